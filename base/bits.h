@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Checked arithmetic and alignment. The _checked functions return false on overflow and then leave the output alone. */
+#ifndef HVI_BASE_BITS_H
+#define HVI_BASE_BITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+static inline bool hvi_add_checked(uint64_t a, uint64_t b, uint64_t *sum_p)
+{
+    uint64_t sum;
+    if (__builtin_add_overflow(a, b, &sum))
+        return false;
+    *sum_p = sum;
+    return true;
+}
+
+static inline bool hvi_mul_checked(uint64_t a, uint64_t b, uint64_t *product_p)
+{
+    uint64_t product;
+    if (__builtin_mul_overflow(a, b, &product))
+        return false;
+    *product_p = product;
+    return true;
+}
+
+/* True when [offset, offset + bytes) lies inside an area of `area` bytes. */
+static inline bool hvi_range_fits(uint64_t offset, uint64_t bytes, uint64_t area)
+{
+    return offset <= area && bytes <= area - offset;
+}
+
+static inline bool hvi_is_pow2(uint64_t x)
+{
+    return x != 0 && (x & (x - 1)) == 0;
+}
+
+/* Rounds up to a multiple of `align` (a power of two); false on overflow. */
+static inline bool hvi_align_up_checked(uint64_t x, uint64_t align, uint64_t *up_p)
+{
+    uint64_t sum;
+    if (!hvi_add_checked(x, align - 1, &sum))
+        return false;
+    *up_p = sum & ~(align - 1);
+    return true;
+}
+
+#endif

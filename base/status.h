@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvi_status: what went wrong, in ranges by what the error destroys (status.def). Pure functions, any thread. */
+#ifndef HVI_BASE_STATUS_H
+#define HVI_BASE_STATUS_H
+
+#include <stdbool.h>
+
+enum hvi_status {
+#define HVI_ROW(name, number, text) HVI_##name = (number),
+#include "base/status.def"
+#undef HVI_ROW
+};
+
+/* The row's name without prefix ("ERR_RANK_LOST") and its sentence. Constant strings; "unknown status" for a number
+ * that is in no row (it may come from a newer peer). */
+const char *hvi_status_name(int status);
+const char *hvi_status_text(int status);
+
+/* True for every number that stands in status.def. */
+bool hvi_status_is_known(int status);
+
+/* Range predicates. INPROGRESS is neither ok nor an error. */
+bool hvi_status_is_op(int status);
+bool hvi_status_is_session(int status);
+bool hvi_status_is_job(int status);
+bool hvi_status_is_daemon(int status);
+
+#endif

@@ -1,0 +1,72 @@
+# Functions that keep each folder's CMakeLists.txt a plain list.
+
+# Every outside part, found once. Debian names: scripts/deps.sh.
+macro(hvd_find_packages)
+  find_package(PkgConfig REQUIRED)
+  find_package(Threads REQUIRED)
+  pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq>=4.3)
+  pkg_check_modules(PROTOBUF_C REQUIRED IMPORTED_TARGET libprotobuf-c>=1.3)
+  pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd>=249)
+  pkg_check_modules(CJSON REQUIRED IMPORTED_TARGET libcjson)
+  pkg_check_modules(INIH REQUIRED IMPORTED_TARGET inih)
+  pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
+  find_program(PROTOC_C NAMES protoc-c REQUIRED)
+  find_program(SCDOC NAMES scdoc)
+  if(HVD_TESTS)
+    pkg_check_modules(CHECK REQUIRED IMPORTED_TARGET check>=0.15)
+  endif()
+endmacro()
+
+function(hvd_global_flags)
+  add_compile_options(-Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
+                      -Wpointer-arith -Wformat=2 -Wvla -Werror=return-type
+                      -Werror=implicit-function-declaration -fno-common)
+  add_compile_definitions(_GNU_SOURCE HVD_VERSION_TEXT="${PROJECT_VERSION}")
+  if(HVD_WERROR)
+    add_compile_options(-Werror)
+  endif()
+  if(HVD_SANITIZE)
+    add_compile_options(-fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    add_link_options(-fsanitize=${HVD_SANITIZE})
+    add_compile_definitions(HVD_SANITIZE="${HVD_SANITIZE}")
+  else()
+    add_compile_options($<$<CONFIG:Release,RelWithDebInfo>:-D_FORTIFY_SOURCE=2>
+                        -fstack-protector-strong)
+    add_link_options(-Wl,-z,relro,-z,now)
+  endif()
+  include_directories(${PROJECT_SOURCE_DIR})
+endfunction()
+
+# hvd_library(name sources... [LINK targets...]): an internal static library.
+function(hvd_library name)
+  cmake_parse_arguments(A "" "" "LINK" ${ARGN})
+  add_library(${name} STATIC ${A_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PUBLIC ${A_LINK})
+endfunction()
+
+# hvd_program(name DEST dir sources... [LINK targets...]): a program, installed under DEST.
+function(hvd_program name)
+  cmake_parse_arguments(A "" "DEST" "LINK" ${ARGN})
+  add_executable(${name} ${A_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE ${A_LINK})
+  install(TARGETS ${name} RUNTIME DESTINATION ${A_DEST})
+endfunction()
+
+# hvd_check_test(name LABEL label [TIMEOUT s] sources... [LINK targets...]): a check(3) suite in ctest.
+# The test's name in ctest is <label>.<name>.
+function(hvd_check_test name)
+  cmake_parse_arguments(A "" "LABEL;TIMEOUT" "LINK" ${ARGN})
+  if(NOT HVD_TESTS)
+    return()
+  endif()
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 120)
+  endif()
+  set(target test_${A_LABEL}_${name})
+  add_executable(${target} ${A_UNPARSED_ARGUMENTS})
+  target_link_libraries(${target} PRIVATE ${A_LINK} PkgConfig::CHECK Threads::Threads)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${A_LABEL}.${name} COMMAND ${target})
+  set_tests_properties(${A_LABEL}.${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT}
+    ENVIRONMENT "CK_DEFAULT_TIMEOUT=60;HVD_BUILD_DIR=${CMAKE_BINARY_DIR}")
+endfunction()

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvi_wire: the messages of hvd.proto as plain structs. Decoding validates everything (sizes, enums, UTF-8, limits), so
+ * a decoded message can be used as it is. Encoding never fails for a message that would decode; HVI_ERR_INVALID
+ * otherwise. Strings are NUL-terminated and owned by the message; hvi_packet_msg_free / hvi_admin_*_free release
+ * everything a decode allocated (rows, attach bytes). Any thread; nothing blocks or logs. */
+#ifndef HVI_PROTO_WIRE_H
+#define HVI_PROTO_WIRE_H
+
+#include "base/types.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define HVI_PROTOCOL_VERSION 1u
+
+#define HVI_WIRE_SETTINGS_MAX  64
+#define HVI_WIRE_SETTING_NAME  64
+#define HVI_WIRE_SETTING_VALUE 1024
+#define HVI_WIRE_SHORT_TEXT    32   /* states, op names, origins, versions */
+#define HVI_WIRE_PATH          256
+#define HVI_WIRE_ROWS_MAX      1024 /* rows of one kind in one message */
+#define HVI_WIRE_STALLS_MAX    128  /* stall rows in one message: each may list every rank */
+
+struct hvi_setting {
+    char name[HVI_WIRE_SETTING_NAME];
+    char value[HVI_WIRE_SETTING_VALUE];
+};
+
+struct hvi_attach_request {
+    uint32_t protocol_version, abi_version;
+    char job[HVI_JOB_ID_MAX + 1]; /* 1..127 bytes of [A-Za-z0-9._:@-]: it appears in paths, logs and tables */
+    char job_key[HVI_JOB_KEY_MAX + 1];
+    int32_t rank, size, local_rank, local_size, cross_rank, cross_size;
+    char origin[HVI_WIRE_SHORT_TEXT];
+    char client_version[HVI_WIRE_SHORT_TEXT];
+    struct hvi_setting *settings; /* allocated by decode */
+    size_t setting_count;
+};
+
+struct hvi_attach_reply {
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    uint32_t protocol_version, abi_version;
+    uint64_t session, generation;
+    int32_t engine_pid;
+};
+
+struct hvi_region_add {
+    uint64_t request;
+    uint32_t region;
+    uint64_t bytes;
+};
+struct hvi_region_remove {
+    uint64_t request;
+    uint32_t region;
+};
+struct hvi_ack {
+    uint64_t request;
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+};
+struct hvi_detach {
+    uint64_t request;
+};
+struct hvi_notice {
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    int32_t rank, pid; /* -1, 0: not about a rank */
+    bool session_ended;
+};
+
+struct hvi_rank_row {
+    int32_t rank, pid;
+    uint32_t uid;
+    char state[HVI_WIRE_SHORT_TEXT];
+    char process[HVI_WIRE_SHORT_TEXT];
+    uint64_t ops, bytes, in_flight, lag_mean_ns, lag_max_ns, region_bytes;
+    char origin[HVI_WIRE_SHORT_TEXT];
+    char text[256];
+};
+struct hvi_missing_rank {
+    int32_t rank, pid;
+    char process[HVI_WIRE_SHORT_TEXT];
+};
+struct hvi_stall_row {
+    char tensor[HVI_NAME_MAX + 1];
+    char op[HVI_WIRE_SHORT_TEXT];
+    char job[HVI_JOB_ID_MAX + 1];
+    uint64_t age_ns;
+    int32_t *ready; /* allocated */
+    size_t ready_count;
+    struct hvi_missing_rank *missing; /* allocated */
+    size_t missing_count;
+};
+struct hvi_job_row {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint64_t generation;
+    uint32_t uid;
+    int32_t size, attached;
+    char state[HVI_WIRE_SHORT_TEXT];
+    int32_t engine_pid;
+    uint64_t age_ns, ops, bytes;
+};
+
+struct hvi_engine_start {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint64_t generation;
+    int32_t size;
+    uint32_t uid, threads, regions_max;
+    uint64_t region_bytes_max, stall_warn_ns;
+    char attach_path[HVI_WIRE_PATH];
+    int32_t log_level;
+};
+struct hvi_engine_adopt {
+    uint64_t session;
+    unsigned char *attach; /* allocated: an encoded Packet with an attach_request, as the client sent it */
+    size_t attach_bytes;
+    int32_t pid;
+    uint32_t uid, gid;
+};
+enum hvi_session_state {
+    HVI_SESSION_STATE_ATTACHED = 1,
+    HVI_SESSION_STATE_LEFT = 2,
+    HVI_SESSION_STATE_LOST = 3,
+    HVI_SESSION_STATE_ENDED = 4,
+};
+struct hvi_engine_session {
+    int32_t rank, pid;
+    uint32_t state; /* enum hvi_session_state */
+    char text[HVI_TEXT_MAX + 1];
+};
+enum hvi_query_what { HVI_QUERY_RANKS = 1, HVI_QUERY_STALLS = 2 };
+struct hvi_engine_query {
+    uint64_t request;
+    uint32_t what;
+    uint64_t min_age_ns;
+};
+struct hvi_engine_report {
+    uint64_t request;
+    struct hvi_rank_row *ranks;
+    size_t rank_count;
+    struct hvi_stall_row *stalls;
+    size_t stall_count;
+    uint64_t rows_left_out;
+};
+struct hvi_engine_stop {
+    char reason[HVI_TEXT_MAX + 1];
+};
+struct hvi_engine_fate {
+    int32_t rank, pid;
+    bool signaled;
+    int32_t code;
+};
+struct hvi_engine_hello {
+    uint32_t protocol_version;
+    char job[HVI_JOB_ID_MAX + 1];
+    uint64_t generation;
+    int32_t size;
+    uint32_t uid;
+    int32_t pid;
+    struct hvi_rank_row *ranks;
+    size_t rank_count;
+    char job_key_digest[HVI_WIRE_SHORT_TEXT];
+    uint64_t started_ns;
+};
+
+/* Numbers equal the field numbers of Packet.body. */
+enum hvi_packet_kind {
+    HVI_PACKET_ATTACH_REQUEST = 1,
+    HVI_PACKET_ATTACH_REPLY,
+    HVI_PACKET_REGION_ADD,
+    HVI_PACKET_REGION_REMOVE,
+    HVI_PACKET_ACK,
+    HVI_PACKET_DETACH,
+    HVI_PACKET_NOTICE,
+    HVI_PACKET_ENGINE_START,
+    HVI_PACKET_ENGINE_ADOPT,
+    HVI_PACKET_ENGINE_SESSION,
+    HVI_PACKET_ENGINE_QUERY,
+    HVI_PACKET_ENGINE_REPORT,
+    HVI_PACKET_ENGINE_STOP,
+    HVI_PACKET_ENGINE_FATE,
+    HVI_PACKET_ENGINE_HELLO,
+};
+
+struct hvi_packet_msg {
+    enum hvi_packet_kind kind;
+    union {
+        struct hvi_attach_request attach_request;
+        struct hvi_attach_reply attach_reply;
+        struct hvi_region_add region_add;
+        struct hvi_region_remove region_remove;
+        struct hvi_ack ack;
+        struct hvi_detach detach;
+        struct hvi_notice notice;
+        struct hvi_engine_start engine_start;
+        struct hvi_engine_adopt engine_adopt;
+        struct hvi_engine_session engine_session;
+        struct hvi_engine_query engine_query;
+        struct hvi_engine_report engine_report;
+        struct hvi_engine_stop engine_stop;
+        struct hvi_engine_fate engine_fate;
+        struct hvi_engine_hello engine_hello;
+    };
+};
+
+/* Encodes into `buffer`; *length_p becomes the bytes used. HVI_OK, HVI_ERR_INVALID (would not decode),
+ * HVI_ERR_LIMIT (does not fit `size`). */
+int hvi_packet_msg_encode(const struct hvi_packet_msg *msg, unsigned char *buffer, size_t size, size_t *length_p);
+/* HVI_OK, HVI_ERR_PROTOCOL (with a sentence in `text_p`, which may be NULL), HVI_ERR_NO_MEMORY. On error nothing needs
+ * freeing. An AttachRequest or EngineHello of a foreign version decodes (only version fields are then sure to be set)
+ * so that the caller can answer HVI_ERR_VERSION with both numbers. */
+int hvi_packet_msg_decode(const unsigned char *bytes, size_t length, struct hvi_packet_msg *msg_p, char *text_p,
+                          size_t text_size);
+void hvi_packet_msg_free(struct hvi_packet_msg *msg);
+
+enum hvi_admin_kind {
+    HVI_ADMIN_STATUS = 3,
+    HVI_ADMIN_JOBS,
+    HVI_ADMIN_RANKS,
+    HVI_ADMIN_STALLS,
+    HVI_ADMIN_JOB_STOP,
+    HVI_ADMIN_PROCESS_EXITED,
+};
+
+struct hvi_admin_request {
+    uint32_t protocol_version;
+    uint64_t request;
+    enum hvi_admin_kind kind;
+    char job[HVI_JOB_ID_MAX + 1]; /* "" when absent (stalls of every job) */
+    uint64_t min_age_ns;
+    char reason[HVI_TEXT_MAX + 1];
+    int32_t rank, pid, code; /* process_exited */
+    bool signaled;
+};
+
+struct hvi_daemon_status {
+    char version[HVI_WIRE_SHORT_TEXT];
+    int32_t pid;
+    uint32_t uid;
+    uint64_t uptime_ns;
+    char runtime_dir[HVI_WIRE_PATH];
+    char state[HVI_WIRE_SHORT_TEXT];
+    uint32_t jobs, sessions;
+    uint64_t attaches, refused, ranks_lost, log_lost;
+};
+
+struct hvi_admin_reply {
+    uint32_t protocol_version;
+    uint64_t request;
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    bool has_daemon;
+    struct hvi_daemon_status daemon;
+    struct hvi_job_row *jobs;
+    size_t job_count;
+    struct hvi_rank_row *ranks;
+    size_t rank_count;
+    struct hvi_stall_row *stalls;
+    size_t stall_count;
+    uint64_t rows_left_out;
+};
+
+/* As above. The encoders allocate: *bytes_p is the caller's to free(3). */
+int hvi_admin_request_encode(const struct hvi_admin_request *request, unsigned char **bytes_p, size_t *length_p);
+int hvi_admin_request_decode(const unsigned char *bytes, size_t length, struct hvi_admin_request *request_p,
+                             char *text_p, size_t text_size);
+int hvi_admin_reply_encode(const struct hvi_admin_reply *reply, unsigned char **bytes_p, size_t *length_p);
+int hvi_admin_reply_decode(const unsigned char *bytes, size_t length, struct hvi_admin_reply *reply_p, char *text_p,
+                           size_t text_size);
+void hvi_admin_reply_free(struct hvi_admin_reply *reply);
+
+/* True for a job id that may appear in paths, logs and tables. */
+bool hvi_job_id_valid(const char *job);
+
+#endif
