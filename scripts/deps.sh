@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The one list of Debian packages. Installs what is missing for a purpose and says so; when everything is there it needs
+# no network, no root, and changes nothing. Debian 12, Ubuntu 22.04 and 24.04.
+#
+#   scripts/deps.sh build    what cmake needs (the library, the daemons, the tools, man pages)
+#   scripts/deps.sh demo     what scripts/demo.sh needs
+#   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
+#   scripts/deps.sh list [build|demo|test]    prints the list and does nothing
+#
+# "a|b" is one need: either package does; a missing one is installed as the first that this system offers.
+set -euo pipefail
+
+build_packages='gcc libc6-dev cmake ninja-build pkg-config|pkgconf
+libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev
+uthash-dev libcjson-dev libinih-dev libhwloc-dev scdoc'
+
+test_packages='check libsubunit-dev python3 python3-pytest g++
+clang libclang-rt-dev|libclang-rt-14-dev|libclang-common-14-dev clang-format-14|clang-format
+shellcheck universal-ctags systemd git'
+
+packages_for() {
+    case $1 in
+    build | demo) echo "$build_packages" ;;
+    test) echo "$build_packages $test_packages" ;;
+    *)
+        echo "usage: deps.sh build|demo|test, or deps.sh list [build|demo|test]" >&2
+        exit 2
+        ;;
+    esac
+}
+
+is_installed() {
+    local state
+    state=$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) || return 1
+    [ "$state" = installed ]
+}
+
+# The needs (in their a|b form) that no installed package meets.
+missing_of() {
+    local need package
+    for need in "$@"; do
+        for package in ${need//|/ }; do
+            is_installed "$package" && continue 2
+        done
+        echo "$need"
+    done
+}
+
+# The first package of a need that apt could install.
+choose() {
+    local package
+    for package in ${1//|/ }; do
+        if apt-cache show --no-all-versions "$package" >/dev/null 2>&1; then
+            echo "$package"
+            return
+        fi
+    done
+    echo "${1%%|*}"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        sudo "$@"
+    fi
+}
+
+install() {
+    local need chosen=()
+    if [ "$(id -u)" != 0 ] && ! command -v sudo >/dev/null; then
+        echo "deps: missing: $*" >&2
+        echo "deps: not root, and there is no sudo; as root run: scripts/deps.sh $purpose" >&2
+        exit 1
+    fi
+    echo "deps: missing for '$purpose': $*"
+    as_root apt-get -qq -o DPkg::Lock::Timeout=300 update ||
+        echo "deps: apt-get update failed; trying with the lists that are there" >&2
+    for need in "$@"; do
+        chosen+=("$(choose "$need")")
+    done
+    echo "deps: installing: ${chosen[*]}"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 \
+        -o Dpkg::Use-Pty=0 install --no-install-recommends "${chosen[@]}"
+}
+
+purpose=${1:-}
+if [ "$purpose" = list ]; then
+    packages_for "${2:-test}" | tr -s ' \n' '\n'
+    exit 0
+fi
+read -r -d '' -a needs < <(packages_for "$purpose") || true
+[ "${#needs[@]}" -gt 0 ] || exit 2
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    echo "deps: this is not a Debian-like system; install the like of: ${needs[*]}" >&2
+    exit 1
+fi
+mapfile -t missing < <(missing_of "${needs[@]}")
+if [ "${#missing[@]}" = 0 ]; then
+    echo "deps: all ${#needs[@]} packages for '$purpose' are installed"
+    exit 0
+fi
+install "${missing[@]}"
+mapfile -t missing < <(missing_of "${needs[@]}")
+if [ "${#missing[@]}" != 0 ]; then
+    echo "deps: still missing: ${missing[*]}" >&2
+    exit 1
+fi
+echo "deps: all ${#needs[@]} packages for '$purpose' are installed"
