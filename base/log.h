@@ -2,7 +2,7 @@
  * Logging for the daemons and tools: level, topic, stable id, sentence, then key=value pairs.
  *
  *   HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", "waiting for ranks 2,3", "job=%s tensor=%s age_ms=%lu", ...);
- *   -> 2026-11-21T10:00:00.123Z warning stall op-stalled: waiting for ranks 2,3 job=a tensor=w1 age_ms=60001
+ *   -> 2026-11-21T10:00:00.123Z hvdd[4711] warning stall op-stalled: waiting for ranks 2,3 job=a tensor=w1 age_ms=60001
  *
  * Sinks: the journal (native protocol, with HVD_TOPIC= and HVD_ID= fields) when stderr is connected to it
  * (JOURNAL_STREAM), else one write(2) per line to stderr. A failed write (full disk, closed pipe) is counted and never

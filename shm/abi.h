@@ -105,8 +105,8 @@ struct hvi_completion {
 
 struct hvi_text_cell {
     _Atomic uint32_t turn; /* written last (release); pairs with the acquire load in hvi_channel_read_text */
-    uint32_t bytes;
-    char text[1016];
+    _Atomic uint32_t bytes; /* release; pairs with the acquire loads in shm/channel.c */
+    char text[1016];        /* written and read there as 64-bit atomics */
 };
 
 struct hvi_channel_header {

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a process that is not our child ended.
+ *
+ * Four places are asked, the ones that cannot lie first:
+ *   1. PIDFD_GET_INFO with PIDFD_INFO_EXIT: tied to the process and not to its number; answers once
+ * it was reaped.
+ *   2. the pidfd itself: not readable means that some thread still runs, whatever /proc says of the
+ * leader.
+ *   3. waitid(WNOWAIT): only for our own children; leaves the zombie to whoever reaps it.
+ *   4. /proc/PID/stat while it is a zombie. A number may have been reused since, so with a pidfd
+ * the process must still be there *after* the read. To a reader without ptrace rights the kernel
+ * shows exit code 0, which looks like success, so a 0 counts only when the rights are there. What
+ * nobody answers is HVI_FATE_UNKNOWN; a guess is worse, because it ends up in a sentence that
+ * somebody acts on. */
+#include "base/fate.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* linux/pidfd.h of Linux 6.15; older headers have neither the struct nor the numbers. */
+struct pidfd_info_v0 {
+    uint64_t mask;
+    uint64_t cgroup_id;
+    uint32_t ids[11]; /* pid, tgid, ppid, ruid, rgid, euid, egid, suid, sgid, fsuid, fsgid */
+    int32_t exit_code;
+};
+_Static_assert(sizeof(struct pidfd_info_v0) == 64, "kernel ABI");
+#define GET_INFO  _IOWR(0xff, 11, struct pidfd_info_v0)
+#define INFO_EXIT (UINT64_C(1) << 3)
+
+struct stat_fields {
+    char state;      /* field 3 */
+    long threads;    /* field 20 */
+    int wait_status; /* field 52 */
+};
+
+int hvi_pidfd_open(pid_t pid)
+{
+    return (int)syscall(SYS_pidfd_open, pid, 0u); /* always close-on-exec */
+}
+
+struct hvi_fate hvi_fate_from_wait(int wait_status)
+{
+    if (WIFSIGNALED(wait_status))
+        return (struct hvi_fate){HVI_FATE_SIGNALED, WTERMSIG(wait_status)};
+    if (WIFEXITED(wait_status))
+        return (struct hvi_fate){HVI_FATE_EXITED, WEXITSTATUS(wait_status)};
+    return (struct hvi_fate){HVI_FATE_UNKNOWN, 0};
+}
+
+static bool ask_pidfd_info(int pidfd, struct hvi_fate *fate_p)
+{
+    struct pidfd_info_v0 info = {.mask = INFO_EXIT};
+    if (ioctl(pidfd, GET_INFO, &info) != 0 || (info.mask & INFO_EXIT) == 0)
+        return false;
+    *fate_p = hvi_fate_from_wait(info.exit_code);
+    return true;
+}
+
+static bool pidfd_is_readable(int pidfd)
+{
+    struct pollfd entry = {.fd = pidfd, .events = POLLIN};
+    return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLIN | POLLHUP)) != 0;
+}
+
+static bool ask_wait(pid_t pid, struct hvi_fate *fate_p)
+{
+    siginfo_t info = {.si_pid = 0};
+    if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid)
+        return false;
+    fate_p->kind = info.si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED;
+    fate_p->code = info.si_status;
+    return true;
+}
+
+/* Reads /proc/PID/stat into `text`, NUL-terminated. Returns 0 or an errno. */
+static int read_stat(pid_t pid, char *text, size_t size)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    ssize_t bytes = read(fd, text, size - 1);
+    int error = bytes < 0 ? errno : 0;
+    close(fd);
+    if (error == 0)
+        text[bytes] = '\0';
+    return error;
+}
+
+/* The command name (field 2) may hold anything, also ") Z 1", so fields are counted after the last
+ * ')'. */
+static bool parse_stat(const char *text, struct stat_fields *fields_p)
+{
+    const char *at = strrchr(text, ')');
+    if (at == NULL || at[1] != ' ' || at[2] == '\0')
+        return false;
+    struct stat_fields fields = {.state = at[2]};
+    at += 2;
+    for (int field = 4; field <= 52; field++) {
+        at = strchr(at, ' ');
+        if (at == NULL)
+            return false;
+        at++;
+        if (field == 20)
+            fields.threads = strtol(at, NULL, 10);
+        if (field == 52)
+            fields.wait_status = (int)strtol(at, NULL, 10);
+    }
+    *fields_p = fields;
+    return true;
+}
+
+/* Returns 0, an errno, or EBADMSG when the file is not what it should be. */
+static int look_in_proc(pid_t pid, struct stat_fields *fields_p)
+{
+    char text[2048];
+    int error = read_stat(pid, text, sizeof(text));
+    if (error == 0 && !parse_stat(text, fields_p))
+        error = EBADMSG;
+    return error;
+}
+
+/* /proc/PID/exe asks for the same rights as the exit code does, and says so. */
+static bool may_see_exit_code(pid_t pid)
+{
+    char path[64];
+    char target[8];
+    snprintf(path, sizeof(path), "/proc/%d/exe", (int)pid);
+    return readlink(path, target, sizeof(target)) >= 0 || errno != EACCES;
+}
+
+/* False once the process of this pidfd has been reaped, and its number with it. */
+static bool pid_is_still_its_own(int pidfd)
+{
+    return pidfd < 0 || syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0u) == 0 || errno != ESRCH;
+}
+
+static struct hvi_fate ask_proc(pid_t pid, int pidfd)
+{
+    const struct hvi_fate unknown = {HVI_FATE_UNKNOWN, 0};
+    struct stat_fields fields;
+    if (look_in_proc(pid, &fields) != 0)
+        return unknown;
+    bool seen = fields.wait_status != 0 || may_see_exit_code(pid);
+    if (!pid_is_still_its_own(pidfd))
+        return unknown;
+    if (fields.state == 'X')
+        return unknown;
+    if (fields.state != 'Z')
+        return pidfd < 0 ? (struct hvi_fate){HVI_FATE_ALIVE, 0} : unknown;
+    if (pidfd < 0 && fields.threads > 1)
+        return (struct hvi_fate){HVI_FATE_ALIVE, 0}; /* only the first thread has ended */
+    return seen ? hvi_fate_from_wait(fields.wait_status) : unknown;
+}
+
+struct hvi_fate hvi_fate_look(pid_t pid, int pidfd)
+{
+    struct hvi_fate fate = {HVI_FATE_ALIVE, 0};
+    if (pidfd >= 0 && ask_pidfd_info(pidfd, &fate))
+        return fate;
+    if (pidfd >= 0 && !pidfd_is_readable(pidfd))
+        return fate;
+    if (ask_wait(pid, &fate))
+        return fate;
+    fate = ask_proc(pid, pidfd);
+    /* It may have been reaped between the questions; then the first place knows now. */
+    if (fate.kind == HVI_FATE_UNKNOWN && pidfd >= 0)
+        (void)ask_pidfd_info(pidfd, &fate);
+    return fate;
+}
+
+void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size)
+{
+    const char *name = fate.kind == HVI_FATE_SIGNALED ? sigabbrev_np(fate.code) : NULL;
+    switch (fate.kind) {
+    case HVI_FATE_SIGNALED:
+        snprintf(text_p, text_size, "was killed by signal %d%s%s%s", fate.code, name ? " (SIG" : "",
+                 name ? name : "", name ? ")" : "");
+        return;
+    case HVI_FATE_EXITED:
+        snprintf(text_p, text_size, "exited with code %d", fate.code);
+        return;
+    case HVI_FATE_ALIVE:
+        snprintf(text_p, text_size, "is alive but dropped its connection");
+        return;
+    case HVI_FATE_UNKNOWN:
+        break;
+    }
+    snprintf(text_p, text_size, "is gone (how is not known)");
+}
+
+char hvi_process_state(pid_t pid)
+{
+    struct stat_fields fields;
+    int error = look_in_proc(pid, &fields);
+    if (error == ENOENT || error == ESRCH)
+        return 'X';
+    return error == 0 ? fields.state : '?';
+}

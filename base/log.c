@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Logging of daemons and tools.
+ *
+ * A line is built in two buffers on the caller's stack and leaves in one system call, so no lock is
+ * needed and lines of different threads and processes never mix: 4096 bytes is PIPE_BUF. The printf
+ * result goes into the first buffer and is escaped into the second, so that nothing an argument
+ * holds can look like a second line or move a terminal's cursor.
+ *
+ * A sink that does not take the line costs that line, counted, and nothing else: a pipe that nobody
+ * reads is waited for only briefly, and the SIGPIPE of a closed one is taken back. */
+#include "base/log.h"
+
+#include "base/utf8.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SD_JOURNAL_SUPPRESS_LOCATION
+#include <systemd/sd-journal.h>
+
+#define LINE_BYTES    4096u
+#define PATIENCE_MS   20 /* for a pipe that is full */
+#define PROGRAM_BYTES 32u
+
+/* Written once by hvi_log_init before other threads start. */
+static char program_name[PROGRAM_BYTES] = "hvd";
+static bool to_journal;
+/* Independent words; relaxed because no other data is published through them. */
+static _Atomic int current_level = HVI_LOG_INFO;
+static _Atomic uint64_t lost_lines;
+
+struct line {
+    size_t bytes;
+    char text[LINE_BYTES];
+};
+
+static const char *const level_texts[] = {"error", "warning", "info", "debug", "trace"};
+static const int level_priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG, LOG_DEBUG};
+
+/* systemd sets JOURNAL_STREAM to "device:inode" of the stream it gave us; a redirected stderr no
+ * longer matches. */
+static bool stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    struct stat info;
+    if (stream == NULL || fstat(STDERR_FILENO, &info) != 0)
+        return false;
+    char ours[64];
+    snprintf(ours, sizeof(ours), "%ju:%ju", (uintmax_t)info.st_dev, (uintmax_t)info.st_ino);
+    return strcmp(stream, ours) == 0;
+}
+
+void hvi_log_init(const char *program, enum hvi_log_level level)
+{
+    snprintf(program_name, sizeof(program_name), "%s", program);
+    to_journal = stderr_is_journal();
+    hvi_log_set_level(level);
+}
+
+void hvi_log_set_level(enum hvi_log_level level)
+{
+    atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
+}
+
+enum hvi_log_level hvi_log_level(void)
+{
+    return (enum hvi_log_level)atomic_load_explicit(&current_level, memory_order_relaxed);
+}
+
+int hvi_log_level_parse(const char *text)
+{
+    for (int level = HVI_LOG_ERROR; level <= HVI_LOG_TRACE; level++) {
+        if (strcasecmp(text, level_texts[level]) == 0)
+            return level;
+    }
+    if (strcasecmp(text, "warn") == 0)
+        return HVI_LOG_WARN;
+    if (strcasecmp(text, "fatal") == 0)
+        return HVI_LOG_ERROR;
+    return -1;
+}
+
+static size_t level_index(enum hvi_log_level level)
+{
+    return level > HVI_LOG_TRACE ? HVI_LOG_TRACE : (size_t)level;
+}
+
+const char *hvi_log_level_text(enum hvi_log_level level)
+{
+    return level_texts[level_index(level)];
+}
+
+uint64_t hvi_log_lost(void)
+{
+    return atomic_load_explicit(&lost_lines, memory_order_relaxed);
+}
+
+static void put(struct line *line, const char *text, size_t bytes)
+{
+    /* The last byte belongs to the newline. */
+    if (bytes > LINE_BYTES - 1 - line->bytes)
+        return;
+    memcpy(line->text + line->bytes, text, bytes);
+    line->bytes += bytes;
+}
+
+/* Bytes at `at` that may be shown as they are; 0: escape one byte. */
+static size_t printable(const char *at, size_t left)
+{
+    unsigned char lead = (unsigned char)*at;
+    if (lead < 0x80)
+        return lead >= 0x20 && lead != 0x7f && lead != '\\';
+    if (lead == 0xc2 && left > 1 && (unsigned char)at[1] < 0xa0)
+        return 0; /* U+0080 .. U+009F: control characters too */
+    for (size_t bytes = 2; bytes <= 4 && bytes <= left; bytes++) {
+        if (hvi_utf8_valid(at, bytes))
+            return bytes;
+    }
+    return 0;
+}
+
+static void put_escaped(struct line *line, const char *text)
+{
+    size_t left = strlen(text);
+    while (left > 0) {
+        size_t step = printable(text, left);
+        char escape[8];
+        if (step > 0) {
+            put(line, text, step);
+        } else {
+            step = 1;
+            int bytes = *text == '\n' ? snprintf(escape, sizeof(escape), "\\n")
+                        : *text == '\\'
+                            ? snprintf(escape, sizeof(escape), "\\\\")
+                            : snprintf(escape, sizeof(escape), "\\x%02x", (unsigned char)*text);
+            put(line, escape, (size_t)bytes);
+        }
+        text += step;
+        left -= step;
+    }
+}
+
+static void put_prefix(struct line *line, enum hvi_log_level level)
+{
+    struct timespec now;
+    struct tm parts;
+    char text[128];
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &parts);
+    size_t bytes = strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &parts);
+    bytes += (size_t)snprintf(text + bytes, sizeof(text) - bytes, ".%03ldZ %s[%d] %s ",
+                              now.tv_nsec / 1000000, program_name, (int)getpid(),
+                              hvi_log_level_text(level));
+    put(line, text, bytes);
+}
+
+/* One write(2). EPIPE comes with a signal for this thread, which is taken back unless one was
+ * pending before. */
+static bool write_stderr(const char *text, size_t bytes)
+{
+    struct pollfd entry = {.fd = STDERR_FILENO, .events = POLLOUT};
+    sigset_t pipe_set, old_set, pending;
+    sigemptyset(&pipe_set);
+    sigaddset(&pipe_set, SIGPIPE);
+    sigemptyset(&pending);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe_set, &old_set);
+    ssize_t written = -1;
+    if (poll(&entry, 1, PATIENCE_MS) > 0) {
+        do
+            written = write(STDERR_FILENO, text, bytes);
+        while (written < 0 && errno == EINTR);
+        const struct timespec at_once = {0, 0};
+        if (written < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE))
+            sigtimedwait(&pipe_set, NULL, &at_once);
+    }
+    pthread_sigmask(SIG_SETMASK, &old_set, NULL);
+    return written == (ssize_t)bytes;
+}
+
+static bool send_journal(enum hvi_log_level level, const char *topic, const char *id,
+                         const struct line *message)
+{
+    char priority[16], identifier[64], topic_field[128], id_field[128],
+        message_field[LINE_BYTES + 16];
+    struct iovec fields[5];
+    snprintf(priority, sizeof(priority), "PRIORITY=%d", level_priorities[level_index(level)]);
+    snprintf(identifier, sizeof(identifier), "SYSLOG_IDENTIFIER=%s", program_name);
+    snprintf(topic_field, sizeof(topic_field), "HVD_TOPIC=%s", topic);
+    snprintf(id_field, sizeof(id_field), "HVD_ID=%s", id);
+    snprintf(message_field, sizeof(message_field), "MESSAGE=%.*s", (int)message->bytes,
+             message->text);
+    char *const texts[5] = {message_field, priority, identifier, topic_field, id_field};
+    for (int i = 0; i < 5; i++)
+        fields[i] = (struct iovec){texts[i], strlen(texts[i])};
+    return sd_journal_sendv(fields, 5) == 0;
+}
+
+static void put_body(struct line *line, const char *topic, const char *id, const char *sentence,
+                     const char *pairs)
+{
+    put_escaped(line, topic);
+    put(line, " ", 1);
+    put_escaped(line, id);
+    put(line, ": ", 2);
+    put_escaped(line, sentence);
+    if (pairs[0] != '\0')
+        put(line, " ", 1);
+    put_escaped(line, pairs);
+}
+
+void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,
+                   const char *sentence, const char *pairs, ...)
+{
+    int saved_errno = errno;
+    char raw[LINE_BYTES];
+    struct line line;
+    va_list args;
+    va_start(args, pairs);
+    if (vsnprintf(raw, sizeof(raw), pairs, args) < 0)
+        raw[0] = '\0';
+    va_end(args);
+    line.bytes = 0;
+    if (!to_journal)
+        put_prefix(&line, level);
+    put_body(&line, topic, id, sentence, raw);
+    bool sent = to_journal && send_journal(level, topic, id, &line);
+    if (!sent) {
+        line.text[line.bytes++] = '\n';
+        sent = write_stderr(line.text, line.bytes);
+    }
+    if (!sent)
+        atomic_fetch_add_explicit(&lost_lines, 1, memory_order_relaxed);
+    errno = saved_errno;
+}

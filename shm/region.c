@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Sealed memfds, ours and foreign ones.
+ *
+ * Ours: create, size, reserve every page, seal, map. Reserving comes before anything can touch the
+ * memory, so that a full machine is an error code and not SIGBUS or the OOM killer in the middle of
+ * a reduction. The kernel puts no limit on a memfd by itself and would let fallocate eat all memory
+ * first, so a request above what is available is refused before it starts. It reserves in steps,
+ * because a signal makes the kernel undo the whole step.
+ *
+ * Foreign: fail closed. Anything that is not an ordinary memfd, of exactly the promised size, with
+ * all three seals and mappable for writing, is refused. Huge-page memfds are refused too: their
+ * pages can be missing at the time of use in spite of the seals. */
+#include "shm/region.h"
+
+#include "base/bits.h"
+#include "base/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+
+#define PAGE_BYTES 4096u
+#define SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define ABSURD_BYTES                                                                               \
+    (UINT64_C(1) << 46) /* more than an address space can hold beside anything else */
+#define STEP_BYTES      (UINT64_C(64) << 20)
+#define LARGE_BYTES     (UINT64_C(16) << 20) /* from here on available memory is looked at first */
+#define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+
+static int status_of_errno(int error)
+{
+    switch (error) {
+    case EMFILE:
+    case ENFILE:
+        return HVI_ERR_LIMIT;
+    case EINVAL:
+    case EFBIG:
+    case EOVERFLOW:
+        return HVI_ERR_INVALID;
+    default:
+        return HVI_ERR_NO_MEMORY;
+    }
+}
+
+/* MemAvailable of /proc/meminfo; "unlimited" when it cannot be read. */
+static uint64_t available_bytes(void)
+{
+    char text[4096];
+    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return UINT64_MAX;
+    ssize_t bytes = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[bytes > 0 ? bytes : 0] = '\0';
+    const char *row = strstr(text, "MemAvailable:");
+    uint64_t kib;
+    if (row == NULL || sscanf(row, "MemAvailable: %" SCNu64, &kib) != 1)
+        return UINT64_MAX;
+    return kib * 1024;
+}
+
+/* ftruncate above RLIMIT_FSIZE would raise SIGXFSZ, which ends a trainer that does not expect it.
+ */
+static bool file_size_is_allowed(uint64_t bytes)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+           bytes <= limit.rlim_cur;
+}
+
+static int open_memfd(const char *label)
+{
+    int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL)
+        fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return fd;
+}
+
+/* Returns 0 or an errno. */
+static int reserve(int fd, uint64_t bytes)
+{
+    if (ftruncate(fd, (off_t)bytes) != 0)
+        return errno;
+    uint64_t at = 0;
+    while (at < bytes) {
+        uint64_t step = bytes - at < STEP_BYTES ? bytes - at : STEP_BYTES;
+        if (fallocate(fd, 0, (off_t)at, (off_t)step) == 0)
+            at += step;
+        else if (errno != EINTR)
+            return errno;
+    }
+    return 0;
+}
+
+/* Returns 0 or an errno. */
+static int map_shared(int fd, uint64_t bytes, void **base_p)
+{
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return errno;
+    if (bytes >= HUGE_PAGE_BYTES)
+        (void)madvise(base, bytes,
+                      MADV_HUGEPAGE); /* a hint; not every kernel has it for shared memory */
+    *base_p = base;
+    return 0;
+}
+
+static int check_request(uint64_t bytes)
+{
+    if (bytes == 0 || bytes > ABSURD_BYTES)
+        return HVI_ERR_INVALID;
+    if (!file_size_is_allowed(bytes))
+        return HVI_ERR_LIMIT;
+    if (bytes >= LARGE_BYTES && bytes > available_bytes())
+        return HVI_ERR_NO_MEMORY;
+    return HVI_OK;
+}
+
+int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p)
+{
+    uint64_t rounded = 0;
+    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded))
+        return HVI_ERR_INVALID;
+    int status = check_request(rounded);
+    if (status != HVI_OK)
+        return status;
+    int fd = open_memfd(label);
+    if (fd < 0)
+        return status_of_errno(errno);
+    void *base = NULL;
+    int error = reserve(fd, rounded);
+    if (error == 0 && fcntl(fd, F_ADD_SEALS, SEALS) != 0)
+        error = errno;
+    if (error == 0)
+        error = map_shared(fd, rounded, &base);
+    if (error != 0) {
+        close(fd);
+        return status_of_errno(error);
+    }
+    *region_p = (struct hvi_region){.base = base, .bytes = rounded, .fd = fd};
+    return HVI_OK;
+}
+
+static bool is_sealed_memfd(int fd, uint64_t bytes)
+{
+    struct stat info;
+    struct statfs fs;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return false;
+    if (fstatfs(fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC)
+        return false;
+    return fstat(fd, &info) == 0 && info.st_size >= 0 && (uint64_t)info.st_size == bytes;
+}
+
+int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
+{
+    if (bytes == 0 || bytes > ABSURD_BYTES || bytes % PAGE_BYTES != 0 ||
+        !is_sealed_memfd(fd, bytes))
+        return HVI_ERR_PROTOCOL;
+    void *base = NULL;
+    int error = map_shared(fd, bytes, &base);
+    if (error == EPERM || error == EACCES)
+        return HVI_ERR_PROTOCOL; /* sealed against writing, or opened without the right to write */
+    if (error != 0)
+        return HVI_ERR_NO_MEMORY;
+    *region_p = (struct hvi_region){.base = base, .bytes = bytes, .fd = fd};
+    return HVI_OK;
+}
+
+void hvi_region_close_fd(struct hvi_region *region)
+{
+    if (region->base != NULL && region->fd >= 0)
+        close(region->fd);
+    region->fd = -1;
+}
+
+void hvi_region_fini(struct hvi_region *region)
+{
+    hvi_region_close_fd(region);
+    if (region->base != NULL)
+        munmap(region->base, region->bytes);
+    region->base = NULL;
+    region->bytes = 0;
+}
