@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Every message of hvd.proto as a table: which field, where in the plain struct, which values.
+ * This file is what to read to learn what a decoded message guarantees. */
+#include "proto/wire_internal.h"
+
+#include "base/log.h"
+#include "proto/packet.h"
+
+#include "hvd.pb-c.h"
+
+/* Shorthands. Each takes the protobuf field number, then the plain struct and its member. */
+#define KIND_OF(s, m)                                                                              \
+    _Generic(((struct s *)0)->m, int32_t                                                           \
+             : WIRE_I32, uint32_t                                                                  \
+             : WIRE_U32, uint64_t                                                                  \
+             : WIRE_U64, bool                                                                      \
+             : WIRE_BOOL)
+#define NUMBER_OR(n, s, m, least, most, if_absent)                                                 \
+    {                                                                                              \
+        .number = (n), .kind = KIND_OF(s, m), .offset = offsetof(struct s, m), .low = (least),     \
+        .high = (most), .absent = (if_absent)                                                      \
+    }
+#define NUMBER(n, s, m, least, most) NUMBER_OR(n, s, m, least, most, 0)
+#define U32(n, s, m)                 NUMBER(n, s, m, 0, UINT32_MAX)
+#define U64(n, s, m)                 NUMBER(n, s, m, 0, UINT64_MAX)
+#define FLAG(n, s, m)                NUMBER(n, s, m, 0, 1)
+#define RANK(n, s, m)                NUMBER(n, s, m, 0, INT32_MAX)
+#define PID(n, s, m)                 NUMBER(n, s, m, 0, INT32_MAX)
+#define STATUS(n, s, m)              NUMBER(n, s, m, STATUS_LEAST, 1)
+#define SIZE(n, s, m)                NUMBER(n, s, m, 1, SIZE_MOST)
+#define TEXT(n, s, m, r)                                                                           \
+    {                                                                                              \
+        .number = (n), .kind = WIRE_TEXT, .rule = WIRE_RULE_##r, .offset = offsetof(struct s, m),  \
+        .room = sizeof(((struct s *)0)->m)                                                         \
+    }
+#define LIST(n, s, m, c, k, most, t)                                                               \
+    {                                                                                              \
+        .number = (n), .kind = (k), .offset = offsetof(struct s, m),                               \
+        .count_offset = offsetof(struct s, c), .room = sizeof(*((struct s *)0)->m), .low = 1,      \
+        .high = (most), .rows = (t)                                                                \
+    }
+#define TABLE(s, f, versions)                                                                      \
+    {                                                                                              \
+        .descriptor = &hvd__##s##__descriptor, .fields = (f), .field_count = COUNT(f),             \
+        .version_fields = (versions)                                                               \
+    }
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#define STATUS_LEAST (-999)
+#define SIZE_MOST    1048576     /* ranks of a job over all nodes */
+#define REGION_MOST  0xfffffffeu /* the last id means "no region" */
+#define THREADS_MOST 4096
+/* An adopted attach travels inside another packet, with some room for the rest. */
+#define ATTACH_MOST (HVI_PACKET_BYTES_MAX - 128)
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static const struct wire_field setting_fields[] = {
+    TEXT(1, hvi_setting, name, SETTING_NAME),
+    TEXT(2, hvi_setting, value, ANY),
+};
+static const struct wire_table setting = TABLE(setting, setting_fields, 0);
+
+static const struct wire_field rank_row_fields[] = {
+    RANK(1, hvi_rank_row, rank),         PID(2, hvi_rank_row, pid),
+    U32(3, hvi_rank_row, uid),           TEXT(4, hvi_rank_row, state, FILLED),
+    TEXT(5, hvi_rank_row, process, ANY), U64(6, hvi_rank_row, ops),
+    U64(7, hvi_rank_row, bytes),         U64(8, hvi_rank_row, in_flight),
+    U64(9, hvi_rank_row, lag_mean_ns),   U64(10, hvi_rank_row, lag_max_ns),
+    U64(11, hvi_rank_row, region_bytes), TEXT(12, hvi_rank_row, origin, ANY),
+    TEXT(13, hvi_rank_row, text, ANY),
+};
+static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
+
+static const struct wire_field missing_rank_fields[] = {
+    RANK(1, hvi_missing_rank, rank),
+    PID(2, hvi_missing_rank, pid),
+    TEXT(3, hvi_missing_rank, process, FILLED),
+};
+static const struct wire_table missing_rank = TABLE(missing_rank, missing_rank_fields, 0);
+
+static const struct wire_field stall_row_fields[] = {
+    TEXT(1, hvi_stall_row, tensor, FILLED),
+    TEXT(2, hvi_stall_row, op, FILLED),
+    U64(3, hvi_stall_row, age_ns),
+    LIST(4, hvi_stall_row, ready, ready_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
+    LIST(5, hvi_stall_row, missing, missing_count, WIRE_ROWS, HVI_RANKS_MAX, &missing_rank),
+    TEXT(6, hvi_stall_row, job, JOB_OR_EMPTY),
+};
+static const struct wire_table stall_row = TABLE(stall_row, stall_row_fields, 0);
+
+static const struct wire_field job_row_fields[] = {
+    TEXT(1, hvi_job_row, job, JOB),
+    U64(2, hvi_job_row, generation),
+    U32(3, hvi_job_row, uid),
+    SIZE(4, hvi_job_row, size),
+    NUMBER(5, hvi_job_row, attached, 0, SIZE_MOST),
+    TEXT(6, hvi_job_row, state, FILLED),
+    PID(7, hvi_job_row, engine_pid),
+    U64(8, hvi_job_row, age_ns),
+    U64(9, hvi_job_row, ops),
+    U64(10, hvi_job_row, bytes),
+};
+static const struct wire_table job_row = TABLE(job_row, job_row_fields, 0);
+
+/* ---- packets --------------------------------------------------------------------------------- */
+
+static const struct wire_field attach_request_fields[] = {
+    U32(1, hvi_attach_request, protocol_version),
+    U32(2, hvi_attach_request, abi_version),
+    TEXT(3, hvi_attach_request, job, JOB),
+    TEXT(4, hvi_attach_request, job_key, ANY),
+    NUMBER(5, hvi_attach_request, rank, -1, INT32_MAX), /* hvdd answers BAD_RANK */
+    SIZE(6, hvi_attach_request, size),
+    NUMBER(7, hvi_attach_request, local_rank, -1, INT32_MAX),
+    NUMBER(8, hvi_attach_request, local_size, 1, HVI_RANKS_MAX),
+    NUMBER(9, hvi_attach_request, cross_rank, -1, INT32_MAX),
+    SIZE(10, hvi_attach_request, cross_size),
+    TEXT(11, hvi_attach_request, origin, ANY),
+    TEXT(12, hvi_attach_request, client_version, ANY),
+    LIST(13, hvi_attach_request, settings, setting_count, WIRE_ROWS, HVI_WIRE_SETTINGS_MAX,
+         &setting),
+};
+static const struct wire_table attach_request = TABLE(attach_request, attach_request_fields, 2);
+/* The same first fields, from a message of which nothing else is understood. */
+const struct wire_table hvi_wire_attach_request_probe = {
+    .descriptor = &hvd__attach_request_probe__descriptor,
+    .fields = attach_request_fields,
+    .field_count = 2,
+    .version_fields = 2,
+};
+
+static const struct wire_field attach_reply_fields[] = {
+    STATUS(1, hvi_attach_reply, status),        TEXT(2, hvi_attach_reply, text, ANY),
+    U32(3, hvi_attach_reply, protocol_version), U32(4, hvi_attach_reply, abi_version),
+    U64(5, hvi_attach_reply, session),          U64(6, hvi_attach_reply, generation),
+    PID(7, hvi_attach_reply, engine_pid),
+};
+static const struct wire_table attach_reply = TABLE(attach_reply, attach_reply_fields, 0);
+
+static const struct wire_field region_add_fields[] = {
+    U64(1, hvi_region_add, request),
+    NUMBER(2, hvi_region_add, region, 1, REGION_MOST),
+    NUMBER(3, hvi_region_add, bytes, 1, UINT64_MAX),
+};
+static const struct wire_table region_add = TABLE(region_add, region_add_fields, 0);
+
+static const struct wire_field region_remove_fields[] = {
+    U64(1, hvi_region_remove, request),
+    NUMBER(2, hvi_region_remove, region, 1, REGION_MOST),
+};
+static const struct wire_table region_remove = TABLE(region_remove, region_remove_fields, 0);
+
+static const struct wire_field ack_fields[] = {
+    U64(1, hvi_ack, request),
+    STATUS(2, hvi_ack, status),
+    TEXT(3, hvi_ack, text, ANY),
+};
+static const struct wire_table ack = TABLE(ack, ack_fields, 0);
+
+static const struct wire_field detach_fields[] = {
+    U64(1, hvi_detach, request),
+};
+static const struct wire_table detach = TABLE(detach, detach_fields, 0);
+
+static const struct wire_field notice_fields[] = {
+    STATUS(1, hvi_notice, status),
+    TEXT(2, hvi_notice, text, ANY),
+    NUMBER_OR(3, hvi_notice, rank, -1, INT32_MAX, -1),
+    PID(4, hvi_notice, pid),
+    FLAG(5, hvi_notice, session_ended),
+};
+static const struct wire_table notice = TABLE(notice, notice_fields, 0);
+
+static const struct wire_field engine_start_fields[] = {
+    TEXT(1, hvi_engine_start, job, JOB),
+    U64(2, hvi_engine_start, generation),
+    SIZE(3, hvi_engine_start, size),
+    U32(4, hvi_engine_start, uid),
+    NUMBER(5, hvi_engine_start, threads, 0, THREADS_MOST),
+    U32(6, hvi_engine_start, regions_max),
+    U64(7, hvi_engine_start, region_bytes_max),
+    U64(8, hvi_engine_start, stall_warn_ns),
+    TEXT(9, hvi_engine_start, attach_path, FILLED),
+    NUMBER_OR(10, hvi_engine_start, log_level, HVI_LOG_ERROR, HVI_LOG_TRACE, HVI_LOG_INFO),
+};
+static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
+
+static const struct wire_field engine_adopt_fields[] = {
+    U64(1, hvi_engine_adopt, session),
+    LIST(2, hvi_engine_adopt, attach, attach_bytes, WIRE_BYTES, ATTACH_MOST, NULL),
+    PID(3, hvi_engine_adopt, pid),
+    U32(4, hvi_engine_adopt, uid),
+    U32(5, hvi_engine_adopt, gid),
+};
+static const struct wire_table engine_adopt = TABLE(engine_adopt, engine_adopt_fields, 0);
+
+static const struct wire_field engine_session_fields[] = {
+    NUMBER(1, hvi_engine_session, rank, -1, INT32_MAX), /* as the client claimed it */
+    PID(2, hvi_engine_session, pid),
+    NUMBER(3, hvi_engine_session, state, HVI_SESSION_STATE_ATTACHED, HVI_SESSION_STATE_ENDED),
+    TEXT(4, hvi_engine_session, text, ANY),
+};
+static const struct wire_table engine_session = TABLE(engine_session, engine_session_fields, 0);
+
+static const struct wire_field engine_query_fields[] = {
+    U64(1, hvi_engine_query, request),
+    NUMBER(2, hvi_engine_query, what, HVI_QUERY_RANKS, HVI_QUERY_STALLS),
+    U64(3, hvi_engine_query, min_age_ns),
+};
+static const struct wire_table engine_query = TABLE(engine_query, engine_query_fields, 0);
+
+static const struct wire_field engine_report_fields[] = {
+    U64(1, hvi_engine_report, request),
+    LIST(2, hvi_engine_report, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
+    LIST(3, hvi_engine_report, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
+    U64(4, hvi_engine_report, rows_left_out),
+};
+static const struct wire_table engine_report = TABLE(engine_report, engine_report_fields, 0);
+
+static const struct wire_field engine_stop_fields[] = {
+    TEXT(1, hvi_engine_stop, reason, ANY),
+};
+static const struct wire_table engine_stop = TABLE(engine_stop, engine_stop_fields, 0);
+
+static const struct wire_field engine_fate_fields[] = {
+    RANK(1, hvi_engine_fate, rank),
+    PID(2, hvi_engine_fate, pid),
+    FLAG(3, hvi_engine_fate, signaled),
+    NUMBER(4, hvi_engine_fate, code, 0, 255),
+};
+static const struct wire_table engine_fate = TABLE(engine_fate, engine_fate_fields, 0);
+
+static const struct wire_field engine_hello_fields[] = {
+    U32(1, hvi_engine_hello, protocol_version),
+    TEXT(2, hvi_engine_hello, job, JOB),
+    U64(3, hvi_engine_hello, generation),
+    SIZE(4, hvi_engine_hello, size),
+    U32(5, hvi_engine_hello, uid),
+    PID(6, hvi_engine_hello, pid),
+    LIST(7, hvi_engine_hello, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
+    TEXT(8, hvi_engine_hello, job_key_digest, ANY),
+    U64(9, hvi_engine_hello, started_ns),
+};
+static const struct wire_table engine_hello = TABLE(engine_hello, engine_hello_fields, 1);
+const struct wire_table hvi_wire_engine_hello_probe = {
+    .descriptor = &hvd__engine_hello_probe__descriptor,
+    .fields = engine_hello_fields,
+    .field_count = 1,
+    .version_fields = 1,
+};
+
+const struct wire_body hvi_wire_packet_bodies[] = {
+    [HVI_PACKET_ATTACH_REQUEST] = {"attach_request", &attach_request},
+    [HVI_PACKET_ATTACH_REPLY] = {"attach_reply", &attach_reply},
+    [HVI_PACKET_REGION_ADD] = {"region_add", &region_add},
+    [HVI_PACKET_REGION_REMOVE] = {"region_remove", &region_remove},
+    [HVI_PACKET_ACK] = {"ack", &ack},
+    [HVI_PACKET_DETACH] = {"detach", &detach},
+    [HVI_PACKET_NOTICE] = {"notice", &notice},
+    [HVI_PACKET_ENGINE_START] = {"engine_start", &engine_start},
+    [HVI_PACKET_ENGINE_ADOPT] = {"engine_adopt", &engine_adopt},
+    [HVI_PACKET_ENGINE_SESSION] = {"engine_session", &engine_session},
+    [HVI_PACKET_ENGINE_QUERY] = {"engine_query", &engine_query},
+    [HVI_PACKET_ENGINE_REPORT] = {"engine_report", &engine_report},
+    [HVI_PACKET_ENGINE_STOP] = {"engine_stop", &engine_stop},
+    [HVI_PACKET_ENGINE_FATE] = {"engine_fate", &engine_fate},
+    [HVI_PACKET_ENGINE_HELLO] = {"engine_hello", &engine_hello},
+};
+
+/* ---- admin ----------------------------------------------------------------------------------- */
+
+static const struct wire_table status_request = {.descriptor = &hvd__status_request__descriptor};
+static const struct wire_table jobs_request = {.descriptor = &hvd__jobs_request__descriptor};
+
+static const struct wire_field ranks_request_fields[] = {
+    TEXT(1, hvi_admin_request, job, JOB),
+};
+static const struct wire_table ranks_request = TABLE(ranks_request, ranks_request_fields, 0);
+
+static const struct wire_field stalls_request_fields[] = {
+    TEXT(1, hvi_admin_request, job, JOB_OR_EMPTY),
+    U64(2, hvi_admin_request, min_age_ns),
+};
+static const struct wire_table stalls_request = TABLE(stalls_request, stalls_request_fields, 0);
+
+static const struct wire_field job_stop_fields[] = {
+    TEXT(1, hvi_admin_request, job, JOB),
+    TEXT(2, hvi_admin_request, reason, ANY),
+};
+static const struct wire_table job_stop = TABLE(job_stop_request, job_stop_fields, 0);
+
+static const struct wire_field process_exited_fields[] = {
+    TEXT(1, hvi_admin_request, job, JOB),
+    RANK(2, hvi_admin_request, rank),
+    PID(3, hvi_admin_request, pid),
+    FLAG(4, hvi_admin_request, signaled),
+    NUMBER(5, hvi_admin_request, code, 0, 255),
+};
+static const struct wire_table process_exited = TABLE(process_exited, process_exited_fields, 0);
+
+const struct wire_body hvi_wire_admin_bodies[] = {
+    [HVI_ADMIN_STATUS] = {"status", &status_request},
+    [HVI_ADMIN_JOBS] = {"jobs", &jobs_request},
+    [HVI_ADMIN_RANKS] = {"ranks", &ranks_request},
+    [HVI_ADMIN_STALLS] = {"stalls", &stalls_request},
+    [HVI_ADMIN_JOB_STOP] = {"job_stop", &job_stop},
+    [HVI_ADMIN_PROCESS_EXITED] = {"process_exited", &process_exited},
+};
+
+static const struct wire_field admin_request_fields[] = {
+    U32(1, hvi_admin_request, protocol_version),
+    U64(2, hvi_admin_request, request),
+};
+const struct wire_table hvi_wire_admin_request = TABLE(admin_request, admin_request_fields, 2);
+const struct wire_table hvi_wire_admin_request_probe =
+    TABLE(admin_request_probe, admin_request_fields, 2);
+
+static const struct wire_field daemon_fields[] = {
+    TEXT(1, hvi_daemon_status, version, FILLED),
+    PID(2, hvi_daemon_status, pid),
+    U32(3, hvi_daemon_status, uid),
+    U64(4, hvi_daemon_status, uptime_ns),
+    TEXT(5, hvi_daemon_status, runtime_dir, FILLED),
+    TEXT(6, hvi_daemon_status, state, FILLED),
+    U32(7, hvi_daemon_status, jobs),
+    U32(8, hvi_daemon_status, sessions),
+    U64(9, hvi_daemon_status, attaches),
+    U64(10, hvi_daemon_status, refused),
+    U64(11, hvi_daemon_status, ranks_lost),
+    U64(12, hvi_daemon_status, log_lost),
+};
+static const struct wire_table daemon_status = TABLE(status_reply, daemon_fields, 0);
+
+static const struct wire_field admin_reply_fields[] = {
+    U32(1, hvi_admin_reply, protocol_version),
+    U64(2, hvi_admin_reply, request),
+    STATUS(3, hvi_admin_reply, status),
+    TEXT(4, hvi_admin_reply, text, ANY),
+    {.number = 5,
+     .kind = WIRE_PART,
+     .offset = offsetof(struct hvi_admin_reply, daemon),
+     .count_offset = offsetof(struct hvi_admin_reply, has_daemon),
+     .rows = &daemon_status},
+    LIST(6, hvi_admin_reply, jobs, job_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &job_row),
+    LIST(7, hvi_admin_reply, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
+    LIST(8, hvi_admin_reply, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
+    U64(9, hvi_admin_reply, rows_left_out),
+};
+const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);
