@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real daemons, real engines and real rank processes under pytest's control.
+
+A test asks for a `Daemon` (a private hvdd in a fresh directory), starts `Rank` processes in it, and says what it
+expects. Leaving the daemon checks what every test has to leave behind: nothing.
+"""
+from hvt.build import BUILD, program, sanitized, scaled
+from hvt.ctl import Ctl, CtlError
+from hvt.daemon import Daemon, stopped
+from hvt.job import Job, job_of
+from hvt.log import Line, parse_line
+from hvt.rank import Rank, RankError, open_job
+from hvt.status import Status
+from hvt.wait import Expired, wait_until
+
+__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Line", "Rank", "RankError", "Status", "Job", "job_of", "open_job",
+           "parse_line", "program", "stopped", "sanitized", "scaled", "wait_until"]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the programs under test are, and how much slower than a release build they run."""
+import functools
+import os
+import pathlib
+import re
+
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+
+
+def _find_build() -> pathlib.Path:
+    given = os.environ.get("HVD_BUILD_DIR")
+    candidates = [pathlib.Path(given)] if given else [SOURCE / name for name in ("build-release", "build-debug", "build")]
+    for folder in candidates:
+        if (folder / "CMakeCache.txt").exists():
+            return folder.resolve()
+    raise RuntimeError(f"no build found in {', '.join(map(str, candidates))}: set HVD_BUILD_DIR to a built tree")
+
+
+BUILD = _find_build()
+
+
+@functools.cache
+def _cache_entry(name: str) -> str:
+    text = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace")
+    match = re.search(rf"^{re.escape(name)}:\w+=(.*)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
+
+
+def sanitized() -> str:
+    """The value of HVD_SANITIZE in the build: "" for none, else e.g. "thread" or "address,undefined"."""
+    return _cache_entry("HVD_SANITIZE")
+
+
+def time_factor() -> float:
+    """By how much a time limit is stretched in this build. HVT_TIME_FACTOR adds to it on a slow machine."""
+    kind = sanitized()
+    factor = 10.0 if "thread" in kind else 5.0 if kind else 1.0
+    return factor * float(os.environ.get("HVT_TIME_FACTOR", "1"))
+
+
+def scaled(seconds: float) -> float:
+    """`seconds` of a release build, in this build."""
+    return seconds * time_factor()
+
+
+_FOLDERS = {"hvdd-engine": "libexec/hvdd"}
+
+
+def program(name: str) -> str:
+    """Path of a built program. Raises FileNotFoundError with the place where it was expected."""
+    path = BUILD / _FOLDERS.get(name, "bin") / name
+    if not path.exists():
+        raise FileNotFoundError(f"{name} is not built: expected {path}")
+    return str(path)

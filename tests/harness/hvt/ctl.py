@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdctl as a test sees it: a process with an exit code and JSON."""
+import json
+import os
+import pathlib
+import subprocess
+from typing import Any
+
+from hvt.build import program, scaled
+
+
+class CtlError(RuntimeError):
+    """hvdctl did not exit with 0. `code` is its exit code, `text` what it wrote to stderr."""
+
+    def __init__(self, code: int, text: str):
+        super().__init__(f"hvdctl exited with {code}: {text.strip()}")
+        self.code = code
+        self.text = text
+
+
+class Ctl:
+    """hvdctl against one daemon."""
+
+    def __init__(self, address: pathlib.Path, environment: dict[str, str] | None = None):
+        self.environment = dict(os.environ if environment is None else environment, HVD_ADDRESS=str(address))
+
+    def run(self, *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+        """One hvdctl, finished, whatever its exit code."""
+        return subprocess.run([program("hvdctl"), *arguments], env=self.environment, capture_output=True, text=True,
+                              timeout=scaled(20), check=False, user=user, stdin=subprocess.DEVNULL)
+
+    def json(self, *arguments: str, user: int | None = None) -> Any:
+        """The JSON of one successful hvdctl; CtlError otherwise."""
+        done = self.run(*arguments, "--json", user=user)
+        if done.returncode != 0:
+            raise CtlError(done.returncode, done.stderr or done.stdout)
+        return json.loads(done.stdout)

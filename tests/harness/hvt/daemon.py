@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A private hvdd in a fresh directory, with everything it writes captured and everything it leaves behind checked."""
+import contextlib
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from hvt import procs
+from hvt.build import program, scaled
+from hvt.ctl import Ctl
+from hvt.log import Line, parse_line
+from hvt.rank import Rank
+from hvt.wait import Expired, wait_until
+
+_FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
+_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
+                  "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM", "TORCHELASTIC_RUN_ID")
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without anything that names a rank, a job or a daemon."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES}
+
+
+class Daemon:
+    """hvdd as a context manager.
+
+    Leaving it ends every rank, waits until the jobs are gone, compares hvdd's descriptors with what they were at the
+    start, stops hvdd by SIGTERM and asserts that nothing is left: no process, no memfd, no socket, no file, and no
+    warning or error line that the test has not expected.
+    """
+
+    def __init__(self, *, options: dict[str, Any] | None = None, prefix: tuple[str, ...] = (),
+                 preexec: Any = None, stderr: str | None = None, folder_mode: int = 0o700):
+        """`options` become --name=value; `prefix` is a command line put before hvdd; `stderr` replaces the log file."""
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
+        self.folder.chmod(folder_mode)
+        self.address = self.folder / "run"
+        self.token = secrets.token_hex(8)
+        self.environment = dict(clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
+        self.config_path = self.folder / "hvdd.conf"
+        self.config_path.touch()
+        self.options = {"config": self.config_path, "log-level": "info", "private": "yes"} | (options or {})
+        self.log_path = self.folder / "log"
+        self.ctl = Ctl(self.address, self.environment)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ranks: list[Rank] = []
+        self.baseline: dict[int, str] = {}
+        self._expected: set[str] = set()
+        self._seen = 0
+        self._prefix = prefix
+        self._preexec = preexec
+        self._stderr = stderr
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Daemon":
+        try:
+            self.start()
+        except BaseException:
+            self._sweep()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self.check_and_stop()
+        except BaseException:
+            self._print_log()
+            raise
+        finally:
+            if kind is not None:
+                self._print_log()
+            self._sweep()
+
+    def command(self) -> list[str]:
+        """The command line."""
+        options = [f"--{name}={value}" if value is not None else f"--{name}" for name, value in self.options.items()]
+        return [*self._prefix, program("hvdd"), f"--runtime-dir={self.address}", *options]
+
+    def start(self) -> None:
+        """Starts hvdd and waits for its READY."""
+        ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        notify = self.folder / "notify"
+        with contextlib.suppress(FileNotFoundError):
+            notify.unlink()
+        ready.bind(str(notify))
+        ready.settimeout(scaled(10))
+        with open(self._stderr or self.log_path, "ab") as log:
+            self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            env=dict(self.environment, NOTIFY_SOCKET=str(notify)),
+                                            preexec_fn=self._preexec, cwd="/")
+        try:
+            self._await_ready(ready)
+        finally:
+            ready.close()
+            notify.unlink()
+        self.baseline = self._settled_fds()
+
+    def _await_ready(self, ready: socket.socket) -> None:
+        deadline = time.monotonic() + scaled(10)
+        ready.settimeout(0.05)
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"hvdd ended with {self.process.returncode} instead of getting ready: "
+                                     f"{self.log_text()[-2000:]}")
+            with contextlib.suppress(TimeoutError):
+                if b"READY=1" in ready.recv(4096):
+                    return
+        raise Expired(f"hvdd did not say READY=1; its log: {self.log_text()[-2000:]}")
+
+    def _settled_fds(self) -> dict[int, str]:
+        self.ctl.json("status")
+        seen = procs.fds(self.pid)
+        deadline = time.monotonic() + scaled(2)
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+            again = procs.fds(self.pid)
+            if len(again) == len(seen):
+                return again
+            seen = again
+        return seen
+
+    @property
+    def pid(self) -> int:
+        """hvdd's pid."""
+        return self.process.pid
+
+    @property
+    def attach_path(self) -> pathlib.Path:
+        """The attach socket."""
+        return self.address / "attach.sock"
+
+    @property
+    def admin_path(self) -> pathlib.Path:
+        """The admin socket."""
+        return self.address / "admin.sock"
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for the end."""
+        self.process.kill()
+        self.process.wait(scaled(5))
+
+    def terminate(self, seconds: float = 10) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.wait(seconds)
+
+    def wait(self, seconds: float = 10) -> int:
+        """Waits for hvdd's end; the exit code."""
+        return self.process.wait(scaled(seconds))
+
+    # ---- ranks ------------------------------------------------------------------------------------------------------
+
+    def rank(self, *, environment: dict[str, str] | None = None, user: int | None = None, **more: Any) -> Rank:
+        """A new rank process that knows this daemon's address and is ended with the daemon."""
+        settings = dict(self.environment, HVD_ADDRESS=str(self.address), **(environment or {}))
+        rank = Rank(settings, user=user, **more)
+        self.ranks.append(rank)
+        return rank
+
+    def engines(self) -> list[int]:
+        """Pids of the living engines of this daemon, also of one before it."""
+        return [pid for pid, line in procs.with_token(self.token, str(self.address)).items()
+                if "hvdd-engine" in line.split(" ")[0]]
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Rows of `hvdctl jobs`."""
+        return self.ctl.json("jobs")["jobs"]
+
+    def wait_no_jobs(self, seconds: float = 5) -> None:
+        """Until no job and no engine is left."""
+        wait_until(lambda: not self.jobs(), lambda: f"jobs of the daemon to end: {self.jobs()}", seconds, 0.05)
+        wait_until(lambda: not self.engines(), "engines to exit", seconds, 0.02)
+
+    # ---- log --------------------------------------------------------------------------------------------------------
+
+    def log_text(self) -> str:
+        """Everything written so far."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
+
+    def lines(self, line_id: str | None = None) -> list[Line]:
+        """The parsed lines so far, all or those with one id."""
+        parsed = (parse_line(raw) for raw in self.log_text().splitlines())
+        return [line for line in parsed if line and line_id in (None, line.id)]
+
+    def allow(self, *line_ids: str) -> None:
+        """Declares ids of warnings and errors that this test causes."""
+        self._expected.update(line_ids)
+
+    def expect_line(self, line_id: str, contains: str = "", seconds: float = 5) -> Line:
+        """Waits for a line with this id whose text contains `contains`, and allows the id."""
+        self._expected.add(line_id)
+
+        def look() -> Line | None:
+            return next((line for line in self.lines(line_id) if contains in line.raw), None)
+
+        return wait_until(look, f"log line {line_id} with {contains!r}", seconds, 0.02)
+
+    def unexpected(self) -> list[str]:
+        """Warnings, errors and text in no format (sanitizers, libraries) that nobody has declared."""
+        bad = []
+        for raw in self.log_text().splitlines():
+            line = parse_line(raw)
+            if line is None or (line.level in ("warning", "error") and line.id not in self._expected):
+                bad.append(raw)
+        return bad
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def close_ranks(self) -> None:
+        """Ends every rank process."""
+        for rank in self.ranks:
+            rank.stop()
+        self.ranks.clear()
+
+    def check_clean(self) -> None:
+        """With every session closed, hvdd is back to where it started."""
+        self.wait_no_jobs()
+        wait_until(lambda: len(procs.fds(self.pid)) <= len(self.baseline),
+                   lambda: f"hvdd's descriptors to go back to {len(self.baseline)}: "
+                           f"{sorted(procs.fds(self.pid).values())}", step=0.02)
+        held = {pid: procs.memfds(pid) for pid in procs.with_token(self.token)}
+        assert not any(held.values()), f"memfds are still held: {held}"
+        assert not procs.children(self.pid), "hvdd still has children"
+
+    def check_and_stop(self) -> None:
+        """The full check of a test's end."""
+        self.close_ranks()
+        if self.process.poll() is None:
+            self.check_clean()
+            code = self.terminate()
+            assert code == 0, f"hvdd ended with {code} after SIGTERM"
+        self.check_gone()
+
+    def check_gone(self) -> None:
+        """After hvdd's end: no process, no socket, no file, no undeclared line."""
+        wait_until(lambda: not procs.with_token(self.token, str(self.address)), "the daemon's processes to end")
+        left = [path for path in procs.leftovers(self.address) if path != "hvdd.lock"]
+        assert not left, f"left behind in the runtime directory: {left}"
+        others = [path for path in procs.leftovers(self.folder) if not path.startswith(("run", "log", "hvdd.conf"))]
+        assert not others, f"left behind in the temporary directory: {others}"
+        bad = self.unexpected()
+        assert not bad, "undeclared lines in the log:\n" + "\n".join(bad)
+
+    def _sweep(self) -> None:
+        for rank in self.ranks:
+            rank.kill_now()
+        deadline = time.monotonic() + scaled(5)
+        while time.monotonic() < deadline:
+            found = procs.with_token(self.token, str(self.address))
+            if not found:
+                break
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self.process:
+                self.process.poll()
+            time.sleep(0.01)
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _print_log(self) -> None:
+        print(f"---- {self.log_path}\n{self.log_text()[-8000:]}")
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process is SIGSTOPped inside the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: procs.state(pid) in "T", f"process {pid} to be stopped")
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

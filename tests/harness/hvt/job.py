@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of a few rank processes that do the same thing together."""
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hvt import arith
+from hvt.daemon import Daemon
+from hvt.rank import Outcome, Rank, open_job
+
+
+class Job:
+    """Ranks 0..size-1 of one job, attached."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, daemon: Daemon, size: int, name: str | None = None, **more: Any):
+        """`more`: for hvd_open."""
+        self.daemon = daemon
+        self.size = size
+        self.name = name or f"job{next(self._numbers)}"
+        self.ranks: list[Rank] = [daemon.rank() for _ in range(size)]
+        self._ops = itertools.count()
+        open_job(self.ranks, self.name, **more)
+
+    def run(self, kind: str, *, data: Sequence[bytes] | None = None, dims: Any = None, name: str | None = None,
+            order: Sequence[int] | None = None, **more: Any) -> list[Outcome]:
+        """One op on every rank; outcomes by rank. `dims` is one shape, or one per rank. `order`: who submits when."""
+        name = name or f"op{next(self._ops)}"
+        each = isinstance(dims, list) and dims and isinstance(dims[0], list)
+        ops = {}
+        for rank in order or range(self.size):
+            ops[rank] = self.ranks[rank].submit(kind, name, data=data[rank] if data else None,
+                                                dims=dims[rank] if each else dims, **more)
+        return [self.ranks[rank].outcome(ops[rank]) for rank in range(self.size)]
+
+    def check_usable(self) -> None:
+        """A small allreduce works."""
+        row = arith.DTYPES["int32"]
+        inputs = [arith.pack(row, [rank + 1, 7]) for rank in range(self.size)]
+        for outcome in self.run("allreduce", dtype="int32", dims=[2], data=inputs, reduce_op="sum"):
+            assert outcome.ok, outcome
+            assert outcome.data == arith.allreduce(row, "sum", inputs)
+
+    def close(self) -> None:
+        """Ends every rank."""
+        for rank in self.ranks:
+            rank.stop()
+
+
+@contextlib.contextmanager
+def job_of(size: int, **options: Any) -> Iterator[Job]:
+    """A daemon of its own with one job of `size` ranks; options are hvdd's, with _ for -."""
+    with Daemon(options={name.replace("_", "-"): value for name, value in options.items()}) as daemon:
+        yield Job(daemon, size)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures and the `soak` mark, shared by the integration and the fault tests (their conftest.py imports this)."""
+from collections.abc import Iterator
+
+import pytest
+
+from hvt.daemon import Daemon
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--soak also runs what takes minutes."""
+    parser.addoption("--soak", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the mark."""
+    config.addinivalue_line("markers", "soak: takes minutes; run with --soak")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips soak tests unless they are asked for."""
+    if config.getoption("--soak"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A running private hvdd; leaving it checks that nothing is left behind."""
+    with Daemon() as running:
+        yield running

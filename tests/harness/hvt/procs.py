@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc says about the processes of one test: they carry HVD_TEST_TOKEN in their environment."""
+import os
+import pathlib
+
+TOKEN = "HVD_TEST_TOKEN"
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def pids() -> list[int]:
+    """Every process of the machine."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def state(pid: int) -> str:
+    """The state letter of /proc/PID/stat; "X" when there is no such process."""
+    stat = _read(f"/proc/{pid}/stat")
+    return chr(stat[stat.rindex(b")") + 2]) if stat else "X"
+
+
+def parent(pid: int) -> int:
+    """The parent's pid, 0 when the process is gone."""
+    stat = _read(f"/proc/{pid}/stat")
+    return int(stat[stat.rindex(b")") + 4:].split()[0]) if stat else 0
+
+
+def cmdline(pid: int) -> str:
+    """The command line with spaces."""
+    return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def with_token(token: str, folder: str = "") -> dict[int, str]:
+    """pid -> command line of the living processes that carry the token or name `folder` on their command line."""
+    found = {}
+    needle = f"{TOKEN}={token}".encode()
+    for pid in pids():
+        if pid == os.getpid() or state(pid) in "ZX":
+            continue
+        line = cmdline(pid)
+        if needle in _read(f"/proc/{pid}/environ").split(b"\0") or (folder and folder in line):
+            found[pid] = line
+    return found
+
+
+def fds(pid: int) -> dict[int, str]:
+    """Descriptor -> target of a process; empty when it is gone."""
+    folder = f"/proc/{pid}/fd"
+    found = {}
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return found
+    for name in names:
+        try:
+            found[int(name)] = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+    return found
+
+
+def memfds(pid: int) -> list[str]:
+    """The memfds that a process holds open or has mapped."""
+    held = [target for target in fds(pid).values() if "/memfd:hv" in target]
+    maps = _read(f"/proc/{pid}/maps").decode(errors="replace").splitlines()
+    return held + [line.split(None, 5)[5] for line in maps if "/memfd:hv" in line]
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    fields = _read(f"/proc/{pid}/statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
+
+
+def children(pid: int) -> list[int]:
+    """The living children of a process."""
+    return [child for child in pids() if parent(child) == pid and state(child) not in "ZX"]
+
+
+def leftovers(folder: pathlib.Path) -> list[str]:
+    """What is still in a directory, as relative paths."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []

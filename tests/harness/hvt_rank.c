@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvt-rank: a trainer on strings. It reads one JSON object per line on stdin, does what it says
+ * through hvd.h, and prints one JSON object per line on stdout, in order. The Python tests drive it
+ * as hvt.Rank.
+ *
+ *     {"do": "open", "session": 0, "address": S, "job": S, "key": S, "rank": N, "size": N,
+ * "timeout_ms": N}
+ *     {"do": "close" | "state", "session": 0}
+ *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" | "barrier",
+ * "name": S, "name_hex": H, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N, "memory":
+ * "malloc" | "shared" | "registered", "in_place": B, "reduce_op": N, "root": N, "prescale": X,
+ * "postscale": X, "out_dims": [..], "out_fill": N}                               -> "op": N
+ *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B}
+ *                                                   -> "at_ns", "culprit", "error", "dims", "data":
+ * H
+ *     {"do": "free", "op": N}
+ *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N}   allreduces
+ * until a failure
+ *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
+ * 0, "memory": N}
+ *     {"do": "event", "session": 0, "timeout_ms": N} -> "readable": B
+ *     {"do": "limit", "files": N}      lowers RLIMIT_NOFILE
+ *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
+ * "pid": N
+ *     {"do": "forked", "session": 0}   what a forked child gets from the parent's session
+ *
+ * Every reply has "status" (enum hvd_status) and, when it is negative, "text" (hvd_last_error).
+ * "data" is hexadecimal; without it the input is zeros (of "bytes" or of the shape). Output memory
+ * of a library-provided allgather result lives until "free". End of input: every session is closed
+ * and the program ends. Times are CLOCK_MONOTONIC. */
+#include <hvd/hvd.h>
+
+#include <cjson/cJSON.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SESSIONS 16
+#define OPS      8192
+#define MEMORIES 256
+
+enum hvt_memory { HVT_MALLOC, HVT_SHARED, HVT_REGISTERED };
+
+struct hvt_buffer {
+    void *data;
+    size_t bytes;
+    enum hvt_memory memory;
+};
+
+struct hvt_op {
+    struct hvd_op *op; /* NULL: this place is free */
+    int session;
+    struct hvt_buffer in, out;
+};
+
+static struct hvd_session *sessions[SESSIONS];
+static struct hvt_op ops[OPS];
+static void *memories[MEMORIES];
+
+/* ---- JSON ---- */
+
+static int64_t get_int(const cJSON *command, const char *name, int64_t standard)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(command, name);
+    return cJSON_IsNumber(item) ? (int64_t)item->valuedouble : standard;
+}
+
+static double get_double(const cJSON *command, const char *name, double standard)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(command, name);
+    if (cJSON_IsString(item))
+        return strtod(item->valuestring, NULL); /* "nan", "inf" */
+    return cJSON_IsNumber(item) ? item->valuedouble : standard;
+}
+
+static const char *get_text(const cJSON *command, const char *name)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(command, name));
+}
+
+static bool get_bool(const cJSON *command, const char *name)
+{
+    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(command, name));
+}
+
+/* Times need more digits than a double prints. */
+static void add_int(cJSON *reply, const char *name, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    cJSON_AddRawToObject(reply, name, text);
+}
+
+static void add_status(cJSON *reply, int status)
+{
+    add_int(reply, "status", status);
+    if (status < 0)
+        cJSON_AddStringToObject(reply, "text", hvd_last_error());
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int nibble(char c)
+{
+    return c <= '9' ? c - '0' : c - 'a' + 10;
+}
+
+static void from_hex(const char *text, unsigned char *bytes_p, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        bytes_p[i] = (unsigned char)(nibble(text[2 * i]) << 4 | nibble(text[2 * i + 1]));
+}
+
+static void add_hex(cJSON *reply, const char *name, const unsigned char *bytes, size_t count)
+{
+    static const char digits[] = "0123456789abcdef";
+    char *text = malloc(2 * count + 1);
+    if (!text)
+        abort();
+    for (size_t i = 0; i < count; i++) {
+        text[2 * i] = digits[bytes[i] >> 4];
+        text[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    text[2 * count] = '\0';
+    cJSON_AddStringToObject(reply, name, text);
+    free(text);
+}
+
+/* ---- sessions ---- */
+
+static struct hvd_session *get_session(const cJSON *command)
+{
+    int64_t number = get_int(command, "session", 0);
+    return number >= 0 && number < SESSIONS ? sessions[number] : NULL;
+}
+
+static void add_identity(cJSON *reply, const struct hvd_session *session)
+{
+    add_int(reply, "rank", hvd_rank(session));
+    add_int(reply, "size", hvd_size(session));
+    add_int(reply, "local_rank", hvd_local_rank(session));
+    add_int(reply, "local_size", hvd_local_size(session));
+    add_int(reply, "cross_rank", hvd_cross_rank(session));
+    add_int(reply, "cross_size", hvd_cross_size(session));
+    cJSON_AddStringToObject(reply, "job", hvd_job(session));
+    cJSON_AddStringToObject(reply, "address", hvd_address(session));
+}
+
+static void do_open(const cJSON *command, cJSON *reply)
+{
+    struct hvd_options options;
+    int64_t number = get_int(command, "session", 0);
+    int64_t begin_ns = now_ns();
+    hvd_options_init(&options);
+    options.address = get_text(command, "address");
+    options.job = get_text(command, "job");
+    options.job_key = get_text(command, "key");
+    options.rank = (int)get_int(command, "rank", HVD_FROM_ENV);
+    options.size = (int)get_int(command, "size", HVD_FROM_ENV);
+    options.timeout_ns = get_int(command, "timeout_ms", 30000) * 1000000;
+    int status = hvd_open(&options, &sessions[number]);
+    add_status(reply, status);
+    add_int(reply, "took_ns", now_ns() - begin_ns);
+    if (status == HVD_OK)
+        add_identity(reply, sessions[number]);
+}
+
+static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffer)
+{
+    if (buffer->data && buffer->memory == HVT_SHARED && session)
+        hvd_free(session, buffer->data);
+    if (buffer->data && buffer->memory == HVT_REGISTERED && session)
+        hvd_deregister(session, buffer->data);
+    if (buffer->memory != HVT_SHARED)
+        free(buffer->data);
+    *buffer = (struct hvt_buffer){0};
+}
+
+/* hvd_close frees the session's ops and shared memory itself. */
+static int close_session(int number)
+{
+    int status = hvd_close(sessions[number]);
+    sessions[number] = NULL;
+    for (size_t i = 0; i < OPS; i++) {
+        if (ops[i].op && ops[i].session == number) {
+            release_buffer(NULL, &ops[i].in);
+            release_buffer(NULL, &ops[i].out);
+            ops[i].op = NULL;
+        }
+    }
+    return status;
+}
+
+static void do_close(const cJSON *command, cJSON *reply)
+{
+    add_status(reply, close_session((int)get_int(command, "session", 0)));
+}
+
+static void do_state(const cJSON *command, cJSON *reply)
+{
+    add_status(reply, hvd_session_status(get_session(command)));
+}
+
+/* ---- ops ---- */
+
+static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_t bytes,
+                      struct hvt_buffer *buffer_p)
+{
+    void *data = NULL;
+    int status = HVD_OK;
+    size_t some = bytes ? bytes : 1;
+    if (memory == HVT_SHARED)
+        status = hvd_alloc(session, some, &data);
+    else
+        data = calloc(1, some);
+    if (status == HVD_OK && memory == HVT_REGISTERED)
+        status = hvd_register(session, data, some);
+    if (status != HVD_OK && memory != HVT_SHARED)
+        free(data);
+    if (status == HVD_OK)
+        *buffer_p = (struct hvt_buffer){data, bytes, memory};
+    return status;
+}
+
+static enum hvt_memory get_memory(const cJSON *command)
+{
+    const char *text = get_text(command, "memory");
+    if (text && strcmp(text, "shared") == 0)
+        return HVT_SHARED;
+    return text && strcmp(text, "registered") == 0 ? HVT_REGISTERED : HVT_MALLOC;
+}
+
+/* The tensor as the command describes it, also where it is nonsense. `bytes_p`: of its payload, 0
+ * for nonsense. */
+static void get_tensor(const cJSON *command, const char *dims_name, struct hvd_tensor *tensor_p,
+                       size_t *bytes_p)
+{
+    const cJSON *dims = cJSON_GetObjectItemCaseSensitive(command, dims_name), *dim;
+    size_t bytes;
+    *tensor_p =
+        (struct hvd_tensor){.dtype = (enum hvd_dtype)get_int(command, "dtype", HVD_FLOAT32)};
+    bytes = hvd_dtype_size(tensor_p->dtype);
+    cJSON_ArrayForEach(dim, dims)
+    {
+        int64_t value = (int64_t)dim->valuedouble;
+        if (tensor_p->ndim < HVD_DIMS_MAX)
+            tensor_p->dims[tensor_p->ndim++] = value;
+        bytes = value < 0 || value > 1ll << 40 ? 0 : bytes * (size_t)value;
+    }
+    tensor_p->ndim = (int)get_int(command, "ndim", tensor_p->ndim);
+    *bytes_p = bytes;
+}
+
+struct hvt_request {
+    struct hvd_tensor in, out;
+    bool has_out;
+    char name[2048];
+    const char *name_or_null;
+};
+
+static void get_name(const cJSON *command, struct hvt_request *request)
+{
+    const char *hex = get_text(command, "name_hex"), *text = get_text(command, "name");
+    if (hex)
+        from_hex(hex, (unsigned char *)request->name, strlen(hex) / 2);
+    else if (text)
+        snprintf(request->name, sizeof request->name, "%s", text);
+    request->name_or_null = hex || text ? request->name : NULL;
+}
+
+/* Makes the operands' memory. */
+static int prepare(const cJSON *command, struct hvd_session *session, struct hvt_op *op,
+                   struct hvt_request *request)
+{
+    bool gather = strcmp(get_text(command, "kind"), "allgather") == 0;
+    bool given = cJSON_HasObjectItem(command, "out_dims");
+    const char *hex = get_text(command, "data");
+    size_t in_bytes, out_bytes;
+    get_name(command, request);
+    get_tensor(command, "dims", &request->in, &in_bytes);
+    get_tensor(command, given ? "out_dims" : "dims", &request->out, &out_bytes);
+    if (hex && strlen(hex) / 2 > in_bytes)
+        in_bytes = strlen(hex) / 2;
+    int status = get_buffer(session, get_memory(command), in_bytes, &op->in);
+    if (status != HVD_OK)
+        return status;
+    if (hex)
+        from_hex(hex, op->in.data, strlen(hex) / 2);
+    request->in.data = op->in.data;
+    request->has_out = given || !gather;
+    if (get_bool(command, "in_place")) {
+        request->out = request->in;
+        return HVD_OK;
+    }
+    if (!request->has_out)
+        return HVD_OK;
+    status = get_buffer(session, get_memory(command), out_bytes, &op->out);
+    if (status == HVD_OK && out_bytes)
+        memset(op->out.data, (int)get_int(command, "out_fill", 0xee), out_bytes);
+    request->out.data = op->out.data;
+    return status;
+}
+
+static int submit(const cJSON *command, struct hvd_session *session,
+                  const struct hvt_request *request, struct hvd_op **op_p)
+{
+    const char *kind = get_text(command, "kind"), *name = request->name_or_null;
+    struct hvd_op_options options;
+    hvd_op_options_init(&options);
+    options.prescale_factor = get_double(command, "prescale", 1.0);
+    options.postscale_factor = get_double(command, "postscale", 1.0);
+    if (strcmp(kind, "allreduce") == 0)
+        return hvd_allreduce_async(session, name, &request->in, &request->out,
+                                   (enum hvd_reduce_op)get_int(command, "reduce_op", HVD_SUM),
+                                   &options, op_p);
+    if (strcmp(kind, "allgather") == 0)
+        return hvd_allgather_async(session, name, &request->in,
+                                   request->has_out ? &request->out : NULL, op_p);
+    if (strcmp(kind, "broadcast") == 0)
+        return hvd_broadcast_async(session, name, &request->in, &request->out,
+                                   (int)get_int(command, "root", 0), op_p);
+    return hvd_barrier_async(session, name, op_p);
+}
+
+static struct hvt_op *free_op(void)
+{
+    for (size_t i = 0; i < OPS; i++) {
+        if (!ops[i].op)
+            return &ops[i];
+    }
+    fputs("hvt-rank: too many ops\n", stderr);
+    exit(3);
+}
+
+static void do_submit(const cJSON *command, cJSON *reply)
+{
+    struct hvd_session *session = get_session(command);
+    struct hvt_request request = {0};
+    struct hvt_op *op = free_op();
+    bool barrier = strcmp(get_text(command, "kind"), "barrier") == 0;
+    op->session = (int)get_int(command, "session", 0);
+    int status = barrier ? HVD_OK : prepare(command, session, op, &request);
+    if (barrier)
+        get_name(command, &request);
+    if (status == HVD_OK)
+        status = submit(command, session, &request, &op->op);
+    add_status(reply, status);
+    if (status == HVD_OK) {
+        add_int(reply, "op", op - ops);
+        return;
+    }
+    release_buffer(session, &op->in);
+    release_buffer(session, &op->out);
+}
+
+static void add_output(cJSON *reply, const struct hvd_tensor *result)
+{
+    size_t bytes = hvd_dtype_size(result->dtype);
+    cJSON *dims = cJSON_AddArrayToObject(reply, "dims");
+    for (int i = 0; i < result->ndim; i++) {
+        cJSON_AddItemToArray(dims, cJSON_CreateNumber((double)result->dims[i]));
+        bytes *= (size_t)result->dims[i];
+    }
+    if (result->data || bytes == 0)
+        add_hex(reply, "data", result->data, bytes);
+}
+
+/* The op's result, or after a failure what is in the memory that was given for it. */
+static void add_result(const cJSON *command, cJSON *reply, const struct hvt_op *op, int status)
+{
+    struct hvd_tensor result = {0};
+    bool wanted = get_bool(command, "output");
+    if (status == HVD_OK && wanted && hvd_op_result(op->op, &result) == HVD_OK)
+        add_output(reply, &result);
+    else if (status < 0 && wanted && op->out.data)
+        add_hex(reply, "data", op->out.data, op->out.bytes);
+    if (status < 0 && status != HVD_ERR_TIMEOUT) {
+        cJSON_AddStringToObject(reply, "error", hvd_op_error(op->op));
+        add_int(reply, "culprit", hvd_op_culprit(op->op));
+    }
+    cJSON_AddStringToObject(reply, "name", hvd_op_name(op->op));
+}
+
+static struct hvt_op *get_op(const cJSON *command)
+{
+    int64_t number = get_int(command, "op", -1);
+    if (number < 0 || number >= OPS || !ops[number].op) {
+        fprintf(stderr, "hvt-rank: no op %lld\n", (long long)number);
+        exit(3);
+    }
+    return &ops[number];
+}
+
+static void do_test(const cJSON *command, cJSON *reply)
+{
+    struct hvt_op *op = get_op(command);
+    int status = hvd_test(op->op);
+    add_int(reply, "at_ns", now_ns());
+    add_status(reply, status);
+    add_result(command, reply, op, status);
+}
+
+static void do_wait(const cJSON *command, cJSON *reply)
+{
+    struct hvt_op *op = get_op(command);
+    int64_t timeout_ms = get_int(command, "timeout_ms", 5000);
+    int status = hvd_wait(op->op, timeout_ms < 0 ? -1 : timeout_ms * 1000000);
+    add_int(reply, "at_ns", now_ns());
+    add_status(reply, status);
+    add_result(command, reply, op, status);
+}
+
+static void do_free(const cJSON *command, cJSON *reply)
+{
+    struct hvt_op *op = get_op(command);
+    struct hvd_session *session = sessions[op->session];
+    hvd_op_free(op->op);
+    op->op = NULL;
+    release_buffer(session, &op->in);
+    release_buffer(session, &op->out);
+    add_int(reply, "status", HVD_OK);
+}
+
+/* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. */
+static int loop(const cJSON *command, struct hvd_session *session, float *data, int64_t elements,
+                int64_t *done_p)
+{
+    int64_t count = get_int(command, "count", INT64_MAX >> 12), end_ns = now_ns();
+    struct hvd_tensor tensor = hvd_tensor_1d(data, HVD_FLOAT32, elements);
+    const char *name = get_text(command, "name");
+    end_ns += get_int(command, "for_ms", 3600 * 1000) * 1000000;
+    for (*done_p = 0; *done_p < count && now_ns() < end_ns; (*done_p)++) {
+        for (int64_t i = 0; i < elements; i++)
+            data[i] = 1.0f;
+        int status = hvd_allreduce(session, name ? name : "loop", &tensor, &tensor, HVD_SUM);
+        if (status != HVD_OK)
+            return status;
+        if (data[0] != (float)hvd_size(session) || data[elements - 1] != data[0]) {
+            fprintf(stderr, "hvt-rank: wrong sum %g\n", (double)data[0]);
+            exit(3);
+        }
+    }
+    return HVD_OK;
+}
+
+static void do_loop(const cJSON *command, cJSON *reply)
+{
+    int64_t elements = get_int(command, "elements", 16), done = 0;
+    float *data = malloc((size_t)elements * sizeof *data);
+    if (!data)
+        abort();
+    int status = loop(command, get_session(command), data, elements, &done);
+    add_int(reply, "at_ns", now_ns());
+    add_status(reply, status);
+    add_int(reply, "done", done);
+    free(data);
+}
+
+/* ---- the rest ---- */
+
+static void do_alloc(const cJSON *command, cJSON *reply)
+{
+    int number = 0;
+    while (number < MEMORIES - 1 && memories[number])
+        number++;
+    int status =
+        hvd_alloc(get_session(command), (size_t)get_int(command, "bytes", 4096), &memories[number]);
+    add_status(reply, status);
+    if (status == HVD_OK)
+        add_int(reply, "memory", number);
+}
+
+static void do_unalloc(const cJSON *command, cJSON *reply)
+{
+    int64_t number = get_int(command, "memory", 0);
+    add_status(reply, hvd_free(get_session(command), memories[number]));
+    memories[number] = NULL;
+}
+
+static void do_event(const cJSON *command, cJSON *reply)
+{
+    struct pollfd event = {.fd = -1, .events = POLLIN};
+    int status = hvd_event_fd(get_session(command), &event.fd);
+    add_status(reply, status);
+    if (status == HVD_OK)
+        cJSON_AddBoolToObject(reply, "readable",
+                              poll(&event, 1, (int)get_int(command, "timeout_ms", 0)) == 1);
+    add_int(reply, "at_ns", now_ns());
+}
+
+static void do_limit(const cJSON *command, cJSON *reply)
+{
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = (rlim_t)get_int(command, "files", 64);
+    add_int(reply, "status", setrlimit(RLIMIT_NOFILE, &limit) == 0 ? HVD_OK : HVD_ERR_INVALID);
+}
+
+static void do_hold(const cJSON *command, cJSON *reply)
+{
+    (void)command;
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, 0);
+        for (;;)
+            pause();
+    }
+    add_int(reply, "status", child > 0 ? HVD_OK : HVD_ERR_LIMIT);
+    add_int(reply, "pid", child);
+}
+
+static void do_forked(const cJSON *command, cJSON *reply)
+{
+    struct hvd_session *session = get_session(command);
+    int wait_status = 0;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(hvd_barrier(session, "child") == HVD_ERR_FORKED &&
+                      hvd_session_status(session) == HVD_ERR_FORKED
+                  ? 0
+                  : 1);
+    waitpid(child, &wait_status, 0);
+    add_int(reply, "status", wait_status == 0 ? HVD_ERR_FORKED : HVD_OK);
+    add_int(reply, "wait_status", wait_status);
+}
+
+struct hvt_command {
+    const char *name;
+    void (*run)(const cJSON *command, cJSON *reply);
+};
+
+static const struct hvt_command commands[] = {
+    {"open", do_open},   {"close", do_close},   {"state", do_state}, {"submit", do_submit},
+    {"test", do_test},   {"wait", do_wait},     {"free", do_free},   {"loop", do_loop},
+    {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit}, {"unalloc", do_unalloc},
+    {"hold", do_hold},   {"forked", do_forked},
+};
+
+static void run(const cJSON *command)
+{
+    const char *name = get_text(command, "do");
+    cJSON *reply = cJSON_CreateObject();
+    size_t i = 0;
+    while (i < sizeof commands / sizeof *commands && (!name || strcmp(commands[i].name, name) != 0))
+        i++;
+    if (i == sizeof commands / sizeof *commands) {
+        fprintf(stderr, "hvt-rank: unknown command %s\n", name ? name : "(none)");
+        exit(3);
+    }
+    commands[i].run(command, reply);
+    char *text = cJSON_PrintUnformatted(reply);
+    puts(text);
+    fflush(stdout);
+    free(text);
+    cJSON_Delete(reply);
+}
+
+int main(void)
+{
+    char *line = NULL;
+    size_t room = 0;
+    while (getline(&line, &room, stdin) > 0) {
+        cJSON *command = cJSON_Parse(line);
+        if (!command) {
+            fputs("hvt-rank: not JSON\n", stderr);
+            exit(3);
+        }
+        run(command);
+        cJSON_Delete(command);
+    }
+    free(line);
+    for (int i = 0; i < SESSIONS; i++)
+        close_session(i);
+    return 0;
+}
