@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 #define HVI_NEVER   UINT64_MAX
-#define HVI_NS_MS   1000000ull
-#define HVI_NS_SEC  1000000000ull
+#define HVI_NS_MS   UINT64_C(1000000)
+#define HVI_NS_SEC  UINT64_C(1000000000)
 
 uint64_t hvi_clock_ns(void);
 /* now + delay, saturating at HVI_NEVER. A negative delay means HVI_NEVER. */

@@ -19,7 +19,7 @@ endmacro()
 
 function(hvd_global_flags)
   add_compile_options(-Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
-                      -Wpointer-arith -Wformat=2 -Wvla -Werror=return-type
+                      -Wpointer-arith -Wformat=2 -Wno-format-zero-length -Wvla -Werror=return-type
                       -Werror=implicit-function-declaration -fno-common)
   add_compile_definitions(_GNU_SOURCE HVD_VERSION_TEXT="${PROJECT_VERSION}")
   if(HVD_WERROR)

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Checked arithmetic at its edges. */
+#include "base/bits.h"
+#include "tests/unit/hvt_main.h"
+
+START_TEST(adding_stops_at_the_top)
+{
+    uint64_t sum = 7;
+    ck_assert(hvi_add_checked(UINT64_MAX - 1, 1, &sum));
+    ck_assert(sum == UINT64_MAX);
+    sum = 7;
+    ck_assert(!hvi_add_checked(UINT64_MAX, 1, &sum));
+    ck_assert_msg(sum == 7, "the output was touched on overflow");
+}
+END_TEST
+
+START_TEST(multiplying_stops_at_the_top)
+{
+    uint64_t product = 7;
+    ck_assert(hvi_mul_checked(UINT64_C(1) << 32, UINT32_MAX, &product));
+    ck_assert(product == (UINT64_C(1) << 32) * UINT32_MAX);
+    ck_assert(hvi_mul_checked(0, UINT64_MAX, &product));
+    ck_assert(product == 0);
+    product = 7;
+    ck_assert(!hvi_mul_checked(UINT64_C(1) << 32, UINT64_C(1) << 32, &product));
+    ck_assert(product == 7);
+}
+END_TEST
+
+START_TEST(a_range_fits_only_inside_its_area)
+{
+    ck_assert(hvi_range_fits(0, 0, 0));
+    ck_assert(hvi_range_fits(0, 10, 10));
+    ck_assert(hvi_range_fits(10, 0, 10));
+    ck_assert(hvi_range_fits(4, 6, 10));
+    ck_assert(!hvi_range_fits(4, 7, 10));
+    ck_assert(!hvi_range_fits(11, 0, 10));
+    ck_assert_msg(!hvi_range_fits(4, UINT64_MAX - 2, 10), "the sum wraps");
+    ck_assert(!hvi_range_fits(UINT64_MAX, 1, 10));
+}
+END_TEST
+
+START_TEST(powers_of_two_have_one_bit)
+{
+    ck_assert(!hvi_is_pow2(0));
+    for (int bit = 0; bit < 64; bit++) {
+        ck_assert(hvi_is_pow2(UINT64_C(1) << bit));
+        ck_assert(bit < 2 || !hvi_is_pow2((UINT64_C(1) << bit) - 1));
+    }
+}
+END_TEST
+
+START_TEST(aligning_rounds_up_and_stops_at_the_top)
+{
+    uint64_t up = 7;
+    ck_assert(hvi_align_up_checked(0, 4096, &up) && up == 0);
+    ck_assert(hvi_align_up_checked(1, 4096, &up) && up == 4096);
+    ck_assert(hvi_align_up_checked(4096, 4096, &up) && up == 4096);
+    up = 7;
+    ck_assert(!hvi_align_up_checked(UINT64_MAX - 4094, 4096, &up));
+    ck_assert(up == 7);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("base/bits");
+    TCase *tcase = tcase_create("edges");
+    tcase_add_test(tcase, adding_stops_at_the_top);
+    tcase_add_test(tcase, multiplying_stops_at_the_top);
+    tcase_add_test(tcase, a_range_fits_only_inside_its_area);
+    tcase_add_test(tcase, powers_of_two_have_one_bit);
+    tcase_add_test(tcase, aligning_rounds_up_and_stops_at_the_top);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
