@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The two samples of each kind. A sample encodes to the largest legal message only where that
+ * still fits a packet: reports take fewer rows than the row limit allows. */
+#include "wire_samples.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FILL(array, wide) hvt_fill((array), sizeof(array) - 1, (wide))
+
+void hvt_fill(char *text_p, size_t bytes, bool wide)
+{
+    size_t used = 0;
+    for (; wide && used + 2 <= bytes; used += 2)
+        memcpy(text_p + used, "\xc3\xa4", 2);
+    memset(text_p + used, 'x', bytes - used);
+    text_p[bytes] = '\0';
+}
+
+static void *zeroed(size_t count, size_t bytes)
+{
+    void *memory = calloc(count, bytes);
+    if (!memory)
+        abort();
+    return memory;
+}
+
+static void fill_rank_row(struct hvi_rank_row *row, int32_t rank, bool full)
+{
+    *row = (struct hvi_rank_row){.rank = rank, .state = "attached"};
+    if (!full)
+        return;
+    row->pid = INT32_MAX;
+    row->uid = UINT32_MAX;
+    row->ops = row->bytes = row->in_flight = UINT64_MAX;
+    row->lag_mean_ns = row->lag_max_ns = row->region_bytes = UINT64_MAX;
+    FILL(row->state, true);
+    FILL(row->process, false);
+    FILL(row->origin, true);
+    FILL(row->text, true);
+}
+
+static struct hvi_rank_row *rank_rows(size_t count, bool full)
+{
+    struct hvi_rank_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++)
+        fill_rank_row(&rows[i], i == 0 ? INT32_MAX : (int32_t)i, full);
+    return rows;
+}
+
+static void fill_stall_row(struct hvi_stall_row *row, size_t ranks)
+{
+    FILL(row->tensor, true);
+    FILL(row->op, false);
+    FILL(row->job, false);
+    row->age_ns = UINT64_MAX;
+    row->ready = zeroed(ranks, sizeof *row->ready);
+    row->missing = zeroed(ranks, sizeof *row->missing);
+    row->ready_count = row->missing_count = ranks;
+    for (size_t i = 0; i < ranks; i++) {
+        row->ready[i] = (int32_t)i;
+        row->missing[i] = (struct hvi_missing_rank){.rank = (int32_t)i, .process = "absent"};
+    }
+    if (ranks)
+        row->ready[0] = INT32_MAX;
+}
+
+static struct hvi_stall_row *stall_rows(size_t count, size_t ranks)
+{
+    struct hvi_stall_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        fill_stall_row(&rows[i], ranks);
+        if (i % 2)
+            rows[i].job[0] = '\0';
+    }
+    return rows;
+}
+
+static void fill_attach_request(struct hvi_attach_request *request, bool full)
+{
+    *request = (struct hvi_attach_request){
+        .protocol_version = HVI_PROTOCOL_VERSION,
+        .job = "j",
+        .rank = -1,
+        .size = 1,
+        .local_rank = -1,
+        .local_size = 1,
+        .cross_rank = -1,
+        .cross_size = 1,
+    };
+    if (!full)
+        return;
+    request->abi_version = UINT32_MAX;
+    request->rank = request->local_rank = request->cross_rank = INT32_MAX;
+    request->size = request->cross_size = 1048576;
+    request->local_size = HVI_RANKS_MAX;
+    FILL(request->job, false);
+    memcpy(request->job, "AZaz09._:@-", 11);
+    FILL(request->job_key, true);
+    FILL(request->origin, true);
+    FILL(request->client_version, false);
+    request->setting_count = HVI_WIRE_SETTINGS_MAX;
+    request->settings = zeroed(HVI_WIRE_SETTINGS_MAX, sizeof *request->settings);
+    for (size_t i = 0; i < HVI_WIRE_SETTINGS_MAX; i++) {
+        FILL(request->settings[i].name, true);
+        memcpy(request->settings[i].name, i % 2 ? "HVD_XXXX" : "HOROVOD_", 8);
+        FILL(request->settings[i].value, true);
+    }
+    request->settings[1].value[0] = '\0';
+}
+
+static void fill_session_packet(struct hvi_packet_msg *msg, bool full)
+{
+    if (msg->kind == HVI_PACKET_ATTACH_REQUEST) {
+        fill_attach_request(&msg->attach_request, full);
+    } else if (msg->kind == HVI_PACKET_ATTACH_REPLY && full) {
+        msg->attach_reply = (struct hvi_attach_reply){
+            -999, "", UINT32_MAX, UINT32_MAX, UINT64_MAX, UINT64_MAX, INT32_MAX};
+        FILL(msg->attach_reply.text, true);
+    } else if (msg->kind == HVI_PACKET_REGION_ADD) {
+        msg->region_add = (struct hvi_region_add){0, 1, 1};
+        if (full)
+            msg->region_add = (struct hvi_region_add){UINT64_MAX, 0xfffffffe, UINT64_MAX};
+    } else if (msg->kind == HVI_PACKET_REGION_REMOVE) {
+        msg->region_remove = (struct hvi_region_remove){full ? UINT64_MAX : 0, 1};
+    } else if (msg->kind == HVI_PACKET_ACK && full) {
+        msg->ack = (struct hvi_ack){UINT64_MAX, 1, ""};
+        FILL(msg->ack.text, false);
+    } else if (msg->kind == HVI_PACKET_DETACH && full) {
+        msg->detach.request = UINT64_MAX;
+    } else if (msg->kind == HVI_PACKET_NOTICE) {
+        msg->notice.rank = -1;
+        if (full) {
+            msg->notice = (struct hvi_notice){-999, "", INT32_MAX, INT32_MAX, true};
+            FILL(msg->notice.text, true);
+        }
+    }
+}
+
+static void fill_engine_start(struct hvi_engine_start *start, bool full)
+{
+    *start = (struct hvi_engine_start){.job = "j", .size = 1, .attach_path = "/"};
+    if (!full)
+        return;
+    *start = (struct hvi_engine_start){
+        .generation = UINT64_MAX,
+        .size = 1048576,
+        .uid = UINT32_MAX,
+        .threads = 4096,
+        .regions_max = UINT32_MAX,
+        .region_bytes_max = UINT64_MAX,
+        .stall_warn_ns = UINT64_MAX,
+        .log_level = 4,
+    };
+    FILL(start->job, false);
+    FILL(start->attach_path, true);
+}
+
+static void fill_engine_adopt(struct hvi_engine_adopt *adopt, bool full)
+{
+    adopt->attach_bytes = full ? 131072 - 128 : 1;
+    adopt->attach = zeroed(adopt->attach_bytes, 1);
+    for (size_t i = 0; i < adopt->attach_bytes; i++)
+        adopt->attach[i] = (unsigned char)(i * 7);
+    if (!full)
+        return;
+    adopt->session = UINT64_MAX;
+    adopt->pid = INT32_MAX;
+    adopt->uid = adopt->gid = UINT32_MAX;
+}
+
+static void fill_engine_hello(struct hvi_engine_hello *hello, bool full)
+{
+    *hello =
+        (struct hvi_engine_hello){.protocol_version = HVI_PROTOCOL_VERSION, .job = "j", .size = 1};
+    if (!full)
+        return;
+    FILL(hello->job, false);
+    FILL(hello->job_key_digest, false);
+    hello->generation = hello->started_ns = UINT64_MAX;
+    hello->size = 1048576;
+    hello->uid = UINT32_MAX;
+    hello->pid = INT32_MAX;
+    hello->rank_count = HVI_WIRE_ROWS_MAX;
+    hello->ranks = rank_rows(HVI_WIRE_ROWS_MAX, false);
+}
+
+static void fill_engine_report(struct hvi_engine_report *report, bool full)
+{
+    if (!full)
+        return;
+    report->request = report->rows_left_out = UINT64_MAX;
+    report->rank_count = 100;
+    report->ranks = rank_rows(report->rank_count, true);
+    report->stall_count = 8;
+    report->stalls = stall_rows(report->stall_count, HVI_RANKS_MAX / 2);
+}
+
+static void fill_engine_packet(struct hvi_packet_msg *msg, bool full)
+{
+    if (msg->kind == HVI_PACKET_ENGINE_START) {
+        fill_engine_start(&msg->engine_start, full);
+    } else if (msg->kind == HVI_PACKET_ENGINE_ADOPT) {
+        fill_engine_adopt(&msg->engine_adopt, full);
+    } else if (msg->kind == HVI_PACKET_ENGINE_SESSION) {
+        msg->engine_session =
+            (struct hvi_engine_session){full ? INT32_MAX : -1, 0, full ? 4 : 1, ""};
+        FILL(msg->engine_session.text, full);
+    } else if (msg->kind == HVI_PACKET_ENGINE_QUERY) {
+        msg->engine_query = (struct hvi_engine_query){0, full ? 2 : 1, full ? UINT64_MAX : 0};
+    } else if (msg->kind == HVI_PACKET_ENGINE_REPORT) {
+        fill_engine_report(&msg->engine_report, full);
+    } else if (msg->kind == HVI_PACKET_ENGINE_STOP && full) {
+        FILL(msg->engine_stop.reason, true);
+    } else if (msg->kind == HVI_PACKET_ENGINE_FATE && full) {
+        msg->engine_fate = (struct hvi_engine_fate){INT32_MAX, INT32_MAX, true, 255};
+    } else if (msg->kind == HVI_PACKET_ENGINE_HELLO) {
+        fill_engine_hello(&msg->engine_hello, full);
+    }
+}
+
+void hvt_packet_sample(unsigned index, struct hvi_packet_msg *msg_p)
+{
+    memset(msg_p, 0, sizeof *msg_p);
+    msg_p->kind = (enum hvi_packet_kind)(index / 2 + 1);
+    if (msg_p->kind < HVI_PACKET_ENGINE_START)
+        fill_session_packet(msg_p, index % 2);
+    else
+        fill_engine_packet(msg_p, index % 2);
+}
+
+void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
+{
+    bool full = index % 2;
+    memset(request_p, 0, sizeof *request_p);
+    request_p->protocol_version = HVI_PROTOCOL_VERSION;
+    request_p->kind = (enum hvi_admin_kind)(HVI_ADMIN_STATUS + index / 2);
+    bool about_job = request_p->kind >= HVI_ADMIN_RANKS;
+    if (about_job && request_p->kind != HVI_ADMIN_STALLS)
+        request_p->job[0] = 'j';
+    if (!full)
+        return;
+    request_p->request = UINT64_MAX;
+    if (about_job)
+        FILL(request_p->job, false);
+    if (request_p->kind == HVI_ADMIN_STALLS)
+        request_p->min_age_ns = UINT64_MAX;
+    if (request_p->kind == HVI_ADMIN_JOB_STOP)
+        FILL(request_p->reason, true);
+    if (request_p->kind == HVI_ADMIN_PROCESS_EXITED) {
+        request_p->rank = request_p->pid = INT32_MAX;
+        request_p->code = 255;
+        request_p->signaled = true;
+    }
+}
+
+static void fill_daemon(struct hvi_daemon_status *daemon)
+{
+    *daemon = (struct hvi_daemon_status){
+        .pid = INT32_MAX,
+        .uid = UINT32_MAX,
+        .uptime_ns = UINT64_MAX,
+        .jobs = UINT32_MAX,
+        .sessions = UINT32_MAX,
+        .attaches = UINT64_MAX,
+        .refused = UINT64_MAX,
+        .ranks_lost = UINT64_MAX,
+        .log_lost = UINT64_MAX,
+    };
+    FILL(daemon->version, false);
+    FILL(daemon->runtime_dir, true);
+    FILL(daemon->state, true);
+}
+
+static struct hvi_job_row *job_rows(size_t count)
+{
+    struct hvi_job_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        rows[i] = (struct hvi_job_row){.size = 1, .state = "forming"};
+        FILL(rows[i].job, false);
+        if (i % 2)
+            continue;
+        rows[i].generation = rows[i].age_ns = rows[i].ops = rows[i].bytes = UINT64_MAX;
+        rows[i].uid = UINT32_MAX;
+        rows[i].size = rows[i].attached = 1048576;
+        rows[i].engine_pid = INT32_MAX;
+        FILL(rows[i].state, true);
+    }
+    return rows;
+}
+
+void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
+{
+    memset(reply_p, 0, sizeof *reply_p);
+    reply_p->protocol_version = HVI_PROTOCOL_VERSION;
+    if (index == 0)
+        return;
+    reply_p->request = reply_p->rows_left_out = UINT64_MAX;
+    reply_p->status = -999;
+    FILL(reply_p->text, true);
+    reply_p->has_daemon = true;
+    fill_daemon(&reply_p->daemon);
+    bool huge = index == 2;
+    reply_p->job_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->jobs = job_rows(reply_p->job_count);
+    reply_p->rank_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->ranks = rank_rows(reply_p->rank_count, true);
+    reply_p->stall_count = huge ? HVI_WIRE_STALLS_MAX : 2;
+    reply_p->stalls = stall_rows(reply_p->stall_count, huge ? HVI_RANKS_MAX : 3);
+}
