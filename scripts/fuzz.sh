@@ -1,0 +1,50 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the libFuzzer targets (preset fuzz) and runs each for SECONDS (default 60).
+#   scripts/fuzz.sh [SECONDS] [TARGET...]
+# Fails on the first crash, hang or leak; the input that caused it is in build-fuzz/fuzz/crashes/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+seconds=${1:-60}
+[ $# -gt 0 ] && shift
+case $seconds in
+'' | *[!0-9]*)
+    echo "usage: scripts/fuzz.sh [SECONDS] [TARGET...]" >&2
+    exit 2
+    ;;
+esac
+
+build="build-fuzz"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+cmake --preset fuzz >"$log" || { cat "$log" >&2; exit 1; }
+cmake --build "$build" --target fuzzers -j "$(nproc)" >"$log" || { cat "$log" >&2; exit 1; }
+
+targets=("$@")
+if [ ${#targets[@]} -eq 0 ]; then
+    for path in "$build"/fuzz/fuzz_*; do
+        targets+=("${path##*/fuzz_}")
+    done
+fi
+
+mkdir -p "$build/fuzz/crashes"
+for target in "${targets[@]}"; do
+    corpus=$build/fuzz/corpus/$target
+    mkdir -p "$corpus"
+    "$build/fuzz/replay_$target" --write "$corpus"
+    if ! "$build/fuzz/fuzz_$target" -max_total_time="$seconds" -max_len=131072 -timeout=10 \
+        -rss_limit_mb=2048 -print_final_stats=1 \
+        -artifact_prefix="$build/fuzz/crashes/$target-" "$corpus" >"$log" 2>&1; then
+        tail -n 60 "$log" >&2
+        echo "fuzz $target: FAILED; repeat with $build/fuzz/fuzz_$target $build/fuzz/crashes/..." >&2
+        exit 1
+    fi
+    awk -v target="$target" -v seconds="$seconds" '
+        /^stat::number_of_executed_units/ { runs = $2 }
+        /^stat::average_exec_per_sec/ { rate = $2 }
+        / cov: / { for (i = 1; i < NF; i++) if ($i == "cov:") cov = $(i + 1) }
+        END { printf "fuzz %-16s %9d runs in %d s, %6d execs/s, %d edges\n", target, runs, seconds, rate, cov }
+    ' "$log"
+done

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what is missing, builds and runs the tests: all of them, or those that the ctest arguments select.
+#
+#   scripts/test.sh [PRESET] [ctest arguments]      PRESET: release (default), debug, asan, tsan
+#   scripts/test.sh asan -L unit
+#
+# CC=clang builds with clang, in build-PRESET-clang. The exit status and the last lines are ctest's.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=release
+case ${1:-} in
+release | debug | asan | tsan)
+    preset=$1
+    shift
+    ;;
+-*) ;;
+?*)
+    echo "test: '$1' is no preset (release, debug, asan, tsan)" >&2
+    exit 2
+    ;;
+esac
+compiler=${CC:-gcc}
+folder=build-$preset
+case $compiler in
+*clang*) folder=$folder-clang ;;
+esac
+export CC=$compiler
+
+scripts/deps.sh test
+
+# What the surrounding session says about ranks and daemons is not for the tests.
+unset "${!HVD_@}" "${!HOROVOD_@}"
+
+cores=$(nproc)
+echo "test: $preset, $compiler, in $folder"
+cmake --preset "$preset" -B "$folder" -DHVD_WERROR=ON >"$folder.log" 2>&1 || {
+    cat "$folder.log" >&2
+    exit 1
+}
+rm -f "$folder.log"
+cmake --build "$folder" -j "$cores"
+
+# The sanitizers reserve fixed address ranges, which a kernel that randomises widely may have taken.
+run=()
+case $preset in
+asan | tsan) ! setarch -R true 2>/dev/null || run=(setarch -R) ;;
+esac
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1}
+exec "${run[@]}" ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$cores" "$@"
