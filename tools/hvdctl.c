@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdctl: questions to a running hvdd, and a look at the machine. `commands` below has one row per
+ * command, from which parsing and help follow. Exit codes: enum ctl_exit. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tools/address.h"
+#include "tools/admin_client.h"
+#include "tools/ctl.h"
+#include "tools/text.h"
+
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+struct command {
+    const char *noun, *verb; /* verb NULL: the noun alone */
+    const char *args;        /* for help */
+    int args_min, args_max;
+    int (*run)(const struct ctl *ctl, char **args, int count);
+    const char *help;
+};
+
+void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
+{
+    char raw[2048];
+    char safe[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(raw, sizeof raw, format, args);
+    va_end(args);
+    text_safe(raw, safe, sizeof safe);
+    fprintf(stderr, "hvdctl: %s\n", safe);
+    if (ctl->json)
+        ctl_json_error(ctl, status, raw);
+}
+
+/* ---- asking the daemon
+ * ------------------------------------------------------------------------------------------- */
+
+static int no_daemon(const struct ctl *ctl, const struct address *address)
+{
+    const bool many = strstr(address->why, "), ") != NULL;
+    ctl_complain(ctl, HVI_ERR_NO_DAEMON,
+                 "no hvdd is running. %s: %s. Start one (hvdd, or systemctl start hvdd), or name "
+                 "its directory with --address or HVD_ADDRESS.",
+                 many ? "Tried, in this order" : "Tried", address->why);
+    return CTL_NO_DAEMON;
+}
+
+static int explain_failure(const struct ctl *ctl, const struct address *address, int status,
+                           const char *text)
+{
+    char waited[32];
+    text_duration(ctl->timeout_ns, waited, sizeof waited);
+    switch (status) {
+    case HVI_ERR_NO_DAEMON:
+        return no_daemon(ctl, address);
+    case HVI_ERR_TIMEOUT:
+        ctl_complain(ctl, status,
+                     "the hvdd in %s did not answer within %s. It may be stopped or stuck: look "
+                     "at its process and log, or wait longer with --timeout.",
+                     address->dir, waited);
+        return CTL_NO_DAEMON;
+    case HVI_ERR_PROTOCOL:
+        ctl_complain(ctl, status, "the answer of the hvdd in %s makes no sense: %s", address->dir,
+                     text);
+        return CTL_REFUSED;
+    default:
+        ctl_complain(ctl, status, "%s", hvi_status_text(status));
+        return CTL_REFUSED;
+    }
+}
+
+/* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
+static int ask(const struct ctl *ctl, struct hvi_admin_request *request,
+               struct hvi_admin_reply *reply_p)
+{
+    struct address address;
+    struct admin_client *client = NULL;
+    char text[HVI_TEXT_MAX + 1] = "";
+    int status = address_find(ctl->address, &address);
+    if (status == HVI_ERR_INVALID) {
+        ctl_complain(ctl, status, "bad address: %s", address.why);
+        return CTL_USAGE;
+    }
+    if (status == HVI_OK)
+        status = admin_client_open(address.dir, &client);
+    if (status == HVI_OK)
+        status = admin_client_call(client, request, hvi_deadline_after((int64_t)ctl->timeout_ns),
+                                   reply_p, text, sizeof text);
+    admin_client_close(client);
+    if (status != HVI_OK)
+        return explain_failure(ctl, &address, status, text);
+    if (reply_p->status != HVI_OK) {
+        const char *said =
+            reply_p->text[0] != '\0' ? reply_p->text : hvi_status_text(reply_p->status);
+        ctl_complain(ctl, reply_p->status, "%s", said);
+        hvi_admin_reply_free(reply_p);
+        return CTL_REFUSED;
+    }
+    return CTL_OK;
+}
+
+bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char *why_p,
+                    size_t why_size)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
+    struct address address;
+    struct admin_client *client = NULL;
+    char text[HVI_TEXT_MAX + 1] = "";
+    int status = address_find(ctl->address, &address);
+    snprintf(why_p, why_size, "%s", address.why);
+    if (status != HVI_OK || admin_client_open(address.dir, &client) != HVI_OK)
+        return false;
+    const uint64_t wait_ns = ctl->timeout_ns < HVI_NS_SEC ? ctl->timeout_ns : HVI_NS_SEC;
+    status = admin_client_call(client, &request, hvi_deadline_after((int64_t)wait_ns), reply_p,
+                               text, sizeof text);
+    admin_client_close(client);
+    if (status != HVI_OK)
+        snprintf(why_p, why_size, "%s (%s)", address.dir,
+                 status == HVI_ERR_TIMEOUT ? "it does not answer" : hvi_status_text(status));
+    return status == HVI_OK;
+}
+
+static int copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request)
+{
+    if (!hvi_job_id_valid(job)) {
+        ctl_complain(ctl, HVI_ERR_INVALID,
+                     "'%s' is no job id: 1 to %d letters, digits or any of . _ : @ -", job,
+                     HVI_JOB_ID_MAX);
+        return CTL_USAGE;
+    }
+    snprintf(request->job, sizeof request->job, "%s", job);
+    return CTL_OK;
+}
+
+/* ---- the commands
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static int run_status(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
+    struct hvi_admin_reply reply;
+    (void)args, (void)count;
+    const int code = ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    (ctl->json ? ctl_json_status : ctl_show_status)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_jobs(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOBS};
+    struct hvi_admin_reply reply;
+    (void)args, (void)count;
+    const int code = ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_ranks(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS};
+    struct hvi_admin_reply reply;
+    (void)count;
+    int code = copy_job(ctl, args[0], &request);
+    if (code == CTL_OK)
+        code = ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    if (reply.text[0] != '\0' && !ctl->json)
+        ctl_complain(ctl, reply.status, "%s", reply.text); /* e.g. the engine is silent */
+    (ctl->json ? ctl_json_ranks : ctl_show_ranks)(ctl, args[0], &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_stalls(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_STALLS, .min_age_ns = ctl->min_age_ns};
+    struct hvi_admin_reply reply;
+    int code = count > 0 ? copy_job(ctl, args[0], &request) : CTL_OK;
+    if (code == CTL_OK)
+        code = ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    if (reply.text[0] != '\0' && !ctl->json)
+        ctl_complain(ctl, reply.status, "%s", reply.text);
+    (ctl->json ? ctl_json_stalls : ctl_show_stalls)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_job_stop(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOB_STOP};
+    struct hvi_admin_reply reply;
+    (void)count;
+    int code = copy_job(ctl, args[0], &request);
+    if (ctl->reason != NULL)
+        snprintf(request.reason, sizeof request.reason, "%s", ctl->reason);
+    if (code == CTL_OK)
+        code = ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    char text[HVI_TEXT_MAX + 1];
+    char safe[HVI_TEXT_MAX + 1];
+    snprintf(text, sizeof text, "job %s is being stopped", args[0]);
+    text_safe(reply.text[0] != '\0' ? reply.text : text, safe, sizeof safe);
+    if (ctl->json)
+        ctl_json_done(ctl, safe);
+    else
+        fprintf(ctl->out, "%s\n", safe);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_doctor(const struct ctl *ctl, char **args, int count)
+{
+    (void)args, (void)count;
+    return ctl_doctor(ctl);
+}
+
+static int run_version(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_reply reply;
+    char why[512];
+    (void)args, (void)count;
+    const bool there = ctl_ask_daemon(ctl, &reply, why, sizeof why);
+    const bool known = there && reply.has_daemon;
+    if (ctl->json)
+        ctl_json_version(ctl, known ? reply.daemon.version : NULL);
+    else
+        fprintf(ctl->out, "hvdctl %s\nhvdd %s\n", HVD_VERSION_TEXT,
+                known ? reply.daemon.version : "(none running)");
+    if (there)
+        hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_help(const struct ctl *ctl, char **args, int count);
+
+static const struct command commands[] = {
+    {"status", NULL, "", 0, 0, run_status, "the daemon: version, uptime, jobs, sessions"},
+    {"jobs", NULL, "", 0, 0, run_jobs, "the jobs it knows"},
+    {"job", "list", "", 0, 0, run_jobs, "the same"},
+    {"ranks", NULL, "JOB", 1, 1, run_ranks, "a job's ranks: process, state, ops, arrival lag"},
+    {"job", "ranks", "JOB", 1, 1, run_ranks, "the same"},
+    {"stalls", NULL, "[JOB]", 0, 1, run_stalls, "ops that wait, and for whom (--min-age S)"},
+    {"job", "stop", "JOB", 1, 1, run_job_stop,
+     "end a job with an error on its ranks (--reason TEXT)"},
+    {"doctor", NULL, "", 0, 0, run_doctor,
+     "what this machine allows, and what to do about the rest"},
+    {"version", NULL, "", 0, 0, run_version, "versions of hvdctl and of the running hvdd"},
+    {"help", NULL, "[COMMAND]", 0, 2, run_help, "this text"},
+};
+
+static const char options_text[] =
+    "\nOptions:\n"
+    "  --address DIR   directory with hvdd's sockets (default: HVD_ADDRESS, "
+    "$XDG_RUNTIME_DIR/hvdd,\n"
+    "                  /run/hvdd, /tmp/hvdd-UID: the first with a live daemon)\n"
+    "  --json          one JSON document with raw numbers (ns, bytes)\n"
+    "  --timeout S     how long to wait for the daemon (default 5)\n"
+    "  --min-age S     stalls: only ops that have waited at least this long\n"
+    "  --reason TEXT   job stop: what its ranks are told\n"
+    "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
+
+static void print_command(FILE *out, const struct command *row)
+{
+    char words[64];
+    snprintf(words, sizeof words, "%s%s%s%s%s", row->noun, row->verb != NULL ? " " : "",
+             row->verb != NULL ? row->verb : "", row->args[0] != '\0' ? " " : "", row->args);
+    fprintf(out, "  %-16s %s\n", words, row->help);
+}
+
+static int run_help(const struct ctl *ctl, char **args, int count)
+{
+    size_t found = 0;
+    if (count == 0)
+        fputs("Usage: hvdctl [options] command\n\nCommands:\n", ctl->out);
+    for (size_t i = 0; i < COUNT(commands); i++) {
+        if (count > 0 && strcmp(args[0], commands[i].noun) != 0)
+            continue;
+        print_command(ctl->out, &commands[i]);
+        found++;
+    }
+    if (found == 0) {
+        ctl_complain(ctl, HVI_ERR_NOT_FOUND, "no such command: %s. See hvdctl help.", args[0]);
+        return CTL_USAGE;
+    }
+    fputs(options_text, ctl->out);
+    return CTL_OK;
+}
+
+/* ---- command line
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static const struct option long_options[] = {
+    {"address", required_argument, NULL, 'a'}, {"json", no_argument, NULL, 'j'},
+    {"timeout", required_argument, NULL, 't'}, {"min-age", required_argument, NULL, 'm'},
+    {"reason", required_argument, NULL, 'r'},  {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},       {NULL, 0, NULL, 0},
+};
+
+static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_p)
+{
+    if (text_parse_seconds(optarg, ns_p) == 0)
+        return CTL_OK;
+    ctl_complain(ctl, HVI_ERR_INVALID, "%s takes a number of seconds, not '%s'", name, optarg);
+    return CTL_USAGE;
+}
+
+/* One option; CTL_OK or CTL_USAGE after a complaint. */
+static int take_option(struct ctl *ctl, int letter, const char **instead_p)
+{
+    switch (letter) {
+    case 'a':
+        ctl->address = optarg;
+        return CTL_OK;
+    case 'j':
+        ctl->json = true;
+        return CTL_OK;
+    case 't':
+        return seconds_option(ctl, "--timeout", &ctl->timeout_ns);
+    case 'm':
+        return seconds_option(ctl, "--min-age", &ctl->min_age_ns);
+    case 'r':
+        ctl->reason = optarg;
+        return CTL_OK;
+    case 'h':
+        *instead_p = "help";
+        return CTL_OK;
+    case 'v':
+        *instead_p = "version";
+        return CTL_OK;
+    default:
+        return CTL_USAGE; /* getopt has said why */
+    }
+}
+
+/* The row for these words; *used_p: how many of them are its name. */
+static const struct command *find_command(char **words, int count, int *used_p)
+{
+    for (size_t i = 0; i < COUNT(commands); i++) {
+        const struct command *row = &commands[i];
+        const int used = row->verb != NULL ? 2 : 1;
+        if (count < used || strcmp(words[0], row->noun) != 0)
+            continue;
+        if (row->verb != NULL && strcmp(words[1], row->verb) != 0)
+            continue;
+        *used_p = used;
+        return row;
+    }
+    return NULL;
+}
+
+static int dispatch(const struct ctl *ctl, char **words, int count)
+{
+    int used = 0;
+    if (count == 0) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "which command? See hvdctl help.");
+        return CTL_USAGE;
+    }
+    const struct command *row = find_command(words, count, &used);
+    if (row == NULL) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "no such command: %s%s%s. See hvdctl help.", words[0],
+                     count > 1 ? " " : "", count > 1 ? words[1] : "");
+        return CTL_USAGE;
+    }
+    count -= used;
+    if (count < row->args_min || count > row->args_max) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "usage: hvdctl %s%s%s %s", row->noun,
+                     row->verb != NULL ? " " : "", row->verb != NULL ? row->verb : "", row->args);
+        return CTL_USAGE;
+    }
+    return row->run(ctl, words + used, count);
+}
+
+int main(int argc, char **argv)
+{
+    struct ctl ctl = {.timeout_ns = 5 * HVI_NS_SEC, .out = stdout};
+    const char *instead = NULL;
+    int letter;
+    while ((letter = getopt_long(argc, argv, "hj", long_options, NULL)) != -1) {
+        if (take_option(&ctl, letter, &instead) != CTL_OK)
+            return CTL_USAGE;
+    }
+    const char *no_color = getenv("NO_COLOR");
+    ctl.colours = !ctl.json && isatty(STDOUT_FILENO) && (no_color == NULL || no_color[0] == '\0');
+    int code;
+    if (instead != NULL) {
+        char *word = strdup(instead);
+        code = dispatch(&ctl, &word, 1);
+        free(word);
+    } else {
+        code = dispatch(&ctl, argv + optind, argc - optind);
+    }
+    if (fflush(stdout) != 0 && code == CTL_OK)
+        code = CTL_REFUSED;
+    return code;
+}

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/run_options.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/types.h"
+#include "tools/text.h"
+
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+enum option_id {
+    OPT_NP = 256,
+    OPT_HOSTS,
+    OPT_ADDRESS,
+    OPT_HVDD,
+    OPT_OUTPUT,
+    OPT_TIMESTAMP,
+    OPT_NO_PREFIX,
+    OPT_START_TIMEOUT,
+    OPT_GRACE,
+    OPT_STALL_WARN,
+    OPT_NO_STALL_CHECK,
+    OPT_LOG_LEVEL,
+    OPT_VERBOSE,
+    OPT_CHECK_BUILD,
+    OPT_VERSION,
+    OPT_HELP,
+    OPT_REFUSED, /* .help says why */
+};
+
+struct row {
+    const char *names[3]; /* all accepted with one dash or two, the last one is the proper one */
+    const char *arg;      /* NULL: none */
+    enum option_id id;
+    const char *help;
+};
+
+#define NO_REMOTE  "hvdrun starts processes on this machine only; many machines come later"
+#define NO_ELASTIC "elastic jobs come later"
+#define NO_TUNING  "hvdd has no such knob; leave it out"
+
+static const struct row rows[] = {
+    {{"np", "num-proc"}, "N", OPT_NP, "how many processes (ranks) to start"},
+    {{"H", "hosts"}, "localhost:N", OPT_HOSTS, "only this machine, with N slots"},
+    {{"address"},
+     "DIR",
+     OPT_ADDRESS,
+     "use the hvdd there (or HVD_ADDRESS) instead of a private one"},
+    {{"hvdd"}, "PATH", OPT_HVDD, "the hvdd program to start privately"},
+    {{"output-filename"},
+     "DIR",
+     OPT_OUTPUT,
+     "also keep output, unprefixed, in DIR/rank.<r>/stdout and stderr"},
+    {{"prefix-timestamp", "prefix-output-with-timestamp"},
+     NULL,
+     OPT_TIMESTAMP,
+     "date and time before each line"},
+    {{"disable-prefix", "no-prefix"}, NULL, OPT_NO_PREFIX, "output lines as they are"},
+    {{"start-timeout"}, "S", OPT_START_TIMEOUT, "time for the private hvdd to start (30)"},
+    {{"grace"}, "S", OPT_GRACE, "time between SIGTERM and SIGKILL for the rest (5)"},
+    {{"stall-check-warning-time-seconds"},
+     "S",
+     OPT_STALL_WARN,
+     "warn about an op that has waited that long (60)"},
+    {{"no-stall-check"}, NULL, OPT_NO_STALL_CHECK, "never warn about ops that wait"},
+    {{"log-level"},
+     "LEVEL",
+     OPT_LOG_LEVEL,
+     "trace, debug, info, warning or error, for ranks and the private hvdd"},
+    {{"verbose"}, NULL, OPT_VERBOSE, "say what is started and how it ends"},
+    {{"cb", "check-build"}, NULL, OPT_CHECK_BUILD, "what this build can do"},
+    {{"v", "version"}, NULL, OPT_VERSION, "version"},
+    {{"h", "help"}, NULL, OPT_HELP, "this text"},
+
+    {{"hostfile"}, "F", OPT_REFUSED, NO_REMOTE},
+    {{"host-discovery-script"}, "F", OPT_REFUSED, NO_REMOTE},
+    {{"p", "ssh-port"}, "N", OPT_REFUSED, NO_REMOTE},
+    {{"i", "ssh-identity-file"}, "F", OPT_REFUSED, NO_REMOTE},
+    {{"network-interfaces", "network-interface"}, "L", OPT_REFUSED, NO_REMOTE},
+    {{"min-np", "min-num-proc"}, "N", OPT_REFUSED, NO_ELASTIC},
+    {{"max-np", "max-num-proc"}, "N", OPT_REFUSED, NO_ELASTIC},
+    {{"reset-limit"}, "N", OPT_REFUSED, NO_ELASTIC},
+    {{"timeline-filename"}, "F", OPT_REFUSED, "timelines come later"},
+    {{"config-file"}, "F", OPT_REFUSED, "hvdrun reads no configuration file; use the options"},
+    {{"mpi"}, NULL, OPT_REFUSED, "there is no MPI here; leave it out"},
+    {{"gloo"}, NULL, OPT_REFUSED, "there is no Gloo here; leave it out"},
+    {{"fusion-threshold-mb"}, "N", OPT_REFUSED, NO_TUNING},
+    {{"cycle-time-ms"}, "N", OPT_REFUSED, NO_TUNING},
+    {{"cache-capacity"}, "N", OPT_REFUSED, NO_TUNING},
+    {{"autotune"}, NULL, OPT_REFUSED, NO_TUNING},
+};
+
+#define GETOPT_ROWS (3 * COUNT(rows) + 1)
+
+/* getopt's `val` is the index of our row plus 1. */
+static void build_getopt(struct option *out)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < COUNT(rows); i++)
+        for (size_t n = 0; n < COUNT(rows[i].names) && rows[i].names[n] != NULL; n++)
+            out[used++] = (struct option){
+                .name = rows[i].names[n],
+                .has_arg = rows[i].arg != NULL ? required_argument : no_argument,
+                .val = (int)i + 1,
+            };
+    out[used] = (struct option){.name = NULL};
+}
+
+static int seconds(const char *name, const char *value, uint64_t *ns_p, char *text_p, size_t size)
+{
+    if (text_parse_seconds(value, ns_p) == 0)
+        return 0;
+    snprintf(text_p, size, "--%s takes a number of seconds, not '%s'", name, value);
+    return -1;
+}
+
+static int set_ranks(struct run_options *options, const char *value, char *text_p, size_t size)
+{
+    long number;
+    if (text_parse_int(value, 1, HVI_RANKS_MAX, &number) != 0) {
+        snprintf(text_p, size, "-np takes a number of processes from 1 to %d, not '%s'",
+                 HVI_RANKS_MAX, value);
+        return -1;
+    }
+    options->ranks = (int)number;
+    return 0;
+}
+
+static int set_log_level(struct run_options *options, const char *value, char *text_p, size_t size)
+{
+    if (hvi_log_level_parse(value) < 0) {
+        snprintf(text_p, size, "--log-level takes trace, debug, info, warning or error, not '%s'",
+                 value);
+        return -1;
+    }
+    options->log_level = value;
+    return 0;
+}
+
+static int refuse(const struct row *row, char *text_p, size_t size)
+{
+    const char *name = row->names[1] != NULL ? row->names[1] : row->names[0];
+    snprintf(text_p, size, "--%s is not available: %s", name, row->help);
+    return -1;
+}
+
+static int take(struct run_options *options, const struct row *row, const char *value, char *text_p,
+                size_t size)
+{
+    switch (row->id) {
+    case OPT_NP:
+        return set_ranks(options, value, text_p, size);
+    case OPT_HOSTS:
+        options->hosts = value;
+        return 0;
+    case OPT_ADDRESS:
+        options->address = value;
+        return 0;
+    case OPT_HVDD:
+        options->hvdd = value;
+        return 0;
+    case OPT_OUTPUT:
+        options->output_dir = value;
+        return 0;
+    case OPT_TIMESTAMP:
+        options->timestamps = true;
+        return 0;
+    case OPT_NO_PREFIX:
+        options->no_prefix = true;
+        return 0;
+    case OPT_START_TIMEOUT:
+        return seconds(row->names[0], value, &options->start_timeout_ns, text_p, size);
+    case OPT_GRACE:
+        return seconds(row->names[0], value, &options->grace_ns, text_p, size);
+    case OPT_STALL_WARN:
+        return seconds(row->names[0], value, &options->stall_warn_ns, text_p, size);
+    case OPT_NO_STALL_CHECK:
+        options->no_stall_check = true;
+        return 0;
+    case OPT_LOG_LEVEL:
+        return set_log_level(options, value, text_p, size);
+    case OPT_VERBOSE:
+        options->verbose = true;
+        return 0;
+    case OPT_CHECK_BUILD:
+        options->check_build = true;
+        return 0;
+    case OPT_VERSION:
+        options->version = true;
+        return 0;
+    case OPT_HELP:
+        options->help = true;
+        return 0;
+    case OPT_REFUSED:
+        return refuse(row, text_p, size);
+    }
+    return -1;
+}
+
+static bool is_this_machine(const char *host, size_t length)
+{
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    const char *const ours[] = {"localhost", "127.0.0.1", name};
+    for (size_t i = 0; i < COUNT(ours); i++)
+        if (strlen(ours[i]) == length && strncmp(ours[i], host, length) == 0)
+            return true;
+    return false;
+}
+
+/* "localhost:4": its slots are the number of ranks unless -np says less. */
+static int check_hosts(struct run_options *options, char *text_p, size_t size)
+{
+    long slots;
+    const char *colon = strrchr(options->hosts, ':');
+    const size_t length = colon != NULL ? (size_t)(colon - options->hosts) : strlen(options->hosts);
+    if (strchr(options->hosts, ',') != NULL || !is_this_machine(options->hosts, length)) {
+        snprintf(text_p, size, "-H %s: %s (use localhost:N)", options->hosts, NO_REMOTE);
+        return -1;
+    }
+    if (colon == NULL || text_parse_int(colon + 1, 1, HVI_RANKS_MAX, &slots) != 0) {
+        snprintf(text_p, size, "-H takes localhost:N, not '%s'", options->hosts);
+        return -1;
+    }
+    if (options->ranks == 0)
+        options->ranks = (int)slots;
+    if (options->ranks > slots) {
+        snprintf(text_p, size, "requested more processes (%d) than there are available slots (%ld)",
+                 options->ranks, slots);
+        return -1;
+    }
+    return 0;
+}
+
+static int check_whole(struct run_options *options, char *text_p, size_t size)
+{
+    if (options->help || options->version || options->check_build)
+        return 0;
+    if (options->hosts != NULL && check_hosts(options, text_p, size) != 0)
+        return -1;
+    if (options->ranks == 0) {
+        snprintf(text_p, size, "how many processes? Give -np N");
+        return -1;
+    }
+    if (options->command[0] == NULL) {
+        snprintf(text_p, size, "which command? hvdrun -np %d command...", options->ranks);
+        return -1;
+    }
+    return 0;
+}
+
+int run_options_parse(int argc, char **argv, struct run_options *options_p, char *text_p,
+                      size_t text_size)
+{
+    struct option table[GETOPT_ROWS];
+    struct run_options options = {.start_timeout_ns = 30 * HVI_NS_SEC, .grace_ns = 5 * HVI_NS_SEC};
+    build_getopt(table);
+    optind = 0; /* start anew: tests parse many lines */
+    opterr = 0;
+    for (;;) {
+        const int at = optind > 0 ? optind : 1;
+        const int found = getopt_long_only(argc, argv, "+:", table, NULL);
+        if (found == -1)
+            break;
+        if (found == ':') {
+            snprintf(text_p, text_size, "%s needs a value", argv[at]);
+            return -1;
+        }
+        if (found == '?') {
+            snprintf(text_p, text_size, "unknown or ambiguous option %s", argv[at]);
+            return -1;
+        }
+        if (take(&options, &rows[found - 1], optarg, text_p, text_size) != 0)
+            return -1;
+    }
+    options.command = argv + optind;
+    if (check_whole(&options, text_p, text_size) != 0)
+        return -1;
+    *options_p = options;
+    return 0;
+}
+
+void run_options_help(FILE *out)
+{
+    fputs("Usage: hvdrun -np N [options] command...\n\n"
+          "Starts N processes of a job on this machine, with a private hvdd unless one is named.\n"
+          "Options stand before the command; everything after it belongs to the command.\n\n",
+          out);
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        char words[80];
+        const struct row *row = &rows[i];
+        const char *longer = row->names[1] != NULL ? row->names[1] : row->names[0];
+        if (row->id == OPT_REFUSED)
+            continue;
+        snprintf(words, sizeof words, "%s%s%s--%s%s%s", row->names[1] != NULL ? "-" : "",
+                 row->names[1] != NULL ? row->names[0] : "", row->names[1] != NULL ? ", " : "",
+                 longer, row->arg != NULL ? " " : "", row->arg != NULL ? row->arg : "");
+        fprintf(out, "  %-42s %s\n", words, row->help);
+    }
+    fputs(
+        "\nWhen a process fails the others get SIGTERM, and after the grace time SIGKILL; hvdrun\n"
+        "returns the first failing exit code (128 + signal for a signal). SIGINT, SIGTERM,\n"
+        "SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every process and what it has\n"
+        "started; a second SIGINT or SIGTERM kills. Rank 0 has hvdrun's standard input.\n"
+        "Exit status of hvdrun itself: 2 usage, 126 and 127 as in a shell, 1 otherwise.\n",
+        out);
+}
+
+void run_options_check_build(FILE *out)
+{
+    fputs("hvdd v" HVD_VERSION_TEXT ":\n"
+          "\n"
+          "Available Frameworks:\n"
+          "    [X] C\n"
+          "    [ ] TensorFlow\n"
+          "    [ ] PyTorch\n"
+          "    [ ] MXNet\n"
+          "\n"
+          "Available Controllers:\n"
+          "    [X] hvdd\n"
+          "    [ ] MPI\n"
+          "    [ ] Gloo\n"
+          "\n"
+          "Available Tensor Operations:\n"
+          "    [X] hvdd (host memory, one machine)\n"
+          "    [ ] NCCL\n"
+          "    [ ] DDL\n"
+          "    [ ] CCL\n"
+          "    [ ] MPI\n"
+          "    [ ] Gloo\n",
+          out);
+}
