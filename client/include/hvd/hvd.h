@@ -158,7 +158,8 @@ struct hvd_options {
     size_t struct_size;  /* sizeof(struct hvd_options): set by hvd_options_init */
     const char *address; /* directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd if a daemon
                             listens there, else /run/hvdd, else a private hvdd is started for this user */
-    const char *job;     /* job id. NULL: $HVD_JOB_ID, else from the launcher's environment, else "default" */
+    const char *job;     /* job id. NULL: $HVD_JOB_ID, else from the launcher's environment, else a job of its own for
+                            a single process and "default" for several */
     const char *job_key; /* secret shared by the job's ranks. NULL: $HVD_JOB_KEY, else none */
     int rank, size;      /* HVD_FROM_ENV: hvdrun, torchrun, Open MPI, PMI, Slurm, in that order; else rank 0 of 1 */
     int local_rank, local_size, cross_rank, cross_size; /* HVD_FROM_ENV: as above, else derived from rank and size */
@@ -172,7 +173,7 @@ HVD_API void hvd_options_init(struct hvd_options *options);
 
 /* Attaches to the node's hvdd as one rank of a job. Does not wait for the other ranks: ops do. `options` NULL means
  * all defaults. Blocks up to timeout_ns. Errors: HVD_ERR_NO_DAEMON, _REFUSED, _VERSION, _BAD_RANK, _BAD_SIZE,
- * _DUPLICATE_RANK, _ATTACH_TIMEOUT, _DRAINING, _DAEMON_LIMIT, _NO_MEMORY, _LIMIT, _INVALID. Nothing is left behind on
+ * _DUPLICATE_RANK, _ATTACH_TIMEOUT, _DRAINING, _DAEMON, _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID. Nothing is left behind on
  * failure. May be repeated any number of times in one process. */
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
@@ -189,7 +190,7 @@ HVD_API int hvd_local_size(const struct hvd_session *session);
 HVD_API int hvd_cross_rank(const struct hvd_session *session);
 HVD_API int hvd_cross_size(const struct hvd_session *session);
 
-/* The job's id (owned by the session) and the directory of the daemon's sockets. */
+/* The job's id and the directory of the daemon's sockets, owned by the session. "" for a NULL session. */
 HVD_API const char *hvd_job(const struct hvd_session *session);
 HVD_API const char *hvd_address(const struct hvd_session *session);
 
@@ -226,8 +227,10 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  *   in, out  may be the same tensor (in place); must not overlap otherwise. Until the op is finished neither may be
  *            read or written, except that `in` may be read. The structs themselves are copied.
  *   op_p     to be finished by hvd_wait or hvd_test and released by hvd_op_free.
- * They never block: a full ring is HVD_ERR_RING_FULL. Other immediate errors: HVD_ERR_INVALID, _DUPLICATE_NAME,
- * _UNSUPPORTED, _NO_MEMORY (staging for ordinary memory), a lost session or job. After an op has failed with a job error
+ * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a size of ordinary
+ * memory above 4096 bytes makes and announces shared memory to stage it, which takes the engine's answer (5 s at most);
+ * hvd_alloc and hvd_register avoid that. Other immediate errors: HVD_ERR_INVALID, _DUPLICATE_NAME, _UNSUPPORTED,
+ * _NO_MEMORY (staging for ordinary memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has failed with a job error
  * while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
@@ -260,7 +263,8 @@ HVD_API const char *hvd_op_name(const struct hvd_op *op);
 HVD_API const char *hvd_op_error(const struct hvd_op *op);
 /* After a failure: the global rank that caused it, or -1. */
 HVD_API int hvd_op_culprit(const struct hvd_op *op);
-/* Releases a finished op. An op in flight is released once it finishes; until then its memory must stay. NULL is fine. */
+/* Releases a finished op. An op in flight is released once it finishes; until then its memory must stay, and its output
+ * is then undefined. NULL is fine. */
 HVD_API void hvd_op_free(struct hvd_op *op);
 
 /* The blocking forms: submit, wait without limit, release. A full ring is waited out. */

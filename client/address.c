@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A directory that somebody named is used as it is, and nothing is started in it. Otherwise this
+ * user's own directory is tried, then the system's, then a private hvdd is started in the user's
+ * own. A directory under /tmp is believed only when it belongs to this user and nobody else can
+ * write to it, because anybody can make names there. */
+#include "client/address.h"
+
+#include "base/clock.h"
+#include "client/autostart.h"
+#include "client/error.h"
+#include "hvd/hvd.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SYSTEM_DIRECTORY "/run/hvdd"
+#define SOCKET_NAME      "attach.sock"
+#define BUSY_NAP_NS      1000000 /* the daemon's queue of connections is full */
+
+static int path_of(const char *directory, struct sockaddr_un *path_p)
+{
+    memset(path_p, 0, sizeof(*path_p));
+    path_p->sun_family = AF_UNIX;
+    int length = snprintf(path_p->sun_path, sizeof(path_p->sun_path), "%s/" SOCKET_NAME, directory);
+    if (length > 0 && (size_t)length < sizeof(path_p->sun_path))
+        return HVD_OK;
+    return client_error(HVD_ERR_INVALID,
+                        "hvd_open: the address '%s' is too long for a socket path (at most %zu "
+                        "bytes)",
+                        directory, sizeof(path_p->sun_path) - sizeof("/" SOCKET_NAME));
+}
+
+/* 0 or errno; waits while the daemon's queue is full. */
+static int connect_until(int fd, const struct sockaddr_un *path, uint64_t deadline_ns)
+{
+    struct timespec nap = {.tv_nsec = BUSY_NAP_NS};
+    for (;;) {
+        if (connect(fd, (const struct sockaddr *)path, sizeof(*path)) == 0)
+            return 0;
+        if (errno != EAGAIN && errno != EINTR)
+            return errno;
+        if (hvi_deadline_passed(deadline_ns))
+            return ETIMEDOUT;
+        nanosleep(&nap, NULL);
+    }
+}
+
+static int connect_error(const char *path, int error)
+{
+    switch (error) {
+    case EACCES:
+    case EPERM:
+        return client_error(HVD_ERR_REFUSED, "hvd_open: no permission to connect to hvdd at %s",
+                            path);
+    case ETIMEDOUT:
+        return client_error(HVD_ERR_ATTACH_TIMEOUT,
+                            "hvd_open: hvdd at %s has too many connections waiting", path);
+    default:
+        return client_error(HVD_ERR_NO_DAEMON,
+                            "hvd_open: no hvdd answers at %s (%s); start one with 'systemctl start "
+                            "hvdd' or run under hvdrun",
+                            path, strerror(error));
+    }
+}
+
+/* Connects to the daemon in `directory`. */
+static int try_directory(const char *directory, uint64_t deadline_ns,
+                         struct client_address *address)
+{
+    struct sockaddr_un path;
+    int rc = path_of(directory, &path);
+    if (rc != HVD_OK)
+        return rc;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return client_error(HVD_ERR_LIMIT, "hvd_open: no socket for hvdd: %s", strerror(errno));
+    int error = connect_until(fd, &path, deadline_ns);
+    if (error) {
+        close(fd);
+        return connect_error(path.sun_path, error);
+    }
+    snprintf(address->directory, sizeof(address->directory), "%s", directory);
+    address->socket_fd = fd;
+    return HVD_OK;
+}
+
+/* This user's directory. False when $XDG_RUNTIME_DIR makes a path that is too long. */
+static bool own_directory(char *directory_p, size_t size, bool *in_tmp_p)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    *in_tmp_p = !runtime || runtime[0] != '/';
+    int length = *in_tmp_p ? snprintf(directory_p, size, "/tmp/hvdd-%lu", (unsigned long)geteuid())
+                           : snprintf(directory_p, size, "%s/hvdd", runtime);
+    return length > 0 && (size_t)length < size;
+}
+
+static bool is_ours(const char *directory)
+{
+    struct stat st;
+    return lstat(directory, &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == geteuid() &&
+           (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+static int start_private(const char *directory, uint64_t deadline_ns,
+                         struct client_address *address)
+{
+    struct stat st;
+    if (mkdir(directory, 0700) != 0 && errno != EEXIST)
+        return client_error(HVD_ERR_NO_DAEMON,
+                            "hvd_open: no hvdd runs, and no private one can be started: mkdir %s: "
+                            "%s",
+                            directory, strerror(errno));
+    if (!is_ours(directory))
+        return client_error(HVD_ERR_REFUSED,
+                            "hvd_open: no hvdd runs, and no private one is started in %s, because "
+                            "%s; set XDG_RUNTIME_DIR or HVD_ADDRESS",
+                            directory,
+                            lstat(directory, &st) == 0 && st.st_uid != geteuid()
+                                ? "it belongs to another user"
+                                : "it is no directory or others may write to it");
+    int rc = client_autostart(directory, deadline_ns, &address->started);
+    return rc == HVD_OK ? try_directory(directory, deadline_ns, address) : rc;
+}
+
+static int connect_default(uint64_t deadline_ns, struct client_address *address)
+{
+    char directory[HVI_WIRE_PATH];
+    bool in_tmp;
+    if (!own_directory(directory, sizeof(directory), &in_tmp))
+        return client_error(HVD_ERR_INVALID, "hvd_open: XDG_RUNTIME_DIR is too long");
+    if ((!in_tmp || is_ours(directory)) && try_directory(directory, deadline_ns, address) == HVD_OK)
+        return HVD_OK;
+    if (try_directory(SYSTEM_DIRECTORY, deadline_ns, address) == HVD_OK)
+        return HVD_OK;
+    return start_private(directory, deadline_ns, address);
+}
+
+int client_address_connect(const char *wanted, uint64_t deadline_ns,
+                           struct client_address *address_p)
+{
+    struct client_address address = {.socket_fd = -1};
+    const char *variable = getenv("HVD_ADDRESS");
+    if (!wanted && variable && variable[0])
+        wanted = variable;
+    address.is_default = !wanted;
+    int rc = wanted ? try_directory(wanted, deadline_ns, &address)
+                    : connect_default(deadline_ns, &address);
+    if (rc == HVD_OK)
+        *address_p = address;
+    return rc;
+}

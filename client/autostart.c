@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The private hvdd must outlive this process and must not be its child: a library has no business
+ * in its host's SIGCHLD handling. So posix_spawn (no atfork handlers of the host run, no copy of
+ * its memory) starts a shell that starts hvdd in the background of a session of its own and ends at
+ * once. hvdd inherits no descriptor but the readiness pipe, no signal mask, and none of the
+ * variables by which a service manager speaks to the host. It says "ready" on the pipe; end of file
+ * means that it ended. It goes away by itself when nobody has used it for a while.
+ *
+ * The lock is on the directory itself, so no lock file stays behind; a directory that was removed
+ * and made anew while we waited is noticed by its inode. */
+#include "client/autostart.h"
+
+#include "base/clock.h"
+#include "client/error.h"
+#include "hvd/hvd.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define READY_FD    3
+#define IDLE_EXIT   "10s"
+#define LOCK_NAP_NS 2000000
+
+extern char **environ;
+
+/* ---- finding the program ---- */
+
+static bool usable(const char *path, char *program_p)
+{
+    char resolved[PATH_MAX];
+    struct stat st;
+    if (!realpath(path, resolved) || stat(resolved, &st) != 0 || !S_ISREG(st.st_mode) ||
+        access(resolved, X_OK) != 0)
+        return false;
+    memcpy(program_p, resolved, strlen(resolved) + 1);
+    return true;
+}
+
+/* Beside this library (or the program it is linked into): PREFIX/lib and PREFIX/lib/<triplet> are
+ * both common. */
+static bool find_beside_us(char *program_p)
+{
+    static const char *const places[] = {"../bin/hvdd", "../../bin/hvdd", "hvdd"};
+    char self[PATH_MAX];
+    char path[PATH_MAX + 32];
+    Dl_info info;
+    if (!dladdr((const void *)&hvd_open, &info) || !info.dli_fname ||
+        !realpath(info.dli_fname, self))
+        return false;
+    *strrchr(self, '/') = '\0';
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", self, places[i]);
+        if (usable(path, program_p))
+            return true;
+    }
+    return false;
+}
+
+static bool find_in_path(char *program_p)
+{
+    char path[PATH_MAX];
+    const char *at = getenv("PATH");
+    while (at && *at) {
+        size_t length = strcspn(at, ":");
+        if (length > 0 && length < sizeof(path) - sizeof("/hvdd")) {
+            snprintf(path, sizeof(path), "%.*s/hvdd", (int)length, at);
+            if (usable(path, program_p))
+                return true;
+        }
+        at += length + (at[length] == ':');
+    }
+    return false;
+}
+
+static int find_program(char *program_p)
+{
+    const char *wanted = getenv("HVDD_PROGRAM");
+    if (wanted && wanted[0]) {
+        if (usable(wanted, program_p))
+            return HVD_OK;
+        return client_error(HVD_ERR_NO_DAEMON,
+                            "hvd_open: HVDD_PROGRAM is '%s', which is no executable file", wanted);
+    }
+    if (find_beside_us(program_p) || find_in_path(program_p))
+        return HVD_OK;
+    return client_error(HVD_ERR_NO_DAEMON,
+                        "hvd_open: no hvdd runs and no hvdd program was found to start a private "
+                        "one; start one with 'systemctl start hvdd', run under hvdrun, or set "
+                        "HVD_ADDRESS or HVDD_PROGRAM");
+}
+
+/* ---- starting it ---- */
+
+static bool belongs_to_host(const char *assignment)
+{
+    static const char *const prefixes[] = {"NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
+                                           "JOURNAL_STREAM=", "HVD_JOB_KEY="};
+    for (size_t i = 0; i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
+        if (strncmp(assignment, prefixes[i], strlen(prefixes[i])) == 0)
+            return true;
+    return false;
+}
+
+/* The environment without what is meant for this process alone; strings are shared, free(3) the
+ * array. */
+static char **make_environment(void)
+{
+    size_t count = 0;
+    size_t kept = 0;
+    while (environ[count])
+        count++;
+    char **environment = malloc((count + 1) * sizeof(environment[0]));
+    if (!environment)
+        return NULL;
+    for (size_t i = 0; i < count; i++)
+        if (!belongs_to_host(environ[i]))
+            environment[kept++] = environ[i];
+    environment[kept] = NULL;
+    return environment;
+}
+
+static int set_actions(posix_spawn_file_actions_t *actions, const char *log_path, int ready_fd)
+{
+    int error = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
+    if (!error)
+        error = posix_spawn_file_actions_addopen(actions, 1, "/dev/null", O_WRONLY, 0);
+    if (!error)
+        error = posix_spawn_file_actions_addopen(actions, 2, log_path,
+                                                 O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+    if (!error)
+        error = posix_spawn_file_actions_adddup2(actions, ready_fd, READY_FD);
+    if (!error)
+        error = posix_spawn_file_actions_addclosefrom_np(actions, READY_FD + 1);
+    if (!error)
+        error = posix_spawn_file_actions_addchdir_np(actions, "/");
+    return error;
+}
+
+static int set_attributes(posix_spawnattr_t *attributes)
+{
+    sigset_t none, all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    int error = posix_spawnattr_setsigmask(attributes, &none);
+    if (!error)
+        error = posix_spawnattr_setsigdefault(attributes, &all);
+    if (!error)
+        error = posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
+                                                         POSIX_SPAWN_SETSIGDEF);
+    return error;
+}
+
+/* A pipe whose write end is above the descriptors that spawn sets up. */
+static int make_pipe(int ready_p[2])
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return client_error(HVD_ERR_LIMIT, "hvd_open: no pipe: %s", strerror(errno));
+    int high = fcntl(ends[1], F_DUPFD_CLOEXEC, READY_FD + 1);
+    close(ends[1]);
+    if (high < 0) {
+        close(ends[0]);
+        return client_error(HVD_ERR_LIMIT, "hvd_open: no pipe: %s", strerror(EMFILE));
+    }
+    ready_p[0] = ends[0];
+    ready_p[1] = high;
+    return HVD_OK;
+}
+
+/* 0 or errno; *pid_p is the shell, which ends at once. */
+static int spawn(char *program, char *directory, const char *log_path, int ready_fd, pid_t *pid_p)
+{
+    static char script[] =
+        "\"$0\" --private --runtime-dir \"$1\" --idle-exit " IDLE_EXIT " --ready-fd 3 </dev/null &";
+    char *arguments[] = {"sh", "-c", script, program, directory, NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    char **environment = make_environment();
+    if (!environment)
+        return ENOMEM;
+    int error = posix_spawn_file_actions_init(&actions);
+    if (error)
+        goto out_environment;
+    error = posix_spawnattr_init(&attributes);
+    if (error)
+        goto out_actions;
+    error = set_actions(&actions, log_path, ready_fd);
+    if (!error)
+        error = set_attributes(&attributes);
+    if (!error)
+        error = posix_spawn(pid_p, "/bin/sh", &actions, &attributes, arguments, environment);
+    posix_spawnattr_destroy(&attributes);
+out_actions:
+    posix_spawn_file_actions_destroy(&actions);
+out_environment:
+    free(environment);
+    return error;
+}
+
+/* Reaps the shell. ECHILD (the host ignores or reaps its children) is as good. */
+static void reap(pid_t pid)
+{
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
+static int await_ready(int ready_fd, const char *program, const char *log_path,
+                       uint64_t deadline_ns)
+{
+    struct pollfd pollfd = {.fd = ready_fd, .events = POLLIN};
+    char byte;
+    for (;;) {
+        int ready = poll(&pollfd, 1, hvi_deadline_poll_ms(deadline_ns));
+        if (ready > 0)
+            break;
+        if (ready == 0 || errno != EINTR)
+            return client_error(HVD_ERR_ATTACH_TIMEOUT,
+                                "hvd_open: the private hvdd (%s) did not get ready in time; its "
+                                "log is %s",
+                                program, log_path);
+    }
+    if (read(ready_fd, &byte, 1) == 1)
+        return HVD_OK;
+    return client_error(HVD_ERR_NO_DAEMON,
+                        "hvd_open: the private hvdd (%s) ended before it was ready; its log is %s",
+                        program, log_path);
+}
+
+static int start(const char *directory, uint64_t deadline_ns)
+{
+    char program[PATH_MAX];
+    char path[PATH_MAX];
+    char log_path[PATH_MAX + 16];
+    int ready[2] = {-1, -1};
+    pid_t pid;
+    int rc = find_program(program);
+    if (rc != HVD_OK)
+        return rc;
+    if (!realpath(directory, path))
+        return client_error(HVD_ERR_NO_DAEMON, "hvd_open: %s: %s", directory, strerror(errno));
+    snprintf(log_path, sizeof(log_path), "%s/hvdd.log", path);
+    rc = make_pipe(ready);
+    if (rc != HVD_OK)
+        return rc;
+    int error = spawn(program, path, log_path, ready[1], &pid);
+    close(ready[1]);
+    if (error) {
+        rc = client_error(HVD_ERR_NO_DAEMON, "hvd_open: cannot start %s: %s", program,
+                          strerror(error));
+    } else {
+        reap(pid);
+        rc = await_ready(ready[0], program, log_path, deadline_ns);
+    }
+    close(ready[0]);
+    return rc;
+}
+
+/* ---- one of many ---- */
+
+static bool same_directory(int fd, const char *directory)
+{
+    struct stat locked, named;
+    return fstat(fd, &locked) == 0 && stat(directory, &named) == 0 &&
+           locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
+}
+
+/* Locks the directory; *fd_p is to be closed. */
+static int lock(const char *directory, uint64_t deadline_ns, int *fd_p)
+{
+    struct timespec nap = {.tv_nsec = LOCK_NAP_NS};
+    for (;;) {
+        if (mkdir(directory, 0700) != 0 && errno != EEXIST)
+            return client_error(HVD_ERR_NO_DAEMON, "hvd_open: mkdir %s: %s", directory,
+                                strerror(errno));
+        int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0 && errno != ENOENT)
+            return client_error(errno == EMFILE ? HVD_ERR_LIMIT : HVD_ERR_NO_DAEMON,
+                                "hvd_open: %s: %s", directory, strerror(errno));
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && same_directory(fd, directory)) {
+            *fd_p = fd;
+            return HVD_OK;
+        }
+        if (fd >= 0)
+            close(fd);
+        if (hvi_deadline_passed(deadline_ns))
+            return client_error(HVD_ERR_ATTACH_TIMEOUT,
+                                "hvd_open: another process is starting a private hvdd in %s and "
+                                "does not finish",
+                                directory);
+        nanosleep(&nap, NULL);
+    }
+}
+
+/* Somebody else has started it while we waited for the lock. */
+static bool listens(const char *directory)
+{
+    struct sockaddr_un path = {.sun_family = AF_UNIX};
+    int length = snprintf(path.sun_path, sizeof(path.sun_path), "%s/attach.sock", directory);
+    if (length < 0 || (size_t)length >= sizeof(path.sun_path))
+        return false;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return false;
+    bool connected =
+        connect(fd, (const struct sockaddr *)&path, sizeof(path)) == 0 || errno == EAGAIN;
+    close(fd);
+    return connected;
+}
+
+int client_autostart(const char *directory, uint64_t deadline_ns, bool *started_p)
+{
+    int lock_fd = -1;
+    int rc = lock(directory, deadline_ns, &lock_fd);
+    if (rc != HVD_OK)
+        return rc;
+    bool running = listens(directory);
+    if (!running)
+        rc = start(directory, deadline_ns);
+    close(lock_fd);
+    if (rc == HVD_OK)
+        *started_p = !running;
+    return rc;
+}

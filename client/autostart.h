@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Starting a private hvdd for this user. */
+#ifndef HVD_CLIENT_AUTOSTART_H
+#define HVD_CLIENT_AUTOSTART_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Makes sure that an hvdd listens in `directory`, which exists and is ours. Processes that do this
+ * at once agree by a lock: one starts it, the others find it. *started_p: it was this call.
+ * HVD_ERR_NO_DAEMON (no program, or it ended; the text says where its log is),
+ * HVD_ERR_ATTACH_TIMEOUT, HVD_ERR_LIMIT, with the last error set. */
+int client_autostart(const char *directory, uint64_t deadline_ns, bool *started_p);
+
+#endif

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/control.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/fate.h"
+#include "base/status.h"
+#include "client/error.h"
+#include "client/session.h"
+#include "client/wait.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CONTROL_BYTES    512u /* the largest request */
+#define CONTROL_SLICE_MS 5    /* another thread may have received our acknowledgement */
+#define CONTROL_PER_LOOK 64u  /* messages handled at once; an engine does not send more */
+
+static void handle_notice(struct hvd_session *session, const struct hvi_notice *notice)
+{
+    enum hvd_log_level level = notice->session_ended ? HVD_LOG_ERROR : HVD_LOG_WARN;
+    if (notice->session_ended) {
+        client_session_end(session, notice->status, "%s", notice->text);
+        return;
+    }
+    client_session_log(session, level, notice->text);
+    if (session->job_status != HVD_OK || notice->status >= 0)
+        return;
+    session->job_status = notice->status;
+    memcpy(session->job_text, notice->text, sizeof(session->job_text));
+}
+
+static void handle_ack(struct hvd_session *session, const struct hvi_ack *ack)
+{
+    struct client_pending *pending = session->pending;
+    while (pending && pending->request != ack->request)
+        pending = pending->next;
+    if (!pending) /* given up, or never waited for */
+        return;
+    pending->done = true;
+    pending->status = ack->status;
+    memcpy(pending->text, ack->text, sizeof(pending->text));
+}
+
+static void handle(struct hvd_session *session)
+{
+    struct hvi_packet_msg msg;
+    char why[HVI_TEXT_MAX + 1];
+    hvi_packet_close_fds(session->packet);
+    int rc = hvi_packet_msg_decode(session->packet->bytes, session->packet->length, &msg, why,
+                                   sizeof(why));
+    if (rc == HVD_ERR_NO_MEMORY) /* lost one message; an acknowledgement times out */
+        return;
+    if (rc != HVD_OK) {
+        client_session_end(session, HVD_ERR_PROTOCOL, "the engine (pid %d) sent nonsense: %s",
+                           session->engine_pid, why);
+        return;
+    }
+    if (msg.kind == HVI_PACKET_ACK)
+        handle_ack(session, &msg.ack);
+    else if (msg.kind == HVI_PACKET_NOTICE)
+        handle_notice(session, &msg.notice);
+    else
+        client_session_end(session, HVD_ERR_PROTOCOL,
+                           "the engine (pid %d) sent a message of kind %d that is not for clients",
+                           session->engine_pid, (int)msg.kind);
+    hvi_packet_msg_free(&msg);
+}
+
+/* End of file: what the engine finished before it died is still in the ring. */
+static void engine_gone(struct hvd_session *session)
+{
+    char how[128];
+    client_wait_drain(session);
+    hvi_fate_describe(hvi_fate_look(session->engine_pid, -1), how, sizeof(how));
+    client_session_end(session, HVD_ERR_ENGINE_LOST,
+                       "the engine of job '%s' (pid %d) %s; close this session and open a new one",
+                       session->identity.job, session->engine_pid, how);
+}
+
+void client_control_look(struct hvd_session *session)
+{
+    for (unsigned i = 0; i < CONTROL_PER_LOOK; i++) {
+        if (session->end_status != HVD_OK)
+            return;
+        int rc = hvi_packet_receive(session->socket_fd, session->packet, 0);
+        if (rc == HVD_OK) {
+            handle(session);
+        } else if (rc == HVD_ERR_CLOSED) {
+            engine_gone(session);
+        } else if (rc == HVD_ERR_PROTOCOL) {
+            client_session_end(session, rc, "the engine (pid %d) sent a message that is too long",
+                               session->engine_pid);
+        } else {
+            return;
+        }
+    }
+}
+
+/* Sleeps without the lock until the socket may be `events`-ready; looks at it afterwards. */
+static void pause_for(struct hvd_session *session, short events)
+{
+    struct pollfd pollfd = {.fd = session->socket_fd, .events = events};
+    pthread_mutex_unlock(&session->mutex);
+    poll(&pollfd, 1, CONTROL_SLICE_MS);
+    pthread_mutex_lock(&session->mutex);
+    client_control_look(session);
+}
+
+static int send_request(struct hvd_session *session, const struct hvi_packet_msg *msg, int fd,
+                        uint64_t deadline_ns)
+{
+    unsigned char bytes[CONTROL_BYTES];
+    size_t length = 0;
+    int rc = hvi_packet_msg_encode(msg, bytes, sizeof(bytes), &length);
+    HVI_ASSERT(rc == HVD_OK);
+    for (;;) {
+        rc = hvi_packet_send(session->socket_fd, bytes, length, &fd, fd >= 0 ? 1 : 0, 0);
+        if (rc != HVD_ERR_TIMEOUT || hvi_deadline_passed(deadline_ns))
+            return rc;
+        pause_for(session, POLLOUT | POLLIN);
+        if (session->end_status != HVD_OK)
+            return HVD_ERR_CLOSED;
+    }
+}
+
+static void unlink_pending(struct hvd_session *session, struct client_pending *pending)
+{
+    struct client_pending **link = &session->pending;
+    while (*link != pending)
+        link = &(*link)->next;
+    *link = pending->next;
+}
+
+/* Sends msg (whose request number is pending->request) and waits for its Ack. pending->status and
+ * text are set when HVD_OK is returned; the engine's verdict is in there. */
+static int call(struct hvd_session *session, const struct hvi_packet_msg *msg, int fd,
+                int64_t timeout_ns, struct client_pending *pending)
+{
+    uint64_t deadline_ns = hvi_deadline_after(timeout_ns);
+    pending->done = false;
+    pending->next = session->pending;
+    session->pending = pending;
+    int rc = send_request(session, msg, fd, deadline_ns);
+    while (rc == HVD_OK && !pending->done) {
+        if (session->end_status != HVD_OK)
+            rc = HVD_ERR_CLOSED;
+        else if (hvi_deadline_passed(deadline_ns))
+            rc = HVD_ERR_TIMEOUT;
+        else
+            pause_for(session, POLLIN);
+    }
+    if (pending->done)
+        rc = HVD_OK;
+    unlink_pending(session, pending);
+    return rc;
+}
+
+int client_control_region_add(struct hvd_session *session, const struct hvi_region *region,
+                              const char *what, uint32_t *region_id_p)
+{
+    struct client_pending pending = {.request = ++session->last_request};
+    uint32_t region_id = ++session->last_region;
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
+    msg.region_add.request = pending.request;
+    msg.region_add.region = region_id;
+    msg.region_add.bytes = region->bytes;
+    int rc = call(session, &msg, region->fd, CLIENT_ACK_NS, &pending);
+    if (rc == HVD_ERR_CLOSED) {
+        client_control_look(session);
+        if (session->end_status != HVD_OK)
+            return client_session_usable(session, what);
+    }
+    if (rc != HVD_OK) {
+        client_control_region_forget(session, region_id);
+        return client_error(rc,
+                            "%s: the engine (pid %d) was told of %" PRIu64
+                            " bytes of memory and did not answer: %s",
+                            what, session->engine_pid, region->bytes, hvi_status_text(rc));
+    }
+    if (pending.status != HVD_OK)
+        return client_error(pending.status < 0 ? pending.status : HVD_ERR_PROTOCOL,
+                            "%s: the engine refused %" PRIu64 " bytes of memory: %s", what,
+                            region->bytes,
+                            pending.text[0] ? pending.text : hvi_status_text(pending.status));
+    *region_id_p = region_id;
+    return HVD_OK;
+}
+
+static struct hvi_packet_msg remove_msg(uint64_t request, uint32_t region_id)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_REMOVE};
+    msg.region_remove.request = request;
+    msg.region_remove.region = region_id;
+    return msg;
+}
+
+void client_control_region_remove(struct hvd_session *session, uint32_t region_id)
+{
+    struct client_pending pending = {.request = ++session->last_request};
+    struct hvi_packet_msg msg = remove_msg(pending.request, region_id);
+    if (session->end_status == HVD_OK)
+        call(session, &msg, -1, CLIENT_ACK_NS, &pending);
+}
+
+void client_control_region_forget(struct hvd_session *session, uint32_t region_id)
+{
+    struct hvi_packet_msg msg = remove_msg(++session->last_request, region_id);
+    if (session->end_status == HVD_OK)
+        send_request(session, &msg, -1, 0);
+}
+
+void client_control_detach(struct hvd_session *session)
+{
+    struct client_pending pending = {.request = ++session->last_request};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+    msg.detach.request = pending.request;
+    if (session->end_status == HVD_OK)
+        call(session, &msg, -1, CLIENT_DETACH_NS, &pending);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The session's socket after the attach: requests with their acknowledgements, and the engine's
+ * notices.
+ *
+ * Whoever looks at the socket handles whatever has arrived, also the acknowledgement another thread
+ * waits for; that thread looks at least every few milliseconds. All need the session's lock; the
+ * waiting ones give it up meanwhile. */
+#ifndef HVD_CLIENT_CONTROL_H
+#define HVD_CLIENT_CONTROL_H
+
+#include "shm/region.h"
+
+#include <stdint.h>
+
+struct hvd_session;
+
+/* Receives everything that has arrived; never blocks. End of file ends the session. */
+void client_control_look(struct hvd_session *session);
+
+/* Announces a region under a new id and waits for the engine's word, CLIENT_ACK_NS at most. Sets
+ * the last error. HVD_ERR_LIMIT and others as the engine says, HVD_ERR_TIMEOUT, or the session's
+ * end. */
+int client_control_region_add(struct hvd_session *session, const struct hvi_region *region,
+                              const char *what, uint32_t *region_id_p);
+/* Takes a region back and waits until the engine has. Failure is harmless and not told. */
+void client_control_region_remove(struct hvd_session *session, uint32_t region_id);
+/* As above without waiting. */
+void client_control_region_forget(struct hvd_session *session, uint32_t region_id);
+/* A clean goodbye; waits CLIENT_DETACH_NS at most. */
+void client_control_detach(struct hvd_session *session);
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The blocking forms: submit, wait without limit, release. A full ring is waited out by short naps:
+ * the engine takes slots all the time and rings no bell for it. */
+#include "client/error.h"
+#include "client/session.h"
+#include "client/submit.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define FULL_NAP_NS 50000
+
+static int submit_patiently(struct hvd_session *session, struct client_request *request,
+                            struct hvd_op **op_p)
+{
+    struct timespec nap = {.tv_nsec = FULL_NAP_NS};
+    for (;;) {
+        int rc = client_submit(session, request, op_p);
+        if (rc != HVD_ERR_RING_FULL)
+            return rc;
+        hvd_session_status(session); /* reads completions and the socket */
+        nanosleep(&nap, NULL);
+    }
+}
+
+static int run(struct hvd_session *session, struct client_request *request)
+{
+    struct hvd_op *op;
+    int rc = submit_patiently(session, request, &op);
+    if (rc != HVD_OK)
+        return rc;
+    rc = hvd_wait(op, -1);
+    hvd_op_free(op);
+    return rc;
+}
+
+int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                  const struct hvd_tensor *out, enum hvd_reduce_op reduce_op)
+{
+    struct client_request request = {.what = "hvd_allreduce",
+                                     .kind = HVI_KIND_ALLREDUCE,
+                                     .name = name,
+                                     .in = in,
+                                     .out = out,
+                                     .reduce_op = (int)reduce_op,
+                                     .root = -1};
+    return run(session, &request);
+}
+
+int hvd_broadcast(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                  const struct hvd_tensor *out, int root)
+{
+    struct client_request request = {.what = "hvd_broadcast",
+                                     .kind = HVI_KIND_BROADCAST,
+                                     .name = name,
+                                     .in = in,
+                                     .out = out,
+                                     .root = root};
+    return run(session, &request);
+}
+
+int hvd_barrier(struct hvd_session *session, const char *name)
+{
+    struct client_request request = {
+        .what = "hvd_barrier", .kind = HVI_KIND_BARRIER, .name = name, .root = -1};
+    return run(session, &request);
+}
+
+/* The result in memory of malloc(3). */
+static int copy_result(const struct hvd_op *op, struct hvd_tensor *result_p)
+{
+    struct hvd_tensor result;
+    int rc = hvd_op_result(op, &result);
+    if (rc != HVD_OK)
+        return rc;
+    size_t bytes = hvd_dtype_size(result.dtype);
+    for (int i = 0; i < result.ndim; i++)
+        bytes *= (size_t)result.dims[i];
+    void *data = malloc(bytes ? bytes : 1);
+    if (!data)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_allgather: no memory for %zu bytes of result",
+                            bytes);
+    if (bytes > 0)
+        memcpy(data, result.data, bytes);
+    result.data = data;
+    *result_p = result;
+    return HVD_OK;
+}
+
+int hvd_allgather(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                  struct hvd_tensor *result_p)
+{
+    struct client_request request = {
+        .what = "hvd_allgather", .kind = HVI_KIND_ALLGATHER, .name = name, .in = in, .root = -1};
+    struct hvd_op *op;
+    int rc = client_session_check_fork(session, "hvd_allgather");
+    if (rc != HVD_OK)
+        return rc;
+    if (!result_p)
+        return client_error(HVD_ERR_INVALID, "hvd_allgather: result_p is NULL");
+    rc = submit_patiently(session, &request, &op);
+    if (rc != HVD_OK)
+        return rc;
+    rc = hvd_wait(op, -1);
+    if (rc == HVD_OK)
+        rc = copy_result(op, result_p);
+    hvd_op_free(op);
+    return rc;
+}

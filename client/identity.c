@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Identity: one row per launcher, tried from the innermost to the outermost (hvdrun inside srun
+ * means hvdrun), first row whose rank is set wins and gives all six numbers; numbers of different
+ * launchers are never mixed. What a row does not say is derived from rank and size on the
+ * assumption that ranks are numbered node by node.
+ *
+ * Half an identity is an error and never "rank 0 of 1": a trainer that silently trains alone is
+ * worse than one that stops. Slurm is the exception in one direction: a batch script sees
+ * SLURM_NTASKS (and in its batch step SLURM_PROCID) without being a task of a step, so only
+ * processes with a step count. */
+#include "client/identity.h"
+
+#include "client/error.h"
+#include "proto/wire.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct launcher {
+    const char *origin;
+    const char *rank, *size;             /* both or neither */
+    const char *local_rank, *local_size; /* may be NULL or unset, like all below */
+    const char *cross_rank, *cross_size;
+    const char *allocation, *step; /* inside .allocation only a process with .step is a rank */
+    const char *job[2];            /* the job id is "<origin>-<value>[.<value>]" */
+    const char *job_instead;       /* of job[0] when that is not set */
+};
+
+static const struct launcher launchers[] = {
+    {
+        .origin = "hvdrun",
+        .rank = "HVD_RANK",
+        .size = "HVD_SIZE",
+        .local_rank = "HVD_LOCAL_RANK",
+        .local_size = "HVD_LOCAL_SIZE",
+        .cross_rank = "HVD_CROSS_RANK",
+        .cross_size = "HVD_CROSS_SIZE",
+    },
+    {
+        .origin = "horovodrun",
+        .rank = "HOROVOD_RANK",
+        .size = "HOROVOD_SIZE",
+        .local_rank = "HOROVOD_LOCAL_RANK",
+        .local_size = "HOROVOD_LOCAL_SIZE",
+        .cross_rank = "HOROVOD_CROSS_RANK",
+        .cross_size = "HOROVOD_CROSS_SIZE",
+        .job = {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"},
+    },
+    {
+        .origin = "torchrun",
+        .rank = "RANK",
+        .size = "WORLD_SIZE",
+        .local_rank = "LOCAL_RANK",
+        .local_size = "LOCAL_WORLD_SIZE",
+        .cross_rank = "GROUP_RANK",
+        .cross_size = "GROUP_WORLD_SIZE",
+        .job = {"TORCHELASTIC_RUN_ID", "MASTER_PORT"},
+    },
+    {
+        .origin = "openmpi",
+        .rank = "OMPI_COMM_WORLD_RANK",
+        .size = "OMPI_COMM_WORLD_SIZE",
+        .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK",
+        .local_size = "OMPI_COMM_WORLD_LOCAL_SIZE",
+        .job = {"OMPI_MCA_ess_base_jobid", NULL},
+        .job_instead = "PMIX_NAMESPACE",
+    },
+    {
+        .origin = "pmi",
+        .rank = "PMI_RANK",
+        .size = "PMI_SIZE",
+        .local_rank = "MPI_LOCALRANKID",
+        .local_size = "MPI_LOCALNRANKS",
+        .job = {"PMI_JOBID", NULL},
+        .job_instead = "PMI_KVS",
+    },
+    {
+        .origin = "slurm",
+        .rank = "SLURM_PROCID",
+        .size = "SLURM_NTASKS",
+        .local_rank = "SLURM_LOCALID",
+        .local_size = "SLURM_NTASKS_PER_NODE",
+        .cross_rank = "SLURM_NODEID",
+        .cross_size = "SLURM_NNODES",
+        .allocation = "SLURM_JOB_ID",
+        .step = "SLURM_STEP_ID",
+        .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+    },
+};
+#define LAUNCHERS (sizeof(launchers) / sizeof(launchers[0]))
+
+/* NULL and "" are both "not set". */
+static const char *variable(const char *name)
+{
+    const char *value = name ? getenv(name) : NULL;
+    return value && value[0] ? value : NULL;
+}
+
+static int read_number(const char *name, int *number_p)
+{
+    const char *value = variable(name);
+    char *end;
+    errno = 0;
+    long number = strtol(value, &end, 10);
+    if (errno || *end || end == value || number < 0 || number > INT_MAX)
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: the environment variable %s is '%s', which is not a number "
+                            "from 0 to %d",
+                            name, value, INT_MAX);
+    *number_p = (int)number;
+    return HVD_OK;
+}
+
+/* Leaves *number_p alone when the variable is not set. */
+static int read_optional(const char *name, int *number_p)
+{
+    return variable(name) ? read_number(name, number_p) : HVD_OK;
+}
+
+static bool launcher_present(const struct launcher *launcher)
+{
+    if (!launcher->allocation)
+        return variable(launcher->rank) || variable(launcher->size);
+    if (variable(launcher->allocation) && !variable(launcher->step))
+        return false;
+    return variable(launcher->rank);
+}
+
+static int read_launcher(const struct launcher *launcher, struct client_identity *identity)
+{
+    const char *set = variable(launcher->rank) ? launcher->rank : launcher->size;
+    const char *missing = set == launcher->rank ? launcher->size : launcher->rank;
+    int rc;
+    if (!variable(missing))
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: the environment variable %s is '%s' but %s is not set; set "
+                            "both or neither",
+                            set, variable(set), missing);
+    if ((rc = read_number(launcher->rank, &identity->rank)) != HVD_OK ||
+        (rc = read_number(launcher->size, &identity->size)) != HVD_OK ||
+        (rc = read_optional(launcher->local_rank, &identity->local_rank)) != HVD_OK ||
+        (rc = read_optional(launcher->local_size, &identity->local_size)) != HVD_OK ||
+        (rc = read_optional(launcher->cross_rank, &identity->cross_rank)) != HVD_OK ||
+        (rc = read_optional(launcher->cross_size, &identity->cross_size)) != HVD_OK)
+        return rc;
+    identity->origin = launcher->origin;
+    return HVD_OK;
+}
+
+static int read_arguments(const struct hvd_options *options, struct client_identity *identity)
+{
+    if (options->rank == HVD_FROM_ENV || options->size == HVD_FROM_ENV)
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: rank is %d and size is %d; give both or leave both to the "
+                            "environment",
+                            options->rank, options->size);
+    identity->rank = options->rank;
+    identity->size = options->size;
+    identity->origin = "arguments";
+    return HVD_OK;
+}
+
+/* *launcher_p becomes the launcher whose numbers were taken, or NULL. */
+static int read_numbers(const struct hvd_options *options, struct client_identity *identity,
+                        const struct launcher **launcher_p)
+{
+    *launcher_p = NULL;
+    if (options->rank != HVD_FROM_ENV || options->size != HVD_FROM_ENV)
+        return read_arguments(options, identity);
+    for (size_t i = 0; i < LAUNCHERS; i++) {
+        if (!launcher_present(&launchers[i]))
+            continue;
+        *launcher_p = &launchers[i];
+        return read_launcher(&launchers[i], identity);
+    }
+    identity->rank = 0;
+    identity->size = 1;
+    identity->origin = "single";
+    return HVD_OK;
+}
+
+static void override(int argument, int *number_p)
+{
+    if (argument != HVD_FROM_ENV)
+        *number_p = argument;
+}
+
+/* Fills what nobody said. Ranks are numbered node by node, every node has local_size of them. */
+static void derive(struct client_identity *identity)
+{
+    if (identity->local_size < 0 && identity->cross_size > 0 &&
+        identity->size % identity->cross_size == 0)
+        identity->local_size = identity->size / identity->cross_size;
+    if (identity->local_size < 0)
+        identity->local_size = identity->size;
+    if (identity->local_rank < 0)
+        identity->local_rank =
+            identity->local_size > 0 ? identity->rank % identity->local_size : identity->rank;
+    if (identity->cross_size < 0)
+        identity->cross_size =
+            identity->local_size > 0
+                ? (identity->size + identity->local_size - 1) / identity->local_size
+                : 1;
+    if (identity->cross_rank < 0)
+        identity->cross_rank = identity->local_size > 0 ? identity->rank / identity->local_size : 0;
+}
+
+static int check_pair(int status, const char *what, int rank, int size, const char *origin)
+{
+    if (rank >= 0 && rank < size)
+        return HVD_OK;
+    return client_error(status, "hvd_open: %srank %d does not fit %ssize %d (from %s)", what, rank,
+                        what, size, origin);
+}
+
+static int check(const struct client_identity *identity)
+{
+    int rc;
+    if (identity->size < 1 || identity->size > HVI_RANKS_MAX)
+        return client_error(HVD_ERR_BAD_SIZE,
+                            "hvd_open: size %d (from %s) is not in 1..%d, the ranks one node can "
+                            "hold",
+                            identity->size, identity->origin, HVI_RANKS_MAX);
+    rc = check_pair(HVD_ERR_BAD_RANK, "", identity->rank, identity->size, identity->origin);
+    if (rc != HVD_OK)
+        return rc;
+    rc = check_pair(HVD_ERR_INVALID, "local_", identity->local_rank, identity->local_size,
+                    identity->origin);
+    if (rc != HVD_OK)
+        return rc;
+    return check_pair(HVD_ERR_INVALID, "cross_", identity->cross_rank, identity->cross_size,
+                      identity->origin);
+}
+
+/* Copies an id that came from the environment; what a job id cannot hold becomes '-'. */
+static int set_job(struct client_identity *identity, const char *name, const char *text)
+{
+    if (strlen(text) > HVI_JOB_ID_MAX)
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: the job id '%s' (from %s) is longer than %d bytes; set "
+                            "HVD_JOB_ID to a short one",
+                            text, name, HVI_JOB_ID_MAX);
+    snprintf(identity->job, sizeof(identity->job), "%s", text);
+    for (char *c = identity->job; *c; c++) {
+        char probe[3] = {'a', *c, '\0'};
+        if (!hvi_job_id_valid(probe))
+            *c = '-';
+    }
+    if (!hvi_job_id_valid(identity->job))
+        return client_error(HVD_ERR_INVALID, "hvd_open: '%s' (from %s) is no job id", text, name);
+    return HVD_OK;
+}
+
+/* The launcher's own name for this run; leaves the job empty when it has none. */
+static int job_from_launcher(const struct launcher *launcher, struct client_identity *identity)
+{
+    char text[1024];
+    const char *first = variable(launcher->job[0]);
+    const char *second = variable(launcher->job[1]);
+    if (!first)
+        first = variable(launcher->job_instead);
+    if (!first && !second)
+        return HVD_OK;
+    snprintf(text, sizeof(text), "%s-%s%s%s", launcher->origin, first ? first : "",
+             first && second ? "." : "", second ? second : "");
+    return set_job(identity, launcher->origin, text);
+}
+
+/* A process on its own has a job of its own, however many of them this user runs. */
+static void job_of_one(struct client_identity *identity)
+{
+    static _Atomic unsigned solos;
+    unsigned n = atomic_fetch_add_explicit(&solos, 1, memory_order_relaxed) + 1;
+    snprintf(identity->job, sizeof(identity->job), "solo-%ld-%u", (long)getpid(), n);
+}
+
+static int job_from_argument(const char *job, struct client_identity *identity)
+{
+    if (!hvi_job_id_valid(job))
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: '%s' is no job id; it takes 1 to %d letters, digits or any "
+                            "of . _ : @ -",
+                            job, HVI_JOB_ID_MAX);
+    snprintf(identity->job, sizeof(identity->job), "%s", job);
+    return HVD_OK;
+}
+
+static int resolve_job(const struct hvd_options *options, const struct launcher *launcher,
+                       struct client_identity *identity)
+{
+    int rc = HVD_OK;
+    if (options->job)
+        return job_from_argument(options->job, identity);
+    if (variable("HVD_JOB_ID"))
+        return set_job(identity, "HVD_JOB_ID", variable("HVD_JOB_ID"));
+    if (launcher)
+        rc = job_from_launcher(launcher, identity);
+    if (rc != HVD_OK || identity->job[0])
+        return rc;
+    if (identity->size == 1)
+        job_of_one(identity);
+    else
+        snprintf(identity->job, sizeof(identity->job), "default");
+    return HVD_OK;
+}
+
+int client_identity_resolve(const struct hvd_options *options, struct client_identity *identity_p)
+{
+    struct client_identity identity = {-1, -1, -1, -1, -1, -1, "", ""};
+    const struct launcher *launcher;
+    int rc = read_numbers(options, &identity, &launcher);
+    if (rc != HVD_OK)
+        return rc;
+    override(options->local_rank, &identity.local_rank);
+    override(options->local_size, &identity.local_size);
+    override(options->cross_rank, &identity.cross_rank);
+    override(options->cross_size, &identity.cross_size);
+    derive(&identity);
+    if ((rc = check(&identity)) != HVD_OK ||
+        (rc = resolve_job(options, launcher, &identity)) != HVD_OK)
+        return rc;
+    *identity_p = identity;
+    return HVD_OK;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Who this process is in its job: from the caller's arguments or from the launcher's environment.
+ */
+#ifndef HVD_CLIENT_IDENTITY_H
+#define HVD_CLIENT_IDENTITY_H
+
+#include "base/types.h"
+#include "hvd/hvd.h"
+
+struct client_identity {
+    int rank, size, local_rank, local_size, cross_rank, cross_size;
+    const char *origin; /* a constant: "arguments", "hvdrun", "torchrun", ... */
+    char job[HVI_JOB_ID_MAX + 1];
+};
+
+/* Reads the options and the environment. HVD_ERR_INVALID names the variable and its value when one
+ * is half set or no number; HVD_ERR_BAD_RANK and HVD_ERR_BAD_SIZE when the numbers do not fit each
+ * other. */
+int client_identity_resolve(const struct hvd_options *options, struct client_identity *identity_p);
+
+#endif

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd_alloc, hvd_free, hvd_register, hvd_deregister and the table behind them.
+ *
+ * A row enters the table only after the engine has acknowledged its region and leaves it before the
+ * engine is told to forget it, so whatever a submission finds in the table the engine knows.
+ * Creating a region (the kernel zeroes its pages) and waiting for acknowledgements happen without
+ * the lock. */
+#include "client/memory.h"
+
+#include "base/bits.h"
+#include "base/status.h"
+#include "client/control.h"
+#include "client/error.h"
+#include "client/session.h"
+#include "client/wait.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define REGISTER_ALIGN 64u /* a twin keeps the caller's alignment up to a cache line */
+
+/* Index of the first row whose base is above `address`. */
+static uint32_t upper_bound(const struct client_memory_table *table, uintptr_t address)
+{
+    uint32_t low = 0;
+    uint32_t high = table->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (table->rows[middle]->base <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool holds(const struct client_memory *memory, uintptr_t address, uint64_t bytes)
+{
+    return address >= memory->base &&
+           hvi_range_fits((uint64_t)(address - memory->base), bytes, memory->bytes);
+}
+
+struct client_memory *client_memory_find(struct client_memory_table *table, const void *ptr,
+                                         uint64_t bytes)
+{
+    uintptr_t address = (uintptr_t)ptr;
+    if (table->last && holds(table->last, address, bytes))
+        return table->last;
+    uint32_t above = upper_bound(table, address);
+    if (above == 0 || !holds(table->rows[above - 1], address, bytes))
+        return NULL;
+    table->last = table->rows[above - 1];
+    return table->last;
+}
+
+bool client_memory_use(struct client_memory *memory, const void *ptr, uint32_t element,
+                       struct client_operand *operand)
+{
+    uint64_t offset = memory->skew + (uint64_t)((uintptr_t)ptr - memory->base);
+    if (offset % element)
+        return false;
+    *operand = (struct client_operand){.region = memory->region_id,
+                                       .offset = offset,
+                                       .shared = (unsigned char *)memory->region.base + offset,
+                                       .memory = memory};
+    memory->users++;
+    return true;
+}
+
+static bool overlaps(const struct client_memory_table *table, uintptr_t base, uint64_t bytes)
+{
+    uint32_t above = upper_bound(table, base);
+    if (above > 0 && base - table->rows[above - 1]->base < table->rows[above - 1]->bytes)
+        return true;
+    return above < table->count && table->rows[above]->base - base < bytes;
+}
+
+static bool insert(struct client_memory_table *table, struct client_memory *memory)
+{
+    if (table->count == table->capacity) {
+        uint32_t capacity = table->capacity ? 2 * table->capacity : 16;
+        struct client_memory **rows = realloc(table->rows, capacity * sizeof(rows[0]));
+        if (!rows)
+            return false;
+        table->rows = rows;
+        table->capacity = capacity;
+    }
+    uint32_t at = upper_bound(table, memory->base);
+    memmove(&table->rows[at + 1], &table->rows[at], (table->count - at) * sizeof(table->rows[0]));
+    table->rows[at] = memory;
+    table->count++;
+    return true;
+}
+
+static void take_out(struct client_memory_table *table, struct client_memory *memory)
+{
+    uint32_t at = upper_bound(table, memory->base) - 1;
+    table->count--;
+    memmove(&table->rows[at], &table->rows[at + 1], (table->count - at) * sizeof(table->rows[0]));
+    if (table->last == memory)
+        table->last = NULL;
+}
+
+/* Announces memory->region and enters the row. With the lock. */
+static int announce(struct hvd_session *session, struct client_memory *memory, const char *what)
+{
+    int rc = client_session_usable(session, what);
+    if (rc != HVD_OK)
+        return rc;
+    if (overlaps(&session->memory, memory->base, memory->bytes))
+        return client_error(HVD_ERR_INVALID,
+                            "%s: [%#" PRIxPTR ", +%" PRIu64
+                            ") overlaps memory that this session has already",
+                            what, memory->base, memory->bytes);
+    rc = client_control_region_add(session, &memory->region, what, &memory->region_id);
+    if (rc != HVD_OK)
+        return rc;
+    if (overlaps(&session->memory, memory->base, memory->bytes) ||
+        !insert(&session->memory, memory)) {
+        client_control_region_forget(session, memory->region_id);
+        return client_error(HVD_ERR_NO_MEMORY, "%s: no memory for the session's table", what);
+    }
+    return HVD_OK;
+}
+
+/* Makes a region of skew + bytes and a row for it; for hvd_alloc `ptr` is NULL: the region is the
+ * memory. */
+static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint64_t bytes,
+               const char *what, struct client_memory **memory_p)
+{
+    uint64_t region_bytes;
+    struct client_memory *memory = calloc(1, sizeof(*memory));
+    if (!memory)
+        return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
+    int rc = HVD_ERR_INVALID;
+    if (hvi_add_checked(skew, bytes, &region_bytes))
+        rc = hvi_region_create(ptr ? "hvd-register" : "hvd-alloc", region_bytes, &memory->region);
+    if (rc != HVD_OK) {
+        free(memory);
+        return client_error(rc,
+                            "%s: %" PRIu64 " bytes of shared memory: %s; 'hvdctl doctor' shows the "
+                            "limits of this machine",
+                            what, bytes, hvi_status_text(rc));
+    }
+    memory->base = ptr ? (uintptr_t)ptr : (uintptr_t)memory->region.base;
+    memory->bytes = bytes;
+    memory->is_twin = ptr != NULL;
+    memory->skew = skew;
+    rc = client_session_enter(session, what);
+    if (rc == HVD_OK) {
+        rc = announce(session, memory, what);
+        client_session_leave(session);
+    }
+    hvi_region_close_fd(&memory->region);
+    if (rc != HVD_OK) {
+        hvi_region_fini(&memory->region);
+        free(memory);
+        return rc;
+    }
+    *memory_p = memory;
+    return HVD_OK;
+}
+
+/* Finds the row that starts at `ptr` and takes it out of the table, with the lock. */
+static int detach_row(struct hvd_session *session, const void *ptr, bool is_twin, const char *what,
+                      struct client_memory **memory_p)
+{
+    struct client_memory *memory = client_memory_find(&session->memory, ptr, 0);
+    if (!memory || memory->base != (uintptr_t)ptr || memory->is_twin != is_twin)
+        return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
+                            is_twin ? "hvd_register" : "hvd_alloc");
+    if (memory->users > 0)
+        client_wait_drain(session);
+    if (memory->users > 0)
+        return client_error(HVD_ERR_BUSY,
+                            "%s: %p is used by %" PRIu32
+                            " operands of ops that are not finished; wait for them first",
+                            what, ptr, memory->users);
+    take_out(&session->memory, memory);
+    *memory_p = memory;
+    return HVD_OK;
+}
+
+static int drop(struct hvd_session *session, void *ptr, bool is_twin, const char *what)
+{
+    struct client_memory *memory = NULL;
+    int rc = client_session_enter(session, what);
+    if (rc != HVD_OK)
+        return rc;
+    rc = detach_row(session, ptr, is_twin, what, &memory);
+    if (rc == HVD_OK)
+        client_control_region_remove(session, memory->region_id);
+    client_session_leave(session);
+    if (rc != HVD_OK)
+        return rc;
+    hvi_region_fini(&memory->region);
+    free(memory);
+    return HVD_OK;
+}
+
+int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p)
+{
+    struct client_memory *memory;
+    int rc = client_session_check_fork(session, "hvd_alloc");
+    if (rc != HVD_OK)
+        return rc;
+    if (bytes == 0 || !ptr_p)
+        return client_error(HVD_ERR_INVALID, "hvd_alloc: %s",
+                            ptr_p ? "0 bytes were asked for" : "ptr_p is NULL");
+    rc = add(session, NULL, 0, bytes, "hvd_alloc", &memory);
+    if (rc != HVD_OK)
+        return rc;
+    *ptr_p = memory->region.base;
+    return HVD_OK;
+}
+
+int hvd_free(struct hvd_session *session, void *ptr)
+{
+    return drop(session, ptr, false, "hvd_free");
+}
+
+int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
+{
+    struct client_memory *memory;
+    int rc = client_session_check_fork(session, "hvd_register");
+    if (rc != HVD_OK)
+        return rc;
+    if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
+        return client_error(HVD_ERR_INVALID, "hvd_register: [%p, +%zu) is no memory", ptr, bytes);
+    return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &memory);
+}
+
+int hvd_deregister(struct hvd_session *session, void *ptr)
+{
+    return drop(session, ptr, true, "hvd_deregister");
+}
+
+void client_memory_fini(struct client_memory_table *table)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        hvi_region_fini(&table->rows[i]->region);
+        free(table->rows[i]);
+    }
+    free(table->rows);
+    memset(table, 0, sizeof(*table));
+}

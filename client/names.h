@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Tensor name -> tensor id. The first submission of a name carries it to the engine, later ones
+ * only its id.
+ *
+ * At most HVI_TENSOR_IDS names are known at a time; after that the least recently used one that no
+ * op holds gives its id away, so a trainer that invents a name per step uses constant memory. There
+ * are more ids than ops, so one is always free. Needs the session's lock. */
+#ifndef HVD_CLIENT_NAMES_H
+#define HVD_CLIENT_NAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct client_name; /* lives in names.c but for what submit.c writes and reads: */
+
+struct client_names {
+    struct client_name *by_name;         /* uthash */
+    struct client_name *oldest, *newest; /* by last use */
+    struct client_name *last; /* of the previous lookup: most programs repeat themselves */
+    uint32_t count;           /* ids given out so far */
+};
+
+/* Finds or makes the entry for `name` and claims it for one op: it is in flight until
+ * client_names_landed and is not given away until client_names_put. HVD_OK, HVD_ERR_DUPLICATE_NAME
+ * (in flight), HVD_ERR_INVALID (not UTF-8, empty or too long), HVD_ERR_NO_MEMORY; the last error is
+ * not set. */
+int client_names_claim(struct client_names *names, const char *name, struct client_name **entry_p);
+/* The op is complete (or was never submitted): the name may be claimed again. */
+void client_names_landed(struct client_name *entry);
+/* The op is released. */
+void client_names_put(struct client_name *entry);
+
+uint32_t client_names_id(const struct client_name *entry);
+const char *client_names_text(const struct client_name *entry);
+size_t client_names_bytes(const struct client_name *entry);
+/* Whether the engine knows what this id means. */
+bool client_names_is_defined(const struct client_name *entry);
+void client_names_set_defined(struct client_name *entry);
+
+void client_names_fini(struct client_names *names);
+
+#endif

@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd_open and hvd_close: the attach, step by step, and everything a session owns.
+ *
+ *   options -> identity -> address -> connect -> AttachRequest -> AttachReply + 4 descriptors ->
+ * map -> session
+ *
+ * Each step that fails undoes the ones before it. Where nobody named a daemon, one may be just
+ * about to end by itself (a private one does, when idle): its end of file before a reply makes us
+ * look for a daemon again.
+ *
+ * A forked child must not touch what it inherits: the page behind alive_page reads 0 in it
+ * (MADV_WIPEONFORK), and the channel is not even mapped there (MADV_DONTFORK). All calls look at
+ * that page first, before any lock, which another thread of the parent may have held when it
+ * forked. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "client/address.h"
+#include "client/control.h"
+#include "client/error.h"
+#include "client/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define ATTACH_FDS         4u
+#define ATTACH_TRIES       4u
+#define DEFAULT_TIMEOUT_NS (30ll * 1000 * 1000 * 1000)
+
+extern char **environ;
+
+/* ---- options ---- */
+
+void hvd_options_init(struct hvd_options *options)
+{
+    if (!options)
+        return;
+    *options = (struct hvd_options){
+        .struct_size = sizeof(*options),
+        .rank = HVD_FROM_ENV,
+        .size = HVD_FROM_ENV,
+        .local_rank = HVD_FROM_ENV,
+        .local_size = HVD_FROM_ENV,
+        .cross_rank = HVD_FROM_ENV,
+        .cross_size = HVD_FROM_ENV,
+        .timeout_ns = DEFAULT_TIMEOUT_NS,
+    };
+}
+
+/* The caller's options in today's layout, whatever version it was compiled with. */
+static int load_options(const struct hvd_options *given, struct hvd_options *options_p)
+{
+    struct hvd_options options;
+    hvd_options_init(&options);
+    if (given) {
+        size_t bytes = given->struct_size;
+        if (bytes < sizeof(options.struct_size) || bytes > 4096)
+            return client_error(HVD_ERR_INVALID,
+                                "hvd_open: options->struct_size is %zu; call hvd_options_init "
+                                "first",
+                                bytes);
+        memcpy(&options, given, bytes < sizeof(options) ? bytes : sizeof(options));
+    }
+    *options_p = options;
+    return HVD_OK;
+}
+
+/* ---- the request ---- */
+
+static bool is_setting(const char *assignment)
+{
+    static const char secret[] = "HVD_JOB_KEY=";
+    if (strncmp(assignment, secret, sizeof(secret) - 1) == 0)
+        return false;
+    return strncmp(assignment, "HVD_", 4) == 0 || strncmp(assignment, "HOROVOD_", 8) == 0;
+}
+
+/* What is too long to be a setting is none of ours. */
+static bool to_setting(const char *assignment, struct hvi_setting *setting_p)
+{
+    size_t name_bytes = strcspn(assignment, "=");
+    const char *value = assignment + name_bytes + 1;
+    if (!assignment[name_bytes] || name_bytes >= sizeof(setting_p->name) ||
+        strlen(value) >= sizeof(setting_p->value) || !hvi_utf8_valid(value, strlen(value)) ||
+        !hvi_utf8_valid(assignment, name_bytes))
+        return false;
+    memcpy(setting_p->name, assignment, name_bytes);
+    setting_p->name[name_bytes] = '\0';
+    memcpy(setting_p->value, value, strlen(value) + 1);
+    return true;
+}
+
+static size_t collect_settings(struct hvi_setting *settings)
+{
+    size_t count = 0;
+    for (char **at = environ; *at && count < HVI_WIRE_SETTINGS_MAX; at++)
+        if (is_setting(*at) && to_setting(*at, &settings[count]))
+            count++;
+    return count;
+}
+
+static int set_key(const struct hvd_options *options, struct hvi_attach_request *request)
+{
+    const char *key = options->job_key ? options->job_key : getenv("HVD_JOB_KEY");
+    if (!key)
+        return HVD_OK;
+    if (strlen(key) > HVI_JOB_KEY_MAX || !hvi_utf8_valid(key, strlen(key)))
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: the job key is not UTF-8 or is longer than %d bytes",
+                            HVI_JOB_KEY_MAX);
+    memcpy(request->job_key, key, strlen(key) + 1);
+    return HVD_OK;
+}
+
+/* Encodes the AttachRequest into the packet. */
+static int encode_request(const struct hvd_options *options, const struct client_identity *identity,
+                          struct hvi_packet *packet)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REQUEST};
+    struct hvi_attach_request *request = &msg.attach_request;
+    int rc = set_key(options, request);
+    if (rc != HVD_OK)
+        return rc;
+    request->settings = calloc(HVI_WIRE_SETTINGS_MAX, sizeof(request->settings[0]));
+    if (!request->settings)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: out of memory");
+    request->setting_count = collect_settings(request->settings);
+    request->protocol_version = HVI_PROTOCOL_VERSION;
+    request->abi_version = HVI_ABI_VERSION;
+    request->rank = identity->rank;
+    request->size = identity->size;
+    request->local_rank = identity->local_rank;
+    request->local_size = identity->local_size;
+    request->cross_rank = identity->cross_rank;
+    request->cross_size = identity->cross_size;
+    snprintf(request->job, sizeof(request->job), "%s", identity->job);
+    snprintf(request->origin, sizeof(request->origin), "%s", identity->origin);
+    snprintf(request->client_version, sizeof(request->client_version), "%s", hvd_version());
+    rc = hvi_packet_msg_encode(&msg, packet->bytes, sizeof(packet->bytes), &packet->length);
+    free(request->settings);
+    if (rc != HVD_OK)
+        return client_error(rc, "hvd_open: the attach request cannot be encoded: %s",
+                            hvi_status_text(rc));
+    return HVD_OK;
+}
+
+/* ---- the exchange ---- */
+
+static int attach_error(int rc, const struct client_address *address)
+{
+    switch (rc) {
+    case HVD_ERR_TIMEOUT:
+        return client_error(HVD_ERR_ATTACH_TIMEOUT,
+                            "hvd_open: hvdd at %s accepted the connection and did not answer in "
+                            "time",
+                            address->directory);
+    case HVD_ERR_CLOSED:
+        return client_error(HVD_ERR_DAEMON,
+                            "hvd_open: hvdd at %s, or the engine it started, closed the connection "
+                            "without an answer; see hvdd's log",
+                            address->directory);
+    default:
+        return client_error(rc, "hvd_open: attaching at %s: %s", address->directory,
+                            hvi_status_text(rc));
+    }
+}
+
+/* Sends what is in the packet; receives the reply into it. */
+static int exchange(const struct client_address *address, struct hvi_packet *packet,
+                    uint64_t deadline_ns)
+{
+    int rc =
+        hvi_packet_send(address->socket_fd, packet->bytes, packet->length, NULL, 0, deadline_ns);
+    /* A refusal may come before we have sent all; it says more than the broken pipe. */
+    if (rc == HVD_OK || rc == HVD_ERR_CLOSED)
+        rc = hvi_packet_receive(address->socket_fd, packet, deadline_ns);
+    return rc == HVD_OK ? rc : attach_error(rc, address);
+}
+
+static int judge_reply(const struct hvi_attach_reply *reply, const struct hvi_packet *packet,
+                       const struct client_address *address)
+{
+    if (reply->status != HVD_OK)
+        return client_error(
+            reply->status < 0 ? reply->status : HVD_ERR_PROTOCOL, "hvd_open: %s (hvdd at %s)",
+            reply->text[0] ? reply->text : hvi_status_text(reply->status), address->directory);
+    if (reply->protocol_version != HVI_PROTOCOL_VERSION || reply->abi_version != HVI_ABI_VERSION)
+        return client_error(HVD_ERR_VERSION,
+                            "hvd_open: hvdd at %s speaks protocol %u and ABI %u, this library "
+                            "(%s) protocol %u and ABI %u; install matching versions",
+                            address->directory, reply->protocol_version, reply->abi_version,
+                            hvd_version(), HVI_PROTOCOL_VERSION, HVI_ABI_VERSION);
+    if (packet->fd_count != ATTACH_FDS)
+        return client_error(HVD_ERR_PROTOCOL,
+                            "hvd_open: hvdd at %s sent %u descriptors instead of %u",
+                            address->directory, packet->fd_count, ATTACH_FDS);
+    return HVD_OK;
+}
+
+static int read_reply(const struct client_address *address, const struct hvi_packet *packet,
+                      int *engine_pid_p)
+{
+    struct hvi_packet_msg msg;
+    char why[HVI_TEXT_MAX + 1] = "";
+    int rc = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof(why));
+    if (rc != HVD_OK)
+        return client_error(rc, "hvd_open: hvdd at %s answered with something else: %s",
+                            address->directory, why[0] ? why : hvi_status_text(rc));
+    if (msg.kind != HVI_PACKET_ATTACH_REPLY)
+        rc = client_error(HVD_ERR_PROTOCOL,
+                          "hvd_open: hvdd at %s answered with a message of kind %d",
+                          address->directory, (int)msg.kind);
+    else
+        rc = judge_reply(&msg.attach_reply, packet, address);
+    if (rc == HVD_OK)
+        *engine_pid_p = msg.attach_reply.engine_pid;
+    hvi_packet_msg_free(&msg);
+    return rc;
+}
+
+/* One try: connects, asks, and leaves the reply's descriptors in the packet. */
+static int attach_once(const struct hvd_options *options, const struct client_identity *identity,
+                       uint64_t deadline_ns, struct hvi_packet *packet,
+                       struct client_address *address_p, int *engine_pid_p)
+{
+    struct client_address address;
+    int rc = client_address_connect(options->address, deadline_ns, &address);
+    if (rc != HVD_OK)
+        return rc;
+    address_p->is_default = address.is_default;
+    rc = encode_request(options, identity, packet);
+    if (rc == HVD_OK)
+        rc = exchange(&address, packet, deadline_ns);
+    if (rc == HVD_OK) {
+        rc = read_reply(&address, packet, engine_pid_p);
+        if (rc != HVD_OK)
+            hvi_packet_close_fds(packet);
+    }
+    if (rc != HVD_OK) {
+        close(address.socket_fd);
+        return rc;
+    }
+    *address_p = address;
+    return HVD_OK;
+}
+
+static int attach(const struct hvd_options *options, const struct client_identity *identity,
+                  struct hvi_packet *packet, struct client_address *address_p, int *engine_pid_p)
+{
+    uint64_t deadline_ns = hvi_deadline_after(options->timeout_ns);
+    int rc = HVD_ERR_DAEMON;
+    for (unsigned i = 0; i < ATTACH_TRIES && rc == HVD_ERR_DAEMON; i++) {
+        rc = attach_once(options, identity, deadline_ns, packet, address_p, engine_pid_p);
+        if (rc == HVD_ERR_DAEMON && !address_p->is_default)
+            break;
+    }
+    return rc;
+}
+
+/* ---- the session ---- */
+
+static int map_channel(struct hvd_session *session)
+{
+    int fd = hvi_packet_take_fd(session->packet, 0);
+    int rc = hvi_channel_map(fd, &session->channel);
+    if (rc != HVD_OK) {
+        close(fd);
+        return client_error(rc, "hvd_open: the channel that the engine (pid %d) sent: %s",
+                            session->engine_pid, hvi_status_text(rc));
+    }
+    hvi_region_close_fd(&session->channel.region);
+    madvise(session->channel.region.base, session->channel.region.bytes, MADV_DONTFORK);
+    return HVD_OK;
+}
+
+static int map_bell(struct hvd_session *session)
+{
+    int fd = hvi_packet_take_fd(session->packet, 1);
+    int rc = hvi_bell_map(fd, &session->bell_region, &session->bell);
+    if (rc != HVD_OK) {
+        close(fd);
+        return client_error(rc, "hvd_open: the bell page that the engine (pid %d) sent: %s",
+                            session->engine_pid, hvi_status_text(rc));
+    }
+    hvi_region_close_fd(&session->bell_region);
+    madvise(session->bell_region.base, session->bell_region.bytes, MADV_DONTFORK);
+    return HVD_OK;
+}
+
+/* The session never waits in an eventfd, whatever flags it came with. */
+static void take_events(struct hvd_session *session)
+{
+    session->engine_event_fd = hvi_packet_take_fd(session->packet, 2);
+    session->client_event_fd = hvi_packet_take_fd(session->packet, 3);
+    fcntl(session->engine_event_fd, F_SETFL, O_NONBLOCK);
+    fcntl(session->client_event_fd, F_SETFL, O_NONBLOCK);
+}
+
+static int make_alive_page(struct hvd_session *session)
+{
+    void *page = mmap(NULL, HVI_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: mmap: %s", strerror(errno));
+    session->alive_page = page;
+    *session->alive_page = 1;
+    if (madvise(page, HVI_PAGE, MADV_WIPEONFORK) != 0)
+        return client_error(HVD_ERR_UNSUPPORTED,
+                            "hvd_open: MADV_WIPEONFORK: %s; hvdd needs Linux "
+                            "4.14 or newer",
+                            strerror(errno));
+    return HVD_OK;
+}
+
+static unsigned usable_cores(void)
+{
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof(cores), &cores) == 0)
+        return (unsigned)CPU_COUNT(&cores);
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (unsigned)online : 1;
+}
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Everything but the goodbye. Harmless on a half-made session. */
+static void destroy(struct hvd_session *session)
+{
+    close_fd(session->epoll_fd);
+    close_fd(session->client_event_fd);
+    close_fd(session->engine_event_fd);
+    close_fd(session->socket_fd);
+    client_ops_fini(&session->ops);
+    client_names_fini(&session->names);
+    client_staging_fini(&session->staging);
+    client_memory_fini(&session->memory);
+    hvi_region_fini(&session->bell_region);
+    if (session->channel.header)
+        hvi_channel_fini(&session->channel);
+    if (session->packet)
+        hvi_packet_close_fds(session->packet);
+    free(session->packet);
+    if (session->alive_page)
+        munmap((void *)session->alive_page, HVI_PAGE);
+    pthread_mutex_destroy(&session->mutex);
+    free(session);
+}
+
+static struct hvd_session *new_session(void)
+{
+    struct hvd_session *session = calloc(1, sizeof(*session));
+    if (!session)
+        return NULL;
+    session->socket_fd = -1;
+    session->engine_event_fd = -1;
+    session->client_event_fd = -1;
+    session->epoll_fd = -1;
+    session->bell_region = (struct hvi_region)HVI_REGION_INIT;
+    pthread_mutex_init(&session->mutex, NULL);
+    session->packet = malloc(sizeof(*session->packet));
+    if (!session->packet) {
+        destroy(session);
+        return NULL;
+    }
+    session->packet->fd_count = 0;
+    return session;
+}
+
+static void say_started(const struct hvd_options *options, const struct client_address *address)
+{
+    char text[HVI_WIRE_PATH + 64];
+    if (!address->started || !options->log)
+        return;
+    snprintf(text, sizeof(text), "started a private hvdd in %s", address->directory);
+    options->log(options->log_user, HVD_LOG_INFO, text);
+}
+
+/* Fills a new session; what it has got when this fails is destroyed by the caller. */
+static int establish(struct hvd_session *session, const struct hvd_options *options)
+{
+    struct client_address address = {.socket_fd = -1};
+    int rc = client_identity_resolve(options, &session->identity);
+    if (rc != HVD_OK)
+        return rc;
+    rc = make_alive_page(session);
+    if (rc != HVD_OK)
+        return rc;
+    if (client_ops_init(&session->ops) != HVD_OK)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops", HVD_OPS_MAX);
+    rc = attach(options, &session->identity, session->packet, &address, &session->engine_pid);
+    if (rc != HVD_OK)
+        return rc;
+    session->socket_fd = address.socket_fd;
+    snprintf(session->address, sizeof(session->address), "%s", address.directory);
+    take_events(session);
+    if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK)
+        return rc;
+    session->policy = hvi_wait_policy_for((uint32_t)session->identity.local_size, usable_cores());
+    session->looked_ns = hvi_clock_ns();
+    session->log = options->log;
+    session->log_user = options->log_user;
+    say_started(options, &address);
+    return HVD_OK;
+}
+
+int hvd_open(const struct hvd_options *given, struct hvd_session **session_p)
+{
+    struct hvd_options options;
+    if (!session_p)
+        return client_error(HVD_ERR_INVALID, "hvd_open: session_p is NULL");
+    int rc = load_options(given, &options);
+    if (rc != HVD_OK)
+        return rc;
+    struct hvd_session *session = new_session();
+    if (!session)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: out of memory");
+    rc = establish(session, &options);
+    if (rc != HVD_OK) {
+        destroy(session);
+        return rc;
+    }
+    *session_p = session;
+    return HVD_OK;
+}
+
+/* In a forked child: lets go of the descriptors, so that the parent's connection ends with the
+ * parent. The memory is a copy that another thread may have been changing at the fork; it is left
+ * alone. */
+static void abandon(struct hvd_session *session)
+{
+    close_fd(session->epoll_fd);
+    close_fd(session->client_event_fd);
+    close_fd(session->engine_event_fd);
+    close_fd(session->socket_fd);
+    session->epoll_fd = -1;
+    session->client_event_fd = -1;
+    session->engine_event_fd = -1;
+    session->socket_fd = -1;
+}
+
+int hvd_close(struct hvd_session *session)
+{
+    if (!session)
+        return HVD_OK;
+    int rc = client_session_enter(session, "hvd_close");
+    if (rc != HVD_OK) {
+        abandon(session);
+        return rc;
+    }
+    client_control_detach(session);
+    client_session_leave(session);
+    destroy(session);
+    return HVD_OK;
+}
+
+/* ---- what is fixed at open ---- */
+
+#define CLIENT_FIXED(function, field)                                                              \
+    int function(const struct hvd_session *session)                                                \
+    {                                                                                              \
+        if (!session)                                                                              \
+            return -1;                                                                             \
+        int rc = client_session_check_fork(session, #function);                                    \
+        return rc == HVD_OK ? session->identity.field : rc;                                        \
+    }
+
+CLIENT_FIXED(hvd_rank, rank)
+CLIENT_FIXED(hvd_size, size)
+CLIENT_FIXED(hvd_local_rank, local_rank)
+CLIENT_FIXED(hvd_local_size, local_size)
+CLIENT_FIXED(hvd_cross_rank, cross_rank)
+CLIENT_FIXED(hvd_cross_size, cross_size)
+
+const char *hvd_job(const struct hvd_session *session)
+{
+    return session ? session->identity.job : "";
+}
+
+const char *hvd_address(const struct hvd_session *session)
+{
+    return session ? session->address : "";
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ops of one session: a fixed pool, so that a handle stays addressable and a completion always
+ * has a slot.
+ *
+ *            new            publish             completion              looked at
+ *    FREE ---------> PREPARING ------> IN_FLIGHT ---------> DONE ---------> COPYING -----> FINISHED
+ *     ^                 |               |    ^ \              |  \                            ^ |
+ *     |                 |         SIZED v    | \_____________|___\_(nothing to copy)_________/ |
+ *     |                 |              SIZED-'                |                                |
+ *     '-----------------'--------(refused)--------------------'----------- hvd_op_free --------'
+ *
+ * IN_FLIGHT  the engine has it. SIZED: an allgather whose result needs memory; back when the memory
+ * is announced. DONE       the completion was read; its name is free again. COPYING: one thread
+ * copies the result out, unlocked. FINISHED   a call has told the caller. An op released before
+ * DONE is `abandoned` and goes to FREE by itself.
+ *
+ * Needs the session's lock. */
+#ifndef HVD_CLIENT_OPS_H
+#define HVD_CLIENT_OPS_H
+
+#include "hvd/hvd.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct client_memory;
+struct client_name;
+struct client_staging_block;
+
+enum client_op_state {
+    CLIENT_OP_FREE,
+    CLIENT_OP_PREPARING,
+    CLIENT_OP_IN_FLIGHT,
+    CLIENT_OP_SIZED,
+    CLIENT_OP_DONE,
+    CLIENT_OP_COPYING,
+    CLIENT_OP_FINISHED,
+    CLIENT_OP_STATES
+};
+
+/* Where one side of an op lies in shared memory. At most one of memory, block and inline_cells is
+ * set: that is what client_operand_put gives back. */
+struct client_operand {
+    uint32_t region; /* as the engine knows it */
+    uint64_t offset;
+    void *shared; /* our mapping of that place */
+    struct client_memory *memory;
+    struct client_staging_block *block;
+    uint32_t inline_cell, inline_cells;
+};
+
+struct hvd_op {
+    struct hvd_session *session;
+    enum client_op_state state;
+    uint32_t index, generation; /* the cookie; generation changes with every use of the slot */
+    bool abandoned;
+    uint8_t kind;
+    struct client_name *name; /* NULL for an unnamed op */
+    uint64_t anon_seq;
+    struct client_operand in, out; /* `in` is put back at DONE, `out` when it has been copied */
+    void *copy_to;                 /* ordinary memory that wants the result, or NULL */
+    struct hvd_tensor result;      /* final once FINISHED */
+    uint64_t out_bytes;            /* of the result; the capacity before DONE */
+    uint64_t row_bytes;            /* allgather: one row of the result */
+    bool wants_output;             /* allgather without memory for the result yet */
+    int status;                    /* final once DONE */
+    int culprit;
+    const char *error;   /* "" or the sentence */
+    char *error_owned;   /* what to free of it */
+    struct hvd_op *next; /* in the free list or the sized list */
+    char anon_text[48];
+};
+
+struct client_ops {
+    struct hvd_op *slots; /* HVD_OPS_MAX of them, untouched pages until used */
+    struct hvd_op *free_first;
+    uint32_t fresh;     /* slots never used start here */
+    uint32_t in_flight; /* PREPARING, IN_FLIGHT, SIZED */
+};
+
+int client_ops_init(struct client_ops *ops);
+void client_ops_fini(struct client_ops *ops);
+
+/* An op in PREPARING, all else zero. NULL when all HVD_OPS_MAX are taken. */
+struct hvd_op *client_ops_new(struct client_ops *ops, struct hvd_session *session);
+/* The one setter; asserts that the picture has this edge. */
+void client_op_set_state(struct client_ops *ops, struct hvd_op *op, enum client_op_state state);
+
+uint64_t client_op_cookie(const struct hvd_op *op);
+/* The op in flight with this cookie, or NULL: the engine may have sent anything. */
+struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie);
+
+/* "allreduce 'w1'", for sentences. */
+void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size);
+
+#endif

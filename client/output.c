@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The second half of an allgather whose result the library provides. All queued ops are fed by
+ * whichever call comes first, not only the one that is waited for: a peer may wait for this op
+ * while our caller waits for another one. */
+#include "client/output.h"
+
+#include "client/session.h"
+#include "client/submit.h"
+#include "client/wait.h"
+
+#include <stdbool.h>
+
+void client_output_queue(struct hvd_session *session, struct hvd_op *op)
+{
+    op->next = NULL;
+    if (session->sized_last)
+        session->sized_last->next = op;
+    else
+        session->sized_first = op;
+    session->sized_last = op;
+}
+
+void client_output_unqueue(struct hvd_session *session, struct hvd_op *op)
+{
+    struct hvd_op *before = NULL;
+    for (struct hvd_op *at = session->sized_first; at && at != op; at = at->next)
+        before = at;
+    struct hvd_op *found = before ? before->next : session->sized_first;
+    if (found != op) /* being fed just now */
+        return;
+    if (before)
+        before->next = op->next;
+    else
+        session->sized_first = op->next;
+    if (session->sized_last == op)
+        session->sized_last = before;
+}
+
+/* Memory for the result; the op may be gone when this returns, because the lock was given up. */
+static struct client_operand find_memory(struct hvd_session *session, uint64_t bytes)
+{
+    struct client_operand operand = {.region = HVI_REGION_INLINE};
+    if (client_submit_scratch(session, bytes, "hvd_wait", &operand) != HVD_OK)
+        operand.region = HVI_REGION_NONE; /* capacity 0: the engine fails the op on every rank */
+    return operand;
+}
+
+/* False when the ring is full: the op stays queued. */
+static bool feed(struct hvd_session *session, struct hvd_op *op)
+{
+    uint32_t generation = op->generation;
+    struct client_operand operand = find_memory(session, op->out_bytes);
+    if (op->generation != generation || op->state != CLIENT_OP_SIZED) {
+        client_operand_put(session, &operand);
+        return true;
+    }
+    if (client_submit_output(session, op, &operand) != HVD_OK) {
+        client_operand_put(session, &operand);
+        client_output_queue(session, op);
+        return false;
+    }
+    if (operand.region == HVI_REGION_NONE)
+        op->out_bytes = 0;
+    op->out = operand;
+    op->result.data = operand.shared;
+    client_op_set_state(&session->ops, op, CLIENT_OP_IN_FLIGHT);
+    return true;
+}
+
+void client_output_feed(struct hvd_session *session)
+{
+    struct hvd_op *op;
+    do {
+        op = session->sized_first;
+        if (!op)
+            return;
+        client_output_unqueue(session, op);
+    } while (feed(session, op));
+}

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/staging.h"
+
+#include "base/assert.h"
+#include "base/status.h"
+#include "client/control.h"
+#include "client/error.h"
+#include "client/session.h"
+#include "client/wait.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHARED_REGION                                                                              \
+    (1024u * 1024u) /* smaller blocks than an eighth of this share such a region */
+
+struct client_staging_region {
+    struct hvi_region region;
+    uint32_t id;
+    uint32_t class_index;
+    uint32_t block_count, used_count;
+    struct client_staging_region *prev, *next;
+    struct client_staging_block blocks[];
+};
+
+static uint64_t class_bytes(uint32_t class_index)
+{
+    return UINT64_C(1) << (CLIENT_STAGING_MIN_LOG + class_index);
+}
+
+/* CLIENT_STAGING_CLASSES when nothing is large enough. */
+static uint32_t class_of(uint64_t bytes)
+{
+    uint32_t class_index = 0;
+    while (class_index < CLIENT_STAGING_CLASSES && class_bytes(class_index) < bytes)
+        class_index++;
+    return class_index;
+}
+
+static void push_free(struct client_staging *staging, struct client_staging_block *block)
+{
+    struct client_staging_block **first = &staging->free_first[block->owner->class_index];
+    block->prev = NULL;
+    block->next = *first;
+    if (*first)
+        (*first)->prev = block;
+    *first = block;
+}
+
+static void take_free(struct client_staging *staging, struct client_staging_block *block)
+{
+    if (block->prev)
+        block->prev->next = block->next;
+    else
+        staging->free_first[block->owner->class_index] = block->next;
+    if (block->next)
+        block->next->prev = block->prev;
+}
+
+static struct client_staging_block *pop_free(struct client_staging *staging, uint32_t class_index)
+{
+    struct client_staging_block *block = staging->free_first[class_index];
+    if (!block)
+        return NULL;
+    take_free(staging, block);
+    if (block->owner->used_count++ == 0)
+        staging->idle_bytes -= block->owner->region.bytes;
+    return block;
+}
+
+/* Maps and reserves; without the lock. */
+static int create(uint32_t class_index, struct client_staging_region **region_p)
+{
+    uint64_t block_bytes = class_bytes(class_index);
+    uint32_t count = block_bytes <= SHARED_REGION / 8 ? (uint32_t)(SHARED_REGION / block_bytes) : 1;
+    struct client_staging_region *region =
+        calloc(1, sizeof(*region) + count * sizeof(region->blocks[0]));
+    if (!region)
+        return HVD_ERR_NO_MEMORY;
+    int rc = hvi_region_create("hvd-staging", block_bytes * count, &region->region);
+    if (rc != HVD_OK) {
+        free(region);
+        return rc;
+    }
+    region->class_index = class_index;
+    region->block_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        region->blocks[i].owner = region;
+        region->blocks[i].offset = i * block_bytes;
+    }
+    *region_p = region;
+    return HVD_OK;
+}
+
+static void destroy(struct client_staging_region *region)
+{
+    hvi_region_fini(&region->region);
+    free(region);
+}
+
+static void adopt(struct client_staging *staging, struct client_staging_region *region)
+{
+    region->prev = NULL;
+    region->next = staging->regions;
+    if (staging->regions)
+        staging->regions->prev = region;
+    staging->regions = region;
+    staging->idle_bytes += region->region.bytes;
+    for (uint32_t i = 0; i < region->block_count; i++)
+        push_free(staging, &region->blocks[i]);
+}
+
+/* An idle region: away with it. */
+static void retire(struct hvd_session *session, struct client_staging_region *region)
+{
+    struct client_staging *staging = &session->staging;
+    HVI_ASSERT(region->used_count == 0);
+    for (uint32_t i = 0; i < region->block_count; i++)
+        take_free(staging, &region->blocks[i]);
+    if (region->prev)
+        region->prev->next = region->next;
+    else
+        staging->regions = region->next;
+    if (region->next)
+        region->next->prev = region->prev;
+    staging->idle_bytes -= region->region.bytes;
+    client_control_region_forget(session, region->id);
+    destroy(region);
+}
+
+/* Makes a region for the class and announces it. Gives up the lock meanwhile. */
+static int grow(struct hvd_session *session, uint32_t class_index, const char *what)
+{
+    struct client_staging_region *region;
+    pthread_mutex_unlock(&session->mutex);
+    int rc = create(class_index, &region);
+    pthread_mutex_lock(&session->mutex);
+    if (rc != HVD_OK)
+        return client_error(rc,
+                            "%s: %" PRIu64
+                            " bytes of shared memory to stage ordinary memory: %s; 'hvdctl doctor' "
+                            "shows the limits of this machine",
+                            what, class_bytes(class_index), hvi_status_text(rc));
+    rc = client_session_usable(session, what);
+    if (rc == HVD_OK)
+        rc = client_control_region_add(session, &region->region, what, &region->id);
+    hvi_region_close_fd(&region->region);
+    if (rc != HVD_OK) {
+        destroy(region);
+        return rc;
+    }
+    adopt(&session->staging, region);
+    return HVD_OK;
+}
+
+int client_staging_get(struct hvd_session *session, uint64_t bytes, const char *what,
+                       struct client_staging_block **block_p)
+{
+    uint32_t class_index = class_of(bytes);
+    struct client_staging_block *block;
+    if (class_index == CLIENT_STAGING_CLASSES)
+        return client_error(HVD_ERR_NO_MEMORY, "%s: %" PRIu64 " bytes are too many", what, bytes);
+    block = pop_free(&session->staging, class_index);
+    if (!block) {
+        client_wait_drain(session); /* finished ops may hold some */
+        block = pop_free(&session->staging, class_index);
+    }
+    while (!block) { /* another thread may take what we make */
+        int rc = grow(session, class_index, what);
+        if (rc != HVD_OK)
+            return rc;
+        block = pop_free(&session->staging, class_index);
+    }
+    *block_p = block;
+    return HVD_OK;
+}
+
+void client_staging_put(struct hvd_session *session, struct client_staging_block *block)
+{
+    struct client_staging *staging = &session->staging;
+    struct client_staging_region *region = block->owner;
+    push_free(staging, block);
+    if (--region->used_count > 0)
+        return;
+    staging->idle_bytes += region->region.bytes;
+    if (staging->idle_bytes > CLIENT_STAGING_CACHE)
+        retire(session, region);
+}
+
+uint32_t client_staging_region_id(const struct client_staging_block *block)
+{
+    return block->owner->id;
+}
+
+void *client_staging_address(const struct client_staging_block *block)
+{
+    return (unsigned char *)block->owner->region.base + block->offset;
+}
+
+uint64_t client_staging_bytes(const struct client_staging_block *block)
+{
+    return class_bytes(block->owner->class_index);
+}
+
+void client_staging_fini(struct client_staging *staging)
+{
+    while (staging->regions) {
+        struct client_staging_region *region = staging->regions;
+        staging->regions = region->next;
+        destroy(region);
+    }
+    memset(staging, 0, sizeof(*staging));
+}

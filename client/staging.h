@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Shared memory for the payloads of ordinary memory that are too large for the inline area, and for
+ * allgather results. Blocks have power-of-two sizes; small ones share a region. Free blocks stay
+ * announced to the engine and are used again; when more than CLIENT_STAGING_CACHE bytes of regions
+ * lie idle, a region goes as soon as it is idle. */
+#ifndef HVD_CLIENT_STAGING_H
+#define HVD_CLIENT_STAGING_H
+
+#include <stdint.h>
+
+#define CLIENT_STAGING_CACHE   (256ull * 1024 * 1024)
+#define CLIENT_STAGING_MIN_LOG 13u /* the smallest block: 8 KiB */
+#define CLIENT_STAGING_CLASSES 35u /* the largest: 2^47 bytes, an address space */
+
+struct hvd_session;
+struct client_staging_region;
+
+struct client_staging_block {
+    struct client_staging_region *owner;
+    uint64_t offset;                          /* in the owner's region */
+    struct client_staging_block *prev, *next; /* free list */
+};
+
+struct client_staging {
+    struct client_staging_block *free_first[CLIENT_STAGING_CLASSES];
+    struct client_staging_region *regions;
+    uint64_t idle_bytes; /* of regions without a used block */
+};
+
+/* A block of at least `bytes` (>= 1). Needs the session's lock and gives it up while a new region
+ * is made: look again at everything afterwards. HVD_ERR_NO_MEMORY, _LIMIT, _TIMEOUT or the
+ * session's end, with the last error set. */
+int client_staging_get(struct hvd_session *session, uint64_t bytes, const char *what,
+                       struct client_staging_block **block_p);
+/* Needs the lock. */
+void client_staging_put(struct hvd_session *session, struct client_staging_block *block);
+
+uint32_t client_staging_region_id(const struct client_staging_block *block);
+void *client_staging_address(const struct client_staging_block *block);
+uint64_t client_staging_bytes(const struct client_staging_block *block);
+
+/* Session end: unmaps everything, used or not. */
+void client_staging_fini(struct client_staging *staging);
+
+#endif

@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * From completion to caller: hvd_test, hvd_wait, hvd_op_result and the end of an op's life.
+ *
+ * Whoever takes the lock to look at its own op drains the whole ring and so also finishes the ops
+ * of other threads; these see it when their bell slice ends or at once, because the bell word they
+ * read before their last look has moved (a completion that somebody drained after that look was
+ * published after it, and the bell comes after publishing).
+ *
+ * A dead engine shows on the socket only. It is looked at whenever a waiter's slice (<= 50 ms) ends
+ * and at least every CLIENT_LOOK_NS when completions keep coming or a caller polls with hvd_test.
+ *
+ * The event descriptor is a level: readable while a finished op has not been looked at. hvd_test
+ * and hvd_wait set it right: clear, drain what came before the clearing, set again when something
+ * is still unseen. */
+#include "client/wait.h"
+
+#include "base/bits.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "client/control.h"
+#include "client/error.h"
+#include "client/output.h"
+#include "client/session.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#define COPY_LOCKED_MAX 32768u            /* larger results are copied without the lock */
+#define COPYING_NAP_NS  (50ull * 1000ull) /* another thread copies the result we wait for */
+
+void client_operand_put(struct hvd_session *session, struct client_operand *operand)
+{
+    if (operand->memory)
+        operand->memory->users--;
+    if (operand->block)
+        client_staging_put(session, operand->block);
+    if (operand->inline_cells)
+        client_inline_put(&session->inline_area, operand->inline_cell, operand->inline_cells);
+    operand->memory = NULL;
+    operand->block = NULL;
+    operand->inline_cells = 0;
+}
+
+/* An allgather without a given output: its memory is the result and lives as long as the op. */
+static bool owns_result(const struct hvd_op *op)
+{
+    return op->kind == HVI_KIND_ALLGATHER && !op->copy_to && !op->out.memory &&
+           op->status == HVD_OK;
+}
+
+void client_op_release(struct hvd_session *session, struct hvd_op *op)
+{
+    if (op->state == CLIENT_OP_DONE)
+        session->unseen--;
+    client_operand_put(session, &op->in);
+    client_operand_put(session, &op->out);
+    if (op->name)
+        client_names_put(op->name);
+    client_op_set_state(&session->ops, op, CLIENT_OP_FREE);
+}
+
+/* To DONE: everything but the result is given back. */
+static void land(struct hvd_session *session, struct hvd_op *op)
+{
+    if (op->state == CLIENT_OP_SIZED)
+        client_output_unqueue(session, op);
+    client_op_set_state(&session->ops, op, CLIENT_OP_DONE);
+    session->unseen++;
+    client_operand_put(session, &op->in);
+    if (!op->copy_to && !owns_result(op))
+        client_operand_put(session, &op->out);
+    if (op->name)
+        client_names_landed(op->name);
+    if (op->abandoned)
+        client_op_release(session, op);
+}
+
+void client_wait_fail_all(struct hvd_session *session)
+{
+    for (uint32_t i = 0; i < session->ops.fresh; i++) {
+        struct hvd_op *op = &session->ops.slots[i];
+        if (op->state != CLIENT_OP_IN_FLIGHT && op->state != CLIENT_OP_SIZED)
+            continue;
+        op->status = session->end_status;
+        op->error = session->end_text;
+        op->copy_to = NULL;
+        land(session, op);
+    }
+}
+
+static void take_text(struct hvd_session *session, struct hvd_op *op,
+                      const struct hvi_completion *completion)
+{
+    char text[HVI_TEXT_MAX + 1];
+    op->error = hvi_status_text(op->status);
+    if (completion->text_cell == HVI_TEXT_NONE ||
+        !hvi_channel_read_text(&session->channel, completion->text_cell, completion->text_turn,
+                               text, sizeof(text)) ||
+        !text[0])
+        return;
+    op->error_owned = strdup(text);
+    if (op->error_owned)
+        op->error = op->error_owned;
+}
+
+/* Whether the engine's numbers for an allgather make sense. A result that has no place yet is only
+ * a size. */
+static bool rows_fit(const struct hvd_op *op, const struct hvi_completion *completion)
+{
+    uint64_t bytes;
+    return completion->rows >= 0 &&
+           hvi_mul_checked((uint64_t)completion->rows, op->row_bytes, &bytes) &&
+           bytes == completion->bytes;
+}
+
+static bool result_fits(const struct hvd_op *op, const struct hvi_completion *completion)
+{
+    if (completion->status != HVD_OK || op->kind != HVI_KIND_ALLGATHER)
+        return true;
+    return rows_fit(op, completion) && completion->bytes <= op->out_bytes;
+}
+
+static void complete_done(struct hvd_session *session, struct hvd_op *op,
+                          const struct hvi_completion *completion)
+{
+    op->status = completion->status;
+    op->culprit = completion->culprit;
+    if (op->status != HVD_OK) {
+        take_text(session, op, completion);
+        op->copy_to = NULL;
+    } else if (op->kind == HVI_KIND_ALLGATHER) {
+        op->out_bytes = completion->bytes;
+        op->result.dims[0] = completion->rows;
+    }
+    land(session, op);
+}
+
+static void complete_sized(struct hvd_session *session, struct hvd_op *op,
+                           const struct hvi_completion *completion)
+{
+    op->out_bytes = completion->bytes;
+    op->wants_output = false;
+    client_op_set_state(&session->ops, op, CLIENT_OP_SIZED);
+    client_output_queue(session, op);
+}
+
+/* False when an engine would never send this. */
+static bool complete(struct hvd_session *session, const struct hvi_completion *completion)
+{
+    struct hvd_op *op = client_ops_find(&session->ops, completion->cookie);
+    if (completion->seq != session->complete_seq + 1 || !op)
+        return false;
+    session->complete_seq++;
+    if (completion->kind == HVI_COMPLETE_SIZED) {
+        if (!op->wants_output || !rows_fit(op, completion))
+            return false;
+        complete_sized(session, op, completion);
+        return true;
+    }
+    if (completion->kind != HVI_COMPLETE_DONE || completion->status > 0 ||
+        !result_fits(op, completion))
+        return false;
+    complete_done(session, op, completion);
+    return true;
+}
+
+void client_wait_drain(struct hvd_session *session)
+{
+    struct hvi_completion completion;
+    uint32_t available = 0;
+    if (session->end_status != HVD_OK)
+        return;
+    bool sane = hvi_ring_available(&session->channel.cq, &available) == HVD_OK;
+    for (uint32_t i = 0; sane && i < available; i++) {
+        hvi_ring_copy(&session->channel.cq, i, &completion);
+        sane = complete(session, &completion);
+    }
+    if (available > 0)
+        hvi_ring_release(&session->channel.cq, available);
+    if (!sane)
+        client_session_end(session, HVD_ERR_PROTOCOL,
+                           "the engine of job '%s' (pid %d) wrote an impossible completion; close "
+                           "this session and open a new one",
+                           session->identity.job, session->engine_pid);
+}
+
+static bool session_state_says_ended(const struct hvd_session *session)
+{
+    return atomic_load_explicit(&session->channel.header->session_state, memory_order_relaxed) ==
+           HVI_SESSION_ENDED;
+}
+
+/* Drains; looks at the socket when asked, when the engine says so, or when it is time; feeds
+ * allgathers. */
+static void progress(struct hvd_session *session, bool look)
+{
+    client_wait_drain(session);
+    if (!look && session->epoll_fd < 0 && !session_state_says_ended(session) &&
+        hvi_clock_ns() - session->looked_ns < CLIENT_LOOK_NS) {
+        if (session->sized_first)
+            client_output_feed(session);
+        return;
+    }
+    session->looked_ns = hvi_clock_ns();
+    client_control_look(session);
+    if (session->sized_first)
+        client_output_feed(session);
+}
+
+/* Sets the event descriptor right (see the top). */
+static void sync_event(struct hvd_session *session)
+{
+    uint64_t value;
+    ssize_t rc;
+    if (session->epoll_fd < 0)
+        return;
+    rc = read(session->client_event_fd, &value, sizeof(value));
+    client_wait_drain(session);
+    value = 1;
+    if (session->unseen > 0 || session->sized_first)
+        rc = write(session->client_event_fd, &value, sizeof(value));
+    (void)rc; /* EAGAIN both times: nothing to clear, or set already */
+}
+
+static void copy_out(struct hvd_session *session, struct hvd_op *op)
+{
+    bool locked = op->out_bytes <= COPY_LOCKED_MAX;
+    session->unseen--;
+    if (locked) {
+        memcpy(op->copy_to, op->out.shared, op->out_bytes);
+        client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
+    } else {
+        client_op_set_state(&session->ops, op, CLIENT_OP_COPYING);
+        pthread_mutex_unlock(&session->mutex);
+        memcpy(op->copy_to, op->out.shared, op->out_bytes);
+        pthread_mutex_lock(&session->mutex);
+        client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
+    }
+    client_operand_put(session, &op->out);
+}
+
+/* The op's status for the caller: HVD_INPROGRESS, or final with the last error set. */
+static int look_at(struct hvd_session *session, struct hvd_op *op)
+{
+    if (op->state == CLIENT_OP_DONE && op->copy_to && op->out_bytes > 0) {
+        copy_out(session, op);
+    } else if (op->state == CLIENT_OP_DONE) {
+        session->unseen--;
+        client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
+        if (!owns_result(op))
+            client_operand_put(session, &op->out);
+    }
+    if (op->state != CLIENT_OP_FINISHED)
+        return HVD_INPROGRESS;
+    int status = op->status;
+    if (status != HVD_OK)
+        client_error_copy(status, op->error);
+    if (op->abandoned) /* released by another thread while we copied */
+        client_op_release(session, op);
+    return status;
+}
+
+/* Locks the session of `op`. */
+static int enter(const struct hvd_op *op, const char *what)
+{
+    if (!op)
+        return client_error(HVD_ERR_INVALID, "%s: op is NULL", what);
+    if (!op->session)
+        return client_error(HVD_ERR_INVALID, "%s: this op was never submitted", what);
+    int rc = client_session_enter(op->session, what);
+    if (rc != HVD_OK)
+        return rc;
+    if (op->state != CLIENT_OP_FREE && !op->abandoned)
+        return HVD_OK;
+    client_session_leave(op->session);
+    return client_error(HVD_ERR_INVALID, "%s: this op was released by hvd_op_free", what);
+}
+
+int hvd_test(struct hvd_op *op)
+{
+    int rc = enter(op, "hvd_test");
+    if (rc != HVD_OK)
+        return rc;
+    struct hvd_session *session = op->session;
+    progress(session, false);
+    rc = look_at(session, op);
+    sync_event(session);
+    client_session_leave(session);
+    return rc;
+}
+
+/* Nothing to be seen after `seen`: sleeps a slice. True when the socket should be looked at. */
+static bool sleep_slice(struct hvd_session *session, enum client_op_state state, uint32_t seen,
+                        uint64_t deadline_ns)
+{
+    if (state == CLIENT_OP_COPYING) {
+        struct timespec nap = {.tv_nsec = COPYING_NAP_NS};
+        nanosleep(&nap, NULL);
+        return false;
+    }
+    return !hvi_bell_wait(session->channel.header, seen, &session->policy, deadline_ns);
+}
+
+static int timed_out(const struct hvd_op *op, int64_t timeout_ns)
+{
+    char text[HVI_TEXT_MAX / 2];
+    client_op_describe(op, text, sizeof(text));
+    return client_error(HVD_ERR_TIMEOUT,
+                        "hvd_wait: %s is not finished after %.3f s; it goes on, and 'hvdctl "
+                        "stalls' shows which ranks are missing",
+                        text, (double)timeout_ns / 1e9);
+}
+
+int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
+{
+    uint64_t deadline_ns = timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns);
+    bool look = false;
+    for (;;) {
+        int rc = enter(op, "hvd_wait");
+        if (rc != HVD_OK)
+            return rc;
+        struct hvd_session *session = op->session;
+        uint32_t seen = hvi_bell_read(session->channel.header);
+        progress(session, look);
+        rc = look_at(session, op);
+        if (rc != HVD_INPROGRESS)
+            sync_event(session);
+        else if (hvi_deadline_passed(deadline_ns))
+            rc = timed_out(op, timeout_ns);
+        enum client_op_state state = op->state;
+        client_session_leave(session);
+        if (rc != HVD_INPROGRESS)
+            return rc;
+        look = sleep_slice(session, state, seen, deadline_ns);
+    }
+}
+
+int hvd_op_result(const struct hvd_op *op, struct hvd_tensor *result_p)
+{
+    int rc = enter(op, "hvd_op_result");
+    if (rc != HVD_OK)
+        return rc;
+    if (op->state != CLIENT_OP_FINISHED)
+        rc = HVD_INPROGRESS;
+    else if (op->status != HVD_OK)
+        rc = client_error_copy(op->status, op->error);
+    else if (!result_p)
+        rc = client_error(HVD_ERR_INVALID, "hvd_op_result: result_p is NULL");
+    else
+        *result_p = op->result;
+    client_session_leave(op->session);
+    return rc;
+}
+
+const char *hvd_op_name(const struct hvd_op *op)
+{
+    if (enter(op, "hvd_op_name") != HVD_OK)
+        return "";
+    struct hvd_op *mutable = &op->session->ops.slots[op->index];
+    const char *text = mutable->anon_text;
+    if (op->name)
+        text = client_names_text(op->name);
+    else if (!mutable->anon_text[0])
+        client_op_describe(op, mutable->anon_text, sizeof(mutable->anon_text));
+    client_session_leave(op->session);
+    return text;
+}
+
+const char *hvd_op_error(const struct hvd_op *op)
+{
+    const char *text = "";
+    if (enter(op, "hvd_op_error") != HVD_OK)
+        return text;
+    if (op->state == CLIENT_OP_FINISHED)
+        text = op->error;
+    client_session_leave(op->session);
+    return text;
+}
+
+int hvd_op_culprit(const struct hvd_op *op)
+{
+    int culprit = -1;
+    if (enter(op, "hvd_op_culprit") != HVD_OK)
+        return culprit;
+    if (op->state == CLIENT_OP_FINISHED && op->status != HVD_OK)
+        culprit = op->culprit;
+    client_session_leave(op->session);
+    return culprit;
+}
+
+void hvd_op_free(struct hvd_op *op)
+{
+    if (!op || enter(op, "hvd_op_free") != HVD_OK)
+        return;
+    struct hvd_session *session = op->session;
+    if (op->state == CLIENT_OP_DONE || op->state == CLIENT_OP_FINISHED) {
+        client_op_release(session, op);
+        sync_event(session);
+    } else {
+        op->abandoned = true;
+    }
+    client_session_leave(session);
+}
+
+int hvd_session_status(struct hvd_session *session)
+{
+    int rc = client_session_enter(session, "hvd_session_status");
+    if (rc != HVD_OK)
+        return rc;
+    progress(session, true);
+    rc = client_session_usable(session, "hvd_session_status");
+    if (rc == HVD_OK && session->job_status != HVD_OK)
+        rc = client_error_copy(session->job_status, session->job_text);
+    sync_event(session);
+    client_session_leave(session);
+    return rc;
+}
+
+static int make_epoll(struct hvd_session *session)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+    if (fd >= 0 && epoll_ctl(fd, EPOLL_CTL_ADD, session->client_event_fd, &event) == 0 &&
+        epoll_ctl(fd, EPOLL_CTL_ADD, session->socket_fd, &event) == 0) {
+        session->epoll_fd = fd;
+        atomic_store(&session->channel.header->client_event_armed, 1);
+        sync_event(session);
+        return HVD_OK;
+    }
+    int status = errno == EMFILE || errno == ENFILE ? HVD_ERR_LIMIT : HVD_ERR_NO_MEMORY;
+    client_error(status, "hvd_event_fd: epoll: %s", strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+int hvd_event_fd(struct hvd_session *session, int *fd_p)
+{
+    int rc = client_session_enter(session, "hvd_event_fd");
+    if (rc != HVD_OK)
+        return rc;
+    if (!fd_p)
+        rc = client_error(HVD_ERR_INVALID, "hvd_event_fd: fd_p is NULL");
+    else if (session->epoll_fd < 0)
+        rc = make_epoll(session);
+    if (rc == HVD_OK)
+        *fd_p = session->epoll_fd;
+    client_session_leave(session);
+    return rc;
+}
