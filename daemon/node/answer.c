@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What an admin request gets. hvdd itself knows jobs and slots; ops, lags and stalls are known by
+ * the engines alone, so such a request becomes an `answer`: the reply as far as it is known, one
+ * question per engine, and a second's time. An engine that stays silent leaves no rows but a
+ * sentence that says so. */
+#include "daemon/node/node.h"
+
+#include "base/status.h"
+#include "base/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#define REASON_MAX     700 /* bytes of a stop reason that are passed on */
+#define ANSWERS_MAX    256
+#define ANSWER_WAIT_NS HVI_NS_SEC
+
+/* One engine that was asked. */
+struct question {
+    uint64_t number;                  /* EngineQuery.request */
+    const struct node_engine *engine; /* NULL: answered, or gone */
+    size_t row;                       /* reply.jobs[row], for a jobs request */
+};
+
+struct node_answer {
+    struct node *node;
+    struct node_answer *prev, *next;
+    struct node_asker asker;
+    enum hvi_admin_kind kind;
+    sd_event_source *timer;
+    struct hvi_admin_reply reply;
+    struct question *questions;
+    size_t question_count, open_count;
+};
+
+void node_answer_text(struct node *node, const struct node_asker *asker, int status,
+                      const char *text)
+{
+    struct hvi_admin_reply reply = {.status = status};
+
+    snprintf(reply.text, sizeof(reply.text), "%s", text);
+    node_admin_send(node, asker, &reply);
+}
+
+/* ---- the answer's life
+ * -------------------------------------------------------------------------------------------- */
+
+static void answer_free(struct node_answer *answer)
+{
+    DL_DELETE(answer->node->answers, answer);
+    answer->node->answer_count--;
+    sd_event_source_disable_unref(answer->timer);
+    hvi_admin_reply_free(&answer->reply);
+    free(answer->questions);
+    free(answer);
+}
+
+static void answer_finish(struct node_answer *answer)
+{
+    node_admin_send(answer->node, &answer->asker, &answer->reply);
+    answer_free(answer);
+}
+
+/* Somebody stayed silent: names the first, counts the others. */
+static void tell_silent(struct node_answer *answer)
+{
+    const struct node_engine *first = NULL;
+    size_t others = 0;
+
+    for (size_t i = 0; i < answer->question_count; i++) {
+        if (answer->questions[i].engine == NULL)
+            continue;
+        if (first == NULL)
+            first = answer->questions[i].engine;
+        else
+            others++;
+    }
+    if (first == NULL)
+        return;
+    snprintf(answer->reply.text, sizeof(answer->reply.text),
+             "the engine of job '%s' (pid %d) did not answer within a second",
+             first->generation->job->id, (int)first->pid);
+    if (others > 0) {
+        size_t used = strlen(answer->reply.text);
+        snprintf(answer->reply.text + used, sizeof(answer->reply.text) - used,
+                 ", and neither did %zu more", others);
+    }
+}
+
+static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_answer *answer = user;
+
+    (void)source, (void)usec;
+    tell_silent(answer);
+    answer_finish(answer);
+    return 0;
+}
+
+/* NULL after having refused. */
+static struct node_answer *answer_new(struct node *node, const struct node_asker *asker,
+                                      enum hvi_admin_kind kind)
+{
+    struct node_answer *answer = NULL;
+
+    if (node->answer_count >= ANSWERS_MAX) {
+        node_answer_text(node, asker, HVI_ERR_DAEMON_LIMIT,
+                         "too many admin requests wait for engines");
+        return NULL;
+    }
+    answer = calloc(1, sizeof(*answer));
+    if (answer == NULL)
+        goto no_memory;
+    answer->questions = calloc(node->jobs.generation_count + 1u, sizeof(*answer->questions));
+    if (answer->questions == NULL ||
+        sd_event_add_time_relative(node->event, &answer->timer, CLOCK_MONOTONIC,
+                                   ANSWER_WAIT_NS / 1000, 0, on_deadline, answer) < 0)
+        goto no_memory;
+    answer->node = node;
+    answer->asker = *asker;
+    answer->kind = kind;
+    DL_APPEND(node->answers, answer);
+    node->answer_count++;
+    return answer;
+no_memory:
+    if (answer != NULL)
+        free(answer->questions);
+    free(answer);
+    node_answer_text(node, asker, HVI_ERR_DAEMON, "hvdd is out of memory");
+    return NULL;
+}
+
+static void ask(struct node_answer *answer, struct node_engine *engine, uint32_t what,
+                uint64_t min_age_ns, size_t row)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_QUERY};
+    struct question *question = &answer->questions[answer->question_count];
+
+    msg.engine_query.request = answer->node->next_query++;
+    msg.engine_query.what = what;
+    msg.engine_query.min_age_ns = min_age_ns;
+    *question = (struct question){.number = msg.engine_query.request, .engine = engine, .row = row};
+    answer->question_count++;
+    answer->open_count++;
+    node_link_send(engine, &msg, NULL,
+                   0); /* if this fails, the engine is about to end, which closes the question */
+}
+
+/* ---- reports come in
+ * ---------------------------------------------------------------------------------------------- */
+
+static void take_ranks(struct hvi_admin_reply *reply, struct hvi_engine_report *report)
+{
+    free(reply->ranks);
+    reply->ranks = report->ranks;
+    reply->rank_count = report->rank_count;
+    report->ranks = NULL;
+    report->rank_count = 0;
+}
+
+/* Moves rows as long as there is room; the others are counted. */
+static void take_stalls(struct hvi_admin_reply *reply, struct hvi_engine_report *report,
+                        const char *job)
+{
+    size_t room = HVI_WIRE_STALLS_MAX - reply->stall_count;
+    size_t moved = report->stall_count < room ? report->stall_count : room;
+    struct hvi_stall_row *rows = NULL;
+
+    if (moved > 0)
+        rows = realloc(reply->stalls, (reply->stall_count + moved) * sizeof(*rows));
+    if (rows == NULL) {
+        reply->rows_left_out += report->stall_count;
+        return;
+    }
+    reply->stalls = rows;
+    for (size_t i = 0; i < moved; i++) {
+        struct hvi_stall_row *row = &rows[reply->stall_count++];
+        *row = report->stalls[i];
+        snprintf(row->job, sizeof(row->job), "%s", job);
+        report->stalls[i].ready = NULL;
+        report->stalls[i].ready_count = 0;
+        report->stalls[i].missing = NULL;
+        report->stalls[i].missing_count = 0;
+    }
+    reply->rows_left_out += report->stall_count - moved;
+}
+
+/* A job has done what its busiest rank has done. */
+static void sum_ranks(struct hvi_job_row *row, const struct hvi_engine_report *report)
+{
+    for (size_t i = 0; i < report->rank_count; i++) {
+        if (report->ranks[i].ops > row->ops)
+            row->ops = report->ranks[i].ops;
+        if (report->ranks[i].bytes > row->bytes)
+            row->bytes = report->ranks[i].bytes;
+    }
+}
+
+static void take_report(struct node_answer *answer, const struct question *question,
+                        struct hvi_engine_report *report)
+{
+    answer->reply.rows_left_out += report->rows_left_out;
+    if (answer->kind == HVI_ADMIN_JOBS)
+        sum_ranks(&answer->reply.jobs[question->row], report);
+    else if (answer->kind == HVI_ADMIN_RANKS)
+        take_ranks(&answer->reply, report);
+    else
+        take_stalls(&answer->reply, report, question->engine->generation->job->id);
+}
+
+static void close_question(struct node_answer *answer, struct question *question)
+{
+    question->engine = NULL;
+    if (--answer->open_count == 0)
+        answer_finish(answer);
+}
+
+void node_answer_report(struct node *node, const struct node_engine *engine,
+                        struct hvi_engine_report *report)
+{
+    struct node_answer *answer;
+
+    DL_FOREACH(node->answers, answer)
+    {
+        for (size_t i = 0; i < answer->question_count; i++) {
+            struct question *question = &answer->questions[i];
+            if (question->engine != engine || question->number != report->request)
+                continue;
+            take_report(answer, question, report);
+            close_question(answer, question);
+            return;
+        }
+    }
+}
+
+static bool has_open_question(const struct node_answer *answer, const struct node_engine *engine,
+                              size_t *index_p)
+{
+    for (size_t i = 0; i < answer->question_count; i++) {
+        if (answer->questions[i].engine == engine) {
+            *index_p = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+void node_answer_engine_gone(struct node *node, const struct node_engine *engine)
+{
+    struct node_answer *answer, *spare;
+    size_t index;
+
+    DL_FOREACH_SAFE(node->answers, answer, spare)
+    {
+        if (!has_open_question(answer, engine, &index)) /* an answer asks an engine once */
+            continue;
+        if (answer->kind == HVI_ADMIN_RANKS) {
+            answer->reply.status = HVI_ERR_NOT_FOUND;
+            snprintf(answer->reply.text, sizeof(answer->reply.text), "job '%s' has just ended",
+                     engine->generation->job->id);
+        }
+        close_question(answer, &answer->questions[index]);
+    }
+}
+
+void node_answer_close(struct node *node)
+{
+    while (node->answers != NULL)
+        answer_free(node->answers);
+}
+
+/* ---- the requests
+ * -------------------------------------------------------------------------------------------------
+ */
+
+static void answer_status(struct node *node, const struct node_asker *asker)
+{
+    struct hvi_admin_reply reply = {.has_daemon = true};
+    struct hvi_daemon_status *daemon = &reply.daemon;
+
+    snprintf(daemon->version, sizeof(daemon->version), "%s", HVD_VERSION_TEXT);
+    snprintf(daemon->runtime_dir, sizeof(daemon->runtime_dir), "%s", node->rundir.path);
+    snprintf(daemon->state, sizeof(daemon->state), "%s",
+             node->phase == NODE_PHASE_RUNNING ? "running" : "draining");
+    daemon->pid = (int32_t)getpid();
+    daemon->uid = node->uid;
+    daemon->uptime_ns = hvi_clock_ns() - node->started_ns;
+    daemon->jobs = node->jobs.generation_count;
+    daemon->sessions = node->jobs.session_count;
+    daemon->attaches = node->counters.attaches;
+    daemon->refused = node->counters.refused;
+    daemon->ranks_lost = node->counters.ranks_lost;
+    daemon->log_lost = hvi_log_lost();
+    node_admin_send(node, asker, &reply);
+}
+
+static void fill_job_row(const struct node_generation *generation, struct hvi_job_row *row)
+{
+    snprintf(row->job, sizeof(row->job), "%s", generation->job->id);
+    snprintf(row->state, sizeof(row->state), "%s", node_job_state_text(generation->state));
+    row->generation = generation->number;
+    row->uid = generation->job->uid;
+    row->size = generation->size;
+    row->attached = generation->counts[NODE_SLOT_ATTACHED];
+    row->engine_pid = (int32_t)generation->engine->pid;
+    row->age_ns = hvi_clock_ns() - generation->started_ns;
+}
+
+static void answer_jobs(struct node *node, const struct node_asker *asker)
+{
+    struct node_answer *answer = answer_new(node, asker, HVI_ADMIN_JOBS);
+    struct node_engine *engine;
+
+    if (answer == NULL)
+        return;
+    answer->reply.jobs = calloc(node->jobs.generation_count + 1u, sizeof(*answer->reply.jobs));
+    DL_FOREACH(node->engines, engine)
+    {
+        if (answer->reply.jobs == NULL || answer->reply.job_count == HVI_WIRE_ROWS_MAX) {
+            answer->reply.rows_left_out++;
+            continue;
+        }
+        fill_job_row(engine->generation, &answer->reply.jobs[answer->reply.job_count]);
+        ask(answer, engine, HVI_QUERY_RANKS, 0, answer->reply.job_count++);
+    }
+    if (answer->open_count == 0)
+        answer_finish(answer);
+}
+
+/* NULL after having refused. */
+static struct node_job *find_job(struct node *node, const struct node_asker *asker,
+                                 const struct hvi_admin_request *request)
+{
+    struct node_job *job = node_job_find(&node->jobs, request->job);
+    char text[HVI_JOB_ID_MAX + 32];
+
+    if (job == NULL) {
+        snprintf(text, sizeof(text), "no job '%s' runs here", request->job);
+        node_answer_text(node, asker, HVI_ERR_NOT_FOUND, text);
+    }
+    return job;
+}
+
+/* The same, for its owner, root or the daemon's own user. */
+static struct node_job *find_own_job(struct node *node, const struct node_asker *asker,
+                                     const struct hvi_admin_request *request)
+{
+    struct node_job *job = find_job(node, asker, request);
+
+    if (job == NULL ||
+        (asker->known && (asker->uid == 0 || asker->uid == node->uid || asker->uid == job->uid)))
+        return job;
+    HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused",
+            "somebody asked to change a job of another user", "job=%s uid=%d", job->id,
+            asker->known ? (int)asker->uid : -1);
+    node_answer_text(node, asker, HVI_ERR_REFUSED, "this job belongs to another user");
+    return NULL;
+}
+
+static void answer_ranks(struct node *node, const struct node_asker *asker,
+                         const struct hvi_admin_request *request)
+{
+    struct node_job *job = find_job(node, asker, request);
+    struct node_answer *answer = job == NULL ? NULL : answer_new(node, asker, HVI_ADMIN_RANKS);
+
+    if (answer != NULL)
+        ask(answer, node_job_newest(job)->engine, HVI_QUERY_RANKS, 0, 0);
+}
+
+static void answer_stalls(struct node *node, const struct node_asker *asker,
+                          const struct hvi_admin_request *request)
+{
+    struct node_answer *answer;
+    struct node_engine *engine;
+
+    if (request->job[0] != '\0' && find_job(node, asker, request) == NULL)
+        return;
+    answer = answer_new(node, asker, HVI_ADMIN_STALLS);
+    if (answer == NULL)
+        return;
+    DL_FOREACH(node->engines, engine)
+    {
+        if (request->job[0] == '\0' || strcmp(request->job, engine->generation->job->id) == 0)
+            ask(answer, engine, HVI_QUERY_STALLS, request->min_age_ns, 0);
+    }
+    if (answer->open_count == 0)
+        answer_finish(answer);
+}
+
+static void answer_job_stop(struct node *node, const struct node_asker *asker,
+                            const struct hvi_admin_request *request)
+{
+    struct node_job *job = find_own_job(node, asker, request);
+    struct node_generation *generation;
+    char text[HVI_TEXT_MAX + 1];
+    int stopped = 0;
+
+    if (job == NULL)
+        return;
+    snprintf(text, sizeof(text), "job '%s' was stopped by uid %u%s%.700s", job->id,
+             (unsigned)asker->uid, request->reason[0] != '\0' ? ": " : "", request->reason);
+    HVI_LOG(HVI_LOG_INFO, "admin", "job-stop", text, "job=%s uid=%u", job->id,
+            (unsigned)asker->uid);
+    DL_FOREACH(job->generations, generation)
+    {
+        node_link_stop(generation->engine, text);
+        stopped++;
+    }
+    snprintf(text, sizeof(text), "job '%s' is being stopped (%d engine%s)", job->id, stopped,
+             stopped == 1 ? "" : "s");
+    node_answer_text(node, asker, HVI_OK, text);
+}
+
+static void answer_process_exited(struct node *node, const struct node_asker *asker,
+                                  const struct hvi_admin_request *request)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_FATE};
+    struct node_job *job = find_own_job(node, asker, request);
+    struct node_generation *generation;
+
+    if (job == NULL)
+        return;
+    msg.engine_fate.rank = request->rank;
+    msg.engine_fate.pid = request->pid;
+    msg.engine_fate.signaled = request->signaled;
+    msg.engine_fate.code = request->code;
+    DL_FOREACH(job->generations, generation)
+    {
+        if (request->rank >= 0 && request->rank < generation->size &&
+            generation->slots[request->rank].pid == (pid_t)request->pid)
+            node_link_send(generation->engine, &msg, NULL, 0);
+    }
+    node_answer_text(node, asker, HVI_OK, "");
+}
+
+void node_answer_request(struct node *node, const struct node_asker *asker,
+                         const struct hvi_admin_request *request)
+{
+    switch (request->kind) {
+    case HVI_ADMIN_STATUS:
+        answer_status(node, asker);
+        break;
+    case HVI_ADMIN_JOBS:
+        answer_jobs(node, asker);
+        break;
+    case HVI_ADMIN_RANKS:
+        answer_ranks(node, asker, request);
+        break;
+    case HVI_ADMIN_STALLS:
+        answer_stalls(node, asker, request);
+        break;
+    case HVI_ADMIN_JOB_STOP:
+        answer_job_stop(node, asker, request);
+        break;
+    case HVI_ADMIN_PROCESS_EXITED:
+        answer_process_exited(node, asker, request);
+        break;
+    }
+}

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A connection from its accept to the engine that owns it:
+ *
+ *   accepted --AttachRequest--> handed over --EngineSession--> closed here, the engine has it
+ *      |  \                         |
+ *      |   EngineHello: to link.c   +--engine ended: once more from the start (it may have ended by
+ * itself just |                            |  before it was asked), then refused
+ *      +--silent, garbage, refused  +--engine silent: refused
+ *
+ * Until the engine has answered we keep our copy of the client's socket, to be able to say why an
+ * attach failed. From then on the connection is the engine's alone, and its death is an end-of-file
+ * at the client.
+ *
+ * A refusal is sent only after the client's message was read: closing a UNIX socket with unread
+ * data resets it, and the reset would overtake our reply. */
+#include "daemon/node/node.h"
+
+#include "base/fate.h"
+#include "base/status.h"
+#include "shm/abi.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
+
+static void pending_free(struct node_pending *pending)
+{
+    struct node *node = pending->node;
+
+    DL_DELETE(node->pendings, pending);
+    node->pending_count--;
+    sd_event_source_disable_unref(pending->io);
+    sd_event_source_disable_unref(pending->timer);
+    if (pending->fd >= 0)
+        close(pending->fd);
+    if (pending->pidfd >= 0)
+        close(pending->pidfd);
+    free(pending->bytes);
+    free(pending);
+    node_stop_check(node);
+}
+
+/* Best effort: a client that does not take its answer gets none. */
+static void send_refusal(struct node *node, int fd, int status, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY};
+    size_t length;
+
+    msg.attach_reply.status = status;
+    msg.attach_reply.protocol_version = HVI_PROTOCOL_VERSION;
+    msg.attach_reply.abi_version = HVI_ABI_VERSION;
+    snprintf(msg.attach_reply.text, sizeof(msg.attach_reply.text), "%s", text);
+    if (hvi_packet_msg_encode(&msg, node->encoded, sizeof(node->encoded), &length) == HVI_OK)
+        hvi_packet_send(fd, node->encoded, length, NULL, 0, 0);
+}
+
+static void log_refusal(const struct node_peer *peer, int status, const char *text)
+{
+    bool hostile =
+        status == HVI_ERR_REFUSED || status == HVI_ERR_PROTOCOL || status == HVI_ERR_DAEMON_LIMIT;
+
+    HVI_LOG(hostile ? HVI_LOG_WARN : HVI_LOG_INFO, "attach", "attach-refused", text,
+            "pid=%d uid=%u status=%s", (int)peer->pid, (unsigned)peer->uid,
+            hvi_status_name(status));
+}
+
+/* The one way out for a connection that will not be attached. */
+static void pending_refuse(struct node_pending *pending, int status, const char *text)
+{
+    pending->node->counters.refused++;
+    log_refusal(&pending->peer, status, text);
+    send_refusal(pending->node, pending->fd, status, text);
+    pending_free(pending);
+}
+
+/* ---- handing over
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static int send_adopt(struct node_pending *pending, uint64_t session)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ADOPT};
+    int fds[2] = {pending->fd, pending->pidfd};
+
+    msg.engine_adopt.session = session;
+    msg.engine_adopt.attach = pending->bytes;
+    msg.engine_adopt.attach_bytes = pending->length;
+    msg.engine_adopt.pid = pending->peer.pid;
+    msg.engine_adopt.uid = pending->peer.uid;
+    msg.engine_adopt.gid = pending->peer.gid;
+    return node_link_send(pending->generation->engine, &msg, fds, 2);
+}
+
+static void hand_over(struct node_pending *pending, struct node_generation *generation,
+                      int32_t rank)
+{
+    struct node *node = pending->node;
+    uint64_t session = node->next_session++;
+
+    pending->generation = generation;
+    pending->rank = rank;
+    sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
+    sd_event_source_set_time_relative(pending->timer, (uint64_t)node->config.attach_timeout / 1000);
+    node_slot_set(&node->jobs, generation, rank, NODE_SLOT_ATTACHING, pending->peer.pid, session,
+                  "attach accepted");
+    node_link_presence(generation->engine);
+    if (send_adopt(pending, session) == HVI_ERR_INVALID) {
+        node_slot_set(&node->jobs, generation, rank, NODE_SLOT_ABSENT, 0, 0, "attach too large");
+        node_link_presence(generation->engine);
+        pending_refuse(pending, HVI_ERR_PROTOCOL, "the AttachRequest is too large to be passed on");
+    }
+    /* A broken link: its engine ends, and node_attach_engine_gone goes on from there. */
+}
+
+/* A generation and its engine for a rank that finds none. */
+static int make_generation(struct node *node, const struct node_peer *peer,
+                           const struct hvi_attach_request *request, struct node_decision *decision)
+{
+    char digest[HVI_DIGEST_TEXT];
+    int status;
+
+    hvi_digest_text(request->job_key, digest);
+    status = node_generation_new(&node->jobs, request->job, peer->uid, digest, request->size, 0,
+                                 &decision->generation);
+    if (status != HVI_OK) {
+        snprintf(decision->text, sizeof(decision->text), "hvdd is out of memory");
+        return HVI_ERR_DAEMON;
+    }
+    status = node_spawn_engine(node, decision->generation, decision->text, sizeof(decision->text));
+    if (status != HVI_OK)
+        node_generation_end(&node->jobs, decision->generation, "its engine could not be started");
+    return status;
+}
+
+static void handle_attach(struct node_pending *pending, const struct hvi_attach_request *request)
+{
+    struct node *node = pending->node;
+    struct node_decision decision;
+
+    node_attach_decide(node, &pending->peer, request, &decision);
+    if (decision.status == HVI_OK && decision.generation == NULL)
+        decision.status = make_generation(node, &pending->peer, request, &decision);
+    if (decision.status != HVI_OK)
+        pending_refuse(pending, decision.status, decision.text);
+    else
+        hand_over(pending, decision.generation, request->rank);
+}
+
+/* ---- the first message
+ * ------------------------------------------------------------------------------------------- */
+
+static void handle_hello(struct node_pending *pending, const struct hvi_engine_hello *hello)
+{
+    if (pending->peer.uid != pending->node->uid) {
+        pending_refuse(pending, HVI_ERR_REFUSED,
+                       "only engines of this hvdd's own user may say hello");
+        return;
+    }
+    if (node_link_hello(pending->node, &pending->peer, hello, pending->fd, pending->pidfd) ==
+        HVI_OK)
+        pending->fd = pending->pidfd = -1;
+    pending_free(pending);
+}
+
+/* pending->bytes is a whole message: from the socket, or kept for a second try. */
+static void handle_message(struct node_pending *pending)
+{
+    struct hvi_packet_msg msg;
+    char text[256] = "", sentence[320];
+    int status = hvi_packet_msg_decode(pending->bytes, pending->length, &msg, text, sizeof(text));
+
+    if (status == HVI_ERR_NO_MEMORY) {
+        pending_refuse(pending, HVI_ERR_DAEMON, "hvdd is out of memory");
+        return;
+    }
+    if (status != HVI_OK) {
+        snprintf(sentence, sizeof(sentence), "the first message is no valid AttachRequest: %s",
+                 text);
+        pending_refuse(pending, HVI_ERR_PROTOCOL, sentence);
+        return;
+    }
+    if (msg.kind == HVI_PACKET_ATTACH_REQUEST)
+        handle_attach(pending, &msg.attach_request);
+    else if (msg.kind == HVI_PACKET_ENGINE_HELLO)
+        handle_hello(pending, &msg.engine_hello);
+    else
+        pending_refuse(pending, HVI_ERR_PROTOCOL, "the first message must be an AttachRequest");
+    hvi_packet_msg_free(&msg);
+}
+
+static void read_message(struct node_pending *pending)
+{
+    struct hvi_packet *packet = &pending->node->packet;
+    int status = hvi_packet_receive(pending->fd, packet, 0);
+
+    if (status == HVI_ERR_TIMEOUT)
+        return;
+    if (status == HVI_ERR_CLOSED) {
+        HVI_LOG(HVI_LOG_DEBUG, "attach", "attach-gone",
+                "a connection was closed before it asked for anything", "pid=%d uid=%u",
+                (int)pending->peer.pid, (unsigned)pending->peer.uid);
+        pending_free(pending);
+        return;
+    }
+    if (status == HVI_ERR_LIMIT) {
+        pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of descriptors");
+        return;
+    }
+    if (status != HVI_OK || packet->fd_count != 0) {
+        hvi_packet_close_fds(packet);
+        pending_refuse(
+            pending, HVI_ERR_PROTOCOL,
+            "the first message must be an AttachRequest of at most 128 KiB without descriptors");
+        return;
+    }
+    pending->bytes = malloc(packet->length);
+    if (pending->bytes == NULL) {
+        pending_refuse(pending, HVI_ERR_DAEMON, "hvdd is out of memory");
+        return;
+    }
+    memcpy(pending->bytes, packet->bytes, packet->length);
+    pending->length = packet->length;
+    handle_message(pending);
+}
+
+static int on_readable(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    (void)source, (void)fd, (void)events;
+    read_message(user);
+    return 0;
+}
+
+static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_pending *pending = user;
+    struct node_generation *generation = pending->generation;
+    char text[256];
+
+    (void)source, (void)usec;
+    if (generation == NULL) {
+        pending_refuse(pending, HVI_ERR_ATTACH_TIMEOUT,
+                       "hvdd waited too long for the AttachRequest");
+        return 0;
+    }
+    /* The engine may still take it up: the client is gone by then, which it will notice. */
+    node_slot_set(&pending->node->jobs, generation, pending->rank, NODE_SLOT_LOST, 0, 0,
+                  "the engine did not take the rank over in time");
+    node_link_presence(generation->engine);
+    snprintf(text, sizeof(text), "the engine of job '%s' (pid %d) did not answer in time",
+             generation->job->id, (int)generation->engine->pid);
+    pending_refuse(pending, HVI_ERR_DAEMON, text);
+    return 0;
+}
+
+/* ---- accept
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+/* A pidfd of the process that connected, -1 when it is gone. */
+static int peer_pidfd(int fd, pid_t pid)
+{
+    struct pollfd poll_fd = {.fd = fd};
+    int pidfd;
+    socklen_t size = sizeof(pidfd);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0)
+        return pidfd;
+    pidfd = hvi_pidfd_open(pid);
+    /* The pid could be somebody else's by now; not while its connection still stands. */
+    if (pidfd >= 0 && (poll(&poll_fd, 1, 0) < 0 || (poll_fd.revents & POLLHUP) != 0)) {
+        close(pidfd);
+        return -1;
+    }
+    return pidfd;
+}
+
+static bool peer_read(int fd, struct node_peer *peer_p)
+{
+    struct ucred credentials;
+    socklen_t size = sizeof(credentials);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
+        return false;
+    *peer_p =
+        (struct node_peer){.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
+    return true;
+}
+
+static bool pending_watch(struct node_pending *pending)
+{
+    struct node *node = pending->node;
+    return sd_event_add_io(node->event, &pending->io, pending->fd, EPOLLIN, on_readable, pending) >=
+               0 &&
+           sd_event_add_time_relative(node->event, &pending->timer, CLOCK_MONOTONIC,
+                                      (uint64_t)node->config.attach_timeout / 1000, 0, on_deadline,
+                                      pending) >= 0;
+}
+
+/* For a connection that there is no room to keep. */
+static void refuse_at_once(struct node *node, int fd, const struct node_peer *peer,
+                           const char *text)
+{
+    node->counters.refused++;
+    log_refusal(peer, HVI_ERR_DAEMON_LIMIT, text);
+    if (hvi_packet_receive(fd, &node->packet, 0) == HVI_OK)
+        hvi_packet_close_fds(&node->packet);
+    send_refusal(node, fd, HVI_ERR_DAEMON_LIMIT, text);
+    close(fd);
+}
+
+void node_attach_accept(struct node *node, int fd)
+{
+    struct node_pending *pending;
+    struct node_peer peer;
+
+    if (!peer_read(fd, &peer)) {
+        close(fd);
+        return;
+    }
+    if (node->pending_count >= node->config.max_pending) {
+        refuse_at_once(node, fd, &peer, "too many connections wait to be attached (max-pending)");
+        return;
+    }
+    pending = calloc(1, sizeof(*pending));
+    if (pending == NULL) {
+        refuse_at_once(node, fd, &peer, "hvdd is out of memory");
+        return;
+    }
+    pending->node = node;
+    pending->fd = fd;
+    pending->peer = peer;
+    pending->pidfd = peer_pidfd(fd, peer.pid);
+    DL_APPEND(node->pendings, pending);
+    node->pending_count++;
+    if (!pending_watch(pending))
+        pending_refuse(pending, HVI_ERR_DAEMON, "hvdd is out of memory");
+    else if (pending->pidfd < 0 && peer.pid > 0 && errno != EMFILE && errno != ENFILE)
+        pending_free(pending); /* the process is gone */
+    else if (pending->pidfd < 0 && peer.pid > 0)
+        pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of descriptors");
+    else
+        read_message(pending); /* usually it is there already */
+}
+
+/* ---- what the engine did
+ * ------------------------------------------------------------------------------------------ */
+
+void node_attach_adopted(struct node *node, struct node_generation *generation, int32_t rank)
+{
+    struct node_pending *pending, *spare;
+
+    DL_FOREACH_SAFE(node->pendings, pending, spare)
+    {
+        if (pending->generation == generation && pending->rank == rank)
+            pending_free(pending);
+    }
+}
+
+/* `pending` was with an engine that ended before it answered. */
+static void try_again(struct node_pending *pending, bool clean, const char *fate)
+{
+    char text[256];
+
+    if (!clean || pending->retried) {
+        snprintf(text, sizeof(text),
+                 "the engine of the job ended before it took this rank over: it %s", fate);
+        pending_refuse(pending, HVI_ERR_DAEMON, text);
+        return;
+    }
+    pending->retried = true;
+    handle_message(pending);
+}
+
+void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,
+                             const char *fate)
+{
+    struct node_pending *pending, *spare;
+
+    /* The list may change under us by one: ourselves. A retry needs a generation other than this,
+     * which is ending. */
+    DL_FOREACH_SAFE(node->pendings, pending, spare)
+    {
+        if (pending->generation != generation)
+            continue;
+        pending->generation = NULL;
+        try_again(pending, clean, fate);
+    }
+}
+
+void node_attach_close_all(struct node *node, int status, const char *text)
+{
+    struct node_pending *pending, *spare;
+
+    DL_FOREACH_SAFE(node->pendings, pending, spare)
+    {
+        if (pending->generation !=
+            NULL) { /* what it says now is for its engine, and the answer comes from there */
+            pending_free(pending);
+            continue;
+        }
+        if (hvi_packet_receive(pending->fd, &node->packet, 0) == HVI_OK)
+            hvi_packet_close_fds(&node->packet);
+        pending_refuse(pending, status, text);
+    }
+}

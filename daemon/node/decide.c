@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which generation an attach goes to, or why it is refused: the rules of docs/design/spine.md, as a
+ * pure function over the job table. Cheap and general checks come first, so that a peer learns
+ * nothing about a job it may not join. */
+#include "daemon/node/node.h"
+
+#include "base/status.h"
+#include "shm/abi.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+static bool refuse(struct node_decision *decision, int status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Always false, so that a check can end with it. */
+static bool refuse(struct node_decision *decision, int status, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(decision->text, sizeof(decision->text), format, arguments);
+    va_end(arguments);
+    decision->status = status;
+    return false;
+}
+
+static bool check_peer(const struct node *node, const struct node_peer *peer,
+                       struct node_decision *decision)
+{
+    if (node->private_mode && peer->uid != node->uid)
+        return refuse(
+            decision, HVI_ERR_REFUSED,
+            "this hvdd (%s) is private to uid %u and refuses uid %u; start one of your own or set "
+            "HVD_ADDRESS",
+            node->rundir.path, (unsigned)node->uid, (unsigned)peer->uid);
+    if (peer->pid <= 0)
+        return refuse(decision, HVI_ERR_REFUSED,
+                      "hvdd cannot see your process: it runs in another pid namespace than hvdd");
+    if (node->phase != NODE_PHASE_RUNNING)
+        return refuse(decision, HVI_ERR_DRAINING,
+                      "hvdd (pid %d) is shutting down and takes no new sessions", (int)getpid());
+    return true;
+}
+
+static bool check_request(const struct hvi_attach_request *request, struct node_decision *decision)
+{
+    if (request->protocol_version != HVI_PROTOCOL_VERSION ||
+        request->abi_version != HVI_ABI_VERSION)
+        return refuse(decision, HVI_ERR_VERSION,
+                      "this client speaks protocol %u with ABI %u, hvdd %s speaks protocol %u with "
+                      "ABI %u; use the "
+                      "libhvdclient of hvdd's release",
+                      request->protocol_version, request->abi_version, HVD_VERSION_TEXT,
+                      HVI_PROTOCOL_VERSION, HVI_ABI_VERSION);
+    if (request->size < 1 || request->size > HVI_RANKS_MAX)
+        return refuse(decision, HVI_ERR_BAD_SIZE, "size %d of job '%s' is not between 1 and %d",
+                      request->size, request->job, HVI_RANKS_MAX);
+    if (request->rank < 0 || request->rank >= request->size)
+        return refuse(decision, HVI_ERR_BAD_RANK, "rank %d is outside 0..%d of job '%s'",
+                      request->rank, request->size - 1, request->job);
+    return true;
+}
+
+static bool check_owner(const struct node_job *job, const struct node_peer *peer,
+                        const struct hvi_attach_request *request, struct node_decision *decision)
+{
+    char digest[HVI_DIGEST_TEXT];
+
+    if (job->uid != peer->uid)
+        return refuse(decision, HVI_ERR_REFUSED,
+                      "job '%s' belongs to another user and refuses uid %u; choose another job id "
+                      "(HVD_JOB_ID)",
+                      job->id, (unsigned)peer->uid);
+    hvi_digest_text(request->job_key, digest);
+    if (strcmp(digest, job->key_digest) != 0)
+        return refuse(decision, HVI_ERR_REFUSED,
+                      "the job key (HVD_JOB_KEY) is not the one that job '%s' was started with",
+                      job->id);
+    return true;
+}
+
+static bool check_sessions(const struct node *node, const struct node_peer *peer,
+                           struct node_decision *decision)
+{
+    if (node->jobs.session_count >= node->config.max_sessions)
+        return refuse(decision, HVI_ERR_DAEMON_LIMIT,
+                      "%u ranks are attached to hvdd already (max-sessions = %lld)",
+                      node->jobs.session_count, (long long)node->config.max_sessions);
+    if (node_jobs_sessions_of(&node->jobs, peer->uid) >= node->config.max_sessions_per_user)
+        return refuse(
+            decision, HVI_ERR_DAEMON_LIMIT,
+            "uid %u has as many ranks attached as one user may (max-sessions-per-user = %lld)",
+            (unsigned)peer->uid, (long long)node->config.max_sessions_per_user);
+    return true;
+}
+
+/* The oldest generation that still waits for this rank. False when the attach is refused. */
+static bool find_place(const struct node_job *job, const struct hvi_attach_request *request,
+                       struct node_decision *decision)
+{
+    struct node_generation *generation;
+
+    DL_FOREACH(job->generations, generation)
+    {
+        bool whole = !node_generation_left(generation);
+        if (generation->stopping || node_generation_lost(generation))
+            continue;
+        if (generation->size != request->size && whole)
+            return refuse(decision, HVI_ERR_BAD_SIZE,
+                          "this rank says that job '%s' has size %d, but it runs with %d", job->id,
+                          request->size, generation->size);
+        if (generation->size != request->size)
+            continue;
+        if (generation->slots[request->rank].state == NODE_SLOT_ABSENT) {
+            decision->generation = generation;
+            return true;
+        }
+    }
+    return true;
+}
+
+static bool is_present(const struct node_slot *slot)
+{
+    return slot->state == NODE_SLOT_ATTACHING || slot->state == NODE_SLOT_ATTACHED;
+}
+
+/* Whether a further generation may be made for this rank. */
+static bool check_duplicate(const struct node_job *job, const struct hvi_attach_request *request,
+                            struct node_decision *decision)
+{
+    const struct node_generation *newest = node_job_newest(job);
+    bool whole =
+        !newest->stopping && !node_generation_lost(newest) && !node_generation_left(newest);
+
+    if (whole && request->rank < newest->size && is_present(&newest->slots[request->rank]))
+        return refuse(decision, HVI_ERR_DUPLICATE_RANK,
+                      "rank %d of job '%s' is already attached: pid %d holds it", request->rank,
+                      job->id, (int)newest->slots[request->rank].pid);
+    return true;
+}
+
+void node_attach_decide(const struct node *node, const struct node_peer *peer,
+                        const struct hvi_attach_request *request, struct node_decision *decision_p)
+{
+    const struct node_job *job;
+
+    decision_p->status = HVI_OK;
+    decision_p->text[0] = '\0';
+    decision_p->generation = NULL;
+    if (!check_peer(node, peer, decision_p) || !check_request(request, decision_p))
+        return;
+    job = node_job_find(&node->jobs, request->job);
+    if (job != NULL && !check_owner(job, peer, request, decision_p))
+        return;
+    if (job != NULL && !find_place(job, request, decision_p))
+        return;
+    if (job != NULL && decision_p->generation == NULL && !check_duplicate(job, request, decision_p))
+        return;
+    if (!check_sessions(node, peer, decision_p))
+        return;
+    if (decision_p->generation == NULL && node->jobs.generation_count >= node->config.max_jobs)
+        refuse(decision_p, HVI_ERR_DAEMON_LIMIT, "%u jobs run already (max-jobs = %lld)",
+               node->jobs.generation_count, (long long)node->config.max_jobs);
+}

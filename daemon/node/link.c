@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The connection to one engine. A send never blocks: what does not fit the socket waits in an
+ * outbox, and an engine that takes nothing for 5 s is killed, because a client behind it would wait
+ * in vain.
+ *
+ * An engine ends in one place, node_link_end, called when its *process* is gone: whatever it said
+ * last is still on the link then and is read first, so a clean exit after "rank 0 left" is not
+ * taken for a loss. A link that breaks while the process lives takes no new ranks, and the process
+ * gets 5 s to go. */
+#include "daemon/node/node.h"
+
+#include "base/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#define OUTBOX_COUNT 4096u
+#define OUTBOX_BYTES (16u * 1024u * 1024u)
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *user);
+
+/* ---- sending
+ * ------------------------------------------------------------------------------------------------------
+ */
+
+static void outgoing_free(struct node_engine *engine, struct node_outgoing *outgoing)
+{
+    DL_DELETE(engine->outbox, outgoing);
+    engine->outbox_count--;
+    engine->outbox_bytes -= outgoing->length;
+    for (uint32_t i = 0; i < outgoing->fd_count; i++)
+        close(outgoing->fds[i]);
+    free(outgoing);
+}
+
+static int on_stuck(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    node_spawn_kill(user, "the engine has not read its link for 5 s");
+    return 0;
+}
+
+/* One-shot, restarted whenever it makes sense to give more time. */
+static bool arm(struct node_engine *engine, sd_event_source **source_p, uint64_t delay_ns,
+                sd_event_time_handler_t handler)
+{
+    uint64_t delay_us = delay_ns / 1000;
+
+    if (*source_p != NULL)
+        return sd_event_source_set_time_relative(*source_p, delay_us) >= 0 &&
+               sd_event_source_set_enabled(*source_p, SD_EVENT_ONESHOT) >= 0;
+    return sd_event_add_time_relative(engine->node->event, source_p, CLOCK_MONOTONIC, delay_us, 0,
+                                      handler, engine) >= 0;
+}
+
+static struct node_outgoing *outgoing_new(const unsigned char *bytes, size_t length, const int *fds,
+                                          uint32_t fd_count)
+{
+    struct node_outgoing *outgoing = malloc(sizeof(*outgoing) + length);
+
+    if (outgoing == NULL)
+        return NULL;
+    memcpy(outgoing->bytes, bytes, length);
+    outgoing->length = length;
+    for (outgoing->fd_count = 0; outgoing->fd_count < fd_count; outgoing->fd_count++) {
+        int copy = fcntl(fds[outgoing->fd_count], F_DUPFD_CLOEXEC, 0);
+        if (copy < 0)
+            goto failed;
+        outgoing->fds[outgoing->fd_count] = copy;
+    }
+    return outgoing;
+failed:
+    while (outgoing->fd_count > 0)
+        close(outgoing->fds[--outgoing->fd_count]);
+    free(outgoing);
+    return NULL;
+}
+
+static int queue(struct node_engine *engine, const unsigned char *bytes, size_t length,
+                 const int *fds, uint32_t fd_count)
+{
+    struct node_outgoing *outgoing = NULL;
+
+    if (engine->outbox_count < OUTBOX_COUNT && engine->outbox_bytes + length <= OUTBOX_BYTES)
+        outgoing = outgoing_new(bytes, length, fds, fd_count);
+    if (outgoing == NULL) {
+        node_spawn_kill(engine, "no room to queue what the engine has to be told");
+        return HVI_ERR_ENGINE_LOST;
+    }
+    if (engine->outbox == NULL) {
+        sd_event_source_set_io_events(engine->io, EPOLLIN | EPOLLOUT);
+        arm(engine, &engine->stuck, NODE_ENGINE_GRACE_NS, on_stuck);
+    }
+    DL_APPEND(engine->outbox, outgoing);
+    engine->outbox_count++;
+    engine->outbox_bytes += length;
+    return HVI_OK;
+}
+
+static void flush(struct node_engine *engine)
+{
+    while (engine->outbox != NULL) {
+        struct node_outgoing *first = engine->outbox;
+        int status = hvi_packet_send(engine->link_fd, first->bytes, first->length, first->fds,
+                                     first->fd_count, 0);
+        if (status == HVI_ERR_TIMEOUT)
+            return;
+        outgoing_free(engine, first); /* sent, or the link is broken, which reading will tell */
+        arm(engine, &engine->stuck, NODE_ENGINE_GRACE_NS, on_stuck);
+    }
+    sd_event_source_set_io_events(engine->io, EPOLLIN);
+    engine->stuck = sd_event_source_disable_unref(engine->stuck);
+}
+
+int node_link_send(struct node_engine *engine, const struct hvi_packet_msg *msg, const int *fds,
+                   uint32_t fd_count)
+{
+    struct node *node = engine->node;
+    size_t length;
+    int status;
+
+    if (hvi_packet_msg_encode(msg, node->encoded, sizeof(node->encoded), &length) != HVI_OK)
+        return HVI_ERR_INVALID;
+    if (engine->link_fd < 0)
+        return HVI_ERR_ENGINE_LOST;
+    if (engine->outbox != NULL)
+        return queue(engine, node->encoded, length, fds, fd_count);
+    status = hvi_packet_send(engine->link_fd, node->encoded, length, fds, fd_count, 0);
+    if (status == HVI_OK || status == HVI_ERR_INVALID)
+        return status;
+    if (status == HVI_ERR_CLOSED)
+        return HVI_ERR_ENGINE_LOST;
+    return queue(engine, node->encoded, length, fds,
+                 fd_count); /* full, or out of kernel memory for now */
+}
+
+/* ---- stopping
+ * -----------------------------------------------------------------------------------------------------
+ */
+
+static int on_kill(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    node_spawn_kill(user, "the engine should have ended 5 s ago");
+    return 0;
+}
+
+void node_link_stop(struct node_engine *engine, const char *reason)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_STOP};
+
+    engine->generation->stopping = true;
+    if (engine->kill != NULL)
+        return; /* it knows */
+    snprintf(msg.engine_stop.reason, sizeof(msg.engine_stop.reason), "%s", reason);
+    node_link_send(engine, &msg, NULL, 0);
+    if (!arm(engine, &engine->kill, NODE_ENGINE_GRACE_NS, on_kill))
+        node_spawn_kill(engine, "no memory for a timer");
+}
+
+static int on_linger(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    node_link_stop(user, "nobody is attached to the job");
+    return 0;
+}
+
+void node_link_presence(struct node_engine *engine)
+{
+    if (node_generation_present(engine->generation) == 0 && !engine->generation->stopping)
+        arm(engine, &engine->linger, (uint64_t)engine->node->config.engine_linger, on_linger);
+    else
+        engine->linger = sd_event_source_disable_unref(engine->linger);
+    node_notify_changed(engine->node);
+    node_stop_check(engine->node);
+}
+
+/* The engine speaks nonsense or not at all: no more ranks for it. */
+static void break_link(struct node_engine *engine)
+{
+    engine->io = sd_event_source_disable_unref(engine->io);
+    engine->stuck = sd_event_source_disable_unref(engine->stuck);
+    while (engine->outbox != NULL)
+        outgoing_free(engine, engine->outbox);
+    close(engine->link_fd);
+    engine->link_fd = -1;
+    engine->generation->stopping = true;
+    if (engine->kill == NULL)
+        arm(engine, &engine->kill, NODE_ENGINE_GRACE_NS, on_kill);
+}
+
+/* ---- receiving
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+static bool slot_state_of(uint32_t wire_state, enum node_slot_state *state_p)
+{
+    static const enum node_slot_state states[] = {
+        [HVI_SESSION_STATE_ATTACHED] = NODE_SLOT_ATTACHED,
+        [HVI_SESSION_STATE_LEFT] = NODE_SLOT_LEFT,
+        [HVI_SESSION_STATE_LOST] = NODE_SLOT_LOST,
+        [HVI_SESSION_STATE_ENDED] = NODE_SLOT_ENDED,
+    };
+    if (wire_state < HVI_SESSION_STATE_ATTACHED || wire_state > HVI_SESSION_STATE_ENDED)
+        return false;
+    *state_p = states[wire_state];
+    return true;
+}
+
+static void count_session(struct node *node, enum node_slot_state state)
+{
+    if (state == NODE_SLOT_ATTACHED)
+        node->counters.attaches++;
+    if (state == NODE_SLOT_LOST || state == NODE_SLOT_ENDED)
+        node->counters.ranks_lost++;
+}
+
+/* False: the engine says what cannot be. */
+static bool handle_session(struct node_engine *engine, const struct hvi_engine_session *session)
+{
+    struct node_generation *generation = engine->generation;
+    struct node *node = engine->node;
+    enum node_slot_state state;
+    char cause[160];
+
+    if (session->rank < 0 || session->rank >= generation->size ||
+        !slot_state_of(session->state, &state))
+        return false;
+    snprintf(cause, sizeof(cause), "rank %d (pid %d) %s%s%.80s", session->rank, (int)session->pid,
+             state == NODE_SLOT_ATTACHED ? "has attached" : "has gone",
+             session->text[0] != '\0' ? ": " : "", session->text);
+    if (!node_slot_set(&node->jobs, generation, session->rank, state, (pid_t)session->pid,
+                       generation->slots[session->rank].session, cause)) {
+        HVI_LOG(HVI_LOG_DEBUG, "link", "late-session", "the engine told what is over already",
+                "job=%s rank=%d", generation->job->id, session->rank);
+        return true;
+    }
+    count_session(node, state);
+    if (state == NODE_SLOT_ATTACHED)
+        HVI_LOG(HVI_LOG_INFO, "link", "rank-attached", "a rank was attached",
+                "job=%s generation=%llu rank=%d pid=%d uid=%u", generation->job->id,
+                (unsigned long long)generation->number, session->rank, (int)session->pid,
+                (unsigned)generation->job->uid);
+    node_attach_adopted(node, generation, session->rank);
+    node_link_presence(engine);
+    return true;
+}
+
+static bool handle_packet(struct node_engine *engine, const struct hvi_packet *packet)
+{
+    struct hvi_packet_msg msg;
+    char text[200] = "";
+    bool good = true;
+
+    if (packet->fd_count != 0 ||
+        hvi_packet_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text)) != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine", "an engine sent what cannot be read",
+                "job=%s pid=%d error=\"%s\"", engine->generation->job->id, (int)engine->pid, text);
+        return false;
+    }
+    if (msg.kind == HVI_PACKET_ENGINE_SESSION)
+        good = handle_session(engine, &msg.engine_session);
+    else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
+        node_answer_report(engine->node, engine, &msg.engine_report);
+    else
+        good = false;
+    if (!good)
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine", "an engine sent what it may not send",
+                "job=%s pid=%d kind=%d", engine->generation->job->id, (int)engine->pid,
+                (int)msg.kind);
+    hvi_packet_msg_free(&msg);
+    return good;
+}
+
+/* At most `limit` messages. False: the link is broken. */
+static bool read_link(struct node_engine *engine, int limit)
+{
+    struct hvi_packet *packet = &engine->node->packet;
+
+    for (int i = 0; i < limit; i++) {
+        int status = hvi_packet_receive(engine->link_fd, packet, 0);
+        if (status == HVI_ERR_TIMEOUT)
+            return true;
+        if (status != HVI_OK)
+            return false;
+        bool good = handle_packet(engine, packet);
+        hvi_packet_close_fds(packet);
+        if (!good) {
+            node_spawn_kill(engine, "the engine broke the protocol");
+            return false;
+        }
+    }
+    return true;
+}
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct node_engine *engine = user;
+
+    (void)source, (void)fd;
+    if ((events & EPOLLOUT) != 0)
+        flush(engine);
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !read_link(engine, 64))
+        break_link(engine);
+    return 0;
+}
+
+/* ---- life
+ * ---------------------------------------------------------------------------------------------------------
+ */
+
+static void engine_free(struct node_engine *engine)
+{
+    DL_DELETE(engine->node->engines, engine);
+    while (engine->outbox != NULL)
+        outgoing_free(engine, engine->outbox);
+    sd_event_source_disable_unref(engine->exit);
+    sd_event_source_disable_unref(engine->io);
+    sd_event_source_disable_unref(engine->linger);
+    sd_event_source_disable_unref(engine->kill);
+    sd_event_source_disable_unref(engine->stuck);
+    if (engine->link_fd >= 0)
+        close(engine->link_fd);
+    if (engine->pidfd >= 0)
+        close(engine->pidfd);
+    free(engine);
+}
+
+struct node_engine *node_link_new(struct node *node, struct node_generation *generation,
+                                  int link_fd, pid_t pid, int pidfd, bool child)
+{
+    struct node_engine *engine = calloc(1, sizeof(*engine));
+
+    if (engine == NULL)
+        return NULL;
+    engine->node = node;
+    engine->generation = generation;
+    engine->pid = pid;
+    engine->pidfd = pidfd;
+    engine->link_fd = link_fd;
+    engine->child = child;
+    DL_APPEND(node->engines, engine);
+    if (sd_event_add_io(node->event, &engine->io, link_fd, EPOLLIN, on_link, engine) < 0 ||
+        node_spawn_watch(engine) != HVI_OK) {
+        engine->link_fd = engine->pidfd = -1; /* the caller's again */
+        engine_free(engine);
+        return NULL;
+    }
+    generation->engine = engine;
+    return engine;
+}
+
+static void log_end(const struct node_generation *generation, const struct node_engine *engine,
+                    bool clean, const char *fate)
+{
+    char sentence[160];
+    int32_t present = node_generation_present(generation);
+
+    snprintf(sentence, sizeof(sentence), "the engine %s", fate);
+    HVI_LOG(clean ? HVI_LOG_INFO : HVI_LOG_ERROR, "link", "engine-ended", sentence,
+            "job=%s generation=%llu pid=%d attached=%d", generation->job->id,
+            (unsigned long long)generation->number, (int)engine->pid, present);
+}
+
+void node_link_end(struct node_engine *engine, bool clean, const char *fate)
+{
+    struct node *node = engine->node;
+    struct node_generation *generation = engine->generation;
+
+    if (engine->link_fd >= 0)
+        read_link(engine, INT32_MAX);
+    generation->stopping = true;
+    log_end(generation, engine, clean, fate);
+    if (!clean)
+        node->counters.ranks_lost += (uint64_t)node_generation_present(generation);
+    node_answer_engine_gone(node, engine);
+    node_attach_engine_gone(node, generation, clean, fate);
+    engine_free(engine);
+    node_generation_end(&node->jobs, generation,
+                        clean ? "its engine has ended" : "its engine has died");
+    node_notify_changed(node);
+    node_stop_check(node);
+}
+
+void node_link_forget_all(struct node *node)
+{
+    while (node->engines != NULL)
+        engine_free(node->engines);
+}
+
+/* ---- after our own restart
+ * ----------------------------------------------------------------------------------------- */
+
+static bool hello_matches(const struct node *node, const struct node_peer *peer,
+                          const struct hvi_engine_hello *hello, const char **why_p)
+{
+    const struct node_job *job = node_job_find(&node->jobs, hello->job);
+
+    *why_p = NULL;
+    if (hello->protocol_version != HVI_PROTOCOL_VERSION)
+        *why_p = "it speaks another protocol version";
+    else if (hello->pid != peer->pid)
+        *why_p = "it is not the process it says it is";
+    else if (node->phase == NODE_PHASE_STOPPING)
+        *why_p = "hvdd is stopping";
+    else if (hello->size < 1 || hello->size > HVI_RANKS_MAX)
+        *why_p = "the size of its job is impossible";
+    else if (job != NULL && job->uid != hello->uid)
+        *why_p = "its job id belongs to another user by now";
+    return *why_p == NULL;
+}
+
+static void restore_slots(struct node *node, struct node_generation *generation,
+                          const struct hvi_engine_hello *hello)
+{
+    for (size_t i = 0; i < hello->rank_count; i++) {
+        const struct hvi_rank_row *row = &hello->ranks[i];
+        int state = node_slot_state_parse(row->state);
+        if (row->rank < 0 || row->rank >= generation->size || state <= NODE_SLOT_ATTACHING)
+            continue;
+        /* A rank that stands there twice keeps its first state: the second edge does not exist. */
+        if (node_slot_set(&node->jobs, generation, row->rank, NODE_SLOT_ATTACHING, (pid_t)row->pid,
+                          node->next_session++, "told by its engine"))
+            node_slot_set(&node->jobs, generation, row->rank, (enum node_slot_state)state,
+                          (pid_t)row->pid, 0, "told by its engine");
+    }
+}
+
+static int refuse_hello(struct node *node, const struct node_peer *peer,
+                        const struct hvi_engine_hello *hello, const char *why)
+{
+    if (node->hello_refused_pid != peer->pid)
+        HVI_LOG(HVI_LOG_WARN, "link", "hello-refused", why, "pid=%d job=%s", (int)peer->pid,
+                hello->job);
+    node->hello_refused_pid = peer->pid;
+    return HVI_ERR_REFUSED;
+}
+
+int node_link_hello(struct node *node, const struct node_peer *peer,
+                    const struct hvi_engine_hello *hello, int fd, int pidfd)
+{
+    struct node_generation *generation;
+    struct node_engine *engine;
+    const char *why;
+
+    if (!hello_matches(node, peer, hello, &why))
+        return refuse_hello(node, peer, hello, why);
+    if (node_generation_new(&node->jobs, hello->job, hello->uid, hello->job_key_digest, hello->size,
+                            hello->generation, &generation) != HVI_OK)
+        return refuse_hello(node, peer, hello, "this generation of its job runs already");
+    engine = node_link_new(node, generation, fd, peer->pid, pidfd, false);
+    if (engine == NULL) {
+        node_generation_end(&node->jobs, generation, "hvdd cannot watch its engine");
+        return refuse_hello(node, peer, hello, "hvdd is out of memory or descriptors");
+    }
+    if (hello->started_ns != 0 && hello->started_ns < generation->started_ns)
+        generation->started_ns = hello->started_ns;
+    HVI_LOG(HVI_LOG_INFO, "link", "engine-back", "an engine of an earlier hvdd has connected again",
+            "job=%s generation=%llu pid=%d", hello->job, (unsigned long long)hello->generation,
+            (int)peer->pid);
+    restore_slots(node, generation, hello);
+    node_link_presence(engine);
+    return HVI_OK;
+}

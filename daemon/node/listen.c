@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * attach.sock. A listening socket that cannot be accepted from (out of descriptors) stays readable,
+ * so the event loop would spin: accepting pauses for 100 ms then, and the log gets one line a
+ * second. */
+#include "daemon/node/node.h"
+
+#include "base/status.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define ACCEPTS_PER_WAKE 32
+#define PAUSE_US         100000
+
+int node_listen_bind(const char *path, int type, mode_t mode)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const char *step = "make";
+    mode_t mask;
+    int fd, failed;
+
+    if (strlen(path) >= sizeof(address.sun_path)) {
+        HVI_LOG(HVI_LOG_ERROR, "listen", "path-too-long",
+                "the socket's path is longer than the kernel takes", "path=%s longest=%zu", path,
+                sizeof(address.sun_path) - 1);
+        return -1;
+    }
+    strcpy(address.sun_path, path);
+    fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        goto failed;
+    step = "remove";
+    if (unlink(path) != 0 && errno != ENOENT)
+        goto failed;
+    step = "bind";
+    mask = umask(0777 & ~mode);
+    failed = bind(fd, (struct sockaddr *)&address, sizeof(address));
+    umask(mask);
+    if (failed != 0)
+        goto failed;
+    step = "listen on";
+    if (listen(fd, SOMAXCONN) != 0)
+        goto failed;
+    return fd;
+failed:
+    HVI_LOG(HVI_LOG_ERROR, "listen", "no-socket", "cannot set up a socket",
+            "step=\"%s\" path=%s error=\"%s\"", step, path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+static int accept_again(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node *node = user;
+
+    (void)source, (void)usec;
+    node->accept_again = sd_event_source_disable_unref(node->accept_again);
+    sd_event_source_set_enabled(node->accept, SD_EVENT_ON);
+    return 0;
+}
+
+static void pause_accepting(struct node *node, int error)
+{
+    uint64_t now = hvi_clock_ns();
+
+    if (node->accept_logged_ns == 0 || now - node->accept_logged_ns >= HVI_NS_SEC) {
+        node->accept_logged_ns = now;
+        HVI_LOG(
+            HVI_LOG_WARN, "listen", "cannot-accept",
+            "a connection waits because it cannot be accepted; raise LimitNOFILE= if this goes on",
+            "error=\"%s\"", strerror(error));
+    }
+    if (node->accept_again != NULL)
+        return;
+    if (sd_event_add_time_relative(node->event, &node->accept_again, CLOCK_MONOTONIC, PAUSE_US, 0,
+                                   accept_again, node) >= 0)
+        sd_event_source_set_enabled(node->accept, SD_EVENT_OFF);
+}
+
+static int on_readable(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct node *node = user;
+
+    (void)source, (void)events;
+    for (int i = 0; i < ACCEPTS_PER_WAKE; i++) {
+        int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (peer >= 0) {
+            node_attach_accept(node, peer);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            pause_accepting(node, errno);
+        break;
+    }
+    return 0;
+}
+
+int node_listen_open(struct node *node)
+{
+    int r;
+
+    if (node->attach_fd < 0) {
+        if (!node_rundir_socket_path(&node->rundir, "attach.sock", node->attach_path,
+                                     sizeof(node->attach_path))) {
+            HVI_LOG(HVI_LOG_ERROR, "listen", "path-too-long",
+                    "the runtime directory's path is too long for a socket; use a shorter "
+                    "--runtime-dir",
+                    "dir=%s", node->rundir.path);
+            return HVI_ERR_INVALID;
+        }
+        node->attach_fd =
+            node_listen_bind(node->attach_path, SOCK_SEQPACKET, node->private_mode ? 0600 : 0666);
+        if (node->attach_fd < 0)
+            return HVI_ERR_DAEMON;
+    }
+    r = sd_event_add_io(node->event, &node->accept, node->attach_fd, EPOLLIN, on_readable, node);
+    if (r < 0) {
+        HVI_LOG(HVI_LOG_ERROR, "listen", "no-event", "cannot watch attach.sock", "error=\"%s\"",
+                strerror(-r));
+        return HVI_ERR_DAEMON;
+    }
+    return HVI_OK;
+}
+
+/* Those who have connected already get an answer. Who comes to a socket unit's socket is the next
+ * hvdd's. */
+static void answer_backlog(struct node *node)
+{
+    int peer;
+
+    while ((peer = accept4(node->attach_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+        node_attach_accept(node, peer);
+}
+
+void node_listen_close(struct node *node)
+{
+    node->accept = sd_event_source_disable_unref(node->accept);
+    node->accept_again = sd_event_source_disable_unref(node->accept_again);
+    if (node->attach_fd < 0)
+        return;
+    if (!node->attach_inherited) {
+        unlink(node->attach_path);
+        answer_backlog(node);
+    }
+    close(node->attach_fd);
+    node->attach_fd = -1;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdd: the node daemon. One thread of ours (libzmq has two of its own), one event loop, no tensor
+ * data, no blocking call after the start. This file puts the parts together; docs/design/spine.md
+ * says what they do. */
+#include "daemon/node/node.h"
+
+#include "base/status.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* A closed 0, 1 or 2 would become some socket of ours, and later somebody's stdout. */
+static void fill_standard_fds(void)
+{
+    int fd = open("/dev/null", O_RDWR);
+
+    while (fd >= 0 && fd <= 2)
+        fd = dup(fd);
+    if (fd > 2)
+        close(fd);
+}
+
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        HVI_LOG(HVI_LOG_WARN, "main", "few-descriptors",
+                "the limit of open files could not be raised", "%s", "");
+}
+
+/* --print-config and --help-man end here; so does a bad configuration. */
+static void read_config(struct node *node, int argc, char **argv)
+{
+    char text[NODE_CONFIG_ERROR];
+
+    node_config_command(argc, argv, &node->command);
+    if (node->command.help_man) {
+        node_config_print_man(stdout);
+        exit(0);
+    }
+    if (node_config_load(&node->command, &node->config, text, sizeof(text)) != HVI_OK) {
+        fprintf(stderr, "hvdd: %s\n", text);
+        exit(2);
+    }
+    if (node->command.print_config) {
+        node_config_print(&node->config, stdout);
+        exit(0);
+    }
+}
+
+static int open_rundir(struct node *node)
+{
+    char path[HVI_WIRE_PATH], fallback[HVI_WIRE_PATH],
+        text[NODE_CONFIG_ERROR] = "the path is too long";
+    int status = node_rundir_default(node->uid, fallback, sizeof(fallback));
+
+    node->private_mode = node->config.private_mode > 0 ||
+                         (node->config.private_mode < 0 && strcmp(fallback, "/run/hvdd") != 0);
+    snprintf(path, sizeof(path), "%s",
+             node->config.runtime_dir[0] != '\0' ? node->config.runtime_dir : fallback);
+    if (node->config.runtime_dir[0] != '\0')
+        status = HVI_OK;
+    if (status == HVI_OK)
+        status = node_rundir_open(path, node->private_mode, &node->rundir, text, sizeof(text));
+    if (status != HVI_OK)
+        HVI_LOG(HVI_LOG_ERROR, "main", "no-runtime-dir", text, "%s", "");
+    return status;
+}
+
+static int start(struct node *node)
+{
+    int status = HVI_OK;
+
+    if (sd_event_default(&node->event) < 0)
+        return HVI_ERR_DAEMON;
+    status = node_stop_watch(node);
+    if (status == HVI_OK)
+        status = node_spawn_find(node);
+    if (status == HVI_OK)
+        status = open_rundir(node);
+    if (status == HVI_OK)
+        status = node_notify_inherit(node);
+    if (status == HVI_OK)
+        status = node_listen_open(node);
+    if (status == HVI_OK)
+        status = node_admin_open(node);
+    return status;
+}
+
+static void finish(struct node *node)
+{
+    node_listen_close(node);
+    node_attach_close_all(node, HVI_ERR_DRAINING,
+                          "hvdd is shutting down and takes no new sessions");
+    node_admin_close(node);
+    node_link_forget_all(node);
+    node_jobs_fini(&node->jobs);
+    node_rundir_close(&node->rundir);
+    for (size_t i = 0; i < sizeof(node->signals) / sizeof(node->signals[0]); i++)
+        sd_event_source_disable_unref(node->signals[i]);
+    sd_event_source_disable_unref(node->parent);
+    sd_event_source_disable_unref(node->drain);
+    sd_event_source_disable_unref(node->idle);
+    sd_event_source_disable_unref(node->status);
+    sd_event_unref(node->event);
+}
+
+int main(int argc, char **argv)
+{
+    static struct node node = {
+        .attach_fd = -1, .admin_inherited_fd = -1, .rundir = NODE_RUNDIR_INIT};
+    int code = 1;
+
+    fill_standard_fds();
+    read_config(&node, argc, argv);
+    hvi_log_init("hvdd", (enum hvi_log_level)node.config.log_level);
+    raise_descriptor_limit();
+    node.uid = geteuid();
+    node.started_ns = hvi_clock_ns();
+    node.next_session = node.started_ns; /* grows from one hvdd to the next */
+    node.next_query = 1;
+    node_jobs_init(&node.jobs);
+    if (start(&node) == HVI_OK) {
+        HVI_LOG(HVI_LOG_INFO, "main", "ready", "hvdd accepts attaches",
+                "version=%s dir=%s private=%s pid=%d", HVD_VERSION_TEXT, node.rundir.path,
+                node.private_mode ? "yes" : "no", (int)getpid());
+        node_notify_ready(&node);
+        node_stop_check(&node);
+        code = sd_event_loop(node.event) < 0 ? 1 : 0;
+    }
+    finish(&node);
+    if (code == 0)
+        HVI_LOG(HVI_LOG_INFO, "main", "exit", "hvdd has ended", "%s", "");
+    return code;
+}

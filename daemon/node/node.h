@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the files of hvdd share. One thread, one sd-event loop; nothing here blocks. A function that
+ * returns `int` returns an enum hvi_status unless it is an sd-event handler. Who decides an error
+ * logs it. */
+#ifndef HVD_NODE_NODE_H
+#define HVD_NODE_NODE_H
+
+#include "daemon/node/config.h"
+#include "daemon/node/job.h"
+#include "daemon/node/rundir.h"
+#include "proto/packet.h"
+#include "proto/wire.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <systemd/sd-event.h>
+
+#define NODE_ENGINE_GRACE_NS                                                                       \
+    (5 * HVI_NS_SEC) /* an engine that does not read, or does not stop, is killed after it */
+
+/* How far hvdd is from its end; stop.c has the only setter. */
+enum node_phase {
+    NODE_PHASE_RUNNING,
+    NODE_PHASE_DRAINING, /* no new sessions; running jobs may finish */
+    NODE_PHASE_STOPPING, /* engines have been told to stop */
+};
+
+/* Who is at the other end, from the kernel. */
+struct node_peer {
+    pid_t pid;
+    uid_t uid;
+    gid_t gid;
+};
+
+/* A connection to attach.sock that is not attached yet (attach.c). */
+struct node_pending {
+    struct node *node;
+    struct node_pending *prev, *next;
+    int fd, pidfd;
+    struct node_peer peer;
+    sd_event_source *io, *timer;
+    unsigned char *bytes; /* the AttachRequest as it came */
+    size_t length;
+    struct node_generation *generation; /* set: handed to its engine, which has not answered */
+    int32_t rank;
+    bool retried;
+};
+
+/* One message that did not fit the link's socket buffer. */
+struct node_outgoing {
+    struct node_outgoing *prev, *next;
+    size_t length;
+    int fds[2]; /* ours, closed after sending */
+    uint32_t fd_count;
+    unsigned char bytes[];
+};
+
+/* One engine process and our connection to it (link.c, spawn.c). */
+struct node_engine {
+    struct node *node;
+    struct node_engine *prev, *next;
+    struct node_generation *generation;
+    pid_t pid;
+    int pidfd, link_fd;         /* link_fd -1: broken */
+    bool child;                 /* false: started by an earlier hvdd */
+    sd_event_source *exit, *io; /* process end; link */
+    sd_event_source *linger;    /* nobody attached */
+    sd_event_source *kill;      /* told to stop, or link broken */
+    sd_event_source *stuck;     /* outbox not empty */
+    struct node_outgoing *outbox;
+    size_t outbox_count, outbox_bytes;
+};
+
+struct node_counters {
+    uint64_t attaches, refused, ranks_lost;
+};
+
+struct node_admin;  /* admin.c */
+struct node_answer; /* answer.c: a question that engines are working on */
+
+struct node {
+    struct node_command command;
+    struct node_config config;
+    bool private_mode;
+    uid_t uid;
+    char engine_path[HVI_WIRE_PATH * 2];
+    uint64_t started_ns;
+
+    sd_event *event;
+    struct node_rundir rundir;
+    enum node_phase phase;
+    sd_event_source *signals[3], *parent, *drain, *idle, *status;
+    bool status_dirty;
+
+    int attach_fd; /* listening */
+    char attach_path[HVI_WIRE_PATH];
+    bool attach_inherited; /* from a socket unit: its file is not ours to remove */
+    sd_event_source *accept, *accept_again;
+    uint64_t accept_logged_ns;
+
+    int admin_inherited_fd; /* -1, or a listening socket for admin.c */
+    char admin_path[HVI_WIRE_PATH];
+    struct node_admin *admin;
+    struct node_answer *answers;
+    uint32_t answer_count;
+
+    struct node_pending *pendings;
+    uint32_t pending_count;
+    struct node_jobs jobs;
+    struct node_engine *engines;
+    uint64_t next_session, next_query;
+    pid_t hello_refused_pid; /* so that its retries are logged once */
+    struct node_counters counters;
+
+    unsigned char encoded[HVI_PACKET_BYTES_MAX]; /* scratch for one message out, one in */
+    struct hvi_packet packet;
+};
+
+/* ---- listen.c: attach.sock
+ * ---------------------------------------------------------------------------------------- */
+
+/* Binds attach.sock, or takes the inherited socket, and accepts. Logs. */
+int node_listen_open(struct node *node);
+void node_listen_close(struct node *node);
+/* A bound and listening UNIX socket with exactly this file mode; removes what an earlier hvdd left.
+ * -1 after logging. */
+int node_listen_bind(const char *path, int type, mode_t mode);
+
+/* ---- attach.c: from a connection to an engine
+ * --------------------------------------------------------------------- */
+
+struct node_decision {
+    int status; /* HVI_OK, or why not */
+    char text[HVI_TEXT_MAX + 1];
+    struct node_generation *generation; /* with HVI_OK: where to; NULL: a new one */
+};
+
+/* The rules of docs/design/spine.md, "Job, generation, rank", and the limits. Pure. */
+void node_attach_decide(const struct node *node, const struct node_peer *peer,
+                        const struct hvi_attach_request *request, struct node_decision *decision_p);
+
+/* Takes over an accepted connection; closes `fd` in the end whatever happens. */
+void node_attach_accept(struct node *node, int fd);
+/* What the engine said about a rank it was given: its connection is not ours any more. */
+void node_attach_adopted(struct node *node, struct node_generation *generation, int32_t rank);
+/* The engine is gone: connections it had not answered are tried again once (`clean`) or get an
+ * error. */
+void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,
+                             const char *fate);
+/* Answers everybody that is left with `status` and closes. */
+void node_attach_close_all(struct node *node, int status, const char *text);
+
+/* ---- spawn.c: engine processes
+ * ------------------------------------------------------------------------------------ */
+
+/* Finds the engine's program. Logs. */
+int node_spawn_find(struct node *node);
+/* Starts the engine of a generation and sends EngineStart. HVI_OK or HVI_ERR_DAEMON with a
+ * sentence; logs. */
+int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
+                      size_t text_size);
+/* Watches the process of engine->pidfd, which may be our child. */
+int node_spawn_watch(struct node_engine *engine);
+void node_spawn_kill(struct node_engine *engine, const char *why);
+
+/* ---- link.c: one engine's connection
+ * ------------------------------------------------------------------------------ */
+
+/* A new engine that talks over `link_fd`; on success owns both descriptors. NULL: out of memory or
+ * descriptors. */
+struct node_engine *node_link_new(struct node *node, struct node_generation *generation,
+                                  int link_fd, pid_t pid, int pidfd, bool child);
+/* Sends now or queues; fds stay the caller's. HVI_OK, HVI_ERR_INVALID (does not fit a packet),
+ * HVI_ERR_ENGINE_LOST. */
+int node_link_send(struct node_engine *engine, const struct hvi_packet_msg *msg, const int *fds,
+                   uint32_t fd_count);
+/* EngineStop, and SIGKILL after a grace. */
+void node_link_stop(struct node_engine *engine, const char *reason);
+/* Takes what is still on the link, ends the generation, frees the engine. `fate`: how its process
+ * ended. */
+void node_link_end(struct node_engine *engine, bool clean, const char *fate);
+/* Somebody came or went: arms or disarms the linger timer. */
+void node_link_presence(struct node_engine *engine);
+/* An EngineHello: rebuilds the generation. On HVI_OK owns fd and pidfd; logs. */
+int node_link_hello(struct node *node, const struct node_peer *peer,
+                    const struct hvi_engine_hello *hello, int fd, int pidfd);
+/* Frees all engines without ending them: they outlive hvdd. */
+void node_link_forget_all(struct node *node);
+
+/* ---- admin.c: ZeroMQ ROUTER; answer.c: what the requests get
+ * ------------------------------------------------------- */
+
+/* Where a reply goes, and who asked. */
+struct node_asker {
+    unsigned char identity[256];
+    size_t identity_bytes;
+    bool delimiter; /* the empty frame of a REQ socket */
+    bool known;     /* uid is what the kernel says */
+    uid_t uid;
+    uint64_t request;
+};
+
+int node_admin_open(struct node *node);
+void node_admin_close(struct node *node);
+/* Fills in version and request number and sends; a peer that has gone gets nothing. */
+void node_admin_send(struct node *node, const struct node_asker *asker,
+                     struct hvi_admin_reply *reply);
+
+/* Answers now, or within a second when engines have to be asked first. */
+void node_answer_request(struct node *node, const struct node_asker *asker,
+                         const struct hvi_admin_request *request);
+/* A reply of nothing but a status and a sentence. */
+void node_answer_text(struct node *node, const struct node_asker *asker, int status,
+                      const char *text);
+/* What an engine reported; takes rows out of `report`. */
+void node_answer_report(struct node *node, const struct node_engine *engine,
+                        struct hvi_engine_report *report);
+/* The engine will not answer any more. */
+void node_answer_engine_gone(struct node *node, const struct node_engine *engine);
+/* Drops all unanswered questions. */
+void node_answer_close(struct node *node);
+
+/* ---- notify.c: systemd
+ * -------------------------------------------------------------------------------------------- */
+
+/* Sorts the descriptors that systemd passed into node->attach_fd and node->admin_inherited_fd.
+ * Logs. */
+int node_notify_inherit(struct node *node);
+/* READY=1, the fd store, --ready-fd, the watchdog. */
+void node_notify_ready(struct node *node);
+void node_notify_reloading(struct node *node);
+void node_notify_reloaded(struct node *node);
+void node_notify_stopping(struct node *node);
+/* The numbers in STATUS= have changed; sent at most once a second. */
+void node_notify_changed(struct node *node);
+
+/* ---- stop.c: signals, reload, the end
+ * ----------------------------------------------------------------------------- */
+
+/* Blocks and handles SIGTERM, SIGINT, SIGHUP; watches --parent-fd. Before the first thread. Logs.
+ */
+int node_stop_watch(struct node *node);
+/* Sessions, jobs or pending connections have changed: are we done, are we idle? Frees nothing. */
+void node_stop_check(struct node *node);
+
+#endif

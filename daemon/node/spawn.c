@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Engine processes. posix_spawn (vfork underneath) keeps the start cheap. The engine gets
+ * descriptors 0..3 and no other: /dev/null, our stdout and stderr, and its end of the link. It is a
+ * session of its own, so that a Ctrl-C in the terminal reaches hvdd alone, and nothing ties its
+ * life to ours: jobs outlive hvdd. */
+#include "daemon/node/node.h"
+
+#include "base/fate.h"
+#include "base/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LINK_FD 3 /* in the engine */
+
+extern char **environ;
+
+int node_spawn_find(struct node *node)
+{
+    char self[HVI_WIRE_PATH];
+    ssize_t length;
+    char *slash;
+
+    if (node->config.engine[0] != '\0') {
+        snprintf(node->engine_path, sizeof(node->engine_path), "%s", node->config.engine);
+    } else {
+        length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+        self[length > 0 ? length : 0] = '\0';
+        slash = strrchr(self, '/');
+        if (slash != NULL)
+            *slash = '\0';
+        snprintf(node->engine_path, sizeof(node->engine_path), "%s/../libexec/hvdd/hvdd-engine",
+                 self);
+    }
+    if (access(node->engine_path, X_OK) == 0)
+        return HVI_OK;
+    HVI_LOG(HVI_LOG_ERROR, "spawn", "no-engine",
+            "cannot run hvdd-engine; give its path with --engine", "path=%s error=\"%s\"",
+            node->engine_path, strerror(errno));
+    return HVI_ERR_DAEMON;
+}
+
+/* Our environment without what systemd told to us alone. Free the array only. */
+static char **engine_environment(void)
+{
+    static const char *const ours[] = {"NOTIFY_SOCKET=",  "LISTEN_FDS=",    "LISTEN_PID=",
+                                       "LISTEN_FDNAMES=", "WATCHDOG_USEC=", "WATCHDOG_PID="};
+    size_t count = 0, kept = 0;
+    char **copy;
+
+    while (environ[count] != NULL)
+        count++;
+    copy = calloc(count + 1, sizeof(*copy));
+    for (size_t i = 0; copy != NULL && i < count; i++) {
+        bool is_ours = false;
+        for (size_t k = 0; k < sizeof(ours) / sizeof(ours[0]); k++)
+            is_ours = is_ours || strncmp(environ[i], ours[k], strlen(ours[k])) == 0;
+        if (!is_ours)
+            copy[kept++] = environ[i];
+    }
+    return copy;
+}
+
+/* All signals at their default and none blocked, a session of its own. */
+static int set_attributes(posix_spawnattr_t *attributes)
+{
+    sigset_t all, none;
+
+    sigfillset(&all);
+    sigemptyset(&none);
+    posix_spawnattr_setsigdefault(attributes, &all);
+    posix_spawnattr_setsigmask(attributes, &none);
+    return posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK |
+                                                    POSIX_SPAWN_SETSID);
+}
+
+/* errno number. */
+static int run_engine(const char *path, int link_fd, pid_t *pid_p)
+{
+    char *argv[] = {(char *)"hvdd-engine", NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    char **environment = engine_environment();
+    int error = ENOMEM;
+
+    if (environment == NULL)
+        return ENOMEM;
+    if (posix_spawn_file_actions_init(&actions) != 0)
+        goto no_actions;
+    if (posix_spawnattr_init(&attributes) != 0)
+        goto no_attributes;
+    error = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    if (error == 0)
+        error = posix_spawn_file_actions_adddup2(&actions, link_fd, LINK_FD);
+    if (error == 0)
+        error = posix_spawn_file_actions_addclosefrom_np(&actions, LINK_FD + 1);
+    if (error == 0)
+        error = set_attributes(&attributes);
+    if (error == 0)
+        error = posix_spawn(pid_p, path, &actions, &attributes, argv, environment);
+    posix_spawnattr_destroy(&attributes);
+no_attributes:
+    posix_spawn_file_actions_destroy(&actions);
+no_actions:
+    free(environment);
+    return error;
+}
+
+static int send_start(struct node *node, struct node_engine *engine)
+{
+    const struct node_generation *generation = engine->generation;
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_START};
+    struct hvi_engine_start *start = &msg.engine_start;
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGE_SIZE);
+
+    snprintf(start->job, sizeof(start->job), "%s", generation->job->id);
+    start->generation = generation->number;
+    start->size = generation->size;
+    start->uid = generation->job->uid;
+    start->threads = (uint32_t)node->config.threads;
+    start->regions_max = (uint32_t)node->config.regions_per_session;
+    start->region_bytes_max =
+        node->config.region_limit != 0 ? (uint64_t)node->config.region_limit : memory / 2;
+    start->stall_warn_ns = (uint64_t)node->config.stall_warn;
+    snprintf(start->attach_path, sizeof(start->attach_path), "%s", node->attach_path);
+    start->log_level = (int32_t)hvi_log_level();
+    return node_link_send(engine, &msg, NULL, 0);
+}
+
+static int engine_ended(sd_event_source *source, const siginfo_t *info, void *user)
+{
+    struct node_engine *engine = user;
+    struct hvi_fate fate = {.kind =
+                                info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
+                            .code = info->si_status};
+    char text[128];
+
+    (void)source;
+    hvi_fate_describe(fate, text, sizeof(text));
+    node_link_end(engine, fate.kind == HVI_FATE_EXITED && fate.code == 0, text);
+    return 0;
+}
+
+static int stranger_ended(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct node_engine *engine = user;
+    struct hvi_fate fate = hvi_fate_look(engine->pid, fd);
+    char text[128];
+
+    (void)source, (void)events;
+    if (fate.kind == HVI_FATE_ALIVE) /* gone, whatever /proc says about that pid now */
+        fate.kind = HVI_FATE_UNKNOWN;
+    hvi_fate_describe(fate, text, sizeof(text));
+    node_link_end(engine, fate.kind != HVI_FATE_SIGNALED && fate.code == 0, text);
+    return 0;
+}
+
+int node_spawn_watch(struct node_engine *engine)
+{
+    sd_event *event = engine->node->event;
+    int r;
+
+    if (engine->child)
+        r = sd_event_add_child_pidfd(event, &engine->exit, engine->pidfd, WEXITED, engine_ended,
+                                     engine);
+    else
+        r = sd_event_add_io(event, &engine->exit, engine->pidfd, EPOLLIN, stranger_ended, engine);
+    return r < 0 ? HVI_ERR_DAEMON : HVI_OK;
+}
+
+/* A child that nobody will watch. */
+static void discard_child(pid_t pid, int pidfd)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0); /* a killed process that has just been started ends at once */
+    if (pidfd >= 0)
+        close(pidfd);
+}
+
+static int fail_spawn(const struct node_generation *generation, const char *step, int error,
+                      char *text_p, size_t text_size)
+{
+    snprintf(text_p, text_size,
+             "hvdd could not start the engine of job '%s' (%s: %s); see hvdd's log",
+             generation->job->id, step, strerror(error));
+    HVI_LOG(HVI_LOG_ERROR, "spawn", "no-engine", "cannot start the job's engine",
+            "job=%s step=%s error=\"%s\"", generation->job->id, step, strerror(error));
+    return HVI_ERR_DAEMON;
+}
+
+int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
+                      size_t text_size)
+{
+    struct node_engine *engine;
+    int link[2], pidfd, error;
+    pid_t pid;
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
+        return fail_spawn(generation, "socketpair", errno, text_p, text_size);
+    error = run_engine(node->engine_path, link[1], &pid);
+    close(link[1]);
+    if (error != 0) {
+        close(link[0]);
+        return fail_spawn(generation, node->engine_path, error, text_p, text_size);
+    }
+    pidfd = hvi_pidfd_open(pid);
+    error = errno;
+    engine = pidfd < 0 ? NULL : node_link_new(node, generation, link[0], pid, pidfd, true);
+    if (engine == NULL) {
+        close(link[0]);
+        discard_child(pid, pidfd);
+        return fail_spawn(generation, "watch", error, text_p, text_size);
+    }
+    HVI_LOG(HVI_LOG_INFO, "spawn", "engine-started", "an engine was started",
+            "job=%s generation=%llu pid=%d", generation->job->id,
+            (unsigned long long)generation->number, (int)pid);
+    if (send_start(node, engine) != HVI_OK)
+        node_spawn_kill(engine, "it could not be told what to do");
+    return HVI_OK;
+}
+
+void node_spawn_kill(struct node_engine *engine, const char *why)
+{
+    engine->generation->stopping = true;
+    HVI_LOG(HVI_LOG_ERROR, "spawn", "engine-killed", why, "job=%s generation=%llu pid=%d",
+            engine->generation->job->id, (unsigned long long)engine->generation->number,
+            (int)engine->pid);
+    if (pidfd_send_signal(engine->pidfd, SIGKILL, NULL, 0) != 0 && errno != ESRCH)
+        HVI_LOG(HVI_LOG_ERROR, "spawn", "cannot-kill", "the engine could not be killed",
+                "pid=%d error=\"%s\"", (int)engine->pid, strerror(errno));
+}
