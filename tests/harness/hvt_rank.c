@@ -13,7 +13,7 @@
  *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B}
  *                                                   -> "at_ns", "culprit", "error", "dims", "data":
  * H
- *     {"do": "free", "op": N}
+ *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N}   allreduces
  * until a failure
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
@@ -63,6 +63,8 @@ struct hvt_op {
 static struct hvd_session *sessions[SESSIONS];
 static struct hvt_op ops[OPS];
 static void *memories[MEMORIES];
+static struct hvt_op abandoned[256]; /* keeps their memory reachable: it is no leak */
+static size_t abandoned_count;
 
 /* ---- JSON ---- */
 
@@ -433,6 +435,25 @@ static void do_free(const cJSON *command, cJSON *reply)
     add_int(reply, "status", HVD_OK);
 }
 
+/* hvd_op_free of an op in flight; its memory stays until the end of the program, as the header
+ * asks. */
+static void do_abandon(const cJSON *command, cJSON *reply)
+{
+    struct hvt_op *op = get_op(command);
+    hvd_op_free(op->op);
+    abandoned[abandoned_count++ % 256] = *op;
+    *op = (struct hvt_op){0};
+    add_int(reply, "status", HVD_OK);
+}
+
+/* With "until_stdin" the last element counts the ranks that are asked to stop, so that all stop in
+ * the same round. */
+static bool asked_to_stop(void)
+{
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    return poll(&input, 1, 0) == 1;
+}
+
 /* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. */
 static int loop(const cJSON *command, struct hvd_session *session, float *data, int64_t elements,
                 int64_t *done_p)
@@ -441,13 +462,16 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     struct hvd_tensor tensor = hvd_tensor_1d(data, HVD_FLOAT32, elements);
     const char *name = get_text(command, "name");
     end_ns += get_int(command, "for_ms", 3600 * 1000) * 1000000;
-    for (*done_p = 0; *done_p < count && now_ns() < end_ns; (*done_p)++) {
+    bool until_stdin = get_bool(command, "until_stdin"), stop = false;
+    for (*done_p = 0; *done_p < count && now_ns() < end_ns && !stop; (*done_p)++) {
         for (int64_t i = 0; i < elements; i++)
             data[i] = 1.0f;
+        data[elements - 1] = until_stdin && asked_to_stop() ? 1.0f : 0.0f;
         int status = hvd_allreduce(session, name ? name : "loop", &tensor, &tensor, HVD_SUM);
         if (status != HVD_OK)
             return status;
-        if (data[0] != (float)hvd_size(session) || data[elements - 1] != data[0]) {
+        stop = data[elements - 1] > 0.0f;
+        if (data[0] != (float)hvd_size(session) || data[elements - 2] != data[0]) {
             fprintf(stderr, "hvt-rank: wrong sum %g\n", (double)data[0]);
             exit(3);
         }
@@ -536,16 +560,29 @@ static void do_forked(const cJSON *command, cJSON *reply)
     add_int(reply, "wait_status", wait_status);
 }
 
+static void do_stop(const cJSON *command, cJSON *reply)
+{
+    (void)command;
+    add_int(reply, "status", HVD_OK);
+}
+
+static void do_exit(const cJSON *command, cJSON *reply)
+{
+    (void)reply;
+    _exit((int)get_int(command, "code", 0));
+}
+
 struct hvt_command {
     const char *name;
     void (*run)(const cJSON *command, cJSON *reply);
 };
 
 static const struct hvt_command commands[] = {
-    {"open", do_open},   {"close", do_close},   {"state", do_state}, {"submit", do_submit},
-    {"test", do_test},   {"wait", do_wait},     {"free", do_free},   {"loop", do_loop},
-    {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit}, {"unalloc", do_unalloc},
-    {"hold", do_hold},   {"forked", do_forked},
+    {"open", do_open},   {"close", do_close},   {"state", do_state},     {"submit", do_submit},
+    {"test", do_test},   {"wait", do_wait},     {"free", do_free},       {"loop", do_loop},
+    {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit},     {"unalloc", do_unalloc},
+    {"hold", do_hold},   {"forked", do_forked}, {"abandon", do_abandon}, {"stop", do_stop},
+    {"exit", do_exit},
 };
 
 static void run(const cJSON *command)

@@ -21,7 +21,8 @@ BUILD = _find_build()
 
 
 @functools.cache
-def _cache_entry(name: str) -> str:
+def cache_entry(name: str) -> str:
+    """The value of a variable in the build's CMakeCache.txt; "" if it has none."""
     text = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace")
     match = re.search(rf"^{re.escape(name)}:\w+=(.*)$", text, re.MULTILINE)
     return match.group(1).strip() if match else ""
@@ -29,7 +30,7 @@ def _cache_entry(name: str) -> str:
 
 def sanitized() -> str:
     """The value of HVD_SANITIZE in the build: "" for none, else e.g. "thread" or "address,undefined"."""
-    return _cache_entry("HVD_SANITIZE")
+    return cache_entry("HVD_SANITIZE")
 
 
 def time_factor() -> float:

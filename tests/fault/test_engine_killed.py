@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGKILL of an engine: its clients hear ENGINE_LOST within 100 ms, the other job hears nothing."""
+import os
+import signal
+import time
+
+from hvt import Status, scaled, wait_until
+from hvt.job import Job
+
+DEADLINE_NS = 100_000_000
+
+
+def engine_of(job: Job) -> int:
+    return next(row["engine_pid"] for row in job.daemon.jobs() if row["job"] == job.name)
+
+
+def kill_engine(job: Job, number: int = signal.SIGKILL) -> int:
+    pid = engine_of(job)
+    at_ns = time.monotonic_ns()
+    os.kill(pid, number)
+    job.daemon.allow("engine-killed", "engine-exited", "engine-ended", "engine-lost")
+    return at_ns
+
+
+def check_lost(outcome, at_ns: int) -> None:
+    assert outcome.status == Status.ERR_ENGINE_LOST, outcome
+    assert outcome.text
+    took = outcome.at_ns - at_ns
+    assert took <= scaled(1) * DEADLINE_NS, f"the client learned of it after {took / 1e6:.1f} ms"
+
+
+def test_a_waiting_op_fails_within_the_deadline_and_the_other_job_goes_on(daemon):
+    job, other = Job(daemon, 3), Job(daemon, 2)
+    ops = [rank.submit("barrier", "b") for rank in job.ranks[:2]]
+    for rank, op in zip(job.ranks, ops):
+        rank.post_wait(op)
+    at_ns = kill_engine(job)
+    for rank in job.ranks[:2]:
+        check_lost(rank.collect_outcome(), at_ns)
+    wait_until(lambda: job.ranks[2].state().status == Status.ERR_ENGINE_LOST, "the idle rank to hear of it")
+    assert job.ranks[2].try_submit("barrier", "later").status == Status.ERR_ENGINE_LOST
+    other.check_usable()
+
+
+def test_an_executing_op_fails_within_the_deadline(daemon):
+    job = Job(daemon, 2)
+    ops = [rank.submit("allreduce", "big", dtype="float32", dims=[64 << 20], memory="shared", in_place=True)
+           for rank in job.ranks]
+    job.ranks[0].post_wait(ops[0])
+    at_ns = kill_engine(job)
+    outcome = job.ranks[0].collect_outcome()
+    assert outcome.status in (Status.OK, Status.ERR_ENGINE_LOST)
+    if not outcome.ok:
+        check_lost(outcome, at_ns)
+
+
+def test_a_finished_op_stays_finished(daemon):
+    job = Job(daemon, 2)
+    ops = [rank.submit("barrier", "b") for rank in job.ranks]
+    assert job.ranks[0].wait(ops[0]).ok
+    kill_engine(job)
+    wait_until(lambda: job.ranks[1].state().status == Status.ERR_ENGINE_LOST, "rank 1 to hear of it")
+    assert job.ranks[1].wait(ops[1]).ok, "a completion that was in the ring was lost"
+    assert job.ranks[0].wait(ops[0]).ok
+
+
+def test_the_ranks_can_open_again_at_once(daemon):
+    job = Job(daemon, 2)
+    kill_engine(job)
+    for rank in job.ranks:
+        wait_until(lambda who=rank: who.state().status == Status.ERR_ENGINE_LOST, "the rank to hear of it")
+        rank.close()
+    for number, rank in enumerate(job.ranks):
+        rank.open(job.name, number, 2)
+    job.check_usable()
+
+
+def test_closing_after_the_engine_died_is_quick_and_clean(daemon):
+    job = Job(daemon, 1)
+    job.ranks[0].ask("alloc", bytes=1 << 20)
+    kill_engine(job)
+    begin = time.monotonic()
+    job.ranks[0].ask("close", session=0)
+    assert time.monotonic() - begin < scaled(1.5)
+
+
+def test_the_event_descriptor_tells_of_it(daemon):
+    job = Job(daemon, 1)
+    assert not job.ranks[0].ask("event", timeout_ms=0)["readable"]
+    job.ranks[0].post("event", timeout_ms=int(scaled(5) * 1000))
+    at_ns = kill_engine(job)
+    reply = job.ranks[0].collect()
+    assert reply["readable"] and reply["at_ns"] - at_ns <= scaled(1) * DEADLINE_NS
+
+
+def test_a_stopped_engine_is_named_by_the_daemon_and_does_not_stop_it(daemon):
+    job, other = Job(daemon, 2), Job(daemon, 2)
+    pid = engine_of(job)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        other.check_usable()
+        done = daemon.ctl.run("ranks", job.name, "--json")
+        assert "engine" in done.stdout + done.stderr
+        assert {row["job"] for row in daemon.jobs()} == {job.name, other.name}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    job.check_usable()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every lie of hvt-liar against an engine with an honest peer in the same job and an honest job beside it."""
+import json
+import subprocess
+
+import pytest
+
+from hvt import Daemon, Status, program, scaled
+from hvt.job import Job
+
+
+def lies() -> list[tuple[str, str]]:
+    done = subprocess.run([program("hvt-liar"), "--list"], check=True, capture_output=True, text=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(row["lie"], row["expect"]) for row in rows]
+
+
+LIES = lies()
+ENDED = [name for name, expect in LIES if expect == "ended"]
+OTHERS = [name for name, expect in LIES if expect in ("op", "harmless")]
+ANY = [name for name, expect in LIES if expect == "any"]
+
+
+@pytest.fixture(scope="module")
+def shared_daemon():
+    with Daemon() as daemon:
+        daemon.allow("rank-ended", "session-ended", "rank-lost", "protocol")
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def honest(shared_daemon):
+    return Job(shared_daemon, 2, name="honest")
+
+
+def tell(daemon: Daemon, job: str, lie: str, *more: str) -> dict:
+    done = subprocess.run([program("hvt-liar"), f"--address={daemon.address}", f"--job={job}", f"--lie={lie}",
+                           f"--wait-ms={int(scaled(5) * 1000)}", *more], env=daemon.environment, capture_output=True,
+                          text=True, timeout=scaled(60), check=False)
+    assert done.returncode in (0, 1), done.stderr
+    assert not done.stderr, done.stderr
+    return json.loads(done.stdout) | {"code": done.returncode}
+
+
+@pytest.mark.parametrize("lie", ENDED)
+def test_a_lie_ends_the_liars_session_with_a_logged_reason_and_nothing_else(shared_daemon, honest, lie):
+    peer = shared_daemon.rank()
+    peer.open(f"with-{lie}", 0, 2)
+    op = peer.submit("barrier", "honest op")
+    before = len(shared_daemon.log_text())
+    told = tell(shared_daemon, f"with-{lie}", lie)
+    assert told["code"] == 0, told
+    outcome = peer.outcome(op)
+    assert outcome.status == Status.ERR_RANK_LOST and outcome.culprit == 1, outcome
+    logged = [line for line in shared_daemon.log_text()[before:].splitlines() if f"with-{lie}" in line
+              and " warning " in line]
+    assert logged, "nothing was logged"
+    if lie != "socket_empty_with_fd":  # to the kernel this is an end of file
+        assert told["status"] in (Status.ERR_PROTOCOL, 0)
+        assert "protocol" in outcome.text, outcome.text
+    honest.check_usable()
+    peer.stop()
+
+
+@pytest.mark.parametrize("lie", OTHERS)
+def test_what_is_no_lie_to_the_engine_leaves_the_session_alone(shared_daemon, honest, lie):
+    told = tell(shared_daemon, f"alone-{lie}", lie, "--rank=0", "--size=1")
+    assert told["code"] == 0, told
+    honest.check_usable()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("lie", ANY)
+def test_scribbling_over_shared_memory_hurts_nobody_else(shared_daemon, honest, lie, seed):
+    told = tell(shared_daemon, f"any-{lie}-{seed}", lie, "--rank=0", "--size=1", f"--seed={seed * 7919 + 13}")
+    assert told["code"] == 0, told
+    honest.check_usable()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(1000))
+def test_a_thousand_seeds_of_scribbling(shared_daemon, honest, seed):
+    for lie in ANY:
+        told = tell(shared_daemon, f"soak-{lie}-{seed}", lie, "--rank=0", "--size=1", f"--seed={seed * 104729 + 1}")
+        assert told["code"] == 0, (lie, told)
+    honest.check_usable()

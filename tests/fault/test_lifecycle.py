@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdd's own life: one per directory, draining, reloading, stale sockets, a directory that is not its own."""
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from hvt import Daemon, Status, scaled, wait_until
+from hvt.job import Job
+
+
+def run_second(daemon: Daemon, *more: str) -> subprocess.CompletedProcess:
+    return subprocess.run([*daemon.command(), *more], env=daemon.environment, capture_output=True, text=True,
+                          timeout=scaled(20), check=False)
+
+
+def test_a_second_daemon_in_the_same_directory_is_refused_naming_the_first(daemon):
+    job = Job(daemon, 2)
+    done = run_second(daemon)
+    assert done.returncode != 0
+    assert str(daemon.address) in done.stderr
+    assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+    job.check_usable()
+
+
+def test_the_sockets_of_a_killed_daemon_are_taken_over(daemon):
+    daemon.kill()
+    assert daemon.attach_path.exists()
+    daemon.start()
+    assert daemon.rank().try_open("x", 0, 1).ok
+
+
+def test_sigterm_refuses_new_ranks_lets_the_job_finish_and_exits_with_zero():
+    with Daemon(options={"drain-timeout": "20s"}) as daemon:
+        job = Job(daemon, 2)
+        daemon.process.terminate()
+        wait_until(lambda: daemon.ctl.json("status")["daemon"]["state"] == "draining", "draining to be shown")
+        outcome = daemon.rank().try_open("late", 0, 1, timeout_ms=2000)
+        assert outcome.status == Status.ERR_DRAINING, outcome
+        job.check_usable()
+        assert daemon.process.poll() is None
+        job.close()
+        assert daemon.wait() == 0
+
+
+def test_a_drain_that_takes_too_long_stops_the_jobs_with_a_reason():
+    with Daemon(options={"drain-timeout": "200ms"}) as daemon:
+        daemon.allow("job-stopped", "drain-timeout", "session-ended", "rank-ended", "drain-expired", "drained")
+        job = Job(daemon, 2)
+        op = job.ranks[0].submit("barrier", "b")
+        job.ranks[0].post_wait(op)
+        assert daemon.terminate() == 0
+        outcome = job.ranks[0].collect_outcome()
+        assert outcome.status == Status.ERR_JOB_STOPPED and outcome.text, outcome
+
+
+def test_a_second_sigterm_skips_the_wait():
+    with Daemon(options={"drain-timeout": "1h"}) as daemon:
+        daemon.allow("job-stopped", "drain-timeout", "session-ended", "rank-ended", "drain-expired", "drained")
+        job = Job(daemon, 2)
+        daemon.process.terminate()
+        wait_until(lambda: daemon.ctl.json("status")["daemon"]["state"] == "draining", "draining to be shown")
+        begin = time.monotonic()
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.wait() == 0
+        assert time.monotonic() - begin < scaled(3)
+        wait_until(lambda: job.ranks[0].state().status == Status.ERR_JOB_STOPPED, "rank 0 to be told")
+
+
+def test_sighup_reloads_what_can_be_reloaded_and_says_what_cannot(daemon):
+    del daemon.options["log-level"]
+    daemon.terminate()
+    daemon.start()
+    assert not daemon.lines("op-stalled")
+    daemon.config_path.write_text("stall-warn = 100ms\nmax-jobs = 1\nadmin-mode = 0600\n", encoding="utf-8")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: any("reload" in line.id or "config" in line.id for line in daemon.lines()), "a line on it")
+    daemon.allow("config-restart", "reload-restart", "config-needs-restart", "needs-restart", "attach-refused",
+                 "restart-needed")
+    assert "admin-mode" in daemon.log_text(), "a changed option that needs a restart is not named"
+    job = Job(daemon, 2)
+    assert daemon.rank().try_open("second", 0, 1).status == Status.ERR_DAEMON_LIMIT
+    op = job.ranks[0].submit("barrier", "stuck")
+    daemon.expect_line("op-stalled", "stuck")
+    assert job.ranks[1].outcome(job.ranks[1].submit("barrier", "stuck")).ok
+    assert job.ranks[0].outcome(op).ok
+
+
+def test_a_broken_file_on_sighup_keeps_the_old_configuration(daemon):
+    daemon.config_path.write_text("max-jobs = many\n", encoding="utf-8")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "max-jobs" in daemon.log_text(), "a line that names the bad option")
+    daemon.allow(*{line.id for line in daemon.lines() if "max-jobs" in line.raw})
+    Job(daemon, 2).check_usable()
+
+
+@pytest.mark.parametrize("text", ["no-such-option = 1\n", "max-jobs = -4\n", "= 3\n", "max-jobs\n"], ids=repr)
+def test_a_broken_file_at_the_start_is_an_error_with_file_and_line(daemon, text):
+    daemon.config_path.write_text(text, encoding="utf-8")
+    done = run_second(daemon, "--print-config")
+    assert done.returncode == 2, done
+    assert str(daemon.config_path) in done.stderr
+
+
+def test_a_runtime_directory_that_others_can_write_is_refused():
+    daemon = Daemon()
+    try:
+        daemon.address.mkdir(mode=0o777)
+        daemon.address.chmod(0o777)
+        done = run_second(daemon)
+        assert done.returncode not in (0, None)
+        assert str(daemon.address) in done.stderr
+    finally:
+        daemon._sweep()
+
+
+def test_job_stop_fails_everything_with_the_reason_and_the_other_job_goes_on(daemon):
+    daemon.allow("job-stopped", "session-ended", "rank-ended")
+    job, other = Job(daemon, 2), Job(daemon, 2)
+    ops = [rank.submit("barrier", "b") for rank in job.ranks[:1]]
+    job.ranks[0].post_wait(ops[0])
+    daemon.ctl.json("job", "stop", job.name)
+    outcome = job.ranks[0].collect_outcome()
+    assert outcome.status == Status.ERR_JOB_STOPPED and outcome.text, outcome
+    wait_until(lambda: [row["job"] for row in daemon.jobs()] == [other.name], "the stopped job to end")
+    other.check_usable()
+    done = daemon.ctl.run("job", "stop", job.name)
+    assert done.returncode == 1
+
+
+def test_sigterm_to_an_idle_daemon_ends_it_quickly_whatever_the_drain_time():
+    with Daemon(options={"drain-timeout": "1h"}) as daemon:
+        begin = time.monotonic()
+        assert daemon.terminate() == 0
+        assert time.monotonic() - begin < scaled(2)
+
+
+def test_an_idle_daemon_and_engine_use_no_processor(daemon):
+    job = Job(daemon, 2)
+    job.check_usable()
+    watched = [daemon.pid, *daemon.engines(), *(rank.pid for rank in job.ranks)]
+
+    def ticks() -> list[int]:
+        values = []
+        for pid in watched:
+            fields = open(f"/proc/{pid}/stat", encoding="ascii").read().rsplit(")", 1)[1].split()
+            values.append(int(fields[11]) + int(fields[12]))
+        return values
+
+    before = ticks()
+    threading.Event().wait(1.0)  # what is measured is a second of doing nothing
+    used = [after - start for start, after in zip(before, ticks())]
+    assert max(used) <= 0.05 * os.sysconf("SC_CLK_TCK"), f"ticks in one idle second: {dict(zip(watched, used))}"

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hundred random kills in a row: trainers, engines and hvdd itself. Nothing is left behind, one job never notices."""
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from hvt import Daemon, Status, procs, wait_until
+from hvt.job import Job
+
+TOLERATED = ("rank-lost", "engine-killed", "engine-lost", "engine-exited", "engine-ended", "attach-refused",
+             "peer-lost", "hello-refused")
+
+
+def kill_something(daemon: Daemon, source: random.Random, turn: int) -> str:
+    """One job with work in flight loses a trainer, its engine, or hvdd dies; the survivors get an error and end."""
+    size = source.choice((1, 2, 3, 4))
+    job = Job(daemon, size, name=f"kill{turn}")
+    elements = source.choice((2, 16, 5000, 200_000))
+    for rank in job.ranks:
+        rank.post("loop", name="work", elements=elements, for_ms=60_000, until_stdin=True)
+    what = source.choice(("trainer", "trainer", "trainer", "trainer", "engine", "engine", "engine", "daemon"))
+    time.sleep(source.uniform(0, 0.01))  # not a wait: the point in time is what is random
+    if what == "trainer":
+        victim = source.randrange(size)
+        job.ranks[victim].kill()
+        expected, survivors = Status.ERR_RANK_LOST, [rank for n, rank in enumerate(job.ranks) if n != victim]
+    elif what == "engine":
+        os.kill(next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name), signal.SIGKILL)
+        expected, survivors = Status.ERR_ENGINE_LOST, job.ranks
+    else:
+        daemon.kill()
+        daemon.start()
+        expected, survivors = Status.OK, job.ranks
+        for rank in survivors:
+            rank.post("stop")
+    for rank in survivors:
+        reply = rank.collect()
+        assert reply["status"] == expected, (turn, what, reply)
+    for rank in job.ranks:
+        rank.stop()
+        daemon.ranks.remove(rank)
+    return what
+
+
+def run(seed: int, turns: int) -> None:
+    source = random.Random(seed)
+    with Daemon() as daemon:
+        daemon.allow(*TOLERATED)
+        steady = Job(daemon, 2, name="steady")
+        for rank in steady.ranks:
+            rank.post("loop", name="steady", for_ms=600_000, until_stdin=True)
+        fds = len(procs.fds(daemon.pid))
+        kinds = [kill_something(daemon, source, turn) for turn in range(turns)]
+        assert set(kinds) == {"trainer", "engine", "daemon"}
+        wait_until(lambda: [row["job"] for row in daemon.jobs()] == ["steady"], "only the steady job to remain")
+        wait_until(lambda: len(daemon.engines()) == 1, "only one engine to remain")
+        wait_until(lambda: len(procs.fds(daemon.pid)) <= fds + 2, "hvdd's descriptors to be closed")
+        for rank in steady.ranks:
+            rank.post("stop")
+        for rank in steady.ranks:
+            reply = rank.collect()
+            assert reply["status"] == Status.OK and reply["done"] > turns, reply
+            rank.collect()
+        steady.check_usable()
+
+
+def test_two_hundred_random_kills_leave_nothing_behind():
+    run(seed=20261121, turns=200)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_many_more_random_kills(seed):
+    run(seed, 500)

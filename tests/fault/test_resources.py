@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Full disks, few descriptors, no memory: a clear error and no damage."""
+import os
+import resource
+
+from hvt import Daemon, Status, procs, wait_until
+from hvt.job import Job
+
+
+def few_files(count: int):
+    """A preexec function that lowers the limit of descriptors."""
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+def test_a_full_disk_under_the_log_stops_nothing_and_is_counted():
+    with Daemon(stderr="/dev/full") as daemon:
+        job = Job(daemon, 2)
+        job.check_usable()
+        job.ranks[1].kill()
+        wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "rank 0 to hear of it")
+        assert daemon.ctl.json("status")["daemon"]["log_lost"] > 0
+
+
+def test_a_closed_log_pipe_stops_nothing(tmp_path):
+    fifo = tmp_path / "log"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with Daemon(stderr=str(fifo)) as daemon:
+        os.close(reader)
+        job = Job(daemon, 2)
+        job.check_usable()
+
+
+def test_a_daemon_with_few_descriptors_refuses_and_recovers():
+    with Daemon(preexec=few_files(40)) as daemon:
+        daemon.allow("attach-refused", "no-engine", "cannot-accept", "out-of-fds", "no-descriptors", "engine-killed",
+                     "no-socket", "no-event")
+        ranks, outcomes = [], []
+        for number in range(40):
+            rank = daemon.rank()
+            outcomes.append(rank.try_open(f"j{number}", 0, 1, timeout_ms=3000))
+            ranks.append(rank)
+            if not outcomes[-1].ok:
+                break
+        refused = [outcome for outcome in outcomes if not outcome.ok]
+        assert refused, "40 engines with 40 descriptors?"
+        assert refused[0].status in (Status.ERR_DAEMON_LIMIT, Status.ERR_DAEMON, Status.ERR_ATTACH_TIMEOUT)
+        assert refused[0].text
+        first = ranks[0]
+        op = first.submit("barrier", "b")
+        assert first.outcome(op).ok, "a job that was there before was hurt"
+        for rank in ranks[1:]:
+            rank.stop()
+        wait_until(lambda: daemon.rank().try_open("after", 0, 1).ok, "attaches to work again", 10, 0.1)
+
+
+def test_a_client_out_of_descriptors_gets_a_clear_error_and_can_try_again(daemon):
+    rank = daemon.rank()
+    used = len(procs.fds(rank.pid))
+    for room in range(0, 6):
+        rank.ask("limit", files=used + room)
+        outcome = rank.try_open("few", 0, 1, timeout_ms=2000)
+        if outcome.ok:
+            rank.close()
+            continue
+        assert outcome.status in (Status.ERR_LIMIT, Status.ERR_NO_MEMORY), (room, outcome)
+        assert outcome.text
+        assert len(procs.fds(rank.pid)) == used, "a failed open left a descriptor"
+    rank.ask("limit", files=used + 200)
+    rank.open("few", 0, 1)
+    op = rank.submit("barrier", "b")
+    assert rank.outcome(op).ok
+    daemon.allow("rank-lost")
+
+
+def test_a_client_out_of_descriptors_cannot_allocate_but_its_session_goes_on(daemon):
+    job = Job(daemon, 2)
+    rank = job.ranks[0]
+    rank.ask("limit", files=len(procs.fds(rank.pid)))
+    reply = rank.ask("alloc", bytes=1 << 20)
+    assert reply["status"] in (Status.ERR_LIMIT, Status.ERR_NO_MEMORY) and reply["text"], reply
+    rank.ask("limit", files=1000)
+    job.check_usable()
+
+
+def test_a_region_beyond_the_jobs_limit_is_refused_with_the_limit_in_the_text():
+    with Daemon(options={"region-limit": "8M"}) as daemon:
+        job = Job(daemon, 2)
+        assert job.ranks[0].ask("alloc", bytes=6 << 20)["status"] == Status.OK
+        for rank in job.ranks:
+            reply = rank.ask("alloc", bytes=6 << 20)
+            assert reply["status"] == Status.ERR_LIMIT, reply
+            assert "region-limit" in reply["text"] or "limit" in reply["text"], reply
+        outcome = job.ranks[1].try_submit("allreduce", "big", dtype="float32", dims=[2 << 20])
+        assert outcome.status in (Status.ERR_LIMIT, Status.ERR_NO_MEMORY), outcome
+        job.check_usable()
+
+
+def test_memory_that_the_machine_does_not_have_is_an_error_and_not_a_crash(daemon):
+    job = Job(daemon, 2)
+    for size in (1 << 50, 1 << 62, (1 << 53) - 1):
+        reply = job.ranks[0].ask("alloc", bytes=size)
+        assert reply["status"] in (Status.ERR_NO_MEMORY, Status.ERR_LIMIT, Status.ERR_INVALID), reply
+        assert reply["text"]
+    job.check_usable()
+
+
+def test_too_many_regions_are_refused_by_number():
+    with Daemon(options={"regions-per-session": 5}) as daemon:
+        job = Job(daemon, 2)
+        replies = [job.ranks[0].ask("alloc", bytes=4096) for _ in range(8)]
+        assert [reply["status"] for reply in replies].count(Status.ERR_LIMIT) >= 1, replies
+        job.check_usable()

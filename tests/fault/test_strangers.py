@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of another user: refused and logged, in a private daemon and at another user's job."""
+import os
+import pwd
+import subprocess
+
+import pytest
+
+from hvt import Daemon, Status, program, wait_until, wire
+from hvt.job import Job
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+
+
+@pytest.fixture(scope="module")
+def nobody():
+    return pwd.getpwnam("nobody").pw_uid
+
+
+def test_another_user_is_refused_by_a_private_daemon_and_logged(nobody):
+    with Daemon(folder_mode=0o755) as daemon:
+        job = Job(daemon, 2, name="mine")
+        daemon.address.chmod(0o755)  # so that the refusal is hvdd's own and not the directory's
+        daemon.attach_path.chmod(0o777)
+        outcome = daemon.rank(user=nobody).try_open("theirs", 0, 1)
+        assert outcome.status == Status.ERR_REFUSED, outcome
+        assert str(nobody) in outcome.text
+        line = daemon.expect_line("attach-refused")
+        assert line.pairs["uid"] == str(nobody)
+        assert [row["job"] for row in daemon.jobs()] == ["mine"]
+        job.check_usable()
+
+
+def test_the_private_directory_keeps_others_out_before_any_message(nobody):
+    with Daemon(folder_mode=0o755) as daemon:
+        outcome = daemon.rank(user=nobody).try_open("theirs", 0, 1, timeout_ms=1000)
+        assert outcome.status in (Status.ERR_NO_DAEMON, Status.ERR_REFUSED), outcome
+        assert not daemon.jobs()
+
+
+def test_in_system_mode_two_users_have_jobs_and_cannot_join_each_others(nobody):
+    with Daemon(options={"private": "no"}, folder_mode=0o755) as daemon:
+        daemon.allow("attach-refused")
+        mine = Job(daemon, 2, name="mine")
+        stranger = daemon.rank(user=nobody)
+        outcome = stranger.try_open("mine", 1, 2)
+        assert outcome.status == Status.ERR_REFUSED and "mine" in outcome.text
+        assert daemon.lines("attach-refused")[0].pairs["uid"] == str(nobody)
+        assert stranger.open("theirs", 0, 1)["job"] == "theirs"
+        rows = {row["job"]: row["uid"] for row in daemon.jobs()}
+        assert rows == {"mine": 0, "theirs": nobody}
+        op = stranger.submit("barrier", "b")
+        assert stranger.outcome(op).ok
+        mine.check_usable()
+
+
+def test_another_user_may_look_but_not_stop_my_job(nobody):
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755) as daemon:
+        daemon.allow("job-stop-refused", "admin-refused", "stop-refused")
+        mine = Job(daemon, 2, name="mine")
+        done = daemon.ctl.run("job", "stop", "mine", user=nobody)
+        assert done.returncode == 1, done
+        mine.check_usable()
+        theirs = daemon.rank(user=nobody)
+        theirs.open("theirs", 0, 1)
+        assert daemon.ctl.run("job", "stop", "theirs", user=nobody).returncode == 0
+        wait_until(lambda: theirs.state().status == Status.ERR_JOB_STOPPED, "the owner's stop to work")
+        daemon.allow("job-stopped", "session-ended", "rank-ended")
+
+
+def test_an_engine_hello_from_another_user_is_refused(nobody):
+    with Daemon(options={"private": "no"}, folder_mode=0o755) as daemon:
+        hello = wire.field(wire.ENGINE_HELLO, wire.message(
+            (1, wire.PROTOCOL_VERSION), (2, "ghost"), (3, 1), (4, 2), (5, 0), (6, 1)))
+        code = ("import socket,sys; s=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); "
+                "s.send(bytes.fromhex(sys.argv[2])); s.settimeout(10); s.recv(65536)")
+        subprocess.run(["/usr/bin/python3", "-c", code, str(daemon.attach_path), hello.hex()], user=nobody, check=True,
+                       timeout=20, env={})
+        line = daemon.expect_line("attach-refused")
+        assert line.pairs["uid"] == str(nobody)
+        assert not daemon.jobs()
+
+
+def test_programs_are_executable_by_others():
+    """The tests above run hvt-rank and hvdctl as nobody: a build in a closed directory makes them meaningless."""
+    done = subprocess.run([program("hvdctl"), "version"], user="nobody", capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr

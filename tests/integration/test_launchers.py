@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who am I: arguments, then the innermost launcher's environment, and `hvdctl ranks` says where it came from."""
+import pytest
+
+from hvt import Status
+
+LAUNCHERS = {
+    "hvdrun": {"HVD_RANK": "1", "HVD_SIZE": "4", "HVD_LOCAL_RANK": "1", "HVD_LOCAL_SIZE": "2", "HVD_CROSS_RANK": "0",
+               "HVD_CROSS_SIZE": "2"},
+    "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
+                   "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "here"},
+    "torchrun": {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+                 "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500",
+                 "TORCHELASTIC_RUN_ID": "run7"},
+    "openmpi": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "pmi": {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    "slurm": {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_NNODES": "2",
+              "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_identity_comes_from_the_launchers_environment(daemon, launcher):
+    rank = daemon.rank(environment=LAUNCHERS[launcher])
+    identity = rank.open()
+    assert (identity["rank"], identity["size"]) == (1, 4)
+    assert (identity["local_rank"], identity["local_size"]) == (1, 2)
+    assert (identity["cross_rank"], identity["cross_size"]) == (0, 2)
+    rows = {row["rank"]: row for row in daemon.ctl.json("ranks", identity["job"])["ranks"]}
+    assert rows[1]["origin"] == launcher and rows[1]["pid"] == rank.pid
+    assert "7" in identity["job"] if launcher == "slurm" else identity["job"]
+
+
+def test_the_innermost_launcher_wins_and_arguments_win_over_all(daemon):
+    environment = {}
+    for launcher in reversed(LAUNCHERS):
+        environment |= LAUNCHERS[launcher]
+    names = list(LAUNCHERS)
+    for place, launcher in enumerate(names):
+        for outer in names[place + 1:]:
+            environment |= {name: "0" if name.endswith(("RANK", "PROCID")) else value
+                            for name, value in LAUNCHERS[outer].items()}
+        mine = daemon.rank(environment=environment)
+        identity = mine.open(f"order{place}")
+        assert identity["rank"] == 1
+        origin = [row["origin"] for row in daemon.ctl.json("ranks", f"order{place}")["ranks"] if row["pid"] == mine.pid]
+        assert origin == [launcher]
+        for name in LAUNCHERS[launcher]:
+            environment.pop(name, None)
+    asked = daemon.rank(environment=LAUNCHERS["torchrun"]).open("asked", 2, 3)
+    assert (asked["rank"], asked["size"]) == (2, 3)
+
+
+def test_without_any_launcher_it_is_rank_zero_of_one(daemon):
+    identity = daemon.rank().open()
+    assert (identity["rank"], identity["size"], identity["local_size"], identity["cross_size"]) == (0, 1, 1, 1)
+
+
+def test_the_job_id_comes_from_the_environment_and_two_runs_do_not_meet(daemon):
+    assert daemon.rank(environment={"HVD_JOB_ID": "mine"}).open()["job"] == "mine"
+    one = daemon.rank(environment=LAUNCHERS["slurm"] | {"SLURM_JOB_ID": "8"}).open()["job"]
+    two = daemon.rank(environment=LAUNCHERS["slurm"] | {"SLURM_JOB_ID": "9"}).open()["job"]
+    assert one != two
+
+
+@pytest.mark.parametrize("environment", [
+    {"HVD_RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "2"}, {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "2"},
+    {"HVD_RANK": "", "HVD_SIZE": "2"}, {"PMI_RANK": "-1", "PMI_SIZE": "2"}], ids=str)
+def test_half_an_identity_is_an_error_and_never_rank_zero_of_one(daemon, environment):
+    outcome = daemon.rank(environment=environment).try_open()
+    assert outcome.status in (Status.ERR_INVALID, Status.ERR_BAD_RANK), outcome
+    assert any(name in outcome.text or name.rsplit("_", 1)[-1].lower() in outcome.text.lower() for name in environment)
+
+
+@pytest.mark.parametrize("environment", [
+    {"HVD_JOB_KEY": "k1"}, {"HVD_JOB_ID": "keyed", "HVD_JOB_KEY": "k1"}], ids=str)
+def test_the_job_key_comes_from_the_environment_and_is_never_shown(daemon, environment):
+    daemon.allow("attach-refused")
+    job = daemon.rank(environment=environment).open(rank=0, size=2)["job"]
+    assert daemon.rank(environment=environment | {"HVD_JOB_ID": job, "HVD_JOB_KEY": "k2"}).try_open(
+        rank=1, size=2).status == Status.ERR_REFUSED
+    assert daemon.rank(environment=environment | {"HVD_JOB_ID": job}).try_open(rank=1, size=2).ok
+    assert "k1" not in daemon.log_text()
