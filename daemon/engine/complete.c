@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Complete: the only writer of completion rings, text cells and client doorbells. It never waits
+ * for a reader: the ring has a slot for every op a session may have in flight, and in the one case
+ * where more is due (an unread SIZED and DONE of the same op) the completion is owed and follows
+ * when the reader has made room.
+ *
+ * Completions are published one by one but the bell is rung once per session and pass of the loop.
+ */
+#include "base/assert.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+#include "shm/bell.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void engine_part_free(struct engine_part *part)
+{
+    struct engine_session *session = part->session;
+    struct engine_part **link = &session->cookies[part->copy.cookie % HVI_CQ_SLOTS];
+
+    while (*link != part)
+        link = &(*link)->cookie_next;
+    *link = part->cookie_next;
+    if (part->in)
+        part->in->users--;
+    if (part->out)
+        part->out->users--;
+    if (part->tensor)
+        engine_tensor_put(&session->engine->tensors, part->tensor);
+    free(part->owed_text);
+    part->owed_text = NULL;
+    part->next = session->free_parts;
+    session->free_parts = part;
+    session->in_flight--;
+}
+
+/* Completions with the same sentence, one after the other, share its cell. */
+static void write_text(struct engine_session *session, const char *text,
+                       struct hvi_completion *completion)
+{
+    completion->text_cell = HVI_TEXT_NONE;
+    if (!text || text[0] == '\0')
+        return;
+    if (strncmp(session->text, text, HVI_TEXT_MAX) != 0) {
+        snprintf(session->text, sizeof session->text, "%s", text);
+        hvi_channel_write_text(&session->channel, text, &session->text_cell, &session->text_turn);
+    }
+    completion->text_cell = session->text_cell;
+    completion->text_turn = session->text_turn;
+}
+
+/* False when there is no room. */
+static bool push(struct engine_session *session, struct hvi_completion *completion,
+                 const char *text)
+{
+    struct engine *engine = session->engine;
+    struct hvi_ring *ring = &session->channel.cq;
+
+    if (session->cq_free == 0 && hvi_ring_space(ring, &session->cq_free) != HVI_OK) {
+        session->doom = "an impossible index in its completion ring";
+        engine->doomed = true;
+        return false;
+    }
+    if (session->cq_free == 0)
+        return false;
+    write_text(session, text, completion);
+    completion->seq = ++session->completion_seq;
+    memcpy(hvi_ring_slot(ring, 0), completion, sizeof *completion);
+    hvi_ring_publish(ring, 1);
+    session->cq_free--;
+    if (!session->bell_due) {
+        session->bell_due = true;
+        session->bell_next = engine->bells;
+        engine->bells = session;
+    }
+    return true;
+}
+
+static void owe(struct engine_part *part, const struct hvi_completion *completion, const char *text)
+{
+    struct engine_session *session = part->session;
+
+    part->completion = *completion;
+    free(part->owed_text);
+    part->owed_text = text ? strdup(text) : NULL;
+    if (part->owed)
+        return;
+    part->owed = true;
+    part->next = NULL;
+    if (session->owed_last)
+        session->owed_last->next = part;
+    else
+        session->owed_first = part;
+    session->owed_last = part;
+    session->engine->owed++;
+}
+
+/* What is owed already goes first, so that completions keep their order. */
+static bool give(struct engine_part *part, struct hvi_completion *completion, const char *text)
+{
+    if (!part->session->owed_first && push(part->session, completion, text))
+        return true;
+    owe(part, completion, text);
+    return false;
+}
+
+void engine_complete_part(struct engine_part *part, int status, const char *text, int32_t culprit,
+                          uint64_t bytes, int64_t rows)
+{
+    struct hvi_completion completion = {
+        .cookie = part->copy.cookie,
+        .status = status,
+        .kind = HVI_COMPLETE_DONE,
+        .text_cell = HVI_TEXT_NONE,
+        .bytes = bytes,
+        .rows = rows,
+        .done_ns = part->session->engine->now_ns,
+        .culprit = culprit,
+    };
+
+    HVI_ASSERT(status <= 0);
+    part->op = NULL;
+    if (part->output_asked)
+        part->session->outputs_excused++;
+    part->output_asked = false;
+    if (part->session->over || give(part, &completion, status == HVI_OK ? NULL : text))
+        engine_part_free(part);
+}
+
+void engine_complete_sized(struct engine_part *part, uint64_t bytes, int64_t rows)
+{
+    struct hvi_completion completion = {
+        .cookie = part->copy.cookie,
+        .status = HVI_OK,
+        .kind = HVI_COMPLETE_SIZED,
+        .text_cell = HVI_TEXT_NONE,
+        .bytes = bytes,
+        .rows = rows,
+        .done_ns = part->session->engine->now_ns,
+        .culprit = -1,
+    };
+
+    if (!part->session->over)
+        give(part, &completion, NULL);
+}
+
+static void pay(struct engine_session *session)
+{
+    struct engine_part *part = session->owed_first;
+
+    while (part && push(session, &part->completion, part->owed_text)) {
+        session->owed_first = part->next;
+        if (!session->owed_first)
+            session->owed_last = NULL;
+        session->engine->owed--;
+        part->owed = false;
+        if (part->completion.kind == HVI_COMPLETE_DONE)
+            engine_part_free(part);
+        part = session->owed_first;
+    }
+}
+
+void engine_complete_owed(struct engine *engine)
+{
+    for (int32_t rank = 0; rank < engine->start.size && engine->owed > 0; rank++) {
+        struct engine_session *session = engine->ranks[rank].session;
+        if (session && !session->over)
+            pay(session);
+    }
+}
+
+static void ring_client(struct engine_session *session)
+{
+    struct hvi_channel_header *header = session->channel.header;
+    const uint64_t one = 1;
+
+    hvi_bell_ring_client(header);
+    /* Acquire, pairs with the client's store before it polls; it drains once more after arming. */
+    if (atomic_load_explicit(&header->client_event_armed, memory_order_acquire) != 0) {
+        /* The counter is full or broken by the client: then it is readable already. */
+        ssize_t written = write(session->event_fd, &one, sizeof one);
+        (void)written;
+    }
+}
+
+void engine_complete_ring(struct engine *engine)
+{
+    while (engine->bells) {
+        struct engine_session *session = engine->bells;
+        engine->bells = session->bell_next;
+        session->bell_due = false;
+        if (!session->over)
+            ring_client(session);
+    }
+}

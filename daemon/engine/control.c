@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Control: what a client says over its socket. Everything it submitted before it said it is taken
+ * in first, so that "remove this region" and "I am leaving" come after the ops they follow. */
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define MESSAGES_AT_ONCE 16 /* others have to live too */
+
+static void ack(struct engine_session *session, uint64_t request, int status, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
+
+    msg.ack.request = request;
+    msg.ack.status = status;
+    snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
+    /* A client that is gone does not matter; one that does not read gives up by its own deadline.
+     */
+    int sent = engine_send(session->engine, session->socket_fd, &msg, NULL, 0);
+    if (sent != HVI_OK)
+        HVI_LOG(HVI_LOG_DEBUG, "control", "ack-lost", hvi_status_text(sent), "rank=%d",
+                session->rank);
+}
+
+static uint64_t job_region_bytes(const struct engine *engine)
+{
+    uint64_t bytes = 0;
+
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        const struct engine_session *session = engine->ranks[rank].session;
+        bytes += session ? session->regions.bytes : 0;
+    }
+    return bytes;
+}
+
+static int check_region(const struct engine_session *session, const struct hvi_region_add *add,
+                        char *text_p, size_t text_size)
+{
+    const struct hvi_engine_start *start = &session->engine->start;
+    uint64_t used = job_region_bytes(session->engine);
+
+    if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
+        engine_regions_find(&session->regions, add->region)) {
+        snprintf(text_p, text_size, "region id %u is taken", add->region);
+        return HVI_ERR_INVALID;
+    }
+    if (session->regions.count >= start->regions_max) {
+        snprintf(text_p, text_size, "this session has %u regions, the limit is %u (regions_max)",
+                 session->regions.count, start->regions_max);
+        return HVI_ERR_LIMIT;
+    }
+    if (used > start->region_bytes_max || add->bytes > start->region_bytes_max - used) {
+        snprintf(text_p, text_size,
+                 "%" PRIu64 " bytes more than the %" PRIu64 " that job '%s' has registered exceed "
+                 "the limit of %" PRIu64 " (region_bytes_max)",
+                 add->bytes, used, start->job, start->region_bytes_max);
+        return HVI_ERR_LIMIT;
+    }
+    return HVI_OK;
+}
+
+static void add_region(struct engine_session *session, const struct hvi_region_add *add)
+{
+    struct hvi_packet *packet = &session->engine->packet;
+    char text[HVI_TEXT_MAX + 1];
+
+    if (packet->fd_count != 1) {
+        engine_session_violation(session, "a RegionAdd without its descriptor");
+        return;
+    }
+    text[0] = '\0';
+    int status = check_region(session, add, text, sizeof text);
+    if (status == HVI_OK) {
+        status = engine_regions_add(&session->regions, add->region, packet->fds[0], add->bytes);
+        if (status == HVI_OK)
+            hvi_packet_take_fd(packet, 0); /* the region's, and closed by now */
+        else
+            snprintf(text, sizeof text, "%s",
+                     status == HVI_ERR_PROTOCOL
+                         ? "the descriptor is no sealed memfd of the size that was said"
+                         : hvi_status_text(status));
+    }
+    if (status != HVI_OK)
+        HVI_LOG(HVI_LOG_WARN, "control", "region-refused", text, "job=%s rank=%d pid=%d bytes=%llu",
+                session->engine->start.job, session->rank,
+                (int)session->engine->ranks[session->rank].pid, (unsigned long long)add->bytes);
+    ack(session, add->request, status, text);
+}
+
+static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)
+{
+    char text[128];
+    int status = engine_regions_remove(&session->regions, remove->region);
+
+    text[0] = '\0';
+    if (status == HVI_ERR_NOT_FOUND)
+        snprintf(text, sizeof text, "there is no region %u", remove->region);
+    if (status == HVI_ERR_BUSY)
+        snprintf(text, sizeof text, "region %u is in use by an op in flight", remove->region);
+    ack(session, remove->request, status, text);
+}
+
+static void detach(struct engine_session *session, const struct hvi_detach *detach)
+{
+    char text[128];
+
+    ack(session, detach->request, HVI_OK, "");
+    snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
+             (int)session->engine->ranks[session->rank].pid);
+    engine_session_end(session, ENGINE_RANK_LEFT, text);
+}
+
+static void serve(struct engine_session *session, const struct hvi_packet_msg *msg)
+{
+    if (msg->kind != HVI_PACKET_REGION_ADD && session->engine->packet.fd_count > 0) {
+        engine_session_violation(session, "descriptors that nobody asked for");
+        return;
+    }
+    switch (msg->kind) {
+    case HVI_PACKET_REGION_ADD:
+        add_region(session, &msg->region_add);
+        return;
+    case HVI_PACKET_REGION_REMOVE:
+        remove_region(session, &msg->region_remove);
+        return;
+    case HVI_PACKET_DETACH:
+        detach(session, &msg->detach);
+        return;
+    default:
+        engine_session_violation(session, "a message that is not a client's");
+    }
+}
+
+static void handle(struct engine_session *session)
+{
+    struct hvi_packet *packet = &session->engine->packet;
+    struct hvi_packet_msg msg;
+    char why[256], reason[320];
+
+    engine_intake_drain(session);
+    if (session->over)
+        return;
+    int status = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof why);
+    if (status != HVI_OK) {
+        snprintf(reason, sizeof reason, "a message that cannot be read: %s",
+                 status == HVI_ERR_PROTOCOL ? why : hvi_status_text(status));
+        engine_session_violation(session, reason);
+        return;
+    }
+    serve(session, &msg);
+    hvi_packet_msg_free(&msg);
+}
+
+bool engine_control_read(struct engine_session *session)
+{
+    struct hvi_packet *packet = &session->engine->packet;
+
+    for (int i = 0; i < MESSAGES_AT_ONCE && !session->over; i++) {
+        int status = hvi_packet_receive(session->socket_fd, packet, 0);
+        if (status == HVI_ERR_TIMEOUT)
+            return true;
+        if (status == HVI_OK) {
+            handle(session);
+            hvi_packet_close_fds(packet);
+        } else if (status == HVI_ERR_PROTOCOL) {
+            engine_session_violation(session,
+                                     "a message that is too long or has too many descriptors");
+        } else if (status == HVI_ERR_LIMIT) {
+            engine_session_violation(
+                session, "its descriptor could not be received: the engine is out of descriptors");
+        } else {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The whole engine: built from hvdd's first message, torn down in reverse. */
+#include "daemon/engine/engine.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "shm/bell.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define THREADS_MAX 256u
+
+static uint32_t cores(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return (uint32_t)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (uint32_t)online : 1;
+}
+
+/* Both eventfds only have to end the sleep: the loop looks everywhere after it. */
+static int on_wake(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    uint64_t value;
+
+    (void)source, (void)events, (void)user;
+    ssize_t got = read(fd, &value, sizeof value);
+    (void)got;
+    return 0;
+}
+
+static int on_term(sd_event_source *source, const struct signalfd_siginfo *info, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)info;
+    engine_sessions_stop(engine, "the engine was told to terminate");
+    return 0;
+}
+
+static int add_sources(struct engine *engine)
+{
+    if (sd_event_add_io(engine->event, &engine->engine_source, engine->engine_fd, EPOLLIN, on_wake,
+                        engine) < 0 ||
+        sd_event_add_io(engine->event, &engine->worker_source, engine->worker_fd, EPOLLIN, on_wake,
+                        engine) < 0 ||
+        sd_event_add_signal(engine->event, &engine->term_source, SIGTERM, on_term, engine) < 0)
+        return HVI_ERR_LIMIT;
+    return engine_link_open(engine);
+}
+
+static int open_all(struct engine *engine)
+{
+    engine->ranks = calloc((size_t)engine->start.size, sizeof *engine->ranks);
+    if (!engine->ranks)
+        return HVI_ERR_NO_MEMORY;
+    engine->engine_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine->engine_fd < 0 || engine->worker_fd < 0)
+        return HVI_ERR_LIMIT;
+    if (sd_event_new(&engine->event) < 0)
+        return HVI_ERR_LIMIT;
+    int status = hvi_bell_create(&engine->bell_region, &engine->bell);
+    if (status == HVI_OK)
+        status = add_sources(engine);
+    if (status == HVI_OK)
+        status = engine_dispatch_open(engine);
+    return status;
+}
+
+int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd)
+{
+    uint32_t usable = cores();
+
+    memset(engine, 0, sizeof *engine);
+    engine->start = *start;
+    engine->link_fd = link_fd;
+    engine->engine_fd = engine->worker_fd = -1;
+    engine->bell_region.fd = -1;
+    engine->broken_culprit = -1;
+    engine->stall_warn_ns = start->stall_warn_ns;
+    engine->started_ns = hvi_clock_ns();
+    engine->now_ns = engine->started_ns;
+    if (engine->start.threads == 0)
+        engine->start.threads = usable;
+    if (engine->start.threads > THREADS_MAX)
+        engine->start.threads = THREADS_MAX;
+    pthread_mutex_init(&engine->finished_lock, NULL);
+    int status = open_all(engine);
+    if (status != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "engine", "start-failed", hvi_status_text(status), "job=%s",
+                start->job);
+        engine_fini(engine);
+        return status;
+    }
+    engine_liveness_check_empty(engine);
+    return HVI_OK;
+}
+
+static void free_ops(struct engine *engine)
+{
+    while (engine->free_ops) {
+        struct engine_op *op = engine->free_ops;
+        engine->free_ops = op->next;
+        free(op);
+    }
+}
+
+void engine_fini(struct engine *engine)
+{
+    if (engine->event)
+        engine_link_close(engine);
+    else if (engine->link_fd >= 0)
+        close(engine->link_fd);
+    engine_dispatch_close(engine);
+    engine->bells = NULL;
+    engine_sessions_reap(engine);
+    HVI_ASSERT(!engine->gone);
+    free_ops(engine);
+    engine_tensors_fini(&engine->tensors);
+    sd_event_source_disable_unref(engine->linger_source);
+    sd_event_source_disable_unref(engine->stall_source);
+    sd_event_source_disable_unref(engine->engine_source);
+    sd_event_source_disable_unref(engine->worker_source);
+    sd_event_source_disable_unref(engine->term_source);
+    sd_event_unref(engine->event);
+    hvi_region_fini(&engine->bell_region);
+    if (engine->worker_fd >= 0)
+        close(engine->worker_fd);
+    if (engine->engine_fd >= 0)
+        close(engine->engine_fd);
+    free(engine->ranks);
+    pthread_mutex_destroy(&engine->finished_lock);
+}

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * struct engine and the types its files share. One engine process serves one generation of one job.
+ *
+ * Threads: everything here belongs to the main thread, except engine_batch_done, which the
+ * backend's threads call, and the list it fills (.finished_lock). Nothing blocks unless it says so.
+ *
+ * The stages, in the order a tensor passes them: intake -> negotiate -> fusion -> dispatch ->
+ * (backend) -> complete. Calls go down; results come back through the list of finished batches. */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include "base/fate.h"
+#include "base/types.h"
+#include "daemon/engine/backend.h"
+#include "daemon/engine/intake.h"
+#include "daemon/engine/region.h"
+#include "proto/packet.h"
+#include "proto/wire.h"
+#include "shm/abi.h"
+#include "shm/channel.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <systemd/sd-event.h>
+
+#define ENGINE_LINGER_NS (2 * HVI_NS_SEC) /* with nobody attached, while somebody may still come   \
+                                           */
+#define ENGINE_FATE_NS        (20 * HVI_NS_MS) /* how long to ask how a process ended */
+#define ENGINE_FATE_STEP_NS   (1 * HVI_NS_MS)
+#define ENGINE_RETRY_NS       (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
+#define ENGINE_STALL_NS       (1 * HVI_NS_SEC)  /* between looks at the table of waiting ops */
+#define ENGINE_EVENT_NS       (1 * HVI_NS_MS)  /* sockets are looked at this often while ops flow */
+#define ENGINE_SPIN_NS        (100 * 1000ull)  /* idle time before the main thread sleeps */
+#define ENGINE_START_NS       (5 * HVI_NS_SEC) /* for the first message of hvdd */
+#define ENGINE_TENSOR_BUCKETS 8192u
+
+struct engine_session;
+struct engine_op;
+
+/* A tensor name and what waits under it. Interned for the whole job; tensor.c. */
+struct engine_tensor {
+    struct engine_tensor *next; /* in the bucket, or in the list of free ones */
+    struct engine_op *waiting;  /* the op that still lacks ranks; NULL */
+    uint64_t hash;
+    uint64_t anon_seq; /* unnamed: matched by (anon_kind, anon_seq) */
+    uint32_t refs;     /* session tables and parts in flight */
+    uint16_t anon_kind;
+    bool anon;
+    uint32_t name_bytes;
+    char *name; /* NULL when unnamed: engine_tensor_name makes one */
+};
+
+struct engine_tensors {
+    struct engine_tensor *buckets[ENGINE_TENSOR_BUCKETS];
+    struct engine_tensor *free; /* unnamed ones, kept */
+    uint32_t count;
+};
+
+/* One rank's share of an op: its submission, from intake until its completion is in the ring. */
+struct engine_part {
+    struct engine_part *next;        /* free list, then list of owed completions */
+    struct engine_part *cookie_next; /* in the session's table */
+    struct engine_session *session;
+    struct engine_op *op; /* NULL once the op is over */
+    struct engine_tensor *tensor;
+    struct engine_region *in, *out;
+    uint64_t in_bytes;
+    uint64_t arrived_ns; /* when the client says it submitted, as far as that is credible */
+    bool owed;           /* .completion waits for a free slot */
+    bool output_asked;   /* allgather: SIZED has been sent, OUTPUT has not come */
+    char *owed_text;
+    struct hvi_completion completion;
+    struct hvi_submission copy;
+};
+
+/* One op on all ranks.
+ *
+ *   WAITING --last rank came, all agree--> READY --> EXECUTING --> over
+ *      |            \--allgather without output--> SIZING --/
+ *      +--mismatch, rank lost or left, job stopped--> over      (SIZING too)
+ *
+ * One setter: engine_op_set_state in negotiate.c. */
+enum engine_op_state {
+    ENGINE_OP_WAITING,
+    ENGINE_OP_SIZING, /* waits for the outputs of an allgather */
+    ENGINE_OP_READY,
+    ENGINE_OP_EXECUTING,
+};
+
+struct engine_op {
+    struct engine_op *next, *prev; /* waiting and sizing ops, oldest first; .next: free list */
+    struct engine_tensor *tensor;
+    enum engine_op_state state;
+    uint32_t parts_present;
+    uint32_t outputs_missing;
+    uint64_t first_ns; /* when the first rank's submission was taken in */
+    uint64_t warn_ns;  /* when to warn (again) */
+    int64_t rows;      /* allgather */
+    struct engine_work work;
+    struct engine_part **parts; /* [size]; work.in, .out and .sizes lie behind it */
+};
+
+/* A rank's slot.
+ *
+ *   absent --attach--> attached --Detach-----------------------> left
+ *                         |------EOF, pidfd--> dying --fate----> lost
+ *                         |      protocol, job stopped---------> ended
+ *
+ * One setter: engine_rank_set in session.c. */
+enum engine_rank_state {
+    ENGINE_RANK_ABSENT,
+    ENGINE_RANK_ATTACHED,
+    ENGINE_RANK_DYING, /* gone; how is being found out */
+    ENGINE_RANK_LEFT,
+    ENGINE_RANK_LOST,
+    ENGINE_RANK_ENDED,
+    ENGINE_RANK_STATES
+};
+
+struct engine_rank {
+    enum engine_rank_state state;
+    struct engine_session *session; /* while attached or dying */
+    pid_t pid;
+    uid_t uid;
+    char origin[HVI_WIRE_SHORT_TEXT];
+    char text[256]; /* why it is gone */
+    bool fate_told; /* by hvdrun, through hvdd */
+    struct hvi_fate fate;
+    uint64_t ops, bytes;
+    uint64_t lag_sum_ns, lag_max_ns, lag_count;
+};
+
+/* What an attached rank owns: everything is released when it ends. */
+struct engine_session {
+    struct engine *engine;
+    struct engine_session *gone_next; /* ended, waiting for ops that still use its memory */
+    struct engine_session *bell_next;
+    int32_t rank;
+    uint64_t id;
+    int socket_fd, pid_fd, event_fd;
+    sd_event_source *socket_source, *pid_source, *fate_source;
+    uint64_t dying_ns;
+    struct hvi_channel channel;
+    bool over; /* takes and gives nothing any more */
+    const char
+        *doom;     /* broke the protocol where it could not be ended on the spot: the loop does */
+    bool bell_due; /* in engine->bells */
+    uint64_t next_seq;
+    uint64_t completion_seq;
+    uint64_t attached_ns;
+    uint32_t in_flight; /* parts */
+    uint32_t parts_used;
+    struct engine_part *parts; /* [HVI_CQ_SLOTS] */
+    struct engine_part *free_parts;
+    struct engine_part *owed_first, *owed_last;
+    uint32_t cq_free; /* slots known to be free in the completion ring */
+    uint32_t
+        outputs_excused; /* ops that failed between SIZED and OUTPUT: their OUTPUT may still come */
+    struct engine_tensor **tensors; /* [HVI_TENSOR_IDS] */
+    struct engine_part *cookies[HVI_CQ_SLOTS];
+    struct engine_regions regions;
+    uint32_t text_cell, text_turn; /* the sentence written last, to be shared by its completions */
+    char text[HVI_TEXT_MAX + 1];
+};
+
+struct engine {
+    struct hvi_engine_start start;
+    uint64_t started_ns;
+    uint64_t now_ns; /* refreshed when a pass of the loop finds something */
+    char key_digest[HVI_WIRE_SHORT_TEXT];
+    uint64_t stall_warn_ns; /* 0: off */
+
+    sd_event *event;
+    int link_fd; /* -1: hvdd is gone */
+    sd_event_source *link_source, *retry_source, *linger_source, *stall_source;
+    int engine_fd; /* eventfd that clients write when we sleep */
+    int worker_fd; /* eventfd that our own threads write */
+    sd_event_source *engine_source, *worker_source, *term_source;
+    struct hvi_region bell_region;
+    struct hvi_bell_page *bell;
+    bool stopping;     /* EngineStop, SIGTERM or nobody left */
+    uint64_t event_ns; /* when sd_event ran last */
+
+    struct engine_rank *ranks; /* [start.size] */
+    int32_t attached, come;    /* attached or dying now; ever attached */
+    int broken_status; /* not HVI_OK: no op can finish any more, because .broken_culprit is lost or
+                          has left */
+    int32_t broken_culprit; /* -1: the job was stopped */
+    char broken_text[HVI_TEXT_MAX + 1];
+    struct engine_session *gone;
+
+    struct engine_tensors tensors;
+    struct engine_op *waiting_first, *waiting_last;
+    struct engine_op *free_ops;
+    struct engine_op
+        *ready[HVI_CQ_SLOTS]; /* each holds a part of every rank, so it cannot overflow */
+    uint32_t ready_count;
+    struct engine_batch *free_batches;
+    void *backend_contexts[4]; /* one per row of engine_backends */
+
+    pthread_t main_thread;
+    struct engine_batch *finished; /* by the main thread itself */
+    pthread_mutex_t finished_lock;
+    struct engine_batch *finished_elsewhere; /* under the lock */
+    _Atomic uint32_t
+        finished_elsewhere_count; /* release under the lock; acquire by the main thread */
+
+    struct engine_session *bells; /* sessions with new completions */
+    uint32_t owed;                /* completions that wait for a reader */
+    bool doomed;                  /* some session has .doom */
+
+    struct hvi_packet packet;                       /* scratch for receiving */
+    unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
+};
+
+/* ---- engine.c: the whole ---- */
+
+/* Builds everything from hvdd's first message; `link_fd` becomes the engine's. HVI_OK or the error,
+ * logged. */
+int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd);
+void engine_fini(struct engine *engine);
+
+/* ---- loop.c ---- */
+
+/* Runs until engine->stopping. Blocks. */
+void engine_loop_run(struct engine *engine);
+
+/* ---- link.c: hvdd ---- */
+
+/* Starts to listen on engine->link_fd. */
+int engine_link_open(struct engine *engine);
+void engine_link_close(struct engine *engine);
+/* EngineSession. Dropped, with a log line, when hvdd does not read. */
+void engine_link_tell(struct engine *engine, int32_t rank, pid_t pid, enum hvi_session_state state,
+                      const char *text);
+/* Encodes and sends without waiting. */
+int engine_send(struct engine *engine, int socket_fd, const struct hvi_packet_msg *msg,
+                const int *fds, uint32_t fd_count);
+
+/* ---- session.c ---- */
+
+/* Takes over a client: makes its channel and answers it. `socket_fd` and `pid_fd` (may be -1)
+ * become the engine's. On any refusal the client is told, and nothing of it remains. */
+void engine_session_adopt(struct engine *engine, const struct hvi_engine_adopt *adopt,
+                          int socket_fd, int pid_fd);
+/* The rank's socket or process is gone: takes in what it still submitted, then finds out how it
+ * ended and loses it. Idempotent. */
+void engine_session_dying(struct engine_session *session);
+/* Ends the session for good: `state` is LEFT, LOST or ENDED, `text` a sentence that names the rank.
+ * Fails what waits, tells peers and hvdd, and gives up its descriptors; memory goes when no
+ * executing op uses it any more (engine_sessions_reap), so the struct stays valid until the loop
+ * comes round: look at .over. */
+void engine_session_end(struct engine_session *session, enum engine_rank_state state,
+                        const char *text);
+/* As above for a broken protocol; `reason` has no subject. */
+void engine_session_violation(struct engine_session *session, const char *reason);
+/* Ends every session because the job is stopped. */
+void engine_sessions_stop(struct engine *engine, const char *reason);
+/* Frees ended sessions that no op uses any more. */
+void engine_sessions_reap(struct engine *engine);
+const char *engine_rank_state_text(enum engine_rank_state state);
+bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to);
+/* One row per rank, absent ones too. The caller frees *rows_p. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p);
+
+/* ---- liveness.c ---- */
+
+/* Watches socket and process. */
+int engine_liveness_open(struct engine_session *session);
+void engine_liveness_close(struct engine_session *session);
+/* Looks at once, and again for up to ENGINE_FATE_NS, how the process ended; then loses the rank. */
+void engine_liveness_ask(struct engine_session *session);
+/* hvdd knows how the process ended. */
+void engine_liveness_told(struct engine *engine, const struct hvi_engine_fate *fate);
+/* Exits now or later if nobody is attached; takes the exit back if somebody is. */
+void engine_liveness_check_empty(struct engine *engine);
+
+/* ---- control.c ---- */
+
+/* Serves the client's socket. False at its end of file. The session may have ended afterwards. */
+bool engine_control_read(struct engine_session *session);
+
+/* ---- intake.c ---- */
+
+/* Takes everything out of the session's submission ring. True if there was something. The session
+ * may have ended. */
+bool engine_intake_drain(struct engine_session *session);
+/* Drains every attached session, whatever the bell says. */
+bool engine_intake_drain_all(struct engine *engine);
+struct engine_part *engine_intake_find(struct engine_session *session, uint64_t cookie);
+
+/* ---- tensor.c ---- */
+
+/* Finds or makes; the caller holds one reference. NULL: out of memory. */
+struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, const char *name,
+                                              uint32_t name_bytes);
+struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint16_t kind,
+                                             uint64_t anon_seq);
+void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor);
+void engine_tensors_fini(struct engine_tensors *tensors);
+/* The name: "w1", "allreduce.noname.7". name_p needs HVI_NAME_MAX + 1 bytes. */
+void engine_tensor_name(const struct engine_tensor *tensor, char *name_p);
+#define ENGINE_LABEL 208
+/* For sentences: as above, but a long name is cut to leave room for the rest. label_p needs
+ * ENGINE_LABEL bytes. */
+void engine_tensor_label(const struct engine_tensor *tensor, char *label_p);
+
+/* ---- negotiate.c ---- */
+
+/* Adds a part to its tensor's op. HVI_OK, HVI_ERR_PROTOCOL (in flight twice on this rank),
+ * HVI_ERR_NO_MEMORY. */
+int engine_negotiate_submit(struct engine *engine, struct engine_part *part);
+/* The output operand of an allgather has been set in the part. */
+void engine_negotiate_output(struct engine *engine, struct engine_part *part);
+/* Fails every op that waits for somebody. */
+void engine_negotiate_fail_all(struct engine *engine, int status, const char *text,
+                               int32_t culprit);
+/* HVI_OK if all `ranks` parts agree and can be done, else HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or
+ * HVI_ERR_INVALID and one sentence for every rank. Pure. */
+int engine_negotiate_check(struct engine_part *const *parts, uint32_t ranks,
+                           const struct engine_tensor *tensor, char *text_p, size_t text_size);
+/* The one setter of op->state. */
+void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause);
+/* Over: every part has its completion. Frees the op. */
+void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
+                      int32_t culprit);
+
+/* ---- dispatch.c ---- */
+
+/* Opens every backend. HVI_OK or the error, logged. */
+int engine_dispatch_open(struct engine *engine);
+void engine_dispatch_close(struct engine *engine);
+/* Fuses and starts everything that is ready. */
+void engine_dispatch_ready(struct engine *engine);
+/* Completes what backends have finished. True if there was something. */
+bool engine_dispatch_reap(struct engine *engine);
+/* Does one piece of a backend's work; false when there is none. */
+bool engine_dispatch_help(struct engine *engine);
+
+/* ---- complete.c ---- */
+
+/* The part is over: its completion goes to the ring, or is owed to it, and the part is free. */
+void engine_complete_part(struct engine_part *part, int status, const char *text, int32_t culprit,
+                          uint64_t bytes, int64_t rows);
+/* Asks an allgather's rank for its output. */
+void engine_complete_sized(struct engine_part *part, uint64_t bytes, int64_t rows);
+/* Gives owed completions to readers that have made room. */
+void engine_complete_owed(struct engine *engine);
+/* Rings every session that has new completions, once. */
+void engine_complete_ring(struct engine *engine);
+/* Puts the part back and lets go of its regions and tensor. */
+void engine_part_free(struct engine_part *part);
+
+/* ---- stall.c ---- */
+
+/* Sees to it that the table of waiting ops is looked at while it is not empty. Cheap. */
+void engine_stall_arm(struct engine *engine);
+/* Rows for ops that have waited for at least `min_age_ns`, oldest first, at most `limit`;
+ * *left_out_p counts the rest. Free with engine_stall_rows_free. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
+                      struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p);
+void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count);
+/* Takes HVD_STALL_CHECK_* / HOROVOD_STALL_CHECK_* from a client's settings. */
+void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings,
+                            size_t count);
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Fusion saves the cost of handing over, not copies: operands are already shared, so a batch is
+ * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
+ * that it can be cut into chunks. */
+#include "daemon/engine/fusion.h"
+
+static bool is_small(const struct engine_work *work)
+{
+    return work->bytes <= ENGINE_FUSION_SMALL_BYTES;
+}
+
+uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count)
+{
+    uint64_t bytes = ready[0]->bytes;
+    uint32_t taken = 1;
+
+    if (!is_small(ready[0]))
+        return 1;
+    while (taken < count && taken < ENGINE_BATCH_WORKS) {
+        const struct engine_work *work = ready[taken];
+        if (!is_small(work) || work->memory_kind != ready[0]->memory_kind)
+            break;
+        if (bytes + work->bytes > ENGINE_FUSION_BATCH_BYTES)
+            break;
+        bytes += work->bytes;
+        taken++;
+    }
+    return taken;
+}

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernels of host_kernels.inc, compiled for "plain" (flags: CMakeLists.txt). */
+#define KERNELS_SET  engine_kernels_plain
+#define KERNELS_NAME "plain"
+#include "daemon/engine/host_kernels.inc"

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which kernel set this processor can run, and which combinations exist. The kernels:
+ * host_kernels.inc. */
+#include "daemon/engine/host_reduce.h"
+
+#include "base/status.h"
+#include "base/types.h"
+
+#include <stdio.h>
+
+extern const struct engine_kernels engine_kernels_plain;
+#ifdef ENGINE_KERNELS_X86
+extern const struct engine_kernels engine_kernels_avx2;
+extern const struct engine_kernels engine_kernels_avx512;
+#endif
+
+int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, double postscale,
+                        char *text_p, size_t text_size)
+{
+    bool scaled = prescale != 1.0 || postscale != 1.0;
+    bool boolean = dtype == HVI_DTYPE_BOOL;
+    bool plain_bool = reduce_op == HVI_REDUCE_MIN || reduce_op == HVI_REDUCE_MAX;
+
+    if (reduce_op != HVI_REDUCE_ADASUM && (!boolean || (plain_bool && !scaled)))
+        return HVI_OK;
+    if (text_p)
+        snprintf(text_p, text_size, "%s%s is not supported for %s", scaled ? "scaled " : "",
+                 hvi_reduce_text(reduce_op), hvi_dtype_text(dtype));
+    return HVI_ERR_UNSUPPORTED;
+}
+
+#ifdef ENGINE_KERNELS_X86
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+const struct engine_kernels *engine_kernels_at(unsigned index)
+{
+    if (index == 0)
+        return &engine_kernels_plain;
+    if (index == 1)
+        return has_avx2() ? &engine_kernels_avx2 : NULL;
+    if (index == 2)
+        return has_avx512() ? &engine_kernels_avx512 : NULL;
+    return NULL;
+}
+#else
+const struct engine_kernels *engine_kernels_at(unsigned index)
+{
+    return index == 0 ? &engine_kernels_plain : NULL;
+}
+#endif
+
+const struct engine_kernels *engine_kernels_best(void)
+{
+    for (unsigned i = ENGINE_KERNEL_SETS; i-- > 1;) {
+        const struct engine_kernels *set = engine_kernels_at(i);
+        if (set)
+            return set;
+    }
+    return engine_kernels_at(0);
+}

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The link to hvdd: a socketpair made by it, descriptor 3 at start.
+ *
+ * When hvdd dies, the job goes on: every 250 ms the engine connects to the attach socket and
+ * introduces itself with EngineHello, until a restarted hvdd takes it. With nobody attached there
+ * is nothing to go on with, and it exits. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define MESSAGES_AT_ONCE 16
+
+int engine_send(struct engine *engine, int socket_fd, const struct hvi_packet_msg *msg,
+                const int *fds, uint32_t fd_count)
+{
+    size_t length = 0;
+    int status = hvi_packet_msg_encode(msg, engine->send_bytes, sizeof engine->send_bytes, &length);
+
+    if (status != HVI_OK)
+        return status;
+    return hvi_packet_send(socket_fd, engine->send_bytes, length, fds, fd_count, 0);
+}
+
+static void send_link(struct engine *engine, const struct hvi_packet_msg *msg)
+{
+    if (engine->link_fd < 0)
+        return;
+    int status = engine_send(engine, engine->link_fd, msg, NULL, 0);
+    if (status != HVI_OK && status != HVI_ERR_CLOSED)
+        HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s kind=%d",
+                engine->start.job, (int)msg->kind);
+}
+
+void engine_link_tell(struct engine *engine, int32_t rank, pid_t pid, enum hvi_session_state state,
+                      const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_SESSION};
+
+    msg.engine_session.rank = rank;
+    msg.engine_session.pid = pid;
+    msg.engine_session.state = state;
+    snprintf(msg.engine_session.text, sizeof msg.engine_session.text, "%s", text);
+    send_link(engine, &msg);
+}
+
+/* ---- reports ---- */
+
+/* Sends as many rows as fit one message and says how many did not. */
+static void send_report(struct engine *engine, struct hvi_packet_msg *msg)
+{
+    struct hvi_engine_report *report = &msg->engine_report;
+
+    while (engine->link_fd >= 0) {
+        int status = engine_send(engine, engine->link_fd, msg, NULL, 0);
+        size_t *count = report->stall_count > 0 ? &report->stall_count : &report->rank_count;
+        if (status != HVI_ERR_LIMIT || *count == 0) {
+            if (status != HVI_OK)
+                HVI_LOG(HVI_LOG_WARN, "link", "report-lost", hvi_status_text(status), "job=%s",
+                        engine->start.job);
+            return;
+        }
+        size_t kept = *count / 2;
+        report->rows_left_out += *count - kept;
+        *count = kept;
+    }
+}
+
+static void report_ranks(struct engine *engine, struct hvi_packet_msg *msg)
+{
+    struct hvi_rank_row *rows = NULL;
+
+    if (engine_rank_rows(engine, &rows) == HVI_OK) {
+        msg->engine_report.ranks = rows;
+        msg->engine_report.rank_count = (size_t)engine->start.size;
+    }
+    send_report(engine, msg);
+    free(rows);
+}
+
+static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uint64_t min_age_ns)
+{
+    struct hvi_engine_report *report = &msg->engine_report;
+    size_t count = 0;
+
+    if (engine_stall_rows(engine, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls, &count,
+                          &report->rows_left_out) != HVI_OK)
+        report->stalls = NULL;
+    report->stall_count = count;
+    send_report(engine, msg);
+    engine_stall_rows_free(report->stalls, count);
+}
+
+static void answer(struct engine *engine, const struct hvi_engine_query *query)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REPORT};
+
+    msg.engine_report.request = query->request;
+    if (query->what == HVI_QUERY_RANKS)
+        report_ranks(engine, &msg);
+    else
+        report_stalls(engine, &msg, query->min_age_ns);
+}
+
+/* ---- messages ---- */
+
+static void adopt(struct engine *engine, const struct hvi_engine_adopt *adopt)
+{
+    int socket_fd = hvi_packet_take_fd(&engine->packet, 0);
+    int pid_fd = hvi_packet_take_fd(&engine->packet, 1);
+
+    if (socket_fd < 0) {
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-adopt", "EngineAdopt came without a socket", "job=%s",
+                engine->start.job);
+        return;
+    }
+    engine_session_adopt(engine, adopt, socket_fd, pid_fd);
+}
+
+static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
+{
+    switch (msg->kind) {
+    case HVI_PACKET_ENGINE_ADOPT:
+        adopt(engine, &msg->engine_adopt);
+        return;
+    case HVI_PACKET_ENGINE_QUERY:
+        answer(engine, &msg->engine_query);
+        return;
+    case HVI_PACKET_ENGINE_STOP:
+        engine_sessions_stop(engine, msg->engine_stop.reason);
+        return;
+    case HVI_PACKET_ENGINE_FATE:
+        engine_liveness_told(engine, &msg->engine_fate);
+        return;
+    default:
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-message", "hvdd sent a message that is not for engines",
+                "job=%s kind=%d", engine->start.job, (int)msg->kind);
+    }
+}
+
+static void handle(struct engine *engine)
+{
+    struct hvi_packet_msg msg;
+    char why[256];
+    int status =
+        hvi_packet_msg_decode(engine->packet.bytes, engine->packet.length, &msg, why, sizeof why);
+
+    if (status != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-message", "hvdd sent a message that cannot be read",
+                "job=%s why=%s", engine->start.job,
+                status == HVI_ERR_PROTOCOL ? why : hvi_status_text(status));
+        return;
+    }
+    serve(engine, &msg);
+    hvi_packet_msg_free(&msg);
+}
+
+/* ---- hvdd comes and goes ---- */
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *user);
+static int on_retry(sd_event_source *source, uint64_t usec, void *user);
+
+static void retry_later(struct engine *engine)
+{
+    if (engine->retry_source) {
+        sd_event_source_set_time_relative(engine->retry_source, ENGINE_RETRY_NS / 1000);
+        sd_event_source_set_enabled(engine->retry_source, SD_EVENT_ONESHOT);
+        return;
+    }
+    sd_event_add_time_relative(engine->event, &engine->retry_source, CLOCK_MONOTONIC,
+                               ENGINE_RETRY_NS / 1000, 1000, on_retry, engine);
+}
+
+static void hang_up(struct engine *engine)
+{
+    engine->link_source = sd_event_source_disable_unref(engine->link_source);
+    if (engine->link_fd >= 0)
+        close(engine->link_fd);
+    engine->link_fd = -1;
+}
+
+static void lose_link(struct engine *engine)
+{
+    HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-gone", "hvdd has gone; the job goes on",
+            "job=%s attached=%d", engine->start.job, engine->attached);
+    hang_up(engine);
+    engine_liveness_check_empty(engine);
+    retry_later(engine);
+}
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)fd, (void)events;
+    for (int i = 0; i < MESSAGES_AT_ONCE && !engine->stopping; i++) {
+        int status = hvi_packet_receive(engine->link_fd, &engine->packet, 0);
+        if (status == HVI_ERR_TIMEOUT)
+            return 0;
+        if (status == HVI_OK) {
+            handle(engine);
+            hvi_packet_close_fds(&engine->packet);
+        } else if (status == HVI_ERR_LIMIT || status == HVI_ERR_PROTOCOL) {
+            /* The client that came with it sees its socket close. */
+            HVI_LOG(HVI_LOG_ERROR, "link", "message-lost", hvi_status_text(status), "job=%s",
+                    engine->start.job);
+        } else {
+            lose_link(engine);
+            return 0;
+        }
+    }
+    return 0;
+}
+
+int engine_link_open(struct engine *engine)
+{
+    if (sd_event_add_io(engine->event, &engine->link_source, engine->link_fd, EPOLLIN, on_link,
+                        engine) < 0)
+        return HVI_ERR_NO_MEMORY;
+    return HVI_OK;
+}
+
+void engine_link_close(struct engine *engine)
+{
+    hang_up(engine);
+    engine->retry_source = sd_event_source_disable_unref(engine->retry_source);
+}
+
+static int connect_hvdd(const struct engine *engine)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(engine->start.attach_path);
+
+    if (length == 0 || length >= sizeof address.sun_path)
+        return -1;
+    memcpy(address.sun_path, engine->start.attach_path, length);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Ranks that have come, without the texts: hvdd only needs to know who holds which slot. */
+static int hello_rows(struct engine *engine, struct hvi_rank_row **rows_p, size_t *count_p)
+{
+    struct hvi_rank_row *rows = NULL;
+    size_t count = 0;
+    int status = engine_rank_rows(engine, &rows);
+
+    if (status != HVI_OK)
+        return status;
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        if (engine->ranks[rank].state == ENGINE_RANK_ABSENT)
+            continue;
+        rows[count] = rows[rank];
+        rows[count].text[0] = '\0';
+        rows[count].origin[0] = '\0';
+        count++;
+    }
+    *rows_p = rows;
+    *count_p = count;
+    return HVI_OK;
+}
+
+static int say_hello(struct engine *engine)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_HELLO};
+    struct hvi_engine_hello *hello = &msg.engine_hello;
+    int status = hello_rows(engine, &hello->ranks, &hello->rank_count);
+
+    if (status != HVI_OK)
+        return status;
+    hello->protocol_version = HVI_PROTOCOL_VERSION;
+    snprintf(hello->job, sizeof hello->job, "%s", engine->start.job);
+    hello->generation = engine->start.generation;
+    hello->size = engine->start.size;
+    hello->uid = engine->start.uid;
+    hello->pid = getpid();
+    snprintf(hello->job_key_digest, sizeof hello->job_key_digest, "%s", engine->key_digest);
+    hello->started_ns = engine->started_ns;
+    status = engine_send(engine, engine->link_fd, &msg, NULL, 0);
+    free(hello->ranks);
+    return status;
+}
+
+static int on_retry(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)usec;
+    if (engine->link_fd >= 0)
+        return 0;
+    engine->link_fd = connect_hvdd(engine);
+    if (engine->link_fd < 0) {
+        retry_later(engine);
+        return 0;
+    }
+    if (say_hello(engine) != HVI_OK || engine_link_open(engine) != HVI_OK) {
+        hang_up(engine);
+        retry_later(engine);
+        return 0;
+    }
+    HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-back", "introduced itself to hvdd", "job=%s",
+            engine->start.job);
+    return 0;
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Liveness: who notices that a trainer is gone, and how it ended.
+ *
+ * Two witnesses per session: end of file on its socket, and its pidfd (a forked child may keep the
+ * socket open). Either makes the rank "dying". The kernel closes a dying process' sockets a moment
+ * before it becomes a zombie, so "how did it end" is asked again every millisecond for up to 20 ms
+ * while the answer is "alive" or "nobody can tell"; hvdrun, which waits for its children, may tell
+ * through hvdd in the meantime. Then the rank is lost with the best answer there is. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <stdio.h>
+#include <sys/epoll.h>
+
+static int on_socket(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct engine_session *session = user;
+
+    (void)source, (void)fd, (void)events;
+    if (!engine_control_read(session))
+        engine_session_dying(session);
+    return 0;
+}
+
+static int on_process(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    (void)source, (void)fd, (void)events;
+    engine_session_dying(user);
+    return 0;
+}
+
+static int on_ask(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    engine_liveness_ask(user);
+    return 0;
+}
+
+int engine_liveness_open(struct engine_session *session)
+{
+    sd_event *event = session->engine->event;
+
+    if (sd_event_add_io(event, &session->socket_source, session->socket_fd, EPOLLIN, on_socket,
+                        session) < 0 ||
+        (session->pid_fd >= 0 && sd_event_add_io(event, &session->pid_source, session->pid_fd,
+                                                 EPOLLIN, on_process, session) < 0)) {
+        engine_liveness_close(session);
+        return HVI_ERR_LIMIT;
+    }
+    return HVI_OK;
+}
+
+void engine_liveness_close(struct engine_session *session)
+{
+    session->socket_source = sd_event_source_disable_unref(session->socket_source);
+    session->pid_source = sd_event_source_disable_unref(session->pid_source);
+    session->fate_source = sd_event_source_disable_unref(session->fate_source);
+}
+
+static void conclude(struct engine_session *session, struct hvi_fate fate)
+{
+    char how[128], text[256];
+
+    hvi_fate_describe(fate, how, sizeof how);
+    snprintf(text, sizeof text, "rank %d (pid %d) %s", session->rank,
+             (int)session->engine->ranks[session->rank].pid, how);
+    engine_session_end(session, ENGINE_RANK_LOST, text);
+}
+
+static bool is_final(struct hvi_fate fate)
+{
+    return fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED;
+}
+
+static bool ask_later(struct engine_session *session)
+{
+    uint64_t step_us = ENGINE_FATE_STEP_NS / 1000;
+
+    if (hvi_clock_ns() - session->dying_ns >= ENGINE_FATE_NS)
+        return false;
+    if (session->fate_source)
+        return sd_event_source_set_time_relative(session->fate_source, step_us) >= 0 &&
+               sd_event_source_set_enabled(session->fate_source, SD_EVENT_ONESHOT) >= 0;
+    return sd_event_add_time_relative(session->engine->event, &session->fate_source,
+                                      CLOCK_MONOTONIC, step_us, 1, on_ask, session) >= 0;
+}
+
+void engine_liveness_ask(struct engine_session *session)
+{
+    const struct engine_rank *slot = &session->engine->ranks[session->rank];
+    struct hvi_fate fate = slot->fate_told ? slot->fate : hvi_fate_look(slot->pid, session->pid_fd);
+
+    /* Both stay readable: not again. */
+    session->socket_source = sd_event_source_disable_unref(session->socket_source);
+    session->pid_source = sd_event_source_disable_unref(session->pid_source);
+    if (is_final(fate) || !ask_later(session))
+        conclude(session, fate);
+}
+
+void engine_liveness_told(struct engine *engine, const struct hvi_engine_fate *told)
+{
+    if (told->rank < 0 || told->rank >= engine->start.size)
+        return;
+    struct engine_rank *slot = &engine->ranks[told->rank];
+    if (slot->pid != told->pid)
+        return;
+    slot->fate_told = true;
+    slot->fate.kind = told->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED;
+    slot->fate.code = told->code;
+    if (slot->state == ENGINE_RANK_DYING)
+        engine_liveness_ask(slot->session);
+}
+
+/* ---- the engine's own end ---- */
+
+static int on_linger(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)usec;
+    HVI_LOG(HVI_LOG_INFO, "liveness", "nobody-came", "nobody is attached any more",
+            "job=%s generation=%llu", engine->start.job,
+            (unsigned long long)engine->start.generation);
+    engine->stopping = true;
+    return 0;
+}
+
+void engine_liveness_check_empty(struct engine *engine)
+{
+    if (engine->attached > 0) {
+        engine->linger_source = sd_event_source_disable_unref(engine->linger_source);
+        return;
+    }
+    if (engine->come == engine->start.size || engine->link_fd < 0) {
+        engine->stopping = true;
+        return;
+    }
+    if (!engine->linger_source &&
+        sd_event_add_time_relative(engine->event, &engine->linger_source, CLOCK_MONOTONIC,
+                                   ENGINE_LINGER_NS / 1000, 1, on_linger, engine) < 0)
+        engine->stopping = true;
+}

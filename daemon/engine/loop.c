@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The main loop.
+ *
+ *   while something is found:  take in -> (negotiate) -> fuse and dispatch -> complete -> ring; no
+ * system call every millisecond:         sockets, processes, timers (sd-event, without waiting)
+ *   nothing to take in:        do a piece of a large op, if there is one
+ *   nothing at all:            pause 64 times, then yield until 100 us have passed, then arm the
+ * bell and sleep
+ *
+ * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
+ * the same epoll. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+#include "shm/bell.h"
+
+#include <sched.h>
+
+#define PAUSES         64
+#define EVENTS_AT_ONCE 16
+#define OWED_US        1000 /* how often to look whether a slow reader has made room */
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static bool drain_active(struct engine *engine)
+{
+    uint32_t words = ((uint32_t)engine->start.size + 63) / 64;
+    bool found = false;
+
+    for (uint32_t word = 0; word < words; word++) {
+        uint64_t bits = hvi_bell_take(engine->bell, word);
+        while (bits != 0) {
+            uint32_t rank = word * 64 + (uint32_t)__builtin_ctzll(bits);
+            bits &= bits - 1;
+            if (rank < (uint32_t)engine->start.size && engine->ranks[rank].session)
+                found = engine_intake_drain(engine->ranks[rank].session) || found;
+        }
+    }
+    return found;
+}
+
+static void end_doomed(struct engine *engine)
+{
+    engine->doomed = false;
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        struct engine_session *session = engine->ranks[rank].session;
+        if (session && session->doom)
+            engine_session_violation(session, session->doom);
+    }
+}
+
+/* One way through the stages. True when there was something to do. */
+static bool pass(struct engine *engine)
+{
+    bool found = drain_active(engine);
+
+    if (engine->ready_count > 0)
+        engine_dispatch_ready(engine);
+    found = engine_dispatch_reap(engine) || found;
+    if (engine->owed > 0)
+        engine_complete_owed(engine);
+    if (engine->doomed)
+        end_doomed(engine);
+    engine_complete_ring(engine);
+    if (engine->gone)
+        engine_sessions_reap(engine);
+    return found;
+}
+
+static void look_at_events(struct engine *engine, uint64_t now_ns)
+{
+    if (now_ns - engine->event_ns < ENGINE_EVENT_NS)
+        return;
+    engine->event_ns = now_ns;
+    for (int i = 0; i < EVENTS_AT_ONCE && sd_event_run(engine->event, 0) > 0; i++) {
+    }
+}
+
+static void block(struct engine *engine)
+{
+    if (!hvi_bell_arm(engine->bell))
+        return;
+    sd_event_run(engine->event, engine->owed > 0 ? OWED_US : UINT64_MAX);
+    hvi_bell_disarm(engine->bell);
+    engine->event_ns = hvi_clock_ns();
+}
+
+void engine_loop_run(struct engine *engine)
+{
+    uint32_t idle_passes = 0;
+    uint64_t idle_ns = 0;
+
+    while (!engine->stopping) {
+        if (pass(engine) || engine->ready_count > 0) {
+            idle_passes = 0;
+            look_at_events(engine, engine->now_ns);
+            continue;
+        }
+        if (engine_dispatch_help(engine)) {
+            idle_passes = 0;
+            look_at_events(engine, hvi_clock_ns());
+            continue;
+        }
+        if (++idle_passes < PAUSES) {
+            cpu_relax();
+            continue;
+        }
+        uint64_t now_ns = hvi_clock_ns();
+        if (idle_passes == PAUSES)
+            idle_ns = now_ns;
+        look_at_events(engine, now_ns);
+        if (now_ns - idle_ns < ENGINE_SPIN_NS)
+            sched_yield();
+        else
+            block(engine);
+    }
+}

@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Negotiate: where the ranks' submissions of one tensor meet.
+ *
+ * There is no timer and no round: the part that comes last makes the op ready, whoever brings it
+ * and in whatever order the ranks submit. Before anything moves, the parts are compared; a
+ * disagreement fails the op on every rank with one sentence that says who said what, and nothing
+ * else is touched. After a rank is lost or has left, no op can become complete any more: what waits
+ * fails (engine_negotiate_fail_all), and intake fails what comes.
+ *
+ * Ops that wait (for ranks, or for the outputs of an allgather) stand in one list, oldest first:
+ * the stall table. */
+#include "base/assert.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/host_reduce.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- an op's life ---- */
+
+static const char *const state_texts[] = {"waiting", "sizing", "ready", "executing"};
+
+void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause)
+{
+    HVI_LOG(HVI_LOG_TRACE, "negotiate", "op-state", cause, "%s -> %s", state_texts[op->state],
+            state_texts[state]);
+    op->state = state;
+}
+
+static struct engine_op *op_alloc(const struct engine *engine)
+{
+    size_t size = (size_t)engine->start.size;
+    struct engine_op *op = calloc(1, sizeof *op + size * (sizeof(void *) * 3 + sizeof(uint64_t)));
+
+    if (!op)
+        return NULL;
+    op->parts = (struct engine_part **)(void *)(op + 1);
+    op->work.in = (const void **)(void *)(op->parts + size);
+    op->work.out = (void **)(void *)(op->work.in + size);
+    op->work.sizes = (const uint64_t *)(void *)(op->work.out + size);
+    return op;
+}
+
+static struct engine_op *op_new(struct engine *engine, struct engine_tensor *tensor)
+{
+    struct engine_op *op = engine->free_ops;
+
+    if (op)
+        engine->free_ops = op->next;
+    else
+        op = op_alloc(engine);
+    if (!op)
+        return NULL;
+    memset(op->parts, 0, (size_t)engine->start.size * sizeof *op->parts);
+    op->tensor = tensor;
+    op->state = ENGINE_OP_WAITING;
+    op->parts_present = 0;
+    op->outputs_missing = 0;
+    op->first_ns = engine->now_ns;
+    op->warn_ns = engine->now_ns + engine->stall_warn_ns;
+    op->rows = 0;
+    op->next = NULL;
+    op->prev = engine->waiting_last;
+    if (op->prev)
+        op->prev->next = op;
+    else
+        engine->waiting_first = op;
+    engine->waiting_last = op;
+    tensor->waiting = op;
+    engine_stall_arm(engine);
+    return op;
+}
+
+static void unlink_waiting(struct engine *engine, struct engine_op *op)
+{
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        engine->waiting_first = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    else
+        engine->waiting_last = op->prev;
+    op->next = NULL;
+    op->prev = NULL;
+}
+
+static void count_op(struct engine *engine, const struct engine_op *op)
+{
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        engine->ranks[rank].ops++;
+        engine->ranks[rank].bytes += op->parts[rank]->in_bytes;
+    }
+}
+
+void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
+                      int32_t culprit)
+{
+    if (op->state == ENGINE_OP_WAITING || op->state == ENGINE_OP_SIZING)
+        unlink_waiting(engine, op);
+    if (op->state == ENGINE_OP_WAITING)
+        op->tensor->waiting = NULL;
+    if (status == HVI_OK)
+        count_op(engine, op);
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        struct engine_part *part = op->parts[rank];
+        if (part)
+            engine_complete_part(part, status, text, culprit, status == HVI_OK ? op->work.bytes : 0,
+                                 status == HVI_OK ? op->rows : 0);
+    }
+    op->tensor = NULL;
+    op->next = engine->free_ops;
+    engine->free_ops = op;
+}
+
+void engine_negotiate_fail_all(struct engine *engine, int status, const char *text, int32_t culprit)
+{
+    while (engine->waiting_first)
+        engine_op_finish(engine, engine->waiting_first, status, text, culprit);
+}
+
+/* ---- do the ranks agree? ---- */
+
+static bool same_kind(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    return a->kind == b->kind;
+}
+
+static bool same_dtype(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    return a->dtype == b->dtype;
+}
+
+/* An allgather's first dimension is each rank's own. */
+static bool same_shape(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    uint32_t from = a->kind == HVI_KIND_ALLGATHER ? 1 : 0;
+
+    if (a->ndim != b->ndim)
+        return false;
+    for (uint32_t i = from; i < a->ndim; i++) {
+        if (a->dims[i] != b->dims[i])
+            return false;
+    }
+    return true;
+}
+
+static bool same_reduce(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    return a->kind != HVI_KIND_ALLREDUCE || a->reduce_op == b->reduce_op;
+}
+
+static bool same_root(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    return a->kind != HVI_KIND_BROADCAST || a->root == b->root;
+}
+
+static bool same_scales(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    return a->kind != HVI_KIND_ALLREDUCE ||
+           (memcmp(&a->prescale, &b->prescale, sizeof a->prescale) == 0 &&
+            memcmp(&a->postscale, &b->postscale, sizeof a->postscale) == 0);
+}
+
+static bool same_memory(const struct hvi_submission *a, const struct hvi_submission *b)
+{
+    return a->memory_kind == b->memory_kind;
+}
+
+static void say_kind(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", hvi_kind_text(copy->kind));
+}
+
+static void say_dtype(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", hvi_dtype_text(copy->dtype));
+}
+
+static void say_shape(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    size_t used = 1;
+
+    snprintf(text_p, size, "[");
+    for (uint32_t i = 0; i < copy->ndim && used < size; i++)
+        used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId64, i > 0 ? ", " : "",
+                                 copy->dims[i]);
+    if (used < size)
+        snprintf(text_p + used, size - used, "]");
+}
+
+static void say_reduce(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", hvi_reduce_text(copy->reduce_op));
+}
+
+static void say_root(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%d", copy->root);
+}
+
+static void say_scales(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "prescale %.17g postscale %.17g", copy->prescale, copy->postscale);
+}
+
+static void say_memory(const struct hvi_submission *copy, char *text_p, size_t size)
+{
+    if (copy->memory_kind == ENGINE_MEMORY_HOST)
+        snprintf(text_p, size, "host");
+    else
+        snprintf(text_p, size, "kind %u", copy->memory_kind);
+}
+
+/* In the order of precedence: what stands further up makes what stands below meaningless. Shapes of
+ * a barrier and dtypes of a barrier are not compared because its parts have none. */
+static const struct aspect {
+    const char *name;
+    bool barrier_too;
+    bool (*same)(const struct hvi_submission *a, const struct hvi_submission *b);
+    void (*say)(const struct hvi_submission *copy, char *text_p, size_t size);
+} aspects[] = {
+    {"kind", true, same_kind, say_kind},
+    {"dtype", false, same_dtype, say_dtype},
+    {"shape", false, same_shape, say_shape},
+    {"reduce op", false, same_reduce, say_reduce},
+    {"root", false, same_root, say_root},
+    {"scale factors", false, same_scales, say_scales},
+    {"memory kind", false, same_memory, say_memory},
+};
+#define ASPECTS (sizeof aspects / sizeof aspects[0])
+
+static const struct aspect *first_difference(const struct hvi_submission *a,
+                                             const struct hvi_submission *b)
+{
+    for (size_t i = 0; i < ASPECTS; i++) {
+        if (!aspects[i].barrier_too && a->kind == HVI_KIND_BARRIER)
+            continue;
+        if (!aspects[i].same(a, b))
+            return &aspects[i];
+    }
+    return NULL;
+}
+
+struct sentence {
+    char *text;
+    size_t size, used;
+};
+
+static void __attribute__((format(printf, 2, 3)))
+append(struct sentence *sentence, const char *format, ...)
+{
+    va_list arguments;
+
+    if (sentence->used >= sentence->size)
+        return;
+    va_start(arguments, format);
+    int length = vsnprintf(sentence->text + sentence->used, sentence->size - sentence->used, format,
+                           arguments);
+    va_end(arguments);
+    sentence->used += length > 0 ? (size_t)length : 0;
+}
+
+/* "ranks 0,1,3", and from 17 ranks on "ranks 0-15,18". */
+static void append_group(struct sentence *sentence, struct engine_part *const *parts,
+                         uint32_t ranks, const struct aspect *aspect, uint32_t leader)
+{
+    uint32_t members = 0, said = 0;
+
+    for (uint32_t rank = leader; rank < ranks; rank++)
+        members += aspect->same(&parts[leader]->copy, &parts[rank]->copy);
+    append(sentence, members == 1 ? "rank " : "ranks ");
+    for (uint32_t rank = leader; rank < ranks; rank++) {
+        uint32_t last = rank;
+        if (!aspect->same(&parts[leader]->copy, &parts[rank]->copy))
+            continue;
+        append(sentence, "%s%u", said++ > 0 ? "," : "", rank);
+        while (members > 16 && last + 1 < ranks &&
+               aspect->same(&parts[leader]->copy, &parts[last + 1]->copy))
+            last++;
+        if (last > rank)
+            append(sentence, "-%u", last);
+        rank = last;
+    }
+}
+
+static bool leads_group(struct engine_part *const *parts, uint32_t rank,
+                        const struct aspect *aspect)
+{
+    for (uint32_t before = 0; before < rank; before++) {
+        if (aspect->same(&parts[before]->copy, &parts[rank]->copy))
+            return false;
+    }
+    return true;
+}
+
+static void describe_difference(struct engine_part *const *parts, uint32_t ranks,
+                                const struct engine_tensor *tensor, const struct aspect *aspect,
+                                char *text_p, size_t text_size)
+{
+    struct sentence sentence = {.text = text_p, .size = text_size};
+    char said[256], label[ENGINE_LABEL];
+    uint32_t groups = 0;
+
+    engine_tensor_label(tensor, label);
+    append(&sentence, "%s '%s': ranks disagree on %s: ",
+           aspect == aspects ? "op" : hvi_kind_text(parts[0]->copy.kind), label, aspect->name);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        if (!leads_group(parts, rank, aspect))
+            continue;
+        aspect->say(&parts[rank]->copy, said, sizeof said);
+        append(&sentence, "%s", groups++ > 0 ? "; " : "");
+        append_group(&sentence, parts, ranks, aspect, rank);
+        append(&sentence, " said %s", said);
+    }
+}
+
+static bool gather_overlaps(const struct engine_part *part, uint32_t ranks)
+{
+    const struct hvi_submission *copy = &part->copy;
+
+    if (copy->kind != HVI_KIND_ALLGATHER || !part->in || part->in != part->out)
+        return false;
+    if (ranks == 1 && copy->in_offset == copy->out_offset)
+        return false;
+    return copy->in_offset < copy->out_offset + copy->out_capacity &&
+           copy->out_offset < copy->in_offset + part->in_bytes;
+}
+
+int engine_negotiate_check(struct engine_part *const *parts, uint32_t ranks,
+                           const struct engine_tensor *tensor, char *text_p, size_t text_size)
+{
+    const struct hvi_submission *first = &parts[0]->copy;
+    const struct aspect *worst = NULL;
+    char why[128], label[ENGINE_LABEL];
+
+    for (uint32_t rank = 1; rank < ranks; rank++) {
+        const struct aspect *aspect = first_difference(first, &parts[rank]->copy);
+        if (aspect && (!worst || aspect < worst))
+            worst = aspect;
+    }
+    if (worst) {
+        describe_difference(parts, ranks, tensor, worst, text_p, text_size);
+        return HVI_ERR_MISMATCH;
+    }
+    if (first->kind == HVI_KIND_ALLREDUCE &&
+        engine_reduce_check(first->dtype, first->reduce_op, first->prescale, first->postscale, why,
+                            sizeof why) != HVI_OK) {
+        engine_tensor_label(tensor, label);
+        snprintf(text_p, text_size, "allreduce '%s': %s", label, why);
+        return HVI_ERR_UNSUPPORTED;
+    }
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        if (!gather_overlaps(parts[rank], ranks))
+            continue;
+        engine_tensor_label(tensor, label);
+        snprintf(text_p, text_size, "allgather '%s': rank %u's input lies inside its output", label,
+                 rank);
+        return HVI_ERR_INVALID;
+    }
+    return HVI_OK;
+}
+
+/* ---- from waiting to ready ---- */
+
+static void fail(struct engine *engine, struct engine_op *op, int status, const char *text,
+                 int32_t culprit)
+{
+    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", engine->start.job,
+            hvi_status_name(status));
+    engine_op_finish(engine, op, status, text, culprit);
+}
+
+static const void *address_of(const struct engine_region *region, uint64_t offset)
+{
+    return region ? (const char *)region->map.base + offset : NULL;
+}
+
+static void make_ready(struct engine *engine, struct engine_op *op)
+{
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        const struct engine_part *part = op->parts[rank];
+        op->work.in[rank] = address_of(part->in, part->copy.in_offset);
+        op->work.out[rank] = (void *)(uintptr_t)address_of(part->out, part->copy.out_offset);
+    }
+    unlink_waiting(engine, op);
+    engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
+    HVI_ASSERT(engine->ready_count < HVI_CQ_SLOTS);
+    engine->ready[engine->ready_count++] = op;
+}
+
+static bool output_fits(struct engine *engine, struct engine_op *op, const struct engine_part *part)
+{
+    char label[ENGINE_LABEL], text[HVI_TEXT_MAX + 1];
+    int32_t rank = part->session->rank;
+
+    if (part->copy.out_capacity >= op->work.bytes)
+        return true;
+    engine_tensor_label(op->tensor, label);
+    snprintf(text, sizeof text,
+             "allgather '%s': the output of rank %d has room for %" PRIu64
+             " bytes, the result has %" PRIu64,
+             label, rank, part->copy.out_capacity, op->work.bytes);
+    fail(engine, op, HVI_ERR_TOO_SMALL, text, rank);
+    return false;
+}
+
+/* Rows and bytes of the result. */
+static bool sum_gather(struct engine *engine, struct engine_op *op)
+{
+    uint64_t *sizes = (uint64_t *)(uintptr_t)op->work.sizes;
+
+    op->work.bytes = 0;
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        const struct engine_part *part = op->parts[rank];
+        int64_t rows = part->copy.ndim > 0 ? part->copy.dims[0] : 1;
+        sizes[rank] = part->in_bytes;
+        if (__builtin_add_overflow(op->rows, rows, &op->rows) ||
+            __builtin_add_overflow(op->work.bytes, part->in_bytes, &op->work.bytes))
+            return false;
+    }
+    return true;
+}
+
+/* Ranks that gave no output are asked for one, now that the size is known. */
+static void gather_ready(struct engine *engine, struct engine_op *op)
+{
+    if (!sum_gather(engine, op)) {
+        fail(engine, op, HVI_ERR_INVALID, "allgather: the size of the result overflows", -1);
+        return;
+    }
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        struct engine_part *part = op->parts[rank];
+        if (part->copy.out_region != HVI_REGION_NONE && !output_fits(engine, op, part))
+            return;
+    }
+    engine_op_set_state(op, ENGINE_OP_SIZING, "an allgather's size is known");
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        struct engine_part *part = op->parts[rank];
+        if (part->copy.out_region != HVI_REGION_NONE)
+            continue;
+        op->outputs_missing++;
+        part->output_asked = true;
+        engine_complete_sized(part, op->work.bytes, op->rows);
+    }
+    if (op->outputs_missing == 0)
+        make_ready(engine, op);
+}
+
+static void count_lag(struct engine *engine, const struct engine_op *op)
+{
+    uint64_t first_ns = UINT64_MAX;
+
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        if (op->parts[rank]->arrived_ns < first_ns)
+            first_ns = op->parts[rank]->arrived_ns;
+    }
+    for (int32_t i = 0; i < engine->start.size; i++) {
+        struct engine_rank *rank = &engine->ranks[i];
+        uint64_t lag_ns = op->parts[i]->arrived_ns - first_ns;
+        rank->lag_sum_ns += lag_ns;
+        rank->lag_count++;
+        if (lag_ns > rank->lag_max_ns)
+            rank->lag_max_ns = lag_ns;
+    }
+}
+
+static void everybody_here(struct engine *engine, struct engine_op *op)
+{
+    const struct hvi_submission *copy = &op->parts[0]->copy;
+    char text[HVI_TEXT_MAX + 1];
+
+    count_lag(engine, op);
+    int status = engine_negotiate_check(op->parts, (uint32_t)engine->start.size, op->tensor, text,
+                                        sizeof text);
+    if (status != HVI_OK) {
+        fail(engine, op, status, text, -1);
+        return;
+    }
+    op->tensor->waiting = NULL;
+    op->work.kind = copy->kind;
+    op->work.dtype = copy->dtype;
+    op->work.reduce_op = copy->reduce_op;
+    op->work.memory_kind = copy->kind == HVI_KIND_BARRIER ? ENGINE_MEMORY_HOST : copy->memory_kind;
+    op->work.ranks = (uint32_t)engine->start.size;
+    op->work.root = copy->root;
+    op->work.prescale = copy->prescale;
+    op->work.postscale = copy->postscale;
+    op->work.count = copy->count;
+    op->work.bytes = op->parts[0]->in_bytes;
+    if (copy->kind == HVI_KIND_ALLGATHER)
+        gather_ready(engine, op);
+    else
+        make_ready(engine, op);
+}
+
+int engine_negotiate_submit(struct engine *engine, struct engine_part *part)
+{
+    int32_t rank = part->session->rank;
+    struct engine_op *op = part->tensor->waiting;
+
+    if (!op)
+        op = op_new(engine, part->tensor);
+    if (!op)
+        return HVI_ERR_NO_MEMORY;
+    if (op->parts[rank])
+        return HVI_ERR_PROTOCOL;
+    op->parts[rank] = part;
+    part->op = op;
+    if (++op->parts_present == (uint32_t)engine->start.size)
+        everybody_here(engine, op);
+    return HVI_OK;
+}
+
+void engine_negotiate_output(struct engine *engine, struct engine_part *part)
+{
+    struct engine_op *op = part->op;
+
+    HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
+    if (!output_fits(engine, op, part))
+        return;
+    if (--op->outputs_missing == 0)
+        make_ready(engine, op);
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/engine/region.h"
+
+#include "base/status.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+static uint32_t bucket_of(uint32_t id)
+{
+    return id % ENGINE_REGION_BUCKETS;
+}
+
+void engine_regions_init(struct engine_regions *regions, void *inline_base)
+{
+    *regions = (struct engine_regions){0};
+    regions->inline_area.id = HVI_REGION_INLINE;
+    regions->inline_area.map =
+        (struct hvi_region){.base = inline_base, .bytes = HVI_INLINE_BYTES, .fd = -1};
+}
+
+static void free_region(struct engine_region *region)
+{
+    hvi_region_fini(&region->map);
+    free(region);
+}
+
+void engine_regions_fini(struct engine_regions *regions)
+{
+    for (uint32_t i = 0; i < ENGINE_REGION_BUCKETS; i++) {
+        struct engine_region *next;
+        for (struct engine_region *region = regions->buckets[i]; region; region = next) {
+            next = region->next;
+            free_region(region);
+        }
+        regions->buckets[i] = NULL;
+    }
+    regions->count = 0;
+    regions->bytes = 0;
+}
+
+struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id)
+{
+    struct engine_region *region;
+
+    if (id == HVI_REGION_INLINE)
+        return (struct engine_region *)&regions->inline_area;
+    for (region = regions->buckets[bucket_of(id)]; region; region = region->next) {
+        if (region->id == id)
+            return region;
+    }
+    return NULL;
+}
+
+int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes)
+{
+    struct engine_region *region = calloc(1, sizeof *region);
+    if (!region)
+        return HVI_ERR_NO_MEMORY;
+    int status = hvi_region_map_foreign(fd, bytes, &region->map);
+    if (status != HVI_OK) {
+        free(region);
+        return status;
+    }
+    /* The mapping and the seals are what counts; descriptors are scarce. */
+    hvi_region_close_fd(&region->map);
+    /* Page tables now, not in the middle of the first reduction. An older kernel does it then. */
+    (void)madvise(region->map.base, region->map.bytes, MADV_POPULATE_WRITE);
+    region->id = id;
+    region->next = regions->buckets[bucket_of(id)];
+    regions->buckets[bucket_of(id)] = region;
+    regions->count++;
+    regions->bytes += region->map.bytes;
+    return HVI_OK;
+}
+
+int engine_regions_remove(struct engine_regions *regions, uint32_t id)
+{
+    struct engine_region **link = &regions->buckets[bucket_of(id)];
+
+    while (*link && (*link)->id != id)
+        link = &(*link)->next;
+    struct engine_region *region = *link;
+    if (!region || id == HVI_REGION_INLINE)
+        return HVI_ERR_NOT_FOUND;
+    if (region->users > 0)
+        return HVI_ERR_BUSY;
+    *link = region->next;
+    regions->count--;
+    regions->bytes -= region->map.bytes;
+    free_region(region);
+    return HVI_OK;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * engine_regions: the memory one session has registered, by region id. Engine thread. */
+#ifndef ENGINE_REGION_H
+#define ENGINE_REGION_H
+
+#include "shm/abi.h"
+#include "shm/region.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ENGINE_REGION_BUCKETS 256u /* clients count their regions up, so chains are short */
+
+struct engine_region {
+    struct engine_region *next; /* in the bucket */
+    struct hvi_region map;      /* .fd is closed; region 0: not owned */
+    uint32_t id;
+    uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
+};
+
+struct engine_regions {
+    struct engine_region inline_area; /* id 0 */
+    struct engine_region *buckets[ENGINE_REGION_BUCKETS];
+    uint32_t count;
+    uint64_t bytes;
+};
+
+/* Empty but for region 0. `base` stays the caller's. */
+void engine_regions_init(struct engine_regions *regions, void *inline_base);
+/* Unmaps everything. */
+void engine_regions_fini(struct engine_regions *regions);
+/* NULL when there is no such region. */
+struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id);
+/* Maps `fd`, which it owns on success, and readies the pages: blocks for some microseconds per MiB.
+ * `id` must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed memfd of this size), HVI_ERR_NO_MEMORY.
+ */
+int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes);
+/* HVI_OK, HVI_ERR_NOT_FOUND (also region 0), HVI_ERR_BUSY. */
+int engine_regions_remove(struct engine_regions *regions, uint32_t id);
+
+#endif
