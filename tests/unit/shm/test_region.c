@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Regions: what we make holds its promises, what others make is checked, and failure leaves nothing
+ * behind. */
+#include "shm/region.h"
+
+#include "base/status.h"
+#include "shm/abi.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/shm/hvt_link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+static struct hvi_region make(uint64_t bytes)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    ck_assert_int_eq(hvi_region_create("hvt", bytes, &region), HVI_OK);
+    return region;
+}
+
+/* A memfd as a client might send it. */
+static int memfd(uint64_t bytes, unsigned flags, int seals)
+{
+    int fd = memfd_create("hvt-foreign", MFD_CLOEXEC | flags);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    if (seals != 0)
+        ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+/* The descriptor is refused and still ours. */
+static void refuse(int fd, uint64_t bytes)
+{
+    struct hvi_region region = {.base = &region, .bytes = 77, .fd = 66};
+    int before = hvt_count_fds();
+    ck_assert_int_eq(hvi_region_map_foreign(fd, bytes, &region), HVI_ERR_PROTOCOL);
+    ck_assert_msg(region.base == &region && region.bytes == 77 && region.fd == 66,
+                  "the output was set on failure");
+    ck_assert_int_eq(hvt_count_fds(), before);
+}
+
+START_TEST(a_region_is_rounded_up_zeroed_and_writable)
+{
+    struct hvi_region region = make(5000);
+    ck_assert_uint_eq(region.bytes, 8192);
+    unsigned char *bytes = region.base;
+    for (uint64_t i = 0; i < region.bytes; i++)
+        ck_assert_uint_eq(bytes[i], 0);
+    memset(bytes, 0xa5, region.bytes);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(a_region_is_sealed_reserved_and_closed_on_exec)
+{
+    struct hvi_region region = make(3 * 4096);
+    struct stat info;
+    ck_assert_int_eq(fcntl(region.fd, F_GET_SEALS) & SEALS, SEALS);
+    ck_assert_int_eq(fcntl(region.fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+    ck_assert_int_eq(fstat(region.fd, &info), 0);
+    ck_assert_int_eq(info.st_size, 3 * 4096);
+    ck_assert_msg(info.st_blocks * 512 >= info.st_size, "the pages are not reserved");
+    ck_assert_int_eq(ftruncate(region.fd, 0), -1);
+    ck_assert_int_eq(errno, EPERM);
+    ck_assert_int_eq(ftruncate(region.fd, 1 << 20), -1);
+    ck_assert_int_eq(errno, EPERM);
+    ck_assert_int_eq(fcntl(region.fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(the_label_shows_in_the_maps)
+{
+    struct hvi_region region = make(4096);
+    FILE *maps = fopen("/proc/self/maps", "r");
+    ck_assert_ptr_nonnull(maps);
+    char line[512];
+    int found = 0;
+    while (fgets(line, sizeof(line), maps) != NULL)
+        found += strstr(line, "/memfd:hvt ") != NULL;
+    fclose(maps);
+    ck_assert_int_eq(found, 1);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(a_mapping_outlives_its_descriptor)
+{
+    int before = hvt_count_fds();
+    struct hvi_region region = make(4096);
+    ck_assert_int_eq(hvt_count_fds(), before + 1);
+    hvi_region_close_fd(&region);
+    ck_assert_int_eq(region.fd, -1);
+    ck_assert_int_eq(hvt_count_fds(), before);
+    *(volatile char *)region.base = 1;
+    hvi_region_close_fd(&region);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(finishing_twice_or_never_begun_is_harmless)
+{
+    struct hvi_region region = make(4096);
+    hvi_region_fini(&region);
+    ck_assert_ptr_null(region.base);
+    hvi_region_fini(&region);
+    struct hvi_region fresh = HVI_REGION_INIT;
+    hvi_region_fini(&fresh);
+    struct hvi_region zeroed;
+    memset(&zeroed, 0, sizeof(zeroed));
+    hvi_region_fini(&zeroed);
+    ck_assert_msg(fcntl(0, F_GETFD) >= 0, "a zeroed region does not own descriptor 0");
+}
+END_TEST
+
+START_TEST(both_ends_see_the_same_bytes)
+{
+    struct hvi_region ours = make(3 << 20);
+    struct hvi_region theirs = HVI_REGION_INIT;
+    int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
+    ck_assert_int_eq(hvi_region_map_foreign(copy, 3 << 20, &theirs), HVI_OK);
+    ck_assert_int_eq(theirs.fd, copy);
+    ck_assert_uint_eq(theirs.bytes, 3 << 20);
+    ((volatile char *)ours.base)[(3 << 20) - 1] = 42;
+    ck_assert_int_eq(((volatile char *)theirs.base)[(3 << 20) - 1], 42);
+    hvi_region_fini(&theirs);
+    hvi_region_fini(&ours);
+}
+END_TEST
+
+/* --- foreign descriptors --- */
+
+START_TEST(every_missing_seal_is_refused)
+{
+    for (int missing = 0; missing < 7; missing++) {
+        /* Bits 0..2 of `missing` choose which of the three seals are there; 7 would be all. */
+        int seals = (missing & 1 ? F_SEAL_SHRINK : 0) | (missing & 2 ? F_SEAL_GROW : 0) |
+                    (missing & 4 ? F_SEAL_SEAL : 0);
+        int fd = memfd(8192, MFD_ALLOW_SEALING, seals);
+        refuse(fd, 8192);
+        close(fd);
+    }
+    int fd = memfd(8192, 0, 0); /* F_SEAL_SEAL alone, from birth */
+    refuse(fd, 8192);
+    close(fd);
+}
+END_TEST
+
+START_TEST(a_wrong_size_is_refused)
+{
+    int fd = memfd(8192, MFD_ALLOW_SEALING, SEALS);
+    const uint64_t lies[] = {
+        0, 1, 4096, 8191, 8193, 12288, UINT64_C(1) << 40, UINT64_MAX, UINT64_MAX - 4095};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++)
+        refuse(fd, lies[i]);
+    struct hvi_region region;
+    ck_assert_int_eq(hvi_region_map_foreign(fd, 8192, &region), HVI_OK);
+    hvi_region_fini(&region);
+    fd = memfd(8193, MFD_ALLOW_SEALING, SEALS); /* not whole pages */
+    refuse(fd, 8193);
+    close(fd);
+    fd = memfd(0, MFD_ALLOW_SEALING, SEALS);
+    refuse(fd, 0);
+    close(fd);
+}
+END_TEST
+
+START_TEST(what_is_not_a_memfd_is_refused)
+{
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    refuse(ends[0], 4096);
+    refuse(ends[1], 4096);
+    FILE *file = tmpfile();
+    ck_assert_int_eq(ftruncate(fileno(file), 4096), 0);
+    refuse(fileno(file), 4096);
+    int zero = open("/dev/zero", O_RDWR | O_CLOEXEC);
+    refuse(zero, 4096);
+    int dir = open("/", O_RDONLY | O_CLOEXEC);
+    refuse(dir, 4096);
+    refuse(-1, 4096);
+    refuse(9999, 4096);
+    close(ends[0]);
+    close(ends[1]);
+    fclose(file);
+    close(zero);
+    close(dir);
+}
+END_TEST
+
+START_TEST(a_memfd_that_may_not_be_written_is_refused)
+{
+    int fd = memfd(4096, MFD_ALLOW_SEALING, SEALS | F_SEAL_WRITE);
+    refuse(fd, 4096);
+    close(fd);
+    fd = memfd(4096, MFD_ALLOW_SEALING, SEALS);
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int reader = open(path, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_ge(reader, 0);
+    refuse(reader, 4096);
+    close(reader);
+    close(fd);
+}
+END_TEST
+
+START_TEST(a_huge_page_memfd_is_refused)
+{
+    int fd = memfd_create("hvt-huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0)
+        return; /* the kernel has none */
+    ck_assert_int_eq(ftruncate(fd, 2 << 20), 0);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, SEALS), 0);
+    refuse(fd, 2 << 20);
+    close(fd);
+}
+END_TEST
+
+/* --- failing to make one --- */
+
+static void fail_to_create(uint64_t bytes, int status)
+{
+    struct hvi_region region = {.base = &region, .bytes = 77, .fd = 66};
+    int before = hvt_count_fds();
+    ck_assert_int_eq(hvi_region_create("hvt", bytes, &region), status);
+    ck_assert_msg(region.base == &region && region.bytes == 77 && region.fd == 66,
+                  "the output was set on failure");
+    ck_assert_int_eq(hvt_count_fds(), before);
+}
+
+START_TEST(absurd_sizes_are_invalid)
+{
+    fail_to_create(0, HVI_ERR_INVALID);
+    fail_to_create(UINT64_MAX, HVI_ERR_INVALID);
+    fail_to_create(UINT64_MAX - 4095, HVI_ERR_INVALID);
+    fail_to_create(UINT64_C(1) << 63, HVI_ERR_INVALID);
+    fail_to_create(UINT64_C(1) << 47, HVI_ERR_INVALID);
+}
+END_TEST
+
+START_TEST(more_than_the_machine_has_is_out_of_memory_at_once)
+{
+    uint64_t deadline_ns = hvi_deadline_after((int64_t)HVI_NS_SEC);
+    fail_to_create(UINT64_C(1) << 45, HVI_ERR_NO_MEMORY);
+    uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    fail_to_create(2 * total, HVI_ERR_NO_MEMORY);
+    ck_assert(!hvi_deadline_passed(deadline_ns));
+}
+END_TEST
+
+START_TEST(no_free_descriptor_is_a_limit)
+{
+    int before = hvt_count_fds();
+    int lowest = dup(0);
+    close(lowest);
+    struct rlimit old, limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    limit = old;
+    limit.rlim_cur = (rlim_t)lowest;
+    struct hvi_region region = HVI_REGION_INIT;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int status = hvi_region_create("hvt", 4096, &region);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+    ck_assert_int_eq(status, HVI_ERR_LIMIT);
+    ck_assert_int_eq(region.fd, -1);
+    ck_assert_int_eq(hvt_count_fds(), before);
+}
+END_TEST
+
+START_TEST(a_file_size_limit_is_a_limit_and_not_a_signal)
+{
+    struct rlimit limit = {.rlim_cur = 65536, .rlim_max = RLIM_INFINITY};
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    fail_to_create(65537, HVI_ERR_LIMIT);
+    struct hvi_region region = make(65536);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(no_address_space_is_out_of_memory)
+{
+#ifndef HVD_SANITIZE /* sanitizers need the address space themselves */
+    struct hvi_region ours = make(32 << 20);
+    int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
+    struct rlimit limit = {.rlim_cur = 64 << 20, .rlim_max = RLIM_INFINITY};
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+    fail_to_create(64 << 20, HVI_ERR_NO_MEMORY);
+    struct hvi_region theirs = HVI_REGION_INIT;
+    ck_assert_int_eq(hvi_region_map_foreign(copy, 32 << 20, &theirs), HVI_ERR_NO_MEMORY);
+    ck_assert_int_eq(theirs.fd, -1);
+    ck_assert_msg(fcntl(copy, F_GETFD) >= 0, "on failure the caller keeps the descriptor");
+    close(copy);
+    hvi_region_fini(&ours);
+#endif
+}
+END_TEST
+
+static void ignore_signal(int number)
+{
+    (void)number;
+}
+
+START_TEST(a_storm_of_signals_does_not_stop_a_reservation)
+{
+    struct sigaction action = {.sa_handler = ignore_signal};
+    ck_assert_int_eq(sigaction(SIGALRM, &action, NULL), 0);
+    const struct itimerval often = {{0, 1000}, {0, 1000}};
+    const struct itimerval never = {{0, 0}, {0, 0}};
+    ck_assert_int_eq(setitimer(ITIMER_REAL, &often, NULL), 0);
+    struct hvi_region region = HVI_REGION_INIT;
+    int status = hvi_region_create("hvt", 32 << 20, &region);
+    ck_assert_int_eq(setitimer(ITIMER_REAL, &never, NULL), 0);
+    ck_assert_int_eq(status, HVI_OK);
+    struct stat info;
+    ck_assert_int_eq(fstat(region.fd, &info), 0);
+    ck_assert(info.st_blocks * 512 >= info.st_size);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shm/region");
+    TCase *ours = tcase_create("ours");
+    tcase_add_test(ours, a_region_is_rounded_up_zeroed_and_writable);
+    tcase_add_test(ours, a_region_is_sealed_reserved_and_closed_on_exec);
+    tcase_add_test(ours, the_label_shows_in_the_maps);
+    tcase_add_test(ours, a_mapping_outlives_its_descriptor);
+    tcase_add_test(ours, finishing_twice_or_never_begun_is_harmless);
+    tcase_add_test(ours, both_ends_see_the_same_bytes);
+    suite_add_tcase(suite, ours);
+    TCase *foreign = tcase_create("foreign");
+    tcase_add_test(foreign, every_missing_seal_is_refused);
+    tcase_add_test(foreign, a_wrong_size_is_refused);
+    tcase_add_test(foreign, what_is_not_a_memfd_is_refused);
+    tcase_add_test(foreign, a_memfd_that_may_not_be_written_is_refused);
+    tcase_add_test(foreign, a_huge_page_memfd_is_refused);
+    suite_add_tcase(suite, foreign);
+    TCase *failing = tcase_create("failing");
+    tcase_add_test(failing, absurd_sizes_are_invalid);
+    tcase_add_test(failing, more_than_the_machine_has_is_out_of_memory_at_once);
+    tcase_add_test(failing, no_free_descriptor_is_a_limit);
+    tcase_add_test(failing, a_file_size_limit_is_a_limit_and_not_a_signal);
+    tcase_add_test(failing, no_address_space_is_out_of_memory);
+    tcase_add_test(failing, a_storm_of_signals_does_not_stop_a_reservation);
+    suite_add_tcase(suite, failing);
+    return hvt_run_suite(suite);
+}
