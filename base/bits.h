@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Checked arithmetic and alignment. The _checked functions return false on overflow and then leave the output alone. */
+ * Checked arithmetic and alignment. The _checked functions return false on overflow and then leave
+ * the output alone. */
 #ifndef HVI_BASE_BITS_H
 #define HVI_BASE_BITS_H
 

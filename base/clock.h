@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Monotonic time and deadlines, in nanoseconds. A deadline is an absolute CLOCK_MONOTONIC time; HVI_NEVER has none.
- * Any thread. */
+ * Monotonic time and deadlines, in nanoseconds. A deadline is an absolute CLOCK_MONOTONIC time;
+ * HVI_NEVER has none. Any thread. */
 #ifndef HVI_BASE_CLOCK_H
 #define HVI_BASE_CLOCK_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define HVI_NEVER   UINT64_MAX
-#define HVI_NS_MS   UINT64_C(1000000)
-#define HVI_NS_SEC  UINT64_C(1000000000)
+#define HVI_NEVER  UINT64_MAX
+#define HVI_NS_MS  UINT64_C(1000000)
+#define HVI_NS_SEC UINT64_C(1000000000)
 
 uint64_t hvi_clock_ns(void);
 /* now + delay, saturating at HVI_NEVER. A negative delay means HVI_NEVER. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A short digest of a secret that two of our own processes compare (the job key, in EngineHello after a restart of
- * hvdd). FNV-1a, 64 bits: it keeps the key itself out of messages and tables and is no protection against somebody who
- * holds the digest; only processes of the daemon's own uid ever see one. Pure function, any thread. */
+ * A short digest of a secret that two of our own processes compare (the job key, in EngineHello
+ * after a restart of hvdd). FNV-1a, 64 bits: it keeps the key itself out of messages and tables and
+ * is no protection against somebody who holds the digest; only processes of the daemon's own uid
+ * ever see one. Pure function, any thread. */
 #ifndef HVI_BASE_DIGEST_H
 #define HVI_BASE_DIGEST_H
 

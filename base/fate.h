@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How a process that is not our child ended. Linux tells this only in places: to its parent (waitid), in
- * /proc/PID/stat while it is a zombie, and since 6.15 through PIDFD_GET_INFO once it was reaped. Whoever asks tries in
- * that order, and "unknown" is a proper answer. */
+ * How a process that is not our child ended. Linux tells this only in places: to its parent
+ * (waitid), in /proc/PID/stat while it is a zombie, and since 6.15 through PIDFD_GET_INFO once it
+ * was reaped. Whoever asks tries in that order, and "unknown" is a proper answer. */
 #ifndef HVI_BASE_FATE_H
 #define HVI_BASE_FATE_H
 
@@ -29,7 +29,8 @@ struct hvi_fate hvi_fate_from_wait(int wait_status);
  * "is alive but dropped its connection". */
 void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size);
 
-/* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable, 'X' if there is no such process. */
+/* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable, 'X' if there is no such
+ * process. */
 char hvi_process_state(pid_t pid);
 /* pidfd_open(2) with close-on-exec; -1 and errno on failure. */
 int hvi_pidfd_open(pid_t pid);

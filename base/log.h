@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Logging for the daemons and tools: level, topic, stable id, sentence, then key=value pairs.
  *
- *   HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", "waiting for ranks 2,3", "job=%s tensor=%s age_ms=%lu", ...);
- *   -> 2026-11-21T10:00:00.123Z hvdd[4711] warning stall op-stalled: waiting for ranks 2,3 job=a tensor=w1 age_ms=60001
+ *   HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", "waiting for ranks 2,3",
+ *           "job=%s tensor=%s age_ms=%lu", ...);
+ *   -> 2026-11-21T10:00:00.123Z hvdd[4711] warning stall op-stalled: waiting for ranks 2,3
+ *      job=a tensor=w1 age_ms=60001                                        (one line)
  *
- * Sinks: the journal (native protocol, with HVD_TOPIC= and HVD_ID= fields) when stderr is connected to it
- * (JOURNAL_STREAM), else one write(2) per line to stderr. A failed write (full disk, closed pipe) is counted and never
- * stops the caller. libhvdclient does not use this file: it is silent and calls the user's callback.
- * Thread-safe. Never blocks on a lock held across a write. */
+ * Sinks: the journal (native protocol, with HVD_TOPIC= and HVD_ID= fields) when stderr is connected
+ * to it (JOURNAL_STREAM), else one write(2) per line to stderr. A failed write (full disk, closed
+ * pipe) is counted and never stops the caller. libhvdclient does not use this file: it is silent
+ * and calls the user's callback. Thread-safe. Never blocks on a lock held across a write. */
 #ifndef HVI_BASE_LOG_H
 #define HVI_BASE_LOG_H
 
@@ -25,21 +27,24 @@ enum hvi_log_level {
 void hvi_log_init(const char *program, enum hvi_log_level level);
 void hvi_log_set_level(enum hvi_log_level level);
 enum hvi_log_level hvi_log_level(void);
-/* "error", "warning", "info", "debug", "trace" (also "warn", "fatal", upper case); returns -1 for anything else. */
+/* "error", "warning", "info", "debug", "trace" (also "warn", "fatal", upper case); returns -1 for
+ * anything else. */
 int hvi_log_level_parse(const char *text);
 const char *hvi_log_level_text(enum hvi_log_level level);
 /* Lines that could not be written since start. */
 uint64_t hvi_log_lost(void);
 
-/* `sentence` is constant or preformatted text; `pairs` is a printf format for the key=value part, "" for none.
- * A line is cut at 4096 bytes. Control characters in arguments are escaped, so a tensor name cannot forge a line. */
-void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id, const char *sentence, const char *pairs,
-                   ...) __attribute__((format(printf, 5, 6)));
+/* `sentence` is constant or preformatted text; `pairs` is a printf format for the key=value part,
+ * "" for none. A line is cut at 4096 bytes. Control characters in arguments are escaped, so a
+ * tensor name cannot forge a line. */
+void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,
+                   const char *sentence, const char *pairs, ...)
+    __attribute__((format(printf, 5, 6)));
 
-#define HVI_LOG(level, ...)                                                                                            \
-    do {                                                                                                               \
-        if ((level) <= hvi_log_level())                                                                                \
-            hvi_log_write((level), __VA_ARGS__);                                                                       \
+#define HVI_LOG(level, ...)                                                                        \
+    do {                                                                                           \
+        if ((level) <= hvi_log_level())                                                            \
+            hvi_log_write((level), __VA_ARGS__);                                                   \
     } while (0)
 
 #endif

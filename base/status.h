@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvi_status: what went wrong, in ranges by what the error destroys (status.def). Pure functions, any thread. */
+ * hvi_status: what went wrong, in ranges by what the error destroys (status.def). Pure functions,
+ * any thread. */
 #ifndef HVI_BASE_STATUS_H
 #define HVI_BASE_STATUS_H
 
@@ -11,8 +12,8 @@ enum hvi_status {
 #undef HVI_ROW
 };
 
-/* The row's name without prefix ("ERR_RANK_LOST") and its sentence. Constant strings; "unknown status" for a number
- * that is in no row (it may come from a newer peer). */
+/* The row's name without prefix ("ERR_RANK_LOST") and its sentence. Constant strings; "unknown
+ * status" for a number that is in no row (it may come from a newer peer). */
 const char *hvi_status_name(int status);
 const char *hvi_status_text(int status);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * dtype, reduce op and op kind: the vocabulary of an op, from types.def. Pure functions, any thread. */
+ * dtype, reduce op and op kind: the vocabulary of an op, from types.def. Pure functions, any
+ * thread. */
 #ifndef HVI_BASE_TYPES_H
 #define HVI_BASE_TYPES_H
 
@@ -26,12 +27,12 @@ enum hvi_kind {
 #undef HVI_KIND
 };
 
-#define HVI_DIMS_MAX 8       /* dimensions of a tensor */
-#define HVI_NAME_MAX 1023    /* bytes of a tensor name, without the NUL */
-#define HVI_JOB_ID_MAX 127   /* bytes of a job id */
+#define HVI_DIMS_MAX    8    /* dimensions of a tensor */
+#define HVI_NAME_MAX    1023 /* bytes of a tensor name, without the NUL */
+#define HVI_JOB_ID_MAX  127  /* bytes of a job id */
 #define HVI_JOB_KEY_MAX 127  /* bytes of a job key */
-#define HVI_RANKS_MAX 1024   /* ranks of one job on one node */
-#define HVI_TEXT_MAX 1023    /* bytes of an error sentence, without the NUL */
+#define HVI_RANKS_MAX   1024 /* ranks of one job on one node */
+#define HVI_TEXT_MAX    1023 /* bytes of an error sentence, without the NUL */
 
 /* Bytes of one element; 0 for a number that is no dtype. */
 uint32_t hvi_dtype_bytes(uint32_t dtype);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One message with its descriptors over a UNIX SOCK_SEQPACKET socket. Descriptors arrive close-on-exec; a truncated
- * message or truncated descriptors are an error and whatever arrived is closed. Any thread; one per direction. */
+ * One message with its descriptors over a UNIX SOCK_SEQPACKET socket. Descriptors arrive
+ * close-on-exec; a truncated message or truncated descriptors are an error and whatever arrived is
+ * closed. Any thread; one per direction. */
 #ifndef HVI_PROTO_PACKET_H
 #define HVI_PROTO_PACKET_H
 
@@ -18,12 +19,13 @@ struct hvi_packet {
 };
 
 /* Sends; fds stay the caller's. Waits for room until `deadline_ns` (monotonic; 0: do not wait).
- * HVI_OK, HVI_ERR_TIMEOUT, HVI_ERR_CLOSED (the peer is gone), HVI_ERR_INVALID (too long), HVI_ERR_LIMIT (EMFILE and
- * friends). Never raises SIGPIPE. */
-int hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *fds, uint32_t fd_count,
-                    uint64_t deadline_ns);
-/* Receives one message. HVI_OK, HVI_ERR_TIMEOUT, HVI_ERR_CLOSED (end of file), HVI_ERR_PROTOCOL (truncated, too many
- * descriptors), HVI_ERR_LIMIT (descriptors could not be installed: out of fds). The caller owns the descriptors. */
+ * HVI_OK, HVI_ERR_TIMEOUT, HVI_ERR_CLOSED (the peer is gone), HVI_ERR_INVALID (too long),
+ * HVI_ERR_LIMIT (EMFILE and friends). Never raises SIGPIPE. */
+int hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *fds,
+                    uint32_t fd_count, uint64_t deadline_ns);
+/* Receives one message. HVI_OK, HVI_ERR_TIMEOUT, HVI_ERR_CLOSED (end of file), HVI_ERR_PROTOCOL
+ * (truncated, too many descriptors), HVI_ERR_LIMIT (descriptors could not be installed: out of
+ * fds). The caller owns the descriptors. */
 int hvi_packet_receive(int socket_fd, struct hvi_packet *packet_p, uint64_t deadline_ns);
 /* Closes the descriptors that are still in the packet. */
 void hvi_packet_close_fds(struct hvi_packet *packet);

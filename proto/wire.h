@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvi_wire: the messages of hvd.proto as plain structs. Decoding validates everything (sizes, enums, UTF-8, limits), so
- * a decoded message can be used as it is. Encoding never fails for a message that would decode; HVI_ERR_INVALID
- * otherwise. Strings are NUL-terminated and owned by the message; hvi_packet_msg_free / hvi_admin_*_free release
- * everything a decode allocated (rows, attach bytes). Any thread; nothing blocks or logs. */
+ * hvi_wire: the messages of hvd.proto as plain structs. Decoding validates everything (sizes,
+ * enums, UTF-8, limits), so a decoded message can be used as it is. Encoding never fails for a
+ * message that would decode; HVI_ERR_INVALID otherwise. Strings are NUL-terminated and owned by the
+ * message; hvi_packet_msg_free / hvi_admin_*_free release everything a decode allocated (rows,
+ * attach bytes). Any thread; nothing blocks or logs. */
 #ifndef HVI_PROTO_WIRE_H
 #define HVI_PROTO_WIRE_H
 
@@ -17,7 +18,7 @@
 #define HVI_WIRE_SETTINGS_MAX  64
 #define HVI_WIRE_SETTING_NAME  64
 #define HVI_WIRE_SETTING_VALUE 1024
-#define HVI_WIRE_SHORT_TEXT    32   /* states, op names, origins, versions */
+#define HVI_WIRE_SHORT_TEXT    32 /* states, op names, origins, versions */
 #define HVI_WIRE_PATH          256
 #define HVI_WIRE_ROWS_MAX      1024 /* rows of one kind in one message */
 #define HVI_WIRE_STALLS_MAX    128  /* stall rows in one message: each may list every rank */
@@ -29,7 +30,7 @@ struct hvi_setting {
 
 struct hvi_attach_request {
     uint32_t protocol_version, abi_version;
-    char job[HVI_JOB_ID_MAX + 1]; /* 1..127 bytes of [A-Za-z0-9._:@-]: it appears in paths, logs and tables */
+    char job[HVI_JOB_ID_MAX + 1]; /* hvi_job_id_valid */
     char job_key[HVI_JOB_KEY_MAX + 1];
     int32_t rank, size, local_rank, local_size, cross_rank, cross_size;
     char origin[HVI_WIRE_SHORT_TEXT];
@@ -114,7 +115,9 @@ struct hvi_engine_start {
 };
 struct hvi_engine_adopt {
     uint64_t session;
-    unsigned char *attach; /* allocated: an encoded Packet with an attach_request, as the client sent it */
+    /* Allocated: an encoded Packet with an attach_request, as the client sent it. At most
+     * HVI_PACKET_BYTES_MAX - 128, so that this message fits a packet itself. */
+    unsigned char *attach;
     size_t attach_bytes;
     int32_t pid;
     uint32_t uid, gid;
@@ -205,14 +208,16 @@ struct hvi_packet_msg {
     };
 };
 
-/* Encodes into `buffer`; *length_p becomes the bytes used. HVI_OK, HVI_ERR_INVALID (would not decode),
- * HVI_ERR_LIMIT (does not fit `size`). */
-int hvi_packet_msg_encode(const struct hvi_packet_msg *msg, unsigned char *buffer, size_t size, size_t *length_p);
-/* HVI_OK, HVI_ERR_PROTOCOL (with a sentence in `text_p`, which may be NULL), HVI_ERR_NO_MEMORY. On error nothing needs
- * freeing. An AttachRequest or EngineHello of a foreign version decodes (only version fields are then sure to be set)
- * so that the caller can answer HVI_ERR_VERSION with both numbers. */
-int hvi_packet_msg_decode(const unsigned char *bytes, size_t length, struct hvi_packet_msg *msg_p, char *text_p,
-                          size_t text_size);
+/* Encodes into `buffer`; *length_p becomes the bytes used. HVI_OK, HVI_ERR_INVALID (would not
+ * decode), HVI_ERR_LIMIT (does not fit `size`), HVI_ERR_NO_MEMORY. */
+int hvi_packet_msg_encode(const struct hvi_packet_msg *msg, unsigned char *buffer, size_t size,
+                          size_t *length_p);
+/* HVI_OK, HVI_ERR_PROTOCOL (with a sentence in `text_p`, which may be NULL), HVI_ERR_NO_MEMORY. On
+ * error nothing needs freeing. An AttachRequest or EngineHello of a foreign version decodes (only
+ * version fields are then sure to be set) so that the caller can answer HVI_ERR_VERSION with both
+ * numbers. */
+int hvi_packet_msg_decode(const unsigned char *bytes, size_t length, struct hvi_packet_msg *msg_p,
+                          char *text_p, size_t text_size);
 void hvi_packet_msg_free(struct hvi_packet_msg *msg);
 
 enum hvi_admin_kind {
@@ -263,15 +268,18 @@ struct hvi_admin_reply {
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */
-int hvi_admin_request_encode(const struct hvi_admin_request *request, unsigned char **bytes_p, size_t *length_p);
-int hvi_admin_request_decode(const unsigned char *bytes, size_t length, struct hvi_admin_request *request_p,
-                             char *text_p, size_t text_size);
-int hvi_admin_reply_encode(const struct hvi_admin_reply *reply, unsigned char **bytes_p, size_t *length_p);
-int hvi_admin_reply_decode(const unsigned char *bytes, size_t length, struct hvi_admin_reply *reply_p, char *text_p,
-                           size_t text_size);
+int hvi_admin_request_encode(const struct hvi_admin_request *request, unsigned char **bytes_p,
+                             size_t *length_p);
+int hvi_admin_request_decode(const unsigned char *bytes, size_t length,
+                             struct hvi_admin_request *request_p, char *text_p, size_t text_size);
+int hvi_admin_reply_encode(const struct hvi_admin_reply *reply, unsigned char **bytes_p,
+                           size_t *length_p);
+int hvi_admin_reply_decode(const unsigned char *bytes, size_t length,
+                           struct hvi_admin_reply *reply_p, char *text_p, size_t text_size);
 void hvi_admin_reply_free(struct hvi_admin_reply *reply);
 
-/* True for a job id that may appear in paths, logs and tables. */
+/* True for a job id that may appear in paths, logs and tables: 1..127 bytes of [A-Za-z0-9._:@-],
+ * and neither "." nor "..". */
 bool hvi_job_id_valid(const char *job);
 
 #endif

@@ -1,27 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The memory that a trainer and its job's engine both map. No functions; every struct, constant and offset is here.
+ * The memory that a trainer and its job's engine both map. No functions; every struct, constant and
+ * offset is here.
  *
  * Two kinds of sealed memfd are made by the engine and handed over at attach:
  *
- *   channel (one per session)                        bell (one per job, mapped by all its sessions and the engine)
+ *   channel (one per session)                        bell (one per job, mapped by its sessions and
+ *                                                    the engine)
  *   +--------------------------------------+ 0       +--------------------------------------+ 0
  *   | hvi_channel_header                   |         | hvi_bell_page                        |
  *   +--------------------------------------+ 4096    +--------------------------------------+ 4096
  *   | submission ring  HVI_SQ_SLOTS x 256  |
  *   +--------------------------------------+
- *   | completion ring  HVI_CQ_SLOTS x 64   |         Anything a tensor lives in is a region: a sealed memfd made by the
- *   +--------------------------------------+         client and registered over its socket. Region 0 is the inline
- *   | name area        HVI_NAMES_BYTES     |         area of the channel itself, so a small payload needs no other
- *   +--------------------------------------+         memory and the engine knows only one kind of operand:
- *   | text cells       HVI_TEXT_CELLS x 1K |         (region id, offset, bytes).
- *   +--------------------------------------+
+ *   | completion ring  HVI_CQ_SLOTS x 64   |  Anything a tensor lives in is a region: a sealed
+ *   +--------------------------------------+  memfd made by the client and registered over its
+ *   | name area        HVI_NAMES_BYTES     |  socket. Region 0 is the inline area of the channel
+ *   +--------------------------------------+  itself, so a small payload needs no other memory and
+ *   | text cells       HVI_TEXT_CELLS x 1K |  the engine knows only one kind of operand:
+ *   +--------------------------------------+  (region id, offset, bytes).
  *   | inline area      HVI_INLINE_BYTES    |
  *   +--------------------------------------+
  *
- * Rules: fixed-width integers and offsets only. The client writes sq_tail, submission slots, names, its inline area,
- * cq_head and the client_* words; the engine writes the rest. Each side keeps masks, sizes and offsets in private
- * memory and never reads them back from here. The engine copies a submission once, validates the copy and uses only
- * the copy. ABI changes bump HVI_ABI_VERSION; reserved bytes are zero. */
+ * Rules: fixed-width integers and offsets only. The client writes sq_tail, submission slots, names,
+ * its inline area, cq_head and the client_* words; the engine writes the rest. Each side keeps
+ * masks, sizes and offsets in private memory and never reads them back from here. The engine copies
+ * a submission once, validates the copy and uses only the copy. ABI changes bump HVI_ABI_VERSION;
+ * reserved bytes are zero. */
 #ifndef HVI_SHM_ABI_H
 #define HVI_SHM_ABI_H
 
@@ -33,30 +36,30 @@
 #define HVI_BELL_MAGIC    0x6c6c656264764868ull
 #define HVI_ABI_VERSION   1u
 
-#define HVI_CACHE_LINE   64u
-#define HVI_PAGE         4096u
-#define HVI_SQ_SLOTS     1024u             /* power of two */
-#define HVI_CQ_SLOTS     4096u             /* power of two; also the most ops one session has in flight */
-#define HVI_NAMES_BYTES  (64u * 1024u)     /* power of two; a byte ring that advances with the submission ring */
-#define HVI_TEXT_CELLS   128u              /* error sentences; cells are reused in turn */
-#define HVI_TEXT_CELL    1024u
-#define HVI_INLINE_BYTES (512u * 1024u)
-#define HVI_INLINE_CELL  512u              /* the client's allocation unit inside the inline area */
-#define HVI_TENSOR_IDS   16384u            /* tensor ids are 0 .. HVI_TENSOR_IDS-1, reused by the client */
-#define HVI_REGION_INLINE 0u               /* region id of the inline area */
-#define HVI_REGION_NONE  0xffffffffu       /* op without an operand (barrier; output not known yet) */
-#define HVI_BELL_CHANNELS 1024u            /* sessions one engine can hold */
+#define HVI_CACHE_LINE    64u
+#define HVI_PAGE          4096u
+#define HVI_SQ_SLOTS      1024u         /* power of two */
+#define HVI_CQ_SLOTS      4096u         /* power of two; the most ops one session has in flight */
+#define HVI_NAMES_BYTES   (64u * 1024u) /* power of two; a byte ring beside the submission ring */
+#define HVI_TEXT_CELLS    128u          /* error sentences; cells are reused in turn */
+#define HVI_TEXT_CELL     1024u
+#define HVI_INLINE_BYTES  (512u * 1024u)
+#define HVI_INLINE_CELL   512u        /* the client's allocation unit inside the inline area */
+#define HVI_TENSOR_IDS    16384u      /* ids are 0 .. HVI_TENSOR_IDS-1, reused by the client */
+#define HVI_REGION_INLINE 0u          /* region id of the inline area */
+#define HVI_REGION_NONE   0xffffffffu /* no operand: barrier, output not known yet */
+#define HVI_BELL_CHANNELS 1024u       /* sessions one engine can hold */
 
 /* hvi_submission.kind: HVI_KIND_* (base/types.def) or one of these. */
-#define HVI_SUBMIT_OUTPUT 64u /* answers a HVI_COMPLETE_SIZED: the output operand of the op with this cookie */
+#define HVI_SUBMIT_OUTPUT 64u /* answers HVI_COMPLETE_SIZED: where this cookie's output goes */
 
 /* hvi_submission.flags */
-#define HVI_SUBMIT_NAMED   1u /* name_offset/name_bytes define tensor_id from here on; otherwise the id is known */
-#define HVI_SUBMIT_ANON    2u /* unnamed op: matched by (kind, anon_seq); tensor_id is ignored */
+#define HVI_SUBMIT_NAMED 1u /* name_offset/_bytes define tensor_id from here on; else it is known */
+#define HVI_SUBMIT_ANON  2u /* unnamed op: matched by (kind, anon_seq); tensor_id is ignored */
 
 struct hvi_submission {
-    uint64_t seq;         /* 1, 2, 3, ... per session; a gap is a protocol error */
-    uint64_t cookie;      /* the client's op; echoed in the completion; unique among ops in flight */
+    uint64_t seq;    /* 1, 2, 3, ... per session; a gap is a protocol error */
+    uint64_t cookie; /* the client's op; echoed in the completion; unique in flight */
     uint32_t tensor_id;
     uint16_t kind;
     uint16_t flags;
@@ -70,29 +73,29 @@ struct hvi_submission {
     uint32_t name_offset; /* into the name area; the name may wrap */
     uint32_t name_bytes;  /* without NUL */
     uint32_t in_region;
-    uint32_t out_region;  /* may equal in_region with the same offset: in place */
-    uint64_t in_offset;   /* bytes */
-    uint64_t out_offset;  /* bytes */
-    uint64_t count;       /* elements of the input: the product of dims */
+    uint32_t out_region;   /* may equal in_region with the same offset: in place */
+    uint64_t in_offset;    /* bytes */
+    uint64_t out_offset;   /* bytes */
+    uint64_t count;        /* elements of the input: the product of dims */
     uint64_t out_capacity; /* bytes available at out_offset; 0 with HVI_REGION_NONE */
-    double prescale;      /* 1.0: none */
+    double prescale;       /* 1.0: none */
     double postscale;
-    int64_t dims[8];      /* elements; entries past ndim are 0 */
-    uint64_t submit_ns;   /* CLOCK_MONOTONIC */
+    int64_t dims[8];    /* elements; entries past ndim are 0 */
+    uint64_t submit_ns; /* CLOCK_MONOTONIC */
     uint64_t anon_seq;
     uint64_t reserved[9];
 };
 
 /* hvi_completion.kind */
 #define HVI_COMPLETE_DONE  1u /* the op is finished with .status; its cookie is free again */
-#define HVI_COMPLETE_SIZED 2u /* allgather without an output: .rows and .bytes are known, send HVI_SUBMIT_OUTPUT */
+#define HVI_COMPLETE_SIZED 2u /* .rows and .bytes of an allgather: send HVI_SUBMIT_OUTPUT */
 
 #define HVI_TEXT_NONE 0xffffffffu
 
 struct hvi_completion {
-    uint64_t seq;       /* 1, 2, 3, ... per session */
+    uint64_t seq; /* 1, 2, 3, ... per session */
     uint64_t cookie;
-    int32_t status;     /* enum hvi_status; never INPROGRESS */
+    int32_t status; /* enum hvi_status; never INPROGRESS */
     uint32_t kind;
     uint32_t text_cell; /* HVI_TEXT_NONE, or the cell with the sentence */
     uint32_t text_turn; /* must equal the cell's turn, else the cell has been reused */
@@ -104,7 +107,8 @@ struct hvi_completion {
 };
 
 struct hvi_text_cell {
-    _Atomic uint32_t turn; /* written last (release); pairs with the acquire load in hvi_channel_read_text */
+    /* Written last (release); pairs with the acquire load in hvi_channel_read_text. */
+    _Atomic uint32_t turn;
     _Atomic uint32_t bytes; /* release; pairs with the acquire loads in shm/channel.c */
     char text[1016];        /* written and read there as 64-bit atomics */
 };
@@ -125,22 +129,27 @@ struct hvi_channel_header {
     uint32_t reserved0;
     uint8_t pad0[40];
 
-    _Alignas(64) _Atomic uint32_t sq_tail; /* client: release; pairs with engine's acquire in hvi_ring_available */
+    /* client: release; pairs with engine's acquire in hvi_ring_available */
+    _Alignas(64) _Atomic uint32_t sq_tail;
     uint8_t pad1[60];
-    _Alignas(64) _Atomic uint32_t sq_head; /* engine: release; pairs with client's acquire in hvi_ring_space */
+    /* engine: release; pairs with client's acquire in hvi_ring_space */
+    _Alignas(64) _Atomic uint32_t sq_head;
     uint8_t pad2[60];
-    _Alignas(64) _Atomic uint32_t cq_tail; /* engine: release; pairs with client's acquire in hvi_ring_available */
+    /* engine: release; pairs with client's acquire in hvi_ring_available */
+    _Alignas(64) _Atomic uint32_t cq_tail;
     uint8_t pad3[60];
-    _Alignas(64) _Atomic uint32_t cq_head; /* client: release; pairs with engine's acquire in hvi_ring_space */
+    /* client: release; pairs with engine's acquire in hvi_ring_space */
+    _Alignas(64) _Atomic uint32_t cq_head;
     uint8_t pad4[60];
 
-    /* Completion doorbell: the engine bumps .cq_bell (futex word) after it has published completions and wakes when
-     * .cq_sleepers is not 0. See bell.h. */
+    /* Completion doorbell: the engine bumps .cq_bell (futex word) after it has published
+     * completions and wakes when .cq_sleepers is not 0. See bell.h. */
     _Alignas(64) _Atomic uint32_t cq_bell;
     _Atomic uint32_t cq_sleepers;
     _Atomic uint32_t client_event_armed; /* client: 1 while somebody polls the session's eventfd */
     uint8_t pad5[52];
-    _Alignas(64) _Atomic uint32_t session_state; /* engine: 1 open, 2 ended; the reason comes over the socket */
+    /* engine: HVI_SESSION_*; the reason of an end comes over the socket */
+    _Alignas(64) _Atomic uint32_t session_state;
     uint8_t pad6[60];
     uint8_t reserved1[3584];
 };
@@ -161,7 +170,7 @@ struct hvi_bell_page {
     uint8_t reserved1[3776];
 };
 
-#define HVI_AT(type, field, offset)                                                                                    \
+#define HVI_AT(type, field, offset)                                                                \
     _Static_assert(offsetof(struct type, field) == (offset), #type "." #field " moved")
 
 _Static_assert(sizeof(struct hvi_submission) == 256, "ABI");
@@ -246,6 +255,7 @@ HVI_AT(hvi_bell_page, engine_sleeping, 64);
 HVI_AT(hvi_bell_page, epoch, 128);
 HVI_AT(hvi_bell_page, active, 192);
 
-_Static_assert(sizeof(_Atomic uint32_t) == 4 && sizeof(_Atomic uint64_t) == 8, "atomics have no lock word");
+_Static_assert(sizeof(_Atomic uint32_t) == 4 && sizeof(_Atomic uint64_t) == 8,
+               "atomics have no lock word");
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvi_channel: one session's shared memory, seen from one end. The engine creates it, the client maps and checks it.
- * The view keeps every size and offset in private memory. Layout: abi.h. */
+ * hvi_channel: one session's shared memory, seen from one end. The engine creates it, the client
+ * maps and checks it. The view keeps every size and offset in private memory. Layout: abi.h. */
 #ifndef HVI_SHM_CHANNEL_H
 #define HVI_SHM_CHANNEL_H
 
@@ -26,7 +26,8 @@ struct hvi_channel {
     uint32_t text_turn; /* engine: turn of the last write */
 };
 
-/* Engine: creates and fills the header. The descriptor to send is channel->region.fd. Errors as hvi_region_create. */
+/* Engine: creates and fills the header. The descriptor to send is channel->region.fd. Errors as
+ * hvi_region_create. */
 int hvi_channel_create(uint32_t channel_index, uint64_t epoch, struct hvi_channel *channel_p);
 /* Client: maps `fd` and checks magic, version, sizes and every offset. Owns `fd` on success.
  * HVI_OK, HVI_ERR_VERSION, HVI_ERR_PROTOCOL, HVI_ERR_NO_MEMORY. */
@@ -34,16 +35,20 @@ int hvi_channel_map(int fd, struct hvi_channel *channel_p);
 void hvi_channel_fini(struct hvi_channel *channel);
 
 /* Engine: writes a sentence (cut at a UTF-8 border) into the next cell. */
-void hvi_channel_write_text(struct hvi_channel *channel, const char *text, uint32_t *cell_p, uint32_t *turn_p);
-/* Client: copies the sentence; false when the cell is out of range or has been reused. Always NUL-terminates. */
-bool hvi_channel_read_text(const struct hvi_channel *channel, uint32_t cell, uint32_t turn, char *text_p,
-                           size_t text_size);
+void hvi_channel_write_text(struct hvi_channel *channel, const char *text, uint32_t *cell_p,
+                            uint32_t *turn_p);
+/* Client: copies the sentence; false when the cell is out of range or has been reused. Always
+ * NUL-terminates. */
+bool hvi_channel_read_text(const struct hvi_channel *channel, uint32_t cell, uint32_t turn,
+                           char *text_p, size_t text_size);
 
-/* Copies a (possibly wrapping) name out of the name area. False when the numbers do not fit the area or
- * `bytes` > HVI_NAME_MAX. name_p needs HVI_NAME_MAX + 1 bytes. */
-bool hvi_channel_read_name(const struct hvi_channel *channel, uint32_t offset, uint32_t bytes, char *name_p);
+/* Copies a (possibly wrapping) name out of the name area. False when the numbers do not fit the
+ * area or `bytes` > HVI_NAME_MAX. name_p needs HVI_NAME_MAX + 1 bytes. */
+bool hvi_channel_read_name(const struct hvi_channel *channel, uint32_t offset, uint32_t bytes,
+                           char *name_p);
 /* Client: writes a name at `offset` (mod the area's size), wrapping. */
-void hvi_channel_write_name(struct hvi_channel *channel, uint32_t offset, const char *name, uint32_t bytes);
+void hvi_channel_write_name(struct hvi_channel *channel, uint32_t offset, const char *name,
+                            uint32_t bytes);
 
 /* The job's bell page. */
 int hvi_bell_create(struct hvi_region *region_p, struct hvi_bell_page **page_p);

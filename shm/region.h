@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvi_region: a sealed memfd and its mapping. Sealed against shrinking, growing and further seals, so that no peer can
- * turn an access into SIGBUS by truncating it; a foreign descriptor without these seals is refused (fail closed).
- * Pages are reserved at creation, so running out of memory is an error here and not a fault later. */
+ * hvi_region: a sealed memfd and its mapping. Sealed against shrinking, growing and further seals,
+ * so that no peer can turn an access into SIGBUS by truncating it; a foreign descriptor without
+ * these seals is refused (fail closed). Pages are reserved at creation, so running out of memory is
+ * an error here and not a fault later. */
 #ifndef HVI_SHM_REGION_H
 #define HVI_SHM_REGION_H
 
@@ -13,20 +14,23 @@ struct hvi_region {
     int fd;         /* -1 once given away or closed; the mapping outlives it */
 };
 
-/* Creates, reserves (fallocate), seals and maps. `label` shows in /proc/PID/maps. `bytes` is rounded up to pages.
- * HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (descriptors). May block while pages
- * are zeroed. */
+/* Creates, reserves (fallocate), seals and maps. `label` shows in /proc/PID/maps. `bytes` is
+ * rounded up to pages. HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT
+ * (descriptors). May block while pages are zeroed. */
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p);
-/* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd with all three seals and exactly that
- * size. On success the region owns `fd`; on failure the caller keeps it. HVI_OK, HVI_ERR_PROTOCOL (not sealed, wrong
- * size), HVI_ERR_NO_MEMORY. */
+/* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd with all three seals
+ * and exactly that size. On success the region owns `fd`; on failure the caller keeps it. HVI_OK,
+ * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */
 int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* Closes the descriptor, keeps the mapping. */
 void hvi_region_close_fd(struct hvi_region *region);
-/* Unmaps and closes. Harmless on a zeroed region or twice. A zeroed region has fd 0: set fd to -1 or use
- * HVI_REGION_INIT. */
+/* Unmaps and closes. Harmless on a zeroed region or twice. A zeroed region has fd 0: set fd to -1
+ * or use HVI_REGION_INIT. */
 void hvi_region_fini(struct hvi_region *region);
 
-#define HVI_REGION_INIT {.base = 0, .bytes = 0, .fd = -1}
+#define HVI_REGION_INIT                                                                            \
+    {                                                                                              \
+        .base = 0, .bytes = 0, .fd = -1                                                            \
+    }
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd.h: the whole public C API of libhvdclient.
  *
- * A training process opens a session (one per rank), allocates or registers memory, and submits collective ops. hvdd,
- * the node's daemon, does the work; this library writes requests into shared memory and reads completions back.
+ * A training process opens a session (one per rank), allocates or registers memory, and submits
+ * collective ops. hvdd, the node's daemon, does the work; this library writes requests into shared
+ * memory and reads completions back.
  *
  *     struct hvd_session *s;
  *     if (hvd_open(NULL, &s) != HVD_OK) { fprintf(stderr, "%s\n", hvd_last_error()); exit(1); }
@@ -13,16 +14,20 @@
  *     hvd_close(s);
  *
  * Contract for every function unless it says otherwise
- *   Errors    int functions return HVD_OK (0), HVD_INPROGRESS (1, "not finished": neither success nor failure) or a
- *             negative enum hvd_status. hvd_last_error() then holds a sentence: what, who, and what to do. Outputs
- *             (arguments ending in _p) are written only on success.
- *   Threads   A session may be used by several threads at once, except hvd_close, which must be the last call.
- *             Several sessions in one process are independent (one test process can host several ranks).
+ *   Errors    int functions return HVD_OK (0), HVD_INPROGRESS (1, "not finished": neither success
+ *             nor failure) or a negative enum hvd_status. hvd_last_error() then holds a sentence:
+ *             what, who, and what to do. Outputs (arguments ending in _p) are written only on
+ *             success.
+ *   Threads   A session may be used by several threads at once, except hvd_close, which must be the
+ *             last call. Several sessions in one process are independent (one test process can host
+ *             several ranks).
  *   Blocking  Only functions that say so block, and each of them has a deadline.
- *   Fork      In a forked child every call on the parent's session returns HVD_ERR_FORKED; open a new one.
- *   Process   The library starts no thread, installs no signal handler and never writes to stdout or stderr.
- *   Units     Times are nanoseconds; a negative timeout means no limit. Sizes are bytes. Shapes are elements,
- *             outermost dimension first, row-major, dense.
+ *   Fork      In a forked child every call on the parent's session returns HVD_ERR_FORKED; open a
+ *             new one.
+ *   Process   The library starts no thread, installs no signal handler and never writes to stdout
+ *             or stderr.
+ *   Units     Times are nanoseconds; a negative timeout means no limit. Sizes are bytes. Shapes are
+ *             elements, outermost dimension first, row-major, dense.
  *
  * The order in which ranks submit different names may differ from rank to rank. */
 #ifndef HVD_HVD_H
@@ -45,22 +50,23 @@ extern "C" {
 #define HVD_API
 #endif
 
-/* Frozen numbers, in ranges by what the error destroys: -1xx this op, -2xx this session, -3xx this job (the members
- * must open new sessions), -4xx the daemon. Branch on the range with the HVD_IS_* macros. */
+/* Frozen numbers, in ranges by what the error destroys: -1xx this op, -2xx this session, -3xx this
+ * job (the members must open new sessions), -4xx the daemon. Branch on the range with the HVD_IS_*
+ * macros. */
 enum hvd_status {
     HVD_OK = 0,
     HVD_INPROGRESS = 1,
 
     HVD_ERR_INVALID = -100,        /* a bad argument */
     HVD_ERR_DUPLICATE_NAME = -101, /* this name is already in flight on this rank */
-    HVD_ERR_MISMATCH = -102,       /* ranks disagree on dtype, shape, op, root or scale; nothing was executed */
-    HVD_ERR_TIMEOUT = -103,        /* the deadline passed; the op itself goes on */
-    HVD_ERR_RING_FULL = -104,      /* too many ops in flight; wait for one */
+    HVD_ERR_MISMATCH = -102,  /* ranks disagree on dtype, shape, op, ...; nothing was executed */
+    HVD_ERR_TIMEOUT = -103,   /* the deadline passed; the op itself goes on */
+    HVD_ERR_RING_FULL = -104, /* too many ops in flight; wait for one */
     HVD_ERR_UNSUPPORTED = -105,
     HVD_ERR_NO_MEMORY = -106,
-    HVD_ERR_BUSY = -107,           /* memory is in use by an op in flight */
+    HVD_ERR_BUSY = -107, /* memory is in use by an op in flight */
     HVD_ERR_CANCELLED = -108,
-    HVD_ERR_TOO_SMALL = -109,      /* the output does not fit the tensor that was given for it */
+    HVD_ERR_TOO_SMALL = -109, /* the output does not fit the tensor that was given for it */
     HVD_ERR_LIMIT = -110,
     HVD_ERR_NOT_FOUND = -111,
 
@@ -74,8 +80,8 @@ enum hvd_status {
     HVD_ERR_BAD_SIZE = -207,
     HVD_ERR_ATTACH_TIMEOUT = -208,
 
-    HVD_ERR_RANK_LOST = -300,      /* a rank died; the text names rank, pid and signal */
-    HVD_ERR_RANK_LEFT = -301,      /* a rank closed its session while others still wanted it */
+    HVD_ERR_RANK_LOST = -300, /* a rank died; the text names rank, pid and signal */
+    HVD_ERR_RANK_LEFT = -301, /* a rank closed its session while others still wanted it */
     HVD_ERR_ENGINE_LOST = -302,
     HVD_ERR_JOB_STOPPED = -303,
 
@@ -100,12 +106,12 @@ enum hvd_dtype {
     HVD_FLOAT16 = 6,
     HVD_FLOAT32 = 7,
     HVD_FLOAT64 = 8,
-    HVD_BOOL = 9,     /* one byte, 0 or 1 */
+    HVD_BOOL = 9, /* one byte, 0 or 1 */
     HVD_BFLOAT16 = 10
 };
 
-/* Reductions accumulate in rank order, float16/bfloat16 in float32, so results are bitwise the same for a given size.
- * Integer averages truncate toward zero; integer sums wrap. */
+/* Reductions accumulate in rank order, float16/bfloat16 in float32, so results are bitwise the same
+ * for a given size. Integer averages truncate toward zero; integer sums wrap. */
 enum hvd_reduce_op {
     HVD_AVERAGE = 0,
     HVD_SUM = 1,
@@ -124,8 +130,8 @@ enum hvd_log_level { HVD_LOG_ERROR = 0, HVD_LOG_WARN = 1, HVD_LOG_INFO = 2, HVD_
 struct hvd_session; /* one rank's attachment to its job */
 struct hvd_op;      /* one submitted op, from submission to hvd_op_free */
 
-/* A dense row-major tensor in memory that the caller owns. ndim 0 is a scalar (one element). A dimension of 0 is
- * legal; data may then be NULL. */
+/* A dense row-major tensor in memory that the caller owns. ndim 0 is a scalar (one element). A
+ * dimension of 0 is legal; data may then be NULL. */
 struct hvd_tensor {
     void *data;
     enum hvd_dtype dtype;
@@ -146,43 +152,50 @@ static inline struct hvd_tensor hvd_tensor_1d(void *data, enum hvd_dtype dtype, 
     return t;
 }
 
-/* Called by the thread that runs into the event, inside a library call and under no library lock. Must not call back
- * into the same session. `text` lives for the call. */
+/* Called by the thread that runs into the event, inside a library call and under no library lock.
+ * Must not call back into the same session. `text` lives for the call. */
 typedef void (*hvd_log_fn)(void *user, enum hvd_log_level level, const char *text);
 
-/* ---- session ------------------------------------------------------------------------------------------------------ */
+/* ---- session --------------------------------------------------------------------------------- */
 
 #define HVD_FROM_ENV (-1)
 
 struct hvd_options {
-    size_t struct_size;  /* sizeof(struct hvd_options): set by hvd_options_init */
-    const char *address; /* directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd if a daemon
-                            listens there, else /run/hvdd, else a private hvdd is started for this user */
-    const char *job;     /* job id. NULL: $HVD_JOB_ID, else from the launcher's environment, else a job of its own for
-                            a single process and "default" for several */
-    const char *job_key; /* secret shared by the job's ranks. NULL: $HVD_JOB_KEY, else none */
-    int rank, size;      /* HVD_FROM_ENV: hvdrun, torchrun, Open MPI, PMI, Slurm, in that order; else rank 0 of 1 */
-    int local_rank, local_size, cross_rank, cross_size; /* HVD_FROM_ENV: as above, else derived from rank and size */
-    int64_t timeout_ns;  /* for the attach; default 30 s */
-    hvd_log_fn log;      /* NULL: silent */
+    size_t struct_size; /* sizeof(struct hvd_options): set by hvd_options_init */
+    /* Directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd if a daemon
+     * listens there, else /run/hvdd, else a private hvdd is started for this user. */
+    const char *address;
+    /* Job id. NULL: $HVD_JOB_ID, else from the launcher's environment, else a job of its own for a
+     * single process and "default" for several. */
+    const char *job;
+    /* Secret shared by the job's ranks. NULL: $HVD_JOB_KEY, else none. */
+    const char *job_key;
+    /* HVD_FROM_ENV: hvdrun, torchrun, Open MPI, PMI, Slurm, in that order; else rank 0 of 1. */
+    int rank, size;
+    /* HVD_FROM_ENV: as above, else derived from rank and size. */
+    int local_rank, local_size, cross_rank, cross_size;
+    int64_t timeout_ns; /* for the attach; default 30 s */
+    hvd_log_fn log;     /* NULL: silent */
     void *log_user;
 };
 
 /* Fills defaults. Cannot fail. */
 HVD_API void hvd_options_init(struct hvd_options *options);
 
-/* Attaches to the node's hvdd as one rank of a job. Does not wait for the other ranks: ops do. `options` NULL means
- * all defaults. Blocks up to timeout_ns. Errors: HVD_ERR_NO_DAEMON, _REFUSED, _VERSION, _BAD_RANK, _BAD_SIZE,
- * _DUPLICATE_RANK, _ATTACH_TIMEOUT, _DRAINING, _DAEMON, _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID. Nothing is left behind on
- * failure. May be repeated any number of times in one process. */
+/* Attaches to the node's hvdd as one rank of a job. Does not wait for the other ranks: ops do.
+ * `options` NULL means all defaults. Blocks up to timeout_ns. Errors: HVD_ERR_NO_DAEMON, _REFUSED,
+ * _VERSION, _BAD_RANK, _BAD_SIZE, _DUPLICATE_RANK, _ATTACH_TIMEOUT, _DRAINING, _DAEMON,
+ * _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID. Nothing is left behind on failure. May be
+ * repeated any number of times in one process. */
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
-/* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in flight are abandoned;
- * peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks up to a second. NULL is fine. Always frees. */
+/* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in
+ * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks up to a second.
+ * NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
-/* Identity, fixed at open: -1 for a NULL session. cross_rank: index of this node; cross_size: number of nodes with
- * a rank of this local_rank. Never block. */
+/* Identity, fixed at open: -1 for a NULL session. cross_rank: index of this node; cross_size:
+ * number of nodes with a rank of this local_rank. Never block. */
 HVD_API int hvd_rank(const struct hvd_session *session);
 HVD_API int hvd_size(const struct hvd_session *session);
 HVD_API int hvd_local_rank(const struct hvd_session *session);
@@ -190,100 +203,117 @@ HVD_API int hvd_local_size(const struct hvd_session *session);
 HVD_API int hvd_cross_rank(const struct hvd_session *session);
 HVD_API int hvd_cross_size(const struct hvd_session *session);
 
-/* The job's id and the directory of the daemon's sockets, owned by the session. "" for a NULL session. */
+/* The job's id and the directory of the daemon's sockets, owned by the session. "" for a NULL
+ * session. */
 HVD_API const char *hvd_job(const struct hvd_session *session);
 HVD_API const char *hvd_address(const struct hvd_session *session);
 
-/* HVD_OK while the session can take ops; otherwise why not (e.g. HVD_ERR_RANK_LOST, HVD_ERR_ENGINE_LOST), and
- * hvd_last_error() tells the story. Never blocks; looks at the engine's socket. */
+/* HVD_OK while the session can take ops; otherwise why not (e.g. HVD_ERR_RANK_LOST,
+ * HVD_ERR_ENGINE_LOST), and hvd_last_error() tells the story. Never blocks; looks at the engine's
+ * socket. */
 HVD_API int hvd_session_status(struct hvd_session *session);
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Shared memory of at least `bytes` bytes, zeroed, aligned to 4096. Tensors that live in it are reduced where they are;
- * all other memory is copied in and out. Blocks while pages are reserved. HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
+/* Shared memory of at least `bytes` bytes, zeroed, aligned to 4096. Tensors that live in it are
+ * reduced where they are; all other memory is copied in and out. Blocks while pages are reserved.
+ * HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
 /* `ptr` from hvd_alloc. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_free(struct hvd_session *session, void *ptr);
 
-/* Announces long-lived memory of the caller's: its shared twin is reserved now, so that submitting tensors inside
- * [ptr, ptr + bytes) allocates nothing. The memory stays the caller's and must outlive the registration. */
+/* Announces long-lived memory of the caller's: its shared twin is reserved now, so that submitting
+ * tensors inside [ptr, ptr + bytes) allocates nothing. The memory stays the caller's and must
+ * outlive the registration. */
 HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
-/* ---- ops ---------------------------------------------------------------------------------------------------------- */
+/* ---- ops ------------------------------------------------------------------------------------- */
 
 /* Optional extras; NULL means the defaults that hvd_op_options_init fills in. */
 struct hvd_op_options {
     size_t struct_size;
     double prescale_factor;  /* multiplies each input; 1.0 */
-    double postscale_factor; /* multiplies the result; 1.0. Integers: in double, then truncated toward zero */
+    double postscale_factor; /* multiplies the result; 1.0. Integers: in double, then truncated */
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);
 
 /* Common to the _async functions below.
- *   name     UTF-8, at most HVD_NAME_MAX bytes; pairs the op with the same name on the other ranks. NULL: the n-th
- *            unnamed op of its kind on this rank meets the n-th on the others.
- *   in, out  may be the same tensor (in place); must not overlap otherwise. Until the op is finished neither may be
- *            read or written, except that `in` may be read. The structs themselves are copied.
+ *   name     UTF-8, at most HVD_NAME_MAX bytes; pairs the op with the same name on the other ranks.
+ *            NULL: the n-th unnamed op of its kind on this rank meets the n-th on the others.
+ *   in, out  may be the same tensor (in place); must not overlap otherwise. Until the op is
+ *            finished neither may be read or written, except that `in` may be read. The structs
+ *            themselves are copied.
  *   op_p     to be finished by hvd_wait or hvd_test and released by hvd_op_free.
- * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a size of ordinary
- * memory above 4096 bytes makes and announces shared memory to stage it, which takes the engine's answer (5 s at most);
- * hvd_alloc and hvd_register avoid that. Other immediate errors: HVD_ERR_INVALID, _DUPLICATE_NAME, _UNSUPPORTED,
- * _NO_MEMORY (staging for ordinary memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has failed with a job error
- * while it was executing, its output is undefined. */
+ * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a
+ * size of ordinary memory above 4096 bytes makes and announces shared memory to stage it, which
+ * takes the engine's answer (5 s at most); hvd_alloc and hvd_register avoid that. Other immediate
+ * errors: HVD_ERR_INVALID, _DUPLICATE_NAME, _UNSUPPORTED, _NO_MEMORY (staging for ordinary memory),
+ * _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has failed with a
+ * job error while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
-HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                                const struct hvd_tensor *out, enum hvd_reduce_op reduce_op,
-                                const struct hvd_op_options *options, struct hvd_op **op_p);
-/* Concatenation along the first dimension, by rank; first dimensions may differ (also 0), the others must be equal.
- * `out` NULL: the library provides the memory, see hvd_op_result; it lives until hvd_op_free. Otherwise out->data must
- * have room for the whole result as described by out's dims (HVD_ERR_TOO_SMALL if it has not); out's first dimension may
- * be larger than the result's. With out NULL the op makes progress inside hvd_test and hvd_wait. */
-HVD_API int hvd_allgather_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                                const struct hvd_tensor *out, struct hvd_op **op_p);
-/* out on every rank = in of rank `root`. On the other ranks `in` gives dtype and shape, and its data is not read. */
-HVD_API int hvd_broadcast_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                                const struct hvd_tensor *out, int root, struct hvd_op **op_p);
+HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
+                                const struct hvd_tensor *in, const struct hvd_tensor *out,
+                                enum hvd_reduce_op reduce_op, const struct hvd_op_options *options,
+                                struct hvd_op **op_p);
+/* Concatenation along the first dimension, by rank; first dimensions may differ (also 0), the
+ * others must be equal.
+ * `out` NULL: the library provides the memory, see hvd_op_result; it lives until hvd_op_free.
+ * Otherwise out->data must have room for the whole result as described by out's dims
+ * (HVD_ERR_TOO_SMALL if it has not); out's first dimension may be larger than the result's. With
+ * out NULL the op makes progress inside hvd_test and hvd_wait. */
+HVD_API int hvd_allgather_async(struct hvd_session *session, const char *name,
+                                const struct hvd_tensor *in, const struct hvd_tensor *out,
+                                struct hvd_op **op_p);
+/* out on every rank = in of rank `root`. On the other ranks `in` gives dtype and shape, and its
+ * data is not read. */
+HVD_API int hvd_broadcast_async(struct hvd_session *session, const char *name,
+                                const struct hvd_tensor *in, const struct hvd_tensor *out, int root,
+                                struct hvd_op **op_p);
 /* Finishes when every rank has submitted it. Does not wait for other ops. */
 HVD_API int hvd_barrier_async(struct hvd_session *session, const char *name, struct hvd_op **op_p);
 
-/* HVD_INPROGRESS, HVD_OK, or the op's error. Never blocks, though a finished op of ordinary memory is copied out by the
- * call that first sees it finished. */
+/* HVD_INPROGRESS, HVD_OK, or the op's error. Never blocks, though a finished op of ordinary memory
+ * is copied out by the call that first sees it finished. */
 HVD_API int hvd_test(struct hvd_op *op);
-/* Blocks until the op is finished or timeout_ns has passed (HVD_ERR_TIMEOUT; the op goes on). Returns the op's status.
- * Spins briefly, then yields, then sleeps. A dead engine is noticed within 100 ms. */
+/* Blocks until the op is finished or timeout_ns has passed (HVD_ERR_TIMEOUT; the op goes on).
+ * Returns the op's status. Spins briefly, then yields, then sleeps. A dead engine is noticed within
+ * 100 ms. */
 HVD_API int hvd_wait(struct hvd_op *op, int64_t timeout_ns);
-/* The output of a finished op: its data, dtype and shape. HVD_INPROGRESS before that, or the op's error. */
+/* The output of a finished op: its data, dtype and shape. HVD_INPROGRESS before that, or the op's
+ * error. */
 HVD_API int hvd_op_result(const struct hvd_op *op, struct hvd_tensor *result_p);
-/* The op's name ("allreduce.noname.7" for unnamed ones) and, after a failure, its sentence ("" otherwise). Both live
- * until hvd_op_free. */
+/* The op's name ("allreduce.noname.7" for unnamed ones) and, after a failure, its sentence (""
+ * otherwise). Both live until hvd_op_free. */
 HVD_API const char *hvd_op_name(const struct hvd_op *op);
 HVD_API const char *hvd_op_error(const struct hvd_op *op);
 /* After a failure: the global rank that caused it, or -1. */
 HVD_API int hvd_op_culprit(const struct hvd_op *op);
-/* Releases a finished op. An op in flight is released once it finishes; until then its memory must stay, and its output
- * is then undefined. NULL is fine. */
+/* Releases a finished op. An op in flight is released once it finishes; until then its memory must
+ * stay, and its output is then undefined. NULL is fine. */
 HVD_API void hvd_op_free(struct hvd_op *op);
 
 /* The blocking forms: submit, wait without limit, release. A full ring is waited out. */
-HVD_API int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                          const struct hvd_tensor *out, enum hvd_reduce_op reduce_op);
-HVD_API int hvd_broadcast(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                          const struct hvd_tensor *out, int root);
+HVD_API int hvd_allreduce(struct hvd_session *session, const char *name,
+                          const struct hvd_tensor *in, const struct hvd_tensor *out,
+                          enum hvd_reduce_op reduce_op);
+HVD_API int hvd_broadcast(struct hvd_session *session, const char *name,
+                          const struct hvd_tensor *in, const struct hvd_tensor *out, int root);
 HVD_API int hvd_barrier(struct hvd_session *session, const char *name);
 /* `*result_p` gets the shape; its data is memory from malloc(3), to be freed by the caller. */
-HVD_API int hvd_allgather(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                          struct hvd_tensor *result_p);
+HVD_API int hvd_allgather(struct hvd_session *session, const char *name,
+                          const struct hvd_tensor *in, struct hvd_tensor *result_p);
 
-/* A descriptor for event loops: readable when a completion is waiting or the session has ended. Poll it, then call
- * hvd_test on the ops of interest. Owned by the session; never read or close it. */
+/* A descriptor for event loops: readable when a completion is waiting or the session has ended.
+ * Poll it, then call hvd_test on the ops of interest. Owned by the session; never read or close
+ * it. */
 HVD_API int hvd_event_fd(struct hvd_session *session, int *fd_p);
 
-/* ---- text --------------------------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
-/* The sentence of this thread's last failed call; "" before the first. Valid until this thread's next hvd_ call. */
+/* The sentence of this thread's last failed call; "" before the first. Valid until this thread's
+ * next hvd_ call. */
 HVD_API const char *hvd_last_error(void);
 /* "HVD_ERR_RANK_LOST"; a constant string for any number. */
 HVD_API const char *hvd_status_name(int status);
