@@ -241,10 +241,13 @@ static int drain_completions(struct hvt_link *link, struct hvt_run *run)
     return (int)count;
 }
 
-static void client_sleep(struct hvt_link *link, const struct hvt_client_style *style,
-                         struct hvt_run *run)
+static void client_sleep(struct hvt_link *link, struct hvt_client_style *style, struct hvt_run *run)
 {
-    const struct hvi_wait_policy policy = {style->spins, style->yield_ns, run->sleep_ns};
+    const struct hvi_wait_policy policy = {
+        .spins = style->spins,
+        .yield_ns = hvt_random_below(&style->random, style->yield_ns + 1),
+        .slice_ns = run->sleep_ns,
+    };
     uint32_t seen = hvi_bell_read(link->client.header);
     if (drain_completions(link, run) != 0)
         return;

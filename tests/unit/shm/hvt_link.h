@@ -72,11 +72,11 @@ struct hvt_run {
 void hvt_engine_run(struct hvt_link *link, struct hvt_run *run);
 
 struct hvt_client_style {
-    uint32_t window; /* most ops in flight */
-    uint32_t burst;  /* most submissions per publish */
-    uint32_t spins;  /* see hvi_wait_policy; 0 with yield_ns 0 sleeps at every chance */
-    uint64_t yield_ns;
-    struct hvt_random random; /* sizes of the bursts */
+    uint32_t window;          /* most ops in flight */
+    uint32_t burst;           /* most submissions per publish */
+    uint32_t spins;           /* see hvi_wait_policy; 0 with yield_ns 0 sleeps at every chance */
+    uint64_t yield_ns;        /* the most; each wait draws its own */
+    struct hvt_random random; /* sizes of the bursts, lengths of the yields */
 };
 /* Client: keeps up to `window` ops in flight, checks completions, sleeps on the futex. */
 void hvt_client_run(struct hvt_link *link, struct hvt_client_style *style, struct hvt_run *run);

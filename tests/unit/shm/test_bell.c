@@ -256,7 +256,8 @@ static void *engine_thread(void *run)
     return NULL;
 }
 
-static void exchange(uint64_t total, uint32_t window, uint32_t spins, uint64_t yield_ns)
+/* Returns how often the engine woke a sleeping client. */
+static uint64_t exchange(uint64_t total, uint32_t window, uint32_t spins, uint64_t yield_ns)
 {
     struct hvt_run engine = {.total = total,
                              .deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS),
@@ -270,14 +271,13 @@ static void exchange(uint64_t total, uint32_t window, uint32_t spins, uint64_t y
     ck_assert_int_eq(client.end, HVT_DONE);
     ck_assert_int_eq(engine.end, HVT_DONE);
     ck_assert_uint_eq(engine.done, total);
-    ck_assert_msg(client.sleeps > 0 && client.system_calls > 0 && engine.system_calls > 0,
-                  "nobody slept: sleeps %lu, calls %lu and %lu", client.sleeps, client.system_calls,
-                  engine.system_calls);
+    ck_assert_uint_gt(client.sleeps, 0);
+    return engine.system_calls;
 }
 
 START_TEST(ping_pong_that_always_sleeps_loses_no_wake_up)
 {
-    exchange(HVT_SCALE(40000), 1, 0, 0);
+    ck_assert_uint_gt(exchange(HVT_SCALE(40000), 1, 0, 0), 0);
 }
 END_TEST
 

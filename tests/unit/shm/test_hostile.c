@@ -203,7 +203,7 @@ static void set_index(_Atomic uint32_t *index, uint32_t limit)
 START_TEST(an_engine_survives_every_index_and_slot)
 {
     uint64_t refused = 0, survived = 0;
-    for (int round = 0; round < HVT_SCALE(2000); round++) {
+    for (int round = 0; round < HVT_SCALE(1000); round++) {
         struct heap_view view;
         heap_view_init(&view);
         uint64_t *slots = view.areas[3];
@@ -228,7 +228,7 @@ END_TEST
 START_TEST(a_client_survives_every_index_and_slot)
 {
     uint64_t refused = 0, survived = 0;
-    for (int round = 0; round < HVT_SCALE(2000); round++) {
+    for (int round = 0; round < HVT_SCALE(1000); round++) {
         struct heap_view view;
         heap_view_init(&view);
         uint64_t *slots = view.areas[4], *texts = view.areas[2];
