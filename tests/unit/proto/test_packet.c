@@ -6,6 +6,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 
+#include "tests/unit/hvt_main.h"
+
 #include <check.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -391,9 +393,5 @@ int main(void)
     add_plain(tcase);
     add_hostile(tcase);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return hvt_run_suite(suite);
 }

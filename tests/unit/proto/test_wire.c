@@ -5,6 +5,8 @@
 #include "base/status.h"
 #include "proto/packet.h"
 
+#include "tests/unit/hvt_main.h"
+
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -388,9 +390,5 @@ int main(void)
     add_round_trips(tcase);
     add_strangers(tcase);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return hvt_run_suite(suite);
 }

@@ -8,6 +8,8 @@
 #include "proto/packet.h"
 #include "proto/wire_internal.h"
 
+#include "tests/unit/hvt_main.h"
+
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -642,9 +644,5 @@ int main(void)
     TCase *tcase = tcase_create("rules");
     add_rules(tcase);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return hvt_run_suite(suite);
 }

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers from outside live in one or two files each. A header that is neither the C library's, the kernel's nor in the
+table is new here: it needs a row, and a row is a decision."""
+import fnmatch
+import re
+
+import includes
+import lintlib
+from lintlib import Case, offence
+
+# header pattern: files that may include it. The first row that matches counts.
+QUARANTINE = [
+    ("zmq.h", ["daemon/node/admin.c", "tools/admin_client.c"]),
+    ("*.pb-c.h", ["proto/wire.c", "proto/wire_*.c"]),
+    ("protobuf-c/*", ["proto/wire.c", "proto/wire_*.[ch]"]),
+    ("cjson/cJSON.h", ["tools/ctl_json.c", "tools/ctl_doctor.c", "tests/harness/hvt_rank.c"]),
+    ("ini.h", ["daemon/node/config.c"]),
+    ("argp.h", ["tools/*.c", "daemon/node/command.c", "daemon/node/main.c", "daemon/engine/main.c"]),
+    ("hwloc.h", ["tools/ctl_checks.c"]),
+    ("systemd/sd-journal.h", ["base/log.c"]),
+    ("systemd/sd-daemon.h", ["daemon/node/notify.c"]),
+    ("systemd/sd-event.h", ["daemon/node/node.h", "daemon/engine/engine.h"]),
+    ("uthash.h", ["client/names.c", "daemon/node/job.h", "daemon/engine/tensor.c", "daemon/engine/engine.h"]),
+    ("ut*.h", ["client/*.[ch]", "daemon/*/*.[ch]"]),
+    ("check.h", ["tests/*.[ch]"]),
+    # Nothing may include these yet: the GPU worker and the network backend bring their files and their rows.
+    ("cuda*.h", []),
+    ("nccl*.h", []),
+    ("nvml.h", []),
+    ("uc[pst]/*", []),
+]
+
+# The C library, the kernel and the compiler.
+_SYSTEM = re.compile(r"^(sys|linux|asm|net|netinet|arpa|bits)/[\w/-]+\.h$")
+_SYSTEM_NAMES = set("""
+    alloca assert cpuid ctype dirent dlfcn elf emmintrin endian errno execinfo fcntl features fenv float fnmatch ftw
+    getopt glob grp iconv immintrin inttypes iso646 langinfo libgen limits link locale malloc math mqueue netdb pmmintrin
+    poll pthread pwd regex sched semaphore setjmp signal smmintrin spawn stdalign stdarg stdatomic stdbool stddef stdint
+    stdio stdlib stdnoreturn string strings syscall sysexits syslog tgmath threads time tmmintrin uchar ucontext unistd
+    utime wchar wctype wordexp x86intrin xmmintrin
+""".split())
+
+
+def _is_system(name):
+    return bool(_SYSTEM.match(name)) or (name.endswith(".h") and name[:-2] in _SYSTEM_NAMES)
+
+
+def _row(name):
+    return next((files for pattern, files in QUARANTINE if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def find(tree):
+    for path in tree.named(*includes.ENDINGS):
+        for line, name, _quoted in includes.of(tree, path):
+            if includes.resolve(tree, path, name) is not None:
+                continue
+            files = _row(name)
+            if files is None:
+                if not _is_system(name):
+                    yield offence(path, line, f"<{name}> is in no row of the third-party table and not the system's")
+            elif not any(fnmatch.fnmatchcase(path, pattern) for pattern in files):
+                yield offence(path, line, f"<{name}> may be included by {', '.join(files) or 'nothing yet'} only")
+
+
+def _case(path, include, accused=False):
+    return Case({path: f"#include {include}\n"}, {f"{path}:1"} if accused else ())
+
+
+CASES = [
+    _case("daemon/node/admin.c", "<zmq.h>"),
+    _case("client/attach.c", "<zmq.h>", True),
+    _case("daemon/node/listen.c", "<zmq.h>", True),
+    _case("proto/wire_get.c", '"hvd.pb-c.h"'),
+    _case("proto/packet.c", '"hvd.pb-c.h"', True),
+    _case("daemon/node/admin.c", '"hvd.pb-c.h"', True),
+    _case("daemon/engine/dispatch.c", "<cuda.h>", True),
+    _case("daemon/engine/dispatch.c", "<cuda_runtime.h>", True),
+    _case("daemon/engine/dispatch.c", "<nccl.h>", True),
+    _case("daemon/engine/dispatch.c", "<ucp/api/ucp.h>", True),
+    _case("base/log.c", "<systemd/sd-journal.h>"),
+    _case("base/clock.c", "<systemd/sd-journal.h>", True),
+    _case("client/wait.c", "<systemd/sd-event.h>", True),
+    _case("tools/hvdctl.c", "<argp.h>"),
+    _case("client/open.c", "<argp.h>", True),
+    _case("daemon/node/config.c", "<ini.h>"),
+    _case("tools/hvdrun.c", "<ini.h>", True),
+    _case("daemon/node/admin.c", "<cjson/cJSON.h>", True),
+    _case("base/clock.c", "<time.h>"),
+    _case("base/clock.c", "<sys/eventfd.h>"),
+    _case("base/clock.c", "<curl/curl.h>", True),
+    _case("base/clock.c", '"surprise.h"', True),
+]
+
+if __name__ == "__main__":
+    lintlib.main(find, CASES)
