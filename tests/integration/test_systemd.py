@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdd under systemd: the units as installed, socket activation, and the notify protocol with a real NOTIFY_SOCKET."""
+import array
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvt.build import program, scaled
+from hvt.ctl import Ctl
+from hvt.daemon import clean_environment
+from hvt.install import Installation, run
+from hvt.rank import Rank
+from hvt.wait import Expired, wait_until
+
+EXPOSURE_MAX = 10  # of 100, by systemd-analyze security
+
+
+def need(tool: str) -> str:
+    """Path of a systemd tool; the test is skipped where it does not exist."""
+    path = shutil.which(tool)
+    if not path:
+        pytest.skip(f"{tool} is not installed")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Installation:
+    """The units refer to the installed programs, so these have to be there."""
+    return Installation(tmp_path_factory.mktemp("prefix"))
+
+
+@pytest.fixture
+def folder() -> Iterator[pathlib.Path]:
+    """A directory with a short name (socket paths have 107 bytes) that hvdd accepts as its own."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
+    yield path
+    shutil.rmtree(path)
+
+
+# ---- units ----------------------------------------------------------------------------------------------------------
+
+
+def units(installed: Installation) -> list[str]:
+    return [str(installed.prefix / "lib/systemd/system" / name) for name in ("hvdd.service", "hvdd.socket")]
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(installed):
+    done = run(need("systemd-analyze"), "verify", "--man=no", *units(installed))
+    assert [line for line in done.stderr.splitlines() if "hvdd" in line] == []
+
+
+def test_systemd_does_find_a_wrong_unit(installed, tmp_path):
+    """The check above can fail."""
+    text = pathlib.Path(units(installed)[0]).read_text(encoding="utf-8")
+    wrong = tmp_path / "hvdd.service"
+    wrong.write_text(text.replace("bin/hvdd ", "bin/no-such-program "), encoding="utf-8")
+    done = subprocess.run([need("systemd-analyze"), "verify", "--man=no", str(wrong), units(installed)[1]],
+                          capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode != 0 or "no-such-program" in done.stderr
+
+
+def test_the_service_is_hardened(installed):
+    run(need("systemd-analyze"), "security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", units(installed)[0])
+
+
+def test_engines_survive_a_restart_of_the_service(installed):
+    """What systemd would have to do wrong to a running job is excluded by name."""
+    text = pathlib.Path(units(installed)[0]).read_text(encoding="utf-8")
+    for line in ("KillMode=process", "OOMPolicy=continue", "RuntimeDirectoryPreserve=yes", "NotifyAccess=main"):
+        assert re.search(f"^{line}$", text, re.MULTILINE)
+
+
+def test_user_and_directory_are_made(installed, tmp_path):
+    (tmp_path / "etc").mkdir()
+    for name in ("passwd", "group"):
+        (tmp_path / "etc" / name).write_text("root:x:0:0:root:/root:/bin/sh\n" if name == "passwd" else "root:x:0:\n")
+    run(need("systemd-sysusers"), f"--root={tmp_path}", str(installed.prefix / "lib/sysusers.d/hvdd.conf"))
+    passwd = dict(line.split(":", 1) for line in (tmp_path / "etc/passwd").read_text().splitlines())
+    assert "hvdd" in passwd
+    if os.getuid() != 0:
+        return
+    run(need("systemd-tmpfiles"), "--create", f"--root={tmp_path}", str(installed.prefix / "lib/tmpfiles.d/hvdd.conf"))
+    made = (tmp_path / "run/hvdd").stat()
+    assert (made.st_mode & 0o7777, str(made.st_uid)) == (0o755, passwd["hvdd"].split(":")[1])
+
+
+# ---- socket activation ----------------------------------------------------------------------------------------------
+
+
+def stop(process: subprocess.Popen) -> int:
+    process.terminate()
+    try:
+        return process.wait(scaled(10))
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(scaled(5))
+
+
+def attach(folder: pathlib.Path) -> None:
+    """A real trainer attaches, reduces and leaves."""
+    rank = Rank(dict(clean_environment(), HVD_ADDRESS=str(folder)))
+    try:
+        rank.open(job="activated", rank=0, size=1)
+        rank.submit("barrier", "b")
+        rank.close()
+    finally:
+        rank.stop()
+
+
+def test_hvdd_is_started_by_the_first_trainer(folder):
+    with open(folder.parent / f"{folder.name}.log", "w+b") as log:
+        os.unlink(log.name)
+        process = subprocess.Popen([need("systemd-socket-activate"), "--seqpacket", f"--listen={folder}/attach.sock",
+                                    "--fdname=attach", program("hvdd"), f"--runtime-dir={folder}"],
+                                   stdout=log, stderr=log, env=clean_environment())
+        try:
+            wait_until((folder / "attach.sock").exists, "systemd-socket-activate to listen")
+            assert not (folder / "hvdd.lock").exists(), "hvdd runs before anybody asked for it"
+            inode = (folder / "attach.sock").stat().st_ino
+            attach(folder)
+            attach(folder)
+            assert (folder / "attach.sock").stat().st_ino == inode, "hvdd replaced the socket it was given"
+            assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
+            assert stop(process) == 0
+        finally:
+            stop(process)
+        assert (folder / "attach.sock").exists(), "the socket is the service manager's; hvdd must not remove it"
+        assert not (folder / "admin.sock").exists()
+
+
+# ---- notify ---------------------------------------------------------------------------------------------------------
+
+
+class Manager:
+    """The service manager's end of NOTIFY_SOCKET."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.path = folder / "notify"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.path))
+        self.seen: list[str] = []
+        self.stored: dict[str, int] = {}
+
+    def receive(self, deadline: float) -> list[str]:
+        """The assignments of the next message."""
+        self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            data, ancillary, _, _ = self.socket.recvmsg(65536, socket.CMSG_SPACE(64))
+        except TimeoutError:
+            return []
+        lines = data.decode().splitlines()
+        fds = array.array("i")
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(payload[:len(payload) - len(payload) % fds.itemsize])
+        names = [line.removeprefix("FDNAME=") for line in lines if line.startswith("FDNAME=")]
+        for fd in fds:
+            self.stored[names[0] if names else ""] = fd
+        self.seen += lines
+        return lines
+
+    def expect(self, assignment: str, seconds: float = 10) -> list[str]:
+        """Waits for a message with this assignment."""
+        deadline = time.monotonic() + scaled(seconds)
+        while time.monotonic() < deadline:
+            lines = self.receive(deadline)
+            if assignment in lines:
+                return lines
+        raise Expired(f"no {assignment}; seen: {self.seen}")
+
+    def close(self) -> None:
+        """Also drops the stored descriptors."""
+        self.socket.close()
+        for fd in self.stored.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def manager(folder) -> Iterator[Manager]:
+    """A service manager that listens."""
+    with contextlib.closing(Manager(folder)) as running:
+        yield running
+
+
+def start(folder: pathlib.Path, manager: Manager, *, attach_fd: int | None = None,
+          **settings: str) -> subprocess.Popen:
+    """hvdd as systemd would start it; `attach_fd` is handed over as descriptor 3."""
+    environment = dict(clean_environment(), NOTIFY_SOCKET=str(manager.path), **settings)
+    command = [program("hvdd"), f"--runtime-dir={folder}/run"]
+    if attach_fd is None:
+        return subprocess.Popen(command, env=environment)
+    script = (f"[ {attach_fd} = 3 ] || exec 3<&{attach_fd} {attach_fd}<&-; "
+              'LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=attach exec "$@"')
+    return subprocess.Popen(["bash", "-c", script, "bash", *command], env=environment, pass_fds=[attach_fd])
+
+
+def test_hvdd_says_ready_answers_the_watchdog_and_says_stopping(folder, manager):
+    process = start(folder, manager, WATCHDOG_USEC="200000")
+    try:
+        lines = manager.expect("READY=1")
+        assert any(line.startswith("STATUS=") for line in lines)
+        assert (folder / "run/attach.sock").exists(), "READY came before the socket"
+        started = time.monotonic()
+        for _ in range(5):
+            manager.expect("WATCHDOG=1", 2)
+        assert time.monotonic() - started < scaled(1), "the watchdog is answered too slowly"
+        process.terminate()
+        manager.expect("STOPPING=1")
+        assert process.wait(scaled(10)) == 0
+    finally:
+        stop(process)
+
+
+def test_hvdd_says_reloading_on_sighup_and_ready_again(folder, manager):
+    process = start(folder, manager)
+    try:
+        manager.expect("READY=1")
+        process.send_signal(signal.SIGHUP)
+        lines = manager.expect("RELOADING=1")
+        assert any(line.startswith("MONOTONIC_USEC=") for line in lines)
+        if "READY=1" not in lines:
+            manager.expect("READY=1")
+    finally:
+        assert stop(process) == 0
+
+
+def test_a_trainer_that_connects_while_hvdd_restarts_is_served_by_the_next_one(folder, manager):
+    """The attach socket survives in the fd store, and with it the queue of connections."""
+    first = start(folder, manager)
+    try:
+        manager.expect("READY=1")
+        deadline = time.monotonic() + scaled(5)
+        while "attach" not in manager.stored and time.monotonic() < deadline:
+            manager.receive(deadline)
+        assert "FDSTORE=1" in manager.seen and "attach" in manager.stored, manager.seen
+    finally:
+        first.kill()
+        first.wait(scaled(5))
+    rank = Rank(dict(clean_environment(), HVD_ADDRESS=str(folder / "run")))
+    second = None
+    try:
+        rank.post("open", job="waiting", rank=0, size=1)
+        second = start(folder, manager, attach_fd=manager.stored["attach"])
+        manager.expect("READY=1")
+        assert rank.collect()["status"] == 0
+        rank.close()
+    finally:
+        rank.stop()
+        if second:
+            assert stop(second) == 0
