@@ -65,9 +65,9 @@ def test_everything_is_where_it_belongs(installed):
               "include/hvd/hvd.h", f"{libdir}/libhvdclient.so", f"{libdir}/libhvdclient.so.0",
               f"{libdir}/libhvdclient.a", f"{libdir}/pkgconfig/hvd.pc", f"{libdir}/cmake/hvd/hvdConfig.cmake",
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
-              "lib/systemd/system/hvdd.socket", "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf",
-              "share/doc/hvdd/hvdd.conf.example", "share/doc/hvdd/examples/digits/digits.c",
-              "share/doc/hvdd/examples/digits/ATTRIBUTION.md"}
+              "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
+              "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example",
+              "share/doc/hvdd/examples/digits/digits.c", "share/doc/hvdd/examples/digits/ATTRIBUTION.md"}
     assert not wanted - installed.files()
 
 
@@ -82,7 +82,7 @@ def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
     known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-engine|include/hvd/hvd\.h"
                        rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
-                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd\..*|share/(man|doc/hvdd)/.*")
+                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
 

@@ -51,7 +51,8 @@ def folder() -> Iterator[pathlib.Path]:
 
 
 def units(installed: Installation) -> list[str]:
-    return [str(installed.prefix / "lib/systemd/system" / name) for name in ("hvdd.service", "hvdd.socket")]
+    return [str(installed.prefix / "lib/systemd/system" / name) for name in ("hvdd.service", "hvdd.socket",
+                                                                                   "hvdd-admin.socket")]
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(installed):
@@ -64,7 +65,7 @@ def test_systemd_does_find_a_wrong_unit(installed, tmp_path):
     text = pathlib.Path(units(installed)[0]).read_text(encoding="utf-8")
     wrong = tmp_path / "hvdd.service"
     wrong.write_text(text.replace("bin/hvdd ", "bin/no-such-program "), encoding="utf-8")
-    done = subprocess.run([need("systemd-analyze"), "verify", "--man=no", str(wrong), units(installed)[1]],
+    done = subprocess.run([need("systemd-analyze"), "verify", "--man=no", str(wrong), *units(installed)[1:]],
                           capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0 or "no-such-program" in done.stderr
 
@@ -137,6 +138,20 @@ def test_hvdd_is_started_by_the_first_trainer(folder):
             stop(process)
         assert (folder / "attach.sock").exists(), "the socket is the service manager's; hvdd must not remove it"
         assert not (folder / "admin.sock").exists()
+
+
+def test_hvdd_is_started_by_the_first_question(folder):
+    process = subprocess.Popen([need("systemd-socket-activate"), f"--listen={folder}/admin.sock", "--fdname=admin",
+                                program("hvdd"), f"--runtime-dir={folder}"], env=clean_environment())
+    try:
+        wait_until((folder / "admin.sock").exists, "systemd-socket-activate to listen")
+        assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
+        assert Ctl(folder).json("jobs")["jobs"] == []
+        assert stop(process) == 0
+    finally:
+        stop(process)
+    assert (folder / "admin.sock").exists(), "the socket is the service manager's; hvdd must not remove it"
+    assert not (folder / "attach.sock").exists()
 
 
 # ---- notify ---------------------------------------------------------------------------------------------------------
