@@ -516,6 +516,27 @@ START_TEST(admin_replies_have_rules)
 }
 END_TEST
 
+/* Rows that are cheap to send and dear to hold: refused long before memory is short. */
+START_TEST(parts_are_bounded)
+{
+    enum { ROWS = 400000 };
+    static const unsigned char rank_row[] = {0x3a, 9, 8, 1, 16, 1, 24, 1, 34, 1, 'S'};
+    static const unsigned char head[] = {8, 1, 16, 1, 24, 0};
+    struct hvi_admin_reply reply;
+    char text[128] = "";
+    size_t length = sizeof head + ROWS * sizeof rank_row;
+    unsigned char *bytes = malloc(length);
+    ck_assert_ptr_nonnull(bytes);
+    memcpy(bytes, head, sizeof head);
+    for (size_t i = 0; i < ROWS; i++)
+        memcpy(bytes + sizeof head + i * sizeof rank_row, rank_row, sizeof rank_row);
+    ck_assert_int_eq(hvi_admin_reply_decode(bytes, length, &reply, text, sizeof text),
+                     HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "AdminReply: too many parts");
+    free(bytes);
+}
+END_TEST
+
 /* ---- encoding has the same rules ------------------------------------------------------------- */
 
 static void assert_not_encodable(const struct hvi_packet_msg *msg)
@@ -632,6 +653,7 @@ static void add_rules(TCase *tcase)
     tcase_add_test(tcase, sentences_fit_their_room);
     tcase_add_test(tcase, admin_requests_have_rules);
     tcase_add_test(tcase, admin_replies_have_rules);
+    tcase_add_test(tcase, parts_are_bounded);
     tcase_add_test(tcase, encoder_refuses_what_would_not_decode);
     tcase_add_test(tcase, admin_encoders_refuse_too);
     tcase_add_test(tcase, job_ids);
