@@ -27,7 +27,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def job():
-    with job_of(3) as running:
+    with job_of(3, "op-failed") as running:
         yield running
 
 

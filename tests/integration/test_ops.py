@@ -15,7 +15,7 @@ COUNTS = (1, 7, 64)
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"np{size}")
 def job(request):
-    with job_of(request.param) as running:
+    with job_of(request.param, "op-failed") as running:
         yield running
 
 
@@ -85,6 +85,14 @@ def test_nan_and_infinity_travel_through_min_max_and_sum(job):
             values = arith.unpack(row, outcome.data)
             assert values[0] != values[0], f"{reduce_op} lost the NaN of rank {job.size - 1}"
             assert values[1] == float("inf")
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "average", "product"])
+def test_what_booleans_do_not_offer_is_an_error_on_every_rank_and_the_job_goes_on(job, reduce_op):
+    for outcome in job.run("allreduce", dtype="bool", dims=[4], reduce_op=reduce_op):
+        assert outcome.status == Status.ERR_UNSUPPORTED, outcome
+        assert reduce_op in outcome.text and "bool" in outcome.text
+    job.check_usable()
 
 
 def test_adasum_is_refused_as_not_available(job):

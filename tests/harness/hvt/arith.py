@@ -133,11 +133,10 @@ def allreduce(dtype: Dtype, reduce_op: str, inputs: Sequence[bytes], prescale: f
     if dtype.kind == "float":
         return pack(dtype, [_reduce_floats(dtype, reduce_op, column, prescale, postscale) for column in columns])
     if dtype.kind == "bool":
-        every = reduce_op in ("min", "product")
-        return bytes((all if every else any)(column) for column in columns)
+        return bytes((all if reduce_op == "min" else any)(column) for column in columns)
     return pack(dtype, [_reduce_ints(dtype, reduce_op, column) for column in columns])
 
 
 def supported(dtype: Dtype, reduce_op: str) -> bool:
-    """Whether the combination has a meaning: booleans have no average, sum or product of their own."""
-    return not (dtype.kind == "bool" and reduce_op == "average")
+    """Whether the combination is offered: booleans have only min (all) and max (any)."""
+    return dtype.kind != "bool" or reduce_op in ("min", "max")

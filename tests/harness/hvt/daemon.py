@@ -19,6 +19,7 @@ from hvt.ctl import Ctl
 from hvt.log import Line, parse_line
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
+from hvt.wire import Raw
 
 _FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
@@ -120,7 +121,8 @@ class Daemon:
         raise Expired(f"hvdd did not say READY=1; its log: {self.log_text()[-2000:]}")
 
     def _settled_fds(self) -> dict[int, str]:
-        self.ctl.json("status")
+        with Raw(self.attach_path):  # sd-event makes its timerfd with the first timer
+            self.ctl.json("status")
         seen = procs.fds(self.pid)
         deadline = time.monotonic() + scaled(2)
         while time.monotonic() < deadline:

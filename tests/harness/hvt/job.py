@@ -10,6 +10,16 @@ from hvt.daemon import Daemon
 from hvt.rank import Outcome, Rank, open_job
 
 
+def outcomes_of(ops: Sequence[tuple[Rank, int]]) -> list[Outcome]:
+    """Every rank waits at the same time, as an allgather whose memory the library provides needs; the ops are freed."""
+    for rank, op in ops:
+        rank.post_wait(op, want_output=True)
+    outcomes = [rank.collect_outcome() for rank, _ in ops]
+    for rank, op in ops:
+        rank.free(op)
+    return outcomes
+
+
 class Job:
     """Ranks 0..size-1 of one job, attached."""
 
@@ -33,7 +43,7 @@ class Job:
         for rank in order or range(self.size):
             ops[rank] = self.ranks[rank].submit(kind, name, data=data[rank] if data else None,
                                                 dims=dims[rank] if each else dims, **more)
-        return [self.ranks[rank].outcome(ops[rank]) for rank in range(self.size)]
+        return outcomes_of([(self.ranks[rank], ops[rank]) for rank in range(self.size)])
 
     def check_usable(self) -> None:
         """A small allreduce works."""
@@ -50,7 +60,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def job_of(size: int, **options: Any) -> Iterator[Job]:
-    """A daemon of its own with one job of `size` ranks; options are hvdd's, with _ for -."""
+def job_of(size: int, *allowed: str, **options: Any) -> Iterator[Job]:
+    """A daemon of its own with one job of `size` ranks; `allowed`: ids of warnings that the test causes; options are
+    hvdd's, with _ for -."""
     with Daemon(options={name.replace("_", "-"): value for name, value in options.items()}) as daemon:
+        daemon.allow(*allowed)
         yield Job(daemon, size)

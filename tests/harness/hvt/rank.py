@@ -153,9 +153,9 @@ class Rank:
         """hvd_wait with a deadline (ERR_TIMEOUT); the op stays."""
         return _outcome(self.ask("wait", op=op, timeout_ms=int(scaled(seconds) * 1000), output=want_output))
 
-    def post_wait(self, op: int, seconds: float = 10) -> None:
+    def post_wait(self, op: int, seconds: float = 10, want_output: bool = False) -> None:
         """hvd_wait whose outcome `collect_outcome` fetches: the process blocks inside hvd_wait meanwhile."""
-        self.post("wait", op=op, timeout_ms=int(scaled(seconds) * 1000))
+        self.post("wait", op=op, timeout_ms=int(scaled(seconds) * 1000), output=want_output)
 
     def collect_outcome(self) -> Outcome:
         """The reply of a posted command as an Outcome."""
