@@ -11,6 +11,10 @@
  * attach failed. From then on the connection is the engine's alone, and its death is an end-of-file
  * at the client.
  *
+ * A rank that comes back at once may meet its own former self: the engine takes up to 20 ms to find out how a process
+ * ended. So an attach is first preceded by a look at what the job's engines have said, and one that seems to be a
+ * duplicate is held for 100 ms and decided again.
+ *
  * A refusal is sent only after the client's message was read: closing a UNIX socket with unread
  * data resets it, and the reset would overtake our reply. */
 #include "daemon/node/node.h"
@@ -27,6 +31,8 @@
 #include <unistd.h>
 
 #include <utlist.h>
+
+#define HOLD_US 100000
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -47,6 +53,20 @@ static void pending_free(struct node_pending *pending)
     free(pending->bytes);
     free(pending);
     node_stop_check(node);
+}
+
+static void pending_gone(struct node_pending *pending)
+{
+    HVI_LOG(HVI_LOG_DEBUG, "attach", "attach-gone",
+            "a connection was closed before it was attached", "pid=%d uid=%u",
+            (int)pending->peer.pid, (unsigned)pending->peer.uid);
+    pending_free(pending);
+}
+
+static bool has_hung_up(int fd)
+{
+    struct pollfd poll_fd = {.fd = fd};
+    return poll(&poll_fd, 1, 0) != 0 && (poll_fd.revents & (POLLHUP | POLLERR)) != 0;
 }
 
 /* Best effort: a client that does not take its answer gets none. */
@@ -110,6 +130,7 @@ static void hand_over(struct node_pending *pending, struct node_generation *gene
     pending->rank = rank;
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
     sd_event_source_set_time_relative(pending->timer, (uint64_t)node->config.attach_timeout / 1000);
+    sd_event_source_set_enabled(pending->timer, SD_EVENT_ONESHOT);
     node_slot_set(&node->jobs, generation, rank, NODE_SLOT_ATTACHING, pending->peer.pid, session,
                   "attach accepted");
     node_link_presence(generation->engine);
@@ -141,12 +162,42 @@ static int make_generation(struct node *node, const struct node_peer *peer,
     return status;
 }
 
+static void poll_engines(struct node *node, const char *id)
+{
+    const struct node_job *job = node_job_find(&node->jobs, id);
+    struct node_generation *generation;
+
+    if (job == NULL)
+        return;
+    DL_FOREACH(job->generations, generation)
+    {
+        node_link_poll(generation->engine);
+    }
+}
+
+/* True: it seems to be a duplicate for the first time. */
+static bool hold(struct node_pending *pending, const struct node_decision *decision)
+{
+    if (decision->status != HVI_ERR_DUPLICATE_RANK || pending->held)
+        return false;
+    pending->held = true;
+    sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
+    return sd_event_source_set_time_relative(pending->timer, HOLD_US) >= 0;
+}
+
 static void handle_attach(struct node_pending *pending, const struct hvi_attach_request *request)
 {
     struct node *node = pending->node;
     struct node_decision decision;
 
+    poll_engines(node, request->job);
     node_attach_decide(node, &pending->peer, request, &decision);
+    if (hold(pending, &decision))
+        return;
+    if (has_hung_up(pending->fd)) {
+        pending_gone(pending);
+        return;
+    }
     if (decision.status == HVI_OK && decision.generation == NULL)
         decision.status = make_generation(node, &pending->peer, request, &decision);
     if (decision.status != HVI_OK)
@@ -246,6 +297,11 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
     char text[256];
 
     (void)source, (void)usec;
+    if (generation == NULL && pending->bytes != NULL) { /* held */
+        sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+        handle_message(pending);
+        return 0;
+    }
     if (generation == NULL) {
         pending_refuse(pending, HVI_ERR_ATTACH_TIMEOUT,
                        "hvdd waited too long for the AttachRequest");
@@ -268,7 +324,6 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
 /* A pidfd of the process that connected, -1 when it is gone. */
 static int peer_pidfd(int fd, pid_t pid)
 {
-    struct pollfd poll_fd = {.fd = fd};
     int pidfd;
     socklen_t size = sizeof(pidfd);
 
@@ -276,8 +331,9 @@ static int peer_pidfd(int fd, pid_t pid)
         return pidfd;
     pidfd = hvi_pidfd_open(pid);
     /* The pid could be somebody else's by now; not while its connection still stands. */
-    if (pidfd >= 0 && (poll(&poll_fd, 1, 0) < 0 || (poll_fd.revents & POLLHUP) != 0)) {
+    if (pidfd >= 0 && has_hung_up(fd)) {
         close(pidfd);
+        errno = ESRCH;
         return -1;
     }
     return pidfd;
@@ -380,17 +436,25 @@ static void try_again(struct node_pending *pending, bool clean, const char *fate
     handle_message(pending);
 }
 
+static struct node_pending *first_with(struct node *node, const struct node_generation *generation)
+{
+    struct node_pending *pending;
+
+    DL_FOREACH(node->pendings, pending)
+    {
+        if (pending->generation == generation)
+            return pending;
+    }
+    return NULL;
+}
+
 void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,
                              const char *fate)
 {
-    struct node_pending *pending, *spare;
+    struct node_pending *pending;
 
-    /* The list may change under us by one: ourselves. A retry needs a generation other than this,
-     * which is ending. */
-    DL_FOREACH_SAFE(node->pendings, pending, spare)
-    {
-        if (pending->generation != generation)
-            continue;
+    /* A second try may free other entries of the list, so it is searched anew each time. */
+    while ((pending = first_with(node, generation)) != NULL) {
         pending->generation = NULL;
         try_again(pending, clean, fate);
     }

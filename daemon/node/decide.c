@@ -25,6 +25,7 @@ static bool refuse(struct node_decision *decision, int status, const char *forma
     vsnprintf(decision->text, sizeof(decision->text), format, arguments);
     va_end(arguments);
     decision->status = status;
+    decision->generation = NULL;
     return false;
 }
 

@@ -19,8 +19,9 @@
 
 #include <utlist.h>
 
-#define OUTBOX_COUNT 4096u
-#define OUTBOX_BYTES (16u * 1024u * 1024u)
+#define MESSAGES_AT_ONCE 64
+#define OUTBOX_COUNT     4096u
+#define OUTBOX_BYTES     (16u * 1024u * 1024u)
 
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user);
 
@@ -242,7 +243,7 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
     }
     count_session(node, state);
     if (state == NODE_SLOT_ATTACHED)
-        HVI_LOG(HVI_LOG_INFO, "link", "rank-attached", "a rank was attached",
+        HVI_LOG(HVI_LOG_DEBUG, "link", "rank-attached", "a rank was attached",
                 "job=%s generation=%llu rank=%d pid=%d uid=%u", generation->job->id,
                 (unsigned long long)generation->number, session->rank, (int)session->pid,
                 (unsigned)generation->job->uid);
@@ -298,6 +299,12 @@ static bool read_link(struct node_engine *engine, int limit)
     return true;
 }
 
+void node_link_poll(struct node_engine *engine)
+{
+    if (engine->link_fd >= 0 && !read_link(engine, MESSAGES_AT_ONCE))
+        break_link(engine);
+}
+
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct node_engine *engine = user;
@@ -305,8 +312,8 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)source, (void)fd;
     if ((events & EPOLLOUT) != 0)
         flush(engine);
-    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !read_link(engine, 64))
-        break_link(engine);
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0)
+        node_link_poll(engine);
     return 0;
 }
 

@@ -45,7 +45,8 @@ struct node_pending {
     size_t length;
     struct node_generation *generation; /* set: handed to its engine, which has not answered */
     int32_t rank;
-    bool retried;
+    bool retried; /* an engine ended under it once */
+    bool held;    /* its rank seems taken; looked at again by timer */
 };
 
 /* One message that did not fit the link's socket buffer. */
@@ -176,6 +177,8 @@ struct node_engine *node_link_new(struct node *node, struct node_generation *gen
  * HVI_ERR_ENGINE_LOST. */
 int node_link_send(struct node_engine *engine, const struct hvi_packet_msg *msg, const int *fds,
                    uint32_t fd_count);
+/* Handles what the engine has said by now. Ends no engine, but may break the link. */
+void node_link_poll(struct node_engine *engine);
 /* EngineStop, and SIGKILL after a grace. */
 void node_link_stop(struct node_engine *engine, const char *reason);
 /* Takes what is still on the link, ends the generation, frees the engine. `fate`: how its process

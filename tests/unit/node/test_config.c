@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/status.h"
+#include "daemon/node/config.h"
+#include "tests/unit/hvt_main.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+static char text[NODE_CONFIG_ERROR];
+
+static int parse(struct node_config *config, const char *contents)
+{
+    node_config_defaults(config);
+    text[0] = '\0';
+    return node_config_parse(config, "test.conf", contents, strlen(contents), text, sizeof(text));
+}
+
+static int set(struct node_config *config, const char *name, const char *value)
+{
+    const struct node_config_row *row = node_config_find(name);
+    ck_assert_ptr_nonnull(row);
+    text[0] = '\0';
+    return node_config_set(config, row, value, text, sizeof(text));
+}
+
+START_TEST(every_row_accepts_and_formats_its_own_default)
+{
+    struct node_config config;
+    char value[HVI_WIRE_PATH];
+
+    node_config_defaults(&config);
+    for (size_t i = 0; i < node_config_row_count; i++) {
+        const struct node_config_row *row = &node_config_rows[i];
+        ck_assert_msg(node_config_set(&config, row, row->standard, text, sizeof(text)) == HVI_OK,
+                      "%s", text);
+        node_config_format(&config, row, value, sizeof(value));
+        ck_assert_msg(node_config_set(&config, row, value, text, sizeof(text)) == HVI_OK, "%s: %s",
+                      row->name, value);
+        ck_assert_ptr_eq(node_config_find(row->name), row);
+        ck_assert_uint_gt(strlen(row->help), 10);
+        ck_assert_uint_gt(strlen(row->argument), 0);
+    }
+}
+END_TEST
+
+/* A value just outside the range, as text of the row's type. */
+static bool outside(const struct node_config_row *row, bool above, char *value_p, size_t size)
+{
+    int64_t edge = above ? row->largest : row->smallest;
+    const char *unit = row->type == NODE_TYPE_TIME ? "ns" : "";
+
+    if (edge == (above ? INT64_MAX : INT64_MIN))
+        return false;
+    edge += above ? 1 : -1;
+    snprintf(value_p, size, row->type == NODE_TYPE_MODE ? "%llo%s" : "%lld%s", (long long)edge,
+             unit);
+    return true;
+}
+
+START_TEST(every_number_has_a_range_and_the_error_names_option_and_value)
+{
+    struct node_config config;
+    char value[64];
+
+    node_config_defaults(&config);
+    for (size_t i = 0; i < node_config_row_count; i++) {
+        const struct node_config_row *row = &node_config_rows[i];
+        if (row->type == NODE_TYPE_TEXT || row->type == NODE_TYPE_SWITCH ||
+            row->type == NODE_TYPE_LEVEL)
+            continue;
+        for (int above = 0; above < 2; above++) {
+            if (!outside(row, above, value, sizeof(value)))
+                continue;
+            ck_assert_msg(node_config_set(&config, row, value, text, sizeof(text)) ==
+                              HVI_ERR_INVALID,
+                          "%s=%s", row->name, value);
+            ck_assert_ptr_nonnull(strstr(text, row->name));
+            ck_assert_ptr_nonnull(strstr(text, value));
+        }
+        ck_assert_int_eq(node_config_set(&config, row, "banana", text, sizeof(text)),
+                         HVI_ERR_INVALID);
+    }
+}
+END_TEST
+
+START_TEST(times_take_units_and_a_bare_number_is_seconds)
+{
+    static const struct {
+        const char *value;
+        int64_t ns;
+    } good[] = {{"0", 0},
+                {"2", 2000000000},
+                {"2s", 2000000000},
+                {"1.5s", 1500000000},
+                {"500ms", 500000000},
+                {"3m", 180000000000},
+                {"1h", 3600000000000},
+                {"10 s", 10000000000},
+                {"7us", 7000},
+                {"9ns", 9}};
+    static const char *const bad[] = {"",    "s",    "-1",   "1x", "1 s s", "1e3s", "99999999999h",
+                                      "nan", "0x10", "1,5s", " 1"};
+    struct node_config config;
+
+    node_config_defaults(&config);
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        ck_assert_msg(set(&config, "drain-timeout", good[i].value) == HVI_OK, "%s", text);
+        ck_assert_int_eq(config.drain_timeout, good[i].ns);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        ck_assert_msg(set(&config, "drain-timeout", bad[i]) == HVI_ERR_INVALID, "\"%s\" was taken",
+                      bad[i]);
+    ck_assert_int_eq(config.drain_timeout, 9);
+}
+END_TEST
+
+START_TEST(sizes_take_units_as_powers_of_1024)
+{
+    struct node_config config;
+
+    node_config_defaults(&config);
+    ck_assert_int_eq(set(&config, "region-limit", "64K"), HVI_OK);
+    ck_assert_int_eq(config.region_limit, 65536);
+    ck_assert_int_eq(set(&config, "region-limit", "1.5G"), HVI_OK);
+    ck_assert_int_eq(config.region_limit, 1610612736);
+    ck_assert_int_eq(set(&config, "region-limit", "2MiB"), HVI_OK);
+    ck_assert_int_eq(config.region_limit, 2097152);
+    ck_assert_int_eq(set(&config, "region-limit", "3m"), HVI_OK);
+    ck_assert_int_eq(config.region_limit, 3145728);
+    ck_assert_int_eq(set(&config, "region-limit", "99999999T"), HVI_ERR_INVALID);
+    ck_assert_int_eq(set(&config, "region-limit", "9223372036854775808"), HVI_ERR_INVALID);
+    ck_assert_int_eq(set(&config, "region-limit", "5X"), HVI_ERR_INVALID);
+}
+END_TEST
+
+START_TEST(switches_levels_and_modes_take_their_words_alone)
+{
+    struct node_config config;
+
+    node_config_defaults(&config);
+    ck_assert_int_eq(config.private_mode, -1);
+    ck_assert_int_eq(set(&config, "private", "yes"), HVI_OK);
+    ck_assert_int_eq(config.private_mode, 1);
+    ck_assert_int_eq(set(&config, "private", "off"), HVI_OK);
+    ck_assert_int_eq(config.private_mode, 0);
+    ck_assert_int_eq(set(&config, "private", "maybe"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "yes, no or auto"));
+    ck_assert_int_eq(set(&config, "log-level", "debug"), HVI_OK);
+    ck_assert_int_eq(config.log_level, HVI_LOG_DEBUG);
+    ck_assert_int_eq(set(&config, "log-level", "loud"), HVI_ERR_INVALID);
+    ck_assert_int_eq(set(&config, "admin-mode", "0600"), HVI_OK);
+    ck_assert_int_eq(config.admin_mode, 0600);
+    ck_assert_int_eq(set(&config, "admin-mode", "0999"), HVI_ERR_INVALID);
+    ck_assert_int_eq(set(&config, "admin-mode", "0777"), HVI_ERR_INVALID);
+}
+END_TEST
+
+START_TEST(a_file_has_comments_sections_and_either_dash_or_underscore)
+{
+    struct node_config config;
+
+    ck_assert_int_eq(parse(&config,
+                           "# comment\n; another\n\n[hvdd]\nmax-jobs = 3\nmax_sessions: 9\n"
+                           "engine = /opt/x ; inline comment\nstall-warn=5m"),
+                     HVI_OK);
+    ck_assert_int_eq(config.max_jobs, 3);
+    ck_assert_int_eq(config.max_sessions, 9);
+    ck_assert_str_eq(config.engine, "/opt/x");
+    ck_assert_int_eq(config.stall_warn, 300 * (int64_t)HVI_NS_SEC);
+    ck_assert_int_eq(parse(&config, "max-jobs = 4\nmax-jobs = 5\n"), HVI_OK);
+    ck_assert_int_eq(config.max_jobs, 5);
+    ck_assert_int_eq(parse(&config, ""), HVI_OK);
+}
+END_TEST
+
+START_TEST(a_bad_line_is_named_by_file_line_name_value_and_range)
+{
+    struct node_config config;
+    char longer[400];
+
+    ck_assert_int_eq(parse(&config, "[hvdd]\nmax-jobs = 0\n"), HVI_ERR_INVALID);
+    ck_assert_str_eq(text, "test.conf:2: max-jobs: \"0\" is not a number between 1 and 65536");
+    ck_assert_int_eq(parse(&config, "\n\nno-such = 1\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "test.conf:3: \"no-such\" is no option"));
+    ck_assert_int_eq(parse(&config, "[other]\nmax-jobs = 1\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "section [other]"));
+    ck_assert_int_eq(parse(&config, "max-jobs\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "test.conf:1: neither"));
+    ck_assert_int_eq(parse(&config, "ready-fd = 3\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "command line only"));
+    memset(longer, 'x', sizeof(longer));
+    memcpy(longer, "engine = /", 10);
+    longer[sizeof(longer) - 1] = '\0';
+    ck_assert_int_eq(parse(&config, longer), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "too long"));
+    ck_assert_int_eq(
+        node_config_parse(&config, "test.conf", "max\0jobs = 1\n", 13, text, sizeof(text)),
+        HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "NUL"));
+}
+END_TEST
+
+/* A file with these contents; the name is valid until the next call. */
+static const char *file_with(const char *contents)
+{
+    static char name[64];
+    snprintf(name, sizeof(name), "/tmp/hvt-config-XXXXXX");
+    int fd = mkstemp(name);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, contents, strlen(contents)), (ssize_t)strlen(contents));
+    close(fd);
+    return name;
+}
+
+START_TEST(the_command_line_wins_over_the_file_and_the_file_over_defaults)
+{
+    char *argv[] = {
+        (char *)"hvdd",      (char *)"--config",    NULL,         (char *)"--max-jobs=7",
+        (char *)"--private", (char *)"--idle-exit", (char *)"3s", NULL};
+    struct node_command command;
+    struct node_config config;
+
+    const char *file = file_with("max-jobs = 5\nmax-sessions = 11\n");
+    argv[2] = (char *)file;
+    node_config_command(7, argv, &command);
+    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
+    unlink(file);
+    ck_assert_int_eq(config.max_jobs, 7);
+    ck_assert_int_eq(config.max_sessions, 11);
+    ck_assert_int_eq(config.private_mode, 1);
+    ck_assert_int_eq(config.idle_exit, 3 * (int64_t)HVI_NS_SEC);
+    ck_assert_int_eq(config.max_pending, 256);
+}
+END_TEST
+
+START_TEST(a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing)
+{
+    struct node_command command = {.file = "/nonexistent/hvdd.conf"};
+    struct node_config config = {.max_jobs = 77};
+
+    ck_assert_int_eq(node_config_load(&command, &config, text, sizeof(text)), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "/nonexistent/hvdd.conf"));
+    ck_assert_int_eq(config.max_jobs, 77);
+}
+END_TEST
+
+START_TEST(what_is_printed_can_be_read_back)
+{
+    struct node_config config, again;
+    char *printed = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&printed, &length);
+
+    node_config_defaults(&config);
+    config.max_jobs = 12;
+    config.drain_timeout = 1500 * (int64_t)HVI_NS_MS;
+    config.region_limit = 3ll << 30;
+    strcpy(config.runtime_dir, "/run/other");
+    node_config_print(&config, out);
+    fclose(out);
+    node_config_defaults(&again);
+    ck_assert_msg(node_config_parse(&again, "printed", printed, length, text, sizeof(text)) ==
+                      HVI_OK,
+                  "%s", text);
+    for (size_t i = 0; i < node_config_row_count; i++)
+        ck_assert_msg(!node_config_differs(&node_config_rows[i], &config, &again), "%s",
+                      node_config_rows[i].name);
+    free(printed);
+}
+END_TEST
+
+START_TEST(the_man_page_has_every_row)
+{
+    char *printed = NULL, needle[80];
+    size_t length = 0;
+    FILE *out = open_memstream(&printed, &length);
+
+    node_config_print_man(out);
+    fclose(out);
+    for (size_t i = 0; i < node_config_row_count; i++) {
+        snprintf(needle, sizeof(needle), "*--%s* ", node_config_rows[i].name);
+        ck_assert_msg(strstr(printed, needle) != NULL, "%s", needle);
+    }
+    free(printed);
+}
+END_TEST
+
+START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
+{
+    static const char *const restart[] = {"runtime-dir", "private", "engine", "admin-mode"};
+    static const char *const command[] = {"ready-fd", "parent-fd"};
+    size_t reloads = 0;
+
+    for (size_t i = 0; i < sizeof(restart) / sizeof(restart[0]); i++)
+        ck_assert_int_eq(node_config_find(restart[i])->apply, NODE_APPLY_RESTART);
+    for (size_t i = 0; i < sizeof(command) / sizeof(command[0]); i++)
+        ck_assert_int_eq(node_config_find(command[i])->apply, NODE_APPLY_COMMAND);
+    for (size_t i = 0; i < node_config_row_count; i++)
+        reloads += node_config_rows[i].apply == NODE_APPLY_RELOAD;
+    ck_assert_uint_eq(reloads, node_config_row_count - 6);
+}
+END_TEST
+
+START_TEST(copy_moves_one_option_alone)
+{
+    struct node_config from, to;
+
+    node_config_defaults(&from);
+    node_config_defaults(&to);
+    from.max_jobs = 3;
+    from.max_pending = 4;
+    node_config_copy(node_config_find("max-jobs"), &from, &to);
+    ck_assert_int_eq(to.max_jobs, 3);
+    ck_assert_int_eq(to.max_pending, 256);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("node config");
+    TCase *tcase = tcase_create("config");
+
+    tcase_add_test(tcase, every_row_accepts_and_formats_its_own_default);
+    tcase_add_test(tcase, every_number_has_a_range_and_the_error_names_option_and_value);
+    tcase_add_test(tcase, times_take_units_and_a_bare_number_is_seconds);
+    tcase_add_test(tcase, sizes_take_units_as_powers_of_1024);
+    tcase_add_test(tcase, switches_levels_and_modes_take_their_words_alone);
+    tcase_add_test(tcase, a_file_has_comments_sections_and_either_dash_or_underscore);
+    tcase_add_test(tcase, a_bad_line_is_named_by_file_line_name_value_and_range);
+    tcase_add_test(tcase, the_command_line_wins_over_the_file_and_the_file_over_defaults);
+    tcase_add_test(tcase, a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing);
+    tcase_add_test(tcase, what_is_printed_can_be_read_back);
+    tcase_add_test(tcase, the_man_page_has_every_row);
+    tcase_add_test(tcase, only_what_can_change_in_a_running_hvdd_is_marked_for_reload);
+    tcase_add_test(tcase, copy_moves_one_option_alone);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/status.h"
+#include "daemon/node/rundir.h"
+#include "tests/unit/hvt_main.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char base[64], dir[128], text[512];
+static struct node_rundir rundir;
+
+static void setup(void)
+{
+    snprintf(base, sizeof(base), "/tmp/hvt-rundir-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(base));
+    snprintf(dir, sizeof(dir), "%s/hvdd", base);
+    rundir = (struct node_rundir)NODE_RUNDIR_INIT;
+    text[0] = '\0';
+}
+
+static void teardown(void)
+{
+    char lock[160];
+
+    node_rundir_close(&rundir);
+    snprintf(lock, sizeof(lock), "%s/hvdd.lock", dir);
+    unlink(lock);
+    unlink(dir);
+    rmdir(dir);
+    ck_assert_msg(rmdir(base) == 0, "%s is not empty", base);
+}
+
+static int open_it(bool private_mode)
+{
+    return node_rundir_open(dir, private_mode, &rundir, text, sizeof(text));
+}
+
+static mode_t mode_of(const char *path)
+{
+    struct stat info;
+    ck_assert_int_eq(lstat(path, &info), 0);
+    return info.st_mode & 07777;
+}
+
+START_TEST(a_missing_directory_is_made_with_the_right_mode_and_removed)
+{
+    mode_t modes[] = {0755, 0700};
+
+    for (int private_mode = 0; private_mode < 2; private_mode++) {
+        ck_assert_msg(open_it(private_mode) == HVI_OK, "%s", text);
+        ck_assert_int_eq(mode_of(dir), modes[private_mode]);
+        ck_assert(rundir.created);
+        ck_assert(!rundir.stored);
+        node_rundir_close(&rundir);
+        node_rundir_close(&rundir);
+        ck_assert_int_ne(access(dir, F_OK), 0);
+    }
+}
+END_TEST
+
+START_TEST(a_directory_that_was_there_stays)
+{
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    ck_assert_int_eq(open_it(true), HVI_OK);
+    node_rundir_close(&rundir);
+    ck_assert_int_eq(access(dir, F_OK), 0);
+}
+END_TEST
+
+START_TEST(a_link_is_refused_even_to_a_good_directory)
+{
+    char other[128];
+
+    snprintf(other, sizeof(other), "%s/other", base);
+    ck_assert_int_eq(mkdir(other, 0700), 0);
+    ck_assert_int_eq(symlink(other, dir), 0);
+    ck_assert_int_eq(open_it(true), HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "link"));
+    ck_assert_int_eq(rmdir(other), 0);
+}
+END_TEST
+
+START_TEST(a_file_is_refused)
+{
+    fclose(fopen(dir, "w"));
+    ck_assert_int_eq(open_it(true), HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "no directory"));
+}
+END_TEST
+
+START_TEST(a_directory_that_others_may_write_or_a_private_one_they_may_read_is_refused)
+{
+    ck_assert_int_eq(mkdir(dir, 0755), 0);
+    ck_assert_int_eq(chmod(dir, 0755), 0);
+    ck_assert_int_eq(open_it(true), HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "has mode 0755"));
+    ck_assert_ptr_nonnull(strstr(text, "at most 0700"));
+    ck_assert_int_eq(open_it(false), HVI_OK);
+    node_rundir_close(&rundir);
+    ck_assert_int_eq(chmod(dir, 0775), 0);
+    ck_assert_int_eq(open_it(false), HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "has mode 0775"));
+}
+END_TEST
+
+START_TEST(a_directory_of_another_user_is_refused)
+{
+    if (geteuid() != 0)
+        return; /* only root can make one */
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    ck_assert_int_eq(chown(dir, 12345, (gid_t)-1), 0);
+    ck_assert_int_eq(open_it(true), HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "belongs to uid 12345"));
+}
+END_TEST
+
+START_TEST(a_missing_parent_and_a_relative_path_are_refused)
+{
+    ck_assert_int_eq(node_rundir_open("/nonexistent/x", true, &rundir, text, sizeof(text)),
+                     HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "/nonexistent/x"));
+    ck_assert_int_eq(node_rundir_open("relative", true, &rundir, text, sizeof(text)),
+                     HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "absolute"));
+}
+END_TEST
+
+START_TEST(the_second_hvdd_is_told_the_pid_of_the_first)
+{
+    struct node_rundir second = NODE_RUNDIR_INIT;
+    char expected[256];
+
+    ck_assert_int_eq(open_it(true), HVI_OK);
+    ck_assert_int_eq(node_rundir_open(dir, true, &second, text, sizeof(text)), HVI_ERR_REFUSED);
+    snprintf(expected, sizeof(expected), "another hvdd (pid %d) serves %s", (int)getpid(), dir);
+    ck_assert_str_eq(text, expected);
+    node_rundir_close(&rundir);
+    ck_assert_int_eq(open_it(true), HVI_OK);
+}
+END_TEST
+
+START_TEST(the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does)
+{
+    int status;
+    pid_t child;
+
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        int failed = open_it(true);
+        node_rundir_mark_stored(&rundir);
+        _exit(failed == HVI_OK ? 0 : 1);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    ck_assert_msg(open_it(true) == HVI_OK, "%s", text);
+    ck_assert(rundir.stored);
+    node_rundir_close(&rundir);
+    ck_assert_int_eq(open_it(true), HVI_OK);
+    ck_assert(!rundir.stored);
+}
+END_TEST
+
+START_TEST(socket_paths_must_fit_sun_path)
+{
+    char path[HVI_WIRE_PATH];
+    const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path);
+    const size_t tail = strlen("/attach.sock");
+
+    memset(rundir.path, 'd', sizeof(rundir.path));
+    rundir.path[room - 1 - tail] = '\0';
+    ck_assert(node_rundir_socket_path(&rundir, "attach.sock", path, sizeof(path)));
+    ck_assert_uint_eq(strlen(path), room - 1);
+    rundir.path[room - 1 - tail] = 'd';
+    rundir.path[room - tail] = '\0';
+    ck_assert(!node_rundir_socket_path(&rundir, "attach.sock", path, sizeof(path)));
+}
+END_TEST
+
+START_TEST(the_default_depends_on_the_user_and_the_session)
+{
+    char path[HVI_WIRE_PATH];
+
+    setenv("XDG_RUNTIME_DIR", "/run/user/77", 1);
+    ck_assert_int_eq(node_rundir_default(0, path, sizeof(path)), HVI_OK);
+    ck_assert_str_eq(path, "/run/hvdd");
+    ck_assert_int_eq(node_rundir_default(54321, path, sizeof(path)), HVI_OK);
+    ck_assert_str_eq(path, "/run/user/77/hvdd");
+    unsetenv("XDG_RUNTIME_DIR");
+    ck_assert_int_eq(node_rundir_default(54321, path, sizeof(path)), HVI_OK);
+    ck_assert_str_eq(path, "/tmp/hvdd-54321");
+    ck_assert_int_eq(node_rundir_default(54321, path, 8), HVI_ERR_INVALID);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("node runtime directory");
+    TCase *tcase = tcase_create("rundir");
+
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, a_missing_directory_is_made_with_the_right_mode_and_removed);
+    tcase_add_test(tcase, a_directory_that_was_there_stays);
+    tcase_add_test(tcase, a_link_is_refused_even_to_a_good_directory);
+    tcase_add_test(tcase, a_file_is_refused);
+    tcase_add_test(tcase,
+                   a_directory_that_others_may_write_or_a_private_one_they_may_read_is_refused);
+    tcase_add_test(tcase, a_directory_of_another_user_is_refused);
+    tcase_add_test(tcase, a_missing_parent_and_a_relative_path_are_refused);
+    tcase_add_test(tcase, the_second_hvdd_is_told_the_pid_of_the_first);
+    tcase_add_test(tcase, the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does);
+    tcase_add_test(tcase, socket_paths_must_fit_sun_path);
+    tcase_add_test(tcase, the_default_depends_on_the_user_and_the_session);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
