@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]}, {"stalls":
- * [...]},
- * {"error": {...}}. Numbers are raw: ns and bytes. They are written as text, because cJSON keeps
- * numbers as double and a 64-bit counter does not fit there. */
+ * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]},
+ * {"stalls": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
+ * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
 #include "tools/ctl.h"
 

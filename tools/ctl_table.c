@@ -4,6 +4,7 @@
 #include "tools/text.h"
 
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,36 +79,44 @@ static size_t column_width(const struct ctl_table *table, size_t column)
     return widest;
 }
 
-static void print_cell(FILE *out, const struct cell *cell, size_t width, bool right, bool last,
-                       bool colours)
+/* Blanks are printed only before something, so no line ends with them; *owed_p carries them over. */
+static void print_cell(FILE *out, const struct cell *cell, size_t width, bool right, bool colours,
+                       size_t *owed_p)
 {
     const size_t blanks = width - text_width(cell->text);
-    if (right)
-        fprintf(out, "%*s", (int)blanks, "");
-    fprintf(out, "%s%s%s", ctl_style_on(cell->style, colours), cell->text,
+    const size_t before = *owed_p + (right ? blanks : 0);
+    if (cell->text[0] == '\0') {
+        *owed_p += width + 2;
+        return;
+    }
+    fprintf(out, "%*s%s%s%s", (int)before, "", ctl_style_on(cell->style, colours), cell->text,
             ctl_style_off(cell->style, colours));
-    if (!right && !last)
-        fprintf(out, "%*s", (int)blanks, "");
-    fputs(last ? "\n" : "  ", out);
+    *owed_p = 2 + (right ? 0 : blanks);
+}
+
+static void print_line(const struct ctl_table *table, FILE *out, bool colours, const size_t *widths,
+                       const struct cell *cells)
+{
+    size_t owed = 0;
+    for (size_t i = 0; i < table->column_count; i++)
+        print_cell(out, &cells[i], widths[i], table->columns[i].right, colours, &owed);
+    fputc('\n', out);
 }
 
 void ctl_table_print(const struct ctl_table *table, FILE *out, bool colours)
 {
     const size_t count = table->column_count;
     size_t *widths = must(calloc(count, sizeof *widths));
-    for (size_t i = 0; i < count; i++)
-        widths[i] = column_width(table, i);
+    struct cell *titles = must(calloc(count, sizeof *titles));
     for (size_t i = 0; i < count; i++) {
-        char title[64];
-        snprintf(title, sizeof title, "%s", table->columns[i].title);
-        const struct cell head = {.text = title, .style = CTL_BOLD};
-        print_cell(out, &head, widths[i], table->columns[i].right, i + 1 == count, colours);
+        widths[i] = column_width(table, i);
+        titles[i].text = (char *)(uintptr_t)table->columns[i].title;
+        titles[i].style = CTL_BOLD;
     }
-    for (size_t i = 0; i < table->used; i++) {
-        const size_t column = i % count;
-        print_cell(out, &table->cells[i], widths[column], table->columns[column].right,
-                   column + 1 == count, colours);
-    }
+    print_line(table, out, colours, widths, titles);
+    for (size_t i = 0; i + count <= table->used; i += count)
+        print_line(table, out, colours, widths, &table->cells[i]);
+    free(titles);
     free(widths);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvd-perf: how fast collective ops are. Started by itself it becomes `hvdrun -np N hvd-perf ...`, which gives it a
- * private daemon unless one is named; started by a launcher it is one rank. It sees of hvdd what every trainer sees:
- * hvd.h. */
+ * hvd-perf: how fast collective ops are. Started by itself it becomes `hvdrun -np N hvd-perf ...`,
+ * which gives it a private daemon unless one is named; started by a launcher it is one rank. It sees
+ * of hvdd what every trainer sees: hvd.h. */
 #include "tools/perf.h"
 
 #include <errno.h>

@@ -38,8 +38,7 @@ void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
         ctl_json_error(ctl, status, raw);
 }
 
-/* ---- asking the daemon
- * ------------------------------------------------------------------------------------------- */
+/* ---- asking the daemon ---- */
 
 static int no_daemon(const struct ctl *ctl, const struct address *address)
 {
@@ -138,9 +137,7 @@ static int copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_req
     return CTL_OK;
 }
 
-/* ---- the commands
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- the commands ---- */
 
 static int run_status(const struct ctl *ctl, char **args, int count)
 {
@@ -303,9 +300,7 @@ static int run_help(const struct ctl *ctl, char **args, int count)
     return CTL_OK;
 }
 
-/* ---- command line
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- command line ---- */
 
 static const struct option long_options[] = {
     {"address", required_argument, NULL, 'a'}, {"json", no_argument, NULL, 'j'},

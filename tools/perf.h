@@ -64,8 +64,7 @@ double perf_bus_factor(enum perf_op op, int ranks);
 void perf_print_header(FILE *out, const struct perf_options *options, int ranks);
 void perf_print_row(FILE *out, bool json, const struct perf_row *row);
 
-/* ---- values: what ranks put into their tensors, and what must come out
- * --------------------------------------------- */
+/* ---- values: what ranks put into their tensors, and what must come out ---- */
 
 /* Pattern values repeat with this period in the element index. */
 #define PERF_PERIOD 104
@@ -80,8 +79,7 @@ uint64_t perf_check_reduced(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, 
 uint64_t perf_check_copied(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank,
                            const void *data, uint64_t count);
 
-/* ---- measuring; each returns an exit code and prints errors to stderr
- * ---------------------------------------------- */
+/* ---- measuring; each returns an exit code and prints errors to stderr ---- */
 
 int perf_measure(struct hvd_session *session, const struct perf_options *options);
 int perf_attach(const struct hvd_options *open_options, const struct perf_options *options);

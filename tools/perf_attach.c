@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Open and close, over and over: how long a rank's attach to a warm daemon takes, and whether anything is left behind.
- * All ranks go in lockstep, by a barrier between open and close that is not in the times. */
+ * Open and close, over and over: how long a rank's attach to a warm daemon takes, and whether
+ * anything is left behind. All ranks go in lockstep, by a barrier between open and close that is not
+ * in the times. */
 #include "tools/perf.h"
 
 #include "base/clock.h"

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One rank of a measurement:
  *
- *   per size:  warm up -> agree on the number of iterations -> measure -> exchange times -> check -> (rank 0) print
+ *   per size: warm up -> agree on a number of iterations -> measure -> exchange times -> check
+ *             -> (rank 0) print
  *
- * An iteration is barrier, clock, submit K ops, wait for all, clock. The barrier is not in the time. Ranks exchange
- * their times by an allreduce (max) after the measuring is done, so whoever launched them does not matter. */
+ * An iteration is barrier, clock, submit K ops, wait for all, clock. The barrier is not in the time.
+ * Ranks exchange their times by an allreduce (max) after the measuring is done, so whoever launched
+ * them does not matter. */
 #include "tools/perf.h"
 
 #include "base/clock.h"
@@ -45,7 +47,7 @@ static int complain_last(const struct bench *bench, const char *what, int status
     return status;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 static bool needs_two(const struct perf_options *options)
 {
@@ -121,7 +123,7 @@ static void fill(struct bench *bench)
                   bench->count);
 }
 
-/* ---- ops ---------------------------------------------------------------------------------------------------------- */
+/* ---- ops ---- */
 
 static int submit(struct bench *bench, long k)
 {
@@ -199,7 +201,7 @@ static int iterate(struct bench *bench, long iterations, int64_t *times_ns)
     return HVD_OK;
 }
 
-/* ---- agreement ---------------------------------------------------------------------------------------------------- */
+/* ---- agreement ---- */
 
 static int reduce_numbers(struct bench *bench, const char *name, int64_t *numbers, long count,
                           enum hvd_reduce_op reduce_op)
@@ -237,7 +239,7 @@ static int warm_up(struct bench *bench, long *iterations_p)
     return status;
 }
 
-/* ---- one size ----------------------------------------------------------------------------------------------------- */
+/* ---- one size ---- */
 
 static uint64_t count_errors(const struct bench *bench, long k)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What this machine could do at best, measured in the same run:
  *   memcpy    one thread copies `bytes`
- *   onepass   all cores sum N float32 buffers of `bytes` and write the sum back to all N: the memory traffic that an
- *             in-place allreduce of N ranks cannot avoid
- * The threads of onepass take pieces of 64 KiB from an atomic counter. They wait by spinning and yielding, because a
- * futex wake-up would cost more than a small reduction. The other ranks sleep in a barrier meanwhile. */
+ *   onepass   all cores sum N float32 buffers of `bytes` and write the sum back to all N: the
+ *             memory traffic that an in-place allreduce of N ranks cannot avoid
+ * The threads of onepass take pieces of 64 KiB from an atomic counter. They wait by spinning and
+ * yielding, because a futex wake-up would cost more than a small reduction. The other ranks sleep in
+ * a barrier meanwhile. */
 #include "tools/perf.h"
 
 #include "base/clock.h"
@@ -41,14 +42,14 @@ static int usable_cores(void)
     return count > THREADS_MAX ? THREADS_MAX : count;
 }
 
-/* ---- one pass ----------------------------------------------------------------------------------------------------- */
+/* ---- one pass ---- */
 
 static void reduce_block(struct onepass *pass, uint64_t from, uint64_t count)
 {
     float sum[BLOCK_FLOATS];
     memcpy(sum, pass->buffers[0] + from, count * sizeof(float));
     for (int r = 1; r < pass->ranks; r++) {
-        const float *restrict in = pass->buffers[r] + from;
+        const float *in = pass->buffers[r] + from;
         for (uint64_t i = 0; i < count; i++)
             sum[i] += in[i];
     }
@@ -107,7 +108,7 @@ static void run_round(struct onepass *pass)
         relax(&spins);
 }
 
-/* ---- timing ------------------------------------------------------------------------------------------------------- */
+/* ---- timing ---- */
 
 struct pair {
     void *from, *to;

@@ -7,9 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- 16-bit floats
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- 16-bit floats ---- */
 
 static float bits_to_float(uint32_t bits)
 {
@@ -47,9 +45,7 @@ static double half_to_double(uint16_t half)
     return sign * ldexp((double)(fraction + 1024u), (int)exponent - 25);
 }
 
-/* ---- elements
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- elements ---- */
 
 static bool is_float(enum hvd_dtype dtype)
 {
@@ -131,9 +127,7 @@ void perf_fill(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank, voi
     }
 }
 
-/* ---- expected
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- expected ---- */
 
 struct expected {
     int64_t whole[PERF_PERIOD]; /* integers, before they are cut to the dtype */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a launch ends.
  *
- *   RUNNING --last rank ended--> LINGER --1 s or output closed--> LEFTOVER --gone, or SIGKILL-->
- * DRAIN --> DONE (after a failure or a kill: straight to LEFTOVER)
+ *   RUNNING --last rank ended--> LINGER --1 s, or output closed--> LEFTOVER
+ *      \--------the same, after a failure or a kill-----------------^   |
+ *                              DONE <--all written-- DRAIN <--gone, or SIGKILL
  *
  * While RUNNING, the first failure sends SIGTERM to the other ranks at once and SIGKILL after the
  * grace time. After a signal from outside (which every rank has got too) a failing rank is
@@ -46,9 +47,7 @@ static bool has_failed(const struct run_rank *rank)
     return rank->ended && run_end_exit_code(rank->proc.fate) != 0;
 }
 
-/* ---- summary
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- summary ---- */
 
 static void describe(const struct run_rank *rank, bool first, char *text_p, size_t size)
 {
@@ -113,8 +112,7 @@ void run_end_summary(FILE *out, const struct run_rank *ranks, int count, int fir
     free(shown);
 }
 
-/* ---- ranks that have ended
- * ---------------------------------------------------------------------------------------- */
+/* ---- ranks that have ended ---- */
 
 /* What the process has written is shown before what is said about its end. */
 static void drain_output(struct run_rank *rank)
@@ -249,8 +247,7 @@ void run_end_collect(struct run *run, const int *ended, size_t count)
         enter_stage(run, RUN_LINGER, LINGER_NS);
 }
 
-/* ---- signals and time
- * --------------------------------------------------------------------------------------------- */
+/* ---- signals and time ---- */
 
 static void tell_running(struct run *run, int signal_number)
 {

@@ -38,8 +38,7 @@ struct duty {
     char dir[ADDRESS_DIR_MAX + 1];
 };
 
-/* ---- the guard's side
- * -------------------------------------------------------------------------------------------- */
+/* ---- the guard's side ---- */
 
 static void learn(struct duty *duty, const struct message *message)
 {
@@ -110,9 +109,7 @@ _Noreturn static void guard_main(int fd)
     _exit(0);
 }
 
-/* ---- hvdrun's side
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- hvdrun's side ---- */
 
 int run_guard_start(struct run_guard *guard_p)
 {

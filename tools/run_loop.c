@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One thread, one ppoll: ranks' ends (pidfds), their output, our own stdout and stderr while they
+ * One thread, one poll(2): ranks' ends (pidfds), their output, our own stdout and stderr while they
  * lag, the terminal, signals, the private hvdd. The poll set is built anew each time: what must not
  * be read now is simply not in it. */
 #include "base/clock.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Output of many processes on one terminal, without loss and without torn lines.
  *
- *   pipe --read--> held (unfinished line) --complete lines--> prefix --> sink.pending --write--> fd
- * 1 or 2
+ *   pipe --read--> held (unfinished line) --lines--> prefix --> sink.pending --write--> fd 1 or 2
  *
  * A stream holds back its last, unfinished line until it is complete, until PARTIAL_NS have passed
  * (prompts, dots) or until it is longer than LINE_MAX_BYTES. An unfinished line that was shown is
@@ -37,9 +36,7 @@
 #define PENDING_MAX    (4u * 1024u * 1024u)
 #define PARTIAL_NS     (200 * HVI_NS_MS)
 
-/* ---- buffer
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- buffer ---- */
 
 static int make_room(struct run_buffer *buffer, size_t length)
 {
@@ -87,9 +84,7 @@ void run_buffer_fini(struct run_buffer *buffer)
     memset(buffer, 0, sizeof *buffer);
 }
 
-/* ---- prefix
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- prefix ---- */
 
 void run_prefix_init(struct run_prefix *prefix_p, int rank, const char *stream, bool enabled,
                      bool timestamps)
@@ -153,9 +148,7 @@ int run_prefix_feed(struct run_prefix *prefix, const char *bytes, size_t length,
     return HVI_OK;
 }
 
-/* ---- sink
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- sink ---- */
 
 void run_sink_init(struct run_sink *sink_p, int fd)
 {
@@ -265,9 +258,7 @@ static void sink_put(struct run_sink *sink, struct run_stream *stream, const cha
     sink->open_line = bytes[length - 1] == '\n' ? NULL : stream;
 }
 
-/* ---- stream
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- stream ---- */
 
 void run_stream_init(struct run_stream *stream_p, int fd, struct run_sink *sink)
 {

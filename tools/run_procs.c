@@ -16,8 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* ---- in the child, between fork and exec: async-signal-safe calls only
- * -------------------------------------------- */
+/* ---- in the child, between fork and exec: async-signal-safe calls only ---- */
 
 static void restore_heritage(const struct run_heritage *heritage)
 {
@@ -63,9 +62,7 @@ _Noreturn static void child(const struct run_spawn *spawn, pid_t parent, int err
     _exit(written == (ssize_t)sizeof error ? 127 : 126);
 }
 
-/* ---- in hvdrun
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- in hvdrun ---- */
 
 static int exec_error(int fd)
 {
@@ -134,9 +131,7 @@ void run_proc_reap(struct run_proc *proc)
     proc->pidfd = -1;
 }
 
-/* ---- environment
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- environment ---- */
 
 static bool same_name(const char *a, const char *b)
 {

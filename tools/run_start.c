@@ -72,9 +72,7 @@ static void make_settings(const struct run *run, int rank, struct settings *sett
             (double)options->stall_warn_ns / (double)HVI_NS_SEC);
 }
 
-/* ---- files
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- files ---- */
 
 static int make_parents(const char *path)
 {
@@ -124,9 +122,7 @@ static bool open_files(struct run *run, int rank)
     return error == 0;
 }
 
-/* ---- processes
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- processes ---- */
 
 /* Pipes for stdout and stderr; write ends in ends_p. */
 static int open_pipes(struct run *run, int rank, int ends_p[2])
