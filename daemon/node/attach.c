@@ -216,6 +216,7 @@ static void handle_hello(struct node_pending *pending, const struct hvi_engine_h
                        "only engines of this hvdd's own user may say hello");
         return;
     }
+    pending->io = sd_event_source_disable_unref(pending->io); /* a descriptor can be watched once */
     if (node_link_hello(pending->node, &pending->peer, hello, pending->fd, pending->pidfd) ==
         HVI_OK)
         pending->fd = pending->pidfd = -1;
