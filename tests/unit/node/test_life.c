@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a real hvdd starts, reloads, is restarted and ends. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/node/rig.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static struct rig rig;
+static struct hvi_attach_reply reply;
+static const char *const plain[] = {"--private", NULL};
+
+static void setup(void)
+{
+    unsetenv("FAKE_ENGINE");
+    rig_init(&rig);
+}
+
+static void teardown(void)
+{
+    rig_fini(&rig);
+}
+
+static void write_conf(const char *contents)
+{
+    FILE *out = fopen(rig.conf, "we");
+    ck_assert_ptr_nonnull(out);
+    fputs(contents, out);
+    fclose(out);
+}
+
+static mode_t mode_of(const char *name)
+{
+    char path[200];
+    struct stat info;
+
+    snprintf(path, sizeof(path), "%s/%s", rig.dir, name);
+    ck_assert_int_eq(lstat(path, &info), 0);
+    return info.st_mode & 07777;
+}
+
+static void assert_nothing_left(void)
+{
+    ck_assert(!rig_exists(&rig, ""));
+    ck_assert_int_eq(rig_engines(&rig), 0);
+}
+
+/* ---- start -------------------------------------------------------------------------------------------------------- */
+
+START_TEST(sockets_have_the_modes_of_a_private_or_of_a_system_daemon)
+{
+    static const char *const shared[] = {"--private=no", NULL};
+
+    rig_start(&rig, plain);
+    ck_assert_int_eq(mode_of(""), 0700);
+    ck_assert_int_eq(mode_of("attach.sock"), 0600);
+    ck_assert_int_eq(mode_of("admin.sock"), 0600);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    rig_start(&rig, shared);
+    ck_assert_int_eq(mode_of(""), 0755);
+    ck_assert_int_eq(mode_of("attach.sock"), 0666);
+    ck_assert_int_eq(mode_of("admin.sock"), 0660);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(a_second_hvdd_for_the_same_directory_says_who_serves_it)
+{
+    struct rig second;
+    char expected[200];
+
+    rig_start(&rig, plain);
+    snprintf(expected, sizeof(expected), "another hvdd (pid %d) serves %s", (int)rig.pid, rig.dir);
+    second = rig;
+    second.parent_fd = -1;
+    ck_assert_int_eq(rig_start_failing(&second, plain), 1);
+    close(second.parent_fd);
+    ck_assert_int_eq(rig_log_count(&rig, expected), 1);
+    close(rig_join(&rig, "a", 0, 1)); /* the first goes on */
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+START_TEST(bad_options_end_with_code_2_and_a_bad_place_with_1)
+{
+    static const char *const bad_value[] = {"--private", "--max-jobs=0", NULL};
+    static const char *const unknown[] = {"--no-such-option", NULL};
+    static const char *const no_engine[] = {"--private", "--engine=/nonexistent", NULL};
+    const char *bad_file[] = {"--config", rig.conf, NULL};
+
+    ck_assert_int_eq(rig_start_failing(&rig, bad_value), 2);
+    ck_assert_int_eq(rig_log_count(&rig, "--max-jobs: \"0\" is not a number between 1 and 65536"),
+                     1);
+    ck_assert_int_eq(rig_start_failing(&rig, unknown), 2);
+    write_conf("max-jobs = many\n");
+    ck_assert_int_eq(rig_start_failing(&rig, bad_file), 2);
+    ck_assert_int_eq(rig_log_count(&rig, "conf:1: max-jobs: \"many\""), 1);
+    ck_assert_int_eq(rig_start_failing(&rig, no_engine), 1);
+    ck_assert_int_eq(mkdir(rig.dir, 0777), 0);
+    ck_assert_int_eq(chmod(rig.dir, 0777), 0);
+    ck_assert_int_eq(rig_start_failing(&rig, plain), 1);
+    ck_assert_int_eq(rig_log_count(&rig, "has mode 0777"), 1);
+}
+END_TEST
+
+START_TEST(a_directory_too_deep_for_sockets_is_a_clear_error)
+{
+    char deep[160];
+    const char *arguments[] = {"--private", "--runtime-dir", deep, NULL};
+
+    snprintf(deep, sizeof(deep), "%s/%.*s", rig.base, 90,
+             "ddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd"
+             "ddddddd");
+    ck_assert_int_eq(rig_start_failing(&rig, arguments), 1);
+    ck_assert_int_eq(rig_log_count(&rig, "too long for a socket"), 1);
+    ck_assert_int_ne(access(deep, F_OK), 0);
+}
+END_TEST
+
+/* ---- reload ------------------------------------------------------------------------------------------------------- */
+
+START_TEST(a_reload_applies_what_it_can_and_names_what_needs_a_restart)
+{
+    const char *arguments[] = {"--private", "--config", rig.conf, NULL};
+    int holder;
+
+    write_conf("max-jobs = 1\n");
+    rig_start(&rig, arguments);
+    holder = rig_join(&rig, "a", 0, 1);
+    close(rig_attach(&rig, rig_request("b", 0, 1), HVI_ERR_DAEMON_LIMIT, &reply));
+    write_conf("max-jobs = 2\nadmin-mode = 0600\n");
+    rig_kill(&rig, SIGHUP);
+    rig_wait_log(&rig, "admin-mode: 0660 -> 0600", 1);
+    ck_assert_int_eq(rig_log_count(&rig, "option-needs-restart"), 1);
+    ck_assert_int_eq(rig_log_count(&rig, "max-jobs: 1 -> 2"), 1);
+    close(rig_join(&rig, "b", 0, 1));
+    write_conf("max-jobs = nonsense\n");
+    rig_kill(&rig, SIGHUP);
+    rig_wait_log(&rig, "reload-failed", 1);
+    close(rig_join(&rig, "c", 0, 1)); /* as before: two */
+    close(holder);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+/* ---- the end ------------------------------------------------------------------------------------------------------ */
+
+START_TEST(a_drain_refuses_newcomers_and_waits_for_the_jobs)
+{
+    int holder;
+
+    rig_start(&rig, plain);
+    holder = rig_join(&rig, "a", 0, 1);
+    rig_kill(&rig, SIGTERM);
+    rig_wait_log(&rig, "running -> draining", 1);
+    close(rig_attach(&rig, rig_request("b", 0, 1), HVI_ERR_DRAINING, &reply));
+    ck_assert_int_eq(rig_engines(&rig), 1);
+    rig_detach(holder);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(a_second_signal_stops_the_jobs_at_once)
+{
+    int holder;
+
+    rig_start(&rig, plain);
+    holder = rig_join(&rig, "a", 0, 1);
+    rig_kill(&rig, SIGTERM);
+    rig_kill(&rig, SIGINT);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    close(holder);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(the_drain_timeout_stops_the_jobs)
+{
+    static const char *const hasty[] = {"--private", "--drain-timeout=200ms", NULL};
+    int holder;
+
+    rig_start(&rig, hasty);
+    holder = rig_join(&rig, "a", 0, 1);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    ck_assert_int_eq(rig_log_count(&rig, "drain timeout has passed"), 1);
+    close(holder);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(an_engine_that_will_not_stop_is_killed_after_a_grace)
+{
+    int holder;
+
+    setenv("FAKE_ENGINE", "stubborn", 1);
+    rig_start(&rig, plain);
+    holder = rig_join(&rig, "a", 0, 1);
+    rig_kill(&rig, SIGTERM);
+    rig_kill(&rig, SIGINT);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    ck_assert_int_eq(rig_log_count(&rig, "engine-killed"), 1);
+    close(holder);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(hvdd_ends_with_its_parent)
+{
+    int holder;
+
+    rig_start(&rig, plain);
+    holder = rig_join(&rig, "a", 0, 1);
+    close(rig.parent_fd);
+    rig.parent_fd = -1;
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    close(holder);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached)
+{
+    static const char *const idle[] = {"--private", "--idle-exit=300ms", NULL};
+    struct pollfd nothing = {.fd = -1};
+    int holder;
+
+    rig_start(&rig, idle);
+    holder = rig_join(&rig, "a", 0, 1);
+    poll(&nothing, 1, 600); /* the time under test, not a wait for something */
+    ck_assert_int_eq(rig_log_count(&rig, "idle-exit time"), 0);
+    close(holder);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    ck_assert_int_eq(rig_log_count(&rig, "idle-exit time"), 1);
+    assert_nothing_left();
+}
+END_TEST
+
+START_TEST(a_job_that_nobody_is_attached_to_waits_for_the_linger_time)
+{
+    static const char *const linger[] = {"--private", "--engine-linger=200ms", NULL};
+
+    rig_start(&rig, linger);
+    rig_detach(rig_join(&rig, "a", 0, 2));
+    ck_assert_int_eq(rig_engines(&rig), 1);
+    rig_wait_engines(&rig, 0);
+    rig_wait_log(&rig, "closing -> ended", 1);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+/* ---- restart ------------------------------------------------------------------------------------------------------ */
+
+static void crash(void)
+{
+    rig_kill(&rig, SIGKILL);
+    ck_assert_int_eq(rig_wait(&rig), 128 + SIGKILL);
+}
+
+START_TEST(jobs_outlive_hvdd_and_the_next_one_knows_them)
+{
+    struct hvi_attach_request *request;
+    int first, second;
+
+    rig_start(&rig, plain);
+    request = rig_request("a", 0, 2);
+    strcpy(request->job_key, "secret");
+    first = rig_attach(&rig, request, HVI_OK, &reply);
+    int engine = reply.engine_pid;
+    crash();
+    ck_assert_int_eq(rig_engines(&rig), 1);
+    ck_assert(rig_exists(&rig, "attach.sock")); /* stale */
+    rig_start(&rig, plain);
+    rig_wait_log(&rig, "engine-back", 1);
+    request = rig_request("a", 0, 2);
+    strcpy(request->job_key, "secret");
+    close(rig_attach(&rig, request, HVI_ERR_DUPLICATE_RANK, &reply));
+    request = rig_request("a", 1, 2);
+    strcpy(request->job_key, "guess");
+    close(rig_attach(&rig, request, HVI_ERR_REFUSED, &reply));
+    strcpy(request->job_key, "secret");
+    second = rig_attach(&rig, request, HVI_OK, &reply);
+    ck_assert_int_eq(reply.engine_pid, engine);
+    ck_assert_uint_eq(reply.generation, 1);
+    close(first);
+    close(second);
+    rig_wait_engines(&rig, 0);
+    rig_wait_log(&rig, "failed -> ended", 1); /* seen, though it was no child */
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+START_TEST(an_engine_without_clients_ends_with_a_crashed_hvdd)
+{
+    rig_start(&rig, plain);
+    rig_detach(rig_join(&rig, "a", 0, 2));
+    crash();
+    rig_wait_engines(&rig, 0);
+}
+END_TEST
+
+/* ---- systemd ------------------------------------------------------------------------------------------------------ */
+
+static void open_notify(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    rig.notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", rig.base);
+    ck_assert_int_eq(bind(rig.notify_fd, (struct sockaddr *)&address, sizeof(address)), 0);
+}
+
+/* Reads notifications until one has `needle`; the descriptor that came with it, or -1. */
+static int expect_notify(const char *needle)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    char text[512];
+    struct iovec iov = {text, sizeof(text) - 1};
+
+    for (;;) {
+        struct msghdr msg = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof(control)};
+        struct pollfd poll_fd = {.fd = rig.notify_fd, .events = POLLIN};
+        int fd = -1;
+        ck_assert_msg(poll(&poll_fd, 1, RIG_MS) == 1, "no notification with %s", needle);
+        ssize_t length = recvmsg(rig.notify_fd, &msg, MSG_CMSG_CLOEXEC);
+        ck_assert_int_ge(length, 0);
+        text[length] = '\0';
+        struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+        if (cmsg != NULL && cmsg->cmsg_type == SCM_RIGHTS)
+            memcpy(&fd, CMSG_DATA(cmsg), sizeof(fd));
+        if (strstr(text, needle) != NULL)
+            return fd;
+        if (fd >= 0)
+            close(fd);
+    }
+}
+
+START_TEST(systemd_hears_ready_status_watchdog_reload_and_stop)
+{
+    open_notify();
+    setenv("WATCHDOG_USEC", "200000", 1);
+    rig_start(&rig, plain);
+    unsetenv("WATCHDOG_USEC");
+    expect_notify("READY=1");
+    expect_notify("WATCHDOG=1");
+    close(rig_join(&rig, "a", 0, 1));
+    expect_notify("1 ranks attached");
+    rig_kill(&rig, SIGHUP);
+    expect_notify("RELOADING=1\nMONOTONIC_USEC=");
+    expect_notify("READY=1");
+    rig_kill(&rig, SIGTERM);
+    expect_notify("STOPPING=1");
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+START_TEST(a_connection_made_while_hvdd_was_dead_is_served_from_the_fd_store)
+{
+    int stored, client;
+
+    open_notify();
+    rig_start(&rig, plain);
+    stored = expect_notify("FDSTORE=1\nFDNAME=attach");
+    ck_assert_int_ge(stored, 0);
+    crash();
+    client = rig_connect(&rig); /* nobody accepts, but the socket lives in the store */
+    rig_send_attach(client, rig_request("a", 0, 1));
+    rig.listen_fd = stored;
+    rig_start(&rig, plain);
+    ck_assert(rig_read_reply(client, &reply));
+    ck_assert_int_eq(reply.status, HVI_OK);
+    close(client);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    ck_assert(!rig_exists(&rig, "attach.sock"));
+    close(stored);
+}
+END_TEST
+
+START_TEST(a_socket_from_a_socket_unit_is_used_and_not_removed)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd;
+
+    ck_assert_int_eq(mkdir(rig.dir, 0700), 0);
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/attach.sock", rig.dir);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(fd, 16), 0);
+    rig.listen_fd = fd;
+    rig_start(&rig, plain);
+    ck_assert_int_eq(rig_log_count(&rig, "socket-inherited"), 1);
+    close(rig_join(&rig, "a", 0, 1));
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+    ck_assert(rig_exists(&rig, "attach.sock"));
+    ck_assert(!rig_exists(&rig, "admin.sock"));
+    close(rig_connect(&rig)); /* it still listens: the unit's next start serves it */
+    close(fd);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("hvdd life");
+    TCase *tcase = tcase_create("life");
+
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, sockets_have_the_modes_of_a_private_or_of_a_system_daemon);
+    tcase_add_test(tcase, a_second_hvdd_for_the_same_directory_says_who_serves_it);
+    tcase_add_test(tcase, bad_options_end_with_code_2_and_a_bad_place_with_1);
+    tcase_add_test(tcase, a_directory_too_deep_for_sockets_is_a_clear_error);
+    tcase_add_test(tcase, a_reload_applies_what_it_can_and_names_what_needs_a_restart);
+    tcase_add_test(tcase, a_drain_refuses_newcomers_and_waits_for_the_jobs);
+    tcase_add_test(tcase, a_second_signal_stops_the_jobs_at_once);
+    tcase_add_test(tcase, the_drain_timeout_stops_the_jobs);
+    tcase_add_test(tcase, an_engine_that_will_not_stop_is_killed_after_a_grace);
+    tcase_add_test(tcase, hvdd_ends_with_its_parent);
+    tcase_add_test(tcase, an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached);
+    tcase_add_test(tcase, a_job_that_nobody_is_attached_to_waits_for_the_linger_time);
+    tcase_add_test(tcase, jobs_outlive_hvdd_and_the_next_one_knows_them);
+    tcase_add_test(tcase, an_engine_without_clients_ends_with_a_crashed_hvdd);
+    tcase_add_test(tcase, systemd_hears_ready_status_watchdog_reload_and_stop);
+    tcase_add_test(tcase, a_connection_made_while_hvdd_was_dead_is_served_from_the_fd_store);
+    tcase_add_test(tcase, a_socket_from_a_socket_unit_is_used_and_not_removed);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
