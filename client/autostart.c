@@ -36,8 +36,6 @@
 #define IDLE_EXIT   "10s"
 #define LOCK_NAP_NS 2000000
 
-extern char **environ;
-
 /* ---- finding the program ---- */
 
 static bool usable(const char *path, char *program_p)
@@ -122,7 +120,7 @@ static char **make_environment(void)
 {
     size_t count = 0;
     size_t kept = 0;
-    while (environ[count])
+    while (environ && environ[count])
         count++;
     char **environment = malloc((count + 1) * sizeof(environment[0]));
     if (!environment)

@@ -33,8 +33,6 @@
 #define ATTACH_TRIES       4u
 #define DEFAULT_TIMEOUT_NS (30ll * 1000 * 1000 * 1000)
 
-extern char **environ;
-
 /* ---- options ---- */
 
 void hvd_options_init(struct hvd_options *options)
@@ -99,7 +97,7 @@ static bool to_setting(const char *assignment, struct hvi_setting *setting_p)
 static size_t collect_settings(struct hvi_setting *settings)
 {
     size_t count = 0;
-    for (char **at = environ; *at && count < HVI_WIRE_SETTINGS_MAX; at++)
+    for (char **at = environ; at && *at && count < HVI_WIRE_SETTINGS_MAX; at++)
         if (is_setting(*at) && to_setting(*at, &settings[count]))
             count++;
     return count;

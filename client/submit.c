@@ -290,8 +290,10 @@ static int claim_name(struct hvd_session *session, const struct client_request *
                             "name",
                             request->what, request->name, session->identity.rank);
     case HVD_ERR_INVALID:
-        return client_error(rc, "%s: a tensor name is 1 to %d bytes of UTF-8, and '%.64s' is not",
-                            request->what, HVD_NAME_MAX, request->name);
+        return client_error(rc,
+                            "%s: a tensor name is 1 to %d bytes of UTF-8, and the one given (%zu "
+                            "bytes) is not",
+                            request->what, HVD_NAME_MAX, strlen(request->name));
     default:
         return client_error(rc, "%s: no memory for the name '%s'", request->what, request->name);
     }
@@ -395,7 +397,7 @@ fail_name:
 
 int client_submit(struct hvd_session *session, struct client_request *request, struct hvd_op **op_p)
 {
-    struct hvd_op *op;
+    struct hvd_op *op = NULL;
     int rc = client_session_check_fork(session, request->what);
     if (rc != HVD_OK)
         return rc;

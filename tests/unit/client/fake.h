@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A scripted hvdd and engine in one thread of the test process, on a real socket in a directory of its own: what the
+ * client library meets when its peer is well, slow, rude or dead. It knows one rank: every op it serves is the identity.
+ *
+ * The thread attaches sessions and answers control messages. Rings belong to it unless the script says `manual`; then
+ * the test plays the engine with hvt_fake_take and hvt_fake_done. Failed expectations abort the
+ * process, also outside check(3). */
+#ifndef HVT_CLIENT_FAKE_H
+#define HVT_CLIENT_FAKE_H
+
+#include "hvd/hvd.h"
+#include "shm/abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum hvt_fake_attach {
+    HVT_ATTACH,       /* as an engine should */
+    HVT_REFUSE,       /* AttachReply with .status and .text */
+    HVT_SILENT,       /* accepts and says nothing */
+    HVT_HANG_UP,      /* closes after the request */
+    HVT_GARBAGE,      /* answers with bytes that are no message */
+    HVT_WRONG_KIND,   /* answers with a notice */
+    HVT_FOREIGN,      /* status OK in another protocol version */
+    HVT_FEW_FDS,      /* two descriptors instead of four */
+    HVT_BAD_CHANNEL,  /* a channel without magic */
+    HVT_UNSEALED,     /* a channel that could be truncated */
+    HVT_NOT_MEMORY,   /* /dev/null as the channel */
+    HVT_FOREIGN_ABI,  /* a channel of another ABI version */
+    HVT_BAD_BELL,     /* the bell page without magic */
+    HVT_HANG_UP_ONCE, /* closes the first connection, serves the next */
+};
+
+struct hvt_fake_script {
+    enum hvt_fake_attach attach;
+    int status; /* HVT_REFUSE */
+    const char *text;
+    bool manual;       /* the test plays the engine */
+    int region_status; /* Ack of RegionAdd */
+    const char *region_text;
+    bool mute; /* no Ack at all */
+};
+
+struct hvt_fake;
+struct hvt_fake_session;
+
+/* Listens before it returns. */
+struct hvt_fake *hvt_fake_start(const struct hvt_fake_script *script);
+/* At `directory`, which exists already. */
+struct hvt_fake *hvt_fake_start_at(const struct hvt_fake_script *script, const char *directory);
+/* Hangs up on everybody, removes the directory. */
+void hvt_fake_stop(struct hvt_fake *fake);
+const char *hvt_fake_dir(const struct hvt_fake *fake);
+/* The last AttachRequest's settings: value of `name`, or NULL. */
+const char *hvt_fake_setting(struct hvt_fake *fake, const char *name);
+/* The identity of the last AttachRequest as "job rank/size local/size cross/size origin". */
+const char *hvt_fake_identity(struct hvt_fake *fake);
+/* The n-th attached session; waits for it. */
+struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n);
+
+/* Opens a session with rank 0 of 1 at the fake; fails the test when it does not work. */
+struct hvd_session *hvt_fake_open(struct hvt_fake *fake);
+
+/* Takes the next submission; fails the test after a second. */
+struct hvi_submission hvt_fake_take(struct hvt_fake_session *session);
+/* Nothing was submitted (looks once). */
+bool hvt_fake_is_idle(struct hvt_fake_session *session);
+/* The memory that an operand names. */
+void *hvt_fake_memory(struct hvt_fake_session *session, uint32_t region, uint64_t offset);
+/* Copies a name out of the name area. HVI_NAME_MAX + 1 bytes. */
+void hvt_fake_name(struct hvt_fake_session *session, const struct hvi_submission *submission,
+                   char *name_p);
+/* Writes a completion and rings. `text` may be NULL. */
+void hvt_fake_done(struct hvt_fake_session *session, uint64_t cookie, int status, const char *text,
+                   int culprit);
+/* As it is, but for the seq; with `seq` 0 the right one. */
+void hvt_fake_completion(struct hvt_fake_session *session, struct hvi_completion completion);
+/* Uses up the text cells, so that earlier sentences are gone. */
+void hvt_fake_reuse_texts(struct hvt_fake_session *session);
+void hvt_fake_notice(struct hvt_fake_session *session, int status, const char *text, bool ended);
+/* The engine dies: end of file at the client. */
+void hvt_fake_die(struct hvt_fake_session *session);
+struct hvi_channel_header *hvt_fake_header(struct hvt_fake_session *session);
+/* Regions the client has announced and not taken back. */
+uint32_t hvt_fake_regions(struct hvt_fake_session *session);
+/* Whether a Detach has come. */
+bool hvt_fake_detached(struct hvt_fake_session *session);
+/* Later RegionAdd are answered with this. */
+void hvt_fake_refuse_regions(struct hvt_fake *fake, int status, const char *text);
+
+#endif

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The private hvdd that hvd_open starts where nobody named a daemon and none listens. */
+#include "base/clock.h"
+#include "count.h"
+#include "hvd/hvd.h"
+#include "tests/unit/hvt_main.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char runtime[] = "/tmp/hvt-client-XXXXXX";
+static char dir[64];
+static struct hvd_options options;
+
+static void path_of(const char *name, char *path_p)
+{
+    snprintf(path_p, 128, "%s/%s", dir, name);
+}
+
+static void set_up(void)
+{
+    char program[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 32);
+    ck_assert_int_gt(length, 0);
+    program[length] = '\0';
+    snprintf(strrchr(program, '/') + 1, 32, "hvt-fake-hvdd");
+    ck_assert_ptr_nonnull(mkdtemp(runtime));
+    snprintf(dir, sizeof dir, "%s/hvdd", runtime);
+    ck_assert_int_eq(setenv("XDG_RUNTIME_DIR", runtime, 1), 0);
+    ck_assert_int_eq(setenv("HVDD_PROGRAM", program, 1), 0);
+    unsetenv("HVD_ADDRESS");
+    hvd_options_init(&options);
+    options.rank = 0;
+    options.size = 1;
+    options.job = "auto";
+    options.timeout_ns = 5000000000;
+}
+
+static void touch(const char *name)
+{
+    char path[128];
+    path_of(name, path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+}
+
+/* Tells the daemon to end and removes what it leaves. */
+static void tear_down(void)
+{
+    static const char *const names[] = {"facts", "hvdd.log", "stop", "attach.sock"};
+    char path[128];
+    uint64_t deadline_ns = hvi_deadline_after(5000000000);
+    touch("stop");
+    path_of("stop", path);
+    while (access(path, F_OK) == 0 && !hvi_deadline_passed(deadline_ns) && !getenv("HVT_FAKE_HVDD"))
+        usleep(1000);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        path_of(names[i], path);
+        unlink(path);
+    }
+    rmdir(dir);
+    rmdir(runtime);
+}
+
+static bool fact(const char *wanted)
+{
+    char path[128], line[1024];
+    bool found = false;
+    path_of("facts", path);
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file))
+        found = found || strstr(line, wanted) != NULL;
+    fclose(file);
+    return found;
+}
+
+static int started;
+
+static void log_line(void *user, enum hvd_log_level level, const char *text)
+{
+    (void)user;
+    started += level == HVD_LOG_INFO && strstr(text, "started a private hvdd in") != NULL;
+}
+
+START_TEST(a_private_daemon_is_started_once)
+{
+    struct hvd_session *first, *second;
+    int fds = hvt_count_fds();
+    options.log = log_line;
+    ck_assert_msg(hvd_open(&options, &first) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_msg(hvd_open(&options, &second) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_int_eq(started, 1);
+    ck_assert_str_eq(hvd_address(first), dir);
+    ck_assert_int_eq(hvd_barrier(first, "b"), HVD_OK);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1); /* it is no child of ours */
+    ck_assert_int_eq(errno, ECHILD);
+    hvd_close(first);
+    hvd_close(second);
+    ck_assert_int_eq(hvt_count_fds(), fds);
+}
+END_TEST
+
+START_TEST(it_inherits_nothing_of_ours)
+{
+    struct hvd_session *session;
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGTERM);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    setenv("NOTIFY_SOCKET", "/run/nowhere", 1);
+    ck_assert_int_ge(dup(0), 0); /* not close-on-exec */
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert(fact("--private --runtime-dir "));
+    ck_assert(fact(" --idle-exit 10s --ready-fd 3"));
+    ck_assert(fact("notify dropped"));
+    ck_assert(fact("mask empty"));
+    ck_assert(!fact("descriptor"));
+    hvd_close(session);
+}
+END_TEST
+
+static void *open_one(void *unused)
+{
+    struct hvd_session *session;
+    (void)unused;
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    hvd_close(session);
+    return NULL;
+}
+
+START_TEST(many_that_open_at_once_start_one)
+{
+    pthread_t threads[6];
+    options.log = NULL;
+    for (int i = 0; i < 6; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, open_one, NULL), 0);
+    for (int i = 0; i < 6; i++)
+        pthread_join(threads[i], NULL);
+}
+END_TEST
+
+START_TEST(a_daemon_that_fails_names_its_log)
+{
+    struct hvd_session *session;
+    char path[128], line[64] = "";
+    setenv("HVT_FAKE_HVDD", "fail", 1);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "ended before it was ready"));
+    path_of("hvdd.log", path);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), path));
+    FILE *file = fopen(path, "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_ptr_nonnull(fgets(line, sizeof line, file));
+    ck_assert_str_eq(line, "no luck\n");
+    fclose(file);
+}
+END_TEST
+
+START_TEST(a_daemon_that_never_gets_ready_costs_the_timeout)
+{
+    struct hvd_session *session;
+    options.timeout_ns = 300 * 1000 * 1000;
+    setenv("HVT_FAKE_HVDD", "hang", 1);
+    uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_ATTACH_TIMEOUT);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, 2 * HVI_NS_SEC);
+    unsetenv("HVT_FAKE_HVDD"); /* tear_down waits for it */
+}
+END_TEST
+
+START_TEST(a_program_that_is_none_is_named)
+{
+    struct hvd_session *session;
+    setenv("HVDD_PROGRAM", "/etc/passwd", 1);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVDD_PROGRAM is '/etc/passwd'"));
+    setenv("HVT_FAKE_HVDD", "none", 1);
+}
+END_TEST
+
+START_TEST(a_named_address_starts_nothing)
+{
+    struct hvd_session *session;
+    options.address = dir;
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
+    ck_assert_int_ne(access(dir, F_OK), 0);
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    setenv("HVT_FAKE_HVDD", "none", 1);
+}
+END_TEST
+
+START_TEST(a_directory_that_others_can_write_is_not_used)
+{
+    struct hvd_session *session;
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    ck_assert_int_eq(chmod(dir, 0777), 0);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "others may"));
+    setenv("HVT_FAKE_HVDD", "none", 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client autostart");
+    TCase *tcase = tcase_create("autostart");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, a_private_daemon_is_started_once);
+    tcase_add_test(tcase, it_inherits_nothing_of_ours);
+    tcase_add_test(tcase, many_that_open_at_once_start_one);
+    tcase_add_test(tcase, a_daemon_that_fails_names_its_log);
+    tcase_add_test(tcase, a_daemon_that_never_gets_ready_costs_the_timeout);
+    tcase_add_test(tcase, a_program_that_is_none_is_named);
+    tcase_add_test(tcase, a_named_address_starts_nothing);
+    tcase_add_test(tcase, a_directory_that_others_can_write_is_not_used);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

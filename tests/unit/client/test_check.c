@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a rank refuses by itself: every bad tensor of hvd.h's contract, and the sentence for it. */
+#include "base/types.h"
+#include "client/submit.h"
+#include "tests/unit/hvt_main.h"
+
+#include <limits.h>
+#include <string.h>
+
+static float memory[64];
+static struct hvd_tensor in, out;
+static struct client_request request;
+
+static void set_up(void)
+{
+    in = hvd_tensor_1d(memory, HVD_FLOAT32, 8);
+    out = hvd_tensor_1d(memory + 32, HVD_FLOAT32, 8);
+    request = (struct client_request){.what = "hvd_allreduce",
+                                      .kind = HVI_KIND_ALLREDUCE,
+                                      .name = "w",
+                                      .in = &in,
+                                      .out = &out,
+                                      .reduce_op = HVD_SUM};
+}
+
+static void expect(int status, const char *words)
+{
+    int rc = client_check(&request, 1, 4);
+    ck_assert_msg(rc == status, "%s: %s", hvd_status_name(rc), hvd_last_error());
+    if (words)
+        ck_assert_msg(strstr(hvd_last_error(), words) != NULL, "'%s' is not in '%s'", words,
+                      hvd_last_error());
+}
+
+START_TEST(a_good_call_is_measured)
+{
+    expect(HVD_OK, NULL);
+    ck_assert_uint_eq(request.count, 8);
+    ck_assert_uint_eq(request.in_bytes, 32);
+    ck_assert_uint_eq(request.out_bytes, 32);
+    ck_assert_uint_eq(request.element, 4);
+    ck_assert_double_eq(request.prescale, 1.0);
+    ck_assert_double_eq(request.postscale, 1.0);
+}
+END_TEST
+
+START_TEST(the_sentence_names_function_and_tensor)
+{
+    request.in = NULL;
+    expect(HVD_ERR_INVALID, "hvd_allreduce('w'): in is NULL");
+    request.name = NULL;
+    expect(HVD_ERR_INVALID, "hvd_allreduce(unnamed)");
+}
+END_TEST
+
+START_TEST(missing_tensors_are_refused)
+{
+    request.out = NULL;
+    expect(HVD_ERR_INVALID, "out is NULL");
+    set_up();
+    in.data = NULL;
+    expect(HVD_ERR_INVALID, "data is NULL");
+    set_up();
+    out.data = NULL;
+    expect(HVD_ERR_INVALID, "data is NULL");
+}
+END_TEST
+
+START_TEST(impossible_shapes_are_refused)
+{
+    in.ndim = -1;
+    expect(HVD_ERR_INVALID, "-1 dimensions");
+    in.ndim = HVD_DIMS_MAX + 1;
+    expect(HVD_ERR_INVALID, "9 dimensions");
+    set_up();
+    in.dims[0] = -8;
+    expect(HVD_ERR_INVALID, "dimension 0 of in is -8");
+    set_up();
+    in.dtype = (enum hvd_dtype)55;
+    expect(HVD_ERR_INVALID, "dtype 55");
+}
+END_TEST
+
+START_TEST(sizes_that_overflow_are_refused)
+{
+    in.ndim = out.ndim = 3;
+    in.dims[0] = in.dims[1] = in.dims[2] = INT64_C(1) << 31;
+    expect(HVD_ERR_INVALID, "2^63");
+    in.dims[0] =
+        0; /* a row that does not fit any address space is no better for there being none */
+    in.dims[1] = in.dims[2] = INT64_MAX;
+    expect(HVD_ERR_INVALID, "2^63");
+    in.ndim = 1;
+    in.dims[0] = INT64_MAX / 4 + 1;
+    expect(HVD_ERR_INVALID, "2^63");
+}
+END_TEST
+
+START_TEST(in_and_out_must_look_the_same)
+{
+    out.dtype = HVD_INT32;
+    expect(HVD_ERR_INVALID, "in is float32 and out is int32");
+    set_up();
+    out.dims[0] = 7;
+    expect(HVD_ERR_INVALID, "dimension 0 of in is 8 and of out 7");
+    set_up();
+    out.ndim = 2;
+    out.dims[1] = 1;
+    expect(HVD_ERR_INVALID, "1 dimensions and out has 2");
+}
+END_TEST
+
+START_TEST(overlap_is_refused_and_in_place_is_not)
+{
+    out.data = memory + 4;
+    expect(HVD_ERR_INVALID, "overlap");
+    out.data = memory - 1 + 8;
+    expect(HVD_ERR_INVALID, "overlap");
+    in.data = memory + 8;
+    out.data = memory + 1;
+    expect(HVD_ERR_INVALID, "overlap");
+    out.data = memory; /* touches, does not overlap */
+    expect(HVD_OK, NULL);
+    out.data = in.data;
+    expect(HVD_OK, NULL);
+}
+END_TEST
+
+START_TEST(empty_tensors_need_no_memory)
+{
+    in.dims[0] = out.dims[0] = 0;
+    in.data = out.data = NULL;
+    expect(HVD_OK, NULL);
+    ck_assert_uint_eq(request.count, 0);
+    in.ndim = out.ndim = 2;
+    in.dims[0] = out.dims[0] = 5;
+    in.dims[1] = out.dims[1] = 0;
+    expect(HVD_OK, NULL);
+}
+END_TEST
+
+START_TEST(a_scalar_is_one_element)
+{
+    in.ndim = out.ndim = 0;
+    expect(HVD_OK, NULL);
+    ck_assert_uint_eq(request.count, 1);
+    request.kind = HVI_KIND_ALLGATHER;
+    expect(HVD_ERR_INVALID, "scalar");
+}
+END_TEST
+
+START_TEST(reduce_ops_are_checked)
+{
+    request.reduce_op = 6;
+    expect(HVD_ERR_INVALID, "reduce op 6");
+    request.reduce_op = -1;
+    expect(HVD_ERR_INVALID, "reduce op -1");
+    request.reduce_op = HVD_ADASUM;
+    expect(HVD_ERR_UNSUPPORTED, "adasum");
+}
+END_TEST
+
+START_TEST(a_broadcast_reads_its_input_on_the_root_alone)
+{
+    request.kind = HVI_KIND_BROADCAST;
+    request.root = 2;
+    in.data = NULL;
+    expect(HVD_OK, NULL);
+    request.root = 1;
+    expect(HVD_ERR_INVALID, "data is NULL");
+    request.root = 4;
+    expect(HVD_ERR_INVALID, "root is 4; the ranks are 0 to 3");
+    request.root = -1;
+    expect(HVD_ERR_INVALID, "root is -1");
+}
+END_TEST
+
+START_TEST(an_allgather_may_differ_in_the_first_dimension_alone)
+{
+    request.kind = HVI_KIND_ALLGATHER;
+    in.ndim = out.ndim = 2;
+    in.dims[0] = 2;
+    in.dims[1] = out.dims[1] = 3;
+    out.dims[0] = 7;
+    expect(HVD_OK, NULL);
+    ck_assert_uint_eq(request.out_bytes, 7 * 3 * 4);
+    out.dims[1] = 4;
+    expect(HVD_ERR_INVALID, "dimension 1");
+    request.out = NULL;
+    expect(HVD_OK, NULL);
+}
+END_TEST
+
+START_TEST(options_of_another_size_are_taken_as_far_as_they_go)
+{
+    struct hvd_op_options options;
+    hvd_op_options_init(&options);
+    options.prescale_factor = 2.0;
+    options.postscale_factor = 3.0;
+    request.options = &options;
+    expect(HVD_OK, NULL);
+    ck_assert_double_eq(request.prescale, 2.0);
+    ck_assert_double_eq(request.postscale, 3.0);
+    options.struct_size = offsetof(struct hvd_op_options, postscale_factor);
+    expect(HVD_OK, NULL);
+    ck_assert_double_eq(request.prescale, 2.0);
+    ck_assert_double_eq(request.postscale, 1.0);
+    options.struct_size = 0;
+    expect(HVD_ERR_INVALID, "hvd_op_options_init");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client check");
+    TCase *tcase = tcase_create("check");
+    tcase_add_checked_fixture(tcase, set_up, NULL);
+    tcase_add_test(tcase, a_good_call_is_measured);
+    tcase_add_test(tcase, the_sentence_names_function_and_tensor);
+    tcase_add_test(tcase, missing_tensors_are_refused);
+    tcase_add_test(tcase, impossible_shapes_are_refused);
+    tcase_add_test(tcase, sizes_that_overflow_are_refused);
+    tcase_add_test(tcase, in_and_out_must_look_the_same);
+    tcase_add_test(tcase, overlap_is_refused_and_in_place_is_not);
+    tcase_add_test(tcase, empty_tensors_need_no_memory);
+    tcase_add_test(tcase, a_scalar_is_one_element);
+    tcase_add_test(tcase, reduce_ops_are_checked);
+    tcase_add_test(tcase, a_broadcast_reads_its_input_on_the_root_alone);
+    tcase_add_test(tcase, an_allgather_may_differ_in_the_first_dimension_alone);
+    tcase_add_test(tcase, options_of_another_size_are_taken_as_far_as_they_go);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

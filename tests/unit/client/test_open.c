@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd_open against daemons that are absent, refuse, lie or hang, and what is left behind afterwards: nothing. */
+#include "base/clock.h"
+#include "count.h"
+#include "fake.h"
+#include "proto/wire.h"
+#include "tests/unit/hvt_main.h"
+
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct hvd_options options;
+
+static void set_up(void)
+{
+    clearenv();
+    hvd_options_init(&options);
+    options.rank = 0;
+    options.size = 1;
+    options.job = "open";
+}
+
+/* Opens, expects `status` and all words in the sentence, and that nothing is left. */
+static void expect(int status, const char *const *words)
+{
+    struct hvd_session *session = (struct hvd_session *)&options;
+    int fds = hvt_count_fds();
+    int mappings = hvt_count_mappings();
+    int rc = hvd_open(&options, &session);
+    ck_assert_msg(rc == status, "%s: %s", hvd_status_name(rc), hvd_last_error());
+    ck_assert_msg(session == (void *)&options, "an output was written on failure");
+    for (size_t i = 0; words[i]; i++)
+        ck_assert_msg(strstr(hvd_last_error(), words[i]) != NULL, "'%s' is not in '%s'", words[i],
+                      hvd_last_error());
+    uint64_t deadline_ns = hvi_deadline_after(1000000000);
+    while (hvt_count_fds() != fds && !hvi_deadline_passed(deadline_ns))
+        usleep(1000); /* the fake closes its end in its own time */
+    ck_assert_int_eq(hvt_count_fds(), fds);
+    ck_assert_int_eq(hvt_count_mappings(), mappings);
+}
+
+#define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+START_TEST(no_daemon_says_where_and_what_to_do)
+{
+    options.address = "/tmp/hvt-there-is-nothing";
+    expect(HVD_ERR_NO_DAEMON, WORDS("no hvdd answers at /tmp/hvt-there-is-nothing/attach.sock",
+                                    "No such file", "systemctl start hvdd", "hvdrun"));
+    options.address = NULL;
+    setenv("HVD_ADDRESS", "/tmp/hvt-neither-here", 1);
+    expect(HVD_ERR_NO_DAEMON, WORDS("/tmp/hvt-neither-here/attach.sock"));
+}
+END_TEST
+
+START_TEST(a_stale_socket_is_no_daemon)
+{
+    char dir[] = "/tmp/hvt-client-XXXXXX";
+    char path[64];
+    struct hvt_fake_script script = {0};
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    struct hvt_fake *fake = hvt_fake_start_at(&script, dir);
+    char keep[64];
+    snprintf(path, sizeof path, "%s/attach.sock", dir);
+    snprintf(keep, sizeof keep, "%s/kept", dir);
+    ck_assert_int_eq(rename(path, keep), 0);
+    hvt_fake_stop(fake);
+    ck_assert_int_eq(rename(keep, path), 0);
+    options.address = dir;
+    expect(HVD_ERR_NO_DAEMON, WORDS("Connection refused"));
+    unlink(path);
+    rmdir(dir);
+}
+END_TEST
+
+START_TEST(a_directory_that_makes_no_socket_path_is_invalid)
+{
+    static char address[200];
+    memset(address, 'a', sizeof address - 1);
+    address[0] = '/';
+    options.address = address;
+    expect(HVD_ERR_INVALID, WORDS("too long"));
+}
+END_TEST
+
+START_TEST(no_permission_says_so)
+{
+    char dir[] = "/tmp/hvt-client-XXXXXX";
+    struct hvt_fake_script script = {0};
+    if (geteuid() == 0) { /* root may connect anywhere: become nobody */
+        ck_assert_ptr_nonnull(mkdtemp(dir));
+        struct hvt_fake *fake = hvt_fake_start_at(&script, dir);
+        (void)fake;
+        ck_assert_int_eq(setegid(65534), 0);
+        ck_assert_int_eq(seteuid(65534), 0);
+        options.address = dir;
+        struct hvd_session *session;
+        int rc = hvd_open(&options, &session);
+        ck_assert_int_eq(seteuid(0), 0);
+        ck_assert_int_eq(setegid(0), 0);
+        hvt_fake_stop(fake);
+        rmdir(dir);
+        ck_assert_int_eq(rc, HVD_ERR_REFUSED);
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no permission"));
+    }
+}
+END_TEST
+
+struct refusal {
+    int status;
+    const char *text;
+};
+
+static const struct refusal refusals[] = {
+    {HVD_ERR_BAD_RANK, "rank 7 does not fit job 'open' of size 4"},
+    {HVD_ERR_BAD_SIZE, "job 'open' has size 4 and not 2"},
+    {HVD_ERR_DUPLICATE_RANK, "rank 0 of job 'open' is attached already by pid 4711"},
+    {HVD_ERR_REFUSED, "the job key is not that of job 'open'"},
+    {HVD_ERR_VERSION, "this hvdd speaks protocol 2 and the client protocol 1"},
+    {HVD_ERR_DRAINING, "hvdd is shutting down"},
+    {HVD_ERR_DAEMON_LIMIT, "no more than 64 jobs"},
+};
+
+START_TEST(a_refusal_arrives_with_its_sentence)
+{
+    struct hvt_fake_script script = {
+        .attach = HVT_REFUSE, .status = refusals[_i].status, .text = refusals[_i].text};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    options.address = hvt_fake_dir(fake);
+    expect(refusals[_i].status, WORDS(refusals[_i].text, hvt_fake_dir(fake)));
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+struct lie {
+    enum hvt_fake_attach attach;
+    int status;
+    const char *word;
+};
+
+static const struct lie lies[] = {
+    {HVT_GARBAGE, HVD_ERR_PROTOCOL, "something else"},
+    {HVT_WRONG_KIND, HVD_ERR_PROTOCOL, "kind 7"},
+    {HVT_FOREIGN, HVD_ERR_VERSION, "protocol 42"},
+    {HVT_FEW_FDS, HVD_ERR_PROTOCOL, "2 descriptors instead of 4"},
+    {HVT_BAD_CHANNEL, HVD_ERR_PROTOCOL, "channel"},
+    {HVT_UNSEALED, HVD_ERR_PROTOCOL, "channel"},
+    {HVT_NOT_MEMORY, HVD_ERR_PROTOCOL, "channel"},
+    {HVT_FOREIGN_ABI, HVD_ERR_VERSION, "channel"},
+    {HVT_BAD_BELL, HVD_ERR_PROTOCOL, "bell"},
+    {HVT_HANG_UP, HVD_ERR_DAEMON, "without an answer"},
+};
+
+START_TEST(a_lying_engine_is_told_from_a_good_one)
+{
+    struct hvt_fake_script script = {.attach = lies[_i].attach};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session;
+    options.address = hvt_fake_dir(fake);
+    int mappings = hvt_count_mappings();
+    int rc = hvd_open(&options, &session);
+    ck_assert_msg(rc == lies[_i].status, "%d: %s: %s", _i, hvd_status_name(rc), hvd_last_error());
+    ck_assert_msg(strstr(hvd_last_error(), lies[_i].word) != NULL, "'%s'", hvd_last_error());
+    hvt_fake_stop(fake);
+    /* The bell and the engine's own mapping of the channel are gone with it. */
+    ck_assert_int_lt(hvt_count_mappings(), mappings);
+    ck_assert_int_eq(hvt_count_mappings(), 0);
+}
+END_TEST
+
+START_TEST(a_silent_daemon_costs_the_timeout_and_no_more)
+{
+    struct hvt_fake_script script = {.attach = HVT_SILENT};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session;
+    options.address = hvt_fake_dir(fake);
+    options.timeout_ns = 100 * 1000 * 1000;
+    uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_ATTACH_TIMEOUT);
+    uint64_t took_ns = hvi_clock_ns() - start_ns;
+    ck_assert_uint_ge(took_ns, 100 * HVI_NS_MS);
+    ck_assert_uint_lt(took_ns, 1000 * HVI_NS_MS);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(a_daemon_that_ends_is_looked_for_again_only_where_none_was_named)
+{
+    struct hvt_fake_script script = {.attach = HVT_HANG_UP_ONCE};
+    char runtime[] = "/tmp/hvt-client-XXXXXX";
+    char dir[64];
+    struct hvd_session *session;
+    ck_assert_ptr_nonnull(mkdtemp(runtime));
+    snprintf(dir, sizeof dir, "%s/hvdd", runtime);
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    struct hvt_fake *fake = hvt_fake_start_at(&script, dir);
+    setenv("XDG_RUNTIME_DIR", runtime, 1);
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_str_eq(hvd_address(session), dir);
+    hvd_close(session);
+    hvt_fake_stop(fake);
+    fake = hvt_fake_start_at(&script, dir);
+    options.address = dir;
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_DAEMON);
+    hvt_fake_stop(fake);
+    rmdir(dir);
+    rmdir(runtime);
+}
+END_TEST
+
+START_TEST(the_request_says_who_we_are)
+{
+    struct hvt_fake_script script = {0};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session;
+    options.address = hvt_fake_dir(fake);
+    options.rank = 1;
+    options.size = 4;
+    options.local_rank = 1;
+    options.local_size = 2;
+    setenv("HVD_STALL_WARN", "5s", 1);
+    setenv("HOROVOD_CYCLE_TIME", "1", 1);
+    setenv("HVD_JOB_KEY", "secret", 1);
+    setenv("HVD_BROKEN", "\xff", 1);
+    setenv("HOME", "/nowhere", 1);
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_str_eq(hvt_fake_identity(fake), "open 1/4 1/2 0/2 arguments");
+    ck_assert_str_eq(hvt_fake_setting(fake, "HVD_STALL_WARN"), "5s");
+    ck_assert_str_eq(hvt_fake_setting(fake, "HOROVOD_CYCLE_TIME"), "1");
+    ck_assert_ptr_null(hvt_fake_setting(fake, "HVD_JOB_KEY"));
+    ck_assert_ptr_null(hvt_fake_setting(fake, "HVD_BROKEN"));
+    ck_assert_ptr_null(hvt_fake_setting(fake, "HOME"));
+    ck_assert_int_eq(hvd_rank(session), 1);
+    ck_assert_int_eq(hvd_size(session), 4);
+    ck_assert_int_eq(hvd_local_rank(session), 1);
+    ck_assert_int_eq(hvd_local_size(session), 2);
+    ck_assert_int_eq(hvd_cross_rank(session), 0);
+    ck_assert_int_eq(hvd_cross_size(session), 2);
+    ck_assert_str_eq(hvd_job(session), "open");
+    ck_assert_str_eq(hvd_address(session), hvt_fake_dir(fake));
+    ck_assert_int_eq(hvd_session_status(session), HVD_OK);
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(a_key_that_is_too_long_is_invalid)
+{
+    static char key[200];
+    memset(key, 'k', sizeof key - 1);
+    struct hvt_fake_script script = {0};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    options.address = hvt_fake_dir(fake);
+    options.job_key = key;
+    expect(HVD_ERR_INVALID, WORDS("job key"));
+    ck_assert_ptr_null(strstr(hvd_last_error(), "kkkk")); /* a secret is never in a sentence */
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(options_that_were_not_initialised_are_refused)
+{
+    options.struct_size = 0;
+    expect(HVD_ERR_INVALID, WORDS("hvd_options_init"));
+}
+END_TEST
+
+START_TEST(close_says_goodbye)
+{
+    struct hvt_fake_script script = {0};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session = hvt_fake_open(fake);
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    ck_assert(hvt_fake_detached(hvt_fake_session(fake, 0)));
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(close_waits_a_second_for_a_mute_engine_and_no_more)
+{
+    struct hvt_fake_script script = {.mute = true};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session = hvt_fake_open(fake);
+    uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, 1500 * HVI_NS_MS);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+static void open_use_close(const char *dir)
+{
+    struct hvd_session *session;
+    float x[5000] = {1};
+    struct hvd_tensor small = hvd_tensor_1d(x, HVD_FLOAT32, 1);
+    struct hvd_tensor large = hvd_tensor_1d(x, HVD_FLOAT32, 5000);
+    void *memory;
+    options.address = dir;
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_int_eq(hvd_allreduce(session, "a", &small, &small, HVD_SUM), HVD_OK);
+    ck_assert_int_eq(hvd_allreduce(session, "b", &large, &large, HVD_SUM), HVD_OK);
+    ck_assert_int_eq(hvd_alloc(session, 10000, &memory), HVD_OK);
+    ck_assert_int_eq(hvd_register(session, x, sizeof x), HVD_OK);
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+}
+
+START_TEST(three_hundred_sessions_leave_nothing)
+{
+    struct hvt_fake_script script = {0};
+    for (int round = 0; round < 50; round++) {
+        struct hvt_fake *fake = hvt_fake_start(&script);
+        for (int i = 0; i < 6; i++)
+            open_use_close(hvt_fake_dir(fake));
+        hvt_fake_stop(fake);
+        static struct hvt_count before;
+        struct hvt_count now = hvt_count_take();
+        if (round == 1)
+            before = now;
+        ck_assert_int_eq(now.shared_mappings, 0);
+        if (round < 1)
+            continue;
+        ck_assert_int_eq(now.fds, before.fds);
+        ck_assert_msg(now.heap_bytes <= before.heap_bytes + 4096, "%zu bytes became %zu",
+                      before.heap_bytes, now.heap_bytes);
+    }
+}
+END_TEST
+
+/* The fake in a process of its own, with its own limits; it ends when `stop_fd` is closed. */
+static pid_t fake_process(const char *dir, int *stop_fd_p)
+{
+    struct hvt_fake_script script = {0};
+    int ready[2], stop[2];
+    char byte = 0;
+    ck_assert_int_eq(pipe(ready), 0);
+    ck_assert_int_eq(pipe(stop), 0);
+    pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        close(stop[1]);
+        struct hvt_fake *fake = hvt_fake_start_at(&script, dir);
+        ck_assert_int_eq(write(ready[1], &byte, 1), 1);
+        ck_assert_int_eq(read(stop[0], &byte, 1), 0);
+        hvt_fake_stop(fake);
+        _exit(0);
+    }
+    close(stop[0]);
+    ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    close(ready[1]);
+    *stop_fd_p = stop[1];
+    return pid;
+}
+
+START_TEST(running_out_of_descriptors_is_an_error_at_every_step)
+{
+    char dir[] = "/tmp/hvt-client-XXXXXX";
+    struct hvd_session *session = NULL;
+    struct rlimit old, limit;
+    int stop_fd, status;
+    int failures = 0;
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    pid_t pid = fake_process(dir, &stop_fd);
+    for (int i = 0; i < 16; i++) /* the limit is on numbers: leave no gaps below it */
+        ck_assert_int_ge(dup(0), 0);
+    int highest = dup(0);
+    close(highest);
+    int fds = hvt_count_fds();
+    options.address = dir;
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    limit = old;
+    for (; failures < 20; failures++) {
+        limit.rlim_cur = (rlim_t)(highest + failures);
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        int rc = hvd_open(&options, &session);
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+        if (rc == HVD_OK)
+            break;
+        ck_assert_msg(rc == HVD_ERR_LIMIT, "%s: %s", hvd_status_name(rc), hvd_last_error());
+        ck_assert_int_eq(hvt_count_fds(), fds);
+        ck_assert_int_eq(hvt_count_mappings(), 0);
+    }
+    ck_assert_int_eq(failures, 5); /* the socket and four from the engine */
+    hvd_close(session);
+    close(stop_fd);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    rmdir(dir);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client open");
+    TCase *tcase = tcase_create("open");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up, NULL);
+    tcase_add_test(tcase, no_daemon_says_where_and_what_to_do);
+    tcase_add_test(tcase, a_stale_socket_is_no_daemon);
+    tcase_add_test(tcase, a_directory_that_makes_no_socket_path_is_invalid);
+    tcase_add_test(tcase, no_permission_says_so);
+    tcase_add_loop_test(tcase, a_refusal_arrives_with_its_sentence, 0,
+                        (int)(sizeof refusals / sizeof refusals[0]));
+    tcase_add_loop_test(tcase, a_lying_engine_is_told_from_a_good_one, 0,
+                        (int)(sizeof lies / sizeof lies[0]));
+    tcase_add_test(tcase, a_silent_daemon_costs_the_timeout_and_no_more);
+    tcase_add_test(tcase, a_daemon_that_ends_is_looked_for_again_only_where_none_was_named);
+    tcase_add_test(tcase, the_request_says_who_we_are);
+    tcase_add_test(tcase, a_key_that_is_too_long_is_invalid);
+    tcase_add_test(tcase, options_that_were_not_initialised_are_refused);
+    tcase_add_test(tcase, close_says_goodbye);
+    tcase_add_test(tcase, close_waits_a_second_for_a_mute_engine_and_no_more);
+    tcase_add_test(tcase, three_hundred_sessions_leave_nothing);
+    tcase_add_test(tcase, running_out_of_descriptors_is_an_error_at_every_step);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
