@@ -147,6 +147,8 @@ START_TEST(a_reload_applies_what_it_can_and_names_what_needs_a_restart)
     ck_assert_int_eq(rig_log_count(&rig, "option-needs-restart"), 1);
     ck_assert_int_eq(rig_log_count(&rig, "max-jobs: 1 -> 2"), 1);
     close(rig_join(&rig, "b", 0, 1));
+    rig_wait_log(&rig, "job=b", 1);
+    rig_wait_log(&rig, "-> ended", 1);
     write_conf("max-jobs = nonsense\n");
     rig_kill(&rig, SIGHUP);
     rig_wait_log(&rig, "reload-failed", 1);
