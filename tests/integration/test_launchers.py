@@ -38,6 +38,7 @@ def test_the_innermost_launcher_wins_and_arguments_win_over_all(daemon):
         environment |= LAUNCHERS[launcher]
     names = list(LAUNCHERS)
     for place, launcher in enumerate(names):
+        environment |= LAUNCHERS[launcher]
         for outer in names[place + 1:]:
             environment |= {name: "0" if name.endswith(("RANK", "PROCID")) else value
                             for name, value in LAUNCHERS[outer].items()}

@@ -67,6 +67,11 @@ def test_scales_multiply_each_input_and_the_result(job, dtype):
             assert outcome.ok and outcome.data == wanted
 
 
+def test_a_scale_that_is_not_a_number_is_agreed_on_like_any_other(job):
+    for outcome in job.run("allreduce", dtype="float32", dims=[2], reduce_op="sum", prescale=float("nan")):
+        assert outcome.ok and all(value != value for value in arith.unpack(arith.DTYPES["float32"], outcome.data))
+
+
 def test_integer_scales_are_applied_in_double_and_truncated(job):
     row = arith.DTYPES["int32"]
     inputs = [arith.pack(row, [10 * (rank + 1), -7, 3]) for rank in range(job.size)]

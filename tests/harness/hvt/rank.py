@@ -98,6 +98,16 @@ class Rank:
         self.post(do, **arguments)
         return self.collect()
 
+    def ask_all(self, commands: Sequence[dict[str, Any]]) -> list[Outcome]:
+        """Many commands, a few at a time so that neither pipe fills up; their outcomes in order."""
+        outcomes = []
+        for begin in range(0, len(commands), 50):
+            batch = commands[begin:begin + 50]
+            for command in batch:
+                self.post(**command)
+            outcomes += [_outcome(self.collect()) for _ in batch]
+        return outcomes
+
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
     def try_open(self, job: str | None = None, rank: int | None = None, size: int | None = None,
