@@ -5,7 +5,8 @@
  * memory, so that a full machine is an error code and not SIGBUS or the OOM killer in the middle of
  * a reduction. The kernel puts no limit on a memfd by itself and would let fallocate eat all memory
  * first, so a request above what is available is refused before it starts. It reserves in steps,
- * because a signal makes the kernel undo the whole step.
+ * because on older kernels a signal makes fallocate undo the whole step, and in ever shorter ones
+ * while signals keep coming.
  *
  * Foreign: fail closed. Anything that is not an ordinary memfd, of exactly the promised size, with
  * all three seals and mappable for writing, is refused. Huge-page memfds are refused too: their
@@ -36,9 +37,10 @@
 #define SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define ABSURD_BYTES                                                                               \
     (UINT64_C(1) << 46) /* more than an address space can hold beside anything else */
-#define STEP_BYTES      (UINT64_C(64) << 20)
-#define LARGE_BYTES     (UINT64_C(16) << 20) /* from here on available memory is looked at first */
-#define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+#define STEP_BYTES       (UINT64_C(64) << 20)
+#define LEAST_STEP_BYTES (UINT64_C(64) << 10)
+#define LARGE_BYTES      (UINT64_C(16) << 20) /* from here on available memory is looked at first */
+#define HUGE_PAGE_BYTES  (UINT64_C(2) << 20)
 
 static int status_of_errno(int error)
 {
@@ -95,12 +97,15 @@ static int reserve(int fd, uint64_t bytes)
     if (ftruncate(fd, (off_t)bytes) != 0)
         return errno;
     uint64_t at = 0;
+    uint64_t most = STEP_BYTES;
     while (at < bytes) {
-        uint64_t step = bytes - at < STEP_BYTES ? bytes - at : STEP_BYTES;
+        uint64_t step = bytes - at < most ? bytes - at : most;
         if (fallocate(fd, 0, (off_t)at, (off_t)step) == 0)
             at += step;
         else if (errno != EINTR)
             return errno;
+        else if (most > LEAST_STEP_BYTES)
+            most /= 2; /* a profiler's timer may be faster than a long step */
     }
     return 0;
 }

@@ -433,14 +433,18 @@ static void *write_sentences(void *unused)
 {
     (void)unused;
     char sentence[1017];
+    struct hvt_random random;
+    hvt_random_init(&random, 5);
     for (uint32_t i = 0; i < SENTENCES; i++) {
         size_t bytes = 1 + i * 7 % 1016;
         memset(sentence, 'a' + (int)(i % 26), bytes);
         sentence[bytes] = '\0';
         uint32_t cell, turn;
-        pair.engine.text_next %= 2; /* two cells only, so that reader and writer meet */
+        pair.engine.text_next = 0; /* one cell only, so that reader and writer meet */
         hvi_channel_write_text(&pair.engine, sentence, &cell, &turn);
         atomic_store(&latest, (uint64_t)cell << 32 | turn);
+        for (uint64_t n = hvt_random_below(&random, 400); n > 0; n--)
+            __asm__ volatile("");
     }
     atomic_store(&latest, UINT64_MAX);
     return NULL;

@@ -81,6 +81,17 @@ static void dawdle(void)
         __asm__ volatile("");
 }
 
+/* Until so many submissions lie in the ring: the client goes on until its window is full. */
+static void await_submissions(uint32_t count)
+{
+    uint32_t here = 0;
+    uint64_t deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS);
+    while (hvi_ring_available(&pair.engine.sq, &here) == HVI_OK && here < count) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        sched_yield();
+    }
+}
+
 static void kill_child(pid_t pid)
 {
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
@@ -94,9 +105,12 @@ START_TEST(a_killed_client_leaves_whole_messages)
     for (int round = 0; round < KILLS; round++) {
         begin(1 + hvt_random_below(&dice, 5000)); /* the engine stops here and looks away */
         runs[1].total = UINT64_MAX;
-        pid_t pid = fork_client(random_style());
+        struct hvt_client_style style = random_style();
+        uint32_t window = style.window < HVI_SQ_SLOTS ? style.window : HVI_SQ_SLOTS;
+        pid_t pid = fork_client(style);
         hvt_engine_run(&pair, &runs[0]);
         ck_assert_int_eq(runs[0].end, HVT_DONE);
+        await_submissions((uint32_t)hvt_random_below(&dice, window + 1));
         dawdle();
         kill_child(pid);
         /* Everything published is whole and in order; then there is silence, and the engine gives
@@ -125,6 +139,7 @@ END_TEST
 START_TEST(a_dead_client_that_reads_nothing_does_not_block_the_engine)
 {
     begin(1);
+    runs[1].total = UINT64_MAX;
     pid_t pid = fork_client((struct hvt_client_style){.window = 1, .burst = 1});
     hvt_engine_run(&pair, &runs[0]);
     kill_child(pid);
