@@ -30,6 +30,14 @@ static cJSON *add_object(cJSON *array)
     return object;
 }
 
+/* What keeps the rows from being all there is: a full message, a silent engine. */
+static void add_note(cJSON *document, const struct hvi_admin_reply *reply)
+{
+    add_u64(document, "rows_left_out", reply->rows_left_out);
+    if (reply->text[0] != '\0')
+        cJSON_AddStringToObject(document, "note", reply->text);
+}
+
 static void print(const struct ctl *ctl, cJSON *document)
 {
     char *text = cJSON_Print(document);
@@ -80,7 +88,7 @@ void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_u64(object, "ops", row->ops);
         add_u64(object, "bytes", row->bytes);
     }
-    add_u64(document, "rows_left_out", reply->rows_left_out);
+    add_note(document, reply);
     print(ctl, document);
 }
 
@@ -106,7 +114,7 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_adm
         cJSON_AddStringToObject(object, "origin", row->origin);
         cJSON_AddStringToObject(object, "text", row->text);
     }
-    add_u64(document, "rows_left_out", reply->rows_left_out);
+    add_note(document, reply);
     print(ctl, document);
 }
 
@@ -135,7 +143,7 @@ void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     cJSON *array = cJSON_AddArrayToObject(document, "stalls");
     for (size_t i = 0; i < reply->stall_count; i++)
         add_stall(array, &reply->stalls[i]);
-    add_u64(document, "rows_left_out", reply->rows_left_out);
+    add_note(document, reply);
     print(ctl, document);
 }
 
