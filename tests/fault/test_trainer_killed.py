@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, arith, scaled, wait_until
+from hvt import Daemon, Status, arith, patience, scaled, wait_until
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -37,7 +37,7 @@ def check_told(outcome, killed_at_ns: int, rank: int, pid: int, number: int = si
     assert str(pid) in outcome.text
     assert f"signal {number}" in outcome.text and signal.Signals(number).name in outcome.text, outcome.text
     took = outcome.at_ns - killed_at_ns
-    assert took <= scaled(1) * DEADLINE_NS, f"the peer learned of it after {took / 1e6:.1f} ms"
+    assert took <= patience() * DEADLINE_NS, f"the peer learned of it after {took / 1e6:.1f} ms"
 
 
 def lost(daemon: Daemon) -> None:
@@ -117,7 +117,7 @@ def test_killed_while_idle(daemon, bystander):
     job.check_usable()
     at_ns = job.ranks[1].kill()
     wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "rank 0 to hear of it", step=0.001)
-    assert time.monotonic_ns() - at_ns <= scaled(1) * DEADLINE_NS * 2
+    assert time.monotonic_ns() - at_ns <= patience() * DEADLINE_NS * 2
     state = job.ranks[0].state()
     assert str(job.ranks[1].pid) in state.text and "SIGKILL" in state.text
     rows = {row["rank"]: row for row in daemon.ctl.json("ranks", job.name)["ranks"]}

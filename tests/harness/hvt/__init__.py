@@ -4,7 +4,7 @@
 A test asks for a `Daemon` (a private hvdd in a fresh directory), starts `Rank` processes in it, and says what it
 expects. Leaving the daemon checks what every test has to leave behind: nothing.
 """
-from hvt.build import BUILD, program, sanitized, scaled
+from hvt.build import BUILD, patience, program, sanitized, scaled
 from hvt.ctl import Ctl, CtlError
 from hvt.daemon import Daemon, stopped
 from hvt.job import Job, job_of
@@ -13,5 +13,5 @@ from hvt.rank import Rank, RankError, open_job
 from hvt.status import Status
 from hvt.wait import Expired, wait_until
 
-__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Line", "Rank", "RankError", "Status", "Job", "job_of", "open_job",
-           "parse_line", "program", "stopped", "sanitized", "scaled", "wait_until"]
+__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Line", "Rank", "RankError", "Status", "Job", "job_of",
+           "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]

@@ -45,6 +45,12 @@ def scaled(seconds: float) -> float:
     return seconds * time_factor()
 
 
+def patience() -> float:
+    """What a promise in milliseconds is stretched by: it is made for a machine with a core to spare, so a machine with
+    more work than cores stretches it by that much."""
+    return time_factor() * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 _FOLDERS = {"hvdd-engine": "libexec/hvdd"}
 
 
