@@ -48,14 +48,16 @@ static int check_region(const struct engine_session *session, const struct hvi_r
         return HVI_ERR_INVALID;
     }
     if (session->regions.count >= start->regions_max) {
-        snprintf(text_p, text_size, "this session has %u regions, the limit is %u (regions_max)",
+        snprintf(text_p, text_size,
+                 "this session has %u regions, the limit is %u "
+                 "(regions-per-session)",
                  session->regions.count, start->regions_max);
         return HVI_ERR_LIMIT;
     }
     if (used > start->region_bytes_max || add->bytes > start->region_bytes_max - used) {
         snprintf(text_p, text_size,
                  "%" PRIu64 " bytes more than the %" PRIu64 " that job '%s' has registered exceed "
-                 "the limit of %" PRIu64 " (region_bytes_max)",
+                 "the limit of %" PRIu64 " (region-limit)",
                  add->bytes, used, start->job, start->region_bytes_max);
         return HVI_ERR_LIMIT;
     }
