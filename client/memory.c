@@ -166,7 +166,7 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint
 static int detach_row(struct hvd_session *session, const void *ptr, bool is_twin, const char *what,
                       struct client_memory **memory_p)
 {
-    struct client_memory *memory = client_memory_find(&session->memory, ptr, 0);
+    struct client_memory *memory = client_memory_find(&session->memory, ptr, 1);
     if (!memory || memory->base != (uintptr_t)ptr || memory->is_twin != is_twin)
         return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
                             is_twin ? "hvd_register" : "hvd_alloc");

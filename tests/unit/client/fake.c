@@ -62,6 +62,7 @@ struct hvt_fake {
     struct hvi_attach_request request; /* the last one; settings owned */
     char identity[256];
     uint32_t connections;
+    struct hvi_packet packet; /* to receive into */
 };
 
 /* ---- sending ---- */
@@ -200,17 +201,18 @@ static void remember_request(struct hvt_fake *fake, struct hvi_packet_msg *msg)
 
 static void accept_one(struct hvt_fake *fake)
 {
-    static struct hvi_packet packet;
+    struct hvi_packet *packet = &fake->packet;
     struct hvi_packet_msg msg;
     int fd = accept4(fake->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
         return;
-    if (hvi_packet_receive(fd, &packet, hvi_deadline_after(1000000000)) != HVD_OK) {
+    if (hvi_packet_receive(fd, packet, hvi_deadline_after(1000000000)) != HVD_OK) {
         close(fd); /* somebody who only looked whether we listen */
         return;
     }
     char why[256];
-    HVI_ASSERT(hvi_packet_msg_decode(packet.bytes, packet.length, &msg, why, sizeof why) == HVD_OK);
+    HVI_ASSERT(hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof why) ==
+               HVD_OK);
     HVI_ASSERT(msg.kind == HVI_PACKET_ATTACH_REQUEST);
     fake->connections++;
     remember_request(fake, &msg);
@@ -269,16 +271,16 @@ static void hang_up(struct hvt_fake_session *session)
 
 static void control(struct hvt_fake_session *session)
 {
-    static struct hvi_packet packet;
+    struct hvi_packet *packet = &session->fake->packet;
     struct hvi_packet_msg msg;
-    int rc = hvi_packet_receive(session->socket_fd, &packet, 0);
+    int rc = hvi_packet_receive(session->socket_fd, packet, 0);
     if (rc == HVD_ERR_CLOSED)
         hang_up(session);
     if (rc != HVD_OK)
         return;
-    HVI_ASSERT(hvi_packet_msg_decode(packet.bytes, packet.length, &msg, NULL, 0) == HVD_OK);
+    HVI_ASSERT(hvi_packet_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVD_OK);
     if (msg.kind == HVI_PACKET_REGION_ADD) {
-        add_region(session, &msg.region_add, hvi_packet_take_fd(&packet, 0));
+        add_region(session, &msg.region_add, hvi_packet_take_fd(packet, 0));
     } else if (msg.kind == HVI_PACKET_REGION_REMOVE) {
         remove_region(session, &msg.region_remove);
     } else {
@@ -286,7 +288,7 @@ static void control(struct hvt_fake_session *session)
         session->detached = true;
         send_ack(session, msg.detach.request, HVD_OK, NULL);
     }
-    hvi_packet_close_fds(&packet);
+    hvi_packet_close_fds(packet);
     hvi_packet_msg_free(&msg);
 }
 

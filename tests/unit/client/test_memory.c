@@ -227,6 +227,19 @@ START_TEST(alloc_and_register_are_not_confused)
 }
 END_TEST
 
+START_TEST(memory_that_begins_where_other_memory_ends_is_told_apart)
+{
+    static char memory[2][4096];
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_register(session, memory[0], 4096), HVD_OK);
+    ck_assert_int_eq(hvd_register(session, memory[1], 4096), HVD_OK);
+    struct hvi_submission slot = submit(memory[0], memory[0], HVD_UINT8, 10, &op); /* now cached */
+    ck_assert_int_eq(hvd_deregister(session, memory[1]), HVD_OK);
+    finish(op, slot.cookie);
+    ck_assert_int_eq(hvd_deregister(session, memory[0]), HVD_OK);
+}
+END_TEST
+
 START_TEST(a_refused_region_leaves_nothing)
 {
     void *memory = NULL;
@@ -356,6 +369,7 @@ int main(void)
     tcase_add_test(tcase, memory_of_an_abandoned_op_is_busy_until_it_is_done);
     tcase_add_test(tcase, registered_memory_goes_through_its_twin);
     tcase_add_test(tcase, alloc_and_register_are_not_confused);
+    tcase_add_test(tcase, memory_that_begins_where_other_memory_ends_is_told_apart);
     tcase_add_test(tcase, a_refused_region_leaves_nothing);
     tcase_add_test(tcase, an_absurd_size_is_an_error_and_no_crash);
     tcase_add_test(tcase, many_allocations_are_all_found);
