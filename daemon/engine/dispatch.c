@@ -71,6 +71,9 @@ int engine_dispatch_open(struct engine *engine)
 
 void engine_dispatch_close(struct engine *engine)
 {
+    /* The last rank may have left in the very pass that made its op ready. */
+    if (engine->ready_count > 0)
+        engine_dispatch_ready(engine);
     for (size_t i = 0; i < BACKENDS; i++) {
         engine_backends[i]->close(engine->backend_contexts[i]);
         engine->backend_contexts[i] = NULL;
