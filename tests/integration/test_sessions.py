@@ -2,6 +2,8 @@
 """Opening, closing, meeting again; several sessions in a process and several jobs on a daemon."""
 import os
 
+import pytest
+
 from hvt import Status, arith, procs, wait_until
 from hvt.job import Job
 from hvt.rank import open_job
@@ -70,6 +72,24 @@ def test_a_rank_that_leaves_fails_the_ops_that_wanted_it_and_the_others_can_meet
         job.ranks[number].close()
     open_job(job.ranks, job.name)
     job.check_usable()
+
+
+@pytest.mark.parametrize("size, elements", [(1, 1), (1, 300_000), (2, 1), (2, 300_000)])
+def test_closing_with_ops_that_are_ready_or_in_the_middle_is_clean(daemon, size, elements):
+    daemon.allow("op-failed")
+    for turn in range(30):
+        ranks = [daemon.rank() for _ in range(size)]
+        open_job(ranks, f"hasty{turn}")
+        for rank in ranks:
+            for number in range(3):
+                rank.post("submit", kind="allreduce", name=f"x{number}", dtype=INT32.number, dims=[elements],
+                          memory="malloc", reduce_op=1)
+            rank.post("close", session=0)
+        for rank in ranks:
+            replies = [rank.collect() for _ in range(4)]
+            assert replies[-1]["status"] == Status.OK, replies
+            rank.stop()
+            daemon.ranks.remove(rank)
 
 
 def test_a_finished_job_leaves_the_table(daemon):
