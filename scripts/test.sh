@@ -48,5 +48,5 @@ case $preset in
 asan | tsan) ! setarch -R true 2>/dev/null || run=(setarch -R) ;;
 esac
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1 suppressions=$PWD/tests/tsan.supp}
 exec "${run[@]}" ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$cores" "$@"

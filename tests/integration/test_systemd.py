@@ -119,32 +119,35 @@ def attach(folder: pathlib.Path) -> None:
         rank.stop()
 
 
+def activate(folder: pathlib.Path, name: str, *options: str) -> subprocess.Popen:
+    """systemd-socket-activate that waits on the socket `name` for its first connection, and then becomes hvdd."""
+    kept = [f"--setenv={variable}" for variable in os.environ if variable.endswith("SAN_OPTIONS")]
+    process = subprocess.Popen([need("systemd-socket-activate"), *options, *kept, f"--listen={folder}/{name}.sock",
+                                f"--fdname={name}", program("hvdd"), f"--runtime-dir={folder}"],
+                               env=clean_environment())
+    wait_until((folder / f"{name}.sock").exists, "systemd-socket-activate to listen")
+    return process
+
+
 def test_hvdd_is_started_by_the_first_trainer(folder):
-    with open(folder.parent / f"{folder.name}.log", "w+b") as log:
-        os.unlink(log.name)
-        process = subprocess.Popen([need("systemd-socket-activate"), "--seqpacket", f"--listen={folder}/attach.sock",
-                                    "--fdname=attach", program("hvdd"), f"--runtime-dir={folder}"],
-                                   stdout=log, stderr=log, env=clean_environment())
-        try:
-            wait_until((folder / "attach.sock").exists, "systemd-socket-activate to listen")
-            assert not (folder / "hvdd.lock").exists(), "hvdd runs before anybody asked for it"
-            inode = (folder / "attach.sock").stat().st_ino
-            attach(folder)
-            attach(folder)
-            assert (folder / "attach.sock").stat().st_ino == inode, "hvdd replaced the socket it was given"
-            assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
-            assert stop(process) == 0
-        finally:
-            stop(process)
-        assert (folder / "attach.sock").exists(), "the socket is the service manager's; hvdd must not remove it"
-        assert not (folder / "admin.sock").exists()
+    process = activate(folder, "attach", "--seqpacket")
+    try:
+        assert not (folder / "hvdd.lock").exists(), "hvdd runs before anybody asked for it"
+        inode = (folder / "attach.sock").stat().st_ino
+        attach(folder)
+        attach(folder)
+        assert (folder / "attach.sock").stat().st_ino == inode, "hvdd replaced the socket it was given"
+        assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
+        assert stop(process) == 0
+    finally:
+        stop(process)
+    assert (folder / "attach.sock").exists(), "the socket is the service manager's; hvdd must not remove it"
+    assert not (folder / "admin.sock").exists()
 
 
 def test_hvdd_is_started_by_the_first_question(folder):
-    process = subprocess.Popen([need("systemd-socket-activate"), f"--listen={folder}/admin.sock", "--fdname=admin",
-                                program("hvdd"), f"--runtime-dir={folder}"], env=clean_environment())
+    process = activate(folder, "admin")
     try:
-        wait_until((folder / "admin.sock").exists, "systemd-socket-activate to listen")
         assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
         assert Ctl(folder).json("jobs")["jobs"] == []
         assert stop(process) == 0
