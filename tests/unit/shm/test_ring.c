@@ -359,7 +359,7 @@ END_TEST
 
 /* --- two threads, so that ThreadSanitizer judges the memory orders --- */
 
-#define THREAD_MESSAGES HVT_SCALE(1000000u)
+#define THREAD_MESSAGES HVT_SCALE(500000u)
 
 static void *produce(void *argument)
 {
@@ -381,7 +381,7 @@ START_TEST(two_threads_see_every_slot_once_and_whole)
 {
     struct bench bench;
     pthread_t thread;
-    bench_init(&bench, 64, UINT32_MAX - 1000);
+    bench_init(&bench, 256, UINT32_MAX - 1000);
     uint64_t deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS);
     ck_assert_int_eq(pthread_create(&thread, NULL, produce, &bench), 0);
     for (uint64_t received = 0; received < THREAD_MESSAGES;) {
