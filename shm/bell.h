@@ -2,9 +2,9 @@
  * Doorbells: how a side that found nothing to do goes to sleep without missing the peer's next
  * message.
  *
- * Both directions follow  drain -> arm -> drain again -> sleep  on one side and  publish -> fence
- * -> look at armed -> wake  on the other; the two sequentially consistent fences make it impossible
- * that both miss.
+ * Both directions follow  drain -> arm -> drain again -> sleep  on one side and  publish -> ring ->
+ * look at armed -> wake  on the other; the accesses to both words are sequentially consistent, so it
+ * is impossible that both miss.
  *
  * engine side (client -> engine): a bit per channel in the job's bell page and an eventfd that the
  *   engine's loop polls.

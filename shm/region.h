@@ -16,10 +16,10 @@ struct hvi_region {
 
 /* Creates, reserves (fallocate), seals and maps. `label` shows in /proc/PID/maps. `bytes` is
  * rounded up to pages. HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT
- * (descriptors). May block while pages are zeroed. */
+ * (descriptors, RLIMIT_FSIZE). May block while pages are zeroed. */
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p);
-/* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd with all three seals
- * and exactly that size. On success the region owns `fd`; on failure the caller keeps it. HVI_OK,
+/* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd of ordinary pages,
+ * writable, with all three seals and exactly that size. On success the region owns `fd`; on failure the caller keeps it. HVI_OK,
  * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */
 int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* Closes the descriptor, keeps the mapping. */
