@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer in examples/digits as a program: odd batches, wrong arguments, wrong files, no daemon. Its curve, its
-bits and its result: test_digits.py."""
+"""The trainer in examples/digits: its curve, its bits, its result, and what it says when something is wrong."""
 import csv
 import hashlib
+import math
 import pathlib
 import re
 import subprocess
 
 import pytest
 
-from hvt.build import BUILD, SOURCE, program, scaled
+from hvt.build import BUILD, SOURCE, program, sanitized, scaled
 from hvt.daemon import clean_environment
 
 DIGITS = str(BUILD / "examples/digits")
+EPOCHS = "3" if sanitized() else "12"
 
 
 def train(ranks: int, *arguments: str) -> str:
@@ -35,10 +36,24 @@ def final_hash(output: str) -> str:
     return re.search(r"hash ([0-9a-f]{16}) \(the same on all", output).group(1)
 
 
-def test_batches_that_the_ranks_cannot_share_evenly_give_the_same_curve(tmp_path):
-    alone, together = (curve(ranks, tmp_path, "--epochs", "2", "--batch", "50") for ranks in (1, 4))
-    assert len(alone) == len(together) == 58
+@pytest.mark.parametrize("batch", ["64", "50"], ids=["shared-evenly", "shared-unevenly"])
+def test_one_rank_and_four_have_the_same_loss_curve(tmp_path, batch):
+    alone, together = (curve(ranks, tmp_path, "--epochs", EPOCHS, "--batch", batch) for ranks in (1, 4))
+    assert len(alone) == len(together) >= 23 * int(EPOCHS)
+    assert all(math.isfinite(loss) for loss in alone)
     assert max(abs(a - b) / a for a, b in zip(alone, together)) <= 1e-5
+    assert together[-1] < together[0] / 5
+
+
+def test_two_runs_with_four_ranks_end_with_the_same_bits(tmp_path):
+    first, second = (train(4, "--hash", "--epochs", EPOCHS) for _ in range(2))
+    assert final_hash(first) == final_hash(second)
+
+
+@pytest.mark.skipif(bool(sanitized()), reason="too slow under a sanitizer")
+def test_four_ranks_reach_95_percent_on_the_test_images():
+    accuracy = float(re.findall(r"test +([0-9.]+) %", train(4))[-1])
+    assert accuracy >= 95
 
 
 def test_another_seed_ends_with_other_bits():
