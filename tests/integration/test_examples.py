@@ -45,7 +45,7 @@ def test_one_rank_and_four_have_the_same_loss_curve(tmp_path, batch):
     assert together[-1] < together[0] / 5
 
 
-def test_two_runs_with_four_ranks_end_with_the_same_bits(tmp_path):
+def test_two_runs_with_four_ranks_end_with_the_same_bits():
     first, second = (train(4, "--hash", "--epochs", EPOCHS) for _ in range(2))
     assert final_hash(first) == final_hash(second)
 
