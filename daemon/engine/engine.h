@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * struct engine and the types its files share. One engine process serves one generation of one job.
  *
- * Threads: everything here belongs to the main thread, except engine_batch_done, which the
- * backend's threads call, and the list it fills (.finished_lock). Nothing blocks unless it says so.
+ * Threads: everything here belongs to the main thread, except batch_done in dispatch.c, which
+ * the backend's threads call, and the list it fills (.finished_lock). Nothing blocks unless it says so.
  *
  * The stages, in the order a tensor passes them: intake -> negotiate -> fusion -> dispatch ->
  * (backend) -> complete. Calls go down; results come back through the list of finished batches. */
@@ -26,8 +26,7 @@
 #include <sys/types.h>
 #include <systemd/sd-event.h>
 
-#define ENGINE_LINGER_NS (2 * HVI_NS_SEC) /* with nobody attached, while somebody may still come   \
-                                           */
+#define ENGINE_LINGER_NS      (2 * HVI_NS_SEC) /* with nobody attached, while some may still come */
 #define ENGINE_FATE_NS        (20 * HVI_NS_MS) /* how long to ask how a process ended */
 #define ENGINE_FATE_STEP_NS   (1 * HVI_NS_MS)
 #define ENGINE_RETRY_NS       (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
@@ -109,7 +108,7 @@ struct engine_op {
  *                         |------EOF, pidfd--> dying --fate----> lost
  *                         |      protocol, job stopped---------> ended
  *
- * One setter: engine_rank_set in session.c. */
+ * One setter: set_state in session.c. */
 enum engine_rank_state {
     ENGINE_RANK_ABSENT,
     ENGINE_RANK_ATTACHED,
@@ -144,10 +143,10 @@ struct engine_session {
     sd_event_source *socket_source, *pid_source, *fate_source;
     uint64_t dying_ns;
     struct hvi_channel channel;
-    bool over; /* takes and gives nothing any more */
-    const char
-        *doom;     /* broke the protocol where it could not be ended on the spot: the loop does */
+    bool over;     /* takes and gives nothing any more */
     bool bell_due; /* in engine->bells */
+    /* Broke the protocol where it could not be ended on the spot: the loop does that. */
+    const char *doom;
     uint64_t next_seq;
     uint64_t completion_seq;
     uint64_t attached_ns;
@@ -157,8 +156,8 @@ struct engine_session {
     struct engine_part *free_parts;
     struct engine_part *owed_first, *owed_last;
     uint32_t cq_free; /* slots known to be free in the completion ring */
-    uint32_t
-        outputs_excused; /* ops that failed between SIZED and OUTPUT: their OUTPUT may still come */
+    /* Ops that failed between SIZED and OUTPUT: their OUTPUT may be under way. */
+    uint32_t outputs_excused;
     struct engine_tensor **tensors; /* [HVI_TENSOR_IDS] */
     struct engine_part *cookies[HVI_CQ_SLOTS];
     struct engine_regions regions;
@@ -186,17 +185,18 @@ struct engine {
 
     struct engine_rank *ranks; /* [start.size] */
     int32_t attached, come;    /* attached or dying now; ever attached */
-    int broken_status; /* not HVI_OK: no op can finish any more, because .broken_culprit is lost or
-                          has left */
-    int32_t broken_culprit; /* -1: the job was stopped */
+    /* Not HVI_OK: no op can finish any more, because the culprit is lost or has left (-1: because
+     * the job was stopped). */
+    int broken_status;
+    int32_t broken_culprit;
     char broken_text[HVI_TEXT_MAX + 1];
     struct engine_session *gone;
 
     struct engine_tensors tensors;
     struct engine_op *waiting_first, *waiting_last;
     struct engine_op *free_ops;
-    struct engine_op
-        *ready[HVI_CQ_SLOTS]; /* each holds a part of every rank, so it cannot overflow */
+    /* Each holds a part of every rank, so it cannot overflow. */
+    struct engine_op *ready[HVI_CQ_SLOTS];
     uint32_t ready_count;
     struct engine_batch *free_batches;
     void *backend_contexts[4]; /* one per row of engine_backends */
@@ -205,8 +205,8 @@ struct engine {
     struct engine_batch *finished; /* by the main thread itself */
     pthread_mutex_t finished_lock;
     struct engine_batch *finished_elsewhere; /* under the lock */
-    _Atomic uint32_t
-        finished_elsewhere_count; /* release under the lock; acquire by the main thread */
+    /* Release by batch_done, under the lock; acquire by engine_dispatch_reap. */
+    _Atomic uint32_t finished_elsewhere_count;
 
     struct engine_session *bells; /* sessions with new completions */
     uint32_t owed;                /* completions that wait for a reader */

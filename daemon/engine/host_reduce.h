@@ -6,12 +6,14 @@
  * What is promised, bit for bit, whatever the instruction set, the thread and the chunk:
  *   float16/bfloat16  converted to float32, reduced there, rounded once to nearest even at the end.
  *   float32, float64  reduced in their own type; scale factors are rounded to float32 for float32
- * and shorter. NaN               min and max propagate it; every NaN that is written is the type's
- * positive quiet NaN without payload. Subnormals are kept. average           sum divided by the
- * number of ranks, before the postscale. integers          sum and product wrap in the type's own
- * width; average is the wrapped sum divided with truncation toward zero; a scale other than 1.0
- * multiplies in double, truncates toward zero and saturates (NaN becomes 0). bool              min
- * is "and", max is "or", any byte but 0 is true; nothing else is supported. */
+ *                     and shorter.
+ *   NaN               min and max propagate it; every NaN that is written is the type's positive
+ *                     quiet NaN without payload. Subnormals are kept.
+ *   average           sum divided by the number of ranks, before the postscale.
+ *   integers          sum and product wrap in the type's own width; average is the wrapped sum
+ *                     divided with truncation toward zero; a scale other than 1.0 multiplies in
+ *                     double, truncates toward zero and saturates (NaN becomes 0).
+ *   bool              min is "and", max is "or", any byte but 0 is true; nothing else exists. */
 #ifndef ENGINE_HOST_REDUCE_H
 #define ENGINE_HOST_REDUCE_H
 

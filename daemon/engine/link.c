@@ -92,6 +92,7 @@ static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uin
     struct hvi_engine_report *report = &msg->engine_report;
     size_t count = 0;
 
+    engine_intake_drain_all(engine); /* what has come already is not missing */
     if (engine_stall_rows(engine, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls, &count,
                           &report->rows_left_out) != HVI_OK)
         report->stalls = NULL;

@@ -137,8 +137,9 @@ void engine_liveness_check_empty(struct engine *engine)
         engine->stopping = true;
         return;
     }
+    uint64_t linger_ns = engine->start.linger_ns ? engine->start.linger_ns : ENGINE_LINGER_NS;
     if (!engine->linger_source &&
         sd_event_add_time_relative(engine->event, &engine->linger_source, CLOCK_MONOTONIC,
-                                   ENGINE_LINGER_NS / 1000, 1, on_linger, engine) < 0)
+                                   linger_ns / 1000, 1, on_linger, engine) < 0)
         engine->stopping = true;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The main loop.
  *
- *   while something is found:  take in -> (negotiate) -> fuse and dispatch -> complete -> ring; no
- * system call every millisecond:         sockets, processes, timers (sd-event, without waiting)
+ *   while something is found:  take in -> (negotiate) -> fuse and dispatch -> complete -> ring;
+ *                              no system call
+ *   every millisecond:         sockets, processes, timers (sd-event, without waiting)
  *   nothing to take in:        do a piece of a large op, if there is one
  *   nothing at all:            pause 64 times, then yield until 100 us have passed, then arm the
- * bell and sleep
+ *                              bell and sleep
  *
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
  * the same epoll. */
@@ -74,13 +75,17 @@ static bool pass(struct engine *engine)
     return found;
 }
 
-static void look_at_events(struct engine *engine, uint64_t now_ns)
+/* True when there were events: whatever they left behind has to be looked at before sleeping. */
+static bool look_at_events(struct engine *engine, uint64_t now_ns)
 {
+    int events = 0;
+
     if (now_ns - engine->event_ns < ENGINE_EVENT_NS)
-        return;
+        return false;
     engine->event_ns = now_ns;
-    for (int i = 0; i < EVENTS_AT_ONCE && sd_event_run(engine->event, 0) > 0; i++) {
-    }
+    while (events < EVENTS_AT_ONCE && sd_event_run(engine->event, 0) > 0)
+        events++;
+    return events > 0;
 }
 
 static void block(struct engine *engine)
@@ -115,7 +120,8 @@ void engine_loop_run(struct engine *engine)
         uint64_t now_ns = hvi_clock_ns();
         if (idle_passes == PAUSES)
             idle_ns = now_ns;
-        look_at_events(engine, now_ns);
+        if (look_at_events(engine, now_ns))
+            continue;
         if (now_ns - idle_ns < ENGINE_SPIN_NS)
             sched_yield();
         else

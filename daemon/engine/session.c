@@ -445,6 +445,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     engine->broken_culprit = -1;
     snprintf(engine->broken_text, sizeof engine->broken_text, "%s", text);
     engine->now_ns = hvi_clock_ns();
+    engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
     engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(engine);
     for (int32_t rank = 0; rank < engine->start.size; rank++) {

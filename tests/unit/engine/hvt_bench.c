@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/engine/hvt_bench.h"
+
+#include "base/status.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void hvt_bench_init_empty(struct hvt_bench *bench, int32_t size)
+{
+    struct hvi_engine_start start = hvt_node_defaults(size);
+    sigset_t term;
+    int pair[2];
+
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM); /* as main does, for the signalfd */
+    sigprocmask(SIG_BLOCK, &term, NULL);
+    ck_assert_int_le(size, HVT_BENCH_RANKS);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    bench->link = pair[0];
+    bench->size = size;
+    bench->engine = calloc(1, sizeof *bench->engine);
+    ck_assert_ptr_nonnull(bench->engine);
+    ck_assert_int_eq(engine_init(bench->engine, &start, pair[1]), HVI_OK);
+    memset(bench->peers, 0, sizeof bench->peers);
+    for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++) {
+        struct hvt_peer *peer = &bench->peers[rank];
+        peer->socket = peer->far_socket = peer->pid_fd = peer->engine_fd = peer->event_fd = -1;
+    }
+}
+
+void hvt_bench_init(struct hvt_bench *bench, int32_t size)
+{
+    hvt_bench_init_empty(bench, size);
+    for (int32_t rank = 0; rank < size; rank++)
+        ck_assert_int_eq(hvt_bench_attach(bench, rank), HVI_OK);
+}
+
+int hvt_bench_attach(struct hvt_bench *bench, int32_t rank)
+{
+    static unsigned char request[HVI_PACKET_BYTES_MAX];
+    struct hvt_peer *peer = &bench->peers[rank];
+    struct hvi_engine_adopt adopt = {.session = (uint64_t)rank + 1, .attach = request};
+
+    hvt_peer_init(peer, rank, bench->size, 0);
+    adopt.attach_bytes = hvt_peer_request(peer, NULL, 0, request, sizeof request);
+    adopt.pid = peer->pid;
+    engine_session_adopt(bench->engine, &adopt, peer->far_socket, -1);
+    peer->far_socket = -1;
+    return hvt_peer_meet(peer);
+}
+
+void hvt_bench_turn(struct hvt_bench *bench)
+{
+    struct engine *engine = bench->engine;
+
+    while (sd_event_run(engine->event, 0) > 0) {
+    }
+    engine_intake_drain_all(engine);
+    engine_dispatch_ready(engine);
+    while (engine_dispatch_help(engine)) {
+    }
+    engine_dispatch_reap(engine);
+    engine_complete_owed(engine);
+    engine_complete_ring(engine);
+    engine_sessions_reap(engine);
+}
+
+void hvt_bench_fini(struct hvt_bench *bench)
+{
+    engine_sessions_stop(bench->engine, "the test is over");
+    engine_fini(bench->engine);
+    free(bench->engine);
+    for (int32_t rank = 0; rank < bench->size; rank++)
+        hvt_peer_fini(&bench->peers[rank]);
+    close(bench->link);
+}

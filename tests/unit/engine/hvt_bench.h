@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * An engine inside the test process, without its loop: the test plays the clients and calls the
+ * stages itself, so that every order can be produced at will. */
+#ifndef HVT_BENCH_H
+#define HVT_BENCH_H
+
+#include "daemon/engine/engine.h"
+#include "tests/unit/engine/hvt_peer.h"
+
+#define HVT_BENCH_RANKS 24
+
+struct hvt_bench {
+    struct engine *engine;
+    int link; /* hvdd's end */
+    int32_t size;
+    struct hvt_peer peers[HVT_BENCH_RANKS];
+};
+
+/* An engine with `size` ranks, all attached. */
+void hvt_bench_init(struct hvt_bench *bench, int32_t size);
+/* An engine for `size` ranks with nobody attached. */
+void hvt_bench_init_empty(struct hvt_bench *bench, int32_t size);
+void hvt_bench_fini(struct hvt_bench *bench);
+/* Attaches one rank; returns the status of the reply. */
+int hvt_bench_attach(struct hvt_bench *bench, int32_t rank);
+/* Once through all stages, sockets included. */
+void hvt_bench_turn(struct hvt_bench *bench);
+
+#endif

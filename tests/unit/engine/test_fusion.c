@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Properties of fusion over random sequences, and its borders. */
+#include "daemon/engine/fusion.h"
+
+#include "base/types.h"
+#include "tests/unit/engine/hvt_reference.h"
+#include "tests/unit/hvt_main.h"
+
+#define WORKS 1000u
+
+static struct engine_work works[WORKS];
+static const struct engine_work *ready[WORKS];
+
+static void fill(uint64_t *random)
+{
+    static const uint64_t sizes[] = {0, 4, 4096, 32768, 32769, 65536, 1u << 20, 1ull << 40};
+
+    for (uint32_t i = 0; i < WORKS; i++) {
+        uint64_t bits = hvt_random(random);
+        works[i].bytes = bits % 4 == 0 ? sizes[(bits >> 8) % 8] : (bits >> 16) % 40000;
+        works[i].memory_kind = (bits >> 60) == 0 ? 1 : 0;
+        ready[i] = &works[i];
+    }
+}
+
+static void check_batch(const struct engine_work *const *batch, uint32_t count)
+{
+    uint64_t bytes = 0;
+
+    ck_assert_uint_ge(count, 1);
+    ck_assert_uint_le(count, ENGINE_BATCH_WORKS);
+    for (uint32_t i = 0; i < count; i++) {
+        bytes += batch[i]->bytes;
+        ck_assert_uint_eq(batch[i]->memory_kind, batch[0]->memory_kind);
+        ck_assert(count == 1 || batch[i]->bytes <= ENGINE_FUSION_SMALL_BYTES);
+    }
+    ck_assert(count == 1 || bytes <= ENGINE_FUSION_BATCH_BYTES);
+}
+
+/* Taking one more would have broken a rule: batches are as large as they may be. */
+static void check_greedy(const struct engine_work *const *batch, uint32_t count)
+{
+    const struct engine_work *next = batch[count];
+    uint64_t bytes = next->bytes;
+
+    for (uint32_t i = 0; i < count; i++)
+        bytes += batch[i]->bytes;
+    ck_assert(count == ENGINE_BATCH_WORKS || next->bytes > ENGINE_FUSION_SMALL_BYTES ||
+              batch[0]->bytes > ENGINE_FUSION_SMALL_BYTES || bytes > ENGINE_FUSION_BATCH_BYTES ||
+              next->memory_kind != batch[0]->memory_kind);
+}
+
+START_TEST(batches_partition_the_sequence_and_keep_every_rule)
+{
+    uint64_t random = (uint64_t)_i;
+    uint32_t at = 0;
+
+    fill(&random);
+    while (at < WORKS) {
+        uint32_t count = engine_fusion_take(ready + at, WORKS - at);
+        ck_assert_uint_le(count, WORKS - at);
+        check_batch(ready + at, count);
+        if (at + count < WORKS)
+            check_greedy(ready + at, count);
+        at += count;
+    }
+    ck_assert_uint_eq(at, WORKS);
+}
+END_TEST
+
+START_TEST(a_large_op_is_alone_wherever_it_stands)
+{
+    struct engine_work small = {.bytes = 8}, large = {.bytes = ENGINE_FUSION_SMALL_BYTES + 1};
+    const struct engine_work *first[] = {&large, &small};
+    const struct engine_work *second[] = {&small, &large};
+
+    ck_assert_uint_eq(engine_fusion_take(first, 2), 1);
+    ck_assert_uint_eq(engine_fusion_take(second, 2), 1);
+}
+END_TEST
+
+START_TEST(exactly_one_mebibyte_fits)
+{
+    struct engine_work work = {.bytes = ENGINE_FUSION_SMALL_BYTES};
+
+    for (uint32_t i = 0; i < 40; i++)
+        ready[i] = &work;
+    ck_assert_uint_eq(engine_fusion_take(ready, 40), 32);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/fusion");
+    TCase *tcase = tcase_create("fusion");
+
+    tcase_add_loop_test(tcase, batches_partition_the_sequence_and_keep_every_rule, 0, 20);
+    tcase_add_test(tcase, a_large_op_is_alone_wherever_it_stands);
+    tcase_add_test(tcase, exactly_one_mebibyte_fits);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernels against a reference written with other means, bit by bit, in all instruction sets
+ * that this processor has; the reference stands for "the sets agree" too. */
+#include "daemon/engine/host_reduce.h"
+
+#include "base/status.h"
+#include "base/types.h"
+#include "tests/unit/engine/hvt_reference.h"
+#include "tests/unit/hvt_main.h"
+
+#include <math.h>
+#include <string.h>
+
+#define RANKS 8u
+#define COUNT 4500u /* two blocks and a bit */
+#define GUARD 64u
+
+static unsigned char *inputs[RANKS], *outputs[RANKS];
+static const uint32_t all_ops[] = {HVI_REDUCE_AVERAGE, HVI_REDUCE_SUM, HVI_REDUCE_MIN,
+                                   HVI_REDUCE_MAX, HVI_REDUCE_PRODUCT};
+static const uint64_t counts[] = {1, 2, 3, 7, 8, 15, 17, 64, 100, 2047, 2048, 2049, COUNT - 9};
+
+static void setup(void)
+{
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        inputs[rank] = aligned_alloc(64, COUNT * 8 + 2 * GUARD + 64 - (COUNT * 8) % 64);
+        outputs[rank] = aligned_alloc(64, COUNT * 8 + 2 * GUARD + 64 - (COUNT * 8) % 64);
+        ck_assert(inputs[rank] && outputs[rank]);
+    }
+}
+
+static void teardown(void)
+{
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        free(inputs[rank]);
+        free(outputs[rank]);
+    }
+}
+
+struct run {
+    struct engine_reduce reduce;
+    const void *in[RANKS];
+    void *out[RANKS];
+    uint64_t first, count;
+    bool in_place;
+};
+
+/* Operands start at different places of a cache line. */
+static void prepare(struct run *run, uint64_t *random)
+{
+    uint32_t size = hvi_dtype_bytes(run->reduce.dtype);
+
+    run->reduce.in = run->in;
+    run->reduce.out = run->out;
+    for (uint32_t rank = 0; rank < run->reduce.ranks; rank++) {
+        unsigned char *in = inputs[rank] + hvt_random(random) % 5 * size;
+        hvt_reference_fill(run->reduce.dtype, in, run->first + run->count, random);
+        run->in[rank] = in;
+        run->out[rank] =
+            run->in_place ? (void *)in : outputs[rank] + GUARD + hvt_random(random) % 3 * size;
+        if (!run->in_place)
+            memset(outputs[rank], 0xa5, COUNT * 8 + 2 * GUARD);
+    }
+}
+
+static void expect(const struct run *run, const unsigned char *expected, const char *set)
+{
+    uint32_t size = hvi_dtype_bytes(run->reduce.dtype);
+
+    for (uint32_t rank = 0; rank < run->reduce.ranks; rank++) {
+        const unsigned char *out = run->out[rank];
+        for (uint64_t i = 0; i < run->count; i++) {
+            if (memcmp(out + (run->first + i) * size, expected + i * size, size) != 0)
+                ck_abort_msg("%s %s %s: %u ranks, rank %u, element %lu of %lu+%lu, prescale %g "
+                             "postscale %g",
+                             set, hvi_dtype_text(run->reduce.dtype),
+                             hvi_reduce_text(run->reduce.reduce_op), run->reduce.ranks, rank,
+                             (unsigned long)i, (unsigned long)run->first, (unsigned long)run->count,
+                             run->reduce.prescale, run->reduce.postscale);
+        }
+        if (run->in_place)
+            continue;
+        ck_assert_int_eq(out[(run->first + run->count) * size], 0xa5);
+        ck_assert_int_eq(out[(int64_t)(run->first * size) - 1], 0xa5);
+    }
+}
+
+/* Every set on the same input. */
+static void check(struct run *run, uint64_t seed)
+{
+    static unsigned char expected[COUNT * 8];
+    uint32_t size = hvi_dtype_bytes(run->reduce.dtype);
+
+    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
+        const struct engine_kernels *kernels = engine_kernels_at(set);
+        uint64_t random = seed;
+        if (!kernels)
+            continue;
+        prepare(run, &random);
+        for (uint64_t i = 0; set == 0 && i < run->count; i++)
+            hvt_reference_element(&run->reduce, run->first + i, expected + i * size);
+        kernels->reduce(&run->reduce, run->first, run->count);
+        expect(run, expected, kernels->name);
+    }
+}
+
+START_TEST(every_type_and_op_gives_the_reference_bits)
+{
+    uint32_t dtype = (uint32_t)_i;
+
+    for (size_t op = 0; op < sizeof all_ops / sizeof all_ops[0]; op++) {
+        if (engine_reduce_check(dtype, all_ops[op], 1.0, 1.0, NULL, 0) != HVI_OK)
+            continue;
+        for (uint32_t ranks = 1; ranks <= RANKS; ranks++) {
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                struct run run = {.first = c % 3, .count = counts[c], .in_place = c % 2 == 0};
+                run.reduce = (struct engine_reduce){dtype, all_ops[op], ranks, NULL, NULL, 1, 1};
+                check(&run, ranks * 100 + c);
+            }
+        }
+    }
+}
+END_TEST
+
+START_TEST(scales_give_the_reference_bits)
+{
+    static const double scales[] = {0.5, -1.0, 1.0 / 3, 1e30, 1e-30, 0.0, INFINITY, NAN, 255.0};
+    uint32_t dtype = (uint32_t)_i;
+
+    for (size_t s = 0; s < 2 * sizeof scales / sizeof scales[0]; s++) {
+        double scale = scales[s / 2];
+        uint32_t op = all_ops[s % 5];
+        struct run run = {.count = 333, .in_place = s % 3 == 0};
+        run.reduce = (struct engine_reduce){
+            dtype, op, 1 + (uint32_t)s % 5, NULL, NULL, s % 2 ? scale : 1, s % 2 ? 1 : scale};
+        if (engine_reduce_check(dtype, op, run.reduce.prescale, run.reduce.postscale, NULL, 0) ==
+            HVI_OK)
+            check(&run, s);
+    }
+}
+END_TEST
+
+START_TEST(chunks_give_the_bits_of_the_whole)
+{
+    struct run run = {.count = COUNT - 10};
+    uint64_t random = 7;
+    static unsigned char whole[COUNT * 4];
+
+    run.reduce = (struct engine_reduce){HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 5, NULL, NULL, 1, 1};
+    prepare(&run, &random);
+    const struct engine_kernels *kernels = engine_kernels_best();
+    kernels->reduce(&run.reduce, 0, run.count);
+    memcpy(whole, run.out[3], run.count * 4);
+    memset(run.out[3], 0, run.count * 4);
+    for (uint64_t at = 0; at < run.count; at += 97)
+        kernels->reduce(&run.reduce, at, run.count - at < 97 ? run.count - at : 97);
+    ck_assert_mem_eq(run.out[3], whole, run.count * 4);
+}
+END_TEST
+
+START_TEST(an_integer_average_truncates_toward_zero)
+{
+    int32_t a[] = {-7, 7, INT32_MAX, INT32_MIN}, b[] = {0, 0, 1, -1};
+    const void *in[] = {a, b};
+    void *out[] = {a, b};
+    struct engine_reduce reduce = {HVI_DTYPE_INT32, HVI_REDUCE_AVERAGE, 2, in, out, 1, 1};
+
+    engine_kernels_best()->reduce(&reduce, 0, 4);
+    ck_assert_int_eq(a[0], -3);
+    ck_assert_int_eq(a[1], 3);
+    ck_assert_int_eq(a[2], INT32_MIN / 2); /* the sum wraps */
+    ck_assert_int_eq(b[3], INT32_MAX / 2);
+}
+END_TEST
+
+START_TEST(every_float16_widens_exactly_in_every_set)
+{
+    static uint16_t halves[65536];
+    static float wide[65536];
+
+    for (uint32_t i = 0; i < 65536; i++)
+        halves[i] = (uint16_t)i;
+    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
+        const struct engine_kernels *kernels = engine_kernels_at(set);
+        if (!kernels)
+            continue;
+        kernels->widen_f16(halves, wide, 65536);
+        for (uint32_t i = 0; i < 65536; i++) {
+            float expected = (float)hvt_reference_f16((uint16_t)i);
+            uint32_t bits, quiet = 0x7fc00000u;
+            memcpy(&bits, isnan(expected) ? (void *)&quiet : (void *)&expected, sizeof bits);
+            if (memcmp(&wide[i], &bits, sizeof bits) != 0)
+                ck_abort_msg("%s: %04x gives %a", kernels->name, i, (double)wide[i]);
+        }
+    }
+}
+END_TEST
+
+/* All halves, the values half way between neighbours, and what lies just beside those. */
+START_TEST(narrowing_rounds_to_nearest_even_in_every_set)
+{
+    static float wide[65536 * 5 + 3];
+    static uint16_t halves[65536 * 5 + 3];
+    size_t count = 0;
+
+    for (uint32_t i = 0; i < 65536; i++) {
+        float value = (float)hvt_reference_f16((uint16_t)i);
+        float next = (float)hvt_reference_f16((uint16_t)(i + 1));
+        float middle = value / 2 + next / 2;
+        wide[count++] = value;
+        wide[count++] = middle;
+        wide[count++] = nextafterf(middle, INFINITY);
+        wide[count++] = nextafterf(middle, -INFINITY);
+        wide[count++] = ldexpf(value, -20);
+    }
+    wide[count++] = 65519.996f;
+    wide[count++] = 65520.0f;
+    wide[count++] = 3e38f;
+    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
+        const struct engine_kernels *kernels = engine_kernels_at(set);
+        if (!kernels)
+            continue;
+        kernels->narrow_f16(wide, halves, count);
+        for (size_t i = 0; i < count; i++) {
+            uint16_t expected = hvt_reference_to_f16((double)wide[i]);
+            if (halves[i] != expected)
+                ck_abort_msg("%s: %a gives %04x, not %04x", kernels->name, (double)wide[i],
+                             halves[i], expected);
+        }
+    }
+}
+END_TEST
+
+START_TEST(bool_knows_and_and_or_only)
+{
+    char text[128];
+
+    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_MIN, 1, 1, NULL, 0), HVI_OK);
+    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_MAX, 1, 1, NULL, 0), HVI_OK);
+    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_SUM, 1, 1, text, sizeof text),
+                     HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(text, "sum is not supported for bool");
+    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_MAX, 2, 1, text, sizeof text),
+                     HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(text, "scaled max is not supported for bool");
+}
+END_TEST
+
+START_TEST(adasum_is_refused_for_every_type)
+{
+    for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++)
+        ck_assert_int_eq(engine_reduce_check(dtype, HVI_REDUCE_ADASUM, 1, 1, NULL, 0),
+                         HVI_ERR_UNSUPPORTED);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/host_reduce");
+    TCase *tcase = tcase_create("kernels");
+
+    tcase_set_timeout(tcase, 120);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_loop_test(tcase, every_type_and_op_gives_the_reference_bits, 0, HVI_DTYPE_COUNT);
+    tcase_add_loop_test(tcase, scales_give_the_reference_bits, 0, HVI_DTYPE_COUNT);
+    tcase_add_test(tcase, chunks_give_the_bits_of_the_whole);
+    tcase_add_test(tcase, an_integer_average_truncates_toward_zero);
+    tcase_add_test(tcase, every_float16_widens_exactly_in_every_set);
+    tcase_add_test(tcase, narrowing_rounds_to_nearest_even_in_every_set);
+    tcase_add_test(tcase, bool_knows_and_and_or_only);
+    tcase_add_test(tcase, adasum_is_refused_for_every_type);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

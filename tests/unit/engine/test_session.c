@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A rank's states, edge by edge; attaching, its refusals and its limits; regions. */
+#include "base/status.h"
+#include "tests/unit/engine/hvt_bench.h"
+#include "tests/unit/hvt_main.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct hvt_bench bench;
+
+START_TEST(a_ranks_state_has_these_edges_and_no_others)
+{
+    static const char *const legal[] = {
+        "absent attached", "absent lost",    "absent ended", "attached dying", "attached left",
+        "attached lost",   "attached ended", "dying lost",   "dying ended",
+    };
+    size_t found = 0;
+
+    for (int from = 0; from < ENGINE_RANK_STATES; from++) {
+        for (int to = 0; to < ENGINE_RANK_STATES; to++) {
+            char edge[64];
+            bool known = false;
+            snprintf(edge, sizeof edge, "%s %s",
+                     engine_rank_state_text((enum engine_rank_state)from),
+                     engine_rank_state_text((enum engine_rank_state)to));
+            for (size_t i = 0; i < sizeof legal / sizeof legal[0]; i++)
+                known = known || strcmp(edge, legal[i]) == 0;
+            found += known;
+            ck_assert_msg(
+                known == engine_rank_edge((enum engine_rank_state)from, (enum engine_rank_state)to),
+                "%s", edge);
+        }
+    }
+    ck_assert_uint_eq(found, sizeof legal / sizeof legal[0]);
+}
+END_TEST
+
+/* ---- attaching ---- */
+
+static int adopt_as(int32_t rank, int32_t size, struct hvi_attach_reply *reply_p)
+{
+    static unsigned char bytes[HVI_PACKET_BYTES_MAX];
+    struct hvi_engine_adopt adopt = {.session = 50, .attach = bytes, .pid = 4711};
+    struct hvt_peer peer;
+
+    hvt_peer_init(&peer, rank, size, 0);
+    adopt.attach_bytes = hvt_peer_request(&peer, NULL, 0, bytes, sizeof bytes);
+    engine_session_adopt(bench.engine, &adopt, peer.far_socket, -1);
+    peer.far_socket = -1;
+    int status = hvt_peer_meet(&peer);
+    *reply_p = peer.reply;
+    hvt_peer_fini(&peer);
+    return status;
+}
+
+START_TEST(a_rank_that_is_there_cannot_attach_again)
+{
+    struct hvi_attach_reply reply;
+    char expected[128];
+
+    hvt_bench_init(&bench, 2);
+    ck_assert_int_eq(adopt_as(1, 2, &reply), HVI_ERR_DUPLICATE_RANK);
+    snprintf(expected, sizeof expected, "rank 1 of job 'test-job' is taken: pid %d, attached",
+             (int)getpid());
+    ck_assert_str_eq(reply.text, expected);
+    ck_assert_int_eq(bench.engine->ranks[1].pid, getpid());
+    ck_assert_int_eq(bench.engine->attached, 2);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_wrong_size_or_rank_is_refused_with_both_numbers)
+{
+    struct hvi_attach_reply reply;
+
+    hvt_bench_init_empty(&bench, 2);
+    ck_assert_int_eq(adopt_as(0, 3, &reply), HVI_ERR_BAD_SIZE);
+    ck_assert_str_eq(reply.text, "job 'test-job' has 2 ranks, this rank says 3");
+    ck_assert_int_eq(bench.engine->come, 0);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(garbage_instead_of_an_attach_request_is_refused)
+{
+    unsigned char garbage[] = {0xff, 0x00, 0x12};
+    struct hvi_engine_adopt adopt = {.session = 1, .attach = garbage, .attach_bytes = 3};
+    struct hvt_peer peer;
+
+    hvt_bench_init_empty(&bench, 2);
+    hvt_peer_init(&peer, 0, 2, 0);
+    engine_session_adopt(bench.engine, &adopt, peer.far_socket, -1);
+    peer.far_socket = -1;
+    ck_assert_int_eq(hvt_peer_meet(&peer), HVI_ERR_PROTOCOL);
+    ck_assert_str_ne(peer.reply.text, "");
+    hvt_peer_fini(&peer);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(the_reply_carries_the_session_and_four_descriptors)
+{
+    hvt_bench_init(&bench, 2);
+    ck_assert_uint_eq(bench.peers[1].reply.session, 2);
+    ck_assert_uint_eq(bench.peers[1].reply.generation, 1);
+    ck_assert_int_eq(bench.peers[1].reply.engine_pid, getpid());
+    ck_assert_uint_eq(bench.peers[1].channel.channel_index, 1);
+    ck_assert_uint_eq(bench.peers[1].channel.epoch, 2);
+    ck_assert_uint_eq(bench.peers[1].channel.header->session_state, HVI_SESSION_OPEN);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+static int open_fds(void)
+{
+    int count = 0;
+
+    for (int fd = 0; fd < 1024; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+/* Every number of free descriptors from none to enough. */
+START_TEST(running_out_of_descriptors_is_a_clear_refusal_and_leaks_nothing)
+{
+    struct rlimit old, tight;
+    struct hvt_peer peer;
+    static unsigned char bytes[HVI_PACKET_BYTES_MAX];
+    struct hvi_engine_adopt adopt = {.session = 1, .attach = bytes, .pid = getpid()};
+    int status;
+
+    hvt_bench_init_empty(&bench, 1);
+    hvt_peer_init(&peer, 0, 1, 0);
+    adopt.attach_bytes = hvt_peer_request(&peer, NULL, 0, bytes, sizeof bytes);
+    int before = open_fds();
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    int lowest = dup(0);
+    close(lowest);
+    tight = old;
+    tight.rlim_cur = (rlim_t)(lowest + _i);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
+    engine_session_adopt(bench.engine, &adopt, peer.far_socket, -1);
+    peer.far_socket = -1;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+    status = hvt_peer_meet(&peer);
+    ck_assert_int_eq(status, _i < 2 ? HVI_ERR_LIMIT : HVI_OK);
+    if (status != HVI_OK) {
+        ck_assert_ptr_nonnull(strstr(peer.reply.text, "out of file descriptors"));
+        ck_assert_ptr_null(bench.engine->ranks[0].session);
+        ck_assert_int_eq(bench.engine->ranks[0].state, ENGINE_RANK_ENDED);
+        ck_assert_int_eq(open_fds(), before - 1);
+    }
+    hvt_peer_fini(&peer);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+/* ---- regions ---- */
+
+static int add(int32_t rank, uint32_t id, uint64_t bytes, int fd, char *text_p)
+{
+    struct hvt_peer *peer = &bench.peers[rank];
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
+
+    msg.region_add.request = ++peer->request;
+    msg.region_add.region = id;
+    msg.region_add.bytes = bytes;
+    hvt_peer_send(peer, &msg, fd);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
+    strcpy(text_p, msg.ack.text);
+    return msg.ack.status;
+}
+
+static int drop(int32_t rank, uint32_t id)
+{
+    struct hvt_peer *peer = &bench.peers[rank];
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_REMOVE};
+
+    msg.region_remove.request = ++peer->request;
+    msg.region_remove.region = id;
+    hvt_peer_send(peer, &msg, -1);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
+    return msg.ack.status;
+}
+
+START_TEST(regions_come_and_go_within_their_limits)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_init(&bench, 2);
+    bench.engine->start.region_bytes_max = 5 * 4096;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    int before = open_fds();
+    for (uint32_t id = 1; id <= 3; id++)
+        ck_assert_int_eq(add(0, id, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(0, 4, 4096, region.fd, text), HVI_ERR_LIMIT);
+    ck_assert_str_eq(text, "this session has 3 regions, the limit is 3 (regions-per-session)");
+    ck_assert_int_eq(add(1, 1, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(1, 2, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(1, 3, 4096, region.fd, text), HVI_ERR_LIMIT);
+    ck_assert_str_eq(text, "4096 bytes more than the 20480 that job 'test-job' has registered "
+                           "exceed the limit of 20480 (region-limit)");
+    ck_assert_int_eq(drop(0, 2), HVI_OK);
+    ck_assert_int_eq(drop(0, 2), HVI_ERR_NOT_FOUND);
+    ck_assert_int_eq(add(1, 3, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(open_fds(), before);
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(what_is_no_sealed_memfd_of_that_size_is_refused)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    char text[HVI_TEXT_MAX + 1];
+    int null = open("/dev/zero", O_RDWR | O_CLOEXEC);
+
+    hvt_bench_init(&bench, 1);
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    ck_assert_int_eq(add(0, 1, 8192, region.fd, text), HVI_ERR_PROTOCOL);
+    ck_assert_int_eq(add(0, 1, 4096, null, text), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "the descriptor is no sealed memfd of the size that was said");
+    ck_assert_int_eq(add(0, 1, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(0, 1, 4096, region.fd, text), HVI_ERR_INVALID);
+    close(null);
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_region_under_an_op_is_busy_until_the_op_is_over)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_init(&bench, 2);
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    ck_assert_int_eq(add(0, 1, 4096, region.fd, text), HVI_OK);
+    struct hvi_submission op =
+        hvt_peer_op(&bench.peers[0], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 8, 1);
+    hvt_peer_name(&bench.peers[0], &op, 1, "w1");
+    hvt_peer_submit(&bench.peers[0], &op); /* not taken in yet: the removal must not overtake it */
+    ck_assert_int_eq(drop(0, 1), HVI_ERR_BUSY);
+    op = hvt_peer_op(&bench.peers[1], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 8, 0);
+    hvt_peer_name(&bench.peers[1], &op, 1, "w1");
+    hvt_peer_submit(&bench.peers[1], &op);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, HVI_OK);
+    ck_assert_int_eq(drop(0, 1), HVI_OK);
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+/* ---- leaving ---- */
+
+START_TEST(a_rank_that_leaves_fails_what_waits_and_what_comes)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+    char text[HVI_TEXT_MAX + 1], expected[64];
+
+    hvt_bench_init(&bench, 3);
+    uint32_t epoch = bench.peers[0].bell->epoch;
+    struct hvi_submission op =
+        hvt_peer_op(&bench.peers[0], HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, 0);
+    hvt_peer_name(&bench.peers[0], &op, 1, "b");
+    hvt_peer_submit(&bench.peers[0], &op);
+    msg.detach.request = 9;
+    hvt_peer_send(&bench.peers[2], &msg, -1);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(&bench.peers[2], HVI_PACKET_ACK, &msg));
+    ck_assert_uint_eq(msg.ack.request, 9);
+    ck_assert(!hvt_peer_expect(&bench.peers[2], HVI_PACKET_NOTICE, &msg)); /* end of file */
+    ck_assert_uint_eq(bench.peers[2].channel.header->session_state, HVI_SESSION_ENDED);
+    ck_assert_uint_eq(bench.peers[0].bell->epoch, epoch + 1);
+    snprintf(expected, sizeof expected, "rank 2 (pid %d) closed its session", (int)getpid());
+    struct hvi_completion done = hvt_peer_complete(&bench.peers[0], text, sizeof text);
+    ck_assert_int_eq(done.status, HVI_ERR_RANK_LEFT);
+    ck_assert_int_eq(done.culprit, 2);
+    ck_assert_str_eq(text, expected);
+    ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_NOTICE, &msg));
+    ck_assert_int_eq(msg.notice.status, HVI_ERR_RANK_LEFT);
+    ck_assert_int_eq(msg.notice.rank, 2);
+    ck_assert(!msg.notice.session_ended);
+    op = hvt_peer_op(&bench.peers[1], HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, 0);
+    hvt_peer_name(&bench.peers[1], &op, 1, "c");
+    hvt_peer_submit(&bench.peers[1], &op);
+    hvt_bench_turn(&bench);
+    done = hvt_peer_complete(&bench.peers[1], text, sizeof text);
+    ck_assert_int_eq(done.status, HVI_ERR_RANK_LEFT);
+    ck_assert_str_eq(text, expected);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(an_armed_eventfd_is_written_with_a_completion)
+{
+    uint64_t value = 0;
+
+    hvt_bench_init(&bench, 1);
+    struct hvt_peer *peer = &bench.peers[0];
+    for (int armed = 0; armed < 2; armed++) {
+        atomic_store(&peer->channel.header->client_event_armed, (uint32_t)armed);
+        struct hvi_submission op = hvt_peer_op(peer, HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, 0);
+        hvt_peer_name(peer, &op, 1, "b");
+        hvt_peer_submit(peer, &op);
+        hvt_bench_turn(&bench);
+        hvt_peer_complete(peer, NULL, 0);
+        ck_assert_int_eq(read(peer->event_fd, &value, sizeof value), armed ? 8 : -1);
+    }
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/session");
+    TCase *tcase = tcase_create("session");
+
+    tcase_add_test(tcase, a_ranks_state_has_these_edges_and_no_others);
+    tcase_add_test(tcase, a_rank_that_is_there_cannot_attach_again);
+    tcase_add_test(tcase, a_wrong_size_or_rank_is_refused_with_both_numbers);
+    tcase_add_test(tcase, garbage_instead_of_an_attach_request_is_refused);
+    tcase_add_test(tcase, the_reply_carries_the_session_and_four_descriptors);
+    tcase_add_loop_test(tcase, running_out_of_descriptors_is_a_clear_refusal_and_leaks_nothing, 0,
+                        4);
+    tcase_add_test(tcase, regions_come_and_go_within_their_limits);
+    tcase_add_test(tcase, what_is_no_sealed_memfd_of_that_size_is_refused);
+    tcase_add_test(tcase, a_region_under_an_op_is_busy_until_the_op_is_over);
+    tcase_add_test(tcase, a_rank_that_leaves_fails_what_waits_and_what_comes);
+    tcase_add_test(tcase, an_armed_eventfd_is_written_with_a_completion);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
