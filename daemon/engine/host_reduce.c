@@ -8,6 +8,10 @@
 
 #include <stdio.h>
 
+#ifdef ENGINE_KERNELS_X86
+#include <cpuid.h>
+#endif
+
 extern const struct engine_kernels engine_kernels_plain;
 #ifdef ENGINE_KERNELS_X86
 extern const struct engine_kernels engine_kernels_avx2;
@@ -30,9 +34,16 @@ int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, dou
 }
 
 #ifdef ENGINE_KERNELS_X86
+/* clang 14's __builtin_cpu_supports does not know f16c. That the kernel saves the registers, avx2 says. */
+static bool has_f16c(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && has_f16c();
 }
 
 static bool has_avx512(void)
