@@ -140,12 +140,16 @@ static bool find_daemon(struct run *run)
                     address.why);
         return status == HVI_OK;
     }
-    if (run_daemon_start(&run->options, &run->heritage, run->signal_fd, &run->daemon, text,
-                         sizeof text) != HVI_OK) {
+    const struct run_daemon_plan plan = {
+        .options = &run->options,
+        .heritage = &run->heritage,
+        .guard = &run->guard,
+        .signal_fd = run->signal_fd,
+    };
+    if (run_daemon_start(&plan, &run->daemon, text, sizeof text) != HVI_OK) {
         run_say(run, "%s", text);
         return false;
     }
-    run_guard_watch_daemon(&run->guard, run->daemon.proc.pid, run->daemon.dir);
     run->daemon_log.fd = run->daemon.stderr_fd;
     run->daemon.stderr_fd = -1;
     snprintf(run->address, sizeof run->address, "%s", run->daemon.dir);

@@ -12,26 +12,48 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define STOP_NS        (5 * HVI_NS_SEC)
+#define NAME_TRIES     100
 #define FIRST_WORDS    1024 /* of a daemon that fails to start */
 #define ARGUMENTS_MAX  24
 #define ARGUMENT_BYTES 64
 
-static int make_dir(struct run_daemon *daemon, char *text_p, size_t size)
+static bool is_usable(const char *parent)
 {
     struct stat st;
-    const char *parent = getenv("XDG_RUNTIME_DIR");
-    if (parent == NULL || parent[0] != '/' || strlen(parent) + 16 > ADDRESS_DIR_MAX ||
-        stat(parent, &st) != 0 || st.st_uid != geteuid() || access(parent, W_OK) != 0)
-        parent = "/tmp";
-    snprintf(daemon->dir, sizeof daemon->dir, "%s/hvdrun-XXXXXX", parent);
-    if (mkdtemp(daemon->dir) != NULL)
-        return HVI_OK;
-    snprintf(text_p, size, "cannot make a directory in %s: %s", parent, strerror(errno));
+    return parent != NULL && parent[0] == '/' && strlen(parent) + 16 <= ADDRESS_DIR_MAX &&
+           stat(parent, &st) == 0 && st.st_uid == geteuid() && access(parent, W_OK) == 0;
+}
+
+/* mkdtemp would make the directory before the guard can know its name. */
+static int make_dir(struct run_guard *guard, struct run_daemon *daemon, char *text_p, size_t size)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    unsigned char random[6];
+    char name[sizeof random + 1] = "";
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const char *parent = is_usable(runtime) ? runtime : "/tmp";
+    int error = EIO;
+    for (int tries = 0; tries < NAME_TRIES; tries++) {
+        if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+            continue;
+        for (size_t i = 0; i < sizeof random; i++)
+            name[i] = letters[random[i] % (sizeof letters - 1)];
+        snprintf(daemon->dir, sizeof daemon->dir, "%.80s/hvdrun-%s", parent, name);
+        if (access(daemon->dir, F_OK) == 0)
+            continue;
+        run_guard_watch_dir(guard, daemon->dir);
+        if (mkdir(daemon->dir, 0700) == 0)
+            return HVI_OK;
+        error = errno;
+    }
+    snprintf(text_p, size, "cannot make a directory in %s: %s", parent, strerror(error));
     daemon->dir[0] = '\0';
+    run_guard_watch_dir(guard, "");
     return HVI_ERR_LIMIT;
 }
 
@@ -109,16 +131,15 @@ static char *const daemon_settings[] = {
     "NOTIFY_SOCKET",  "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS",
     "LISTEN_FDNAMES", "LISTEN_PID",    "HVD_ADDRESS",  NULL};
 
-static int spawn(const struct run_options *options, const struct run_heritage *heritage,
-                 struct run_daemon *daemon, const int ready[2], const int parent[2],
-                 const int log[2], char *text_p, size_t size)
+static int spawn(const struct run_daemon_plan *how, struct run_daemon *daemon, const int ready[2],
+                 const int parent[2], const int log[2], char *text_p, size_t size)
 {
     char program[PATH_MAX];
     struct arguments arguments;
     const int keep[] = {ready[1], parent[0], -1};
     const int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    find_program(options, program, sizeof program);
-    make_arguments(options, program, daemon->dir, ready[1], parent[0], &arguments);
+    find_program(how->options, program, sizeof program);
+    make_arguments(how->options, program, daemon->dir, ready[1], parent[0], &arguments);
     char **env = run_env_make(environ, daemon_settings);
     const struct run_spawn plan = {
         .argv = arguments.list,
@@ -127,7 +148,9 @@ static int spawn(const struct run_options *options, const struct run_heritage *h
         .stdout_fd = null_fd,
         .stderr_fd = log[1],
         .keep_fds = keep,
-        .heritage = heritage,
+        .heritage = how->heritage,
+        .announce = run_guard_watch_daemon,
+        .guard = how->guard,
     };
     const int error = null_fd < 0 || env == NULL ? ENOMEM : run_proc_start(&plan, &daemon->proc);
     run_env_free(env);
@@ -157,15 +180,15 @@ static void read_words(int fd, char *words, size_t size)
 }
 
 /* Waits for the byte on ready_fd. HVI_OK, or an error with a sentence. */
-static int wait_ready(const struct run_options *options, const struct run_daemon *daemon,
-                      int ready_fd, int signal_fd, char *text_p, size_t size)
+static int wait_ready(const struct run_daemon_plan *plan, const struct run_daemon *daemon,
+                      int ready_fd, char *text_p, size_t size)
 {
     char words[FIRST_WORDS];
     char byte;
     const char *story = "did not get ready in time";
-    const uint64_t deadline_ns = hvi_deadline_after((int64_t)options->start_timeout_ns);
+    const uint64_t deadline_ns = hvi_deadline_after((int64_t)plan->options->start_timeout_ns);
     struct pollfd items[] = {{.fd = ready_fd, .events = POLLIN},
-                             {.fd = signal_fd, .events = POLLIN}};
+                             {.fd = plan->signal_fd, .events = POLLIN}};
     int found;
     do {
         found = poll(items, 2, hvi_deadline_poll_ms(deadline_ns));
@@ -190,8 +213,8 @@ static void close_pair(int pair[2])
             close(pair[i]);
 }
 
-static int start(const struct run_options *options, const struct run_heritage *heritage,
-                 int signal_fd, struct run_daemon *daemon, char *text_p, size_t size)
+static int start(const struct run_daemon_plan *plan, struct run_daemon *daemon, char *text_p,
+                 size_t size)
 {
     int ready[2] = {-1, -1};
     int parent[2] = {-1, -1};
@@ -200,7 +223,7 @@ static int start(const struct run_options *options, const struct run_heritage *h
     if (pipe2(ready, O_CLOEXEC) != 0 || pipe2(parent, O_CLOEXEC) != 0 || pipe2(log, O_CLOEXEC) != 0)
         snprintf(text_p, size, "cannot make a pipe: %s", strerror(errno));
     else
-        status = spawn(options, heritage, daemon, ready, parent, log, text_p, size);
+        status = spawn(plan, daemon, ready, parent, log, text_p, size);
     if (status != HVI_OK) {
         close_pair(parent);
         close_pair(log);
@@ -212,32 +235,31 @@ static int start(const struct run_options *options, const struct run_heritage *h
     close(log[1]);
     daemon->parent_fd = parent[1];
     daemon->stderr_fd = log[0];
-    status = wait_ready(options, daemon, ready[0], signal_fd, text_p, size);
+    status = wait_ready(plan, daemon, ready[0], text_p, size);
     close(ready[0]);
     return status;
 }
 
-int run_daemon_start(const struct run_options *options, const struct run_heritage *heritage,
-                     int signal_fd, struct run_daemon *daemon_p, char *text_p, size_t text_size)
+int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daemon_p, char *text_p,
+                     size_t text_size)
 {
     *daemon_p = (struct run_daemon){.parent_fd = -1, .stderr_fd = -1, .proc = {.pidfd = -1}};
-    int status = make_dir(daemon_p, text_p, text_size);
+    int status = make_dir(plan->guard, daemon_p, text_p, text_size);
     if (status == HVI_OK)
-        status = start(options, heritage, signal_fd, daemon_p, text_p, text_size);
+        status = start(plan, daemon_p, text_p, text_size);
     if (status != HVI_OK)
         run_daemon_stop(daemon_p);
     return status;
 }
 
-static bool wait_end(struct run_daemon *daemon, uint64_t deadline_ns)
+static void wait_end(struct run_daemon *daemon, uint64_t deadline_ns)
 {
     struct pollfd item = {.fd = daemon->proc.pidfd, .events = POLLIN};
     while (!run_proc_look(&daemon->proc)) {
         if (hvi_deadline_passed(deadline_ns))
-            return false;
+            return;
         poll(&item, 1, hvi_deadline_poll_ms(deadline_ns));
     }
-    return true;
 }
 
 void run_daemon_stop(struct run_daemon *daemon)
@@ -247,8 +269,8 @@ void run_daemon_stop(struct run_daemon *daemon)
     daemon->parent_fd = -1;
     if (daemon->proc.pid > 0 && !daemon->proc.reaped) {
         kill(daemon->proc.pid, SIGTERM);
-        if (!wait_end(daemon, hvi_deadline_after((int64_t)STOP_NS)))
-            run_proc_signal(&daemon->proc, SIGKILL);
+        wait_end(daemon, hvi_deadline_after((int64_t)STOP_NS));
+        run_proc_signal(&daemon->proc, SIGKILL); /* if it would not go, or left something behind */
         run_proc_reap(&daemon->proc);
     }
     if (daemon->stderr_fd >= 0)

@@ -15,11 +15,18 @@ struct run_daemon {
     int stderr_fd; /* what it logs; the caller reads it once started, and may take it (set to -1) */
 };
 
-/* Starts it and waits until it takes attaches, at most options->start_timeout_ns, or until
- * signal_fd is readable. HVI_OK; otherwise a sentence, with what hvdd had to say, in text_p, and
- * nothing is left behind. */
-int run_daemon_start(const struct run_options *options, const struct run_heritage *heritage,
-                     int signal_fd, struct run_daemon *daemon_p, char *text_p, size_t text_size);
+struct run_daemon_plan {
+    const struct run_options *options;
+    const struct run_heritage *heritage;
+    struct run_guard *guard;
+    int signal_fd; /* readable: stop waiting */
+};
+
+/* Starts it and waits until it takes attaches, at most options->start_timeout_ns, or until signal_fd
+ * is readable. HVI_OK; otherwise a sentence, with what hvdd had to say, in text_p, and nothing is
+ * left behind. */
+int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daemon_p, char *text_p,
+                     size_t text_size);
 /* Ends it (SIGTERM, then SIGKILL after 5 s) and removes the directory. Harmless on one that never
  * started. */
 void run_daemon_stop(struct run_daemon *daemon);

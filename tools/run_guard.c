@@ -23,7 +23,7 @@
 
 #define DAEMON_NS (8 * HVI_NS_SEC) /* how long a private hvdd may take to follow us */
 
-enum message_kind { MESSAGE_ADD, MESSAGE_DROP, MESSAGE_DAEMON, MESSAGE_BYE };
+enum message_kind { MESSAGE_ADD, MESSAGE_DROP, MESSAGE_DIR, MESSAGE_DAEMON, MESSAGE_BYE };
 
 struct message {
     enum message_kind kind;
@@ -54,6 +54,8 @@ static void learn(struct duty *duty, const struct message *message)
         break;
     case MESSAGE_DAEMON:
         duty->daemon = message->pid;
+        break;
+    case MESSAGE_DIR:
         memcpy(duty->dir, message->dir, sizeof duty->dir);
         break;
     case MESSAGE_BYE:
@@ -72,14 +74,13 @@ static void clean_up(const struct duty *duty)
     const struct timespec pause = {.tv_nsec = 20 * 1000 * 1000};
     for (size_t i = 0; i < duty->count; i++)
         kill(-duty->groups[i], SIGKILL);
-    if (duty->daemon == 0)
-        return;
     const uint64_t deadline_ns = hvi_deadline_after((int64_t)DAEMON_NS);
-    while (!daemon_is_gone(duty->daemon) && !hvi_deadline_passed(deadline_ns))
+    while (duty->daemon != 0 && !daemon_is_gone(duty->daemon) && !hvi_deadline_passed(deadline_ns))
         nanosleep(&pause, NULL);
-    if (!daemon_is_gone(duty->daemon))
+    if (duty->daemon != 0 && !daemon_is_gone(duty->daemon))
         kill(-duty->daemon, SIGKILL);
-    run_daemon_remove_dir(duty->dir);
+    if (duty->dir[0] != '\0')
+        run_daemon_remove_dir(duty->dir);
 }
 
 static void drop_descriptors(int keep)
@@ -153,9 +154,14 @@ void run_guard_drop(struct run_guard *guard, pid_t group)
     tell(guard, MESSAGE_DROP, group, "");
 }
 
-void run_guard_watch_daemon(struct run_guard *guard, pid_t daemon, const char *dir)
+void run_guard_watch_dir(struct run_guard *guard, const char *dir)
 {
-    tell(guard, MESSAGE_DAEMON, daemon, dir);
+    tell(guard, MESSAGE_DIR, 0, dir);
+}
+
+void run_guard_watch_daemon(struct run_guard *guard, pid_t daemon)
+{
+    tell(guard, MESSAGE_DAEMON, daemon, "");
 }
 
 void run_guard_stop(struct run_guard *guard)

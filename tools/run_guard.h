@@ -14,11 +14,14 @@ struct run_guard {
 
 /* Call before any thread exists. 0 or an errno. */
 int run_guard_start(struct run_guard *guard_p);
-/* A process group that must not outlive us, and later that it is gone. */
+/* A process group that must not outlive us, and later that it is gone. A new process says the first
+ * itself, between fork and exec, so that there is no moment at which nobody knows it. */
 void run_guard_add(struct run_guard *guard, pid_t group);
 void run_guard_drop(struct run_guard *guard, pid_t group);
-/* The private daemon's directory, to be removed once the daemon has gone; it goes by itself. */
-void run_guard_watch_daemon(struct run_guard *guard, pid_t daemon, const char *dir);
+/* The private daemon's directory, said before it is made: to be removed once the daemon has gone. The
+ * daemon goes by itself, because its parent-fd is closed; it is killed only if it does not. */
+void run_guard_watch_dir(struct run_guard *guard, const char *dir);
+void run_guard_watch_daemon(struct run_guard *guard, pid_t daemon);
 /* We end in order: the guard leaves everything alone. */
 void run_guard_stop(struct run_guard *guard);
 

@@ -13,86 +13,91 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-enum option_id {
-    OPT_NP = 256,
-    OPT_HOSTS,
-    OPT_ADDRESS,
-    OPT_HVDD,
-    OPT_OUTPUT,
-    OPT_TIMESTAMP,
-    OPT_NO_PREFIX,
-    OPT_START_TIMEOUT,
-    OPT_GRACE,
-    OPT_STALL_WARN,
-    OPT_NO_STALL_CHECK,
-    OPT_LOG_LEVEL,
-    OPT_VERBOSE,
-    OPT_CHECK_BUILD,
-    OPT_VERSION,
-    OPT_HELP,
+enum option_kind {
+    OPT_RANKS,
+    OPT_LEVEL,
+    OPT_TEXT,    /* const char * */
+    OPT_SECONDS, /* uint64_t, in ns */
+    OPT_SWITCH,  /* bool */
     OPT_REFUSED, /* .help says why */
 };
 
 struct row {
     const char *names[3]; /* all accepted with one dash or two, the last one is the proper one */
     const char *arg;      /* NULL: none */
-    enum option_id id;
+    enum option_kind kind;
+    size_t offset; /* of the member in struct run_options */
     const char *help;
 };
+
+#define AT(member) offsetof(struct run_options, member)
 
 #define NO_REMOTE  "hvdrun starts processes on this machine only; many machines come later"
 #define NO_ELASTIC "elastic jobs come later"
 #define NO_TUNING  "hvdd has no such knob; leave it out"
 
 static const struct row rows[] = {
-    {{"np", "num-proc"}, "N", OPT_NP, "how many processes (ranks) to start"},
-    {{"H", "hosts"}, "localhost:N", OPT_HOSTS, "only this machine, with N slots"},
+    {{"np", "num-proc"}, "N", OPT_RANKS, AT(ranks), "how many processes (ranks) to start"},
+    {{"H", "hosts"}, "localhost:N", OPT_TEXT, AT(hosts), "only this machine, with N slots"},
     {{"address"},
      "DIR",
-     OPT_ADDRESS,
+     OPT_TEXT,
+     AT(address),
      "use the hvdd there (or HVD_ADDRESS) instead of a private one"},
-    {{"hvdd"}, "PATH", OPT_HVDD, "the hvdd program to start privately"},
+    {{"hvdd"}, "PATH", OPT_TEXT, AT(hvdd), "the hvdd program to start privately"},
     {{"output-filename"},
      "DIR",
-     OPT_OUTPUT,
+     OPT_TEXT,
+     AT(output_dir),
      "also keep output, unprefixed, in DIR/rank.<r>/stdout and stderr"},
     {{"prefix-timestamp", "prefix-output-with-timestamp"},
      NULL,
-     OPT_TIMESTAMP,
+     OPT_SWITCH,
+     AT(timestamps),
      "date and time before each line"},
-    {{"disable-prefix", "no-prefix"}, NULL, OPT_NO_PREFIX, "output lines as they are"},
-    {{"start-timeout"}, "S", OPT_START_TIMEOUT, "time for the private hvdd to start (30)"},
-    {{"grace"}, "S", OPT_GRACE, "time between SIGTERM and SIGKILL for the rest (5)"},
+    {{"disable-prefix", "no-prefix"}, NULL, OPT_SWITCH, AT(no_prefix), "output lines as they are"},
+    {{"start-timeout"},
+     "S",
+     OPT_SECONDS,
+     AT(start_timeout_ns),
+     "time for the private hvdd to start (30)"},
+    {{"grace"},
+     "S",
+     OPT_SECONDS,
+     AT(grace_ns),
+     "time between SIGTERM and SIGKILL for the rest (5)"},
     {{"stall-check-warning-time-seconds"},
      "S",
-     OPT_STALL_WARN,
+     OPT_SECONDS,
+     AT(stall_warn_ns),
      "warn about an op that has waited that long (60)"},
-    {{"no-stall-check"}, NULL, OPT_NO_STALL_CHECK, "never warn about ops that wait"},
+    {{"no-stall-check"}, NULL, OPT_SWITCH, AT(no_stall_check), "never warn about ops that wait"},
     {{"log-level"},
      "LEVEL",
-     OPT_LOG_LEVEL,
+     OPT_LEVEL,
+     AT(log_level),
      "trace, debug, info, warning or error, for ranks and the private hvdd"},
-    {{"verbose"}, NULL, OPT_VERBOSE, "say what is started and how it ends"},
-    {{"cb", "check-build"}, NULL, OPT_CHECK_BUILD, "what this build can do"},
-    {{"v", "version"}, NULL, OPT_VERSION, "version"},
-    {{"h", "help"}, NULL, OPT_HELP, "this text"},
+    {{"verbose"}, NULL, OPT_SWITCH, AT(verbose), "say what is started and how it ends"},
+    {{"cb", "check-build"}, NULL, OPT_SWITCH, AT(check_build), "what this build can do"},
+    {{"v", "version"}, NULL, OPT_SWITCH, AT(version), "version"},
+    {{"h", "help"}, NULL, OPT_SWITCH, AT(help), "this text"},
 
-    {{"hostfile"}, "F", OPT_REFUSED, NO_REMOTE},
-    {{"host-discovery-script"}, "F", OPT_REFUSED, NO_REMOTE},
-    {{"p", "ssh-port"}, "N", OPT_REFUSED, NO_REMOTE},
-    {{"i", "ssh-identity-file"}, "F", OPT_REFUSED, NO_REMOTE},
-    {{"network-interfaces", "network-interface"}, "L", OPT_REFUSED, NO_REMOTE},
-    {{"min-np", "min-num-proc"}, "N", OPT_REFUSED, NO_ELASTIC},
-    {{"max-np", "max-num-proc"}, "N", OPT_REFUSED, NO_ELASTIC},
-    {{"reset-limit"}, "N", OPT_REFUSED, NO_ELASTIC},
-    {{"timeline-filename"}, "F", OPT_REFUSED, "timelines come later"},
-    {{"config-file"}, "F", OPT_REFUSED, "hvdrun reads no configuration file; use the options"},
-    {{"mpi"}, NULL, OPT_REFUSED, "there is no MPI here; leave it out"},
-    {{"gloo"}, NULL, OPT_REFUSED, "there is no Gloo here; leave it out"},
-    {{"fusion-threshold-mb"}, "N", OPT_REFUSED, NO_TUNING},
-    {{"cycle-time-ms"}, "N", OPT_REFUSED, NO_TUNING},
-    {{"cache-capacity"}, "N", OPT_REFUSED, NO_TUNING},
-    {{"autotune"}, NULL, OPT_REFUSED, NO_TUNING},
+    {{"hostfile"}, "F", OPT_REFUSED, 0, NO_REMOTE},
+    {{"host-discovery-script"}, "F", OPT_REFUSED, 0, NO_REMOTE},
+    {{"p", "ssh-port"}, "N", OPT_REFUSED, 0, NO_REMOTE},
+    {{"i", "ssh-identity-file"}, "F", OPT_REFUSED, 0, NO_REMOTE},
+    {{"network-interfaces", "network-interface"}, "L", OPT_REFUSED, 0, NO_REMOTE},
+    {{"min-np", "min-num-proc"}, "N", OPT_REFUSED, 0, NO_ELASTIC},
+    {{"max-np", "max-num-proc"}, "N", OPT_REFUSED, 0, NO_ELASTIC},
+    {{"reset-limit"}, "N", OPT_REFUSED, 0, NO_ELASTIC},
+    {{"timeline-filename"}, "F", OPT_REFUSED, 0, "timelines come later"},
+    {{"config-file"}, "F", OPT_REFUSED, 0, "hvdrun reads no configuration file; use the options"},
+    {{"mpi"}, NULL, OPT_REFUSED, 0, "there is no MPI here; leave it out"},
+    {{"gloo"}, NULL, OPT_REFUSED, 0, "there is no Gloo here; leave it out"},
+    {{"fusion-threshold-mb"}, "N", OPT_REFUSED, 0, NO_TUNING},
+    {{"cycle-time-ms"}, "N", OPT_REFUSED, 0, NO_TUNING},
+    {{"cache-capacity"}, "N", OPT_REFUSED, 0, NO_TUNING},
+    {{"autotune"}, NULL, OPT_REFUSED, 0, NO_TUNING},
 };
 
 #define GETOPT_ROWS (3 * COUNT(rows) + 1)
@@ -152,49 +157,19 @@ static int refuse(const struct row *row, char *text_p, size_t size)
 static int take(struct run_options *options, const struct row *row, const char *value, char *text_p,
                 size_t size)
 {
-    switch (row->id) {
-    case OPT_NP:
+    void *member = (char *)options + row->offset;
+    switch (row->kind) {
+    case OPT_RANKS:
         return set_ranks(options, value, text_p, size);
-    case OPT_HOSTS:
-        options->hosts = value;
-        return 0;
-    case OPT_ADDRESS:
-        options->address = value;
-        return 0;
-    case OPT_HVDD:
-        options->hvdd = value;
-        return 0;
-    case OPT_OUTPUT:
-        options->output_dir = value;
-        return 0;
-    case OPT_TIMESTAMP:
-        options->timestamps = true;
-        return 0;
-    case OPT_NO_PREFIX:
-        options->no_prefix = true;
-        return 0;
-    case OPT_START_TIMEOUT:
-        return seconds(row->names[0], value, &options->start_timeout_ns, text_p, size);
-    case OPT_GRACE:
-        return seconds(row->names[0], value, &options->grace_ns, text_p, size);
-    case OPT_STALL_WARN:
-        return seconds(row->names[0], value, &options->stall_warn_ns, text_p, size);
-    case OPT_NO_STALL_CHECK:
-        options->no_stall_check = true;
-        return 0;
-    case OPT_LOG_LEVEL:
+    case OPT_LEVEL:
         return set_log_level(options, value, text_p, size);
-    case OPT_VERBOSE:
-        options->verbose = true;
+    case OPT_TEXT:
+        *(const char **)member = value;
         return 0;
-    case OPT_CHECK_BUILD:
-        options->check_build = true;
-        return 0;
-    case OPT_VERSION:
-        options->version = true;
-        return 0;
-    case OPT_HELP:
-        options->help = true;
+    case OPT_SECONDS:
+        return seconds(row->names[0], value, member, text_p, size);
+    case OPT_SWITCH:
+        *(bool *)member = true;
         return 0;
     case OPT_REFUSED:
         return refuse(row, text_p, size);
@@ -295,7 +270,7 @@ void run_options_help(FILE *out)
         char words[80];
         const struct row *row = &rows[i];
         const char *longer = row->names[1] != NULL ? row->names[1] : row->names[0];
-        if (row->id == OPT_REFUSED)
+        if (row->kind == OPT_REFUSED)
             continue;
         snprintf(words, sizeof words, "%s%s%s--%s%s%s", row->names[1] != NULL ? "-" : "",
                  row->names[1] != NULL ? row->names[0] : "", row->names[1] != NULL ? ", " : "",

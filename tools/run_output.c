@@ -288,6 +288,8 @@ static void copy_to_file(struct run_stream *stream, const char *bytes, size_t le
 
 static void show_held(struct run_stream *stream)
 {
+    if (stream->held.used == 0)
+        return;
     sink_put(stream->sink, stream, stream->held.data + stream->held.start, stream->held.used);
     run_buffer_consume(&stream->held, stream->held.used);
     stream->held_until_ns = 0;
@@ -332,9 +334,15 @@ void run_stream_read(struct run_stream *stream)
         run_stream_end(stream);
 }
 
+/* The rest of the line may be in the pipe already, unread because the sink is full: then it is no slow line. */
 void run_stream_tick(struct run_stream *stream, uint64_t now_ns)
 {
-    if (stream->held_until_ns != 0 && now_ns >= stream->held_until_ns)
+    struct pollfd item = {.fd = stream->fd, .events = POLLIN};
+    if (stream->held_until_ns == 0 || now_ns < stream->held_until_ns)
+        return;
+    if (stream->fd >= 0 && poll(&item, 1, 0) > 0)
+        stream->held_until_ns = hvi_deadline_after((int64_t)PARTIAL_NS);
+    else
         show_held(stream);
 }
 

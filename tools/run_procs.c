@@ -51,6 +51,8 @@ _Noreturn static void child(const struct run_spawn *spawn, pid_t parent, int err
         if (getppid() != parent) /* it died before the line above */
             _exit(1);
     }
+    if (spawn->announce != NULL)
+        spawn->announce(spawn->guard, getpid());
     if (place(spawn->stdin_fd, 0) >= 0 && place(spawn->stdout_fd, 1) >= 0 &&
         place(spawn->stderr_fd, 2) >= 0) {
         keep_descriptors(spawn->keep_fds);

@@ -6,6 +6,7 @@
 #define HVI_TOOLS_RUN_PROCS_H
 
 #include "base/fate.h"
+#include "tools/run_guard.h"
 
 #include <signal.h>
 #include <stdbool.h>
@@ -35,6 +36,9 @@ struct run_spawn {
     const int *keep_fds; /* stay open in the child beside 0, 1, 2; ends with -1; NULL: none */
     int death_signal;    /* when hvdrun dies; 0: none */
     const struct run_heritage *heritage;
+    /* Called in the child before exec with its pid; NULL: nobody needs to know. */
+    void (*announce)(struct run_guard *guard, pid_t pid);
+    struct run_guard *guard;
 };
 
 /* Starts a process in its own group. 0, or an errno (ENOENT, EACCES, ... from exec; EAGAIN, EMFILE

@@ -158,6 +158,8 @@ static int start_process(struct run *run, int rank, int input_fd, const int ends
         .stderr_fd = ends[1],
         .death_signal = SIGKILL,
         .heritage = &run->heritage,
+        .announce = run_guard_add,
+        .guard = &run->guard,
     };
     const int error = run_proc_start(&plan, &run->ranks[rank].proc);
     run_env_free(env);
@@ -180,7 +182,6 @@ static int start_rank(struct run *run, int rank, int null_fd)
                 error == ENOENT ? "command not found" : strerror(error));
         return error == ENOENT ? 127 : error == EACCES || error == ENOEXEC ? 126 : 1;
     }
-    run_guard_add(&run->guard, run->ranks[rank].proc.pid);
     run->alive++;
     if (run->options.verbose)
         run_say(run, "rank %d is pid %d: %s", rank, (int)run->ranks[rank].proc.pid,

@@ -251,6 +251,17 @@ START_TEST(an_unfinished_line_is_shown_after_a_while)
 }
 END_TEST
 
+START_TEST(a_line_whose_rest_waits_unread_is_not_torn)
+{
+    print(0, "first half, ");
+    ck_assert_int_eq(write(writers[0], "second half\n", 12), 12); /* the sink was full: not read */
+    run_stream_tick(&streams[0], UINT64_MAX);
+    print(1, "other\n");
+    run_stream_read(&streams[0]);
+    expect_sink("[1]<stdout>:other\n[0]<stdout>:first half, second half\n");
+}
+END_TEST
+
 START_TEST(an_open_line_is_closed_before_another_stream_speaks)
 {
     print(0, "dots ...");
@@ -400,6 +411,7 @@ int main(void)
     tcase_add_test(tests, lines_of_two_ranks_stay_whole);
     tcase_add_test(tests, an_unfinished_line_is_shown_at_the_end);
     tcase_add_test(tests, an_unfinished_line_is_shown_after_a_while);
+    tcase_add_test(tests, a_line_whose_rest_waits_unread_is_not_torn);
     tcase_add_test(tests, an_open_line_is_closed_before_another_stream_speaks);
     tcase_add_test(tests, hvdruns_own_words_get_a_line_of_their_own);
     tcase_add_test(tests, a_file_gets_the_bytes_without_prefixes);

@@ -1,0 +1,630 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdrun: ranks of /bin/sh (and of hvt-rank and hvd-perf where ops matter) start, talk and end together."""
+import contextlib
+import json
+import os
+import pathlib
+import pty
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvt import Daemon, Expired, procs, program, scaled, wait_until
+from hvt.daemon import clean_environment
+
+
+class Launcher:
+    """hvdrun runs in a runtime directory and with a token of this test's own; leaving checks that nothing is left."""
+
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-run-"))
+        self.token = secrets.token_hex(8)
+        self.environment = dict(clean_environment(), XDG_RUNTIME_DIR=str(self.folder), HVD_TEST_TOKEN=self.token)
+
+    def start(self, *arguments: str, **more) -> subprocess.Popen:
+        """A running hvdrun with pipes for all three streams, unless told otherwise."""
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+        environment = self.environment | streams.pop("environment", {})
+        return subprocess.Popen([program("hvdrun"), *arguments], env=environment, cwd=self.folder, **streams)
+
+    def run(self, *arguments: str, given: bytes | None = None, seconds: float = 30, **more) -> subprocess.CompletedProcess:
+        """A finished hvdrun with its output as text (or as bytes, with text=False)."""
+        text = more.pop("text", True)
+        if given is not None:
+            more["stdin"] = subprocess.PIPE
+        process = self.start(*arguments, **more)
+        try:
+            out, err = process.communicate(given, timeout=scaled(seconds))
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.communicate()
+            raise Expired(f"hvdrun {' '.join(arguments)} did not end") from error
+        if text:
+            out, err = (out or b"").decode(), (err or b"").decode()
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def processes(self) -> dict[int, str]:
+        """Everything that this test has started and that still runs."""
+        return procs.with_token(self.token)
+
+    def directories(self) -> list[str]:
+        """Runtime directories of private daemons."""
+        return [name for name in os.listdir(self.folder) if name.startswith("hvdrun-")]
+
+    def check_gone(self) -> None:
+        """No process and no runtime directory is left."""
+        wait_until(lambda: not self.processes(), lambda: f"processes to end: {self.processes()}", 10, 0.02)
+        wait_until(lambda: not self.directories(), lambda: f"directories to go: {self.directories()}", 10, 0.02)
+
+    def sweep(self) -> None:
+        """Ends whatever a failed test has left."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """A Launcher; afterwards nothing may be left."""
+    running = Launcher()
+    try:
+        yield running
+        running.check_gone()
+    finally:
+        running.sweep()
+
+
+def line_of(stream, pattern: bytes, seconds: float = 15) -> bytes:
+    """Reads until a line matches."""
+    deadline = time.monotonic() + scaled(seconds)
+    seen = b""
+    while time.monotonic() < deadline:
+        if not select.select([stream], [], [], 0.1)[0]:
+            continue
+        part = os.read(stream.fileno(), 65536)
+        seen += part
+        for line in seen.split(b"\n"):
+            if re.search(pattern, line):
+                return line
+        assert part, f"the stream ended without {pattern!r}: {seen!r}"
+    raise Expired(f"no line matches {pattern!r}: {seen!r}")
+
+
+# ---- what the ranks get ----------------------------------------------------------------------------------------------
+
+
+def test_every_rank_gets_its_identity_and_an_address(launcher):
+    done = launcher.run("-np", "3", "sh", "-c", "env | grep -E '^(HVD|HOROVOD)_|^PYTHONUNBUFFERED'")
+    assert done.returncode == 0 and not done.stderr
+    ranks = {rank: {} for rank in "012"}
+    for line in done.stdout.splitlines():
+        match = re.fullmatch(r"\[(\d)\]<stdout>:(\w+)=(.*)", line)
+        ranks[match[1]][match[2]] = match[3]
+    for rank, seen in ranks.items():
+        for family in ("HVD", "HOROVOD"):
+            assert [seen[f"{family}_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK",
+                                                          "CROSS_SIZE")] == [rank, "3", rank, "3", "0", "1"]
+        assert seen["HOROVOD_HOSTNAME"] == os.uname().nodename
+        assert seen["PYTHONUNBUFFERED"] == "1"
+        assert seen["HVD_ADDRESS"].startswith(f"{launcher.folder}/hvdrun-")
+        assert re.fullmatch(r"hvdrun-[0-9a-f]{16}", seen["HVD_JOB_ID"])
+        assert re.fullmatch(r"[0-9a-f]{32}", seen["HVD_JOB_KEY"])
+    assert len({seen["HVD_JOB_ID"] for seen in ranks.values()}) == 1
+    again = launcher.run("-np", "1", "sh", "-c", "echo $HVD_JOB_ID")
+    assert ranks["0"]["HVD_JOB_ID"] not in again.stdout, "two launches have the same job id"
+
+
+def test_the_private_directory_is_closed_to_others(launcher):
+    done = launcher.run("-np", "1", "sh", "-c", "stat -c %a $HVD_ADDRESS; ls $HVD_ADDRESS")
+    assert "[0]<stdout>:700\n" in done.stdout
+    assert "attach.sock" in done.stdout and "admin.sock" in done.stdout
+
+
+def test_options_for_the_ranks_reach_their_environment(launcher):
+    done = launcher.run("-np", "1", "--log-level", "ERROR", "--no-stall-check", "--stall-check-warning-time-seconds",
+                        "7", "sh", "-c", "env")
+    for setting in ("HVD_LOG_LEVEL=ERROR", "HOROVOD_LOG_LEVEL=ERROR", "HOROVOD_STALL_CHECK_DISABLE=1",
+                    "HOROVOD_STALL_CHECK_TIME_SECONDS=7"):
+        assert f"[0]<stdout>:{setting}\n" in done.stdout
+
+
+def test_rank_zero_has_hvdruns_input_and_the_others_have_none(launcher):
+    done = launcher.run("-np", "3", "sh", "-c", "wc -c", given=b"x" * 100000)
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:100000", "[1]<stdout>:0", "[2]<stdout>:0"]
+
+
+def test_signals_are_as_a_shell_would_leave_them(launcher):
+    """hvdrun blocks signals and ignores SIGPIPE for itself: its children must not."""
+    done = launcher.run("-np", "1", "sh", "-c", "grep -E '^Sig(Blk|Ign)' /proc/self/status")
+    masks = dict(re.findall(r"(Sig\w+):\s+([0-9a-f]+)", done.stdout))
+    mine = dict(re.findall(r"(Sig\w+):\s+([0-9a-f]+)", pathlib.Path("/proc/self/status").read_text()))
+    assert int(masks["SigBlk"], 16) == 0
+    assert not int(masks["SigIgn"], 16) & ~int(mine["SigIgn"], 16)
+
+
+def test_a_closed_standard_input_hurts_nobody(launcher):
+    done = launcher.run("-np", "2", "sh", "-c", "echo ok", stdin=None,
+                        preexec_fn=lambda: os.close(0))  # pylint: disable=subprocess-popen-preexec-fn
+    assert done.returncode == 0 and done.stdout.count(":ok\n") == 2
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_carry_rank_and_stream(launcher):
+    done = launcher.run("-np", "2", "sh", "-c", "echo out $HVD_RANK; echo err $HVD_RANK >&2; printf end")
+    assert sorted(done.stdout.replace("end[", "end\n[").splitlines()) == [
+        "[0]<stdout>:end", "[0]<stdout>:out 0", "[1]<stdout>:end", "[1]<stdout>:out 1"]
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>:err 0", "[1]<stderr>:err 1"]
+
+
+def test_lines_of_many_ranks_are_never_torn(launcher):
+    done = launcher.run("-np", "6", "sh", "-c", "i=0; while [ $i -lt 300 ]; do echo begin-$HVD_RANK-$i-end; i=$((i+1)); done")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1800
+    order = {rank: [] for rank in range(6)}
+    for line in lines:
+        match = re.fullmatch(r"\[(\d)\]<stdout>:begin-(\d)-(\d+)-end", line)
+        assert match and match[1] == match[2], line
+        order[int(match[1])].append(int(match[3]))
+    assert all(seen == list(range(300)) for seen in order.values()), "a rank's lines are out of order"
+
+
+def test_half_a_gigabyte_passes_without_losing_a_byte(launcher):
+    script = "yes 0123456789abcdef0123456789abcdef0123456789abcdef | head -c 49000000"
+    digest = subprocess.run(["sh", "-c", script + " | md5sum"], capture_output=True, check=True).stdout.split()[0]
+    done = subprocess.run(["sh", "-c", f"{program('hvdrun')} -np 1 --no-prefix sh -c '{script}' | md5sum"],
+                          env=launcher.environment, capture_output=True, check=True, timeout=scaled(60))
+    assert done.stdout.split()[0] == digest
+    counted = subprocess.run(
+        ["sh", "-c", f"{program('hvdrun')} -np 10 sh -c '{script}' | LC_ALL=C grep -c '^\\[[0-9]\\]<stdout>:[0-9a-f]*$'"],
+        env=launcher.environment, capture_output=True, check=True, timeout=scaled(120))
+    assert int(counted.stdout) == 10 * 1000000
+
+
+def test_a_slow_reader_tears_no_line(launcher):
+    """Everything is full for longer than an unfinished line is held back."""
+    process = launcher.start("-np", "3", "sh", "-c", "yes 0123456789abcdef | head -c 17000000")
+    time.sleep(0.8)  # not a wait for something: longer than a partial line is held
+    lines = process.communicate(timeout=scaled(60))[0].decode().splitlines()
+    assert len(lines) == 3_000_000
+    assert {line[3:] for line in lines} == {"<stdout>:0123456789abcdef"}
+
+
+def test_any_bytes_pass(launcher):
+    path = launcher.folder / "bytes"
+    path.write_bytes(os.urandom(3_000_000))
+    done = launcher.run("-np", "1", "--no-prefix", "cat", str(path), text=False)
+    assert done.stdout == path.read_bytes()
+    done = launcher.run("-np", "1", "cat", str(path), text=False)
+    assert done.stdout.replace(b"[0]<stdout>:", b"") == path.read_bytes()
+
+
+def test_a_very_long_line_passes(launcher):
+    done = launcher.run("-np", "1", "sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x; echo")
+    assert done.stdout == "[0]<stdout>:" + "x" * 5_000_000 + "\n"
+
+
+def test_a_prompt_without_newline_is_shown_soon(launcher):
+    process = launcher.start("-np", "1", "sh", "-c", "printf 'name? '; read x; echo hello $x", stdin=subprocess.PIPE)
+    try:
+        line_of(process.stdout, rb"name\? $", 5)
+        process.stdin.write(b"you\n")
+        process.stdin.flush()
+        line_of(process.stdout, rb"hello you", 5)
+        assert process.wait(scaled(10)) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_timestamps_precede_the_prefix(launcher):
+    done = launcher.run("-np", "1", "--prefix-output-with-timestamp", "echo", "x")
+    assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:x\n", done.stdout)
+
+
+def test_output_files_hold_what_each_rank_wrote(launcher):
+    done = launcher.run("-np", "11", "--output-filename", "logs/of/it", "sh", "-c", "echo o$HVD_RANK; echo e$HVD_RANK >&2")
+    assert done.returncode == 0 and "[10]<stdout>:o10\n" in done.stdout
+    logs = launcher.folder / "logs/of/it"
+    assert sorted(path.name for path in logs.iterdir()) == [f"rank.{rank:02}" for rank in range(11)]
+    for rank in range(11):
+        assert (logs / f"rank.{rank:02}/stdout").read_text() == f"o{rank}\n"
+        assert (logs / f"rank.{rank:02}/stderr").read_text() == f"e{rank}\n"
+
+
+def test_one_rank_needs_no_padding(launcher):
+    assert launcher.run("-np", "1", "--output-filename", "logs", "true").returncode == 0
+    assert (launcher.folder / "logs/rank.0/stdout").exists()
+
+
+def test_an_impossible_output_directory_is_an_error_before_anything_runs(launcher):
+    (launcher.folder / "file").touch()
+    done = launcher.run("-np", "2", "--output-filename", "file/logs", "sh", "-c", "echo ran")
+    assert done.returncode == 1 and "file/logs" in done.stderr and "ran" not in done.stdout
+
+
+def test_ranks_end_when_nobody_reads_hvdrun_any_more(launcher):
+    process = launcher.start("-np", "2", "yes")
+    os.read(process.stdout.fileno(), 100)
+    process.stdout.close()
+    assert process.wait(scaled(20)) == 128 + signal.SIGPIPE
+    assert b"SIGPIPE" in process.stderr.read()
+    process.stderr.close()
+
+
+def test_a_full_disk_is_told_and_does_not_end_the_job(launcher):
+    with open("/dev/full", "wb") as full:
+        done = launcher.run("-np", "1", "sh", "-c", "echo x; sleep 0.3; echo y; echo done >&2", stdout=full)
+    assert done.returncode == 1
+    assert "cannot write to stdout: No space left on device" in done.stderr and "[0]<stderr>:done" in done.stderr
+
+
+def test_a_reader_that_sleeps_does_not_keep_signals_out(launcher):
+    """stdout is full and nobody reads: a signal still ends everything."""
+    process = launcher.start("-np", "2", "yes")
+    try:
+        wait_until(lambda: len(launcher.processes()) >= 4, "the ranks to start")
+        time.sleep(0.5)  # not a wait for something: enough to fill every buffer
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not any(line == "yes" for line in launcher.processes().values()), "the ranks to end")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(scaled(20)) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_terminal_is_relayed_to_rank_zero(launcher):
+    """Rank 0 is in a background process group: reading the terminal itself would stop it."""
+    master, slave = pty.openpty()
+    script = f"exec {program('hvdrun')} -np 2 --no-prefix sh -c 'read x; echo got-$x-$HVD_RANK'"
+    process = subprocess.Popen(["setsid", "-c", "sh", "-c", script], env=launcher.environment, stdin=slave, stdout=slave,
+                               stderr=slave)
+    os.close(slave)
+    seen = b""
+    try:
+        os.write(master, b"hello\n")
+        deadline = time.monotonic() + scaled(15)
+        while b"got-hello-0" not in seen and time.monotonic() < deadline:
+            if select.select([master], [], [], 0.1)[0]:
+                seen += os.read(master, 4096)
+        assert b"got-hello-0" in seen and b"got--1" in seen, seen
+        assert process.wait(scaled(10)) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+# ---- ends ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script, code", [("true", 0), ("exit 3", 3), ("exit 255", 255), ("kill -9 $$", 137),
+                                          ("kill -TERM $$", 143), ("kill -SEGV $$", 139)])
+def test_the_exit_code_is_the_ranks(launcher, script, code):
+    assert launcher.run("-np", "2", "sh", "-c", script).returncode == code
+
+
+def test_a_rank_that_ends_early_and_well_is_fine(launcher):
+    done = launcher.run("-np", "3", "sh", "-c", "[ $HVD_RANK = 1 ] || { sleep 0.5; echo late; }")
+    assert done.returncode == 0 and done.stdout.count(":late\n") == 2 and not done.stderr
+
+
+def test_a_failure_ends_the_others_and_is_named(launcher):
+    process = launcher.start("-np", "4", "sh", "-c",
+                             "if [ $HVD_RANK = 2 ]; then sleep 0.2; kill -9 $$; fi; sleep 1000 & wait")
+    _, err = process.communicate(timeout=scaled(20))
+    text = err.decode()
+    assert process.returncode == 137
+    first = re.search(r"hvdrun: rank 2 \(pid (\d+)\) was killed by signal 9 \(SIGKILL\); ending the other ranks\n", text)
+    assert first, text
+    assert "hvdrun:   rank 2: was killed by signal 9 (SIGKILL), the first to fail\n" in text
+    assert "hvdrun:   ranks 0-1,3: ended by hvdrun (SIGTERM)\n" in text
+
+
+def test_of_a_kill_and_its_consequences_the_kill_is_blamed(launcher):
+    """The others fail at the same moment because of it."""
+    done = launcher.run("-np", "3", "sh", "-c",
+                        "echo $$ > pid.$HVD_RANK; [ $HVD_RANK = 1 ] && { sleep 0.3; kill -9 $$; }; "
+                        "until [ -s pid.1 ]; do :; done; read pid < pid.1; "
+                        "while [ \"$(cut -d' ' -f3 /proc/$pid/stat)\" != Z ]; do :; done; exit 1")
+    assert done.returncode == 137 and "hvdrun: rank 1 (pid" in done.stderr
+
+
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_time(launcher):
+    started = time.monotonic()
+    done = launcher.run("-np", "3", "--grace", "0.5", "sh", "-c",
+                        "trap '' TERM; if [ $HVD_RANK = 0 ]; then sleep 0.2; exit 9; fi; while :; do sleep 0.1; done")
+    assert done.returncode == 9
+    assert 0.5 <= time.monotonic() - started < scaled(10)
+    assert "2 ranks are still running after the grace time; killing" in done.stderr
+    assert "ranks 1-2: killed by hvdrun (SIGKILL)" in done.stderr
+
+
+def test_ranks_may_finish_their_work_within_the_grace_time(launcher):
+    done = launcher.run("-np", "2", "sh", "-c",
+                        "trap 'echo saving; exit 0' TERM; [ $HVD_RANK = 0 ] && exit 4; while :; do sleep 0.05; done")
+    assert done.returncode == 4 and "[1]<stdout>:saving\n" in done.stdout
+
+
+def test_a_stopped_rank_is_ended_too(launcher):
+    done = launcher.run("-np", "2", "--grace", "3", "sh", "-c", "if [ $HVD_RANK = 1 ]; then kill -STOP $$; fi; sleep 0.3; exit 5")
+    assert done.returncode == 5
+
+
+def test_grandchildren_end_with_their_rank(launcher):
+    done = launcher.run("-np", "2", "--grace", "1", "sh", "-c",
+                        "sh -c \"trap '' TERM; sleep 1000\" & [ $HVD_RANK = 0 ] && exit 1; wait")
+    assert done.returncode == 1
+    launcher.check_gone()
+
+
+def test_what_successful_ranks_leave_running_ends_too(launcher):
+    done = launcher.run("-np", "2", "--grace", "1", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo ok")
+    assert done.returncode == 0 and done.stdout.count(":ok\n") == 2
+    launcher.check_gone()
+
+
+def test_late_output_of_a_rank_that_has_ended_is_shown(launcher):
+    done = launcher.run("-np", "1", "sh", "-c", "(sleep 0.3; echo late) & exit 0")
+    assert done.returncode == 0 and done.stdout == "[0]<stdout>:late\n"
+
+
+def test_a_process_that_left_its_group_holds_nobody_up(launcher):
+    started = time.monotonic()
+    done = launcher.run("-np", "1", "sh", "-c", "setsid sleep 30 & echo $! > pid; exit 0")
+    assert done.returncode == 0 and time.monotonic() - started < scaled(15)
+    for pid, line in launcher.processes().items():
+        assert line == "sleep 30"
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("command, code, word", [("hvt-no-such-command", 127, "command not found"),
+                                                 ("/etc/passwd", 126, "Permission denied")])
+def test_a_command_that_cannot_run_is_named(launcher, command, code, word):
+    done = launcher.run("-np", "2", command)
+    assert done.returncode == code and command in done.stderr and word in done.stderr
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+TRAPS = ("trap 'echo got-INT; exit 0' INT; trap 'echo got-TERM; exit 0' TERM; trap 'echo got-HUP; exit 0' HUP; "
+         "trap 'echo got-QUIT; exit 0' QUIT; trap 'echo got-USR1; exit 0' USR1; trap 'echo got-USR2; exit 0' USR2; "
+         "echo ready; while :; do sleep 0.02; done")
+
+
+def ready(process: subprocess.Popen, ranks: int) -> bytes:
+    """Reads stdout until every rank has said that it is ready."""
+    seen = b""
+    deadline = time.monotonic() + scaled(15)
+    while seen.count(b":ready\n") < ranks:
+        assert time.monotonic() < deadline, seen
+        if select.select([process.stdout], [], [], 0.1)[0]:
+            seen += os.read(process.stdout.fileno(), 65536)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "QUIT", "USR1", "USR2"])
+def test_signals_are_passed_on_to_every_rank(launcher, name):
+    process = launcher.start("-np", "3", "sh", "-c", TRAPS)
+    ready(process, 3)
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    out, err = process.communicate(timeout=scaled(20))
+    assert sorted(out.decode().splitlines()) == [f"[{rank}]<stdout>:got-{name}" for rank in range(3)]
+    assert process.returncode == 0
+    assert ("received signal" in err.decode()) == (not name.startswith("USR"))
+
+
+def test_an_interrupted_job_ends_with_the_signals_code(launcher):
+    process = launcher.start("-np", "2", "sh", "-c", "echo ready; sleep 1000")
+    ready(process, 2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=scaled(20))
+    assert process.returncode == 130
+    assert "received signal 2 (SIGINT); passed on to every rank" in err.decode()
+
+
+def test_a_second_signal_kills(launcher):
+    process = launcher.start("-np", "2", "--grace", "1000", "sh", "-c", "trap '' INT TERM; echo ready; while :; do sleep 0.02; done")
+    ready(process, 2)
+    process.send_signal(signal.SIGTERM)
+    line_of(process.stderr, rb"passed on to every rank")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=scaled(20))
+    assert process.returncode == 137 and "killing" in err.decode()
+
+
+def test_an_ignored_hangup_stays_ignored(launcher):
+    process = launcher.start("-np", "1", "sh", "-c", "echo ready; sleep 0.5; echo survived",
+                             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    ready(process, 1)
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate(timeout=scaled(20))
+    assert process.returncode == 0 and b"survived" in out
+
+
+def test_everything_goes_when_hvdrun_is_killed(launcher):
+    process = launcher.start("-np", "3", "sh", "-c", "sleep 1000 & echo ready; sleep 1000")
+    ready(process, 3)
+    assert launcher.directories()
+    process.kill()
+    process.communicate()
+    launcher.check_gone()
+
+
+def test_everything_goes_when_hvdrun_is_killed_at_any_moment(launcher):
+    for step in range(15):
+        process = launcher.start("-np", "2", "sh", "-c", "sleep 1000 & sleep 1000")
+        time.sleep(step * 0.004)  # a random moment, not a wait
+        process.kill()
+        process.communicate()
+    launcher.check_gone()
+
+
+# ---- the daemon ------------------------------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_is_named_is_used_and_outlives_the_job(launcher):
+    with Daemon() as daemon:
+        done = launcher.run("-np", "2", "--address", str(daemon.address), "sh", "-c", "echo $HVD_ADDRESS")
+        assert done.stdout.count(f"<stdout>:{daemon.address}\n") == 2 and not launcher.directories()
+        done = launcher.run("-np", "2", "sh", "-c", "echo $HVD_ADDRESS", environment={"HVD_ADDRESS": str(daemon.address)})
+        assert done.stdout.count(f"<stdout>:{daemon.address}\n") == 2
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+
+
+def test_a_named_daemon_that_is_not_there_is_an_error(launcher):
+    started = time.monotonic()
+    done = launcher.run("-np", "2", "--address", "/nonexistent/hvdd", "true")
+    assert done.returncode == 1 and "/nonexistent/hvdd" in done.stderr and time.monotonic() - started < scaled(5)
+
+
+def test_a_daemon_that_cannot_start_says_why(launcher):
+    done = launcher.run("-np", "2", "--hvdd", "/nonexistent/hvdd", "true")
+    assert done.returncode == 1 and "/nonexistent/hvdd" in done.stderr
+    script = launcher.folder / "hvdd"
+    script.write_text("#!/bin/sh\necho the dog ate my sockets >&2\nexit 1\n")
+    script.chmod(0o755)
+    done = launcher.run("-np", "2", "--hvdd", str(script), "true")
+    assert done.returncode == 1 and "failed to start" in done.stderr and "the dog ate my sockets" in done.stderr
+    assert not launcher.directories()
+
+
+def test_a_daemon_that_never_gets_ready_is_given_up(launcher):
+    script = launcher.folder / "hvdd"
+    script.write_text("#!/bin/sh\nsleep 1000\n")
+    script.chmod(0o755)
+    started = time.monotonic()
+    done = launcher.run("-np", "2", "--start-timeout", "0.5", "--hvdd", str(script), "true")
+    assert done.returncode == 1 and "ready in time" in done.stderr
+    assert time.monotonic() - started < scaled(15)
+
+
+def test_jobs_go_on_when_the_private_daemon_dies(launcher):
+    process = launcher.start("-np", "2", "sh", "-c", "echo ready; sleep 0.7; echo done")
+    ready(process, 2)
+    daemon = [pid for pid, line in launcher.processes().items() if line.split()[0].endswith("/hvdd")]
+    os.kill(daemon[0], signal.SIGKILL)
+    out, err = process.communicate(timeout=scaled(20))
+    assert process.returncode == 0 and out.count(b":done\n") == 2
+    assert "the private hvdd" in err.decode() and "SIGKILL" in err.decode()
+
+
+def test_more_ranks_than_cores_are_fine(launcher):
+    done = launcher.run("-np", "40", "sh", "-c", "echo $HVD_RANK")
+    assert sorted(int(line.split(":")[1]) for line in done.stdout.splitlines()) == list(range(40))
+
+
+# ---- with real ops ---------------------------------------------------------------------------------------------------
+
+
+def test_peers_of_a_killed_rank_are_told_rank_pid_and_signal(launcher):
+    """What hvdrun sees is what the survivors' error says."""
+    path = launcher.folder / "lines"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [
+        {"do": "open"}, {"do": "submit", "kind": "barrier", "name": "together"},
+        {"do": "wait", "op": 0, "timeout_ms": 20000}, {"do": "submit", "kind": "barrier", "name": "never"},
+        {"do": "wait", "op": 1, "timeout_ms": 20000}]))
+    victim = launcher.folder / "victim"
+    victim.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    script = (f"mkfifo in.$HVD_RANK; exec 3<>in.$HVD_RANK; f={path}; [ $HVD_RANK = 2 ] && f={victim}; cat $f >&3; "
+              f"[ $HVD_RANK = 2 ] && echo pid $$; trap '' TERM; exec {program('hvt-rank')} <&3")
+    process = launcher.start("-np", "3", "--grace", "2", "sh", "-c", script)
+    seen = b""
+    try:
+        deadline = time.monotonic() + scaled(20)
+        while seen.count(b'"op"') < 5 and time.monotonic() < deadline:
+            if select.select([process.stdout], [], [], 0.1)[0]:
+                seen += os.read(process.stdout.fileno(), 65536)
+        pid = int(re.search(rb"pid (\d+)", seen)[1])
+        wait_until(lambda: procs.state(pid) == "S", "the victim to wait")
+        os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate(timeout=scaled(20))
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 137, err
+    assert f"hvdrun: rank 2 (pid {pid}) was killed by signal 9 (SIGKILL)" in err.decode()
+    text = (seen + out).decode()
+    assert text.count(f"rank 2 (pid {pid}) was killed by signal 9 (SIGKILL)") >= 2, text
+
+
+@pytest.mark.parametrize("op", ["allreduce", "allgather", "broadcast", "barrier"])
+def test_hvd_perf_measures_and_checks(launcher, op):
+    done = subprocess.run([program("hvd-perf"), "-o", op, "-n", "3", "-b", "4", "-e", "64K", "-f", "16", "-i", "5", "-c",
+                           "--json"], env=launcher.environment, capture_output=True, text=True, timeout=scaled(60),
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == (1 if op == "barrier" else 4)
+    for row in rows:
+        assert row["op"] == op and row["np"] == 3 and row["errors"] == 0 and row["iterations"] == 5
+        assert 0 < row["time_us_min"] <= row["time_us"] <= row["time_us_p99"]
+
+
+@pytest.mark.parametrize("memory", ["shared", "malloc", "registered"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64"])
+def test_hvd_perf_checks_every_memory_and_dtype(launcher, memory, dtype):
+    done = subprocess.run([program("hvd-perf"), "-n", "2", "-b", "1000", "-e", "300K", "-f", "300", "-i", "2", "-c", "-m",
+                           memory, "-d", dtype, "--json", "--outstanding", "3", "-r", "average"],
+                          env=launcher.environment, capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["errors"] for row in rows] == [0, 0]
+    assert {(row["memory"], row["dtype"], row["reduce_op"], row["outstanding"]) for row in rows} == {
+        (memory, dtype, "average", 3)}
+
+
+def test_hvd_perf_shows_what_the_machine_could_do(launcher):
+    done = subprocess.run([program("hvd-perf"), "-n", "2", "-b", "1M", "-e", "1M", "-i", "3", "--memcpy", "--json"],
+                          env=launcher.environment, capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {row["op"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert set(rows) == {"allreduce", "memcpy", "onepass"}
+    assert rows["allreduce"]["errors"] is None, "nobody checked"
+    assert rows["memcpy"]["threads"] == 1 and rows["onepass"]["bytes"] == 1 << 20
+
+
+def test_hvd_perf_attaches_and_leaves_no_descriptor(launcher):
+    done = subprocess.run([program("hvd-perf"), "-n", "2", "--attach", "20", "--json"], env=launcher.environment,
+                          capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert row["op"] == "attach" and row["iterations"] == 20 and row["fds_before"] == row["fds_after"]
+
+
+def test_hvd_perf_is_one_rank_under_a_launcher(launcher):
+    done = launcher.run("-np", "2", program("hvd-perf"), "-n", "7", "-o", "barrier", "-i", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.removeprefix("[0]<stdout>:"))["np"] == 2
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line, word", [
+    ("-np 0 true", "-np"), ("-np x true", "'x'"), ("true", "-np N"), ("-np 2", "which command"),
+    ("-np 2 -H other:2 true", "this machine only"), ("-np 2 --hostfile h true", "this machine only"),
+    ("-np 2 --nonsense true", "--nonsense")])
+def test_wrong_usage_is_exit_code_2_and_says_what(launcher, line, word):
+    done = launcher.run(*line.split())
+    assert done.returncode == 2 and word in done.stderr and "--help" in done.stderr and not done.stdout
+
+
+def test_version_help_and_check_build(launcher):
+    assert re.fullmatch(r"hvdrun \d+\.\d+\.\d+\n", launcher.run("--version").stdout)
+    assert "-np, --num-proc N" in launcher.run("--help").stdout
+    build = launcher.run("--check-build").stdout
+    for title in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:"):
+        assert f"\n\n{title}\n" in build
+    assert "    [ ] PyTorch\n" in build and "    [ ] NCCL\n" in build
