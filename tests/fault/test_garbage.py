@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import signal
 import socket
 import tempfile
 import time
@@ -17,7 +18,7 @@ ATTACH = wire.attach_request("garbage")
 TRUNCATIONS = [ATTACH[:length] for length in range(1, len(ATTACH), 3)]
 MESSAGES = {
     "zeros": bytes(100), "ones": b"\xff" * 100, "text": b"GET / HTTP/1.1\r\n\r\n", "one byte": b"\x00",
-    "unknown body": wire.field(500, b"x"), "no body": wire.field(99, 1), "two bodies": ATTACH + ATTACH,
+    "unknown body": wire.field(500, b"x"), "no body": wire.field(99, 1),
     "detach first": wire.field(wire.DETACH, wire.field(1, 1)), "reply": wire.field(wire.ATTACH_REPLY, b""),
     "engine start": wire.field(wire.ENGINE_START, b""), "empty attach": wire.field(wire.ATTACH_REQUEST, b""),
     "deep": wire.field(wire.ATTACH_REQUEST, wire.field(13, wire.field(1, b"HVD_X" * 2000) + wire.field(2, b""))),
@@ -45,8 +46,7 @@ def test_a_first_message_that_is_no_attach_is_refused_with_a_reason(daemon, name
 
 
 def test_every_truncation_and_a_thousand_mutations_of_an_attach_are_survived(daemon):
-    daemon.allow("attach-refused", "rank-lost", "session-ended", "protocol", "attach-failed", "adopt-refused",
-                 "rank-ended")
+    daemon.allow("attach-refused", "rank-lost", "rank-ended")
     source = random.Random(7)
     for number in range(1000 + len(TRUNCATIONS)):
         data = bytearray(ATTACH if number >= len(TRUNCATIONS) else TRUNCATIONS[number])
@@ -105,6 +105,7 @@ def test_a_flood_of_connections_is_limited_and_ends_with_it():
     with Daemon(options={"max-pending": 16}) as daemon:
         daemon.allow("attach-refused")
         job = Job(daemon, 2)
+        wait_until(lambda: daemon.jobs()[0]["state"] == "running", "hvdd to know that both are attached")
         with contextlib.ExitStack() as stack:
             crowd = [stack.enter_context(wire.Raw(daemon.attach_path)) for _ in range(100)]
             job.check_usable()
@@ -122,7 +123,7 @@ def test_a_client_that_connects_and_dies_in_between_leaves_nothing(daemon):
         with wire.Raw(daemon.attach_path) as raw:
             if number % 2:
                 raw.send(wire.attach_request(f"gone{number}", 0, 2))
-    daemon.allow("rank-lost", "attach-failed", "adopt-refused")
+    daemon.allow("rank-lost")
     daemon.wait_no_jobs(10)
 
 
@@ -130,6 +131,7 @@ def test_a_client_that_connects_and_dies_in_between_leaves_nothing(daemon):
                                   b"\xff" + bytes(8) + b"\x7f\x03\x00NULL"], ids=["nothing", "zeros", "ones", "random",
                                                                                 "half a greeting"])
 def test_garbage_on_the_admin_socket_is_survived(daemon, data):
+    daemon.allow("bad-request")  # to libzmq old enough greetings are messages
     with Zmtp(daemon.admin_path) as raw:
         raw.send(data)
         assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
@@ -137,7 +139,7 @@ def test_garbage_on_the_admin_socket_is_survived(daemon, data):
 
 
 def test_wrong_admin_messages_are_answered_or_dropped_and_the_next_one_works(daemon):
-    daemon.allow("admin-refused", "admin-garbage", "bad-request", "admin-bad")
+    daemon.allow("bad-request")
     source = random.Random(5)
     with Zmtp(daemon.admin_path) as raw:
         raw.handshake()
@@ -163,35 +165,48 @@ def test_an_admin_flood_that_reads_no_answers_does_not_stop_attaches(daemon):
         assert daemon.ctl.json("status")
 
 
-HELLO = wire.message((1, wire.PROTOCOL_VERSION), (2, "ghost"), (3, 1), (4, 2), (5, os.geteuid()), (6, os.getpid()))
+@contextlib.contextmanager
+def fake_engine(daemon: Daemon, job: str, generation: int, after: bytes = b""):
+    """A process of our own that says EngineHello, `after`, and then listens until it is closed or killed."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            hello = wire.message((1, wire.PROTOCOL_VERSION), (2, job), (3, generation), (4, 2), (5, os.geteuid()),
+                                 (6, os.getpid()))
+            raw = wire.Raw(daemon.attach_path)
+            raw.send(wire.field(wire.ENGINE_HELLO, hello))
+            if after:
+                raw.send(after)
+            raw.wait_closed()
+        os._exit(0)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("after", [b"", b"\xff" * 64, wire.field(wire.ATTACH_REQUEST, b""),
+@pytest.mark.parametrize("after", [b"\xff" * 64, wire.field(wire.ATTACH_REQUEST, b""),
                                    wire.field(wire.ENGINE_SESSION, wire.message((1, 99), (2, 1), (3, 1))),
                                    wire.field(wire.ENGINE_SESSION, wire.message((1, 0), (2, 1), (3, 77))),
                                    wire.field(wire.ENGINE_REPORT, wire.message((1, 12345)))],
-                         ids=["eof", "garbage", "attach", "bad rank", "bad state", "unasked report"])
+                         ids=["garbage", "attach", "bad rank", "bad state", "unasked report"])
 def test_a_fake_engine_of_the_same_user_can_hurt_only_its_own_job(daemon, after):
-    daemon.allow("attach-refused", "hello-refused", "engine-killed", "engine-exited", "engine-lost", "link-garbage",
-                 "engine-protocol", "link-protocol", "engine-ended", "bad-message", "link-broken")
+    daemon.allow("attach-refused", "hello-refused", "engine-killed", "engine-ended", "bad-engine")
     job = Job(daemon, 2)
-    with wire.Raw(daemon.attach_path) as raw:
-        raw.send(wire.field(wire.ENGINE_HELLO, HELLO))
-        if after:
-            raw.send(after)
+    with fake_engine(daemon, "ghost", 1, after):
         assert daemon.ctl.json("status")
-    job.check_usable()
+        job.check_usable()
     wait_until(lambda: [row["job"] for row in daemon.jobs()] == [job.name], "the ghost to be forgotten")
 
 
 def test_a_second_engine_for_a_running_job_is_refused(daemon):
-    daemon.allow("attach-refused", "hello-refused", "engine-lost", "engine-ended", "link-refused")
+    daemon.allow("hello-refused")
     job = Job(daemon, 2)
     row = daemon.jobs()[0]
-    hello = wire.message((1, wire.PROTOCOL_VERSION), (2, job.name), (3, row["generation"]), (4, 2), (5, os.geteuid()),
-                         (6, os.getpid()))
-    with wire.Raw(daemon.attach_path) as raw:
-        raw.send(wire.field(wire.ENGINE_HELLO, hello))
+    with fake_engine(daemon, job.name, row["generation"]):
+        daemon.expect_line("hello-refused", job.name)
         assert daemon.jobs()[0]["engine_pid"] == row["engine_pid"]
     job.check_usable()
     assert [found["engine_pid"] for found in daemon.jobs()] == [row["engine_pid"]]
@@ -207,11 +222,11 @@ def test_an_engine_that_does_not_work_is_a_clear_error_at_the_client(kind):
         path = os.path.join(folder, "hvdd-engine")
         with open(path, "w", encoding="utf-8") as file:
             file.write("#!/bin/sh\nexec sleep 30\n" if ENGINES[kind] is None else ENGINES[kind])
-        os.chmod(path, 0o644 if kind == "cannot be run" else 0o755)
+        os.chmod(path, 0o755)
         with Daemon(options={"engine": path, "attach-timeout": "300ms"}) as daemon:
-            daemon.allow("attach-refused", "no-engine", "engine-killed", "engine-exited", "engine-lost",
-                         "engine-ended", "engine-protocol", "bad-message", "cannot-run", "link-garbage", "link-broken",
-                         "engine-silent")
+            daemon.allow("attach-refused", "no-engine", "engine-killed", "engine-ended", "bad-engine")
+            if kind == "cannot be run":
+                os.chmod(path, 0o644)
             begin = time.monotonic()
             outcome = daemon.rank().try_open("x", 0, 1, timeout_ms=int(scaled(10) * 1000))
             assert outcome.status in (Status.ERR_DAEMON, Status.ERR_ENGINE_LOST), outcome
