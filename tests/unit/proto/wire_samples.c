@@ -151,6 +151,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .region_bytes_max = UINT64_MAX,
         .stall_warn_ns = UINT64_MAX,
         .log_level = 4,
+        .linger_ns = UINT64_MAX,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
