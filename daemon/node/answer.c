@@ -188,6 +188,18 @@ static void take_stalls(struct hvi_admin_reply *reply, struct hvi_engine_report 
     reply->rows_left_out += report->stall_count - moved;
 }
 
+static void fill_job_row(const struct node_generation *generation, struct hvi_job_row *row)
+{
+    snprintf(row->job, sizeof(row->job), "%s", generation->job->id);
+    snprintf(row->state, sizeof(row->state), "%s", node_job_state_text(generation->state));
+    row->generation = generation->number;
+    row->uid = generation->job->uid;
+    row->size = generation->size;
+    row->attached = generation->counts[NODE_SLOT_ATTACHED];
+    row->engine_pid = (int32_t)generation->engine->pid;
+    row->age_ns = hvi_clock_ns() - generation->started_ns;
+}
+
 /* A job has done what its busiest rank has done. */
 static void sum_ranks(struct hvi_job_row *row, const struct hvi_engine_report *report)
 {
@@ -203,9 +215,11 @@ static void take_report(struct node_answer *answer, const struct question *quest
                         struct hvi_engine_report *report)
 {
     answer->reply.rows_left_out += report->rows_left_out;
-    if (answer->kind == HVI_ADMIN_JOBS)
+    if (answer->kind == HVI_ADMIN_JOBS) {
+        /* Once more: what the engine told before its report has been heard by now. */
+        fill_job_row(question->engine->generation, &answer->reply.jobs[question->row]);
         sum_ranks(&answer->reply.jobs[question->row], report);
-    else if (answer->kind == HVI_ADMIN_RANKS)
+    } else if (answer->kind == HVI_ADMIN_RANKS)
         take_ranks(&answer->reply, report);
     else
         take_stalls(&answer->reply, report, question->engine->generation->job->id);
@@ -295,18 +309,6 @@ static void answer_status(struct node *node, const struct node_asker *asker)
     daemon->ranks_lost = node->counters.ranks_lost;
     daemon->log_lost = hvi_log_lost();
     node_admin_send(node, asker, &reply);
-}
-
-static void fill_job_row(const struct node_generation *generation, struct hvi_job_row *row)
-{
-    snprintf(row->job, sizeof(row->job), "%s", generation->job->id);
-    snprintf(row->state, sizeof(row->state), "%s", node_job_state_text(generation->state));
-    row->generation = generation->number;
-    row->uid = generation->job->uid;
-    row->size = generation->size;
-    row->attached = generation->counts[NODE_SLOT_ATTACHED];
-    row->engine_pid = (int32_t)generation->engine->pid;
-    row->age_ns = hvi_clock_ns() - generation->started_ns;
 }
 
 static void answer_jobs(struct node *node, const struct node_asker *asker)

@@ -13,7 +13,7 @@
  *
  * A rank that comes back at once may meet its own former self: the engine takes up to 20 ms to find out how a process
  * ended. So an attach is first preceded by a look at what the job's engines have said, and one that seems to be a
- * duplicate is held for 100 ms and decided again.
+ * duplicate is held for up to 100 ms and decided again whenever a rank goes.
  *
  * A refusal is sent only after the client's message was read: closing a UNIX socket with unread
  * data resets it, and the reset would overtake our reply. */
@@ -32,7 +32,7 @@
 
 #include <utlist.h>
 
-#define HOLD_US 100000
+#define HOLD_NS (100 * (int64_t)HVI_NS_MS)
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -69,12 +69,16 @@ static bool has_hung_up(int fd)
     return poll(&poll_fd, 1, 0) != 0 && (poll_fd.revents & (POLLHUP | POLLERR)) != 0;
 }
 
-/* Best effort: a client that does not take its answer gets none. */
+/* Best effort: a client that does not take its answer gets none. Nothing may arrive behind our back
+ * any more, because a socket that is closed with something unread resets the answer away. */
 static void send_refusal(struct node *node, int fd, int status, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY};
     size_t length;
 
+    shutdown(fd, SHUT_RD);
+    if (hvi_packet_receive(fd, &node->packet, 0) == HVI_OK)
+        hvi_packet_close_fds(&node->packet);
     msg.attach_reply.status = status;
     msg.attach_reply.protocol_version = HVI_PROTOCOL_VERSION;
     msg.attach_reply.abi_version = HVI_ABI_VERSION;
@@ -175,14 +179,29 @@ static void poll_engines(struct node *node, const char *id)
     }
 }
 
-/* True: it seems to be a duplicate for the first time. */
+/* True: it seems to be a duplicate, and there is still time to find out. */
 static bool hold(struct node_pending *pending, const struct node_decision *decision)
 {
-    if (decision->status != HVI_ERR_DUPLICATE_RANK || pending->held)
+    if (decision->status != HVI_ERR_DUPLICATE_RANK)
         return false;
-    pending->held = true;
+    if (pending->held_until_ns == 0)
+        pending->held_until_ns = hvi_deadline_after(HOLD_NS);
+    if (hvi_deadline_passed(pending->held_until_ns))
+        return false;
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
-    return sd_event_source_set_time_relative(pending->timer, HOLD_US) >= 0;
+    return sd_event_source_set_time_relative(
+               pending->timer, hvi_deadline_left(pending->held_until_ns) / 1000 + 1) >= 0;
+}
+
+void node_attach_wake_held(struct node *node)
+{
+    struct node_pending *pending;
+
+    DL_FOREACH(node->pendings, pending)
+    {
+        if (pending->held_until_ns != 0 && pending->generation == NULL)
+            sd_event_source_set_time_relative(pending->timer, 0);
+    }
 }
 
 static void handle_attach(struct node_pending *pending, const struct hvi_attach_request *request)
@@ -322,7 +341,7 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
  * -------------------------------------------------------------------------------------------------------
  */
 
-/* A pidfd of the process that connected, -1 when it is gone. */
+/* A pidfd of the process that connected; -1 with errno: ESRCH or EINVAL when it is gone. */
 static int peer_pidfd(int fd, pid_t pid)
 {
     int pidfd;
@@ -352,14 +371,18 @@ static bool peer_read(int fd, struct node_peer *peer_p)
     return true;
 }
 
-static bool pending_watch(struct node_pending *pending)
+static void watch_and_read(struct node_pending *pending)
 {
     struct node *node = pending->node;
-    return sd_event_add_io(node->event, &pending->io, pending->fd, EPOLLIN, on_readable, pending) >=
-               0 &&
-           sd_event_add_time_relative(node->event, &pending->timer, CLOCK_MONOTONIC,
-                                      (uint64_t)node->config.attach_timeout / 1000, 0, on_deadline,
-                                      pending) >= 0;
+
+    if (sd_event_add_io(node->event, &pending->io, pending->fd, EPOLLIN, on_readable, pending) <
+            0 ||
+        sd_event_add_time_relative(node->event, &pending->timer, CLOCK_MONOTONIC,
+                                   (uint64_t)node->config.attach_timeout / 1000, 1, on_deadline,
+                                   pending) < 0)
+        pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of memory or descriptors");
+    else
+        read_message(pending); /* usually it is there already */
 }
 
 /* For a connection that there is no room to keep. */
@@ -368,8 +391,6 @@ static void refuse_at_once(struct node *node, int fd, const struct node_peer *pe
 {
     node->counters.refused++;
     log_refusal(peer, HVI_ERR_DAEMON_LIMIT, text);
-    if (hvi_packet_receive(fd, &node->packet, 0) == HVI_OK)
-        hvi_packet_close_fds(&node->packet);
     send_refusal(node, fd, HVI_ERR_DAEMON_LIMIT, text);
     close(fd);
 }
@@ -378,6 +399,7 @@ void node_attach_accept(struct node *node, int fd)
 {
     struct node_pending *pending;
     struct node_peer peer;
+    int error;
 
     if (!peer_read(fd, &peer)) {
         close(fd);
@@ -396,16 +418,15 @@ void node_attach_accept(struct node *node, int fd)
     pending->fd = fd;
     pending->peer = peer;
     pending->pidfd = peer_pidfd(fd, peer.pid);
+    error = errno;
     DL_APPEND(node->pendings, pending);
     node->pending_count++;
-    if (!pending_watch(pending))
-        pending_refuse(pending, HVI_ERR_DAEMON, "hvdd is out of memory");
-    else if (pending->pidfd < 0 && peer.pid > 0 && errno != EMFILE && errno != ENFILE)
-        pending_free(pending); /* the process is gone */
-    else if (pending->pidfd < 0 && peer.pid > 0)
-        pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of descriptors");
+    if (pending->pidfd >= 0 || peer.pid <= 0) /* the latter is refused when it has asked */
+        watch_and_read(pending);
+    else if (error == ESRCH || error == EINVAL)
+        pending_gone(pending);
     else
-        read_message(pending); /* usually it is there already */
+        pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of descriptors");
 }
 
 /* ---- what the engine did
@@ -472,8 +493,6 @@ void node_attach_close_all(struct node *node, int status, const char *text)
             pending_free(pending);
             continue;
         }
-        if (hvi_packet_receive(pending->fd, &node->packet, 0) == HVI_OK)
-            hvi_packet_close_fds(&node->packet);
         pending_refuse(pending, status, text);
     }
 }

@@ -55,7 +55,7 @@ static bool arm(struct node_engine *engine, sd_event_source **source_p, uint64_t
     if (*source_p != NULL)
         return sd_event_source_set_time_relative(*source_p, delay_us) >= 0 &&
                sd_event_source_set_enabled(*source_p, SD_EVENT_ONESHOT) >= 0;
-    return sd_event_add_time_relative(engine->node->event, source_p, CLOCK_MONOTONIC, delay_us, 0,
+    return sd_event_add_time_relative(engine->node->event, source_p, CLOCK_MONOTONIC, delay_us, 1,
                                       handler, engine) >= 0;
 }
 
@@ -247,6 +247,8 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
                 "job=%s generation=%llu rank=%d pid=%d uid=%u", generation->job->id,
                 (unsigned long long)generation->number, session->rank, (int)session->pid,
                 (unsigned)generation->job->uid);
+    else
+        node_attach_wake_held(node);
     node_attach_adopted(node, generation, session->rank);
     node_link_presence(engine);
     return true;

@@ -45,8 +45,8 @@ struct node_pending {
     size_t length;
     struct node_generation *generation; /* set: handed to its engine, which has not answered */
     int32_t rank;
-    bool retried; /* an engine ended under it once */
-    bool held;    /* its rank seems taken; looked at again by timer */
+    bool retried;           /* an engine ended under it once */
+    uint64_t held_until_ns; /* not 0: its rank seemed taken; decided again until then */
 };
 
 /* One message that did not fit the link's socket buffer. */
@@ -146,6 +146,8 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
 void node_attach_accept(struct node *node, int fd);
 /* What the engine said about a rank it was given: its connection is not ours any more. */
 void node_attach_adopted(struct node *node, struct node_generation *generation, int32_t rank);
+/* A rank has gone: attaches that are held because of it are decided again. */
+void node_attach_wake_held(struct node *node);
 /* The engine is gone: connections it had not answered are tried again once (`clean`) or get an
  * error. */
 void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,

@@ -22,7 +22,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define TOKEN "HVT_RIG"
+#define TOKEN    "HVT_RIG"
+#define ATTACHED "attaching -> attached"
 
 static const char *build(const char *name)
 {
@@ -363,12 +364,14 @@ bool rig_read_reply(int fd, struct hvi_attach_reply *reply_p)
 int rig_attach(const struct rig *rig, const struct hvi_attach_request *request, int status,
                struct hvi_attach_reply *reply_p)
 {
-    int fd = rig_connect(rig);
+    int before = rig_log_count(rig, ATTACHED), fd = rig_connect(rig);
 
     rig_send_attach(fd, request);
     ck_assert(rig_read_reply(fd, reply_p));
     ck_assert_msg(reply_p->status == status, "%s: %s", hvi_status_name(reply_p->status),
                   reply_p->text);
+    if (status == HVI_OK) /* the engine tells the client first */
+        rig_wait_log(rig, ATTACHED, before + 1);
     return fd;
 }
 

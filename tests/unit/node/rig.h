@@ -48,7 +48,7 @@ void rig_send(int fd, const struct hvi_packet_msg *msg);
 void rig_send_attach(int fd, const struct hvi_attach_request *request);
 /* The next message, which must be an AttachReply; false: end of file. */
 bool rig_read_reply(int fd, struct hvi_attach_reply *reply_p);
-/* Connects and attaches; the reply must be `status`. The open socket. */
+/* Connects and attaches; the reply must be `status`. Returns the open socket when hvdd knows as well. */
 int rig_attach(const struct rig *rig, const struct hvi_attach_request *request, int status,
                struct hvi_attach_reply *reply_p);
 /* attach with status OK */
