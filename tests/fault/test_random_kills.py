@@ -71,6 +71,33 @@ def test_two_hundred_random_kills_leave_nothing_behind():
     run(seed=20261121, turns=200)
 
 
+def test_kills_in_the_middle_of_attach_and_close_leave_nothing_behind():
+    source = random.Random(20261122)
+    with Daemon() as daemon:
+        daemon.allow(*TOLERATED)
+        steady = Job(daemon, 2, name="steady")
+        for turn in range(100):
+            ranks = [daemon.rank() for _ in range(2)]
+            for number, rank in enumerate(ranks):
+                rank.post("open", job=f"half{turn}", rank=number, size=2, timeout_ms=5000)
+                if source.random() < 0.5:
+                    rank.post("submit", kind="allreduce", name="x", dtype=7, dims=[20_000], memory="shared")
+                if source.random() < 0.5:
+                    rank.post("close", session=0)
+            time.sleep(source.uniform(0, 0.006))  # not a wait: the point in time is what is random
+            for rank in ranks:
+                if source.random() < 0.7:
+                    rank.kill()
+                else:
+                    rank.process.stdin.close()
+            for rank in ranks:
+                rank.process.wait(10)
+                rank.stop()
+                daemon.ranks.remove(rank)
+        steady.check_usable()
+        wait_until(lambda: [row["job"] for row in daemon.jobs()] == ["steady"], "only the steady job to remain", 10)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 def test_many_more_random_kills(seed):
