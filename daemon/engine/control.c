@@ -109,6 +109,9 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
 {
     char text[128];
 
+    engine_intake_drain_all(session->engine); /* nobody's finished op shall fail because we leave */
+    if (session->over)
+        return;
     ack(session, detach->request, HVI_OK, "");
     snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
              (int)session->engine->ranks[session->rank].pid);

@@ -365,9 +365,8 @@ void engine_session_dying(struct engine_session *session)
 
     if (session->over || engine->ranks[session->rank].state != ENGINE_RANK_ATTACHED)
         return;
-    /* What it submitted before it died counts: if it was the last one missing, the others get their
-     * result. */
-    engine_intake_drain(session);
+    /* What was submitted before counts: if nobody is missing any more, the others get a result. */
+    engine_intake_drain_all(engine);
     if (session->over)
         return;
     set_state(engine, session->rank, ENGINE_RANK_DYING, "its socket or process has gone");
