@@ -126,7 +126,10 @@ static int start_private(const char *directory, uint64_t deadline_ns,
                                 ? "it belongs to another user"
                                 : "it is no directory or others may write to it");
     int rc = client_autostart(directory, deadline_ns, &address->started);
-    return rc == HVD_OK ? try_directory(directory, deadline_ns, address) : rc;
+    if (rc == HVD_OK)
+        return try_directory(directory, deadline_ns, address);
+    rmdir(directory); /* unless somebody uses it */
+    return rc;
 }
 
 static int connect_default(uint64_t deadline_ns, struct client_address *address)

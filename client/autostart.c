@@ -6,6 +6,9 @@
  * variables by which a service manager speaks to the host. It says "ready" on the pipe; end of file
  * means that it ended. It goes away by itself when nobody has used it for a while.
  *
+ * Its log goes to the file that $HVDD_LOG names, else to memory (see /proc/PID/fd/2), so that
+ * nothing stays behind; when it does not get ready, the end of the log is part of our sentence.
+ *
  * The lock is on the directory itself, so no lock file stays behind; a directory that was removed
  * and made anew while we waited is noticed by its inode. */
 #include "client/autostart.h"
@@ -25,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -132,16 +136,20 @@ static char **make_environment(void)
     return environment;
 }
 
-static int set_actions(posix_spawn_file_actions_t *actions, const char *log_path, int ready_fd)
+/* What it gets from us; all close-on-exec and above READY_FD. */
+struct gifts {
+    int ready_fd, log_fd;
+};
+
+static int set_actions(posix_spawn_file_actions_t *actions, const struct gifts *gifts)
 {
     int error = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
     if (!error)
         error = posix_spawn_file_actions_addopen(actions, 1, "/dev/null", O_WRONLY, 0);
     if (!error)
-        error = posix_spawn_file_actions_addopen(actions, 2, log_path,
-                                                 O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
+        error = posix_spawn_file_actions_adddup2(actions, gifts->log_fd, 2);
     if (!error)
-        error = posix_spawn_file_actions_adddup2(actions, ready_fd, READY_FD);
+        error = posix_spawn_file_actions_adddup2(actions, gifts->ready_fd, READY_FD);
     if (!error)
         error = posix_spawn_file_actions_addclosefrom_np(actions, READY_FD + 1);
     if (!error)
@@ -163,25 +171,50 @@ static int set_attributes(posix_spawnattr_t *attributes)
     return error;
 }
 
-/* A pipe whose write end is above the descriptors that spawn sets up. */
-static int make_pipe(int ready_p[2])
+/* Moves a descriptor above those that spawn sets up. -1 and errno on failure; closes `fd` in any
+ * case. */
+static int lift(int fd)
+{
+    int lifted = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, READY_FD + 1);
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = error;
+    return lifted;
+}
+
+static int open_log(void)
+{
+    const char *path = getenv("HVDD_LOG");
+    if (path && path[0])
+        return lift(open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    return lift(memfd_create("hvdd-log", MFD_CLOEXEC));
+}
+
+/* *ready_p becomes our end of the readiness pipe. */
+static int make_gifts(struct gifts *gifts_p, int *ready_p)
 {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return client_error(HVD_ERR_LIMIT, "hvd_open: no pipe: %s", strerror(errno));
-    int high = fcntl(ends[1], F_DUPFD_CLOEXEC, READY_FD + 1);
-    close(ends[1]);
-    if (high < 0) {
-        close(ends[0]);
-        return client_error(HVD_ERR_LIMIT, "hvd_open: no pipe: %s", strerror(EMFILE));
+    struct gifts gifts = {.ready_fd = -1, .log_fd = open_log()};
+    if (gifts.log_fd < 0)
+        return client_error(HVD_ERR_LIMIT, "hvd_open: no log for the private hvdd (HVDD_LOG): %s",
+                            strerror(errno));
+    if (pipe2(ends, O_CLOEXEC) == 0) {
+        gifts.ready_fd = lift(ends[1]);
+        if (gifts.ready_fd < 0)
+            close(ends[0]);
     }
-    ready_p[0] = ends[0];
-    ready_p[1] = high;
+    if (gifts.ready_fd < 0) {
+        close(gifts.log_fd);
+        return client_error(HVD_ERR_LIMIT, "hvd_open: no pipe: %s", strerror(errno));
+    }
+    *ready_p = ends[0];
+    *gifts_p = gifts;
     return HVD_OK;
 }
 
 /* 0 or errno; *pid_p is the shell, which ends at once. */
-static int spawn(char *program, char *directory, const char *log_path, int ready_fd, pid_t *pid_p)
+static int spawn(char *program, char *directory, const struct gifts *gifts, pid_t *pid_p)
 {
     static char script[] =
         "\"$0\" --private --runtime-dir \"$1\" --idle-exit " IDLE_EXIT " --ready-fd 3 </dev/null &";
@@ -197,7 +230,7 @@ static int spawn(char *program, char *directory, const char *log_path, int ready
     error = posix_spawnattr_init(&attributes);
     if (error)
         goto out_actions;
-    error = set_actions(&actions, log_path, ready_fd);
+    error = set_actions(&actions, gifts);
     if (!error)
         error = set_attributes(&attributes);
     if (!error)
@@ -217,8 +250,34 @@ static void reap(pid_t pid)
         ;
 }
 
-static int await_ready(int ready_fd, const char *program, const char *log_path,
-                       uint64_t deadline_ns)
+/* The last line of the log. */
+static void read_last_words(int log_fd, char *text_p, size_t text_size)
+{
+    struct stat st;
+    size_t length = 0;
+    if (fstat(log_fd, &st) == 0) {
+        off_t room = (off_t)text_size - 1;
+        off_t from = st.st_size > room ? st.st_size - room : 0;
+        ssize_t got = pread(log_fd, text_p, (size_t)room, from);
+        length = got > 0 ? (size_t)got : 0;
+    }
+    while (length > 0 && text_p[length - 1] == '\n')
+        length--;
+    text_p[length] = '\0';
+    char *line = strrchr(text_p, '\n');
+    if (line)
+        memmove(text_p, line + 1, strlen(line + 1) + 1);
+}
+
+static int not_ready(int status, const char *program, const char *what, int log_fd)
+{
+    char words[512];
+    read_last_words(log_fd, words, sizeof(words));
+    return client_error(status, "hvd_open: the private hvdd (%s) %s%s%s", program, what,
+                        words[0] ? "; its last words: " : "", words);
+}
+
+static int await_ready(int ready_fd, int log_fd, const char *program, uint64_t deadline_ns)
 {
     struct pollfd pollfd = {.fd = ready_fd, .events = POLLIN};
     char byte;
@@ -227,44 +286,39 @@ static int await_ready(int ready_fd, const char *program, const char *log_path,
         if (ready > 0)
             break;
         if (ready == 0 || errno != EINTR)
-            return client_error(HVD_ERR_ATTACH_TIMEOUT,
-                                "hvd_open: the private hvdd (%s) did not get ready in time; its "
-                                "log is %s",
-                                program, log_path);
+            return not_ready(HVD_ERR_ATTACH_TIMEOUT, program, "did not get ready in time", log_fd);
     }
     if (read(ready_fd, &byte, 1) == 1)
         return HVD_OK;
-    return client_error(HVD_ERR_NO_DAEMON,
-                        "hvd_open: the private hvdd (%s) ended before it was ready; its log is %s",
-                        program, log_path);
+    return not_ready(HVD_ERR_NO_DAEMON, program, "ended before it was ready", log_fd);
 }
 
 static int start(const char *directory, uint64_t deadline_ns)
 {
     char program[PATH_MAX];
     char path[PATH_MAX];
-    char log_path[PATH_MAX + 16];
-    int ready[2] = {-1, -1};
+    struct gifts gifts = {-1, -1};
+    int ready_fd = -1;
     pid_t pid;
     int rc = find_program(program);
     if (rc != HVD_OK)
         return rc;
     if (!realpath(directory, path))
         return client_error(HVD_ERR_NO_DAEMON, "hvd_open: %s: %s", directory, strerror(errno));
-    snprintf(log_path, sizeof(log_path), "%s/hvdd.log", path);
-    rc = make_pipe(ready);
+    rc = make_gifts(&gifts, &ready_fd);
     if (rc != HVD_OK)
         return rc;
-    int error = spawn(program, path, log_path, ready[1], &pid);
-    close(ready[1]);
+    int error = spawn(program, path, &gifts, &pid);
+    close(gifts.ready_fd);
     if (error) {
         rc = client_error(HVD_ERR_NO_DAEMON, "hvd_open: cannot start %s: %s", program,
                           strerror(error));
     } else {
         reap(pid);
-        rc = await_ready(ready[0], program, log_path, deadline_ns);
+        rc = await_ready(ready_fd, gifts.log_fd, program, deadline_ns);
     }
-    close(ready[0]);
+    close(gifts.log_fd);
+    close(ready_fd);
     return rc;
 }
 

@@ -69,14 +69,18 @@ static void handle(struct hvd_session *session)
     hvi_packet_msg_free(&msg);
 }
 
-/* End of file: what the engine finished before it died is still in the ring. */
+/* End of file: what the engine finished before it died is still in the ring. How it died is rarely to be seen from
+ * here, and a process that is just ending still looks alive. */
 static void engine_gone(struct hvd_session *session)
 {
-    char how[128];
+    char how[128] = "is gone";
     client_wait_drain(session);
-    hvi_fate_describe(hvi_fate_look(session->engine_pid, -1), how, sizeof(how));
+    struct hvi_fate fate = hvi_fate_look(session->engine_pid, -1);
+    if (fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED)
+        hvi_fate_describe(fate, how, sizeof(how));
     client_session_end(session, HVD_ERR_ENGINE_LOST,
-                       "the engine of job '%s' (pid %d) %s; close this session and open a new one",
+                       "the engine of job '%s' (pid %d) %s; hvdd's log says more; close this "
+                       "session and open a new one",
                        session->identity.job, session->engine_pid, how);
 }
 

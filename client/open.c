@@ -454,6 +454,7 @@ int hvd_close(struct hvd_session *session)
         abandon(session);
         return rc;
     }
+    session->log = NULL; /* the engine may end right behind us, and that is nobody's news */
     client_control_detach(session);
     client_session_leave(session);
     destroy(session);

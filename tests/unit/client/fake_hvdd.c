@@ -52,7 +52,7 @@ int main(int argc, char **argv)
     uint64_t deadline_ns = hvi_deadline_after(10000000000);
     char stop[256];
     if (mode && strcmp(mode, "fail") == 0) {
-        fprintf(stderr, "no luck\n");
+        fprintf(stderr, "about to fail\nno luck\n");
         return 1;
     }
     snprintf(stop, sizeof stop, "%s/stop", dir);

@@ -57,7 +57,7 @@ static void touch(const char *name)
 /* Tells the daemon to end and removes what it leaves. */
 static void tear_down(void)
 {
-    static const char *const names[] = {"facts", "hvdd.log", "stop", "attach.sock"};
+    static const char *const names[] = {"facts", "stop", "attach.sock"};
     char path[128];
     uint64_t deadline_ns = hvi_deadline_after(5000000000);
     touch("stop");
@@ -150,20 +150,38 @@ START_TEST(many_that_open_at_once_start_one)
 }
 END_TEST
 
-START_TEST(a_daemon_that_fails_names_its_log)
+START_TEST(a_daemon_that_fails_has_last_words_and_leaves_nothing)
 {
     struct hvd_session *session;
-    char path[128], line[64] = "";
+    int fds = hvt_count_fds();
     setenv("HVT_FAKE_HVDD", "fail", 1);
     ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "ended before it was ready"));
-    path_of("hvdd.log", path);
-    ck_assert_ptr_nonnull(strstr(hvd_last_error(), path));
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "its last words: no luck"));
+    ck_assert_int_ne(access(dir, F_OK), 0);
+    ck_assert_int_eq(hvt_count_fds(), fds);
+    ck_assert_int_eq(mkdir(dir, 0700), 0); /* for tear_down */
+}
+END_TEST
+
+START_TEST(a_log_that_was_asked_for_is_kept)
+{
+    struct hvd_session *session;
+    char path[128], line[64] = "";
+    snprintf(path, sizeof path, "%s/log", runtime);
+    setenv("HVDD_LOG", path, 1);
+    setenv("HVT_FAKE_HVDD", "fail", 1);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
     FILE *file = fopen(path, "r");
     ck_assert_ptr_nonnull(file);
     ck_assert_ptr_nonnull(fgets(line, sizeof line, file));
-    ck_assert_str_eq(line, "no luck\n");
+    ck_assert_str_eq(line, "about to fail\n");
     fclose(file);
+    unlink(path);
+    setenv("HVDD_LOG", "/nowhere/at/all", 1);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_LIMIT);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVDD_LOG"));
+    ck_assert_int_eq(mkdir(dir, 0700), 0); /* for tear_down */
 }
 END_TEST
 
@@ -176,6 +194,7 @@ START_TEST(a_daemon_that_never_gets_ready_costs_the_timeout)
     ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_ATTACH_TIMEOUT);
     ck_assert_uint_lt(hvi_clock_ns() - start_ns, 2 * HVI_NS_SEC);
     unsetenv("HVT_FAKE_HVDD"); /* tear_down waits for it */
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
 }
 END_TEST
 
@@ -185,6 +204,7 @@ START_TEST(a_program_that_is_none_is_named)
     setenv("HVDD_PROGRAM", "/etc/passwd", 1);
     ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVDD_PROGRAM is '/etc/passwd'"));
+    ck_assert_int_eq(mkdir(dir, 0700), 0); /* for tear_down */
     setenv("HVT_FAKE_HVDD", "none", 1);
 }
 END_TEST
@@ -220,7 +240,8 @@ int main(void)
     tcase_add_test(tcase, a_private_daemon_is_started_once);
     tcase_add_test(tcase, it_inherits_nothing_of_ours);
     tcase_add_test(tcase, many_that_open_at_once_start_one);
-    tcase_add_test(tcase, a_daemon_that_fails_names_its_log);
+    tcase_add_test(tcase, a_daemon_that_fails_has_last_words_and_leaves_nothing);
+    tcase_add_test(tcase, a_log_that_was_asked_for_is_kept);
     tcase_add_test(tcase, a_daemon_that_never_gets_ready_costs_the_timeout);
     tcase_add_test(tcase, a_program_that_is_none_is_named);
     tcase_add_test(tcase, a_named_address_starts_nothing);
