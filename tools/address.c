@@ -101,21 +101,30 @@ bool address_is_configured(const char *chosen)
     return configured(chosen) != NULL;
 }
 
+/* $XDG_RUNTIME_DIR/hvdd; false when the variable is of no use. */
+static bool runtime_place(char *place_p, size_t size)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    if (runtime == NULL || runtime[0] != '/')
+        return false;
+    const int length = snprintf(place_p, size, "%s/hvdd", runtime);
+    return length > 0 && length <= ADDRESS_DIR_MAX;
+}
+
 int address_find(const char *chosen, struct address *address_p)
 {
     memset(address_p, 0, sizeof *address_p);
     const char *given = configured(chosen);
     if (given != NULL)
         return take(address_p, given);
-    char personal[4096];
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    if (runtime != NULL && runtime[0] == '/' && strlen(runtime) + 6 <= ADDRESS_DIR_MAX) {
-        snprintf(personal, sizeof personal, "%s/hvdd", runtime);
-        if (try_place(address_p, personal, true) == HVI_OK)
-            return HVI_OK;
-    }
-    if (try_place(address_p, "/run/hvdd", false) == HVI_OK)
-        return HVI_OK;
+    char personal[64];
+    char runtime[ADDRESS_DIR_MAX + 8];
     snprintf(personal, sizeof personal, "/tmp/hvdd-%u", (unsigned)geteuid());
+    const bool has_runtime = runtime_place(runtime, sizeof runtime);
+    if (try_place(address_p, has_runtime ? runtime : personal, true) == HVI_OK ||
+        try_place(address_p, "/run/hvdd", false) == HVI_OK)
+        return HVI_OK;
+    if (!has_runtime)
+        return HVI_ERR_NO_DAEMON;
     return try_place(address_p, personal, true);
 }

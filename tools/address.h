@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where hvdd's sockets are, by the same rule as the client library: --address, $HVD_ADDRESS,
- * $XDG_RUNTIME_DIR/hvdd, /run/hvdd, /tmp/hvdd-<uid>. The first two are final; of the others the
- * first with a live socket is taken. Main thread only (reads the environment). Nothing blocks. */
+ * Where hvdd's sockets are, by the same rule as the client library: --address and $HVD_ADDRESS are
+ * final; else the first with a live socket of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
+ * /tmp/hvdd-<uid> where that variable is not set), /run/hvdd, and /tmp/hvdd-<uid>. Main thread only
+ * (reads the environment). Nothing blocks. */
 #ifndef HVI_TOOLS_ADDRESS_H
 #define HVI_TOOLS_ADDRESS_H
 

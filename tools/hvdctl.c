@@ -264,11 +264,11 @@ static const struct command commands[] = {
 
 static const char options_text[] =
     "\nOptions:\n"
-    "  --address DIR   directory with hvdd's sockets (default: HVD_ADDRESS, "
-    "$XDG_RUNTIME_DIR/hvdd,\n"
-    "                  /run/hvdd, /tmp/hvdd-UID: the first with a live daemon)\n"
+    "  --address DIR   directory with hvdd's sockets. Default: HVD_ADDRESS, else\n"
+    "                  the first with a live daemon of $XDG_RUNTIME_DIR/hvdd,\n"
+    "                  /run/hvdd, /tmp/hvdd-UID\n"
     "  --json          one JSON document with raw numbers (ns, bytes)\n"
-    "  --timeout S     how long to wait for the daemon (default 5)\n"
+    "  --timeout S     how long to wait for the daemon (5)\n"
     "  --min-age S     stalls: only ops that have waited at least this long\n"
     "  --reason TEXT   job stop: what its ranks are told\n"
     "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";

@@ -249,8 +249,15 @@ void run_end_collect(struct run *run, const int *ended, size_t count)
 
 /* ---- signals and time ---- */
 
+/* That the engine loses the ranks which we end is no news. */
+static void mute_daemon(struct run *run)
+{
+    run->daemon_log.muted = !run->options.verbose;
+}
+
 static void tell_running(struct run *run, int signal_number)
 {
+    mute_daemon(run);
     for (int i = 0; i < run->options.ranks; i++) {
         struct run_rank *rank = &run->ranks[i];
         rank->proc.told |= rank->proc.pid > 0 && !rank->ended;
@@ -296,8 +303,10 @@ void run_end_signal(struct run *run, int signal_number)
         kill_all(run);
         return;
     }
-    if (asks_to_end(signal_number))
+    if (asks_to_end(signal_number)) {
         run->stop_signal = signal_number;
+        mute_daemon(run);
+    }
     signal_groups(run, signal_number);
     if (signal_number == SIGTSTP)
         raise(SIGSTOP);

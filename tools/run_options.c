@@ -32,6 +32,8 @@ struct row {
 
 #define AT(member) offsetof(struct run_options, member)
 
+#define HELP_COLUMN 28 /* blanks before the help of an option */
+
 #define NO_REMOTE  "hvdrun starts processes on this machine only; many machines come later"
 #define NO_ELASTIC "elastic jobs come later"
 #define NO_TUNING  "hvdd has no such knob; leave it out"
@@ -275,7 +277,10 @@ void run_options_help(FILE *out)
         snprintf(words, sizeof words, "%s%s%s--%s%s%s", row->names[1] != NULL ? "-" : "",
                  row->names[1] != NULL ? row->names[0] : "", row->names[1] != NULL ? ", " : "",
                  longer, row->arg != NULL ? " " : "", row->arg != NULL ? row->arg : "");
-        fprintf(out, "  %-42s %s\n", words, row->help);
+        if (strlen(words) > HELP_COLUMN)
+            fprintf(out, "  %s\n  %*s %s\n", words, HELP_COLUMN, "", row->help);
+        else
+            fprintf(out, "  %-*s %s\n", HELP_COLUMN, words, row->help);
     }
     fputs(
         "\nWhen a process fails the others get SIGTERM, and after the grace time SIGKILL; hvdrun\n"

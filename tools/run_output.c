@@ -245,7 +245,7 @@ void run_sink_say(struct run_sink *sink, const char *text)
 static void sink_put(struct run_sink *sink, struct run_stream *stream, const char *bytes,
                      size_t length)
 {
-    if (length == 0)
+    if (length == 0 || stream->muted)
         return;
     if (sink->error != 0) {
         sink->dropped += length;

@@ -63,6 +63,7 @@ struct run_stream {
     int fd;         /* -1 once it has ended */
     int file_fd;    /* copy without prefixes, -1 for none */
     int file_error; /* errno of the write that ended the copy */
+    bool muted;     /* what comes is not shown */
     struct run_prefix prefix;
     struct run_buffer held; /* the unfinished line */
     uint64_t held_until_ns; /* when the unfinished line is shown; 0: nothing held */

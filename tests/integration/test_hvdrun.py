@@ -444,6 +444,20 @@ def test_a_second_signal_kills(launcher):
     assert process.returncode == 137 and "killing" in err.decode()
 
 
+def test_stopping_hvdrun_stops_the_ranks_and_continuing_continues_them(launcher):
+    process = launcher.start("-np", "2", "sh", "-c", "echo ready; sleep 0.2; exec sleep 1000")
+    ready(process, 2)
+    ranks = wait_until(lambda: [pid for pid, line in launcher.processes().items() if line == "sleep 1000"],
+                       "the ranks to sleep")
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: [procs.state(pid) for pid in (*ranks, process.pid)] == ["T"] * (len(ranks) + 1), "all to stop")
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: [procs.state(pid) for pid in (*ranks, process.pid)] == ["S"] * (len(ranks) + 1), "all to go on")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=scaled(20))
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_an_ignored_hangup_stays_ignored(launcher):
     process = launcher.start("-np", "1", "sh", "-c", "echo ready; sleep 0.5; echo survived",
                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -523,6 +537,18 @@ def test_jobs_go_on_when_the_private_daemon_dies(launcher):
 def test_more_ranks_than_cores_are_fine(launcher):
     done = launcher.run("-np", "40", "sh", "-c", "echo $HVD_RANK")
     assert sorted(int(line.split(":")[1]) for line in done.stdout.splitlines()) == list(range(40))
+
+
+WAITS_FOR_RANK_1 = ("(echo '{\"do\": \"open\"}'; [ $HVD_RANK = 0 ] && "
+                    "echo '{\"do\": \"submit\", \"kind\": \"barrier\", \"name\": \"lonely\"}'; sleep 3) | ")
+
+
+def test_what_the_private_daemon_warns_about_is_shown(launcher):
+    script = WAITS_FOR_RANK_1 + program("hvt-rank")
+    done = launcher.run("-np", "2", "--stall-check-warning-time-seconds", "0.5", "sh", "-c", script)
+    assert done.returncode == 0 and re.search(r"^\S+Z hvdd-engine\[\d+\] warning .*lonely", done.stderr, re.MULTILINE)
+    done = launcher.run("-np", "2", "--no-stall-check", "sh", "-c", script)
+    assert done.returncode == 0 and not done.stderr
 
 
 # ---- with real ops ---------------------------------------------------------------------------------------------------

@@ -108,6 +108,22 @@ START_TEST(a_path_too_long_for_a_socket_is_invalid)
 }
 END_TEST
 
+START_TEST(places_are_tried_in_the_librarys_order)
+{
+    struct address address;
+    if (address_find(NULL, &address) == HVI_OK)
+        return; /* a daemon of the system or of this user runs here */
+    const char *runtime = strstr(address.why, place);
+    const char *system = strstr(address.why, "/run/hvdd (");
+    ck_assert(runtime != NULL && system != NULL && runtime < system);
+    ck_assert_ptr_nonnull(strstr(system, "/tmp/hvdd-"));
+    unsetenv("XDG_RUNTIME_DIR");
+    ck_assert_int_eq(address_find(NULL, &address), HVI_ERR_NO_DAEMON);
+    ck_assert_ptr_eq(strstr(address.why, "/tmp/hvdd-"), address.why);
+    ck_assert_ptr_nonnull(strstr(address.why, "/run/hvdd ("));
+}
+END_TEST
+
 START_TEST(an_empty_variable_configures_nothing)
 {
     ck_assert(!address_is_configured(NULL));
@@ -129,6 +145,7 @@ int main(void)
     tcase_add_test(tests, an_address_that_is_given_is_the_only_one_tried);
     tcase_add_test(tests, a_directory_that_others_can_write_is_not_trusted);
     tcase_add_test(tests, a_path_too_long_for_a_socket_is_invalid);
+    tcase_add_test(tests, places_are_tried_in_the_librarys_order);
     tcase_add_test(tests, an_empty_variable_configures_nothing);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);

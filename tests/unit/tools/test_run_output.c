@@ -295,6 +295,16 @@ START_TEST(a_file_gets_the_bytes_without_prefixes)
 }
 END_TEST
 
+START_TEST(a_muted_stream_is_read_and_not_shown)
+{
+    streams[0].muted = true;
+    print(0, "hidden\n");
+    print(1, "shown\n");
+    end(0);
+    expect_sink("[1]<stdout>:shown\n");
+}
+END_TEST
+
 START_TEST(a_full_disk_ends_the_copy_and_not_the_show)
 {
     streams[0].file_fd = open("/dev/full", O_WRONLY | O_CLOEXEC);
@@ -415,6 +425,7 @@ int main(void)
     tcase_add_test(tests, an_open_line_is_closed_before_another_stream_speaks);
     tcase_add_test(tests, hvdruns_own_words_get_a_line_of_their_own);
     tcase_add_test(tests, a_file_gets_the_bytes_without_prefixes);
+    tcase_add_test(tests, a_muted_stream_is_read_and_not_shown);
     tcase_add_test(tests, a_full_disk_ends_the_copy_and_not_the_show);
     tcase_add_test(tests, a_very_long_line_is_shown_in_pieces_and_whole);
     suite_add_tcase(suite, tests);
