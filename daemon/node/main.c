@@ -32,7 +32,7 @@ static void raise_descriptor_limit(void)
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         HVI_LOG(HVI_LOG_WARN, "main", "few-descriptors",
-                "the limit of open files could not be raised", "%s", "");
+                "the limit of open files could not be raised", "");
 }
 
 /* --print-config and --help-man end here; so does a bad configuration. */
@@ -70,7 +70,7 @@ static int open_rundir(struct node *node)
     if (status == HVI_OK)
         status = node_rundir_open(path, node->private_mode, &node->rundir, text, sizeof(text));
     if (status != HVI_OK)
-        HVI_LOG(HVI_LOG_ERROR, "main", "no-runtime-dir", text, "%s", "");
+        HVI_LOG(HVI_LOG_ERROR, "main", "no-runtime-dir", text, "");
     return status;
 }
 
@@ -137,6 +137,6 @@ int main(int argc, char **argv)
     }
     finish(&node);
     if (code == 0)
-        HVI_LOG(HVI_LOG_INFO, "main", "exit", "hvdd has ended", "%s", "");
+        HVI_LOG(HVI_LOG_INFO, "main", "exit", "hvdd has ended", "");
     return code;
 }

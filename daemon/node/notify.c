@@ -106,7 +106,7 @@ void node_notify_ready(struct node *node)
         node_rundir_mark_stored(&node->rundir);
     if (sd_event_set_watchdog(node->event, true) < 0)
         HVI_LOG(HVI_LOG_WARN, "notify", "no-watchdog", "the watchdog of systemd cannot be served",
-                "%s", "");
+                "");
     if (fd < 0)
         return;
     if (write(fd, "ready\n", 6) < 0)

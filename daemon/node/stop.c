@@ -128,7 +128,7 @@ static void reload(struct node *node)
         HVI_LOG(HVI_LOG_ERROR, "config", "reload-failed", "the configuration stays as it was",
                 "error=\"%s\"", text);
     } else {
-        HVI_LOG(HVI_LOG_INFO, "config", "reload", "the configuration is read again", "%s", "");
+        HVI_LOG(HVI_LOG_INFO, "config", "reload", "the configuration is read again", "");
         for (size_t i = 0; i < node_config_row_count; i++)
             apply_row(node, &node_config_rows[i], &fresh);
         hvi_log_set_level((enum hvi_log_level)node->config.log_level);
