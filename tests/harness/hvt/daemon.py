@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvt import procs
-from hvt.build import program, scaled
+from hvt.build import SOURCE, program, scaled
 from hvt.ctl import Ctl
 from hvt.log import Line, parse_line
 from hvt.rank import Rank
@@ -28,8 +28,10 @@ _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIF
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without anything that names a rank, a job or a daemon."""
-    return {name: value for name, value in os.environ.items()
+    kept = {name: value for name, value in os.environ.items()
             if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES}
+    kept.setdefault("TSAN_OPTIONS", f"suppressions={SOURCE / 'tests' / 'tsan.supp'}")
+    return kept
 
 
 class Daemon:

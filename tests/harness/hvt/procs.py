@@ -72,6 +72,11 @@ def memfds(pid: int) -> list[str]:
     return held + [line.split(None, 5)[5] for line in maps if "/memfd:hv" in line]
 
 
+def map_count(pid: int) -> int:
+    """How many mappings a process has."""
+    return _read(f"/proc/{pid}/maps").count(b"\n")
+
+
 def rss_bytes(pid: int) -> int:
     """Resident memory of a process."""
     fields = _read(f"/proc/{pid}/statm").split()
