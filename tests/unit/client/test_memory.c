@@ -62,8 +62,10 @@ START_TEST(allocated_memory_is_aligned_zeroed_and_announced)
 {
     unsigned char *memory = alloc(10000);
     ck_assert_uint_eq((uintptr_t)memory % 4096, 0);
+    int set = 0;
     for (int i = 0; i < 10000; i++)
-        ck_assert_int_eq(memory[i], 0);
+        set += memory[i] != 0;
+    ck_assert_int_eq(set, 0);
     ck_assert_uint_eq(hvt_fake_regions(engine), 1);
     ck_assert_int_eq(hvd_free(session, memory), HVD_OK);
     ck_assert_uint_eq(hvt_fake_regions(engine), 0);
