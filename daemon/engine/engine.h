@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * struct engine and the types its files share. One engine process serves one generation of one job.
  *
- * Threads: everything here belongs to the main thread, except batch_done in dispatch.c, which
- * the backend's threads call, and the list it fills (.finished_lock). Nothing blocks unless it says so.
+ * Threads: everything here belongs to the main thread, except batch_done in dispatch.c, which the
+ * backend's threads call, and the list it fills (.finished_lock). Nothing blocks unless it says so.
  *
  * The stages, in the order a tensor passes them: intake -> negotiate -> fusion -> dispatch ->
  * (backend) -> complete. Calls go down; results come back through the list of finished batches. */

@@ -34,7 +34,8 @@ int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, dou
 }
 
 #ifdef ENGINE_KERNELS_X86
-/* clang 14's __builtin_cpu_supports does not know f16c. That the kernel saves the registers, avx2 says. */
+/* clang 14's __builtin_cpu_supports does not know f16c. That the kernel saves the registers, avx2
+ * says. */
 static bool has_f16c(void)
 {
     unsigned eax, ebx, ecx, edx;

@@ -46,8 +46,8 @@ size_t hvt_peer_request(const struct hvt_peer *peer, const struct hvi_setting *s
 /* Receives the AttachReply and maps what came with it if it says HVI_OK; returns its status. */
 int hvt_peer_meet(struct hvt_peer *peer);
 
-/* A submission of this kind over `count` elements at the start of region `region` (in place), filled
- * in as an honest library would, not yet sent. */
+/* A submission of this kind over `count` elements at the start of region `region` (in place),
+ * filled in as an honest library would, not yet sent. */
 struct hvi_submission hvt_peer_op(struct hvt_peer *peer, uint16_t kind, uint32_t dtype,
                                   uint64_t count, uint32_t region);
 /* Names the tensor; its id is `id`. */
@@ -79,7 +79,7 @@ struct hvt_node {
 struct hvi_engine_start hvt_node_defaults(int32_t size);
 /* Starts the real engine. */
 void hvt_node_start(struct hvt_node *node, const struct hvi_engine_start *start);
-/* Hands a trainer over and waits for its reply and for EngineSession; returns the reply's status. */
+/* Hands a trainer over, waits for its reply and for EngineSession; returns the reply's status. */
 int hvt_node_adopt(struct hvt_node *node, struct hvt_peer *peer, const struct hvi_setting *settings,
                    size_t setting_count);
 void hvt_node_send(struct hvt_node *node, const struct hvi_packet_msg *msg, const int *fds,
