@@ -121,7 +121,7 @@ def attach(folder: pathlib.Path) -> None:
 
 def activate(folder: pathlib.Path, name: str, *options: str) -> subprocess.Popen:
     """systemd-socket-activate that waits on the socket `name` for its first connection, and then becomes hvdd."""
-    kept = [f"--setenv={variable}" for variable in os.environ if variable.endswith("SAN_OPTIONS")]
+    kept = [f"--setenv={name}={value}" for name, value in clean_environment().items() if name.endswith("SAN_OPTIONS")]
     process = subprocess.Popen([need("systemd-socket-activate"), *options, *kept, f"--listen={folder}/{name}.sock",
                                 f"--fdname={name}", program("hvdd"), f"--runtime-dir={folder}"],
                                env=clean_environment())
