@@ -178,7 +178,8 @@ START_TEST(a_log_that_was_asked_for_is_kept)
     ck_assert_str_eq(line, "about to fail\n");
     fclose(file);
     unlink(path);
-    setenv("HVDD_LOG", "/nowhere/at/all", 1);
+    snprintf(path, sizeof path, "%s/none/log", runtime);
+    setenv("HVDD_LOG", path, 1);
     ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_LIMIT);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVDD_LOG"));
     ck_assert_int_eq(mkdir(dir, 0700), 0); /* for tear_down */
