@@ -117,8 +117,9 @@ def test_version_names_both(daemon):
 def test_colours_are_for_terminals_without_no_color(daemon):
     def on_terminal(**environment: str) -> bytes:
         master, slave = pty.openpty()
-        process = subprocess.Popen([program("hvdctl"), "status"], env=daemon.ctl.environment | environment, stdout=slave,
-                                   stdin=subprocess.DEVNULL)
+        inherited = {name: value for name, value in daemon.ctl.environment.items() if name not in ("NO_COLOR", "TERM")}
+        process = subprocess.Popen([program("hvdctl"), "status"], env=inherited | {"TERM": "xterm"} | environment,
+                                   stdout=slave, stdin=subprocess.DEVNULL)
         os.close(slave)
         assert process.wait(scaled(20)) == 0
         seen = b""
