@@ -56,7 +56,8 @@ static bool feed(struct hvd_session *session, struct hvd_op *op)
     }
     if (client_submit_output(session, op, &operand) != HVD_OK) {
         client_operand_put(session, &operand);
-        client_output_queue(session, op);
+        if (op->generation == generation && op->state == CLIENT_OP_SIZED) /* else: all is over */
+            client_output_queue(session, op);
         return false;
     }
     if (operand.region == HVI_REGION_NONE)

@@ -118,11 +118,13 @@ static bool rows_fit(const struct hvd_op *op, const struct hvi_completion *compl
            bytes == completion->bytes;
 }
 
+/* An allgather that still waits for its memory cannot have a result. */
 static bool result_fits(const struct hvd_op *op, const struct hvi_completion *completion)
 {
     if (completion->status != HVD_OK || op->kind != HVI_KIND_ALLGATHER)
         return true;
-    return rows_fit(op, completion) && completion->bytes <= op->out_bytes;
+    return op->state != CLIENT_OP_SIZED && rows_fit(op, completion) &&
+           completion->bytes <= op->out_bytes;
 }
 
 static void complete_done(struct hvd_session *session, struct hvd_op *op,

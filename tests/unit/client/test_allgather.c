@@ -244,6 +244,19 @@ START_TEST(impossible_sizes_end_the_session)
 }
 END_TEST
 
+START_TEST(a_result_without_memory_ends_the_session)
+{
+    struct hvd_tensor result;
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    uint64_t cookie = hvt_fake_take(engine).cookie;
+    size_up(cookie, 5);
+    done(cookie, 5);
+    ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_ERR_PROTOCOL);
+    ck_assert_int_eq(hvd_op_result(op, &result), HVD_ERR_PROTOCOL);
+}
+END_TEST
+
 START_TEST(more_than_was_given_ends_the_session)
 {
     float out[3] = {0};
@@ -272,6 +285,7 @@ int main(void)
     tcase_add_test(tcase, close_with_a_sized_op_is_clean);
     tcase_add_loop_test(tcase, impossible_sizes_end_the_session, 0,
                         (int)(sizeof lies / sizeof lies[0]));
+    tcase_add_test(tcase, a_result_without_memory_ends_the_session);
     tcase_add_test(tcase, more_than_was_given_ends_the_session);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
