@@ -22,6 +22,7 @@ static void handle_notice(struct hvd_session *session, const struct hvi_notice *
 {
     enum hvd_log_level level = notice->session_ended ? HVD_LOG_ERROR : HVD_LOG_WARN;
     if (notice->session_ended) {
+        client_wait_drain(session); /* what was finished before stays finished */
         client_session_end(session, notice->status, "%s", notice->text);
         return;
     }

@@ -142,6 +142,20 @@ START_TEST(what_was_completed_before_the_end_stays_complete)
 }
 END_TEST
 
+START_TEST(what_was_completed_before_the_stop_stays_complete)
+{
+    uint64_t cookie;
+    struct hvd_op *op = barrier(&cookie);
+    struct hvd_op *other;
+    hvt_fake_done(engine, cookie, HVD_OK, NULL, -1);
+    hvt_fake_notice(engine, HVD_ERR_JOB_STOPPED, "the job was stopped", true);
+    atomic_store(&hvt_fake_header(engine)->session_state, HVI_SESSION_ENDED);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, &other), HVD_ERR_JOB_STOPPED);
+    ck_assert_int_eq(hvd_test(op), HVD_OK);
+    hvd_op_free(op);
+}
+END_TEST
+
 START_TEST(polling_with_test_notices_a_dead_engine_too)
 {
     struct hvd_op *op = barrier(NULL);
@@ -385,6 +399,7 @@ int main(void)
     tcase_add_test(tcase, a_dead_engine_is_noticed_within_100_ms);
     tcase_add_test(tcase, the_reason_given_before_the_end_wins);
     tcase_add_test(tcase, what_was_completed_before_the_end_stays_complete);
+    tcase_add_test(tcase, what_was_completed_before_the_stop_stays_complete);
     tcase_add_test(tcase, polling_with_test_notices_a_dead_engine_too);
     tcase_add_test(tcase, every_op_in_flight_fails_with_the_engine);
     tcase_add_test(tcase, a_lost_rank_shows_in_the_status_and_ops_still_go_to_the_engine);
