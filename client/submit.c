@@ -5,8 +5,9 @@
  * Where operands go. The output decides: in hvd_alloc memory it is used where it is; in registered
  * memory its twin is used; ordinary memory gets inline cells or a staging block. An allreduce's or
  * broadcast's input is used where it is if it lies in hvd_alloc memory; otherwise it is copied to
- * the output's place and the op runs there in place, so one shared block serves both sides. An
- * allgather's input gets a place of its own.
+ * the output's place and the op runs there in place, so one shared block serves both sides. Not if
+ * that place is the caller's own memory, which an op that fails must not change: then, and in an
+ * allgather, the input gets a place of its own.
  *
  * Three things make the submitter leave the lock: making a staging region, waiting for its
  * acknowledgement, and a large copy. Before that the op and the name are claimed (so nobody else
@@ -157,10 +158,12 @@ static int place_in_place(struct hvd_session *session, const struct client_reque
     if (memory && !memory->is_twin &&
         client_memory_use(memory, request->in->data, request->element, &op->in))
         return HVD_OK;
+    *copy_in_p = reads;
+    if (reads && !ordinary)
+        return client_submit_scratch(session, request->in_bytes, request->what, &op->in);
     op->in.region = op->out.region;
     op->in.offset = op->out.offset;
     op->in.shared = op->out.shared;
-    *copy_in_p = reads;
     return HVD_OK;
 }
 

@@ -237,6 +237,26 @@ START_TEST(a_failed_op_leaves_ordinary_output_alone)
 }
 END_TEST
 
+START_TEST(a_failed_op_leaves_shared_output_alone)
+{
+    float in[4] = {1, 2, 3, 4};
+    float *out;
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_alloc(session, sizeof in, (void **)&out), HVD_OK);
+    out[3] = 5;
+    struct hvd_tensor a = hvd_tensor_1d(in, HVD_FLOAT32, 4);
+    struct hvd_tensor b = hvd_tensor_1d(out, HVD_FLOAT32, 4);
+    ck_assert_int_eq(hvd_allreduce_async(session, "w", &a, &b, HVD_SUM, NULL, &op), HVD_OK);
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ck_assert(((float *)hvt_fake_memory(engine, slot.in_region, slot.in_offset))[3] == 4);
+    hvt_fake_done(engine, slot.cookie, HVD_ERR_MISMATCH, "ranks disagree", 1);
+    ck_assert_int_eq(hvd_wait(op, -1), HVD_ERR_MISMATCH);
+    ck_assert(out[3] == 5);
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_free(session, out), HVD_OK);
+}
+END_TEST
+
 START_TEST(a_failure_brings_sentence_and_culprit)
 {
     struct hvd_tensor t = hvd_tensor_1d(memory, HVD_FLOAT32, 4);
@@ -474,6 +494,7 @@ int main(void)
                         (int)(sizeof counts / sizeof counts[0]));
     tcase_add_test(tcase, a_separate_input_is_not_written);
     tcase_add_test(tcase, a_failed_op_leaves_ordinary_output_alone);
+    tcase_add_test(tcase, a_failed_op_leaves_shared_output_alone);
     tcase_add_test(tcase, a_failure_brings_sentence_and_culprit);
     tcase_add_test(tcase, a_sentence_that_was_overwritten_is_replaced);
     tcase_add_test(tcase, empty_tensors_are_submitted_like_others);
