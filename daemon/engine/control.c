@@ -7,10 +7,12 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #define MESSAGES_AT_ONCE 16 /* others have to live too */
 
-static void ack(struct engine_session *session, uint64_t request, int status, const char *text)
+static void ack(struct engine_session *session, int socket_fd, uint64_t request, int status,
+                const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
 
@@ -19,7 +21,7 @@ static void ack(struct engine_session *session, uint64_t request, int status, co
     snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
     /* A client that is gone does not matter; one that does not read gives up by its own deadline.
      */
-    int sent = engine_send(session->engine, session->socket_fd, &msg, NULL, 0);
+    int sent = engine_send(session->engine, socket_fd, &msg, NULL, 0);
     if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "control", "ack-lost", hvi_status_text(sent), "rank=%d",
                 session->rank);
@@ -77,6 +79,7 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
     int status = check_region(session, add, text, sizeof text);
     if (status == HVI_OK) {
         status = engine_regions_add(&session->regions, add->region, packet->fds[0], add->bytes);
+        session->engine->fresh_regions = true;
         if (status == HVI_OK)
             hvi_packet_take_fd(packet, 0); /* the region's, and closed by now */
         else
@@ -89,7 +92,7 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
         HVI_LOG(HVI_LOG_WARN, "control", "region-refused", text, "job=%s rank=%d pid=%d bytes=%llu",
                 session->engine->start.job, session->rank,
                 (int)session->engine->ranks[session->rank].pid, (unsigned long long)add->bytes);
-    ack(session, add->request, status, text);
+    ack(session, session->socket_fd, add->request, status, text);
 }
 
 static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)
@@ -102,9 +105,11 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
         snprintf(text, sizeof text, "there is no region %u", remove->region);
     if (status == HVI_ERR_BUSY)
         snprintf(text, sizeof text, "region %u is in use by an op in flight", remove->region);
-    ack(session, remove->request, status, text);
+    ack(session, session->socket_fd, remove->request, status, text);
 }
 
+/* The Ack comes last: by then hvdd has been told, so that a rank that comes again at once is not
+ * taken for its former self. */
 static void detach(struct engine_session *session, const struct hvi_detach *detach)
 {
     char text[128];
@@ -112,10 +117,13 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
     engine_intake_drain_all(session->engine); /* nobody's finished op shall fail because we leave */
     if (session->over)
         return;
-    ack(session, detach->request, HVI_OK, "");
+    int socket_fd = session->socket_fd;
+    session->socket_fd = -1; /* ours now: the end of the session would close it */
     snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
              (int)session->engine->ranks[session->rank].pid);
     engine_session_end(session, ENGINE_RANK_LEFT, text);
+    ack(session, socket_fd, detach->request, HVI_OK, "");
+    close(socket_fd);
 }
 
 static void serve(struct engine_session *session, const struct hvi_packet_msg *msg)

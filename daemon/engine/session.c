@@ -398,7 +398,8 @@ static void hang_up(struct engine_session *session)
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
     atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
     hvi_bell_ring_client(header);
-    close(session->socket_fd);
+    if (session->socket_fd >= 0)
+        close(session->socket_fd);
     if (session->pid_fd >= 0)
         close(session->pid_fd);
     close(session->event_fd);
@@ -470,6 +471,19 @@ void engine_sessions_reap(struct engine *engine)
         *link = session->gone_next;
         session_free(session);
     }
+}
+
+bool engine_sessions_ready_memory(struct engine *engine)
+{
+    if (!engine->fresh_regions)
+        return false;
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        struct engine_session *session = engine->ranks[rank].session;
+        if (session && engine_regions_ready(&session->regions))
+            return true;
+    }
+    engine->fresh_regions = false;
+    return false;
 }
 
 /* ---- rows ---- */

@@ -5,6 +5,8 @@
 #include "tests/unit/hvt_main.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -301,6 +303,40 @@ START_TEST(a_rank_that_leaves_fails_what_waits_and_what_comes)
 }
 END_TEST
 
+static volatile sig_atomic_t told_before_ack;
+
+static void on_ack(int signal)
+{
+    struct pollfd pollfd = {.fd = bench.link, .events = POLLIN};
+
+    (void)signal;
+    told_before_ack = poll(&pollfd, 1, 0) == 1;
+}
+
+/* Whoever knows that it has left may come again at once, and hvdd must know it by then. */
+START_TEST(hvdd_is_told_of_a_leaving_rank_before_the_rank_itself)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+
+    hvt_bench_init(&bench, 2);
+    for (int32_t rank = 0; rank < 2; rank++)
+        ck_assert(hvt_node_expect(&(struct hvt_node){.link = bench.link}, HVI_PACKET_ENGINE_SESSION,
+                                  &msg));
+    /* The signal comes while the engine is still in the system call that sends the Ack. */
+    signal(SIGIO, on_ack);
+    ck_assert_int_eq(fcntl(bench.peers[0].socket, F_SETOWN, getpid()), 0);
+    int flags = fcntl(bench.peers[0].socket, F_GETFL);
+    ck_assert_int_eq(fcntl(bench.peers[0].socket, F_SETFL, flags | O_ASYNC), 0);
+    msg = (struct hvi_packet_msg){.kind = HVI_PACKET_DETACH};
+    hvt_peer_send(&bench.peers[0], &msg, -1);
+    hvt_bench_turn(&bench);
+    signal(SIGIO, SIG_IGN);
+    ck_assert_int_eq(told_before_ack, 1);
+    ck_assert(hvt_peer_expect(&bench.peers[0], HVI_PACKET_ACK, &msg));
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(an_armed_eventfd_is_written_with_a_completion)
 {
     uint64_t value = 0;
@@ -336,6 +372,7 @@ int main(void)
     tcase_add_test(tcase, what_is_no_sealed_memfd_of_that_size_is_refused);
     tcase_add_test(tcase, a_region_under_an_op_is_busy_until_the_op_is_over);
     tcase_add_test(tcase, a_rank_that_leaves_fails_what_waits_and_what_comes);
+    tcase_add_test(tcase, hvdd_is_told_of_a_leaving_rank_before_the_rank_itself);
     tcase_add_test(tcase, an_armed_eventfd_is_written_with_a_completion);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
