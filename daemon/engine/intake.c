@@ -305,12 +305,10 @@ static int define_tensor(struct engine_session *session, const struct hvi_submis
         return HVI_ERR_PROTOCOL;
     }
     struct engine_tensor *tensor = engine_tensor_get_named(tensors, name, copy->name_bytes);
-    if (!tensor)
-        return HVI_ERR_NO_MEMORY;
     if (session->tensors[copy->tensor_id])
         engine_tensor_put(tensors, session->tensors[copy->tensor_id]);
-    session->tensors[copy->tensor_id] = tensor;
-    return HVI_OK;
+    session->tensors[copy->tensor_id] = tensor; /* if NULL: at least not the name it had before */
+    return tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
 }
 
 static int bind_tensor(struct engine_part *part)
