@@ -211,6 +211,7 @@ struct engine {
     struct engine_session *bells; /* sessions with new completions */
     uint32_t owed;                /* completions that wait for a reader */
     bool doomed;                  /* some session has .doom */
+    bool fresh_regions;           /* some session may have regions without page tables */
 
     struct hvi_packet packet;                       /* scratch for receiving */
     unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
@@ -261,6 +262,8 @@ void engine_session_violation(struct engine_session *session, const char *reason
 void engine_sessions_stop(struct engine *engine, const char *reason);
 /* Frees ended sessions that no op uses any more. */
 void engine_sessions_reap(struct engine *engine);
+/* Readies a piece of a region that was just added; false when there is none. */
+bool engine_sessions_ready_memory(struct engine *engine);
 const char *engine_rank_state_text(enum engine_rank_state state);
 bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to);
 /* One row per rank, absent ones too. The caller frees *rows_p. HVI_OK or HVI_ERR_NO_MEMORY. */

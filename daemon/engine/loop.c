@@ -4,8 +4,8 @@
  *   while something is found:  take in -> (negotiate) -> fuse and dispatch -> complete -> ring;
  *                              no system call
  *   every millisecond:         sockets, processes, timers (sd-event, without waiting)
- *   nothing to take in:        do a piece of a large op, if there is one
- *   nothing at all:            pause 64 times, then yield until 100 us have passed, then arm the
+ *   nothing to take in:        do a piece of a large op, or ready a piece of a new region
+ *   nothing at all:            pause 16 times, then yield until 100 us have passed, then arm the
  *                              bell and sleep
  *
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
@@ -17,7 +17,8 @@
 
 #include <sched.h>
 
-#define PAUSES         64
+/* About a microsecond. Longer would keep a client that shares our core from running. */
+#define PAUSES         16
 #define EVENTS_AT_ONCE 16
 #define OWED_US        1000 /* how often to look whether a slow reader has made room */
 
@@ -108,7 +109,7 @@ void engine_loop_run(struct engine *engine)
             look_at_events(engine, engine->now_ns);
             continue;
         }
-        if (engine_dispatch_help(engine)) {
+        if (engine_dispatch_help(engine) || engine_sessions_ready_memory(engine)) {
             idle_passes = 0;
             look_at_events(engine, hvi_clock_ns());
             continue;

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A region is usable as soon as it is mapped. Its page tables are filled afterwards, bit by bit
+ * while the loop has nothing better to do: a gigabyte at once would keep every rank waiting for a
+ * tenth of a second. */
 #include "daemon/engine/region.h"
 
 #include "base/status.h"
@@ -6,9 +9,11 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
+
+#define READY_BYTES (UINT64_C(4) << 20)
 
 static uint32_t bucket_of(uint32_t id)
 {
@@ -39,6 +44,7 @@ void engine_regions_fini(struct engine_regions *regions)
         }
         regions->buckets[i] = NULL;
     }
+    regions->fresh = NULL;
     regions->count = 0;
     regions->bytes = 0;
 }
@@ -68,14 +74,42 @@ int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint
     }
     /* The mapping and the seals are what counts; descriptors are scarce. */
     hvi_region_close_fd(&region->map);
-    /* Page tables now, not in the middle of the first reduction. An older kernel does it then. */
-    (void)madvise(region->map.base, region->map.bytes, MADV_POPULATE_WRITE);
     region->id = id;
+    region->fresh_next = regions->fresh;
+    regions->fresh = region;
     region->next = regions->buckets[bucket_of(id)];
     regions->buckets[bucket_of(id)] = region;
     regions->count++;
     regions->bytes += region->map.bytes;
     return HVI_OK;
+}
+
+/* Reading is enough: shared pages of a memfd are mapped writable at once, several per fault, which
+ * is three times cheaper than populating for writing. A kernel that cannot does all this at first
+ * use. */
+bool engine_regions_ready(struct engine_regions *regions)
+{
+    struct engine_region *region = regions->fresh;
+
+    if (!region)
+        return false;
+    uint64_t left = region->map.bytes - region->ready;
+    uint64_t step = left < READY_BYTES ? left : READY_BYTES;
+    (void)madvise((char *)region->map.base + region->ready, step, MADV_POPULATE_READ);
+    region->ready += step;
+    if (region->ready == region->map.bytes)
+        regions->fresh = region->fresh_next;
+    return true;
+}
+
+static void forget_fresh(struct engine_regions *regions, const struct engine_region *region)
+{
+    struct engine_region **link = &regions->fresh;
+
+    while (*link && *link != region)
+        link = &(*link)->fresh_next;
+    if (*link)
+        *link = region->fresh_next;
 }
 
 int engine_regions_remove(struct engine_regions *regions, uint32_t id)
@@ -90,6 +124,7 @@ int engine_regions_remove(struct engine_regions *regions, uint32_t id)
     if (region->users > 0)
         return HVI_ERR_BUSY;
     *link = region->next;
+    forget_fresh(regions, region);
     regions->count--;
     regions->bytes -= region->map.bytes;
     free_region(region);

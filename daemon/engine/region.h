@@ -16,11 +16,14 @@ struct engine_region {
     struct hvi_region map;      /* .fd is closed; region 0: not owned */
     uint32_t id;
     uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
+    uint64_t ready; /* bytes whose page tables are filled */
+    struct engine_region *fresh_next;
 };
 
 struct engine_regions {
     struct engine_region inline_area; /* id 0 */
     struct engine_region *buckets[ENGINE_REGION_BUCKETS];
+    struct engine_region *fresh; /* regions that engine_regions_ready has not finished */
     uint32_t count;
     uint64_t bytes;
 };
@@ -31,10 +34,12 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base);
 void engine_regions_fini(struct engine_regions *regions);
 /* NULL when there is no such region. */
 struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id);
-/* Maps `fd`, which it owns on success, and readies the pages: blocks for some microseconds per MiB.
- * `id` must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed memfd of this size), HVI_ERR_NO_MEMORY.
- */
+/* Maps `fd`, which it owns on success. `id` must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
+ * memfd of this size), HVI_ERR_NO_MEMORY. */
 int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes);
+/* Fills the page tables of some more of what was added: up to 4 MiB, some hundred microseconds.
+ * False when there is nothing to do. A region may be used before; then its first use pays. */
+bool engine_regions_ready(struct engine_regions *regions);
 /* HVI_OK, HVI_ERR_NOT_FOUND (also region 0), HVI_ERR_BUSY. */
 int engine_regions_remove(struct engine_regions *regions, uint32_t id);
 

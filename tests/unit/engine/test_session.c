@@ -238,6 +238,34 @@ START_TEST(what_is_no_sealed_memfd_of_that_size_is_refused)
 }
 END_TEST
 
+/* 9 MiB in steps of 4; one region is removed half way. */
+START_TEST(page_tables_are_filled_in_steps_after_the_answer)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    char text[HVI_TEXT_MAX + 1];
+    int steps = 0;
+
+    hvt_bench_init(&bench, 2);
+    ck_assert(!engine_sessions_ready_memory(bench.engine));
+    ck_assert_int_eq(hvi_region_create("hvt", 9 << 20, &region), HVI_OK);
+    ck_assert_int_eq(add(0, 1, 9 << 20, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(1, 1, 9 << 20, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(1, 2, 9 << 20, region.fd, text), HVI_OK);
+    ck_assert(engine_sessions_ready_memory(bench.engine));
+    ck_assert_uint_eq(engine_regions_find(&bench.engine->ranks[0].session->regions, 1)->ready,
+                      4 << 20);
+    ck_assert_int_eq(drop(0, 1), HVI_OK);
+    ck_assert_int_eq(drop(1, 1), HVI_OK);
+    while (engine_sessions_ready_memory(bench.engine))
+        steps++;
+    ck_assert_int_eq(steps, 3);
+    ck_assert_uint_eq(engine_regions_find(&bench.engine->ranks[1].session->regions, 2)->ready,
+                      9 << 20);
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(a_region_under_an_op_is_busy_until_the_op_is_over)
 {
     struct hvi_region region = HVI_REGION_INIT;
@@ -370,6 +398,7 @@ int main(void)
                         4);
     tcase_add_test(tcase, regions_come_and_go_within_their_limits);
     tcase_add_test(tcase, what_is_no_sealed_memfd_of_that_size_is_refused);
+    tcase_add_test(tcase, page_tables_are_filled_in_steps_after_the_answer);
     tcase_add_test(tcase, a_region_under_an_op_is_busy_until_the_op_is_over);
     tcase_add_test(tcase, a_rank_that_leaves_fails_what_waits_and_what_comes);
     tcase_add_test(tcase, hvdd_is_told_of_a_leaving_rank_before_the_rank_itself);
