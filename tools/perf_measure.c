@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define ADAPTIVE_NS      HVI_NS_SEC
+#define LOOK_NS          (50 * (int64_t)HVI_NS_MS)
 #define ITERATIONS_LEAST 5
 #define ITERATIONS_MOST  20000
 
@@ -216,27 +217,40 @@ static long clamp(int64_t number, long least, long most)
     return number < least ? least : number > most ? most : (long)number;
 }
 
-/* Warms up and says how many iterations to measure: the same number on every rank. */
+/* How many iterations fit into `within_ns` when one takes `mean_ns`; the same number on every rank. */
+static int agree(struct bench *bench, int64_t mean_ns, int64_t within_ns, long *iterations_p)
+{
+    int64_t slowest_ns = mean_ns < 1 ? 1 : mean_ns;
+    const int status = reduce_numbers(bench, "perf.agree", &slowest_ns, 1, HVD_MAX);
+    if (status == HVD_OK)
+        *iterations_p = clamp(within_ns / slowest_ns, ITERATIONS_LEAST, ITERATIONS_MOST);
+    return status;
+}
+
+static int iterate_mean(struct bench *bench, long iterations, int64_t *mean_ns_p)
+{
+    const uint64_t start_ns = hvi_clock_ns();
+    const int status = iterate(bench, iterations, bench->times_ns);
+    *mean_ns_p = (int64_t)(hvi_clock_ns() - start_ns) / (iterations > 0 ? iterations : 1);
+    return status;
+}
+
+/* Warms up and says how many iterations to measure. The first iterations touch new memory and wake
+ * everybody, so the number comes from a second, longer look. */
 static int warm_up(struct bench *bench, long *iterations_p)
 {
     const struct perf_options *options = bench->options;
     const long warmup = options->warmup > 0 || options->iterations > 0 ? options->warmup : 1;
-    int64_t mean_ns = 1;
-    const uint64_t start_ns = hvi_clock_ns();
-    int status = iterate(bench, warmup, bench->times_ns);
-    if (warmup > 1) /* the first touches new memory */
-        mean_ns =
-            (int64_t)(hvi_clock_ns() - start_ns - (uint64_t)bench->times_ns[0]) / (warmup - 1);
-    else if (warmup == 1)
-        mean_ns = bench->times_ns[0];
+    int64_t mean_ns = 0;
+    long look = 0;
+    int status = iterate_mean(bench, warmup, &mean_ns);
     *iterations_p = options->iterations;
     if (status != HVD_OK || options->iterations > 0)
         return status;
-    if (mean_ns < 1)
-        mean_ns = 1;
-    status = reduce_numbers(bench, "perf.agree", &mean_ns, 1, HVD_MAX);
-    *iterations_p = clamp((int64_t)ADAPTIVE_NS / mean_ns, ITERATIONS_LEAST, ITERATIONS_MOST);
-    return status;
+    status = agree(bench, mean_ns, LOOK_NS, &look);
+    if (status == HVD_OK)
+        status = iterate_mean(bench, look, &mean_ns);
+    return status == HVD_OK ? agree(bench, mean_ns, ADAPTIVE_NS, iterations_p) : status;
 }
 
 /* ---- one size ---- */
