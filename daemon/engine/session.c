@@ -14,6 +14,7 @@
 #include "base/digest.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "daemon/engine/engine.h"
 #include "shm/bell.h"
 
@@ -23,6 +24,8 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#define REASON_MAX 800 /* bytes of a reason that fit beside the longest job id */
 
 /* ---- a rank's state ---- */
 
@@ -436,8 +439,9 @@ void engine_session_violation(struct engine_session *session, const char *reason
 void engine_sessions_stop(struct engine *engine, const char *reason)
 {
     char text[HVI_TEXT_MAX + 1];
+    int kept = (int)hvi_utf8_cut(reason, strlen(reason), REASON_MAX);
 
-    snprintf(text, sizeof text, "job '%s' was stopped: %.800s", engine->start.job, reason);
+    snprintf(text, sizeof text, "job '%s' was stopped: %.*s", engine->start.job, kept, reason);
     HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%d",
             engine->start.job, (unsigned long long)engine->start.generation, engine->attached);
     engine->stopping = true;

@@ -399,11 +399,12 @@ static void answer_job_stop(struct node *node, const struct node_asker *asker,
     struct node_generation *generation;
     char text[HVI_TEXT_MAX + 1];
     int stopped = 0;
+    int kept = (int)hvi_utf8_cut(request->reason, strlen(request->reason), REASON_MAX);
 
     if (job == NULL)
         return;
-    snprintf(text, sizeof(text), "job '%s' was stopped by uid %u%s%.700s", job->id,
-             (unsigned)asker->uid, request->reason[0] != '\0' ? ": " : "", request->reason);
+    snprintf(text, sizeof(text), "job '%s' was stopped by uid %u%s%.*s", job->id,
+             (unsigned)asker->uid, kept > 0 ? ": " : "", kept, request->reason);
     HVI_LOG(HVI_LOG_INFO, "admin", "job-stop", text, "job=%s uid=%u", job->id,
             (unsigned)asker->uid);
     DL_FOREACH(job->generations, generation)

@@ -91,6 +91,17 @@ def test_job_stop_ends_a_job_with_the_reason_on_its_ranks(daemon):
     wait_until(lambda: "unwanted" not in [row["job"] for row in daemon.jobs()], "the job to end", step=0.05)
 
 
+@pytest.mark.parametrize("lead", ["", "x"])
+def test_a_long_reason_is_cut_between_characters(daemon, lead):
+    daemon.allow("rank-lost", "job-stopped", "stopped", "job-stop")
+    job = Job(daemon, 2, name=127 * "j")
+    op = job.ranks[0].submit("barrier", "never")
+    assert daemon.ctl.run("job", "stop", job.name, "--reason", lead + 400 * "\u00fc").returncode == 0
+    outcome = job.ranks[0].wait(op)
+    assert outcome.status == Status.ERR_JOB_STOPPED and "\u00fc\u00fc" in outcome.text, outcome
+    wait_until(lambda: job.ranks[1].state().status == Status.ERR_JOB_STOPPED, "the idle rank to be told")
+
+
 @pytest.mark.parametrize("words", [("ranks", "nobody"), ("stalls", "nobody"), ("job", "stop", "nobody")])
 def test_an_unknown_job_is_exit_code_1(daemon, words):
     done = daemon.ctl.run(*words)
