@@ -264,7 +264,8 @@ HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
  * `out` NULL: the library provides the memory, see hvd_op_result; it lives until hvd_op_free.
  * Otherwise out->data must have room for the whole result as described by out's dims
  * (HVD_ERR_TOO_SMALL if it has not); out's first dimension may be larger than the result's. With
- * out NULL the op makes progress inside hvd_test and hvd_wait. */
+ * out NULL the op makes progress inside hvd_test, hvd_wait and hvd_session_status: the first of
+ * them that learns its size makes and announces shared memory, as above (5 s at most). */
 HVD_API int hvd_allgather_async(struct hvd_session *session, const char *name,
                                 const struct hvd_tensor *in, const struct hvd_tensor *out,
                                 struct hvd_op **op_p);
