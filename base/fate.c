@@ -38,10 +38,13 @@ _Static_assert(sizeof(struct pidfd_info_v0) == 64, "kernel ABI");
 #define GET_INFO  _IOWR(0xff, 11, struct pidfd_info_v0)
 #define INFO_EXIT (UINT64_C(1) << 3)
 
+#define FLAG_EXITING 0x4u /* PF_EXITING, include/linux/sched.h */
+
 struct stat_fields {
-    char state;      /* field 3 */
-    long threads;    /* field 20 */
-    int wait_status; /* field 52 */
+    char state;          /* field 3 */
+    unsigned long flags; /* field 9 */
+    long threads;        /* field 20 */
+    int wait_status;     /* field 52 */
 };
 
 int hvi_pidfd_open(pid_t pid)
@@ -113,6 +116,8 @@ static bool parse_stat(const char *text, struct stat_fields *fields_p)
         if (at == NULL)
             return false;
         at++;
+        if (field == 9)
+            fields.flags = strtoul(at, NULL, 10);
         if (field == 20)
             fields.threads = strtol(at, NULL, 10);
         if (field == 52)
@@ -179,6 +184,19 @@ struct hvi_fate hvi_fate_look(pid_t pid, int pidfd)
     if (fate.kind == HVI_FATE_UNKNOWN && pidfd >= 0)
         (void)ask_pidfd_info(pidfd, &fate);
     return fate;
+}
+
+/* The flag is the first thread's alone; with a status other than 0 it did not end by pthread_exit
+ * and takes the whole process with it. */
+bool hvi_fate_is_ending(pid_t pid, int pidfd, struct hvi_fate *fate_p)
+{
+    struct stat_fields fields;
+    if (look_in_proc(pid, &fields) != 0 || !pid_is_still_its_own(pidfd))
+        return false;
+    if ((fields.flags & FLAG_EXITING) == 0 || fields.wait_status == 0)
+        return false;
+    *fate_p = hvi_fate_from_wait(fields.wait_status);
+    return fate_p->kind != HVI_FATE_UNKNOWN;
 }
 
 void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size)

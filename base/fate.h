@@ -23,6 +23,10 @@ struct hvi_fate {
 
 /* Looks once; never blocks. `pidfd` may be -1. */
 struct hvi_fate hvi_fate_look(pid_t pid, int pidfd);
+/* True for a process that is past its last instruction although its descriptors are still open: the
+ * kernel takes memory apart first, which for much memory takes much longer than anybody should
+ * wait. *fate_p becomes how it ends. False also when the caller may not see it. */
+bool hvi_fate_is_ending(pid_t pid, int pidfd, struct hvi_fate *fate_p);
 /* From a wait(2) status. */
 struct hvi_fate hvi_fate_from_wait(int wait_status);
 /* "was killed by signal 9 (SIGKILL)", "exited with code 3", "is gone (how is not known)",

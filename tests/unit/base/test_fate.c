@@ -229,6 +229,42 @@ START_TEST(a_process_whose_first_thread_ended_is_alive)
 }
 END_TEST
 
+static void check_ending(void (*life)(void), char state, bool ending, enum hvi_fate_kind kind,
+                         int code)
+{
+    struct subject subject = subject_start(life);
+    struct hvi_fate fate = {HVI_FATE_ALIVE, 0};
+    await_state(subject.pid, state);
+    ck_assert_int_eq(hvi_fate_is_ending(subject.pid, subject.pidfd, &fate), ending);
+    ck_assert_int_eq(hvi_fate_is_ending(subject.pid, -1, &fate), ending);
+    ck_assert_int_eq(fate.kind, ending ? kind : HVI_FATE_ALIVE);
+    ck_assert_int_eq(fate.code, ending ? code : 0);
+    subject_end(&subject);
+}
+
+START_TEST(who_is_past_the_last_instruction_is_ending_and_nobody_else)
+{
+    check_ending(kill_self, 'Z', true, HVI_FATE_SIGNALED, SIGKILL);
+    check_ending(exit_with_3, 'Z', true, HVI_FATE_EXITED, 3);
+    check_ending(live_in_peace, 'S', false, HVI_FATE_ALIVE, 0);
+    /* These two look the same from outside, so neither counts. */
+    check_ending(lose_first_thread, 'Z', false, HVI_FATE_ALIVE, 0);
+    check_ending(exit_with_0, 'Z', false, HVI_FATE_ALIVE, 0);
+}
+END_TEST
+
+START_TEST(who_was_reaped_is_not_ending)
+{
+    struct subject subject = subject_start(kill_self);
+    struct hvi_fate fate;
+    await_end(subject.pidfd);
+    subject_reap(&subject);
+    ck_assert(!hvi_fate_is_ending(subject.pid, subject.pidfd, &fate));
+    ck_assert(!hvi_fate_is_ending(subject.pid, -1, &fate));
+    subject_end(&subject);
+}
+END_TEST
+
 START_TEST(a_misleading_command_name_does_not_mislead)
 {
     struct subject subject = subject_start(take_a_misleading_name);
@@ -338,6 +374,8 @@ int main(void)
     tcase_add_test(tcase, a_living_stranger_is_alive);
     tcase_add_test(tcase, a_stopped_stranger_is_alive);
     tcase_add_test(tcase, a_process_whose_first_thread_ended_is_alive);
+    tcase_add_test(tcase, who_is_past_the_last_instruction_is_ending_and_nobody_else);
+    tcase_add_test(tcase, who_was_reaped_is_not_ending);
     tcase_add_test(tcase, a_misleading_command_name_does_not_mislead);
     tcase_add_test(tcase, our_own_child_is_told_and_stays_reapable);
     tcase_add_test(tcase, who_may_not_look_does_not_claim_success);
