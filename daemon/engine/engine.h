@@ -30,6 +30,7 @@
 #define ENGINE_FATE_NS        (20 * HVI_NS_MS) /* how long to ask how a process ended */
 #define ENGINE_FATE_STEP_NS   (1 * HVI_NS_MS)
 #define ENGINE_RETRY_NS       (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
+#define ENGINE_WATCH_NS       (20 * HVI_NS_MS) /* between looks at processes that ops wait for */
 #define ENGINE_STALL_NS       (1 * HVI_NS_SEC)  /* between looks at the table of waiting ops */
 #define ENGINE_EVENT_NS       (1 * HVI_NS_MS)  /* sockets are looked at this often while ops flow */
 #define ENGINE_SPIN_NS        (100 * 1000ull)  /* idle time before the main thread sleeps */
@@ -171,6 +172,8 @@ struct engine {
     uint64_t now_ns; /* refreshed when a pass of the loop finds something */
     char key_digest[HVI_WIRE_SHORT_TEXT];
     uint64_t stall_warn_ns; /* 0: off */
+    uint64_t stall_looked_ns;
+    int32_t watch_next; /* rank whose process was looked at last */
 
     sd_event *event;
     int link_fd; /* -1: hvdd is gone */
@@ -276,6 +279,8 @@ int engine_liveness_open(struct engine_session *session);
 void engine_liveness_close(struct engine_session *session);
 /* Looks at once, and again for up to ENGINE_FATE_NS, how the process ended; then loses the rank. */
 void engine_liveness_ask(struct engine_session *session);
+/* Loses ranks whose process is ending, some at a time; for a timer while ops wait. */
+void engine_liveness_watch(struct engine *engine);
 /* hvdd knows how the process ended. */
 void engine_liveness_told(struct engine *engine, const struct hvi_engine_fate *fate);
 /* Exits now or later if nobody is attached; takes the exit back if somebody is. */

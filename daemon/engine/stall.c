@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stall inspector. Its table is negotiate.c's list of waiting ops, oldest first; nothing is
- * kept beside it. A timer looks at it once a second while it is not empty: an op older than the
- * limit is logged with the ranks that are missing and what their processes are doing, and again
+ * kept beside it. A timer looks at it once a second while it is not empty (the same timer has
+ * liveness.c watch the ranks every 20 ms): an op older than the limit is logged with the ranks that are missing and what their processes are doing, and again
  * whenever its age has doubled. hvdctl asks for the same rows live. */
 #include "base/clock.h"
 #include "base/log.h"
@@ -151,15 +151,20 @@ static void look(struct engine *engine)
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine *engine = user;
+    uint64_t now_ns = hvi_clock_ns();
 
     (void)usec;
-    /* A client that scribbles over the bell must not keep its peers' submissions from being seen.
-     */
-    engine_intake_drain_all(engine);
-    look(engine);
+    engine_liveness_watch(engine);
+    if (now_ns - engine->stall_looked_ns >= ENGINE_STALL_NS) {
+        engine->stall_looked_ns = now_ns;
+        /* A client that scribbles over the bell must not keep its peers' submissions from being
+         * seen. */
+        engine_intake_drain_all(engine);
+        look(engine);
+    }
     if (!engine->waiting_first)
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
-    sd_event_source_set_time_relative(source, ENGINE_STALL_NS / 1000);
+    sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
@@ -168,14 +173,15 @@ void engine_stall_arm(struct engine *engine)
     int enabled = SD_EVENT_OFF;
 
     if (!engine->stall_source) {
+        engine->stall_looked_ns = hvi_clock_ns();
         sd_event_add_time_relative(engine->event, &engine->stall_source, CLOCK_MONOTONIC,
-                                   ENGINE_STALL_NS / 1000, 10000, on_timer, engine);
+                                   ENGINE_WATCH_NS / 1000, 1000, on_timer, engine);
         return;
     }
     sd_event_source_get_enabled(engine->stall_source, &enabled);
     if (enabled != SD_EVENT_OFF)
         return;
-    sd_event_source_set_time_relative(engine->stall_source, ENGINE_STALL_NS / 1000);
+    sd_event_source_set_time_relative(engine->stall_source, ENGINE_WATCH_NS / 1000);
     sd_event_source_set_enabled(engine->stall_source, SD_EVENT_ONESHOT);
 }
 
