@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, arith, patience, scaled, wait_until
+from hvt import Daemon, Status, arith, patience, sanitized, scaled, wait_until
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -110,6 +110,34 @@ def test_a_completion_not_read_when_a_peer_dies_stays_readable(daemon):
     outcome = job.ranks[0].outcome(ops[0])
     assert outcome.ok and outcome.data == arith.pack(INT32, [10])
     lost(daemon)
+
+
+def available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "exit"])
+def test_a_large_trainer_is_lost_before_the_kernel_has_taken_its_memory_apart(daemon, how):
+    """Sockets close after the memory has gone, which takes some 70 ms a GiB."""
+    if available_bytes() < 12 << 30 or sanitized():
+        pytest.skip("needs 4 GiB of memory to spare, without a sanitizer's shadow")
+    job = Job(daemon, 2)
+    assert job.ranks[1].ask("fill", bytes=4 << 30)["status"] == Status.OK
+    op = job.ranks[0].submit("barrier", "b")
+    job.ranks[0].post_wait(op)
+    at_ns = time.monotonic_ns()
+    if how == "SIGKILL":
+        job.ranks[1].kill()
+    else:
+        job.ranks[1].post("exit", code=3)
+    outcome = job.ranks[0].collect_outcome()
+    assert outcome.status == Status.ERR_RANK_LOST, outcome
+    assert ("SIGKILL" if how == "SIGKILL" else "exited with code 3") in outcome.text
+    took = outcome.at_ns - at_ns
+    assert took <= patience() * DEADLINE_NS, f"the peer learned of it after {took / 1e6:.1f} ms"
+    job.ranks[1].kill_now()
+    daemon.expect_line("rank-lost")
 
 
 def test_killed_while_idle(daemon, bystander):

@@ -19,6 +19,7 @@
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
  *     {"do": "event", "session": 0, "timeout_ms": N} -> "readable": B
+ *     {"do": "fill", "bytes": N}       touches that much memory of its own and keeps it
  *     {"do": "limit", "files": N}      lowers RLIMIT_NOFILE
  *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
  * "pid": N
@@ -524,6 +525,16 @@ static void do_event(const cJSON *command, cJSON *reply)
     add_int(reply, "at_ns", now_ns());
 }
 
+static void do_fill(const cJSON *command, cJSON *reply)
+{
+    static volatile char *filled; /* reachable: no leak */
+    size_t bytes = (size_t)get_int(command, "bytes", 0);
+    filled = malloc(bytes);
+    for (size_t at = 0; filled && at < bytes; at += 4096)
+        filled[at] = 1;
+    add_int(reply, "status", filled ? HVD_OK : HVD_ERR_NO_MEMORY);
+}
+
 static void do_limit(const cJSON *command, cJSON *reply)
 {
     struct rlimit limit;
@@ -578,11 +589,11 @@ struct hvt_command {
 };
 
 static const struct hvt_command commands[] = {
-    {"open", do_open},   {"close", do_close},   {"state", do_state},     {"submit", do_submit},
-    {"test", do_test},   {"wait", do_wait},     {"free", do_free},       {"loop", do_loop},
-    {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit},     {"unalloc", do_unalloc},
-    {"hold", do_hold},   {"forked", do_forked}, {"abandon", do_abandon}, {"stop", do_stop},
-    {"exit", do_exit},
+    {"open", do_open},   {"close", do_close},   {"state", do_state}, {"submit", do_submit},
+    {"test", do_test},   {"wait", do_wait},     {"free", do_free},   {"loop", do_loop},
+    {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit}, {"unalloc", do_unalloc},
+    {"hold", do_hold},   {"forked", do_forked}, {"fill", do_fill},   {"abandon", do_abandon},
+    {"stop", do_stop},   {"exit", do_exit},
 };
 
 static void run(const cJSON *command)

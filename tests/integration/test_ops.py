@@ -39,13 +39,13 @@ def test_allreduce_gives_the_reference_result_on_every_rank(job, dtype):
             assert outcome.dims == [count]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_large_allreduce_that_is_split_among_threads_gives_the_same_bits(job, dtype, memory):
     row = arith.DTYPES[dtype]
     period = arith.sample(row, 64, "large")
-    # 2.5 MiB and a bit: several chunks, the last one short, repeated so that the reference stays cheap.
-    repeats = (2_600_000 // len(period)) + 1
+    # Three chunks and a bit, the last one short, repeated so that the reference stays cheap.
+    repeats = (800_000 // len(period)) + 1
     tail = period[:24]
     inputs = [arith.sample(row, 64, f"large {rank}") for rank in range(job.size)]
     wanted = arith.allreduce(row, "sum", inputs)

@@ -22,6 +22,7 @@ from hvt.wait import Expired, wait_until
 from hvt.wire import Raw
 
 _FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
+_OURS = ("run", "log", "hvdd.conf", "tsan.")  # the last: of a process that TSan instruments and that was killed
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
                   "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM", "TORCHELASTIC_RUN_ID")
 
@@ -252,7 +253,7 @@ class Daemon:
         wait_until(lambda: not procs.with_token(self.token, str(self.address)), "the daemon's processes to end")
         left = [path for path in procs.leftovers(self.address) if path != "hvdd.lock"]
         assert not left, f"left behind in the runtime directory: {left}"
-        others = [path for path in procs.leftovers(self.folder) if not path.startswith(("run", "log", "hvdd.conf"))]
+        others = [path for path in procs.leftovers(self.folder) if not path.startswith(_OURS)]
         assert not others, f"left behind in the temporary directory: {others}"
         bad = self.unexpected()
         assert not bad, "undeclared lines in the log:\n" + "\n".join(bad)
