@@ -30,7 +30,7 @@
 #define ENGINE_FATE_NS        (20 * HVI_NS_MS) /* how long to ask how a process ended */
 #define ENGINE_FATE_STEP_NS   (1 * HVI_NS_MS)
 #define ENGINE_RETRY_NS       (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
-#define ENGINE_WATCH_NS       (20 * HVI_NS_MS) /* between looks at processes that ops wait for */
+#define ENGINE_WATCH_NS       (20 * HVI_NS_MS)  /* between looks at processes that ops wait for */
 #define ENGINE_STALL_NS       (1 * HVI_NS_SEC)  /* between looks at the table of waiting ops */
 #define ENGINE_EVENT_NS       (1 * HVI_NS_MS)  /* sockets are looked at this often while ops flow */
 #define ENGINE_SPIN_NS        (100 * 1000ull)  /* idle time before the main thread sleeps */
