@@ -163,7 +163,10 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
         return;
     if (!check_sessions(node, peer, decision_p))
         return;
-    if (decision_p->generation == NULL && node->jobs.generation_count >= node->config.max_jobs)
-        refuse(decision_p, HVI_ERR_DAEMON_LIMIT, "%u jobs run already (max-jobs = %lld)",
-               node->jobs.generation_count, (long long)node->config.max_jobs);
+    if (decision_p->generation != NULL)
+        return;
+    uint32_t jobs = node_jobs_under_way(&node->jobs);
+    if (jobs >= node->config.max_jobs)
+        refuse(decision_p, HVI_ERR_DAEMON_LIMIT, "%u jobs run already (max-jobs = %lld)", jobs,
+               (long long)node->config.max_jobs);
 }

@@ -131,6 +131,21 @@ uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid)
     return sessions;
 }
 
+uint32_t node_jobs_under_way(const struct node_jobs *jobs)
+{
+    uint32_t under_way = 0;
+    const struct node_generation *generation;
+
+    for (const struct node_job *job = jobs->by_id; job != NULL; job = job->hh.next) {
+        DL_FOREACH(job->generations, generation)
+        {
+            under_way +=
+                node_generation_present(generation) > 0 || generation->counts[NODE_SLOT_ABSENT] > 0;
+        }
+    }
+    return under_way;
+}
+
 static struct node_job *job_new(struct node_jobs *jobs, const char *id, uid_t uid,
                                 const char *key_digest)
 {

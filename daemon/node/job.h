@@ -78,6 +78,9 @@ struct node_job *node_job_find(const struct node_jobs *jobs, const char *id);
 struct node_generation *node_job_newest(const struct node_job *job);
 /* Attaching and attached slots of all jobs of a user. */
 uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid);
+/* Generations that somebody is in or may still come to: without those whose ranks have all gone and whose engine is
+ * about to end. */
+uint32_t node_jobs_under_way(const struct node_jobs *jobs);
 
 /* Adds a generation, and its job if there is none. `number` 0: the next. HVI_OK, HVI_ERR_NO_MEMORY,
  * HVI_ERR_INVALID (the number exists). The uid and key of a job that exists already stay what they

@@ -215,6 +215,19 @@ START_TEST(limits_are_named)
 }
 END_TEST
 
+START_TEST(a_job_whose_ranks_have_all_gone_takes_nobodys_place)
+{
+    struct node_generation *generation;
+
+    node.config.max_jobs = 1;
+    request.size = 1;
+    generation = join(0);
+    go(generation, 0, NODE_SLOT_LEFT);
+    strcpy(request.job, "second");
+    ck_assert_int_eq(decide(0), HVI_OK);
+}
+END_TEST
+
 START_TEST(reopening_in_lockstep_meets_in_the_next_generation)
 {
     struct node_generation *first, *second;
@@ -324,6 +337,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_is_attached_is_refused_naming_its_holder);
     tcase_add_test(tcase, a_rank_that_is_being_attached_is_a_duplicate_too);
     tcase_add_test(tcase, limits_are_named);
+    tcase_add_test(tcase, a_job_whose_ranks_have_all_gone_takes_nobodys_place);
     tcase_add_test(tcase, reopening_in_lockstep_meets_in_the_next_generation);
     tcase_add_test(tcase, a_rank_that_comes_late_still_joins_the_generation_that_waits_for_it);
     tcase_add_test(tcase, after_a_loss_everybody_meets_in_the_next_generation);
