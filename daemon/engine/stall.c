@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stall inspector. Its table is negotiate.c's list of waiting ops, oldest first; nothing is
  * kept beside it. A timer looks at it once a second while it is not empty (the same timer has
- * liveness.c watch the ranks every 20 ms): an op older than the limit is logged with the ranks that are missing and what their processes are doing, and again
- * whenever its age has doubled. hvdctl asks for the same rows live. */
+ * liveness.c watch the ranks every 20 ms): an op older than the limit is logged with the ranks that
+ * are missing and what their processes are doing, and again whenever its age has doubled. hvdctl
+ * asks for the same rows live. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
