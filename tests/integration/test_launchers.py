@@ -2,7 +2,7 @@
 """Who am I: arguments, then the innermost launcher's environment, and `hvdctl ranks` says where it came from."""
 import pytest
 
-from hvt import Status
+from hvt import Daemon, Status
 
 LAUNCHERS = {
     "hvdrun": {"HVD_RANK": "1", "HVD_SIZE": "4", "HVD_LOCAL_RANK": "1", "HVD_LOCAL_SIZE": "2", "HVD_CROSS_RANK": "0",
@@ -18,6 +18,13 @@ LAUNCHERS = {
     "slurm": {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_NNODES": "2",
               "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
 }
+
+
+@pytest.fixture
+def daemon():
+    """Does not wait long for the other ranks, which never come here."""
+    with Daemon(options={"engine-linger": "20ms"}) as running:
+        yield running
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
