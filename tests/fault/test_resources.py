@@ -56,6 +56,7 @@ def test_a_daemon_with_few_descriptors_refuses_and_recovers():
 
 def test_a_client_out_of_descriptors_gets_a_clear_error_and_can_try_again(daemon):
     rank = daemon.rank()
+    rank.ask("limit", files=1000)  # its answer says that the program has started, and closed what that needed
     used = len(procs.fds(rank.pid))
     for room in range(0, 6):
         rank.ask("limit", files=used + room)
