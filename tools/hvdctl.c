@@ -8,6 +8,7 @@
 #include "tools/ctl.h"
 #include "tools/text.h"
 
+#include <errno.h>
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -42,11 +43,18 @@ void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
 
 static int no_daemon(const struct ctl *ctl, const struct address *address)
 {
-    const bool many = strstr(address->why, "), ") != NULL;
-    ctl_complain(ctl, HVI_ERR_NO_DAEMON,
-                 "no hvdd is running. %s: %s. Start one (hvdd, or systemctl start hvdd), or name "
-                 "its directory with --address or HVD_ADDRESS.",
-                 many ? "Tried, in this order" : "Tried", address->why);
+    const char *tried = strstr(address->why, "), ") != NULL ? "Tried, in this order" : "Tried";
+    if (strstr(address->why, strerror(EACCES)) != NULL)
+        ctl_complain(ctl, HVI_ERR_NO_DAEMON,
+                     "no hvdd that this user may ask. %s: %s. A socket that refuses permission may "
+                     "be another user's hvdd, or one whose admin socket is kept for a group "
+                     "(admin-mode); name another directory with --address or HVD_ADDRESS.",
+                     tried, address->why);
+    else
+        ctl_complain(ctl, HVI_ERR_NO_DAEMON,
+                     "no hvdd is running. %s: %s. Start one (hvdd, or systemctl start hvdd), or "
+                     "name its directory with --address or HVD_ADDRESS.",
+                     tried, address->why);
     return CTL_NO_DAEMON;
 }
 
