@@ -158,8 +158,10 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM HUP
 
-# Whether this machine can run any probe at all; says why not.
-timeout -k 5 60 "$programs/probe${only[0]}" --check --deadline 50 "${arguments[@]}" >"$raw/check" 2>"$raw/why"
+# Whether this machine can run any probe at all; says why not. The fifth needs least: one process, no IPC.
+check=$programs/probe5
+[ -x "$check" ] || check=$programs/probe${only[0]}
+timeout -k 5 60 "$check" --check --deadline 50 "${arguments[@]}" >"$raw/check" 2>"$raw/why"
 status=$?
 if [ "$status" -ne 0 ]; then
     why=$(tail -n 1 "$raw/why")

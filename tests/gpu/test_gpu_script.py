@@ -106,7 +106,8 @@ def test_without_a_toolkit_it_says_so(tmp_path):
 @pytest.mark.parametrize("reason", ["no NVIDIA driver: libcuda.so.1: no such file",
                                     "driver too old: have CUDA 12.2, need CUDA 13.0"])
 def test_a_machine_that_cannot_is_refused_with_the_probes_sentence(programs, tmp_path, reason):
-    write_program(programs / "probe1", f"#!/bin/sh\necho 'probe1: {reason}' >&2\nexit 77\n")
+    for number in range(1, 10):
+        write_program(programs / f"probe{number}", f"#!/bin/sh\necho 'probe{number}: {reason}' >&2\nexit 77\n")
     done = run("--programs", programs, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (77, f"gpu.sh: {reason}\n")
     assert not (tmp_path / "out").exists()
@@ -135,7 +136,7 @@ def test_only_runs_what_is_asked_in_that_order(programs, tmp_path):
 
 def test_a_probe_that_crashes_fails_or_refuses_is_a_row_and_the_others_are_measured(programs, tmp_path):
     for number in (2, 4, 5, 6):
-        write_program(programs / f"probe{number}", "#!/bin/sh\n" + BAD[number])
+        write_program(programs / f"probe{number}", '#!/bin/sh\ncase " $* " in *" --check "*) exit 0 ;; esac\n' + BAD[number])
     (programs / "probe8").unlink()
     done = run("--programs", programs, "--out", tmp_path / "out")
     assert done.returncode == 1
@@ -174,6 +175,6 @@ def test_a_probe_that_does_not_even_keep_its_own_deadline_is_ended(programs, tmp
 def test_results_of_before_stay_whole_when_a_run_is_refused(programs, tmp_path):
     assert run("--programs", programs, "--out", tmp_path / "out", "--only", "1").returncode == 0
     before = (tmp_path / "out" / JSON).read_text()
-    write_program(programs / "probe1", "#!/bin/sh\necho 'probe1: no NVIDIA driver' >&2\nexit 77\n")
+    write_program(programs / "probe5", "#!/bin/sh\necho 'probe5: no NVIDIA driver' >&2\nexit 77\n")
     assert run("--programs", programs, "--out", tmp_path / "out", "--only", "1").returncode == 77
     assert (tmp_path / "out" / JSON).read_text() == before

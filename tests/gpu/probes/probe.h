@@ -67,8 +67,9 @@ double probe_median(double *values, int count);
 double probe_status_kib(pid_t pid, const char *field);
 
 /* --- other processes --- */
-#define PROBE_WAIT_S  10.0 /* how long one process waits for another's message */
-#define PROBE_PEER_FD 4    /* in a role that was started by another: the way back */
+#define PROBE_WAIT_S                                                                               \
+    20.0 /* for another's message, for a stream; NCCL alone may take seconds to load */
+#define PROBE_PEER_FD 4 /* in a role that was started by another: the way back */
 
 struct probe_msg {
     char verb[16];

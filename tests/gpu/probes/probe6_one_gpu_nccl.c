@@ -110,9 +110,6 @@ static void first(const struct probe_options *o)
 {
     struct probe_msg m = {.verb = "id"};
     load_nccl(o, "nodeA");
-    struct probe_peer peer = probe_start("second");
-    probe_expect(peer.fd, "hello", NULL, NULL);
-
     probe_step("a communicator of one rank");
     double began = probe_now_us();
     void *alone = nccl_comm_alone();
@@ -121,6 +118,8 @@ static void first(const struct probe_options *o)
     nccl_free(alone);
 
     probe_step("a communicator of two ranks on one device");
+    struct probe_peer peer = probe_start("second");
+    probe_expect(peer.fd, "hello", NULL, NULL);
     nccl_id(m.bytes);
     probe_say(peer.fd, &m, -1);
     began = probe_now_us();

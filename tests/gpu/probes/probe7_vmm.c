@@ -12,7 +12,7 @@
  * ncclCommRegister accepts vmm and torch, and legacy without effect. One device cannot show whether a registered buffer is
  * used without a copy: that takes two. Sources: cuda.h, Virtual Memory Management and Stream Ordered Memory Allocator; PyTorch
  * PR 130890; NCCL 2.28.9 src/transport/p2p.cc (legacy needs NCCL_LEGACY_CUDA_REGISTER). */
-#include "probe_cuda.h"
+#include "probe7.h"
 #include "probe_nccl.h"
 
 #include <stdio.h>
@@ -20,115 +20,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BYTES = 64 << 20, CHUNKS = 64 };
-#define BY_FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+enum { CHUNKS = 64 };
 
-static const CUmemLocation nowhere = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
-
-static CUmemLocation here(void)
-{
-    CUmemLocation location = nowhere;
-    location.id = cu_device; /* the ordinal, which is what a CUdevice is */
-    return location;
-}
-
-/* --- the owner --- */
-static void send_filled(const char *verb, CUdeviceptr p, struct probe_msg *m, int fd)
-{
-    CUstream s = cu_stream();
-    cu_fill(s, p, BYTES / 4, 7);
-    cu_settle(s, "filling");
-    snprintf(m->verb, sizeof m->verb, "%s", verb);
-    probe_say(PROBE_PEER_FD, m, fd);
-    if (fd >= 0)
-        close(fd);
-    probe_expect(PROBE_PEER_FD, "released", NULL,
-                 NULL); /* the importer lets go first, as the pool demands */
-    CU(cuStreamDestroy, s);
-}
-
-/* Maps a handle of `bytes` at an address reserved before, for reading and writing on this device. */
-static void map(CUdeviceptr at, size_t bytes, CUmemGenericAllocationHandle handle)
-{
-    CUmemAccessDesc access = {.location = here(), .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    CU(cuMemMap, at, bytes, 0, handle, 0);
-    CU(cuMemSetAccess, at, bytes, &access, 1);
-}
-
-static void offer_vmm(void)
-{
-    CUmemAllocationProp prop = {
-        .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = BY_FD, .location = here()};
-    CUmemGenericAllocationHandle handle;
-    CUdeviceptr p;
-    struct probe_msg m = {.a = {BYTES}};
-    size_t unit;
-    int fd = -1;
-    CU(cuMemGetAllocationGranularity, &unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    if (BYTES % unit)
-        probe_fail("a granularity of %zu", unit);
-    CU(cuMemCreate, &handle, BYTES, &prop, 0);
-    CU(cuMemAddressReserve, &p, BYTES, 0, 0, 0);
-    map(p, BYTES, handle);
-    CU(cuMemExportToShareableHandle, &fd, handle, BY_FD, 0);
-    send_filled("vmm", p, &m, fd);
-    CU(cuMemUnmap, p, BYTES);
-    CU(cuMemAddressFree, p, BYTES);
-    CU(cuMemRelease, handle);
-}
-
-static void offer_pool(void)
-{
-    CUmemPoolProps props = {
-        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = BY_FD, .location = here()};
-    CUmemPoolPtrExportData data;
-    CUmemoryPool pool;
-    CUdeviceptr p;
-    CUstream s = cu_stream();
-    struct probe_msg m = {.a = {BYTES}};
-    int fd = -1;
-    CU(cuMemPoolCreate, &pool, &props);
-    CU(cuMemAllocFromPoolAsync, &p, BYTES, pool, s);
-    cu_settle(s, "allocating from the pool"); /* the importer may not touch it earlier */
-    CU(cuMemPoolExportToShareableHandle, &fd, pool, BY_FD, 0);
-    CU(cuMemPoolExportPointer, &data, p);
-    memcpy(m.bytes, &data, sizeof data);
-    send_filled("pool", p, &m, fd);
-    CU(cuMemFreeAsync, p, s);
-    cu_settle(s, "freeing to the pool");
-    CU(cuMemPoolDestroy, pool);
-    CU(cuStreamDestroy, s);
-}
-
-static void offer_legacy(void)
-{
-    struct probe_msg m = {.a = {BYTES}};
-    CUipcMemHandle handle;
-    CUdeviceptr p = cu_alloc(BYTES);
-    CU(cuIpcGetMemHandle, &handle, p);
-    memcpy(m.bytes, &handle, sizeof handle);
-    send_filled("legacy", p, &m, -1);
-    CU(cuMemFree, p);
-}
-
-static void owner(const struct probe_options *o)
-{
-    cu_attach(o, CU_NEEDS_VMM | CU_NEEDS_POOLS | CU_NEEDS_TWO_PROCESSES);
-    if (strcmp(o->variant, "vmm") == 0)
-        offer_vmm();
-    else if (strcmp(o->variant, "pool") == 0)
-        offer_pool();
-    else
-        offer_legacy();
-}
-
-/* --- the importer --- */
 static void *comm; /* NULL: no NCCL */
 
 static CUmemGenericAllocationHandle import(int fd)
 {
     CUmemGenericAllocationHandle handle;
-    CU(cuMemImportFromShareableHandle, &handle, (void *)(intptr_t)fd, BY_FD);
+    CU(cuMemImportFromShareableHandle, &handle, (void *)(intptr_t)fd, PROBE7_BY_FD);
     close(fd);
     return handle;
 }
@@ -149,7 +48,7 @@ static void use(CUdeviceptr p, size_t bytes)
 
 static void compare(CUdeviceptr p)
 {
-    probe_figure((double)cu_mismatches(p, BYTES / 4, 7), "words", "wrong");
+    probe_figure((double)cu_mismatches(p, PROBE7_BYTES / 4, 7), "words", "wrong");
 }
 
 static void take_vmm(struct probe_peer *peer)
@@ -162,7 +61,7 @@ static void take_vmm(struct probe_peer *peer)
     double began = probe_now_us();
     CUmemGenericAllocationHandle handle = import(fd);
     CU(cuMemAddressReserve, &p, m.a[0], 0, 0, 0);
-    map(p, m.a[0], handle);
+    probe7_map(p, m.a[0], handle);
     CU(cuMemRelease, handle); /* the mapping keeps it */
     probe_figure(probe_now_us() - began, "us", "import");
     compare(p);
@@ -180,24 +79,25 @@ static void take_pool(struct probe_peer *peer)
     CUmemPoolPtrExportData data;
     CUmemoryPool pool;
     CUdeviceptr p;
-    CUmemLocation location = here();
+    CUmemLocation location = probe7_here();
     CUmemAccess_flags flags;
     int fd;
     probe_step("importing from a memory pool");
     probe_expect(peer->fd, "pool", &m, &fd);
     memcpy(&data, m.bytes, sizeof data);
     double began = probe_now_us();
-    CU(cuMemPoolImportFromShareableHandle, &pool, (void *)(intptr_t)fd, BY_FD, 0);
+    CU(cuMemPoolImportFromShareableHandle, &pool, (void *)(intptr_t)fd, PROBE7_BY_FD, 0);
     close(fd);
     CU(cuMemPoolGetAccess, &flags, pool, &location);
     if (flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-        CUmemAccessDesc access = {.location = here(), .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        CUmemAccessDesc access = {.location = probe7_here(),
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
         CU(cuMemPoolSetAccess, pool, &access, 1);
     }
     CU(cuMemPoolImportPointer, &p, pool, &data);
     probe_figure(probe_now_us() - began, "us", "import");
     compare(p);
-    use(p, BYTES);
+    use(p, PROBE7_BYTES);
     CU(cuMemFree, p);
     CU(cuMemPoolDestroy, pool);
     probe_say_verb(peer->fd, "released");
@@ -212,7 +112,7 @@ static void take_legacy(struct probe_peer *peer)
     CUdeviceptr p = cu_ipc_open(m.bytes);
     probe_figure(probe_now_us() - began, "us", "import");
     compare(p);
-    use(p, BYTES);
+    use(p, PROBE7_BYTES);
     CU(cuIpcCloseMemHandle, p);
     probe_say_verb(peer->fd, "released");
 }
@@ -220,24 +120,26 @@ static void take_legacy(struct probe_peer *peer)
 /* "chunk" {its bytes} with a descriptor each, then "tensor" {offset of the tensor, its bytes}; every word is 0x40e80000. */
 static void take_tensor(struct probe_peer *peer)
 {
-    struct probe_msg m;
+    struct probe_msg m = {0};
     CUmemGenericAllocationHandle handles[CHUNKS];
     size_t bytes[CHUNKS], total = 0;
     CUdeviceptr base;
-    int count = 0, fd;
-    while (probe_listen(peer->fd, 30, &m, &fd) == 1 && strcmp(m.verb, "chunk") == 0 &&
+    int count = 0, fd, got;
+    probe_step("a PyTorch tensor with expandable segments");
+    while ((got = probe_listen(peer->fd, 60, &m, &fd)) == 1 && strcmp(m.verb, "chunk") == 0 &&
            count < CHUNKS) {
         bytes[count] = m.a[0];
         total += m.a[0];
         handles[count++] = import(fd);
     }
-    if (strcmp(m.verb, "tensor") != 0) {
-        probe_refuse("%s", count ? "the Python process ended early" : (const char *)m.bytes);
-    }
+    if (got != 1)
+        probe_refuse("the Python process %s", got == 0 ? "ended without a word" : "said nothing");
+    if (strcmp(m.verb, "tensor") != 0)
+        probe_refuse("%s", (const char *)m.bytes);
     CU(cuMemAddressReserve, &base, total, 0, 0, 0);
     CUdeviceptr at = base;
     for (int i = 0; i < count; at += bytes[i++]) {
-        map(at, bytes[i], handles[i]);
+        probe7_map(at, bytes[i], handles[i]);
         CU(cuMemRelease, handles[i]);
     }
     CUstream s = cu_stream();
@@ -271,12 +173,12 @@ static void importer(const struct probe_options *o)
 {
     cu_attach(o, CU_NEEDS_VMM | CU_NEEDS_POOLS | CU_NEEDS_TWO_PROCESSES);
     int is_torch = strcmp(o->variant, "torch") == 0;
-    struct probe_peer peer = is_torch ? start_python(o) : probe_start("owner");
     const char *why_not = nccl_load();
     if (why_not)
         probe_note("%s", why_not);
     else
-        comm = nccl_comm_alone();
+        comm = nccl_comm_alone(); /* may take seconds: before anybody waits for this process */
+    struct probe_peer peer = is_torch ? start_python(o) : probe_start("owner");
     if (is_torch)
         take_tensor(&peer);
     else if (strcmp(o->variant, "vmm") == 0)
@@ -289,6 +191,7 @@ static void importer(const struct probe_options *o)
 }
 
 static const char *const variants[] = {"vmm", "pool", "legacy", "torch", NULL};
-static const struct probe_role roles[] = {{"importer", importer}, {"owner", owner}, {NULL, NULL}};
+static const struct probe_role roles[] = {
+    {"importer", importer}, {"owner", probe7_owner}, {NULL, NULL}};
 const struct probe probe = {
     7, "Memory by file descriptor: VMM, pools, PyTorch; and NCCL's registration", variants, roles};

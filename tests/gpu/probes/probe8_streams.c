@@ -3,14 +3,14 @@
  * value, how many others are stuck behind them, and can a poison still be submitted?
  *
  * Method. A process for each number of connections (8, 32), since the variable is read when CUDA is initialised. It makes 40
- * non-blocking streams, lets G of them (1, 4, 8, 20, spread evenly) wait for a word of host memory, then launches a kernel of
+ * non-blocking streams, lets G of them (1, 4, 8, 20, far apart) wait for a word of host memory, then launches a kernel of
  * one thread in every other; those not done after 0.3 s are blocked. A plain store opens the gates; all must then finish.
  * Last, in a process of its own: all 39 first streams wait for a word of device memory, and the 40th writes the poison: does
  * it get through within one second?
  *
- * Predicted. With 8 connections and G gates about 40 G/8 of the streams are blocked (4 gates: up to 16), with 32 connections
- * up to one more stream per gate; the poison gets through only if its stream's queue has no gated stream: no for both, since
- * 40 is more than 32. Sources: CUDA programming guide on CUDA_DEVICE_MAX_CONNECTIONS (8 by default, at most 32); cuda.h,
+ * Predicted. With 8 connections each gate blocks 4 other streams, until all are blocked (1, 4, 8, 20 gates: 4, 16, 32, 20);
+ * with 32 connections at most one each (1 gate: 0 or 1; 8 gates: 1 to 8); the poison gets through only if its stream shares
+ * its queue with no gated stream: no for both, since 40 is more than 32. Sources: CUDA programming guide on CUDA_DEVICE_MAX_CONNECTIONS (8 by default, at most 32); cuda.h,
  * Stream Memory Operations: "may deadlock the application"; that a waiting value blocks its whole queue is an inference. */
 #include "probe_cuda.h"
 
@@ -36,9 +36,14 @@ static void make(const struct probe_options *o)
     cu_settle(streams[0], "clearing the page");
 }
 
+/* Seven is prime to 40, and -1 modulo 8 and 32: gates fall into different queues as long as there are any. */
 static int is_gated(int stream, int gates)
 {
-    return stream * gates / STREAMS != (stream + 1) * gates / STREAMS;
+    for (int k = 0; k < gates; k++) {
+        if ((7 * k + 3) % STREAMS == stream)
+            return 1;
+    }
+    return 0;
 }
 
 static int count_unfinished(int gates, double wait_s)

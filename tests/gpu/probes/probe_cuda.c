@@ -125,8 +125,10 @@ static void tell_facts(void)
     probe_fact("memops_64_bit",
                cu_attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS) ? "yes" : "no");
     FILE *f = fopen("/sys/module/nvidia/version", "r");
-    if (f && fgets(text, sizeof text, f))
+    if (f && fgets(text, sizeof text, f)) {
+        text[strcspn(text, "\n")] = 0;
         probe_fact("driver", text);
+    }
     if (f)
         fclose(f);
 }
@@ -165,11 +167,6 @@ void cu_attach(const struct probe_options *o, unsigned needs)
     CU(cuModuleLoadData, &module, probe_fatbin);
     if (o->is_check)
         _exit(PROBE_OK);
-}
-
-void cu_attach_thread(void)
-{
-    CU(cuCtxSetCurrent, context);
 }
 
 int cu_wait(CUstream s, double wait_s)

@@ -37,8 +37,6 @@ enum cu_needs {
 /* Loads the driver, makes the primary context of device o->device current in this thread, and loads the kernels; refuses if
  * the machine cannot. Records facts about it. With o->is_check it ends the role with PROBE_OK at the end. */
 void cu_attach(const struct probe_options *o, unsigned needs);
-/* Each further thread that calls the driver needs this first. */
-void cu_attach_thread(void);
 
 /* cuStreamQuery until the stream is done: 1, or 0 when wait_s has passed. Any error of the stream fails. */
 int cu_wait(CUstream s, double wait_s);

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nine probes against a driver that is not one (fake/): that they run to their end, understand their own messages, and
+recognise the answers the fake is known to give. What they measure here means nothing."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROGRAMS = pathlib.Path(os.environ["HVD_BUILD_DIR"], "gpu")
+FAKE = PROGRAMS / "fake"
+
+pytestmark = pytest.mark.skipif(not (PROGRAMS / "probe9").exists() or not (FAKE / "libcuda.so.1").exists(),
+                                reason="no CUDA toolkit: the probes are not built")
+needs_nccl = pytest.mark.skipif(not (FAKE / "libnccl.so.2").exists(), reason="no nccl.h")
+
+
+def environment(**variables):
+    return {**os.environ, "LD_LIBRARY_PATH": str(FAKE), "FAKE_CUDA_DEVICES": "1", "HVD_NCCL_LIB": str(FAKE / "libnccl.so.2"),
+            "PYTHONPATH": str(HERE / "fake" / "modules"), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+
+
+def ask(number, *arguments, **variables):
+    done = subprocess.run([str(PROGRAMS / f"probe{number}"), "--quick", "--deadline", "100", *arguments], capture_output=True,
+                          text=True, timeout=120, check=False, env=environment(**variables), stdin=subprocess.DEVNULL)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, report["outcome"]) == (0, "measured"), report["reason"] + done.stderr
+    report["values"] = {row["name"]: row["value"] for row in report["figures"]}
+    return report["values"]
+
+
+def test_1_all_round_trips_are_timed():
+    values = ask(1)
+    for load in ("idle", "busy"):
+        for name in ("rtt_memop_", "rtt_memop_kernel_"):
+            assert values[name + load] > 0
+        for name in ("submit_memop_", "submit_event_"):
+            assert 0 < values[f"{name}{load}_p50"] <= values[f"{name}{load}_p99"]
+    assert values["is_under_mps"] == "no"
+
+
+def test_1_the_mps_variant_notices_a_server_that_takes_nobody(tmp_path):
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+    control.chmod(0o755)
+    values = ask(1, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert values["mps_outcome"] == "refused: the private MPS server did not take this process"
+    assert values["mps_is_under_mps"] == "no"
+
+
+def test_2_stale_handles_are_recognised():
+    values = ask(2)
+    assert values["open_2MiB"] > 0 and values["close_64MiB"] > 0
+    assert values["same_handle_bytes_after_free_alloc"] == "yes"
+    assert values["buffer_id_differs"] == "yes"
+    assert (values["stale_open"], values["stale_open_reads"]) == ("the old mapping", "the old data")
+    assert values["open_close_waits_for_gated_stream"] == "no"
+    assert values["open_close_waits_for_running_stream"] == "no"
+
+
+def test_2_a_close_that_waits_for_running_work_is_noticed():
+    values = ask(2, FAKE_CUDA_CLOSE_WAITS="1", FAKE_CUDA_NEW_HANDLES="1")
+    assert values["open_close_waits_for_running_stream"] == "yes"
+    assert values["open_close_waits_for_gated_stream"] == "yes"
+    assert values["close_beside_gated_stream"] > 0.9e6
+    assert values["same_handle_bytes_after_free_alloc"] == "no"
+    assert (values["stale_open"], values["stale_open_reads"]) == ("another address", "the new data")
+
+
+def test_3_the_owners_death_is_survived():
+    values = ask(3)
+    assert values["fault"] == "none"
+    assert values["wrong_words_during"] == values["wrong_words_afterwards"] == 0
+    assert values["kernels_ran_at_the_kill"] == "yes"
+
+
+def test_4_every_poison_releases():
+    values = ask(4)
+    for how in ("stream_same", "stream_other", "host_same", "host_other", "memcpy"):
+        assert values[how + "_releases"] == "yes"
+    assert values["late_waits_pass"] == "yes"
+
+
+def test_4_a_store_that_releases_nobody_is_an_answer():
+    values = ask(4, FAKE_CUDA_DEAF_TO_HOST="1")
+    assert values["stream_other_releases"] == "yes"
+    assert values["host_same_releases"] == "no"
+    assert "host_same_p50" not in values and "host_other_releases" not in values
+
+
+def test_5_a_wrong_element_is_counted():
+    values = ask(5, FAKE_CUDA_FREE_MIB="12", FAKE_CUDA_WRONG_REDUCE="1")
+    assert values["wrong_reduce_bf16_4"] == 1
+    assert "wrong_pack_bf16_4" not in values
+
+
+def test_5_reduce_and_pack_are_compared_and_right():
+    values = ask(5, FAKE_CUDA_FREE_MIB="12")
+    assert values["bytes_per_rank"] == 1
+    assert not [name for name in values if name.startswith("wrong_")]
+    for what in ("reduce", "pack"):
+        for dtype in ("fp32", "bf16", "fp16"):
+            for ranks in (1, 2, 4, 8):
+                assert values[f"{what}_{dtype}_{ranks}_of_copy"] > 0
+
+
+@needs_nccl
+def test_6_two_ranks_sum_right():
+    values = ask(6)
+    for size in ("8B", "1MiB", "128MiB"):
+        assert values[f"two_{size}_wrong"] == values[f"alone_{size}_wrong"] == 0
+        assert values[f"two_{size}_p50"] > 0
+    assert "other_rank_8B_wrong_too" not in values
+
+
+@needs_nccl
+def test_7_all_four_kinds_of_memory_arrive():
+    values = ask(7)
+    for kind in ("vmm", "pool", "legacy"):
+        assert values[kind + "_wrong"] == 0
+        assert values[kind + "_nccl_register"] == "accepted"
+    assert values["pool_outcome"] == values["legacy_outcome"] == "measured"
+    if b"libasan" in (FAKE / "libcuda.so.1").read_bytes():  # which Python cannot load
+        assert values["torch_outcome"] == "refused: the Python process ended without a word"
+        return
+    assert values["torch_wrong"] == 0
+    assert (values["torch_outcome"], values["torch_nccl_register"]) == ("measured", "accepted")
+    assert (values["torch_chunks"], values["torch_mapped"]) == (4, 80)
+
+
+def test_7_without_pytorch_or_nccl_the_rest_is_answered(tmp_path):
+    values = ask(7, PYTHONPATH="", HVD_PYTHON=shutil.which("python3"), HVD_NCCL_LIB=str(tmp_path / "none"))
+    assert values["vmm_wrong"] == values["legacy_wrong"] == 0
+    assert values["torch_outcome"].startswith("refused: not tried: ") or "torch_chunks" in values
+    assert "vmm_nccl_register" not in values
+
+
+def test_8_streams_behind_gates_are_counted():
+    """The fake gives stream i the queue i modulo connections, which is what the prediction assumes."""
+    values = ask(8)
+    blocked = {(c, g): values[f"blocked_{c}_connections_{g}_gates"] for c in (8, 32) for g in (1, 4, 8, 20)}
+    assert [blocked[8, g] for g in (1, 4, 8, 20)] == [4, 16, 32, 20]
+    assert blocked[32, 1] <= 1 and 0 < blocked[32, 8] <= 8
+    assert values["poison_gets_through_8_connections"] == values["poison_gets_through_32_connections"] == "no"
+
+
+def test_9_the_crash_is_seen_and_a_new_worker_follows():
+    values = ask(9)
+    for call in ("stream", "next_synchronize", "next_alloc", "next_get_info"):
+        assert values["error_of_" + call] == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert values["bystander"] == "works"
+    times = [values["crash_until_" + what] for what in ("error_seen", "reaped", "new_context", "new_comm")]
+    assert times == sorted(times)
+    assert values["host_memory_context"] > 0
+
+
+def test_a_device_that_is_not_there_is_refused():
+    done = subprocess.run([str(PROGRAMS / "probe3"), "--device", "5"], capture_output=True, text=True, timeout=60, check=False,
+                          env=environment())
+    assert (done.returncode, done.stderr) == (77, "probe3: no device 5: the driver shows 1\n")
+
+
+def test_the_script_writes_what_the_probes_say(tmp_path):
+    done = subprocess.run([str(HERE.parents[1] / "scripts" / "gpu.sh"), "--programs", str(PROGRAMS), "--quick", "--only", "4,8",
+                           "--out", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False,
+                          env=environment(), stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "gpu-probes.json").read_text())
+    assert written["device"] == "No GPU 0" and written["cuda_driver"] == "13.0"
+    assert [probe["outcome"] for probe in written["probes"]] == ["measured", "measured"]
+    assert "| 8 | blocked_8_connections_4_gates | 16 | streams |" in (tmp_path / "gpu-probes.md").read_text()
