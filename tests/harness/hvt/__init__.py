@@ -13,5 +13,5 @@ from hvt.rank import Rank, RankError, open_job
 from hvt.status import Status
 from hvt.wait import Expired, wait_until
 
-__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Line", "Rank", "RankError", "Status", "Job", "job_of",
+__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Job", "Line", "Rank", "RankError", "Status", "job_of",
            "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]

@@ -10,7 +10,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[3]
 
 def _find_build() -> pathlib.Path:
     given = os.environ.get("HVD_BUILD_DIR")
-    candidates = [pathlib.Path(given)] if given else [SOURCE / name for name in ("build-release", "build-debug", "build")]
+    usual = [SOURCE / name for name in ("build-release", "build-debug", "build")]
+    candidates = [pathlib.Path(given)] if given else usual
     for folder in candidates:
         if (folder / "CMakeCache.txt").exists():
             return folder.resolve()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemons' log lines, taken apart.
 
-    2026-11-21T10:00:00.123Z hvdd-engine[4711] warning stall op-stalled: waiting for ranks 2,3 job=a tensor=w1 age_ms=60001
+    2026-11-21T10:00:00.123Z hvdd-engine[4711] warning stall op-stalled: waits for rank 2 job=a tensor=w1 age_ms=60001
 """
 import re
 from dataclasses import dataclass, field
@@ -30,4 +30,5 @@ def parse_line(raw: str) -> Line | None:
     if not match:
         return None
     pairs = {key: value.strip('"') for key, value in _PAIR.findall(match["rest"])}
-    return Line(match["program"], int(match["pid"]), match["level"], match["topic"], match["id"], match["rest"], raw, pairs)
+    return Line(match["program"], int(match["pid"]), match["level"], match["topic"], match["id"], match["rest"], raw,
+                pairs)

@@ -13,7 +13,8 @@ class Expired(AssertionError):
     """A deadline passed; the text says what was awaited."""
 
 
-def wait_until(predicate: Callable[[], T], what: str | Callable[[], str], seconds: float = 5.0, step: float = 0.005) -> T:
+def wait_until(predicate: Callable[[], T], what: str | Callable[[], str], seconds: float = 5.0,
+               step: float = 0.005) -> T:
     """Polls `predicate` until it returns something true and returns that.
 
     `seconds` is for a release build and is stretched for sanitizers. Raises Expired naming `what`, which
