@@ -4,9 +4,9 @@
  *   while something is found:  take in -> (negotiate) -> fuse and dispatch -> complete -> ring;
  *                              no system call
  *   every millisecond:         sockets, processes, timers (sd-event, without waiting)
- *   nothing to take in:        do a piece of a large op, or ready a piece of a new region
- *   nothing at all:            pause 16 times, then yield until 100 us have passed, then arm the
- *                              bell and sleep
+ *   nothing to take in:        do a piece of a large op
+ *   nothing at all:            pause 16 times, then yield until 100 us have passed, then ready
+ *                              pieces of new regions, then arm the bell and sleep
  *
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
  * the same epoll. */
@@ -109,7 +109,7 @@ void engine_loop_run(struct engine *engine)
             look_at_events(engine, engine->now_ns);
             continue;
         }
-        if (engine_dispatch_help(engine) || engine_sessions_ready_memory(engine)) {
+        if (engine_dispatch_help(engine)) {
             idle_passes = 0;
             look_at_events(engine, hvi_clock_ns());
             continue;
@@ -125,7 +125,7 @@ void engine_loop_run(struct engine *engine)
             continue;
         if (now_ns - idle_ns < ENGINE_SPIN_NS)
             sched_yield();
-        else
+        else if (!engine_sessions_ready_memory(engine))
             block(engine);
     }
 }

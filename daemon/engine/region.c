@@ -13,7 +13,7 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 
-#define READY_BYTES (UINT64_C(4) << 20)
+#define READY_BYTES (UINT64_C(1) << 20)
 
 static uint32_t bucket_of(uint32_t id)
 {

@@ -37,7 +37,7 @@ struct engine_region *engine_regions_find(const struct engine_regions *regions, 
 /* Maps `fd`, which it owns on success. `id` must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
  * memfd of this size), HVI_ERR_NO_MEMORY. */
 int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes);
-/* Fills the page tables of some more of what was added: up to 4 MiB, some hundred microseconds.
+/* Fills the page tables of some more of what was added: up to 1 MiB, about a hundred microseconds.
  * False when there is nothing to do. A region may be used before; then its first use pays. */
 bool engine_regions_ready(struct engine_regions *regions);
 /* HVI_OK, HVI_ERR_NOT_FOUND (also region 0), HVI_ERR_BUSY. */
