@@ -36,6 +36,8 @@ void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size);
 /* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable, 'X' if there is no such
  * process. */
 char hvi_process_state(pid_t pid);
+/* True when /proc/PID/comm is `name`. */
+bool hvi_process_is_called(pid_t pid, const char *name);
 /* pidfd_open(2) with close-on-exec; -1 and errno on failure. */
 int hvi_pidfd_open(pid_t pid);
 

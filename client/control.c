@@ -14,9 +14,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CONTROL_BYTES    512u /* the largest request */
-#define CONTROL_SLICE_MS 5    /* another thread may have received our acknowledgement */
-#define CONTROL_PER_LOOK 64u  /* messages handled at once; an engine does not send more */
+#define CONTROL_ENGINE_NAME "hvdd-engine"
+#define CONTROL_BYTES       512u /* the largest request */
+#define CONTROL_SLICE_MS    5    /* another thread may have received our acknowledgement */
+#define CONTROL_PER_LOOK    64u  /* messages handled at once; an engine does not send more */
 
 static void handle_notice(struct hvd_session *session, const struct hvi_notice *notice)
 {
@@ -72,17 +73,30 @@ static void handle(struct hvd_session *session)
 
 /* End of file: what the engine finished before it died is still in the ring. How it died is rarely to be seen from
  * here, and a process that is just ending still looks alive. */
-static void engine_gone(struct hvd_session *session)
+static void engine_gone(struct hvd_session *session, struct hvi_fate fate)
 {
     char how[128] = "is gone";
     client_wait_drain(session);
-    struct hvi_fate fate = hvi_fate_look(session->engine_pid, -1);
     if (fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED)
         hvi_fate_describe(fate, how, sizeof(how));
     client_session_end(session, HVD_ERR_ENGINE_LOST,
                        "the engine of job '%s' (pid %d) %s; hvdd's log says more; close this "
                        "session and open a new one",
                        session->identity.job, session->engine_pid, how);
+}
+
+/* The kernel unmaps a dying engine's regions, 40 ms per GiB, before it closes its sockets. A pid from
+ * another pid namespace may be anybody's here, hence the name. */
+static void look_for_dying_engine(struct hvd_session *session)
+{
+    struct hvi_fate fate;
+    uint64_t now_ns = hvi_clock_ns();
+    if (now_ns - session->engine_looked_ns < CLIENT_LOOK_NS)
+        return;
+    session->engine_looked_ns = now_ns;
+    if (hvi_fate_is_ending(session->engine_pid, -1, &fate) &&
+        hvi_process_is_called(session->engine_pid, CONTROL_ENGINE_NAME))
+        engine_gone(session, fate);
 }
 
 void client_control_look(struct hvd_session *session)
@@ -94,11 +108,12 @@ void client_control_look(struct hvd_session *session)
         if (rc == HVD_OK) {
             handle(session);
         } else if (rc == HVD_ERR_CLOSED) {
-            engine_gone(session);
+            engine_gone(session, hvi_fate_look(session->engine_pid, -1));
         } else if (rc == HVD_ERR_PROTOCOL) {
             client_session_end(session, rc, "the engine (pid %d) sent a message that is too long",
                                session->engine_pid);
         } else {
+            look_for_dying_engine(session);
             return;
         }
     }

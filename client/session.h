@@ -82,7 +82,8 @@ struct hvd_session {
     struct hvi_packet *packet; /* to receive into */
     uint64_t last_request;
     struct client_pending *pending;
-    uint64_t looked_ns;
+    uint64_t looked_ns;        /* at the socket */
+    uint64_t engine_looked_ns; /* at the engine's process */
     int job_status; /* HVD_OK or what happened to the job; ops go on to the engine, which fails them
                      */
     char job_text[HVI_TEXT_MAX + 1];

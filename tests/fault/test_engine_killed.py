@@ -54,6 +54,16 @@ def test_an_executing_op_fails_within_the_deadline(daemon):
         check_lost(outcome, at_ns)
 
 
+def test_an_engine_that_has_much_memory_to_give_back_is_missed_as_soon(daemon):
+    job = Job(daemon, 2)
+    for rank in job.ranks:
+        assert rank.ask("alloc", bytes=1 << 30)["status"] == Status.OK
+    op = job.ranks[0].submit("barrier", "b")
+    job.ranks[0].post_wait(op)
+    at_ns = kill_engine(job)
+    check_lost(job.ranks[0].collect_outcome(), at_ns)
+
+
 def test_a_finished_op_stays_finished(daemon):
     job = Job(daemon, 2)
     ops = [rank.submit("barrier", "b") for rank in job.ranks]
