@@ -268,5 +268,5 @@ write_table >"$raw/table" && write_json >"$raw/json" || exit 1
 cp "$raw/table" "$out/.gpu-probes.md" && cp "$raw/json" "$out/.gpu-probes.json" || exit 1
 mv "$out/.gpu-probes.md" "$out/gpu-probes.md" && mv "$out/.gpu-probes.json" "$out/gpu-probes.json" || exit 1
 echo "gpu.sh: $out/gpu-probes.md and $out/gpu-probes.json" >&2
-cat "$raw"/[1-9].outcome | grep -qE '^(failed|crashed|hung)' && exit 1
+grep -qE '^(failed|crashed|hung)' "$raw"/[1-9].outcome && exit 1
 exit 0
