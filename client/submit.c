@@ -215,6 +215,7 @@ static void fill_slot(struct hvd_session *session, const struct client_request *
         .prescale = request->prescale,
         .postscale = request->postscale,
         .submit_ns = hvi_clock_ns(),
+        .aux_region = HVI_REGION_NONE,
     };
     if (!request->in)
         return;

@@ -34,7 +34,7 @@
 
 #define HVI_CHANNEL_MAGIC 0x6c6e616864764868ull /* "hHvdhanl" */
 #define HVI_BELL_MAGIC    0x6c6c656264764868ull
-#define HVI_ABI_VERSION   1u
+#define HVI_ABI_VERSION   2u
 
 #define HVI_CACHE_LINE    64u
 #define HVI_PAGE          4096u
@@ -50,8 +50,15 @@
 #define HVI_REGION_NONE   0xffffffffu /* no operand: barrier, output not known yet */
 #define HVI_BELL_CHANNELS 1024u       /* sessions one engine can hold */
 
+/* An operand in the trainer's own memory: its offset is the address there. The engine reaches it by
+ * process_vm_readv and _writev; offered by HVI_FEATURE_FOREIGN. */
+#define HVI_REGION_FOREIGN 0xfffffffeu
+
 /* hvi_submission.kind: HVI_KIND_* (base/types.def) or one of these. */
 #define HVI_SUBMIT_OUTPUT 64u /* answers HVI_COMPLETE_SIZED: where this cookie's output goes */
+/* Takes this cookie's op back if it still waits for other ranks: it then ends with
+ * HVI_ERR_CANCELLED, for this rank alone. Otherwise, and for an unknown cookie, nothing happens. */
+#define HVI_SUBMIT_CANCEL 65u
 
 /* hvi_submission.flags */
 #define HVI_SUBMIT_NAMED 1u /* name_offset/_bytes define tensor_id from here on; else it is known */
@@ -67,9 +74,9 @@ struct hvi_submission {
     uint8_t dtype;
     uint8_t ndim;
     uint8_t memory_kind;  /* 0 host; others are refused until a GPU worker exists */
-    int32_t root;         /* global rank; broadcast only, otherwise -1 */
+    int32_t root;         /* global rank; broadcast only, otherwise -1. SET_REMOVE: the set's id */
     uint32_t process_set; /* 0: all ranks of the job */
-    uint32_t group;       /* 0: not grouped */
+    uint32_t group;       /* 0: not grouped; see group_size */
     uint32_t name_offset; /* into the name area; the name may wrap */
     uint32_t name_bytes;  /* without NUL */
     uint32_t in_region;
@@ -83,12 +90,22 @@ struct hvi_submission {
     int64_t dims[8];    /* elements; entries past ndim are 0 */
     uint64_t submit_ns; /* CLOCK_MONOTONIC */
     uint64_t anon_seq;
-    uint64_t reserved[9];
+    /* Integers that belong to the op, int64 each, in a region of the session. alltoall: the splits,
+     * one per member of the set, and behind them room for the received splits, which the engine
+     * writes before the completion. process_set_add: the ranks. Otherwise HVI_REGION_NONE. */
+    uint32_t aux_region;
+    uint32_t aux_count; /* integers that are given: without the room for the received splits */
+    uint64_t aux_offset;
+    /* Grouped ops are submitted one behind the other: .group is the same number for all of them,
+     * unique in flight, and the first one's index is 0. */
+    uint32_t group_size;
+    uint32_t group_index;
+    uint64_t reserved[6];
 };
 
 /* hvi_completion.kind */
 #define HVI_COMPLETE_DONE  1u /* the op is finished with .status; its cookie is free again */
-#define HVI_COMPLETE_SIZED 2u /* .rows and .bytes of an allgather: send HVI_SUBMIT_OUTPUT */
+#define HVI_COMPLETE_SIZED 2u /* .rows and .bytes of the output are known: send HVI_SUBMIT_OUTPUT */
 
 #define HVI_TEXT_NONE 0xffffffffu
 
@@ -100,9 +117,11 @@ struct hvi_completion {
     uint32_t text_cell; /* HVI_TEXT_NONE, or the cell with the sentence */
     uint32_t text_turn; /* must equal the cell's turn, else the cell has been reused */
     uint64_t bytes;     /* bytes of the output */
-    int64_t rows;       /* first dimension of the output (allgather) */
-    uint64_t done_ns;   /* CLOCK_MONOTONIC */
-    int32_t culprit;    /* global rank that caused a failure, -1 unknown */
+    /* First dimension of the output (allgather, alltoall); join: the global rank that joined last;
+     * process_set_add: the set's id. */
+    int64_t rows;
+    uint64_t done_ns; /* CLOCK_MONOTONIC */
+    int32_t culprit;  /* global rank that caused a failure, -1 unknown */
     uint32_t reserved;
 };
 
@@ -118,7 +137,7 @@ struct hvi_channel_header {
     uint32_t abi_version;
     uint32_t header_bytes;
     uint64_t total_bytes;
-    uint64_t features; /* none yet */
+    uint64_t features; /* HVI_FEATURE_* */
     uint64_t epoch;    /* session number, unique in the engine's life */
     uint32_t sq_offset, sq_slots;
     uint32_t cq_offset, cq_slots;
@@ -153,6 +172,8 @@ struct hvi_channel_header {
     uint8_t pad6[60];
     uint8_t reserved1[3584];
 };
+
+#define HVI_FEATURE_FOREIGN 1u /* operands may lie in HVI_REGION_FOREIGN */
 
 #define HVI_SESSION_OPEN  1u
 #define HVI_SESSION_ENDED 2u
@@ -199,8 +220,13 @@ HVI_AT(hvi_submission, postscale, 96);
 HVI_AT(hvi_submission, dims, 104);
 HVI_AT(hvi_submission, submit_ns, 168);
 HVI_AT(hvi_submission, anon_seq, 176);
-HVI_AT(hvi_submission, reserved, 184);
-_Static_assert(sizeof(((struct hvi_submission *)0)->reserved) == 72, "ABI");
+HVI_AT(hvi_submission, aux_region, 184);
+HVI_AT(hvi_submission, aux_count, 188);
+HVI_AT(hvi_submission, aux_offset, 192);
+HVI_AT(hvi_submission, group_size, 200);
+HVI_AT(hvi_submission, group_index, 204);
+HVI_AT(hvi_submission, reserved, 208);
+_Static_assert(sizeof(((struct hvi_submission *)0)->reserved) == 48, "ABI");
 
 _Static_assert(sizeof(struct hvi_completion) == 64, "ABI");
 HVI_AT(hvi_completion, seq, 0);

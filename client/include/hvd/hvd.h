@@ -69,6 +69,7 @@ enum hvd_status {
     HVD_ERR_TOO_SMALL = -109, /* the output does not fit the tensor that was given for it */
     HVD_ERR_LIMIT = -110,
     HVD_ERR_NOT_FOUND = -111,
+    HVD_ERR_EXISTS = -112, /* such a process set or timeline is there already */
 
     HVD_ERR_CLOSED = -200,
     HVD_ERR_FORKED = -201,
