@@ -8,27 +8,77 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define ENGINE_BATCH_WORKS 256u /* most ops in one batch */
 
 #define ENGINE_MEMORY_HOST 0u
 
-/* One op that every rank has agreed on. The arrays have one entry per rank and live as long as the
- * work. */
+/* One op that every member of its process set has agreed on. The arrays have one entry per member
+ * and are indexed by set rank; they live as long as the work.
+ *
+ * .in[i] == NULL: member i has joined. It takes part with the neutral element: it is simply absent
+ * from sum, min, max, product and adasum, while an average still divides by .ranks. In allgather,
+ * alltoall and reducescatter a joined member brings zero bytes where it could bring any and gets no
+ * output. At least one .in[] of a reduction is not NULL; a broadcast reads .in[root] only and that
+ * is not NULL. .out[i] == NULL: nothing is written for member i. Where .bytes (or the size that
+ * counts) is 0, no operand is touched and any pointer will do.
+ *
+ * What the numbers mean, by kind:
+ *
+ *   kind           .bytes                     .sizes                              .root
+ *   ALLREDUCE      of each input and output   -                                   -
+ *   BROADCAST      of the root's input and    -                                   set rank
+ *                  of each output
+ *   ALLGATHER      of each output: the sum    [ranks] bytes of each input         -
+ *   REDUCESCATTER  of each input: the sum     [ranks] bytes of each output: input -
+ *                                             slice i, reduced, goes to out[i]
+ *   ALLTOALL       of the largest input or    [from * ranks + to] bytes; in[from] -
+ *                  output; only for cutting   is laid out by `to`, out[to] is
+ *                  and batching               the concatenation by `from`
+ *   BARRIER, JOIN, 0                          -                                   -
+ *   SET_*          (nothing moves)
+ *
+ * Sizes are multiples of the dtype's size and operands are aligned to it, and to nothing more. No
+ * output overlaps anything else, except that out[i] may be, for the same member,
+ *   allreduce, broadcast  in[i]
+ *   allgather             such that the member's own part of out[i] is in[i]
+ *   reducescatter         the member's own slice of in[i].
+ *
+ * Foreign operands. .in_pid and .out_pid are both NULL when the engine has mapped every operand.
+ * Otherwise an entry that is not 0 says that the operand is an address in that process, which the
+ * backend reaches with process_vm_readv and process_vm_writev, piece by piece; 0 is a mapped one.
+ * NULL operands and the kinds are as above. Foreign memory is not to be trusted: it may vanish or
+ * change meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with
+ * foreign operands is a batch of its own. Before each transfer the backend asks .alive, unless that
+ * is NULL: false means that the pid is no longer the member's process and is a failure (ESRCH).
+ * .alive is called from any thread, several at a time, until the batch is done. */
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */
     uint32_t dtype;
-    uint32_t reduce_op;
+    uint32_t reduce_op; /* allreduce, reducescatter */
     uint32_t memory_kind;
-    uint32_t ranks;
-    int32_t root; /* broadcast */
-    double prescale;
+    uint32_t ranks; /* members of the process set, joined ones included */
+    int32_t root;
+    double prescale; /* allreduce, reducescatter */
     double postscale;
-    uint64_t count;        /* allreduce: elements of each operand */
-    uint64_t bytes;        /* bytes of each output; 0 is fine and touches no operand */
-    const void **in;       /* broadcast: only in[root] is read */
-    void **out;            /* out[r] is in[r] or disjoint from all operands */
-    const uint64_t *sizes; /* allgather: bytes of each rank's input; their sum is .bytes */
+    uint64_t count; /* allreduce: elements of each operand */
+    uint64_t bytes;
+    const void **in;
+    void **out;
+    const uint64_t *sizes;
+    const pid_t *in_pid;
+    const pid_t *out_pid;
+    bool (*alive)(void *alive_user, uint32_t rank); /* set rank */
+    void *alive_user;
+};
+
+/* What went wrong with a foreign operand. */
+struct engine_fault {
+    int32_t rank;     /* set rank; -1: no operand is to blame */
+    int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
+    bool writing;     /* the output could not be written; else the input could not be read */
+    uint64_t address; /* in the member's process: where the transfer that failed began */
 };
 
 struct engine_batch {
@@ -37,8 +87,14 @@ struct engine_batch {
     uint32_t count; /* at least 1 */
     uint32_t memory_kind;
     uint64_t bytes; /* sum over the works */
-    int status;     /* set by the backend before it reports the batch done: enum hvi_status */
-    uint32_t units; /* the backend's own from here on */
+    /* Set by the backend before it reports the batch done: enum hvi_status. HVI_ERR_INVALID: a
+     * foreign operand could not be reached, .fault says which; outputs are undefined.
+     * HVI_ERR_RANK_LOST: the same because the process is gone. HVI_ERR_NO_MEMORY: no scratch
+     * memory for an adasum; nothing was written. */
+    int status;
+    struct engine_fault fault; /* the first one; .rank is -1 when there was none */
+    void *state;               /* the backend's own from here on */
+    uint32_t units;
     uint32_t units_taken;
     uint32_t units_left;
 };
@@ -59,8 +115,8 @@ struct engine_backend {
     void (*close)(void *context);
     /* Whether this backend can do the batch at all. Pure. */
     bool (*accepts)(const struct engine_batch *batch);
-    /* Takes the batch and returns; the result comes through done(). One thread at a time. Small
-     * batches are done before it returns. */
+    /* Takes the batch and returns; the result comes through done(). Small batches are done before it
+     * returns. One thread at a time for start() and help() together. */
     void (*start)(void *context, struct engine_batch *batch);
     /* Does one piece of a started batch on the calling thread; false when there was none to take.
      */

@@ -104,6 +104,7 @@ static void fill(struct engine_batch *batch, struct engine_work *const *works, u
     batch->memory_kind = works[0]->memory_kind;
     batch->bytes = 0;
     batch->status = HVI_OK;
+    batch->fault.rank = -1;
     for (uint32_t i = 0; i < count; i++) {
         batch->works[i] = works[i];
         batch->bytes += works[i]->bytes;

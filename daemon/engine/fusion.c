@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Fusion saves the cost of handing over, not copies: operands are already shared, so a batch is
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
- * that it can be cut into chunks. */
+ * that it can be cut into chunks, and so is one with foreign operands, so that a fault is its own. */
 #include "daemon/engine/fusion.h"
 
 static bool is_small(const struct engine_work *work)
 {
-    return work->bytes <= ENGINE_FUSION_SMALL_BYTES;
+    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && !work->in_pid;
 }
 
 uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count)

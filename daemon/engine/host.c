@@ -137,8 +137,26 @@ static void host_close(void *context)
     free(host);
 }
 
+static bool accepts_work(const struct engine_work *work)
+{
+    bool moves = work->kind == HVI_KIND_ALLREDUCE || work->kind == HVI_KIND_ALLGATHER ||
+                 work->kind == HVI_KIND_BROADCAST;
+
+    if (work->in_pid || (work->bytes > 0 && !moves))
+        return false;
+    for (uint32_t i = 0; i < work->ranks && work->bytes > 0; i++) {
+        if (!work->out[i] || (!work->in[i] && work->kind == HVI_KIND_ALLREDUCE))
+            return false;
+    }
+    return true;
+}
+
 static bool host_accepts(const struct engine_batch *batch)
 {
+    for (uint32_t i = 0; i < batch->count; i++) {
+        if (!accepts_work(batch->works[i]))
+            return false;
+    }
     return batch->memory_kind == ENGINE_MEMORY_HOST;
 }
 
@@ -146,6 +164,7 @@ static void host_start(void *context, struct engine_batch *batch)
 {
     struct host *host = context;
 
+    batch->fault.rank = -1;
     if (batch->bytes > ENGINE_HOST_INLINE_BYTES) {
         engine_host_pool_submit(host->pool, batch);
         return;

@@ -33,12 +33,19 @@ violation(const struct reason *reason, const char *format, ...)
     return HVI_ERR_PROTOCOL;
 }
 
+/* The kinds that negotiate.c can take to a backend. */
+static bool is_served(uint16_t kind)
+{
+    return kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_BROADCAST ||
+           kind == HVI_KIND_BARRIER;
+}
+
 static int check_envelope(const struct hvi_submission *copy, const struct engine_intake_view *view,
                           const struct reason *reason)
 {
     uint16_t naming = HVI_SUBMIT_NAMED | HVI_SUBMIT_ANON;
 
-    if (!hvi_kind_is_known(copy->kind))
+    if (!is_served(copy->kind))
         return violation(reason, "there is no op kind %u", copy->kind);
     if ((copy->flags & ~naming) != 0 || (copy->flags & naming) == naming)
         return violation(reason, "flags 0x%x", copy->flags);

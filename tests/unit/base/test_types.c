@@ -55,8 +55,8 @@ START_TEST(every_kind_is_known_by_name_and_gaps_are_not)
     for (uint32_t kind = 0; kind < 70000; kind++)
         known += hvi_kind_is_known(kind);
     ck_assert_uint_eq(known, rows);
-    ck_assert(!hvi_kind_is_known(3));
-    ck_assert_str_eq(hvi_kind_text(3), "?");
+    ck_assert(!hvi_kind_is_known(4)); /* Horovod's ADASUM is a reduce op here */
+    ck_assert_str_eq(hvi_kind_text(4), "?");
 }
 END_TEST
 
