@@ -316,6 +316,13 @@ void engine_tensor_name(const struct engine_tensor *tensor, char *name_p);
  * ENGINE_LABEL bytes. */
 void engine_tensor_label(const struct engine_tensor *tensor, char *label_p);
 
+/* ---- agree.c ---- */
+
+/* HVI_OK if all `ranks` parts agree and can be done, else HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or
+ * HVI_ERR_INVALID and one sentence for every rank. Pure. */
+int engine_agree_check(struct engine_part *const *parts, uint32_t ranks,
+                       const struct engine_tensor *tensor, char *text_p, size_t text_size);
+
 /* ---- negotiate.c ---- */
 
 /* Adds a part to its tensor's op. HVI_OK, HVI_ERR_PROTOCOL (in flight twice on this rank),
@@ -326,10 +333,6 @@ void engine_negotiate_output(struct engine *engine, struct engine_part *part);
 /* Fails every op that waits for somebody. */
 void engine_negotiate_fail_all(struct engine *engine, int status, const char *text,
                                int32_t culprit);
-/* HVI_OK if all `ranks` parts agree and can be done, else HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or
- * HVI_ERR_INVALID and one sentence for every rank. Pure. */
-int engine_negotiate_check(struct engine_part *const *parts, uint32_t ranks,
-                           const struct engine_tensor *tensor, char *text_p, size_t text_size);
 /* The one setter of op->state. */
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause);
 /* Over: every part has its completion. Frees the op. */
