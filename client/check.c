@@ -4,6 +4,7 @@
 #include "base/bits.h"
 #include "base/types.h"
 #include "client/error.h"
+#include "client/sets.h"
 #include "client/submit.h"
 
 #include <inttypes.h>
@@ -12,20 +13,27 @@
 #include <stdio.h>
 #include <string.h>
 
+void client_request_label(const struct client_request *request, char *text_p, size_t text_size)
+{
+    const char *quote = request->name ? "'" : "";
+    snprintf(text_p, text_size, "%s(%s%.*s%s)", request->what, quote, HVI_NAME_MAX,
+             request->name ? request->name : "unnamed", quote);
+}
+
 /* "hvd_allreduce('w1'): ..." */
 static int refuse(const struct client_request *request, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 static int refuse(const struct client_request *request, int status, const char *format, ...)
 {
+    char label[CLIENT_LABEL_MAX];
     char why[512];
-    const char *quote = request->name ? "'" : "";
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(why, sizeof(why), format, arguments);
     va_end(arguments);
-    return client_error(status, "%s(%s%.*s%s): %s", request->what, quote, HVI_NAME_MAX,
-                        request->name ? request->name : "unnamed", quote, why);
+    client_request_label(request, label, sizeof(label));
+    return client_error(status, "%s: %s", label, why);
 }
 
 /* Whether the data of the input is read on this rank. */
@@ -80,16 +88,29 @@ static int check_same(const struct client_request *request, int first_dim)
     return HVD_OK;
 }
 
+/* Whether the result may lie where the input is. */
+static bool works_in_place(const struct client_request *request)
+{
+    bool rearranges = request->kind == HVI_KIND_ALLTOALL || request->kind == HVI_KIND_REDUCESCATTER;
+    return request->members == 1 || !rearranges;
+}
+
 static int check_overlap(const struct client_request *request)
 {
     uintptr_t in = (uintptr_t)request->in->data;
     uintptr_t out = (uintptr_t)request->out->data;
-    bool in_place = in == out && request->in_bytes == request->out_bytes;
-    if (in_place || request->in_bytes == 0 || request->out_bytes == 0)
+    bool same = in == out && request->in_bytes == request->out_bytes;
+    if (request->in_bytes == 0 || request->out_bytes == 0)
+        return HVD_OK;
+    if (same && works_in_place(request))
         return HVD_OK;
     bool overlap = in <= out ? out - in < request->in_bytes : in - out < request->out_bytes;
     if (!overlap)
         return HVD_OK;
+    if (!works_in_place(request))
+        return refuse(request, HVD_ERR_INVALID,
+                      "in and out overlap; %s needs memory of its own for its result",
+                      hvi_kind_text(request->kind));
     return refuse(request, HVD_ERR_INVALID,
                   "in and out overlap; they must be the same memory or not touch");
 }
@@ -107,30 +128,135 @@ static int check_data(const struct client_request *request, int rank)
     return reads_input(request, rank) ? check_overlap(request) : HVD_OK;
 }
 
-static int check_kind(const struct client_request *request, int size)
+/* ---- what is special about each kind ---- */
+
+static int check_rows(const struct client_request *request, const char *why)
 {
-    if (request->kind == HVI_KIND_ALLGATHER) {
-        if (request->in->ndim == 0)
-            return refuse(request, HVD_ERR_INVALID,
-                          "in is a scalar; allgather joins along the first dimension, so it needs "
-                          "one");
-        return request->out ? check_same(request, 1) : HVD_OK;
-    }
-    if (!request->out)
-        return refuse(request, HVD_ERR_INVALID, "out is NULL");
-    if (request->kind == HVI_KIND_BROADCAST && (request->root < 0 || request->root >= size))
-        return refuse(request, HVD_ERR_INVALID, "root is %d; the ranks are 0 to %d", request->root,
-                      size - 1);
-    if (request->kind == HVI_KIND_ALLREDUCE) {
-        if (request->reduce_op < 0 || !hvi_reduce_is_known((uint32_t)request->reduce_op))
-            return refuse(request, HVD_ERR_INVALID, "reduce op %d is none", request->reduce_op);
-        if (request->reduce_op == HVD_ADASUM)
-            return refuse(request, HVD_ERR_UNSUPPORTED, "adasum is not available yet");
-    }
-    return check_same(request, 0);
+    if (request->in->ndim > 0)
+        return HVD_OK;
+    return refuse(request, HVD_ERR_INVALID, "in is a scalar; %s, so it needs one", why);
 }
 
-static int check_options(struct client_request *request)
+static int check_allgather(struct client_request *request)
+{
+    int rc = check_rows(request, "allgather joins along the first dimension");
+    return rc == HVD_OK && request->out ? check_same(request, 1) : rc;
+}
+
+static int check_reduce_op(const struct client_request *request)
+{
+    bool is_bool = request->in->dtype == HVD_BOOL;
+    if (request->reduce_op < 0 || !hvi_reduce_is_known((uint32_t)request->reduce_op))
+        return refuse(request, HVD_ERR_INVALID, "reduce op %d is none", request->reduce_op);
+    if (is_bool && request->reduce_op != HVD_MIN && request->reduce_op != HVD_MAX)
+        return refuse(request, HVD_ERR_UNSUPPORTED,
+                      "%s of bool is not supported; bool has min (and) and max (or)",
+                      hvi_reduce_text((uint32_t)request->reduce_op));
+    return HVD_OK;
+}
+
+static int check_allreduce(const struct client_request *request)
+{
+    int rc = check_reduce_op(request);
+    if (rc == HVD_OK && request->reduce_op == HVD_ADASUM)
+        return refuse(request, HVD_ERR_UNSUPPORTED, "adasum is not available yet");
+    if (rc == HVD_OK && !request->out)
+        return refuse(request, HVD_ERR_INVALID, "out is NULL");
+    return rc == HVD_OK ? check_same(request, 0) : rc;
+}
+
+static int check_broadcast(const struct client_request *request, const struct client_set *set)
+{
+    char text[256];
+    if (!request->out)
+        return refuse(request, HVD_ERR_INVALID, "out is NULL");
+    if (client_set_place(set, request->root) >= 0)
+        return check_same(request, 0);
+    if (set->id == 0)
+        return refuse(request, HVD_ERR_INVALID, "root is %d; the ranks are 0 to %d", request->root,
+                      set->size - 1);
+    client_set_describe(set, text, sizeof(text));
+    return refuse(request, HVD_ERR_INVALID, "root is rank %d, which is not a member of %s",
+                  request->root, text);
+}
+
+/* The first dim0 % n members get a row more. */
+static int check_reducescatter(struct client_request *request, const struct client_set *set)
+{
+    int rc = check_rows(request, "reducescatter deals out the first dimension");
+    if (rc == HVD_OK)
+        rc = check_reduce_op(request);
+    if (rc != HVD_OK)
+        return rc;
+    if (request->reduce_op == HVD_ADASUM)
+        return refuse(request, HVD_ERR_UNSUPPORTED, "reducescatter does not know adasum");
+    int64_t rows = request->in->dims[0];
+    request->out_rows = rows / set->size + (set->rank < rows % set->size);
+    if (!request->out) {
+        request->out_bytes = rows ? request->in_bytes / (uint64_t)rows : 0;
+        request->out_bytes *= (uint64_t)request->out_rows;
+        return HVD_OK;
+    }
+    rc = check_same(request, 1);
+    if (rc == HVD_OK && request->out->dims[0] != request->out_rows)
+        return refuse(request, HVD_ERR_INVALID,
+                      "out has %" PRId64 " rows; of %" PRId64 " rows among %d members this one "
+                      "gets %" PRId64,
+                      request->out->dims[0], rows, set->size, request->out_rows);
+    return rc;
+}
+
+static int check_splits(const struct client_request *request)
+{
+    int64_t rows = request->in->dims[0];
+    int64_t left = rows;
+    for (int i = 0; i < request->members; i++) {
+        int64_t split = request->splits[i];
+        if (split < 0)
+            return refuse(request, HVD_ERR_INVALID, "splits[%d] is %" PRId64, i, split);
+        if (split > left)
+            return refuse(request, HVD_ERR_INVALID,
+                          "the splits add up to more than the %" PRId64
+                          " rows of in: splits[%d] is %" PRId64 " and %" PRId64 " are left for it",
+                          rows, i, split, left);
+        left -= split;
+    }
+    return HVD_OK;
+}
+
+static int check_alltoall(struct client_request *request)
+{
+    int rc = check_rows(request, "alltoall deals out the first dimension");
+    if (rc != HVD_OK)
+        return rc;
+    if (request->splits)
+        rc = check_splits(request);
+    else if (request->in->dims[0] % request->members)
+        rc = refuse(request, HVD_ERR_INVALID,
+                    "in has %" PRId64 " rows, which is no multiple of the %d members; give splits",
+                    request->in->dims[0], request->members);
+    return rc == HVD_OK && request->out ? check_same(request, 1) : rc;
+}
+
+static int check_kind(struct client_request *request, const struct client_set *set)
+{
+    switch (request->kind) {
+    case HVI_KIND_ALLGATHER:
+        return check_allgather(request);
+    case HVI_KIND_BROADCAST:
+        return check_broadcast(request, set);
+    case HVI_KIND_REDUCESCATTER:
+        return check_reducescatter(request, set);
+    case HVI_KIND_ALLTOALL:
+        return check_alltoall(request);
+    default:
+        return check_allreduce(request);
+    }
+}
+
+/* ---- the whole ---- */
+
+int client_check_options(struct client_request *request)
 {
     struct hvd_op_options options;
     hvd_op_options_init(&options);
@@ -143,22 +269,30 @@ static int check_options(struct client_request *request)
     }
     request->prescale = options.prescale_factor;
     request->postscale = options.postscale_factor;
+    request->process_set = options.process_set;
     return HVD_OK;
 }
 
-int client_check(struct client_request *request, int rank, int size)
+/* Barrier, join, additions and removals of sets. */
+static bool has_operands(const struct client_request *request)
+{
+    return request->kind != HVI_KIND_BARRIER && request->kind != HVI_KIND_JOIN &&
+           request->kind != HVI_KIND_SET_ADD && request->kind != HVI_KIND_SET_REMOVE;
+}
+
+int client_check(struct client_request *request, int rank, const struct client_set *set)
 {
     uint64_t ignored;
-    int rc = check_options(request);
-    if (rc != HVD_OK || request->kind == HVI_KIND_BARRIER)
-        return rc;
+    request->members = set->size;
+    if (!has_operands(request))
+        return HVD_OK;
     if (!request->in)
         return refuse(request, HVD_ERR_INVALID, "in is NULL");
-    rc = measure(request, "in", request->in, &request->count, &request->in_bytes);
+    int rc = measure(request, "in", request->in, &request->count, &request->in_bytes);
     if (rc == HVD_OK && request->out)
         rc = measure(request, "out", request->out, &ignored, &request->out_bytes);
     if (rc == HVD_OK)
-        rc = check_kind(request, size);
+        rc = check_kind(request, set);
     if (rc == HVD_OK)
         rc = check_data(request, rank);
     request->element = hvi_dtype_bytes((uint32_t)request->in->dtype);

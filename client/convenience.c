@@ -5,34 +5,46 @@
 #include "client/session.h"
 #include "client/submit.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define FULL_NAP_NS 50000
 
+/* True after a nap when the ring was full. */
+static bool again(struct hvd_session *session, int rc)
+{
+    struct timespec nap = {.tv_nsec = FULL_NAP_NS};
+    if (rc != HVD_ERR_RING_FULL)
+        return false;
+    hvd_session_status(session); /* reads completions and the socket */
+    nanosleep(&nap, NULL);
+    return true;
+}
+
 static int submit_patiently(struct hvd_session *session, struct client_request *request,
                             struct hvd_op **op_p)
 {
-    struct timespec nap = {.tv_nsec = FULL_NAP_NS};
-    for (;;) {
-        int rc = client_submit(session, request, op_p);
-        if (rc != HVD_ERR_RING_FULL)
-            return rc;
-        hvd_session_status(session); /* reads completions and the socket */
-        nanosleep(&nap, NULL);
-    }
+    int rc;
+    do {
+        rc = client_submit(session, request, 1, op_p);
+    } while (again(session, rc));
+    return rc;
+}
+
+static int wait_and_free(struct hvd_op *op)
+{
+    int rc = hvd_wait(op, -1);
+    hvd_op_free(op);
+    return rc;
 }
 
 static int run(struct hvd_session *session, struct client_request *request)
 {
     struct hvd_op *op;
     int rc = submit_patiently(session, request, &op);
-    if (rc != HVD_OK)
-        return rc;
-    rc = hvd_wait(op, -1);
-    hvd_op_free(op);
-    return rc;
+    return rc == HVD_OK ? wait_and_free(op) : rc;
 }
 
 int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
@@ -107,4 +119,48 @@ int hvd_allgather(struct hvd_session *session, const char *name, const struct hv
         rc = copy_result(op, result_p);
     hvd_op_free(op);
     return rc;
+}
+
+int hvd_join(struct hvd_session *session, int *last_rank_p)
+{
+    struct client_request request = {.what = "hvd_join", .kind = HVI_KIND_JOIN, .root = -1};
+    struct hvd_op *op;
+    int rc = submit_patiently(session, &request, &op);
+    if (rc != HVD_OK)
+        return rc;
+    rc = hvd_wait(op, -1);
+    if (rc == HVD_OK && last_rank_p)
+        *last_rank_p = hvd_op_joined_rank(op);
+    hvd_op_free(op);
+    return rc;
+}
+
+int hvd_process_set_add(struct hvd_session *session, const int *ranks, int count, int *id_p)
+{
+    struct hvd_op *op;
+    int rc = client_session_check_fork(session, "hvd_process_set_add");
+    if (rc != HVD_OK)
+        return rc;
+    if (!id_p)
+        return client_error(HVD_ERR_INVALID, "hvd_process_set_add: id_p is NULL");
+    do {
+        rc = client_sets_add(session, "hvd_process_set_add", ranks, count, &op);
+    } while (again(session, rc));
+    if (rc != HVD_OK)
+        return rc;
+    rc = hvd_wait(op, -1);
+    if (rc == HVD_OK)
+        *id_p = hvd_op_process_set(op);
+    hvd_op_free(op);
+    return rc;
+}
+
+int hvd_process_set_remove(struct hvd_session *session, int id)
+{
+    struct hvd_op *op;
+    int rc;
+    do {
+        rc = client_sets_remove(session, "hvd_process_set_remove", id, &op);
+    } while (again(session, rc));
+    return rc == HVD_OK ? wait_and_free(op) : rc;
 }

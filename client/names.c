@@ -13,13 +13,22 @@
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
+/* What the hash table looks up: the process set, then the name. */
+#define PREFIX sizeof(int)
+
+struct key {
+    size_t bytes; /* of prefix and name */
+    char text[PREFIX + HVI_NAME_MAX + 1];
+};
+
 struct client_name {
     uint32_t id;
+    int process_set;
     bool in_flight, defined;
     uint32_t holders; /* ops that are not released */
-    size_t bytes;
-    size_t capacity; /* of text, with NUL */
-    char *text;
+    size_t bytes;     /* of the key */
+    size_t capacity;  /* of the key, with NUL */
+    char *key;
     struct client_name *older, *newer;
     UT_hash_handle hh;
 };
@@ -58,43 +67,56 @@ static void touch(struct client_names *names, struct client_name *entry)
     append(names, entry);
 }
 
-static struct client_name *find(struct client_names *names, const char *name, size_t bytes)
+static void make_key(int process_set, const char *name, size_t bytes, struct key *key_p)
 {
-    struct client_name *entry = names->last;
-    if (entry && entry->bytes == bytes && memcmp(entry->text, name, bytes) == 0)
-        return entry;
-    HASH_FIND(hh, names->by_name, name, bytes, entry);
+    memcpy(key_p->text, &process_set, PREFIX);
+    memcpy(key_p->text + PREFIX, name, bytes);
+    key_p->text[PREFIX + bytes] = '\0';
+    key_p->bytes = PREFIX + bytes;
+}
+
+static bool is_last(const struct client_name *entry, int process_set, const char *name,
+                    size_t bytes)
+{
+    return entry && entry->process_set == process_set && entry->bytes == PREFIX + bytes &&
+           memcmp(entry->key + PREFIX, name, bytes) == 0;
+}
+
+static struct client_name *find(struct client_names *names, const struct key *key)
+{
+    struct client_name *entry;
+    HASH_FIND(hh, names->by_name, key->text, key->bytes, entry);
     return entry;
 }
 
-static bool set_text(struct client_name *entry, const char *name, size_t bytes)
+static bool set_key(struct client_name *entry, const struct key *key)
 {
-    if (entry->capacity < bytes + 1) {
-        char *text = realloc(entry->text, bytes + 1);
+    if (entry->capacity < key->bytes + 1) {
+        char *text = realloc(entry->key, key->bytes + 1);
         if (!text)
             return false;
-        entry->text = text;
-        entry->capacity = bytes + 1;
+        entry->key = text;
+        entry->capacity = key->bytes + 1;
     }
-    memcpy(entry->text, name, bytes);
-    entry->text[bytes] = '\0';
-    entry->bytes = bytes;
+    memcpy(entry->key, key->text, key->bytes + 1);
+    memcpy(&entry->process_set, key->text, PREFIX);
+    entry->bytes = key->bytes;
     return true;
 }
 
 static bool add_to_hash(struct client_names *names, struct client_name *entry)
 {
-    HASH_ADD_KEYPTR(hh, names->by_name, entry->text, entry->bytes, entry);
+    HASH_ADD_KEYPTR(hh, names->by_name, entry->key, entry->bytes, entry);
     return entry->hh.tbl != NULL;
 }
 
 /* A new id, as long as there are any. */
-static struct client_name *add(struct client_names *names, const char *name, size_t bytes)
+static struct client_name *add(struct client_names *names, const struct key *key)
 {
     struct client_name *entry = calloc(1, sizeof(*entry));
-    if (!entry || !set_text(entry, name, bytes) || !add_to_hash(names, entry)) {
+    if (!entry || !set_key(entry, key) || !add_to_hash(names, entry)) {
         if (entry)
-            free(entry->text);
+            free(entry->key);
         free(entry);
         return NULL;
     }
@@ -105,7 +127,7 @@ static struct client_name *add(struct client_names *names, const char *name, siz
 
 /* The id of the least recently used name that no op holds. On failure the entry is nameless until
  * the next try. */
-static struct client_name *give_away(struct client_names *names, const char *name, size_t bytes)
+static struct client_name *give_away(struct client_names *names, const struct key *key)
 {
     struct client_name *entry = names->oldest;
     while (entry->holders > 0)
@@ -116,23 +138,40 @@ static struct client_name *give_away(struct client_names *names, const char *nam
     if (names->last == entry)
         names->last = NULL;
     entry->defined = false;
-    if (!set_text(entry, name, bytes) || !add_to_hash(names, entry))
+    if (!set_key(entry, key) || !add_to_hash(names, entry))
         return NULL;
     touch(names, entry);
     return entry;
 }
 
-int client_names_claim(struct client_names *names, const char *name, struct client_name **entry_p)
+/* The entry for a name that was not the last one looked up. */
+static int look_up(struct client_names *names, int process_set, const char *name, size_t bytes,
+                   struct client_name **entry_p)
+{
+    struct key key;
+    if (bytes == 0 || bytes > HVI_NAME_MAX)
+        return HVD_ERR_INVALID;
+    make_key(process_set, name, bytes, &key);
+    struct client_name *entry = find(names, &key);
+    if (!entry && !hvi_utf8_valid(name, bytes))
+        return HVD_ERR_INVALID;
+    if (!entry)
+        entry = names->count < HVI_TENSOR_IDS ? add(names, &key) : give_away(names, &key);
+    if (!entry)
+        return HVD_ERR_NO_MEMORY;
+    *entry_p = entry;
+    return HVD_OK;
+}
+
+int client_names_claim(struct client_names *names, int process_set, const char *name,
+                       struct client_name **entry_p)
 {
     size_t bytes = strnlen(name, HVI_NAME_MAX + 1);
-    struct client_name *entry = find(names, name, bytes);
-    if (!entry) {
-        if (bytes == 0 || bytes > HVI_NAME_MAX || !hvi_utf8_valid(name, bytes))
-            return HVD_ERR_INVALID;
-        entry =
-            names->count < HVI_TENSOR_IDS ? add(names, name, bytes) : give_away(names, name, bytes);
-        if (!entry)
-            return HVD_ERR_NO_MEMORY;
+    struct client_name *entry = names->last;
+    if (!is_last(entry, process_set, name, bytes)) {
+        int rc = look_up(names, process_set, name, bytes, &entry);
+        if (rc != HVD_OK)
+            return rc;
     }
     names->last = entry;
     if (entry->in_flight)
@@ -163,12 +202,12 @@ uint32_t client_names_id(const struct client_name *entry)
 
 const char *client_names_text(const struct client_name *entry)
 {
-    return entry->text;
+    return entry->key + PREFIX;
 }
 
 size_t client_names_bytes(const struct client_name *entry)
 {
-    return entry->bytes;
+    return entry->bytes - PREFIX;
 }
 
 bool client_names_is_defined(const struct client_name *entry)
@@ -181,13 +220,21 @@ void client_names_set_defined(struct client_name *entry)
     entry->defined = true;
 }
 
+void client_names_forget_set(struct client_names *names, int process_set)
+{
+    for (struct client_name *entry = names->oldest; entry; entry = entry->newer) {
+        if (entry->process_set == process_set)
+            entry->defined = false;
+    }
+}
+
 void client_names_fini(struct client_names *names)
 {
     HASH_CLEAR(hh, names->by_name);
     while (names->oldest) {
         struct client_name *entry = names->oldest;
         unlink_entry(names, entry);
-        free(entry->text);
+        free(entry->key);
         free(entry);
     }
     memset(names, 0, sizeof(*names));

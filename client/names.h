@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Tensor name -> tensor id. The first submission of a name carries it to the engine, later ones
+ * (process set, tensor name) -> tensor id. The first submission of a name carries it to the engine, later ones
  * only its id.
  *
  * At most HVI_TENSOR_IDS names are known at a time; after that the least recently used one that no
@@ -21,11 +21,12 @@ struct client_names {
     uint32_t count;           /* ids given out so far */
 };
 
-/* Finds or makes the entry for `name` and claims it for one op: it is in flight until
+/* Finds or makes the entry for `name` in a process set and claims it for one op: it is in flight until
  * client_names_landed and is not given away until client_names_put. HVD_OK, HVD_ERR_DUPLICATE_NAME
  * (in flight), HVD_ERR_INVALID (not UTF-8, empty or too long), HVD_ERR_NO_MEMORY; the last error is
  * not set. */
-int client_names_claim(struct client_names *names, const char *name, struct client_name **entry_p);
+int client_names_claim(struct client_names *names, int process_set, const char *name,
+                       struct client_name **entry_p);
 /* The op is complete (or was never submitted): the name may be claimed again. */
 void client_names_landed(struct client_name *entry);
 /* The op is released. */
@@ -37,6 +38,8 @@ size_t client_names_bytes(const struct client_name *entry);
 /* Whether the engine knows what this id means. */
 bool client_names_is_defined(const struct client_name *entry);
 void client_names_set_defined(struct client_name *entry);
+/* The engine has forgotten the set's names. */
+void client_names_forget_set(struct client_names *names, int process_set);
 
 void client_names_fini(struct client_names *names);
 

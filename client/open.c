@@ -339,6 +339,7 @@ static void destroy(struct hvd_session *session)
     close_fd(session->socket_fd);
     client_ops_fini(&session->ops);
     client_names_fini(&session->names);
+    client_sets_fini(&session->sets);
     client_staging_fini(&session->staging);
     client_memory_fini(&session->memory);
     hvi_region_fini(&session->bell_region);
@@ -394,6 +395,9 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
         return rc;
     if (client_ops_init(&session->ops) != HVD_OK)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops", HVD_OPS_MAX);
+    if (client_sets_init(&session->sets, session->identity.rank, session->identity.size) != HVD_OK)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ranks",
+                            session->identity.size);
     rc = attach(options, &session->identity, session->packet, &address, &session->engine_pid);
     if (rc != HVD_OK)
         return rc;

@@ -35,8 +35,10 @@ int client_ops_init(struct client_ops *ops)
 
 void client_ops_fini(struct client_ops *ops)
 {
-    for (uint32_t i = 0; i < ops->fresh; i++)
+    for (uint32_t i = 0; i < ops->fresh; i++) {
         free(ops->slots[i].error_owned);
+        free(ops->slots[i].new_set);
+    }
     free(ops->slots);
     memset(ops, 0, sizeof(*ops));
 }
@@ -75,6 +77,8 @@ void client_op_set_state(struct client_ops *ops, struct hvd_op *op, enum client_
         return;
     free(op->error_owned);
     op->error_owned = NULL;
+    free(op->new_set);
+    op->new_set = NULL;
     op->next = ops->free_first;
     ops->free_first = op;
 }
@@ -93,6 +97,11 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie)
     if (op->generation != (uint32_t)(cookie >> 32))
         return NULL;
     return op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED ? op : NULL;
+}
+
+bool client_kind_sizes_late(uint8_t kind)
+{
+    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL;
 }
 
 void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size)

@@ -9,8 +9,8 @@
  *     |                 |              SIZED-'                |                                |
  *     '-----------------'--------(refused)--------------------'----------- hvd_op_free --------'
  *
- * IN_FLIGHT  the engine has it. SIZED: an allgather whose result needs memory; back when the memory
- * is announced. DONE       the completion was read; its name is free again. COPYING: one thread
+ * IN_FLIGHT  the engine has it. SIZED: an allgather or alltoall whose result needs memory; back when
+ * the memory is announced. DONE       the completion was read; its name is free again. COPYING: one thread
  * copies the result out, unlocked. FINISHED   a call has told the caller. An op released before
  * DONE is `abandoned` and goes to FREE by itself.
  *
@@ -25,6 +25,7 @@
 
 struct client_memory;
 struct client_name;
+struct client_set;
 struct client_staging_block;
 
 enum client_op_state {
@@ -55,14 +56,21 @@ struct hvd_op {
     uint32_t index, generation; /* the cookie; generation changes with every use of the slot */
     bool abandoned;
     uint8_t kind;
+    int process_set;
     struct client_name *name; /* NULL for an unnamed op */
     uint64_t anon_seq;
     struct client_operand in, out; /* `in` is put back at DONE, `out` when it has been copied */
+    struct client_operand aux;     /* the op's integers; put back when the op is released */
     void *copy_to;                 /* ordinary memory that wants the result, or NULL */
     struct hvd_tensor result;      /* final once FINISHED */
     uint64_t out_bytes;            /* of the result; the capacity before DONE */
-    uint64_t row_bytes;            /* allgather: one row of the result */
-    bool wants_output;             /* allgather without memory for the result yet */
+    uint64_t row_bytes;            /* allgather, alltoall: one row of the result */
+    bool wants_output;             /* no memory for the result yet */
+    bool owns_output;              /* no output was given: a good result stays until hvd_op_free */
+    int members;                   /* alltoall: of the set */
+    int removed_set;               /* process_set_remove */
+    struct client_set *new_set;    /* process_set_add: owned until it is in the table */
+    int64_t number;                /* join, process_set_add: what the engine answered */
     int status;                    /* final once DONE */
     int culprit;
     const char *error;   /* "" or the sentence */
@@ -89,6 +97,9 @@ void client_op_set_state(struct client_ops *ops, struct hvd_op *op, enum client_
 uint64_t client_op_cookie(const struct hvd_op *op);
 /* The op in flight with this cookie, or NULL: the engine may have sent anything. */
 struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie);
+
+/* Whether only the engine knows how many rows the result has. */
+bool client_kind_sizes_late(uint8_t kind);
 
 /* "allreduce 'w1'", for sentences. */
 void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The second half of an allgather whose result the library provides. All queued ops are fed by
+ * The second half of an allgather or alltoall whose result the library provides. All queued ops are fed by
  * whichever call comes first, not only the one that is waited for: a peer may wait for this op
  * while our caller waits for another one. */
 #include "client/output.h"
 
+#include "client/place.h"
 #include "client/session.h"
 #include "client/submit.h"
 #include "client/wait.h"
@@ -40,7 +41,7 @@ void client_output_unqueue(struct hvd_session *session, struct hvd_op *op)
 static struct client_operand find_memory(struct hvd_session *session, uint64_t bytes)
 {
     struct client_operand operand = {.region = HVI_REGION_INLINE};
-    if (client_submit_scratch(session, bytes, "hvd_wait", &operand) != HVD_OK)
+    if (client_place_scratch(session, bytes, "hvd_wait", &operand) != HVD_OK)
         operand.region = HVI_REGION_NONE; /* capacity 0: the engine fails the op on every rank */
     return operand;
 }

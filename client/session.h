@@ -12,6 +12,7 @@
 #include "client/memory.h"
 #include "client/names.h"
 #include "client/ops.h"
+#include "client/sets.h"
 #include "client/staging.h"
 #include "hvd/hvd.h"
 #include "proto/packet.h"
@@ -23,7 +24,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CLIENT_KINDS     8u                  /* room for every HVI_KIND_* as an index */
 #define CLIENT_LOG_LINES 4u                  /* log lines that wait until the lock is free */
 #define CLIENT_LOOK_NS   (20ull * HVI_NS_MS) /* how often a busy waiter looks at the socket */
 #define CLIENT_ACK_NS    (5ll * 1000 * 1000 * 1000) /* the engine's time to acknowledge */
@@ -61,7 +61,8 @@ struct hvd_session {
 
     /* Submission. */
     uint64_t submit_seq; /* of the last one */
-    uint64_t anon_seq[CLIENT_KINDS];
+    struct client_sets sets;
+    uint32_t last_group;
     uint32_t names_tail; /* free-running byte index into the name area */
     uint32_t
         slot_names_end[HVI_SQ_SLOTS]; /* names_tail after each slot: frees the area with the ring */
@@ -74,7 +75,7 @@ struct hvd_session {
     /* Completion. */
     uint64_t complete_seq;
     struct client_ops ops;
-    struct hvd_op *sized_first, *sized_last; /* allgathers that wait for memory, oldest first */
+    struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
     uint32_t unseen;                         /* finished ops that no call has looked at */
     int epoll_fd;                            /* -1 until hvd_event_fd */
 

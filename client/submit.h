@@ -1,45 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From the caller's tensor to a slot in the submission ring. */
+ * From the caller's tensors to slots in the submission ring. */
 #ifndef HVD_CLIENT_SUBMIT_H
 #define HVD_CLIENT_SUBMIT_H
 
 #include "client/ops.h"
 #include "hvd/hvd.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
+struct client_set;
 struct hvd_session;
 
-/* One call's arguments. */
+/* One op of a call: its arguments, what follows from them, and how far its submission has come. */
 struct client_request {
     const char *what; /* the public function, for sentences */
     uint8_t kind;     /* HVI_KIND_* */
     const char *name; /* NULL: unnamed */
     const struct hvd_tensor *in, *out;
     int reduce_op;
-    int root;
+    int root; /* -1: none. process_set_remove: the set */
     const struct hvd_op_options *options;
-    /* Worked out by client_check. */
+    const int64_t *splits;      /* alltoall; NULL: equal parts */
+    struct client_set *new_set; /* process_set_add; the op's once it is submitted */
+    uint32_t group_size, group_index;
+    /* Worked out by client_check_options and client_check. */
+    int process_set;
+    double prescale, postscale;
     uint32_t element;
     uint64_t count, in_bytes, out_bytes;
-    double prescale, postscale;
+    int members; /* of the set */
+    /* reducescatter without out: this rank's part of the result */
+    int64_t out_rows;
+    /* Worked out on the way. */
+    struct client_name *claimed;
+    struct hvd_op *op;
+    bool copy_in;
 };
 
-/* Checks everything that needs no session but its rank and size; fills the second half. */
-int client_check(struct client_request *request, int rank, int size);
+/* "hvd_allreduce('w1')": how the sentences about a request begin. */
+#define CLIENT_LABEL_MAX (HVD_NAME_MAX + 128)
+void client_request_label(const struct client_request *request, char *text_p, size_t text_size);
 
-/* Checks, places, copies in, publishes. Does not need the lock. */
-int client_submit(struct hvd_session *session, struct client_request *request,
-                  struct hvd_op **op_p);
+/* Fills process_set and the scales. */
+int client_check_options(struct client_request *request);
+/* Checks everything that needs no session but its rank and the op's set; fills the rest. */
+int client_check(struct client_request *request, int rank, const struct client_set *set);
+
+/* Checks, places, copies in, publishes `count` ops of one process set, all or none. Does not need
+ * the lock. */
+int client_submit(struct hvd_session *session, struct client_request *requests, uint32_t count,
+                  struct hvd_op **ops_p);
 
 /* The functions below need the lock. */
 
-/* Shared memory for `bytes` of ordinary memory: inline cells or a staging block. Gives up the lock
- * when a staging region must be made. Errors as client_staging_get. */
-int client_submit_scratch(struct hvd_session *session, uint64_t bytes, const char *what,
-                          struct client_operand *operand_p);
 /* HVI_SUBMIT_OUTPUT for `op`. HVD_OK, HVD_ERR_RING_FULL or the session's end. */
 int client_submit_output(struct hvd_session *session, const struct hvd_op *op,
                          const struct client_operand *operand);
+/* HVI_SUBMIT_CANCEL for `op`. Likewise. */
+int client_submit_cancel(struct hvd_session *session, const struct hvd_op *op, const char *what);
 
 #endif

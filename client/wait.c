@@ -21,9 +21,11 @@
 #include "client/error.h"
 #include "client/output.h"
 #include "client/session.h"
+#include "client/submit.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -46,11 +48,10 @@ void client_operand_put(struct hvd_session *session, struct client_operand *oper
     operand->inline_cells = 0;
 }
 
-/* An allgather without a given output: its memory is the result and lives as long as the op. */
+/* No output was given: our memory is the result and lives as long as the op. */
 static bool owns_result(const struct hvd_op *op)
 {
-    return op->kind == HVI_KIND_ALLGATHER && !op->copy_to && !op->out.memory &&
-           op->status == HVD_OK;
+    return op->owns_output && op->status == HVD_OK;
 }
 
 void client_op_release(struct hvd_session *session, struct hvd_op *op)
@@ -59,6 +60,7 @@ void client_op_release(struct hvd_session *session, struct hvd_op *op)
         session->unseen--;
     client_operand_put(session, &op->in);
     client_operand_put(session, &op->out);
+    client_operand_put(session, &op->aux);
     if (op->name)
         client_names_put(op->name);
     client_op_set_state(&session->ops, op, CLIENT_OP_FREE);
@@ -76,6 +78,7 @@ static void land(struct hvd_session *session, struct hvd_op *op)
         client_operand_put(session, &op->out);
     if (op->name)
         client_names_landed(op->name);
+    client_sets_landed(session, op);
     if (op->abandoned)
         client_op_release(session, op);
 }
@@ -108,8 +111,7 @@ static void take_text(struct hvd_session *session, struct hvd_op *op,
         op->error = op->error_owned;
 }
 
-/* Whether the engine's numbers for an allgather make sense. A result that has no place yet is only
- * a size. */
+/* Whether the engine's numbers for a result make sense. One that has no place yet is only a size. */
 static bool rows_fit(const struct hvd_op *op, const struct hvi_completion *completion)
 {
     uint64_t bytes;
@@ -118,10 +120,19 @@ static bool rows_fit(const struct hvd_op *op, const struct hvi_completion *compl
            bytes == completion->bytes;
 }
 
-/* An allgather that still waits for its memory cannot have a result. */
-static bool result_fits(const struct hvd_op *op, const struct hvi_completion *completion)
+/* Whether an engine could say that this op has succeeded so. One that still waits for its memory
+ * cannot have a result. */
+static bool result_fits(struct hvd_session *session, const struct hvd_op *op,
+                        const struct hvi_completion *completion)
 {
-    if (completion->status != HVD_OK || op->kind != HVI_KIND_ALLGATHER)
+    if (completion->status != HVD_OK)
+        return true;
+    if (op->kind == HVI_KIND_JOIN)
+        return completion->rows >= 0 && completion->rows < session->identity.size;
+    if (op->kind == HVI_KIND_SET_ADD)
+        return completion->rows > 0 && completion->rows <= INT_MAX &&
+               !client_sets_find(&session->sets, (int)completion->rows);
+    if (!client_kind_sizes_late(op->kind))
         return true;
     return op->state != CLIENT_OP_SIZED && rows_fit(op, completion) &&
            completion->bytes <= op->out_bytes;
@@ -132,10 +143,11 @@ static void complete_done(struct hvd_session *session, struct hvd_op *op,
 {
     op->status = completion->status;
     op->culprit = completion->culprit;
+    op->number = completion->rows;
     if (op->status != HVD_OK) {
         take_text(session, op, completion);
         op->copy_to = NULL;
-    } else if (op->kind == HVI_KIND_ALLGATHER) {
+    } else if (client_kind_sizes_late(op->kind)) {
         op->out_bytes = completion->bytes;
         op->result.dims[0] = completion->rows;
     }
@@ -165,7 +177,7 @@ static bool complete(struct hvd_session *session, const struct hvi_completion *c
         return true;
     }
     if (completion->kind != HVI_COMPLETE_DONE || completion->status > 0 ||
-        !result_fits(op, completion))
+        !result_fits(session, op, completion))
         return false;
     complete_done(session, op, completion);
     return true;
@@ -197,9 +209,7 @@ static bool session_state_says_ended(const struct hvd_session *session)
            HVI_SESSION_ENDED;
 }
 
-/* Drains; looks at the socket when asked, when the engine says so, or when it is time; feeds
- * allgathers. */
-static void progress(struct hvd_session *session, bool look)
+void client_wait_progress(struct hvd_session *session, bool look)
 {
     client_wait_drain(session);
     if (!look && session->epoll_fd < 0 && !session_state_says_ended(session) &&
@@ -214,8 +224,8 @@ static void progress(struct hvd_session *session, bool look)
         client_output_feed(session);
 }
 
-/* Sets the event descriptor right (see the top). */
-static void sync_event(struct hvd_session *session)
+/* See the top. */
+void client_wait_sync_event(struct hvd_session *session)
 {
     uint64_t value;
     ssize_t rc;
@@ -246,8 +256,7 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
     client_operand_put(session, &op->out);
 }
 
-/* The op's status for the caller: HVD_INPROGRESS, or final with the last error set. */
-static int look_at(struct hvd_session *session, struct hvd_op *op)
+int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->state == CLIENT_OP_DONE && op->copy_to && op->out_bytes > 0) {
         copy_out(session, op);
@@ -267,8 +276,7 @@ static int look_at(struct hvd_session *session, struct hvd_op *op)
     return status;
 }
 
-/* Locks the session of `op`. */
-static int enter(const struct hvd_op *op, const char *what)
+int client_op_enter(const struct hvd_op *op, const char *what)
 {
     if (!op)
         return client_error(HVD_ERR_INVALID, "%s: op is NULL", what);
@@ -285,22 +293,21 @@ static int enter(const struct hvd_op *op, const char *what)
 
 int hvd_test(struct hvd_op *op)
 {
-    int rc = enter(op, "hvd_test");
+    int rc = client_op_enter(op, "hvd_test");
     if (rc != HVD_OK)
         return rc;
     struct hvd_session *session = op->session;
-    progress(session, false);
-    rc = look_at(session, op);
-    sync_event(session);
+    client_wait_progress(session, false);
+    rc = client_wait_look_at(session, op);
+    client_wait_sync_event(session);
     client_session_leave(session);
     return rc;
 }
 
-/* Nothing to be seen after `seen`: sleeps a slice. True when the socket should be looked at. */
-static bool sleep_slice(struct hvd_session *session, enum client_op_state state, uint32_t seen,
-                        uint64_t deadline_ns)
+bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
+                       uint64_t deadline_ns)
 {
-    if (state == CLIENT_OP_COPYING) {
+    if (copying) {
         struct timespec nap = {.tv_nsec = COPYING_NAP_NS};
         nanosleep(&nap, NULL);
         return false;
@@ -323,28 +330,28 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
     uint64_t deadline_ns = timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns);
     bool look = false;
     for (;;) {
-        int rc = enter(op, "hvd_wait");
+        int rc = client_op_enter(op, "hvd_wait");
         if (rc != HVD_OK)
             return rc;
         struct hvd_session *session = op->session;
         uint32_t seen = hvi_bell_read(session->channel.header);
-        progress(session, look);
-        rc = look_at(session, op);
+        client_wait_progress(session, look);
+        rc = client_wait_look_at(session, op);
         if (rc != HVD_INPROGRESS)
-            sync_event(session);
+            client_wait_sync_event(session);
         else if (hvi_deadline_passed(deadline_ns))
             rc = timed_out(op, timeout_ns);
-        enum client_op_state state = op->state;
+        bool copying = op->state == CLIENT_OP_COPYING;
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
             return rc;
-        look = sleep_slice(session, state, seen, deadline_ns);
+        look = client_wait_sleep(session, copying, seen, deadline_ns);
     }
 }
 
 int hvd_op_result(const struct hvd_op *op, struct hvd_tensor *result_p)
 {
-    int rc = enter(op, "hvd_op_result");
+    int rc = client_op_enter(op, "hvd_op_result");
     if (rc != HVD_OK)
         return rc;
     if (op->state != CLIENT_OP_FINISHED)
@@ -361,7 +368,7 @@ int hvd_op_result(const struct hvd_op *op, struct hvd_tensor *result_p)
 
 const char *hvd_op_name(const struct hvd_op *op)
 {
-    if (enter(op, "hvd_op_name") != HVD_OK)
+    if (client_op_enter(op, "hvd_op_name") != HVD_OK)
         return "";
     struct hvd_op *mutable = &op->session->ops.slots[op->index];
     const char *text = mutable->anon_text;
@@ -376,7 +383,7 @@ const char *hvd_op_name(const struct hvd_op *op)
 const char *hvd_op_error(const struct hvd_op *op)
 {
     const char *text = "";
-    if (enter(op, "hvd_op_error") != HVD_OK)
+    if (client_op_enter(op, "hvd_op_error") != HVD_OK)
         return text;
     if (op->state == CLIENT_OP_FINISHED)
         text = op->error;
@@ -387,7 +394,7 @@ const char *hvd_op_error(const struct hvd_op *op)
 int hvd_op_culprit(const struct hvd_op *op)
 {
     int culprit = -1;
-    if (enter(op, "hvd_op_culprit") != HVD_OK)
+    if (client_op_enter(op, "hvd_op_culprit") != HVD_OK)
         return culprit;
     if (op->state == CLIENT_OP_FINISHED && op->status != HVD_OK)
         culprit = op->culprit;
@@ -395,14 +402,79 @@ int hvd_op_culprit(const struct hvd_op *op)
     return culprit;
 }
 
+int hvd_op_joined_rank(const struct hvd_op *op)
+{
+    int rank = -1;
+    if (client_op_enter(op, "hvd_op_joined_rank") != HVD_OK)
+        return rank;
+    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && op->kind == HVI_KIND_JOIN)
+        rank = (int)op->number;
+    client_session_leave(op->session);
+    return rank;
+}
+
+int hvd_op_process_set(const struct hvd_op *op)
+{
+    int id = -1;
+    if (client_op_enter(op, "hvd_op_process_set") != HVD_OK)
+        return id;
+    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && op->kind == HVI_KIND_SET_ADD)
+        id = (int)op->number;
+    client_session_leave(op->session);
+    return id;
+}
+
+static int received_splits(const struct hvd_op *op, int64_t *splits_p, int count)
+{
+    char text[HVI_TEXT_MAX / 2];
+    client_op_describe(op, text, sizeof(text));
+    if (op->kind != HVI_KIND_ALLTOALL)
+        return client_error(HVD_ERR_INVALID, "hvd_op_received_splits: %s is no alltoall", text);
+    if (!splits_p || count != op->members)
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_op_received_splits: room for %d numbers was given, and %s has %d "
+                            "members",
+                            splits_p ? count : 0, text, op->members);
+    if (op->state != CLIENT_OP_FINISHED)
+        return HVD_INPROGRESS;
+    if (op->status != HVD_OK)
+        return client_error_copy(op->status, op->error);
+    memcpy(splits_p, (const int64_t *)op->aux.shared + op->members,
+           (size_t)op->members * sizeof(*splits_p));
+    return HVD_OK;
+}
+
+int hvd_op_received_splits(const struct hvd_op *op, int64_t *splits_p, int count)
+{
+    int rc = client_op_enter(op, "hvd_op_received_splits");
+    if (rc != HVD_OK)
+        return rc;
+    rc = received_splits(op, splits_p, count);
+    client_session_leave(op->session);
+    return rc;
+}
+
+int hvd_cancel(struct hvd_op *op)
+{
+    int rc = client_op_enter(op, "hvd_cancel");
+    if (rc != HVD_OK)
+        return rc;
+    struct hvd_session *session = op->session;
+    client_wait_drain(session);
+    if (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED)
+        rc = client_submit_cancel(session, op, "hvd_cancel");
+    client_session_leave(session);
+    return rc;
+}
+
 void hvd_op_free(struct hvd_op *op)
 {
-    if (!op || enter(op, "hvd_op_free") != HVD_OK)
+    if (!op || client_op_enter(op, "hvd_op_free") != HVD_OK)
         return;
     struct hvd_session *session = op->session;
     if (op->state == CLIENT_OP_DONE || op->state == CLIENT_OP_FINISHED) {
         client_op_release(session, op);
-        sync_event(session);
+        client_wait_sync_event(session);
     } else {
         op->abandoned = true;
     }
@@ -414,11 +486,11 @@ int hvd_session_status(struct hvd_session *session)
     int rc = client_session_enter(session, "hvd_session_status");
     if (rc != HVD_OK)
         return rc;
-    progress(session, true);
+    client_wait_progress(session, true);
     rc = client_session_usable(session, "hvd_session_status");
     if (rc == HVD_OK && session->job_status != HVD_OK)
         rc = client_error_copy(session->job_status, session->job_text);
-    sync_event(session);
+    client_wait_sync_event(session);
     client_session_leave(session);
     return rc;
 }
@@ -431,7 +503,7 @@ static int make_epoll(struct hvd_session *session)
         epoll_ctl(fd, EPOLL_CTL_ADD, session->socket_fd, &event) == 0) {
         session->epoll_fd = fd;
         atomic_store(&session->channel.header->client_event_armed, 1);
-        sync_event(session);
+        client_wait_sync_event(session);
         return HVD_OK;
     }
     int status = errno == EMFILE || errno == ENFILE ? HVD_ERR_LIMIT : HVD_ERR_NO_MEMORY;

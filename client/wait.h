@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Reading completions. Needs the session's lock. */
+ * Reading completions. Needs the session's lock, but for client_op_enter. */
 #ifndef HVD_CLIENT_WAIT_H
 #define HVD_CLIENT_WAIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
 
 struct hvd_op;
 struct hvd_session;
@@ -15,5 +18,23 @@ void client_wait_fail_all(struct hvd_session *session);
 void client_operand_put(struct hvd_session *session, struct client_operand *operand);
 /* Everything but the lock of hvd_op_free. */
 void client_op_release(struct hvd_session *session, struct hvd_op *op);
+
+/* Locks the session of `op`, which must be one that the caller still has; `what` names the public
+ * function. On an error nothing is locked and the last error is set. */
+int client_op_enter(const struct hvd_op *op, const char *what);
+
+/* A step of waiting, for the locked session: reads completions, gives memory to ops that want it,
+ * and looks at the socket when `look` or when it is time. May give up the lock meanwhile. */
+void client_wait_progress(struct hvd_session *session, bool look);
+/* The op's status for the caller: HVD_INPROGRESS, or final with the last error set. Copies the
+ * result out, and gives up the lock for a large one. */
+int client_wait_look_at(struct hvd_session *session, struct hvd_op *op);
+/* Sets the event descriptor right after ops have been looked at. */
+void client_wait_sync_event(struct hvd_session *session);
+/* Without the lock: nothing was to be seen after the bell read `seen`. Sleeps a slice at most; a
+ * short nap if `copying`: another thread copies a result, and no bell rings for that. True when the
+ * socket should be looked at. */
+bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
+                       uint64_t deadline_ns);
 
 #endif

@@ -141,11 +141,11 @@ static int submit(struct bench *bench, long k)
         return hvd_allreduce_async(bench->session, name, &in, &out, options->reduce_op, NULL,
                                    &bench->ops[k]);
     case PERF_ALLGATHER:
-        return hvd_allgather_async(bench->session, name, &in, &out, &bench->ops[k]);
+        return hvd_allgather_async(bench->session, name, &in, &out, NULL, &bench->ops[k]);
     case PERF_BROADCAST:
-        return hvd_broadcast_async(bench->session, name, &in, &out, 0, &bench->ops[k]);
+        return hvd_broadcast_async(bench->session, name, &in, &out, 0, NULL, &bench->ops[k]);
     case PERF_BARRIER:
-        return hvd_barrier_async(bench->session, name, &bench->ops[k]);
+        return hvd_barrier_async(bench->session, name, NULL, &bench->ops[k]);
     }
     return HVD_ERR_INVALID;
 }

@@ -533,7 +533,7 @@ static void print_hash(struct trainer *t)
         hash = (hash ^ byte[i]) * 0x100000001b3u;
     struct hvd_tensor mine = hvd_tensor_1d(&hash, HVD_INT64, 1), all;
     struct hvd_op *op;
-    check(t, "hash", hvd_allgather_async(t->session, "hash", &mine, NULL, &op));
+    check(t, "hash", hvd_allgather_async(t->session, "hash", &mine, NULL, NULL, &op));
     int status = hvd_wait(op, (int64_t)t->opt.timeout_s * 1000000000);
     if (status == HVD_OK)
         status = hvd_op_result(op, &all);
@@ -568,7 +568,8 @@ static void open_session(struct trainer *t)
         init_parameters(t);
     t->random = ~t->opt.seed; /* the order of the images is every rank's to know */
     param = hvd_tensor_1d(t->param, HVD_FLOAT32, PARAMS);
-    check(t, "parameters", hvd_broadcast_async(t->session, "parameters", &param, &param, 0, &op));
+    check(t, "parameters",
+          hvd_broadcast_async(t->session, "parameters", &param, &param, 0, NULL, &op));
     finish(t, op);
 }
 

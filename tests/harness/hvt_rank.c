@@ -7,7 +7,7 @@
  * "timeout_ms": N}
  *     {"do": "close" | "state", "session": 0}
  *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" | "barrier",
- * "name": S, "name_hex": H, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N, "memory":
+ * "name": S, "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N, "memory":
  * "malloc" | "shared" | "registered", "in_place": B, "reduce_op": N, "root": N, "prescale": X,
  * "postscale": X, "out_dims": [..], "out_fill": N}                               -> "op": N
  *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B}
@@ -324,17 +324,18 @@ static int submit(const cJSON *command, struct hvd_session *session,
     hvd_op_options_init(&options);
     options.prescale_factor = get_double(command, "prescale", 1.0);
     options.postscale_factor = get_double(command, "postscale", 1.0);
+    options.process_set = (int)get_int(command, "process_set", 0);
     if (strcmp(kind, "allreduce") == 0)
         return hvd_allreduce_async(session, name, &request->in, &request->out,
                                    (enum hvd_reduce_op)get_int(command, "reduce_op", HVD_SUM),
                                    &options, op_p);
     if (strcmp(kind, "allgather") == 0)
         return hvd_allgather_async(session, name, &request->in,
-                                   request->has_out ? &request->out : NULL, op_p);
+                                   request->has_out ? &request->out : NULL, &options, op_p);
     if (strcmp(kind, "broadcast") == 0)
         return hvd_broadcast_async(session, name, &request->in, &request->out,
-                                   (int)get_int(command, "root", 0), op_p);
-    return hvd_barrier_async(session, name, op_p);
+                                   (int)get_int(command, "root", 0), &options, op_p);
+    return hvd_barrier_async(session, name, &options, op_p);
 }
 
 static struct hvt_op *free_op(void)

@@ -124,9 +124,10 @@ enum hvd_reduce_op {
 
 enum hvd_log_level { HVD_LOG_ERROR = 0, HVD_LOG_WARN = 1, HVD_LOG_INFO = 2, HVD_LOG_DEBUG = 3 };
 
-#define HVD_DIMS_MAX 8
-#define HVD_NAME_MAX 1023 /* bytes of a tensor name */
-#define HVD_OPS_MAX  4096 /* ops one session can have in flight */
+#define HVD_DIMS_MAX  8
+#define HVD_NAME_MAX  1023 /* bytes of a tensor name */
+#define HVD_OPS_MAX   4096 /* ops one session can have in flight */
+#define HVD_GROUP_MAX 1024 /* members of a grouped op */
 
 struct hvd_session; /* one rank's attachment to its job */
 struct hvd_op;      /* one submitted op, from submission to hvd_op_free */
@@ -233,50 +234,150 @@ HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
-/* Optional extras; NULL means the defaults that hvd_op_options_init fills in. */
+/* Optional extras of every _async op; NULL means the defaults that hvd_op_options_init fills in. */
 struct hvd_op_options {
     size_t struct_size;
+    /* Of reductions; other ops ignore them. */
     double prescale_factor;  /* multiplies each input; 1.0 */
     double postscale_factor; /* multiplies the result; 1.0. Integers: in double, then truncated */
+    int process_set;         /* an id from hvd_process_set_add; 0: all ranks */
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);
 
 /* Common to the _async functions below.
- *   name     UTF-8, at most HVD_NAME_MAX bytes; pairs the op with the same name on the other ranks.
- *            NULL: the n-th unnamed op of its kind on this rank meets the n-th on the others.
+ *   name     UTF-8, at most HVD_NAME_MAX bytes; pairs the op with the same name on the other ranks
+ *            of its process set; the same name in two sets means two ops. NULL: the n-th unnamed op
+ *            of its kind and set on this rank meets the n-th on the others.
  *   in, out  may be the same tensor (in place); must not overlap otherwise. Until the op is
  *            finished neither may be read or written, except that `in` may be read. The structs
  *            themselves are copied.
+ *   options  NULL: scale factors of 1, all ranks. "All ranks", "every rank" and "n" below mean the
+ *            members of the op's process set; "set rank" is a member's place among them.
  *   op_p     to be finished by hvd_wait or hvd_test and released by hvd_op_free.
  * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a
  * size of ordinary memory above 4096 bytes makes and announces shared memory to stage it, which
  * takes the engine's answer (5 s at most); hvd_alloc and hvd_register avoid that. Other immediate
- * errors: HVD_ERR_INVALID, _DUPLICATE_NAME, _UNSUPPORTED, _NO_MEMORY (staging for ordinary memory),
- * _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has failed with a
- * job error while it was executing, its output is undefined. */
+ * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
+ * _DUPLICATE_NAME, _NOT_FOUND (no such set), _UNSUPPORTED, _NO_MEMORY (staging for ordinary
+ * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has
+ * failed with a job error while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
 HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
                                 const struct hvd_tensor *in, const struct hvd_tensor *out,
                                 enum hvd_reduce_op reduce_op, const struct hvd_op_options *options,
                                 struct hvd_op **op_p);
-/* Concatenation along the first dimension, by rank; first dimensions may differ (also 0), the
+/* Concatenation along the first dimension, by set rank; first dimensions may differ (also 0), the
  * others must be equal.
  * `out` NULL: the library provides the memory, see hvd_op_result; it lives until hvd_op_free.
  * Otherwise out->data must have room for the whole result as described by out's dims
  * (HVD_ERR_TOO_SMALL if it has not); out's first dimension may be larger than the result's. With
- * out NULL the op makes progress inside hvd_test, hvd_wait and hvd_session_status: the first of
- * them that learns its size makes and announces shared memory, as above (5 s at most). */
+ * out NULL the op makes progress inside hvd_test, the hvd_wait functions and hvd_session_status:
+ * the first of them that learns its size makes and announces shared memory, as above (5 s at
+ * most). */
 HVD_API int hvd_allgather_async(struct hvd_session *session, const char *name,
                                 const struct hvd_tensor *in, const struct hvd_tensor *out,
-                                struct hvd_op **op_p);
-/* out on every rank = in of rank `root`. On the other ranks `in` gives dtype and shape, and its
- * data is not read. */
+                                const struct hvd_op_options *options, struct hvd_op **op_p);
+/* out on every rank = in of rank `root` (a global rank, member of the set). On the other ranks `in`
+ * gives dtype and shape, and its data is not read. */
 HVD_API int hvd_broadcast_async(struct hvd_session *session, const char *name,
                                 const struct hvd_tensor *in, const struct hvd_tensor *out, int root,
-                                struct hvd_op **op_p);
+                                const struct hvd_op_options *options, struct hvd_op **op_p);
+/* out = this rank's rows of the reduction. Rows (of the first dimension) are dealt out by set rank:
+ * with n members the first dim0 % n get dim0 / n + 1 rows each, the others dim0 / n. Shapes and
+ * dtypes of `in` are equal everywhere; a scalar has no rows: HVD_ERR_INVALID. Every reduce op but
+ * HVD_ADASUM. `out` has exactly this rank's rows (HVD_ERR_INVALID otherwise). NULL: the library
+ * provides the memory, see hvd_op_result; it lives until hvd_op_free. */
+HVD_API int hvd_reducescatter_async(struct hvd_session *session, const char *name,
+                                    const struct hvd_tensor *in, const struct hvd_tensor *out,
+                                    enum hvd_reduce_op reduce_op,
+                                    const struct hvd_op_options *options, struct hvd_op **op_p);
+/* Every rank sends rows of `in` to every rank: the first splits[0] rows go to set rank 0, the next
+ * splits[1] to set rank 1, and so on. `splits` has one entry per member, none negative, with a sum
+ * of at most in's first dimension (rows beyond it are not sent); it is copied. NULL: equal parts,
+ * which in's first dimension must allow. All dimensions but the first are equal everywhere; a
+ * scalar has no rows: HVD_ERR_INVALID. out = the rows received, those of set rank 0 first. `out` as
+ * in hvd_allgather_async: NULL or with room for the result. */
+HVD_API int hvd_alltoall_async(struct hvd_session *session, const char *name,
+                               const struct hvd_tensor *in, const int64_t *splits,
+                               const struct hvd_tensor *out, const struct hvd_op_options *options,
+                               struct hvd_op **op_p);
 /* Finishes when every rank has submitted it. Does not wait for other ops. */
-HVD_API int hvd_barrier_async(struct hvd_session *session, const char *name, struct hvd_op **op_p);
+HVD_API int hvd_barrier_async(struct hvd_session *session, const char *name,
+                              const struct hvd_op_options *options, struct hvd_op **op_p);
+
+/* ---- groups ----
+ * `count` (1 .. HVD_GROUP_MAX) ops at once: none runs until every member is ready on every rank;
+ * all finish together; if one fails all fail with the same sentence. in[count], out[count] and
+ * ops_p[count]; dtypes and shapes may differ between members. Member i is named
+ * "<name>_<i+1>of<count>". On an error nothing was submitted and ops_p is untouched. The first
+ * submission of a group carries its members' names, 64 KiB at most: HVD_ERR_LIMIT beyond. Each op
+ * is waited for and released by itself. */
+HVD_API int hvd_grouped_allreduce_async(struct hvd_session *session, const char *name,
+                                        const struct hvd_tensor *in, const struct hvd_tensor *out,
+                                        int count, enum hvd_reduce_op reduce_op,
+                                        const struct hvd_op_options *options,
+                                        struct hvd_op **ops_p);
+/* `out` NULL: the library provides the memory of every member. */
+HVD_API int hvd_grouped_allgather_async(struct hvd_session *session, const char *name,
+                                        const struct hvd_tensor *in, const struct hvd_tensor *out,
+                                        int count, const struct hvd_op_options *options,
+                                        struct hvd_op **ops_p);
+/* `out` NULL: the library provides the memory of every member. */
+HVD_API int hvd_grouped_reducescatter_async(struct hvd_session *session, const char *name,
+                                            const struct hvd_tensor *in,
+                                            const struct hvd_tensor *out, int count,
+                                            enum hvd_reduce_op reduce_op,
+                                            const struct hvd_op_options *options,
+                                            struct hvd_op **ops_p);
+
+/* ---- join ----
+ * This rank has no more data: until every member of the set (options->process_set) has joined, it
+ * takes part in the others' ops with neutral elements: 0 for sums, nothing for min, max and
+ * product, no rows for allgather, alltoall and reducescatter. Averages still divide by the number
+ * of members. A broadcast whose root has joined fails on all. Ops that this rank submitted before
+ * are not affected; until the join is finished (or taken back) it may submit nothing on that set
+ * (HVD_ERR_INVALID). Finished when all members have joined; afterwards the set is used as before,
+ * and hvd_op_joined_rank is the global rank that joined last. */
+HVD_API int hvd_join_async(struct hvd_session *session, const struct hvd_op_options *options,
+                           struct hvd_op **op_p);
+/* Of a finished join; -1 otherwise. */
+HVD_API int hvd_op_joined_rank(const struct hvd_op *op);
+/* Joins all ranks and waits without limit. `last_rank_p` may be NULL. */
+HVD_API int hvd_join(struct hvd_session *session, int *last_rank_p);
+
+/* ---- process sets ----
+ * Subsets of the job's ranks with ops of their own. A set that waits never delays another. Every
+ * rank of the job, member or not, adds and removes the same sets in the same order; disagreement is
+ * HVD_ERR_MISMATCH on all. Ids are small, the same on all ranks, and used again after a removal.
+ * Sets end with the session. */
+
+/* `ranks[count]`: distinct global ranks in any order; members are ordered by global rank. It is
+ * copied. Duplicates and unknown ranks are HVD_ERR_INVALID; a set of the same ranks that exists
+ * already (also: all ranks) is HVD_ERR_EXISTS. Several may be in flight. */
+HVD_API int hvd_process_set_add_async(struct hvd_session *session, const int *ranks, int count,
+                                      struct hvd_op **op_p);
+/* The id that a finished hvd_process_set_add_async got; -1 otherwise. */
+HVD_API int hvd_op_process_set(const struct hvd_op *op);
+/* Wait without limit for all ranks of the job. */
+HVD_API int hvd_process_set_add(struct hvd_session *session, const int *ranks, int count,
+                                int *id_p);
+/* Set 0 is HVD_ERR_INVALID, an unknown one HVD_ERR_NOT_FOUND. From its submission on this rank may
+ * submit nothing on the set. */
+HVD_API int hvd_process_set_remove_async(struct hvd_session *session, int id, struct hvd_op **op_p);
+HVD_API int hvd_process_set_remove(struct hvd_session *session, int id);
+
+/* What this rank knows of the sets; never block. HVD_ERR_NOT_FOUND for an unknown set. A set is
+ * known from the call on that sees its op finished. */
+/* This rank's place in the set; -1: not a member. */
+HVD_API int hvd_process_set_rank(struct hvd_session *session, int id);
+HVD_API int hvd_process_set_size(struct hvd_session *session, int id);
+/* The set's size; writes its first `capacity` global ranks, ascending. */
+HVD_API int hvd_process_set_ranks(struct hvd_session *session, int id, int *ranks_p, int capacity);
+/* The number of sets, set 0 included; writes the first `capacity` ids, ascending. */
+HVD_API int hvd_process_set_ids(struct hvd_session *session, int *ids_p, int capacity);
+
+/* ---- the end of ops -------------------------------------------------------------------------- */
 
 /* HVD_INPROGRESS, HVD_OK, or the op's error. Never blocks, though a finished op of ordinary memory
  * is copied out by the call that first sees it finished. */
@@ -285,9 +386,28 @@ HVD_API int hvd_test(struct hvd_op *op);
  * Returns the op's status. Spins briefly, then yields, then sleeps. A dead engine is noticed within
  * 100 ms. */
 HVD_API int hvd_wait(struct hvd_op *op, int64_t timeout_ns);
+/* Blocks until one of ops[0 .. count) is finished or timeout_ns has passed (HVD_ERR_TIMEOUT; all go
+ * on). NULL entries are skipped; ops of several sessions may be mixed. Returns the status of the
+ * finished op with the lowest index and writes that index, also when the op has failed; otherwise
+ * (HVD_ERR_TIMEOUT; HVD_ERR_INVALID: no ops) it is -1. An op that was seen before counts again:
+ * replace it by NULL. Sleeps as hvd_wait does. */
+HVD_API int hvd_wait_any(struct hvd_op *const *ops, int count, int64_t timeout_ns, int *index_p);
+/* Blocks until all of ops[0 .. count) are finished. NULL entries are skipped; ops of several
+ * sessions may be mixed. HVD_OK, the error of the failed op with the lowest index, or
+ * HVD_ERR_TIMEOUT (the unfinished ones go on). */
+HVD_API int hvd_wait_all(struct hvd_op *const *ops, int count, int64_t timeout_ns);
+/* Takes the op back if it still waits for other ranks: it then ends with HVD_ERR_CANCELLED on this
+ * rank, while the others go on waiting for it. HVD_OK: the request is on its way; look at the op to
+ * see what became of it. An op that executes or is finished is left alone. Never blocks.
+ * HVD_ERR_RING_FULL. */
+HVD_API int hvd_cancel(struct hvd_op *op);
 /* The output of a finished op: its data, dtype and shape. HVD_INPROGRESS before that, or the op's
  * error. */
 HVD_API int hvd_op_result(const struct hvd_op *op, struct hvd_tensor *result_p);
+/* Rows that a finished alltoall got from each member; `count` must be the number of members
+ * (HVD_ERR_INVALID otherwise, also for other ops). HVD_INPROGRESS before the end, or the op's
+ * error. */
+HVD_API int hvd_op_received_splits(const struct hvd_op *op, int64_t *splits_p, int count);
 /* The op's name ("allreduce.noname.7" for unnamed ones) and, after a failure, its sentence (""
  * otherwise). Both live until hvd_op_free. */
 HVD_API const char *hvd_op_name(const struct hvd_op *op);

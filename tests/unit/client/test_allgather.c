@@ -56,7 +56,7 @@ START_TEST(the_library_provides_the_memory)
     int64_t rows = row_counts[_i];
     struct hvd_op *op;
     struct hvd_tensor result;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(engine);
     ck_assert_uint_eq(slot.out_region, HVI_REGION_NONE);
     ck_assert_uint_eq(slot.out_capacity, 0);
@@ -92,7 +92,7 @@ START_TEST(a_result_lives_until_its_op_is_freed)
     struct hvd_op *ops[8];
     struct hvd_tensor results[8];
     for (int i = 0; i < 8; i++) {
-        ck_assert_int_eq(hvd_allgather_async(session, NULL, &in, NULL, &ops[i]), HVD_OK);
+        ck_assert_int_eq(hvd_allgather_async(session, NULL, &in, NULL, NULL, &ops[i]), HVD_OK);
         struct hvi_submission slot = hvt_fake_take(engine);
         size_up(slot.cookie, 1000);
         ck_assert_int_eq(hvd_test(ops[i]), HVD_INPROGRESS);
@@ -114,8 +114,8 @@ END_TEST
 START_TEST(waiting_for_another_op_feeds_this_one)
 {
     struct hvd_op *gather, *barrier;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &gather), HVD_OK);
-    ck_assert_int_eq(hvd_barrier_async(session, "b", &barrier), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &gather), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(session, "b", NULL, &barrier), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(engine);
     hvt_fake_take(engine);
     size_up(slot.cookie, 4);
@@ -131,7 +131,7 @@ END_TEST
 START_TEST(no_memory_for_a_result_is_told_to_the_engine)
 {
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(engine);
     hvt_fake_refuse_regions(fake, HVD_ERR_LIMIT, "enough");
     size_up(slot.cookie, 100000);
@@ -149,7 +149,7 @@ END_TEST
 START_TEST(an_op_that_fails_after_it_was_sized_is_not_fed)
 {
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(engine);
     size_up(slot.cookie, 100000);
     hvt_fake_done(engine, slot.cookie, HVD_ERR_RANK_LOST, "gone", 1);
@@ -165,7 +165,7 @@ START_TEST(a_given_output_gets_the_rows_that_came)
     struct hvd_tensor given = {.data = out, .dtype = HVD_FLOAT32, .ndim = 2, .dims = {10, 3}};
     struct hvd_tensor result;
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, &given, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, &given, NULL, &op), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(engine);
     ck_assert_uint_eq(slot.out_capacity, sizeof out);
     ck_assert_int_eq(slot.dims[0], 2);
@@ -209,7 +209,7 @@ END_TEST
 START_TEST(close_with_a_sized_op_is_clean)
 {
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
     size_up(hvt_fake_take(engine).cookie, 100000);
 }
 END_TEST
@@ -232,7 +232,7 @@ static const struct lie lies[] = {
 START_TEST(impossible_sizes_end_the_session)
 {
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
     hvt_fake_completion(engine, (struct hvi_completion){.cookie = hvt_fake_take(engine).cookie,
                                                         .kind = lies[_i].kind,
                                                         .text_cell = HVI_TEXT_NONE,
@@ -248,7 +248,7 @@ START_TEST(a_result_without_memory_ends_the_session)
 {
     struct hvd_tensor result;
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
     uint64_t cookie = hvt_fake_take(engine).cookie;
     size_up(cookie, 5);
     done(cookie, 5);
@@ -262,7 +262,7 @@ START_TEST(more_than_was_given_ends_the_session)
     float out[3] = {0};
     struct hvd_tensor given = {.data = out, .dtype = HVD_FLOAT32, .ndim = 2, .dims = {1, 3}};
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, &given, &op), HVD_OK);
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, &given, NULL, &op), HVD_OK);
     done(hvt_fake_take(engine).cookie, 2);
     ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_ERR_PROTOCOL);
 }

@@ -1,18 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a rank refuses by itself: every bad tensor of hvd.h's contract, and the sentence for it. */
 #include "base/types.h"
+#include "client/sets.h"
 #include "client/submit.h"
 #include "tests/unit/hvt_main.h"
 
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 static float memory[64];
 static struct hvd_tensor in, out;
 static struct client_request request;
+static struct client_set *set; /* all of four ranks, as rank 1 */
+
+static void free_set(void)
+{
+    free(set);
+    set = NULL;
+}
 
 static void set_up(void)
 {
+    static const int all[] = {0, 1, 2, 3};
+    free_set();
+    set = client_set_new(all, 4, 1);
+    ck_assert_ptr_nonnull(set);
     in = hvd_tensor_1d(memory, HVD_FLOAT32, 8);
     out = hvd_tensor_1d(memory + 32, HVD_FLOAT32, 8);
     request = (struct client_request){.what = "hvd_allreduce",
@@ -25,7 +38,9 @@ static void set_up(void)
 
 static void expect(int status, const char *words)
 {
-    int rc = client_check(&request, 1, 4);
+    int rc = client_check_options(&request);
+    if (rc == HVD_OK)
+        rc = client_check(&request, set->rank >= 0 ? set->ranks[set->rank] : 0, set);
     ck_assert_msg(rc == status, "%s: %s", hvd_status_name(rc), hvd_last_error());
     if (words)
         ck_assert_msg(strstr(hvd_last_error(), words) != NULL, "'%s' is not in '%s'", words,
@@ -214,7 +229,7 @@ int main(void)
 {
     Suite *suite = suite_create("client check");
     TCase *tcase = tcase_create("check");
-    tcase_add_checked_fixture(tcase, set_up, NULL);
+    tcase_add_checked_fixture(tcase, set_up, free_set);
     tcase_add_test(tcase, a_good_call_is_measured);
     tcase_add_test(tcase, the_sentence_names_function_and_tensor);
     tcase_add_test(tcase, missing_tensors_are_refused);

@@ -83,7 +83,7 @@ static int use_everything(struct hvd_op *op)
 START_TEST(every_call_is_an_error_in_the_child)
 {
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_barrier_async(session, "b", &op), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(session, "b", NULL, &op), HVD_OK);
     pid_t pid = fork();
     if (pid == 0)
         _exit(use_everything(op));

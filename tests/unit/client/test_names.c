@@ -25,7 +25,7 @@ static void tear_down(void)
 static struct client_name *claim(const char *name)
 {
     struct client_name *entry = NULL;
-    int rc = client_names_claim(&names, name, &entry);
+    int rc = client_names_claim(&names, 0, name, &entry);
     ck_assert_msg(rc == HVD_OK, "'%s': %s", name, hvd_status_name(rc));
     return entry;
 }
@@ -74,10 +74,10 @@ START_TEST(a_name_in_flight_cannot_be_claimed_and_can_right_after)
 {
     struct client_name *entry = claim("w");
     struct client_name *again = NULL;
-    ck_assert_int_eq(client_names_claim(&names, "w", &again), HVD_ERR_DUPLICATE_NAME);
+    ck_assert_int_eq(client_names_claim(&names, 0, "w", &again), HVD_ERR_DUPLICATE_NAME);
     ck_assert_ptr_null(again);
     client_names_landed(entry); /* complete, the op is not released yet */
-    ck_assert_int_eq(client_names_claim(&names, "w", &again), HVD_OK);
+    ck_assert_int_eq(client_names_claim(&names, 0, "w", &again), HVD_OK);
     ck_assert_ptr_eq(again, entry);
 }
 END_TEST
@@ -87,10 +87,10 @@ START_TEST(names_that_are_none_are_refused)
     static char long_name[HVD_NAME_MAX + 2];
     struct client_name *entry;
     memset(long_name, 'x', HVD_NAME_MAX + 1);
-    ck_assert_int_eq(client_names_claim(&names, "", &entry), HVD_ERR_INVALID);
-    ck_assert_int_eq(client_names_claim(&names, "\xff", &entry), HVD_ERR_INVALID);
-    ck_assert_int_eq(client_names_claim(&names, "\xc3", &entry), HVD_ERR_INVALID);
-    ck_assert_int_eq(client_names_claim(&names, long_name, &entry), HVD_ERR_INVALID);
+    ck_assert_int_eq(client_names_claim(&names, 0, "", &entry), HVD_ERR_INVALID);
+    ck_assert_int_eq(client_names_claim(&names, 0, "\xff", &entry), HVD_ERR_INVALID);
+    ck_assert_int_eq(client_names_claim(&names, 0, "\xc3", &entry), HVD_ERR_INVALID);
+    ck_assert_int_eq(client_names_claim(&names, 0, long_name, &entry), HVD_ERR_INVALID);
     ck_assert_uint_eq(names.count, 0);
     ck_assert_uint_eq(client_names_bytes(claim(long_name + 1)), HVD_NAME_MAX);
 }

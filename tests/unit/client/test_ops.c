@@ -116,7 +116,7 @@ START_TEST(unnamed_ops_are_counted_per_kind)
     struct hvd_tensor t = hvd_tensor_1d(memory, HVD_FLOAT32, 1);
     struct hvd_op *ops[4];
     ops[0] = submit(NULL, &t);
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &ops[1]), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &ops[1]), HVD_OK);
     ops[2] = submit(NULL, &t);
     ops[3] = submit(NULL, &t);
     static const uint64_t expected[] = {1, 1, 2, 3};
@@ -154,7 +154,7 @@ START_TEST(a_barrier_has_no_operands)
 {
     struct hvd_op *op;
     struct hvd_tensor result;
-    ck_assert_int_eq(hvd_barrier_async(session, "b", &op), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(session, "b", NULL, &op), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(engine);
     ck_assert_uint_eq(slot.kind, HVI_KIND_BARRIER);
     ck_assert_uint_eq(slot.in_region, HVI_REGION_NONE);
@@ -315,7 +315,7 @@ START_TEST(only_the_root_of_a_broadcast_copies_in)
     options.size = 2;
     ck_assert_int_eq(hvd_open(&options, &other), HVD_OK);
     struct hvt_fake_session *second = hvt_fake_session(fake, 1);
-    ck_assert_int_eq(hvd_broadcast_async(other, "w", &shape, &t, 0, &op), HVD_OK);
+    ck_assert_int_eq(hvd_broadcast_async(other, "w", &shape, &t, 0, NULL, &op), HVD_OK);
     struct hvi_submission slot = hvt_fake_take(second);
     ck_assert_int_eq(slot.root, 0);
     ck_assert_uint_eq(slot.kind, HVI_KIND_BROADCAST);
@@ -404,15 +404,15 @@ START_TEST(finished_ops_that_nobody_releases_are_a_limit_of_their_own)
     static struct hvd_op *ops[HVD_OPS_MAX];
     struct hvd_op *op;
     for (int i = 0; i < HVD_OPS_MAX; i++) {
-        ck_assert_int_eq(hvd_barrier_async(session, NULL, &ops[i]), HVD_OK);
+        ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &ops[i]), HVD_OK);
         hvt_fake_done(engine, hvt_fake_take(engine).cookie, HVD_OK, NULL, -1);
         if (i % 1000 == 999)
             ck_assert_int_eq(hvd_test(ops[i]), HVD_OK);
     }
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &op), HVD_ERR_LIMIT);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_ERR_LIMIT);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvd_op_free"));
     hvd_op_free(ops[7]);
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &ops[7]), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &ops[7]), HVD_OK);
     hvt_fake_done(engine, hvt_fake_take(engine).cookie, HVD_OK, NULL, -1);
     for (int i = 0; i < HVD_OPS_MAX; i++) {
         ck_assert_int_eq(hvd_wait(ops[i], 1000000000), HVD_OK);
@@ -425,10 +425,10 @@ START_TEST(all_ops_in_flight_is_a_full_ring)
 {
     struct hvd_op *op;
     for (int i = 0; i < HVD_OPS_MAX; i++) {
-        ck_assert_int_eq(hvd_barrier_async(session, NULL, &op), HVD_OK);
+        ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_OK);
         hvt_fake_take(engine);
     }
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &op), HVD_ERR_RING_FULL);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_ERR_RING_FULL);
 }
 END_TEST
 

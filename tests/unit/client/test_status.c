@@ -101,9 +101,9 @@ START_TEST(null_is_an_error_with_a_sentence)
     expect_invalid(hvd_deregister(NULL, &x), "hvd_deregister");
     expect_invalid(hvd_allreduce_async(NULL, "a", &t, &t, HVD_SUM, NULL, &op),
                    "hvd_allreduce_async");
-    expect_invalid(hvd_allgather_async(NULL, "a", &t, NULL, &op), "hvd_allgather_async");
-    expect_invalid(hvd_broadcast_async(NULL, "a", &t, &t, 0, &op), "hvd_broadcast_async");
-    expect_invalid(hvd_barrier_async(NULL, "a", &op), "hvd_barrier_async");
+    expect_invalid(hvd_allgather_async(NULL, "a", &t, NULL, NULL, &op), "hvd_allgather_async");
+    expect_invalid(hvd_broadcast_async(NULL, "a", &t, &t, 0, NULL, &op), "hvd_broadcast_async");
+    expect_invalid(hvd_barrier_async(NULL, "a", NULL, &op), "hvd_barrier_async");
     expect_invalid(hvd_allreduce(NULL, "a", &t, &t, HVD_SUM), "hvd_allreduce");
     expect_invalid(hvd_broadcast(NULL, "a", &t, &t, 0), "hvd_broadcast");
     expect_invalid(hvd_barrier(NULL, "a"), "hvd_barrier");

@@ -205,7 +205,7 @@ static void *die_together(void *argument)
         return NULL;
     }
     for (int i = 0; i < 100000; i++) {
-        int rc = hvd_barrier_async(session, NULL, &op);
+        int rc = hvd_barrier_async(session, NULL, NULL, &op);
         if (rc == HVD_OK) {
             rc = hvd_wait(op, 10000000000);
             hvd_op_free(op);

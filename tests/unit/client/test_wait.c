@@ -32,7 +32,7 @@ static void tear_down(void)
 static struct hvd_op *barrier(uint64_t *cookie_p)
 {
     struct hvd_op *op = NULL;
-    ck_assert_msg(hvd_barrier_async(session, NULL, &op) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_msg(hvd_barrier_async(session, NULL, NULL, &op) == HVD_OK, "%s", hvd_last_error());
     uint64_t cookie = hvt_fake_take(engine).cookie;
     if (cookie_p)
         *cookie_p = cookie;
@@ -115,7 +115,7 @@ START_TEST(a_dead_engine_is_noticed_within_100_ms)
     ck_assert_ptr_nonnull(strstr(hvd_op_error(op), "the engine of job 'fake' (pid "));
     ck_assert_str_eq(hvd_last_error(), hvd_op_error(op));
     ck_assert_int_eq(hvd_session_status(session), HVD_ERR_ENGINE_LOST);
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &other), HVD_ERR_ENGINE_LOST);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &other), HVD_ERR_ENGINE_LOST);
     hvd_op_free(op);
 }
 END_TEST
@@ -150,7 +150,7 @@ START_TEST(what_was_completed_before_the_stop_stays_complete)
     hvt_fake_done(engine, cookie, HVD_OK, NULL, -1);
     hvt_fake_notice(engine, HVD_ERR_JOB_STOPPED, "the job was stopped", true);
     atomic_store(&hvt_fake_header(engine)->session_state, HVI_SESSION_ENDED);
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &other), HVD_ERR_JOB_STOPPED);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &other), HVD_ERR_JOB_STOPPED);
     ck_assert_int_eq(hvd_test(op), HVD_OK);
     hvd_op_free(op);
 }
@@ -218,7 +218,7 @@ START_TEST(a_lost_rank_shows_in_the_status_and_ops_still_go_to_the_engine)
     ck_assert_int_eq(log_level, HVD_LOG_WARN);
     ck_assert_str_eq(log_text, "rank 2 left");
     struct hvd_op *op;
-    ck_assert_int_eq(hvd_barrier_async(logged, NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(logged, NULL, NULL, &op), HVD_OK);
     hvt_fake_done(second, hvt_fake_take(second).cookie, HVD_ERR_RANK_LOST,
                   "rank 1 (pid 5) exited with code 3", 1);
     ck_assert_int_eq(hvd_wait(op, -1), HVD_ERR_RANK_LOST);
@@ -236,7 +236,7 @@ START_TEST(a_submitter_that_never_waits_learns_the_end)
     struct hvd_op *op;
     hvt_fake_notice(engine, HVD_ERR_PROTOCOL, "rank 0 broke the protocol: seq 9", true);
     atomic_store(&hvt_fake_header(engine)->session_state, HVI_SESSION_ENDED);
-    ck_assert_int_eq(hvd_barrier_async(session, NULL, &op), HVD_ERR_PROTOCOL);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_ERR_PROTOCOL);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "seq 9"));
 }
 END_TEST
@@ -366,7 +366,7 @@ START_TEST(impossible_ring_indices_end_the_session)
         ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_ERR_PROTOCOL);
     } else {
         atomic_store(&hvt_fake_header(engine)->sq_head, 999999);
-        ck_assert_int_eq(hvd_barrier_async(session, NULL, &other), HVD_ERR_PROTOCOL);
+        ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &other), HVD_ERR_PROTOCOL);
     }
     ck_assert_int_eq(hvd_session_status(session), HVD_ERR_PROTOCOL);
     hvd_op_free(op);

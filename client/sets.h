@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The process sets this session knows. A set enters the table when the completion of its addition
+ * is read and leaves it when that of its removal is; set 0, all ranks, is always there. The numbers
+ * of unnamed ops are counted per set, because the members of a set need not agree on what happens
+ * in another. Needs the session's lock. */
+#ifndef HVD_CLIENT_SETS_H
+#define HVD_CLIENT_SETS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CLIENT_KINDS 16u /* room for every HVI_KIND_* as an index */
+
+struct client_request;
+struct hvd_op;
+struct hvd_session;
+
+struct client_set {
+    int id;
+    int rank;      /* this rank's place in it, -1: not a member */
+    bool joined;   /* this rank's join is in flight */
+    bool removing; /* the removal is in flight */
+    uint64_t anon_seq[CLIENT_KINDS];
+    struct client_set *next; /* with a higher id */
+    int size;
+    int ranks[]; /* global, ascending */
+};
+
+struct client_sets {
+    struct client_set *first; /* set 0 */
+    struct client_set *last;  /* of the previous look-up */
+};
+
+/* HVD_OK or HVD_ERR_NO_MEMORY. */
+int client_sets_init(struct client_sets *sets, int rank, int size);
+void client_sets_fini(struct client_sets *sets);
+
+/* A set that is in no table yet, to be released with free(3); `ranks` in any order. NULL: no
+ * memory. */
+struct client_set *client_set_new(const int *ranks, int size, int rank);
+/* NULL when there is none. */
+struct client_set *client_sets_find(struct client_sets *sets, int id);
+/* The place of a global rank, or -1. */
+int client_set_place(const struct client_set *set, int rank);
+/* "process set 2 (ranks 0,1)", for sentences. */
+void client_set_describe(const struct client_set *set, char *text_p, size_t text_size);
+
+/* Finds the request's set if this rank may submit an op on it; reads completions before it says
+ * no. HVD_OK, HVD_ERR_NOT_FOUND, HVD_ERR_INVALID, with the last error set. */
+int client_sets_use(struct hvd_session *session, const struct client_request *request,
+                    struct client_set **set_p);
+
+/* What the public forms do; `what` names the public function. They take the lock themselves. */
+int client_sets_add(struct hvd_session *session, const char *what, const int *ranks, int count,
+                    struct hvd_op **op_p);
+int client_sets_remove(struct hvd_session *session, const char *what, int id, struct hvd_op **op_p);
+/* The set can be removed. Errors as client_sets_use. */
+int client_sets_check_removal(struct hvd_session *session, const char *what, int id);
+
+/* A join or a removal has been submitted. */
+void client_sets_launched(struct hvd_session *session, const struct hvd_op *op);
+/* A join, an addition or a removal is over, however it ended; op->status and op->number are
+ * final. */
+void client_sets_landed(struct hvd_session *session, struct hvd_op *op);
+
+#endif
