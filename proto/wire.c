@@ -33,7 +33,7 @@ static int as_encode_error(int status)
 
 static const struct wire_body *packet_body(unsigned kind)
 {
-    if (kind < HVI_PACKET_ATTACH_REQUEST || kind > HVI_PACKET_ENGINE_HELLO)
+    if (kind < HVI_PACKET_ATTACH_REQUEST || kind >= HVI_PACKET_KIND_END)
         return NULL;
     return &hvi_wire_packet_bodies[kind];
 }
@@ -141,7 +141,7 @@ void hvi_packet_msg_free(struct hvi_packet_msg *msg)
 
 static const struct wire_body *admin_body(unsigned kind)
 {
-    if (kind < HVI_ADMIN_STATUS || kind > HVI_ADMIN_PROCESS_EXITED)
+    if (kind < HVI_ADMIN_STATUS || kind >= HVI_ADMIN_KIND_END)
         return NULL;
     return &hvi_wire_admin_bodies[kind];
 }

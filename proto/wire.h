@@ -22,6 +22,8 @@
 #define HVI_WIRE_PATH          256
 #define HVI_WIRE_ROWS_MAX      1024 /* rows of one kind in one message */
 #define HVI_WIRE_STALLS_MAX    128  /* stall rows in one message: each may list every rank */
+#define HVI_WIRE_TRACES_MAX    256  /* trace rows in one message: always fit a packet */
+#define HVI_WIRE_TRACE_NAME    128
 
 struct hvi_setting {
     char name[HVI_WIRE_SETTING_NAME];
@@ -64,6 +66,14 @@ struct hvi_ack {
 struct hvi_detach {
     uint64_t request;
 };
+struct hvi_timeline_start {
+    uint64_t request;
+    bool mark_cycles;
+    char path[HVI_WIRE_PATH];
+};
+struct hvi_timeline_stop {
+    uint64_t request;
+};
 struct hvi_notice {
     int32_t status;
     char text[HVI_TEXT_MAX + 1];
@@ -77,12 +87,14 @@ struct hvi_rank_row {
     char state[HVI_WIRE_SHORT_TEXT];
     char process[HVI_WIRE_SHORT_TEXT];
     uint64_t ops, bytes, in_flight, lag_mean_ns, lag_max_ns, region_bytes;
+    uint64_t lag_p50_ns, lag_p99_ns, lag_sum_ns, lag_ops, last_ops;
     char origin[HVI_WIRE_SHORT_TEXT];
     char text[256];
 };
 struct hvi_missing_rank {
     int32_t rank, pid;
     char process[HVI_WIRE_SHORT_TEXT];
+    char waits_in[HVI_WIRE_TRACE_NAME];
 };
 struct hvi_stall_row {
     char tensor[HVI_NAME_MAX + 1];
@@ -93,6 +105,16 @@ struct hvi_stall_row {
     size_t ready_count;
     struct hvi_missing_rank *missing; /* allocated */
     size_t missing_count;
+    uint32_t process_set;
+};
+struct hvi_trace_row {
+    int32_t rank, status;
+    uint64_t number;
+    char tensor[HVI_WIRE_TRACE_NAME];
+    char op[HVI_WIRE_SHORT_TEXT];
+    char dtype[HVI_WIRE_SHORT_TEXT];
+    uint32_t process_set;
+    uint64_t bytes, submit_ns, ready_ns, done_ns;
 };
 struct hvi_job_row {
     char job[HVI_JOB_ID_MAX + 1];
@@ -134,11 +156,14 @@ struct hvi_engine_session {
     uint32_t state; /* enum hvi_session_state */
     char text[HVI_TEXT_MAX + 1];
 };
-enum hvi_query_what { HVI_QUERY_RANKS = 1, HVI_QUERY_STALLS = 2 };
+enum hvi_query_what { HVI_QUERY_RANKS = 1, HVI_QUERY_STALLS = 2, HVI_QUERY_TRACE = 3 };
 struct hvi_engine_query {
     uint64_t request;
     uint32_t what;
     uint64_t min_age_ns;
+    int32_t rank; /* -1: every rank */
+    uint32_t limit;
+    uint64_t before;
 };
 struct hvi_engine_report {
     uint64_t request;
@@ -147,6 +172,8 @@ struct hvi_engine_report {
     struct hvi_stall_row *stalls;
     size_t stall_count;
     uint64_t rows_left_out;
+    struct hvi_trace_row *traces;
+    size_t trace_count;
 };
 struct hvi_engine_stop {
     char reason[HVI_TEXT_MAX + 1];
@@ -155,6 +182,17 @@ struct hvi_engine_fate {
     int32_t rank, pid;
     bool signaled;
     int32_t code;
+};
+struct hvi_timeline_request {
+    uint32_t protocol_version;
+    char job[HVI_JOB_ID_MAX + 1];
+    bool start, mark_cycles;
+    char path[HVI_WIRE_PATH];
+};
+struct hvi_engine_timeline {
+    uint64_t request;
+    bool start, mark_cycles;
+    char path[HVI_WIRE_PATH];
 };
 struct hvi_engine_hello {
     uint32_t protocol_version;
@@ -186,7 +224,12 @@ enum hvi_packet_kind {
     HVI_PACKET_ENGINE_STOP,
     HVI_PACKET_ENGINE_FATE,
     HVI_PACKET_ENGINE_HELLO,
+    HVI_PACKET_TIMELINE_START,
+    HVI_PACKET_TIMELINE_STOP,
+    HVI_PACKET_TIMELINE_REQUEST,
+    HVI_PACKET_ENGINE_TIMELINE,
 };
+#define HVI_PACKET_KIND_END (HVI_PACKET_ENGINE_TIMELINE + 1)
 
 struct hvi_packet_msg {
     enum hvi_packet_kind kind;
@@ -206,6 +249,10 @@ struct hvi_packet_msg {
         struct hvi_engine_stop engine_stop;
         struct hvi_engine_fate engine_fate;
         struct hvi_engine_hello engine_hello;
+        struct hvi_timeline_start timeline_start;
+        struct hvi_timeline_stop timeline_stop;
+        struct hvi_timeline_request timeline_request;
+        struct hvi_engine_timeline engine_timeline;
     };
 };
 
@@ -228,7 +275,9 @@ enum hvi_admin_kind {
     HVI_ADMIN_STALLS,
     HVI_ADMIN_JOB_STOP,
     HVI_ADMIN_PROCESS_EXITED,
+    HVI_ADMIN_TRACE,
 };
+#define HVI_ADMIN_KIND_END (HVI_ADMIN_TRACE + 1)
 
 struct hvi_admin_request {
     uint32_t protocol_version;
@@ -237,8 +286,10 @@ struct hvi_admin_request {
     char job[HVI_JOB_ID_MAX + 1]; /* "" when absent (stalls of every job) */
     uint64_t min_age_ns;
     char reason[HVI_TEXT_MAX + 1];
-    int32_t rank, pid, code; /* process_exited */
+    int32_t rank, pid, code; /* process_exited; trace: rank, -1 for every rank */
     bool signaled;
+    uint32_t limit; /* trace */
+    uint64_t before;
 };
 
 struct hvi_daemon_status {
@@ -266,6 +317,8 @@ struct hvi_admin_reply {
     struct hvi_stall_row *stalls;
     size_t stall_count;
     uint64_t rows_left_out;
+    struct hvi_trace_row *traces;
+    size_t trace_count;
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */

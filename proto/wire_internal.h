@@ -61,8 +61,8 @@ struct wire_body {
     const struct wire_table *table;
 };
 
-extern const struct wire_body hvi_wire_packet_bodies[HVI_PACKET_ENGINE_HELLO + 1];
-extern const struct wire_body hvi_wire_admin_bodies[HVI_ADMIN_PROCESS_EXITED + 1];
+extern const struct wire_body hvi_wire_packet_bodies[HVI_PACKET_KIND_END];
+extern const struct wire_body hvi_wire_admin_bodies[HVI_ADMIN_KIND_END];
 extern const struct wire_table hvi_wire_admin_request;
 extern const struct wire_table hvi_wire_admin_reply;
 extern const struct wire_table hvi_wire_attach_request_probe;

@@ -68,7 +68,9 @@ static const struct wire_field rank_row_fields[] = {
     U64(7, hvi_rank_row, bytes),         U64(8, hvi_rank_row, in_flight),
     U64(9, hvi_rank_row, lag_mean_ns),   U64(10, hvi_rank_row, lag_max_ns),
     U64(11, hvi_rank_row, region_bytes), TEXT(12, hvi_rank_row, origin, ANY),
-    TEXT(13, hvi_rank_row, text, ANY),
+    TEXT(13, hvi_rank_row, text, ANY),   U64(14, hvi_rank_row, lag_p50_ns),
+    U64(15, hvi_rank_row, lag_p99_ns),   U64(16, hvi_rank_row, lag_ops),
+    U64(17, hvi_rank_row, last_ops),     U64(18, hvi_rank_row, lag_sum_ns),
 };
 static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
 
@@ -76,6 +78,7 @@ static const struct wire_field missing_rank_fields[] = {
     RANK(1, hvi_missing_rank, rank),
     PID(2, hvi_missing_rank, pid),
     TEXT(3, hvi_missing_rank, process, FILLED),
+    TEXT(4, hvi_missing_rank, waits_in, ANY),
 };
 static const struct wire_table missing_rank = TABLE(missing_rank, missing_rank_fields, 0);
 
@@ -86,8 +89,19 @@ static const struct wire_field stall_row_fields[] = {
     LIST(4, hvi_stall_row, ready, ready_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
     LIST(5, hvi_stall_row, missing, missing_count, WIRE_ROWS, HVI_RANKS_MAX, &missing_rank),
     TEXT(6, hvi_stall_row, job, JOB_OR_EMPTY),
+    U32(7, hvi_stall_row, process_set),
 };
 static const struct wire_table stall_row = TABLE(stall_row, stall_row_fields, 0);
+
+static const struct wire_field trace_row_fields[] = {
+    RANK(1, hvi_trace_row, rank),           U64(2, hvi_trace_row, number),
+    TEXT(3, hvi_trace_row, tensor, FILLED), TEXT(4, hvi_trace_row, op, FILLED),
+    TEXT(5, hvi_trace_row, dtype, ANY),     U64(6, hvi_trace_row, bytes),
+    U32(7, hvi_trace_row, process_set),     U64(8, hvi_trace_row, submit_ns),
+    U64(9, hvi_trace_row, ready_ns),        U64(10, hvi_trace_row, done_ns),
+    STATUS(11, hvi_trace_row, status),
+};
+static const struct wire_table trace_row = TABLE(trace_row, trace_row_fields, 0);
 
 static const struct wire_field job_row_fields[] = {
     TEXT(1, hvi_job_row, job, JOB),
@@ -163,6 +177,18 @@ static const struct wire_field detach_fields[] = {
 };
 static const struct wire_table detach = TABLE(detach, detach_fields, 0);
 
+static const struct wire_field timeline_start_fields[] = {
+    U64(1, hvi_timeline_start, request),
+    FLAG(2, hvi_timeline_start, mark_cycles),
+    TEXT(3, hvi_timeline_start, path, ANY),
+};
+static const struct wire_table timeline_start = TABLE(timeline_start, timeline_start_fields, 0);
+
+static const struct wire_field timeline_stop_fields[] = {
+    U64(1, hvi_timeline_stop, request),
+};
+static const struct wire_table timeline_stop = TABLE(timeline_stop, timeline_stop_fields, 0);
+
 static const struct wire_field notice_fields[] = {
     STATUS(1, hvi_notice, status),
     TEXT(2, hvi_notice, text, ANY),
@@ -206,8 +232,11 @@ static const struct wire_table engine_session = TABLE(engine_session, engine_ses
 
 static const struct wire_field engine_query_fields[] = {
     U64(1, hvi_engine_query, request),
-    NUMBER(2, hvi_engine_query, what, HVI_QUERY_RANKS, HVI_QUERY_STALLS),
+    NUMBER(2, hvi_engine_query, what, HVI_QUERY_RANKS, HVI_QUERY_TRACE),
     U64(3, hvi_engine_query, min_age_ns),
+    NUMBER_OR(4, hvi_engine_query, rank, -1, INT32_MAX, -1),
+    U32(5, hvi_engine_query, limit),
+    U64(6, hvi_engine_query, before),
 };
 static const struct wire_table engine_query = TABLE(engine_query, engine_query_fields, 0);
 
@@ -216,6 +245,7 @@ static const struct wire_field engine_report_fields[] = {
     LIST(2, hvi_engine_report, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
     LIST(3, hvi_engine_report, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
     U64(4, hvi_engine_report, rows_left_out),
+    LIST(5, hvi_engine_report, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
 };
 static const struct wire_table engine_report = TABLE(engine_report, engine_report_fields, 0);
 
@@ -251,6 +281,22 @@ const struct wire_table hvi_wire_engine_hello_probe = {
     .version_fields = 1,
 };
 
+static const struct wire_field timeline_request_fields[] = {
+    U32(1, hvi_timeline_request, protocol_version), TEXT(2, hvi_timeline_request, job, JOB),
+    FLAG(3, hvi_timeline_request, start),           FLAG(4, hvi_timeline_request, mark_cycles),
+    TEXT(5, hvi_timeline_request, path, ANY),
+};
+static const struct wire_table timeline_request =
+    TABLE(timeline_request, timeline_request_fields, 1);
+
+static const struct wire_field engine_timeline_fields[] = {
+    U64(1, hvi_engine_timeline, request),
+    FLAG(2, hvi_engine_timeline, start),
+    FLAG(3, hvi_engine_timeline, mark_cycles),
+    TEXT(4, hvi_engine_timeline, path, ANY),
+};
+static const struct wire_table engine_timeline = TABLE(engine_timeline, engine_timeline_fields, 0);
+
 const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_ATTACH_REQUEST] = {"attach_request", &attach_request},
     [HVI_PACKET_ATTACH_REPLY] = {"attach_reply", &attach_reply},
@@ -267,6 +313,10 @@ const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_ENGINE_STOP] = {"engine_stop", &engine_stop},
     [HVI_PACKET_ENGINE_FATE] = {"engine_fate", &engine_fate},
     [HVI_PACKET_ENGINE_HELLO] = {"engine_hello", &engine_hello},
+    [HVI_PACKET_TIMELINE_START] = {"timeline_start", &timeline_start},
+    [HVI_PACKET_TIMELINE_STOP] = {"timeline_stop", &timeline_stop},
+    [HVI_PACKET_TIMELINE_REQUEST] = {"timeline_request", &timeline_request},
+    [HVI_PACKET_ENGINE_TIMELINE] = {"engine_timeline", &engine_timeline},
 };
 
 /* ---- admin ----------------------------------------------------------------------------------- */
@@ -300,6 +350,14 @@ static const struct wire_field process_exited_fields[] = {
 };
 static const struct wire_table process_exited = TABLE(process_exited, process_exited_fields, 0);
 
+static const struct wire_field trace_request_fields[] = {
+    TEXT(1, hvi_admin_request, job, JOB),
+    NUMBER_OR(2, hvi_admin_request, rank, -1, INT32_MAX, -1),
+    U32(3, hvi_admin_request, limit),
+    U64(4, hvi_admin_request, before),
+};
+static const struct wire_table trace_request = TABLE(trace_request, trace_request_fields, 0);
+
 const struct wire_body hvi_wire_admin_bodies[] = {
     [HVI_ADMIN_STATUS] = {"status", &status_request},
     [HVI_ADMIN_JOBS] = {"jobs", &jobs_request},
@@ -307,6 +365,7 @@ const struct wire_body hvi_wire_admin_bodies[] = {
     [HVI_ADMIN_STALLS] = {"stalls", &stalls_request},
     [HVI_ADMIN_JOB_STOP] = {"job_stop", &job_stop},
     [HVI_ADMIN_PROCESS_EXITED] = {"process_exited", &process_exited},
+    [HVI_ADMIN_TRACE] = {"trace", &trace_request},
 };
 
 static const struct wire_field admin_request_fields[] = {
@@ -347,5 +406,6 @@ static const struct wire_field admin_reply_fields[] = {
     LIST(7, hvi_admin_reply, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
     LIST(8, hvi_admin_reply, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
     U64(9, hvi_admin_reply, rows_left_out),
+    LIST(10, hvi_admin_reply, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
 };
 const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);

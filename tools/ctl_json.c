@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]},
- * {"stalls": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
+ * {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
  * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
 #include "tools/ctl.h"
@@ -109,7 +109,11 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_adm
         add_u64(object, "bytes", row->bytes);
         add_u64(object, "in_flight", row->in_flight);
         add_u64(object, "lag_mean_ns", row->lag_mean_ns);
+        add_u64(object, "lag_p50_ns", row->lag_p50_ns);
+        add_u64(object, "lag_p99_ns", row->lag_p99_ns);
         add_u64(object, "lag_max_ns", row->lag_max_ns);
+        add_u64(object, "lag_ops", row->lag_ops);
+        add_u64(object, "last_ops", row->last_ops);
         add_u64(object, "region_bytes", row->region_bytes);
         cJSON_AddStringToObject(object, "origin", row->origin);
         cJSON_AddStringToObject(object, "text", row->text);
@@ -124,6 +128,7 @@ static void add_stall(cJSON *array, const struct hvi_stall_row *row)
     cJSON_AddStringToObject(object, "job", row->job);
     cJSON_AddStringToObject(object, "tensor", row->tensor);
     cJSON_AddStringToObject(object, "op", row->op);
+    add_u64(object, "process_set", row->process_set);
     add_u64(object, "age_ns", row->age_ns);
     cJSON *ready = cJSON_AddArrayToObject(object, "ready");
     for (size_t i = 0; i < row->ready_count; i++)
@@ -134,6 +139,7 @@ static void add_stall(cJSON *array, const struct hvi_stall_row *row)
         add_i64(rank, "rank", row->missing[i].rank);
         add_i64(rank, "pid", row->missing[i].pid);
         cJSON_AddStringToObject(rank, "process", row->missing[i].process);
+        cJSON_AddStringToObject(rank, "waits_in", row->missing[i].waits_in);
     }
 }
 
@@ -144,6 +150,56 @@ void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     for (size_t i = 0; i < reply->stall_count; i++)
         add_stall(array, &reply->stalls[i]);
     add_note(document, reply);
+    print(ctl, document);
+}
+
+void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
+                    size_t count)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "job", job);
+    cJSON *array = cJSON_AddArrayToObject(document, "trace");
+    for (size_t i = 0; i < count; i++) {
+        const struct hvi_trace_row *row = &rows[i];
+        cJSON *object = add_object(array);
+        add_i64(object, "rank", row->rank);
+        add_u64(object, "number", row->number);
+        cJSON_AddStringToObject(object, "tensor", row->tensor);
+        cJSON_AddStringToObject(object, "op", row->op);
+        cJSON_AddStringToObject(object, "dtype", row->dtype);
+        add_u64(object, "bytes", row->bytes);
+        add_u64(object, "process_set", row->process_set);
+        add_u64(object, "submit_ns", row->submit_ns);
+        add_u64(object, "ready_ns", row->ready_ns);
+        add_u64(object, "done_ns", row->done_ns);
+        add_i64(object, "status", row->status);
+        cJSON_AddStringToObject(object, "status_name", hvi_status_name(row->status));
+    }
+    print(ctl, document);
+}
+
+void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
+                  uint64_t interval_ns)
+{
+    cJSON *document = cJSON_CreateObject();
+    add_u64(document, "interval_ns", interval_ns);
+    cJSON *array = cJSON_AddArrayToObject(document, "ranks");
+    for (size_t i = 0; i < count; i++) {
+        const struct ctl_top_row *row = &rows[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "job", row->job);
+        add_i64(object, "rank", row->now.rank);
+        add_i64(object, "pid", row->now.pid);
+        cJSON_AddStringToObject(object, "state", row->now.state);
+        cJSON_AddStringToObject(object, "process", row->now.process);
+        add_u64(object, "ops_per_s", row->ops_per_s);
+        add_u64(object, "bytes_per_s", row->bytes_per_s);
+        add_u64(object, "in_flight", row->now.in_flight);
+        add_u64(object, "lag_mean_ns", row->lag_ns);
+        add_u64(object, "lag_p99_ns", row->now.lag_p99_ns);
+        add_u64(object, "lag_ops", row->met);
+        add_u64(object, "last_ops", row->last);
+    }
     print(ctl, document);
 }
 

@@ -82,9 +82,8 @@ static int explain_failure(const struct ctl *ctl, const struct address *address,
     }
 }
 
-/* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
-static int ask(const struct ctl *ctl, struct hvi_admin_request *request,
-               struct hvi_admin_reply *reply_p)
+int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
+            struct hvi_admin_reply *reply_p)
 {
     struct address address;
     struct admin_client *client = NULL;
@@ -133,7 +132,7 @@ bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char
     return status == HVI_OK;
 }
 
-static int copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request)
+int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p)
 {
     if (!hvi_job_id_valid(job)) {
         ctl_complain(ctl, HVI_ERR_INVALID,
@@ -141,7 +140,7 @@ static int copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_req
                      HVI_JOB_ID_MAX);
         return CTL_USAGE;
     }
-    snprintf(request->job, sizeof request->job, "%s", job);
+    snprintf(request_p->job, sizeof request_p->job, "%s", job);
     return CTL_OK;
 }
 
@@ -152,7 +151,7 @@ static int run_status(const struct ctl *ctl, char **args, int count)
     struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
     struct hvi_admin_reply reply;
     (void)args, (void)count;
-    const int code = ask(ctl, &request, &reply);
+    const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
     (ctl->json ? ctl_json_status : ctl_show_status)(ctl, &reply);
@@ -165,7 +164,7 @@ static int run_jobs(const struct ctl *ctl, char **args, int count)
     struct hvi_admin_request request = {.kind = HVI_ADMIN_JOBS};
     struct hvi_admin_reply reply;
     (void)args, (void)count;
-    const int code = ask(ctl, &request, &reply);
+    const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
     (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, &reply);
@@ -178,9 +177,9 @@ static int run_ranks(const struct ctl *ctl, char **args, int count)
     struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS};
     struct hvi_admin_reply reply;
     (void)count;
-    int code = copy_job(ctl, args[0], &request);
+    int code = ctl_copy_job(ctl, args[0], &request);
     if (code == CTL_OK)
-        code = ask(ctl, &request, &reply);
+        code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
     if (reply.text[0] != '\0' && !ctl->json)
@@ -194,9 +193,9 @@ static int run_stalls(const struct ctl *ctl, char **args, int count)
 {
     struct hvi_admin_request request = {.kind = HVI_ADMIN_STALLS, .min_age_ns = ctl->min_age_ns};
     struct hvi_admin_reply reply;
-    int code = count > 0 ? copy_job(ctl, args[0], &request) : CTL_OK;
+    int code = count > 0 ? ctl_copy_job(ctl, args[0], &request) : CTL_OK;
     if (code == CTL_OK)
-        code = ask(ctl, &request, &reply);
+        code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
     if (reply.text[0] != '\0' && !ctl->json)
@@ -211,11 +210,11 @@ static int run_job_stop(const struct ctl *ctl, char **args, int count)
     struct hvi_admin_request request = {.kind = HVI_ADMIN_JOB_STOP};
     struct hvi_admin_reply reply;
     (void)count;
-    int code = copy_job(ctl, args[0], &request);
+    int code = ctl_copy_job(ctl, args[0], &request);
     if (ctl->reason != NULL)
         snprintf(request.reason, sizeof request.reason, "%s", ctl->reason);
     if (code == CTL_OK)
-        code = ask(ctl, &request, &reply);
+        code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
     char text[HVI_TEXT_MAX + 1];
@@ -262,6 +261,10 @@ static const struct command commands[] = {
     {"ranks", NULL, "JOB", 1, 1, run_ranks, "a job's ranks: process, state, ops, arrival lag"},
     {"job", "ranks", "JOB", 1, 1, run_ranks, "the same"},
     {"stalls", NULL, "[JOB]", 0, 1, run_stalls, "ops that wait, and for whom (--min-age S)"},
+    {"top", NULL, "[JOB]", 0, 1, ctl_top,
+     "ops/s, bytes/s and lag per rank, live (--interval S, --once)"},
+    {"trace", NULL, "JOB", 1, 1, ctl_trace,
+     "the last ops of its ranks, dead ones too (--rank R, --last N)"},
     {"job", "stop", "JOB", 1, 1, run_job_stop,
      "end a job with an error on its ranks (--reason TEXT)"},
     {"doctor", NULL, "", 0, 0, run_doctor,
@@ -279,6 +282,10 @@ static const char options_text[] =
     "  --timeout S     how long to wait for the daemon (5)\n"
     "  --min-age S     stalls: only ops that have waited at least this long\n"
     "  --reason TEXT   job stop: what its ranks are told\n"
+    "  --rank R        trace: only this rank\n"
+    "  --last N        trace: ops per rank, the newest (20; 1024 are kept)\n"
+    "  --interval S    top: seconds between two looks (1)\n"
+    "  --once          top: one table, over one interval; --json implies it\n"
     "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
 
 static void print_command(FILE *out, const struct command *row)
@@ -313,7 +320,9 @@ static int run_help(const struct ctl *ctl, char **args, int count)
 static const struct option long_options[] = {
     {"address", required_argument, NULL, 'a'}, {"json", no_argument, NULL, 'j'},
     {"timeout", required_argument, NULL, 't'}, {"min-age", required_argument, NULL, 'm'},
-    {"reason", required_argument, NULL, 'r'},  {"help", no_argument, NULL, 'h'},
+    {"reason", required_argument, NULL, 'r'},  {"rank", required_argument, NULL, 'R'},
+    {"last", required_argument, NULL, 'l'},    {"interval", required_argument, NULL, 'i'},
+    {"once", no_argument, NULL, 'o'},          {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'v'},       {NULL, 0, NULL, 0},
 };
 
@@ -323,6 +332,43 @@ static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_
         return CTL_OK;
     ctl_complain(ctl, HVI_ERR_INVALID, "%s takes a number of seconds, not '%s'", name, optarg);
     return CTL_USAGE;
+}
+
+static int number_option(const struct ctl *ctl, const char *name, long min, long max,
+                         long *number_p)
+{
+    if (text_parse_int(optarg, min, max, number_p) == 0)
+        return CTL_OK;
+    ctl_complain(ctl, HVI_ERR_INVALID, "%s takes a number from %ld to %ld, not '%s'", name, min,
+                 max, optarg);
+    return CTL_USAGE;
+}
+
+/* Options of one command only. */
+static int take_special(struct ctl *ctl, int letter)
+{
+    long number = 0;
+    int code = CTL_OK;
+    switch (letter) {
+    case 'R':
+        code = number_option(ctl, "--rank", 0, HVI_RANKS_MAX - 1, &number);
+        ctl->rank = (int32_t)number;
+        return code;
+    case 'l':
+        code = number_option(ctl, "--last", 1, 1024, &number);
+        ctl->last = (uint32_t)number;
+        return code;
+    case 'i':
+        code = seconds_option(ctl, "--interval", &ctl->interval_ns);
+        if (code == CTL_OK && ctl->interval_ns < 10 * HVI_NS_MS)
+            ctl->interval_ns = 10 * HVI_NS_MS;
+        return code;
+    case 'o':
+        ctl->once = true;
+        return CTL_OK;
+    default:
+        return CTL_USAGE; /* getopt has said why */
+    }
 }
 
 /* One option; CTL_OK or CTL_USAGE after a complaint. */
@@ -349,7 +395,7 @@ static int take_option(struct ctl *ctl, int letter, const char **instead_p)
         *instead_p = "version";
         return CTL_OK;
     default:
-        return CTL_USAGE; /* getopt has said why */
+        return take_special(ctl, letter);
     }
 }
 
@@ -393,7 +439,11 @@ static int dispatch(const struct ctl *ctl, char **words, int count)
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = {.timeout_ns = 5 * HVI_NS_SEC, .out = stdout};
+    struct ctl ctl = {.timeout_ns = 5 * HVI_NS_SEC,
+                      .rank = -1,
+                      .last = 20,
+                      .interval_ns = HVI_NS_SEC,
+                      .out = stdout};
     const char *instead = NULL;
     int letter;
     while ((letter = getopt_long(argc, argv, "hj", long_options, NULL)) != -1) {

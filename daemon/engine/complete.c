@@ -122,6 +122,7 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
     };
 
     HVI_ASSERT(status <= 0);
+    engine_trace_part(part, status);
     part->op = NULL;
     if (part->output_asked)
         part->session->outputs_excused++;

@@ -141,6 +141,8 @@ void engine_fini(struct engine *engine)
         close(engine->worker_fd);
     if (engine->engine_fd >= 0)
         close(engine->engine_fd);
+    for (int32_t rank = 0; engine->ranks && rank < engine->start.size; rank++)
+        engine_trace_free(engine->ranks[rank].trace);
     free(engine->ranks);
     pthread_mutex_destroy(&engine->finished_lock);
 }

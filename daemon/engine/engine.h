@@ -13,6 +13,7 @@
 #include "base/types.h"
 #include "daemon/engine/backend.h"
 #include "daemon/engine/intake.h"
+#include "daemon/engine/observe.h"
 #include "daemon/engine/region.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
@@ -98,6 +99,7 @@ struct engine_op {
     uint32_t outputs_missing;
     uint64_t first_ns; /* when the first rank's submission was taken in */
     uint64_t warn_ns;  /* when to warn (again) */
+    uint64_t ready_ns; /* when the last rank had come; 0 before */
     int64_t rows;      /* allgather */
     struct engine_work work;
     struct engine_part **parts; /* [size]; work.in, .out and .sizes lie behind it */
@@ -130,7 +132,8 @@ struct engine_rank {
     bool fate_told; /* by hvdrun, through hvdd */
     struct hvi_fate fate;
     uint64_t ops, bytes;
-    uint64_t lag_sum_ns, lag_max_ns, lag_count;
+    struct engine_lag lag;
+    struct engine_trace *trace; /* from the rank's coming to the engine's end; NULL */
 };
 
 /* What an attached rank owns: everything is released when it ends. */
@@ -219,6 +222,20 @@ struct engine {
     struct hvi_packet packet;                       /* scratch for receiving */
     unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
 };
+
+/* The members of an op: op->parts[i] is the part of global rank engine_op_rank(engine, op, i). */
+static inline uint32_t engine_op_members(const struct engine *engine, const struct engine_op *op)
+{
+    (void)op;
+    return (uint32_t)engine->start.size;
+}
+
+static inline int32_t engine_op_rank(const struct engine *engine, const struct engine_op *op,
+                                     uint32_t member)
+{
+    (void)engine, (void)op;
+    return (int32_t)member;
+}
 
 /* ---- engine.c: the whole ---- */
 

@@ -101,6 +101,19 @@ static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uin
     engine_stall_rows_free(report->stalls, count);
 }
 
+static void report_trace(struct engine *engine, struct hvi_packet_msg *msg,
+                         const struct hvi_engine_query *query)
+{
+    struct hvi_engine_report *report = &msg->engine_report;
+
+    engine_intake_drain_all(engine);
+    if (engine_trace_rows(engine, query->rank, query->limit, query->before, &report->traces,
+                          &report->trace_count, &report->rows_left_out) != HVI_OK)
+        report->traces = NULL;
+    send_report(engine, msg);
+    free(report->traces);
+}
+
 static void answer(struct engine *engine, const struct hvi_engine_query *query)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REPORT};
@@ -108,6 +121,8 @@ static void answer(struct engine *engine, const struct hvi_engine_query *query)
     msg.engine_report.request = query->request;
     if (query->what == HVI_QUERY_RANKS)
         report_ranks(engine, &msg);
+    else if (query->what == HVI_QUERY_TRACE)
+        report_trace(engine, &msg, query);
     else
         report_stalls(engine, &msg, query->min_age_ns);
 }

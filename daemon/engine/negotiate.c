@@ -61,6 +61,7 @@ static struct engine_op *op_new(struct engine *engine, struct engine_tensor *ten
     op->outputs_missing = 0;
     op->first_ns = engine->now_ns;
     op->warn_ns = engine->now_ns + engine->stall_warn_ns;
+    op->ready_ns = 0;
     op->rows = 0;
     op->next = NULL;
     op->prev = engine->waiting_last;
@@ -208,30 +209,13 @@ static void gather_ready(struct engine *engine, struct engine_op *op)
         make_ready(engine, op);
 }
 
-static void count_lag(struct engine *engine, const struct engine_op *op)
-{
-    uint64_t first_ns = UINT64_MAX;
-
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (op->parts[rank]->arrived_ns < first_ns)
-            first_ns = op->parts[rank]->arrived_ns;
-    }
-    for (int32_t i = 0; i < engine->start.size; i++) {
-        struct engine_rank *rank = &engine->ranks[i];
-        uint64_t lag_ns = op->parts[i]->arrived_ns - first_ns;
-        rank->lag_sum_ns += lag_ns;
-        rank->lag_count++;
-        if (lag_ns > rank->lag_max_ns)
-            rank->lag_max_ns = lag_ns;
-    }
-}
-
 static void everybody_here(struct engine *engine, struct engine_op *op)
 {
     const struct hvi_submission *copy = &op->parts[0]->copy;
     char text[HVI_TEXT_MAX + 1];
 
-    count_lag(engine, op);
+    op->ready_ns = engine->now_ns;
+    engine_lag_op(engine, op);
     int status =
         engine_agree_check(op->parts, (uint32_t)engine->start.size, op->tensor, text, sizeof text);
     if (status != HVI_OK) {

@@ -299,6 +299,7 @@ static bool adopt_rank(struct engine *engine, const struct hvi_engine_adopt *ado
     struct engine_session *session = NULL;
 
     fill_slot(slot, adopt, request);
+    slot->trace = engine_trace_new();
     take_job_settings(engine, request);
     int status = session_new(engine, request->rank, adopt->session, socket_fd, pid_fd, &session);
     if (status != HVI_OK) {
@@ -508,8 +509,7 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
     row->ops = slot->ops;
     row->bytes = slot->bytes;
     row->in_flight = slot->session ? slot->session->in_flight : 0;
-    row->lag_mean_ns = slot->lag_count > 0 ? slot->lag_sum_ns / slot->lag_count : 0;
-    row->lag_max_ns = slot->lag_max_ns;
+    engine_lag_row(&slot->lag, row);
     row->region_bytes = slot->session ? slot->session->regions.bytes : 0;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
     snprintf(row->text, sizeof row->text, "%s", slot->text);

@@ -133,20 +133,26 @@ no_memory:
     return NULL;
 }
 
-static void ask(struct node_answer *answer, struct node_engine *engine, uint32_t what,
-                uint64_t min_age_ns, size_t row)
+static void ask_query(struct node_answer *answer, struct node_engine *engine,
+                      const struct hvi_engine_query *query, size_t row)
 {
-    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_QUERY};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_QUERY, .engine_query = *query};
     struct question *question = &answer->questions[answer->question_count];
 
     msg.engine_query.request = answer->node->next_query++;
-    msg.engine_query.what = what;
-    msg.engine_query.min_age_ns = min_age_ns;
     *question = (struct question){.number = msg.engine_query.request, .engine = engine, .row = row};
     answer->question_count++;
     answer->open_count++;
     node_link_send(engine, &msg, NULL,
                    0); /* if this fails, the engine is about to end, which closes the question */
+}
+
+static void ask(struct node_answer *answer, struct node_engine *engine, uint32_t what,
+                uint64_t min_age_ns, size_t row)
+{
+    const struct hvi_engine_query query = {.what = what, .min_age_ns = min_age_ns, .rank = -1};
+
+    ask_query(answer, engine, &query, row);
 }
 
 /* ---- reports come in
@@ -211,6 +217,15 @@ static void sum_ranks(struct hvi_job_row *row, const struct hvi_engine_report *r
     }
 }
 
+static void take_traces(struct hvi_admin_reply *reply, struct hvi_engine_report *report)
+{
+    free(reply->traces);
+    reply->traces = report->traces;
+    reply->trace_count = report->trace_count;
+    report->traces = NULL;
+    report->trace_count = 0;
+}
+
 static void take_report(struct node_answer *answer, const struct question *question,
                         struct hvi_engine_report *report)
 {
@@ -221,6 +236,8 @@ static void take_report(struct node_answer *answer, const struct question *quest
         sum_ranks(&answer->reply.jobs[question->row], report);
     } else if (answer->kind == HVI_ADMIN_RANKS)
         take_ranks(&answer->reply, report);
+    else if (answer->kind == HVI_ADMIN_TRACE)
+        take_traces(&answer->reply, report);
     else
         take_stalls(&answer->reply, report, question->engine->generation->job->id);
 }
@@ -271,7 +288,7 @@ void node_answer_engine_gone(struct node *node, const struct node_engine *engine
     {
         if (!has_open_question(answer, engine, &index)) /* an answer asks an engine once */
             continue;
-        if (answer->kind == HVI_ADMIN_RANKS) {
+        if (answer->kind == HVI_ADMIN_RANKS || answer->kind == HVI_ADMIN_TRACE) {
             answer->reply.status = HVI_ERR_NOT_FOUND;
             snprintf(answer->reply.text, sizeof(answer->reply.text), "job '%s' has just ended",
                      engine->generation->job->id);
@@ -372,6 +389,22 @@ static void answer_ranks(struct node *node, const struct node_asker *asker,
         ask(answer, node_job_newest(job)->engine, HVI_QUERY_RANKS, 0, 0);
 }
 
+static void answer_trace(struct node *node, const struct node_asker *asker,
+                         const struct hvi_admin_request *request)
+{
+    const struct hvi_engine_query query = {
+        .what = HVI_QUERY_TRACE,
+        .rank = request->rank,
+        .limit = request->limit,
+        .before = request->before,
+    };
+    struct node_job *job = find_job(node, asker, request);
+    struct node_answer *answer = job == NULL ? NULL : answer_new(node, asker, HVI_ADMIN_TRACE);
+
+    if (answer != NULL)
+        ask_query(answer, node_job_newest(job)->engine, &query, 0);
+}
+
 static void answer_stalls(struct node *node, const struct node_asker *asker,
                           const struct hvi_admin_request *request)
 {
@@ -457,6 +490,9 @@ void node_answer_request(struct node *node, const struct node_asker *asker,
         break;
     case HVI_ADMIN_JOB_STOP:
         answer_job_stop(node, asker, request);
+        break;
+    case HVI_ADMIN_TRACE:
+        answer_trace(node, asker, request);
         break;
     case HVI_ADMIN_PROCESS_EXITED:
         answer_process_exited(node, asker, request);

@@ -62,9 +62,10 @@ def test_stalls_name_tensor_and_missing_rank_and_that_it_is_stopped(daemon):
         rows = wait_until(lambda: daemon.ctl.json("stalls", "stuck")["stalls"], "the op to show up", step=0.05)
         assert [row["tensor"] for row in rows] == ["the_gate"]
         assert rows[0]["op"] == "barrier" and rows[0]["ready"] == [0, 2] and rows[0]["age_ns"] > 0
-        assert rows[0]["missing"] == [{"rank": 1, "pid": job.ranks[1].pid, "process": "T"}]
+        assert rows[0]["missing"] == [{"rank": 1, "pid": job.ranks[1].pid, "process": "T",
+                                       "waits_in": rows[0]["missing"][0]["waits_in"]}]
         table = daemon.ctl.run("stalls").stdout
-        assert f"1 (pid {job.ranks[1].pid}, stopped (T))" in table and "0,2" in table, table
+        assert f"1 (pid {job.ranks[1].pid}, stopped (T)" in table and "0,2" in table, table
         assert not daemon.ctl.json("stalls", "--min-age", "1000")["stalls"]
         assert daemon.ctl.run("stalls", "--min-age", "1000").stdout == "nothing waits\n"
     assert job.ranks[1].submit("barrier", "the_gate") is not None

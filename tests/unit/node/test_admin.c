@@ -165,6 +165,7 @@ START_TEST(an_unknown_job_is_not_found)
     ask(HVI_ADMIN_RANKS, "nobody", HVI_ERR_NOT_FOUND);
     ck_assert_str_eq(reply.text, "no job 'nobody' runs here");
     ask(HVI_ADMIN_STALLS, "nobody", HVI_ERR_NOT_FOUND);
+    ask(HVI_ADMIN_TRACE, "nobody", HVI_ERR_NOT_FOUND);
     ask(HVI_ADMIN_JOB_STOP, "nobody", HVI_ERR_NOT_FOUND);
     ask(HVI_ADMIN_PROCESS_EXITED, "nobody", HVI_ERR_NOT_FOUND);
     stop();

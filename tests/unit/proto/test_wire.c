@@ -30,7 +30,8 @@ static void blank_lists(struct hvi_packet_msg *msg)
     if (msg->kind == HVI_PACKET_ENGINE_ADOPT)
         msg->engine_adopt.attach = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_REPORT)
-        msg->engine_report.ranks = NULL, msg->engine_report.stalls = NULL;
+        msg->engine_report.ranks = NULL, msg->engine_report.stalls = NULL,
+        msg->engine_report.traces = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_HELLO)
         msg->engine_hello.ranks = NULL;
 }
@@ -253,8 +254,8 @@ END_TEST
 
 START_TEST(unknown_body_is_refused)
 {
-    const unsigned char future[] = {0x82, 0x01, 0};            /* field 16, an empty message */
-    const unsigned char admin[] = {0x08, 1, 0x10, 7, 0x4a, 0}; /* versions, then field 9 */
+    const unsigned char future[] = {0xa2, 0x06, 0};                  /* field 100, empty */
+    const unsigned char admin[] = {0x08, 1, 0x10, 7, 0xa2, 0x06, 0}; /* then field 100 */
     struct hvi_packet_msg msg;
     struct hvi_admin_request request;
     char text[256];

@@ -200,8 +200,8 @@ static const struct broken broken[] = {
     {10, legal_session, {3, 0, NULL, 0}, "engine_session.state: 0, must be 1..4"},
     {10, legal_session, {3, 5, NULL, 0}, "engine_session.state: 5, must be 1..4"},
     {10, legal_session, {4, 0, "\xff", 0}, "engine_session.text: " NOT_UTF8},
-    {11, legal_query, {2, 0, NULL, 0}, "engine_query.what: 0, must be 1..2"},
-    {11, legal_query, {2, 3, NULL, 0}, "engine_query.what: 3, must be 1..2"},
+    {11, legal_query, {2, 0, NULL, 0}, "engine_query.what: 0, must be 1..3"},
+    {11, legal_query, {2, 4, NULL, 0}, "engine_query.what: 4, must be 1..3"},
     {13, legal_stop, {1, 0, "\xff", 0}, "engine_stop.reason: " NOT_UTF8},
     {14, legal_fate, {1, -1, NULL, 0}, "engine_fate.rank: -1, must be at least 0"},
     {14, legal_fate, {2, -1, NULL, 0}, "engine_fate.pid: -1, must be at least 0"},
@@ -569,7 +569,7 @@ START_TEST(encoder_refuses_what_would_not_decode)
     assert_not_encodable(&msg);
     memset(&msg, 0, sizeof msg);
     assert_not_encodable(&msg);
-    msg.kind = (enum hvi_packet_kind)(HVI_PACKET_ENGINE_HELLO + 1);
+    msg.kind = (enum hvi_packet_kind)HVI_PACKET_KIND_END;
     assert_not_encodable(&msg);
     hvt_packet_sample(2 * (HVI_PACKET_NOTICE - 1), &msg);
     strcpy(msg.notice.text, "\xff");
@@ -630,9 +630,9 @@ static void assert_complete(const struct wire_table *table)
 /* A field added to the schema and forgotten in the tables would be lost silently. */
 START_TEST(every_schema_field_has_a_row)
 {
-    for (unsigned kind = HVI_PACKET_ATTACH_REQUEST; kind <= HVI_PACKET_ENGINE_HELLO; kind++)
+    for (unsigned kind = HVI_PACKET_ATTACH_REQUEST; kind < HVI_PACKET_KIND_END; kind++)
         assert_complete(hvi_wire_packet_bodies[kind].table);
-    for (unsigned kind = HVI_ADMIN_STATUS; kind <= HVI_ADMIN_PROCESS_EXITED; kind++)
+    for (unsigned kind = HVI_ADMIN_STATUS; kind < HVI_ADMIN_KIND_END; kind++)
         assert_complete(hvi_wire_admin_bodies[kind].table);
     assert_complete(&hvi_wire_admin_reply);
 }

@@ -34,6 +34,8 @@ static void fill_rank_row(struct hvi_rank_row *row, int32_t rank, bool full)
     row->uid = UINT32_MAX;
     row->ops = row->bytes = row->in_flight = UINT64_MAX;
     row->lag_mean_ns = row->lag_max_ns = row->region_bytes = UINT64_MAX;
+    row->lag_p50_ns = row->lag_p99_ns = row->lag_sum_ns = UINT64_MAX;
+    row->lag_ops = row->last_ops = UINT64_MAX;
     FILL(row->state, true);
     FILL(row->process, false);
     FILL(row->origin, true);
@@ -61,8 +63,29 @@ static void fill_stall_row(struct hvi_stall_row *row, size_t ranks)
         row->ready[i] = (int32_t)i;
         row->missing[i] = (struct hvi_missing_rank){.rank = (int32_t)i, .process = "absent"};
     }
-    if (ranks)
+    if (ranks) {
         row->ready[0] = INT32_MAX;
+        row->process_set = UINT32_MAX;
+        FILL(row->missing[0].waits_in, true);
+    }
+}
+
+static struct hvi_trace_row *trace_rows(size_t count)
+{
+    struct hvi_trace_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        rows[i] = (struct hvi_trace_row){.rank = (int32_t)i, .op = "barrier", .tensor = "t"};
+        if (i % 2)
+            continue;
+        rows[i].status = 1;
+        rows[i].process_set = UINT32_MAX;
+        rows[i].number = rows[i].bytes = rows[i].submit_ns = UINT64_MAX;
+        rows[i].ready_ns = rows[i].done_ns = UINT64_MAX;
+        FILL(rows[i].tensor, true);
+        FILL(rows[i].op, true);
+        FILL(rows[i].dtype, true);
+    }
+    return rows;
 }
 
 static struct hvi_stall_row *stall_rows(size_t count, size_t ranks)
@@ -191,10 +214,12 @@ static void fill_engine_report(struct hvi_engine_report *report, bool full)
     if (!full)
         return;
     report->request = report->rows_left_out = UINT64_MAX;
-    report->rank_count = 100;
+    report->rank_count = 80;
     report->ranks = rank_rows(report->rank_count, true);
-    report->stall_count = 8;
+    report->stall_count = 7;
     report->stalls = stall_rows(report->stall_count, HVI_RANKS_MAX / 2);
+    report->trace_count = 16;
+    report->traces = trace_rows(report->trace_count);
 }
 
 static void fill_engine_packet(struct hvi_packet_msg *msg, bool full)
@@ -208,7 +233,9 @@ static void fill_engine_packet(struct hvi_packet_msg *msg, bool full)
             (struct hvi_engine_session){full ? INT32_MAX : -1, 0, full ? 4 : 1, ""};
         FILL(msg->engine_session.text, full);
     } else if (msg->kind == HVI_PACKET_ENGINE_QUERY) {
-        msg->engine_query = (struct hvi_engine_query){0, full ? 2 : 1, full ? UINT64_MAX : 0};
+        msg->engine_query = (struct hvi_engine_query){.what = full ? 3 : 1, .rank = -1};
+        if (full)
+            msg->engine_query.min_age_ns = msg->engine_query.before = UINT64_MAX;
     } else if (msg->kind == HVI_PACKET_ENGINE_REPORT) {
         fill_engine_report(&msg->engine_report, full);
     } else if (msg->kind == HVI_PACKET_ENGINE_STOP && full) {
@@ -220,12 +247,31 @@ static void fill_engine_packet(struct hvi_packet_msg *msg, bool full)
     }
 }
 
+static void fill_timeline_packet(struct hvi_packet_msg *msg, bool full)
+{
+    if (msg->kind == HVI_PACKET_TIMELINE_START && full) {
+        msg->timeline_start = (struct hvi_timeline_start){UINT64_MAX, true, ""};
+        FILL(msg->timeline_start.path, true);
+    } else if (msg->kind == HVI_PACKET_TIMELINE_STOP && full) {
+        msg->timeline_stop.request = UINT64_MAX;
+    } else if (msg->kind == HVI_PACKET_TIMELINE_REQUEST) {
+        msg->timeline_request =
+            (struct hvi_timeline_request){HVI_PROTOCOL_VERSION, "j", full, full, ""};
+        FILL(msg->timeline_request.path, full);
+    } else if (msg->kind == HVI_PACKET_ENGINE_TIMELINE && full) {
+        msg->engine_timeline = (struct hvi_engine_timeline){UINT64_MAX, true, true, ""};
+        FILL(msg->engine_timeline.path, true);
+    }
+}
+
 void hvt_packet_sample(unsigned index, struct hvi_packet_msg *msg_p)
 {
     memset(msg_p, 0, sizeof *msg_p);
     msg_p->kind = (enum hvi_packet_kind)(index / 2 + 1);
     if (msg_p->kind < HVI_PACKET_ENGINE_START)
         fill_session_packet(msg_p, index % 2);
+    else if (msg_p->kind >= HVI_PACKET_TIMELINE_START)
+        fill_timeline_packet(msg_p, index % 2);
     else
         fill_engine_packet(msg_p, index % 2);
 }
@@ -246,6 +292,11 @@ void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
         FILL(request_p->job, false);
     if (request_p->kind == HVI_ADMIN_STALLS)
         request_p->min_age_ns = UINT64_MAX;
+    if (request_p->kind == HVI_ADMIN_TRACE) {
+        request_p->rank = INT32_MAX;
+        request_p->limit = UINT32_MAX;
+        request_p->before = UINT64_MAX;
+    }
     if (request_p->kind == HVI_ADMIN_JOB_STOP)
         FILL(request_p->reason, true);
     if (request_p->kind == HVI_ADMIN_PROCESS_EXITED) {
@@ -308,4 +359,6 @@ void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
     reply_p->ranks = rank_rows(reply_p->rank_count, true);
     reply_p->stall_count = huge ? HVI_WIRE_STALLS_MAX : 2;
     reply_p->stalls = stall_rows(reply_p->stall_count, huge ? HVI_RANKS_MAX : 3);
+    reply_p->trace_count = huge ? HVI_WIRE_TRACES_MAX : 2;
+    reply_p->traces = trace_rows(reply_p->trace_count);
 }

@@ -9,8 +9,8 @@
 #include <stdbool.h>
 
 /* Two per kind: even numbers are the emptiest, odd numbers the fullest. */
-#define HVT_PACKET_SAMPLES  (2u * HVI_PACKET_ENGINE_HELLO)
-#define HVT_REQUEST_SAMPLES (2u * (HVI_ADMIN_PROCESS_EXITED - HVI_ADMIN_STATUS + 1u))
+#define HVT_PACKET_SAMPLES  (2u * (HVI_PACKET_KIND_END - 1u))
+#define HVT_REQUEST_SAMPLES (2u * (HVI_ADMIN_KIND_END - HVI_ADMIN_STATUS))
 #define HVT_REPLY_SAMPLES   3u
 
 void hvt_packet_sample(unsigned index, struct hvi_packet_msg *msg_p);

@@ -41,6 +41,10 @@ static struct hvi_rank_row hvt_ranks[] = {
      .in_flight = 2,
      .lag_mean_ns = 1500,
      .lag_max_ns = 2000000,
+     .lag_p50_ns = 900,
+     .lag_p99_ns = 30000,
+     .lag_ops = 1000,
+     .last_ops = 250,
      .region_bytes = 67108864,
      .origin = "hvdrun"},
     {.rank = 1,
@@ -54,7 +58,7 @@ static struct hvi_rank_row hvt_ranks[] = {
 };
 static int32_t hvt_ready[] = {0, 1, 2, 5, 7, 8};
 static struct hvi_missing_rank hvt_missing[] = {
-    {.rank = 3, .pid = 4714, .process = "T"},
+    {.rank = 3, .pid = 4714, .process = "T", .waits_in = "barrier 'b'"},
     {.rank = 4, .pid = 0, .process = "absent"},
 };
 static struct hvi_stall_row hvt_stalls[] = {
