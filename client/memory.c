@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvd_alloc, hvd_free, hvd_register, hvd_deregister and the table behind them.
+ * hvd_alloc, hvd_free, hvd_register, hvd_adopt, hvd_deregister and the table behind them.
  *
  * A row enters the table only after the engine has acknowledged its region and leaves it before the
  * engine is told to forget it, so whatever a submission finds in the table the engine knows.
  * Creating a region (the kernel zeroes its pages) and waiting for acknowledgements happen without
- * the lock. */
+ * the lock.
+ *
+ * Adopted memory may be unmapped without a word (adopt.c), so each use asks whether it is still
+ * there, and a row whose memory has gone makes room for what somebody registers at its place. */
 #include "client/memory.h"
 
 #include "base/bits.h"
 #include "base/status.h"
+#include "client/adopt.h"
 #include "client/control.h"
 #include "client/error.h"
 #include "client/session.h"
@@ -58,7 +62,7 @@ bool client_memory_use(struct client_memory *memory, const void *ptr, uint32_t e
                        struct client_operand *operand)
 {
     uint64_t offset = memory->skew + (uint64_t)((uintptr_t)ptr - memory->base);
-    if (offset % element)
+    if (offset % element || (memory->adoption && !client_adopt_is_intact(memory->adoption)))
         return false;
     *operand = (struct client_operand){.region = memory->region_id,
                                        .offset = offset,
@@ -68,12 +72,15 @@ bool client_memory_use(struct client_memory *memory, const void *ptr, uint32_t e
     return true;
 }
 
-static bool overlaps(const struct client_memory_table *table, uintptr_t base, uint64_t bytes)
+/* The first row that overlaps [base, base + bytes), or NULL. */
+static struct client_memory *overlapping(const struct client_memory_table *table, uintptr_t base,
+                                         uint64_t bytes)
 {
     uint32_t above = upper_bound(table, base);
     if (above > 0 && base - table->rows[above - 1]->base < table->rows[above - 1]->bytes)
-        return true;
-    return above < table->count && table->rows[above]->base - base < bytes;
+        return table->rows[above - 1];
+    bool next = above < table->count && table->rows[above]->base - base < bytes;
+    return next ? table->rows[above] : NULL;
 }
 
 static bool insert(struct client_memory_table *table, struct client_memory *memory)
@@ -102,13 +109,38 @@ static void take_out(struct client_memory_table *table, struct client_memory *me
         table->last = NULL;
 }
 
+/* Unmaps, or gives adopted memory back to the caller. False: it stays shared for want of memory. */
+static bool release(struct client_memory *memory)
+{
+    bool done = true;
+    if (memory->adoption)
+        done = client_adopt_end(memory->adoption);
+    else
+        hvi_region_fini(&memory->region);
+    free(memory);
+    return done;
+}
+
+/* Rows of adopted memory that has gone do not stand in the way of [base, base + bytes). */
+static void sweep(struct hvd_session *session, uintptr_t base, uint64_t bytes)
+{
+    struct client_memory *memory;
+    while ((memory = overlapping(&session->memory, base, bytes)) && memory->adoption &&
+           memory->users == 0 && !client_adopt_is_intact(memory->adoption)) {
+        take_out(&session->memory, memory);
+        client_control_region_remove(session, memory->region_id);
+        (void)release(memory);
+    }
+}
+
 /* Announces memory->region and enters the row. With the lock. */
 static int announce(struct hvd_session *session, struct client_memory *memory, const char *what)
 {
     int rc = client_session_usable(session, what);
     if (rc != HVD_OK)
         return rc;
-    if (overlaps(&session->memory, memory->base, memory->bytes))
+    sweep(session, memory->base, memory->bytes);
+    if (overlapping(&session->memory, memory->base, memory->bytes))
         return client_error(HVD_ERR_INVALID,
                             "%s: [%#" PRIxPTR ", +%" PRIu64
                             ") overlaps memory that this session has already",
@@ -116,7 +148,7 @@ static int announce(struct hvd_session *session, struct client_memory *memory, c
     rc = client_control_region_add(session, &memory->region, what, &memory->region_id);
     if (rc != HVD_OK)
         return rc;
-    if (overlaps(&session->memory, memory->base, memory->bytes) ||
+    if (overlapping(&session->memory, memory->base, memory->bytes) ||
         !insert(&session->memory, memory)) {
         client_control_region_forget(session, memory->region_id);
         return client_error(HVD_ERR_NO_MEMORY, "%s: no memory for the session's table", what);
@@ -162,14 +194,29 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint
     return HVD_OK;
 }
 
-/* Finds the row that starts at `ptr` and takes it out of the table, with the lock. */
-static int detach_row(struct hvd_session *session, const void *ptr, bool is_twin, const char *what,
+/* The row that `ptr` names, or NULL. */
+static struct client_memory *named_by(const struct client_memory_table *table, const void *ptr,
+                                      bool is_alloc)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        struct client_memory *memory = table->rows[i];
+        const void *name =
+            memory->adoption ? client_adopt_given(memory->adoption) : (const void *)memory->base;
+        bool is_from_alloc = !memory->is_twin && !memory->adoption;
+        if (name == ptr && is_from_alloc == is_alloc)
+            return memory;
+    }
+    return NULL;
+}
+
+/* Takes the row that `ptr` names out of the table, with the lock. */
+static int detach_row(struct hvd_session *session, const void *ptr, bool is_alloc, const char *what,
                       struct client_memory **memory_p)
 {
-    struct client_memory *memory = client_memory_find(&session->memory, ptr, 1);
-    if (!memory || memory->base != (uintptr_t)ptr || memory->is_twin != is_twin)
+    struct client_memory *memory = named_by(&session->memory, ptr, is_alloc);
+    if (!memory)
         return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
-                            is_twin ? "hvd_register" : "hvd_alloc");
+                            is_alloc ? "hvd_alloc" : "hvd_register or hvd_adopt");
     if (memory->users > 0)
         client_wait_drain(session);
     if (memory->users > 0)
@@ -182,21 +229,22 @@ static int detach_row(struct hvd_session *session, const void *ptr, bool is_twin
     return HVD_OK;
 }
 
-static int drop(struct hvd_session *session, void *ptr, bool is_twin, const char *what)
+static int drop(struct hvd_session *session, void *ptr, bool is_alloc, const char *what)
 {
     struct client_memory *memory = NULL;
     int rc = client_session_enter(session, what);
     if (rc != HVD_OK)
         return rc;
-    rc = detach_row(session, ptr, is_twin, what, &memory);
+    rc = detach_row(session, ptr, is_alloc, what, &memory);
     if (rc == HVD_OK)
         client_control_region_remove(session, memory->region_id);
     client_session_leave(session);
-    if (rc != HVD_OK)
+    if (rc != HVD_OK || release(memory))
         return rc;
-    hvi_region_fini(&memory->region);
-    free(memory);
-    return HVD_OK;
+    return client_error(HVD_ERR_NO_MEMORY,
+                        "%s: no memory for a private copy of %p; it is forgotten by this session, "
+                        "and its contents stay where they are",
+                        what, ptr);
 }
 
 int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p)
@@ -217,7 +265,7 @@ int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p)
 
 int hvd_free(struct hvd_session *session, void *ptr)
 {
-    return drop(session, ptr, false, "hvd_free");
+    return drop(session, ptr, true, "hvd_free");
 }
 
 int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
@@ -231,17 +279,83 @@ int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
     return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &memory);
 }
 
+/* An op in flight, staged or not, has the addresses of what it will read or write. */
+static bool is_used_by_ops(const struct client_ops *ops, struct client_range range)
+{
+    for (uint32_t i = 0; i < ops->fresh; i++) {
+        const struct hvd_op *op = &ops->slots[i];
+        uintptr_t out = (uintptr_t)op->copy_to;
+        if (op->state != CLIENT_OP_FREE && op->state != CLIENT_OP_FINISHED && out < range.end &&
+            out + op->out_bytes > range.start)
+            return true;
+    }
+    return false;
+}
+
+/* With the lock. */
+static int enter_adopted(struct hvd_session *session, struct client_memory *memory)
+{
+    struct client_range range = {memory->base, memory->base + memory->bytes};
+    int rc = announce(session, memory, "hvd_adopt");
+    if (rc != HVD_OK)
+        return rc;
+    if (is_used_by_ops(&session->ops, range))
+        rc = client_error(HVD_ERR_BUSY, "hvd_adopt: %p is used by ops that are not finished",
+                          client_adopt_given(memory->adoption));
+    else
+        rc = client_adopt_replace(memory->adoption, &memory->region);
+    if (rc != HVD_OK) {
+        take_out(&session->memory, memory);
+        client_control_region_forget(session, memory->region_id);
+    }
+    return rc;
+}
+
+static int adopt(struct hvd_session *session, const void *ptr, struct client_range range)
+{
+    struct client_memory *memory = calloc(1, sizeof(*memory));
+    if (!memory)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
+    memory->base = range.start;
+    memory->bytes = range.end - range.start;
+    int rc = client_adopt_prepare(range, ptr, &memory->region, &memory->adoption);
+    if (rc != HVD_OK) {
+        free(memory);
+        return rc;
+    }
+    rc = client_session_enter(session, "hvd_adopt");
+    if (rc == HVD_OK) {
+        rc = enter_adopted(session, memory);
+        client_session_leave(session);
+    }
+    if (rc != HVD_OK) {
+        client_adopt_cancel(memory->adoption, &memory->region);
+        free(memory);
+    }
+    return rc;
+}
+
+int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes)
+{
+    struct client_range range;
+    int rc = client_session_check_fork(session, "hvd_adopt");
+    if (rc != HVD_OK)
+        return rc;
+    if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
+        return client_error(HVD_ERR_INVALID, "hvd_adopt: [%p, +%zu) is no memory", ptr, bytes);
+    rc = client_adopt_choose(ptr, bytes, &range);
+    return rc == HVD_OK ? adopt(session, ptr, range) : rc;
+}
+
 int hvd_deregister(struct hvd_session *session, void *ptr)
 {
-    return drop(session, ptr, true, "hvd_deregister");
+    return drop(session, ptr, false, "hvd_deregister");
 }
 
 void client_memory_fini(struct client_memory_table *table)
 {
-    for (uint32_t i = 0; i < table->count; i++) {
-        hvi_region_fini(&table->rows[i]->region);
-        free(table->rows[i]);
-    }
+    for (uint32_t i = 0; i < table->count; i++)
+        (void)release(table->rows[i]); /* adopted memory keeps its contents in any case */
     free(table->rows);
     memset(table, 0, sizeof(*table));
 }

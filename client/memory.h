@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory the session knows by address: hvd_alloc's, which the engine reduces in place, and
- * registered memory of the caller's, which has a shared twin of the same layout. Needs the
- * session's lock where it does not say otherwise. */
+ * Memory the session knows by address: hvd_alloc's and adopted memory, which the engine
+ * reduces in place, and registered memory of the caller's, which has a shared twin of the same
+ * layout. Needs the session's lock where it does not say otherwise. */
 #ifndef HVD_CLIENT_MEMORY_H
 #define HVD_CLIENT_MEMORY_H
 
@@ -10,8 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct hvd_session;
+struct client_adoption;
 struct client_operand;
+struct hvd_session;
 
 struct client_memory {
     uintptr_t base; /* the caller's first byte */
@@ -21,6 +22,7 @@ struct client_memory {
     uint32_t region_id;
     uint32_t users; /* operands of ops */
     struct hvi_region region;
+    struct client_adoption *adoption; /* whose pages the region has replaced, or NULL */
 };
 
 struct client_memory_table {
@@ -33,11 +35,12 @@ struct client_memory_table {
 struct client_memory *client_memory_find(struct client_memory_table *table, const void *ptr,
                                          uint64_t bytes);
 /* Makes `operand` the place of [ptr, ptr + bytes) in `memory` and counts a user. False when the
- * place is not aligned to `element` bytes, as the engine demands. */
+ * place is not aligned to `element` bytes, as the engine demands, or when adopted memory is no
+ * longer what it was: then [ptr, ptr + bytes) is ordinary memory. */
 bool client_memory_use(struct client_memory *memory, const void *ptr, uint32_t element,
                        struct client_operand *operand);
 
-/* Session end: unmaps everything. */
+/* Session end: unmaps everything; adopted memory becomes private. */
 void client_memory_fini(struct client_memory_table *table);
 
 #endif

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 
 #include <inttypes.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,16 +64,20 @@ static int get_memory(struct bench *bench, uint64_t bytes, void **memory_p)
         return status == HVD_OK ? HVD_OK : complain_last(bench, "hvd_alloc", status);
     }
     void *memory = NULL;
+    if (kind == PERF_ADOPTED)
+        mallopt(M_MMAP_THRESHOLD, 4096); /* small buffers, too, get pages of their own */
     if (posix_memalign(&memory, 4096, bytes) != 0) {
         perf_complain(bench->rank, "no memory for a tensor of %" PRIu64 " bytes", bytes);
         return HVD_ERR_NO_MEMORY;
     }
     memset(memory, 0, bytes);
     *memory_p = memory;
-    if (kind == PERF_MALLOC)
-        return HVD_OK;
-    const int status = hvd_register(bench->session, memory, bytes);
-    return status == HVD_OK ? HVD_OK : complain_last(bench, "hvd_register", status);
+    int status = HVD_OK;
+    if (kind == PERF_REGISTERED)
+        status = hvd_register(bench->session, memory, bytes);
+    else if (kind == PERF_ADOPTED)
+        status = hvd_adopt(bench->session, memory, bytes);
+    return status == HVD_OK ? HVD_OK : complain_last(bench, perf_memory_text(kind), status);
 }
 
 static void put_memory(struct bench *bench, void *memory)
@@ -83,7 +88,7 @@ static void put_memory(struct bench *bench, void *memory)
         hvd_free(bench->session, memory);
         return;
     }
-    if (bench->options->memory == PERF_REGISTERED)
+    if (bench->options->memory == PERF_REGISTERED || bench->options->memory == PERF_ADOPTED)
         hvd_deregister(bench->session, memory);
     free(memory);
 }

@@ -21,8 +21,11 @@ static const struct word ops[] = {{"allreduce", PERF_ALLREDUCE},
                                   {"broadcast", PERF_BROADCAST},
                                   {"barrier", PERF_BARRIER},
                                   {NULL, 0}};
-static const struct word memories[] = {
-    {"shared", PERF_SHARED}, {"malloc", PERF_MALLOC}, {"registered", PERF_REGISTERED}, {NULL, 0}};
+static const struct word memories[] = {{"shared", PERF_SHARED},
+                                       {"malloc", PERF_MALLOC},
+                                       {"registered", PERF_REGISTERED},
+                                       {"adopted", PERF_ADOPTED},
+                                       {NULL, 0}};
 static const struct word dtypes[] = {
     {"float32", HVD_FLOAT32},   {"float", HVD_FLOAT32},  {"fp32", HVD_FLOAT32},
     {"float64", HVD_FLOAT64},   {"double", HVD_FLOAT64}, {"fp64", HVD_FLOAT64},
@@ -75,7 +78,7 @@ static const struct row rows[] = {
     {'f', "factor", "F", "from one size to the next (4)"},
     {'d', "dtype", "TYPE", "float32 (default), float64, float16, bfloat16, int64, int32, ..."},
     {'r', "reduce-op", "R", "sum (default), average, min, max or product"},
-    {'m', "memory", "M", "shared (hvd_alloc, default), malloc or registered"},
+    {'m', "memory", "M", "shared (hvd_alloc, default), malloc, registered or adopted"},
     {'w', "warmup", "N", "unmeasured iterations per size (5)"},
     {'i', "iterations", "N",
      "measured iterations per size (as many as fit in a second, at least 5)"},

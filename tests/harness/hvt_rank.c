@@ -7,8 +7,9 @@
  * "timeout_ms": N}
  *     {"do": "close" | "state", "session": 0}
  *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" | "barrier",
- * "name": S, "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N, "memory":
- * "malloc" | "shared" | "registered", "in_place": B, "reduce_op": N, "root": N, "prescale": X,
+ * "name": S, "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H,
+ * "bytes": N, "memory": "malloc" | "shared" | "registered" | "adopted", "in_place": B,
+ * "reduce_op": N, "root": N, "prescale": X,
  * "postscale": X, "out_dims": [..], "out_fill": N}                               -> "op": N
  *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B}
  *                                                   -> "at_ns", "culprit", "error", "dims", "data":
@@ -37,6 +38,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -47,7 +49,7 @@
 #define OPS      8192
 #define MEMORIES 256
 
-enum hvt_memory { HVT_MALLOC, HVT_SHARED, HVT_REGISTERED };
+enum hvt_memory { HVT_MALLOC, HVT_SHARED, HVT_REGISTERED, HVT_ADOPTED };
 
 struct hvt_buffer {
     void *data;
@@ -184,9 +186,12 @@ static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffe
 {
     if (buffer->data && buffer->memory == HVT_SHARED && session)
         hvd_free(session, buffer->data);
-    if (buffer->data && buffer->memory == HVT_REGISTERED && session)
+    bool told = buffer->memory == HVT_REGISTERED || buffer->memory == HVT_ADOPTED;
+    if (buffer->data && told && session)
         hvd_deregister(session, buffer->data);
-    if (buffer->memory != HVT_SHARED)
+    if (buffer->data && buffer->memory == HVT_ADOPTED)
+        munmap(buffer->data, buffer->bytes + 1);
+    else if (buffer->memory != HVT_SHARED)
         free(buffer->data);
     *buffer = (struct hvt_buffer){0};
 }
@@ -218,6 +223,19 @@ static void do_state(const cJSON *command, cJSON *reply)
 
 /* ---- ops ---- */
 
+static int adopt_pages(struct hvd_session *session, size_t bytes, void **data_p)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        return HVD_ERR_NO_MEMORY;
+    int status = hvd_adopt(session, data, (bytes + 4095) / 4096 * 4096);
+    if (status == HVD_OK)
+        *data_p = data;
+    else
+        munmap(data, bytes);
+    return status;
+}
+
 static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_t bytes,
                       struct hvt_buffer *buffer_p)
 {
@@ -226,11 +244,13 @@ static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_
     size_t some = bytes ? bytes : 1;
     if (memory == HVT_SHARED)
         status = hvd_alloc(session, some, &data);
+    else if (memory == HVT_ADOPTED)
+        status = adopt_pages(session, bytes + 1, &data);
     else
         data = calloc(1, some);
     if (status == HVD_OK && memory == HVT_REGISTERED)
         status = hvd_register(session, data, some);
-    if (status != HVD_OK && memory != HVT_SHARED)
+    if (status != HVD_OK && memory == HVT_REGISTERED)
         free(data);
     if (status == HVD_OK)
         *buffer_p = (struct hvt_buffer){data, bytes, memory};
@@ -242,6 +262,8 @@ static enum hvt_memory get_memory(const cJSON *command)
     const char *text = get_text(command, "memory");
     if (text && strcmp(text, "shared") == 0)
         return HVT_SHARED;
+    if (text && strcmp(text, "adopted") == 0)
+        return HVT_ADOPTED;
     return text && strcmp(text, "registered") == 0 ? HVT_REGISTERED : HVT_MALLOC;
 }
 

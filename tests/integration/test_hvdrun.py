@@ -598,7 +598,7 @@ def test_hvd_perf_measures_and_checks(launcher, op):
         assert 0 < row["time_us_min"] <= row["time_us"] <= row["time_us_p99"]
 
 
-@pytest.mark.parametrize("memory", ["shared", "malloc", "registered"])
+@pytest.mark.parametrize("memory", ["shared", "malloc", "registered", "adopted"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "int64"])
 def test_hvd_perf_checks_every_memory_and_dtype(launcher, memory, dtype):
     done = subprocess.run([program("hvd-perf"), "-n", "2", "-b", "1000", "-e", "300K", "-f", "300", "-i", "2", "-c", "-m",

@@ -8,7 +8,7 @@ from hvt import Status, arith
 from hvt.job import Job, job_of
 
 SIZES = (1, 2, 3, 4)
-MEMORIES = ("shared", "malloc", "registered")
+MEMORIES = ("shared", "malloc", "registered", "adopted")
 REDUCTIONS = ("sum", "average", "min", "max", "product")
 COUNTS = (1, 7, 64)
 

@@ -230,6 +230,25 @@ HVD_API int hvd_free(struct hvd_session *session, void *ptr);
  * tensors inside [ptr, ptr + bytes) allocates nothing. The memory stays the caller's and must
  * outlive the registration. */
 HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
+
+/* Makes long-lived private memory of the caller's shared memory where it is, contents kept: from
+ * then on its tensors are as fast as hvd_alloc's. Adopted are the whole pages inside [ptr, ptr +
+ * bytes), and, of a malloc'ed buffer with a mapping of its own (128 KiB to 32 MiB and larger,
+ * mallopt(3)), all of it; a tensor that reaches beyond is served like ordinary memory. Nobody may
+ * write to the memory during the call. Costs a copy and one descriptor. HVD_ERR_INVALID for anything but
+ * private anonymous memory (files, shared memory, stacks, malloc's heaps, hugetlb, locked pages)
+ * and for what this session knows already; HVD_ERR_BUSY while an op uses it; HVD_ERR_NO_MEMORY,
+ * _LIMIT. Memory that is pinned for a device (CUDA, RDMA, io_uring) must not be adopted: the device
+ * would keep the old pages.
+ *   The end   hvd_deregister and hvd_close make it private again, contents kept.
+ *   free      Deregister first. What glibc's malloc mapped may be freed or reallocated without
+ *             that: it is noticed, and only the shared pages live on until hvd_close.
+ *   fork      The child has a view of its own: what it writes stays there; what it has not written
+ *             shows what the parent has there now, not what it had at the fork. */
+HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
+/* `ptr` from hvd_register or hvd_adopt. HVD_ERR_BUSY while an op in flight uses it,
+ * HVD_ERR_NOT_FOUND. HVD_ERR_NO_MEMORY: adopted memory is forgotten, keeps its contents and stays
+ * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
 /* ---- ops ------------------------------------------------------------------------------------- */

@@ -68,7 +68,7 @@ START_TEST(nonsense_is_refused_with_what_is_possible)
 {
     EXPECT_ERROR("-o reduce", "allgather");
     EXPECT_ERROR("-d complex", "float16");
-    EXPECT_ERROR("-m gpu", "registered");
+    EXPECT_ERROR("-m gpu", "registered or adopted");
     EXPECT_ERROR("-n 0", "'0'");
     EXPECT_ERROR("-f 1", "'1'");
     EXPECT_ERROR("-i many", "'many'");

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Adoption.
+ *
+ *   before   [ private anonymous pages, the caller's data ]
+ *   prepare  a sealed memfd of that size, mapped elsewhere, the data copied into it
+ *   replace  mremap(MREMAP_FIXED) moves that mapping, page tables included, over the pages: other
+ *            threads see the one or the other, with the same contents
+ *   end      the same the other way round, with fresh private pages
+ *
+ * mremap and not a second mmap, because it makes sure beforehand that it will not fail between
+ * unmapping and mapping.
+ *
+ * Shared memory behaves as private memory does, with four differences that matter:
+ *
+ * fork. A child would share the pages and could write into the parent's tensors. A handler in the
+ *   child maps them again, MAP_PRIVATE: what the child writes is its own; what it has not written
+ *   shows what the parent has there now. That needs the descriptor, so each adoption keeps one.
+ *
+ * Going back to the allocator. free() of memory that malloc has mapped for this allocation alone
+ *   unmaps it, and all is well: nobody but that allocation lived in these pages. Pages of a heap
+ *   would live on with others' data in them, then be shared in the sense above, and MADV_DONTNEED,
+ *   by which allocators get zeroes, does not zero shared memory. So the heaps of malloc are
+ *   refused. Of other allocators nothing is known; hvd.h asks for hvd_deregister before the memory
+ *   goes back.
+ *
+ * Vanishing. Whatever was unmapped without hvd_deregister may by now be somebody else's memory at
+ *   the same address. So who wants to use an adoption asks the kernel first (is_intact). The answer
+ *   "no" may be wrong (mlock or mprotect of a part split the mapping), and then costs speed only.
+ *
+ * realloc. mremap would let the mapping grow beyond the memfd's end, into SIGBUS. The kernel never
+ *   grows across two mappings, so the last page is made one of its own by an advice that means
+ *   nothing to shared memory; realloc then copies as if it had run out of addresses.
+ *
+ * malloc's own pages. With 16 bytes of header in front, a malloc'ed buffer never begins at a page,
+ *   and no tensor that fills it would be inside. When the header says that the allocation was
+ *   mapped by itself, in whole pages, all of these are adopted. */
+#include "client/adopt.h"
+
+#include "base/bits.h"
+#include "base/status.h"
+#include "client/error.h"
+#include "hvd/hvd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#define PAGE_BYTES UINT64_C(4096)
+#define PARTS_MAX  64u /* mappings into which one adoption may have been split */
+#define HEAP_TEXT                                                                                  \
+    "lies in a heap of malloc's, whose pages other data will use after free; use hvd_alloc, "      \
+    "mmap, "                                                                                       \
+    "or a malloc large enough for a mapping of its own (mallopt M_MMAP_THRESHOLD)"
+
+struct client_adoption {
+    struct client_range range;
+    struct client_range body; /* without the last page, see realloc */
+    const void *given;
+    struct client_memfd memfd;
+    int fd;
+    struct client_adoption *next;
+};
+
+/* All adoptions of the process, for the fork handlers. */
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct client_adoption *registry;
+static pthread_once_t registry_once = PTHREAD_ONCE_INIT;
+static atomic_int maps_fd = -1; /* /proc/self/maps; relaxed: the descriptor says it all */
+
+/* ---- fork ---- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&registry_lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&registry_lock);
+}
+
+static bool is_ours(const struct client_adoption *adoption)
+{
+    struct client_range last = {adoption->body.end, adoption->range.end};
+    return client_mapping_is_memfd(-1, adoption->body, &adoption->memfd) &&
+           (last.start == last.end || client_mapping_is_memfd(-1, last, &adoption->memfd));
+}
+
+/* Only system calls here: other threads of the parent may have held any lock. */
+static void after_fork_in_child(void)
+{
+    for (struct client_adoption *at = registry; at; at = at->next) {
+        if (is_ours(at))
+            (void)mmap((void *)at->range.start, at->range.end - at->range.start,
+                       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, at->fd, 0);
+        close(at->fd);
+    }
+    registry = NULL; /* the rows are the parent's */
+    int fd = atomic_exchange_explicit(&maps_fd, -1, memory_order_relaxed);
+    if (fd >= 0)
+        close(fd); /* it shows the parent */
+    pthread_mutex_unlock(&registry_lock);
+}
+
+static void set_up_registry(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* ---- what may be adopted ---- */
+
+struct look {
+    struct client_range touched; /* pages that the buffer touches */
+    struct client_range around;  /* the good mappings that hold it */
+    char why[512];               /* it is refused */
+};
+
+static bool is_anonymous(const struct client_mapping *mapping)
+{
+    return mapping->inode == 0 &&
+           (mapping->name[0] == '\0' || strncmp(mapping->name, "[anon:", 6) == 0);
+}
+
+/* Whether the mapping can be adopted; otherwise `why_p` is the sentence's end. */
+static bool judge(const struct client_mapping *mapping, char *why_p, size_t size)
+{
+    if (strcmp(mapping->name, "[heap]") == 0)
+        snprintf(why_p, size, "%s", HEAP_TEXT);
+    else if (strcmp(mapping->name, "[stack]") == 0)
+        snprintf(why_p, size, "is a stack");
+    else if (strstr(mapping->name, "anon_hugepage"))
+        snprintf(why_p, size, "consists of hugetlb pages");
+    else if (mapping->flags[3] == 's')
+        snprintf(why_p, size, "is shared memory already");
+    else if (!is_anonymous(mapping))
+        snprintf(why_p, size, "is mapped from %.200s", mapping->name);
+    else if (strncmp(mapping->flags, "rw", 2) != 0)
+        snprintf(why_p, size, "cannot be both read and written (%s)", mapping->flags);
+    else
+        return true;
+    return false;
+}
+
+static bool visit(void *user, const struct client_mapping *mapping)
+{
+    struct look *look = user;
+    struct client_range *around = &look->around;
+    if (mapping->range.end <= look->touched.start)
+        return true;
+    if (mapping->range.start >= look->touched.end || !judge(mapping, look->why, sizeof(look->why)))
+        return false;
+    if (around->start == around->end)
+        *around = mapping->range;
+    else if (around->end == mapping->range.start)
+        around->end = mapping->range.end;
+    else
+        return false;
+    return around->end < look->touched.end;
+}
+
+static bool is_inside(struct client_range inner, struct client_range outer)
+{
+    return inner.start >= outer.start && inner.end <= outer.end;
+}
+
+static bool is_own_stack(struct client_range range)
+{
+    pthread_attr_t attributes;
+    void *base = NULL;
+    size_t bytes = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0)
+        return false;
+    pthread_attr_getstack(&attributes, &base, &bytes);
+    pthread_attr_destroy(&attributes);
+    return range.start < (uintptr_t)base + bytes && range.end > (uintptr_t)base;
+}
+
+/* A word of memory that was never ours: AddressSanitizer may have poisoned it. */
+__attribute__((no_sanitize_address)) static uintptr_t word_at(uintptr_t address)
+{
+    return *(const volatile uintptr_t *)address;
+}
+
+/* glibc's heaps of threads begin at multiples of their greatest size with {arena, previous, size,
+ * accessible size}. */
+static bool is_in_thread_heap(uintptr_t address, struct client_range around)
+{
+    const uintptr_t most = UINT64_C(64) << 20;
+    uintptr_t heap = address & ~(most - 1);
+    if (heap < around.start)
+        return false;
+    uintptr_t size = word_at(heap + 16);
+    uintptr_t accessible = word_at(heap + 24);
+    return word_at(heap) != 0 && size % PAGE_BYTES == 0 && accessible % PAGE_BYTES == 0 &&
+           size <= accessible && accessible <= most && address - heap < size;
+}
+
+/* The pages that glibc mapped for the allocation at `address` alone: in front of it are {bytes of
+ * the mapping before this header, bytes from it on | 2}. False when that is not what lies there. */
+static bool find_own_pages(uintptr_t address, uint64_t bytes, struct client_range around,
+                           struct client_range *range_p)
+{
+    if (address % 16 != 0 || address - 16 < around.start)
+        return false;
+    uintptr_t before = word_at(address - 16);
+    uintptr_t size = word_at(address - 8);
+    struct client_range range = {address - 16 - before, address - 16 + (size & ~(uintptr_t)7)};
+    if ((size & 7) != 2 || before > address - 16 || range.start % PAGE_BYTES != 0 ||
+        range.end % PAGE_BYTES != 0 || range.end < address + bytes || !is_inside(range, around))
+        return false;
+    *range_p = range;
+    return true;
+}
+
+static int refuse(uintptr_t address, uint64_t bytes, const char *why)
+{
+    return client_error(HVD_ERR_INVALID,
+                        "hvd_adopt: [%#" PRIxPTR ", +%" PRIu64
+                        ") %s; whole pages of private anonymous memory can be adopted",
+                        address, bytes, why);
+}
+
+static int look_at(uintptr_t address, uint64_t bytes, struct look *look)
+{
+    *look =
+        (struct look){.touched = {address / PAGE_BYTES * PAGE_BYTES,
+                                  (address + bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES}};
+    if (!client_mapping_each(visit, look))
+        return refuse(address, bytes, "cannot be judged: /proc/self/maps cannot be read");
+    if (look->why[0])
+        return refuse(address, bytes, look->why);
+    if (!is_inside(look->touched, look->around))
+        return refuse(address, bytes, "is not all mapped");
+    if (is_own_stack(look->touched))
+        return refuse(address, bytes, "is a stack");
+    if (client_mapping_is_locked(look->touched))
+        return refuse(address, bytes, "is locked (mlock)");
+    return HVD_OK;
+}
+
+int client_adopt_choose(const void *ptr, uint64_t bytes, struct client_range *range_p)
+{
+    uintptr_t address = (uintptr_t)ptr;
+    struct client_range inside = {(address + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES,
+                                  (address + bytes) / PAGE_BYTES * PAGE_BYTES};
+    struct look look;
+    int rc = look_at(address, bytes, &look);
+    if (rc != HVD_OK || find_own_pages(address, bytes, look.around, range_p))
+        return rc;
+    if (is_in_thread_heap(address, look.around))
+        return refuse(address, bytes, HEAP_TEXT);
+    if (inside.start >= inside.end)
+        return refuse(address, bytes, "holds no whole page; use hvd_register");
+    *range_p = inside;
+    return HVD_OK;
+}
+
+/* ---- the change ---- */
+
+static uint64_t bytes_of(struct client_range range)
+{
+    return range.end - range.start;
+}
+
+static void name_memfd(struct client_memfd *memfd)
+{
+    static atomic_uint count;
+    snprintf(memfd->name, sizeof(memfd->name), "hvd-adopt-%d-%u", (int)getpid(),
+             atomic_fetch_add(&count, 1));
+}
+
+static bool identify(int fd, struct client_memfd *memfd)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        return false;
+    memfd->dev_major = major(info.st_dev);
+    memfd->dev_minor = minor(info.st_dev);
+    memfd->inode = info.st_ino;
+    return true;
+}
+
+int client_adopt_prepare(struct client_range range, const void *given, struct hvi_region *region_p,
+                         struct client_adoption **adoption_p)
+{
+    struct client_adoption *adoption = calloc(1, sizeof(*adoption));
+    struct hvi_region region = HVI_REGION_INIT;
+    if (!adoption)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
+    adoption->range = range;
+    adoption->body = range;
+    if (bytes_of(range) > PAGE_BYTES)
+        adoption->body.end -= PAGE_BYTES;
+    adoption->given = given;
+    name_memfd(&adoption->memfd);
+    int rc = hvi_region_create(adoption->memfd.name, bytes_of(range), &region);
+    if (rc == HVD_OK && !identify(region.fd, &adoption->memfd))
+        rc = HVD_ERR_NO_MEMORY;
+    if (rc != HVD_OK) {
+        hvi_region_fini(&region);
+        free(adoption);
+        return client_error(rc,
+                            "hvd_adopt: %" PRIu64 " bytes of shared memory: %s; 'hvdctl doctor' "
+                            "shows the limits of this machine",
+                            bytes_of(range), hvi_status_text(rc));
+    }
+    memcpy(region.base, (const void *)range.start, bytes_of(range));
+    adoption->fd = region.fd;
+    *region_p = region;
+    *adoption_p = adoption;
+    return HVD_OK;
+}
+
+void client_adopt_cancel(struct client_adoption *adoption, struct hvi_region *region)
+{
+    hvi_region_fini(region);
+    free(adoption);
+}
+
+/* Moves `pages` over `range`; the last page becomes a mapping of its own. */
+static bool move_over(void *pages, struct client_range range)
+{
+    return mremap(pages, bytes_of(range), bytes_of(range), MREMAP_MAYMOVE | MREMAP_FIXED,
+                  (void *)range.start) != MAP_FAILED;
+}
+
+int client_adopt_replace(struct client_adoption *adoption, struct hvi_region *region)
+{
+    pthread_once(&registry_once, set_up_registry);
+    pthread_mutex_lock(&registry_lock);
+    bool moved = move_over(region->base, adoption->range);
+    if (moved) {
+        (void)madvise((void *)adoption->body.end, adoption->range.end - adoption->body.end,
+                      MADV_RANDOM);
+        region->base = (void *)adoption->range.start;
+        region->fd = -1; /* the adoption's from now on */
+        adoption->next = registry;
+        registry = adoption;
+        if (atomic_load_explicit(&maps_fd, memory_order_relaxed) < 0)
+            atomic_store_explicit(&maps_fd, open("/proc/self/maps", O_RDONLY | O_CLOEXEC),
+                                  memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&registry_lock);
+    if (moved)
+        return HVD_OK;
+    return client_error(HVD_ERR_NO_MEMORY,
+                        "hvd_adopt: the kernel has no room for one more mapping (mremap: %s); "
+                        "see vm.max_map_count",
+                        strerror(errno));
+}
+
+bool client_adopt_is_intact(const struct client_adoption *adoption)
+{
+    return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed),
+                                   adoption->body, &adoption->memfd);
+}
+
+const void *client_adopt_given(const struct client_adoption *adoption)
+{
+    return adoption->given;
+}
+
+/* ---- the end ---- */
+
+struct search {
+    const struct client_adoption *adoption;
+    struct client_range parts[PARTS_MAX];
+    uint32_t count;
+};
+
+static bool collect(void *user, const struct client_mapping *mapping)
+{
+    struct search *search = user;
+    const struct client_memfd *memfd = &search->adoption->memfd;
+    if (is_inside(mapping->range, search->adoption->range) && mapping->inode == memfd->inode &&
+        mapping->dev_major == memfd->dev_major && mapping->dev_minor == memfd->dev_minor &&
+        strcmp(mapping->flags, "rw-s") == 0)
+        search->parts[search->count++] = mapping->range;
+    return search->count < PARTS_MAX;
+}
+
+static bool make_private(struct client_range range)
+{
+    void *pages =
+        mmap(NULL, bytes_of(range), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        return false;
+    memcpy(pages, (const void *)range.start, bytes_of(range));
+    if (move_over(pages, range))
+        return true;
+    munmap(pages, bytes_of(range));
+    return false;
+}
+
+static void take_out(struct client_adoption *adoption)
+{
+    struct client_adoption **link = &registry;
+    while (*link != adoption)
+        link = &(*link)->next;
+    *link = adoption->next;
+}
+
+bool client_adopt_end(struct client_adoption *adoption)
+{
+    struct search search = {.adoption = adoption};
+    pthread_mutex_lock(&registry_lock);
+    bool done = client_mapping_each(collect, &search);
+    for (uint32_t i = 0; i < search.count; i++)
+        done = make_private(search.parts[i]) && done;
+    if (done)
+        take_out(adoption); /* otherwise a forked child still needs its own view */
+    pthread_mutex_unlock(&registry_lock);
+    if (!done)
+        return false;
+    close(adoption->fd);
+    free(adoption);
+    return true;
+}
