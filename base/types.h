@@ -12,7 +12,7 @@ enum hvi_dtype {
 #include "base/types.def"
 #undef HVI_DTYPE
 };
-#define HVI_DTYPE_COUNT 11
+#define HVI_DTYPE_COUNT 13
 
 enum hvi_reduce {
 #define HVI_REDUCE(name, number, text) HVI_REDUCE_##name = (number),

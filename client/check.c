@@ -158,8 +158,6 @@ static int check_reduce_op(const struct client_request *request)
 static int check_allreduce(const struct client_request *request)
 {
     int rc = check_reduce_op(request);
-    if (rc == HVD_OK && request->reduce_op == HVD_ADASUM)
-        return refuse(request, HVD_ERR_UNSUPPORTED, "adasum is not available yet");
     if (rc == HVD_OK && !request->out)
         return refuse(request, HVD_ERR_INVALID, "out is NULL");
     return rc == HVD_OK ? check_same(request, 0) : rc;

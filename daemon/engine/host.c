@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Host memory: the backend that works on what the engine has mapped. Small batches are done where
- * they stand; larger ones are cut into pieces that the pool's threads and the main thread take in
- * turn. Every piece covers a byte range of the result on every rank, so pieces share nothing but
- * inputs and the result does not depend on who did which. */
+ * Host memory: the backend that works on what the engine has mapped or can reach. Small batches are
+ * done where they stand; larger ones are cut into units that the pool's threads and the main thread
+ * take in turn. Every unit covers a byte range of the operands of all ranks, so units share nothing
+ * but inputs and the result does not depend on who did which. Only an adasum has more than one
+ * round: the units are done again when all of them are over. */
 #include "daemon/engine/host.h"
 
 #include "base/status.h"
 #include "base/types.h"
 
 #include <stdlib.h>
-#include <string.h>
+#include <unistd.h>
+
+/* Where an op stops fitting into the last-level cache, if the machine does not say. */
+#define STREAM_BYTES_UNKNOWN (16ull * 1024 * 1024)
 
 struct host {
     struct engine_host_pool *pool;
-    const struct engine_kernels *kernels;
     struct engine_backend_config config;
 };
 
@@ -23,91 +26,53 @@ uint32_t engine_host_units(const struct engine_batch *batch)
 
     if (batch->count > 1)
         return (batch->count + ENGINE_HOST_UNIT_WORKS - 1) / ENGINE_HOST_UNIT_WORKS;
+    if (batch->state)
+        return engine_adasum_chunks(batch->works[0]);
     if (bytes <= ENGINE_HOST_CHUNK_BYTES)
         return 1;
     return (uint32_t)((bytes + ENGINE_HOST_CHUNK_BYTES - 1) / ENGINE_HOST_CHUNK_BYTES);
 }
 
-static void reduce_range(const struct engine_kernels *kernels, const struct engine_work *work,
-                         uint64_t first_byte, uint64_t bytes)
+int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,
+                         uint32_t unit, struct engine_fault *fault_p)
 {
-    uint32_t size = hvi_dtype_bytes(work->dtype);
-    struct engine_reduce reduce = {
-        .dtype = work->dtype,
-        .reduce_op = work->reduce_op,
-        .ranks = work->ranks,
-        .in = work->in,
-        .out = work->out,
-        .prescale = work->prescale,
-        .postscale = work->postscale,
-    };
+    int status = HVI_OK;
 
-    kernels->reduce(&reduce, first_byte / size, bytes / size);
-}
-
-static void broadcast_range(const struct engine_work *work, uint64_t first_byte, uint64_t bytes)
-{
-    const char *source = (const char *)work->in[work->root] + first_byte;
-
-    for (uint32_t rank = 0; rank < work->ranks; rank++) {
-        char *target = (char *)work->out[rank] + first_byte;
-        if (target != source)
-            memcpy(target, source, bytes);
-    }
-}
-
-/* Copies the part of rank `from`'s input that falls into [first_byte, end) of the result to every
- * output. */
-static void gather_from(const struct engine_work *work, uint32_t from, uint64_t input_at,
-                        uint64_t first_byte, uint64_t end)
-{
-    uint64_t low = first_byte > input_at ? first_byte : input_at;
-    uint64_t input_end = input_at + work->sizes[from];
-    uint64_t high = end < input_end ? end : input_end;
-
-    if (low >= high)
-        return;
-    for (uint32_t rank = 0; rank < work->ranks; rank++)
-        memcpy((char *)work->out[rank] + low, (const char *)work->in[from] + (low - input_at),
-               high - low);
-}
-
-static void gather_range(const struct engine_work *work, uint64_t first_byte, uint64_t bytes)
-{
-    uint64_t input_at = 0;
-
-    for (uint32_t from = 0; from < work->ranks; from++) {
-        gather_from(work, from, input_at, first_byte, first_byte + bytes);
-        input_at += work->sizes[from];
-    }
-}
-
-static void run_range(const struct engine_kernels *kernels, const struct engine_work *work,
-                      uint64_t first_byte, uint64_t bytes)
-{
-    if (bytes == 0)
-        return;
-    if (work->kind == HVI_KIND_ALLREDUCE)
-        reduce_range(kernels, work, first_byte, bytes);
-    else if (work->kind == HVI_KIND_BROADCAST)
-        broadcast_range(work, first_byte, bytes);
-    else if (work->kind == HVI_KIND_ALLGATHER)
-        gather_range(work, first_byte, bytes);
-}
-
-void engine_host_run_unit(const struct engine_kernels *kernels, const struct engine_batch *batch,
-                          uint32_t unit)
-{
+    if (batch->state)
+        return engine_adasum_run(thread, batch->state, unit, fault_p);
     if (batch->count == 1) {
         uint64_t first = (uint64_t)unit * ENGINE_HOST_CHUNK_BYTES;
         uint64_t left = batch->works[0]->bytes - first;
         bool last = left <= ENGINE_HOST_CHUNK_BYTES;
-        run_range(kernels, batch->works[0], first, last ? left : ENGINE_HOST_CHUNK_BYTES);
-        return;
+        return engine_host_move(thread, batch->works[0], first,
+                                last ? left : ENGINE_HOST_CHUNK_BYTES, fault_p);
     }
     uint32_t first = unit * ENGINE_HOST_UNIT_WORKS;
-    for (uint32_t i = first; i < batch->count && i < first + ENGINE_HOST_UNIT_WORKS; i++)
-        run_range(kernels, batch->works[i], 0, batch->works[i]->bytes);
+    for (uint32_t i = first; i < batch->count && i < first + ENGINE_HOST_UNIT_WORKS; i++) {
+        if (status == HVI_OK)
+            status = engine_host_move(thread, batch->works[i], 0, batch->works[i]->bytes, fault_p);
+    }
+    return status;
+}
+
+bool engine_host_next_round(struct engine_batch *batch)
+{
+    return batch->state && batch->status == HVI_OK && engine_adasum_next(batch->state);
+}
+
+void engine_host_release(struct engine_batch *batch)
+{
+    engine_adasum_free(batch->state);
+    batch->state = NULL;
+}
+
+/* ---- the row ---- */
+
+static uint64_t last_level_bytes(void)
+{
+    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+
+    return bytes > 0 ? (uint64_t)bytes : STREAM_BYTES_UNKNOWN;
 }
 
 static int host_open(const struct engine_backend_config *config, void **context_p)
@@ -115,10 +80,13 @@ static int host_open(const struct engine_backend_config *config, void **context_
     struct host *host = calloc(1, sizeof *host);
     if (!host)
         return HVI_ERR_NO_MEMORY;
+    const struct engine_host_thread model = {
+        .kernels = engine_kernels_best(),
+        .stream_bytes = last_level_bytes(),
+    };
     host->config = *config;
-    host->kernels = engine_kernels_best();
-    int status = engine_host_pool_open(config->threads - 1, host->kernels, config->done,
-                                       config->user, &host->pool);
+    int status =
+        engine_host_pool_open(config->threads - 1, &model, config->done, config->user, &host->pool);
     if (status != HVI_OK) {
         free(host);
         return status;
@@ -137,24 +105,20 @@ static void host_close(void *context)
     free(host);
 }
 
+/* Nothing to move, or a kind that moves. */
 static bool accepts_work(const struct engine_work *work)
 {
-    bool moves = work->kind == HVI_KIND_ALLREDUCE || work->kind == HVI_KIND_ALLGATHER ||
-                 work->kind == HVI_KIND_BROADCAST;
-
-    if (work->in_pid || (work->bytes > 0 && !moves))
-        return false;
-    for (uint32_t i = 0; i < work->ranks && work->bytes > 0; i++) {
-        if (!work->out[i] || (!work->in[i] && work->kind == HVI_KIND_ALLREDUCE))
-            return false;
-    }
-    return true;
+    return work->bytes == 0 || work->kind == HVI_KIND_ALLREDUCE ||
+           work->kind == HVI_KIND_ALLGATHER || work->kind == HVI_KIND_BROADCAST ||
+           work->kind == HVI_KIND_REDUCESCATTER || work->kind == HVI_KIND_ALLTOALL;
 }
 
 static bool host_accepts(const struct engine_batch *batch)
 {
     for (uint32_t i = 0; i < batch->count; i++) {
-        if (!accepts_work(batch->works[i]))
+        const struct engine_work *work = batch->works[i];
+        bool alone = work->in_pid || engine_adasum_is(work);
+        if (!accepts_work(work) || (alone && batch->count > 1))
             return false;
     }
     return batch->memory_kind == ENGINE_MEMORY_HOST;
@@ -164,16 +128,21 @@ static void host_start(void *context, struct engine_batch *batch)
 {
     struct host *host = context;
 
-    batch->fault.rank = -1;
-    if (batch->bytes > ENGINE_HOST_INLINE_BYTES) {
-        engine_host_pool_submit(host->pool, batch);
-        return;
-    }
-    uint32_t units = engine_host_units(batch);
-    for (uint32_t unit = 0; unit < units; unit++)
-        engine_host_run_unit(host->kernels, batch, unit);
     batch->status = HVI_OK;
-    host->config.done(host->config.user, batch);
+    batch->fault.rank = -1;
+    batch->state = NULL;
+    if (engine_adasum_is(batch->works[0])) {
+        batch->state = engine_adasum_new(batch->works[0]);
+        if (!batch->state) {
+            batch->status = HVI_ERR_NO_MEMORY;
+            host->config.done(host->config.user, batch);
+            return;
+        }
+    }
+    if (batch->bytes > ENGINE_HOST_INLINE_BYTES)
+        engine_host_pool_submit(host->pool, batch);
+    else
+        engine_host_pool_run(host->pool, batch);
 }
 
 static bool host_help(void *context)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The host-memory backend's two halves: host.c knows how to do a piece of a batch, host_pool.c who
- * does it. */
+ * The parts of the host-memory backend: host.c cuts a batch into units and knows who may do them,
+ * host_pool.c who does them, host_move.c what a unit moves, host_foreign.c how memory that is not
+ * mapped is reached, host_adasum.c the one reduction that needs several rounds. */
 #ifndef ENGINE_HOST_H
 #define ENGINE_HOST_H
 
@@ -13,25 +14,92 @@
 #define ENGINE_HOST_CHUNK_BYTES (256u * 1024u)
 /* A fused batch is cut into pieces of this many ops. */
 #define ENGINE_HOST_UNIT_WORKS 16u
+/* What a thread has for foreign operands: pieces of all ranks, one result. */
+#define ENGINE_HOST_BUFFER_BYTES (5u * 1024u * 1024u)
 
-/* Number of pieces the batch is cut into; at least 1. Pure. */
+/* What a thread brings along. */
+struct engine_host_thread {
+    const struct engine_kernels *kernels;
+    unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only foreign operands and adasum touch it */
+    uint64_t stream_bytes; /* an op that moves more than this writes past the caches */
+};
+
+/* ---- host.c ---- */
+
+/* Number of units the batch is cut into, in each round; at least 1. Pure. */
 uint32_t engine_host_units(const struct engine_batch *batch);
-/* Does piece `unit`. Pieces of a batch are independent of each other. Any thread. */
-void engine_host_run_unit(const struct engine_kernels *kernels, const struct engine_batch *batch,
-                          uint32_t unit);
+/* Does one unit. Units of a batch are independent of each other. Any thread. HVI_OK, or how the
+ * batch fails; *fault_p is written only then. */
+int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,
+                         uint32_t unit, struct engine_fault *fault_p);
+/* After the last unit: true if the units are to be done once more, for the next round. One thread,
+ * between rounds. */
+bool engine_host_next_round(struct engine_batch *batch);
+/* Lets go of what the batch held while it ran. Before done(). */
+void engine_host_release(struct engine_batch *batch);
+
+/* ---- host_move.c ---- */
+
+/* Everything that goes to, or is reduced from, [first, first + bytes) of the op's operands: of the
+ * input for a reducescatter, else of each output. Errors as engine_host_run_unit. */
+int engine_host_move(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint64_t first, uint64_t bytes, struct engine_fault *fault_p);
+/* Writes bytes [first, first + bytes) of an allreduce's or reducescatter's result, which lie at
+ * `result`, to whoever gets them. */
+int engine_host_emit(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint64_t first, uint64_t bytes, const void *result,
+                     struct engine_fault *fault_p);
+
+/* ---- host_foreign.c ---- */
+
+static inline bool engine_host_in_is_foreign(const struct engine_work *work, uint32_t rank)
+{
+    return work->in_pid && work->in_pid[rank] != 0;
+}
+
+static inline bool engine_host_out_is_foreign(const struct engine_work *work, uint32_t rank)
+{
+    return work->out_pid && work->out_pid[rank] != 0;
+}
+
+/* Bytes [at, at + bytes) of a foreign operand. Blocks for as long as the owner's memory takes to
+ * be there. */
+int engine_host_read(const struct engine_work *work, uint32_t rank, uint64_t at, void *to_p,
+                     uint64_t bytes, struct engine_fault *fault_p);
+int engine_host_write(const struct engine_work *work, uint32_t rank, uint64_t at, const void *from,
+                      uint64_t bytes, struct engine_fault *fault_p);
+
+/* ---- host_adasum.c ---- */
+
+struct engine_adasum;
+
+bool engine_adasum_is(const struct engine_work *work);
+/* NULL without memory. */
+struct engine_adasum *engine_adasum_new(const struct engine_work *work);
+void engine_adasum_free(struct engine_adasum *adasum);
+/* Chunks, each of which is a unit in every round. Pure. */
+uint32_t engine_adasum_chunks(const struct engine_work *work);
+int engine_adasum_run(const struct engine_host_thread *thread, struct engine_adasum *adasum,
+                      uint32_t chunk, struct engine_fault *fault_p);
+/* As engine_host_next_round. */
+bool engine_adasum_next(struct engine_adasum *adasum);
+
+/* ---- host_pool.c ---- */
 
 struct engine_host_pool;
 
-/* Starts `workers` threads (0 is fine: then only engine_host_pool_help works). HVI_OK,
- * HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
-int engine_host_pool_open(uint32_t workers, const struct engine_kernels *kernels,
+/* Starts `workers` threads (0 is fine: then only engine_host_pool_help works). `model` is every
+ * thread's, but for the buffer. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
+int engine_host_pool_open(uint32_t workers, const struct engine_host_thread *model,
                           void (*done)(void *user, struct engine_batch *batch), void *user,
                           struct engine_host_pool **pool_p);
 /* Finishes what is queued, joins the threads, frees. NULL is fine. */
 void engine_host_pool_close(struct engine_host_pool *pool);
-/* Queues a batch; units, units_taken and units_left are set. */
+/* Queues a batch. */
 void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch);
-/* Does one piece on the calling thread; false when none was left to take. */
+/* Does one unit on the calling thread; false when none was left to take. */
 bool engine_host_pool_help(struct engine_host_pool *pool);
+/* Does the whole batch on the calling thread, which is the one that helps. */
+void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch);
 
 #endif

@@ -6,8 +6,9 @@
  *
  * One mutex guards the queue and the counters; it is taken twice per piece of some 50 microseconds,
  * and nothing runs under it. A batch leaves the queue when its last piece is taken and is reported
- * by whoever finishes the last piece. The main thread takes pieces too while it has nothing better
- * to do, which saves waking and sleeping it. */
+ * by whoever finishes the last piece, unless it has another round to go: then it comes back to the
+ * front. The main thread takes pieces too while it has nothing better to do, which saves waking and
+ * sleeping it. */
 #include "daemon/engine/host.h"
 
 #include "base/assert.h"
@@ -17,6 +18,13 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+
+struct worker {
+    struct engine_host_pool *pool;
+    struct engine_host_thread own;
+    pthread_t thread;
+};
 
 struct engine_host_pool {
     pthread_mutex_t lock;
@@ -25,11 +33,11 @@ struct engine_host_pool {
     bool closing;
     _Atomic uint32_t queued; /* batches in the queue: written under the lock, looked at without */
     uint32_t running;        /* batches not reported done */
-    const struct engine_kernels *kernels;
     void (*done)(void *user, struct engine_batch *batch);
     void *user;
-    uint32_t thread_count;
-    pthread_t threads[];
+    struct engine_host_thread helper;    /* for help() and run() */
+    uint32_t worker_count, thread_count; /* that there are, that run */
+    struct worker workers[];
 };
 
 /* Lock held. */
@@ -49,32 +57,69 @@ static struct engine_batch *take_unit(struct engine_host_pool *pool, uint32_t *u
     return batch;
 }
 
-/* Lock held on entry and on return. */
-static void run_unit(struct engine_host_pool *pool, struct engine_batch *batch, uint32_t unit)
+/* Lock held. In front: it was there before, and may have another round to go. */
+static void queue_first(struct engine_host_pool *pool, struct engine_batch *batch)
+{
+    batch->units_taken = 0;
+    batch->units_left = batch->units;
+    batch->next = pool->head;
+    pool->head = batch;
+    if (!pool->tail)
+        pool->tail = batch;
+    atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
+    pthread_cond_broadcast(&pool->work);
+}
+
+/* Lock held on entry and on return. The last unit of a round is over and nobody else has to do with
+ * the batch. */
+static void end_round(struct engine_host_pool *pool, struct engine_batch *batch)
 {
     pthread_mutex_unlock(&pool->lock);
-    engine_host_run_unit(pool->kernels, batch, unit);
+    bool more = engine_host_next_round(batch);
+    if (!more)
+        engine_host_release(batch);
     pthread_mutex_lock(&pool->lock);
-    if (--batch->units_left > 0)
+    if (more) {
+        queue_first(pool, batch);
         return;
-    pool->running--;
+    }
+    if (--pool->running == 0 && pool->closing)
+        pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
-    batch->status = HVI_OK;
     pool->done(pool->user, batch);
     pthread_mutex_lock(&pool->lock);
 }
 
+/* Lock held on entry and on return. After a failure the units that are left are only counted. */
+static void run_unit(struct engine_host_pool *pool, const struct engine_host_thread *own,
+                     struct engine_batch *batch, uint32_t unit)
+{
+    if (batch->status == HVI_OK) {
+        struct engine_fault fault = {.rank = -1};
+        pthread_mutex_unlock(&pool->lock);
+        int status = engine_host_run_unit(own, batch, unit, &fault);
+        pthread_mutex_lock(&pool->lock);
+        if (status != HVI_OK && batch->status == HVI_OK) {
+            batch->status = status;
+            batch->fault = fault;
+        }
+    }
+    if (--batch->units_left == 0)
+        end_round(pool, batch);
+}
+
 static void *work(void *argument)
 {
-    struct engine_host_pool *pool = argument;
+    struct worker *self = argument;
+    struct engine_host_pool *pool = self->pool;
     uint32_t unit = 0;
 
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         struct engine_batch *batch = take_unit(pool, &unit);
         if (batch)
-            run_unit(pool, batch, unit);
-        else if (pool->closing)
+            run_unit(pool, &self->own, batch, unit);
+        else if (pool->closing && pool->running == 0)
             break;
         else
             pthread_cond_wait(&pool->work, &pool->lock);
@@ -92,29 +137,51 @@ static int start_threads(struct engine_host_pool *pool, uint32_t workers)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (error == 0 && pool->thread_count < workers) {
-        error = pthread_create(&pool->threads[pool->thread_count], NULL, work, pool);
+        struct worker *worker = &pool->workers[pool->thread_count];
+        worker->pool = pool;
+        error = pthread_create(&worker->thread, NULL, work, worker);
         if (error)
             break;
-        pthread_setname_np(pool->threads[pool->thread_count], "hvd-worker");
+        pthread_setname_np(worker->thread, "hvd-worker");
         pool->thread_count++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error ? HVI_ERR_LIMIT : HVI_OK;
 }
 
-int engine_host_pool_open(uint32_t workers, const struct engine_kernels *kernels,
+/* Reserved only: pages come when a foreign operand or an adasum first needs them. */
+static bool equip(struct engine_host_thread *own, const struct engine_host_thread *model)
+{
+    *own = *model;
+    own->buffer = mmap(NULL, ENGINE_HOST_BUFFER_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (own->buffer == MAP_FAILED)
+        own->buffer = NULL;
+    return own->buffer != NULL;
+}
+
+static void unequip(struct engine_host_thread *own)
+{
+    if (own->buffer)
+        munmap(own->buffer, ENGINE_HOST_BUFFER_BYTES);
+}
+
+int engine_host_pool_open(uint32_t workers, const struct engine_host_thread *model,
                           void (*done)(void *user, struct engine_batch *batch), void *user,
                           struct engine_host_pool **pool_p)
 {
-    struct engine_host_pool *pool = calloc(1, sizeof *pool + workers * sizeof pool->threads[0]);
+    struct engine_host_pool *pool = calloc(1, sizeof *pool + workers * sizeof pool->workers[0]);
     if (!pool)
         return HVI_ERR_NO_MEMORY;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
-    pool->kernels = kernels;
     pool->done = done;
     pool->user = user;
-    int status = start_threads(pool, workers);
+    pool->worker_count = workers;
+    bool equipped = equip(&pool->helper, model);
+    for (uint32_t i = 0; i < workers && equipped; i++)
+        equipped = equip(&pool->workers[i].own, model);
+    int status = equipped ? start_threads(pool, workers) : HVI_ERR_NO_MEMORY;
     if (status != HVI_OK) {
         engine_host_pool_close(pool);
         return status;
@@ -134,8 +201,11 @@ void engine_host_pool_close(struct engine_host_pool *pool)
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
     for (uint32_t i = 0; i < pool->thread_count; i++)
-        pthread_join(pool->threads[i], NULL);
+        pthread_join(pool->workers[i].thread, NULL);
     HVI_ASSERT(pool->running == 0);
+    for (uint32_t i = 0; i < pool->worker_count; i++)
+        unequip(&pool->workers[i].own);
+    unequip(&pool->helper);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
@@ -171,7 +241,18 @@ bool engine_host_pool_help(struct engine_host_pool *pool)
     pthread_mutex_lock(&pool->lock);
     struct engine_batch *batch = take_unit(pool, &unit);
     if (batch)
-        run_unit(pool, batch, unit);
+        run_unit(pool, &pool->helper, batch, unit);
     pthread_mutex_unlock(&pool->lock);
     return batch != NULL;
+}
+
+void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch)
+{
+    batch->units = engine_host_units(batch);
+    do {
+        for (uint32_t unit = 0; unit < batch->units && batch->status == HVI_OK; unit++)
+            batch->status = engine_host_run_unit(&pool->helper, batch, unit, &batch->fault);
+    } while (engine_host_next_round(batch));
+    engine_host_release(batch);
+    pool->done(pool->user, batch);
 }

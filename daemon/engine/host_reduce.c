@@ -18,14 +18,24 @@ extern const struct engine_kernels engine_kernels_avx2;
 extern const struct engine_kernels engine_kernels_avx512;
 #endif
 
+static bool is_float(uint32_t dtype)
+{
+    return dtype == HVI_DTYPE_FLOAT16 || dtype == HVI_DTYPE_BFLOAT16 ||
+           dtype == HVI_DTYPE_FLOAT32 || dtype == HVI_DTYPE_FLOAT64 ||
+           dtype == HVI_DTYPE_FLOAT8_E4M3 || dtype == HVI_DTYPE_FLOAT8_E5M2;
+}
+
 int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, double postscale,
                         char *text_p, size_t text_size)
 {
     bool scaled = prescale != 1.0 || postscale != 1.0;
     bool boolean = dtype == HVI_DTYPE_BOOL;
     bool plain_bool = reduce_op == HVI_REDUCE_MIN || reduce_op == HVI_REDUCE_MAX;
+    bool supported = !boolean || (plain_bool && !scaled);
 
-    if (reduce_op != HVI_REDUCE_ADASUM && (!boolean || (plain_bool && !scaled)))
+    if (reduce_op == HVI_REDUCE_ADASUM)
+        supported = is_float(dtype);
+    if (supported)
         return HVI_OK;
     if (text_p)
         snprintf(text_p, text_size, "%s%s is not supported for %s", scaled ? "scaled " : "",

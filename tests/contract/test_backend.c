@@ -161,9 +161,13 @@ static const uint64_t counts[] = {0, 1, 3, 1000, 16384, 65535, 65536, 65537, 300
 static void *reduce_reference(const struct tensor *tensor)
 {
     uint32_t size = hvi_dtype_bytes(tensor->work.dtype);
-    const struct engine_reduce reduce = {
-        tensor->work.dtype,    tensor->work.reduce_op, RANKS, tensor->in, tensor->out,
-        tensor->work.prescale, tensor->work.postscale};
+    const struct engine_reduce reduce = {.dtype = tensor->work.dtype,
+                                         .reduce_op = tensor->work.reduce_op,
+                                         .ranks = RANKS,
+                                         .ins = RANKS,
+                                         .in = tensor->in,
+                                         .prescale = tensor->work.prescale,
+                                         .postscale = tensor->work.postscale};
     unsigned char *expected = malloc(tensor->work.bytes + 1);
 
     for (uint64_t i = 0; i < tensor->work.count; i++)

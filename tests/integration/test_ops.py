@@ -101,10 +101,21 @@ def test_what_booleans_do_not_offer_is_refused_at_submission_and_the_job_goes_on
     job.check_usable()
 
 
-def test_adasum_is_refused_as_not_available(job):
-    for rank in job.ranks:
-        outcome = rank.try_submit("allreduce", "ada", dtype="float32", dims=[1], data=bytes(4), reduce_op="adasum")
+def test_adasum_of_equal_vectors_is_the_vector_and_of_orthogonal_ones_the_sum(job):
+    row = arith.DTYPES["float32"]
+    same = [arith.pack(row, [3.0, -4.0])] * job.size
+    for outcome in job.run("allreduce", dtype="float32", dims=[2], data=same, reduce_op="adasum"):
+        assert outcome.ok, outcome
+        assert arith.unpack(row, outcome.data) == [3.0, -4.0]
+    axes = [arith.pack(row, [float(rank == i) for i in range(job.size)]) for rank in range(job.size)]
+    for outcome in job.run("allreduce", dtype="float32", dims=[job.size], data=axes, reduce_op="adasum"):
+        assert arith.unpack(row, outcome.data) == [1.0] * job.size
+
+
+def test_adasum_of_integers_is_an_error_on_every_rank_and_the_job_goes_on(job):
+    for outcome in job.run("allreduce", dtype="int32", dims=[4], reduce_op="adasum"):
         assert outcome.status == Status.ERR_UNSUPPORTED, outcome
+        assert "adasum is not supported for int32" in outcome.text
     job.check_usable()
 
 

@@ -108,15 +108,17 @@ enum hvd_dtype {
     HVD_FLOAT32 = 7,
     HVD_FLOAT64 = 8,
     HVD_BOOL = 9, /* one byte, 0 or 1 */
-    HVD_BFLOAT16 = 10
+    HVD_BFLOAT16 = 10,
+    HVD_FLOAT8_E4M3 = 11, /* "e4m3fn": no infinities; NaN is 0x7f and 0xff, the largest is 448 */
+    HVD_FLOAT8_E5M2 = 12
 };
 
-/* Reductions accumulate in rank order, float16/bfloat16 in float32, so results are bitwise the same
+/* Reductions accumulate in rank order, shorter floats in float32, so results are bitwise the same
  * for a given size. Integer averages truncate toward zero; integer sums wrap. */
 enum hvd_reduce_op {
     HVD_AVERAGE = 0,
     HVD_SUM = 1,
-    HVD_ADASUM = 2, /* not available yet: HVD_ERR_UNSUPPORTED */
+    HVD_ADASUM = 2, /* floating point only */
     HVD_MIN = 3,
     HVD_MAX = 4,
     HVD_PRODUCT = 5

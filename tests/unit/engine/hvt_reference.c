@@ -22,7 +22,7 @@ static double decode(uint16_t bits, int exponent_bits, int mantissa_bits)
     int exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
     int mantissa = bits & ((1 << mantissa_bits) - 1);
     int bias = (1 << (exponent_bits - 1)) - 1;
-    double sign = bits >> 15 ? -1.0 : 1.0;
+    double sign = bits >> (exponent_bits + mantissa_bits) ? -1.0 : 1.0;
 
     if (exponent == (1 << exponent_bits) - 1)
         return mantissa ? NAN : sign * INFINITY;
@@ -36,7 +36,7 @@ static uint16_t encode(double value, int exponent_bits, int mantissa_bits)
 {
     int bias = (1 << (exponent_bits - 1)) - 1;
     uint16_t infinity = (uint16_t)(((1 << exponent_bits) - 1) << mantissa_bits);
-    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    uint16_t sign = (uint16_t)(signbit(value) ? 1 << (exponent_bits + mantissa_bits) : 0);
     int exponent = 0;
 
     if (isnan(value))
@@ -71,6 +71,42 @@ uint16_t hvt_reference_to_f16(double value)
     return encode(value, 5, 10);
 }
 
+double hvt_reference_e5m2(uint8_t byte)
+{
+    return decode(byte, 5, 2);
+}
+
+uint8_t hvt_reference_to_e5m2(double value)
+{
+    return (uint8_t)encode(value, 5, 2);
+}
+
+/* The numbers of e4m3, one after the other: there are so few that looking through them will do. */
+double hvt_reference_e4m3(uint8_t byte)
+{
+    int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    double value = exponent == 0 ? mantissa / 512.0 : ldexp(8 + mantissa, exponent - 10);
+
+    if (exponent == 15 && mantissa == 7)
+        return NAN;
+    return byte >> 7 ? -value : value;
+}
+
+uint8_t hvt_reference_to_e4m3(double value)
+{
+    uint8_t best = 0;
+
+    if (isnan(value) || fabs(value) > 464)
+        return 0x7f;
+    for (uint8_t byte = 0; byte < 0x7f; byte++) {
+        double here = fabs(fabs(value) - hvt_reference_e4m3(byte));
+        double least = fabs(fabs(value) - hvt_reference_e4m3(best));
+        if (here < least || (here == least && byte % 2 == 0))
+            best = byte;
+    }
+    return (uint8_t)(best | (signbit(value) ? 0x80 : 0));
+}
+
 /* ---- floating point ---- */
 
 #define DEFINE_FLOAT(T)                                                                            \
@@ -88,7 +124,7 @@ uint16_t hvt_reference_to_f16(double value)
     static T reduce_##T(const struct engine_reduce *r, const T *values)                            \
     {                                                                                              \
         T acc = 0;                                                                                 \
-        for (uint32_t rank = 0; rank < r->ranks; rank++) {                                         \
+        for (uint32_t rank = 0; rank < r->ins; rank++) {                                           \
             T value = r->prescale == 1.0 ? values[rank] : values[rank] * (T)r->prescale;           \
             acc = rank == 0 ? value : combine_##T(r->reduce_op, acc, value);                       \
         }                                                                                          \
@@ -105,7 +141,7 @@ static void float32_element(const struct engine_reduce *r, uint64_t index, void 
     const uint32_t quiet = 0x7fc00000u;
     float values[HVI_RANKS_MAX];
 
-    for (uint32_t rank = 0; rank < r->ranks; rank++)
+    for (uint32_t rank = 0; rank < r->ins; rank++)
         values[rank] = ((const float *)r->in[rank])[index];
     float result = reduce_float(r, values);
     memcpy(out_p, isnan(result) ? (const void *)&quiet : (const void *)&result, 4);
@@ -116,7 +152,7 @@ static void float64_element(const struct engine_reduce *r, uint64_t index, void 
     const uint64_t quiet = 0x7ff8000000000000ull;
     double values[HVI_RANKS_MAX];
 
-    for (uint32_t rank = 0; rank < r->ranks; rank++)
+    for (uint32_t rank = 0; rank < r->ins; rank++)
         values[rank] = ((const double *)r->in[rank])[index];
     double result = reduce_double(r, values);
     memcpy(out_p, isnan(result) ? (const void *)&quiet : (const void *)&result, 8);
@@ -127,11 +163,24 @@ static void short_element(const struct engine_reduce *r, uint64_t index, int exp
 {
     float values[HVI_RANKS_MAX];
 
-    for (uint32_t rank = 0; rank < r->ranks; rank++)
+    for (uint32_t rank = 0; rank < r->ins; rank++)
         values[rank] =
             (float)decode(((const uint16_t *)r->in[rank])[index], exponent_bits, mantissa_bits);
     uint16_t result = encode((double)reduce_float(r, values), exponent_bits, mantissa_bits);
     memcpy(out_p, &result, sizeof result);
+}
+
+static void float8_element(const struct engine_reduce *r, uint64_t index, uint8_t *out_p)
+{
+    bool e4m3 = r->dtype == HVI_DTYPE_FLOAT8_E4M3;
+    float values[HVI_RANKS_MAX];
+
+    for (uint32_t rank = 0; rank < r->ins; rank++) {
+        uint8_t byte = ((const uint8_t *)r->in[rank])[index];
+        values[rank] = (float)(e4m3 ? hvt_reference_e4m3(byte) : hvt_reference_e5m2(byte));
+    }
+    double result = (double)reduce_float(r, values);
+    *out_p = e4m3 ? hvt_reference_to_e4m3(result) : hvt_reference_to_e5m2(result);
 }
 
 /* ---- integers, in 128 bits ---- */
@@ -201,7 +250,7 @@ static void int_element(const struct engine_reduce *r, uint64_t index, void *out
 {
     __int128 acc = 0;
 
-    for (uint32_t rank = 0; rank < r->ranks; rank++) {
+    for (uint32_t rank = 0; rank < r->ins; rank++) {
         __int128 value = scale(r->dtype, load(r->dtype, r->in[rank], index), r->prescale);
         acc = rank == 0 ? value : wrap(r->dtype, combine_int(r->reduce_op, acc, value));
     }
@@ -215,7 +264,7 @@ static void bool_element(const struct engine_reduce *r, uint64_t index, void *ou
 {
     bool all = true, any = false;
 
-    for (uint32_t rank = 0; rank < r->ranks; rank++) {
+    for (uint32_t rank = 0; rank < r->ins; rank++) {
         bool value = ((const uint8_t *)r->in[rank])[index] != 0;
         all = all && value;
         any = any || value;
@@ -231,6 +280,10 @@ void hvt_reference_element(const struct engine_reduce *reduce, uint64_t index, v
         return;
     case HVI_DTYPE_BFLOAT16:
         short_element(reduce, index, 8, 7, out_p);
+        return;
+    case HVI_DTYPE_FLOAT8_E4M3:
+    case HVI_DTYPE_FLOAT8_E5M2:
+        float8_element(reduce, index, out_p);
         return;
     case HVI_DTYPE_FLOAT32:
         float32_element(reduce, index, out_p);

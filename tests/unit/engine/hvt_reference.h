@@ -12,6 +12,11 @@ void hvt_reference_element(const struct engine_reduce *reduce, uint64_t index, v
 double hvt_reference_f16(uint16_t half);
 /* To nearest even, by looking for the unit in the last place. */
 uint16_t hvt_reference_to_f16(double value);
+/* The same for float8. */
+double hvt_reference_e4m3(uint8_t byte);
+uint8_t hvt_reference_to_e4m3(double value);
+double hvt_reference_e5m2(uint8_t byte);
+uint8_t hvt_reference_to_e5m2(double value);
 
 /* Fills `bytes` with values of this dtype, the interesting ones among them. */
 void hvt_reference_fill(uint32_t dtype, void *data_p, uint64_t count, uint64_t *random);

@@ -37,6 +37,16 @@ static void teardown(void)
     }
 }
 
+static struct engine_reduce reduce_of(uint32_t dtype, uint32_t reduce_op, uint32_t ranks,
+                                      double prescale, double postscale)
+{
+    return (struct engine_reduce){.dtype = dtype,
+                                  .reduce_op = reduce_op,
+                                  .ranks = ranks,
+                                  .prescale = prescale,
+                                  .postscale = postscale};
+}
+
 struct run {
     struct engine_reduce reduce;
     const void *in[RANKS];
@@ -52,6 +62,7 @@ static void prepare(struct run *run, uint64_t *random)
 
     run->reduce.in = run->in;
     run->reduce.out = run->out;
+    run->reduce.ins = run->reduce.outs = run->reduce.ranks;
     for (uint32_t rank = 0; rank < run->reduce.ranks; rank++) {
         unsigned char *in = inputs[rank] + hvt_random(random) % 5 * size;
         hvt_reference_fill(run->reduce.dtype, in, run->first + run->count, random);
@@ -114,7 +125,7 @@ START_TEST(every_type_and_op_gives_the_reference_bits)
         for (uint32_t ranks = 1; ranks <= RANKS; ranks++) {
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
                 struct run run = {.first = c % 3, .count = counts[c], .in_place = c % 2 == 0};
-                run.reduce = (struct engine_reduce){dtype, all_ops[op], ranks, NULL, NULL, 1, 1};
+                run.reduce = reduce_of(dtype, all_ops[op], ranks, 1, 1);
                 check(&run, ranks * 100 + c);
             }
         }
@@ -131,8 +142,8 @@ START_TEST(scales_give_the_reference_bits)
         double scale = scales[s / 2];
         uint32_t op = all_ops[s % 5];
         struct run run = {.count = 333, .in_place = s % 3 == 0};
-        run.reduce = (struct engine_reduce){
-            dtype, op, 1 + (uint32_t)s % 5, NULL, NULL, s % 2 ? scale : 1, s % 2 ? 1 : scale};
+        run.reduce =
+            reduce_of(dtype, op, 1 + (uint32_t)s % 5, s % 2 ? scale : 1, s % 2 ? 1 : scale);
         if (engine_reduce_check(dtype, op, run.reduce.prescale, run.reduce.postscale, NULL, 0) ==
             HVI_OK)
             check(&run, s);
@@ -146,7 +157,7 @@ START_TEST(chunks_give_the_bits_of_the_whole)
     uint64_t random = 7;
     static unsigned char whole[COUNT * 4];
 
-    run.reduce = (struct engine_reduce){HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 5, NULL, NULL, 1, 1};
+    run.reduce = reduce_of(HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 5, 1, 1);
     prepare(&run, &random);
     const struct engine_kernels *kernels = engine_kernels_best();
     kernels->reduce(&run.reduce, 0, run.count);
@@ -163,7 +174,10 @@ START_TEST(an_integer_average_truncates_toward_zero)
     int32_t a[] = {-7, 7, INT32_MAX, INT32_MIN}, b[] = {0, 0, 1, -1};
     const void *in[] = {a, b};
     void *out[] = {a, b};
-    struct engine_reduce reduce = {HVI_DTYPE_INT32, HVI_REDUCE_AVERAGE, 2, in, out, 1, 1};
+    struct engine_reduce reduce = reduce_of(HVI_DTYPE_INT32, HVI_REDUCE_AVERAGE, 2, 1, 1);
+
+    reduce.in = in, reduce.out = out;
+    reduce.ins = reduce.outs = 2;
 
     engine_kernels_best()->reduce(&reduce, 0, 4);
     ck_assert_int_eq(a[0], -3);
@@ -231,6 +245,71 @@ START_TEST(narrowing_rounds_to_nearest_even_in_every_set)
 }
 END_TEST
 
+static double value_of(bool e4m3, uint32_t byte)
+{
+    return e4m3 ? hvt_reference_e4m3((uint8_t)byte) : hvt_reference_e5m2((uint8_t)byte);
+}
+
+START_TEST(every_float8_widens_exactly_in_every_set)
+{
+    uint8_t bytes[256];
+    float wide[256];
+
+    for (uint32_t i = 0; i < 256; i++)
+        bytes[i] = (uint8_t)i;
+    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
+        const struct engine_kernels *kernels = engine_kernels_at(set);
+        if (!kernels)
+            continue;
+        (_i ? kernels->widen_e4m3 : kernels->widen_e5m2)(bytes, wide, 256);
+        for (uint32_t i = 0; i < 256; i++) {
+            double expected = value_of(_i, i);
+            if (isnan(expected)
+                    ? !isnan(wide[i])
+                    : (double)wide[i] != expected || (signbit(wide[i]) != 0) != (i >> 7 != 0))
+                ck_abort_msg("%s: %02x gives %a", kernels->name, i, (double)wide[i]);
+        }
+    }
+}
+END_TEST
+
+/* All numbers, what lies half way between neighbours and beside that, and what is too large. The
+ * largest e4m3 is 448 (0x7e), 464 still goes there, and what is above becomes NaN. */
+START_TEST(narrowing_to_float8_rounds_to_nearest_even_in_every_set)
+{
+    static float wide[256 * 5 + 8];
+    static uint8_t bytes[256 * 5 + 8];
+    size_t count = 0;
+
+    for (uint32_t i = 0; i < 255; i++) {
+        float value = (float)value_of(_i, i);
+        float middle = value / 2 + (float)value_of(_i, i + 1) / 2;
+        wide[count++] = value;
+        wide[count++] = middle;
+        wide[count++] = nextafterf(middle, INFINITY);
+        wide[count++] = nextafterf(middle, -INFINITY);
+        wide[count++] = ldexpf(value, -12);
+    }
+    const float large[] = {464.0f,   464.0001f, -464.0f, -480.0f,
+                           61439.0f, 61440.0f,  3e38f,   -INFINITY};
+    memcpy(wide + count, large, sizeof large);
+    count += sizeof large / sizeof large[0];
+    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
+        const struct engine_kernels *kernels = engine_kernels_at(set);
+        if (!kernels)
+            continue;
+        (_i ? kernels->narrow_e4m3 : kernels->narrow_e5m2)(wide, bytes, count);
+        for (size_t i = 0; i < count; i++) {
+            uint8_t expected = _i ? hvt_reference_to_e4m3((double)wide[i])
+                                  : hvt_reference_to_e5m2((double)wide[i]);
+            if (bytes[i] != expected)
+                ck_abort_msg("%s: %a gives %02x, not %02x", kernels->name, (double)wide[i],
+                             bytes[i], expected);
+        }
+    }
+}
+END_TEST
+
 START_TEST(bool_knows_and_and_or_only)
 {
     char text[128];
@@ -246,11 +325,21 @@ START_TEST(bool_knows_and_and_or_only)
 }
 END_TEST
 
-START_TEST(adasum_is_refused_for_every_type)
+START_TEST(adasum_is_for_floating_point)
 {
-    for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++)
-        ck_assert_int_eq(engine_reduce_check(dtype, HVI_REDUCE_ADASUM, 1, 1, NULL, 0),
-                         HVI_ERR_UNSUPPORTED);
+    char text[128];
+    uint32_t refused = 0;
+
+    for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++) {
+        bool ok =
+            engine_reduce_check(dtype, HVI_REDUCE_ADASUM, 0.5, 2, text, sizeof text) == HVI_OK;
+        ck_assert_int_eq(ok, strncmp(hvi_dtype_text(dtype), "float", 5) == 0 ||
+                                 dtype == HVI_DTYPE_BFLOAT16);
+        refused += !ok;
+    }
+    ck_assert_uint_eq(refused, 7);
+    engine_reduce_check(HVI_DTYPE_INT32, HVI_REDUCE_ADASUM, 1, 1, text, sizeof text);
+    ck_assert_str_eq(text, "adasum is not supported for int32");
 }
 END_TEST
 
@@ -267,8 +356,10 @@ int main(void)
     tcase_add_test(tcase, an_integer_average_truncates_toward_zero);
     tcase_add_test(tcase, every_float16_widens_exactly_in_every_set);
     tcase_add_test(tcase, narrowing_rounds_to_nearest_even_in_every_set);
+    tcase_add_loop_test(tcase, every_float8_widens_exactly_in_every_set, 0, 2);
+    tcase_add_loop_test(tcase, narrowing_to_float8_rounds_to_nearest_even_in_every_set, 0, 2);
     tcase_add_test(tcase, bool_knows_and_and_or_only);
-    tcase_add_test(tcase, adasum_is_refused_for_every_type);
+    tcase_add_test(tcase, adasum_is_for_floating_point);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -176,9 +176,10 @@ START_TEST(what_cannot_be_done_fails_on_every_rank)
     for (int32_t rank = 0; rank < 2; rank++) {
         struct hvi_submission op = make(rank, HVI_KIND_ALLREDUCE, 4, "w1");
         op.reduce_op = HVI_REDUCE_ADASUM;
+        op.dtype = HVI_DTYPE_INT32;
         submit(rank, op);
     }
-    expect_all(HVI_ERR_UNSUPPORTED, "allreduce 'w1': adasum is not supported for float32", -1);
+    expect_all(HVI_ERR_UNSUPPORTED, "allreduce 'w1': adasum is not supported for int32", -1);
     for (int32_t rank = 0; rank < 2; rank++) {
         struct hvi_submission op = make(rank, HVI_KIND_ALLREDUCE, 4, "w1");
         op.memory_kind = 1;

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a byte range of an op needs. All kinds come down to two steps:
+ *
+ *   reduce  one range of the inputs of all members, to the same range of some outputs
+ *   spread  one range of one member's input to a range of some outputs
+ *
+ * and both reach a foreign operand through the thread's buffer: they go in pieces that stay in the
+ * thread's own cache, so that main memory sees each byte of an operand once each way.
+ *
+ *      in[0] --read--> slot 0 \
+ *      in[1] (mapped) -------- reduce --> last slot --write--> out[0]
+ *      in[2] --read--> slot 1 /      \-> out[1] (mapped)
+ */
+#include "daemon/engine/host.h"
+
+#include "base/assert.h"
+#include "base/status.h"
+#include "base/types.h"
+
+/* Of each foreign operand at a time. */
+#define PIECE_BYTES (128u * 1024u)
+/* Slots do not begin at the same place of a page: their lines would compete for the same ways. */
+#define SLOT_SKEW 192u
+/* Mapped sources are spread in blocks that stay in the first cache. */
+#define SPREAD_BYTES (16u * 1024u)
+
+_Static_assert((HVI_RANKS_MAX + 1) * (4096ull + SLOT_SKEW) <= ENGINE_HOST_BUFFER_BYTES,
+               "every rank has a page in the buffer");
+
+static bool streams(const struct engine_host_thread *thread, const struct engine_work *work)
+{
+    return work->bytes > thread->stream_bytes / work->ranks;
+}
+
+/* ---- reduce ---- */
+
+/* One piece: pointers to the beginning of it, for whoever takes part. */
+struct piece {
+    const void *in[HVI_RANKS_MAX];
+    void *out[HVI_RANKS_MAX + 1];
+    uint32_t ins, outs;
+};
+
+/* Outputs of members [to, to_end). */
+struct targets {
+    uint32_t to, to_end;
+    uint64_t at; /* in those outputs */
+};
+
+static uint32_t count_foreign(const struct engine_work *work)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < work->ranks; i++)
+        count += engine_host_in_is_foreign(work, i) && work->in[i];
+    return count;
+}
+
+static uint64_t piece_bytes(uint32_t slots)
+{
+    uint64_t bytes = ENGINE_HOST_BUFFER_BYTES / slots - SLOT_SKEW;
+
+    return bytes < PIECE_BYTES ? bytes / 64 * 64 : PIECE_BYTES;
+}
+
+/* *slot_p: the first one that is free. */
+static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
+                          uint64_t at, uint64_t bytes, uint64_t slot_bytes, struct piece *piece,
+                          unsigned char **slot_p, struct engine_fault *fault_p)
+{
+    unsigned char *slot = thread->buffer;
+
+    for (uint32_t i = 0; i < work->ranks; i++) {
+        if (!work->in[i])
+            continue;
+        if (!engine_host_in_is_foreign(work, i)) {
+            piece->in[piece->ins++] = (const char *)work->in[i] + at;
+            continue;
+        }
+        int status = engine_host_read(work, i, at, slot, bytes, fault_p);
+        if (status != HVI_OK)
+            return status;
+        piece->in[piece->ins++] = slot;
+        slot += slot_bytes + SLOT_SKEW;
+    }
+    *slot_p = slot;
+    return HVI_OK;
+}
+
+/* True if some are foreign. */
+static bool collect_outputs(const struct engine_work *work, const struct targets *targets,
+                            struct piece *piece)
+{
+    bool foreign = false;
+
+    for (uint32_t i = targets->to; i < targets->to_end; i++) {
+        if (!work->out[i])
+            continue;
+        if (engine_host_out_is_foreign(work, i))
+            foreign = true;
+        else
+            piece->out[piece->outs++] = (char *)work->out[i] + targets->at;
+    }
+    return foreign;
+}
+
+static int write_foreign(const struct engine_work *work, const struct targets *targets,
+                         const void *from, uint64_t bytes, struct engine_fault *fault_p)
+{
+    int status = HVI_OK;
+
+    for (uint32_t i = targets->to; i < targets->to_end && status == HVI_OK; i++) {
+        if (work->out[i] && engine_host_out_is_foreign(work, i))
+            status = engine_host_write(work, i, targets->at, from, bytes, fault_p);
+    }
+    return status;
+}
+
+static int reduce_piece(const struct engine_host_thread *thread, const struct engine_work *work,
+                        uint64_t at, uint64_t bytes, const struct targets *targets,
+                        uint64_t slot_bytes, struct engine_fault *fault_p)
+{
+    struct piece piece;
+    unsigned char *result = NULL;
+
+    piece.ins = piece.outs = 0;
+    int status = collect_inputs(thread, work, at, bytes, slot_bytes, &piece, &result, fault_p);
+    if (status != HVI_OK)
+        return status;
+    bool foreign = collect_outputs(work, targets, &piece);
+    if (foreign)
+        piece.out[piece.outs++] = result;
+    if (piece.outs == 0)
+        return HVI_OK;
+    const struct engine_reduce reduce = {
+        .dtype = work->dtype,
+        .reduce_op = work->reduce_op == HVI_REDUCE_ADASUM ? HVI_REDUCE_SUM : work->reduce_op,
+        .ranks = work->ranks,
+        .ins = piece.ins,
+        .outs = piece.outs,
+        .in = piece.in,
+        .out = piece.out,
+        .prescale = work->prescale,
+        .postscale = work->postscale,
+        .stream = streams(thread, work) && !foreign,
+    };
+    HVI_ASSERT(piece.ins > 0);
+    thread->kernels->reduce(&reduce, 0, bytes / hvi_dtype_bytes(work->dtype));
+    return foreign ? write_foreign(work, targets, result, bytes, fault_p) : HVI_OK;
+}
+
+/* Bytes [at, at + bytes) of the inputs. */
+static int reduce_range(const struct engine_host_thread *thread, const struct engine_work *work,
+                        uint64_t at, uint64_t bytes, struct targets targets,
+                        struct engine_fault *fault_p)
+{
+    uint64_t most = work->in_pid ? piece_bytes(count_foreign(work) + 1) : bytes;
+    int status = HVI_OK;
+
+    while (bytes > 0 && status == HVI_OK) {
+        uint64_t now = bytes < most ? bytes : most;
+        status = reduce_piece(thread, work, at, now, &targets, most, fault_p);
+        at += now;
+        targets.at += now;
+        bytes -= now;
+    }
+    return status;
+}
+
+/* ---- spread ---- */
+
+struct source {
+    uint32_t from;
+    uint64_t at; /* in in[from] */
+};
+
+/* Source and target are the same bytes. */
+static bool in_place(const struct engine_work *work, const struct source *source,
+                     const struct targets *targets, uint32_t to)
+{
+    return (const char *)work->in[source->from] + source->at ==
+               (const char *)work->out[to] + targets->at &&
+           (!work->in_pid || work->in_pid[source->from] == work->out_pid[to]);
+}
+
+/* The source's bytes lie at `data`. */
+static int spread_mapped(const struct engine_host_thread *thread, const struct engine_work *work,
+                         const struct source *source, const void *data, uint64_t bytes,
+                         const struct targets *targets, struct engine_fault *fault_p)
+{
+    bool stream = streams(thread, work);
+    int status = HVI_OK;
+
+    for (uint32_t to = targets->to; to < targets->to_end && status == HVI_OK; to++) {
+        if (!work->out[to] || in_place(work, source, targets, to))
+            continue;
+        if (engine_host_out_is_foreign(work, to))
+            status = engine_host_write(work, to, targets->at, data, bytes, fault_p);
+        else
+            thread->kernels->copy((char *)work->out[to] + targets->at, data, bytes, stream);
+    }
+    return status;
+}
+
+static int spread_piece(const struct engine_host_thread *thread, const struct engine_work *work,
+                        const struct source *source, uint64_t bytes, const struct targets *targets,
+                        struct engine_fault *fault_p)
+{
+    uint32_t to = targets->to;
+    const void *data = (const char *)work->in[source->from] + source->at;
+
+    if (engine_host_in_is_foreign(work, source->from)) {
+        bool straight = targets->to_end == to + 1 && !engine_host_out_is_foreign(work, to);
+        if (straight && !work->out[to])
+            return HVI_OK;
+        void *place = straight ? (char *)work->out[to] + targets->at : (void *)thread->buffer;
+        int status = engine_host_read(work, source->from, source->at, place, bytes, fault_p);
+        if (status != HVI_OK || straight)
+            return status;
+        data = place;
+    }
+    return spread_mapped(thread, work, source, data, bytes, targets, fault_p);
+}
+
+static int spread_range(const struct engine_host_thread *thread, const struct engine_work *work,
+                        struct source source, uint64_t bytes, struct targets targets,
+                        struct engine_fault *fault_p)
+{
+    uint64_t most = work->in_pid ? PIECE_BYTES : SPREAD_BYTES;
+    int status = HVI_OK;
+
+    if (targets.to_end == targets.to + 1 && !work->in_pid)
+        most = bytes;
+    while (bytes > 0 && status == HVI_OK) {
+        uint64_t now = bytes < most ? bytes : most;
+        status = spread_piece(thread, work, &source, now, &targets, fault_p);
+        source.at += now;
+        targets.at += now;
+        bytes -= now;
+    }
+    return status;
+}
+
+/* ---- kinds ---- */
+
+struct range {
+    uint64_t first, end;
+};
+
+/* The part of `range` that lies in [at, at + bytes); false if there is none. */
+static bool overlap(const struct range *range, uint64_t at, uint64_t bytes, struct range *part_p)
+{
+    part_p->first = range->first > at ? range->first : at;
+    part_p->end = range->end < at + bytes ? range->end : at + bytes;
+    return part_p->first < part_p->end;
+}
+
+static int move_gather(const struct engine_host_thread *thread, const struct engine_work *work,
+                       const struct range *range, struct engine_fault *fault_p)
+{
+    int status = HVI_OK;
+    uint64_t at = 0;
+    struct range part;
+
+    for (uint32_t from = 0; from < work->ranks && status == HVI_OK; from++) {
+        if (overlap(range, at, work->sizes[from], &part))
+            status = spread_range(thread, work, (struct source){from, part.first - at},
+                                  part.end - part.first,
+                                  (struct targets){0, work->ranks, part.first}, fault_p);
+        at += work->sizes[from];
+    }
+    return status;
+}
+
+static int move_scatter(const struct engine_host_thread *thread, const struct engine_work *work,
+                        const struct range *range, struct engine_fault *fault_p)
+{
+    int status = HVI_OK;
+    uint64_t at = 0;
+    struct range part;
+
+    for (uint32_t to = 0; to < work->ranks && status == HVI_OK; to++) {
+        if (work->out[to] && overlap(range, at, work->sizes[to], &part))
+            status = reduce_range(thread, work, part.first, part.end - part.first,
+                                  (struct targets){to, to + 1, part.first - at}, fault_p);
+        at += work->sizes[to];
+    }
+    return status;
+}
+
+/* The same range of every output. */
+static int move_alltoall(const struct engine_host_thread *thread, const struct engine_work *work,
+                         const struct range *range, struct engine_fault *fault_p)
+{
+    uint64_t in_at[HVI_RANKS_MAX] = {0};
+    int status = HVI_OK;
+    struct range part;
+
+    for (uint32_t to = 0; to < work->ranks; to++) {
+        uint64_t out_at = 0;
+        for (uint32_t from = 0; from < work->ranks && status == HVI_OK; from++) {
+            uint64_t bytes = work->sizes[(size_t)from * work->ranks + to];
+            if (overlap(range, out_at, bytes, &part))
+                status = spread_range(
+                    thread, work, (struct source){from, in_at[from] + part.first - out_at},
+                    part.end - part.first, (struct targets){to, to + 1, part.first}, fault_p);
+            in_at[from] += bytes;
+            out_at += bytes;
+        }
+    }
+    return status;
+}
+
+int engine_host_move(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint64_t first, uint64_t bytes, struct engine_fault *fault_p)
+{
+    const struct range range = {first, first + bytes};
+    const struct targets all = {0, work->ranks, first};
+
+    if (bytes == 0)
+        return HVI_OK;
+    switch (work->kind) {
+    case HVI_KIND_ALLREDUCE:
+        return reduce_range(thread, work, first, bytes, all, fault_p);
+    case HVI_KIND_BROADCAST:
+        return spread_range(thread, work, (struct source){(uint32_t)work->root, first}, bytes, all,
+                            fault_p);
+    case HVI_KIND_ALLGATHER:
+        return move_gather(thread, work, &range, fault_p);
+    case HVI_KIND_REDUCESCATTER:
+        return move_scatter(thread, work, &range, fault_p);
+    default:
+        return move_alltoall(thread, work, &range, fault_p);
+    }
+}
+
+/* ---- a result that is there already ---- */
+
+static int emit_to(const struct engine_host_thread *thread, const struct engine_work *work,
+                   const struct targets *targets, uint64_t bytes, const void *result,
+                   struct engine_fault *fault_p)
+{
+    for (uint32_t i = targets->to; i < targets->to_end; i++) {
+        if (work->out[i] && !engine_host_out_is_foreign(work, i))
+            thread->kernels->copy((char *)work->out[i] + targets->at, result, bytes, false);
+    }
+    return write_foreign(work, targets, result, bytes, fault_p);
+}
+
+int engine_host_emit(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint64_t first, uint64_t bytes, const void *result,
+                     struct engine_fault *fault_p)
+{
+    const struct range range = {first, first + bytes};
+    struct range part;
+    int status = HVI_OK;
+    uint64_t at = 0;
+
+    if (work->kind == HVI_KIND_ALLREDUCE)
+        return emit_to(thread, work, &(struct targets){0, work->ranks, first}, bytes, result,
+                       fault_p);
+    for (uint32_t to = 0; to < work->ranks && status == HVI_OK; to++) {
+        if (overlap(&range, at, work->sizes[to], &part))
+            status = emit_to(thread, work, &(struct targets){to, to + 1, part.first - at},
+                             part.end - part.first, (const char *)result + (part.first - first),
+                             fault_p);
+        at += work->sizes[to];
+    }
+    return status;
+}
