@@ -3,7 +3,7 @@
  * they do not. Pure: nothing is changed, so the caller decides what becomes of the op. */
 #include "base/status.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/host_reduce.h"
+#include "reduce/reduce.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -233,7 +233,7 @@ int engine_agree_check(struct engine_part *const *parts, uint32_t ranks,
         return HVI_ERR_MISMATCH;
     }
     if (first->kind == HVI_KIND_ALLREDUCE &&
-        engine_reduce_check(first->dtype, first->reduce_op, first->prescale, first->postscale, why,
+        hvi_reduction_check(first->dtype, first->reduce_op, first->prescale, first->postscale, why,
                             sizeof why) != HVI_OK) {
         engine_tensor_label(tensor, label);
         snprintf(text_p, text_size, "allreduce '%s': %s", label, why);

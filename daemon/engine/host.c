@@ -81,7 +81,7 @@ static int host_open(const struct engine_backend_config *config, void **context_
     if (!host)
         return HVI_ERR_NO_MEMORY;
     const struct engine_host_thread model = {
-        .kernels = engine_kernels_best(),
+        .kernels = hvi_kernels_best(),
         .stream_bytes = last_level_bytes(),
     };
     host->config = *config;

@@ -6,7 +6,7 @@
 #define ENGINE_HOST_H
 
 #include "daemon/engine/backend.h"
-#include "daemon/engine/host_reduce.h"
+#include "reduce/reduce.h"
 
 /* Up to this much payload a batch is done by the caller of start() at once. */
 #define ENGINE_HOST_INLINE_BYTES (64u * 1024u)
@@ -19,7 +19,7 @@
 
 /* What a thread brings along. */
 struct engine_host_thread {
-    const struct engine_kernels *kernels;
+    const struct hvi_kernels *kernels;
     unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only foreign operands and adasum touch it */
     uint64_t stream_bytes; /* an op that moves more than this writes past the caches */
 };

@@ -132,7 +132,7 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
         piece.out[piece.outs++] = result;
     if (piece.outs == 0)
         return HVI_OK;
-    const struct engine_reduce reduce = {
+    const struct hvi_reduction reduce = {
         .dtype = work->dtype,
         .reduce_op = work->reduce_op == HVI_REDUCE_ADASUM ? HVI_REDUCE_SUM : work->reduce_op,
         .ranks = work->ranks,

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/host_reduce.h"
+#include "reduce/reduce.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -86,7 +86,7 @@ static int run(struct engine *engine)
     HVI_LOG(HVI_LOG_INFO, "engine", "started", "ready for ranks",
             "job=%s generation=%llu size=%d threads=%u kernels=%s", start.job,
             (unsigned long long)start.generation, start.size, engine->start.threads,
-            engine_kernels_best()->name);
+            hvi_kernels_best()->name);
     engine_loop_run(engine);
     HVI_LOG(HVI_LOG_INFO, "engine", "ended", "nothing left to do", "job=%s generation=%llu",
             start.job, (unsigned long long)start.generation);

@@ -161,7 +161,7 @@ static const uint64_t counts[] = {0, 1, 3, 1000, 16384, 65535, 65536, 65537, 300
 static void *reduce_reference(const struct tensor *tensor)
 {
     uint32_t size = hvi_dtype_bytes(tensor->work.dtype);
-    const struct engine_reduce reduce = {.dtype = tensor->work.dtype,
+    const struct hvi_reduction reduce = {.dtype = tensor->work.dtype,
                                          .reduce_op = tensor->work.reduce_op,
                                          .ranks = RANKS,
                                          .ins = RANKS,

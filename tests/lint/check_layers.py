@@ -11,12 +11,13 @@ HVD_H = "client/include/hvd/hvd.h"
 # folder: what its files may include besides the folder itself. A folder that is not here may include nothing.
 MAY_INCLUDE = {
     "base": (),
+    "reduce": ("base",),
     "shm": ("base",),
     "proto": ("base",),
     "client/include": (),
-    "client": ("base", "shm", "proto", "client/include"),
+    "client": ("base", "reduce", "shm", "proto", "client/include"),
     "daemon/node": ("base", "shm", "proto"),
-    "daemon/engine": ("base", "shm", "proto"),
+    "daemon/engine": ("base", "reduce", "shm", "proto"),
     "daemon/gpu": ("base", "shm", "proto"),
     "tools": ("base", "proto", "client/include"),
     "examples": (HVD_H,),

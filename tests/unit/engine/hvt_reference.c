@@ -121,7 +121,7 @@ uint8_t hvt_reference_to_e4m3(double value)
         }                                                                                          \
         return op == HVI_REDUCE_PRODUCT ? a * b : a + b;                                           \
     }                                                                                              \
-    static T reduce_##T(const struct engine_reduce *r, const T *values)                            \
+    static T reduce_##T(const struct hvi_reduction *r, const T *values)                            \
     {                                                                                              \
         T acc = 0;                                                                                 \
         for (uint32_t rank = 0; rank < r->ins; rank++) {                                           \
@@ -136,7 +136,7 @@ uint8_t hvt_reference_to_e4m3(double value)
 DEFINE_FLOAT(float)
 DEFINE_FLOAT(double)
 
-static void float32_element(const struct engine_reduce *r, uint64_t index, void *out_p)
+static void float32_element(const struct hvi_reduction *r, uint64_t index, void *out_p)
 {
     const uint32_t quiet = 0x7fc00000u;
     float values[HVI_RANKS_MAX];
@@ -147,7 +147,7 @@ static void float32_element(const struct engine_reduce *r, uint64_t index, void 
     memcpy(out_p, isnan(result) ? (const void *)&quiet : (const void *)&result, 4);
 }
 
-static void float64_element(const struct engine_reduce *r, uint64_t index, void *out_p)
+static void float64_element(const struct hvi_reduction *r, uint64_t index, void *out_p)
 {
     const uint64_t quiet = 0x7ff8000000000000ull;
     double values[HVI_RANKS_MAX];
@@ -158,7 +158,7 @@ static void float64_element(const struct engine_reduce *r, uint64_t index, void 
     memcpy(out_p, isnan(result) ? (const void *)&quiet : (const void *)&result, 8);
 }
 
-static void short_element(const struct engine_reduce *r, uint64_t index, int exponent_bits,
+static void short_element(const struct hvi_reduction *r, uint64_t index, int exponent_bits,
                           int mantissa_bits, void *out_p)
 {
     float values[HVI_RANKS_MAX];
@@ -170,7 +170,7 @@ static void short_element(const struct engine_reduce *r, uint64_t index, int exp
     memcpy(out_p, &result, sizeof result);
 }
 
-static void float8_element(const struct engine_reduce *r, uint64_t index, uint8_t *out_p)
+static void float8_element(const struct hvi_reduction *r, uint64_t index, uint8_t *out_p)
 {
     bool e4m3 = r->dtype == HVI_DTYPE_FLOAT8_E4M3;
     float values[HVI_RANKS_MAX];
@@ -246,7 +246,7 @@ static __int128 combine_int(uint32_t op, __int128 a, __int128 b)
     return op == HVI_REDUCE_PRODUCT ? a * b : a + b;
 }
 
-static void int_element(const struct engine_reduce *r, uint64_t index, void *out_p)
+static void int_element(const struct hvi_reduction *r, uint64_t index, void *out_p)
 {
     __int128 acc = 0;
 
@@ -260,7 +260,7 @@ static void int_element(const struct engine_reduce *r, uint64_t index, void *out
     memcpy(out_p, &result, hvi_dtype_bytes(r->dtype)); /* little endian, like shared memory */
 }
 
-static void bool_element(const struct engine_reduce *r, uint64_t index, void *out_p)
+static void bool_element(const struct hvi_reduction *r, uint64_t index, void *out_p)
 {
     bool all = true, any = false;
 
@@ -272,7 +272,7 @@ static void bool_element(const struct engine_reduce *r, uint64_t index, void *ou
     *(uint8_t *)out_p = r->reduce_op == HVI_REDUCE_MIN ? all : any;
 }
 
-void hvt_reference_element(const struct engine_reduce *reduce, uint64_t index, void *out_p)
+void hvt_reference_element(const struct hvi_reduction *reduce, uint64_t index, void *out_p)
 {
     switch (reduce->dtype) {
     case HVI_DTYPE_FLOAT16:

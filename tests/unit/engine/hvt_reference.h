@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * An allreduce written a second time, one element at a time and with other means than the kernels:
- * what host_reduce.h promises, to compare bits with. */
+ * what reduce/reduce.h promises, to compare bits with. */
 #ifndef HVT_REFERENCE_H
 #define HVT_REFERENCE_H
 
-#include "daemon/engine/host_reduce.h"
+#include "reduce/reduce.h"
 
 /* Computes element `index` of the result. out_p has room for one element. */
-void hvt_reference_element(const struct engine_reduce *reduce, uint64_t index, void *out_p);
+void hvt_reference_element(const struct hvi_reduction *reduce, uint64_t index, void *out_p);
 /* The value of a float16; NaN for NaN. */
 double hvt_reference_f16(uint16_t half);
 /* To nearest even, by looking for the unit in the last place. */

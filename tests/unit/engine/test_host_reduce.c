@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernels against a reference written with other means, bit by bit, in all instruction sets
  * that this processor has; the reference stands for "the sets agree" too. */
-#include "daemon/engine/host_reduce.h"
+#include "reduce/reduce.h"
 
 #include "base/status.h"
 #include "base/types.h"
@@ -37,10 +37,10 @@ static void teardown(void)
     }
 }
 
-static struct engine_reduce reduce_of(uint32_t dtype, uint32_t reduce_op, uint32_t ranks,
+static struct hvi_reduction reduce_of(uint32_t dtype, uint32_t reduce_op, uint32_t ranks,
                                       double prescale, double postscale)
 {
-    return (struct engine_reduce){.dtype = dtype,
+    return (struct hvi_reduction){.dtype = dtype,
                                   .reduce_op = reduce_op,
                                   .ranks = ranks,
                                   .prescale = prescale,
@@ -48,7 +48,7 @@ static struct engine_reduce reduce_of(uint32_t dtype, uint32_t reduce_op, uint32
 }
 
 struct run {
-    struct engine_reduce reduce;
+    struct hvi_reduction reduce;
     const void *in[RANKS];
     void *out[RANKS];
     uint64_t first, count;
@@ -102,8 +102,8 @@ static void check(struct run *run, uint64_t seed)
     static unsigned char expected[COUNT * 8];
     uint32_t size = hvi_dtype_bytes(run->reduce.dtype);
 
-    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
-        const struct engine_kernels *kernels = engine_kernels_at(set);
+    for (unsigned set = 0; set < HVI_KERNEL_SETS; set++) {
+        const struct hvi_kernels *kernels = hvi_kernels_at(set);
         uint64_t random = seed;
         if (!kernels)
             continue;
@@ -120,7 +120,7 @@ START_TEST(every_type_and_op_gives_the_reference_bits)
     uint32_t dtype = (uint32_t)_i;
 
     for (size_t op = 0; op < sizeof all_ops / sizeof all_ops[0]; op++) {
-        if (engine_reduce_check(dtype, all_ops[op], 1.0, 1.0, NULL, 0) != HVI_OK)
+        if (hvi_reduction_check(dtype, all_ops[op], 1.0, 1.0, NULL, 0) != HVI_OK)
             continue;
         for (uint32_t ranks = 1; ranks <= RANKS; ranks++) {
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
@@ -144,7 +144,7 @@ START_TEST(scales_give_the_reference_bits)
         struct run run = {.count = 333, .in_place = s % 3 == 0};
         run.reduce =
             reduce_of(dtype, op, 1 + (uint32_t)s % 5, s % 2 ? scale : 1, s % 2 ? 1 : scale);
-        if (engine_reduce_check(dtype, op, run.reduce.prescale, run.reduce.postscale, NULL, 0) ==
+        if (hvi_reduction_check(dtype, op, run.reduce.prescale, run.reduce.postscale, NULL, 0) ==
             HVI_OK)
             check(&run, s);
     }
@@ -159,7 +159,7 @@ START_TEST(chunks_give_the_bits_of_the_whole)
 
     run.reduce = reduce_of(HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 5, 1, 1);
     prepare(&run, &random);
-    const struct engine_kernels *kernels = engine_kernels_best();
+    const struct hvi_kernels *kernels = hvi_kernels_best();
     kernels->reduce(&run.reduce, 0, run.count);
     memcpy(whole, run.out[3], run.count * 4);
     memset(run.out[3], 0, run.count * 4);
@@ -174,12 +174,12 @@ START_TEST(an_integer_average_truncates_toward_zero)
     int32_t a[] = {-7, 7, INT32_MAX, INT32_MIN}, b[] = {0, 0, 1, -1};
     const void *in[] = {a, b};
     void *out[] = {a, b};
-    struct engine_reduce reduce = reduce_of(HVI_DTYPE_INT32, HVI_REDUCE_AVERAGE, 2, 1, 1);
+    struct hvi_reduction reduce = reduce_of(HVI_DTYPE_INT32, HVI_REDUCE_AVERAGE, 2, 1, 1);
 
     reduce.in = in, reduce.out = out;
     reduce.ins = reduce.outs = 2;
 
-    engine_kernels_best()->reduce(&reduce, 0, 4);
+    hvi_kernels_best()->reduce(&reduce, 0, 4);
     ck_assert_int_eq(a[0], -3);
     ck_assert_int_eq(a[1], 3);
     ck_assert_int_eq(a[2], INT32_MIN / 2); /* the sum wraps */
@@ -194,8 +194,8 @@ START_TEST(every_float16_widens_exactly_in_every_set)
 
     for (uint32_t i = 0; i < 65536; i++)
         halves[i] = (uint16_t)i;
-    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
-        const struct engine_kernels *kernels = engine_kernels_at(set);
+    for (unsigned set = 0; set < HVI_KERNEL_SETS; set++) {
+        const struct hvi_kernels *kernels = hvi_kernels_at(set);
         if (!kernels)
             continue;
         kernels->widen_f16(halves, wide, 65536);
@@ -230,8 +230,8 @@ START_TEST(narrowing_rounds_to_nearest_even_in_every_set)
     wide[count++] = 65519.996f;
     wide[count++] = 65520.0f;
     wide[count++] = 3e38f;
-    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
-        const struct engine_kernels *kernels = engine_kernels_at(set);
+    for (unsigned set = 0; set < HVI_KERNEL_SETS; set++) {
+        const struct hvi_kernels *kernels = hvi_kernels_at(set);
         if (!kernels)
             continue;
         kernels->narrow_f16(wide, halves, count);
@@ -257,8 +257,8 @@ START_TEST(every_float8_widens_exactly_in_every_set)
 
     for (uint32_t i = 0; i < 256; i++)
         bytes[i] = (uint8_t)i;
-    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
-        const struct engine_kernels *kernels = engine_kernels_at(set);
+    for (unsigned set = 0; set < HVI_KERNEL_SETS; set++) {
+        const struct hvi_kernels *kernels = hvi_kernels_at(set);
         if (!kernels)
             continue;
         (_i ? kernels->widen_e4m3 : kernels->widen_e5m2)(bytes, wide, 256);
@@ -294,8 +294,8 @@ START_TEST(narrowing_to_float8_rounds_to_nearest_even_in_every_set)
                            61439.0f, 61440.0f,  3e38f,   -INFINITY};
     memcpy(wide + count, large, sizeof large);
     count += sizeof large / sizeof large[0];
-    for (unsigned set = 0; set < ENGINE_KERNEL_SETS; set++) {
-        const struct engine_kernels *kernels = engine_kernels_at(set);
+    for (unsigned set = 0; set < HVI_KERNEL_SETS; set++) {
+        const struct hvi_kernels *kernels = hvi_kernels_at(set);
         if (!kernels)
             continue;
         (_i ? kernels->narrow_e4m3 : kernels->narrow_e5m2)(wide, bytes, count);
@@ -314,12 +314,12 @@ START_TEST(bool_knows_and_and_or_only)
 {
     char text[128];
 
-    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_MIN, 1, 1, NULL, 0), HVI_OK);
-    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_MAX, 1, 1, NULL, 0), HVI_OK);
-    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_SUM, 1, 1, text, sizeof text),
+    ck_assert_int_eq(hvi_reduction_check(HVI_DTYPE_BOOL, HVI_REDUCE_MIN, 1, 1, NULL, 0), HVI_OK);
+    ck_assert_int_eq(hvi_reduction_check(HVI_DTYPE_BOOL, HVI_REDUCE_MAX, 1, 1, NULL, 0), HVI_OK);
+    ck_assert_int_eq(hvi_reduction_check(HVI_DTYPE_BOOL, HVI_REDUCE_SUM, 1, 1, text, sizeof text),
                      HVI_ERR_UNSUPPORTED);
     ck_assert_str_eq(text, "sum is not supported for bool");
-    ck_assert_int_eq(engine_reduce_check(HVI_DTYPE_BOOL, HVI_REDUCE_MAX, 2, 1, text, sizeof text),
+    ck_assert_int_eq(hvi_reduction_check(HVI_DTYPE_BOOL, HVI_REDUCE_MAX, 2, 1, text, sizeof text),
                      HVI_ERR_UNSUPPORTED);
     ck_assert_str_eq(text, "scaled max is not supported for bool");
 }
@@ -332,13 +332,13 @@ START_TEST(adasum_is_for_floating_point)
 
     for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++) {
         bool ok =
-            engine_reduce_check(dtype, HVI_REDUCE_ADASUM, 0.5, 2, text, sizeof text) == HVI_OK;
+            hvi_reduction_check(dtype, HVI_REDUCE_ADASUM, 0.5, 2, text, sizeof text) == HVI_OK;
         ck_assert_int_eq(ok, strncmp(hvi_dtype_text(dtype), "float", 5) == 0 ||
                                  dtype == HVI_DTYPE_BFLOAT16);
         refused += !ok;
     }
     ck_assert_uint_eq(refused, 7);
-    engine_reduce_check(HVI_DTYPE_INT32, HVI_REDUCE_ADASUM, 1, 1, text, sizeof text);
+    hvi_reduction_check(HVI_DTYPE_INT32, HVI_REDUCE_ADASUM, 1, 1, text, sizeof text);
     ck_assert_str_eq(text, "adasum is not supported for int32");
 }
 END_TEST

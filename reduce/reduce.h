@@ -17,14 +17,14 @@
  *                     divided with truncation toward zero; a scale other than 1.0 multiplies in
  *                     double, truncates toward zero and saturates (NaN becomes 0).
  *   bool              min is "and", max is "or", any byte but 0 is true; nothing else exists. */
-#ifndef ENGINE_HOST_REDUCE_H
-#define ENGINE_HOST_REDUCE_H
+#ifndef HVI_REDUCE_REDUCE_H
+#define HVI_REDUCE_REDUCE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-struct engine_reduce {
+struct hvi_reduction {
     uint32_t dtype;
     uint32_t reduce_op;    /* not adasum */
     uint32_t ranks;        /* what an average divides by */
@@ -38,10 +38,10 @@ struct engine_reduce {
 
 #define ENGINE_ADASUM_BLOCK 512u /* elements */
 
-struct engine_kernels {
+struct hvi_kernels {
     const char *name; /* "plain", "avx2", "avx512" */
     /* Reduces elements [first, first + count). The combination must be supported. */
-    void (*reduce)(const struct engine_reduce *reduce, uint64_t first, uint64_t count);
+    void (*reduce)(const struct hvi_reduction *reduce, uint64_t first, uint64_t count);
     /* memcpy; `stream` as above. */
     void (*copy)(void *out, const void *in, size_t bytes, bool stream);
 
@@ -67,14 +67,14 @@ struct engine_kernels {
 };
 
 /* HVI_OK, or HVI_ERR_UNSUPPORTED with a sentence in `text_p` (which may be NULL). */
-int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, double postscale,
+int hvi_reduction_check(uint32_t dtype, uint32_t reduce_op, double prescale, double postscale,
                         char *text_p, size_t text_size);
 
-#define ENGINE_KERNEL_SETS 3
+#define HVI_KERNEL_SETS 3
 /* Set `index`, slowest first; NULL when this build or this processor does not have it. Set 0 always
  * exists. */
-const struct engine_kernels *engine_kernels_at(unsigned index);
+const struct hvi_kernels *hvi_kernels_at(unsigned index);
 /* The fastest set that this processor has. */
-const struct engine_kernels *engine_kernels_best(void);
+const struct hvi_kernels *hvi_kernels_best(void);
 
 #endif

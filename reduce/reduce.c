@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which kernel set this processor can run, and which combinations exist. The kernels:
- * host_kernels.inc. */
-#include "daemon/engine/host_reduce.h"
+ * kernels.inc. */
+#include "reduce/reduce.h"
 
 #include "base/status.h"
 #include "base/types.h"
 
 #include <stdio.h>
 
-#ifdef ENGINE_KERNELS_X86
+#ifdef HVI_KERNELS_X86
 #include <cpuid.h>
 #endif
 
-extern const struct engine_kernels engine_kernels_plain;
-#ifdef ENGINE_KERNELS_X86
-extern const struct engine_kernels engine_kernels_avx2;
-extern const struct engine_kernels engine_kernels_avx512;
+extern const struct hvi_kernels hvi_kernels_plain;
+#ifdef HVI_KERNELS_X86
+extern const struct hvi_kernels hvi_kernels_avx2;
+extern const struct hvi_kernels hvi_kernels_avx512;
 #endif
 
 static bool is_float(uint32_t dtype)
@@ -25,7 +25,7 @@ static bool is_float(uint32_t dtype)
            dtype == HVI_DTYPE_FLOAT8_E4M3 || dtype == HVI_DTYPE_FLOAT8_E5M2;
 }
 
-int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, double postscale,
+int hvi_reduction_check(uint32_t dtype, uint32_t reduce_op, double prescale, double postscale,
                         char *text_p, size_t text_size)
 {
     bool scaled = prescale != 1.0 || postscale != 1.0;
@@ -43,7 +43,7 @@ int engine_reduce_check(uint32_t dtype, uint32_t reduce_op, double prescale, dou
     return HVI_ERR_UNSUPPORTED;
 }
 
-#ifdef ENGINE_KERNELS_X86
+#ifdef HVI_KERNELS_X86
 /* clang 14's __builtin_cpu_supports does not know f16c. That the kernel saves the registers, avx2
  * says. */
 static bool has_f16c(void)
@@ -63,29 +63,29 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-const struct engine_kernels *engine_kernels_at(unsigned index)
+const struct hvi_kernels *hvi_kernels_at(unsigned index)
 {
     if (index == 0)
-        return &engine_kernels_plain;
+        return &hvi_kernels_plain;
     if (index == 1)
-        return has_avx2() ? &engine_kernels_avx2 : NULL;
+        return has_avx2() ? &hvi_kernels_avx2 : NULL;
     if (index == 2)
-        return has_avx512() ? &engine_kernels_avx512 : NULL;
+        return has_avx512() ? &hvi_kernels_avx512 : NULL;
     return NULL;
 }
 #else
-const struct engine_kernels *engine_kernels_at(unsigned index)
+const struct hvi_kernels *hvi_kernels_at(unsigned index)
 {
-    return index == 0 ? &engine_kernels_plain : NULL;
+    return index == 0 ? &hvi_kernels_plain : NULL;
 }
 #endif
 
-const struct engine_kernels *engine_kernels_best(void)
+const struct hvi_kernels *hvi_kernels_best(void)
 {
-    for (unsigned i = ENGINE_KERNEL_SETS; i-- > 1;) {
-        const struct engine_kernels *set = engine_kernels_at(i);
+    for (unsigned i = HVI_KERNEL_SETS; i-- > 1;) {
+        const struct hvi_kernels *set = hvi_kernels_at(i);
         if (set)
             return set;
     }
-    return engine_kernels_at(0);
+    return hvi_kernels_at(0);
 }

@@ -1,6 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0
- * The kernels of host_kernels.inc, compiled for "avx2" (flags: CMakeLists.txt). */
-#define KERNELS_SET    engine_kernels_avx2
-#define KERNELS_NAME   "avx2"
-#define KERNELS_VECTOR 32
-#include "daemon/engine/host_kernels.inc"
