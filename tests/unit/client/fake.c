@@ -338,6 +338,27 @@ void hvt_fake_done(struct hvt_fake_session *session, uint64_t cookie, int status
     hvt_fake_completion(session, completion);
 }
 
+void hvt_fake_done_rows(struct hvt_fake_session *session, uint64_t cookie, int64_t rows,
+                        uint64_t bytes)
+{
+    hvt_fake_completion(session, (struct hvi_completion){.cookie = cookie,
+                                                         .kind = HVI_COMPLETE_DONE,
+                                                         .text_cell = HVI_TEXT_NONE,
+                                                         .bytes = bytes,
+                                                         .rows = rows,
+                                                         .culprit = -1});
+}
+
+void hvt_fake_sized(struct hvt_fake_session *session, uint64_t cookie, int64_t rows, uint64_t bytes)
+{
+    hvt_fake_completion(session, (struct hvi_completion){.cookie = cookie,
+                                                         .kind = HVI_COMPLETE_SIZED,
+                                                         .text_cell = HVI_TEXT_NONE,
+                                                         .bytes = bytes,
+                                                         .rows = rows,
+                                                         .culprit = -1});
+}
+
 void hvt_fake_reuse_texts(struct hvt_fake_session *session)
 {
     uint32_t cell, turn;
@@ -357,9 +378,13 @@ static void finish(struct hvt_fake_session *session, const struct hvi_submission
                                         .kind = HVI_COMPLETE_DONE,
                                         .text_cell = HVI_TEXT_NONE,
                                         .culprit = -1};
-    if (submission->kind != HVI_KIND_BARRIER) {
+    if (submission->ndim > 0 || submission->count > 0) {
         completion.bytes = bytes_of(submission);
         completion.rows = submission->dims[0];
+    }
+    if (submission->kind == HVI_KIND_ALLTOALL) {
+        int64_t *splits = hvt_fake_memory(session, submission->aux_region, submission->aux_offset);
+        splits[1] = splits[0];
     }
     if (completion.bytes > 0)
         memmove(hvt_fake_memory(session, out_region, out_offset),
@@ -382,7 +407,9 @@ static void serve(struct hvt_fake_session *session, const struct hvi_submission 
         struct fake_sizing *sizing = find_sizing(session, submission->cookie);
         finish(session, &sizing->submission, submission->out_region, submission->out_offset);
         sizing->cookie = 0;
-    } else if (submission->kind == HVI_KIND_ALLGATHER &&
+    } else if (submission->kind == HVI_SUBMIT_CANCEL) {
+        return; /* too late: everything is served at once */
+    } else if ((submission->kind == HVI_KIND_ALLGATHER || submission->kind == HVI_KIND_ALLTOALL) &&
                submission->out_region == HVI_REGION_NONE) {
         struct fake_sizing *sizing = find_sizing(session, 0);
         sizing->cookie = submission->cookie;
@@ -606,12 +633,17 @@ struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n)
 
 struct hvd_session *hvt_fake_open(struct hvt_fake *fake)
 {
+    return hvt_fake_open_as(fake, 0, 1);
+}
+
+struct hvd_session *hvt_fake_open_as(struct hvt_fake *fake, int rank, int size)
+{
     struct hvd_options options;
     struct hvd_session *session = NULL;
     hvd_options_init(&options);
     options.address = fake->dir;
-    options.rank = 0;
-    options.size = 1;
+    options.rank = rank;
+    options.size = size;
     options.job = "fake";
     HVI_ASSERT(hvd_open(&options, &session) == HVD_OK);
     return session;

@@ -60,6 +60,7 @@ struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n);
 
 /* Opens a session with rank 0 of 1 at the fake; fails the test when it does not work. */
 struct hvd_session *hvt_fake_open(struct hvt_fake *fake);
+struct hvd_session *hvt_fake_open_as(struct hvt_fake *fake, int rank, int size);
 
 /* Takes the next submission; fails the test after a second. */
 struct hvi_submission hvt_fake_take(struct hvt_fake_session *session);
@@ -73,6 +74,12 @@ void hvt_fake_name(struct hvt_fake_session *session, const struct hvi_submission
 /* Writes a completion and rings. `text` may be NULL. */
 void hvt_fake_done(struct hvt_fake_session *session, uint64_t cookie, int status, const char *text,
                    int culprit);
+/* A good end with the engine's numbers; rows: see struct hvi_completion. */
+void hvt_fake_done_rows(struct hvt_fake_session *session, uint64_t cookie, int64_t rows,
+                        uint64_t bytes);
+/* The size of a result that wants memory. */
+void hvt_fake_sized(struct hvt_fake_session *session, uint64_t cookie, int64_t rows,
+                    uint64_t bytes);
 /* As it is, but for the seq; with `seq` 0 the right one. */
 void hvt_fake_completion(struct hvt_fake_session *session, struct hvi_completion completion);
 /* Uses up the text cells, so that earlier sentences are gone. */

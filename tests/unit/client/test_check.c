@@ -223,6 +223,128 @@ START_TEST(options_of_another_size_are_taken_as_far_as_they_go)
 }
 END_TEST
 
+START_TEST(bool_has_and_and_or)
+{
+    in.dtype = out.dtype = HVD_BOOL;
+    expect(HVD_ERR_UNSUPPORTED, "sum of bool is not supported; bool has min (and) and max (or)");
+    request.reduce_op = HVD_AVERAGE;
+    expect(HVD_ERR_UNSUPPORTED, "average of bool");
+    request.reduce_op = HVD_MAX;
+    expect(HVD_OK, NULL);
+    request.kind = HVI_KIND_REDUCESCATTER;
+    request.reduce_op = HVD_PRODUCT;
+    expect(HVD_ERR_UNSUPPORTED, "product of bool");
+}
+END_TEST
+
+START_TEST(a_reducescatter_deals_out_rows_by_set_rank)
+{
+    static const int64_t wanted[][4] = {{0, 0, 0, 0}, {1, 0, 0, 0}, {1, 1, 1, 1}, {2, 2, 1, 1}};
+    static const int64_t rows[] = {0, 1, 4, 6};
+    request.kind = HVI_KIND_REDUCESCATTER;
+    request.out = NULL;
+    in.ndim = 2;
+    in.dims[1] = 2;
+    for (int i = 0; i < 4; i++) {
+        for (set->rank = 0; set->rank < 4; set->rank++) {
+            in.dims[0] = rows[i];
+            expect(HVD_OK, NULL);
+            ck_assert_int_eq(request.out_rows, wanted[i][set->rank]);
+            ck_assert_uint_eq(request.out_bytes, (uint64_t)wanted[i][set->rank] * 8);
+        }
+    }
+}
+END_TEST
+
+START_TEST(a_reducescatter_refuses_what_it_cannot_do)
+{
+    request.kind = HVI_KIND_REDUCESCATTER;
+    out.dims[0] = 2;
+    expect(HVD_OK, NULL);
+    out.dims[0] = 3;
+    expect(HVD_ERR_INVALID, "out has 3 rows; of 8 rows among 4 members this one gets 2");
+    request.out = NULL;
+    request.reduce_op = HVD_ADASUM;
+    expect(HVD_ERR_UNSUPPORTED, "reducescatter does not know adasum");
+    request.reduce_op = HVD_SUM;
+    in.ndim = 0;
+    expect(HVD_ERR_INVALID, "in is a scalar; reducescatter deals out the first dimension");
+    set_up();
+    request.kind = HVI_KIND_REDUCESCATTER;
+    out.dims[0] = 2;
+    out.data = memory;
+    expect(HVD_ERR_INVALID, "in and out overlap; reducescatter needs memory of its own");
+}
+END_TEST
+
+START_TEST(splits_must_add_up)
+{
+    int64_t splits[4] = {1, 2, 3, 2};
+    request.kind = HVI_KIND_ALLTOALL;
+    request.splits = splits;
+    expect(HVD_OK, NULL);
+    ck_assert_int_eq(request.members, 4);
+    splits[3] = 0;
+    expect(HVD_OK, NULL);
+    splits[3] = 3;
+    expect(HVD_ERR_INVALID, "splits[3] is 3 and 2 are left");
+    splits[1] = -1;
+    expect(HVD_ERR_INVALID, "splits[1] is -1");
+    splits[0] = INT64_MAX;
+    splits[1] = INT64_MAX;
+    expect(HVD_ERR_INVALID, "more than the 8 rows of in");
+    request.splits = NULL;
+    expect(HVD_OK, NULL);
+    in.dims[0] = 7;
+    expect(HVD_ERR_INVALID, "7 rows, which is no multiple of the 4 members; give splits");
+    in.dims[0] = 0;
+    expect(HVD_OK, NULL);
+    in.ndim = 0;
+    expect(HVD_ERR_INVALID, "in is a scalar; alltoall");
+}
+END_TEST
+
+START_TEST(an_alltoall_does_not_work_in_place)
+{
+    request.kind = HVI_KIND_ALLTOALL;
+    out.data = in.data;
+    expect(HVD_ERR_INVALID, "alltoall needs memory of its own");
+    set->size = 1;
+    set->rank = 0;
+    expect(HVD_OK, NULL);
+}
+END_TEST
+
+START_TEST(old_options_without_a_process_set_mean_all_ranks)
+{
+    struct hvd_op_options options;
+    hvd_op_options_init(&options);
+    options.process_set = 3;
+    request.options = &options;
+    expect(HVD_OK, NULL);
+    ck_assert_int_eq(request.process_set, 3);
+    options.struct_size = offsetof(struct hvd_op_options, process_set);
+    expect(HVD_OK, NULL);
+    ck_assert_int_eq(request.process_set, 0);
+}
+END_TEST
+
+START_TEST(many_ranks_are_described_by_some)
+{
+    int ranks[500];
+    char text[256];
+    for (int i = 0; i < 500; i++)
+        ranks[i] = 1000 + i;
+    struct client_set *many = client_set_new(ranks, 500, 3);
+    ck_assert_ptr_nonnull(many);
+    ck_assert_int_eq(many->rank, -1);
+    client_set_describe(many, text, sizeof text);
+    ck_assert_ptr_nonnull(strstr(text, "process set 0 (ranks 1000,1001,"));
+    ck_assert_ptr_nonnull(strstr(text, " more)"));
+    free(many);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client check");
@@ -241,6 +363,13 @@ int main(void)
     tcase_add_test(tcase, a_broadcast_reads_its_input_on_the_root_alone);
     tcase_add_test(tcase, an_allgather_may_differ_in_the_first_dimension_alone);
     tcase_add_test(tcase, options_of_another_size_are_taken_as_far_as_they_go);
+    tcase_add_test(tcase, bool_has_and_and_or);
+    tcase_add_test(tcase, a_reducescatter_deals_out_rows_by_set_rank);
+    tcase_add_test(tcase, a_reducescatter_refuses_what_it_cannot_do);
+    tcase_add_test(tcase, splits_must_add_up);
+    tcase_add_test(tcase, an_alltoall_does_not_work_in_place);
+    tcase_add_test(tcase, old_options_without_a_process_set_mean_all_ranks);
+    tcase_add_test(tcase, many_ranks_are_described_by_some);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -114,6 +114,26 @@ static void fill(uint32_t from, uint32_t count)
     }
 }
 
+START_TEST(a_name_means_something_else_in_every_process_set)
+{
+    struct client_name *entries[3];
+    for (int set = 0; set < 3; set++) {
+        ck_assert_int_eq(client_names_claim(&names, set, "w", &entries[set]), HVD_OK);
+        ck_assert_str_eq(client_names_text(entries[set]), "w");
+        ck_assert_uint_eq(client_names_bytes(entries[set]), 1);
+        client_names_set_defined(entries[set]);
+    }
+    ck_assert_ptr_ne(entries[0], entries[1]);
+    ck_assert_uint_ne(client_names_id(entries[1]), client_names_id(entries[2]));
+    client_names_forget_set(&names, 1);
+    ck_assert(client_names_is_defined(entries[0]));
+    ck_assert(!client_names_is_defined(entries[1]));
+    ck_assert(client_names_is_defined(entries[2]));
+    for (int set = 0; set < 3; set++)
+        release(entries[set]);
+}
+END_TEST
+
 START_TEST(the_least_recently_used_name_goes)
 {
     fill(0, HVI_TENSOR_IDS);
@@ -194,6 +214,7 @@ int main(void)
     tcase_add_test(tcase, a_name_in_flight_cannot_be_claimed_and_can_right_after);
     tcase_add_test(tcase, names_that_are_none_are_refused);
     tcase_add_test(tcase, a_name_that_begins_like_another_is_another);
+    tcase_add_test(tcase, a_name_means_something_else_in_every_process_set);
     tcase_add_test(tcase, the_least_recently_used_name_goes);
     tcase_add_test(tcase, a_held_name_is_not_given_away);
     tcase_add_test(tcase, a_hundred_thousand_names_use_constant_memory);
