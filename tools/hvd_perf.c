@@ -80,7 +80,7 @@ static int be_rank(const struct perf_options *options)
         fprintf(stderr, "hvd-perf: %s: %s\n", hvd_status_name(status), hvd_last_error());
         return 1;
     }
-    int code = perf_measure(session, options);
+    int code = options->idle_ns > 0 ? perf_idle(session, options) : perf_measure(session, options);
     if (code == 0 && hvd_barrier(session, "perf.end") != HVD_OK)
         code = 1;
     hvd_close(session);

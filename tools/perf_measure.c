@@ -4,21 +4,21 @@
  *   per size: warm up -> agree on a number of iterations -> measure -> exchange times -> check
  *             -> (rank 0) print
  *
- * An iteration is barrier, clock, submit K ops, wait for all, clock. The barrier is not in the time.
+ * An iteration is barrier, clock, submit the ops of all tensors, wait for all, clock. The barrier is not in the time.
  * Ranks exchange their times by an allreduce (max) after the measuring is done, so whoever launched
  * them does not matter. */
 #include "tools/perf.h"
 
 #include "base/clock.h"
 
+#include <errno.h>
 #include <inttypes.h>
-#include <malloc.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#define ADAPTIVE_NS      HVI_NS_SEC
 #define LOOK_NS          (50 * (int64_t)HVI_NS_MS)
 #define ITERATIONS_LEAST 5
 #define ITERATIONS_MOST  20000
@@ -27,8 +27,7 @@ struct bench {
     struct hvd_session *session;
     const struct perf_options *options;
     int rank, size;
-    void *in[PERF_OUTSTANDING_MAX], *out[PERF_OUTSTANDING_MAX]; /* the same when in place */
-    struct hvd_op *ops[PERF_OUTSTANDING_MAX];
+    struct perf_tensors tensors;
     uint64_t bytes, count; /* of this size, as reported; count: elements of the input of one rank */
     int64_t *times_ns;
 };
@@ -49,139 +48,72 @@ static int complain_last(const struct bench *bench, const char *what, int status
     return status;
 }
 
-/* ---- memory ---- */
-
-static bool needs_two(const struct perf_options *options)
-{
-    return options->op == PERF_ALLGATHER || options->out_of_place;
-}
-
-static int get_memory(struct bench *bench, uint64_t bytes, void **memory_p)
-{
-    const enum perf_memory kind = bench->options->memory;
-    if (kind == PERF_SHARED) {
-        const int status = hvd_alloc(bench->session, bytes, memory_p);
-        return status == HVD_OK ? HVD_OK : complain_last(bench, "hvd_alloc", status);
-    }
-    void *memory = NULL;
-    if (kind == PERF_ADOPTED)
-        mallopt(M_MMAP_THRESHOLD, 4096); /* small buffers, too, get pages of their own */
-    if (posix_memalign(&memory, 4096, bytes) != 0) {
-        perf_complain(bench->rank, "no memory for a tensor of %" PRIu64 " bytes", bytes);
-        return HVD_ERR_NO_MEMORY;
-    }
-    memset(memory, 0, bytes);
-    *memory_p = memory;
-    int status = HVD_OK;
-    if (kind == PERF_REGISTERED)
-        status = hvd_register(bench->session, memory, bytes);
-    else if (kind == PERF_ADOPTED)
-        status = hvd_adopt(bench->session, memory, bytes);
-    return status == HVD_OK ? HVD_OK : complain_last(bench, perf_memory_text(kind), status);
-}
-
-static void put_memory(struct bench *bench, void *memory)
-{
-    if (memory == NULL)
-        return;
-    if (bench->options->memory == PERF_SHARED) {
-        hvd_free(bench->session, memory);
-        return;
-    }
-    if (bench->options->memory == PERF_REGISTERED || bench->options->memory == PERF_ADOPTED)
-        hvd_deregister(bench->session, memory);
-    free(memory);
-}
-
-static void put_buffers(struct bench *bench)
-{
-    for (long k = 0; k < bench->options->outstanding; k++) {
-        if (bench->out[k] != bench->in[k])
-            put_memory(bench, bench->out[k]);
-        put_memory(bench, bench->in[k]);
-        bench->in[k] = bench->out[k] = NULL;
-    }
-}
-
-static int get_buffers(struct bench *bench, uint64_t bytes)
-{
-    const size_t element = hvd_dtype_size(bench->options->dtype);
-    const uint64_t room =
-        bytes + element * (uint64_t)bench->size; /* sizes are rounded up to elements */
-    int status = HVD_OK;
-    if (bench->options->op == PERF_BARRIER)
-        return HVD_OK;
-    for (long k = 0; k < bench->options->outstanding && status == HVD_OK; k++) {
-        status = get_memory(bench, room, &bench->in[k]);
-        bench->out[k] = bench->in[k];
-        if (status == HVD_OK && needs_two(bench->options))
-            status = get_memory(bench, room, &bench->out[k]);
-    }
-    return status;
-}
-
 static void fill(struct bench *bench)
 {
-    if (bench->options->op == PERF_BARRIER)
-        return;
-    for (long k = 0; k < bench->options->outstanding; k++)
-        perf_fill(bench->options->dtype, bench->options->reduce_op, bench->rank, bench->in[k],
-                  bench->count);
+    const struct perf_options *options = bench->options;
+    for (long k = 0; k < bench->tensors.count && options->op != PERF_BARRIER; k++)
+        perf_fill(options->dtype, options->reduce_op, bench->rank, bench->tensors.list[k].in,
+                  bench->tensors.list[k].count);
 }
 
 /* ---- ops ---- */
 
-static int submit(struct bench *bench, long k)
+static int submit(struct bench *bench, struct perf_tensor *tensor)
 {
-    char name[64];
     const struct perf_options *options = bench->options;
-    snprintf(name, sizeof name, "perf.%s.%" PRIu64 ".%ld", perf_op_text(options->op), bench->bytes,
-             k);
-    const struct hvd_tensor in = hvd_tensor_1d(bench->in[k], options->dtype, (int64_t)bench->count);
+    const struct hvd_tensor in = hvd_tensor_1d(tensor->in, options->dtype, (int64_t)tensor->count);
     const struct hvd_tensor out =
-        hvd_tensor_1d(bench->out[k], options->dtype,
-                      (int64_t)bench->count * (options->op == PERF_ALLGATHER ? bench->size : 1));
+        hvd_tensor_1d(tensor->out, options->dtype,
+                      (int64_t)perf_out_count(options->op, bench->size, tensor->count));
     switch (options->op) {
     case PERF_ALLREDUCE:
-        return hvd_allreduce_async(bench->session, name, &in, &out, options->reduce_op, NULL,
-                                   &bench->ops[k]);
+    case PERF_GRADIENTS:
+        return hvd_allreduce_async(bench->session, tensor->name, &in, &out, options->reduce_op,
+                                   NULL, &tensor->op);
     case PERF_ALLGATHER:
-        return hvd_allgather_async(bench->session, name, &in, &out, NULL, &bench->ops[k]);
+        return hvd_allgather_async(bench->session, tensor->name, &in, &out, NULL, &tensor->op);
     case PERF_BROADCAST:
-        return hvd_broadcast_async(bench->session, name, &in, &out, 0, NULL, &bench->ops[k]);
+        return hvd_broadcast_async(bench->session, tensor->name, &in, &out, 0, NULL, &tensor->op);
+    case PERF_ALLTOALL:
+        return hvd_alltoall_async(bench->session, tensor->name, &in, NULL, &out, NULL, &tensor->op);
+    case PERF_REDUCESCATTER:
+        return hvd_reducescatter_async(bench->session, tensor->name, &in, &out, options->reduce_op,
+                                       NULL, &tensor->op);
     case PERF_BARRIER:
-        return hvd_barrier_async(bench->session, name, NULL, &bench->ops[k]);
+        return hvd_barrier_async(bench->session, tensor->name, NULL, &tensor->op);
     }
     return HVD_ERR_INVALID;
 }
 
-static int finish(struct bench *bench, long k)
+static int finish(struct bench *bench, struct perf_tensor *tensor)
 {
-    const int status = hvd_wait(bench->ops[k], (int64_t)bench->options->timeout_ns);
+    const int status = hvd_wait(tensor->op, (int64_t)bench->options->timeout_ns);
     if (status != HVD_OK)
         perf_complain(bench->rank, "%s: %s", hvd_status_name(status),
-                      status == HVD_ERR_TIMEOUT ? hvd_last_error() : hvd_op_error(bench->ops[k]));
-    hvd_op_free(bench->ops[k]);
-    bench->ops[k] = NULL;
+                      status == HVD_ERR_TIMEOUT ? hvd_last_error() : hvd_op_error(tensor->op));
+    hvd_op_free(tensor->op);
+    tensor->op = NULL;
     return status;
 }
 
 static int run_ops(struct bench *bench)
 {
+    struct perf_tensor *list = bench->tensors.list;
+    const long count = bench->tensors.count;
     long waited = 0;
     int status = HVD_OK;
-    for (long k = 0; k < bench->options->outstanding && status == HVD_OK; k++) {
-        status = submit(bench, k);
+    for (long k = 0; k < count && status == HVD_OK; k++) {
+        status = submit(bench, &list[k]);
         while (status == HVD_ERR_RING_FULL && waited < k) {
-            status = finish(bench, waited++);
+            status = finish(bench, &list[waited++]);
             if (status == HVD_OK)
-                status = submit(bench, k);
+                status = submit(bench, &list[k]);
         }
         if (status != HVD_OK)
             return complain_last(bench, "submit", status);
     }
-    for (; waited < bench->options->outstanding && status == HVD_OK; waited++)
-        status = finish(bench, waited);
+    for (; waited < count && status == HVD_OK; waited++)
+        status = finish(bench, &list[waited]);
     return status;
 }
 
@@ -255,27 +187,34 @@ static int warm_up(struct bench *bench, long *iterations_p)
     status = agree(bench, mean_ns, LOOK_NS, &look);
     if (status == HVD_OK)
         status = iterate_mean(bench, look, &mean_ns);
-    return status == HVD_OK ? agree(bench, mean_ns, ADAPTIVE_NS, iterations_p) : status;
+    return status == HVD_OK ? agree(bench, mean_ns, (int64_t)options->budget_ns, iterations_p)
+                            : status;
 }
 
 /* ---- one size ---- */
 
-static uint64_t count_errors(const struct bench *bench, long k)
+static uint64_t count_errors(const struct bench *bench, const struct perf_tensor *tensor)
 {
     const struct perf_options *options = bench->options;
-    const unsigned char *out = bench->out[k];
+    const unsigned char *out = tensor->out;
+    const bool gathers = options->op == PERF_ALLGATHER;
+    const uint64_t part = gathers ? tensor->count : tensor->count / (uint64_t)bench->size;
+    const uint64_t mine = part * (uint64_t)bench->rank;
     uint64_t errors = 0;
     switch (options->op) {
     case PERF_ALLREDUCE:
-        return perf_check_reduced(options->dtype, options->reduce_op, bench->size, out,
-                                  bench->count);
+    case PERF_GRADIENTS:
+        return perf_check_reduced(options->dtype, options->reduce_op, bench->size, 0, out,
+                                  tensor->count);
+    case PERF_REDUCESCATTER:
+        return perf_check_reduced(options->dtype, options->reduce_op, bench->size, mine, out, part);
     case PERF_BROADCAST:
-        return perf_check_copied(options->dtype, options->reduce_op, 0, out, bench->count);
+        return perf_check_copied(options->dtype, options->reduce_op, 0, 0, out, tensor->count);
     case PERF_ALLGATHER:
-        for (int rank = 0; rank < bench->size; rank++)
-            errors += perf_check_copied(
-                options->dtype, options->reduce_op, rank,
-                out + (uint64_t)rank * bench->count * hvd_dtype_size(options->dtype), bench->count);
+    case PERF_ALLTOALL:
+        for (int rank = 0; rank < bench->size; rank++, out += part * hvd_dtype_size(options->dtype))
+            errors += perf_check_copied(options->dtype, options->reduce_op, rank,
+                                        gathers ? 0 : mine, out, part);
         return errors;
     case PERF_BARRIER:
         break;
@@ -290,8 +229,8 @@ static int check(struct bench *bench, int64_t *errors_p)
     int64_t time_ns;
     fill(bench);
     int status = iterate(bench, 1, &time_ns);
-    for (long k = 0; k < bench->options->outstanding && status == HVD_OK; k++)
-        errors += (int64_t)count_errors(bench, k);
+    for (long k = 0; k < bench->tensors.count && status == HVD_OK; k++)
+        errors += (int64_t)count_errors(bench, &bench->tensors.list[k]);
     if (status == HVD_OK && errors > 0)
         perf_complain(bench->rank, "%" PRId64 " wrong elements at %" PRIu64 " bytes", errors,
                       bench->bytes);
@@ -301,17 +240,26 @@ static int check(struct bench *bench, int64_t *errors_p)
     return status;
 }
 
+static void set_names(struct bench *bench)
+{
+    for (long k = 0; k < bench->tensors.count; k++)
+        snprintf(bench->tensors.list[k].name, sizeof bench->tensors.list[k].name,
+                 "perf.%" PRIu64 ".%ld", bench->bytes, k);
+}
+
 static void set_size(struct bench *bench, uint64_t bytes)
 {
     const struct perf_options *options = bench->options;
     const uint64_t element = hvd_dtype_size(options->dtype);
-    const uint64_t shares = options->op == PERF_ALLGATHER ? (uint64_t)bench->size : 1;
-    bench->count = bytes / (element * shares);
-    if (bench->count == 0)
-        bench->count = 1;
-    bench->bytes = bench->count * element * shares;
-    if (options->op == PERF_BARRIER)
-        bench->bytes = bench->count = 0;
+    const uint64_t count = perf_in_count(options->op, bench->size, bytes, element);
+    bench->count = 0;
+    for (long k = 0; k < bench->tensors.count && options->op == PERF_GRADIENTS; k++)
+        bench->count += bench->tensors.list[k].count;
+    for (long k = 0; k < bench->tensors.count && options->op != PERF_GRADIENTS; k++)
+        bench->tensors.list[k].count = bench->count = options->op == PERF_BARRIER ? 0 : count;
+    bench->bytes =
+        bench->count * element * (options->op == PERF_ALLGATHER ? (uint64_t)bench->size : 1);
+    set_names(bench);
 }
 
 static void print_result(struct bench *bench, long iterations, int64_t errors)
@@ -325,11 +273,11 @@ static void print_result(struct bench *bench, long iterations, int64_t errors)
         .np = bench->size,
         .dtype = moves ? perf_dtype_text(options->dtype) : "",
         .memory = moves ? perf_memory_text(options->memory) : "",
-        .reduce_op = options->op == PERF_ALLREDUCE ? perf_reduce_text(options->reduce_op) : "",
+        .reduce_op = perf_op_reduces(options->op) ? perf_reduce_text(options->reduce_op) : "",
         .bus_factor = perf_bus_factor(options->op, bench->size),
         .errors = errors,
         .iterations = iterations,
-        .outstanding = options->outstanding,
+        .outstanding = bench->tensors.count,
     };
     perf_row_times(&row, bench->times_ns, (size_t)iterations, (double)options->outstanding);
     perf_print_row(stdout, options->json, &row);
@@ -338,7 +286,7 @@ static void print_result(struct bench *bench, long iterations, int64_t errors)
 static int reference(struct bench *bench)
 {
     int code = 0;
-    if (!bench->options->reference || bench->options->op == PERF_BARRIER)
+    if (!bench->options->reference || bench->bytes == 0)
         return 0;
     if (bench->rank == 0)
         code = perf_reference(bench->options, bench->size, bench->bytes);
@@ -368,7 +316,7 @@ static int measure_sizes(struct bench *bench)
 {
     int code = 0;
     const struct perf_options *options = bench->options;
-    if (options->op == PERF_BARRIER)
+    if (options->op == PERF_BARRIER || options->op == PERF_GRADIENTS)
         return measure_size(bench, 0);
     for (uint64_t bytes = options->bytes_min; bytes <= options->bytes_max;) {
         code |= measure_size(bench, bytes);
@@ -394,13 +342,31 @@ int perf_measure(struct hvd_session *session, const struct perf_options *options
     bench->times_ns =
         calloc((size_t)(room > options->warmup ? room : options->warmup), sizeof(int64_t));
     int code = 1;
-    if (bench->times_ns != NULL && get_buffers(bench, options->bytes_max) == HVD_OK) {
+    bench->tensors.options = options;
+    if (bench->times_ns != NULL && perf_tensors_get(&bench->tensors, session, options) == HVD_OK) {
         if (bench->rank == 0)
             perf_print_header(stdout, options, bench->size);
         code = measure_sizes(bench);
     }
-    put_buffers(bench);
+    perf_tensors_put(&bench->tensors);
     free(bench->times_ns);
     free(bench);
     return code;
+}
+
+int perf_idle(struct hvd_session *session, const struct perf_options *options)
+{
+    const struct timespec rest = {.tv_sec = (time_t)(options->idle_ns / HVI_NS_SEC),
+                                  .tv_nsec = (long)(options->idle_ns % HVI_NS_SEC)};
+    if (hvd_barrier(session, "perf.idle") != HVD_OK) {
+        perf_complain(hvd_rank(session), "barrier: %s", hvd_last_error());
+        return 1;
+    }
+    if (hvd_rank(session) == 0) {
+        printf("idle\n");
+        fflush(stdout);
+    }
+    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, NULL) == EINTR)
+        continue;
+    return 0;
 }

@@ -16,11 +16,11 @@ struct word {
 };
 
 /* The first word of a value is the one that is shown. */
-static const struct word ops[] = {{"allreduce", PERF_ALLREDUCE},
-                                  {"allgather", PERF_ALLGATHER},
-                                  {"broadcast", PERF_BROADCAST},
-                                  {"barrier", PERF_BARRIER},
-                                  {NULL, 0}};
+static const struct word ops[] = {
+    {"allreduce", PERF_ALLREDUCE},         {"allgather", PERF_ALLGATHER},
+    {"broadcast", PERF_BROADCAST},         {"alltoall", PERF_ALLTOALL},
+    {"reducescatter", PERF_REDUCESCATTER}, {"barrier", PERF_BARRIER},
+    {"gradients", PERF_GRADIENTS},         {NULL, 0}};
 static const struct word memories[] = {{"shared", PERF_SHARED},
                                        {"malloc", PERF_MALLOC},
                                        {"registered", PERF_REGISTERED},
@@ -71,7 +71,8 @@ struct row {
 };
 
 static const struct row rows[] = {
-    {'o', "op", "OP", "allreduce (default), allgather, broadcast or barrier"},
+    {'o', "op", "OP",
+     "allreduce (default), allgather, broadcast, alltoall, reducescatter, barrier, gradients"},
     {'n', "ranks", "N", "start N ranks with hvdrun (2); inside a launcher: ignored"},
     {'b', "min-bytes", "SIZE", "smallest size (4); 4, 64K, 1M, 2G"},
     {'e', "max-bytes", "SIZE", "largest size (64M)"},
@@ -81,13 +82,16 @@ static const struct row rows[] = {
     {'m', "memory", "M", "shared (hvd_alloc, default), malloc, registered or adopted"},
     {'w', "warmup", "N", "unmeasured iterations per size (5)"},
     {'i', "iterations", "N",
-     "measured iterations per size (as many as fit in a second, at least 5)"},
+     "measured iterations per size (as many as fit in --seconds, at least 5)"},
+    {'S', "seconds", "S", "how long to measure one size (1)"},
+    {'G', "sizes", "FILE", "gradients: elements of each tensor, one per line"},
     {'c', "check", NULL, "check the results; errors give exit status 1"},
     {'k', "outstanding", "K", "submit K ops at a time, and divide the time by K (1)"},
     {'O', "out-of-place", NULL, "separate input and output (allreduce, broadcast)"},
     {'B', "no-barrier", NULL, "no barrier between iterations"},
     {'M', "memcpy", NULL, "add reference rows: memcpy, and one pass over all ranks' buffers"},
     {'A', "attach", "N", "measure N cycles of open and close instead"},
+    {'I', "idle", "S", "attach, say so, and do nothing for S seconds instead"},
     {'a', "address", "DIR", "the hvdd to use (default: HVD_ADDRESS, else a private one)"},
     {'t', "timeout", "S", "longest wait for one op (60)"},
     {'j', "json", NULL, "one JSON object per line"},
@@ -168,6 +172,10 @@ static bool take_number(struct perf_options *options, char letter, const char *v
         return set_number(value, 1, PERF_OUTSTANDING_MAX, &options->outstanding);
     case 'A':
         return set_number(value, 1, PERF_ITERATIONS_MAX, &options->attach);
+    case 'S':
+        return text_parse_seconds(value, &options->budget_ns) == 0 && options->budget_ns > 0;
+    case 'I':
+        return text_parse_seconds(value, &options->idle_ns) == 0 && options->idle_ns > 0;
     default:
         return text_parse_seconds(value, &options->timeout_ns) == 0 && options->timeout_ns > 0;
     }
@@ -207,8 +215,8 @@ static int take(struct perf_options *options, const struct row *row, const char 
         take_switch(options, row->letter);
         return 0;
     }
-    if (row->letter == 'a') {
-        options->address = value;
+    if (row->letter == 'a' || row->letter == 'G') {
+        *(row->letter == 'a' ? &options->address : &options->sizes) = value;
         return 0;
     }
     const bool ok = strchr("odrm", row->letter) != NULL ? take_word(options, row->letter, value)
@@ -243,6 +251,23 @@ static const struct row *find_row(int letter)
     return NULL;
 }
 
+/* What makes no sense together. */
+static bool refuse_together(const struct perf_options *options, char *text_p, size_t size)
+{
+    const bool gradients = options->op == PERF_GRADIENTS;
+    if (gradients && options->sizes == NULL)
+        snprintf(text_p, size, "-o gradients takes --sizes FILE too: what sizes do they have?");
+    else if (!gradients && options->sizes != NULL)
+        snprintf(text_p, size, "--sizes is for -o gradients only");
+    else if (gradients && options->outstanding > 1)
+        snprintf(text_p, size,
+                 "--outstanding and -o gradients do not go together: all the tensors "
+                 "of the file are in flight at a time");
+    else
+        return false;
+    return true;
+}
+
 int perf_options_parse(int argc, char **argv, struct perf_options *options_p, char *text_p,
                        size_t text_size)
 {
@@ -257,6 +282,7 @@ int perf_options_parse(int argc, char **argv, struct perf_options *options_p, ch
         .warmup = 5,
         .outstanding = 1,
         .timeout_ns = 60 * HVI_NS_SEC,
+        .budget_ns = HVI_NS_SEC,
     };
     build_getopt(longs, shorts);
     optind = 0;
@@ -277,6 +303,8 @@ int perf_options_parse(int argc, char **argv, struct perf_options *options_p, ch
         snprintf(text_p, text_size, "what is '%s'? The op is given with -o", argv[optind]);
         return -1;
     }
+    if (refuse_together(&options, text_p, text_size))
+        return -1;
     if (options.bytes_max < options.bytes_min)
         options.bytes_max = options.bytes_min;
     *options_p = options;
@@ -301,6 +329,8 @@ void perf_options_help(FILE *out)
     }
     fputs("\nTimes: per iteration the slowest rank; median, 99th percentile and minimum over the\n"
           "iterations. algbw is bytes per time, busbw as nccl-tests defines it: allreduce\n"
-          "x 2(n-1)/n, allgather x (n-1)/n (bytes: the whole output), broadcast x 1. GB are 1e9.\n",
+          "and gradients x 2(n-1)/n; allgather (bytes: the whole output), alltoall and "
+          "reducescatter\n"
+          "(bytes: the input of one rank) x (n-1)/n; broadcast x 1. GB are 1e9.\n",
           out);
 }

@@ -213,31 +213,31 @@ static bool matches(enum hvd_dtype dtype, const struct expected *expected, int p
 }
 
 static uint64_t count_differences(enum hvd_dtype dtype, const struct expected *expected,
-                                  const void *data, uint64_t count)
+                                  uint64_t from, const void *data, uint64_t count)
 {
     const size_t size = hvd_dtype_size(dtype);
     const unsigned char *bytes = data;
     uint64_t differences = 0;
     for (uint64_t i = 0; i < count; i++)
-        differences += !matches(dtype, expected, (int)(i % PERF_PERIOD), bytes + i * size);
+        differences += !matches(dtype, expected, (int)((from + i) % PERF_PERIOD), bytes + i * size);
     return differences;
 }
 
 uint64_t perf_check_reduced(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int ranks,
-                            const void *data, uint64_t count)
+                            uint64_t from, const void *data, uint64_t count)
 {
     struct expected expected;
     expect_reduced(dtype, reduce_op, ranks, &expected);
-    return count_differences(dtype, &expected, data, count);
+    return count_differences(dtype, &expected, from, data, count);
 }
 
 uint64_t perf_check_copied(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank,
-                           const void *data, uint64_t count)
+                           uint64_t from, const void *data, uint64_t count)
 {
     struct expected expected;
     for (int place = 0; place < PERF_PERIOD; place++) {
         expected.whole[place] = pattern(dtype, reduce_op, rank, place);
         expected.real[place] = (double)expected.whole[place];
     }
-    return count_differences(dtype, &expected, data, count);
+    return count_differences(dtype, &expected, from, data, count);
 }

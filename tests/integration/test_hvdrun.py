@@ -612,13 +612,35 @@ def test_hvd_perf_checks_every_memory_and_dtype(launcher, memory, dtype):
 
 
 def test_hvd_perf_shows_what_the_machine_could_do(launcher):
-    done = subprocess.run([program("hvd-perf"), "-n", "2", "-b", "1M", "-e", "1M", "-i", "3", "--memcpy", "--json"],
+    done = subprocess.run([program("hvd-perf"), "-n", "2", "-b", "1M", "-e", "4M", "-i", "3", "--memcpy", "--json"],
                           env=launcher.environment, capture_output=True, text=True, timeout=scaled(60), check=False)
     assert done.returncode == 0, done.stderr
-    rows = {row["op"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert set(rows) == {"allreduce", "memcpy", "onepass"}
-    assert rows["allreduce"]["errors"] is None, "nobody checked"
-    assert rows["memcpy"]["threads"] == 1 and rows["onepass"]["bytes"] == 1 << 20
+    rows = {(row["op"], row["bytes"]): row for row in map(json.loads, done.stdout.splitlines())}
+    both = {(op, size) for op in ("allreduce", "memcpy", "onepass") for size in (1 << 20, 4 << 20)}
+    assert set(rows) in (both, both | {("onepass-huge", 4 << 20)}), "huge pages from 2 MiB on, where the kernel has any"
+    assert rows["allreduce", 1 << 20]["errors"] is None, "nobody checked"
+    assert rows["memcpy", 1 << 20]["threads"] == 1
+    assert rows["onepass", 4 << 20]["threads"] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("memory", ["shared", "malloc", "registered"])
+def test_hvd_perf_reduces_the_gradients_of_a_file(launcher, tmp_path, memory):
+    (tmp_path / "sizes").write_text("# a model\n1000 fc.bias\n70000 conv.weight\n\n3\n")
+    done = subprocess.run([program("hvd-perf"), "-o", "gradients", "--sizes", str(tmp_path / "sizes"), "-n", "3", "-i", "4",
+                           "-c", "--json", "-m", memory], env=launcher.environment, capture_output=True, text=True,
+                          timeout=scaled(60), check=False)
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert (row["op"], row["count"], row["bytes"], row["outstanding"]) == ("gradients", 71003, 284012, 3)
+    assert row["errors"] == 0 and row["memory"] == memory and row["iterations"] == 4
+
+
+def test_hvd_perf_idles_as_long_as_it_is_told(launcher):
+    started = time.monotonic()
+    done = subprocess.run([program("hvd-perf"), "-n", "2", "--idle", "0.2"], env=launcher.environment, capture_output=True,
+                          text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "idle\n" and time.monotonic() - started >= 0.2
 
 
 def test_hvd_perf_attaches_and_leaves_no_descriptor(launcher):

@@ -57,6 +57,20 @@ START_TEST(options_reach_their_members)
 }
 END_TEST
 
+START_TEST(gradients_need_a_file_of_sizes_and_nothing_else_does)
+{
+    ck_assert_int_eq(parse("-o gradients --sizes /f --seconds 0.5"), 0);
+    ck_assert(options.op == PERF_GRADIENTS && options.budget_ns == 500000000);
+    ck_assert_str_eq(options.sizes, "/f");
+    EXPECT_ERROR("-o gradients", "--sizes FILE");
+    EXPECT_ERROR("--sizes /f", "-o gradients only");
+    EXPECT_ERROR("-o gradients --sizes /f --outstanding 2", "--outstanding");
+    EXPECT_ERROR("--seconds 0", "--seconds");
+    ck_assert_int_eq(parse("--idle 2"), 0);
+    ck_assert(options.idle_ns == 2000000000 && options.budget_ns == 1000000000);
+}
+END_TEST
+
 START_TEST(a_smallest_size_above_the_default_largest_is_one_size)
 {
     ck_assert_int_eq(parse("-b 1G"), 0);
@@ -94,6 +108,7 @@ int main(void)
     TCase *tests = tcase_create("options");
     tcase_add_test(tests, defaults_are_an_allreduce_from_4_bytes_to_64_mib);
     tcase_add_test(tests, options_reach_their_members);
+    tcase_add_test(tests, gradients_need_a_file_of_sizes_and_nothing_else_does);
     tcase_add_test(tests, a_smallest_size_above_the_default_largest_is_one_size);
     tcase_add_test(tests, nonsense_is_refused_with_what_is_possible);
     tcase_add_test(tests, words_have_their_proper_form);

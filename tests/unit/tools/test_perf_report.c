@@ -14,6 +14,7 @@ START_TEST(median_percentile_and_minimum_are_the_usual_ones)
     ck_assert_double_eq(row.time_us, 2);
     ck_assert_double_eq(row.p99_us, 3);
     ck_assert_double_eq(row.min_us, 1);
+    ck_assert_double_eq(row.mean_us, 2);
     int64_t even[] = {4000, 1000, 2000, 3000};
     perf_row_times(&row, even, 4, 2);
     ck_assert_double_eq(row.time_us, 1.25); /* 2.5 / 2 */
@@ -62,6 +63,7 @@ START_TEST(a_row_is_json_or_a_table_line)
         .time_us = 16777.216,
         .p99_us = 20000,
         .min_us = 15000.5,
+        .mean_us = 17000,
         .bus_factor = 1.5,
         .errors = 0,
         .iterations = 60,
@@ -71,7 +73,8 @@ START_TEST(a_row_is_json_or_a_table_line)
     ck_assert_str_eq(text, "{\"op\": \"allreduce\", \"bytes\": 67108864, \"count\": 16777216, "
                            "\"np\": 4, \"dtype\": \"float32\", \"memory\": \"shared\", "
                            "\"reduce_op\": \"sum\", \"time_us\": 16777.216, \"time_us_p99\": "
-                           "20000.000, \"time_us_min\": 15000.500, \"algbw_GBps\": 4.0000, "
+                           "20000.000, \"time_us_min\": 15000.500, \"time_us_mean\": 17000.000, "
+                           "\"algbw_GBps\": 4.0000, "
                            "\"busbw_GBps\": 6.0000, \"errors\": 0, \"iterations\": 60, "
                            "\"outstanding\": 1, \"threads\": 0}\n");
     free(text);

@@ -21,8 +21,8 @@ START_TEST(one_rank_reduces_to_its_own_pattern)
                                                     HVD_PRODUCT};
     for (size_t i = 0; i < sizeof reductions / sizeof reductions[0]; i++) {
         perf_fill(dtypes[_i], reductions[i], 0, data, ELEMENTS);
-        ck_assert_uint_eq(perf_check_reduced(dtypes[_i], reductions[i], 1, data, ELEMENTS), 0);
-        ck_assert_uint_eq(perf_check_copied(dtypes[_i], reductions[i], 0, data, ELEMENTS), 0);
+        ck_assert_uint_eq(perf_check_reduced(dtypes[_i], reductions[i], 1, 0, data, ELEMENTS), 0);
+        ck_assert_uint_eq(perf_check_copied(dtypes[_i], reductions[i], 0, 0, data, ELEMENTS), 0);
     }
 }
 END_TEST
@@ -32,15 +32,15 @@ START_TEST(one_wrong_element_is_one_error)
     const size_t size = hvd_dtype_size(dtypes[_i]);
     perf_fill(dtypes[_i], HVD_SUM, 2, data, ELEMENTS);
     memset(data + 777 * size, 0x35, size);
-    ck_assert_uint_eq(perf_check_copied(dtypes[_i], HVD_SUM, 2, data, ELEMENTS), 1);
+    ck_assert_uint_eq(perf_check_copied(dtypes[_i], HVD_SUM, 2, 0, data, ELEMENTS), 1);
 }
 END_TEST
 
 START_TEST(another_ranks_values_do_not_pass)
 {
     perf_fill(dtypes[_i], HVD_SUM, 1, data, ELEMENTS);
-    ck_assert_uint_gt(perf_check_copied(dtypes[_i], HVD_SUM, 2, data, ELEMENTS), ELEMENTS / 2);
-    ck_assert_uint_gt(perf_check_reduced(dtypes[_i], HVD_SUM, 2, data, ELEMENTS), ELEMENTS / 2);
+    ck_assert_uint_gt(perf_check_copied(dtypes[_i], HVD_SUM, 2, 0, data, ELEMENTS), ELEMENTS / 2);
+    ck_assert_uint_gt(perf_check_reduced(dtypes[_i], HVD_SUM, 2, 0, data, ELEMENTS), ELEMENTS / 2);
 }
 END_TEST
 
@@ -49,7 +49,8 @@ START_TEST(shifted_elements_do_not_pass)
     const size_t size = hvd_dtype_size(dtypes[_i]);
     perf_fill(dtypes[_i], HVD_SUM, 0, data, ELEMENTS);
     memmove(data, data + size, (ELEMENTS - 1) * size);
-    ck_assert_uint_gt(perf_check_copied(dtypes[_i], HVD_SUM, 0, data, ELEMENTS - 1), ELEMENTS / 2);
+    ck_assert_uint_gt(perf_check_copied(dtypes[_i], HVD_SUM, 0, 0, data, ELEMENTS - 1),
+                      ELEMENTS / 2);
 }
 END_TEST
 
@@ -62,8 +63,8 @@ START_TEST(a_float_reduction_of_four_ranks_passes)
         perf_fill(HVD_FLOAT32, HVD_AVERAGE, r, parts[r], ELEMENTS);
     for (size_t i = 0; i < ELEMENTS; i++)
         result[i] = (parts[0][i] + parts[1][i] + parts[2][i] + parts[3][i]) / 4;
-    ck_assert_uint_eq(perf_check_reduced(HVD_FLOAT32, HVD_AVERAGE, 4, result, ELEMENTS), 0);
-    ck_assert_uint_gt(perf_check_reduced(HVD_FLOAT32, HVD_AVERAGE, 3, result, ELEMENTS), 0);
+    ck_assert_uint_eq(perf_check_reduced(HVD_FLOAT32, HVD_AVERAGE, 4, 0, result, ELEMENTS), 0);
+    ck_assert_uint_gt(perf_check_reduced(HVD_FLOAT32, HVD_AVERAGE, 3, 0, result, ELEMENTS), 0);
 }
 END_TEST
 
@@ -77,7 +78,7 @@ START_TEST(an_integer_product_wraps)
         for (size_t i = 0; i < ELEMENTS; i++)
             result[i] = (int8_t)(uint8_t)(result[i] * part[i]);
     }
-    ck_assert_uint_eq(perf_check_reduced(HVD_INT8, HVD_PRODUCT, 80, result, ELEMENTS), 0);
+    ck_assert_uint_eq(perf_check_reduced(HVD_INT8, HVD_PRODUCT, 80, 0, result, ELEMENTS), 0);
 }
 END_TEST
 
@@ -86,7 +87,7 @@ START_TEST(small_counts_are_filled_too)
     for (uint64_t count = 0; count < 300; count++) {
         memset(data, 0xee, sizeof data);
         perf_fill(HVD_INT8, HVD_SUM, 5, data, count);
-        ck_assert_uint_eq(perf_check_copied(HVD_INT8, HVD_SUM, 5, data, count), 0);
+        ck_assert_uint_eq(perf_check_copied(HVD_INT8, HVD_SUM, 5, 0, data, count), 0);
         ck_assert_uint_eq(data[count], 0xee);
     }
 }
