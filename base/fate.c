@@ -241,3 +241,43 @@ char hvi_process_state(pid_t pid)
         return 'X';
     return error == 0 ? fields.state : '?';
 }
+
+const char *hvi_process_state_text(char state)
+{
+    switch (state) {
+    case 'R':
+        return "running";
+    case 'S':
+        return "sleeping";
+    case 'D':
+        return "in kernel";
+    case 'T':
+        return "stopped";
+    case 't':
+        return "traced";
+    case 'Z':
+        return "zombie";
+    case 'X':
+        return "gone";
+    case 'I':
+        return "idle";
+    default:
+        return "in an unknown state";
+    }
+}
+
+void hvi_process_waits_in(pid_t pid, char *text_p, size_t size)
+{
+    char path[64];
+
+    text_p[0] = '\0';
+    snprintf(path, sizeof path, "/proc/%d/wchan", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t got = read(fd, text_p, size - 1);
+    close(fd);
+    text_p[got > 0 ? got : 0] = '\0';
+    if (strcmp(text_p, "0") == 0)
+        text_p[0] = '\0';
+}

@@ -36,6 +36,12 @@ void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size);
 /* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable, 'X' if there is no such
  * process. */
 char hvi_process_state(pid_t pid);
+/* "running", "sleeping", "in kernel", "stopped", "traced", "zombie", "gone", "idle"; "in an unknown
+ * state" for any other letter. Constant strings. */
+const char *hvi_process_state_text(char state);
+/* The kernel function that the process' main thread sleeps in, /proc/PID/wchan; "" when it runs or
+ * the kernel does not say. `size` at least 2. */
+void hvi_process_waits_in(pid_t pid, char *text_p, size_t size);
 /* True when /proc/PID/comm is `name`. */
 bool hvi_process_is_called(pid_t pid, const char *name);
 /* pidfd_open(2) with close-on-exec; -1 and errno on failure. */

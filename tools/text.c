@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/text.h"
 
+#include "base/fate.h"
+
 #include "base/clock.h"
 
 #include <errno.h>
@@ -65,19 +67,9 @@ void text_count(uint64_t count, char *text_p, size_t size)
 
 void text_process(const char *process, char *text_p, size_t size)
 {
-    static const struct {
-        char letter;
-        const char *word;
-    } rows[] = {
-        {'R', "running"}, {'S', "sleeping"}, {'D', "in kernel"}, {'T', "stopped"},
-        {'t', "traced"},  {'Z', "zombie"},   {'X', "gone"},      {'I', "idle"},
-    };
-    for (size_t i = 0; process[0] != '\0' && process[1] == '\0' && i < sizeof rows / sizeof rows[0];
-         i++) {
-        if (rows[i].letter == process[0]) {
-            snprintf(text_p, size, "%s (%c)", rows[i].word, process[0]);
-            return;
-        }
+    if (process[0] != '\0' && process[1] == '\0' && strchr("RSDTtZXI", process[0]) != NULL) {
+        snprintf(text_p, size, "%s (%c)", hvi_process_state_text(process[0]), process[0]);
+        return;
     }
     text_safe(process, text_p, size);
 }

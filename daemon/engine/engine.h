@@ -174,7 +174,9 @@ struct engine {
     uint64_t started_ns;
     uint64_t now_ns; /* refreshed when a pass of the loop finds something */
     char key_digest[HVI_WIRE_SHORT_TEXT];
-    uint64_t stall_warn_ns; /* 0: off */
+    uint64_t stall_warn_ns; /* 0: off, and nothing below happens either */
+    uint64_t stall_act_ns;  /* age at which .stall_policy acts */
+    enum engine_stall_policy stall_policy;
     uint64_t stall_looked_ns;
     int32_t watch_next; /* rank whose process was looked at last */
 
@@ -222,6 +224,14 @@ struct engine {
     struct hvi_packet packet;                       /* scratch for receiving */
     unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
 };
+
+/* The set rank of a global rank in the op's set; -1: not a member. */
+static inline int32_t engine_op_member(const struct engine *engine, const struct engine_op *op,
+                                       int32_t rank)
+{
+    (void)engine, (void)op;
+    return rank;
+}
 
 /* The members of an op: op->parts[i] is the part of global rank engine_op_rank(engine, op, i). */
 static inline uint32_t engine_op_members(const struct engine *engine, const struct engine_op *op)
@@ -347,6 +357,9 @@ int engine_agree_check(struct engine_part *const *parts, uint32_t ranks,
 int engine_negotiate_submit(struct engine *engine, struct engine_part *part);
 /* The output operand of an allgather has been set in the part. */
 void engine_negotiate_output(struct engine *engine, struct engine_part *part);
+/* Fails a waiting op on every rank. Logs. */
+void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int status,
+                           const char *text, int32_t culprit);
 /* Fails every op that waits for somebody. */
 void engine_negotiate_fail_all(struct engine *engine, int status, const char *text,
                                int32_t culprit);
@@ -386,13 +399,25 @@ void engine_part_free(struct engine_part *part);
 
 /* Sees to it that the table of waiting ops is looked at while it is not empty. Cheap. */
 void engine_stall_arm(struct engine *engine);
+/* Warns of ops that are old enough, and does what the policy says. The timer's work; `now_ns` is
+ * the time. The engine may be stopping afterwards. */
+void engine_stall_look(struct engine *engine, uint64_t now_ns);
+/* Takes HVD_STALL_* / HOROVOD_STALL_* from a client's settings. */
+void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings,
+                            size_t count);
+
+/* ---- stall_rows.c ---- */
+
 /* Rows for ops that have waited for at least `min_age_ns`, oldest first, at most `limit`;
  * *left_out_p counts the rest. Free with engine_stall_rows_free. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
                       struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p);
 void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count);
-/* Takes HVD_STALL_CHECK_* / HOROVOD_STALL_CHECK_* from a client's settings. */
-void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings,
-                            size_t count);
+/* Whether the op waits for this member: for its submission, or for its output. */
+bool engine_stall_misses(const struct engine_op *op, uint32_t member);
+const char *engine_stall_kind(const struct engine *engine, const struct engine_op *op);
+/* "rank 2 (pid 4711, stopped), rank 3 (not attached)"; a long list is cut and the rest counted. */
+void engine_stall_describe(const struct engine *engine, const struct engine_op *op, char *text_p,
+                           size_t size);
 
 #endif

@@ -125,8 +125,8 @@ void engine_negotiate_fail_all(struct engine *engine, int status, const char *te
 
 /* ---- from waiting to ready ---- */
 
-static void fail(struct engine *engine, struct engine_op *op, int status, const char *text,
-                 int32_t culprit)
+void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int status,
+                           const char *text, int32_t culprit)
 {
     HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", engine->start.job,
             hvi_status_name(status));
@@ -163,7 +163,7 @@ static bool output_fits(struct engine *engine, struct engine_op *op, const struc
              "allgather '%s': the output of rank %d has room for %" PRIu64
              " bytes, the result has %" PRIu64,
              label, rank, part->copy.out_capacity, op->work.bytes);
-    fail(engine, op, HVI_ERR_TOO_SMALL, text, rank);
+    engine_negotiate_fail(engine, op, HVI_ERR_TOO_SMALL, text, rank);
     return false;
 }
 
@@ -188,7 +188,8 @@ static bool sum_gather(struct engine *engine, struct engine_op *op)
 static void gather_ready(struct engine *engine, struct engine_op *op)
 {
     if (!sum_gather(engine, op)) {
-        fail(engine, op, HVI_ERR_INVALID, "allgather: the size of the result overflows", -1);
+        engine_negotiate_fail(engine, op, HVI_ERR_INVALID,
+                              "allgather: the size of the result overflows", -1);
         return;
     }
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
@@ -219,7 +220,7 @@ static void everybody_here(struct engine *engine, struct engine_op *op)
     int status =
         engine_agree_check(op->parts, (uint32_t)engine->start.size, op->tensor, text, sizeof text);
     if (status != HVI_OK) {
-        fail(engine, op, status, text, -1);
+        engine_negotiate_fail(engine, op, status, text, -1);
         return;
     }
     op->tensor->waiting = NULL;

@@ -10,6 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What happens to an op that has waited for engine->stall_act_ns. */
+enum engine_stall_policy {
+    ENGINE_STALL_WARN,     /* nothing more than the warnings */
+    ENGINE_STALL_FAIL_OP,  /* it fails on every rank of its set; the job goes on */
+    ENGINE_STALL_STOP_JOB, /* the job ends, as in Horovod */
+};
+
 struct engine;
 struct engine_op;
 struct engine_part;

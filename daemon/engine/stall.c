@@ -1,153 +1,239 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The stall inspector. Its table is negotiate.c's list of waiting ops, oldest first; nothing is
- * kept beside it. A timer looks at it once a second while it is not empty (the same timer has
- * liveness.c watch the ranks every 20 ms): an op older than the limit is logged with the ranks that
- * are missing and what their processes are doing, and again whenever its age has doubled. hvdctl
- * asks for the same rows live. */
+ * The stall inspector: who is told that an op waits, and what is done about it.
+ *
+ * A timer looks at the list of waiting ops every 20 ms while it is not empty (and has liveness.c
+ * watch the ranks). An op that is older than the check time is logged with the ranks that are
+ * missing and what their processes do, and every rank that takes part is told by a Notice, again
+ * and again a check time later, as Horovod does; ops that become due a little later are told in the
+ * same round. At the policy's age it fails, or the job ends.
+ *
+ * Settings, from the rank that came first (HVD_ before HOROVOD_):
+ *   STALL_CHECK_DISABLE             no warnings and no policy
+ *   STALL_CHECK_TIME_SECONDS        the check time; default: hvdd's stall-warn
+ *   STALL_SHUTDOWN_TIME_SECONDS     the policy's age; 0: none; below the check time: ignored
+ *   STALL_POLICY                    warn, fail-op, stop-job; default: stop-job with a shutdown time
+ *                                   (as Horovod), else warn. Without one they act at the check time
+ */
 #include "base/clock.h"
+#include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "daemon/engine/engine.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What keeps the op waiting: ranks that have not submitted, or that have not given their output. */
-static bool is_missing(const struct engine_op *op, int32_t rank)
-{
-    const struct engine_part *part = op->parts[rank];
+#define ROUND_OPS   64u /* ops told in one round; the others are counted */
+#define NAMES_SHOWN 6u  /* per missing rank, as in Horovod */
+#define NAME_SHOWN  100u
 
-    return !part || (op->state == ENGINE_OP_SIZING && part->output_asked);
+/* The ops of one round. */
+struct round {
+    const struct engine *engine;
+    struct engine_op *ops[ROUND_OPS];
+    uint32_t count, more;
+};
+
+/* ---- the warning ---- */
+
+struct sentence {
+    char *text;
+    size_t size, used;
+};
+
+static void __attribute__((format(printf, 2, 3)))
+append(struct sentence *sentence, const char *format, ...)
+{
+    va_list arguments;
+
+    if (sentence->used >= sentence->size)
+        return;
+    va_start(arguments, format);
+    int length = vsnprintf(sentence->text + sentence->used, sentence->size - sentence->used, format,
+                           arguments);
+    va_end(arguments);
+    sentence->used += length > 0 ? (size_t)length : 0;
 }
 
-static enum hvi_kind kind_of(const struct engine *engine, const struct engine_op *op)
+/* "1: [w1, w2] (pid 4711, stopped)"; nothing for a rank that is not missing. */
+static void append_missing(struct sentence *sentence, const struct round *round, uint64_t chosen,
+                           int32_t rank)
 {
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (op->parts[rank])
-            return (enum hvi_kind)op->parts[rank]->copy.kind;
+    const struct engine_rank *slot = &round->engine->ranks[rank];
+    uint32_t found = 0;
+
+    for (uint32_t i = 0; i < round->count; i++) {
+        int32_t member = engine_op_member(round->engine, round->ops[i], rank);
+        char label[ENGINE_LABEL];
+        if ((chosen >> i & 1) == 0 || member < 0 ||
+            !engine_stall_misses(round->ops[i], (uint32_t)member) || found > NAMES_SHOWN)
+            continue;
+        engine_tensor_label(round->ops[i]->tensor, label);
+        label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
+        if (found == 0)
+            append(sentence, "\n%d: [", rank);
+        append(sentence, "%s%s", found > 0 ? ", " : "", found < NAMES_SHOWN ? label : "...");
+        found++;
     }
-    return HVI_KIND_BARRIER;
-}
-
-static void fill_missing(const struct engine *engine, int32_t rank,
-                         struct hvi_missing_rank *missing)
-{
-    const struct engine_rank *slot = &engine->ranks[rank];
-
-    missing->rank = rank;
-    missing->pid = slot->session ? slot->pid : 0;
+    if (found == 0)
+        return;
     if (slot->session)
-        snprintf(missing->process, sizeof missing->process, "%c", hvi_process_state(slot->pid));
+        append(sentence, "] (pid %d, %s)", (int)slot->pid,
+               hvi_process_state_text(hvi_process_state(slot->pid)));
     else
-        snprintf(missing->process, sizeof missing->process, "absent");
+        append(sentence, "] (not attached)");
 }
 
-static int fill_row(const struct engine *engine, const struct engine_op *op, uint64_t now_ns,
-                    struct hvi_stall_row *row)
+/* Horovod's words, which people search for, and what it does not know. */
+static void describe_round(const struct round *round, uint64_t chosen, char *text_p, size_t size)
 {
-    size_t size = (size_t)engine->start.size;
+    struct sentence sentence = {.text = text_p, .size = size};
 
-    row->ready = calloc(size, sizeof *row->ready);
-    row->missing = calloc(size, sizeof *row->missing);
-    if (!row->ready || !row->missing)
-        return HVI_ERR_NO_MEMORY;
-    engine_tensor_name(op->tensor, row->tensor);
-    snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(kind_of(engine, op)));
-    snprintf(row->job, sizeof row->job, "%s", engine->start.job);
-    row->age_ns = now_ns - op->first_ns;
+    append(&sentence,
+           "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of "
+           "ranks and are waiting for remainder of ranks for more than %g seconds. This may "
+           "indicate that different ranks are trying to submit different tensors or that only "
+           "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
+           (double)round->engine->stall_warn_ns / (double)HVI_NS_SEC);
+    for (int32_t rank = 0; rank < round->engine->start.size; rank++)
+        append_missing(&sentence, round, chosen, rank);
+    if (sentence.used >= size)
+        text_p[hvi_utf8_cut(text_p, strlen(text_p), size - 1)] = '\0';
+}
+
+/* The ops of the round that this rank takes part in, a bit each. */
+static uint64_t ops_of(const struct round *round, int32_t rank)
+{
+    uint64_t chosen = 0;
+
+    for (uint32_t i = 0; i < round->count; i++) {
+        if (engine_op_member(round->engine, round->ops[i], rank) >= 0)
+            chosen |= 1ull << i;
+    }
+    return chosen;
+}
+
+static void notify_ranks(struct engine *engine, const struct round *round)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
+    uint64_t described = 0;
+
+    msg.notice.status = HVI_INPROGRESS;
+    msg.notice.rank = -1;
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (is_missing(op, rank))
-            fill_missing(engine, rank, &row->missing[row->missing_count++]);
-        else
-            row->ready[row->ready_count++] = rank;
+        const struct engine_session *session = engine->ranks[rank].session;
+        uint64_t chosen = ops_of(round, rank);
+        if (!session || session->over || chosen == 0)
+            continue;
+        if (chosen != described)
+            describe_round(round, chosen, msg.notice.text, sizeof msg.notice.text);
+        described = chosen;
+        /* A client that does not read its socket sees its op wait. */
+        engine_send(engine, session->socket_fd, &msg, NULL, 0);
     }
-    return HVI_OK;
 }
 
-void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count)
+static void log_op(const struct engine *engine, const struct engine_op *op, uint64_t now_ns)
 {
-    for (size_t i = 0; i < count; i++) {
-        free(rows[i].ready);
-        free(rows[i].missing);
-    }
-    free(rows);
+    char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
+
+    engine_stall_describe(engine, op, missing, sizeof missing);
+    engine_tensor_name(op->tensor, name);
+    snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(engine, op), missing);
+    HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
+            engine->start.job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
 }
 
-int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
-                      struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p)
+static void warn(struct engine *engine, uint64_t now_ns)
 {
-    uint64_t now_ns = hvi_clock_ns();
-    uint64_t left_out = 0;
-    size_t count = 0;
-    struct hvi_stall_row *rows = calloc(limit, sizeof *rows);
+    struct round round = {.engine = engine};
+    bool due = false;
 
-    if (!rows)
-        return HVI_ERR_NO_MEMORY;
-    for (const struct engine_op *op = engine->waiting_first; op; op = op->next) {
-        if (now_ns - op->first_ns < min_age_ns)
+    for (struct engine_op *op = engine->waiting_first; op; op = op->next) {
+        if (now_ns - op->first_ns < engine->stall_warn_ns)
             break;
-        if (count == limit) {
-            left_out++;
-        } else if (fill_row(engine, op, now_ns, &rows[count++]) != HVI_OK) {
-            engine_stall_rows_free(rows, count);
-            return HVI_ERR_NO_MEMORY;
-        }
+        due = due || now_ns >= op->warn_ns;
     }
-    *rows_p = rows;
-    *count_p = count;
-    *left_out_p = left_out;
-    return HVI_OK;
-}
-
-/* "2 (pid 4711, T), 3 (absent)"; a long list is cut. */
-static void describe_missing(const struct hvi_stall_row *row, char *text_p, size_t size)
-{
-    size_t used = 0;
-
-    text_p[0] = '\0';
-    for (size_t i = 0; i < row->missing_count && used < size; i++) {
-        const struct hvi_missing_rank *missing = &row->missing[i];
-        const char *comma = i > 0 ? ", " : "";
-        if (missing->pid != 0)
-            used += (size_t)snprintf(text_p + used, size - used, "%s%d (pid %d, %s)", comma,
-                                     missing->rank, missing->pid, missing->process);
-        else
-            used += (size_t)snprintf(text_p + used, size - used, "%s%d (%s)", comma, missing->rank,
-                                     missing->process);
-    }
-}
-
-static void warn(struct engine *engine, struct engine_op *op, uint64_t now_ns)
-{
-    struct hvi_stall_row row = {0};
-    char missing[512], sentence[640];
-
-    if (fill_row(engine, op, now_ns, &row) == HVI_OK) {
-        describe_missing(&row, missing, sizeof missing);
-        snprintf(sentence, sizeof sentence, "%s waits for rank%s %s", row.op,
-                 row.missing_count == 1 ? "" : "s", missing);
-        HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
-                engine->start.job, row.tensor, (unsigned long long)(row.age_ns / HVI_NS_MS));
-    }
-    free(row.ready);
-    free(row.missing);
-    op->warn_ns = now_ns + (now_ns - op->first_ns);
-}
-
-static void look(struct engine *engine)
-{
-    uint64_t now_ns = hvi_clock_ns();
-
-    if (engine->stall_warn_ns == 0)
+    if (!due)
         return;
     for (struct engine_op *op = engine->waiting_first; op; op = op->next) {
         if (now_ns - op->first_ns < engine->stall_warn_ns)
-            return;
-        if (now_ns >= op->warn_ns)
-            warn(engine, op, now_ns);
+            break;
+        if (op->warn_ns > now_ns + engine->stall_warn_ns / 8)
+            continue;
+        op->warn_ns = now_ns + engine->stall_warn_ns;
+        if (round.count < ROUND_OPS)
+            round.ops[round.count++] = op;
+        else
+            round.more++;
     }
+    for (uint32_t i = 0; i < round.count; i++)
+        log_op(engine, round.ops[i], now_ns);
+    if (round.more > 0)
+        HVI_LOG(HVI_LOG_WARN, "stall", "more-stalled", "and more ops wait as long",
+                "job=%s count=%u", engine->start.job, round.more);
+    notify_ranks(engine, &round);
 }
+
+/* ---- the policy ---- */
+
+static int32_t first_missing(const struct engine *engine, const struct engine_op *op)
+{
+    uint32_t members = engine_op_members(engine, op);
+
+    for (uint32_t i = 0; i < members; i++) {
+        if (engine_stall_misses(op, i))
+            return engine_op_rank(engine, op, i);
+    }
+    return -1;
+}
+
+static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
+{
+    char missing[512], label[ENGINE_LABEL], text[HVI_TEXT_MAX + 1];
+    bool stop = engine->stall_policy == ENGINE_STALL_STOP_JOB;
+
+    engine_stall_describe(engine, op, missing, sizeof missing);
+    engine_tensor_label(op->tensor, label);
+    snprintf(
+        text, sizeof text, "%s '%s' has waited %.1f s for %s: more than the %g s that %s allows",
+        engine_stall_kind(engine, op), label, (double)(now_ns - op->first_ns) / (double)HVI_NS_SEC,
+        missing, (double)engine->stall_act_ns / (double)HVI_NS_SEC,
+        stop ? "HVD_STALL_SHUTDOWN_TIME_SECONDS" : "HVD_STALL_POLICY=fail-op");
+    if (stop) {
+        HVI_LOG(HVI_LOG_ERROR, "stall", "stall-stops-job", text, "job=%s", engine->start.job);
+        engine_sessions_stop(engine, text);
+        return;
+    }
+    engine->now_ns = now_ns;
+    engine_negotiate_fail(engine, op, HVI_ERR_STALLED, text, first_missing(engine, op));
+}
+
+/* Oldest first; an op that goes may take others of the list with it. */
+static void act(struct engine *engine, uint64_t now_ns)
+{
+    if (engine->stall_policy == ENGINE_STALL_WARN || !engine->waiting_first ||
+        now_ns - engine->waiting_first->first_ns < engine->stall_act_ns)
+        return;
+    engine_intake_drain_all(engine); /* what has come already is not missing */
+    while (!engine->stopping && engine->waiting_first &&
+           now_ns >= engine->waiting_first->first_ns + engine->stall_act_ns)
+        act_on(engine, engine->waiting_first, now_ns);
+    engine_complete_ring(engine);
+}
+
+void engine_stall_look(struct engine *engine, uint64_t now_ns)
+{
+    if (engine->stall_warn_ns == 0)
+        return;
+    warn(engine, now_ns);
+    act(engine, now_ns);
+}
+
+/* ---- the timer ---- */
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)
 {
@@ -161,8 +247,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
         /* A client that scribbles over the bell must not keep its peers' submissions from being
          * seen. */
         engine_intake_drain_all(engine);
-        look(engine);
     }
+    engine_stall_look(engine, now_ns);
     if (!engine->waiting_first)
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
@@ -204,20 +290,59 @@ static const char *find_setting(const struct hvi_setting *settings, size_t count
     return NULL;
 }
 
+static void complain(const char *sentence, const char *value)
+{
+    HVI_LOG(HVI_LOG_WARN, "stall", "bad-setting", sentence, "value=%s", value);
+}
+
+/* False, and the time stays, when the text is no time. */
+static bool parse_seconds(const char *text, const char *complaint, uint64_t *ns_p)
+{
+    char *end = NULL;
+    double value;
+
+    if (!text)
+        return false;
+    value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= 0 && value <= 1e9)) {
+        complain(complaint, text);
+        return false;
+    }
+    *ns_p = (uint64_t)(value * (double)HVI_NS_SEC);
+    return true;
+}
+
+/* stop-job when nothing is said and a time is given, because that is what Horovod would do. */
+static enum engine_stall_policy parse_policy(const char *text, bool timed)
+{
+    static const char *const names[] = {"warn", "fail-op", "stop-job"};
+
+    for (uint32_t i = 0; text && i < 3; i++) {
+        if (strcmp(text, names[i]) == 0)
+            return (enum engine_stall_policy)i;
+    }
+    if (text)
+        complain("STALL_POLICY is none of warn, fail-op, stop-job", text);
+    return timed ? ENGINE_STALL_STOP_JOB : ENGINE_STALL_WARN;
+}
+
 void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings, size_t count)
 {
     const char *disable = find_setting(settings, count, "STALL_CHECK_DISABLE");
-    const char *seconds = find_setting(settings, count, "STALL_CHECK_TIME_SECONDS");
-    char *end = NULL;
+    const char *shutdown = find_setting(settings, count, "STALL_SHUTDOWN_TIME_SECONDS");
+    uint64_t shutdown_ns = 0;
 
-    if (seconds) {
-        double value = strtod(seconds, &end);
-        if (end != seconds && *end == '\0' && value >= 0 && value <= 1e9)
-            engine->stall_warn_ns = (uint64_t)(value * (double)HVI_NS_SEC);
-        else
-            HVI_LOG(HVI_LOG_WARN, "stall", "bad-setting",
-                    "STALL_CHECK_TIME_SECONDS is no number of seconds", "value=%s", seconds);
-    }
+    parse_seconds(find_setting(settings, count, "STALL_CHECK_TIME_SECONDS"),
+                  "STALL_CHECK_TIME_SECONDS is no number of seconds", &engine->stall_warn_ns);
+    parse_seconds(shutdown, "STALL_SHUTDOWN_TIME_SECONDS is no number of seconds", &shutdown_ns);
     if (disable && disable[0] != '\0' && strcmp(disable, "0") != 0)
         engine->stall_warn_ns = 0;
+    if (shutdown_ns > 0 && shutdown_ns < engine->stall_warn_ns) {
+        complain("STALL_SHUTDOWN_TIME_SECONDS is less than STALL_CHECK_TIME_SECONDS and is ignored",
+                 shutdown);
+        shutdown_ns = 0;
+    }
+    engine->stall_policy =
+        parse_policy(find_setting(settings, count, "STALL_POLICY"), shutdown_ns > 0);
+    engine->stall_act_ns = shutdown_ns > 0 ? shutdown_ns : engine->stall_warn_ns;
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer that is stopped: the stall table names tensor and rank, a warning is logged, and the job goes on."""
+"""A trainer that is stopped: the stall table names tensor and rank, a warning is logged, and the job goes on, or not."""
 from hvt import Daemon, Status, stopped, wait_until
 from hvt.job import Job
 
@@ -68,3 +68,56 @@ def test_a_stopped_client_that_reads_no_completions_does_not_hold_up_the_others(
         other.check_usable()
     for _, op in ops:
         assert job.ranks[1].outcome(op).ok
+
+
+def job_with(daemon, size, **settings):
+    """A job whose ranks have these HVD_* settings."""
+    return Job(daemon, size, environment={f"HVD_{name}": value for name, value in settings.items()})
+
+
+def test_every_rank_is_told_of_a_stall(daemon):
+    daemon.allow("op-stalled")
+    job = job_with(daemon, 3, STALL_CHECK_TIME_SECONDS="0.1")
+    with stopped(job.ranks[2].pid):
+        ops = [rank.submit("allreduce", "layer1/w", dtype="float32", dims=[8]) for rank in job.ranks[:2]]
+        for rank, op in zip(job.ranks, ops):
+            assert rank.wait(op, seconds=0.5).status == Status.ERR_TIMEOUT
+            text = rank.log()[0]
+            assert text.startswith("One or more tensors were submitted to be reduced, gathered or broadcasted by subset")
+            assert f"\nMissing ranks:\n2: [layer1/w] (pid {job.ranks[2].pid}, stopped)" in text, text
+    ops.append(job.ranks[2].submit("allreduce", "layer1/w", dtype="float32", dims=[8]))
+    for rank, op in zip(job.ranks, ops):
+        assert rank.outcome(op).ok
+
+
+def test_fail_op_fails_the_op_with_the_missing_ranks_and_the_job_goes_on(daemon):
+    daemon.allow("op-stalled", "op-failed")
+    job = job_with(daemon, 3, STALL_CHECK_TIME_SECONDS="0.1", STALL_SHUTDOWN_TIME_SECONDS="0.3", STALL_POLICY="fail-op")
+    with stopped(job.ranks[2].pid):
+        ops = [rank.submit("allreduce", "w", dtype="float32", dims=[8]) for rank in job.ranks[:2]]
+        for rank, op in zip(job.ranks, ops):
+            outcome = rank.outcome(op)
+            assert outcome.status == Status.ERR_STALLED and outcome.culprit == 2
+            assert outcome.text.startswith("allreduce 'w' has waited 0.3 s for "
+                                           f"rank 2 (pid {job.ranks[2].pid}, stopped)"), outcome
+    job.check_usable()
+
+
+def test_stop_job_ends_the_job_as_horovod_does(daemon):
+    daemon.allow("op-stalled", "stall-stops-job", "rank-ended", "rank-lost")
+    job = job_with(daemon, 2, STALL_CHECK_TIME_SECONDS="0.1", STALL_SHUTDOWN_TIME_SECONDS="0.3")
+    op = job.ranks[0].submit("barrier", "gate")
+    outcome = job.ranks[0].wait(op)
+    assert outcome.status == Status.ERR_JOB_STOPPED
+    assert f"barrier 'gate' has waited 0.3 s for rank 1 (pid {job.ranks[1].pid}, sleeping)" in outcome.text
+    wait_until(lambda: job.ranks[1].state().status == Status.ERR_JOB_STOPPED, "the idle rank to be told")
+
+
+def test_two_ranks_that_wait_for_each_other_can_be_told_apart(daemon):
+    job = Job(daemon, 2)
+    ops = [rank.submit("barrier", name) for rank, name in zip(job.ranks, "ab")]
+    rows = wait_until(lambda: len(rows := daemon.ctl.json("stalls", job.name)["stalls"]) == 2 and rows, "both to wait")
+    assert {row["tensor"]: row["missing"][0]["waits_in"] for row in rows} == {"a": "barrier 'b'", "b": "barrier 'a'"}
+    assert "sleeping (S) in barrier 'b'" in daemon.ctl.run("stalls").stdout
+    ops += [rank.submit("barrier", name) for rank, name in zip(job.ranks, "ba")]
+    assert all(rank.outcome(op).ok for rank, op in zip(job.ranks * 2, ops))

@@ -20,6 +20,7 @@
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
  *     {"do": "event", "session": 0, "timeout_ms": N} -> "readable": B
+ *     {"do": "log"} -> "lines": [S]      what the library has told since the last time
  *     {"do": "fill", "bytes": N}       touches that much memory of its own and keeps it
  *     {"do": "limit", "files": N}      lowers RLIMIT_NOFILE
  *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
@@ -163,6 +164,26 @@ static void add_identity(cJSON *reply, const struct hvd_session *session)
     cJSON_AddStringToObject(reply, "address", hvd_address(session));
 }
 
+/* ---- what the library tells ---- */
+
+static cJSON *log_lines;
+
+static void keep_line(void *user, enum hvd_log_level level, const char *text)
+{
+    (void)user, (void)level;
+    if (!log_lines)
+        log_lines = cJSON_CreateArray();
+    cJSON_AddItemToArray(log_lines, cJSON_CreateString(text));
+}
+
+/* What has been told since it was asked for last. */
+static void do_log(const cJSON *command, cJSON *reply)
+{
+    (void)command;
+    cJSON_AddItemToObject(reply, "lines", log_lines ? log_lines : cJSON_CreateArray());
+    log_lines = NULL;
+}
+
 static void do_open(const cJSON *command, cJSON *reply)
 {
     struct hvd_options options;
@@ -175,6 +196,7 @@ static void do_open(const cJSON *command, cJSON *reply)
     options.rank = (int)get_int(command, "rank", HVD_FROM_ENV);
     options.size = (int)get_int(command, "size", HVD_FROM_ENV);
     options.timeout_ns = get_int(command, "timeout_ms", 30000) * 1000000;
+    options.log = keep_line;
     int status = hvd_open(&options, &sessions[number]);
     add_status(reply, status);
     add_int(reply, "took_ns", now_ns() - begin_ns);
@@ -616,7 +638,7 @@ static const struct hvt_command commands[] = {
     {"test", do_test},   {"wait", do_wait},     {"free", do_free},   {"loop", do_loop},
     {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit}, {"unalloc", do_unalloc},
     {"hold", do_hold},   {"forked", do_forked}, {"fill", do_fill},   {"abandon", do_abandon},
-    {"stop", do_stop},   {"exit", do_exit},
+    {"stop", do_stop},   {"exit", do_exit},     {"log", do_log},
 };
 
 static void run(const cJSON *command)

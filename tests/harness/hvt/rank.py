@@ -133,6 +133,10 @@ class Rank:
         """hvd_session_status."""
         return _outcome(self.ask("state", session=session))
 
+    def log(self) -> list[str]:
+        """What the library has told its log callback since the last time."""
+        return self.ask("log")["lines"]
+
     # ---- ops --------------------------------------------------------------------------------------------------------
 
     @staticmethod

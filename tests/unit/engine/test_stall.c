@@ -4,6 +4,7 @@
 #include "tests/unit/engine/hvt_bench.h"
 #include "tests/unit/hvt_main.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -131,6 +132,204 @@ START_TEST(an_allgather_that_waits_for_an_output_says_whose)
 }
 END_TEST
 
+/* ---- warnings and policies ---- */
+
+static void set_policy(enum engine_stall_policy policy)
+{
+    bench.engine->stall_warn_ns = HVI_NS_SEC;
+    bench.engine->stall_act_ns = 10 * HVI_NS_SEC;
+    bench.engine->stall_policy = policy;
+}
+
+/* As if the op had waited for so many seconds. */
+static void look_after(double seconds)
+{
+    uint64_t first_ns = bench.engine->waiting_first->first_ns;
+
+    engine_stall_look(bench.engine, first_ns + (uint64_t)(seconds * (double)HVI_NS_SEC));
+}
+
+static void expect_notice(int32_t rank, const char *text)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(hvt_peer_expect(&bench.peers[rank], HVI_PACKET_NOTICE, &msg));
+    ck_assert_int_eq(msg.notice.status, HVI_INPROGRESS);
+    ck_assert(!msg.notice.session_ended);
+    ck_assert_msg(strstr(msg.notice.text, text) != NULL, "%s", msg.notice.text);
+    hvi_packet_msg_free(&msg);
+}
+
+static bool has_message(int32_t rank)
+{
+    struct pollfd pollfd = {.fd = bench.peers[rank].socket, .events = POLLIN};
+
+    return poll(&pollfd, 1, 0) > 0;
+}
+
+START_TEST(every_rank_is_told_of_a_stalled_op_again_and_again)
+{
+    char expected[64];
+
+    hvt_bench_init(&bench, 3);
+    set_policy(ENGINE_STALL_WARN);
+    bench.engine->stall_warn_ns = HVI_NS_SEC;
+    submit(1, "w1");
+    look_after(0.9);
+    ck_assert(!has_message(0));
+    for (int i = 1; i <= 3; i++) {
+        look_after(i + 0.01 * i);
+        snprintf(expected, sizeof expected, "\n0: [w1] (pid %d, ", (int)getpid());
+        for (int32_t rank = 0; rank < 3; rank++)
+            expect_notice(rank, expected);
+        look_after(i + 0.01 * i + 0.5);
+        ck_assert(!has_message(0));
+    }
+    look_after(1000);
+    expect_notice(2, "One or more tensors were submitted to be reduced, gathered or broadcasted by "
+                     "subset of ranks and are waiting for remainder of ranks for more than 1 "
+                     "seconds. This may indicate that");
+    ck_assert_uint_eq(bench.engine->waiting_first->parts_present, 1);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_crowd_of_stalled_ops_fits_one_notice)
+{
+    char name[600];
+    struct hvi_packet_msg msg;
+
+    hvt_bench_init(&bench, 2);
+    set_policy(ENGINE_STALL_WARN);
+    for (int i = 0; i < 100; i++) {
+        struct hvi_submission op =
+            hvt_peer_op(&bench.peers[0], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 1, 0);
+        snprintf(name, sizeof name, "%03d_", i);
+        for (size_t j = 4; j + 2 < sizeof name; j += 2)
+            memcpy(name + j, "\xc3\xa4", 3);
+        hvt_peer_name(&bench.peers[0], &op, (uint32_t)i, name);
+        hvt_peer_submit(&bench.peers[0], &op);
+        hvt_bench_turn(&bench);
+    }
+    engine_stall_look(bench.engine, hvi_clock_ns() + HVI_NS_SEC);
+    ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_NOTICE, &msg));
+    ck_assert_ptr_nonnull(strstr(msg.notice.text, "\n1: [000_"));
+    hvi_packet_msg_free(&msg);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(fail_op_fails_the_old_op_and_no_other)
+{
+    char text[1024], expected[64];
+    struct hvi_completion completion;
+
+    hvt_bench_init(&bench, 2);
+    set_policy(ENGINE_STALL_FAIL_OP);
+    submit(1, "old");
+    submit(0, "young");
+    bench.engine->waiting_last->first_ns += HVI_NS_SEC;
+    look_after(9.9);
+    ck_assert(!hvt_peer_has_completion(&bench.peers[1]));
+    look_after(10.2);
+    completion = hvt_peer_complete(&bench.peers[1], text, sizeof text);
+    ck_assert_int_eq(completion.status, HVI_ERR_STALLED);
+    ck_assert_int_eq(completion.culprit, 0);
+    snprintf(expected, sizeof expected, "allreduce 'old' has waited 10.2 s for rank 0 (pid %d, ",
+             (int)getpid());
+    ck_assert_msg(strncmp(text, expected, strlen(expected)) == 0, "%s", text);
+    ck_assert(!hvt_peer_has_completion(&bench.peers[0]));
+    submit(1, "young");
+    completion = hvt_peer_complete(&bench.peers[0], text, sizeof text);
+    ck_assert_int_eq(completion.status, HVI_OK);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(stop_job_ends_the_job_with_the_reason)
+{
+    char text[1024];
+
+    hvt_bench_init(&bench, 2);
+    set_policy(ENGINE_STALL_STOP_JOB);
+    submit(1, "w");
+    look_after(11);
+    ck_assert(bench.engine->stopping);
+    struct hvi_completion completion = hvt_peer_complete(&bench.peers[1], text, sizeof text);
+    ck_assert_int_eq(completion.status, HVI_ERR_JOB_STOPPED);
+    ck_assert_ptr_nonnull(strstr(text, "allreduce 'w' has waited 11.0 s for rank 0 (pid "));
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(what_has_come_already_is_not_missing)
+{
+    hvt_bench_init(&bench, 2);
+    set_policy(ENGINE_STALL_FAIL_OP);
+    submit(1, "w");
+    uint64_t first_ns = bench.engine->waiting_first->first_ns;
+    struct hvi_submission op =
+        hvt_peer_op(&bench.peers[0], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 1, 0);
+    hvt_peer_name(&bench.peers[0], &op, 'w', "w");
+    hvt_peer_submit(&bench.peers[0], &op); /* in the ring */
+    engine_stall_look(bench.engine, first_ns + 20 * HVI_NS_SEC);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, HVI_OK);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_missing_rank_that_waits_for_another_op_says_for_which)
+{
+    struct hvi_stall_row *rows;
+    uint64_t left_out;
+    size_t count;
+
+    hvt_bench_init(&bench, 2);
+    submit(0, "a");
+    submit(1, "b");
+    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 9, &rows, &count, &left_out), HVI_OK);
+    ck_assert_uint_eq(count, 2);
+    ck_assert_str_eq(rows[0].missing[0].waits_in, "allreduce 'b'");
+    ck_assert_str_eq(rows[1].missing[0].waits_in, "allreduce 'a'");
+    ck_assert_uint_eq(rows[0].process_set, 0);
+    engine_stall_rows_free(rows, count);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+static struct engine *policy_of(const char *name, const char *value, const char *name2,
+                                const char *value2)
+{
+    static struct engine engine;
+    struct hvi_setting settings[2] = {0};
+
+    snprintf(settings[0].name, sizeof settings[0].name, "%s", name);
+    snprintf(settings[0].value, sizeof settings[0].value, "%s", value);
+    snprintf(settings[1].name, sizeof settings[1].name, "%s", name2);
+    snprintf(settings[1].value, sizeof settings[1].value, "%s", value2);
+    engine.stall_warn_ns = 60 * HVI_NS_SEC;
+    engine_stall_configure(&engine, settings, 2);
+    return &engine;
+}
+
+START_TEST(a_shutdown_time_means_stop_job_unless_something_else_is_said)
+{
+    const char *time = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", *policy = "HVD_STALL_POLICY";
+
+    ck_assert_int_eq(policy_of("A", "", "B", "")->stall_policy, ENGINE_STALL_WARN);
+    ck_assert_int_eq(policy_of(time, "90", "B", "")->stall_policy, ENGINE_STALL_STOP_JOB);
+    ck_assert_uint_eq(policy_of(time, "90", "B", "")->stall_act_ns, 90 * HVI_NS_SEC);
+    ck_assert_int_eq(policy_of(time, "0", "B", "")->stall_policy, ENGINE_STALL_WARN);
+    ck_assert_int_eq(policy_of(time, "59", "B", "")->stall_policy, ENGINE_STALL_WARN);
+    ck_assert_int_eq(policy_of(time, "90", policy, "warn")->stall_policy, ENGINE_STALL_WARN);
+    ck_assert_int_eq(policy_of(time, "90", policy, "fail-op")->stall_policy, ENGINE_STALL_FAIL_OP);
+    ck_assert_int_eq(policy_of(time, "90", policy, "explode")->stall_policy, ENGINE_STALL_STOP_JOB);
+    ck_assert_int_eq(policy_of("A", "", policy, "fail-op")->stall_policy, ENGINE_STALL_FAIL_OP);
+    ck_assert_uint_eq(policy_of("A", "", policy, "stop-job")->stall_act_ns, 60 * HVI_NS_SEC);
+}
+END_TEST
+
 static uint64_t configured(const char *name, const char *value, const char *name2,
                            const char *value2)
 {
@@ -174,6 +373,13 @@ int main(void)
     tcase_add_test(tcase, a_finished_op_is_in_no_row);
     tcase_add_test(tcase, a_rank_that_never_came_is_absent);
     tcase_add_test(tcase, an_allgather_that_waits_for_an_output_says_whose);
+    tcase_add_test(tcase, a_missing_rank_that_waits_for_another_op_says_for_which);
+    tcase_add_test(tcase, every_rank_is_told_of_a_stalled_op_again_and_again);
+    tcase_add_test(tcase, a_crowd_of_stalled_ops_fits_one_notice);
+    tcase_add_test(tcase, fail_op_fails_the_old_op_and_no_other);
+    tcase_add_test(tcase, stop_job_ends_the_job_with_the_reason);
+    tcase_add_test(tcase, what_has_come_already_is_not_missing);
+    tcase_add_test(tcase, a_shutdown_time_means_stop_job_unless_something_else_is_said);
     tcase_add_test(tcase, settings_of_the_job_override_the_daemons);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

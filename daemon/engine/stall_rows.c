@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The stall table: negotiate.c's list of waiting ops, oldest first, as rows. Nothing is kept beside
+ * that list. A missing rank's process is looked at in /proc; what it waits in is the oldest op that
+ * it itself waits for (two ranks that wait for each other's ops are the usual deadlock), else what
+ * the kernel says. */
+#include "base/clock.h"
+#include "base/fate.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "daemon/engine/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LABEL_MAX 80 /* bytes of a tensor name in "waits in" */
+
+bool engine_stall_misses(const struct engine_op *op, uint32_t member)
+{
+    const struct engine_part *part = op->parts[member];
+
+    return !part || (op->state == ENGINE_OP_SIZING && part->output_asked);
+}
+
+static const struct engine_part *any_part(const struct engine *engine, const struct engine_op *op)
+{
+    uint32_t members = engine_op_members(engine, op);
+
+    for (uint32_t i = 0; i < members; i++) {
+        if (op->parts[i])
+            return op->parts[i];
+    }
+    return NULL;
+}
+
+const char *engine_stall_kind(const struct engine *engine, const struct engine_op *op)
+{
+    const struct engine_part *part = any_part(engine, op);
+
+    return hvi_kind_text(part ? part->copy.kind : HVI_KIND_BARRIER);
+}
+
+/* The oldest op that each rank has submitted and that still waits; NULL without memory. */
+static const struct engine_op **oldest_ops(const struct engine *engine)
+{
+    const struct engine_op **oldest = calloc((size_t)engine->start.size, sizeof *oldest);
+
+    for (const struct engine_op *op = engine->waiting_first; oldest && op; op = op->next) {
+        uint32_t members = engine_op_members(engine, op);
+        for (uint32_t i = 0; i < members; i++) {
+            int32_t rank = engine_op_rank(engine, op, i);
+            if (op->parts[i] && !oldest[rank])
+                oldest[rank] = op;
+        }
+    }
+    return oldest;
+}
+
+static void fill_waits_in(const struct engine *engine, int32_t rank, const struct engine_op *oldest,
+                          struct hvi_missing_rank *missing)
+{
+    char label[ENGINE_LABEL];
+
+    if (!oldest) {
+        hvi_process_waits_in(engine->ranks[rank].pid, missing->waits_in, sizeof missing->waits_in);
+        if (!hvi_utf8_valid(missing->waits_in, strlen(missing->waits_in)))
+            missing->waits_in[0] = '\0';
+        return;
+    }
+    engine_tensor_label(oldest->tensor, label);
+    label[hvi_utf8_cut(label, strlen(label), LABEL_MAX)] = '\0';
+    snprintf(missing->waits_in, sizeof missing->waits_in, "%s '%s'",
+             engine_stall_kind(engine, oldest), label);
+}
+
+static void fill_missing(const struct engine *engine, int32_t rank, const struct engine_op *oldest,
+                         struct hvi_missing_rank *missing)
+{
+    const struct engine_rank *slot = &engine->ranks[rank];
+
+    missing->rank = rank;
+    missing->pid = slot->session ? slot->pid : 0;
+    if (!slot->session) {
+        snprintf(missing->process, sizeof missing->process, "absent");
+        return;
+    }
+    snprintf(missing->process, sizeof missing->process, "%c", hvi_process_state(slot->pid));
+    fill_waits_in(engine, rank, oldest, missing);
+}
+
+static int fill_row(const struct engine *engine, const struct engine_op *op,
+                    const struct engine_op *const *oldest, uint64_t now_ns,
+                    struct hvi_stall_row *row)
+{
+    uint32_t members = engine_op_members(engine, op);
+    const struct engine_part *part = any_part(engine, op);
+
+    row->ready = calloc(members, sizeof *row->ready);
+    row->missing = calloc(members, sizeof *row->missing);
+    if (!row->ready || !row->missing)
+        return HVI_ERR_NO_MEMORY;
+    engine_tensor_name(op->tensor, row->tensor);
+    snprintf(row->op, sizeof row->op, "%s", engine_stall_kind(engine, op));
+    snprintf(row->job, sizeof row->job, "%s", engine->start.job);
+    row->process_set = part ? part->copy.process_set : 0;
+    row->age_ns = now_ns - op->first_ns;
+    for (uint32_t i = 0; i < members; i++) {
+        int32_t rank = engine_op_rank(engine, op, i);
+        if (engine_stall_misses(op, i))
+            fill_missing(engine, rank, oldest[rank], &row->missing[row->missing_count++]);
+        else
+            row->ready[row->ready_count++] = rank;
+    }
+    return HVI_OK;
+}
+
+void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        free(rows[i].ready);
+        free(rows[i].missing);
+    }
+    free(rows);
+}
+
+int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
+                      struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p)
+{
+    uint64_t now_ns = hvi_clock_ns();
+    uint64_t left_out = 0;
+    size_t count = 0;
+    int status = HVI_OK;
+    const struct engine_op **oldest = oldest_ops(engine);
+    struct hvi_stall_row *rows = calloc(limit, sizeof *rows);
+
+    if (!rows || !oldest)
+        status = HVI_ERR_NO_MEMORY;
+    for (const struct engine_op *op = engine->waiting_first; status == HVI_OK && op;
+         op = op->next) {
+        if (now_ns - op->first_ns < min_age_ns)
+            break;
+        if (count == limit)
+            left_out++;
+        else
+            status = fill_row(engine, op, oldest, now_ns, &rows[count++]);
+    }
+    free(oldest);
+    if (status != HVI_OK) {
+        engine_stall_rows_free(rows, count);
+        return status;
+    }
+    *rows_p = rows;
+    *count_p = count;
+    *left_out_p = left_out;
+    return HVI_OK;
+}
+
+void engine_stall_describe(const struct engine *engine, const struct engine_op *op, char *text_p,
+                           size_t size)
+{
+    uint32_t members = engine_op_members(engine, op);
+    size_t used = 0;
+    uint32_t more = 0;
+
+    text_p[0] = '\0';
+    for (uint32_t i = 0; i < members; i++) {
+        const struct engine_rank *slot = &engine->ranks[engine_op_rank(engine, op, i)];
+        char one[96];
+        if (!engine_stall_misses(op, i))
+            continue;
+        if (slot->session)
+            snprintf(one, sizeof one, "rank %d (pid %d, %s)", engine_op_rank(engine, op, i),
+                     (int)slot->pid, hvi_process_state_text(hvi_process_state(slot->pid)));
+        else
+            snprintf(one, sizeof one, "rank %d (%s)", engine_op_rank(engine, op, i),
+                     slot->state == ENGINE_RANK_ABSENT ? "not attached" : "gone");
+        if (more > 0 || used + strlen(one) + 32 > size)
+            more++;
+        else
+            used += (size_t)snprintf(text_p + used, size - used, "%s%s", used > 0 ? ", " : "", one);
+    }
+    if (more > 0)
+        snprintf(text_p + used, size - used, " and %u more", more);
+}
