@@ -279,12 +279,13 @@ int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
     return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &memory);
 }
 
-/* An op in flight, staged or not, has the addresses of what it will read or write. */
-static bool is_used_by_ops(const struct client_ops *ops, struct client_range range)
+/* An op in flight, staged or not, will write to its output. */
+static bool is_output(const struct client_ops *ops, struct client_range range)
 {
     for (uint32_t i = 0; i < ops->fresh; i++) {
         const struct hvd_op *op = &ops->slots[i];
-        uintptr_t out = (uintptr_t)op->copy_to;
+        uintptr_t out = op->out.region == HVI_REGION_FOREIGN ? (uintptr_t)op->out.offset
+                                                             : (uintptr_t)op->copy_to;
         if (op->state != CLIENT_OP_FREE && op->state != CLIENT_OP_FINISHED && out < range.end &&
             out + op->out_bytes > range.start)
             return true;
@@ -299,7 +300,7 @@ static int enter_adopted(struct hvd_session *session, struct client_memory *memo
     int rc = announce(session, memory, "hvd_adopt");
     if (rc != HVD_OK)
         return rc;
-    if (is_used_by_ops(&session->ops, range))
+    if (is_output(&session->ops, range))
         rc = client_error(HVD_ERR_BUSY, "hvd_adopt: %p is used by ops that are not finished",
                           client_adopt_given(memory->adoption));
     else

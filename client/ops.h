@@ -39,12 +39,12 @@ enum client_op_state {
     CLIENT_OP_STATES
 };
 
-/* Where one side of an op lies in shared memory. At most one of memory, block and inline_cells is
+/* Where one side of an op lies: in shared memory, or (HVI_REGION_FOREIGN) at an address. At most one of memory, block and inline_cells is
  * set: that is what client_operand_put gives back. */
 struct client_operand {
     uint32_t region; /* as the engine knows it */
     uint64_t offset;
-    void *shared; /* our mapping of that place */
+    void *shared; /* our mapping of that place; NULL for HVI_REGION_FOREIGN */
     struct client_memory *memory;
     struct client_staging_block *block;
     uint32_t inline_cell, inline_cells;

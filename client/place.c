@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where operands go. The output decides: in hvd_alloc memory it is used where it is; in registered
- * memory its twin is used; ordinary memory gets inline cells or a staging block, and so does a
- * place in shared memory that is not aligned to the element. An allreduce's or broadcast's input is
- * used where it is if it lies in hvd_alloc memory; otherwise it is copied to the output's place and
- * the op runs there in place, so one shared block serves both sides. Not if that place is the
- * caller's own memory, which an op that fails must not change: then, and in the ops whose result
- * has another shape, the input gets a place of its own. */
+ * Where operands go. In hvd_alloc or adopted memory they are used where they are; registered memory
+ * has its twin. What is left is ordinary memory: a small tensor gets inline cells; a large one is
+ * named to the engine by its address (HVI_REGION_FOREIGN), which reads and writes it there, without
+ * a copy of ours; in between, and where the engine may not look into other processes, it gets a
+ * staging block, and so does a tensor that is not aligned to its element.
+ *
+ * The output decides for an allreduce or broadcast: an input that would have to be copied goes to
+ * the output's place and the op runs there in place, so one shared block serves both sides. Not if
+ * that place is the caller's own memory, which an op that fails must not change: then, and in the
+ * ops whose result has another shape, the input gets a place of its own. */
 #include "client/place.h"
 
 #include "client/session.h"
@@ -35,17 +38,56 @@ int client_place_scratch(struct hvd_session *session, uint64_t bytes, const char
     return HVD_OK;
 }
 
-/* The place of a tensor; *ordinary_p says that it is a copy of it. */
-static int place(struct hvd_session *session, const struct client_request *request, void *data,
-                 uint64_t bytes, struct client_operand *operand_p, bool *ordinary_p)
+/* Said once: every large op of ordinary memory pays for it. */
+static void say_staged(struct hvd_session *session)
+{
+    if (session->said_staged)
+        return;
+    session->said_staged = true;
+    client_session_log(session, HVD_LOG_INFO,
+                       "ordinary memory is copied to and from shared memory, because the engine "
+                       "may not access this process's memory; 'hvdctl doctor' says more; memory "
+                       "from hvd_alloc or hvd_adopt needs no copies");
+}
+
+/* Names ordinary memory to the engine by its address. False when it needs a copy. */
+static bool use_foreign(struct hvd_session *session, const struct client_request *request,
+                        const void *data, uint64_t bytes, struct client_operand *operand_p)
+{
+    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % request->element != 0)
+        return false;
+    if (!(session->channel.features & HVI_FEATURE_FOREIGN)) {
+        say_staged(session);
+        return false;
+    }
+    *operand_p =
+        (struct client_operand){.region = HVI_REGION_FOREIGN, .offset = (uint64_t)(uintptr_t)data};
+    return true;
+}
+
+/* Uses [data, data + bytes) where it is, if that is possible without a copy. */
+static bool use_direct(struct hvd_session *session, const struct client_request *request,
+                       const void *data, uint64_t bytes, struct client_operand *operand_p)
 {
     struct client_memory *memory =
         bytes > 0 ? client_memory_find(&session->memory, data, bytes) : NULL;
-    if (memory && client_memory_use(memory, data, request->element, operand_p)) {
-        *ordinary_p = memory->is_twin;
+    if (memory && !memory->is_twin && client_memory_use(memory, data, request->element, operand_p))
+        return true;
+    return !(memory && memory->is_twin) && use_foreign(session, request, data, bytes, operand_p);
+}
+
+/* The place of a tensor; *copied_p says that it is a copy of it. */
+static int place(struct hvd_session *session, const struct client_request *request, void *data,
+                 uint64_t bytes, struct client_operand *operand_p, bool *copied_p)
+{
+    *copied_p = false;
+    if (use_direct(session, request, data, bytes, operand_p))
         return HVD_OK;
-    }
-    *ordinary_p = true;
+    *copied_p = true;
+    struct client_memory *memory =
+        bytes > 0 ? client_memory_find(&session->memory, data, bytes) : NULL;
+    if (memory && memory->is_twin && client_memory_use(memory, data, request->element, operand_p))
+        return HVD_OK;
     return client_place_scratch(session, bytes, request->what, operand_p);
 }
 
@@ -66,15 +108,15 @@ static int place_owned(struct hvd_session *session, const struct client_request 
 static int place_apart(struct hvd_session *session, struct client_request *request,
                        struct hvd_op *op)
 {
-    bool ordinary = false;
+    bool copied = false;
     int rc =
         place(session, request, request->in->data, request->in_bytes, &op->in, &request->copy_in);
     if (rc != HVD_OK)
         return rc;
     if (!request->out)
         return place_owned(session, request, op);
-    rc = place(session, request, request->out->data, request->out_bytes, &op->out, &ordinary);
-    if (ordinary)
+    rc = place(session, request, request->out->data, request->out_bytes, &op->out, &copied);
+    if (copied)
         op->copy_to = request->out->data;
     return rc;
 }
@@ -83,21 +125,19 @@ static int place_apart(struct hvd_session *session, struct client_request *reque
 static int place_together(struct hvd_session *session, struct client_request *request,
                           struct hvd_op *op)
 {
-    struct client_memory *memory = NULL;
-    bool ordinary = false;
+    bool copied = false;
     bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
-    int rc = place(session, request, request->out->data, request->out_bytes, &op->out, &ordinary);
+    bool in_place = request->in->data == request->out->data;
+    int rc = place(session, request, request->out->data, request->out_bytes, &op->out, &copied);
     if (rc != HVD_OK)
         return rc;
-    if (ordinary)
+    if (copied)
         op->copy_to = request->out->data;
-    if (reads && request->in_bytes > 0)
-        memory = client_memory_find(&session->memory, request->in->data, request->in_bytes);
-    if (memory && !memory->is_twin &&
-        client_memory_use(memory, request->in->data, request->element, &op->in))
+    if (reads && !(in_place && copied) &&
+        use_direct(session, request, request->in->data, request->in_bytes, &op->in))
         return HVD_OK;
     request->copy_in = reads;
-    if (reads && !ordinary)
+    if (reads && !copied)
         return client_place_scratch(session, request->in_bytes, request->what, &op->in);
     op->in.region = op->out.region;
     op->in.offset = op->out.offset;

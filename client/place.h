@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where the operands of an op lie in shared memory. Needs the session's lock. */
+ * Where the operands of an op lie. Needs the session's lock. */
 #ifndef HVD_CLIENT_PLACE_H
 #define HVD_CLIENT_PLACE_H
 
 #include <stdint.h>
+
+/* Ordinary memory from this size on stays where it is. */
+#define CLIENT_FOREIGN_MIN 32768u
 
 struct client_operand;
 struct client_request;

@@ -58,6 +58,7 @@ struct hvd_session {
 
     pthread_mutex_t mutex;
     struct hvi_channel channel;
+    bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
 
     /* Submission. */
     uint64_t submit_seq; /* of the last one */

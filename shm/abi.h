@@ -174,6 +174,7 @@ struct hvi_channel_header {
 };
 
 #define HVI_FEATURE_FOREIGN 1u /* operands may lie in HVI_REGION_FOREIGN */
+#define HVI_FEATURES_KNOWN  HVI_FEATURE_FOREIGN
 
 #define HVI_SESSION_OPEN  1u
 #define HVI_SESSION_ENDED 2u

@@ -91,6 +91,12 @@ int hvi_channel_create(uint32_t channel_index, uint64_t epoch, struct hvi_channe
     return HVI_OK;
 }
 
+void hvi_channel_offer(struct hvi_channel *channel, uint64_t features)
+{
+    channel->header->features = features;
+    channel->features = features;
+}
+
 /* The words that change. A channel is mapped before its first message, so the rings must still be
  * at their start. */
 static bool is_fresh(const struct hvi_channel_header *header)
@@ -118,6 +124,7 @@ static int check_fixed(const struct hvi_channel_header *fixed)
     struct hvi_channel_header expected;
     memset(&expected, 0, FIXED_BYTES);
     fill_header(&expected, fixed->channel_index, fixed->epoch);
+    expected.features = fixed->features & HVI_FEATURES_KNOWN;
     return memcmp(fixed, &expected, FIXED_BYTES) == 0 ? HVI_OK : HVI_ERR_PROTOCOL;
 }
 
@@ -139,6 +146,7 @@ int hvi_channel_map(int fd, struct hvi_channel *channel_p)
         return status;
     }
     *channel_p = make_view(&region, fixed.channel_index, fixed.epoch);
+    channel_p->features = fixed.features;
     return HVI_OK;
 }
 

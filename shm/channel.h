@@ -22,6 +22,7 @@ struct hvi_channel {
     unsigned char *inline_base; /* HVI_INLINE_BYTES: region 0 */
     uint32_t channel_index;
     uint64_t epoch;
+    uint64_t features;  /* HVI_FEATURE_* */
     uint32_t text_next; /* engine: next cell to write */
     uint32_t text_turn; /* engine: turn of the last write */
 };
@@ -29,6 +30,8 @@ struct hvi_channel {
 /* Engine: creates and fills the header. The descriptor to send is channel->region.fd. Errors as
  * hvi_region_create. */
 int hvi_channel_create(uint32_t channel_index, uint64_t epoch, struct hvi_channel *channel_p);
+/* Engine, before the descriptor is sent: what the client may use. */
+void hvi_channel_offer(struct hvi_channel *channel, uint64_t features);
 /* Client: maps `fd` and checks magic, version, sizes and every offset. Owns `fd` on success.
  * HVI_OK, HVI_ERR_VERSION, HVI_ERR_PROTOCOL, HVI_ERR_NO_MEMORY. */
 int hvi_channel_map(int fd, struct hvi_channel *channel_p);

@@ -224,15 +224,17 @@ HVD_API int hvd_session_status(struct hvd_session *session);
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Shared memory of at least `bytes` bytes, zeroed, aligned to 4096. Tensors that live in it are
- * reduced where they are; all other memory is copied in and out. Blocks while pages are reserved.
- * HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
+ * reduced where they are. All other memory is copied: by the engine, in pieces, from 32 KiB on and
+ * where the kernel lets it into this process (hvdctl doctor says); else by this library, whole.
+ * Blocks while pages are reserved. HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
 /* `ptr` from hvd_alloc. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_free(struct hvd_session *session, void *ptr);
 
 /* Announces long-lived memory of the caller's: its shared twin is reserved now, so that submitting
  * tensors inside [ptr, ptr + bytes) allocates nothing. The memory stays the caller's and must
- * outlive the registration. */
+ * outlive the registration. For memory that cannot be adopted where it is otherwise copied whole.
+ */
 HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
 
 /* Makes long-lived private memory of the caller's shared memory where it is, contents kept: from
@@ -278,12 +280,14 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  *            members of the op's process set; "set rank" is a member's place among them.
  *   op_p     to be finished by hvd_wait or hvd_test and released by hvd_op_free.
  * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a
- * size of ordinary memory above 4096 bytes makes and announces shared memory to stage it, which
- * takes the engine's answer (5 s at most); hvd_alloc and hvd_register avoid that. Other immediate
+ * size of ordinary memory that this library must copy (above 4096 bytes, see hvd_alloc) makes and
+ * announces shared memory to stage it, which takes the engine's answer (5 s at most); hvd_alloc,
+ * hvd_adopt and hvd_register avoid that. The engine reads and writes larger ordinary memory itself:
+ * if it is unmapped meanwhile the op fails on every rank with HVD_ERR_INVALID. Other immediate
  * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
  * _DUPLICATE_NAME, _NOT_FOUND (no such set), _UNSUPPORTED, _NO_MEMORY (staging for ordinary
  * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has
- * failed with a job error while it was executing, its output is undefined. */
+ * failed while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
 HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,

@@ -148,6 +148,7 @@ static void serve_attach(struct hvt_fake *fake, int fd)
     session->engine_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     session->client_event = eventfd(0, EFD_CLOEXEC);
     HVI_ASSERT(hvi_channel_create(fake->session_count, 7, &session->channel) == HVD_OK);
+    hvi_channel_offer(&session->channel, fake->script.features);
     int fds[4] = {channel_fd(fake, &session->channel), fake->bell_region.fd, session->engine_event,
                   session->client_event};
     fake->session_count++;

@@ -38,7 +38,8 @@ struct hvt_fake_script {
     bool manual;       /* the test plays the engine */
     int region_status; /* Ack of RegionAdd */
     const char *region_text;
-    bool mute; /* no Ack at all */
+    bool mute;         /* no Ack at all */
+    uint64_t features; /* of the channel: HVI_FEATURE_* */
 };
 
 struct hvt_fake;

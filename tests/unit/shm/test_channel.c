@@ -102,6 +102,18 @@ START_TEST(a_good_channel_maps_again_and_again)
 }
 END_TEST
 
+START_TEST(features_arrive)
+{
+    struct hvi_channel view;
+    int copy = dup(pair.engine.region.fd);
+    ck_assert_uint_eq(pair.client.features, 0);
+    hvi_channel_offer(&pair.engine, HVI_FEATURE_FOREIGN);
+    ck_assert_int_eq(hvi_channel_map(copy, &view), HVI_OK);
+    ck_assert_uint_eq(view.features, HVI_FEATURE_FOREIGN);
+    hvi_channel_fini(&view);
+}
+END_TEST
+
 START_TEST(an_index_beyond_the_bell_page_is_invalid)
 {
     struct hvi_channel channel;
@@ -133,9 +145,11 @@ static const struct field {
 };
 
 /* The epoch is the only number the client cannot know; of the index it knows the range, of the
- * state two values. */
+ * state two values, of the features which there are. */
 static bool is_legal_flip(const struct field *field, size_t bit)
 {
+    if (strcmp(field->name, "features") == 0)
+        return bit == 0; /* HVI_FEATURE_FOREIGN */
     return strcmp(field->name, "channel_index") == 0 && bit < 10;
 }
 
@@ -501,6 +515,7 @@ static void add_mapping(TCase *tcase)
     tcase_add_test(tcase, both_views_agree);
     tcase_add_test(tcase, areas_fill_the_channel_without_overlap);
     tcase_add_test(tcase, a_good_channel_maps_again_and_again);
+    tcase_add_test(tcase, features_arrive);
     tcase_add_test(tcase, an_index_beyond_the_bell_page_is_invalid);
     tcase_add_test(tcase, every_flipped_bit_of_every_field_is_refused);
     tcase_add_test(tcase, every_extreme_value_of_every_field_is_refused);
