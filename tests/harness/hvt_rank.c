@@ -6,14 +6,20 @@
  *     {"do": "open", "session": 0, "address": S, "job": S, "key": S, "rank": N, "size": N,
  * "timeout_ms": N}
  *     {"do": "close" | "state", "session": 0}
- *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" | "barrier",
- * "name": S, "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H,
- * "bytes": N, "memory": "malloc" | "shared" | "registered" | "adopted", "in_place": B,
- * "reduce_op": N, "root": N, "prescale": X,
- * "postscale": X, "out_dims": [..], "out_fill": N}                               -> "op": N
+ *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" |
+ * "reducescatter" | "alltoall" | "barrier" | "join" | "set_add" | "set_remove", "name": S,
+ * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
+ * "memory": "malloc" | "shared" | "registered" | "adopted", "in_place": B, "reduce_op": N,
+ * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
+ * "ranks": [..], "set": N}                                                       -> "op": N
+ *     {"do": "group", "session": 0, "kind": ..., "name": S, "members": [{as for submit}, ..], the
+ * rest as for submit; allreduce, allgather, reducescatter}                       -> "ops": [..]
  *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B}
- *                                                   -> "at_ns", "culprit", "error", "dims", "data":
- * H
+ *                                       -> "at_ns", "culprit", "error", "dims", "data": H,
+ * "splits": [..] (received), "joined": N, "set": N
+ *     {"do": "wait_any" | "wait_all", "ops": [..] (-1: NULL), "timeout_ms": N}     -> "index": N
+ *     {"do": "cancel", "op": N}
+ *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
  *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N}   allreduces
  * until a failure
@@ -310,9 +316,15 @@ static void get_tensor(const cJSON *command, const char *dims_name, struct hvd_t
     *bytes_p = bytes;
 }
 
+#define INTEGERS 4096
+
 struct hvt_request {
+    const char *kind;
     struct hvd_tensor in, out;
     bool has_out;
+    struct hvd_op_options options;
+    int64_t integers[INTEGERS]; /* splits, ranks */
+    int integer_count;          /* -1: none were given */
     char name[2048];
     const char *name_or_null;
 };
@@ -331,7 +343,8 @@ static void get_name(const cJSON *command, struct hvt_request *request)
 static int prepare(const cJSON *command, struct hvd_session *session, struct hvt_op *op,
                    struct hvt_request *request)
 {
-    bool gather = strcmp(get_text(command, "kind"), "allgather") == 0;
+    const char *kind = request->kind;
+    bool sized = strcmp(kind, "allreduce") == 0 || strcmp(kind, "broadcast") == 0;
     bool given = cJSON_HasObjectItem(command, "out_dims");
     const char *hex = get_text(command, "data");
     size_t in_bytes, out_bytes;
@@ -346,7 +359,7 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
     if (hex)
         from_hex(hex, op->in.data, strlen(hex) / 2);
     request->in.data = op->in.data;
-    request->has_out = given || !gather;
+    request->has_out = given || sized;
     if (get_bool(command, "in_place")) {
         request->out = request->in;
         return HVD_OK;
@@ -360,26 +373,75 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
     return status;
 }
 
+static void get_options(const cJSON *command, struct hvd_op_options *options_p)
+{
+    hvd_op_options_init(options_p);
+    options_p->prescale_factor = get_double(command, "prescale", 1.0);
+    options_p->postscale_factor = get_double(command, "postscale", 1.0);
+    options_p->process_set = (int)get_int(command, "process_set", 0);
+}
+
+static void get_integers(const cJSON *command, const char *name, struct hvt_request *request)
+{
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(command, name), *item;
+    request->integer_count = cJSON_IsArray(list) ? 0 : -1;
+    cJSON_ArrayForEach(item, list)
+    {
+        if (request->integer_count < INTEGERS)
+            request->integers[request->integer_count++] = (int64_t)item->valuedouble;
+    }
+}
+
+static int submit_set_add(struct hvd_session *session, const struct hvt_request *request,
+                          struct hvd_op **op_p)
+{
+    int ranks[INTEGERS];
+    for (int i = 0; i < request->integer_count; i++)
+        ranks[i] = (int)request->integers[i];
+    return hvd_process_set_add_async(session, ranks, request->integer_count, op_p);
+}
+
+/* The kinds without operands. */
+static bool is_bare(const char *kind)
+{
+    return strcmp(kind, "barrier") == 0 || strcmp(kind, "join") == 0 ||
+           strcmp(kind, "set_add") == 0 || strcmp(kind, "set_remove") == 0;
+}
+
+static int submit_bare(const cJSON *command, struct hvd_session *session,
+                       const struct hvt_request *request, struct hvd_op **op_p)
+{
+    if (strcmp(request->kind, "join") == 0)
+        return hvd_join_async(session, &request->options, op_p);
+    if (strcmp(request->kind, "set_add") == 0)
+        return submit_set_add(session, request, op_p);
+    if (strcmp(request->kind, "set_remove") == 0)
+        return hvd_process_set_remove_async(session, (int)get_int(command, "set", 0), op_p);
+    return hvd_barrier_async(session, request->name_or_null, &request->options, op_p);
+}
+
 static int submit(const cJSON *command, struct hvd_session *session,
                   const struct hvt_request *request, struct hvd_op **op_p)
 {
-    const char *kind = get_text(command, "kind"), *name = request->name_or_null;
-    struct hvd_op_options options;
-    hvd_op_options_init(&options);
-    options.prescale_factor = get_double(command, "prescale", 1.0);
-    options.postscale_factor = get_double(command, "postscale", 1.0);
-    options.process_set = (int)get_int(command, "process_set", 0);
+    const char *kind = request->kind, *name = request->name_or_null;
+    const struct hvd_op_options *options = &request->options;
+    const struct hvd_tensor *in = &request->in, *out = request->has_out ? &request->out : NULL;
+    enum hvd_reduce_op reduce_op = (enum hvd_reduce_op)get_int(command, "reduce_op", HVD_SUM);
     if (strcmp(kind, "allreduce") == 0)
-        return hvd_allreduce_async(session, name, &request->in, &request->out,
-                                   (enum hvd_reduce_op)get_int(command, "reduce_op", HVD_SUM),
-                                   &options, op_p);
+        return hvd_allreduce_async(session, name, in, out, reduce_op, options, op_p);
     if (strcmp(kind, "allgather") == 0)
-        return hvd_allgather_async(session, name, &request->in,
-                                   request->has_out ? &request->out : NULL, &options, op_p);
+        return hvd_allgather_async(session, name, in, out, options, op_p);
+    if (strcmp(kind, "reducescatter") == 0)
+        return hvd_reducescatter_async(session, name, in, out, reduce_op, options, op_p);
+    if (strcmp(kind, "alltoall") == 0)
+        return hvd_alltoall_async(session, name, in,
+                                  request->integer_count >= 0 ? request->integers : NULL, out,
+                                  options, op_p);
     if (strcmp(kind, "broadcast") == 0)
-        return hvd_broadcast_async(session, name, &request->in, &request->out,
-                                   (int)get_int(command, "root", 0), &options, op_p);
-    return hvd_barrier_async(session, name, &options, op_p);
+        return hvd_broadcast_async(session, name, in, out, (int)get_int(command, "root", 0),
+                                   options, op_p);
+    fprintf(stderr, "hvt-rank: no kind %s\n", kind);
+    exit(3);
 }
 
 static struct hvt_op *free_op(void)
@@ -394,16 +456,23 @@ static struct hvt_op *free_op(void)
 
 static void do_submit(const cJSON *command, cJSON *reply)
 {
+    static struct hvt_request request;
     struct hvd_session *session = get_session(command);
-    struct hvt_request request = {0};
     struct hvt_op *op = free_op();
-    bool barrier = strcmp(get_text(command, "kind"), "barrier") == 0;
+    int status = HVD_OK;
+    memset(&request, 0, sizeof request);
+    request.kind = get_text(command, "kind");
     op->session = (int)get_int(command, "session", 0);
-    int status = barrier ? HVD_OK : prepare(command, session, op, &request);
-    if (barrier)
-        get_name(command, &request);
-    if (status == HVD_OK)
-        status = submit(command, session, &request, &op->op);
+    get_name(command, &request);
+    get_options(command, &request.options);
+    get_integers(command, strcmp(request.kind, "set_add") == 0 ? "ranks" : "splits", &request);
+    if (is_bare(request.kind)) {
+        status = submit_bare(command, session, &request, &op->op);
+    } else {
+        status = prepare(command, session, op, &request);
+        if (status == HVD_OK)
+            status = submit(command, session, &request, &op->op);
+    }
     add_status(reply, status);
     if (status == HVD_OK) {
         add_int(reply, "op", op - ops);
@@ -412,6 +481,84 @@ static void do_submit(const cJSON *command, cJSON *reply)
     release_buffer(session, &op->in);
     release_buffer(session, &op->out);
 }
+
+/* ---- groups ---- */
+
+struct hvt_group {
+    struct hvd_tensor in[HVD_GROUP_MAX], out[HVD_GROUP_MAX];
+    struct hvd_op *ops[HVD_GROUP_MAX];
+    struct hvt_op *places[HVD_GROUP_MAX];
+    int count;
+    bool has_out;
+};
+
+static struct hvd_op *reserved = (struct hvd_op *)&reserved; /* marks a place that is taken */
+
+static int prepare_members(const cJSON *command, struct hvd_session *session,
+                           struct hvt_request *request, struct hvt_group *group)
+{
+    const cJSON *members = cJSON_GetObjectItemCaseSensitive(command, "members"), *member;
+    int status = HVD_OK;
+    cJSON_ArrayForEach(member, members)
+    {
+        if (group->count == HVD_GROUP_MAX || status != HVD_OK)
+            return status;
+        struct hvt_op *op = group->places[group->count] = free_op();
+        op->session = (int)get_int(command, "session", 0);
+        op->op = reserved;
+        status = prepare(member, session, op, request);
+        group->in[group->count] = request->in;
+        group->out[group->count] = request->out;
+        group->has_out = request->has_out;
+        group->count++;
+    }
+    return status;
+}
+
+static int submit_group(const cJSON *command, struct hvd_session *session,
+                        const struct hvt_request *request, struct hvt_group *group)
+{
+    const struct hvd_tensor *out = group->has_out ? group->out : NULL;
+    enum hvd_reduce_op reduce_op = (enum hvd_reduce_op)get_int(command, "reduce_op", HVD_SUM);
+    int count = (int)get_int(command, "count", group->count);
+    if (strcmp(request->kind, "allreduce") == 0)
+        return hvd_grouped_allreduce_async(session, request->name_or_null, group->in, out, count,
+                                           reduce_op, &request->options, group->ops);
+    if (strcmp(request->kind, "allgather") == 0)
+        return hvd_grouped_allgather_async(session, request->name_or_null, group->in, out, count,
+                                           &request->options, group->ops);
+    return hvd_grouped_reducescatter_async(session, request->name_or_null, group->in, out, count,
+                                           reduce_op, &request->options, group->ops);
+}
+
+static void do_group(const cJSON *command, cJSON *reply)
+{
+    static struct hvt_request request;
+    static struct hvt_group group;
+    struct hvd_session *session = get_session(command);
+    memset(&request, 0, sizeof request);
+    memset(&group, 0, sizeof group);
+    request.kind = get_text(command, "kind");
+    int status = prepare_members(command, session, &request, &group);
+    get_name(command, &request);
+    get_options(command, &request.options);
+    if (status == HVD_OK)
+        status = submit_group(command, session, &request, &group);
+    add_status(reply, status);
+    cJSON *list = cJSON_AddArrayToObject(reply, "ops");
+    for (int i = 0; i < group.count; i++) {
+        struct hvt_op *op = group.places[i];
+        op->op = group.ops[i];
+        if (status == HVD_OK) {
+            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)(op - ops)));
+            continue;
+        }
+        release_buffer(session, &op->in);
+        release_buffer(session, &op->out);
+    }
+}
+
+/* ---- looking at ops ---- */
 
 static void add_output(cJSON *reply, const struct hvd_tensor *result)
 {
@@ -423,6 +570,24 @@ static void add_output(cJSON *reply, const struct hvd_tensor *result)
     }
     if (result->data || bytes == 0)
         add_hex(reply, "data", result->data, bytes);
+}
+
+/* What else the kinds have to say at their end. */
+static void add_answers(cJSON *reply, const struct hvt_op *op)
+{
+    int64_t splits[INTEGERS];
+    int size = hvd_size(sessions[op->session]);
+    for (int count = 1; count <= size; count++) { /* members of its set */
+        if (hvd_op_received_splits(op->op, splits, count) != HVD_OK)
+            continue;
+        cJSON *list = cJSON_AddArrayToObject(reply, "splits");
+        for (int i = 0; i < count; i++)
+            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)splits[i]));
+    }
+    if (hvd_op_joined_rank(op->op) >= 0)
+        add_int(reply, "joined", hvd_op_joined_rank(op->op));
+    if (hvd_op_process_set(op->op) >= 0)
+        add_int(reply, "set", hvd_op_process_set(op->op));
 }
 
 /* The op's result, or after a failure what is in the memory that was given for it. */
@@ -438,6 +603,8 @@ static void add_result(const cJSON *command, cJSON *reply, const struct hvt_op *
         cJSON_AddStringToObject(reply, "error", hvd_op_error(op->op));
         add_int(reply, "culprit", hvd_op_culprit(op->op));
     }
+    if (status == HVD_OK)
+        add_answers(reply, op);
     cJSON_AddStringToObject(reply, "name", hvd_op_name(op->op));
 }
 
@@ -468,6 +635,59 @@ static void do_wait(const cJSON *command, cJSON *reply)
     add_int(reply, "at_ns", now_ns());
     add_status(reply, status);
     add_result(command, reply, op, status);
+}
+
+/* wait_any and wait_all. */
+static void wait_many(const cJSON *command, cJSON *reply, bool any)
+{
+    static struct hvd_op *list[OPS];
+    const cJSON *numbers = cJSON_GetObjectItemCaseSensitive(command, "ops"), *item;
+    int64_t timeout_ms = get_int(command, "timeout_ms", 5000);
+    int64_t timeout_ns = timeout_ms < 0 ? -1 : timeout_ms * 1000000;
+    int count = 0, index = -1;
+    cJSON_ArrayForEach(item, numbers)
+    {
+        int number = (int)item->valuedouble;
+        list[count++] = number >= 0 && number < OPS ? ops[number].op : NULL;
+    }
+    add_status(reply, any ? hvd_wait_any(list, count, timeout_ns, &index)
+                          : hvd_wait_all(list, count, timeout_ns));
+    add_int(reply, "at_ns", now_ns());
+    add_int(reply, "index", index);
+}
+
+static void do_wait_any(const cJSON *command, cJSON *reply)
+{
+    wait_many(command, reply, true);
+}
+
+static void do_wait_all(const cJSON *command, cJSON *reply)
+{
+    wait_many(command, reply, false);
+}
+
+static void do_cancel(const cJSON *command, cJSON *reply)
+{
+    add_status(reply, hvd_cancel(get_op(command)->op));
+}
+
+static void do_sets(const cJSON *command, cJSON *reply)
+{
+    static int ids[INTEGERS], ranks[INTEGERS];
+    struct hvd_session *session = get_session(command);
+    int count = hvd_process_set_ids(session, ids, INTEGERS);
+    add_status(reply, count < 0 ? count : HVD_OK);
+    cJSON *list = cJSON_AddArrayToObject(reply, "sets");
+    for (int i = 0; i < count; i++) {
+        cJSON *row = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, row);
+        add_int(row, "id", ids[i]);
+        add_int(row, "rank", hvd_process_set_rank(session, ids[i]));
+        cJSON *members = cJSON_AddArrayToObject(row, "ranks");
+        int size = hvd_process_set_ranks(session, ids[i], ranks, INTEGERS);
+        for (int k = 0; k < size; k++)
+            cJSON_AddItemToArray(members, cJSON_CreateNumber(ranks[k]));
+    }
 }
 
 static void do_free(const cJSON *command, cJSON *reply)
@@ -634,11 +854,14 @@ struct hvt_command {
 };
 
 static const struct hvt_command commands[] = {
-    {"open", do_open},   {"close", do_close},   {"state", do_state}, {"submit", do_submit},
-    {"test", do_test},   {"wait", do_wait},     {"free", do_free},   {"loop", do_loop},
-    {"alloc", do_alloc}, {"event", do_event},   {"limit", do_limit}, {"unalloc", do_unalloc},
-    {"hold", do_hold},   {"forked", do_forked}, {"fill", do_fill},   {"abandon", do_abandon},
-    {"stop", do_stop},   {"exit", do_exit},     {"log", do_log},
+    {"open", do_open},       {"close", do_close},       {"state", do_state},
+    {"submit", do_submit},   {"test", do_test},         {"wait", do_wait},
+    {"free", do_free},       {"loop", do_loop},         {"alloc", do_alloc},
+    {"event", do_event},     {"limit", do_limit},       {"unalloc", do_unalloc},
+    {"hold", do_hold},       {"forked", do_forked},     {"fill", do_fill},
+    {"abandon", do_abandon}, {"stop", do_stop},         {"exit", do_exit},
+    {"group", do_group},     {"wait_any", do_wait_any}, {"wait_all", do_wait_all},
+    {"cancel", do_cancel},   {"sets", do_sets},         {"log", do_log},
 };
 
 static void run(const cJSON *command)

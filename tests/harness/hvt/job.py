@@ -36,15 +36,37 @@ class Job:
         open_job(self.ranks, self.name, **more)
 
     def run(self, kind: str, *, data: Sequence[bytes] | None = None, dims: Any = None, name: str | None = None,
-            order: Sequence[int] | None = None, **more: Any) -> list[Outcome]:
-        """One op on every rank; outcomes by rank. `dims` is one shape, or one per rank. `order`: who submits when."""
+            order: Sequence[int] | None = None, ranks: Sequence[int] | None = None,
+            each: dict[str, Sequence[Any]] | None = None, **more: Any) -> list[Outcome]:
+        """One op on every rank, or on `ranks` (ascending: a process set); outcomes in that order. `dims` is one shape,
+        or one per rank; `each`: arguments with a value per rank. `order`: who submits when."""
         name = name or f"op{next(self._ops)}"
-        each = isinstance(dims, list) and dims and isinstance(dims[0], list)
+        ranks = list(range(self.size)) if ranks is None else list(ranks)
+        each = dict(each or {})
+        if isinstance(dims, list) and dims and isinstance(dims[0], list):
+            each["dims"] = dims
+        if data:
+            each["data"] = data
         ops = {}
-        for rank in order or range(self.size):
-            ops[rank] = self.ranks[rank].submit(kind, name, data=data[rank] if data else None,
-                                                dims=dims[rank] if each else dims, **more)
-        return outcomes_of([(self.ranks[rank], ops[rank]) for rank in range(self.size)])
+        for rank in order or ranks:
+            said = {"dims": dims} | more | {key: values[ranks.index(rank)] for key, values in each.items()}
+            ops[rank] = self.ranks[rank].submit(kind, name, **said)
+        return outcomes_of([(self.ranks[rank], ops[rank]) for rank in ranks])
+
+    def add_set(self, ranks: Sequence[int]) -> int:
+        """A process set; its id."""
+        ops = [rank.submit("set_add", ranks=list(ranks)) for rank in self.ranks]
+        outcomes = [rank.outcome(op) for rank, op in zip(self.ranks, ops)]
+        assert all(outcome.ok for outcome in outcomes), outcomes
+        assert len({outcome.process_set for outcome in outcomes}) == 1, outcomes
+        return outcomes[0].process_set
+
+    def remove_set(self, number: int) -> None:
+        """Removes a process set."""
+        ops = [rank.submit("set_remove", set=number) for rank in self.ranks]
+        for rank, op in zip(self.ranks, ops):
+            outcome = rank.outcome(op)
+            assert outcome.ok, outcome
 
     def check_usable(self) -> None:
         """A small allreduce works."""

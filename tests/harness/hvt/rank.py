@@ -30,6 +30,10 @@ class Outcome:
     at_ns: int = 0
     op: int = -1
     name: str = ""
+    splits: list[int] | None = None
+    joined: int = -1
+    process_set: int = -1
+    index: int = -1
 
     @property
     def ok(self) -> bool:
@@ -51,7 +55,8 @@ def _outcome(reply: dict[str, Any]) -> Outcome:
     data = reply.get("data")
     return Outcome(Status(reply["status"]), reply.get("error") or reply.get("text", ""),
                    bytes.fromhex(data) if data is not None else None, reply.get("dims"), reply.get("culprit", -1),
-                   reply.get("at_ns", 0), reply.get("op", -1), reply.get("name", ""))
+                   reply.get("at_ns", 0), reply.get("op", -1), reply.get("name", ""), reply.get("splits"),
+                   reply.get("joined", -1), reply.get("set", -1), reply.get("index", -1))
 
 
 class Rank:
@@ -158,6 +163,41 @@ class Rank:
         if not outcome.ok:
             raise RankError(f"{kind} {name}", outcome)
         return outcome.op
+
+    def try_group(self, kind: str, name: str | None, members: Sequence[dict[str, Any]], *, reduce_op: Any = None,
+                  **more: Any) -> tuple[Outcome, list[int]]:
+        """One of the grouped functions; members: what `submit` takes for each op. The outcome and the ops' numbers."""
+        rows = []
+        for member in members:
+            said = dict(member)
+            row = self._submission(kind, None, said.pop("dtype", None), None, said.pop("data", None), said)
+            rows.append({key: value for key, value in row.items() if value is not None})
+        reply = self.ask("group", kind=kind, name=name, members=rows,
+                         reduce_op=REDUCE_OPS[reduce_op] if isinstance(reduce_op, str) else reduce_op, **more)
+        return _outcome(reply), reply["ops"]
+
+    def group(self, kind: str, name: str | None, members: Sequence[dict[str, Any]], **more: Any) -> list[int]:
+        """One of the grouped functions; the ops' numbers. Raises RankError."""
+        outcome, ops = self.try_group(kind, name, members, **more)
+        if not outcome.ok:
+            raise RankError(f"grouped {kind} {name}", outcome)
+        return ops
+
+    def cancel(self, op: int) -> Outcome:
+        """hvd_cancel."""
+        return _outcome(self.ask("cancel", op=op))
+
+    def wait_any(self, ops: Sequence[int], seconds: float = 10) -> Outcome:
+        """hvd_wait_any; -1 for NULL; .index says which."""
+        return _outcome(self.ask("wait_any", ops=list(ops), timeout_ms=int(scaled(seconds) * 1000)))
+
+    def wait_all(self, ops: Sequence[int], seconds: float = 10) -> Outcome:
+        """hvd_wait_all; -1 for NULL."""
+        return _outcome(self.ask("wait_all", ops=list(ops), timeout_ms=int(scaled(seconds) * 1000)))
+
+    def sets(self) -> dict[int, list[int]]:
+        """The process sets this rank knows: id -> ranks."""
+        return {row["id"]: row["ranks"] for row in self.ask("sets")["sets"]}
 
     def test(self, op: int, want_output: bool = False) -> Outcome:
         """hvd_test."""
