@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Agree: what the ranks of a complete op have to say alike, and the one sentence they all get when
- * they do not. Pure: nothing is changed, so the caller decides what becomes of the op. */
+ * they do not. Pure but for what a tensor remembers.
+ *
+ * Steady state: a tensor remembers what its ranks agreed on last (struct engine_agreed). A part that
+ * repeats it is only counted, and when all did, they agree with each other, and what they ask for
+ * was found possible before: nothing is checked. Ops whose parts differ by right (splits) are always
+ * checked. */
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 #include "reduce/reduce.h"
@@ -10,126 +15,185 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool same_kind(const struct hvi_submission *a, const struct hvi_submission *b)
+#define KIND(name) (1u << HVI_KIND_##name)
+#define TENSORS                                                                                    \
+    (KIND(ALLREDUCE) | KIND(ALLGATHER) | KIND(BROADCAST) | KIND(ALLTOALL) | KIND(REDUCESCATTER))
+#define REDUCTIONS (KIND(ALLREDUCE) | KIND(REDUCESCATTER))
+#define OWN_ROWS   (KIND(ALLGATHER) | KIND(ALLTOALL)) /* the first dimension is each rank's own */
+
+static bool is_kind(uint32_t kind, uint32_t kinds)
 {
-    return a->kind == b->kind;
+    return (kinds >> kind & 1u) != 0;
 }
 
-static bool same_dtype(const struct hvi_submission *a, const struct hvi_submission *b)
+/* ---- what is compared ---- */
+
+static bool same_kind(const struct engine_part *a, const struct engine_part *b)
 {
-    return a->dtype == b->dtype;
+    return a->copy.kind == b->copy.kind;
 }
 
-/* An allgather's first dimension is each rank's own. */
-static bool same_shape(const struct hvi_submission *a, const struct hvi_submission *b)
+static bool same_dtype(const struct engine_part *a, const struct engine_part *b)
 {
-    uint32_t from = a->kind == HVI_KIND_ALLGATHER ? 1 : 0;
+    return a->copy.dtype == b->copy.dtype;
+}
 
-    if (a->ndim != b->ndim)
+static bool same_shape(const struct engine_part *a, const struct engine_part *b)
+{
+    uint32_t from = is_kind(a->copy.kind, OWN_ROWS) ? 1 : 0;
+
+    if (a->copy.ndim != b->copy.ndim)
         return false;
-    for (uint32_t i = from; i < a->ndim; i++) {
-        if (a->dims[i] != b->dims[i])
+    for (uint32_t i = from; i < a->copy.ndim; i++) {
+        if (a->copy.dims[i] != b->copy.dims[i])
             return false;
     }
     return true;
 }
 
-static bool same_reduce(const struct hvi_submission *a, const struct hvi_submission *b)
+static bool same_reduce(const struct engine_part *a, const struct engine_part *b)
 {
-    return a->kind != HVI_KIND_ALLREDUCE || a->reduce_op == b->reduce_op;
+    return a->copy.reduce_op == b->copy.reduce_op;
 }
 
-static bool same_root(const struct hvi_submission *a, const struct hvi_submission *b)
+static bool same_root(const struct engine_part *a, const struct engine_part *b)
 {
-    return a->kind != HVI_KIND_BROADCAST || a->root == b->root;
+    return a->copy.root == b->copy.root;
 }
 
-static bool same_scales(const struct hvi_submission *a, const struct hvi_submission *b)
+static bool same_scales(const struct engine_part *a, const struct engine_part *b)
 {
-    return a->kind != HVI_KIND_ALLREDUCE ||
-           (memcmp(&a->prescale, &b->prescale, sizeof a->prescale) == 0 &&
-            memcmp(&a->postscale, &b->postscale, sizeof a->postscale) == 0);
+    return memcmp(&a->copy.prescale, &b->copy.prescale, sizeof a->copy.prescale) == 0 &&
+           memcmp(&a->copy.postscale, &b->copy.postscale, sizeof a->copy.postscale) == 0;
 }
 
-static bool same_memory(const struct hvi_submission *a, const struct hvi_submission *b)
+static bool same_memory(const struct engine_part *a, const struct engine_part *b)
 {
-    return a->memory_kind == b->memory_kind;
+    return a->copy.memory_kind == b->copy.memory_kind;
 }
 
-static void say_kind(const struct hvi_submission *copy, char *text_p, size_t size)
+static bool same_group(const struct engine_part *a, const struct engine_part *b)
 {
-    snprintf(text_p, size, "%s", hvi_kind_text(copy->kind));
+    return a->leader == b->leader && (!a->leader || (a->copy.group_size == b->copy.group_size &&
+                                                     a->copy.group_index == b->copy.group_index));
 }
 
-static void say_dtype(const struct hvi_submission *copy, char *text_p, size_t size)
+static bool same_integers(const struct engine_part *a, const struct engine_part *b)
 {
-    snprintf(text_p, size, "%s", hvi_dtype_text(copy->dtype));
+    return a->integer_count == b->integer_count &&
+           (a->integer_count == 0 ||
+            memcmp(a->integers, b->integers, a->integer_count * sizeof *a->integers) == 0);
 }
 
-static void say_shape(const struct hvi_submission *copy, char *text_p, size_t size)
+static void say_kind(const struct engine_part *part, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", hvi_kind_text(part->copy.kind));
+}
+
+static void say_dtype(const struct engine_part *part, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", hvi_dtype_text(part->copy.dtype));
+}
+
+static void say_numbers(const int64_t *numbers, uint32_t count, char *text_p, size_t size)
 {
     size_t used = 1;
 
     snprintf(text_p, size, "[");
-    for (uint32_t i = 0; i < copy->ndim && used < size; i++)
+    for (uint32_t i = 0; i < count && used < size; i++)
         used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId64, i > 0 ? ", " : "",
-                                 copy->dims[i]);
+                                 numbers[i]);
     if (used < size)
         snprintf(text_p + used, size - used, "]");
 }
 
-static void say_reduce(const struct hvi_submission *copy, char *text_p, size_t size)
+static void say_shape(const struct engine_part *part, char *text_p, size_t size)
 {
-    snprintf(text_p, size, "%s", hvi_reduce_text(copy->reduce_op));
+    say_numbers(part->copy.dims, part->copy.ndim, text_p, size);
 }
 
-static void say_root(const struct hvi_submission *copy, char *text_p, size_t size)
+static void say_reduce(const struct engine_part *part, char *text_p, size_t size)
 {
-    snprintf(text_p, size, "%d", copy->root);
+    snprintf(text_p, size, "%s", hvi_reduce_text(part->copy.reduce_op));
 }
 
-static void say_scales(const struct hvi_submission *copy, char *text_p, size_t size)
+static void say_root(const struct engine_part *part, char *text_p, size_t size)
 {
-    snprintf(text_p, size, "prescale %.17g postscale %.17g", copy->prescale, copy->postscale);
+    snprintf(text_p, size, "%d", part->copy.root);
 }
 
-static void say_memory(const struct hvi_submission *copy, char *text_p, size_t size)
+static void say_scales(const struct engine_part *part, char *text_p, size_t size)
 {
-    if (copy->memory_kind == ENGINE_MEMORY_HOST)
+    snprintf(text_p, size, "prescale %.17g postscale %.17g", part->copy.prescale,
+             part->copy.postscale);
+}
+
+static void say_memory(const struct engine_part *part, char *text_p, size_t size)
+{
+    if (part->copy.memory_kind == ENGINE_MEMORY_HOST)
         snprintf(text_p, size, "host");
     else
-        snprintf(text_p, size, "kind %u", copy->memory_kind);
+        snprintf(text_p, size, "kind %u", part->copy.memory_kind);
 }
 
-/* In the order of precedence: what stands further up makes what stands below meaningless. Shapes of
- * a barrier and dtypes of a barrier are not compared because its parts have none. */
+static void say_group(const struct engine_part *part, char *text_p, size_t size)
+{
+    char label[ENGINE_LABEL];
+
+    if (!part->leader) {
+        snprintf(text_p, size, "not grouped");
+        return;
+    }
+    engine_tensor_label(part->leader, label);
+    snprintf(text_p, size, "member %u of %u of the group of '%s'", part->copy.group_index + 1,
+             part->copy.group_size, label);
+}
+
+static void say_integers(const struct engine_part *part, char *text_p, size_t size)
+{
+    say_numbers(part->integers, part->integer_count, text_p, size);
+}
+
+/* In the order of precedence: what stands further up makes what stands below meaningless. */
 static const struct aspect {
     const char *name;
-    bool barrier_too;
-    bool (*same)(const struct hvi_submission *a, const struct hvi_submission *b);
-    void (*say)(const struct hvi_submission *copy, char *text_p, size_t size);
+    uint32_t kinds; /* for which it means something */
+    bool (*same)(const struct engine_part *a, const struct engine_part *b);
+    void (*say)(const struct engine_part *part, char *text_p, size_t size);
 } aspects[] = {
-    {"kind", true, same_kind, say_kind},
-    {"dtype", false, same_dtype, say_dtype},
-    {"shape", false, same_shape, say_shape},
-    {"reduce op", false, same_reduce, say_reduce},
-    {"root", false, same_root, say_root},
-    {"scale factors", false, same_scales, say_scales},
-    {"memory kind", false, same_memory, say_memory},
+    {"kind", ~0u, same_kind, say_kind},
+    {"dtype", TENSORS, same_dtype, say_dtype},
+    {"shape", TENSORS, same_shape, say_shape},
+    {"reduce op", REDUCTIONS, same_reduce, say_reduce},
+    {"root", KIND(BROADCAST), same_root, say_root},
+    {"process set", KIND(SET_REMOVE), same_root, say_root},
+    {"scale factors", REDUCTIONS, same_scales, say_scales},
+    {"memory kind", TENSORS, same_memory, say_memory},
+    {"group", TENSORS, same_group, say_group},
+    {"ranks", KIND(SET_ADD), same_integers, say_integers},
 };
 #define ASPECTS (sizeof aspects / sizeof aspects[0])
 
-static const struct aspect *first_difference(const struct hvi_submission *a,
-                                             const struct hvi_submission *b)
+static const struct aspect *first_difference(const struct engine_part *a,
+                                             const struct engine_part *b)
 {
     for (size_t i = 0; i < ASPECTS; i++) {
-        if (!aspects[i].barrier_too && a->kind == HVI_KIND_BARRIER)
-            continue;
-        if (!aspects[i].same(a, b))
+        if (is_kind(a->copy.kind, aspects[i].kinds) && !aspects[i].same(a, b))
             return &aspects[i];
     }
     return NULL;
 }
+
+static const struct engine_part *first_part(const struct engine_op *op)
+{
+    uint32_t i = 0;
+
+    while (!op->parts[i])
+        i++;
+    return op->parts[i];
+}
+
+/* ---- who said what ---- */
 
 struct sentence {
     char *text;
@@ -150,102 +214,261 @@ append(struct sentence *sentence, const char *format, ...)
     sentence->used += length > 0 ? (size_t)length : 0;
 }
 
-/* "ranks 0,1,3", and from 17 ranks on "ranks 0-15,18". */
-static void append_group(struct sentence *sentence, struct engine_part *const *parts,
-                         uint32_t ranks, const struct aspect *aspect, uint32_t leader)
+/* The ranks that say what set rank `speaker` says. */
+static void append_speakers(struct sentence *sentence, const struct engine_op *op,
+                            const struct aspect *aspect, uint32_t speaker)
 {
-    uint32_t members = 0, said = 0;
+    int32_t ranks[HVI_RANKS_MAX];
+    char text[512];
+    uint32_t count = 0;
 
-    for (uint32_t rank = leader; rank < ranks; rank++)
-        members += aspect->same(&parts[leader]->copy, &parts[rank]->copy);
-    append(sentence, members == 1 ? "rank " : "ranks ");
-    for (uint32_t rank = leader; rank < ranks; rank++) {
-        uint32_t last = rank;
-        if (!aspect->same(&parts[leader]->copy, &parts[rank]->copy))
-            continue;
-        append(sentence, "%s%u", said++ > 0 ? "," : "", rank);
-        while (members > 16 && last + 1 < ranks &&
-               aspect->same(&parts[leader]->copy, &parts[last + 1]->copy))
-            last++;
-        if (last > rank)
-            append(sentence, "-%u", last);
-        rank = last;
+    for (uint32_t i = speaker; i < op->set->size; i++) {
+        if (op->parts[i] && aspect->same(op->parts[speaker], op->parts[i]))
+            ranks[count++] = op->set->ranks[i];
     }
+    engine_ranks_text(ranks, count, text, sizeof text);
+    append(sentence, "%s", text);
 }
 
-static bool leads_group(struct engine_part *const *parts, uint32_t rank,
-                        const struct aspect *aspect)
+static bool is_first_to_say(const struct engine_op *op, const struct aspect *aspect, uint32_t i)
 {
-    for (uint32_t before = 0; before < rank; before++) {
-        if (aspect->same(&parts[before]->copy, &parts[rank]->copy))
+    if (!op->parts[i])
+        return false;
+    for (uint32_t before = 0; before < i; before++) {
+        if (op->parts[before] && aspect->same(op->parts[before], op->parts[i]))
             return false;
     }
     return true;
 }
 
-static void describe_difference(struct engine_part *const *parts, uint32_t ranks,
-                                const struct engine_tensor *tensor, const struct aspect *aspect,
+static void describe_difference(const struct engine_op *op, const struct aspect *aspect,
                                 char *text_p, size_t text_size)
 {
     struct sentence sentence = {.text = text_p, .size = text_size};
     char said[256], label[ENGINE_LABEL];
-    uint32_t groups = 0;
+    uint32_t opinions = 0;
 
-    engine_tensor_label(tensor, label);
+    engine_tensor_label(op->tensor, label);
     append(&sentence, "%s '%s': ranks disagree on %s: ",
-           aspect == aspects ? "op" : hvi_kind_text(parts[0]->copy.kind), label, aspect->name);
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        if (!leads_group(parts, rank, aspect))
+           aspect == aspects ? "op" : hvi_kind_text(first_part(op)->copy.kind), label,
+           aspect->name);
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (!is_first_to_say(op, aspect, i))
             continue;
-        aspect->say(&parts[rank]->copy, said, sizeof said);
-        append(&sentence, "%s", groups++ > 0 ? "; " : "");
-        append_group(&sentence, parts, ranks, aspect, rank);
+        aspect->say(op->parts[i], said, sizeof said);
+        append(&sentence, "%s", opinions++ > 0 ? "; " : "");
+        append_speakers(&sentence, op, aspect, i);
         append(&sentence, " said %s", said);
     }
 }
 
-static bool gather_overlaps(const struct engine_part *part, uint32_t ranks)
+/* The first place at which two ranks' groups have different tensors. */
+void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size)
 {
-    const struct hvi_submission *copy = &part->copy;
+    const struct engine_part *first = first_part(leader), *mine, *theirs;
+    char label[ENGINE_LABEL], my_name[ENGINE_LABEL], their_name[ENGINE_LABEL];
 
-    if (copy->kind != HVI_KIND_ALLGATHER || !part->in || part->in != part->out)
-        return false;
-    if (ranks == 1 && copy->in_offset == copy->out_offset)
-        return false;
-    return copy->in_offset < copy->out_offset + copy->out_capacity &&
-           copy->out_offset < copy->in_offset + part->in_bytes;
+    engine_tensor_label(leader->tensor, label);
+    snprintf(text_p, text_size, "%s '%s': ranks disagree on the members of its group",
+             hvi_kind_text(first->copy.kind), label);
+    for (uint32_t i = first->set_rank + 1; i < leader->set->size; i++) {
+        mine = first;
+        theirs = leader->parts[i];
+        for (uint32_t at = 0; theirs && at < first->copy.group_size; at++) {
+            if (mine->tensor != theirs->tensor) {
+                engine_tensor_label(mine->tensor, my_name);
+                engine_tensor_label(theirs->tensor, their_name);
+                snprintf(text_p, text_size,
+                         "%s '%s': ranks disagree on member %u of %u of its group: rank %d said "
+                         "'%s'; rank %d said '%s'",
+                         hvi_kind_text(first->copy.kind), label, at + 1, first->copy.group_size,
+                         leader->set->ranks[first->set_rank], my_name, leader->set->ranks[i],
+                         their_name);
+                return;
+            }
+            mine = mine->sibling;
+            theirs = theirs->sibling;
+        }
+    }
 }
 
-int engine_agree_check(struct engine_part *const *parts, uint32_t ranks,
-                       const struct engine_tensor *tensor, char *text_p, size_t text_size)
-{
-    const struct hvi_submission *first = &parts[0]->copy;
-    const struct aspect *worst = NULL;
-    char why[128], label[ENGINE_LABEL];
+/* ---- can it be done? ---- */
 
-    for (uint32_t rank = 1; rank < ranks; rank++) {
-        const struct aspect *aspect = first_difference(first, &parts[rank]->copy);
+static int __attribute__((format(printf, 4, 5)))
+refuse(const struct engine_op *op, char *text_p, size_t text_size, const char *format, ...)
+{
+    struct sentence sentence = {.text = text_p, .size = text_size};
+    char label[ENGINE_LABEL], why[640];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    engine_tensor_label(op->tensor, label);
+    append(&sentence, "%s '%s': %s", hvi_kind_text(first_part(op)->copy.kind), label, why);
+    return HVI_ERR_INVALID;
+}
+
+static int check_root(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    int32_t root = first_part(op)->copy.root;
+    int32_t set_rank = engine_set_rank(op->set, root);
+    char members[400];
+
+    engine_ranks_text(op->set->ranks, op->set->size, members, sizeof members);
+    if (set_rank < 0)
+        return refuse(op, text_p, text_size, "root rank %d is not a member of process set %u (%s)",
+                      root, op->set->id, members);
+    if (!op->parts[set_rank])
+        return refuse(op, text_p, text_size, "root rank %d has joined and has nothing to send",
+                      root);
+    return HVI_OK;
+}
+
+static int check_splits_of(const struct engine_op *op, const struct engine_part *part, char *text_p,
+                           size_t text_size)
+{
+    int32_t rank = op->set->ranks[part->set_rank];
+    int64_t sum = 0;
+
+    if (!part->integers) {
+        if (part->copy.dims[0] % op->set->size == 0)
+            return HVI_OK;
+        return refuse(op, text_p, text_size,
+                      "rank %d gave no splits, and its %" PRId64
+                      " rows cannot be cut into %u equal parts",
+                      rank, part->copy.dims[0], op->set->size);
+    }
+    for (uint32_t to = 0; to < op->set->size; to++) {
+        if (part->integers[to] < 0)
+            return refuse(op, text_p, text_size,
+                          "rank %d wants to send %" PRId64 " rows to rank %d", rank,
+                          part->integers[to], op->set->ranks[to]);
+        if (__builtin_add_overflow(sum, part->integers[to], &sum) || sum > part->copy.dims[0])
+            return refuse(op, text_p, text_size,
+                          "the splits of rank %d add up to more than its %" PRId64 " rows", rank,
+                          part->copy.dims[0]);
+    }
+    return HVI_OK;
+}
+
+static int check_splits(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    int status = HVI_OK;
+
+    for (uint32_t i = 0; i < op->set->size && status == HVI_OK; i++) {
+        if (op->parts[i])
+            status = check_splits_of(op, op->parts[i], text_p, text_size);
+    }
+    return status;
+}
+
+static int check_reduction(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    const struct hvi_submission *copy = &first_part(op)->copy;
+    char why[128];
+    int status = hvi_reduction_check(copy->dtype, copy->reduce_op, copy->prescale, copy->postscale,
+                                     why, sizeof why);
+
+    if (status != HVI_OK)
+        refuse(op, text_p, text_size, "%s", why);
+    return status;
+}
+
+static int check_ranks(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    const struct engine_part *first = first_part(op);
+    int32_t size = first->session->engine->start.size;
+
+    if (first->integer_count == 0)
+        return refuse(op, text_p, text_size, "a process set needs at least one rank");
+    for (uint32_t i = 0; i < first->integer_count; i++) {
+        int64_t rank = first->integers[i];
+        if (rank < 0 || rank >= size)
+            return refuse(op, text_p, text_size, "there is no rank %" PRId64 " in a job of %d",
+                          rank, size);
+        if (i > 0 && rank == first->integers[i - 1])
+            return refuse(op, text_p, text_size, "rank %" PRId64 " stands there twice", rank);
+    }
+    return HVI_OK;
+}
+
+static int check_possible(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    const struct engine_part *first = first_part(op);
+    uint32_t kind = first->copy.kind;
+    int status = HVI_OK;
+
+    if (is_kind(kind, KIND(SET_ADD) | KIND(SET_REMOVE)) && op->parts_present < op->set->size)
+        return refuse(op, text_p, text_size,
+                      "a rank has joined and cannot take part: process sets change before or after "
+                      "a join");
+    if (engine_sizes_asks((uint16_t)kind) && first->copy.ndim == 0)
+        return refuse(op, text_p, text_size, "a tensor without dimensions has no rows");
+    if (is_kind(kind, REDUCTIONS))
+        status = check_reduction(op, text_p, text_size);
+    else if (kind == HVI_KIND_BROADCAST)
+        status = check_root(op, text_p, text_size);
+    else if (kind == HVI_KIND_ALLTOALL)
+        status = check_splits(op, text_p, text_size);
+    else if (kind == HVI_KIND_SET_ADD)
+        status = check_ranks(op, text_p, text_size);
+    return status;
+}
+
+int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    const struct engine_part *first = first_part(op);
+    const struct aspect *worst = NULL;
+
+    for (uint32_t i = first->set_rank + 1; i < op->set->size; i++) {
+        const struct aspect *aspect = op->parts[i] ? first_difference(first, op->parts[i]) : NULL;
         if (aspect && (!worst || aspect < worst))
             worst = aspect;
     }
-    if (worst) {
-        describe_difference(parts, ranks, tensor, worst, text_p, text_size);
-        return HVI_ERR_MISMATCH;
-    }
-    if (first->kind == HVI_KIND_ALLREDUCE &&
-        hvi_reduction_check(first->dtype, first->reduce_op, first->prescale, first->postscale, why,
-                            sizeof why) != HVI_OK) {
-        engine_tensor_label(tensor, label);
-        snprintf(text_p, text_size, "allreduce '%s': %s", label, why);
-        return HVI_ERR_UNSUPPORTED;
-    }
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        if (!gather_overlaps(parts[rank], ranks))
-            continue;
-        engine_tensor_label(tensor, label);
-        snprintf(text_p, text_size, "allgather '%s': rank %u's input lies inside its output", label,
-                 rank);
-        return HVI_ERR_INVALID;
-    }
-    return HVI_OK;
+    if (!worst)
+        return check_possible(op, text_p, text_size);
+    describe_difference(op, worst, text_p, text_size);
+    return HVI_ERR_MISMATCH;
+}
+
+/* ---- what was agreed on last ---- */
+
+#define TYPE_AT(copy)  (&(copy)->reduce_op)
+#define SHAPE_AT(copy) (&(copy)->prescale)
+_Static_assert(offsetof(struct hvi_submission, root) + 4 -
+                       offsetof(struct hvi_submission, reduce_op) ==
+                   sizeof(((struct engine_agreed *)0)->type),
+               "reduce op, dtype, ndim, memory kind, root");
+_Static_assert(offsetof(struct hvi_submission, submit_ns) -
+                       offsetof(struct hvi_submission, prescale) ==
+                   sizeof(((struct engine_agreed *)0)->shape),
+               "scales and dims");
+
+bool engine_agree_repeats(const struct engine_part *part)
+{
+    const struct engine_agreed *agreed = &part->tensor->agreed;
+    const struct hvi_submission *copy = &part->copy;
+
+    return agreed->valid && agreed->kind == copy->kind && agreed->leader == part->leader &&
+           agreed->group_size == copy->group_size && agreed->group_index == copy->group_index &&
+           memcmp(agreed->type, TYPE_AT(copy), sizeof agreed->type) == 0 &&
+           memcmp(agreed->shape, SHAPE_AT(copy), sizeof agreed->shape) == 0;
+}
+
+void engine_agree_remember(const struct engine_op *op)
+{
+    const struct engine_part *first = first_part(op);
+    struct engine_agreed *agreed = &op->tensor->agreed;
+    uint32_t kinds = (TENSORS | KIND(BARRIER)) & ~KIND(ALLTOALL);
+
+    if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->size)
+        return;
+    agreed->valid = true;
+    agreed->kind = first->copy.kind;
+    agreed->leader = first->leader;
+    agreed->group_size = first->copy.group_size;
+    agreed->group_index = first->copy.group_index;
+    memcpy(agreed->type, TYPE_AT(&first->copy), sizeof agreed->type);
+    memcpy(agreed->shape, SHAPE_AT(&first->copy), sizeof agreed->shape);
 }

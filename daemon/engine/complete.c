@@ -28,8 +28,16 @@ void engine_part_free(struct engine_part *part)
         part->in->users--;
     if (part->out)
         part->out->users--;
+    if (part->aux)
+        part->aux->users--;
     if (part->tensor)
         engine_tensor_put(&session->engine->tensors, part->tensor);
+    if (part->leader)
+        engine_tensor_put(&session->engine->tensors, part->leader);
+    if (part->set)
+        engine_set_put(part->set);
+    free(part->integers);
+    part->integers = NULL;
     free(part->owed_text);
     part->owed_text = NULL;
     part->next = session->free_parts;

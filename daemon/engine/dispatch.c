@@ -128,31 +128,37 @@ static void fail_works(struct engine *engine, struct engine_work *const *works, 
                        int status, const char *text)
 {
     for (uint32_t i = 0; i < count; i++)
-        engine_op_finish(engine, op_of(works[i]), status, text, -1);
+        engine_op_done(engine, op_of(works[i]), status, text, -1);
 }
 
 /* The window that fusion looks at. */
-static uint32_t gather_window(struct engine *engine, uint32_t from, struct engine_work **works_p)
+static uint32_t look(struct engine_op *op, struct engine_work **works_p)
 {
     uint32_t count = 0;
 
-    while (count < ENGINE_BATCH_WORKS && from + count < engine->ready_count) {
-        works_p[count] = &engine->ready[from + count]->work;
-        count++;
-    }
+    for (; op && count < ENGINE_BATCH_WORKS; op = op->next)
+        works_p[count++] = &op->work;
     return count;
+}
+
+static void forget_ready(struct engine *engine, uint32_t count)
+{
+    engine->ready_count -= count;
+    while (count-- > 0)
+        engine->ready_first = engine->ready_first->next;
+    if (!engine->ready_first)
+        engine->ready_last = NULL;
 }
 
 void engine_dispatch_ready(struct engine *engine)
 {
     struct engine_work *works[ENGINE_BATCH_WORKS];
-    uint32_t at = 0;
 
-    while (at < engine->ready_count) {
-        uint32_t count = gather_window(engine, at, works);
+    while (engine->ready_first) {
+        uint32_t count = look(engine->ready_first, works);
         struct engine_batch *batch = batch_new(engine);
         count = engine_fusion_take((const struct engine_work *const *)works, count);
-        at += count;
+        forget_ready(engine, count);
         if (batch) {
             fill(batch, works, count);
             start(engine, batch);
@@ -160,7 +166,6 @@ void engine_dispatch_ready(struct engine *engine)
             fail_works(engine, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory");
         }
     }
-    engine->ready_count = 0;
 }
 
 static void finish(struct engine *engine, struct engine_batch *batch)

@@ -72,7 +72,9 @@ static int open_all(struct engine *engine)
         return HVI_ERR_LIMIT;
     if (sd_event_new(&engine->event) < 0)
         return HVI_ERR_LIMIT;
-    int status = hvi_bell_create(&engine->bell_region, &engine->bell);
+    int status = engine_sets_init(&engine->sets, engine->start.size);
+    if (status == HVI_OK)
+        status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
         status = add_sources(engine);
     if (status == HVI_OK)
@@ -90,6 +92,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
     engine->broken_culprit = -1;
+    engine->replay = true;
     engine->stall_warn_ns = start->stall_warn_ns;
     engine->started_ns = hvi_clock_ns();
     engine->now_ns = engine->started_ns;
@@ -128,7 +131,9 @@ void engine_fini(struct engine *engine)
     engine->bells = NULL;
     engine_sessions_reap(engine);
     HVI_ASSERT(!engine->gone);
+    engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     free_ops(engine);
+    engine_sets_fini(&engine->sets);
     engine_tensors_fini(&engine->tensors);
     sd_event_source_disable_unref(engine->linger_source);
     sd_event_source_disable_unref(engine->stall_source);

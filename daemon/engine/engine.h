@@ -15,6 +15,7 @@
 #include "daemon/engine/intake.h"
 #include "daemon/engine/observe.h"
 #include "daemon/engine/region.h"
+#include "daemon/engine/set.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
 #include "shm/abi.h"
@@ -37,17 +38,31 @@
 #define ENGINE_SPIN_NS        (100 * 1000ull)  /* idle time before the main thread sleeps */
 #define ENGINE_START_NS       (5 * HVI_NS_SEC) /* for the first message of hvdd */
 #define ENGINE_TENSOR_BUCKETS 8192u
+#define ENGINE_FAILED_MAX     4096u /* failed ops that are remembered for ranks still to come */
 
 struct engine_session;
 struct engine_op;
 
-/* A tensor name and what waits under it. Interned for the whole job; tensor.c. */
+/* What all ranks said when they last agreed: whoever says it again agrees with all who do. */
+struct engine_agreed {
+    bool valid;
+    uint16_t kind;
+    const struct engine_tensor *leader; /* compared, never followed */
+    uint32_t group_size, group_index;
+    unsigned char type[8];   /* reduce_op .. root of the submission */
+    unsigned char shape[80]; /* prescale .. dims */
+};
+
+/* A tensor name in one process set, and what waits under it. Interned for the whole job; tensor.c.
+ */
 struct engine_tensor {
     struct engine_tensor *next; /* in the bucket, or in the list of free ones */
-    struct engine_op *waiting;  /* the op that still lacks ranks; NULL */
+    struct engine_op *waiting;  /* the op that is not ready yet, or has failed early; NULL */
+    struct engine_agreed agreed;
+    uint64_t set; /* serial of the set */
     uint64_t hash;
     uint64_t anon_seq; /* unnamed: matched by (anon_kind, anon_seq) */
-    uint32_t refs;     /* session tables and parts in flight */
+    uint32_t refs;     /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;
     uint32_t name_bytes;
@@ -65,44 +80,81 @@ struct engine_part {
     struct engine_part *next;        /* free list, then list of owed completions */
     struct engine_part *cookie_next; /* in the session's table */
     struct engine_session *session;
-    struct engine_op *op; /* NULL once the op is over */
+    struct engine_op *op; /* NULL before it is negotiated and once the op is over */
     struct engine_tensor *tensor;
-    struct engine_region *in, *out;
+    struct engine_set *set;
+    uint32_t set_rank;
+    /* Grouped: the first member's tensor, and a ring over this rank's parts in their order. */
+    struct engine_tensor *leader;
+    struct engine_part *sibling;
+    struct engine_region *in, *out, *aux;
+    int64_t *integers; /* alltoall: splits; SET_ADD: ranks, ascending; NULL without */
+    uint32_t integer_count;
     uint64_t in_bytes;
+    uint64_t out_bytes;  /* once the op is complete */
+    int64_t rows;        /* for the completion */
+    bool repeats;        /* says what was agreed on last */
     uint64_t arrived_ns; /* when the client says it submitted, as far as that is credible */
     bool owed;           /* .completion waits for a free slot */
-    bool output_asked;   /* allgather: SIZED has been sent, OUTPUT has not come */
+    bool output_asked;   /* SIZED has been sent, OUTPUT has not come */
     char *owed_text;
     struct hvi_completion completion;
     struct hvi_submission copy;
 };
 
-/* One op on all ranks.
+/* One op on all ranks of a process set.
  *
  *   WAITING --last rank came, all agree--> READY --> EXECUTING --> over
- *      |            \--allgather without output--> SIZING --/
- *      +--mismatch, rank lost or left, job stopped--> over      (SIZING too)
+ *    |  ^ |         |                        ^  ^
+ *    |  | |         +--an output is missing--|--+-> SIZING --outputs came--> READY, or HELD
+ *    |  | +--the same, in a group--> HELD ---+           (grouped: until the whole group is so far)
+ *    |  +--a rank takes its part back--/
+ *    +--mismatch, rank lost or left, set removed, policy, too small--> over   (HELD, SIZING too)
+ *    +--the same before all ranks came--> FAILED --the others came--> over    (HELD, SIZING too)
  *
  * One setter: engine_op_set_state in negotiate.c. */
 enum engine_op_state {
     ENGINE_OP_WAITING,
-    ENGINE_OP_SIZING, /* waits for the outputs of an allgather */
+    ENGINE_OP_HELD,   /* complete and agreed; its group is not, or not all outputs are known */
+    ENGINE_OP_SIZING, /* waits for outputs whose size is known only now */
     ENGINE_OP_READY,
     ENGINE_OP_EXECUTING,
+    ENGINE_OP_FAILED, /* over for those who came: the others meet the same sentence */
+    ENGINE_OP_STATES
 };
 
 struct engine_op {
-    struct engine_op *next, *prev; /* waiting and sizing ops, oldest first; .next: free list */
+    struct engine_op *next, *prev; /* waiting ops, failed ops, oldest first; .next: free, ready */
+    struct engine_op *set_next, *set_prev; /* waiting ops of its set */
+    struct engine_op *fallen;              /* list of ops that fail together */
     struct engine_tensor *tensor;
+    struct engine_set *set;
     enum engine_op_state state;
+    uint16_t kind; /* of the part that came first */
     uint32_t parts_present;
+    uint32_t missing; /* members without a part that have not joined; FAILED: that may still come */
     uint32_t outputs_missing;
-    uint64_t first_ns; /* when the first rank's submission was taken in */
-    uint64_t warn_ns;  /* when to warn (again) */
-    uint64_t ready_ns; /* when the last rank had come; 0 before */
-    int64_t rows;      /* allgather */
+    uint32_t repeating; /* parts that say what was agreed on last */
+    bool replayed;      /* all did: nothing was checked */
+    uint64_t first_ns;  /* when the first rank's submission was taken in */
+    uint64_t warn_ns;   /* when to warn (again) */
+    uint64_t ready_ns;  /* when the last rank had come; 0 before */
+    /* Grouped, from HELD on: the op with index 0, whose counters are the group's. */
+    struct engine_op *group;
+    uint32_t group_held;    /* members that are complete and agreed */
+    uint32_t group_sizing;  /* members that are not ready yet, once all are held */
+    uint32_t group_running; /* members that are not over yet, once all are ready */
+    bool group_started;     /* all are held: it cannot be taken back any more */
+    /* FAILED, and a group of which a member has failed. */
+    int status;
+    int32_t culprit;
+    char *text;
     struct engine_work work;
-    struct engine_part **parts; /* [size]; work.in, .out and .sizes lie behind it */
+    uint64_t *own_sizes;        /* [set size] for work.sizes, which an alltoall has in .matrix */
+    uint64_t *matrix;           /* allocated for the time being */
+    struct engine_part **parts; /* [set size]; room for every rank; NULL: missing or joined */
+    pid_t *in_pids, *out_pids;  /* [set size] for the work, if operands are foreign */
+    uint8_t *came;              /* FAILED: [set size] ranks that will not come (any more) */
 };
 
 /* A rank's slot.
@@ -132,6 +184,7 @@ struct engine_rank {
     bool fate_told; /* by hvdrun, through hvdd */
     struct hvi_fate fate;
     uint64_t ops, bytes;
+    uint64_t negotiated, replayed; /* of .ops: with and without a check */
     struct engine_lag lag;
     struct engine_trace *trace; /* from the rank's coming to the engine's end; NULL */
 };
@@ -160,6 +213,10 @@ struct engine_session {
     struct engine_part *free_parts;
     struct engine_part *owed_first, *owed_last;
     uint32_t cq_free; /* slots known to be free in the completion ring */
+    /* A group of which some members are still to come; they are negotiated together. */
+    struct engine_part *group_first, *group_last;
+    uint32_t group, group_size, group_next, group_set;
+    int group_refused; /* not HVI_OK: no member of it is taken any more */
     /* Ops that failed between SIZED and OUTPUT: their OUTPUT may be under way. */
     uint32_t outputs_excused;
     struct engine_tensor **tensors; /* [HVI_TENSOR_IDS] */
@@ -200,11 +257,14 @@ struct engine {
     char broken_text[HVI_TEXT_MAX + 1];
     struct engine_session *gone;
 
+    bool replay; /* what was agreed on is remembered */
+    struct engine_sets sets;
     struct engine_tensors tensors;
     struct engine_op *waiting_first, *waiting_last;
     struct engine_op *free_ops;
-    /* Each holds a part of every rank, so it cannot overflow. */
-    struct engine_op *ready[HVI_CQ_SLOTS];
+    struct engine_op *failed_first, *failed_last; /* FAILED, oldest first */
+    uint32_t failed_count;
+    struct engine_op *ready_first, *ready_last;
     uint32_t ready_count;
     struct engine_batch *free_batches;
     void *backend_contexts[4]; /* one per row of engine_backends */
@@ -229,22 +289,22 @@ struct engine {
 static inline int32_t engine_op_member(const struct engine *engine, const struct engine_op *op,
                                        int32_t rank)
 {
-    (void)engine, (void)op;
-    return rank;
+    (void)engine;
+    return op->set->index[rank];
 }
 
 /* The members of an op: op->parts[i] is the part of global rank engine_op_rank(engine, op, i). */
 static inline uint32_t engine_op_members(const struct engine *engine, const struct engine_op *op)
 {
-    (void)op;
-    return (uint32_t)engine->start.size;
+    (void)engine;
+    return op->set->size;
 }
 
 static inline int32_t engine_op_rank(const struct engine *engine, const struct engine_op *op,
                                      uint32_t member)
 {
-    (void)engine, (void)op;
-    return (int32_t)member;
+    (void)engine;
+    return op->set->ranks[member];
 }
 
 /* ---- engine.c: the whole ---- */
@@ -326,14 +386,17 @@ bool engine_intake_drain(struct engine_session *session);
 /* Drains every attached session, whatever the bell says. */
 bool engine_intake_drain_all(struct engine *engine);
 struct engine_part *engine_intake_find(struct engine_session *session, uint64_t cookie);
+/* Takes one submission as if it had come through the ring, whatever its .seq says. `copy` is private
+ * memory. The session may have ended. */
+void engine_intake_take(struct engine_session *session, const struct hvi_submission *copy);
 
 /* ---- tensor.c ---- */
 
 /* Finds or makes; the caller holds one reference. NULL: out of memory. */
-struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, const char *name,
-                                              uint32_t name_bytes);
-struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint16_t kind,
-                                             uint64_t anon_seq);
+struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, uint64_t set,
+                                              const char *name, uint32_t name_bytes);
+struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
+                                             uint16_t kind, uint64_t anon_seq);
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor);
 void engine_tensors_fini(struct engine_tensors *tensors);
 /* The name: "w1", "allreduce.noname.7". name_p needs HVI_NAME_MAX + 1 bytes. */
@@ -345,29 +408,117 @@ void engine_tensor_label(const struct engine_tensor *tensor, char *label_p);
 
 /* ---- agree.c ---- */
 
-/* HVI_OK if all `ranks` parts agree and can be done, else HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or
- * HVI_ERR_INVALID and one sentence for every rank. Pure. */
-int engine_agree_check(struct engine_part *const *parts, uint32_t ranks,
-                       const struct engine_tensor *tensor, char *text_p, size_t text_size);
+/* The parts of a complete op: HVI_OK if all agree and what they ask for can be done, else
+ * HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or HVI_ERR_INVALID and one sentence for every rank. Pure. */
+int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size);
+/* A group whose first op is complete and agreed, but not all that should follow it: who says what.
+ */
+void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size);
+/* Whether the part repeats what its tensor's ranks agreed on last. */
+bool engine_agree_repeats(const struct engine_part *part);
+/* Remembers what a complete op agreed on, if it may be repeated without a check. */
+void engine_agree_remember(const struct engine_op *op);
+
+/* ---- sizes.c ---- */
+
+/* Bytes and rows of every operand of a complete op: work.bytes, work.sizes, .out_bytes and .rows of
+ * the parts. HVI_OK; HVI_ERR_INVALID, HVI_ERR_NO_MEMORY with a sentence. */
+int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size);
+/* Whether ranks may leave it to the engine to say how large their output is. */
+bool engine_sizes_asks(uint16_t kind);
+/* Whether the part's output takes its result: HVI_OK, HVI_ERR_TOO_SMALL, HVI_ERR_INVALID. */
+int engine_sizes_check_output(const struct engine_op *op, const struct engine_part *part,
+                              char *text_p, size_t text_size);
+/* alltoall: rows that `from` sends to `to`, set ranks. */
+int64_t engine_sizes_split(const struct engine_op *op, uint32_t from, uint32_t to);
+/* Writes the received splits where an alltoall's ranks want them. */
+void engine_sizes_tell_splits(const struct engine_op *op);
 
 /* ---- negotiate.c ---- */
 
-/* Adds a part to its tensor's op. HVI_OK, HVI_ERR_PROTOCOL (in flight twice on this rank),
- * HVI_ERR_NO_MEMORY. */
+/* Adds an ungrouped part to its tensor's op. HVI_OK, HVI_ERR_PROTOCOL (in flight twice on this
+ * rank), HVI_ERR_NO_MEMORY; the part is the caller's again unless HVI_OK. */
 int engine_negotiate_submit(struct engine *engine, struct engine_part *part);
-/* The output operand of an allgather has been set in the part. */
+/* The output operand that HVI_COMPLETE_SIZED asked for has been set in the part. */
 void engine_negotiate_output(struct engine *engine, struct engine_part *part);
-/* Fails a waiting op on every rank. Logs. */
+/* Takes the part, and its group, back from ops that still wait for other ranks: they end with
+ * `status` on this rank, and the others go on waiting. False when it is too late. */
+bool engine_negotiate_withdraw(struct engine *engine, struct engine_part *part, int status,
+                               const char *text);
+/* Fails a waiting op, and its group, on every rank of its set, those that are still to come
+ * included. Logs. */
 void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int status,
                            const char *text, int32_t culprit);
 /* Fails every op that waits for somebody. */
 void engine_negotiate_fail_all(struct engine *engine, int status, const char *text,
                                int32_t culprit);
+/* Fails every waiting op of a set that is being removed, and forgets those that failed early. */
+void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set);
 /* The one setter of op->state. */
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause);
+/* The backend has done the op, or could not. Over, unless its group is not. */
+void engine_op_done(struct engine *engine, struct engine_op *op, int status, const char *text,
+                    int32_t culprit);
+
+/* For group.c, join.c and set_ops.c. */
+
+/* Meets the part's op, or makes it. HVI_OK; HVI_ERR_CANCELLED: the op in *op_p failed before this
+ * rank came; else as engine_negotiate_submit. */
+int engine_op_meet(struct engine *engine, struct engine_part *part, struct engine_op **op_p);
+/* The rank has come to a FAILED op: its part gets the op's sentence; the op goes with the last. */
+void engine_op_meet_failed(struct engine *engine, struct engine_op *op, struct engine_part *part);
+/* Nobody is missing any more. False: it failed, or it is under way, with its group; parts and ops
+ * may be gone. */
+bool engine_op_complete(struct engine *engine, struct engine_op *op);
+/* Plans sizes, asks for outputs, readies. False if it failed. */
+bool engine_op_proceed(struct engine *engine, struct engine_op *op);
+void engine_op_ready(struct engine *engine, struct engine_op *op);
 /* Over: every part has its completion. Frees the op. */
 void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
                       int32_t culprit);
+/* A member of the set that will never come to the FAILED op. */
+void engine_op_excuse(struct engine *engine, struct engine_op *op, uint32_t set_rank);
+
+/* ---- group.c ---- */
+
+/* Takes the next member of the session's group in; with the last one, all are negotiated. The
+ * session may have ended. */
+void engine_group_take(struct engine_session *session, struct engine_part *part);
+/* A member could not be taken: neither are the others. */
+void engine_group_refuse(struct engine_session *session, int status, const char *text,
+                         int32_t culprit);
+/* The session is over: drops a group that is not complete. */
+void engine_group_drop(struct engine_session *session);
+/* A complete, agreed member: held until its group is. False: as engine_op_complete. */
+bool engine_group_hold(struct engine *engine, struct engine_op *op);
+/* A part is being taken back from a held member. */
+void engine_group_unhold(struct engine_op *op);
+/* A held leader whose ranks have all submitted their groups: fails if they are not the same.
+ * False if so. */
+bool engine_group_check(struct engine *engine, struct engine_op *leader);
+/* One more member has its outputs; with the last one, all become ready. */
+void engine_group_sized(struct engine *engine, struct engine_op *op);
+/* One more member is done; with the last one, all are over. */
+void engine_group_done(struct engine *engine, struct engine_op *op, int status, const char *text,
+                       int32_t culprit);
+
+/* ---- join.c ---- */
+
+/* Whether this member has joined and not everybody has. */
+bool engine_join_has(const struct engine_set *set, uint32_t set_rank);
+/* A rank has no more data. As engine_negotiate_submit. */
+int engine_join_submit(struct engine *engine, struct engine_part *part);
+/* It has after all. */
+void engine_join_undo(struct engine_op *join, uint32_t set_rank);
+
+/* ---- set_ops.c ---- */
+
+/* Carries out a complete, agreed SET_ADD or SET_REMOVE and finishes it. */
+void engine_set_execute(struct engine *engine, struct engine_op *op);
+/* Why this rank may not submit the part's op to the set that it names: HVI_OK, HVI_ERR_NOT_FOUND,
+ * HVI_ERR_INVALID with a sentence. `set` NULL: there is none. */
+int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
+                     size_t text_size);
 
 /* ---- dispatch.c ---- */
 
@@ -386,7 +537,7 @@ bool engine_dispatch_help(struct engine *engine);
 /* The part is over: its completion goes to the ring, or is owed to it, and the part is free. */
 void engine_complete_part(struct engine_part *part, int status, const char *text, int32_t culprit,
                           uint64_t bytes, int64_t rows);
-/* Asks an allgather's rank for its output. */
+/* Asks for an output. */
 void engine_complete_sized(struct engine_part *part, uint64_t bytes, int64_t rows);
 /* Gives owed completions to readers that have made room. */
 void engine_complete_owed(struct engine *engine);

@@ -16,6 +16,8 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 struct reason {
     char *text;
@@ -33,11 +35,11 @@ violation(const struct reason *reason, const char *format, ...)
     return HVI_ERR_PROTOCOL;
 }
 
-/* The kinds that negotiate.c can take to a backend. */
-static bool is_served(uint16_t kind)
+/* Kinds that move nothing: they have no shape and no operands. */
+static bool is_bare(uint16_t kind)
 {
-    return kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_BROADCAST ||
-           kind == HVI_KIND_BARRIER;
+    return kind == HVI_KIND_BARRIER || kind == HVI_KIND_JOIN || kind == HVI_KIND_SET_ADD ||
+           kind == HVI_KIND_SET_REMOVE;
 }
 
 static int check_envelope(const struct hvi_submission *copy, const struct engine_intake_view *view,
@@ -45,7 +47,7 @@ static int check_envelope(const struct hvi_submission *copy, const struct engine
 {
     uint16_t naming = HVI_SUBMIT_NAMED | HVI_SUBMIT_ANON;
 
-    if (!is_served(copy->kind))
+    if (!hvi_kind_is_known(copy->kind))
         return violation(reason, "there is no op kind %u", copy->kind);
     if ((copy->flags & ~naming) != 0 || (copy->flags & naming) == naming)
         return violation(reason, "flags 0x%x", copy->flags);
@@ -53,6 +55,58 @@ static int check_envelope(const struct hvi_submission *copy, const struct engine
         return violation(reason, "more than %u ops in flight", HVI_CQ_SLOTS);
     if (view->cookie_known)
         return violation(reason, "cookie 0x%" PRIx64 " is in flight already", copy->cookie);
+    if ((copy->kind == HVI_KIND_SET_ADD || copy->kind == HVI_KIND_SET_REMOVE) &&
+        copy->process_set != 0)
+        return violation(reason, "%s in process set %u", hvi_kind_text(copy->kind),
+                         copy->process_set);
+    return HVI_OK;
+}
+
+static int check_group(const struct hvi_submission *copy, const struct engine_intake_view *view,
+                       const struct reason *reason)
+{
+    if (view->group != 0 &&
+        (copy->group != view->group || copy->group_size != view->group_size ||
+         copy->group_index != view->group_next || copy->process_set != view->group_set))
+        return violation(reason, "something else where member %u of %u of group %u was due",
+                         view->group_next + 1, view->group_size, view->group);
+    if (copy->group == 0)
+        return HVI_OK;
+    if (copy->group_size == 0 || copy->group_size > ENGINE_GROUP_MAX)
+        return violation(reason, "a group of %u", copy->group_size);
+    if (view->group == 0 && copy->group_index != 0)
+        return violation(reason, "group %u begins with member %u", copy->group,
+                         copy->group_index + 1);
+    if (is_bare(copy->kind))
+        return violation(reason, "%s in a group", hvi_kind_text(copy->kind));
+    return HVI_OK;
+}
+
+/* The integers that belong to the op. Those of a set that does not exist are left alone. */
+static int check_integers(const struct hvi_submission *copy, const struct engine_intake_view *view,
+                          struct engine_operands *operands, const struct reason *reason)
+{
+    bool splits = copy->kind == HVI_KIND_ALLTOALL;
+    uint64_t count = copy->aux_count;
+
+    if (!splits && copy->kind != HVI_KIND_SET_ADD)
+        return HVI_OK;
+    if (splits && view->set_size == 0)
+        return HVI_OK;
+    if (splits && count != 0 && count != view->set_size)
+        return violation(reason, "%u splits for %u members", copy->aux_count, view->set_size);
+    if (!splits && count > HVI_RANKS_MAX)
+        return violation(reason, "a process set of %u ranks", copy->aux_count);
+    if (copy->aux_region == HVI_REGION_NONE)
+        return count == 0 ? HVI_OK : violation(reason, "integers without a region");
+    if (splits)
+        count += view->set_size; /* the received ones go behind */
+    struct engine_region *region = engine_regions_find(view->regions, copy->aux_region);
+    if (!region || !hvi_range_fits(copy->aux_offset, count * 8, region->map.bytes) ||
+        copy->aux_offset % 8 != 0)
+        return violation(reason, "%" PRIu64 " integers at %" PRIu64 " of region %u", count,
+                         copy->aux_offset, copy->aux_region);
+    operands->aux = region;
     return HVI_OK;
 }
 
@@ -167,7 +221,7 @@ static int check_output(const struct hvi_submission *copy, const struct engine_i
     return HVI_OK;
 }
 
-/* In place, or apart. An allgather's output has another size: negotiate.c looks at it. */
+/* In place, or apart. Where the output has another size, sizes.c looks at it. */
 static int check_aliasing(const struct hvi_submission *copy, uint64_t bytes,
                           const struct engine_operands *operands, const struct reason *reason)
 {
@@ -183,12 +237,12 @@ static int check_aliasing(const struct hvi_submission *copy, uint64_t bytes,
 static int check_operands(const struct hvi_submission *copy, const struct engine_intake_view *view,
                           struct engine_operands *operands, const struct reason *reason)
 {
-    bool gather = copy->kind == HVI_KIND_ALLGATHER;
+    bool resized = copy->kind != HVI_KIND_ALLREDUCE && copy->kind != HVI_KIND_BROADCAST;
+    bool reduces = copy->kind == HVI_KIND_ALLREDUCE || copy->kind == HVI_KIND_REDUCESCATTER;
     uint64_t bytes = 0;
     int status = check_shape(copy, &bytes, reason);
 
-    if (status == HVI_OK && copy->kind == HVI_KIND_ALLREDUCE &&
-        !hvi_reduce_is_known(copy->reduce_op))
+    if (status == HVI_OK && reduces && !hvi_reduce_is_known(copy->reduce_op))
         status = violation(reason, "there is no reduce op %u", copy->reduce_op);
     if (status == HVI_OK && copy->kind == HVI_KIND_BROADCAST &&
         (copy->root < 0 || copy->root >= view->size))
@@ -196,9 +250,9 @@ static int check_operands(const struct hvi_submission *copy, const struct engine
     if (status == HVI_OK)
         status = check_input(copy, view, bytes, operands, reason);
     if (status == HVI_OK)
-        status = check_output(copy, view, gather ? 0 : bytes, hvi_dtype_bytes(copy->dtype),
+        status = check_output(copy, view, resized ? 0 : bytes, hvi_dtype_bytes(copy->dtype),
                               operands, reason);
-    if (status == HVI_OK && !gather)
+    if (status == HVI_OK && !resized)
         status = check_aliasing(copy, bytes, operands, reason);
     operands->in_bytes = bytes;
     return status;
@@ -214,20 +268,6 @@ static int check_answer(const struct hvi_submission *copy, const struct engine_i
     return check_output(copy, view, 0, 1, operands, reason);
 }
 
-/* What a user can get wrong. */
-static int check_user(const struct hvi_submission *copy, const struct reason *reason)
-{
-    if (copy->process_set != 0) {
-        violation(reason, "process set %u does not exist", copy->process_set);
-        return HVI_ERR_NOT_FOUND;
-    }
-    if (copy->group != 0) {
-        violation(reason, "grouped ops are not supported");
-        return HVI_ERR_UNSUPPORTED;
-    }
-    return HVI_OK;
-}
-
 int engine_intake_validate(const struct hvi_submission *copy, const struct engine_intake_view *view,
                            struct engine_operands *operands_p, char *text_p, size_t text_size)
 {
@@ -238,18 +278,22 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
     if (copy->seq != view->next_seq)
         return violation(&reason, "submission %" PRIu64 " where %" PRIu64 " was due", copy->seq,
                          view->next_seq);
-    if (copy->kind == HVI_SUBMIT_OUTPUT) {
+    if (copy->kind == HVI_SUBMIT_CANCEL) {
+        status = HVI_OK;
+    } else if (copy->kind == HVI_SUBMIT_OUTPUT) {
         status = check_answer(copy, view, &operands, &reason);
     } else {
         status = check_envelope(copy, view, &reason);
         if (status == HVI_OK)
+            status = check_group(copy, view, &reason);
+        if (status == HVI_OK)
             status = check_tensor(copy, view, &reason);
-        if (status == HVI_OK && copy->kind != HVI_KIND_BARRIER)
+        if (status == HVI_OK && !is_bare(copy->kind))
             status = check_operands(copy, view, &operands, &reason);
         if (status == HVI_OK)
-            status = check_user(copy, &reason);
+            status = check_integers(copy, view, &operands, &reason);
     }
-    if (status != HVI_ERR_PROTOCOL)
+    if (status == HVI_OK)
         *operands_p = operands;
     return status;
 }
@@ -282,12 +326,23 @@ static struct engine_part *part_new(struct engine_session *session,
     part->session = session;
     part->op = NULL;
     part->tensor = NULL;
+    part->set = NULL;
+    part->leader = NULL;
+    part->sibling = NULL;
     part->in = operands->in;
     part->out = operands->out;
+    part->aux = operands->aux;
+    part->integers = NULL;
+    part->integer_count = 0;
+    part->out_bytes = 0;
+    part->rows = 0;
+    part->repeats = false;
     if (part->in)
         part->in->users++;
     if (part->out)
         part->out->users++;
+    if (part->aux)
+        part->aux->users++;
     part->in_bytes = operands->in_bytes;
     part->arrived_ns = copy->submit_ns >= session->attached_ns && copy->submit_ns <= now_ns
                            ? copy->submit_ns
@@ -300,8 +355,9 @@ static struct engine_part *part_new(struct engine_session *session,
     return part;
 }
 
-/* Binds a tensor id to a name. */
-static int define_tensor(struct engine_session *session, const struct hvi_submission *copy)
+/* Binds a tensor id to a name in a set. */
+static int define_tensor(struct engine_session *session, const struct hvi_submission *copy,
+                         uint64_t set)
 {
     struct engine_tensors *tensors = &session->engine->tensors;
     char name[HVI_NAME_MAX + 1];
@@ -311,28 +367,71 @@ static int define_tensor(struct engine_session *session, const struct hvi_submis
         engine_session_violation(session, "a tensor name that is not UTF-8");
         return HVI_ERR_PROTOCOL;
     }
-    struct engine_tensor *tensor = engine_tensor_get_named(tensors, name, copy->name_bytes);
+    struct engine_tensor *tensor = engine_tensor_get_named(tensors, set, name, copy->name_bytes);
     if (session->tensors[copy->tensor_id])
         engine_tensor_put(tensors, session->tensors[copy->tensor_id]);
     session->tensors[copy->tensor_id] = tensor; /* if NULL: at least not the name it had before */
     return tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
 }
 
+/* The id was defined in another set: the name is the same, the tensor is not. */
+static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t set)
+{
+    struct engine_tensors *tensors = &session->engine->tensors;
+    struct engine_tensor *old = session->tensors[id];
+
+    if (old->set == set)
+        return HVI_OK;
+    struct engine_tensor *tensor =
+        engine_tensor_get_named(tensors, set, old->name, old->name_bytes);
+    if (!tensor)
+        return HVI_ERR_NO_MEMORY;
+    session->tensors[id] = tensor;
+    engine_tensor_put(tensors, old);
+    return HVI_OK;
+}
+
 static int bind_tensor(struct engine_part *part)
 {
     struct engine_session *session = part->session;
     const struct hvi_submission *copy = &part->copy;
+    uint64_t set = part->set ? part->set->serial : 0;
 
     if (copy->flags & HVI_SUBMIT_ANON) {
         part->tensor =
-            engine_tensor_get_anon(&session->engine->tensors, copy->kind, copy->anon_seq);
+            engine_tensor_get_anon(&session->engine->tensors, set, copy->kind, copy->anon_seq);
         return part->tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
     }
-    int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy) : HVI_OK;
+    int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy, set)
+                                                : redefine_tensor(session, copy->tensor_id, set);
     if (status != HVI_OK)
         return status;
     part->tensor = session->tensors[copy->tensor_id];
     part->tensor->refs++;
+    return HVI_OK;
+}
+
+static int compare_integers(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Out of the client's memory, once. */
+static int copy_integers(struct engine_part *part)
+{
+    size_t bytes = (size_t)part->copy.aux_count * sizeof *part->integers;
+
+    if (!part->aux || bytes == 0)
+        return HVI_OK;
+    part->integers = malloc(bytes);
+    if (!part->integers)
+        return HVI_ERR_NO_MEMORY;
+    memcpy(part->integers, (const char *)part->aux->map.base + part->copy.aux_offset, bytes);
+    part->integer_count = part->copy.aux_count;
+    if (part->copy.kind == HVI_KIND_SET_ADD) /* in whatever order each rank has them */
+        qsort(part->integers, part->integer_count, sizeof *part->integers, compare_integers);
     return HVI_OK;
 }
 
@@ -353,72 +452,150 @@ static void take_output(struct engine_part *part, const struct hvi_submission *c
     engine_negotiate_output(part->session->engine, part);
 }
 
-/* A valid op: on to the ranks' meeting place, or finished at once. */
-static void take_op(struct engine_session *session, const struct hvi_submission *copy,
-                    const struct engine_operands *operands, int status, const char *text)
+static void take_cancel(struct engine_part *part)
 {
-    struct engine *engine = session->engine;
-    struct engine_part *part = part_new(session, copy, operands);
-    int bound = bind_tensor(part);
+    char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
-    if (session->over) {
-        engine_part_free(part);
+    if (!part || !part->op)
         return;
+    engine_tensor_label(part->tensor, label);
+    snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
+             label, part->session->rank);
+    engine_negotiate_withdraw(part->session->engine, part, HVI_ERR_CANCELLED, text);
+}
+
+/* Remembers that a group has begun or is whole. */
+static void follow_group(struct engine_session *session, const struct hvi_submission *copy)
+{
+    bool whole = copy->group == 0 || copy->group_index + 1 == copy->group_size;
+
+    if (copy->group_index == 0 || copy->group == 0)
+        session->group_refused = HVI_OK;
+    session->group = whole ? 0 : copy->group;
+    session->group_size = copy->group_size;
+    session->group_next = copy->group_index + 1;
+    session->group_set = copy->process_set;
+}
+
+/* With it, the group that it belongs to. */
+static void refuse_part(struct engine_part *part, int status, const char *text, int32_t culprit)
+{
+    if (status == HVI_ERR_NO_MEMORY)
+        text = "the engine is out of memory";
+    else if (status == HVI_ERR_BUSY)
+        text = "the op of this name goes on without this rank, which had joined; try again later";
+    if (part->copy.group != 0)
+        engine_group_refuse(part->session, status, text, culprit);
+    engine_complete_part(part, status, text, culprit, 0, 0);
+}
+
+/* What a user can get wrong, and what nobody can help. */
+static int prepare_part(struct engine_part *part, char *text_p, size_t text_size)
+{
+    int status = bind_tensor(part);
+
+    if (status == HVI_OK)
+        status = engine_set_check(part->set, part, text_p, text_size);
+    if (status != HVI_OK)
+        return status;
+    part->set_rank = (uint32_t)engine_set_rank(part->set, part->session->rank);
+    if (part->copy.group != 0 && part->session->group_refused != HVI_OK) {
+        snprintf(text_p, text_size, "another member of its group could not be submitted");
+        return part->session->group_refused;
     }
-    if (bound != HVI_OK) {
-        engine_complete_part(part, bound, "the engine is out of memory", -1, 0, 0);
-        return;
-    }
-    if (status != HVI_OK) {
-        engine_complete_part(part, status, text, session->rank, 0, 0);
-        return;
-    }
-    if (engine->broken_status != HVI_OK) {
-        engine_complete_part(part, engine->broken_status, engine->broken_text,
-                             engine->broken_culprit, 0, 0);
-        return;
-    }
-    status = engine_negotiate_submit(engine, part);
+    return copy_integers(part);
+}
+
+static void negotiate(struct engine_part *part)
+{
+    struct engine *engine = part->session->engine;
+    int status = part->copy.kind == HVI_KIND_JOIN ? engine_join_submit(engine, part)
+                                                  : engine_negotiate_submit(engine, part);
+
     if (status == HVI_ERR_PROTOCOL) {
+        struct engine_session *session = part->session;
         engine_part_free(part);
         engine_session_violation(session, "one tensor name in flight twice");
     } else if (status != HVI_OK) {
-        engine_complete_part(part, status, "the engine is out of memory", -1, 0, 0);
+        refuse_part(part, status, NULL, part->session->rank);
     }
 }
 
-static void take(struct engine_session *session, const struct hvi_submission *copy)
+/* A valid op: on to the ranks' meeting place, or finished at once. */
+static void take_op(struct engine_session *session, const struct hvi_submission *copy,
+                    const struct engine_operands *operands)
+{
+    struct engine *engine = session->engine;
+    struct engine_part *part = part_new(session, copy, operands);
+    struct engine_set *set = engine_sets_find(&engine->sets, copy->process_set);
+    char text[HVI_TEXT_MAX + 1];
+
+    follow_group(session, copy);
+    part->set = set ? engine_set_get(set) : NULL;
+    int status = prepare_part(part, text, sizeof text);
+    if (session->over)
+        engine_part_free(part);
+    else if (status != HVI_OK)
+        refuse_part(part, status, text, session->rank);
+    else if (engine->broken_status != HVI_OK)
+        refuse_part(part, engine->broken_status, engine->broken_text, engine->broken_culprit);
+    else if (copy->group != 0)
+        engine_group_take(session, part);
+    else
+        negotiate(part);
+}
+
+static uint32_t set_size(const struct engine *engine, uint32_t id)
+{
+    const struct engine_set *set = engine_sets_find(&engine->sets, id);
+
+    return set ? set->size : 0;
+}
+
+/* False: the session is over. */
+static bool take(struct engine_session *session, const struct hvi_submission *copy,
+                 uint64_t due_seq)
 {
     char text[HVI_TEXT_MAX + 1];
     struct engine_operands operands = {0};
     struct engine_part *known = engine_intake_find(session, copy->cookie);
     const struct engine_intake_view view = {
         .regions = &session->regions,
-        .next_seq = session->next_seq,
+        .next_seq = due_seq,
         .in_flight = session->in_flight,
         .rank = session->rank,
         .size = session->engine->start.size,
+        .set_size = set_size(session->engine, copy->process_set),
+        .group = session->group,
+        .group_size = session->group_size,
+        .group_next = session->group_next,
+        .group_set = session->group_set,
         .cookie_known = known != NULL,
         .wants_output = known && known->output_asked,
         .tensor_known = copy->tensor_id < HVI_TENSOR_IDS && session->tensors[copy->tensor_id],
     };
 
-    if (copy->kind == HVI_SUBMIT_OUTPUT && copy->seq == view.next_seq && !view.wants_output &&
+    if (copy->kind == HVI_SUBMIT_OUTPUT && copy->seq == due_seq && !view.wants_output &&
         session->outputs_excused > 0) {
         session->outputs_excused--;
-        session->next_seq++;
-        return;
+        return true;
     }
     int status = engine_intake_validate(copy, &view, &operands, text, sizeof text);
-    if (status == HVI_ERR_PROTOCOL) {
+    if (status != HVI_OK)
         engine_session_violation(session, text);
-        return;
-    }
-    session->next_seq++;
-    if (copy->kind == HVI_SUBMIT_OUTPUT)
+    else if (copy->kind == HVI_SUBMIT_CANCEL)
+        take_cancel(known);
+    else if (copy->kind == HVI_SUBMIT_OUTPUT)
         take_output(known, copy, &operands);
     else
-        take_op(session, copy, &operands, status, text);
+        take_op(session, copy, &operands);
+    return !session->over;
+}
+
+void engine_intake_take(struct engine_session *session, const struct hvi_submission *copy)
+{
+    if (!session->over)
+        take(session, copy, copy->seq);
 }
 
 bool engine_intake_drain(struct engine_session *session)
@@ -437,9 +614,9 @@ bool engine_intake_drain(struct engine_session *session)
     session->engine->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < count; i++) {
         hvi_ring_copy(&session->channel.sq, i, &copy);
-        take(session, &copy);
-        if (session->over)
+        if (!take(session, &copy, session->next_seq))
             return true;
+        session->next_seq++;
     }
     hvi_ring_release(&session->channel.sq, count);
     return true;

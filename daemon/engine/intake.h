@@ -10,12 +10,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define ENGINE_GROUP_MAX 1024u /* members of a group */
+
 /* What is known about the session when the submission arrives. */
 struct engine_intake_view {
     const struct engine_regions *regions;
     uint64_t next_seq;
     uint32_t in_flight; /* ops of this session that have no completion yet */
     int32_t rank, size;
+    uint32_t set_size; /* of the process set it names; 0: there is none */
+    /* A group of this session lacks members: the next submission must be this one. */
+    uint32_t group, group_size, group_next, group_set;
     bool cookie_known; /* an op in flight has this cookie ... */
     bool wants_output; /* ... and waits for HVI_SUBMIT_OUTPUT */
     bool tensor_known; /* tensor_id is in range and has been defined */
@@ -23,13 +28,13 @@ struct engine_intake_view {
 
 /* Where the operands are. NULL without an operand. */
 struct engine_operands {
-    struct engine_region *in, *out;
+    struct engine_region *in, *out, *aux;
     uint64_t in_bytes; /* payload of the input */
 };
 
-/* Validates a private copy of a submission (names are checked by the caller). HVI_OK; an op error
- * (the op fails, the session goes on); or HVI_ERR_PROTOCOL for what no honest library sends.
- * `text_p` gets the reason, without subject: "seq 7 where 3 was due". */
+/* Validates a private copy of a submission. Names, and whether the rank may use the set, are checked
+ * by the caller. HVI_OK, or HVI_ERR_PROTOCOL for what no honest library sends; then `text_p` gets
+ * the reason, without subject: "seq 7 where 3 was due". */
 int engine_intake_validate(const struct hvi_submission *copy, const struct engine_intake_view *view,
                            struct engine_operands *operands_p, char *text_p, size_t text_size);
 

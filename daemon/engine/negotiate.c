@@ -1,14 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Negotiate: where the ranks' submissions of one tensor meet.
+ * Negotiate: where the submissions of one tensor by the ranks of one process set meet.
  *
  * There is no timer and no round: the part that comes last makes the op ready, whoever brings it
  * and in whatever order the ranks submit. Before anything moves, the parts are compared (agree.c); a
  * disagreement fails the op on every rank with one sentence that says who said what, and nothing
- * else is touched. After a rank is lost or has left, no op can become complete any more: what waits
- * fails (engine_negotiate_fail_all), and intake fails what comes.
+ * else is touched. A set shares nothing with another set but the backend, so a set that waits delays
+ * nobody.
  *
- * Ops that wait (for ranks, or for the outputs of an allgather) stand in one list, oldest first:
- * the stall table. */
+ * An op is complete when every member of its set has brought a part or has joined (join.c). Members
+ * of a group (group.c) are ordinary ops that are held until all of the group are complete.
+ *
+ * An op that fails before all have come leaves itself behind as FAILED: a rank that comes later
+ * meets the same sentence instead of waiting for something that is over. It goes when all have come;
+ * when a rank comes a second time, which means that the others never will; or as the oldest of
+ * ENGINE_FAILED_MAX.
+ *
+ * After a rank is lost or has left, no op can become complete any more: what waits fails
+ * (engine_negotiate_fail_all), and intake fails what comes.
+ *
+ * Ops that wait (for ranks, groups or outputs) stand in one list, oldest first: the stall table. */
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -21,7 +31,8 @@
 
 /* ---- an op's life ---- */
 
-static const char *const state_texts[] = {"waiting", "sizing", "ready", "executing"};
+static const char *const state_texts[ENGINE_OP_STATES] = {"waiting", "held",      "sizing",
+                                                          "ready",   "executing", "failed"};
 
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause)
 {
@@ -30,21 +41,76 @@ void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const
     op->state = state;
 }
 
+/* The arrays have room for every rank, so that an op can serve any set. */
 static struct engine_op *op_alloc(const struct engine *engine)
 {
     size_t size = (size_t)engine->start.size;
-    struct engine_op *op = calloc(1, sizeof *op + size * (sizeof(void *) * 3 + sizeof(uint64_t)));
+    size_t each = 3 * sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(pid_t) + 1;
+    struct engine_op *op = calloc(1, sizeof *op + size * each);
 
     if (!op)
         return NULL;
     op->parts = (struct engine_part **)(void *)(op + 1);
     op->work.in = (const void **)(void *)(op->parts + size);
     op->work.out = (void **)(void *)(op->work.in + size);
-    op->work.sizes = (const uint64_t *)(void *)(op->work.out + size);
+    op->own_sizes = (uint64_t *)(void *)(op->work.out + size);
+    op->in_pids = (pid_t *)(void *)(op->own_sizes + size);
+    op->out_pids = op->in_pids + size;
+    op->came = (uint8_t *)(op->out_pids + size);
     return op;
 }
 
-static struct engine_op *op_new(struct engine *engine, struct engine_tensor *tensor)
+static void list_waiting(struct engine *engine, struct engine_op *op)
+{
+    struct engine_set *set = op->set;
+
+    op->next = NULL;
+    op->prev = engine->waiting_last;
+    if (op->prev)
+        op->prev->next = op;
+    else
+        engine->waiting_first = op;
+    engine->waiting_last = op;
+    op->set_next = NULL;
+    op->set_prev = set->last;
+    if (op->set_prev)
+        op->set_prev->set_next = op;
+    else
+        set->first = op;
+    set->last = op;
+}
+
+static void unlist_waiting(struct engine *engine, struct engine_op *op)
+{
+    struct engine_set *set = op->set;
+
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        engine->waiting_first = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    else
+        engine->waiting_last = op->prev;
+    if (set->cursor == op)
+        set->cursor = op->set_next;
+    if (op->set_prev)
+        op->set_prev->set_next = op->set_next;
+    else
+        set->first = op->set_next;
+    if (op->set_next)
+        op->set_next->set_prev = op->set_prev;
+    else
+        set->last = op->set_prev;
+    op->next = op->prev = op->set_next = op->set_prev = NULL;
+}
+
+static bool is_waiting(const struct engine_op *op)
+{
+    return op->state <= ENGINE_OP_SIZING;
+}
+
+static struct engine_op *op_new(struct engine *engine, const struct engine_part *part)
 {
     struct engine_op *op = engine->free_ops;
 
@@ -54,208 +120,439 @@ static struct engine_op *op_new(struct engine *engine, struct engine_tensor *ten
         op = op_alloc(engine);
     if (!op)
         return NULL;
-    memset(op->parts, 0, (size_t)engine->start.size * sizeof *op->parts);
-    op->tensor = tensor;
+    memset(op->parts, 0, part->set->size * sizeof *op->parts);
+    op->tensor = part->tensor;
+    op->tensor->refs++;
+    op->set = engine_set_get(part->set);
+    op->kind = part->copy.kind;
     op->state = ENGINE_OP_WAITING;
     op->parts_present = 0;
+    op->missing = part->set->size - (op->kind == HVI_KIND_JOIN ? 0 : part->set->joined);
     op->outputs_missing = 0;
+    op->repeating = 0;
+    op->replayed = false;
     op->first_ns = engine->now_ns;
     op->warn_ns = engine->now_ns + engine->stall_warn_ns;
     op->ready_ns = 0;
-    op->rows = 0;
-    op->next = NULL;
-    op->prev = engine->waiting_last;
-    if (op->prev)
-        op->prev->next = op;
-    else
-        engine->waiting_first = op;
-    engine->waiting_last = op;
-    tensor->waiting = op;
+    op->group = NULL;
+    op->group_held = op->group_sizing = op->group_running = 0;
+    op->group_started = false;
+    op->status = HVI_OK;
+    op->culprit = -1;
+    list_waiting(engine, op);
+    if (op->kind != HVI_KIND_JOIN)
+        op->tensor->waiting = op;
     engine_stall_arm(engine);
     return op;
 }
 
-static void unlink_waiting(struct engine *engine, struct engine_op *op)
+static void op_free(struct engine *engine, struct engine_op *op)
 {
-    if (op->prev)
-        op->prev->next = op->next;
-    else
-        engine->waiting_first = op->next;
-    if (op->next)
-        op->next->prev = op->prev;
-    else
-        engine->waiting_last = op->prev;
-    op->next = NULL;
-    op->prev = NULL;
+    if (op->tensor->waiting == op)
+        op->tensor->waiting = NULL;
+    engine_tensor_put(&engine->tensors, op->tensor);
+    engine_set_put(op->set);
+    free(op->matrix);
+    free(op->text);
+    op->tensor = NULL;
+    op->set = NULL;
+    op->matrix = NULL;
+    op->text = NULL;
+    op->next = engine->free_ops;
+    engine->free_ops = op;
 }
 
 static void count_op(struct engine *engine, const struct engine_op *op)
 {
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        engine->ranks[rank].ops++;
-        engine->ranks[rank].bytes += op->parts[rank]->in_bytes;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        struct engine_rank *rank = &engine->ranks[op->set->ranks[i]];
+        if (!op->parts[i])
+            continue;
+        rank->ops++;
+        rank->bytes += op->parts[i]->in_bytes;
+        rank->replayed += op->replayed;
+        rank->negotiated += !op->replayed;
+    }
+}
+
+static void answer_parts(const struct engine_op *op, int status, const char *text, int32_t culprit)
+{
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        struct engine_part *part = op->parts[i];
+        op->parts[i] = NULL;
+        if (part)
+            engine_complete_part(part, status, text, culprit,
+                                 status == HVI_OK ? part->out_bytes : 0,
+                                 status == HVI_OK ? part->rows : 0);
     }
 }
 
 void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
                       int32_t culprit)
 {
-    if (op->state == ENGINE_OP_WAITING || op->state == ENGINE_OP_SIZING)
-        unlink_waiting(engine, op);
-    if (op->state == ENGINE_OP_WAITING)
-        op->tensor->waiting = NULL;
+    if (is_waiting(op))
+        unlist_waiting(engine, op);
     if (status == HVI_OK)
         count_op(engine, op);
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_part *part = op->parts[rank];
-        if (part)
-            engine_complete_part(part, status, text, culprit, status == HVI_OK ? op->work.bytes : 0,
-                                 status == HVI_OK ? op->rows : 0);
+    if (status == HVI_OK && op->kind == HVI_KIND_ALLTOALL)
+        engine_sizes_tell_splits(op);
+    answer_parts(op, status, text, culprit);
+    op_free(engine, op);
+}
+
+/* ---- failing before all have come ---- */
+
+static void forget_failed(struct engine *engine, struct engine_op *op)
+{
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        engine->failed_first = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    else
+        engine->failed_last = op->prev;
+    engine->failed_count--;
+    op_free(engine, op);
+}
+
+static void remember_failed(struct engine *engine, struct engine_op *op, int status,
+                            const char *text, int32_t culprit)
+{
+    op->status = status;
+    op->culprit = culprit;
+    op->text = strdup(text);
+    op->next = NULL;
+    op->prev = engine->failed_last;
+    if (op->prev)
+        op->prev->next = op;
+    else
+        engine->failed_first = op;
+    engine->failed_last = op;
+    if (++engine->failed_count > ENGINE_FAILED_MAX)
+        forget_failed(engine, engine->failed_first);
+}
+
+void engine_op_excuse(struct engine *engine, struct engine_op *op, uint32_t set_rank)
+{
+    HVI_ASSERT(op->state == ENGINE_OP_FAILED);
+    if (op->came[set_rank])
+        return;
+    op->came[set_rank] = 1;
+    if (--op->missing == 0)
+        forget_failed(engine, op);
+}
+
+void engine_op_meet_failed(struct engine *engine, struct engine_op *op, struct engine_part *part)
+{
+    uint32_t set_rank = part->set_rank;
+
+    engine_complete_part(part, op->status, op->text ? op->text : "the op has failed on other ranks",
+                         op->culprit, 0, 0);
+    engine_op_excuse(engine, op, set_rank);
+}
+
+static void fall(struct engine *engine, struct engine_op *op, struct engine_op ***last_p)
+{
+    unlist_waiting(engine, op);
+    engine_op_set_state(op, ENGINE_OP_FAILED, "it, or a member of its group, failed");
+    op->fallen = NULL;
+    **last_p = op;
+    *last_p = &op->fallen;
+}
+
+/* The op and whatever is bound to it by a rank's group, and so on, as a list by .fallen. */
+static struct engine_op *fall_together(struct engine *engine, struct engine_op *origin)
+{
+    struct engine_op *first = NULL, **last = &first;
+
+    if (is_waiting(origin))
+        fall(engine, origin, &last);
+    for (struct engine_op *op = first; op; op = op->fallen) {
+        for (uint32_t i = 0; i < op->set->size; i++) {
+            struct engine_part *part = op->parts[i];
+            if (!part || !part->leader)
+                continue;
+            for (struct engine_part *other = part->sibling; other != part; other = other->sibling) {
+                if (other->op && is_waiting(other->op))
+                    fall(engine, other->op, &last);
+            }
+        }
     }
-    op->tensor = NULL;
-    op->next = engine->free_ops;
-    engine->free_ops = op;
+    return first;
+}
+
+/* Who will not come any more. A rank that has brought another group to the op where it all began
+ * brings nothing more of this one. */
+static void note_absence(struct engine_op *op, const struct engine_op *origin)
+{
+    op->missing = 0;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        op->came[i] = op->parts[i] || engine_join_has(op->set, i) ||
+                      (op != origin && origin->parts[i] && origin->parts[i]->leader);
+        op->missing += !op->came[i];
+    }
+}
+
+static void finish_waiting(struct engine *engine, struct engine_op *op, int status,
+                           const char *text, int32_t culprit)
+{
+    if (op->set->join == op) {
+        op->set->join = NULL;
+        op->set->joined = 0;
+    }
+    engine_op_finish(engine, op, status, text, culprit);
+}
+
+/* The ranks have not joined, then. */
+static void fail_join(struct engine *engine, struct engine_op *op, int status, const char *text,
+                      int32_t culprit)
+{
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (op->parts[i])
+            engine_join_undo(op, i);
+    }
+    finish_waiting(engine, op, status, text, culprit);
+}
+
+void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int status,
+                           const char *text, int32_t culprit)
+{
+    struct engine_op *fallen, *next;
+
+    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", engine->start.job,
+            hvi_status_name(status));
+    if (op == op->set->join) {
+        fail_join(engine, op, status, text, culprit);
+        return;
+    }
+    fallen = fall_together(engine, op);
+    for (struct engine_op *each = fallen; each; each = each->fallen)
+        note_absence(each, op);
+    for (struct engine_op *each = fallen; each; each = next) {
+        next = each->fallen;
+        answer_parts(each, status, text, culprit);
+        if (each->missing > 0 && !each->set->removed)
+            remember_failed(engine, each, status, text, culprit);
+        else
+            op_free(engine, each);
+    }
 }
 
 void engine_negotiate_fail_all(struct engine *engine, int status, const char *text, int32_t culprit)
 {
     while (engine->waiting_first)
-        engine_op_finish(engine, engine->waiting_first, status, text, culprit);
+        finish_waiting(engine, engine->waiting_first, status, text, culprit);
+    while (engine->failed_first)
+        forget_failed(engine, engine->failed_first);
+}
+
+void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set)
+{
+    struct engine_op *next;
+    char text[ENGINE_LABEL + 96], label[ENGINE_LABEL];
+
+    while (set->first) {
+        engine_tensor_label(set->first->tensor, label);
+        snprintf(text, sizeof text, "%s '%s': process set %u was removed while the op waited",
+                 hvi_kind_text(set->first->kind), label, set->id);
+        finish_waiting(engine, set->first, HVI_ERR_NOT_FOUND, text, -1);
+    }
+    for (struct engine_op *op = engine->failed_first; op; op = next) {
+        next = op->next;
+        if (op->set == set)
+            forget_failed(engine, op);
+    }
 }
 
 /* ---- from waiting to ready ---- */
-
-void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int status,
-                           const char *text, int32_t culprit)
-{
-    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", engine->start.job,
-            hvi_status_name(status));
-    engine_op_finish(engine, op, status, text, culprit);
-}
 
 static const void *address_of(const struct engine_region *region, uint64_t offset)
 {
     return region ? (const char *)region->map.base + offset : NULL;
 }
 
-static void make_ready(struct engine *engine, struct engine_op *op)
+static void resolve(struct engine_op *op)
 {
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        const struct engine_part *part = op->parts[rank];
-        op->work.in[rank] = address_of(part->in, part->copy.in_offset);
-        op->work.out[rank] = (void *)(uintptr_t)address_of(part->out, part->copy.out_offset);
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        const struct engine_part *part = op->parts[i];
+        op->work.in[i] = part ? address_of(part->in, part->copy.in_offset) : NULL;
+        op->work.out[i] =
+            part ? (void *)(uintptr_t)address_of(part->out, part->copy.out_offset) : NULL;
     }
-    unlink_waiting(engine, op);
-    engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
-    HVI_ASSERT(engine->ready_count < HVI_CQ_SLOTS);
-    engine->ready[engine->ready_count++] = op;
 }
 
+void engine_op_ready(struct engine *engine, struct engine_op *op)
+{
+    resolve(op);
+    unlist_waiting(engine, op);
+    op->tensor->waiting = NULL;
+    engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
+    if (engine->ready_last)
+        engine->ready_last->next = op;
+    else
+        engine->ready_first = op;
+    engine->ready_last = op;
+    engine->ready_count++;
+}
+
+static void outputs_known(struct engine *engine, struct engine_op *op)
+{
+    if (op->group)
+        engine_group_sized(engine, op);
+    else
+        engine_op_ready(engine, op);
+}
+
+/* The output that the part has, if any, takes the result. */
 static bool output_fits(struct engine *engine, struct engine_op *op, const struct engine_part *part)
 {
-    char label[ENGINE_LABEL], text[HVI_TEXT_MAX + 1];
-    int32_t rank = part->session->rank;
+    char text[HVI_TEXT_MAX + 1];
+    int32_t rank = op->set->ranks[part->set_rank];
+    int status = engine_sizes_check_output(op, part, text, sizeof text);
 
-    if (part->copy.out_capacity >= op->work.bytes)
-        return true;
-    engine_tensor_label(op->tensor, label);
-    snprintf(text, sizeof text,
-             "allgather '%s': the output of rank %d has room for %" PRIu64
-             " bytes, the result has %" PRIu64,
-             label, rank, part->copy.out_capacity, op->work.bytes);
-    engine_negotiate_fail(engine, op, HVI_ERR_TOO_SMALL, text, rank);
-    return false;
+    if (status != HVI_OK)
+        engine_negotiate_fail(engine, op, status, text, rank);
+    return status == HVI_OK;
 }
 
-/* Rows and bytes of the result. */
-static bool sum_gather(struct engine *engine, struct engine_op *op)
+/* Ranks that gave no output are asked for one, now that the size is known. */
+static bool ask_for_outputs(struct engine *engine, struct engine_op *op)
 {
-    uint64_t *sizes = (uint64_t *)(uintptr_t)op->work.sizes;
-
-    op->work.bytes = 0;
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        const struct engine_part *part = op->parts[rank];
-        int64_t rows = part->copy.ndim > 0 ? part->copy.dims[0] : 1;
-        sizes[rank] = part->in_bytes;
-        if (__builtin_add_overflow(op->rows, rows, &op->rows) ||
-            __builtin_add_overflow(op->work.bytes, part->in_bytes, &op->work.bytes))
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        const struct engine_part *part = op->parts[i];
+        if (part && part->copy.out_region != HVI_REGION_NONE && !output_fits(engine, op, part))
             return false;
+    }
+    engine_op_set_state(op, ENGINE_OP_SIZING, "the size of the result is known");
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        struct engine_part *part = op->parts[i];
+        if (!part || part->copy.out_region != HVI_REGION_NONE)
+            continue;
+        op->outputs_missing++;
+        part->output_asked = true;
+        engine_complete_sized(part, part->out_bytes, part->rows);
     }
     return true;
 }
 
-/* Ranks that gave no output are asked for one, now that the size is known. */
-static void gather_ready(struct engine *engine, struct engine_op *op)
+bool engine_op_proceed(struct engine *engine, struct engine_op *op)
 {
-    if (!sum_gather(engine, op)) {
-        engine_negotiate_fail(engine, op, HVI_ERR_INVALID,
-                              "allgather: the size of the result overflows", -1);
-        return;
-    }
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_part *part = op->parts[rank];
-        if (part->copy.out_region != HVI_REGION_NONE && !output_fits(engine, op, part))
-            return;
-    }
-    engine_op_set_state(op, ENGINE_OP_SIZING, "an allgather's size is known");
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_part *part = op->parts[rank];
-        if (part->copy.out_region != HVI_REGION_NONE)
-            continue;
-        op->outputs_missing++;
-        part->output_asked = true;
-        engine_complete_sized(part, op->work.bytes, op->rows);
-    }
-    if (op->outputs_missing == 0)
-        make_ready(engine, op);
-}
-
-static void everybody_here(struct engine *engine, struct engine_op *op)
-{
-    const struct hvi_submission *copy = &op->parts[0]->copy;
     char text[HVI_TEXT_MAX + 1];
+    int status = engine_sizes_plan(op, text, sizeof text);
 
-    op->ready_ns = engine->now_ns;
-    engine_lag_op(engine, op);
-    int status =
-        engine_agree_check(op->parts, (uint32_t)engine->start.size, op->tensor, text, sizeof text);
     if (status != HVI_OK) {
         engine_negotiate_fail(engine, op, status, text, -1);
-        return;
+        return false;
     }
-    op->tensor->waiting = NULL;
+    if (engine_sizes_asks(op->kind) && !ask_for_outputs(engine, op))
+        return false;
+    if (op->outputs_missing == 0)
+        outputs_known(engine, op);
+    return true;
+}
+
+static const struct engine_part *first_part(const struct engine_op *op)
+{
+    uint32_t i = 0;
+
+    while (!op->parts[i])
+        i++;
+    return op->parts[i];
+}
+
+static void fill_work(struct engine_op *op)
+{
+    const struct engine_part *part = first_part(op);
+    const struct hvi_submission *copy = &part->copy;
+    bool moves = copy->kind != HVI_KIND_BARRIER;
+
     op->work.kind = copy->kind;
     op->work.dtype = copy->dtype;
     op->work.reduce_op = copy->reduce_op;
-    op->work.memory_kind = copy->kind == HVI_KIND_BARRIER ? ENGINE_MEMORY_HOST : copy->memory_kind;
-    op->work.ranks = (uint32_t)engine->start.size;
-    op->work.root = copy->root;
+    op->work.memory_kind = moves ? copy->memory_kind : ENGINE_MEMORY_HOST;
+    op->work.ranks = op->set->size;
+    op->work.root = copy->kind == HVI_KIND_BROADCAST ? engine_set_rank(op->set, copy->root) : -1;
     op->work.prescale = copy->prescale;
     op->work.postscale = copy->postscale;
     op->work.count = copy->count;
-    op->work.bytes = op->parts[0]->in_bytes;
-    if (copy->kind == HVI_KIND_ALLGATHER)
-        gather_ready(engine, op);
-    else
-        make_ready(engine, op);
+    op->work.bytes = part->in_bytes;
+    op->work.in_pid = NULL;
+    op->work.out_pid = NULL;
+    op->work.alive = NULL;
+    op->work.alive_user = NULL;
+}
+
+bool engine_op_complete(struct engine *engine, struct engine_op *op)
+{
+    char text[HVI_TEXT_MAX + 1];
+    int status = HVI_OK;
+
+    HVI_ASSERT(op->state == ENGINE_OP_WAITING && op->missing == 0);
+    op->ready_ns = engine->now_ns;
+    engine_lag_op(engine, op);
+    op->kind = first_part(op)->copy.kind;
+    op->replayed = op->repeating == op->set->size;
+    if (!op->replayed)
+        status = engine_agree_check(op, text, sizeof text);
+    if (status != HVI_OK) {
+        engine_negotiate_fail(engine, op, status, text, -1);
+        return false;
+    }
+    if (!op->replayed && engine->replay)
+        engine_agree_remember(op);
+    if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_REMOVE) {
+        engine_set_execute(engine, op);
+        return false;
+    }
+    fill_work(op);
+    if (first_part(op)->leader)
+        return engine_group_hold(engine, op);
+    return engine_op_proceed(engine, op);
+}
+
+int engine_op_meet(struct engine *engine, struct engine_part *part, struct engine_op **op_p)
+{
+    struct engine_op *op =
+        part->copy.kind == HVI_KIND_JOIN ? part->set->join : part->tensor->waiting;
+
+    if (op && op->state == ENGINE_OP_FAILED) {
+        *op_p = op;
+        if (!op->came[part->set_rank])
+            return HVI_ERR_CANCELLED;
+        forget_failed(engine, op);
+        op = NULL;
+    }
+    if (!op)
+        op = op_new(engine, part);
+    if (!op)
+        return HVI_ERR_NO_MEMORY;
+    if (op->parts[part->set_rank])
+        return HVI_ERR_PROTOCOL;
+    if (op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */
+        return HVI_ERR_BUSY;
+    op->parts[part->set_rank] = part;
+    op->parts_present++;
+    op->missing--;
+    part->op = op;
+    part->repeats = engine_agree_repeats(part);
+    op->repeating += part->repeats;
+    *op_p = op;
+    return HVI_OK;
 }
 
 int engine_negotiate_submit(struct engine *engine, struct engine_part *part)
 {
-    int32_t rank = part->session->rank;
-    struct engine_op *op = part->tensor->waiting;
+    struct engine_op *op;
+    int status = engine_op_meet(engine, part, &op);
 
-    if (!op)
-        op = op_new(engine, part->tensor);
-    if (!op)
-        return HVI_ERR_NO_MEMORY;
-    if (op->parts[rank])
-        return HVI_ERR_PROTOCOL;
-    op->parts[rank] = part;
-    part->op = op;
-    if (++op->parts_present == (uint32_t)engine->start.size)
-        everybody_here(engine, op);
-    return HVI_OK;
+    if (status == HVI_ERR_CANCELLED) {
+        engine_op_meet_failed(engine, op, part);
+        return HVI_OK;
+    }
+    if (status == HVI_OK && op->missing == 0)
+        engine_op_complete(engine, op);
+    return status;
 }
 
 void engine_negotiate_output(struct engine *engine, struct engine_part *part)
@@ -263,8 +560,64 @@ void engine_negotiate_output(struct engine *engine, struct engine_part *part)
     struct engine_op *op = part->op;
 
     HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
-    if (!output_fits(engine, op, part))
-        return;
-    if (--op->outputs_missing == 0)
-        make_ready(engine, op);
+    if (output_fits(engine, op, part) && --op->outputs_missing == 0)
+        outputs_known(engine, op);
+}
+
+/* ---- taking a part back ---- */
+
+static void withdraw_one(struct engine *engine, struct engine_part *part, int status,
+                         const char *text)
+{
+    struct engine_op *op = part->op;
+
+    op->parts[part->set_rank] = NULL;
+    op->parts_present--;
+    op->repeating -= part->repeats;
+    op->missing++;
+    if (op == op->set->join)
+        engine_join_undo(op, part->set_rank);
+    if (op->parts_present == 0)
+        finish_waiting(engine, op, HVI_ERR_CANCELLED, "nobody is left", -1);
+    engine_complete_part(part, status, text, part->session->rank, 0, 0);
+}
+
+static bool may_withdraw(const struct engine_part *part)
+{
+    const struct engine_op *op = part->op;
+
+    if (!op || (op->state != ENGINE_OP_WAITING && op->state != ENGINE_OP_HELD))
+        return false;
+    return !op->group || !op->group->group_started;
+}
+
+bool engine_negotiate_withdraw(struct engine *engine, struct engine_part *part, int status,
+                               const char *text)
+{
+    struct engine_part *next = part, *each;
+
+    if (!may_withdraw(part))
+        return false;
+    /* First all, because they count at the group's first op, which may go. */
+    do {
+        if (next->op->state == ENGINE_OP_HELD)
+            engine_group_unhold(next->op);
+        next = next->sibling;
+    } while (next && next != part);
+    next = part;
+    do {
+        each = next;
+        next = each->sibling;
+        withdraw_one(engine, each, status, text);
+    } while (next && next != part);
+    return true;
+}
+
+void engine_op_done(struct engine *engine, struct engine_op *op, int status, const char *text,
+                    int32_t culprit)
+{
+    if (op->group)
+        engine_group_done(engine, op, status, text, culprit);
+    else
+        engine_op_finish(engine, op, status, text, culprit);
 }

@@ -409,6 +409,7 @@ static void hang_up(struct engine_session *session)
     close(session->event_fd);
     session->socket_fd = session->pid_fd = session->event_fd = -1;
     drop_owed(session);
+    engine_group_drop(session);
     engine->ranks[session->rank].session = NULL;
     session->gone_next = engine->gone;
     engine->gone = session;

@@ -155,14 +155,14 @@ static void warn(struct engine *engine, uint64_t now_ns)
     for (struct engine_op *op = engine->waiting_first; op; op = op->next) {
         if (now_ns - op->first_ns < engine->stall_warn_ns)
             break;
-        due = due || now_ns >= op->warn_ns;
+        due = due || (now_ns >= op->warn_ns && op->kind != HVI_KIND_JOIN);
     }
     if (!due)
         return;
     for (struct engine_op *op = engine->waiting_first; op; op = op->next) {
         if (now_ns - op->first_ns < engine->stall_warn_ns)
             break;
-        if (op->warn_ns > now_ns + engine->stall_warn_ns / 8)
+        if (op->warn_ns > now_ns + engine->stall_warn_ns / 8 || op->kind == HVI_KIND_JOIN)
             continue;
         op->warn_ns = now_ns + engine->stall_warn_ns;
         if (round.count < ROUND_OPS)
@@ -212,16 +212,26 @@ static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
     engine_negotiate_fail(engine, op, HVI_ERR_STALLED, text, first_missing(engine, op));
 }
 
+/* The oldest op at the policy's age. A join waits for as long as the others have data. */
+static struct engine_op *overdue(const struct engine *engine, uint64_t now_ns)
+{
+    struct engine_op *op = engine->waiting_first;
+
+    while (op && op->kind == HVI_KIND_JOIN)
+        op = op->next;
+    return op && now_ns >= op->first_ns + engine->stall_act_ns ? op : NULL;
+}
+
 /* Oldest first; an op that goes may take others of the list with it. */
 static void act(struct engine *engine, uint64_t now_ns)
 {
-    if (engine->stall_policy == ENGINE_STALL_WARN || !engine->waiting_first ||
-        now_ns - engine->waiting_first->first_ns < engine->stall_act_ns)
+    struct engine_op *op;
+
+    if (engine->stall_policy == ENGINE_STALL_WARN || !overdue(engine, now_ns))
         return;
     engine_intake_drain_all(engine); /* what has come already is not missing */
-    while (!engine->stopping && engine->waiting_first &&
-           now_ns >= engine->waiting_first->first_ns + engine->stall_act_ns)
-        act_on(engine, engine->waiting_first, now_ns);
+    while (!engine->stopping && (op = overdue(engine, now_ns)))
+        act_on(engine, op, now_ns);
     engine_complete_ring(engine);
 }
 

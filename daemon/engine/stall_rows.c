@@ -19,7 +19,9 @@ bool engine_stall_misses(const struct engine_op *op, uint32_t member)
 {
     const struct engine_part *part = op->parts[member];
 
-    return !part || (op->state == ENGINE_OP_SIZING && part->output_asked);
+    if (!part)
+        return !engine_join_has(op->set, member);
+    return op->state == ENGINE_OP_SIZING && part->output_asked;
 }
 
 static const struct engine_part *any_part(const struct engine *engine, const struct engine_op *op)
@@ -108,7 +110,7 @@ static int fill_row(const struct engine *engine, const struct engine_op *op,
         int32_t rank = engine_op_rank(engine, op, i);
         if (engine_stall_misses(op, i))
             fill_missing(engine, rank, oldest[rank], &row->missing[row->missing_count++]);
-        else
+        else if (op->parts[i])
             row->ready[row->ready_count++] = rank;
     }
     return HVI_OK;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Tensor names, interned for the whole job: a session's ids point here, and ranks meet here. A
+ * Tensor names, interned for the whole job, each in its process set: a session's ids point here, and
+ * ranks meet here. The same name in another set is another tensor. A
  * named tensor lives while some session's table or some op refers to it. Unnamed ones live as long
  * as one op and are kept for the next, so that they cost no allocation; they have no string either,
  * only (kind, n). */
@@ -13,18 +14,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t hash_name(const char *name, uint32_t name_bytes)
+static uint64_t hash_name(uint64_t set, const char *name, uint32_t name_bytes)
 {
-    uint64_t hash = 14695981039346656037ull;
+    uint64_t hash = 14695981039346656037ull ^ set * 0x9e3779b97f4a7c15ull;
 
     for (uint32_t i = 0; i < name_bytes; i++)
         hash = (hash ^ (unsigned char)name[i]) * 1099511628211ull;
     return hash ^ hash >> 29;
 }
 
-static uint64_t hash_anon(uint16_t kind, uint64_t anon_seq)
+static uint64_t hash_anon(uint64_t set, uint16_t kind, uint64_t anon_seq)
 {
-    return anon_seq * 8 + kind;
+    return anon_seq * 16 + kind + set * 131;
 }
 
 static struct engine_tensor **bucket_of(struct engine_tensors *tensors, uint64_t hash)
@@ -43,15 +44,15 @@ static void insert(struct engine_tensors *tensors, struct engine_tensor *tensor,
     tensors->count++;
 }
 
-struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, const char *name,
-                                              uint32_t name_bytes)
+struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, uint64_t set,
+                                              const char *name, uint32_t name_bytes)
 {
-    uint64_t hash = hash_name(name, name_bytes);
+    uint64_t hash = hash_name(set, name, name_bytes);
     struct engine_tensor *tensor;
 
     for (tensor = *bucket_of(tensors, hash); tensor; tensor = tensor->next) {
-        if (!tensor->anon && tensor->hash == hash && tensor->name_bytes == name_bytes &&
-            memcmp(tensor->name, name, name_bytes) == 0) {
+        if (!tensor->anon && tensor->hash == hash && tensor->set == set &&
+            tensor->name_bytes == name_bytes && memcmp(tensor->name, name, name_bytes) == 0) {
             tensor->refs++;
             return tensor;
         }
@@ -62,18 +63,20 @@ struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, co
     tensor->name = (char *)(tensor + 1);
     memcpy(tensor->name, name, name_bytes);
     tensor->name_bytes = name_bytes;
+    tensor->set = set;
     insert(tensors, tensor, hash);
     return tensor;
 }
 
-struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint16_t kind,
-                                             uint64_t anon_seq)
+struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
+                                             uint16_t kind, uint64_t anon_seq)
 {
-    uint64_t hash = hash_anon(kind, anon_seq);
+    uint64_t hash = hash_anon(set, kind, anon_seq);
     struct engine_tensor *tensor;
 
     for (tensor = *bucket_of(tensors, hash); tensor; tensor = tensor->next) {
-        if (tensor->anon && tensor->anon_seq == anon_seq && tensor->anon_kind == kind) {
+        if (tensor->anon && tensor->anon_seq == anon_seq && tensor->anon_kind == kind &&
+            tensor->set == set) {
             tensor->refs++;
             return tensor;
         }
@@ -88,6 +91,8 @@ struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uin
     tensor->anon = true;
     tensor->anon_kind = kind;
     tensor->anon_seq = anon_seq;
+    tensor->set = set;
+    tensor->agreed.valid = false;
     insert(tensors, tensor, hash);
     return tensor;
 }

@@ -176,7 +176,14 @@ typedef void hvt_tweak(struct hvt_liar *liar, struct hvi_submission *sub);
 TWEAK(seq_gap, sub->seq = 7)
 TWEAK(seq_huge, sub->seq = UINT64_MAX)
 TWEAK(kind_unknown, sub->kind = 200)
-TWEAK(kind_hole, sub->kind = 3)
+TWEAK(kind_hole, sub->kind = 4)
+TWEAK(group_of_none, sub->group = 5)
+TWEAK(group_huge, (sub->group = 5, sub->group_size = UINT32_MAX))
+TWEAK(group_middle, (sub->group = 5, sub->group_size = 3, sub->group_index = 2))
+TWEAK(splits_unbacked, (sub->kind = HVI_KIND_ALLTOALL, sub->aux_region = 99, sub->aux_count = 2))
+TWEAK(splits_too_many, (sub->kind = HVI_KIND_ALLTOALL, sub->aux_count = UINT32_MAX))
+TWEAK(set_too_large, (sub->kind = HVI_KIND_SET_ADD, sub->aux_count = UINT32_MAX))
+TWEAK(set_outside, (sub->kind = HVI_KIND_SET_ADD, sub->aux_offset = UINT64_MAX, sub->aux_count = 1))
 TWEAK(output_unknown_cookie, sub->kind = HVI_SUBMIT_OUTPUT)
 TWEAK(dtype_unknown, sub->dtype = HVI_DTYPE_COUNT)
 TWEAK(dtype_255, sub->dtype = 255)
@@ -549,6 +556,13 @@ static const struct hvt_lie lies[] = {
     T("ended", seq_huge),
     T("ended", kind_unknown),
     T("ended", kind_hole),
+    T("ended", group_of_none),
+    T("ended", group_huge),
+    T("ended", group_middle),
+    T("ended", splits_unbacked),
+    T("ended", splits_too_many),
+    T("ended", set_too_large),
+    T("ended", set_outside),
     T("ended", output_unknown_cookie),
     T("ended", dtype_unknown),
     T("ended", dtype_255),

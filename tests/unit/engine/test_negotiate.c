@@ -203,7 +203,7 @@ START_TEST(an_unknown_process_set_fails_that_op_only)
     submit(0, op);
     ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], text, sizeof text).status,
                      HVI_ERR_NOT_FOUND);
-    ck_assert_str_eq(text, "process set 9 does not exist");
+    ck_assert_str_eq(text, "allreduce 'w1': process set 9 does not exist");
     op = make(0, HVI_KIND_ALLREDUCE, 4, "w1");
     op.flags = 0; /* the failed op has defined the name all the same */
     submit(0, op);
@@ -364,7 +364,7 @@ START_TEST(an_input_inside_the_output_of_an_allgather_is_refused_on_every_rank)
     op.out_offset = 0;
     submit(0, gather(0, 5, true));
     submit(1, op);
-    expect_all(HVI_ERR_INVALID, "allgather 'g1': rank 1's input lies inside its output", -1);
+    expect_all(HVI_ERR_INVALID, "allgather 'g1': rank 1's input lies inside its output", 1);
     fini();
 }
 END_TEST

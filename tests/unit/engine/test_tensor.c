@@ -10,7 +10,8 @@ static struct engine_tensors tensors;
 
 static struct engine_tensor *named(const char *name)
 {
-    struct engine_tensor *tensor = engine_tensor_get_named(&tensors, name, (uint32_t)strlen(name));
+    struct engine_tensor *tensor =
+        engine_tensor_get_named(&tensors, 0, name, (uint32_t)strlen(name));
     ck_assert_ptr_nonnull(tensor);
     return tensor;
 }
@@ -33,11 +34,11 @@ END_TEST
 START_TEST(unnamed_ops_meet_by_kind_and_number_and_never_a_name)
 {
     char name[HVI_NAME_MAX + 1];
-    struct engine_tensor *a = engine_tensor_get_anon(&tensors, HVI_KIND_ALLREDUCE, 7);
+    struct engine_tensor *a = engine_tensor_get_anon(&tensors, 0, HVI_KIND_ALLREDUCE, 7);
 
-    ck_assert_ptr_eq(engine_tensor_get_anon(&tensors, HVI_KIND_ALLREDUCE, 7), a);
-    struct engine_tensor *b = engine_tensor_get_anon(&tensors, HVI_KIND_BROADCAST, 7);
-    struct engine_tensor *c = engine_tensor_get_anon(&tensors, HVI_KIND_ALLREDUCE, 8);
+    ck_assert_ptr_eq(engine_tensor_get_anon(&tensors, 0, HVI_KIND_ALLREDUCE, 7), a);
+    struct engine_tensor *b = engine_tensor_get_anon(&tensors, 0, HVI_KIND_BROADCAST, 7);
+    struct engine_tensor *c = engine_tensor_get_anon(&tensors, 0, HVI_KIND_ALLREDUCE, 8);
     struct engine_tensor *d = named("allreduce.noname.7");
     ck_assert(a != b && a != c && a != d);
     engine_tensor_name(a, name);
@@ -53,11 +54,11 @@ END_TEST
 
 START_TEST(an_unnamed_tensor_is_reused_without_allocation)
 {
-    struct engine_tensor *first = engine_tensor_get_anon(&tensors, HVI_KIND_ALLREDUCE, 1);
+    struct engine_tensor *first = engine_tensor_get_anon(&tensors, 0, HVI_KIND_ALLREDUCE, 1);
 
     engine_tensor_put(&tensors, first);
     for (uint64_t i = 2; i < 100; i++) {
-        struct engine_tensor *tensor = engine_tensor_get_anon(&tensors, HVI_KIND_BARRIER, i);
+        struct engine_tensor *tensor = engine_tensor_get_anon(&tensors, 0, HVI_KIND_BARRIER, i);
         ck_assert_ptr_eq(tensor, first);
         ck_assert_uint_eq(tensor->anon_seq, i);
         engine_tensor_put(&tensors, tensor);

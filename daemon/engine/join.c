@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Join: a rank that has no more data says so, and its peers need not wait for it any more.
+ *
+ * A JOIN is an op of its set that is complete when every member has joined; there is one at a time.
+ * Until then a member that has joined counts as present in every other op of the set, without a
+ * part: neutral in a reduction, zero rows elsewhere. What it had submitted before is not affected.
+ * Each set has its own join. */
+#include "daemon/engine/engine.h"
+
+#include "base/status.h"
+
+bool engine_join_has(const struct engine_set *set, uint32_t set_rank)
+{
+    return set->join && set->join->parts[set_rank];
+}
+
+/* Nobody waits for this rank any more. Completing an op may take others along. */
+static void sweep(struct engine *engine, struct engine_set *set, uint32_t set_rank)
+{
+    struct engine_op *op;
+
+    for (set->cursor = set->first; (op = set->cursor);) {
+        set->cursor = op->set_next;
+        if (op != set->join && !op->parts[set_rank] && op->state == ENGINE_OP_WAITING &&
+            --op->missing == 0)
+            engine_op_complete(engine, op);
+    }
+    for (set->cursor = set->first; (op = set->cursor);) {
+        set->cursor = op->set_next;
+        if (op->state == ENGINE_OP_HELD && op->group == op)
+            engine_group_check(engine, op);
+    }
+}
+
+static void excuse(struct engine *engine, const struct engine_set *set, uint32_t set_rank)
+{
+    struct engine_op *next;
+
+    for (struct engine_op *op = engine->failed_first; op; op = next) {
+        next = op->next;
+        if (op->set == set)
+            engine_op_excuse(engine, op, set_rank);
+    }
+}
+
+static void everybody_has(struct engine *engine, struct engine_set *set, int32_t last_rank)
+{
+    struct engine_op *join = set->join;
+
+    for (uint32_t i = 0; i < set->size; i++)
+        join->parts[i]->rows = last_rank;
+    set->join = NULL;
+    set->joined = 0;
+    engine_op_finish(engine, join, HVI_OK, NULL, -1);
+}
+
+int engine_join_submit(struct engine *engine, struct engine_part *part)
+{
+    struct engine_set *set = part->set;
+    struct engine_op *op;
+    int status = engine_op_meet(engine, part, &op);
+
+    if (status != HVI_OK)
+        return status;
+    set->join = op;
+    set->joined++;
+    excuse(engine, set, part->set_rank);
+    sweep(engine, set, part->set_rank);
+    if (set->joined == set->size)
+        everybody_has(engine, set, part->session->rank);
+    return HVI_OK;
+}
+
+void engine_join_undo(struct engine_op *join, uint32_t set_rank)
+{
+    struct engine_set *set = join->set;
+
+    set->joined--;
+    for (struct engine_op *op = set->first; op; op = op->set_next) {
+        if (op == join || op->parts[set_rank])
+            continue;
+        if (op->state == ENGINE_OP_HELD && !op->group->group_started)
+            engine_group_unhold(op);
+        if (op->state == ENGINE_OP_WAITING)
+            op->missing++;
+    }
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The table of process sets. A set that was removed lives on, outside of the table, until the last
+ * op that runs in it is over. Ids are reused first in, first out, so that every rank's next set has
+ * the number Horovod's users expect. */
+#include "daemon/engine/set.h"
+
+#include "base/assert.h"
+#include "base/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct engine_set *set_new(struct engine_sets *sets, const int64_t *ranks, uint32_t count)
+{
+    size_t job_size = (size_t)sets->job_size;
+    struct engine_set *set =
+        calloc(1, sizeof *set + count * sizeof(int32_t) + job_size * sizeof(int16_t));
+
+    if (!set)
+        return NULL;
+    int32_t *members = (int32_t *)(void *)(set + 1);
+    int16_t *index = (int16_t *)(void *)(members + count);
+    memset(index, 0xff, job_size * sizeof *index);
+    for (uint32_t i = 0; i < count; i++) {
+        members[i] = ranks ? (int32_t)ranks[i] : (int32_t)i;
+        index[members[i]] = (int16_t)i;
+    }
+    set->serial = sets->serials++;
+    set->size = count;
+    set->refs = 1;
+    set->ranks = members;
+    set->index = index;
+    return set;
+}
+
+int engine_sets_init(struct engine_sets *sets, int32_t job_size)
+{
+    memset(sets, 0, sizeof *sets);
+    sets->job_size = job_size;
+    sets->by_id[0] = set_new(sets, NULL, (uint32_t)job_size);
+    if (!sets->by_id[0])
+        return HVI_ERR_NO_MEMORY;
+    sets->count = 1;
+    sets->next_id = 1;
+    return HVI_OK;
+}
+
+void engine_sets_fini(struct engine_sets *sets)
+{
+    for (uint32_t id = 0; id < sets->next_id; id++) {
+        if (sets->by_id[id])
+            engine_set_put(sets->by_id[id]);
+        sets->by_id[id] = NULL;
+    }
+    sets->count = 0;
+    sets->next_id = 0;
+}
+
+struct engine_set *engine_sets_find(const struct engine_sets *sets, uint32_t id)
+{
+    return id < ENGINE_SETS_MAX ? sets->by_id[id] : NULL;
+}
+
+static bool has_ranks(const struct engine_set *set, const int64_t *ranks, uint32_t count)
+{
+    if (set->size != count)
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        if (set->ranks[i] != ranks[i])
+            return false;
+    }
+    return true;
+}
+
+struct engine_set *engine_sets_find_ranks(const struct engine_sets *sets, const int64_t *ranks,
+                                          uint32_t count)
+{
+    for (uint32_t id = 0; id < sets->next_id; id++) {
+        if (sets->by_id[id] && has_ranks(sets->by_id[id], ranks, count))
+            return sets->by_id[id];
+    }
+    return NULL;
+}
+
+static uint32_t next_id(struct engine_sets *sets)
+{
+    if (sets->freed_count == 0)
+        return sets->next_id++;
+    uint32_t id = sets->freed[sets->freed_first];
+    sets->freed_first = (sets->freed_first + 1) % ENGINE_SETS_MAX;
+    sets->freed_count--;
+    return id;
+}
+
+int engine_sets_add(struct engine_sets *sets, const int64_t *ranks, uint32_t count,
+                    struct engine_set **set_p)
+{
+    if (sets->count == ENGINE_SETS_MAX)
+        return HVI_ERR_LIMIT;
+    struct engine_set *set = set_new(sets, ranks, count);
+    if (!set)
+        return HVI_ERR_NO_MEMORY;
+    set->id = next_id(sets);
+    sets->by_id[set->id] = set;
+    sets->count++;
+    *set_p = set;
+    return HVI_OK;
+}
+
+void engine_sets_remove(struct engine_sets *sets, struct engine_set *set)
+{
+    HVI_ASSERT(set->id != 0 && sets->by_id[set->id] == set);
+    sets->by_id[set->id] = NULL;
+    sets->freed[(sets->freed_first + sets->freed_count++) % ENGINE_SETS_MAX] = (uint16_t)set->id;
+    sets->count--;
+    set->removed = true;
+    engine_set_put(set);
+}
+
+struct engine_set *engine_set_get(struct engine_set *set)
+{
+    set->refs++;
+    return set;
+}
+
+void engine_set_put(struct engine_set *set)
+{
+    HVI_ASSERT(set->refs > 0);
+    if (--set->refs > 0)
+        return;
+    HVI_ASSERT(!set->first);
+    free(set);
+}
+
+int32_t engine_set_rank(const struct engine_set *set, int32_t rank)
+{
+    return set->index[rank];
+}
+
+size_t engine_ranks_text(const int32_t *ranks, uint32_t count, char *text_p, size_t size)
+{
+    size_t used = (size_t)snprintf(text_p, size, count == 1 ? "rank " : "ranks ");
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t last = i;
+        char *at = used < size ? text_p + used : NULL;
+        while (count > 16 && last + 1 < count && ranks[last + 1] == ranks[last] + 1)
+            last++;
+        used += (size_t)snprintf(at, at ? size - used : 0, "%s%d", i > 0 ? "," : "", ranks[i]);
+        at = used < size ? text_p + used : NULL;
+        if (last > i)
+            used += (size_t)snprintf(at, at ? size - used : 0, "-%d", ranks[last]);
+        i = last;
+    }
+    return used;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * engine_sets: the process sets of a job, by id. Set 0 has every rank and is always there. Engine
+ * thread; knows nothing of ops beyond the lists it holds for negotiate.c and join.c. */
+#ifndef ENGINE_SET_H
+#define ENGINE_SET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ENGINE_SETS_MAX 1024u /* of a job at a time, set 0 included */
+
+struct engine_op;
+
+struct engine_set {
+    uint32_t id;     /* reused after a removal, oldest first */
+    uint64_t serial; /* never reused: names belong to it, not to the id */
+    uint32_t size;
+    uint32_t refs; /* the table's, and one per part and op */
+    bool removed;  /* out of the table */
+    /* Waiting ops of this set, oldest first, by .set_next; the cursor of whoever walks over them
+     * while they may go. */
+    struct engine_op *first, *last, *cursor;
+    struct engine_op *join; /* the ranks that have joined; NULL: none */
+    uint32_t joined;        /* how many */
+    const int32_t *ranks;   /* [size], ascending, ranks of the job */
+    const int16_t *index;   /* [size of the job]: set rank, -1: no member */
+};
+
+struct engine_sets {
+    int32_t job_size;
+    uint64_t serials;
+    uint32_t count, next_id;
+    struct engine_set *by_id[ENGINE_SETS_MAX];
+    uint16_t freed[ENGINE_SETS_MAX]; /* ring of ids */
+    uint32_t freed_first, freed_count;
+};
+
+/* With set 0. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_sets_init(struct engine_sets *sets, int32_t job_size);
+/* Drops the table's references; a set goes with its last one. Harmless on a zeroed table. */
+void engine_sets_fini(struct engine_sets *sets);
+/* NULL when there is none. */
+struct engine_set *engine_sets_find(const struct engine_sets *sets, uint32_t id);
+/* The set of exactly these ranks, ascending; NULL when there is none. */
+struct engine_set *engine_sets_find_ranks(const struct engine_sets *sets, const int64_t *ranks,
+                                          uint32_t count);
+/* `ranks` are ascending, unique ranks of the job, at least one. HVI_OK, HVI_ERR_LIMIT,
+ * HVI_ERR_NO_MEMORY. */
+int engine_sets_add(struct engine_sets *sets, const int64_t *ranks, uint32_t count,
+                    struct engine_set **set_p);
+/* Out of the table; its id is free again. Not for set 0. */
+void engine_sets_remove(struct engine_sets *sets, struct engine_set *set);
+struct engine_set *engine_set_get(struct engine_set *set);
+void engine_set_put(struct engine_set *set);
+/* -1: no member. */
+int32_t engine_set_rank(const struct engine_set *set, int32_t rank);
+
+/* "rank 3", "ranks 0,1,3", and from 17 ranks on "ranks 0-15,18"; returns the length it wanted, as
+ * snprintf does. */
+size_t engine_ranks_text(const int32_t *ranks, uint32_t count, char *text_p, size_t size);
+
+#endif

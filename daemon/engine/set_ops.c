@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Adding and removing process sets, which are ops of set 0, and who may use one. */
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <stdio.h>
+
+#define MEMBERS_TEXT 400
+
+static void members_text(const struct engine_set *set, char *text_p)
+{
+    engine_ranks_text(set->ranks, set->size, text_p, MEMBERS_TEXT);
+}
+
+static void give_id(struct engine *engine, struct engine_op *op, uint32_t id)
+{
+    for (uint32_t i = 0; i < op->set->size; i++)
+        op->parts[i]->rows = id;
+    engine_op_finish(engine, op, HVI_OK, NULL, -1);
+}
+
+static void add(struct engine *engine, struct engine_op *op)
+{
+    const struct engine_part *part = op->parts[0];
+    char text[ENGINE_LABEL + MEMBERS_TEXT + 160], members[MEMBERS_TEXT], label[ENGINE_LABEL];
+    struct engine_set *set =
+        engine_sets_find_ranks(&engine->sets, part->integers, part->integer_count);
+    int status = HVI_ERR_EXISTS;
+
+    engine_tensor_label(op->tensor, label);
+    if (set) {
+        members_text(set, members);
+        snprintf(text, sizeof text, "%s '%s': process set %u has exactly these ranks already (%s)",
+                 hvi_kind_text(op->kind), label, set->id, members);
+    } else {
+        status = engine_sets_add(&engine->sets, part->integers, part->integer_count, &set);
+        snprintf(text, sizeof text, "%s '%s': %s", hvi_kind_text(op->kind), label,
+                 status == HVI_ERR_LIMIT ? "the job has 1024 process sets already; remove one first"
+                                         : hvi_status_text(status));
+    }
+    if (status == HVI_OK)
+        give_id(engine, op, set->id);
+    else
+        engine_negotiate_fail(engine, op, status, text, -1);
+}
+
+static void remove_set(struct engine *engine, struct engine_op *op)
+{
+    int32_t id = op->parts[0]->copy.root;
+    struct engine_set *set = id > 0 ? engine_sets_find(&engine->sets, (uint32_t)id) : NULL;
+    char text[ENGINE_LABEL + 128], label[ENGINE_LABEL];
+
+    engine_tensor_label(op->tensor, label);
+    if (!set) {
+        snprintf(text, sizeof text, "%s '%s': process set %d %s", hvi_kind_text(op->kind), label,
+                 id, id == 0 ? "has every rank and stays" : "does not exist");
+        engine_negotiate_fail(engine, op, id == 0 ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text, -1);
+        return;
+    }
+    engine_negotiate_fail_set(engine, set);
+    engine_sets_remove(&engine->sets, set);
+    give_id(engine, op, (uint32_t)id);
+}
+
+void engine_set_execute(struct engine *engine, struct engine_op *op)
+{
+    if (op->kind == HVI_KIND_SET_ADD)
+        add(engine, op);
+    else
+        remove_set(engine, op);
+}
+
+int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
+                     size_t text_size)
+{
+    char members[MEMBERS_TEXT], label[ENGINE_LABEL];
+    const char *kind = hvi_kind_text(part->copy.kind);
+    int32_t rank = part->session->rank;
+
+    engine_tensor_label(part->tensor, label);
+    if (!set) {
+        snprintf(text_p, text_size, "%s '%s': process set %u does not exist", kind, label,
+                 part->copy.process_set);
+        return HVI_ERR_NOT_FOUND;
+    }
+    int32_t set_rank = engine_set_rank(set, rank);
+    if (set_rank < 0) {
+        members_text(set, members);
+        snprintf(text_p, text_size, "%s '%s': rank %d is not a member of process set %u (%s)", kind,
+                 label, rank, set->id, members);
+        return HVI_ERR_INVALID;
+    }
+    if (engine_join_has(set, (uint32_t)set_rank)) {
+        snprintf(text_p, text_size,
+                 "%s '%s': rank %d has joined process set %u and submits nothing there until all "
+                 "have",
+                 kind, label, rank, set->id);
+        return HVI_ERR_INVALID;
+    }
+    return HVI_OK;
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Sizes: who gives how many rows to whom, once every rank of an op has said what it brings. Pure but
+ * for the op itself.
+ *
+ *   allgather      everybody gets everybody's rows, in set order
+ *   reducescatter  the first dim0 % n of the n members that take part get dim0 / n + 1 rows, the
+ *                  others dim0 / n; a member that has joined gets none
+ *   alltoall       as the splits say, or equal parts; rows for a member that has joined go nowhere
+ *
+ * All sums are checked: dimensions are the client's. */
+#include "base/bits.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool engine_sizes_asks(uint16_t kind)
+{
+    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL ||
+           kind == HVI_KIND_REDUCESCATTER;
+}
+
+static int __attribute__((format(printf, 5, 6)))
+refuse(const struct engine_op *op, int status, char *text_p, size_t text_size, const char *format,
+       ...)
+{
+    char label[ENGINE_LABEL];
+    va_list arguments;
+
+    engine_tensor_label(op->tensor, label);
+    size_t used = (size_t)snprintf(text_p, text_size, "%s '%s': ", hvi_kind_text(op->kind), label);
+    if (used >= text_size)
+        return status;
+    va_start(arguments, format);
+    vsnprintf(text_p + used, text_size - used, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+/* 0 where there is no row to ask for. */
+static uint64_t row_bytes(const struct engine_part *part)
+{
+    return part->copy.dims[0] > 0 ? part->in_bytes / (uint64_t)part->copy.dims[0] : 0;
+}
+
+static bool add_rows(int64_t *rows_p, int64_t rows)
+{
+    return !__builtin_add_overflow(*rows_p, rows, rows_p);
+}
+
+static int plan_gather(struct engine_op *op, char *text_p, size_t text_size)
+{
+    uint64_t *sizes = (uint64_t *)(uintptr_t)op->work.sizes;
+    uint64_t bytes = 0;
+    int64_t rows = 0;
+
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        const struct engine_part *part = op->parts[i];
+        sizes[i] = part ? part->in_bytes : 0;
+        if (!add_rows(&rows, part ? part->copy.dims[0] : 0) ||
+            !hvi_add_checked(bytes, sizes[i], &bytes))
+            return refuse(op, HVI_ERR_INVALID, text_p, text_size,
+                          "the size of the result overflows");
+    }
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (!op->parts[i])
+            continue;
+        op->parts[i]->rows = rows;
+        op->parts[i]->out_bytes = bytes;
+    }
+    op->work.bytes = bytes;
+    return HVI_OK;
+}
+
+static void plan_scatter(struct engine_op *op)
+{
+    uint64_t *sizes = (uint64_t *)(uintptr_t)op->work.sizes;
+    int64_t members = op->parts_present, before = 0;
+
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        struct engine_part *part = op->parts[i];
+        sizes[i] = 0;
+        if (!part)
+            continue;
+        part->rows = part->copy.dims[0] / members + (before++ < part->copy.dims[0] % members);
+        part->out_bytes = (uint64_t)part->rows * row_bytes(part);
+        sizes[i] = part->out_bytes;
+    }
+}
+
+int64_t engine_sizes_split(const struct engine_op *op, uint32_t from, uint32_t to)
+{
+    const struct engine_part *part = op->parts[from];
+
+    if (!part)
+        return 0;
+    return part->integers ? part->integers[to] : part->copy.dims[0] / op->set->size;
+}
+
+/* A rank's input has at least the rows of its splits: agree.c has checked it. */
+static int plan_alltoall(struct engine_op *op, char *text_p, size_t text_size)
+{
+    uint32_t size = op->set->size;
+
+    op->matrix = malloc((size_t)size * size * sizeof *op->matrix);
+    if (!op->matrix)
+        return refuse(op, HVI_ERR_NO_MEMORY, text_p, text_size, "the engine is out of memory");
+    op->work.sizes = op->matrix;
+    op->work.bytes = 0;
+    for (uint32_t to = 0; to < size; to++) {
+        struct engine_part *receiver = op->parts[to];
+        uint64_t bytes = 0;
+        int64_t rows = 0;
+        for (uint32_t from = 0; from < size; from++) {
+            int64_t split = engine_sizes_split(op, from, to);
+            uint64_t sent = op->parts[from] ? (uint64_t)split * row_bytes(op->parts[from]) : 0;
+            op->matrix[(size_t)from * size + to] = sent;
+            if (!add_rows(&rows, split) || !hvi_add_checked(bytes, sent, &bytes))
+                return refuse(op, HVI_ERR_INVALID, text_p, text_size,
+                              "the size of rank %d's result overflows", op->set->ranks[to]);
+        }
+        if (!receiver)
+            continue;
+        receiver->rows = rows;
+        receiver->out_bytes = bytes;
+        if (op->work.bytes < bytes)
+            op->work.bytes = bytes;
+        if (op->work.bytes < receiver->in_bytes)
+            op->work.bytes = receiver->in_bytes;
+    }
+    return HVI_OK;
+}
+
+static void plan_alike(struct engine_op *op)
+{
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (op->parts[i])
+            op->parts[i]->out_bytes = op->parts[i]->in_bytes;
+    }
+}
+
+int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size)
+{
+    op->work.sizes = op->own_sizes;
+    switch (op->kind) {
+    case HVI_KIND_ALLGATHER:
+        return plan_gather(op, text_p, text_size);
+    case HVI_KIND_ALLTOALL:
+        return plan_alltoall(op, text_p, text_size);
+    case HVI_KIND_REDUCESCATTER:
+        plan_scatter(op);
+        return HVI_OK;
+    default:
+        plan_alike(op);
+        return HVI_OK;
+    }
+}
+
+/* Where a member's input may lie inside its output, or its output inside its input: see backend.h.
+ */
+static bool is_in_place(const struct engine_op *op, const struct engine_part *part)
+{
+    uint64_t before = 0;
+
+    if (op->kind == HVI_KIND_ALLTOALL)
+        return false;
+    for (uint32_t i = 0; i < part->set_rank; i++)
+        before += op->work.sizes[i];
+    if (op->kind == HVI_KIND_ALLGATHER)
+        return part->copy.in_offset == part->copy.out_offset + before;
+    return part->copy.out_offset == part->copy.in_offset + before;
+}
+
+static bool overlaps(const struct engine_part *part)
+{
+    const struct hvi_submission *copy = &part->copy;
+
+    if (copy->in_region != copy->out_region || copy->in_region == HVI_REGION_NONE ||
+        part->in_bytes == 0 || part->out_bytes == 0)
+        return false;
+    return copy->in_offset < copy->out_offset + part->out_bytes &&
+           copy->out_offset < copy->in_offset + part->in_bytes;
+}
+
+int engine_sizes_check_output(const struct engine_op *op, const struct engine_part *part,
+                              char *text_p, size_t text_size)
+{
+    int32_t rank = op->set->ranks[part->set_rank];
+
+    if (part->copy.out_capacity < part->out_bytes)
+        return refuse(op, HVI_ERR_TOO_SMALL, text_p, text_size,
+                      "the output of rank %d has room for %" PRIu64
+                      " bytes, the result has %" PRIu64,
+                      rank, part->copy.out_capacity, part->out_bytes);
+    if (overlaps(part) && !is_in_place(op, part))
+        return refuse(op, HVI_ERR_INVALID, text_p, text_size,
+                      op->kind == HVI_KIND_ALLGATHER ? "rank %d's input lies inside its output"
+                                                     : "rank %d's output lies inside its input",
+                      rank);
+    return HVI_OK;
+}
+
+void engine_sizes_tell_splits(const struct engine_op *op)
+{
+    for (uint32_t to = 0; to < op->set->size; to++) {
+        const struct engine_part *part = op->parts[to];
+        if (!part || !part->aux)
+            continue;
+        char *at = (char *)part->aux->map.base + part->copy.aux_offset +
+                   (uint64_t)part->copy.aux_count * sizeof(int64_t);
+        for (uint32_t from = 0; from < op->set->size; from++) {
+            int64_t rows = engine_sizes_split(op, from, to);
+            memcpy(at + from * sizeof rows, &rows, sizeof rows);
+        }
+    }
+}
