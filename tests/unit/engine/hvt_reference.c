@@ -299,6 +299,73 @@ void hvt_reference_element(const struct hvi_reduction *reduce, uint64_t index, v
     }
 }
 
+/* ---- adasum ---- */
+
+double hvt_reference_get(uint32_t dtype, const void *data, uint64_t index)
+{
+    switch (dtype) {
+    case HVI_DTYPE_FLOAT16:
+        return decode(((const uint16_t *)data)[index], 5, 10);
+    case HVI_DTYPE_BFLOAT16:
+        return decode(((const uint16_t *)data)[index], 8, 7);
+    case HVI_DTYPE_FLOAT8_E4M3:
+        return hvt_reference_e4m3(((const uint8_t *)data)[index]);
+    case HVI_DTYPE_FLOAT8_E5M2:
+        return hvt_reference_e5m2(((const uint8_t *)data)[index]);
+    case HVI_DTYPE_FLOAT32:
+        return (double)((const float *)data)[index];
+    default:
+        return ((const double *)data)[index];
+    }
+}
+
+void hvt_reference_put(uint32_t dtype, void *data_p, uint64_t index, double value)
+{
+    if (dtype == HVI_DTYPE_FLOAT16)
+        ((uint16_t *)data_p)[index] = encode(value, 5, 10);
+    else if (dtype == HVI_DTYPE_BFLOAT16)
+        ((uint16_t *)data_p)[index] = encode(value, 8, 7);
+    else if (dtype == HVI_DTYPE_FLOAT8_E4M3)
+        ((uint8_t *)data_p)[index] = hvt_reference_to_e4m3(value);
+    else if (dtype == HVI_DTYPE_FLOAT8_E5M2)
+        ((uint8_t *)data_p)[index] = hvt_reference_to_e5m2(value);
+    else if (dtype == HVI_DTYPE_FLOAT32)
+        ((float *)data_p)[index] = (float)value;
+    else
+        ((double *)data_p)[index] = value;
+}
+
+static void adasum_pair(double *a, const double *b, uint64_t count)
+{
+    double dot = 0, aa = 0, bb = 0;
+
+    for (uint64_t i = 0; i < count; i++) {
+        dot += a[i] * b[i];
+        aa += a[i] * a[i];
+        bb += b[i] * b[i];
+    }
+    for (uint64_t i = 0; i < count; i++)
+        a[i] = (aa > 1e-150 ? 1 - dot / (2 * aa) : 1) * a[i] +
+               (bb > 1e-150 ? 1 - dot / (2 * bb) : 1) * b[i];
+}
+
+void hvt_reference_adasum(double *vectors, uint32_t members, uint64_t count)
+{
+    while (members > 1) {
+        uint32_t left = 1;
+        while (left * 2 < members)
+            left *= 2;
+        for (uint32_t i = 0; i < left; i++) {
+            bool paired = i < members - left;
+            uint32_t from = paired ? 2 * i : i + (members - left);
+            memmove(vectors + i * count, vectors + from * count, count * sizeof *vectors);
+            if (paired)
+                adasum_pair(vectors + i * count, vectors + (from + 1) * count, count);
+        }
+        members = left;
+    }
+}
+
 /* ---- inputs ---- */
 
 static double some_number(uint64_t *random)

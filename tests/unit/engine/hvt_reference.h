@@ -18,6 +18,14 @@ uint8_t hvt_reference_to_e4m3(double value);
 double hvt_reference_e5m2(uint8_t byte);
 uint8_t hvt_reference_to_e5m2(double value);
 
+/* Element `index` of a floating point type as a number, and the number nearest to `value` back. */
+double hvt_reference_get(uint32_t dtype, const void *data, uint64_t index);
+void hvt_reference_put(uint32_t dtype, void *data_p, uint64_t index, double value);
+
+/* Adasum by its definition, in double throughout: the vectors (`members` * `count` numbers) are
+ * folded to a power of two and combined in neighbouring pairs; the result is vectors[0..count). */
+void hvt_reference_adasum(double *vectors, uint32_t members, uint64_t count);
+
 /* Fills `bytes` with values of this dtype, the interesting ones among them. */
 void hvt_reference_fill(uint32_t dtype, void *data_p, uint64_t count, uint64_t *random);
 uint64_t hvt_random(uint64_t *state);
