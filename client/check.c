@@ -178,7 +178,7 @@ static int check_broadcast(const struct client_request *request, const struct cl
                   request->root, text);
 }
 
-/* The first dim0 % n members get a row more. */
+/* The first dim0 % n members get a row more; all of them more than that when some have joined. */
 static int check_reducescatter(struct client_request *request, const struct client_set *set)
 {
     int rc = check_rows(request, "reducescatter deals out the first dimension");
@@ -188,19 +188,16 @@ static int check_reducescatter(struct client_request *request, const struct clie
         return rc;
     if (request->reduce_op == HVD_ADASUM)
         return refuse(request, HVD_ERR_UNSUPPORTED, "reducescatter does not know adasum");
-    int64_t rows = request->in->dims[0];
-    request->out_rows = rows / set->size + (set->rank < rows % set->size);
-    if (!request->out) {
-        request->out_bytes = rows ? request->in_bytes / (uint64_t)rows : 0;
-        request->out_bytes *= (uint64_t)request->out_rows;
+    if (!request->out)
         return HVD_OK;
-    }
+    int64_t rows = request->in->dims[0];
+    int64_t mine = rows / set->size + (set->rank < rows % set->size);
     rc = check_same(request, 1);
-    if (rc == HVD_OK && request->out->dims[0] != request->out_rows)
+    if (rc == HVD_OK && request->out->dims[0] < mine)
         return refuse(request, HVD_ERR_INVALID,
                       "out has %" PRId64 " rows; of %" PRId64 " rows among %d members this one "
                       "gets %" PRId64,
-                      request->out->dims[0], rows, set->size, request->out_rows);
+                      request->out->dims[0], rows, set->size, mine);
     return rc;
 }
 

@@ -101,7 +101,8 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie)
 
 bool client_kind_sizes_late(uint8_t kind)
 {
-    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL;
+    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL ||
+           kind == HVI_KIND_REDUCESCATTER; /* of which some members may have joined */
 }
 
 void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size)

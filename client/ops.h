@@ -9,8 +9,8 @@
  *     |                 |              SIZED-'                |                                |
  *     '-----------------'--------(refused)--------------------'----------- hvd_op_free --------'
  *
- * IN_FLIGHT  the engine has it. SIZED: an allgather or alltoall whose result needs memory; back when
- * the memory is announced. DONE       the completion was read; its name is free again. COPYING: one thread
+ * IN_FLIGHT  the engine has it. SIZED: an op whose result needs memory that only the engine can
+ * size; back when it is announced. DONE       the completion was read; its name is free again. COPYING: one thread
  * copies the result out, unlocked. FINISHED   a call has told the caller. An op released before
  * DONE is `abandoned` and goes to FREE by itself.
  *
@@ -64,7 +64,7 @@ struct hvd_op {
     void *copy_to;                 /* ordinary memory that wants the result, or NULL */
     struct hvd_tensor result;      /* final once FINISHED */
     uint64_t out_bytes;            /* of the result; the capacity before DONE */
-    uint64_t row_bytes;            /* allgather, alltoall: one row of the result */
+    uint64_t row_bytes;            /* allgather, alltoall, reducescatter: one row of the result */
     bool wants_output;             /* no memory for the result yet */
     bool owns_output;              /* no output was given: a good result stays until hvd_op_free */
     int members;                   /* alltoall: of the set */

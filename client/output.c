@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The second half of an allgather or alltoall whose result the library provides. All queued ops are fed by
+ * The second half of an op whose result the library provides. All queued ops are fed by
  * whichever call comes first, not only the one that is waited for: a peer may wait for this op
  * while our caller waits for another one. */
 #include "client/output.h"

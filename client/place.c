@@ -91,20 +91,8 @@ static int place(struct hvd_session *session, const struct client_request *reque
     return client_place_scratch(session, bytes, request->what, operand_p);
 }
 
-/* Memory of ours for the result: now if its size is known, else when the engine tells it. */
-static int place_owned(struct hvd_session *session, const struct client_request *request,
-                       struct hvd_op *op)
-{
-    op->owns_output = true;
-    if (client_kind_sizes_late(request->kind)) {
-        op->out.region = HVI_REGION_NONE;
-        op->wants_output = true;
-        return HVD_OK;
-    }
-    return client_place_scratch(session, request->out_bytes, request->what, &op->out);
-}
-
-/* Ops whose result has another shape than the input. */
+/* Ops whose result has another shape than the input. Without an output there will be memory of ours
+ * for it, once the engine has told its size. */
 static int place_apart(struct hvd_session *session, struct client_request *request,
                        struct hvd_op *op)
 {
@@ -113,8 +101,11 @@ static int place_apart(struct hvd_session *session, struct client_request *reque
         place(session, request, request->in->data, request->in_bytes, &op->in, &request->copy_in);
     if (rc != HVD_OK)
         return rc;
-    if (!request->out)
-        return place_owned(session, request, op);
+    if (!request->out) {
+        op->owns_output = true;
+        op->wants_output = true;
+        return HVD_OK;
+    }
     rc = place(session, request, request->out->data, request->out_bytes, &op->out, &copied);
     if (copied)
         op->copy_to = request->out->data;

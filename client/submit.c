@@ -277,10 +277,8 @@ static void remember(struct client_request *request)
     op->result = *shape;
     for (int i = shape->ndim; i < HVD_DIMS_MAX; i++)
         op->result.dims[i] = 0;
-    if (!request->out) {
-        op->result.data = op->owns_output && !op->wants_output ? op->out.shared : NULL;
-        op->result.dims[0] = request->out_rows;
-    }
+    if (!request->out)
+        op->result.data = NULL;
     if (!client_kind_sizes_late(request->kind))
         return;
     op->row_bytes = request->element;

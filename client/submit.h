@@ -30,8 +30,6 @@ struct client_request {
     uint32_t element;
     uint64_t count, in_bytes, out_bytes;
     int members; /* of the set */
-    /* reducescatter without out: this rank's part of the result */
-    int64_t out_rows;
     /* Worked out on the way. */
     struct client_name *claimed;
     struct hvd_op *op;

@@ -313,8 +313,10 @@ HVD_API int hvd_broadcast_async(struct hvd_session *session, const char *name,
 /* out = this rank's rows of the reduction. Rows (of the first dimension) are dealt out by set rank:
  * with n members the first dim0 % n get dim0 / n + 1 rows each, the others dim0 / n. Shapes and
  * dtypes of `in` are equal everywhere; a scalar has no rows: HVD_ERR_INVALID. Every reduce op but
- * HVD_ADASUM. `out` has exactly this rank's rows (HVD_ERR_INVALID otherwise). NULL: the library
- * provides the memory, see hvd_op_result; it lives until hvd_op_free. */
+ * HVD_ADASUM. A member that has joined (hvd_join_async) gets no rows: they are dealt out among the
+ * others. `out` as in hvd_allgather_async: NULL, or with room for at least this rank's rows
+ * (HVD_ERR_INVALID otherwise; HVD_ERR_TOO_SMALL when they are more because of a join). Not in
+ * place. */
 HVD_API int hvd_reducescatter_async(struct hvd_session *session, const char *name,
                                     const struct hvd_tensor *in, const struct hvd_tensor *out,
                                     enum hvd_reduce_op reduce_op,
@@ -324,7 +326,8 @@ HVD_API int hvd_reducescatter_async(struct hvd_session *session, const char *nam
  * of at most in's first dimension (rows beyond it are not sent); it is copied. NULL: equal parts,
  * which in's first dimension must allow. All dimensions but the first are equal everywhere; a
  * scalar has no rows: HVD_ERR_INVALID. out = the rows received, those of set rank 0 first. `out` as
- * in hvd_allgather_async: NULL or with room for the result. */
+ * in hvd_allgather_async: NULL, or with room for the result. Not in place. Rows for a member that
+ * has joined go nowhere. */
 HVD_API int hvd_alltoall_async(struct hvd_session *session, const char *name,
                                const struct hvd_tensor *in, const int64_t *splits,
                                const struct hvd_tensor *out, const struct hvd_op_options *options,

@@ -402,6 +402,12 @@ static struct fake_sizing *find_sizing(struct hvt_fake_session *session, uint64_
     hvi_assert_failed("an output that nothing waits for", __FILE__, __LINE__);
 }
 
+static bool sizes_late(uint32_t kind)
+{
+    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL ||
+           kind == HVI_KIND_REDUCESCATTER;
+}
+
 static void serve(struct hvt_fake_session *session, const struct hvi_submission *submission)
 {
     if (submission->kind == HVI_SUBMIT_OUTPUT) {
@@ -410,8 +416,7 @@ static void serve(struct hvt_fake_session *session, const struct hvi_submission 
         sizing->cookie = 0;
     } else if (submission->kind == HVI_SUBMIT_CANCEL) {
         return; /* too late: everything is served at once */
-    } else if ((submission->kind == HVI_KIND_ALLGATHER || submission->kind == HVI_KIND_ALLTOALL) &&
-               submission->out_region == HVI_REGION_NONE) {
+    } else if (sizes_late(submission->kind) && submission->out_region == HVI_REGION_NONE) {
         struct fake_sizing *sizing = find_sizing(session, 0);
         sizing->cookie = submission->cookie;
         sizing->submission = *submission;

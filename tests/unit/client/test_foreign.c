@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define LARGE CLIENT_FOREIGN_MIN
 
@@ -220,6 +221,37 @@ START_TEST(without_the_right_it_is_copied_and_that_is_said_once)
 }
 END_TEST
 
+/* Address space, of which no page is touched. */
+static void *space(size_t bytes)
+{
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    return base;
+}
+
+START_TEST(more_than_four_gigabytes_are_counted_in_full)
+{
+    const int64_t count = (INT64_C(5) << 30) / 4 + 3; /* of float32 */
+    const uint64_t bytes = (uint64_t)count * 4;
+    struct hvd_op *op;
+    void *huge = space(bytes);
+    struct hvi_submission slot = submit(huge, huge, HVD_FLOAT32, count, &op);
+    ck_assert_uint_eq(slot.count, (uint64_t)count);
+    ck_assert_uint_eq(slot.out_capacity, bytes);
+    ck_assert_int_eq(slot.dims[0], count);
+    finish(op, slot.cookie);
+    struct hvd_tensor in = hvd_tensor_1d(huge, HVD_FLOAT32, count);
+    ck_assert_int_eq(hvd_alltoall_async(session, NULL, &in, &count, NULL, NULL, &op), HVD_OK);
+    slot = hvt_fake_take(engine);
+    ck_assert_int_eq(*(int64_t *)hvt_fake_memory(engine, slot.aux_region, slot.aux_offset), count);
+    hvt_fake_done(engine, slot.cookie, HVD_ERR_MISMATCH, NULL, -1);
+    ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_ERR_MISMATCH);
+    hvd_op_free(op);
+    munmap(huge, bytes);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client foreign");
@@ -233,6 +265,7 @@ int main(void)
     tcase_add_test(tcase, a_broadcast_reads_only_at_the_root);
     tcase_add_test(tcase, memory_that_the_engine_will_write_is_not_adopted);
     tcase_add_test(tcase, without_the_right_it_is_copied_and_that_is_said_once);
+    tcase_add_test(tcase, more_than_four_gigabytes_are_counted_in_full);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
