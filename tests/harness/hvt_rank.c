@@ -11,12 +11,12 @@
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
  * "memory": "malloc" | "shared" | "registered" | "adopted", "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
- * "ranks": [..], "set": N}                                                       -> "op": N
+ * "pattern": N (instead of data: byte i is N * (i mod 251)), "ranks": [..], "set": N}                                                       -> "op": N
  *     {"do": "group", "session": 0, "kind": ..., "name": S, "members": [{as for submit}, ..], the
  * rest as for submit; allreduce, allgather, reducescatter}                       -> "ops": [..]
- *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B}
+ *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B, "pattern": N}
  *                                       -> "at_ns", "culprit", "error", "dims", "data": H,
- * "splits": [..] (received), "joined": N, "set": N
+ * "splits": [..] (received), "joined": N, "set": N, "wrong": N (against the pattern)
  *     {"do": "wait_any" | "wait_all", "ops": [..] (-1: NULL), "timeout_ms": N}     -> "index": N
  *     {"do": "cancel", "op": N}
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
@@ -339,6 +339,29 @@ static void get_name(const cJSON *command, struct hvt_request *request)
     request->name_or_null = hex || text ? request->name : NULL;
 }
 
+/* For what is too large to be told: byte i is (i mod 251) times `factor`. */
+static void fill_pattern(unsigned char *bytes, size_t count, unsigned factor)
+{
+    unsigned char period[251];
+    for (unsigned i = 0; i < sizeof period; i++)
+        period[i] = (unsigned char)(i * factor);
+    for (size_t at = 0; at < count; at += sizeof period)
+        memcpy(bytes + at, period, count - at < sizeof period ? count - at : sizeof period);
+}
+
+/* Bytes at which such a result is not the pattern. */
+static int64_t count_wrong(const unsigned char *bytes, size_t count, unsigned factor)
+{
+    unsigned char period[251];
+    int64_t wrong = 0;
+    fill_pattern(period, sizeof period, factor);
+    for (size_t at = 0; at < count; at += sizeof period) {
+        size_t part = count - at < sizeof period ? count - at : sizeof period;
+        wrong += memcmp(bytes + at, period, part) != 0;
+    }
+    return wrong;
+}
+
 /* Makes the operands' memory. */
 static int prepare(const cJSON *command, struct hvd_session *session, struct hvt_op *op,
                    struct hvt_request *request)
@@ -358,6 +381,8 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
         return status;
     if (hex)
         from_hex(hex, op->in.data, strlen(hex) / 2);
+    if (cJSON_HasObjectItem(command, "pattern"))
+        fill_pattern(op->in.data, in_bytes, (unsigned)get_int(command, "pattern", 1));
     request->in.data = op->in.data;
     request->has_out = given || sized;
     if (get_bool(command, "in_place")) {
@@ -572,6 +597,15 @@ static void add_output(cJSON *reply, const struct hvd_tensor *result)
         add_hex(reply, "data", result->data, bytes);
 }
 
+static void add_wrong(const cJSON *command, cJSON *reply, const struct hvd_tensor *result)
+{
+    size_t bytes = hvd_dtype_size(result->dtype);
+    for (int i = 0; i < result->ndim; i++)
+        bytes *= (size_t)result->dims[i];
+    add_int(reply, "wrong",
+            count_wrong(result->data, bytes, (unsigned)get_int(command, "pattern", 1)));
+}
+
 /* What else the kinds have to say at their end. */
 static void add_answers(cJSON *reply, const struct hvt_op *op)
 {
@@ -595,6 +629,9 @@ static void add_result(const cJSON *command, cJSON *reply, const struct hvt_op *
 {
     struct hvd_tensor result = {0};
     bool wanted = get_bool(command, "output");
+    if (status == HVD_OK && cJSON_HasObjectItem(command, "pattern") &&
+        hvd_op_result(op->op, &result) == HVD_OK)
+        add_wrong(command, reply, &result);
     if (status == HVD_OK && wanted && hvd_op_result(op->op, &result) == HVD_OK)
         add_output(reply, &result);
     else if (status < 0 && wanted && op->out.data)
