@@ -408,6 +408,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
         return rc;
     session->policy = hvi_wait_policy_for((uint32_t)session->identity.local_size, usable_cores());
     session->looked_ns = hvi_clock_ns();
+    session->foreign_policy = client_foreign_policy();
     session->log = options->log;
     session->log_user = options->log_user;
     say_started(options, &address);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Where operands go. In hvd_alloc or adopted memory they are used where they are; registered memory
  * has its twin. What is left is ordinary memory: a small tensor gets inline cells; a large one is
- * named to the engine by its address (HVI_REGION_FOREIGN), which reads and writes it there, without
- * a copy of ours; in between, and where the engine may not look into other processes, it gets a
- * staging block, and so does a tensor that is not aligned to its element.
+ * named to the engine by its address (HVI_REGION_FOREIGN), which reads and writes it there, where
+ * that is allowed and faster (foreign.c); else it gets a staging block, and so does a tensor that
+ * is not aligned to its element.
  *
  * The output decides for an allreduce or broadcast: an input that would have to be copied goes to
  * the output's place and the op runs there in place, so one shared block serves both sides. Not if
@@ -54,7 +54,8 @@ static void say_staged(struct hvd_session *session)
 static bool use_foreign(struct hvd_session *session, const struct client_request *request,
                         const void *data, uint64_t bytes, struct client_operand *operand_p)
 {
-    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % request->element != 0)
+    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % request->element != 0 ||
+        !client_foreign_wins(session->foreign_policy, bytes))
         return false;
     if (!(session->channel.features & HVI_FEATURE_FOREIGN)) {
         say_staged(session);

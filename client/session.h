@@ -7,6 +7,7 @@
 #define HVD_CLIENT_SESSION_H
 
 #include "base/types.h"
+#include "client/foreign.h"
 #include "client/identity.h"
 #include "client/inline.h"
 #include "client/memory.h"
@@ -58,6 +59,7 @@ struct hvd_session {
 
     pthread_mutex_t mutex;
     struct hvi_channel channel;
+    enum client_foreign_policy foreign_policy;
     bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
 
     /* Submission. */

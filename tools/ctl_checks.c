@@ -177,10 +177,10 @@ static void check_ptrace(const struct ctl *ctl, struct ctl_finding *finding)
     const int error = try_foreign_read();
     const bool yama = read_line("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof scope);
     if (error == 0) {
-        found(finding, CTL_CHECK_OK, "allowed: ordinary memory is reduced where it is");
+        found(finding, CTL_CHECK_OK, "allowed: large ordinary memory can be reduced where it is");
         return;
     }
-    found(finding, CTL_CHECK_NOTE, "%s%s%s: ordinary memory is copied twice", strerror(error),
+    found(finding, CTL_CHECK_NOTE, "%s%s%s: ordinary memory is always staged", strerror(error),
           yama ? ", kernel.yama.ptrace_scope is " : "", yama ? scope : "");
     next(finding,
          "sysctl kernel.yama.ptrace_scope=0, and a container profile (seccomp) that allows "

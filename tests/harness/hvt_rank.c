@@ -28,6 +28,7 @@
  *     {"do": "event", "session": 0, "timeout_ms": N} -> "readable": B
  *     {"do": "log"} -> "lines": [S]      what the library has told since the last time
  *     {"do": "fill", "bytes": N}       touches that much memory of its own and keeps it
+ *     {"do": "unmap", "op": N, "side": "in" | "out"}   whole pages inside the op's memory vanish
  *     {"do": "limit", "files": N}      lowers RLIMIT_NOFILE
  *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
  * "pid": N
@@ -40,6 +41,7 @@
 #include <hvd/hvd.h>
 
 #include <cjson/cJSON.h>
+#include <malloc.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -837,6 +839,17 @@ static void do_fill(const cJSON *command, cJSON *reply)
     add_int(reply, "status", filled ? HVD_OK : HVD_ERR_NO_MEMORY);
 }
 
+static void do_unmap(const cJSON *command, cJSON *reply)
+{
+    const struct hvt_op *op = get_op(command);
+    const struct hvt_buffer *buffer =
+        strcmp(get_text(command, "side"), "out") == 0 ? &op->out : &op->in;
+    uintptr_t begin = ((uintptr_t)buffer->data + 4095) / 4096 * 4096;
+    uintptr_t end = ((uintptr_t)buffer->data + buffer->bytes) / 4096 * 4096;
+    bool done = begin < end && munmap((void *)begin, end - begin) == 0;
+    add_status(reply, done ? HVD_OK : HVD_ERR_INVALID);
+}
+
 static void do_limit(const cJSON *command, cJSON *reply)
 {
     struct rlimit limit;
@@ -899,6 +912,7 @@ static const struct hvt_command commands[] = {
     {"abandon", do_abandon}, {"stop", do_stop},         {"exit", do_exit},
     {"group", do_group},     {"wait_any", do_wait_any}, {"wait_all", do_wait_all},
     {"cancel", do_cancel},   {"sets", do_sets},         {"log", do_log},
+    {"unmap", do_unmap},
 };
 
 static void run(const cJSON *command)
@@ -922,6 +936,7 @@ static void run(const cJSON *command)
 
 int main(void)
 {
+    mallopt(M_MMAP_THRESHOLD, 128 * 1024); /* fixed: what "unmap" takes away is no heap */
     char *line = NULL;
     size_t room = 0;
     while (getline(&line, &room, stdin) > 0) {

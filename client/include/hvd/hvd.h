@@ -224,8 +224,9 @@ HVD_API int hvd_session_status(struct hvd_session *session);
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Shared memory of at least `bytes` bytes, zeroed, aligned to 4096. Tensors that live in it are
- * reduced where they are. All other memory is copied: by the engine, in pieces, from 32 KiB on and
- * where the kernel lets it into this process (hvdctl doctor says); else by this library, whole.
+ * reduced where they are. All other memory is copied: whole, by this library; or in pieces, by the
+ * engine, from 32 KiB on, where that is faster and the kernel lets it into this process (hvdctl
+ * doctor says; HVD_FOREIGN_MEMORY=always or never decides otherwise).
  * Blocks while pages are reserved. HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
 /* `ptr` from hvd_alloc. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */
@@ -282,8 +283,8 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a
  * size of ordinary memory that this library must copy (above 4096 bytes, see hvd_alloc) makes and
  * announces shared memory to stage it, which takes the engine's answer (5 s at most); hvd_alloc,
- * hvd_adopt and hvd_register avoid that. The engine reads and writes larger ordinary memory itself:
- * if it is unmapped meanwhile the op fails on every rank with HVD_ERR_INVALID. Other immediate
+ * hvd_adopt and hvd_register avoid that. Where the engine reads and writes ordinary memory itself,
+ * an op whose memory is unmapped meanwhile fails on every rank with HVD_ERR_INVALID. Other immediate
  * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
  * _DUPLICATE_NAME, _NOT_FOUND (no such set), _UNSUPPORTED, _NO_MEMORY (staging for ordinary
  * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has

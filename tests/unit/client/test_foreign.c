@@ -19,6 +19,7 @@ static unsigned char *data, *other; /* 4 * LARGE each */
 static void set_up(void)
 {
     struct hvt_fake_script script = {.manual = true, .features = HVI_FEATURE_FOREIGN};
+    setenv("HVD_FOREIGN_MEMORY", "always", 1);
     fake = hvt_fake_start(&script);
     session = hvt_fake_open(fake);
     engine = hvt_fake_session(fake, 0);
@@ -180,6 +181,30 @@ START_TEST(memory_that_the_engine_will_write_is_not_adopted)
 }
 END_TEST
 
+START_TEST(never_means_never)
+{
+    setenv("HVD_FOREIGN_MEMORY", "never", 1);
+    struct hvd_session *mine = hvt_fake_open(fake);
+    struct hvt_fake_session *its = hvt_fake_session(fake, 1);
+    struct hvd_tensor tensor = hvd_tensor_1d(data, HVD_UINT8, 4 * LARGE);
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_allreduce_async(mine, NULL, &tensor, &tensor, HVD_SUM, NULL, &op), HVD_OK);
+    ck_assert_uint_ne(hvt_fake_take(its).in_region, HVI_REGION_FOREIGN);
+    hvd_close(mine);
+}
+END_TEST
+
+START_TEST(what_does_not_fit_the_staging_cache_stays_where_it_is)
+{
+    ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, CLIENT_STAGING_CACHE + 1));
+    ck_assert(!client_foreign_wins(CLIENT_FOREIGN_NEVER, CLIENT_STAGING_CACHE + 1));
+    bool wins = client_foreign_wins(CLIENT_FOREIGN_AUTO, LARGE);
+    for (int i = 0; i < 3; i++)
+        ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, 2 * LARGE) ==
+                  wins); /* it is measured once */
+}
+END_TEST
+
 /* ---- where it is not offered ---- */
 
 static int said;
@@ -264,6 +289,8 @@ int main(void)
     tcase_add_test(tcase, each_side_of_a_gather_for_itself);
     tcase_add_test(tcase, a_broadcast_reads_only_at_the_root);
     tcase_add_test(tcase, memory_that_the_engine_will_write_is_not_adopted);
+    tcase_add_test(tcase, never_means_never);
+    tcase_add_test(tcase, what_does_not_fit_the_staging_cache_stays_where_it_is);
     tcase_add_test(tcase, without_the_right_it_is_copied_and_that_is_said_once);
     tcase_add_test(tcase, more_than_four_gigabytes_are_counted_in_full);
     suite_add_tcase(suite, tcase);

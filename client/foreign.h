@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Whether ordinary memory is better left where it is (HVI_REGION_FOREIGN) or copied. */
+#ifndef HVD_CLIENT_FOREIGN_H
+#define HVD_CLIENT_FOREIGN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum client_foreign_policy { CLIENT_FOREIGN_AUTO, CLIENT_FOREIGN_ALWAYS, CLIENT_FOREIGN_NEVER };
+
+/* HVD_FOREIGN_MEMORY, or HOROVOD_FOREIGN_MEMORY: "auto", "always", "never"; anything else is
+ * auto. */
+enum client_foreign_policy client_foreign_policy(void);
+/* For an operand of this size. Measures for a millisecond, once per process. Any thread. */
+bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes);
+
+#endif
