@@ -29,6 +29,7 @@ struct client_name {
     size_t bytes;     /* of the key */
     size_t capacity;  /* of the key, with NUL */
     char *key;
+    struct client_ticket ticket;
     struct client_name *older, *newer;
     UT_hash_handle hh;
 };
@@ -138,6 +139,7 @@ static struct client_name *give_away(struct client_names *names, const struct ke
     if (names->last == entry)
         names->last = NULL;
     entry->defined = false;
+    entry->ticket.valid = false;
     if (!set_key(entry, key) || !add_to_hash(names, entry))
         return NULL;
     touch(names, entry);
@@ -193,6 +195,11 @@ void client_names_put(struct client_name *entry)
 {
     HVI_ASSERT(entry->holders > 0);
     entry->holders--;
+}
+
+struct client_ticket *client_names_ticket(struct client_name *entry)
+{
+    return &entry->ticket;
 }
 
 uint32_t client_names_id(const struct client_name *entry)

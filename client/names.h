@@ -12,6 +12,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What an op says, apart from its name and its memory: if none of it changes, a ticket holds. */
+struct client_said {
+    uint32_t kind, dtype, reduce_op, ndim;
+    int32_t root;
+    uint32_t reserved;
+    double prescale, postscale;
+    uint64_t bytes;
+    int64_t dims[8];
+};
+
+/* The right to use an express slot for the next op of a name: client/express.c. */
+struct client_ticket {
+    bool valid;
+    uint32_t slot, turn;
+    struct client_said said; /* of the op that is in flight or was the last */
+};
+
 struct client_name; /* lives in names.c but for what submit.c writes and reads: */
 
 struct client_names {
@@ -32,6 +49,7 @@ void client_names_landed(struct client_name *entry);
 /* The op is released. */
 void client_names_put(struct client_name *entry);
 
+struct client_ticket *client_names_ticket(struct client_name *entry);
 uint32_t client_names_id(const struct client_name *entry);
 const char *client_names_text(const struct client_name *entry);
 size_t client_names_bytes(const struct client_name *entry);

@@ -194,10 +194,10 @@ static int judge_reply(const struct hvi_attach_reply *reply, const struct hvi_pa
                             "(%s) protocol %u and ABI %u; install matching versions",
                             address->directory, reply->protocol_version, reply->abi_version,
                             hvd_version(), HVI_PROTOCOL_VERSION, HVI_ABI_VERSION);
-    if (packet->fd_count != ATTACH_FDS)
+    if (packet->fd_count != ATTACH_FDS && packet->fd_count != ATTACH_FDS + 1)
         return client_error(HVD_ERR_PROTOCOL,
-                            "hvd_open: hvdd at %s sent %u descriptors instead of %u",
-                            address->directory, packet->fd_count, ATTACH_FDS);
+                            "hvd_open: hvdd at %s sent %u descriptors instead of %u or %u",
+                            address->directory, packet->fd_count, ATTACH_FDS, ATTACH_FDS + 1);
     return HVD_OK;
 }
 
@@ -291,6 +291,27 @@ static int map_bell(struct hvd_session *session)
     return HVD_OK;
 }
 
+/* The slots for small ops; not every job has them. */
+static int map_express(struct hvd_session *session)
+{
+    if (session->packet->fd_count <= ATTACH_FDS)
+        return HVD_OK;
+    int fd = hvi_packet_take_fd(session->packet, ATTACH_FDS);
+    int rc = session->identity.size <= (int)HVI_EXPRESS_RANKS
+                 ? hvi_express_map(fd, (uint32_t)session->identity.size, &session->express)
+                 : HVD_ERR_PROTOCOL;
+    if (rc != HVD_OK) {
+        close(fd);
+        return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
+                            session->engine_pid, hvi_status_text(rc));
+    }
+    hvi_region_close_fd(&session->express.region);
+    madvise(session->express.region.base, session->express.region.bytes, MADV_DONTFORK);
+    session->kernels = hvi_kernels_best();
+    session->express_on = true;
+    return HVD_OK;
+}
+
 /* The session never waits in an eventfd, whatever flags it came with. */
 static void take_events(struct hvd_session *session)
 {
@@ -343,6 +364,7 @@ static void destroy(struct hvd_session *session)
     client_staging_fini(&session->staging);
     client_memory_fini(&session->memory);
     hvi_region_fini(&session->bell_region);
+    hvi_express_fini(&session->express);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
     if (session->packet)
@@ -364,6 +386,7 @@ static struct hvd_session *new_session(void)
     session->client_event_fd = -1;
     session->epoll_fd = -1;
     session->bell_region = (struct hvi_region)HVI_REGION_INIT;
+    session->express.region = (struct hvi_region)HVI_REGION_INIT;
     pthread_mutex_init(&session->mutex, NULL);
     session->packet = malloc(sizeof(*session->packet));
     if (!session->packet) {
@@ -404,9 +427,12 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     session->socket_fd = address.socket_fd;
     snprintf(session->address, sizeof(session->address), "%s", address.directory);
     take_events(session);
-    if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK)
+    if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK ||
+        (rc = map_express(session)) != HVD_OK)
         return rc;
     session->policy = hvi_wait_policy_for((uint32_t)session->identity.local_size, usable_cores());
+    session->express_policy =
+        hvi_wait_policy_for((uint32_t)session->identity.local_size - 1, usable_cores());
     session->looked_ns = hvi_clock_ns();
     session->foreign_policy = client_foreign_policy();
     session->log = options->log;

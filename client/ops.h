@@ -71,7 +71,13 @@ struct hvd_op {
     int removed_set;               /* process_set_remove */
     struct client_set *new_set;    /* process_set_add: owned until it is in the table */
     int64_t number;                /* join, process_set_add: what the engine answered */
-    int status;                    /* final once DONE */
+    struct {
+        bool active; /* in a slot: client/express.c */
+        bool orphan; /* released by its owner while there */
+        uint32_t slot, turn;
+        uint64_t submit_ns;
+    } express;
+    int status; /* final once DONE */
     int culprit;
     const char *error;   /* "" or the sentence */
     char *error_owned;   /* what to free of it */

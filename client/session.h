@@ -18,8 +18,10 @@
 #include "hvd/hvd.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
+#include "reduce/reduce.h"
 #include "shm/bell.h"
 #include "shm/channel.h"
+#include "shm/express.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -56,6 +58,10 @@ struct hvd_session {
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;
     struct hvi_wait_policy policy;
+    bool express_on;
+    struct hvi_express express;
+    struct hvi_wait_policy express_policy; /* between ranks: the engine needs no core */
+    const struct hvi_kernels *kernels;
 
     pthread_mutex_t mutex;
     struct hvi_channel channel;
@@ -79,6 +85,7 @@ struct hvd_session {
     uint64_t complete_seq;
     struct client_ops ops;
     struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
+    uint32_t express_orphans;                /* abandoned ops that may be in a slot */
     uint32_t unseen;                         /* finished ops that no call has looked at */
     int epoll_fd;                            /* -1 until hvd_event_fd */
 

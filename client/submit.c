@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "client/control.h"
 #include "client/error.h"
+#include "client/express.h"
 #include "client/place.h"
 #include "client/session.h"
 #include "client/wait.h"
@@ -222,6 +223,7 @@ static int claim_name(struct hvd_session *session, struct client_request *reques
         client_names_claim(&session->names, request->process_set, request->name, &request->claimed);
     if (rc == HVD_ERR_DUPLICATE_NAME) {
         client_wait_drain(session);
+        client_express_look_all(session);
         rc = client_names_claim(&session->names, request->process_set, request->name,
                                 &request->claimed);
     }
@@ -262,8 +264,7 @@ static int claim_op(struct hvd_session *session, struct client_request *request)
     return HVD_OK;
 }
 
-/* What the op remembers of the arguments for its end. */
-static void remember(struct client_request *request)
+void client_submit_remember(struct client_request *request)
 {
     const struct hvd_tensor *shape = request->out ? request->out : request->in;
     struct hvd_op *op = request->op;
@@ -339,7 +340,7 @@ static void launch(struct hvd_session *session, struct client_set *set,
     if (requests->group_size > 0 && ++session->last_group == 0)
         session->last_group = 1;
     for (uint32_t i = 0; i < count; i++) {
-        remember(&requests[i]);
+        client_submit_remember(&requests[i]);
         fill_slot(session, set, &requests[i], i);
         client_op_set_state(&session->ops, requests[i].op, CLIENT_OP_IN_FLIGHT);
         client_sets_launched(session, requests[i].op);
@@ -358,6 +359,8 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
         if (rc == HVD_OK)
             rc = claim_op(session, &requests[i]);
     }
+    if (rc == HVD_OK && count == 1 && client_express_submit(session, set, requests))
+        return HVD_OK;
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
         rc = client_place(session, &requests[i]);
         if (rc == HVD_OK)

@@ -52,6 +52,8 @@ int client_submit(struct hvd_session *session, struct client_request *requests, 
 
 /* The functions below need the lock. */
 
+/* What the op keeps of the arguments for its end. */
+void client_submit_remember(struct client_request *request);
 /* HVI_SUBMIT_OUTPUT for `op`. HVD_OK, HVD_ERR_RING_FULL or the session's end. */
 int client_submit_output(struct hvd_session *session, const struct hvd_op *op,
                          const struct client_operand *operand);

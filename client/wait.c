@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "client/control.h"
 #include "client/error.h"
+#include "client/express.h"
 #include "client/output.h"
 #include "client/session.h"
 #include "client/submit.h"
@@ -56,6 +57,7 @@ static bool owns_result(const struct hvd_op *op)
 
 void client_op_release(struct hvd_session *session, struct hvd_op *op)
 {
+    session->express_orphans -= op->express.orphan;
     if (op->state == CLIENT_OP_DONE)
         session->unseen--;
     client_operand_put(session, &op->in);
@@ -66,11 +68,11 @@ void client_op_release(struct hvd_session *session, struct hvd_op *op)
     client_op_set_state(&session->ops, op, CLIENT_OP_FREE);
 }
 
-/* To DONE: everything but the result is given back. */
-static void land(struct hvd_session *session, struct hvd_op *op)
+void client_wait_land(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->state == CLIENT_OP_SIZED)
         client_output_unqueue(session, op);
+    op->express.active = false;
     client_op_set_state(&session->ops, op, CLIENT_OP_DONE);
     session->unseen++;
     client_operand_put(session, &op->in);
@@ -92,7 +94,7 @@ void client_wait_fail_all(struct hvd_session *session)
         op->status = session->end_status;
         op->error = session->end_text;
         op->copy_to = NULL;
-        land(session, op);
+        client_wait_land(session, op);
     }
 }
 
@@ -151,7 +153,8 @@ static void complete_done(struct hvd_session *session, struct hvd_op *op,
         op->out_bytes = completion->bytes;
         op->result.dims[0] = completion->rows;
     }
-    land(session, op);
+    client_express_take_ticket(session, op, completion);
+    client_wait_land(session, op);
 }
 
 static void complete_sized(struct hvd_session *session, struct hvd_op *op,
@@ -201,6 +204,8 @@ void client_wait_drain(struct hvd_session *session)
                            "the engine of job '%s' (pid %d) wrote an impossible completion; close "
                            "this session and open a new one",
                            session->identity.job, session->engine_pid);
+    else if (session->express_orphans > 0)
+        client_express_look_all(session);
 }
 
 static bool session_state_says_ended(const struct hvd_session *session)
@@ -258,6 +263,8 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
 
 int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
 {
+    if (op->express.active)
+        client_express_look(session, op);
     if (op->state == CLIENT_OP_DONE && op->copy_to && op->out_bytes > 0) {
         copy_out(session, op);
     } else if (op->state == CLIENT_OP_DONE) {
@@ -335,17 +342,21 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
             return rc;
         struct hvd_session *session = op->session;
         uint32_t seen = hvi_bell_read(session->channel.header);
-        client_wait_progress(session, look);
+        if (look || !op->express.active)
+            client_wait_progress(session, look);
         rc = client_wait_look_at(session, op);
         if (rc != HVD_INPROGRESS)
             client_wait_sync_event(session);
         else if (hvi_deadline_passed(deadline_ns))
             rc = timed_out(op, timeout_ns);
         bool copying = op->state == CLIENT_OP_COPYING;
+        bool express = op->express.active;
+        uint32_t slot = op->express.slot, turn = op->express.turn;
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
             return rc;
-        look = client_wait_sleep(session, copying, seen, deadline_ns);
+        look = express ? client_express_wait(session, slot, turn, deadline_ns)
+                       : client_wait_sleep(session, copying, seen, deadline_ns);
     }
 }
 
@@ -461,6 +472,7 @@ int hvd_cancel(struct hvd_op *op)
         return rc;
     struct hvd_session *session = op->session;
     client_wait_drain(session);
+    client_express_settle(session, op); /* only the engine can take an op back */
     if (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED)
         rc = client_submit_cancel(session, op, "hvd_cancel");
     client_session_leave(session);
@@ -477,6 +489,7 @@ void hvd_op_free(struct hvd_op *op)
         client_wait_sync_event(session);
     } else {
         op->abandoned = true;
+        client_express_abandoned(session, op);
     }
     client_session_leave(session);
 }
@@ -522,6 +535,8 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         rc = client_error(HVD_ERR_INVALID, "hvd_event_fd: fd_p is NULL");
     else if (session->epoll_fd < 0)
         rc = make_epoll(session);
+    if (rc == HVD_OK)
+        client_express_settle(session, NULL); /* from now on the engine ends every op */
     if (rc == HVD_OK)
         *fd_p = session->epoll_fd;
     client_session_leave(session);

@@ -37,4 +37,7 @@ void client_wait_sync_event(struct hvd_session *session);
 bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
                        uint64_t deadline_ns);
 
+/* The locked op has its status: to DONE; everything but the result is given back. */
+void client_wait_land(struct hvd_session *session, struct hvd_op *op);
+
 #endif

@@ -8,22 +8,27 @@
  * gives (client_wait_progress). */
 #include "base/clock.h"
 #include "client/error.h"
+#include "client/express.h"
 #include "client/session.h"
 #include "client/wait.h"
 
+#include <sched.h>
 #include <stdbool.h>
 
 #define MIXED_SLICE_NS (1ull * HVI_NS_MS)
+#define SLOT_ROUNDS    200u
 
 struct crowd {
     struct hvd_op *const *ops;
     int count;
     const char *what;
-    int first;     /* the first op that is not known to be finished */
-    bool mixed;    /* several sessions */
-    bool copying;  /* another thread copies a result of ours */
-    bool look;     /* at the socket */
-    uint32_t seen; /* the bell word of `bell` before the last look */
+    int first;           /* the first op that is not known to be finished */
+    bool mixed;          /* several sessions */
+    bool copying;        /* another thread copies a result of ours */
+    bool look;           /* at the socket */
+    struct hvd_op *slot; /* an op of ours that waits in an express slot, where no bell rings */
+    uint32_t slots_seen; /* rounds with such an op */
+    uint32_t seen;       /* the bell word of `bell` before the last look */
     struct hvd_session *bell;
 };
 
@@ -68,6 +73,8 @@ static int look_at(struct crowd *crowd, int i)
     int rc = client_wait_look_at(op->session, op);
     if (rc == HVD_INPROGRESS && op->state == CLIENT_OP_COPYING)
         crowd->copying = true;
+    if (rc == HVD_INPROGRESS && op->express.active)
+        crowd->slot = op;
     return rc;
 }
 
@@ -98,9 +105,26 @@ static int look_along(struct crowd *crowd, int *i_p)
     return rc;
 }
 
+/* Peers that are about to come are waited for awake; after that the engine gets the op, so that the
+ * bell rings for it. */
+static void rest_awake(struct crowd *crowd)
+{
+    struct hvd_op *op = crowd->slot;
+    crowd->slot = NULL;
+    sched_yield();
+    if (++crowd->slots_seen < SLOT_ROUNDS || client_op_enter(op, crowd->what) != HVD_OK)
+        return;
+    client_express_settle(op->session, op);
+    client_session_leave(op->session);
+}
+
 /* Another round is needed: sleeps. */
 static void rest(struct crowd *crowd, uint64_t deadline_ns)
 {
+    if (crowd->slot) {
+        rest_awake(crowd);
+        return;
+    }
     uint64_t until_ns = deadline_ns;
     if (crowd->mixed) {
         uint64_t slice_ns = hvi_clock_ns() + MIXED_SLICE_NS;

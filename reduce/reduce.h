@@ -36,7 +36,7 @@ struct hvi_reduction {
     bool stream; /* write past the caches where that is possible: the result is not read soon */
 };
 
-#define ENGINE_ADASUM_BLOCK 512u /* elements */
+#define HVI_ADASUM_BLOCK 512u /* elements */
 
 struct hvi_kernels {
     const char *name; /* "plain", "avx2", "avx512" */
@@ -45,7 +45,7 @@ struct hvi_kernels {
     /* memcpy; `stream` as above. */
     void (*copy)(void *out, const void *in, size_t bytes, bool stream);
 
-    /* Adasum, `n` <= ENGINE_ADASUM_BLOCK elements at a time. Floating point types only. */
+    /* Adasum, `n` <= HVI_ADASUM_BLOCK elements at a time. Floating point types only. */
     /* Elements [at, at + n) of `in`, prescaled, as double. */
     void (*load)(uint32_t dtype, double prescale, const void *in, uint64_t at, uint32_t n,
                  double *out);

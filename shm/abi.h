@@ -122,7 +122,9 @@ struct hvi_completion {
     int64_t rows;
     uint64_t done_ns; /* CLOCK_MONOTONIC */
     int32_t culprit;  /* global rank that caused a failure, -1 unknown */
-    uint32_t reserved;
+    /* Success only: 0, or 1 + the express slot that this op may use next time if nothing about it
+     * changes, at the turn that stands in text_turn. shm/express.h */
+    uint32_t ticket;
 };
 
 struct hvi_text_cell {
@@ -240,7 +242,7 @@ HVI_AT(hvi_completion, bytes, 32);
 HVI_AT(hvi_completion, rows, 40);
 HVI_AT(hvi_completion, done_ns, 48);
 HVI_AT(hvi_completion, culprit, 56);
-HVI_AT(hvi_completion, reserved, 60);
+HVI_AT(hvi_completion, ticket, 60);
 
 _Static_assert(sizeof(struct hvi_text_cell) == HVI_TEXT_CELL, "ABI");
 HVI_AT(hvi_text_cell, turn, 0);

@@ -26,6 +26,7 @@
 #include "shm/bell.h"
 
 #include "base/clock.h"
+#include "base/relax.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -37,15 +38,6 @@
 #include <unistd.h>
 
 #define BELL_WORDS 16u
-
-static inline void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 /* --- client -> engine --- */
 
@@ -136,7 +128,7 @@ static bool wait_awake(const struct hvi_channel_header *channel, uint32_t seen,
     for (uint32_t i = 0; i < policy->spins; i++) {
         if (hvi_bell_read(channel) != seen)
             return true;
-        cpu_relax();
+        hvi_cpu_relax();
     }
     uint64_t start_ns = hvi_clock_ns();
     uint64_t now_ns = start_ns;

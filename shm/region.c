@@ -116,11 +116,14 @@ static int map_shared(int fd, uint64_t bytes, void **base_p)
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return errno;
-    if (bytes >= HUGE_PAGE_BYTES)
-        (void)madvise(base, bytes,
-                      MADV_HUGEPAGE); /* a hint; not every kernel has it for shared memory */
     *base_p = base;
     return 0;
+}
+
+static void ask_for_huge_pages(const struct hvi_region *region)
+{
+    if (region->bytes >= HUGE_PAGE_BYTES) /* a hint; not every kernel has it for shared memory */
+        (void)madvise(region->base, region->bytes, MADV_HUGEPAGE);
 }
 
 static int check_request(uint64_t bytes)
@@ -134,19 +137,18 @@ static int check_request(uint64_t bytes)
     return HVI_OK;
 }
 
-int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p)
+/* `rounded` to pages. */
+static int create(const char *label, uint64_t rounded, bool sparse, struct hvi_region *region_p)
 {
-    uint64_t rounded = 0;
-    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded))
-        return HVI_ERR_INVALID;
-    int status = check_request(rounded);
-    if (status != HVI_OK)
-        return status;
     int fd = open_memfd(label);
     if (fd < 0)
         return status_of_errno(errno);
     void *base = NULL;
-    int error = reserve(fd, rounded);
+    int error = 0;
+    if (!sparse)
+        error = reserve(fd, rounded);
+    else if (ftruncate(fd, (off_t)rounded) != 0)
+        error = errno;
     if (error == 0 && fcntl(fd, F_ADD_SEALS, SEALS) != 0)
         error = errno;
     if (error == 0)
@@ -157,6 +159,30 @@ int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *regi
     }
     *region_p = (struct hvi_region){.base = base, .bytes = rounded, .fd = fd};
     return HVI_OK;
+}
+
+int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p)
+{
+    uint64_t rounded = 0;
+    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded))
+        return HVI_ERR_INVALID;
+    int status = check_request(rounded);
+    if (status == HVI_OK)
+        status = create(label, rounded, false, region_p);
+    if (status == HVI_OK)
+        ask_for_huge_pages(region_p);
+    return status;
+}
+
+int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p)
+{
+    uint64_t rounded = 0;
+    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded) || rounded == 0 ||
+        rounded > ABSURD_BYTES)
+        return HVI_ERR_INVALID;
+    if (!file_size_is_allowed(rounded))
+        return HVI_ERR_LIMIT;
+    return create(label, rounded, true, region_p);
 }
 
 static bool is_sealed_memfd(int fd, uint64_t bytes)
@@ -183,6 +209,7 @@ int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
     if (error != 0)
         return HVI_ERR_NO_MEMORY;
     *region_p = (struct hvi_region){.base = base, .bytes = bytes, .fd = fd};
+    ask_for_huge_pages(region_p);
     return HVI_OK;
 }
 

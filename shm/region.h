@@ -18,6 +18,9 @@ struct hvi_region {
  * rounded up to pages. HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT
  * (descriptors, RLIMIT_FSIZE). May block while pages are zeroed. */
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p);
+/* The same without reserving: pages come when they are touched first, like those of malloc. For
+ * large tables of which little is used. Never blocks. */
+int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd of ordinary pages,
  * writable, with all three seals and exactly that size. On success the region owns `fd`; on failure the caller keeps it. HVI_OK,
  * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */

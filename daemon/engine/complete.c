@@ -49,7 +49,6 @@ void engine_part_free(struct engine_part *part)
 static void write_text(struct engine_session *session, const char *text,
                        struct hvi_completion *completion)
 {
-    completion->text_cell = HVI_TEXT_NONE;
     if (!text || text[0] == '\0')
         return;
     if (strncmp(session->text, text, HVI_TEXT_MAX) != 0) {
@@ -127,10 +126,13 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
         .rows = rows,
         .done_ns = part->session->engine->now_ns,
         .culprit = culprit,
+        .ticket = status == HVI_OK ? part->ticket : 0,
     };
 
     HVI_ASSERT(status <= 0);
     engine_trace_part(part, status);
+    if (completion.ticket != 0)
+        completion.text_turn = part->ticket_turn;
     part->op = NULL;
     if (part->output_asked)
         part->session->outputs_excused++;

@@ -76,6 +76,8 @@ static int open_all(struct engine *engine)
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
+        engine_express_start(engine);
+    if (status == HVI_OK)
         status = add_sources(engine);
     if (status == HVI_OK)
         status = engine_dispatch_open(engine);
@@ -91,6 +93,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->link_fd = link_fd;
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
+    engine->express.map.region.fd = -1;
     engine->broken_culprit = -1;
     engine->replay = true;
     engine->stall_warn_ns = start->stall_warn_ns;
@@ -135,6 +138,7 @@ void engine_fini(struct engine *engine)
     free_ops(engine);
     engine_sets_fini(&engine->sets);
     engine_tensors_fini(&engine->tensors);
+    engine_express_stop(engine);
     sd_event_source_disable_unref(engine->linger_source);
     sd_event_source_disable_unref(engine->stall_source);
     sd_event_source_disable_unref(engine->engine_source);

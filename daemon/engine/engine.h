@@ -12,6 +12,7 @@
 #include "base/fate.h"
 #include "base/types.h"
 #include "daemon/engine/backend.h"
+#include "daemon/engine/express.h"
 #include "daemon/engine/intake.h"
 #include "daemon/engine/observe.h"
 #include "daemon/engine/region.h"
@@ -66,7 +67,8 @@ struct engine_tensor {
     uint16_t anon_kind;
     bool anon;
     uint32_t name_bytes;
-    char *name; /* NULL when unnamed: engine_tensor_name makes one */
+    uint32_t express; /* 0, or 1 + the slot in which its ranks may meet: express.c */
+    char *name;       /* NULL when unnamed: engine_tensor_name makes one */
 };
 
 struct engine_tensors {
@@ -98,6 +100,7 @@ struct engine_part {
     bool owed;           /* .completion waits for a free slot */
     bool output_asked;   /* SIZED has been sent, OUTPUT has not come */
     char *owed_text;
+    uint32_t ticket, ticket_turn; /* go into the completion: express.c */
     struct hvi_completion completion;
     struct hvi_submission copy;
 };
@@ -185,6 +188,7 @@ struct engine_rank {
     struct hvi_fate fate;
     uint64_t ops, bytes;
     uint64_t negotiated, replayed; /* of .ops: with and without a check */
+    uint64_t express_ops;          /* of these: done by the ranks themselves */
     struct engine_lag lag;
     struct engine_trace *trace; /* from the rank's coming to the engine's end; NULL */
 };
@@ -260,6 +264,7 @@ struct engine {
     bool replay; /* what was agreed on is remembered */
     struct engine_sets sets;
     struct engine_tensors tensors;
+    struct engine_express express;
     struct engine_op *waiting_first, *waiting_last;
     struct engine_op *free_ops;
     struct engine_op *failed_first, *failed_last; /* FAILED, oldest first */
@@ -389,6 +394,11 @@ struct engine_part *engine_intake_find(struct engine_session *session, uint64_t 
 /* Takes one submission as if it had come through the ring, whatever its .seq says. `copy` is private
  * memory. The session may have ended. */
 void engine_intake_take(struct engine_session *session, const struct hvi_submission *copy);
+/* A submission that did not come through the ring (express.c): everything in it but cookie and time
+ * is the engine's own. The session may have ended. */
+void engine_intake_inject(struct engine_session *session, const struct hvi_submission *copy,
+                          const struct engine_operands *operands, struct engine_set *set,
+                          struct engine_tensor *tensor);
 
 /* ---- tensor.c ---- */
 

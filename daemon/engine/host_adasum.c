@@ -29,7 +29,7 @@
 #include <string.h>
 
 #define CHUNK      32768u /* elements */
-#define BLOCK      ENGINE_ADASUM_BLOCK
+#define BLOCK      HVI_ADASUM_BLOCK
 #define SLOT_BYTES (CHUNK * sizeof(double) + 192u)
 _Static_assert(3 * SLOT_BYTES <= ENGINE_HOST_BUFFER_BYTES, "two sources and a result");
 

@@ -350,6 +350,7 @@ static struct engine_part *part_new(struct engine_session *session,
     part->owed = false;
     part->output_asked = false;
     part->owed_text = NULL;
+    part->ticket = 0;
     part->copy = *copy;
     session->in_flight++;
     return part;
@@ -521,6 +522,39 @@ static void negotiate(struct engine_part *part)
     }
 }
 
+void engine_intake_inject(struct engine_session *session, const struct hvi_submission *copy,
+                          const struct engine_operands *operands, struct engine_set *set,
+                          struct engine_tensor *tensor)
+{
+    struct engine *engine = session->engine;
+
+    if (engine_intake_find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
+        engine_session_violation(session, "an impossible cookie in an express slot");
+        return;
+    }
+    struct engine_part *part = part_new(session, copy, operands);
+    part->set = engine_set_get(set);
+    part->set_rank = (uint32_t)engine_set_rank(set, session->rank);
+    part->tensor = tensor;
+    tensor->refs++;
+    if (engine->broken_status != HVI_OK)
+        refuse_part(part, engine->broken_status, engine->broken_text, engine->broken_culprit);
+    else
+        negotiate(part);
+}
+
+/* What lies in express slots comes before this part: the same op, or all of a set that a rank
+ * leaves. */
+static void seize_slots(struct engine_part *part)
+{
+    struct engine *engine = part->session->engine;
+
+    if (part->copy.kind == HVI_KIND_JOIN)
+        engine_express_seize_set(engine, part->set);
+    else
+        engine_express_seize(engine, part->tensor);
+}
+
 /* A valid op: on to the ranks' meeting place, or finished at once. */
 static void take_op(struct engine_session *session, const struct hvi_submission *copy,
                     const struct engine_operands *operands)
@@ -533,6 +567,8 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
     follow_group(session, copy);
     part->set = set ? engine_set_get(set) : NULL;
     int status = prepare_part(part, text, sizeof text);
+    if (status == HVI_OK && !session->over)
+        seize_slots(part);
     if (session->over)
         engine_part_free(part);
     else if (status != HVI_OK)

@@ -11,6 +11,7 @@
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
  * the same epoll. */
 #include "base/clock.h"
+#include "base/relax.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 #include "shm/bell.h"
@@ -21,15 +22,6 @@
 #define PAUSES         16
 #define EVENTS_AT_ONCE 16
 #define OWED_US        1000 /* how often to look whether a slow reader has made room */
-
-static inline void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 static bool drain_active(struct engine *engine)
 {
@@ -63,6 +55,7 @@ static bool pass(struct engine *engine)
 {
     bool found = drain_active(engine);
 
+    engine_express_look(engine);
     if (engine->ready_count > 0)
         engine_dispatch_ready(engine);
     found = engine_dispatch_reap(engine) || found;
@@ -115,7 +108,7 @@ void engine_loop_run(struct engine *engine)
             continue;
         }
         if (++idle_passes < PAUSES) {
-            cpu_relax();
+            hvi_cpu_relax();
             continue;
         }
         uint64_t now_ns = hvi_clock_ns();

@@ -192,8 +192,10 @@ void engine_op_finish(struct engine *engine, struct engine_op *op, int status, c
 {
     if (is_waiting(op))
         unlist_waiting(engine, op);
-    if (status == HVI_OK)
+    if (status == HVI_OK) {
         count_op(engine, op);
+        engine_express_grant(engine, op);
+    }
     if (status == HVI_OK && op->kind == HVI_KIND_ALLTOALL)
         engine_sizes_tell_splits(op);
     answer_parts(op, status, text, culprit);

@@ -130,6 +130,7 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
     /* Release: whoever sees the new epoch sees why. */
     atomic_fetch_add_explicit(&engine->bell->epoch, 1, memory_order_release);
     engine->now_ns = hvi_clock_ns();
+    engine_express_seize_all(engine);
     engine_negotiate_fail_all(engine, status, text, rank);
     engine_complete_ring(engine);
     notify_others(engine, status, text, rank);
@@ -210,7 +211,7 @@ static int reply(struct engine *engine, int socket_fd, int status, const char *t
                  const struct engine_session *session)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY};
-    int fds[4];
+    int fds[5];
 
     msg.attach_reply.status = status;
     snprintf(msg.attach_reply.text, sizeof msg.attach_reply.text, "%s", text);
@@ -225,7 +226,8 @@ static int reply(struct engine *engine, int socket_fd, int status, const char *t
     fds[1] = engine->bell_region.fd;
     fds[2] = engine->engine_fd;
     fds[3] = session->event_fd;
-    return engine_send(engine, socket_fd, &msg, fds, 4);
+    fds[4] = engine->express.map.region.fd;
+    return engine_send(engine, socket_fd, &msg, fds, engine->express.on ? 5 : 4);
 }
 
 /* What hvdd has checked already, and what only the engine knows. */
@@ -452,6 +454,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     snprintf(engine->broken_text, sizeof engine->broken_text, "%s", text);
     engine->now_ns = hvi_clock_ns();
     engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
+    engine_express_seize_all(engine);
     engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(engine);
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
@@ -522,6 +525,7 @@ int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p)
 
     if (!rows)
         return HVI_ERR_NO_MEMORY;
+    engine_express_fold(engine);
     for (int32_t rank = 0; rank < engine->start.size; rank++)
         fill_row(engine, rank, &rows[rank]);
     *rows_p = rows;

@@ -57,6 +57,7 @@ static void remove_set(struct engine *engine, struct engine_op *op)
         engine_negotiate_fail(engine, op, id == 0 ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text, -1);
         return;
     }
+    engine_express_seize_set(engine, set);
     engine_negotiate_fail_set(engine, set);
     engine_sets_remove(&engine->sets, set);
     give_id(engine, op, (uint32_t)id);

@@ -10,6 +10,7 @@
 #include "daemon/engine/engine.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,6 +98,11 @@ struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uin
     return tensor;
 }
 
+static struct engine *engine_of(struct engine_tensors *tensors)
+{
+    return (struct engine *)(void *)((char *)tensors - offsetof(struct engine, tensors));
+}
+
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor)
 {
     struct engine_tensor **link;
@@ -105,6 +111,8 @@ void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *ten
     if (--tensor->refs > 0)
         return;
     HVI_ASSERT(!tensor->waiting);
+    if (tensor->express)
+        engine_express_release(engine_of(tensors), tensor);
     link = bucket_of(tensors, tensor->hash);
     while (*link != tensor)
         link = &(*link)->next;

@@ -102,6 +102,7 @@ void engine_trace_part(const struct engine_part *part, int status)
     struct engine *engine = part->session->engine;
     struct engine_trace_op op;
 
+    engine_express_fold_trace(engine, part->session->rank);
     describe(part, &op);
     op.status = status;
     op.done_ns = engine->now_ns;
@@ -181,6 +182,7 @@ int engine_trace_rows(struct engine *engine, int32_t rank, uint32_t limit, uint6
 {
     struct reader reader = {.before = before, .limit = HVI_WIRE_TRACES_MAX};
 
+    engine_express_fold(engine);
     if (limit > 0 && limit < reader.limit)
         reader.limit = limit;
     reader.rows = calloc(reader.limit, sizeof *reader.rows);

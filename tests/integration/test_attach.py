@@ -62,7 +62,7 @@ def test_a_wrong_job_key_is_refused_without_telling_the_right_one(daemon):
     job.check_usable()
 
 
-@pytest.mark.parametrize("protocol, abi", [(2, 1), (1, 2), (999, 999), (0, 1)])
+@pytest.mark.parametrize("protocol, abi", [(2, 2), (1, 1), (999, 999), (0, 2)])
 def test_another_version_is_refused_naming_both(daemon, protocol, abi):
     reply = refused(daemon, wire.attach_request("version", protocol=protocol, abi=abi))
     assert reply.status == Status.ERR_VERSION
@@ -88,7 +88,7 @@ def test_unknown_fields_and_many_settings_are_accepted(daemon):
         raw.send(wire.attach_request("future", settings=settings, extra=wire.field(99, "later") + wire.field(98, 7)))
         reply = raw.attach_reply()
         assert reply.status == Status.OK, reply.text
-        assert len(reply.descriptors) == 4
+        assert len(reply.descriptors) == 5
         close_all(reply.descriptors)
         assert reply.engine_pid > 0
     daemon.expect_line("rank-lost")

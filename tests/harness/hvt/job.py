@@ -26,12 +26,14 @@ class Job:
     _numbers = itertools.count()
 
     def __init__(self, daemon: Daemon, size: int, name: str | None = None,
-                 environment: dict[str, str] | None = None, **more: Any):
-        """`environment`: of every rank; `more`: for hvd_open."""
+                 environment: dict[str, str] | None = None,
+                 environments: dict[int, dict[str, str]] | None = None, **more: Any):
+        """`environment`: of every rank; `environments`: of single ones; `more`: for hvd_open."""
         self.daemon = daemon
         self.size = size
         self.name = name or f"job{next(self._numbers)}"
-        self.ranks: list[Rank] = [daemon.rank(environment=environment) for _ in range(size)]
+        self.ranks: list[Rank] = [
+            daemon.rank(environment=(environments or {}).get(rank, environment)) for rank in range(size)]
         self._ops = itertools.count()
         open_job(self.ranks, self.name, **more)
 

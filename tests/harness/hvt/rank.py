@@ -64,7 +64,7 @@ class Rank:
 
     def __init__(self, environment: dict[str, str], user: int | None = None, prefix: Sequence[str] = ()):
         more = {"user": user, "group": user, "extra_groups": []} if user is not None else {}
-        self.process = subprocess.Popen([*prefix, program("hvt-rank")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([*prefix, program("hvt-rank-steps" if "HVT_STEP" in environment else "hvt-rank")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, env=environment, cwd="/", **more)
         self._pending = b""
 
@@ -156,6 +156,15 @@ class Rank:
                    data: bytes | None = None, **more: Any) -> Outcome:
         """One of the _async functions, whatever comes of it; more: see hvt_rank.c."""
         return _outcome(self.ask("submit", **self._submission(kind, name, dtype, reduce_op, data, more)))
+
+    def post_submit(self, kind: str, name: str | None = None, *, dtype: Any = None, reduce_op: Any = None,
+                    data: bytes | None = None, **more: Any) -> None:
+        """One of the _async functions whose outcome `collect_outcome` fetches, if the process lives to tell."""
+        self.post("submit", **self._submission(kind, name, dtype, reduce_op, data, more))
+
+    def has_reply(self) -> bool:
+        """Something can be collected at once."""
+        return bool(self._pending) or bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def submit(self, kind: str, name: str | None = None, **more: Any) -> int:
         """One of the _async functions; the op's number. Raises RankError."""

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The rank's side of express slots.
+ *
+ * The order of steps is what makes a death at any of them harmless (the table in docs/adr/0005):
+ * payload and cookie first, then the bit; the result first, then the turn; the copy of the result
+ * first, then the next arrival. The steps have names for the tests that die between them. */
+#include "client/express.h"
+
+#include "base/clock.h"
+#include "base/relax.h"
+#include "base/types.h"
+#include "client/control.h"
+#include "client/names.h"
+#include "client/session.h"
+#include "client/sets.h"
+#include "client/step.h"
+#include "client/wait.h"
+
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#define SETTLE_NS     (5 * HVI_NS_SEC)
+#define SETTLE_NAP_NS 20000l
+
+/* ---- tickets ---- */
+
+static void say(const struct client_request *request, struct client_said *said_p)
+{
+    memset(said_p, 0, sizeof(*said_p));
+    said_p->kind = request->kind;
+    said_p->reduce_op = (uint32_t)request->reduce_op;
+    said_p->root = request->root;
+    said_p->prescale = request->prescale;
+    said_p->postscale = request->postscale;
+    said_p->bytes = request->in_bytes;
+    if (!request->in)
+        return;
+    said_p->dtype = (uint32_t)request->in->dtype;
+    said_p->ndim = (uint32_t)request->in->ndim;
+    for (int i = 0; i < request->in->ndim; i++)
+        said_p->dims[i] = request->in->dims[i];
+}
+
+/* Notes what the op says. True when its name has a ticket and it may be used. */
+static bool use_ticket(struct hvd_session *session, const struct client_request *request,
+                       struct client_ticket *ticket)
+{
+    struct client_said said;
+    say(request, &said);
+    bool fits =
+        ticket->valid && session->epoll_fd < 0 && memcmp(&said, &ticket->said, sizeof(said)) == 0;
+    ticket->valid = false; /* until this op is over */
+    if (!fits)
+        ticket->said = said;
+    return fits;
+}
+
+void client_express_take_ticket(const struct hvd_session *session, struct hvd_op *op,
+                                const struct hvi_completion *completion)
+{
+    uint32_t slot = completion->ticket - 1;
+    if (!op->name || completion->ticket == 0 || !session->express_on || slot >= HVI_EXPRESS_SLOTS)
+        return;
+    struct client_ticket *ticket = client_names_ticket(op->name);
+    if (ticket->said.bytes > HVI_EXPRESS_PAYLOAD)
+        return;
+    ticket->slot = slot;
+    ticket->turn = completion->text_turn;
+    ticket->valid = true;
+}
+
+/* ---- the last rank's work ---- */
+
+static void reduce(const struct hvd_session *session, const struct client_set *set,
+                   const struct client_said *said, uint32_t slot)
+{
+    const struct hvi_express *express = &session->express;
+    const void *in[HVI_EXPRESS_RANKS];
+    void *out = hvi_express_result(express, slot, said->bytes);
+    for (int i = 0; i < set->size; i++)
+        in[i] = hvi_express_payload(express, slot, (uint32_t)set->ranks[i], said->bytes);
+    const struct hvi_reduction work = {
+        .dtype = said->dtype,
+        .reduce_op = said->reduce_op,
+        .ranks = (uint32_t)set->size,
+        .ins = (uint32_t)set->size,
+        .outs = 1,
+        .in = in,
+        .out = &out,
+        .prescale = said->prescale,
+        .postscale = said->postscale,
+    };
+    session->kernels->reduce(&work, 0, said->bytes / hvi_dtype_bytes(said->dtype));
+}
+
+static void combine(const struct hvd_session *session, const struct client_set *set,
+                    const struct client_said *said, uint32_t slot)
+{
+    const struct hvi_express *express = &session->express;
+    if (said->bytes == 0)
+        return;
+    if (said->kind == HVI_KIND_BROADCAST)
+        memcpy(hvi_express_result(express, slot, said->bytes),
+               hvi_express_payload(express, slot, (uint32_t)said->root, said->bytes), said->bytes);
+    else
+        reduce(session, set, said, slot);
+}
+
+static void add_lag(struct hvi_express_lag *lag, uint64_t lag_ns, bool last)
+{
+    uint32_t bucket = lag_ns == 0 ? 0 : 64u - (uint32_t)__builtin_clzll(lag_ns);
+    lag->sum_ns += lag_ns;
+    lag->last += last;
+    if (lag_ns > lag->max_ns)
+        lag->max_ns = lag_ns;
+    lag->histogram[bucket < HVI_EXPRESS_BUCKETS ? bucket : HVI_EXPRESS_BUCKETS - 1]++;
+}
+
+/* Who came how late: the one who did the op has all the times at hand. */
+static void note_lags(const struct hvd_session *session, const struct client_set *set,
+                      uint32_t slot)
+{
+    const struct hvi_express *express = &session->express;
+    struct hvi_express_rank *mine = &express->rank[session->identity.rank];
+    uint64_t first_ns = UINT64_MAX, last_ns = 0;
+    for (int i = 0; i < set->size; i++) {
+        uint64_t ns = hvi_express_part(express, slot, (uint32_t)set->ranks[i])->submit_ns;
+        first_ns = ns < first_ns ? ns : first_ns;
+        last_ns = ns > last_ns ? ns : last_ns;
+    }
+    for (int i = 0; i < set->size; i++) {
+        uint64_t ns = hvi_express_part(express, slot, (uint32_t)set->ranks[i])->submit_ns;
+        add_lag(&mine->lag[set->ranks[i]], ns - first_ns, ns == last_ns);
+    }
+}
+
+/* ---- an op's end ---- */
+
+static void note_trace(const struct hvd_session *session, const struct hvd_op *op)
+{
+    struct hvi_express_rank *mine = &session->express.rank[session->identity.rank];
+    uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
+    mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){
+        .submit_ns = op->express.submit_ns,
+        .done_ns = hvi_clock_ns(),
+        .slot = op->express.slot,
+        .turn = op->express.turn,
+        .bytes = op->out_bytes,
+    };
+    /* Release, pairs with the engine's acquire before it copies entries. */
+    atomic_store_explicit(&mine->traced, at + 1, memory_order_release);
+    /* Relaxed: sums for people. */
+    atomic_store_explicit(&mine->ops, atomic_load_explicit(&mine->ops, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+    atomic_store_explicit(&mine->bytes,
+                          atomic_load_explicit(&mine->bytes, memory_order_relaxed) + op->out_bytes,
+                          memory_order_relaxed);
+}
+
+/* Published: copies the result, and the name's next op may use the slot again. */
+static void finish(struct hvd_session *session, struct hvd_op *op)
+{
+    struct client_ticket *ticket = client_names_ticket(op->name);
+    client_step("express-before-copy");
+    if (op->copy_to && op->out_bytes > 0)
+        memcpy(op->copy_to, hvi_express_result(&session->express, op->express.slot, op->out_bytes),
+               op->out_bytes);
+    note_trace(session, op);
+    op->copy_to = NULL;
+    op->status = HVD_OK;
+    ticket->slot = op->express.slot;
+    ticket->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
+    ticket->valid = true;
+    client_wait_land(session, op);
+}
+
+void client_express_look(struct hvd_session *session, struct hvd_op *op)
+{
+    switch (hvi_express_look(&session->express, op->express.slot, op->express.turn)) {
+    case HVI_EXPRESS_WAITS:
+        return;
+    case HVI_EXPRESS_DONE:
+        finish(session, op);
+        return;
+    case HVI_EXPRESS_SEIZED:
+        op->express.active = false;
+        return;
+    }
+}
+
+void client_express_look_all(struct hvd_session *session)
+{
+    for (uint32_t i = 0; i < session->ops.fresh; i++) {
+        if (session->ops.slots[i].express.active)
+            client_express_look(session, &session->ops.slots[i]);
+    }
+}
+
+/* ---- an op's beginning ---- */
+
+/* The output's memory is in use until the op is over, wherever the op is done. */
+static void hold_output(struct hvd_session *session, const struct client_request *request,
+                        struct hvd_op *op)
+{
+    if (!request->out || request->out_bytes == 0)
+        return;
+    op->out.memory = client_memory_find(&session->memory, request->out->data, request->out_bytes);
+    if (op->out.memory)
+        op->out.memory->users++;
+}
+
+static void bring(struct hvd_session *session, const struct client_request *request,
+                  struct hvd_op *op)
+{
+    const struct hvi_express *express = &session->express;
+    uint32_t rank = (uint32_t)session->identity.rank;
+    struct hvi_express_part *part = hvi_express_part(express, op->express.slot, rank);
+    unsigned char *payload =
+        hvi_express_payload(express, op->express.slot, rank, request->in_bytes);
+    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
+    if (request->in_bytes > 0 && reads)
+        memcpy(payload, request->in->data, request->in_bytes);
+    op->express.submit_ns = hvi_clock_ns();
+    part->cookie = client_op_cookie(op);
+    part->submit_ns = op->express.submit_ns;
+    op->out.shared = payload; /* where the result comes to if the engine takes the op over */
+    op->copy_to = request->out && request->out_bytes > 0 ? request->out->data : NULL;
+}
+
+/* This rank came last. */
+static void do_for_all(struct hvd_session *session, const struct client_set *set, struct hvd_op *op,
+                       uint32_t everybody)
+{
+    const struct client_said *said = &client_names_ticket(op->name)->said;
+    uint32_t slot = op->express.slot;
+    note_lags(session, set, slot);
+    client_step("express-before-combining");
+    combine(session, set, said, slot);
+    client_step("express-before-publishing");
+    if (!hvi_express_publish(&session->express, slot, op->express.turn, everybody)) {
+        op->express.active = false; /* the engine was faster: it does the op from the parts */
+        return;
+    }
+    client_step("express-published");
+    finish(session, op);
+}
+
+bool client_express_submit(struct hvd_session *session, const struct client_set *set,
+                           struct client_request *request)
+{
+    struct hvd_op *op = request->op;
+    if (!request->claimed || !session->express_on)
+        return false;
+    struct client_ticket *ticket = client_names_ticket(request->claimed);
+    if (!use_ticket(session, request, ticket))
+        return false;
+    uint32_t everybody = UINT32_MAX >> (32 - set->size);
+    client_submit_remember(request);
+    op->express.slot = ticket->slot;
+    op->express.turn = ticket->turn;
+    bring(session, request, op);
+    client_step("express-before-arrival");
+    enum hvi_express_arrival arrival = hvi_express_arrive(
+        &session->express, ticket->slot, ticket->turn, (uint32_t)set->rank, everybody);
+    if (arrival == HVI_EXPRESS_STALE) {
+        op->name = NULL;
+        op->copy_to = NULL;
+        op->out.shared = NULL;
+        return false;
+    }
+    client_step("express-arrived");
+    hold_output(session, request, op);
+    op->express.active = true;
+    client_op_set_state(&session->ops, op, CLIENT_OP_IN_FLIGHT);
+    if (arrival == HVI_EXPRESS_LAST)
+        do_for_all(session, set, op, everybody);
+    return true;
+}
+
+void client_express_abandoned(struct hvd_session *session, struct hvd_op *op)
+{
+    if (op->express.active)
+        client_express_look(session, op);
+    if (op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
+        return;
+    op->express.orphan = true;
+    session->express_orphans++;
+    client_express_call(session, op);
+}
+
+/* ---- waiting ---- */
+
+static void call_engine(struct hvd_session *session)
+{
+    /* Seq_cst, before the bell: pairs with engine_express_look after the engine has taken the bell.
+     */
+    atomic_store_explicit(&session->express.head->watch, 1, memory_order_seq_cst);
+    hvi_bell_ring_engine(session->bell, session->channel.channel_index, session->engine_event_fd);
+}
+
+void client_express_call(struct hvd_session *session, const struct hvd_op *op)
+{
+    /* Release: only a wish; the bell orders it. */
+    atomic_store_explicit(&session->express.slots[op->express.slot].called, 1,
+                          memory_order_release);
+    call_engine(session);
+}
+
+static bool still_waits(struct hvd_session *session, struct hvd_op *op, uint32_t generation)
+{
+    if (op->generation != generation || op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
+        return false;
+    client_express_look(session, op);
+    return op->generation == generation && op->state == CLIENT_OP_IN_FLIGHT && op->express.active;
+}
+
+static void settle(struct hvd_session *session, struct hvd_op *op)
+{
+    const struct timespec nap = {.tv_nsec = SETTLE_NAP_NS};
+    uint64_t deadline_ns = hvi_clock_ns() + SETTLE_NS;
+    uint32_t generation = op->generation;
+    while (still_waits(session, op, generation) && session->end_status == HVD_OK) {
+        client_express_call(session, op);
+        pthread_mutex_unlock(&session->mutex);
+        nanosleep(&nap, NULL);
+        pthread_mutex_lock(&session->mutex);
+        client_wait_drain(session);
+        client_control_look(session);
+        if (hvi_deadline_passed(deadline_ns))
+            client_session_end(session, HVD_ERR_ENGINE_LOST,
+                               "the engine of job '%s' (pid %d) did not react for %d s; close this "
+                               "session and open a new one",
+                               session->identity.job, session->engine_pid,
+                               (int)(SETTLE_NS / HVI_NS_SEC));
+    }
+}
+
+void client_express_settle(struct hvd_session *session, struct hvd_op *op)
+{
+    if (op && op->express.active)
+        settle(session, op);
+    for (uint32_t i = 0; !op && i < session->ops.fresh; i++) {
+        if (session->ops.slots[i].express.active)
+            settle(session, &session->ops.slots[i]);
+    }
+}
+
+bool client_express_wait(struct hvd_session *session, uint32_t slot, uint32_t turn,
+                         uint64_t deadline_ns)
+{
+    const struct hvi_express *express = &session->express;
+    const struct hvi_wait_policy *policy = &session->express_policy;
+    for (uint32_t i = 0; i < policy->spins; i++) {
+        if (hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS)
+            return false;
+        hvi_cpu_relax();
+    }
+    uint64_t start_ns = hvi_clock_ns(), now_ns = start_ns;
+    while (now_ns - start_ns < policy->yield_ns && now_ns < deadline_ns) {
+        sched_yield();
+        if (hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS)
+            return false;
+        now_ns = hvi_clock_ns();
+    }
+    if (now_ns >= deadline_ns)
+        return false;
+    call_engine(session); /* it sees to it that this does not last for ever */
+    uint64_t left_ns = deadline_ns - now_ns;
+    hvi_express_sleep(express, slot, turn, left_ns < policy->slice_ns ? left_ns : policy->slice_ns);
+    return true;
+}

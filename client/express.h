@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Small ops without the engine: the ranks meet in a slot of job-shared memory and the last one does
+ * the op (shm/express.h, docs/adr/0005).
+ *
+ * An op that has arrived is IN_FLIGHT like any other, with .express.active set. It ends in one of
+ * two ways: a peer (or this rank) publishes the result, which client_express_look copies out; or
+ * the engine seizes the slot, and a completion comes through the ring. */
+#ifndef HVD_CLIENT_EXPRESS_H
+#define HVD_CLIENT_EXPRESS_H
+
+#include "client/ops.h"
+#include "client/submit.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct client_set;
+struct hvd_session;
+struct hvi_completion;
+
+/* The functions need the session's lock where they do not say otherwise. */
+
+/* Notes what the op says, and takes the ticket of its name if there is one that fits. True: the op
+ * has arrived in its slot, or is even done. False: it has to go to the engine. */
+bool client_express_submit(struct hvd_session *session, const struct client_set *set,
+                           struct client_request *request);
+/* Its owner has released an op in flight. */
+void client_express_abandoned(struct hvd_session *session, struct hvd_op *op);
+/* Whether the op is over or the engine's; the first is landed here. */
+void client_express_look(struct hvd_session *session, struct hvd_op *op);
+/* The same for every op. */
+void client_express_look_all(struct hvd_session *session);
+/* A completion with a ticket for this op's name. */
+void client_express_take_ticket(const struct hvd_session *session, struct hvd_op *op,
+                                const struct hvi_completion *completion);
+/* Asks the engine to take the op over; does not wait for it. Any thread. */
+void client_express_call(struct hvd_session *session, const struct hvd_op *op);
+/* As above, and waits until each op that was in a slot is done or the engine's: for who is going to
+ * sleep on something that only the engine rings. `op` NULL: all. Gives up the lock; the session may
+ * have ended. */
+void client_express_settle(struct hvd_session *session, struct hvd_op *op);
+/* Without the lock: spins, yields, then sleeps until the slot moves. True when the socket should be
+ * looked at before waiting on. */
+bool client_express_wait(struct hvd_session *session, uint32_t slot, uint32_t turn,
+                         uint64_t deadline_ns);
+
+#endif

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Express slots, seen from the engine (docs/adr/0005).
+ *
+ * A ticket is given when an op ends well and the next one of its name could be done by the ranks
+ * themselves. From then on the engine learns nothing of that tensor until it seizes the slot,
+ * because
+ *   - a rank submits something else under that name, through the ring,
+ *   - a rank is lost, leaves or joins: everything is seized,
+ *   - a rank asks for it (it wants to cancel, or to sleep on its event descriptor),
+ *   - the op has waited for EXPRESS_AGE_NS: then it belongs into the table of waiting ops.
+ * Seizing turns what the ranks brought into ordinary parts. Only a cookie and a time are taken from
+ * the slot; everything else about the op was agreed on when the ticket was given and lies here.
+ *
+ * A slot that is full has a rank at work. If it stays full it was stopped or killed there: the
+ * engine then does the op itself from the parts, which nobody changes, and never uses the slot
+ * again, because the stopped rank may still write its result into it.
+ *
+ * Nobody looks at slots while no rank waits: a waiting rank sets .watch and rings. */
+#include "daemon/engine/express.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPRESS_AGE_NS  (20 * HVI_NS_MS)
+#define EXPRESS_TICK_US (20 * 1000)
+
+void engine_express_start(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    express->map.region.fd = -1;
+    if (engine->start.size > (int32_t)HVI_EXPRESS_RANKS)
+        return;
+    size_t size = (size_t)engine->start.size;
+    express->seen = calloc(size, sizeof *express->seen);
+    express->lags_seen = calloc(size * size, sizeof *express->lags_seen);
+    int status = HVI_ERR_NO_MEMORY;
+    if (express->seen && express->lags_seen)
+        status = hvi_express_create((uint32_t)engine->start.size, &express->map);
+    if (status != HVI_OK) {
+        HVI_LOG(HVI_LOG_WARN, "express", "off", hvi_status_text(status),
+                "job=%s small ops go through the engine", engine->start.job);
+        return;
+    }
+    express->region.map = express->map.region;
+    express->region.map.fd = -1;
+    express->on = true;
+}
+
+void engine_express_stop(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    sd_event_source_disable_unref(express->tick);
+    express->tick = NULL;
+    if (express->on)
+        hvi_express_fini(&express->map);
+    express->on = false;
+    free(express->seen);
+    free(express->lags_seen);
+    express->seen = NULL;
+    express->lags_seen = NULL;
+}
+
+/* ---- giving tickets ---- */
+
+static bool kind_may(const struct hvi_submission *copy)
+{
+    if (copy->kind == HVI_KIND_ALLREDUCE)
+        return copy->reduce_op != HVI_REDUCE_ADASUM;
+    return copy->kind == HVI_KIND_BROADCAST || copy->kind == HVI_KIND_BARRIER;
+}
+
+static bool may(const struct engine *engine, const struct engine_op *op)
+{
+    if (!engine->express.on || engine->broken_status != HVI_OK || op->tensor->anon || op->group ||
+        op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
+        op->parts_present != op->set->size)
+        return false;
+    const struct hvi_submission *copy = &op->parts[0]->copy;
+    return kind_may(copy) && copy->memory_kind == ENGINE_MEMORY_HOST &&
+           op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD;
+}
+
+static struct engine_express_slot *slot_of(struct engine *engine,
+                                           const struct engine_tensor *tensor)
+{
+    return tensor->express ? &engine->express.slots[tensor->express - 1] : NULL;
+}
+
+static struct engine_express_slot *slot_take(struct engine *engine, struct engine_tensor *tensor,
+                                             struct engine_set *set)
+{
+    struct engine_express *express = &engine->express;
+    uint32_t index = express->used;
+
+    if (index == HVI_EXPRESS_SLOTS) {
+        index = 0;
+        while (index < HVI_EXPRESS_SLOTS &&
+               (express->slots[index].tensor || express->slots[index].burned))
+            index++;
+    }
+    if (index == HVI_EXPRESS_SLOTS)
+        return NULL;
+    if (index == express->used)
+        express->used++;
+    struct engine_express_slot *slot = &express->slots[index];
+    *slot = (struct engine_express_slot){.tensor = tensor, .set = engine_set_get(set)};
+    tensor->express = index + 1;
+    return slot;
+}
+
+/* The slot is nobody's. */
+static void slot_drop(struct engine_express_slot *slot)
+{
+    slot->tensor->express = 0;
+    slot->tensor = NULL;
+    engine_set_put(slot->set);
+    slot->set = NULL;
+}
+
+void engine_express_grant(struct engine *engine, struct engine_op *op)
+{
+    struct engine_express *express = &engine->express;
+    struct engine_express_slot *slot;
+
+    if (!may(engine, op))
+        return;
+    slot = slot_of(engine, op->tensor);
+    if (!slot)
+        slot = slot_take(engine, op->tensor, op->set);
+    if (!slot || slot->open)
+        return;
+    slot->agreed = op->parts[0]->copy;
+    slot->bytes = op->parts[0]->in_bytes;
+    slot->everybody = UINT32_MAX >> (32 - op->set->size);
+    slot->open = true;
+    slot->was_full = false;
+    express->open++;
+    uint32_t index = op->tensor->express - 1;
+    uint32_t turn = hvi_express_open(&express->map, index);
+    for (uint32_t member = 0; member < op->set->size; member++) {
+        op->parts[member]->ticket = index + 1;
+        op->parts[member]->ticket_turn = turn;
+    }
+}
+
+/* ---- taking ops over ---- */
+
+static void inject(struct engine *engine, struct engine_express_slot *slot, int32_t rank)
+{
+    struct engine_express *express = &engine->express;
+    struct engine_session *session = engine->ranks[rank].session;
+    uint32_t index = (uint32_t)(slot - express->slots);
+    const struct hvi_express_part *brought = hvi_express_part(&express->map, index, (uint32_t)rank);
+    struct hvi_submission copy = slot->agreed;
+    bool bare = slot->bytes == 0;
+    struct engine_operands operands = {
+        .in = bare ? NULL : &express->region,
+        .out = bare ? NULL : &express->region,
+        .in_bytes = slot->bytes,
+    };
+
+    if (!session || session->over)
+        return;
+    copy.cookie = brought->cookie;
+    copy.submit_ns = brought->submit_ns;
+    copy.in_region = copy.out_region = HVI_REGION_NONE;
+    copy.in_offset = copy.out_offset =
+        (uint64_t)(hvi_express_payload(&express->map, index, (uint32_t)rank, slot->bytes) -
+                   (unsigned char *)express->region.map.base);
+    copy.out_capacity = slot->bytes;
+    engine_intake_inject(session, &copy, &operands, slot->set, slot->tensor);
+}
+
+static void seize(struct engine *engine, struct engine_express_slot *slot)
+{
+    struct engine_express *express = &engine->express;
+    uint32_t index = (uint32_t)(slot - express->slots);
+    uint32_t turn = 0, arrived = 0;
+
+    if (!slot->open)
+        return;
+    slot->open = false;
+    express->open--;
+    if (!hvi_express_seize(&express->map, index, &turn, &arrived))
+        return; /* a rank wrote nonsense into the word; nobody can be waiting there */
+    arrived &= slot->everybody;
+    if (arrived == slot->everybody)
+        slot->burned = true;
+    struct engine_tensor *tensor = slot->tensor;
+    tensor->refs++; /* the last part may end the op */
+    for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
+        if (arrived & 1)
+            inject(engine, slot, slot->set->ranks[member]);
+    }
+    if (slot->burned)
+        slot_drop(slot);
+    engine_tensor_put(&engine->tensors, tensor);
+}
+
+void engine_express_seize(struct engine *engine, struct engine_tensor *tensor)
+{
+    struct engine_express_slot *slot = slot_of(engine, tensor);
+
+    if (slot)
+        seize(engine, slot);
+}
+
+void engine_express_seize_all(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    if (express->open == 0)
+        return;
+    engine->now_ns = hvi_clock_ns();
+    for (uint32_t i = 0; i < express->used; i++)
+        seize(engine, &express->slots[i]);
+}
+
+void engine_express_seize_set(struct engine *engine, const struct engine_set *set)
+{
+    struct engine_express *express = &engine->express;
+
+    for (uint32_t i = 0; express->open > 0 && i < express->used; i++) {
+        if (express->slots[i].set == set)
+            seize(engine, &express->slots[i]);
+    }
+}
+
+void engine_express_release(struct engine *engine, struct engine_tensor *tensor)
+{
+    struct engine_express_slot *slot = slot_of(engine, tensor);
+    uint32_t turn, arrived;
+
+    if (!slot)
+        return;
+    if (slot->open) { /* only ranks that forgot the name held tickets */
+        hvi_express_seize(&engine->express.map, tensor->express - 1, &turn, &arrived);
+        engine->express.open--;
+    }
+    slot->open = false;
+    slot_drop(slot);
+}
+
+/* ---- looking at those that wait ---- */
+
+static uint64_t oldest_ns(const struct engine *engine, uint32_t index, uint32_t arrived)
+{
+    const struct engine_express *express = &engine->express;
+    uint64_t oldest = UINT64_MAX;
+
+    for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
+        uint32_t rank = (uint32_t)express->slots[index].set->ranks[member];
+        uint64_t ns = hvi_express_part(&express->map, index, rank)->submit_ns;
+        if ((arrived & 1) && ns < oldest)
+            oldest = ns;
+    }
+    return oldest;
+}
+
+/* A full slot is given a second look: its last rank has just come, as a rule. */
+static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
+{
+    struct engine_express_slot *slot = &engine->express.slots[index];
+    uint32_t turn = hvi_express_turn(&engine->express.map, index);
+    bool before = slot->was_full && slot->full_turn == turn;
+
+    if (arrived != slot->everybody)
+        return atomic_load_explicit(&engine->express.map.slots[index].called,
+                                    memory_order_acquire) != 0 ||
+               oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
+    slot->was_full = true;
+    slot->full_turn = turn;
+    return before;
+}
+
+/* True while somebody waits in a slot. */
+static bool look_at_slots(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+    bool waits = false;
+
+    engine->now_ns = hvi_clock_ns();
+    for (uint32_t i = 0; i < express->used; i++) {
+        struct engine_express_slot *slot = &express->slots[i];
+        uint32_t arrived = slot->open ? hvi_express_arrived(&express->map, i) : 0;
+        if ((arrived & slot->everybody) == 0)
+            continue;
+        if (is_stuck(engine, i, arrived & slot->everybody))
+            seize(engine, slot);
+        else
+            waits = true;
+    }
+    return waits;
+}
+
+static int on_tick(sd_event_source *source, uint64_t due_us, void *user)
+{
+    struct engine *engine = user;
+
+    (void)due_us;
+    if (look_at_slots(engine) && sd_event_source_set_time_relative(source, EXPRESS_TICK_US) >= 0)
+        return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+    return sd_event_source_set_enabled(source, SD_EVENT_OFF);
+}
+
+static void arm(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    if (!express->tick) {
+        if (sd_event_add_time_relative(engine->event, &express->tick, CLOCK_MONOTONIC,
+                                       EXPRESS_TICK_US, 1000, on_tick, engine) < 0)
+            engine_express_seize_all(engine); /* better slow than unwatched */
+        return;
+    }
+    int enabled = SD_EVENT_OFF;
+    if (sd_event_source_get_enabled(express->tick, &enabled) >= 0 && enabled != SD_EVENT_OFF)
+        return;
+    sd_event_source_set_time_relative(express->tick, EXPRESS_TICK_US);
+    sd_event_source_set_enabled(express->tick, SD_EVENT_ONESHOT);
+}
+
+void engine_express_look(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    /* Relaxed: whoever sets it rings the bell afterwards. */
+    if (!express->on || atomic_load_explicit(&express->map.head->watch, memory_order_relaxed) == 0)
+        return;
+    atomic_store_explicit(&express->map.head->watch, 0, memory_order_seq_cst);
+    if (look_at_slots(engine))
+        arm(engine);
+}

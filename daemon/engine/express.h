@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The engine's side of the express slots (shm/express.h, docs/adr/0005): who gets a ticket, and how
+ * an op comes back to the engine. Main thread only; nothing blocks. */
+#ifndef ENGINE_EXPRESS_H
+#define ENGINE_EXPRESS_H
+
+#include "daemon/engine/region.h"
+#include "shm/abi.h"
+#include "shm/express.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct engine;
+struct engine_op;
+struct engine_set;
+struct engine_tensor;
+
+/* A slot that belongs to a tensor. */
+struct engine_express_slot {
+    struct engine_tensor *tensor; /* NULL: free */
+    struct engine_set *set;
+    struct hvi_submission agreed; /* what every rank said when the last ticket was given */
+    uint64_t bytes;
+    uint32_t everybody; /* a bit per member */
+    bool open;          /* a ticket is out */
+    bool burned;        /* a stopped rank may still write to it: never used again */
+    bool was_full;      /* at the last look, at .full_turn */
+    uint32_t full_turn;
+};
+
+/* How much of a rank's block has been added to what the engine knows. */
+struct engine_express_seen {
+    uint64_t ops, bytes, traced;
+};
+
+struct engine_express {
+    bool on;
+    struct engine_express_seen *seen;  /* [size] */
+    struct hvi_express_lag *lags_seen; /* [size][size] */
+    struct hvi_express map;
+    struct engine_region region; /* the same memory, for operands */
+    uint32_t used;               /* slots that were ever given out */
+    uint32_t open;               /* tickets that are out */
+    struct sd_event_source *tick;
+    struct engine_express_slot slots[HVI_EXPRESS_SLOTS];
+};
+
+/* Makes the memory. A job that cannot have it works without. */
+void engine_express_start(struct engine *engine);
+void engine_express_stop(struct engine *engine);
+/* The op is about to end well on every rank: its parts get tickets if it may use a slot next time. */
+void engine_express_grant(struct engine *engine, struct engine_op *op);
+/* The tensor's op goes on in the engine: parts that lie in its slot join it. */
+void engine_express_seize(struct engine *engine, struct engine_tensor *tensor);
+/* The same for every slot of a set, and for every slot there is: for when somebody is lost or ops have to be looked at one by one. */
+void engine_express_seize_set(struct engine *engine, const struct engine_set *set);
+void engine_express_seize_all(struct engine *engine);
+/* The tensor goes. */
+void engine_express_release(struct engine *engine, struct engine_tensor *tensor);
+/* Adds what ranks did in slots to their rows and traces: before anybody reads these. */
+void engine_express_fold(struct engine *engine);
+/* The trace alone of one rank: before something later is added to it. */
+void engine_express_fold_trace(struct engine *engine, int32_t rank);
+/* Looks whether ranks wait for long; a load when they do not. */
+void engine_express_look(struct engine *engine);
+
+#endif

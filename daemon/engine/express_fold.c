@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What ranks did by themselves in express slots, added to what the engine knows of them: counters,
+ * lags and trace. Each rank writes its own block; the block outlives it. The engine remembers what
+ * it has added already and adds the difference whenever somebody asks.
+ *
+ * The numbers are the ranks' own and nothing depends on them: one that lies spoils its own rows. */
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <stdlib.h>
+
+static void fold_counters(struct engine_rank *rank, const struct hvi_express_rank *block,
+                          struct engine_express_seen *seen)
+{
+    uint64_t ops = atomic_load_explicit(&block->ops, memory_order_relaxed);
+    uint64_t bytes = atomic_load_explicit(&block->bytes, memory_order_relaxed);
+
+    rank->ops += ops - seen->ops;
+    rank->express_ops += ops - seen->ops;
+    rank->bytes += bytes - seen->bytes;
+    seen->ops = ops;
+    seen->bytes = bytes;
+}
+
+/* What one rank has seen of another's lateness. */
+static void fold_lag(struct engine_lag *lag, const struct hvi_express_lag *block,
+                     struct hvi_express_lag *seen)
+{
+    struct hvi_express_lag now = *block;
+
+    lag->sum_ns += now.sum_ns - seen->sum_ns;
+    lag->last_ops += now.last - seen->last;
+    if (now.max_ns > lag->max_ns)
+        lag->max_ns = now.max_ns;
+    for (uint32_t i = 0; i < HVI_EXPRESS_BUCKETS && i < ENGINE_LAG_BUCKETS; i++) {
+        uint32_t more = now.histogram[i] - seen->histogram[i];
+        lag->buckets[i] += more;
+        lag->ops += more;
+    }
+    *seen = now;
+}
+
+static void fold_entry(struct engine *engine, int32_t rank, const struct hvi_express_trace *entry)
+{
+    const struct engine_express_slot *slot =
+        entry->slot < HVI_EXPRESS_SLOTS ? &engine->express.slots[entry->slot] : NULL;
+    struct engine_trace_op op = {
+        .tensor = "(forgotten)",
+        .status = HVI_OK,
+        .bytes = entry->bytes,
+        .submit_ns = entry->submit_ns,
+        .ready_ns = entry->done_ns,
+        .done_ns = entry->done_ns,
+    };
+
+    if (slot && slot->tensor) {
+        op.tensor = slot->tensor->name;
+        op.kind = slot->agreed.kind;
+        op.dtype = slot->agreed.dtype;
+        op.process_set = slot->agreed.process_set;
+    }
+    engine_trace_add(engine, rank, &op);
+}
+
+void engine_express_fold_trace(struct engine *engine, int32_t rank)
+{
+    struct engine_express *express = &engine->express;
+
+    if (!express->on)
+        return;
+    const struct hvi_express_rank *block = &express->map.rank[rank];
+    struct engine_express_seen *seen = &express->seen[rank];
+    /* Acquire, pairs with the rank's release: entries before it are whole. */
+    uint64_t traced = atomic_load_explicit(&block->traced, memory_order_acquire);
+    if (traced == seen->traced)
+        return;
+    if (traced - seen->traced > HVI_EXPRESS_TRACE) /* the older ones are overwritten */
+        seen->traced = traced - HVI_EXPRESS_TRACE;
+    for (; seen->traced != traced; seen->traced++) {
+        struct hvi_express_trace entry = block->trace[seen->traced % HVI_EXPRESS_TRACE];
+        fold_entry(engine, rank, &entry);
+    }
+}
+
+void engine_express_fold(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+    uint32_t ranks = (uint32_t)engine->start.size;
+
+    for (uint32_t rank = 0; express->on && rank < ranks; rank++) {
+        fold_counters(&engine->ranks[rank], &express->map.rank[rank], &express->seen[rank]);
+        for (uint32_t other = 0; other < ranks; other++)
+            fold_lag(&engine->ranks[other].lag, &express->map.rank[rank].lag[other],
+                     &express->lags_seen[rank * ranks + other]);
+        engine_express_fold_trace(engine, (int32_t)rank);
+    }
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The words of express.h. Every change is a compare-and-swap from a word that was looked at, so a
+ * late writer (a rank that was stopped in the middle) changes nothing that has moved on. */
+#include "shm/express.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "shm/abi.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define OPEN   0u
+#define SEIZED 1u
+
+static uint64_t make_word(uint32_t turn, uint32_t state, uint32_t arrived)
+{
+    return (uint64_t)(turn & HVI_EXPRESS_TURN_MASK) << 40 | (uint64_t)state << 32 | arrived;
+}
+
+static uint32_t turn_of(uint64_t word)
+{
+    return (uint32_t)(word >> 40);
+}
+
+static uint32_t state_of(uint64_t word)
+{
+    return (uint32_t)(word >> 32) & 0xffu;
+}
+
+/* ---- memory ---- */
+
+static uint64_t round_up(uint64_t bytes)
+{
+    return (bytes + HVI_PAGE - 1) / HVI_PAGE * HVI_PAGE;
+}
+
+static uint64_t rank_bytes(uint32_t ranks)
+{
+    return round_up(sizeof(struct hvi_express_rank) * ranks);
+}
+
+static uint64_t total_bytes(uint32_t ranks)
+{
+    return sizeof(struct hvi_express_head) + rank_bytes(ranks) +
+           sizeof(struct hvi_express_slot) * HVI_EXPRESS_SLOTS +
+           (sizeof(struct hvi_express_part) + HVI_EXPRESS_PAYLOAD) * HVI_EXPRESS_SLOTS * ranks +
+           (uint64_t)HVI_EXPRESS_PAYLOAD * HVI_EXPRESS_SLOTS;
+}
+
+/* Fills the view of memory that is mapped. */
+static void lay_out(struct hvi_express *express, uint32_t ranks)
+{
+    unsigned char *at = express->region.base;
+
+    express->ranks = ranks;
+    express->head = (struct hvi_express_head *)(void *)at;
+    at += sizeof(struct hvi_express_head);
+    express->rank = (struct hvi_express_rank *)(void *)at;
+    at += rank_bytes(ranks);
+    express->slots = (struct hvi_express_slot *)(void *)at;
+    at += sizeof(struct hvi_express_slot) * HVI_EXPRESS_SLOTS;
+    express->parts = (struct hvi_express_part *)(void *)at;
+    at += sizeof(struct hvi_express_part) * HVI_EXPRESS_SLOTS * ranks;
+    express->payloads = at;
+    at += (uint64_t)HVI_EXPRESS_PAYLOAD * HVI_EXPRESS_SLOTS * ranks;
+    express->results = at;
+}
+
+int hvi_express_create(uint32_t ranks, struct hvi_express *express_p)
+{
+    struct hvi_express express = {.region = HVI_REGION_INIT};
+    int status = hvi_region_create_sparse("hvd-express", total_bytes(ranks), &express.region);
+
+    if (status != HVI_OK)
+        return status;
+    lay_out(&express, ranks);
+    express.head->magic = HVI_EXPRESS_MAGIC;
+    express.head->abi_version = HVI_ABI_VERSION;
+    express.head->ranks = ranks;
+    *express_p = express;
+    return HVI_OK;
+}
+
+int hvi_express_map(int fd, uint32_t ranks, struct hvi_express *express_p)
+{
+    struct hvi_express express = {.region = HVI_REGION_INIT};
+    int status = hvi_region_map_foreign(fd, total_bytes(ranks), &express.region);
+
+    if (status != HVI_OK)
+        return status;
+    lay_out(&express, ranks);
+    if (express.head->magic != HVI_EXPRESS_MAGIC || express.head->ranks != ranks)
+        status = HVI_ERR_PROTOCOL;
+    else if (express.head->abi_version != HVI_ABI_VERSION)
+        status = HVI_ERR_VERSION;
+    if (status != HVI_OK) {
+        express.region.fd = -1; /* stays the caller's */
+        hvi_region_fini(&express.region);
+        return status;
+    }
+    *express_p = express;
+    return HVI_OK;
+}
+
+void hvi_express_fini(struct hvi_express *express)
+{
+    hvi_region_fini(&express->region);
+    *express = (struct hvi_express){.region = HVI_REGION_INIT};
+}
+
+unsigned char *hvi_express_payload(const struct hvi_express *express, uint32_t slot, uint32_t rank,
+                                   uint64_t bytes)
+{
+    if (bytes <= HVI_EXPRESS_SHORT)
+        return hvi_express_part(express, slot, rank)->payload;
+    return express->payloads + ((size_t)slot * express->ranks + rank) * (size_t)HVI_EXPRESS_PAYLOAD;
+}
+
+unsigned char *hvi_express_result(const struct hvi_express *express, uint32_t slot, uint64_t bytes)
+{
+    if (bytes <= HVI_EXPRESS_SHORT)
+        return express->slots[slot].result;
+    return express->results + (size_t)slot * HVI_EXPRESS_PAYLOAD;
+}
+
+/* ---- a rank ---- */
+
+enum hvi_express_arrival hvi_express_arrive(const struct hvi_express *express, uint32_t slot,
+                                            uint32_t turn, uint32_t member, uint32_t everybody)
+{
+    _Atomic uint64_t *word = &express->slots[slot].word;
+    /* Relaxed: the exchange decides. */
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    uint64_t next;
+
+    do {
+        if (turn_of(seen) != (turn & HVI_EXPRESS_TURN_MASK) || state_of(seen) != OPEN ||
+            ((uint32_t)seen & ~everybody) != 0)
+            return HVI_EXPRESS_STALE;
+        next = seen | UINT64_C(1) << member;
+    } while (!atomic_compare_exchange_weak_explicit(word, &seen, next, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    return (uint32_t)next == everybody ? HVI_EXPRESS_LAST : HVI_EXPRESS_ARRIVED;
+}
+
+static void wake(struct hvi_express_slot *slot)
+{
+    /* Seq_cst, pairs with the fetch_add in hvi_express_sleep. */
+    if (atomic_load_explicit(&slot->sleepers, memory_order_seq_cst) != 0)
+        syscall(SYS_futex, (uint32_t *)(void *)&slot->word + 1, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool hvi_express_publish(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                         uint32_t everybody)
+{
+    struct hvi_express_slot *place = &express->slots[slot];
+    uint64_t seen = make_word(turn, OPEN, everybody);
+
+    if (!atomic_compare_exchange_strong_explicit(&place->word, &seen, make_word(turn + 1, OPEN, 0),
+                                                 memory_order_seq_cst, memory_order_relaxed))
+        return false;
+    wake(place);
+    return true;
+}
+
+enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint32_t slot,
+                                        uint32_t turn)
+{
+    uint64_t seen = atomic_load_explicit(&express->slots[slot].word, memory_order_acquire);
+    uint32_t ahead = (turn_of(seen) - turn) & HVI_EXPRESS_TURN_MASK;
+
+    if (ahead == 0 && state_of(seen) == OPEN)
+        return HVI_EXPRESS_WAITS;
+    return ahead == 1 ? HVI_EXPRESS_DONE : HVI_EXPRESS_SEIZED;
+}
+
+void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                       uint64_t timeout_ns)
+{
+    struct hvi_express_slot *place = &express->slots[slot];
+    const struct timespec timeout = {
+        .tv_sec = (time_t)(timeout_ns / HVI_NS_SEC),
+        .tv_nsec = (long)(timeout_ns % HVI_NS_SEC),
+    };
+    uint32_t expected = (uint32_t)(make_word(turn, OPEN, 0) >> 32);
+
+    /* Seq_cst, pairs with the load in wake(); the kernel compares the word once more. */
+    atomic_fetch_add_explicit(&place->sleepers, 1, memory_order_seq_cst);
+    syscall(SYS_futex, (uint32_t *)(void *)&place->word + 1, FUTEX_WAIT, expected, &timeout, NULL,
+            0);
+    atomic_fetch_sub_explicit(&place->sleepers, 1, memory_order_relaxed);
+}
+
+/* ---- the engine ---- */
+
+bool hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
+                       uint32_t *arrived_p)
+{
+    struct hvi_express_slot *place = &express->slots[slot];
+    uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
+
+    do {
+        if (state_of(seen) != OPEN)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(
+        &place->word, &seen, make_word(turn_of(seen), SEIZED, (uint32_t)seen), memory_order_seq_cst,
+        memory_order_relaxed));
+    atomic_store_explicit(&place->called, 0, memory_order_relaxed);
+    *turn_p = turn_of(seen);
+    *arrived_p = (uint32_t)seen;
+    wake(place);
+    return true;
+}
+
+uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot)
+{
+    _Atomic uint64_t *word = &express->slots[slot].word;
+    uint32_t turn =
+        (turn_of(atomic_load_explicit(word, memory_order_relaxed)) + 2) & HVI_EXPRESS_TURN_MASK;
+
+    /* Release: what the ranks brought to the turn before has been read. */
+    atomic_store_explicit(word, make_word(turn, OPEN, 0), memory_order_release);
+    return turn;
+}
+
+uint32_t hvi_express_arrived(const struct hvi_express *express, uint32_t slot)
+{
+    uint64_t seen = atomic_load_explicit(&express->slots[slot].word, memory_order_acquire);
+
+    return state_of(seen) == OPEN ? (uint32_t)seen : 0;
+}
+
+uint32_t hvi_express_turn(const struct hvi_express *express, uint32_t slot)
+{
+    return turn_of(atomic_load_explicit(&express->slots[slot].word, memory_order_relaxed));
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Express slots: job-shared memory in which the last rank that arrives does a small op for all.
+ * Why, and what happens when somebody dies: docs/adr/0005.
+ *
+ * One slot serves one tensor. Its word decides everything, and is only changed by compare-and-swap:
+ *
+ *                       arrive (every rank once)
+ *                            .----.
+ *                            v    |
+ *    open(engine) ---> (t, OPEN, mask) --publish, by the last--> (t+1, OPEN, 0)
+ *                            |
+ *                            '---seize(engine)--> (t, SEIZED, mask) --open--> (t+2, OPEN, 0)
+ *
+ * A rank that has arrived at turn t sees one of three things: still t and open (wait), t+1 (done:
+ * the result may be copied), anything else (the op is the engine's, and ends with a completion). It
+ * cannot miss t+1, because the next step needs its own arrival.
+ *
+ * Who writes what: a rank its own part and payload, before it arrives; the last rank the result,
+ * before it publishes; nobody the result before every rank has arrived at the next turn, and a rank
+ * arrives only after it has copied the last result.
+ *
+ * The engine makes the memory; every rank of the job maps it. Nobody believes what he reads here
+ * further than as numbers: indices and sizes live in private memory. */
+#ifndef HVI_SHM_EXPRESS_H
+#define HVI_SHM_EXPRESS_H
+
+#include "shm/region.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define HVI_EXPRESS_MAGIC     0x7078656864764868ull
+#define HVI_EXPRESS_TURN_MASK 0xffffffu /* turns count modulo this + 1 */
+#define HVI_EXPRESS_RANKS     32u       /* the most ranks of a job that has express slots */
+#define HVI_EXPRESS_SLOTS     2048u
+#define HVI_EXPRESS_PAYLOAD   4096u /* bytes of the largest op */
+#define HVI_EXPRESS_SHORT     48u   /* up to here payload and result lie beside the words */
+
+/* One cache line: what everybody looks at. */
+struct hvi_express_slot {
+    /* turn:24 | state:8 | arrived:32. Arrive: acq_rel, pairs with the other ranks' arrivals (their
+     * parts) and with the last publish (the result has been copied). Publish: release, pairs with
+     * the acquire in hvi_express_look. */
+    _Alignas(64) _Atomic uint64_t word;
+    _Atomic uint32_t sleepers; /* ranks in a futex wait on the upper half of the word */
+    _Atomic uint32_t called;   /* a rank asks the engine to take this op over */
+    unsigned char result[HVI_EXPRESS_SHORT];
+};
+
+/* What one rank brought to one slot; one cache line. */
+struct hvi_express_part {
+    _Alignas(64) uint64_t cookie;
+    uint64_t submit_ns;
+    unsigned char payload[HVI_EXPRESS_SHORT];
+};
+
+#define HVI_EXPRESS_TRACE 1024u /* ops a rank remembers; a power of two */
+
+/* One op of a rank, written by it when it has the result. */
+struct hvi_express_trace {
+    uint64_t submit_ns;
+    uint64_t done_ns;
+    uint32_t slot;
+    uint32_t turn;
+    uint64_t bytes;
+};
+
+#define HVI_EXPRESS_BUCKETS 44u /* bucket b counts lags in [2^(b-1), 2^b) ns; 0: less than 1 */
+
+/* How late one rank came, as seen by the one that did the op. */
+struct hvi_express_lag {
+    uint64_t sum_ns, max_ns;
+    uint64_t last; /* times it came last */
+    uint32_t histogram[HVI_EXPRESS_BUCKETS];
+};
+
+/* Written by one rank only; read by the engine, which believes none of it. */
+struct hvi_express_rank {
+    _Alignas(4096) _Atomic uint64_t ops;
+    _Atomic uint64_t bytes;
+    _Atomic uint64_t traced; /* entries ever written to .trace; release */
+    uint8_t pad0[40];
+    struct hvi_express_lag lag[HVI_EXPRESS_RANKS]; /* by rank of the job */
+    struct hvi_express_trace trace[HVI_EXPRESS_TRACE];
+};
+
+struct hvi_express_head {
+    uint64_t magic;
+    uint32_t abi_version;
+    uint32_t ranks;
+    uint8_t pad0[48];
+    /* Client: somebody waits; engine: takes it back. Seq_cst with the bell's words. */
+    _Alignas(64) _Atomic uint32_t watch;
+    uint8_t pad1[60];
+    uint8_t reserved[3968];
+};
+
+/* Layout: head, rank blocks, slots, parts [slot][rank], payloads [slot][rank], results [slot]. */
+struct hvi_express {
+    struct hvi_region region;
+    uint32_t ranks;
+    struct hvi_express_head *head;
+    struct hvi_express_rank *rank;
+    struct hvi_express_slot *slots;
+    struct hvi_express_part *parts;
+    unsigned char *payloads;
+    unsigned char *results;
+};
+
+#define HVI_EXPRESS_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), "ABI")
+#define HVI_EXPRESS_AT(type, field, offset)                                                        \
+    _Static_assert(offsetof(struct type, field) == (offset), #type "." #field " moved")
+
+HVI_EXPRESS_SIZE(hvi_express_slot, 64);
+HVI_EXPRESS_AT(hvi_express_slot, word, 0);
+HVI_EXPRESS_AT(hvi_express_slot, sleepers, 8);
+HVI_EXPRESS_AT(hvi_express_slot, called, 12);
+HVI_EXPRESS_AT(hvi_express_slot, result, 16);
+HVI_EXPRESS_SIZE(hvi_express_part, 64);
+HVI_EXPRESS_AT(hvi_express_part, cookie, 0);
+HVI_EXPRESS_AT(hvi_express_part, submit_ns, 8);
+HVI_EXPRESS_AT(hvi_express_part, payload, 16);
+HVI_EXPRESS_SIZE(hvi_express_trace, 32);
+HVI_EXPRESS_AT(hvi_express_trace, submit_ns, 0);
+HVI_EXPRESS_AT(hvi_express_trace, done_ns, 8);
+HVI_EXPRESS_AT(hvi_express_trace, slot, 16);
+HVI_EXPRESS_AT(hvi_express_trace, turn, 20);
+HVI_EXPRESS_AT(hvi_express_trace, bytes, 24);
+HVI_EXPRESS_SIZE(hvi_express_lag, 200);
+HVI_EXPRESS_AT(hvi_express_lag, histogram, 24);
+HVI_EXPRESS_SIZE(hvi_express_rank, 40960);
+HVI_EXPRESS_AT(hvi_express_rank, traced, 16);
+HVI_EXPRESS_AT(hvi_express_rank, lag, 64);
+HVI_EXPRESS_AT(hvi_express_rank, trace, 6464);
+HVI_EXPRESS_SIZE(hvi_express_head, 4096);
+HVI_EXPRESS_AT(hvi_express_head, watch, 64);
+
+/* Engine: pages come as they are touched. Errors as hvi_region_create. */
+int hvi_express_create(uint32_t ranks, struct hvi_express *express_p);
+/* Client: maps `fd`, which it owns on success. HVI_OK, HVI_ERR_PROTOCOL, HVI_ERR_VERSION,
+ * HVI_ERR_NO_MEMORY. */
+int hvi_express_map(int fd, uint32_t ranks, struct hvi_express *express_p);
+/* Harmless on a zeroed view with region.fd -1. */
+void hvi_express_fini(struct hvi_express *express);
+
+static inline struct hvi_express_part *hvi_express_part(const struct hvi_express *express,
+                                                        uint32_t slot, uint32_t rank)
+{
+    return &express->parts[(size_t)slot * express->ranks + rank];
+}
+
+/* Where a rank's payload of `bytes` lies, and where the result does. Aligned to 16. */
+unsigned char *hvi_express_payload(const struct hvi_express *express, uint32_t slot, uint32_t rank,
+                                   uint64_t bytes);
+unsigned char *hvi_express_result(const struct hvi_express *express, uint32_t slot, uint64_t bytes);
+
+enum hvi_express_arrival {
+    HVI_EXPRESS_STALE,   /* another turn, or seized: not arrived */
+    HVI_EXPRESS_ARRIVED, /* others are missing */
+    HVI_EXPRESS_LAST,    /* everybody is here: reduce and publish */
+};
+
+/* A rank, after its part and payload: sets bit `member`. `everybody` has a bit per member. */
+enum hvi_express_arrival hvi_express_arrive(const struct hvi_express *express, uint32_t slot,
+                                            uint32_t turn, uint32_t member, uint32_t everybody);
+/* The last one, after the result. False: the engine was faster, the op is its now. */
+bool hvi_express_publish(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                         uint32_t everybody);
+
+enum hvi_express_sight {
+    HVI_EXPRESS_WAITS,
+    HVI_EXPRESS_DONE,   /* published; acquire */
+    HVI_EXPRESS_SEIZED, /* the engine's */
+};
+
+/* A rank that has arrived at `turn`. */
+enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint32_t slot,
+                                        uint32_t turn);
+/* Sleeps until the turn or the state moves, at most `timeout_ns`. */
+void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                       uint64_t timeout_ns);
+
+/* Engine: takes an open slot. True, with the turn and who has arrived; false if it is seized
+ * already. Wakes who sleeps. */
+bool hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
+                       uint32_t *arrived_p);
+/* Engine: opens a seized slot; returns the turn that ranks may arrive at. */
+uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot);
+/* Engine: the turn of the word. */
+uint32_t hvi_express_turn(const struct hvi_express *express, uint32_t slot);
+/* Engine: the bits of those who have arrived at an open slot; 0 for others. */
+uint32_t hvi_express_arrived(const struct hvi_express *express, uint32_t slot);
+#endif

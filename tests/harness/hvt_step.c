@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvt_step: kills or stops its own process at a named step of the library (client/step.h), when the
+ * test has asked for it: HVT_STEP="express-arrived 3 9" means the third time, with signal 9. */
+#include "client/step.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void hvt_step(const char *name)
+{
+    static char wanted[64];
+    static int left = -1, number;
+
+    if (left < 0) {
+        const char *text = getenv("HVT_STEP");
+        left = 0;
+        if (text && sscanf(text, "%63s %d %d", wanted, &left, &number) != 3)
+            abort();
+    }
+    if (left > 0 && strcmp(name, wanted) == 0 && --left == 0)
+        raise(number);
+}
