@@ -94,7 +94,7 @@ def settings(peer: str, measure: Measure) -> list[Setting]:
         return [default, *(tuned.get(measure.op, []) if large else [])]
     if peer == "impi":
         tuned = {"allgather": _adjust("ALLGATHER", 1, 3, 4), "broadcast": _adjust("BCAST", 1, 3, 7),
-                 "alltoall": _adjust("ALLTOALL", 2, 3, 4), "reducescatter": _adjust("REDUCE_SCATTER", 1, 4, 5),
+                 "alltoall": _adjust("ALLTOALL", 2, 3, 4), "reducescatter": _adjust("REDUCE_SCATTER_BLOCK", 1, 2, 3),
                  "allreduce": _adjust("ALLREDUCE", 2, 8, 13) if large else _adjust("ALLREDUCE", 10, 12, 16)}
         return [default, *(tuned.get(measure.op, []) if measure.outstanding == 1 else [])]
     if peer == "gloo" and measure.op == "allreduce":

@@ -143,6 +143,7 @@ def main() -> None:
         share = agreed(idle(args.seconds))
         if dist.get_rank() == 0:
             print(json.dumps({"op": "idle", "np": size, "cpu_percent": round(share, 4)}), flush=True)
+        dist.destroy_process_group()
         return
     run, size_bytes, right = prepare(args, size)
     run()
@@ -165,6 +166,7 @@ def main() -> None:
             "time_us_min": round(times[0] * scale, 3), "time_us_mean": round(sum(times) / iterations * scale, 3),
             "errors": 0, "iterations": iterations, "outstanding": args.outstanding}), flush=True)
     dist.barrier()
+    dist.destroy_process_group()  # a rank that just exits can make the others abort
 
 
 if __name__ == "__main__":

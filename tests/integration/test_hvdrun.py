@@ -585,7 +585,7 @@ def test_peers_of_a_killed_rank_are_told_rank_pid_and_signal(launcher):
     assert text.count(f"rank 2 (pid {pid}) was killed by signal 9 (SIGKILL)") >= 2, text
 
 
-@pytest.mark.parametrize("op", ["allreduce", "allgather", "broadcast", "barrier"])
+@pytest.mark.parametrize("op", ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"])
 def test_hvd_perf_measures_and_checks(launcher, op):
     done = subprocess.run([program("hvd-perf"), "-o", op, "-n", "3", "-b", "4", "-e", "64K", "-f", "16", "-i", "5", "-c",
                            "--json"], env=launcher.environment, capture_output=True, text=True, timeout=scaled(60),
