@@ -73,6 +73,16 @@ static int use_everything(struct hvd_op *op)
     EXPECT_FORKED(hvd_test(op));
     EXPECT_FORKED(hvd_wait(op, -1));
     EXPECT_FORKED(hvd_op_result(op, &t));
+    EXPECT_FORKED(hvd_wait_any(&op, 1, -1, &fd));
+    EXPECT_FORKED(hvd_wait_all(&op, 1, -1));
+    EXPECT_FORKED(hvd_cancel(op));
+    EXPECT_FORKED(hvd_join(session, NULL));
+    EXPECT_FORKED(hvd_process_set_add(session, &fd, 1, &fd));
+    EXPECT_FORKED(hvd_process_set_remove(session, 1));
+    EXPECT_FORKED(hvd_process_set_ids(session, NULL, 0));
+    EXPECT_FORKED(hvd_alltoall_async(session, "a", &t, NULL, NULL, NULL, &other));
+    EXPECT_FORKED(hvd_reducescatter_async(session, "a", &t, NULL, HVD_SUM, NULL, &other));
+    EXPECT_FORKED(hvd_grouped_allreduce_async(session, "a", &t, &t, 1, HVD_SUM, NULL, &other));
     if (strcmp(hvd_job(session), "fake") != 0 || strcmp(hvd_op_error(op), "") != 0)
         return 250;
     hvd_op_free(op);

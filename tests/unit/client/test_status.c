@@ -94,6 +94,8 @@ START_TEST(null_is_an_error_with_a_sentence)
     struct hvd_op *op;
     void *ptr;
     int fd;
+    int64_t number;
+    int id = 1;
     expect_invalid(hvd_open(NULL, NULL), "hvd_open");
     expect_invalid(hvd_alloc(NULL, 1, &ptr), "hvd_alloc");
     expect_invalid(hvd_free(NULL, &x), "hvd_free");
@@ -104,6 +106,27 @@ START_TEST(null_is_an_error_with_a_sentence)
     expect_invalid(hvd_allgather_async(NULL, "a", &t, NULL, NULL, &op), "hvd_allgather_async");
     expect_invalid(hvd_broadcast_async(NULL, "a", &t, &t, 0, NULL, &op), "hvd_broadcast_async");
     expect_invalid(hvd_barrier_async(NULL, "a", NULL, &op), "hvd_barrier_async");
+    expect_invalid(hvd_reducescatter_async(NULL, "a", &t, &t, HVD_SUM, NULL, &op),
+                   "hvd_reducescatter_async");
+    expect_invalid(hvd_alltoall_async(NULL, "a", &t, NULL, &t, NULL, &op), "hvd_alltoall_async");
+    expect_invalid(hvd_grouped_allreduce_async(NULL, "a", &t, &t, 1, HVD_SUM, NULL, &op),
+                   "hvd_grouped_allreduce_async");
+    expect_invalid(hvd_grouped_allgather_async(NULL, "a", &t, NULL, 1, NULL, &op),
+                   "hvd_grouped_allgather_async");
+    expect_invalid(hvd_grouped_reducescatter_async(NULL, "a", &t, NULL, 1, HVD_SUM, NULL, &op),
+                   "hvd_grouped_reducescatter_async");
+    expect_invalid(hvd_join_async(NULL, NULL, &op), "hvd_join_async");
+    expect_invalid(hvd_join(NULL, &id), "hvd_join");
+    expect_invalid(hvd_process_set_add_async(NULL, &id, 1, &op), "hvd_process_set_add_async");
+    expect_invalid(hvd_process_set_add(NULL, &id, 1, &id), "hvd_process_set_add");
+    expect_invalid(hvd_process_set_remove_async(NULL, 1, &op), "hvd_process_set_remove_async");
+    expect_invalid(hvd_process_set_remove(NULL, 1), "hvd_process_set_remove");
+    expect_invalid(hvd_process_set_rank(NULL, 0), "hvd_process_set_rank");
+    expect_invalid(hvd_process_set_size(NULL, 0), "hvd_process_set_size");
+    expect_invalid(hvd_process_set_ranks(NULL, 0, &id, 1), "hvd_process_set_ranks");
+    expect_invalid(hvd_process_set_ids(NULL, &id, 1), "hvd_process_set_ids");
+    expect_invalid(hvd_op_received_splits(NULL, &number, 1), "hvd_op_received_splits");
+    expect_invalid(hvd_cancel(NULL), "hvd_cancel");
     expect_invalid(hvd_allreduce(NULL, "a", &t, &t, HVD_SUM), "hvd_allreduce");
     expect_invalid(hvd_broadcast(NULL, "a", &t, &t, 0), "hvd_broadcast");
     expect_invalid(hvd_barrier(NULL, "a"), "hvd_barrier");
@@ -133,6 +156,8 @@ START_TEST(null_is_harmless_where_the_header_says_so)
     ck_assert_str_eq(hvd_op_name(NULL), "");
     ck_assert_str_eq(hvd_op_error(NULL), "");
     ck_assert_int_eq(hvd_op_culprit(NULL), -1);
+    ck_assert_int_eq(hvd_op_joined_rank(NULL), -1);
+    ck_assert_int_eq(hvd_op_process_set(NULL), -1);
 }
 END_TEST
 

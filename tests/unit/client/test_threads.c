@@ -197,6 +197,41 @@ START_TEST(threads_gather_into_memory_of_the_library)
 }
 END_TEST
 
+/* Groups, plural waits and cancels; every thread has memory of its own. */
+static void *mingle(void *unused)
+{
+    float data[3][700];
+    struct hvd_tensor tensors[3];
+    struct hvd_op *ops[6];
+    (void)unused;
+    for (int i = 0; i < 3; i++)
+        tensors[i] = hvd_tensor_1d(data[i], HVD_FLOAT32, i == 2 ? 700 : 7);
+    for (int i = 0; i < ROUNDS / 4; i++) {
+        int index;
+        ck_assert_int_eq(
+            hvd_grouped_allreduce_async(session, NULL, tensors, tensors, 3, HVD_SUM, NULL, ops),
+            HVD_OK);
+        ck_assert_int_eq(hvd_alltoall_async(session, NULL, &tensors[2], NULL, NULL, NULL, &ops[3]),
+                         HVD_OK);
+        ck_assert_int_eq(
+            hvd_reducescatter_async(session, NULL, &tensors[0], NULL, HVD_SUM, NULL, &ops[4]),
+            HVD_OK);
+        ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &ops[5]), HVD_OK);
+        ck_assert_int_eq(hvd_cancel(ops[5]), HVD_OK);
+        ck_assert_int_eq(hvd_wait_any(ops, 6, 10000000000, &index), HVD_OK);
+        ck_assert_msg(hvd_wait_all(ops, 6, 10000000000) == HVD_OK, "%s", hvd_last_error());
+        for (int k = 0; k < 6; k++)
+            hvd_op_free(ops[k]);
+    }
+    return NULL;
+}
+
+START_TEST(threads_submit_groups_and_wait_for_many)
+{
+    run(mingle);
+}
+END_TEST
+
 static void *die_together(void *argument)
 {
     struct hvd_op *op;
@@ -235,6 +270,7 @@ int main(void)
     tcase_add_test(tcase, several_threads_wait_for_one_op);
     tcase_add_test(tcase, threads_make_and_drop_memory_at_once);
     tcase_add_test(tcase, threads_gather_into_memory_of_the_library);
+    tcase_add_test(tcase, threads_submit_groups_and_wait_for_many);
     tcase_add_test(tcase, all_threads_learn_of_the_end);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
