@@ -594,25 +594,26 @@ static void expect_close(const struct operands *o, const double *expected)
         for (uint64_t i = 0; o->out_here[rank] && i < o->out_bytes[rank] / size; i++) {
             double value = hvt_reference_get(o->work.dtype, o->out_here[rank], i);
             double wanted = expected[from + i];
-            ck_assert_msg(fabs(value - wanted) <= step * fabs(wanted) + tiny,
-                          "%s: rank %u, element %lu: %g, not %g", o->text, rank, (unsigned long)i,
-                          value, wanted);
+            if (fabs(value - wanted) <= step * fabs(wanted) + tiny)
+                continue; /* an assertion that holds costs a system call */
+            ck_abort_msg("%s: rank %u, element %lu: %g, not %g", o->text, rank, (unsigned long)i,
+                         value, wanted);
         }
     }
 }
 
 START_TEST(adasum_is_close_to_the_plain_tree_in_double)
 {
-    static const uint64_t sizes[] = {0, 1, 7, 513, 4100, 32768, 70001};
+    static const uint64_t sizes[] = {0, 1, 7, 513, 4100, 32768, 33001};
     static struct bench bench;
     static struct operands o;
     uint32_t dtype;
 
     open_indexed(&bench, _i, &dtype);
-    for (uint32_t i = 0; exists(dtype, HVI_REDUCE_ADASUM) && i < 3 * 8 * 2; i++) {
-        uint32_t kind = i % 2 ? HVI_KIND_REDUCESCATTER : HVI_KIND_ALLREDUCE;
+    for (uint32_t i = 0; exists(dtype, HVI_REDUCE_ADASUM) && i < MEMORIES * RANKS_MOST; i++) {
+        uint32_t kind = (i / MEMORIES + i) % 2 ? HVI_KIND_REDUCESCATTER : HVI_KIND_ALLREDUCE;
         uint64_t count = sizes[(i * 5 + dtype) % 7];
-        make(&o, kind, dtype, HVI_REDUCE_ADASUM, 1 + i / 6, (enum memory)(i / 2 % 3),
+        make(&o, kind, dtype, HVI_REDUCE_ADASUM, 1 + i / MEMORIES, (enum memory)(i % MEMORIES),
              kind == HVI_KIND_ALLREDUCE ? count : count / 4, 5000 + i);
         double *expected = adasum_reference(&o);
         ck_assert_msg(run(&bench, &o.work) == HVI_OK, "%s: status %d", o.text, bench.batch.status);
@@ -781,8 +782,8 @@ static unsigned char *tiled(void)
     ck_assert(base != MAP_FAILED);
     for (uint64_t at = 0; at < BIG_BYTES; at += TILE_BYTES) {
         bool last = at + TILE_BYTES > BIG_BYTES;
-        void *tile = mmap(base + at, TILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
-                          last ? TILE_BYTES : 0);
+        void *tile = mmap(base + at, TILE_BYTES, PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, last ? TILE_BYTES : 0);
         ck_assert_ptr_eq(tile, base + at);
     }
     close(fd);
@@ -797,8 +798,11 @@ static void fill_tile(unsigned char *tile, uint32_t factor)
 
 static void expect_tile(const unsigned char *tile, uint64_t bytes, uint32_t factor)
 {
-    for (uint32_t i = 0; i < bytes / 4; i++)
-        ck_assert_uint_eq(((const uint32_t *)(const void *)tile)[i], i * factor);
+    for (uint32_t i = 0; i < bytes / 4; i++) {
+        if (((const uint32_t *)(const void *)tile)[i] != i * factor)
+            ck_abort_msg("element %u of a tile is %u", i,
+                         ((const uint32_t *)(const void *)tile)[i]);
+    }
 }
 
 START_TEST(more_than_four_gigabytes_arrive_whole)
