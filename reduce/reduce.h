@@ -33,7 +33,6 @@ struct hvi_reduction {
     void *const *out;      /* each is one of the inputs or disjoint from them all */
     double prescale;
     double postscale;
-    bool stream; /* write past the caches where that is possible: the result is not read soon */
 };
 
 #define HVI_ADASUM_BLOCK 512u /* elements */
@@ -42,7 +41,8 @@ struct hvi_kernels {
     const char *name; /* "plain", "avx2", "avx512" */
     /* Reduces elements [first, first + count). The combination must be supported. */
     void (*reduce)(const struct hvi_reduction *reduce, uint64_t first, uint64_t count);
-    /* memcpy; `stream` as above. */
+    /* memcpy. `stream`: past the caches where that is possible, because the result is not read
+     * soon. */
     void (*copy)(void *out, const void *in, size_t bytes, bool stream);
 
     /* Adasum, `n` <= HVI_ADASUM_BLOCK elements at a time. Floating point types only. */

@@ -21,7 +21,7 @@
 struct engine_host_thread {
     const struct hvi_kernels *kernels;
     unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only foreign operands and adasum touch it */
-    uint64_t stream_bytes; /* an op that moves more than this writes past the caches */
+    uint64_t stream_bytes; /* a copy of more than this goes past the caches */
 };
 
 /* ---- host.c ---- */

@@ -29,6 +29,7 @@
 _Static_assert(HVI_RANKS_MAX *(4096ull + SLOT_SKEW) <= ENGINE_HOST_BUFFER_BYTES,
                "every rank has a page in the buffer");
 
+/* Copies whose result does not stay in the caches anyway. A reduction gains nothing by it. */
 static bool streams(const struct engine_host_thread *thread, const struct engine_work *work)
 {
     return work->bytes > thread->stream_bytes / work->ranks;
@@ -142,7 +143,6 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
         .out = piece.out,
         .prescale = work->prescale,
         .postscale = work->postscale,
-        .stream = streams(thread, work) && !foreign,
     };
     HVI_ASSERT(piece.ins > 0);
     thread->kernels->reduce(&reduce, 0, bytes / hvi_dtype_bytes(work->dtype));
