@@ -190,6 +190,8 @@ def test_a_joined_rank_counts_as_zeros_and_the_last_one_is_told(job):
                            data=[arith.pack(FLOAT32, [2.0]), arith.pack(FLOAT32, [4.0])]):
         assert outcome.ok and outcome.data == arith.pack(FLOAT32, [1.5])  # divided by all four
     joins[3] = join(job, 3)
+    outcome, = job.run("barrier", ranks=[1])  # finishes only once the join of rank 3 has arrived
+    assert outcome.ok
     assert job.ranks[0].test(joins[0]).status == Status.INPROGRESS
     joins[1] = join(job, 1)
     finish_joins(job, joins, last=1)
