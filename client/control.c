@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/fate.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "client/error.h"
 #include "client/session.h"
 #include "client/wait.h"
@@ -15,9 +16,9 @@
 #include <string.h>
 
 #define CONTROL_ENGINE_NAME "hvdd-engine"
-#define CONTROL_BYTES       512u /* the largest request */
-#define CONTROL_SLICE_MS    5    /* another thread may have received our acknowledgement */
-#define CONTROL_PER_LOOK    64u  /* messages handled at once; an engine does not send more */
+#define CONTROL_BYTES       1024u /* the largest request */
+#define CONTROL_SLICE_MS    5     /* another thread may have received our acknowledgement */
+#define CONTROL_PER_LOOK    64u   /* messages handled at once; an engine does not send more */
 
 static void handle_notice(struct hvd_session *session, const struct hvi_notice *notice)
 {
@@ -239,4 +240,47 @@ void client_control_detach(struct hvd_session *session)
     msg.detach.request = pending.request;
     if (session->end_status == HVD_OK)
         call(session, &msg, -1, CLIENT_DETACH_NS, &pending);
+}
+
+/* The engine's word on a request that it may refuse; sets the last error. */
+static int ask(struct hvd_session *session, const struct hvi_packet_msg *msg, int fd,
+               const char *what, struct client_pending *pending)
+{
+    int rc = call(session, msg, fd, CLIENT_ACK_NS, pending);
+    if (rc == HVD_ERR_CLOSED) {
+        client_control_look(session);
+        if (session->end_status != HVD_OK)
+            return client_session_usable(session, what);
+    }
+    if (rc != HVD_OK)
+        return client_error(rc, "%s: the engine (pid %d) did not answer: %s", what,
+                            session->engine_pid, hvi_status_text(rc));
+    if (pending->status != HVD_OK)
+        return client_error(pending->status < 0 ? pending->status : HVD_ERR_PROTOCOL, "%s: %s",
+                            what,
+                            pending->text[0] ? pending->text : hvi_status_text(pending->status));
+    return HVD_OK;
+}
+
+int client_control_timeline_start(struct hvd_session *session, int fd, const char *path,
+                                  bool mark_cycles)
+{
+    struct client_pending pending = {.request = ++session->last_request};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_START};
+    char *shown = msg.timeline_start.path;
+    size_t room = sizeof(msg.timeline_start.path) - 1;
+    size_t kept = hvi_utf8_cut(path, strlen(path), room);
+    msg.timeline_start.request = pending.request;
+    msg.timeline_start.mark_cycles = mark_cycles;
+    if (hvi_utf8_valid(path, kept)) /* a file's name need not be text */
+        memcpy(shown, path, kept);
+    return ask(session, &msg, fd, "hvd_timeline_start", &pending);
+}
+
+int client_control_timeline_stop(struct hvd_session *session)
+{
+    struct client_pending pending = {.request = ++session->last_request};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_STOP};
+    msg.timeline_stop.request = pending.request;
+    return ask(session, &msg, -1, "hvd_timeline_stop", &pending);
 }

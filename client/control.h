@@ -10,6 +10,7 @@
 
 #include "shm/region.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct hvd_session;
@@ -26,6 +27,11 @@ int client_control_region_add(struct hvd_session *session, const struct hvi_regi
 void client_control_region_remove(struct hvd_session *session, uint32_t region_id);
 /* As above without waiting. */
 void client_control_region_forget(struct hvd_session *session, uint32_t region_id);
+/* Hands the engine a file to write the timeline to; `fd` stays the caller's, `path` is for messages.
+ * Waits for its word, CLIENT_ACK_NS at most, and sets the last error. */
+int client_control_timeline_start(struct hvd_session *session, int fd, const char *path,
+                                  bool mark_cycles);
+int client_control_timeline_stop(struct hvd_session *session);
 /* A clean goodbye; waits CLIENT_DETACH_NS at most. */
 void client_control_detach(struct hvd_session *session);
 

@@ -19,6 +19,7 @@
 #include "client/control.h"
 #include "client/error.h"
 #include "client/session.h"
+#include "client/timeline.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -457,6 +458,7 @@ int hvd_open(const struct hvd_options *given, struct hvd_session **session_p)
         destroy(session);
         return rc;
     }
+    client_timeline_from_environment(session);
     *session_p = session;
     return HVD_OK;
 }

@@ -74,6 +74,8 @@ int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_reques
 
 /* `hvdctl trace`: asks rank by rank, page by page. */
 int ctl_trace(const struct ctl *ctl, char **args, int count);
+/* `hvdctl timeline`. */
+int ctl_timeline(const struct ctl *ctl, char **args, int count);
 /* `hvdctl top`: until interrupted, or once. */
 int ctl_top(const struct ctl *ctl, char **args, int count);
 

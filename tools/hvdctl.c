@@ -265,6 +265,8 @@ static const struct command commands[] = {
      "ops/s, bytes/s and lag per rank, live (--interval S, --once)"},
     {"trace", NULL, "JOB", 1, 1, ctl_trace,
      "the last ops of its ranks, dead ones too (--rank R, --last N)"},
+    {"timeline", NULL, "JOB start FILE", 2, 3, ctl_timeline,
+     "write a Chrome trace of a running job (--mark-cycles); JOB stop"},
     {"job", "stop", "JOB", 1, 1, run_job_stop,
      "end a job with an error on its ranks (--reason TEXT)"},
     {"doctor", NULL, "", 0, 0, run_doctor,
@@ -285,6 +287,7 @@ static const char options_text[] =
     "  --rank R        trace: only this rank\n"
     "  --last N        trace: ops per rank, the newest (20; 1024 are kept)\n"
     "  --interval S    top: seconds between two looks (1)\n"
+    "  --mark-cycles   timeline: also every pass of the engine that found work\n"
     "  --once          top: one table, over one interval; --json implies it\n"
     "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
 
@@ -318,12 +321,19 @@ static int run_help(const struct ctl *ctl, char **args, int count)
 /* ---- command line ---- */
 
 static const struct option long_options[] = {
-    {"address", required_argument, NULL, 'a'}, {"json", no_argument, NULL, 'j'},
-    {"timeout", required_argument, NULL, 't'}, {"min-age", required_argument, NULL, 'm'},
-    {"reason", required_argument, NULL, 'r'},  {"rank", required_argument, NULL, 'R'},
-    {"last", required_argument, NULL, 'l'},    {"interval", required_argument, NULL, 'i'},
-    {"once", no_argument, NULL, 'o'},          {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},       {NULL, 0, NULL, 0},
+    {"address", required_argument, NULL, 'a'},
+    {"json", no_argument, NULL, 'j'},
+    {"timeout", required_argument, NULL, 't'},
+    {"min-age", required_argument, NULL, 'm'},
+    {"reason", required_argument, NULL, 'r'},
+    {"rank", required_argument, NULL, 'R'},
+    {"last", required_argument, NULL, 'l'},
+    {"interval", required_argument, NULL, 'i'},
+    {"once", no_argument, NULL, 'o'},
+    {"mark-cycles", no_argument, NULL, 'c'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},
+    {NULL, 0, NULL, 0},
 };
 
 static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_p)
@@ -365,6 +375,9 @@ static int take_special(struct ctl *ctl, int letter)
         return code;
     case 'o':
         ctl->once = true;
+        return CTL_OK;
+    case 'c':
+        ctl->mark_cycles = true;
         return CTL_OK;
     default:
         return CTL_USAGE; /* getopt has said why */

@@ -126,9 +126,29 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
     close(socket_fd);
 }
 
+static void start_timeline(struct engine_session *session, const struct hvi_timeline_start *start)
+{
+    const struct engine_timeline_asker asker = {session->rank, session->id, start->request};
+    int fd = hvi_packet_take_fd(&session->engine->packet, 0);
+
+    if (fd < 0)
+        engine_session_violation(session, "a TimelineStart without its descriptor");
+    else
+        engine_timeline_start(session->engine, &asker, fd, start->path, start->mark_cycles);
+}
+
+static void stop_timeline(struct engine_session *session, const struct hvi_timeline_stop *stop)
+{
+    const struct engine_timeline_asker asker = {session->rank, session->id, stop->request};
+
+    engine_intake_drain_all(session->engine);
+    engine_timeline_stop(session->engine, &asker);
+}
+
 static void serve(struct engine_session *session, const struct hvi_packet_msg *msg)
 {
-    if (msg->kind != HVI_PACKET_REGION_ADD && session->engine->packet.fd_count > 0) {
+    if (msg->kind != HVI_PACKET_REGION_ADD && msg->kind != HVI_PACKET_TIMELINE_START &&
+        session->engine->packet.fd_count > 0) {
         engine_session_violation(session, "descriptors that nobody asked for");
         return;
     }
@@ -138,6 +158,12 @@ static void serve(struct engine_session *session, const struct hvi_packet_msg *m
         return;
     case HVI_PACKET_REGION_REMOVE:
         remove_region(session, &msg->region_remove);
+        return;
+    case HVI_PACKET_TIMELINE_START:
+        start_timeline(session, &msg->timeline_start);
+        return;
+    case HVI_PACKET_TIMELINE_STOP:
+        stop_timeline(session, &msg->timeline_stop);
         return;
     case HVI_PACKET_DETACH:
         detach(session, &msg->detach);

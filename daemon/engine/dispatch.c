@@ -112,6 +112,12 @@ static void fill(struct engine_batch *batch, struct engine_work *const *works, u
     }
 }
 
+static void show_start(struct engine *engine, struct engine_work *const *works, uint32_t count)
+{
+    for (uint32_t i = 0; engine->timeline && i < count; i++)
+        engine_timeline_started(engine, op_of(works[i]));
+}
+
 static void start(struct engine *engine, struct engine_batch *batch)
 {
     for (size_t i = 0; i < BACKENDS; i++) {
@@ -161,6 +167,7 @@ void engine_dispatch_ready(struct engine *engine)
         forget_ready(engine, count);
         if (batch) {
             fill(batch, works, count);
+            show_start(engine, works, count);
             start(engine, batch);
         } else {
             fail_works(engine, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory");

@@ -135,6 +135,7 @@ void engine_fini(struct engine *engine)
     engine_sessions_reap(engine);
     HVI_ASSERT(!engine->gone);
     engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
+    engine_timeline_close(engine);
     free_ops(engine);
     engine_sets_fini(&engine->sets);
     engine_tensors_fini(&engine->tensors);

@@ -17,6 +17,7 @@
 #include "daemon/engine/observe.h"
 #include "daemon/engine/region.h"
 #include "daemon/engine/set.h"
+#include "daemon/engine/timeline.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
 #include "shm/abi.h"
@@ -66,6 +67,7 @@ struct engine_tensor {
     uint32_t refs;     /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;
+    uint32_t timeline_epoch, timeline_row; /* its row in the timeline of that number */
     uint32_t name_bytes;
     uint32_t express; /* 0, or 1 + the slot in which its ranks may meet: express.c */
     char *name;       /* NULL when unnamed: engine_tensor_name makes one */
@@ -137,11 +139,14 @@ struct engine_op {
     uint32_t parts_present;
     uint32_t missing; /* members without a part that have not joined; FAILED: that may still come */
     uint32_t outputs_missing;
-    uint32_t repeating; /* parts that say what was agreed on last */
-    bool replayed;      /* all did: nothing was checked */
-    uint64_t first_ns;  /* when the first rank's submission was taken in */
-    uint64_t warn_ns;   /* when to warn (again) */
-    uint64_t ready_ns;  /* when the last rank had come; 0 before */
+    uint32_t repeating;                    /* parts that say what was agreed on last */
+    bool replayed;                         /* all did: nothing was checked */
+    uint64_t first_ns;                     /* when the first rank's submission was taken in */
+    uint64_t warn_ns;                      /* when to warn (again) */
+    uint64_t ready_ns;                     /* when the last rank had come; 0 before */
+    uint64_t timeline_ns;                  /* of its last event */
+    uint32_t timeline_epoch, timeline_row; /* 0: not in a timeline */
+    uint16_t timeline_kind;
     /* Grouped, from HELD on: the op with index 0, whose counters are the group's. */
     struct engine_op *group;
     uint32_t group_held;    /* members that are complete and agreed */
@@ -280,6 +285,11 @@ struct engine {
     struct engine_batch *finished_elsewhere; /* under the lock */
     /* Release by batch_done, under the lock; acquire by engine_dispatch_reap. */
     _Atomic uint32_t finished_elsewhere_count;
+
+    struct engine_timeline
+        *timeline; /* takes events; NULL: there is none, or it is being stopped */
+    struct engine_timeline *timeline_alive; /* until its file is complete */
+    uint32_t timeline_epochs;
 
     struct engine_session *bells; /* sessions with new completions */
     uint32_t owed;                /* completions that wait for a reader */

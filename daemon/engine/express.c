@@ -78,9 +78,9 @@ static bool kind_may(const struct hvi_submission *copy)
 
 static bool may(const struct engine *engine, const struct engine_op *op)
 {
-    if (!engine->express.on || engine->broken_status != HVI_OK || op->tensor->anon || op->group ||
-        op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
-        op->parts_present != op->set->size)
+    if (!engine->express.on || engine->timeline || engine->broken_status != HVI_OK ||
+        op->tensor->anon || op->group || op->set->removed || op->set->join ||
+        op->set->size > HVI_EXPRESS_RANKS || op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
     return kind_may(copy) && copy->memory_kind == ENGINE_MEMORY_HOST &&

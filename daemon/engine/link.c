@@ -142,6 +142,20 @@ static void adopt(struct engine *engine, const struct hvi_engine_adopt *adopt)
     engine_session_adopt(engine, adopt, socket_fd, pid_fd);
 }
 
+static void timeline(struct engine *engine, const struct hvi_engine_timeline *wanted)
+{
+    const struct engine_timeline_asker asker = {.rank = -1, .request = wanted->request};
+    int fd = hvi_packet_take_fd(&engine->packet, 0);
+
+    if (wanted->start && fd >= 0)
+        engine_timeline_start(engine, &asker, fd, wanted->path, wanted->mark_cycles);
+    else if (!wanted->start && fd < 0)
+        engine_timeline_stop(engine, &asker);
+    else
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-message", "EngineTimeline with the wrong descriptors",
+                "job=%s", engine->start.job);
+}
+
 static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
 {
     switch (msg->kind) {
@@ -150,6 +164,9 @@ static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
         return;
     case HVI_PACKET_ENGINE_QUERY:
         answer(engine, &msg->engine_query);
+        return;
+    case HVI_PACKET_ENGINE_TIMELINE:
+        timeline(engine, &msg->engine_timeline);
         return;
     case HVI_PACKET_ENGINE_STOP:
         engine_sessions_stop(engine, msg->engine_stop.reason);

@@ -56,6 +56,8 @@ static bool pass(struct engine *engine)
     bool found = drain_active(engine);
 
     engine_express_look(engine);
+    if (found && engine->timeline)
+        engine_timeline_cycle(engine);
     if (engine->ready_count > 0)
         engine_dispatch_ready(engine);
     found = engine_dispatch_reap(engine) || found;

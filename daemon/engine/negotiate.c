@@ -175,8 +175,11 @@ static void count_op(struct engine *engine, const struct engine_op *op)
     }
 }
 
-static void answer_parts(const struct engine_op *op, int status, const char *text, int32_t culprit)
+static void answer_parts(struct engine *engine, struct engine_op *op, int status, const char *text,
+                         int32_t culprit)
 {
+    if (engine->timeline)
+        engine_timeline_over(engine, op, status);
     for (uint32_t i = 0; i < op->set->size; i++) {
         struct engine_part *part = op->parts[i];
         op->parts[i] = NULL;
@@ -198,7 +201,7 @@ void engine_op_finish(struct engine *engine, struct engine_op *op, int status, c
     }
     if (status == HVI_OK && op->kind == HVI_KIND_ALLTOALL)
         engine_sizes_tell_splits(op);
-    answer_parts(op, status, text, culprit);
+    answer_parts(engine, op, status, text, culprit);
     op_free(engine, op);
 }
 
@@ -333,7 +336,7 @@ void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int stat
         note_absence(each, op);
     for (struct engine_op *each = fallen; each; each = next) {
         next = each->fallen;
-        answer_parts(each, status, text, culprit);
+        answer_parts(engine, each, status, text, culprit);
         if (each->missing > 0 && !each->set->removed)
             remember_failed(engine, each, status, text, culprit);
         else
@@ -390,6 +393,8 @@ void engine_op_ready(struct engine *engine, struct engine_op *op)
     unlist_waiting(engine, op);
     op->tensor->waiting = NULL;
     engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
+    if (engine->timeline)
+        engine_timeline_ready(engine, op);
     if (engine->ready_last)
         engine->ready_last->next = op;
     else
@@ -539,6 +544,8 @@ int engine_op_meet(struct engine *engine, struct engine_part *part, struct engin
     part->op = op;
     part->repeats = engine_agree_repeats(part);
     op->repeating += part->repeats;
+    if (engine->timeline)
+        engine_timeline_part(engine, part);
     *op_p = op;
     return HVI_OK;
 }

@@ -119,6 +119,7 @@ void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *ten
     *link = tensor->next;
     tensors->count--;
     if (tensor->anon) {
+        tensor->timeline_epoch = 0;
         tensor->next = tensors->free;
         tensors->free = tensor;
     } else {

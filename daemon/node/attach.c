@@ -50,6 +50,8 @@ static void pending_free(struct node_pending *pending)
         close(pending->fd);
     if (pending->pidfd >= 0)
         close(pending->pidfd);
+    if (pending->file_fd >= 0)
+        close(pending->file_fd);
     free(pending->bytes);
     free(pending);
     node_stop_check(node);
@@ -199,7 +201,7 @@ void node_attach_wake_held(struct node *node)
 
     DL_FOREACH(node->pendings, pending)
     {
-        if (pending->held_until_ns != 0 && pending->generation == NULL)
+        if (pending->held_until_ns != 0 && pending->generation == NULL && pending->timeline == 0)
             sd_event_source_set_time_relative(pending->timer, 0);
     }
 }
@@ -242,6 +244,94 @@ static void handle_hello(struct node_pending *pending, const struct hvi_engine_h
     pending_free(pending);
 }
 
+/* ---- timelines: hvdctl hands over a file that it has opened ----
+ *
+ * Admin messages travel over ZeroMQ, which carries no descriptors; this socket does. */
+
+/* The verdict, and the end of the connection. */
+static void timeline_answer(struct node_pending *pending, int status, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
+    size_t length;
+
+    msg.ack.status = status;
+    snprintf(msg.ack.text, sizeof(msg.ack.text), "%s", text);
+    if (hvi_packet_msg_encode(&msg, pending->node->encoded, sizeof(pending->node->encoded),
+                              &length) == HVI_OK)
+        hvi_packet_send(pending->fd, pending->node->encoded, length, NULL, 0, 0);
+    pending_free(pending);
+}
+
+/* HVI_OK, or why not with a sentence. */
+static int timeline_check(const struct node_pending *pending, const struct node_job *job,
+                          const struct hvi_timeline_request *request, char *text_p, size_t size)
+{
+    const struct node *node = pending->node;
+    uid_t uid = pending->peer.uid;
+
+    if (request->protocol_version != HVI_PROTOCOL_VERSION) {
+        snprintf(text_p, size, "this hvdctl speaks protocol %u, hvdd %s speaks protocol %u",
+                 request->protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
+        return HVI_ERR_VERSION;
+    }
+    if (request->start != (pending->file_fd >= 0)) {
+        snprintf(text_p, size, "a TimelineRequest with the wrong descriptors");
+        return HVI_ERR_PROTOCOL;
+    }
+    if (job == NULL) {
+        snprintf(text_p, size, "no job '%s' runs here", request->job);
+        return HVI_ERR_NOT_FOUND;
+    }
+    if (uid != 0 && uid != node->uid && uid != job->uid) {
+        snprintf(text_p, size, "this job belongs to another user");
+        return HVI_ERR_REFUSED;
+    }
+    return HVI_OK;
+}
+
+static void handle_timeline(struct node_pending *pending,
+                            const struct hvi_timeline_request *request)
+{
+    struct node *node = pending->node;
+    const struct node_job *job = node_job_find(&node->jobs, request->job);
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_TIMELINE};
+    char text[HVI_TEXT_MAX + 1];
+    int status = timeline_check(pending, job, request, text, sizeof(text));
+
+    if (status == HVI_OK) {
+        struct node_engine *engine = node_job_newest(job)->engine;
+        pending->timeline = msg.engine_timeline.request = node->next_query++;
+        pending->timeline_engine = engine;
+        msg.engine_timeline.start = request->start;
+        msg.engine_timeline.mark_cycles = request->mark_cycles;
+        memcpy(msg.engine_timeline.path, request->path, sizeof(msg.engine_timeline.path));
+        status = node_link_send(engine, &msg, &pending->file_fd, request->start ? 1 : 0);
+        snprintf(text, sizeof(text), "job '%s' has just ended", request->job);
+    }
+    if (status != HVI_OK) {
+        timeline_answer(pending, status, text);
+        return;
+    }
+    /* What it says now is of no interest; it has attach-timeout to wait. */
+    sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
+    sd_event_source_set_time_relative(pending->timer, (uint64_t)node->config.attach_timeout / 1000);
+    sd_event_source_set_enabled(pending->timer, SD_EVENT_ONESHOT);
+}
+
+void node_attach_timeline_done(struct node *node, const struct node_engine *engine,
+                               const struct hvi_ack *ack)
+{
+    struct node_pending *pending;
+
+    DL_FOREACH(node->pendings, pending)
+    {
+        if (pending->timeline_engine == engine && pending->timeline == ack->request) {
+            timeline_answer(pending, ack->status, ack->text);
+            return;
+        }
+    }
+}
+
 /* pending->bytes is a whole message: from the socket, or kept for a second try. */
 static void handle_message(struct node_pending *pending)
 {
@@ -259,7 +349,11 @@ static void handle_message(struct node_pending *pending)
         pending_refuse(pending, HVI_ERR_PROTOCOL, sentence);
         return;
     }
-    if (msg.kind == HVI_PACKET_ATTACH_REQUEST)
+    if (msg.kind == HVI_PACKET_TIMELINE_REQUEST)
+        handle_timeline(pending, &msg.timeline_request);
+    else if (pending->file_fd >= 0)
+        pending_refuse(pending, HVI_ERR_PROTOCOL, "the first message has a descriptor");
+    else if (msg.kind == HVI_PACKET_ATTACH_REQUEST)
         handle_attach(pending, &msg.attach_request);
     else if (msg.kind == HVI_PACKET_ENGINE_HELLO)
         handle_hello(pending, &msg.engine_hello);
@@ -286,7 +380,7 @@ static void read_message(struct node_pending *pending)
         pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of descriptors");
         return;
     }
-    if (status != HVI_OK || packet->fd_count != 0) {
+    if (status != HVI_OK || packet->fd_count > 1) {
         hvi_packet_close_fds(packet);
         pending_refuse(
             pending, HVI_ERR_PROTOCOL,
@@ -295,11 +389,13 @@ static void read_message(struct node_pending *pending)
     }
     pending->bytes = malloc(packet->length);
     if (pending->bytes == NULL) {
+        hvi_packet_close_fds(packet);
         pending_refuse(pending, HVI_ERR_DAEMON, "hvdd is out of memory");
         return;
     }
     memcpy(pending->bytes, packet->bytes, packet->length);
     pending->length = packet->length;
+    pending->file_fd = hvi_packet_take_fd(packet, 0);
     handle_message(pending);
 }
 
@@ -317,6 +413,12 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
     char text[256];
 
     (void)source, (void)usec;
+    if (pending->timeline != 0) {
+        snprintf(text, sizeof(text), "the engine (pid %d) did not answer in time",
+                 (int)pending->timeline_engine->pid);
+        timeline_answer(pending, HVI_ERR_DAEMON, text);
+        return 0;
+    }
     if (generation == NULL && pending->bytes != NULL) { /* held */
         sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
         handle_message(pending);
@@ -416,6 +518,7 @@ void node_attach_accept(struct node *node, int fd)
     }
     pending->node = node;
     pending->fd = fd;
+    pending->file_fd = -1;
     pending->peer = peer;
     pending->pidfd = peer_pidfd(fd, peer.pid);
     error = errno;
@@ -473,8 +576,13 @@ static struct node_pending *first_with(struct node *node, const struct node_gene
 void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,
                              const char *fate)
 {
-    struct node_pending *pending;
+    struct node_pending *pending, *spare;
 
+    DL_FOREACH_SAFE(node->pendings, pending, spare)
+    {
+        if (pending->timeline != 0 && pending->timeline_engine->generation == generation)
+            timeline_answer(pending, HVI_ERR_NOT_FOUND, "the job has just ended");
+    }
     /* A second try may free other entries of the list, so it is searched anew each time. */
     while ((pending = first_with(node, generation)) != NULL) {
         pending->generation = NULL;

@@ -270,6 +270,8 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
         good = handle_session(engine, &msg.engine_session);
     else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
         node_answer_report(engine->node, engine, &msg.engine_report);
+    else if (msg.kind == HVI_PACKET_ACK)
+        node_attach_timeline_done(engine->node, engine, &msg.ack);
     else
         good = false;
     if (!good)

@@ -47,6 +47,10 @@ struct node_pending {
     int32_t rank;
     bool retried;           /* an engine ended under it once */
     uint64_t held_until_ns; /* not 0: its rank seemed taken; decided again until then */
+    /* A TimelineRequest: its file, and the question that its engine is answering. */
+    int file_fd;       /* -1: none */
+    uint64_t timeline; /* EngineTimeline.request; 0: none */
+    const struct node_engine *timeline_engine;
 };
 
 /* One message that did not fit the link's socket buffer. */
@@ -146,6 +150,9 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
 void node_attach_accept(struct node *node, int fd);
 /* What the engine said about a rank it was given: its connection is not ours any more. */
 void node_attach_adopted(struct node *node, struct node_generation *generation, int32_t rank);
+/* An engine's answer to an EngineTimeline. */
+void node_attach_timeline_done(struct node *node, const struct node_engine *engine,
+                               const struct hvi_ack *ack);
 /* A rank has gone: attaches that are held because of it are decided again. */
 void node_attach_wake_held(struct node *node);
 /* The engine is gone: connections it had not answered are tried again once (`clean`) or get an

@@ -241,6 +241,15 @@ static int close_session(int number)
     return status;
 }
 
+/* Without a path: stops it. */
+static void do_timeline(const cJSON *command, cJSON *reply)
+{
+    const char *path = get_text(command, "path");
+    struct hvd_session *session = get_session(command);
+    add_status(reply, path ? hvd_timeline_start(session, path, (int)get_int(command, "mark", 0))
+                           : hvd_timeline_stop(session));
+}
+
 static void do_close(const cJSON *command, cJSON *reply)
 {
     add_status(reply, close_session((int)get_int(command, "session", 0)));
@@ -912,7 +921,7 @@ static const struct hvt_command commands[] = {
     {"abandon", do_abandon}, {"stop", do_stop},         {"exit", do_exit},
     {"group", do_group},     {"wait_any", do_wait_any}, {"wait_all", do_wait_all},
     {"cancel", do_cancel},   {"sets", do_sets},         {"log", do_log},
-    {"unmap", do_unmap},
+    {"unmap", do_unmap},     {"timeline", do_timeline},
 };
 
 static void run(const cJSON *command)

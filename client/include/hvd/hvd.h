@@ -460,6 +460,18 @@ HVD_API int hvd_barrier(struct hvd_session *session, const char *name);
 HVD_API int hvd_allgather(struct hvd_session *session, const char *name,
                           const struct hvd_tensor *in, struct hvd_tensor *result_p);
 
+/* Starts a timeline of the job: a Chrome trace (chrome://tracing, Perfetto) with the phases of every
+ * op of every rank, as Horovod writes them. The file is created or emptied with this process'
+ * rights, must be a regular one, and is written by the engine; it is valid JSON at every moment.
+ * With mark_cycles not 0 also every pass of the engine that found work. Any rank may call it; there
+ * is one timeline per job: HVD_ERR_EXISTS while one runs. HVD_ERR_INVALID when the file cannot be
+ * opened, HVD_ERR_LIMIT when it cannot be written. Blocks until the file is there, 5 s at most.
+ * HVD_TIMELINE=path (or HOROVOD_TIMELINE) in rank 0's environment does it at hvd_open; the value
+ * DYNAMIC does nothing. */
+HVD_API int hvd_timeline_start(struct hvd_session *session, const char *path, int mark_cycles);
+/* Completes and closes the file; HVD_OK also when no timeline runs. Blocks, 5 s at most. */
+HVD_API int hvd_timeline_stop(struct hvd_session *session);
+
 /* A descriptor for event loops: readable when a completion is waiting or the session has ended.
  * Poll it, then call hvd_test on the ops of interest. Owned by the session; never read or close
  * it. */

@@ -142,6 +142,10 @@ class Rank:
         """What the library has told its log callback since the last time."""
         return self.ask("log")["lines"]
 
+    def timeline(self, path: Any = None, mark: bool = False) -> Outcome:
+        """hvd_timeline_start, or without a path hvd_timeline_stop, whatever comes of it."""
+        return _outcome(self.ask("timeline", path=str(path) if path else None, mark=int(mark)))
+
     # ---- ops --------------------------------------------------------------------------------------------------------
 
     @staticmethod

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The main thread's side of the timeline.
+ *
+ *   (none) --start--> opening --the file is ready: Ack--> running --stop--> closing --Ack--> (none)
+ *                        \--it is not: Ack with the reason--> (none)
+ *
+ * An op belongs to the timeline in which its first rank came: op->timeline_epoch says so, and what
+ * began before the start or after the stop is left out as a whole. The times of one op never go
+ * back, because the viewer's rows are stacks. */
+#include "daemon/engine/timeline.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "daemon/engine/engine.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CLOSE_NS HVI_NS_SEC /* what a slow disk may take from the engine's end */
+
+struct engine_timeline {
+    struct timeline_writer writer;
+    pthread_t thread;
+    sd_event_source *source;
+    char path[HVI_WIRE_PATH];
+    bool mark_cycles;
+    bool start_pending, stop_pending, stopping;
+    struct engine_timeline_asker starter, stopper;
+    uint32_t epoch, rows;
+    uint64_t dropped; /* since the last DROPPED record */
+};
+
+/* ---- answers ---- */
+
+static void answer(struct engine *engine, const struct engine_timeline_asker *asker, int status,
+                   const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
+    int socket_fd = engine->link_fd;
+
+    if (asker->rank >= 0) {
+        const struct engine_session *session = engine->ranks[asker->rank].session;
+        socket_fd = session && session->id == asker->session ? session->socket_fd : -1;
+    }
+    if (socket_fd < 0) /* gone */
+        return;
+    msg.ack.request = asker->request;
+    msg.ack.status = status;
+    snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
+    int sent = engine_send(engine, socket_fd, &msg, NULL, 0);
+    if (sent != HVI_OK)
+        HVI_LOG(HVI_LOG_DEBUG, "timeline", "ack-lost", hvi_status_text(sent), "job=%s",
+                engine->start.job);
+}
+
+/* ---- records ---- */
+
+static void publish(struct engine_timeline *timeline, uint64_t head)
+{
+    const uint64_t one = 1;
+
+    /* Sequentially consistent: see sleep_until_woken in timeline_writer.c. */
+    atomic_store(&timeline->writer.ring->head, head);
+    if (atomic_load(&timeline->writer.sleeping) &&
+        atomic_exchange(&timeline->writer.sleeping, false)) {
+        ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);
+        (void)written;
+    }
+}
+
+/* False when there is no room. */
+static bool push(struct engine_timeline *timeline, struct timeline_record *record,
+                 const void *payload, size_t payload_bytes)
+{
+    struct timeline_ring *ring = timeline->writer.ring;
+    uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
+    uint64_t at = head & (TIMELINE_RING_BYTES - 1);
+    uint64_t bytes = (sizeof *record + payload_bytes + 7) & ~7ull;
+    /* A skip is a record, too: there is always room for one behind the last record of a lap. */
+    uint64_t skipped =
+        TIMELINE_RING_BYTES - at < bytes + sizeof *record ? TIMELINE_RING_BYTES - at : 0;
+
+    if (head + skipped + bytes - tail > TIMELINE_RING_BYTES)
+        return false;
+    if (skipped > 0) {
+        struct timeline_record skip = {.what = TIMELINE_SKIP, .bytes = (uint32_t)skipped};
+        memcpy(ring->bytes + at, &skip, sizeof skip);
+        head += skipped;
+        at = 0;
+    }
+    record->bytes = (uint32_t)bytes;
+    record->payload = (uint16_t)payload_bytes;
+    memcpy(ring->bytes + at, record, sizeof *record);
+    if (payload_bytes > 0)
+        memcpy(ring->bytes + at + sizeof *record, payload, payload_bytes);
+    publish(timeline, head + bytes);
+    return true;
+}
+
+/* What was lost since there was room last. */
+static void tell_dropped(struct engine_timeline *timeline, uint64_t ts_ns)
+{
+    struct timeline_record dropped = {
+        .what = TIMELINE_DROPPED, .ts_ns = ts_ns, .number = timeline->dropped};
+
+    if (timeline->dropped > 0 && push(timeline, &dropped, NULL, 0))
+        timeline->dropped = 0;
+}
+
+static bool record(struct engine_timeline *timeline, struct timeline_record event,
+                   const void *payload, size_t payload_bytes)
+{
+    tell_dropped(timeline, event.ts_ns);
+    if (timeline->dropped == 0 && push(timeline, &event, payload, payload_bytes))
+        return true;
+    timeline->dropped++;
+    return false;
+}
+
+/* The tensor's row; 0: it could not be introduced. */
+static uint32_t row_of(struct engine_timeline *timeline, struct engine_tensor *tensor,
+                       uint64_t ts_ns)
+{
+    char name[HVI_NAME_MAX + 1];
+
+    if (tensor->timeline_epoch == timeline->epoch)
+        return tensor->timeline_row;
+    engine_tensor_name(tensor, name);
+    const struct timeline_record event = {
+        .what = TIMELINE_NAME, .ts_ns = ts_ns, .row = timeline->rows + 1};
+    if (!record(timeline, event, name, hvi_utf8_cut(name, strlen(name), TIMELINE_NAME_MAX)))
+        return 0;
+    tensor->timeline_epoch = timeline->epoch;
+    tensor->timeline_row = ++timeline->rows;
+    return tensor->timeline_row;
+}
+
+/* The op's own time goes on. */
+static uint64_t step(struct engine_op *op, uint64_t now_ns)
+{
+    if (now_ns > op->timeline_ns)
+        op->timeline_ns = now_ns;
+    return op->timeline_ns;
+}
+
+static void begin(struct engine_timeline *timeline, struct engine_op *op, uint64_t now_ns,
+                  enum timeline_label label)
+{
+    const struct timeline_record event = {
+        .what = TIMELINE_BEGIN,
+        .ts_ns = step(op, now_ns),
+        .row = op->timeline_row,
+        .label = (uint16_t)label,
+        .kind = op->timeline_kind,
+    };
+
+    record(timeline, event, NULL, 0);
+}
+
+static void end(struct engine_timeline *timeline, struct engine_op *op, uint64_t now_ns,
+                const struct timeline_shape *shape)
+{
+    const struct timeline_record event = {
+        .what = TIMELINE_END, .ts_ns = step(op, now_ns), .row = op->timeline_row};
+
+    record(timeline, event, shape, shape ? sizeof *shape : 0);
+}
+
+/* ---- what happens to ops ---- */
+
+static bool is_ours(const struct engine *engine, const struct engine_op *op)
+{
+    return engine->timeline && op->timeline_epoch == engine->timeline->epoch;
+}
+
+void engine_timeline_part(struct engine *engine, const struct engine_part *part)
+{
+    struct engine_timeline *timeline = engine->timeline;
+    struct engine_op *op = part->op;
+
+    if (op->parts_present == 1) {
+        op->timeline_row = row_of(timeline, part->tensor, part->arrived_ns);
+        if (op->timeline_row == 0)
+            return;
+        op->timeline_epoch = timeline->epoch;
+        op->timeline_ns = 0;
+        op->timeline_kind = part->copy.kind;
+        begin(timeline, op, part->arrived_ns, TIMELINE_NEGOTIATE);
+    }
+    if (!is_ours(engine, op))
+        return;
+    const struct timeline_record event = {
+        .what = TIMELINE_ARRIVED,
+        .ts_ns = step(op, part->arrived_ns),
+        .row = op->timeline_row,
+        .number = (uint64_t)part->session->rank,
+    };
+    record(timeline, event, NULL, 0);
+}
+
+void engine_timeline_ready(struct engine *engine, struct engine_op *op)
+{
+    if (!is_ours(engine, op))
+        return;
+    end(engine->timeline, op, engine->now_ns, NULL);
+    begin(engine->timeline, op, engine->now_ns, TIMELINE_OP);
+    begin(engine->timeline, op, engine->now_ns, TIMELINE_QUEUE);
+}
+
+void engine_timeline_started(struct engine *engine, struct engine_op *op)
+{
+    if (!is_ours(engine, op))
+        return;
+    uint64_t now_ns = hvi_clock_ns();
+    end(engine->timeline, op, now_ns, NULL);
+    begin(engine->timeline, op, now_ns, TIMELINE_EXECUTE);
+}
+
+static const struct engine_part *any_part(const struct engine *engine, const struct engine_op *op)
+{
+    uint32_t members = engine_op_members(engine, op);
+
+    for (uint32_t i = 0; i < members; i++) {
+        if (op->parts[i])
+            return op->parts[i];
+    }
+    return NULL;
+}
+
+void engine_timeline_over(struct engine *engine, struct engine_op *op, int status)
+{
+    const struct engine_part *part = any_part(engine, op);
+    struct timeline_shape shape = {.status = status};
+
+    if (!is_ours(engine, op))
+        return;
+    op->timeline_epoch = 0;
+    if (part) {
+        shape.dtype = part->copy.dtype;
+        shape.ndim = part->copy.ndim;
+        memcpy(shape.dims, part->copy.dims, sizeof shape.dims);
+    }
+    if (op->state == ENGINE_OP_READY || op->state == ENGINE_OP_EXECUTING)
+        end(engine->timeline, op, engine->now_ns, NULL);
+    end(engine->timeline, op, engine->now_ns, &shape);
+}
+
+void engine_timeline_cycle(struct engine *engine)
+{
+    const struct timeline_record event = {.what = TIMELINE_CYCLE, .ts_ns = engine->now_ns};
+
+    if (engine->timeline->mark_cycles)
+        record(engine->timeline, event, NULL, 0);
+}
+
+/* ---- start and stop ---- */
+
+static void timeline_free(struct engine_timeline *timeline)
+{
+    sd_event_source_disable_unref(timeline->source);
+    if (timeline->writer.wake_fd >= 0)
+        close(timeline->writer.wake_fd);
+    if (timeline->writer.done_fd >= 0)
+        close(timeline->writer.done_fd);
+    free(timeline->writer.ring);
+    free(timeline);
+}
+
+static void over(struct engine *engine)
+{
+    struct engine_timeline *timeline = engine->timeline_alive;
+
+    pthread_join(timeline->thread, NULL);
+    engine->timeline = NULL;
+    engine->timeline_alive = NULL;
+    if (timeline->stop_pending)
+        answer(engine, &timeline->stopper, HVI_OK, "");
+    HVI_LOG(HVI_LOG_INFO, "timeline", "timeline-stopped", "the file is complete", "job=%s path=%s",
+            engine->start.job, timeline->path);
+    timeline_free(timeline);
+}
+
+static void tell_opened(struct engine *engine, int status)
+{
+    struct engine_timeline *timeline = engine->timeline_alive;
+    char text[HVI_TEXT_MAX + 1] = "";
+
+    timeline->start_pending = false;
+    if (status == HVI_OK) {
+        HVI_LOG(HVI_LOG_INFO, "timeline", "timeline-started", "writing", "job=%s path=%s",
+                engine->start.job, timeline->path);
+    } else {
+        snprintf(text, sizeof text, "'%s' cannot take a timeline: %s", timeline->path,
+                 timeline->writer.why);
+        HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-refused", text, "job=%s", engine->start.job);
+    }
+    answer(engine, &timeline->starter, status, text);
+}
+
+static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct engine *engine = user;
+    struct engine_timeline *timeline = engine->timeline_alive;
+    uint64_t value;
+
+    (void)source, (void)events;
+    ssize_t got = read(fd, &value, sizeof value);
+    (void)got;
+    int status = atomic_load_explicit(&timeline->writer.opened, memory_order_acquire);
+    if (timeline->start_pending && status != HVI_INPROGRESS)
+        tell_opened(engine, status);
+    if (atomic_load_explicit(&timeline->writer.closed, memory_order_acquire))
+        over(engine);
+    return 0;
+}
+
+static int start_thread(struct engine_timeline *timeline)
+{
+    sigset_t all, before;
+
+    sigfillset(&all); /* SIGXFSZ too: a file size limit is an error of that write */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&timeline->thread, NULL, engine_timeline_write, &timeline->writer);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0)
+        return HVI_ERR_LIMIT;
+    pthread_setname_np(timeline->thread, "hvd-timeline");
+    return HVI_OK;
+}
+
+static int timeline_new(struct engine *engine, int fd, const char *path,
+                        struct engine_timeline **timeline_p)
+{
+    struct engine_timeline *timeline = calloc(1, sizeof *timeline);
+    int status = HVI_ERR_LIMIT;
+
+    if (!timeline)
+        return HVI_ERR_NO_MEMORY;
+    snprintf(timeline->path, sizeof timeline->path, "%s", path);
+    timeline->epoch = ++engine->timeline_epochs;
+    timeline->writer = (struct timeline_writer){
+        .ring = aligned_alloc(64, sizeof *timeline->writer.ring),
+        .file_fd = fd,
+        .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+        .done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+        .start_ns = hvi_clock_ns(),
+        .path = timeline->path,
+        .opened = HVI_INPROGRESS,
+    };
+    if (!timeline->writer.ring || timeline->writer.wake_fd < 0 || timeline->writer.done_fd < 0)
+        goto failed;
+    atomic_init(&timeline->writer.ring->head, 0);
+    atomic_init(&timeline->writer.ring->tail, 0);
+    if (sd_event_add_io(engine->event, &timeline->source, timeline->writer.done_fd, EPOLLIN,
+                        on_done, engine) < 0)
+        goto failed;
+    status = start_thread(timeline);
+    if (status != HVI_OK)
+        goto failed;
+    *timeline_p = timeline;
+    return HVI_OK;
+
+failed:
+    timeline_free(timeline);
+    return status;
+}
+
+void engine_timeline_start(struct engine *engine, const struct engine_timeline_asker *asker, int fd,
+                           const char *path, bool mark_cycles)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    if (engine->timeline_alive) {
+        snprintf(text, sizeof text, "job '%s' writes a timeline already, to '%s': stop it first",
+                 engine->start.job, engine->timeline_alive->path);
+        answer(engine, asker, HVI_ERR_EXISTS, text);
+        close(fd);
+        return;
+    }
+    int status = timeline_new(engine, fd, path, &engine->timeline_alive);
+    if (status != HVI_OK) {
+        answer(engine, asker, status, "the engine is out of memory, threads or descriptors");
+        close(fd);
+        return;
+    }
+    engine->timeline = engine->timeline_alive;
+    engine->timeline->mark_cycles = mark_cycles;
+    engine->timeline->starter = *asker;
+    engine->timeline->start_pending = true;
+    engine_express_seize_all(engine); /* what ranks do by themselves is not seen */
+}
+
+static void begin_stop(struct engine *engine)
+{
+    struct engine_timeline *timeline = engine->timeline_alive;
+    const uint64_t one = 1;
+
+    tell_dropped(timeline, hvi_clock_ns());
+    atomic_store(&timeline->writer.dropped, timeline->dropped);
+    engine->timeline = NULL;
+    timeline->stopping = true;
+    atomic_store(&timeline->writer.stop, true);
+    ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);
+    (void)written;
+}
+
+void engine_timeline_stop(struct engine *engine, const struct engine_timeline_asker *asker)
+{
+    struct engine_timeline *timeline = engine->timeline_alive;
+
+    if (!timeline) {
+        answer(engine, asker, HVI_OK, "");
+        return;
+    }
+    if (timeline->stopping) {
+        answer(engine, asker, HVI_ERR_BUSY, "the timeline is being stopped already");
+        return;
+    }
+    timeline->stop_pending = true;
+    timeline->stopper = *asker;
+    begin_stop(engine);
+}
+
+void engine_timeline_close(struct engine *engine)
+{
+    struct engine_timeline *timeline = engine->timeline_alive;
+    struct timespec until;
+
+    if (!timeline)
+        return;
+    if (!timeline->stopping)
+        begin_stop(engine);
+    engine->timeline = engine->timeline_alive = NULL;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)(CLOSE_NS / HVI_NS_SEC);
+    if (pthread_timedjoin_np(timeline->thread, NULL, &until) == 0) {
+        timeline_free(timeline);
+        return;
+    }
+    /* Its disk does not answer: the thread keeps what it uses, and ends with the process. */
+    HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-stuck", "the file could not be completed in time",
+            "job=%s path=%s", engine->start.job, timeline->path);
+    timeline->source = sd_event_source_disable_unref(timeline->source);
+    pthread_detach(timeline->thread);
+}
