@@ -115,3 +115,28 @@ def test_too_many_regions_are_refused_by_number():
         refused = [reply for reply in replies if reply["status"] == Status.ERR_LIMIT]
         assert len(refused) == 3 and "regions-per-session" in refused[0]["text"], replies
         job.check_usable()
+
+
+def test_a_hundred_thousand_ops_cost_no_descriptor_and_no_memory(daemon):
+    job = Job(daemon, 2)
+
+    def rounds(count: int, elements: int) -> None:
+        for rank in job.ranks:
+            rank.post("loop", count=count, elements=elements, name=f"loop{elements}")
+        for rank in job.ranks:
+            reply = rank.collect(300)
+            assert reply["status"] == Status.OK and reply["done"] == count, reply
+
+    def holdings() -> list[tuple[int, int, int]]:
+        pids = [rank.pid for rank in job.ranks] + daemon.engines()
+        return [(len(procs.fds(pid)), procs.map_count(pid), procs.rss_bytes(pid)) for pid in pids]
+
+    for elements in (16, 3000):
+        rounds(3000, elements)
+    before = holdings()
+    rounds(90_000, 16)
+    rounds(10_000, 3000)
+    for (fds, maps, rss), (fds_now, maps_now, rss_now) in zip(before, holdings()):
+        assert fds_now == fds
+        assert maps_now <= maps + 2, "mappings pile up"  # malloc's own may come
+        assert rss_now <= rss + (1 << 20), f"{rss} bytes became {rss_now}"
