@@ -33,6 +33,8 @@ static void batch_done(void *user, struct engine_batch *batch)
     struct engine *engine = user;
     const uint64_t one = 1;
 
+    if (batch->works[0]->in_pid)
+        engine_foreign_stop(op_of(batch->works[0]));
     if (pthread_equal(pthread_self(), engine->main_thread)) {
         batch->next = engine->finished;
         engine->finished = batch;
@@ -110,6 +112,8 @@ static void fill(struct engine_batch *batch, struct engine_work *const *works, u
         batch->bytes += works[i]->bytes;
         engine_op_set_state(op_of(works[i]), ENGINE_OP_EXECUTING, "its batch starts");
     }
+    if (works[0]->in_pid) /* alone in its batch */
+        engine_foreign_start(op_of(works[0]));
 }
 
 static void show_start(struct engine *engine, struct engine_work *const *works, uint32_t count)
@@ -130,11 +134,11 @@ static void start(struct engine *engine, struct engine_batch *batch)
     batch_done(engine, batch);
 }
 
-static void fail_works(struct engine *engine, struct engine_work *const *works, uint32_t count,
-                       int status, const char *text)
+static void end_works(struct engine *engine, struct engine_work *const *works, uint32_t count,
+                      int status, const char *text, int32_t culprit)
 {
     for (uint32_t i = 0; i < count; i++)
-        engine_op_done(engine, op_of(works[i]), status, text, -1);
+        engine_op_done(engine, op_of(works[i]), status, text, culprit);
 }
 
 /* The window that fusion looks at. */
@@ -170,21 +174,26 @@ void engine_dispatch_ready(struct engine *engine)
             show_start(engine, works, count);
             start(engine, batch);
         } else {
-            fail_works(engine, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory");
+            end_works(engine, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory", -1);
         }
     }
 }
 
 static void finish(struct engine *engine, struct engine_batch *batch)
 {
-    char text[128];
+    char text[ENGINE_LABEL + 256];
+    int status = batch->status;
+    int32_t culprit = -1;
 
     text[0] = '\0';
-    if (batch->status == HVI_ERR_UNSUPPORTED)
+    if (status == HVI_ERR_UNSUPPORTED)
         snprintf(text, sizeof text, "no backend works on memory of kind %u", batch->memory_kind);
-    else if (batch->status != HVI_OK)
-        snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(batch->status));
-    fail_works(engine, batch->works, batch->count, batch->status, text);
+    else if (status != HVI_OK && batch->fault.rank >= 0)
+        status = engine_foreign_describe(engine, op_of(batch->works[0]), status, &batch->fault,
+                                         text, sizeof text, &culprit);
+    else if (status != HVI_OK)
+        snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(status));
+    end_works(engine, batch->works, batch->count, status, text, culprit);
     batch->next = engine->free_batches;
     engine->free_batches = batch;
 }

@@ -231,6 +231,10 @@ struct engine_session {
     struct engine_tensor **tensors; /* [HVI_TENSOR_IDS] */
     struct engine_part *cookies[HVI_CQ_SLOTS];
     struct engine_regions regions;
+    /* Executing works with operands in the trainer's own memory. The backend's threads count it
+     * down, release; acquire in session.c, which waits for 0 after it has set .foreign_over. */
+    _Atomic uint32_t foreign_running;
+    _Atomic bool foreign_over;     /* that memory is not touched any more */
     uint32_t text_cell, text_turn; /* the sentence written last, to be shared by its completions */
     char text[HVI_TEXT_MAX + 1];
 };
@@ -373,6 +377,25 @@ const char *engine_rank_state_text(enum engine_rank_state state);
 bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to);
 /* One row per rank, absent ones too. The caller frees *rows_p. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p);
+
+/* ---- foreign.c: operands in a trainer's own memory ---- */
+
+/* Offers HVI_FEATURE_FOREIGN to the session if the kernel lets us reach its process. */
+void engine_foreign_offer(struct engine_session *session);
+/* Whether the memory of any operand of the op is not the engine's. */
+bool engine_foreign_is_used(const struct engine_op *op);
+/* Fills in the work's processes, if it has any. */
+void engine_foreign_resolve(struct engine_op *op);
+/* A work with foreign operands starts; it has ended, on any thread. */
+void engine_foreign_start(const struct engine_op *op);
+void engine_foreign_stop(const struct engine_op *op);
+/* The session is over: from now on its process' memory is left alone. Waits for pieces that are
+ * being moved. */
+void engine_foreign_end(struct engine_session *session);
+/* A backend's fault in words. Returns the status for the ranks. */
+int engine_foreign_describe(const struct engine *engine, const struct engine_op *op, int status,
+                            const struct engine_fault *fault, char *text_p, size_t text_size,
+                            int32_t *culprit_p);
 
 /* ---- liveness.c ---- */
 

@@ -176,9 +176,11 @@ static int check_operand(const struct engine_intake_view *view, const char *what
     *region_p = NULL;
     if (id == HVI_REGION_NONE)
         return HVI_OK;
-    region = engine_regions_find(view->regions, id);
+    region = engine_regions_find_operand(view->regions, id);
     if (!region)
         return violation(reason, "%s: there is no region %u", what, id);
+    if (id == HVI_REGION_FOREIGN && bytes > 0 && offset == 0)
+        return violation(reason, "%s: %" PRIu64 " bytes at address 0", what, bytes);
     if (!hvi_range_fits(offset, bytes, region->map.bytes))
         return violation(reason, "%s: %" PRIu64 " bytes at %" PRIu64 " of region %u with %" PRIu64,
                          what, bytes, offset, id, region->map.bytes);

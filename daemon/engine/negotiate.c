@@ -374,7 +374,7 @@ void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set)
 
 static const void *address_of(const struct engine_region *region, uint64_t offset)
 {
-    return region ? (const char *)region->map.base + offset : NULL;
+    return region ? (const void *)((uintptr_t)region->map.base + offset) : NULL;
 }
 
 static void resolve(struct engine_op *op)
@@ -385,6 +385,7 @@ static void resolve(struct engine_op *op)
         op->work.out[i] =
             part ? (void *)(uintptr_t)address_of(part->out, part->copy.out_offset) : NULL;
     }
+    engine_foreign_resolve(op);
 }
 
 void engine_op_ready(struct engine *engine, struct engine_op *op)

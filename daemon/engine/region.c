@@ -26,6 +26,8 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base)
     regions->inline_area.id = HVI_REGION_INLINE;
     regions->inline_area.map =
         (struct hvi_region){.base = inline_base, .bytes = HVI_INLINE_BYTES, .fd = -1};
+    regions->foreign.id = HVI_REGION_FOREIGN;
+    regions->foreign.map = (struct hvi_region){.bytes = UINT64_C(1) << 63, .fd = -1};
 }
 
 static void free_region(struct engine_region *region)
@@ -60,6 +62,13 @@ struct engine_region *engine_regions_find(const struct engine_regions *regions, 
             return region;
     }
     return NULL;
+}
+
+struct engine_region *engine_regions_find_operand(const struct engine_regions *regions, uint32_t id)
+{
+    if (id == HVI_REGION_FOREIGN && regions->foreign_offered)
+        return (struct engine_region *)&regions->foreign;
+    return engine_regions_find(regions, id);
 }
 
 int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes)

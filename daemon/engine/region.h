@@ -22,6 +22,10 @@ struct engine_region {
 
 struct engine_regions {
     struct engine_region inline_area; /* id 0 */
+    /* The trainer's own memory: base 0, so that an offset is the address in its process, which the
+     * engine must never follow itself. Only an operand may lie there, and only if it is offered. */
+    struct engine_region foreign;
+    bool foreign_offered;
     struct engine_region *buckets[ENGINE_REGION_BUCKETS];
     struct engine_region *fresh; /* regions that engine_regions_ready has not finished */
     uint32_t count;
@@ -34,6 +38,9 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base);
 void engine_regions_fini(struct engine_regions *regions);
 /* NULL when there is no such region. */
 struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id);
+/* The same for an operand: also HVI_REGION_FOREIGN, where that is offered. */
+struct engine_region *engine_regions_find_operand(const struct engine_regions *regions,
+                                                  uint32_t id);
 /* Maps `fd`, which it owns on success. `id` must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
  * memfd of this size), HVI_ERR_NO_MEMORY. */
 int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes);

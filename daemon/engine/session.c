@@ -191,6 +191,7 @@ static int session_new(struct engine *engine, int32_t rank, uint64_t id, int soc
         goto failed;
     session->socket_fd = socket_fd;
     session->pid_fd = pid_fd;
+    engine_foreign_offer(session);
     status = engine_liveness_open(session);
     if (status != HVI_OK)
         goto failed_watch;
@@ -401,15 +402,14 @@ static void hang_up(struct engine_session *session)
 
     session->over = true;
     engine_liveness_close(session);
+    engine_foreign_end(session);
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
     atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
     hvi_bell_ring_client(header);
     if (session->socket_fd >= 0)
         close(session->socket_fd);
-    if (session->pid_fd >= 0)
-        close(session->pid_fd);
     close(session->event_fd);
-    session->socket_fd = session->pid_fd = session->event_fd = -1;
+    session->socket_fd = session->event_fd = -1; /* the pidfd is asked until its ops are over */
     drop_owed(session);
     engine_group_drop(session);
     engine->ranks[session->rank].session = NULL;
@@ -436,6 +436,7 @@ void engine_session_violation(struct engine_session *session, const char *reason
         return;
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
              (int)pid, reason);
+    engine_foreign_end(session);
     notify(session, HVI_ERR_PROTOCOL, text, session->rank, pid, true);
     engine_session_end(session, ENGINE_RANK_ENDED, text);
 }
@@ -461,6 +462,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
         struct engine_session *session = engine->ranks[rank].session;
         if (!session)
             continue;
+        engine_foreign_end(session);
         notify(session, HVI_ERR_JOB_STOPPED, text, -1, 0, true);
         hang_up(session);
         set_state(engine, rank, ENGINE_RANK_ENDED, text);

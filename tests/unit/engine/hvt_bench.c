@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/engine/hvt_bench.h"
 
+#include "base/fate.h"
 #include "base/status.h"
 
 #include <signal.h>
@@ -41,14 +42,19 @@ void hvt_bench_init(struct hvt_bench *bench, int32_t size)
 
 int hvt_bench_attach(struct hvt_bench *bench, int32_t rank)
 {
+    return hvt_bench_attach_as(bench, rank, 0);
+}
+
+int hvt_bench_attach_as(struct hvt_bench *bench, int32_t rank, pid_t pid)
+{
     static unsigned char request[HVI_PACKET_BYTES_MAX];
     struct hvt_peer *peer = &bench->peers[rank];
     struct hvi_engine_adopt adopt = {.session = (uint64_t)rank + 1, .attach = request};
 
-    hvt_peer_init(peer, rank, bench->size, 0);
+    hvt_peer_init(peer, rank, bench->size, pid);
     adopt.attach_bytes = hvt_peer_request(peer, NULL, 0, request, sizeof request);
     adopt.pid = peer->pid;
-    engine_session_adopt(bench->engine, &adopt, peer->far_socket, -1);
+    engine_session_adopt(bench->engine, &adopt, peer->far_socket, hvi_pidfd_open(peer->pid));
     peer->far_socket = -1;
     return hvt_peer_meet(peer);
 }

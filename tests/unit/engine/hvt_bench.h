@@ -23,6 +23,8 @@ void hvt_bench_init_empty(struct hvt_bench *bench, int32_t size);
 void hvt_bench_fini(struct hvt_bench *bench);
 /* Attaches one rank; returns the status of the reply. */
 int hvt_bench_attach(struct hvt_bench *bench, int32_t rank);
+/* The same for a rank whose process is `pid`; 0: this one. */
+int hvt_bench_attach_as(struct hvt_bench *bench, int32_t rank, pid_t pid);
 /* Once through all stages, sockets included. */
 void hvt_bench_turn(struct hvt_bench *bench);
 
