@@ -71,6 +71,7 @@ static const struct wire_field rank_row_fields[] = {
     TEXT(13, hvi_rank_row, text, ANY),   U64(14, hvi_rank_row, lag_p50_ns),
     U64(15, hvi_rank_row, lag_p99_ns),   U64(16, hvi_rank_row, lag_ops),
     U64(17, hvi_rank_row, last_ops),     U64(18, hvi_rank_row, lag_sum_ns),
+    U64(19, hvi_rank_row, negotiated),   U64(20, hvi_rank_row, replayed),
 };
 static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
 

@@ -141,13 +141,18 @@ static void end_works(struct engine *engine, struct engine_work *const *works, u
         engine_op_done(engine, op_of(works[i]), status, text, culprit);
 }
 
-/* The window that fusion looks at. */
-static uint32_t look(struct engine_op *op, struct engine_work **works_p)
+/* The window that fusion looks at. Without group fusion it holds one group, or none. */
+static uint32_t look(const struct engine *engine, struct engine_work **works_p)
 {
+    const struct engine_op *group = engine->ready_first->group;
     uint32_t count = 0;
 
-    for (; op && count < ENGINE_BATCH_WORKS; op = op->next)
+    for (struct engine_op *op = engine->ready_first; op && count < ENGINE_BATCH_WORKS;
+         op = op->next) {
+        if (op->group != group && !engine->group_fusion)
+            break;
         works_p[count++] = &op->work;
+    }
     return count;
 }
 
@@ -165,9 +170,10 @@ void engine_dispatch_ready(struct engine *engine)
     struct engine_work *works[ENGINE_BATCH_WORKS];
 
     while (engine->ready_first) {
-        uint32_t count = look(engine->ready_first, works);
+        uint32_t count = look(engine, works);
         struct engine_batch *batch = batch_new(engine);
-        count = engine_fusion_take((const struct engine_work *const *)works, count);
+        count = engine_fusion_take((const struct engine_work *const *)works, count,
+                                   engine->fusion_bytes);
         forget_ready(engine, count);
         if (batch) {
             fill(batch, works, count);

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "daemon/engine/fusion.h"
 #include "shm/bell.h"
 
 #include <errno.h>
@@ -95,6 +96,9 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->bell_region.fd = -1;
     engine->express.map.region.fd = -1;
     engine->broken_culprit = -1;
+    engine->settings_rank = INT32_MAX;
+    engine->fusion_bytes = ENGINE_FUSION_BATCH_BYTES;
+    engine->group_fusion = true;
     engine->replay = true;
     engine->stall_warn_ns = start->stall_warn_ns;
     engine->started_ns = hvi_clock_ns();

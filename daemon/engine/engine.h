@@ -188,8 +188,9 @@ struct engine_rank {
     pid_t pid;
     uid_t uid;
     char origin[HVI_WIRE_SHORT_TEXT];
-    char text[256]; /* why it is gone */
-    bool fate_told; /* by hvdrun, through hvdd */
+    char text[HVI_TEXT_MAX + 1]; /* why it is gone */
+    bool fate_told;              /* by hvdrun, through hvdd */
+    bool untold;                 /* hvdd does not know of its state: the link was full */
     struct hvi_fate fate;
     uint64_t ops, bytes;
     uint64_t negotiated, replayed; /* of .ops: with and without a check */
@@ -270,7 +271,10 @@ struct engine {
     char broken_text[HVI_TEXT_MAX + 1];
     struct engine_session *gone;
 
-    bool replay; /* what was agreed on is remembered */
+    int32_t settings_rank; /* whose settings these are */
+    uint64_t fusion_bytes;
+    bool group_fusion; /* groups may be batched with other ops */
+    bool replay;       /* what was agreed on is remembered */
     struct engine_sets sets;
     struct engine_tensors tensors;
     struct engine_express express;
@@ -343,9 +347,9 @@ void engine_loop_run(struct engine *engine);
 /* Starts to listen on engine->link_fd. */
 int engine_link_open(struct engine *engine);
 void engine_link_close(struct engine *engine);
-/* EngineSession. Dropped, with a log line, when hvdd does not read. */
-void engine_link_tell(struct engine *engine, int32_t rank, pid_t pid, enum hvi_session_state state,
-                      const char *text);
+/* EngineSession: what has become of a rank, from its slot. When the link is full, hvdd learns the
+ * newest state as soon as it reads again. */
+void engine_link_tell(struct engine *engine, int32_t rank);
 /* Encodes and sends without waiting. */
 int engine_send(struct engine *engine, int socket_fd, const struct hvi_packet_msg *msg,
                 const int *fds, uint32_t fd_count);
@@ -396,6 +400,14 @@ void engine_foreign_end(struct engine_session *session);
 int engine_foreign_describe(const struct engine *engine, const struct engine_op *op, int status,
                             const struct engine_fault *fault, char *text_p, size_t text_size,
                             int32_t *culprit_p);
+
+/* ---- settings.c ---- */
+
+/* The value of HVD_`name`, else of HOROVOD_`name`; NULL. */
+const char *engine_setting_find(const struct hvi_setting *settings, size_t count, const char *name);
+/* What a rank that attaches has set, if it is the lowest so far. */
+void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
+                          size_t count);
 
 /* ---- liveness.c ---- */
 

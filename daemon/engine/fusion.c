@@ -9,18 +9,19 @@ static bool is_small(const struct engine_work *work)
     return work->bytes <= ENGINE_FUSION_SMALL_BYTES && !work->in_pid;
 }
 
-uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count)
+uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count,
+                            uint64_t batch_bytes)
 {
     uint64_t bytes = ready[0]->bytes;
     uint32_t taken = 1;
 
-    if (!is_small(ready[0]))
+    if (!is_small(ready[0]) || batch_bytes == 0)
         return 1;
     while (taken < count && taken < ENGINE_BATCH_WORKS) {
         const struct engine_work *work = ready[taken];
         if (!is_small(work) || work->memory_kind != ready[0]->memory_kind)
             break;
-        if (bytes + work->bytes > ENGINE_FUSION_BATCH_BYTES)
+        if (bytes + work->bytes > batch_bytes)
             break;
         bytes += work->bytes;
         taken++;

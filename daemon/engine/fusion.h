@@ -6,10 +6,11 @@
 #include "daemon/engine/backend.h"
 
 #define ENGINE_FUSION_SMALL_BYTES (32u * 1024u)   /* an op above this is a batch of its own */
-#define ENGINE_FUSION_BATCH_BYTES (1024u * 1024u) /* most payload of a fused batch */
+#define ENGINE_FUSION_BATCH_BYTES (1024u * 1024u) /* most payload of a fused batch, by default */
 
-/* How many of the first `count` (>= 1) ready works form the next batch: at least 1, never
- * reordered. */
-uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count);
+/* How many of the first `count` (>= 1) ready works form the next batch of at most `batch_bytes`: at
+ * least 1, never reordered. 0 bytes: always 1. */
+uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count,
+                            uint64_t batch_bytes);
 
 #endif

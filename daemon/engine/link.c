@@ -31,26 +31,74 @@ int engine_send(struct engine *engine, int socket_fd, const struct hvi_packet_ms
     return hvi_packet_send(socket_fd, engine->send_bytes, length, fds, fd_count, 0);
 }
 
-static void send_link(struct engine *engine, const struct hvi_packet_msg *msg)
+/* ---- what becomes of ranks ---- */
+
+static enum hvi_session_state wire_state(enum engine_rank_state state)
 {
-    if (engine->link_fd < 0)
-        return;
-    int status = engine_send(engine, engine->link_fd, msg, NULL, 0);
-    if (status != HVI_OK && status != HVI_ERR_CLOSED)
-        HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s kind=%d",
-                engine->start.job, (int)msg->kind);
+    switch (state) {
+    case ENGINE_RANK_LEFT:
+        return HVI_SESSION_STATE_LEFT;
+    case ENGINE_RANK_LOST:
+        return HVI_SESSION_STATE_LOST;
+    case ENGINE_RANK_ENDED:
+        return HVI_SESSION_STATE_ENDED;
+    default:
+        return HVI_SESSION_STATE_ATTACHED;
+    }
 }
 
-void engine_link_tell(struct engine *engine, int32_t rank, pid_t pid, enum hvi_session_state state,
-                      const char *text)
+static int send_state(struct engine *engine, int32_t rank)
 {
+    const struct engine_rank *slot = &engine->ranks[rank];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_SESSION};
 
     msg.engine_session.rank = rank;
-    msg.engine_session.pid = pid;
-    msg.engine_session.state = state;
-    snprintf(msg.engine_session.text, sizeof msg.engine_session.text, "%s", text);
-    send_link(engine, &msg);
+    msg.engine_session.pid = slot->pid;
+    msg.engine_session.state = wire_state(slot->state);
+    snprintf(msg.engine_session.text, sizeof msg.engine_session.text, "%s", slot->text);
+    return engine_send(engine, engine->link_fd, &msg, NULL, 0);
+}
+
+static void listen_for(struct engine *engine, uint32_t events)
+{
+    if (engine->link_source)
+        sd_event_source_set_io_events(engine->link_source, events);
+}
+
+void engine_link_tell(struct engine *engine, int32_t rank)
+{
+    struct engine_rank *slot = &engine->ranks[rank];
+
+    if (engine->link_fd < 0 || slot->untold)
+        return;
+    int status = send_state(engine, rank);
+    if (status == HVI_ERR_TIMEOUT) {
+        slot->untold = true;
+        listen_for(engine, EPOLLIN | EPOLLOUT);
+    } else if (status != HVI_OK && status != HVI_ERR_CLOSED) {
+        HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
+                engine->start.job, rank);
+    }
+}
+
+/* hvdd reads again. */
+static void tell_untold(struct engine *engine)
+{
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        if (!engine->ranks[rank].untold)
+            continue;
+        if (send_state(engine, rank) == HVI_ERR_TIMEOUT)
+            return;
+        engine->ranks[rank].untold = false;
+    }
+    listen_for(engine, EPOLLIN);
+}
+
+/* A new hvdd has been told everything. */
+static void forget_untold(struct engine *engine)
+{
+    for (int32_t rank = 0; rank < engine->start.size; rank++)
+        engine->ranks[rank].untold = false;
 }
 
 /* ---- reports ---- */
@@ -234,7 +282,9 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct engine *engine = user;
 
-    (void)source, (void)fd, (void)events;
+    (void)source, (void)fd;
+    if (events & EPOLLOUT)
+        tell_untold(engine);
     for (int i = 0; i < MESSAGES_AT_ONCE && !engine->stopping; i++) {
         int status = hvi_packet_receive(engine->link_fd, &engine->packet, 0);
         if (status == HVI_ERR_TIMEOUT)
@@ -344,6 +394,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
         retry_later(engine);
         return 0;
     }
+    forget_untold(engine);
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-back", "introduced itself to hvdd", "job=%s",
             engine->start.job);
     return 0;

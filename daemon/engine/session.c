@@ -96,13 +96,6 @@ static void notify_others(struct engine *engine, int status, const char *text, i
     }
 }
 
-static enum hvi_session_state wire_state(enum engine_rank_state state)
-{
-    if (state == ENGINE_RANK_LEFT)
-        return HVI_SESSION_STATE_LEFT;
-    return state == ENGINE_RANK_LOST ? HVI_SESSION_STATE_LOST : HVI_SESSION_STATE_ENDED;
-}
-
 static void log_gone(struct engine *engine, int32_t rank, enum engine_rank_state state,
                      const char *text)
 {
@@ -134,7 +127,7 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
     engine_negotiate_fail_all(engine, status, text, rank);
     engine_complete_ring(engine);
     notify_others(engine, status, text, rank);
-    engine_link_tell(engine, rank, engine->ranks[rank].pid, wire_state(state), text);
+    engine_link_tell(engine, rank);
     engine_liveness_check_empty(engine);
 }
 
@@ -269,13 +262,11 @@ static void fill_slot(struct engine_rank *slot, const struct hvi_engine_adopt *a
     snprintf(slot->origin, sizeof slot->origin, "%s", request->origin);
 }
 
-/* The first rank speaks for the job. */
 static void take_job_settings(struct engine *engine, const struct hvi_attach_request *request)
 {
-    if (engine->come > 0)
-        return;
-    hvi_digest_text(request->job_key, engine->key_digest);
-    engine_stall_configure(engine, request->settings, request->setting_count);
+    if (engine->come == 0)
+        hvi_digest_text(request->job_key, engine->key_digest);
+    engine_settings_take(engine, request->rank, request->settings, request->setting_count);
 }
 
 /* The slot was promised to this client by hvdd and cannot be filled any more. */
@@ -325,7 +316,7 @@ static bool adopt_rank(struct engine *engine, const struct hvi_engine_adopt *ado
             "job=%s generation=%llu rank=%d pid=%d uid=%u origin=%s", engine->start.job,
             (unsigned long long)engine->start.generation, request->rank, adopt->pid, adopt->uid,
             request->origin);
-    engine_link_tell(engine, request->rank, adopt->pid, HVI_SESSION_STATE_ATTACHED, "");
+    engine_link_tell(engine, request->rank);
     if (engine->broken_status != HVI_OK)
         notify(session, engine->broken_status, engine->broken_text, engine->broken_culprit,
                engine->broken_culprit >= 0 ? engine->ranks[engine->broken_culprit].pid : 0, false);
@@ -516,9 +507,12 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
     row->bytes = slot->bytes;
     row->in_flight = slot->session ? slot->session->in_flight : 0;
     engine_lag_row(&slot->lag, row);
+    row->negotiated = slot->negotiated;
+    row->replayed = slot->replayed;
     row->region_bytes = slot->session ? slot->session->regions.bytes : 0;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
-    snprintf(row->text, sizeof row->text, "%s", slot->text);
+    snprintf(row->text, sizeof row->text, "%.*s",
+             (int)hvi_utf8_cut(slot->text, strlen(slot->text), sizeof row->text - 1), slot->text);
 }
 
 int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p)

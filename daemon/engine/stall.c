@@ -7,7 +7,7 @@
  * and again a check time later, as Horovod does; ops that become due a little later are told in the
  * same round. At the policy's age it fails, or the job ends.
  *
- * Settings, from the rank that came first (HVD_ before HOROVOD_):
+ * Settings (settings.c says whose):
  *   STALL_CHECK_DISABLE             no warnings and no policy
  *   STALL_CHECK_TIME_SECONDS        the check time; default: hvdd's stall-warn
  *   STALL_SHUTDOWN_TIME_SECONDS     the policy's age; 0: none; below the check time: ignored
@@ -284,22 +284,6 @@ void engine_stall_arm(struct engine *engine)
 
 /* ---- settings ---- */
 
-/* HVD_* wins over HOROVOD_*. */
-static const char *find_setting(const struct hvi_setting *settings, size_t count, const char *name)
-{
-    static const char *const prefixes[] = {"HVD_", "HOROVOD_"};
-    char full[HVI_WIRE_SETTING_NAME];
-
-    for (size_t p = 0; p < 2; p++) {
-        snprintf(full, sizeof full, "%s%s", prefixes[p], name);
-        for (size_t i = 0; i < count; i++) {
-            if (strcmp(settings[i].name, full) == 0)
-                return settings[i].value;
-        }
-    }
-    return NULL;
-}
-
 static void complain(const char *sentence, const char *value)
 {
     HVI_LOG(HVI_LOG_WARN, "stall", "bad-setting", sentence, "value=%s", value);
@@ -338,11 +322,11 @@ static enum engine_stall_policy parse_policy(const char *text, bool timed)
 
 void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings, size_t count)
 {
-    const char *disable = find_setting(settings, count, "STALL_CHECK_DISABLE");
-    const char *shutdown = find_setting(settings, count, "STALL_SHUTDOWN_TIME_SECONDS");
+    const char *disable = engine_setting_find(settings, count, "STALL_CHECK_DISABLE");
+    const char *shutdown = engine_setting_find(settings, count, "STALL_SHUTDOWN_TIME_SECONDS");
     uint64_t shutdown_ns = 0;
 
-    parse_seconds(find_setting(settings, count, "STALL_CHECK_TIME_SECONDS"),
+    parse_seconds(engine_setting_find(settings, count, "STALL_CHECK_TIME_SECONDS"),
                   "STALL_CHECK_TIME_SECONDS is no number of seconds", &engine->stall_warn_ns);
     parse_seconds(shutdown, "STALL_SHUTDOWN_TIME_SECONDS is no number of seconds", &shutdown_ns);
     if (disable && disable[0] != '\0' && strcmp(disable, "0") != 0)
@@ -353,6 +337,6 @@ void engine_stall_configure(struct engine *engine, const struct hvi_setting *set
         shutdown_ns = 0;
     }
     engine->stall_policy =
-        parse_policy(find_setting(settings, count, "STALL_POLICY"), shutdown_ns > 0);
+        parse_policy(engine_setting_find(settings, count, "STALL_POLICY"), shutdown_ns > 0);
     engine->stall_act_ns = shutdown_ns > 0 ? shutdown_ns : engine->stall_warn_ns;
 }

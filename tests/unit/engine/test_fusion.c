@@ -57,7 +57,7 @@ START_TEST(batches_partition_the_sequence_and_keep_every_rule)
 
     fill(&random);
     while (at < WORKS) {
-        uint32_t count = engine_fusion_take(ready + at, WORKS - at);
+        uint32_t count = engine_fusion_take(ready + at, WORKS - at, ENGINE_FUSION_BATCH_BYTES);
         ck_assert_uint_le(count, WORKS - at);
         check_batch(ready + at, count);
         if (at + count < WORKS)
@@ -74,8 +74,8 @@ START_TEST(a_large_op_is_alone_wherever_it_stands)
     const struct engine_work *first[] = {&large, &small};
     const struct engine_work *second[] = {&small, &large};
 
-    ck_assert_uint_eq(engine_fusion_take(first, 2), 1);
-    ck_assert_uint_eq(engine_fusion_take(second, 2), 1);
+    ck_assert_uint_eq(engine_fusion_take(first, 2, ENGINE_FUSION_BATCH_BYTES), 1);
+    ck_assert_uint_eq(engine_fusion_take(second, 2, ENGINE_FUSION_BATCH_BYTES), 1);
 }
 END_TEST
 
@@ -85,7 +85,21 @@ START_TEST(exactly_one_mebibyte_fits)
 
     for (uint32_t i = 0; i < 40; i++)
         ready[i] = &work;
-    ck_assert_uint_eq(engine_fusion_take(ready, 40), 32);
+    ck_assert_uint_eq(engine_fusion_take(ready, 40, ENGINE_FUSION_BATCH_BYTES), 32);
+}
+END_TEST
+
+START_TEST(the_threshold_decides_and_none_means_alone)
+{
+    struct engine_work work = {.bytes = 100}, empty = {0};
+    const struct engine_work *nothing[] = {&empty, &empty};
+
+    for (uint32_t i = 0; i < 40; i++)
+        ready[i] = &work;
+    ck_assert_uint_eq(engine_fusion_take(ready, 40, 1000), 10);
+    ck_assert_uint_eq(engine_fusion_take(ready, 40, 50), 1);
+    ck_assert_uint_eq(engine_fusion_take(nothing, 2, 50), 2);
+    ck_assert_uint_eq(engine_fusion_take(nothing, 2, 0), 1);
 }
 END_TEST
 
@@ -97,6 +111,7 @@ int main(void)
     tcase_add_loop_test(tcase, batches_partition_the_sequence_and_keep_every_rule, 0, 20);
     tcase_add_test(tcase, a_large_op_is_alone_wherever_it_stands);
     tcase_add_test(tcase, exactly_one_mebibyte_fits);
+    tcase_add_test(tcase, the_threshold_decides_and_none_means_alone);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -384,6 +384,42 @@ START_TEST(an_armed_eventfd_is_written_with_a_completion)
 }
 END_TEST
 
+/* hvdd does not read for a while: in the end it knows of everybody all the same. */
+START_TEST(what_the_link_could_not_take_is_told_when_it_can)
+{
+    enum hvi_session_state states[HVT_BENCH_RANKS] = {0};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+    static struct hvi_packet packet;
+    char why[128];
+    int small = 1, untold = 0, told = 0;
+
+    hvt_bench_init_empty(&bench, HVT_BENCH_RANKS);
+    ck_assert_int_eq(setsockopt(bench.engine->link_fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small),
+                     0);
+    for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++)
+        ck_assert_int_eq(hvt_bench_attach(&bench, rank), HVI_OK);
+    for (int32_t rank = 1; rank < HVT_BENCH_RANKS; rank++)
+        hvt_peer_send(&bench.peers[rank], &msg, -1);
+    hvt_bench_turn(&bench);
+    for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++)
+        untold += bench.engine->ranks[rank].untold;
+    ck_assert_int_gt(untold, HVT_BENCH_RANKS / 2);
+    while (hvi_packet_receive(bench.link, &packet, 0) == HVI_OK) {
+        ck_assert_int_eq(hvi_packet_msg_decode(packet.bytes, packet.length, &msg, why, sizeof why),
+                         HVI_OK);
+        ck_assert_int_eq(msg.kind, HVI_PACKET_ENGINE_SESSION);
+        states[msg.engine_session.rank] = msg.engine_session.state;
+        hvt_bench_turn(&bench);
+    }
+    for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++) {
+        ck_assert(!bench.engine->ranks[rank].untold);
+        told += states[rank] == (rank == 0 ? HVI_SESSION_STATE_ATTACHED : HVI_SESSION_STATE_LEFT);
+    }
+    ck_assert_int_eq(told, HVT_BENCH_RANKS);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/session");
@@ -403,6 +439,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_leaves_fails_what_waits_and_what_comes);
     tcase_add_test(tcase, hvdd_is_told_of_a_leaving_rank_before_the_rank_itself);
     tcase_add_test(tcase, an_armed_eventfd_is_written_with_a_completion);
+    tcase_add_test(tcase, what_the_link_could_not_take_is_told_when_it_can);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a job's trainers have set in their environment. The lowest rank that has come decides, as rank
+ * 0 does in Horovod; until it comes, who is there decides. HVD_NAME wins over HOROVOD_NAME.
+ *
+ *   FUSION_THRESHOLD       most bytes of a batch of small ops; 0: every op alone
+ *   DISABLE_GROUP_FUSION   not 0: a group is not batched with other ops
+ *   CACHE_CAPACITY         0: every op is checked; else what repeats is not. The number itself means
+ *                          nothing, because a tensor remembers for itself
+ *   STALL_*                see stall.c
+ *
+ * A value that makes no sense is logged and ignored. */
+#include "base/log.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/fusion.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *engine_setting_find(const struct hvi_setting *settings, size_t count, const char *name)
+{
+    static const char *const prefixes[] = {"HVD_", "HOROVOD_"};
+    char full[HVI_WIRE_SETTING_NAME];
+
+    for (size_t p = 0; p < 2; p++) {
+        snprintf(full, sizeof full, "%s%s", prefixes[p], name);
+        for (size_t i = 0; i < count; i++) {
+            if (strcmp(settings[i].name, full) == 0)
+                return settings[i].value;
+        }
+    }
+    return NULL;
+}
+
+static uint64_t parse(const struct hvi_setting *settings, size_t count, const char *name,
+                      uint64_t otherwise)
+{
+    const char *text = engine_setting_find(settings, count, name);
+    char *end = NULL;
+
+    if (!text || text[0] == '\0')
+        return otherwise;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno == 0 && *end == '\0' && text[0] >= '0' && text[0] <= '9')
+        return value;
+    HVI_LOG(HVI_LOG_WARN, "settings", "bad-setting", "it is no number, and ignored",
+            "name=%s value=%s", name, text);
+    return otherwise;
+}
+
+void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
+                          size_t count)
+{
+    if (rank >= engine->settings_rank)
+        return;
+    engine->settings_rank = rank;
+    engine->fusion_bytes = parse(settings, count, "FUSION_THRESHOLD", ENGINE_FUSION_BATCH_BYTES);
+    engine->group_fusion = parse(settings, count, "DISABLE_GROUP_FUSION", 0) == 0;
+    engine->replay = parse(settings, count, "CACHE_CAPACITY", 1) != 0;
+    engine->stall_warn_ns = engine->start.stall_warn_ns;
+    engine_stall_configure(engine, settings, count);
+}
