@@ -43,12 +43,17 @@ static void excuse(struct engine *engine, const struct engine_set *set, uint32_t
     }
 }
 
-static void everybody_has(struct engine *engine, struct engine_set *set, int32_t last_rank)
+/* Last is who submitted last: the engine may take several ranks' submissions in at once. */
+static void everybody_has(struct engine *engine, struct engine_set *set, uint32_t last)
 {
     struct engine_op *join = set->join;
 
+    for (uint32_t i = 0; i < set->size; i++) {
+        if (join->parts[i]->arrived_ns > join->parts[last]->arrived_ns)
+            last = i;
+    }
     for (uint32_t i = 0; i < set->size; i++)
-        join->parts[i]->rows = last_rank;
+        join->parts[i]->rows = set->ranks[last];
     set->join = NULL;
     set->joined = 0;
     engine_op_finish(engine, join, HVI_OK, NULL, -1);
@@ -67,7 +72,7 @@ int engine_join_submit(struct engine *engine, struct engine_part *part)
     excuse(engine, set, part->set_rank);
     sweep(engine, set, part->set_rank);
     if (set->joined == set->size)
-        everybody_has(engine, set, part->session->rank);
+        everybody_has(engine, set, part->set_rank);
     return HVI_OK;
 }
 

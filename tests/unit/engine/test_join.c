@@ -33,6 +33,20 @@ START_TEST(it_is_over_when_all_have_joined_and_names_the_last)
 }
 END_TEST
 
+START_TEST(who_submitted_last_is_the_last_though_taken_in_first)
+{
+    hvt_bench_init(&bench, 3);
+    for (int32_t rank = 2; rank >= 0; rank--) { /* the engine drains rank 0 first */
+        struct hvi_submission op = hvt_op(&bench, rank, HVI_KIND_JOIN, 0, "join", 0);
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    hvt_bench_turn(&bench);
+    for (int32_t rank = 0; rank < 3; rank++)
+        expect_joined(rank, 0);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(a_joined_rank_is_neutral_in_a_reduction)
 {
     static const struct {
@@ -303,6 +317,7 @@ int main(void)
     TCase *tcase = tcase_create("join");
 
     tcase_add_test(tcase, it_is_over_when_all_have_joined_and_names_the_last);
+    tcase_add_test(tcase, who_submitted_last_is_the_last_though_taken_in_first);
     tcase_add_test(tcase, a_joined_rank_is_neutral_in_a_reduction);
     tcase_add_test(tcase, joining_completes_what_waited_only_for_this_rank);
     tcase_add_test(tcase, a_rank_that_has_joined_submits_nothing);
