@@ -81,6 +81,7 @@ void engine_dispatch_close(struct engine *engine)
         engine->backend_contexts[i] = NULL;
     }
     engine_dispatch_reap(engine);
+    engine_foreign_settle(engine);
     while (engine->free_batches) {
         struct engine_batch *batch = engine->free_batches;
         engine->free_batches = batch->next;
@@ -135,10 +136,10 @@ static void start(struct engine *engine, struct engine_batch *batch)
 }
 
 static void end_works(struct engine *engine, struct engine_work *const *works, uint32_t count,
-                      int status, const char *text, int32_t culprit)
+                      int status, const char *text)
 {
     for (uint32_t i = 0; i < count; i++)
-        engine_op_done(engine, op_of(works[i]), status, text, culprit);
+        engine_op_done(engine, op_of(works[i]), status, text, -1);
 }
 
 /* The window that fusion looks at. Without group fusion it holds one group, or none. */
@@ -180,26 +181,24 @@ void engine_dispatch_ready(struct engine *engine)
             show_start(engine, works, count);
             start(engine, batch);
         } else {
-            end_works(engine, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory", -1);
+            end_works(engine, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory");
         }
     }
 }
 
 static void finish(struct engine *engine, struct engine_batch *batch)
 {
-    char text[ENGINE_LABEL + 256];
-    int status = batch->status;
-    int32_t culprit = -1;
+    char text[128];
 
     text[0] = '\0';
-    if (status == HVI_ERR_UNSUPPORTED)
+    if (batch->status == HVI_ERR_UNSUPPORTED)
         snprintf(text, sizeof text, "no backend works on memory of kind %u", batch->memory_kind);
-    else if (status != HVI_OK && batch->fault.rank >= 0)
-        status = engine_foreign_describe(engine, op_of(batch->works[0]), status, &batch->fault,
-                                         text, sizeof text, &culprit);
-    else if (status != HVI_OK)
-        snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(status));
-    end_works(engine, batch->works, batch->count, status, text, culprit);
+    else if (batch->status != HVI_OK)
+        snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(batch->status));
+    if (batch->status != HVI_OK && batch->fault.rank >= 0) /* alone in its batch */
+        engine_foreign_failed(engine, op_of(batch->works[0]), batch->status, &batch->fault);
+    else
+        end_works(engine, batch->works, batch->count, batch->status, text);
     batch->next = engine->free_batches;
     engine->free_batches = batch;
 }

@@ -162,6 +162,7 @@ struct engine_op {
     uint64_t *matrix;           /* allocated for the time being */
     struct engine_part **parts; /* [set size]; room for every rank; NULL: missing or joined */
     pid_t *in_pids, *out_pids;  /* [set size] for the work, if operands are foreign */
+    int32_t lost_rank;          /* while in engine->bereaved */
     uint8_t *came;              /* FAILED: [set size] ranks that will not come (any more) */
 };
 
@@ -284,6 +285,8 @@ struct engine {
     uint32_t failed_count;
     struct engine_op *ready_first, *ready_last;
     uint32_t ready_count;
+    struct engine_op
+        *bereaved; /* ops that a dying rank has stopped; they wait to hear how it ends */
     struct engine_batch *free_batches;
     void *backend_contexts[4]; /* one per row of engine_backends */
 
@@ -396,10 +399,12 @@ void engine_foreign_stop(const struct engine_op *op);
 /* The session is over: from now on its process' memory is left alone. Waits for pieces that are
  * being moved. */
 void engine_foreign_end(struct engine_session *session);
-/* A backend's fault in words. Returns the status for the ranks. */
-int engine_foreign_describe(const struct engine *engine, const struct engine_op *op, int status,
-                            const struct engine_fault *fault, char *text_p, size_t text_size,
-                            int32_t *culprit_p);
+/* The op's batch has ended with this status and fault: it is over on every rank, or waits for news of
+ * the rank that is to blame. */
+void engine_foreign_failed(struct engine *engine, struct engine_op *op, int status,
+                           const struct engine_fault *fault);
+/* Ends the ops whose rank is gone for good. */
+void engine_foreign_settle(struct engine *engine);
 
 /* ---- settings.c ---- */
 

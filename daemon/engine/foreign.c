@@ -8,7 +8,11 @@
  * Whose memory: a pid alone could be somebody else's by now, so the backend asks before each
  * transfer whether the pidfd of the session still stands for a living process. Until when: a
  * trainer whose session is over may do with its memory what it likes, so the end of a session first
- * forbids further transfers, then waits for those under way, and only then tells the client. */
+ * forbids further transfers, then waits for those under way, and only then tells the client.
+ *
+ * A worker may be the first to learn that a trainer is gone. Its op then waits, bereaved, until it
+ * is known how the rank ended, so that every rank hears the same sentence from all its ops. */
+#include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
@@ -119,23 +123,77 @@ void engine_foreign_end(struct engine_session *session)
     }
 }
 
-int engine_foreign_describe(const struct engine *engine, const struct engine_op *op, int status,
-                            const struct engine_fault *fault, char *text_p, size_t text_size,
-                            int32_t *culprit_p)
-{
-    int32_t rank = op->set->ranks[fault->rank];
-    const struct engine_rank *slot = &engine->ranks[rank];
-    char label[ENGINE_LABEL];
+/* ---- faults ---- */
 
-    *culprit_p = rank;
-    if (status == HVI_ERR_RANK_LOST && slot->state >= ENGINE_RANK_LEFT) {
-        snprintf(text_p, text_size, "%s", slot->text);
-        return slot->state == ENGINE_RANK_LEFT ? HVI_ERR_RANK_LEFT : status;
+static bool is_settled(const struct engine *engine, int32_t rank)
+{
+    return engine->ranks[rank].state >= ENGINE_RANK_LEFT;
+}
+
+void engine_foreign_settle(struct engine *engine)
+{
+    struct engine_op **link = &engine->bereaved;
+
+    while (*link) {
+        struct engine_op *op = *link;
+        const struct engine_rank *slot = &engine->ranks[op->lost_rank];
+        if (!is_settled(engine, op->lost_rank)) {
+            link = &op->next;
+            continue;
+        }
+        *link = op->next;
+        engine_op_done(engine, op,
+                       slot->state == ENGINE_RANK_LEFT ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST,
+                       slot->text, op->lost_rank);
+    }
+}
+
+/* The process is gone, or about to be. What it said before counts: a Detach, for one. */
+static void bereave(struct engine *engine, struct engine_op *op, int32_t rank)
+{
+    op->lost_rank = rank;
+    op->next = engine->bereaved;
+    engine->bereaved = op;
+    if (!is_settled(engine, rank))
+        engine_control_read(engine->ranks[rank].session);
+    if (!is_settled(engine, rank))
+        engine_session_dying(engine->ranks[rank].session);
+    engine_foreign_settle(engine);
+}
+
+static bool is_gone(struct engine_rank *slot, const struct engine_session *session, int error)
+{
+    struct hvi_fate fate;
+
+    if (slot->state != ENGINE_RANK_ATTACHED || error == ESRCH)
+        return true;
+    if (!hvi_fate_is_ending(slot->pid, session->pid_fd, &fate))
+        return false;
+    if (!slot->fate_told)
+        slot->fate = fate;
+    slot->fate_told = true;
+    return true;
+}
+
+void engine_foreign_failed(struct engine *engine, struct engine_op *op, int status,
+                           const struct engine_fault *fault)
+{
+    const struct engine_session *session = op->parts[fault->rank]->session;
+    struct engine_rank *slot = &engine->ranks[session->rank];
+    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL];
+
+    if (is_gone(slot, session, fault->error)) {
+        bereave(engine, op, session->rank);
+        return;
     }
     engine_tensor_label(op->tensor, label);
-    snprintf(text_p, text_size,
-             "%s '%s': the memory of rank %d (pid %d) at 0x%" PRIx64 " could not be %s: %s",
-             hvi_kind_text(op->kind), label, rank, (int)slot->pid, fault->address,
-             fault->writing ? "written" : "read", strerror(fault->error));
-    return status;
+    snprintf(text, sizeof text,
+             "%s '%s': the %s of rank %d (pid %d) could not be %s at address 0x%" PRIx64
+             ": %s; memory must stay as it is until the op is finished",
+             hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", session->rank,
+             (int)slot->pid, fault->writing ? "written" : "read", fault->address,
+             strerror(fault->error));
+    HVI_LOG(HVI_LOG_WARN, "foreign", "memory-gone", text, "job=%s rank=%d", engine->start.job,
+            session->rank);
+    engine_op_done(engine, op, status, text, session->rank);
 }

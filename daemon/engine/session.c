@@ -125,6 +125,7 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
     engine->now_ns = hvi_clock_ns();
     engine_express_seize_all(engine);
     engine_negotiate_fail_all(engine, status, text, rank);
+    engine_foreign_settle(engine);
     engine_complete_ring(engine);
     notify_others(engine, status, text, rank);
     engine_link_tell(engine, rank);
@@ -458,6 +459,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
         hang_up(session);
         set_state(engine, rank, ENGINE_RANK_ENDED, text);
     }
+    engine_foreign_settle(engine);
 }
 
 void engine_sessions_reap(struct engine *engine)

@@ -95,10 +95,10 @@ START_TEST(memory_that_is_not_there_fails_the_op_on_all_with_its_address)
     place(&op, hole);
     hvt_op_run(&bench, 0, HVI_KIND_ALLREDUCE, 4, "w", 0);
     hvt_op_submit(&bench, 1, op);
-    snprintf(
-        sentence, sizeof sentence,
-        "allreduce 'w': the memory of rank 1 (pid %d) at 0x%llx could not be read: Bad address",
-        (int)getpid(), (unsigned long long)(uintptr_t)hole);
+    snprintf(sentence, sizeof sentence,
+             "allreduce 'w': the input of rank 1 (pid %d) could not be read at address 0x%llx: Bad "
+             "address; memory must stay as it is until the op is finished",
+             (int)getpid(), (unsigned long long)(uintptr_t)hole);
     ck_assert_int_eq(hvt_op_expect(&bench, 0, HVI_ERR_INVALID, sentence).culprit, 1);
     hvt_op_expect(&bench, 1, HVI_ERR_INVALID, sentence);
     hvt_op_run(&bench, 0, HVI_KIND_ALLREDUCE, 4, "w", 0);
