@@ -10,6 +10,7 @@
 
 #include "client/ops.h"
 #include "client/submit.h"
+#include "shm/bell.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,6 +40,8 @@ void client_express_call(struct hvd_session *session, const struct hvd_op *op);
  * sleep on something that only the engine rings. `op` NULL: all. Gives up the lock; the session may
  * have ended. */
 void client_express_settle(struct hvd_session *session, struct hvd_op *op);
+/* How ranks wait for each other. Pure. */
+struct hvi_wait_policy client_express_policy(int ranks, uint32_t cores);
 /* Without the lock: spins, yields, then sleeps until the slot moves. True when the socket should be
  * looked at before waiting on. */
 bool client_express_wait(struct hvd_session *session, uint32_t slot, uint32_t turn,

@@ -18,6 +18,7 @@
 #include "client/address.h"
 #include "client/control.h"
 #include "client/error.h"
+#include "client/express.h"
 #include "client/session.h"
 #include "client/timeline.h"
 
@@ -432,8 +433,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
         (rc = map_express(session)) != HVD_OK)
         return rc;
     session->policy = hvi_wait_policy_for((uint32_t)session->identity.local_size, usable_cores());
-    session->express_policy =
-        hvi_wait_policy_for((uint32_t)session->identity.local_size - 1, usable_cores());
+    session->express_policy = client_express_policy(session->identity.local_size, usable_cores());
     session->looked_ns = hvi_clock_ns();
     session->foreign_policy = client_foreign_policy();
     session->log = options->log;

@@ -16,6 +16,7 @@
 enum option_kind {
     OPT_RANKS,
     OPT_LEVEL,
+    OPT_BINDING,
     OPT_TEXT,    /* const char * */
     OPT_SECONDS, /* uint64_t, in ns */
     OPT_SWITCH,  /* bool */
@@ -41,6 +42,11 @@ struct row {
 static const struct row rows[] = {
     {{"np", "num-proc"}, "N", OPT_RANKS, AT(ranks), "how many processes (ranks) to start"},
     {{"H", "hosts"}, "localhost:N", OPT_TEXT, AT(hosts), "only this machine, with N slots"},
+    {{"bind-to"},
+     "core|none",
+     OPT_BINDING,
+     0,
+     "core: each rank on one core, in turn; for more ranks than cores (none)"},
     {{"address"},
      "DIR",
      OPT_TEXT,
@@ -138,6 +144,15 @@ static int set_ranks(struct run_options *options, const char *value, char *text_
     return 0;
 }
 
+static int set_binding(struct run_options *options, const char *value, char *text_p, size_t size)
+{
+    options->bind_to_core = strcmp(value, "core") == 0;
+    if (options->bind_to_core || strcmp(value, "none") == 0)
+        return 0;
+    snprintf(text_p, size, "--bind-to takes core or none, not '%s'", value);
+    return -1;
+}
+
 static int set_log_level(struct run_options *options, const char *value, char *text_p, size_t size)
 {
     if (hvi_log_level_parse(value) < 0) {
@@ -165,6 +180,8 @@ static int take(struct run_options *options, const struct row *row, const char *
         return set_ranks(options, value, text_p, size);
     case OPT_LEVEL:
         return set_log_level(options, value, text_p, size);
+    case OPT_BINDING:
+        return set_binding(options, value, text_p, size);
     case OPT_TEXT:
         *(const char **)member = value;
         return 0;

@@ -19,7 +19,7 @@ struct run_options {
     const char *log_level;  /* NULL if not given */
     uint64_t start_timeout_ns, grace_ns;
     uint64_t stall_warn_ns; /* 0: not given */
-    bool no_stall_check, no_prefix, timestamps, verbose;
+    bool no_stall_check, no_prefix, timestamps, verbose, bind_to_core;
     bool help, version, check_build; /* one of these instead of a command */
     char **command; /* argv's tail, NULL-terminated; its first word is the program */
 };

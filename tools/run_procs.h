@@ -35,6 +35,7 @@ struct run_spawn {
     int stdin_fd, stdout_fd, stderr_fd; /* the child's ends; stay the caller's */
     const int *keep_fds; /* stay open in the child beside 0, 1, 2; ends with -1; NULL: none */
     int death_signal;    /* when hvdrun dies; 0: none */
+    int core;            /* 1 + the only core it may use; 0: those of hvdrun */
     const struct run_heritage *heritage;
     /* Called in the child before exec with its pid; NULL: nobody needs to know. */
     void (*announce)(struct run_guard *guard, pid_t pid);

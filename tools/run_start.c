@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,6 +71,19 @@ static void make_settings(const struct run *run, int rank, struct settings *sett
     if (options->stall_warn_ns != 0)
         set(settings_p, "HOROVOD_STALL_CHECK_TIME_SECONDS=%g",
             (double)options->stall_warn_ns / (double)HVI_NS_SEC);
+}
+
+/* 1 + the rank's core with --bind-to core: those that hvdrun may use, in turn. 0: any. */
+static int core_of(const struct run *run, int rank)
+{
+    cpu_set_t usable;
+    if (!run->options.bind_to_core || sched_getaffinity(0, sizeof usable, &usable) != 0)
+        return 0;
+    int skip = rank % CPU_COUNT(&usable);
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET((size_t)core, &usable) && skip-- == 0)
+            return core + 1;
+    return 0;
 }
 
 /* ---- files ---- */
@@ -157,6 +171,7 @@ static int start_process(struct run *run, int rank, int input_fd, const int ends
         .stdout_fd = ends[0],
         .stderr_fd = ends[1],
         .death_signal = SIGKILL,
+        .core = core_of(run, rank),
         .heritage = &run->heritage,
         .announce = run_guard_add,
         .guard = &run->guard,

@@ -151,6 +151,18 @@ def test_signals_are_as_a_shell_would_leave_them(launcher):
     assert not int(masks["SigIgn"], 16) & ~int(mine["SigIgn"], 16)
 
 
+def test_ranks_are_bound_to_one_core_each_when_asked(launcher):
+    usable = sorted(os.sched_getaffinity(0))
+    ranks = len(usable) + 1
+    script = "grep Cpus_allowed_list /proc/self/status"
+    done = launcher.run("-np", str(ranks), "--bind-to", "core", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    cores = dict(re.findall(r"^\[(\d+)\]<stdout>:\s*Cpus_allowed_list:\s*(\S+)$", done.stdout, re.MULTILINE))
+    assert cores == {str(rank): str(usable[rank % len(usable)]) for rank in range(ranks)}, done.stdout
+    done = launcher.run("-np", "1", "--bind-to", "socket", "true")
+    assert done.returncode == 2 and "--bind-to takes core or none, not 'socket'" in done.stderr
+
+
 def test_a_closed_standard_input_hurts_nobody(launcher):
     done = launcher.run("-np", "2", "sh", "-c", "echo ok", stdin=None,
                         preexec_fn=lambda: os.close(0))  # pylint: disable=subprocess-popen-preexec-fn
