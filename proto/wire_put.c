@@ -78,8 +78,8 @@ static int load_list(struct wire_context *context, const struct wire_field *fiel
 static int put_bytes(struct wire_context *context, const struct wire_field *field,
                      const ProtobufCFieldDescriptor *descriptor, const void *plain, char *base)
 {
-    const void *list;
-    size_t count;
+    const void *list = NULL;
+    size_t count = 0;
     int status = load_list(context, field, descriptor, plain, &list, &count);
     if (status != HVI_OK)
         return status;
@@ -124,8 +124,8 @@ static int put_rows(struct wire_context *context, const struct wire_field *field
 static int put_repeated(struct wire_context *context, const struct wire_field *field,
                         const ProtobufCFieldDescriptor *descriptor, const void *plain, char *base)
 {
-    const void *list;
-    size_t count;
+    const void *list = NULL;
+    size_t count = 0;
     int status = load_list(context, field, descriptor, plain, &list, &count);
     if (status != HVI_OK || count == 0)
         return status;

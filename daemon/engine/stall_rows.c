@@ -70,9 +70,9 @@ static void fill_waits_in(const struct engine *engine, int32_t rank, const struc
         return;
     }
     engine_tensor_label(oldest->tensor, label);
-    label[hvi_utf8_cut(label, strlen(label), LABEL_MAX)] = '\0';
-    snprintf(missing->waits_in, sizeof missing->waits_in, "%s '%s'",
-             engine_stall_kind(engine, oldest), label);
+    snprintf(missing->waits_in, sizeof missing->waits_in, "%s '%.*s'",
+             engine_stall_kind(engine, oldest), (int)hvi_utf8_cut(label, strlen(label), LABEL_MAX),
+             label);
 }
 
 static void fill_missing(const struct engine *engine, int32_t rank, const struct engine_op *oldest,

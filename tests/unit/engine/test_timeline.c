@@ -110,7 +110,7 @@ START_TEST(a_large_file_grows_and_is_cut_at_the_end)
     ck_assert_int_eq(start(0, file_fd), HVI_OK);
     for (int i = 0; i < 4000; i++) {
         memset(name, i % 3 ? '"' : '\x01', sizeof name - 1);
-        snprintf(name, 8, "%06d", i);
+        snprintf(name, sizeof name, "%06d", i);
         name[6] = '_';
         name[899] = '\0';
         submit(0, name);
