@@ -6,17 +6,19 @@
  *
  * The second touches main memory less, but the kernel looks up every page and copies it with
  * whatever its processor does best for 4096 bytes. Measured: on some machines that is as fast as
- * memcpy, and foreign wins; on virtual ones it takes three times as long or more, and loses at every
- * size. So this process tries it on itself. What does not fit the staging cache would get new
- * pages for each op, which costs more than either. */
+ * memcpy, and foreign wins; on virtual ones it takes three times as long or more and loses, unless
+ * the memory is on huge pages (habits.c), where it wins. So this process tries it on itself. What
+ * does not fit the staging cache would get new pages for each op, which costs more than either. */
 #include "client/foreign.h"
 
 #include "base/clock.h"
+#include "client/habits.h"
 #include "client/staging.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -24,7 +26,7 @@
 #define PIECE_BYTES (128u * 1024u) /* as the engine moves them */
 #define TRIES       3u
 
-static bool kernel_is_fast;
+static bool wins[2]; /* on small pages, on huge ones */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* UINT64_MAX when it is forbidden. */
@@ -48,21 +50,31 @@ static uint64_t time_memcpy(const unsigned char *memory, unsigned char *copy)
     return hvi_clock_ns() - start_ns;
 }
 
-static void measure(void)
+static bool kernel_is_fast(unsigned char *memory)
 {
-    unsigned char *memory = malloc(2 * TRY_BYTES);
     uint64_t kernel_ns = UINT64_MAX, memcpy_ns = UINT64_MAX;
-    if (!memory)
-        return;
-    memset(memory, 1, 2 * TRY_BYTES);
     for (unsigned i = 0; i < TRIES; i++) {
         uint64_t one_ns = time_kernel(memory, memory + TRY_BYTES);
         kernel_ns = one_ns < kernel_ns ? one_ns : kernel_ns;
         one_ns = time_memcpy(memory, memory + TRY_BYTES);
         memcpy_ns = one_ns < memcpy_ns ? one_ns : memcpy_ns;
     }
-    kernel_is_fast = kernel_ns / 2 < memcpy_ns; /* two passes against four */
-    free(memory);
+    return kernel_ns / 2 < memcpy_ns; /* two passes against four */
+}
+
+static void measure(void)
+{
+    size_t bytes = 2 * TRY_BYTES;
+    unsigned char *mapping =
+        mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping == MAP_FAILED)
+        return;
+    unsigned char *memory = mapping + (bytes - (uintptr_t)mapping % bytes) % bytes;
+    memset(memory, 1, bytes);
+    wins[0] = kernel_is_fast(memory);
+    wins[1] =
+        client_habits_possible() && client_habits_collapse(memory, bytes) && kernel_is_fast(memory);
+    munmap(mapping, 2 * bytes);
 }
 
 enum client_foreign_policy client_foreign_policy(void)
@@ -75,12 +87,12 @@ enum client_foreign_policy client_foreign_policy(void)
     return text && strcmp(text, "never") == 0 ? CLIENT_FOREIGN_NEVER : CLIENT_FOREIGN_AUTO;
 }
 
-bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes)
+bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge)
 {
     if (policy != CLIENT_FOREIGN_AUTO)
         return policy == CLIENT_FOREIGN_ALWAYS;
     if (bytes > CLIENT_STAGING_CACHE)
         return true;
     pthread_once(&once, measure);
-    return kernel_is_fast;
+    return wins[huge];
 }

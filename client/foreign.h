@@ -11,7 +11,8 @@ enum client_foreign_policy { CLIENT_FOREIGN_AUTO, CLIENT_FOREIGN_ALWAYS, CLIENT_
 /* HVD_FOREIGN_MEMORY, or HOROVOD_FOREIGN_MEMORY: "auto", "always", "never"; anything else is
  * auto. */
 enum client_foreign_policy client_foreign_policy(void);
-/* For an operand of this size. Measures for a millisecond, once per process. Any thread. */
-bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes);
+/* For an operand of this size, on huge pages or not. Measures for some milliseconds, once per
+ * process. Any thread. */
+bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge);
 
 #endif

@@ -367,6 +367,7 @@ static void destroy(struct hvd_session *session)
     client_memory_fini(&session->memory);
     hvi_region_fini(&session->bell_region);
     hvi_express_fini(&session->express);
+    client_habits_fini(&session->habits);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
     if (session->packet)

@@ -55,7 +55,10 @@ static bool use_foreign(struct hvd_session *session, const struct client_request
                         const void *data, uint64_t bytes, struct client_operand *operand_p)
 {
     if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % request->element != 0 ||
-        !client_foreign_wins(session->foreign_policy, bytes))
+        session->foreign_policy == CLIENT_FOREIGN_NEVER)
+        return false;
+    bool huge = client_habits_note(&session->habits, &session->mutex, data, bytes);
+    if (!client_foreign_wins(session->foreign_policy, bytes, huge))
         return false;
     if (!(session->channel.features & HVI_FEATURE_FOREIGN)) {
         say_staged(session);

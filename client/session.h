@@ -8,6 +8,7 @@
 
 #include "base/types.h"
 #include "client/foreign.h"
+#include "client/habits.h"
 #include "client/identity.h"
 #include "client/inline.h"
 #include "client/memory.h"
@@ -66,6 +67,7 @@ struct hvd_session {
     pthread_mutex_t mutex;
     struct hvi_channel channel;
     enum client_foreign_policy foreign_policy;
+    struct client_habits habits;
     bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
 
     /* Submission. */

@@ -196,11 +196,11 @@ END_TEST
 
 START_TEST(what_does_not_fit_the_staging_cache_stays_where_it_is)
 {
-    ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, CLIENT_STAGING_CACHE + 1));
-    ck_assert(!client_foreign_wins(CLIENT_FOREIGN_NEVER, CLIENT_STAGING_CACHE + 1));
-    bool wins = client_foreign_wins(CLIENT_FOREIGN_AUTO, LARGE);
+    ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, CLIENT_STAGING_CACHE + 1, false));
+    ck_assert(!client_foreign_wins(CLIENT_FOREIGN_NEVER, CLIENT_STAGING_CACHE + 1, true));
+    bool wins = client_foreign_wins(CLIENT_FOREIGN_AUTO, LARGE, false);
     for (int i = 0; i < 3; i++)
-        ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, 2 * LARGE) ==
+        ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, 2 * LARGE, false) ==
                   wins); /* it is measured once */
 }
 END_TEST

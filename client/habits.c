@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/habits.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+#define TRY_AGAIN  64u /* uses: memory that was freed and came back has small pages again */
+#define SETTING    "/sys/kernel/mm/transparent_hugepage/enabled"
+
+static bool possible;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void find_out(void)
+{
+    char text[64];
+    const char *wish = getenv("HVD_HUGE_PAGES");
+    int fd = open(SETTING, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    text[bytes > 0 ? bytes : 0] = '\0';
+    possible = bytes > 0 && !strstr(text, "[never]") && !(wish && strcmp(wish, "0") == 0);
+}
+
+bool client_habits_possible(void)
+{
+    pthread_once(&once, find_out);
+    return possible;
+}
+
+bool client_habits_collapse(const void *data, uint64_t bytes)
+{
+    uint64_t first = ((uint64_t)(uintptr_t)data + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    uint64_t end = ((uint64_t)(uintptr_t)data + bytes) / HUGE_BYTES * HUGE_BYTES;
+    if (end <= first || (end - first) * 2 < bytes)
+        return false;
+    return madvise((void *)(uintptr_t)first, end - first, MADV_COLLAPSE) == 0;
+}
+
+static struct client_habit *row_of(struct client_habits *habits, uintptr_t base)
+{
+    uint64_t hash = (uint64_t)base * UINT64_C(0x9e3779b97f4a7c15);
+    return &habits->rows[hash >> 32 & (CLIENT_HABITS - 1)];
+}
+
+bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, const void *data,
+                        uint64_t bytes)
+{
+    uintptr_t base = (uintptr_t)data;
+    if (bytes < CLIENT_HABIT_MIN_BYTES || !client_habits_possible())
+        return false;
+    if (!habits->rows)
+        habits->rows = calloc(CLIENT_HABITS, sizeof(habits->rows[0]));
+    if (!habits->rows)
+        return false;
+    struct client_habit *row = row_of(habits, base);
+    if (row->base != base || row->bytes != bytes)
+        *row = (struct client_habit){.base = base, .bytes = bytes};
+    if (++row->times % TRY_AGAIN != 2)
+        return row->huge;
+    pthread_mutex_unlock(mutex);
+    bool huge = client_habits_collapse(data, bytes);
+    pthread_mutex_lock(mutex);
+    if (row->base == base && row->bytes == bytes)
+        row->huge = huge;
+    return huge;
+}
+
+void client_habits_fini(struct client_habits *habits)
+{
+    free(habits->rows);
+    habits->rows = NULL;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Large ordinary memory that comes again: a trainer's gradients lie where they lay a step ago. The
+ * second time a range is seen its pages are made huge in place (MADV_COLLAPSE, Linux 6.1): contents
+ * and addresses stay, and the kernel then moves it three times faster for the engine
+ * (process_vm_readv looks up every page). Not when the administrator has set transparent huge pages
+ * to "never", nor with HVD_HUGE_PAGES=0. Needs the session's lock. */
+#ifndef HVD_CLIENT_HABITS_H
+#define HVD_CLIENT_HABITS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CLIENT_HABITS          512u /* ranges that are remembered; a power of two */
+#define CLIENT_HABIT_MIN_BYTES (2ull * 1024 * 1024)
+
+struct client_habit {
+    uintptr_t base;
+    uint64_t bytes;
+    uint32_t times; /* seen */
+    bool huge;      /* most of it was on huge pages when last tried */
+};
+
+struct client_habits {
+    struct client_habit *rows; /* NULL until the first one; by a hash of the base */
+};
+
+/* The memory is about to be used once more. True when most of it is on huge pages. Gives `mutex` up
+ * while the kernel moves pages (about a millisecond per 4 MiB, the second time only). */
+bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, const void *data,
+                        uint64_t bytes);
+void client_habits_fini(struct client_habits *habits);
+/* Whether this machine and its settings allow it. Any thread. */
+bool client_habits_possible(void);
+/* Makes the whole huge pages inside the range huge. True when that worked for at least half of it.
+ * No lock needed. */
+bool client_habits_collapse(const void *data, uint64_t bytes);
+
+#endif
