@@ -88,7 +88,7 @@ struct hvi_rank_row {
     char process[HVI_WIRE_SHORT_TEXT];
     uint64_t ops, bytes, in_flight, lag_mean_ns, lag_max_ns, region_bytes;
     uint64_t lag_p50_ns, lag_p99_ns, lag_sum_ns, lag_ops, last_ops;
-    uint64_t negotiated, replayed;
+    uint64_t negotiated, replayed, express;
     char origin[HVI_WIRE_SHORT_TEXT];
     char text[256];
 };

@@ -72,6 +72,7 @@ static const struct wire_field rank_row_fields[] = {
     U64(15, hvi_rank_row, lag_p99_ns),   U64(16, hvi_rank_row, lag_ops),
     U64(17, hvi_rank_row, last_ops),     U64(18, hvi_rank_row, lag_sum_ns),
     U64(19, hvi_rank_row, negotiated),   U64(20, hvi_rank_row, replayed),
+    U64(21, hvi_rank_row, express),
 };
 static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
 

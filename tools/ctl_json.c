@@ -116,6 +116,7 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_adm
         add_u64(object, "last_ops", row->last_ops);
         add_u64(object, "negotiated", row->negotiated);
         add_u64(object, "replayed", row->replayed);
+        add_u64(object, "express", row->express);
         add_u64(object, "region_bytes", row->region_bytes);
         cJSON_AddStringToObject(object, "origin", row->origin);
         cJSON_AddStringToObject(object, "text", row->text);

@@ -511,6 +511,7 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
     engine_lag_row(&slot->lag, row);
     row->negotiated = slot->negotiated;
     row->replayed = slot->replayed;
+    row->express = slot->express_ops;
     row->region_bytes = slot->session ? slot->session->regions.bytes : 0;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
     snprintf(row->text, sizeof row->text, "%.*s",

@@ -35,7 +35,7 @@ static void fill_rank_row(struct hvi_rank_row *row, int32_t rank, bool full)
     row->ops = row->bytes = row->in_flight = UINT64_MAX;
     row->lag_mean_ns = row->lag_max_ns = row->region_bytes = UINT64_MAX;
     row->lag_p50_ns = row->lag_p99_ns = row->lag_sum_ns = UINT64_MAX;
-    row->lag_ops = row->last_ops = row->negotiated = row->replayed = UINT64_MAX;
+    row->lag_ops = row->last_ops = row->negotiated = row->replayed = row->express = UINT64_MAX;
     FILL(row->state, true);
     FILL(row->process, false);
     FILL(row->origin, true);

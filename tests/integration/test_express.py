@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small ops that the ranks do themselves (docs/adr/0005): when they are, when they are not, and that nobody can tell by the
+results."""
+import os
+import random
+
+import pytest
+
+from hvt import Status, arith, scaled, wait_until
+from hvt.job import Job, job_of
+
+INT32 = arith.DTYPES["int32"]
+
+
+def rows(job: Job) -> list[dict]:
+    return job.daemon.ctl.json("ranks", job.name)["ranks"]
+
+
+def express(job: Job) -> int:
+    return rows(job)[0]["express"]
+
+
+def pairs(job: Job, value: int) -> list[bytes]:
+    return [arith.pack(INT32, [value, rank]) for rank in range(job.size)]
+
+
+def go(job: Job, name: str, value: int = 1, **more) -> None:
+    data = pairs(job, value)
+    for outcome in job.run("allreduce", dtype="int32", dims=[2], data=data, reduce_op="sum", name=name, **more):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", data), outcome
+
+
+def settle(job: Job, name: str, **more) -> None:
+    """Until the ops of this name are done without the engine."""
+    before = express(job)
+
+    def is_express() -> bool:
+        go(job, name, **more)
+        return express(job) > before
+
+    wait_until(is_express, f"'{name}' to be done by the ranks themselves", scaled(10))
+
+
+@pytest.fixture(name="job")
+def a_job(daemon):
+    return Job(daemon, 3)
+
+
+def test_the_second_op_of_a_name_needs_no_engine_and_is_seen_all_the_same(job):
+    settle(job, "steady")
+    before = rows(job)
+    for value in range(20):
+        go(job, "steady", value)
+    after = rows(job)
+    for old, new in zip(before, after):
+        assert new["ops"] == old["ops"] + 20, (old, new)
+        assert new["bytes"] == old["bytes"] + 20 * 8
+        assert new["express"] > old["express"]
+        assert new["negotiated"] + new["replayed"] + new["express"] == new["ops"]
+        assert new["lag_ops"] >= old["lag_ops"] + 20
+    traced = job.daemon.ctl.json("trace", job.name, "--rank", "0", "--last", "5")["trace"]
+    assert [row["tensor"] for row in traced] == ["steady"] * 5 and all(row["op"] == "allreduce" for row in traced)
+
+
+def test_whatever_differs_goes_to_the_engine_and_comes_back(job):
+    settle(job, "changing")
+    steps = express(job)
+    data = [arith.pack(INT32, [rank, rank, rank]) for rank in range(3)]
+    for outcome in job.run("allreduce", dtype="int32", dims=[3], data=data, reduce_op="sum", name="changing"):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", data)
+    assert express(job) == steps, "an op that differs from what was agreed on must be negotiated"
+    for outcome in job.run("allreduce", dtype="int32", dims=[3], data=data, reduce_op="max", name="changing"):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "max", data)
+    assert express(job) == steps
+    settle(job, "changing")
+
+
+@pytest.mark.parametrize("odd", range(3))
+def test_one_rank_that_differs_fails_the_op_on_all_and_only_that_one(job, odd):
+    """Two have arrived in the slot, or come later: whichever way, all get the sentence that says who said what."""
+    job.daemon.allow("op-failed")
+    settle(job, "odd")
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        ops = {}
+        for rank in order:
+            dims = [3] if rank == odd else [2]
+            ops[rank] = job.ranks[rank].submit("allreduce", "odd", dtype="int32", dims=dims, reduce_op="sum",
+                                               data=arith.pack(INT32, [1] * dims[0]))
+        for rank, op in ops.items():
+            job.ranks[rank].post_wait(op)
+        for rank, op in ops.items():
+            outcome = job.ranks[rank].collect_outcome()
+            assert outcome.status == Status.ERR_MISMATCH, outcome
+            assert "allreduce 'odd': ranks disagree on shape" in outcome.text and f"rank {odd} said [3]" in outcome.text
+            job.ranks[rank].free(op)
+        settle(job, "odd")
+
+
+def test_an_op_that_waits_in_a_slot_is_in_the_stall_table(job):
+    settle(job, "stalls")
+    op = job.ranks[1].submit("allreduce", "stalls", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 1)[1])
+    job.ranks[1].post_wait(op, want_output=True)
+
+    def row() -> dict | None:
+        return next((row for row in job.daemon.ctl.json("stalls")["stalls"] if row["tensor"] == "stalls"), None)
+
+    wait_until(row, "the op to be in the stall table")
+    assert row()["ready"] == [1] and sorted(missing["rank"] for missing in row()["missing"]) == [0, 2]
+    ops = [job.ranks[rank].submit("allreduce", "stalls", dtype="int32", dims=[2], reduce_op="sum",
+                                  data=pairs(job, 1)[rank]) for rank in (0, 2)]
+    assert job.ranks[1].collect_outcome().ok
+    for rank, late in zip((0, 2), ops):
+        assert job.ranks[rank].outcome(late).data == arith.allreduce(INT32, "sum", pairs(job, 1))
+    job.ranks[1].free(op)
+    settle(job, "stalls")
+
+
+def test_cancelled_while_it_waits_in_a_slot(job):
+    settle(job, "cancelled")
+    op = job.ranks[0].submit("allreduce", "cancelled", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 9)[0])
+    assert job.ranks[0].cancel(op).ok
+    assert job.ranks[0].outcome(op).status == Status.ERR_CANCELLED
+    go(job, "cancelled", 4)
+    settle(job, "cancelled")
+
+
+def test_released_while_it_waits_in_a_slot(job):
+    settle(job, "released")
+    op = job.ranks[0].submit("allreduce", "released", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 5)[0])
+    job.ranks[0].ask("abandon", op=op)
+    others = {rank: job.ranks[rank].submit("allreduce", "released", dtype="int32", dims=[2], reduce_op="sum",
+                                           data=pairs(job, 5)[rank]) for rank in (1, 2)}
+    for rank, other in others.items():
+        assert job.ranks[rank].outcome(other).data == arith.allreduce(INT32, "sum", pairs(job, 5))
+    go(job, "released", 6)
+
+
+def test_whoever_waits_for_one_of_several_is_woken(job):
+    settle(job, "a")
+    settle(job, "b")
+    ops = [job.ranks[0].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 2)[0])
+           for name in ("a", "b")]
+    job.ranks[0].post("wait_any", ops=ops, timeout_ms=int(scaled(10) * 1000))
+    others = [(rank, job.ranks[rank].submit("allreduce", "b", dtype="int32", dims=[2], reduce_op="sum",
+                                            data=pairs(job, 2)[rank])) for rank in (1, 2)]
+    reply = job.ranks[0].collect()
+    assert reply["status"] == Status.OK and reply["index"] == 1, reply
+    others += [(rank, job.ranks[rank].submit("allreduce", "a", dtype="int32", dims=[2], reduce_op="sum",
+                                             data=pairs(job, 2)[rank])) for rank in (1, 2)]
+    assert job.ranks[0].wait_all(ops).ok
+    for rank, op in others:
+        assert job.ranks[rank].outcome(op).ok
+
+
+def test_the_event_descriptor_wakes_for_ops_that_lay_in_slots_before(job):
+    settle(job, "event")
+    op = job.ranks[0].submit("allreduce", "event", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 3)[0])
+    assert not job.ranks[0].ask("event", timeout_ms=0)["readable"]
+    job.ranks[0].post("event", timeout_ms=int(scaled(10) * 1000))
+    others = [(rank, job.ranks[rank].submit("allreduce", "event", dtype="int32", dims=[2], reduce_op="sum",
+                                            data=pairs(job, 3)[rank])) for rank in (1, 2)]
+    assert job.ranks[0].collect()["readable"]
+    assert job.ranks[0].outcome(op).data == arith.allreduce(INT32, "sum", pairs(job, 3))
+    for rank, other in others:
+        assert job.ranks[rank].outcome(other).ok
+
+
+def test_a_rank_that_joins_takes_no_part_in_slots_either(job):
+    settle(job, "joined")
+    join = job.ranks[2].submit("join")
+    data = pairs(job, 7)
+    ops = [(rank, job.ranks[rank].submit("allreduce", "joined", dtype="int32", dims=[2], reduce_op="sum",
+                                         data=data[rank])) for rank in (0, 1)]
+    for rank, op in ops:
+        assert job.ranks[rank].outcome(op).data == arith.allreduce(INT32, "sum", data[:2])
+    joins = [(2, join)] + [(rank, job.ranks[rank].submit("join")) for rank in (0, 1)]
+    for rank, op in joins:
+        job.ranks[rank].post_wait(op)
+    for rank, _ in joins:
+        assert job.ranks[rank].collect_outcome().ok
+    settle(job, "joined")
+
+
+def test_sets_meet_in_slots_of_their_own(daemon):
+    job = Job(daemon, 4)
+    adds = [rank.submit("set_add", ranks=[1, 3]) for rank in job.ranks]
+    number = [rank.outcome(op) for rank, op in zip(job.ranks, adds)][0].process_set
+    data = pairs(job, 1)
+    wanted = arith.allreduce(INT32, "sum", [data[1], data[3]])
+    before = express(job), rows(job)[1]["express"]
+    for _ in range(10):
+        ops = [(rank, job.ranks[rank].submit("allreduce", "x", dtype="int32", dims=[2], reduce_op="sum", data=data[rank],
+                                             process_set=number)) for rank in (1, 3)]
+        for rank, op in ops:
+            assert job.ranks[rank].outcome(op).data == wanted
+        go(job, "x")
+    assert rows(job)[1]["express"] > before[1]
+    removals = [rank.submit("set_remove", set=number) for rank in job.ranks]
+    for rank, op in zip(job.ranks, removals):
+        assert rank.outcome(op).ok
+    go(job, "x")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_results_are_the_engines_to_the_bit(size):
+    """Every type and reduction, in slots and through the engine (HVD_EXPRESS=0), three times each."""
+    shuffled = random.Random(7)
+    cases = [(dtype, op) for dtype in arith.DTYPES for op in ("sum", "average", "min", "max", "product")
+             if not (dtype == "bool" and op in ("sum", "average", "product"))]
+    inputs = {case: [shuffled.randbytes(13 * arith.DTYPES[case[0]].bytes) for _ in range(size)] for case in cases}
+    if any(dtype == "bool" for dtype, _ in cases):
+        for case in cases:
+            if case[0] == "bool":
+                inputs[case] = [bytes(byte & 1 for byte in data) for data in inputs[case]]
+    results = []
+    for setting in ("1", "0"):
+        with job_of(size) as job:
+            if setting == "0":
+                job.close()
+                job = Job(job.daemon, size, environment=dict(os.environ, HVD_EXPRESS="0"))
+            got = {}
+            for case in cases:
+                for _ in range(3):
+                    outcomes = job.run("allreduce", dtype=case[0], dims=[13], data=inputs[case], reduce_op=case[1],
+                                       name=f"{case[0]}-{case[1]}", prescale=0.5 if "float" in case[0] else None)
+                    assert all(outcome.ok for outcome in outcomes), (case, outcomes)
+                    got.setdefault(case, []).extend(outcome.data for outcome in outcomes)
+            assert (express(job) > 0) == (setting == "1")
+            results.append(got)
+    assert results[0] == results[1]
+    for case, datas in results[0].items():
+        assert len(set(datas)) == 1, case
