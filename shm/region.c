@@ -8,6 +8,15 @@
  * because on older kernels a signal makes fallocate undo the whole step, and in ever shorter ones
  * while signals keep coming.
  *
+ * Huge pages come first: a region of 2 MiB or more lies at a multiple of 2 MiB, and MADV_COLLAPSE
+ * makes its whole 2 MiB pieces huge pages, whatever shmem_enabled says short of "deny". It does so
+ * only where at least one page is there already, so one byte is written into each piece; by
+ * pwrite, which knows "no memory", and not by fallocate, whose pages have no contents yet. The
+ * kernel zeroes 2 MiB at once and nothing is copied: several times cheaper than fallocate and the
+ * faults afterwards. Collapsing pages that are all there would copy each. What is not huge then
+ * (the kernel is too old, memory is in too small pieces, the rest at the end) is reserved in small
+ * pages as ever. A peer whose mapping is aligned alike gets the huge pages with its first touch.
+ *
  * Foreign: fail closed. Anything that is not an ordinary memfd, of exactly the promised size, with
  * all three seals and mappable for writing, is refused. Huge-page memfds are refused too: their
  * pages can be missing at the time of use in spite of the seals. */
@@ -31,6 +40,9 @@
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
 #define PAGE_BYTES 4096u
@@ -94,8 +106,6 @@ static int open_memfd(const char *label)
 /* Returns 0 or an errno. */
 static int reserve(int fd, uint64_t bytes)
 {
-    if (ftruncate(fd, (off_t)bytes) != 0)
-        return errno;
     uint64_t at = 0;
     uint64_t most = STEP_BYTES;
     while (at < bytes) {
@@ -110,14 +120,53 @@ static int reserve(int fd, uint64_t bytes)
     return 0;
 }
 
-/* Returns 0 or an errno. */
+/* A multiple of a huge page with `bytes` of free address space behind it, at this moment; else NULL.
+ */
+static void *find_aligned(uint64_t bytes)
+{
+    void *space = mmap(NULL, bytes + HUGE_PAGE_BYTES, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (space == MAP_FAILED)
+        return NULL;
+    munmap(space, bytes + HUGE_PAGE_BYTES);
+    return (char *)space + (HUGE_PAGE_BYTES - (uintptr_t)space % HUGE_PAGE_BYTES);
+}
+
+/* Aligned for huge pages if one fits in. The address is a wish and not MAP_FIXED: if another thread
+ * was faster, or the address space is nearly full, any other place will do. Returns 0 or an errno.
+ */
 static int map_shared(int fd, uint64_t bytes, void **base_p)
 {
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *wish = bytes >= HUGE_PAGE_BYTES ? find_aligned(bytes) : NULL;
+    void *base = mmap(wish, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return errno;
     *base_p = base;
     return 0;
+}
+
+/* Huge pages for [at, at + bytes) of the file, whole ones. False when it is no use to go on. */
+static bool collapse(int fd, void *base, uint64_t at, uint64_t bytes)
+{
+    for (uint64_t page = at; page < at + bytes; page += HUGE_PAGE_BYTES) {
+        if (pwrite(fd, "", 1, (off_t)page) != 1)
+            return false;
+    }
+    return madvise((char *)base + at, bytes, MADV_COLLAPSE) == 0 || errno == EAGAIN;
+}
+
+/* As many huge pages as there are to be had; none is no error. */
+static void take_huge_pages(int fd, void *base, uint64_t bytes)
+{
+    uint64_t whole = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+    if (whole == 0 || (uintptr_t)base % HUGE_PAGE_BYTES != 0)
+        return;
+    uint64_t step = STEP_BYTES; /* each costs one round through all processors */
+    for (uint64_t at = 0; at < whole; at += step) {
+        step = whole - at < STEP_BYTES ? whole - at : STEP_BYTES;
+        if (!collapse(fd, base, at, step))
+            return;
+    }
 }
 
 static void ask_for_huge_pages(const struct hvi_region *region)
@@ -137,27 +186,35 @@ static int check_request(uint64_t bytes)
     return HVI_OK;
 }
 
+/* Returns 0 or an errno; on failure the mapping may be there. */
+static int make_memory(int fd, uint64_t bytes, bool sparse, void **base_p)
+{
+    if (ftruncate(fd, (off_t)bytes) != 0)
+        return errno;
+    int error = map_shared(fd, bytes, base_p);
+    if (error == 0 && !sparse) {
+        take_huge_pages(fd, *base_p, bytes);
+        error = reserve(fd, bytes);
+    }
+    if (error == 0 && fcntl(fd, F_ADD_SEALS, SEALS) != 0)
+        error = errno;
+    return error;
+}
+
 /* `rounded` to pages. */
 static int create(const char *label, uint64_t rounded, bool sparse, struct hvi_region *region_p)
 {
-    int fd = open_memfd(label);
-    if (fd < 0)
+    struct hvi_region region = {.base = NULL, .bytes = rounded, .fd = open_memfd(label)};
+    if (region.fd < 0)
         return status_of_errno(errno);
-    void *base = NULL;
-    int error = 0;
-    if (!sparse)
-        error = reserve(fd, rounded);
-    else if (ftruncate(fd, (off_t)rounded) != 0)
-        error = errno;
-    if (error == 0 && fcntl(fd, F_ADD_SEALS, SEALS) != 0)
-        error = errno;
-    if (error == 0)
-        error = map_shared(fd, rounded, &base);
+    int error = make_memory(region.fd, rounded, sparse, &region.base);
     if (error != 0) {
-        close(fd);
+        if (region.base)
+            munmap(region.base, rounded);
+        close(region.fd);
         return status_of_errno(error);
     }
-    *region_p = (struct hvi_region){.base = base, .bytes = rounded, .fd = fd};
+    *region_p = region;
     return HVI_OK;
 }
 

@@ -14,15 +14,17 @@ struct hvi_region {
     int fd;         /* -1 once given away or closed; the mapping outlives it */
 };
 
-/* Creates, reserves (fallocate), seals and maps. `label` shows in /proc/PID/maps. `bytes` is
- * rounded up to pages. HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT
+/* Creates, reserves, seals and maps. `label` shows in /proc/PID/maps. `bytes` is rounded up to pages.
+ * From 2 MiB on the mapping begins at a multiple of that where there is room, and the whole pieces
+ * of 2 MiB are huge pages where the kernel gives any. HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT
  * (descriptors, RLIMIT_FSIZE). May block while pages are zeroed. */
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* The same without reserving: pages come when they are touched first, like those of malloc. For
  * large tables of which little is used. Never blocks. */
 int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd of ordinary pages,
- * writable, with all three seals and exactly that size. On success the region owns `fd`; on failure the caller keeps it. HVI_OK,
+ * writable, with all three seals and exactly that size. Aligned as above. On success the region owns
+ * `fd`; on failure the caller keeps it. HVI_OK,
  * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */
 int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* Closes the descriptor, keeps the mapping. */

@@ -10,6 +10,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,13 +19,31 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
+#define SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define HUGE_BYTES (UINT64_C(2) << 20)
 
 static struct hvi_region make(uint64_t bytes)
 {
     struct hvi_region region = HVI_REGION_INIT;
     ck_assert_int_eq(hvi_region_create("hvt", bytes, &region), HVI_OK);
     return region;
+}
+
+/* Of regions that make() has made. */
+static int count_mappings(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    ck_assert_ptr_nonnull(maps);
+    char line[512];
+    int found = 0;
+    while (fgets(line, sizeof(line), maps) != NULL)
+        found += strstr(line, "/memfd:hvt ") != NULL;
+    fclose(maps);
+    return found;
 }
 
 /* A memfd as a client might send it. */
@@ -81,15 +101,9 @@ END_TEST
 START_TEST(the_label_shows_in_the_maps)
 {
     struct hvi_region region = make(4096);
-    FILE *maps = fopen("/proc/self/maps", "r");
-    ck_assert_ptr_nonnull(maps);
-    char line[512];
-    int found = 0;
-    while (fgets(line, sizeof(line), maps) != NULL)
-        found += strstr(line, "/memfd:hvt ") != NULL;
-    fclose(maps);
-    ck_assert_int_eq(found, 1);
+    ck_assert_int_eq(count_mappings(), 1);
     hvi_region_fini(&region);
+    ck_assert_int_eq(count_mappings(), 0);
 }
 END_TEST
 
@@ -231,10 +245,12 @@ static void fail_to_create(uint64_t bytes, int status)
 {
     struct hvi_region region = {.base = &region, .bytes = 77, .fd = 66};
     int before = hvt_count_fds();
+    int mappings = count_mappings();
     ck_assert_int_eq(hvi_region_create("hvt", bytes, &region), status);
     ck_assert_msg(region.base == &region && region.bytes == 77 && region.fd == 66,
                   "the output was set on failure");
     ck_assert_int_eq(hvt_count_fds(), before);
+    ck_assert_int_eq(count_mappings(), mappings);
 }
 
 START_TEST(absurd_sizes_are_invalid)
@@ -304,17 +320,28 @@ START_TEST(no_address_space_is_out_of_memory)
 }
 END_TEST
 
-/* The linker gives region.c these two in place of the C library's (CMakeLists.txt). */
+/* The linker gives region.c these in place of the C library's (CMakeLists.txt). */
 int __real_fallocate(int fd, int mode, off_t offset, off_t bytes);
 int __wrap_fallocate(int fd, int mode, off_t offset, off_t bytes);
 int __real_memfd_create(const char *name, unsigned flags);
 int __wrap_memfd_create(const char *name, unsigned flags);
+ssize_t __real_pwrite(int fd, const void *data, size_t bytes, off_t offset);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t offset);
+int __real_madvise(void *start, size_t bytes, int advice);
+int __wrap_madvise(void *start, size_t bytes, int advice);
+void *__real_mmap(void *start, size_t bytes, int prot, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *start, size_t bytes, int prot, int flags, int fd, off_t offset);
 
 static struct {
     off_t longest_step; /* a longer one is interrupted; 0: none is */
     off_t full_at;      /* no page beyond; 0: no such limit */
     bool refuse_flags;  /* an older kernel, which does not know MFD_NOEXEC_SEAL */
     int interrupted;
+    int collapse_error; /* what MADV_COLLAPSE says; 0: let the kernel decide */
+    int collapse_calls;
+    uint64_t collapsed;  /* bytes that are huge pages now, by the kernel's word */
+    bool space_is_taken; /* by another thread, between looking for it and using it */
+    bool space_is_none;  /* to look around in */
 } kernel;
 
 int __wrap_fallocate(int fd, int mode, off_t offset, off_t bytes)
@@ -339,6 +366,150 @@ int __wrap_memfd_create(const char *name, unsigned flags)
     }
     return __real_memfd_create(name, flags);
 }
+
+ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+    if (kernel.full_at != 0 && offset + (off_t)bytes > kernel.full_at) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return __real_pwrite(fd, data, bytes, offset);
+}
+
+int __wrap_madvise(void *start, size_t bytes, int advice)
+{
+    if (advice != MADV_COLLAPSE)
+        return __real_madvise(start, bytes, advice);
+    kernel.collapse_calls++;
+    errno = kernel.collapse_error;
+    if (kernel.collapse_error != 0 || __real_madvise(start, bytes, advice) != 0)
+        return -1;
+    kernel.collapsed += bytes;
+    return 0;
+}
+
+void *__wrap_mmap(void *start, size_t bytes, int prot, int flags, int fd, off_t offset)
+{
+    if (fd < 0 && kernel.space_is_none) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    if (start != NULL && kernel.space_is_taken)
+        start = (char *)start + 4096;
+    return __real_mmap(start, bytes, prot, flags, fd, offset);
+}
+
+/* --- huge pages --- */
+
+static bool is_aligned(const void *base)
+{
+    return (uintptr_t)base % HUGE_BYTES == 0;
+}
+
+static void check_reserved_and_zeroed(const struct hvi_region *region)
+{
+    struct stat info;
+    ck_assert_int_eq(fstat(region->fd, &info), 0);
+    ck_assert_msg(info.st_blocks * 512 == info.st_size, "%lld blocks for %lld bytes",
+                  (long long)info.st_blocks, (long long)info.st_size);
+    ck_assert_int_eq(((const char *)region->base)[0], 0);
+    ck_assert_msg(memcmp(region->base, (const char *)region->base + 1, region->bytes - 1) == 0,
+                  "it is not all zeroes");
+}
+
+/* Bytes of the region's mapping that huge pages stand behind. */
+static uint64_t huge_bytes_of(const struct hvi_region *region)
+{
+    FILE *smaps = fopen("/proc/self/smaps", "r");
+    ck_assert_ptr_nonnull(smaps);
+    char line[512];
+    uint64_t start, end, kib, huge = 0;
+    bool ours = false;
+    while (fgets(line, sizeof(line), smaps) != NULL) {
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2)
+            ours = start == (uintptr_t)region->base;
+        else if (ours && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1)
+            huge = kib * 1024;
+    }
+    fclose(smaps);
+    return huge;
+}
+
+START_TEST(from_a_huge_page_on_regions_begin_at_one_at_both_ends)
+{
+    const uint64_t sizes[] = {HUGE_BYTES, HUGE_BYTES + 4096, 2 * HUGE_BYTES - 4096, 7 * HUGE_BYTES};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct hvi_region ours = make(sizes[i]);
+        struct hvi_region theirs = HVI_REGION_INIT;
+        ck_assert(is_aligned(ours.base));
+        ck_assert_uint_eq(ours.bytes, sizes[i]);
+        check_reserved_and_zeroed(&ours);
+        int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
+        ck_assert_int_eq(hvi_region_map_foreign(copy, sizes[i], &theirs), HVI_OK);
+        ck_assert(is_aligned(theirs.base));
+        memset(ours.base, 0x5a, sizes[i]);
+        ck_assert_int_eq(memcmp(ours.base, theirs.base, sizes[i]), 0);
+        ck_assert_msg(huge_bytes_of(&ours) >= kernel.collapsed, "not mapped as huge pages");
+        ck_assert_msg(huge_bytes_of(&theirs) >= kernel.collapsed, "not for the peer");
+        hvi_region_fini(&theirs);
+        hvi_region_fini(&ours);
+        ck_assert_int_eq(kernel.collapse_calls, 1);
+        kernel.collapse_calls = 0;
+        kernel.collapsed = 0;
+    }
+    ck_assert_int_eq(count_mappings(), 0);
+}
+END_TEST
+
+START_TEST(small_regions_know_nothing_of_huge_pages)
+{
+    struct hvi_region region = make(HUGE_BYTES - 4096);
+    ck_assert_int_eq(kernel.collapse_calls, 0);
+    check_reserved_and_zeroed(&region);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+/* Too old a kernel; no huge page to be had; one that was in use just now. Two steps. */
+START_TEST(without_huge_pages_a_region_has_small_ones)
+{
+    const struct {
+        int error, calls;
+    } cases[] = {{EINVAL, 1}, {ENOMEM, 1}, {EBUSY, 1}, {EAGAIN, 2}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        kernel.collapse_error = cases[i].error;
+        kernel.collapse_calls = 0;
+        struct hvi_region region = make((65 << 20) + HUGE_BYTES / 2 + 4096);
+        ck_assert_int_eq(kernel.collapse_calls, cases[i].calls);
+        check_reserved_and_zeroed(&region);
+        ck_assert_int_eq(fcntl(region.fd, F_GET_SEALS) & SEALS, SEALS);
+        hvi_region_fini(&region);
+    }
+}
+END_TEST
+
+START_TEST(where_no_aligned_place_is_free_another_will_do)
+{
+    for (int i = 0; i < 2; i++) {
+        kernel.space_is_taken = i == 0;
+        kernel.space_is_none = i == 1;
+        struct hvi_region ours = make(3 << 20);
+        struct hvi_region theirs = HVI_REGION_INIT;
+        ck_assert(i == 1 || !is_aligned(ours.base));
+        ck_assert(is_aligned(ours.base) || kernel.collapse_calls == 0);
+        check_reserved_and_zeroed(&ours);
+        int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
+        ck_assert_int_eq(hvi_region_map_foreign(copy, 3 << 20, &theirs), HVI_OK);
+        ((volatile char *)ours.base)[(3 << 20) - 1] = 42;
+        ck_assert_int_eq(((volatile char *)theirs.base)[(3 << 20) - 1], 42);
+        hvi_region_fini(&theirs);
+        hvi_region_fini(&ours);
+    }
+    ck_assert_int_eq(count_mappings(), 0);
+}
+END_TEST
+
+/* --- a kernel in trouble --- */
 
 START_TEST(a_storm_of_signals_does_not_stop_a_reservation)
 {
@@ -394,6 +565,12 @@ int main(void)
     tcase_add_test(foreign, a_memfd_that_may_not_be_written_is_refused);
     tcase_add_test(foreign, a_huge_page_memfd_is_refused);
     suite_add_tcase(suite, foreign);
+    TCase *huge = tcase_create("huge");
+    tcase_add_test(huge, from_a_huge_page_on_regions_begin_at_one_at_both_ends);
+    tcase_add_test(huge, small_regions_know_nothing_of_huge_pages);
+    tcase_add_test(huge, without_huge_pages_a_region_has_small_ones);
+    tcase_add_test(huge, where_no_aligned_place_is_free_another_will_do);
+    suite_add_tcase(suite, huge);
     TCase *failing = tcase_create("failing");
     tcase_add_test(failing, absurd_sizes_are_invalid);
     tcase_add_test(failing, more_than_the_machine_has_is_out_of_memory_at_once);
