@@ -7,6 +7,11 @@
  *            threads see the one or the other, with the same contents
  *   end      the same the other way round, with fresh private pages
  *
+ * The memfd has huge pages where it can (shm/region.c). They stay mapped as such when the pages to
+ * replace begin at a multiple of 2 MiB, as the memfd does; otherwise, and for the last one, the
+ * kernel forgets where they are mapped, and client_adopt_touch has it look again, in small pages.
+ * The engine's mapping is a huge one in any case.
+ *
  * mremap and not a second mmap, because it makes sure beforehand that it will not fail between
  * unmapping and mapping.
  *
@@ -53,6 +58,10 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#endif
 
 #define PAGE_BYTES UINT64_C(4096)
 #define PARTS_MAX  64u /* mappings into which one adoption may have been split */
@@ -356,6 +365,11 @@ int client_adopt_replace(struct client_adoption *adoption, struct hvi_region *re
                         "hvd_adopt: the kernel has no room for one more mapping (mremap: %s); "
                         "see vm.max_map_count",
                         strerror(errno));
+}
+
+void client_adopt_touch(struct client_range range)
+{
+    (void)madvise((void *)range.start, bytes_of(range), MADV_POPULATE_READ);
 }
 
 bool client_adopt_is_intact(const struct client_adoption *adoption)

@@ -21,6 +21,9 @@ int client_adopt_prepare(struct client_range range, const void *given, struct hv
                          struct client_adoption **adoption_p);
 /* Puts the region in the place of the range: all of it, or nothing and HVD_ERR_NO_MEMORY. */
 int client_adopt_replace(struct client_adoption *adoption, struct hvi_region *region);
+/* Fills the page tables of a range that was replaced, so that its user does not pay a fault for each
+ * page. A wish; without any lock, for it takes 0.1 ms per MiB. */
+void client_adopt_touch(struct client_range range);
 /* Undoes client_adopt_prepare. */
 void client_adopt_cancel(struct client_adoption *adoption, struct hvi_region *region);
 

@@ -332,8 +332,10 @@ static int adopt(struct hvd_session *session, const void *ptr, struct client_ran
     if (rc != HVD_OK) {
         client_adopt_cancel(memory->adoption, &memory->region);
         free(memory);
+        return rc;
     }
-    return rc;
+    client_adopt_touch(range);
+    return HVD_OK;
 }
 
 int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes)

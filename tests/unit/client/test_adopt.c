@@ -6,6 +6,7 @@
 #include "fake.h"
 #include "tests/unit/hvt_main.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -121,6 +122,41 @@ static bool is_in_place(unsigned char *data, size_t bytes)
     finish(op, slot.cookie);
     return in_place;
 }
+
+/* Pages that the page tables do not know, so that the next touch is a fault. */
+static uint32_t count_absent(const unsigned char *memory, size_t bytes)
+{
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    uint32_t absent = 0;
+    ck_assert_int_ge(fd, 0);
+    for (size_t at = 0; at < bytes; at += PAGE) {
+        uint64_t entry;
+        off_t place = (off_t)(((uintptr_t)memory + at) / PAGE * sizeof(entry));
+        ck_assert_int_eq(pread(fd, &entry, sizeof(entry), place), sizeof(entry));
+        absent += !(entry >> 63);
+    }
+    close(fd);
+    return absent;
+}
+
+/* At a multiple of a huge page and elsewhere: there huge pages cannot be moved as such. */
+START_TEST(a_touch_after_adoption_is_no_fault)
+{
+    const size_t bytes = 5 * MIB;
+    unsigned char *space = map_pages((bytes + 4 * MIB) / PAGE);
+    for (size_t skew = 0; skew <= 3 * PAGE; skew += 3 * PAGE) {
+        unsigned char *memory = space + (2 * MIB - (uintptr_t)space % (2 * MIB)) + skew;
+        fill(memory, bytes, 3);
+        adopt(memory, bytes);
+        ck_assert_uint_eq(count_absent(memory, bytes), 0);
+        ck_assert(is_in_place(memory, bytes));
+        check_filled(memory, bytes, 3);
+        ck_assert_int_eq(hvd_deregister(session, memory), HVD_OK);
+        check_filled(memory, bytes, 3);
+    }
+    munmap(space, bytes + 4 * MIB);
+}
+END_TEST
 
 START_TEST(whole_pages_are_used_where_they_are)
 {
@@ -593,6 +629,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, a_malloced_buffer_is_adopted_whole);
     tcase_add_test(tcase, an_aligned_buffer_is_adopted_whole);
     tcase_add_test(tcase, heaps_are_refused);
+    tcase_add_test(tcase, a_touch_after_adoption_is_no_fault);
     tcase_add_test(tcase, freed_without_a_word_it_is_no_longer_in_place);
     tcase_add_test(tcase, deregistering_what_was_freed_leaves_its_successor_alone);
     tcase_add_test(tcase, calloc_after_free_is_zero);
