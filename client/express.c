@@ -22,6 +22,8 @@
 
 #define SETTLE_NS     (5 * HVI_NS_SEC)
 #define SETTLE_NAP_NS 20000l
+#define APART_NS      (10 * 1000ull) /* how long to wait awake for ranks on other cores */
+#define APART_SPINS   8u             /* pauses between looks at who is missing */
 
 /* ---- tickets ---- */
 
@@ -210,6 +212,15 @@ static void hold_output(struct hvd_session *session, const struct client_request
         op->out.memory->users++;
 }
 
+/* For those who wait for this rank. */
+static void note_core(struct hvi_express_rank *mine)
+{
+    uint32_t here = (uint32_t)sched_getcpu() + 1;
+    /* Relaxed: a hint; only written when it has changed, so that the line stays shared. */
+    if (atomic_load_explicit(&mine->core, memory_order_relaxed) != here)
+        atomic_store_explicit(&mine->core, here, memory_order_relaxed);
+}
+
 static void bring(struct hvd_session *session, const struct client_request *request,
                   struct hvd_op *op)
 {
@@ -221,6 +232,7 @@ static void bring(struct hvd_session *session, const struct client_request *requ
     bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
     if (request->in_bytes > 0 && reads)
         memcpy(payload, request->in->data, request->in_bytes);
+    note_core(&express->rank[rank]);
     op->express.submit_ns = hvi_clock_ns();
     part->cookie = client_op_cookie(op);
     part->submit_ns = op->express.submit_ns;
@@ -356,20 +368,43 @@ struct hvi_wait_policy client_express_policy(int ranks, uint32_t cores)
     return policy;
 }
 
-bool client_express_wait(struct hvd_session *session, uint32_t slot, uint32_t turn,
+/* Whether a rank that is still missing was last seen on this core: then it cannot come before the
+ * core is given up. Only known for ops of all ranks. */
+static bool is_in_the_way(const struct hvi_express *express, uint32_t slot)
+{
+    uint32_t missing = ~hvi_express_arrived(express, slot);
+    uint32_t here = (uint32_t)sched_getcpu() + 1;
+    for (uint32_t rank = 0; rank < express->ranks; rank++) {
+        if ((missing >> rank & 1) != 0 &&
+            atomic_load_explicit(&express->rank[rank].core, memory_order_relaxed) == here)
+            return true;
+    }
+    return false;
+}
+
+/* True when the slot has moved. */
+static bool spin(const struct hvi_express *express, uint32_t slot, uint32_t turn, uint32_t spins)
+{
+    for (uint32_t i = 0; i < spins; i++) {
+        if (hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS)
+            return true;
+        hvi_cpu_relax();
+    }
+    return hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS;
+}
+
+bool client_express_wait(struct hvd_session *session, bool all_ranks, uint32_t slot, uint32_t turn,
                          uint64_t deadline_ns)
 {
     const struct hvi_express *express = &session->express;
     const struct hvi_wait_policy *policy = &session->express_policy;
-    for (uint32_t i = 0; i < policy->spins; i++) {
-        if (hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS)
-            return false;
-        hvi_cpu_relax();
-    }
+    if (spin(express, slot, turn, policy->spins))
+        return false;
     uint64_t start_ns = hvi_clock_ns(), now_ns = start_ns;
     while (now_ns - start_ns < policy->yield_ns && now_ns < deadline_ns) {
-        sched_yield();
-        if (hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS)
+        if (!all_ranks || is_in_the_way(express, slot) || now_ns - start_ns > APART_NS)
+            sched_yield();
+        if (spin(express, slot, turn, all_ranks ? APART_SPINS : 0))
             return false;
         now_ns = hvi_clock_ns();
     }

@@ -42,9 +42,9 @@ void client_express_call(struct hvd_session *session, const struct hvd_op *op);
 void client_express_settle(struct hvd_session *session, struct hvd_op *op);
 /* How ranks wait for each other. Pure. */
 struct hvi_wait_policy client_express_policy(int ranks, uint32_t cores);
-/* Without the lock: spins, yields, then sleeps until the slot moves. True when the socket should be
- * looked at before waiting on. */
-bool client_express_wait(struct hvd_session *session, uint32_t slot, uint32_t turn,
+/* Without the lock: spins, yields, then sleeps until the slot moves. `all_ranks`: the op is of set 0.
+ * True when the socket should be looked at before waiting on. */
+bool client_express_wait(struct hvd_session *session, bool all_ranks, uint32_t slot, uint32_t turn,
                          uint64_t deadline_ns);
 
 #endif

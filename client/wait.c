@@ -351,11 +351,12 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
             rc = timed_out(op, timeout_ns);
         bool copying = op->state == CLIENT_OP_COPYING;
         bool express = op->express.active;
+        bool all_ranks = op->process_set == 0;
         uint32_t slot = op->express.slot, turn = op->express.turn;
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
             return rc;
-        look = express ? client_express_wait(session, slot, turn, deadline_ns)
+        look = express ? client_express_wait(session, all_ranks, slot, turn, deadline_ns)
                        : client_wait_sleep(session, copying, seen, deadline_ns);
     }
 }
