@@ -81,7 +81,7 @@ struct hvi_express_rank {
     _Alignas(4096) _Atomic uint64_t ops;
     _Atomic uint64_t bytes;
     _Atomic uint64_t traced; /* entries ever written to .trace; release */
-    _Atomic uint32_t core; /* 1 + where it ran when it last arrived somewhere; 0: unknown */
+    _Atomic uint32_t core;   /* 1 + where it ran when it last arrived somewhere; 0: unknown */
     uint8_t pad0[36];
     struct hvi_express_lag lag[HVI_EXPRESS_RANKS]; /* by rank of the job */
     struct hvi_express_trace trace[HVI_EXPRESS_TRACE];
