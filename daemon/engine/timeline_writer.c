@@ -118,9 +118,10 @@ static void put_event(struct output *output)
 {
     uint64_t at = output->used + output->collected;
 
-    if (at % PAGE_BYTES + output->length > PAGE_BYTES) {
+    bool is_full = at % PAGE_BYTES == 0 && output->collected > 0;
+    if (is_full || at % PAGE_BYTES + output->length > PAGE_BYTES) {
         flush(output);
-        at = (at / PAGE_BYTES + 1) * PAGE_BYTES;
+        at = (at + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
         output->used = at;
     }
     while (!output->broken && at + output->length >= output->end) {

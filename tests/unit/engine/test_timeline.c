@@ -101,6 +101,28 @@ static void submit(int32_t rank, const char *name)
     hvt_bench_turn(&bench);
 }
 
+/* Lengths that vary bring some pages to be filled to the last byte. */
+START_TEST(events_of_every_length_fill_the_pages)
+{
+    char name[160];
+
+    open_bench(1);
+    ck_assert_int_eq(start(0, file_fd), HVI_OK);
+    for (int i = 0; i < 3000; i++) {
+        memset(name, 'x', sizeof name);
+        name[1 + i * 7 % 150] = '\0';
+        submit(0, name);
+        ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, HVI_OK);
+    }
+    ck_assert_int_eq(stop(0), HVI_OK);
+    cJSON *events = read_file();
+    ck_assert_uint_eq(count_of(events, "DROPPED"), 0); /* the ring has room for all of them */
+    ck_assert_uint_eq(count_of(events, "NEGOTIATE_ALLREDUCE"), 3000);
+    cJSON_Delete(events);
+    close_bench();
+}
+END_TEST
+
 START_TEST(a_large_file_grows_and_is_cut_at_the_end)
 {
     char name[900];
@@ -226,6 +248,7 @@ int main(void)
     TCase *tcase = tcase_create("timeline");
 
     tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, events_of_every_length_fill_the_pages);
     tcase_add_test(tcase, a_large_file_grows_and_is_cut_at_the_end);
     tcase_add_test(tcase, what_does_not_fit_is_counted_and_the_count_is_an_event);
     tcase_add_test(tcase, a_full_disk_leaves_a_valid_file_and_a_working_job);
