@@ -37,7 +37,8 @@ void hvt_op_integers(struct hvt_bench *bench, int32_t rank, struct hvi_submissio
 {
     char *at = (char *)hvt_peer_memory(&bench->peers[rank], HVI_REGION_INLINE) + HVT_AUX_AT;
 
-    memcpy(at, integers, count * sizeof *integers);
+    if (count > 0)
+        memcpy(at, integers, count * sizeof *integers);
     op->aux_region = HVI_REGION_INLINE;
     op->aux_offset = HVT_AUX_AT;
     op->aux_count = count;

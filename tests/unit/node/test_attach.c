@@ -113,6 +113,7 @@ START_TEST(garbage_gets_a_protocol_error_and_hurts_nobody)
     static unsigned char bytes[HVI_PACKET_BYTES_MAX + 64];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
     int fd, holder, big = 400000;
+    size_t length;
 
     start(NULL, plain);
     holder = rig_join(&rig, "a", 0, 2);
@@ -128,8 +129,17 @@ START_TEST(garbage_gets_a_protocol_error_and_hurts_nobody)
     rig_send(fd, &msg);
     assert_refused(fd, HVI_ERR_PROTOCOL, "must be an AttachRequest");
     fd = rig_connect(&rig);
-    ck_assert_int_eq(hvi_packet_send(fd, "x", 1, &fd, 1, 0), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(fd, "x", 1, (int[]){fd, fd}, 2, 0), HVI_OK);
     assert_refused(fd, HVI_ERR_PROTOCOL, "without descriptors");
+    fd = rig_connect(&rig);
+    ck_assert_int_eq(hvi_packet_send(fd, "x", 1, &fd, 1, 0), HVI_OK);
+    assert_refused(fd, HVI_ERR_PROTOCOL, "no valid AttachRequest");
+    msg = (struct hvi_packet_msg){.kind = HVI_PACKET_ATTACH_REQUEST,
+                                  .attach_request = *rig_request("a", 1, 2)};
+    ck_assert_int_eq(hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &length), HVI_OK);
+    fd = rig_connect(&rig);
+    ck_assert_int_eq(hvi_packet_send(fd, bytes, length, &fd, 1, 0), HVI_OK);
+    assert_refused(fd, HVI_ERR_PROTOCOL, "has a descriptor");
     close(rig_connect(&rig));
     close(rig_join(&rig, "a", 1, 2));
     close(holder);
