@@ -25,6 +25,10 @@
 #define TRY_BYTES   (1024u * 1024u)
 #define PIECE_BYTES (128u * 1024u) /* as the engine moves them */
 #define TRIES       3u
+/* Two passes against four make 2. But the memory that is tried is in the caches, which flatters
+ * memcpy: for 64 MiB on huge pages foreign took half the time of staging where the trial said that
+ * the kernel is three times slower. */
+#define HUGE_FACTOR 6u
 
 static bool wins[2]; /* on small pages, on huge ones */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -50,7 +54,7 @@ static uint64_t time_memcpy(const unsigned char *memory, unsigned char *copy)
     return hvi_clock_ns() - start_ns;
 }
 
-static bool kernel_is_fast(unsigned char *memory)
+static bool kernel_is_fast(unsigned char *memory, uint64_t factor)
 {
     uint64_t kernel_ns = UINT64_MAX, memcpy_ns = UINT64_MAX;
     for (unsigned i = 0; i < TRIES; i++) {
@@ -59,7 +63,7 @@ static bool kernel_is_fast(unsigned char *memory)
         one_ns = time_memcpy(memory, memory + TRY_BYTES);
         memcpy_ns = one_ns < memcpy_ns ? one_ns : memcpy_ns;
     }
-    return kernel_ns / 2 < memcpy_ns; /* two passes against four */
+    return kernel_ns / factor < memcpy_ns;
 }
 
 static void measure(void)
@@ -71,9 +75,9 @@ static void measure(void)
         return;
     unsigned char *memory = mapping + (bytes - (uintptr_t)mapping % bytes) % bytes;
     memset(memory, 1, bytes);
-    wins[0] = kernel_is_fast(memory);
-    wins[1] =
-        client_habits_possible() && client_habits_collapse(memory, bytes) && kernel_is_fast(memory);
+    wins[0] = kernel_is_fast(memory, 2);
+    wins[1] = client_habits_possible() && client_habits_collapse(memory, bytes) &&
+              kernel_is_fast(memory, HUGE_FACTOR);
     munmap(mapping, 2 * bytes);
 }
 

@@ -36,13 +36,22 @@ bool client_habits_possible(void)
     return possible;
 }
 
+static bool collapse(uint64_t first, uint64_t end)
+{
+    return end > first && madvise((void *)(uintptr_t)first, end - first, MADV_COLLAPSE) == 0;
+}
+
+/* With what lies around it up to the next borders, as long as that is the same mapping: tensors of a
+ * model lie side by side, and few begin at a border. */
 bool client_habits_collapse(const void *data, uint64_t bytes)
 {
+    uint64_t low = (uint64_t)(uintptr_t)data / HUGE_BYTES * HUGE_BYTES;
+    uint64_t high = ((uint64_t)(uintptr_t)data + bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    if (collapse(low, high))
+        return true;
     uint64_t first = ((uint64_t)(uintptr_t)data + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
     uint64_t end = ((uint64_t)(uintptr_t)data + bytes) / HUGE_BYTES * HUGE_BYTES;
-    if (end <= first || (end - first) * 2 < bytes)
-        return false;
-    return madvise((void *)(uintptr_t)first, end - first, MADV_COLLAPSE) == 0;
+    return collapse(first, end) && (end - first) * 2 >= bytes;
 }
 
 static struct client_habit *row_of(struct client_habits *habits, uintptr_t base)

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define CLIENT_HABITS          512u /* ranges that are remembered; a power of two */
-#define CLIENT_HABIT_MIN_BYTES (2ull * 1024 * 1024)
+#define CLIENT_HABIT_MIN_BYTES (256ull * 1024)
 
 struct client_habit {
     uintptr_t base;
@@ -32,8 +32,8 @@ bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, co
 void client_habits_fini(struct client_habits *habits);
 /* Whether this machine and its settings allow it. Any thread. */
 bool client_habits_possible(void);
-/* Makes the whole huge pages inside the range huge. True when that worked for at least half of it.
- * No lock needed. */
+/* Puts the range on huge pages, as far as they fit into its mapping. True when that worked for at
+ * least half of it. No lock needed. */
 bool client_habits_collapse(const void *data, uint64_t bytes);
 
 #endif
