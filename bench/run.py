@@ -54,12 +54,13 @@ class Hvdd:
 
     def __init__(self, binaries: pathlib.Path) -> None:
         self.perf = str(binaries / "hvd-perf")
+        self.hvdrun = str(binaries / "hvdrun")
 
     def run(self, measure: Measure, memory: str, seconds: float) -> list[dict]:
         """Rows: ours, then those of the reference."""
         if measure.op == "idle":
             return [self.idle(measure, seconds)]
-        command = [self.perf, "-n", str(measure.np), "-o", measure.op, "-m", memory, "--json", "--seconds", str(seconds)]
+        command = [*self.start(measure.np), "-o", measure.op, "-m", memory, "--json", "--seconds", str(seconds)]
         if measure.op == "gradients":
             command += ["--sizes", str(SIZES)]
         else:
@@ -70,6 +71,12 @@ class Hvdd:
             command.append("--memcpy")
         self.check(measure, memory)
         return reply(command, {})
+
+    def start(self, np: int) -> list[str]:
+        """Ranks of hvd-perf; bound to cores, as hvdrun's manual advises, when there are more of them than cores."""
+        if np <= len(os.sched_getaffinity(0)):
+            return [self.perf, "-n", str(np)]
+        return [self.hvdrun, "-np", str(np), "--bind-to", "core", "--no-prefix", self.perf]
 
     def check(self, measure: Measure, memory: str) -> None:
         """Right results, in a run whose times nobody looks at; raises Failed."""
