@@ -97,7 +97,11 @@ void engine_liveness_ask(struct engine_session *session)
 {
     const struct engine_rank *slot = &session->engine->ranks[session->rank];
     struct hvi_fate fate = slot->fate_told ? slot->fate : hvi_fate_look(slot->pid, session->pid_fd);
+    struct hvi_fate ending;
 
+    /* Its memory goes first, and may take long: whoever reads from it learns of the end before. */
+    if (!is_final(fate) && hvi_fate_is_ending(slot->pid, session->pid_fd, &ending))
+        fate = ending;
     /* Both stay readable: not again. */
     session->socket_source = sd_event_source_disable_unref(session->socket_source);
     session->pid_source = sd_event_source_disable_unref(session->pid_source);

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, arith, patience, program
+from hvt import Daemon, Status, arith, patience, procs, program, sanitized
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -110,6 +110,20 @@ def test_a_trainer_killed_while_its_memory_is_moved_fails_the_op_soon(daemon):
     assert f"rank 1 (pid {job.ranks[1].pid}) was killed by signal {int(signal.SIGKILL)} (SIGKILL)" in outcome.text
     took = outcome.at_ns - at_ns
     assert took <= patience() * DEADLINE_NS, f"the peer learned of it after {took / 1e6:.1f} ms"
+
+
+def test_a_large_trainer_that_is_gone_for_readers_but_not_yet_for_the_kernel_is_named(daemon):
+    """Its memory cannot be read any more long before the process is a zombie: some 70 ms a GiB."""
+    if procs.available_bytes() < 4 << 30 or sanitized():
+        pytest.skip("needs 2 GiB of memory to spare, without a sanitizer's shadow")
+    daemon.allow("rank-lost")
+    job = Job(daemon, 2, environment=ALWAYS)
+    assert job.ranks[1].ask("fill", bytes=1 << 30)["status"] == Status.OK
+    ops = [submit(job, number, "big", dims=[64 << 20]) for number in (0, 1)]
+    job.ranks[0].post_wait(ops[0], 20)
+    job.ranks[1].kill()
+    outcome = job.ranks[0].collect_outcome()
+    assert outcome.status == Status.ERR_RANK_LOST and "SIGKILL" in outcome.text, outcome
 
 
 def test_a_fork_in_between_changes_nothing(daemon):

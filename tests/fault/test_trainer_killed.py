@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, arith, patience, sanitized, scaled, wait_until
+from hvt import Daemon, Status, arith, patience, procs, sanitized, scaled, wait_until
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -112,18 +112,13 @@ def test_a_completion_not_read_when_a_peer_dies_stays_readable(daemon):
     lost(daemon)
 
 
-def available_bytes() -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-
-
 @pytest.mark.parametrize("how", ["SIGKILL", "exit"])
 def test_a_large_trainer_is_lost_before_the_kernel_has_taken_its_memory_apart(daemon, how):
     """Sockets close after the memory has gone, which takes some 70 ms a GiB."""
-    if available_bytes() < 12 << 30 or sanitized():
-        pytest.skip("needs 4 GiB of memory to spare, without a sanitizer's shadow")
+    if procs.available_bytes() < 6 << 30 or sanitized():
+        pytest.skip("needs 2 GiB of memory to spare, without a sanitizer's shadow")
     job = Job(daemon, 2)
-    assert job.ranks[1].ask("fill", bytes=4 << 30)["status"] == Status.OK
+    assert job.ranks[1].ask("fill", bytes=2 << 30)["status"] == Status.OK
     op = job.ranks[0].submit("barrier", "b")
     job.ranks[0].post_wait(op)
     at_ns = time.monotonic_ns()

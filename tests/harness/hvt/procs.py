@@ -91,3 +91,9 @@ def children(pid: int) -> list[int]:
 def leftovers(folder: pathlib.Path) -> list[str]:
     """What is still in a directory, as relative paths."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+
+
+def available_bytes() -> int:
+    """Memory that new processes can have without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
