@@ -145,6 +145,7 @@ struct rank {
     struct hvt_random random;
     uint8_t *verdicts; /* per turn */
     uint32_t last;     /* times it came last */
+    bool lets_seize;   /* now and then it comes only after the engine */
 };
 
 static _Atomic bool stop_engine;
@@ -209,6 +210,9 @@ static void *run_rank(void *user)
     for (uint32_t round = 0; round < TURNS; round++) {
         uint32_t turn = hvi_express_turn(&express, SLOT);
         pthread_barrier_wait(&round_over);
+        while (rank->lets_seize && round % 50 == 49 &&
+               hvi_express_look(&express, SLOT, turn) == HVI_EXPRESS_WAITS)
+            sched_yield();
         rank->verdicts[round] = (uint8_t)play(rank, turn);
         pthread_barrier_wait(&round_over);
         if (rank->number == 0 && rank->verdicts[round] == HVI_EXPRESS_SEIZED)
@@ -242,7 +246,8 @@ static void race(bool with_engine, uint32_t *published_p, uint32_t *last_p)
     pthread_barrier_init(&round_over, NULL, RANKS);
     atomic_store(&stop_engine, false);
     for (uint32_t i = 0; i < RANKS; i++) {
-        ranks[i] = (struct rank){.number = i, .verdicts = calloc(TURNS, 1)};
+        ranks[i] = (struct rank){
+            .number = i, .verdicts = calloc(TURNS, 1), .lets_seize = with_engine && i == 0};
         hvt_random_init(&ranks[i].random, i + 1);
         ck_assert_int_eq(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
     }
@@ -281,7 +286,7 @@ START_TEST(whoever_seizes_in_between_a_turn_has_one_verdict)
     uint32_t published, last;
     race(true, &published, &last);
     ck_assert_uint_gt(published, 0);
-    ck_assert_uint_lt(published, TURNS);
+    ck_assert_uint_le(published, TURNS - TURNS / 50);
 }
 END_TEST
 
