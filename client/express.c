@@ -22,8 +22,9 @@
 
 #define SETTLE_NS     (5 * HVI_NS_SEC)
 #define SETTLE_NAP_NS 20000l
-#define APART_NS      (10 * 1000ull) /* how long to wait awake for ranks on other cores */
-#define APART_SPINS   8u             /* pauses between looks at who is missing */
+#define APART_SPINS   8u   /* pauses between two looks at who is missing */
+#define APART_ROUNDS  100u /* looks without yielding while those are on other cores: about 10 us */
+#define CLOCK_ROUNDS  8u   /* looks between two at the clock */
 
 /* ---- tickets ---- */
 
@@ -393,25 +394,41 @@ static bool spin(const struct hvi_express *express, uint32_t slot, uint32_t turn
     return hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS;
 }
 
+/* Until policy->yield_ns have passed since the first look at the clock, which is looked at now and
+ * then only. True when the slot has moved or it is too late. */
+static bool wait_awake(const struct hvd_session *session, bool all_ranks, uint32_t slot,
+                       uint32_t turn, uint64_t deadline_ns)
+{
+    const struct hvi_express *express = &session->express;
+    uint64_t start_ns = 0;
+    for (uint32_t round = 1;; round++) {
+        if (!all_ranks || round > APART_ROUNDS || is_in_the_way(express, slot))
+            sched_yield();
+        if (spin(express, slot, turn, all_ranks ? APART_SPINS : 0))
+            return true;
+        if (round % CLOCK_ROUNDS != 0)
+            continue;
+        uint64_t now_ns = hvi_clock_ns();
+        if (now_ns >= deadline_ns)
+            return true;
+        if (start_ns == 0)
+            start_ns = now_ns;
+        else if (now_ns - start_ns >= session->express_policy.yield_ns)
+            return false;
+    }
+}
+
 bool client_express_wait(struct hvd_session *session, bool all_ranks, uint32_t slot, uint32_t turn,
                          uint64_t deadline_ns)
 {
-    const struct hvi_express *express = &session->express;
     const struct hvi_wait_policy *policy = &session->express_policy;
-    if (spin(express, slot, turn, policy->spins))
-        return false;
-    uint64_t start_ns = hvi_clock_ns(), now_ns = start_ns;
-    while (now_ns - start_ns < policy->yield_ns && now_ns < deadline_ns) {
-        if (!all_ranks || is_in_the_way(express, slot) || now_ns - start_ns > APART_NS)
-            sched_yield();
-        if (spin(express, slot, turn, all_ranks ? APART_SPINS : 0))
-            return false;
-        now_ns = hvi_clock_ns();
-    }
-    if (now_ns >= deadline_ns)
+    if (spin(&session->express, slot, turn, policy->spins) ||
+        wait_awake(session, all_ranks, slot, turn, deadline_ns))
         return false;
     call_engine(session); /* it sees to it that this does not last for ever */
-    uint64_t left_ns = deadline_ns - now_ns;
-    hvi_express_sleep(express, slot, turn, left_ns < policy->slice_ns ? left_ns : policy->slice_ns);
+    uint64_t now_ns = hvi_clock_ns();
+    uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+    hvi_express_sleep(&session->express, slot, turn,
+                      left_ns < policy->slice_ns ? left_ns : policy->slice_ns);
     return true;
 }
