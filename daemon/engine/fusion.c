@@ -1,12 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Fusion saves the cost of handing over, not copies: operands are already shared, so a batch is
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
- * that it can be cut into chunks, and so is one with foreign operands, so that a fault is its own. */
+ * that it can be cut into chunks, and so is one with foreign operands, so that a fault is its own, and
+ * an adasum, which has scratch memory and several passes of its own. */
 #include "daemon/engine/fusion.h"
+
+#include "base/types.h"
+
+static bool is_adasum(const struct engine_work *work)
+{
+    return work->reduce_op == HVI_REDUCE_ADASUM &&
+           (work->kind == HVI_KIND_ALLREDUCE || work->kind == HVI_KIND_REDUCESCATTER);
+}
 
 static bool is_small(const struct engine_work *work)
 {
-    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && !work->in_pid;
+    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && !work->in_pid && !is_adasum(work);
 }
 
 uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count,

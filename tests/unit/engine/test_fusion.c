@@ -79,6 +79,21 @@ START_TEST(a_large_op_is_alone_wherever_it_stands)
 }
 END_TEST
 
+/* Two in one batch are more than the host backend accepts. */
+START_TEST(a_small_adasum_is_alone_wherever_it_stands)
+{
+    struct engine_work small = {.kind = HVI_KIND_ALLREDUCE, .bytes = 8}, adasum = small;
+    const struct engine_work *first[] = {&adasum, &small};
+    const struct engine_work *second[] = {&small, &adasum};
+
+    adasum.reduce_op = HVI_REDUCE_ADASUM;
+    ck_assert_uint_eq(engine_fusion_take(first, 2, ENGINE_FUSION_BATCH_BYTES), 1);
+    ck_assert_uint_eq(engine_fusion_take(second, 2, ENGINE_FUSION_BATCH_BYTES), 1);
+    small.kind = adasum.kind = HVI_KIND_BROADCAST; /* whose reduce op means nothing */
+    ck_assert_uint_eq(engine_fusion_take(first, 2, ENGINE_FUSION_BATCH_BYTES), 2);
+}
+END_TEST
+
 START_TEST(exactly_one_mebibyte_fits)
 {
     struct engine_work work = {.bytes = ENGINE_FUSION_SMALL_BYTES};
@@ -110,6 +125,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, batches_partition_the_sequence_and_keep_every_rule, 0, 20);
     tcase_add_test(tcase, a_large_op_is_alone_wherever_it_stands);
+    tcase_add_test(tcase, a_small_adasum_is_alone_wherever_it_stands);
     tcase_add_test(tcase, exactly_one_mebibyte_fits);
     tcase_add_test(tcase, the_threshold_decides_and_none_means_alone);
     suite_add_tcase(suite, tcase);
