@@ -183,8 +183,12 @@ static void removal_landed(struct hvd_session *session, const struct hvd_op *op)
 static void join_landed(struct hvd_session *session, const struct hvd_op *op)
 {
     struct client_set *set = client_sets_find(&session->sets, op->process_set);
-    if (set) /* it may have been removed meanwhile */
-        set->joined = false;
+    if (!set) /* removed meanwhile */
+        return;
+    set->joined = false;
+    /* Members have brought different numbers of unnamed ops, and none of them waits any more. */
+    if (op->status == HVD_OK)
+        memset(set->anon_seq, 0, sizeof(set->anon_seq));
 }
 
 void client_sets_landed(struct hvd_session *session, struct hvd_op *op)

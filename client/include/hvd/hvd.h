@@ -273,7 +273,8 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
 /* Common to the _async functions below.
  *   name     UTF-8, at most HVD_NAME_MAX bytes; pairs the op with the same name on the other ranks
  *            of its process set; the same name in two sets means two ops. NULL: the n-th unnamed op
- *            of its kind and set on this rank meets the n-th on the others.
+ *            of its kind and set on this rank meets the n-th on the others, counted from the
+ *            session's beginning or the set's last join.
  *   in, out  may be the same tensor (in place); must not overlap otherwise. Until the op is
  *            finished neither may be read or written, except that `in` may be read. The structs
  *            themselves are copied.

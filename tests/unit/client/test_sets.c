@@ -322,6 +322,26 @@ START_TEST(a_join_of_a_set_is_about_that_set)
 }
 END_TEST
 
+/* Ranks that joined early have brought fewer than the others. */
+START_TEST(unnamed_ops_are_counted_afresh_after_a_join_but_not_after_a_cancelled_one)
+{
+    struct hvd_op *join;
+    struct hvd_op *op;
+    ck_assert_int_eq(allreduce(NULL, 0, &op), HVD_OK);
+    hvt_fake_take(engine);
+    ck_assert_int_eq(hvd_join_async(session, NULL, &join), HVD_OK);
+    hvt_fake_done(engine, hvt_fake_take(engine).cookie, HVD_ERR_CANCELLED, "taken back", -1);
+    ck_assert_int_eq(hvd_wait(join, 1000000000), HVD_ERR_CANCELLED);
+    ck_assert_int_eq(allreduce(NULL, 0, &op), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_take(engine).anon_seq, 2);
+    ck_assert_int_eq(hvd_join_async(session, NULL, &join), HVD_OK);
+    hvt_fake_done_rows(engine, hvt_fake_take(engine).cookie, 3, 0);
+    ck_assert_int_eq(hvd_wait(join, 1000000000), HVD_OK);
+    ck_assert_int_eq(allreduce(NULL, 0, &op), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_take(engine).anon_seq, 1);
+}
+END_TEST
+
 START_TEST(a_last_rank_that_does_not_exist_ends_the_session)
 {
     struct hvd_op *join;
@@ -365,6 +385,8 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_gives_an_id_twice_ends_the_session);
     tcase_add_test(tcase, a_joined_rank_submits_nothing_until_all_have);
     tcase_add_test(tcase, a_join_of_a_set_is_about_that_set);
+    tcase_add_test(tcase,
+                   unnamed_ops_are_counted_afresh_after_a_join_but_not_after_a_cancelled_one);
     tcase_add_test(tcase, a_last_rank_that_does_not_exist_ends_the_session);
     tcase_add_test(tcase, a_session_may_end_with_everything_in_flight);
     suite_add_tcase(suite, tcase);
