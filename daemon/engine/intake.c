@@ -485,8 +485,6 @@ static void refuse_part(struct engine_part *part, int status, const char *text, 
 {
     if (status == HVI_ERR_NO_MEMORY)
         text = "the engine is out of memory";
-    else if (status == HVI_ERR_BUSY)
-        text = "the op of this name goes on without this rank, which had joined; try again later";
     if (part->copy.group != 0)
         engine_group_refuse(part->session, status, text, culprit);
     engine_complete_part(part, status, text, culprit, 0, 0);

@@ -291,6 +291,8 @@ static struct engine_op *fall_together(struct engine *engine, struct engine_op *
  * brings nothing more of this one. */
 static void note_absence(struct engine_op *op, const struct engine_op *origin)
 {
+    if (op->missing == 0) /* who has no part had joined, and may have come back since */
+        return;
     op->missing = 0;
     for (uint32_t i = 0; i < op->set->size; i++) {
         op->came[i] = op->parts[i] || engine_join_has(op->set, i) ||
@@ -392,7 +394,8 @@ void engine_op_ready(struct engine *engine, struct engine_op *op)
 {
     resolve(op);
     unlist_waiting(engine, op);
-    op->tensor->waiting = NULL;
+    if (op->tensor->waiting == op)
+        op->tensor->waiting = NULL;
     engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
     if (engine->timeline)
         engine_timeline_ready(engine, op);
@@ -531,14 +534,14 @@ int engine_op_meet(struct engine *engine, struct engine_part *part, struct engin
         forget_failed(engine, op);
         op = NULL;
     }
+    if (op && op->parts[part->set_rank])
+        return HVI_ERR_PROTOCOL;
+    if (op && op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */
+        op = NULL;
     if (!op)
         op = op_new(engine, part);
     if (!op)
         return HVI_ERR_NO_MEMORY;
-    if (op->parts[part->set_rank])
-        return HVI_ERR_PROTOCOL;
-    if (op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */
-        return HVI_ERR_BUSY;
     op->parts[part->set_rank] = part;
     op->parts_present++;
     op->missing--;

@@ -239,6 +239,66 @@ START_TEST(rows_for_a_joined_rank_go_nowhere)
 }
 END_TEST
 
+static void gather(int32_t rank, uint64_t capacity)
+{
+    struct hvi_submission op = hvt_op(&bench, rank, HVI_KIND_ALLGATHER, 2, "g", 0);
+
+    hvt_op_output(&op, capacity);
+    hvt_op_submit(&bench, rank, op);
+}
+
+/* Rank 0's gather knows its size, and then the join is over: the next op of that name is another. */
+START_TEST(what_went_on_without_a_joined_rank_is_not_its_next_op)
+{
+    uint64_t capacity = _i == 0 ? 8 : 4;
+
+    hvt_bench_init(&bench, 2);
+    gather(0, 0);
+    join(1, 0);
+    struct hvi_completion sized = hvt_peer_complete(&bench.peers[0], NULL, 0);
+    ck_assert_uint_eq(sized.kind, HVI_COMPLETE_SIZED);
+    join(0, 0);
+    expect_joined(0, 0);
+    expect_joined(1, 0);
+    gather(1, 64);
+    hvt_op_expect_nothing(&bench, 0, 1);
+    struct hvi_submission output = {.kind = HVI_SUBMIT_OUTPUT,
+                                    .cookie = sized.cookie,
+                                    .out_offset = HVT_OUT_AT,
+                                    .out_capacity = capacity};
+    hvt_op_submit(&bench, 0, output);
+    hvt_op_expect(&bench, 0, capacity == 8 ? HVI_OK : HVI_ERR_TOO_SMALL, NULL);
+    hvt_op_expect_nothing(&bench, 1, 1);
+    gather(0, 64);
+    ck_assert_int_eq(hvt_op_expect(&bench, 0, HVI_OK, "").rows, 4);
+    ck_assert_int_eq(hvt_op_expect(&bench, 1, HVI_OK, "").rows, 4);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_failed_output_concerns_nobody_who_had_joined)
+{
+    hvt_bench_init(&bench, 2);
+    gather(0, 0);
+    join(1, 0);
+    struct hvi_completion sized = hvt_peer_complete(&bench.peers[0], NULL, 0);
+    join(0, 0);
+    expect_joined(0, 0);
+    expect_joined(1, 0);
+    struct hvi_submission output = {.kind = HVI_SUBMIT_OUTPUT,
+                                    .cookie = sized.cookie,
+                                    .out_offset = HVT_OUT_AT,
+                                    .out_capacity = 4};
+    hvt_op_submit(&bench, 0, output);
+    hvt_op_expect(&bench, 0, HVI_ERR_TOO_SMALL, NULL);
+    gather(1, 64);
+    hvt_op_expect_nothing(&bench, 1, 1);
+    gather(0, 64);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(a_cancelled_join_never_was)
 {
     hvt_bench_init(&bench, 3);
@@ -326,6 +386,8 @@ int main(void)
     tcase_add_test(tcase, each_set_has_its_own_join);
     tcase_add_test(tcase, a_joined_rank_gives_and_takes_no_rows);
     tcase_add_test(tcase, rows_for_a_joined_rank_go_nowhere);
+    tcase_add_loop_test(tcase, what_went_on_without_a_joined_rank_is_not_its_next_op, 0, 2);
+    tcase_add_test(tcase, a_failed_output_concerns_nobody_who_had_joined);
     tcase_add_test(tcase, a_cancelled_join_never_was);
     tcase_add_test(tcase, a_group_needs_no_joined_rank_until_it_has_not_joined);
     tcase_add_test(tcase, a_joined_rank_that_leaves_ends_it_for_all);
