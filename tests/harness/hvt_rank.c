@@ -840,7 +840,7 @@ static void do_event(const cJSON *command, cJSON *reply)
 
 static void do_fill(const cJSON *command, cJSON *reply)
 {
-    static volatile char *filled; /* reachable: no leak */
+    static volatile char *volatile filled; /* reachable: no leak */
     size_t bytes = (size_t)get_int(command, "bytes", 0);
     filled = malloc(bytes);
     for (size_t at = 0; filled && at < bytes; at += 4096)
