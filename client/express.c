@@ -20,7 +20,8 @@
 #include <string.h>
 #include <time.h>
 
-#define SETTLE_NS     (5 * HVI_NS_SEC)
+#define SETTLE_NS     (100 * HVI_NS_MS)
+#define POLLED_NS     (20 * HVI_NS_MS)
 #define SETTLE_NAP_NS 20000l
 #define APART_SPINS   8u   /* pauses between two looks at who is missing */
 #define APART_ROUNDS  100u /* looks without yielding while those are on other cores: about 10 us */
@@ -178,6 +179,22 @@ static void finish(struct hvd_session *session, struct hvd_op *op)
     client_wait_land(session, op);
 }
 
+static void call_engine(struct hvd_session *session)
+{
+    /* Seq_cst, before the bell: pairs with engine_express_look after the engine has taken the bell.
+     */
+    atomic_store_explicit(&session->express.head->watch, 1, memory_order_seq_cst);
+    hvi_bell_ring_engine(session->bell, session->channel.channel_index, session->engine_event_fd);
+}
+
+void client_express_take_back(struct hvd_op *op)
+{
+    if (!op->express.brought || !op->copy_to)
+        return;
+    memcpy(op->copy_to, op->out.shared, op->out_bytes);
+    op->copy_to = NULL;
+}
+
 void client_express_look(struct hvd_session *session, struct hvd_op *op)
 {
     switch (hvi_express_look(&session->express, op->express.slot, op->express.turn)) {
@@ -188,6 +205,7 @@ void client_express_look(struct hvd_session *session, struct hvd_op *op)
         return;
     case HVI_EXPRESS_SEIZED:
         op->express.active = false;
+        call_engine(session); /* in case it was a peer that wrote nonsense */
         return;
     }
 }
@@ -235,6 +253,7 @@ static void bring(struct hvd_session *session, const struct client_request *requ
         memcpy(payload, request->in->data, request->in_bytes);
     note_core(&express->rank[rank]);
     op->express.submit_ns = hvi_clock_ns();
+    op->express.brought = true;
     part->cookie = client_op_cookie(op);
     part->submit_ns = op->express.submit_ns;
     op->out.shared = payload; /* where the result comes to if the engine takes the op over */
@@ -280,6 +299,7 @@ bool client_express_submit(struct hvd_session *session, const struct client_set 
         op->name = NULL;
         op->copy_to = NULL;
         op->out.shared = NULL;
+        op->express.brought = false;
         return false;
     }
     client_step("express-arrived");
@@ -304,18 +324,10 @@ void client_express_abandoned(struct hvd_session *session, struct hvd_op *op)
 
 /* ---- waiting ---- */
 
-static void call_engine(struct hvd_session *session)
-{
-    /* Seq_cst, before the bell: pairs with engine_express_look after the engine has taken the bell.
-     */
-    atomic_store_explicit(&session->express.head->watch, 1, memory_order_seq_cst);
-    hvi_bell_ring_engine(session->bell, session->channel.channel_index, session->engine_event_fd);
-}
-
 void client_express_call(struct hvd_session *session, const struct hvd_op *op)
 {
-    /* Release: only a wish; the bell orders it. */
-    atomic_store_explicit(&session->express.slots[op->express.slot].called, 1,
+    /* Release: only a wish, for this turn; the bell orders it. */
+    atomic_store_explicit(&session->express.slots[op->express.slot].called, op->express.turn + 1,
                           memory_order_release);
     call_engine(session);
 }
@@ -341,12 +353,20 @@ static void settle(struct hvd_session *session, struct hvd_op *op)
         client_wait_drain(session);
         client_control_look(session);
         if (hvi_deadline_passed(deadline_ns))
-            client_session_end(session, HVD_ERR_ENGINE_LOST,
-                               "the engine of job '%s' (pid %d) did not react for %d s; close this "
-                               "session and open a new one",
-                               session->identity.job, session->engine_pid,
-                               (int)(SETTLE_NS / HVI_NS_SEC));
+            return; /* a stopped engine: the op ends when it goes on, or by its death */
     }
+}
+
+void client_express_polled(struct hvd_session *session, const struct hvd_op *op)
+{
+    if (!op->express.active)
+        return;
+    uint64_t now_ns = hvi_clock_ns();
+    if (now_ns - op->express.submit_ns < POLLED_NS ||
+        now_ns - session->express_called_ns < POLLED_NS)
+        return;
+    session->express_called_ns = now_ns;
+    call_engine(session);
 }
 
 void client_express_settle(struct hvd_session *session, struct hvd_op *op)

@@ -31,14 +31,19 @@ void client_express_abandoned(struct hvd_session *session, struct hvd_op *op);
 void client_express_look(struct hvd_session *session, struct hvd_op *op);
 /* The same for every op. */
 void client_express_look_all(struct hvd_session *session);
+/* The completion of an op that was in a slot, before its name is free: the result comes out of the
+ * slot at once, because the next op of that name may use it. */
+void client_express_take_back(struct hvd_op *op);
+/* The op has been looked at without waiting: tells the engine now and then that it is not over. */
+void client_express_polled(struct hvd_session *session, const struct hvd_op *op);
 /* A completion with a ticket for this op's name. */
 void client_express_take_ticket(const struct hvd_session *session, struct hvd_op *op,
                                 const struct hvi_completion *completion);
 /* Asks the engine to take the op over; does not wait for it. Any thread. */
 void client_express_call(struct hvd_session *session, const struct hvd_op *op);
-/* As above, and waits until each op that was in a slot is done or the engine's: for who is going to
- * sleep on something that only the engine rings. `op` NULL: all. Gives up the lock; the session may
- * have ended. */
+/* As above, and waits until each op that was in a slot is done or the engine's, 100 ms at most: for
+ * who is going to sleep on something that only the engine rings. `op` NULL: all. Gives up the lock;
+ * the session may have ended. */
 void client_express_settle(struct hvd_session *session, struct hvd_op *op);
 /* How ranks wait for each other. Pure. */
 struct hvi_wait_policy client_express_policy(int ranks, uint32_t cores);

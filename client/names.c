@@ -230,8 +230,10 @@ void client_names_set_defined(struct client_name *entry)
 void client_names_forget_set(struct client_names *names, int process_set)
 {
     for (struct client_name *entry = names->oldest; entry; entry = entry->newer) {
-        if (entry->process_set == process_set)
-            entry->defined = false;
+        if (entry->process_set != process_set)
+            continue;
+        entry->defined = false;
+        entry->ticket.valid = false;
     }
 }
 

@@ -72,8 +72,9 @@ struct hvd_op {
     struct client_set *new_set;    /* process_set_add: owned until it is in the table */
     int64_t number;                /* join, process_set_add: what the engine answered */
     struct {
-        bool active; /* in a slot: client/express.c */
-        bool orphan; /* released by its owner while there */
+        bool active;  /* in a slot: client/express.c */
+        bool brought; /* its payload is or was there */
+        bool orphan;  /* released by its owner while there */
         uint32_t slot, turn;
         uint64_t submit_ns;
     } express;

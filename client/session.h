@@ -87,6 +87,7 @@ struct hvd_session {
     uint64_t complete_seq;
     struct client_ops ops;
     struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
+    uint64_t express_called_ns;              /* when the engine was told last that somebody polls */
     uint32_t express_orphans;                /* abandoned ops that may be in a slot */
     uint32_t unseen;                         /* finished ops that no call has looked at */
     int epoll_fd;                            /* -1 until hvd_event_fd */

@@ -153,6 +153,7 @@ static void complete_done(struct hvd_session *session, struct hvd_op *op,
         op->out_bytes = completion->bytes;
         op->result.dims[0] = completion->rows;
     }
+    client_express_take_back(op);
     client_express_take_ticket(session, op, completion);
     client_wait_land(session, op);
 }
@@ -318,6 +319,7 @@ int hvd_test(struct hvd_op *op)
     progress_polled(session, op);
     rc = client_wait_look_at(session, op);
     client_wait_sync_event(session);
+    client_express_polled(session, op);
     client_session_leave(session);
     return rc;
 }
@@ -355,6 +357,7 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         uint32_t seen = hvi_bell_read(session->channel.header);
         if (look || !op->express.active)
             client_wait_progress(session, look);
+        bool was_express = op->express.active;
         rc = client_wait_look_at(session, op);
         bool late = rc == HVD_INPROGRESS && hvi_deadline_passed(deadline_ns);
         if (late && op->express.active) { /* waits of no length are a way to poll */
@@ -372,6 +375,8 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
             return rc;
+        if (was_express && !express)
+            continue; /* the engine's now: its completion may be there already */
         look = express ? client_express_wait(session, all_ranks, slot, turn, deadline_ns)
                        : client_wait_sleep(session, copying, seen, deadline_ns);
     }
@@ -554,6 +559,8 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         rc = make_epoll(session);
     if (rc == HVD_OK)
         client_express_settle(session, NULL); /* from now on the engine ends every op */
+    if (rc == HVD_OK)
+        client_wait_sync_event(session); /* some may have ended just now */
     if (rc == HVD_OK)
         *fd_p = session->epoll_fd;
     client_session_leave(session);

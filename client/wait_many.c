@@ -202,6 +202,8 @@ static int advance(struct crowd *crowd, int *failed_p)
     }
     leave(session);
     bool moved = i != crowd->first;
+    if (moved)
+        crowd->slots_seen = 0;
     crowd->first = i;
     return moved ? HVD_OK : HVD_INPROGRESS;
 }

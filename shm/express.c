@@ -197,23 +197,20 @@ void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_
 
 /* ---- the engine ---- */
 
-bool hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
+void hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
                        uint32_t *arrived_p)
 {
     struct hvi_express_slot *place = &express->slots[slot];
     uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
 
-    do {
-        if (state_of(seen) != OPEN)
-            return false;
-    } while (!atomic_compare_exchange_weak_explicit(
-        &place->word, &seen, make_word(turn_of(seen), SEIZED, (uint32_t)seen), memory_order_seq_cst,
-        memory_order_relaxed));
+    while (!atomic_compare_exchange_weak_explicit(&place->word, &seen,
+                                                  make_word(turn_of(seen), SEIZED, (uint32_t)seen),
+                                                  memory_order_seq_cst, memory_order_relaxed))
+        ;
     atomic_store_explicit(&place->called, 0, memory_order_relaxed);
     *turn_p = turn_of(seen);
     *arrived_p = (uint32_t)seen;
     wake(place);
-    return true;
 }
 
 uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot)
@@ -225,6 +222,11 @@ uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot)
     /* Release: what the ranks brought to the turn before has been read. */
     atomic_store_explicit(word, make_word(turn, OPEN, 0), memory_order_release);
     return turn;
+}
+
+bool hvi_express_is_open(const struct hvi_express *express, uint32_t slot)
+{
+    return state_of(atomic_load_explicit(&express->slots[slot].word, memory_order_relaxed)) == OPEN;
 }
 
 uint32_t hvi_express_arrived(const struct hvi_express *express, uint32_t slot)

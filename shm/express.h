@@ -45,7 +45,7 @@ struct hvi_express_slot {
      * the acquire in hvi_express_look. */
     _Alignas(64) _Atomic uint64_t word;
     _Atomic uint32_t sleepers; /* ranks in a futex wait on the upper half of the word */
-    _Atomic uint32_t called;   /* a rank asks the engine to take this op over */
+    _Atomic uint32_t called;   /* 1 + the turn of which a rank asks the engine to take the op */
     unsigned char result[HVI_EXPRESS_SHORT];
 };
 
@@ -183,10 +183,12 @@ enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint3
 void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
                        uint64_t timeout_ns);
 
-/* Engine: takes an open slot. True, with the turn and who has arrived; false if it is seized
- * already. Wakes who sleeps. */
-bool hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
+/* Engine: takes a slot that it has opened, whatever its word says now; the turn and who has arrived.
+ * Wakes who sleeps. */
+void hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
                        uint32_t *arrived_p);
+/* Engine: false when the word says seized. */
+bool hvi_express_is_open(const struct hvi_express *express, uint32_t slot);
 /* Engine: opens a seized slot; returns the turn that ranks may arrive at. */
 uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot);
 /* Engine: the turn of the word. */

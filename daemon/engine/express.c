@@ -188,11 +188,13 @@ static void seize(struct engine *engine, struct engine_express_slot *slot)
         return;
     slot->open = false;
     express->open--;
-    if (!hvi_express_seize(&express->map, index, &turn, &arrived))
-        return; /* a rank wrote nonsense into the word; nobody can be waiting there */
+    hvi_express_seize(&express->map, index, &turn, &arrived);
     arrived &= slot->everybody;
-    if (arrived == slot->everybody)
+    if (arrived == slot->everybody) {
         slot->burned = true;
+        HVI_LOG(HVI_LOG_INFO, "express", "slot-given-up", "a rank was stopped while it did an op",
+                "job=%s slot=%u", engine->start.job, index);
+    }
     struct engine_tensor *tensor = slot->tensor;
     tensor->refs++; /* the last part may end the op */
     for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
@@ -264,20 +266,27 @@ static uint64_t oldest_ns(const struct engine *engine, uint32_t index, uint32_t 
     return oldest;
 }
 
-/* A full slot is given a second look: its last rank has just come, as a rule. */
+/* A full slot is given time: its last rank has just come, as a rule. */
+static bool stays_full(struct engine *engine, struct engine_express_slot *slot, uint32_t turn)
+{
+    if (!slot->was_full || slot->full_turn != turn) {
+        slot->was_full = true;
+        slot->full_turn = turn;
+        slot->full_ns = engine->now_ns;
+    }
+    return slot->full_ns + EXPRESS_AGE_NS <= engine->now_ns;
+}
+
 static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
 {
+    const struct hvi_express *map = &engine->express.map;
     struct engine_express_slot *slot = &engine->express.slots[index];
-    uint32_t turn = hvi_express_turn(&engine->express.map, index);
-    bool before = slot->was_full && slot->full_turn == turn;
+    uint32_t turn = hvi_express_turn(map, index);
 
-    if (arrived != slot->everybody)
-        return atomic_load_explicit(&engine->express.map.slots[index].called,
-                                    memory_order_acquire) != 0 ||
-               oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
-    slot->was_full = true;
-    slot->full_turn = turn;
-    return before;
+    if (arrived == slot->everybody)
+        return stays_full(engine, slot, turn);
+    return atomic_load_explicit(&map->slots[index].called, memory_order_acquire) == turn + 1 ||
+           oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
 }
 
 /* True while somebody waits in a slot. */
@@ -289,6 +298,8 @@ static bool look_at_slots(struct engine *engine)
     engine->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < express->used; i++) {
         struct engine_express_slot *slot = &express->slots[i];
+        if (slot->open && !hvi_express_is_open(&express->map, i))
+            seize(engine, slot); /* a rank wrote nonsense: who is there is helped */
         uint32_t arrived = slot->open ? hvi_express_arrived(&express->map, i) : 0;
         if ((arrived & slot->everybody) == 0)
             continue;

@@ -27,6 +27,7 @@ struct engine_express_slot {
     bool burned;        /* a stopped rank may still write to it: never used again */
     bool was_full;      /* at the last look, at .full_turn */
     uint32_t full_turn;
+    uint64_t full_ns; /* since when */
 };
 
 /* How much of a rank's block has been added to what the engine knows. */

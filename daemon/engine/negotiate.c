@@ -587,11 +587,16 @@ static void withdraw_one(struct engine *engine, struct engine_part *part, int st
     op->parts[part->set_rank] = NULL;
     op->parts_present--;
     op->repeating -= part->repeats;
-    op->missing++;
     if (op == op->set->join)
         engine_join_undo(op, part->set_rank);
+    /* A rank that has joined meanwhile will not come again, and is not waited for. */
+    if (op == op->set->join || !engine_join_has(op->set, part->set_rank))
+        op->missing++;
+    bool complete = op->missing == 0 && op->state == ENGINE_OP_WAITING && !part->leader;
     if (op->parts_present == 0)
         finish_waiting(engine, op, HVI_ERR_CANCELLED, "nobody is left", -1);
+    else if (complete)
+        engine_op_complete(engine, op);
     engine_complete_part(part, status, text, part->session->rank, 0, 0);
 }
 

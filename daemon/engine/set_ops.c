@@ -58,6 +58,8 @@ static void remove_set(struct engine *engine, struct engine_op *op)
         return;
     }
     engine_express_seize_set(engine, set);
+    if (engine->broken_status != HVI_OK)
+        return; /* a liar was found in a slot; that was this op's end too */
     engine_negotiate_fail_set(engine, set);
     engine_sets_remove(&engine->sets, set);
     give_id(engine, op, (uint32_t)id);

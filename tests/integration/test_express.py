@@ -152,6 +152,79 @@ def test_whoever_waits_for_one_of_several_is_woken(job):
         assert job.ranks[rank].outcome(op).ok
 
 
+def submit(job: Job, rank: int, name: str, value: int, **more) -> int:
+    return job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, value)[rank],
+                                  **more)
+
+
+def stalls(job: Job) -> list[str]:
+    return [row["tensor"] for row in job.daemon.ctl.json("stalls")["stalls"]]
+
+
+def test_the_result_of_an_op_that_the_engine_took_over_survives_the_next_one(job):
+    """Its result lies in the slot that the next op of the name uses, and it has not been looked at yet."""
+    settle(job, "again")
+    first = submit(job, 0, "again", 3)
+    other = submit(job, 0, "other", 4)
+    job.ranks[0].post_wait(other)
+    wait_until(lambda: "other" in stalls(job), "the other op to wait in the engine")
+    others = [(1, submit(job, 1, "again", 3)), (1, submit(job, 1, "other", 4))]
+
+    def seized() -> bool:
+        job.ranks[1].test(others[0][1])
+        return "again" in stalls(job)
+
+    wait_until(seized, "the op to be the engine's")
+    others += [(2, submit(job, 2, "again", 3)), (2, submit(job, 2, "other", 4))]
+    assert job.ranks[0].collect_outcome().ok, "it has read both completions now"
+    second = submit(job, 0, "again", 50)
+    assert job.ranks[0].outcome(first).data == arith.allreduce(INT32, "sum", pairs(job, 3))
+    for rank, op in others:
+        assert job.ranks[rank].outcome(op).ok
+    seconds = [(rank, submit(job, rank, "again", 50)) for rank in (1, 2)]
+    for rank, op in [(0, second), *seconds]:
+        assert job.ranks[rank].outcome(op).data == arith.allreduce(INT32, "sum", pairs(job, 50))
+
+
+def test_the_event_descriptor_shows_an_op_that_ended_before_it_was_asked_for(job):
+    settle(job, "early")
+    op = submit(job, 0, "early", 3)
+    rest = [(rank, submit(job, rank, "early", 3)) for rank in (1, 2)]
+    for rank, other in rest:
+        assert job.ranks[rank].outcome(other).ok
+    assert job.ranks[0].ask("event", timeout_ms=0)["readable"]
+    assert job.ranks[0].outcome(op).ok
+
+
+def test_an_op_that_is_only_polled_is_in_the_stall_table_too(job):
+    settle(job, "polled")
+    op = submit(job, 0, "polled", 3)
+
+    def seen() -> bool:
+        assert job.ranks[0].test(op).status == Status.INPROGRESS
+        return "polled" in stalls(job)
+
+    wait_until(seen, "the polled op to be in the stall table")
+    rest = [(rank, submit(job, rank, "polled", 3)) for rank in (1, 2)]
+    for rank, other in [(0, op), *rest]:
+        assert job.ranks[rank].outcome(other).data == arith.allreduce(INT32, "sum", pairs(job, 3))
+
+
+def test_an_op_that_is_cancelled_after_a_join_does_not_wait_for_the_joined(job):
+    op = submit(job, 0, "left", 3)
+    join = job.ranks[0].submit("join")
+    assert job.ranks[0].cancel(op).ok
+    assert job.ranks[0].outcome(op).status == Status.ERR_CANCELLED
+    rest = [(rank, submit(job, rank, "left", 3)) for rank in (1, 2)]
+    for rank, other in rest:
+        assert job.ranks[rank].outcome(other).data == arith.allreduce(INT32, "sum", pairs(job, 3)[1:])
+    joins = [(0, join)] + [(rank, job.ranks[rank].submit("join")) for rank in (1, 2)]
+    for rank, other in joins:
+        job.ranks[rank].post_wait(other)
+    for rank, _ in joins:
+        assert job.ranks[rank].collect_outcome().ok
+
+
 def test_the_event_descriptor_wakes_for_ops_that_lay_in_slots_before(job):
     settle(job, "event")
     op = job.ranks[0].submit("allreduce", "event", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 3)[0])
