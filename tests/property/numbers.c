@@ -178,7 +178,7 @@ static void store_float(int dtype, void *data, int64_t i, float value)
     if (dtype == HVD_FLOAT32)
         memcpy((float *)data + i, isnan(value) ? (void *)&quiet : (void *)&value, sizeof value);
     else if (types[dtype].bytes == 2)
-        ((uint16_t *)data)[i] = (uint16_t)narrow(dtype, (double)value);
+        memcpy((char *)data + 2 * i, &(uint16_t){(uint16_t)narrow(dtype, (double)value)}, 2);
     else
         ((uint8_t *)data)[i] = (uint8_t)narrow(dtype, (double)value);
 }
@@ -454,7 +454,7 @@ static double some_double(uint64_t bits)
 static void put_float(int dtype, void *data, int64_t i, double value)
 {
     if (dtype == HVD_FLOAT64)
-        ((double *)data)[i] = value;
+        memcpy((char *)data + i * (int64_t)sizeof value, &value, sizeof value); /* anywhere */
     else
         store_float(dtype, data, i, (float)value);
 }

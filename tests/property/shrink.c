@@ -44,7 +44,11 @@ static void drop_phases(struct shrinking *s)
             copy->phases -= span;
             memmove(copy->phase + from, copy->phase + from + span,
                     (size_t)(copy->phases - from) * sizeof *copy->phase);
-            if (copy->phases == 0 || !offer(s, copy))
+            if (copy->phases == 0) {
+                hvt_program_free(copy);
+                break;
+            }
+            if (!offer(s, copy))
                 from += span;
         }
     }
