@@ -365,8 +365,11 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_time(launcher):
 
 
 def test_ranks_may_finish_their_work_within_the_grace_time(launcher):
+    ready = launcher.folder / "ready"
     done = launcher.run("-np", "2", "sh", "-c",
-                        "trap 'echo saving; exit 0' TERM; [ $HVD_RANK = 0 ] && exit 4; while :; do sleep 0.05; done")
+                        f"if [ $HVD_RANK = 0 ]; then while [ ! -e {ready} ]; do sleep 0.02; done; exit 4; fi; "
+                        f"trap 'echo saving; exit 0' TERM; touch {ready}; while :; do sleep 0.05; done")
+    ready.unlink()
     assert done.returncode == 4 and "[1]<stdout>:saving\n" in done.stdout
 
 
