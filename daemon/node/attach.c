@@ -32,7 +32,7 @@
 
 #include <utlist.h>
 
-#define HOLD_NS (100 * (int64_t)HVI_NS_MS)
+#define HOLD_NS (500 * (int64_t)HVI_NS_MS)
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
