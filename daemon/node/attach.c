@@ -13,7 +13,7 @@
  *
  * A rank that comes back at once may meet its own former self: the engine takes up to 20 ms to find out how a process
  * ended. So an attach is first preceded by a look at what the job's engines have said, and one that seems to be a
- * duplicate is held for up to 100 ms and decided again whenever a rank goes.
+ * duplicate is held for up to 500 ms and decided again whenever a rank goes.
  *
  * A refusal is sent only after the client's message was read: closing a UNIX socket with unread
  * data resets it, and the reset would overtake our reply. */

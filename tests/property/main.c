@@ -28,7 +28,7 @@
 #else
 #define SLOWER 1
 #endif
-#define SECOND_NS     1000000000ll
+#define SECOND_NS 1000000000ll
 /* Long, so that a machine that stands still for a while (memory that its host takes back) is no
  * finding; what hangs, hangs for ever. */
 #define DEADLINE_NS   (60 * SLOWER * SECOND_NS)

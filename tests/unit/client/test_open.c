@@ -35,7 +35,7 @@ static void expect(int status, const char *const *words)
     for (size_t i = 0; words[i]; i++)
         ck_assert_msg(strstr(hvd_last_error(), words[i]) != NULL, "'%s' is not in '%s'", words[i],
                       hvd_last_error());
-    uint64_t deadline_ns = hvi_deadline_after(1000000000);
+    uint64_t deadline_ns = hvi_deadline_after(10000000000);
     while (hvt_count_fds() != fds && !hvi_deadline_passed(deadline_ns))
         usleep(1000); /* the fake closes its end in its own time */
     ck_assert_int_eq(hvt_count_fds(), fds);
