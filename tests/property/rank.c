@@ -271,14 +271,12 @@ static void submit_join(struct hvt_work *work)
 static void check_join(struct hvt_work *work)
 {
     struct hvt_rank *rank = work->rank;
-    int set = rank->phase->join, ops = 0;
+    int set = rank->phase->join;
     int last = hvd_op_joined_rank(work->piece->op);
 
     if (work->piece->status != HVD_OK)
         hvt_rank_fail(rank, "join: %s: %s", hvd_status_name(work->piece->status),
                       hvd_op_error(work->piece->op));
-    for (int i = 0; i < rank->phase->ops; i++)
-        ops += rank->phase->op[i].set == set && rank->phase->op[i].kind < HVT_SET_ADD;
     bool member = last >= 0 && last < rank->ranks && rank->world.members[set] >> last & 1;
     if (!member ||
         (int)hvt_shared_note(rank->setup->shared, rank->notes + HVT_OPS, (uint64_t)last) != last)
