@@ -8,6 +8,7 @@
  * checked. */
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sentence.h"
 #include "reduce/reduce.h"
 
 #include <inttypes.h>
@@ -184,38 +185,10 @@ static const struct aspect *first_difference(const struct engine_part *a,
     return NULL;
 }
 
-static const struct engine_part *first_part(const struct engine_op *op)
-{
-    uint32_t i = 0;
-
-    while (!op->parts[i])
-        i++;
-    return op->parts[i];
-}
-
 /* ---- who said what ---- */
 
-struct sentence {
-    char *text;
-    size_t size, used;
-};
-
-static void __attribute__((format(printf, 2, 3)))
-append(struct sentence *sentence, const char *format, ...)
-{
-    va_list arguments;
-
-    if (sentence->used >= sentence->size)
-        return;
-    va_start(arguments, format);
-    int length = vsnprintf(sentence->text + sentence->used, sentence->size - sentence->used, format,
-                           arguments);
-    va_end(arguments);
-    sentence->used += length > 0 ? (size_t)length : 0;
-}
-
 /* The ranks that say what set rank `speaker` says. */
-static void append_speakers(struct sentence *sentence, const struct engine_op *op,
+static void append_speakers(struct engine_sentence *sentence, const struct engine_op *op,
                             const struct aspect *aspect, uint32_t speaker)
 {
     int32_t ranks[HVI_RANKS_MAX];
@@ -227,7 +200,7 @@ static void append_speakers(struct sentence *sentence, const struct engine_op *o
             ranks[count++] = op->set->ranks[i];
     }
     engine_ranks_text(ranks, count, text, sizeof text);
-    append(sentence, "%s", text);
+    engine_sentence_append(sentence, "%s", text);
 }
 
 static bool is_first_to_say(const struct engine_op *op, const struct aspect *aspect, uint32_t i)
@@ -244,28 +217,29 @@ static bool is_first_to_say(const struct engine_op *op, const struct aspect *asp
 static void describe_difference(const struct engine_op *op, const struct aspect *aspect,
                                 char *text_p, size_t text_size)
 {
-    struct sentence sentence = {.text = text_p, .size = text_size};
+    struct engine_sentence sentence = {.text = text_p, .size = text_size};
     char said[256], label[ENGINE_LABEL];
     uint32_t opinions = 0;
 
     engine_tensor_label(op->tensor, label);
-    append(&sentence, "%s '%s': ranks disagree on %s: ",
-           aspect == aspects ? "op" : hvi_kind_text(first_part(op)->copy.kind), label,
-           aspect->name);
+    engine_sentence_append(&sentence, "%s '%s': ranks disagree on %s: ",
+                           aspect == aspects ? "op"
+                                             : hvi_kind_text(engine_op_first_part(op)->copy.kind),
+                           label, aspect->name);
     for (uint32_t i = 0; i < op->set->size; i++) {
         if (!is_first_to_say(op, aspect, i))
             continue;
         aspect->say(op->parts[i], said, sizeof said);
-        append(&sentence, "%s", opinions++ > 0 ? "; " : "");
+        engine_sentence_append(&sentence, "%s", opinions++ > 0 ? "; " : "");
         append_speakers(&sentence, op, aspect, i);
-        append(&sentence, " said %s", said);
+        engine_sentence_append(&sentence, " said %s", said);
     }
 }
 
 /* The first place at which two ranks' groups have different tensors. */
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size)
 {
-    const struct engine_part *first = first_part(leader), *mine, *theirs;
+    const struct engine_part *first = engine_op_first_part(leader), *mine, *theirs;
     char label[ENGINE_LABEL], my_name[ENGINE_LABEL], their_name[ENGINE_LABEL];
 
     engine_tensor_label(leader->tensor, label);
@@ -297,7 +271,7 @@ void engine_agree_describe_group(const struct engine_op *leader, char *text_p, s
 static int __attribute__((format(printf, 4, 5)))
 refuse(const struct engine_op *op, char *text_p, size_t text_size, const char *format, ...)
 {
-    struct sentence sentence = {.text = text_p, .size = text_size};
+    struct engine_sentence sentence = {.text = text_p, .size = text_size};
     char label[ENGINE_LABEL], why[640];
     va_list arguments;
 
@@ -305,13 +279,14 @@ refuse(const struct engine_op *op, char *text_p, size_t text_size, const char *f
     vsnprintf(why, sizeof why, format, arguments);
     va_end(arguments);
     engine_tensor_label(op->tensor, label);
-    append(&sentence, "%s '%s': %s", hvi_kind_text(first_part(op)->copy.kind), label, why);
+    engine_sentence_append(&sentence, "%s '%s': %s",
+                           hvi_kind_text(engine_op_first_part(op)->copy.kind), label, why);
     return HVI_ERR_INVALID;
 }
 
 static int check_root(const struct engine_op *op, char *text_p, size_t text_size)
 {
-    int32_t root = first_part(op)->copy.root;
+    int32_t root = engine_op_first_part(op)->copy.root;
     int32_t set_rank = engine_set_rank(op->set, root);
     char members[400];
 
@@ -365,7 +340,7 @@ static int check_splits(const struct engine_op *op, char *text_p, size_t text_si
 
 static int check_reduction(const struct engine_op *op, char *text_p, size_t text_size)
 {
-    const struct hvi_submission *copy = &first_part(op)->copy;
+    const struct hvi_submission *copy = &engine_op_first_part(op)->copy;
     char why[128];
     int status = hvi_reduction_check(copy->dtype, copy->reduce_op, copy->prescale, copy->postscale,
                                      why, sizeof why);
@@ -377,7 +352,7 @@ static int check_reduction(const struct engine_op *op, char *text_p, size_t text
 
 static int check_ranks(const struct engine_op *op, char *text_p, size_t text_size)
 {
-    const struct engine_part *first = first_part(op);
+    const struct engine_part *first = engine_op_first_part(op);
     int32_t size = first->session->engine->start.size;
 
     if (first->integer_count == 0)
@@ -395,7 +370,7 @@ static int check_ranks(const struct engine_op *op, char *text_p, size_t text_siz
 
 static int check_possible(const struct engine_op *op, char *text_p, size_t text_size)
 {
-    const struct engine_part *first = first_part(op);
+    const struct engine_part *first = engine_op_first_part(op);
     uint32_t kind = first->copy.kind;
     int status = HVI_OK;
 
@@ -418,7 +393,7 @@ static int check_possible(const struct engine_op *op, char *text_p, size_t text_
 
 int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size)
 {
-    const struct engine_part *first = first_part(op);
+    const struct engine_part *first = engine_op_first_part(op);
     const struct aspect *worst = NULL;
 
     for (uint32_t i = first->set_rank + 1; i < op->set->size; i++) {
@@ -458,7 +433,7 @@ bool engine_agree_repeats(const struct engine_part *part)
 
 void engine_agree_remember(const struct engine_op *op)
 {
-    const struct engine_part *first = first_part(op);
+    const struct engine_part *first = engine_op_first_part(op);
     struct engine_agreed *agreed = &op->tensor->agreed;
     uint32_t kinds = (TENSORS | KIND(BARRIER)) & ~KIND(ALLTOALL);
 

@@ -311,28 +311,6 @@ struct engine {
     unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
 };
 
-/* The set rank of a global rank in the op's set; -1: not a member. */
-static inline int32_t engine_op_member(const struct engine *engine, const struct engine_op *op,
-                                       int32_t rank)
-{
-    (void)engine;
-    return op->set->index[rank];
-}
-
-/* The members of an op: op->parts[i] is the part of global rank engine_op_rank(engine, op, i). */
-static inline uint32_t engine_op_members(const struct engine *engine, const struct engine_op *op)
-{
-    (void)engine;
-    return op->set->size;
-}
-
-static inline int32_t engine_op_rank(const struct engine *engine, const struct engine_op *op,
-                                     uint32_t member)
-{
-    (void)engine;
-    return op->set->ranks[member];
-}
-
 /* ---- engine.c: the whole ---- */
 
 /* Builds everything from hvdd's first message; `link_fd` becomes the engine's. HVI_OK or the error,
@@ -533,6 +511,8 @@ bool engine_op_complete(struct engine *engine, struct engine_op *op);
 /* Plans sizes, asks for outputs, readies. False if it failed. */
 bool engine_op_proceed(struct engine *engine, struct engine_op *op);
 void engine_op_ready(struct engine *engine, struct engine_op *op);
+/* The part of the lowest set rank that has come; NULL: nobody has. */
+struct engine_part *engine_op_first_part(const struct engine_op *op);
 /* Over: every part has its completion. Frees the op. */
 void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
                       int32_t culprit);
@@ -626,7 +606,7 @@ int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
 void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count);
 /* Whether the op waits for this member: for its submission, or for its output. */
 bool engine_stall_misses(const struct engine_op *op, uint32_t member);
-const char *engine_stall_kind(const struct engine *engine, const struct engine_op *op);
+const char *engine_stall_kind(const struct engine_op *op);
 /* "rank 2 (pid 4711, stopped), rank 3 (not attached)"; a long list is cut and the rest counted. */
 void engine_stall_describe(const struct engine *engine, const struct engine_op *op, char *text_p,
                            size_t size);

@@ -20,15 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct engine_part *first_part(const struct engine_op *op)
-{
-    uint32_t i = 0;
-
-    while (!op->parts[i])
-        i++;
-    return op->parts[i];
-}
-
 /* ---- a rank's group comes in ---- */
 
 void engine_group_drop(struct engine_session *session)
@@ -180,7 +171,7 @@ void engine_group_take(struct engine_session *session, struct engine_part *part)
 
 static void start(struct engine *engine, struct engine_op *leader)
 {
-    struct engine_part *first = first_part(leader), *part = first;
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
 
     leader->group_started = true;
     leader->group_sizing = leader->group_running = leader->group_held;
@@ -193,7 +184,7 @@ static void start(struct engine *engine, struct engine_op *leader)
 
 bool engine_group_hold(struct engine *engine, struct engine_op *op)
 {
-    const struct engine_part *part = first_part(op);
+    const struct engine_part *part = engine_op_first_part(op);
     struct engine_op *leader = part->leader->waiting;
 
     HVI_ASSERT(leader && leader->state <= ENGINE_OP_HELD);
@@ -218,7 +209,7 @@ bool engine_group_check(struct engine *engine, struct engine_op *leader)
     char text[HVI_TEXT_MAX + 1];
 
     if (leader->state != ENGINE_OP_HELD || leader->group_started ||
-        leader->group_held == first_part(leader)->copy.group_size)
+        leader->group_held == engine_op_first_part(leader)->copy.group_size)
         return true;
     engine_agree_describe_group(leader, text, sizeof text);
     engine_negotiate_fail(engine, leader, HVI_ERR_MISMATCH, text, -1);
@@ -228,7 +219,7 @@ bool engine_group_check(struct engine *engine, struct engine_op *leader)
 void engine_group_sized(struct engine *engine, struct engine_op *op)
 {
     struct engine_op *leader = op->group;
-    struct engine_part *first = first_part(leader), *part = first;
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
 
     if (op->state == ENGINE_OP_SIZING)
         engine_op_set_state(op, ENGINE_OP_HELD, "its outputs are known; its group's are not");
@@ -255,7 +246,7 @@ void engine_group_done(struct engine *engine, struct engine_op *op, int status, 
     }
     if (--leader->group_running > 0)
         return;
-    struct engine_part *part = first_part(leader);
+    struct engine_part *part = engine_op_first_part(leader);
     char *why = leader->text;
     status = leader->status;
     culprit = leader->culprit;

@@ -60,7 +60,7 @@ void engine_lag_last(struct engine *engine, int32_t rank)
 
 void engine_lag_op(struct engine *engine, const struct engine_op *op)
 {
-    uint32_t members = engine_op_members(engine, op);
+    uint32_t members = op->set->size;
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
     uint32_t present = 0, last = 0;
 
@@ -79,10 +79,9 @@ void engine_lag_op(struct engine *engine, const struct engine_op *op)
         return;
     for (uint32_t i = 0; i < members; i++) {
         if (op->parts[i])
-            engine_lag_add(engine, engine_op_rank(engine, op, i),
-                           op->parts[i]->arrived_ns - first_ns);
+            engine_lag_add(engine, op->set->ranks[i], op->parts[i]->arrived_ns - first_ns);
     }
-    engine_lag_last(engine, engine_op_rank(engine, op, last));
+    engine_lag_last(engine, op->set->ranks[last]);
 }
 
 void engine_lag_row(const struct engine_lag *lag, struct hvi_rank_row *row_p)

@@ -190,6 +190,15 @@ static void answer_parts(struct engine *engine, struct engine_op *op, int status
     }
 }
 
+struct engine_part *engine_op_first_part(const struct engine_op *op)
+{
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (op->parts[i])
+            return op->parts[i];
+    }
+    return NULL;
+}
+
 void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
                       int32_t culprit)
 {
@@ -463,18 +472,9 @@ bool engine_op_proceed(struct engine *engine, struct engine_op *op)
     return true;
 }
 
-static const struct engine_part *first_part(const struct engine_op *op)
-{
-    uint32_t i = 0;
-
-    while (!op->parts[i])
-        i++;
-    return op->parts[i];
-}
-
 static void fill_work(struct engine_op *op)
 {
-    const struct engine_part *part = first_part(op);
+    const struct engine_part *part = engine_op_first_part(op);
     const struct hvi_submission *copy = &part->copy;
     bool moves = copy->kind != HVI_KIND_BARRIER;
 
@@ -502,7 +502,7 @@ bool engine_op_complete(struct engine *engine, struct engine_op *op)
     HVI_ASSERT(op->state == ENGINE_OP_WAITING && op->missing == 0);
     op->ready_ns = engine->now_ns;
     engine_lag_op(engine, op);
-    op->kind = first_part(op)->copy.kind;
+    op->kind = engine_op_first_part(op)->copy.kind;
     op->replayed = op->repeating == op->set->size;
     if (!op->replayed)
         status = engine_agree_check(op, text, sizeof text);
@@ -517,7 +517,7 @@ bool engine_op_complete(struct engine *engine, struct engine_op *op)
         return false;
     }
     fill_work(op);
-    if (first_part(op)->leader)
+    if (engine_op_first_part(op)->leader)
         return engine_group_hold(engine, op);
     return engine_op_proceed(engine, op);
 }

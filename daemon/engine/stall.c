@@ -20,8 +20,8 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sentence.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,34 +39,15 @@ struct round {
 
 /* ---- the warning ---- */
 
-struct sentence {
-    char *text;
-    size_t size, used;
-};
-
-static void __attribute__((format(printf, 2, 3)))
-append(struct sentence *sentence, const char *format, ...)
-{
-    va_list arguments;
-
-    if (sentence->used >= sentence->size)
-        return;
-    va_start(arguments, format);
-    int length = vsnprintf(sentence->text + sentence->used, sentence->size - sentence->used, format,
-                           arguments);
-    va_end(arguments);
-    sentence->used += length > 0 ? (size_t)length : 0;
-}
-
 /* "1: [w1, w2] (pid 4711, stopped)"; nothing for a rank that is not missing. */
-static void append_missing(struct sentence *sentence, const struct round *round, uint64_t chosen,
-                           int32_t rank)
+static void append_missing(struct engine_sentence *sentence, const struct round *round,
+                           uint64_t chosen, int32_t rank)
 {
     const struct engine_rank *slot = &round->engine->ranks[rank];
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
-        int32_t member = engine_op_member(round->engine, round->ops[i], rank);
+        int32_t member = round->ops[i]->set->index[rank];
         char label[ENGINE_LABEL];
         if ((chosen >> i & 1) == 0 || member < 0 ||
             !engine_stall_misses(round->ops[i], (uint32_t)member) || found > NAMES_SHOWN)
@@ -74,30 +55,32 @@ static void append_missing(struct sentence *sentence, const struct round *round,
         engine_tensor_label(round->ops[i]->tensor, label);
         label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
         if (found == 0)
-            append(sentence, "\n%d: [", rank);
-        append(sentence, "%s%s", found > 0 ? ", " : "", found < NAMES_SHOWN ? label : "...");
+            engine_sentence_append(sentence, "\n%d: [", rank);
+        engine_sentence_append(sentence, "%s%s", found > 0 ? ", " : "",
+                               found < NAMES_SHOWN ? label : "...");
         found++;
     }
     if (found == 0)
         return;
     if (slot->session)
-        append(sentence, "] (pid %d, %s)", (int)slot->pid,
-               hvi_process_state_text(hvi_process_state(slot->pid)));
+        engine_sentence_append(sentence, "] (pid %d, %s)", (int)slot->pid,
+                               hvi_process_state_text(hvi_process_state(slot->pid)));
     else
-        append(sentence, "] (not attached)");
+        engine_sentence_append(sentence, "] (not attached)");
 }
 
 /* Horovod's words, which people search for, and what it does not know. */
 static void describe_round(const struct round *round, uint64_t chosen, char *text_p, size_t size)
 {
-    struct sentence sentence = {.text = text_p, .size = size};
+    struct engine_sentence sentence = {.text = text_p, .size = size};
 
-    append(&sentence,
-           "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of "
-           "ranks and are waiting for remainder of ranks for more than %g seconds. This may "
-           "indicate that different ranks are trying to submit different tensors or that only "
-           "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
-           (double)round->engine->stall_warn_ns / (double)HVI_NS_SEC);
+    engine_sentence_append(
+        &sentence,
+        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of "
+        "ranks and are waiting for remainder of ranks for more than %g seconds. This may "
+        "indicate that different ranks are trying to submit different tensors or that only "
+        "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
+        (double)round->engine->stall_warn_ns / (double)HVI_NS_SEC);
     for (int32_t rank = 0; rank < round->engine->start.size; rank++)
         append_missing(&sentence, round, chosen, rank);
     if (sentence.used >= size)
@@ -110,7 +93,7 @@ static uint64_t ops_of(const struct round *round, int32_t rank)
     uint64_t chosen = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
-        if (engine_op_member(round->engine, round->ops[i], rank) >= 0)
+        if (round->ops[i]->set->index[rank] >= 0)
             chosen |= 1ull << i;
     }
     return chosen;
@@ -142,7 +125,7 @@ static void log_op(const struct engine *engine, const struct engine_op *op, uint
 
     engine_stall_describe(engine, op, missing, sizeof missing);
     engine_tensor_name(op->tensor, name);
-    snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(engine, op), missing);
+    snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(op), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
             engine->start.job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
 }
@@ -180,13 +163,13 @@ static void warn(struct engine *engine, uint64_t now_ns)
 
 /* ---- the policy ---- */
 
-static int32_t first_missing(const struct engine *engine, const struct engine_op *op)
+static int32_t first_missing(const struct engine_op *op)
 {
-    uint32_t members = engine_op_members(engine, op);
+    uint32_t members = op->set->size;
 
     for (uint32_t i = 0; i < members; i++) {
         if (engine_stall_misses(op, i))
-            return engine_op_rank(engine, op, i);
+            return op->set->ranks[i];
     }
     return -1;
 }
@@ -198,18 +181,18 @@ static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
 
     engine_stall_describe(engine, op, missing, sizeof missing);
     engine_tensor_label(op->tensor, label);
-    snprintf(
-        text, sizeof text, "%s '%s' has waited %.1f s for %s: more than the %g s that %s allows",
-        engine_stall_kind(engine, op), label, (double)(now_ns - op->first_ns) / (double)HVI_NS_SEC,
-        missing, (double)engine->stall_act_ns / (double)HVI_NS_SEC,
-        stop ? "HVD_STALL_SHUTDOWN_TIME_SECONDS" : "HVD_STALL_POLICY=fail-op");
+    snprintf(text, sizeof text,
+             "%s '%s' has waited %.1f s for %s: more than the %g s that %s allows",
+             engine_stall_kind(op), label, (double)(now_ns - op->first_ns) / (double)HVI_NS_SEC,
+             missing, (double)engine->stall_act_ns / (double)HVI_NS_SEC,
+             stop ? "HVD_STALL_SHUTDOWN_TIME_SECONDS" : "HVD_STALL_POLICY=fail-op");
     if (stop) {
         HVI_LOG(HVI_LOG_ERROR, "stall", "stall-stops-job", text, "job=%s", engine->start.job);
         engine_sessions_stop(engine, text);
         return;
     }
     engine->now_ns = now_ns;
-    engine_negotiate_fail(engine, op, HVI_ERR_STALLED, text, first_missing(engine, op));
+    engine_negotiate_fail(engine, op, HVI_ERR_STALLED, text, first_missing(op));
 }
 
 /* The oldest op at the policy's age. A join waits for as long as the others have data. */

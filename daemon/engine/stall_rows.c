@@ -24,20 +24,9 @@ bool engine_stall_misses(const struct engine_op *op, uint32_t member)
     return op->state == ENGINE_OP_SIZING && part->output_asked;
 }
 
-static const struct engine_part *any_part(const struct engine *engine, const struct engine_op *op)
+const char *engine_stall_kind(const struct engine_op *op)
 {
-    uint32_t members = engine_op_members(engine, op);
-
-    for (uint32_t i = 0; i < members; i++) {
-        if (op->parts[i])
-            return op->parts[i];
-    }
-    return NULL;
-}
-
-const char *engine_stall_kind(const struct engine *engine, const struct engine_op *op)
-{
-    const struct engine_part *part = any_part(engine, op);
+    const struct engine_part *part = engine_op_first_part(op);
 
     return hvi_kind_text(part ? part->copy.kind : HVI_KIND_BARRIER);
 }
@@ -48,9 +37,9 @@ static const struct engine_op **oldest_ops(const struct engine *engine)
     const struct engine_op **oldest = calloc((size_t)engine->start.size, sizeof *oldest);
 
     for (const struct engine_op *op = engine->waiting_first; oldest && op; op = op->next) {
-        uint32_t members = engine_op_members(engine, op);
+        uint32_t members = op->set->size;
         for (uint32_t i = 0; i < members; i++) {
-            int32_t rank = engine_op_rank(engine, op, i);
+            int32_t rank = op->set->ranks[i];
             if (op->parts[i] && !oldest[rank])
                 oldest[rank] = op;
         }
@@ -70,9 +59,8 @@ static void fill_waits_in(const struct engine *engine, int32_t rank, const struc
         return;
     }
     engine_tensor_label(oldest->tensor, label);
-    snprintf(missing->waits_in, sizeof missing->waits_in, "%s '%.*s'",
-             engine_stall_kind(engine, oldest), (int)hvi_utf8_cut(label, strlen(label), LABEL_MAX),
-             label);
+    snprintf(missing->waits_in, sizeof missing->waits_in, "%s '%.*s'", engine_stall_kind(oldest),
+             (int)hvi_utf8_cut(label, strlen(label), LABEL_MAX), label);
 }
 
 static void fill_missing(const struct engine *engine, int32_t rank, const struct engine_op *oldest,
@@ -94,20 +82,20 @@ static int fill_row(const struct engine *engine, const struct engine_op *op,
                     const struct engine_op *const *oldest, uint64_t now_ns,
                     struct hvi_stall_row *row)
 {
-    uint32_t members = engine_op_members(engine, op);
-    const struct engine_part *part = any_part(engine, op);
+    uint32_t members = op->set->size;
+    const struct engine_part *part = engine_op_first_part(op);
 
     row->ready = calloc(members, sizeof *row->ready);
     row->missing = calloc(members, sizeof *row->missing);
     if (!row->ready || !row->missing)
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
-    snprintf(row->op, sizeof row->op, "%s", engine_stall_kind(engine, op));
+    snprintf(row->op, sizeof row->op, "%s", engine_stall_kind(op));
     snprintf(row->job, sizeof row->job, "%s", engine->start.job);
     row->process_set = part ? part->copy.process_set : 0;
     row->age_ns = now_ns - op->first_ns;
     for (uint32_t i = 0; i < members; i++) {
-        int32_t rank = engine_op_rank(engine, op, i);
+        int32_t rank = op->set->ranks[i];
         if (engine_stall_misses(op, i))
             fill_missing(engine, rank, oldest[rank], &row->missing[row->missing_count++]);
         else if (op->parts[i])
@@ -160,21 +148,21 @@ int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
 void engine_stall_describe(const struct engine *engine, const struct engine_op *op, char *text_p,
                            size_t size)
 {
-    uint32_t members = engine_op_members(engine, op);
+    uint32_t members = op->set->size;
     size_t used = 0;
     uint32_t more = 0;
 
     text_p[0] = '\0';
     for (uint32_t i = 0; i < members; i++) {
-        const struct engine_rank *slot = &engine->ranks[engine_op_rank(engine, op, i)];
+        const struct engine_rank *slot = &engine->ranks[op->set->ranks[i]];
         char one[96];
         if (!engine_stall_misses(op, i))
             continue;
         if (slot->session)
-            snprintf(one, sizeof one, "rank %d (pid %d, %s)", engine_op_rank(engine, op, i),
-                     (int)slot->pid, hvi_process_state_text(hvi_process_state(slot->pid)));
+            snprintf(one, sizeof one, "rank %d (pid %d, %s)", op->set->ranks[i], (int)slot->pid,
+                     hvi_process_state_text(hvi_process_state(slot->pid)));
         else
-            snprintf(one, sizeof one, "rank %d (%s)", engine_op_rank(engine, op, i),
+            snprintf(one, sizeof one, "rank %d (%s)", op->set->ranks[i],
                      slot->state == ENGINE_RANK_ABSENT ? "not attached" : "gone");
         if (more > 0 || used + strlen(one) + 32 > size)
             more++;

@@ -224,20 +224,9 @@ void engine_timeline_started(struct engine *engine, struct engine_op *op)
     begin(engine->timeline, op, now_ns, TIMELINE_EXECUTE);
 }
 
-static const struct engine_part *any_part(const struct engine *engine, const struct engine_op *op)
-{
-    uint32_t members = engine_op_members(engine, op);
-
-    for (uint32_t i = 0; i < members; i++) {
-        if (op->parts[i])
-            return op->parts[i];
-    }
-    return NULL;
-}
-
 void engine_timeline_over(struct engine *engine, struct engine_op *op, int status)
 {
-    const struct engine_part *part = any_part(engine, op);
+    const struct engine_part *part = engine_op_first_part(op);
     struct timeline_shape shape = {.status = status};
 
     if (!is_ours(engine, op))
