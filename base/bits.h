@@ -46,4 +46,12 @@ static inline bool hvi_align_up_checked(uint64_t x, uint64_t align, uint64_t *up
     return true;
 }
 
+/* Of `count` buckets for numbers of any size: 0 for 0, i for 2^(i-1) .. 2^i - 1, the last one for
+ * the rest too. */
+static inline uint32_t hvi_log2_bucket(uint64_t x, uint32_t count)
+{
+    uint32_t bucket = x == 0 ? 0 : 64u - (uint32_t)__builtin_clzll(x);
+    return bucket < count ? bucket : count - 1;
+}
+
 #endif

@@ -6,6 +6,7 @@
  * first, then the next arrival. The steps have names for the tests that die between them. */
 #include "client/express.h"
 
+#include "base/bits.h"
 #include "base/clock.h"
 #include "base/relax.h"
 #include "base/types.h"
@@ -21,7 +22,6 @@
 #include <time.h>
 
 #define SETTLE_NS     (100 * HVI_NS_MS)
-#define POLLED_NS     (20 * HVI_NS_MS)
 #define SETTLE_NAP_NS 20000l
 #define APART_SPINS   8u   /* pauses between two looks at who is missing */
 #define APART_ROUNDS  100u /* looks without yielding while those are on other cores: about 10 us */
@@ -113,12 +113,11 @@ static void combine(const struct hvd_session *session, const struct client_set *
 
 static void add_lag(struct hvi_express_lag *lag, uint64_t lag_ns, bool last)
 {
-    uint32_t bucket = lag_ns == 0 ? 0 : 64u - (uint32_t)__builtin_clzll(lag_ns);
     lag->sum_ns += lag_ns;
     lag->last += last;
     if (lag_ns > lag->max_ns)
         lag->max_ns = lag_ns;
-    lag->histogram[bucket < HVI_EXPRESS_BUCKETS ? bucket : HVI_EXPRESS_BUCKETS - 1]++;
+    lag->histogram[hvi_log2_bucket(lag_ns, HVI_EXPRESS_BUCKETS)]++;
 }
 
 /* Who came how late: the one who did the op has all the times at hand. */
@@ -362,11 +361,11 @@ void client_express_polled(struct hvd_session *session, const struct hvd_op *op)
     if (!op->express.active)
         return;
     uint64_t now_ns = hvi_clock_ns();
-    if (now_ns - op->express.submit_ns < POLLED_NS ||
-        now_ns - session->express_called_ns < POLLED_NS)
+    if (now_ns - op->express.submit_ns < CLIENT_LOOK_NS ||
+        now_ns - session->express_called_ns < CLIENT_LOOK_NS)
         return;
     session->express_called_ns = now_ns;
-    call_engine(session);
+    client_express_call(session, op);
 }
 
 void client_express_settle(struct hvd_session *session, struct hvd_op *op)

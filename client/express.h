@@ -34,7 +34,8 @@ void client_express_look_all(struct hvd_session *session);
 /* The completion of an op that was in a slot, before its name is free: the result comes out of the
  * slot at once, because the next op of that name may use it. */
 void client_express_take_back(struct hvd_op *op);
-/* The op has been looked at without waiting: tells the engine now and then that it is not over. */
+/* The op has been looked at without waiting: one that has stood in its slot for long is the engine's
+ * to watch, and nobody who polls says so otherwise. Asks every CLIENT_LOOK_NS at most. */
 void client_express_polled(struct hvd_session *session, const struct hvd_op *op);
 /* A completion with a ticket for this op's name. */
 void client_express_take_ticket(const struct hvd_session *session, struct hvd_op *op,

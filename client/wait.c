@@ -299,24 +299,13 @@ int client_op_enter(const struct hvd_op *op, const char *what)
     return client_error(HVD_ERR_INVALID, "%s: this op was released by hvd_op_free", what);
 }
 
-/* What a caller who polls owes to others: memory for results that wait for it, and, when the op has
- * stood in its slot for long, a word to the engine, which nobody who polls gives otherwise. */
-static void progress_polled(struct hvd_session *session, const struct hvd_op *op)
-{
-    uint64_t looked_ns = session->looked_ns;
-    client_wait_progress(session, false);
-    if (op->express.active && session->looked_ns != looked_ns &&
-        session->looked_ns - op->express.submit_ns >= CLIENT_LOOK_NS)
-        client_express_call(session, op);
-}
-
 int hvd_test(struct hvd_op *op)
 {
     int rc = client_op_enter(op, "hvd_test");
     if (rc != HVD_OK)
         return rc;
     struct hvd_session *session = op->session;
-    progress_polled(session, op);
+    client_wait_progress(session, false);
     rc = client_wait_look_at(session, op);
     client_wait_sync_event(session);
     client_express_polled(session, op);
@@ -361,7 +350,8 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         rc = client_wait_look_at(session, op);
         bool late = rc == HVD_INPROGRESS && hvi_deadline_passed(deadline_ns);
         if (late && op->express.active) { /* waits of no length are a way to poll */
-            progress_polled(session, op);
+            client_wait_progress(session, false);
+            client_express_polled(session, op);
             rc = client_wait_look_at(session, op);
         }
         if (rc != HVD_INPROGRESS)

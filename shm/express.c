@@ -197,8 +197,7 @@ void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_
 
 /* ---- the engine ---- */
 
-void hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
-                       uint32_t *arrived_p)
+uint32_t hvi_express_seize(const struct hvi_express *express, uint32_t slot)
 {
     struct hvi_express_slot *place = &express->slots[slot];
     uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
@@ -208,9 +207,8 @@ void hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_
                                                   memory_order_seq_cst, memory_order_relaxed))
         ;
     atomic_store_explicit(&place->called, 0, memory_order_relaxed);
-    *turn_p = turn_of(seen);
-    *arrived_p = (uint32_t)seen;
     wake(place);
+    return (uint32_t)seen;
 }
 
 uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot)

@@ -183,10 +183,9 @@ enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint3
 void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
                        uint64_t timeout_ns);
 
-/* Engine: takes a slot that it has opened, whatever its word says now; the turn and who has arrived.
- * Wakes who sleeps. */
-void hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
-                       uint32_t *arrived_p);
+/* Engine: takes a slot that it has opened, whatever its word says now; returns the bits of those who
+ * have arrived. Wakes who sleeps. */
+uint32_t hvi_express_seize(const struct hvi_express *express, uint32_t slot);
 /* Engine: false when the word says seized. */
 bool hvi_express_is_open(const struct hvi_express *express, uint32_t slot);
 /* Engine: opens a seized slot; returns the turn that ranks may arrive at. */
@@ -195,4 +194,5 @@ uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot);
 uint32_t hvi_express_turn(const struct hvi_express *express, uint32_t slot);
 /* Engine: the bits of those who have arrived at an open slot; 0 for others. */
 uint32_t hvi_express_arrived(const struct hvi_express *express, uint32_t slot);
+
 #endif

@@ -140,7 +140,7 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
     slot->bytes = op->parts[0]->in_bytes;
     slot->everybody = UINT32_MAX >> (32 - op->set->size);
     slot->open = true;
-    slot->was_full = false;
+    slot->full_ns = 0;
     express->open++;
     uint32_t index = op->tensor->express - 1;
     uint32_t turn = hvi_express_open(&express->map, index);
@@ -182,14 +182,12 @@ static void seize(struct engine *engine, struct engine_express_slot *slot)
 {
     struct engine_express *express = &engine->express;
     uint32_t index = (uint32_t)(slot - express->slots);
-    uint32_t turn = 0, arrived = 0;
 
     if (!slot->open)
         return;
     slot->open = false;
     express->open--;
-    hvi_express_seize(&express->map, index, &turn, &arrived);
-    arrived &= slot->everybody;
+    uint32_t arrived = hvi_express_seize(&express->map, index) & slot->everybody;
     if (arrived == slot->everybody) {
         slot->burned = true;
         HVI_LOG(HVI_LOG_INFO, "express", "slot-given-up", "a rank was stopped while it did an op",
@@ -238,12 +236,11 @@ void engine_express_seize_set(struct engine *engine, const struct engine_set *se
 void engine_express_release(struct engine *engine, struct engine_tensor *tensor)
 {
     struct engine_express_slot *slot = slot_of(engine, tensor);
-    uint32_t turn, arrived;
 
     if (!slot)
         return;
     if (slot->open) { /* only ranks that forgot the name held tickets */
-        hvi_express_seize(&engine->express.map, tensor->express - 1, &turn, &arrived);
+        hvi_express_seize(&engine->express.map, tensor->express - 1);
         engine->express.open--;
     }
     slot->open = false;
@@ -269,8 +266,7 @@ static uint64_t oldest_ns(const struct engine *engine, uint32_t index, uint32_t 
 /* A full slot is given time: its last rank has just come, as a rule. */
 static bool stays_full(struct engine *engine, struct engine_express_slot *slot, uint32_t turn)
 {
-    if (!slot->was_full || slot->full_turn != turn) {
-        slot->was_full = true;
+    if (slot->full_ns == 0 || slot->full_turn != turn) {
         slot->full_turn = turn;
         slot->full_ns = engine->now_ns;
     }

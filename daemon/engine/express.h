@@ -25,9 +25,8 @@ struct engine_express_slot {
     uint32_t everybody; /* a bit per member */
     bool open;          /* a ticket is out */
     bool burned;        /* a stopped rank may still write to it: never used again */
-    bool was_full;      /* at the last look, at .full_turn */
     uint32_t full_turn;
-    uint64_t full_ns; /* since when */
+    uint64_t full_ns; /* since when it has been seen full at that turn; 0: not yet */
 };
 
 /* How much of a rank's block has been added to what the engine knows. */

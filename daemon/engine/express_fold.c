@@ -32,7 +32,7 @@ static void fold_lag(struct engine_lag *lag, const struct hvi_express_lag *block
     lag->last_ops += now.last - seen->last;
     if (now.max_ns > lag->max_ns)
         lag->max_ns = now.max_ns;
-    for (uint32_t i = 0; i < HVI_EXPRESS_BUCKETS && i < ENGINE_LAG_BUCKETS; i++) {
+    for (uint32_t i = 0; i < ENGINE_LAG_BUCKETS; i++) {
         uint32_t more = now.histogram[i] - seen->histogram[i];
         lag->buckets[i] += more;
         lag->ops += more;

@@ -2,14 +2,8 @@
  * Arrival lag: how long after the first rank of an op each one submitted. The rank that others wait
  * for is the one with the large numbers; that is all a histogram has to show, so its buckets are
  * powers of two and a quantile is read by drawing a line through a bucket. */
+#include "base/bits.h"
 #include "daemon/engine/engine.h"
-
-static uint32_t bucket_of(uint64_t lag_ns)
-{
-    uint32_t bucket = lag_ns == 0 ? 0 : 64u - (uint32_t)__builtin_clzll(lag_ns);
-
-    return bucket < ENGINE_LAG_BUCKETS ? bucket : ENGINE_LAG_BUCKETS - 1;
-}
 
 void engine_lag_count(struct engine_lag *lag, uint64_t lag_ns)
 {
@@ -17,7 +11,7 @@ void engine_lag_count(struct engine_lag *lag, uint64_t lag_ns)
     lag->sum_ns += lag_ns;
     if (lag_ns > lag->max_ns)
         lag->max_ns = lag_ns;
-    lag->buckets[bucket_of(lag_ns)]++;
+    lag->buckets[hvi_log2_bucket(lag_ns, ENGINE_LAG_BUCKETS)]++;
 }
 
 /* How far into the bucket: `at` of its `count` ops, at >= 1. */

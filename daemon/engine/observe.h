@@ -6,6 +6,7 @@
 #define ENGINE_OBSERVE_H
 
 #include "proto/wire.h"
+#include "shm/express.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,7 +24,7 @@ struct engine_part;
 
 /* ---- lag.c ---- */
 
-#define ENGINE_LAG_BUCKETS 44u /* the last one: 2^42 ns (73 minutes) and more */
+#define ENGINE_LAG_BUCKETS HVI_EXPRESS_BUCKETS /* the last one: 2^42 ns (73 minutes) and more */
 
 /* How long after the first rank of an op this one came. */
 struct engine_lag {

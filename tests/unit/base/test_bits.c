@@ -62,6 +62,19 @@ START_TEST(aligning_rounds_up_and_stops_at_the_top)
 }
 END_TEST
 
+START_TEST(buckets_are_powers_of_two_and_the_last_one_takes_the_rest)
+{
+    ck_assert_uint_eq(hvi_log2_bucket(0, 8), 0);
+    ck_assert_uint_eq(hvi_log2_bucket(1, 8), 1);
+    ck_assert_uint_eq(hvi_log2_bucket(3, 8), 2);
+    ck_assert_uint_eq(hvi_log2_bucket(4, 8), 3);
+    ck_assert_uint_eq(hvi_log2_bucket(127, 8), 7);
+    ck_assert_uint_eq(hvi_log2_bucket(128, 8), 7);
+    ck_assert_uint_eq(hvi_log2_bucket(UINT64_MAX, 8), 7);
+    ck_assert_uint_eq(hvi_log2_bucket(UINT64_MAX, 65), 64);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("base/bits");
@@ -71,6 +84,7 @@ int main(void)
     tcase_add_test(tcase, a_range_fits_only_inside_its_area);
     tcase_add_test(tcase, powers_of_two_have_one_bit);
     tcase_add_test(tcase, aligning_rounds_up_and_stops_at_the_top);
+    tcase_add_test(tcase, buckets_are_powers_of_two_and_the_last_one_takes_the_rest);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
