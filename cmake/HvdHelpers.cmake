@@ -52,7 +52,7 @@ function(hvd_program name)
   cmake_parse_arguments(A "" "DEST" "LINK" ${ARGN})
   add_executable(${name} ${A_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE ${A_LINK})
-  install(TARGETS ${name} RUNTIME DESTINATION ${A_DEST})
+  install(TARGETS ${name} RUNTIME DESTINATION ${A_DEST} COMPONENT runtime)
 endfunction()
 
 # hvd_check_test(name LABEL label [TIMEOUT s] sources... [LINK targets...]): a check(3) suite in ctest.

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One op, from submission to release; knows memory addresses and no framework.
+
+An `Op` keeps alive what the engine may still read or write (`keep`). An op that is dropped while in flight is handed to
+its session, which keeps all that until the op is over.
+"""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from hvd import _native
+from hvd._native import OpOptions, Tensor, lib, quick
+from hvd._session import SLICE_NS, Session, current
+from hvd.exceptions import NotInitializedError
+
+_live: "weakref.WeakSet[Op]" = weakref.WeakSet()
+_OP_OPTIONS_SIZE = ctypes.sizeof(OpOptions)
+_options_cache: dict[tuple[float, float, int], Any] = {(1.0, 1.0, 0): None}
+
+
+class Op:
+    """A submitted op. `status` is INPROGRESS until it is seen finished; then `error` holds a failure's sentence."""
+    __slots__ = ("session", "pointer", "keep", "status", "error", "owns_result", "__weakref__")
+
+    def __init__(self, session: Session, pointer: int, keep: Any, owns_result: bool) -> None:
+        self.session = session
+        self.pointer: int | None = pointer
+        self.keep = keep
+        self.status = _native.INPROGRESS
+        self.error = ""
+        self.owns_result = owns_result
+        _live.add(self)
+
+    def _finish(self, status: int) -> None:
+        """Takes what a finished op has to say; releases it unless its result lies in the library's memory."""
+        self.status = status
+        if status < 0:
+            self.error = quick.hvd_op_error(self.pointer).decode("utf-8", "replace") or _native.last_error()
+        if status < 0 or not self.owns_result:
+            self.release()
+
+    def poll(self) -> bool:
+        """Whether it is finished, successfully or not. Never waits for other ranks."""
+        if self.status != _native.INPROGRESS:
+            return True
+        try:
+            self.session.enter()
+        except NotInitializedError:
+            return True
+        try:
+            status = lib.hvd_test(self.pointer)
+            if status != _native.INPROGRESS:
+                self._finish(status)
+        finally:
+            self.session.leave()
+        return self.status != _native.INPROGRESS
+
+    def wait(self) -> None:
+        """Waits until it is finished: without limit, but a lost rank, engine or daemon ends it. Ctrl-C works.
+        Raises HorovodInternalError with the op's sentence."""
+        while self.status == _native.INPROGRESS:
+            self._wait_slice(SLICE_NS)
+        if self.status < 0:
+            raise _native.HorovodInternalError(self.error)
+
+    def wait_for(self, seconds: float) -> bool:
+        """As wait(), at most so long; whether it is finished."""
+        left = int(seconds * 1e9)
+        while self.status == _native.INPROGRESS and left > 0:
+            self._wait_slice(min(left, SLICE_NS))
+            left -= SLICE_NS
+        if self.status < 0:
+            raise _native.HorovodInternalError(self.error)
+        return self.status != _native.INPROGRESS
+
+    def _wait_slice(self, nanoseconds: int) -> None:
+        self.session.enter()
+        try:
+            status = lib.hvd_wait(self.pointer, nanoseconds)
+            if status != _native.ERR_TIMEOUT:
+                self._finish(status)
+        finally:
+            self.session.leave()
+
+    def result(self) -> Tensor:
+        """Where the result of a finished op without a given output lies, until release()."""
+        tensor = Tensor()
+        _native.check(quick.hvd_op_result(self.pointer, ctypes.byref(tensor)))
+        return tensor
+
+    def received_splits(self, count: int) -> list[int]:
+        """Rows that a finished alltoall got from each of the set's `count` members."""
+        splits = (ctypes.c_int64 * count)()
+        _native.check(quick.hvd_op_received_splits(self.pointer, splits, count))
+        return list(splits)
+
+    def release(self) -> None:
+        """Gives a finished op back. Its result in the library's memory is gone then."""
+        pointer, self.pointer = self.pointer, None
+        if pointer is not None and self.session.pointer is not None:
+            quick.hvd_op_free(pointer)
+        self.keep = None
+
+    def __del__(self) -> None:
+        if self.pointer is not None and self.session.pointer is not None:
+            self.session.abandoned.append((self.pointer, self.keep))
+
+
+def options(prescale: float, postscale: float, process_set: int) -> Any:
+    """What the library wants as `options`: None for the defaults."""
+    key = (prescale, postscale, process_set)
+    try:
+        return _options_cache[key]
+    except KeyError:
+        made = OpOptions(_OP_OPTIONS_SIZE, prescale, postscale, process_set)
+        if len(_options_cache) < 1000:
+            _options_cache[key] = ctypes.pointer(made)
+        return ctypes.pointer(made)
+
+
+def _make_room() -> None:
+    """The ring or the table of ops is full: looks at what is finished, and waits a moment if nothing is."""
+    waiting = [op for op in list(_live) if op.pointer is not None and not op.poll()]
+    if waiting:
+        waiting[0]._wait_slice(1_000_000)  # pylint: disable=protected-access
+
+
+def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False, session: Session | None = None,
+           count: int = 0) -> Any:
+    """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group.
+    Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
+    session = session or current()
+    pointers = (ctypes.c_void_p * count)() if count else ctypes.c_void_p()
+    place = pointers if count else ctypes.byref(pointers)
+    while True:
+        pointer = session.enter()
+        try:
+            if session.abandoned:
+                session.sweep()
+            status = function(pointer, *arguments, place)
+            if status == 0:
+                break
+            if status not in (_native.ERR_RING_FULL, _native.ERR_LIMIT):
+                _native.check(status)
+            text = _native.last_error()
+        finally:
+            session.leave()
+        if status == _native.ERR_LIMIT and not _frees_something():
+            raise _native.error(status, text)
+        _make_room()
+    if count:
+        return [Op(session, pointers[at], keep, owns_result) for at in range(count)]
+    return Op(session, pointers.value, keep, owns_result)
+
+
+def _frees_something() -> bool:
+    """Whether looking at the finished ops can release any."""
+    return any(op.pointer is not None and not (op.owns_result and op.status == 0) for op in list(_live))
+
+
+def tensors(described: Sequence[Tensor]) -> Any:
+    """A C array of tensors, for groups."""
+    return (Tensor * len(described))(*described)
+
+
+def splits_array(splits: Sequence[int] | None) -> Any:
+    """A C array of rows to send, or None."""
+    return None if splits is None else (ctypes.c_int64 * max(1, len(splits)))(*splits)

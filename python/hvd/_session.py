@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process' one session: opened by init, closed by shutdown, shared by all threads.
+
+hvd_close must be the session's last call. So whoever calls into the library first leaves a mark in `users`, and close
+waits until there is none: waiters look every `SLICE_NS` whether the session is being closed. (list.append and list.pop
+are atomic; that is all the locking the fast path needs.)
+
+A forked child keeps the parent's identity (DataLoader workers ask for rank()), may not use its session, and never
+closes it; init() there opens one of its own.
+"""
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from hvd import _native
+from hvd._native import lib, quick
+from hvd.exceptions import HorovodInternalError, NotInitializedError
+
+#: How long one wait in the library lasts before signals (Ctrl-C) and a shutdown by another thread are looked at.
+SLICE_NS = 50_000_000
+_CLOSE_PATIENCE_S = 10.0
+
+logger = logging.getLogger("hvd")
+_LEVELS = {0: logging.ERROR, 1: logging.WARNING, 2: logging.INFO, 3: logging.DEBUG}
+_NAMES = {"trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING,
+          "error": logging.ERROR, "fatal": logging.CRITICAL}
+
+
+@_native.LOG_CALLBACK
+def _log(_user: Any, level: int, text: bytes) -> None:
+    logger.log(_LEVELS.get(level, logging.INFO), "%s", text.decode("utf-8", "replace"))
+
+
+def _set_up_logging() -> None:
+    """HVD_LOG_LEVEL or HOROVOD_LOG_LEVEL, unless the program has set the logger's level itself."""
+    wanted = os.environ.get("HVD_LOG_LEVEL") or os.environ.get("HOROVOD_LOG_LEVEL")
+    if not wanted or logger.level != logging.NOTSET:
+        return
+    logger.setLevel(_NAMES.get(wanted.lower(), logging.WARNING))
+    if not logger.hasHandlers():
+        logger.addHandler(logging.StreamHandler())
+
+
+class Session:
+    """An open session. `pointer` is the library's, None once closed."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer: int | None = pointer
+        self.pid = os.getpid()
+        self.closing = False
+        self.users: list[None] = []
+        #: Ops that nobody will ask for any more, with what keeps their memory: (pointer, references).
+        self.abandoned: list[tuple[int, Any]] = []
+        #: Called with this session just before it closes, newest first.
+        self.before_close: list[Any] = []
+        self.rank = quick.hvd_rank(pointer)
+        self.size = quick.hvd_size(pointer)
+        self.local_rank = quick.hvd_local_rank(pointer)
+        self.local_size = quick.hvd_local_size(pointer)
+        self.cross_rank = quick.hvd_cross_rank(pointer)
+        self.cross_size = quick.hvd_cross_size(pointer)
+
+    def enter(self) -> int:
+        """Announces a call and gives the pointer for it; leave() must follow."""
+        self.users.append(None)
+        if self.closing or self.pointer is None:
+            self.users.pop()
+            raise NotInitializedError("Horovod has been shut down; call hvd.init() again")
+        return self.pointer
+
+    def leave(self) -> None:
+        """The call is over."""
+        self.users.pop()
+
+    def sweep(self) -> None:
+        """Releases the abandoned ops that are finished. Between enter() and leave()."""
+        for _ in range(len(self.abandoned)):
+            try:
+                pointer, keep = self.abandoned.pop()
+            except IndexError:  # another thread sweeps too
+                return
+            if lib.hvd_test(pointer) == _native.INPROGRESS:
+                self.abandoned.insert(0, (pointer, keep))
+            else:
+                quick.hvd_op_free(pointer)
+
+    def close(self) -> None:
+        """Closes it; waits in other threads end with HorovodInternalError first."""
+        for callback in reversed(self.before_close):
+            callback(self)
+        self.before_close.clear()
+        self.closing = True
+        deadline = time.monotonic() + _CLOSE_PATIENCE_S
+        while self.users and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if self.users:
+            raise HorovodInternalError(f"hvd.shutdown: {len(self.users)} calls of other threads did not end within "
+                                       f"{_CLOSE_PATIENCE_S:.0f} s; the session stays open")
+        pointer, self.pointer = self.pointer, None
+        lib.hvd_close(pointer)
+        self.abandoned.clear()
+
+
+_lock = threading.RLock()
+_current: Session | None = None
+
+
+def _ours(session: Session | None) -> bool:
+    return session is not None and session.pid == os.getpid()
+
+
+def current() -> Session:
+    """The open session, or NotInitializedError."""
+    session = _current
+    if session is None:
+        raise NotInitializedError()
+    return session
+
+
+def is_open() -> bool:
+    """Whether init() was called and shutdown() was not."""
+    return _current is not None
+
+
+def open_session(**fields: Any) -> Session:
+    """A new session, not the process' own. `fields`: of struct hvd_options (text as str). Blocks for the attach."""
+    options = _native.Options()
+    lib.hvd_options_init(ctypes.byref(options))
+    for name, value in fields.items():
+        setattr(options, name, value.encode() if isinstance(value, str) else value)
+    options.log = _log
+    pointer = ctypes.c_void_p()
+    _native.check(lib.hvd_open(ctypes.byref(options), ctypes.byref(pointer)))
+    assert pointer.value is not None
+    return Session(pointer.value)
+
+
+def open_current(**fields: Any) -> tuple[Session, bool]:
+    """Opens the process' session unless there is one; second: whether it was opened now."""
+    global _current
+    with _lock:
+        if _ours(_current):
+            assert _current is not None
+            return _current, False
+        _set_up_logging()
+        _current = open_session(**fields)
+        _close_at_exit()
+        return _current, True
+
+
+def close_current() -> None:
+    """Closes the process' session, if there is one. A forked child only forgets its parent's."""
+    global _current
+    with _lock:
+        session, _current = _current, None
+        if session is None or not _ours(session):
+            return
+        try:
+            session.close()
+        except HorovodInternalError:
+            _current = session
+            raise
+
+
+_exit_registered = False
+
+
+def _close_at_exit() -> None:
+    global _exit_registered
+    if not _exit_registered:
+        atexit.register(close_current)
+        _exit_registered = True
+
+
+def _forget_locks() -> None:
+    """In a forked child another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)

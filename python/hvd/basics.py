@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init, shutdown, who am I, and what this build can do."""
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from hvd import _native, _session, process_sets as _sets
+from hvd._native import lib
+from hvd.exceptions import HorovodInternalError
+from hvd.process_sets import ProcessSet
+
+#: Reduce ops, with the library's and Horovod's numbers.
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
+    """Attaches this process to its job; does nothing when it is attached already.
+
+    Rank and size come from the launcher's environment: hvdrun, horovodrun, torchrun, Open MPI, PMI, Slurm; with none of
+    them this process is rank 0 of 1. Takes milliseconds; does not wait for the other ranks, unless process sets are
+    given. May be repeated after shutdown() any number of times.
+
+    comm: None; a list of global ranks, which then are a job of their own (this rank must be in it); an mpi4py
+        communicator; or a list of communicators, the first for the job, the others for process sets.
+    process_sets: sets to add at once, the same on every rank; or "dynamic".
+    Raises ValueError("Horovod initialization failed. ...") when it cannot attach, or when ranks gave different sets."""
+    sets: Sequence[Any] = ()
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f"process_sets is '{process_sets}'; it must be a list of process sets or \"dynamic\"")
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+    elif process_sets:
+        sets = process_sets
+    communicators: list[Any] = []
+    if isinstance(comm, (list, tuple)) and comm and not isinstance(comm[0], int):
+        comm, *communicators = comm
+    try:
+        _, opened = _session.open_current(**_identity(comm))
+    except HorovodInternalError as error:
+        raise ValueError(f"Horovod initialization failed. {error}") from error
+    if opened:
+        _add_static_sets([*sets, *(ProcessSet(given) for given in communicators)])
+
+
+def _add_static_sets(sets: Sequence[Any]) -> None:
+    _sets.dynamic_allowed = _is_set("DYNAMIC_PROCESS_SETS")
+    try:
+        _sets.set_up(sets)
+    except HorovodInternalError as error:
+        shutdown()
+        raise ValueError(f"Horovod initialization failed. {error}") from error
+    except BaseException:
+        shutdown()
+        raise
+
+
+def _is_set(name: str) -> bool:
+    value = os.environ.get("HVD_" + name) or os.environ.get("HOROVOD_" + name) or "0"
+    digits = value.strip().split()[0] if value.strip() else "0"
+    return digits.lstrip("+").isdigit() and int(digits) > 0
+
+
+def _identity(comm: Any) -> dict[str, Any]:
+    """What hvd_open must not take from the environment."""
+    if comm is None or comm == []:
+        return {}
+    if isinstance(comm, (list, tuple)):
+        return _identity_among([int(rank) for rank in comm])
+    if not hasattr(comm, "Get_rank"):
+        raise ValueError(f"comm is {comm!r}; it must be None, a list of ranks or an mpi4py communicator")
+    job = comm.bcast(f"mpi-{uuid.uuid4().hex[:16]}" if comm.Get_rank() == 0 else None, root=0)
+    return {"rank": comm.Get_rank(), "size": comm.Get_size(), "job": job}
+
+
+def _identity_among(ranks: list[int]) -> dict[str, Any]:
+    probe = _session.open_session()
+    rank, job = probe.rank, _native.quick.hvd_job(probe.pointer).decode()
+    size = probe.size
+    probe.close()
+    if ranks == list(range(size)):
+        return {}
+    if rank not in ranks:
+        raise ValueError(f"init(comm={ranks}): this process is rank {rank} of {size} and not among these ranks; only "
+                         "those that are may call it")
+    return {"rank": ranks.index(rank), "size": len(ranks), "job": f"{job}-{'.'.join(map(str, ranks))}"}
+
+
+def shutdown() -> None:
+    """Detaches this process. Ops that are not finished fail, here and on the ranks that wait for this one. Does nothing
+    when not attached. Also called when the interpreter ends."""
+    _session.close_current()
+    _sets.tear_down()
+
+
+def is_initialized() -> bool:
+    """Whether init() was called and shutdown() was not."""
+    return _session.is_open()
+
+
+def rank() -> int:
+    """This process' number in the job, from 0. ValueError before init(), as for all questions below."""
+    return _session.current().rank
+
+
+def size() -> int:
+    """The number of ranks in the job."""
+    return _session.current().size
+
+
+def local_rank() -> int:
+    """This process' number among those of its node."""
+    return _session.current().local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this node."""
+    return _session.current().local_size
+
+
+def cross_rank() -> int:
+    """The number of this node among the nodes that have a rank of this local_rank()."""
+    return _session.current().cross_rank
+
+
+def cross_size() -> int:
+    """How many nodes have a rank of this local_rank()."""
+    return _session.current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every node has as many ranks as this one."""
+    session = _session.current()
+    return session.local_size * session.cross_size == session.size
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Writes a timeline of all ranks' ops to `file_path` (Chrome trace; valid at every moment) on rank 0; the other ranks'
+    calls do nothing. Replaces a timeline that is being written. ValueError: the file cannot be written."""
+    session = _session.current()
+    if session.rank != 0:
+        return
+    pointer = session.enter()
+    try:
+        status = lib.hvd_timeline_start(pointer, os.fsencode(file_path), int(mark_cycles))
+        if status == _native.ERR_EXISTS:
+            _native.check(lib.hvd_timeline_stop(pointer))
+            status = lib.hvd_timeline_start(pointer, os.fsencode(file_path), int(mark_cycles))
+        _native.check(status)
+    finally:
+        session.leave()
+
+
+def stop_timeline() -> None:
+    """Completes the timeline's file; nothing when none is written."""
+    session = _session.current()
+    if session.rank != 0:
+        return
+    pointer = session.enter()
+    try:
+        _native.check(lib.hvd_timeline_stop(pointer))
+    finally:
+        session.leave()
+
+
+def mpi_threads_supported() -> bool:
+    """ValueError: there is no MPI here."""
+    raise ValueError("Horovod MPI is not enabled; hvd uses no MPI")
+
+
+def mpi_enabled() -> bool:
+    """False: no MPI is used. Ranks that mpirun has started are understood all the same."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: no MPI is linked."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: no Gloo is used; the controller is hvdd."""
+    return False
+
+
+def gloo_built() -> bool:
+    """False: no Gloo is linked."""
+    return False
+
+
+def nccl_built() -> int:
+    """NCCL's version code, e.g. 22809; 0: this build moves no GPU memory by NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether this build works on GPU memory where it lies. False: it goes through host memory."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False."""
+    return False

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subsets of the job's ranks with collectives of their own. A set that waits never delays another."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from hvd import _native, _ops, _session
+from hvd._native import lib, quick
+
+
+def _is_mpi_comm(value: Any) -> bool:
+    return hasattr(value, "Get_rank") and hasattr(value, "Get_size")
+
+
+def ranks_of_comm(comm: Any) -> list[int]:
+    """The global ranks behind an mpi4py communicator. Collective over that communicator."""
+    return sorted(comm.allgather(_session.current().rank))
+
+
+class ProcessSet:
+    """Ranks of the job that do collectives among themselves.
+
+    Made by `init(process_sets=[...])` or `add_process_set`; before that `process_set_id` is None. `ranks`: global
+    ranks, ascending. An mpi4py communicator may stand for them."""
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
+        if _is_mpi_comm(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            ranks_or_comm = ranks_of_comm(ranks_or_comm)
+        self.ranks = sorted(int(rank) for rank in ranks_or_comm)
+
+    def _invalidate(self) -> None:
+        self.process_set_id = None
+
+    def size(self) -> int | None:
+        """Number of members; None before the set is registered."""
+        if self.process_set_id is None:
+            return None
+        if self.process_set_id == 0:
+            return _session.current().size
+        return len(self.ranks or ())
+
+    def rank(self) -> int | None:
+        """This process' place in the set, None before it is registered. ValueError when it is no member."""
+        if self.process_set_id is None:
+            return None
+        if self.process_set_id == 0:
+            return _session.current().rank
+        place = quick.hvd_process_set_rank(_session.current().pointer, self.process_set_id)
+        if place == -1:
+            raise ValueError(f"rank {_session.current().rank} is not a member of {self}")
+        _native.check(place)
+        return place
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None while the ranks are not known."""
+        if self.process_set_id == 0:
+            return True
+        return None if self.ranks is None else _session.current().rank in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+global_process_set = ProcessSet([])
+global_process_set.ranks = None
+_registered: dict[int, ProcessSet] = {}
+
+#: Under the name `horovod` sets can be added after init() only when HOROVOD_DYNAMIC_PROCESS_SETS=1 or
+#: init(process_sets="dynamic") said so; under our own name always.
+dynamic_needs_consent = False
+dynamic_allowed = False
+
+
+def _consent() -> None:
+    if dynamic_needs_consent and not dynamic_allowed:
+        raise ValueError("process sets can be added and removed after init() only when HOROVOD_DYNAMIC_PROCESS_SETS=1 "
+                         "is in the environment or init(process_sets=\"dynamic\") was called")
+
+
+def _start(ranks: Sequence[int]) -> _ops.Op:
+    wanted = (ctypes.c_int * max(1, len(ranks)))(*ranks)
+    try:
+        return _ops.submit(lib.hvd_process_set_add_async, None, wanted, len(ranks), owns_result=True)
+    except ValueError as error:
+        raise ValueError(_explain(ranks, str(error))) from None
+
+
+def _explain(ranks: Sequence[int], text: str) -> str:
+    """The library's sentence, begun as Horovod's users know it where they match on it."""
+    twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
+    size = _session.current().size
+    foreign = [rank for rank in ranks if not 0 <= rank < size]
+    if twice:
+        return f"Tried to register process set with duplicate rank: {twice[0]} ({text})"
+    if foreign:
+        return f"Tried to register process set with invalid rank: {foreign[0]} ({text})"
+    if any(other.ranks == sorted(ranks) for other in [global_process_set, *_registered.values()]):
+        return f"Attempted to add a duplicate process set: {list(ranks)} ({text})"
+    return text
+
+
+def _land(process_set: ProcessSet, op: _ops.Op) -> None:
+    op.wait()
+    process_set.process_set_id = quick.hvd_op_process_set(op.pointer)
+    op.release()
+    _registered[process_set.process_set_id] = process_set
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Adds a set and returns it. Every rank of the job, member or not, must add the same sets in the same order; blocks
+    until all have. ValueError: a duplicate set or rank, an unknown rank."""
+    _consent()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set.process_set_id is not None:
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set} is registered already")
+    _land(process_set, _start(process_set.ranks or []))
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a set on all ranks (each must call it); blocks until all have. False for the global set and for a set
+    that is not registered. The object is invalid afterwards."""
+    _consent()
+    set_id = process_set.process_set_id
+    if not set_id:
+        return False
+    try:
+        op = _ops.submit(lib.hvd_process_set_remove_async, None, set_id)
+    except ValueError:
+        return False
+    op.wait()
+    _registered.pop(set_id, None)
+    process_set._invalidate()  # pylint: disable=protected-access
+    return True
+
+
+def process_set_ids() -> list[int]:
+    """The ids of all sets, 0 (all ranks) included."""
+    session = _session.current()
+    count = quick.hvd_process_set_ids(session.pointer, None, 0)
+    ids = (ctypes.c_int * max(1, count))()
+    return list(ids[:quick.hvd_process_set_ids(session.pointer, ids, count)])
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Id -> global ranks, of every set."""
+    session = _session.current()
+    found = {}
+    for set_id in process_set_ids():
+        ranks = (ctypes.c_int * session.size)()
+        count = quick.hvd_process_set_ranks(session.pointer, set_id, ranks, session.size)
+        found[set_id] = list(ranks[:count])
+    return found
+
+
+def set_up(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
+    """After the session was opened: the global set, and the static ones, all at once."""
+    session = _session.current()
+    global_process_set.process_set_id = 0
+    global_process_set.ranks = list(range(session.size))
+    wanted = [given if isinstance(given, ProcessSet) else ProcessSet(given) for given in process_sets]
+    for at, process_set in enumerate(wanted):
+        if process_set.ranks in [before.ranks for before in wanted[:at]] + [global_process_set.ranks]:
+            raise ValueError(f"A process set was given twice: number {at} of process_sets, {process_set}")
+    started = [(process_set, _start(process_set.ranks or [])) for process_set in wanted]
+    for process_set, op in started:
+        _land(process_set, op)
+
+
+def tear_down() -> None:
+    """After the session was closed: no set is registered any more."""
+    for process_set in _registered.values():
+        process_set._invalidate()  # pylint: disable=protected-access
+    _registered.clear()
+    global_process_set._invalidate()  # pylint: disable=protected-access
+    global_process_set.ranks = None
+
+
+def id_of(process_set: ProcessSet, what: str) -> int:
+    """The id for an op. ValueError in Horovod's words when the set is not registered or this rank is no member."""
+    set_id = process_set.process_set_id
+    if set_id == 0:
+        return 0
+    session = _session.current()
+    if set_id is None:
+        if process_set is global_process_set:
+            return 0
+        raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
+    if session.rank not in (process_set.ranks or ()):
+        raise ValueError(f"{what}: Rank {session.rank} is not a member of the provided process set.")
+    return set_id
