@@ -484,7 +484,8 @@ int hvd_cancel(struct hvd_op *op)
         return rc;
     struct hvd_session *session = op->session;
     client_wait_drain(session);
-    client_express_settle(session, op); /* only the engine can take an op back */
+    if (op->express.active) /* still waiting in its slot: the engine looks there */
+        client_express_look(session, op);
     if (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED)
         rc = client_submit_cancel(session, op, "hvd_cancel");
     client_session_leave(session);

@@ -6,7 +6,7 @@
  * because
  *   - a rank submits something else under that name, through the ring,
  *   - a rank is lost, leaves or joins: everything is seized,
- *   - a rank asks for it (it wants to cancel, or to sleep on its event descriptor),
+ *   - a rank cancels its op, or asks for it (to sleep on its event descriptor),
  *   - the op has waited for EXPRESS_AGE_NS: then it belongs into the table of waiting ops.
  * Seizing turns what the ranks brought into ordinary parts. Only a cookie and a time are taken from
  * the slot; everything else about the op was agreed on when the ticket was given and lies here.
@@ -229,6 +229,29 @@ void engine_express_seize_set(struct engine *engine, const struct engine_set *se
 
     for (uint32_t i = 0; express->open > 0 && i < express->used; i++) {
         if (express->slots[i].set == set)
+            seize(engine, &express->slots[i]);
+    }
+}
+
+static bool waits_in(const struct engine *engine, uint32_t index, int32_t rank, uint64_t cookie)
+{
+    const struct hvi_express *map = &engine->express.map;
+    const struct engine_express_slot *slot = &engine->express.slots[index];
+    int32_t member = slot->open ? engine_set_rank(slot->set, rank) : -1;
+
+    if (member < 0)
+        return false;
+    uint32_t arrived = hvi_express_arrived(map, index) & slot->everybody;
+    return arrived != slot->everybody && (arrived >> member & 1) != 0 &&
+           hvi_express_part(map, index, (uint32_t)rank)->cookie == cookie;
+}
+
+void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cookie)
+{
+    struct engine_express *express = &engine->express;
+
+    for (uint32_t i = 0; express->open > 0 && i < express->used; i++) {
+        if (waits_in(engine, i, rank, cookie))
             seize(engine, &express->slots[i]);
     }
 }

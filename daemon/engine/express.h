@@ -53,9 +53,12 @@ void engine_express_stop(struct engine *engine);
 void engine_express_grant(struct engine *engine, struct engine_op *op);
 /* The tensor's op goes on in the engine: parts that lie in its slot join it. */
 void engine_express_seize(struct engine *engine, struct engine_tensor *tensor);
-/* The same for every slot of a set, and for every slot there is: for when somebody is lost or ops have to be looked at one by one. */
+/* The same for every slot of a set, and for every slot there is: for when somebody is lost or ops
+ * have to be looked at one by one. */
 void engine_express_seize_set(struct engine *engine, const struct engine_set *set);
 void engine_express_seize_all(struct engine *engine);
+/* The rank wants its op back: if that still waits in a slot for others, it is a part from now on. */
+void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cookie);
 /* The tensor goes. */
 void engine_express_release(struct engine *engine, struct engine_tensor *tensor);
 /* Adds what ranks did in slots to their rows and traces: before anybody reads these. */

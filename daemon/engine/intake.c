@@ -455,11 +455,13 @@ static void take_output(struct engine_part *part, const struct hvi_submission *c
     engine_negotiate_output(part->session->engine, part);
 }
 
-static void take_cancel(struct engine_part *part)
+static void take_cancel(struct engine_session *session, uint64_t cookie)
 {
     char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
-    if (!part || !part->op)
+    engine_express_seize_op(session->engine, session->rank, cookie);
+    struct engine_part *part = engine_intake_find(session, cookie);
+    if (!part || !part->op || session->over)
         return;
     engine_tensor_label(part->tensor, label);
     snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
@@ -620,7 +622,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
     if (status != HVI_OK)
         engine_session_violation(session, text);
     else if (copy->kind == HVI_SUBMIT_CANCEL)
-        take_cancel(known);
+        take_cancel(session, copy->cookie);
     else if (copy->kind == HVI_SUBMIT_OUTPUT)
         take_output(known, copy, &operands);
     else

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from hvt import Status, arith, scaled, wait_until
+from hvt.daemon import stopped
 from hvt.job import Job, job_of
 
 INT32 = arith.DTYPES["int32"]
@@ -122,6 +123,16 @@ def test_cancelled_while_it_waits_in_a_slot(job):
     assert job.ranks[0].outcome(op).status == Status.ERR_CANCELLED
     go(job, "cancelled", 4)
     settle(job, "cancelled")
+
+
+def test_cancelled_in_a_slot_while_the_engine_stands_still(job):
+    settle(job, "late")
+    with stopped(job.daemon.jobs()[0]["engine_pid"]):
+        op = submit(job, 0, "late", 9)
+        assert job.ranks[0].cancel(op).ok
+    assert job.ranks[0].outcome(op).status == Status.ERR_CANCELLED
+    go(job, "late", 4)
+    settle(job, "late")
 
 
 def test_released_while_it_waits_in_a_slot(job):
