@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/habits.h"
 
+#include "base/huge.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
-#endif
-
-#define HUGE_BYTES (UINT64_C(2) << 20)
-#define TRY_AGAIN  64u /* uses: memory that was freed and came back has small pages again */
-#define SETTING    "/sys/kernel/mm/transparent_hugepage/enabled"
+#define TRY_AGAIN 64u /* uses: memory that was freed and came back has small pages again */
+#define SETTING   "/sys/kernel/mm/transparent_hugepage/enabled"
 
 static bool possible;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -45,12 +42,14 @@ static bool collapse(uint64_t first, uint64_t end)
  * model lie side by side, and few begin at a border. */
 bool client_habits_collapse(const void *data, uint64_t bytes)
 {
-    uint64_t low = (uint64_t)(uintptr_t)data / HUGE_BYTES * HUGE_BYTES;
-    uint64_t high = ((uint64_t)(uintptr_t)data + bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    uint64_t low = (uint64_t)(uintptr_t)data / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    uint64_t high =
+        ((uint64_t)(uintptr_t)data + bytes + HVI_HUGE_BYTES - 1) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
     if (collapse(low, high))
         return true;
-    uint64_t first = ((uint64_t)(uintptr_t)data + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
-    uint64_t end = ((uint64_t)(uintptr_t)data + bytes) / HUGE_BYTES * HUGE_BYTES;
+    uint64_t first =
+        ((uint64_t)(uintptr_t)data + HVI_HUGE_BYTES - 1) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    uint64_t end = ((uint64_t)(uintptr_t)data + bytes) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
     return collapse(first, end) && (end - first) * 2 >= bytes;
 }
 

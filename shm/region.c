@@ -23,6 +23,7 @@
 #include "shm/region.h"
 
 #include "base/bits.h"
+#include "base/huge.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -41,9 +42,6 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
 #endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
-#endif
 
 #define PAGE_BYTES 4096u
 #define SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
@@ -52,7 +50,6 @@
 #define STEP_BYTES       (UINT64_C(64) << 20)
 #define LEAST_STEP_BYTES (UINT64_C(64) << 10)
 #define LARGE_BYTES      (UINT64_C(16) << 20) /* from here on available memory is looked at first */
-#define HUGE_PAGE_BYTES  (UINT64_C(2) << 20)
 
 static int status_of_errno(int error)
 {
@@ -124,12 +121,12 @@ static int reserve(int fd, uint64_t bytes)
  */
 static void *find_aligned(uint64_t bytes)
 {
-    void *space = mmap(NULL, bytes + HUGE_PAGE_BYTES, PROT_NONE,
+    void *space = mmap(NULL, bytes + HVI_HUGE_BYTES, PROT_NONE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED)
         return NULL;
-    munmap(space, bytes + HUGE_PAGE_BYTES);
-    return (char *)space + (HUGE_PAGE_BYTES - (uintptr_t)space % HUGE_PAGE_BYTES);
+    munmap(space, bytes + HVI_HUGE_BYTES);
+    return (char *)space + (HVI_HUGE_BYTES - (uintptr_t)space % HVI_HUGE_BYTES);
 }
 
 /* Aligned for huge pages if one fits in. The address is a wish and not MAP_FIXED: if another thread
@@ -137,7 +134,7 @@ static void *find_aligned(uint64_t bytes)
  */
 static int map_shared(int fd, uint64_t bytes, void **base_p)
 {
-    void *wish = bytes >= HUGE_PAGE_BYTES ? find_aligned(bytes) : NULL;
+    void *wish = bytes >= HVI_HUGE_BYTES ? find_aligned(bytes) : NULL;
     void *base = mmap(wish, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         return errno;
@@ -148,7 +145,7 @@ static int map_shared(int fd, uint64_t bytes, void **base_p)
 /* Huge pages for [at, at + bytes) of the file, whole ones. False when it is no use to go on. */
 static bool collapse(int fd, void *base, uint64_t at, uint64_t bytes)
 {
-    for (uint64_t page = at; page < at + bytes; page += HUGE_PAGE_BYTES) {
+    for (uint64_t page = at; page < at + bytes; page += HVI_HUGE_BYTES) {
         if (pwrite(fd, "", 1, (off_t)page) != 1)
             return false;
     }
@@ -158,8 +155,8 @@ static bool collapse(int fd, void *base, uint64_t at, uint64_t bytes)
 /* As many huge pages as there are to be had; none is no error. */
 static void take_huge_pages(int fd, void *base, uint64_t bytes)
 {
-    uint64_t whole = bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
-    if (whole == 0 || (uintptr_t)base % HUGE_PAGE_BYTES != 0)
+    uint64_t whole = bytes / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    if (whole == 0 || (uintptr_t)base % HVI_HUGE_BYTES != 0)
         return;
     uint64_t step = STEP_BYTES; /* each costs one round through all processors */
     for (uint64_t at = 0; at < whole; at += step) {
@@ -171,7 +168,7 @@ static void take_huge_pages(int fd, void *base, uint64_t bytes)
 
 static void ask_for_huge_pages(const struct hvi_region *region)
 {
-    if (region->bytes >= HUGE_PAGE_BYTES) /* a hint; not every kernel has it for shared memory */
+    if (region->bytes >= HVI_HUGE_BYTES) /* a hint; not every kernel has it for shared memory */
         (void)madvise(region->base, region->bytes, MADV_HUGEPAGE);
 }
 

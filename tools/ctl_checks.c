@@ -2,6 +2,7 @@
  * What hvdd needs from a machine, and what it could use. "problem": hvdd would not work. "note": it
  * works, but something is missing, slow or off. */
 #include "base/fate.h"
+#include "base/huge.h"
 #include "tools/ctl_doctor.h"
 #include "tools/text.h"
 
@@ -26,11 +27,6 @@
 #define NOFILE_NEEDED    256u
 #define NOFILE_GOOD      1024u
 #define MEMORY_LOW_BYTES (1ull << 30)
-#define HUGE_PAGE_BYTES  (2ull << 20)
-
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
-#endif
 
 static void found(struct ctl_finding *finding, enum ctl_verdict verdict, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -263,15 +259,15 @@ static void check_memory(const struct ctl *ctl, struct ctl_finding *finding)
 static bool memfds_get_huge_pages(void)
 {
     const int fd = memfd_create("hvd-doctor", MFD_CLOEXEC);
-    char *space = mmap(NULL, 2 * HUGE_PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *space = mmap(NULL, 2 * HVI_HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     bool huge = false;
     if (space != MAP_FAILED) {
-        char *start = space + (HUGE_PAGE_BYTES - (uintptr_t)space % HUGE_PAGE_BYTES);
-        huge = fd >= 0 && pwrite(fd, "", 1, HUGE_PAGE_BYTES - 1) == 1 &&
-               mmap(start, HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
-                    0) != MAP_FAILED &&
-               madvise(start, HUGE_PAGE_BYTES, MADV_COLLAPSE) == 0;
-        munmap(space, 2 * HUGE_PAGE_BYTES);
+        char *start = space + (HVI_HUGE_BYTES - (uintptr_t)space % HVI_HUGE_BYTES);
+        huge = fd >= 0 && pwrite(fd, "", 1, HVI_HUGE_BYTES - 1) == 1 &&
+               mmap(start, HVI_HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) !=
+                   MAP_FAILED &&
+               madvise(start, HVI_HUGE_BYTES, MADV_COLLAPSE) == 0;
+        munmap(space, 2 * HVI_HUGE_BYTES);
     }
     if (fd >= 0)
         close(fd);

@@ -16,6 +16,7 @@
 #include "tools/perf.h"
 
 #include "base/clock.h"
+#include "base/huge.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -29,8 +30,7 @@
 #define ROUNDS_MOST  5000
 #define PIECE_LEAST  (64u * 1024u)
 #define PIECE_MOST   (256u * 1024u)
-#define PIECES_EACH  4u /* per thread, at least */
-#define HUGE_BYTES   (2u << 20)
+#define PIECES_EACH  4u  /* per thread, at least */
 #define STEP         32u /* floats summed at a time: 4 vectors of 8 */
 #define THREADS_MAX  256
 #define SPINS        200
@@ -219,7 +219,7 @@ static void time_rounds(void (*round)(void *), void *argument, struct perf_row *
 static void *touched(uint64_t bytes, bool huge)
 {
     void *memory = NULL;
-    if (posix_memalign(&memory, huge ? HUGE_BYTES : 4096, bytes + 1) != 0)
+    if (posix_memalign(&memory, huge ? HVI_HUGE_BYTES : 4096, bytes + 1) != 0)
         return NULL;
     if (huge && madvise(memory, bytes, MADV_HUGEPAGE) != 0) {
         free(memory);
@@ -304,7 +304,7 @@ static int reference_onepass(const struct perf_options *options, int ranks, uint
 {
     struct onepass pass = {.ranks = ranks, .floats = bytes / sizeof(float)};
     bool ok = true;
-    if (pass.floats == 0 || (huge && bytes < HUGE_BYTES))
+    if (pass.floats == 0 || (huge && bytes < HVI_HUGE_BYTES))
         return 0;
     divide(&pass);
     pass.buffers = calloc((size_t)ranks, sizeof *pass.buffers);

@@ -2,6 +2,8 @@
  * Memory that comes again: the second time it goes to huge pages, with its contents, and only where
  * that is allowed. */
 #include "client/habits.h"
+
+#include "base/huge.h"
 #include "tests/unit/hvt_main.h"
 
 #include <inttypes.h>
@@ -9,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define HUGE  (UINT64_C(2) << 20)
+#define HUGE  HVI_HUGE_BYTES
 #define BYTES (8 * HUGE)
 
 static struct client_habits habits;

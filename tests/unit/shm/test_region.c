@@ -3,6 +3,7 @@
  * behind. */
 #include "shm/region.h"
 
+#include "base/huge.h"
 #include "base/status.h"
 #include "shm/abi.h"
 #include "tests/unit/hvt_main.h"
@@ -19,12 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1 */
-#endif
-
-#define SEALS      (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-#define HUGE_BYTES (UINT64_C(2) << 20)
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 static struct hvi_region make(uint64_t bytes)
 {
@@ -403,7 +399,7 @@ void *__wrap_mmap(void *start, size_t bytes, int prot, int flags, int fd, off_t 
 
 static bool is_aligned(const void *base)
 {
-    return (uintptr_t)base % HUGE_BYTES == 0;
+    return (uintptr_t)base % HVI_HUGE_BYTES == 0;
 }
 
 static void check_reserved_and_zeroed(const struct hvi_region *region)
@@ -437,7 +433,8 @@ static uint64_t huge_bytes_of(const struct hvi_region *region)
 
 START_TEST(from_a_huge_page_on_regions_begin_at_one_at_both_ends)
 {
-    const uint64_t sizes[] = {HUGE_BYTES, HUGE_BYTES + 4096, 2 * HUGE_BYTES - 4096, 7 * HUGE_BYTES};
+    const uint64_t sizes[] = {HVI_HUGE_BYTES, HVI_HUGE_BYTES + 4096, 2 * HVI_HUGE_BYTES - 4096,
+                              7 * HVI_HUGE_BYTES};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         struct hvi_region ours = make(sizes[i]);
         struct hvi_region theirs = HVI_REGION_INIT;
@@ -463,7 +460,7 @@ END_TEST
 
 START_TEST(small_regions_know_nothing_of_huge_pages)
 {
-    struct hvi_region region = make(HUGE_BYTES - 4096);
+    struct hvi_region region = make(HVI_HUGE_BYTES - 4096);
     ck_assert_int_eq(kernel.collapse_calls, 0);
     check_reserved_and_zeroed(&region);
     hvi_region_fini(&region);
@@ -479,7 +476,7 @@ START_TEST(without_huge_pages_a_region_has_small_ones)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         kernel.collapse_error = cases[i].error;
         kernel.collapse_calls = 0;
-        struct hvi_region region = make((65 << 20) + HUGE_BYTES / 2 + 4096);
+        struct hvi_region region = make((65 << 20) + HVI_HUGE_BYTES / 2 + 4096);
         ck_assert_int_eq(kernel.collapse_calls, cases[i].calls);
         check_reserved_and_zeroed(&region);
         ck_assert_int_eq(fcntl(region.fd, F_GET_SEALS) & SEALS, SEALS);
