@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvdrun: starts the ranks of a job on this machine, shows what they print, and ends them together.
  *
- *   run_options.c  command line          run_procs.c  processes and their groups
- *   run_daemon.c   the private hvdd      run_output.c prefixes, lines, our stdout
- *   run_start.c    a rank's environment  run_loop.c   the event loop
- *   run_end.c      who failed, what next run_guard.c  cleans up if hvdrun is SIGKILLed
+ *   run_flags.def  every option          run_options.c what the command line says
+ *   run_hosts.c    which machine         run_procs.c   processes and their groups
+ *   run_daemon.c   the private hvdd      run_output.c  prefixes, lines, our stdout
+ *   run_start.c    a rank's environment  run_loop.c    the event loop
+ *   run_end.c      who failed, what next run_guard.c   cleans up if hvdrun is SIGKILLed
  *
  * One thread of our own (libzmq adds its two once the ranks run). Order of birth: guard, hvdd,
  * ranks, admin client: so every fork happens before a second thread exists. Each rank leads a
@@ -14,6 +15,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "tools/run.h"
+#include "tools/run_flags.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -255,22 +257,36 @@ static int launch(const struct run_options *options)
     return run.exit_code;
 }
 
+/* What is asked for instead of a launch. */
+static bool print_instead(const struct run_options *options)
+{
+    if (options->help)
+        run_flags_help(stdout, run_options_program(options));
+    else if (options->help_man)
+        run_flags_help_man(stdout);
+    else if (options->version)
+        puts(options->compat ? HVD_VERSION_TEXT : "hvdrun " HVD_VERSION_TEXT);
+    else if (options->check_build)
+        run_options_check_build(stdout);
+    else
+        return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     struct run_options options;
-    char text[512];
+    char text[1024];
     fill_standard_fds();
     if (run_options_parse(argc, argv, &options, text, sizeof text) != 0) {
         fprintf(stderr, "hvdrun: %s\nTry hvdrun --help.\n", text);
         return 2;
     }
-    if (options.help)
-        run_options_help(stdout);
-    else if (options.version)
-        puts("hvdrun " HVD_VERSION_TEXT);
-    else if (options.check_build)
-        run_options_check_build(stdout);
-    else
-        return launch(&options);
-    return fflush(stdout) == 0 ? 0 : 1;
+    int code = 0;
+    if (!print_instead(&options)) {
+        run_options_tell_idle(&options, stderr);
+        code = launch(&options);
+    }
+    run_options_fini(&options);
+    return fflush(stdout) == 0 ? code : 1;
 }

@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -96,7 +95,7 @@ static void find_program(const struct run_options *options, char *path_p, size_t
 struct arguments {
     char *list[ARGUMENTS_MAX];
     size_t count;
-    char numbers[4][ARGUMENT_BYTES];
+    char numbers[2][ARGUMENT_BYTES];
 };
 
 static void add(struct arguments *arguments, const char *name, const char *value)
@@ -112,18 +111,12 @@ static void make_arguments(const struct run_options *options, const char *progra
     memset(out, 0, sizeof *out);
     snprintf(out->numbers[0], ARGUMENT_BYTES, "%d", ready_fd);
     snprintf(out->numbers[1], ARGUMENT_BYTES, "%d", parent_fd);
-    snprintf(out->numbers[2], ARGUMENT_BYTES, "%" PRIu64 "ms",
-             (uint64_t)(options->stall_warn_ns / HVI_NS_MS));
     add(out, program, NULL);
     add(out, "--private=yes", NULL);
     add(out, "--runtime-dir", dir);
     add(out, "--ready-fd", out->numbers[0]);
     add(out, "--parent-fd", out->numbers[1]);
     add(out, "--log-level", options->log_level != NULL ? options->log_level : "warning");
-    if (options->no_stall_check)
-        add(out, "--stall-warn", "0");
-    else if (options->stall_warn_ns != 0)
-        add(out, "--stall-warn", out->numbers[2]);
 }
 
 /* A daemon of ours must not take hvdrun's own service manager for its own. */

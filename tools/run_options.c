@@ -1,311 +1,379 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/run_options.h"
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/types.h"
+#include "tools/run_flags.h"
+#include "tools/run_hosts.h"
 #include "tools/text.h"
 
 #include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define FLAGS_MAX 128 /* rows */
+#define MANY      1000000000000L
 
-enum option_kind {
-    OPT_RANKS,
-    OPT_LEVEL,
-    OPT_BINDING,
-    OPT_TEXT,    /* const char * */
-    OPT_SECONDS, /* uint64_t, in ns */
-    OPT_SWITCH,  /* bool */
-    OPT_REFUSED, /* .help says why */
+/* Where a value goes, and where to complain. */
+struct taking {
+    struct run_options *options;
+    const struct run_flag *flag;
+    const char *value; /* NULL for switches */
+    char *text;
+    size_t text_size;
 };
 
-struct row {
-    const char *names[3]; /* all accepted with one dash or two, the last one is the proper one */
-    const char *arg;      /* NULL: none */
-    enum option_kind kind;
-    size_t offset; /* of the member in struct run_options */
-    const char *help;
-};
-
-#define AT(member) offsetof(struct run_options, member)
-
-#define HELP_COLUMN 28 /* blanks before the help of an option */
-
-#define NO_REMOTE  "hvdrun starts processes on this machine only; many machines come later"
-#define NO_ELASTIC "elastic jobs come later"
-#define NO_TUNING  "hvdd has no such knob; leave it out"
-
-static const struct row rows[] = {
-    {{"np", "num-proc"}, "N", OPT_RANKS, AT(ranks), "how many processes (ranks) to start"},
-    {{"H", "hosts"}, "localhost:N", OPT_TEXT, AT(hosts), "only this machine, with N slots"},
-    {{"bind-to"},
-     "core|none",
-     OPT_BINDING,
-     0,
-     "core: each rank on one core, in turn; for more ranks than cores (none)"},
-    {{"address"},
-     "DIR",
-     OPT_TEXT,
-     AT(address),
-     "use the hvdd there (or HVD_ADDRESS) instead of a private one"},
-    {{"hvdd"}, "PATH", OPT_TEXT, AT(hvdd), "the hvdd program to start privately"},
-    {{"output-filename"},
-     "DIR",
-     OPT_TEXT,
-     AT(output_dir),
-     "also keep output, unprefixed, in DIR/rank.<r>/stdout and stderr"},
-    {{"prefix-timestamp", "prefix-output-with-timestamp"},
-     NULL,
-     OPT_SWITCH,
-     AT(timestamps),
-     "date and time before each line"},
-    {{"disable-prefix", "no-prefix"}, NULL, OPT_SWITCH, AT(no_prefix), "output lines as they are"},
-    {{"start-timeout"},
-     "S",
-     OPT_SECONDS,
-     AT(start_timeout_ns),
-     "time for the private hvdd to start (30)"},
-    {{"grace"},
-     "S",
-     OPT_SECONDS,
-     AT(grace_ns),
-     "time between SIGTERM and SIGKILL for the rest (5)"},
-    {{"stall-check-warning-time-seconds"},
-     "S",
-     OPT_SECONDS,
-     AT(stall_warn_ns),
-     "warn about an op that has waited that long (60)"},
-    {{"no-stall-check"}, NULL, OPT_SWITCH, AT(no_stall_check), "never warn about ops that wait"},
-    {{"log-level"},
-     "LEVEL",
-     OPT_LEVEL,
-     AT(log_level),
-     "trace, debug, info, warning or error, for ranks and the private hvdd"},
-    {{"verbose"}, NULL, OPT_SWITCH, AT(verbose), "say what is started and how it ends"},
-    {{"cb", "check-build"}, NULL, OPT_SWITCH, AT(check_build), "what this build can do"},
-    {{"v", "version"}, NULL, OPT_SWITCH, AT(version), "version"},
-    {{"h", "help"}, NULL, OPT_SWITCH, AT(help), "this text"},
-
-    {{"hostfile"}, "F", OPT_REFUSED, 0, NO_REMOTE},
-    {{"host-discovery-script"}, "F", OPT_REFUSED, 0, NO_REMOTE},
-    {{"p", "ssh-port"}, "N", OPT_REFUSED, 0, NO_REMOTE},
-    {{"i", "ssh-identity-file"}, "F", OPT_REFUSED, 0, NO_REMOTE},
-    {{"network-interfaces", "network-interface"}, "L", OPT_REFUSED, 0, NO_REMOTE},
-    {{"min-np", "min-num-proc"}, "N", OPT_REFUSED, 0, NO_ELASTIC},
-    {{"max-np", "max-num-proc"}, "N", OPT_REFUSED, 0, NO_ELASTIC},
-    {{"reset-limit"}, "N", OPT_REFUSED, 0, NO_ELASTIC},
-    {{"timeline-filename"}, "F", OPT_REFUSED, 0, "timelines come later"},
-    {{"config-file"}, "F", OPT_REFUSED, 0, "hvdrun reads no configuration file; use the options"},
-    {{"mpi"}, NULL, OPT_REFUSED, 0, "there is no MPI here; leave it out"},
-    {{"gloo"}, NULL, OPT_REFUSED, 0, "there is no Gloo here; leave it out"},
-    {{"fusion-threshold-mb"}, "N", OPT_REFUSED, 0, NO_TUNING},
-    {{"cycle-time-ms"}, "N", OPT_REFUSED, 0, NO_TUNING},
-    {{"cache-capacity"}, "N", OPT_REFUSED, 0, NO_TUNING},
-    {{"autotune"}, NULL, OPT_REFUSED, 0, NO_TUNING},
-};
-
-#define GETOPT_ROWS (3 * COUNT(rows) + 1)
-
-/* getopt's `val` is the index of our row plus 1. */
-static void build_getopt(struct option *out)
+__attribute__((format(printf, 2, 3))) static int complain(const struct taking *taking,
+                                                          const char *format, ...)
 {
-    size_t used = 0;
-    for (size_t i = 0; i < COUNT(rows); i++)
-        for (size_t n = 0; n < COUNT(rows[i].names) && rows[i].names[n] != NULL; n++)
-            out[used++] = (struct option){
-                .name = rows[i].names[n],
-                .has_arg = rows[i].arg != NULL ? required_argument : no_argument,
-                .val = (int)i + 1,
-            };
-    out[used] = (struct option){.name = NULL};
-}
-
-static int seconds(const char *name, const char *value, uint64_t *ns_p, char *text_p, size_t size)
-{
-    if (text_parse_seconds(value, ns_p) == 0)
-        return 0;
-    snprintf(text_p, size, "--%s takes a number of seconds, not '%s'", name, value);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(taking->text, taking->text_size, format, arguments);
+    va_end(arguments);
     return -1;
 }
 
-static int set_ranks(struct run_options *options, const char *value, char *text_p, size_t size)
+/* ---- values ---- */
+
+/* cycle_time_ms: the name in Horovod's own words about a value. */
+static int complain_range(const struct taking *taking, const char *range)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s", taking->flag->name);
+    for (char *dash = name; (dash = strchr(dash, '-')) != NULL;)
+        *dash = '_';
+    return complain(taking, "%s=%s must be %s", name, taking->value, range);
+}
+
+static int check_number(const struct taking *taking, double *number_p)
+{
+    char *end;
+    const double number = strtod(taking->value, &end);
+    if (end == taking->value || *end != '\0' || !isfinite(number))
+        return complain(taking, "--%s takes a number, not '%s'", taking->flag->name, taking->value);
+    if (taking->flag->kind == RUN_FLAG_FRACTION && !(number >= 0 && number <= 1))
+        return complain_range(taking, "in [0, 1]");
+    if (number < 0)
+        return complain_range(taking, ">= 0");
+    *number_p = number;
+    return 0;
+}
+
+static int check_count(const struct taking *taking, long max, long *count_p)
+{
+    if (text_parse_int(taking->value, -MANY, max, count_p) != 0)
+        return complain(taking, "--%s takes a whole number up to %ld, not '%s'", taking->flag->name,
+                        max, taking->value);
+    return *count_p < 0 ? complain_range(taking, ">= 0") : 0;
+}
+
+static int check_seconds(const struct taking *taking, uint64_t *ns_p)
+{
+    double number;
+    if (check_number(taking, &number) != 0)
+        return -1;
+    if (text_parse_seconds(taking->value, ns_p) != 0)
+        return complain(taking, "--%s takes a number of seconds up to a year, not '%s'",
+                        taking->flag->name, taking->value);
+    return 0;
+}
+
+static int set_ranks(const struct taking *taking)
 {
     long number;
-    if (text_parse_int(value, 1, HVI_RANKS_MAX, &number) != 0) {
-        snprintf(text_p, size, "-np takes a number of processes from 1 to %d, not '%s'",
-                 HVI_RANKS_MAX, value);
-        return -1;
-    }
-    options->ranks = (int)number;
+    if (text_parse_int(taking->value, 1, HVI_RANKS_MAX, &number) != 0)
+        return complain(taking, "-np takes a number of processes from 1 to %d, not '%s'",
+                        HVI_RANKS_MAX, taking->value);
+    taking->options->ranks = (int)number;
     return 0;
 }
 
-static int set_binding(struct run_options *options, const char *value, char *text_p, size_t size)
+static int set_binding(const struct taking *taking)
 {
-    options->bind_to_core = strcmp(value, "core") == 0;
-    if (options->bind_to_core || strcmp(value, "none") == 0)
+    taking->options->bind_to_core = strcmp(taking->value, "core") == 0;
+    if (taking->options->bind_to_core || strcmp(taking->value, "none") == 0)
         return 0;
-    snprintf(text_p, size, "--bind-to takes core or none, not '%s'", value);
+    return complain(taking, "--bind-to takes core or none, not '%s'", taking->value);
+}
+
+static int set_level(const struct taking *taking)
+{
+    const int level = hvi_log_level_parse(taking->value);
+    if (level < 0)
+        return complain(taking,
+                        "--log-level takes trace, debug, info, warning, error or fatal, not '%s'",
+                        taking->value);
+    taking->options->log_level = hvi_log_level_text((enum hvi_log_level)level);
+    return 0;
+}
+
+/* Checks the value and sets the member, if there is one. *export_p is what the ranks are told;
+ * `room` is for a value that is not handed on as it is. */
+static int set_member(const struct taking *taking, char room[32], const char **export_p)
+{
+    const struct run_flag *flag = taking->flag;
+    const bool has_member = flag->member != RUN_FLAG_NO_MEMBER;
+    void *member = has_member ? (char *)taking->options + flag->member : NULL;
+    double number;
+    long count;
+    uint64_t ns;
+    *export_p = taking->value;
+    switch (flag->kind) {
+    case RUN_FLAG_GROUP:
+        break;
+    case RUN_FLAG_ON:
+    case RUN_FLAG_OFF:
+        *export_p = flag->kind == RUN_FLAG_ON ? "1" : "0";
+        if (has_member)
+            *(bool *)member = flag->kind == RUN_FLAG_ON;
+        return 0;
+    case RUN_FLAG_TEXT:
+        if (has_member)
+            *(const char **)member = taking->value;
+        return 0;
+    case RUN_FLAG_SECONDS:
+        return check_seconds(taking, has_member ? member : &ns);
+    case RUN_FLAG_COUNT:
+        return check_count(taking, MANY, &count);
+    case RUN_FLAG_NUMBER:
+    case RUN_FLAG_FRACTION:
+        return check_number(taking, &number);
+    case RUN_FLAG_MEGABYTES:
+        if (check_count(taking, MANY >> 20, &count) != 0)
+            return -1;
+        snprintf(room, 32, "%ld", count << 20);
+        *export_p = room;
+        return 0;
+    case RUN_FLAG_RANKS:
+        return set_ranks(taking);
+    case RUN_FLAG_LEVEL:
+        return set_level(taking);
+    case RUN_FLAG_BINDING:
+        return set_binding(taking);
+    }
     return -1;
 }
 
-static int set_log_level(struct run_options *options, const char *value, char *text_p, size_t size)
+static void drop_export(struct run_options *options, size_t index)
 {
-    if (hvi_log_level_parse(value) < 0) {
-        snprintf(text_p, size, "--log-level takes trace, debug, info, warning or error, not '%s'",
-                 value);
-        return -1;
+    free(options->exports[index]);
+    options->exports[index] = options->exports[--options->export_count];
+}
+
+static int set_export(const struct taking *taking, const char *value)
+{
+    struct run_options *options = taking->options;
+    char *text;
+    if (asprintf(&text, "HOROVOD_%s=%s", taking->flag->variable, value) < 0)
+        return complain(taking, "out of memory");
+    const size_t length = strcspn(text, "=") + 1;
+    for (size_t i = 0; i < options->export_count; i++)
+        if (strncmp(options->exports[i], text, length) == 0)
+            drop_export(options, i--);
+    if (options->export_count == RUN_EXPORTS_MAX) {
+        free(text);
+        return complain(taking, "too many settings for the ranks");
     }
-    options->log_level = value;
+    options->exports[options->export_count++] = text;
     return 0;
 }
 
-static int refuse(const struct row *row, char *text_p, size_t size)
+static void note_idle(struct run_options *options, const struct run_flag *flag)
 {
-    const char *name = row->names[1] != NULL ? row->names[1] : row->names[0];
-    snprintf(text_p, size, "--%s is not available: %s", name, row->help);
-    return -1;
+    for (size_t i = 0; i < options->idle_count; i++)
+        if (options->idle[i] == flag)
+            return;
+    if (options->idle_count < RUN_IDLE_MAX)
+        options->idle[options->idle_count++] = flag;
 }
 
-static int take(struct run_options *options, const struct row *row, const char *value, char *text_p,
-                size_t size)
+static int take(const struct taking *taking)
 {
-    void *member = (char *)options + row->offset;
-    switch (row->kind) {
-    case OPT_RANKS:
-        return set_ranks(options, value, text_p, size);
-    case OPT_LEVEL:
-        return set_log_level(options, value, text_p, size);
-    case OPT_BINDING:
-        return set_binding(options, value, text_p, size);
-    case OPT_TEXT:
-        *(const char **)member = value;
-        return 0;
-    case OPT_SECONDS:
-        return seconds(row->names[0], value, member, text_p, size);
-    case OPT_SWITCH:
-        *(bool *)member = true;
-        return 0;
-    case OPT_REFUSED:
-        return refuse(row, text_p, size);
-    }
-    return -1;
+    char room[32];
+    const char *value;
+    const struct run_flag *flag = taking->flag;
+    if (flag->effect == RUN_FLAG_REFUSED)
+        return complain(taking, "--%s is not available: %s", flag->name, flag->text);
+    if (set_member(taking, room, &value) != 0)
+        return -1;
+    if (flag->effect == RUN_FLAG_IDLE && flag->kind != RUN_FLAG_OFF)
+        note_idle(taking->options, flag);
+    return flag->variable != NULL ? set_export(taking, value) : 0;
 }
 
-static bool is_this_machine(const char *host, size_t length)
+/* ---- the command line ---- */
+
+/* getopt's `val` of a row: beyond the characters, of which ':' and '?' mean something. */
+enum { OPTION_FIRST = 256, OPTION_HELP_MAN = OPTION_FIRST + FLAGS_MAX };
+
+static void build_getopt(struct option *out)
 {
-    char name[256] = "";
-    gethostname(name, sizeof name - 1);
-    const char *const ours[] = {"localhost", "127.0.0.1", name};
-    for (size_t i = 0; i < COUNT(ours); i++)
-        if (strlen(ours[i]) == length && strncmp(ours[i], host, length) == 0)
-            return true;
-    return false;
+    for (size_t i = 0; i < run_flag_count; i++) {
+        const struct run_flag *flag = &run_flags[i];
+        const char *const names[] = {flag->name, flag->other};
+        for (size_t n = 0; n < 2 && flag->kind != RUN_FLAG_GROUP && names[n] != NULL; n++)
+            *out++ = (struct option){
+                .name = names[n],
+                .has_arg = flag->arg != NULL ? required_argument : no_argument,
+                .val = OPTION_FIRST + (int)i,
+            };
+    }
+    *out++ = (struct option){.name = "help-man", .val = OPTION_HELP_MAN};
+    *out = (struct option){.name = NULL};
 }
 
-/* "localhost:4": its slots are the number of ranks unless -np says less. */
-static int check_hosts(struct run_options *options, char *text_p, size_t size)
+/* -1 after a complaint. */
+static int parse_line(int argc, char **argv, struct taking *taking)
 {
-    long slots;
-    const char *colon = strrchr(options->hosts, ':');
-    const size_t length = colon != NULL ? (size_t)(colon - options->hosts) : strlen(options->hosts);
-    if (strchr(options->hosts, ',') != NULL || !is_this_machine(options->hosts, length)) {
-        snprintf(text_p, size, "-H %s: %s (use localhost:N)", options->hosts, NO_REMOTE);
-        return -1;
-    }
-    if (colon == NULL || text_parse_int(colon + 1, 1, HVI_RANKS_MAX, &slots) != 0) {
-        snprintf(text_p, size, "-H takes localhost:N, not '%s'", options->hosts);
-        return -1;
-    }
-    if (options->ranks == 0)
-        options->ranks = (int)slots;
-    if (options->ranks > slots) {
-        snprintf(text_p, size, "requested more processes (%d) than there are available slots (%ld)",
-                 options->ranks, slots);
-        return -1;
-    }
-    return 0;
-}
-
-static int check_whole(struct run_options *options, char *text_p, size_t size)
-{
-    if (options->help || options->version || options->check_build)
-        return 0;
-    if (options->hosts != NULL && check_hosts(options, text_p, size) != 0)
-        return -1;
-    if (options->ranks == 0) {
-        snprintf(text_p, size, "how many processes? Give -np N");
-        return -1;
-    }
-    if (options->command[0] == NULL) {
-        snprintf(text_p, size, "which command? hvdrun -np %d command...", options->ranks);
-        return -1;
-    }
-    return 0;
-}
-
-int run_options_parse(int argc, char **argv, struct run_options *options_p, char *text_p,
-                      size_t text_size)
-{
-    struct option table[GETOPT_ROWS];
-    struct run_options options = {.start_timeout_ns = 30 * HVI_NS_SEC, .grace_ns = 5 * HVI_NS_SEC};
+    struct option table[2 * FLAGS_MAX + 2];
+    HVI_ASSERT(run_flag_count <= FLAGS_MAX);
     build_getopt(table);
-    optind = 0; /* start anew: tests parse many lines */
+    optind = 0; /* start anew */
     opterr = 0;
     for (;;) {
         const int at = optind > 0 ? optind : 1;
         const int found = getopt_long_only(argc, argv, "+:", table, NULL);
         if (found == -1)
             break;
-        if (found == ':') {
-            snprintf(text_p, text_size, "%s needs a value", argv[at]);
-            return -1;
+        if (found == ':')
+            return complain(taking, "%s needs a value", argv[at]);
+        if (found == '?')
+            return complain(taking, "unknown or ambiguous option %s", argv[at]);
+        if (found == OPTION_HELP_MAN) {
+            taking->options->help_man = true;
+            continue;
         }
-        if (found == '?') {
-            snprintf(text_p, text_size, "unknown or ambiguous option %s", argv[at]);
-            return -1;
-        }
-        if (take(&options, &rows[found - 1], optarg, text_p, text_size) != 0)
+        taking->flag = &run_flags[found - OPTION_FIRST];
+        taking->value = optarg;
+        if (take(taking) != 0)
             return -1;
     }
-    options.command = argv + optind;
-    if (check_whole(&options, text_p, text_size) != 0)
+    taking->options->command = argv + optind;
+    return 0;
+}
+
+/* ---- the whole ---- */
+
+static int check_hosts(const struct taking *taking)
+{
+    struct run_options *options = taking->options;
+    long slots;
+    if (options->hosts != NULL && options->hostfile != NULL)
+        return complain(taking, "--hosts and --hostfile exclude each other: give one of them");
+    if (options->hosts != NULL) {
+        if (run_hosts_parse(options->hosts, &slots, taking->text, taking->text_size) != 0)
+            return -1;
+    } else if (options->hostfile != NULL) {
+        if (run_hosts_read(options->hostfile, &slots, taking->text, taking->text_size) != 0)
+            return -1;
+    } else {
+        return 0;
+    }
+    if (options->ranks == 0 && slots > 0 && slots <= HVI_RANKS_MAX)
+        options->ranks = (int)slots;
+    if (options->ranks > slots)
+        return complain(taking,
+                        "Requested more processes (%d) than there are available slots (%ld)",
+                        options->ranks, slots);
+    return 0;
+}
+
+static int check_whole(const struct taking *taking)
+{
+    const struct run_options *options = taking->options;
+    if (options->help || options->help_man || options->version || options->check_build)
+        return 0;
+    if (check_hosts(taking) != 0)
         return -1;
+    if (options->ranks == 0)
+        return complain(taking, "how many processes? Give -np N");
+    if (options->command[0] == NULL)
+        return complain(taking, "which command? %s -np %d command...", run_options_program(options),
+                        options->ranks);
+    if (options->gloo + options->mpi + options->jsrun > 1)
+        return complain(taking, "--gloo, --mpi and --jsrun exclude each other: give one of them");
+    return 0;
+}
+
+/* The time for the start that the environment gives, if any. */
+static int take_environment(struct taking *taking)
+{
+    const char *text = getenv("HOROVOD_START_TIMEOUT");
+    if (text == NULL || text[0] == '\0' ||
+        text_parse_seconds(text, &taking->options->start_timeout_ns) == 0)
+        return 0;
+    return complain(taking, "HOROVOD_START_TIMEOUT is no number of seconds: '%s'", text);
+}
+
+/* How autotuning is to work is of no interest unless it is on. */
+static void drop_tuning(struct run_options *options)
+{
+    for (size_t i = 0; i < options->export_count && !options->autotune; i++)
+        if (strncmp(options->exports[i], "HOROVOD_AUTOTUNE_", 17) == 0)
+            drop_export(options, i--);
+}
+
+static int parse(int argc, char **argv, struct taking *taking)
+{
+    const char *slash = strrchr(argv[0], '/');
+    *taking->options = (struct run_options){
+        .start_timeout_ns = 30 * HVI_NS_SEC,
+        .grace_ns = 5 * HVI_NS_SEC,
+        .compat = strcmp(slash != NULL ? slash + 1 : argv[0], "horovodrun") == 0,
+    };
+    if (take_environment(taking) != 0 || parse_line(argc, argv, taking) != 0)
+        return -1;
+    drop_tuning(taking->options);
+    return check_whole(taking);
+}
+
+int run_options_parse(int argc, char **argv, struct run_options *options_p, char *text_p,
+                      size_t text_size)
+{
+    struct run_options options;
+    struct taking taking = {.options = &options, .text = text_p, .text_size = text_size};
+    if (parse(argc, argv, &taking) != 0) {
+        run_options_fini(&options);
+        return -1;
+    }
     *options_p = options;
     return 0;
 }
 
-void run_options_help(FILE *out)
+void run_options_fini(struct run_options *options)
 {
-    fputs("Usage: hvdrun -np N [options] command...\n\n"
-          "Starts N processes of a job on this machine, with a private hvdd unless one is named.\n"
-          "Options stand before the command; everything after it belongs to the command.\n\n",
-          out);
-    for (size_t i = 0; i < COUNT(rows); i++) {
-        char words[80];
-        const struct row *row = &rows[i];
-        const char *longer = row->names[1] != NULL ? row->names[1] : row->names[0];
-        if (row->kind == OPT_REFUSED)
+    for (size_t i = 0; i < options->export_count; i++)
+        free(options->exports[i]);
+    options->export_count = 0;
+}
+
+const char *run_options_program(const struct run_options *options)
+{
+    return options->compat ? "horovodrun" : "hvdrun";
+}
+
+/* ---- what is printed ---- */
+
+void run_options_tell_idle(const struct run_options *options, FILE *out)
+{
+    bool told[RUN_IDLE_MAX] = {false};
+    for (size_t i = 0; i < options->idle_count; i++) {
+        const char *why = options->idle[i]->text;
+        if (told[i])
             continue;
-        snprintf(words, sizeof words, "%s%s%s--%s%s%s", row->names[1] != NULL ? "-" : "",
-                 row->names[1] != NULL ? row->names[0] : "", row->names[1] != NULL ? ", " : "",
-                 longer, row->arg != NULL ? " " : "", row->arg != NULL ? row->arg : "");
-        if (strlen(words) > HELP_COLUMN)
-            fprintf(out, "  %s\n  %*s %s\n", words, HELP_COLUMN, "", row->help);
-        else
-            fprintf(out, "  %-*s %s\n", HELP_COLUMN, words, row->help);
+        fputs("hvdrun: ", out);
+        for (size_t other = i; other < options->idle_count; other++) {
+            if (strcmp(options->idle[other]->text, why) != 0)
+                continue;
+            fprintf(out, "%s--%s", other > i ? ", " : "", options->idle[other]->name);
+            told[other] = true;
+        }
+        fprintf(out, ": accepted without effect: %s\n", why);
     }
-    fputs(
-        "\nWhen a process fails the others get SIGTERM, and after the grace time SIGKILL; hvdrun\n"
-        "returns the first failing exit code (128 + signal for a signal). SIGINT, SIGTERM,\n"
-        "SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every process and what it has\n"
-        "started; a second SIGINT or SIGTERM kills. Rank 0 has hvdrun's standard input.\n"
-        "Exit status of hvdrun itself: 2 usage, 126 and 127 as in a shell, 1 otherwise.\n",
-        out);
 }
 
 void run_options_check_build(FILE *out)

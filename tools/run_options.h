@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvdrun's command line: one row per option in run_options.c, from which parsing and --help follow.
- * The words are those of horovodrun; what hvdrun cannot do is refused with a sentence and never
- * ignored. Main thread. */
+ * hvdrun's command line and configuration file: what they say, checked. The options are the rows of
+ * run_flags.def; the words are those of horovodrun. Main thread. */
 #ifndef HVI_TOOLS_RUN_OPTIONS_H
 #define HVI_TOOLS_RUN_OPTIONS_H
 
@@ -10,25 +9,42 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#define RUN_EXPORTS_MAX 32
+#define RUN_IDLE_MAX    64
+
+struct run_flag;
+
 struct run_options {
     int ranks;
-    const char *hosts;      /* as given, NULL if not */
-    const char *address;    /* --address, NULL if not given */
-    const char *hvdd;       /* --hvdd, NULL if not given */
-    const char *output_dir; /* --output-filename, NULL if not given */
-    const char *log_level;  /* NULL if not given */
+    const char *hosts, *hostfile; /* as given; NULL: not given, like the others here */
+    const char *address;
+    const char *hvdd;
+    const char *output_dir;
+    const char *log_level;
     uint64_t start_timeout_ns, grace_ns;
-    uint64_t stall_warn_ns; /* 0: not given */
-    bool no_stall_check, no_prefix, timestamps, verbose, bind_to_core;
-    bool help, version, check_build; /* one of these instead of a command */
+    bool no_prefix, timestamps, verbose, bind_to_core;
+    bool gloo, mpi, jsrun, autotune;
+    bool help, help_man, version, check_build; /* one of these instead of a command */
+    bool compat;    /* called horovodrun: that is the name it goes by in what it prints */
     char **command; /* argv's tail, NULL-terminated; its first word is the program */
+
+    /* "HOROVOD_X=value" for the ranks, one per X, on the heap. */
+    char *exports[RUN_EXPORTS_MAX];
+    size_t export_count;
+    /* What was asked for without effect, in the order of the rows. */
+    const struct run_flag *idle[RUN_IDLE_MAX];
+    size_t idle_count;
 };
 
-/* 0, or -1 with a sentence in text_p. Permutes nothing: everything from the first word that is no
- * option on belongs to the command. */
+/* 0, or -1 with a sentence in text_p and nothing to free. Permutes nothing: everything from the
+ * first word that is no option on belongs to the command. Reads the files that are named. */
 int run_options_parse(int argc, char **argv, struct run_options *options_p, char *text_p,
                       size_t text_size);
-void run_options_help(FILE *out);
+void run_options_fini(struct run_options *options);
+/* "horovodrun" or "hvdrun". */
+const char *run_options_program(const struct run_options *options);
+/* A sentence for each reason why something that was asked for has no effect. */
+void run_options_tell_idle(const struct run_options *options, FILE *out);
 /* What this build can do, in the form of `horovodrun --check-build`. */
 void run_options_check_build(FILE *out);
 

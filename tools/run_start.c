@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The environment of a rank, its files and its process. */
-#include "base/clock.h"
 #include "tools/run.h"
 
 #include <errno.h>
@@ -13,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SETTINGS_MAX     32
+#define SETTINGS_MAX     (32 + 2 * RUN_EXPORTS_MAX)
 #define PIPE_BYTES       (256 * 1024)
 #define PIPE_BYTES_RANKS 32 /* with more ranks, large pipes would use up the user's pipe budget */
 
@@ -50,10 +49,20 @@ static void identity(const struct run *run, int rank, struct settings *settings)
     }
 }
 
+/* What was asked for on the command line wins over an HVD_X that was inherited. */
+static void options_of(const struct run *run, struct settings *settings)
+{
+    const struct run_options *options = &run->options;
+    for (size_t i = 0; i < options->export_count; i++) {
+        const char *name = strchr(options->exports[i], '_');
+        set(settings, "HVD%.*s", (int)strcspn(name, "="), name);
+        settings->list[settings->count++] = options->exports[i];
+    }
+}
+
 static void make_settings(const struct run *run, int rank, struct settings *settings_p)
 {
     char host[HOST_NAME_MAX + 1] = "localhost";
-    const struct run_options *options = &run->options;
     memset(settings_p, 0, sizeof *settings_p);
     gethostname(host, sizeof host - 1);
     identity(run, rank, settings_p);
@@ -62,15 +71,7 @@ static void make_settings(const struct run *run, int rank, struct settings *sett
     set(settings_p, "HVD_JOB_ID=%s", run->job);
     set(settings_p, "HVD_JOB_KEY=%s", run->key);
     set(settings_p, "PYTHONUNBUFFERED=1");
-    if (options->log_level != NULL) {
-        set(settings_p, "HVD_LOG_LEVEL=%s", options->log_level);
-        set(settings_p, "HOROVOD_LOG_LEVEL=%s", options->log_level);
-    }
-    if (options->no_stall_check)
-        set(settings_p, "HOROVOD_STALL_CHECK_DISABLE=1");
-    if (options->stall_warn_ns != 0)
-        set(settings_p, "HOROVOD_STALL_CHECK_TIME_SECONDS=%g",
-            (double)options->stall_warn_ns / (double)HVI_NS_SEC);
+    options_of(run, settings_p);
 }
 
 /* 1 + the rank's core with --bind-to core: those that hvdrun may use, in turn. 0: any. */

@@ -1,8 +1,13 @@
-# cmake -DSCDOC= -DHVDD= -DSOURCE=page.scd -DOUT=page -P page.cmake: one man page, with hvdd's options for @OPTIONS@.
+# cmake -DSCDOC= -DHVDD= -DHVDRUN= -DSOURCE=page.scd -DOUT=page -P page.cmake: one man page, with the options of hvdd for @OPTIONS@,
+# in hvdrun(1) those of hvdrun.
 # In hvdd.conf(5) they are named without dashes, and those of the command line alone are left out.
 file(READ ${SOURCE} text)
 if(text MATCHES "@OPTIONS@")
-  execute_process(COMMAND ${HVDD} --help-man OUTPUT_VARIABLE options COMMAND_ERROR_IS_FATAL ANY)
+  set(program ${HVDD})
+  if(SOURCE MATCHES "hvdrun")
+    set(program ${HVDRUN})
+  endif()
+  execute_process(COMMAND ${program} --help-man OUTPUT_VARIABLE options COMMAND_ERROR_IS_FATAL ANY)
   string(STRIP "${options}" options)
   if(SOURCE MATCHES "conf\\.5")
     string(REGEX REPLACE "[*]--[^\n]*\n\t[^\n]*Command line only\\.\n*" "" options "${options}\n")

@@ -130,11 +130,39 @@ def test_the_private_directory_is_closed_to_others(launcher):
 
 
 def test_options_for_the_ranks_reach_their_environment(launcher):
-    done = launcher.run("-np", "1", "--log-level", "ERROR", "--no-stall-check", "--stall-check-warning-time-seconds",
-                        "7", "sh", "-c", "env")
-    for setting in ("HVD_LOG_LEVEL=ERROR", "HOROVOD_LOG_LEVEL=ERROR", "HOROVOD_STALL_CHECK_DISABLE=1",
-                    "HOROVOD_STALL_CHECK_TIME_SECONDS=7"):
-        assert f"[0]<stdout>:{setting}\n" in done.stdout
+    inherited = {"HVD_LOG_LEVEL": "trace", "HOROVOD_LOG_LEVEL": "trace", "HVD_FUSION_THRESHOLD": "7", "HVD_KEPT": "1"}
+    done = launcher.run("-np", "2", "--log-level", "ERROR", "--no-stall-check", "--stall-check-warning-time-seconds", "7",
+                        "--fusion-threshold-mb", "3", "--cache-capacity=0", "--log-without-timestamp", "--autotune",
+                        "--autotune-log", "a.csv", "--hierarchical-allreduce", "sh", "-c", "env", environment=inherited)
+    assert done.returncode == 0
+    for rank in range(2):
+        seen = dict(re.findall(rf"^\[{rank}\]<stdout>:(\w+)=(.*)$", done.stdout, re.MULTILINE))
+        wanted = {"LOG_LEVEL": "ERROR", "STALL_CHECK_DISABLE": "1", "STALL_CHECK_TIME_SECONDS": "7",
+                  "FUSION_THRESHOLD": str(3 << 20), "CACHE_CAPACITY": "0", "LOG_HIDE_TIME": "1", "AUTOTUNE": "1",
+                  "AUTOTUNE_LOG": "a.csv", "HIERARCHICAL_ALLREDUCE": "1"}
+        assert {name: seen.get(f"HOROVOD_{name}") for name in wanted} == wanted
+        assert not [name for name in wanted if f"HVD_{name}" in seen], "an inherited HVD_X would win"
+        assert seen["HVD_KEPT"] == "1"
+    assert done.stderr.splitlines() == [
+        "hvdrun: --autotune, --autotune-log-file: accepted without effect: hvdd has nothing of what it tunes (fusion buffer, "
+        "cycle time, response cache, hierarchy)",
+        "hvdrun: --hierarchical-allreduce: accepted without effect: one machine has no hierarchy to choose"]
+
+
+def test_a_job_without_options_tells_the_ranks_nothing_more(launcher):
+    done = launcher.run("-np", "1", "sh", "-c", "env")
+    names = set(re.findall(r"^\[0\]<stdout>:((?:HVD|HOROVOD)_\w+)=", done.stdout, re.MULTILINE))
+    each = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    assert names == {f"{family}_{name}" for family in ("HVD", "HOROVOD") for name in each} | {
+        "HOROVOD_HOSTNAME", "HVD_ADDRESS", "HVD_JOB_ID", "HVD_JOB_KEY", "HVD_TEST_TOKEN"}
+
+
+def test_a_hostfile_gives_the_slots(launcher):
+    (launcher.folder / "hosts").write_text("# this machine, twice\nlocalhost slots=1\n127.0.0.1 slots=2\n")
+    done = launcher.run("-hostfile", "hosts", "sh", "-c", "echo $HVD_LOCAL_RANK of $HVD_LOCAL_SIZE")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} of 3" for rank in range(3)]
+    done = launcher.run("-np", "4", "--hostfile", "hosts", "true")
+    assert done.returncode == 2 and "Requested more processes (4) than there are available slots (3)" in done.stderr
 
 
 def test_rank_zero_has_hvdruns_input_and_the_others_have_none(launcher):
@@ -555,6 +583,15 @@ def test_more_ranks_than_cores_are_fine(launcher):
     assert sorted(int(line.split(":")[1]) for line in done.stdout.splitlines()) == list(range(40))
 
 
+def test_a_timeline_is_written(launcher):
+    done = launcher.run("-np", "2", "--timeline-filename", "trace.json", "--timeline-mark-cycles", program("hvd-perf"), "-o",
+                        "allreduce", "-b", "64", "-e", "64", "-i", "3")
+    assert done.returncode == 0 and "hvdrun" not in done.stderr, done.stderr
+    events = json.loads((launcher.folder / "trace.json").read_text())
+    names = {event.get("name") for event in events}
+    assert {"process_name", "NEGOTIATE_ALLREDUCE", "CYCLE_START"} <= names, names
+
+
 WAITS_FOR_RANK_1 = ("(echo '{\"do\": \"open\"}'; [ $HVD_RANK = 0 ] && "
                     "echo '{\"do\": \"submit\", \"kind\": \"barrier\", \"name\": \"lonely\"}'; sleep 3) | ")
 
@@ -565,6 +602,14 @@ def test_what_the_private_daemon_warns_about_is_shown(launcher):
     assert done.returncode == 0 and re.search(r"^\S+Z hvdd-engine\[\d+\] warning .*lonely", done.stderr, re.MULTILINE)
     done = launcher.run("-np", "2", "--no-stall-check", "sh", "-c", script)
     assert done.returncode == 0 and not done.stderr
+
+
+def test_a_stall_may_end_the_job(launcher):
+    submit_and_wait = "\"name\": \"lonely\"}' && echo '{\"do\": \"wait\", \"op\": 0, \"timeout_ms\": 20000}'"
+    script = WAITS_FOR_RANK_1.replace("\"name\": \"lonely\"}'", submit_and_wait) + program("hvt-rank")
+    done = launcher.run("-np", "2", "--stall-check-warning-time-seconds", "0.2", "--stall-check-shutdown-time-seconds",
+                        "0.6", "sh", "-c", script)
+    assert "STALL_SHUTDOWN_TIME_SECONDS" in "".join(line for line in done.stdout.splitlines() if line.startswith("[0]"))
 
 
 # ---- with real ops ---------------------------------------------------------------------------------------------------
@@ -678,7 +723,10 @@ def test_hvd_perf_is_one_rank_under_a_launcher(launcher):
 
 @pytest.mark.parametrize("line, word", [
     ("-np 0 true", "-np"), ("-np x true", "'x'"), ("true", "-np N"), ("-np 2", "which command"),
-    ("-np 2 -H other:2 true", "this machine only"), ("-np 2 --hostfile h true", "this machine only"),
+    ("-np 2 -H other:2 true", "this machine only"), ("-np 2 --hostfile h true", "cannot read the hostfile h"),
+    ("-np 2 -H other true", "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."),
+    ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
+    ("-np 2 --cycle-time-ms -1 true", "cycle_time_ms=-1 must be >= 0"), ("-np 2 --min-np 1 true", "give -np N"),
     ("-np 2 --nonsense true", "--nonsense")])
 def test_wrong_usage_is_exit_code_2_and_says_what(launcher, line, word):
     done = launcher.run(*line.split())

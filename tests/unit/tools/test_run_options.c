@@ -3,10 +3,12 @@
 #include "tools/run_options.h"
 
 #include "tests/unit/hvt_main.h"
+#include "tools/run_flags.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#define WORDS_MAX 24
+#define WORDS_MAX 40
 
 static struct run_options options;
 static char text[512];
@@ -22,7 +24,13 @@ static int parse(const char *line)
         argv[argc++] = word;
     argv[argc] = NULL;
     text[0] = '\0';
+    run_options_fini(&options);
     return run_options_parse(argc, argv, &options, text, sizeof text);
+}
+
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 #define EXPECT_ERROR(line, part)                                                                   \
@@ -62,18 +70,19 @@ END_TEST
 START_TEST(options_reach_their_members)
 {
     ck_assert_int_eq(parse("-np 1 --address /a --hvdd /h --output-filename o --verbose --grace 0.5 "
-                           "--start-timeout 7 --log-level DEBUG --no-prefix --no-stall-check x"),
+                           "--start-timeout 7 --log-level DEBUG --no-prefix --hostfile f -h x"),
                      0);
     ck_assert_str_eq(options.address, "/a");
     ck_assert_str_eq(options.hvdd, "/h");
     ck_assert_str_eq(options.output_dir, "o");
-    ck_assert_str_eq(options.log_level, "DEBUG");
-    ck_assert(options.verbose && options.no_prefix && options.no_stall_check);
+    ck_assert_str_eq(options.hostfile, "f");
+    ck_assert_str_eq(options.log_level, "debug");
+    ck_assert(options.verbose && options.no_prefix && options.help);
     ck_assert(options.grace_ns == 500000000 && options.start_timeout_ns == 7000000000ull);
-    ck_assert_int_eq(parse("-np 1 --stall-check-warning-time-seconds 3 -prefix-timestamp x"), 0);
-    ck_assert(options.stall_warn_ns == 3000000000ull && options.timestamps);
     ck_assert_int_eq(parse("-np 1 --prefix-output-with-timestamp --disable-prefix x"), 0);
     ck_assert(options.timestamps && options.no_prefix);
+    ck_assert_int_eq(parse("-np 1 -prefix-timestamp x"), 0);
+    ck_assert(options.timestamps && !options.no_prefix);
 }
 END_TEST
 
@@ -82,7 +91,110 @@ START_TEST(defaults_are_five_and_thirty_seconds)
     ck_assert_int_eq(parse("-np 1 x"), 0);
     ck_assert(options.grace_ns == 5000000000ull && options.start_timeout_ns == 30000000000ull);
     ck_assert_ptr_null(options.address);
-    ck_assert(options.stall_warn_ns == 0 && !options.no_stall_check && !options.timestamps);
+    ck_assert(!options.timestamps && options.export_count == 0 && options.idle_count == 0);
+}
+END_TEST
+
+START_TEST(the_environment_may_give_the_time_for_the_start)
+{
+    setenv("HOROVOD_START_TIMEOUT", "12", 1);
+    ck_assert_int_eq(parse("-np 1 x"), 0);
+    ck_assert(options.start_timeout_ns == 12000000000ull);
+    ck_assert_int_eq(parse("-np 1 --start-timeout 3 x"), 0);
+    ck_assert(options.start_timeout_ns == 3000000000ull);
+    setenv("HOROVOD_START_TIMEOUT", "soon", 1);
+    EXPECT_ERROR("-np 1 x", "HOROVOD_START_TIMEOUT is no number of seconds: 'soon'");
+    unsetenv("HOROVOD_START_TIMEOUT");
+}
+END_TEST
+
+/* What the ranks are told, in alphabetical order. */
+static const char *exports(const char *line)
+{
+    static char all[1024];
+    const char *sorted[RUN_EXPORTS_MAX];
+    ck_assert_msg(parse(line) == 0, "'%s' says '%s'", line, text);
+    memcpy(sorted, options.exports, sizeof sorted);
+    qsort(sorted, options.export_count, sizeof *sorted, compare_texts);
+    all[0] = '\0';
+    for (size_t i = 0; i < options.export_count; i++)
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i > 0 ? " " : "",
+                 sorted[i] + strlen("HOROVOD_"));
+    return all;
+}
+
+START_TEST(knobs_become_horovods_variables)
+{
+    ck_assert_str_eq(exports("-np 1 --fusion-threshold-mb 64 --cycle-time-ms 3.5 --cache-capacity "
+                             "0 --num-nccl-streams 2 --thread-affinity 1 --gloo-timeout-seconds 9 "
+                             "--timeline-filename t.json --log-level INFO x"),
+                     "CACHE_CAPACITY=0 CYCLE_TIME=3.5 FUSION_THRESHOLD=67108864 "
+                     "GLOO_TIMEOUT_SECONDS=9 LOG_LEVEL=INFO NUM_NCCL_STREAMS=2 "
+                     "THREAD_AFFINITY=1 TIMELINE=t.json");
+    ck_assert_str_eq(exports("-np 1 --stall-check-warning-time-seconds 3 "
+                             "--stall-check-shutdown-time-seconds 0.5 --no-stall-check x"),
+                     "STALL_CHECK_DISABLE=1 STALL_CHECK_TIME_SECONDS=3 "
+                     "STALL_SHUTDOWN_TIME_SECONDS=0.5");
+}
+END_TEST
+
+START_TEST(of_a_switch_and_its_opposite_the_last_one_counts)
+{
+    ck_assert_str_eq(exports("-np 1 --no-stall-check --stall-check x"), "STALL_CHECK_DISABLE=0");
+    ck_assert_str_eq(exports("-np 1 --stall-check --no-stall-check x"), "STALL_CHECK_DISABLE=1");
+    ck_assert_str_eq(exports("-np 1 --log-with-timestamp --log-without-timestamp x"),
+                     "LOG_HIDE_TIME=1");
+    ck_assert_str_eq(exports("-np 1 --log-hide-timestamp --no-log-hide-timestamp x"),
+                     "LOG_HIDE_TIME=0");
+    ck_assert_str_eq(exports("-np 1 --timeline-mark-cycles --no-hierarchical-allreduce "
+                             "--hierarchical-allgather --torus-allreduce --mpi-threads-disable x"),
+                     "HIERARCHICAL_ALLGATHER=1 HIERARCHICAL_ALLREDUCE=0 MPI_THREADS_DISABLE=1 "
+                     "TIMELINE_MARK_CYCLES=1 TORUS_ALLREDUCE=1");
+}
+END_TEST
+
+START_TEST(how_to_tune_is_only_told_when_tuning_is_on)
+{
+    static const char rest[] = "--autotune-log-file l --autotune-warmup-samples 1 "
+                               "--autotune-steps-per-sample 2 --autotune-bayes-opt-max-samples 3 "
+                               "--autotune-gaussian-process-noise 0.5 x";
+    char line[400];
+    snprintf(line, sizeof line, "-np 1 --autotune %s", rest);
+    ck_assert_str_eq(exports(line), "AUTOTUNE=1 AUTOTUNE_BAYES_OPT_MAX_SAMPLES=3 "
+                                    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE=0.5 AUTOTUNE_LOG=l "
+                                    "AUTOTUNE_STEPS_PER_SAMPLE=2 AUTOTUNE_WARMUP_SAMPLES=1");
+    snprintf(line, sizeof line, "-np 1 %s", rest);
+    ck_assert_str_eq(exports(line), "");
+    snprintf(line, sizeof line, "-np 1 --no-autotune %s", rest);
+    ck_assert_str_eq(exports(line), "AUTOTUNE=0");
+}
+END_TEST
+
+START_TEST(values_are_checked_with_horovods_words)
+{
+    EXPECT_ERROR("-np 1 --cycle-time-ms -1 x", "cycle_time_ms=-1 must be >= 0");
+    EXPECT_ERROR("-np 1 --fusion-threshold-mb -3 x", "fusion_threshold_mb=-3 must be >= 0");
+    EXPECT_ERROR("-np 1 --cache-capacity=-3 x", "cache_capacity=-3 must be >= 0");
+    EXPECT_ERROR("-np 1 --stall-check-warning-time-seconds -2 x",
+                 "stall_check_warning_time_seconds=-2 must be >= 0");
+    EXPECT_ERROR("-np 1 --autotune-gaussian-process-noise 1.5 x",
+                 "autotune_gaussian_process_noise=1.5 must be in [0, 1]");
+    EXPECT_ERROR("-np 1 --autotune-gaussian-process-noise -0.5 x", "must be in [0, 1]");
+    EXPECT_ERROR("-np 1 --num-nccl-streams many x", "whole number up to 1000000000000, not 'many'");
+    EXPECT_ERROR("-np 1 --cycle-time-ms nan x", "takes a number, not 'nan'");
+    EXPECT_ERROR("-np 1 --cycle-time-ms inf x", "takes a number, not 'inf'");
+    EXPECT_ERROR("-np 1 --fusion-threshold-mb 99999999999999999999 x", "up to 953674");
+    EXPECT_ERROR("-np 1 --start-timeout 1e9 x", "seconds up to a year");
+}
+END_TEST
+
+START_TEST(long_options_may_be_abbreviated)
+{
+    ck_assert_str_eq(exports("--num-p 2 --stall-check-w 4 --fus=1 --timeline-f t x"),
+                     "FUSION_THRESHOLD=1048576 STALL_CHECK_TIME_SECONDS=4 TIMELINE=t");
+    ck_assert_int_eq(options.ranks, 2);
+    EXPECT_ERROR("-np 1 --stall x", "unknown or ambiguous option --stall");
+    EXPECT_ERROR("-np 1 --slots 3 x", "--slots-per-host is not available");
 }
 END_TEST
 
@@ -99,29 +211,59 @@ START_TEST(a_number_of_ranks_must_make_sense)
 }
 END_TEST
 
-START_TEST(only_this_machine_is_accepted)
+START_TEST(hosts_give_the_slots)
 {
     ck_assert_int_eq(parse("-H localhost:3 true"), 0);
     ck_assert_int_eq(options.ranks, 3);
     ck_assert_int_eq(parse("-np 2 --hosts 127.0.0.1:4 true"), 0);
     ck_assert_int_eq(options.ranks, 2);
-    EXPECT_ERROR("-np 2 -H worker-1:2 true", "this machine only");
-    EXPECT_ERROR("-np 2 -H localhost:1,worker:1 true", "this machine only");
-    EXPECT_ERROR("-np 2 -H localhost true", "localhost:N");
+    EXPECT_ERROR("-np 2 -H worker-1:2 true", "worker-1 is not this machine");
+    EXPECT_ERROR("-np 2 -H localhost true", "Invalid host input");
     EXPECT_ERROR("-np 5 -H localhost:4 true",
-                 "requested more processes (5) than there are available slots (4)");
+                 "Requested more processes (5) than there are available slots (4)");
+    EXPECT_ERROR("-np 2 -H localhost:2 -hostfile f true", "--hosts and --hostfile");
+    EXPECT_ERROR("-H localhost:0 true", "how many processes?");
 }
 END_TEST
 
-START_TEST(what_cannot_be_done_is_refused_with_a_reason)
+START_TEST(elastic_jobs_are_refused_with_what_to_do)
 {
-    EXPECT_ERROR("-np 2 -hostfile f true", "this machine only");
-    EXPECT_ERROR("-np 2 --hostfile=f true", "this machine only");
-    EXPECT_ERROR("-np 2 -p 22 true", "--ssh-port is not available");
-    EXPECT_ERROR("-np 2 --timeline-filename f true", "timelines come later");
-    EXPECT_ERROR("-np 2 --min-np 1 true", "elastic jobs come later");
-    EXPECT_ERROR("-np 2 --gloo true", "--gloo");
-    EXPECT_ERROR("-np 2 --cycle-time-ms 1 true", "no such knob");
+    static const char *const lines[] = {
+        "-np 2 --min-np 1 true",         "-np 2 --min-num-proc 1 true",
+        "-np 2 --max-np 1 true",         "-np 2 --host-discovery-script s true",
+        "-np 2 --reset-limit 3 true",    "-np 2 --blacklist-cooldown-range 1 2 true",
+        "-np 2 --slots-per-host 3 true", "-np 2 --elastic-timeout 3 true"};
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        EXPECT_ERROR(lines[i], "jobs have a fixed size; leave it out and give -np N");
+}
+END_TEST
+
+/* What is said about options without effect. */
+static char *idle_words(const char *line)
+{
+    static char said[2048];
+    ck_assert_msg(parse(line) == 0, "'%s' says '%s'", line, text);
+    said[0] = '\0';
+    FILE *stream = fmemopen(said, sizeof said, "w");
+    run_options_tell_idle(&options, stream);
+    fclose(stream);
+    return said;
+}
+
+START_TEST(what_has_no_effect_is_told_once_per_reason)
+{
+    ck_assert_str_eq(idle_words("-np 2 --gloo true"),
+                     "hvdrun: --gloo: accepted without effect: there is one controller, hvdd\n");
+    ck_assert_str_eq(idle_words("-np 2 --tcp -p 22 --network-interface lo --network-interface eth0 "
+                                "-i key --tcp true"),
+                     "hvdrun: --tcp, --network-interface: accepted without effect: no network is "
+                     "used on one machine\n"
+                     "hvdrun: --ssh-port, --ssh-identity-file: accepted without effect: hvdrun "
+                     "starts processes on this machine only, without ssh\n");
+    ck_assert_str_eq(idle_words("-np 2 --no-autotune --no-torus-allreduce "
+                                "--no-mpi-threads-disable --cache-capacity 9 true"),
+                     "");
+    EXPECT_ERROR("-np 2 --gloo --mpi true", "exclude each other");
 }
 END_TEST
 
@@ -145,17 +287,49 @@ START_TEST(help_version_and_check_build_need_no_command)
 }
 END_TEST
 
-START_TEST(help_names_every_usable_option_and_no_refused_one)
+static char *printed_help(void (*print)(FILE *out))
 {
-    char *help = NULL;
-    size_t size = 0;
-    FILE *stream = open_memstream(&help, &size);
-    run_options_help(stream);
+    static char help[32768];
+    memset(help, 0, sizeof help);
+    FILE *stream = fmemopen(help, sizeof help, "w");
+    print(stream);
     fclose(stream);
-    ck_assert_ptr_nonnull(strstr(help, "-np, --num-proc N "));
-    ck_assert_ptr_nonnull(strstr(help, "--grace S"));
-    ck_assert_ptr_null(strstr(help, "hostfile"));
-    free(help);
+    return help;
+}
+
+static void print_help(FILE *out)
+{
+    run_flags_help(out, "hvdrun");
+}
+
+/* Both pages name every option once. */
+START_TEST(help_and_man_page_name_every_option_once)
+{
+    const char *help = printed_help(print_help);
+    ck_assert_ptr_nonnull(strstr(help, "\n  -np, --num-proc N           How many"));
+    ck_assert_ptr_nonnull(strstr(help, "\n  --gloo, --mpi, --jsrun      there is one controller"));
+    for (int man = 0; man < 2; man++) {
+        help = printed_help(man ? run_flags_help_man : print_help);
+        for (size_t i = 0; i < run_flag_count; i++) {
+            char name[64];
+            if (run_flags[i].kind == RUN_FLAG_GROUP)
+                continue;
+            snprintf(name, sizeof name, man ? "*--%s*" : "--%s", run_flags[i].name);
+            ck_assert_msg(strstr(help, name) != NULL, "%s is not explained", name);
+            const char *again = man ? strstr(strstr(help, name) + 1, name) : NULL;
+            ck_assert_msg(again == NULL, "%s is explained twice", name);
+        }
+    }
+}
+END_TEST
+
+START_TEST(it_goes_by_the_name_it_was_called)
+{
+    char *as_horovodrun[] = {(char[]){"/usr/bin/horovodrun"}, (char[]){"-v"}, NULL};
+    ck_assert_int_eq(parse("-v"), 0);
+    ck_assert_str_eq(run_options_program(&options), "hvdrun");
+    ck_assert_int_eq(run_options_parse(2, as_horovodrun, &options, text, sizeof text), 0);
+    ck_assert_str_eq(run_options_program(&options), "horovodrun");
 }
 END_TEST
 
@@ -182,12 +356,20 @@ int main(void)
     tcase_add_test(tests, everything_after_the_command_is_the_commands);
     tcase_add_test(tests, options_reach_their_members);
     tcase_add_test(tests, defaults_are_five_and_thirty_seconds);
+    tcase_add_test(tests, the_environment_may_give_the_time_for_the_start);
+    tcase_add_test(tests, knobs_become_horovods_variables);
+    tcase_add_test(tests, of_a_switch_and_its_opposite_the_last_one_counts);
+    tcase_add_test(tests, how_to_tune_is_only_told_when_tuning_is_on);
+    tcase_add_test(tests, values_are_checked_with_horovods_words);
+    tcase_add_test(tests, long_options_may_be_abbreviated);
     tcase_add_test(tests, a_number_of_ranks_must_make_sense);
-    tcase_add_test(tests, only_this_machine_is_accepted);
-    tcase_add_test(tests, what_cannot_be_done_is_refused_with_a_reason);
+    tcase_add_test(tests, hosts_give_the_slots);
+    tcase_add_test(tests, elastic_jobs_are_refused_with_what_to_do);
+    tcase_add_test(tests, what_has_no_effect_is_told_once_per_reason);
     tcase_add_test(tests, other_words_are_unknown);
     tcase_add_test(tests, help_version_and_check_build_need_no_command);
-    tcase_add_test(tests, help_names_every_usable_option_and_no_refused_one);
+    tcase_add_test(tests, help_and_man_page_name_every_option_once);
+    tcase_add_test(tests, it_goes_by_the_name_it_was_called);
     tcase_add_test(tests, check_build_has_horovodruns_form);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
