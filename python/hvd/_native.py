@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
 
 from hvd._installation import installation
@@ -45,6 +46,13 @@ class Tensor(ctypes.Structure):
     def shape(self) -> tuple[int, ...]:
         """Elements, outermost dimension first."""
         return tuple(self.dims[:self.ndim])
+
+
+def tensor_at(address: int, dtype: int, shape: Sequence[int]) -> Tensor:
+    """A Tensor for a dense array of the framework's. ValueError: too many dimensions."""
+    if len(shape) > DIMS_MAX:
+        raise ValueError(f"a tensor has at most {DIMS_MAX} dimensions, this one has {len(shape)}")
+    return Tensor(address, dtype, len(shape), tuple(shape))
 
 
 class Options(ctypes.Structure):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every collective once, for all frameworks.
 
-A framework supplies a `Framework`: how to see a tensor's memory and how to make one. Each `*_async` here submits and
-returns a `Handle`, an int that `synchronize` turns into the result and `poll` asks about. What a user's call may leave
-out (average, op, names) is decided here too, so that NumPy, torch and TensorFlow agree.
+A framework supplies a `Framework`: how to see a tensor's memory and how to make one. Each `start_*` here submits and
+returns `Started`: the ops, and what makes the user's result once they are finished. `complete` waits and makes it;
+`hand_out` gives a `Handle` instead, an int that `synchronize` turns into the result and `poll` asks about. What a user's
+call may leave out (average, op, names) is decided here too, so that NumPy, torch and TensorFlow agree.
 
 Thread-safe; the same name may not be in flight twice on one process set.
 """
@@ -33,6 +34,10 @@ class Framework:
         """A new dense tensor of this shape, with the type and device of `like`."""
         raise NotImplementedError
 
+    def empty_host(self, shape: Sequence[int], like: Any) -> Any:
+        """A new dense tensor of this shape in host memory, with the type of `like`, which is elsewhere."""
+        raise NotImplementedError
+
     def on_host(self, tensor: Any) -> bool:
         """Whether the engine can work on the tensor's memory."""
         del tensor
@@ -43,7 +48,7 @@ class Framework:
         raise NotImplementedError
 
     def from_host(self, host: Any, tensor: Any) -> None:
-        """Copies `host` into `tensor`, resized to its shape if need be."""
+        """Copies `host` into `tensor` of the same shape; finished when this returns."""
         raise NotImplementedError
 
 
@@ -65,15 +70,26 @@ class Handle(int):
         _pending.pop(int(self), None)
 
 
-#: handle -> (ops, what makes the user's result)
-_pending: dict[int, tuple[Sequence[_ops.Op], Callable[[], Any]]] = {}
+#: The ops of a call, and what makes its result once all of them are finished.
+Started = tuple[Sequence[_ops.Op], Callable[[], Any]]
+
+_pending: dict[int, Started] = {}
 _numbers = itertools.count()
 
 
-def _hand_out(ops: Sequence[_ops.Op], finish: Callable[[], Any]) -> Handle:
+def hand_out(started: Started) -> Handle:
+    """A handle for what was started."""
     handle = Handle(next(_numbers))
-    _pending[int(handle)] = (ops, finish)
+    _pending[int(handle)] = started
     return handle
+
+
+def complete(started: Started) -> Any:
+    """Waits for what was started; its result. HorovodInternalError: an op failed; the text says why."""
+    ops, finish = started
+    for op in ops:
+        op.wait()
+    return finish()
 
 
 def poll(handle: int) -> bool:
@@ -92,15 +108,14 @@ def synchronize(handle: int) -> Any:
     entry = _pending.get(int(handle))
     if entry is None:
         return None
-    ops, finish = entry
     try:
-        for op in ops:
+        for op in entry[0]:
             op.wait()
     except HorovodInternalError:
         _pending.pop(int(handle), None)
         raise
     _pending.pop(int(handle), None)
-    return finish()
+    return entry[1]()
 
 
 def forget_all() -> None:
@@ -132,89 +147,83 @@ class Collectives:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
 
-    # ---- one tensor, one output of known shape ----
+    def _source(self, tensor: Any) -> Any:
+        framework = self.framework
+        return tensor if framework.on_host(tensor) else framework.to_host(tensor)
+
+    # ---- outputs of known shape ----
 
     def _host_pair(self, tensor: Any, output: Any) -> tuple[Any, Any]:
-        framework = self.framework
-        source = tensor if framework.on_host(tensor) else framework.to_host(tensor)
-        if framework.on_host(output):
+        source = self._source(tensor)
+        if output is tensor:
+            return source, source
+        if self.framework.on_host(output):
             return source, output
-        return source, source if output is tensor else framework.empty(tuple(output.shape), source)
+        return source, self.framework.empty_host(tuple(output.shape), output)
 
-    def _finish_into(self, output: Any, target: Any) -> Callable[[], Any]:
-        if target is output:
-            return lambda: output
-
-        def copy_back() -> Any:
+    def _arrived(self, target: Any, output: Any) -> Any:
+        if target is not output:
             self.framework.from_host(target, output)
-            return output
-        return copy_back
+        return output
 
-    def allreduce_async(self, tensor: Any, output: Any, *, op: int, name: str | None, prescale: float = 1.0,
-                        postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Handle:
+    def start_allreduce(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float = 1.0,
+                        postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """output (may be tensor) = reduction over the set."""
-        return _hand_out(*self.start_allreduce(tensor, output, op, name, prescale, postscale, process_set))
-
-    def start_allreduce(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float, postscale: float,
-                        process_set: ProcessSet) -> tuple[Sequence[_ops.Op], Callable[[], Any]]:
-        """allreduce_async without a handle: the ops, and what gives the result once they are finished."""
-        describe = self.framework.describe
         options = _ops.options(prescale, postscale, id_of(process_set, "Allreduce"))
         source, target = self._host_pair(tensor, output)
+        describe = self.framework.describe
         given = describe(source)
         wanted = given if target is source else describe(target)
         submitted = _ops.submit(lib.hvd_allreduce_async, (source, target), _name("allreduce", name), byref(given),
                                 byref(wanted), op, options)
-        return (submitted,), self._finish_into(output, target)
+        return (submitted,), lambda: self._arrived(target, output)
 
-    def broadcast_async(self, tensor: Any, output: Any, root_rank: int, *, name: str | None,
-                        process_set: ProcessSet = global_process_set) -> Handle:
+    def start_broadcast(self, tensor: Any, output: Any, root_rank: int, name: str | None,
+                        process_set: ProcessSet = global_process_set) -> Started:
         """output (may be tensor) = tensor of the global rank `root_rank`."""
         set_id = id_of(process_set, "Broadcast")
         if not 0 <= root_rank < _session.current().size or (set_id and root_rank not in (process_set.ranks or ())):
             raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
         source, target = self._host_pair(tensor, output)
-        given = self.framework.describe(source)
-        wanted = given if target is source else self.framework.describe(target)
+        describe = self.framework.describe
+        given = describe(source)
+        wanted = given if target is source else describe(target)
         op = _ops.submit(lib.hvd_broadcast_async, (source, target), _name("broadcast", name), byref(given),
                          byref(wanted), root_rank, _ops.options(1.0, 1.0, set_id))
-        return _hand_out((op,), self._finish_into(output, target))
+        return (op,), lambda: self._arrived(target, output)
 
     # ---- results whose shape the engine tells ----
 
-    def _fetch(self, op: _ops.Op, like: Any, output: Any = None) -> Any:
-        """The result of an op from the library's memory, in a tensor of the framework."""
+    def _fetch(self, op: _ops.Op, like: Any) -> Any:
+        """The result of an op from the library's memory, in a tensor of the framework on the device of `like`."""
         where = op.result()
         framework = self.framework
-        host_like = like if framework.on_host(like) else None
-        result = framework.empty(where.shape, like if host_like is not None else framework.to_host(like))
-        target = framework.describe(result)
-        _copy(target.data, where.data, _bytes_of(where))
+        result = framework.empty(where.shape, like)
+        on_host = framework.on_host(result)
+        host = result if on_host else framework.empty_host(where.shape, like)
+        _copy(framework.describe(host).data, where.data, _bytes_of(where))
         op.release()
-        if host_like is None:
-            device = framework.empty(where.shape, like) if output is None else output
-            framework.from_host(result, device)
-            return device
+        if not on_host:
+            framework.from_host(host, result)
         return result
 
-    def allgather_async(self, tensor: Any, *, name: str | None,
-                        process_set: ProcessSet = global_process_set) -> Handle:
+    def start_allgather(self, tensor: Any, name: str | None, process_set: ProcessSet = global_process_set) -> Started:
         """Rows of all members, by set rank."""
-        source = tensor if self.framework.on_host(tensor) else self.framework.to_host(tensor)
-        op = _ops.submit(lib.hvd_allgather_async, source, _name("allgather", name), byref(self.framework.describe(source)),
-                         None, _ops.options(1.0, 1.0, id_of(process_set, "Allgather")), owns_result=True)
-        return _hand_out((op,), lambda: self._fetch(op, tensor))
+        options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
+        source = self._source(tensor)
+        op = _ops.submit(lib.hvd_allgather_async, source, _name("allgather", name),
+                         byref(self.framework.describe(source)), None, options, owns_result=True)
+        return (op,), lambda: self._fetch(op, tensor)
 
-    def reducescatter_async(self, tensor: Any, *, op: int, name: str | None, prescale: float = 1.0,
-                            postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Handle:
+    def start_reducescatter(self, tensor: Any, op: int, name: str | None, prescale: float = 1.0,
+                            postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """This rank's rows of the reduction; the first dim0 % n members get one row more."""
-        set_id = id_of(process_set, "Reducescatter")
+        options = _ops.options(prescale, postscale, id_of(process_set, "Reducescatter"))
         self._check_reducescatter(op, [tensor])
-        source = tensor if self.framework.on_host(tensor) else self.framework.to_host(tensor)
+        source = self._source(tensor)
         started = _ops.submit(lib.hvd_reducescatter_async, source, _name("reducescatter", name),
-                              byref(self.framework.describe(source)), None, op,
-                              _ops.options(prescale, postscale, set_id), owns_result=True)
-        return _hand_out((started,), lambda: self._fetch(started, tensor))
+                              byref(self.framework.describe(source)), None, op, options, owns_result=True)
+        return (started,), lambda: self._fetch(started, tensor)
 
     @staticmethod
     def _check_reducescatter(op: int, tensors: Sequence[Any]) -> None:
@@ -223,20 +232,22 @@ class Collectives:
         if op == Adasum:
             raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
 
-    def alltoall_async(self, tensor: Any, splits: Sequence[int] | None, *, name: str | None,
-                       make_splits: Callable[[list[int]], Any], process_set: ProcessSet = global_process_set) -> Handle:
-        """synchronize() gives (rows received, make_splits(rows received from each member))."""
+    def start_alltoall(self, tensor: Any, splits: Sequence[int] | None, name: str | None,
+                       make_splits: Callable[[list[int]], Any],
+                       process_set: ProcessSet = global_process_set) -> Started:
+        """The result is (rows received, make_splits(rows received from each member))."""
         set_id = id_of(process_set, "Alltoall")
         members = _session.current().size if set_id == 0 else len(process_set.ranks or ())
         self._check_splits(tensor, splits, members)
-        source = tensor if self.framework.on_host(tensor) else self.framework.to_host(tensor)
-        op = _ops.submit(lib.hvd_alltoall_async, source, _name("alltoall", name), byref(self.framework.describe(source)),
-                         _ops.splits_array(splits), None, _ops.options(1.0, 1.0, set_id), owns_result=True)
+        source = self._source(tensor)
+        op = _ops.submit(lib.hvd_alltoall_async, source, _name("alltoall", name),
+                         byref(self.framework.describe(source)), _ops.splits_array(splits), None,
+                         _ops.options(1.0, 1.0, set_id), owns_result=True)
 
         def finish() -> Any:
             received = op.received_splits(members)
             return self._fetch(op, tensor), make_splits(received)
-        return _hand_out((op,), finish)
+        return (op,), finish
 
     @staticmethod
     def _check_splits(tensor: Any, splits: Sequence[int] | None, members: int) -> None:
@@ -250,46 +261,45 @@ class Collectives:
         elif sum(splits) > rows:
             raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
 
-    # ---- groups ----
+    # ---- groups: all of the ops or none, and they finish together; results are tuples ----
 
-    def _sources(self, tensors: Sequence[Any]) -> list[Any]:
-        framework = self.framework
-        return [tensor if framework.on_host(tensor) else framework.to_host(tensor) for tensor in tensors]
-
-    def grouped_allreduce_async(self, tensors: Sequence[Any], outputs: Sequence[Any], *, op: int, name: str | None,
+    def start_grouped_allreduce(self, tensors: Sequence[Any], outputs: Sequence[Any], op: int, name: str | None,
                                 prescale: float = 1.0, postscale: float = 1.0,
-                                process_set: ProcessSet = global_process_set) -> Handle:
-        """All reductions or none; they finish together."""
+                                process_set: ProcessSet = global_process_set) -> Started:
+        """outputs[i] (may be tensors[i]) = reduction over the set."""
         options = _ops.options(prescale, postscale, id_of(process_set, "Allreduce"))
         pairs = [self._host_pair(tensor, output) for tensor, output in zip(tensors, outputs)]
-        given = _ops.tensors([self.framework.describe(source) for source, _ in pairs])
-        wanted = _ops.tensors([self.framework.describe(target) for _, target in pairs])
+        given = self._described([source for source, _ in pairs])
+        wanted = self._described([target for _, target in pairs])
         ops = _ops.submit(lib.hvd_grouped_allreduce_async, pairs, _name("grouped_allreduce", name), given, wanted,
                           len(pairs), op, options, count=len(pairs))
-        finishes = [self._finish_into(output, target) for output, (_, target) in zip(outputs, pairs)]
-        return _hand_out(ops, lambda: [finish() for finish in finishes])
+        return ops, lambda: tuple(self._arrived(target, output) for (_, target), output in zip(pairs, outputs))
 
-    def grouped_allgather_async(self, tensors: Sequence[Any], *, name: str | None,
-                                process_set: ProcessSet = global_process_set) -> Handle:
-        """All gathers or none; they finish together."""
-        sources = self._sources(tensors)
-        given = _ops.tensors([self.framework.describe(source) for source in sources])
-        ops = _ops.submit(lib.hvd_grouped_allgather_async, sources, _name("grouped_allgather", name), given, None,
-                          len(sources), _ops.options(1.0, 1.0, id_of(process_set, "Allgather")), owns_result=True,
-                          count=len(sources))
-        return _hand_out(ops, lambda: [self._fetch(op, tensor) for op, tensor in zip(ops, tensors)])
+    def start_grouped_allgather(self, tensors: Sequence[Any], name: str | None,
+                                process_set: ProcessSet = global_process_set) -> Started:
+        """Rows of all members for each tensor."""
+        options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
+        sources = [self._source(tensor) for tensor in tensors]
+        ops = _ops.submit(lib.hvd_grouped_allgather_async, sources, _name("grouped_allgather", name),
+                          self._described(sources), None, len(sources), options, owns_result=True, count=len(sources))
+        return ops, lambda: self._fetch_all(ops, tensors)
 
-    def grouped_reducescatter_async(self, tensors: Sequence[Any], *, op: int, name: str | None, prescale: float = 1.0,
-                                    postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Handle:
-        """All reductions or none; they finish together."""
-        set_id = id_of(process_set, "Reducescatter")
+    def start_grouped_reducescatter(self, tensors: Sequence[Any], op: int, name: str | None, prescale: float = 1.0,
+                                    postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
+        """This rank's rows of each reduction."""
+        options = _ops.options(prescale, postscale, id_of(process_set, "Reducescatter"))
         self._check_reducescatter(op, tensors)
-        sources = self._sources(tensors)
-        given = _ops.tensors([self.framework.describe(source) for source in sources])
-        ops = _ops.submit(lib.hvd_grouped_reducescatter_async, sources, _name("grouped_reducescatter", name), given,
-                          None, len(sources), op, _ops.options(prescale, postscale, set_id), owns_result=True,
+        sources = [self._source(tensor) for tensor in tensors]
+        ops = _ops.submit(lib.hvd_grouped_reducescatter_async, sources, _name("grouped_reducescatter", name),
+                          self._described(sources), None, len(sources), op, options, owns_result=True,
                           count=len(sources))
-        return _hand_out(ops, lambda: [self._fetch(done, tensor) for done, tensor in zip(ops, tensors)])
+        return ops, lambda: self._fetch_all(ops, tensors)
+
+    def _described(self, tensors: Sequence[Any]) -> Any:
+        return _ops.tensors([self.framework.describe(tensor) for tensor in tensors])
+
+    def _fetch_all(self, ops: Sequence[_ops.Op], tensors: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self._fetch(op, tensor) for op, tensor in zip(ops, tensors))
 
 
 # ---- what needs no tensor ----

@@ -16,7 +16,7 @@ import numpy as np
 from hvd import _native, collectives
 from hvd.basics import *  # noqa: F401,F403 pylint: disable=wildcard-import,unused-wildcard-import
 from hvd.basics import Average
-from hvd.collectives import Framework, Handle, barrier, join, poll, reduce_op_of, synchronize
+from hvd.collectives import Framework, Handle, barrier, complete, hand_out, join, poll, reduce_op_of, synchronize
 from hvd.exceptions import HorovodInternalError, NotInitializedError
 from hvd.objects import allgather_object, broadcast_object
 from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -31,9 +31,7 @@ class _NumPy(Framework):
         code = _native.DTYPES.get(tensor.dtype.name)
         if code is None or not tensor.dtype.isnative:
             raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
-        if tensor.ndim > _native.DIMS_MAX:
-            raise ValueError(f"a tensor has at most {_native.DIMS_MAX} dimensions, this one has {tensor.ndim}")
-        return _native.Tensor(tensor.ctypes.data, code, tensor.ndim, tensor.shape)
+        return _native.tensor_at(tensor.ctypes.data, code, tensor.shape)
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
         return np.empty(shape, like.dtype)
@@ -59,8 +57,8 @@ def allreduce_async(tensor: Any, average: bool | None = None, name: str | None =
                     process_set: ProcessSet = global_process_set) -> Handle:
     """Starts allreduce(); synchronize() gives the new array."""
     tensor = _input(tensor)
-    return _ops.allreduce_async(tensor, np.empty_like(tensor), op=reduce_op_of(op, average), name=name,
-                                prescale=prescale_factor, postscale=postscale_factor, process_set=process_set)
+    return hand_out(_ops.start_allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name,
+                                         prescale_factor, postscale_factor, process_set))
 
 
 def allreduce(tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -68,7 +66,9 @@ def allreduce(tensor: Any, average: bool | None = None, name: str | None = None,
               process_set: ProcessSet = global_process_set) -> Any:
     """A new array, of the same shape and type: the reduction (Average by default) over the set's members. Shapes and
     types must be equal on all of them."""
-    return synchronize(allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+    tensor = _input(tensor)
+    return complete(_ops.start_allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name,
+                                         prescale_factor, postscale_factor, process_set))
 
 
 def allreduce_async_(tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -76,8 +76,8 @@ def allreduce_async_(tensor: Any, average: bool | None = None, name: str | None 
                      process_set: ProcessSet = global_process_set) -> Handle:
     """Starts allreduce_()."""
     tensor = _in_place(tensor)
-    return _ops.allreduce_async(tensor, tensor, op=reduce_op_of(op, average), name=name, prescale=prescale_factor,
-                                postscale=postscale_factor, process_set=process_set)
+    return hand_out(_ops.start_allreduce(tensor, tensor, reduce_op_of(op, average), name, prescale_factor,
+                                         postscale_factor, process_set))
 
 
 def allreduce_(tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -90,79 +90,80 @@ def allreduce_(tensor: Any, average: bool | None = None, name: str | None = None
 def grouped_allreduce_async(tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
                             op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> Handle:
-    """Starts grouped_allreduce()."""
+    """Starts grouped_allreduce(); synchronize() gives a tuple."""
     inputs = [_input(tensor) for tensor in tensors]
-    return _ops.grouped_allreduce_async(inputs, [np.empty_like(tensor) for tensor in inputs],
-                                        op=reduce_op_of(op, average), name=name, prescale=prescale_factor,
-                                        postscale=postscale_factor, process_set=process_set)
+    outputs = [np.empty_like(tensor) for tensor in inputs]
+    return hand_out(_ops.start_grouped_allreduce(inputs, outputs, reduce_op_of(op, average), name, prescale_factor,
+                                                 postscale_factor, process_set))
 
 
 def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
                       op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> list[Any]:
     """New arrays, one for each input; all ops run together or none."""
-    return synchronize(grouped_allreduce_async(tensors, average, name, op, prescale_factor, postscale_factor,
-                                               process_set))
+    return list(synchronize(grouped_allreduce_async(tensors, average, name, op, prescale_factor, postscale_factor,
+                                                    process_set)))
 
 
 def grouped_allreduce_async_(tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
                              op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> Handle:
-    """Starts grouped_allreduce_()."""
+    """Starts grouped_allreduce_(); synchronize() gives a tuple."""
     inputs = [_in_place(tensor) for tensor in tensors]
-    return _ops.grouped_allreduce_async(inputs, inputs, op=reduce_op_of(op, average), name=name,
-                                        prescale=prescale_factor, postscale=postscale_factor, process_set=process_set)
+    return hand_out(_ops.start_grouped_allreduce(inputs, inputs, reduce_op_of(op, average), name, prescale_factor,
+                                                 postscale_factor, process_set))
 
 
 def grouped_allreduce_(tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
                        op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                        process_set: ProcessSet = global_process_set) -> list[Any]:
     """grouped_allreduce() in place; returns the arrays."""
-    return synchronize(grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor,
-                                                process_set))
+    return list(synchronize(grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor,
+                                                     process_set)))
 
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Starts allgather()."""
-    return _ops.allgather_async(_input(tensor), name=name, process_set=process_set)
+    return hand_out(_ops.start_allgather(_input(tensor), name, process_set))
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """A new array: the members' arrays one after the other along the first dimension, by set rank. First dimensions may
     differ, also be 0; the others and the type must be equal."""
-    return synchronize(allgather_async(tensor, name, process_set))
+    return complete(_ops.start_allgather(_input(tensor), name, process_set))
 
 
 def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None,
                             process_set: ProcessSet = global_process_set) -> Handle:
-    """Starts grouped_allgather()."""
-    return _ops.grouped_allgather_async([_input(tensor) for tensor in tensors], name=name, process_set=process_set)
+    """Starts grouped_allgather(); synchronize() gives a tuple."""
+    return hand_out(_ops.start_grouped_allgather([_input(tensor) for tensor in tensors], name, process_set))
 
 
 def grouped_allgather(tensors: Sequence[Any], name: str | None = None,
                       process_set: ProcessSet = global_process_set) -> list[Any]:
     """allgather() of each array; all run together or none."""
-    return synchronize(grouped_allgather_async(tensors, name, process_set))
+    return list(synchronize(grouped_allgather_async(tensors, name, process_set)))
 
 
 def broadcast_async(tensor: Any, root_rank: int, name: str | None = None,
                     process_set: ProcessSet = global_process_set) -> Handle:
     """Starts broadcast()."""
     tensor = _input(tensor)
-    return _ops.broadcast_async(tensor, np.empty_like(tensor), root_rank, name=name, process_set=process_set)
+    return hand_out(_ops.start_broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set))
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None,
               process_set: ProcessSet = global_process_set) -> Any:
     """A new array with the contents of global rank `root_rank`'s; shape and type are equal on all members."""
-    return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    tensor = _input(tensor)
+    return complete(_ops.start_broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set))
 
 
 def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> Handle:
     """Starts broadcast_()."""
     tensor = _in_place(tensor)
-    return _ops.broadcast_async(tensor, tensor, root_rank, name=name, process_set=process_set)
+    return hand_out(_ops.start_broadcast(tensor, tensor, root_rank, name, process_set))
 
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None,
@@ -187,8 +188,8 @@ def _splits_list(splits: Any) -> list[int] | None:
 def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None,
                    process_set: ProcessSet = global_process_set) -> Handle:
     """Starts alltoall(); synchronize() gives (rows, received splits) whatever `splits` is."""
-    return _ops.alltoall_async(_input(tensor), _splits_list(splits), name=name, process_set=process_set,
-                               make_splits=lambda rows: np.array(rows, np.int32))
+    return hand_out(_ops.start_alltoall(_input(tensor), _splits_list(splits), name,
+                                        lambda rows: np.array(rows, np.int32), process_set))
 
 
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None,
@@ -203,28 +204,27 @@ def reducescatter_async(tensor: Any, name: str | None = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> Handle:
     """Starts reducescatter()."""
-    return _ops.reducescatter_async(_input(tensor), op=op, name=name, prescale=prescale_factor,
-                                    postscale=postscale_factor, process_set=process_set)
+    return hand_out(_ops.start_reducescatter(_input(tensor), op, name, prescale_factor, postscale_factor, process_set))
 
 
 def reducescatter(tensor: Any, name: str | None = None, op: int = Average,
                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> Any:
     """This rank's rows of the reduction; of n members the first `dim0 % n` get one row more."""
-    return synchronize(reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor))
+    return complete(_ops.start_reducescatter(_input(tensor), op, name, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_reducescatter_async(tensors: Sequence[Any], name: str | None = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> Handle:
-    """Starts grouped_reducescatter()."""
-    return _ops.grouped_reducescatter_async([_input(tensor) for tensor in tensors], op=op, name=name,
-                                            prescale=prescale_factor, postscale=postscale_factor,
-                                            process_set=process_set)
+    """Starts grouped_reducescatter(); synchronize() gives a tuple."""
+    return hand_out(_ops.start_grouped_reducescatter([_input(tensor) for tensor in tensors], op, name, prescale_factor,
+                                                     postscale_factor, process_set))
 
 
 def grouped_reducescatter(tensors: Sequence[Any], name: str | None = None, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> list[Any]:
     """reducescatter() of each array; all run together or none."""
-    return synchronize(grouped_reducescatter_async(tensors, name, op, process_set, prescale_factor, postscale_factor))
+    return list(synchronize(grouped_reducescatter_async(tensors, name, op, process_set, prescale_factor,
+                                                        postscale_factor)))
