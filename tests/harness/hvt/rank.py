@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One trainer process (hvt-rank) that does what the test says through hvd.h."""
+import array
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,8 +170,10 @@ class Rank:
         self.post("submit", **self._submission(kind, name, dtype, reduce_op, data, more))
 
     def has_reply(self) -> bool:
-        """Something can be collected at once."""
-        return bool(self._pending) or bool(select.select([self.process.stdout], [], [], 0)[0])
+        """Something can be collected at once. The end of the process is no reply: its pipe ends before it is a zombie."""
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.process.stdout, termios.FIONREAD, waiting)
+        return bool(self._pending) or waiting[0] > 0
 
     def submit(self, kind: str, name: str | None = None, **more: Any) -> int:
         """One of the _async functions; the op's number. Raises RankError."""
