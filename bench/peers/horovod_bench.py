@@ -1,29 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement of Horovod (PyTorch, Gloo), done as hvd-perf does it: every op is clocked on every rank, an iteration
-counts as its slowest rank, and the median is the figure. Started by horovodrun --gloo. Prints one JSON line.
+"""One measurement of Horovod (PyTorch, Gloo), as measuring.py does it. Started by horovodrun --gloo. Prints one
+JSON line.
 
     horovod_bench.py OP BYTES|FILE SECONDS [--barrier] [--outstanding K]
 
 OP: allreduce, allgather, broadcast, alltoall, reducescatter; gradients (each tensor of FILE by allreduce_async_, one by
 one, as DistributedOptimizer does it); idle (CPU share of the ranks that do nothing for SECONDS)."""
 import argparse
-import json
-import os
-import sys
-import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import measuring  # first: it sets the number of threads
 
-import horovod.torch as hvd  # noqa: E402
-import torch  # noqa: E402
-
-SAMPLES_MOST = 20000
-
-
-def sizes_of(path: str) -> list[int]:
-    """The element counts in a file of sizes."""
-    with open(path, encoding="utf-8") as file:
-        return [int(line.split()[0]) for line in file if line.strip() and not line.startswith("#")]
+import horovod.torch as hvd
+import torch
 
 
 def reduce_all(tensors: list[torch.Tensor]) -> None:
@@ -44,7 +32,7 @@ def prepare(args: argparse.Namespace, size: int):
         kept[0] = result
 
     if args.op == "gradients":
-        tensors = [torch.full((count,), mine) for count in sizes_of(args.what)]
+        tensors = [torch.full((count,), mine) for count in measuring.sizes_of(args.what)]
         count = sum(tensor.numel() for tensor in tensors)
         return (lambda: reduce_all(tensors)), count * 4, lambda: all(bool((t == total).all()) for t in tensors)
     count = max(int(args.what) // 4, 1)
@@ -71,69 +59,16 @@ def prepare(args: argparse.Namespace, size: int):
     raise SystemExit(f"horovod_bench: what is '{args.op}'?")
 
 
-def clocked(run, barrier: bool, iterations: int) -> list[int]:
-    """Nanoseconds of each iteration on this rank."""
-    times = []
-    for _ in range(iterations):
-        if barrier:
-            hvd.barrier()
-        start = time.perf_counter_ns()
-        run()
-        times.append(time.perf_counter_ns() - start)
-    return times
+def largest(tensor: torch.Tensor) -> torch.Tensor:
+    """Element by element, of all ranks."""
+    return hvd.allreduce(tensor, name="largest", op=hvd.Max)
 
 
-def agreed(number: float) -> float:
-    """The largest of all ranks' numbers."""
-    return float(hvd.allreduce(torch.tensor([number], dtype=torch.float64), name="agreed", op=hvd.Max)[0])
-
-
-def idle(seconds: float) -> float:
-    """Per cent of one core that this rank takes while nothing is asked of it."""
-    hvd.barrier()
-    start = time.process_time_ns()
-    time.sleep(seconds)
-    return (time.process_time_ns() - start) / seconds / 1e7
-
-
-def main() -> None:
-    """See the module's text."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("op")
-    parser.add_argument("what")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("--barrier", action="store_true")
-    parser.add_argument("--outstanding", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def open_peer() -> measuring.Peer:
+    """Horovod, started."""
     hvd.init()
-    size = hvd.size()
-    if args.op == "idle":
-        share = agreed(idle(args.seconds))
-        if hvd.rank() == 0:
-            print(json.dumps({"op": "idle", "np": size, "cpu_percent": round(share, 4)}), flush=True)
-        return
-    run, size_bytes, right = prepare(args, size)
-    run()
-    if not right():
-        sys.exit("horovod_bench: a wrong result")
-    looks = 3
-    mean = agreed(sum(clocked(run, args.barrier, looks)) / looks)
-    looks = min(max(int(0.1e9 / mean), 3), 2000)
-    mean = agreed(sum(clocked(run, args.barrier, looks)) / looks)
-    iterations = min(max(int(args.seconds * 1e9 / mean), 5), SAMPLES_MOST)
-    mine = torch.tensor(clocked(run, args.barrier, iterations), dtype=torch.float64)
-    times = sorted(hvd.allreduce(mine, name="times", op=hvd.Max).tolist())
-    if hvd.rank() == 0:
-        scale = 1e-3 / args.outstanding
-        middle = (times[(iterations - 1) // 2] + times[iterations // 2]) / 2
-        print(json.dumps({
-            "op": args.op, "bytes": size_bytes, "np": size, "time_us": round(middle * scale, 3),
-            "time_us_p99": round(times[(iterations * 99 + 99) // 100 - 1] * scale, 3),
-            "time_us_min": round(times[0] * scale, 3), "time_us_mean": round(sum(times) / iterations * scale, 3),
-            "errors": 0, "iterations": iterations, "outstanding": args.outstanding}), flush=True)
-    hvd.barrier()
+    return measuring.Peer("horovod_bench", hvd.rank(), hvd.size(), hvd.barrier, largest, prepare)
 
 
 if __name__ == "__main__":
-    main()
+    measuring.main(open_peer)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement of torch.distributed with gloo, done as hvd-perf does it: every op is clocked on every rank, an
-iteration counts as its slowest rank, and the median is the figure. Started by torchrun. Prints one JSON line.
+"""One measurement of torch.distributed with gloo, as measuring.py does it. Started by torchrun. Prints one JSON line.
 
     torch_bench.py OP BYTES|FILE SECONDS [--barrier] [--outstanding K]
 
@@ -8,24 +7,13 @@ OP: allreduce, allgather, broadcast, alltoall, reducescatter; gradients (each te
 ddp (the tensors of FILE copied into buckets of 25 MB, the buckets reduced as they fill, and copied back: what
 DistributedDataParallel does); idle (CPU share of the ranks that do nothing for SECONDS)."""
 import argparse
-import json
-import os
-import sys
-import time
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import measuring  # first: it sets the number of threads
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+import torch
+import torch.distributed as dist
 
 BUCKET = 25 * 1024 * 1024 // 4
-SAMPLES_MOST = 20000
-
-
-def sizes_of(path: str) -> list[int]:
-    """The element counts in a file of sizes."""
-    with open(path, encoding="utf-8") as file:
-        return [int(line.split()[0]) for line in file if line.strip() and not line.startswith("#")]
 
 
 class Buckets:
@@ -70,7 +58,7 @@ def prepare(args: argparse.Namespace, size: int):
     total = float(sum(range(1, size + 1)))
     mine = 1.0 + rank
     if args.op in ("gradients", "ddp"):
-        tensors = [torch.full((count,), mine) for count in sizes_of(args.what)]
+        tensors = [torch.full((count,), mine) for count in measuring.sizes_of(args.what)]
         count = sum(tensor.numel() for tensor in tensors)
         run = Buckets(tensors).step if args.op == "ddp" else lambda: reduce_all(tensors)
         return run, count * 4, lambda: all(bool((tensor == total).all()) for tensor in tensors)
@@ -100,74 +88,18 @@ def prepare(args: argparse.Namespace, size: int):
     raise SystemExit(f"torch_bench: what is '{args.op}'?")
 
 
-def clocked(run, barrier: bool, iterations: int) -> list[int]:
-    """Nanoseconds of each iteration on this rank."""
-    times = []
-    for _ in range(iterations):
-        if barrier:
-            dist.barrier()
-        start = time.perf_counter_ns()
-        run()
-        times.append(time.perf_counter_ns() - start)
-    return times
-
-
-def agreed(number: float) -> float:
-    """The largest of all ranks' numbers."""
-    tensor = torch.tensor([number], dtype=torch.float64)
+def largest(tensor: torch.Tensor) -> torch.Tensor:
+    """Element by element, of all ranks; in place."""
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor[0])
+    return tensor
 
 
-def idle(seconds: float) -> float:
-    """Per cent of one core that this rank takes while nothing is asked of it."""
-    dist.barrier()
-    start = time.process_time_ns()
-    time.sleep(seconds)
-    return (time.process_time_ns() - start) / seconds / 1e7
-
-
-def main() -> None:
-    """See the module's text."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("op")
-    parser.add_argument("what")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("--barrier", action="store_true")
-    parser.add_argument("--outstanding", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def open_peer() -> measuring.Peer:
+    """torch.distributed, started. It is closed in the end: a rank that just exits can make the others abort."""
     dist.init_process_group("gloo")
-    size = dist.get_world_size()
-    if args.op == "idle":
-        share = agreed(idle(args.seconds))
-        if dist.get_rank() == 0:
-            print(json.dumps({"op": "idle", "np": size, "cpu_percent": round(share, 4)}), flush=True)
-        dist.destroy_process_group()
-        return
-    run, size_bytes, right = prepare(args, size)
-    run()
-    if not right():
-        sys.exit("torch_bench: a wrong result")
-    looks = 3
-    mean = agreed(sum(clocked(run, args.barrier, looks)) / looks)
-    looks = min(max(int(0.1e9 / mean), 3), 2000)
-    mean = agreed(sum(clocked(run, args.barrier, looks)) / looks)
-    iterations = min(max(int(args.seconds * 1e9 / mean), 5), SAMPLES_MOST)
-    mine = torch.tensor(clocked(run, args.barrier, iterations), dtype=torch.float64)
-    dist.all_reduce(mine, op=dist.ReduceOp.MAX)
-    if dist.get_rank() == 0:
-        times = sorted(mine.tolist())
-        scale = 1e-3 / args.outstanding
-        middle = (times[(iterations - 1) // 2] + times[iterations // 2]) / 2
-        print(json.dumps({
-            "op": args.op, "bytes": size_bytes, "np": size, "time_us": round(middle * scale, 3),
-            "time_us_p99": round(times[(iterations * 99 + 99) // 100 - 1] * scale, 3),
-            "time_us_min": round(times[0] * scale, 3), "time_us_mean": round(sum(times) / iterations * scale, 3),
-            "errors": 0, "iterations": iterations, "outstanding": args.outstanding}), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()  # a rank that just exits can make the others abort
+    return measuring.Peer("torch_bench", dist.get_rank(), dist.get_world_size(), dist.barrier, largest, prepare,
+                          dist.destroy_process_group)
 
 
 if __name__ == "__main__":
-    main()
+    measuring.main(open_peer)
