@@ -2,10 +2,11 @@
  * hvdrun: starts the ranks of a job on this machine, shows what they print, and ends them together.
  *
  *   run_flags.def  every option          run_options.c what the command line says
- *   run_hosts.c    which machine         run_procs.c   processes and their groups
- *   run_daemon.c   the private hvdd      run_output.c  prefixes, lines, our stdout
- *   run_start.c    a rank's environment  run_loop.c    the event loop
- *   run_end.c      who failed, what next run_guard.c   cleans up if hvdrun is SIGKILLed
+ *   run_hosts.c    which machine         run_config.c  what a configuration file says
+ *   run_daemon.c   the private hvdd      run_procs.c   processes and their groups
+ *   run_start.c    a rank's environment  run_output.c  prefixes, lines, our stdout
+ *   run_end.c      who failed, what next run_loop.c    the event loop
+ *   run_guard.c    cleans up if hvdrun is SIGKILLed
  *
  * One thread of our own (libzmq adds its two once the ranks run). Order of birth: guard, hvdd,
  * ranks, admin client: so every fork happens before a second thread exists. Each rank leads a

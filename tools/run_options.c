@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/types.h"
+#include "tools/run_config.h"
 #include "tools/run_flags.h"
 #include "tools/run_hosts.h"
 #include "tools/text.h"
@@ -182,13 +183,20 @@ static int set_export(const struct taking *taking, const char *value)
     return 0;
 }
 
+/* A switch and its opposite are rows with the same variable: the later one counts. */
 static void note_idle(struct run_options *options, const struct run_flag *flag)
 {
-    for (size_t i = 0; i < options->idle_count; i++)
-        if (options->idle[i] == flag)
-            return;
-    if (options->idle_count < RUN_IDLE_MAX)
-        options->idle[options->idle_count++] = flag;
+    size_t kept = 0;
+    for (size_t i = 0; i < options->idle_count; i++) {
+        const struct run_flag *other = options->idle[i];
+        const bool replaced = other == flag || (other->variable != NULL && flag->variable != NULL &&
+                                                strcmp(other->variable, flag->variable) == 0);
+        if (!replaced)
+            options->idle[kept++] = other;
+    }
+    if (flag->kind != RUN_FLAG_OFF && kept < RUN_IDLE_MAX)
+        options->idle[kept++] = flag;
+    options->idle_count = kept;
 }
 
 static int take(const struct taking *taking)
@@ -200,7 +208,7 @@ static int take(const struct taking *taking)
         return complain(taking, "--%s is not available: %s", flag->name, flag->text);
     if (set_member(taking, room, &value) != 0)
         return -1;
-    if (flag->effect == RUN_FLAG_IDLE && flag->kind != RUN_FLAG_OFF)
+    if (flag->effect == RUN_FLAG_IDLE)
         note_idle(taking->options, flag);
     return flag->variable != NULL ? set_export(taking, value) : 0;
 }
@@ -256,6 +264,36 @@ static int parse_line(int argc, char **argv, struct taking *taking)
     return 0;
 }
 
+/* ---- the configuration file ---- */
+
+static void note_unknown(struct run_options *options, const struct run_config_entry *entry)
+{
+    const size_t used = strlen(options->unknown);
+    snprintf(options->unknown + used, sizeof options->unknown - used, "%s%s (line %zu)",
+             used > 0 ? ", " : "", entry->key, entry->line);
+}
+
+/* A key is another spelling of an option. */
+static int take_entry(void *context, const struct run_config_entry *entry, char *text_p,
+                      size_t text_size)
+{
+    const struct taking *whole = context;
+    bool known;
+    const struct taking taking = {
+        .options = whole->options,
+        .flag = run_flag_of_key(entry->key, entry->value, &known),
+        .value = entry->value,
+        .text = text_p,
+        .text_size = text_size,
+    };
+    if (taking.flag != NULL)
+        return take(&taking);
+    if (known)
+        return complain(&taking, "%s cannot be '%s'", entry->key, entry->value);
+    note_unknown(whole->options, entry);
+    return 0;
+}
+
 /* ---- the whole ---- */
 
 static int check_hosts(const struct taking *taking)
@@ -294,8 +332,6 @@ static int check_whole(const struct taking *taking)
     if (options->command[0] == NULL)
         return complain(taking, "which command? %s -np %d command...", run_options_program(options),
                         options->ranks);
-    if (options->gloo + options->mpi + options->jsrun > 1)
-        return complain(taking, "--gloo, --mpi and --jsrun exclude each other: give one of them");
     return 0;
 }
 
@@ -317,17 +353,36 @@ static void drop_tuning(struct run_options *options)
             drop_export(options, i--);
 }
 
-static int parse(int argc, char **argv, struct taking *taking)
+static void set_defaults(struct run_options *options_p, const char *program)
 {
-    const char *slash = strrchr(argv[0], '/');
-    *taking->options = (struct run_options){
+    const char *slash = strrchr(program, '/');
+    *options_p = (struct run_options){
         .start_timeout_ns = 30 * HVI_NS_SEC,
         .grace_ns = 5 * HVI_NS_SEC,
-        .compat = strcmp(slash != NULL ? slash + 1 : argv[0], "horovodrun") == 0,
+        .compat = strcmp(slash != NULL ? slash + 1 : program, "horovodrun") == 0,
     };
+}
+
+/* Options from a file come first, so that those on the command line, wherever --config-file stands
+ * there, are taken over them: the command line is parsed once to find the file, and again. */
+static int parse(int argc, char **argv, struct taking *taking)
+{
+    struct run_options *options = taking->options;
+    set_defaults(options, argv[0]);
     if (take_environment(taking) != 0 || parse_line(argc, argv, taking) != 0)
         return -1;
-    drop_tuning(taking->options);
+    const char *file = options->config_file;
+    if (options->gloo + options->mpi + options->jsrun > 1)
+        return complain(taking, "--gloo, --mpi and --jsrun exclude each other: give one of them");
+    if (file != NULL) {
+        run_options_fini(options);
+        set_defaults(options, argv[0]);
+        if (take_environment(taking) != 0 ||
+            run_config_read(file, take_entry, taking, taking->text, taking->text_size) != 0 ||
+            parse_line(argc, argv, taking) != 0)
+            return -1;
+    }
+    drop_tuning(options);
     return check_whole(taking);
 }
 
@@ -361,6 +416,9 @@ const char *run_options_program(const struct run_options *options)
 void run_options_tell_idle(const struct run_options *options, FILE *out)
 {
     bool told[RUN_IDLE_MAX] = {false};
+    if (options->unknown[0] != '\0')
+        fprintf(out, "hvdrun: %s has what means nothing to hvdrun and is ignored: %s\n",
+                options->config_file, options->unknown);
     for (size_t i = 0; i < options->idle_count; i++) {
         const char *why = options->idle[i]->text;
         if (told[i])

@@ -20,6 +20,7 @@ struct run_options {
     const char *address;
     const char *hvdd;
     const char *output_dir;
+    const char *config_file;
     const char *log_level;
     uint64_t start_timeout_ns, grace_ns;
     bool no_prefix, timestamps, verbose, bind_to_core;
@@ -31,9 +32,10 @@ struct run_options {
     /* "HOROVOD_X=value" for the ranks, one per X, on the heap. */
     char *exports[RUN_EXPORTS_MAX];
     size_t export_count;
-    /* What was asked for without effect, in the order of the rows. */
+    /* What was asked for without effect, in the order in which it was last given. */
     const struct run_flag *idle[RUN_IDLE_MAX];
     size_t idle_count;
+    char unknown[512]; /* keys of the configuration file that mean nothing; "" for none */
 };
 
 /* 0, or -1 with a sentence in text_p and nothing to free. Permutes nothing: everything from the
@@ -43,7 +45,8 @@ int run_options_parse(int argc, char **argv, struct run_options *options_p, char
 void run_options_fini(struct run_options *options);
 /* "horovodrun" or "hvdrun". */
 const char *run_options_program(const struct run_options *options);
-/* A sentence for each reason why something that was asked for has no effect. */
+/* A sentence for each reason why something that was asked for has no effect, and for what the
+ * configuration file has that nobody knows. */
 void run_options_tell_idle(const struct run_options *options, FILE *out);
 /* What this build can do, in the form of `horovodrun --check-build`. */
 void run_options_check_build(FILE *out);

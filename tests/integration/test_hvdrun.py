@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvt import Daemon, Expired, procs, program, scaled, wait_until
+from hvt.build import SOURCE
 from hvt.daemon import clean_environment
 
 
@@ -155,6 +156,36 @@ def test_a_job_without_options_tells_the_ranks_nothing_more(launcher):
     each = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     assert names == {f"{family}_{name}" for family in ("HVD", "HOROVOD") for name in each} | {
         "HOROVOD_HOSTNAME", "HVD_ADDRESS", "HVD_JOB_ID", "HVD_JOB_KEY", "HVD_TEST_TOKEN"}
+
+
+def manual_example() -> str:
+    """The configuration file that the man page shows."""
+    page = (SOURCE / "docs/man/hvdrun.1.scd").read_text()
+    return re.search(r"^# CONFIGURATION FILE\n.*?^```\n(.*?)^```\n", page, re.MULTILINE | re.DOTALL)[1]
+
+
+def test_a_configuration_file_reaches_the_ranks_and_the_command_line_wins(launcher):
+    (launcher.folder / "config.yaml").write_text(manual_example())
+    done = launcher.run("-np", "1", "--config-file", "config.yaml", "--cache-capacity", "5", "--no-stall-check", "sh", "-c",
+                        "env")
+    assert done.returncode == 0 and "ignored" not in done.stderr, done.stderr
+    for setting in ("FUSION_THRESHOLD=1048576", "CYCLE_TIME=1", "CACHE_CAPACITY=5", "TIMELINE=timeline.json",
+                    "STALL_CHECK_DISABLE=1", "STALL_CHECK_TIME_SECONDS=60", "LOG_LEVEL=INFO", "LOG_HIDE_TIME=0"):
+        assert f"[0]<stdout>:HOROVOD_{setting}\n" in done.stdout
+    (launcher.folder / "config.yaml").write_text("timeline:\n  filename: t.json\n  mark_cycles: sometimes\n")
+    done = launcher.run("-np", "1", "--config-file", "config.yaml", "true")
+    assert done.returncode == 2 and "config.yaml:3: timeline.mark_cycles cannot be 'sometimes'" in done.stderr
+
+
+def test_the_manual_shows_every_key_of_the_configuration_file():
+    rows = (SOURCE / "tools/run_flags.def").read_text().partition("\nRUN_GROUP")[2]
+    keys = set(re.findall(r'"((?:controller|[a-z_]+\.[a-z_]+))(?:=\w+)?"', rows))
+    shown, section = set(), ""
+    for line in manual_example().splitlines():
+        indent, name = re.match(r"( *)(\w+):", line).groups()
+        section = section if indent else name
+        shown.add(f"{section}.{name}" if indent else name)
+    assert keys and shown - {key.split(".")[0] for key in keys if "." in key} == keys
 
 
 def test_a_hostfile_gives_the_slots(launcher):

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define WORDS_MAX 40
 
@@ -255,7 +256,7 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
     ck_assert_str_eq(idle_words("-np 2 --gloo true"),
                      "hvdrun: --gloo: accepted without effect: there is one controller, hvdd\n");
     ck_assert_str_eq(idle_words("-np 2 --tcp -p 22 --network-interface lo --network-interface eth0 "
-                                "-i key --tcp true"),
+                                "-i key true"),
                      "hvdrun: --tcp, --network-interface: accepted without effect: no network is "
                      "used on one machine\n"
                      "hvdrun: --ssh-port, --ssh-identity-file: accepted without effect: hvdrun "
@@ -263,7 +264,108 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
     ck_assert_str_eq(idle_words("-np 2 --no-autotune --no-torus-allreduce "
                                 "--no-mpi-threads-disable --cache-capacity 9 true"),
                      "");
+    ck_assert_str_eq(idle_words("-np 2 --torus-allreduce --no-torus-allreduce true"), "");
     EXPECT_ERROR("-np 2 --gloo --mpi true", "exclude each other");
+}
+END_TEST
+
+/* Writes a configuration file and gives its --config-file option. */
+static const char *with_config(const char *content, const char *rest)
+{
+    static char line[256];
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/hvt-config-XXXXXX");
+    const int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, content, strlen(content)), (ssize_t)strlen(content));
+    close(fd);
+    snprintf(line, sizeof line, "-np 1 --config-file %s %s", path, rest);
+    return line;
+}
+
+START_TEST(a_configuration_file_has_every_key_of_horovodruns)
+{
+    const char *line = with_config(
+        "controller: mpi\n"
+        "params: {fusion_threshold_mb: 1, cycle_time_ms: 2.5, cache_capacity: 3,\n"
+        "  hierarchical_allreduce: true, hierarchical_allgather: no, torus_allreduce: on}\n"
+        "autotune: {enabled: yes, log_file: l, warmup_samples: 1, steps_per_sample: 2,\n"
+        "  bayes_opt_max_samples: 3, gaussian_process_noise: 0.5}\n"
+        "timeline: {filename: t, mark_cycles: true}\n"
+        "stall_check: {enabled: false, warning_time_seconds: 4, shutdown_time_seconds: 5}\n"
+        "library_options: {mpi_threads_disable: true, num_nccl_streams: 6, thread_affinity: 7,\n"
+        "  gloo_timeout_seconds: 8}\n"
+        "logging: {level: DEBUG, with_timestamp: false}\n",
+        "x");
+    ck_assert_str_eq(
+        exports(line),
+        "AUTOTUNE=1 AUTOTUNE_BAYES_OPT_MAX_SAMPLES=3 AUTOTUNE_GAUSSIAN_PROCESS_NOISE=0.5 "
+        "AUTOTUNE_LOG=l AUTOTUNE_STEPS_PER_SAMPLE=2 AUTOTUNE_WARMUP_SAMPLES=1 CACHE_CAPACITY=3 "
+        "CYCLE_TIME=2.5 FUSION_THRESHOLD=1048576 GLOO_TIMEOUT_SECONDS=8 HIERARCHICAL_ALLGATHER=0 "
+        "HIERARCHICAL_ALLREDUCE=1 LOG_HIDE_TIME=1 LOG_LEVEL=DEBUG MPI_THREADS_DISABLE=1 "
+        "NUM_NCCL_STREAMS=6 STALL_CHECK_DISABLE=1 STALL_CHECK_TIME_SECONDS=4 "
+        "STALL_SHUTDOWN_TIME_SECONDS=5 THREAD_AFFINITY=7 TIMELINE=t TIMELINE_MARK_CYCLES=1 "
+        "TORUS_ALLREDUCE=1");
+    ck_assert(options.mpi && options.autotune);
+    ck_assert_str_eq(options.log_level, "debug");
+    unlink(options.config_file);
+}
+END_TEST
+
+START_TEST(the_command_line_wins_over_the_file)
+{
+    const char *line =
+        with_config("controller: mpi\nparams: {cycle_time_ms: 2, cache_capacity: 3}\n"
+                    "autotune: {enabled: true, log_file: l}\n"
+                    "stall_check: {enabled: false}\nlogging: {level: debug}\n",
+                    "--no-autotune --stall-check --cycle-time-ms 9 --gloo "
+                    "--log-level error x");
+    ck_assert_str_eq(exports(line), "AUTOTUNE=0 CACHE_CAPACITY=3 CYCLE_TIME=9 LOG_LEVEL=error "
+                                    "STALL_CHECK_DISABLE=0");
+    ck_assert_str_eq(options.log_level, "error");
+    unlink(options.config_file);
+}
+END_TEST
+
+/* The sentence that a file gets, which must begin with its name. */
+static const char *config_error(const char *content)
+{
+    const char *line = with_config(content, "x");
+    const char *path = strstr(line, "/tmp/");
+    const size_t length = strcspn(path, " ");
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)length, path);
+    ck_assert_int_eq(parse(line), -1);
+    unlink(name);
+    ck_assert_msg(strncmp(text, name, length) == 0, "%s", text);
+    return text + length;
+}
+
+START_TEST(what_is_wrong_in_the_file_is_named_with_its_line)
+{
+    ck_assert_str_eq(config_error("params:\n  cycle_time_ms: fast\n"),
+                     ":2: --cycle-time-ms takes a number, not 'fast'");
+    ck_assert_str_eq(config_error("params:\n  cycle_time_ms: -1\n"),
+                     ":2: cycle_time_ms=-1 must be >= 0");
+    ck_assert_str_eq(config_error("\nautotune: {enabled: perhaps}\n"),
+                     ":2: autotune.enabled cannot be 'perhaps'");
+    ck_assert_str_eq(config_error("controller: smoke-signals\n"),
+                     ":1: controller cannot be 'smoke-signals'");
+}
+END_TEST
+
+START_TEST(unknown_keys_are_told_and_passed_over)
+{
+    const char *line =
+        with_config("logging:\n  hide_timestamp: true\n  level: info\nautotune: true\n", "x");
+    char wanted[256];
+    ck_assert_str_eq(exports(line), "LOG_LEVEL=info");
+    snprintf(wanted, sizeof wanted,
+             "hvdrun: %s has what means nothing to hvdrun and is ignored: logging.hide_timestamp "
+             "(line 2), autotune (line 4)\n",
+             options.config_file);
+    ck_assert_str_eq(idle_words(line), wanted);
+    unlink(options.config_file);
 }
 END_TEST
 
@@ -366,6 +468,10 @@ int main(void)
     tcase_add_test(tests, hosts_give_the_slots);
     tcase_add_test(tests, elastic_jobs_are_refused_with_what_to_do);
     tcase_add_test(tests, what_has_no_effect_is_told_once_per_reason);
+    tcase_add_test(tests, a_configuration_file_has_every_key_of_horovodruns);
+    tcase_add_test(tests, the_command_line_wins_over_the_file);
+    tcase_add_test(tests, what_is_wrong_in_the_file_is_named_with_its_line);
+    tcase_add_test(tests, unknown_keys_are_told_and_passed_over);
     tcase_add_test(tests, other_words_are_unknown);
     tcase_add_test(tests, help_version_and_check_build_need_no_command);
     tcase_add_test(tests, help_and_man_page_name_every_option_once);
