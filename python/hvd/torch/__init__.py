@@ -8,7 +8,10 @@
 from __future__ import annotations
 
 from hvd.exceptions import HorovodInternalError
+from hvd.torch import elastic
 from hvd.torch.compression import Compression
+from hvd.torch.functions import (allgather_object, broadcast_object, broadcast_optimizer_state,
+                                 broadcast_parameters)
 from hvd.torch.mpi_ops import (Adasum, Average, Max, Min, Product, ProcessSet, Sum, add_process_set, allgather,
                                allgather_async, allreduce, allreduce_, allreduce_async, allreduce_async_, alltoall,
                                alltoall_async, barrier, broadcast, broadcast_, broadcast_async, broadcast_async_,
@@ -20,5 +23,12 @@ from hvd.torch.mpi_ops import (Adasum, Average, Max, Min, Product, ProcessSet, S
                                mpi_threads_supported, nccl_built, poll, rank, reducescatter, reducescatter_async,
                                remove_process_set, rocm_built, shutdown, size, sparse_allreduce_async,
                                start_timeline, stop_timeline, synchronize)
+from hvd.torch.sync_batch_norm import SyncBatchNorm
 
 InternalError = HorovodInternalError
+
+
+def _check_has_gpu() -> bool:
+    """Whether torch sees a CUDA device."""
+    import torch  # pylint: disable=import-outside-toplevel
+    return torch.cuda.is_available()
