@@ -3,8 +3,9 @@
 #ifndef HVT_CLIENT_COUNT_H
 #define HVT_CLIENT_COUNT_H
 
+#include "tests/unit/hvt_process.h"
+
 #include <check.h>
-#include <dirent.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,17 +15,6 @@ struct hvt_count {
     int shared_mappings; /* of our memfds */
     size_t heap_bytes;
 };
-
-static inline int hvt_count_fds(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
 
 static inline int hvt_count_mappings(void)
 {

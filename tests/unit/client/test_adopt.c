@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_adopt: memory that becomes shared where it is, and what malloc, fork and the end do to it. */
-#include "base/clock.h"
 #include "client/session.h"
 #include "count.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -499,23 +497,6 @@ END_TEST
 
 /* ---- fork ---- */
 
-/* The child's exit status; killed and failed after five seconds. */
-static int wait_child(pid_t pid)
-{
-    uint64_t deadline_ns = hvi_deadline_after(5000000000);
-    int status;
-    while (waitpid(pid, &status, WNOHANG) == 0) {
-        if (hvi_deadline_passed(deadline_ns)) {
-            kill(pid, SIGKILL);
-            waitpid(pid, &status, 0);
-            ck_abort_msg("the child hangs");
-        }
-        usleep(1000);
-    }
-    ck_assert_msg(WIFEXITED(status), "the child ended by signal %d", WTERMSIG(status));
-    return WEXITSTATUS(status);
-}
-
 START_TEST(a_child_reads_and_writes_its_own)
 {
     unsigned char *memory = map_pages(64);
@@ -527,7 +508,7 @@ START_TEST(a_child_reads_and_writes_its_own)
         memset(memory, 0, 64 * PAGE);
         _exit(wrong == 0 && hvd_deregister(session, memory) == HVD_ERR_FORKED ? 0 : 1);
     }
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     check_filled(memory, 64 * PAGE, 14);
     ck_assert(is_in_place(memory, 64 * PAGE));
 }
@@ -545,9 +526,9 @@ START_TEST(a_child_of_the_child_is_on_its_own_too)
             memory[0] = 2;
             _exit(0);
         }
-        _exit(wait_child(grandchild) == 0 && memory[0] == 1 ? 0 : 1);
+        _exit(hvt_wait_child(grandchild) == 0 && memory[0] == 1 ? 0 : 1);
     }
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     ck_assert_uint_eq(memory[0], 0);
 }
 END_TEST
@@ -566,7 +547,7 @@ START_TEST(a_child_may_free_and_exit_as_it_likes)
                 _exit(1);
         _exit(0);
     }
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     check_filled(memory, MIB, 15);
     ck_assert_int_eq(hvd_deregister(session, memory), HVD_OK);
     free(memory);
@@ -585,7 +566,7 @@ START_TEST(a_fork_after_free_leaves_the_successor_alone)
     pid_t pid = fork();
     if (pid == 0)
         _exit(count_wrong(memory, 256 * PAGE, 16) == 0 ? 0 : 1);
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
 }
 END_TEST
 
@@ -604,7 +585,7 @@ START_TEST(a_child_adopts_with_a_session_of_its_own)
         good = good && hvd_close(own) == HVD_OK && count_wrong(mine, 16 * PAGE, 18) == 0;
         _exit(good ? 0 : 1);
     }
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     ck_assert(is_in_place(memory, 16 * PAGE));
 }
 END_TEST

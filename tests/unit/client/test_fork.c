@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * After fork(2) in the child: an error on every call, no crash, no deadlock, and the parent goes on. */
-#include "base/clock.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 static struct hvt_fake *fake;
@@ -24,23 +22,6 @@ static void tear_down(void)
 {
     hvd_close(session);
     hvt_fake_stop(fake);
-}
-
-/* The child's exit status; killed and failed after five seconds. */
-static int wait_child(pid_t pid)
-{
-    uint64_t deadline_ns = hvi_deadline_after(5000000000);
-    int status;
-    while (waitpid(pid, &status, WNOHANG) == 0) {
-        if (hvi_deadline_passed(deadline_ns)) {
-            kill(pid, SIGKILL);
-            waitpid(pid, &status, 0);
-            ck_abort_msg("the child hangs");
-        }
-        usleep(1000);
-    }
-    ck_assert_msg(WIFEXITED(status), "the child ended by signal %d", WTERMSIG(status));
-    return WEXITSTATUS(status);
 }
 
 #define EXPECT_FORKED(call)                                                                        \
@@ -97,7 +78,7 @@ START_TEST(every_call_is_an_error_in_the_child)
     pid_t pid = fork();
     if (pid == 0)
         _exit(use_everything(op));
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_OK);
     hvd_op_free(op);
     ck_assert_int_eq(hvd_barrier(session, "after"), HVD_OK);
@@ -126,7 +107,7 @@ START_TEST(a_fork_while_another_thread_holds_the_lock_does_not_hang_the_child)
                           hvd_close(session) == HVD_ERR_FORKED
                       ? 0
                       : 1);
-        ck_assert_int_eq(wait_child(pid), 0);
+        ck_assert_int_eq(hvt_wait_child(pid), 0);
     }
     atomic_store(&stop, true);
     pthread_join(thread, NULL);
@@ -141,7 +122,7 @@ START_TEST(the_child_may_open_its_own)
         int rc = hvd_barrier(own, "mine");
         _exit(rc == HVD_OK && hvd_close(own) == HVD_OK ? 0 : 1);
     }
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     ck_assert_int_eq(hvd_barrier(session, "after"), HVD_OK);
 }
 END_TEST
@@ -151,7 +132,7 @@ START_TEST(a_child_that_closes_does_not_end_the_parents_session)
     pid_t pid = fork();
     if (pid == 0)
         _exit(hvd_close(session) == HVD_ERR_FORKED ? 0 : 1);
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
     for (int i = 0; i < 100; i++)
         ck_assert_int_eq(hvd_barrier(session, "after"), HVD_OK);
     ck_assert(!hvt_fake_detached(hvt_fake_session(fake, 0)));
@@ -166,7 +147,7 @@ START_TEST(memory_of_the_parent_can_still_be_read)
     pid_t pid = fork();
     if (pid == 0)
         _exit(memory[5] == 42 ? 0 : 1);
-    ck_assert_int_eq(wait_child(pid), 0);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
 }
 END_TEST
 

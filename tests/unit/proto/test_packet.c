@@ -7,9 +7,9 @@
 #include "base/status.h"
 
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -25,20 +25,9 @@ static int open_before;
 static struct hvi_packet packet;
 static unsigned char payload[HVI_PACKET_BYTES_MAX + 1];
 
-static int open_count(void)
-{
-    int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(dir);
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count;
-}
-
 static void setup(void)
 {
-    open_before = open_count();
+    open_before = hvt_count_fds();
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
     for (size_t i = 0; i < sizeof payload; i++)
         payload[i] = (unsigned char)(i * 31);
@@ -50,7 +39,7 @@ static void teardown(void)
         if (pair[i] >= 0)
             close(pair[i]);
     }
-    ck_assert_int_eq(open_count(), open_before);
+    ck_assert_int_eq(hvt_count_fds(), open_before);
 }
 
 static void close_end(int end)

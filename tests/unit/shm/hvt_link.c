@@ -6,7 +6,6 @@
 #include "base/status.h"
 
 #include <check.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -16,7 +15,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -288,28 +286,4 @@ pid_t hvt_fork(void)
             _exit(98);
     }
     return pid;
-}
-
-int hvt_wait_child(pid_t pid)
-{
-    int status = 0;
-    uint64_t deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS);
-    while (waitpid(pid, &status, WNOHANG) == 0) {
-        if (hvi_deadline_passed(deadline_ns))
-            kill(pid, SIGKILL);
-        struct timespec pause = {0, 200000};
-        nanosleep(&pause, NULL);
-    }
-    return status;
-}
-
-int hvt_count_fds(void)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(dir);
-    int count = 0;
-    while (readdir(dir) != NULL)
-        count++;
-    closedir(dir);
-    return count;
 }

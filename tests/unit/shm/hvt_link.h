@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "shm/bell.h"
 #include "shm/channel.h"
+#include "tests/unit/hvt_process.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -83,9 +84,5 @@ void hvt_client_run(struct hvt_link *link, struct hvt_client_style *style, struc
 
 /* Forks a child that dies with us. Returns 0 in the child. */
 pid_t hvt_fork(void);
-/* Waits for a child with a deadline (then kills it); returns its wait status. */
-int hvt_wait_child(pid_t pid);
-/* Number of open descriptors of this process. */
-int hvt_count_fds(void);
 
 #endif

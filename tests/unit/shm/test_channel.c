@@ -260,16 +260,10 @@ END_TEST
 START_TEST(no_descriptor_for_a_channel_is_a_limit)
 {
     int before = hvt_count_fds();
-    int lowest = dup(0);
-    close(lowest);
-    struct rlimit old, limit;
-    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
-    limit = old;
-    limit.rlim_cur = (rlim_t)lowest;
     struct hvi_channel channel;
     struct hvi_region region;
     struct hvi_bell_page *page;
-    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct rlimit old = hvt_forbid_fds();
     int channel_status = hvi_channel_create(1, 1, &channel);
     int bell_status = hvi_bell_create(&region, &page);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);

@@ -272,14 +272,8 @@ END_TEST
 START_TEST(no_free_descriptor_is_a_limit)
 {
     int before = hvt_count_fds();
-    int lowest = dup(0);
-    close(lowest);
-    struct rlimit old, limit;
-    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
-    limit = old;
-    limit.rlim_cur = (rlim_t)lowest;
     struct hvi_region region = HVI_REGION_INIT;
-    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    struct rlimit old = hvt_forbid_fds();
     int status = hvi_region_create("hvt", 4096, &region);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
     ck_assert_int_eq(status, HVI_ERR_LIMIT);
