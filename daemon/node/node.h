@@ -91,6 +91,7 @@ struct node {
     bool private_mode;
     uid_t uid;
     char engine_path[HVI_WIRE_PATH * 2];
+    int engine_fd; /* of that file, open for all of hvdd's life */
     uint64_t started_ns;
 
     sd_event *event;

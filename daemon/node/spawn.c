@@ -40,7 +40,8 @@ int node_spawn_find(struct node *node)
         snprintf(node->engine_path, sizeof(node->engine_path), "%s/../libexec/hvdd/hvdd-engine",
                  self);
     }
-    if (access(node->engine_path, X_OK) == 0)
+    node->engine_fd = open(node->engine_path, O_PATH | O_CLOEXEC);
+    if (node->engine_fd >= 0 && access(node->engine_path, X_OK) == 0)
         return HVI_OK;
     HVI_LOG(HVI_LOG_ERROR, "spawn", "no-engine",
             "cannot run hvdd-engine; give its path with --engine", "path=%s error=\"%s\"",
@@ -197,6 +198,19 @@ static int fail_spawn(const struct node_generation *generation, const char *step
     return HVI_ERR_DAEMON;
 }
 
+/* By its path, so that it is named as people know it; by what we opened at the start when the
+ * package was removed or moved meanwhile. errno number. */
+static int run_found_engine(const struct node *node, int link_fd, pid_t *pid_p)
+{
+    char opened[64];
+    int error = run_engine(node->engine_path, link_fd, pid_p);
+
+    if (error != ENOENT)
+        return error;
+    snprintf(opened, sizeof(opened), "/proc/%d/fd/%d", (int)getpid(), node->engine_fd);
+    return run_engine(opened, link_fd, pid_p);
+}
+
 int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
                       size_t text_size)
 {
@@ -206,7 +220,7 @@ int node_spawn_engine(struct node *node, struct node_generation *generation, cha
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
         return fail_spawn(generation, "socketpair", errno, text_p, text_size);
-    error = run_engine(node->engine_path, link[1], &pid);
+    error = run_found_engine(node, link[1], &pid);
     close(link[1]);
     if (error != 0) {
         close(link[0]);

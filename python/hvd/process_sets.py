@@ -8,6 +8,7 @@ from typing import Any
 
 from hvd import _native, _ops, _session
 from hvd._native import lib, quick
+from hvd.exceptions import HorovodInternalError
 
 
 def _is_mpi_comm(value: Any) -> bool:
@@ -109,7 +110,12 @@ def _explain(ranks: Sequence[int], text: str) -> str:
 
 
 def _land(process_set: ProcessSet, op: _ops.Op) -> None:
-    op.wait()
+    try:
+        op.wait()
+    except HorovodInternalError as error:
+        if op.status in _native.CALLERS_MISTAKES:
+            raise ValueError(_explain(process_set.ranks or [], str(error))) from None
+        raise
     process_set.process_set_id = quick.hvd_op_process_set(op.pointer)
     op.release()
     _registered[process_set.process_set_id] = process_set

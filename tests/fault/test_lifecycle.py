@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdd's own life: one per directory, draining, reloading, stale sockets, a directory that is not its own."""
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -8,7 +9,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, scaled, wait_until
+from hvt import Daemon, Status, program, scaled, wait_until
 from hvt.job import Job
 
 
@@ -152,3 +153,10 @@ def test_an_idle_daemon_and_engine_use_no_processor(daemon):
     threading.Event().wait(1.0)  # what is measured is a second of doing nothing
     used = [after - start for start, after in zip(before, ticks())]
     assert max(used) <= 0.05 * os.sysconf("SC_CLK_TCK"), f"ticks in one idle second: {dict(zip(watched, used))}"
+
+
+def test_jobs_still_start_after_the_package_was_removed(tmp_path):
+    engine = shutil.copy2(program("hvdd-engine"), tmp_path / "hvdd-engine")
+    with Daemon(options={"engine": engine}) as daemon:
+        os.unlink(engine)
+        Job(daemon, 2).check_usable()

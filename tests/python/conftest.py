@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks in real processes under a real hvdrun and hvdd, for tests of the package hvd.
+
+    def check_sum():                      # runs on every rank, in a process of its own
+        import hvd.numpy as hvd
+        hvd.init()
+        assert hvd.allreduce(1.0, op=hvd.Sum) == hvd.size()
+        return hvd.rank()
+
+    def test_sum(ranks):
+        assert ranks(3, check_sum) == [0, 1, 2]
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCE = HERE.parents[1]
+BUILD = pathlib.Path(os.environ.get("HVD_BUILD_DIR", SOURCE / "build"))
+PROGRAMS = HERE / "programs"
+#: What sits around a test must not tell its ranks who they are.
+_FOREIGN = ("HVD_", "HVDD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL", "TORCHELASTIC_")
+_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
+
+sys.path[:0] = [str(SOURCE / "python")]
+os.environ.setdefault("HVD_LIBRARY", str(BUILD / "lib" / "libhvdclient.so.0"))
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """This process' environment without any rank, job or daemon; the package as it stands in the tree."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES}
+    kept.update(HVD_BUILD_DIR=str(BUILD), HVD_LIBRARY=str(BUILD / "lib" / "libhvdclient.so.0"), OMP_NUM_THREADS="1",
+                PYTHONPATH=os.pathsep.join([str(SOURCE / "python"), str(SOURCE / "python" / "compat")]),
+                PATH=os.pathsep.join([str(BUILD / "bin"), str(pathlib.Path(sys.executable).parent), kept["PATH"]]),
+                PYTHONDONTWRITEBYTECODE="1", PYTHONFAULTHANDLER="1")
+    kept.update(changes)
+    return kept
+
+
+class Ranks:
+    """Starts ranks. Every launch ends within its timeout, with all its processes."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.launches = 0
+
+    def __call__(self, np: int, function: Callable[..., Any], *arguments: Any, env: dict[str, str] | None = None,
+                 timeout: float = 120, options: tuple[str, ...] = ()) -> list[Any]:
+        """Calls a function of the test's module on `np` ranks; their results, by rank. A rank that raises fails the
+        test with its traceback."""
+        self.launches += 1
+        results = self.folder / str(self.launches)
+        results.mkdir()
+        (results / "call").write_bytes(pickle.dumps((function.__code__.co_filename, function.__qualname__, arguments)))
+        done = self.run(np, str(HERE / "rank_main.py"), str(results), env=env, timeout=timeout, options=options)
+        assert done.returncode == 0, f"hvdrun exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return [pickle.loads((results / str(rank)).read_bytes()) for rank in range(np)]
+
+    def run(self, np: int, *command: str, env: dict[str, str] | None = None, timeout: float = 120,
+            options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """`hvdrun -np N python command...`; its output as text, whatever its exit status."""
+        return self.start([str(BUILD / "bin" / "hvdrun"), "-np", str(np), *options, sys.executable, *command], env=env,
+                          timeout=timeout)
+
+    def start(self, command: list[str], env: dict[str, str] | None = None,
+              timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Any command in a clean environment, where a private hvdd of another test is not found; killed with everything
+        it started when it takes too long."""
+        settings = {"XDG_RUNTIME_DIR": str(self.folder), **(env or {})}
+        with subprocess.Popen(command, env=clean_environment(**settings), text=True, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+            try:
+                output, errors = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # hvdrun ends its ranks
+                try:
+                    output, errors = process.communicate(timeout=15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    output, errors = process.communicate()
+                pytest.fail(f"{' '.join(command)}: not finished after {timeout} s\n{output}\n{errors}")
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    """Runs functions or programs on ranks."""
+    with tempfile.TemporaryDirectory(prefix="hvt-", ignore_cleanup_errors=True) as folder:
+        yield Ranks(pathlib.Path(folder))

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""init, identity, process sets, objects, ends: what needs no framework."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from conftest import clean_environment
+
+
+def check_identity_and_sets():
+    import hvd
+    with pytest.raises(ValueError, match="has not been initialized; use hvd.init"):
+        hvd.rank()
+    assert not hvd.is_initialized()
+    hvd.init(process_sets=[[0], hvd.ProcessSet([2, 0])])
+    hvd.init()
+    assert hvd.is_initialized() and (hvd.size(), hvd.local_size(), hvd.cross_size(), hvd.cross_rank()) == (3, 3, 1, 0)
+    assert hvd.rank() == hvd.local_rank() and hvd.is_homogeneous()
+    assert hvd.global_process_set.ranks == [0, 1, 2] and hvd.global_process_set.size() == 3
+    from hvd import process_sets
+    assert process_sets.get_process_set_ids_and_ranks() == {0: [0, 1, 2], 1: [0], 2: [0, 2]}
+    with pytest.raises(ValueError, match="duplicate process set"):
+        hvd.add_process_set([0, 2])
+    with pytest.raises(ValueError, match="duplicate process set"):
+        hvd.add_process_set([0, 1, 2])
+    with pytest.raises(ValueError, match="duplicate rank: 1"):
+        hvd.add_process_set([1, 1])
+    with pytest.raises(ValueError, match="invalid rank: 7"):
+        hvd.add_process_set([1, 7])
+    pair = hvd.add_process_set([2, 1])
+    assert (pair.process_set_id, pair.ranks, pair.size(), pair.included()) == (3, [1, 2], 2, hvd.rank() > 0)
+    if pair.included():
+        assert pair.rank() == hvd.rank() - 1
+        assert hvd.allreduce([1.0], op=hvd.Sum, process_set=pair) == [2.0]
+        assert hvd.allgather_object(hvd.rank(), process_set=pair) == [1, 2]
+    else:
+        with pytest.raises(ValueError, match="Allreduce: Rank 0 is not a member of the provided process set"):
+            hvd.allreduce([1.0], process_set=pair)
+    assert not hvd.remove_process_set(hvd.global_process_set)
+    assert hvd.remove_process_set(pair) and pair.process_set_id is None and not hvd.remove_process_set(pair)
+    with pytest.raises(ValueError, match="does not exist, or has not been registered"):
+        hvd.barrier(process_set=pair)
+    hvd.shutdown()
+    hvd.shutdown()
+    with pytest.raises(hvd.HorovodInternalError):
+        hvd.barrier()
+
+
+def test_identity_and_process_sets(ranks):
+    ranks(3, check_identity_and_sets)
+
+
+def check_sets_that_differ():
+    import hvd
+    mine = [[0]] if int(os.environ["HVD_RANK"]) == 0 else [[1]]
+    with pytest.raises(ValueError, match="Horovod initialization failed"):
+        hvd.init(process_sets=mine)
+    assert not hvd.is_initialized()
+
+
+def test_static_sets_that_differ_between_ranks_fail_init_on_all(ranks):
+    ranks(2, check_sets_that_differ)
+
+
+def check_objects():
+    import hvd
+    hvd.init()
+    me = {"rank": hvd.rank(), "data": bytes(100_000 * hvd.rank())}
+    assert hvd.broadcast_object(me, 1)["rank"] == 1
+    assert hvd.broadcast_object(None if hvd.rank() else "root's", 0) == "root's"
+    gathered = hvd.allgather_object(me)
+    assert [(one["rank"], len(one["data"])) for one in gathered] == [(0, 0), (1, 100_000)]
+
+
+def test_objects_travel(ranks):
+    ranks(2, check_objects)
+
+
+def check_many_sessions():
+    import hvd
+    for _ in range(200):
+        hvd.init()
+        hvd.barrier()
+        hvd.shutdown()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_hundreds_of_inits_leave_no_descriptor(ranks):
+    assert max(ranks(2, check_many_sessions)) < 20
+
+
+def check_one_process_alone():
+    import hvd
+    hvd.init()
+    assert (hvd.rank(), hvd.size()) == (0, 1)
+    assert hvd.allreduce([3.0]) == [3.0] and hvd.broadcast_object("x") == "x"
+
+
+def test_init_alone_means_size_one():
+    code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_core; " \
+           "test_core.check_one_process_alone()"
+    subprocess.run([sys.executable, "-c", code], env=clean_environment(), timeout=60, check=True)
+
+
+def check_dropped_handles():
+    import numpy as np
+
+    import hvd.numpy as hvd
+    hvd.init()
+    array = np.ones(5000)
+    for _ in range(10_000):  # more than can be in flight
+        hvd.allreduce_async(array)
+    handles = [hvd.allreduce_async(array, op=hvd.Sum) for _ in range(3000)]
+    assert all(hvd.synchronize(handle)[0] == 2 for handle in handles)
+    assert hvd.synchronize(handles[0]) is None
+    with pytest.raises(ValueError):
+        hvd.poll(handles[0])
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        import pickle
+        pickle.dumps(hvd.barrier and hvd.allreduce_async(array, name="held"))
+
+
+def test_handles_may_be_dropped_and_thousands_may_be_in_flight(ranks):
+    ranks(2, check_dropped_handles)
+
+
+def check_fork():
+    import hvd
+    hvd.init()
+    child = os.fork()
+    if child == 0:
+        good = hvd.rank() >= 0 and hvd.size() == 2
+        try:
+            hvd.barrier()
+            good = False
+        except hvd.HorovodInternalError:
+            pass
+        hvd.shutdown()
+        os._exit(0 if good else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    hvd.barrier()
+
+
+def test_a_forked_child_may_ask_who_it_is_and_harms_nobody(ranks):
+    ranks(2, check_fork)
+
+
+def check_interrupt():
+    import hvd
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.broadcast_object(None, 0, name="after")
+        return 0.0
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        hvd.barrier()
+    took = time.monotonic() - start
+    hvd.broadcast_object("go on", 0, name="after")
+    return took
+
+
+def test_control_c_ends_a_wait(ranks):
+    assert ranks(2, check_interrupt)[0] < 5
+
+
+def check_shutdown_in_another_thread():
+    import hvd
+    hvd.init()
+    if hvd.rank() == 0:
+        threading.Timer(0.3, hvd.shutdown).start()
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.barrier()
+    else:
+        time.sleep(1)
+
+
+def test_shutdown_in_another_thread_ends_a_wait(ranks):
+    ranks(2, check_shutdown_in_another_thread)
+
+
+def lose_a_rank(how):
+    import hvd
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others at once; they shall say what they saw
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        if how == "raise":
+            raise RuntimeError("on purpose")
+        if how == "exit":
+            sys.exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        hvd.barrier()
+    except hvd.HorovodInternalError as error:
+        print("survivor:", error, flush=True)
+        raise
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "kill"])
+def test_a_lost_rank_is_named_to_the_others(ranks, how):
+    done = ranks.run(3, "-c", f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_core; "
+                     f"test_core.lose_a_rank({how!r})", timeout=60)
+    assert done.returncode != 0
+    told = [line for line in done.stdout.splitlines() if "survivor:" in line]
+    assert told and all("rank 1" in line for line in told), done.stdout + done.stderr
+    if how == "kill":
+        assert all("SIGKILL" in line for line in told)
+
+
+def check_waiting_costs_nothing():
+    import hvd
+    hvd.init()
+    hvd.barrier()
+    before = time.process_time()
+    if hvd.rank() == 1:
+        time.sleep(1)
+    hvd.barrier()
+    return time.process_time() - before
+
+
+def test_a_waiting_rank_leaves_its_core_to_others(ranks):
+    assert ranks(2, check_waiting_costs_nothing)[0] < 0.1  # a spinning one burns a second

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that other launchers have started: real ones, Open MPI, Slurm and torchrun."""
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from conftest import PROGRAMS, clean_environment
+
+WHO = str(PROGRAMS / "who_am_i.py")
+HERE = [f"rank {rank} of 2, local {rank} of 2, sum 3" for rank in range(2)]
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines that the ranks wrote, without the launchers' prefixes."""
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return sorted(line[line.index("rank "):] for line in done.stdout.splitlines() if ", sum " in line)
+
+
+def test_hvdrun(ranks):
+    assert said(ranks.run(2, WHO)) == HERE
+
+
+@pytest.mark.parametrize("flags", [
+    ("--oversubscribe",),
+    ("--oversubscribe", "-bind-to", "none", "-map-by", "slot", "-x", "PATH", "-mca", "pml", "ob1", "-mca", "btl",
+     "^openib", "-mca", "btl_tcp_if_include", "lo")], ids=["plain", "as in old posts"])
+def test_mpirun(ranks, flags):
+    """Debian's Open MPI."""
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    assert said(ranks.start(["mpirun", *as_root, "-np", "2", *flags, sys.executable, WHO])) == HERE
+
+
+def test_torchrun(ranks):
+    assert said(ranks.start([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                             WHO])) == HERE
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def background(command: list[str], log: pathlib.Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon of Slurm, ended when the test is over."""
+    with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                                                  env=dict(os.environ, **settings)) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def until(condition, what: str, seconds: float = 60) -> None:
+    """Waits for a condition, fails after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def munge() -> Iterator[None]:
+    """A munged that answers, as the package's service would start it; stopped afterwards if we had to start it."""
+    def answers() -> bool:
+        return subprocess.run(["munge", "-n"], capture_output=True, check=False).returncode == 0
+    if answers():
+        yield
+        return
+    for place in ("/run/munge", "/var/log/munge", "/var/lib/munge"):
+        subprocess.run(["install", "-d", "-o", "munge", "-g", "munge", "-m", "0711", place], check=True)
+    subprocess.run(["runuser", "-u", "munge", "--", "munged"], check=True, timeout=30)
+    try:
+        until(answers, "munged answers")
+        yield
+    finally:
+        subprocess.run(["runuser", "-u", "munge", "--", "munged", "--stop"], check=True, timeout=30)
+
+
+@pytest.fixture
+def slurm() -> Iterator[str]:
+    """A real Slurm of one node; the path of its slurm.conf."""
+    if os.geteuid() != 0 or not shutil.which("slurmctld"):
+        pytest.skip("Slurm's daemons are started by root, and slurm-wlm has to be installed (scripts/deps.sh test)")
+    with munge(), tempfile.TemporaryDirectory(prefix="hvt-slurm-") as name:
+        folder, host = pathlib.Path(name), socket.gethostname()
+        (folder / "state").mkdir()
+        (folder / "spool").mkdir()
+        config = folder / "slurm.conf"
+        config.write_text(f"""ClusterName=hvt
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+ReturnToService=2
+SlurmctldPort={free_port()}
+SlurmdPort={free_port()}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmdSpoolDir={folder}/spool
+StateSaveLocation={folder}/state
+MpiDefault=none
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=p Nodes={host} Default=YES State=UP OverSubscribe=FORCE:4
+""")
+        settings = {"SLURM_CONF": str(config)}
+
+        def idle() -> bool:
+            return "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=dict(os.environ, **settings),
+                                            capture_output=True, text=True, check=False).stdout
+        with background(["slurmctld", "-D", "-f", str(config)], folder / "ctl.log", **settings), \
+                background(["slurmd", "-D", "-f", str(config), "-N", host], folder / "d.log", **settings):
+            until(idle, "sinfo says idle")
+            yield str(config)
+
+
+def test_srun(ranks, slurm):
+    done = ranks.start(["srun", "-n", "2", "--overcommit", sys.executable, WHO], env={"SLURM_CONF": slurm})
+    assert said(done) == HERE
+
+
+def test_nested_launchers_mean_the_innermost(ranks):
+    """torchrun started by one task of an MPI job."""
+    outer = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "9", "SLURM_PROCID": "3", "SLURM_NTASKS": "4",
+             "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    assert said(ranks.start([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+                             WHO], env=outer)) == HERE
+    assert clean_environment().keys().isdisjoint(outer)
