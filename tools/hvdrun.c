@@ -197,21 +197,32 @@ static void report_output(struct run *run)
         run->exit_code = 1;
 }
 
+static void write_report(FILE *out, const struct run *run)
+{
+    const bool failed = run->first_failed >= 0;
+    if ((failed && run->options.ranks > 1) || run->options.verbose) {
+        fputs("hvdrun: summary:\n", out);
+        run_end_summary(out, run->ranks, run->options.ranks, run->first_failed);
+    }
+    if (failed && run->stop_signal == 0)
+        run_end_verdict(out, run->options.compat ? "Horovod" : "hvdrun", run->first_failed,
+                        run->exit_code);
+}
+
 static void report(struct run *run)
 {
     char *text = NULL;
     size_t size = 0;
-    if ((run->first_failed >= 0 && run->options.ranks > 1) || run->options.verbose) {
-        FILE *stream = open_memstream(&text, &size);
-        if (stream != NULL) {
-            fputs("hvdrun: summary:\n", stream);
-            run_end_summary(stream, run->ranks, run->options.ranks, run->first_failed);
-            fclose(stream);
-            text[size - 1] = '\0'; /* run_sink_say adds the newline */
-            run_sink_say(run->err, text);
-            free(text);
-        }
+    FILE *stream = open_memstream(&text, &size);
+    if (stream != NULL) {
+        write_report(stream, run);
+        fclose(stream);
     }
+    if (size > 0) {
+        text[size - 1] = '\0'; /* run_sink_say adds the newline */
+        run_sink_say(run->err, text);
+    }
+    free(text);
     report_output(run);
 }
 

@@ -80,6 +80,8 @@ uint64_t run_end_next_ns(const struct run *run);
 void run_end_all(struct run *run);
 /* Who ended how, grouped, for people. */
 void run_end_summary(FILE *out, const struct run_rank *ranks, int count, int first_failed);
+/* Whose failure ended the job, in Horovod's words. */
+void run_end_verdict(FILE *out, const char *program, int rank, int exit_code);
 /* 128 + signal, or the exit status. */
 int run_end_exit_code(struct hvi_fate fate);
 

@@ -112,6 +112,16 @@ void run_end_summary(FILE *out, const struct run_rank *ranks, int count, int fir
     free(shown);
 }
 
+void run_end_verdict(FILE *out, const char *program, int rank, int exit_code)
+{
+    fprintf(out,
+            "%s detected that one or more processes exited with non-zero status, thus causing the "
+            "job to be terminated. The first process to do so was:\n"
+            "Process name: %d\n"
+            "Exit code: %d\n",
+            program, rank, exit_code);
+}
+
 /* ---- ranks that have ended ---- */
 
 /* What the process has written is shown before what is said about its end. */
@@ -169,8 +179,9 @@ static void first_failure(struct run *run, int rank)
     hvi_fate_describe(proc->fate, fate, sizeof fate);
     const bool asked = proc->fate.kind == HVI_FATE_SIGNALED && proc->fate.code == run->stop_signal;
     if (!asked)
-        run_say(run, "rank %d (pid %d) %s%s", rank, (int)proc->pid, fate,
-                run->alive > 0 ? "; ending the other ranks" : "");
+        run_say(run, "rank %d (pid %d) %s", rank, (int)proc->pid, fate);
+    if (!asked && run->alive > 0)
+        run_say(run, "Terminating remaining workers after failure of Process %d.", rank);
     if (run->alive > 0)
         plan_end(run);
 }

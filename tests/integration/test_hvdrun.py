@@ -34,7 +34,8 @@ class Launcher:
         """A running hvdrun with pipes for all three streams, unless told otherwise."""
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
         environment = self.environment | streams.pop("environment", {})
-        return subprocess.Popen([program("hvdrun"), *arguments], env=environment, cwd=self.folder, **streams)
+        called = streams.pop("called", "hvdrun")
+        return subprocess.Popen([called, *arguments], executable=program("hvdrun"), env=environment, cwd=self.folder, **streams)
 
     def run(self, *arguments: str, given: bytes | None = None, seconds: float = 30, **more) -> subprocess.CompletedProcess:
         """A finished hvdrun with its output as text (or as bytes, with text=False)."""
@@ -398,10 +399,22 @@ def test_a_failure_ends_the_others_and_is_named(launcher):
     _, err = process.communicate(timeout=scaled(20))
     text = err.decode()
     assert process.returncode == 137
-    first = re.search(r"hvdrun: rank 2 \(pid (\d+)\) was killed by signal 9 \(SIGKILL\); ending the other ranks\n", text)
+    first = re.search(r"hvdrun: rank 2 \(pid (\d+)\) was killed by signal 9 \(SIGKILL\)\n"
+                      r"hvdrun: Terminating remaining workers after failure of Process 2\.\n", text)
     assert first, text
     assert "hvdrun:   rank 2: was killed by signal 9 (SIGKILL), the first to fail\n" in text
     assert "hvdrun:   ranks 0-1,3: ended by hvdrun (SIGTERM)\n" in text
+    assert text.endswith("hvdrun detected that one or more processes exited with non-zero status, thus causing the job to be "
+                         "terminated. The first process to do so was:\nProcess name: 2\nExit code: 137\n")
+
+
+def test_called_horovodrun_it_speaks_as_horovod(launcher):
+    done = launcher.run("-np", "1", "sh", "-c", "exit 3", called="horovodrun")
+    assert done.returncode == 3 and done.stderr.endswith(
+        "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. The "
+        "first process to do so was:\nProcess name: 0\nExit code: 3\n")
+    assert launcher.run("--version", called="horovodrun").stdout == launcher.run("-v").stdout.removeprefix("hvdrun ")
+    assert launcher.run("--help", called="horovodrun").stdout.startswith("Usage: horovodrun -np N ")
 
 
 def test_of_a_kill_and_its_consequences_the_kill_is_blamed(launcher):
