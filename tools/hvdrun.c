@@ -6,7 +6,7 @@
  *   run_daemon.c   the private hvdd      run_procs.c   processes and their groups
  *   run_start.c    a rank's environment  run_output.c  prefixes, lines, our stdout
  *   run_end.c      who failed, what next run_loop.c    the event loop
- *   run_guard.c    cleans up if hvdrun is SIGKILLed
+ *   run_build.c    --check-build         run_guard.c   cleans up if hvdrun is SIGKILLed
  *
  * One thread of our own (libzmq adds its two once the ranks run). Order of birth: guard, hvdd,
  * ranks, admin client: so every fork happens before a second thread exists. Each rank leads a
@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "tools/run.h"
+#include "tools/run_build.h"
 #include "tools/run_flags.h"
 
 #include <errno.h>
@@ -269,6 +270,20 @@ static int launch(const struct run_options *options)
     return run.exit_code;
 }
 
+/* Nobody who starts hvdrun alone has said which Python counts; the compatible format is for stdout
+ * alone. */
+static void check_build(const struct run_options *options)
+{
+    char text[1024];
+    struct run_build build;
+    if (run_build_ask(&build, text, sizeof text) != 0)
+        fprintf(stderr, "hvdrun: %s\n", text);
+    else if (getenv("HVDRUN_PYTHON") == NULL)
+        fprintf(stderr, "hvdrun: the frameworks are those of %s (HVDRUN_PYTHON names another)\n",
+                build.python);
+    run_build_print(stdout, options->compat ? "Horovod" : "hvd", &build);
+}
+
 /* What is asked for instead of a launch. */
 static bool print_instead(const struct run_options *options)
 {
@@ -279,7 +294,7 @@ static bool print_instead(const struct run_options *options)
     else if (options->version)
         puts(options->compat ? HVD_VERSION_TEXT : "hvdrun " HVD_VERSION_TEXT);
     else if (options->check_build)
-        run_options_check_build(stdout);
+        check_build(options);
     else
         return false;
     return true;

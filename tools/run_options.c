@@ -433,28 +433,3 @@ void run_options_tell_idle(const struct run_options *options, FILE *out)
         fprintf(out, ": accepted without effect: %s\n", why);
     }
 }
-
-void run_options_check_build(FILE *out)
-{
-    fputs("hvdd v" HVD_VERSION_TEXT ":\n"
-          "\n"
-          "Available Frameworks:\n"
-          "    [X] C\n"
-          "    [ ] TensorFlow\n"
-          "    [ ] PyTorch\n"
-          "    [ ] MXNet\n"
-          "\n"
-          "Available Controllers:\n"
-          "    [X] hvdd\n"
-          "    [ ] MPI\n"
-          "    [ ] Gloo\n"
-          "\n"
-          "Available Tensor Operations:\n"
-          "    [X] hvdd (host memory, one machine)\n"
-          "    [ ] NCCL\n"
-          "    [ ] DDL\n"
-          "    [ ] CCL\n"
-          "    [ ] MPI\n"
-          "    [ ] Gloo\n",
-          out);
-}

@@ -48,7 +48,5 @@ const char *run_options_program(const struct run_options *options);
 /* A sentence for each reason why something that was asked for has no effect, and for what the
  * configuration file has that nobody knows. */
 void run_options_tell_idle(const struct run_options *options, FILE *out);
-/* What this build can do, in the form of `horovodrun --check-build`. */
-void run_options_check_build(FILE *out);
 
 #endif

@@ -777,10 +777,54 @@ def test_wrong_usage_is_exit_code_2_and_says_what(launcher, line, word):
     assert done.returncode == 2 and word in done.stderr and "--help" in done.stderr and not done.stdout
 
 
-def test_version_help_and_check_build(launcher):
+def test_version_and_help(launcher):
     assert re.fullmatch(r"hvdrun \d+\.\d+\.\d+\n", launcher.run("--version").stdout)
     assert "-np, --num-proc N" in launcher.run("--help").stdout
-    build = launcher.run("--check-build").stdout
-    for title in ("Available Frameworks:", "Available Controllers:", "Available Tensor Operations:"):
-        assert f"\n\n{title}\n" in build
-    assert "    [ ] PyTorch\n" in build and "    [ ] NCCL\n" in build
+
+
+BUILD = """{name}:
+
+Available Frameworks:
+    [{tensorflow}] TensorFlow
+    [{torch}] PyTorch
+    [ ] MXNet
+
+Available Controllers:
+    [ ] MPI
+    [ ] Gloo
+    [X] hvdd
+
+Available Tensor Operations:
+    [ ] NCCL
+    [ ] DDL
+    [ ] CCL
+    [ ] MPI
+    [ ] Gloo
+    [X] hvdd
+"""
+
+
+def test_check_build_asks_python_which_frameworks_there_are(launcher):
+    """A framework counts when it and its binding are there; neither is imported."""
+    version = launcher.run("--version").stdout.split()[1]
+    for name in ("hvd", "hvd/torch", "hvd/tensorflow", "torch"):
+        (launcher.folder / "site" / name).mkdir(parents=True)
+        (launcher.folder / "site" / name / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (launcher.folder / "site/tensorflow").mkdir()  # a directory that happens to be there
+    python = {"PYTHONPATH": str(launcher.folder / "site"), "PATH": "/usr/bin:/bin"}
+    done = launcher.run("--check-build", environment=python)
+    assert done.returncode == 0
+    assert done.stdout == BUILD.format(name=f"hvd v{version}", torch="X", tensorflow=" ")
+    assert done.stderr == "hvdrun: the frameworks are those of /usr/bin/python3 (HVDRUN_PYTHON names another)\n"
+    done = launcher.run("-cb", called="horovodrun", environment=python | {"HVDRUN_PYTHON": "/usr/bin/python3"})
+    assert done.stdout == BUILD.format(name=f"Horovod v{version}", torch="X", tensorflow=" ") and not done.stderr
+    (launcher.folder / "site/hvd/torch/__init__.py").unlink()
+    assert "[ ] PyTorch" in launcher.run("--check-build", environment=python).stdout
+
+
+@pytest.mark.parametrize("python, why", [("/nonexistent/python", "No such file or directory"), ("/bin/false", "it failed")])
+def test_check_build_without_a_python_has_no_framework(launcher, python, why):
+    done = launcher.run("--check-build", environment={"HVDRUN_PYTHON": python})
+    assert done.returncode == 0 and "[ ] PyTorch" in done.stdout
+    assert done.stderr == (f"hvdrun: cannot ask {python} which frameworks there are: {why}; name a Python in "
+                           "HVDRUN_PYTHON\n")
