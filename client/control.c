@@ -19,6 +19,7 @@
 #define CONTROL_BYTES       1024u /* the largest request */
 #define CONTROL_SLICE_MS    5     /* another thread may have received our acknowledgement */
 #define CONTROL_PER_LOOK    64u   /* messages handled at once; an engine does not send more */
+#define CONTROL_STEP_NS     (100 * HVI_NS_MS)
 
 static void handle_notice(struct hvd_session *session, const struct hvi_notice *notice)
 {
@@ -130,8 +131,29 @@ static void pause_for(struct hvd_session *session, short events)
     client_control_look(session);
 }
 
+/* How long the engine has been given. A process that stood still for a minute, because somebody stopped
+ * it or a host its virtual machine, learns nothing about the engine from that minute: each look
+ * counts for a step at most. */
+struct patience {
+    uint64_t looked_ns, given_ns, limit_ns;
+};
+
+static struct patience patience_of(uint64_t limit_ns)
+{
+    return (struct patience){.looked_ns = hvi_clock_ns(), .limit_ns = limit_ns};
+}
+
+static bool is_over(struct patience *patience)
+{
+    uint64_t now_ns = hvi_clock_ns();
+    uint64_t step_ns = now_ns - patience->looked_ns;
+    patience->looked_ns = now_ns;
+    patience->given_ns += step_ns < CONTROL_STEP_NS ? step_ns : CONTROL_STEP_NS;
+    return patience->given_ns >= patience->limit_ns;
+}
+
 static int send_request(struct hvd_session *session, const struct hvi_packet_msg *msg, int fd,
-                        uint64_t deadline_ns)
+                        struct patience *patience)
 {
     unsigned char bytes[CONTROL_BYTES];
     size_t length = 0;
@@ -139,7 +161,7 @@ static int send_request(struct hvd_session *session, const struct hvi_packet_msg
     HVI_ASSERT(rc == HVD_OK);
     for (;;) {
         rc = hvi_packet_send(session->socket_fd, bytes, length, &fd, fd >= 0 ? 1 : 0, 0);
-        if (rc != HVD_ERR_TIMEOUT || hvi_deadline_passed(deadline_ns))
+        if (rc != HVD_ERR_TIMEOUT || is_over(patience))
             return rc;
         pause_for(session, POLLOUT | POLLIN);
         if (session->end_status != HVD_OK)
@@ -158,17 +180,17 @@ static void unlink_pending(struct hvd_session *session, struct client_pending *p
 /* Sends msg (whose request number is pending->request) and waits for its Ack. pending->status and
  * text are set when HVD_OK is returned; the engine's verdict is in there. */
 static int call(struct hvd_session *session, const struct hvi_packet_msg *msg, int fd,
-                int64_t timeout_ns, struct client_pending *pending)
+                uint64_t timeout_ns, struct client_pending *pending)
 {
-    uint64_t deadline_ns = hvi_deadline_after(timeout_ns);
+    struct patience patience = patience_of(timeout_ns);
     pending->done = false;
     pending->next = session->pending;
     session->pending = pending;
-    int rc = send_request(session, msg, fd, deadline_ns);
+    int rc = send_request(session, msg, fd, &patience);
     while (rc == HVD_OK && !pending->done) {
         if (session->end_status != HVD_OK)
             rc = HVD_ERR_CLOSED;
-        else if (hvi_deadline_passed(deadline_ns))
+        else if (is_over(&patience))
             rc = HVD_ERR_TIMEOUT;
         else
             pause_for(session, POLLIN);
@@ -229,8 +251,9 @@ void client_control_region_remove(struct hvd_session *session, uint32_t region_i
 void client_control_region_forget(struct hvd_session *session, uint32_t region_id)
 {
     struct hvi_packet_msg msg = remove_msg(++session->last_request, region_id);
+    struct patience none = {0};
     if (session->end_status == HVD_OK)
-        send_request(session, &msg, -1, 0);
+        send_request(session, &msg, -1, &none);
 }
 
 void client_control_detach(struct hvd_session *session)

@@ -4,7 +4,9 @@ import os
 import signal
 import time
 
-from hvt import Status, check_prompt, scaled, wait_until
+import pytest
+
+from hvt import Status, check_prompt, procs, sanitized, scaled, stopped, wait_until
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -114,4 +116,20 @@ def test_a_stopped_engine_is_named_by_the_daemon_and_does_not_stop_it(daemon):
         assert {row["job"] for row in daemon.jobs()} == {job.name, other.name}
     finally:
         os.kill(pid, signal.SIGCONT)
+    job.check_usable()
+
+
+@pytest.mark.skipif(bool(sanitized()), reason="takes 6 s in any build")
+def test_a_minute_in_which_everything_stood_still_is_not_held_against_the_engine(daemon):
+    """As when the host stops a virtual machine: the trainer wakes up first, long after its deadline of 5 s."""
+    job = Job(daemon, 1)
+    pid = job.ranks[0].pid
+    with stopped(engine_of(job)):
+        job.ranks[0].post("alloc", bytes=1 << 20)
+        wait_until(lambda: procs.memfds(pid), "the region that the engine is told of")
+        with stopped(pid):
+            time.sleep(6)  # not a wait: what passes is the deadline
+        time.sleep(0.3)  # nor this: the trainer looks, and the engine has not answered
+        assert not job.ranks[0].has_reply()
+    assert job.ranks[0].collect()["status"] == Status.OK
     job.check_usable()
