@@ -94,6 +94,7 @@ struct engine_batch {
     int status;
     struct engine_fault fault; /* the first one; .rank is -1 when there was none */
     void *state;               /* the backend's own from here on */
+    uint64_t unit_bytes;
     uint32_t units;
     uint32_t units_taken;
     uint32_t units_left;

@@ -9,28 +9,45 @@
 #include "base/status.h"
 #include "base/types.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 /* Where an op stops fitting into the last-level cache, if the machine does not say. */
 #define STREAM_BYTES_UNKNOWN (16ull * 1024 * 1024)
+#define SHARERS              "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list"
+/* Units that each thread gets of a large op, so that all end at about the same time. */
+#define UNITS_EACH 4u
 
 struct host {
     struct engine_host_pool *pool;
     struct engine_backend_config config;
 };
 
-uint32_t engine_host_units(const struct engine_batch *batch)
+static uint64_t unit_bytes(const struct engine_work *work, uint32_t threads)
 {
-    uint64_t bytes = batch->works[0]->bytes;
+    uint64_t bytes = ENGINE_HOST_CHUNK_BYTES;
 
+    while (work->in_pid && bytes < ENGINE_HOST_FOREIGN_BYTES &&
+           work->bytes >= 2 * bytes * threads * UNITS_EACH)
+        bytes *= 2;
+    return bytes;
+}
+
+void engine_host_cut(struct engine_batch *batch, uint32_t threads)
+{
+    const struct engine_work *work = batch->works[0];
+
+    batch->unit_bytes = unit_bytes(work, threads);
     if (batch->count > 1)
-        return (batch->count + ENGINE_HOST_UNIT_WORKS - 1) / ENGINE_HOST_UNIT_WORKS;
-    if (batch->state)
-        return engine_adasum_chunks(batch->works[0]);
-    if (bytes <= ENGINE_HOST_CHUNK_BYTES)
-        return 1;
-    return (uint32_t)((bytes + ENGINE_HOST_CHUNK_BYTES - 1) / ENGINE_HOST_CHUNK_BYTES);
+        batch->units = (batch->count + ENGINE_HOST_UNIT_WORKS - 1) / ENGINE_HOST_UNIT_WORKS;
+    else if (batch->state)
+        batch->units = engine_adasum_chunks(work);
+    else if (work->bytes <= batch->unit_bytes)
+        batch->units = 1;
+    else
+        batch->units = (uint32_t)((work->bytes + batch->unit_bytes - 1) / batch->unit_bytes);
 }
 
 int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,
@@ -41,11 +58,10 @@ int engine_host_run_unit(const struct engine_host_thread *thread, const struct e
     if (batch->state)
         return engine_adasum_run(thread, batch->state, unit, fault_p);
     if (batch->count == 1) {
-        uint64_t first = (uint64_t)unit * ENGINE_HOST_CHUNK_BYTES;
+        uint64_t first = unit * batch->unit_bytes;
         uint64_t left = batch->works[0]->bytes - first;
-        bool last = left <= ENGINE_HOST_CHUNK_BYTES;
         return engine_host_move(thread, batch->works[0], first,
-                                last ? left : ENGINE_HOST_CHUNK_BYTES, fault_p);
+                                left < batch->unit_bytes ? left : batch->unit_bytes, fault_p);
     }
     uint32_t first = unit * ENGINE_HOST_UNIT_WORKS;
     for (uint32_t i = first; i < batch->count && i < first + ENGINE_HOST_UNIT_WORKS; i++) {
@@ -75,6 +91,34 @@ static uint64_t last_level_bytes(void)
     return bytes > 0 ? (uint64_t)bytes : STREAM_BYTES_UNKNOWN;
 }
 
+/* Cores that use one last-level cache; 0 when the machine does not say. */
+static uint32_t count_sharers(void)
+{
+    FILE *file = fopen(SHARERS, "re");
+    uint32_t cores = 0, first = 0, last = 0;
+
+    while (file && fscanf(file, "%" SCNu32, &first) == 1) {
+        last = first;
+        if (fscanf(file, "-%" SCNu32, &last) == 1 && last < first)
+            last = first;
+        cores += last - first + 1;
+        if (fgetc(file) != ',')
+            break;
+    }
+    if (file)
+        fclose(file);
+    return cores;
+}
+
+static uint64_t share_of_cache(uint32_t threads)
+{
+    uint32_t sharers = count_sharers();
+
+    if (sharers == 0 || sharers > threads)
+        sharers = threads;
+    return last_level_bytes() / sharers;
+}
+
 static int host_open(const struct engine_backend_config *config, void **context_p)
 {
     struct host *host = calloc(1, sizeof *host);
@@ -83,6 +127,7 @@ static int host_open(const struct engine_backend_config *config, void **context_
     const struct engine_host_thread model = {
         .kernels = hvi_kernels_best(),
         .stream_bytes = last_level_bytes(),
+        .share_bytes = share_of_cache(config->threads),
     };
     host->config = *config;
     int status =

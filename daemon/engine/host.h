@@ -10,24 +10,28 @@
 
 /* Up to this much payload a batch is done by the caller of start() at once. */
 #define ENGINE_HOST_INLINE_BYTES (64u * 1024u)
-/* A large op is cut into pieces of this many bytes of each operand. */
+/* A large op is cut into units of this many bytes of each operand. */
 #define ENGINE_HOST_CHUNK_BYTES (256u * 1024u)
+/* With foreign operands up to this many, as long as every thread gets some: a transfer costs 4 us
+ * before its first byte. */
+#define ENGINE_HOST_FOREIGN_BYTES (1024u * 1024u)
 /* A fused batch is cut into pieces of this many ops. */
 #define ENGINE_HOST_UNIT_WORKS 16u
-/* What a thread has for foreign operands: pieces of all ranks, one result. */
-#define ENGINE_HOST_BUFFER_BYTES (5u * 1024u * 1024u)
+/* What a thread has for foreign operands: pieces of all ranks. Whole huge pages. */
+#define ENGINE_HOST_BUFFER_BYTES (6u * 1024u * 1024u)
 
 /* What a thread brings along. */
 struct engine_host_thread {
     const struct hvi_kernels *kernels;
     unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only foreign operands and adasum touch it */
     uint64_t stream_bytes; /* a copy of more than this goes past the caches */
+    uint64_t share_bytes;  /* of the last-level cache, this thread's share */
 };
 
 /* ---- host.c ---- */
 
-/* Number of units the batch is cut into, in each round; at least 1. Pure. */
-uint32_t engine_host_units(const struct engine_batch *batch);
+/* Sets the number of units, at least 1, that the batch is cut into in each round, and their size. */
+void engine_host_cut(struct engine_batch *batch, uint32_t threads);
 /* Does one unit. Units of a batch are independent of each other. Any thread. HVI_OK, or how the
  * batch fails; *fault_p is written only then. */
 int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,

@@ -11,16 +11,16 @@
  *      in[1] (mapped) -------- reduce --> slot 0 --write--> out[0]
  *      in[2] --read--> slot 1 /      \-> out[1] (mapped)
  *
- * A transfer costs a microsecond and, unless the owner's memory has huge pages, 0.6 us per page: the
- * larger the piece the better, as long as the pieces stay in the cache. */
+ * A transfer costs about 4 us (what the kernel needs for it has left the caches since the last one)
+ * and, unless the owner's memory has huge pages, 0.6 us per page: the larger the piece the better,
+ * as long as the thread's share of the last-level cache holds the pieces, the lines they came from,
+ * which are soon written, and as much again that is others'. */
 #include "daemon/engine/host.h"
 
 #include "base/assert.h"
 #include "base/status.h"
 #include "base/types.h"
 
-/* Of each foreign operand at a time. */
-#define PIECE_BYTES (256u * 1024u)
 /* Slots do not begin at the same place of a page: their lines would compete for the same ways. */
 #define SLOT_SKEW 192u
 /* Mapped sources are spread in blocks that stay in the first cache. */
@@ -59,11 +59,19 @@ static uint32_t count_foreign(const struct engine_work *work)
     return count;
 }
 
-static uint64_t piece_bytes(uint32_t foreign)
+/* How much of each of `foreign` operands goes at a time, if it is `bytes` altogether. */
+static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t foreign,
+                            uint64_t bytes)
 {
-    uint64_t bytes = ENGINE_HOST_BUFFER_BYTES / (foreign > 0 ? foreign : 1) - SLOT_SKEW;
+    uint64_t slots = foreign > 0 ? foreign : 1;
+    uint64_t most = ENGINE_HOST_BUFFER_BYTES / slots - SLOT_SKEW;
+    uint64_t share = thread->share_bytes / 4 / slots;
 
-    return bytes < PIECE_BYTES ? bytes / 64 * 64 : PIECE_BYTES;
+    if (share < most)
+        most = share > 4096 ? share : 4096;
+    most = most / 64 * 64;
+    uint64_t pieces = (bytes + most - 1) / most;
+    return pieces > 1 ? (bytes / pieces + 63) / 64 * 64 : bytes;
 }
 
 static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
@@ -154,7 +162,7 @@ static int reduce_range(const struct engine_host_thread *thread, const struct en
                         uint64_t at, uint64_t bytes, struct targets targets,
                         struct engine_fault *fault_p)
 {
-    uint64_t most = work->in_pid ? piece_bytes(count_foreign(work)) : bytes;
+    uint64_t most = work->in_pid ? piece_bytes(thread, count_foreign(work), bytes) : bytes;
     int status = HVI_OK;
 
     while (bytes > 0 && status == HVI_OK) {
@@ -226,7 +234,7 @@ static int spread_range(const struct engine_host_thread *thread, const struct en
                         struct source source, uint64_t bytes, struct targets targets,
                         struct engine_fault *fault_p)
 {
-    uint64_t most = work->in_pid ? PIECE_BYTES : SPREAD_BYTES;
+    uint64_t most = work->in_pid ? piece_bytes(thread, 1, bytes) : SPREAD_BYTES;
     int status = HVI_OK;
 
     if (targets.to_end == targets.to + 1 && !work->in_pid)

@@ -12,6 +12,7 @@
 #include "daemon/engine/host.h"
 
 #include "base/assert.h"
+#include "base/huge.h"
 #include "base/status.h"
 
 #include <pthread.h>
@@ -149,21 +150,16 @@ static int start_threads(struct engine_host_pool *pool, uint32_t workers)
     return error ? HVI_ERR_LIMIT : HVI_OK;
 }
 
-/* Reserved only: pages come when a foreign operand or an adasum first needs them. */
+/* Large enough to come from mmap: pages come when a foreign operand or an adasum first needs them,
+ * huge ones if they can be had, for the kernel's copies look up every page. */
 static bool equip(struct engine_host_thread *own, const struct engine_host_thread *model)
 {
     *own = *model;
-    own->buffer = mmap(NULL, ENGINE_HOST_BUFFER_BYTES, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (own->buffer == MAP_FAILED)
-        own->buffer = NULL;
-    return own->buffer != NULL;
-}
-
-static void unequip(struct engine_host_thread *own)
-{
-    if (own->buffer)
-        munmap(own->buffer, ENGINE_HOST_BUFFER_BYTES);
+    own->buffer = aligned_alloc(HVI_HUGE_BYTES, ENGINE_HOST_BUFFER_BYTES);
+    if (!own->buffer)
+        return false;
+    madvise(own->buffer, ENGINE_HOST_BUFFER_BYTES, MADV_HUGEPAGE);
+    return true;
 }
 
 int engine_host_pool_open(uint32_t workers, const struct engine_host_thread *model,
@@ -204,8 +200,8 @@ void engine_host_pool_close(struct engine_host_pool *pool)
         pthread_join(pool->workers[i].thread, NULL);
     HVI_ASSERT(pool->running == 0);
     for (uint32_t i = 0; i < pool->worker_count; i++)
-        unequip(&pool->workers[i].own);
-    unequip(&pool->helper);
+        free(pool->workers[i].own.buffer);
+    free(pool->helper.buffer);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
@@ -213,7 +209,7 @@ void engine_host_pool_close(struct engine_host_pool *pool)
 
 void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch)
 {
-    batch->units = engine_host_units(batch);
+    engine_host_cut(batch, pool->worker_count + 1);
     batch->units_taken = 0;
     batch->units_left = batch->units;
     batch->next = NULL;
@@ -248,7 +244,7 @@ bool engine_host_pool_help(struct engine_host_pool *pool)
 
 void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch)
 {
-    batch->units = engine_host_units(batch);
+    engine_host_cut(batch, pool->worker_count + 1);
     do {
         for (uint32_t unit = 0; unit < batch->units && batch->status == HVI_OK; unit++)
             batch->status = engine_host_run_unit(&pool->helper, batch, unit, &batch->fault);

@@ -561,6 +561,26 @@ START_TEST(large_ops_are_cut_into_pieces_without_a_seam)
 }
 END_TEST
 
+/* From 4 MiB on a lone thread's units of foreign memory are as large as they get, and those of seven
+ * members do not fit its buffer at once. */
+START_TEST(the_largest_units_have_no_seams_either)
+{
+    static const uint32_t kinds[] = {HVI_KIND_ALLREDUCE, HVI_KIND_BROADCAST,
+                                     HVI_KIND_REDUCESCATTER};
+    static struct bench bench;
+    static struct operands o;
+
+    open_bench(&bench, _i / MEMORIES, 1);
+    for (uint32_t i = 0; i < 3; i++) {
+        uint32_t dtype = i == 1 ? HVI_DTYPE_INT8 : HVI_DTYPE_FLOAT32;
+        make(&o, kinds[i], dtype, HVI_REDUCE_SUM, 7, (enum memory)(_i % MEMORIES),
+             (i == 2 ? 1700077u : 5000077u) / hvi_dtype_bytes(dtype), 3000 + i);
+        run_exact(&bench, &o);
+    }
+    bench.backend->close(bench.context);
+}
+END_TEST
+
 /* ---- adasum ---- */
 
 static double step_of(uint32_t dtype)
@@ -848,6 +868,7 @@ int main(void)
     tcase_add_loop_test(tcase, every_exchange_puts_the_bytes_where_they_belong, 0, all);
     tcase_add_loop_test(tcase, large_ops_are_cut_into_pieces_without_a_seam, 0,
                         settings * MEMORIES);
+    tcase_add_loop_test(tcase, the_largest_units_have_no_seams_either, 0, rows() * MEMORIES);
     tcase_add_loop_test(tcase, adasum_is_close_to_the_plain_tree_in_double, 0, all);
     tcase_add_loop_test(tcase, adasum_has_the_same_bits_for_any_thread_count_and_memory, 0, rows());
     tcase_add_loop_test(tcase, adasum_of_what_has_no_length_is_the_sum, 0, rows());
