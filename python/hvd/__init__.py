@@ -6,7 +6,7 @@
     total = hvd.allreduce(gradient, op=hvd.Sum)
 
 This module has what needs no framework; hvd.numpy, hvd.torch add the collectives on their tensors. Here they are on NumPy
-arrays, imported when first used.
+arrays, imported when first used. hvd.run calls a function on several ranks.
 """
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ def __getattr__(name: str) -> Any:
     if name in _ON_ARRAYS:
         import hvd.numpy as on_arrays  # pylint: disable=import-outside-toplevel
         return getattr(on_arrays, name)
+    if name == "run":
+        from hvd.runner import run  # pylint: disable=import-outside-toplevel
+        return run
     raise AttributeError(f"module 'hvd' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ON_ARRAYS])
+    return sorted([*globals(), *_ON_ARRAYS, "run"])

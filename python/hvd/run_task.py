@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of hvd.run: makes the call that the caller has written down, and leaves its result beside it."""
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+try:
+    import cloudpickle as pickler
+except ImportError:
+    pickler = pickle
+
+#: The file with (function, arguments, keyword arguments).
+CALL = "call"
+
+
+@dataclasses.dataclass
+class Result:
+    """What a rank left. `value`: pickled. `when_ns`: of the machine's monotonic clock; tells who failed first."""
+    ok: bool
+    value: bytes
+    error: str
+    when_ns: int
+
+    def write(self, folder: pathlib.Path, rank: int) -> None:
+        """Whole or not at all."""
+        unfinished = folder / f"unfinished.{rank}"
+        unfinished.write_bytes(pickle.dumps(dataclasses.astuple(self)))
+        unfinished.rename(folder / f"result.{rank}")
+
+    @classmethod
+    def read(cls, folder: pathlib.Path, rank: int) -> Result | None:
+        """None: that rank has left none."""
+        try:
+            return cls(*pickle.loads((folder / f"result.{rank}").read_bytes()))
+        except FileNotFoundError:
+            return None
+
+
+def _end_with_caller() -> None:
+    """Rank 0's standard input is a pipe from the caller that is never written to: when it ends, the caller is gone, and so
+    goes this rank, and with it the job."""
+    pipe = os.dup(0)
+    os.set_inheritable(pipe, False)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def watch() -> None:
+        while os.read(pipe, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="hvd-run-caller", daemon=True).start()
+
+
+def _call(folder: pathlib.Path) -> Result:
+    try:
+        function, arguments, keywords = pickle.loads((folder / CALL).read_bytes())
+        value: Any = pickler.dumps(function(*arguments, **keywords))
+    except BaseException:  # pylint: disable=broad-except
+        # The caller raises it. SystemExit and KeyboardInterrupt count too: there is no result.
+        return Result(False, b"", traceback.format_exc(), time.monotonic_ns())
+    return Result(True, value, "", time.monotonic_ns())
+
+
+def main(where: str) -> None:
+    """`where`: the folder with the call. Ends the process with 1 when there is no result."""
+    rank = int(os.environ["HVD_RANK"])
+    if rank == 0:
+        _end_with_caller()
+    result = _call(pathlib.Path(where))
+    result.write(pathlib.Path(where), rank)
+    if not result.ok:
+        sys.stderr.write(result.error)
+        sys.exit(1)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvd.run: calls a function on several ranks of this machine and returns what each gave back.
+
+The function travels in a private folder (0700, in the temporary directory), pickled by cloudpickle where that is
+installed; hvdrun starts the ranks, each of which is hvd.run_task and leaves its result there. No port is opened. The
+ranks' standard input is a pipe from here, so rank 0 learns when this process dies.
+"""
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, TextIO
+
+from hvd import run_task
+from hvd._installation import installation
+
+#: hvdrun itself ends its ranks within its grace time of 5 s.
+_PATIENCE_S = 15.0
+
+_RANK = """\
+import sys
+{path}
+if __name__ == "__main__":
+    from hvd.run_task import main
+    main({folder!r})
+"""
+
+
+def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, num_proc: int = 1,
+        min_num_proc: int | None = None, max_num_proc: int | None = None, slots: int | None = None,
+        reset_limit: int | None = None, cooldown_range: Sequence[int] | None = None, hosts: str | None = None,
+        hostfile: str | None = None, host_discovery_script: str | None = None, start_timeout: float | None = None,
+        ssh_port: int | None = None, ssh_identity_file: str | None = None, disable_cache: bool | None = None,
+        output_filename: str | None = None, verbose: int | None = None, use_gloo: bool | None = None,
+        use_mpi: bool | None = None, mpi_args: str | None = None, network_interface: str | None = None,
+        network_interfaces: str | Sequence[str] | None = None, executable: str | None = None, np: int | None = None,
+        min_np: int | None = None, max_np: int | None = None) -> list[Any]:
+    """Calls `func(*args, **kwargs)` in `num_proc` processes of this machine, the ranks of one job; returns their
+    results by rank.
+
+    func: anything that cloudpickle can take, lambdas and functions of a notebook included; without cloudpickle, a
+        function of a module. It calls hvd.init() itself. Results must be picklable.
+    hosts, hostfile: this machine with enough slots, "localhost:4".
+    start_timeout: seconds for the private hvdd to start.
+    output_filename: a folder for each rank's output, which is shown here in any case.
+    executable: another Python for the ranks, which must have this package.
+    use_gloo, use_mpi, mpi_args, network_interfaces, ssh_port, ssh_identity_file, disable_cache: taken and without
+        effect, as hvdrun then says. network_interface, np: deprecated names of others.
+    min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np: of elastic
+        jobs, which are not there yet: NotImplementedError.
+
+    RuntimeError: a rank failed; the text has its number and its traceback. ValueError: arguments that contradict each
+    other. Ctrl-C ends the ranks."""
+    for old, new, given in (("network_interface", "network_interfaces", network_interface),
+                            ("np", "num_proc", np), ("min_np", "min_num_proc", min_np),
+                            ("max_np", "max_num_proc", max_np)):
+        if given is not None:
+            warnings.warn(f"hvd.run: {old} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
+    _refuse_elastic(min_num_proc=min_num_proc, max_num_proc=max_num_proc, slots=slots, reset_limit=reset_limit,
+                    cooldown_range=cooldown_range, host_discovery_script=host_discovery_script, min_np=min_np,
+                    max_np=max_np)
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hvd.run: hosts and hostfile exclude each other; give one of them")
+    if use_gloo and use_mpi:
+        raise ValueError("hvd.run: use_gloo and use_mpi exclude each other; give neither, there is one controller")
+    if network_interface is not None and network_interfaces is not None:
+        raise ValueError("hvd.run: network_interface is the old name of network_interfaces; give one of them")
+    interfaces = network_interfaces if network_interfaces is not None else network_interface
+    if interfaces is not None and not isinstance(interfaces, str):
+        interfaces = ",".join(interfaces)
+    num_proc = num_proc if np is None else np
+    options = _options({
+        "num-proc": num_proc, "hosts": hosts, "hostfile": hostfile, "start-timeout": start_timeout,
+        "ssh-port": ssh_port, "ssh-identity-file": ssh_identity_file, "disable-cache": bool(disable_cache),
+        "output-filename": output_filename, "verbose": bool(verbose), "gloo": bool(use_gloo), "mpi": bool(use_mpi),
+        "mpi-args": mpi_args, "network-interfaces": interfaces})
+    with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
+        program = _write_call(pathlib.Path(folder), func, tuple(args), dict(kwargs or {}), executable)
+        status, said = _launch([*options, executable or sys.executable, program])
+        return _results(pathlib.Path(folder), num_proc, status, said)
+
+
+def _refuse_elastic(**given: Any) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise NotImplementedError(f"hvd.run: {', '.join(names)}: a job has a fixed number of processes here, elastic jobs "
+                                  "come later; leave it out and give num_proc")
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    """hvdrun's words for what was given: True is a switch."""
+    words = []
+    for name, value in values.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _write_call(folder: pathlib.Path, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+                executable: str | None) -> str:
+    """The call and the ranks' program in `folder`; the program's path."""
+    if run_task.pickler is pickle and getattr(func, "__module__", None) == "__main__":
+        raise ValueError(f"hvd.run: {func!r} belongs to the main program, which the ranks cannot import; "
+                         "install cloudpickle, or move the function into a module")
+    (folder / run_task.CALL).write_bytes(run_task.pickler.dumps((func, args, kwargs)))
+    same = executable is None or (os.path.exists(executable) and os.path.samefile(executable, sys.executable))
+    program = folder / "rank.py"
+    program.write_text(_RANK.format(path=f"sys.path[:] = {sys.path!r}" if same else "", folder=str(folder)),
+                       encoding="utf-8")
+    return str(program)
+
+
+def program(name: str) -> str:
+    """The path of a native program: of this wheel, else the system's. FileNotFoundError: there is none."""
+    ours = installation() / "bin" / name
+    found = str(ours) if ours.exists() else shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is neither in this package nor in PATH; install the package hvd with pip")
+    return found
+
+
+def _forward(source: IO[str], sink: TextIO, said: list[str]) -> None:
+    """Shows what hvdrun prints, where this process prints (a notebook has no descriptor 1); keeps its own sentences."""
+    for line in source:
+        if line.startswith("hvdrun: "):
+            said.append(line.rstrip("\n"))
+        try:
+            sink.write(line)
+            sink.flush()
+        except (OSError, ValueError):  # a sink that was closed; hvdrun must not wait for it
+            pass
+
+
+def _launch(words: Sequence[str]) -> tuple[int, list[str]]:
+    """Runs hvdrun to its end: its exit status and its own sentences."""
+    environment = dict(os.environ)
+    environment.setdefault("HVDRUN_PYTHON", sys.executable)
+    said: list[str] = []
+    with subprocess.Popen([program("hvdrun"), *words], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True) as process:
+        assert process.stdout and process.stderr
+        threads = [threading.Thread(target=_forward, args=(source, sink, said), daemon=True)
+                   for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]
+        for thread in threads:
+            thread.start()
+        try:
+            status = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            for thread in threads:
+                thread.join(_PATIENCE_S)
+    return status, said
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends hvdrun, which ends its ranks; at once when it takes too long or Ctrl-C comes again."""
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_S)
+    except BaseException:  # pylint: disable=broad-except
+        process.kill()  # its guard process ends what is left
+
+
+def _results(folder: pathlib.Path, num_proc: int, status: int, said: Sequence[str]) -> list[Any]:
+    found = {rank: run_task.Result.read(folder, rank) for rank in range(num_proc)}
+    left = {rank: result for rank, result in found.items() if result is not None}
+    missing = [rank for rank in range(num_proc) if rank not in left]
+    failed = sorted((result.when_ns, rank) for rank, result in left.items() if not result.ok)
+    if not failed and not missing and status == 0:
+        return [pickle.loads(left[rank].value) for rank in range(num_proc)]
+    if status == 2 and not left and len(said) == 1:
+        raise ValueError(said[0])
+    text = [f"hvd.run: rank {rank} of {num_proc} failed:\n{left[rank].error}" for _, rank in failed[:1]]
+    if len(failed) > 1:
+        text.append(f"Also failed, later: {', '.join(f'rank {rank}' for _, rank in failed[1:])}.")
+    if missing:
+        text.append(f"Without a result: {', '.join(f'rank {rank}' for rank in missing)}.")
+    raise RuntimeError("\n".join([*text, f"hvdrun's exit status is {status}.", *said]))

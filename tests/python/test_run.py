@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvd.run: a function on several ranks, its results, and what comes when a rank fails."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import conftest
+
+import hvd
+from hvd import runner
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch, tmp_path):
+    """hvd.run takes this process' environment."""
+    for name in set(os.environ) - set(conftest.clean_environment()):
+        monkeypatch.delenv(name)
+    for name, value in conftest.clean_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def total(start, step=1):
+    import hvd.numpy as inner
+    inner.init()
+    print(f"rank {inner.rank()} says hello")
+    return inner.rank(), float(inner.allreduce(float(start + step * inner.rank()), op=inner.Sum))
+
+
+def test_results_come_by_rank_and_output_is_shown(capsys, tmp_path):
+    assert hvd.run(total, args=(1,), kwargs={"step": 10}, num_proc=2) == [(0, 12.0), (1, 12.0)]
+    shown = capsys.readouterr().out
+    assert "[0]<stdout>:rank 0 says hello" in shown and "[1]<stdout>:rank 1 says hello" in shown
+    assert not list(tmp_path.iterdir()), "the private folder is gone"
+
+
+def test_a_lambda_and_what_it_closes_over_travel_where_cloudpickle_is():
+    pytest.importorskip("cloudpickle")
+    secret = {"a": 3}
+    result, = hvd.run(lambda: (secret, lambda: secret["a"]))
+    assert result[0] == secret and result[1]() == 3
+
+
+def test_without_cloudpickle_a_function_of_the_main_program_is_refused(monkeypatch):
+    monkeypatch.setattr(runner.run_task, "pickler", runner.pickle)
+    monkeypatch.setattr(total, "__module__", "__main__")
+    with pytest.raises(ValueError, match="install cloudpickle, or move the function into a module"):
+        hvd.run(total, args=(1,))
+
+
+def fails_on_one():
+    import hvd.numpy as inner
+    inner.init()
+    if inner.rank() == 1:
+        raise KeyError("no such dial")
+    inner.allreduce(1.0)
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback(tmp_path):
+    with pytest.raises(RuntimeError, match="rank 1 of 2 failed") as caught:
+        hvd.run(fails_on_one, num_proc=2)
+    assert "KeyError: 'no such dial'" in str(caught.value) and "fails_on_one" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def dies_on_one():
+    import hvd.numpy as inner
+    inner.init()
+    inner.barrier()
+    if inner.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    inner.allreduce(1.0)
+
+
+def test_a_rank_that_is_killed_is_named_with_its_signal():
+    with pytest.raises(RuntimeError) as caught:
+        hvd.run(dies_on_one, num_proc=2)
+    assert "Without a result:" in str(caught.value) and "rank 1" in str(caught.value)
+    assert "signal 9" in str(caught.value) or "SIGKILL" in str(caught.value)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error():
+    with pytest.raises(RuntimeError, match="(?s)rank 0 of 1 failed.*pickle"):
+        hvd.run(threading.Lock)
+
+
+def leaves():
+    sys.exit(3)
+
+
+def test_a_rank_that_exits_has_no_result():
+    with pytest.raises(RuntimeError, match="(?s)rank 0 of 1 failed.*SystemExit: 3"):
+        hvd.run(leaves)
+
+
+def reads():
+    return sys.stdin.read()
+
+
+def test_ranks_have_an_empty_standard_input():
+    assert hvd.run(reads, num_proc=2) == ["", ""]
+
+
+def test_another_python_and_a_folder_for_the_output(tmp_path):
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\necho "by way of a script"\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    other.chmod(0o755)
+    folder = tmp_path / "logs"
+    assert hvd.run(os.getcwd, num_proc=2, executable=str(other), output_filename=str(folder)) == [os.getcwd()] * 2
+    assert (folder / "rank.1" / "stdout").read_text(encoding="utf-8") == "by way of a script\n"
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"hosts": "localhost:1", "hostfile": "f"}, "hosts and hostfile exclude each other"),
+    ({"use_gloo": True, "use_mpi": True}, "use_gloo and use_mpi exclude each other"),
+    ({"hosts": "localhost:1", "num_proc": 2}, "(?i)requested more processes .2. than"),
+    ({"num_proc": 0}, "-np takes"),
+])
+def test_contradictions_are_value_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        hvd.run(leaves, **options)
+
+
+@pytest.mark.parametrize("name", ["min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range",
+                                  "host_discovery_script"])
+def test_elastic_arguments_are_refused_by_name(name):
+    with pytest.raises(NotImplementedError, match=f"{name}: .*fixed number"):
+        hvd.run(leaves, **{name: 1})
+
+
+def test_np_is_the_old_name_of_num_proc():
+    with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc"):
+        assert len(hvd.run(os.getpid, np=2)) == 2
+
+
+CALLER = """
+import sys, time
+import hvd
+def waits():
+    import os, pathlib, time
+    pathlib.Path({folder!r}, os.environ["HVD_RANK"]).write_text(str(os.getpid()))
+    time.sleep(600)
+hvd.run(waits, num_proc=2)
+"""
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_the_ranks_end_with_their_caller(number, tmp_path):
+    pytest.importorskip("cloudpickle")
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", CALLER.format(folder=str(folder))], stderr=subprocess.PIPE) as caller:
+        wait_for(lambda: len([file for file in folder.iterdir() if file.read_text()]) == 2, "no ranks")
+        caller.send_signal(number)
+        if number == signal.SIGINT:
+            assert b"KeyboardInterrupt" in caller.communicate(timeout=60)[1]
+        else:
+            caller.wait(60)
+        processes = [pathlib.Path("/proc", file.read_text(), "stat") for file in folder.iterdir()]
+        wait_for(lambda: not any(process.exists() and " Z " not in process.read_text() for process in processes),
+                 "ranks outlive their caller")
