@@ -227,6 +227,70 @@ START_TEST(hosts_give_the_slots)
 }
 END_TEST
 
+START_TEST(every_other_option_of_horovodrun_is_accepted)
+{
+    static const char *const words[] = {"--disable-cache",
+                                        "--start-timeout 9",
+                                        "--network-interfaces a,b",
+                                        "--network-interface a",
+                                        "--output-filename d",
+                                        "--verbose",
+                                        "-p 22",
+                                        "--ssh-port 22",
+                                        "-i key",
+                                        "--ssh-identity-file key",
+                                        "--fusion-threshold-mb 1",
+                                        "--cycle-time-ms 1",
+                                        "--cache-capacity 1",
+                                        "--hierarchical-allreduce",
+                                        "--no-hierarchical-allreduce",
+                                        "--hierarchical-allgather",
+                                        "--no-hierarchical-allgather",
+                                        "--torus-allreduce",
+                                        "--no-torus-allreduce",
+                                        "--autotune",
+                                        "--no-autotune",
+                                        "--autotune-log-file f",
+                                        "--autotune-warmup-samples 1",
+                                        "--autotune-steps-per-sample 1",
+                                        "--autotune-bayes-opt-max-samples 1",
+                                        "--autotune-gaussian-process-noise 1",
+                                        "--timeline-filename f",
+                                        "--timeline-mark-cycles",
+                                        "--no-timeline-mark-cycles",
+                                        "--no-stall-check",
+                                        "--stall-check",
+                                        "--stall-check-warning-time-seconds 1",
+                                        "--stall-check-shutdown-time-seconds 1",
+                                        "--mpi-threads-disable",
+                                        "--no-mpi-threads-disable",
+                                        "--mpi-args=--map-by=slot",
+                                        "--binding-args=-x",
+                                        "--tcp",
+                                        "--num-nccl-streams 1",
+                                        "--thread-affinity 1",
+                                        "--gloo-timeout-seconds 1",
+                                        "--log-level FATAL",
+                                        "--log-with-timestamp",
+                                        "--log-without-timestamp",
+                                        "--log-hide-timestamp",
+                                        "--no-log-hide-timestamp",
+                                        "-prefix-timestamp",
+                                        "--prefix-output-with-timestamp",
+                                        "-H localhost:1",
+                                        "--hosts localhost:1",
+                                        "--gloo",
+                                        "--mpi",
+                                        "--jsrun"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "-np 1 %s true", words[i]);
+        ck_assert_msg(parse(line) == 0, "'%s' says '%s'", line, text);
+        ck_assert_str_eq(options.command[0], "true");
+    }
+}
+END_TEST
+
 START_TEST(elastic_jobs_are_refused_with_what_to_do)
 {
     static const char *const lines[] = {
@@ -451,6 +515,7 @@ int main(void)
     tcase_add_test(tests, long_options_may_be_abbreviated);
     tcase_add_test(tests, a_number_of_ranks_must_make_sense);
     tcase_add_test(tests, hosts_give_the_slots);
+    tcase_add_test(tests, every_other_option_of_horovodrun_is_accepted);
     tcase_add_test(tests, elastic_jobs_are_refused_with_what_to_do);
     tcase_add_test(tests, what_has_no_effect_is_told_once_per_reason);
     tcase_add_test(tests, a_configuration_file_has_every_key_of_horovodruns);
