@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
 
@@ -39,7 +40,7 @@ LOG_CALLBACK = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class Tensor(ctypes.Structure):
-    """struct hvd_tensor: where a dense row-major tensor lies. It does not own the memory."""
+    """struct hvd_tensor, where the library tells: a dense row-major tensor. It does not own the memory."""
     _fields_ = [("data", c_void_p), ("dtype", c_int), ("ndim", c_int), ("dims", c_int64 * DIMS_MAX)]
 
     @property
@@ -48,11 +49,16 @@ class Tensor(ctypes.Structure):
         return tuple(self.dims[:self.ndim])
 
 
-def tensor_at(address: int, dtype: int, shape: Sequence[int]) -> Tensor:
-    """A Tensor for a dense array of the framework's. ValueError: too many dimensions."""
-    if len(shape) > DIMS_MAX:
-        raise ValueError(f"a tensor has at most {DIMS_MAX} dimensions, this one has {len(shape)}")
-    return Tensor(address, dtype, len(shape), tuple(shape))
+#: struct hvd_tensor of n dimensions as bytes: made several times faster than by ctypes, and a C array of them is their sum.
+_PACKERS = [struct.Struct(f"@Pii{ndim}q{8 * (DIMS_MAX - ndim)}x").pack for ndim in range(DIMS_MAX + 1)]
+
+
+def describe(address: int, dtype: int, shape: Sequence[int]) -> bytes:
+    """A struct hvd_tensor for the library's tensor arguments. ValueError: too many dimensions."""
+    ndim = len(shape)
+    if ndim > DIMS_MAX:
+        raise ValueError(f"a tensor has at most {DIMS_MAX} dimensions, this one has {ndim}")
+    return _PACKERS[ndim](address, dtype, ndim, *shape)
 
 
 class Options(ctypes.Structure):
@@ -71,7 +77,7 @@ class OpOptions(ctypes.Structure):
 
 _SESSION, _OP, _OP_P, _TENSOR_P, _OPTIONS_P = c_void_p, c_void_p, POINTER(c_void_p), c_void_p, c_void_p
 
-# name: (result, arguments). Tensors and options go as void pointers, so that None and byref() both do.
+# name: (result, arguments). Tensors and options go as void pointers, so that None, bytes and byref() all do.
 _CALLS = {
     "hvd_options_init": (None, [POINTER(Options)]),
     "hvd_open": (c_int, [POINTER(Options), POINTER(c_void_p)]),

@@ -7,6 +7,7 @@ its session, which keeps all that until the op is over.
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from hvd._native import OpOptions, Tensor, lib, quick
 from hvd._session import SLICE_NS, Session, current
 from hvd.exceptions import NotInitializedError
 
-_live: "weakref.WeakSet[Op]" = weakref.WeakSet()
+#: The ops that were not released, by their pointers.
+_live: dict[int, weakref.ref[Op]] = {}
 _OP_OPTIONS_SIZE = ctypes.sizeof(OpOptions)
 _options_cache: dict[tuple[float, float, int], Any] = {(1.0, 1.0, 0): None}
 
@@ -32,7 +34,7 @@ class Op:
         self.status = _native.INPROGRESS
         self.error = ""
         self.owns_result = owns_result
-        _live.add(self)
+        _live[pointer] = weakref.ref(self)
 
     def _finish(self, status: int) -> None:
         """Takes what a finished op has to say; releases it unless its result lies in the library's memory."""
@@ -62,7 +64,7 @@ class Op:
         """Waits until it is finished: without limit, but a lost rank, engine or daemon ends it. Ctrl-C works.
         Raises HorovodInternalError with the op's sentence."""
         while self.status == _native.INPROGRESS:
-            self._wait_slice(SLICE_NS)
+            self.wait_slice(SLICE_NS)
         if self.status < 0:
             raise _native.HorovodInternalError(self.error)
 
@@ -70,13 +72,14 @@ class Op:
         """As wait(), at most so long; whether it is finished."""
         left = int(seconds * 1e9)
         while self.status == _native.INPROGRESS and left > 0:
-            self._wait_slice(min(left, SLICE_NS))
+            self.wait_slice(min(left, SLICE_NS))
             left -= SLICE_NS
         if self.status < 0:
             raise _native.HorovodInternalError(self.error)
         return self.status != _native.INPROGRESS
 
-    def _wait_slice(self, nanoseconds: int) -> None:
+    def wait_slice(self, nanoseconds: int) -> None:
+        """Waits so long in the library."""
         self.session.enter()
         try:
             status = lib.hvd_wait(self.pointer, nanoseconds)
@@ -100,13 +103,17 @@ class Op:
     def release(self) -> None:
         """Gives a finished op back. Its result in the library's memory is gone then."""
         pointer, self.pointer = self.pointer, None
-        if pointer is not None and self.session.pointer is not None:
-            quick.hvd_op_free(pointer)
+        if pointer is not None:
+            _live.pop(pointer, None)
+            if self.session.pointer is not None:
+                quick.hvd_op_free(pointer)
         self.keep = None
 
     def __del__(self) -> None:
-        if self.pointer is not None and self.session.pointer is not None:
-            self.session.abandoned.append((self.pointer, self.keep))
+        if self.pointer is not None:
+            _live.pop(self.pointer, None)
+            if self.session.pointer is not None:
+                self.session.abandoned.append((self.pointer, self.keep))
 
 
 def options(prescale: float, postscale: float, process_set: int) -> Any:
@@ -121,11 +128,25 @@ def options(prescale: float, postscale: float, process_set: int) -> Any:
         return ctypes.pointer(made)
 
 
-def _make_room() -> None:
-    """The ring or the table of ops is full: looks at what is finished, and waits a moment if nothing is."""
-    waiting = [op for op in list(_live) if op.pointer is not None and not op.poll()]
+def _unreleased() -> list[Op]:
+    return [op for op in [reference() for reference in list(_live.values())] if op is not None]
+
+
+def _make_room(session: Session, status: int) -> None:
+    """The ring or the table of ops is full: looks at what is finished, and waits a moment if nothing is. Raises what
+    `status` means if nothing that is in flight can make room."""
+    text = _native.last_error()
+    candidates = [op for op in _unreleased() if op.session is session and op.status == _native.INPROGRESS]
+    if status == _native.ERR_LIMIT and not candidates and not session.abandoned:
+        raise _native.error(status, text)
+    waiting = [op for op in candidates if not op.poll()]
     if waiting:
-        waiting[0]._wait_slice(1_000_000)  # pylint: disable=protected-access
+        waiting[0].wait_slice(1_000_000)
+    else:
+        time.sleep(0.0001)
+
+
+_NO_ROOM = (_native.ERR_RING_FULL, _native.ERR_LIMIT)
 
 
 def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False, session: Session | None = None,
@@ -133,37 +154,68 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
     """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group.
     Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
     session = session or current()
-    pointers = (ctypes.c_void_p * count)() if count else ctypes.c_void_p()
-    place = pointers if count else ctypes.byref(pointers)
-    while True:
-        pointer = session.enter()
-        try:
-            if session.abandoned:
-                session.sweep()
-            status = function(pointer, *arguments, place)
+    pointers = (ctypes.c_void_p * (count or 1))()
+    try:
+        while True:
+            pointer = session.enter()
+            try:
+                if session.abandoned:
+                    session.sweep()
+                status = function(pointer, *arguments, pointers)
+                if status == 0:
+                    break
+                if status not in _NO_ROOM:
+                    _native.check(status)
+            finally:
+                session.leave()
+            _make_room(session, status)
+        ops = [Op(session, started, keep, owns_result) for started in pointers]
+    except BaseException:  # Ctrl-C between the library's return and the Ops
+        _abandon(session, pointers, keep)
+        raise
+    return ops if count else ops[0]
+
+
+def run(function: Any, keep: Any, *arguments: Any) -> None:
+    """submit() and wait() of one op with a given output, made short for ops that take microseconds."""
+    session = current()
+    pointers = _OnePointer()
+    library = session.enter()
+    try:
+        if session.abandoned:
+            session.sweep()
+        status = function(library, *arguments, pointers)
+        if status == 0:
+            pointer = pointers[0]
+            status = lib.hvd_wait(pointer, SLICE_NS)
             if status == 0:
-                break
-            if status not in (_native.ERR_RING_FULL, _native.ERR_LIMIT):
-                _native.check(status)
-            text = _native.last_error()
-        finally:
-            session.leave()
-        if status == _native.ERR_LIMIT and not _frees_something():
-            raise _native.error(status, text)
-        _make_room()
-    if count:
-        return [Op(session, pointers[at], keep, owns_result) for at in range(count)]
-    return Op(session, pointers.value, keep, owns_result)
+                pointers[0] = None
+                quick.hvd_op_free(pointer)
+                return
+            pointers[0] = None
+            op = Op(session, pointer, keep, False)
+        elif status in _NO_ROOM:
+            op = None
+        else:
+            _native.check(status)
+    except BaseException:
+        _abandon(session, pointers, keep)
+        raise
+    finally:
+        session.leave()
+    if op is None:
+        op = submit(function, keep, *arguments)
+    op.wait()
 
 
-def _frees_something() -> bool:
-    """Whether looking at the finished ops can release any."""
-    return any(op.pointer is not None and not (op.owns_result and op.status == 0) for op in list(_live))
+_OnePointer = ctypes.c_void_p * 1
 
 
-def tensors(described: Sequence[Tensor]) -> Any:
-    """A C array of tensors, for groups."""
-    return (Tensor * len(described))(*described)
+def _abandon(session: Session, pointers: Any, keep: Any) -> None:
+    """Hands ops that no Op stands for to the session."""
+    for pointer in pointers:
+        if pointer is not None and pointer not in _live:
+            session.abandoned.append((pointer, keep))
 
 
 def splits_array(splits: Sequence[int] | None) -> Any:

@@ -2,8 +2,9 @@
 """The process' one session: opened by init, closed by shutdown, shared by all threads.
 
 hvd_close must be the session's last call. So whoever calls into the library first leaves a mark in `users`, and close
-waits until there is none: waiters look every `SLICE_NS` whether the session is being closed. (list.append and list.pop
-are atomic; that is all the locking the fast path needs.)
+waits until no other thread has one: waiters look every `SLICE_NS` whether the session is being closed. (list.append and
+list.remove are atomic; that is all the locking the fast path needs. A mark of the closing thread itself is what Ctrl-C
+left behind, or of a call that a signal handler has interrupted between two calls into the library.)
 
 A forked child keeps the parent's identity (DataLoader workers ask for rank()), may not use its session, and never
 closes it; init() there opens one of its own.
@@ -25,6 +26,7 @@ from hvd.exceptions import HorovodInternalError, NotInitializedError
 #: How long one wait in the library lasts before signals (Ctrl-C) and a shutdown by another thread are looked at.
 SLICE_NS = 50_000_000
 _CLOSE_PATIENCE_S = 10.0
+_thread = threading.get_ident
 
 logger = logging.getLogger("hvd")
 _LEVELS = {0: logging.ERROR, 1: logging.WARNING, 2: logging.INFO, 3: logging.DEBUG}
@@ -54,7 +56,7 @@ class Session:
         self.pointer: int | None = pointer
         self.pid = os.getpid()
         self.closing = False
-        self.users: list[None] = []
+        self.users: list[int] = []
         #: Ops that nobody will ask for any more, with what keeps their memory: (pointer, references).
         self.abandoned: list[tuple[int, Any]] = []
         #: Called with this session just before it closes, newest first.
@@ -68,15 +70,18 @@ class Session:
 
     def enter(self) -> int:
         """Announces a call and gives the pointer for it; leave() must follow."""
-        self.users.append(None)
+        self.users.append(_thread())
         if self.closing or self.pointer is None:
-            self.users.pop()
+            self.users.remove(_thread())
             raise NotInitializedError("Horovod has been shut down; call hvd.init() again")
         return self.pointer
 
     def leave(self) -> None:
         """The call is over."""
-        self.users.pop()
+        self.users.remove(_thread())
+
+    def _others(self) -> int:
+        return sum(user != _thread() for user in self.users)
 
     def sweep(self) -> None:
         """Releases the abandoned ops that are finished. Between enter() and leave()."""
@@ -97,10 +102,10 @@ class Session:
         self.before_close.clear()
         self.closing = True
         deadline = time.monotonic() + _CLOSE_PATIENCE_S
-        while self.users and time.monotonic() < deadline:
+        while self._others() and time.monotonic() < deadline:
             time.sleep(0.001)
-        if self.users:
-            raise HorovodInternalError(f"hvd.shutdown: {len(self.users)} calls of other threads did not end within "
+        if self._others():
+            raise HorovodInternalError(f"hvd.shutdown: {self._others()} calls of other threads did not end within "
                                        f"{_CLOSE_PATIENCE_S:.0f} s; the session stays open")
         pointer, self.pointer = self.pointer, None
         lib.hvd_close(pointer)

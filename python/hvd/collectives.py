@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from ctypes import byref
 from typing import Any
 
 from hvd import _native, _ops, _session
@@ -26,8 +25,12 @@ from hvd.process_sets import ProcessSet, global_process_set, id_of
 class Framework:
     """What collectives need of a tensor library. Tensors that `on_host` denies go through `to_host` and `from_host`."""
 
-    def describe(self, tensor: Any) -> Tensor:
-        """Address, type and shape of a host tensor. ValueError: not dense row-major, or a type no op has."""
+    def describe(self, tensor: Any) -> bytes:
+        """A host tensor for the library, by _native.describe. ValueError: not dense row-major, or a type no op has."""
+        raise NotImplementedError
+
+    def address(self, tensor: Any) -> int:
+        """Where a host tensor's elements begin."""
         raise NotImplementedError
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
@@ -166,31 +169,52 @@ class Collectives:
             self.framework.from_host(target, output)
         return output
 
+    def _reducing(self, source: Any, target: Any, op: int, name: str | None, prescale: float, postscale: float,
+                  process_set: ProcessSet) -> Any:
+        """The arguments of _ops.submit and _ops.run."""
+        options = _ops.options(prescale, postscale, id_of(process_set, "Allreduce"))
+        describe = self.framework.describe
+        given = describe(source)
+        return (lib.hvd_allreduce_async, (source, target), _name("allreduce", name), given,
+                given if target is source else describe(target), op, options)
+
     def start_allreduce(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float = 1.0,
                         postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """output (may be tensor) = reduction over the set."""
-        options = _ops.options(prescale, postscale, id_of(process_set, "Allreduce"))
         source, target = self._host_pair(tensor, output)
+        started = _ops.submit(*self._reducing(source, target, op, name, prescale, postscale, process_set))
+        return (started,), lambda: self._arrived(target, output)
+
+    def allreduce(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float = 1.0,
+                  postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Any:
+        """start_allreduce() and complete(), made short for small tensors."""
+        source, target = self._host_pair(tensor, output)
+        _ops.run(*self._reducing(source, target, op, name, prescale, postscale, process_set))
+        return self._arrived(target, output)
+
+    def _broadcasting(self, source: Any, target: Any, root_rank: int, name: str | None,
+                      process_set: ProcessSet) -> Any:
+        set_id = id_of(process_set, "Broadcast")
+        if not 0 <= root_rank < _session.current().size or (set_id and root_rank not in (process_set.ranks or ())):
+            raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
         describe = self.framework.describe
         given = describe(source)
-        wanted = given if target is source else describe(target)
-        submitted = _ops.submit(lib.hvd_allreduce_async, (source, target), _name("allreduce", name), byref(given),
-                                byref(wanted), op, options)
-        return (submitted,), lambda: self._arrived(target, output)
+        return (lib.hvd_broadcast_async, (source, target), _name("broadcast", name), given,
+                given if target is source else describe(target), root_rank, _ops.options(1.0, 1.0, set_id))
 
     def start_broadcast(self, tensor: Any, output: Any, root_rank: int, name: str | None,
                         process_set: ProcessSet = global_process_set) -> Started:
         """output (may be tensor) = tensor of the global rank `root_rank`."""
-        set_id = id_of(process_set, "Broadcast")
-        if not 0 <= root_rank < _session.current().size or (set_id and root_rank not in (process_set.ranks or ())):
-            raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
         source, target = self._host_pair(tensor, output)
-        describe = self.framework.describe
-        given = describe(source)
-        wanted = given if target is source else describe(target)
-        op = _ops.submit(lib.hvd_broadcast_async, (source, target), _name("broadcast", name), byref(given),
-                         byref(wanted), root_rank, _ops.options(1.0, 1.0, set_id))
-        return (op,), lambda: self._arrived(target, output)
+        started = _ops.submit(*self._broadcasting(source, target, root_rank, name, process_set))
+        return (started,), lambda: self._arrived(target, output)
+
+    def broadcast(self, tensor: Any, output: Any, root_rank: int, name: str | None,
+                  process_set: ProcessSet = global_process_set) -> Any:
+        """start_broadcast() and complete(), made short for small tensors."""
+        source, target = self._host_pair(tensor, output)
+        _ops.run(*self._broadcasting(source, target, root_rank, name, process_set))
+        return self._arrived(target, output)
 
     # ---- results whose shape the engine tells ----
 
@@ -201,7 +225,7 @@ class Collectives:
         result = framework.empty(where.shape, like)
         on_host = framework.on_host(result)
         host = result if on_host else framework.empty_host(where.shape, like)
-        _copy(framework.describe(host).data, where.data, _bytes_of(where))
+        _copy(framework.address(host), where.data, _bytes_of(where))
         op.release()
         if not on_host:
             framework.from_host(host, result)
@@ -212,7 +236,7 @@ class Collectives:
         options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
         source = self._source(tensor)
         op = _ops.submit(lib.hvd_allgather_async, source, _name("allgather", name),
-                         byref(self.framework.describe(source)), None, options, owns_result=True)
+                         self.framework.describe(source), None, options, owns_result=True)
         return (op,), lambda: self._fetch(op, tensor)
 
     def start_reducescatter(self, tensor: Any, op: int, name: str | None, prescale: float = 1.0,
@@ -222,7 +246,7 @@ class Collectives:
         self._check_reducescatter(op, [tensor])
         source = self._source(tensor)
         started = _ops.submit(lib.hvd_reducescatter_async, source, _name("reducescatter", name),
-                              byref(self.framework.describe(source)), None, op, options, owns_result=True)
+                              self.framework.describe(source), None, op, options, owns_result=True)
         return (started,), lambda: self._fetch(started, tensor)
 
     @staticmethod
@@ -241,7 +265,7 @@ class Collectives:
         self._check_splits(tensor, splits, members)
         source = self._source(tensor)
         op = _ops.submit(lib.hvd_alltoall_async, source, _name("alltoall", name),
-                         byref(self.framework.describe(source)), _ops.splits_array(splits), None,
+                         self.framework.describe(source), _ops.splits_array(splits), None,
                          _ops.options(1.0, 1.0, set_id), owns_result=True)
 
         def finish() -> Any:
@@ -295,8 +319,8 @@ class Collectives:
                           count=len(sources))
         return ops, lambda: self._fetch_all(ops, tensors)
 
-    def _described(self, tensors: Sequence[Any]) -> Any:
-        return _ops.tensors([self.framework.describe(tensor) for tensor in tensors])
+    def _described(self, tensors: Sequence[Any]) -> bytes:
+        return b"".join(self.framework.describe(tensor) for tensor in tensors)
 
     def _fetch_all(self, ops: Sequence[_ops.Op], tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self._fetch(op, tensor) for op, tensor in zip(ops, tensors))
@@ -317,7 +341,7 @@ def join(process_set: ProcessSet = global_process_set) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every member of the set has called it. Does not wait for other ops in flight."""
-    _ops.submit(lib.hvd_barrier_async, None, None, _ops.options(1.0, 1.0, id_of(process_set, "Barrier"))).wait()
+    _ops.run(lib.hvd_barrier_async, None, None, _ops.options(1.0, 1.0, id_of(process_set, "Barrier")))
 
 
 def _bytes_of(tensor: Tensor) -> int:

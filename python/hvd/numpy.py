@@ -25,13 +25,16 @@ from hvd.process_sets import ProcessSet, add_process_set, global_process_set, re
 class _NumPy(Framework):
     """NumPy's side of the collectives."""
 
-    def describe(self, tensor: Any) -> _native.Tensor:
+    def describe(self, tensor: Any) -> bytes:
         if not tensor.flags.c_contiguous:
             raise ValueError("Tensor is required to be contiguous.")
         code = _native.DTYPES.get(tensor.dtype.name)
         if code is None or not tensor.dtype.isnative:
             raise ValueError(f"Tensor type {tensor.dtype} is not supported.")
-        return _native.tensor_at(tensor.ctypes.data, code, tensor.shape)
+        return _native.describe(tensor.ctypes.data, code, tensor.shape)
+
+    def address(self, tensor: Any) -> int:
+        return tensor.ctypes.data
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
         return np.empty(shape, like.dtype)
@@ -67,8 +70,8 @@ def allreduce(tensor: Any, average: bool | None = None, name: str | None = None,
     """A new array, of the same shape and type: the reduction (Average by default) over the set's members. Shapes and
     types must be equal on all of them."""
     tensor = _input(tensor)
-    return complete(_ops.start_allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name,
-                                         prescale_factor, postscale_factor, process_set))
+    return _ops.allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name, prescale_factor,
+                          postscale_factor, process_set)
 
 
 def allreduce_async_(tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -156,7 +159,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None,
               process_set: ProcessSet = global_process_set) -> Any:
     """A new array with the contents of global rank `root_rank`'s; shape and type are equal on all members."""
     tensor = _input(tensor)
-    return complete(_ops.start_broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set))
+    return _ops.broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set)
 
 
 def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None,

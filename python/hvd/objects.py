@@ -10,7 +10,7 @@ import pickle
 from typing import Any
 
 from hvd import _native, _ops, _session
-from hvd._native import Tensor, lib
+from hvd._native import lib
 from hvd.collectives import _copy
 from hvd.process_sets import ProcessSet, global_process_set, id_of
 
@@ -22,14 +22,13 @@ except ImportError:
 _UINT8, _INT64 = _native.DTYPES["uint8"], _native.DTYPES["int64"]
 
 
-def _one_d(buffer: Any, dtype: int, count: int) -> Tensor:
-    return Tensor(ctypes.addressof(buffer), dtype, 1, (count,))
+def _one_d(buffer: Any, dtype: int, count: int) -> bytes:
+    return _native.describe(ctypes.addressof(buffer), dtype, (count,))
 
 
 def _broadcast(buffer: Any, dtype: int, count: int, root_rank: int, name: str, options: Any) -> None:
     tensor = _one_d(buffer, dtype, count)
-    _ops.submit(lib.hvd_broadcast_async, buffer, name.encode(), ctypes.byref(tensor), ctypes.byref(tensor), root_rank,
-                options).wait()
+    _ops.run(lib.hvd_broadcast_async, buffer, name.encode(), tensor, tensor, root_rank, options)
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
@@ -51,7 +50,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
 
 def _allgather(buffer: Any, dtype: int, count: int, name: str, options: Any) -> _ops.Op:
     tensor = _one_d(buffer, dtype, count)
-    op = _ops.submit(lib.hvd_allgather_async, buffer, name.encode(), ctypes.byref(tensor), None, options,
+    op = _ops.submit(lib.hvd_allgather_async, buffer, name.encode(), tensor, None, options,
                      owns_result=True)
     op.wait()
     return op

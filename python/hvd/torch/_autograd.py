@@ -49,7 +49,7 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Any, *how: Any) -> Any:
         ctx.how = how
-        return complete(engine.start_allreduce(tensor, _empty_like(tensor), *how))
+        return engine.allreduce(tensor, _empty_like(tensor), *how)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -62,7 +62,7 @@ def allreduce(tensor: Any, op: int, name: str | None, prescale: float, postscale
     """A new tensor. Its gradient: allreduced in the same way."""
     if tensor.requires_grad and _grad_enabled():
         return _Allreduce.apply(tensor, op, name, prescale, postscale, process_set)
-    return complete(engine.start_allreduce(tensor, _empty_like(tensor), op, name, prescale, postscale, process_set))
+    return engine.allreduce(tensor, _empty_like(tensor), op, name, prescale, postscale, process_set)
 
 
 class _GroupedAllreduce(torch.autograd.Function):
@@ -150,7 +150,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Any:
         ctx.how = root_rank, name, process_set
-        return complete(engine.start_broadcast(tensor, _empty_like(tensor), root_rank, name, process_set))
+        return engine.broadcast(tensor, _empty_like(tensor), root_rank, name, process_set)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -166,7 +166,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None, process_set: Proces
     """A new tensor. Its gradient: the average on the root, 0 elsewhere."""
     if tensor.requires_grad and _grad_enabled():
         return _Broadcast.apply(tensor, root_rank, name, process_set)
-    return complete(engine.start_broadcast(tensor, _empty_like(tensor), root_rank, name, process_set))
+    return engine.broadcast(tensor, _empty_like(tensor), root_rank, name, process_set)
 
 
 # ---- alltoall ----

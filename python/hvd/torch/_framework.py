@@ -11,6 +11,8 @@ import torch
 from hvd import _native, collectives
 
 _CODES: dict[Any, int] = {getattr(torch, name): code for name, code in _native.DTYPES.items() if hasattr(torch, name)}
+_describe = _native.describe
+_strided = torch.strided
 _logger = logging.getLogger("hvd")
 
 
@@ -21,16 +23,19 @@ class Torch(collectives.Framework):
     def __init__(self) -> None:
         self._told = False
 
-    def describe(self, tensor: Any) -> _native.Tensor:
+    def describe(self, tensor: Any) -> bytes:
         code = _CODES.get(tensor.dtype)
         if code is None:
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not _strided:
             raise ValueError(f"a tensor of layout {tensor.layout} is not supported; use sparse_allreduce_async for "
                              "sparse gradients, or to_dense()")
         if not tensor.is_contiguous():
             raise ValueError("Tensor is required to be contiguous.")
-        return _native.tensor_at(tensor.data_ptr(), code, tensor.shape)
+        return _describe(tensor.data_ptr(), code, tensor.shape)
+
+    def address(self, tensor: Any) -> int:
+        return tensor.data_ptr()
 
     def empty(self, shape: Sequence[int], like: Any) -> Any:
         return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
@@ -39,7 +44,7 @@ class Torch(collectives.Framework):
         return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.device.type == "cuda")
 
     def on_host(self, tensor: Any) -> bool:
-        return tensor.device.type == "cpu"
+        return tensor.is_cpu
 
     def to_host(self, tensor: Any) -> Any:
         if tensor.device.type == "meta":

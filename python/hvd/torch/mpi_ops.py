@@ -97,8 +97,7 @@ def allreduce_(tensor: Any, average: bool | None = None, name: str | None = None
     """allreduce() in place, unseen by autograd; returns `tensor`."""
     op = reduce_op_of(op, average)
     _check(tensor)
-    return collectives.complete(engine.start_allreduce(tensor, tensor, op, name, prescale_factor, postscale_factor,
-                                                       process_set))
+    return engine.allreduce(tensor, tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
 def grouped_allreduce_async(tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
@@ -219,7 +218,8 @@ def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None,
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> Any:
     """broadcast() in place, unseen by autograd; returns `tensor`."""
-    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    _check(tensor)
+    return engine.broadcast(tensor, tensor, root_rank, name, process_set)
 
 
 # ---- alltoall ----
