@@ -111,6 +111,30 @@ int hvd_join_async(struct hvd_session *session, const struct hvd_op_options *opt
     return client_submit(session, &request, 1, op_p);
 }
 
+int hvd_send_async(struct hvd_session *session, const struct hvd_tensor *in, int to, int tag,
+                   const struct hvd_op_options *options, struct hvd_op **op_p)
+{
+    struct client_request request = {.what = "hvd_send_async",
+                                     .kind = HVI_KIND_SEND,
+                                     .in = in,
+                                     .root = to,
+                                     .tag = tag,
+                                     .options = options};
+    return client_submit(session, &request, 1, op_p);
+}
+
+int hvd_recv_async(struct hvd_session *session, const struct hvd_tensor *out, int from, int tag,
+                   const struct hvd_op_options *options, struct hvd_op **op_p)
+{
+    struct client_request request = {.what = "hvd_recv_async",
+                                     .kind = HVI_KIND_RECV,
+                                     .out = out,
+                                     .root = from,
+                                     .tag = tag,
+                                     .options = options};
+    return client_submit(session, &request, 1, op_p);
+}
+
 /* ---- groups ---- */
 
 #define GROUP_SUFFIX 16u /* "_1024of1024" */

@@ -36,6 +36,12 @@ static int refuse(const struct client_request *request, int status, const char *
     return client_error(status, "%s: %s", label, why);
 }
 
+/* Send and recv have one of the two tensors. */
+static bool is_pair(const struct client_request *request)
+{
+    return request->kind == HVI_KIND_SEND || request->kind == HVI_KIND_RECV;
+}
+
 /* Whether the data of the input is read on this rank. */
 static bool reads_input(const struct client_request *request, int rank)
 {
@@ -249,6 +255,32 @@ static int check_kind(struct client_request *request, const struct client_set *s
     }
 }
 
+static int check_pair(struct client_request *request, int rank, const struct client_set *set)
+{
+    bool sends = request->kind == HVI_KIND_SEND;
+    const struct hvd_tensor *tensor = sends ? request->in : request->out;
+    const char *which = sends ? "in" : "out";
+    uint64_t *bytes_p = sends ? &request->in_bytes : &request->out_bytes;
+    char text[256];
+    if (!tensor)
+        return refuse(request, HVD_ERR_INVALID, "%s is NULL", which);
+    int rc = measure(request, which, tensor, &request->count, bytes_p);
+    if (rc != HVD_OK)
+        return rc;
+    request->element = hvi_dtype_bytes((uint32_t)tensor->dtype);
+    if (!tensor->data && *bytes_p > 0)
+        return refuse(request, HVD_ERR_INVALID, "%s has %" PRIu64 " bytes and its data is NULL",
+                      which, *bytes_p);
+    if (request->tag < 0)
+        return refuse(request, HVD_ERR_INVALID, "tag %d is negative", request->tag);
+    if (request->root == rank)
+        return refuse(request, HVD_ERR_INVALID, "rank %d is this one", rank);
+    if (client_set_place(set, request->root) >= 0 || (!sends && request->root == HVD_ANY_RANK))
+        return HVD_OK;
+    client_set_describe(set, text, sizeof(text));
+    return refuse(request, HVD_ERR_INVALID, "rank %d is not a member of %s", request->root, text);
+}
+
 /* ---- the whole ---- */
 
 int client_check_options(struct client_request *request)
@@ -272,7 +304,7 @@ int client_check_options(struct client_request *request)
 static bool has_operands(const struct client_request *request)
 {
     return request->kind != HVI_KIND_BARRIER && request->kind != HVI_KIND_JOIN &&
-           request->kind != HVI_KIND_SET_ADD && request->kind != HVI_KIND_SET_REMOVE;
+           !client_kind_makes_set(request->kind) && !client_kind_ends_set(request->kind);
 }
 
 int client_check(struct client_request *request, int rank, const struct client_set *set)
@@ -281,6 +313,8 @@ int client_check(struct client_request *request, int rank, const struct client_s
     request->members = set->size;
     if (!has_operands(request))
         return HVD_OK;
+    if (is_pair(request))
+        return check_pair(request, rank, set);
     if (!request->in)
         return refuse(request, HVD_ERR_INVALID, "in is NULL");
     int rc = measure(request, "in", request->in, &request->count, &request->in_bytes);

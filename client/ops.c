@@ -105,9 +105,31 @@ bool client_kind_sizes_late(uint8_t kind)
            kind == HVI_KIND_REDUCESCATTER; /* of which some members may have joined */
 }
 
+bool client_kind_makes_set(uint8_t kind)
+{
+    return kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_OPEN;
+}
+
+bool client_kind_ends_set(uint8_t kind)
+{
+    return kind == HVI_KIND_SET_REMOVE || kind == HVI_KIND_SET_CLOSE;
+}
+
+static void describe_pair(const struct hvd_op *op, char *text_p, size_t text_size)
+{
+    const char *way = op->kind == HVI_KIND_SEND ? "to" : "from";
+    if (op->peer < 0)
+        snprintf(text_p, text_size, "recv from any rank with tag %d", op->tag);
+    else
+        snprintf(text_p, text_size, "%s %s rank %d with tag %d", hvi_kind_text(op->kind), way,
+                 op->peer, op->tag);
+}
+
 void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size)
 {
-    if (op->name)
+    if (op->kind == HVI_KIND_SEND || op->kind == HVI_KIND_RECV)
+        describe_pair(op, text_p, text_size);
+    else if (op->name)
         snprintf(text_p, text_size, "%s '%s'", hvi_kind_text(op->kind),
                  client_names_text(op->name));
     else

@@ -68,9 +68,10 @@ struct hvd_op {
     bool wants_output;             /* no memory for the result yet */
     bool owns_output;              /* no output was given: a good result stays until hvd_op_free */
     int members;                   /* alltoall: of the set */
-    int removed_set;               /* process_set_remove */
-    struct client_set *new_set;    /* process_set_add: owned until it is in the table */
-    int64_t number;                /* join, process_set_add: what the engine answered */
+    int removed_set;               /* process_set_remove, _close */
+    struct client_set *new_set;    /* process_set_add, _open: owned until it is in the table */
+    int64_t number; /* join, recv, process_set_add, _open: what the engine answered */
+    int peer, tag;  /* send, recv */
     struct {
         bool active;  /* in a slot: client/express.c */
         bool brought; /* its payload is or was there */
@@ -107,6 +108,10 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie);
 
 /* Whether only the engine knows how many rows the result has. */
 bool client_kind_sizes_late(uint8_t kind);
+
+/* Addition or opening of a set; removal or closing of one. */
+bool client_kind_makes_set(uint8_t kind);
+bool client_kind_ends_set(uint8_t kind);
 
 /* "allreduce 'w1'", for sentences. */
 void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size);

@@ -95,25 +95,36 @@ static int place(struct hvd_session *session, const struct client_request *reque
     return client_place_scratch(session, bytes, request->what, operand_p);
 }
 
+static int place_input(struct hvd_session *session, struct client_request *request,
+                       struct hvd_op *op)
+{
+    return place(session, request, request->in->data, request->in_bytes, &op->in,
+                 &request->copy_in);
+}
+
+static int place_output(struct hvd_session *session, const struct client_request *request,
+                        struct hvd_op *op)
+{
+    bool copied = false;
+    int rc = place(session, request, request->out->data, request->out_bytes, &op->out, &copied);
+    if (copied)
+        op->copy_to = request->out->data;
+    return rc;
+}
+
 /* Ops whose result has another shape than the input. Without an output there will be memory of ours
  * for it, once the engine has told its size. */
 static int place_apart(struct hvd_session *session, struct client_request *request,
                        struct hvd_op *op)
 {
-    bool copied = false;
-    int rc =
-        place(session, request, request->in->data, request->in_bytes, &op->in, &request->copy_in);
+    int rc = place_input(session, request, op);
     if (rc != HVD_OK)
         return rc;
-    if (!request->out) {
-        op->owns_output = true;
-        op->wants_output = true;
-        return HVD_OK;
-    }
-    rc = place(session, request, request->out->data, request->out_bytes, &op->out, &copied);
-    if (copied)
-        op->copy_to = request->out->data;
-    return rc;
+    if (request->out)
+        return place_output(session, request, op);
+    op->owns_output = true;
+    op->wants_output = true;
+    return HVD_OK;
 }
 
 /* Allreduce and broadcast: see the top. */
@@ -190,7 +201,12 @@ int client_place(struct hvd_session *session, struct client_request *request)
     case HVI_KIND_ALLGATHER:
     case HVI_KIND_REDUCESCATTER:
         return place_apart(session, request, op);
+    case HVI_KIND_SEND:
+        return place_input(session, request, op);
+    case HVI_KIND_RECV:
+        return place_output(session, request, op);
     case HVI_KIND_SET_ADD:
+    case HVI_KIND_SET_OPEN:
         return place_ranks(session, request, op);
     default:
         return HVD_OK;

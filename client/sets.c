@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(HVI_KIND_SET_REMOVE < CLIENT_KINDS, "every kind is an index");
+_Static_assert(HVI_KIND_SET_CLOSE < CLIENT_KINDS, "every kind is an index");
 
 static int compare_ranks(const void *left, const void *right)
 {
@@ -157,7 +157,7 @@ static void take_out(struct client_sets *sets, struct client_set *set)
 
 void client_sets_launched(struct hvd_session *session, const struct hvd_op *op)
 {
-    bool removal = op->kind == HVI_KIND_SET_REMOVE;
+    bool removal = client_kind_ends_set(op->kind);
     if (!removal && op->kind != HVI_KIND_JOIN)
         return;
     struct client_set *set =
@@ -195,9 +195,9 @@ void client_sets_landed(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->kind == HVI_KIND_JOIN)
         join_landed(session, op);
-    if (op->kind == HVI_KIND_SET_REMOVE)
+    if (client_kind_ends_set(op->kind))
         removal_landed(session, op);
-    if (op->kind != HVI_KIND_SET_ADD || op->status != HVD_OK)
+    if (!client_kind_makes_set(op->kind) || op->status != HVD_OK)
         return;
     op->new_set->id = (int)op->number;
     insert(&session->sets, op->new_set);
@@ -226,33 +226,75 @@ static int check_ranks(const struct hvd_session *session, const char *what, cons
 static int check_new_set(const struct hvd_session *session, const char *what,
                          const struct client_set *set)
 {
+    if (set->opened && set->rank < 0)
+        return client_error(HVD_ERR_INVALID, "%s: rank %d, this one, is not among the ranks", what,
+                            session->identity.rank);
     for (int i = 1; i < set->size; i++) {
         if (set->ranks[i] == set->ranks[i - 1])
             return client_error(HVD_ERR_INVALID, "%s: rank %d is given twice", what, set->ranks[i]);
     }
-    if (set->size == session->identity.size)
+    if (!set->opened && set->size == session->identity.size)
         return client_error(HVD_ERR_EXISTS, "%s: all ranks are process set 0 already", what);
     return HVD_OK;
+}
+
+static int make_set(struct hvd_session *session, struct client_request *request, const int *ranks,
+                    int count, struct hvd_op **op_p)
+{
+    int rc = client_session_check_fork(session, request->what);
+    if (rc == HVD_OK)
+        rc = check_ranks(session, request->what, ranks, count);
+    if (rc != HVD_OK)
+        return rc;
+    request->new_set = client_set_new(ranks, count, session->identity.rank);
+    if (!request->new_set)
+        return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", request->what);
+    request->new_set->opened = request->kind == HVI_KIND_SET_OPEN;
+    rc = check_new_set(session, request->what, request->new_set);
+    if (rc == HVD_OK)
+        rc = client_submit(session, request, 1, op_p);
+    if (rc != HVD_OK)
+        free(request->new_set);
+    return rc;
 }
 
 int client_sets_add(struct hvd_session *session, const char *what, const int *ranks, int count,
                     struct hvd_op **op_p)
 {
     struct client_request request = {.what = what, .kind = HVI_KIND_SET_ADD, .root = -1};
-    int rc = client_session_check_fork(session, what);
-    if (rc == HVD_OK)
-        rc = check_ranks(session, what, ranks, count);
-    if (rc != HVD_OK)
-        return rc;
-    request.new_set = client_set_new(ranks, count, session->identity.rank);
-    if (!request.new_set)
-        return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
-    rc = check_new_set(session, what, request.new_set);
-    if (rc == HVD_OK)
-        rc = client_submit(session, &request, 1, op_p);
-    if (rc != HVD_OK)
-        free(request.new_set);
-    return rc;
+    return make_set(session, &request, ranks, count, op_p);
+}
+
+int hvd_process_set_open_async(struct hvd_session *session, const int *ranks, int count, int tag,
+                               struct hvd_op **op_p)
+{
+    struct client_request request = {
+        .what = "hvd_process_set_open_async", .kind = HVI_KIND_SET_OPEN, .root = -1, .tag = tag};
+    if (tag < 0)
+        return client_error(HVD_ERR_INVALID, "%s: tag %d is negative", request.what, tag);
+    return make_set(session, &request, ranks, count, op_p);
+}
+
+int client_sets_check_closing(const struct client_set *set, const char *what)
+{
+    if (set->opened)
+        return HVD_OK;
+    return client_error(HVD_ERR_INVALID,
+                        "%s: process set %d was not opened by its members alone; all ranks of the "
+                        "job remove it by hvd_process_set_remove",
+                        what, set->id);
+}
+
+int hvd_process_set_close_async(struct hvd_session *session, int id, struct hvd_op **op_p)
+{
+    struct hvd_op_options options;
+    struct client_request request = {.what = "hvd_process_set_close_async",
+                                     .kind = HVI_KIND_SET_CLOSE,
+                                     .root = -1,
+                                     .options = &options};
+    hvd_op_options_init(&options);
+    options.process_set = id;
+    return client_submit(session, &request, 1, op_p);
 }
 
 int client_sets_remove(struct hvd_session *session, const char *what, int id, struct hvd_op **op_p)
@@ -271,8 +313,13 @@ int client_sets_check_removal(struct hvd_session *session, const char *what, int
         client_wait_drain(session);
         set = client_sets_find(&session->sets, id);
     }
-    if (set && !set->removing)
+    if (set && !set->removing && !set->opened)
         return HVD_OK;
+    if (set && !set->removing)
+        return client_error(HVD_ERR_INVALID,
+                            "%s: process set %d was opened by its members, who close it by "
+                            "hvd_process_set_close_async",
+                            what, id);
     return refuse(session, set, id, what);
 }
 

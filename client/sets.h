@@ -20,7 +20,8 @@ struct client_set {
     int id;
     int rank;      /* this rank's place in it, -1: not a member */
     bool joined;   /* this rank's join is in flight */
-    bool removing; /* the removal is in flight */
+    bool removing; /* the removal or closing is in flight */
+    bool opened;   /* by its members alone */
     uint64_t anon_seq[CLIENT_KINDS];
     struct client_set *next; /* with a higher id */
     int size;
@@ -57,6 +58,8 @@ int client_sets_add(struct hvd_session *session, const char *what, const int *ra
 int client_sets_remove(struct hvd_session *session, const char *what, int id, struct hvd_op **op_p);
 /* The set can be removed. Errors as client_sets_use. */
 int client_sets_check_removal(struct hvd_session *session, const char *what, int id);
+/* The set can be closed: HVD_OK or HVD_ERR_INVALID. */
+int client_sets_check_closing(const struct client_set *set, const char *what);
 
 /* A join or a removal has been submitted. */
 void client_sets_launched(struct hvd_session *session, const struct hvd_op *op);

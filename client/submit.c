@@ -119,6 +119,7 @@ static struct hvi_submission plain_slot(const struct hvd_session *session, const
 static void fill_operands(const struct client_request *request, struct hvi_submission *slot)
 {
     const struct hvd_op *op = request->op;
+    const struct hvd_tensor *tensor = request->in ? request->in : request->out;
     slot->in_region = op->in.region;
     slot->in_offset = op->in.offset;
     slot->out_region = op->out.region;
@@ -128,21 +129,33 @@ static void fill_operands(const struct client_request *request, struct hvi_submi
     slot->aux_offset = op->aux.offset;
     if (request->kind == HVI_KIND_ALLTOALL)
         slot->aux_count = (uint32_t)request->members;
-    if (request->kind == HVI_KIND_SET_ADD)
+    if (client_kind_makes_set(request->kind))
         slot->aux_count = (uint32_t)request->new_set->size;
-    if (!request->in)
+    if (!tensor)
         return;
     slot->count = request->count;
-    slot->dtype = (uint8_t)request->in->dtype;
-    slot->ndim = (uint8_t)request->in->ndim;
-    for (int i = 0; i < request->in->ndim; i++)
-        slot->dims[i] = request->in->dims[i];
+    slot->dtype = (uint8_t)tensor->dtype;
+    slot->ndim = (uint8_t)tensor->ndim;
+    for (int i = 0; i < tensor->ndim; i++)
+        slot->dims[i] = tensor->dims[i];
+}
+
+/* Matched by its tag. */
+static bool is_tagged(uint8_t kind)
+{
+    return kind == HVI_KIND_SEND || kind == HVI_KIND_RECV || kind == HVI_KIND_SET_OPEN;
 }
 
 /* How the slot says which tensor this is. */
 static void fill_name(struct hvd_session *session, struct client_set *set, struct hvd_op *op,
                       struct hvi_submission *slot)
 {
+    if (is_tagged(op->kind)) {
+        op->anon_seq = (uint64_t)op->tag;
+        slot->flags = HVI_SUBMIT_ANON;
+        slot->anon_seq = op->anon_seq;
+        return;
+    }
     if (!op->name) {
         op->anon_seq = ++set->anon_seq[op->kind];
         slot->flags = HVI_SUBMIT_ANON;
@@ -268,10 +281,13 @@ void client_submit_remember(struct client_request *request)
 {
     const struct hvd_tensor *shape = request->out ? request->out : request->in;
     struct hvd_op *op = request->op;
+    op->peer = request->root;
+    op->tag = request->tag;
     op->name = request->claimed;
     op->out_bytes = request->out_bytes;
-    if (request->kind == HVI_KIND_SET_REMOVE)
-        op->removed_set = request->root;
+    if (client_kind_ends_set(request->kind))
+        op->removed_set =
+            request->kind == HVI_KIND_SET_CLOSE ? request->process_set : request->root;
     op->new_set = request->new_set;
     if (!shape) /* no operands */
         return;
@@ -325,6 +341,8 @@ static int look_around(struct hvd_session *session, const struct client_request 
     rc = client_sets_use(session, requests, set_p);
     if (rc == HVD_OK && requests->kind == HVI_KIND_SET_REMOVE)
         rc = client_sets_check_removal(session, requests->what, requests->root);
+    if (rc == HVD_OK && requests->kind == HVI_KIND_SET_CLOSE)
+        rc = client_sets_check_closing(*set_p, requests->what);
     for (uint32_t i = 0; i < count; i++) {
         const struct client_name *name = requests[i].claimed;
         if (name && !client_names_is_defined(name))

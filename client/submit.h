@@ -19,10 +19,11 @@ struct client_request {
     const char *name; /* NULL: unnamed */
     const struct hvd_tensor *in, *out;
     int reduce_op;
-    int root; /* -1: none. process_set_remove: the set */
+    int root; /* -1: none. process_set_remove: the set. send, recv: the other rank */
+    int tag;  /* send, recv, process_set_open */
     const struct hvd_op_options *options;
     const int64_t *splits;      /* alltoall; NULL: equal parts */
-    struct client_set *new_set; /* process_set_add; the op's once it is submitted */
+    struct client_set *new_set; /* process_set_add, _open; the op's once it is submitted */
     uint32_t group_size, group_index;
     /* Worked out by client_check_options and client_check. */
     int process_set;

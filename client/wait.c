@@ -131,7 +131,10 @@ static bool result_fits(struct hvd_session *session, const struct hvd_op *op,
         return true;
     if (op->kind == HVI_KIND_JOIN)
         return completion->rows >= 0 && completion->rows < session->identity.size;
-    if (op->kind == HVI_KIND_SET_ADD)
+    if (op->kind == HVI_KIND_RECV)
+        return completion->rows >= 0 && completion->rows < session->identity.size &&
+               (op->peer < 0 || completion->rows == op->peer);
+    if (client_kind_makes_set(op->kind))
         return completion->rows > 0 && completion->rows <= INT_MAX &&
                !client_sets_find(&session->sets, (int)completion->rows);
     if (!client_kind_sizes_late(op->kind))
@@ -441,10 +444,21 @@ int hvd_op_process_set(const struct hvd_op *op)
     int id = -1;
     if (client_op_enter(op, "hvd_op_process_set") != HVD_OK)
         return id;
-    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && op->kind == HVI_KIND_SET_ADD)
+    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && client_kind_makes_set(op->kind))
         id = (int)op->number;
     client_session_leave(op->session);
     return id;
+}
+
+int hvd_op_source(const struct hvd_op *op)
+{
+    int rank = -1;
+    if (client_op_enter(op, "hvd_op_source") != HVD_OK)
+        return rank;
+    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && op->kind == HVI_KIND_RECV)
+        rank = (int)op->number;
+    client_session_leave(op->session);
+    return rank;
 }
 
 static int received_splits(const struct hvd_op *op, int64_t *splits_p, int count)

@@ -34,7 +34,7 @@
 
 #define HVI_CHANNEL_MAGIC 0x6c6e616864764868ull /* "hHvdhanl" */
 #define HVI_BELL_MAGIC    0x6c6c656264764868ull
-#define HVI_ABI_VERSION   2u
+#define HVI_ABI_VERSION   3u
 
 #define HVI_CACHE_LINE    64u
 #define HVI_PAGE          4096u
@@ -73,8 +73,10 @@ struct hvi_submission {
     uint8_t reduce_op;
     uint8_t dtype;
     uint8_t ndim;
-    uint8_t memory_kind;  /* 0 host; others are refused until a GPU worker exists */
-    int32_t root;         /* global rank; broadcast only, otherwise -1. SET_REMOVE: the set's id */
+    uint8_t memory_kind; /* 0 host; others are refused until a GPU worker exists */
+    /* broadcast: global rank. SEND, RECV: the other one's global rank; RECV: -1, whoever comes.
+     * SET_REMOVE: the set's id. Otherwise -1. */
+    int32_t root;
     uint32_t process_set; /* 0: all ranks of the job */
     uint32_t group;       /* 0: not grouped; see group_size */
     uint32_t name_offset; /* into the name area; the name may wrap */
@@ -89,10 +91,10 @@ struct hvi_submission {
     double postscale;
     int64_t dims[8];    /* elements; entries past ndim are 0 */
     uint64_t submit_ns; /* CLOCK_MONOTONIC */
-    uint64_t anon_seq;
+    uint64_t anon_seq;  /* SEND, RECV, SET_OPEN: the tag, 0 .. INT32_MAX; always ANON */
     /* Integers that belong to the op, int64 each, in a region of the session. alltoall: the splits,
      * one per member of the set, and behind them room for the received splits, which the engine
-     * writes before the completion. process_set_add: the ranks. Otherwise HVI_REGION_NONE. */
+     * writes before the completion. SET_ADD, SET_OPEN: the ranks. Otherwise HVI_REGION_NONE. */
     uint32_t aux_region;
     uint32_t aux_count; /* integers that are given: without the room for the received splits */
     uint64_t aux_offset;
@@ -118,7 +120,7 @@ struct hvi_completion {
     uint32_t text_turn; /* must equal the cell's turn, else the cell has been reused */
     uint64_t bytes;     /* bytes of the output */
     /* First dimension of the output (allgather, alltoall); join: the global rank that joined last;
-     * process_set_add: the set's id. */
+     * SET_ADD, SET_OPEN: the set's id; RECV: the global rank that sent. */
     int64_t rows;
     uint64_t done_ns; /* CLOCK_MONOTONIC */
     int32_t culprit;  /* global rank that caused a failure, -1 unknown */

@@ -19,6 +19,7 @@
 #define KIND(name) (1u << HVI_KIND_##name)
 #define TENSORS                                                                                    \
     (KIND(ALLREDUCE) | KIND(ALLGATHER) | KIND(BROADCAST) | KIND(ALLTOALL) | KIND(REDUCESCATTER))
+#define PAIRS      (KIND(SEND) | KIND(RECV))
 #define REDUCTIONS (KIND(ALLREDUCE) | KIND(REDUCESCATTER))
 #define OWN_ROWS   (KIND(ALLGATHER) | KIND(ALLTOALL)) /* the first dimension is each rank's own */
 
@@ -50,6 +51,11 @@ static bool same_shape(const struct engine_part *a, const struct engine_part *b)
             return false;
     }
     return true;
+}
+
+static bool same_count(const struct engine_part *a, const struct engine_part *b)
+{
+    return a->copy.count == b->copy.count;
 }
 
 static bool same_reduce(const struct engine_part *a, const struct engine_part *b)
@@ -113,6 +119,11 @@ static void say_shape(const struct engine_part *part, char *text_p, size_t size)
     say_numbers(part->copy.dims, part->copy.ndim, text_p, size);
 }
 
+static void say_count(const struct engine_part *part, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%" PRIu64, part->copy.count);
+}
+
 static void say_reduce(const struct engine_part *part, char *text_p, size_t size)
 {
     snprintf(text_p, size, "%s", hvi_reduce_text(part->copy.reduce_op));
@@ -162,14 +173,15 @@ static const struct aspect {
     bool (*same)(const struct engine_part *a, const struct engine_part *b);
     void (*say)(const struct engine_part *part, char *text_p, size_t size);
 } aspects[] = {
-    {"kind", ~0u, same_kind, say_kind},
-    {"dtype", TENSORS, same_dtype, say_dtype},
+    {"kind", ~PAIRS, same_kind, say_kind},
+    {"dtype", TENSORS | PAIRS, same_dtype, say_dtype},
+    {"number of elements", PAIRS, same_count, say_count},
     {"shape", TENSORS, same_shape, say_shape},
     {"reduce op", REDUCTIONS, same_reduce, say_reduce},
     {"root", KIND(BROADCAST), same_root, say_root},
     {"process set", KIND(SET_REMOVE), same_root, say_root},
     {"scale factors", REDUCTIONS, same_scales, say_scales},
-    {"memory kind", TENSORS, same_memory, say_memory},
+    {"memory kind", TENSORS | PAIRS, same_memory, say_memory},
     {"group", TENSORS, same_group, say_group},
     {"ranks", KIND(SET_ADD), same_integers, say_integers},
 };
@@ -374,7 +386,8 @@ static int check_possible(const struct engine_op *op, char *text_p, size_t text_
     uint32_t kind = first->copy.kind;
     int status = HVI_OK;
 
-    if (is_kind(kind, KIND(SET_ADD) | KIND(SET_REMOVE)) && op->parts_present < op->set->size)
+    if (is_kind(kind, KIND(SET_ADD) | KIND(SET_REMOVE) | KIND(SET_CLOSE)) &&
+        op->parts_present < op->set->size)
         return refuse(op, text_p, text_size,
                       "a rank has joined and cannot take part: process sets change before or after "
                       "a join");
@@ -388,6 +401,10 @@ static int check_possible(const struct engine_op *op, char *text_p, size_t text_
         status = check_splits(op, text_p, text_size);
     else if (kind == HVI_KIND_SET_ADD)
         status = check_ranks(op, text_p, text_size);
+    else if (kind == HVI_KIND_SET_CLOSE && !op->set->opened)
+        status = refuse(op, text_p, text_size,
+                        "process set %u was not opened by its members alone: all ranks remove it",
+                        op->set->id);
     return status;
 }
 

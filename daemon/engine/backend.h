@@ -36,6 +36,8 @@
  *   ALLTOALL       of the largest input or    [from * ranks + to] bytes; in[from] -
  *                  output; only for cutting   is laid out by `to`, out[to] is
  *                  and batching               the concatenation by `from`
+ *   SEND           of the root's input and    -                                   set rank
+ *                  of the one output there is
  *   BARRIER, JOIN, 0                          -                                   -
  *   SET_*          (nothing moves)
  *

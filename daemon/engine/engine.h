@@ -135,7 +135,9 @@ struct engine_op {
     struct engine_tensor *tensor;
     struct engine_set *set;
     enum engine_op_state state;
-    uint16_t kind; /* of the part that came first */
+    uint16_t kind;    /* of the part that came first */
+    bool partial;     /* some members only, see partial.c */
+    int32_t from, to; /* SEND: set ranks; from -1: whoever sends to `to` */
     uint32_t parts_present;
     uint32_t missing; /* members without a part that have not joined; FAILED: that may still come */
     uint32_t outputs_missing;
@@ -490,15 +492,24 @@ void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int stat
 /* Fails every op that waits for somebody. */
 void engine_negotiate_fail_all(struct engine *engine, int status, const char *text,
                                int32_t culprit);
-/* Fails every waiting op of a set that is being removed, and forgets those that failed early. */
-void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set);
+/* Fails every waiting op of a set that is being removed but for `except` (its removal; NULL), and
+ * forgets those that failed early. */
+void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set,
+                               const struct engine_op *except);
 /* The one setter of op->state. */
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause);
 /* The backend has done the op, or could not. Over, unless its group is not. */
 void engine_op_done(struct engine *engine, struct engine_op *op, int status, const char *text,
                     int32_t culprit);
 
-/* For group.c, join.c and set_ops.c. */
+/* For group.c, join.c, partial.c and set_ops.c. */
+
+/* An op that waits, without parts, for the part's tensor in its set. NULL: out of memory. */
+struct engine_op *engine_op_new(struct engine *engine, const struct engine_part *part);
+/* The part, which the op lacks, is there. */
+void engine_op_add_part(struct engine *engine, struct engine_op *op, struct engine_part *part);
+/* What the backend has to know, by the first part. */
+void engine_op_fill_work(struct engine_op *op);
 
 /* Meets the part's op, or makes it. HVI_OK; HVI_ERR_CANCELLED: the op in *op_p failed before this
  * rank came; else as engine_negotiate_submit. */
@@ -551,9 +562,25 @@ int engine_join_submit(struct engine *engine, struct engine_part *part);
 /* It has after all. */
 void engine_join_undo(struct engine_op *join, uint32_t set_rank);
 
+/* ---- partial.c: ops of which only some members of a set are part ---- */
+
+/* SEND, RECV, SET_OPEN. */
+bool engine_partial_is(uint16_t kind);
+/* What tells the part's tensor from others of its set: a number, and the kind to which it belongs.
+ */
+uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p);
+/* Such a number as a name: "0-to-1.tag-5", "any-to-1.tag-5", "tag-5". */
+void engine_partial_name(uint16_t kind, uint64_t number, char *name_p, size_t size);
+/* What a user can get wrong: HVI_OK, HVI_ERR_INVALID with a sentence. */
+int engine_partial_check(const struct engine_part *part, char *text_p, size_t text_size);
+/* Meets the oldest op that lacks such a part, or waits for its others. As engine_negotiate_submit. */
+int engine_partial_submit(struct engine *engine, struct engine_part *part);
+/* Whether the op, which has no part of this member, waits for it. */
+bool engine_partial_awaits(const struct engine_op *op, uint32_t member);
+
 /* ---- set_ops.c ---- */
 
-/* Carries out a complete, agreed SET_ADD or SET_REMOVE and finishes it. */
+/* Carries out a complete, agreed SET_ADD, SET_REMOVE, SET_OPEN or SET_CLOSE and finishes it. */
 void engine_set_execute(struct engine *engine, struct engine_op *op);
 /* Why this rank may not submit the part's op to the set that it names: HVI_OK, HVI_ERR_NOT_FOUND,
  * HVI_ERR_INVALID with a sentence. `set` NULL: there is none. */

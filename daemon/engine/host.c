@@ -155,7 +155,8 @@ static bool accepts_work(const struct engine_work *work)
 {
     return work->bytes == 0 || work->kind == HVI_KIND_ALLREDUCE ||
            work->kind == HVI_KIND_ALLGATHER || work->kind == HVI_KIND_BROADCAST ||
-           work->kind == HVI_KIND_REDUCESCATTER || work->kind == HVI_KIND_ALLTOALL;
+           work->kind == HVI_KIND_REDUCESCATTER || work->kind == HVI_KIND_ALLTOALL ||
+           work->kind == HVI_KIND_SEND;
 }
 
 static bool host_accepts(const struct engine_batch *batch)

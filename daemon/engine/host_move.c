@@ -319,6 +319,18 @@ static int move_alltoall(const struct engine_host_thread *thread, const struct e
     return status;
 }
 
+/* To the one output there is. */
+static int move_send(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint64_t first, uint64_t bytes, struct engine_fault *fault_p)
+{
+    uint32_t to = 0;
+
+    while (!work->out[to])
+        to++;
+    return spread_range(thread, work, (struct source){(uint32_t)work->root, first}, bytes,
+                        (struct targets){to, to + 1, first}, fault_p);
+}
+
 int engine_host_move(const struct engine_host_thread *thread, const struct engine_work *work,
                      uint64_t first, uint64_t bytes, struct engine_fault *fault_p)
 {
@@ -337,6 +349,8 @@ int engine_host_move(const struct engine_host_thread *thread, const struct engin
         return move_gather(thread, work, &range, fault_p);
     case HVI_KIND_REDUCESCATTER:
         return move_scatter(thread, work, &range, fault_p);
+    case HVI_KIND_SEND:
+        return move_send(thread, work, first, bytes, fault_p);
     default:
         return move_alltoall(thread, work, &range, fault_p);
     }

@@ -39,7 +39,44 @@ violation(const struct reason *reason, const char *format, ...)
 static bool is_bare(uint16_t kind)
 {
     return kind == HVI_KIND_BARRIER || kind == HVI_KIND_JOIN || kind == HVI_KIND_SET_ADD ||
-           kind == HVI_KIND_SET_REMOVE;
+           kind == HVI_KIND_SET_REMOVE || kind == HVI_KIND_SET_OPEN || kind == HVI_KIND_SET_CLOSE;
+}
+
+/* Kinds of set 0 alone. */
+static bool is_of_all(uint16_t kind)
+{
+    return kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_REMOVE || kind == HVI_KIND_SET_OPEN;
+}
+
+static bool lists_ranks(uint16_t kind)
+{
+    return kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_OPEN;
+}
+
+/* Kinds with a tag, and where SEND and RECV go to and come from. */
+static int check_partial(const struct hvi_submission *copy, const struct engine_intake_view *view,
+                         const struct reason *reason)
+{
+    const char *kind = hvi_kind_text(copy->kind);
+    int32_t least = copy->kind == HVI_KIND_RECV ? -1 : 0;
+
+    if (!engine_partial_is(copy->kind))
+        return HVI_OK;
+    if (!(copy->flags & HVI_SUBMIT_ANON))
+        return violation(reason, "%s with a name", kind);
+    if (copy->anon_seq > INT32_MAX)
+        return violation(reason, "%s with tag %" PRIu64, kind, copy->anon_seq);
+    if (copy->group != 0)
+        return violation(reason, "%s in a group", kind);
+    if (copy->kind == HVI_KIND_SEND && copy->out_region != HVI_REGION_NONE)
+        return violation(reason, "send with an output");
+    if (copy->kind == HVI_KIND_RECV && copy->in_region != HVI_REGION_NONE)
+        return violation(reason, "recv with an input");
+    if (copy->kind != HVI_KIND_SET_OPEN &&
+        (copy->root < least || copy->root >= view->size || copy->root == view->rank))
+        return violation(reason, "%s between rank %d and rank %d of %d", kind, view->rank,
+                         copy->root, view->size);
+    return HVI_OK;
 }
 
 static int check_envelope(const struct hvi_submission *copy, const struct engine_intake_view *view,
@@ -55,8 +92,7 @@ static int check_envelope(const struct hvi_submission *copy, const struct engine
         return violation(reason, "more than %u ops in flight", HVI_CQ_SLOTS);
     if (view->cookie_known)
         return violation(reason, "cookie 0x%" PRIx64 " is in flight already", copy->cookie);
-    if ((copy->kind == HVI_KIND_SET_ADD || copy->kind == HVI_KIND_SET_REMOVE) &&
-        copy->process_set != 0)
+    if (is_of_all(copy->kind) && copy->process_set != 0)
         return violation(reason, "%s in process set %u", hvi_kind_text(copy->kind),
                          copy->process_set);
     return HVI_OK;
@@ -89,7 +125,7 @@ static int check_integers(const struct hvi_submission *copy, const struct engine
     bool splits = copy->kind == HVI_KIND_ALLTOALL;
     uint64_t count = copy->aux_count;
 
-    if (!splits && copy->kind != HVI_KIND_SET_ADD)
+    if (!splits && !lists_ranks(copy->kind))
         return HVI_OK;
     if (splits && view->set_size == 0)
         return HVI_OK;
@@ -195,7 +231,8 @@ static int check_input(const struct hvi_submission *copy, const struct engine_in
                        uint64_t bytes, struct engine_operands *operands,
                        const struct reason *reason)
 {
-    bool unread = copy->kind == HVI_KIND_BROADCAST && copy->root != view->rank;
+    bool unread = (copy->kind == HVI_KIND_BROADCAST && copy->root != view->rank) ||
+                  copy->kind == HVI_KIND_RECV;
     int status = check_operand(view, "input", copy->in_region, copy->in_offset, bytes,
                                hvi_dtype_bytes(copy->dtype), &operands->in, reason);
 
@@ -239,7 +276,8 @@ static int check_aliasing(const struct hvi_submission *copy, uint64_t bytes,
 static int check_operands(const struct hvi_submission *copy, const struct engine_intake_view *view,
                           struct engine_operands *operands, const struct reason *reason)
 {
-    bool resized = copy->kind != HVI_KIND_ALLREDUCE && copy->kind != HVI_KIND_BROADCAST;
+    bool resized = copy->kind != HVI_KIND_ALLREDUCE && copy->kind != HVI_KIND_BROADCAST &&
+                   copy->kind != HVI_KIND_RECV;
     bool reduces = copy->kind == HVI_KIND_ALLREDUCE || copy->kind == HVI_KIND_REDUCESCATTER;
     uint64_t bytes = 0;
     int status = check_shape(copy, &bytes, reason);
@@ -288,6 +326,8 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
         status = check_envelope(copy, view, &reason);
         if (status == HVI_OK)
             status = check_group(copy, view, &reason);
+        if (status == HVI_OK)
+            status = check_partial(copy, view, &reason);
         if (status == HVI_OK)
             status = check_tensor(copy, view, &reason);
         if (status == HVI_OK && !is_bare(copy->kind))
@@ -401,8 +441,11 @@ static int bind_tensor(struct engine_part *part)
     uint64_t set = part->set ? part->set->serial : 0;
 
     if (copy->flags & HVI_SUBMIT_ANON) {
-        part->tensor =
-            engine_tensor_get_anon(&session->engine->tensors, set, copy->kind, copy->anon_seq);
+        uint16_t kind = copy->kind;
+        uint64_t number = copy->anon_seq;
+        if (engine_partial_is(kind))
+            number = engine_partial_number(part, &kind);
+        part->tensor = engine_tensor_get_anon(&session->engine->tensors, set, kind, number);
         return part->tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
     }
     int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy, set)
@@ -433,7 +476,7 @@ static int copy_integers(struct engine_part *part)
         return HVI_ERR_NO_MEMORY;
     memcpy(part->integers, (const char *)part->aux->map.base + part->copy.aux_offset, bytes);
     part->integer_count = part->copy.aux_count;
-    if (part->copy.kind == HVI_KIND_SET_ADD) /* in whatever order each rank has them */
+    if (lists_ranks(part->copy.kind)) /* in whatever order each rank has them */
         qsort(part->integers, part->integer_count, sizeof *part->integers, compare_integers);
     return HVI_OK;
 }
@@ -506,15 +549,23 @@ static int prepare_part(struct engine_part *part, char *text_p, size_t text_size
         snprintf(text_p, text_size, "another member of its group could not be submitted");
         return part->session->group_refused;
     }
-    return copy_integers(part);
+    status = copy_integers(part);
+    if (status == HVI_OK && engine_partial_is(part->copy.kind))
+        status = engine_partial_check(part, text_p, text_size);
+    return status;
 }
 
 static void negotiate(struct engine_part *part)
 {
     struct engine *engine = part->session->engine;
-    int status = part->copy.kind == HVI_KIND_JOIN ? engine_join_submit(engine, part)
-                                                  : engine_negotiate_submit(engine, part);
+    int status;
 
+    if (part->copy.kind == HVI_KIND_JOIN)
+        status = engine_join_submit(engine, part);
+    else if (engine_partial_is(part->copy.kind))
+        status = engine_partial_submit(engine, part);
+    else
+        status = engine_negotiate_submit(engine, part);
     if (status == HVI_ERR_PROTOCOL) {
         struct engine_session *session = part->session;
         engine_part_free(part);

@@ -64,6 +64,9 @@ static void list_waiting(struct engine *engine, struct engine_op *op)
 {
     struct engine_set *set = op->set;
 
+    struct engine_op **first = op->partial ? &set->partial_first : &set->first;
+    struct engine_op **last = op->partial ? &set->partial_last : &set->last;
+
     op->next = NULL;
     op->prev = engine->waiting_last;
     if (op->prev)
@@ -72,17 +75,19 @@ static void list_waiting(struct engine *engine, struct engine_op *op)
         engine->waiting_first = op;
     engine->waiting_last = op;
     op->set_next = NULL;
-    op->set_prev = set->last;
+    op->set_prev = *last;
     if (op->set_prev)
         op->set_prev->set_next = op;
     else
-        set->first = op;
-    set->last = op;
+        *first = op;
+    *last = op;
 }
 
 static void unlist_waiting(struct engine *engine, struct engine_op *op)
 {
     struct engine_set *set = op->set;
+    struct engine_op **first = op->partial ? &set->partial_first : &set->first;
+    struct engine_op **last = op->partial ? &set->partial_last : &set->last;
 
     if (op->prev)
         op->prev->next = op->next;
@@ -97,11 +102,11 @@ static void unlist_waiting(struct engine *engine, struct engine_op *op)
     if (op->set_prev)
         op->set_prev->set_next = op->set_next;
     else
-        set->first = op->set_next;
+        *first = op->set_next;
     if (op->set_next)
         op->set_next->set_prev = op->set_prev;
     else
-        set->last = op->set_prev;
+        *last = op->set_prev;
     op->next = op->prev = op->set_next = op->set_prev = NULL;
 }
 
@@ -110,7 +115,7 @@ static bool is_waiting(const struct engine_op *op)
     return op->state <= ENGINE_OP_SIZING;
 }
 
-static struct engine_op *op_new(struct engine *engine, const struct engine_part *part)
+struct engine_op *engine_op_new(struct engine *engine, const struct engine_part *part)
 {
     struct engine_op *op = engine->free_ops;
 
@@ -125,6 +130,7 @@ static struct engine_op *op_new(struct engine *engine, const struct engine_part 
     op->tensor->refs++;
     op->set = engine_set_get(part->set);
     op->kind = part->copy.kind;
+    op->partial = engine_partial_is(op->kind);
     op->state = ENGINE_OP_WAITING;
     op->parts_present = 0;
     op->missing = part->set->size - (op->kind == HVI_KIND_JOIN ? 0 : part->set->joined);
@@ -140,7 +146,7 @@ static struct engine_op *op_new(struct engine *engine, const struct engine_part 
     op->status = HVI_OK;
     op->culprit = -1;
     list_waiting(engine, op);
-    if (op->kind != HVI_KIND_JOIN)
+    if (op->kind != HVI_KIND_JOIN && !op->partial)
         op->tensor->waiting = op;
     engine_stall_arm(engine);
     return op;
@@ -342,6 +348,10 @@ void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int stat
         fail_join(engine, op, status, text, culprit);
         return;
     }
+    if (op->partial) { /* whoever comes later does not come to this one */
+        finish_waiting(engine, op, status, text, culprit);
+        return;
+    }
     fallen = fall_together(engine, op);
     for (struct engine_op *each = fallen; each; each = each->fallen)
         note_absence(each, op);
@@ -363,17 +373,28 @@ void engine_negotiate_fail_all(struct engine *engine, int status, const char *te
         forget_failed(engine, engine->failed_first);
 }
 
-void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set)
+static void fail_removed(struct engine *engine, struct engine_op *op)
 {
-    struct engine_op *next;
     char text[ENGINE_LABEL + 96], label[ENGINE_LABEL];
 
-    while (set->first) {
-        engine_tensor_label(set->first->tensor, label);
-        snprintf(text, sizeof text, "%s '%s': process set %u was removed while the op waited",
-                 hvi_kind_text(set->first->kind), label, set->id);
-        finish_waiting(engine, set->first, HVI_ERR_NOT_FOUND, text, -1);
+    engine_tensor_label(op->tensor, label);
+    snprintf(text, sizeof text, "%s '%s': process set %u was removed while the op waited",
+             hvi_kind_text(op->kind), label, op->set->id);
+    finish_waiting(engine, op, HVI_ERR_NOT_FOUND, text, -1);
+}
+
+void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set,
+                               const struct engine_op *except)
+{
+    struct engine_op *next;
+
+    for (struct engine_op *op = set->first; op; op = next) {
+        next = op->set_next;
+        if (op != except)
+            fail_removed(engine, op);
     }
+    while (set->partial_first)
+        fail_removed(engine, set->partial_first);
     for (struct engine_op *op = engine->failed_first; op; op = next) {
         next = op->next;
         if (op->set == set)
@@ -472,7 +493,7 @@ bool engine_op_proceed(struct engine *engine, struct engine_op *op)
     return true;
 }
 
-static void fill_work(struct engine_op *op)
+void engine_op_fill_work(struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
     const struct hvi_submission *copy = &part->copy;
@@ -512,14 +533,25 @@ bool engine_op_complete(struct engine *engine, struct engine_op *op)
     }
     if (!op->replayed && engine->replay)
         engine_agree_remember(op);
-    if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_REMOVE) {
+    if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_REMOVE ||
+        op->kind == HVI_KIND_SET_CLOSE) {
         engine_set_execute(engine, op);
         return false;
     }
-    fill_work(op);
+    engine_op_fill_work(op);
     if (engine_op_first_part(op)->leader)
         return engine_group_hold(engine, op);
     return engine_op_proceed(engine, op);
+}
+
+void engine_op_add_part(struct engine *engine, struct engine_op *op, struct engine_part *part)
+{
+    op->parts[part->set_rank] = part;
+    op->parts_present++;
+    op->missing--;
+    part->op = op;
+    if (engine->timeline)
+        engine_timeline_part(engine, part);
 }
 
 int engine_op_meet(struct engine *engine, struct engine_part *part, struct engine_op **op_p)
@@ -539,17 +571,12 @@ int engine_op_meet(struct engine *engine, struct engine_part *part, struct engin
     if (op && op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */
         op = NULL;
     if (!op)
-        op = op_new(engine, part);
+        op = engine_op_new(engine, part);
     if (!op)
         return HVI_ERR_NO_MEMORY;
-    op->parts[part->set_rank] = part;
-    op->parts_present++;
-    op->missing--;
-    part->op = op;
+    engine_op_add_part(engine, op, part);
     part->repeats = engine_agree_repeats(part);
     op->repeating += part->repeats;
-    if (engine->timeline)
-        engine_timeline_part(engine, part);
     *op_p = op;
     return HVI_OK;
 }
@@ -590,7 +617,7 @@ static void withdraw_one(struct engine *engine, struct engine_part *part, int st
     if (op == op->set->join)
         engine_join_undo(op, part->set_rank);
     /* A rank that has joined meanwhile will not come again, and is not waited for. */
-    if (op == op->set->join || !engine_join_has(op->set, part->set_rank))
+    if (op == op->set->join || op->partial || !engine_join_has(op->set, part->set_rank))
         op->missing++;
     bool complete = op->missing == 0 && op->state == ENGINE_OP_WAITING && !part->leader;
     if (op->parts_present == 0)

@@ -64,7 +64,7 @@ struct engine_set *engine_sets_find(const struct engine_sets *sets, uint32_t id)
 
 static bool has_ranks(const struct engine_set *set, const int64_t *ranks, uint32_t count)
 {
-    if (set->size != count)
+    if (set->size != count || set->opened)
         return false;
     for (uint32_t i = 0; i < count; i++) {
         if (set->ranks[i] != ranks[i])
@@ -129,7 +129,7 @@ void engine_set_put(struct engine_set *set)
     HVI_ASSERT(set->refs > 0);
     if (--set->refs > 0)
         return;
-    HVI_ASSERT(!set->first);
+    HVI_ASSERT(!set->first && !set->partial_first);
     free(set);
 }
 

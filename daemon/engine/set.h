@@ -18,9 +18,12 @@ struct engine_set {
     uint32_t size;
     uint32_t refs; /* the table's, and one per part and op */
     bool removed;  /* out of the table */
+    bool opened;   /* by its members alone, who close it; others may have the same ranks */
     /* Waiting ops of this set, oldest first, by .set_next; the cursor of whoever walks over them
      * while they may go. */
     struct engine_op *first, *last, *cursor;
+    /* Waiting ops of which only some members are part (partial.c), oldest first. */
+    struct engine_op *partial_first, *partial_last;
     struct engine_op *join; /* the ranks that have joined; NULL: none */
     uint32_t joined;        /* how many */
     const int32_t *ranks;   /* [size], ascending, ranks of the job */
@@ -42,7 +45,7 @@ int engine_sets_init(struct engine_sets *sets, int32_t job_size);
 void engine_sets_fini(struct engine_sets *sets);
 /* NULL when there is none. */
 struct engine_set *engine_sets_find(const struct engine_sets *sets, uint32_t id);
-/* The set of exactly these ranks, ascending; NULL when there is none. */
+/* The set of exactly these ranks, ascending, that all ranks have added; NULL when there is none. */
 struct engine_set *engine_sets_find_ranks(const struct engine_sets *sets, const int64_t *ranks,
                                           uint32_t count);
 /* `ranks` are ascending, unique ranks of the job, at least one. HVI_OK, HVI_ERR_LIMIT,

@@ -14,20 +14,24 @@ static void members_text(const struct engine_set *set, char *text_p)
 
 static void give_id(struct engine *engine, struct engine_op *op, uint32_t id)
 {
-    for (uint32_t i = 0; i < op->set->size; i++)
-        op->parts[i]->rows = id;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (op->parts[i])
+            op->parts[i]->rows = id;
+    }
     engine_op_finish(engine, op, HVI_OK, NULL, -1);
 }
 
 static void add(struct engine *engine, struct engine_op *op)
 {
-    const struct engine_part *part = op->parts[0];
+    const struct engine_part *part = engine_op_first_part(op);
     char text[ENGINE_LABEL + MEMBERS_TEXT + 160], members[MEMBERS_TEXT], label[ENGINE_LABEL];
     struct engine_set *set =
         engine_sets_find_ranks(&engine->sets, part->integers, part->integer_count);
     int status = HVI_ERR_EXISTS;
 
     engine_tensor_label(op->tensor, label);
+    if (op->kind == HVI_KIND_SET_OPEN)
+        set = NULL; /* its members may have others of the same ranks */
     if (set) {
         members_text(set, members);
         snprintf(text, sizeof text, "%s '%s': process set %u has exactly these ranks already (%s)",
@@ -39,9 +43,23 @@ static void add(struct engine *engine, struct engine_op *op)
                                          : hvi_status_text(status));
     }
     if (status == HVI_OK)
+        set->opened = op->kind == HVI_KIND_SET_OPEN;
+    if (status == HVI_OK)
         give_id(engine, op, set->id);
     else
         engine_negotiate_fail(engine, op, status, text, -1);
+}
+
+/* By `op`, which may be an op of the set. */
+static void end_set(struct engine *engine, struct engine_op *op, struct engine_set *set)
+{
+    engine_express_seize_set(engine, set);
+    if (engine->broken_status != HVI_OK)
+        return; /* a liar was found in a slot; that was this op's end too */
+    engine_negotiate_fail_set(engine, set, op);
+    uint32_t id = set->id;
+    engine_sets_remove(&engine->sets, set);
+    give_id(engine, op, id);
 }
 
 static void remove_set(struct engine *engine, struct engine_op *op)
@@ -51,24 +69,25 @@ static void remove_set(struct engine *engine, struct engine_op *op)
     char text[ENGINE_LABEL + 128], label[ENGINE_LABEL];
 
     engine_tensor_label(op->tensor, label);
-    if (!set) {
+    if (!set || set->opened) {
         snprintf(text, sizeof text, "%s '%s': process set %d %s", hvi_kind_text(op->kind), label,
-                 id, id == 0 ? "has every rank and stays" : "does not exist");
-        engine_negotiate_fail(engine, op, id == 0 ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text, -1);
+                 id,
+                 id == 0 ? "has every rank and stays"
+                 : set   ? "was opened by its members, who close it"
+                         : "does not exist");
+        engine_negotiate_fail(engine, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND,
+                              text, -1);
         return;
     }
-    engine_express_seize_set(engine, set);
-    if (engine->broken_status != HVI_OK)
-        return; /* a liar was found in a slot; that was this op's end too */
-    engine_negotiate_fail_set(engine, set);
-    engine_sets_remove(&engine->sets, set);
-    give_id(engine, op, (uint32_t)id);
+    end_set(engine, op, set);
 }
 
 void engine_set_execute(struct engine *engine, struct engine_op *op)
 {
-    if (op->kind == HVI_KIND_SET_ADD)
+    if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_OPEN)
         add(engine, op);
+    else if (op->kind == HVI_KIND_SET_CLOSE)
+        end_set(engine, op, op->set);
     else
         remove_set(engine, op);
 }

@@ -19,6 +19,8 @@ bool engine_stall_misses(const struct engine_op *op, uint32_t member)
 {
     const struct engine_part *part = op->parts[member];
 
+    if (!part && op->partial)
+        return engine_partial_awaits(op, member);
     if (!part)
         return !engine_join_has(op->set, member);
     return op->state == ENGINE_OP_SIZING && part->output_asked;

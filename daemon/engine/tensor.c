@@ -141,7 +141,9 @@ void engine_tensors_fini(struct engine_tensors *tensors)
 
 void engine_tensor_name(const struct engine_tensor *tensor, char *name_p)
 {
-    if (tensor->anon)
+    if (tensor->anon && engine_partial_is(tensor->anon_kind))
+        engine_partial_name(tensor->anon_kind, tensor->anon_seq, name_p, HVI_NAME_MAX + 1);
+    else if (tensor->anon)
         snprintf(name_p, HVI_NAME_MAX + 1, "%s.noname.%" PRIu64, hvi_kind_text(tensor->anon_kind),
                  tensor->anon_seq);
     else

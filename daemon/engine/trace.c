@@ -86,7 +86,7 @@ void engine_trace_add(struct engine *engine, int32_t rank, const struct engine_t
 static void describe(const struct engine_part *part, struct engine_trace_op *op_p)
 {
     op_p->tensor = part->tensor ? part->tensor->name : "?";
-    op_p->anon_seq = part->copy.anon_seq;
+    op_p->anon_seq = part->tensor ? part->tensor->anon_seq : 0;
     op_p->kind = part->copy.kind;
     op_p->dtype = part->copy.dtype;
     op_p->process_set = part->copy.process_set;
@@ -125,6 +125,8 @@ static void fill_row(struct hvi_trace_row *row, int32_t rank, uint64_t number,
     snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(entry->kind));
     if (entry->tensor[0] != '\0')
         memcpy(row->tensor, entry->tensor, sizeof row->tensor);
+    else if (engine_partial_is(entry->kind))
+        engine_partial_name(entry->kind, entry->anon_seq, row->tensor, sizeof row->tensor);
     else
         snprintf(row->tensor, sizeof row->tensor, "%s.noname.%" PRIu64, row->op, entry->anon_seq);
     if (entry->kind != HVI_KIND_BARRIER)

@@ -35,7 +35,8 @@ static void check_inside(const struct engine_region *region, uint64_t offset, ui
 static bool moves(uint32_t kind)
 {
     return kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_BROADCAST ||
-           kind == HVI_KIND_ALLTOALL || kind == HVI_KIND_REDUCESCATTER;
+           kind == HVI_KIND_ALLTOALL || kind == HVI_KIND_REDUCESCATTER || kind == HVI_KIND_SEND ||
+           kind == HVI_KIND_RECV;
 }
 
 static void check_integers(const struct hvi_submission *op, const struct engine_intake_view *view,
@@ -45,7 +46,8 @@ static void check_integers(const struct hvi_submission *op, const struct engine_
 
     if (!operands->aux)
         return;
-    HVT_FUZZ_REQUIRE(op->kind == HVI_KIND_ALLTOALL || op->kind == HVI_KIND_SET_ADD);
+    HVT_FUZZ_REQUIRE(op->kind == HVI_KIND_ALLTOALL || op->kind == HVI_KIND_SET_ADD ||
+                     op->kind == HVI_KIND_SET_OPEN);
     if (op->kind == HVI_KIND_ALLTOALL) {
         HVT_FUZZ_REQUIRE(count == 0 || count == view->set_size);
         count += view->set_size;
@@ -80,10 +82,15 @@ static void check_op(const struct hvi_submission *op, const struct engine_intake
     for (uint32_t i = 0; i < op->ndim; i++)
         elements *= (uint64_t)op->dims[i];
     HVT_FUZZ_REQUIRE(elements == op->count && operands->in_bytes == op->count * size);
-    if (op->kind != HVI_KIND_BROADCAST || op->root == view->rank || operands->in)
+    if (op->kind == HVI_KIND_SEND || op->kind == HVI_KIND_RECV)
+        HVT_FUZZ_REQUIRE(!(op->kind == HVI_KIND_SEND ? operands->out : operands->in) &&
+                         op->root != view->rank && op->root < view->size && op->group == 0);
+    if ((op->kind != HVI_KIND_BROADCAST && op->kind != HVI_KIND_RECV) || op->root == view->rank ||
+        operands->in)
         check_inside(operands->in, op->in_offset, operands->in_bytes);
     check_inside(operands->out, op->out_offset, op->out_capacity);
-    if (op->kind == HVI_KIND_ALLREDUCE || op->kind == HVI_KIND_BROADCAST)
+    if (op->kind == HVI_KIND_ALLREDUCE || op->kind == HVI_KIND_BROADCAST ||
+        op->kind == HVI_KIND_RECV)
         HVT_FUZZ_REQUIRE(op->out_capacity >= operands->in_bytes);
     if (operands->in && operands->in_bytes > 0)
         HVT_FUZZ_REQUIRE(op->in_offset % size == 0);
@@ -138,7 +145,8 @@ size_t hvt_fuzz_seed(unsigned index, uint8_t *bytes_p, size_t room)
     static const uint16_t kinds[] = {
         HVI_KIND_ALLREDUCE, HVI_KIND_ALLGATHER,  HVI_KIND_BROADCAST,     HVI_KIND_BARRIER,
         HVI_SUBMIT_OUTPUT,  HVI_KIND_ALLTOALL,   HVI_KIND_REDUCESCATTER, HVI_KIND_JOIN,
-        HVI_KIND_SET_ADD,   HVI_KIND_SET_REMOVE, HVI_SUBMIT_CANCEL,
+        HVI_KIND_SET_ADD,   HVI_KIND_SET_REMOVE, HVI_SUBMIT_CANCEL,      HVI_KIND_SEND,
+        HVI_KIND_RECV,      HVI_KIND_SET_OPEN,   HVI_KIND_SET_CLOSE,
     };
     struct hvi_submission op = {.seq = 1, .cookie = 5, .dtype = HVI_DTYPE_FLOAT32, .ndim = 2};
 
@@ -146,15 +154,23 @@ size_t hvt_fuzz_seed(unsigned index, uint8_t *bytes_p, size_t room)
         return 0;
     op.kind = kinds[index / 2];
     op.reduce_op = HVI_REDUCE_SUM;
-    op.root = op.kind == HVI_KIND_BROADCAST ? 1 : -1;
+    op.root = op.kind == HVI_KIND_BROADCAST || op.kind == HVI_KIND_SEND ? 1 : -1;
     op.in_region = index % 2 ? 7 : HVI_REGION_INLINE;
     op.out_region = 7;
     op.out_offset = 8192;
     op.count = 12;
     op.out_capacity = 48;
+    if (op.kind == HVI_KIND_RECV)
+        op.in_region = HVI_REGION_NONE;
+    if (op.kind == HVI_KIND_SEND) {
+        op.out_region = HVI_REGION_NONE;
+        op.out_capacity = 0;
+    }
     op.dims[0] = 3;
     op.dims[1] = 4;
     op.flags = index % 2 ? HVI_SUBMIT_NAMED : 0;
+    if (op.kind == HVI_KIND_SEND || op.kind == HVI_KIND_RECV || op.kind == HVI_KIND_SET_OPEN)
+        op.flags = HVI_SUBMIT_ANON;
     op.name_bytes = 10;
     op.aux_region = index % 2 ? 7 : HVI_REGION_NONE;
     op.aux_count = index % 2 ? 4 : 0;

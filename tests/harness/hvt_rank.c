@@ -7,7 +7,8 @@
  * "timeout_ms": N}
  *     {"do": "close" | "state", "session": 0}
  *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" |
- * "reducescatter" | "alltoall" | "barrier" | "join" | "set_add" | "set_remove", "name": S,
+ * "reducescatter" | "alltoall" | "barrier" | "join" | "set_add" | "set_remove" | "send" | "recv" |
+ * "set_open" | "set_close", "name": S, "tag": N,
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
  * "memory": "malloc" | "shared" | "registered" | "adopted", "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
@@ -16,7 +17,7 @@
  * rest as for submit; allreduce, allgather, reducescatter}                       -> "ops": [..]
  *     {"do": "test" | "wait", "op": N, "timeout_ms": N, "output": B, "pattern": N}
  *                                       -> "at_ns", "culprit", "error", "dims", "data": H,
- * "splits": [..] (received), "joined": N, "set": N, "wrong": N (against the pattern)
+ * "splits": [..] (received), "joined": N, "set": N, "source": N, "wrong": N (against the pattern)
  *     {"do": "wait_any" | "wait_all", "ops": [..] (-1: NULL), "timeout_ms": N}     -> "index": N
  *     {"do": "cancel", "op": N}
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
@@ -378,7 +379,8 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
                    struct hvt_request *request)
 {
     const char *kind = request->kind;
-    bool sized = strcmp(kind, "allreduce") == 0 || strcmp(kind, "broadcast") == 0;
+    bool sized = strcmp(kind, "allreduce") == 0 || strcmp(kind, "broadcast") == 0 ||
+                 strcmp(kind, "recv") == 0;
     bool given = cJSON_HasObjectItem(command, "out_dims");
     const char *hex = get_text(command, "data");
     size_t in_bytes, out_bytes;
@@ -428,12 +430,15 @@ static void get_integers(const cJSON *command, const char *name, struct hvt_requ
     }
 }
 
-static int submit_set_add(struct hvd_session *session, const struct hvt_request *request,
-                          struct hvd_op **op_p)
+static int submit_set(const cJSON *command, struct hvd_session *session,
+                      const struct hvt_request *request, struct hvd_op **op_p)
 {
     int ranks[INTEGERS];
     for (int i = 0; i < request->integer_count; i++)
         ranks[i] = (int)request->integers[i];
+    if (strcmp(request->kind, "set_open") == 0)
+        return hvd_process_set_open_async(session, ranks, request->integer_count,
+                                          (int)get_int(command, "tag", 0), op_p);
     return hvd_process_set_add_async(session, ranks, request->integer_count, op_p);
 }
 
@@ -441,7 +446,7 @@ static int submit_set_add(struct hvd_session *session, const struct hvt_request 
 static bool is_bare(const char *kind)
 {
     return strcmp(kind, "barrier") == 0 || strcmp(kind, "join") == 0 ||
-           strcmp(kind, "set_add") == 0 || strcmp(kind, "set_remove") == 0;
+           strncmp(kind, "set_", strlen("set_")) == 0;
 }
 
 static int submit_bare(const cJSON *command, struct hvd_session *session,
@@ -449,8 +454,10 @@ static int submit_bare(const cJSON *command, struct hvd_session *session,
 {
     if (strcmp(request->kind, "join") == 0)
         return hvd_join_async(session, &request->options, op_p);
-    if (strcmp(request->kind, "set_add") == 0)
-        return submit_set_add(session, request, op_p);
+    if (strcmp(request->kind, "set_add") == 0 || strcmp(request->kind, "set_open") == 0)
+        return submit_set(command, session, request, op_p);
+    if (strcmp(request->kind, "set_close") == 0)
+        return hvd_process_set_close_async(session, (int)get_int(command, "set", 0), op_p);
     if (strcmp(request->kind, "set_remove") == 0)
         return hvd_process_set_remove_async(session, (int)get_int(command, "set", 0), op_p);
     return hvd_barrier_async(session, request->name_or_null, &request->options, op_p);
@@ -476,6 +483,11 @@ static int submit(const cJSON *command, struct hvd_session *session,
     if (strcmp(kind, "broadcast") == 0)
         return hvd_broadcast_async(session, name, in, out, (int)get_int(command, "root", 0),
                                    options, op_p);
+    int peer = (int)get_int(command, "root", -1), tag = (int)get_int(command, "tag", 0);
+    if (strcmp(kind, "send") == 0)
+        return hvd_send_async(session, in, peer, tag, options, op_p);
+    if (strcmp(kind, "recv") == 0)
+        return hvd_recv_async(session, out, peer, tag, options, op_p);
     fprintf(stderr, "hvt-rank: no kind %s\n", kind);
     exit(3);
 }
@@ -501,7 +513,8 @@ static void do_submit(const cJSON *command, cJSON *reply)
     op->session = (int)get_int(command, "session", 0);
     get_name(command, &request);
     get_options(command, &request.options);
-    get_integers(command, strcmp(request.kind, "set_add") == 0 ? "ranks" : "splits", &request);
+    get_integers(command, strncmp(request.kind, "set_", strlen("set_")) == 0 ? "ranks" : "splits",
+                 &request);
     if (is_bare(request.kind)) {
         status = submit_bare(command, session, &request, &op->op);
     } else {
@@ -633,6 +646,8 @@ static void add_answers(cJSON *reply, const struct hvt_op *op)
         add_int(reply, "joined", hvd_op_joined_rank(op->op));
     if (hvd_op_process_set(op->op) >= 0)
         add_int(reply, "set", hvd_op_process_set(op->op));
+    if (hvd_op_source(op->op) >= 0)
+        add_int(reply, "source", hvd_op_source(op->op));
 }
 
 /* The op's result, or after a failure what is in the memory that was given for it. */

@@ -266,7 +266,7 @@ struct hvd_op_options {
     /* Of reductions; other ops ignore them. */
     double prescale_factor;  /* multiplies each input; 1.0 */
     double postscale_factor; /* multiplies the result; 1.0. Integers: in double, then truncated */
-    int process_set;         /* an id from hvd_process_set_add; 0: all ranks */
+    int process_set;         /* an id from hvd_op_process_set or _add; 0: all ranks */
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);
 
@@ -378,6 +378,22 @@ HVD_API int hvd_op_joined_rank(const struct hvd_op *op);
 /* Joins all ranks and waits without limit. `last_rank_p` may be NULL. */
 HVD_API int hvd_join(struct hvd_session *session, int *last_rank_p);
 
+/* ---- point to point ----
+ * From one rank to another one of the process set (options->process_set, whose set ranks do not
+ * matter here: `to` and `from` are global ranks). The n-th send to a rank with a tag meets the n-th
+ * recv there from this rank with that tag; different tags, pairs and sets never wait for each other.
+ * Both ends must agree on dtype and number of elements (HVD_ERR_MISMATCH on both), shapes may
+ * differ. Both finish once the data has been copied: a send waits for its recv, so two ranks that
+ * first send to each other and then receive must submit both before they wait. Sending to oneself
+ * is HVD_ERR_INVALID. What fails or is cancelled counts as never submitted. `tag`: 0 or more. */
+HVD_API int hvd_send_async(struct hvd_session *session, const struct hvd_tensor *in, int to,
+                           int tag, const struct hvd_op_options *options, struct hvd_op **op_p);
+#define HVD_ANY_RANK (-1) /* recv: whoever sends first with this tag */
+HVD_API int hvd_recv_async(struct hvd_session *session, const struct hvd_tensor *out, int from,
+                           int tag, const struct hvd_op_options *options, struct hvd_op **op_p);
+/* The global rank from which a finished recv got its data; -1 otherwise. */
+HVD_API int hvd_op_source(const struct hvd_op *op);
+
 /* ---- process sets ----
  * Subsets of the job's ranks with ops of their own. A set that waits never delays another. Every
  * rank of the job, member or not, adds and removes the same sets in the same order; disagreement is
@@ -389,7 +405,7 @@ HVD_API int hvd_join(struct hvd_session *session, int *last_rank_p);
  * already (also: all ranks) is HVD_ERR_EXISTS. Several may be in flight. */
 HVD_API int hvd_process_set_add_async(struct hvd_session *session, const int *ranks, int count,
                                       struct hvd_op **op_p);
-/* The id that a finished hvd_process_set_add_async got; -1 otherwise. */
+/* The id that a finished hvd_process_set_add_async or _open_async got; -1 otherwise. */
 HVD_API int hvd_op_process_set(const struct hvd_op *op);
 /* Wait without limit for all ranks of the job. */
 HVD_API int hvd_process_set_add(struct hvd_session *session, const int *ranks, int count,
@@ -398,6 +414,16 @@ HVD_API int hvd_process_set_add(struct hvd_session *session, const int *ranks, i
  * submit nothing on the set. */
 HVD_API int hvd_process_set_remove_async(struct hvd_session *session, int id, struct hvd_op **op_p);
 HVD_API int hvd_process_set_remove(struct hvd_session *session, int id);
+
+/* The same among the members alone: the other ranks of the job need not know. Sets are opened by
+ * those ranks that give the same `ranks` (as above, this rank among them; also all ranks) and the
+ * same `tag` (0 or more), each in the order in which they do so; there may be any number with the
+ * same ranks. Finished when all of them have come; hvd_op_process_set is the id.
+ * A set that was opened is closed by its members, each once; then what waits in it fails. From its
+ * submission on this rank may submit nothing on the set; nobody has to wait for it. */
+HVD_API int hvd_process_set_open_async(struct hvd_session *session, const int *ranks, int count,
+                                       int tag, struct hvd_op **op_p);
+HVD_API int hvd_process_set_close_async(struct hvd_session *session, int id, struct hvd_op **op_p);
 
 /* What this rank knows of the sets; never block. HVD_ERR_NOT_FOUND for an unknown set. A set is
  * known from the call on that sees its op finished. */

@@ -37,6 +37,7 @@ class Outcome:
     joined: int = -1
     process_set: int = -1
     index: int = -1
+    source: int = -1
 
     @property
     def ok(self) -> bool:
@@ -59,7 +60,8 @@ def _outcome(reply: dict[str, Any]) -> Outcome:
     return Outcome(Status(reply["status"]), reply.get("error") or reply.get("text", ""),
                    bytes.fromhex(data) if data is not None else None, reply.get("dims"), reply.get("culprit", -1),
                    reply.get("at_ns", 0), reply.get("op", -1), reply.get("name", ""), reply.get("splits"),
-                   reply.get("joined", -1), reply.get("set", -1), reply.get("index", -1))
+                   reply.get("joined", -1), reply.get("set", -1), reply.get("index", -1),
+                   reply.get("source", -1))
 
 
 class Rank:

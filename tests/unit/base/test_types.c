@@ -62,7 +62,7 @@ END_TEST
 
 START_TEST(unknown_numbers_have_no_size_and_a_question_mark)
 {
-    const uint32_t strangers[] = {HVI_DTYPE_COUNT, 64, 255, 0x80000000u, UINT32_MAX};
+    const uint32_t strangers[] = {HVI_DTYPE_COUNT + 1, 64, 255, 0x80000000u, UINT32_MAX};
     for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++) {
         ck_assert_uint_eq(hvi_dtype_bytes(strangers[i]), 0);
         ck_assert_str_eq(hvi_dtype_text(strangers[i]), "?");

@@ -22,7 +22,8 @@ struct hvi_submission hvt_op(struct hvt_bench *bench, int32_t rank, uint16_t kin
     struct hvi_submission op =
         hvt_peer_op(&bench->peers[rank], kind, HVI_DTYPE_FLOAT32, count, HVI_REGION_INLINE);
 
-    if (kind == HVI_KIND_JOIN || kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_REMOVE) {
+    if (kind == HVI_KIND_JOIN || kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_REMOVE ||
+        kind == HVI_KIND_SET_OPEN || kind == HVI_KIND_SET_CLOSE) {
         op.in_region = op.out_region = HVI_REGION_NONE;
         op.out_capacity = 0;
     }

@@ -380,7 +380,7 @@ START_TEST(a_set_that_goes_while_a_group_comes_takes_it_along)
     hvt_op_submit(&bench, 0, ops[0]);
     hvt_op_submit(&bench, 0, ops[1]);
     struct engine_set *gone = engine_sets_find(&bench.engine->sets, set);
-    engine_negotiate_fail_set(bench.engine, gone);
+    engine_negotiate_fail_set(bench.engine, gone, NULL);
     engine_sets_remove(&bench.engine->sets, gone);
     hvt_op_submit(&bench, 0, ops[2]);
     expect_times(0, 3, HVI_ERR_NOT_FOUND, "allreduce 'C': process set 1 does not exist");

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define SIZE 4
+#define RANK 1
 
 static struct engine_regions regions;
 static struct engine_region big = {.id = 7, .map = {.bytes = 1 << 20, .fd = -1}};
@@ -26,7 +27,7 @@ static void setup(void)
     view = (struct engine_intake_view){.regions = &regions,
                                        .next_seq = 5,
                                        .in_flight = 3,
-                                       .rank = 1,
+                                       .rank = RANK,
                                        .size = SIZE,
                                        .set_size = SIZE,
                                        .tensor_known = true};
@@ -53,8 +54,18 @@ static struct hvi_submission honest(uint16_t kind)
         .postscale = 1.0,
         .dims = {3, 4},
     };
-    if (kind == HVI_KIND_BROADCAST)
+    if (kind == HVI_KIND_BROADCAST || kind == HVI_KIND_SEND || kind == HVI_KIND_RECV)
         op.root = 2;
+    if (kind == HVI_KIND_SEND || kind == HVI_KIND_RECV || kind == HVI_KIND_SET_OPEN) {
+        op.flags = HVI_SUBMIT_ANON;
+        op.anon_seq = INT32_MAX;
+    }
+    if (kind == HVI_KIND_SEND) {
+        op.out_region = HVI_REGION_NONE;
+        op.out_capacity = 0;
+    }
+    if (kind == HVI_KIND_RECV)
+        op.in_region = HVI_REGION_NONE;
     return op;
 }
 
@@ -80,9 +91,9 @@ static int validate(const struct hvi_submission *op, char *text_p)
 START_TEST(honest_submissions_pass)
 {
     static const uint16_t kinds[] = {
-        HVI_KIND_ALLREDUCE, HVI_KIND_ALLGATHER,     HVI_KIND_BROADCAST,
-        HVI_KIND_JOIN,      HVI_KIND_ALLTOALL,      HVI_KIND_BARRIER,
-        HVI_KIND_SET_ADD,   HVI_KIND_REDUCESCATTER, HVI_KIND_SET_REMOVE};
+        HVI_KIND_ALLREDUCE,  HVI_KIND_ALLGATHER, HVI_KIND_BROADCAST, HVI_KIND_JOIN,
+        HVI_KIND_ALLTOALL,   HVI_KIND_BARRIER,   HVI_KIND_SET_ADD,   HVI_KIND_REDUCESCATTER,
+        HVI_KIND_SET_REMOVE, HVI_KIND_SET_CLOSE};
 
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct hvi_submission op = honest(kinds[i]);
@@ -96,6 +107,19 @@ START_TEST(honest_submissions_pass)
         op.name_offset = HVI_NAMES_BYTES - 1;
         ck_assert_int_eq(validate(&op, NULL), HVI_OK);
     }
+}
+END_TEST
+
+START_TEST(ops_of_some_members_have_a_tag_and_one_operand)
+{
+    struct hvi_submission send = honest(HVI_KIND_SEND), recv = honest(HVI_KIND_RECV);
+    struct hvi_submission open = honest(HVI_KIND_SET_OPEN);
+
+    ck_assert_int_eq(validate(&send, NULL), HVI_OK);
+    ck_assert_int_eq(validate(&recv, NULL), HVI_OK);
+    recv.root = -1;
+    ck_assert_int_eq(validate(&recv, NULL), HVI_OK);
+    ck_assert_int_eq(validate(&open, NULL), HVI_OK);
 }
 END_TEST
 
@@ -280,6 +304,7 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, honest_submissions_pass);
+    tcase_add_test(tcase, ops_of_some_members_have_a_tag_and_one_operand);
     tcase_add_test(tcase, operands_come_back_resolved);
     tcase_add_loop_test(tcase, a_lie_ends_the_session_with_its_reason, 0, LIES);
     tcase_add_test(tcase, the_view_decides_about_cookies_tensors_and_room);

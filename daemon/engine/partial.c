@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ops of which only some members of a set are part (docs/adr/0008):
+ *
+ *   SEND, RECV  two members of the set. The oldest send from a to b with a tag meets the oldest recv
+ *               at b that wants it from a, or from whoever comes, with that tag.
+ *   SET_OPEN    the ranks that the new set shall have, of set 0. Those who give the same ranks and
+ *               the same tag meet, the oldest first.
+ *
+ * Until they are complete they stand in a list of their set of their own: a join does not concern
+ * them (who has joined sends nothing, and is waited for), and no name is bound to one op, because
+ * any number may wait with one tag. Everything else (stalls, cancel, deaths, timeline) finds them
+ * where it finds every waiting op. One that fails or is taken back is gone: nobody meets its
+ * sentence later. */
+#include "base/assert.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ANY 0xffffu /* in a number: no rank */
+
+_Static_assert(HVI_RANKS_MAX <= ANY, "ranks fit into numbers");
+
+bool engine_partial_is(uint16_t kind)
+{
+    return kind == HVI_KIND_SEND || kind == HVI_KIND_RECV || kind == HVI_KIND_SET_OPEN;
+}
+
+uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p)
+{
+    const struct hvi_submission *copy = &part->copy;
+    uint64_t here = (uint64_t)part->session->rank;
+    uint64_t there = copy->root < 0 ? ANY : (uint64_t)copy->root;
+
+    if (copy->kind == HVI_KIND_SET_OPEN)
+        return copy->anon_seq;
+    *kind_p = HVI_KIND_SEND;
+    if (copy->kind == HVI_KIND_SEND)
+        return here << 48 | there << 32 | copy->anon_seq;
+    return there << 48 | here << 32 | copy->anon_seq;
+}
+
+void engine_partial_name(uint16_t kind, uint64_t number, char *name_p, size_t size)
+{
+    uint32_t from = (uint32_t)(number >> 48), to = number >> 32 & 0xffff, tag = (uint32_t)number;
+
+    if (kind == HVI_KIND_SET_OPEN)
+        snprintf(name_p, size, "tag-%u", tag);
+    else if (from == ANY)
+        snprintf(name_p, size, "any-to-%u.tag-%u", to, tag);
+    else
+        snprintf(name_p, size, "%u-to-%u.tag-%u", from, to, tag);
+}
+
+static int check_ranks(const struct engine_part *part, char *text_p, size_t text_size)
+{
+    int32_t size = part->session->engine->start.size;
+    bool inside = false;
+
+    for (uint32_t i = 0; i < part->integer_count; i++) {
+        if (part->integers[i] < 0 || part->integers[i] >= size ||
+            (i > 0 && part->integers[i] == part->integers[i - 1])) {
+            snprintf(text_p, text_size,
+                     "process_set_open: the ranks of a set are different ones of 0 to %d, and "
+                     "rank %d gave %" PRId64,
+                     size - 1, part->session->rank, part->integers[i]);
+            return HVI_ERR_INVALID;
+        }
+        inside = inside || part->integers[i] == part->session->rank;
+    }
+    if (inside)
+        return HVI_OK;
+    snprintf(text_p, text_size, "process_set_open: rank %d is not among the ranks it gave",
+             part->session->rank);
+    return HVI_ERR_INVALID;
+}
+
+int engine_partial_check(const struct engine_part *part, char *text_p, size_t text_size)
+{
+    int32_t peer = part->copy.root;
+
+    if (part->copy.kind == HVI_KIND_SET_OPEN)
+        return check_ranks(part, text_p, text_size);
+    if (peer < 0 || engine_set_rank(part->set, peer) >= 0)
+        return HVI_OK;
+    snprintf(text_p, text_size, "%s: rank %d is not a member of process set %u",
+             hvi_kind_text(part->copy.kind), peer, part->set->id);
+    return HVI_ERR_INVALID;
+}
+
+/* ---- who meets whom ---- */
+
+static bool opens_the_same(const struct engine_op *op, const struct engine_part *part)
+{
+    const struct engine_part *first = engine_op_first_part(op);
+
+    return op->tensor == part->tensor && !op->parts[part->set_rank] &&
+           first->integer_count == part->integer_count &&
+           memcmp(first->integers, part->integers, part->integer_count * sizeof *part->integers) ==
+               0;
+}
+
+/* One has sent what the other wants. */
+static bool is_pair(const struct engine_op *op, const struct engine_part *part)
+{
+    const struct engine_part *other = engine_op_first_part(op);
+    int32_t here = (int32_t)part->set_rank;
+
+    if (other->copy.kind == part->copy.kind || other->copy.anon_seq != part->copy.anon_seq)
+        return false;
+    int32_t peer = part->copy.root < 0 ? -1 : engine_set_rank(part->set, part->copy.root);
+    if (part->copy.kind == HVI_KIND_SEND)
+        return op->to == peer && (op->from == here || op->from < 0);
+    return op->to == here && (op->from == peer || peer < 0);
+}
+
+static struct engine_op *find(const struct engine_part *part)
+{
+    bool open = part->copy.kind == HVI_KIND_SET_OPEN;
+    struct engine_op *op = part->set->partial_first;
+
+    while (op && !((op->kind == HVI_KIND_SET_OPEN) == open &&
+                   (open ? opens_the_same(op, part) : is_pair(op, part))))
+        op = op->set_next;
+    return op;
+}
+
+bool engine_partial_awaits(const struct engine_op *op, uint32_t member)
+{
+    const struct engine_part *first = engine_op_first_part(op);
+
+    if (!first || op->parts[member])
+        return false;
+    if (op->kind == HVI_KIND_SET_OPEN) {
+        for (uint32_t i = 0; i < first->integer_count; i++) {
+            if (first->integers[i] == op->set->ranks[member])
+                return true;
+        }
+        return false;
+    }
+    return op->from < 0 || op->from == (int32_t)member || op->to == (int32_t)member;
+}
+
+static void begin(struct engine_op *op, const struct engine_part *part)
+{
+    int32_t here = (int32_t)part->set_rank;
+    int32_t peer = part->copy.root < 0 ? -1 : engine_set_rank(part->set, part->copy.root);
+
+    op->missing = part->copy.kind == HVI_KIND_SET_OPEN ? part->integer_count : 2;
+    op->from = part->copy.kind == HVI_KIND_SEND ? here : peer;
+    op->to = part->copy.kind == HVI_KIND_SEND ? peer : here;
+}
+
+/* ---- complete ---- */
+
+/* Who wanted something from anybody has it from this sender. */
+static void settle_sender(struct engine *engine, struct engine_op *op, struct engine_part *part)
+{
+    if (part->copy.kind != HVI_KIND_SEND || op->from >= 0)
+        return;
+    op->from = (int32_t)part->set_rank;
+    engine_tensor_put(&engine->tensors, op->tensor);
+    op->tensor = part->tensor;
+    op->tensor->refs++;
+}
+
+static void complete_pair(struct engine *engine, struct engine_op *op)
+{
+    char text[HVI_TEXT_MAX + 1];
+    int status = engine_agree_check(op, text, sizeof text);
+
+    if (status != HVI_OK) {
+        engine_negotiate_fail(engine, op, status, text, -1);
+        return;
+    }
+    struct engine_part *sender = op->parts[op->from], *receiver = op->parts[op->to];
+    engine_op_fill_work(op);
+    op->work.kind = HVI_KIND_SEND;
+    op->work.root = op->from;
+    sender->out_bytes = 0;
+    receiver->out_bytes = receiver->in_bytes;
+    receiver->rows = sender->session->rank;
+    op->kind = HVI_KIND_SEND;
+    engine_op_ready(engine, op);
+}
+
+int engine_partial_submit(struct engine *engine, struct engine_part *part)
+{
+    struct engine_op *op = find(part);
+
+    if (!op) {
+        op = engine_op_new(engine, part);
+        if (!op)
+            return HVI_ERR_NO_MEMORY;
+        begin(op, part);
+    }
+    settle_sender(engine, op, part);
+    engine_op_add_part(engine, op, part);
+    if (op->missing > 0)
+        return HVI_OK;
+    op->ready_ns = engine->now_ns;
+    if (op->kind == HVI_KIND_SET_OPEN)
+        engine_set_execute(engine, op);
+    else
+        complete_pair(engine, op);
+    return HVI_OK;
+}
