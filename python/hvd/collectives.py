@@ -231,11 +231,12 @@ class Collectives:
             framework.from_host(host, result)
         return result
 
-    def start_allgather(self, tensor: Any, name: str | None, process_set: ProcessSet = global_process_set) -> Started:
-        """Rows of all members, by set rank."""
+    def start_allgather(self, tensor: Any, name: str | None, process_set: ProcessSet = global_process_set,
+                        kind: str = "allgather") -> Started:
+        """Rows of all members, by set rank. `kind`: what the library's name for it begins with."""
         options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
         source = self._source(tensor)
-        op = _ops.submit(lib.hvd_allgather_async, source, _name("allgather", name),
+        op = _ops.submit(lib.hvd_allgather_async, source, _name(kind, name),
                          self.framework.describe(source), None, options, owns_result=True)
         return (op,), lambda: self._fetch(op, tensor)
 

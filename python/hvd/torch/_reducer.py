@@ -1,0 +1,453 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reduces the gradients of a set of parameters while they are being computed.
+
+    hook of a parameter ──► its gradient into its place in a bucket ──► the last of its segment: one allreduce of it
+    finish()            ──► zeros for what did not come ──► waits ──► p.grad is the reduced gradient
+
+A `Slot` is a parameter's place, a `Segment` what one op reduces: a large gradient or a run of small ones. Which slots
+share a segment follows from their names (`_buckets.compose`), never from the order in which gradients come, so ranks
+agree without talking; and `finish` completes every segment on every rank, so none waits for ever.
+
+The plan (who is where) belongs to a session, and so does a step that is under way: after a shutdown both begin anew, as
+they do on ranks that are new in the job.
+
+A slot is *direct* when p.grad itself lies in the bucket. With the gradient still there from the last step, autograd adds
+to it in place. After zero_grad(set_to_none=True) autograd makes a tensor of its own, which the hook copies: cheaper
+than zeroes before and an addition after. Slots that are not direct (device memory, compressed gradients, deltas) have
+a wire tensor in the bucket and are copied in before the op and out after it.
+"""
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd import _native, _ops, _session, collectives
+from hvd._native import lib
+from hvd.basics import Average, Sum
+from hvd.process_sets import ProcessSet, id_of
+from hvd.torch import _buckets
+from hvd.torch._framework import engine
+from hvd.torch.compression import Compression
+
+#: Complex numbers are reduced as pairs: type of the elements on the wire, and how many make one.
+_PAIRS = {torch.complex64: (torch.float32, 2), torch.complex128: (torch.float64, 2)}
+_CASTS = {Compression.none: None, Compression.fp16: torch.float16, Compression.bf16: torch.bfloat16}
+
+_logger = logging.getLogger("hvd")
+_told_devices: set[str] = set()
+
+TOO_MANY_PASSES = ("Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+                   "backward_passes_per_step to accumulate gradients locally.")
+
+
+def _tell_about(device: Any) -> None:
+    if device.type not in _told_devices:
+        _told_devices.add(device.type)
+        _logger.warning("gradients on %s travel through host memory: this build works on host memory only", device.type)
+
+
+def _item_size(dtype: Any) -> int:
+    return torch.empty(0, dtype=dtype).element_size()
+
+
+class Slot:
+    """A parameter and where its gradient goes."""
+    __slots__ = ("parameter", "name", "group", "delay", "arrived", "place", "like", "direct", "segment", "sparse_dim",
+                 "sparse", "pending")
+
+    def __init__(self, parameter: Any, name: str, group: Any, passes: int) -> None:
+        self.parameter = parameter
+        self.name = name
+        self.group = group
+        self.delay = passes          # backward passes until the gradient is complete
+        self.arrived = False
+        self.place: Any = None       # the tensor in the bucket
+        self.like: Any = None        # type and device of the gradients that it was made for
+        self.direct = False
+        self.segment: Segment | None = None
+        self.sparse_dim: int | None = None  # of the last gradient that was sparse
+        self.sparse: Any = None      # the sparse gradient of this step, where it travels as such
+        self.pending: Callable[[], Any] | None = None  # gives the result of an op of its own (sparse, custom compression)
+
+
+class Segment:
+    """Slots that one op reduces. `missing` of them have not come yet."""
+    __slots__ = ("slots", "missing", "name", "tensor", "bucket", "op")
+
+    def __init__(self, slots: list[Slot], name: str) -> None:
+        self.slots = slots
+        self.missing = len(slots)
+        self.name = name.encode()
+        self.tensor = b""
+        self.bucket: Any = None
+        self.op: _ops.Op | None = None
+
+
+def _empty_sparse(like: Any, sparse_dim: int) -> Any:
+    indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=like.device)
+    values = torch.empty((0, *like.shape[sparse_dim:]), dtype=like.dtype, device=like.device)
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
+
+
+def _references(slot: Slot) -> int:
+    return sys.getrefcount(slot.place)
+
+
+def _own_references() -> int:
+    slot = Slot(None, "", None, 1)
+    slot.place = torch.empty(0)
+    return _references(slot)
+
+
+_OWN_REFERENCES = _own_references()
+
+
+class Reducer:
+    """The state of a step. Hooks may come from several threads; everything else belongs to the thread that trains."""
+    _joins_small = True  # several small gradients in one op
+    _allows_direct = True
+
+    def __init__(self, *, op: int, compression: Any, passes: int, prescale: float, postscale: float,
+                 sparse_as_dense: bool, process_set: ProcessSet) -> None:
+        self.op = op
+        self.compression = compression
+        self.passes = passes
+        self._scales = (prescale, postscale)
+        self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
+        self._lock = threading.Lock()
+        self._slots: dict[Any, Slot] = {}
+        self._planned: list[Slot] = []
+        self._segments: list[Segment] = []
+        self._launched: list[Segment] = []
+        self._session: _session.Session | None = None
+        self._options: Any = None
+        self._hooks: list[Any] = []
+        self._nodes: list[Any] = []
+
+    # ---- parameters ----
+
+    def __contains__(self, parameter: Any) -> bool:
+        return parameter in self._slots
+
+    def add(self, parameter: Any, name: str, group: Any = None) -> None:
+        """Watches a parameter that requires gradients. Every rank adds the same names."""
+        slot = Slot(parameter, name, group, self.passes)
+        self._slots[parameter] = slot
+        reducer = weakref.ref(self)
+
+        def fire(*_: Any) -> None:
+            alive = reducer()
+            if alive is not None:
+                alive.ready(slot)
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(fire))
+        else:  # before torch 2.1
+            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            self._nodes.append(node)
+            self._hooks.append(node.register_hook(fire))
+
+    def __del__(self) -> None:
+        for hook in self.__dict__.get("_hooks", ()):
+            hook.remove()
+
+    # ---- who is where ----
+
+    def _plan(self, slots: list[Slot], session: _session.Session) -> None:
+        """Gives slots their segments and their places in buckets."""
+        for slot in slots:
+            if slot.parameter.device.type != "cpu":
+                _tell_about(slot.parameter.device)
+        by_name = {slot.name: slot for slot in slots if slot.parameter.numel()}
+        wire = {name: self._wire_type(slot.parameter.dtype) for name, slot in by_name.items()}
+        sizes = {name: slot.parameter.numel() * _item_size(wire[name]) for name, slot in by_name.items()}
+        composed = _buckets.compose(((name, sizes[name], str(wire[name]), by_name[name].group) for name in by_name),
+                                    self._joins_small)
+        waiting: list[tuple[Segment, int]] = []
+        filled = 0
+        for names in composed:
+            size = sum(_buckets.padded(sizes[name]) for name in names)
+            if waiting and filled + size > _buckets.BUCKET_BYTES:
+                self._fill_bucket(_buckets.Bucket(filled), waiting, wire, sizes, session)
+                waiting, filled = [], 0
+            more = f"+{len(names) - 1}" if len(names) > 1 else ""
+            waiting.append((Segment([by_name[name] for name in names], f"allreduce.{names[0]}{more}"), size))
+            filled += size
+        if waiting:
+            self._fill_bucket(_buckets.Bucket(filled), waiting, wire, sizes, session)
+        self._planned += by_name.values()
+
+    def _fill_bucket(self, bucket: _buckets.Bucket, segments: list[tuple[Segment, int]], wire: dict[str, Any],
+                     sizes: dict[str, int], session: _session.Session) -> None:
+        bucket.share(session)
+        begin = 0
+        for segment, extent in segments:
+            at = begin
+            for slot in segment.slots:
+                slot.segment = segment
+                parameter = slot.parameter
+                slot.place = bucket.tensor(at, parameter, wire[slot.name])
+                slot.like = (parameter.dtype, parameter.device)
+                slot.direct = (self._allows_direct and parameter.device.type == "cpu"
+                               and wire[slot.name] is parameter.dtype)
+                at += _buckets.padded(sizes[slot.name])
+            segment.bucket = bucket
+            segment.tensor = self._describe(segment, bucket.address + begin, extent)
+            self._segments.append(segment)
+            begin += extent
+
+    @staticmethod
+    def _describe(segment: Segment, address: int, extent: int) -> bytes:
+        first = segment.slots[0].place
+        dtype, factor = _PAIRS.get(first.dtype, (first.dtype, 1))
+        code = _native.DTYPES[str(dtype).rsplit(".", maxsplit=1)[-1]]
+        shape: tuple[int, ...] = (extent // _item_size(dtype),)
+        if len(segment.slots) == 1:
+            shape = _buckets.dense_shape(segment.slots[0].parameter) + ((2,) if factor == 2 else ())
+            if len(shape) > _native.DIMS_MAX:
+                shape = (first.numel() * factor,)
+        return _native.describe(address, code, shape)
+
+    def _wire_type(self, given: Any) -> Any:
+        """The type of the tensor in the bucket, for gradients of type `given`."""
+        cast = _CASTS.get(self.compression)
+        dtype = cast if cast is not None and given.is_floating_point else given
+        name = str(_PAIRS.get(dtype, (dtype,))[0]).rsplit(".", maxsplit=1)[-1]
+        if name not in _native.DTYPES:
+            raise ValueError(f"Tensor type {given} is not supported.")
+        return dtype
+
+    def _prepare(self) -> None:
+        """A plan for this session: made anew after a shutdown, and when tensors have changed their type or device."""
+        session = _session.current()
+        with self._lock:
+            if self._session is session:
+                return
+            if self._session is not None:
+                self.set_passes(self.passes)  # the step that was under way ended with its session
+            self._forget_plan()
+            self._options = _ops.options(*self._scales, id_of(self._process_set, "Allreduce"))
+            self._plan([slot for slot in self._slots.values() if slot.parameter.requires_grad], session)
+            self._session = session
+
+    def _forget_plan(self) -> None:
+        self._session = None
+        self._planned, self._segments, self._launched = [], [], []
+        for slot in self._slots.values():
+            slot.place, slot.segment, slot.pending, slot.sparse, slot.arrived = None, None, None, None, False
+
+    @staticmethod
+    def _fits(slot: Slot, gradient: Any) -> bool:
+        """Whether the gradient still is what the slot was made for (after model.double() it is not)."""
+        return slot.like == (gradient.dtype, gradient.device) and slot.place.shape == gradient.shape
+
+    # ---- during backward ----
+
+    def ready(self, slot: Slot) -> None:
+        """The hook: autograd has added to the slot's gradient."""
+        if self._session is not _session.current():
+            self._prepare()
+        if slot.delay <= 0:
+            raise AssertionError(TOO_MANY_PASSES)
+        slot.delay -= 1
+        if slot.segment is None:
+            return  # new since the plan was made: finish() takes it in, on all ranks at once
+        if slot.delay == 0:
+            self._take(slot)
+            self._arrive(slot)
+        elif slot.direct:
+            self._settle(slot, slot.parameter.grad)
+
+    def _settle(self, slot: Slot, gradient: Any) -> bool:
+        """Moves a plain gradient into the bucket, where autograd adds to it from now on. Whether it could."""
+        if gradient is slot.place:
+            return True
+        if gradient.layout is not torch.strided or gradient.requires_grad or not self._fits(slot, gradient):
+            return False
+        if _references(slot) > _OWN_REFERENCES:
+            self._leave_to_its_holder(slot)
+        slot.place.copy_(gradient)
+        slot.parameter.grad = slot.place
+        return True
+
+    @staticmethod
+    def _leave_to_its_holder(slot: Slot) -> None:
+        """Somebody has kept the last step's gradient: it becomes a tensor of its own, and a new one lies in the bucket."""
+        kept = slot.place
+        slot.place = torch.empty(0, dtype=kept.dtype).set_(kept.untyped_storage(), 0, kept.shape, kept.stride())
+        kept.data = kept.clone()
+
+    def _take(self, slot: Slot) -> None:
+        """Brings the complete gradient to where the op finds it."""
+        gradient = self._outgoing(slot)
+        if gradient is None:
+            self._take_nothing(slot)
+            return
+        if gradient.layout is torch.sparse_coo:
+            slot.sparse_dim = gradient.sparse_dim()
+            if self._travels_sparse(slot):
+                slot.sparse = gradient.detach()
+                return
+        if not (slot.direct and self._settle(slot, gradient)):
+            dense = gradient if gradient.layout is torch.strided else gradient.to_dense()
+            if not self._fits(slot, dense):
+                self._replan_for(slot, dense)
+            if gradient.layout is torch.strided and slot.direct:
+                self._settle(slot, gradient.detach())
+            else:
+                slot.place.copy_(dense.detach())
+
+    def _take_nothing(self, slot: Slot) -> None:
+        """This rank has no gradient: it sends zeroes."""
+        if slot.sparse_dim is not None and self._travels_sparse(slot):
+            slot.sparse = _empty_sparse(slot.parameter, slot.sparse_dim)
+        else:
+            slot.place.zero_()
+
+    def _travels_sparse(self, slot: Slot) -> bool:
+        assert slot.segment is not None
+        return not self._sparse_as_dense and len(slot.segment.slots) == 1
+
+    def _replan_for(self, slot: Slot, gradient: Any) -> None:
+        if self._launched or any(other.arrived for other in self._planned):
+            raise RuntimeError(f"the gradient of {slot.name} is now {gradient.dtype} of shape {tuple(gradient.shape)} on "
+                               f"{gradient.device}, while others of this step are as before; change a model between "
+                               "steps and as a whole")
+        self._session = None
+        self._prepare()
+
+    def _arrive(self, slot: Slot) -> None:
+        segment = slot.segment
+        assert segment is not None
+        with self._lock:
+            slot.arrived = True
+            segment.missing -= 1
+            if segment.missing:
+                return
+            self._launched.append(segment)
+        self._launch(segment)
+
+    def _launch(self, segment: Segment) -> None:
+        only = segment.slots[0] if len(segment.slots) == 1 else None
+        if only is not None and only.sparse is not None:
+            only.pending = self._start_sparse(only)
+        elif self.compression in _CASTS:
+            segment.op = _ops.submit(lib.hvd_allreduce_async, segment.bucket, segment.name, segment.tensor,
+                                     segment.tensor, self.op, self._options, session=self._session)
+        else:
+            for slot in segment.slots:
+                slot.pending = self._start_compressed(slot)
+
+    def _start_sparse(self, slot: Slot) -> Callable[[], Any]:
+        """Gathers values and indices. The values go under the name that the dense gradient would have, so a rank that
+        does not know that this one is sparse is told instead of waited for."""
+        if self.op not in (Average, Sum):
+            raise ValueError(f"the gradient of {slot.name} is sparse, and sparse gradients are averaged or summed only; "
+                             "use sparse_as_dense=True")
+        sparse, process_set = slot.sparse, self._process_set
+        values = sparse._values().contiguous()  # pylint: disable=protected-access
+        indices = sparse._indices().t().contiguous()  # pylint: disable=protected-access
+        gathered_values = engine.start_allgather(values, slot.name, process_set, kind="allreduce")
+        gathered_indices = engine.start_allgather(indices, f"{slot.name}.indices", process_set)
+        divisor = process_set.size() if self.op == Average else 1
+
+        def finish() -> Any:
+            every = collectives.complete(gathered_values)
+            return torch.sparse_coo_tensor(collectives.complete(gathered_indices).t(),
+                                           every if divisor == 1 else every / divisor, sparse.shape,
+                                           check_invariants=False)
+        return finish
+
+    def _start_compressed(self, slot: Slot) -> Callable[[], Any]:
+        """By a compressor of the user's own, which may give anything."""
+        small, ctx = self.compression.compress(slot.place)
+        small = small.contiguous()
+        started = engine.start_allreduce(small, small, self.op, slot.name, *self._scales, self._process_set)
+        return lambda: self.compression.decompress(collectives.complete(started), ctx)
+
+    # ---- the end of a step ----
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether ops were started that finish() has not seen."""
+        return bool(self._launched) and _session.is_open() and _session.current() is self._session
+
+    def finish(self) -> None:
+        """Every parameter's gradient becomes the reduced one. Waits for the other ranks' finish()."""
+        self._prepare()
+        new = [slot for slot in self._slots.values() if slot.segment is None and slot.parameter.requires_grad
+               and slot.parameter.numel()]
+        if new:
+            assert self._session is not None
+            self._plan(new, self._session)
+        try:
+            for slot in self._planned:
+                if not slot.arrived:
+                    self._take(slot)
+                    self._arrive(slot)
+            for segment in self._launched:
+                if segment.op is not None:
+                    segment.op.wait()
+            for slot in self._planned:
+                self._deliver(slot)
+        except BaseException:
+            self.abandon()
+            raise
+        self._begin_step()
+
+    def set_passes(self, passes: int) -> None:
+        """How many backward passes make a gradient, from now on."""
+        self.passes = passes
+        for slot in self._slots.values():
+            slot.delay = passes
+
+    def _begin_step(self) -> None:
+        """All gradients are still to come."""
+        for slot in self._slots.values():
+            slot.delay = self.passes
+            slot.arrived = False
+        for segment in self._launched:
+            segment.missing = len(segment.slots)
+            segment.op = None
+        self._launched = []
+
+    def abandon(self) -> None:
+        """Forgets the step that is under way. What the engine may still write is not used again."""
+        if self._launched or any(slot.arrived for slot in self._planned):
+            self._forget_plan()
+        self._begin_step()
+
+    # ---- what is sent, and what becomes of the result ----
+
+    def _outgoing(self, slot: Slot) -> Any:
+        return slot.parameter.grad
+
+    def _result(self, slot: Slot) -> Any:
+        if slot.pending is None:
+            return slot.place
+        pending, slot.pending, slot.sparse = slot.pending, None, None
+        return pending()
+
+    def _deliver(self, slot: Slot) -> None:
+        """The reduced gradient of a slot goes to p.grad."""
+        parameter, result = slot.parameter, self._result(slot)
+        gradient = parameter.grad
+        if gradient is result or (gradient is None and not parameter.requires_grad):
+            return  # at home, or frozen: it had none and gets none
+        if result.layout is torch.sparse_coo:
+            parameter.grad = result
+        elif slot.sparse_dim is not None and (gradient is None or gradient.layout is torch.sparse_coo):
+            parameter.grad = result.to(parameter).to_sparse(slot.sparse_dim)
+        elif slot.direct:
+            slot.place.copy_(result)  # nothing when it is the same
+            parameter.grad = slot.place
+        elif gradient is None or gradient.requires_grad:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(result)
+        else:
+            gradient.copy_(result)
