@@ -14,7 +14,7 @@ from hvt.install import Installation, compiler, run
 PAGES = {"hvdd": "man8/hvdd.8", "hvdctl": "man1/hvdctl.1", "hvdrun": "man1/hvdrun.1", "hvd-perf": "man1/hvd-perf.1"}
 
 # What --help leaves out to stay short.
-ALIASES = {"hvdctl": {"--help", "--version"}, "hvdrun": {"--prefix-timestamp", "--disable-prefix"}}
+ALIASES = {"hvdctl": {"--help", "--version"}}
 
 CMAKE_CONSUMER = """
 cmake_minimum_required(VERSION 3.22)
