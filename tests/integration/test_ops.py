@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from hvt import Status, arith
+from hvt import Status, arith, sanitized
 from hvt.job import Job, job_of
 
-SIZES = (1, 2, 3, 4)
+SIZES = (2, 3) if sanitized() else (1, 2, 3, 4)  # numbers are the release build's concern
 MEMORIES = ("shared", "malloc", "registered", "adopted")
 REDUCTIONS = ("sum", "average", "min", "max", "product")
 COUNTS = (1, 7, 64)
