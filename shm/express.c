@@ -88,7 +88,7 @@ int hvi_express_create(uint32_t ranks, struct hvi_express *express_p)
 int hvi_express_map(int fd, uint32_t ranks, struct hvi_express *express_p)
 {
     struct hvi_express express = {.region = HVI_REGION_INIT};
-    int status = hvi_region_map_foreign(fd, total_bytes(ranks), &express.region);
+    int status = hvi_region_map_sparse(fd, total_bytes(ranks), &express.region);
 
     if (status != HVI_OK)
         return status;

@@ -166,10 +166,17 @@ static void take_huge_pages(int fd, void *base, uint64_t bytes)
     }
 }
 
+/* A hint; not every kernel has it for shared memory. */
 static void ask_for_huge_pages(const struct hvi_region *region)
 {
-    if (region->bytes >= HVI_HUGE_BYTES) /* a hint; not every kernel has it for shared memory */
+    if (region->bytes >= HVI_HUGE_BYTES)
         (void)madvise(region->base, region->bytes, MADV_HUGEPAGE);
+}
+
+/* One touch would bring 512 pages. Every mapping says so: the one that touches first decides. */
+static void ask_for_small_pages(const struct hvi_region *region)
+{
+    (void)madvise(region->base, region->bytes, MADV_NOHUGEPAGE);
 }
 
 static int check_request(uint64_t bytes)
@@ -236,7 +243,10 @@ int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_regio
         return HVI_ERR_INVALID;
     if (!file_size_is_allowed(rounded))
         return HVI_ERR_LIMIT;
-    return create(label, rounded, true, region_p);
+    int status = create(label, rounded, true, region_p);
+    if (status == HVI_OK)
+        ask_for_small_pages(region_p);
+    return status;
 }
 
 static bool is_sealed_memfd(int fd, uint64_t bytes)
@@ -251,7 +261,7 @@ static bool is_sealed_memfd(int fd, uint64_t bytes)
     return fstat(fd, &info) == 0 && info.st_size >= 0 && (uint64_t)info.st_size == bytes;
 }
 
-int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
+static int map_checked(int fd, uint64_t bytes, struct hvi_region *region_p)
 {
     if (bytes == 0 || bytes > ABSURD_BYTES || bytes % PAGE_BYTES != 0 ||
         !is_sealed_memfd(fd, bytes))
@@ -263,8 +273,23 @@ int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
     if (error != 0)
         return HVI_ERR_NO_MEMORY;
     *region_p = (struct hvi_region){.base = base, .bytes = bytes, .fd = fd};
-    ask_for_huge_pages(region_p);
     return HVI_OK;
+}
+
+int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
+{
+    int status = map_checked(fd, bytes, region_p);
+    if (status == HVI_OK)
+        ask_for_huge_pages(region_p);
+    return status;
+}
+
+int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p)
+{
+    int status = map_checked(fd, bytes, region_p);
+    if (status == HVI_OK)
+        ask_for_small_pages(region_p);
+    return status;
 }
 
 void hvi_region_close_fd(struct hvi_region *region)

@@ -20,13 +20,15 @@ struct hvi_region {
  * (descriptors, RLIMIT_FSIZE). May block while pages are zeroed. */
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* The same without reserving: pages come when they are touched first, like those of malloc. For
- * large tables of which little is used. Never blocks. */
+ * large tables of which little is used; never as huge ones. Never blocks. */
 int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd of ordinary pages,
  * writable, with all three seals and exactly that size. Aligned as above. On success the region owns
  * `fd`; on failure the caller keeps it. HVI_OK,
  * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */
 int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p);
+/* The same for what a peer created sparse. */
+int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* Closes the descriptor, keeps the mapping. */
 void hvi_region_close_fd(struct hvi_region *region);
 /* Unmaps and closes. Harmless on a zeroed region or twice. A zeroed region has fd 0: set fd to -1

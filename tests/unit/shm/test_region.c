@@ -14,6 +14,7 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -407,22 +408,38 @@ static void check_reserved_and_zeroed(const struct hvi_region *region)
                   "it is not all zeroes");
 }
 
-/* Bytes of the region's mapping that huge pages stand behind. */
-static uint64_t huge_bytes_of(const struct hvi_region *region)
+/* What follows `label` on its line of the region's mapping. */
+static void smaps_line(const struct hvi_region *region, const char *label, char *text_p,
+                       size_t text_size)
 {
     FILE *smaps = fopen("/proc/self/smaps", "r");
     ck_assert_ptr_nonnull(smaps);
     char line[512];
-    uint64_t start, end, kib, huge = 0;
+    uint64_t start, end;
     bool ours = false;
+    text_p[0] = '\0';
     while (fgets(line, sizeof(line), smaps) != NULL) {
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2)
             ours = start == (uintptr_t)region->base;
-        else if (ours && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1)
-            huge = kib * 1024;
+        else if (ours && strncmp(line, label, strlen(label)) == 0)
+            snprintf(text_p, text_size, "%s", line + strlen(label));
     }
     fclose(smaps);
-    return huge;
+}
+
+/* Bytes of the region's mapping that huge pages stand behind. */
+static uint64_t huge_bytes_of(const struct hvi_region *region)
+{
+    char text[512];
+    smaps_line(region, "ShmemPmdMapped:", text, sizeof(text));
+    return strtoull(text, NULL, 10) * 1024;
+}
+
+static bool wants_small_pages(const struct hvi_region *region)
+{
+    char text[512];
+    smaps_line(region, "VmFlags:", text, sizeof(text));
+    return strstr(text, " nh") != NULL;
 }
 
 START_TEST(from_a_huge_page_on_regions_begin_at_one_at_both_ends)
@@ -458,6 +475,25 @@ START_TEST(small_regions_know_nothing_of_huge_pages)
     ck_assert_int_eq(kernel.collapse_calls, 0);
     check_reserved_and_zeroed(&region);
     hvi_region_fini(&region);
+}
+END_TEST
+
+/* Whatever shmem_enabled says: little of them is used. */
+START_TEST(sparse_regions_get_a_page_for_a_touch_at_both_ends)
+{
+    struct hvi_region ours = HVI_REGION_INIT, theirs = HVI_REGION_INIT;
+    ck_assert_int_eq(hvi_region_create_sparse("hvt", 3 * HVI_HUGE_BYTES, &ours), HVI_OK);
+    int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
+    ck_assert_int_eq(hvi_region_map_sparse(copy, 3 * HVI_HUGE_BYTES, &theirs), HVI_OK);
+    if (access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0)
+        ck_assert(wants_small_pages(&ours) && wants_small_pages(&theirs));
+    ((volatile char *)ours.base)[4096] = 1;
+    ((volatile char *)theirs.base)[HVI_HUGE_BYTES] = 1;
+    struct stat info;
+    ck_assert_int_eq(fstat(ours.fd, &info), 0);
+    ck_assert_int_eq(info.st_blocks * 512, 2 * 4096);
+    hvi_region_fini(&theirs);
+    hvi_region_fini(&ours);
 }
 END_TEST
 
@@ -559,6 +595,7 @@ int main(void)
     TCase *huge = tcase_create("huge");
     tcase_add_test(huge, from_a_huge_page_on_regions_begin_at_one_at_both_ends);
     tcase_add_test(huge, small_regions_know_nothing_of_huge_pages);
+    tcase_add_test(huge, sparse_regions_get_a_page_for_a_touch_at_both_ends);
     tcase_add_test(huge, without_huge_pages_a_region_has_small_ones);
     tcase_add_test(huge, where_no_aligned_place_is_free_another_will_do);
     suite_add_tcase(suite, huge);
