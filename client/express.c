@@ -277,6 +277,14 @@ static void do_for_all(struct hvd_session *session, const struct client_set *set
     finish(session, op);
 }
 
+/* Nobody may ever wait for this op, and the others may never come. */
+static void ask_for_patrol(struct hvd_session *session)
+{
+    /* Seq_cst, after the arrival: pairs with end_patrol in the engine. */
+    if (atomic_load_explicit(&session->express.head->patrolled, memory_order_seq_cst) == 0)
+        call_engine(session);
+}
+
 bool client_express_submit(struct hvd_session *session, const struct client_set *set,
                            struct client_request *request)
 {
@@ -307,6 +315,8 @@ bool client_express_submit(struct hvd_session *session, const struct client_set 
     client_op_set_state(&session->ops, op, CLIENT_OP_IN_FLIGHT);
     if (arrival == HVI_EXPRESS_LAST)
         do_for_all(session, set, op, everybody);
+    else
+        ask_for_patrol(session);
     return true;
 }
 

@@ -142,7 +142,7 @@ enum hvi_express_arrival hvi_express_arrive(const struct hvi_express *express, u
             ((uint32_t)seen & ~everybody) != 0)
             return HVI_EXPRESS_STALE;
         next = seen | UINT64_C(1) << member;
-    } while (!atomic_compare_exchange_weak_explicit(word, &seen, next, memory_order_acq_rel,
+    } while (!atomic_compare_exchange_weak_explicit(word, &seen, next, memory_order_seq_cst,
                                                     memory_order_relaxed));
     return (uint32_t)next == everybody ? HVI_EXPRESS_LAST : HVI_EXPRESS_ARRIVED;
 }
@@ -229,7 +229,9 @@ bool hvi_express_is_open(const struct hvi_express *express, uint32_t slot)
 
 uint32_t hvi_express_arrived(const struct hvi_express *express, uint32_t slot)
 {
-    uint64_t seen = atomic_load_explicit(&express->slots[slot].word, memory_order_acquire);
+    /* Acquire, pairs with the arrivals; seq_cst for the look after .patrolled has been taken back.
+     */
+    uint64_t seen = atomic_load_explicit(&express->slots[slot].word, memory_order_seq_cst);
 
     return state_of(seen) == OPEN ? (uint32_t)seen : 0;
 }

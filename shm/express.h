@@ -40,8 +40,8 @@
 
 /* One cache line: what everybody looks at. */
 struct hvi_express_slot {
-    /* turn:24 | state:8 | arrived:32. Arrive: acq_rel, pairs with the other ranks' arrivals (their
-     * parts) and with the last publish (the result has been copied). Publish: release, pairs with
+    /* turn:24 | state:8 | arrived:32. Arrive: pairs with the other ranks' arrivals (their parts),
+     * with the last publish (the result has been copied), and, seq_cst, with .patrolled. Publish: release, pairs with
      * the acquire in hvi_express_look. */
     _Alignas(64) _Atomic uint64_t word;
     _Atomic uint32_t sleepers; /* ranks in a futex wait on the upper half of the word */
@@ -95,7 +95,12 @@ struct hvi_express_head {
     /* Client: somebody waits; engine: takes it back. Seq_cst with the bell's words. */
     _Alignas(64) _Atomic uint32_t watch;
     uint8_t pad1[60];
-    uint8_t reserved[3968];
+    /* Engine: it looks at the slots from time to time, unasked. Client: if it does not, whoever
+     * arrives and is not the last asks. Seq_cst on both sides, as the arrival and the engine's last
+     * look are: either the rank sees 0, or the engine sees the rank. */
+    _Alignas(64) _Atomic uint32_t patrolled;
+    uint8_t pad2[60];
+    uint8_t reserved[3904];
 };
 
 /* Layout: head, rank blocks, slots, parts [slot][rank], payloads [slot][rank], results [slot]. */
@@ -137,6 +142,7 @@ HVI_EXPRESS_AT(hvi_express_rank, lag, 64);
 HVI_EXPRESS_AT(hvi_express_rank, trace, 6464);
 HVI_EXPRESS_SIZE(hvi_express_head, 4096);
 HVI_EXPRESS_AT(hvi_express_head, watch, 64);
+HVI_EXPRESS_AT(hvi_express_head, patrolled, 128);
 
 /* Engine: pages come as they are touched. Errors as hvi_region_create. */
 int hvi_express_create(uint32_t ranks, struct hvi_express *express_p);

@@ -15,7 +15,10 @@
  * engine then does the op itself from the parts, which nobody changes, and never uses the slot
  * again, because the stopped rank may still write its result into it.
  *
- * Nobody looks at slots while no rank waits: a waiting rank sets .watch and rings. */
+ * Slots are looked at every EXPRESS_TICK while a rank stands in one, and as a patrol, every
+ * EXPRESS_PATROL, as long as ops are done in them, because a rank that has submitted an op may never
+ * wait for it. After EXPRESS_QUIET patrols that saw no change nobody looks: the next rank that has to
+ * wait sets .watch and rings, and so does the next that arrives and sees .patrolled gone. */
 #include "daemon/engine/express.h"
 
 #include "base/clock.h"
@@ -26,8 +29,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPRESS_AGE_NS  (20 * HVI_NS_MS)
-#define EXPRESS_TICK_US (20 * 1000)
+#define EXPRESS_AGE_NS    (20 * HVI_NS_MS)
+#define EXPRESS_TICK_US   (20 * 1000)
+#define EXPRESS_PATROL_US (1000 * 1000)
+#define EXPRESS_QUIET     3u
 
 void engine_express_start(struct engine *engine)
 {
@@ -330,31 +335,77 @@ static bool look_at_slots(struct engine *engine)
     return waits;
 }
 
+static bool is_quiet(struct engine_express *express)
+{
+    uint64_t turns = 0;
+
+    for (uint32_t i = 0; i < express->used; i++)
+        turns += hvi_express_turn(&express->map, i);
+    express->quiet = turns == express->turns ? express->quiet + 1 : 0;
+    express->turns = turns;
+    return express->quiet >= EXPRESS_QUIET;
+}
+
+static void set_patrolled(struct engine_express *express, uint32_t patrolled)
+{
+    /* Seq_cst, pairs with the look of a rank that has just arrived. */
+    atomic_store_explicit(&express->map.head->patrolled, patrolled, memory_order_seq_cst);
+}
+
+/* False if a rank has come meanwhile. */
+static bool end_patrol(struct engine *engine)
+{
+    set_patrolled(&engine->express, 0);
+    if (!look_at_slots(engine))
+        return true;
+    set_patrolled(&engine->express, 1);
+    return false;
+}
+
 static int on_tick(sd_event_source *source, uint64_t due_us, void *user)
 {
     struct engine *engine = user;
-
-    (void)due_us;
-    if (look_at_slots(engine) && sd_event_source_set_time_relative(source, EXPRESS_TICK_US) >= 0)
-        return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
-    return sd_event_source_set_enabled(source, SD_EVENT_OFF);
-}
-
-static void arm(struct engine *engine)
-{
     struct engine_express *express = &engine->express;
 
-    if (!express->tick) {
-        if (sd_event_add_time_relative(engine->event, &express->tick, CLOCK_MONOTONIC,
-                                       EXPRESS_TICK_US, 1000, on_tick, engine) < 0)
-            engine_express_seize_all(engine); /* better slow than unwatched */
+    (void)due_us;
+    express->soon = look_at_slots(engine);
+    if (!express->soon && is_quiet(express) && end_patrol(engine))
+        return sd_event_source_set_enabled(source, SD_EVENT_OFF);
+    sd_event_source_set_time_relative(source, express->soon ? EXPRESS_TICK_US : EXPRESS_PATROL_US);
+    return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+}
+
+static bool has_tick(struct engine *engine)
+{
+    struct sd_event_source **tick = &engine->express.tick;
+
+    if (*tick)
+        return true;
+    if (sd_event_add_time_relative(engine->event, tick, CLOCK_MONOTONIC, 0, 1000, on_tick, engine) <
+        0)
+        return false;
+    sd_event_source_set_enabled(*tick, SD_EVENT_OFF);
+    return true;
+}
+
+/* Ranks may ask often: what is armed for as soon stays. */
+static void arm(struct engine *engine, bool soon)
+{
+    struct engine_express *express = &engine->express;
+    int enabled = SD_EVENT_OFF;
+
+    if (!has_tick(engine)) {
+        engine_express_seize_all(engine); /* better slow than unwatched */
         return;
     }
-    int enabled = SD_EVENT_OFF;
-    if (sd_event_source_get_enabled(express->tick, &enabled) >= 0 && enabled != SD_EVENT_OFF)
+    express->quiet = 0;
+    sd_event_source_get_enabled(express->tick, &enabled);
+    if (enabled != SD_EVENT_OFF && (express->soon || !soon))
         return;
-    sd_event_source_set_time_relative(express->tick, EXPRESS_TICK_US);
+    express->soon = soon;
+    sd_event_source_set_time_relative(express->tick, soon ? EXPRESS_TICK_US : EXPRESS_PATROL_US);
     sd_event_source_set_enabled(express->tick, SD_EVENT_ONESHOT);
+    set_patrolled(express, 1);
 }
 
 void engine_express_look(struct engine *engine)
@@ -365,6 +416,5 @@ void engine_express_look(struct engine *engine)
     if (!express->on || atomic_load_explicit(&express->map.head->watch, memory_order_relaxed) == 0)
         return;
     atomic_store_explicit(&express->map.head->watch, 0, memory_order_seq_cst);
-    if (look_at_slots(engine))
-        arm(engine);
+    arm(engine, look_at_slots(engine));
 }

@@ -43,6 +43,9 @@ struct engine_express {
     uint32_t used;               /* slots that were ever given out */
     uint32_t open;               /* tickets that are out */
     struct sd_event_source *tick;
+    bool soon;      /* the tick is no patrol: somebody stands in a slot */
+    uint64_t turns; /* sum of all slots' turns at the last patrol */
+    uint32_t quiet; /* patrols since it last changed */
     struct engine_express_slot slots[HVI_EXPRESS_SLOTS];
 };
 
@@ -65,7 +68,7 @@ void engine_express_release(struct engine *engine, struct engine_tensor *tensor)
 void engine_express_fold(struct engine *engine);
 /* The trace alone of one rank: before something later is added to it. */
 void engine_express_fold_trace(struct engine *engine, int32_t rank);
-/* Looks whether ranks wait for long; a load when they do not. */
+/* Looks whether ranks wait for long, if one has asked for it; a load when none has. */
 void engine_express_look(struct engine *engine);
 
 #endif

@@ -3,10 +3,11 @@
 results."""
 import os
 import random
+import time
 
 import pytest
 
-from hvt import Status, arith, scaled, wait_until
+from hvt import Status, arith, procs, scaled, wait_until
 from hvt.daemon import stopped
 from hvt.job import Job, job_of
 
@@ -219,6 +220,33 @@ def test_an_op_that_is_only_polled_is_in_the_stall_table_too(job):
     rest = [(rank, submit(job, rank, "polled", 3)) for rank in (1, 2)]
     for rank, other in [(0, op), *rest]:
         assert job.ranks[rank].outcome(other).data == arith.allreduce(INT32, "sum", pairs(job, 3))
+
+
+def wait_for_rest(job: Job) -> None:
+    """Until the engine has not been woken for 1.5 s."""
+    pid, = job.daemon.engines()
+    seen = [-1, 0.0]
+
+    def rests() -> bool:
+        now = procs.sleeps(pid)
+        if now != seen[0]:
+            seen[:] = [now, time.monotonic()]
+        return time.monotonic() - seen[1] > 1.5
+
+    wait_until(rests, "the engine to rest", 15, 0.05)
+
+
+@pytest.mark.parametrize("rested", [False, True])
+def test_an_op_that_nobody_looks_at_again_is_in_the_stall_table_too(job, rested):
+    settle(job, "forgotten")
+    if rested:
+        wait_for_rest(job)
+    op = submit(job, 0, "forgotten", 3)
+    wait_until(lambda: "forgotten" in stalls(job), "the forgotten op to be in the stall table", 5, 0.05)
+    rest = [(rank, submit(job, rank, "forgotten", 3)) for rank in (1, 2)]
+    for rank, other in [(0, op), *rest]:
+        assert job.ranks[rank].outcome(other).data == arith.allreduce(INT32, "sum", pairs(job, 3))
+    settle(job, "forgotten")
 
 
 def test_an_op_that_is_cancelled_after_a_join_does_not_wait_for_the_joined(job):

@@ -83,6 +83,14 @@ def rss_bytes(pid: int) -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
+def sleeps(pid: int) -> int:
+    """Times its main thread has gone to sleep; what has not been woken does not sleep again. -1 if there is none."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"voluntary_ctxt_switches:"):
+            return int(line.split()[1])
+    return -1
+
+
 def children(pid: int) -> list[int]:
     """The living children of a process."""
     return [child for child in pids() if parent(child) == pid and state(child) not in "ZX"]
