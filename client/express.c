@@ -280,8 +280,9 @@ static void do_for_all(struct hvd_session *session, const struct client_set *set
 /* Nobody may ever wait for this op, and the others may never come. */
 static void ask_for_patrol(struct hvd_session *session)
 {
+    struct hvi_express_rank *mine = &session->express.rank[session->identity.rank];
     /* Seq_cst, after the arrival: pairs with end_patrol in the engine. */
-    if (atomic_load_explicit(&session->express.head->patrolled, memory_order_seq_cst) == 0)
+    if (atomic_load_explicit(&mine->patrolled, memory_order_seq_cst) == 0)
         call_engine(session);
 }
 

@@ -76,13 +76,18 @@ struct hvi_express_lag {
     uint32_t histogram[HVI_EXPRESS_BUCKETS];
 };
 
-/* Written by one rank only; read by the engine, which believes none of it. */
+/* Written by one rank only, but for .patrolled; read by the engine, which believes none of it. */
 struct hvi_express_rank {
     _Alignas(4096) _Atomic uint64_t ops;
     _Atomic uint64_t bytes;
     _Atomic uint64_t traced; /* entries ever written to .trace; release */
     _Atomic uint32_t core;   /* 1 + where it ran when it last arrived somewhere; 0: unknown */
-    uint8_t pad0[36];
+    /* Engine: it looks at the slots from time to time, unasked; the same for every rank, but in a line
+     * that the rank has at hand. Rank: if it does not, whoever arrives and is not the last asks.
+     * Seq_cst on both sides, as the arrival and the engine's last look are: either the rank sees 0,
+     * or the engine sees the rank. */
+    _Atomic uint32_t patrolled;
+    uint8_t pad0[32];
     struct hvi_express_lag lag[HVI_EXPRESS_RANKS]; /* by rank of the job */
     struct hvi_express_trace trace[HVI_EXPRESS_TRACE];
 };
@@ -95,12 +100,7 @@ struct hvi_express_head {
     /* Client: somebody waits; engine: takes it back. Seq_cst with the bell's words. */
     _Alignas(64) _Atomic uint32_t watch;
     uint8_t pad1[60];
-    /* Engine: it looks at the slots from time to time, unasked. Client: if it does not, whoever
-     * arrives and is not the last asks. Seq_cst on both sides, as the arrival and the engine's last
-     * look are: either the rank sees 0, or the engine sees the rank. */
-    _Alignas(64) _Atomic uint32_t patrolled;
-    uint8_t pad2[60];
-    uint8_t reserved[3904];
+    uint8_t reserved[3968];
 };
 
 /* Layout: head, rank blocks, slots, parts [slot][rank], payloads [slot][rank], results [slot]. */
@@ -138,11 +138,11 @@ HVI_EXPRESS_SIZE(hvi_express_lag, 200);
 HVI_EXPRESS_AT(hvi_express_lag, histogram, 24);
 HVI_EXPRESS_SIZE(hvi_express_rank, 40960);
 HVI_EXPRESS_AT(hvi_express_rank, traced, 16);
+HVI_EXPRESS_AT(hvi_express_rank, patrolled, 28);
 HVI_EXPRESS_AT(hvi_express_rank, lag, 64);
 HVI_EXPRESS_AT(hvi_express_rank, trace, 6464);
 HVI_EXPRESS_SIZE(hvi_express_head, 4096);
 HVI_EXPRESS_AT(hvi_express_head, watch, 64);
-HVI_EXPRESS_AT(hvi_express_head, patrolled, 128);
 
 /* Engine: pages come as they are touched. Errors as hvi_region_create. */
 int hvi_express_create(uint32_t ranks, struct hvi_express *express_p);

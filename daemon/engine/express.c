@@ -349,7 +349,8 @@ static bool is_quiet(struct engine_express *express)
 static void set_patrolled(struct engine_express *express, uint32_t patrolled)
 {
     /* Seq_cst, pairs with the look of a rank that has just arrived. */
-    atomic_store_explicit(&express->map.head->patrolled, patrolled, memory_order_seq_cst);
+    for (uint32_t rank = 0; rank < express->map.ranks; rank++)
+        atomic_store_explicit(&express->map.rank[rank].patrolled, patrolled, memory_order_seq_cst);
 }
 
 /* False if a rank has come meanwhile. */
