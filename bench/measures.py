@@ -16,7 +16,7 @@ class Measure:
     op: str
     np: int
     size: int = 0
-    memories: tuple[str, ...] = ("shared",)  # of hvdd
+    memories: tuple[str, ...] = ("shared",)  # of hvdd; python...: hvd.torch, on the newest torch or on Horovod's
     peers: tuple[str, ...] = EVERYBODY
     barrier: bool = False  # an untimed barrier before every op: for ops that do not wait for everybody
     outstanding: int = 1
@@ -47,8 +47,25 @@ def _others() -> list[Measure]:
             for op in peers for np in (2, 4)]
 
 
+def _python() -> list[Measure]:
+    """hvd.torch, as users call it; the others are timed from Python anyway."""
+    hooks = "161 gradients of ResNet-50 through an optimizer's hooks"
+    return [*(Measure(f"python-hooks-np{np}", hooks, "hooks", np, memories=("python", "python-fresh"), quick=np == 2,
+                      peers=("torch-ddp", "horovod")) for np in (2, 4)),
+            Measure("python-step-np2", "training step, 14 layers of 1024, 59 MB of gradients", "step", 2,
+                    memories=("python", "python-2.0.1"), peers=("torch-ddp", "horovod"), quick=True),
+            Measure("python-allreduce-4B-np2", "allreduce 4 B from Python", "allreduce", 2, 4, memories=("python",),
+                    peers=("torch", "horovod"), quick=True),
+            Measure("python-init-np2", "init() of a process that was attached before", "init", 2,
+                    memories=("python",), peers=()),
+            Measure("python-cycle-np2", "shutdown() and init()", "cycle", 2,
+                    memories=("python",), peers=(), barrier=True),
+            Measure("python-wait-np2", "CPU of a rank that waits 1 s for another", "wait", 2,
+                    memories=("python",), peers=())]
+
+
 MEASURES: list[Measure] = [
-    *_allreduces(), *_gradients(), *_others(),
+    *_allreduces(), *_gradients(), *_others(), *_python(),
     Measure("rate-np2", "4 B allreduce, 1,000 outstanding", "allreduce", 2, 4, outstanding=1000, quick=True,
             memories=("shared", "malloc"), peers=(*MPI, "torch", "horovod")),
     Measure("idle-np2", "CPU while idle", "idle", 2, quick=True, memories=("shared",), peers=("horovod",)),
@@ -122,7 +139,8 @@ class Bar:
     """A promise: `figure` of the hvdd row must be at least (or at most) `limit`."""
     measure: str
     memory: str
-    kind: str  # times-peer | share-of-onepass | at-most-peer | at-most-us | ops-per-second | at-most-percent
+    # times-peer | share-of-onepass | at-most-peer | at-most-us | ops-per-second | at-most-percent | at-most-share
+    kind: str
     limit: float
     peers: tuple[str, ...] = ()  # those that count; (): all
 
@@ -142,6 +160,15 @@ def _bars() -> list[Bar]:
              for np in (2, 4) for memory in ("shared", "malloc")]
     bars += [Bar(f"{op}-64M-np{np}", "shared", "times-peer", 2)
              for op in ("allgather", "broadcast", "alltoall", "reducescatter") for np in (2, 4)]
+    bars += [Bar("python-hooks-np2", "python", "times-peer", 5, ("torch-ddp",)),
+             Bar("python-hooks-np2", "python", "times-peer", 7, ("horovod",)),
+             Bar("python-hooks-np4", "python", "times-peer", 8, ("torch-ddp",)),
+             Bar("python-step-np2", "python", "times-peer", 1.5, ("torch-ddp",)),
+             Bar("python-step-np2", "python-2.0.1", "times-peer", 2, ("horovod",)),
+             Bar("python-allreduce-4B-np2", "python", "at-most-us", 15),
+             Bar("python-init-np2", "python", "at-most-us", 10_000),
+             Bar("python-cycle-np2", "python", "at-most-us", 20_000),
+             Bar("python-wait-np2", "python", "at-most-share", 1)]
     return [*bars, Bar("rate-np2", "shared", "ops-per-second", 1e6), Bar("idle-np2", "shared", "at-most-percent", 0.05)]
 
 

@@ -52,12 +52,16 @@ def reply(command: list[str], environment: dict[str, str]) -> list[dict]:
 class Hvdd:
     """Us, through hvd-perf and hvdrun."""
 
-    def __init__(self, binaries: pathlib.Path) -> None:
+    def __init__(self, binaries: pathlib.Path, cache: pathlib.Path) -> None:
         self.perf = str(binaries / "hvd-perf")
         self.hvdrun = str(binaries / "hvdrun")
+        self.library = binaries.resolve().parent / "lib/libhvdclient.so.0"
+        self.cache = cache
 
     def run(self, measure: Measure, memory: str, seconds: float) -> list[dict]:
         """Rows: ours, then those of the reference."""
+        if memory.startswith("python"):
+            return reply(*self.python(measure, memory, seconds))
         if measure.op == "idle":
             return [self.idle(measure, seconds)]
         command = [*self.start(measure.np), "-o", measure.op, "-m", memory, "--json", "--seconds", str(seconds)]
@@ -71,6 +75,15 @@ class Hvdd:
             command.append("--memcpy")
         self.check(measure, memory)
         return reply(command, {})
+
+    def python(self, measure: Measure, memory: str, seconds: float) -> tuple[list[str], dict[str, str]]:
+        """hvd.torch on the torch of a peer; command line and environment."""
+        place = self.cache / ("horovod" if memory == "python-2.0.1" else "torch")
+        op = "hooks-fresh" if memory == "python-fresh" else measure.op
+        bound = ["--bind-to", "core"] if measure.np > len(os.sched_getaffinity(0)) else []
+        return [self.hvdrun, "-np", str(measure.np), *bound, "--no-prefix", str(place / "bin/python"),
+                str(HERE / "peers/hvd_bench.py"), op, what_of(measure), str(seconds), *extras(measure, "--")], {
+                    "HVD_LIBRARY": str(self.library), "PYTHONPATH": str(HERE.parent / "python"), "OMP_NUM_THREADS": "1"}
 
     def start(self, np: int) -> list[str]:
         """Ranks of hvd-perf; bound to cores, as hvdrun's manual advises, when there are more of them than cores."""
@@ -132,7 +145,7 @@ def engines_under(ancestor: int) -> list[int]:
 
 def what_of(measure: Measure) -> str:
     """The second argument of every peer's bench."""
-    return str(SIZES) if measure.op == "gradients" else str(measure.size)
+    return str(SIZES) if measure.op in ("gradients", "hooks") else str(measure.size)
 
 
 def extras(measure: Measure, dashes: str) -> list[str]:
@@ -148,7 +161,8 @@ def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Sett
     """The command line and the environment that a peer adds."""
     place = cache / ("torch" if peer == "torch-ddp" else peer)
     path = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}"} | setting.environment
-    bench = [measure.op, what_of(measure), str(seconds)]
+    op = "gradients" if measure.op == "hooks" else measure.op
+    bench = [op, what_of(measure), str(seconds)]
     count = str(measure.np)
     if peer == "openmpi":
         root = ["--allow-run-as-root"] if os.getuid() == 0 else []
@@ -163,7 +177,7 @@ def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Sett
         return [str(place / "gloo_bench"), count, *setting.arguments, *bench, *extras(measure, "")], path | {
             "LD_LIBRARY_PATH": ":".join([str(root), *triplet])}
     if peer in ("torch", "torch-ddp"):
-        op = "ddp" if peer == "torch-ddp" else measure.op
+        op = "ddp" if peer == "torch-ddp" and op == "gradients" else op
         return [str(place / "bin/torchrun"), "--nproc-per-node", count, str(HERE / "peers/torch_bench.py"), op, *bench[1:],
                 *extras(measure, "--")], path | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return [str(place / "bin/horovodrun"), "--gloo", "-np", count, str(place / "bin/python"),
@@ -176,7 +190,7 @@ class Session:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.hvdd = Hvdd(args.bin)
+        self.hvdd = Hvdd(args.bin, args.cache)
         self.file = (args.out / "raw.jsonl").open("w", encoding="utf-8")
 
     def note(self, measure: Measure, who: str, setting: str, turn, **result) -> None:

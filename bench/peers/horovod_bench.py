@@ -5,7 +5,8 @@ JSON line.
     horovod_bench.py OP BYTES|FILE SECONDS [--barrier] [--outstanding K]
 
 OP: allreduce, allgather, broadcast, alltoall, reducescatter; gradients (each tensor of FILE by allreduce_async_, one by
-one, as DistributedOptimizer does it); idle (CPU share of the ranks that do nothing for SECONDS)."""
+one, as DistributedOptimizer does it); step (training.py with DistributedOptimizer); idle (CPU share of the ranks that do
+nothing for SECONDS)."""
 import argparse
 
 import measuring  # first: it sets the number of threads
@@ -13,12 +14,19 @@ import measuring  # first: it sets the number of threads
 import horovod.torch as hvd
 import torch
 
+import training
+
 
 def reduce_all(tensors: list[torch.Tensor]) -> None:
     """Every tensor by itself, all in flight at a time; Horovod fuses them as it likes."""
     handles = [hvd.allreduce_async_(tensor, name=f"t{i}", op=hvd.Sum) for i, tensor in enumerate(tensors)]
     for handle in handles:
         hvd.synchronize(handle)
+
+
+def wrap(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple:
+    """As its documentation says."""
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
 def prepare(args: argparse.Namespace, size: int):
@@ -31,6 +39,8 @@ def prepare(args: argparse.Namespace, size: int):
     def keep(result: torch.Tensor) -> None:
         kept[0] = result
 
+    if args.op == "step":
+        return training.prepared(hvd.rank(), size, wrap)
     if args.op == "gradients":
         tensors = [torch.full((count,), mine) for count in measuring.sizes_of(args.what)]
         count = sum(tensor.numel() for tensor in tensors)

@@ -5,13 +5,16 @@
 
 OP: allreduce, allgather, broadcast, alltoall, reducescatter; gradients (each tensor of FILE by all_reduce(async_op=True));
 ddp (the tensors of FILE copied into buckets of 25 MB, the buckets reduced as they fill, and copied back: what
-DistributedDataParallel does); idle (CPU share of the ranks that do nothing for SECONDS)."""
+DistributedDataParallel does); step (training.py under DistributedDataParallel); idle (CPU share of the ranks that do nothing
+for SECONDS)."""
 import argparse
 
 import measuring  # first: it sets the number of threads
 
 import torch
 import torch.distributed as dist
+
+import training
 
 BUCKET = 25 * 1024 * 1024 // 4
 
@@ -51,12 +54,19 @@ def reduce_all(tensors: list[torch.Tensor]) -> None:
         work.wait()
 
 
+def wrap(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple:
+    """DistributedDataParallel at its best: gradients are views of its buckets."""
+    return torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer
+
+
 def prepare(args: argparse.Namespace, size: int):
     """The function that runs the op once, its bytes, and a function that says whether the result of ranks that put
     1 + rank everywhere is right."""
     rank = dist.get_rank()
     total = float(sum(range(1, size + 1)))
     mine = 1.0 + rank
+    if args.op == "step":
+        return training.prepared(rank, size, wrap)
     if args.op in ("gradients", "ddp"):
         tensors = [torch.full((count,), mine) for count in measuring.sizes_of(args.what)]
         count = sum(tensor.numel() for tensor in tensors)

@@ -155,7 +155,9 @@ def check_compression():
     model = _model()
     optimizer = _wrapped(model, _sgd, compression=hvd.Compression.fp16)
     _train(model, optimizer, *_data(), steps=1)
-    assert all(p.grad.dtype is torch.float32 and bool((p.grad.half().float() == p.grad).all()) for p in model.parameters())
+    for parameter in model.parameters():
+        gradient = parameter.grad
+        assert gradient.dtype is torch.float32 and torch.equal(gradient.half().float(), gradient)
 
 
 # ---- what users do between backward and step ----

@@ -18,6 +18,7 @@ a wire tensor in the bucket and are copied in before the op and out after it.
 """
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -73,7 +74,8 @@ class Slot:
         self.segment: Segment | None = None
         self.sparse_dim: int | None = None  # of the last gradient that was sparse
         self.sparse: Any = None      # the sparse gradient of this step, where it travels as such
-        self.pending: Callable[[], Any] | None = None  # gives the result of an op of its own (sparse, custom compression)
+        #: gives the result of ops of its own (sparse, custom compression)
+        self.pending: Callable[[], Any] | None = None
 
 
 class Segment:
@@ -152,6 +154,10 @@ class Reducer:
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
             self._nodes.append(node)
             self._hooks.append(node.register_hook(fire))
+
+    def hooks(self) -> list[Callable[[], None]]:
+        """What autograd calls for each parameter, in the order in which they were added."""
+        return [functools.partial(self.ready, slot) for slot in self._slots.values()]
 
     def __del__(self) -> None:
         for hook in self.__dict__.get("_hooks", ()):
@@ -278,7 +284,7 @@ class Reducer:
 
     @staticmethod
     def _leave_to_its_holder(slot: Slot) -> None:
-        """Somebody has kept the last step's gradient: it becomes a tensor of its own, and a new one lies in the bucket."""
+        """Somebody has kept the last step's gradient: it becomes a tensor of its own; a new one lies in the bucket."""
         kept = slot.place
         slot.place = torch.empty(0, dtype=kept.dtype).set_(kept.untyped_storage(), 0, kept.shape, kept.stride())
         kept.data = kept.clone()
@@ -316,8 +322,8 @@ class Reducer:
 
     def _replan_for(self, slot: Slot, gradient: Any) -> None:
         if self._launched or any(other.arrived for other in self._planned):
-            raise RuntimeError(f"the gradient of {slot.name} is now {gradient.dtype} of shape {tuple(gradient.shape)} on "
-                               f"{gradient.device}, while others of this step are as before; change a model between "
+            raise RuntimeError(f"the gradient of {slot.name} is now {gradient.dtype} of shape {tuple(gradient.shape)} "
+                               f"on {gradient.device}, while others of this step are as before; change a model between "
                                "steps and as a whole")
         self._session = None
         self._prepare()

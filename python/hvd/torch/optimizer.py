@@ -55,7 +55,8 @@ def _names(param_groups: list[dict[str, Any]], named_parameters: Any) -> dict[An
     return found
 
 
-def _group_numbers(groups: Any, parameters: list[Any], names: dict[Any, str], process_set: ProcessSet) -> dict[Any, int]:
+def _group_numbers(groups: Any, parameters: list[Any], names: dict[Any, str],
+                   process_set: ProcessSet) -> dict[Any, int]:
     """Parameter -> the group whose members are reduced together; none for those that are in no group."""
     if groups is None:
         return {}
