@@ -52,7 +52,7 @@ class Daemon:
         self.token = secrets.token_hex(8)
         self.environment = dict(clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
         self.config_path = self.folder / "hvdd.conf"
-        self.config_path.touch()
+        self.config_path.write_text(f"stall-warn = {scaled(60):.0f}s\n", encoding="utf-8")
         self.options = {"config": self.config_path, "log-level": "info", "private": "yes"} | (options or {})
         self.log_path = self.folder / "log"
         self.ctl = Ctl(self.address, self.environment)
