@@ -121,11 +121,6 @@ def synchronize(handle: int) -> Any:
     return entry[1]()
 
 
-def forget_all() -> None:
-    """After a shutdown: no handle is in flight any more."""
-    _pending.clear()
-
-
 def reduce_op_of(op: int | None, average: bool | None) -> int:
     """The reduce op that a call means by its `op` and its deprecated `average`."""
     if op is not None:
