@@ -23,7 +23,9 @@
 
 static void handle_notice(struct hvd_session *session, const struct hvi_notice *notice)
 {
-    enum hvd_log_level level = notice->session_ended ? HVD_LOG_ERROR : HVD_LOG_WARN;
+    /* A rank that leaves in good order is no news to those who need nothing more of it; the ops of
+     * the others say so themselves. */
+    enum hvd_log_level level = notice->status == HVD_ERR_RANK_LEFT ? HVD_LOG_INFO : HVD_LOG_WARN;
     if (notice->session_ended) {
         client_wait_drain(session); /* what was finished before stays finished */
         client_session_end(session, notice->status, "%s", notice->text);
