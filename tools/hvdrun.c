@@ -270,6 +270,13 @@ static int launch(const struct run_options *options)
     return run.exit_code;
 }
 
+/* horovodrun comes from a Python package that says which release of Horovod it stands for. */
+static const char *shown_version(const struct run_options *options)
+{
+    const char *said = options->compat ? getenv("HVDRUN_VERSION") : NULL;
+    return said != NULL && said[0] != '\0' ? said : HVD_VERSION_TEXT;
+}
+
 /* Nobody who starts hvdrun alone has said which Python counts; the compatible format is for stdout
  * alone. */
 static void check_build(const struct run_options *options)
@@ -281,7 +288,7 @@ static void check_build(const struct run_options *options)
     else if (getenv("HVDRUN_PYTHON") == NULL)
         fprintf(stderr, "hvdrun: the frameworks are those of %s (HVDRUN_PYTHON names another)\n",
                 build.python);
-    run_build_print(stdout, options->compat ? "Horovod" : "hvd", &build);
+    run_build_print(stdout, options->compat ? "Horovod" : "hvd", shown_version(options), &build);
 }
 
 /* What is asked for instead of a launch. */
@@ -292,7 +299,7 @@ static bool print_instead(const struct run_options *options)
     else if (options->help_man)
         run_flags_help_man(stdout);
     else if (options->version)
-        puts(options->compat ? HVD_VERSION_TEXT : "hvdrun " HVD_VERSION_TEXT);
+        printf("%s%s\n", options->compat ? "" : "hvdrun ", shown_version(options));
     else if (options->check_build)
         check_build(options);
     else

@@ -135,9 +135,10 @@ int run_build_ask(struct run_build *build_p, char *text_p, size_t text_size)
     return -1;
 }
 
-void run_build_print(FILE *out, const char *name, const struct run_build *build)
+void run_build_print(FILE *out, const char *name, const char *version,
+                     const struct run_build *build)
 {
-    fprintf(out, "%s v" HVD_VERSION_TEXT ":\n\nAvailable Frameworks:\n", name);
+    fprintf(out, "%s v%s:\n\nAvailable Frameworks:\n", name, version);
     for (size_t i = 0; i < RUN_BUILD_FRAMEWORKS; i++)
         fprintf(out, "    [%c] %s\n", build->frameworks[i] ? 'X' : ' ', frameworks[i].shown);
     fputs("\n"

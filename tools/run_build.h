@@ -19,6 +19,7 @@ struct run_build {
  * bindings it would find. Waits at most 20 s. 0, or -1 with a sentence and no framework. */
 int run_build_ask(struct run_build *build_p, char *text_p, size_t text_size);
 /* The lists, for `name` ("Horovod" or "hvd"). */
-void run_build_print(FILE *out, const char *name, const struct run_build *build);
+void run_build_print(FILE *out, const char *name, const char *version,
+                     const struct run_build *build);
 
 #endif
