@@ -100,8 +100,8 @@ def poll(handle: int) -> bool:
     try:
         ops, _ = _pending[int(handle)]
     except KeyError:
-        raise ValueError(f"handle {int(handle)} is not in flight: it was synchronized already, or hvd was shut down "
-                         "meanwhile") from None
+        raise ValueError(f"Handle {int(handle)} was not created or has been cleared. It was synchronized already, or hvd "
+                         "was shut down meanwhile") from None
     return all(op.poll() for op in ops)
 
 

@@ -75,16 +75,9 @@ global_process_set = ProcessSet([])
 global_process_set.ranks = None
 _registered: dict[int, ProcessSet] = {}
 
-#: Under the name `horovod` sets can be added after init() only when HOROVOD_DYNAMIC_PROCESS_SETS=1 or
-#: init(process_sets="dynamic") said so; under our own name always.
-dynamic_needs_consent = False
+#: Whether HOROVOD_DYNAMIC_PROCESS_SETS=1 or init(process_sets="dynamic") announced sets that are added later. Under the name
+#: `horovod` they must be announced (python/compat), under ours they need not be.
 dynamic_allowed = False
-
-
-def _consent() -> None:
-    if dynamic_needs_consent and not dynamic_allowed:
-        raise ValueError("process sets can be added and removed after init() only when HOROVOD_DYNAMIC_PROCESS_SETS=1 "
-                         "is in the environment or init(process_sets=\"dynamic\") was called")
 
 
 def _start(ranks: Sequence[int]) -> _ops.Op:
@@ -124,7 +117,6 @@ def _land(process_set: ProcessSet, op: _ops.Op) -> None:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Adds a set and returns it. Every rank of the job, member or not, must add the same sets in the same order; blocks
     until all have. ValueError: a duplicate set or rank, an unknown rank."""
-    _consent()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.process_set_id is not None:
@@ -136,7 +128,6 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set on all ranks (each must call it); blocks until all have. False for the global set and for a set
     that is not registered. The object is invalid afterwards."""
-    _consent()
     set_id = process_set.process_set_id
     if not set_id:
         return False

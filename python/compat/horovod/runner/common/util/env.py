@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the environment goes where."""
+from __future__ import annotations
+
+import os
+import re
+
+IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY"}
+LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
+KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
+
+
+def is_exportable(v: str) -> bool:
+    """Whether a variable of this name is one to hand on to ranks."""
+    return not any(re.fullmatch(pattern, v) for pattern in IGNORE_REGEXES)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """Rank and size as the launcher has told them, without hvd.init(); 0 of 1 when none did."""
+    for rank, size in (("HVD_RANK", "HVD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"),
+                       ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
+                       ("SLURM_PROCID", "SLURM_NTASKS")):
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def is_kubeflow_mpi() -> bool:
+    """Whether this is a launcher pod of Kubeflow's MPI operator."""
+    return os.environ.get("OMPI_MCA_plm_rsh_agent") == KUBEFLOW_MPI_EXEC
