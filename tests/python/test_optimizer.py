@@ -216,6 +216,22 @@ def check_clipping_and_changed_gradients():
             warnings.simplefilter("error")
             ours.step()
         _same(model, alone)
+    for change in range(3):  # old scripts give a gradient other memory, at any moment
+        for which, optimizer, (a, b) in ((alone, plain, (x, y)), (model, ours, (_mine(x), _mine(y)))):
+            optimizer.zero_grad(set_to_none=False)
+            if change == 0:
+                which[0].weight.grad.data = torch.zeros(200, 6)
+            _loss(which, a, b).backward()
+            if change == 1 and which is model and _hvd().size() > 1:
+                which[2].weight.grad.data = torch.ones(300, 200)  # too late: it is being reduced
+            if which is model:
+                optimizer.synchronize()
+            if change == 2:
+                which[4].weight.grad.data = which[4].weight.grad * 2
+        plain.step()
+        with ours.skip_synchronize():
+            ours.step()
+        _same(model, alone)
     ours.zero_grad()
     _loss(model, _mine(x), _mine(y)).backward()
     ours.synchronize()
@@ -544,6 +560,51 @@ def check_an_optimizer_that_was_replaced_reduces_no_more():
     _train(alone, _sgd(alone.parameters()), x, y)
     _train(model, optimizer, _mine(x), _mine(y))
     _same(model, alone)
+    shared = _shared_mappings()
+    for _ in range(20):
+        optimizer = _wrapped(model, _sgd)
+        _train(model, optimizer, _mine(x), _mine(y), steps=1)
+    assert _shared_mappings() <= shared, "buckets of optimizers that are gone stay"
+
+
+def _shared_mappings():
+    return pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:")
+
+
+def check_a_failed_step_can_be_followed_by_others_in_a_new_session():
+    hvd = _hvd()
+    x, y = _data()
+    alone, model = _model(), _model()
+    ours = _wrapped(model, _sgd)
+    _train(model, ours, _mine(x), _mine(y), steps=1)
+    saved = [parameter.detach().clone() for parameter in model.parameters()]
+    momenta = [ours.state[parameter]["momentum_buffer"].clone() for parameter in model.parameters()]
+    ours.zero_grad()
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError, match="rank 1"):
+            _loss(model, _mine(x), _mine(y)).backward()
+            ours.step()
+    hvd.shutdown()
+    hvd.init()
+    ours.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(saved, model.parameters()))
+    assert all(torch.equal(a, ours.state[p]["momentum_buffer"]) for a, p in zip(momenta, model.parameters()))
+    _train(alone, _sgd(alone.parameters()), x, y, steps=4)
+    _train(model, ours, _mine(x), _mine(y), steps=3)
+    _same(model, alone)
+
+
+def check_two_optimizers_take_turns():
+    x, y = _data()
+    pairs = [(_model(seed), _model(seed)) for seed in (1, 2)]
+    plain = [_sgd(alone.parameters()) for alone, _ in pairs]
+    ours = [_hvd().DistributedOptimizer(_sgd(model.parameters())) for _, model in pairs]
+    for _ in range(3):
+        for (alone, model), one, other in zip(pairs, plain, ours):
+            _train(alone, one, x, y, steps=1)
+            _train(model, other, _mine(x), _mine(y), steps=1)
+    for alone, model in pairs:
+        _same(model, alone)
 
 
 def check_ranks_outside_the_process_set_train_alone():
@@ -602,7 +663,8 @@ def _mapping_of(address):
 def check_gradients_lie_in_memory_that_the_engine_shares():
     x, y = _data()
     model = _model()
-    _train(model, _wrapped(model, _sgd), _mine(x), _mine(y), steps=2)
+    optimizer = _wrapped(model, _sgd)
+    _train(model, optimizer, _mine(x), _mine(y), steps=2)
     for parameter in model.parameters():
         assert "memfd:" in _mapping_of(parameter.grad.data_ptr())
     _hvd().shutdown()

@@ -59,8 +59,8 @@ def _item_size(dtype: Any) -> int:
 
 class Slot:
     """A parameter and where its gradient goes."""
-    __slots__ = ("parameter", "name", "group", "delay", "arrived", "place", "like", "direct", "segment", "sparse_dim",
-                 "sparse", "pending")
+    __slots__ = ("parameter", "name", "group", "delay", "arrived", "place", "offset", "address", "wire", "like",
+                 "direct", "segment", "sparse_dim", "sparse", "pending")
 
     def __init__(self, parameter: Any, name: str, group: Any, passes: int) -> None:
         self.parameter = parameter
@@ -68,7 +68,10 @@ class Slot:
         self.group = group
         self.delay = passes          # backward passes until the gradient is complete
         self.arrived = False
-        self.place: Any = None       # the tensor in the bucket
+        self.place: Any = None       # the tensor in the bucket, of type `wire`, `offset` bytes from its beginning
+        self.wire: Any = None
+        self.offset = 0
+        self.address = 0
         self.like: Any = None        # type and device of the gradients that it was made for
         self.direct = False
         self.segment: Segment | None = None
@@ -76,6 +79,19 @@ class Slot:
         self.sparse: Any = None      # the sparse gradient of this step, where it travels as such
         #: gives the result of ops of its own (sparse, custom compression)
         self.pending: Callable[[], Any] | None = None
+
+
+    def settle_in(self) -> None:
+        """A new tensor at the slot's place in its bucket."""
+        assert self.segment is not None
+        self.place = self.segment.bucket.tensor(self.offset, self.parameter, self.wire)
+        self.address = self.place.data_ptr()
+
+    def home(self) -> Any:
+        """The tensor in the bucket; a new one if the last was given other memory (`p.grad.data = ...`, model.half())."""
+        if self.place.data_ptr() != self.address:
+            self.settle_in()
+        return self.place
 
 
 class Segment:
@@ -130,8 +146,8 @@ class Reducer:
         self._launched: list[Segment] = []
         self._session: _session.Session | None = None
         self._options: Any = None
-        self._hooks: list[Any] = []
         self._nodes: list[Any] = []
+        self._hooks: list[Any] = []
 
     # ---- parameters ----
 
@@ -160,8 +176,10 @@ class Reducer:
         return [functools.partial(self.ready, slot) for slot in self._slots.values()]
 
     def __del__(self) -> None:
-        for hook in self.__dict__.get("_hooks", ()):
-            hook.remove()
+        if hasattr(self, "_hooks"):
+            for hook in self._hooks:
+                hook.remove()
+            self._forget_plan()  # slots and segments refer to each other: memory goes now, not at the next collection
 
     # ---- who is where ----
 
@@ -195,15 +213,15 @@ class Reducer:
         begin = 0
         for segment, extent in segments:
             at = begin
+            segment.bucket = bucket
             for slot in segment.slots:
-                slot.segment = segment
+                slot.segment, slot.offset, slot.wire = segment, at, wire[slot.name]
+                slot.settle_in()
                 parameter = slot.parameter
-                slot.place = bucket.tensor(at, parameter, wire[slot.name])
                 slot.like = (parameter.dtype, parameter.device)
                 slot.direct = (self._allows_direct and parameter.device.type == "cpu"
-                               and wire[slot.name] is parameter.dtype)
+                               and slot.wire is parameter.dtype)
                 at += _buckets.padded(sizes[slot.name])
-            segment.bucket = bucket
             segment.tensor = self._describe(segment, bucket.address + begin, extent)
             self._segments.append(segment)
             begin += extent
@@ -251,7 +269,7 @@ class Reducer:
     @staticmethod
     def _fits(slot: Slot, gradient: Any) -> bool:
         """Whether the gradient still is what the slot was made for (after model.double() it is not)."""
-        return slot.like == (gradient.dtype, gradient.device) and slot.place.shape == gradient.shape
+        return slot.like == (gradient.dtype, gradient.device) and slot.parameter.shape == gradient.shape
 
     # ---- during backward ----
 
@@ -272,7 +290,7 @@ class Reducer:
 
     def _settle(self, slot: Slot, gradient: Any) -> bool:
         """Moves a plain gradient into the bucket, where autograd adds to it from now on. Whether it could."""
-        if gradient is slot.place:
+        if gradient is slot.home():
             return True
         if gradient.layout is not torch.strided or gradient.requires_grad or not self._fits(slot, gradient):
             return False
@@ -286,7 +304,7 @@ class Reducer:
     def _leave_to_its_holder(slot: Slot) -> None:
         """Somebody has kept the last step's gradient: it becomes a tensor of its own; a new one lies in the bucket."""
         kept = slot.place
-        slot.place = torch.empty(0, dtype=kept.dtype).set_(kept.untyped_storage(), 0, kept.shape, kept.stride())
+        slot.settle_in()
         kept.data = kept.clone()
 
     def _take(self, slot: Slot) -> None:
@@ -307,14 +325,14 @@ class Reducer:
             if gradient.layout is torch.strided and slot.direct:
                 self._settle(slot, gradient.detach())
             else:
-                slot.place.copy_(dense.detach())
+                slot.home().copy_(dense.detach())
 
     def _take_nothing(self, slot: Slot) -> None:
         """This rank has no gradient: it sends zeroes."""
         if slot.sparse_dim is not None and self._travels_sparse(slot):
             slot.sparse = _empty_sparse(slot.parameter, slot.sparse_dim)
         else:
-            slot.place.zero_()
+            slot.home().zero_()
 
     def _travels_sparse(self, slot: Slot) -> bool:
         assert slot.segment is not None
@@ -372,7 +390,7 @@ class Reducer:
 
     def _start_compressed(self, slot: Slot) -> Callable[[], Any]:
         """By a compressor of the user's own, which may give anything."""
-        small, ctx = self.compression.compress(slot.place)
+        small, ctx = self.compression.compress(slot.home())
         small = small.contiguous()
         started = engine.start_allreduce(small, small, self.op, slot.name, *self._scales, self._process_set)
         return lambda: self.compression.decompress(collectives.complete(started), ctx)
@@ -436,7 +454,7 @@ class Reducer:
 
     def _result(self, slot: Slot) -> Any:
         if slot.pending is None:
-            return slot.place
+            return slot.home()
         pending, slot.pending, slot.sparse = slot.pending, None, None
         return pending()
 
@@ -451,8 +469,8 @@ class Reducer:
         elif slot.sparse_dim is not None and (gradient is None or gradient.layout is torch.sparse_coo):
             parameter.grad = result.to(parameter).to_sparse(slot.sparse_dim)
         elif slot.direct:
-            slot.place.copy_(result)  # nothing when it is the same
-            parameter.grad = slot.place
+            parameter.grad = slot.home()
+            parameter.grad.copy_(result)  # nothing when it is the same
         elif gradient is None or gradient.requires_grad:
             parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(result)
         else:
