@@ -25,15 +25,17 @@ _options_cache: dict[tuple[float, float, int], Any] = {(1.0, 1.0, 0): None}
 
 class Op:
     """A submitted op. `status` is INPROGRESS until it is seen finished; then `error` holds a failure's sentence."""
-    __slots__ = ("session", "pointer", "keep", "status", "error", "owns_result", "__weakref__")
+    __slots__ = ("session", "pointer", "keep", "status", "error", "owns_result", "name", "__weakref__")
 
-    def __init__(self, session: Session, pointer: int, keep: Any, owns_result: bool) -> None:
+    def __init__(self, session: Session, pointer: int, keep: Any, owns_result: bool,
+                 name: bytes | None = None) -> None:
         self.session = session
         self.pointer: int | None = pointer
         self.keep = keep
         self.status = _native.INPROGRESS
         self.error = ""
         self.owns_result = owns_result
+        self.name = name
         _live[pointer] = weakref.ref(self)
 
     def _finish(self, status: int) -> None:
@@ -113,7 +115,7 @@ class Op:
         if self.pointer is not None:
             _live.pop(self.pointer, None)
             if self.session.pointer is not None:
-                self.session.abandoned.append((self.pointer, self.keep))
+                self.session.abandon(self.pointer, self.keep, self.name)
 
 
 def options(prescale: float, postscale: float, process_set: int) -> Any:
@@ -154,6 +156,7 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
     """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group.
     Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
     session = session or current()
+    name = arguments[0] if arguments and isinstance(arguments[0], bytes) else None
     pointers = (ctypes.c_void_p * (count or 1))()
     try:
         while True:
@@ -161,6 +164,7 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
             try:
                 if session.abandoned:
                     session.sweep()
+                    session.check_name(name)
                 status = function(pointer, *arguments, pointers)
                 if status == 0:
                     break
@@ -169,7 +173,7 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
             finally:
                 session.leave()
             _make_room(session, status)
-        ops = [Op(session, started, keep, owns_result) for started in pointers]
+        ops = [Op(session, started, keep, owns_result, name) for started in pointers]
     except BaseException:  # Ctrl-C between the library's return and the Ops
         _abandon(session, pointers, keep)
         raise
@@ -184,6 +188,7 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
     try:
         if session.abandoned:
             session.sweep()
+            session.check_name(arguments[0] if isinstance(arguments[0], bytes) else None)
         status = function(library, *arguments, pointers)
         if status == 0:
             pointer = pointers[0]
@@ -215,7 +220,7 @@ def _abandon(session: Session, pointers: Any, keep: Any) -> None:
     """Hands ops that no Op stands for to the session."""
     for pointer in pointers:
         if pointer is not None and pointer not in _live:
-            session.abandoned.append((pointer, keep))
+            session.abandon(pointer, keep, None)
 
 
 def splits_array(splits: Sequence[int] | None) -> Any:

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from hvd import _native
 from hvd._native import lib, quick
@@ -26,6 +26,7 @@ from hvd.exceptions import HorovodInternalError, NotInitializedError
 #: How long one wait in the library lasts before signals (Ctrl-C) and a shutdown by another thread are looked at.
 SLICE_NS = 50_000_000
 _CLOSE_PATIENCE_S = 10.0
+_NAME_KEPT_S = 0.001
 _thread = threading.get_ident
 
 logger = logging.getLogger("hvd")
@@ -49,6 +50,16 @@ def _set_up_logging() -> None:
         logger.addHandler(logging.StreamHandler())
 
 
+class Abandoned(NamedTuple):
+    """An op that nobody will ask for any more."""
+    pointer: int
+    keep: Any  # what the engine may still read or write
+    name: bytes | None
+    #: Its name is taken at least until then (time.monotonic()): whoever drops an op's handle and submits the name again
+    #: at once has made a mistake, and shall hear of it however fast the op was.
+    until: float
+
+
 class Session:
     """An open session. `pointer` is the library's, None once closed."""
 
@@ -57,8 +68,7 @@ class Session:
         self.pid = os.getpid()
         self.closing = False
         self.users: list[int] = []
-        #: Ops that nobody will ask for any more, with what keeps their memory: (pointer, references).
-        self.abandoned: list[tuple[int, Any]] = []
+        self.abandoned: list[Abandoned] = []
         #: Called with this session just before it closes, newest first.
         self.before_close: list[Any] = []
         self.rank = quick.hvd_rank(pointer)
@@ -87,13 +97,23 @@ class Session:
         """Releases the abandoned ops that are finished. Between enter() and leave()."""
         for _ in range(len(self.abandoned)):
             try:
-                pointer, keep = self.abandoned.pop()
+                dropped = self.abandoned.pop()
             except IndexError:  # another thread sweeps too
                 return
-            if lib.hvd_test(pointer) == _native.INPROGRESS:
-                self.abandoned.insert(0, (pointer, keep))
+            if lib.hvd_test(dropped.pointer) == _native.INPROGRESS or dropped.until > time.monotonic():
+                self.abandoned.insert(0, dropped)
             else:
-                quick.hvd_op_free(pointer)
+                quick.hvd_op_free(dropped.pointer)
+
+    def abandon(self, pointer: int, keep: Any, name: bytes | None) -> None:
+        """Takes over an op that is dropped. May be called in any thread at any time (by a finalizer)."""
+        self.abandoned.append(Abandoned(pointer, keep, name, time.monotonic() + _NAME_KEPT_S))
+
+    def check_name(self, name: bytes | None) -> None:
+        """ValueError while an op of this name was dropped a moment ago or is in flight."""
+        if name is not None and any(dropped.name == name for dropped in list(self.abandoned)):
+            raise ValueError(f"an op named '{name.decode()}' is in flight on this rank already, and its handle was "
+                             "dropped; synchronize() it first, or use another name")
 
     def close(self) -> None:
         """Closes it; waits in other threads end with HorovodInternalError first."""

@@ -129,6 +129,25 @@ def test_handles_may_be_dropped_and_thousands_may_be_in_flight(ranks):
     ranks(2, check_dropped_handles)
 
 
+def check_dropped_names():
+    import numpy as np
+
+    import hvd.numpy as hvd
+    hvd.init()
+    array = np.ones(3)
+    for turn in range(20):  # whoever comes second finishes the op at once; the mistake is told all the same
+        hvd.allreduce_async(array, name=f"dropped.{turn}")
+        with pytest.raises(ValueError, match="in flight on this rank already"):
+            hvd.allreduce_async(array, name=f"dropped.{turn}")
+        hvd.barrier()
+    for _ in range(1000):
+        assert hvd.allreduce(array, name="again")[0] == 1
+
+
+def test_a_name_whose_handle_was_dropped_is_refused_for_a_moment(ranks):
+    ranks(2, check_dropped_names)
+
+
 def check_fork():
     import hvd
     hvd.init()

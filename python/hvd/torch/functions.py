@@ -121,7 +121,8 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int, model: Any = None,
     """Gives every rank's optimizer the options and the state of the global rank `root_rank`'s.
 
     An optimizer that has made no step yet is not made to make one: what the root does not have, the others do not have
-    afterwards. `model` is accepted and not needed. ValueError: torch.optim.LBFGS; groups that differ between the ranks."""
+    afterwards. Its parameters have gradients afterwards, zeroes where there was none, as Horovod's users know it.
+    `model` is accepted and not needed. ValueError: torch.optim.LBFGS; groups that differ between the ranks."""
     del model
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
@@ -129,6 +130,10 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int, model: Any = None,
     tensors: list[Any] = []
     skeleton = _optimizer_skeleton(optimizer, tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, "optimizer_state", process_set)
+    if not skeleton[2]:
+        for parameter in _parameters(optimizer):
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     if not is_root:
         _take_over(optimizer, skeleton, root_rank, tensors)
     _broadcast_all([(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root_rank,

@@ -81,12 +81,12 @@ def _group_numbers(groups: Any, parameters: list[Any], names: dict[Any, str],
 
 class _Common:
     """What both distributed optimizers share. Mixed into a subclass of the user's optimizer, so every name of its own
-    begins with `_hvd`."""
+    begins with `_hvd`; `_parameter_names` is one that users know."""
 
     def _hvd_watch(self, named_parameters: Any, reducer: Any, groups: Any, process_set: ProcessSet) -> None:
         names = _names(self.param_groups, named_parameters)
         self._hvd_reducer = reducer
-        self._hvd_names = names
+        self._parameter_names = names
         self._hvd_set = process_set
         self._synchronized = False
         self._should_synchronize = True
@@ -105,7 +105,7 @@ class _Common:
         for i, group in enumerate(self.param_groups):
             for j, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in reducer:
-                    name = self._hvd_names.setdefault(parameter, f"allreduce.noname.{i}.{j}")
+                    name = self._parameter_names.setdefault(parameter, f"allreduce.noname.{i}.{j}")
                     reducer.add(parameter, name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
