@@ -24,8 +24,10 @@ _ALIGNMENT = 64
 #: Gradients of this many bytes have an op of their own; smaller ones share one with their neighbours, up to JOINT_BYTES.
 LARGE_BYTES = 128 << 10
 JOINT_BYTES = 1 << 20
-#: Memory is taken in pieces of about this size.
+#: Memory is taken in pieces of about this size; larger ones when there would be more than BUCKETS_MOST, for each has a
+#: descriptor.
 BUCKET_BYTES = 25 << 20
+BUCKETS_MOST = 64
 
 _logger = logging.getLogger("hvd")
 _told = False

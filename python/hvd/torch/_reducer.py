@@ -193,11 +193,12 @@ class Reducer:
         sizes = {name: slot.parameter.numel() * _item_size(wire[name]) for name, slot in by_name.items()}
         composed = _buckets.compose(((name, sizes[name], str(wire[name]), by_name[name].group) for name in by_name),
                                     self._joins_small)
+        limit = max(_buckets.BUCKET_BYTES, sum(sizes.values()) // _buckets.BUCKETS_MOST)
         waiting: list[tuple[Segment, int]] = []
         filled = 0
         for names in composed:
             size = sum(_buckets.padded(sizes[name]) for name in names)
-            if waiting and filled + size > _buckets.BUCKET_BYTES:
+            if waiting and filled + size > limit:
                 self._fill_bucket(_buckets.Bucket(filled), waiting, wire, sizes, session)
                 waiting, filled = [], 0
             more = f"+{len(names) - 1}" if len(names) > 1 else ""
