@@ -19,8 +19,9 @@ def kill_something(daemon: Daemon, source: random.Random, turn: int) -> str:
     size = source.choice((1, 2, 3, 4))
     job = Job(daemon, size, name=f"kill{turn}")
     elements = source.choice((2, 16, 5000, 200_000))
+    memory = source.choice(("malloc", "shared", "adopted"))
     for rank in job.ranks:
-        rank.post("loop", name="work", elements=elements, for_ms=60_000, until_stdin=True)
+        rank.post("loop", name="work", elements=elements, memory=memory, for_ms=60_000, until_stdin=True)
     what = source.choice(("trainer", "trainer", "trainer", "trainer", "engine", "engine", "engine", "daemon"))
     time.sleep(source.uniform(0, 0.01))  # not a wait: the point in time is what is random
     if what == "trainer":
@@ -45,7 +46,15 @@ def kill_something(daemon: Daemon, source: random.Random, turn: int) -> str:
     return what
 
 
-def run(seed: int, turns: int) -> None:
+def held(daemon: Daemon) -> dict[str, int]:
+    """What must not grow with the number of kills: memory of hvdd and of the steady job's engine, shared memory."""
+    engine = next(row["engine_pid"] for row in daemon.jobs() if row["job"] == "steady")
+    memfds = sum(len(procs.memfds(pid)) for pid in procs.with_token(daemon.token))
+    return {"hvdd": procs.rss_bytes(daemon.pid), "engine": procs.rss_bytes(engine), "memfds": memfds,
+            "engine's descriptors": len(procs.fds(engine))}
+
+
+def run(seed: int, turns: int, flat: bool = False) -> None:
     source = random.Random(seed)
     with Daemon() as daemon:
         daemon.allow(*TOLERATED)
@@ -53,11 +62,18 @@ def run(seed: int, turns: int) -> None:
         for rank in steady.ranks:
             rank.post("loop", name="steady", for_ms=600_000, until_stdin=True)
         fds = len(procs.fds(daemon.pid))
-        kinds = [kill_something(daemon, source, turn) for turn in range(turns)]
+        kinds = [kill_something(daemon, source, turn) for turn in range(min(turns, 100))]
+        before = held(daemon)
+        kinds += [kill_something(daemon, source, turn) for turn in range(100, turns)]
         assert set(kinds) == {"trainer", "engine", "daemon"}
         wait_until(lambda: [row["job"] for row in daemon.jobs()] == ["steady"], "only the steady job to remain")
         wait_until(lambda: len(daemon.engines()) == 1, "only one engine to remain")
         wait_until(lambda: len(procs.fds(daemon.pid)) <= fds + 2, "hvdd's descriptors to be closed")
+        after = held(daemon)
+        print(f"seed {seed}, {turns} kills: {before} -> {after}")
+        if flat:
+            allowed = {"hvdd": 4 << 20, "engine": 1 << 20, "memfds": 0, "engine's descriptors": 0}
+            assert all(after[what] <= before[what] + room for what, room in allowed.items()), (before, after)
         for rank in steady.ranks:
             rank.post("stop")
         for rank in steady.ranks:
@@ -102,4 +118,4 @@ def test_kills_in_the_middle_of_attach_and_close_leave_nothing_behind():
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 def test_many_more_random_kills(seed):
-    run(seed, 500)
+    run(seed, 500, flat=True)

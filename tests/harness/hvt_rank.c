@@ -22,7 +22,8 @@
  *     {"do": "cancel", "op": N}
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
  *     {"do": "free" | "abandon", "op": N}
- *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N}   allreduces
+ *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M}
+ *                                                                                     allreduces
  * until a failure
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
@@ -811,14 +812,16 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
 static void do_loop(const cJSON *command, cJSON *reply)
 {
     int64_t elements = get_int(command, "elements", 16), done = 0;
-    float *data = malloc((size_t)elements * sizeof *data);
-    if (!data)
-        abort();
-    int status = loop(command, get_session(command), data, elements, &done);
+    struct hvd_session *session = get_session(command);
+    struct hvt_buffer buffer = {0};
+    int status =
+        get_buffer(session, get_memory(command), (size_t)elements * sizeof(float), &buffer);
+    if (status == HVD_OK)
+        status = loop(command, session, buffer.data, elements, &done);
     add_int(reply, "at_ns", now_ns());
     add_status(reply, status);
     add_int(reply, "done", done);
-    free(data);
+    release_buffer(session, &buffer);
 }
 
 /* ---- the rest ---- */
