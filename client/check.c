@@ -101,6 +101,22 @@ static bool works_in_place(const struct client_request *request)
     return request->members == 1 || !rearranges;
 }
 
+static bool is_inside(const struct hvd_tensor *inner, uint64_t inner_bytes,
+                      const struct hvd_tensor *outer, uint64_t outer_bytes)
+{
+    uintptr_t at = (uintptr_t)inner->data, begin = (uintptr_t)outer->data;
+    return at >= begin && at - begin <= outer_bytes && inner_bytes <= outer_bytes - (at - begin);
+}
+
+/* Whether a rank's own part may be what lies inside. If it is not, the engine says so. */
+static bool may_be_own_part(const struct client_request *request)
+{
+    if (request->kind == HVI_KIND_ALLGATHER)
+        return is_inside(request->in, request->in_bytes, request->out, request->out_bytes);
+    return request->kind == HVI_KIND_REDUCESCATTER &&
+           is_inside(request->out, request->out_bytes, request->in, request->in_bytes);
+}
+
 static int check_overlap(const struct client_request *request)
 {
     uintptr_t in = (uintptr_t)request->in->data;
@@ -111,7 +127,7 @@ static int check_overlap(const struct client_request *request)
     if (same && works_in_place(request))
         return HVD_OK;
     bool overlap = in <= out ? out - in < request->in_bytes : in - out < request->out_bytes;
-    if (!overlap)
+    if (!overlap || may_be_own_part(request))
         return HVD_OK;
     if (!works_in_place(request))
         return refuse(request, HVD_ERR_INVALID,

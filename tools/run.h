@@ -39,6 +39,7 @@ struct run {
     char address[ADDRESS_DIR_MAX + 1];
     struct admin_client *admin;
     char job[64], key[40];
+    int torch_port; /* where rank 0 may listen for torch.distributed; 0: none was free */
 
     struct run_sink sinks[2];
     struct run_sink *out, *err; /* the same one when fd 1 and 2 are the same file */

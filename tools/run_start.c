@@ -2,6 +2,7 @@
  * The environment of a rank, its files and its process. */
 #include "tools/run.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,10 +10,11 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SETTINGS_MAX     (32 + 2 * RUN_EXPORTS_MAX)
+#define SETTINGS_MAX     (40 + 2 * RUN_EXPORTS_MAX)
 #define PIPE_BYTES       (256 * 1024)
 #define PIPE_BYTES_RANKS 32 /* with more ranks, large pipes would use up the user's pipe budget */
 
@@ -49,6 +51,36 @@ static void identity(const struct run *run, int rank, struct settings *settings)
     }
 }
 
+/* A TCP port on which nobody listens, or 0: the user's MASTER_PORT then stays what it is. */
+static int free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    socklen_t bytes = sizeof address;
+    int port = 0;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return 0;
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+        getsockname(fd, (struct sockaddr *)&address, &bytes) == 0)
+        port = ntohs(address.sin_port);
+    close(fd);
+    return port;
+}
+
+/* What torch.distributed's "env://" reads, so that its programs run as under torchrun. */
+static void identity_for_torch(const struct run *run, int rank, struct settings *settings)
+{
+    set(settings, "RANK=%d", rank);
+    set(settings, "WORLD_SIZE=%d", run->options.ranks);
+    set(settings, "LOCAL_RANK=%d", rank);
+    set(settings, "LOCAL_WORLD_SIZE=%d", run->options.ranks);
+    if (run->torch_port == 0)
+        return;
+    set(settings, "MASTER_ADDR=127.0.0.1");
+    set(settings, "MASTER_PORT=%d", run->torch_port);
+}
+
 /* What was asked for on the command line wins over an HVD_X that was inherited. */
 static void options_of(const struct run *run, struct settings *settings)
 {
@@ -66,6 +98,7 @@ static void make_settings(const struct run *run, int rank, struct settings *sett
     memset(settings_p, 0, sizeof *settings_p);
     gethostname(host, sizeof host - 1);
     identity(run, rank, settings_p);
+    identity_for_torch(run, rank, settings_p);
     set(settings_p, "HOROVOD_HOSTNAME=%s", host);
     set(settings_p, "HVD_ADDRESS=%s", run->address);
     set(settings_p, "HVD_JOB_ID=%s", run->job);
@@ -213,6 +246,7 @@ int run_start_ranks(struct run *run)
         run_say(run, "cannot open /dev/null: %s", strerror(errno));
         return 1;
     }
+    run->torch_port = free_port();
     for (int i = 0; i < run->options.ranks && code == 0; i++)
         code = start_rank(run, i, null_fd);
     close(null_fd);

@@ -42,12 +42,18 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     communicators: list[Any] = []
     if isinstance(comm, (list, tuple)) and comm and not isinstance(comm[0], int):
         comm, *communicators = comm
+    attach(_identity(comm), [*sets, *(ProcessSet(given) for given in communicators)])
+
+
+def attach(identity: dict[str, Any], sets: Sequence[Any] = ()) -> bool:
+    """init() as somebody certain: fields of struct hvd_options. False: this process is attached already, as whoever."""
     try:
-        _, opened = _session.open_current(**_identity(comm))
+        _, opened = _session.open_current(**identity)
     except HorovodInternalError as error:
         raise ValueError(f"Horovod initialization failed. {error}") from error
     if opened:
-        _add_static_sets([*sets, *(ProcessSet(given) for given in communicators)])
+        _add_static_sets(sets)
+    return opened
 
 
 def _add_static_sets(sets: Sequence[Any]) -> None:

@@ -189,6 +189,13 @@ def test_the_manual_shows_every_key_of_the_configuration_file():
     assert keys and shown - {key.split(".")[0] for key in keys if "." in key} == keys
 
 
+def test_ranks_find_what_torch_distributed_looks_for(launcher):
+    done = launcher.run("-np", "2", "sh", "-c", "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT")
+    rows = [line.split(":", 1)[1].split() for line in sorted(done.stdout.splitlines())]
+    assert [row[:5] for row in rows] == [[str(rank), "2", str(rank), "2", "127.0.0.1"] for rank in range(2)]
+    assert rows[0][5] == rows[1][5] and 0 < int(rows[0][5]) < 65536
+
+
 def test_a_hostfile_gives_the_slots(launcher):
     (launcher.folder / "hosts").write_text("# this machine, twice\nlocalhost slots=1\n127.0.0.1 slots=2\n")
     done = launcher.run("-hostfile", "hosts", "sh", "-c", "echo $HVD_LOCAL_RANK of $HVD_LOCAL_SIZE")

@@ -298,6 +298,7 @@ HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
                                 struct hvd_op **op_p);
 /* Concatenation along the first dimension, by set rank; first dimensions may differ (also 0), the
  * others must be equal.
+ * `in` may be this rank's own part of `out`.
  * `out` NULL: the library provides the memory, see hvd_op_result; it lives until hvd_op_free.
  * Otherwise out->data must have room for the whole result as described by out's dims
  * (HVD_ERR_TOO_SMALL if it has not); out's first dimension may be larger than the result's. With
@@ -317,8 +318,8 @@ HVD_API int hvd_broadcast_async(struct hvd_session *session, const char *name,
  * dtypes of `in` are equal everywhere; a scalar has no rows: HVD_ERR_INVALID. Every reduce op but
  * HVD_ADASUM. A member that has joined (hvd_join_async) gets no rows: they are dealt out among the
  * others. `out` as in hvd_allgather_async: NULL, or with room for at least this rank's rows
- * (HVD_ERR_INVALID otherwise; HVD_ERR_TOO_SMALL when they are more because of a join). Not in
- * place. */
+ * (HVD_ERR_INVALID otherwise; HVD_ERR_TOO_SMALL when they are more because of a join). `out` may
+ * be this rank's own rows inside `in`; not in place otherwise. */
 HVD_API int hvd_reducescatter_async(struct hvd_session *session, const char *name,
                                     const struct hvd_tensor *in, const struct hvd_tensor *out,
                                     enum hvd_reduce_op reduce_op,

@@ -7,6 +7,8 @@
 """
 from __future__ import annotations
 
+import torch
+
 from hvd.exceptions import HorovodInternalError
 from hvd.torch import elastic
 from hvd.torch.compression import Compression
@@ -28,8 +30,10 @@ from hvd.torch.sync_batch_norm import SyncBatchNorm
 
 InternalError = HorovodInternalError
 
+if torch.distributed.is_available():  # torch.distributed.init_process_group("hvd")
+    from hvd.torch import distributed
+
 
 def _check_has_gpu() -> bool:
     """Whether torch sees a CUDA device."""
-    import torch  # pylint: disable=import-outside-toplevel
     return torch.cuda.is_available()

@@ -10,7 +10,7 @@ import torch
 
 from hvd import _native, collectives
 
-_CODES: dict[Any, int] = {getattr(torch, name): code for name, code in _native.DTYPES.items() if hasattr(torch, name)}
+CODES: dict[Any, int] = {getattr(torch, name): code for name, code in _native.DTYPES.items() if hasattr(torch, name)}
 _describe = _native.describe
 _strided = torch.strided
 _logger = logging.getLogger("hvd")
@@ -24,7 +24,7 @@ class Torch(collectives.Framework):
         self._told = False
 
     def describe(self, tensor: Any) -> bytes:
-        code = _CODES.get(tensor.dtype)
+        code = CODES.get(tensor.dtype)
         if code is None:
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
         if tensor.layout is not _strided:

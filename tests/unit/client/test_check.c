@@ -270,8 +270,18 @@ START_TEST(a_reducescatter_refuses_what_it_cannot_do)
     set_up();
     request.kind = HVI_KIND_REDUCESCATTER;
     out.dims[0] = 2;
-    out.data = memory;
+    out.data = memory + 2; /* inside: the engine knows whether these are its rows */
+    expect(HVD_OK, NULL);
+    in.data = memory + 3;
     expect(HVD_ERR_INVALID, "in and out overlap; reducescatter needs memory of its own");
+    set_up();
+    request.kind = HVI_KIND_ALLGATHER;
+    in.dims[0] = 2;
+    in.data = memory + 8;
+    out.data = memory + 4;
+    expect(HVD_OK, NULL);
+    out.data = memory + 9;
+    expect(HVD_ERR_INVALID, "overlap");
 }
 END_TEST
 

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a collective of torch.distributed returns: a Work over one or several ops, and its future.
+
+Who waits for a Work does so in the library, asleep. A future has to be completed by somebody: from `get_future()` on the
+Work belongs to one thread, started when the first future is wanted, that sleeps in the library until one of its works is
+finished (DDP's reducer waits for futures only).
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd import _native
+from hvd._native import lib
+from hvd._ops import Op
+from hvd.exceptions import HorovodInternalError
+
+_Base: Any = getattr(dist, "Work", None) or dist._Work  # pylint: disable=protected-access
+_TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)
+_NO_TIMEOUT = timedelta(0)
+#: How long the thread's wait lasts at most before it sees works that came meanwhile, should these be finished first.
+_SLICE_NS = 10_000_000
+
+
+class DistributedError(HorovodInternalError, _TorchError):
+    """A collective of the process group failed or took too long: the daemon's sentence, which names the ranks."""
+
+
+class Work(_Base):
+    """Several ops that finish together. `outputs`: what result() and the future give. `finish` is called once after
+    success, in whatever thread sees the end: copies results to where they shall be. Thread-safe."""
+
+    def __init__(self, what: str, ops: Sequence[Op], outputs: Sequence[Any], seconds: float,
+                 finish: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.what = what
+        self.ops: Sequence[Op] = ops
+        self.outputs = list(outputs)
+        self.seconds = seconds
+        self.finish = finish
+        self.done = False
+        self.error: Exception | None = None
+        self.source: int | None = None
+        self._lock = threading.Lock()
+        self._over: threading.Event | None = None  # set when the thread that completes futures has it
+        self._promise: Any = None
+        self._future: Any = None
+
+    # ---- towards the end; the caller has the lock, or is the thread ----
+
+    def _settle(self, error: Exception | None) -> None:
+        try:
+            if error is None and self.finish is not None:
+                self.finish()
+        except Exception as failure:  # pylint: disable=broad-exception-caught
+            error = failure
+        self.error = error
+        self.finish = None
+        self.ops = ()
+        self.done = True
+
+    def look(self) -> bool:
+        """Whether it is over, without waiting; settles it."""
+        if self.done:
+            return True
+        for op in self.ops:
+            if not op.poll():
+                return False
+            if op.status != _native.OK:
+                text = op.error or "hvd was shut down before the op was finished"
+                self._settle(DistributedError(text))
+                return True
+        self._settle(None)
+        return True
+
+    def give_up(self, seconds: float) -> None:
+        """It has taken too long."""
+        self._settle(self.too_long(seconds))
+
+    def too_long(self, seconds: float) -> DistributedError:
+        """What a wait of so many seconds in vain raises."""
+        return DistributedError(f"{self.what}: not finished after {seconds:g} s, the timeout of the process group or of "
+                                "this wait: some rank has not called it, or is slow; 'hvdctl stalls' shows which")
+
+    def complete_future(self) -> None:
+        """After the end: wakes who waits for it."""
+        assert self._over is not None
+        self._over.set()
+        self._promise.set_result(None)
+
+    def _wait_here(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for op in self.ops:
+            try:
+                if not op.wait_for(deadline - time.monotonic()) and not op.poll():
+                    raise self.too_long(seconds)
+            except DistributedError:
+                raise
+            except HorovodInternalError as error:
+                self._settle(DistributedError(str(error)))
+                return
+        self._settle(None)
+
+    # ---- torch.distributed.Work ----
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Blocks until it is over. DistributedError: it failed, or `timeout` (else the group's) has passed."""
+        seconds = timeout.total_seconds() if timeout > _NO_TIMEOUT else self.seconds
+        if not self.done:
+            if self._over is not None:
+                if not self._over.wait(seconds):
+                    raise self.too_long(seconds)
+            else:
+                if not self._lock.acquire(timeout=seconds):  # pylint: disable=consider-using-with
+                    raise self.too_long(seconds)
+                try:
+                    if self._over is None and not self.done:
+                        self._wait_here(seconds)
+                finally:
+                    self._lock.release()
+                if not self.done:
+                    return self.wait(timeout)  # a future was wanted meanwhile
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not. Never blocks."""
+        if not self.done and self._over is None and self._lock.acquire(blocking=False):
+            try:
+                if self._over is None:
+                    self.look()
+            finally:
+                self._lock.release()
+        return self.done
+
+    def is_success(self) -> bool:
+        """Whether it is over and well."""
+        return self.is_completed() and self.error is None
+
+    def exception(self) -> Exception | None:
+        """Why it failed; None: it has not, so far."""
+        return self.error
+
+    def result(self) -> list[Any]:
+        """The output tensors; complete after wait()."""
+        return self.outputs
+
+    def synchronize(self) -> None:
+        """wait()."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The group rank that a finished recv got its data from."""
+        if self.source is None:
+            raise RuntimeError("source_rank: this is no finished recv")
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A torch.futures.Future of the output tensors. Its callbacks run in the thread that completes it."""
+        with self._lock:
+            if self._future is None:
+                self._promise = torch.futures.Future()
+                # Only what a callback raises is an error for C++, where DDP waits: set_exception() is known to Python alone.
+                self._future = self._promise.then(self._outcome)
+                if self.done:
+                    self._promise.set_result(None)
+                else:
+                    self._over = threading.Event()
+                    _completer.add(self)
+            return self._future
+
+    def _outcome(self, _promise: Any) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return self.outputs
+
+
+class _Completer:
+    """The thread that completes futures. It sleeps while there is none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._works: list[tuple[Work, float]] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: Work) -> None:
+        """Completes the work's future when it is over, or too late."""
+        with self._changed:
+            self._works.append((work, time.monotonic() + work.seconds))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="hvd-futures", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._works:
+                    self._changed.wait()
+                works = list(self._works)
+            _sleep([work for work, _ in works])
+            over = [work for work, deadline in works if _is_over(work, deadline)]
+            with self._changed:
+                self._works = [entry for entry in self._works if entry[0] not in over]
+            for work in over:
+                work.complete_future()
+
+
+def _is_over(work: Work, deadline: float) -> bool:
+    if work.look():
+        return True
+    if time.monotonic() < deadline:
+        return False
+    work.give_up(work.seconds)
+    return True
+
+
+def _sleep(works: Sequence[Work]) -> None:
+    """Until one of the first session's ops that the works wait for is finished, or the slice is over."""
+    waiting = [op for op in (_first_unfinished(work) for work in works) if op is not None]
+    if not waiting:
+        return
+    session = waiting[0].session
+    pointers = [op.pointer for op in waiting if op.session is session and op.pointer is not None]
+    try:
+        session.enter()
+    except HorovodInternalError:
+        return
+    try:
+        lib.hvd_wait_any((ctypes.c_void_p * len(pointers))(*pointers), len(pointers), _SLICE_NS,
+                         ctypes.byref(ctypes.c_int()))
+    finally:
+        session.leave()
+
+
+def _first_unfinished(work: Work) -> Op | None:
+    return next((op for op in work.ops if op.status == _native.INPROGRESS), None)
+
+
+_completer = _Completer()
+
+
+def _forget_thread() -> None:
+    """A forked child has no such thread and nothing to complete."""
+    global _completer
+    _completer = _Completer()
+
+
+os.register_at_fork(after_in_child=_forget_thread)

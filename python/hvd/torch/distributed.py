@@ -1,0 +1,727 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend "hvd" of torch.distributed, for CPU tensors: known to torch once this module (or hvd.torch) is imported.
+
+    import hvd.torch
+    torch.distributed.init_process_group("hvd")
+
+The default group is the process' session: it is opened with the rank and size that torch gives unless hvd.init() has done
+so, and all its collectives are those of hvd. Another group is a process set that its members open by themselves.
+
+Ops may be given non-contiguous tensors (they are copied) and any element type that only has to be moved; reductions know
+the types of hvd and complex numbers (SUM, AVG, PREMUL_SUM), integers know BAND, BOR and BXOR too. Shapes need not be equal,
+numbers of elements must. Every failure is a DistributedError, a RuntimeError, whose text names ranks and reasons.
+"""
+from __future__ import annotations
+
+import collections
+import ctypes
+import inspect
+import os
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import reduce as fold
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd import _native, _ops, _session, basics, process_sets
+from hvd._native import describe, lib, quick
+from hvd.torch._framework import CODES
+from hvd.torch._work import DistributedError, Work
+
+__all__ = ["DistributedError", "ProcessGroupHvd"]
+
+#: torch's reductions -> the library's.
+_REDUCTIONS = {"SUM": basics.Sum, "AVG": basics.Average, "MIN": basics.Min, "MAX": basics.Max,
+               "PRODUCT": basics.Product, "PREMUL_SUM": basics.Sum}
+_BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+#: Element types that are reduced as others: (the other, the ops for which that is right).
+_LINEAR = frozenset(("SUM", "AVG", "PREMUL_SUM"))
+_DISGUISES: dict[Any, tuple[Any, frozenset[str]]] = {
+    torch.complex64: (torch.float32, _LINEAR), torch.complex128: (torch.float64, _LINEAR),
+    **{getattr(torch, name): (other, frozenset(("SUM", "PRODUCT")))
+       for name, other in (("uint32", torch.int32), ("uint64", torch.int64)) if hasattr(torch, name)}}
+_BYTES = _native.DTYPES["uint8"]
+_ANY_RANK = -1
+_BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
+
+
+def _check(tensors: Sequence[Any]) -> None:
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise ValueError(f"the process group hvd works on CPU tensors, and this one is on {tensor.device}")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"the process group hvd needs dense tensors, and this one has the layout {tensor.layout}")
+
+
+def _dense(tensor: Any) -> Any:
+    """The tensor, or a contiguous copy of what cannot be taken where it lies; no conjugate or negative views."""
+    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+        return tensor
+    return tensor.resolve_neg().resolve_conj().contiguous()
+
+
+def _room(tensor: Any) -> Any:
+    """The tensor itself, or contiguous memory of its size whose contents are copied to it at the end."""
+    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _copy_back(pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None] | None:
+    """What copies each second tensor into the first, where they are two; None: nothing to do."""
+    differing = [(tensor, room) for tensor, room in pairs if tensor is not room]
+    if not differing:
+        return None
+
+    def copy() -> None:
+        for tensor, room in differing:
+            tensor.detach().copy_(room.view(tensor.shape))
+    return copy
+
+
+def _bytes_code(tensor: Any) -> tuple[int, int]:
+    """As which type an element travels, and as how many of them."""
+    code = CODES.get(tensor.dtype)
+    return (_BYTES, tensor.element_size()) if code is None else (code, 1)
+
+
+def _moved(tensor: Any) -> bytes:
+    """A struct hvd_tensor of one dimension for ops that only move."""
+    code, each = _bytes_code(tensor)
+    return describe(tensor.data_ptr(), code, (tensor.numel() * each,))
+
+
+def _name_of(op: Any) -> tuple[str, Any]:
+    """The reduction's name and PREMUL_SUM's factor."""
+    kind, factor = op.__getstate__() if hasattr(op, "__getstate__") else (op, None)
+    return kind.name, factor
+
+
+class _Reduction:
+    """torch's ReduceOp for tensors of one type: the library's op, prescale factor, and type code."""
+
+    def __init__(self, op: Any, dtype: Any) -> None:
+        name, factor = _name_of(op)
+        self.name = name
+        self.code = CODES.get(dtype)
+        self.each = 1
+        self.prescale = 1.0 if factor is None or name != "PREMUL_SUM" else float(factor)
+        self.bitwise = _BITWISE.get(name)
+        if self.bitwise is not None:
+            if dtype.is_floating_point or dtype.is_complex:
+                raise ValueError(f"ReduceOp.{name} needs integers or bool, not {dtype}")
+            return
+        if name not in _REDUCTIONS:
+            raise ValueError(f"ReduceOp.{name} is not known to the process group hvd")
+        self.op = _REDUCTIONS[name]
+        other, allowed = _DISGUISES.get(dtype, (None, frozenset()))
+        if name in allowed:
+            self.code = CODES[other]
+            self.each = 2 if dtype.is_complex else 1
+        elif self.code is None:
+            raise ValueError(f"ReduceOp.{name} of {dtype} is not supported by the process group hvd")
+
+    def describe(self, tensor: Any, rows: int = 0) -> bytes:
+        """A struct hvd_tensor of one dimension, or of `rows` equal rows."""
+        count = tensor.numel() * self.each
+        assert self.code is not None
+        return describe(tensor.data_ptr(), self.code, (rows, count // rows) if rows else (count,))
+
+
+class ProcessGroupHvd(dist.ProcessGroup):
+    """A process group over hvd; made by torch.distributed. `ranks`: the members' global ranks."""
+
+    supports_splitting = False
+    supports_coalescing = False
+
+    def __init__(self, rank: int, size: int, ranks: Sequence[int], timeout: timedelta,
+                 opening: _ops.Op | None, owns_session: bool = False) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._ranks = list(ranks)
+        self._seconds = timeout.total_seconds()
+        self._session: _session.Session | None = _session.current()
+        self._opening = opening
+        self._owns_session = owns_session
+        self._set: int | None = 0 if opening is None else None
+        self._collected: list[Work] | None = None
+        #: torch before 2.6 keeps only the C++ part of a Work, which waits for ever without its Python part.
+        self._unfinished: collections.deque[Work] = collections.deque()
+        self._names = {"name": "", "desc": "undefined"}
+        self._sequence = 0
+
+    # ---- the process set ----
+
+    def _options(self, prescale: float = 1.0) -> Any:
+        if self._session is None:
+            raise DistributedError("this process group was destroyed")
+        if self._set is None:
+            self._set = self._opened()
+        return _ops.options(prescale, 1.0, self._set)
+
+    def _opened(self) -> int:
+        opening = self._opening
+        assert opening is not None
+        if not opening.wait_for(self._seconds):
+            raise DistributedError(f"new_group({self._ranks}): not all of these ranks have called it within "
+                                   f"{self._seconds:g} s")
+        number = quick.hvd_op_process_set(opening.pointer)
+        opening.release()
+        return number
+
+    def shutdown(self) -> None:
+        """Gives the process set back; of the default group: closes the session if the group has opened it. What is
+        in flight fails. May be repeated."""
+        session, self._session = self._session, None
+        if session is None or session.pointer is None:
+            return
+        if self._set == 0:
+            if self._owns_session:
+                basics.shutdown()
+        elif self._set is not None or (self._opening is not None and self._opening.poll()):
+            self._close_set()
+
+    def _close_set(self) -> None:
+        try:
+            number = self._set if self._set is not None else quick.hvd_op_process_set(self._opening.pointer)
+            _ops.submit(lib.hvd_process_set_close_async, None, number)  # nobody waits for it
+        except (RuntimeError, ValueError):
+            pass  # the session is over, or a rank of the job: then so is the set
+
+    def abort(self) -> None:
+        """shutdown()."""
+        self.shutdown()
+
+    def __del__(self) -> None:
+        try:
+            self.shutdown()
+        except Exception:  # pylint: disable=broad-exception-caught
+            pass  # the interpreter ends
+
+    # ---- what torch asks ----
+
+    def getBackendName(self) -> str:  # pylint: disable=invalid-name
+        """ "hvd"."""
+        return "hvd"
+
+    _get_backend_name = name = getBackendName
+
+    # C++ keeps names with its own kind of backends only.
+    def setGroupName(self, name: str) -> None:  # pylint: disable=invalid-name
+        """By torch, once."""
+        self._names["name"] = name
+
+    def getGroupName(self) -> str:  # pylint: disable=invalid-name
+        """What torch calls the group."""
+        return self._names["name"]
+
+    def setGroupDesc(self, desc: str) -> None:  # pylint: disable=invalid-name
+        """By torch, once."""
+        self._names["desc"] = desc
+
+    def getGroupDesc(self) -> str:  # pylint: disable=invalid-name
+        """What the group is for."""
+        return self._names["desc"]
+
+    def _get_backend(self, device: Any) -> Any:
+        del device
+        return self
+
+    @property
+    def _device_types(self) -> list[Any]:
+        # While torch makes the group it takes one with a device for its own kind, and asks C++ for what is not there.
+        is_made = self in dist.distributed_c10d._world.pg_map  # pylint: disable=protected-access
+        return [torch.device("cpu")] if is_made else []
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For the waits that begin from now on."""
+        self._seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _start_coalescing(self, device: Any) -> None:
+        del device
+        self._collected = []
+
+    def _end_coalescing(self, device: Any) -> Work:
+        del device
+        works, self._collected = self._collected or [], None
+        finishes = [work.finish for work in works if work.finish is not None]
+
+        def finish() -> None:
+            for one in finishes:
+                one()
+        return Work("coalesced", [op for work in works for op in work.ops],
+                    [tensor for work in works for tensor in work.outputs], self._seconds, finish)
+
+    def _work(self, what: str, ops: Any, outputs: Sequence[Any], opts: Any = None,
+              finish: Callable[[], None] | None = None) -> Work:
+        timeout = getattr(opts, "timeout", None)
+        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._seconds
+        self._sequence += 1
+        while self._unfinished and self._unfinished[0].is_completed():
+            self._unfinished.popleft()
+        work = Work(what, ops if isinstance(ops, list) else (ops,), outputs, seconds, finish)
+        self._unfinished.append(work)
+        if self._collected is not None:
+            self._collected.append(work)
+        return work
+
+    # ---- reductions ----
+
+    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """In place."""
+        opts = opts or dist.AllreduceOptions()
+        tensor, = _one(tensors, "all_reduce")
+        reduction = _Reduction(opts.reduceOp, tensor.dtype)
+        if reduction.bitwise is not None:
+            return self._allreduce_bits(tensor, reduction, opts)
+        room = _dense(tensor)
+        where = reduction.describe(room)
+        op = _ops.submit(lib.hvd_allreduce_async, room, None, where, where, reduction.op,
+                         self._options(reduction.prescale))
+        return self._work("all_reduce", op, tensors, opts, _copy_back([(tensor, room)]))
+
+    def _allreduce_bits(self, tensor: Any, reduction: _Reduction, opts: Any, into: bool = True) -> Work:
+        """Everybody's elements to everybody, who combines them."""
+        given = _dense(tensor)
+        everything = torch.empty((self._size, tensor.numel()), dtype=tensor.dtype)
+        op = _ops.submit(lib.hvd_allgather_async, (given, everything), None, _moved(given), _moved(everything),
+                         self._options())
+
+        def finish() -> None:
+            if into:
+                tensor.detach().copy_(fold(reduction.bitwise, everything.unbind()).view(tensor.shape))
+        return self._work("all_reduce", op, [tensor], opts, finish)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """All in place, together."""
+        opts = opts or dist.AllreduceCoalescedOptions()
+        _check(tensors)
+        reductions = [_Reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
+        if any(reduction.bitwise is not None for reduction in reductions):
+            works = [self._allreduce_bits(tensor, one, opts) for tensor, one in zip(tensors, reductions)]
+            return _joined("all_reduce_coalesced", works, tensors)
+        rooms = [_dense(tensor) for tensor in tensors]
+        where = [one.describe(room) for one, room in zip(reductions, rooms)]
+        ops = _grouped(lib.hvd_grouped_allreduce_async, rooms, where, where, reductions[0].op if reductions else 0,
+                       self._options(reductions[0].prescale if reductions else 1.0))
+        return self._work("all_reduce_coalesced", ops, tensors, opts, _copy_back(list(zip(tensors, rooms))))
+
+    def reduce(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """In place at the root; the others' tensors stay as they are."""
+        opts = opts or dist.ReduceOptions()
+        tensor, = _one(tensors, "reduce")
+        reduction = _Reduction(opts.reduceOp, tensor.dtype)
+        if reduction.bitwise is not None:
+            return self._allreduce_bits(tensor, reduction, opts, into=opts.rootRank == self._rank)
+        given = _dense(tensor)
+        room = given if opts.rootRank == self._rank else torch.empty_like(given)
+        op = _ops.submit(lib.hvd_allreduce_async, (given, room), None, reduction.describe(given),
+                         reduction.describe(room), reduction.op, self._options(reduction.prescale))
+        at_root = _copy_back([(tensor, room)]) if opts.rootRank == self._rank else None
+        return self._work("reduce", op, tensors, opts, at_root)
+
+    def _scatter_reduced(self, what: str, output: Any, given: Any, opts: Any) -> Work:
+        """`given` has one equal part for every member."""
+        _check((output, given))
+        if given.numel() != output.numel() * self._size:
+            raise ValueError(f"{what}: the input has {given.numel()} elements; the output's {output.numel()} times the "
+                             f"{self._size} members are {output.numel() * self._size}")
+        reduction = _Reduction(opts.reduceOp, given.dtype)
+        room, given = _room(output), _dense(given)
+        if reduction.bitwise is not None:
+            return self._scatter_bits(what, output, given, reduction, opts)
+        op = _ops.submit(lib.hvd_reducescatter_async, (given, room), None, reduction.describe(given, self._size),
+                         reduction.describe(room, 1), reduction.op, self._options(reduction.prescale))
+        return self._work(what, op, [output], opts, _copy_back([(output, room)]))
+
+    def _scatter_bits(self, what: str, output: Any, given: Any, reduction: _Reduction, opts: Any) -> Work:
+        parts = torch.empty((self._size, output.numel()), dtype=output.dtype)
+        op = self._exchange(given, parts, None)
+
+        def finish() -> None:
+            output.detach().copy_(fold(reduction.bitwise, parts.unbind()).view(output.shape))
+        return self._work(what, op, [output], opts, finish)
+
+    def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Work:
+        """Each member gets its tensor of the lists, reduced. All of one size."""
+        opts = opts or dist.ReduceScatterOptions()
+        output, = _one(outputs, "reduce_scatter")
+        return self._scatter_reduced("reduce_scatter", output, _joint(inputs[0], "reduce_scatter"), opts)
+
+    def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        """Each member gets its equal part of the input, reduced."""
+        return self._scatter_reduced("reduce_scatter_tensor", output, given, opts or dist.ReduceScatterOptions())
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Several, together."""
+        opts = opts or dist.ReduceScatterOptions()
+        _check([*outputs, *inputs])
+        for output, given in zip(outputs, inputs):
+            if given.numel() != output.numel() * self._size:
+                raise ValueError(f"reduce_scatter_tensor_coalesced: an input of {given.numel()} elements for an output "
+                                 f"of {output.numel()} and {self._size} members")
+        reductions = [_Reduction(opts.reduceOp, given.dtype) for given in inputs]
+        if any(one.bitwise is not None for one in reductions):
+            return _joined("reduce_scatter_tensor_coalesced",
+                           [self._scatter_reduced("reduce_scatter_tensor", output, given, opts)
+                            for output, given in zip(outputs, inputs)], outputs)
+        rooms, sources = [_room(output) for output in outputs], [_dense(given) for given in inputs]
+        ops = _grouped(lib.hvd_grouped_reducescatter_async, (sources, rooms),
+                       [one.describe(given, self._size) for one, given in zip(reductions, sources)],
+                       [one.describe(room, 1) for one, room in zip(reductions, rooms)],
+                       reductions[0].op if reductions else 0,
+                       self._options(reductions[0].prescale if reductions else 1.0))
+        return self._work("reduce_scatter_tensor_coalesced", ops, outputs, opts, _copy_back(list(zip(outputs, rooms))))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- moving ----
+
+    def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> Work:
+        """In place."""
+        opts = opts or dist.BroadcastOptions()
+        tensor, = _one(tensors, "broadcast")
+        room = _dense(tensor) if opts.rootRank == self._rank else _room(tensor)
+        where = _moved(room)
+        op = _ops.submit(lib.hvd_broadcast_async, room, None, where, where, self._ranks[opts.rootRank], self._options())
+        back = _copy_back([(tensor, room)]) if opts.rootRank != self._rank else None
+        return self._work("broadcast", op, tensors, opts, back)
+
+    def _gather_into(self, what: str, output: Any, given: Any) -> tuple[Any, Any]:
+        _check((output, given))
+        if output.numel() != given.numel() * self._size or output.dtype != given.dtype:
+            raise ValueError(f"{what}: the output needs {given.numel() * self._size} elements of {given.dtype} "
+                             f"({self._size} members), it has {output.numel()} of {output.dtype}")
+        return _dense(given), _room(output)
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        """The members' tensors one behind the other in `output`."""
+        source, room = self._gather_into("all_gather_into_tensor", output, given)
+        op = _ops.submit(lib.hvd_allgather_async, (source, room), None, _moved(source), _moved(room), self._options())
+        return self._work("all_gather_into_tensor", op, [output], opts, _copy_back([(output, room)]))
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Several, together."""
+        pairs = [self._gather_into("all_gather_into_tensor_coalesced", *pair) for pair in zip(outputs, inputs)]
+        ops = _grouped(lib.hvd_grouped_allgather_async, pairs, [_moved(source) for source, _ in pairs],
+                       [_moved(room) for _, room in pairs], self._options())
+        return self._work("all_gather_into_tensor_coalesced", ops, outputs, opts,
+                          _copy_back([(output, room) for output, (_, room) in zip(outputs, pairs)]))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Everybody's tensor in everybody's list; they may differ in size."""
+        given, = _one(inputs, "all_gather")
+        targets, source = list(outputs[0]), _dense(given)
+        _check(targets)
+        if len(targets) != self._size or targets[self._rank].numel() != given.numel():
+            raise ValueError(f"all_gather: the output list needs {self._size} tensors, this rank's of {given.numel()} "
+                             "elements")
+        room, finish = _scattered(targets, given.dtype)
+        op = _ops.submit(lib.hvd_allgather_async, (source, room), None, _moved(source), _moved(room), self._options())
+        return self._work("all_gather", op, targets, opts, finish)
+
+    def allgather_coalesced(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """outputs[member][i] = inputs[i] of that member."""
+        _check(inputs)
+        lists = [[member[at] for member in outputs] for at in range(len(inputs))]
+        rooms = [_scattered(targets, given.dtype) for targets, given in zip(lists, inputs)]
+        sources = [_dense(given) for given in inputs]
+        ops = _grouped(lib.hvd_grouped_allgather_async, (sources, rooms), [_moved(source) for source in sources],
+                       [_moved(room) for room, _ in rooms], self._options())
+
+        def finish() -> None:
+            for _, one in rooms:
+                if one is not None:
+                    one()
+        return self._work("all_gather_coalesced", ops, [tensor for targets in lists for tensor in targets], opts, finish)
+
+    def _exchange(self, given: Any, room: Any, splits: Sequence[int] | None) -> _ops.Op:
+        """An alltoall of elements; `splits` counts them."""
+        _, each = _bytes_code(given)
+        counts = None if splits is None else [count * each for count in splits]
+        return _ops.submit(lib.hvd_alltoall_async, (given, room), None, _moved(given), _ops.splits_array(counts),
+                           _moved(room), self._options())
+
+    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Everybody's tensor in the root's list."""
+        opts = opts or dist.GatherOptions()
+        given, = _one(inputs, "gather")
+        is_root = opts.rootRank == self._rank
+        targets = list(outputs[0]) if is_root and outputs else []
+        if is_root and len(targets) != self._size:
+            raise ValueError(f"gather: the root's list needs {self._size} tensors")
+        _check(targets)
+        room, finish = _scattered(targets, given.dtype)
+        source = _dense(given)
+        op = self._exchange(source, room, self._only(opts.rootRank, given.numel()))
+        return self._work("gather", op, targets, opts, finish)
+
+    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Work:
+        """Each member gets its tensor of the root's list."""
+        opts = opts or dist.ScatterOptions()
+        output, = _one(outputs, "scatter")
+        sources = list(inputs[0]) if opts.rootRank == self._rank and inputs else []
+        if opts.rootRank == self._rank and len(sources) != self._size:
+            raise ValueError(f"scatter: the root's list needs {self._size} tensors")
+        given = _joint(sources, "scatter") if sources else torch.empty(0, dtype=output.dtype)
+        room = _room(output)
+        op = self._exchange(given, room, [tensor.numel() for tensor in sources] or [0] * self._size)
+        return self._work("scatter", op, [output], opts,
+                          self._checked("scatter", op, [(opts.rootRank, output.numel())], room,
+                                        _copy_back([(output, room)])))
+
+    def _only(self, member: int, count: int) -> list[int]:
+        return [count if place == member else 0 for place in range(self._size)]
+
+    def _checked(self, what: str, op: _ops.Op, wanted: Sequence[tuple[int, int]], room: Any,
+                 then: Callable[[], None] | None) -> Callable[[], None]:
+        """What checks, before `then`, how many elements came from which members. The op must keep its numbers."""
+        op.owns_result = True
+        _, each = _bytes_code(room)
+
+        def finish() -> None:
+            received = op.received_splits(self._size)
+            op.release()
+            for member, count in wanted:
+                if received[member] != count * each:
+                    raise DistributedError(f"{what}: rank {self._ranks[member]} sent {received[member] // each} elements, "
+                                           f"and {count} were due")
+            if then is not None:
+                then()
+        return finish
+
+    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
+        """Tensor i of the list goes to member i; sizes may differ."""
+        _check([*outputs, *inputs])
+        if len(outputs) != self._size or len(inputs) != self._size:
+            raise ValueError(f"all_to_all: both lists need {self._size} tensors")
+        room, back = _scattered(list(outputs), inputs[0].dtype)
+        op = self._exchange(_joint(inputs, "all_to_all"), room, [tensor.numel() for tensor in inputs])
+        wanted = [(member, tensor.numel()) for member, tensor in enumerate(outputs)]
+        return self._work("all_to_all", op, outputs, opts, self._checked("all_to_all", op, wanted, room, back))
+
+    def all_to_all_single(self, output: Any, given: Any, output_splits: Sequence[int], input_splits: Sequence[int],
+                          opts: Any = None) -> Work:
+        """Rows of the input to the members, by splits or in equal parts; the rows received, by member, in the output."""
+        _check((output, given))
+        taken = _elements(output, output_splits, self._size)
+        room = _room(output)
+        op = self._exchange(_dense(given), room, _elements(given, input_splits, self._size))
+        return self._work("all_to_all_single", op, [output], opts,
+                          self._checked("all_to_all_single", op, list(enumerate(taken)), room,
+                                        _copy_back([(output, room)])))
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Finished when every member has called it."""
+        return self._work("barrier", _ops.submit(lib.hvd_barrier_async, None, None, self._options()), [], opts)
+
+    # ---- point to point ----
+
+    def send(self, tensors: Sequence[Any], dst: int, tag: int) -> Work:
+        """To group rank `dst`; finished when it has been received."""
+        tensor, = _one(tensors, "send")
+        source = _dense(tensor)
+        op = _ops.submit(lib.hvd_send_async, source, _moved(source), self._ranks[dst], tag, self._options())
+        return self._work("send", op, tensors)
+
+    def recv(self, tensors: Sequence[Any], src: int, tag: int) -> Work:
+        """From group rank `src`."""
+        return self._receive(tensors, self._ranks[src], tag)
+
+    def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Work:
+        """From whoever sends first with this tag; source_rank() says who it was."""
+        return self._receive(tensors, _ANY_RANK, tag)
+
+    def _receive(self, tensors: Sequence[Any], source: int, tag: int) -> Work:
+        tensor, = _one(tensors, "recv")
+        room = _room(tensor)
+        op = _ops.submit(lib.hvd_recv_async, room, _moved(room), source, tag, self._options())
+        back = _copy_back([(tensor, room)])
+        if source != _ANY_RANK:
+            work = self._work("recv", op, tensors, None, back)
+            work.source = self._ranks.index(source)
+            return work
+        op.owns_result = True  # it says whose data it was
+
+        def finish() -> None:
+            work.source = self._ranks.index(quick.hvd_op_source(op.pointer))
+            op.release()
+            if back is not None:
+                back()
+        work = self._work("recv", op, tensors, None, finish)
+        return work
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names who does not come within `timeout`. Group rank 0 knows them all (`wait_all_ranks`), or
+        the first; the others know only that it did not let them go on."""
+        limit = timeout if timeout is not None and timeout > timedelta(0) else timedelta(seconds=self._seconds)
+        token = torch.zeros(1, dtype=torch.uint8)
+        if self._rank != 0:
+            self.send([token], 0, _BARRIER_TAG).wait(limit)
+            self.recv([token], 0, _BARRIER_TAG).wait(limit)
+            return
+        deadline = time.monotonic() + limit.total_seconds()
+        tokens = [torch.empty(1, dtype=torch.uint8) for _ in range(self._size)]
+        works = [self.recv([tokens[member]], member, _BARRIER_TAG) for member in range(1, self._size)]
+        missing = []
+        for member, work in enumerate(works, 1):
+            left = max(0.001, deadline - time.monotonic())
+            try:
+                work.wait(timedelta(seconds=left))
+            except DistributedError as error:
+                if work.done:
+                    raise
+                missing.append(self._ranks[member])
+                if not wait_all_ranks:
+                    raise _missing(missing, limit) from error
+        if missing:
+            raise _missing(missing, limit)
+        for work in [self.send([token], member, _BARRIER_TAG) for member in range(1, self._size)]:
+            work.wait(limit)
+
+
+def _missing(ranks: Sequence[int], limit: timedelta) -> DistributedError:
+    names = ", ".join(map(str, ranks))
+    return DistributedError(f"monitored_barrier: {'rank' if len(ranks) == 1 else 'ranks'} {names} did not call it within "
+                            f"{limit.total_seconds():g} s")
+
+
+# ---- lists of tensors ----
+
+
+def _one(tensors: Sequence[Any], what: str) -> Sequence[Any]:
+    if len(tensors) != 1:
+        raise ValueError(f"{what}: one tensor per process is needed, not {len(tensors)}")
+    _check(tensors)
+    return tensors
+
+
+def _joint(tensors: Sequence[Any], what: str) -> Any:
+    """The tensors one behind the other; where they lie like that already, there."""
+    _check(tensors)
+    if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+        raise ValueError(f"{what}: all tensors must have one type")
+    return _neighbours(tensors) if _are_neighbours(tensors) else torch.cat([_dense(one).reshape(-1) for one in tensors])
+
+
+def _are_neighbours(tensors: Sequence[Any]) -> bool:
+    at = tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != at or tensor.is_neg() or tensor.is_conj() or not tensor.is_contiguous():
+            return False
+        at += tensor.numel() * tensor.element_size()
+    storage = tensors[0].untyped_storage()
+    return at <= storage.data_ptr() + storage.nbytes()
+
+
+def _neighbours(tensors: Sequence[Any]) -> Any:
+    return tensors[0].detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
+
+
+def _scattered(tensors: Sequence[Any], dtype: Any) -> tuple[Any, Callable[[], None] | None]:
+    """Memory for all of them one behind the other, and what copies it to them at the end."""
+    if tensors and _are_neighbours(tensors):
+        return _neighbours(tensors), None
+    counts = [tensor.numel() for tensor in tensors]
+    room = torch.empty(sum(counts), dtype=dtype)
+
+    def copy() -> None:
+        for tensor, part in zip(tensors, room.split(counts)):
+            tensor.detach().copy_(part.view(tensor.shape))
+    return room, copy if tensors else None
+
+
+def _elements(tensor: Any, splits: Sequence[int], size: int) -> list[int]:
+    """How many elements belong to each member."""
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if splits:
+        if len(splits) != size or sum(splits) != rows:
+            raise ValueError(f"all_to_all_single: {len(splits)} splits with the sum {sum(splits)} for {size} members and "
+                             f"{rows} rows")
+        each = tensor.numel() // rows if rows else 0
+        return [count * each for count in splits]
+    if rows % size:
+        raise ValueError(f"all_to_all_single: {rows} rows cannot be cut into {size} equal parts; give splits")
+    return [tensor.numel() // size] * size
+
+
+def _grouped(function: Any, keep: Any, given: Sequence[bytes], wanted: Sequence[bytes], *rest: Any) -> list[_ops.Op]:
+    """A grouped op, in as many groups as it needs."""
+    ops: list[_ops.Op] = []
+    for begin in range(0, len(given), _native.GROUP_MAX):
+        count = len(given[begin:begin + _native.GROUP_MAX])
+        ops += _ops.submit(function, keep, None, b"".join(given[begin:begin + count]),
+                           b"".join(wanted[begin:begin + count]), count, *rest, count=count)
+    return ops
+
+
+def _joined(what: str, works: Sequence[Work], outputs: Sequence[Any]) -> Work:
+    finishes = [work.finish for work in works if work.finish is not None]
+
+    def finish() -> None:
+        for one in finishes:
+            one()
+    return Work(what, [op for work in works for op in work.ops], outputs, works[0].seconds, finish)
+
+
+# ---- making groups ----
+
+
+def _session_for(store: Any, rank: int, size: int) -> bool:
+    """The process' session as this rank of so many; whether it was opened now."""
+    fields: dict[str, Any] = {"rank": rank, "size": size}
+    if not _session.is_open() and not os.environ.get("HVD_JOB_ID"):
+        if rank == 0:
+            store.set("hvd/job", f"torch-{uuid.uuid4().hex[:16]}")
+        fields["job"] = store.get("hvd/job").decode()
+    opened = basics.attach(fields)
+    session = _session.current()
+    if (session.rank, session.size) != (rank, size):
+        raise RuntimeError(f"init_process_group: this process is rank {rank} of {size} for torch, but hvd.init() has made "
+                           f"it rank {session.rank} of {session.size}; start it by one launcher only")
+    return opened
+
+
+def _create(options: Any, _backend_options: Any) -> ProcessGroupHvd:
+    """Called by torch on the members of a new group."""
+    ranks = list(options.global_ranks_in_group)
+    if not ranks:
+        opened = _session_for(options.store, options.group_rank, options.group_size)
+        return ProcessGroupHvd(options.group_rank, options.group_size, range(options.group_size), options.timeout, None,
+                               opened)
+    if ranks != sorted(ranks):
+        raise ValueError(f"new_group: the ranks of a process group of hvd are in ascending order, not {ranks}")
+    wanted = (ctypes.c_int * len(ranks))(*ranks)
+    tag = zlib.crc32(str(options.group_id).encode()) & 0x7fffffff
+    opening = _ops.submit(lib.hvd_process_set_open_async, None, wanted, len(ranks), tag, owns_result=True)
+    return ProcessGroupHvd(options.group_rank, options.group_size, ranks, options.timeout, opening)
+
+
+def register() -> None:
+    """Makes the backend "hvd" known to torch. May be repeated."""
+    if "HVD" not in dist.Backend._plugins:  # pylint: disable=protected-access
+        takes_devices = "devices" in inspect.signature(dist.Backend.register_backend).parameters  # since torch 2.1
+        more: dict[str, Any] = {"devices": ["cpu"]} if takes_devices else {}
+        dist.Backend.register_backend("hvd", _create, extended_api=True, **more)
+
+
+register()

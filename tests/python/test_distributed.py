@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend "hvd" of torch.distributed: its operations, DDP and FSDP beside gloo, and how it fails."""
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+
+from conftest import PROGRAMS
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("np", [1, 2, 3, 4])
+def test_every_operation_and_type_gives_what_it_should(ranks, np):
+    done = ranks.run(np, str(PROGRAMS / "groups.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("all is well") == np
+
+
+def losses(done) -> list[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line[line.index("losses "):] for line in done.stdout.splitlines() if "losses " in line]
+    assert found, done.stdout
+    return found
+
+
+@pytest.mark.parametrize("program", ["train_ddp.py", "train_fsdp.py"])
+def test_an_unmodified_script_has_gloos_losses_to_the_bit(ranks, program):
+    path = str(PROGRAMS / program)
+    torchrun = str(pathlib.Path(sys.executable).with_name("torchrun"))
+    ours = ranks.start([torchrun, "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", path, "hvd"])
+    assert losses(ours) == losses(ranks.run(2, path, "gloo"))
+
+
+def check_repeated_groups(folder: str) -> None:
+    import os
+
+    import torch.distributed as dist
+
+    import hvd.torch as hvd
+
+    def begin(number: int) -> None:  # a port would have to be another one each time
+        dist.init_process_group("hvd", init_method=f"file://{folder}/{number}", rank=int(os.environ["RANK"]),
+                                world_size=2)
+    for number in range(8):
+        begin(number)
+        group = dist.new_group([0, 1])
+        room = torch.ones(1)
+        dist.all_reduce(room, group=group)
+        assert float(room) == 2
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+    hvd.init()  # a session of the user's own is used, and stays
+    begin(8)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert hvd.is_initialized() and hvd.size() == 2
+    assert float(hvd.allreduce(torch.ones(1), op=hvd.Sum)) == 2
+
+
+def test_groups_are_made_and_destroyed_again_and_again(ranks, tmp_path):
+    ranks(2, check_repeated_groups, str(tmp_path))
+
+
+def check_death(kind: str) -> str:
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun's, which may be faster than what is to be heard
+    dist.init_process_group("hvd")
+    if dist.get_rank() == 1:
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    room = torch.ones(3)
+    work = dist.all_reduce(room, async_op=True) if kind != "recv" else dist.irecv(room, 1)
+    future = work.get_future() if kind == "future" else None
+    try:
+        future.wait() if future is not None else work.wait()
+    except RuntimeError as error:
+        assert not work.is_success() and work.exception() is not None
+        print("heard:", error, flush=True)
+        return str(error)
+    raise AssertionError("the wait did not fail")
+
+
+@pytest.mark.parametrize("kind", ["wait", "future", "recv"])
+def test_a_killed_rank_is_named_by_the_others_waits(ranks, kind, tmp_path):
+    script = tmp_path / "death.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
+                      f"import test_distributed; test_distributed.check_death({kind!r})\n")
+    done = ranks.run(2, str(script))
+    assert done.returncode != 0
+    heard = [line for line in (done.stdout + done.stderr).splitlines() if "heard:" in line]
+    assert len(heard) == 1 and "rank 1 (pid " in heard[0] and "killed by signal 9" in heard[0], done.stdout + done.stderr
+
+
+def check_two_identities(store: str) -> None:
+    import torch.distributed as dist
+
+    import hvd.torch as hvd
+    hvd.init()
+    with pytest.raises(RuntimeError, match="is rank . of 2 for torch, but hvd.init.. has made it rank . of 2"):
+        dist.init_process_group("hvd", init_method=f"file://{store}", rank=1 - hvd.rank(), world_size=2)
+
+
+def test_two_launchers_that_disagree_are_told(ranks, tmp_path):
+    ranks(2, check_two_identities, str(tmp_path / "store"))
+
+
+def test_torch_knows_the_backend_as_soon_as_hvd_torch_is_imported():
+    import hvd.torch
+    assert "hvd" in torch.distributed.Backend.backend_list
+    hvd.torch.distributed.register()
