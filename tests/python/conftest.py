@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,5 +96,8 @@ class Ranks:
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     """Runs functions or programs on ranks."""
-    with tempfile.TemporaryDirectory(prefix="hvt-", ignore_cleanup_errors=True) as folder:
+    folder = tempfile.mkdtemp(prefix="hvt-")
+    try:
         yield Ranks(pathlib.Path(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # a private hvdd may be about to leave it
