@@ -48,6 +48,7 @@ def kill_something(daemon: Daemon, source: random.Random, turn: int) -> str:
 
 def held(daemon: Daemon) -> dict[str, int]:
     """What must not grow with the number of kills: memory of hvdd and of the steady job's engine, shared memory."""
+    wait_until(lambda: "steady" in [row["job"] for row in daemon.jobs()], "the steady job to be known to a new hvdd")
     engine = next(row["engine_pid"] for row in daemon.jobs() if row["job"] == "steady")
     memfds = sum(len(procs.memfds(pid)) for pid in procs.with_token(daemon.token))
     return {"hvdd": procs.rss_bytes(daemon.pid), "engine": procs.rss_bytes(engine), "memfds": memfds,

@@ -232,6 +232,26 @@ def test_a_lost_rank_is_named_to_the_others(ranks, how):
         assert all("SIGKILL" in line for line in told)
 
 
+def stand_still():
+    import hvd
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        if os.fork() == 0:
+            time.sleep(3)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    print("sum", hvd.allreduce([1.0], name="late", op=hvd.Sum)[0], flush=True)
+
+
+def test_a_stopped_rank_is_waited_for_and_named(ranks):
+    done = ranks.run(2, "-c", f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_core; "
+                     "test_core.stand_still()", timeout=60, env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"})
+    assert done.returncode == 0 and done.stdout.count("sum 2.0") == 2, done.stdout + done.stderr
+    assert "rank 1 (pid" in done.stderr and "stopped" in done.stderr and "allreduce.late" in done.stderr, done.stderr
+
+
 def check_waiting_costs_nothing():
     import hvd
     hvd.init()
