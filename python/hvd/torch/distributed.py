@@ -48,6 +48,9 @@ _DISGUISES: dict[Any, tuple[Any, frozenset[str]]] = {
 _BYTES = _native.DTYPES["uint8"]
 _ANY_RANK = -1
 _BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
+#: Of a Work that Python returns older C++ code keeps the C++ part alone, which waits for ever once the Python part is gone.
+#: It has few at a time (seen in 2.0; 2.15 keeps both).
+_KEPT = 0 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15) else 8
 
 
 def _check(tensors: Sequence[Any]) -> None:
@@ -148,8 +151,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         self._owns_session = owns_session
         self._set: int | None = 0 if opening is None else None
         self._collected: list[Work] | None = None
-        #: torch before 2.6 keeps only the C++ part of a Work, which waits for ever without its Python part.
-        self._unfinished: collections.deque[Work] = collections.deque()
+        self._kept: collections.deque[Work] = collections.deque()
         self._names = {"name": "", "desc": "undefined"}
         self._sequence = 0
 
@@ -252,8 +254,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
         del device
         self._collected = []
 
-    def _end_coalescing(self, device: Any) -> Work:
-        del device
+    def _end_coalescing(self, device: Any, requests: Any = None) -> Work:
+        del device, requests  # torch 2.0 has the works in a list of its own
         works, self._collected = self._collected or [], None
         finishes = [work.finish for work in works if work.finish is not None]
 
@@ -268,10 +270,11 @@ class ProcessGroupHvd(dist.ProcessGroup):
         timeout = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._seconds
         self._sequence += 1
-        while self._unfinished and self._unfinished[0].is_completed():
-            self._unfinished.popleft()
         work = Work(what, ops if isinstance(ops, list) else (ops,), outputs, seconds, finish)
-        self._unfinished.append(work)
+        if _KEPT:
+            while len(self._kept) > _KEPT and self._kept[0].is_completed():
+                self._kept.popleft()
+            self._kept.append(work)
         if self._collected is not None:
             self._collected.append(work)
         return work

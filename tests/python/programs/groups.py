@@ -339,7 +339,8 @@ def main() -> None:
         check()
     subgroups(rank, size)
     dist.destroy_process_group()
-    assert not hvd.is_initialized()
+    if hasattr(dist.ProcessGroup, "shutdown"):  # older torch ends a group with the last reference to it
+        assert not hvd.is_initialized()
     print(f"rank {rank} of {size}: all is well")
 
 
