@@ -35,7 +35,7 @@ def check_arguments(hvd):
         (lambda: hvd.grouped_reducescatter([torch.tensor(1.0)]), "Reducescatter does not support scalar inputs"),
         (lambda: hvd.allreduce(x, process_set=unregistered), "Allreduce: Process set provided does not exist"),
         (lambda: hvd.sparse_allreduce_async(x.to_sparse(), "s", hvd.Max), "Sum and Average only"),
-        (lambda: hvd.poll(10**9), "not in flight"),
+        (lambda: hvd.poll(10**9), "was not created or has been cleared"),
         (lambda: hvd.broadcast_parameters("weights", 0), "invalid params of type"),
     ]
     if hvd.size() > 1:
