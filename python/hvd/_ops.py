@@ -14,6 +14,7 @@ from typing import Any
 
 from hvd import _native
 from hvd._native import OpOptions, Tensor, lib, quick
+from hvd._sentences import of_mismatch
 from hvd._session import SLICE_NS, Session, current
 from hvd.exceptions import NotInitializedError
 
@@ -42,7 +43,8 @@ class Op:
         """Takes what a finished op has to say; releases it unless its result lies in the library's memory."""
         self.status = status
         if status < 0:
-            self.error = quick.hvd_op_error(self.pointer).decode("utf-8", "replace") or _native.last_error()
+            text = quick.hvd_op_error(self.pointer).decode("utf-8", "replace") or _native.last_error()
+            self.error = of_mismatch(text) if status == _native.ERR_MISMATCH else text
         if status < 0 or not self.owns_result:
             self.release()
 

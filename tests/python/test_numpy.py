@@ -144,6 +144,19 @@ def check_mistakes():
     if hvd.size() > 1:
         with pytest.raises(hvd.HorovodInternalError, match=r"m.*rank 0 said \[3\].*ranks? 1\S* said \[4\]"):
             hvd.allreduce(np.zeros(3 if hvd.rank() == 0 else 4), name="m")
+        for wrong, text in (
+                (lambda first: hvd.allreduce(np.zeros(2, "f4" if first else "f8"), name="m"),
+                 "^Mismatched data types: One rank had type float32, but another rank had type float64. "),
+                (lambda first: hvd.allreduce(np.zeros((2, 2) if first else 4), name="m"), "^Mismatched ALLREDUCE tensor "
+                 r"shapes: One rank sent a tensor of shape \[2, 2\], but another rank sent a tensor of shape \[4\]. "),
+                (lambda first: hvd.broadcast(np.zeros(2), 0 if first else 1, name="m"), "^Mismatched BROADCAST root "
+                 "ranks: One rank specified root rank 0, but another rank specified root rank 1. "),
+                (lambda first: hvd.allreduce(np.zeros(2), op=hvd.Sum if first else hvd.Max, name="m"),
+                 "^Mismatched reduction operation: One rank sent reduction op "),
+                (lambda first: hvd.allreduce(np.zeros(2), prescale_factor=1.0 + first, name="m"),
+                 "^Mismatched prescale and/or postscale factors: One rank sent factors ")):
+            with pytest.raises(hvd.HorovodInternalError, match=text):
+                wrong(hvd.rank() == 0)
     expect(hvd.allreduce(np.ones(2)), np.ones(2), "the session goes on")
 
 
