@@ -4,8 +4,8 @@
  *   (none) --start--> opening --the file is ready: Ack--> running --stop--> closing --Ack--> (none)
  *                        \--it is not: Ack with the reason--> (none)
  *
- * An op belongs to the timeline in which its first rank came: op->timeline_epoch says so, and what
- * began before the start or after the stop is left out as a whole. The times of one op never go
+ * An op belongs to the timeline in which its last rank came: op->timeline_epoch says so. What all
+ * ranks had submitted before the start, or was not over at the stop, is left out as a whole. The times of one op never go
  * back, because the viewer's rows are stacks. */
 #include "daemon/engine/timeline.h"
 
@@ -181,29 +181,45 @@ static bool is_ours(const struct engine *engine, const struct engine_op *op)
     return engine->timeline && op->timeline_epoch == engine->timeline->epoch;
 }
 
-void engine_timeline_part(struct engine *engine, const struct engine_part *part)
+static void arrived(struct engine_timeline *timeline, struct engine_op *op,
+                    const struct engine_part *part, uint64_t now_ns)
 {
-    struct engine_timeline *timeline = engine->timeline;
-    struct engine_op *op = part->op;
-
-    if (op->parts_present == 1) {
-        op->timeline_row = row_of(timeline, part->tensor, part->arrived_ns);
-        if (op->timeline_row == 0)
-            return;
-        op->timeline_epoch = timeline->epoch;
-        op->timeline_ns = 0;
-        op->timeline_kind = part->copy.kind;
-        begin(timeline, op, part->arrived_ns, TIMELINE_NEGOTIATE);
-    }
-    if (!is_ours(engine, op))
-        return;
     const struct timeline_record event = {
         .what = TIMELINE_ARRIVED,
-        .ts_ns = step(op, part->arrived_ns),
+        .ts_ns = step(op, now_ns),
         .row = op->timeline_row,
         .number = (uint64_t)part->session->rank,
     };
+
     record(timeline, event, NULL, 0);
+}
+
+/* With the first rank that comes while the timeline runs; who came before comes at that moment. */
+static bool begin_op(struct engine_timeline *timeline, const struct engine_part *part)
+{
+    struct engine_op *op = part->op;
+
+    op->timeline_row = row_of(timeline, part->tensor, part->arrived_ns);
+    if (op->timeline_row == 0)
+        return false;
+    op->timeline_epoch = timeline->epoch;
+    op->timeline_ns = 0;
+    op->timeline_kind = part->copy.kind;
+    begin(timeline, op, part->arrived_ns, TIMELINE_NEGOTIATE);
+    for (uint32_t i = 0; op->parts_present > 1 && i < op->set->size; i++) {
+        if (op->parts[i] && op->parts[i] != part)
+            arrived(timeline, op, op->parts[i], part->arrived_ns);
+    }
+    return true;
+}
+
+void engine_timeline_part(struct engine *engine, const struct engine_part *part)
+{
+    struct engine_op *op = part->op;
+
+    if ((op->parts_present == 1 || !is_ours(engine, op)) && !begin_op(engine->timeline, part))
+        return;
+    arrived(engine->timeline, op, part, part->arrived_ns);
 }
 
 void engine_timeline_ready(struct engine *engine, struct engine_op *op)

@@ -156,6 +156,20 @@ def test_an_op_that_waits_is_in_the_file_at_once_and_a_failed_one_says_so(daemon
     assert row()[-1]["args"]["status"] == "ERR_MISMATCH"
 
 
+def test_an_op_that_waited_when_the_timeline_began_is_in_it(daemon, trace_file):
+    """As with HOROVOD_TIMELINE, which starts it when rank 0 comes: the others may have submitted by then."""
+    job = Job(daemon, 2, name="drawn")
+    op = job.ranks[1].submit("allreduce", "early", dtype="float32", dims=[3])
+    assert job.ranks[1].test(op).status == Status.INPROGRESS
+    assert job.ranks[0].timeline(trace_file).ok
+    other = job.ranks[0].submit("allreduce", "early", dtype="float32", dims=[3])
+    assert job.ranks[0].outcome(other).ok and job.ranks[1].outcome(op).ok
+    assert job.ranks[0].timeline().ok
+    row = rows_of(json.loads(trace_file.read_text()))["early"]
+    assert phases(row) == ["NEGOTIATE_ALLREDUCE", "1", "0", "/", "ALLREDUCE", "QUEUE", "/", "HOST_ALLREDUCE", "/", "/"]
+    assert row[0]["ts"] >= 0
+
+
 def test_small_ops_that_ranks_combine_by_themselves_are_seen_while_a_timeline_runs(daemon, trace_file):
     job = Job(daemon, 2, name="drawn")
     for number in range(9):
@@ -230,7 +244,7 @@ def test_the_file_is_valid_json_at_every_moment_and_after_a_kill_of_the_engine(d
     job = Job(daemon, 2, name="drawn")
     assert job.ranks[0].timeline(trace_file, mark=True).ok
     for rank in job.ranks:
-        rank.post("loop", name="w", elements=4, for_ms=3000)
+        rank.post("loop", name="w", elements=4, for_ms=60_000)
     sizes = set()
     deadline = time.monotonic() + 1.5
     while time.monotonic() < deadline:
