@@ -2,8 +2,8 @@
 """Collectives on NumPy arrays: `import hvd.numpy as hvd`.
 
 Names, arguments and errors are those of Horovod's framework modules. An input may be anything that
-`numpy.asarray` takes, also a 0-d array or a number; it is copied only when it is not C-contiguous. Element types: uint8, int8, uint16,
-int16, int32, int64, bool, float16, float32, float64, and bfloat16, float8_e4m3fn, float8_e5m2 of ml_dtypes; any other is
+`numpy.asarray` takes or that has DLPack, also a 0-d array or a number; it is copied only when it is not C-contiguous.
+Element types: uint8, int8, uint16, int16, int32, int64, bool, float16, float32, float64, and bfloat16, float8_e4m3fn, float8_e5m2 of ml_dtypes; any other is
 a ValueError. An op that fails under way raises HorovodInternalError.
 """
 from __future__ import annotations
@@ -44,6 +44,9 @@ _ops = collectives.Collectives(_NumPy())
 
 
 def _input(tensor: Any) -> Any:
+    """An array over the memory of what has the buffer protocol, __array_interface__ or DLPack; a new one of numbers."""
+    if hasattr(tensor, "__dlpack__") and not hasattr(tensor, "__array__") and hasattr(np, "from_dlpack"):
+        tensor = np.from_dlpack(tensor)
     return np.asarray(tensor, order="C")
 
 

@@ -100,6 +100,29 @@ def check_reducescatter():
             expect(both[1], mine[:, :1], "grouped_reducescatter")
 
 
+class OnlyDlpack:
+    """What another library's array may be."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **how):
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def check_foreign_arrays():
+    import array
+
+    import hvd.numpy as hvd
+    hvd.init()
+    wanted = np.arange(4.0) * hvd.size()
+    for given in (array.array("d", range(4)), memoryview(np.arange(4.0)), OnlyDlpack(np.arange(4.0)), [0.0, 1, 2, 3]):
+        expect(hvd.allreduce(given, op=hvd.Sum), wanted, type(given))
+
+
 def check_async():
     import hvd.numpy as hvd
     hvd.init()
@@ -133,7 +156,7 @@ def check_mistakes():
             (lambda: hvd.allreduce_([1.0]), "numpy.ndarray"),
             (lambda: hvd.allreduce_(np.zeros((4, 4))[:, 1]), "contiguous"),
             (lambda: hvd.broadcast(own, hvd.size()), "invalid root rank"),
-            (lambda: hvd.alltoall(np.zeros(hvd.size() + 1), splits=None) if hvd.size() > 1 else own[:, 0], "multiple of|indices"),
+            (lambda: hvd.alltoall(np.zeros(hvd.size() + 1)) if hvd.size() > 1 else own[:, 0], "multiple of|indices"),
             (lambda: hvd.alltoall(own, splits=[9] * hvd.size()), "greater than the first dimension"),
             (lambda: hvd.alltoall(own, splits=[0] * (hvd.size() + 1)), "does not equal number of workers"),
             (lambda: hvd.alltoall(own, splits=[0.5] * hvd.size()), "integer"),
@@ -173,7 +196,8 @@ def check_short_floats():
 
 
 def check_all():
-    for check in (check_reductions, check_moves, check_reducescatter, check_async, check_mistakes, check_short_floats):
+    for check in (check_reductions, check_moves, check_reducescatter, check_foreign_arrays, check_async, check_mistakes,
+                  check_short_floats):
         check()
 
 
