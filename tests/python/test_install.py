@@ -19,8 +19,8 @@ def venv(tmp_path_factory) -> pathlib.Path:
     """A virtual environment with our wheels; PyTorch and NumPy come from the environment of the tests, by a .pth file."""
     folder = tmp_path_factory.mktemp("install")
     tree = folder / "clone"
-    files = subprocess.run(["git", "-C", str(SOURCE), "ls-files", "-co", "--exclude-standard", "-z"], check=True,
-                           capture_output=True, text=True).stdout.split("\0")
+    files = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(SOURCE), "ls-files", "-co", "--exclude-standard",
+                            "-z"], check=True, capture_output=True, text=True).stdout.split("\0")
     for name in filter(None, files):
         if (SOURCE / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
