@@ -69,15 +69,9 @@ def prepare(args: argparse.Namespace, size: int):
     raise SystemExit(f"horovod_bench: what is '{args.op}'?")
 
 
-def largest(tensor: torch.Tensor) -> torch.Tensor:
-    """Element by element, of all ranks."""
-    return hvd.allreduce(tensor, name="largest", op=hvd.Max)
-
-
 def open_peer() -> measuring.Peer:
     """Horovod, started."""
-    hvd.init()
-    return measuring.Peer("horovod_bench", hvd.rank(), hvd.size(), hvd.barrier, largest, prepare)
+    return measuring.with_horovods_api("horovod_bench", hvd, prepare)
 
 
 if __name__ == "__main__":

@@ -72,15 +72,9 @@ def prepare(args: argparse.Namespace, size: int) -> measuring.Prepared:
     raise SystemExit(f"hvd_bench: what is '{args.op}'?")
 
 
-def largest(tensor: torch.Tensor) -> torch.Tensor:
-    """Element by element, of all ranks."""
-    return hvd.allreduce(tensor, name="largest", op=hvd.Max)
-
-
 def open_peer() -> measuring.Peer:
     """hvd, started."""
-    hvd.init()
-    return measuring.Peer("hvd_bench", hvd.rank(), hvd.size(), hvd.barrier, largest, prepare)
+    return measuring.with_horovods_api("hvd_bench", hvd, prepare)
 
 
 def init(seconds: float) -> dict[str, object]:
@@ -92,7 +86,8 @@ def init(seconds: float) -> dict[str, object]:
         start = time.perf_counter_ns()
         hvd.init()
         times.append(time.perf_counter_ns() - start)
-    times = sorted(largest(torch.tensor(times, dtype=torch.float64)).tolist())
+    slowest = hvd.allreduce(torch.tensor(times, dtype=torch.float64), name="largest", op=hvd.Max)
+    times = sorted(slowest.tolist())
     return {"op": "init", "np": hvd.size(), "time_us": round(times[len(times) // 2] / 1e3, 1),
             "time_us_p99": round(times[-1 - len(times) // 100] / 1e3, 1), "iterations": len(times)}
 

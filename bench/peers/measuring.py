@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from typing import Callable
+from typing import Any, Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -30,6 +30,13 @@ class Peer:
     largest: Callable[[torch.Tensor], torch.Tensor]  # element by element, of all ranks' tensors
     prepare: Callable[[argparse.Namespace, int], Prepared]  # from .op, .what, .outstanding and the size
     close: Callable[[], object] = lambda: None
+
+
+def with_horovods_api(name: str, hvd: Any, prepare: Callable[[argparse.Namespace, int], Prepared]) -> Peer:
+    """A library that has Horovod's functions for torch, started."""
+    hvd.init()
+    return Peer(name, hvd.rank(), hvd.size(), hvd.barrier,
+                lambda tensor: hvd.allreduce(tensor, name="largest", op=hvd.Max), prepare)
 
 
 def sizes_of(path: str) -> list[int]:
