@@ -33,7 +33,7 @@ from hvd._native import lib
 from hvd.basics import Average, Sum
 from hvd.process_sets import ProcessSet, id_of
 from hvd.torch import _buckets
-from hvd.torch._framework import engine
+from hvd.torch._framework import CODES, engine
 from hvd.torch.compression import Compression
 
 #: Complex numbers are reduced as pairs: type of the elements on the wire, and how many make one.
@@ -231,20 +231,18 @@ class Reducer:
     def _describe(segment: Segment, address: int, extent: int) -> bytes:
         first = segment.slots[0].place
         dtype, factor = _PAIRS.get(first.dtype, (first.dtype, 1))
-        code = _native.DTYPES[str(dtype).rsplit(".", maxsplit=1)[-1]]
         shape: tuple[int, ...] = (extent // _item_size(dtype),)
         if len(segment.slots) == 1:
             shape = _buckets.dense_shape(segment.slots[0].parameter) + ((2,) if factor == 2 else ())
             if len(shape) > _native.DIMS_MAX:
                 shape = (first.numel() * factor,)
-        return _native.describe(address, code, shape)
+        return _native.describe(address, CODES[dtype], shape)
 
     def _wire_type(self, given: Any) -> Any:
         """The type of the tensor in the bucket, for gradients of type `given`."""
         cast = _CASTS.get(self.compression)
         dtype = cast if cast is not None and given.is_floating_point else given
-        name = str(_PAIRS.get(dtype, (dtype,))[0]).rsplit(".", maxsplit=1)[-1]
-        if name not in _native.DTYPES:
+        if _PAIRS.get(dtype, (dtype,))[0] not in CODES:
             raise ValueError(f"Tensor type {given} is not supported.")
         return dtype
 
