@@ -7,6 +7,7 @@ its session, which keeps all that until the op is over.
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 import weakref
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from hvd.exceptions import NotInitializedError
 #: The ops that were not released, by their pointers.
 _live: dict[int, weakref.ref[Op]] = {}
 _OP_OPTIONS_SIZE = ctypes.sizeof(OpOptions)
-_options_cache: dict[tuple[float, float, int], Any] = {(1.0, 1.0, 0): None}
 
 
 class Op:
@@ -120,16 +120,12 @@ class Op:
                 self.session.abandon(self.pointer, self.keep, self.name)
 
 
+@functools.lru_cache(maxsize=1024)
 def options(prescale: float, postscale: float, process_set: int) -> Any:
     """What the library wants as `options`: None for the defaults."""
-    key = (prescale, postscale, process_set)
-    try:
-        return _options_cache[key]
-    except KeyError:
-        made = OpOptions(_OP_OPTIONS_SIZE, prescale, postscale, process_set)
-        if len(_options_cache) < 1000:
-            _options_cache[key] = ctypes.pointer(made)
-        return ctypes.pointer(made)
+    if (prescale, postscale, process_set) == (1.0, 1.0, 0):
+        return None
+    return ctypes.pointer(OpOptions(_OP_OPTIONS_SIZE, prescale, postscale, process_set))
 
 
 def _unreleased() -> list[Op]:
@@ -150,6 +146,11 @@ def _make_room(session: Session, status: int) -> None:
         time.sleep(0.0001)
 
 
+def _name_in(arguments: Sequence[Any]) -> bytes | None:
+    """The op's name among a library function's arguments, where it comes first; None: unnamed, or of no tensor."""
+    return arguments[0] if arguments and isinstance(arguments[0], bytes) else None
+
+
 _NO_ROOM = (_native.ERR_RING_FULL, _native.ERR_LIMIT)
 
 
@@ -158,15 +159,14 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
     """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group.
     Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
     session = session or current()
-    name = arguments[0] if arguments and isinstance(arguments[0], bytes) else None
+    name = _name_in(arguments)
     pointers = (ctypes.c_void_p * (count or 1))()
     try:
         while True:
             pointer = session.enter()
             try:
                 if session.abandoned:
-                    session.sweep()
-                    session.check_name(name)
+                    session.sweep(name)
                 status = function(pointer, *arguments, pointers)
                 if status == 0:
                     break
@@ -189,8 +189,7 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
     library = session.enter()
     try:
         if session.abandoned:
-            session.sweep()
-            session.check_name(arguments[0] if isinstance(arguments[0], bytes) else None)
+            session.sweep(_name_in(arguments))
         status = function(library, *arguments, pointers)
         if status == 0:
             pointer = pointers[0]
@@ -200,7 +199,7 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
                 quick.hvd_op_free(pointer)
                 return
             pointers[0] = None
-            op = Op(session, pointer, keep, False)
+            op = Op(session, pointer, keep, False, _name_in(arguments))
         elif status in _NO_ROOM:
             op = None
         else:

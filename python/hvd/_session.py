@@ -69,8 +69,6 @@ class Session:
         self.closing = False
         self.users: list[int] = []
         self.abandoned: list[Abandoned] = []
-        #: Called with this session just before it closes, newest first.
-        self.before_close: list[Any] = []
         self.rank = quick.hvd_rank(pointer)
         self.size = quick.hvd_size(pointer)
         self.local_rank = quick.hvd_local_rank(pointer)
@@ -93,33 +91,28 @@ class Session:
     def _others(self) -> int:
         return sum(user != _thread() for user in self.users)
 
-    def sweep(self) -> None:
-        """Releases the abandoned ops that are finished. Between enter() and leave()."""
+    def sweep(self, name: bytes | None) -> None:
+        """Releases the abandoned ops that are finished. Between enter() and leave(). ValueError: an op of this name is
+        left, so it was dropped a moment ago or is in flight."""
         for _ in range(len(self.abandoned)):
             try:
                 dropped = self.abandoned.pop()
             except IndexError:  # another thread sweeps too
-                return
+                break
             if lib.hvd_test(dropped.pointer) == _native.INPROGRESS or dropped.until > time.monotonic():
                 self.abandoned.insert(0, dropped)
             else:
                 quick.hvd_op_free(dropped.pointer)
+        if name is not None and any(dropped.name == name for dropped in list(self.abandoned)):
+            raise ValueError(f"an op named '{name.decode()}' is in flight on this rank already, and its handle was "
+                             "dropped; synchronize() it first, or use another name")
 
     def abandon(self, pointer: int, keep: Any, name: bytes | None) -> None:
         """Takes over an op that is dropped. May be called in any thread at any time (by a finalizer)."""
         self.abandoned.append(Abandoned(pointer, keep, name, time.monotonic() + _NAME_KEPT_S))
 
-    def check_name(self, name: bytes | None) -> None:
-        """ValueError while an op of this name was dropped a moment ago or is in flight."""
-        if name is not None and any(dropped.name == name for dropped in list(self.abandoned)):
-            raise ValueError(f"an op named '{name.decode()}' is in flight on this rank already, and its handle was "
-                             "dropped; synchronize() it first, or use another name")
-
     def close(self) -> None:
         """Closes it; waits in other threads end with HorovodInternalError first."""
-        for callback in reversed(self.before_close):
-            callback(self)
-        self.before_close.clear()
         self.closing = True
         deadline = time.monotonic() + _CLOSE_PATIENCE_S
         while self._others() and time.monotonic() < deadline:

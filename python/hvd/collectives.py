@@ -220,7 +220,7 @@ class Collectives:
         result = framework.empty(where.shape, like)
         on_host = framework.on_host(result)
         host = result if on_host else framework.empty_host(where.shape, like)
-        _copy(framework.address(host), where.data, _bytes_of(where))
+        _native.copy_bytes(framework.address(host), where.data, _bytes_of(where))
         op.release()
         if not on_host:
             framework.from_host(host, result)
@@ -348,9 +348,3 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 _ELEMENT_BYTES = {code: quick.hvd_dtype_size(code) for code in _native.DTYPES.values()}
-
-
-def _copy(target: int | None, source: int | None, count: int) -> None:
-    """memcpy that lets other threads run."""
-    if count:
-        _native.copy_bytes(target, source, count)

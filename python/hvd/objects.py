@@ -11,7 +11,6 @@ from typing import Any
 
 from hvd import _native, _ops, _session
 from hvd._native import lib
-from hvd.collectives import _copy
 from hvd.process_sets import ProcessSet, global_process_set, id_of
 
 try:
@@ -69,7 +68,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
                     options)
     where = op.result()
     everything = (ctypes.c_char * max(1, sum(sizes)))()
-    _copy(ctypes.addressof(everything), where.data, sum(sizes))
+    _native.copy_bytes(ctypes.addressof(everything), where.data, sum(sizes))
     op.release()
     view, objects = memoryview(everything), []
     for count in sizes:
