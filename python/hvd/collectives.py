@@ -325,14 +325,21 @@ class Collectives:
 # ---- what needs no tensor ----
 
 
+def start_join(process_set: ProcessSet = global_process_set) -> Started:
+    """Starts join()."""
+    op = _ops.submit(lib.hvd_join_async, None, _ops.options(1.0, 1.0, id_of(process_set, "Join")), owns_result=True)
+
+    def finish() -> int:
+        last = quick.hvd_op_joined_rank(op.pointer)
+        op.release()
+        return last
+    return (op,), finish
+
+
 def join(process_set: ProcessSet = global_process_set) -> int:
     """This rank has no more data: it takes part in the others' ops with neutral elements until all have joined. Blocks;
     the global rank that joined last."""
-    op = _ops.submit(lib.hvd_join_async, None, _ops.options(1.0, 1.0, id_of(process_set, "Join")), owns_result=True)
-    op.wait()
-    last = quick.hvd_op_joined_rank(op.pointer)
-    op.release()
-    return last
+    return complete(start_join(process_set))
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -40,7 +40,7 @@ class _NumPy(Framework):
         return np.empty(shape, like.dtype)
 
 
-_ops = collectives.Collectives(_NumPy())
+engine = collectives.Collectives(_NumPy())
 
 
 def _input(tensor: Any) -> Any:
@@ -63,7 +63,7 @@ def allreduce_async(tensor: Any, average: bool | None = None, name: str | None =
                     process_set: ProcessSet = global_process_set) -> Handle:
     """Starts allreduce(); synchronize() gives the new array."""
     tensor = _input(tensor)
-    return hand_out(_ops.start_allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name,
+    return hand_out(engine.start_allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name,
                                          prescale_factor, postscale_factor, process_set))
 
 
@@ -73,7 +73,7 @@ def allreduce(tensor: Any, average: bool | None = None, name: str | None = None,
     """A new array, of the same shape and type: the reduction (Average by default) over the set's members. Shapes and
     types must be equal on all of them."""
     tensor = _input(tensor)
-    return _ops.allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name, prescale_factor,
+    return engine.allreduce(tensor, np.empty_like(tensor), reduce_op_of(op, average), name, prescale_factor,
                           postscale_factor, process_set)
 
 
@@ -82,7 +82,7 @@ def allreduce_async_(tensor: Any, average: bool | None = None, name: str | None 
                      process_set: ProcessSet = global_process_set) -> Handle:
     """Starts allreduce_()."""
     tensor = _in_place(tensor)
-    return hand_out(_ops.start_allreduce(tensor, tensor, reduce_op_of(op, average), name, prescale_factor,
+    return hand_out(engine.start_allreduce(tensor, tensor, reduce_op_of(op, average), name, prescale_factor,
                                          postscale_factor, process_set))
 
 
@@ -99,7 +99,7 @@ def grouped_allreduce_async(tensors: Sequence[Any], average: bool | None = None,
     """Starts grouped_allreduce(); synchronize() gives a tuple."""
     inputs = [_input(tensor) for tensor in tensors]
     outputs = [np.empty_like(tensor) for tensor in inputs]
-    return hand_out(_ops.start_grouped_allreduce(inputs, outputs, reduce_op_of(op, average), name, prescale_factor,
+    return hand_out(engine.start_grouped_allreduce(inputs, outputs, reduce_op_of(op, average), name, prescale_factor,
                                                  postscale_factor, process_set))
 
 
@@ -116,7 +116,7 @@ def grouped_allreduce_async_(tensors: Sequence[Any], average: bool | None = None
                              process_set: ProcessSet = global_process_set) -> Handle:
     """Starts grouped_allreduce_(); synchronize() gives a tuple."""
     inputs = [_in_place(tensor) for tensor in tensors]
-    return hand_out(_ops.start_grouped_allreduce(inputs, inputs, reduce_op_of(op, average), name, prescale_factor,
+    return hand_out(engine.start_grouped_allreduce(inputs, inputs, reduce_op_of(op, average), name, prescale_factor,
                                                  postscale_factor, process_set))
 
 
@@ -130,19 +130,19 @@ def grouped_allreduce_(tensors: Sequence[Any], average: bool | None = None, name
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Starts allgather()."""
-    return hand_out(_ops.start_allgather(_input(tensor), name, process_set))
+    return hand_out(engine.start_allgather(_input(tensor), name, process_set))
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """A new array: the members' arrays one after the other along the first dimension, by set rank. First dimensions may
     differ, also be 0; the others and the type must be equal."""
-    return complete(_ops.start_allgather(_input(tensor), name, process_set))
+    return complete(engine.start_allgather(_input(tensor), name, process_set))
 
 
 def grouped_allgather_async(tensors: Sequence[Any], name: str | None = None,
                             process_set: ProcessSet = global_process_set) -> Handle:
     """Starts grouped_allgather(); synchronize() gives a tuple."""
-    return hand_out(_ops.start_grouped_allgather([_input(tensor) for tensor in tensors], name, process_set))
+    return hand_out(engine.start_grouped_allgather([_input(tensor) for tensor in tensors], name, process_set))
 
 
 def grouped_allgather(tensors: Sequence[Any], name: str | None = None,
@@ -155,21 +155,21 @@ def broadcast_async(tensor: Any, root_rank: int, name: str | None = None,
                     process_set: ProcessSet = global_process_set) -> Handle:
     """Starts broadcast()."""
     tensor = _input(tensor)
-    return hand_out(_ops.start_broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set))
+    return hand_out(engine.start_broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set))
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None,
               process_set: ProcessSet = global_process_set) -> Any:
     """A new array with the contents of global rank `root_rank`'s; shape and type are equal on all members."""
     tensor = _input(tensor)
-    return _ops.broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set)
+    return engine.broadcast(tensor, np.empty_like(tensor), root_rank, name, process_set)
 
 
 def broadcast_async_(tensor: Any, root_rank: int, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> Handle:
     """Starts broadcast_()."""
     tensor = _in_place(tensor)
-    return hand_out(_ops.start_broadcast(tensor, tensor, root_rank, name, process_set))
+    return hand_out(engine.start_broadcast(tensor, tensor, root_rank, name, process_set))
 
 
 def broadcast_(tensor: Any, root_rank: int, name: str | None = None,
@@ -194,7 +194,7 @@ def _splits_list(splits: Any) -> list[int] | None:
 def alltoall_async(tensor: Any, splits: Any = None, name: str | None = None,
                    process_set: ProcessSet = global_process_set) -> Handle:
     """Starts alltoall(); synchronize() gives (rows, received splits) whatever `splits` is."""
-    return hand_out(_ops.start_alltoall(_input(tensor), _splits_list(splits), name,
+    return hand_out(engine.start_alltoall(_input(tensor), _splits_list(splits), name,
                                         lambda rows: np.array(rows, np.int32), process_set))
 
 
@@ -210,21 +210,21 @@ def reducescatter_async(tensor: Any, name: str | None = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> Handle:
     """Starts reducescatter()."""
-    return hand_out(_ops.start_reducescatter(_input(tensor), op, name, prescale_factor, postscale_factor, process_set))
+    return hand_out(engine.start_reducescatter(_input(tensor), op, name, prescale_factor, postscale_factor, process_set))
 
 
 def reducescatter(tensor: Any, name: str | None = None, op: int = Average,
                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> Any:
     """This rank's rows of the reduction; of n members the first `dim0 % n` get one row more."""
-    return complete(_ops.start_reducescatter(_input(tensor), op, name, prescale_factor, postscale_factor, process_set))
+    return complete(engine.start_reducescatter(_input(tensor), op, name, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_reducescatter_async(tensors: Sequence[Any], name: str | None = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> Handle:
     """Starts grouped_reducescatter(); synchronize() gives a tuple."""
-    return hand_out(_ops.start_grouped_reducescatter([_input(tensor) for tensor in tensors], op, name, prescale_factor,
+    return hand_out(engine.start_grouped_reducescatter([_input(tensor) for tensor in tensors], op, name, prescale_factor,
                                                      postscale_factor, process_set))
 
 

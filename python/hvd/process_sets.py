@@ -183,6 +183,15 @@ def tear_down() -> None:
     global_process_set.ranks = None
 
 
+def of_id(set_id: int) -> ProcessSet:
+    """The set with this id. ValueError: there is none."""
+    process_set = _registered.get(set_id) if set_id else global_process_set
+    if process_set is None:
+        raise ValueError(f"process set {set_id} does not exist, or has not been registered; add it on every rank with "
+                         "hvd.add_process_set first")
+    return process_set
+
+
 def id_of(process_set: ProcessSet, what: str) -> int:
     """The id for an op. ValueError in Horovod's words when the set is not registered or this rank is no member."""
     set_id = process_set.process_set_id
