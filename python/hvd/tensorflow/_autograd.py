@@ -14,111 +14,108 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from hvd.basics import Average, Sum
-from hvd.tensorflow import _fallback, _library
+from hvd.tensorflow import _library
 from hvd.tensorflow._names import backward_name
 
-#: (inputs, results, the op's attributes, gradients of the results) -> gradients of the inputs
-Formula = Callable[[Sequence[Any], Sequence[Any], Callable[[str], Any], Sequence[Any]], list[Any]]
+
+class Call(NamedTuple):
+    """A call of an op."""
+    inputs: Sequence[Any]
+    results: Sequence[Any]
+    attribute: Callable[[str], Any]
+
+    def dense(self, grads: Sequence[Any]) -> list[Any]:
+        """Gradients of the results as tensors: TensorFlow has none for integers, and IndexedSlices of tf.gather."""
+        return [tf.zeros_like(result) if grad is None else tf.convert_to_tensor(grad)
+                for grad, result in zip(grads, self.results)]
+
+    def reduction(self) -> dict[str, Any]:
+        """The attributes for a gradient that is reduced as the op's inputs were."""
+        return {name: self.attribute(name) for name in ("reduce_op", "prescale_factor", "postscale_factor")}
+
+    def place(self, more: str = "") -> dict[str, Any]:
+        """Whom an op of the gradient runs with, and its name."""
+        return {"process_set_id": self.attribute("process_set_id"),
+                "tensor_name": backward_name(self.attribute("tensor_name"), more)}
 
 
-def _dense(grads: Sequence[Any]) -> list[Any]:
-    return [tf.convert_to_tensor(grad) for grad in grads]
-
-
-def _allreduce(_inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-               grads: Sequence[Any]) -> list[Any]:
-    """Allreduced in the same way."""
-    return [ops.hvd_allreduce(tensor=_dense(grads)[0], **_reduction(attribute))]
-
-
-def _grouped_allreduce(_inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-                       grads: Sequence[Any]) -> list[Any]:
-    """A group that is allreduced in the same way."""
-    return list(ops.hvd_grouped_allreduce(tensors=_dense(grads), **_reduction(attribute)))
-
-
-def _reduction(attribute: Callable[[str], Any]) -> dict[str, Any]:
-    return {"reduce_op": attribute("reduce_op"), "prescale_factor": attribute("prescale_factor"),
-            "postscale_factor": attribute("postscale_factor"), **_place(attribute)}
-
-
-def _place(attribute: Callable[[str], Any], more: str = "") -> dict[str, Any]:
-    return {"process_set_id": attribute("process_set_id"), "tensor_name": backward_name(attribute("tensor_name"), more)}
-
-
+#: Gradients of the results -> gradients of the inputs.
+Formula = Callable[[Call, Sequence[Any]], Sequence[Any]]
 _MEAN = {"reduce_op": Average, "prescale_factor": 1.0, "postscale_factor": 1.0}
 
 
+def _allreduce(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
+    """Allreduced in the same way."""
+    return [ops.hvd_allreduce(tensor=grads[0], **call.reduction(), **call.place())]
+
+
+def _grouped_allreduce(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
+    """A group that is allreduced in the same way."""
+    return ops.hvd_grouped_allreduce(tensors=grads, **call.reduction(), **call.place())
+
+
 def _rows(tensor: Any) -> Any:
-    """int64: how many rows the tensor has; a scalar is one."""
-    return tf.concat([tf.shape(tensor, tf.int64), tf.ones([1], tf.int64)], 0)[0]
+    return tf.shape(tensor, tf.int64)[0]
 
 
-def _own_rows(grads: Sequence[Any], inputs: Sequence[Any], attribute: Callable[[str], Any]) -> list[Any]:
+def _own_rows(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """Of each averaged gradient of a gathered tensor the part of this rank."""
     rank = tf.cast(ops.hvd_rank(), tf.int64)
-    mine = tf.stack([rank] + [_rows(tensor) for tensor in inputs])
-    table = ops.hvd_allgather(tensor=mine[tf.newaxis], **_place(attribute, ".rows"))
+    mine = tf.stack([rank, *(_rows(tensor) for tensor in call.inputs)])
+    table = ops.hvd_allgather(tensor=mine[tf.newaxis], **call.place(".rows"))
     place = tf.argmax(tf.cast(tf.equal(table[:, 0], rank), tf.int32))
     starts = tf.reduce_sum(table[:place, 1:], 0)
-    return [tf.reshape(grad[starts[i]:starts[i] + mine[i + 1]], tf.shape(tensor))
-            for i, (grad, tensor) in enumerate(zip(grads, inputs))]
+    return [tf.ensure_shape(grad[starts[at]:starts[at] + mine[at + 1]], tensor.shape)
+            for at, (grad, tensor) in enumerate(zip(grads, call.inputs))]
 
 
-def _allgather(inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-               grads: Sequence[Any]) -> list[Any]:
+def _allgather(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """This rank's rows of the average."""
-    mean = ops.hvd_allreduce(tensor=_dense(grads)[0], **_MEAN, **_place(attribute))
-    return _own_rows([mean], inputs, attribute)
+    return _own_rows(call, [ops.hvd_allreduce(tensor=grads[0], **_MEAN, **call.place())])
 
 
-def _grouped_allgather(inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-                       grads: Sequence[Any]) -> list[Any]:
+def _grouped_allgather(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """This rank's rows of the averages."""
-    means = ops.hvd_grouped_allreduce(tensors=_dense(grads), **_MEAN, **_place(attribute))
-    return _own_rows(means, inputs, attribute)
+    return _own_rows(call, ops.hvd_grouped_allreduce(tensors=grads, **_MEAN, **call.place()))
 
 
-def _broadcast(_inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-               grads: Sequence[Any]) -> list[Any]:
+def _broadcast(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """The average on the root, 0 elsewhere."""
-    mean = ops.hvd_allreduce(tensor=_dense(grads)[0], **_MEAN, **_place(attribute))
-    return [tf.where(tf.equal(ops.hvd_rank(), attribute("root_rank")), mean, tf.zeros_like(mean))]
+    mean = ops.hvd_allreduce(tensor=grads[0], **_MEAN, **call.place())
+    return [tf.where(tf.equal(ops.hvd_rank(), call.attribute("root_rank")), mean, tf.zeros_like(mean))]
 
 
-def _alltoall(inputs: Sequence[Any], results: Sequence[Any], attribute: Callable[[str], Any],
-              grads: Sequence[Any]) -> list[Any]:
+def _alltoall(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """Goes back where the rows came from; rows that were not sent have 0."""
-    back, _ = ops.hvd_alltoall(tensor=tf.convert_to_tensor(grads[0]), splits=results[1], **_place(attribute))
-    unsent = tf.shape(inputs[0])[0] - tf.shape(back)[0]
-    missing = tf.zeros(tf.concat([[unsent], tf.shape(back)[1:]], 0), back.dtype)
-    return [tf.reshape(tf.concat([back, missing], 0), tf.shape(inputs[0])), None]
+    back, _ = ops.hvd_alltoall(tensor=grads[0], splits=call.results[1], **call.place())
+    shape = tf.shape(call.inputs[0])
+    unsent = tf.zeros(tf.concat([shape[:1] - tf.shape(back)[:1], shape[1:]], 0), back.dtype)
+    return [tf.ensure_shape(tf.concat([back, unsent], 0), call.inputs[0].shape), None]
 
 
-def _scaled(grad: Any, attribute: Callable[[str], Any]) -> Any:
-    factor = attribute("prescale_factor") * attribute("postscale_factor")
-    if attribute("reduce_op") == Sum:
-        members = ops.hvd_size(process_set_id=attribute("process_set_id"))
-        return grad * tf.cast(factor * tf.cast(members, tf.float32), grad.dtype)
-    return grad if factor == 1.0 else grad * tf.cast(factor, grad.dtype)
+def _scaled(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
+    factor = call.attribute("prescale_factor") * call.attribute("postscale_factor")
+    if call.attribute("reduce_op") == Sum:
+        members = ops.hvd_size(process_set_id=call.attribute("process_set_id"))
+        factor *= tf.cast(members, tf.float64)
+    elif factor == 1.0:
+        return grads
+    return [grad * tf.cast(factor, grad.dtype) for grad in grads]
 
 
-def _reducescatter(_inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-                   grads: Sequence[Any]) -> list[Any]:
+def _reducescatter(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """Gathered; for Sum times the number of members."""
-    return [ops.hvd_allgather(tensor=_scaled(_dense(grads)[0], attribute), **_place(attribute))]
+    return [ops.hvd_allgather(tensor=_scaled(call, grads)[0], **call.place())]
 
 
-def _grouped_reducescatter(_inputs: Sequence[Any], _results: Sequence[Any], attribute: Callable[[str], Any],
-                           grads: Sequence[Any]) -> list[Any]:
+def _grouped_reducescatter(call: Call, grads: Sequence[Any]) -> Sequence[Any]:
     """Gathered in a group; for Sum times the number of members."""
-    return list(ops.hvd_grouped_allgather(tensors=[_scaled(grad, attribute) for grad in _dense(grads)],
-                                          **_place(attribute)))
+    return ops.hvd_grouped_allgather(tensors=_scaled(call, grads), **call.place())
 
 
 #: Op function -> (op type, formula).
@@ -132,7 +129,7 @@ _FORMULAS: dict[str, tuple[str, Formula]] = {
     "hvd_reducescatter": ("HvdReducescatter", _reducescatter),
     "hvd_grouped_reducescatter": ("HvdGroupedReducescatter", _grouped_reducescatter),
 }
-_QUESTIONS = ("hvd_join", "hvd_size", "hvd_rank", "hvd_local_size", "hvd_local_rank", "hvd_process_set_included")
+_WITHOUT = ("hvd_join", "hvd_size", "hvd_rank", "hvd_local_size", "hvd_local_rank", "hvd_process_set_included")
 
 
 def _register(op_type: str, formula: Formula) -> None:
@@ -141,50 +138,35 @@ def _register(op_type: str, formula: Formula) -> None:
         def attribute(name: str) -> Any:
             value = op.get_attr(name)
             return value.decode() if isinstance(value, bytes) else value
-        return formula(op.inputs, op.outputs, attribute, grads)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+        call = Call(op.inputs, op.outputs, attribute)
+        return formula(call, call.dense(grads))
 
 
 def _with_gradient(function: Callable[..., Any], formula: Formula) -> Callable[..., Any]:
     """A function of _fallback that has the gradient."""
     @functools.wraps(function)
-    def differentiable(name: str | None = None, **arguments: Any) -> Any:
-        inputs = _as_list(arguments.pop("tensors" if "tensors" in arguments else "tensor"))
-        extra = [arguments.pop("splits")] if "splits" in arguments else []
-        shape_of_result: list[type] = []
+    def differentiable(**arguments: Any) -> Any:
+        names = [name for name in ("tensor", "tensors", "splits") if name in arguments]
+        inputs = [arguments.pop(name) for name in names]
 
         @tf.custom_gradient
         def op(*tensors: Any) -> Any:
-            given = list(tensors[:len(inputs)])
-            how = {"splits": tensors[-1]} if extra else {}
-            if "grouped" in function.__name__:
-                result = function(given, **how, **arguments, name=name)
-            else:
-                result = function(given[0], **how, **arguments, name=name)
-            shape_of_result[:] = [type(result)]
-            results = _as_list(result)
-
-            def gradient(*grads: Any) -> Any:
-                return formula(tensors, results, arguments.__getitem__, grads)
-            return results, gradient
-        results = op(*inputs, *extra)
-        if shape_of_result[0] is list:
-            return results
-        return tuple(results) if shape_of_result[0] is tuple else results[0]
+            result = function(**dict(zip(names, tf.nest.pack_sequence_as(inputs, tensors))), **arguments)
+            call = Call(tensors, tf.nest.flatten(result), arguments.__getitem__)
+            return result, lambda *grads: formula(call, call.dense(grads))
+        return op(*tf.nest.flatten(inputs))
     return differentiable
 
 
 def _differentiable() -> Any:
     """The namespace of ops."""
-    if _library.ops is not _fallback:
+    given = _library.ops
+    if _library.is_native:
         for op_type, formula in _FORMULAS.values():
             _register(op_type, formula)
-        return _library.ops
-    functions = {name: _with_gradient(getattr(_fallback, name), formula) for name, (_, formula) in _FORMULAS.items()}
-    functions.update({name: getattr(_fallback, name) for name in _QUESTIONS})
+        return given
+    functions = {name: _with_gradient(getattr(given, name), formula) for name, (_, formula) in _FORMULAS.items()}
+    functions.update({name: getattr(given, name) for name in _WITHOUT})
     return types.SimpleNamespace(**functions)
 
 

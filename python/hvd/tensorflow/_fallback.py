@@ -103,6 +103,13 @@ def _in_python_words(failure: _Failure) -> Exception:
     return HorovodInternalError(text) if failure.kind is tf.errors.UnknownError else ValueError(text)
 
 
+def _forget_closed() -> None:
+    """Drops what graphs that broke off have left, once its session is closed."""
+    for number, (ops, _) in list(_started.items()):
+        if all(op.session.pointer is None for op in ops):
+            _started.pop(number, None)
+
+
 def _run_in_graph(start: Callable[..., Started], tensors: Sequence[Any], types: Sequence[Any], label: str,
                   name: str | None) -> list[Any]:
     def begin(*arrays: Any) -> Any:
@@ -110,6 +117,7 @@ def _run_in_graph(start: Callable[..., Started], tensors: Sequence[Any], types: 
             started = _start(start, arrays, label)
         except _Failure as failure:
             raise _in_python_words(failure) from None
+        _forget_closed()
         number = next(_numbers)
         _started[number] = started
         return np.int64(number)

@@ -3,3 +3,5 @@
 from __future__ import annotations
 
 from hvd.tensorflow import _fallback as ops  # noqa: F401
+
+is_native = False

@@ -37,19 +37,26 @@ def _unique(name: str) -> str:
 
 
 def normalized(name: str) -> str:
-    """What TensorFlow takes as a node's name."""
+    """A tensor's name as part of a node's."""
     return re.sub("[^a-zA-Z0-9_]", "_", name)
 
 
-def name_of(kind: str, name: str | None, tensors: Any, ignore_name_scope: bool = False) -> str:
-    """The tensor_name of an op: the user's name, in graphs by default `<kind>_<first tensor>`, after the scope unless
-    that is ignored."""
+def _of_tensor(kind: str, tensor: Any) -> str:
+    try:
+        return f"{kind}_{normalized(tensor.name)}"
+    except AttributeError:  # an eager tensor from outside the graph
+        return kind
+
+
+def names_of(kind: str, name: str | None, tensor: Any, ignore_name_scope: bool = False) -> dict[str, Any]:
+    """An op's arguments `tensor_name` and `name`: the user's name, in graphs by default `<kind>_<tensor>`, after the
+    scope unless that is ignored."""
     if tf.executing_eagerly():
-        return name or ""
-    if name is None:
-        name = f"{kind}_{normalized(tensors[0].name)}" if tensors else kind
+        return {"tensor_name": name or ""}
+    name = name or _of_tensor(kind, tensor)
     scope = "" if ignore_name_scope else tf.compat.v1.get_default_graph().get_name_scope()
-    return _unique(f"{scope}/{name}" if scope else name)
+    node = re.sub("^[^A-Za-z0-9.]+|[^A-Za-z0-9_.\\\\/>-]", "_", name).rstrip("/")
+    return {"tensor_name": _unique(f"{scope}/{name}" if scope else name), "name": node}
 
 
 def backward_name(name: str, more: str = "") -> str:

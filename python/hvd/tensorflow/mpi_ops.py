@@ -22,22 +22,39 @@ from hvd.basics import (Adasum, Average, Max, Min, Product, Sum, ccl_built, cros
                         rocm_built, shutdown, size, start_timeline, stop_timeline)
 from hvd.exceptions import HorovodInternalError  # noqa: F401
 from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
-from hvd.tensorflow import _names
 from hvd.tensorflow._autograd import ops
+from hvd.tensorflow._names import names_of
+from hvd.tensorflow.util import name_of, variable_of
 
-_TYPES = frozenset(getattr(tf.dtypes, name) for name in _native.DTYPES if hasattr(tf.dtypes, name))
+_OPS = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max", Product: "Product"}
+
+
+def _types() -> frozenset[Any]:
+    """Those of hvd that this TensorFlow has."""
+    found = []
+    for name in _native.DTYPES:
+        try:
+            found.append(tf.dtypes.as_dtype(name))
+        except TypeError:
+            pass
+    return frozenset(found)
+
+
+_TYPES = _types()
 
 
 # ---- what is checked at once ----
 
 
-def _tensor(value: Any, what: str) -> Any:
-    """A dense tensor of a type that ops have."""
+def _tensor(value: Any, what: str, rows: bool = False) -> Any:
+    """A dense tensor of a type that ops have; one with a first dimension, where the op is about that."""
     if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(f"{what} takes dense tensors, not a {type(value).__name__}; convert it with "
                         f"{'tf.sparse.to_dense' if isinstance(value, tf.SparseTensor) else 'to_tensor()'}, or send its "
                         "parts (values, and indices or row_splits)")
     tensor = tf.convert_to_tensor(value)
+    if tensor.dtype != tensor.dtype.base_dtype:  # what a ref variable of TensorFlow 1 is
+        tensor = tf.identity(tensor)
     if tensor.dtype not in _TYPES:
         advice = "send its bytes as uint8 (tf.io.decode_raw), or use hvd.broadcast_object" \
             if tensor.dtype == tf.string else "tf.cast it to one of those (complex: tf.math.real and tf.math.imag)"
@@ -46,15 +63,30 @@ def _tensor(value: Any, what: str) -> Any:
     if tensor.shape.rank is not None and tensor.shape.rank > _native.DIMS_MAX:
         raise ValueError(f"{what}: a tensor has at most {_native.DIMS_MAX} dimensions, this one has "
                          f"{tensor.shape.rank}; tf.reshape it")
+    if rows and tensor.shape.rank == 0:
+        raise ValueError(f"{what.capitalize()} does not support scalar inputs; it works along the first dimension, so "
+                         "tf.reshape it to [1]")
     return tensor
 
 
-def _group(values: Sequence[Any], what: str) -> list[Any]:
+def _group(values: Sequence[Any], what: str, rows: bool = False) -> list[Any]:
     if isinstance(values, (tf.Tensor, str)) or not isinstance(values, (list, tuple)):
         raise TypeError(f"{what} takes a list of tensors, not a {type(values).__name__}")
     if not values:
         raise ValueError(f"{what} needs at least one tensor")
-    return [_tensor(value, what) for value in values]
+    return [_tensor(value, what, rows) for value in values]
+
+
+def _reduction(op: int, prescale_factor: float, postscale_factor: float, process_set: ProcessSet,
+               what: str) -> dict[str, Any]:
+    """The attributes of an op that reduces."""
+    if op not in _OPS:
+        names = ", ".join(f"hvd.{name}" for name in _OPS.values())
+        raise ValueError(f"{what}: op is {op!r}; it must be one of {names}")
+    if op == Adasum and what == "Reducescatter":
+        raise ValueError("Reducescatter currently only supports AVERAGE and SUM.")
+    return {"reduce_op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+            "process_set_id": _set_id(process_set, what)}
 
 
 def _set_id(process_set: ProcessSet, what: str) -> int:
@@ -74,9 +106,8 @@ def _allreduce(tensor: Any, name: str | None = None, op: int = Sum, prescale_fac
     """The reduction over the set's members: a tensor of the same shape and type, which are equal on all of them.
     prescale_factor multiplies each input, postscale_factor the result. Its gradient: allreduced in the same way."""
     tensor = _tensor(tensor, "allreduce")
-    return ops.hvd_allreduce(tensor=tensor, reduce_op=op, prescale_factor=prescale_factor,
-                             postscale_factor=postscale_factor, process_set_id=_set_id(process_set, "Allreduce"),
-                             tensor_name=_names.name_of("HorovodAllreduce", name, [tensor], ignore_name_scope))
+    how = _reduction(op, prescale_factor, postscale_factor, process_set, "Allreduce")
+    return ops.hvd_allreduce(tensor=tensor, **how, **names_of("HorovodAllreduce", name, tensor, ignore_name_scope))
 
 
 def _grouped_allreduce(tensors: Sequence[Any], name: str | None = None, op: int = Sum, prescale_factor: float = 1.0,
@@ -84,28 +115,27 @@ def _grouped_allreduce(tensors: Sequence[Any], name: str | None = None, op: int 
                        process_set: ProcessSet = global_process_set) -> list[Any]:
     """_allreduce of each tensor; all run together or none. Types may differ."""
     tensors = _group(tensors, "grouped_allreduce")
+    how = _reduction(op, prescale_factor, postscale_factor, process_set, "Allreduce")
     return list(ops.hvd_grouped_allreduce(
-        tensors=tensors, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        process_set_id=_set_id(process_set, "Allreduce"),
-        tensor_name=_names.name_of("HorovodGroupedAllreduce", name, tensors, ignore_name_scope)))
+        tensors=tensors, **how, **names_of("HorovodGroupedAllreduce", name, tensors[0], ignore_name_scope)))
 
 
 def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Any:
     """The members' tensors one after the other along the first dimension, by set rank. First dimensions may differ,
     also be 0; the others and the type are equal. Its gradient: this rank's rows of the average."""
-    tensor = _tensor(tensor, "allgather")
+    tensor = _tensor(tensor, "allgather", rows=True)
     return ops.hvd_allgather(tensor=tensor, process_set_id=_set_id(process_set, "Allgather"),
-                             tensor_name=_names.name_of("HorovodAllgather", name, [tensor], ignore_name_scope))
+                             **names_of("HorovodAllgather", name, tensor, ignore_name_scope))
 
 
 def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
                       process_set: ProcessSet = global_process_set) -> list[Any]:
     """allgather() of each tensor; all run together or none."""
-    tensors = _group(tensors, "grouped_allgather")
+    tensors = _group(tensors, "grouped_allgather", rows=True)
     return list(ops.hvd_grouped_allgather(
         tensors=tensors, process_set_id=_set_id(process_set, "Allgather"),
-        tensor_name=_names.name_of("HorovodGroupedAllgather", name, tensors, ignore_name_scope)))
+        **names_of("HorovodGroupedAllgather", name, tensors[0], ignore_name_scope)))
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
@@ -114,42 +144,43 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
     root, 0 elsewhere."""
     tensor = _tensor(tensor, "broadcast")
     return ops.hvd_broadcast(tensor=tensor, root_rank=root_rank, process_set_id=_set_id(process_set, "Broadcast"),
-                             tensor_name=_names.name_of("HorovodBroadcast", name, [tensor], ignore_name_scope))
+                             **names_of("HorovodBroadcast", name, tensor, ignore_name_scope))
 
 
 def broadcast_(variables: Sequence[Any], root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Assigns to each variable its value on global rank `root_rank`. The variables, once assigned (in graphs of
-    TensorFlow 1 tensors of their values). They are all resource variables or all ref variables."""
-    variables = list(variables)
-    resources = [_is_resource(variable) for variable in variables]
+    """Assigns to each variable its value on global rank `root_rank`. The variables; in graphs what stands for their new
+    values. They are all resource variables or all ref variables."""
+    inner = [_variable(variable) for variable in variables]
+    resources = [hasattr(variable, "handle") for variable in inner]
     if any(resources) and not all(resources):
-        raise ValueError("broadcast_ takes resource variables or ref variables, not both in one call")
+        raise ValueError("broadcast_ takes resource variables or ref variables, not both in one call; call it for each "
+                         "kind")
     updated = []
-    for number, variable in enumerate(variables):
-        own = None if name is None else f"{name}_{number + 1}of{len(variables)}"
+    for number, variable in enumerate(inner):
+        own = None if name is None else f"{name}_{number + 1}of{len(inner)}"
         if own is None and not tf.executing_eagerly():
-            own = f"HorovodBroadcast_{_names.normalized(variable.name)}"
-        value = broadcast(tf.convert_to_tensor(variable), root_rank, name=own, process_set=process_set)
-        updated.append(variable.assign(value))
-    return variables if tf.executing_eagerly() else updated
+            own = f"HorovodBroadcastInplace_{name_of(variables[number])}"
+        updated.append(variable.assign(broadcast(variable.read_value(), root_rank, name=own, process_set=process_set)))
+    return list(variables) if tf.executing_eagerly() else updated
 
 
-def _is_resource(variable: Any) -> bool:
-    if not isinstance(variable, tf.Variable) or not hasattr(variable, "assign"):
+def _variable(variable: Any) -> Any:
+    inner = variable_of(variable)
+    if not isinstance(inner, tf.Variable):
         raise TypeError(f"broadcast_ takes variables, not a {type(variable).__name__}; use broadcast for tensors")
-    return getattr(variable, "handle", None) is not None
+    return inner
 
 
 def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
              process_set: ProcessSet = global_process_set) -> Any:
     """Sends `splits[i]` rows (in equal parts without splits) to member i. The rows received, by set rank; with `splits`
     also an int32 tensor of how many came from each. Its gradient goes back where the rows came from."""
-    tensor = _tensor(tensor, "alltoall")
+    tensor = _tensor(tensor, "alltoall", rows=True)
     parts = tf.zeros([0], tf.int32) if splits is None else _splits(splits)
     rows, received = ops.hvd_alltoall(
         tensor=tensor, splits=parts, process_set_id=_set_id(process_set, "Alltoall"),
-        tensor_name=_names.name_of("HorovodAlltoall", name, [tensor], ignore_name_scope))
+        **names_of("HorovodAlltoall", name, tensor, ignore_name_scope))
     return rows if splits is None else (rows, received)
 
 
@@ -158,7 +189,7 @@ def _splits(splits: Any) -> Any:
     if splits.dtype not in (tf.int32, tf.int64):
         if splits.shape.num_elements() == 0:
             return tf.cast(splits, tf.int32)
-        raise TypeError(f"alltoall: splits are of type {splits.dtype.name}; they count rows, so tf.cast them to tf.int32")
+        raise TypeError(f"alltoall: splits are of type {splits.dtype.name}; they count rows: tf.cast them to tf.int32")
     if splits.shape.rank not in (None, 1):
         raise ValueError("alltoall expects a 1D splits tensor")
     return splits
@@ -169,22 +200,20 @@ def _reducescatter(tensor: Any, name: str | None = None, op: int = Sum, ignore_n
                    postscale_factor: float = 1.0) -> Any:
     """This rank's rows of the reduction; of n members the first `dim0 % n` get one row more. Its gradient: gathered;
     for Sum times n."""
-    tensor = _tensor(tensor, "reducescatter")
+    tensor = _tensor(tensor, "reducescatter", rows=True)
+    how = _reduction(op, prescale_factor, postscale_factor, process_set, "Reducescatter")
     return ops.hvd_reducescatter(
-        tensor=tensor, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        process_set_id=_set_id(process_set, "Reducescatter"),
-        tensor_name=_names.name_of("HorovodReducescatter", name, [tensor], ignore_name_scope))
+        tensor=tensor, **how, **names_of("HorovodReducescatter", name, tensor, ignore_name_scope))
 
 
 def _grouped_reducescatter(tensors: Sequence[Any], name: str | None = None, op: int = Sum,
                            ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set,
                            prescale_factor: float = 1.0, postscale_factor: float = 1.0) -> list[Any]:
     """_reducescatter of each tensor; all run together or none."""
-    tensors = _group(tensors, "grouped_reducescatter")
+    tensors = _group(tensors, "grouped_reducescatter", rows=True)
+    how = _reduction(op, prescale_factor, postscale_factor, process_set, "Reducescatter")
     return list(ops.hvd_grouped_reducescatter(
-        tensors=tensors, reduce_op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
-        process_set_id=_set_id(process_set, "Reducescatter"),
-        tensor_name=_names.name_of("HorovodGroupedReducescatter", name, tensors, ignore_name_scope)))
+        tensors=tensors, **how, **names_of("HorovodGroupedReducescatter", name, tensors[0], ignore_name_scope)))
 
 
 def join() -> Any:
