@@ -131,17 +131,17 @@ _QUICK = {
 }
 
 
-def _library_path() -> str:
-    """$HVD_LIBRARY, else the one that came in this wheel, else the system's."""
+def library_path(name: str) -> str:
+    """A library of ours: beside $HVD_LIBRARY, else the one that came in this wheel, else the system's."""
     wanted = os.environ.get("HVD_LIBRARY")
     if wanted:
-        return wanted
-    ours = installation() / "lib" / "libhvdclient.so.0"
-    return str(ours) if ours.exists() else "libhvdclient.so.0"
+        return os.path.join(os.path.dirname(wanted), name)
+    ours = installation() / "lib" / name
+    return str(ours) if ours.exists() else name
 
 
 def _load() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
-    path = _library_path()
+    path = os.environ.get("HVD_LIBRARY") or library_path("libhvdclient.so.0")
     try:
         library, quick_library = ctypes.CDLL(path), ctypes.PyDLL(path)
     except OSError as error:

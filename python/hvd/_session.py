@@ -60,6 +60,19 @@ class Abandoned(NamedTuple):
     until: float
 
 
+class Watcher:
+    """Somebody who uses the process' session without Python: an op library of a framework."""
+
+    def opened(self, session: Session) -> None:
+        """It may be used from now on."""
+
+    def closing(self, session: Session) -> None:
+        """It will be closed: from the return on nobody may be inside the library."""
+
+    def closed(self, session: Session) -> None:
+        """It was closed; what was in flight is lost."""
+
+
 class Session:
     """An open session. `pointer` is the library's, None once closed."""
 
@@ -69,6 +82,7 @@ class Session:
         self.closing = False
         self.users: list[int] = []
         self.abandoned: list[Abandoned] = []
+        self.watchers: list[Watcher] = []
         self.rank = quick.hvd_rank(pointer)
         self.size = quick.hvd_size(pointer)
         self.local_rank = quick.hvd_local_rank(pointer)
@@ -120,13 +134,18 @@ class Session:
         if self._others():
             raise HorovodInternalError(f"hvd.shutdown: {self._others()} calls of other threads did not end within "
                                        f"{_CLOSE_PATIENCE_S:.0f} s; the session stays open")
+        for watcher in self.watchers:
+            watcher.closing(self)
         pointer, self.pointer = self.pointer, None
         lib.hvd_close(pointer)
+        for watcher in self.watchers:
+            watcher.closed(self)
         self.abandoned.clear()
 
 
 _lock = threading.RLock()
 _current: Session | None = None
+_watchers: list[Watcher] = []
 
 
 def _ours(session: Session | None) -> bool:
@@ -168,8 +187,20 @@ def open_current(**fields: Any) -> tuple[Session, bool]:
             return _current, False
         _set_up_logging()
         _current = open_session(**fields)
+        _current.watchers = _watchers
+        for watcher in _watchers:
+            watcher.opened(_current)
         _close_at_exit()
         return _current, True
+
+
+def watch(watcher: Watcher) -> None:
+    """Tells `watcher` of the process' session, now if it is open, and of every later one."""
+    with _lock:
+        _watchers.append(watcher)
+        if _ours(_current):
+            assert _current is not None
+            watcher.opened(_current)
 
 
 def close_current() -> None:

@@ -20,6 +20,7 @@ MAY_INCLUDE = {
     "daemon/engine": ("base", "reduce", "shm", "proto"),
     "daemon/gpu": ("base", "shm", "proto"),
     "tools": ("base", "proto", "client/include"),
+    "python/native": (HVD_H,),
     "examples": (HVD_H,),
     "bench": (HVD_H,),
 }
