@@ -155,11 +155,11 @@ class Reduce:
         if isinstance(self._groups, int):
             groups, rest = _in_pieces(places, self._groups), []
         elif self._groups:
-            keys = {key_of(variables[place]): place for place in places}
-            groups = [[keys.pop(key_of(variable)) for variable in group if key_of(variable) in keys]
-                      for group in self._groups]
-            alone = set(keys.values())
-            rest = [place for place in places if place in alone]
+            groups, rest = [[] for _ in self._groups], []
+            numbers = {key_of(variable): number for number, group in enumerate(self._groups) for variable in group}
+            for place in places:
+                number = numbers.get(key_of(variables[place]))
+                (rest if number is None else groups[number]).append(place)
         groups += [rest] if tf.executing_eagerly() else [[place] for place in rest]
         return [group[start:start + _GROUP_MAX] for group in groups for start in range(0, len(group), _GROUP_MAX)]
 

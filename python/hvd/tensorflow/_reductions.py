@@ -22,24 +22,14 @@ from hvd.tensorflow.mpi_ops import Adasum, Average, Sum
 _NONE = Compression.none
 _ANYWHERE = contextlib.nullcontext()
 
-_INSTEAD = {
-    "RaggedTensor": "reduce its flat_values, or make it dense by to_tensor()",
-    "SparseTensor": "reduce tf.IndexedSlices, or make it dense by tf.sparse.to_dense()",
-}
-
-
-def _on(device: str) -> Any:
+def on_device(device: str) -> Any:
+    """A scope that places ops on a device; for \"\" one that does nothing."""
     return tf.device(device) if device else _ANYWHERE
 
 
-def _check(tensor: Any, what: str) -> None:
-    """ValueError, with what to do, for what no op can take."""
-    kind = type(tensor).__name__
-    if kind in _INSTEAD:
-        raise ValueError(f"{what} takes tf.Tensor, tf.Variable and tf.IndexedSlices, not tf.{kind}; {_INSTEAD[kind]}")
-    if getattr(tensor, "dtype", None) is tf.string or isinstance(tensor, (str, bytes)):
-        raise ValueError(f"{what} takes numbers, not strings; send Python values by hvd.broadcast_object or "
-                         "hvd.allgather_object")
+def _compressed(tensor: Any, compression: Any, what: str) -> tuple[Any, Any]:
+    """What to send, and what decompress() needs."""
+    return (tensor, None) if compression is _NONE else compression.compress(mpi_ops._tensor(tensor, what))
 
 
 def _check_sparse_op(op: int) -> None:
@@ -88,15 +78,14 @@ def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", 
     all members. Shapes and types must be equal on all of them. prescale_factor multiplies each input, postscale_factor
     the result. `average` is the deprecated form of `op`. device_dense, device_sparse: devices to place the ops on.
     ignore_name_scope: name scopes around the call are no part of the op's name. Differentiable.
-    ValueError: ragged, sparse and string tensors; `op` beside `average`."""
+    TypeError: ragged, sparse and string tensors. ValueError: `op` beside `average`."""
     op = reduce_op_of(op, average)
     if isinstance(tensor, tf.IndexedSlices):
-        with _on(device_sparse):
+        with on_device(device_sparse):
             return _gather_slices([tensor], name, op, prescale_factor, postscale_factor, tf.executing_eagerly(),
                                   process_set, ignore_name_scope)[0]
-    _check(tensor, "allreduce")
-    with _on(device_dense):
-        small, ctx = compression.compress(tensor)
+    with on_device(device_dense):
+        small, ctx = _compressed(tensor, compression, "allreduce")
         return compression.decompress(
             mpi_ops._allreduce(small, name=name, op=op, prescale_factor=prescale_factor,
                                postscale_factor=postscale_factor, ignore_name_scope=ignore_name_scope,
@@ -117,13 +106,13 @@ def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, devic
     dense = [at for at, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     reduced: list[Any] = [None] * len(tensors)
     if slices:
-        with _on(device_sparse):
+        with on_device(device_sparse):
             results = _gather_slices([tensors[at] for at in slices], name, op, prescale_factor, postscale_factor, True,
                                      process_set, ignore_name_scope)
         for at, result in zip(slices, results):
             reduced[at] = result
     if dense:
-        with _on(device_dense):
+        with on_device(device_dense):
             small = [_compressed(tensors[at], compression, "grouped_allreduce") for at in dense]
             results = mpi_ops._grouped_allreduce([tensor for tensor, _ in small], name=name, op=op,
                                                  prescale_factor=prescale_factor, postscale_factor=postscale_factor,
@@ -133,18 +122,13 @@ def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, devic
     return reduced
 
 
-def _compressed(tensor: Any, compression: Any, what: str) -> tuple[Any, Any]:
-    _check(tensor, what)
-    return compression.compress(tensor)
-
-
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = _NONE, op: int = Average,
                   name: str | None = None, process_set: ProcessSet = global_process_set,
                   ignore_name_scope: bool = False, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> Any:
     """This rank's rows of the reduction (Sum or Average); of n members the first `dim0 % n` get one row more.
     Differentiable."""
-    with _on(device_dense):
+    with on_device(device_dense):
         small, ctx = _compressed(tensor, compression, "reducescatter")
         return compression.decompress(
             mpi_ops._reducescatter(small, name=name, op=op, prescale_factor=prescale_factor,
@@ -158,7 +142,7 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compre
     """reducescatter() of each tensor; all of them run together or none. An empty sequence comes back as it is."""
     if not tensors:
         return tensors
-    with _on(device_dense):
+    with on_device(device_dense):
         small = [_compressed(tensor, compression, "grouped_reducescatter") for tensor in tensors]
         results = mpi_ops._grouped_reducescatter([tensor for tensor, _ in small], op=op,
                                                  prescale_factor=prescale_factor, postscale_factor=postscale_factor,
