@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TensorFlow's kernels in flight: from submission to the kernel's end, and the session they use.
- *
- * A kernel fills a struct flight and hands it to flight_start, which never waits for other ranks. Its
- * end is told to TensorFlow by the submitting thread, where the op is over at once, or else by the one
- * thread of this file. Flights that find no room are kept, in order, until there is some. */
+ * One kernel of TensorFlow's in flight: its tensors, its ops in the library, and its end. Made by ops.c,
+ * flown by crew.c. */
 #ifndef PYTHON_NATIVE_FLIGHT_H
 #define PYTHON_NATIVE_FLIGHT_H
 
 #include "hvd/hvd.h"
+#include "python/native/done.h"
 #include "python/native/tensorflow_c.h"
+
+#define FLIGHT_TEXT_MAX 4096
 
 enum flight_kind {
     FLIGHT_ALLREDUCE,
@@ -27,44 +27,50 @@ struct flight_plan {
     int root;
     struct hvd_op_options options;
     char *name;  /* the op's name for the ranks; NULL: unnamed */
-    char *title; /* for errors: "HorovodAllreduce grads/dense_1" */
+    char *title; /* for errors: "HorovodAllreduce 'grads/dense_1'" */
 };
 
-/* One tensor of a flight. */
+/* One tensor. */
 struct flight_part {
-    TF_Tensor *in,
-        *out; /* references that keep the memory; out NULL: none, or told by the engine */
+    TF_Tensor *in, *out; /* references that keep the memory; out NULL: the engine tells its size */
     TF_DataType dtype;
-    int ndim; /* of the result that TensorFlow sees, beyond what struct hvd_tensor can say */
     struct hvd_op *op;
 };
 
-struct flight;
-
-/* The session that kernels use from now on. Called by the thread that has opened it. */
-HVD_API void hvd_tf_attach(struct hvd_session *session);
-/* Before hvd_close: from the return on no thread of the library is inside the session. */
-HVD_API void hvd_tf_park(void);
-/* After hvd_close: kernels that were in flight fail. */
-HVD_API void hvd_tf_detach(void);
-
-/* The session, to be given back by flight_leave; NULL: there is none, or it is another process'. */
-struct hvd_session *flight_enter(void);
-void flight_leave(void);
+struct flight {
+    const struct flight_plan *plan;
+    TF_OpKernelContext *context;
+    struct done done;
+    int64_t *splits;
+    bool stays; /* done cannot be kept: the submitting thread waits */
+    bool submitted;
+    bool cancelled;      /* was taken back */
+    bool interrupted;    /* by the user */
+    struct flight *next; /* in the inbox, or waiting for room */
+    int count;
+    struct flight_part parts[];
+};
 
 /* A flight of `count` parts (zeroed). `done` is taken over. NULL: no memory. */
 struct flight *flight_new(const struct flight_plan *plan, TF_OpKernelContext *context,
                           TF_AsyncOpKernelDoneCallback *done, int count);
-struct flight_part *flight_parts(struct flight *flight);
-/* Rows to send, of an alltoall: copied. NULL: equal parts. False: no memory. */
+/* Rows to send, of an alltoall: copied. False: no memory. */
 bool flight_set_splits(struct flight *flight, const int64_t *splits, int count);
 
-/* Submits it and sees to its end. Takes the flight over, also when it fails. */
-void flight_start(struct flight *flight);
-/* Ends it with an error. */
+/* Submits its ops; an hvd_status. Inside the session. */
+int flight_submit(struct flight *flight, struct hvd_session *session);
+/* The number of its ops, 1 at least. */
+int flight_op_count(const struct flight *flight);
+/* Takes a finished flight to its end: results to TensorFlow, then its callback, then it is freed. Inside the
+ * session; leaves it, because TensorFlow may go on in this thread. `status`: of its first op. */
+void flight_land(struct flight *flight, struct hvd_session *session, int status);
+/* Ends it with an error; frees it. Outside the session. */
 void flight_fail(struct flight *flight, TF_Code code, const char *text);
 
-/* The library's type for TensorFlow's, or false. */
-bool flight_dtype(TF_DataType dtype, enum hvd_dtype *dtype_p);
+/* TensorFlow's class of an error. */
+TF_Code flight_code_of(int status);
+
+/* Who may rephrase, in place, what the engine says of ranks that disagree. Called by any thread. */
+HVD_API void hvd_tf_rephrase(void (*rephrase)(char *text, size_t capacity));
 
 #endif

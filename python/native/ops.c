@@ -6,7 +6,7 @@
  * Kernels are asynchronous: they hold no thread of TensorFlow's while other ranks are late, so ranks may
  * start their ops in any order on any number of threads. They exist for the CPU; on other devices
  * TensorFlow moves the tensors. */
-#include "python/native/flight.h"
+#include "python/native/crew.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -169,7 +169,7 @@ static void take_tensors(TF_OpKernelContext *context, const struct flight_plan *
                          struct flight *flight, int count, TF_Status *status)
 {
     bool keeps_shape = plan->kind == FLIGHT_ALLREDUCE || plan->kind == FLIGHT_BROADCAST;
-    struct flight_part *parts = flight_parts(flight);
+    struct flight_part *parts = flight->parts;
     for (int i = 0; i < count && TF_GetCode(status) == TF_OK; i++) {
         if (keeps_shape)
             take_pair(context, i, &parts[i], status);
@@ -198,7 +198,7 @@ static void compute(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelD
         !take_splits(context, flight, status) && TF_GetCode(status) == TF_OK)
         TF_SetStatus(status, TF_RESOURCE_EXHAUSTED, "out of memory");
     if (TF_GetCode(status) == TF_OK)
-        flight_start(flight);
+        crew_start(flight);
     else
         flight_fail(flight, TF_GetCode(status), TF_Message(status));
     TF_DeleteStatus(status);
@@ -229,13 +229,13 @@ static void fail(TF_OpKernelContext *context, TF_Code code, const char *text)
 
 static void tell(TF_OpKernelContext *context, int (*question)(const struct hvd_session *session))
 {
-    struct hvd_session *session = flight_enter();
+    struct hvd_session *session = crew_enter();
     if (!session) {
-        fail(context, TF_FAILED_PRECONDITION, "Horovod has not been initialized; use hvd.init().");
+        fail(context, TF_FAILED_PRECONDITION, CREW_NOT_OPEN);
         return;
     }
     int answer = question(session);
-    flight_leave();
+    crew_leave();
     put_int(context, answer);
 }
 
@@ -243,13 +243,13 @@ static void tell_of_set(void *kernel, TF_OpKernelContext *context,
                         int (*question)(struct hvd_session *session, int id))
 {
     const int *id = kernel;
-    struct hvd_session *session = flight_enter();
+    struct hvd_session *session = crew_enter();
     if (!session) {
-        fail(context, TF_FAILED_PRECONDITION, "Horovod has not been initialized; use hvd.init().");
+        fail(context, TF_FAILED_PRECONDITION, CREW_NOT_OPEN);
         return;
     }
     int answer = question(session, *id);
-    flight_leave();
+    crew_leave();
     if (answer >= 0)
         put_int(context, answer);
     else

@@ -118,6 +118,7 @@ void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction *construction
                                            char *value, size_t max_length, TF_Status *status);
 
 int TF_NumInputs(TF_OpKernelContext *context);
+int64_t TF_StepId(TF_OpKernelContext *context);
 void TF_GetInput(TF_OpKernelContext *context, int i, TF_Tensor **tensor, TF_Status *status);
 TF_Tensor *TF_AllocateOutput(TF_OpKernelContext *context, int i, TF_DataType dtype,
                              const int64_t *dims, int num_dims, size_t bytes, TF_Status *status);

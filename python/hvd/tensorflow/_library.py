@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
 from hvd import _native, _session
+from hvd._sentences import of_mismatch
 
 logger = logging.getLogger("hvd")
 
@@ -21,11 +25,30 @@ _COLLECTIVES = ("HvdAllreduce", "HvdGroupedAllreduce", "HvdAllgather", "HvdGroup
                 "HvdReducescatter", "HvdGroupedReducescatter")
 
 
+#: Where a version keeps the CancellationManager of a kernel in flight, as offsetof() says for its headers
+#: (tests/python/tensorflow/test_library.py): in OpKernelContext `params_`, in that `cancellation_manager`.
+_CANCELLATION = {(2, 15): (16, 168), (2, 16): (16, 160), (2, 17): (16, 168), (2, 18): (16, 168), (2, 19): (16, 168),
+                 (2, 20): (24, 168), (2, 21): (24, 168)}
+_INTERRUPTED = "interrupted by SIGINT"
+_REPHRASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _version() -> tuple[int, int]:
+    major, minor = tf.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@_REPHRASE
+def _rephrase(text: int, capacity: int) -> None:
+    said = of_mismatch(ctypes.string_at(text).decode("utf-8", "replace")).encode()[:capacity - 1]
+    ctypes.memmove(text, said + b"\0", len(said) + 1)
+
+
 def _why_not() -> str | None:
     """Why this TensorFlow cannot have the op library; None: it can."""
     if os.environ.get("HVD_TENSORFLOW_OPS") == "python":
         return "HVD_TENSORFLOW_OPS=python asks for it"
-    if tuple(int(part) for part in tf.__version__.split(".")[:2]) < (2, 15):
+    if _version() < (2, 15):
         return f"TensorFlow {tf.__version__} has no asynchronous kernels for libraries in C (2.15 has)"
     return None
 
@@ -39,8 +62,16 @@ class _Library(_session.Watcher):
         self.library.hvd_tf_attach.argtypes = [ctypes.c_void_p]
         for name in ("hvd_tf_attach", "hvd_tf_park", "hvd_tf_detach"):
             getattr(self.library, name).restype = None
+        self.library.hvd_tf_rephrase(_rephrase)
+        _hear_of_interrupts(self.library)
+        if _version() in _CANCELLATION:
+            self.library.hvd_tf_cancellation.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+            self.library.hvd_tf_cancellation(*_CANCELLATION[_version()])
 
     def opened(self, session: _session.Session) -> None:
+        if (threading.current_thread() is threading.main_thread()
+                and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
+            self.library.hvd_tf_watch_interrupts()
         self.library.hvd_tf_attach(session.pointer)
 
     def closing(self, session: _session.Session) -> None:
@@ -48,6 +79,22 @@ class _Library(_session.Watcher):
 
     def closed(self, session: _session.Session) -> None:
         self.library.hvd_tf_detach()
+
+
+def _hear_of_interrupts(library: ctypes.CDLL) -> None:
+    """Ctrl-C while a kernel waits: the kernel is taken back, and KeyboardInterrupt takes the place of its CancelledError.
+    The interrupt is held in C until that error is made here: see python/native/step.h."""
+    original = tf.errors.CancelledError.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+        original(self, *arguments, **keywords)
+        if _INTERRUPTED in str(self.message):
+            library.hvd_tf_deliver_interrupt()
+
+    tf.errors.CancelledError.__init__ = init
+    library.hvd_tf_deliver_interrupt.restype = None
+    library.hvd_tf_watch_interrupts.restype = None
 
 
 def _share_symbols() -> None:

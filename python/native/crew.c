@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * See crew.h.
+ *
+ * The thread sleeps on the session's event descriptor while kernels are in flight, so it takes no core
+ * from the model, and on a condition while none are. A flight belongs to the thread that has submitted
+ * it until it is put into the inbox; from then on to the hub's thread.
+ *
+ * The lock is never held across a call to TensorFlow or into the library. */
+#include "python/native/crew.h"
+
+#include "python/native/step.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define AT_ONCE_NS                                                                                 \
+    (50 * 1000)          /* an op that is alone is waited for so long before the thread gets it */
+#define SLICE_MS    100  /* how often the thread looks although nothing was announced */
+#define ROOM_MS     1    /* as above, while a flight waits for room */
+#define HELD_MS     1000 /* how long an interrupt is held when no error reaches Python */
+#define CLOSED_TEXT "Horovod has been shut down while this op was in flight; call hvd.init() again."
+
+struct queue {
+    struct flight *first, *last;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct hvd_session *session;
+    pid_t pid;    /* that attached it */
+    int users;    /* threads inside the session */
+    bool thread;  /* there is one */
+    bool closed;  /* the session: what is in flight fails */
+    int aloft;    /* flights that the thread has, the inbox included */
+    int roomless; /* of these, not submitted yet */
+    struct queue inbox;
+} hub = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void push(struct queue *queue, struct flight *flight)
+{
+    flight->next = NULL;
+    if (queue->first)
+        queue->last->next = flight;
+    else
+        queue->first = flight;
+    queue->last = flight;
+}
+
+static struct flight *pop(struct queue *queue)
+{
+    struct flight *flight = queue->first;
+    if (flight)
+        queue->first = flight->next;
+    return flight;
+}
+
+/* ---- session ---- */
+
+void hvd_tf_attach(struct hvd_session *session)
+{
+    if (hub.pid !=
+        getpid()) { /* also a forked child: thread, flights and the lock's holder are its parent's */
+        pthread_mutex_init(&hub.lock, NULL);
+        pthread_cond_init(&hub.changed, NULL);
+        hub.thread = false;
+        hub.users = hub.aloft = hub.roomless = 0;
+        hub.inbox.first = NULL;
+    }
+    pthread_mutex_lock(&hub.lock);
+    hub.session = session;
+    hub.closed = false;
+    hub.pid = getpid();
+    pthread_mutex_unlock(&hub.lock);
+}
+
+void hvd_tf_park(void)
+{
+    if (hub.pid != getpid())
+        return;
+    pthread_mutex_lock(&hub.lock);
+    hub.session = NULL;
+    while (hub.users > 0)
+        pthread_cond_wait(&hub.changed, &hub.lock);
+    pthread_mutex_unlock(&hub.lock);
+}
+
+void hvd_tf_detach(void)
+{
+    if (hub.pid != getpid())
+        return;
+    pthread_mutex_lock(&hub.lock);
+    hub.closed = true;
+    pthread_cond_broadcast(&hub.changed);
+    while (hub.aloft > 0)
+        pthread_cond_wait(&hub.changed, &hub.lock);
+    pthread_mutex_unlock(&hub.lock);
+}
+
+struct hvd_session *crew_enter(void)
+{
+    if (hub.pid != getpid())
+        return NULL;
+    pthread_mutex_lock(&hub.lock);
+    struct hvd_session *session = hub.session;
+    hub.users += session != NULL;
+    pthread_mutex_unlock(&hub.lock);
+    return session;
+}
+
+void crew_leave(void)
+{
+    pthread_mutex_lock(&hub.lock);
+    hub.users--;
+    if (!hub.session)
+        pthread_cond_broadcast(&hub.changed);
+    pthread_mutex_unlock(&hub.lock);
+}
+
+/* ---- many flights ---- */
+
+static void *attend(void *unused);
+
+/* With the lock. False: there is no thread, and none can be made. */
+static bool have_thread(void)
+{
+    pthread_t thread;
+    if (hub.thread)
+        return true;
+    if (pthread_create(&thread, NULL, attend, NULL) != 0)
+        return false;
+    pthread_setname_np(thread, "hvd-tensorflow");
+    pthread_detach(thread);
+    hub.thread = true;
+    return true;
+}
+
+/* Gives a flight to the thread. False: it cannot have it. */
+static bool hand_over(struct flight *flight)
+{
+    pthread_mutex_lock(&hub.lock);
+    bool given = !flight->stays && have_thread();
+    if (given) {
+        push(&hub.inbox, flight);
+        hub.aloft++;
+        step_set_busy(true);
+        hub.roomless += !flight->submitted;
+        pthread_cond_broadcast(&hub.changed);
+    }
+    pthread_mutex_unlock(&hub.lock);
+    return given;
+}
+
+/* What the thread has. `waiting`: for room, in order. */
+struct crew {
+    struct flight **flying;
+    struct hvd_op **ops; /* the first of each */
+    int count, capacity;
+    struct queue waiting;
+    int event_fd;      /* of our own; -1: not made */
+    int interrupts;    /* that were answered */
+    int64_t looked_ms; /* when somebody was last asked whether the flights are still wanted */
+};
+
+static bool no_room(int rc)
+{
+    return rc == HVD_ERR_RING_FULL || rc == HVD_ERR_LIMIT;
+}
+
+static int look_at(const int *counter)
+{
+    pthread_mutex_lock(&hub.lock);
+    int value = *counter;
+    pthread_mutex_unlock(&hub.lock);
+    return value;
+}
+
+/* A submitted flight: over at once, or the thread's. In the session, which it leaves. */
+static void launch(struct flight *flight, struct hvd_session *session)
+{
+    flight->submitted = true;
+    int rc = hvd_wait(flight->parts[0].op, look_at(&hub.aloft) ? 0 : AT_ONCE_NS);
+    if (rc == HVD_ERR_TIMEOUT && hand_over(flight)) {
+        crew_leave();
+        return;
+    }
+    if (rc == HVD_ERR_TIMEOUT)
+        rc = hvd_wait(flight->parts[0].op, -1);
+    flight_land(flight, session, rc);
+}
+
+/* Submission was refused. In the session, which it leaves. */
+static void refuse(struct flight *flight, int rc)
+{
+    char text[FLIGHT_TEXT_MAX];
+    snprintf(text, sizeof(text), "%s", hvd_last_error());
+    crew_leave();
+    flight_fail(flight, flight_code_of(rc), text);
+}
+
+void crew_start(struct flight *flight)
+{
+    struct hvd_session *session = crew_enter();
+    if (!session) {
+        flight_fail(flight, TF_FAILED_PRECONDITION, CREW_NOT_OPEN);
+        return;
+    }
+    int rc = look_at(&hub.roomless) ? HVD_ERR_RING_FULL : flight_submit(flight, session);
+    while (no_room(rc)) {
+        if (hand_over(flight)) {
+            crew_leave();
+            return;
+        }
+        poll(NULL, 0, ROOM_MS);
+        rc = flight_submit(flight, session);
+    }
+    if (rc == HVD_OK)
+        launch(flight, session);
+    else
+        refuse(flight, rc);
+}
+
+/* ---- the thread ---- */
+
+static bool grow(struct crew *crew)
+{
+    if (crew->count < crew->capacity)
+        return true;
+    int capacity = crew->capacity ? crew->capacity * 2 : 64;
+    struct flight **flying = realloc(crew->flying, (size_t)capacity * sizeof(*flying));
+    if (flying)
+        crew->flying = flying;
+    struct hvd_op **ops = realloc(crew->ops, (size_t)capacity * sizeof(struct hvd_op *));
+    if (ops)
+        crew->ops = ops;
+    if (flying && ops)
+        crew->capacity = capacity;
+    return flying && ops;
+}
+
+/* Sleeps while there is nothing to do; takes what is in the inbox. */
+static struct queue receive(const struct crew *crew)
+{
+    pthread_mutex_lock(&hub.lock);
+    while (!hub.inbox.first &&
+           ((crew->count == 0 && !crew->waiting.first) || (!hub.session && !hub.closed)))
+        pthread_cond_wait(&hub.changed, &hub.lock);
+    struct queue inbox = hub.inbox;
+    hub.inbox.first = NULL;
+    pthread_mutex_unlock(&hub.lock);
+    return inbox;
+}
+
+static void gone(int roomless)
+{
+    pthread_mutex_lock(&hub.lock);
+    hub.aloft--;
+    if (hub.aloft == 0)
+        step_set_busy(false);
+    hub.roomless -= roomless;
+    if (hub.closed)
+        pthread_cond_broadcast(&hub.changed);
+    pthread_mutex_unlock(&hub.lock);
+}
+
+/* A submitted flight joins the others. Where there is no memory for that it is waited for here. */
+static void add(struct crew *crew, struct flight *flight)
+{
+    if (grow(crew)) {
+        crew->flying[crew->count] = flight;
+        crew->ops[crew->count++] = flight->parts[0].op;
+        return;
+    }
+    struct hvd_session *session = crew_enter();
+    if (session)
+        flight_land(flight, session, hvd_wait(flight->parts[0].op, -1));
+    else
+        flight_fail(flight, TF_UNKNOWN, CLOSED_TEXT);
+    gone(0);
+}
+
+static struct flight *take_out(struct crew *crew, int i)
+{
+    struct flight *flight = crew->flying[i];
+    size_t behind = (size_t)(--crew->count - i);
+    memmove(&crew->flying[i], &crew->flying[i + 1], behind * sizeof(crew->flying[0]));
+    memmove(&crew->ops[i], &crew->ops[i + 1], behind * sizeof(crew->ops[0]));
+    return flight;
+}
+
+/* The session is closed: its ops are gone, their memory is nobody else's. */
+static void drop_all(struct crew *crew)
+{
+    struct flight *flight;
+    while (crew->count > 0) {
+        flight_fail(take_out(crew, crew->count - 1), TF_UNKNOWN, CLOSED_TEXT);
+        gone(0);
+    }
+    while ((flight = pop(&crew->waiting))) {
+        flight_fail(flight, TF_UNKNOWN, CLOSED_TEXT);
+        gone(1);
+    }
+    if (crew->event_fd >= 0)
+        close(crew->event_fd);
+    crew->event_fd = -1;
+}
+
+/* Submits what waits for room, as far as there is some. */
+static void start_waiting(struct crew *crew)
+{
+    while (crew->waiting.first) {
+        struct hvd_session *session = crew_enter();
+        if (!session)
+            return;
+        struct flight *flight = crew->waiting.first;
+        int rc = flight_submit(flight, session);
+        if (no_room(rc)) {
+            crew_leave();
+            return;
+        }
+        pop(&crew->waiting);
+        if (rc == HVD_OK) {
+            flight->submitted = true;
+            crew_leave();
+            pthread_mutex_lock(&hub.lock);
+            hub.roomless--;
+            pthread_mutex_unlock(&hub.lock);
+            add(crew, flight);
+        } else {
+            refuse(flight, rc);
+            gone(1);
+        }
+    }
+}
+
+/* Ends the flights that are over. */
+static void land_finished(struct crew *crew)
+{
+    while (crew->count > 0) {
+        int i = -1;
+        struct hvd_session *session = crew_enter();
+        if (!session)
+            return;
+        int rc = hvd_wait_any(crew->ops, crew->count, 0, &i);
+        if (i < 0) {
+            crew_leave();
+            return;
+        }
+        flight_land(take_out(crew, i), session, rc);
+        gone(0);
+    }
+}
+
+/* Sleeps until something may be over. The descriptor is a copy of the library's, so that a session that is
+ * closed meanwhile takes nothing from under our feet. */
+static void sleep_awhile(struct crew *crew)
+{
+    struct hvd_session *session = crew->event_fd < 0 ? crew_enter() : NULL;
+    if (session) {
+        int fd;
+        if (hvd_event_fd(session, &fd) == HVD_OK)
+            crew->event_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        crew_leave();
+    }
+    struct pollfd event = {.fd = crew->event_fd, .events = POLLIN};
+    bool hurry = crew->waiting.first || crew->event_fd < 0;
+    poll(&event, 1, hurry ? ROOM_MS : SLICE_MS);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void take_back(struct flight *flight, bool interrupted)
+{
+    flight->interrupted |= interrupted;
+    if (flight->cancelled)
+        return;
+    for (int i = 0; i < flight_op_count(flight); i++)
+        hvd_cancel(flight->parts[i].op);
+    flight->cancelled = true;
+}
+
+/* Takes back what nobody wants any more. */
+static void take_back_unwanted(struct crew *crew)
+{
+    bool interrupted = step_interrupts() != crew->interrupts;
+    crew->looked_ms = now_ms();
+    struct hvd_session *session = crew_enter();
+    if (!session)
+        return;
+    for (int i = 0; i < crew->count; i++) {
+        if (interrupted || step_is_cancelled(crew->flying[i]->context))
+            take_back(crew->flying[i], interrupted);
+    }
+    crew_leave();
+    struct queue waiting = crew->waiting;
+    crew->waiting.first = NULL;
+    for (struct flight *flight; (flight = pop(&waiting));) {
+        if (interrupted || step_is_cancelled(flight->context)) {
+            flight_fail(flight, TF_CANCELLED,
+                        interrupted ? STEP_INTERRUPTED : "cancelled before it was submitted");
+            gone(1);
+        } else {
+            push(&crew->waiting, flight);
+        }
+    }
+    crew->interrupts = step_interrupts();
+}
+
+static void *attend(void *unused)
+{
+    struct crew crew = {.event_fd = -1, .interrupts = step_interrupts()};
+    (void)unused;
+    for (;;) {
+        struct queue inbox = receive(&crew);
+        for (struct flight *flight; (flight = pop(&inbox));) {
+            if (flight->submitted)
+                add(&crew, flight);
+            else
+                push(&crew.waiting, flight);
+        }
+        pthread_mutex_lock(&hub.lock);
+        bool closed = hub.closed;
+        pthread_mutex_unlock(&hub.lock);
+        if (closed) {
+            drop_all(&crew);
+            continue;
+        }
+        if (now_ms() - crew.looked_ms >= SLICE_MS)
+            take_back_unwanted(&crew);
+        start_waiting(&crew);
+        land_finished(&crew);
+        if (crew.count > 0 || crew.waiting.first)
+            sleep_awhile(&crew);
+        else if (
+            step_interrupt_held()) { /* _library.py passes it on when the error has reached Python */
+            poll(NULL, 0, HELD_MS);
+            hvd_tf_deliver_interrupt();
+        }
+    }
+    return NULL;
+}
