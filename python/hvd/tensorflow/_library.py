@@ -27,13 +27,13 @@ _COLLECTIVES = ("HvdAllreduce", "HvdGroupedAllreduce", "HvdAllgather", "HvdGroup
 
 #: Where a version keeps the CancellationManager of a kernel in flight, as offsetof() says for its headers
 #: (tests/python/tensorflow/test_library.py): in OpKernelContext `params_`, in that `cancellation_manager`.
-_CANCELLATION = {(2, 15): (16, 168), (2, 16): (16, 160), (2, 17): (16, 168), (2, 18): (16, 168), (2, 19): (16, 168),
+CANCELLATION = {(2, 15): (16, 168), (2, 16): (16, 160), (2, 17): (16, 168), (2, 18): (16, 168), (2, 19): (16, 168),
                  (2, 20): (24, 168), (2, 21): (24, 168)}
 _INTERRUPTED = "interrupted by SIGINT"
 _REPHRASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def _version() -> tuple[int, int]:
+def version() -> tuple[int, int]:
     major, minor = tf.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -48,7 +48,7 @@ def _why_not() -> str | None:
     """Why this TensorFlow cannot have the op library; None: it can."""
     if os.environ.get("HVD_TENSORFLOW_OPS") == "python":
         return "HVD_TENSORFLOW_OPS=python asks for it"
-    if _version() < (2, 15):
+    if version() < (2, 15):
         return f"TensorFlow {tf.__version__} has no asynchronous kernels for libraries in C (2.15 has)"
     return None
 
@@ -64,9 +64,9 @@ class _Library(_session.Watcher):
             getattr(self.library, name).restype = None
         self.library.hvd_tf_rephrase(_rephrase)
         _hear_of_interrupts(self.library)
-        if _version() in _CANCELLATION:
+        if version() in CANCELLATION:
             self.library.hvd_tf_cancellation.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
-            self.library.hvd_tf_cancellation(*_CANCELLATION[_version()])
+            self.library.hvd_tf_cancellation(*CANCELLATION[version()])
 
     def opened(self, session: _session.Session) -> None:
         if (threading.current_thread() is threading.main_thread()
