@@ -67,7 +67,6 @@ def test_the_version_passes_what_scripts_compare_it_with(wanted):
 
 
 @pytest.mark.parametrize("name, says", [
-    ("horovod.tensorflow", "no TensorFlow yet"), ("horovod.tensorflow.keras", "no TensorFlow yet"),
     ("horovod.keras", "no Keras yet"), ("horovod.mxnet", "retired"), ("horovod.spark", "Spark is not supported"),
     ("horovod.ray", "Ray is not supported"), ("horovod.data", "DataLoader"), ("horovod.common.elastic", "TorchState"),
     ("horovod.runner.elastic.driver", "come later"), ("horovod.runner.gloo_run", "no Gloo"),

@@ -41,13 +41,11 @@ def _check_sparse_op(op: int) -> None:
 
 
 def _scaled(values: Any, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Any:
-    """Rows to gather: divided here, where there are fewest of them."""
-    factor = prescale * postscale
+    """Rows to gather: divided here, where there are fewest of them. Averages of whole numbers are of a floating-point
+    type, as TensorFlow divides."""
     if op == Average:
-        members = process_set.size()
-        if not values.dtype.is_floating and factor == 1.0:
-            return values // members
-        factor /= members
+        values = values / tf.cast(process_set.size(), values.dtype)
+    factor = prescale * postscale
     return values if factor == 1.0 else values * tf.cast(factor, values.dtype)
 
 
@@ -75,7 +73,7 @@ def allreduce(tensor: Any, average: bool | None = None, device_dense: str = "", 
     """The reduction (Average by default) of a tensor, variable or tf.IndexedSlices over the set's members.
 
     A new tensor of the same shape and type; for IndexedSlices (Sum and Average only) an IndexedSlices with the rows of
-    all members. Shapes and types must be equal on all of them. prescale_factor multiplies each input, postscale_factor
+    all members, whose averages of whole numbers are floating-point. Shapes and types must be equal on all of them. prescale_factor multiplies each input, postscale_factor
     the result. `average` is the deprecated form of `op`. device_dense, device_sparse: devices to place the ops on.
     ignore_name_scope: name scopes around the call are no part of the op's name. Differentiable.
     TypeError: ragged, sparse and string tensors. ValueError: `op` beside `average`."""

@@ -138,14 +138,15 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
 def broadcast_global_variables(root_rank: int) -> Any:
     """An op that gives all global variables of the default graph the values they have on the global rank `root_rank`.
-    RuntimeError: eagerly there are none. ValueError: the graph has none yet."""
+    RuntimeError: eagerly there are none. tf.errors.FailedPreconditionError: the graph has none yet."""
     if tf.executing_eagerly():
         raise RuntimeError("hvd.broadcast_global_variables() does not support eager execution. Please use "
                            "`hvd.broadcast_variables(<model/optimizer variables>)` instead.")
     variables = tf.compat.v1.global_variables()
     if not variables:
-        raise ValueError("broadcast_global_variables: this graph has no global variables yet; call it after the model and "
-                         "the optimizer's train op have been made")
+        raise tf.errors.FailedPreconditionError(
+            None, None, "broadcast_global_variables: this graph has no global variables yet; call it after the model and "
+                        "the optimizer's train op have been made")
     return broadcast_variables(variables, root_rank)
 
 

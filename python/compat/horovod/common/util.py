@@ -38,8 +38,11 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether that framework sees a GPU."""
     del verbose
-    if ext_base_name != "torch" or not extension_available("torch"):
+    if not extension_available(ext_base_name):
         return False
+    if ext_base_name == "tensorflow":
+        import tensorflow  # pylint: disable=import-outside-toplevel
+        return bool(tensorflow.config.list_physical_devices("GPU"))
     import torch  # pylint: disable=import-outside-toplevel
     return torch.cuda.is_available()
 
