@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd.basics import Average
+from hvd.basics import Average, size
 from hvd.process_sets import ProcessSet, global_process_set
 from hvd.tensorflow._reductions import allreduce, grouped_allreduce
 from hvd.tensorflow.compression import Compression
@@ -35,9 +35,9 @@ _GROUP_MAX = 1024
 
 def takes_part(process_set: ProcessSet) -> bool:
     """Whether this rank has anybody in the set to reduce with. ValueError: not initialized, or no registered set."""
-    members = global_process_set.size() if process_set is global_process_set else process_set.size()
+    size()
+    members = process_set.size()
     if members is None:
-        global_process_set.size()
         raise ValueError(f"{process_set} does not exist, or has not been registered; add it by hvd.add_process_set or "
                          "hvd.init(process_sets=[...]) first")
     if not process_set.included():

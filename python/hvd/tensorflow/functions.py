@@ -105,7 +105,7 @@ def _broadcast_now(variables: Sequence[Any], root_rank: int, process_set: Proces
 
 
 def _broadcast_in_graph(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> Any:
-    """An op that does it. Nothing orders the broadcasts."""
+    """In a tf.function, which runs it in any case, None; else an op that does it. Nothing orders the broadcasts."""
     assigned = []
     for place, variable in enumerate(variables):
         found = _existing(variable)
@@ -114,7 +114,7 @@ def _broadcast_in_graph(variables: Sequence[Any], root_rank: int, process_set: P
         sent = mpi_ops.broadcast(wire, root_rank, name=f"broadcast_variables_{place}.{name_of(variable)}",
                                  process_set=process_set)
         assigned.append(found.assign(tf.bitcast(sent, value.dtype) if value.dtype in _AS else sent))
-    return tf.group(*assigned)
+    return None if tf.compat.v1.get_default_graph().building_function else tf.group(*assigned)
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set,
