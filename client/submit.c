@@ -125,6 +125,7 @@ static void fill_operands(const struct client_request *request, struct hvi_submi
     slot->out_region = op->out.region;
     slot->out_offset = op->out.offset;
     slot->out_capacity = op->out.region == HVI_REGION_NONE ? 0 : request->out_bytes;
+    slot->copied_ns = request->copied_ns;
     slot->aux_region = op->aux.region;
     slot->aux_offset = op->aux.offset;
     if (request->kind == HVI_KIND_ALLTOALL)
@@ -303,7 +304,7 @@ void client_submit_remember(struct client_request *request)
         op->row_bytes *= (uint64_t)shape->dims[i];
 }
 
-static void copy_in(struct hvd_session *session, const struct client_request *request)
+static void copy_in(struct hvd_session *session, struct client_request *request)
 {
     if (!request->copy_in || request->in_bytes == 0)
         return;
@@ -312,7 +313,9 @@ static void copy_in(struct hvd_session *session, const struct client_request *re
         return;
     }
     pthread_mutex_unlock(&session->mutex);
+    uint64_t start_ns = hvi_clock_ns();
     memcpy(request->op->in.shared, request->in->data, request->in_bytes);
+    request->copied_ns = hvi_clock_ns() - start_ns;
     pthread_mutex_lock(&session->mutex);
 }
 

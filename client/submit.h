@@ -35,6 +35,7 @@ struct client_request {
     struct client_name *claimed;
     struct hvd_op *op;
     bool copy_in;
+    uint64_t copied_ns; /* how long that took; 0: not timed */
 };
 
 /* "hvd_allreduce('w1')": how the sentences about a request begin. */

@@ -102,7 +102,8 @@ struct hvi_submission {
      * unique in flight, and the first one's index is 0. */
     uint32_t group_size;
     uint32_t group_index;
-    uint64_t reserved[6];
+    uint64_t copied_ns; /* that the client took to bring the input into the region; 0: not timed */
+    uint64_t reserved[5];
 };
 
 /* hvi_completion.kind */
@@ -230,8 +231,9 @@ HVI_AT(hvi_submission, aux_count, 188);
 HVI_AT(hvi_submission, aux_offset, 192);
 HVI_AT(hvi_submission, group_size, 200);
 HVI_AT(hvi_submission, group_index, 204);
-HVI_AT(hvi_submission, reserved, 208);
-_Static_assert(sizeof(((struct hvi_submission *)0)->reserved) == 48, "ABI");
+HVI_AT(hvi_submission, copied_ns, 208);
+HVI_AT(hvi_submission, reserved, 216);
+_Static_assert(sizeof(((struct hvi_submission *)0)->reserved) == 40, "ABI");
 
 _Static_assert(sizeof(struct hvi_completion) == 64, "ABI");
 HVI_AT(hvi_completion, seq, 0);

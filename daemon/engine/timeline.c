@@ -194,6 +194,23 @@ static void arrived(struct engine_timeline *timeline, struct engine_op *op,
     record(timeline, event, NULL, 0);
 }
 
+/* What the trainer copied before it submitted, on a line of its own: ranks copy at the same time. */
+static void copied(struct engine_timeline *timeline, const struct engine_part *part)
+{
+    uint64_t ns = part->copy.copied_ns;
+
+    if (ns == 0 || ns > part->arrived_ns - part->session->attached_ns)
+        return;
+    const struct timeline_record event = {
+        .what = TIMELINE_COPIED,
+        .ts_ns = part->arrived_ns - ns,
+        .row = part->op->timeline_row,
+        .number = (uint64_t)part->session->rank,
+    };
+
+    record(timeline, event, &ns, sizeof ns);
+}
+
 /* With the first rank that comes while the timeline runs; who came before comes at that moment. */
 static bool begin_op(struct engine_timeline *timeline, const struct engine_part *part)
 {
@@ -220,6 +237,7 @@ void engine_timeline_part(struct engine *engine, const struct engine_part *part)
     if ((op->parts_present == 1 || !is_ours(engine, op)) && !begin_op(engine->timeline, part))
         return;
     arrived(engine->timeline, op, part, part->arrived_ns);
+    copied(engine->timeline, part);
 }
 
 void engine_timeline_ready(struct engine *engine, struct engine_op *op)

@@ -54,6 +54,7 @@ enum timeline_what {
     TIMELINE_NAME,    /* payload: what .row is called */
     TIMELINE_BEGIN,   /* .label, .kind */
     TIMELINE_ARRIVED, /* .number: rank */
+    TIMELINE_COPIED,  /* .number: rank; payload: nanoseconds (uint64_t) */
     TIMELINE_END,     /* payload: a struct timeline_shape, or nothing */
     TIMELINE_CYCLE,
     TIMELINE_DROPPED, /* .number: how many */

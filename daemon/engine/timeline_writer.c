@@ -291,6 +291,19 @@ static void put_end(struct output *output, const struct timeline_record *record)
     end(output);
 }
 
+static void put_copied(struct output *output, const struct timeline_record *record)
+{
+    uint64_t ns = 0;
+
+    memcpy(&ns, record + 1, sizeof ns);
+    begin(output);
+    say(output, "\"ph\": \"X\", \"name\": \"MEMCPY_IN_SHARED_BUFFER\"");
+    say_time(output, record);
+    say(output, ", \"dur\": %" PRIu64 ".%03u, \"tid\": %" PRIu64, ns / 1000, (unsigned)(ns % 1000),
+        record->number + 1);
+    end(output);
+}
+
 static void put_mark(struct output *output, const struct timeline_record *record, const char *name)
 {
     begin(output);
@@ -317,6 +330,9 @@ static void put(struct output *output, const struct timeline_record *record)
         say_time(output, record);
         say(output, ", \"dur\": 0");
         end(output);
+        return;
+    case TIMELINE_COPIED:
+        put_copied(output, record);
         return;
     case TIMELINE_END:
         put_end(output, record);

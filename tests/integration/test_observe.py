@@ -140,6 +140,17 @@ def test_the_timeline_has_horovods_phases(daemon, trace_file):
     assert not trace_file.read_text().endswith(" ") and trace_file.stat().st_size < 10000
 
 
+def test_copies_of_ordinary_memory_are_in_the_timeline(daemon, trace_file):
+    job = Job(daemon, 2, name="copied", environment={"HVD_FOREIGN_MEMORY": "never"})
+    assert job.ranks[0].timeline(trace_file).ok
+    job.run("allreduce", name="staged", dtype="float32", dims=[50000], data=[bytes(200000)] * 2)
+    assert job.ranks[0].timeline().ok
+    copies = [event for event in rows_of(json.loads(trace_file.read_text()))["staged"]
+              if event.get("name") == "MEMCPY_IN_SHARED_BUFFER"]
+    assert sorted(copy["tid"] for copy in copies) == [1, 2]
+    assert all(copy["dur"] > 0 and copy["ts"] >= 0 for copy in copies)
+
+
 def test_an_op_that_waits_is_in_the_file_at_once_and_a_failed_one_says_so(daemon, trace_file):
     daemon.allow("op-failed")
     job = Job(daemon, 2, name="drawn")
