@@ -1,33 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops of the library libhvd_tf through Python functions, for versions of TensorFlow that cannot load it.
+"""The ops of the library libhvd_tensorflow through Python functions, for versions of TensorFlow that cannot load it.
 
-Same names, arguments and results; no gradients (see _autograd). In graphs an op is three Python functions: one starts
-it, one looks whether it is over, one fetches the result. A loop calls the second, so that no thread of TensorFlow's
-waits for other ranks and ops may run in any order also with one thread.
+Same names, arguments and results; no gradients (see _autograd). In tf.function they run in the order of the program, as
+all Python functions do. In graphs of TensorFlow 1 nothing orders them, so none of TensorFlow's few threads may wait for
+other ranks: there each op is the one element of a tf.data.Dataset, which is fetched by a thread of its own.
 
 TensorFlow knows four classes of errors of Python functions in graphs: what the caller or the ranks did wrong becomes
 InvalidArgumentError there, also where the library says FailedPreconditionError.
 """
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops.map_op import _MapDataset  # pylint: disable=no-name-in-module
 
 from hvd import _native, _session, collectives, numpy as hvd_numpy, process_sets
 from hvd.collectives import Started
 from hvd.exceptions import HorovodInternalError
 
 _engine = hvd_numpy.engine
-_POLL_S = 0.0002
 _PRECONDITIONS = (_native.ERR_MISMATCH, _native.ERR_DUPLICATE_NAME)
-
-#: Ops that a graph has started and not fetched yet.
-_started: dict[int, Started] = {}
-_numbers = itertools.count()
 
 
 # ---- errors ----
@@ -52,24 +47,14 @@ def _failure_of(error: Exception, started: Started | None, label: str) -> _Failu
     return _Failure(kind, f"{label}: {error}")
 
 
-def _start(start: Callable[..., Started], arrays: Sequence[Any], label: str) -> Started:
+def _results(start: Callable[..., Started], arrays: Sequence[Any], label: str) -> list[Any]:
+    """Starts an op on arrays and waits for its results."""
+    started = None
     try:
-        return start(*(np.asarray(array, order="C") for array in arrays))
-    except (ValueError, HorovodInternalError) as error:
-        raise _failure_of(error, None, label) from None
-
-
-def _is_over(started: Started, seconds: float | None, label: str) -> bool:
-    """Whether it is over after so long, or without end."""
-    try:
-        for op in started[0]:
-            if seconds is None:
-                op.wait()
-            elif not op.wait_for(seconds):
-                return False
+        started = start(*(np.asarray(array, order="C") for array in arrays))
+        return [np.asarray(result) for result in collectives.complete(started)]
     except (ValueError, HorovodInternalError) as error:
         raise _failure_of(error, started, label) from None
-    return True
 
 
 # ---- one op ----
@@ -80,7 +65,28 @@ def _run(start: Callable[..., Started], tensors: Sequence[Any], types: Sequence[
     """The results of what `start` starts on the tensors' arrays: as many as `types` has."""
     if tf.executing_eagerly():
         return _run_now(start, tensors, types, label)
-    return _run_in_graph(start, tensors, types, label, name)
+
+    def work(*arrays: Any) -> list[Any]:
+        try:
+            return _results(start, arrays, label)
+        except _Failure as failure:
+            raise _in_python_words(failure) from None
+
+    def op(*given: Any) -> tuple[Any, ...]:
+        return tuple(tf.numpy_function(work, given, list(types)))
+
+    with tf.name_scope(name or label.split(" ", maxsplit=1)[0]):
+        if not tensors or _is_in_order():  # without tensors: a question, which waits for nobody
+            return list(op(*tensors))
+        one = tf.data.Dataset.from_tensors(tuple(tensors))
+        return list(_MapDataset(one, op, use_inter_op_parallelism=False).get_single_element())
+
+
+def _is_in_order() -> bool:
+    """Whether the graph that is built is that of a tf.function, which runs Python functions in the program's order."""
+    with tf.init_scope():
+        outermost_is_eager = tf.executing_eagerly()
+    return outermost_is_eager and getattr(tf.compat.v1.get_default_graph(), "_add_control_dependencies", False)
 
 
 def _array(tensor: Any) -> Any:
@@ -90,55 +96,16 @@ def _array(tensor: Any) -> Any:
 
 def _run_now(start: Callable[..., Started], tensors: Sequence[Any], types: Sequence[Any], label: str) -> list[Any]:
     try:
-        started = _start(start, [_array(tensor) for tensor in tensors], label)
-        _is_over(started, None, label)
+        arrays = _results(start, [_array(tensor) for tensor in tensors], label)
     except _Failure as failure:
         raise failure.kind(None, None, str(failure)) from None
-    return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(started[1](), types)]
+    return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(arrays, types)]
 
 
 def _in_python_words(failure: _Failure) -> Exception:
     """An exception of which TensorFlow makes the class, as well as it can."""
     text = str(failure)
     return HorovodInternalError(text) if failure.kind is tf.errors.UnknownError else ValueError(text)
-
-
-def _forget_closed() -> None:
-    """Drops what graphs that broke off have left, once its session is closed."""
-    for number, (ops, _) in list(_started.items()):
-        if all(op.session.pointer is None for op in ops):
-            _started.pop(number, None)
-
-
-def _run_in_graph(start: Callable[..., Started], tensors: Sequence[Any], types: Sequence[Any], label: str,
-                  name: str | None) -> list[Any]:
-    def begin(*arrays: Any) -> Any:
-        try:
-            started = _start(start, arrays, label)
-        except _Failure as failure:
-            raise _in_python_words(failure) from None
-        _forget_closed()
-        number = next(_numbers)
-        _started[number] = started
-        return np.int64(number)
-
-    def poll(number: Any) -> Any:
-        try:
-            return np.bool_(_is_over(_started[int(number)], _POLL_S, label))
-        except _Failure as failure:
-            _started.pop(int(number), None)
-            raise _in_python_words(failure) from None
-
-    def fetch(number: Any, _over: Any) -> Any:
-        return [np.asarray(array) for array in _started.pop(int(number))[1]()]
-
-    with tf.name_scope(name or label.split(" ", maxsplit=1)[0]):
-        number = tf.numpy_function(begin, tensors, tf.int64, stateful=True)
-        number.set_shape([])
-        over = tf.compat.v1.while_loop(lambda over: tf.logical_not(over),
-                                       lambda _over: tf.ensure_shape(tf.numpy_function(poll, [number], tf.bool), []),
-                                       [tf.constant(False)], parallel_iterations=1, back_prop=False)
-        return list(tf.numpy_function(fetch, [number, over], list(types), stateful=True))
 
 
 def _label(kind: str, tensor_name: str) -> str:
@@ -254,10 +221,10 @@ def hvd_grouped_reducescatter(tensors: Sequence[Any], reduce_op: int, prescale_f
 
 def hvd_join(process_set_id: int, name: str | None = None) -> Any:
     """int32 scalar: the rank that joined last."""
-    def start() -> Started:
+    def start(_array: Any) -> Started:
         ops, finish = collectives.start_join(process_sets.of_id(process_set_id))
         return ops, lambda: [np.int32(finish())]
-    result, = _run(start, [], [tf.int32], "HorovodJoin", name)
+    result, = _run(start, [tf.constant(0)], [tf.int32], "HorovodJoin", name)
     result.set_shape([])
     return result
 
@@ -270,15 +237,7 @@ def _ask(question: Callable[[], int], label: str, name: str | None) -> Any:
     def start() -> Started:
         answer = question()
         return (), lambda: [np.int32(answer)]
-    if tf.executing_eagerly():
-        return _run_now(start, [], [tf.int32], label)[0]
-
-    def answer() -> Any:
-        try:
-            return _start(start, [], label)[1]()[0]
-        except _Failure as failure:
-            raise _in_python_words(failure) from None
-    result = tf.numpy_function(answer, [], tf.int32, stateful=True, name=name or label)
+    result, = _run(start, [], [tf.int32], label, name)
     result.set_shape([])
     return result
 

@@ -42,10 +42,10 @@ def normalized(name: str) -> str:
 
 
 def _of_tensor(kind: str, tensor: Any) -> str:
-    try:
-        return f"{kind}_{normalized(tensor.name)}"
-    except AttributeError:  # an eager tensor from outside the graph
+    name = tensor.name
+    if name.partition(":")[0].isdigit():  # captured from outside the tf.function, and numbered by this process
         return kind
+    return f"{kind}_{normalized(name)}"
 
 
 def names_of(kind: str, name: str | None, tensor: Any, ignore_name_scope: bool = False) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 """The collectives on TensorFlow tensors, below what users call: names, checks and gradients.
 
 They work eagerly, in tf.function and in graphs of TensorFlow 1. Tensors are dense, of type uint8, int8, uint16, int16,
-int32, int64, bool, half, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, with at most 8 dimensions. What is
-wrong with the arguments is a TypeError or ValueError at once where it can be seen at once; else, and where ranks
-disagree, the op fails with an error of tf.errors when it runs.
+int32, int64, bool, half, bfloat16, float32 or float64. What is wrong with the arguments is a TypeError or ValueError at
+once where it can be seen at once; else, and where ranks disagree, the op fails with an error of tf.errors when it runs.
 
 Names pair the ops of different ranks; unnamed eager ops of a kind meet in the order of their calls.
 """
@@ -22,6 +21,7 @@ from hvd.basics import (Adasum, Average, Max, Min, Product, Sum, ccl_built, cros
                         rocm_built, shutdown, size, start_timeline, stop_timeline)
 from hvd.exceptions import HorovodInternalError  # noqa: F401
 from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+from hvd.tensorflow import _library
 from hvd.tensorflow._autograd import ops
 from hvd.tensorflow._names import names_of
 from hvd.tensorflow.util import name_of, variable_of
@@ -30,14 +30,9 @@ _OPS = {Average: "Average", Sum: "Sum", Adasum: "Adasum", Min: "Min", Max: "Max"
 
 
 def _types() -> frozenset[Any]:
-    """Those of hvd that this TensorFlow has."""
-    found = []
-    for name in _native.DTYPES:
-        try:
-            found.append(tf.dtypes.as_dtype(name))
-        except TypeError:
-            pass
-    return frozenset(found)
+    """hvd's types that the ops have. TensorFlow does not let libraries in C name its float8 types."""
+    names = [name for name in _native.DTYPES if not (_library.is_native and name.startswith("float8"))]
+    return frozenset(tf.dtypes.as_dtype(name) for name in names)
 
 
 _TYPES = _types()
@@ -60,9 +55,6 @@ def _tensor(value: Any, what: str, rows: bool = False) -> Any:
             if tensor.dtype == tf.string else "tf.cast it to one of those (complex: tf.math.real and tf.math.imag)"
         raise TypeError(f"{what}: tensor type {tensor.dtype.name} is not supported; the types are "
                         f"{', '.join(sorted(kind.name for kind in _TYPES))}; {advice}")
-    if tensor.shape.rank is not None and tensor.shape.rank > _native.DIMS_MAX:
-        raise ValueError(f"{what}: a tensor has at most {_native.DIMS_MAX} dimensions, this one has "
-                         f"{tensor.shape.rank}; tf.reshape it")
     if rows and tensor.shape.rank == 0:
         raise ValueError(f"{what.capitalize()} does not support scalar inputs; it works along the first dimension, so "
                          "tf.reshape it to [1]")

@@ -8,7 +8,7 @@ from test_ops import everybody_and_a_pair, given
 
 def eager_tape(function, x):
     import tensorflow as tf
-    x = tf.constant(x)
+    x = tf.convert_to_tensor(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
         loss = function(x)
@@ -17,7 +17,7 @@ def eager_tape(function, x):
 
 def tape_in_function(function, x):
     import tensorflow as tf
-    return tf.function(lambda x: eager_tape(function, x), autograph=False)(x)
+    return tf.function(lambda x: eager_tape(function, x), autograph=False)(tf.constant(x))
 
 
 def tape_around_function(function, x):
@@ -56,7 +56,8 @@ def check_rules(hvd, members, process_set):
 
     shape = (count, 2)
     for op, factor in ((hvd.Sum, 1), (hvd.Average, 1 / count)):
-        assert_gradient(lambda x: hvd.allreduce(x, op=op, name="g", **how), shape, [shape], sum(weights(shape)) * factor)
+        assert_gradient(lambda x: hvd.allreduce(x, op=op, name="g", **how), shape, [shape],
+                        sum(weights(shape)) * factor)
         assert_gradient(lambda x: hvd.grouped_allreduce([x, x * 2], op=op, **how), shape, [shape, shape],
                         3 * sum(weights(shape)) * factor)
         back = np.concatenate([weight(rank, (1, 2)) for rank in members]) * factor * count

@@ -25,7 +25,6 @@ def check_arguments(hvd):
         (lambda: hvd.broadcast(tf.ones(2, tf.uint32), 0), TypeError, "uint32 is not supported"),
         (lambda: hvd.allgather(tf.ragged.constant([[1], [2, 3]])), TypeError, r"dense tensors.*to_tensor\(\)"),
         (lambda: hvd.allgather(tf.sparse.from_dense(x)), TypeError, "dense tensors.*tf.sparse.to_dense"),
-        (lambda: hvd.allreduce(tf.ones([1] * 9)), ValueError, "at most 8 dimensions, this one has 9"),
         (lambda: hvd.allreduce(x, op=17), ValueError, r"op is 17; it must be one of hvd\.Average"),
         (lambda: hvd.grouped_allgather(x), TypeError, "a list of tensors"),
         (lambda: hvd.grouped_allgather([]), ValueError, "at least one tensor"),
@@ -130,12 +129,14 @@ def check_leavers(hvd):
     import tensorflow as tf
     ask = tf.function(lambda: hvd.size_op(), autograph=False)
     total = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="waited for"), autograph=False)
-    calls = {modes.eagerly: lambda: hvd.allreduce(tf.ones(2), name="waited for"), modes.in_function: lambda: total(tf.ones(2)),
+    calls = {modes.eagerly: lambda: hvd.allreduce(tf.ones(2), name="waited for"),
+             modes.in_function: lambda: total(tf.ones(2)),
              modes.in_graph: lambda: modes.in_graph(lambda x: hvd.allreduce(x, name="waited for"), [np.ones(2)])}
     for mode, call in calls.items():
         hvd.allgather(tf.ones(1))  # all have begun
         if hvd.rank() != hvd.size() - 1:
-            with pytest.raises(tf.errors.UnknownError, match=f"(?s)HorovodAllreduce.*waited for.*rank {hvd.size() - 1}"):
+            sentence = f"(?s)HorovodAllreduce.*waited for.*rank {hvd.size() - 1}"
+            with pytest.raises(tf.errors.UnknownError, match=sentence):
                 call()
         hvd.shutdown()
         for attempt in (hvd.size_op, ask, lambda mode=mode: mode(lambda x: hvd.allreduce(x), [np.ones(2)])):

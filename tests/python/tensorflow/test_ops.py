@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops of hvd.tensorflow against NumPy oracles: every op, variant and element type, eagerly, in tf.function and in
 graphs of TensorFlow 1, with 1 to 4 ranks; hundreds of checks in each launch."""
+import itertools
 import random
 import threading
 
@@ -50,33 +51,32 @@ class Cases:
     """Calls with their inputs and what they must give; all of them are made in one graph and run at once."""
 
     def __init__(self):
-        self.calls, self.arrays, self.expected = [], [], []
+        self.calls = []
 
     def add(self, call, arrays, *expected):
         """`call` gives a tensor for each of `expected`."""
-        self.calls.append((call, len(arrays)))
-        self.arrays += arrays
-        self.expected.append(expected)
-
-    def everything(self, *tensors):
-        results, at = [], 0
-        for call, count in self.calls:
-            result = call(*tensors[at:at + count])
-            results.append(list(result) if isinstance(result, (list, tuple)) else [result])
-            at += count
-        return results
+        self.calls.append((call, arrays, expected))
 
     def check(self):
         for mode in modes.MODES:
-            results = mode(self.everything, self.arrays)
-            for number, (got, expected) in enumerate(zip(results, self.expected)):
-                assert len(got) == len(expected)
-                for array, wanted in zip(got, expected):
-                    array = np.asarray(array)
-                    assert array.dtype == wanted.dtype, (mode.__name__, number)
-                    assert array.shape == wanted.shape, (mode.__name__, number)
-                    np.testing.assert_allclose(plain(array), plain(wanted), atol=0, err_msg=f"{mode.__name__} {number}",
-                                               rtol=_PRECISION.get(array.dtype.name, 0))
+            # Python functions make slow graphs; to them all types are alike
+            calls = [call for call in self.calls if modes.native() or mode is modes.eagerly or not call[1]
+                     or call[1][0].dtype.name in ("bool", "int32", "float32", "bfloat16")]
+
+            def everything(*tensors, calls=calls):
+                tensors = iter(tensors)
+                results = [call(*itertools.islice(tensors, len(arrays))) for call, arrays, _ in calls]
+                return [list(result) if isinstance(result, (list, tuple)) else [result] for result in results]
+
+            all_results = mode(everything, [array for _, arrays, _ in calls for array in arrays])
+            for number, (results, (_, _, expected)) in enumerate(zip(all_results, calls)):
+                assert len(results) == len(expected)
+                for array, wanted in zip(results, expected):
+                    where = f"{mode.__name__}, call {number}"
+                    assert array.dtype == wanted.dtype, where
+                    assert array.shape == wanted.shape, where
+                    np.testing.assert_allclose(plain(array), plain(wanted), atol=0, err_msg=where,
+                                               rtol=_PRECISION.get(wanted.dtype.name, 0))
 
 
 def everybody_and_a_pair(hvd):
@@ -171,7 +171,7 @@ def check_reducescatters(hvd, members, process_set):
     for dtype in dtypes():
         if dtype == bool:
             continue
-        for rows in (2 * count + 1, 1, 0):
+        for rows in (2 * count + 1, 1, 0) if dtype == np.float32 else (count + 1,):
             mine = given(hvd.rank(), (rows, 2), dtype)
             theirs = [given(rank, (rows, 2), dtype) for rank in members]
             for op in (hvd.Average, hvd.Sum):
@@ -237,7 +237,7 @@ def check_any_order(hvd):
 
     def many(x):
         results = {}
-        for number in random.Random(hvd.rank()).sample(range(300), 300):
+        for number in random.Random(hvd.rank()).sample(range(200), 200):
             name, value = f"op_{number}", x + number
             if number % 3 == 0:
                 results[name] = hvd.allreduce(value, op=hvd.Sum, name=name)
