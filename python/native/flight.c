@@ -30,14 +30,6 @@ struct flight *flight_new(const struct flight_plan *plan, TF_OpKernelContext *co
     return flight;
 }
 
-bool flight_set_splits(struct flight *flight, const int64_t *splits, int count)
-{
-    flight->splits = malloc((size_t)(count ? count : 1) * sizeof(*splits));
-    if (flight->splits)
-        memcpy(flight->splits, splits, (size_t)count * sizeof(*splits));
-    return flight->splits != NULL;
-}
-
 /* Tells TensorFlow that the kernel is over. */
 static void end(struct flight *flight)
 {

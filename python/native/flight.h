@@ -41,8 +41,8 @@ struct flight {
     const struct flight_plan *plan;
     TF_OpKernelContext *context;
     struct done done;
-    int64_t *splits;
-    bool stays; /* done cannot be kept: the submitting thread waits */
+    int64_t *splits; /* rows to send, of an alltoall; from malloc; NULL: equal parts */
+    bool stays;      /* done cannot be kept: the submitting thread waits */
     bool submitted;
     bool cancelled;      /* was taken back */
     bool interrupted;    /* by the user */
@@ -54,9 +54,6 @@ struct flight {
 /* A flight of `count` parts (zeroed). `done` is taken over. NULL: no memory. */
 struct flight *flight_new(const struct flight_plan *plan, TF_OpKernelContext *context,
                           TF_AsyncOpKernelDoneCallback *done, int count);
-/* Rows to send, of an alltoall: copied. False: no memory. */
-bool flight_set_splits(struct flight *flight, const int64_t *splits, int count);
-
 /* Submits its ops; an hvd_status. Inside the session. */
 int flight_submit(struct flight *flight, struct hvd_session *session);
 /* The number of its ops, 1 at least. */

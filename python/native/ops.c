@@ -142,27 +142,41 @@ static void take_input(TF_OpKernelContext *context, int i, struct flight_part *p
                      "a scalar has no rows; give it a first dimension with tf.reshape(t, [1])");
 }
 
+/* The library copies one entry per member, so there must be as many. Without a session the submission says
+ * what is wrong. */
+static bool splits_fit(const struct flight_plan *plan, int64_t count)
+{
+    struct hvd_session *session = crew_enter();
+    if (!session)
+        return true;
+    int members = hvd_process_set_size(session, plan->options.process_set);
+    crew_leave();
+    return members < 0 || count == members;
+}
+
 /* Rows to send. An empty vector means equal parts. */
-static bool take_splits(TF_OpKernelContext *context, struct flight *flight, TF_Status *status)
+static void take_splits(TF_OpKernelContext *context, const struct flight_plan *plan,
+                        struct flight *flight, TF_Status *status)
 {
     TF_Tensor *tensor = NULL;
     TF_GetInput(context, 1, &tensor, status);
     if (TF_GetCode(status) != TF_OK)
-        return false;
+        return;
     int64_t count = TF_NumDims(tensor) == 1 ? TF_Dim(tensor, 0) : -1;
-    int64_t *splits = calloc(count > 0 ? (size_t)count : 1, sizeof(*splits));
+    const void *given = TF_TensorData(tensor);
+    bool wide = TF_TensorType(tensor) == TF_INT64;
     if (count < 0)
         TF_SetStatus(status, TF_INVALID_ARGUMENT, "alltoall expects a 1D splits tensor");
-    else if (!splits)
+    else if (count > 0 && !splits_fit(plan, count))
+        TF_SetStatus(status, TF_INVALID_ARGUMENT,
+                     "Number of entries in splits does not equal number of workers.");
+    else if (count > 0)
+        flight->splits = calloc((size_t)count, sizeof(*flight->splits));
+    if (TF_GetCode(status) == TF_OK && count > 0 && !flight->splits)
         TF_SetStatus(status, TF_RESOURCE_EXHAUSTED, "out of memory");
-    for (int64_t i = 0; splits && i < count; i++)
-        splits[i] = TF_TensorType(tensor) == TF_INT64 ? ((const int64_t *)TF_TensorData(tensor))[i]
-                                                      : ((const int32_t *)TF_TensorData(tensor))[i];
-    bool good = TF_GetCode(status) == TF_OK &&
-                (count == 0 || flight_set_splits(flight, splits, (int)count));
-    free(splits);
+    for (int64_t i = 0; flight->splits && i < count; i++)
+        flight->splits[i] = wide ? ((const int64_t *)given)[i] : ((const int32_t *)given)[i];
     TF_DeleteTensor(tensor);
-    return good;
 }
 
 static void take_tensors(TF_OpKernelContext *context, const struct flight_plan *plan,
@@ -194,9 +208,8 @@ static void compute(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelD
         return;
     }
     take_tensors(context, plan, flight, count, status);
-    if (plan->kind == FLIGHT_ALLTOALL && TF_GetCode(status) == TF_OK &&
-        !take_splits(context, flight, status) && TF_GetCode(status) == TF_OK)
-        TF_SetStatus(status, TF_RESOURCE_EXHAUSTED, "out of memory");
+    if (plan->kind == FLIGHT_ALLTOALL && TF_GetCode(status) == TF_OK)
+        take_splits(context, plan, flight, status);
     if (TF_GetCode(status) == TF_OK)
         crew_start(flight);
     else
