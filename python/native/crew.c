@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,8 +66,8 @@ static struct flight *pop(struct queue *queue)
 
 void hvd_tf_attach(struct hvd_session *session)
 {
-    if (hub.pid !=
-        getpid()) { /* also a forked child: thread, flights and the lock's holder are its parent's */
+    /* Also in a forked child, where thread, flights and the lock's holder are its parent's. */
+    if (hub.pid != getpid()) {
         pthread_mutex_init(&hub.lock, NULL);
         pthread_cond_init(&hub.changed, NULL);
         hub.thread = false;
@@ -131,9 +132,14 @@ static void *attend(void *unused);
 static bool have_thread(void)
 {
     pthread_t thread;
+    sigset_t all, before;
     if (hub.thread)
         return true;
-    if (pthread_create(&thread, NULL, attend, NULL) != 0)
+    sigfillset(&all); /* signals are for the program's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&thread, NULL, attend, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0)
         return false;
     pthread_setname_np(thread, "hvd-tensorflow");
     pthread_detach(thread);
