@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -22,9 +23,9 @@ HERE = [f"rank {rank} of 2, local {rank} of 2, sum 3" for rank in range(2)]
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines that the ranks wrote, without the launchers' prefixes."""
+    """What the ranks wrote, without the launchers' prefixes; mpirun may forward two ranks' lines as one."""
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return sorted(line[line.index("rank "):] for line in done.stdout.splitlines() if ", sum " in line)
+    return sorted(re.findall(r"rank \d+ of \d+, local \d+ of \d+, sum \d+", done.stdout))
 
 
 def test_hvdrun(ranks):
