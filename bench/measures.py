@@ -16,7 +16,7 @@ class Measure:
     op: str
     np: int
     size: int = 0
-    memories: tuple[str, ...] = ("shared",)  # of hvdd; python...: hvd.torch, on the newest torch or on Horovod's
+    memories: tuple[str, ...] = ("shared",)  # of hvdd; or PLACES says on which framework
     peers: tuple[str, ...] = EVERYBODY
     barrier: bool = False  # an untimed barrier before every op: for ops that do not wait for everybody
     outstanding: int = 1
@@ -64,8 +64,20 @@ def _python() -> list[Measure]:
                     memories=("python",), peers=())]
 
 
+def _tensorflow() -> list[Measure]:
+    """hvd.tensorflow, as users call it, on three TensorFlows."""
+    ours = ("tf221", "tf215", "tf212")
+    return [Measure("tensorflow-step-np2", "Keras fit, a step of 8 dense layers of 1024, 34 MB of gradients", "step", 2,
+                    memories=ours, peers=("mwms-tf221", "mwms-tf215", "mwms-tf212", "horovod-tf", "alone-tf221",
+                                          "alone-tf215", "alone-tf212"), quick=True),
+            Measure("tensorflow-gradients-np2", "161 gradients of ResNet-50 in one tf.function", "gradients", 2,
+                    memories=ours, peers=("horovod-tf",), quick=True),
+            Measure("tensorflow-allreduce-4B-np2", "eager allreduce 4 B from Python", "allreduce", 2, 4,
+                    memories=ours, peers=("horovod-tf",), quick=True)]
+
+
 MEASURES: list[Measure] = [
-    *_allreduces(), *_gradients(), *_others(), *_python(),
+    *_allreduces(), *_gradients(), *_others(), *_python(), *_tensorflow(),
     Measure("rate-np2", "4 B allreduce, 1,000 outstanding", "allreduce", 2, 4, outstanding=1000, quick=True,
             memories=("shared", "malloc"), peers=(*MPI, "torch", "horovod")),
     Measure("idle-np2", "CPU while idle", "idle", 2, quick=True, memories=("shared",), peers=("horovod",)),
@@ -118,8 +130,10 @@ def settings(peer: str, measure: Measure) -> list[Setting]:
         return [Setting("ring", {}, ("ring",)), Setting("bcube", {}, ("bcube",))]
     if peer == "gloo":
         return [Setting("defaults", {}, ("ring",))]
-    if peer == "horovod":
+    if peer in ("horovod", "horovod-tf"):
         return [Setting("HOROVOD_CYCLE_TIME=1", {"HOROVOD_CYCLE_TIME": "1"})]
+    if peer.startswith("mwms"):
+        return [Setting(f"implementation={name}", {"MWMS_COMMUNICATION": name}) for name in ("RING", "AUTO")]
     return [default]
 
 
@@ -130,8 +144,23 @@ PEER_TEXT = {
     "torch": "torch.distributed gloo, GLOO_SOCKET_IFNAME=lo, OMP_NUM_THREADS=1, from Python",
     "torch-ddp": "torch gloo, 25 MB buckets with copy in and out, as DistributedDataParallel does",
     "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo, from Python",
-}
-PEERS = ("openmpi", "impi", "gloo", "torch", "horovod")  # what can be installed
+    "horovod-tf": "Horovod 0.28.1 on Gloo and TensorFlow 2.12.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo",
+} | {f"{who}-{tf}": f"{what} on {keras}" for who, what in (
+    ("mwms", "MultiWorkerMirroredStrategy"), ("alone", "one process without a library"))
+     for tf, keras in (("tf221", "TensorFlow 2.21 (MultiWorkerMirroredStrategy: with tf_keras)"),
+                       ("tf215", "TensorFlow 2.15, Keras 2"), ("tf212", "TensorFlow 2.12, Keras 2"))}
+PLACE_TEXT = {"tf221": "TensorFlow 2.21 (CPU) with Keras 3 for hvd.tensorflow and one process alone, with tf_keras for "
+                       "MultiWorkerMirroredStrategy", "tf215": "TensorFlow 2.15 (CPU) with Keras 2 for the same"}
+PEERS = ("openmpi", "impi", "gloo", "torch", "horovod", "tf221", "tf215", "horovod-tf")  # what can be installed
+# Where the interpreter of those is that have not their own.
+PLACES = {"torch-ddp": "torch", "python": "torch", "python-fresh": "torch", "python-2.0.1": "horovod", "tf212": "horovod-tf"} | {
+    f"{who}-{tf}": place for who in ("mwms", "alone")
+    for tf, place in (("tf221", "tf221"), ("tf215", "tf215"), ("tf212", "horovod-tf"))}
+
+
+def place_of(who: str) -> str:
+    """The installed thing that a peer or a memory of hvdd needs; for hvdd's in C, its own name, which is none."""
+    return PLACES.get(who, who)
 
 
 @dataclass(frozen=True)
@@ -169,6 +198,11 @@ def _bars() -> list[Bar]:
              Bar("python-init-np2", "python", "at-most-us", 10_000),
              Bar("python-cycle-np2", "python", "at-most-us", 20_000),
              Bar("python-wait-np2", "python", "at-most-share", 1)]
+    for tf in ("tf221", "tf215", "tf212"):
+        bars += [Bar("tensorflow-step-np2", tf, "times-peer", 4, ("mwms-tf221", "mwms-tf215", "mwms-tf212")),
+                 Bar("tensorflow-step-np2", tf, "times-peer", 3, ("horovod-tf",)),
+                 Bar("tensorflow-gradients-np2", tf, "times-peer", 4, ("horovod-tf",)),
+                 Bar("tensorflow-allreduce-4B-np2", tf, "at-most-us", 100)]
     return [*bars, Bar("rate-np2", "shared", "ops-per-second", 1e6), Bar("idle-np2", "shared", "at-most-percent", 0.05)]
 
 

@@ -21,7 +21,8 @@ REFERENCES = ("onepass", "onepass-huge")
 KIND = {"times-peer": "≥{:g}x the fastest peer", "share-of-onepass": "≥{:.0%} of one pass", "at-most-us": "≤{:g} µs",
         "at-most-peer": "≤{:g}x the fastest peer's time", "ops-per-second": "≥{:,.0f} ops/s",
         "at-most-percent": "0.0 % (<{:g} %)", "at-most-share": "≤{:g} %"}
-OURS = ("hvdd-shared", "hvdd-malloc", "hvdd-adopted", "hvdd-python", "hvdd-python-fresh", "hvdd-python-2.0.1")
+OURS = ("hvdd-shared", "hvdd-malloc", "hvdd-adopted", "hvdd-python", "hvdd-python-fresh", "hvdd-python-2.0.1",
+        "hvdd-tf221", "hvdd-tf215", "hvdd-tf212")
 SHARES = ("idle", "wait")  # ops whose figure is a share of a core
 
 
@@ -162,7 +163,7 @@ def machine_text(machine: dict) -> list[str]:
              f"{machine['huge_pages']['shmem_enabled']}",
              f"* commit {machine['commit']}, {machine['date']}, load before: {machine['load_before']:.2f}"]
     for name, peer in machine["peers"].items():
-        text = measures.PEER_TEXT[name]
+        text = measures.PLACE_TEXT.get(name) or measures.PEER_TEXT[name]
         lines.append(f"* {name} {peer['text']}: {text}" if peer["ok"]
                      else f"* **{name} could not be installed**: {peer['text']} ({text})")
     return lines
@@ -242,6 +243,7 @@ def write_plots(directory: pathlib.Path, results: Results) -> list[str]:
               ("64M", "allreduce of 64 MiB", ("allreduce-64M",), 1e3, "ms"),
               ("gradients", "161 gradients of ResNet-50", ("gradients",), 1e3, "ms"),
               ("python", "hvd.torch", ("python-hooks", "python-step"), 1e3, "ms"),
+              ("tensorflow", "hvd.tensorflow", ("tensorflow-step", "tensorflow-gradients"), 1e3, "ms"),
               ("others", "other collectives of 64 MiB", ("allgather", "broadcast", "alltoall", "reducescatter"), 1e3, "ms")]
     for name, title, prefixes, divisor, unit in groups:
         rows = [(f"{measure.name} {who}", results.figure(measure.name, who) / divisor)

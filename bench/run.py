@@ -22,7 +22,7 @@ from measures import Measure, Setting
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = HERE / "resnet50.sizes"
 LIMIT_S = 120  # of one run
-DEFAULT = Setting("defaults")
+IN_PYTHON = ("python", "python-fresh", "python-2.0.1", "tf221", "tf215", "tf212")  # memories of hvdd
 
 
 class Failed(Exception):
@@ -60,7 +60,7 @@ class Hvdd:
 
     def run(self, measure: Measure, memory: str, seconds: float) -> list[dict]:
         """Rows: ours, then those of the reference."""
-        if memory.startswith("python"):
+        if memory in IN_PYTHON:
             return reply(*self.python(measure, memory, seconds))
         if measure.op == "idle":
             return [self.idle(measure, seconds)]
@@ -77,12 +77,13 @@ class Hvdd:
         return reply(command, {})
 
     def python(self, measure: Measure, memory: str, seconds: float) -> tuple[list[str], dict[str, str]]:
-        """hvd.torch on the torch of a peer; command line and environment."""
-        place = self.cache / ("horovod" if memory == "python-2.0.1" else "torch")
+        """hvd.torch or hvd.tensorflow on the framework of a peer; command line and environment."""
+        place = self.cache / measures.place_of(memory)
         op = "hooks-fresh" if memory == "python-fresh" else measure.op
+        bench = ["tensorflow_bench.py", "hvd", op] if memory.startswith("tf") else ["hvd_bench.py", op]
         bound = ["--bind-to", "core"] if measure.np > len(os.sched_getaffinity(0)) else []
         return [self.hvdrun, "-np", str(measure.np), *bound, "--no-prefix", str(place / "bin/python"),
-                str(HERE / "peers/hvd_bench.py"), op, what_of(measure), str(seconds), *extras(measure, "--")], {
+                str(HERE / "peers" / bench[0]), *bench[1:], what_of(measure), str(seconds), *extras(measure, "--")], {
                     "HVD_LIBRARY": str(self.library), "PYTHONPATH": str(HERE.parent / "python"), "OMP_NUM_THREADS": "1"}
 
     def start(self, np: int) -> list[str]:
@@ -159,7 +160,7 @@ def extras(measure: Measure, dashes: str) -> list[str]:
 def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Setting,
                  seconds: float) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment that a peer adds."""
-    place = cache / ("torch" if peer == "torch-ddp" else peer)
+    place = cache / measures.place_of(peer)
     path = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}"} | setting.environment
     op = "gradients" if measure.op == "hooks" else measure.op
     bench = [op, what_of(measure), str(seconds)]
@@ -180,8 +181,13 @@ def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Sett
         op = "ddp" if peer == "torch-ddp" and op == "gradients" else op
         return [str(place / "bin/torchrun"), "--nproc-per-node", count, str(HERE / "peers/torch_bench.py"), op, *bench[1:],
                 *extras(measure, "--")], path | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if peer.startswith(("mwms", "alone")):
+        legacy = {"TF_USE_LEGACY_KERAS": "1"} if peer == "mwms-tf221" else {}
+        return [str(place / "bin/python"), str(HERE / "peers/tensorflow_bench.py"), peer.split("-")[0], *bench], path | {
+            "NP": count, "OMP_NUM_THREADS": "1"} | legacy
+    program = ["tensorflow_bench.py", "horovod"] if peer == "horovod-tf" else ["horovod_bench.py"]
     return [str(place / "bin/horovodrun"), "--gloo", "-np", count, str(place / "bin/python"),
-            str(HERE / "peers/horovod_bench.py"), *bench, *extras(measure, "--")], path | {
+            str(HERE / "peers" / program[0]), *program[1:], *bench, *extras(measure, "--")], path | {
                 "OMP_NUM_THREADS": "1", "HOROVOD_GLOO_IFACE": "lo"}
 
 
@@ -230,12 +236,13 @@ class Session:
 
     def measure(self, measure: Measure) -> None:
         """All rounds of one measure."""
-        peers = [peer for peer in measure.peers if peer.removesuffix("-ddp") in self.args.peers]
+        peers = [peer for peer in measure.peers if measures.place_of(peer) in self.args.peers]
         chosen = {peer: self.best_setting(measure, peer) for peer in peers}
-        turns = [(self.ours, memory, None) for memory in measure.memories]
+        turns = [(self.ours, memory, None) for memory in measure.memories
+                 if memory not in IN_PYTHON or measures.place_of(memory) in self.args.peers]
         turns += [(self.peer, peer, setting) for peer, setting in chosen.items() if setting is not None]
         for turn in range(self.args.rounds):
-            shift = turn % len(turns)
+            shift = turn % max(len(turns), 1)
             for run, who, setting in turns[shift:] + turns[:shift]:
                 if setting is None:
                     run(measure, who, turn)

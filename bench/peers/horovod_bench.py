@@ -8,6 +8,7 @@ OP: allreduce, allgather, broadcast, alltoall, reducescatter; gradients (each te
 one, as DistributedOptimizer does it); step (training.py with DistributedOptimizer); idle (CPU share of the ranks that do
 nothing for SECONDS)."""
 import argparse
+import functools
 
 import measuring  # first: it sets the number of threads
 
@@ -71,7 +72,8 @@ def prepare(args: argparse.Namespace, size: int):
 
 def open_peer() -> measuring.Peer:
     """Horovod, started."""
-    return measuring.with_horovods_api("horovod_bench", hvd, prepare)
+    torch.set_num_threads(1)
+    return measuring.with_horovods_api("horovod_bench", hvd, functools.partial(torch.tensor, dtype=torch.float64), prepare)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ tensor of its own that the hook copies, as after zero_grad(set_to_none=True)); s
 was attached before, median); cycle (shutdown and init); wait (CPU share of a rank that waits a second for another one in an
 allreduce)."""
 import argparse
+import functools
 import json
 import sys
 import time
@@ -74,7 +75,8 @@ def prepare(args: argparse.Namespace, size: int) -> measuring.Prepared:
 
 def open_peer() -> measuring.Peer:
     """hvd, started."""
-    return measuring.with_horovods_api("hvd_bench", hvd, prepare)
+    torch.set_num_threads(1)
+    return measuring.with_horovods_api("hvd_bench", hvd, functools.partial(torch.tensor, dtype=torch.float64), prepare)
 
 
 def init(seconds: float) -> dict[str, object]:

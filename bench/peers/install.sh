@@ -61,6 +61,30 @@ install_horovod() {
     version_of "$place" horovod >&3
 }
 
+# tf221 and tf215 are no peers but what hvd and MultiWorkerMirroredStrategy run on.
+install_tf221() {
+    local place=$cache/tf221
+    venv "$place" 'tensorflow-cpu==2.21.*'
+    "$place/bin/pip" install --disable-pip-version-check --no-deps 'tf_keras==2.21.*' # it would add another TensorFlow
+    version_of "$place" tensorflow-cpu >&3
+}
+
+install_tf215() {
+    local place=$cache/tf215
+    venv "$place" 'tensorflow-cpu==2.15.*'
+    version_of "$place" tensorflow-cpu >&3
+}
+
+# The newest TensorFlow that Horovod's released source builds with.
+install_horovod-tf() {
+    local place=$cache/horovod-tf
+    venv "$place" 'setuptools<70' wheel cmake==3.26.4 psutil cloudpickle pyyaml packaging cffi tensorflow-cpu==2.12.1 jax==0.4.38
+    PATH=$place/bin:$PATH HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1 \
+        HOROVOD_WITHOUT_MXNET=1 HOROVOD_CPU_OPERATIONS=GLOO \
+        "$place/bin/pip" install --no-cache-dir --no-build-isolation horovod==0.28.1
+    version_of "$place" horovod >&3
+}
+
 # Our own bench for a peer, again in every run: it is small, and it may have changed.
 build_bench() {
     local place=$cache/$1
@@ -84,7 +108,7 @@ build_bench() {
 install_peer() {
     local peer=$1 state=$cache/$1.state log=$cache/$1.log
     declare -F "install_$peer" >/dev/null || {
-        echo "compare.sh: there is no peer '$peer'; there are openmpi, impi, gloo, torch and horovod" >&2
+        echo "compare.sh: there is no peer '$peer'; there are openmpi, impi, gloo, torch, horovod, tf221, tf215 and horovod-tf" >&2
         exit 2
     }
     if ! grep -qs '^ok ' "$state"; then

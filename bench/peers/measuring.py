@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a peer in Python is measured, as hvd-perf does it: every op is clocked on every rank, an iteration counts as its
-slowest rank, and the median is the figure. horovod_bench.py and torch_bench.py say what is called."""
+slowest rank, and the median is the figure. The other *_bench.py say what is called."""
 import argparse
 import dataclasses
 import json
@@ -10,8 +10,6 @@ import time
 from typing import Any, Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import torch  # noqa: E402
 
 SAMPLES_MOST = 20000
 
@@ -27,16 +25,32 @@ class Peer:
     rank: int
     size: int
     barrier: Callable[[], object]
-    largest: Callable[[torch.Tensor], torch.Tensor]  # element by element, of all ranks' tensors
+    largest: Callable[[list[float]], list[float]]  # at each place, of all ranks' lists
     prepare: Callable[[argparse.Namespace, int], Prepared]  # from .op, .what, .outstanding and the size
     close: Callable[[], object] = lambda: None
 
 
-def with_horovods_api(name: str, hvd: Any, prepare: Callable[[argparse.Namespace, int], Prepared]) -> Peer:
-    """A library that has Horovod's functions for torch, started."""
+class Loop:
+    """An op that a framework's own loop repeats: `times(n)` gives the nanoseconds of each of n iterations."""
+
+    def __init__(self, times: Callable[[int], list[int]]) -> None:
+        self.times = times
+
+    def __call__(self) -> None:
+        self.times(1)
+
+
+def with_horovods_api(name: str, hvd: Any, tensor_of: Callable[[list[float]], Any],
+                      prepare: Callable[[argparse.Namespace, int], Prepared]) -> Peer:
+    """A library that has Horovod's functions for tensors as `tensor_of` makes them, started."""
     hvd.init()
-    return Peer(name, hvd.rank(), hvd.size(), hvd.barrier,
-                lambda tensor: hvd.allreduce(tensor, name="largest", op=hvd.Max), prepare)
+
+    def largest(numbers: list[float]) -> list[float]:
+        return hvd.allreduce(tensor_of(numbers), name="largest", op=hvd.Max).numpy().tolist()
+
+    def barrier() -> None:  # Horovod has none for TensorFlow
+        hvd.allreduce(tensor_of([0.0]), name="barrier")
+    return Peer(name, hvd.rank(), hvd.size(), getattr(hvd, "barrier", barrier), largest, prepare)
 
 
 def sizes_of(path: str) -> list[int]:
@@ -47,6 +61,8 @@ def sizes_of(path: str) -> list[int]:
 
 def clocked(peer: Peer, run: Callable[[], object], barrier: bool, iterations: int) -> list[int]:
     """Nanoseconds of each iteration on this rank."""
+    if isinstance(run, Loop):
+        return run.times(iterations)
     times = []
     for _ in range(iterations):
         if barrier:
@@ -55,11 +71,6 @@ def clocked(peer: Peer, run: Callable[[], object], barrier: bool, iterations: in
         run()
         times.append(time.perf_counter_ns() - start)
     return times
-
-
-def largest(peer: Peer, numbers: list[float]) -> list[float]:
-    """The largest of all ranks' numbers at each place."""
-    return peer.largest(torch.tensor(numbers, dtype=torch.float64)).tolist()
 
 
 def idle(peer: Peer, seconds: float) -> float:
@@ -74,15 +85,15 @@ def slowest(peer: Peer, args: argparse.Namespace, run: Callable[[], object]) -> 
     """Nanoseconds of as many iterations as fit into the time, each on its slowest rank, in ascending order."""
     iterations = 3
     for seconds, least, most in ((0.1, 3, 2000), (args.seconds, 5, SAMPLES_MOST)):
-        mean = largest(peer, [sum(clocked(peer, run, args.barrier, iterations)) / iterations])[0]
+        mean = peer.largest([sum(clocked(peer, run, args.barrier, iterations)) / iterations])[0]
         iterations = min(max(int(seconds * 1e9 / mean), least), most)
-    return sorted(largest(peer, clocked(peer, run, args.barrier, iterations)))
+    return sorted(peer.largest(clocked(peer, run, args.barrier, iterations)))
 
 
 def figures(peer: Peer, args: argparse.Namespace) -> dict[str, object]:
     """What is printed. Exits if a result is wrong."""
     if args.op == "idle":
-        return {"op": "idle", "np": peer.size, "cpu_percent": round(largest(peer, [idle(peer, args.seconds)])[0], 4)}
+        return {"op": "idle", "np": peer.size, "cpu_percent": round(peer.largest([idle(peer, args.seconds)])[0], 4)}
     run, size_bytes, right = peer.prepare(args, peer.size)
     run()
     if not right():
@@ -107,7 +118,6 @@ def main(open_peer: Callable[[], Peer]) -> None:
     parser.add_argument("--barrier", action="store_true")
     parser.add_argument("--outstanding", type=int, default=1)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     peer = open_peer()
     line = json.dumps(figures(peer, args))
     if peer.rank == 0:
