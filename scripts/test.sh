@@ -4,12 +4,19 @@
 #
 #   scripts/test.sh [PRESET] [ctest arguments]      PRESET: release (default), debug, asan, tsan
 #   scripts/test.sh asan -L unit
+#   scripts/test.sh tensorflow [ctest arguments]    hvd.tensorflow and hvd.keras on every TensorFlow; by default only a
+#                                                   small set on the newest
+#   scripts/test.sh release -C Whole                everything, also what the default leaves out to take less time
 #
 # CC=clang builds with clang, in build-PRESET-clang. The exit status and the last lines are ctest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 preset=release
+if [ "${1:-}" = tensorflow ]; then
+    shift
+    set -- release -C Whole -L tensorflow "$@"
+fi
 case ${1:-} in
 release | debug | asan | tsan)
     preset=$1
@@ -17,7 +24,7 @@ release | debug | asan | tsan)
     ;;
 -*) ;;
 ?*)
-    echo "test: '$1' is no preset (release, debug, asan, tsan)" >&2
+    echo "test: '$1' is no preset (release, debug, asan, tsan), nor tensorflow" >&2
     exit 2
     ;;
 esac

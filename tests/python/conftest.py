@@ -93,6 +93,11 @@ class Ranks:
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The marks that the tests bear."""
+    config.addinivalue_line("markers", "whole: not in ctest's default run, only in the whole one (ctest -C Whole)")
+
+
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
     """Runs functions or programs on ranks."""

@@ -12,7 +12,7 @@ from conftest import PROGRAMS
 torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("np", [1, 2, 3, 4])
+@pytest.mark.parametrize("np", [pytest.param(np, marks=[] if np == 3 else pytest.mark.whole) for np in (1, 2, 3, 4)])
 def test_every_operation_and_type_gives_what_it_should(ranks, np):
     done = ranks.run(np, str(PROGRAMS / "groups.py"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -26,7 +26,7 @@ def losses(done) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("program", ["train_ddp.py", "train_fsdp.py"])
+@pytest.mark.parametrize("program", ["train_ddp.py", pytest.param("train_fsdp.py", marks=pytest.mark.whole)])
 def test_an_unmodified_script_has_gloos_losses_to_the_bit(ranks, program):
     path = str(PROGRAMS / program)
     torchrun = str(pathlib.Path(sys.executable).with_name("torchrun"))
@@ -89,7 +89,8 @@ def check_death(kind: str) -> str:
     raise AssertionError("the wait did not fail")
 
 
-@pytest.mark.parametrize("kind", ["wait", "future", "recv"])
+@pytest.mark.parametrize("kind", ["wait", pytest.param("future", marks=pytest.mark.whole),
+                                  pytest.param("recv", marks=pytest.mark.whole)])
 def test_a_killed_rank_is_named_by_the_others_waits(ranks, kind, tmp_path):
     script = tmp_path / "death.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"

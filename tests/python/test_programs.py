@@ -19,8 +19,9 @@ def lines_of(ranks, *command):
     return [text for _, text in sorted(found, key=lambda line: int(line[0]))]
 
 
-@pytest.mark.parametrize("name, arguments", [("tour", []), ("uneven", []),
-                                             ("synthetic_benchmark", ["--fp16-allreduce", "--no-cuda"])])
+@pytest.mark.parametrize("name, arguments", [
+    ("tour", []), ("uneven", []),
+    pytest.param("synthetic_benchmark", ["--fp16-allreduce", "--no-cuda"], marks=pytest.mark.whole)])
 def test_a_script_for_horovod_prints_what_horovod_prints(ranks, name, arguments):
     lines = lines_of(ranks, str(PROGRAMS / f"{name}.py"), *arguments)
     expected = (PROGRAMS / f"{name}.expected").read_text(encoding="utf-8").splitlines()
@@ -30,7 +31,8 @@ def test_a_script_for_horovod_prints_what_horovod_prints(ranks, name, arguments)
             [float(number) for number in NUMBER.findall(wanted)], rel=2e-3, abs=1e-4), line
 
 
-@pytest.mark.parametrize("name, epochs, least", [("digits", "5", 88), ("resnet", "3", 80)])
+@pytest.mark.parametrize("name, epochs, least", [("digits", "5", 88),
+                                                 pytest.param("resnet", "3", 80, marks=pytest.mark.whole)])
 def test_an_example_learns_the_digits(ranks, name, epochs, least):
     """After their default number of epochs both are above 93 %."""
     lines = lines_of(ranks, str(EXAMPLES / f"{name}.py"), "--epochs", epochs)

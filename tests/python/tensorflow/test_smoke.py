@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small set of the default run: a Horovod script's usual calls, once, on two ranks. The other files go deep."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from conftest import BUILD, clean_environment
+
+
+def check_what_a_script_does() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    hvd.init()
+    rank = hvd.rank()
+
+    assert hvd.allreduce(tf.constant([1.0 + rank, 2.0]), op=hvd.Sum).numpy().tolist() == [3.0, 4.0]
+    assert hvd.allgather(tf.fill([rank + 1, 1], rank)).numpy().tolist() == [[0], [1], [1]]
+    assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+
+    variable = tf.Variable([1.0 + rank])
+    hvd.broadcast_variables([variable], 0)
+
+    @tf.function
+    def slope():  # 32 independent ops on one thread, and the gradient of a loss that differs by rank
+        sums = [hvd.allreduce(tf.fill([8], float(i)), name=f"t{i}", op=hvd.Sum) for i in range(32)]
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(variable) * (2.0 + 2.0 * rank)
+        return tf.add_n(sums), tape.gradient(loss, [variable])
+    for _ in range(2):
+        total, (gradient,) = slope()
+        assert total.numpy().tolist() == [2.0 * sum(range(32))] * 8
+        assert gradient.numpy().tolist() == [3.0] and variable.numpy().tolist() == [1.0]
+
+
+def test_what_a_script_does_on_two_ranks(ranks):
+    ranks(2, check_what_a_script_does)
+
+
+def test_hvdrun_says_that_tensorflow_is_there():
+    done = subprocess.run([os.fspath(BUILD / "bin" / "hvdrun"), "--check-build"], text=True, capture_output=True, timeout=60,
+                          env=clean_environment(HVDRUN_PYTHON=sys.executable), check=False)
+    assert "[X] TensorFlow" in done.stdout, done.stdout + done.stderr
