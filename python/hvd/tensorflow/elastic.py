@@ -2,22 +2,11 @@
 """Elastic training's names. Scripts that import them start; what is called says that it does not exist yet."""
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
+
+from hvd._elastic import run
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for func(state, ...). What it returns raises NotImplementedError: elastic training does not exist yet."""
-
-    @functools.wraps(func)
-    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"hvd.elastic.run: elastic training does not exist yet, so {func.__name__}() was not "
-                                  "started. Call it without the decorator for a job of fixed size: "
-                                  f"{func.__name__}.__wrapped__(state, ...)")
-    return refuse
 
 
 class _Absent:
