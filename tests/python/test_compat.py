@@ -67,7 +67,7 @@ def test_the_version_passes_what_scripts_compare_it_with(wanted):
 
 
 @pytest.mark.parametrize("name, says", [
-    ("horovod.keras", "no Keras yet"), ("horovod.mxnet", "retired"), ("horovod.spark", "Spark is not supported"),
+    ("horovod.mxnet", "retired"), ("horovod.spark", "Spark is not supported"),
     ("horovod.ray", "Ray is not supported"), ("horovod.data", "DataLoader"), ("horovod.common.elastic", "TorchState"),
     ("horovod.runner.elastic.driver", "come later"), ("horovod.runner.gloo_run", "no Gloo"),
     ("horovod.runner.mpi_run", "no mpirun"), ("horovod.runner.js_run", "no jsrun"),

@@ -2,11 +2,9 @@
 """What this package has no use for, and what to do instead."""
 from __future__ import annotations
 
-_LATER = "hvd has no {0} yet"
 _STARTED = "hvdrun starts the ranks itself; use horovod.run, hvd.run or the program hvdrun"
 
 _WHY = {
-    "horovod.keras": _LATER.format("Keras") + "; there are horovod.torch, hvd.torch and hvd.numpy",
     "horovod.mxnet": "MXNet is retired by its makers and not supported; use horovod.torch, hvd.torch or hvd.numpy",
     "horovod.spark": "Spark is not supported; start a job with horovod.run or hvdrun on the node where the data is",
     "horovod.ray": "Ray is not supported; start a job with horovod.run or hvdrun",

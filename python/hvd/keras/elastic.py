@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elastic training's names. The state and the callbacks work in a job of fixed size; run() does not exist yet and says so
+when it is called."""
+from __future__ import annotations
+
+import keras
+
+from hvd._elastic import run
+from hvd._keras import callbacks as _callbacks, elastic as _elastic
+from hvd._keras.elastic import KerasState
+from hvd.keras._framework import framework
+
+_made = _callbacks.for_keras(keras, framework, __name__)
+
+CommitStateCallback = _made("CommitStateCallback", _elastic.CommitState)
+UpdateBatchStateCallback = _made("UpdateBatchStateCallback", _elastic.UpdateBatchState)
+UpdateEpochStateCallback = _made("UpdateEpochStateCallback", _elastic.UpdateEpochState)
+
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for Keras, many in one launch of ranks: importing TensorFlow takes longer than most of them.
+
+A module of tests has functions case_<name>(keras, hvd). They run on every rank, for every Keras of the environment:
+
+    CASES = cases_of(globals())
+
+    @pytest.fixture(scope="module")
+    def failed():
+        return launch(2, __file__, CASES)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_case(failed, case):
+        assert_passed(failed, case)
+"""
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+import pytest
+
+
+def packages() -> list[str]:
+    """The Keras' of this environment, by the name they are imported by."""
+    return ["tf.keras", "tf_keras"] if importlib.util.find_spec("tf_keras") else ["tf.keras"]
+
+
+def open_keras(package: str = "tf.keras") -> tuple[Any, Any]:
+    """(keras, hvd), initialized, with as few threads as there can be."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+    if tf.config.threading.get_inter_op_parallelism_threads() == 0:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    import hvd.tensorflow.keras as hvd
+    hvd.init()
+    return (tf.keras if package == "tf.keras" else importlib.import_module(package)), hvd
+
+
+def is_keras_3(keras: Any) -> bool:
+    """Whether this is Keras 3."""
+    return hasattr(keras, "ops")
+
+
+def run_cases(of: str, wanted: dict[str, list[str]]) -> dict[str, str]:
+    """On a rank: runs cases; what went wrong in which, with their Keras."""
+    module = importlib.import_module(pathlib.Path(of).stem)
+    failed = {}
+    for package, names in wanted.items():
+        keras, hvd = open_keras(package)
+        for name in names:
+            keras.utils.set_random_seed(1)
+            try:
+                getattr(module, "case_" + name)(keras, hvd)
+            except Exception:  # pylint: disable=broad-except  # the other cases are tried too
+                failed[f"{name} {package}"] = traceback.format_exc()
+    return failed
+
+
+def cases_of(module: dict[str, Any]) -> list[str]:
+    """The names of a module's cases."""
+    return [name[len("case_"):] for name in module if name.startswith("case_")]
+
+
+def launch(np: int, of: str, names: list[str], of_another: list[str] | None = None) -> dict[str, list[str]]:
+    """Runs cases on `np` ranks, with a second Keras `of_another` if given; what ranks said about "<case> <Keras>" that
+    failed."""
+    from conftest import Ranks
+    folder = tempfile.mkdtemp(prefix="hvt-")
+    failed: dict[str, list[str]] = {}
+    try:
+        wanted = dict(zip(packages(), (names, names if of_another is None else of_another)))
+        said = Ranks(pathlib.Path(folder))(np, run_cases, of, wanted, timeout=240)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for rank, of_rank in enumerate(said):
+        for case, text in of_rank.items():
+            failed.setdefault(case, []).append(f"rank {rank}:\n{text}")
+    return failed
+
+
+def assert_passed(failed: dict[str, list[str]], name: str) -> None:
+    """Fails with what the ranks said about a case."""
+    said = [f"{case}: {text}" for case, texts in failed.items() if case.split()[0] == name for text in texts]
+    if said:
+        pytest.fail("\n".join(said), pytrace=False)
+
+
+if __name__ == "__main__":  # <file> <function>: a rank that may fail
+    getattr(importlib.import_module(pathlib.Path(sys.argv[1]).stem), sys.argv[2])()
