@@ -25,7 +25,8 @@ def _words(name: str) -> str:
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether horovod.<ext_base_name> can be imported: the framework is installed and hvd has a module for it."""
     del verbose
-    return all(importlib.util.find_spec(name) is not None for name in (ext_base_name, f"hvd.{ext_base_name}"))
+    found = [importlib.util.find_spec(name) for name in (ext_base_name, f"hvd.{ext_base_name}")]
+    return all(spec is not None and spec.origin is not None for spec in found)  # not just a folder of that name
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
