@@ -5,7 +5,7 @@ from __future__ import annotations
 _STARTED = "hvdrun starts the ranks itself; use horovod.run, hvd.run or the program hvdrun"
 
 _WHY = {
-    "horovod.mxnet": "MXNet is retired by its makers and not supported; use horovod.torch, hvd.torch or hvd.numpy",
+    "horovod.mxnet": "MXNet is retired by its makers and not supported; use horovod.torch or horovod.tensorflow",
     "horovod.spark": "Spark is not supported; start a job with horovod.run or hvdrun on the node where the data is",
     "horovod.ray": "Ray is not supported; start a job with horovod.run or hvdrun",
     "horovod.data": "it is not offered; use a torch DataLoader with num_workers and prefetch_factor",
