@@ -8,6 +8,11 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def environment(ops):
+    """What makes a rank use the op library, where this TensorFlow has it, or Python functions."""
+    return {"HVD_TENSORFLOW_OPS": "python"} if ops == "python" else {}
+
+
 def start():
     """TensorFlow with one thread of each kind, and hvd after init()."""
     import tensorflow as tf

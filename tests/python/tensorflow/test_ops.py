@@ -342,6 +342,6 @@ def check_everything():
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("np_", [1, 2, 3, 4])
-def test_every_op_gives_what_numpy_gives(ranks, np_):
-    ranks(np_, check_everything)
+@pytest.mark.parametrize("np_, ops", [(1, "native"), (2, "native"), (3, "native"), (4, "native"), (2, "python")])
+def test_every_op_gives_what_numpy_gives(ranks, np_, ops):
+    ranks(np_, check_everything, env=modes.environment(ops))
