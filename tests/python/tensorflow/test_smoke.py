@@ -10,9 +10,11 @@ from conftest import BUILD, clean_environment
 
 
 def check_what_a_script_does() -> None:
+    import numpy
     import tensorflow as tf
 
     import horovod.tensorflow as hvd
+    import horovod.tensorflow.keras as hvd_keras
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     hvd.init()
@@ -35,6 +37,16 @@ def check_what_a_script_does() -> None:
         total, (gradient,) = slope()
         assert total.numpy().tolist() == [2.0 * sum(range(32))] * 8
         assert gradient.numpy().tolist() == [3.0] and variable.numpy().tolist() == [1.0]
+
+    random = numpy.random.default_rng(1 + rank)
+    rows = random.normal(0, 1, (16, 4)).astype("float32")
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile(hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+    history = model.fit(rows, rows.sum(axis=1, keepdims=True), batch_size=4, epochs=3, verbose=0, callbacks=[
+        hvd_keras.callbacks.BroadcastGlobalVariablesCallback(0), hvd_keras.callbacks.MetricAverageCallback()])
+    assert history.history["loss"][-1] < history.history["loss"][0]
+    weights = numpy.concatenate([each.flatten() for each in model.get_weights()])
+    assert numpy.array_equal(*hvd.allgather_object(weights)), "the ranks have different models"
 
 
 def test_what_a_script_does_on_two_ranks(ranks):

@@ -9,6 +9,7 @@ import logging, sys
 warned = []
 logging.getLogger("hvd").addHandler(type("Note", (logging.Handler,), {"emit": lambda self, record: warned.append(record)})())
 import horovod.tensorflow as hvd
+import horovod.keras, horovod.tensorflow.keras
 import hvd.tensorflow as ours
 import tensorflow as tf
 assert hvd.allreduce is ours.allreduce and "torch" not in sys.modules and not warned, warned
