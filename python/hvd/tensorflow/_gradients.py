@@ -29,8 +29,8 @@ from hvd.tensorflow._reductions import allreduce, grouped_allreduce
 from hvd.tensorflow.compression import Compression
 from hvd.tensorflow.util import key_of, name_of
 
-#: What a group may have at most (HVD_GROUP_MAX).
-_GROUP_MAX = 1024
+#: Members of a group at most: the names of so many, which begin with the group's, fit in an op (64 KiB).
+_GROUP_MAX = 256
 
 
 def takes_part(process_set: ProcessSet) -> bool:

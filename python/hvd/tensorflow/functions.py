@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd import _native, _session, collectives, numpy as hvd_numpy, objects
+from hvd import _native, collectives, numpy as hvd_numpy, objects
+from hvd.basics import rank
 from hvd.process_sets import ProcessSet, global_process_set, id_of
 from hvd.tensorflow import mpi_ops
 from hvd.tensorflow._reductions import on_device
@@ -43,23 +44,28 @@ def _existing(variable: Any) -> Any:
     return found
 
 
-def _agree(arrays: Sequence[Any], names: Sequence[str], process_set: ProcessSet) -> None:
+def _layout(variable: Any) -> tuple[str, list[int]]:
+    """Type and shape of its value; a variable's own shape may leave dimensions open."""
+    shape = variable.shape if variable.shape.is_fully_defined() else variable.read_value().shape
+    return variable.dtype.base_dtype.name, shape.as_list()
+
+
+def _agree(layout: Sequence[tuple[str, list[int]]], names: Sequence[str], process_set: ProcessSet) -> None:
     """ValueError on every rank if they have not the same variables: the first that differs, and what to do. Without
     this a rank that has one more would wait for ever."""
-    layout = [(array.dtype.name, array.shape) for array in arrays]
     digest = hashlib.sha256(repr(layout).encode()).digest()
     if len(set(objects.allgather_object(digest, "broadcast_variables.digest", process_set))) == 1:
         return
-    every = objects.allgather_object((layout, list(names)), "broadcast_variables.layout", process_set)
+    every = objects.allgather_object((layout, names), "broadcast_variables.layout", process_set)
     ranks = process_set.ranks or []
     counts = [len(layout) for layout, _ in every]
     advice = "make the same model on every rank, and build it, before its variables are broadcast"
     if len(set(counts)) > 1:
-        said = ", ".join(f"rank {rank} has {count}" for rank, count in zip(ranks, counts))
+        said = ", ".join(f"rank {member} has {count}" for member, count in zip(ranks, counts))
         raise ValueError(f"broadcast_variables: ranks have different numbers of variables ({said}); {advice}")
     at = next(at for at in range(counts[0]) if len({repr(layout[at]) for layout, _ in every}) > 1)
-    said = ", ".join(f"rank {rank} has {layout[at][0]} {list(layout[at][1])} ({of[at]})"
-                     for rank, (layout, of) in zip(ranks, every))
+    said = ", ".join(f"rank {member} has {layout[at][0]} {layout[at][1]} ({of[at]})"
+                     for member, (layout, of) in zip(ranks, every))
     raise ValueError(f"broadcast_variables: ranks disagree on variable {at}: {said}; {advice}")
 
 
@@ -78,9 +84,8 @@ def _broadcast_now(variables: Sequence[Any], root_rank: int, process_set: Proces
     """Eagerly: as many as fit in _AT_ONCE are on their way before the first is waited for."""
     names = [name_of(variable) for variable in variables]
     found = [_existing(variable) for variable in variables]
-    is_root = _session.current().rank == root_rank
-    layouts = [np.broadcast_to(np.empty((), one.dtype.base_dtype.as_numpy_dtype), one.shape) for one in found]
-    _agree(layouts, names, process_set)
+    is_root = rank() == root_rank
+    _agree([_layout(variable) for variable in found], names, process_set)
     waiting: list[Any] = []
 
     def land() -> None:

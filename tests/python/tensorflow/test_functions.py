@@ -154,9 +154,10 @@ def check_variables(hvd: Any) -> None:
 
     def made() -> list[Any]:
         scalars = [tf.Variable(tf.cast(rank, dtype)) for dtype in types]
-        return scalars + [tf.Variable(tf.cast(tf.fill([2, 3], rank), dtype)) for dtype in types] + [
-            tf.Variable(tf.zeros([0, 2])), tf.keras.Variable(np.full([2], rank, "float32"))
-            if hasattr(tf.keras, "Variable") else tf.Variable([float(rank)] * 2)]
+        arrays = [tf.Variable(tf.cast(tf.fill([2, 3], rank), dtype)) for dtype in types]
+        of_keras = getattr(tf.keras, "Variable", tf.Variable)(np.full([2], rank, "float32"))
+        return [*scalars, *arrays, tf.Variable(tf.zeros([0, 2])), of_keras,
+                tf.Variable([float(rank)], shape=tf.TensorShape(None))]
     ways: list[Any] = [lambda variables: hvd.broadcast_variables(variables, root),
                        lambda variables: hvd.broadcast_variables(iter(variables), root_rank=root, inplace=True),
                        lambda variables: tf.function(lambda: hvd.broadcast_variables(variables, root))()]
