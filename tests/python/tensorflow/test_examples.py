@@ -29,3 +29,18 @@ def test_all_ranks_go_on_from_the_checkpoint_of_rank_0(ranks: Any, tmp_path: Any
                          "--checkpoint-dir", str(tmp_path), timeout=400)
         assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"step (\d+):", done.stdout) == ["100", "150"]
+
+
+@pytest.mark.parametrize("name, arguments, least", [
+    ("digits", ["--split", "shard", "--epochs", "10"], 88), ("digits", ["--split", "steps", "--epochs", "10"], 88),
+    ("digits", ["--split", "epochs", "--epochs", "10"], 86), ("accumulate", [], 78)])
+def test_an_example_with_fit_learns_the_digits(ranks: Any, tmp_path: Any, name: str, arguments: list[str],
+                                               least: float) -> None:
+    pytest.importorskip("sklearn")
+    saved = tmp_path / "model.keras"
+    more = ["--save", str(saved)] if name == "digits" else []
+    done = ranks.run(2, str(SOURCE / "examples" / "keras" / f"{name}.py"), *arguments, *more, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracy = re.findall(r"accuracy ([0-9.]+) %", done.stdout)
+    assert len(accuracy) == 1 and float(accuracy[0]) >= least, done.stdout
+    assert saved.exists() or not more

@@ -278,9 +278,7 @@ def case_values(keras, hvd):
 
 
 CASES = cases_of(globals())
-#: What the second Keras of an environment is tried with; a first one that is alike has all of them in another.
-OF_ANOTHER = ["fit", "fit_with_jit_compile", "fit_with_a_legacy_optimizer", "an_embedding", "mixed_precision",
-              "save_and_load"]
+OF_ANOTHER = ["fit", "mixed_precision", "save_and_load"]
 
 
 @pytest.fixture(scope="module")

@@ -423,12 +423,13 @@ def case_ranks_that_disagree_hear_of_it(keras, hvd):
 
 
 CASES = cases_of(globals())
+OF_ANOTHER = ["every_optimizer", "loss_scaling_asks_reduced_gradients_for_infinities", "accumulation", "mistakes_are_said"]
 
 
 @pytest.fixture(scope="module")
 def failed():
     """What failed of all cases, on two ranks."""
-    return launch(2, __file__, CASES)
+    return launch(2, __file__, CASES, OF_ANOTHER)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,12 +3,15 @@
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import types
 
 import numpy as np
 import pytest
+
+from conftest import SOURCE
 
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("keras") is None:
     pytest.skip("torch or keras is not installed here", allow_module_level=True)
@@ -132,6 +135,14 @@ def check_values(hvd):
 
 def test_keras_on_torch(ranks):
     ranks(2, check_everything, env={"KERAS_BACKEND": "torch"}, timeout=240)
+
+
+def test_the_example_learns_the_digits(ranks):
+    pytest.importorskip("sklearn")
+    done = ranks.run(2, str(SOURCE / "examples" / "keras" / "on_torch.py"), env={"KERAS_BACKEND": "torch"}, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    accuracy = re.findall(r"accuracy ([0-9.]+) %", done.stdout)
+    assert len(accuracy) == 1 and float(accuracy[0]) >= 86, done.stdout
 
 
 def test_other_backends_are_refused_with_what_to_do():
