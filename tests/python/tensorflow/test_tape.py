@@ -186,6 +186,34 @@ def check_mistakes(hvd: Any, problem: Problem) -> None:
             problem.gradients(op=hvd.Adasum)
 
 
+class Counting:
+    """What an aggregation helper needs of an optimizer."""
+
+    def __init__(self) -> None:
+        self.iterations = tf.Variable(0)
+
+
+def check_aggregation(hvd: Any) -> None:
+    """Every second pass is applied, divided by two; eagerly and in a tf.function."""
+    from hvd.tensorflow._gradients import make_reduce
+    from hvd.tensorflow.gradient_aggregation_eager import LocalGradientAggregationHelperEager
+    for wrap in (lambda function: function, tf.function):
+        helper = LocalGradientAggregationHelperEager(2, make_reduce("Helper"), True, True)
+        variables, optimizer = [tf.Variable([0.0, 0.0]), tf.Variable([7.0])], Counting()
+
+        @wrap
+        def step(x: Any) -> Any:
+            rows = tf.IndexedSlices(tf.reshape(x * (hvd.rank() + 1.0), [1]), tf.constant([1]), tf.constant([2]))
+            reduced = helper.compute_gradients([rows, None], variables)
+            assert reduced[1] is None
+            return helper.apply_gradients(lambda: variables[0].assign_sub(reduced[0]), optimizer)
+        applied = [bool(step(tf.constant(x))) for x in (1.0, 2.0, 3.0, 4.0)]
+        assert applied == [False, True, False, True] and int(optimizer.iterations) == 2
+        np.testing.assert_allclose(variables[0], [0.0, -5.0 * (hvd.size() + 1) / 2], rtol=1e-6)
+        with pytest.raises(ValueError, match="must be > 0"):
+            LocalGradientAggregationHelperEager(0, make_reduce("Helper"), True, True)
+
+
 def check_everything() -> None:
     hvd = begin()
     problem = Problem(hvd)
@@ -196,6 +224,7 @@ def check_everything() -> None:
     check_layers(hvd)
     check_sets(hvd, problem)
     check_many(hvd)
+    check_aggregation(hvd)
     check_mistakes(hvd, problem)
 
 
