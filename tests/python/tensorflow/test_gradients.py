@@ -143,4 +143,4 @@ def check_gradients():
 
 @pytest.mark.parametrize("np_, ops", [(1, "native"), (3, "native"), (2, "python")])
 def test_gradients_follow_the_rule_of_their_op(ranks, np_, ops):
-    ranks(np_, check_gradients, env=modes.environment(ops))
+    ranks(np_, check_gradients, env=modes.environment(ops), timeout=300)

@@ -163,4 +163,4 @@ def check_everything():
 
 @pytest.mark.parametrize("ops", ["native", "python"])
 def test_what_is_wrong_is_told_by_the_right_class_and_sentence(ranks, ops):
-    ranks(2, check_everything, env=modes.environment(ops))
+    ranks(2, check_everything, env=modes.environment(ops), timeout=300)

@@ -344,4 +344,4 @@ def check_everything():
 
 @pytest.mark.parametrize("np_, ops", [(1, "native"), (2, "native"), (3, "native"), (4, "native"), (2, "python")])
 def test_every_op_gives_what_numpy_gives(ranks, np_, ops):
-    ranks(np_, check_everything, env=modes.environment(ops))
+    ranks(np_, check_everything, env=modes.environment(ops), timeout=300)
