@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See crew.h.
  *
- * The thread sleeps on the session's event descriptor while kernels are in flight, so it takes no core
- * from the model, and on a condition while none are. A flight belongs to the thread that has submitted
+ * The thread sleeps on a descriptor of its own and, while kernels are in flight, on the session's, so it
+ * takes no core from the model. A flight belongs to the thread that has submitted
  * it until it is put into the inbox; from then on to the hub's thread.
  *
  * The lock is never held across a call to TensorFlow or into the library. */
@@ -17,14 +17,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
 
 #define AT_ONCE_NS                                                                                 \
-    (50 * 1000)          /* an op that is alone is waited for so long before the thread gets it */
-#define SLICE_MS    100  /* how often the thread looks although nothing was announced */
-#define ROOM_MS     1    /* as above, while a flight waits for room */
-#define HELD_MS     1000 /* how long an interrupt is held when no error reaches Python */
+    (50 * 1000)         /* an op that is alone is waited for so long before the thread gets it */
+#define SLICE_MS    100 /* how often the thread looks although nothing was announced */
+#define ROOM_MS     1   /* as above, while a flight waits for room */
+#define HELD_MS     300 /* how long an interrupt is held when no error reaches Python */
 #define CLOSED_TEXT "Horovod has been shut down while this op was in flight; call hvd.init() again."
 
 struct queue {
@@ -33,7 +34,7 @@ struct queue {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t changed; /* users or aloft, while the session closes */
     struct hvd_session *session;
     pid_t pid;    /* that attached it */
     int users;    /* threads inside the session */
@@ -41,8 +42,9 @@ static struct {
     bool closed;  /* the session: what is in flight fails */
     int aloft;    /* flights that the thread has, the inbox included */
     int roomless; /* of these, not submitted yet */
+    int wake_fd;  /* the thread sleeps on it */
     struct queue inbox;
-} hub = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} hub = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .wake_fd = -1};
 
 static void push(struct queue *queue, struct flight *flight)
 {
@@ -62,6 +64,14 @@ static struct flight *pop(struct queue *queue)
     return flight;
 }
 
+/* Async-signal-safe. */
+static void wake(int fd)
+{
+    uint64_t one = 1;
+    ssize_t rc = write(fd, &one, sizeof(one));
+    (void)rc; /* EAGAIN: it is awake */
+}
+
 /* ---- session ---- */
 
 void hvd_tf_attach(struct hvd_session *session)
@@ -78,6 +88,8 @@ void hvd_tf_attach(struct hvd_session *session)
     hub.session = session;
     hub.closed = false;
     hub.pid = getpid();
+    if (hub.thread)
+        step_set_waker(wake, hub.wake_fd);
     pthread_mutex_unlock(&hub.lock);
 }
 
@@ -87,6 +99,7 @@ void hvd_tf_park(void)
         return;
     pthread_mutex_lock(&hub.lock);
     hub.session = NULL;
+    step_set_waker(NULL, -1);
     while (hub.users > 0)
         pthread_cond_wait(&hub.changed, &hub.lock);
     pthread_mutex_unlock(&hub.lock);
@@ -98,7 +111,8 @@ void hvd_tf_detach(void)
         return;
     pthread_mutex_lock(&hub.lock);
     hub.closed = true;
-    pthread_cond_broadcast(&hub.changed);
+    if (hub.thread)
+        wake(hub.wake_fd);
     while (hub.aloft > 0)
         pthread_cond_wait(&hub.changed, &hub.lock);
     pthread_mutex_unlock(&hub.lock);
@@ -135,6 +149,10 @@ static bool have_thread(void)
     sigset_t all, before;
     if (hub.thread)
         return true;
+    if (hub.wake_fd < 0)
+        hub.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (hub.wake_fd < 0)
+        return false;
     sigfillset(&all); /* signals are for the program's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&thread, NULL, attend, NULL);
@@ -143,6 +161,7 @@ static bool have_thread(void)
         return false;
     pthread_setname_np(thread, "hvd-tensorflow");
     pthread_detach(thread);
+    step_set_waker(wake, hub.wake_fd);
     hub.thread = true;
     return true;
 }
@@ -155,9 +174,8 @@ static bool hand_over(struct flight *flight)
     if (given) {
         push(&hub.inbox, flight);
         hub.aloft++;
-        step_set_busy(true);
         hub.roomless += !flight->submitted;
-        pthread_cond_broadcast(&hub.changed);
+        wake(hub.wake_fd);
     }
     pthread_mutex_unlock(&hub.lock);
     return given;
@@ -171,6 +189,7 @@ struct crew {
     struct queue waiting;
     int event_fd;      /* of our own; -1: not made */
     int interrupts;    /* that were answered */
+    int64_t held_ms;   /* since when an interrupt is seen to be held; 0: none */
     int64_t looked_ms; /* when somebody was last asked whether the flights are still wanted */
 };
 
@@ -217,6 +236,11 @@ void crew_start(struct flight *flight)
         flight_fail(flight, TF_FAILED_PRECONDITION, CREW_NOT_OPEN);
         return;
     }
+    if (step_interrupt_held()) { /* it ends this step */
+        crew_leave();
+        flight_fail(flight, TF_CANCELLED, STEP_INTERRUPTED);
+        return;
+    }
     int rc = look_at(&hub.roomless) ? HVD_ERR_RING_FULL : flight_submit(flight, session);
     while (no_room(rc)) {
         if (hand_over(flight)) {
@@ -250,13 +274,9 @@ static bool grow(struct crew *crew)
     return flying && ops;
 }
 
-/* Sleeps while there is nothing to do; takes what is in the inbox. */
-static struct queue receive(const struct crew *crew)
+static struct queue receive(void)
 {
     pthread_mutex_lock(&hub.lock);
-    while (!hub.inbox.first &&
-           ((crew->count == 0 && !crew->waiting.first) || (!hub.session && !hub.closed)))
-        pthread_cond_wait(&hub.changed, &hub.lock);
     struct queue inbox = hub.inbox;
     hub.inbox.first = NULL;
     pthread_mutex_unlock(&hub.lock);
@@ -267,8 +287,6 @@ static void gone(int roomless)
 {
     pthread_mutex_lock(&hub.lock);
     hub.aloft--;
-    if (hub.aloft == 0)
-        step_set_busy(false);
     hub.roomless -= roomless;
     if (hub.closed)
         pthread_cond_broadcast(&hub.changed);
@@ -363,20 +381,38 @@ static void land_finished(struct crew *crew)
     }
 }
 
-/* Sleeps until something may be over. The descriptor is a copy of the library's, so that a session that is
- * closed meanwhile takes nothing from under our feet. */
-static void sleep_awhile(struct crew *crew)
+/* The library's descriptor, of our own: a session that is closed meanwhile takes nothing from under our
+ * feet. */
+static int event_fd_of(struct crew *crew)
 {
+    int fd;
     struct hvd_session *session = crew->event_fd < 0 ? crew_enter() : NULL;
     if (session) {
-        int fd;
         if (hvd_event_fd(session, &fd) == HVD_OK)
             crew->event_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
         crew_leave();
     }
-    struct pollfd event = {.fd = crew->event_fd, .events = POLLIN};
-    bool hurry = crew->waiting.first || crew->event_fd < 0;
-    poll(&event, 1, hurry ? ROOM_MS : SLICE_MS);
+    return crew->event_fd;
+}
+
+/* Sleeps until there may be something to do. */
+static void sleep_awhile(struct crew *crew)
+{
+    struct pollfd fds[2] = {{.fd = hub.wake_fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+    uint64_t wakes;
+    int timeout_ms = -1;
+    struct hvd_session *session = crew_enter();
+    if (session)
+        crew_leave();
+    if (session && (crew->count > 0 || crew->waiting.first)) {
+        fds[1].fd = event_fd_of(crew);
+        timeout_ms = crew->waiting.first || fds[1].fd < 0 ? ROOM_MS : SLICE_MS;
+    } else if (step_interrupt_held()) {
+        timeout_ms = SLICE_MS;
+    }
+    poll(fds, 2, timeout_ms);
+    ssize_t rc = fds[0].revents ? read(hub.wake_fd, &wakes, sizeof(wakes)) : 0;
+    (void)rc;
 }
 
 static int64_t now_ms(void)
@@ -399,7 +435,7 @@ static void take_back(struct flight *flight, bool interrupted)
 /* Takes back what nobody wants any more. */
 static void take_back_unwanted(struct crew *crew)
 {
-    bool interrupted = step_interrupts() != crew->interrupts;
+    bool interrupted = step_interrupts() != crew->interrupts || step_interrupt_held();
     crew->looked_ms = now_ms();
     struct hvd_session *session = crew_enter();
     if (!session)
@@ -423,12 +459,23 @@ static void take_back_unwanted(struct crew *crew)
     crew->interrupts = step_interrupts();
 }
 
+/* An interrupt that no error brings to Python is passed on after a while. */
+static void pass_on_interrupt(struct crew *crew)
+{
+    if (!step_interrupt_held())
+        crew->held_ms = 0;
+    else if (crew->held_ms == 0)
+        crew->held_ms = now_ms();
+    else if (now_ms() - crew->held_ms >= HELD_MS)
+        hvd_tf_deliver_interrupt();
+}
+
 static void *attend(void *unused)
 {
     struct crew crew = {.event_fd = -1, .interrupts = step_interrupts()};
     (void)unused;
     for (;;) {
-        struct queue inbox = receive(&crew);
+        struct queue inbox = receive();
         for (struct flight *flight; (flight = pop(&inbox));) {
             if (flight->submitted)
                 add(&crew, flight);
@@ -438,21 +485,14 @@ static void *attend(void *unused)
         pthread_mutex_lock(&hub.lock);
         bool closed = hub.closed;
         pthread_mutex_unlock(&hub.lock);
-        if (closed) {
+        if (closed)
             drop_all(&crew);
-            continue;
-        }
-        if (now_ms() - crew.looked_ms >= SLICE_MS)
+        if (step_interrupt_held() || now_ms() - crew.looked_ms >= SLICE_MS)
             take_back_unwanted(&crew);
         start_waiting(&crew);
         land_finished(&crew);
-        if (crew.count > 0 || crew.waiting.first)
-            sleep_awhile(&crew);
-        else if (
-            step_interrupt_held()) { /* _library.py passes it on when the error has reached Python */
-            poll(NULL, 0, HELD_MS);
-            hvd_tf_deliver_interrupt();
-        }
+        pass_on_interrupt(&crew);
+        sleep_awhile(&crew);
     }
     return NULL;
 }

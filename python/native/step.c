@@ -43,7 +43,9 @@ bool step_is_cancelled(TF_OpKernelContext *context)
 }
 
 static atomic_int interrupts;
-static atomic_bool busy, held;
+static atomic_bool held;
+static _Atomic(void (*)(int fd)) waker;
+static atomic_int waker_fd;
 static struct sigaction before;
 
 static void pass_on(int number, siginfo_t *info, void *context)
@@ -56,9 +58,12 @@ static void pass_on(int number, siginfo_t *info, void *context)
 
 static void on_interrupt(int number, siginfo_t *info, void *context)
 {
+    void (*wake)(int fd) = atomic_load(&waker);
     atomic_fetch_add(&interrupts, 1);
-    if (!atomic_load(&busy) || atomic_exchange(&held, true))
+    if (!wake || atomic_exchange(&held, true))
         pass_on(number, info, context);
+    else
+        wake(atomic_load(&waker_fd));
 }
 
 void hvd_tf_watch_interrupts(void)
@@ -91,7 +96,10 @@ bool step_interrupt_held(void)
     return atomic_load(&held);
 }
 
-void step_set_busy(bool value)
+void step_set_waker(void (*wake)(int fd), int fd)
 {
-    atomic_store(&busy, value);
+    atomic_store(&waker_fd, fd);
+    atomic_store(&waker, wake);
+    if (!wake)
+        hvd_tf_deliver_interrupt();
 }

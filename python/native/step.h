@@ -12,10 +12,10 @@
  * seen to be cancelled. */
 HVD_API void hvd_tf_cancellation(size_t params_offset, size_t manager_offset);
 
-/* Notes every SIGINT from now on and passes it to the handler that is there, Python's; at once if no kernel
- * is in flight. Otherwise the kernels are taken back first, and the first interrupt is passed on by
- * hvd_tf_deliver_interrupt: while TensorFlow makes a Python exception of an error, a pending interrupt would
- * end in a RuntimeError about both. A handler that is set later takes ours out. */
+/* Notes every SIGINT from now on and passes it to the handler that is there, Python's. While there is a waker
+ * the first one is held until hvd_tf_deliver_interrupt, and kernels are taken back: were it pending in Python
+ * while TensorFlow makes an exception of an error, that would end in a RuntimeError about both. A handler that
+ * is set later takes ours out. */
 HVD_API void hvd_tf_watch_interrupts(void);
 /* Passes a held interrupt on, if there is one. */
 HVD_API void hvd_tf_deliver_interrupt(void);
@@ -28,7 +28,7 @@ bool step_is_cancelled(TF_OpKernelContext *context);
 int step_interrupts(void);
 bool step_interrupt_held(void);
 
-/* Whether kernels are in flight. */
-void step_set_busy(bool busy);
+/* Who is told of an interrupt, in the signal handler; NULL: nobody, and none is held. */
+void step_set_waker(void (*waker)(int fd), int fd);
 
 #endif

@@ -14,7 +14,8 @@ import threading
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.eager import execute
+from tensorflow.python.framework import auto_control_deps, ops as ops_module
 
 from hvd import _native, _session
 from hvd._sentences import of_mismatch
@@ -29,7 +30,6 @@ _COLLECTIVES = ("HvdAllreduce", "HvdGroupedAllreduce", "HvdAllgather", "HvdGroup
 #: (tests/python/tensorflow/test_library.py): in OpKernelContext `params_`, in that `cancellation_manager`.
 CANCELLATION = {(2, 15): (16, 168), (2, 16): (16, 160), (2, 17): (16, 168), (2, 18): (16, 168), (2, 19): (16, 168),
                  (2, 20): (24, 168), (2, 21): (24, 168)}
-_INTERRUPTED = "interrupted by SIGINT"
 _REPHRASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -82,19 +82,27 @@ class _Library(_session.Watcher):
 
 
 def _hear_of_interrupts(library: ctypes.CDLL) -> None:
-    """Ctrl-C while a kernel waits: the kernel is taken back, and KeyboardInterrupt takes the place of its CancelledError.
-    The interrupt is held in C until that error is made here: see python/native/step.h."""
-    original = tf.errors.CancelledError.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
-        original(self, *arguments, **keywords)
-        if _INTERRUPTED in str(self.message):
-            library.hvd_tf_deliver_interrupt()
-
-    tf.errors.CancelledError.__init__ = init
+    """Ctrl-C while a kernel waits: the kernel is taken back, and KeyboardInterrupt takes the place of the error that comes of
+    it. The interrupt is held in C (python/native/step.h) until the error has come out of TensorFlow's C++, in one of the
+    functions that are wrapped here."""
     library.hvd_tf_deliver_interrupt.restype = None
     library.hvd_tf_watch_interrupts.restype = None
+
+    def wrap(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            try:
+                return original(*arguments, **keywords)
+            except tf.errors.OpError:
+                library.hvd_tf_deliver_interrupt()
+                raise
+        setattr(owner, name, call)
+
+    for owner, name in ((execute, "execute"), (ops_module, "raise_from_not_ok_status"),
+                        (tf.compat.v1.Session.__mro__[1], "_do_call")):
+        wrap(owner, name)
 
 
 def _share_symbols() -> None:
