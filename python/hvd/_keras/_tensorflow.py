@@ -48,18 +48,28 @@ class Gradients:
         """Adds gradients to the sums. With the last pass calls step(reduced), and the sums begin anew; before that
         pause(). What they return may be an op to wait for. Variables that either needs must exist already."""
         dense = [self._dense(grad) for grad in grads]
-        with tf.init_scope():
-            if self.counter is None:
-                self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="hvd_passes")
-            for grad, variable in zip(dense, variables):
-                if grad is not None and key_of(variable) not in self._sums:
-                    self._sums[key_of(variable)] = tf.Variable(
-                        tf.zeros(variable.shape, grad.dtype), trainable=False, name="hvd_gradient_sum")
+        self._make_variables(dense, variables)
         sums = [self._sums.get(key_of(variable)) for variable in variables]
         added = [total.assign_add(grad, read_value=False) for total, grad in zip(sums, dense) if grad is not None]
         with tf.control_dependencies(_ops_of(added)):
             last = tf.equal(self.counter.assign_add(1), self.passes)
         return tf.cond(last, lambda: _done(self._step(sums, variables, step)), lambda: _done([pause()]))
+
+    def _make_variables(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        new = []
+        with tf.init_scope():
+            if self.counter is None:
+                self.counter = tf.Variable(0, trainable=False, dtype=tf.int32, name="hvd_passes")
+                new.append(self.counter)
+            for grad, variable in zip(grads, variables):
+                if grad is not None and key_of(variable) not in self._sums:
+                    total = tf.Variable(tf.zeros(variable.shape, grad.dtype), trainable=False, name="hvd_gradient_sum")
+                    self._sums[key_of(variable)] = total
+                    new.append(total)
+        if new and in_graph():  # Keras gives values to variables of its own only
+            session_now = getattr(tf.compat.v1.keras.backend, "get_session", tf.compat.v1.get_default_session)()
+            if session_now is not None:
+                session_now.run([variable.initializer for variable in new])
 
     def _dense(self, grad: Any) -> Any:
         if not isinstance(grad, tf.IndexedSlices):
@@ -123,7 +133,7 @@ def key(variable: Any) -> int:
 def session(keras: Any) -> Any:
     """The session of a Keras under TensorFlow 1."""
     backend = getattr(keras, "src", keras).backend
-    return backend.get_session()
+    return getattr(backend, "get_session", tf.compat.v1.keras.backend.get_session)()
 
 
 def _evaluated(keras: Any, result: Any) -> Any:

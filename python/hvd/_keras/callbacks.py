@@ -122,6 +122,8 @@ class LearningRateSchedule(ForAnyKeras):
         """Asks Keras for the number of steps if it is needed."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch and self.params.get("samples") and self.params.get("batch_size"):  # a graph of
+                self.steps_per_epoch = -(-self.params["samples"] // self.params["batch_size"])  # TensorFlow 1
             if not self.steps_per_epoch:
                 raise ValueError("Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch "
                                  f"parameter to {type(self).__name__}()")

@@ -309,16 +309,16 @@ def _keep_names(package: str, base: type, derived: type) -> None:
 
 def distribute(optimizer: Any, options: Options) -> Any:
     """A distributed optimizer that shares the state of `optimizer`; use it alone from now on. TypeError: no optimizer of
-    Keras. ValueError: wrapped already."""
+    Keras. ValueError: wrapped already. NotImplementedError: Keras cannot use it here."""
     kind, package = _kind_of(optimizer)
     if owner_of(optimizer) is not None:
         raise ValueError("hvd.DistributedOptimizer: this optimizer is distributed already; its gradients would be reduced "
                          "twice. Wrap it once, after it was made or loaded (hvd.load_model wraps what it loads)")
     framework = framework_of(sys.modules[package])
     if kind.mixin is _Keras2New and framework.in_graph():
-        # What Keras does itself without TensorFlow 2: it would make a new optimizer, which is not distributed.
-        convert = sys.modules[package].__internal__.optimizers.convert_to_legacy_optimizer
-        return distribute(convert(optimizer), options)
+        name = type(optimizer).__name__
+        raise NotImplementedError(f"hvd.DistributedOptimizer: in graphs of TensorFlow 1 Keras 2 has its legacy optimizers "
+                                  f"only; use keras.optimizers.legacy.{name} in place of keras.optimizers.{name}")
     _teach(kind, package)
     base = type(optimizer)
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__,

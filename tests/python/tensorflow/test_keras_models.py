@@ -322,3 +322,35 @@ def one_rank():
 
 def test_one_rank_needs_nobody(ranks):
     ranks(1, one_rank)
+
+
+def fit_in_a_graph():
+    """With TensorFlow 1's behaviour: weights and losses, by optimizer and number of passes."""
+    import tensorflow as tf
+    tf.compat.v1.disable_v2_behavior()
+    from keras_ranks import open_keras
+    keras, hvd = open_keras()
+    tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session())
+    with pytest.raises(NotImplementedError, match="keras.optimizers.legacy.SGD"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    results = []
+    for passes in (1, 2):
+        model = keras.Sequential([keras.layers.Dense(4, input_shape=(6,)), keras.layers.Dense(1)])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(0.05), backward_passes_per_step=passes,
+                                             average_aggregated_gradients=True)
+        model.compile(optimizer=optimizer, loss="mse")
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),
+                     hvd.callbacks.LearningRateWarmupCallback(0.05, warmup_epochs=1)]
+        history = model.fit(share(X, hvd.rank()), share(Y, hvd.rank()), batch_size=8, epochs=2, verbose=0,
+                            callbacks=callbacks).history
+        results.append((model.get_weights(), history["loss"], history["lr"]))
+    return results
+
+
+def test_fit_in_a_graph_of_tensorflow_1(ranks):
+    tensorflow = pytest.importorskip("tensorflow")
+    if is_keras_3(tensorflow.keras):
+        pytest.skip("Keras 3 has no graphs and sessions")
+    for one, other in zip(*ranks(2, fit_in_a_graph)):
+        assert all((left == right).all() for left, right in zip(one[0], other[0]))
+        assert one[1:] == other[1:] and one[2][1] == pytest.approx(0.05)
