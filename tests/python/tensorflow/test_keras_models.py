@@ -331,7 +331,7 @@ def fit_in_a_graph():
     from keras_ranks import open_keras
     keras, hvd = open_keras()
     tf.compat.v1.keras.backend.set_session(tf.compat.v1.Session())
-    with pytest.raises(NotImplementedError, match="keras.optimizers.legacy.SGD"):
+    with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="keras.optimizers.legacy.SGD"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     results = []
     for passes in (1, 2):
