@@ -8,6 +8,7 @@
  * The lock is never held across a call to TensorFlow or into the library. */
 #include "python/native/crew.h"
 
+#include "python/native/pool.h"
 #include "python/native/step.h"
 
 #include <fcntl.h>
@@ -84,6 +85,7 @@ void hvd_tf_attach(struct hvd_session *session)
         hub.users = hub.aloft = hub.roomless = 0;
         hub.inbox.first = NULL;
     }
+    pool_share(session);
     pthread_mutex_lock(&hub.lock);
     hub.session = session;
     hub.closed = false;

@@ -7,6 +7,7 @@
  * start their ops in any order on any number of threads. They exist for the CPU; on other devices
  * TensorFlow moves the tensors. */
 #include "python/native/crew.h"
+#include "python/native/pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,8 +116,31 @@ static int read_dims(const TF_Tensor *tensor, int64_t dims[NDIM_MAX])
     return ndim;
 }
 
-/* Output `i` has the shape of input `i`, and its memory too where nobody else uses that. The shape is read
- * first: as long as we refer to the input, somebody else uses it. */
+static void give_back(void *data, size_t bytes, void *unused)
+{
+    (void)unused;
+    pool_give(data, bytes);
+}
+
+/* An output in memory that the engine can write to; NULL: there is none. */
+static TF_Tensor *shared_output(TF_OpKernelContext *context, int i, TF_DataType dtype,
+                                const int64_t *dims, int ndim, size_t bytes, TF_Status *status)
+{
+    struct hvd_session *session = bytes >= POOL_BYTES_MIN ? crew_enter() : NULL;
+    if (!session)
+        return NULL;
+    void *data = pool_take(session, bytes);
+    crew_leave();
+    TF_Tensor *out = data ? TF_NewTensor(dtype, dims, ndim, data, bytes, give_back, NULL) : NULL;
+    if (out)
+        TF_SetOutput(context, i, out, status);
+    else if (data)
+        pool_give(data, bytes);
+    return out;
+}
+
+/* Output `i` has the shape of input `i`. A small one has its memory too where nobody else uses that. The shape
+ * is read first: as long as we refer to the input, somebody else uses it. */
 static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *part,
                       TF_Status *status)
 {
@@ -126,9 +150,13 @@ static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *pa
     if (TF_GetCode(status) != TF_OK)
         return;
     int ndim = read_dims(in, dims);
+    part->out =
+        shared_output(context, i, TF_TensorType(in), dims, ndim, TF_TensorByteSize(in), status);
     TF_DeleteTensor(in);
     int forwarded = -1;
-    part->out = TF_ForwardInputOrAllocateOutput(context, &i, 1, i, dims, ndim, &forwarded, status);
+    if (!part->out)
+        part->out =
+            TF_ForwardInputOrAllocateOutput(context, &i, 1, i, dims, ndim, &forwarded, status);
     if (TF_GetCode(status) == TF_OK)
         TF_GetInput(context, i, &part->in, status);
 }

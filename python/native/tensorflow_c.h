@@ -61,6 +61,10 @@ int64_t TF_Dim(const TF_Tensor *tensor, int dim);
 void *TF_TensorData(const TF_Tensor *tensor);
 size_t TF_TensorByteSize(const TF_Tensor *tensor);
 void TF_DeleteTensor(TF_Tensor *tensor);
+/* Memory of the caller's, at a multiple of 64, until the deallocator is called. */
+TF_Tensor *TF_NewTensor(TF_DataType dtype, const int64_t *dims, int num_dims, void *data,
+                        size_t bytes, void (*deallocator)(void *data, size_t bytes, void *arg),
+                        void *arg);
 
 TF_OpDefinitionBuilder *TF_NewOpDefinitionBuilder(const char *op_name);
 void TF_OpDefinitionBuilderAddAttr(TF_OpDefinitionBuilder *builder, const char *spec);
@@ -126,6 +130,7 @@ TF_Tensor *TF_AllocateOutput(TF_OpKernelContext *context, int i, TF_DataType dty
 TF_Tensor *TF_ForwardInputOrAllocateOutput(TF_OpKernelContext *context, const int *candidates,
                                            int num_candidates, int i, const int64_t *dims,
                                            int num_dims, int *forwarded_input, TF_Status *status);
+void TF_SetOutput(TF_OpKernelContext *context, int i, const TF_Tensor *tensor, TF_Status *status);
 void TF_OpKernelContext_Failure(TF_OpKernelContext *context, TF_Status *status);
 
 #endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * See pool.h. Chunks are cut from slabs and never joined again; each goes to the list of its size class
+ * when it is free. Classes are an eighth of a power of two apart, so at most an eighth is lost, and
+ * tensors whose size changes a little from step to step find a chunk. */
+#include "python/native/pool.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#define PAGE       ((size_t)4096)
+#define SLAB_BYTES ((size_t)32 << 20)
+#define SLABS_MAX  256
+#define POOL_MAX   ((size_t)8 << 30) /* beyond that results lie in TensorFlow's memory */
+#define STEPS      8                 /* classes per doubling */
+#define CLASSES    (64 * STEPS)
+
+struct chunk {
+    struct chunk *next;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct {
+        void *base;
+        size_t bytes;
+    } slabs[SLABS_MAX];
+    int slab_count;
+    size_t bytes; /* of all slabs */
+    char *rest;   /* of the newest slab of SLAB_BYTES */
+    size_t rest_bytes;
+    bool refused; /* this session could not adopt a slab */
+    struct chunk *free[CLASSES];
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* The class that holds `bytes`, and what its chunks have. */
+static int class_of(size_t bytes, size_t *chunk_bytes_p)
+{
+    size_t pages = (bytes + PAGE - 1) / PAGE;
+    int doublings = 63 - __builtin_clzll((unsigned long long)(pages | STEPS));
+    int shift = doublings - 3; /* of the step between classes: pages is 8 .. 15 of them */
+    size_t steps = (pages + ((size_t)1 << shift) - 1) >> shift;
+    *chunk_bytes_p = (steps << shift) * PAGE;
+    return shift * STEPS + (int)steps;
+}
+
+void pool_share(struct hvd_session *session)
+{
+    pthread_mutex_lock(&pool.lock);
+    pool.refused = false;
+    for (int i = 0; i < pool.slab_count; i++)
+        pool.refused |= hvd_adopt(session, pool.slabs[i].base, pool.slabs[i].bytes) != HVD_OK;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void *new_slab(struct hvd_session *session, size_t bytes)
+{
+    if (pool.refused || pool.slab_count == SLABS_MAX || pool.bytes + bytes > POOL_MAX)
+        return NULL;
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    if (hvd_adopt(session, base, bytes) != HVD_OK) {
+        munmap(base, bytes);
+        pool.refused = true;
+        return NULL;
+    }
+    pool.slabs[pool.slab_count].base = base;
+    pool.slabs[pool.slab_count++].bytes = bytes;
+    pool.bytes += bytes;
+    return base;
+}
+
+static void *cut(struct hvd_session *session, size_t bytes)
+{
+    if (bytes > SLAB_BYTES / 2)
+        return new_slab(session, bytes);
+    if (pool.rest_bytes < bytes) {
+        char *slab = new_slab(session, SLAB_BYTES);
+        if (!slab)
+            return NULL;
+        pool.rest = slab; /* what was left of the last one is lost: less than half a slab */
+        pool.rest_bytes = SLAB_BYTES;
+    }
+    char *chunk = pool.rest;
+    pool.rest += bytes;
+    pool.rest_bytes -= bytes;
+    return chunk;
+}
+
+void *pool_take(struct hvd_session *session, size_t bytes)
+{
+    size_t chunk_bytes;
+    int class = class_of(bytes, &chunk_bytes);
+    pthread_mutex_lock(&pool.lock);
+    struct chunk *chunk = pool.refused ? NULL : pool.free[class];
+    if (chunk)
+        pool.free[class] = chunk->next;
+    else
+        chunk = cut(session, chunk_bytes);
+    pthread_mutex_unlock(&pool.lock);
+    return chunk;
+}
+
+void pool_give(void *data, size_t bytes)
+{
+    size_t chunk_bytes;
+    struct chunk *chunk = data;
+    int class = class_of(bytes, &chunk_bytes);
+    pthread_mutex_lock(&pool.lock);
+    chunk->next = pool.free[class];
+    pool.free[class] = chunk;
+    pthread_mutex_unlock(&pool.lock);
+}
