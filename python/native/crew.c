@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See crew.h.
  *
- * The thread sleeps on a descriptor of its own and, while kernels are in flight, on the session's, so it
+ * The thread sleeps on a descriptor of its own and, while kernels are in flight, in the library, so it
  * takes no core from the model. A flight belongs to the thread that has submitted
  * it until it is put into the inbox; from then on to the hub's thread.
  *
@@ -11,7 +11,6 @@
 #include "python/native/pool.h"
 #include "python/native/step.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,11 +22,13 @@
 #include <unistd.h>
 
 #define AT_ONCE_NS                                                                                 \
-    (50 * 1000)         /* an op that is alone is waited for so long before the thread gets it */
-#define SLICE_MS    100 /* how often the thread looks although nothing was announced */
-#define ROOM_MS     1   /* as above, while a flight waits for room */
-#define HELD_MS     300 /* how long an interrupt is held when no error reaches Python */
-#define CLOSED_TEXT "Horovod has been shut down while this op was in flight; call hvd.init() again."
+    (50 * 1000)          /* an op that is alone is waited for so long before the thread gets it */
+#define SLICE_MS     100 /* how often the thread looks although nothing was announced */
+#define SLICE_MIN_NS (200 * 1000) /* the shortest and the longest wait in the library */
+#define SLICE_MAX_NS (2 * 1000 * 1000)
+#define ROOM_MS      1   /* as above, while a flight waits for room */
+#define HELD_MS      300 /* how long an interrupt is held when no error reaches Python */
+#define CLOSED_TEXT  "Horovod has been shut down while this op was in flight; call hvd.init() again."
 
 struct queue {
     struct flight *first, *last;
@@ -189,7 +190,7 @@ struct crew {
     struct hvd_op **ops; /* the first of each */
     int count, capacity;
     struct queue waiting;
-    int event_fd;      /* of our own; -1: not made */
+    int64_t slice_ns;  /* of the next wait: longer as nothing happens */
     int interrupts;    /* that were answered */
     int64_t held_ms;   /* since when an interrupt is seen to be held; 0: none */
     int64_t looked_ms; /* when somebody was last asked whether the flights are still wanted */
@@ -332,9 +333,6 @@ static void drop_all(struct crew *crew)
         flight_fail(flight, TF_UNKNOWN, CLOSED_TEXT);
         gone(1);
     }
-    if (crew->event_fd >= 0)
-        close(crew->event_fd);
-    crew->event_fd = -1;
 }
 
 /* Submits what waits for room, as far as there is some. */
@@ -365,55 +363,37 @@ static void start_waiting(struct crew *crew)
     }
 }
 
-/* Ends the flights that are over. */
+/* Ends the flights that are over; waits for one in the library, but not long: other threads may hand over
+ * more meanwhile. */
 static void land_finished(struct crew *crew)
 {
+    int64_t slice_ns = crew->slice_ns;
     while (crew->count > 0) {
         int i = -1;
         struct hvd_session *session = crew_enter();
         if (!session)
             return;
-        int rc = hvd_wait_any(crew->ops, crew->count, 0, &i);
+        int rc = hvd_wait_any(crew->ops, crew->count, slice_ns, &i);
         if (i < 0) {
             crew_leave();
+            crew->slice_ns = crew->slice_ns * 2 < SLICE_MAX_NS ? crew->slice_ns * 2 : SLICE_MAX_NS;
             return;
         }
         flight_land(take_out(crew, i), session, rc);
         gone(0);
+        crew->slice_ns = SLICE_MIN_NS;
+        slice_ns = 0;
     }
 }
 
-/* The library's descriptor, of our own: a session that is closed meanwhile takes nothing from under our
- * feet. */
-static int event_fd_of(struct crew *crew)
+/* Sleeps while nothing is in flight. */
+static void sleep_awhile(const struct crew *crew)
 {
-    int fd;
-    struct hvd_session *session = crew->event_fd < 0 ? crew_enter() : NULL;
-    if (session) {
-        if (hvd_event_fd(session, &fd) == HVD_OK)
-            crew->event_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-        crew_leave();
-    }
-    return crew->event_fd;
-}
-
-/* Sleeps until there may be something to do. */
-static void sleep_awhile(struct crew *crew)
-{
-    struct pollfd fds[2] = {{.fd = hub.wake_fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+    struct pollfd event = {.fd = hub.wake_fd, .events = POLLIN};
     uint64_t wakes;
-    int timeout_ms = -1;
-    struct hvd_session *session = crew_enter();
-    if (session)
-        crew_leave();
-    if (session && (crew->count > 0 || crew->waiting.first)) {
-        fds[1].fd = event_fd_of(crew);
-        timeout_ms = crew->waiting.first || fds[1].fd < 0 ? ROOM_MS : SLICE_MS;
-    } else if (step_interrupt_held()) {
-        timeout_ms = SLICE_MS;
-    }
-    poll(fds, 2, timeout_ms);
-    ssize_t rc = fds[0].revents ? read(hub.wake_fd, &wakes, sizeof(wakes)) : 0;
+    int timeout_ms = crew->waiting.first ? ROOM_MS : step_interrupt_held() ? SLICE_MS : -1;
+    poll(&event, 1, timeout_ms);
+    ssize_t rc = read(hub.wake_fd, &wakes, sizeof(wakes));
     (void)rc;
 }
 
@@ -472,13 +452,22 @@ static void pass_on_interrupt(struct crew *crew)
         hvd_tf_deliver_interrupt();
 }
 
+static bool is_open(void)
+{
+    struct hvd_session *session = crew_enter();
+    if (session)
+        crew_leave();
+    return session != NULL;
+}
+
 static void *attend(void *unused)
 {
-    struct crew crew = {.event_fd = -1, .interrupts = step_interrupts()};
+    struct crew crew = {.slice_ns = SLICE_MIN_NS, .interrupts = step_interrupts()};
     (void)unused;
     for (;;) {
         struct queue inbox = receive();
         for (struct flight *flight; (flight = pop(&inbox));) {
+            crew.slice_ns = SLICE_MIN_NS;
             if (flight->submitted)
                 add(&crew, flight);
             else
@@ -494,7 +483,8 @@ static void *attend(void *unused)
         start_waiting(&crew);
         land_finished(&crew);
         pass_on_interrupt(&crew);
-        sleep_awhile(&crew);
+        if (crew.count == 0 || !is_open())
+            sleep_awhile(&crew);
     }
     return NULL;
 }

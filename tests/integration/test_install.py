@@ -81,7 +81,7 @@ def test_man_pages_are_installed(installed):
 def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
     known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-engine|include/hvd/hvd\.h"
-                       rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
+                       rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvd_tensorflow\.so|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
                        r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
