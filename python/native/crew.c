@@ -2,8 +2,8 @@
  * See crew.h.
  *
  * The thread sleeps on a descriptor of its own and, while kernels are in flight, in the library, so it
- * takes no core from the model. A flight belongs to the thread that has submitted
- * it until it is put into the inbox; from then on to the hub's thread.
+ * takes no core from the model. A flight belongs to the thread that has submitted it until it is put into
+ * the inbox; from then on to the hub's thread.
  *
  * The lock is never held across a call to TensorFlow or into the library. */
 #include "python/native/crew.h"
@@ -85,6 +85,9 @@ void hvd_tf_attach(struct hvd_session *session)
         hub.thread = false;
         hub.users = hub.aloft = hub.roomless = 0;
         hub.inbox.first = NULL;
+        if (hub.wake_fd >= 0) /* the parent's thread sleeps on it too */
+            close(hub.wake_fd);
+        hub.wake_fd = -1;
     }
     pool_share(session);
     pthread_mutex_lock(&hub.lock);
@@ -175,10 +178,11 @@ static bool hand_over(struct flight *flight)
     pthread_mutex_lock(&hub.lock);
     bool given = !flight->stays && have_thread();
     if (given) {
+        if (!hub.inbox.first) /* else it has not yet come for what woke it */
+            wake(hub.wake_fd);
         push(&hub.inbox, flight);
         hub.aloft++;
-        hub.roomless += !flight->submitted;
-        wake(hub.wake_fd);
+        hub.roomless += !flight_is_submitted(flight);
     }
     pthread_mutex_unlock(&hub.lock);
     return given;
@@ -212,7 +216,6 @@ static int look_at(const int *counter)
 /* A submitted flight: over at once, or the thread's. In the session, which it leaves. */
 static void launch(struct flight *flight, struct hvd_session *session)
 {
-    flight->submitted = true;
     int rc = hvd_wait(flight->parts[0].op, look_at(&hub.aloft) ? 0 : AT_ONCE_NS);
     if (rc == HVD_ERR_TIMEOUT && hand_over(flight)) {
         crew_leave();
@@ -350,7 +353,6 @@ static void start_waiting(struct crew *crew)
         }
         pop(&crew->waiting);
         if (rc == HVD_OK) {
-            flight->submitted = true;
             crew_leave();
             pthread_mutex_lock(&hub.lock);
             hub.roomless--;
@@ -468,7 +470,7 @@ static void *attend(void *unused)
         struct queue inbox = receive();
         for (struct flight *flight; (flight = pop(&inbox));) {
             crew.slice_ns = SLICE_MIN_NS;
-            if (flight->submitted)
+            if (flight_is_submitted(flight))
                 add(&crew, flight);
             else
                 push(&crew.waiting, flight);

@@ -200,6 +200,11 @@ int flight_submit(struct flight *flight, struct hvd_session *session)
     return flight->plan->grouped ? submit_group(flight, session) : submit_one(flight, session);
 }
 
+bool flight_is_submitted(const struct flight *flight)
+{
+    return flight->parts[0].op != NULL;
+}
+
 /* ---- the end of a flight ---- */
 
 /* The result of a finished op whose size the engine has told: into memory of TensorFlow's. */
@@ -207,10 +212,9 @@ static bool fetch(struct flight *flight, int i, TF_Status *status)
 {
     struct flight_part *part = &flight->parts[i];
     struct hvd_tensor result;
-    int64_t dims[HVD_DIMS_MAX * 32];
+    int64_t dims[TENSORFLOW_DIMS_MAX];
     int ndim = TF_NumDims(part->in);
-    if (hvd_op_result(part->op, &result) != HVD_OK ||
-        ndim > (int)(sizeof(dims) / sizeof(dims[0]))) {
+    if (hvd_op_result(part->op, &result) != HVD_OK) {
         TF_SetStatus(status, TF_UNKNOWN, hvd_last_error());
         return false;
     }
@@ -220,7 +224,8 @@ static bool fetch(struct flight *flight, int i, TF_Status *status)
     size_t bytes = hvd_dtype_size(result.dtype);
     for (int k = 0; k < ndim; k++)
         bytes *= (size_t)dims[k];
-    part->out = TF_AllocateOutput(flight->context, i, part->dtype, dims, ndim, bytes, status);
+    part->out =
+        TF_AllocateOutput(flight->context, i, TF_TensorType(part->in), dims, ndim, bytes, status);
     if (TF_GetCode(status) != TF_OK)
         return false;
     if (bytes)

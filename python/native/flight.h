@@ -33,7 +33,6 @@ struct flight_plan {
 /* One tensor. */
 struct flight_part {
     TF_Tensor *in, *out; /* references that keep the memory; out NULL: the engine tells its size */
-    TF_DataType dtype;
     struct hvd_op *op;
 };
 
@@ -41,9 +40,8 @@ struct flight {
     const struct flight_plan *plan;
     TF_OpKernelContext *context;
     struct done done;
-    int64_t *splits; /* rows to send, of an alltoall; from malloc; NULL: equal parts */
-    bool stays;      /* done cannot be kept: the submitting thread waits */
-    bool submitted;
+    int64_t *splits;     /* rows to send, of an alltoall; from malloc; NULL: equal parts */
+    bool stays;          /* done cannot be kept: the submitting thread waits */
     bool cancelled;      /* was taken back */
     bool interrupted;    /* by the user */
     struct flight *next; /* in the inbox, or waiting for room */
@@ -56,6 +54,8 @@ struct flight *flight_new(const struct flight_plan *plan, TF_OpKernelContext *co
                           TF_AsyncOpKernelDoneCallback *done, int count);
 /* Submits its ops; an hvd_status. Inside the session. */
 int flight_submit(struct flight *flight, struct hvd_session *session);
+/* Whether it was, with success. */
+bool flight_is_submitted(const struct flight *flight);
 /* The number of its ops, 1 at least. */
 int flight_op_count(const struct flight *flight);
 /* Takes a finished flight to its end: results to TensorFlow, then its callback, then it is freed. Inside the

@@ -14,7 +14,6 @@
 #include <string.h>
 
 #define ALL_TYPES "{uint8, int8, uint16, int16, int32, int64, bool, half, bfloat16, float, double}"
-#define NDIM_MAX  254 /* TensorFlow's */
 
 /* ---- kernels: from attributes and inputs to a flight ---- */
 
@@ -108,10 +107,10 @@ static void *create(TF_OpKernelConstruction *construction, enum flight_kind kind
     return plan;
 }
 
-static int read_dims(const TF_Tensor *tensor, int64_t dims[NDIM_MAX])
+static int read_dims(const TF_Tensor *tensor, int64_t dims[TENSORFLOW_DIMS_MAX])
 {
     int ndim = TF_NumDims(tensor);
-    for (int i = 0; i < ndim && i < NDIM_MAX; i++)
+    for (int i = 0; i < ndim; i++)
         dims[i] = TF_Dim(tensor, i);
     return ndim;
 }
@@ -144,7 +143,7 @@ static TF_Tensor *shared_output(TF_OpKernelContext *context, int i, TF_DataType 
 static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *part,
                       TF_Status *status)
 {
-    int64_t dims[NDIM_MAX];
+    int64_t dims[TENSORFLOW_DIMS_MAX];
     TF_Tensor *in = NULL;
     TF_GetInput(context, i, &in, status);
     if (TF_GetCode(status) != TF_OK)
@@ -217,8 +216,6 @@ static void take_tensors(TF_OpKernelContext *context, const struct flight_plan *
             take_pair(context, i, &parts[i], status);
         else
             take_input(context, i, &parts[i], status);
-        if (TF_GetCode(status) == TF_OK)
-            parts[i].dtype = TF_TensorType(parts[i].in);
     }
 }
 

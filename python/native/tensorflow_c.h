@@ -49,6 +49,8 @@ typedef struct TF_StringView {
     size_t len;
 } TF_StringView;
 
+#define TENSORFLOW_DIMS_MAX 254 /* of a tensor: TensorShape::MaxDimensions() */
+
 TF_Status *TF_NewStatus(void);
 void TF_DeleteStatus(TF_Status *status);
 void TF_SetStatus(TF_Status *status, TF_Code code, const char *text);
