@@ -9,11 +9,9 @@ import tensorflow as tf
 
 import hvd.tensorflow as hvd
 from hvd._keras.options import Options
-from hvd.tensorflow._gradients import divided, make_reduce
+from hvd.tensorflow._gradients import addable, divided, make_reduce
 from hvd.tensorflow.compression import Compression
 from hvd.tensorflow.util import key_of, variable_of
-
-_SPARSE_SUMS = "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
 
 
 class Gradients:
@@ -47,7 +45,7 @@ class Gradients:
                    pause: Callable[[], Any]) -> Any:
         """Adds gradients to the sums. With the last pass calls step(reduced), and the sums begin anew; before that
         pause(). What they return may be an op to wait for. Variables that either needs must exist already."""
-        dense = [self._dense(grad) for grad in grads]
+        dense = [addable(grad, self._options.sparse_as_dense) for grad in grads]
         self._make_variables(dense, variables)
         sums = [self._sums.get(key_of(variable)) for variable in variables]
         added = [total.assign_add(grad, read_value=False) for total, grad in zip(sums, dense) if grad is not None]
@@ -70,13 +68,6 @@ class Gradients:
             session_now = getattr(tf.compat.v1.keras.backend, "get_session", tf.compat.v1.get_default_session)()
             if session_now is not None:
                 session_now.run([variable.initializer for variable in new])
-
-    def _dense(self, grad: Any) -> Any:
-        if not isinstance(grad, tf.IndexedSlices):
-            return grad
-        if not self._options.sparse_as_dense:
-            raise ValueError(_SPARSE_SUMS)
-        return tf.convert_to_tensor(grad)
 
     def _step(self, sums: Sequence[Any], variables: Sequence[Any], step: Callable[[list[Any]], Any]) -> list[Any]:
         grads = [None if total is None else total.read_value() for total in sums]

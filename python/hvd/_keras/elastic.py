@@ -4,17 +4,18 @@ and given to other ranks; and callbacks that keep it up to date."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from hvd._elastic import State
 from hvd._keras.callbacks import ForAnyKeras
 from hvd._keras.variables import variables_of
 from hvd.objects import broadcast_object
 
 
-class KerasState:
+class KerasState(State):
     """model, optimizer and each further keyword become attributes. Of model and optimizer (the model's, if none is given)
     the variables are saved, everything else by copy. The model must be built.
 
@@ -57,23 +58,6 @@ class KerasState:
         """Makes everything rank 0's on every rank, and saves it. Collective over all ranks."""
         self._saved = broadcast_object(self._now(), root_rank=0, name="keras_state")
         self._become(self._saved)
-
-    def commit(self) -> None:
-        """save(), then check_host_updates()."""
-        self.save()
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """Nothing: hosts do not come and go yet."""
-
-    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Functions for on_reset() to call."""
-        self._reset_callbacks.extend(callbacks)
-
-    def on_reset(self) -> None:
-        """After the ranks have changed."""
-        for callback in self._reset_callbacks:
-            callback()
 
 
 class CommitState(ForAnyKeras):

@@ -74,6 +74,14 @@ def made_dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def addable(gradient: Any, sparse_as_dense: bool) -> Any:
+    """A gradient that can be added to those of other passes. ValueError: IndexedSlices that are not to be made dense."""
+    if isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense:
+        raise ValueError("IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is "
+                         "False.")
+    return made_dense(gradient)
+
+
 class LocalVariables:
     """Variables whose gradients are not reduced. With `scale` they are divided by the set's size, so that a step of
     theirs is of the size of the others'."""

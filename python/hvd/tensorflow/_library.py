@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.client import session
 from tensorflow.python.eager import execute
 from tensorflow.python.framework import auto_control_deps, ops as ops_module
 
@@ -101,7 +102,7 @@ def _hear_of_interrupts(library: ctypes.CDLL) -> None:
         setattr(owner, name, call)
 
     for owner, name in ((execute, "execute"), (ops_module, "raise_from_not_ok_status"),
-                        (tf.compat.v1.Session.__mro__[1], "_do_call")):
+                        (session.BaseSession, "_do_call")):
         wrap(owner, name)
 
 

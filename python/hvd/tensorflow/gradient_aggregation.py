@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd.process_sets import ProcessSet, global_process_set
-from hvd.tensorflow._gradients import LocalVariables, divided, made_dense
+from hvd.tensorflow._gradients import LocalVariables, addable, divided
 
 Reducer = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
@@ -32,10 +32,7 @@ class Aggregation:
         self._local.add(var)
 
     def _addable(self, grad: Any) -> Any:
-        if isinstance(grad, tf.IndexedSlices) and not self.sparse_as_dense:
-            raise ValueError("IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is "
-                             "False.")
-        return made_dense(grad)
+        return addable(grad, self.sparse_as_dense)
 
     def _reduce(self, sums: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         reduced = self._local.reduce_others(self._reducer, sums, variables)

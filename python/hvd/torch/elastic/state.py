@@ -4,11 +4,12 @@ to other ranks."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from hvd._elastic import State
 from hvd.objects import broadcast_object
 from hvd.torch.elastic.sampler import ElasticSampler
 from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -96,7 +97,7 @@ def _handler_of(value: Any) -> StateHandler | None:
     return None
 
 
-class TorchState:
+class TorchState(State):
     """model, optimizer and each further keyword become attributes. Modules, optimizers and ElasticSamplers are saved by
     their state dicts, everything else by copy.
 
@@ -147,23 +148,10 @@ class TorchState:
         self._plain.update(broadcast_object(self._plain, root_rank=0, name="torch_state"))
         object.__setattr__(self, "_saved", copy.deepcopy(self._plain))
 
-    def commit(self) -> None:
-        """save(), then check_host_updates()."""
-        self.save()
-        self.check_host_updates()
-
-    def check_host_updates(self) -> None:
-        """Nothing: hosts do not come and go yet."""
-
-    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Functions for on_reset() to call."""
-        self._reset_callbacks.extend(callbacks)
-
     def on_reset(self) -> None:
         """After the ranks have changed."""
         self.reset()
-        for callback in self._reset_callbacks:
-            callback()
+        super().on_reset()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Nothing: hosts do not come and go yet."""
