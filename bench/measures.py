@@ -68,8 +68,8 @@ def _tensorflow() -> list[Measure]:
     """hvd.tensorflow, as users call it, on three TensorFlows."""
     ours = ("tf221", "tf215", "tf212")
     return [Measure("tensorflow-step-np2", "Keras fit, a step of 8 dense layers of 1024, 34 MB of gradients", "step", 2,
-                    memories=ours, peers=("mwms-tf221", "mwms-tf215", "mwms-tf212", "horovod-tf", "alone-tf221",
-                                          "alone-tf215", "alone-tf212"), quick=True),
+                    memories=ours, peers=("mwms-tf221", "mwms-tf215", "mwms-tf212", "horovod-tf",
+                                          *(f"{who}-{tf}" for who in ("alone", "apart") for tf in ours)), quick=True),
             Measure("tensorflow-gradients-np2", "161 gradients of ResNet-50 in one tf.function", "gradients", 2,
                     memories=ours, peers=("horovod-tf",), quick=True),
             Measure("tensorflow-allreduce-4B-np2", "eager allreduce 4 B from Python", "allreduce", 2, 4,
@@ -146,7 +146,8 @@ PEER_TEXT = {
     "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo, from Python",
     "horovod-tf": "Horovod 0.28.1 on Gloo and TensorFlow 2.12.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo",
 } | {f"{who}-{tf}": f"{what} on {keras}" for who, what in (
-    ("mwms", "MultiWorkerMirroredStrategy"), ("alone", "one process without a library"))
+    ("mwms", "MultiWorkerMirroredStrategy"), ("alone", "one process without a library"),
+    ("apart", "as many processes as ranks, each alone"))
      for tf, keras in (("tf221", "TensorFlow 2.21 (MultiWorkerMirroredStrategy: with tf_keras)"),
                        ("tf215", "TensorFlow 2.15, Keras 2"), ("tf212", "TensorFlow 2.12, Keras 2"))}
 PLACE_TEXT = {"tf221": "TensorFlow 2.21 (CPU) with Keras 3 for hvd.tensorflow and one process alone, with tf_keras for "
@@ -154,7 +155,7 @@ PLACE_TEXT = {"tf221": "TensorFlow 2.21 (CPU) with Keras 3 for hvd.tensorflow an
 PEERS = ("openmpi", "impi", "gloo", "torch", "horovod", "tf221", "tf215", "horovod-tf")  # what can be installed
 # Where the interpreter of those is that have not their own.
 PLACES = {"torch-ddp": "torch", "python": "torch", "python-fresh": "torch", "python-2.0.1": "horovod", "tf212": "horovod-tf"} | {
-    f"{who}-{tf}": place for who in ("mwms", "alone")
+    f"{who}-{tf}": place for who in ("mwms", "alone", "apart")
     for tf, place in (("tf221", "tf221"), ("tf215", "tf215"), ("tf212", "horovod-tf"))}
 
 

@@ -181,7 +181,7 @@ def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Sett
         op = "ddp" if peer == "torch-ddp" and op == "gradients" else op
         return [str(place / "bin/torchrun"), "--nproc-per-node", count, str(HERE / "peers/torch_bench.py"), op, *bench[1:],
                 *extras(measure, "--")], path | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if peer.startswith(("mwms", "alone")):
+    if peer.startswith(("mwms", "alone", "apart")):
         legacy = {"TF_USE_LEGACY_KERAS": "1"} if peer == "mwms-tf221" else {}
         return [str(place / "bin/python"), str(HERE / "peers/tensorflow_bench.py"), peer.split("-")[0], *bench], path | {
             "NP": count, "OMP_NUM_THREADS": "1"} | legacy

@@ -4,7 +4,7 @@
     tensorflow_bench.py LIBRARY OP BYTES|FILE SECONDS
 
 LIBRARY: hvd (under hvdrun), horovod (under horovodrun), mwms (MultiWorkerMirroredStrategy; starts its NP=n ranks itself),
-alone (one process). OP: step (tensorflow_training.py), and of hvd and horovod gradients (each tensor of FILE, all in one
+alone (one process), apart (NP=n processes at once, each alone: what no library can be faster than). OP: step (tensorflow_training.py), and of hvd and horovod gradients (each tensor of FILE, all in one
 tf.function) and allreduce (eager). Every rank has one intra-op thread."""
 import argparse
 import importlib
@@ -81,7 +81,7 @@ def mirrored() -> measuring.Peer:
     return measuring.Peer("tensorflow_bench mwms", rank, size, lambda: largest([0.0]), largest, prepare)
 
 
-def alone() -> measuring.Peer:
+def alone(rank: int = 0) -> measuring.Peer:
     """What one process takes, without any library."""
     import tensorflow_training as training
 
@@ -89,7 +89,7 @@ def alone() -> measuring.Peer:
         model = training.make_model()
         model.compile(training.make_optimizer(), "mse")
         return model
-    return measuring.Peer("tensorflow_bench alone", 0, 1, lambda: None, lambda numbers: numbers,
+    return measuring.Peer("tensorflow_bench alone", rank, 1, lambda: None, lambda numbers: numbers,
                           lambda _args, size: training.Training(0, size, compiled).prepared())
 
 
@@ -114,12 +114,14 @@ def open_peer(library: str) -> measuring.Peer:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     if library in ("hvd", "horovod"):
         return horovods(library)
+    if library == "apart":
+        return alone(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     return mirrored() if library == "mwms" else alone()
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1]
-    if chosen == "mwms" and "TF_CONFIG" not in os.environ:
+    if chosen in ("mwms", "apart") and "TF_CONFIG" not in os.environ:
         sys.exit(start_ranks(int(os.environ["NP"])))
     del sys.argv[1]
     measuring.main(lambda: open_peer(chosen))
