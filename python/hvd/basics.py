@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -50,10 +51,21 @@ def attach(identity: dict[str, Any], sets: Sequence[Any] = ()) -> bool:
     try:
         _, opened = _session.open_current(**identity)
     except HorovodInternalError as error:
-        raise ValueError(f"Horovod initialization failed. {error}") from error
+        raise ValueError(f"Horovod initialization failed. {error}{_hint(str(error))}") from error
     if opened:
         _add_static_sets(sets)
     return opened
+
+
+def _hint(why: str) -> str:
+    """What to do where a worker process of a rank, of a torch DataLoader for instance, runs init() again."""
+    workers = sys.modules.get("multiprocessing")
+    # While a spawned worker runs the script anew, it is __mp_main__ and does not yet know its parent.
+    made = "__mp_main__" in sys.modules or (workers is not None and workers.parent_process() is not None)
+    if "already attached" not in why or not made:
+        return ""
+    return (". This process was started by multiprocessing, by a rank: init() is for the rank alone; let the script call it "
+            "under if __name__ == \"__main__\"")
 
 
 def _add_static_sets(sets: Sequence[Any]) -> None:

@@ -169,6 +169,31 @@ def test_a_forked_child_may_ask_who_it_is_and_harms_nobody(ranks):
     ranks(2, check_fork)
 
 
+SCRIPT_WITHOUT_A_GUARD = """
+import multiprocessing, sys
+import hvd
+try:
+    hvd.init()
+except ValueError as error:
+    print(error)
+    sys.exit(3)
+if __name__ == "__main__":
+    worker = multiprocessing.get_context(sys.argv[1]).Process(target=hvd.init)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == int(sys.argv[2]), worker.exitcode
+"""
+
+
+@pytest.mark.parametrize("method, code", [("spawn", "3"), ("fork", "1")])
+def test_a_worker_that_attaches_as_its_rank_is_told_where_init_belongs(ranks, tmp_path, method, code):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT_WITHOUT_A_GUARD, encoding="utf-8")
+    done = ranks.run(1, str(script), method, code)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "started by multiprocessing" in done.stdout + done.stderr
+
+
 def check_interrupt():
     import hvd
     hvd.init()
