@@ -69,6 +69,7 @@ def test_the_version_passes_what_scripts_compare_it_with(wanted):
 @pytest.mark.parametrize("name, says", [
     ("horovod.mxnet", "retired"), ("horovod.spark", "Spark is not supported"),
     ("horovod.ray", "Ray is not supported"), ("horovod.data", "DataLoader"), ("horovod.common.elastic", "TorchState"),
+    ("horovod.runner.common.service.compute_service", "no services"),
     ("horovod.runner.elastic.driver", "come later"), ("horovod.runner.gloo_run", "no Gloo"),
     ("horovod.runner.mpi_run", "no mpirun"), ("horovod.runner.js_run", "no jsrun"),
     ("horovod.runner.http.http_server", "no rendezvous server"), ("horovod.runner.driver", "no driver service"),

@@ -9,7 +9,10 @@ _WHY = {
     "horovod.spark": "Spark is not supported; start a job with horovod.run or hvdrun on the node where the data is",
     "horovod.ray": "Ray is not supported; start a job with horovod.run or hvdrun",
     "horovod.data": "it is not offered; use a torch DataLoader with num_workers and prefetch_factor",
+    "horovod.tensorflow.data": "it is not offered; start tf.data.experimental.service.DispatchServer and WorkerServer beside "
+                               "the job, and read from them with tf.data.experimental.service.distribute",
     "horovod.common.elastic": "elastic jobs come later; horovod.torch.elastic has TorchState and ElasticSampler",
+    "horovod.runner.common.service": f"there are no services of a launcher; {_STARTED}",
     "horovod.runner.elastic": "elastic jobs come later",
     "horovod.runner.gloo_run": f"there is no Gloo here; {_STARTED}",
     "horovod.runner.mpi_run": f"no mpirun is called; {_STARTED}. Ranks that mpirun has started are understood",

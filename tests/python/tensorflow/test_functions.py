@@ -57,6 +57,8 @@ def test_names_and_signatures_are_horovods() -> None:
     for part in "compression functions gradient_aggregation gradient_aggregation_eager elastic util mpi_ops".split():
         importlib.import_module(f"horovod.tensorflow.{part}")
     assert not hasattr(ours, "no_such_name")
+    with pytest.raises(ImportError, match="tf.data.experimental.service"):
+        importlib.import_module("horovod.tensorflow.data.compute_service")
 
 
 def test_elastic_names_say_what_is_missing_when_they_are_called() -> None:
