@@ -105,6 +105,20 @@ def test_under_the_name_horovod_process_sets_added_later_must_be_announced(ranks
     ranks(2, check_process_sets)
 
 
+def check_class_names():
+    import torch
+    import horovod.torch as hvd
+    hvd.init()
+    model = torch.nn.Linear(2, 1)
+    for op in (hvd.Average, hvd.Adasum):
+        made = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), op=op)
+        assert str(type(made)) == "<class 'horovod.torch.optimizer.SGD'>"
+
+
+def test_a_torch_optimizer_that_is_wrapped_is_known_by_the_name_of_its_class(ranks):
+    ranks(1, check_class_names)
+
+
 def check_basics():
     basics = HorovodBasics(__file__, "mpi_lib_v2")
     assert not basics.is_initialized()

@@ -547,6 +547,9 @@ def check_arguments_that_are_refused():
             made(**options)
     with pytest.raises(NotImplementedError, match="Adasum does not support non-global process sets"):
         made(op=hvd.Adasum, process_set=hvd.add_process_set([0]))
+    for op in (hvd.Average, hvd.Adasum):
+        with pytest.raises(ValueError, match="distributed already"):
+            hvd.DistributedOptimizer(made(op=op))
 
 
 def check_an_optimizer_that_was_replaced_reduces_no_more():

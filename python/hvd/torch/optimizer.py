@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -245,6 +246,9 @@ def _derived(optimizer: Any, mixin: type) -> Any:
     base = type(optimizer)
     members = {name: value for part in (_Common, mixin) for name, value in vars(part).items()
                if name not in ("__dict__", "__weakref__")}
+    # Frameworks on top of Horovod look for its name in the class's, to know what is wrapped already.
+    if "horovod.torch.optimizer" in sys.modules:
+        members["__module__"] = "horovod.torch.optimizer"
     derived = type(base.__name__, (base,), members)
     made = derived.__new__(derived)
     made.__dict__.update(optimizer.__dict__)
@@ -273,6 +277,9 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Any = None,  # pylint
     sparse_as_dense: sparse gradients are reduced as dense ones; otherwise values and indices are gathered.
 
     Raises ValueError for bad arguments; its methods say what they raise."""
+    if hasattr(optimizer, "_hvd_watch"):
+        raise ValueError("hvd.DistributedOptimizer: this optimizer is distributed already; its gradients would be reduced "
+                         "twice. Wrap it once")
     if gradient_predivide_factor != 1.0:
         if rocm_built():
             raise ValueError("gradient_predivide_factor not supported yet with ROCm")
