@@ -65,22 +65,23 @@ static int submit(struct bench *bench, struct perf_tensor *tensor)
     const struct hvd_tensor out =
         hvd_tensor_1d(tensor->out, options->dtype,
                       (int64_t)perf_out_count(options->op, bench->size, tensor->count));
+    const char *name = options->unnamed ? NULL : tensor->name;
     switch (options->op) {
     case PERF_ALLREDUCE:
     case PERF_GRADIENTS:
-        return hvd_allreduce_async(bench->session, tensor->name, &in, &out, options->reduce_op,
-                                   NULL, &tensor->op);
+        return hvd_allreduce_async(bench->session, name, &in, &out, options->reduce_op, NULL,
+                                   &tensor->op);
     case PERF_ALLGATHER:
-        return hvd_allgather_async(bench->session, tensor->name, &in, &out, NULL, &tensor->op);
+        return hvd_allgather_async(bench->session, name, &in, &out, NULL, &tensor->op);
     case PERF_BROADCAST:
-        return hvd_broadcast_async(bench->session, tensor->name, &in, &out, 0, NULL, &tensor->op);
+        return hvd_broadcast_async(bench->session, name, &in, &out, 0, NULL, &tensor->op);
     case PERF_ALLTOALL:
-        return hvd_alltoall_async(bench->session, tensor->name, &in, NULL, &out, NULL, &tensor->op);
+        return hvd_alltoall_async(bench->session, name, &in, NULL, &out, NULL, &tensor->op);
     case PERF_REDUCESCATTER:
-        return hvd_reducescatter_async(bench->session, tensor->name, &in, &out, options->reduce_op,
-                                       NULL, &tensor->op);
+        return hvd_reducescatter_async(bench->session, name, &in, &out, options->reduce_op, NULL,
+                                       &tensor->op);
     case PERF_BARRIER:
-        return hvd_barrier_async(bench->session, tensor->name, NULL, &tensor->op);
+        return hvd_barrier_async(bench->session, name, NULL, &tensor->op);
     }
     return HVD_ERR_INVALID;
 }

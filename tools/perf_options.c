@@ -89,6 +89,7 @@ static const struct row rows[] = {
     {'k', "outstanding", "K", "submit K ops at a time, and divide the time by K (1)"},
     {'O', "out-of-place", NULL, "separate input and output (allreduce, broadcast)"},
     {'B', "no-barrier", NULL, "no barrier between iterations"},
+    {'U', "unnamed", NULL, "ops without names"},
     {'M', "memcpy", NULL, "add reference rows: memcpy, and one pass over all ranks' buffers"},
     {'A', "attach", "N", "measure N cycles of open and close instead"},
     {'I', "idle", "S", "attach, say so, and do nothing for S seconds instead"},
@@ -192,6 +193,9 @@ static void take_switch(struct perf_options *options, char letter)
         break;
     case 'B':
         options->no_barrier = true;
+        break;
+    case 'U':
+        options->unnamed = true;
         break;
     case 'M':
         options->reference = true;

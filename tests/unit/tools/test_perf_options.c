@@ -50,10 +50,12 @@ START_TEST(options_reach_their_members)
     ck_assert(options.dtype == HVD_BFLOAT16 && options.reduce_op == HVD_MAX &&
               options.memory == PERF_MALLOC && options.warmup == 0 && options.iterations == 7);
     ck_assert(options.check && options.json && options.reference && options.no_barrier);
+    ck_assert(!options.unnamed);
     ck_assert_int_eq(options.outstanding, 8);
     ck_assert_str_eq(options.address, "/a");
-    ck_assert_int_eq(parse("--attach 300 --out-of-place -m registered"), 0);
+    ck_assert_int_eq(parse("--attach 300 --out-of-place -m registered --unnamed"), 0);
     ck_assert(options.attach == 300 && options.out_of_place && options.memory == PERF_REGISTERED);
+    ck_assert(options.unnamed);
 }
 END_TEST
 
