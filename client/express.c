@@ -46,28 +46,74 @@ static void say(const struct client_request *request, struct client_said *said_p
         said_p->dims[i] = request->in->dims[i];
 }
 
-/* Notes what the op says. True when its name has a ticket and it may be used. */
-static bool use_ticket(struct hvd_session *session, const struct client_request *request,
-                       struct client_ticket *ticket)
+/* NULL: this kind has none. */
+static struct client_lane *lane_of(struct client_set *set, uint8_t kind)
 {
-    struct client_said said;
-    say(request, &said);
-    bool fits =
-        ticket->valid && session->epoll_fd < 0 && memcmp(&said, &ticket->said, sizeof(said)) == 0;
-    ticket->valid = false; /* until this op is over */
-    if (!fits)
-        ticket->said = said;
-    return fits;
+    int lane = hvi_express_lane(kind);
+    return lane < 0 ? NULL : &set->lanes[lane];
 }
 
-void client_express_take_ticket(const struct hvd_session *session, struct hvd_op *op,
+/* The ticket that an op like this needs, and brings; NULL: none. */
+static struct client_ticket *ticket_for(const struct client_request *request,
+                                        struct client_set *set)
+{
+    struct client_lane *lane = lane_of(set, request->kind);
+    if (!lane)
+        return NULL;
+    return request->claimed ? client_names_ticket(request->claimed) : &lane->ticket;
+}
+
+/* The ticket that an op in flight was noted in. NULL: none, or another unnamed op was noted there
+ * since, or the set has gone: whatever this op's end says about the next is of no use then. */
+static struct client_ticket *ticket_of(struct hvd_session *session, const struct hvd_op *op)
+{
+    if (op->name)
+        return client_names_ticket(op->name);
+    struct client_set *set = client_sets_find(&session->sets, op->process_set);
+    struct client_lane *lane = set ? lane_of(set, op->kind) : NULL;
+    return lane && lane->last == op ? &lane->ticket : NULL;
+}
+
+/* Whether the op before this one has left the slot; it may have been done without anybody looking. */
+static bool is_clear(struct hvd_session *session, struct client_lane *lane)
+{
+    if (lane->standing && lane->standing->express.active)
+        client_express_look(session, lane->standing);
+    return !lane->standing;
+}
+
+static bool fits(struct hvd_session *session, const struct client_request *request,
+                 struct client_set *set, const struct client_ticket *ticket)
+{
+    struct client_said said;
+    if (!request->claimed && !is_clear(session, lane_of(set, request->kind)))
+        return false;
+    if (!ticket->valid || request->group_size > 0 || session->epoll_fd >= 0)
+        return false;
+    say(request, &said);
+    return memcmp(&said, &ticket->said, sizeof(said)) == 0;
+}
+
+void client_express_note(const struct hvd_session *session, struct client_set *set,
+                         const struct client_request *request)
+{
+    struct client_ticket *ticket = session->express_on ? ticket_for(request, set) : NULL;
+    if (!ticket)
+        return;
+    say(request, &ticket->said);
+    ticket->valid = false; /* until this op is over */
+    if (!request->claimed)
+        lane_of(set, request->kind)->last = request->op;
+}
+
+void client_express_take_ticket(struct hvd_session *session, const struct hvd_op *op,
                                 const struct hvi_completion *completion)
 {
     uint32_t slot = completion->ticket - 1;
-    if (!op->name || completion->ticket == 0 || !session->express_on || slot >= HVI_EXPRESS_SLOTS)
+    if (completion->ticket == 0 || !session->express_on || slot >= HVI_EXPRESS_SLOTS)
         return;
-    struct client_ticket *ticket = client_names_ticket(op->name);
-    if (ticket->said.bytes > HVI_EXPRESS_PAYLOAD)
+    struct client_ticket *ticket = ticket_of(session, op);
+    if (!ticket || ticket->said.bytes > HVI_EXPRESS_PAYLOAD)
         return;
     ticket->slot = slot;
     ticket->turn = completion->text_turn;
@@ -147,9 +193,9 @@ static void note_trace(const struct hvd_session *session, const struct hvd_op *o
     mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){
         .submit_ns = op->express.submit_ns,
         .done_ns = hvi_clock_ns(),
+        .number = op->anon_seq,
         .slot = op->express.slot,
-        .turn = op->express.turn,
-        .bytes = op->out_bytes,
+        .bytes = (uint32_t)op->out_bytes,
     };
     /* Release, pairs with the engine's acquire before it copies entries. */
     atomic_store_explicit(&mine->traced, at + 1, memory_order_release);
@@ -161,10 +207,10 @@ static void note_trace(const struct hvd_session *session, const struct hvd_op *o
                           memory_order_relaxed);
 }
 
-/* Published: copies the result, and the name's next op may use the slot again. */
+/* Published: copies the result, and the next op may use the slot again. */
 static void finish(struct hvd_session *session, struct hvd_op *op)
 {
-    struct client_ticket *ticket = client_names_ticket(op->name);
+    struct client_ticket *ticket = ticket_of(session, op);
     client_step("express-before-copy");
     if (op->copy_to && op->out_bytes > 0)
         memcpy(op->copy_to, hvi_express_result(&session->express, op->express.slot, op->out_bytes),
@@ -172,9 +218,11 @@ static void finish(struct hvd_session *session, struct hvd_op *op)
     note_trace(session, op);
     op->copy_to = NULL;
     op->status = HVD_OK;
-    ticket->slot = op->express.slot;
-    ticket->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
-    ticket->valid = true;
+    if (ticket) {
+        ticket->slot = op->express.slot;
+        ticket->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
+        ticket->valid = true;
+    }
     client_wait_land(session, op);
 }
 
@@ -253,17 +301,18 @@ static void bring(struct hvd_session *session, const struct client_request *requ
     note_core(&express->rank[rank]);
     op->express.submit_ns = hvi_clock_ns();
     op->express.brought = true;
-    part->cookie = client_op_cookie(op);
+    /* Release: only for whoever looks whether the slot is empty. */
+    atomic_store_explicit(&part->cookie, client_op_cookie(op), memory_order_release);
     part->submit_ns = op->express.submit_ns;
+    part->number = op->anon_seq;
     op->out.shared = payload; /* where the result comes to if the engine takes the op over */
     op->copy_to = request->out && request->out_bytes > 0 ? request->out->data : NULL;
 }
 
 /* This rank came last. */
-static void do_for_all(struct hvd_session *session, const struct client_set *set, struct hvd_op *op,
-                       uint32_t everybody)
+static void do_for_all(struct hvd_session *session, const struct client_set *set,
+                       const struct client_said *said, struct hvd_op *op, uint32_t everybody)
 {
-    const struct client_said *said = &client_names_ticket(op->name)->said;
     uint32_t slot = op->express.slot;
     note_lags(session, set, slot);
     client_step("express-before-combining");
@@ -286,36 +335,75 @@ static void ask_for_patrol(struct hvd_session *session)
         call_engine(session);
 }
 
-bool client_express_submit(struct hvd_session *session, const struct client_set *set,
+/* Nothing of the op is in its slot any more. Release: what was there has been read. */
+static void leave(const struct hvd_session *session, struct hvd_op *op)
+{
+    struct hvi_express_part *part =
+        hvi_express_part(&session->express, op->express.slot, (uint32_t)session->identity.rank);
+    atomic_store_explicit(&part->cookie, 0, memory_order_release);
+    op->express.active = false;
+    op->express.brought = false;
+}
+
+/* Nothing has happened. */
+static void take_back(const struct hvd_session *session, struct hvd_op *op)
+{
+    leave(session, op);
+    op->name = NULL;
+    op->copy_to = NULL;
+    op->out.shared = NULL;
+}
+
+void client_express_landed(struct hvd_session *session, struct hvd_op *op)
+{
+    leave(session, op);
+    struct client_set *set = op->name ? NULL : client_sets_find(&session->sets, op->process_set);
+    struct client_lane *lane = set ? lane_of(set, op->kind) : NULL;
+    if (lane && lane->standing == op)
+        lane->standing = NULL;
+}
+
+void client_express_restart(struct client_set *set)
+{
+    for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++) {
+        set->lanes[lane].last = NULL;
+        set->lanes[lane].ticket.valid = false;
+    }
+}
+
+bool client_express_submit(struct hvd_session *session, struct client_set *set,
                            struct client_request *request)
 {
     struct hvd_op *op = request->op;
-    if (!request->claimed || !session->express_on)
-        return false;
-    struct client_ticket *ticket = client_names_ticket(request->claimed);
-    if (!use_ticket(session, request, ticket))
+    struct client_ticket *ticket = session->express_on ? ticket_for(request, set) : NULL;
+    if (!ticket || !fits(session, request, set, ticket))
         return false;
     uint32_t everybody = UINT32_MAX >> (32 - set->size);
     client_submit_remember(request);
     op->express.slot = ticket->slot;
     op->express.turn = ticket->turn;
+    if (!op->name)
+        op->anon_seq = set->anon_seq[op->kind] + 1;
     bring(session, request, op);
     client_step("express-before-arrival");
     enum hvi_express_arrival arrival = hvi_express_arrive(
         &session->express, ticket->slot, ticket->turn, (uint32_t)set->rank, everybody);
+    ticket->valid = false; /* until this op is over */
     if (arrival == HVI_EXPRESS_STALE) {
-        op->name = NULL;
-        op->copy_to = NULL;
-        op->out.shared = NULL;
-        op->express.brought = false;
+        take_back(session, op);
         return false;
     }
     client_step("express-arrived");
+    if (!op->name) {
+        set->anon_seq[op->kind] = op->anon_seq;
+        lane_of(set, op->kind)->last = op;
+        lane_of(set, op->kind)->standing = op;
+    }
     hold_output(session, request, op);
     op->express.active = true;
     client_op_set_state(&session->ops, op, CLIENT_OP_IN_FLIGHT);
     if (arrival == HVI_EXPRESS_LAST)
-        do_for_all(session, set, op, everybody);
+        do_for_all(session, set, &ticket->said, op, everybody);
     else
         ask_for_patrol(session);
     return true;

@@ -21,10 +21,18 @@ struct hvi_completion;
 
 /* The functions need the session's lock where they do not say otherwise. */
 
-/* Notes what the op says, and takes the ticket of its name if there is one that fits. True: the op
- * has arrived in its slot, or is even done. False: it has to go to the engine. */
-bool client_express_submit(struct hvd_session *session, const struct client_set *set,
+/* Takes the ticket of the op's name, or of its lane if it has none, if there is one that fits. True:
+ * the op has arrived in its slot, or is even done. False: it has to go to the engine. */
+bool client_express_submit(struct hvd_session *session, struct client_set *set,
                            struct client_request *request);
+/* The op goes to the engine, as the next one of its name or lane: what it says is what a ticket that
+ * comes with its completion is for. */
+void client_express_note(const struct hvd_session *session, struct client_set *set,
+                         const struct client_request *request);
+/* The unnamed ops of the set are numbered from 1 again: tickets are void. */
+void client_express_restart(struct client_set *set);
+/* The op is over, and its result not in the slot any more. */
+void client_express_landed(struct hvd_session *session, struct hvd_op *op);
 /* Its owner has released an op in flight. */
 void client_express_abandoned(struct hvd_session *session, struct hvd_op *op);
 /* Whether the op is over or the engine's; the first is landed here. */
@@ -37,8 +45,8 @@ void client_express_take_back(struct hvd_op *op);
 /* The op has been looked at without waiting: one that has stood in its slot for long is the engine's
  * to watch, and nobody who polls says so otherwise. Asks every CLIENT_LOOK_NS at most. */
 void client_express_polled(struct hvd_session *session, const struct hvd_op *op);
-/* A completion with a ticket for this op's name. */
-void client_express_take_ticket(const struct hvd_session *session, struct hvd_op *op,
+/* A completion that may have a ticket for the next op of this one's name or lane. */
+void client_express_take_ticket(struct hvd_session *session, const struct hvd_op *op,
                                 const struct hvi_completion *completion);
 /* Asks the engine to take the op over; does not wait for it. Any thread. */
 void client_express_call(struct hvd_session *session, const struct hvd_op *op);

@@ -8,26 +8,11 @@
 #ifndef HVD_CLIENT_NAMES_H
 #define HVD_CLIENT_NAMES_H
 
+#include "client/ticket.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* What an op says, apart from its name and its memory: if none of it changes, a ticket holds. */
-struct client_said {
-    uint32_t kind, dtype, reduce_op, ndim;
-    int32_t root;
-    uint32_t reserved;
-    double prescale, postscale;
-    uint64_t bytes;
-    int64_t dims[8];
-};
-
-/* The right to use an express slot for the next op of a name: client/express.c. */
-struct client_ticket {
-    bool valid;
-    uint32_t slot, turn;
-    struct client_said said; /* of the op that is in flight or was the last */
-};
 
 struct client_name; /* lives in names.c but for what submit.c writes and reads: */
 

@@ -3,6 +3,7 @@
 
 #include "base/types.h"
 #include "client/error.h"
+#include "client/express.h"
 #include "client/session.h"
 #include "client/submit.h"
 #include "client/wait.h"
@@ -187,8 +188,10 @@ static void join_landed(struct hvd_session *session, const struct hvd_op *op)
         return;
     set->joined = false;
     /* Members have brought different numbers of unnamed ops, and none of them waits any more. */
-    if (op->status == HVD_OK)
-        memset(set->anon_seq, 0, sizeof(set->anon_seq));
+    if (op->status != HVD_OK)
+        return;
+    memset(set->anon_seq, 0, sizeof(set->anon_seq));
+    client_express_restart(set);
 }
 
 void client_sets_landed(struct hvd_session *session, struct hvd_op *op)

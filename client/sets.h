@@ -6,6 +6,9 @@
 #ifndef HVD_CLIENT_SETS_H
 #define HVD_CLIENT_SETS_H
 
+#include "client/ticket.h"
+#include "shm/express.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,6 +26,7 @@ struct client_set {
     bool removing; /* the removal or closing is in flight */
     bool opened;   /* by its members alone */
     uint64_t anon_seq[CLIENT_KINDS];
+    struct client_lane lanes[HVI_EXPRESS_LANES];
     struct client_set *next; /* with a higher id */
     int size;
     int ranks[]; /* global, ascending */

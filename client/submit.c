@@ -362,6 +362,7 @@ static void launch(struct hvd_session *session, struct client_set *set,
         session->last_group = 1;
     for (uint32_t i = 0; i < count; i++) {
         client_submit_remember(&requests[i]);
+        client_express_note(session, set, &requests[i]);
         fill_slot(session, set, &requests[i], i);
         client_op_set_state(&session->ops, requests[i].op, CLIENT_OP_IN_FLIGHT);
         client_sets_launched(session, requests[i].op);

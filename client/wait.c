@@ -72,7 +72,8 @@ void client_wait_land(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->state == CLIENT_OP_SIZED)
         client_output_unqueue(session, op);
-    op->express.active = false;
+    if (op->express.brought)
+        client_express_landed(session, op);
     client_op_set_state(&session->ops, op, CLIENT_OP_DONE);
     session->unseen++;
     client_operand_put(session, &op->in);

@@ -175,7 +175,7 @@ enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint3
 
     if (ahead == 0 && state_of(seen) == OPEN)
         return HVI_EXPRESS_WAITS;
-    return ahead == 1 ? HVI_EXPRESS_DONE : HVI_EXPRESS_SEIZED;
+    return ahead % 2 == 1 ? HVI_EXPRESS_DONE : HVI_EXPRESS_SEIZED;
 }
 
 void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,

@@ -2,7 +2,8 @@
  * Express slots: job-shared memory in which the last rank that arrives does a small op for all.
  * Why, and what happens when somebody dies: docs/adr/0005.
  *
- * One slot serves one tensor. Its word decides everything, and is only changed by compare-and-swap:
+ * One slot serves one tensor, or a lane: the unnamed ops of one kind in one set, one after the other.
+ * Its word decides everything, and is only changed by compare-and-swap:
  *
  *                       arrive (every rank once)
  *                            .----.
@@ -11,9 +12,10 @@
  *                            |
  *                            '---seize(engine)--> (t, SEIZED, mask) --open--> (t+2, OPEN, 0)
  *
- * A rank that has arrived at turn t sees one of three things: still t and open (wait), t+1 (done:
- * the result may be copied), anything else (the op is the engine's, and ends with a completion). It
- * cannot miss t+1, because the next step needs its own arrival.
+ * A rank that has arrived at turn t sees one of three things: still t and open (wait), a turn at an
+ * odd distance (done: the result may be copied), anything else (the op is the engine's, and ends
+ * with a completion). However late it looks: publishing moves the turn by one and can only happen
+ * once without its own arrival, opening what was seized moves it by two.
  *
  * Who writes what: a rank its own part and payload, before it arrives; the last rank the result,
  * before it publishes; nobody the result before every rank has arrived at the next turn, and a rank
@@ -24,6 +26,7 @@
 #ifndef HVI_SHM_EXPRESS_H
 #define HVI_SHM_EXPRESS_H
 
+#include "base/types.h"
 #include "shm/region.h"
 
 #include <stdatomic.h>
@@ -35,8 +38,9 @@
 #define HVI_EXPRESS_TURN_MASK 0xffffffu /* turns count modulo this + 1 */
 #define HVI_EXPRESS_RANKS     32u       /* the most ranks of a job that has express slots */
 #define HVI_EXPRESS_SLOTS     2048u
+#define HVI_EXPRESS_LANES     3     /* of a process set: hvi_express_lane */
 #define HVI_EXPRESS_PAYLOAD   4096u /* bytes of the largest op */
-#define HVI_EXPRESS_SHORT     48u   /* up to here payload and result lie beside the words */
+#define HVI_EXPRESS_SHORT     40u   /* up to here payload and result lie beside the words */
 
 /* One cache line: what everybody looks at. */
 struct hvi_express_slot {
@@ -47,13 +51,17 @@ struct hvi_express_slot {
     _Atomic uint32_t sleepers; /* ranks in a futex wait on the upper half of the word */
     _Atomic uint32_t called;   /* 1 + the turn of which a rank asks the engine to take the op */
     unsigned char result[HVI_EXPRESS_SHORT];
+    uint8_t pad0[8];
 };
 
 /* What one rank brought to one slot; one cache line. */
 struct hvi_express_part {
-    _Alignas(64) uint64_t cookie;
+    /* 0: nothing of this rank's is in the slot. Release by the rank; acquire by the engine before it
+     * gives the slot to somebody else. */
+    _Alignas(64) _Atomic uint64_t cookie;
     uint64_t submit_ns;
     unsigned char payload[HVI_EXPRESS_SHORT];
+    uint64_t number; /* of an unnamed op; 0: named */
 };
 
 #define HVI_EXPRESS_TRACE 1024u /* ops a rank remembers; a power of two */
@@ -62,9 +70,9 @@ struct hvi_express_part {
 struct hvi_express_trace {
     uint64_t submit_ns;
     uint64_t done_ns;
+    uint64_t number; /* of an unnamed op; 0: named */
     uint32_t slot;
-    uint32_t turn;
-    uint64_t bytes;
+    uint32_t bytes;
 };
 
 #define HVI_EXPRESS_BUCKETS 44u /* bucket b counts lags in [2^(b-1), 2^b) ns; 0: less than 1 */
@@ -128,12 +136,13 @@ HVI_EXPRESS_SIZE(hvi_express_part, 64);
 HVI_EXPRESS_AT(hvi_express_part, cookie, 0);
 HVI_EXPRESS_AT(hvi_express_part, submit_ns, 8);
 HVI_EXPRESS_AT(hvi_express_part, payload, 16);
+HVI_EXPRESS_AT(hvi_express_part, number, 56);
 HVI_EXPRESS_SIZE(hvi_express_trace, 32);
 HVI_EXPRESS_AT(hvi_express_trace, submit_ns, 0);
 HVI_EXPRESS_AT(hvi_express_trace, done_ns, 8);
-HVI_EXPRESS_AT(hvi_express_trace, slot, 16);
-HVI_EXPRESS_AT(hvi_express_trace, turn, 20);
-HVI_EXPRESS_AT(hvi_express_trace, bytes, 24);
+HVI_EXPRESS_AT(hvi_express_trace, number, 16);
+HVI_EXPRESS_AT(hvi_express_trace, slot, 24);
+HVI_EXPRESS_AT(hvi_express_trace, bytes, 28);
 HVI_EXPRESS_SIZE(hvi_express_lag, 200);
 HVI_EXPRESS_AT(hvi_express_lag, histogram, 24);
 HVI_EXPRESS_SIZE(hvi_express_rank, 40960);
@@ -143,6 +152,21 @@ HVI_EXPRESS_AT(hvi_express_rank, lag, 64);
 HVI_EXPRESS_AT(hvi_express_rank, trace, 6464);
 HVI_EXPRESS_SIZE(hvi_express_head, 4096);
 HVI_EXPRESS_AT(hvi_express_head, watch, 64);
+
+/* Where a kind's unnamed ops have their lane in a set; -1: ops of this kind are not done in slots. */
+static inline int hvi_express_lane(uint32_t kind)
+{
+    switch (kind) {
+    case HVI_KIND_ALLREDUCE:
+        return 0;
+    case HVI_KIND_BROADCAST:
+        return 1;
+    case HVI_KIND_BARRIER:
+        return 2;
+    default:
+        return -1;
+    }
+}
 
 /* Engine: pages come as they are touched. Errors as hvi_region_create. */
 int hvi_express_create(uint32_t ranks, struct hvi_express *express_p);

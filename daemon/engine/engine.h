@@ -424,8 +424,9 @@ struct engine_part *engine_intake_find(struct engine_session *session, uint64_t 
 /* Takes one submission as if it had come through the ring, whatever its .seq says. `copy` is private
  * memory. The session may have ended. */
 void engine_intake_take(struct engine_session *session, const struct hvi_submission *copy);
-/* A submission that did not come through the ring (express.c): everything in it but cookie and time
- * is the engine's own. The session may have ended. */
+/* A submission that did not come through the ring (express.c): everything in it but cookie, time and
+ * number is the engine's own. Takes over the reference to `tensor`; NULL: there was no memory for it.
+ * The session may have ended. */
 void engine_intake_inject(struct engine_session *session, const struct hvi_submission *copy,
                           const struct engine_operands *operands, struct engine_set *set,
                           struct engine_tensor *tensor);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Express slots, seen from the engine (docs/adr/0005).
  *
- * A ticket is given when an op ends well and the next one of its name could be done by the ranks
- * themselves. From then on the engine learns nothing of that tensor until it seizes the slot,
- * because
- *   - a rank submits something else under that name, through the ring,
+ * A ticket is given when an op ends well and the next one of its name, or the next unnamed one of its
+ * kind and set (they are a lane), could be done by the ranks themselves. From then on the engine
+ * learns nothing of that tensor or lane until it seizes the slot, because
+ *   - a rank submits something else under that name, or unnamed, through the ring,
  *   - a rank is lost, leaves or joins: everything is seized,
  *   - a rank cancels its op, or asks for it (to sleep on its event descriptor),
  *   - the op has waited for EXPRESS_AGE_NS: then it belongs into the table of waiting ops.
- * Seizing turns what the ranks brought into ordinary parts. Only a cookie and a time are taken from
- * the slot; everything else about the op was agreed on when the ticket was given and lies here.
+ * Seizing turns what the ranks brought into ordinary parts. Only a cookie, a time and an unnamed op's
+ * number are taken from the slot; everything else about the op was agreed on when the ticket was
+ * given and lies here.
  *
  * A slot that is full has a rank at work. If it stays full it was stopped or killed there: the
  * engine then does the op itself from the parts, which nobody changes, and never uses the slot
@@ -33,6 +34,8 @@
 #define EXPRESS_TICK_US   (20 * 1000)
 #define EXPRESS_PATROL_US (1000 * 1000)
 #define EXPRESS_QUIET     3u
+#define EXPRESS_WORTH     4u   /* ops in the slot that make up for one that stood there in vain */
+#define EXPRESS_PAUSE     255u /* the most tickets of a lane that are held back */
 
 void engine_express_start(struct engine *engine)
 {
@@ -76,38 +79,78 @@ void engine_express_stop(struct engine *engine)
 
 static bool kind_may(const struct hvi_submission *copy)
 {
-    if (copy->kind == HVI_KIND_ALLREDUCE)
-        return copy->reduce_op != HVI_REDUCE_ADASUM;
-    return copy->kind == HVI_KIND_BROADCAST || copy->kind == HVI_KIND_BARRIER;
+    return hvi_express_lane(copy->kind) >= 0 &&
+           (copy->kind != HVI_KIND_ALLREDUCE || copy->reduce_op != HVI_REDUCE_ADASUM);
+}
+
+static struct engine_lane *lane_of(struct engine_set *set, const struct engine_tensor *tensor)
+{
+    int lane = tensor->anon ? hvi_express_lane(tensor->anon_kind) : -1;
+
+    return lane >= 0 ? &set->lanes[lane] : NULL;
+}
+
+/* Whose slot the op uses; NULL: nobody's, it is unnamed and of another kind. */
+static uint32_t *owner_of(struct engine_set *set, struct engine_tensor *tensor)
+{
+    struct engine_lane *lane = lane_of(set, tensor);
+
+    if (lane)
+        return &lane->express;
+    return tensor->anon ? NULL : &tensor->express;
+}
+
+/* A ticket for the unnamed op after one that is not the newest would come too late for whoever is
+ * ahead. */
+static bool is_newest(const struct engine_op *op)
+{
+    const struct engine_lane *lane = lane_of(op->set, op->tensor);
+
+    return !lane || op->tensor->anon_seq >= lane->top;
 }
 
 static bool may(const struct engine *engine, const struct engine_op *op)
 {
-    if (!engine->express.on || engine->timeline || engine->broken_status != HVI_OK ||
-        op->tensor->anon || op->group || op->set->removed || op->set->join ||
-        op->set->size > HVI_EXPRESS_RANKS || op->parts_present != op->set->size)
+    if (!engine->express.on || engine->timeline || engine->broken_status != HVI_OK || op->group ||
+        op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
+        op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
     return kind_may(copy) && copy->memory_kind == ENGINE_MEMORY_HOST &&
-           op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD;
+           op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD && is_newest(op);
 }
 
-static struct engine_express_slot *slot_of(struct engine *engine,
-                                           const struct engine_tensor *tensor)
+static struct engine_express_slot *slot_at(struct engine *engine, const uint32_t *owner)
 {
-    return tensor->express ? &engine->express.slots[tensor->express - 1] : NULL;
+    return owner && *owner ? &engine->express.slots[*owner - 1] : NULL;
 }
 
-static struct engine_express_slot *slot_take(struct engine *engine, struct engine_tensor *tensor,
-                                             struct engine_set *set)
+/* A rank may not have looked yet at what was done in the slot for the one who had it before. */
+static bool is_left(const struct hvi_express *map, uint32_t index)
+{
+    for (uint32_t rank = 0; rank < map->ranks; rank++) {
+        if (atomic_load_explicit(&hvi_express_part(map, index, rank)->cookie,
+                                 memory_order_acquire) != 0)
+            return false;
+    }
+    return true;
+}
+
+static bool is_free(const struct engine_express *express, uint32_t index)
+{
+    const struct engine_express_slot *slot = &express->slots[index];
+
+    return !slot->owner && !slot->burned && is_left(&express->map, index);
+}
+
+static struct engine_express_slot *slot_take(struct engine *engine, uint32_t *owner)
 {
     struct engine_express *express = &engine->express;
     uint32_t index = express->used;
 
     if (index == HVI_EXPRESS_SLOTS) {
         index = 0;
-        while (index < HVI_EXPRESS_SLOTS &&
-               (express->slots[index].tensor || express->slots[index].burned))
+        while (index < HVI_EXPRESS_SLOTS && !is_free(express, index))
             index++;
     }
     if (index == HVI_EXPRESS_SLOTS)
@@ -115,18 +158,40 @@ static struct engine_express_slot *slot_take(struct engine *engine, struct engin
     if (index == express->used)
         express->used++;
     struct engine_express_slot *slot = &express->slots[index];
-    *slot = (struct engine_express_slot){.tensor = tensor, .set = engine_set_get(set)};
-    tensor->express = index + 1;
+    *slot = (struct engine_express_slot){.owner = owner};
+    *owner = index + 1;
+    return slot;
+}
+
+/* A slot for the op's tensor, which keeps the set, or for its lane, which the set keeps. */
+static struct engine_express_slot *slot_for(struct engine *engine, struct engine_op *op)
+{
+    struct engine_express_slot *slot = slot_take(engine, owner_of(op->set, op->tensor));
+
+    if (!slot)
+        return NULL;
+    slot->tensor = op->tensor->anon ? NULL : op->tensor;
+    slot->set = slot->tensor ? engine_set_get(op->set) : op->set;
     return slot;
 }
 
 /* The slot is nobody's. */
 static void slot_drop(struct engine_express_slot *slot)
 {
-    slot->tensor->express = 0;
+    *slot->owner = 0;
+    slot->owner = NULL;
+    if (slot->tensor)
+        engine_set_put(slot->set);
     slot->tensor = NULL;
-    engine_set_put(slot->set);
     slot->set = NULL;
+}
+
+static bool is_paused(struct engine_lane *lane)
+{
+    if (!lane || lane->pause == 0)
+        return false;
+    lane->pause--;
+    return true;
 }
 
 void engine_express_grant(struct engine *engine, struct engine_op *op)
@@ -134,11 +199,11 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
     struct engine_express *express = &engine->express;
     struct engine_express_slot *slot;
 
-    if (!may(engine, op))
+    if (!may(engine, op) || is_paused(lane_of(op->set, op->tensor)))
         return;
-    slot = slot_of(engine, op->tensor);
+    slot = slot_at(engine, owner_of(op->set, op->tensor));
     if (!slot)
-        slot = slot_take(engine, op->tensor, op->set);
+        slot = slot_for(engine, op);
     if (!slot || slot->open)
         return;
     slot->agreed = op->parts[0]->copy;
@@ -147,15 +212,27 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
     slot->open = true;
     slot->full_ns = 0;
     express->open++;
-    uint32_t index = op->tensor->express - 1;
-    uint32_t turn = hvi_express_open(&express->map, index);
+    uint32_t index = (uint32_t)(slot - express->slots);
+    slot->turn = hvi_express_open(&express->map, index);
     for (uint32_t member = 0; member < op->set->size; member++) {
         op->parts[member]->ticket = index + 1;
-        op->parts[member]->ticket_turn = turn;
+        op->parts[member]->ticket_turn = slot->turn;
     }
 }
 
 /* ---- taking ops over ---- */
+
+/* With a reference for the part; NULL: no memory. What number a rank claims is its own affair, as in
+ * its ring: it meets who claims the same. */
+static struct engine_tensor *tensor_of(struct engine *engine, struct engine_express_slot *slot,
+                                       uint64_t number)
+{
+    if (!slot->tensor)
+        return engine_tensor_get_anon(&engine->tensors, slot->set->serial, slot->agreed.kind,
+                                      number);
+    slot->tensor->refs++;
+    return slot->tensor;
+}
 
 static void inject(struct engine *engine, struct engine_express_slot *slot, int32_t rank)
 {
@@ -173,23 +250,26 @@ static void inject(struct engine *engine, struct engine_express_slot *slot, int3
 
     if (!session || session->over)
         return;
-    copy.cookie = brought->cookie;
+    copy.cookie = atomic_load_explicit(&brought->cookie, memory_order_relaxed);
     copy.submit_ns = brought->submit_ns;
+    copy.anon_seq = slot->tensor ? 0 : brought->number;
     copy.in_region = copy.out_region = HVI_REGION_NONE;
     copy.in_offset = copy.out_offset =
         (uint64_t)(hvi_express_payload(&express->map, index, (uint32_t)rank, slot->bytes) -
                    (unsigned char *)express->region.map.base);
     copy.out_capacity = slot->bytes;
-    engine_intake_inject(session, &copy, &operands, slot->set, slot->tensor);
+    engine_intake_inject(session, &copy, &operands, slot->set,
+                         tensor_of(engine, slot, copy.anon_seq));
 }
 
-static void seize(struct engine *engine, struct engine_express_slot *slot)
+/* Who arrived. */
+static uint32_t seize(struct engine *engine, struct engine_express_slot *slot)
 {
     struct engine_express *express = &engine->express;
     uint32_t index = (uint32_t)(slot - express->slots);
 
     if (!slot->open)
-        return;
+        return 0;
     slot->open = false;
     express->open--;
     uint32_t arrived = hvi_express_seize(&express->map, index) & slot->everybody;
@@ -199,21 +279,47 @@ static void seize(struct engine *engine, struct engine_express_slot *slot)
                 "job=%s slot=%u", engine->start.job, index);
     }
     struct engine_tensor *tensor = slot->tensor;
-    tensor->refs++; /* the last part may end the op */
-    for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
-        if (arrived & 1)
+    if (tensor)
+        tensor->refs++; /* the last part may end the op */
+    for (uint32_t member = 0; member < slot->set->size; member++) {
+        if (arrived >> member & 1)
             inject(engine, slot, slot->set->ranks[member]);
     }
     if (slot->burned)
         slot_drop(slot);
-    engine_tensor_put(&engine->tensors, tensor);
+    if (tensor)
+        engine_tensor_put(&engine->tensors, tensor);
+    return arrived;
 }
 
-void engine_express_seize(struct engine *engine, struct engine_tensor *tensor)
+/* Ranks that have several unnamed ops in flight overtake those in the slot, who came in vain then: the
+ * less a ticket was good for, the more are held back. */
+static void seize_lane(struct engine *engine, struct engine_lane *lane,
+                       struct engine_express_slot *slot)
 {
-    struct engine_express_slot *slot = slot_of(engine, tensor);
+    if (!slot->open)
+        return;
+    uint32_t index = (uint32_t)(slot - engine->express.slots);
+    uint32_t ops =
+        (hvi_express_turn(&engine->express.map, index) - slot->turn) & HVI_EXPRESS_TURN_MASK;
+    uint32_t worth = seize(engine, slot) != 0 ? EXPRESS_WORTH : 1;
 
-    if (slot)
+    lane->pauses = ops >= worth ? 0 : 2 * lane->pauses + 1;
+    if (lane->pauses > EXPRESS_PAUSE)
+        lane->pauses = EXPRESS_PAUSE;
+    lane->pause = lane->pauses;
+}
+
+void engine_express_seize(struct engine *engine, const struct engine_part *part)
+{
+    struct engine_lane *lane = lane_of(part->set, part->tensor);
+    struct engine_express_slot *slot = slot_at(engine, owner_of(part->set, part->tensor));
+
+    if (lane && part->copy.anon_seq > lane->top)
+        lane->top = part->copy.anon_seq;
+    if (lane && slot)
+        seize_lane(engine, lane, slot);
+    else if (slot)
         seize(engine, slot);
 }
 
@@ -248,7 +354,8 @@ static bool waits_in(const struct engine *engine, uint32_t index, int32_t rank, 
         return false;
     uint32_t arrived = hvi_express_arrived(map, index) & slot->everybody;
     return arrived != slot->everybody && (arrived >> member & 1) != 0 &&
-           hvi_express_part(map, index, (uint32_t)rank)->cookie == cookie;
+           atomic_load_explicit(&hvi_express_part(map, index, (uint32_t)rank)->cookie,
+                                memory_order_relaxed) == cookie;
 }
 
 void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cookie)
@@ -261,18 +368,35 @@ void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cooki
     }
 }
 
-void engine_express_release(struct engine *engine, struct engine_tensor *tensor)
+static void release(struct engine *engine, const uint32_t *owner)
 {
-    struct engine_express_slot *slot = slot_of(engine, tensor);
+    struct engine_express_slot *slot = slot_at(engine, owner);
 
     if (!slot)
         return;
     if (slot->open) { /* only ranks that forgot the name held tickets */
-        hvi_express_seize(&engine->express.map, tensor->express - 1);
+        hvi_express_seize(&engine->express.map, *owner - 1);
         engine->express.open--;
     }
     slot->open = false;
     slot_drop(slot);
+}
+
+void engine_express_release(struct engine *engine, struct engine_tensor *tensor)
+{
+    release(engine, &tensor->express);
+}
+
+void engine_express_release_set(struct engine *engine, struct engine_set *set)
+{
+    for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++)
+        release(engine, &set->lanes[lane].express);
+}
+
+void engine_express_restart(struct engine_set *set)
+{
+    for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++)
+        set->lanes[lane].top = 0;
 }
 
 /* ---- looking at those that wait ---- */

@@ -13,17 +13,20 @@
 
 struct engine;
 struct engine_op;
+struct engine_part;
 struct engine_set;
 struct engine_tensor;
 
-/* A slot that belongs to a tensor. */
+/* A slot that belongs to a tensor, or to a lane of a set. */
 struct engine_express_slot {
-    struct engine_tensor *tensor; /* NULL: free */
-    struct engine_set *set;
+    uint32_t *owner;              /* where 1 + its index stands; NULL: free */
+    struct engine_tensor *tensor; /* NULL: a lane's */
+    struct engine_set *set;       /* a lane's is not counted: the set owns the lane */
     struct hvi_submission agreed; /* what every rank said when the last ticket was given */
     uint64_t bytes;
     uint32_t everybody; /* a bit per member */
     bool open;          /* a ticket is out */
+    uint32_t turn;      /* that it is for */
     bool burned;        /* a stopped rank may still write to it: never used again */
     uint32_t full_turn;
     uint64_t full_ns; /* since when it has been seen full at that turn; 0: not yet */
@@ -54,8 +57,8 @@ void engine_express_start(struct engine *engine);
 void engine_express_stop(struct engine *engine);
 /* The op is about to end well on every rank: its parts get tickets if it may use a slot next time. */
 void engine_express_grant(struct engine *engine, struct engine_op *op);
-/* The tensor's op goes on in the engine: parts that lie in its slot join it. */
-void engine_express_seize(struct engine *engine, struct engine_tensor *tensor);
+/* The part has come through the ring: parts that lie in the slot of its tensor or lane come first. */
+void engine_express_seize(struct engine *engine, const struct engine_part *part);
 /* The same for every slot of a set, and for every slot there is: for when somebody is lost or ops
  * have to be looked at one by one. */
 void engine_express_seize_set(struct engine *engine, const struct engine_set *set);
@@ -64,6 +67,10 @@ void engine_express_seize_all(struct engine *engine);
 void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cookie);
 /* The tensor goes. */
 void engine_express_release(struct engine *engine, struct engine_tensor *tensor);
+/* The set goes: its lanes, that is. Nobody waits there any more. */
+void engine_express_release_set(struct engine *engine, struct engine_set *set);
+/* The set's unnamed ops are numbered from 1 again. */
+void engine_express_restart(struct engine_set *set);
 /* Adds what ranks did in slots to their rows and traces: before anybody reads these. */
 void engine_express_fold(struct engine *engine);
 /* The trace alone of one rank: before something later is added to it. */

@@ -46,6 +46,7 @@ static void fold_entry(struct engine *engine, int32_t rank, const struct hvi_exp
         entry->slot < HVI_EXPRESS_SLOTS ? &engine->express.slots[entry->slot] : NULL;
     struct engine_trace_op op = {
         .tensor = "(forgotten)",
+        .anon_seq = entry->number,
         .status = HVI_OK,
         .bytes = entry->bytes,
         .submit_ns = entry->submit_ns,
@@ -53,8 +54,8 @@ static void fold_entry(struct engine *engine, int32_t rank, const struct hvi_exp
         .done_ns = entry->done_ns,
     };
 
-    if (slot && slot->tensor) {
-        op.tensor = slot->tensor->name;
+    if (slot && slot->owner && (entry->number == 0) == (slot->tensor != NULL)) {
+        op.tensor = slot->tensor ? slot->tensor->name : NULL;
         op.kind = slot->agreed.kind;
         op.dtype = slot->agreed.dtype;
         op.process_set = slot->agreed.process_set;

@@ -582,6 +582,8 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
     struct engine *engine = session->engine;
 
     if (engine_intake_find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
+        if (tensor)
+            engine_tensor_put(&engine->tensors, tensor);
         engine_session_violation(session, "an impossible cookie in an express slot");
         return;
     }
@@ -589,8 +591,9 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
     part->set = engine_set_get(set);
     part->set_rank = (uint32_t)engine_set_rank(set, session->rank);
     part->tensor = tensor;
-    tensor->refs++;
-    if (engine->broken_status != HVI_OK)
+    if (!tensor)
+        refuse_part(part, HVI_ERR_NO_MEMORY, NULL, session->rank);
+    else if (engine->broken_status != HVI_OK)
         refuse_part(part, engine->broken_status, engine->broken_text, engine->broken_culprit);
     else
         negotiate(part);
@@ -605,7 +608,7 @@ static void seize_slots(struct engine_part *part)
     if (part->copy.kind == HVI_KIND_JOIN)
         engine_express_seize_set(engine, part->set);
     else
-        engine_express_seize(engine, part->tensor);
+        engine_express_seize(engine, part);
 }
 
 /* A valid op: on to the ranks' meeting place, or finished at once. */

@@ -56,6 +56,7 @@ static void everybody_has(struct engine *engine, struct engine_set *set, uint32_
         join->parts[i]->rows = set->ranks[last];
     set->join = NULL;
     set->joined = 0;
+    engine_express_restart(set);
     engine_op_finish(engine, join, HVI_OK, NULL, -1);
 }
 

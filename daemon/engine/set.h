@@ -4,6 +4,8 @@
 #ifndef ENGINE_SET_H
 #define ENGINE_SET_H
 
+#include "shm/express.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -11,6 +13,14 @@
 #define ENGINE_SETS_MAX 1024u /* of a job at a time, set 0 included */
 
 struct engine_op;
+
+/* The set's unnamed ops of one kind, one after the other: express.c. */
+struct engine_lane {
+    uint32_t express; /* 0, or 1 + the slot in which its ranks may meet */
+    uint64_t top;     /* the highest number that a rank has submitted through its ring */
+    uint32_t pause;   /* how many tickets are still held back, */
+    uint32_t pauses;  /* and how many after the next one that is not worth it */
+};
 
 struct engine_set {
     uint32_t id;     /* reused after a removal, oldest first */
@@ -26,8 +36,9 @@ struct engine_set {
     struct engine_op *partial_first, *partial_last;
     struct engine_op *join; /* the ranks that have joined; NULL: none */
     uint32_t joined;        /* how many */
-    const int32_t *ranks;   /* [size], ascending, ranks of the job */
-    const int16_t *index;   /* [size of the job]: set rank, -1: no member */
+    struct engine_lane lanes[HVI_EXPRESS_LANES];
+    const int32_t *ranks; /* [size], ascending, ranks of the job */
+    const int16_t *index; /* [size of the job]: set rank, -1: no member */
 };
 
 struct engine_sets {

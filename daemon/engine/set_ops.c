@@ -58,6 +58,7 @@ static void end_set(struct engine *engine, struct engine_op *op, struct engine_s
         return; /* a liar was found in a slot; that was this op's end too */
     engine_negotiate_fail_set(engine, set, op);
     uint32_t id = set->id;
+    engine_express_release_set(engine, set);
     engine_sets_remove(&engine->sets, set);
     give_id(engine, op, id);
 }

@@ -11,7 +11,7 @@ from hvt import Status, arith, check_prompt, procs, wait_until
 from hvt.job import Job
 
 ROW = arith.DTYPES["int32"]
-NAME = "express"
+NAMES = ["express", None]  # None: unnamed ops, which meet by their number
 # Who comes last does the op: the steps only it passes, and those that everybody passes.
 EVERYBODYS = ["express-before-arrival", "express-arrived", "express-before-copy"]
 THE_LASTS = ["express-before-combining", "express-before-publishing", "express-published"]
@@ -22,13 +22,13 @@ def inputs(size: int, number: int) -> list[bytes]:
     return [arith.pack(ROW, [number * 10 + rank, rank]) for rank in range(size)]
 
 
-def post(job: Job, rank: int, number: int) -> None:
-    job.ranks[rank].post_submit("allreduce", NAME, dtype="int32", dims=[2], data=inputs(job.size, number)[rank],
+def post(job: Job, rank: int, name: str | None, number: int) -> None:
+    job.ranks[rank].post_submit("allreduce", name, dtype="int32", dims=[2], data=inputs(job.size, number)[rank],
                                 reduce_op="sum")
 
 
-def submit(job: Job, rank: int, number: int) -> int:
-    return job.ranks[rank].submit("allreduce", NAME, dtype="int32", dims=[2], data=inputs(job.size, number)[rank],
+def submit(job: Job, rank: int, name: str | None, number: int) -> int:
+    return job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], data=inputs(job.size, number)[rank],
                                   reduce_op="sum")
 
 
@@ -37,11 +37,11 @@ def check_sum(job: Job, outcome, number: int) -> None:
     assert outcome.data == arith.allreduce(ROW, "sum", inputs(job.size, number)), outcome
 
 
-def go_round(job: Job, number: int, victim: int, last: bool) -> None:
+def go_round(job: Job, name: str | None, number: int, victim: int, last: bool) -> None:
     """One op of which everybody gets the right sum; the victim submits first or last."""
     others = [rank for rank in range(job.size) if rank != victim]
     order = [*others, victim] if last else [victim, *others]
-    ops = {rank: submit(job, rank, number) for rank in order}
+    ops = {rank: submit(job, rank, name, number) for rank in order}
     for rank, op in ops.items():
         job.ranks[rank].post_wait(op, want_output=True)
     for rank, op in ops.items():
@@ -62,7 +62,7 @@ def has_happened(job: Job, victim: int) -> bool:
     return procs.state(pid) in ("T", "Z")
 
 
-def run_until_it_happens(job: Job, victim: int, last: bool) -> tuple[int, dict[int, int]]:
+def run_until_it_happens(job: Job, victim: int, last: bool, name: str | None) -> tuple[int, dict[int, int]]:
     """Rounds of which everybody gets the right sum, up to the one in which it happens: its number, and the others' ops,
     which they wait for. The victim submits first or last. (A round that takes long goes through the engine and passes no
     step.)"""
@@ -70,14 +70,14 @@ def run_until_it_happens(job: Job, victim: int, last: bool) -> tuple[int, dict[i
     for number in range(100):
         ops = {}
         if not last:
-            post(job, victim, number)
+            post(job, victim, name, number)
             wait_until(lambda: job.ranks[victim].has_reply() or procs.state(job.ranks[victim].pid) in ("T", "Z"),
                        "the victim to come first")
         for rank in others:
-            ops[rank] = submit(job, rank, number)
+            ops[rank] = submit(job, rank, name, number)
             job.ranks[rank].post_wait(ops[rank], want_output=True)
         if last:
-            post(job, victim, number)
+            post(job, victim, name, number)
         if has_happened(job, victim):
             return number, ops
         ops[victim] = job.ranks[victim].collect_outcome().op
@@ -93,12 +93,13 @@ CASES.remove(("express-before-copy", False))  # it copies when it is told to wai
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("step, last", CASES)
-def test_killed_at_a_step(daemon, size, step, last):
+def test_killed_at_a_step(daemon, size, step, last, name):
     daemon.allow("rank-lost")
     victim = size - 1
     job = job_with_victim(daemon, size, victim, step, signal.SIGKILL)
-    number, ops = run_until_it_happens(job, victim, last)
+    number, ops = run_until_it_happens(job, victim, last, name)
     began_ns = time.monotonic_ns()
     outcomes = [job.ranks[rank].collect_outcome() for rank in ops]
     assert len({outcome.status for outcome in outcomes}) == 1, outcomes
@@ -117,16 +118,17 @@ def test_killed_at_a_step(daemon, size, step, last):
     assert job.ranks[0].outcome(late).status == Status.ERR_RANK_LOST
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("step, last", CASES)
-def test_stopped_at_a_step(daemon, step, last):
+def test_stopped_at_a_step(daemon, step, last, name):
     """A standstill is no death: nobody fails, and everybody gets the right sum in the end. What a stopped rank has already
     brought is enough for the others."""
     size, victim = 3, 2
     job = job_with_victim(daemon, size, victim, step, signal.SIGSTOP)
-    number, ops = run_until_it_happens(job, victim, last)
+    number, ops = run_until_it_happens(job, victim, last, name)
     pid = job.ranks[victim].pid
     if step == "express-before-arrival":
-        wait_until(lambda: NAME in daemon.ctl.run("stalls", "--min-age", "0").stdout, "the op to be in the stall table")
+        wait_until(lambda: (name or "allreduce.noname") in daemon.ctl.run("stalls", "--min-age", "0").stdout, "the op to be in the stall table")
         os.kill(pid, signal.SIGCONT)
     outcomes = [job.ranks[rank].collect_outcome() for rank in ops]
     for outcome in outcomes:
@@ -137,5 +139,5 @@ def test_stopped_at_a_step(daemon, step, last):
     for rank, op in ops.items():
         job.ranks[rank].free(op)
     for more in range(1, 4):
-        go_round(job, number + more, victim, last)
+        go_round(job, name, number + more, victim, last)
 

@@ -26,21 +26,34 @@ def pairs(job: Job, value: int) -> list[bytes]:
     return [arith.pack(INT32, [value, rank]) for rank in range(job.size)]
 
 
-def go(job: Job, name: str, value: int = 1, **more) -> None:
-    data = pairs(job, value)
-    for outcome in job.run("allreduce", dtype="int32", dims=[2], data=data, reduce_op="sum", name=name, **more):
+def go(job: Job, name: str | None, value: int = 1, process_set: int = 0, ranks: list[int] | None = None) -> None:
+    """One op on every rank, or on those of a set. None: an unnamed one."""
+    ranks = ranks or list(range(job.size))
+    data = [pairs(job, value)[rank] for rank in ranks]
+    ops = [(rank, submit(job, rank, name, value, process_set=process_set)) for rank in ranks]
+    for rank, op in ops:
+        job.ranks[rank].post_wait(op, want_output=True)
+    for rank, op in ops:
+        outcome = job.ranks[rank].collect_outcome()
         assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", data), outcome
+        job.ranks[rank].free(op)
 
 
-def settle(job: Job, name: str, **more) -> None:
-    """Until the ops of this name are done without the engine."""
-    before = express(job)
+def settle(job: Job, name: str | None, **more) -> None:
+    """Until the ops of this name, or the unnamed ones, are done without the engine."""
+    first = (more.get("ranks") or [0])[0]
+    before = rows(job)[first]["express"]
 
     def is_express() -> bool:
         go(job, name, **more)
-        return express(job) > before
+        return rows(job)[first]["express"] > before
 
     wait_until(is_express, f"'{name}' to be done by the ranks themselves", scaled(10))
+
+
+def shown(name: str | None) -> str:
+    """What tools and sentences call it, or how that begins."""
+    return name or "allreduce.noname."
 
 
 @pytest.fixture(name="job")
@@ -64,57 +77,62 @@ def test_the_second_op_of_a_name_needs_no_engine_and_is_seen_all_the_same(job):
     assert [row["tensor"] for row in traced] == ["steady"] * 5 and all(row["op"] == "allreduce" for row in traced)
 
 
-def test_whatever_differs_goes_to_the_engine_and_comes_back(job):
-    settle(job, "changing")
+@pytest.mark.parametrize("name", ["changing", None])
+def test_whatever_differs_goes_to_the_engine_and_comes_back(job, name):
+    settle(job, name)
     steps = express(job)
     data = [arith.pack(INT32, [rank, rank, rank]) for rank in range(3)]
-    for outcome in job.run("allreduce", dtype="int32", dims=[3], data=data, reduce_op="sum", name="changing"):
-        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", data)
-    assert express(job) == steps, "an op that differs from what was agreed on must be negotiated"
-    for outcome in job.run("allreduce", dtype="int32", dims=[3], data=data, reduce_op="max", name="changing"):
-        assert outcome.ok and outcome.data == arith.allreduce(INT32, "max", data)
-    assert express(job) == steps
-    settle(job, "changing")
+    for reduce_op in ("sum", "max"):
+        ops = [rank.submit("allreduce", name, dtype="int32", dims=[3], data=data[i], reduce_op=reduce_op)
+               for i, rank in enumerate(job.ranks)]
+        for rank, op in zip(job.ranks, ops):
+            outcome = rank.outcome(op)
+            assert outcome.ok and outcome.data == arith.allreduce(INT32, reduce_op, data)
+        assert express(job) == steps, "an op that differs from what was agreed on must be negotiated"
+    settle(job, name)
 
 
+@pytest.mark.parametrize("name", ["odd", None])
 @pytest.mark.parametrize("odd", range(3))
-def test_one_rank_that_differs_fails_the_op_on_all_and_only_that_one(job, odd):
+def test_one_rank_that_differs_fails_the_op_on_all_and_only_that_one(job, odd, name):
     """Two have arrived in the slot, or come later: whichever way, all get the sentence that says who said what."""
     job.daemon.allow("op-failed")
-    settle(job, "odd")
+    settle(job, name)
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         ops = {}
         for rank in order:
             dims = [3] if rank == odd else [2]
-            ops[rank] = job.ranks[rank].submit("allreduce", "odd", dtype="int32", dims=dims, reduce_op="sum",
+            ops[rank] = job.ranks[rank].submit("allreduce", name, dtype="int32", dims=dims, reduce_op="sum",
                                                data=arith.pack(INT32, [1] * dims[0]))
         for rank, op in ops.items():
             job.ranks[rank].post_wait(op)
         for rank, op in ops.items():
             outcome = job.ranks[rank].collect_outcome()
             assert outcome.status == Status.ERR_MISMATCH, outcome
-            assert "allreduce 'odd': ranks disagree on shape" in outcome.text and f"rank {odd} said [3]" in outcome.text
+            assert f"allreduce '{shown(name)}" in outcome.text and "': ranks disagree on shape" in outcome.text
+            assert f"rank {odd} said [3]" in outcome.text
             job.ranks[rank].free(op)
-        settle(job, "odd")
+        settle(job, name)
 
 
-def test_an_op_that_waits_in_a_slot_is_in_the_stall_table(job):
-    settle(job, "stalls")
-    op = job.ranks[1].submit("allreduce", "stalls", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 1)[1])
+@pytest.mark.parametrize("name", ["stalls", None])
+def test_an_op_that_waits_in_a_slot_is_in_the_stall_table(job, name):
+    settle(job, name)
+    op = job.ranks[1].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 1)[1])
     job.ranks[1].post_wait(op, want_output=True)
 
     def row() -> dict | None:
-        return next((row for row in job.daemon.ctl.json("stalls")["stalls"] if row["tensor"] == "stalls"), None)
+        return next((row for row in job.daemon.ctl.json("stalls")["stalls"] if row["tensor"].startswith(shown(name))), None)
 
     wait_until(row, "the op to be in the stall table")
     assert row()["ready"] == [1] and sorted(missing["rank"] for missing in row()["missing"]) == [0, 2]
-    ops = [job.ranks[rank].submit("allreduce", "stalls", dtype="int32", dims=[2], reduce_op="sum",
+    ops = [job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum",
                                   data=pairs(job, 1)[rank]) for rank in (0, 2)]
     assert job.ranks[1].collect_outcome().ok
     for rank, late in zip((0, 2), ops):
         assert job.ranks[rank].outcome(late).data == arith.allreduce(INT32, "sum", pairs(job, 1))
     job.ranks[1].free(op)
-    settle(job, "stalls")
+    settle(job, name)
 
 
 def test_cancelled_while_it_waits_in_a_slot(job):
@@ -136,15 +154,16 @@ def test_cancelled_in_a_slot_while_the_engine_stands_still(job):
     settle(job, "late")
 
 
-def test_released_while_it_waits_in_a_slot(job):
-    settle(job, "released")
-    op = job.ranks[0].submit("allreduce", "released", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 5)[0])
+@pytest.mark.parametrize("name", ["released", None])
+def test_released_while_it_waits_in_a_slot(job, name):
+    settle(job, name)
+    op = job.ranks[0].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 5)[0])
     job.ranks[0].ask("abandon", op=op)
-    others = {rank: job.ranks[rank].submit("allreduce", "released", dtype="int32", dims=[2], reduce_op="sum",
+    others = {rank: job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum",
                                            data=pairs(job, 5)[rank]) for rank in (1, 2)}
     for rank, other in others.items():
         assert job.ranks[rank].outcome(other).data == arith.allreduce(INT32, "sum", pairs(job, 5))
-    go(job, "released", 6)
+    go(job, name, 6)
 
 
 def test_whoever_waits_for_one_of_several_is_woken(job):
@@ -164,7 +183,7 @@ def test_whoever_waits_for_one_of_several_is_woken(job):
         assert job.ranks[rank].outcome(op).ok
 
 
-def submit(job: Job, rank: int, name: str, value: int, **more) -> int:
+def submit(job: Job, rank: int, name: str | None, value: int, **more) -> int:
     return job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, value)[rank],
                                   **more)
 
@@ -277,11 +296,12 @@ def test_the_event_descriptor_wakes_for_ops_that_lay_in_slots_before(job):
         assert job.ranks[rank].outcome(other).ok
 
 
-def test_a_rank_that_joins_takes_no_part_in_slots_either(job):
-    settle(job, "joined")
+@pytest.mark.parametrize("name", ["joined", None])
+def test_a_rank_that_joins_takes_no_part_in_slots_either(job, name):
+    settle(job, name)
     join = job.ranks[2].submit("join")
     data = pairs(job, 7)
-    ops = [(rank, job.ranks[rank].submit("allreduce", "joined", dtype="int32", dims=[2], reduce_op="sum",
+    ops = [(rank, job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], reduce_op="sum",
                                          data=data[rank])) for rank in (0, 1)]
     for rank, op in ops:
         assert job.ranks[rank].outcome(op).data == arith.allreduce(INT32, "sum", data[:2])
@@ -290,27 +310,94 @@ def test_a_rank_that_joins_takes_no_part_in_slots_either(job):
         job.ranks[rank].post_wait(op)
     for rank, _ in joins:
         assert job.ranks[rank].collect_outcome().ok
-    settle(job, "joined")
+    settle(job, name)
 
 
-def test_sets_meet_in_slots_of_their_own(daemon):
+@pytest.mark.parametrize("name", ["x", None])
+def test_sets_meet_in_slots_of_their_own(daemon, name):
+    """The second set has the first one's number, and knows nothing of it."""
     job = Job(daemon, 4)
-    adds = [rank.submit("set_add", ranks=[1, 3]) for rank in job.ranks]
-    number = [rank.outcome(op) for rank, op in zip(job.ranks, adds)][0].process_set
-    data = pairs(job, 1)
-    wanted = arith.allreduce(INT32, "sum", [data[1], data[3]])
-    before = express(job), rows(job)[1]["express"]
-    for _ in range(10):
-        ops = [(rank, job.ranks[rank].submit("allreduce", "x", dtype="int32", dims=[2], reduce_op="sum", data=data[rank],
-                                             process_set=number)) for rank in (1, 3)]
-        for rank, op in ops:
-            assert job.ranks[rank].outcome(op).data == wanted
-        go(job, "x")
-    assert rows(job)[1]["express"] > before[1]
-    removals = [rank.submit("set_remove", set=number) for rank in job.ranks]
-    for rank, op in zip(job.ranks, removals):
-        assert rank.outcome(op).ok
-    go(job, "x")
+    for members in ([1, 3], [0, 1, 3]):
+        adds = [rank.submit("set_add", ranks=members) for rank in job.ranks]
+        number = [rank.outcome(op) for rank, op in zip(job.ranks, adds)][0].process_set
+        settle(job, name, process_set=number, ranks=members)
+        settle(job, name)
+        removals = [rank.submit("set_remove", set=number) for rank in job.ranks]
+        for rank, op in zip(job.ranks, removals):
+            assert rank.outcome(op).ok
+        settle(job, name)
+
+
+def test_unnamed_ops_in_slots_are_counted_and_traced_with_their_numbers(job):
+    settle(job, None)
+    before = rows(job)
+    for value in range(20):
+        go(job, None, value)
+    for old, new in zip(before, rows(job)):
+        assert new["ops"] == old["ops"] + 20 and new["bytes"] == old["bytes"] + 20 * 8
+        assert new["express"] > old["express"]
+        assert new["negotiated"] + new["replayed"] + new["express"] == new["ops"]
+    traced = job.daemon.ctl.json("trace", job.name, "--rank", "0", "--last", "5")["trace"]
+    newest = before[0]["ops"] + 20
+    assert [row["tensor"] for row in traced] == [f"allreduce.noname.{newest - back}" for back in range(4, -1, -1)], traced
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "barrier"])
+def test_unnamed_ops_of_other_kinds_have_lanes_of_their_own(job, kind):
+    said = {"dtype": "int32", "dims": [2], "root": 1} if kind == "broadcast" else {}
+    settle(job, None)
+    before = express(job)
+
+    def is_express() -> bool:
+        ops = [rank.submit(kind, **said, **({"data": pairs(job, 4)[i]} if said else {}))
+               for i, rank in enumerate(job.ranks)]
+        for rank, op in zip(job.ranks, ops):
+            outcome = rank.outcome(op)
+            assert outcome.ok and (not said or outcome.data == pairs(job, 4)[1]), outcome
+        return express(job) > before
+
+    wait_until(is_express, f"an unnamed {kind} to be done by the ranks themselves", scaled(10))
+    steps = express(job)
+    go(job, None)
+    assert express(job) > steps, "the other kind's ops have not moved this one's"
+
+
+def test_an_unnamed_op_that_was_done_long_before_it_is_looked_at(job):
+    """Rank 0 goes on through its ring while its op is done in the slot, which the engine takes and opens again."""
+    settle(job, None)
+    with stopped(job.daemon.jobs()[0]["engine_pid"]):
+        ops = [(rank, number, submit(job, rank, None, number)) for rank in (0,) for number in (1, 2)]
+        ops += [(rank, 1, submit(job, rank, None, 1)) for rank in (1, 2)]
+        for rank, number, op in ops[2:]:
+            job.ranks[rank].post_wait(op, want_output=True)
+            assert job.ranks[rank].collect_outcome().data == arith.allreduce(INT32, "sum", pairs(job, number))
+        ops[2:] = [(rank, 2, submit(job, rank, None, 2)) for rank in (1, 2)]
+    rest = [ops[1], *ops[2:]]
+    for rank, number, op in rest:
+        assert job.ranks[rank].outcome(op).data == arith.allreduce(INT32, "sum", pairs(job, number))
+    assert job.ranks[0].outcome(ops[0][2]).data == arith.allreduce(INT32, "sum", pairs(job, 1))
+    settle(job, None)
+
+
+def test_unnamed_ops_cancelled_in_a_slot_are_cancelled_one_by_one(job):
+    settle(job, None)
+    for rank in job.ranks:
+        op = rank.submit("allreduce", dtype="int32", dims=[2], reduce_op="sum", data=pairs(job, 9)[0])
+        assert rank.cancel(op).ok
+        assert rank.outcome(op).status == Status.ERR_CANCELLED
+    settle(job, None)
+
+
+@pytest.mark.parametrize("window", [2, 3, 16])
+def test_unnamed_ops_that_overtake_each_other(job, window):
+    """Several in flight at a time: some in the slot, some through the ring, all in order."""
+    for value in range(0, 30 * window, window):
+        settle_every = value % (10 * window) == 0
+        if settle_every:
+            settle(job, None)
+        ops = [(rank, value + i, submit(job, rank, None, value + i)) for i in range(window) for rank in (2, 0, 1)]
+        for rank, number, op in reversed(ops) if value % 2 else ops:
+            assert job.ranks[rank].outcome(op).data == arith.allreduce(INT32, "sum", pairs(job, number))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

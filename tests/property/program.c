@@ -2,9 +2,9 @@
  * Random programs, and programs as text: one line per phase and op, "name=value" for what is not as
  * usual.
  *
- * Half of the ops come from a few templates that stay the same for sixteen seeds, so that names are
- * repeated with the same parameters across phases and programs, and now and then are not: what is
- * remembered about a name (replay, tickets) is used, and must be forgotten in time. */
+ * Half of the ops come from a few templates that stay the same for sixteen seeds, so that names, and
+ * unnamed ops, are repeated with the same parameters across phases and programs, and now and then are
+ * not: what is remembered (replay, tickets) is used, and must be forgotten in time. */
 #include "tests/property/prop.h"
 
 #include <stdlib.h>
@@ -203,7 +203,7 @@ static void add_op(uint64_t *random, uint64_t epoch, const struct hvt_world *wor
     struct hvt_op op = some_op(known ? &steady : random);
 
     if (known) {
-        op.name = (int)name;
+        op.name = hvt_chance(random, 35) ? HVT_UNNAMED : (int)name;
         op.memory = (int)hvt_below(random, HVT_ANY_MEMORY + 1);
         if (hvt_chance(random, 10))
             op.dim0++;

@@ -46,6 +46,31 @@ START_TEST(the_last_of_the_ranks_is_told_so)
 }
 END_TEST
 
+/* One that arrived at `turn` and looks only now, while the engine has seized the slot and opened it
+ * again for others, any number of times. */
+static void look_late(uint32_t turn, enum hvi_express_sight expected_sight)
+{
+    for (int again = 0; again < 3; again++) {
+        hvi_express_seize(&express, SLOT);
+        ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), expected_sight);
+        hvi_express_open(&express, SLOT);
+        ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), expected_sight);
+    }
+}
+
+START_TEST(whoever_looks_late_can_still_tell)
+{
+    uint32_t turn = hvi_express_open(&express, SLOT);
+    for (uint32_t rank = 0; rank < RANKS; rank++)
+        hvi_express_arrive(&express, SLOT, turn, rank, EVERYBODY);
+    ck_assert(hvi_express_publish(&express, SLOT, turn, EVERYBODY));
+    look_late(turn, HVI_EXPRESS_DONE);
+    turn = hvi_express_turn(&express, SLOT);
+    hvi_express_arrive(&express, SLOT, turn, 0, EVERYBODY);
+    look_late(turn, HVI_EXPRESS_SEIZED);
+}
+END_TEST
+
 START_TEST(a_stale_turn_changes_nothing)
 {
     uint32_t turn = hvi_express_open(&express, SLOT);
@@ -295,6 +320,7 @@ int main(void)
     TCase *tcase = tcase_create("express");
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, the_last_of_the_ranks_is_told_so);
+    tcase_add_test(tcase, whoever_looks_late_can_still_tell);
     tcase_add_test(tcase, a_stale_turn_changes_nothing);
     tcase_add_test(tcase, a_seized_turn_takes_nobody_and_publishes_nothing);
     tcase_add_test(tcase, turns_wrap);
