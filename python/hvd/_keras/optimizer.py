@@ -128,6 +128,12 @@ class _Keras3(_Common):
         """As the optimizer's own, with reduced gradients."""
         _apply_3(self, self, functools.partial(self._hvd_base.apply, self), grads, trainable_variables)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Keras copies by what it would write into a file, and that is not distributed."""
+        make, written = self.__reduce__()
+        memo[id(self)] = made = distribute(make(*written), self._hvd_options)
+        return made
+
 
 def _teach_loss_scaling_3(loss_scale_optimizer: type) -> None:
     """A LossScaleOptimizer around a distributed one reduces before it looks at gradients."""
