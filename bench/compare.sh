@@ -62,13 +62,14 @@ done
 
 if [ -z "$binaries" ]; then
     echo "building hvdd (Release)"
-    if ! { cmake -S "$source_dir" -B "$cache/build" -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF &&
-        cmake --build "$cache/build" -j "$(nproc)"; } >"$cache/build.log" 2>&1; then
-        tail -20 "$cache/build.log" >&2
-        echo "compare.sh: hvdd does not build; the whole log is $cache/build.log" >&2
+    build=$cache/build-$(printf %s "$source_dir" | cksum | cut -d' ' -f1) # CMake wants one per source directory
+    if ! { cmake -S "$source_dir" -B "$build" -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF &&
+        cmake --build "$build" -j "$(nproc)"; } >"$build.log" 2>&1; then
+        tail -20 "$build.log" >&2
+        echo "compare.sh: hvdd does not build; the whole log is $build.log" >&2
         exit 1
     fi
-    binaries=$cache/build/bin
+    binaries=$build/bin
 fi
 
 python3 "$here/machine.py" --cache "$cache" --source "$source_dir" --peers "$peers" >"$out/machine.json"
