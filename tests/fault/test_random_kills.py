@@ -20,8 +20,9 @@ def kill_something(daemon: Daemon, source: random.Random, turn: int) -> str:
     job = Job(daemon, size, name=f"kill{turn}")
     elements = source.choice((2, 16, 5000, 200_000))
     memory = source.choice(("malloc", "shared", "adopted"))
+    name = source.choice(("work", ""))
     for rank in job.ranks:
-        rank.post("loop", name="work", elements=elements, memory=memory, for_ms=60_000, until_stdin=True)
+        rank.post("loop", name=name, elements=elements, memory=memory, for_ms=60_000, until_stdin=True)
     what = source.choice(("trainer", "trainer", "trainer", "trainer", "engine", "engine", "engine", "daemon"))
     time.sleep(source.uniform(0, 0.01))  # not a wait: the point in time is what is random
     if what == "trainer":
@@ -55,17 +56,21 @@ def held(daemon: Daemon) -> dict[str, int]:
             "engine's descriptors": len(procs.fds(engine))}
 
 
-def run(seed: int, turns: int, flat: bool = False) -> None:
+def run(seed: int, turns: int, flat: bool = False, seconds: float = 0) -> None:
+    """So many kills, and more until so many seconds have passed."""
+    end = time.monotonic() + seconds
     source = random.Random(seed)
     with Daemon() as daemon:
         daemon.allow(*TOLERATED)
         steady = Job(daemon, 2, name="steady")
         for rank in steady.ranks:
-            rank.post("loop", name="steady", for_ms=600_000, until_stdin=True)
+            rank.post("loop", name="", for_ms=max(600_000, int(seconds * 2000)), until_stdin=True)
         fds = len(procs.fds(daemon.pid))
         kinds = [kill_something(daemon, source, turn) for turn in range(min(turns, 100))]
         before = held(daemon)
         kinds += [kill_something(daemon, source, turn) for turn in range(100, turns)]
+        while time.monotonic() < end:
+            kinds.append(kill_something(daemon, source, turns := turns + 1))
         assert set(kinds) == {"trainer", "engine", "daemon"}
         wait_until(lambda: [row["job"] for row in daemon.jobs()] == ["steady"], "only the steady job to remain")
         wait_until(lambda: len(daemon.engines()) == 1, "only one engine to remain")
@@ -120,3 +125,8 @@ def test_kills_in_the_middle_of_attach_and_close_leave_nothing_behind():
 @pytest.mark.parametrize("seed", range(20))
 def test_many_more_random_kills(seed):
     run(seed, 500, flat=True)
+
+
+@pytest.mark.soak
+def test_half_an_hour_of_random_kills():
+    run(seed=int(time.time()), turns=200, flat=True, seconds=1800)

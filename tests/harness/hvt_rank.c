@@ -23,8 +23,7 @@
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
  *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M}
- *                                                                                     allreduces
- * until a failure
+ *                                                   allreduces until a failure; name "": unnamed
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
  *     {"do": "event", "session": 0, "timeout_ms": N} -> "readable": B
@@ -791,13 +790,14 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     int64_t count = get_int(command, "count", INT64_MAX >> 12), end_ns = now_ns();
     struct hvd_tensor tensor = hvd_tensor_1d(data, HVD_FLOAT32, elements);
     const char *name = get_text(command, "name");
+    name = !name ? "loop" : name[0] ? name : NULL;
     end_ns += get_int(command, "for_ms", 3600 * 1000) * 1000000;
     bool until_stdin = get_bool(command, "until_stdin"), stop = false;
     for (*done_p = 0; *done_p < count && now_ns() < end_ns && !stop; (*done_p)++) {
         for (int64_t i = 0; i < elements; i++)
             data[i] = 1.0f;
         data[elements - 1] = until_stdin && asked_to_stop() ? 1.0f : 0.0f;
-        int status = hvd_allreduce(session, name ? name : "loop", &tensor, &tensor, HVD_SUM);
+        int status = hvd_allreduce(session, name, &tensor, &tensor, HVD_SUM);
         if (status != HVD_OK)
             return status;
         stop = data[elements - 1] > 0.0f;
