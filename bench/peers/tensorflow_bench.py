@@ -4,8 +4,9 @@
     tensorflow_bench.py LIBRARY OP BYTES|FILE SECONDS
 
 LIBRARY: hvd (under hvdrun), horovod (under horovodrun), mwms (MultiWorkerMirroredStrategy; starts its NP=n ranks itself),
-alone (one process), apart (NP=n processes at once, each alone: what no library can be faster than). OP: step (tensorflow_training.py), and of hvd and horovod gradients (each tensor of FILE, all in one
-tf.function) and allreduce (eager). Every rank has one intra-op thread."""
+alone (one process), apart (NP=n processes at once, each alone: what no library can be faster than). OP: step
+(tensorflow_training.py), and of hvd and horovod gradients (each tensor of FILE, all in one tf.function) and allreduce
+(eager). Every rank has one intra-op thread."""
 import argparse
 import importlib
 import json

@@ -92,7 +92,7 @@ def test_closing_after_the_engine_died_is_quick_and_clean(daemon):
     kill_engine(job)
     begin = time.monotonic()
     job.ranks[0].ask("close", session=0)
-    assert time.monotonic() - begin < scaled(5)
+    assert time.monotonic() - begin < scaled(1.5)
 
 
 def test_the_event_descriptor_tells_of_it(daemon):

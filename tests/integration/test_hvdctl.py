@@ -159,7 +159,7 @@ def test_options_may_stand_anywhere(daemon):
 def test_no_daemon_is_exit_code_3_at_once(words):
     started = time.monotonic()
     done = run(*words, "--address", "/nonexistent/hvdd")
-    assert done.returncode == 3 and time.monotonic() - started < scaled(5)
+    assert done.returncode == 3 and time.monotonic() - started < scaled(1)
     assert "/nonexistent/hvdd (nothing there)" in done.stderr and "Start one" in done.stderr and not done.stdout
 
 
@@ -185,7 +185,7 @@ def test_a_stale_socket_is_no_daemon(daemon):
     assert daemon.admin_path.exists()
     started = time.monotonic()
     done = daemon.ctl.run("status")
-    assert done.returncode == 3 and time.monotonic() - started < scaled(5)
+    assert done.returncode == 3 and time.monotonic() - started < scaled(1)
     assert "nobody listens" in done.stderr
     daemon.start()
     assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
@@ -196,7 +196,7 @@ def test_a_stopped_daemon_is_given_up_after_the_timeout(daemon):
         started = time.monotonic()
         done = daemon.ctl.run("status", "--timeout", "0.5")
         took = time.monotonic() - started
-    assert done.returncode == 3 and 0.5 <= took < scaled(10)
+    assert done.returncode == 3 and 0.5 <= took < scaled(3)
     assert "did not answer within 500.0 ms" in done.stderr and str(daemon.address) in done.stderr
 
 

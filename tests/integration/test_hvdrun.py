@@ -471,7 +471,7 @@ def test_what_successful_ranks_leave_running_ends_too(launcher):
 
 
 def test_late_output_of_a_rank_that_has_ended_is_shown(launcher):
-    done = launcher.run("-np", "1", "sh", "-c", "(sleep 0.05; echo late) & exit 0")
+    done = launcher.run("-np", "1", "sh", "-c", "(sleep 0.3; echo late) & exit 0")
     assert done.returncode == 0 and done.stdout == "[0]<stdout>:late\n"
 
 

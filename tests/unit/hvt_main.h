@@ -8,9 +8,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Where a bound only tells a wait that ends from one that does not. */
-#define HVT_NOT_FOR_EVER_NS 20000000000u
-
 /* A promise in milliseconds is made for a machine with a core to spare: what it is stretched to on one with more work
  * than cores, or under a sanitizer. */
 static inline uint64_t hvt_patience(uint64_t ns)

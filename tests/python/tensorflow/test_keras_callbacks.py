@@ -260,16 +260,17 @@ def check_ctrl_c():
                 started.append(threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)))
                 started[0].start()
 
-    started, end = [], "an end"
+    started, end = [], None
     try:
         try:
             make_model(keras, hvd).fit(X, Y, batch_size=8, epochs=100_000, verbose=0, callbacks=[Interrupted()])
+            end = "an end"
         except Exception as error:  # pylint: disable=broad-except
             end = f"{type(error).__name__}: {error}"
         started[0].join()  # the other rank's may have come first
         time.sleep(1)
     except KeyboardInterrupt as error:
-        return f"{end}, KeyboardInterrupt: {error}"
+        end = end or f"KeyboardInterrupt: {error}"
     return end
 
 

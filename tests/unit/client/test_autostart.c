@@ -193,7 +193,7 @@ START_TEST(a_daemon_that_never_gets_ready_costs_the_timeout)
     setenv("HVT_FAKE_HVDD", "hang", 1);
     uint64_t start_ns = hvi_clock_ns();
     ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_ATTACH_TIMEOUT);
-    ck_assert_uint_lt(hvi_clock_ns() - start_ns, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(2 * HVI_NS_SEC));
     unsetenv("HVT_FAKE_HVDD"); /* tear_down waits for it */
     ck_assert_int_eq(mkdir(dir, 0700), 0);
 }

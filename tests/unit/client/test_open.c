@@ -181,7 +181,7 @@ START_TEST(a_silent_daemon_costs_the_timeout_and_no_more)
     ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_ATTACH_TIMEOUT);
     uint64_t took_ns = hvi_clock_ns() - start_ns;
     ck_assert_uint_ge(took_ns, 100 * HVI_NS_MS);
-    ck_assert_uint_lt(took_ns, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(took_ns, hvt_patience(1000 * HVI_NS_MS));
     hvt_fake_stop(fake);
 }
 END_TEST
@@ -285,7 +285,7 @@ START_TEST(close_waits_a_second_for_a_mute_engine_and_no_more)
     struct hvd_session *session = hvt_fake_open(fake);
     uint64_t start_ns = hvi_clock_ns();
     ck_assert_int_eq(hvd_close(session), HVD_OK);
-    ck_assert_uint_lt(hvi_clock_ns() - start_ns, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(1500 * HVI_NS_MS));
     hvt_fake_stop(fake);
 }
 END_TEST

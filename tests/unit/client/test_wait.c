@@ -47,7 +47,7 @@ START_TEST(a_timeout_is_kept_and_the_op_goes_on)
     ck_assert_int_eq(hvd_wait(op, 120 * 1000 * 1000), HVD_ERR_TIMEOUT);
     uint64_t took_ns = hvi_clock_ns() - start_ns;
     ck_assert_uint_ge(took_ns, 120 * HVI_NS_MS);
-    ck_assert_uint_lt(took_ns, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(took_ns, hvt_patience(1000 * HVI_NS_MS));
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "barrier.noname.1 is not finished after 0.120"));
     ck_assert_int_eq(hvd_wait(op, 0), HVD_ERR_TIMEOUT);
     ck_assert_int_eq(hvd_test(op), HVD_INPROGRESS);

@@ -149,7 +149,7 @@ START_TEST(a_silent_engine_costs_a_second_and_is_named)
     before = hvi_clock_ns();
     ask(HVI_ADMIN_RANKS, "a", HVI_OK);
     ck_assert_uint_ge(hvi_clock_ns() - before, HVI_NS_SEC);
-    ck_assert_uint_lt(hvi_clock_ns() - before, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(hvi_clock_ns() - before, hvt_patience(5 * HVI_NS_SEC));
     ck_assert_uint_eq(reply.rank_count, 0);
     snprintf(expected, sizeof(expected), "the engine of job 'a' (pid ");
     ck_assert_ptr_eq(strstr(reply.text, expected), reply.text);

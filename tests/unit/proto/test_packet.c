@@ -176,12 +176,12 @@ START_TEST(receive_has_a_deadline)
 {
     uint64_t began = hvi_clock_ns();
     ck_assert_int_eq(hvi_packet_receive(pair[0], &packet, 0), HVI_ERR_TIMEOUT);
-    ck_assert_uint_lt(hvi_clock_ns() - began, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(hvi_clock_ns() - began, hvt_patience(HVI_NS_SEC));
     began = hvi_clock_ns();
     uint64_t deadline = began + 50 * HVI_NS_MS;
     ck_assert_int_eq(hvi_packet_receive(pair[0], &packet, deadline), HVI_ERR_TIMEOUT);
     ck_assert_uint_ge(hvi_clock_ns(), deadline);
-    ck_assert_uint_lt(hvi_clock_ns() - began, HVT_NOT_FOR_EVER_NS);
+    ck_assert_uint_lt(hvi_clock_ns() - began, hvt_patience(5 * HVI_NS_SEC));
 }
 END_TEST
 
