@@ -66,7 +66,7 @@ class ProcessSet:
         return None if self.ranks is None else _session.current().rank in self.ranks
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
     __repr__ = __str__
 
@@ -192,16 +192,22 @@ def of_id(set_id: int) -> ProcessSet:
     return process_set
 
 
-def id_of(process_set: ProcessSet, what: str) -> int:
-    """The id for an op. ValueError in Horovod's words when the set is not registered or this rank is no member."""
+def registered_id(process_set: ProcessSet, what: str) -> int:
+    """The id for an op, whoever is a member. ValueError in Horovod's words when the set is not registered."""
     set_id = process_set.process_set_id
-    if set_id == 0:
+    if set_id == 0 or process_set is global_process_set:
+        return 0
+    if set_id not in _registered:
+        raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
+    return set_id
+
+
+def id_of(process_set: ProcessSet, what: str) -> int:
+    """registered_id() for an op that starts now: ValueError too when this rank is no member."""
+    if process_set.process_set_id == 0:
         return 0
     session = _session.current()
-    if set_id is None:
-        if process_set is global_process_set:
-            return 0
-        raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
-    if session.rank not in (process_set.ranks or ()):
+    set_id = registered_id(process_set, what)
+    if set_id and session.rank not in (process_set.ranks or ()):
         raise ValueError(f"{what}: Rank {session.rank} is not a member of the provided process set.")
     return set_id

@@ -16,7 +16,7 @@ import conftest
 sys.path.insert(1, str(conftest.SOURCE / "python" / "compat"))
 
 import horovod
-from horovod.common import util
+from horovod.common import process_sets, util
 from horovod.common.basics import HorovodBasics
 from horovod.runner import launch
 from horovod.runner.common.util import (codec, config_parser, env, host_hash, hosts, safe_shell_exec, secret, settings,
@@ -129,6 +129,14 @@ def check_basics():
     assert (basics.Average, basics.Sum, basics.Product) == (0, 1, 5)
     with pytest.raises(AttributeError, match="hvd.h"):
         basics.MPI_LIB_CTYPES
+    alone = process_sets.ProcessSet([basics.rank()])
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
+        process_sets.add_process_set(alone)
+    assert basics._get_process_set_ids_and_ranks() == {0: [0, 1]} and basics._process_set_size(0) == 2
+    assert basics._process_set_rank(0) == basics.rank()
+    assert str(process_sets.global_process_set) == "ProcessSet(process_set_id=0, ranks=[0, 1], mpi_comm=None)"
+    with pytest.raises(ValueError, match="has not been registered"):
+        basics._process_set_size(10)
     basics.shutdown()
 
 

@@ -3,61 +3,39 @@
 and given to other ranks; and callbacks that keep it up to date."""
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hvd._elastic import State
+from hvd._elastic import VariablesState
 from hvd._keras.callbacks import ForAnyKeras
 from hvd._keras.variables import variables_of
-from hvd.objects import broadcast_object
 
 
-class KerasState(State):
+class KerasState(VariablesState):
     """model, optimizer and each further keyword become attributes. Of model and optimizer (the model's, if none is given)
     the variables are saved, everything else by copy. The model must be built.
 
     save(), restore(), sync() and commit() do their work in a job of fixed size; no host comes or goes yet."""
+    _name = "keras_state"
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not model.built:
-            raise ValueError("KerasState: the model has no variables yet; build it, or call it once, first")
+            raise ValueError(f"{type(self).__name__}: the model has no variables yet; build it, or call it once, first")
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
-        self._names = list(kwargs)
-        self._reset_callbacks: list[Callable[[], Any]] = []
-        for name, value in kwargs.items():
-            setattr(self, name, value)
-        self.save()
+        super().__init__(**kwargs)
 
     def _variables(self) -> list[Any]:
         return [*self.model.variables, *variables_of(self.optimizer)]
 
-    def _now(self) -> tuple[list[Any], dict[str, Any]]:
-        return ([np.array(variable.numpy() if hasattr(variable, "numpy") else variable) for variable in self._variables()],
-                copy.deepcopy({name: getattr(self, name) for name in self._names}))
+    def _read(self) -> list[np.ndarray]:
+        return [np.array(variable.numpy() if hasattr(variable, "numpy") else variable) for variable in self._variables()]
 
-    def _become(self, saved: tuple[list[Any], dict[str, Any]]) -> None:
-        arrays, values = saved
+    def _write(self, arrays: Sequence[np.ndarray]) -> None:
         for variable, array in zip(self._variables(), arrays):
             variable.assign(array)
-        for name, value in copy.deepcopy(values).items():
-            setattr(self, name, value)
-
-    def save(self) -> None:
-        """Keeps a copy of everything in memory."""
-        self._saved = self._now()
-
-    def restore(self) -> None:
-        """Back to the last save()."""
-        self._become(self._saved)
-
-    def sync(self) -> None:
-        """Makes everything rank 0's on every rank, and saves it. Collective over all ranks."""
-        self._saved = broadcast_object(self._now(), root_rank=0, name="keras_state")
-        self._become(self._saved)
 
 
 class CommitState(ForAnyKeras):

@@ -1,23 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training's names. Scripts that import them start; what is called says that it does not exist yet."""
+"""Elastic training's names. The states do their work in a job of fixed size, eagerly and with sessions of TensorFlow 1;
+run() does not exist yet and says so when what it made is called."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hvd._elastic import run
+import numpy as np
+import tensorflow as tf
+
+from hvd._elastic import VariablesState, run
+from hvd._keras.elastic import KerasState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
-class _Absent:
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        raise NotImplementedError(f"hvd.elastic.{type(self).__name__}: elastic training does not exist yet. In a job of "
-                                  "fixed size hvd.broadcast_variables and checkpoints of rank 0 take its place")
+def _read_in(session: Any, variables: Sequence[Any]) -> list[np.ndarray]:
+    return list(session.run(list(variables)))
 
 
-class TensorFlowState(_Absent):
-    """(variables=None, session=None, **values): NotImplementedError."""
+def _write_in(session: Any, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+    """By the ops that initialise them, so that a graph which is finalized will do."""
+    ops = [variable.initializer for variable in variables]
+    session.run(ops, {op.inputs[1]: array for op, array in zip(ops, arrays)})
 
 
-class TensorFlowKerasState(_Absent):
-    """(model, optimizer=None, backend=None, **values): NotImplementedError."""
+class TensorFlowState(VariablesState):
+    """Variables (the graph's global ones, if none are given), and plain values: each further keyword becomes an attribute.
+
+    session: where there is no eager execution, the session that has the variables; by default the one that is entered.
+    ValueError: there is none, or there are no variables."""
+    _name = "tensorflow_state"
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(variables or tf.compat.v1.global_variables())
+        self.session = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
+        if not self.variables:
+            raise ValueError("TensorFlowState: there are no variables to keep; pass them as a list (eagerly there are no "
+                             "global variables)")
+        if self.session is None and not tf.executing_eagerly():
+            raise ValueError("TensorFlowState: pass the session that has the variables, or make the state inside of it "
+                             "(with session.as_default())")
+        super().__init__(**kwargs)
+
+    def _read(self) -> list[np.ndarray]:
+        if self.session is not None:
+            return _read_in(self.session, self.variables)
+        return [np.array(variable.numpy()) for variable in self.variables]
+
+    def _write(self, arrays: Sequence[np.ndarray]) -> None:
+        if self.session is not None:
+            _write_in(self.session, self.variables, arrays)
+            return
+        for variable, array in zip(self.variables, arrays):
+            variable.assign(array)
+
+
+class TensorFlowKerasState(KerasState):
+    """A built model and its optimizer, and plain values: each further keyword becomes an attribute.
+
+    backend: keras.backend, whose session has the variables where there is no eager execution. ValueError: it is needed
+    and missing, or the model is not built."""
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        self.backend = backend
+        if backend is None and not tf.executing_eagerly():
+            raise ValueError("TensorFlowKerasState: without eager execution pass backend=keras.backend, which has the "
+                             "session")
+        super().__init__(model, optimizer, **kwargs)
+
+    def _read(self) -> list[np.ndarray]:
+        return super()._read() if tf.executing_eagerly() else _read_in(self.backend.get_session(), self._variables())
+
+    def _write(self, arrays: Sequence[np.ndarray]) -> None:
+        if tf.executing_eagerly():
+            super()._write(arrays)
+        else:
+            _write_in(self.backend.get_session(), self._variables(), arrays)

@@ -20,7 +20,8 @@ from hvd.basics import (Adasum, Average, Max, Min, Product, Sum, ccl_built, cros
                         local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank,
                         rocm_built, shutdown, size, start_timeline, stop_timeline)
 from hvd.exceptions import HorovodInternalError  # noqa: F401
-from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
+from hvd.process_sets import (ProcessSet, add_process_set, global_process_set, registered_id,  # noqa: F401
+                              remove_process_set)
 from hvd.tensorflow import _library
 from hvd.tensorflow._autograd import ops
 from hvd.tensorflow._names import names_of
@@ -71,22 +72,15 @@ def _group(values: Sequence[Any], what: str, rows: bool = False) -> list[Any]:
 
 def _reduction(op: int, prescale_factor: float, postscale_factor: float, process_set: ProcessSet,
                what: str) -> dict[str, Any]:
-    """The attributes of an op that reduces."""
+    """The attributes of an op that reduces. Whether this rank is a member of the set is asked when an op runs: a graph may
+    have ops that a rank never runs."""
     if op not in _OPS:
         names = ", ".join(f"hvd.{name}" for name in _OPS.values())
         raise ValueError(f"{what}: op is {op!r}; it must be one of {names}")
     if op == Adasum and what == "Reducescatter":
         raise ValueError("Reducescatter currently only supports AVERAGE and SUM.")
     return {"reduce_op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
-            "process_set_id": _set_id(process_set, what)}
-
-
-def _set_id(process_set: ProcessSet, what: str) -> int:
-    """Whether this rank is a member is asked when the op runs: a graph may have ops that a rank never runs."""
-    set_id = process_set.process_set_id
-    if set_id is None and process_set is not global_process_set:
-        raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
-    return set_id or 0
+            "process_set_id": registered_id(process_set, what)}
 
 
 # ---- the collectives ----
@@ -117,7 +111,7 @@ def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = Fa
     """The members' tensors one after the other along the first dimension, by set rank. First dimensions may differ,
     also be 0; the others and the type are equal. Its gradient: this rank's rows of the average."""
     tensor = _tensor(tensor, "allgather", rows=True)
-    return ops.hvd_allgather(tensor=tensor, process_set_id=_set_id(process_set, "Allgather"),
+    return ops.hvd_allgather(tensor=tensor, process_set_id=registered_id(process_set, "Allgather"),
                              **names_of("HorovodAllgather", name, tensor, ignore_name_scope))
 
 
@@ -126,7 +120,7 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
     """allgather() of each tensor; all run together or none."""
     tensors = _group(tensors, "grouped_allgather", rows=True)
     return list(ops.hvd_grouped_allgather(
-        tensors=tensors, process_set_id=_set_id(process_set, "Allgather"),
+        tensors=tensors, process_set_id=registered_id(process_set, "Allgather"),
         **names_of("HorovodGroupedAllgather", name, tensors[0], ignore_name_scope)))
 
 
@@ -135,7 +129,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_
     """The tensor of global rank `root_rank`; shape and type are equal on all members. Its gradient: the average on the
     root, 0 elsewhere."""
     tensor = _tensor(tensor, "broadcast")
-    return ops.hvd_broadcast(tensor=tensor, root_rank=root_rank, process_set_id=_set_id(process_set, "Broadcast"),
+    return ops.hvd_broadcast(tensor=tensor, root_rank=root_rank, process_set_id=registered_id(process_set, "Broadcast"),
                              **names_of("HorovodBroadcast", name, tensor, ignore_name_scope))
 
 
@@ -171,7 +165,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, ignore_na
     tensor = _tensor(tensor, "alltoall", rows=True)
     parts = tf.zeros([0], tf.int32) if splits is None else _splits(splits)
     rows, received = ops.hvd_alltoall(
-        tensor=tensor, splits=parts, process_set_id=_set_id(process_set, "Alltoall"),
+        tensor=tensor, splits=parts, process_set_id=registered_id(process_set, "Alltoall"),
         **names_of("HorovodAlltoall", name, tensor, ignore_name_scope))
     return rows if splits is None else (rows, received)
 

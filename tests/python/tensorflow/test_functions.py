@@ -61,15 +61,14 @@ def test_names_and_signatures_are_horovods() -> None:
         importlib.import_module("horovod.tensorflow.data.compute_service")
 
 
-def test_elastic_names_say_what_is_missing_when_they_are_called() -> None:
+def test_elastic_run_says_that_it_is_missing_when_what_it_made_is_called() -> None:
     from horovod.tensorflow import elastic
 
     @elastic.run
     def train(state: Any) -> None:
         del state
-    for call in (lambda: train(None), elastic.TensorFlowState, elastic.TensorFlowKerasState):
-        with pytest.raises(NotImplementedError, match="does not exist yet"):
-            call()
+    with pytest.raises(NotImplementedError, match=r"elastic training does not exist yet.*train\(\)"):
+        train(None)
 
 
 def begin() -> Any:
@@ -200,6 +199,70 @@ def check_objects(hvd: Any) -> None:
     assert hvd.allgather_object("x" * hvd.rank(), name="lengths") == ["x" * rank for rank in range(hvd.size())]
 
 
+# ---- elastic's states ----
+
+
+def follow_a_state(hvd: Any, state: Any, values: Any, change: Any) -> None:
+    """sync() makes all rank 0's; restore() goes back to that, save() makes now that. `values`: the numbers that the state
+    keeps, `change` sets all of them."""
+    assert set(values()) == {float(hvd.rank())} and state.epoch == 10 + hvd.rank()
+    state.sync()
+    assert set(values()) == {0.0} and (state.epoch, state.seen) == (10, [0])
+    change(7.0)
+    state.epoch = 11
+    state.seen.append(1)
+    state.restore()
+    assert set(values()) == {0.0} and (state.epoch, state.seen) == (10, [0])
+    change(8.0)
+    state.epoch = 12
+    state.commit()
+    change(9.0)
+    state.restore()
+    assert set(values()) == {8.0} and state.epoch == 12
+
+
+def check_states(hvd: Any) -> None:
+    from hvd.tensorflow import elastic
+    rank, own = hvd.rank(), {"epoch": 10 + hvd.rank(), "seen": [hvd.rank()]}
+    variables = [tf.Variable(tf.fill([2, 3], float(rank))), tf.Variable(float(rank), dtype=tf.float64)]
+
+    def numbers(arrays: Any) -> list[float]:
+        return [float(number) for array in arrays for number in np.ravel(array)]
+    follow_a_state(hvd, elastic.TensorFlowState(variables, **own), lambda: numbers(one.numpy() for one in variables),
+                   lambda number: [one.assign(tf.fill(one.shape, tf.cast(number, one.dtype))) for one in variables])
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, use_bias=False)])
+    with pytest.raises(ValueError, match="has no variables yet"):
+        elastic.TensorFlowKerasState(model, tf.keras.optimizers.SGD())
+    model.build((None, 3))
+    model.set_weights([np.full([3, 2], float(rank))])
+    follow_a_state(hvd, elastic.TensorFlowKerasState(model, **own), lambda: numbers(model.get_weights()),
+                   lambda number: model.set_weights([np.full([3, 2], number)]))
+    with pytest.raises(ValueError, match="no variables to keep"):
+        elastic.TensorFlowState()
+
+
+def check_states_of_sessions(hvd: Any) -> None:
+    """In graphs of TensorFlow 1, of both kinds of variables, though the graph is finalized when the state is made."""
+    v1 = tf.compat.v1
+    for resource in (False, True):
+        with tf.Graph().as_default() as graph, v1.Session() as session:
+            variables = [v1.get_variable(f"of_{number}", initializer=float(hvd.rank()), use_resource=resource)
+                         for number in range(2)]
+            place = v1.placeholder(tf.float32, [])
+            assign = [variable.assign(place) for variable in variables]
+            session.run(v1.global_variables_initializer())
+            graph.finalize()
+            state = hvd.elastic.TensorFlowState(epoch=10 + hvd.rank(), seen=[hvd.rank()])
+            follow_a_state(hvd, state, lambda: session.run(variables),
+                           lambda number: session.run(assign, {place: number}))
+    with tf.Graph().as_default():
+        v1.get_variable("without", initializer=1.0)
+        with pytest.raises(ValueError, match="pass the session"):
+            hvd.elastic.TensorFlowState()
+        with pytest.raises(ValueError, match="backend=keras.backend"):
+            hvd.elastic.TensorFlowKerasState(tf.keras.Sequential())
+
+
 # ---- SyncBatchNormalization ----
 
 
@@ -242,6 +305,8 @@ def check_everything() -> None:
     check_variables(hvd)
     check_wrong_variables(hvd)
     check_objects(hvd)
+    check_states(hvd)
+    check_states_of_sessions(hvd)
     check_batch_norm(hvd)
 
 

@@ -17,7 +17,8 @@ def check_arguments(hvd):
     """At once, whatever the mode; nothing is submitted."""
     import tensorflow as tf
     x, n = tf.ones([4, 3]), hvd.size()
-    unregistered = hvd.ProcessSet([0])
+    unregistered, unknown = hvd.ProcessSet([0]), hvd.ProcessSet([0])
+    unknown.process_set_id = 10
     cases = [
         (lambda: hvd.allreduce(x, average=True, op=hvd.Sum), ValueError, "op parameter supersedes average"),
         (lambda: hvd.allgather(tf.constant("text")), TypeError, "string is not supported.*broadcast_object"),
@@ -34,6 +35,8 @@ def check_arguments(hvd):
         (lambda: hvd.allgather(1.0), ValueError, "Allgather does not support scalar inputs"),
         (lambda: hvd.reducescatter(x, op=hvd.Adasum), ValueError, "only supports AVERAGE and SUM"),
         (lambda: hvd.allreduce(x, process_set=unregistered), ValueError, "Process set provided does not exist"),
+        (lambda: hvd.allreduce(x, process_set=unknown), ValueError, "Process set provided does not exist"),
+        (lambda: hvd.allgather(x, process_set=unknown), ValueError, "Process set provided does not exist"),
     ]
     for number, (call, kind, text) in enumerate(cases):
         for attempt in (call, tf.function(call, autograph=False)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd import basics as _basics
+from hvd import basics as _basics, process_sets as _sets
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 
@@ -36,9 +36,18 @@ class HorovodBasics:
     ccl_built = staticmethod(_basics.ccl_built)
     cuda_built = staticmethod(_basics.cuda_built)
     rocm_built = staticmethod(_basics.rocm_built)
+    _get_process_set_ids_and_ranks = staticmethod(_sets.get_process_set_ids_and_ranks)
 
     def __init__(self, pkg_path: str | None = None, *args: Any) -> None:
         del pkg_path, args
+
+    @staticmethod
+    def _process_set_size(process_set_id: int) -> int:
+        return _sets.of_id(process_set_id).size()
+
+    @staticmethod
+    def _process_set_rank(process_set_id: int) -> int:
+        return _sets.of_id(process_set_id).rank()
 
     def __getattr__(self, name: str) -> Any:
         if name == "MPI_LIB_CTYPES":
