@@ -4,6 +4,7 @@ what to use."""
 import importlib
 import inspect
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -305,6 +306,39 @@ def test_an_event_ends_a_shell_command_and_its_children():
     assert statuses == [143]
 
 
+def test_a_shell_command_ends_with_the_process_that_ran_it(tmp_path):
+    program = f"""if True:
+        from horovod.runner.common.util import safe_shell_exec
+        safe_shell_exec.execute("echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 100 & wait")"""
+    deadline = time.monotonic() + 60
+    with subprocess.Popen([sys.executable, "-c", program], env=conftest.clean_environment()) as runner:
+        try:
+            while not (tmp_path / "pid").exists():
+                assert time.monotonic() < deadline and runner.poll() is None
+                time.sleep(0.01)
+        finally:
+            runner.kill()
+    group = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("index, prefix, expected", [
+    (3, "out", "[3]<out>:10%\r[3]<out>:\u20ac 20%\r[3]<out>:\r[3]<out>:\n[3]<out>:rest"), (None, "out", None), (3, None, None)])
+def test_lines_of_progress_bars_get_a_prefix_each(index, prefix, expected):
+    text = "10%\r\u20ac 20%\r\r\nrest"
+    reader, writer = os.pipe()
+    out = io.StringIO()
+    thread = threads.in_thread(safe_shell_exec.prefix_connection, (os.fdopen(reader, "rb"), out, prefix, index, False))
+    for byte in text.encode():
+        os.write(writer, bytes([byte]))
+    os.close(writer)
+    thread.join(60)
+    assert out.getvalue() == (expected or text)
+
+
 def test_lists_are_split_evenly():
     assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
     assert util.split_list([1, 2], 3) == [[1], [2], []]
@@ -373,3 +407,7 @@ def test_an_event_calls_a_function():
     threads.on_event(event, called.set)
     event.set()
     assert called.wait(60)
+    for given, complaint in (({"event": None}, "Event must not"), ({"args": 1}, "must be a tuple"),
+                             ({"daemon": False}, "Stop event must be given")):
+        with pytest.raises(ValueError, match=complaint):
+            threads.on_event(**{"event": event, "func": called.set, **given})

@@ -9,11 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
+def _check_arguments(args: Any) -> None:
+    if not isinstance(args, tuple):
+        raise ValueError(f"args must be a tuple, not {type(args)}, for a single argument use (arg,)")
+
+
 def in_thread(target: Callable[..., Any], args: Sequence[Any] = (), name: str | None = None, daemon: bool = True,
               silent: bool = False) -> threading.Thread:
     """Starts `target(*args)` in a thread. `silent`: what it raises is only logged."""
-    if not isinstance(args, tuple):
-        raise ValueError("args must be a tuple, not {}, for a single argument use (arg,)".format(type(args)))
+    _check_arguments(args)
 
     def quietly(*given: Any) -> None:
         try:
@@ -29,7 +33,14 @@ def in_thread(target: Callable[..., Any], args: Sequence[Any] = (), name: str | 
 def on_event(event: threading.Event, func: Callable[..., Any], args: Sequence[Any] = (),
              stop: threading.Event | None = None, check_stop_interval_s: float = 1.0, daemon: bool = True,
              silent: bool = False) -> threading.Thread:
-    """Calls `func(*args)` in a thread once `event` is set; never, once `stop` is."""
+    """Calls `func(*args)` in a thread once `event` is set; never, once `stop` is. ValueError: no event, arguments that are
+    no tuple, or a thread that nothing could end."""
+    if event is None:
+        raise ValueError("Event must not be None")
+    _check_arguments(args)
+    if stop is None and not daemon:
+        raise ValueError("Stop event must be given for non-daemon event thread")
+
     def wait() -> None:
         while not event.wait(check_stop_interval_s if stop else None):
             if stop and stop.is_set():
