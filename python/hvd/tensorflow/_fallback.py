@@ -5,8 +5,8 @@ Same names, arguments and results; no gradients (see _autograd). In tf.function 
 all Python functions do. In graphs of TensorFlow 1 nothing orders them, so none of TensorFlow's few threads may wait for
 other ranks: there each op is the one element of a tf.data.Dataset, which is fetched by a thread of its own.
 
-TensorFlow knows four classes of errors of Python functions in graphs: what the caller or the ranks did wrong becomes
-InvalidArgumentError there, also where the library says FailedPreconditionError.
+TensorFlow knows four classes of errors of Python functions in graphs: what the ranks did wrong becomes InvalidArgumentError
+there, and FailedPreconditionError again where it comes out of TensorFlow (raise_what_was_meant).
 """
 from __future__ import annotations
 
@@ -102,10 +102,21 @@ def _run_now(start: Callable[..., Started], tensors: Sequence[Any], types: Seque
     return [tf.convert_to_tensor(array, dtype) for array, dtype in zip(arrays, types)]
 
 
+class FailedPreconditionError(ValueError):
+    """tf.errors.FailedPreconditionError in a Python function. TensorFlow makes an InvalidArgumentError of it, in whose text is
+    this class' name."""
+
+
 def _in_python_words(failure: _Failure) -> Exception:
     """An exception of which TensorFlow makes the class, as well as it can."""
-    text = str(failure)
-    return HorovodInternalError(text) if failure.kind is tf.errors.UnknownError else ValueError(text)
+    kinds = {tf.errors.UnknownError: HorovodInternalError, tf.errors.FailedPreconditionError: FailedPreconditionError}
+    return kinds.get(failure.kind, ValueError)(str(failure))
+
+
+def raise_what_was_meant(error: tf.errors.OpError) -> None:
+    """tf.errors.FailedPreconditionError in the place of an InvalidArgumentError that stands for one; else nothing."""
+    if isinstance(error, tf.errors.InvalidArgumentError) and "FailedPreconditionError: Horovod" in error.message:
+        raise tf.errors.FailedPreconditionError(error.node_def, error.op, error.message) from None
 
 
 def _label(kind: str, tensor_name: str) -> str:

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -82,13 +83,8 @@ class _Library(_session.Watcher):
         self.library.hvd_tf_detach()
 
 
-def _hear_of_interrupts(library: ctypes.CDLL) -> None:
-    """Ctrl-C while a kernel waits: the kernel is taken back, and KeyboardInterrupt takes the place of the error that comes of
-    it. The interrupt is held in C (python/native/step.h) until the error has come out of TensorFlow's C++, in one of the
-    functions that are wrapped here."""
-    library.hvd_tf_deliver_interrupt.restype = None
-    library.hvd_tf_watch_interrupts.restype = None
-
+def _at_the_edge(heed: Callable[[tf.errors.OpError], Any]) -> None:
+    """Where errors come out of TensorFlow's C++, `heed` sees each of them; what it raises takes its place."""
     def wrap(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
@@ -96,14 +92,22 @@ def _hear_of_interrupts(library: ctypes.CDLL) -> None:
         def call(*arguments: Any, **keywords: Any) -> Any:
             try:
                 return original(*arguments, **keywords)
-            except tf.errors.OpError:
-                library.hvd_tf_deliver_interrupt()
+            except tf.errors.OpError as error:
+                heed(error)
                 raise
         setattr(owner, name, call)
 
     for owner, name in ((execute, "execute"), (ops_module, "raise_from_not_ok_status"),
                         (session.BaseSession, "_do_call")):
         wrap(owner, name)
+
+
+def _hear_of_interrupts(library: ctypes.CDLL) -> None:
+    """Ctrl-C while a kernel waits: the kernel is taken back, and KeyboardInterrupt takes the place of the error that comes of
+    it. The interrupt is held in C (python/native/step.h) until the error has come out of TensorFlow's C++."""
+    library.hvd_tf_deliver_interrupt.restype = None
+    library.hvd_tf_watch_interrupts.restype = None
+    _at_the_edge(lambda _error: library.hvd_tf_deliver_interrupt())
 
 
 def _share_symbols() -> None:
@@ -133,6 +137,7 @@ def _load() -> tuple[Any, bool]:
             return library.ops, True
     logger.warning("hvd.tensorflow: tensors go through Python (tf.numpy_function), which is slower: %s", reason)
     from hvd.tensorflow import _fallback
+    _at_the_edge(_fallback.raise_what_was_meant)
     return _fallback, False
 
 
