@@ -524,6 +524,28 @@ def check_the_class_and_what_it_shares():
     ours.zero_grad()
 
 
+def check_one_gradient_is_reduced_by_itself():
+    hvd = _hvd()
+    rank, size = hvd.rank(), hvd.size()
+    dense, table = torch.nn.Linear(3, 1), torch.nn.Embedding(4, 2, sparse=True)
+    named = [*dense.named_parameters(), ("table", table.weight)]
+    for options in ({}, {"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 2.0}, {"op": hvd.Sum}):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p for _, p in named], lr=0.1), named, **options)
+        whole = sum(range(1, size + 1)) / (1 if options.get("op") == hvd.Sum else size)
+        dense.weight.grad, dense.bias.grad = torch.full((1, 3), rank + 1.0), None
+        handle, context = optimizer._allreduce_grad_async(dense.weight)
+        reduced = options.get("compression", hvd.Compression.none).decompress(hvd.synchronize(handle), context)
+        assert reduced.dtype == torch.float32 and torch.equal(reduced, torch.full((1, 3), whole))
+        handle, _ = optimizer._allreduce_grad_async(dense.bias)
+        hvd.synchronize(handle)
+        assert torch.equal(dense.bias.grad, torch.zeros(1))
+        table.weight.grad = torch.sparse_coo_tensor([[rank]], torch.full((1, 2), rank + 1.0), (4, 2))
+        finish, _ = optimizer._allreduce_grad_async(table.weight)
+        rows = finish().to_dense().sum(dim=0)
+        assert torch.equal(rows, torch.full((2,), whole))
+        optimizer.zero_grad()
+
+
 def check_arguments_that_are_refused():
     hvd = _hvd()
     model = _model()

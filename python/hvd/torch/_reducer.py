@@ -32,7 +32,7 @@ from hvd import _native, _ops, _session, collectives
 from hvd._native import lib
 from hvd.basics import Average, Sum
 from hvd.process_sets import ProcessSet, id_of
-from hvd.torch import _buckets
+from hvd.torch import _buckets, mpi_ops
 from hvd.torch._framework import CODES, engine
 from hvd.torch.compression import Compression
 
@@ -439,6 +439,16 @@ class Reducer:
             segment.missing = len(segment.slots)
             segment.op = None
         self._launched = []
+
+    def start_alone(self, gradient: Any, name: str) -> tuple[Any, Any]:
+        """Starts the reduction of a gradient by itself, in place, outside of the steps. A handle, or a function that
+        waits for a sparse one; and what the compressor's decompress() takes."""
+        if gradient.is_sparse and not self._sparse_as_dense:
+            return mpi_ops.sparse_allreduce_async(gradient, name, self.op, self._process_set), None
+        tensor, context = self.compression.compress(gradient.to_dense() if gradient.is_sparse else gradient)
+        prescale, postscale = self._scales
+        return mpi_ops.allreduce_async_(tensor, name=name, op=self.op, prescale_factor=prescale, postscale_factor=postscale,
+                                        process_set=self._process_set), context
 
     def abandon(self) -> None:
         """Forgets the step that is under way. What the engine may still write is not used again."""

@@ -82,7 +82,7 @@ def _group_numbers(groups: Any, parameters: list[Any], names: dict[Any, str],
 
 class _Common:
     """What both distributed optimizers share. Mixed into a subclass of the user's optimizer, so every name of its own
-    begins with `_hvd`; `_parameter_names` is one that users know."""
+    begins with `_hvd`; `_parameter_names` and `_allreduce_grad_async` are ones that users know."""
 
     def _hvd_watch(self, named_parameters: Any, reducer: Any, groups: Any, process_set: ProcessSet) -> None:
         names = _names(self.param_groups, named_parameters)
@@ -174,6 +174,14 @@ class _DistributedOptimizer(_Common):
         result = own() if closure is None else own(closure)
         self._synchronized = False
         return result
+
+    def _allreduce_grad_async(self, parameter: Any) -> tuple[Any, Any]:
+        """Starts the reduction of one gradient by itself, in place; what synchronize() of mpi_ops takes (a function that
+        waits, for a sparse one), and what the compressor's decompress() takes. Here for the scripts that tell a
+        distributed optimizer by this name, or call it for a parameter that their hooks leave out."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return self._hvd_reducer.start_alone(parameter.grad, self._parameter_names[parameter])
 
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps it otherwise, and step hooks would run twice
 
