@@ -17,6 +17,9 @@ extern const struct hvi_kernels hvi_kernels_plain;
 extern const struct hvi_kernels hvi_kernels_avx2;
 extern const struct hvi_kernels hvi_kernels_avx512;
 #endif
+#ifdef HVI_KERNELS_ARM
+extern const struct hvi_kernels hvi_kernels_neon;
+#endif
 
 static bool is_float(uint32_t dtype)
 {
@@ -72,6 +75,14 @@ const struct hvi_kernels *hvi_kernels_at(unsigned index)
     if (index == 2)
         return has_avx512() ? &hvi_kernels_avx512 : NULL;
     return NULL;
+}
+#elif defined(HVI_KERNELS_ARM)
+/* Every aarch64 has NEON. */
+const struct hvi_kernels *hvi_kernels_at(unsigned index)
+{
+    if (index == 0)
+        return &hvi_kernels_plain;
+    return index == 1 ? &hvi_kernels_neon : NULL;
 }
 #else
 const struct hvi_kernels *hvi_kernels_at(unsigned index)

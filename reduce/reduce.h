@@ -38,7 +38,7 @@ struct hvi_reduction {
 #define HVI_ADASUM_BLOCK 512u /* elements */
 
 struct hvi_kernels {
-    const char *name; /* "plain", "avx2", "avx512" */
+    const char *name; /* "plain", "avx2", "avx512", "neon" */
     /* Reduces elements [first, first + count). The combination must be supported. */
     void (*reduce)(const struct hvi_reduction *reduce, uint64_t first, uint64_t count);
     /* memcpy. `stream`: past the caches where that is possible, because the result is not read

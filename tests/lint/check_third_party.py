@@ -40,7 +40,7 @@ QUARANTINE = [
 # The C library, the kernel and the compiler.
 _SYSTEM = re.compile(r"^(sys|linux|asm|net|netinet|arpa|bits)/[\w/-]+\.h$")
 _SYSTEM_NAMES = set("""
-    alloca assert cpuid ctype dirent dlfcn elf emmintrin endian errno execinfo fcntl features fenv float fnmatch ftw
+    alloca arm_neon assert cpuid ctype dirent dlfcn elf emmintrin endian errno execinfo fcntl features fenv float fnmatch ftw
     getopt glob grp iconv ifaddrs immintrin inttypes iso646 langinfo libgen limits link locale malloc math mqueue netdb pmmintrin
     poll pthread pwd regex sched semaphore setjmp signal smmintrin spawn stdalign stdarg stdatomic stdbool stddef stdint
     stdio stdlib stdnoreturn string strings syscall sysexits syslog tgmath threads time tmmintrin uchar ucontext unistd

@@ -151,6 +151,30 @@ START_TEST(scales_give_the_reference_bits)
 }
 END_TEST
 
+/* The reference above runs on the same machine as the kernels. Here the results of everything have
+ * a hash (FNV-1a), which was the same on x86-64 and aarch64. */
+START_TEST(all_machines_give_the_same_bits)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t random = 11;
+
+    for (uint32_t i = 0; i < HVI_DTYPE_COUNT * 10; i++) {
+        uint32_t dtype = i / 10, op = all_ops[i % 5];
+        double scale = i / 5 % 2 ? 1.0 / 3 : 1;
+        struct run run = {.count = COUNT - 10};
+        if (hvi_reduction_check(dtype, op, scale, scale, NULL, 0) != HVI_OK)
+            continue;
+        run.reduce = reduce_of(dtype, op, 3, scale, scale);
+        prepare(&run, &random);
+        hvi_kernels_best()->reduce(&run.reduce, 0, run.count);
+        const unsigned char *out = run.out[0];
+        for (uint64_t at = 0; at < run.count * hvi_dtype_bytes(dtype); at++)
+            hash = (hash ^ out[at]) * 0x100000001b3u;
+    }
+    ck_assert_msg(hash == 0xfe3ede1012f71bd3u, "the hash is %016llx", (unsigned long long)hash);
+}
+END_TEST
+
 START_TEST(chunks_give_the_bits_of_the_whole)
 {
     struct run run = {.count = COUNT - 10};
@@ -310,6 +334,30 @@ START_TEST(narrowing_to_float8_rounds_to_nearest_even_in_every_set)
 }
 END_TEST
 
+/* Heads and tails that are no whole line, from and to every place of one. */
+START_TEST(a_copy_past_the_caches_is_a_copy_in_every_set)
+{
+    static const size_t lengths[] = {0, 1, 63, 4095, 4096, 4097, 4160, 9000};
+    uint64_t random = 3;
+
+    hvt_reference_fill(HVI_DTYPE_UINT8, inputs[0], COUNT * 8, &random);
+    for (unsigned i = 0; i < HVI_KERNEL_SETS * 2 * 64 * 8; i++) {
+        const struct hvi_kernels *kernels = hvi_kernels_at(i / (2 * 64 * 8));
+        size_t length = lengths[i % 8], place = i / 8 % 64;
+        const unsigned char *in = inputs[0] + i % 67;
+        unsigned char *out = outputs[0] + GUARD + place;
+        if (!kernels)
+            continue;
+        memset(outputs[0], 0xa5, COUNT * 8);
+        kernels->copy(out, in, length, i / 8 / 64 % 2);
+        if (memcmp(out, in, length) != 0)
+            ck_abort_msg("%s: %zu bytes to %zu", kernels->name, length, place);
+        ck_assert_int_eq(out[-1], 0xa5);
+        ck_assert_int_eq(out[length], 0xa5);
+    }
+}
+END_TEST
+
 START_TEST(bool_knows_and_and_or_only)
 {
     char text[128];
@@ -352,12 +400,14 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_loop_test(tcase, every_type_and_op_gives_the_reference_bits, 0, HVI_DTYPE_COUNT);
     tcase_add_loop_test(tcase, scales_give_the_reference_bits, 0, HVI_DTYPE_COUNT);
+    tcase_add_test(tcase, all_machines_give_the_same_bits);
     tcase_add_test(tcase, chunks_give_the_bits_of_the_whole);
     tcase_add_test(tcase, an_integer_average_truncates_toward_zero);
     tcase_add_test(tcase, every_float16_widens_exactly_in_every_set);
     tcase_add_test(tcase, narrowing_rounds_to_nearest_even_in_every_set);
     tcase_add_loop_test(tcase, every_float8_widens_exactly_in_every_set, 0, 2);
     tcase_add_loop_test(tcase, narrowing_to_float8_rounds_to_nearest_even_in_every_set, 0, 2);
+    tcase_add_test(tcase, a_copy_past_the_caches_is_a_copy_in_every_set);
     tcase_add_test(tcase, bool_knows_and_and_or_only);
     tcase_add_test(tcase, adasum_is_for_floating_point);
     suite_add_tcase(suite, tcase);
