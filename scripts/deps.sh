@@ -6,7 +6,8 @@
 #   scripts/deps.sh build    what cmake needs (the library, the daemons, the tools, man pages)
 #   scripts/deps.sh demo     what scripts/demo.sh needs
 #   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
-#   scripts/deps.sh list [build|demo|test]    prints the list and does nothing
+#   scripts/deps.sh arm      what scripts/arm.sh needs: test and more
+#   scripts/deps.sh list [build|demo|test|arm]    prints the list and does nothing
 #
 # "a|b" is one need: either package does; a missing one is installed as the first that this system offers.
 set -euo pipefail
@@ -19,12 +20,15 @@ test_packages='check libsubunit-dev python3 python3-pytest python3-venv openmpi-
 clang libclang-rt-dev|libclang-rt-14-dev|libclang-common-14-dev clang-format-14|clang-format
 shellcheck universal-ctags systemd git'
 
+arm_packages='gcc-aarch64-linux-gnu qemu-user'
+
 packages_for() {
     case $1 in
     build | demo) echo "$build_packages" ;;
     test) echo "$build_packages $test_packages" ;;
+    arm) echo "$build_packages $test_packages $arm_packages" ;;
     *)
-        echo "usage: deps.sh build|demo|test, or deps.sh list [build|demo|test]" >&2
+        echo "usage: deps.sh build|demo|test|arm, or deps.sh list [build|demo|test|arm]" >&2
         exit 2
         ;;
     esac
