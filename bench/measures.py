@@ -29,7 +29,7 @@ def _allreduces() -> list[Measure]:
              ("1M", "1 MiB", MIB, 4), ("64M", "64 MiB", 64 * MIB, 2), ("64M", "64 MiB", 64 * MIB, 4)]
     return [Measure(f"allreduce-{short}-np{np}", f"allreduce {title}", "allreduce", np, size,
                     memories=("shared", "malloc", "adopted") if size == 64 * MIB else ("shared",),
-                    reference=size >= MIB, quick=size != MIB)
+                    reference=size >= MIB, quick=size in (4, 64 * MIB))
             for short, title, size, np in sizes]
 
 
@@ -50,10 +50,10 @@ def _others() -> list[Measure]:
 def _python() -> list[Measure]:
     """hvd.torch, as users call it; the others are timed from Python anyway."""
     hooks = "161 gradients of ResNet-50 through an optimizer's hooks"
-    return [*(Measure(f"python-hooks-np{np}", hooks, "hooks", np, memories=("python", "python-fresh"), quick=np == 2,
+    return [*(Measure(f"python-hooks-np{np}", hooks, "hooks", np, memories=("python", "python-fresh"),
                       peers=("torch-ddp", "horovod")) for np in (2, 4)),
             Measure("python-step-np2", "training step, 14 layers of 1024, 59 MB of gradients", "step", 2,
-                    memories=("python", "python-2.0.1"), peers=("torch-ddp", "horovod"), quick=True),
+                    memories=("python", "python-2.0.1"), peers=("torch-ddp", "horovod")),
             Measure("python-allreduce-4B-np2", "allreduce 4 B from Python", "allreduce", 2, 4, memories=("python",),
                     peers=("torch", "horovod"), quick=True),
             Measure("python-init-np2", "init() of a process that was attached before", "init", 2,
