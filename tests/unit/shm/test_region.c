@@ -386,7 +386,7 @@ void *__wrap_mmap(void *start, size_t bytes, int prot, int flags, int fd, off_t 
         return MAP_FAILED;
     }
     if (start != NULL && kernel.space_is_taken)
-        start = (char *)start + 4096;
+        start = (char *)start - 4096; /* which is free: behind it there may be others' memory */
     return __real_mmap(start, bytes, prot, flags, fd, offset);
 }
 
