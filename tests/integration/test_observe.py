@@ -171,7 +171,7 @@ def test_an_op_that_waited_when_the_timeline_began_is_in_it(daemon, trace_file):
     """As with HOROVOD_TIMELINE, which starts it when rank 0 comes: the others may have submitted by then."""
     job = Job(daemon, 2, name="drawn")
     op = job.ranks[1].submit("allreduce", "early", dtype="float32", dims=[3])
-    assert job.ranks[1].test(op).status == Status.INPROGRESS
+    wait_until(lambda: daemon.ctl.json("stalls", "drawn")["stalls"], "the op to be seen")
     assert job.ranks[0].timeline(trace_file).ok
     other = job.ranks[0].submit("allreduce", "early", dtype="float32", dims=[3])
     assert job.ranks[0].outcome(other).ok and job.ranks[1].outcome(op).ok
