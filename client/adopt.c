@@ -193,8 +193,9 @@ static bool is_own_stack(struct client_range range)
     return range.start < (uintptr_t)base + bytes && range.end > (uintptr_t)base;
 }
 
-/* A word of memory that was never ours: AddressSanitizer may have poisoned it. */
-__attribute__((no_sanitize_address)) static uintptr_t word_at(uintptr_t address)
+/* A word of memory that was never ours: AddressSanitizer may have poisoned it, another thread may
+ * be writing there. */
+__attribute__((no_sanitize_address, no_sanitize_thread)) static uintptr_t word_at(uintptr_t address)
 {
     return *(const volatile uintptr_t *)address;
 }
