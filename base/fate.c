@@ -14,6 +14,7 @@
  * somebody acts on. */
 #include "base/fate.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -86,11 +87,9 @@ static bool ask_wait(pid_t pid, struct hvi_fate *fate_p)
     return true;
 }
 
-/* Reads /proc/PID/stat into `text`, NUL-terminated. Returns 0 or an errno. */
-static int read_stat(pid_t pid, char *text, size_t size)
+/* Reads /proc/PID/stat, or a file like it, into `text`, NUL-terminated. Returns 0 or an errno. */
+static int read_stat(const char *path, char *text, size_t size)
 {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return errno;
@@ -128,13 +127,20 @@ static bool parse_stat(const char *text, struct stat_fields *fields_p)
 }
 
 /* Returns 0, an errno, or EBADMSG when the file is not what it should be. */
-static int look_in_proc(pid_t pid, struct stat_fields *fields_p)
+static int look_in(const char *path, struct stat_fields *fields_p)
 {
     char text[2048];
-    int error = read_stat(pid, text, sizeof(text));
+    int error = read_stat(path, text, sizeof(text));
     if (error == 0 && !parse_stat(text, fields_p))
         error = EBADMSG;
     return error;
+}
+
+static int look_in_proc(pid_t pid, struct stat_fields *fields_p)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    return look_in(path, fields_p);
 }
 
 /* /proc/PID/exe asks for the same rights as the exit code does, and says so. */
@@ -197,6 +203,33 @@ bool hvi_fate_is_ending(pid_t pid, int pidfd, struct hvi_fate *fate_p)
         return false;
     *fate_p = hvi_fate_from_wait(fields.wait_status);
     return fate_p->kind != HVI_FATE_UNKNOWN;
+}
+
+static bool thread_is_quiet(pid_t pid, const char *thread)
+{
+    char path[64];
+    struct stat_fields fields;
+    snprintf(path, sizeof(path), "/proc/%d/task/%.16s/stat", (int)pid, thread);
+    int error = look_in(path, &fields);
+    return error == ENOENT || error == ESRCH ||
+           (error == 0 && ((fields.flags & FLAG_EXITING) != 0 || fields.state == 'Z'));
+}
+
+bool hvi_process_is_quiet(pid_t pid, int pidfd)
+{
+    char path[64];
+    struct dirent *entry;
+    bool quiet = true;
+    if (pidfd >= 0 && pidfd_is_readable(pidfd))
+        return true;
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+    DIR *threads = opendir(path);
+    if (!threads)
+        return errno == ENOENT;
+    while (quiet && (entry = readdir(threads)))
+        quiet = entry->d_name[0] == '.' || thread_is_quiet(pid, entry->d_name);
+    closedir(threads);
+    return quiet || !pid_is_still_its_own(pidfd);
 }
 
 void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size)

@@ -27,6 +27,9 @@ struct hvi_fate hvi_fate_look(pid_t pid, int pidfd);
  * kernel takes memory apart first, which for much memory takes much longer than anybody should
  * wait. *fate_p becomes how it ends. False also when the caller may not see it. */
 bool hvi_fate_is_ending(pid_t pid, int pidfd, struct hvi_fate *fate_p);
+/* True when no thread of the process will ever run its own code again: it has gone, or the kernel is
+ * taking every one of them apart. False also when the caller may not see it. */
+bool hvi_process_is_quiet(pid_t pid, int pidfd);
 /* From a wait(2) status. */
 struct hvi_fate hvi_fate_from_wait(int wait_status);
 /* "was killed by signal 9 (SIGKILL)", "exited with code 3", "is gone (how is not known)",

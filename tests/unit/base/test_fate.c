@@ -253,6 +253,35 @@ START_TEST(who_is_past_the_last_instruction_is_ending_and_nobody_else)
 }
 END_TEST
 
+static void check_quiet(void (*life)(void), char state, bool quiet)
+{
+    struct subject subject = subject_start(life);
+    await_state(subject.pid, state);
+    ck_assert_int_eq(hvi_process_is_quiet(subject.pid, subject.pidfd), quiet);
+    ck_assert_int_eq(hvi_process_is_quiet(subject.pid, -1), quiet);
+    subject_end(&subject);
+}
+
+START_TEST(who_has_no_thread_left_that_runs_is_quiet)
+{
+    check_quiet(kill_self, 'Z', true);
+    check_quiet(exit_with_0, 'Z', true);
+    check_quiet(live_in_peace, 'S', false);
+    check_quiet(lose_first_thread, 'Z', false);
+    struct subject subject = subject_start(live_in_peace);
+    kill(subject.pid, SIGSTOP);
+    await_state(subject.pid, 'T');
+    ck_assert_msg(!hvi_process_is_quiet(subject.pid, subject.pidfd), "who was stopped may go on");
+    subject_end(&subject);
+    subject = subject_start(kill_self);
+    await_end(subject.pidfd);
+    subject_reap(&subject);
+    ck_assert(hvi_process_is_quiet(subject.pid, subject.pidfd));
+    ck_assert(hvi_process_is_quiet(subject.pid, -1));
+    subject_end(&subject);
+}
+END_TEST
+
 START_TEST(who_was_reaped_is_not_ending)
 {
     struct subject subject = subject_start(kill_self);
@@ -375,6 +404,7 @@ int main(void)
     tcase_add_test(tcase, a_stopped_stranger_is_alive);
     tcase_add_test(tcase, a_process_whose_first_thread_ended_is_alive);
     tcase_add_test(tcase, who_is_past_the_last_instruction_is_ending_and_nobody_else);
+    tcase_add_test(tcase, who_has_no_thread_left_that_runs_is_quiet);
     tcase_add_test(tcase, who_was_reaped_is_not_ending);
     tcase_add_test(tcase, a_misleading_command_name_does_not_mislead);
     tcase_add_test(tcase, our_own_child_is_told_and_stays_reapable);
