@@ -54,7 +54,6 @@ static void handle(struct hvd_session *session)
 {
     struct hvi_packet_msg msg;
     char why[HVI_TEXT_MAX + 1];
-    hvi_packet_close_fds(session->packet);
     int rc = hvi_packet_msg_decode(session->packet->bytes, session->packet->length, &msg, why,
                                    sizeof(why));
     if (rc == HVD_ERR_NO_MEMORY) /* lost one message; an acknowledgement times out */
@@ -68,6 +67,8 @@ static void handle(struct hvd_session *session)
         handle_ack(session, &msg.ack);
     else if (msg.kind == HVI_PACKET_NOTICE)
         handle_notice(session, &msg.notice);
+    else if (msg.kind == HVI_PACKET_PEER_REGION)
+        client_peers_told(session, &msg.peer_region, hvi_packet_take_fd(session->packet, 0));
     else
         client_session_end(session, HVD_ERR_PROTOCOL,
                            "the engine (pid %d) sent a message of kind %d that is not for clients",
@@ -111,8 +112,11 @@ void client_control_look(struct hvd_session *session)
         int rc = hvi_packet_receive(session->socket_fd, session->packet, 0);
         if (rc == HVD_OK) {
             handle(session);
+            hvi_packet_close_fds(session->packet);
         } else if (rc == HVD_ERR_CLOSED) {
             engine_gone(session, hvi_fate_look(session->engine_pid, -1));
+        } else if (rc == HVD_ERR_LIMIT) { /* a descriptor that this process has no room for */
+            client_peers_ask_again(&session->peers);
         } else if (rc == HVD_ERR_PROTOCOL) {
             client_session_end(session, rc, "the engine (pid %d) sent a message that is too long",
                                session->engine_pid);
@@ -308,4 +312,14 @@ int client_control_timeline_stop(struct hvd_session *session)
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_STOP};
     msg.timeline_stop.request = pending.request;
     return ask(session, &msg, -1, "hvd_timeline_stop", &pending);
+}
+
+bool client_control_peer_ask(struct hvd_session *session, int32_t rank, uint32_t region)
+{
+    unsigned char bytes[CONTROL_BYTES];
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_PEER_ASK};
+    size_t length = 0;
+    msg.peer_ask = (struct hvi_peer_ask){.rank = rank, .region = region};
+    int rc = hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &length);
+    return rc == HVD_OK && hvi_packet_send(session->socket_fd, bytes, length, NULL, 0, 0) == HVD_OK;
 }

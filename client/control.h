@@ -35,4 +35,8 @@ int client_control_timeline_stop(struct hvd_session *session);
 /* A clean goodbye; waits CLIENT_DETACH_NS at most. */
 void client_control_detach(struct hvd_session *session);
 
+/* Asks for a peer's region. Does not wait: the answer, a PeerRegion, comes when it comes. False: it could
+ * not be sent now. */
+bool client_control_peer_ask(struct hvd_session *session, int32_t rank, uint32_t region);
+
 #endif

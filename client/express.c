@@ -11,6 +11,7 @@
 #include "base/relax.h"
 #include "base/types.h"
 #include "client/control.h"
+#include "client/large.h"
 #include "client/names.h"
 #include "client/session.h"
 #include "client/sets.h"
@@ -25,7 +26,8 @@
 #define SETTLE_NAP_NS 20000l
 #define APART_SPINS   8u   /* pauses between two looks at who is missing */
 #define APART_ROUNDS  100u /* looks without yielding while those are on other cores: about 10 us */
-#define CLOCK_ROUNDS  8u   /* looks between two at the clock */
+#define PROMPT_NS     (50 * 1000ull) /* between submitting an op and waiting for it */
+#define CLOCK_ROUNDS  8u             /* looks between two at the clock */
 
 /* ---- tickets ---- */
 
@@ -113,7 +115,8 @@ void client_express_take_ticket(struct hvd_session *session, const struct hvd_op
     if (completion->ticket == 0 || !session->express_on || slot >= HVI_EXPRESS_SLOTS)
         return;
     struct client_ticket *ticket = ticket_of(session, op);
-    if (!ticket || ticket->said.bytes > HVI_EXPRESS_PAYLOAD)
+    if (!ticket ||
+        (ticket->said.bytes > HVI_EXPRESS_PAYLOAD && !hvi_express_is_large(ticket->said.bytes, 1)))
         return;
     ticket->slot = slot;
     ticket->turn = completion->text_turn;
@@ -186,17 +189,20 @@ static void note_lags(const struct hvd_session *session, const struct client_set
 
 /* ---- an op's end ---- */
 
-static void note_trace(const struct hvd_session *session, const struct hvd_op *op)
+static void note_trace(struct hvd_session *session, const struct hvd_op *op)
 {
     struct hvi_express_rank *mine = &session->express.rank[session->identity.rank];
     uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
+    uint64_t now_ns = hvi_clock_ns();
     mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){
         .submit_ns = op->express.submit_ns,
-        .done_ns = hvi_clock_ns(),
+        .done_ns = now_ns,
         .number = op->anon_seq,
         .slot = op->express.slot,
         .bytes = (uint32_t)op->out_bytes,
     };
+    /* Ops that need no engine would never tell us that it has died. */
+    session->look_due = now_ns - session->looked_ns >= CLIENT_LOOK_NS;
     /* Release, pairs with the engine's acquire before it copies entries. */
     atomic_store_explicit(&mine->traced, at + 1, memory_order_release);
     /* Relaxed: sums for people. */
@@ -212,11 +218,12 @@ static void finish(struct hvd_session *session, struct hvd_op *op)
 {
     struct client_ticket *ticket = ticket_of(session, op);
     client_step("express-before-copy");
-    if (op->copy_to && op->out_bytes > 0)
+    if (op->copy_to && op->out_bytes > 0 && !op->express.large)
         memcpy(op->copy_to, hvi_express_result(&session->express, op->express.slot, op->out_bytes),
                op->out_bytes);
     note_trace(session, op);
-    op->copy_to = NULL;
+    if (!op->express.large) /* whose result is not in the slot */
+        op->copy_to = NULL;
     op->status = HVD_OK;
     if (ticket) {
         ticket->slot = op->express.slot;
@@ -236,7 +243,7 @@ static void call_engine(struct hvd_session *session)
 
 void client_express_take_back(struct hvd_op *op)
 {
-    if (!op->express.brought || !op->copy_to)
+    if (!op->express.brought || !op->copy_to || op->express.large)
         return;
     memcpy(op->copy_to, op->out.shared, op->out_bytes);
     op->copy_to = NULL;
@@ -246,6 +253,7 @@ void client_express_look(struct hvd_session *session, struct hvd_op *op)
 {
     switch (hvi_express_look(&session->express, op->express.slot, op->express.turn)) {
     case HVI_EXPRESS_WAITS:
+    case HVI_EXPRESS_RUNS:
         return;
     case HVI_EXPRESS_DONE:
         finish(session, op);
@@ -257,12 +265,16 @@ void client_express_look(struct hvd_session *session, struct hvd_op *op)
     }
 }
 
-void client_express_look_all(struct hvd_session *session)
+bool client_express_look_all(struct hvd_session *session)
 {
+    bool waits = false;
     for (uint32_t i = 0; i < session->ops.fresh; i++) {
-        if (session->ops.slots[i].express.active)
-            client_express_look(session, &session->ops.slots[i]);
+        struct hvd_op *op = &session->ops.slots[i];
+        if (op->express.active)
+            client_express_look(session, op);
+        waits = waits || (op->state == CLIENT_OP_IN_FLIGHT && op->express.active);
     }
+    return waits;
 }
 
 /* ---- an op's beginning ---- */
@@ -287,17 +299,28 @@ static void note_core(struct hvi_express_rank *mine)
         atomic_store_explicit(&mine->core, here, memory_order_relaxed);
 }
 
+static void bring_payload(const struct hvd_session *session, const struct client_request *request,
+                          struct hvd_op *op)
+{
+    unsigned char *payload = hvi_express_payload(
+        &session->express, op->express.slot, (uint32_t)session->identity.rank, request->in_bytes);
+    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
+    if (request->in_bytes > 0 && reads)
+        memcpy(payload, request->in->data, request->in_bytes);
+    op->out.shared = payload; /* where the result comes to if the engine takes the op over */
+    op->copy_to = request->out && request->out_bytes > 0 ? request->out->data : NULL;
+}
+
 static void bring(struct hvd_session *session, const struct client_request *request,
                   struct hvd_op *op)
 {
     const struct hvi_express *express = &session->express;
     uint32_t rank = (uint32_t)session->identity.rank;
     struct hvi_express_part *part = hvi_express_part(express, op->express.slot, rank);
-    unsigned char *payload =
-        hvi_express_payload(express, op->express.slot, rank, request->in_bytes);
-    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
-    if (request->in_bytes > 0 && reads)
-        memcpy(payload, request->in->data, request->in_bytes);
+    if (op->express.large)
+        client_large_bring(session, op);
+    else
+        bring_payload(session, request, op);
     note_core(&express->rank[rank]);
     op->express.submit_ns = hvi_clock_ns();
     op->express.brought = true;
@@ -305,8 +328,16 @@ static void bring(struct hvd_session *session, const struct client_request *requ
     atomic_store_explicit(&part->cookie, client_op_cookie(op), memory_order_release);
     part->submit_ns = op->express.submit_ns;
     part->number = op->anon_seq;
-    op->out.shared = payload; /* where the result comes to if the engine takes the op over */
-    op->copy_to = request->out && request->out_bytes > 0 ? request->out->data : NULL;
+}
+
+/* Who waits does the op. Nobody may: whoever submits and goes on with something else leaves it to the
+ * engine. */
+static void start_large(struct hvd_session *session, struct hvd_op *op, uint32_t everybody)
+{
+    if (!client_large_start(session, op, everybody))
+        op->express.active = false; /* the engine was faster */
+    else if (!session->express_prompt)
+        client_express_call(session, op);
 }
 
 /* This rank came last. */
@@ -315,6 +346,10 @@ static void do_for_all(struct hvd_session *session, const struct client_set *set
 {
     uint32_t slot = op->express.slot;
     note_lags(session, set, slot);
+    if (op->express.large) {
+        start_large(session, op, everybody);
+        return;
+    }
     client_step("express-before-combining");
     combine(session, set, said, slot);
     client_step("express-before-publishing");
@@ -350,6 +385,8 @@ static void take_back(const struct hvd_session *session, struct hvd_op *op)
 {
     leave(session, op);
     op->name = NULL;
+    if (op->express.large)
+        return; /* it stays placed */
     op->copy_to = NULL;
     op->out.shared = NULL;
 }
@@ -371,15 +408,12 @@ void client_express_restart(struct client_set *set)
     }
 }
 
-bool client_express_submit(struct hvd_session *session, struct client_set *set,
-                           struct client_request *request)
+/* In its slot, if the ticket is still good. */
+static bool arrive(struct hvd_session *session, struct client_set *set,
+                   struct client_request *request, struct client_ticket *ticket)
 {
     struct hvd_op *op = request->op;
-    struct client_ticket *ticket = session->express_on ? ticket_for(request, set) : NULL;
-    if (!ticket || !fits(session, request, set, ticket))
-        return false;
     uint32_t everybody = UINT32_MAX >> (32 - set->size);
-    client_submit_remember(request);
     op->express.slot = ticket->slot;
     op->express.turn = ticket->turn;
     if (!op->name)
@@ -399,7 +433,8 @@ bool client_express_submit(struct hvd_session *session, struct client_set *set,
         lane_of(set, op->kind)->last = op;
         lane_of(set, op->kind)->standing = op;
     }
-    hold_output(session, request, op);
+    if (!op->express.large)
+        hold_output(session, request, op);
     op->express.active = true;
     client_op_set_state(&session->ops, op, CLIENT_OP_IN_FLIGHT);
     if (arrival == HVI_EXPRESS_LAST)
@@ -407,6 +442,35 @@ bool client_express_submit(struct hvd_session *session, struct client_set *set,
     else
         ask_for_patrol(session);
     return true;
+}
+
+bool client_express_submit(struct hvd_session *session, struct client_set *set,
+                           struct client_request *request)
+{
+    struct client_ticket *ticket = session->express_on ? ticket_for(request, set) : NULL;
+    if (!ticket || request->in_bytes > HVI_EXPRESS_PAYLOAD || !fits(session, request, set, ticket))
+        return false;
+    client_submit_remember(request);
+    return arrive(session, set, request, ticket);
+}
+
+bool client_express_submit_large(struct hvd_session *session, struct client_set *set,
+                                 struct client_request *request)
+{
+    struct client_ticket *ticket = session->express_on ? ticket_for(request, set) : NULL;
+    struct hvd_op *op = request->op;
+    if (!ticket || !hvi_express_is_large(request->in_bytes, (uint32_t)set->size) ||
+        !client_large_may(op) || session->ops.in_flight > 1 || !fits(session, request, set, ticket))
+        return false;
+    client_submit_remember(request);
+    op->express.large = true;
+    op->express.reduce_op = (uint32_t)request->reduce_op;
+    op->express.prescale = request->prescale;
+    op->express.postscale = request->postscale;
+    if (arrive(session, set, request, ticket))
+        return true;
+    op->express.large = false;
+    return false;
 }
 
 void client_express_abandoned(struct hvd_session *session, struct hvd_op *op)
@@ -487,11 +551,13 @@ struct hvi_wait_policy client_express_policy(int ranks, uint32_t cores)
     return policy;
 }
 
-/* Whether a rank that is still missing was last seen on this core: then it cannot come before the
- * core is given up. Only known for ops of all ranks. */
-static bool is_in_the_way(const struct hvi_express *express, uint32_t slot)
+/* Whether a rank that is still missing, or holds a unit, was last seen on this core: then it cannot come
+ * before the core is given up. Only known for ops of all ranks. */
+static bool is_in_the_way(const struct hvi_express *express, const struct client_watch *watch)
 {
-    uint32_t missing = ~hvi_express_arrived(express, slot);
+    uint32_t missing = watch->sight == HVI_EXPRESS_RUNS
+                           ? hvi_express_holders(express, watch->slot, watch->turn)
+                           : ~hvi_express_arrived(express, watch->slot);
     uint32_t here = (uint32_t)sched_getcpu() + 1;
     for (uint32_t rank = 0; rank < express->ranks; rank++) {
         if ((missing >> rank & 1) != 0 &&
@@ -501,28 +567,34 @@ static bool is_in_the_way(const struct hvi_express *express, uint32_t slot)
     return false;
 }
 
+static bool has_moved(const struct hvi_express *express, const struct client_watch *watch)
+{
+    return hvi_express_look(express, watch->slot, watch->turn) != watch->sight;
+}
+
 /* True when the slot has moved. */
-static bool spin(const struct hvi_express *express, uint32_t slot, uint32_t turn, uint32_t spins)
+static bool spin(const struct hvi_express *express, const struct client_watch *watch,
+                 uint32_t spins)
 {
     for (uint32_t i = 0; i < spins; i++) {
-        if (hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS)
+        if (has_moved(express, watch))
             return true;
         hvi_cpu_relax();
     }
-    return hvi_express_look(express, slot, turn) != HVI_EXPRESS_WAITS;
+    return has_moved(express, watch);
 }
 
 /* Until policy->yield_ns have passed since the first look at the clock, which is looked at now and
  * then only. True when the slot has moved or it is too late. */
-static bool wait_awake(const struct hvd_session *session, bool all_ranks, uint32_t slot,
-                       uint32_t turn, uint64_t deadline_ns)
+static bool wait_awake(const struct hvd_session *session, const struct client_watch *watch,
+                       uint64_t deadline_ns)
 {
     const struct hvi_express *express = &session->express;
     uint64_t start_ns = 0;
     for (uint32_t round = 1;; round++) {
-        if (!all_ranks || round > APART_ROUNDS || is_in_the_way(express, slot))
+        if (!watch->all_ranks || round > APART_ROUNDS || is_in_the_way(express, watch))
             sched_yield();
-        if (spin(express, slot, turn, all_ranks ? APART_SPINS : 0))
+        if (spin(express, watch, watch->all_ranks ? APART_SPINS : 0))
             return true;
         if (round % CLOCK_ROUNDS != 0)
             continue;
@@ -536,17 +608,40 @@ static bool wait_awake(const struct hvd_session *session, bool all_ranks, uint32
     }
 }
 
-bool client_express_wait(struct hvd_session *session, bool all_ranks, uint32_t slot, uint32_t turn,
+struct client_watch client_express_watch(const struct hvd_op *op)
+{
+    return (struct client_watch){
+        .slot = op->express.slot,
+        .turn = op->express.turn,
+        .all_ranks = op->process_set == 0,
+        .large = op->express.large,
+    };
+}
+
+bool client_express_runs(const struct hvd_session *session, const struct client_watch *watch)
+{
+    return hvi_express_look(&session->express, watch->slot, watch->turn) == HVI_EXPRESS_RUNS;
+}
+
+void client_express_note_promptness(struct hvd_session *session, const struct hvd_op *op)
+{
+    if (op->express.large)
+        session->express_prompt = hvi_clock_ns() - op->express.submit_ns < PROMPT_NS;
+}
+
+bool client_express_wait(struct hvd_session *session, struct client_watch *watch,
                          uint64_t deadline_ns)
 {
     const struct hvi_wait_policy *policy = &session->express_policy;
-    if (spin(&session->express, slot, turn, policy->spins) ||
-        wait_awake(session, all_ranks, slot, turn, deadline_ns))
+    watch->sight = hvi_express_look(&session->express, watch->slot, watch->turn);
+    if (watch->sight != HVI_EXPRESS_WAITS && watch->sight != HVI_EXPRESS_RUNS)
+        return false;
+    if (spin(&session->express, watch, policy->spins) || wait_awake(session, watch, deadline_ns))
         return false;
     call_engine(session); /* it sees to it that this does not last for ever */
     uint64_t now_ns = hvi_clock_ns();
     uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
-    hvi_express_sleep(&session->express, slot, turn,
+    hvi_express_sleep(&session->express, watch->slot, watch->turn, watch->sight,
                       left_ns < policy->slice_ns ? left_ns : policy->slice_ns);
     return true;
 }

@@ -11,6 +11,7 @@
 #include "client/ops.h"
 #include "client/submit.h"
 #include "shm/bell.h"
+#include "shm/express.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,6 +26,9 @@ struct hvi_completion;
  * the op has arrived in its slot, or is even done. False: it has to go to the engine. */
 bool client_express_submit(struct hvd_session *session, struct client_set *set,
                            struct client_request *request);
+/* The same for an op that is too large for a slot's own memory, once it has been placed. */
+bool client_express_submit_large(struct hvd_session *session, struct client_set *set,
+                                 struct client_request *request);
 /* The op goes to the engine, as the next one of its name or lane: what it says is what a ticket that
  * comes with its completion is for. */
 void client_express_note(const struct hvd_session *session, struct client_set *set,
@@ -37,8 +41,8 @@ void client_express_landed(struct hvd_session *session, struct hvd_op *op);
 void client_express_abandoned(struct hvd_session *session, struct hvd_op *op);
 /* Whether the op is over or the engine's; the first is landed here. */
 void client_express_look(struct hvd_session *session, struct hvd_op *op);
-/* The same for every op. */
-void client_express_look_all(struct hvd_session *session);
+/* The same for every op. True: some still wait. */
+bool client_express_look_all(struct hvd_session *session);
 /* The completion of an op that was in a slot, before its name is free: the result comes out of the
  * slot at once, because the next op of that name may use it. */
 void client_express_take_back(struct hvd_op *op);
@@ -56,9 +60,22 @@ void client_express_call(struct hvd_session *session, const struct hvd_op *op);
 void client_express_settle(struct hvd_session *session, struct hvd_op *op);
 /* How ranks wait for each other. Pure. */
 struct hvi_wait_policy client_express_policy(int ranks, uint32_t cores);
-/* Without the lock: spins, yields, then sleeps until the slot moves. `all_ranks`: the op is of set 0.
- * True when the socket should be looked at before waiting on. */
-bool client_express_wait(struct hvd_session *session, bool all_ranks, uint32_t slot, uint32_t turn,
+/* What a waiting thread looks at. */
+struct client_watch {
+    uint32_t slot, turn;
+    bool all_ranks; /* the op is of set 0 */
+    bool large;
+    enum hvi_express_sight sight;
+};
+/* For an op that is in a slot. */
+struct client_watch client_express_watch(const struct hvd_op *op);
+/* Whether it is a large one that runs. No lock needed. */
+bool client_express_runs(const struct hvd_session *session, const struct client_watch *watch);
+/* Somebody begins to wait for an op in a slot: whether he does so as soon as it was submitted. */
+void client_express_note_promptness(struct hvd_session *session, const struct hvd_op *op);
+/* Without the lock: spins, yields, then sleeps until the slot moves. True when the socket should be
+ * looked at before waiting on. */
+bool client_express_wait(struct hvd_session *session, struct client_watch *watch,
                          uint64_t deadline_ns);
 
 #endif

@@ -213,6 +213,9 @@ static struct client_memory *named_by(const struct client_memory_table *table, c
 static int detach_row(struct hvd_session *session, const void *ptr, bool is_alloc, const char *what,
                       struct client_memory **memory_p)
 {
+    if (!client_peers_wait_quiet(session))
+        return client_error(HVD_ERR_BUSY, "%s: another thread of this rank still works on an op",
+                            what);
     struct client_memory *memory = named_by(&session->memory, ptr, is_alloc);
     if (!memory)
         return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,

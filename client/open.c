@@ -366,6 +366,7 @@ static void destroy(struct hvd_session *session)
     client_sets_fini(&session->sets);
     client_staging_fini(&session->staging);
     client_memory_fini(&session->memory);
+    client_peers_fini(&session->peers);
     hvi_region_fini(&session->bell_region);
     hvi_express_fini(&session->express);
     client_habits_fini(&session->habits);

@@ -76,7 +76,11 @@ struct hvd_op {
         bool active;  /* in a slot: client/express.c */
         bool brought; /* its payload is or was there */
         bool orphan;  /* released by its owner while there */
+        bool large;   /* done in units, where its operands lie: client/large.c */
+        bool called;  /* the engine was asked to lend a hand */
         uint32_t slot, turn;
+        uint32_t reduce_op; /* this and the scales: of a large one */
+        double prescale, postscale;
         uint64_t submit_ns;
     } express;
     int status; /* final once DONE */

@@ -14,6 +14,7 @@
 #include "client/memory.h"
 #include "client/names.h"
 #include "client/ops.h"
+#include "client/peer.h"
 #include "client/sets.h"
 #include "client/staging.h"
 #include "hvd/hvd.h"
@@ -62,6 +63,8 @@ struct hvd_session {
     bool express_on;
     struct hvi_express express;
     struct hvi_wait_policy express_policy; /* between ranks: the engine needs no core */
+    bool slots_left;     /* when the event descriptor was made, ops stood in slots */
+    bool express_prompt; /* the last large op was waited for at once: so will the next be */
     const struct hvi_kernels *kernels;
 
     pthread_mutex_t mutex;
@@ -82,6 +85,7 @@ struct hvd_session {
     struct client_memory_table memory;
     struct client_staging staging;
     uint32_t last_region;
+    struct client_peers peers;
 
     /* Completion. */
     uint64_t complete_seq;
@@ -97,6 +101,7 @@ struct hvd_session {
     uint64_t last_request;
     struct client_pending *pending;
     uint64_t looked_ns;        /* at the socket */
+    bool look_due;             /* ops keep ending, and that is long ago */
     uint64_t engine_looked_ns; /* at the engine's process */
     int job_status; /* HVD_OK or what happened to the job; ops go on to the engine, which fails them
                      */

@@ -390,6 +390,8 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
     }
     if (rc == HVD_OK)
         rc = look_around(session, requests, count, &set);
+    if (rc == HVD_OK && count == 1 && client_express_submit_large(session, set, requests))
+        return HVD_OK;
     if (rc == HVD_OK)
         launch(session, set, requests, count);
     else

@@ -20,6 +20,7 @@
 #include "client/control.h"
 #include "client/error.h"
 #include "client/express.h"
+#include "client/large.h"
 #include "client/output.h"
 #include "client/session.h"
 #include "client/submit.h"
@@ -222,13 +223,15 @@ static bool session_state_says_ended(const struct hvd_session *session)
 void client_wait_progress(struct hvd_session *session, bool look)
 {
     client_wait_drain(session);
-    if (!look && session->epoll_fd < 0 && !session_state_says_ended(session) &&
+    if (!look && session->epoll_fd < 0 && session->peers.asked == 0 &&
+        !session_state_says_ended(session) &&
         hvi_clock_ns() - session->looked_ns < CLIENT_LOOK_NS) {
         if (session->sized_first)
             client_output_feed(session);
         return;
     }
     session->looked_ns = hvi_clock_ns();
+    session->look_due = false;
     client_control_look(session);
     if (session->sized_first)
         client_output_feed(session);
@@ -243,6 +246,8 @@ void client_wait_sync_event(struct hvd_session *session)
         return;
     rc = read(session->client_event_fd, &value, sizeof(value));
     client_wait_drain(session);
+    if (session->slots_left) /* whose ends are in no ring */
+        session->slots_left = client_express_look_all(session);
     value = 1;
     if (session->unseen > 0 || session->sized_first)
         rc = write(session->client_event_fd, &value, sizeof(value));
@@ -303,6 +308,22 @@ int client_op_enter(const struct hvd_op *op, const char *what)
     return client_error(HVD_ERR_INVALID, "%s: this op was released by hvd_op_free", what);
 }
 
+/* A large op in its slot: where all ranks only poll, nobody else does it. */
+static int test_again(struct hvd_session *session, struct hvd_op *op,
+                      const struct client_watch *watch)
+{
+    if (client_large_help(session, op, watch, 1) == 0)
+        return HVD_INPROGRESS;
+    int rc = client_op_enter(op, "hvd_test");
+    if (rc != HVD_OK)
+        return rc;
+    session->express_prompt = false;
+    rc = client_wait_look_at(session, op);
+    client_wait_sync_event(session);
+    client_session_leave(session);
+    return rc;
+}
+
 int hvd_test(struct hvd_op *op)
 {
     int rc = client_op_enter(op, "hvd_test");
@@ -313,8 +334,10 @@ int hvd_test(struct hvd_op *op)
     rc = client_wait_look_at(session, op);
     client_wait_sync_event(session);
     client_express_polled(session, op);
+    bool stands = rc == HVD_INPROGRESS && op->express.active;
+    struct client_watch watch = client_express_watch(op);
     client_session_leave(session);
-    return rc;
+    return stands ? test_again(session, op, &watch) : rc;
 }
 
 bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
@@ -338,41 +361,91 @@ static int timed_out(const struct hvd_op *op, int64_t timeout_ns)
                         text, (double)timeout_ns / 1e9);
 }
 
+/* A thread in hvd_wait. */
+struct waiter {
+    struct hvd_op *op;
+    int64_t timeout_ns;
+    uint64_t deadline_ns;
+    bool look;   /* at the socket */
+    bool helped; /* with a large op, although it was late */
+    bool noted;  /* how prompt it was */
+    /* What the last look has seen. */
+    bool express, copying;
+    uint32_t seen;
+    struct client_watch watch;
+};
+
+/* With the lock. It is too late; waits of no length are a way to poll. */
+static int look_late(struct waiter *waiter)
+{
+    struct hvd_op *op = waiter->op;
+    int rc = HVD_INPROGRESS;
+    if (op->express.active) {
+        client_wait_progress(op->session, false);
+        client_express_polled(op->session, op);
+        rc = client_wait_look_at(op->session, op);
+    }
+    return rc == HVD_INPROGRESS ? timed_out(op, waiter->timeout_ns) : rc;
+}
+
+/* With the lock. HVD_INPROGRESS, or how the call ends. */
+static int look_once(struct waiter *waiter)
+{
+    struct hvd_op *op = waiter->op;
+    struct hvd_session *session = op->session;
+    waiter->seen = hvi_bell_read(session->channel.header);
+    if (waiter->look || !op->express.active)
+        client_wait_progress(session, waiter->look);
+    int rc = client_wait_look_at(session, op);
+    bool helps = op->express.large && op->express.active && !waiter->helped;
+    if (rc == HVD_INPROGRESS && !helps && hvi_deadline_passed(waiter->deadline_ns))
+        rc = look_late(waiter);
+    if (rc != HVD_INPROGRESS && session->look_due)
+        client_wait_progress(session, true);
+    if (rc != HVD_INPROGRESS)
+        client_wait_sync_event(session);
+    return rc;
+}
+
+/* Without the lock. */
+static void rest(struct waiter *waiter, struct hvd_session *session)
+{
+    bool late = waiter->watch.large && hvi_deadline_passed(waiter->deadline_ns);
+    waiter->helped = late;
+    if (client_large_help(session, waiter->op, &waiter->watch, late ? 1 : UINT32_MAX) > 0 || late)
+        return;
+    if (waiter->express)
+        waiter->look = client_express_wait(session, &waiter->watch, waiter->deadline_ns);
+    else
+        waiter->look =
+            client_wait_sleep(session, waiter->copying, waiter->seen, waiter->deadline_ns);
+}
+
 int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
 {
-    uint64_t deadline_ns = timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns);
-    bool look = false;
+    struct waiter waiter = {.op = op,
+                            .timeout_ns = timeout_ns,
+                            .deadline_ns =
+                                timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns)};
     for (;;) {
         int rc = client_op_enter(op, "hvd_wait");
         if (rc != HVD_OK)
             return rc;
         struct hvd_session *session = op->session;
-        uint32_t seen = hvi_bell_read(session->channel.header);
-        if (look || !op->express.active)
-            client_wait_progress(session, look);
         bool was_express = op->express.active;
-        rc = client_wait_look_at(session, op);
-        bool late = rc == HVD_INPROGRESS && hvi_deadline_passed(deadline_ns);
-        if (late && op->express.active) { /* waits of no length are a way to poll */
-            client_wait_progress(session, false);
-            client_express_polled(session, op);
-            rc = client_wait_look_at(session, op);
-        }
-        if (rc != HVD_INPROGRESS)
-            client_wait_sync_event(session);
-        else if (late)
-            rc = timed_out(op, timeout_ns);
-        bool copying = op->state == CLIENT_OP_COPYING;
-        bool express = op->express.active;
-        bool all_ranks = op->process_set == 0;
-        uint32_t slot = op->express.slot, turn = op->express.turn;
+        rc = look_once(&waiter);
+        waiter.copying = op->state == CLIENT_OP_COPYING;
+        waiter.express = op->express.active;
+        waiter.watch = client_express_watch(op);
+        if (rc == HVD_INPROGRESS && waiter.express && !waiter.noted)
+            client_express_note_promptness(session, op);
+        waiter.noted = true;
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
             return rc;
-        if (was_express && !express)
+        if (was_express && !waiter.express)
             continue; /* the engine's now: its completion may be there already */
-        look = express ? client_express_wait(session, all_ranks, slot, turn, deadline_ns)
-                       : client_wait_sleep(session, copying, seen, deadline_ns);
+        rest(&waiter, session);
     }
 }
 
@@ -565,6 +638,7 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         rc = make_epoll(session);
     if (rc == HVD_OK)
         client_express_settle(session, NULL); /* from now on the engine ends every op */
+    session->slots_left = true;               /* or rings, if ranks still are at one */
     if (rc == HVD_OK)
         client_wait_sync_event(session); /* some may have ended just now */
     if (rc == HVD_OK)

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "client/error.h"
 #include "client/express.h"
+#include "client/large.h"
 #include "client/session.h"
 #include "client/wait.h"
 
@@ -27,8 +28,10 @@ struct crowd {
     bool copying;        /* another thread copies a result of ours */
     bool look;           /* at the socket */
     struct hvd_op *slot; /* an op of ours that waits in an express slot, where no bell rings */
-    uint32_t slots_seen; /* rounds with such an op */
-    uint32_t seen;       /* the bell word of `bell` before the last look */
+    struct client_watch watch; /* what it was when it was looked at */
+    uint32_t slots_seen;       /* rounds with such an op */
+    bool noted;                /* how prompt we were */
+    uint32_t seen;             /* the bell word of `bell` before the last look */
     struct hvd_session *bell;
 };
 
@@ -73,8 +76,13 @@ static int look_at(struct crowd *crowd, int i)
     int rc = client_wait_look_at(op->session, op);
     if (rc == HVD_INPROGRESS && op->state == CLIENT_OP_COPYING)
         crowd->copying = true;
-    if (rc == HVD_INPROGRESS && op->express.active)
+    if (rc == HVD_INPROGRESS && op->express.active) {
         crowd->slot = op;
+        crowd->watch = client_express_watch(op);
+        if (!crowd->noted)
+            client_express_note_promptness(op->session, op);
+        crowd->noted = true;
+    }
     return rc;
 }
 
@@ -107,10 +115,18 @@ static int look_along(struct crowd *crowd, int *i_p)
 
 /* Peers that are about to come are waited for awake; after that the engine gets the op, so that the
  * bell rings for it. */
-static void rest_awake(struct crowd *crowd)
+static void rest_awake(struct crowd *crowd, uint64_t deadline_ns)
 {
     struct hvd_op *op = crowd->slot;
     crowd->slot = NULL;
+    if (client_large_help(op->session, op, &crowd->watch, UINT32_MAX) > 0)
+        return;
+    if (crowd->watch.large && client_express_runs(op->session, &crowd->watch)) {
+        uint64_t slice_ns = hvi_clock_ns() + MIXED_SLICE_NS;
+        crowd->look = client_express_wait(op->session, &crowd->watch,
+                                          slice_ns < deadline_ns ? slice_ns : deadline_ns);
+        return;
+    }
     sched_yield();
     if (++crowd->slots_seen < SLOT_ROUNDS || client_op_enter(op, crowd->what) != HVD_OK)
         return;
@@ -122,7 +138,7 @@ static void rest_awake(struct crowd *crowd)
 static void rest(struct crowd *crowd, uint64_t deadline_ns)
 {
     if (crowd->slot) {
-        rest_awake(crowd);
+        rest_awake(crowd, deadline_ns);
         return;
     }
     uint64_t until_ns = deadline_ns;

@@ -74,6 +74,15 @@ struct hvi_timeline_start {
 struct hvi_timeline_stop {
     uint64_t request;
 };
+struct hvi_peer_ask {
+    int32_t rank;
+    uint32_t region;
+};
+struct hvi_peer_region {
+    int32_t rank;
+    uint32_t region;
+    uint64_t bytes; /* 0: there is none (any more) */
+};
 struct hvi_notice {
     int32_t status;
     char text[HVI_TEXT_MAX + 1];
@@ -229,8 +238,10 @@ enum hvi_packet_kind {
     HVI_PACKET_TIMELINE_STOP,
     HVI_PACKET_TIMELINE_REQUEST,
     HVI_PACKET_ENGINE_TIMELINE,
+    HVI_PACKET_PEER_ASK,
+    HVI_PACKET_PEER_REGION,
 };
-#define HVI_PACKET_KIND_END (HVI_PACKET_ENGINE_TIMELINE + 1)
+#define HVI_PACKET_KIND_END (HVI_PACKET_PEER_REGION + 1)
 
 struct hvi_packet_msg {
     enum hvi_packet_kind kind;
@@ -254,6 +265,8 @@ struct hvi_packet_msg {
         struct hvi_timeline_stop timeline_stop;
         struct hvi_timeline_request timeline_request;
         struct hvi_engine_timeline engine_timeline;
+        struct hvi_peer_ask peer_ask;
+        struct hvi_peer_region peer_region;
     };
 };
 

@@ -191,6 +191,19 @@ static const struct wire_field timeline_stop_fields[] = {
 };
 static const struct wire_table timeline_stop = TABLE(timeline_stop, timeline_stop_fields, 0);
 
+static const struct wire_field peer_ask_fields[] = {
+    RANK(1, hvi_peer_ask, rank),
+    NUMBER(2, hvi_peer_ask, region, 1, REGION_MOST),
+};
+static const struct wire_table peer_ask = TABLE(peer_ask, peer_ask_fields, 0);
+
+static const struct wire_field peer_region_fields[] = {
+    RANK(1, hvi_peer_region, rank),
+    NUMBER(2, hvi_peer_region, region, 1, REGION_MOST),
+    U64(3, hvi_peer_region, bytes),
+};
+static const struct wire_table peer_region = TABLE(peer_region, peer_region_fields, 0);
+
 static const struct wire_field notice_fields[] = {
     STATUS(1, hvi_notice, status),
     TEXT(2, hvi_notice, text, ANY),
@@ -319,6 +332,8 @@ const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_TIMELINE_STOP] = {"timeline_stop", &timeline_stop},
     [HVI_PACKET_TIMELINE_REQUEST] = {"timeline_request", &timeline_request},
     [HVI_PACKET_ENGINE_TIMELINE] = {"engine_timeline", &engine_timeline},
+    [HVI_PACKET_PEER_ASK] = {"peer_ask", &peer_ask},
+    [HVI_PACKET_PEER_REGION] = {"peer_region", &peer_region},
 };
 
 /* ---- admin ----------------------------------------------------------------------------------- */

@@ -15,6 +15,13 @@
 
 #define OPEN   0u
 #define SEIZED 1u
+#define RUNS   2u
+#define CLOSES 3u /* runs, and is seized when it is over */
+
+#define LEAST_UNIT_BYTES (UINT64_C(16) << 10)
+#define MOST_UNIT_BYTES  (UINT64_C(64) << 10)
+#define USUAL_UNITS      16u
+#define DONE             255u /* a holder */
 
 static uint64_t make_word(uint32_t turn, uint32_t state, uint32_t arrived)
 {
@@ -48,7 +55,8 @@ static uint64_t total_bytes(uint32_t ranks)
     return sizeof(struct hvi_express_head) + rank_bytes(ranks) +
            sizeof(struct hvi_express_slot) * HVI_EXPRESS_SLOTS +
            (sizeof(struct hvi_express_part) + HVI_EXPRESS_PAYLOAD) * HVI_EXPRESS_SLOTS * ranks +
-           (uint64_t)HVI_EXPRESS_PAYLOAD * HVI_EXPRESS_SLOTS;
+           (uint64_t)HVI_EXPRESS_PAYLOAD * HVI_EXPRESS_SLOTS +
+           round_up(sizeof(struct hvi_express_work) * HVI_EXPRESS_SLOTS);
 }
 
 /* Fills the view of memory that is mapped. */
@@ -68,6 +76,8 @@ static void lay_out(struct hvi_express *express, uint32_t ranks)
     express->payloads = at;
     at += (uint64_t)HVI_EXPRESS_PAYLOAD * HVI_EXPRESS_SLOTS * ranks;
     express->results = at;
+    at += (uint64_t)HVI_EXPRESS_PAYLOAD * HVI_EXPRESS_SLOTS;
+    express->works = (struct hvi_express_work *)(void *)at;
 }
 
 int hvi_express_create(uint32_t ranks, struct hvi_express *express_p)
@@ -167,6 +177,138 @@ bool hvi_express_publish(const struct hvi_express *express, uint32_t slot, uint3
     return true;
 }
 
+/* ---- large ops ---- */
+
+static bool is_running(uint64_t word)
+{
+    return state_of(word) == RUNS || state_of(word) == CLOSES;
+}
+
+static uint64_t unit_word(uint32_t turn, uint32_t holder)
+{
+    return (uint64_t)(turn & HVI_EXPRESS_TURN_MASK) << 8 | holder;
+}
+
+static uint64_t left_word(uint32_t turn, uint32_t units)
+{
+    return (uint64_t)(turn & HVI_EXPRESS_TURN_MASK) << 32 | units;
+}
+
+uint32_t hvi_express_cut(uint64_t bytes, uint64_t *unit_bytes_p)
+{
+    uint64_t unit = bytes / USUAL_UNITS;
+
+    unit = unit < LEAST_UNIT_BYTES ? LEAST_UNIT_BYTES : unit;
+    unit = unit > MOST_UNIT_BYTES ? MOST_UNIT_BYTES : round_up(unit);
+    *unit_bytes_p = unit;
+    return (uint32_t)((bytes + unit - 1) / unit);
+}
+
+bool hvi_express_start(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                       uint32_t units, uint32_t everybody)
+{
+    struct hvi_express_slot *place = &express->slots[slot];
+    struct hvi_express_work *work = &express->works[slot];
+    uint64_t seen = make_word(turn, OPEN, everybody);
+
+    /* Relaxed: the exchange orders them for whoever sees that it runs. */
+    atomic_store_explicit(&work->left, left_word(turn, units), memory_order_relaxed);
+    atomic_store_explicit(&work->next, 0, memory_order_relaxed);
+    if (!atomic_compare_exchange_strong_explicit(&place->word, &seen,
+                                                 make_word(turn, RUNS, everybody),
+                                                 memory_order_seq_cst, memory_order_relaxed))
+        return false;
+    wake(place);
+    return true;
+}
+
+uint32_t hvi_express_claim(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                           uint32_t units, uint32_t holder)
+{
+    struct hvi_express_work *work = &express->works[slot];
+    /* The engine believes nobody's hint. */
+    uint32_t first =
+        holder == HVI_EXPRESS_ENGINE ? 0 : atomic_load_explicit(&work->next, memory_order_relaxed);
+
+    for (uint32_t i = first; i < units; i++) {
+        uint64_t seen = atomic_load_explicit(&work->unit[i], memory_order_relaxed);
+        /* Free is what was taken at the turn before: each turn takes all units. A later turn's word
+         * says that the claimer is late. */
+        if (seen >> 8 != ((turn - 1) & HVI_EXPRESS_TURN_MASK))
+            continue;
+        if (atomic_compare_exchange_strong_explicit(&work->unit[i], &seen, unit_word(turn, holder),
+                                                    memory_order_acq_rel, memory_order_relaxed)) {
+            atomic_store_explicit(&work->next, i + 1, memory_order_relaxed);
+            return i;
+        }
+    }
+    return HVI_EXPRESS_NOTHING;
+}
+
+bool hvi_express_finish(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                        uint32_t unit)
+{
+    struct hvi_express_work *work = &express->works[slot];
+
+    /* Release, pairs with hvi_express_holder: who dies right here has done his work. */
+    atomic_store_explicit(&work->unit[unit], unit_word(turn, DONE), memory_order_release);
+    uint64_t seen = atomic_load_explicit(&work->left, memory_order_relaxed);
+    do {
+        if (seen >> 32 != (turn & HVI_EXPRESS_TURN_MASK) || (uint32_t)seen == 0)
+            return false;
+        /* Acq_rel: who sees none left sees what every holder has written. */
+    } while (!atomic_compare_exchange_weak_explicit(&work->left, &seen, seen - 1,
+                                                    memory_order_acq_rel, memory_order_relaxed));
+    return (uint32_t)seen == 1;
+}
+
+bool hvi_express_is_done(const struct hvi_express *express, uint32_t slot, uint32_t turn)
+{
+    /* Acquire, pairs with hvi_express_finish. */
+    return atomic_load_explicit(&express->works[slot].left, memory_order_acquire) ==
+           left_word(turn, 0);
+}
+
+void hvi_express_end(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                     uint32_t everybody)
+{
+    struct hvi_express_slot *place = &express->slots[slot];
+    uint64_t seen = make_word(turn, RUNS, everybody);
+
+    if (!atomic_compare_exchange_strong_explicit(&place->word, &seen, make_word(turn + 1, OPEN, 0),
+                                                 memory_order_seq_cst, memory_order_relaxed)) {
+        seen = make_word(turn, CLOSES, everybody);
+        if (!atomic_compare_exchange_strong_explicit(&place->word, &seen,
+                                                     make_word(turn + 1, SEIZED, 0),
+                                                     memory_order_seq_cst, memory_order_relaxed))
+            return;
+    }
+    wake(place);
+}
+
+int32_t hvi_express_holder(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                           uint32_t unit)
+{
+    uint64_t word = atomic_load_explicit(&express->works[slot].unit[unit], memory_order_acquire);
+    uint32_t holder = (uint32_t)(word & 255u);
+
+    if (word >> 8 != (turn & HVI_EXPRESS_TURN_MASK) || holder == 0 || holder > express->ranks)
+        return -1;
+    return (int32_t)holder - 1;
+}
+
+uint32_t hvi_express_holders(const struct hvi_express *express, uint32_t slot, uint32_t turn)
+{
+    uint32_t holders = 0;
+
+    for (uint32_t unit = 0; unit < HVI_EXPRESS_UNITS; unit++) {
+        int32_t rank = hvi_express_holder(express, slot, turn, unit);
+        if (rank >= 0)
+            holders |= 1u << rank;
+    }
+    return holders;
+}
+
 enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint32_t slot,
                                         uint32_t turn)
 {
@@ -175,18 +317,24 @@ enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint3
 
     if (ahead == 0 && state_of(seen) == OPEN)
         return HVI_EXPRESS_WAITS;
+    if (ahead == 0 && is_running(seen))
+        return HVI_EXPRESS_RUNS;
     return ahead % 2 == 1 ? HVI_EXPRESS_DONE : HVI_EXPRESS_SEIZED;
 }
 
 void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
-                       uint64_t timeout_ns)
+                       enum hvi_express_sight sight, uint64_t timeout_ns)
 {
     struct hvi_express_slot *place = &express->slots[slot];
     const struct timespec timeout = {
         .tv_sec = (time_t)(timeout_ns / HVI_NS_SEC),
         .tv_nsec = (long)(timeout_ns % HVI_NS_SEC),
     };
-    uint32_t expected = (uint32_t)(make_word(turn, OPEN, 0) >> 32);
+    uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
+    uint32_t state = sight == HVI_EXPRESS_RUNS && state_of(seen) == CLOSES ? CLOSES
+                     : sight == HVI_EXPRESS_RUNS                           ? RUNS
+                                                                           : OPEN;
+    uint32_t expected = (uint32_t)(make_word(turn, state, 0) >> 32);
 
     /* Seq_cst, pairs with the load in wake(); the kernel compares the word once more. */
     atomic_fetch_add_explicit(&place->sleepers, 1, memory_order_seq_cst);
@@ -197,18 +345,56 @@ void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_
 
 /* ---- the engine ---- */
 
-uint32_t hvi_express_seize(const struct hvi_express *express, uint32_t slot)
+bool hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *arrived_p)
+{
+    struct hvi_express_slot *place = &express->slots[slot];
+    uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
+    uint32_t state;
+
+    do
+        state = is_running(seen) ? CLOSES : SEIZED;
+    while (!atomic_compare_exchange_weak_explicit(&place->word, &seen,
+                                                  make_word(turn_of(seen), state, (uint32_t)seen),
+                                                  memory_order_seq_cst, memory_order_relaxed));
+    atomic_store_explicit(&place->called, 0, memory_order_relaxed);
+    wake(place);
+    *arrived_p = (uint32_t)seen;
+    return state == SEIZED;
+}
+
+uint32_t hvi_express_fail(const struct hvi_express *express, uint32_t slot)
 {
     struct hvi_express_slot *place = &express->slots[slot];
     uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
 
-    while (!atomic_compare_exchange_weak_explicit(&place->word, &seen,
+    while (is_running(seen) &&
+           !atomic_compare_exchange_weak_explicit(&place->word, &seen,
                                                   make_word(turn_of(seen), SEIZED, (uint32_t)seen),
                                                   memory_order_seq_cst, memory_order_relaxed))
         ;
-    atomic_store_explicit(&place->called, 0, memory_order_relaxed);
     wake(place);
     return (uint32_t)seen;
+}
+
+bool hvi_express_runs(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
+                      uint32_t *arrived_p)
+{
+    uint64_t seen = atomic_load_explicit(&express->slots[slot].word, memory_order_acquire);
+
+    *turn_p = turn_of(seen);
+    *arrived_p = (uint32_t)seen;
+    return is_running(seen);
+}
+
+void hvi_express_clear(const struct hvi_express *express, uint32_t slot)
+{
+    /* Taken at a turn that nobody could arrive at: free at the next, and unlike whatever a late claimer
+     * may have seen. */
+    uint64_t word = unit_word(
+        turn_of(atomic_load_explicit(&express->slots[slot].word, memory_order_relaxed)) + 1, DONE);
+
+    for (uint32_t i = 0; i < HVI_EXPRESS_UNITS; i++)
+        atomic_store_explicit(&express->works[slot].unit[i], word, memory_order_relaxed);
 }
 
 uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot)
@@ -224,7 +410,9 @@ uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot)
 
 bool hvi_express_is_open(const struct hvi_express *express, uint32_t slot)
 {
-    return state_of(atomic_load_explicit(&express->slots[slot].word, memory_order_relaxed)) == OPEN;
+    uint64_t seen = atomic_load_explicit(&express->slots[slot].word, memory_order_relaxed);
+
+    return state_of(seen) == OPEN || state_of(seen) == RUNS;
 }
 
 uint32_t hvi_express_arrived(const struct hvi_express *express, uint32_t slot)

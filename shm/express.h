@@ -12,6 +12,13 @@
  *                            |
  *                            '---seize(engine)--> (t, SEIZED, mask) --open--> (t+2, OPEN, 0)
  *
+ * and for a large op, which is too much for the last one alone (docs/adr/0011):
+ *
+ *    (t, OPEN, all) --start, by the last--> (t, RUNS, all) --publish, after the last unit--> (t+1, OPEN, 0)
+ *                                              |    |
+ *                          seize(engine) <-----'    '-----> fail(engine): a rank died with a unit in hand
+ *    (t, CLOSES, all) --publish--> (t+1, SEIZED, 0)                    (t, SEIZED, all)
+ *
  * A rank that has arrived at turn t sees one of three things: still t and open (wait), a turn at an
  * odd distance (done: the result may be copied), anything else (the op is the engine's, and ends
  * with a completion). However late it looks: publishing moves the turn by one and can only happen
@@ -39,8 +46,12 @@
 #define HVI_EXPRESS_RANKS     32u       /* the most ranks of a job that has express slots */
 #define HVI_EXPRESS_SLOTS     2048u
 #define HVI_EXPRESS_LANES     3     /* of a process set: hvi_express_lane */
-#define HVI_EXPRESS_PAYLOAD   4096u /* bytes of the largest op */
-#define HVI_EXPRESS_SHORT     40u   /* up to here payload and result lie beside the words */
+#define HVI_EXPRESS_PAYLOAD   4096u /* bytes of the largest small op */
+#define HVI_EXPRESS_UNITS     64u   /* the most units of a large op */
+/* Bytes of the largest large op, of one rank and of all together. */
+#define HVI_EXPRESS_LARGE     (UINT64_C(4) << 20)
+#define HVI_EXPRESS_LARGE_ALL (UINT64_C(16) << 20)
+#define HVI_EXPRESS_SHORT     40u /* up to here payload and result lie beside the words */
 
 /* One cache line: what everybody looks at. */
 struct hvi_express_slot {
@@ -62,6 +73,27 @@ struct hvi_express_part {
     uint64_t submit_ns;
     unsigned char payload[HVI_EXPRESS_SHORT];
     uint64_t number; /* of an unnamed op; 0: named */
+};
+
+/* Where a rank's operands of a large op lie; in its part, where a small one has its payload. */
+struct hvi_express_operands {
+    uint32_t in_region, out_region;
+    uint64_t in_offset, out_offset;
+};
+_Static_assert(sizeof(struct hvi_express_operands) <= HVI_EXPRESS_SHORT, "fits into a part");
+
+#define HVI_EXPRESS_ENGINE  254u /* a holder that is no rank */
+#define HVI_EXPRESS_NOTHING UINT32_MAX
+
+/* The units of a slot's large op. A unit's word says at which turn it was taken last, and by whom; if
+ * that is the turn before, it is free. */
+struct hvi_express_work {
+    /* turn:32 | units that are not done:32. Acq_rel: who sees none left sees the results. With the turn,
+     * because whoever counts his unit may do so when the engine has published the op already. */
+    _Alignas(64) _Atomic uint64_t left;
+    _Atomic uint32_t next; /* relaxed: where to look for a free unit first */
+    _Alignas(
+        64) _Atomic uint64_t unit[HVI_EXPRESS_UNITS]; /* turn:56 | 1 + rank, ENGINE, 255 done */
 };
 
 #define HVI_EXPRESS_TRACE 1024u /* ops a rank remembers; a power of two */
@@ -111,7 +143,8 @@ struct hvi_express_head {
     uint8_t reserved[3968];
 };
 
-/* Layout: head, rank blocks, slots, parts [slot][rank], payloads [slot][rank], results [slot]. */
+/* Layout: head, rank blocks, slots, parts [slot][rank], payloads [slot][rank], results [slot], works
+ * [slot]. */
 struct hvi_express {
     struct hvi_region region;
     uint32_t ranks;
@@ -121,6 +154,7 @@ struct hvi_express {
     struct hvi_express_part *parts;
     unsigned char *payloads;
     unsigned char *results;
+    struct hvi_express_work *works;
 };
 
 #define HVI_EXPRESS_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), "ABI")
@@ -137,6 +171,10 @@ HVI_EXPRESS_AT(hvi_express_part, cookie, 0);
 HVI_EXPRESS_AT(hvi_express_part, submit_ns, 8);
 HVI_EXPRESS_AT(hvi_express_part, payload, 16);
 HVI_EXPRESS_AT(hvi_express_part, number, 56);
+HVI_EXPRESS_SIZE(hvi_express_work, 576);
+HVI_EXPRESS_AT(hvi_express_work, next, 8);
+HVI_EXPRESS_AT(hvi_express_work, unit, 64);
+HVI_EXPRESS_SIZE(hvi_express_operands, 24);
 HVI_EXPRESS_SIZE(hvi_express_trace, 32);
 HVI_EXPRESS_AT(hvi_express_trace, submit_ns, 0);
 HVI_EXPRESS_AT(hvi_express_trace, done_ns, 8);
@@ -200,8 +238,41 @@ enum hvi_express_arrival hvi_express_arrive(const struct hvi_express *express, u
 bool hvi_express_publish(const struct hvi_express *express, uint32_t slot, uint32_t turn,
                          uint32_t everybody);
 
+/* ---- large ops ---- */
+
+/* Whether an op of `bytes` per rank may be done in units. */
+static inline bool hvi_express_is_large(uint64_t bytes, uint32_t ranks)
+{
+    return bytes > HVI_EXPRESS_PAYLOAD && bytes <= HVI_EXPRESS_LARGE &&
+           bytes * ranks <= HVI_EXPRESS_LARGE_ALL;
+}
+/* Into how many units it is cut: unit u is [u * unit_bytes, + unit_bytes). Pure. */
+uint32_t hvi_express_cut(uint64_t bytes, uint64_t *unit_bytes_p);
+/* The last one: units can be taken from now on. Wakes who sleeps. False: as hvi_express_publish. */
+bool hvi_express_start(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                       uint32_t units, uint32_t everybody);
+/* Takes a unit of a large op that runs at `turn`, for `holder`: 1 + rank, or HVI_EXPRESS_ENGINE.
+ * HVI_EXPRESS_NOTHING: all are taken, or it does not run any more. */
+uint32_t hvi_express_claim(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                           uint32_t units, uint32_t holder);
+/* What the holder had to write is written. True: it was the last unit; publish. */
+bool hvi_express_finish(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                        uint32_t unit);
+/* Whether every unit of `turn` is done. Acquire. */
+bool hvi_express_is_done(const struct hvi_express *express, uint32_t slot, uint32_t turn);
+/* Publishes a large op of which every unit is done; somebody else may have. */
+void hvi_express_end(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                     uint32_t everybody);
+/* Who holds the unit at `turn`: a rank of the job; -1: nobody, or the engine. */
+int32_t hvi_express_holder(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                           uint32_t unit);
+
+/* The ranks of the job that hold units at `turn`, a bit each. */
+uint32_t hvi_express_holders(const struct hvi_express *express, uint32_t slot, uint32_t turn);
+
 enum hvi_express_sight {
     HVI_EXPRESS_WAITS,
+    HVI_EXPRESS_RUNS,   /* a large op: units can be taken */
     HVI_EXPRESS_DONE,   /* published; acquire */
     HVI_EXPRESS_SEIZED, /* the engine's */
 };
@@ -209,15 +280,24 @@ enum hvi_express_sight {
 /* A rank that has arrived at `turn`. */
 enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint32_t slot,
                                         uint32_t turn);
-/* Sleeps until the turn or the state moves, at most `timeout_ns`. */
+/* Sleeps until the turn or the state moves from what `sight` was, at most `timeout_ns`. */
 void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
-                       uint64_t timeout_ns);
+                       enum hvi_express_sight sight, uint64_t timeout_ns);
 
-/* Engine: takes a slot that it has opened, whatever its word says now; returns the bits of those who
- * have arrived. Wakes who sleeps. */
-uint32_t hvi_express_seize(const struct hvi_express *express, uint32_t slot);
+/* Engine: takes a slot that it has opened, whatever its word says now; *arrived_p are the bits of
+ * those who have arrived. Wakes who sleeps. False: a large op runs in it, which goes on, but nobody
+ * will arrive there again. */
+bool hvi_express_seize(const struct hvi_express *express, uint32_t slot, uint32_t *arrived_p);
+/* Engine: ends a large op that runs, or did when it was seized, without a result. Returns the bits of
+ * those who had arrived. */
+uint32_t hvi_express_fail(const struct hvi_express *express, uint32_t slot);
+/* Engine: whether a large op runs there, at which turn, and of whom, all of one look. Acquire. */
+bool hvi_express_runs(const struct hvi_express *express, uint32_t slot, uint32_t *turn_p,
+                      uint32_t *arrived_p);
 /* Engine: false when the word says seized. */
 bool hvi_express_is_open(const struct hvi_express *express, uint32_t slot);
+/* Engine: makes a seized slot's units fit for large ops; before it is opened for one. */
+void hvi_express_clear(const struct hvi_express *express, uint32_t slot);
 /* Engine: opens a seized slot; returns the turn that ranks may arrive at. */
 uint32_t hvi_express_open(const struct hvi_express *express, uint32_t slot);
 /* Engine: the turn of the word. */

@@ -284,6 +284,42 @@ int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
     return status;
 }
 
+/* MAP_FIXED into space that is ours already. */
+static int move_between_guards(struct hvi_region *region)
+{
+    uint64_t bytes = region->bytes + 2 * HVI_HUGE_BYTES;
+    void *space = find_aligned(bytes);
+    if (space)
+        space = mmap(space, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!space || space == MAP_FAILED)
+        return HVI_ERR_NO_MEMORY;
+    void *base = (char *)space + HVI_HUGE_BYTES;
+    if (mremap(region->base, region->bytes, region->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, base) ==
+        MAP_FAILED) {
+        munmap(space, bytes);
+        return HVI_ERR_NO_MEMORY;
+    }
+    region->base = base;
+    region->guard = HVI_HUGE_BYTES;
+    return HVI_OK;
+}
+
+int hvi_region_map_guarded(int fd, uint64_t bytes, struct hvi_region *region_p)
+{
+    int status = map_checked(fd, bytes, region_p);
+    if (status == HVI_OK)
+        status = move_between_guards(region_p);
+    if (status == HVI_OK) {
+        ask_for_huge_pages(region_p);
+    } else if (region_p->base) {
+        munmap(region_p->base, region_p->bytes);
+        region_p->base = NULL; /* the descriptor stays the caller's */
+        region_p->bytes = 0;
+        region_p->fd = -1;
+    }
+    return status;
+}
+
 int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p)
 {
     int status = map_checked(fd, bytes, region_p);
@@ -303,7 +339,7 @@ void hvi_region_fini(struct hvi_region *region)
 {
     hvi_region_close_fd(region);
     if (region->base != NULL)
-        munmap(region->base, region->bytes);
+        munmap((char *)region->base - region->guard, region->bytes + 2 * region->guard);
     region->base = NULL;
-    region->bytes = 0;
+    region->bytes = region->guard = 0;
 }

@@ -11,6 +11,7 @@
 struct hvi_region {
     void *base;
     uint64_t bytes; /* as mapped: a multiple of the page size */
+    uint64_t guard; /* bytes on either side of it that are mapped and cannot be touched */
     int fd;         /* -1 once given away or closed; the mapping outlives it */
 };
 
@@ -27,7 +28,9 @@ int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_regio
  * `fd`; on failure the caller keeps it. HVI_OK,
  * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */
 int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p);
-/* The same for what a peer created sparse. */
+/* The same between 2 MiB on either side that nobody may touch: for what is only lent. */
+int hvi_region_map_guarded(int fd, uint64_t bytes, struct hvi_region *region_p);
+/* As hvi_region_map_foreign, for what a peer created sparse. */
 int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* Closes the descriptor, keeps the mapping. */
 void hvi_region_close_fd(struct hvi_region *region);

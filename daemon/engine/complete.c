@@ -183,18 +183,23 @@ void engine_complete_owed(struct engine *engine)
     }
 }
 
-static void ring_client(struct engine_session *session)
+void engine_complete_ring_event(struct engine_session *session)
 {
-    struct hvi_channel_header *header = session->channel.header;
     const uint64_t one = 1;
 
-    hvi_bell_ring_client(header);
     /* Acquire, pairs with the client's store before it polls; it drains once more after arming. */
-    if (atomic_load_explicit(&header->client_event_armed, memory_order_acquire) != 0) {
+    if (atomic_load_explicit(&session->channel.header->client_event_armed, memory_order_acquire) !=
+        0) {
         /* The counter is full or broken by the client: then it is readable already. */
         ssize_t written = write(session->event_fd, &one, sizeof one);
         (void)written;
     }
+}
+
+static void ring_client(struct engine_session *session)
+{
+    hvi_bell_ring_client(session->channel.header);
+    engine_complete_ring_event(session);
 }
 
 void engine_complete_ring(struct engine *engine)

@@ -98,6 +98,10 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
 static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)
 {
     char text[128];
+    const struct engine_region *region = engine_regions_find(&session->regions, remove->region);
+
+    if (region && region->users == 0)
+        engine_peer_forget(session, region);
     int status = engine_regions_remove(&session->regions, remove->region);
 
     text[0] = '\0';
@@ -164,6 +168,9 @@ static void serve(struct engine_session *session, const struct hvi_packet_msg *m
         return;
     case HVI_PACKET_TIMELINE_STOP:
         stop_timeline(session, &msg->timeline_stop);
+        return;
+    case HVI_PACKET_PEER_ASK:
+        engine_peer_show(session, &msg->peer_ask);
         return;
     case HVI_PACKET_DETACH:
         detach(session, &msg->detach);

@@ -135,6 +135,7 @@ void engine_fini(struct engine *engine)
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
     engine_dispatch_close(engine);
+    engine_express_settle(engine);
     engine->bells = NULL;
     engine_sessions_reap(engine);
     HVI_ASSERT(!engine->gone);

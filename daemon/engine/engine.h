@@ -213,8 +213,9 @@ struct engine_session {
     sd_event_source *socket_source, *pid_source, *fate_source;
     uint64_t dying_ns;
     struct hvi_channel channel;
-    bool over;     /* takes and gives nothing any more */
-    bool bell_due; /* in engine->bells */
+    bool over;        /* takes and gives nothing any more */
+    uint64_t over_ns; /* since when */
+    bool bell_due;    /* in engine->bells */
     /* Broke the protocol where it could not be ended on the spot: the loop does that. */
     const char *doom;
     uint64_t next_seq;
@@ -278,6 +279,7 @@ struct engine {
     uint64_t fusion_bytes;
     bool group_fusion; /* groups may be batched with other ops */
     bool replay;       /* what was agreed on is remembered */
+    bool apart;        /* ranks do not map each other's memory */
     struct engine_sets sets;
     struct engine_tensors tensors;
     struct engine_express express;
@@ -599,6 +601,13 @@ void engine_dispatch_ready(struct engine *engine);
 bool engine_dispatch_reap(struct engine *engine);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine *engine);
+/* ---- peer.c: regions that ranks map of each other, for large ops in slots ---- */
+
+/* A rank asks for a peer's region. */
+void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask *ask);
+/* The region goes: those who were shown it forget it. */
+void engine_peer_forget(const struct engine_session *owner, const struct engine_region *region);
+void engine_peer_forget_all(const struct engine_session *owner);
 
 /* ---- complete.c ---- */
 
@@ -609,6 +618,8 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
 void engine_complete_sized(struct engine_part *part, uint64_t bytes, int64_t rows);
 /* Gives owed completions to readers that have made room. */
 void engine_complete_owed(struct engine *engine);
+/* Wakes who sleeps on the session's event descriptor. */
+void engine_complete_ring_event(struct engine_session *session);
 /* Rings every session that has new completions, once. */
 void engine_complete_ring(struct engine *engine);
 /* Puts the part back and lets go of its regions and tensor. */
@@ -621,6 +632,8 @@ void engine_stall_arm(struct engine *engine);
 /* Warns of ops that are old enough, and does what the policy says. The timer's work; `now_ns` is
  * the time. The engine may be stopping afterwards. */
 void engine_stall_look(struct engine *engine, uint64_t now_ns);
+/* The same for large ops in slots, of which ranks hold units; express.c's timer's work. */
+void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns);
 /* Takes HVD_STALL_* / HOROVOD_STALL_* from a client's settings. */
 void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings,
                             size_t count);

@@ -27,6 +27,7 @@
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,7 @@
 #define EXPRESS_TICK_US   (20 * 1000)
 #define EXPRESS_PATROL_US (1000 * 1000)
 #define EXPRESS_QUIET     3u
+#define EXPRESS_END_NS    HVI_NS_SEC /* for ranks to finish units when the engine ends */
 #define EXPRESS_WORTH     4u   /* ops in the slot that make up for one that stood there in vain */
 #define EXPRESS_PAUSE     255u /* the most tickets of a lane that are held back */
 
@@ -109,6 +111,20 @@ static bool is_newest(const struct engine_op *op)
     return !lane || op->tensor->anon_seq >= lane->top;
 }
 
+/* Ranks can show each other where the operands lie. */
+static bool may_be_large(const struct engine *engine, const struct engine_op *op)
+{
+    if (engine->apart || op->parts[0]->copy.kind != HVI_KIND_ALLREDUCE ||
+        !hvi_express_is_large(op->parts[0]->in_bytes, op->set->size))
+        return false;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        const struct engine_part *part = op->parts[i];
+        if (!part->in || part->in->map.fd < 0 || !part->out || part->out->map.fd < 0)
+            return false;
+    }
+    return true;
+}
+
 static bool may(const struct engine *engine, const struct engine_op *op)
 {
     if (!engine->express.on || engine->timeline || engine->broken_status != HVI_OK || op->group ||
@@ -117,7 +133,8 @@ static bool may(const struct engine *engine, const struct engine_op *op)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
     return kind_may(copy) && copy->memory_kind == ENGINE_MEMORY_HOST &&
-           op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD && is_newest(op);
+           (op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD || may_be_large(engine, op)) &&
+           is_newest(op);
 }
 
 static struct engine_express_slot *slot_at(struct engine *engine, const uint32_t *owner)
@@ -140,7 +157,7 @@ static bool is_free(const struct engine_express *express, uint32_t index)
 {
     const struct engine_express_slot *slot = &express->slots[index];
 
-    return !slot->owner && !slot->burned && is_left(&express->map, index);
+    return !slot->owner && !slot->burned && !slot->closing && is_left(&express->map, index);
 }
 
 static struct engine_express_slot *slot_take(struct engine *engine, uint32_t *owner)
@@ -183,7 +200,9 @@ static void slot_drop(struct engine_express_slot *slot)
     if (slot->tensor)
         engine_set_put(slot->set);
     slot->tensor = NULL;
-    slot->set = NULL;
+    slot->dropped = slot->closing; /* the op that runs still needs the set */
+    if (!slot->closing)
+        slot->set = NULL;
 }
 
 static bool is_paused(struct engine_lane *lane)
@@ -204,15 +223,20 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
     slot = slot_at(engine, owner_of(op->set, op->tensor));
     if (!slot)
         slot = slot_for(engine, op);
-    if (!slot || slot->open)
+    if (!slot || slot->open || slot->closing)
         return;
     slot->agreed = op->parts[0]->copy;
     slot->bytes = op->parts[0]->in_bytes;
     slot->everybody = UINT32_MAX >> (32 - op->set->size);
     slot->open = true;
     slot->full_ns = 0;
+    slot->large = slot->bytes > HVI_EXPRESS_PAYLOAD;
+    slot->doomed = slot->nonsense = false;
+    slot->warn_ns = 0;
     express->open++;
     uint32_t index = (uint32_t)(slot - express->slots);
+    if (slot->large)
+        hvi_express_clear(&express->map, index);
     slot->turn = hvi_express_open(&express->map, index);
     for (uint32_t member = 0; member < op->set->size; member++) {
         op->parts[member]->ticket = index + 1;
@@ -221,6 +245,8 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
 }
 
 /* ---- taking ops over ---- */
+
+static void arm(struct engine *engine, bool soon);
 
 /* With a reference for the part; NULL: no memory. What number a rank claims is its own affair, as in
  * its ring: it meets who claims the same. */
@@ -232,6 +258,23 @@ static struct engine_tensor *tensor_of(struct engine *engine, struct engine_expr
                                       number);
     slot->tensor->refs++;
     return slot->tensor;
+}
+
+/* The operands of a large op lie where its rank says. False: where they cannot lie. */
+static bool locate(const struct engine *engine, const struct engine_session *session,
+                   const struct engine_express_slot *slot, struct hvi_submission *copy,
+                   struct engine_operands *operands)
+{
+    struct hvi_express_operands said;
+
+    engine_express_operands(engine, slot, session->rank, &said);
+    copy->in_region = said.in_region;
+    copy->in_offset = said.in_offset;
+    copy->out_region = said.out_region;
+    copy->out_offset = said.out_offset;
+    operands->in = engine_express_region(session, slot, said.in_region, said.in_offset);
+    operands->out = engine_express_region(session, slot, said.out_region, said.out_offset);
+    return operands->in && operands->out;
 }
 
 static void inject(struct engine *engine, struct engine_express_slot *slot, int32_t rank)
@@ -258,38 +301,111 @@ static void inject(struct engine *engine, struct engine_express_slot *slot, int3
         (uint64_t)(hvi_express_payload(&express->map, index, (uint32_t)rank, slot->bytes) -
                    (unsigned char *)express->region.map.base);
     copy.out_capacity = slot->bytes;
+    if (slot->large && !locate(engine, session, slot, &copy, &operands)) {
+        engine_session_violation(session, "an impossible operand in an express slot");
+        return;
+    }
     engine_intake_inject(session, &copy, &operands, slot->set,
                          tensor_of(engine, slot, copy.anon_seq));
 }
 
-/* Who arrived. */
-static uint32_t seize(struct engine *engine, struct engine_express_slot *slot)
+/* Those who arrived go on as if they had come through their rings. */
+static void inject_all(struct engine *engine, struct engine_express_slot *slot, uint32_t arrived)
 {
-    struct engine_express *express = &engine->express;
-    uint32_t index = (uint32_t)(slot - express->slots);
-
-    if (!slot->open)
-        return 0;
-    slot->open = false;
-    express->open--;
-    uint32_t arrived = hvi_express_seize(&express->map, index) & slot->everybody;
-    if (arrived == slot->everybody) {
-        slot->burned = true;
-        HVI_LOG(HVI_LOG_INFO, "express", "slot-given-up", "a rank was stopped while it did an op",
-                "job=%s slot=%u", engine->start.job, index);
-    }
     struct engine_tensor *tensor = slot->tensor;
+
     if (tensor)
         tensor->refs++; /* the last part may end the op */
     for (uint32_t member = 0; member < slot->set->size; member++) {
         if (arrived >> member & 1)
             inject(engine, slot, slot->set->ranks[member]);
     }
-    if (slot->burned)
+    if (slot->burned && !slot->dropped)
         slot_drop(slot);
     if (tensor)
         engine_tensor_put(&engine->tensors, tensor);
+}
+
+/* A large op that ran while its slot was seized is over. If it could not end well, its parts learn
+ * that from the engine: they meet what broke the job. */
+static void settle(struct engine *engine, struct engine_express_slot *slot)
+{
+    struct engine_express *express = &engine->express;
+    struct engine_set *set = slot->set;
+
+    slot->closing = false;
+    express->closing--;
+    if (slot->doomed || slot->nonsense) {
+        uint32_t arrived = hvi_express_fail(&express->map, (uint32_t)(slot - express->slots));
+        slot->burned = true;
+        inject_all(engine, slot, arrived & slot->everybody);
+    }
+    if (slot->dropped)
+        slot->set = NULL;
+    slot->dropped = false;
+    engine_set_put(set);
+}
+
+/* True while ranks hold units of the op, or it is not known yet what became of one that did: parts of
+ * an op that has changed its inputs must not be done again. */
+static bool still_runs(struct engine *engine, struct engine_express_slot *slot)
+{
+    return !engine_express_run(engine, slot, slot->closing) ||
+           (slot->doomed && engine->broken_status == HVI_OK);
+}
+
+/* Seized, but a large op runs in it. */
+static void close_slot(struct engine *engine, struct engine_express_slot *slot)
+{
+    slot->closing = true;
+    engine->express.closing++;
+    engine_set_get(slot->set);
+    if (still_runs(engine, slot))
+        arm(engine, true);
+    else
+        settle(engine, slot);
+}
+
+/* Who arrived. */
+static uint32_t seize(struct engine *engine, struct engine_express_slot *slot)
+{
+    struct engine_express *express = &engine->express;
+    uint32_t index = (uint32_t)(slot - express->slots), arrived = 0;
+
+    if (!slot->open)
+        return 0;
+    slot->open = false;
+    express->open--;
+    if (!hvi_express_seize(&express->map, index, &arrived)) {
+        close_slot(engine, slot);
+        return 0;
+    }
+    arrived &= slot->everybody;
+    if (arrived == slot->everybody) {
+        slot->burned = true;
+        HVI_LOG(HVI_LOG_INFO, "express", "slot-given-up", "a rank was stopped while it did an op",
+                "job=%s slot=%u", engine->start.job, index);
+    }
+    inject_all(engine, slot, arrived);
     return arrived;
+}
+
+void engine_express_settle(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+    uint64_t deadline_ns = hvi_clock_ns() + EXPRESS_END_NS;
+
+    while (express->on && express->closing > 0) {
+        bool late = hvi_deadline_passed(deadline_ns);
+        for (uint32_t i = 0; i < express->used; i++) {
+            struct engine_express_slot *slot = &express->slots[i];
+            if (!slot->closing || (still_runs(engine, slot) && !late))
+                continue;
+            slot->doomed = slot->doomed || late;
+            settle(engine, slot);
+        }
+        sched_yield();
+    }
 }
 
 /* Ranks that have several unnamed ops in flight overtake those in the slot, who came in vain then: the
@@ -327,11 +443,16 @@ void engine_express_seize_all(struct engine *engine)
 {
     struct engine_express *express = &engine->express;
 
-    if (express->open == 0)
+    if (express->open == 0 && express->closing == 0)
         return;
     engine->now_ns = hvi_clock_ns();
-    for (uint32_t i = 0; i < express->used; i++)
-        seize(engine, &express->slots[i]);
+    for (uint32_t i = 0; i < express->used; i++) {
+        struct engine_express_slot *slot = &express->slots[i];
+        if (slot->closing && !still_runs(engine, slot))
+            settle(engine, slot);
+        else
+            seize(engine, slot);
+    }
 }
 
 void engine_express_seize_set(struct engine *engine, const struct engine_set *set)
@@ -371,11 +492,13 @@ void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cooki
 static void release(struct engine *engine, const uint32_t *owner)
 {
     struct engine_express_slot *slot = slot_at(engine, owner);
+    uint32_t arrived;
 
     if (!slot)
         return;
     if (slot->open) { /* only ranks that forgot the name held tickets */
-        hvi_express_seize(&engine->express.map, *owner - 1);
+        if (!hvi_express_seize(&engine->express.map, *owner - 1, &arrived))
+            hvi_express_fail(&engine->express.map, *owner - 1);
         engine->express.open--;
     }
     slot->open = false;
@@ -437,6 +560,51 @@ static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
            oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
 }
 
+static bool is_running(const struct engine_express *express, uint32_t index)
+{
+    uint32_t turn, arrived;
+
+    return express->slots[index].open && hvi_express_runs(&express->map, index, &turn, &arrived);
+}
+
+/* Whoever sleeps on its event descriptor hears of ops that end in completions. One that was held up in
+ * its slot may have ended since without. */
+static void ring_events(struct engine *engine, const struct engine_express_slot *slot)
+{
+    for (uint32_t member = 0; slot->set && member < slot->set->size; member++) {
+        struct engine_session *session = engine->ranks[slot->set->ranks[member]].session;
+        if (session && !session->over)
+            engine_complete_ring_event(session);
+    }
+}
+
+/* After each look: whether ranks still hold units. */
+static void watch(struct engine *engine, struct engine_express_slot *slot, bool held)
+{
+    uint32_t turn =
+        hvi_express_turn(&engine->express.map, (uint32_t)(slot - engine->express.slots));
+
+    if (slot->watched && (!held || turn != slot->watched_turn))
+        ring_events(engine, slot);
+    slot->watched = held;
+    slot->watched_turn = turn;
+}
+
+/* True while there is something to do or to wait for. */
+static bool look_at_large(struct engine *engine, struct engine_express_slot *slot)
+{
+    bool runs = still_runs(engine, slot);
+
+    watch(engine, slot, runs);
+    if (runs)
+        return true;
+    if (slot->closing)
+        settle(engine, slot);
+    else if (slot->doomed || slot->nonsense)
+        seize(engine, slot);
+    return false;
+}
+
 /* True while somebody waits in a slot. */
 static bool look_at_slots(struct engine *engine)
 {
@@ -446,6 +614,11 @@ static bool look_at_slots(struct engine *engine)
     engine->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < express->used; i++) {
         struct engine_express_slot *slot = &express->slots[i];
+        if (slot->closing || slot->watched || is_running(express, i)) {
+            waits = look_at_large(engine, slot) || waits;
+            if (slot->closing || is_running(express, i))
+                continue;
+        }
         if (slot->open && !hvi_express_is_open(&express->map, i))
             seize(engine, slot); /* a rank wrote nonsense: who is there is helped */
         uint32_t arrived = slot->open ? hvi_express_arrived(&express->map, i) : 0;
@@ -494,6 +667,10 @@ static int on_tick(sd_event_source *source, uint64_t due_us, void *user)
 
     (void)due_us;
     express->soon = look_at_slots(engine);
+    if (express->soon) {
+        engine_liveness_watch(engine);
+        engine_stall_look_at_held(engine, engine->now_ns);
+    }
     if (!express->soon && is_quiet(express) && end_patrol(engine))
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, express->soon ? EXPRESS_TICK_US : EXPRESS_PATROL_US);
@@ -533,13 +710,26 @@ static void arm(struct engine *engine, bool soon)
     set_patrolled(express, 1);
 }
 
-void engine_express_look(struct engine *engine)
+void engine_express_finish(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    for (uint32_t i = 0; express->on && i < express->used; i++) {
+        if (is_running(express, i))
+            engine_express_run(engine, &express->slots[i], true);
+    }
+}
+
+bool engine_express_look(struct engine *engine)
 {
     struct engine_express *express = &engine->express;
 
     /* Relaxed: whoever sets it rings the bell afterwards. */
-    if (!express->on || atomic_load_explicit(&express->map.head->watch, memory_order_relaxed) == 0)
-        return;
+    if (!express->on || (!express->busy && atomic_load_explicit(&express->map.head->watch,
+                                                                memory_order_relaxed) == 0))
+        return false;
+    express->busy = false;
     atomic_store_explicit(&express->map.head->watch, 0, memory_order_seq_cst);
     arm(engine, look_at_slots(engine));
+    return express->busy;
 }

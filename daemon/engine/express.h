@@ -14,6 +14,7 @@
 struct engine;
 struct engine_op;
 struct engine_part;
+struct engine_session;
 struct engine_set;
 struct engine_tensor;
 
@@ -24,10 +25,18 @@ struct engine_express_slot {
     struct engine_set *set;       /* a lane's is not counted: the set owns the lane */
     struct hvi_submission agreed; /* what every rank said when the last ticket was given */
     uint64_t bytes;
-    uint32_t everybody; /* a bit per member */
-    bool open;          /* a ticket is out */
-    uint32_t turn;      /* that it is for */
-    bool burned;        /* a stopped rank may still write to it: never used again */
+    uint32_t everybody;    /* a bit per member */
+    bool open;             /* a ticket is out */
+    uint32_t turn;         /* that it is for */
+    bool burned;           /* a stopped rank may still write to it: never used again */
+    bool large;            /* operands lie in the ranks' regions; units (express_large.c) */
+    bool closing;          /* seized while a large op runs: that ends first */
+    bool doomed;           /* which cannot end well any more, and has changed its inputs */
+    bool nonsense;         /* that it runs: its parts are as they were */
+    bool dropped;          /* nobody's, as soon as it has ended */
+    bool watched;          /* ranks held units of the large op at the last look, */
+    uint32_t watched_turn; /* of this turn */
+    uint64_t warn_ns;      /* when to warn (again) of ranks that hold units */
     uint32_t full_turn;
     uint64_t full_ns; /* since when it has been seen full at that turn; 0: not yet */
 };
@@ -45,6 +54,8 @@ struct engine_express {
     struct engine_region region; /* the same memory, for operands */
     uint32_t used;               /* slots that were ever given out */
     uint32_t open;               /* tickets that are out */
+    uint32_t closing;            /* slots that are */
+    bool busy;                   /* large ops have units that this engine should do */
     struct sd_event_source *tick;
     bool soon;      /* the tick is no patrol: somebody stands in a slot */
     uint64_t turns; /* sum of all slots' turns at the last patrol */
@@ -75,7 +86,36 @@ void engine_express_restart(struct engine_set *set);
 void engine_express_fold(struct engine *engine);
 /* The trace alone of one rank: before something later is added to it. */
 void engine_express_fold_trace(struct engine *engine, int32_t rank);
-/* Looks whether ranks wait for long, if one has asked for it; a load when none has. */
-void engine_express_look(struct engine *engine);
+/* Ends the large ops that still run in seized slots. Waits a second at most for those who hold units. */
+void engine_express_settle(struct engine *engine);
+/* Does what can be done of large ops that run: a rank is about to go. */
+void engine_express_finish(struct engine *engine);
+/* Looks whether ranks wait for long, if one has asked for it; a load when none has. True: there is more
+ * to do. */
+bool engine_express_look(struct engine *engine);
+
+/* ---- express_large.c ---- */
+
+/* What the rank wrote into its part of a large op. */
+void engine_express_operands(const struct engine *engine, const struct engine_express_slot *slot,
+                             int32_t rank, struct hvi_express_operands *operands_p);
+/* The session's region if an operand of the slot's size fits there; else NULL. */
+struct engine_region *engine_express_region(const struct engine_session *session,
+                                            const struct engine_express_slot *slot, uint32_t id,
+                                            uint64_t offset);
+/* Does some of what is left of a large op, or all. True: it is over, well unless .doomed or .nonsense.
+ * False: there is more to do (.busy), or ranks hold units of it. */
+bool engine_express_run(struct engine *engine, struct engine_express_slot *slot, bool all);
+
+/* A large op of which ranks hold units. */
+struct engine_held {
+    struct engine_express_slot *slot;
+    uint32_t holders;  /* a bit per rank of the job */
+    uint64_t since_ns; /* when its first rank submitted it */
+    char name[HVI_NAME_MAX + 1];
+};
+/* The next one from slot *cursor_p on, which begins with 0. False: no more. */
+bool engine_express_next_held(struct engine *engine, uint32_t *cursor_p,
+                              struct engine_held *held_p);
 
 #endif

@@ -134,8 +134,9 @@ void engine_liveness_watch(struct engine *engine)
     int32_t size = engine->start.size;
     int32_t count = size < WATCHED_AT_ONCE ? size : WATCHED_AT_ONCE;
 
-    if (!engine->waiting_first ||
-        hvi_clock_ns() - engine->waiting_first->first_ns < ENGINE_WATCH_NS)
+    bool waits = engine->waiting_first &&
+                 hvi_clock_ns() - engine->waiting_first->first_ns >= ENGINE_WATCH_NS;
+    if (!waits && !engine->express.soon) /* ranks may hold units there */
         return;
     for (int32_t i = 0; i < count; i++) {
         engine->watch_next = (engine->watch_next + 1) % size;

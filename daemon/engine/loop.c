@@ -55,7 +55,7 @@ static bool pass(struct engine *engine)
 {
     bool found = drain_active(engine);
 
-    engine_express_look(engine);
+    found = engine_express_look(engine) || found;
     if (found && engine->timeline)
         engine_timeline_cycle(engine);
     if (engine->ready_count > 0)

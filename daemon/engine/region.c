@@ -8,12 +8,14 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 
 #define READY_BYTES (UINT64_C(1) << 20)
+#define SHOWN_BYTES 4097 /* an op that fits into a slot needs no peers */
 
 static uint32_t bucket_of(uint32_t id)
 {
@@ -71,6 +73,14 @@ struct engine_region *engine_regions_find_operand(const struct engine_regions *r
     return engine_regions_find(regions, id);
 }
 
+/* Half of the descriptors there may be stay for sessions. */
+static bool is_low(int fd)
+{
+    struct rlimit limit;
+
+    return getrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)fd < limit.rlim_cur / 2;
+}
+
 int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes)
 {
     struct engine_region *region = calloc(1, sizeof *region);
@@ -82,7 +92,8 @@ int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint
         return status;
     }
     /* The mapping and the seals are what counts; descriptors are scarce. */
-    hvi_region_close_fd(&region->map);
+    if (bytes < SHOWN_BYTES || !is_low(fd))
+        hvi_region_close_fd(&region->map);
     region->id = id;
     region->fresh_next = regions->fresh;
     regions->fresh = region;

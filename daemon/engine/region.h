@@ -13,7 +13,8 @@
 
 struct engine_region {
     struct engine_region *next; /* in the bucket */
-    struct hvi_region map;      /* .fd is closed; region 0: not owned */
+    struct hvi_region map;      /* .fd is kept for peers, or closed; region 0: not owned */
+    uint32_t shown;             /* a bit for each rank that was given .fd */
     uint32_t id;
     uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
     uint64_t ready; /* bytes whose page tables are filled */

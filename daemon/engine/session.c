@@ -393,6 +393,7 @@ static void hang_up(struct engine_session *session)
     struct hvi_channel_header *header = session->channel.header;
 
     session->over = true;
+    session->over_ns = hvi_clock_ns();
     engine_liveness_close(session);
     engine_foreign_end(session);
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
@@ -412,6 +413,9 @@ static void hang_up(struct engine_session *session)
 void engine_session_end(struct engine_session *session, enum engine_rank_state state,
                         const char *text)
 {
+    if (session->over)
+        return;
+    engine_express_finish(session->engine);
     if (session->over)
         return;
     hang_up(session);
@@ -468,11 +472,12 @@ void engine_sessions_reap(struct engine *engine)
 
     while (*link) {
         struct engine_session *session = *link;
-        if (session->in_flight > 0 || session->bell_due) {
+        if (session->in_flight > 0 || session->bell_due || engine->express.closing > 0) {
             link = &session->gone_next;
             continue;
         }
         *link = session->gone_next;
+        engine_peer_forget_all(session);
         session_free(session);
     }
 }

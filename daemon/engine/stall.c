@@ -226,6 +226,64 @@ void engine_stall_look(struct engine *engine, uint64_t now_ns)
     act(engine, now_ns);
 }
 
+/* ---- ops that ranks hold ---- */
+
+static void describe_holders(const struct engine *engine, const struct engine_held *held,
+                             char *text_p, size_t size)
+{
+    struct engine_sentence sentence = {.text = text_p, .size = size};
+
+    engine_sentence_append(&sentence, "%s '%.*s' waits for", hvi_kind_text(held->slot->agreed.kind),
+                           (int)NAME_SHOWN, held->name);
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        if ((held->holders >> rank & 1u) == 0)
+            continue;
+        pid_t pid = engine->ranks[rank].pid;
+        engine_sentence_append(&sentence, " rank %d (pid %d, %s)", rank, (int)pid,
+                               hvi_process_state_text(hvi_process_state(pid)));
+    }
+    engine_sentence_append(&sentence, ", in the middle of its part of the reduction");
+    if (sentence.used >= size)
+        text_p[hvi_utf8_cut(text_p, strlen(text_p), size - 1)] = '\0';
+}
+
+static void tell_members(struct engine *engine, const struct engine_held *held, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
+
+    msg.notice.status = HVI_INPROGRESS;
+    msg.notice.rank = -1;
+    snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
+    for (uint32_t i = 0; i < held->slot->set->size; i++) {
+        const struct engine_session *session = engine->ranks[held->slot->set->ranks[i]].session;
+        if (session && !session->over)
+            engine_send(engine, session->socket_fd, &msg, NULL, 0);
+    }
+}
+
+/* Such an op cannot fail on its own: whoever holds a unit may still write. */
+void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns)
+{
+    struct engine_held held;
+    char text[HVI_TEXT_MAX + 1];
+
+    for (uint32_t cursor = 0; engine->stall_warn_ns > 0 && !engine->stopping &&
+                              engine_express_next_held(engine, &cursor, &held);) {
+        uint64_t age_ns = held.since_ns < now_ns ? now_ns - held.since_ns : 0;
+        if (age_ns < engine->stall_warn_ns)
+            continue;
+        describe_holders(engine, &held, text, sizeof text);
+        if (engine->stall_policy == ENGINE_STALL_STOP_JOB && age_ns >= engine->stall_act_ns) {
+            engine_sessions_stop(engine, text);
+        } else if (now_ns >= held.slot->warn_ns) {
+            held.slot->warn_ns = now_ns + engine->stall_warn_ns;
+            HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", text, "job=%s tensor=%s age_ms=%llu",
+                    engine->start.job, held.name, (unsigned long long)(age_ns / HVI_NS_MS));
+            tell_members(engine, &held, text);
+        }
+    }
+}
+
 /* ---- the timer ---- */
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)

@@ -106,6 +106,39 @@ static int fill_row(const struct engine *engine, const struct engine_op *op,
     return HVI_OK;
 }
 
+/* Everybody has submitted it, and some hold units of it. */
+static int fill_held_row(const struct engine *engine, const struct engine_held *held,
+                         uint64_t now_ns, struct hvi_stall_row *row)
+{
+    const struct engine_set *set = held->slot->set;
+
+    row->ready = calloc(set->size, sizeof *row->ready);
+    row->missing = calloc(set->size, sizeof *row->missing);
+    if (!row->ready || !row->missing)
+        return HVI_ERR_NO_MEMORY;
+    snprintf(row->tensor, sizeof row->tensor, "%s", held->name);
+    snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(held->slot->agreed.kind));
+    snprintf(row->job, sizeof row->job, "%s", engine->start.job);
+    row->process_set = held->slot->agreed.process_set;
+    row->age_ns = now_ns - held->since_ns;
+    for (uint32_t i = 0; i < set->size; i++) {
+        int32_t rank = set->ranks[i];
+        if (held->holders >> rank & 1u) {
+            struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
+            fill_missing(engine, rank, NULL, missing);
+            snprintf(missing->waits_in, sizeof missing->waits_in, "its part of the reduction");
+        } else {
+            row->ready[row->ready_count++] = rank;
+        }
+    }
+    return HVI_OK;
+}
+
+static bool is_old(uint64_t since_ns, uint64_t now_ns, uint64_t age_ns)
+{
+    return since_ns <= now_ns && now_ns - since_ns >= age_ns;
+}
+
 void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -135,6 +168,16 @@ int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
             left_out++;
         else
             status = fill_row(engine, op, oldest, now_ns, &rows[count++]);
+    }
+    struct engine_held held;
+    for (uint32_t cursor = 0;
+         status == HVI_OK && engine_express_next_held(engine, &cursor, &held);) {
+        if (!is_old(held.since_ns, now_ns, min_age_ns))
+            continue;
+        if (count == limit)
+            left_out++;
+        else
+            status = fill_held_row(engine, &held, now_ns, &rows[count++]);
     }
     free(oldest);
     if (status != HVI_OK) {

@@ -22,7 +22,8 @@
  *     {"do": "cancel", "op": N}
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
  *     {"do": "free" | "abandon", "op": N}
- *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M}
+ *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
+ * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting)}
  *                                                   allreduces until a failure; name "": unnamed
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
@@ -783,6 +784,23 @@ static bool asked_to_stop(void)
     return poll(&input, 1, 0) == 1;
 }
 
+static int reduce_once(struct hvd_session *session, const char *name, struct hvd_tensor *tensor,
+                       int64_t pause_us)
+{
+    struct hvd_op *op = NULL;
+    if (pause_us == 0)
+        return hvd_allreduce(session, name, tensor, tensor, HVD_SUM);
+    int status = hvd_allreduce_async(session, name, tensor, tensor, HVD_SUM, NULL, &op);
+    if (status != HVD_OK)
+        return status;
+    int64_t end_ns = now_ns() + pause_us * 1000;
+    while (now_ns() < end_ns) {
+    }
+    status = hvd_wait(op, -1);
+    hvd_op_free(op);
+    return status;
+}
+
 /* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. */
 static int loop(const cJSON *command, struct hvd_session *session, float *data, int64_t elements,
                 int64_t *done_p)
@@ -793,16 +811,21 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     name = !name ? "loop" : name[0] ? name : NULL;
     end_ns += get_int(command, "for_ms", 3600 * 1000) * 1000000;
     bool until_stdin = get_bool(command, "until_stdin"), stop = false;
+    int64_t buffers = get_int(command, "buffers", 1), pause_us = get_int(command, "pause_us", 0);
+    float *first = data;
     for (*done_p = 0; *done_p < count && now_ns() < end_ns && !stop; (*done_p)++) {
+        tensor.data = data = first + *done_p % buffers * elements;
         for (int64_t i = 0; i < elements; i++)
             data[i] = 1.0f;
         data[elements - 1] = until_stdin && asked_to_stop() ? 1.0f : 0.0f;
-        int status = hvd_allreduce(session, name, &tensor, &tensor, HVD_SUM);
+        int status = reduce_once(session, name, &tensor, pause_us);
         if (status != HVD_OK)
             return status;
         stop = data[elements - 1] > 0.0f;
-        if (data[0] != (float)hvd_size(session) || data[elements - 2] != data[0]) {
-            fprintf(stderr, "hvt-rank: wrong sum %g\n", (double)data[0]);
+        for (int64_t i = 0; i < elements - 1; i++) {
+            if (data[i] == (float)hvd_size(session))
+                continue;
+            fprintf(stderr, "hvt-rank: wrong sum %g at %ld\n", (double)data[i], (long)i);
             exit(3);
         }
     }
@@ -815,7 +838,8 @@ static void do_loop(const cJSON *command, cJSON *reply)
     struct hvd_session *session = get_session(command);
     struct hvt_buffer buffer = {0};
     int status =
-        get_buffer(session, get_memory(command), (size_t)elements * sizeof(float), &buffer);
+        get_buffer(session, get_memory(command),
+                   (size_t)(elements * get_int(command, "buffers", 1)) * sizeof(float), &buffer);
     if (status == HVD_OK)
         status = loop(command, session, buffer.data, elements, &done);
     add_int(reply, "at_ns", now_ns());

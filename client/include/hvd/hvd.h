@@ -227,6 +227,8 @@ HVD_API int hvd_session_status(struct hvd_session *session);
  * reduced where they are. All other memory is copied: whole, by this library; or in pieces, by the
  * engine, from 32 KiB on, where that is faster and the kernel lets it into this process (hvdctl
  * doctor says; HVD_FOREIGN_MEMORY=always or never decides otherwise).
+ * Ranks of the job map it too while they do allreduces of up to 4 MiB together, unless rank 0 has
+ * HVD_EXPRESS=small; whoever waits for such an op does a part of it.
  * Blocks while pages are reserved. HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
 /* `ptr` from hvd_alloc. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */

@@ -90,7 +90,7 @@ START_TEST(a_foreign_version_is_refused_with_both_versions_named)
     request.protocol_version = 9;
     ASSERT_REFUSED(
         0, HVI_ERR_VERSION,
-        "this client speaks protocol 9 with ABI 4, hvdd %s speaks protocol 1 with ABI 4; use the "
+        "this client speaks protocol 9 with ABI 5, hvdd %s speaks protocol 1 with ABI 5; use the "
         "libhvdclient of hvdd's release",
         HVD_VERSION_TEXT);
     request.protocol_version = HVI_PROTOCOL_VERSION;

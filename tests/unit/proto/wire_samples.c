@@ -247,6 +247,15 @@ static void fill_engine_packet(struct hvi_packet_msg *msg, bool full)
     }
 }
 
+static void fill_peer_packet(struct hvi_packet_msg *msg, bool full)
+{
+    if (msg->kind == HVI_PACKET_PEER_ASK)
+        msg->peer_ask = (struct hvi_peer_ask){full ? INT32_MAX : 0, full ? 0xfffffffe : 1};
+    else
+        msg->peer_region = (struct hvi_peer_region){full ? INT32_MAX : 0, full ? 0xfffffffe : 1,
+                                                    full ? UINT64_MAX : 0};
+}
+
 static void fill_timeline_packet(struct hvi_packet_msg *msg, bool full)
 {
     if (msg->kind == HVI_PACKET_TIMELINE_START && full) {
@@ -270,6 +279,8 @@ void hvt_packet_sample(unsigned index, struct hvi_packet_msg *msg_p)
     msg_p->kind = (enum hvi_packet_kind)(index / 2 + 1);
     if (msg_p->kind < HVI_PACKET_ENGINE_START)
         fill_session_packet(msg_p, index % 2);
+    else if (msg_p->kind >= HVI_PACKET_PEER_ASK)
+        fill_peer_packet(msg_p, index % 2);
     else if (msg_p->kind >= HVI_PACKET_TIMELINE_START)
         fill_timeline_packet(msg_p, index % 2);
     else

@@ -46,12 +46,19 @@ START_TEST(the_last_of_the_ranks_is_told_so)
 }
 END_TEST
 
+static uint32_t seize(void)
+{
+    uint32_t arrived = 0;
+    ck_assert(hvi_express_seize(&express, SLOT, &arrived));
+    return arrived;
+}
+
 /* One that arrived at `turn` and looks only now, while the engine has seized the slot and opened it
  * again for others, any number of times. */
 static void look_late(uint32_t turn, enum hvi_express_sight expected_sight)
 {
     for (int again = 0; again < 3; again++) {
-        hvi_express_seize(&express, SLOT);
+        seize();
         ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), expected_sight);
         hvi_express_open(&express, SLOT);
         ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), expected_sight);
@@ -87,7 +94,7 @@ START_TEST(a_seized_turn_takes_nobody_and_publishes_nothing)
     uint32_t turn = hvi_express_open(&express, SLOT);
     hvi_express_arrive(&express, SLOT, turn, 2, EVERYBODY);
     ck_assert(hvi_express_is_open(&express, SLOT));
-    ck_assert_uint_eq(hvi_express_seize(&express, SLOT), 1u << 2);
+    ck_assert_uint_eq(seize(), 1u << 2);
     ck_assert_uint_eq(hvi_express_turn(&express, SLOT), turn);
     ck_assert(!hvi_express_is_open(&express, SLOT));
     ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_SEIZED);
@@ -215,7 +222,7 @@ static enum hvi_express_sight play(struct rank *rank, uint32_t turn)
     enum hvi_express_sight sight;
     while ((sight = hvi_express_look(&express, SLOT, turn)) == HVI_EXPRESS_WAITS) {
         if (hvt_random_below(&rank->random, 8) == 0)
-            hvi_express_sleep(&express, SLOT, turn, 10 * HVI_NS_SEC);
+            hvi_express_sleep(&express, SLOT, turn, sight, 10 * HVI_NS_SEC);
         else
             sched_yield();
     }
@@ -255,7 +262,7 @@ static void *run_engine(void *user)
         for (uint64_t i = 0; i < pause; i++)
             sched_yield();
         if (hvi_express_arrived(&express, SLOT) != 0)
-            hvi_express_seize(&express, SLOT);
+            seize();
     }
     return NULL;
 }

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The order of steps: find every operand, then claim a unit, then reduce, then say so. The claim is
+ * what makes it safe: it succeeds only at the turn at which the parts were read, and while a unit is
+ * claimed the op is under way, so that no rank takes its memory back.
+ *
+ * What other ranks wrote is not believed: their operands must lie in regions that the engine has shown
+ * us as theirs. */
+#include "client/large.h"
+
+#include "base/bits.h"
+#include "base/clock.h"
+#include "base/types.h"
+#include "client/express.h"
+#include "client/peer.h"
+#include "client/session.h"
+#include "client/sets.h"
+#include "client/step.h"
+#include "shm/abi.h"
+
+#include <string.h>
+
+/* What a unit works on: whole operands, and what to do with them. */
+struct job {
+    struct hvi_reduction reduction;
+    const void *in[HVI_EXPRESS_RANKS];
+    void *out[HVI_EXPRESS_RANKS];
+    uint64_t bytes, unit_bytes;
+    uint32_t units, element, everybody;
+};
+
+bool client_large_may(const struct hvd_op *op)
+{
+    return op->in.region != HVI_REGION_INLINE && op->out.region != HVI_REGION_INLINE &&
+           op->in.region < HVI_REGION_FOREIGN && op->out.region < HVI_REGION_FOREIGN;
+}
+
+void client_large_bring(const struct hvd_session *session, const struct hvd_op *op)
+{
+    const struct hvi_express_operands operands = {
+        .in_region = op->in.region,
+        .out_region = op->out.region,
+        .in_offset = op->in.offset,
+        .out_offset = op->out.offset,
+    };
+    memcpy(hvi_express_part(&session->express, op->express.slot, (uint32_t)session->identity.rank)
+               ->payload,
+           &operands, sizeof(operands));
+}
+
+bool client_large_start(struct hvd_session *session, const struct hvd_op *op, uint32_t everybody)
+{
+    uint64_t unit_bytes;
+    uint32_t units = hvi_express_cut(op->out_bytes, &unit_bytes);
+    client_step("large-before-start");
+    if (!hvi_express_start(&session->express, op->express.slot, op->express.turn, units, everybody))
+        return false;
+    client_step("large-started");
+    return true;
+}
+
+/* ---- operands ---- */
+
+static void *find_operand(struct hvd_session *session, const struct job *job, int32_t rank,
+                          uint32_t region, uint64_t offset)
+{
+    const struct hvi_region *map = client_peers_find(session, rank, region);
+    if (!map || !hvi_range_fits(offset, job->bytes, map->bytes) || offset % job->element != 0)
+        return NULL;
+    return (char *)map->base + offset;
+}
+
+/* Asks for all that is missing before it says no. */
+static bool find_all(struct hvd_session *session, const struct client_set *set, uint32_t slot,
+                     struct job *job)
+{
+    bool found = true;
+    for (int i = 0; i < set->size; i++) {
+        struct hvi_express_operands said;
+        int32_t rank = set->ranks[i];
+        memcpy(&said, hvi_express_part(&session->express, slot, (uint32_t)rank)->payload,
+               sizeof(said));
+        job->in[i] = find_operand(session, job, rank, said.in_region, said.in_offset);
+        job->out[i] = find_operand(session, job, rank, said.out_region, said.out_offset);
+        found = found && job->in[i] && job->out[i];
+    }
+    return found;
+}
+
+static void describe(const struct hvd_op *op, const struct client_set *set, struct job *job)
+{
+    job->bytes = op->out_bytes;
+    job->units = hvi_express_cut(job->bytes, &job->unit_bytes);
+    job->element = hvi_dtype_bytes((uint32_t)op->result.dtype);
+    job->everybody = UINT32_MAX >> (32 - set->size);
+    job->reduction = (struct hvi_reduction){
+        .dtype = (uint32_t)op->result.dtype,
+        .reduce_op = op->express.reduce_op,
+        .ranks = (uint32_t)set->size,
+        .ins = (uint32_t)set->size,
+        .outs = (uint32_t)set->size,
+        .in = job->in,
+        .out = job->out,
+        .prescale = op->express.prescale,
+        .postscale = op->express.postscale,
+    };
+}
+
+static bool is_there(const struct hvd_op *op, uint32_t slot, uint32_t turn)
+{
+    return op->state == CLIENT_OP_IN_FLIGHT && op->express.active && op->express.large &&
+           op->express.slot == slot && op->express.turn == turn;
+}
+
+/* With the lock. True: `job` can be worked on until .working is counted down. */
+static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slot, uint32_t turn,
+                    struct job *job)
+{
+    if (!is_there(op, slot, turn) ||
+        hvi_express_look(&session->express, slot, turn) != HVI_EXPRESS_RUNS)
+        return false;
+    struct client_set *set = client_sets_find(&session->sets, op->process_set);
+    if (!set)
+        return false;
+    describe(op, set, job);
+    if (hvi_express_is_done(&session->express, slot,
+                            turn)) { /* whoever did the last unit may be dead */
+        hvi_express_end(&session->express, slot, turn, job->everybody);
+        return false;
+    }
+    if (!find_all(session, set, slot, job)) {
+        if (!op->express.called)
+            client_express_call(session, op); /* who has it all mapped */
+        op->express.called = true;
+        return false;
+    }
+    atomic_fetch_add_explicit(&session->peers.working, 1, memory_order_relaxed);
+    return true;
+}
+
+/* ---- units ---- */
+
+static void reduce(const struct hvd_session *session, const struct job *job, uint32_t unit)
+{
+    uint64_t first = unit * job->unit_bytes, left = job->bytes - first;
+    uint64_t bytes = left < job->unit_bytes ? left : job->unit_bytes;
+    session->kernels->reduce(&job->reduction, first / job->element, bytes / job->element);
+}
+
+static uint32_t work(struct hvd_session *session, const struct job *job, uint32_t slot,
+                     uint32_t turn, uint32_t most)
+{
+    const struct hvi_express *express = &session->express;
+    uint32_t me = (uint32_t)session->identity.rank + 1, done = 0, unit;
+    while (done < most &&
+           (unit = hvi_express_claim(express, slot, turn, job->units, me)) != HVI_EXPRESS_NOTHING) {
+        client_step("large-claimed");
+        reduce(session, job, unit);
+        client_step("large-reduced");
+        bool last = hvi_express_finish(express, slot, turn, unit);
+        client_step("large-finished");
+        if (last)
+            hvi_express_end(express, slot, turn, job->everybody);
+        done++;
+    }
+    return done;
+}
+
+uint32_t client_large_help(struct hvd_session *session, struct hvd_op *op,
+                           const struct client_watch *watch, uint32_t most)
+{
+    struct job job;
+    if (!watch->large)
+        return 0;
+    pthread_mutex_lock(&session->mutex);
+    bool ready = prepare(session, op, watch->slot, watch->turn, &job);
+    pthread_mutex_unlock(&session->mutex);
+    if (!ready)
+        return 0;
+    uint32_t done = work(session, &job, watch->slot, watch->turn, most);
+    /* Release, pairs with who unmaps. */
+    atomic_fetch_sub_explicit(&session->peers.working, 1, memory_order_release);
+    return done;
+}

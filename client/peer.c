@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/peer.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "client/control.h"
+#include "client/session.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define QUIET_NAP_NS 20000l
+#define ANSWER_NS    HVI_NS_SEC /* the engine's time to answer */
+
+static struct client_peer **bucket_of(struct client_peers *peers, int32_t rank, uint32_t region)
+{
+    return &peers->buckets[(region * 31u + (uint32_t)rank) % CLIENT_PEER_BUCKETS];
+}
+
+static struct client_peer *find(struct client_peers *peers, int32_t rank, uint32_t region)
+{
+    struct client_peer *peer = *bucket_of(peers, rank, region);
+    while (peer && (peer->rank != rank || peer->region != region || peer->gone))
+        peer = peer->next;
+    return peer;
+}
+
+static void free_peer(struct client_peer *peer)
+{
+    hvi_region_fini(&peer->map);
+    free(peer);
+}
+
+static void sweep_bucket(struct client_peers *peers, struct client_peer **link)
+{
+    while (*link) {
+        struct client_peer *peer = *link;
+        if (!peer->gone) {
+            link = &peer->next;
+            continue;
+        }
+        *link = peer->next;
+        peers->count--;
+        free_peer(peer);
+    }
+}
+
+/* Once nobody works anywhere. */
+static void sweep(struct client_peers *peers)
+{
+    /* Acquire: what they did there is done. */
+    if (!peers->gone || atomic_load_explicit(&peers->working, memory_order_acquire) > 0)
+        return;
+    peers->gone = false;
+    for (uint32_t i = 0; i < CLIENT_PEER_BUCKETS; i++)
+        sweep_bucket(peers, &peers->buckets[i]);
+}
+
+/* Those that are not to be had, and those whose answers are overdue. */
+static void drop_empty(struct client_peers *peers, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < CLIENT_PEER_BUCKETS; i++) {
+        for (struct client_peer *peer = peers->buckets[i]; peer; peer = peer->next) {
+            if (peer->map.base || peer->gone || now_ns - peer->asked_ns < ANSWER_NS)
+                continue;
+            peers->asked -= peer->asked_ns != 0;
+            peer->asked_ns = 0;
+            peer->gone = true;
+            peers->gone = true;
+        }
+    }
+    sweep(peers);
+}
+
+static void ask(struct hvd_session *session, int32_t rank, uint32_t region)
+{
+    struct client_peer **bucket = bucket_of(&session->peers, rank, region);
+    if (session->peers.count >= CLIENT_PEERS_MAX)
+        drop_empty(&session->peers, hvi_clock_ns());
+    struct client_peer *peer =
+        session->peers.count < CLIENT_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
+    if (!peer)
+        return; /* the engine does it */
+    if (!client_control_peer_ask(session, rank, region)) {
+        free(peer);
+        return;
+    }
+    *peer = (struct client_peer){.next = *bucket,
+                                 .rank = rank,
+                                 .region = region,
+                                 .asked_ns = hvi_clock_ns(),
+                                 .map = HVI_REGION_INIT};
+    *bucket = peer;
+    session->peers.asked++;
+    session->peers.count++;
+}
+
+/* Memory of our own that has a row of its own; a staging block has none, and is asked for. */
+static const struct hvi_region *own_region(const struct hvd_session *session, uint32_t region)
+{
+    for (uint32_t i = 0; i < session->memory.count; i++) {
+        if (session->memory.rows[i]->region_id == region)
+            return &session->memory.rows[i]->region;
+    }
+    return NULL;
+}
+
+const struct hvi_region *client_peers_find(struct hvd_session *session, int32_t rank,
+                                           uint32_t region)
+{
+    const struct hvi_region *own =
+        rank == session->identity.rank ? own_region(session, region) : NULL;
+    if (own)
+        return own;
+    sweep(&session->peers);
+    struct client_peer *peer = find(&session->peers, rank, region);
+    if (peer && peer->asked_ns != 0 && hvi_clock_ns() - peer->asked_ns >= ANSWER_NS) {
+        drop_empty(&session->peers, hvi_clock_ns());
+        peer = NULL;
+    }
+    if (!peer)
+        ask(session, rank, region);
+    return peer && peer->map.base ? &peer->map : NULL;
+}
+
+void client_peers_told(struct hvd_session *session, const struct hvi_peer_region *told, int fd)
+{
+    struct client_peers *peers = &session->peers;
+    struct client_peer *peer = find(peers, told->rank, told->region);
+    bool answer = peer && peer->asked_ns != 0;
+    if (answer && fd >= 0 && hvi_region_map_guarded(fd, told->bytes, &peer->map) == HVD_OK) {
+        (void)madvise(peer->map.base, peer->map.bytes, MADV_DONTFORK);
+        hvi_region_close_fd(&peer->map);
+        fd = -1;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (answer) {
+        peers->asked--;
+        peer->asked_ns = 0;
+    } else if (peer && told->bytes == 0) {
+        peer->gone = true;
+        peers->gone = true;
+    }
+    sweep(peers);
+}
+
+bool client_peers_wait_quiet(struct hvd_session *session)
+{
+    const struct timespec nap = {.tv_nsec = QUIET_NAP_NS};
+    uint64_t deadline_ns = hvi_deadline_after(HVI_NS_SEC);
+    /* Acquire, as in sweep. */
+    while (atomic_load_explicit(&session->peers.working, memory_order_acquire) > 0) {
+        if (hvi_deadline_passed(deadline_ns))
+            return false;
+        pthread_mutex_unlock(&session->mutex);
+        nanosleep(&nap, NULL);
+        pthread_mutex_lock(&session->mutex);
+    }
+    return true;
+}
+
+void client_peers_ask_again(struct client_peers *peers)
+{
+    drop_empty(peers, UINT64_MAX);
+}
+
+void client_peers_fini(struct client_peers *peers)
+{
+    for (uint32_t i = 0; i < CLIENT_PEER_BUCKETS; i++) {
+        while (peers->buckets[i]) {
+            struct client_peer *peer = peers->buckets[i];
+            peers->buckets[i] = peer->next;
+            free_peer(peer);
+        }
+    }
+}

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Large ops in express slots (docs/adr/0011), seen from the engine. As a rule it learns nothing of
+ * them. It is asked to lend a hand when ranks submit and go on with other things, or have not mapped
+ * each other's memory yet; and it ends what the ranks cannot end any more because one of them died
+ * with a unit in its hands.
+ *
+ * Where operands lie is what ranks wrote into their parts: each is looked up in the table of that
+ * rank's own regions, as if it had come through its ring. */
+#include "base/bits.h"
+#include "base/clock.h"
+#include "base/fate.h"
+#include "base/status.h"
+#include "base/types.h"
+#include "daemon/engine/engine.h"
+#include "reduce/reduce.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define UNITS_AT_ONCE 16u        /* a megabyte of each rank at most: others have to live too */
+#define GONE_NS       HVI_NS_SEC /* after a session's end */
+
+/* What a unit works on: whole operands. */
+struct places {
+    const void *in[HVI_EXPRESS_RANKS];
+    void *out[HVI_EXPRESS_RANKS];
+};
+
+static uint32_t index_of(const struct engine *engine, const struct engine_express_slot *slot)
+{
+    return (uint32_t)(slot - engine->express.slots);
+}
+
+void engine_express_operands(const struct engine *engine, const struct engine_express_slot *slot,
+                             int32_t rank, struct hvi_express_operands *operands_p)
+{
+    memcpy(operands_p,
+           hvi_express_part(&engine->express.map, index_of(engine, slot), (uint32_t)rank)->payload,
+           sizeof(*operands_p));
+}
+
+struct engine_region *engine_express_region(const struct engine_session *session,
+                                            const struct engine_express_slot *slot, uint32_t id,
+                                            uint64_t offset)
+{
+    struct engine_region *region =
+        id == HVI_REGION_INLINE ? NULL : engine_regions_find(&session->regions, id);
+
+    return region && hvi_range_fits(offset, slot->bytes, region->map.bytes) &&
+                   offset % hvi_dtype_bytes(slot->agreed.dtype) == 0
+               ? region
+               : NULL;
+}
+
+/* Also of a rank that is gone: while large ops run, ended sessions are kept, with their regions. */
+static struct engine_session *session_of(const struct engine *engine, int32_t rank)
+{
+    struct engine_session *session = engine->ranks[rank].session;
+
+    for (struct engine_session *gone = engine->gone; !session && gone; gone = gone->gone_next)
+        session = gone->rank == rank ? gone : NULL;
+    return session;
+}
+
+/* False: the member has no memory here any more, or has told nonsense. */
+static bool find_place(const struct engine *engine, const struct engine_express_slot *slot,
+                       uint32_t member, struct places *places)
+{
+    int32_t rank = slot->set->ranks[member];
+    const struct engine_session *session = session_of(engine, rank);
+    struct hvi_express_operands said;
+
+    if (!session)
+        return false;
+    engine_express_operands(engine, slot, rank, &said);
+    const struct engine_region *in =
+        engine_express_region(session, slot, said.in_region, said.in_offset);
+    const struct engine_region *out =
+        engine_express_region(session, slot, said.out_region, said.out_offset);
+    if (!in || !out)
+        return false;
+    places->in[member] = (const char *)in->map.base + said.in_offset;
+    places->out[member] = (char *)out->map.base + said.out_offset;
+    return true;
+}
+
+/* -1, or a member for whom find_place is false. */
+static int32_t find_places(const struct engine *engine, const struct engine_express_slot *slot,
+                           struct places *places)
+{
+    for (uint32_t member = 0; member < slot->set->size; member++) {
+        if (!find_place(engine, slot, member, places))
+            return (int32_t)member;
+    }
+    return -1;
+}
+
+static void reduce(const struct engine_express_slot *slot, const struct places *places,
+                   uint64_t first, uint64_t bytes)
+{
+    uint32_t element = hvi_dtype_bytes(slot->agreed.dtype);
+    const struct hvi_reduction work = {
+        .dtype = slot->agreed.dtype,
+        .reduce_op = slot->agreed.reduce_op,
+        .ranks = slot->set->size,
+        .ins = slot->set->size,
+        .outs = slot->set->size,
+        .in = places->in,
+        .out = places->out,
+        .prescale = slot->agreed.prescale,
+        .postscale = slot->agreed.postscale,
+    };
+
+    hvi_kernels_best()->reduce(&work, first / element, bytes / element);
+}
+
+/* One op, as it was when it was looked at. */
+struct run {
+    struct engine_express_slot *slot;
+    uint32_t index, turn, units;
+    uint64_t unit_bytes;
+};
+
+static bool still_is(const struct engine *engine, const struct run *run)
+{
+    uint32_t turn, arrived;
+
+    return hvi_express_runs(&engine->express.map, run->index, &turn, &arrived) && turn == run->turn;
+}
+
+static void do_unit(const struct engine *engine, const struct run *run, const struct places *places,
+                    uint32_t unit)
+{
+    uint64_t first = unit * run->unit_bytes, left = run->slot->bytes - first;
+
+    reduce(run->slot, places, first, left < run->unit_bytes ? left : run->unit_bytes);
+    hvi_express_finish(&engine->express.map, run->index, run->turn, unit);
+}
+
+/* The op cannot end well any more: nobody takes another unit. Those taken here are never done, so that
+ * no rank can think that the op is. */
+static void doom(struct engine *engine, const struct run *run, int32_t member)
+{
+    struct engine_session *session = engine->ranks[run->slot->set->ranks[member]].session;
+
+    if (!still_is(engine, run)) /* what was read were parts of the next */
+        return;
+    run->slot->doomed = true;
+    while (hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
+                             HVI_EXPRESS_ENGINE) != HVI_EXPRESS_NOTHING)
+        ;
+    if (session) {
+        session->doom = "an impossible operand in an express slot";
+        engine->doomed = true;
+    }
+}
+
+/* Does up to `most` units that nobody has taken. True if all are taken. */
+static bool take_units(struct engine *engine, const struct run *run, uint32_t most)
+{
+    struct places places;
+    uint32_t unit = 0;
+    int32_t lacking = run->slot->doomed ? -1 : find_places(engine, run->slot, &places);
+
+    if (lacking >= 0)
+        doom(engine, run, lacking);
+    if (lacking >= 0 || run->slot->doomed)
+        return true;
+    for (uint32_t done = 0; done < most; done++) {
+        unit = hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
+                                 HVI_EXPRESS_ENGINE);
+        if (unit == HVI_EXPRESS_NOTHING)
+            return true;
+        do_unit(engine, run, &places, unit);
+    }
+    return false;
+}
+
+/* ---- who holds units ---- */
+
+/* A rank whose session ended long ago without its process: no thread of it can still be at work (it
+ * has become another program, for one). */
+static bool is_long_gone(const struct engine *engine, int32_t rank)
+{
+    const struct engine_session *session = session_of(engine, rank);
+
+    return engine->ranks[rank].state >= ENGINE_RANK_LEFT &&
+           (!session || hvi_clock_ns() - session->over_ns >= GONE_NS);
+}
+
+static bool is_over(const struct engine *engine, int32_t rank)
+{
+    const struct engine_session *session = session_of(engine, rank);
+
+    return hvi_process_is_quiet(engine->ranks[rank].pid, session ? session->pid_fd : -1) ||
+           is_long_gone(engine, rank);
+}
+
+static uint32_t dead_among(const struct engine *engine, uint32_t holders)
+{
+    uint32_t dead = 0;
+
+    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+        if ((holders >> rank & 1u) != 0 && is_over(engine, rank))
+            dead |= 1u << rank;
+    }
+    return dead;
+}
+
+/* ---- an op that runs ---- */
+
+bool engine_express_run(struct engine *engine, struct engine_express_slot *slot, bool all)
+{
+    const struct hvi_express *map = &engine->express.map;
+    struct run run = {.slot = slot, .index = index_of(engine, slot)};
+    uint32_t arrived = 0;
+
+    if (!hvi_express_runs(map, run.index, &run.turn, &arrived))
+        return true;
+    slot->nonsense = !slot->large || arrived != slot->everybody;
+    if (slot->nonsense) /* a rank wrote it */
+        return true;
+    run.units = hvi_express_cut(slot->bytes, &run.unit_bytes);
+    if (!take_units(engine, &run, all ? UINT32_MAX : UNITS_AT_ONCE)) {
+        engine->express.busy = true;
+        return false;
+    }
+    uint32_t holders = hvi_express_holders(map, run.index, run.turn);
+    if (holders != dead_among(engine, holders))
+        return false; /* somebody is at work, or was stopped there */
+    if (!still_is(engine, &run))
+        return true;
+    slot->doomed = slot->doomed || holders != 0;
+    if (!slot->doomed)
+        hvi_express_end(map, run.index, run.turn, slot->everybody);
+    return true;
+}
+
+/* ---- for those who watch ---- */
+
+static void describe(const struct engine *engine, struct engine_held *held)
+{
+    const struct engine_express_slot *slot = held->slot;
+    uint64_t number = 0;
+
+    held->since_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < slot->set->size; i++) {
+        const struct hvi_express_part *part = hvi_express_part(
+            &engine->express.map, index_of(engine, slot), (uint32_t)slot->set->ranks[i]);
+        if (part->submit_ns < held->since_ns)
+            held->since_ns = part->submit_ns;
+        number = part->number;
+    }
+    if (slot->tensor)
+        engine_tensor_name(slot->tensor, held->name);
+    else
+        snprintf(held->name, sizeof held->name, "%s.noname.%" PRIu64,
+                 hvi_kind_text(slot->agreed.kind), number);
+}
+
+bool engine_express_next_held(struct engine *engine, uint32_t *cursor_p, struct engine_held *held_p)
+{
+    struct engine_express *express = &engine->express;
+    uint32_t turn, arrived;
+
+    while (express->on && *cursor_p < express->used) {
+        uint32_t index = (*cursor_p)++;
+        struct engine_express_slot *slot = &express->slots[index];
+        if (!slot->large || !slot->set || !(slot->open || slot->closing) ||
+            !hvi_express_runs(&express->map, index, &turn, &arrived))
+            continue;
+        held_p->slot = slot;
+        held_p->holders = hvi_express_holders(&express->map, index, turn);
+        if (held_p->holders == 0)
+            continue;
+        describe(engine, held_p);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Peers: the regions that ranks of a job show each other so that they can do large ops in slots
+ * themselves (docs/adr/0011). A region that is large enough keeps its descriptor for that; a rank that
+ * needs it asks, and is told when it goes. */
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+
+static int answer(const struct engine_session *asker, int32_t rank, uint32_t region, uint64_t bytes,
+                  int fd)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_PEER_REGION};
+
+    msg.peer_region = (struct hvi_peer_region){.rank = rank, .region = region, .bytes = bytes};
+    return engine_send(asker->engine, asker->socket_fd, &msg, &fd, fd >= 0 ? 1 : 0);
+}
+
+void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask *ask)
+{
+    struct engine *engine = session->engine;
+    const struct engine_session *owner =
+        ask->rank < engine->start.size ? engine->ranks[ask->rank].session : NULL;
+    struct engine_region *region =
+        owner && !owner->over ? engine_regions_find(&owner->regions, ask->region) : NULL;
+    bool there = !engine->apart && region && region->map.fd >= 0 &&
+                 session->rank < (int32_t)HVI_EXPRESS_RANKS;
+    int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
+                      there ? region->map.fd : -1);
+
+    if (sent == HVI_OK && there)
+        region->shown |= 1u << session->rank;
+    else if (sent != HVI_OK)
+        HVI_LOG(HVI_LOG_DEBUG, "peer", "answer-lost", hvi_status_text(sent), "rank=%d peer=%d",
+                session->rank, ask->rank);
+}
+
+/* Whoever does not read its socket keeps the pages until its session ends. */
+void engine_peer_forget(const struct engine_session *owner, const struct engine_region *region)
+{
+    const struct engine *engine = owner->engine;
+
+    for (int32_t rank = 0; region->shown != 0 && rank < engine->start.size; rank++) {
+        const struct engine_session *peer = engine->ranks[rank].session;
+        if ((region->shown >> rank & 1u) != 0 && peer && !peer->over)
+            answer(peer, owner->rank, region->id, 0, -1);
+    }
+}
+
+void engine_peer_forget_all(const struct engine_session *owner)
+{
+    for (uint32_t i = 0; i < ENGINE_REGION_BUCKETS; i++) {
+        for (const struct engine_region *region = owner->regions.buckets[i]; region;
+             region = region->next)
+            engine_peer_forget(owner, region);
+    }
+}

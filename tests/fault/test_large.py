@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Death and standstill between any two steps of a large op that the ranks do in each other's memory (docs/adr/0011): nobody
+waits for ever, nobody gets a wrong result, and all survivors get the same one. The ranks go round and round, and each
+checks every sum it gets."""
+import os
+import signal
+import time
+
+import pytest
+
+from hvt import Status, check_prompt, procs, wait_until
+from hvt.job import Job
+
+NAMES = ["large", ""]  # "": unnamed ops
+ELEMENTS = 64 * 1024  # 256 KiB: 16 units
+# What only the last to come passes, and what everybody passes who waits.
+THE_LASTS = ["large-before-start", "large-started"]
+EVERYBODYS = ["large-claimed", "large-reduced", "large-finished"]
+WITH_A_UNIT = ["large-claimed", "large-reduced"]
+NTH = 40
+NTH_LAST = 4  # nobody need come last often
+
+
+def go_round(job: Job, name: str, memory: str = "shared") -> None:
+    for rank in job.ranks:
+        rank.post("loop", name=name, elements=ELEMENTS, memory=memory, for_ms=120_000, until_stdin=True)
+
+
+def job_with_victim(daemon, size: int, step: str, number: int) -> tuple[Job, int]:
+    """The NTH time the victim passes the step, the signal is raised."""
+    victim = size - 1
+    nth = NTH_LAST if step in THE_LASTS else NTH
+    return Job(daemon, size, environments={victim: {"HVT_STEP": f"{step} {nth} {int(number)}"}}), victim
+
+
+def wait_until_it_happens(job: Job, victim: int) -> None:
+    pid = job.ranks[victim].pid
+    wait_until(lambda: procs.state(pid) in ("T", "Z"), "the victim to pass the step", 20)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("step", THE_LASTS + EVERYBODYS)
+def test_killed_at_a_step(daemon, size, step, name):
+    daemon.allow("rank-lost")
+    job, victim = job_with_victim(daemon, size, step, signal.SIGKILL)
+    go_round(job, name)
+    wait_until_it_happens(job, victim)
+    began_ns = time.monotonic_ns()
+    replies = [job.ranks[rank].collect() for rank in range(size) if rank != victim]
+    for reply in replies:
+        assert reply["status"] == Status.ERR_RANK_LOST, reply
+        assert f"signal {int(signal.SIGKILL)}" in reply["text"], reply
+        check_prompt("the others learned of it", reply["at_ns"] - began_ns, 500_000_000)
+    assert len({reply["done"] for reply in replies}) == 1, "an op ends the same way for all"
+    assert replies[0]["done"] > 1, "the ops before were done"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("step", THE_LASTS + EVERYBODYS)
+def test_stopped_at_a_step(daemon, step, name):
+    """A standstill is no death. Who holds a unit is waited for, and the stall table says so; otherwise the op is done
+    without him, and the next one waits."""
+    daemon.allow("op-stalled")
+    job, victim = job_with_victim(daemon, 3, step, signal.SIGSTOP)
+    go_round(job, name)
+    wait_until_it_happens(job, victim)
+
+    def row() -> dict | None:
+        for stall in daemon.ctl.json("stalls", "--min-age", "0.2")["stalls"]:
+            if [missing["rank"] for missing in stall["missing"]] == [victim]:
+                return stall
+        return None
+
+    wait_until(lambda: row() is not None, "the op to be in the stall table")
+    seen = row()
+    assert seen and seen["missing"][0]["process"] == "T", seen
+    assert seen["tensor"].startswith(name or "allreduce.noname."), seen
+    assert (seen["missing"][0].get("waits_in") == "its part of the reduction") == (step in WITH_A_UNIT), seen
+    os.kill(job.ranks[victim].pid, signal.SIGCONT)
+    wait_until(lambda: row() is None, "the stall to be over")
+    for rank in job.ranks:
+        rank.post("stop")
+    for rank in job.ranks:
+        reply = rank.collect()
+        assert reply["status"] == Status.OK and reply["done"] > 1, reply
+        rank.collect()
+    job.check_usable()
+
+
+def test_a_stopped_rank_with_a_unit_is_warned_of(daemon):
+    daemon.allow("op-stalled")
+    environment = {"HVD_STALL_CHECK_TIME_SECONDS": "0.3"}
+    job = Job(daemon, 3, environments={0: environment, 1: environment,
+                                       2: environment | {"HVT_STEP": f"large-claimed {NTH} {int(signal.SIGSTOP)}"}})
+    go_round(job, "held")
+    wait_until_it_happens(job, 2)
+    wait_until(lambda: "op-stalled" in daemon.log_text() and "in the middle of its part" in daemon.log_text(),
+               "the warning")
+    assert f"allreduce 'held' waits for rank 2 (pid {job.ranks[2].pid}, stopped)" in daemon.log_text()
+    os.kill(job.ranks[2].pid, signal.SIGCONT)
+    for rank in job.ranks:
+        rank.post("stop")
+    for rank in job.ranks:
+        assert rank.collect()["status"] == Status.OK
+        rank.collect()
+
+
+def test_a_stopped_rank_with_a_unit_stops_the_job_if_the_policy_says_so(daemon):
+    daemon.allow("op-stalled", "stall-stops-job", "rank-lost", "engine-ended")
+    environment = {"HVD_STALL_CHECK_TIME_SECONDS": "0.2", "HVD_STALL_SHUTDOWN_TIME_SECONDS": "0.5"}
+    job = Job(daemon, 2, environments={0: environment,
+                                       1: environment | {"HVT_STEP": f"large-claimed {NTH} {int(signal.SIGSTOP)}"}})
+    go_round(job, "held")
+    wait_until_it_happens(job, 1)
+    reply = job.ranks[0].collect()
+    assert reply["status"] == Status.ERR_JOB_STOPPED, reply
+    assert "in the middle of its part of the reduction" in reply["text"], reply
+    job.ranks[1].kill()
+
+
+def test_the_engine_dies_under_ranks_that_need_it_for_nothing(daemon):
+    daemon.allow("engine-ended", "engine-killed")
+    job = Job(daemon, 2)
+    go_round(job, "steady")
+    wait_until(lambda: daemon.ctl.json("ranks", job.name)["ranks"][0]["express"] > 20, "large ops to need no engine")
+    os.kill(next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name), signal.SIGKILL)
+    began_ns = time.monotonic_ns()
+    for rank in job.ranks:
+        reply = rank.collect()
+        assert reply["status"] == Status.ERR_ENGINE_LOST, reply
+        check_prompt("the rank learned of it", reply["at_ns"] - began_ns, 500_000_000)
+
+
+BIG = 1 << 20  # bytes: 16 units
+
+
+def submit_big(job: Job, rank: int, name: str | None, **more) -> int:
+    return job.ranks[rank].submit("allreduce", name, dtype="uint8", dims=[BIG], pattern=1, reduce_op="sum", memory="malloc",
+                                  **more)
+
+
+def hold(daemon, name: str | None, in_a_set: bool = False) -> tuple[Job, dict[int, int], int]:
+    """Rank 2 stands still with a unit of an op in its hands, of which ranks 0 and 1 have submitted theirs: these, and the
+    process set."""
+    daemon.allow("op-stalled")
+    staged = {"HVD_FOREIGN_MEMORY": "never"}  # so that the operands lie in regions that are used again
+    environments = {rank: staged for rank in range(4)} | {2: staged | {"HVT_STEP": f"large-claimed 4 {int(signal.SIGSTOP)}"}}
+    job = Job(daemon, 4 if in_a_set else 3, environments=environments)
+    number = job.add_set([0, 1, 2]) if in_a_set else 0
+    pid = job.ranks[2].pid
+    for _ in range(500):
+        ops = {2: submit_big(job, 2, name, process_set=number)}
+        job.ranks[2].post("wait", op=ops[2], timeout_ms=20_000, pattern=3)
+        for rank in (0, 1):
+            ops[rank] = submit_big(job, rank, name, process_set=number)
+        wait_until(lambda: job.ranks[2].has_reply() or procs.state(pid) == "T", "the victim to answer or to stop")
+        if procs.state(pid) == "T":
+            return job, {rank: ops[rank] for rank in (0, 1)}, number
+        assert job.ranks[2].collect()["wrong"] == 0
+        for rank in (0, 1):
+            check_big(job, rank, ops[rank])
+        for rank, op in ops.items():
+            job.ranks[rank].free(op)
+    raise AssertionError("the victim never took a unit")
+
+
+def cpu(pid: int) -> float:
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def let_go(job: Job) -> None:
+    os.kill(job.ranks[2].pid, signal.SIGCONT)
+    assert job.ranks[2].collect()["wrong"] == 0
+
+
+def check_big(job: Job, rank: int, op: int) -> None:
+    reply = job.ranks[rank].ask("wait", op=op, timeout_ms=10_000, pattern=3)
+    assert reply["status"] == Status.OK and reply["wrong"] == 0, reply
+
+
+def test_whoever_waits_for_one_of_several_that_is_held_up_rests_and_keeps_its_deadline(daemon):
+    job, ops, _ = hold(daemon, "held")
+    engine, = daemon.engines()
+    before = cpu(engine) + cpu(job.ranks[0].pid)
+    began = time.monotonic()
+    job.ranks[0].post("wait_any", ops=[ops[0]], timeout_ms=1500)
+    assert job.ranks[0].collect()["status"] == Status.ERR_TIMEOUT
+    assert 1.4 < time.monotonic() - began < 3
+    assert cpu(engine) + cpu(job.ranks[0].pid) - before < 0.7, "nobody burns a core over an op that is held up"
+    let_go(job)
+    for rank, op in ops.items():
+        check_big(job, rank, op)
+
+
+def test_the_event_descriptor_wakes_for_an_op_that_was_held_up(daemon):
+    job, ops, _ = hold(daemon, "held")
+    assert not job.ranks[0].ask("event", timeout_ms=0)["readable"]
+    job.ranks[0].post("event", timeout_ms=10_000)
+    let_go(job)
+    assert job.ranks[0].collect()["readable"]
+    for rank, op in ops.items():
+        check_big(job, rank, op)
+
+
+def test_killed_with_a_unit_of_an_op_whose_set_is_being_removed(daemon):
+    daemon.allow("rank-lost")
+    job, ops, number = hold(daemon, None, in_a_set=True)
+    removals = {rank: job.ranks[rank].submit("set_remove", set=number) for rank in (0, 1)}
+    job.ranks[2].kill()
+    for rank in (0, 1):
+        assert job.ranks[rank].outcome(ops[rank]).status == Status.ERR_RANK_LOST
+        assert job.ranks[rank].outcome(removals[rank]).status == Status.ERR_RANK_LOST
+
+
+@pytest.mark.parametrize("pause_us", [0, 60, 400])
+def test_two_buffers_by_turns_and_ranks_that_come_late(daemon, pause_us):
+    """Operands change from op to op while the engine looks on: whoever does not wait at once calls it."""
+    job = Job(daemon, 3)
+    for rank in job.ranks:
+        rank.post("loop", name="", elements=20_000, memory="shared", count=3000, pause_us=pause_us, buffers=2)
+    for rank in job.ranks:
+        assert rank.collect(60)["status"] == Status.OK
