@@ -337,10 +337,12 @@ static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)source, (void)events;
     ssize_t got = read(fd, &value, sizeof value);
     (void)got;
+    bool closed = atomic_load_explicit(&timeline->writer.closed, memory_order_acquire);
     int status = atomic_load_explicit(&timeline->writer.opened, memory_order_acquire);
-    if (timeline->start_pending && status != HVI_INPROGRESS)
+    /* Who is refused may try another file at once: not before the writer has ended. */
+    if (timeline->start_pending && (status == HVI_OK || (closed && status != HVI_INPROGRESS)))
         tell_opened(engine, status);
-    if (atomic_load_explicit(&timeline->writer.closed, memory_order_acquire))
+    if (closed)
         over(engine);
     return 0;
 }
