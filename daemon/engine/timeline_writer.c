@@ -14,7 +14,8 @@
  * fewer events and nothing worse. When the blanks are used up the file doubles: blanks are written
  * behind the bracket, where they are legal, then the bracket moves, which takes two writes of one
  * byte: that microsecond at 4, 8, 16, ... MiB and once at the end, when the rest of the blanks is cut
- * off, is the exception. Somebody who reads across such a moment may see both brackets and, as the
+ * off, is the exception, and so is the page that is being written, for a reader on another core may
+ * overtake the copy. Somebody who reads across such a moment may see both brackets and, as the
  * size has changed meanwhile, knows to read again: no arrangement of bytes is valid both with and
  * without what is appended behind it. */
 #include "base/clock.h"
