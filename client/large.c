@@ -69,19 +69,29 @@ static void *find_operand(struct hvd_session *session, const struct job *job, in
     return (char *)map->base + offset;
 }
 
+/* False: not everything of this peer is mapped. */
+static bool find_peers(struct hvd_session *session, uint32_t slot, int32_t rank, struct job *job,
+                       int member)
+{
+    struct hvi_express_operands said;
+    memcpy(&said, hvi_express_part(&session->express, slot, (uint32_t)rank)->payload, sizeof(said));
+    job->in[member] = find_operand(session, job, rank, said.in_region, said.in_offset);
+    job->out[member] = find_operand(session, job, rank, said.out_region, said.out_offset);
+    return job->in[member] && job->out[member];
+}
+
 /* Asks for all that is missing before it says no. */
-static bool find_all(struct hvd_session *session, const struct client_set *set, uint32_t slot,
-                     struct job *job)
+static bool find_all(struct hvd_session *session, const struct hvd_op *op,
+                     const struct client_set *set, struct job *job)
 {
     bool found = true;
     for (int i = 0; i < set->size; i++) {
-        struct hvi_express_operands said;
-        int32_t rank = set->ranks[i];
-        memcpy(&said, hvi_express_part(&session->express, slot, (uint32_t)rank)->payload,
-               sizeof(said));
-        job->in[i] = find_operand(session, job, rank, said.in_region, said.in_offset);
-        job->out[i] = find_operand(session, job, rank, said.out_region, said.out_offset);
-        found = found && job->in[i] && job->out[i];
+        if (set->ranks[i] != session->identity.rank) {
+            found = find_peers(session, op->express.slot, set->ranks[i], job, i) && found;
+            continue;
+        }
+        job->in[i] = op->in.shared;
+        job->out[i] = op->out.shared;
     }
     return found;
 }
@@ -127,7 +137,7 @@ static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slo
         hvi_express_end(&session->express, slot, turn, job->everybody);
         return false;
     }
-    if (!find_all(session, set, slot, job)) {
+    if (!find_all(session, op, set, job)) {
         if (!op->express.called)
             client_express_call(session, op); /* who has it all mapped */
         op->express.called = true;

@@ -97,23 +97,9 @@ static void ask(struct hvd_session *session, int32_t rank, uint32_t region)
     session->peers.count++;
 }
 
-/* Memory of our own that has a row of its own; a staging block has none, and is asked for. */
-static const struct hvi_region *own_region(const struct hvd_session *session, uint32_t region)
-{
-    for (uint32_t i = 0; i < session->memory.count; i++) {
-        if (session->memory.rows[i]->region_id == region)
-            return &session->memory.rows[i]->region;
-    }
-    return NULL;
-}
-
 const struct hvi_region *client_peers_find(struct hvd_session *session, int32_t rank,
                                            uint32_t region)
 {
-    const struct hvi_region *own =
-        rank == session->identity.rank ? own_region(session, region) : NULL;
-    if (own)
-        return own;
     sweep(&session->peers);
     struct client_peer *peer = find(&session->peers, rank, region);
     if (peer && peer->asked_ns != 0 && hvi_clock_ns() - peer->asked_ns >= ANSWER_NS) {

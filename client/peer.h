@@ -36,8 +36,8 @@ struct client_peers {
     _Atomic uint32_t working;
 };
 
-/* The mapping of a rank's region, which may be our own; valid while .working is counted up. NULL: not
- * known yet (it has been asked for), or not to be had. */
+/* The mapping of another rank's region; valid while .working is counted up. NULL: not known yet (it has
+ * been asked for), or not to be had. */
 const struct hvi_region *client_peers_find(struct hvd_session *session, int32_t rank,
                                            uint32_t region);
 /* The engine's word. `fd`, -1 for none, is ours. */
