@@ -230,3 +230,21 @@ def test_memory_that_a_rank_gives_back_is_not_kept_by_its_peers(job):
     for _ in range(20):
         loop(job, "given back", ELEMENTS, 30)
     wait_until(lambda: mapped() <= before + 3, lambda: f"{mapped()} mappings to be {before} again")
+
+
+def mapped_after(daemon, setting: str) -> tuple[int, int]:
+    """Ops that the ranks did themselves, and the mappings of one of them, while everybody keeps his memory."""
+    job = Job(daemon, 2, environment={"HVD_EXPRESS": setting})
+    buffers = [submit(job, rank, f"own{i}") for i in range(2) for rank in range(2)]
+    check(job, [(i % 2, op) for i, op in enumerate(buffers)], 1)
+    loop(job, "kept", ELEMENTS, 30)
+    for value in range(10):
+        ops = [(rank, submit(job, rank, "kept", value)) for rank in range(2)]
+        check(job, ops, value)
+    return express(job), len([name for name in procs.memfds(job.ranks[0].pid) if "hvd-alloc" in name])
+
+
+def test_ranks_stay_out_of_each_others_memory_if_they_are_told_to(daemon):
+    together, apart, engine = (mapped_after(daemon, setting) for setting in ("1", "small", "0"))
+    assert together[0] > 0 and apart[0] == engine[0] == 0
+    assert together[1] > apart[1] == engine[1], (together, apart, engine)
