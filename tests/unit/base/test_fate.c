@@ -18,6 +18,7 @@
 #include <sys/prctl.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PATIENCE_NS (10 * (int64_t)HVI_NS_SEC)
