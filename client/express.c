@@ -115,8 +115,7 @@ void client_express_take_ticket(struct hvd_session *session, const struct hvd_op
     if (completion->ticket == 0 || !session->express_on || slot >= HVI_EXPRESS_SLOTS)
         return;
     struct client_ticket *ticket = ticket_of(session, op);
-    if (!ticket ||
-        (ticket->said.bytes > HVI_EXPRESS_PAYLOAD && !hvi_express_is_large(ticket->said.bytes, 1)))
+    if (!ticket || ticket->said.bytes > HVI_EXPRESS_LARGE)
         return;
     ticket->slot = slot;
     ticket->turn = completion->text_turn;

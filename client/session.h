@@ -63,8 +63,6 @@ struct hvd_session {
     bool express_on;
     struct hvi_express express;
     struct hvi_wait_policy express_policy; /* between ranks: the engine needs no core */
-    bool slots_left;     /* when the event descriptor was made, ops stood in slots */
-    bool express_prompt; /* the last large op was waited for at once: so will the next be */
     const struct hvi_kernels *kernels;
 
     pthread_mutex_t mutex;
@@ -86,6 +84,7 @@ struct hvd_session {
     struct client_staging staging;
     uint32_t last_region;
     struct client_peers peers;
+    bool express_prompt; /* the last large op was waited for at once: so will the next be */
 
     /* Completion. */
     uint64_t complete_seq;
@@ -95,6 +94,7 @@ struct hvd_session {
     uint32_t express_orphans;                /* abandoned ops that may be in a slot */
     uint32_t unseen;                         /* finished ops that no call has looked at */
     int epoll_fd;                            /* -1 until hvd_event_fd */
+    bool slots_left;                         /* then, ops stood in slots, and may still */
 
     /* The socket. */
     struct hvi_packet *packet; /* to receive into */

@@ -636,13 +636,13 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         rc = client_error(HVD_ERR_INVALID, "hvd_event_fd: fd_p is NULL");
     else if (session->epoll_fd < 0)
         rc = make_epoll(session);
-    if (rc == HVD_OK)
-        client_express_settle(session, NULL); /* from now on the engine ends every op */
-    session->slots_left = true;               /* or rings, if ranks still are at one */
-    if (rc == HVD_OK)
+    if (rc == HVD_OK) {
+        /* From now on the engine ends every op, or rings, if ranks still are at one. */
+        client_express_settle(session, NULL);
+        session->slots_left = true;
         client_wait_sync_event(session); /* some may have ended just now */
-    if (rc == HVD_OK)
         *fd_p = session->epoll_fd;
+    }
     client_session_leave(session);
     return rc;
 }

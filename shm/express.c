@@ -330,10 +330,10 @@ void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_
         .tv_sec = (time_t)(timeout_ns / HVI_NS_SEC),
         .tv_nsec = (long)(timeout_ns % HVI_NS_SEC),
     };
-    uint64_t seen = atomic_load_explicit(&place->word, memory_order_relaxed);
-    uint32_t state = sight == HVI_EXPRESS_RUNS && state_of(seen) == CLOSES ? CLOSES
-                     : sight == HVI_EXPRESS_RUNS                           ? RUNS
-                                                                           : OPEN;
+    uint32_t state = sight == HVI_EXPRESS_RUNS ? RUNS : OPEN;
+    if (state == RUNS && /* seized meanwhile, perhaps, which is no news to who sleeps */
+        state_of(atomic_load_explicit(&place->word, memory_order_relaxed)) == CLOSES)
+        state = CLOSES;
     uint32_t expected = (uint32_t)(make_word(turn, state, 0) >> 32);
 
     /* Seq_cst, pairs with the load in wake(); the kernel compares the word once more. */

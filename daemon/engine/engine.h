@@ -601,6 +601,7 @@ void engine_dispatch_ready(struct engine *engine);
 bool engine_dispatch_reap(struct engine *engine);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine *engine);
+
 /* ---- peer.c: regions that ranks map of each other, for large ops in slots ---- */
 
 /* A rank asks for a peer's region. */

@@ -524,7 +524,7 @@ void engine_express_restart(struct engine_set *set)
 
 /* ---- looking at those that wait ---- */
 
-static uint64_t oldest_ns(const struct engine *engine, uint32_t index, uint32_t arrived)
+uint64_t engine_express_oldest_ns(const struct engine *engine, uint32_t index, uint32_t arrived)
 {
     const struct engine_express *express = &engine->express;
     uint64_t oldest = UINT64_MAX;
@@ -557,7 +557,7 @@ static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
     if (arrived == slot->everybody)
         return stays_full(engine, slot, turn);
     return atomic_load_explicit(&map->slots[index].called, memory_order_acquire) == turn + 1 ||
-           oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
+           engine_express_oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
 }
 
 static bool is_running(const struct engine_express *express, uint32_t index)

@@ -94,6 +94,9 @@ void engine_express_finish(struct engine *engine);
  * to do. */
 bool engine_express_look(struct engine *engine);
 
+/* When the first of those who have arrived, a bit per member, submitted. */
+uint64_t engine_express_oldest_ns(const struct engine *engine, uint32_t index, uint32_t arrived);
+
 /* ---- express_large.c ---- */
 
 /* What the rank wrote into its part of a large op. */

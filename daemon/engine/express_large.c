@@ -14,8 +14,6 @@
 #include "daemon/engine/engine.h"
 #include "reduce/reduce.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #define UNITS_AT_ONCE 16u        /* a megabyte of each rank at most: others have to live too */
@@ -242,21 +240,16 @@ bool engine_express_run(struct engine *engine, struct engine_express_slot *slot,
 static void describe(const struct engine *engine, struct engine_held *held)
 {
     const struct engine_express_slot *slot = held->slot;
-    uint64_t number = 0;
+    uint32_t index = index_of(engine, slot);
+    const struct engine_tensor unnamed = {
+        .anon = true,
+        .anon_kind = slot->agreed.kind,
+        .anon_seq =
+            hvi_express_part(&engine->express.map, index, (uint32_t)slot->set->ranks[0])->number,
+    };
 
-    held->since_ns = UINT64_MAX;
-    for (uint32_t i = 0; i < slot->set->size; i++) {
-        const struct hvi_express_part *part = hvi_express_part(
-            &engine->express.map, index_of(engine, slot), (uint32_t)slot->set->ranks[i]);
-        if (part->submit_ns < held->since_ns)
-            held->since_ns = part->submit_ns;
-        number = part->number;
-    }
-    if (slot->tensor)
-        engine_tensor_name(slot->tensor, held->name);
-    else
-        snprintf(held->name, sizeof held->name, "%s.noname.%" PRIu64,
-                 hvi_kind_text(slot->agreed.kind), number);
+    held->since_ns = engine_express_oldest_ns(engine, index, slot->everybody);
+    engine_tensor_name(slot->tensor ? slot->tensor : &unnamed, held->name);
 }
 
 bool engine_express_next_held(struct engine *engine, uint32_t *cursor_p, struct engine_held *held_p)

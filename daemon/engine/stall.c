@@ -37,6 +37,14 @@ struct round {
     uint32_t count, more;
 };
 
+/* Not in the middle of a character. */
+static void cut_whole(const struct engine_sentence *sentence)
+{
+    if (sentence->used >= sentence->size)
+        sentence->text[hvi_utf8_cut(sentence->text, strlen(sentence->text), sentence->size - 1)] =
+            '\0';
+}
+
 /* ---- the warning ---- */
 
 /* "1: [w1, w2] (pid 4711, stopped)"; nothing for a rank that is not missing. */
@@ -83,8 +91,7 @@ static void describe_round(const struct round *round, uint64_t chosen, char *tex
         (double)round->engine->stall_warn_ns / (double)HVI_NS_SEC);
     for (int32_t rank = 0; rank < round->engine->start.size; rank++)
         append_missing(&sentence, round, chosen, rank);
-    if (sentence.used >= size)
-        text_p[hvi_utf8_cut(text_p, strlen(text_p), size - 1)] = '\0';
+    cut_whole(&sentence);
 }
 
 /* The ops of the round that this rank takes part in, a bit each. */
@@ -243,8 +250,7 @@ static void describe_holders(const struct engine *engine, const struct engine_he
                                hvi_process_state_text(hvi_process_state(pid)));
     }
     engine_sentence_append(&sentence, ", in the middle of its part of the reduction");
-    if (sentence.used >= size)
-        text_p[hvi_utf8_cut(text_p, strlen(text_p), size - 1)] = '\0';
+    cut_whole(&sentence);
 }
 
 static void tell_members(struct engine *engine, const struct engine_held *held, const char *text)
