@@ -5,11 +5,12 @@
  *   spread  one range of one member's input to a range of some outputs
  *
  * and both reach a foreign operand through the thread's buffer: they go in pieces that stay in the
- * thread's own cache, so that main memory sees each byte of an operand once each way.
+ * thread's own cache, so that main memory sees each byte of an operand once each way. A foreign
+ * input whose rank's output is mapped needs no buffer: it is read to where the result will be.
  *
  *      in[0] --read--> slot 0 \
  *      in[1] (mapped) -------- reduce --> slot 0 --write--> out[0]
- *      in[2] --read--> slot 1 /      \-> out[1] (mapped)
+ *      in[2] --read--> out[2] /      \-> out[1] (mapped), out[2] (mapped)
  *
  * A transfer costs about 4 us (what the kernel needs for it has left the caches since the last one)
  * and, unless the owner's memory has huge pages, 0.6 us per page: the larger the piece the better,
@@ -74,8 +75,21 @@ static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t fo
     return pieces > 1 ? (bytes / pieces + 63) / 64 * 64 : bytes;
 }
 
+/* Where a foreign input goes without a slot: to its rank's own output, which is about to be written
+ * anyway. NULL when that is not mapped or gets another range. */
+static void *place_in_output(const struct engine_work *work, uint32_t rank, uint64_t at,
+                             const struct targets *targets)
+{
+    bool written = rank >= targets->to && rank < targets->to_end && at == targets->at;
+
+    if (!written || !work->out[rank] || engine_host_out_is_foreign(work, rank))
+        return NULL;
+    return (char *)work->out[rank] + at;
+}
+
 static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
-                          uint64_t at, uint64_t bytes, uint64_t slot_bytes, struct piece *piece,
+                          uint64_t at, uint64_t bytes, uint64_t slot_bytes,
+                          const struct targets *targets, struct piece *piece,
                           struct engine_fault *fault_p)
 {
     unsigned char *slot = thread->buffer;
@@ -87,11 +101,15 @@ static int collect_inputs(const struct engine_host_thread *thread, const struct 
             piece->in[piece->ins++] = (const char *)work->in[i] + at;
             continue;
         }
-        int status = engine_host_read(work, i, at, slot, bytes, fault_p);
+        void *place = place_in_output(work, i, at, targets);
+        if (!place) {
+            place = slot;
+            slot += slot_bytes + SLOT_SKEW;
+        }
+        int status = engine_host_read(work, i, at, place, bytes, fault_p);
         if (status != HVI_OK)
             return status;
-        piece->in[piece->ins++] = slot;
-        slot += slot_bytes + SLOT_SKEW;
+        piece->in[piece->ins++] = place;
     }
     return HVI_OK;
 }
@@ -133,7 +151,7 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
     unsigned char *result = thread->buffer; /* which may be the first input */
 
     piece.ins = piece.outs = 0;
-    int status = collect_inputs(thread, work, at, bytes, slot_bytes, &piece, fault_p);
+    int status = collect_inputs(thread, work, at, bytes, slot_bytes, targets, &piece, fault_p);
     if (status != HVI_OK)
         return status;
     bool foreign = collect_outputs(work, targets, &piece);
