@@ -9,14 +9,10 @@
 #include "base/status.h"
 #include "base/types.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
-/* Where an op stops fitting into the last-level cache, if the machine does not say. */
-#define STREAM_BYTES_UNKNOWN (16ull * 1024 * 1024)
-#define SHARERS              "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list"
+#define CACHES              "/sys/devices/system/cpu/cpu0/cache"
+#define CACHE_BYTES_UNKNOWN (16ull * 1024 * 1024)
 /* Units that each thread gets of a large op, so that all end at about the same time. */
 #define UNITS_EACH 4u
 
@@ -84,50 +80,27 @@ void engine_host_release(struct engine_batch *batch)
 
 /* ---- the row ---- */
 
-static uint64_t last_level_bytes(void)
+static uint64_t share_of(const struct engine_host_cache *cache, uint32_t threads)
 {
-    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-
-    return bytes > 0 ? (uint64_t)bytes : STREAM_BYTES_UNKNOWN;
-}
-
-/* Cores that use one last-level cache; 0 when the machine does not say. */
-static uint32_t count_sharers(void)
-{
-    FILE *file = fopen(SHARERS, "re");
-    uint32_t cores = 0, first = 0, last = 0;
-
-    while (file && fscanf(file, "%" SCNu32, &first) == 1) {
-        last = first;
-        if (fscanf(file, "-%" SCNu32, &last) == 1 && last < first)
-            last = first;
-        cores += last - first + 1;
-        if (fgetc(file) != ',')
-            break;
-    }
-    if (file)
-        fclose(file);
-    return cores;
-}
-
-static uint64_t share_of_cache(uint32_t threads)
-{
-    uint32_t sharers = count_sharers();
+    uint32_t sharers = cache->sharers;
 
     if (sharers == 0 || sharers > threads)
         sharers = threads;
-    return last_level_bytes() / sharers;
+    return cache->bytes / sharers;
 }
 
 static int host_open(const struct engine_backend_config *config, void **context_p)
 {
     struct host *host = calloc(1, sizeof *host);
+    struct engine_host_cache cache = engine_host_cache_find(CACHES);
     if (!host)
         return HVI_ERR_NO_MEMORY;
+    if (cache.bytes == 0)
+        cache.bytes = CACHE_BYTES_UNKNOWN;
     const struct engine_host_thread model = {
         .kernels = hvi_kernels_best(),
-        .stream_bytes = last_level_bytes(),
-        .share_bytes = share_of_cache(config->threads),
+        .stream_bytes = cache.bytes,
+        .share_bytes = share_of(&cache, config->threads),
     };
     host->config = *config;
     int status =

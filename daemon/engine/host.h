@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The parts of the host-memory backend: host.c cuts a batch into units and knows who may do them,
  * host_pool.c who does them, host_move.c what a unit moves, host_foreign.c how memory that is not
- * mapped is reached, host_adasum.c the one reduction that needs several rounds. */
+ * mapped is reached, host_adasum.c the one reduction that needs several rounds, host_cache.c how much
+ * memory is near. */
 #ifndef ENGINE_HOST_H
 #define ENGINE_HOST_H
 
@@ -72,6 +73,16 @@ int engine_host_read(const struct engine_work *work, uint32_t rank, uint64_t at,
                      uint64_t bytes, struct engine_fault *fault_p);
 int engine_host_write(const struct engine_work *work, uint32_t rank, uint64_t at, const void *from,
                       uint64_t bytes, struct engine_fault *fault_p);
+
+/* ---- host_cache.c ---- */
+
+struct engine_host_cache {
+    uint64_t bytes;   /* of the last level; 0: not known */
+    uint32_t sharers; /* cores that use it; 0: not known */
+};
+
+/* `directory`: a core's caches in sysfs. */
+struct engine_host_cache engine_host_cache_find(const char *directory);
 
 /* ---- host_adasum.c ---- */
 

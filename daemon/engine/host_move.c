@@ -24,8 +24,10 @@
 
 /* Slots do not begin at the same place of a page: their lines would compete for the same ways. */
 #define SLOT_SKEW 192u
-/* Mapped sources are spread in blocks that stay in the first cache. */
-#define SPREAD_BYTES (16u * 1024u)
+/* Mapped sources are spread in blocks that stay in the first cache; in the second, when the copies go
+ * past the caches, because each such copy ends by waiting until all of it is in memory. */
+#define SPREAD_BYTES        (16u * 1024u)
+#define SPREAD_STREAM_BYTES (128u * 1024u)
 
 _Static_assert(HVI_RANKS_MAX *(4096ull + SLOT_SKEW) <= ENGINE_HOST_BUFFER_BYTES,
                "every rank has a page in the buffer");
@@ -248,15 +250,29 @@ static int spread_piece(const struct engine_host_thread *thread, const struct en
     return spread_mapped(thread, work, source, data, bytes, targets, fault_p);
 }
 
+/* How much goes at a time: all, if it goes to one place only. */
+static uint64_t spread_bytes(const struct engine_host_thread *thread,
+                             const struct engine_work *work, const struct source *source,
+                             uint64_t bytes, const struct targets *targets)
+{
+    uint32_t places = 0;
+
+    if (work->in_pid)
+        return piece_bytes(thread, 1, bytes);
+    for (uint32_t to = targets->to; to < targets->to_end; to++)
+        places += work->out[to] && !in_place(work, source, targets, to);
+    if (places <= 1)
+        return bytes;
+    return streams(thread, work) ? SPREAD_STREAM_BYTES : SPREAD_BYTES;
+}
+
 static int spread_range(const struct engine_host_thread *thread, const struct engine_work *work,
                         struct source source, uint64_t bytes, struct targets targets,
                         struct engine_fault *fault_p)
 {
-    uint64_t most = work->in_pid ? piece_bytes(thread, 1, bytes) : SPREAD_BYTES;
+    uint64_t most = spread_bytes(thread, work, &source, bytes, &targets);
     int status = HVI_OK;
 
-    if (targets.to_end == targets.to + 1 && !work->in_pid)
-        most = bytes;
     while (bytes > 0 && status == HVI_OK) {
         uint64_t now = bytes < most ? bytes : most;
         status = spread_piece(thread, work, &source, now, &targets, fault_p);
