@@ -110,6 +110,12 @@ def _adjust(op: str, *numbers: int) -> list[Setting]:
     return [Setting(f"I_MPI_ADJUST_{op}={n}", {f"I_MPI_ADJUST_{op}": str(n)}) for n in numbers]
 
 
+def _also_bound(choices: list[Setting]) -> list[Setting]:
+    """With every rank bound to a core of its own, too, as ours are in TensorFlow (tensorflow_bench.py)."""
+    return choices + [Setting(f"{each.text}, a core each", each.environment | {"BENCH_CORE_EACH": "1"}, each.arguments)
+                      for each in choices]
+
+
 def settings(peer: str, measure: Measure) -> list[Setting]:
     """The settings worth a trial for this peer and measure."""
     default = Setting("defaults")
@@ -131,10 +137,11 @@ def settings(peer: str, measure: Measure) -> list[Setting]:
     if peer == "gloo":
         return [Setting("defaults", {}, ("ring",))]
     if peer in ("horovod", "horovod-tf"):
-        return [Setting("HOROVOD_CYCLE_TIME=1", {"HOROVOD_CYCLE_TIME": "1"})]
+        cycle = Setting("HOROVOD_CYCLE_TIME=1", {"HOROVOD_CYCLE_TIME": "1"})
+        return [cycle] if peer == "horovod" else _also_bound([cycle])
     if peer.startswith("mwms"):
-        return [Setting(f"implementation={name}", {"MWMS_COMMUNICATION": name}) for name in ("RING", "AUTO")]
-    return [default]
+        return _also_bound([Setting(f"implementation={name}", {"MWMS_COMMUNICATION": name}) for name in ("RING", "AUTO")])
+    return _also_bound([default]) if peer.startswith("apart") else [default]
 
 
 PEER_TEXT = {

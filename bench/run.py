@@ -81,7 +81,8 @@ class Hvdd:
         place = self.cache / measures.place_of(memory)
         op = "hooks-fresh" if memory == "python-fresh" else measure.op
         bench = ["tensorflow_bench.py", "hvd", op] if memory.startswith("tf") else ["hvd_bench.py", op]
-        bound = ["--bind-to", "core"] if measure.np > len(os.sched_getaffinity(0)) else []
+        one_thread_each = memory.startswith("tf")
+        bound = ["--bind-to", "core"] if one_thread_each or measure.np > len(os.sched_getaffinity(0)) else []
         return [self.hvdrun, "-np", str(measure.np), *bound, "--no-prefix", str(place / "bin/python"),
                 str(HERE / "peers" / bench[0]), *bench[1:], what_of(measure), str(seconds), *extras(measure, "--")], {
                     "HVD_LIBRARY": str(self.library), "PYTHONPATH": str(HERE.parent / "python"), "OMP_NUM_THREADS": "1"}

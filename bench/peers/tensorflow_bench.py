@@ -6,7 +6,7 @@
 LIBRARY: hvd (under hvdrun), horovod (under horovodrun), mwms (MultiWorkerMirroredStrategy; starts its NP=n ranks itself),
 alone (one process), apart (NP=n processes at once, each alone: what no library can be faster than). OP: step
 (tensorflow_training.py), and of hvd and horovod gradients (each tensor of FILE, all in one tf.function) and allreduce
-(eager). Every rank has one intra-op thread."""
+(eager). Every rank has one intra-op thread, and with BENCH_CORE_EACH=1 a core of its own."""
 import argparse
 import importlib
 import json
@@ -109,6 +109,13 @@ def start_ranks(np: int) -> int:
     return int(failed)
 
 
+def take_a_core() -> None:
+    """The rank's own one, as `hvdrun --bind-to core` and `mpirun --bind-to core` give."""
+    rank = os.environ.get("HOROVOD_RANK") or json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})
+
+
 def open_peer(library: str) -> measuring.Peer:
     """The library, started."""
     import tensorflow as tf
@@ -124,5 +131,7 @@ if __name__ == "__main__":
     chosen = sys.argv[1]
     if chosen in ("mwms", "apart") and "TF_CONFIG" not in os.environ:
         sys.exit(start_ranks(int(os.environ["NP"])))
+    if os.environ.get("BENCH_CORE_EACH"):
+        take_a_core()
     del sys.argv[1]
     measuring.main(lambda: open_peer(chosen))
