@@ -11,13 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 GRACEFUL_TERMINATION_TIME_S = 5
 _LOOK_S = 0.05
 _READ_BYTES = 4096
-_WATCH = f"read line; kill -TERM -$1 && sleep {GRACEFUL_TERMINATION_TIME_S} && kill -KILL -$1"
+_WATCH = f"read group; read line; kill -TERM -$group && sleep {GRACEFUL_TERMINATION_TIME_S} && kill -KILL -$group"
 
 
 def terminate_executor_shell_and_children(pid: int) -> None:
@@ -67,8 +67,9 @@ def execute(command: str | Sequence[str], env: Mapping[str, str] | None = None, 
     """Runs a command, in a shell if it is one string; its exit status, 128 + N for signal N. Its output goes to `stdout`
     and `stderr` (this process' if None) line by line. When one of `events` is set, on Ctrl-C, or when this process dies of
     whatever cause, the command and its children are ended."""
-    with subprocess.Popen(command, shell=isinstance(command, str), env=env, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, start_new_session=True) as process, _ended_with_us(process.pid):
+    with _ended_with_us() as join, subprocess.Popen(
+            command, shell=isinstance(command, str), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True, preexec_fn=join) as process:  # pylint: disable=subprocess-popen-preexec-fn
         copies = [threading.Thread(target=prefix_connection, daemon=True,
                                    args=(source, sink, name, index, prefix_output_with_timestamp))
                   for source, sink, name in ((process.stdout, stdout or sys.stdout, "stdout"),
@@ -88,12 +89,15 @@ def execute(command: str | Sequence[str], env: Mapping[str, str] | None = None, 
 
 
 @contextlib.contextmanager
-def _ended_with_us(group: int) -> Iterator[None]:
-    """A shell that reads from a pipe of ours, whose end is the end of this process: it ends the process group then."""
-    with subprocess.Popen(["/bin/sh", "-c", _WATCH, "sh", str(group)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+def _ended_with_us() -> Iterator[Callable[[], object]]:
+    """A shell that reads from a pipe of ours, whose end is the end of this process: it ends a process group then, the one of
+    the child that has called what this gives, before it became the command: there is no moment in which nobody would."""
+    with subprocess.Popen(["/bin/sh", "-c", _WATCH], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL, start_new_session=True) as watch:
+        assert watch.stdin is not None
+        pipe = watch.stdin.fileno()
         try:
-            yield
+            yield lambda: os.write(pipe, b"%d\n" % os.getpid())
         finally:
             watch.kill()
 
