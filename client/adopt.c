@@ -44,6 +44,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "client/error.h"
+#include "client/forked.h"
 #include "hvd/hvd.h"
 
 #include <errno.h>
@@ -55,8 +56,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_READ
@@ -71,58 +70,24 @@
     "or a malloc large enough for a mapping of its own (mallopt M_MMAP_THRESHOLD)"
 
 struct client_adoption {
-    struct client_range range;
-    struct client_range body; /* without the last page, see realloc */
+    struct client_forked pages; /* .last: see realloc */
     const void *given;
-    struct client_memfd memfd;
-    int fd;
-    struct client_adoption *next;
 };
 
-/* All adoptions of the process, for the fork handlers. */
-static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct client_adoption *registry;
-static pthread_once_t registry_once = PTHREAD_ONCE_INIT;
 static atomic_int maps_fd = -1; /* /proc/self/maps; relaxed: the descriptor says it all */
+static pthread_once_t maps_once = PTHREAD_ONCE_INIT;
 
-/* ---- fork ---- */
-
-static void before_fork(void)
+/* It shows the parent. */
+static void close_maps_in_child(void)
 {
-    pthread_mutex_lock(&registry_lock);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&registry_lock);
-}
-
-static bool is_ours(const struct client_adoption *adoption)
-{
-    struct client_range last = {adoption->body.end, adoption->range.end};
-    return client_mapping_is_memfd(-1, adoption->body, &adoption->memfd) &&
-           (last.start == last.end || client_mapping_is_memfd(-1, last, &adoption->memfd));
-}
-
-/* Only system calls here: other threads of the parent may have held any lock. */
-static void after_fork_in_child(void)
-{
-    for (struct client_adoption *at = registry; at; at = at->next) {
-        if (is_ours(at))
-            (void)mmap((void *)at->range.start, at->range.end - at->range.start,
-                       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, at->fd, 0);
-        close(at->fd);
-    }
-    registry = NULL; /* the rows are the parent's */
     int fd = atomic_exchange_explicit(&maps_fd, -1, memory_order_relaxed);
     if (fd >= 0)
-        close(fd); /* it shows the parent */
-    pthread_mutex_unlock(&registry_lock);
+        close(fd);
 }
 
-static void set_up_registry(void)
+static void watch_forks(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_atfork(NULL, NULL, close_maps_in_child);
 }
 
 /* ---- what may be adopted ---- */
@@ -288,17 +253,6 @@ static void name_memfd(struct client_memfd *memfd)
              atomic_fetch_add(&count, 1));
 }
 
-static bool identify(int fd, struct client_memfd *memfd)
-{
-    struct stat info;
-    if (fstat(fd, &info) != 0)
-        return false;
-    memfd->dev_major = major(info.st_dev);
-    memfd->dev_minor = minor(info.st_dev);
-    memfd->inode = info.st_ino;
-    return true;
-}
-
 int client_adopt_prepare(struct client_range range, const void *given, struct hvi_region *region_p,
                          struct client_adoption **adoption_p)
 {
@@ -306,14 +260,13 @@ int client_adopt_prepare(struct client_range range, const void *given, struct hv
     struct hvi_region region = HVI_REGION_INIT;
     if (!adoption)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
-    adoption->range = range;
-    adoption->body = range;
-    if (bytes_of(range) > PAGE_BYTES)
-        adoption->body.end -= PAGE_BYTES;
+    struct client_forked *pages = &adoption->pages;
+    pages->range = range;
+    pages->last = range.end - (bytes_of(range) > PAGE_BYTES ? PAGE_BYTES : 0);
     adoption->given = given;
-    name_memfd(&adoption->memfd);
-    int rc = hvi_region_create(adoption->memfd.name, bytes_of(range), &region);
-    if (rc == HVD_OK && !identify(region.fd, &adoption->memfd))
+    name_memfd(&pages->memfd);
+    int rc = hvi_region_create(pages->memfd.name, bytes_of(range), &region);
+    if (rc == HVD_OK && !client_forked_identify(region.fd, &pages->memfd))
         rc = HVD_ERR_NO_MEMORY;
     if (rc != HVD_OK) {
         hvi_region_fini(&region);
@@ -324,7 +277,7 @@ int client_adopt_prepare(struct client_range range, const void *given, struct hv
                             bytes_of(range), hvi_status_text(rc));
     }
     memcpy(region.base, (const void *)range.start, bytes_of(range));
-    adoption->fd = region.fd;
+    pages->fd = region.fd;
     *region_p = region;
     *adoption_p = adoption;
     return HVD_OK;
@@ -345,21 +298,20 @@ static bool move_over(void *pages, struct client_range range)
 
 int client_adopt_replace(struct client_adoption *adoption, struct hvi_region *region)
 {
-    pthread_once(&registry_once, set_up_registry);
-    pthread_mutex_lock(&registry_lock);
-    bool moved = move_over(region->base, adoption->range);
+    struct client_range range = adoption->pages.range;
+    pthread_once(&maps_once, watch_forks);
+    client_forked_lock();
+    bool moved = move_over(region->base, range);
     if (moved) {
-        (void)madvise((void *)adoption->body.end, adoption->range.end - adoption->body.end,
-                      MADV_RANDOM);
-        region->base = (void *)adoption->range.start;
+        (void)madvise((void *)adoption->pages.last, range.end - adoption->pages.last, MADV_RANDOM);
+        region->base = (void *)range.start;
         region->fd = -1; /* the adoption's from now on */
-        adoption->next = registry;
-        registry = adoption;
+        client_forked_add(&adoption->pages);
         if (atomic_load_explicit(&maps_fd, memory_order_relaxed) < 0)
             atomic_store_explicit(&maps_fd, open("/proc/self/maps", O_RDONLY | O_CLOEXEC),
                                   memory_order_relaxed);
     }
-    pthread_mutex_unlock(&registry_lock);
+    client_forked_unlock();
     if (moved)
         return HVD_OK;
     return client_error(HVD_ERR_NO_MEMORY,
@@ -375,8 +327,9 @@ void client_adopt_touch(struct client_range range)
 
 bool client_adopt_is_intact(const struct client_adoption *adoption)
 {
-    return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed),
-                                   adoption->body, &adoption->memfd);
+    struct client_range body = {adoption->pages.range.start, adoption->pages.last};
+    return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed), body,
+                                   &adoption->pages.memfd);
 }
 
 const void *client_adopt_given(const struct client_adoption *adoption)
@@ -395,10 +348,10 @@ struct search {
 static bool collect(void *user, const struct client_mapping *mapping)
 {
     struct search *search = user;
-    const struct client_memfd *memfd = &search->adoption->memfd;
-    if (is_inside(mapping->range, search->adoption->range) && mapping->inode == memfd->inode &&
-        mapping->dev_major == memfd->dev_major && mapping->dev_minor == memfd->dev_minor &&
-        strcmp(mapping->flags, "rw-s") == 0)
+    const struct client_memfd *memfd = &search->adoption->pages.memfd;
+    if (is_inside(mapping->range, search->adoption->pages.range) &&
+        mapping->inode == memfd->inode && mapping->dev_major == memfd->dev_major &&
+        mapping->dev_minor == memfd->dev_minor && strcmp(mapping->flags, "rw-s") == 0)
         search->parts[search->count++] = mapping->range;
     return search->count < PARTS_MAX;
 }
@@ -416,27 +369,19 @@ static bool make_private(struct client_range range)
     return false;
 }
 
-static void take_out(struct client_adoption *adoption)
-{
-    struct client_adoption **link = &registry;
-    while (*link != adoption)
-        link = &(*link)->next;
-    *link = adoption->next;
-}
-
 bool client_adopt_end(struct client_adoption *adoption)
 {
     struct search search = {.adoption = adoption};
-    pthread_mutex_lock(&registry_lock);
+    client_forked_lock();
     bool done = client_mapping_each(collect, &search);
     for (uint32_t i = 0; i < search.count; i++)
         done = make_private(search.parts[i]) && done;
     if (done)
-        take_out(adoption); /* otherwise a forked child still needs its own view */
-    pthread_mutex_unlock(&registry_lock);
+        client_forked_remove(&adoption->pages); /* else a forked child still needs its own view */
+    client_forked_unlock();
     if (!done)
         return false;
-    close(adoption->fd);
+    close(adoption->pages.fd);
     free(adoption);
     return true;
 }

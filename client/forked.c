@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * See forked.h. In the child only system calls: other threads of the parent may have held any lock. */
+#include "client/forked.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct client_forked *rows;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static bool is_there(const struct client_forked *row)
+{
+    struct client_range body = {row->range.start, row->last};
+    struct client_range last = {row->last, row->range.end};
+    return client_mapping_is_memfd(-1, body, &row->memfd) &&
+           (last.start == last.end || client_mapping_is_memfd(-1, last, &row->memfd));
+}
+
+static void after_fork_in_child(void)
+{
+    for (struct client_forked *at = rows; at; at = at->next) {
+        if (is_there(at))
+            (void)mmap((void *)at->range.start, at->range.end - at->range.start,
+                       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, at->fd, 0);
+        close(at->fd);
+    }
+    rows = NULL; /* they are the parent's */
+    pthread_mutex_unlock(&lock);
+}
+
+static void set_up(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+void client_forked_lock(void)
+{
+    pthread_once(&once, set_up);
+    pthread_mutex_lock(&lock);
+}
+
+void client_forked_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+void client_forked_add(struct client_forked *row)
+{
+    row->next = rows;
+    rows = row;
+}
+
+void client_forked_remove(struct client_forked *row)
+{
+    struct client_forked **link = &rows;
+    while (*link && *link != row)
+        link = &(*link)->next;
+    if (*link)
+        *link = row->next;
+}
+
+bool client_forked_has(const struct client_forked *row)
+{
+    const struct client_forked *at = rows;
+    while (at && at != row)
+        at = at->next;
+    return at != NULL;
+}
+
+bool client_forked_identify(int fd, struct client_memfd *memfd)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0)
+        return false;
+    memfd->dev_major = major(info.st_dev);
+    memfd->dev_minor = minor(info.st_dev);
+    memfd->inode = info.st_ino;
+    return true;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Shared pages of this process in a child that it forks: there they become a private view of the same
+ * file, so that the child cannot write into its parent's tensors. What the child has not written shows
+ * what the parent has there now.
+ *
+ * Any thread. A row must not move while it is on the list. */
+#ifndef HVD_CLIENT_FORKED_H
+#define HVD_CLIENT_FORKED_H
+
+#include "client/mapping.h"
+
+#include <stdbool.h>
+
+struct client_forked {
+    struct client_range range; /* where the file is mapped, from its beginning */
+    uintptr_t last; /* where another mapping of it begins within the range; range.end: nowhere */
+    struct client_memfd memfd; /* whatever else lies there by then is left alone */
+    int fd;                    /* of the file; stays open while the row is on the list */
+    struct client_forked *next;
+};
+
+/* Nobody forks between the two, and no list changes: for what must not be seen half done. */
+void client_forked_lock(void);
+void client_forked_unlock(void);
+/* With the lock. */
+void client_forked_add(struct client_forked *row);
+void client_forked_remove(struct client_forked *row);
+/* Whether the list has the row: not in a child. With the lock. */
+bool client_forked_has(const struct client_forked *row);
+
+/* What the kernel calls the file behind a descriptor; `memfd->name` is the caller's. */
+bool client_forked_identify(int fd, struct client_memfd *memfd);
+
+#endif
