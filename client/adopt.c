@@ -71,7 +71,6 @@
 
 struct client_adoption {
     struct client_forked pages; /* .last: see realloc */
-    const void *given;
 };
 
 static atomic_int maps_fd = -1; /* /proc/self/maps; relaxed: the descriptor says it all */
@@ -253,7 +252,7 @@ static void name_memfd(struct client_memfd *memfd)
              atomic_fetch_add(&count, 1));
 }
 
-int client_adopt_prepare(struct client_range range, const void *given, struct hvi_region *region_p,
+int client_adopt_prepare(struct client_range range, struct hvi_region *region_p,
                          struct client_adoption **adoption_p)
 {
     struct client_adoption *adoption = calloc(1, sizeof(*adoption));
@@ -263,7 +262,6 @@ int client_adopt_prepare(struct client_range range, const void *given, struct hv
     struct client_forked *pages = &adoption->pages;
     pages->range = range;
     pages->last = range.end - (bytes_of(range) > PAGE_BYTES ? PAGE_BYTES : 0);
-    adoption->given = given;
     name_memfd(&pages->memfd);
     int rc = hvi_region_create(pages->memfd.name, bytes_of(range), &region);
     if (rc == HVD_OK && !client_forked_identify(region.fd, &pages->memfd))
@@ -330,11 +328,6 @@ bool client_adopt_is_intact(const struct client_adoption *adoption)
     struct client_range body = {adoption->pages.range.start, adoption->pages.last};
     return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed), body,
                                    &adoption->pages.memfd);
-}
-
-const void *client_adopt_given(const struct client_adoption *adoption)
-{
-    return adoption->given;
 }
 
 /* ---- the end ---- */

@@ -15,9 +15,9 @@ struct client_adoption;
  * /proc/self/maps. */
 int client_adopt_choose(const void *ptr, uint64_t bytes, struct client_range *range_p);
 
-/* A region with the contents of `range`; nothing is replaced yet. `given` names the adoption for
- * hvd_deregister. HVD_ERR_NO_MEMORY, _LIMIT with the last error set. */
-int client_adopt_prepare(struct client_range range, const void *given, struct hvi_region *region_p,
+/* A region with the contents of `range`; nothing is replaced yet. HVD_ERR_NO_MEMORY, _LIMIT with the
+ * last error set. */
+int client_adopt_prepare(struct client_range range, struct hvi_region *region_p,
                          struct client_adoption **adoption_p);
 /* Puts the region in the place of the range: all of it, or nothing and HVD_ERR_NO_MEMORY. */
 int client_adopt_replace(struct client_adoption *adoption, struct hvi_region *region);
@@ -30,7 +30,6 @@ void client_adopt_cancel(struct client_adoption *adoption, struct hvi_region *re
 /* Whether the adopted pages are still there: they may have been unmapped behind our back, and
  * something else may lie there now. */
 bool client_adopt_is_intact(const struct client_adoption *adoption);
-const void *client_adopt_given(const struct client_adoption *adoption);
 
 /* What is left of the adopted pages becomes private memory with the same contents. Frees
  * `adoption`; if there is no memory for the copy (false) they stay as they are, and the process

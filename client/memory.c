@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_alloc, hvd_free, hvd_register, hvd_adopt, hvd_deregister and the table behind them.
+ * What hvd_mem_alloc has made is another process-wide thing (lasting.c), which a row here shares.
  *
  * A row enters the table only after the engine has acknowledged its region and leaves it before the
  * engine is told to forget it, so whatever a submission finds in the table the engine knows.
@@ -15,6 +16,7 @@
 #include "client/adopt.h"
 #include "client/control.h"
 #include "client/error.h"
+#include "client/lasting.h"
 #include "client/session.h"
 #include "client/wait.h"
 
@@ -109,12 +111,14 @@ static void take_out(struct client_memory_table *table, struct client_memory *me
         table->last = NULL;
 }
 
-/* Unmaps, or gives adopted memory back to the caller. False: it stays shared for want of memory. */
+/* Unmaps, or gives adopted and lasting memory back to the caller. False: it stays shared for want of memory. */
 static bool release(struct client_memory *memory)
 {
     bool done = true;
     if (memory->adoption)
         done = client_adopt_end(memory->adoption);
+    else if (memory->lasting)
+        client_lasting_put(memory->lasting);
     else
         hvi_region_fini(&memory->region);
     free(memory);
@@ -176,6 +180,7 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint
                             what, bytes, hvi_status_text(rc));
     }
     memory->base = ptr ? (uintptr_t)ptr : (uintptr_t)memory->region.base;
+    memory->given = (const void *)memory->base;
     memory->bytes = bytes;
     memory->is_twin = ptr != NULL;
     memory->skew = skew;
@@ -200,10 +205,8 @@ static struct client_memory *named_by(const struct client_memory_table *table, c
 {
     for (uint32_t i = 0; i < table->count; i++) {
         struct client_memory *memory = table->rows[i];
-        const void *name =
-            memory->adoption ? client_adopt_given(memory->adoption) : (const void *)memory->base;
-        bool is_from_alloc = !memory->is_twin && !memory->adoption;
-        if (name == ptr && is_from_alloc == is_alloc)
+        bool is_from_alloc = !memory->is_twin && !memory->adoption && !memory->lasting;
+        if (memory->given == ptr && is_from_alloc == is_alloc)
             return memory;
     }
     return NULL;
@@ -271,6 +274,32 @@ int hvd_free(struct hvd_session *session, void *ptr)
     return drop(session, ptr, true, "hvd_free");
 }
 
+/* All of it, whichever part `ptr` lies in. */
+static int add_lasting(struct hvd_session *session, const void *ptr, struct client_lasting *lasting)
+{
+    struct client_memory *memory = calloc(1, sizeof(*memory));
+    int rc = HVD_OK;
+    if (memory) {
+        memory->region = *client_lasting_region(lasting);
+        memory->base = (uintptr_t)memory->region.base;
+        memory->bytes = memory->region.bytes;
+        memory->given = ptr;
+        memory->lasting = lasting;
+        rc = client_session_enter(session, "hvd_register");
+        if (rc == HVD_OK) {
+            rc = announce(session, memory, "hvd_register");
+            client_session_leave(session);
+        }
+    } else {
+        rc = client_error(HVD_ERR_NO_MEMORY, "hvd_register: out of memory");
+    }
+    if (rc != HVD_OK) {
+        client_lasting_put(lasting);
+        free(memory);
+    }
+    return rc;
+}
+
 int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
 {
     struct client_memory *memory;
@@ -279,6 +308,9 @@ int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
         return rc;
     if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
         return client_error(HVD_ERR_INVALID, "hvd_register: [%p, +%zu) is no memory", ptr, bytes);
+    struct client_lasting *lasting = client_lasting_hold((uintptr_t)ptr, bytes);
+    if (lasting)
+        return add_lasting(session, ptr, lasting);
     return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &memory);
 }
 
@@ -305,7 +337,7 @@ static int enter_adopted(struct hvd_session *session, struct client_memory *memo
         return rc;
     if (is_output(&session->ops, range))
         rc = client_error(HVD_ERR_BUSY, "hvd_adopt: %p is used by ops that are not finished",
-                          client_adopt_given(memory->adoption));
+                          memory->given);
     else
         rc = client_adopt_replace(memory->adoption, &memory->region);
     if (rc != HVD_OK) {
@@ -322,7 +354,8 @@ static int adopt(struct hvd_session *session, const void *ptr, struct client_ran
         return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
     memory->base = range.start;
     memory->bytes = range.end - range.start;
-    int rc = client_adopt_prepare(range, ptr, &memory->region, &memory->adoption);
+    memory->given = ptr;
+    int rc = client_adopt_prepare(range, &memory->region, &memory->adoption);
     if (rc != HVD_OK) {
         free(memory);
         return rc;

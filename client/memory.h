@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory the session knows by address: hvd_alloc's and adopted memory, which the engine
+ * Memory the session knows by address: hvd_alloc's, hvd_mem_alloc's and adopted memory, which the engine
  * reduces in place, and registered memory of the caller's, which has a shared twin of the same
  * layout. Needs the session's lock where it does not say otherwise. */
 #ifndef HVD_CLIENT_MEMORY_H
@@ -11,11 +11,13 @@
 #include <stdint.h>
 
 struct client_adoption;
+struct client_lasting;
 struct client_operand;
 struct hvd_session;
 
 struct client_memory {
-    uintptr_t base; /* the caller's first byte */
+    uintptr_t base;    /* the caller's first byte */
+    const void *given; /* what names the row to hvd_free and hvd_deregister */
     uint64_t bytes;
     bool is_twin;  /* registered: tensors are copied to and from the region */
     uint64_t skew; /* offset in the region of the caller's first byte */
@@ -23,6 +25,7 @@ struct client_memory {
     uint32_t users; /* operands of ops */
     struct hvi_region region;
     struct client_adoption *adoption; /* whose pages the region has replaced, or NULL */
+    struct client_lasting *lasting;   /* the process's memory that the region is, or NULL */
 };
 
 struct client_memory_table {

@@ -75,6 +75,10 @@ static bool use_direct(struct hvd_session *session, const struct client_request 
 {
     struct client_memory *memory =
         bytes > 0 ? client_memory_find(&session->memory, data, bytes) : NULL;
+    if (memory && memory->lasting) { /* its pages came as they were touched */
+        client_habits_note(&session->habits, &session->mutex, data, bytes);
+        memory = client_memory_find(&session->memory, data, bytes);
+    }
     if (memory && !memory->is_twin && client_memory_use(memory, data, request->element, operand_p))
         return true;
     return !(memory && memory->is_twin) && use_foreign(session, request, data, bytes, operand_p);

@@ -235,7 +235,7 @@ int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *regi
     return status;
 }
 
-int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p)
+static int create_unreserved(const char *label, uint64_t bytes, struct hvi_region *region_p)
 {
     uint64_t rounded = 0;
     if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded) || rounded == 0 ||
@@ -243,9 +243,22 @@ int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_regio
         return HVI_ERR_INVALID;
     if (!file_size_is_allowed(rounded))
         return HVI_ERR_LIMIT;
-    int status = create(label, rounded, true, region_p);
+    return create(label, rounded, true, region_p);
+}
+
+int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p)
+{
+    int status = create_unreserved(label, bytes, region_p);
     if (status == HVI_OK)
         ask_for_small_pages(region_p);
+    return status;
+}
+
+int hvi_region_create_lazy(const char *label, uint64_t bytes, struct hvi_region *region_p)
+{
+    int status = create_unreserved(label, bytes, region_p);
+    if (status == HVI_OK)
+        ask_for_huge_pages(region_p);
     return status;
 }
 

@@ -23,6 +23,9 @@ int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *regi
 /* The same without reserving: pages come when they are touched first, like those of malloc. For
  * large tables of which little is used; never as huge ones. Never blocks. */
 int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p);
+/* The same for memory that may be used whole: aligned like hvi_region_create's, and pages are huge where the
+ * kernel gives any at the first touch. */
+int hvi_region_create_lazy(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* Maps a descriptor from a peer that claims `bytes`. Checks that it is a memfd of ordinary pages,
  * writable, with all three seals and exactly that size. Aligned as above. On success the region owns
  * `fd`; on failure the caller keeps it. HVI_OK,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A region is usable as soon as it is mapped. Its page tables are filled afterwards, bit by bit
  * while the loop has nothing better to do: a gigabyte at once would keep every rank waiting for a
- * tenth of a second. */
+ * tenth of a second. Not if its maker has pages come as they are touched: looking brings them too. */
 #include "daemon/engine/region.h"
 
 #include "base/status.h"
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
@@ -81,6 +82,13 @@ static bool is_low(int fd)
     return getrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)fd < limit.rlim_cur / 2;
 }
 
+static bool is_whole(int fd, uint64_t bytes)
+{
+    struct stat info;
+
+    return fstat(fd, &info) == 0 && (uint64_t)info.st_blocks * 512 >= bytes;
+}
+
 int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes)
 {
     struct engine_region *region = calloc(1, sizeof *region);
@@ -91,12 +99,15 @@ int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint
         free(region);
         return status;
     }
+    bool whole = is_whole(fd, bytes);
     /* The mapping and the seals are what counts; descriptors are scarce. */
     if (bytes < SHOWN_BYTES || !is_low(fd))
         hvi_region_close_fd(&region->map);
     region->id = id;
-    region->fresh_next = regions->fresh;
-    regions->fresh = region;
+    if (whole) {
+        region->fresh_next = regions->fresh;
+        regions->fresh = region;
+    }
     region->next = regions->buckets[bucket_of(id)];
     regions->buckets[bucket_of(id)] = region;
     regions->count++;

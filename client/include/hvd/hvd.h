@@ -234,9 +234,20 @@ HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
 /* `ptr` from hvd_alloc. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_free(struct hvd_session *session, void *ptr);
 
+/* Shared memory of the process, of no session, as ncclMemAlloc's is of no communicator: for
+ * allocators that live longer than a session. At least `bytes` bytes, zeroed, aligned to 4096, and to
+ * 2 MiB from there on; pages come when they are first touched, as malloc's do. To a session it is
+ * ordinary memory until hvd_register. In a forked child it is a view of its own, as adopted memory is.
+ * Any thread; costs one descriptor. HVD_ERR_INVALID, HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
+HVD_API int hvd_mem_alloc(size_t bytes, void **ptr_p);
+/* `ptr` from hvd_mem_alloc. HVD_ERR_BUSY while a session has it registered, HVD_ERR_NOT_FOUND. */
+HVD_API int hvd_mem_free(void *ptr);
+
 /* Announces long-lived memory of the caller's: its shared twin is reserved now, so that submitting
  * tensors inside [ptr, ptr + bytes) allocates nothing. The memory stays the caller's and must
  * outlive the registration. For memory that cannot be adopted where it is otherwise copied whole.
+ * hvd_mem_alloc's needs no twin: wherever `ptr` points to in it, all of it is as hvd_alloc's from then
+ * on, until hvd_deregister or hvd_close.
  */
 HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
 

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * See lasting.h. A list, newest first: a process has a few of these, and large ones. The lock is that of
+ * forked.c, so that a child finds every row either there or not. */
+#include "client/lasting.h"
+
+#include "base/status.h"
+#include "client/error.h"
+#include "client/forked.h"
+#include "hvd/hvd.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct client_lasting {
+    struct hvi_region region;
+    struct client_forked pages;
+    uint32_t holders; /* sessions that have it registered */
+    struct client_lasting *next;
+};
+
+static struct client_lasting *all;
+
+static int make(uint64_t bytes, struct client_lasting *lasting)
+{
+    static uint32_t count; /* with the lock */
+    struct hvi_region *region = &lasting->region;
+    struct client_forked *pages = &lasting->pages;
+    snprintf(pages->memfd.name, sizeof(pages->memfd.name), "hvd-mem-%d-%" PRIu32, (int)getpid(),
+             count++);
+    int rc = hvi_region_create_lazy(pages->memfd.name, bytes, region);
+    if (rc != HVD_OK)
+        return rc;
+    if (!client_forked_identify(region->fd, &pages->memfd)) {
+        hvi_region_fini(region);
+        return HVD_ERR_NO_MEMORY;
+    }
+    pages->range.start = (uintptr_t)region->base;
+    pages->range.end = pages->last = pages->range.start + region->bytes;
+    pages->fd = region->fd;
+    return HVD_OK;
+}
+
+int hvd_mem_alloc(size_t bytes, void **ptr_p)
+{
+    if (bytes == 0 || !ptr_p)
+        return client_error(HVD_ERR_INVALID, "hvd_mem_alloc: %s",
+                            ptr_p ? "0 bytes were asked for" : "ptr_p is NULL");
+    struct client_lasting *lasting = calloc(1, sizeof(*lasting));
+    if (!lasting)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_mem_alloc: out of memory");
+    client_forked_lock();
+    int rc = make(bytes, lasting);
+    if (rc == HVD_OK) {
+        client_forked_add(&lasting->pages);
+        lasting->next = all;
+        all = lasting;
+    }
+    client_forked_unlock();
+    if (rc == HVD_OK) {
+        *ptr_p = lasting->region.base;
+        return HVD_OK;
+    }
+    free(lasting);
+    return client_error(rc,
+                        "hvd_mem_alloc: %zu bytes of shared memory: %s; 'hvdctl doctor' shows the "
+                        "limits of this machine",
+                        bytes, hvi_status_text(rc));
+}
+
+/* The link to the row that begins at `ptr`, with the lock. */
+static struct client_lasting **link_to(const void *ptr)
+{
+    struct client_lasting **link = &all;
+    while (*link && (*link)->region.base != ptr)
+        link = &(*link)->next;
+    return link;
+}
+
+int hvd_mem_free(void *ptr)
+{
+    int rc = HVD_OK;
+    client_forked_lock();
+    struct client_lasting **link = link_to(ptr);
+    struct client_lasting *lasting = ptr ? *link : NULL;
+    bool is_child = lasting && !client_forked_has(&lasting->pages);
+    uint32_t holders = lasting && !is_child ? lasting->holders : 0;
+    if (!lasting)
+        rc = HVD_ERR_NOT_FOUND;
+    else if (holders > 0)
+        rc = HVD_ERR_BUSY;
+    if (rc == HVD_OK) {
+        *link = lasting->next;
+        client_forked_remove(&lasting->pages);
+        if (is_child)
+            lasting->region.fd = -1; /* forked.c has closed it */
+    }
+    client_forked_unlock();
+    if (rc == HVD_ERR_NOT_FOUND)
+        return client_error(rc, "hvd_mem_free: %p is not from hvd_mem_alloc", ptr);
+    if (rc == HVD_ERR_BUSY)
+        return client_error(rc,
+                            "hvd_mem_free: %p is registered with %" PRIu32
+                            " sessions; call hvd_deregister or hvd_close first",
+                            ptr, holders);
+    hvi_region_fini(&lasting->region);
+    free(lasting);
+    return HVD_OK;
+}
+
+struct client_lasting *client_lasting_hold(uintptr_t address, uint64_t bytes)
+{
+    client_forked_lock();
+    struct client_lasting *at = all;
+    while (at && (address < at->pages.range.start || address >= at->pages.range.end ||
+                  bytes > at->pages.range.end - address))
+        at = at->next;
+    if (at && !client_forked_has(&at->pages))
+        at = NULL;
+    if (at)
+        at->holders++;
+    client_forked_unlock();
+    return at;
+}
+
+void client_lasting_put(struct client_lasting *lasting)
+{
+    client_forked_lock();
+    lasting->holders--;
+    client_forked_unlock();
+}
+
+const struct hvi_region *client_lasting_region(const struct client_lasting *lasting)
+{
+    return &lasting->region;
+}

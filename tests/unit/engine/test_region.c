@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the engine does with a session's memory before it is used. */
+#include "base/status.h"
+#include "daemon/engine/region.h"
+#include "tests/unit/hvt_main.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define BYTES (UINT64_C(8) << 20)
+
+static uint64_t present(int fd)
+{
+    struct stat info;
+    ck_assert_int_eq(fstat(fd, &info), 0);
+    return (uint64_t)info.st_blocks * 512;
+}
+
+/* Gives the region to an engine that has nothing else to do. Returns how much of it is there then. */
+static uint64_t shown_to_an_engine(struct hvi_region *region, uint64_t *ready_p)
+{
+    static char inline_area[4096];
+    struct engine_regions regions;
+    engine_regions_init(&regions, inline_area);
+    int fd = fcntl(region->fd, F_DUPFD_CLOEXEC, 0);
+    ck_assert_int_eq(engine_regions_add(&regions, 7, fd, BYTES), HVI_OK);
+    while (engine_regions_ready(&regions))
+        ;
+    *ready_p = engine_regions_find(&regions, 7)->ready;
+    uint64_t bytes = present(region->fd);
+    ck_assert_int_eq(engine_regions_remove(&regions, 7), HVI_OK);
+    engine_regions_fini(&regions);
+    return bytes;
+}
+
+START_TEST(reserved_memory_is_made_ready)
+{
+    struct hvi_region region;
+    uint64_t ready;
+    ck_assert_int_eq(hvi_region_create("hvt", BYTES, &region), HVI_OK);
+    ck_assert_uint_ge(shown_to_an_engine(&region, &ready), BYTES);
+    ck_assert_uint_eq(ready, BYTES);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(memory_that_comes_as_it_is_touched_is_not_touched)
+{
+    struct hvi_region region;
+    uint64_t ready;
+    ck_assert_int_eq(hvi_region_create_lazy("hvt", BYTES, &region), HVI_OK);
+    ((char *)region.base)[0] = 1;
+    uint64_t before = present(region.fd);
+    ck_assert_uint_lt(before, BYTES);
+    ck_assert_uint_eq(shown_to_an_engine(&region, &ready), before);
+    ck_assert_uint_eq(ready, 0);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine region");
+    TCase *tcase = tcase_create("region");
+    tcase_add_test(tcase, reserved_memory_is_made_ready);
+    tcase_add_test(tcase, memory_that_comes_as_it_is_touched_is_not_touched);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
