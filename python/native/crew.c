@@ -8,7 +8,7 @@
  * The lock is never held across a call to TensorFlow or into the library. */
 #include "python/native/crew.h"
 
-#include "python/native/pool.h"
+#include "python/native/slab.h"
 #include "python/native/step.h"
 
 #include <poll.h>
@@ -89,7 +89,6 @@ void hvd_tf_attach(struct hvd_session *session)
             close(hub.wake_fd);
         hub.wake_fd = -1;
     }
-    pool_share(session);
     pthread_mutex_lock(&hub.lock);
     hub.session = session;
     hub.closed = false;
@@ -97,6 +96,7 @@ void hvd_tf_attach(struct hvd_session *session)
     if (hub.thread)
         step_set_waker(wake, hub.wake_fd);
     pthread_mutex_unlock(&hub.lock);
+    slab_share_all(session);
 }
 
 void hvd_tf_park(void)
@@ -122,6 +122,7 @@ void hvd_tf_detach(void)
     while (hub.aloft > 0)
         pthread_cond_wait(&hub.changed, &hub.lock);
     pthread_mutex_unlock(&hub.lock);
+    slab_unshare_all();
 }
 
 struct hvd_session *crew_enter(void)

@@ -8,6 +8,7 @@
  * TensorFlow moves the tensors. */
 #include "python/native/crew.h"
 #include "python/native/pool.h"
+#include "python/native/slab.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,11 +126,7 @@ static void give_back(void *data, size_t bytes, void *unused)
 static TF_Tensor *shared_output(TF_OpKernelContext *context, int i, TF_DataType dtype,
                                 const int64_t *dims, int ndim, size_t bytes, TF_Status *status)
 {
-    struct hvd_session *session = bytes >= POOL_BYTES_MIN ? crew_enter() : NULL;
-    if (!session)
-        return NULL;
-    void *data = pool_take(session, bytes);
-    crew_leave();
+    void *data = bytes >= POOL_BYTES_MIN ? pool_take(bytes) : NULL;
     TF_Tensor *out = data ? TF_NewTensor(dtype, dims, ndim, data, bytes, give_back, NULL) : NULL;
     if (out)
         TF_SetOutput(context, i, out, status);
@@ -138,8 +135,8 @@ static TF_Tensor *shared_output(TF_OpKernelContext *context, int i, TF_DataType 
     return out;
 }
 
-/* Output `i` has the shape of input `i`. A small one has its memory too where nobody else uses that. The shape
- * is read first: as long as we refer to the input, somebody else uses it. */
+/* Output `i` has the shape of input `i`. A small one, and one that is shared already, has its memory too where nobody
+ * else uses that. The shape is read first: as long as we refer to the input, somebody else uses it. */
 static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *part,
                       TF_Status *status)
 {
@@ -149,8 +146,9 @@ static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *pa
     if (TF_GetCode(status) != TF_OK)
         return;
     int ndim = read_dims(in, dims);
-    part->out =
-        shared_output(context, i, TF_TensorType(in), dims, ndim, TF_TensorByteSize(in), status);
+    if (!slab_holds(TF_TensorData(in)))
+        part->out =
+            shared_output(context, i, TF_TensorType(in), dims, ndim, TF_TensorByteSize(in), status);
     TF_DeleteTensor(in);
     int forwarded = -1;
     if (!part->out)

@@ -4,14 +4,12 @@
  * tensors whose size changes a little from step to step find a chunk. */
 #include "python/native/pool.h"
 
+#include "python/native/slab.h"
+
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <sys/mman.h>
 
 #define PAGE       ((size_t)4096)
 #define SLAB_BYTES ((size_t)32 << 20)
-#define SLABS_MAX  256
 #define POOL_MAX   ((size_t)8 << 30) /* beyond that results lie in TensorFlow's memory */
 #define STEPS      8                 /* classes per doubling */
 #define CLASSES    (64 * STEPS)
@@ -22,15 +20,9 @@ struct chunk {
 
 static struct {
     pthread_mutex_t lock;
-    struct {
-        void *base;
-        size_t bytes;
-    } slabs[SLABS_MAX];
-    int slab_count;
     size_t bytes; /* of all slabs */
     char *rest;   /* of the newest slab of SLAB_BYTES */
     size_t rest_bytes;
-    bool refused; /* this session could not adopt a slab */
     struct chunk *free[CLASSES];
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -45,39 +37,20 @@ static int class_of(size_t bytes, size_t *chunk_bytes_p)
     return shift * STEPS + (int)steps;
 }
 
-void pool_share(struct hvd_session *session)
+static void *new_slab(size_t bytes)
 {
-    pthread_mutex_lock(&pool.lock);
-    pool.refused = false;
-    for (int i = 0; i < pool.slab_count; i++)
-        pool.refused |= hvd_adopt(session, pool.slabs[i].base, pool.slabs[i].bytes) != HVD_OK;
-    pthread_mutex_unlock(&pool.lock);
+    void *slab = pool.bytes + bytes <= POOL_MAX ? slab_new(bytes) : NULL;
+    if (slab)
+        pool.bytes += bytes;
+    return slab;
 }
 
-static void *new_slab(struct hvd_session *session, size_t bytes)
-{
-    if (pool.refused || pool.slab_count == SLABS_MAX || pool.bytes + bytes > POOL_MAX)
-        return NULL;
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED)
-        return NULL;
-    if (hvd_adopt(session, base, bytes) != HVD_OK) {
-        munmap(base, bytes);
-        pool.refused = true;
-        return NULL;
-    }
-    pool.slabs[pool.slab_count].base = base;
-    pool.slabs[pool.slab_count++].bytes = bytes;
-    pool.bytes += bytes;
-    return base;
-}
-
-static void *cut(struct hvd_session *session, size_t bytes)
+static void *cut(size_t bytes)
 {
     if (bytes > SLAB_BYTES / 2)
-        return new_slab(session, bytes);
+        return new_slab(bytes);
     if (pool.rest_bytes < bytes) {
-        char *slab = new_slab(session, SLAB_BYTES);
+        char *slab = new_slab(SLAB_BYTES);
         if (!slab)
             return NULL;
         pool.rest = slab; /* what was left of the last one is lost: less than half a slab */
@@ -89,16 +62,16 @@ static void *cut(struct hvd_session *session, size_t bytes)
     return chunk;
 }
 
-void *pool_take(struct hvd_session *session, size_t bytes)
+void *pool_take(size_t bytes)
 {
     size_t chunk_bytes;
     int class = class_of(bytes, &chunk_bytes);
     pthread_mutex_lock(&pool.lock);
-    struct chunk *chunk = pool.refused ? NULL : pool.free[class];
+    struct chunk *chunk = pool.free[class];
     if (chunk)
         pool.free[class] = chunk->next;
     else
-        chunk = cut(session, chunk_bytes);
+        chunk = cut(chunk_bytes);
     pthread_mutex_unlock(&pool.lock);
     return chunk;
 }
