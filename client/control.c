@@ -208,7 +208,7 @@ static int call(struct hvd_session *session, const struct hvi_packet_msg *msg, i
 }
 
 int client_control_region_add(struct hvd_session *session, const struct hvi_region *region,
-                              const char *what, uint32_t *region_id_p)
+                              bool lasting, const char *what, uint32_t *region_id_p)
 {
     struct client_pending pending = {.request = ++session->last_request};
     uint32_t region_id = ++session->last_region;
@@ -216,6 +216,7 @@ int client_control_region_add(struct hvd_session *session, const struct hvi_regi
     msg.region_add.request = pending.request;
     msg.region_add.region = region_id;
     msg.region_add.bytes = region->bytes;
+    msg.region_add.lasting = lasting;
     int rc = call(session, &msg, region->fd, CLIENT_ACK_NS, &pending);
     if (rc == HVD_ERR_CLOSED) {
         client_control_look(session);

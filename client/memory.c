@@ -149,7 +149,8 @@ static int announce(struct hvd_session *session, struct client_memory *memory, c
                             "%s: [%#" PRIxPTR ", +%" PRIu64
                             ") overlaps memory that this session has already",
                             what, memory->base, memory->bytes);
-    rc = client_control_region_add(session, &memory->region, what, &memory->region_id);
+    rc = client_control_region_add(session, &memory->region, memory->lasting != NULL, what,
+                                   &memory->region_id);
     if (rc != HVD_OK)
         return rc;
     if (overlapping(&session->memory, memory->base, memory->bytes) ||

@@ -144,7 +144,7 @@ static int grow(struct hvd_session *session, uint32_t class_index, const char *w
                             what, class_bytes(class_index), hvi_status_text(rc));
     rc = client_session_usable(session, what);
     if (rc == HVD_OK)
-        rc = client_control_region_add(session, &region->region, what, &region->id);
+        rc = client_control_region_add(session, &region->region, false, what, &region->id);
     hvi_region_close_fd(&region->region);
     if (rc != HVD_OK) {
         destroy(region);

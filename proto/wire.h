@@ -53,6 +53,7 @@ struct hvi_region_add {
     uint64_t request;
     uint32_t region;
     uint64_t bytes;
+    uint32_t lasting;
 };
 struct hvi_region_remove {
     uint64_t request;

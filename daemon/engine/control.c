@@ -27,13 +27,15 @@ static void ack(struct engine_session *session, int socket_fd, uint64_t request,
                 session->rank);
 }
 
-static uint64_t job_region_bytes(const struct engine *engine)
+/* Of one kind. */
+static uint64_t job_region_bytes(const struct engine *engine, bool lasting)
 {
     uint64_t bytes = 0;
 
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
         const struct engine_session *session = engine->ranks[rank].session;
-        bytes += session ? session->regions.bytes : 0;
+        if (session)
+            bytes += lasting ? session->regions.lasting_bytes : session->regions.bytes;
     }
     return bytes;
 }
@@ -42,7 +44,7 @@ static int check_region(const struct engine_session *session, const struct hvi_r
                         char *text_p, size_t text_size)
 {
     const struct hvi_engine_start *start = &session->engine->start;
-    uint64_t used = job_region_bytes(session->engine);
+    uint64_t used = job_region_bytes(session->engine, add->lasting);
 
     if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
         add->region == HVI_REGION_FOREIGN || engine_regions_find(&session->regions, add->region)) {
@@ -78,7 +80,7 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
     text[0] = '\0';
     int status = check_region(session, add, text, sizeof text);
     if (status == HVI_OK) {
-        status = engine_regions_add(&session->regions, add->region, packet->fds[0], add->bytes);
+        status = engine_regions_add(&session->regions, add, packet->fds[0]);
         session->engine->fresh_regions = true;
         if (status == HVI_OK)
             hvi_packet_take_fd(packet, 0); /* the region's, and closed by now */

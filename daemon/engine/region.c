@@ -51,7 +51,7 @@ void engine_regions_fini(struct engine_regions *regions)
     }
     regions->fresh = NULL;
     regions->count = 0;
-    regions->bytes = 0;
+    regions->bytes = regions->lasting_bytes = 0;
 }
 
 struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id)
@@ -89,29 +89,35 @@ static bool is_whole(int fd, uint64_t bytes)
     return fstat(fd, &info) == 0 && (uint64_t)info.st_blocks * 512 >= bytes;
 }
 
-int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes)
+static uint64_t *bytes_of_kind(struct engine_regions *regions, const struct engine_region *region)
+{
+    return region->lasting ? &regions->lasting_bytes : &regions->bytes;
+}
+
+int engine_regions_add(struct engine_regions *regions, const struct hvi_region_add *add, int fd)
 {
     struct engine_region *region = calloc(1, sizeof *region);
     if (!region)
         return HVI_ERR_NO_MEMORY;
-    int status = hvi_region_map_foreign(fd, bytes, &region->map);
+    int status = hvi_region_map_foreign(fd, add->bytes, &region->map);
     if (status != HVI_OK) {
         free(region);
         return status;
     }
-    bool whole = is_whole(fd, bytes);
+    bool whole = is_whole(fd, add->bytes);
     /* The mapping and the seals are what counts; descriptors are scarce. */
-    if (bytes < SHOWN_BYTES || !is_low(fd))
+    if (add->bytes < SHOWN_BYTES || !is_low(fd))
         hvi_region_close_fd(&region->map);
-    region->id = id;
+    region->id = add->region;
+    region->lasting = add->lasting;
     if (whole) {
         region->fresh_next = regions->fresh;
         regions->fresh = region;
     }
-    region->next = regions->buckets[bucket_of(id)];
-    regions->buckets[bucket_of(id)] = region;
+    region->next = regions->buckets[bucket_of(add->region)];
+    regions->buckets[bucket_of(add->region)] = region;
     regions->count++;
-    regions->bytes += region->map.bytes;
+    *bytes_of_kind(regions, region) += region->map.bytes;
     return HVI_OK;
 }
 
@@ -157,7 +163,7 @@ int engine_regions_remove(struct engine_regions *regions, uint32_t id)
     *link = region->next;
     forget_fresh(regions, region);
     regions->count--;
-    regions->bytes -= region->map.bytes;
+    *bytes_of_kind(regions, region) -= region->map.bytes;
     free_region(region);
     return HVI_OK;
 }

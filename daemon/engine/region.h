@@ -3,6 +3,7 @@
 #ifndef ENGINE_REGION_H
 #define ENGINE_REGION_H
 
+#include "proto/wire.h"
 #include "shm/abi.h"
 #include "shm/region.h"
 
@@ -16,6 +17,7 @@ struct engine_region {
     struct hvi_region map;      /* .fd is kept for peers, or closed; region 0: not owned */
     uint32_t shown;             /* a bit for each rank that was given .fd */
     uint32_t id;
+    bool lasting;   /* the process's own memory, not the session's */
     uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
     uint64_t ready; /* bytes whose page tables are filled */
     struct engine_region *fresh_next;
@@ -30,7 +32,8 @@ struct engine_regions {
     struct engine_region *buckets[ENGINE_REGION_BUCKETS];
     struct engine_region *fresh; /* regions that engine_regions_ready has not finished */
     uint32_t count;
-    uint64_t bytes;
+    uint64_t bytes;         /* of all but these: */
+    uint64_t lasting_bytes; /* of what the processes have by themselves */
 };
 
 /* Empty but for region 0. `base` stays the caller's. */
@@ -42,9 +45,9 @@ struct engine_region *engine_regions_find(const struct engine_regions *regions, 
 /* The same for an operand: also HVI_REGION_FOREIGN, where that is offered. */
 struct engine_region *engine_regions_find_operand(const struct engine_regions *regions,
                                                   uint32_t id);
-/* Maps `fd`, which it owns on success. `id` must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
+/* Maps `fd`, which it owns on success, as `add` says. The id must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
  * memfd of this size), HVI_ERR_NO_MEMORY. */
-int engine_regions_add(struct engine_regions *regions, uint32_t id, int fd, uint64_t bytes);
+int engine_regions_add(struct engine_regions *regions, const struct hvi_region_add *add, int fd);
 /* Fills the page tables of some more of what was added: up to 1 MiB, about a hundred microseconds.
  * False when there is nothing to do. A region may be used before; then its first use pays. */
 bool engine_regions_ready(struct engine_regions *regions);

@@ -517,7 +517,8 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
     row->negotiated = slot->negotiated;
     row->replayed = slot->replayed;
     row->express = slot->express_ops;
-    row->region_bytes = slot->session ? slot->session->regions.bytes : 0;
+    if (slot->session)
+        row->region_bytes = slot->session->regions.bytes + slot->session->regions.lasting_bytes;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
     snprintf(row->text, sizeof row->text, "%.*s",
              (int)hvi_utf8_cut(slot->text, strlen(slot->text), sizeof row->text - 1), slot->text);

@@ -87,7 +87,7 @@ static void send_region_add(struct hvt_liar *liar, uint32_t id, uint64_t bytes, 
                             uint32_t fd_count)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
-    msg.region_add = (struct hvi_region_add){++liar->request, id, bytes};
+    msg.region_add = (struct hvi_region_add){++liar->request, id, bytes, 0};
     send_msg(liar, &msg, fds, fd_count);
 }
 

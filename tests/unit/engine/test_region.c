@@ -20,10 +20,11 @@ static uint64_t present(int fd)
 static uint64_t shown_to_an_engine(struct hvi_region *region, uint64_t *ready_p)
 {
     static char inline_area[4096];
+    const struct hvi_region_add add = {.region = 7, .bytes = BYTES};
     struct engine_regions regions;
     engine_regions_init(&regions, inline_area);
     int fd = fcntl(region->fd, F_DUPFD_CLOEXEC, 0);
-    ck_assert_int_eq(engine_regions_add(&regions, 7, fd, BYTES), HVI_OK);
+    ck_assert_int_eq(engine_regions_add(&regions, &add, fd), HVI_OK);
     while (engine_regions_ready(&regions))
         ;
     *ready_p = engine_regions_find(&regions, 7)->ready;

@@ -164,7 +164,7 @@ END_TEST
 
 /* ---- regions ---- */
 
-static int add(int32_t rank, uint32_t id, uint64_t bytes, int fd, char *text_p)
+static int add_as(int32_t rank, uint32_t id, uint64_t bytes, bool lasting, int fd, char *text_p)
 {
     struct hvt_peer *peer = &bench.peers[rank];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
@@ -172,11 +172,17 @@ static int add(int32_t rank, uint32_t id, uint64_t bytes, int fd, char *text_p)
     msg.region_add.request = ++peer->request;
     msg.region_add.region = id;
     msg.region_add.bytes = bytes;
+    msg.region_add.lasting = lasting;
     hvt_peer_send(peer, &msg, fd);
     hvt_bench_turn(&bench);
     ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
     strcpy(text_p, msg.ack.text);
     return msg.ack.status;
+}
+
+static int add(int32_t rank, uint32_t id, uint64_t bytes, int fd, char *text_p)
+{
+    return add_as(rank, id, bytes, false, fd, text_p);
 }
 
 static int drop(int32_t rank, uint32_t id)
@@ -214,6 +220,28 @@ START_TEST(regions_come_and_go_within_their_limits)
     ck_assert_int_eq(drop(0, 2), HVI_ERR_NOT_FOUND);
     ck_assert_int_eq(add(1, 3, 4096, region.fd, text), HVI_OK);
     ck_assert_int_eq(open_fds(), before);
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(what_processes_have_by_themselves_takes_no_room_from_what_they_ask_for)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_init(&bench, 2);
+    bench.engine->start.region_bytes_max = 2 * 4096;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    ck_assert_int_eq(add_as(0, 1, 4096, true, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add_as(1, 1, 4096, true, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add_as(1, 2, 4096, true, region.fd, text), HVI_ERR_LIMIT);
+    ck_assert_int_eq(add(0, 2, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(1, 2, 4096, region.fd, text), HVI_OK);
+    ck_assert_int_eq(add(1, 3, 4096, region.fd, text), HVI_ERR_LIMIT);
+    ck_assert_int_eq(drop(0, 1), HVI_OK);
+    ck_assert_int_eq(add(1, 3, 4096, region.fd, text), HVI_ERR_LIMIT);
+    ck_assert_int_eq(add_as(1, 3, 4096, true, region.fd, text), HVI_OK);
     hvi_region_fini(&region);
     hvt_bench_fini(&bench);
 }
@@ -433,6 +461,7 @@ int main(void)
     tcase_add_loop_test(tcase, running_out_of_descriptors_is_a_clear_refusal_and_leaks_nothing, 0,
                         4);
     tcase_add_test(tcase, regions_come_and_go_within_their_limits);
+    tcase_add_test(tcase, what_processes_have_by_themselves_takes_no_room_from_what_they_ask_for);
     tcase_add_test(tcase, what_is_no_sealed_memfd_of_that_size_is_refused);
     tcase_add_test(tcase, page_tables_are_filled_in_steps_after_the_answer);
     tcase_add_test(tcase, a_region_under_an_op_is_busy_until_the_op_is_over);

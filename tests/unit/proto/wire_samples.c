@@ -141,9 +141,9 @@ static void fill_session_packet(struct hvi_packet_msg *msg, bool full)
             -999, "", UINT32_MAX, UINT32_MAX, UINT64_MAX, UINT64_MAX, INT32_MAX};
         FILL(msg->attach_reply.text, true);
     } else if (msg->kind == HVI_PACKET_REGION_ADD) {
-        msg->region_add = (struct hvi_region_add){0, 1, 1};
+        msg->region_add = (struct hvi_region_add){0, 1, 1, 0};
         if (full)
-            msg->region_add = (struct hvi_region_add){UINT64_MAX, 0xfffffffe, UINT64_MAX};
+            msg->region_add = (struct hvi_region_add){UINT64_MAX, 0xfffffffe, UINT64_MAX, 1};
     } else if (msg->kind == HVI_PACKET_REGION_REMOVE) {
         msg->region_remove = (struct hvi_region_remove){full ? UINT64_MAX : 0, 1};
     } else if (msg->kind == HVI_PACKET_ACK && full) {
