@@ -114,8 +114,8 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
     ack(session, session->socket_fd, remove->request, status, text);
 }
 
-/* The Ack comes last: by then hvdd has been told, so that a rank that comes again at once is not
- * taken for its former self. */
+/* The Ack comes last, when the session is freed: by then hvdd has been told, so that a rank that comes again
+ * at once is not taken for its former self, and nobody writes to memory that stays the process's. */
 static void detach(struct engine_session *session, const struct hvi_detach *detach)
 {
     char text[128];
@@ -123,13 +123,21 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
     engine_intake_drain_all(session->engine); /* nobody's finished op shall fail because we leave */
     if (session->over)
         return;
-    int socket_fd = session->socket_fd;
-    session->socket_fd = -1; /* ours now: the end of the session would close it */
+    session->farewell_fd = session->socket_fd;
+    session->farewell_request = detach->request;
+    session->socket_fd = -1; /* the end of the session would close it */
     snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
              (int)session->engine->ranks[session->rank].pid);
     engine_session_end(session, ENGINE_RANK_LEFT, text);
-    ack(session, socket_fd, detach->request, HVI_OK, "");
-    close(socket_fd);
+}
+
+void engine_control_farewell(struct engine_session *session)
+{
+    if (session->farewell_fd < 0)
+        return;
+    ack(session, session->farewell_fd, session->farewell_request, HVI_OK, "");
+    close(session->farewell_fd);
+    session->farewell_fd = -1;
 }
 
 static void start_timeline(struct engine_session *session, const struct hvi_timeline_start *start)

@@ -12,6 +12,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/fusion.h"
 
+#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,8 +101,10 @@ static struct engine_batch *batch_new(struct engine *engine)
     return batch;
 }
 
-static void fill(struct engine_batch *batch, struct engine_work *const *works, uint32_t count)
+static void fill(struct engine *engine, struct engine_batch *batch,
+                 struct engine_work *const *works, uint32_t count)
 {
+    engine->executing++;
     batch->next = NULL;
     batch->count = count;
     batch->memory_kind = works[0]->memory_kind;
@@ -177,7 +180,7 @@ void engine_dispatch_ready(struct engine *engine)
                                    engine->fusion_bytes);
         forget_ready(engine, count);
         if (batch) {
-            fill(batch, works, count);
+            fill(engine, batch, works, count);
             show_start(engine, works, count);
             start(engine, batch);
         } else {
@@ -190,6 +193,7 @@ static void finish(struct engine *engine, struct engine_batch *batch)
 {
     char text[128];
 
+    engine->executing--;
     text[0] = '\0';
     if (batch->status == HVI_ERR_UNSUPPORTED)
         snprintf(text, sizeof text, "no backend works on memory of kind %u", batch->memory_kind);
@@ -249,4 +253,13 @@ bool engine_dispatch_help(struct engine *engine)
             return true;
     }
     return false;
+}
+
+void engine_dispatch_settle(struct engine *engine)
+{
+    engine_dispatch_ready(engine);
+    while (engine->executing > 0) {
+        if (!engine_dispatch_reap(engine) && !engine_dispatch_help(engine))
+            sched_yield();
+    }
 }

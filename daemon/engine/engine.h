@@ -210,6 +210,8 @@ struct engine_session {
     int32_t rank;
     uint64_t id;
     int socket_fd, pid_fd, event_fd;
+    int farewell_fd; /* where a Detach waits for its answer, or -1 */
+    uint64_t farewell_request;
     sd_event_source *socket_source, *pid_source, *fate_source;
     uint64_t dying_ns;
     struct hvi_channel channel;
@@ -293,6 +295,7 @@ struct engine {
         *bereaved; /* ops that a dying rank has stopped; they wait to hear how it ends */
     struct engine_batch *free_batches;
     void *backend_contexts[4]; /* one per row of engine_backends */
+    uint32_t executing;        /* batches that were started and are not completed */
 
     pthread_t main_thread;
     struct engine_batch *finished; /* by the main thread itself */
@@ -414,6 +417,8 @@ void engine_liveness_check_empty(struct engine *engine);
 
 /* Serves the client's socket. False at its end of file. The session may have ended afterwards. */
 bool engine_control_read(struct engine_session *session);
+/* Answers the Detach of a session that is being freed, if there was one. */
+void engine_control_farewell(struct engine_session *session);
 
 /* ---- intake.c ---- */
 
@@ -601,6 +606,8 @@ void engine_dispatch_ready(struct engine *engine);
 bool engine_dispatch_reap(struct engine *engine);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine *engine);
+/* Starts and completes everything that is ready; as long as that takes. */
+void engine_dispatch_settle(struct engine *engine);
 
 /* ---- peer.c: regions that ranks map of each other, for large ops in slots ---- */
 

@@ -138,6 +138,7 @@ static void session_free(struct engine_session *session)
 {
     struct engine_tensors *tensors = &session->engine->tensors;
 
+    engine_control_farewell(session);
     if (session->socket_fd >= 0)
         close(session->socket_fd);
     if (session->pid_fd >= 0)
@@ -170,7 +171,7 @@ static int session_new(struct engine *engine, int32_t rank, uint64_t id, int soc
     session->id = id;
     session->next_seq = 1;
     session->attached_ns = hvi_clock_ns();
-    session->socket_fd = session->pid_fd = session->event_fd = -1;
+    session->socket_fd = session->pid_fd = session->event_fd = session->farewell_fd = -1;
     session->parts = calloc(HVI_CQ_SLOTS, sizeof *session->parts);
     session->tensors = calloc(HVI_TENSOR_IDS, sizeof *session->tensors);
     if (!session->parts || !session->tensors)
@@ -453,6 +454,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
     engine_express_seize_all(engine);
     engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, text, -1);
+    engine_dispatch_settle(engine); /* whoever is told may do with his memory what he likes */
     engine_complete_ring(engine);
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
         struct engine_session *session = engine->ranks[rank].session;
