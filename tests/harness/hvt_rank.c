@@ -5,12 +5,14 @@
  *
  *     {"do": "open", "session": 0, "address": S, "job": S, "key": S, "rank": N, "size": N,
  * "timeout_ms": N}
- *     {"do": "close" | "state", "session": 0}
+ *     {"do": "state", "session": 0}
+ *     {"do": "close", "session": 0, "watch": B} -> "wrong": N (watch: bytes of the outputs in lasting memory that
+ * somebody has changed after hvd_close)
  *     {"do": "submit", "session": 0, "kind": "allreduce" | "allgather" | "broadcast" |
  * "reducescatter" | "alltoall" | "barrier" | "join" | "set_add" | "set_remove" | "send" | "recv" |
  * "set_open" | "set_close", "name": S, "tag": N,
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
- * "memory": "malloc" | "shared" | "registered" | "adopted", "in_place": B, "reduce_op": N,
+ * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting", "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
  * "pattern": N (instead of data: byte i is N * (i mod 251)), "ranks": [..], "set": N}                                                       -> "op": N
  *     {"do": "group", "session": 0, "kind": ..., "name": S, "members": [{as for submit}, ..], the
@@ -60,7 +62,7 @@
 #define OPS      8192
 #define MEMORIES 256
 
-enum hvt_memory { HVT_MALLOC, HVT_SHARED, HVT_REGISTERED, HVT_ADOPTED };
+enum hvt_memory { HVT_MALLOC, HVT_SHARED, HVT_REGISTERED, HVT_ADOPTED, HVT_LASTING };
 
 struct hvt_buffer {
     void *data;
@@ -218,21 +220,41 @@ static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffe
 {
     if (buffer->data && buffer->memory == HVT_SHARED && session)
         hvd_free(session, buffer->data);
-    bool told = buffer->memory == HVT_REGISTERED || buffer->memory == HVT_ADOPTED;
+    bool told = buffer->memory != HVT_SHARED && buffer->memory != HVT_MALLOC;
     if (buffer->data && told && session)
         hvd_deregister(session, buffer->data);
     if (buffer->data && buffer->memory == HVT_ADOPTED)
         munmap(buffer->data, buffer->bytes + 1);
+    else if (buffer->data && buffer->memory == HVT_LASTING)
+        hvd_mem_free(buffer->data);
     else if (buffer->memory != HVT_SHARED)
         free(buffer->data);
     *buffer = (struct hvt_buffer){0};
 }
 
+/* The memory of a session that was closed is used for something else. Bytes that are not what was written. */
+static size_t watch_outputs(int number)
+{
+    enum { PATTERN = 0xa5, MS = 30 };
+    size_t wrong = 0;
+    for (size_t i = 0; i < OPS; i++) {
+        struct hvt_buffer *out = &ops[i].out;
+        if (!ops[i].op || ops[i].session != number || out->memory != HVT_LASTING)
+            continue;
+        memset(out->data, PATTERN, out->bytes);
+        poll(NULL, 0, MS);
+        for (size_t at = 0; at < out->bytes; at++)
+            wrong += ((unsigned char *)out->data)[at] != PATTERN;
+    }
+    return wrong;
+}
+
 /* hvd_close frees the session's ops and shared memory itself. */
-static int close_session(int number)
+static int close_session(int number, bool watch, size_t *wrong_p)
 {
     int status = hvd_close(sessions[number]);
     sessions[number] = NULL;
+    *wrong_p = watch ? watch_outputs(number) : 0;
     for (size_t i = 0; i < OPS; i++) {
         if (ops[i].op && ops[i].session == number) {
             release_buffer(NULL, &ops[i].in);
@@ -254,7 +276,10 @@ static void do_timeline(const cJSON *command, cJSON *reply)
 
 static void do_close(const cJSON *command, cJSON *reply)
 {
-    add_status(reply, close_session((int)get_int(command, "session", 0)));
+    size_t wrong;
+    add_status(reply, close_session((int)get_int(command, "session", 0), get_bool(command, "watch"),
+                                    &wrong));
+    add_int(reply, "wrong", (int64_t)wrong);
 }
 
 static void do_state(const cJSON *command, cJSON *reply)
@@ -277,6 +302,20 @@ static int adopt_pages(struct hvd_session *session, size_t bytes, void **data_p)
     return status;
 }
 
+static int last(struct hvd_session *session, size_t bytes, void **data_p)
+{
+    void *data;
+    int status = hvd_mem_alloc(bytes, &data);
+    if (status != HVD_OK)
+        return status;
+    status = hvd_register(session, data, bytes);
+    if (status == HVD_OK)
+        *data_p = data;
+    else
+        hvd_mem_free(data);
+    return status;
+}
+
 static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_t bytes,
                       struct hvt_buffer *buffer_p)
 {
@@ -287,6 +326,8 @@ static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_
         status = hvd_alloc(session, some, &data);
     else if (memory == HVT_ADOPTED)
         status = adopt_pages(session, bytes + 1, &data);
+    else if (memory == HVT_LASTING)
+        status = last(session, some, &data);
     else
         data = calloc(1, some);
     if (status == HVD_OK && memory == HVT_REGISTERED)
@@ -305,6 +346,8 @@ static enum hvt_memory get_memory(const cJSON *command)
         return HVT_SHARED;
     if (text && strcmp(text, "adopted") == 0)
         return HVT_ADOPTED;
+    if (text && strcmp(text, "lasting") == 0)
+        return HVT_LASTING;
     return text && strcmp(text, "registered") == 0 ? HVT_REGISTERED : HVT_MALLOC;
 }
 
@@ -1001,6 +1044,6 @@ int main(void)
     }
     free(line);
     for (int i = 0; i < SESSIONS; i++)
-        close_session(i);
+        close_session(i, false, &(size_t){0});
     return 0;
 }

@@ -8,7 +8,7 @@ from hvt import Status, arith, sanitized
 from hvt.job import Job, job_of
 
 SIZES = (2, 3) if sanitized() else (1, 2, 3, 4)  # numbers are the release build's concern
-MEMORIES = ("shared", "malloc", "registered", "adopted")
+MEMORIES = ("shared", "malloc", "registered", "adopted", "lasting")
 REDUCTIONS = ("sum", "average", "min", "max", "product")
 COUNTS = (1, 7, 64)
 

@@ -8,7 +8,7 @@ from hvt.job import Job, job_of, outcomes_of
 from hvt.wait import wait_until
 
 INT32 = arith.DTYPES["int32"]
-MEMORIES = ("shared", "malloc", "registered", "adopted")
+MEMORIES = ("shared", "malloc", "registered", "adopted", "lasting")
 
 
 @pytest.fixture(scope="module")

@@ -198,7 +198,8 @@ HVD_API void hvd_options_init(struct hvd_options *options);
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
 /* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in
- * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks up to a second.
+ * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks up to a second: until
+ * nobody writes to the memory of ops any more, which may then be used for something else.
  * NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
