@@ -263,13 +263,13 @@ void client_control_region_forget(struct hvd_session *session, uint32_t region_i
         send_request(session, &msg, -1, &none);
 }
 
-void client_control_detach(struct hvd_session *session)
+bool client_control_detach(struct hvd_session *session)
 {
     struct client_pending pending = {.request = ++session->last_request};
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
     msg.detach.request = pending.request;
-    if (session->end_status == HVD_OK)
-        call(session, &msg, -1, CLIENT_DETACH_NS, &pending);
+    return session->end_status != HVD_OK ||
+           call(session, &msg, -1, CLIENT_DETACH_NS, &pending) != HVD_ERR_TIMEOUT;
 }
 
 /* The engine's word on a request that it may refuse; sets the last error. */

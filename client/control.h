@@ -32,8 +32,9 @@ void client_control_region_forget(struct hvd_session *session, uint32_t region_i
 int client_control_timeline_start(struct hvd_session *session, int fd, const char *path,
                                   bool mark_cycles);
 int client_control_timeline_stop(struct hvd_session *session);
-/* A clean goodbye; waits CLIENT_DETACH_NS at most. */
-void client_control_detach(struct hvd_session *session);
+/* A clean goodbye; waits CLIENT_DETACH_NS at most. False: the engine is there and has not answered, so it may still
+ * be at work in the session's memory. */
+bool client_control_detach(struct hvd_session *session);
 
 /* Asks for a peer's region. Does not wait: the answer, a PeerRegion, comes when it comes. False: it could
  * not be sent now. */

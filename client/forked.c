@@ -26,6 +26,8 @@ static bool is_there(const struct client_forked *row)
 {
     struct client_range body = {row->range.start, row->last};
     struct client_range last = {row->last, row->range.end};
+    if (row->ours)
+        return true;
     return client_mapping_is_memfd(-1, body, &row->memfd) &&
            (last.start == last.end || client_mapping_is_memfd(-1, last, &row->memfd));
 }

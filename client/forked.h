@@ -15,6 +15,7 @@ struct client_forked {
     struct client_range range; /* where the file is mapped, from its beginning */
     uintptr_t last; /* where another mapping of it begins within the range; range.end: nowhere */
     struct client_memfd memfd; /* whatever else lies there by then is left alone */
+    bool ours;                 /* nobody but us unmaps it: nothing else can lie there */
     int fd;                    /* of the file; stays open while the row is on the list */
     struct client_forked *next;
 };

@@ -9,8 +9,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define TRY_AGAIN 64u /* uses: memory that was freed and came back has small pages again */
-#define SETTING   "/sys/kernel/mm/transparent_hugepage/enabled"
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+#define PAGE_BYTES 4096u
+#define TRY_AGAIN  64u /* uses: memory that was freed and came back has small pages again */
+#define SETTING    "/sys/kernel/mm/transparent_hugepage/enabled"
 
 static bool possible;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -59,11 +64,18 @@ static struct client_habit *row_of(struct client_habits *habits, uintptr_t base)
     return &habits->rows[hash >> 32 & (CLIENT_HABITS - 1)];
 }
 
+static void bring(uintptr_t base, uint64_t bytes)
+{
+    uintptr_t first = base / PAGE_BYTES * PAGE_BYTES;
+    (void)madvise((void *)first, base + bytes - first, MADV_POPULATE_WRITE);
+}
+
 bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, const void *data,
-                        uint64_t bytes)
+                        uint64_t bytes, bool lazy)
 {
     uintptr_t base = (uintptr_t)data;
-    if (bytes < CLIENT_HABIT_MIN_BYTES || !client_habits_possible())
+    bool possible_here = client_habits_possible();
+    if (bytes < CLIENT_HABIT_MIN_BYTES || (!possible_here && !lazy))
         return false;
     if (!habits->rows)
         habits->rows = calloc(CLIENT_HABITS, sizeof(habits->rows[0]));
@@ -72,7 +84,10 @@ bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, co
     struct client_habit *row = row_of(habits, base);
     if (row->base != base || row->bytes != bytes)
         *row = (struct client_habit){.base = base, .bytes = bytes};
-    if (++row->times % TRY_AGAIN != 2)
+    row->times++;
+    if (lazy && row->times == 1)
+        bring(base, bytes);
+    if (row->times % TRY_AGAIN != 2 || !possible_here)
         return row->huge;
     pthread_mutex_unlock(mutex);
     bool huge = client_habits_collapse(data, bytes);

@@ -26,9 +26,11 @@ struct client_habits {
 };
 
 /* The memory is about to be used once more. True when most of it is on huge pages. Gives `mutex` up
- * while the kernel moves pages (about a millisecond per 4 MiB, the second time only). */
+ * while the kernel moves pages (about a millisecond per 4 MiB, the second time only). `lazy`: its pages
+ * may be missing yet; the first time they are brought, so that they are this process's and not whoever's
+ * who writes the result. */
 bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, const void *data,
-                        uint64_t bytes);
+                        uint64_t bytes, bool lazy);
 void client_habits_fini(struct client_habits *habits);
 /* Whether this machine and its settings allow it. Any thread. */
 bool client_habits_possible(void);

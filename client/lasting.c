@@ -40,6 +40,7 @@ static int make(uint64_t bytes, struct client_lasting *lasting)
     pages->range.start = (uintptr_t)region->base;
     pages->range.end = pages->last = pages->range.start + region->bytes;
     pages->fd = region->fd;
+    pages->ours = true;
     return HVD_OK;
 }
 

@@ -491,10 +491,15 @@ int hvd_close(struct hvd_session *session)
         return rc;
     }
     session->log = NULL; /* the engine may end right behind us, and that is nobody's news */
-    client_control_detach(session);
+    bool quiet = client_control_detach(session);
     client_session_leave(session);
     destroy(session);
-    return HVD_OK;
+    return quiet ? HVD_OK
+                 : client_error(
+                       HVD_ERR_TIMEOUT,
+                       "hvd_close: the session is over, but the engine has not said within a "
+                       "second that "
+                       "nobody works on its ops any more; leave their memory alone for the moment");
 }
 
 /* ---- what is fixed at open ---- */

@@ -57,7 +57,7 @@ static bool use_foreign(struct hvd_session *session, const struct client_request
     if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % request->element != 0 ||
         session->foreign_policy == CLIENT_FOREIGN_NEVER)
         return false;
-    bool huge = client_habits_note(&session->habits, &session->mutex, data, bytes);
+    bool huge = client_habits_note(&session->habits, &session->mutex, data, bytes, false);
     if (!client_foreign_wins(session->foreign_policy, bytes, huge))
         return false;
     if (!(session->channel.features & HVI_FEATURE_FOREIGN)) {
@@ -76,7 +76,7 @@ static bool use_direct(struct hvd_session *session, const struct client_request 
     struct client_memory *memory =
         bytes > 0 ? client_memory_find(&session->memory, data, bytes) : NULL;
     if (memory && memory->lasting) { /* its pages came as they were touched */
-        client_habits_note(&session->habits, &session->mutex, data, bytes);
+        client_habits_note(&session->habits, &session->mutex, data, bytes, true);
         memory = client_memory_find(&session->memory, data, bytes);
     }
     if (memory && !memory->is_twin && client_memory_use(memory, data, request->element, operand_p))

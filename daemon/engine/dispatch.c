@@ -36,6 +36,8 @@ static void batch_done(void *user, struct engine_batch *batch)
 
     if (batch->works[0]->in_pid)
         engine_foreign_stop(op_of(batch->works[0]));
+    /* Release, pairs with the acquire load in engine_dispatch_settle. */
+    atomic_fetch_sub_explicit(&engine->executing, 1, memory_order_release);
     if (pthread_equal(pthread_self(), engine->main_thread)) {
         batch->next = engine->finished;
         engine->finished = batch;
@@ -104,7 +106,7 @@ static struct engine_batch *batch_new(struct engine *engine)
 static void fill(struct engine *engine, struct engine_batch *batch,
                  struct engine_work *const *works, uint32_t count)
 {
-    engine->executing++;
+    atomic_fetch_add_explicit(&engine->executing, 1, memory_order_relaxed);
     batch->next = NULL;
     batch->count = count;
     batch->memory_kind = works[0]->memory_kind;
@@ -193,7 +195,6 @@ static void finish(struct engine *engine, struct engine_batch *batch)
 {
     char text[128];
 
-    engine->executing--;
     text[0] = '\0';
     if (batch->status == HVI_ERR_UNSUPPORTED)
         snprintf(text, sizeof text, "no backend works on memory of kind %u", batch->memory_kind);
@@ -258,8 +259,9 @@ bool engine_dispatch_help(struct engine *engine)
 void engine_dispatch_settle(struct engine *engine)
 {
     engine_dispatch_ready(engine);
-    while (engine->executing > 0) {
-        if (!engine_dispatch_reap(engine) && !engine_dispatch_help(engine))
+    /* Acquire, pairs with the release in batch_done. */
+    while (atomic_load_explicit(&engine->executing, memory_order_acquire) > 0) {
+        if (!engine_dispatch_help(engine))
             sched_yield();
     }
 }

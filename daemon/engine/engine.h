@@ -294,8 +294,8 @@ struct engine {
     struct engine_op
         *bereaved; /* ops that a dying rank has stopped; they wait to hear how it ends */
     struct engine_batch *free_batches;
-    void *backend_contexts[4]; /* one per row of engine_backends */
-    uint32_t executing;        /* batches that were started and are not completed */
+    void *backend_contexts[4];  /* one per row of engine_backends */
+    _Atomic uint32_t executing; /* batches that backends have */
 
     pthread_t main_thread;
     struct engine_batch *finished; /* by the main thread itself */
@@ -606,7 +606,7 @@ void engine_dispatch_ready(struct engine *engine);
 bool engine_dispatch_reap(struct engine *engine);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine *engine);
-/* Starts and completes everything that is ready; as long as that takes. */
+/* Starts everything that is ready and waits until no backend works any more. Completes nothing. */
 void engine_dispatch_settle(struct engine *engine);
 
 /* ---- peer.c: regions that ranks map of each other, for large ops in slots ---- */

@@ -423,6 +423,15 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
     lose(session->engine, session->rank, state, text);
 }
 
+/* Nobody works on an op any more, neither backends nor ranks, as far as these come to an end within a second: whoever is
+ * told that his session is over may use his memory for something else. */
+static void quiesce(struct engine *engine)
+{
+    engine_express_seize_all(engine);
+    engine_dispatch_settle(engine);
+    engine_express_settle(engine);
+}
+
 void engine_session_violation(struct engine_session *session, const char *reason)
 {
     struct engine *engine = session->engine;
@@ -434,6 +443,7 @@ void engine_session_violation(struct engine_session *session, const char *reason
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
              (int)pid, reason);
     engine_foreign_end(session);
+    quiesce(engine);
     notify(session, HVI_ERR_PROTOCOL, text, session->rank, pid, true);
     engine_session_end(session, ENGINE_RANK_ENDED, text);
 }
@@ -452,9 +462,8 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     snprintf(engine->broken_text, sizeof engine->broken_text, "%s", text);
     engine->now_ns = hvi_clock_ns();
     engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
-    engine_express_seize_all(engine);
+    quiesce(engine);
     engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, text, -1);
-    engine_dispatch_settle(engine); /* whoever is told may do with his memory what he likes */
     engine_complete_ring(engine);
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
         struct engine_session *session = engine->ranks[rank].session;

@@ -69,8 +69,8 @@ class Watcher:
     def closing(self, session: Session) -> None:
         """It will be closed: from the return on nobody may be inside the library."""
 
-    def closed(self, session: Session) -> None:
-        """It was closed; what was in flight is lost."""
+    def closed(self, session: Session, quiet: bool) -> None:
+        """It was closed; what was in flight is lost. Unless it is `quiet`, somebody may still write to its memory."""
 
 
 class Session:
@@ -137,9 +137,9 @@ class Session:
         for watcher in self.watchers:
             watcher.closing(self)
         pointer, self.pointer = self.pointer, None
-        lib.hvd_close(pointer)
+        quiet = lib.hvd_close(pointer) == 0
         for watcher in self.watchers:
-            watcher.closed(self)
+            watcher.closed(self, quiet)
         self.abandoned.clear()
 
 

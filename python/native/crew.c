@@ -8,6 +8,7 @@
  * The lock is never held across a call to TensorFlow or into the library. */
 #include "python/native/crew.h"
 
+#include "python/native/pool.h"
 #include "python/native/slab.h"
 #include "python/native/step.h"
 
@@ -42,6 +43,7 @@ static struct {
     int users;    /* threads inside the session */
     bool thread;  /* there is one */
     bool closed;  /* the session: what is in flight fails */
+    bool loud;    /* somebody may still be at work on what was */
     int aloft;    /* flights that the thread has, the inbox included */
     int roomless; /* of these, not submitted yet */
     int wake_fd;  /* the thread sleeps on it */
@@ -88,15 +90,18 @@ void hvd_tf_attach(struct hvd_session *session)
         if (hub.wake_fd >= 0) /* the parent's thread sleeps on it too */
             close(hub.wake_fd);
         hub.wake_fd = -1;
+        slab_forked();
+        pool_forked();
     }
     pthread_mutex_lock(&hub.lock);
     hub.session = session;
     hub.closed = false;
+    hub.loud = false;
     hub.pid = getpid();
     if (hub.thread)
         step_set_waker(wake, hub.wake_fd);
     pthread_mutex_unlock(&hub.lock);
-    slab_share_all(session);
+    slab_share(session);
 }
 
 void hvd_tf_park(void)
@@ -111,18 +116,19 @@ void hvd_tf_park(void)
     pthread_mutex_unlock(&hub.lock);
 }
 
-void hvd_tf_detach(void)
+void hvd_tf_detach(bool quiet)
 {
     if (hub.pid != getpid())
         return;
     pthread_mutex_lock(&hub.lock);
     hub.closed = true;
+    hub.loud = !quiet;
     if (hub.thread)
         wake(hub.wake_fd);
     while (hub.aloft > 0)
         pthread_cond_wait(&hub.changed, &hub.lock);
     pthread_mutex_unlock(&hub.lock);
-    slab_unshare_all();
+    slab_unshare();
 }
 
 struct hvd_session *crew_enter(void)
@@ -143,6 +149,15 @@ void crew_leave(void)
     if (!hub.session)
         pthread_cond_broadcast(&hub.changed);
     pthread_mutex_unlock(&hub.lock);
+}
+
+void crew_share(void)
+{
+    struct hvd_session *session = slab_is_news() ? crew_enter() : NULL;
+    if (!session)
+        return;
+    slab_share(session);
+    crew_leave();
 }
 
 /* ---- many flights ---- */
@@ -325,12 +340,17 @@ static struct flight *take_out(struct crew *crew, int i)
     return flight;
 }
 
-/* The session is closed: its ops are gone, their memory is nobody else's. */
+/* The session is closed: its ops are gone, and their memory is nobody else's, or stays away from TensorFlow. */
 static void drop_all(struct crew *crew)
 {
     struct flight *flight;
+    pthread_mutex_lock(&hub.lock);
+    bool loud = hub.loud;
+    pthread_mutex_unlock(&hub.lock);
     while (crew->count > 0) {
-        flight_fail(take_out(crew, crew->count - 1), TF_UNKNOWN, CLOSED_TEXT);
+        flight = take_out(crew, crew->count - 1);
+        flight->keeps = loud;
+        flight_fail(flight, TF_UNKNOWN, CLOSED_TEXT);
         gone(0);
     }
     while ((flight = pop(&crew->waiting))) {

@@ -34,7 +34,7 @@ struct flight *flight_new(const struct flight_plan *plan, TF_OpKernelContext *co
 static void end(struct flight *flight)
 {
     struct done done = flight->done;
-    for (int i = 0; i < flight->count; i++) {
+    for (int i = 0; i < flight->count && !flight->keeps; i++) {
         if (flight->parts[i].in)
             TF_DeleteTensor(flight->parts[i].in);
         if (flight->parts[i].out)
@@ -309,6 +309,7 @@ void flight_land(struct flight *flight, struct hvd_session *session, int status)
         if (status == HVD_ERR_CANCELLED && flight->interrupted)
             snprintf(text, sizeof(text), STEP_INTERRUPTED);
         TF_SetStatus(failure, flight_code_of(status), text);
+        flight->keeps = status == HVD_ERR_ENGINE_LOST; /* peers may be at work without it */
     }
     for (int i = 0; i < count; i++)
         hvd_op_free(flight->parts[i].op);

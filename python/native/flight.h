@@ -44,6 +44,7 @@ struct flight {
     bool stays;          /* done cannot be kept: the submitting thread waits */
     bool cancelled;      /* was taken back */
     bool interrupted;    /* by the user */
+    bool keeps;          /* its memory for ever: somebody may still write there */
     struct flight *next; /* in the inbox, or waiting for room */
     int count;
     struct flight_part parts[];

@@ -146,7 +146,7 @@ static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *pa
     if (TF_GetCode(status) != TF_OK)
         return;
     int ndim = read_dims(in, dims);
-    if (!slab_holds(TF_TensorData(in)))
+    if (!slab_is_shared_heap(TF_TensorData(in)))
         part->out =
             shared_output(context, i, TF_TensorType(in), dims, ndim, TF_TensorByteSize(in), status);
     TF_DeleteTensor(in);
@@ -230,6 +230,7 @@ static void compute(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelD
         TF_DeleteStatus(status);
         return;
     }
+    crew_share();
     take_tensors(context, plan, flight, count, status);
     if (plan->kind == FLIGHT_ALLTOALL && TF_GetCode(status) == TF_OK)
         take_splits(context, plan, flight, status);

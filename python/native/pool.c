@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See pool.h. Chunks are cut from slabs and never joined again; each goes to the list of its size class
- * when it is free. Classes are an eighth of a power of two apart, so at most an eighth is lost, and
+ * when it is free. Nothing of the lists lies in the chunks, for others write there. Classes are an eighth of a power of two apart, so at most an eighth is lost, and
  * tensors whose size changes a little from step to step find a chunk. */
 #include "python/native/pool.h"
 
 #include "python/native/slab.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 
 #define PAGE       ((size_t)4096)
 #define SLAB_BYTES ((size_t)32 << 20)
@@ -16,6 +17,7 @@
 
 struct chunk {
     struct chunk *next;
+    void *data;
 };
 
 static struct {
@@ -24,6 +26,7 @@ static struct {
     char *rest;   /* of the newest slab of SLAB_BYTES */
     size_t rest_bytes;
     struct chunk *free[CLASSES];
+    struct chunk *spare; /* of nothing */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* The class that holds `bytes`, and what its chunks have. */
@@ -39,7 +42,7 @@ static int class_of(size_t bytes, size_t *chunk_bytes_p)
 
 static void *new_slab(size_t bytes)
 {
-    void *slab = pool.bytes + bytes <= POOL_MAX ? slab_new(bytes) : NULL;
+    void *slab = pool.bytes + bytes <= POOL_MAX ? slab_new(bytes, SLAB_POOL) : NULL;
     if (slab)
         pool.bytes += bytes;
     return slab;
@@ -62,27 +65,48 @@ static void *cut(size_t bytes)
     return chunk;
 }
 
+/* With the lock. */
+static void *pop(int class)
+{
+    struct chunk *chunk = pool.free[class];
+    if (!chunk)
+        return NULL;
+    pool.free[class] = chunk->next;
+    chunk->next = pool.spare;
+    pool.spare = chunk;
+    return chunk->data;
+}
+
 void *pool_take(size_t bytes)
 {
     size_t chunk_bytes;
     int class = class_of(bytes, &chunk_bytes);
     pthread_mutex_lock(&pool.lock);
-    struct chunk *chunk = pool.free[class];
-    if (chunk)
-        pool.free[class] = chunk->next;
-    else
-        chunk = cut(chunk_bytes);
+    void *data = pop(class);
+    if (!data)
+        data = cut(chunk_bytes);
     pthread_mutex_unlock(&pool.lock);
-    return chunk;
+    return data;
 }
 
 void pool_give(void *data, size_t bytes)
 {
     size_t chunk_bytes;
-    struct chunk *chunk = data;
     int class = class_of(bytes, &chunk_bytes);
     pthread_mutex_lock(&pool.lock);
-    chunk->next = pool.free[class];
-    pool.free[class] = chunk;
+    struct chunk *chunk = pool.spare;
+    if (chunk)
+        pool.spare = chunk->next;
+    else
+        chunk = malloc(sizeof(*chunk));
+    if (chunk) { /* else it is lost */
+        *chunk = (struct chunk){pool.free[class], data};
+        pool.free[class] = chunk;
+    }
     pthread_mutex_unlock(&pool.lock);
+}
+
+void pool_forked(void)
+{
+    pthread_mutex_init(&pool.lock, NULL);
 }

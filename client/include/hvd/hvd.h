@@ -198,9 +198,10 @@ HVD_API void hvd_options_init(struct hvd_options *options);
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
 /* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in
- * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks up to a second: until
- * nobody writes to the memory of ops any more, which may then be used for something else.
- * NULL is fine. Always frees. */
+ * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks until
+ * nobody writes to the memory of ops any more, which may then be used for something else; but a second
+ * at most: HVD_ERR_TIMEOUT, and the memory of ops in flight may still be written to for a while (the
+ * engine, or a rank that works on such an op, was stopped). NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
 /* Identity, fixed at open: -1 for a NULL session. cross_rank: index of this node; cross_size:

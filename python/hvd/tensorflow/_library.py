@@ -62,6 +62,7 @@ class _Library(_session.Watcher):
         self.ops = tf.load_op_library(path)
         self.library = ctypes.CDLL(path)
         self.library.hvd_tf_attach.argtypes = [ctypes.c_void_p]
+        self.library.hvd_tf_detach.argtypes = [ctypes.c_bool]
         for name in ("hvd_tf_attach", "hvd_tf_park", "hvd_tf_detach"):
             getattr(self.library, name).restype = None
         self.library.hvd_tf_rephrase(_rephrase)
@@ -82,8 +83,8 @@ class _Library(_session.Watcher):
     def closing(self, session: _session.Session) -> None:
         self.library.hvd_tf_park()
 
-    def closed(self, session: _session.Session) -> None:
-        self.library.hvd_tf_detach()
+    def closed(self, session: _session.Session, quiet: bool) -> None:
+        self.library.hvd_tf_detach(quiet)
 
 
 def _at_the_edge(heed: Callable[[tf.errors.OpError], Any]) -> None:

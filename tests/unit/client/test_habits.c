@@ -59,7 +59,7 @@ static void check_contents(void)
 
 static bool note(const void *data, uint64_t bytes)
 {
-    return client_habits_note(&habits, &mutex, data, bytes);
+    return client_habits_note(&habits, &mutex, data, bytes, false);
 }
 
 START_TEST(the_second_time_the_pages_are_huge_and_the_contents_the_same)

@@ -284,7 +284,7 @@ START_TEST(close_waits_a_second_for_a_mute_engine_and_no_more)
     struct hvt_fake *fake = hvt_fake_start(&script);
     struct hvd_session *session = hvt_fake_open(fake);
     uint64_t start_ns = hvi_clock_ns();
-    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    ck_assert_int_eq(hvd_close(session), HVD_ERR_TIMEOUT); /* its ops may still be at work */
     ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(1500 * HVI_NS_MS));
     hvt_fake_stop(fake);
 }
