@@ -256,6 +256,17 @@ bool engine_dispatch_help(struct engine *engine)
     return false;
 }
 
+void engine_dispatch_drop(struct engine *engine, int status, const char *text)
+{
+    struct engine_work *works[ENGINE_BATCH_WORKS];
+
+    while (engine->ready_first) {
+        uint32_t count = look(engine, works);
+        forget_ready(engine, count);
+        end_works(engine, works, count, status, text);
+    }
+}
+
 void engine_dispatch_settle(struct engine *engine)
 {
     engine_dispatch_ready(engine);

@@ -606,6 +606,8 @@ void engine_dispatch_ready(struct engine *engine);
 bool engine_dispatch_reap(struct engine *engine);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine *engine);
+/* Ends everything that is ready and was not started. */
+void engine_dispatch_drop(struct engine *engine, int status, const char *text);
 /* Starts everything that is ready and waits until no backend works any more. Completes nothing. */
 void engine_dispatch_settle(struct engine *engine);
 

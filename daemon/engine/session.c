@@ -462,6 +462,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     snprintf(engine->broken_text, sizeof engine->broken_text, "%s", text);
     engine->now_ns = hvi_clock_ns();
     engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
+    engine_dispatch_drop(engine, HVI_ERR_JOB_STOPPED, text);
     quiesce(engine);
     engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(engine);
