@@ -7,6 +7,7 @@ finished (DDP's reducer waits for futures only).
 """
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import threading
@@ -28,6 +29,7 @@ _TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)
 _NO_TIMEOUT = timedelta(0)
 #: How long the thread's wait lasts at most before it sees works that came meanwhile, should these be finished first.
 _SLICE_NS = 10_000_000
+_END_SECONDS = 10  # for callbacks that still run when the interpreter ends
 
 
 class DistributedError(HorovodInternalError, _TorchError):
@@ -193,6 +195,7 @@ class _Completer:
         self._changed = threading.Condition()
         self._works: list[tuple[Work, float]] = []
         self._thread: threading.Thread | None = None
+        self._ended = False
 
     def add(self, work: Work) -> None:
         """Completes the work's future when it is over, or too late."""
@@ -206,8 +209,10 @@ class _Completer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._works:
+                while not self._works and not self._ended:
                     self._changed.wait()
+                if self._ended:
+                    return
                 works = list(self._works)
             _sleep([work for work, _ in works])
             over = [work for work, deadline in works if _is_over(work, deadline)]
@@ -215,6 +220,15 @@ class _Completer:
                 self._works = [entry for entry in self._works if entry[0] not in over]
             for work in over:
                 work.complete_future()
+
+    def end(self) -> None:
+        """The interpreter is about to go: a thread that came back from torch's C++ then would abort the process."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_END_SECONDS)
 
 
 def _is_over(work: Work, deadline: float) -> bool:
@@ -258,3 +272,4 @@ def _forget_thread() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_thread)
+atexit.register(lambda: _completer.end())  # of the child, in a forked child
