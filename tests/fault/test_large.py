@@ -205,6 +205,17 @@ def test_the_event_descriptor_wakes_for_an_op_that_was_held_up(daemon):
         check_big(job, rank, op)
 
 
+def test_whoever_closes_while_another_stands_still_with_a_unit_is_told(daemon):
+    """Memory of the session may still be written to; hvd_close does not wait for ever for that to end."""
+    job, _, _ = hold(daemon, "held")
+    began = time.monotonic()
+    reply = job.ranks[0].ask("close", session=0)
+    assert reply["status"] == Status.ERR_TIMEOUT, reply
+    assert 0.9 < time.monotonic() - began < 5
+    let_go(job)
+    assert job.ranks[1].ask("close", session=0)["status"] == Status.OK
+
+
 def test_killed_with_a_unit_of_an_op_whose_set_is_being_removed(daemon):
     daemon.allow("rank-lost")
     job, ops, number = hold(daemon, None, in_a_set=True)
