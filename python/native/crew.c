@@ -229,6 +229,14 @@ static int look_at(const int *counter)
     return value;
 }
 
+/* A finished flight to its end. In the session, which it leaves. */
+static void land(struct flight *flight, struct hvd_session *session, int status)
+{
+    TF_Status *failure = flight_settle(flight, session, status);
+    crew_leave();
+    flight_land(flight, failure);
+}
+
 /* A submitted flight: over at once, or the thread's. In the session, which it leaves. */
 static void launch(struct flight *flight, struct hvd_session *session)
 {
@@ -239,7 +247,7 @@ static void launch(struct flight *flight, struct hvd_session *session)
     }
     if (rc == HVD_ERR_TIMEOUT)
         rc = hvd_wait(flight->parts[0].op, -1);
-    flight_land(flight, session, rc);
+    land(flight, session, rc);
 }
 
 /* Submission was refused. In the session, which it leaves. */
@@ -325,7 +333,7 @@ static void add(struct crew *crew, struct flight *flight)
     }
     struct hvd_session *session = crew_enter();
     if (session)
-        flight_land(flight, session, hvd_wait(flight->parts[0].op, -1));
+        land(flight, session, hvd_wait(flight->parts[0].op, -1));
     else
         flight_fail(flight, TF_UNKNOWN, CLOSED_TEXT);
     gone(0);
@@ -402,7 +410,7 @@ static void land_finished(struct crew *crew)
             crew->slice_ns = crew->slice_ns * 2 < SLICE_MAX_NS ? crew->slice_ns * 2 : SLICE_MAX_NS;
             return;
         }
-        flight_land(take_out(crew, i), session, rc);
+        land(take_out(crew, i), session, rc);
         gone(0);
         crew->slice_ns = SLICE_MIN_NS;
         slice_ns = 0;

@@ -2,7 +2,6 @@
  * One flight: see flight.h. */
 #include "python/native/flight.h"
 
-#include "python/native/crew.h"
 #include "python/native/step.h"
 
 #include <stdio.h>
@@ -291,9 +290,8 @@ int flight_op_count(const struct flight *flight)
     return flight->count > 0 ? flight->count : 1;
 }
 
-/* Takes a finished flight to its end. Inside the session; leaves it, because TensorFlow may go on in
- * this thread. `status`: of its first op. */
-void flight_land(struct flight *flight, struct hvd_session *session, int status)
+/* Results to TensorFlow, or why there are none, and its ops freed; inside the session. `status`: of its first op. */
+TF_Status *flight_settle(struct flight *flight, struct hvd_session *session, int status)
 {
     char text[FLIGHT_TEXT_MAX];
     TF_Status *failure = TF_NewStatus();
@@ -313,7 +311,12 @@ void flight_land(struct flight *flight, struct hvd_session *session, int status)
     }
     for (int i = 0; i < count; i++)
         hvd_op_free(flight->parts[i].op);
-    crew_leave();
+    return failure;
+}
+
+/* The end of a settled flight, outside the session, because TensorFlow may go on in this thread. */
+void flight_land(struct flight *flight, TF_Status *failure)
+{
     if (TF_GetCode(failure) != TF_OK)
         report(flight, TF_GetCode(failure), TF_Message(failure));
     TF_DeleteStatus(failure);

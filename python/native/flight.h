@@ -59,9 +59,12 @@ int flight_submit(struct flight *flight, struct hvd_session *session);
 bool flight_is_submitted(const struct flight *flight);
 /* The number of its ops, 1 at least. */
 int flight_op_count(const struct flight *flight);
-/* Takes a finished flight to its end: results to TensorFlow, then its callback, then it is freed. Inside the
- * session; leaves it, because TensorFlow may go on in this thread. `status`: of its first op. */
-void flight_land(struct flight *flight, struct hvd_session *session, int status);
+/* A finished flight's results to TensorFlow, or why there are none; its ops are freed. Inside the session. `status`: of its
+ * first op. For flight_land. */
+TF_Status *flight_settle(struct flight *flight, struct hvd_session *session, int status);
+/* Tells TensorFlow that a settled flight is over, and frees it with `failure`. Outside the session, because TensorFlow may
+ * go on in this thread. */
+void flight_land(struct flight *flight, TF_Status *failure);
 /* Ends it with an error; frees it. Outside the session. */
 void flight_fail(struct flight *flight, TF_Code code, const char *text);
 
