@@ -42,6 +42,7 @@
 #include "client/adopt.h"
 
 #include "base/bits.h"
+#include "base/huge.h"
 #include "base/status.h"
 #include "client/error.h"
 #include "client/forked.h"
@@ -57,10 +58,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 /* Linux 5.14 */
-#endif
 
 #define PAGE_BYTES UINT64_C(4096)
 #define PARTS_MAX  64u /* mappings into which one adoption may have been split */

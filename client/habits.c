@@ -2,6 +2,7 @@
 #include "client/habits.h"
 
 #include "base/huge.h"
+#include "shm/abi.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -9,13 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
-
-#define PAGE_BYTES 4096u
-#define TRY_AGAIN  64u /* uses: memory that was freed and came back has small pages again */
-#define SETTING    "/sys/kernel/mm/transparent_hugepage/enabled"
+#define TRY_AGAIN 64u /* uses: memory that was freed and came back has small pages again */
+#define SETTING   "/sys/kernel/mm/transparent_hugepage/enabled"
 
 static bool possible;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -66,7 +62,7 @@ static struct client_habit *row_of(struct client_habits *habits, uintptr_t base)
 
 static void bring(uintptr_t base, uint64_t bytes)
 {
-    uintptr_t first = base / PAGE_BYTES * PAGE_BYTES;
+    uintptr_t first = base / HVI_PAGE * HVI_PAGE;
     (void)madvise((void *)first, base + bytes - first, MADV_POPULATE_WRITE);
 }
 

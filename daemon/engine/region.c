@@ -4,16 +4,13 @@
  * tenth of a second. Not if its maker has pages come as they are touched: looking brings them too. */
 #include "daemon/engine/region.h"
 
+#include "base/huge.h"
 #include "base/status.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 /* Linux 5.14 */
-#endif
 
 #define READY_BYTES (UINT64_C(1) << 20)
 #define SHOWN_BYTES 4097 /* an op that fits into a slot needs no peers */
