@@ -59,7 +59,7 @@ __attribute__((noinline)) static void *aligned_malloc(size_t bytes, size_t align
 
 static void aligned_free(void *data)
 {
-    if (!slab_is_heap(data) || !slab_free(data))
+    if (!slab_free(data))
         ((void (*)(void *))give.theirs)(data);
 }
 

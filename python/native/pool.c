@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See pool.h. Chunks are cut from slabs and never joined again; each goes to the list of its size class
- * when it is free. Nothing of the lists lies in the chunks, for others write there. Classes are an eighth of a power of two apart, so at most an eighth is lost, and
- * tensors whose size changes a little from step to step find a chunk. */
+ * when it is free. Nothing of the lists lies in the chunks, for others write there. Classes are an eighth
+ * of a power of two apart, so at most an eighth is lost, and tensors whose size changes a little from step
+ * to step find a chunk. */
 #include "python/native/pool.h"
 
 #include "python/native/slab.h"

@@ -14,9 +14,9 @@
 /* At least `bytes` bytes at a multiple of 4096; NULL: there are none to be had, use other memory. Any
  * thread. */
 void *pool_take(size_t bytes);
-/* In a forked child. */
-void pool_forked(void);
 /* Any thread, any time. `bytes` as taken. */
 void pool_give(void *data, size_t bytes);
+/* In a forked child. */
+void pool_forked(void);
 
 #endif

@@ -31,8 +31,8 @@ struct slab {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct slab slabs[SLABS_MAX];
-static atomic_int used; /* rows that ever were */
-static atomic_int news; /* slabs that were made or given back since slab_share looked */
+static atomic_int used;               /* rows that ever were */
+static atomic_bool news;              /* slabs were made since slab_share looked */
 static _Atomic(uintptr_t) heap_begin; /* around all slabs of the heap that ever were */
 static _Atomic(uintptr_t) heap_end;
 
@@ -73,7 +73,7 @@ static bool enter(uintptr_t base, size_t bytes, enum slab_kind kind)
         if (kind == SLAB_HEAP)
             widen(base, base + bytes);
         atomic_store(&slab->base, base);
-        atomic_fetch_add(&news, 1);
+        atomic_store(&news, true);
     }
     pthread_mutex_unlock(&lock);
     return slab != NULL;
@@ -114,11 +114,6 @@ static struct slab *heap_at(uintptr_t address)
     return NULL;
 }
 
-bool slab_is_heap(const void *data)
-{
-    return heap_at((uintptr_t)data) != NULL;
-}
-
 bool slab_is_shared_heap(const void *data)
 {
     struct slab *slab = heap_at((uintptr_t)data);
@@ -129,6 +124,8 @@ bool slab_is_shared_heap(const void *data)
 
 bool slab_free(void *data)
 {
+    if (!heap_at((uintptr_t)data)) /* nearly always */
+        return false;
     pthread_mutex_lock(&lock);
     struct slab *slab = heap_at((uintptr_t)data);
     bool ours = slab && atomic_load(&slab->base) == (uintptr_t)data;
@@ -137,8 +134,6 @@ bool slab_free(void *data)
         atomic_store(&slab->base, 0);
     else if (ours)
         slab->dead = true;
-    if (ours && !now)
-        atomic_fetch_add(&news, 1);
     pthread_mutex_unlock(&lock);
     if (now)
         hvd_mem_free(data);
@@ -181,21 +176,18 @@ static struct slab *take_untold(void)
 
 bool slab_is_news(void)
 {
-    return atomic_load_explicit(&news, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&news, memory_order_relaxed);
 }
 
 void slab_share(struct hvd_session *session)
 {
     struct slab *slab;
-    void *dead;
-    atomic_store(&news, 0);
+    atomic_store(&news, false);
     while ((slab = take_untold())) { /* told: nobody frees it meanwhile */
         void *base = (void *)atomic_load(&slab->base);
         atomic_store(&slab->shared,
                      hvd_register(session, base, atomic_load(&slab->bytes)) == HVD_OK);
     }
-    while ((dead = take_dead()))
-        hvd_mem_free(dead);
 }
 
 void slab_unshare(void)
@@ -207,7 +199,7 @@ void slab_unshare(void)
         slabs[i].told = false;
     }
     pthread_mutex_unlock(&lock);
-    atomic_store(&news, 1);
+    atomic_store(&news, true);
     while ((dead = take_dead()))
         hvd_mem_free(dead);
 }
@@ -215,8 +207,5 @@ void slab_unshare(void)
 void slab_forked(void)
 {
     pthread_mutex_init(&lock, NULL);
-    for (int i = 0; i < atomic_load(&used); i++) {
-        atomic_store(&slabs[i].shared, false);
-        slabs[i].told = false;
-    }
+    slab_unshare();
 }

@@ -18,10 +18,10 @@ enum slab_kind {
  * neither the engine nor Python, for TensorFlow's allocator holds a lock around this: a session is told of it by
  * slab_share. */
 void *slab_new(size_t bytes, enum slab_kind kind);
-/* Gives a slab of the heap back, at the latest when the session ends. False: `data` is no such slab's first byte. */
+/* Gives a slab of the heap back, at the latest when the session ends. False: `data` is no such slab's first byte;
+ * cheap where it is not in the heap. */
 bool slab_free(void *data);
-/* Whether `data` lies in the heap, and whether the present session knows that. No lock; cheap where it does not. */
-bool slab_is_heap(const void *data);
+/* Whether `data` lies in the heap and the present session knows that. No lock. */
 bool slab_is_shared_heap(const void *data);
 
 /* Whether there may be something to tell a session. */
