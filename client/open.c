@@ -494,12 +494,13 @@ int hvd_close(struct hvd_session *session)
     bool quiet = client_control_detach(session);
     client_session_leave(session);
     destroy(session);
-    return quiet ? HVD_OK
-                 : client_error(
-                       HVD_ERR_TIMEOUT,
-                       "hvd_close: the session is over, but the engine has not said within a "
-                       "second that "
-                       "nobody works on its ops any more; leave their memory alone for the moment");
+    return quiet
+               ? HVD_OK
+               : client_error(
+                     HVD_ERR_TIMEOUT,
+                     "hvd_close: the session is over, but the engine has not said within a second "
+                     "that nobody works on its ops any more; leave their memory alone for the "
+                     "moment");
 }
 
 /* ---- what is fixed at open ---- */

@@ -137,7 +137,7 @@ class Session:
         for watcher in self.watchers:
             watcher.closing(self)
         pointer, self.pointer = self.pointer, None
-        quiet = lib.hvd_close(pointer) == 0
+        quiet = lib.hvd_close(pointer) == _native.OK
         for watcher in self.watchers:
             watcher.closed(self, quiet)
         self.abandoned.clear()
