@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvt-property: random programs against hvdd, and what to do when one fails.
  *
- *   hvt-property [--seed S] [--programs N | --seconds T] [--ranks A-B] [--workers W] [--verbose]
+ *   hvt-property [--seed S] [--programs N] [--seconds T] [--ranks A-B] [--workers W] [--verbose]
  *   hvt-property --program FILE [--repeat N]     a program, as a failure prints it
  *   hvt-property --selftest                      finds and shrinks lies told on purpose
  *
- * A seed of "clock" is taken from the clock. What fails is run again alone; if that does not fail,
+ * Without a time, 1,000 programs are run or N; with a time, no new ones are begun after T seconds,
+ * and no more than N. A seed of "clock" is taken from the clock. What fails is run again alone; if that does not fail,
  * together with the programs that its sessions ran before; then it is shrunk. */
 #include "tests/property/prop.h"
 
@@ -35,7 +36,8 @@
 #define SHRINKING_NS  (3 * SLOWER * SECOND_NS) /* the deadline of its ops */
 #define SHRINK_FOR_NS (90 * SLOWER * SECOND_NS)
 #define WORKERS_MOST  16
-#define TRIES         5 /* of a program that has failed once */
+#define TRIES         5    /* of a program that has failed once */
+#define BATCH         400u /* programs between two looks at the clock */
 
 struct options {
     uint64_t seed, programs;
@@ -328,21 +330,31 @@ static struct hvt_program *run_many(const struct options *options, uint64_t from
     return shrunk;
 }
 
+/* With a time and no number, the time alone ends the run. */
+static uint64_t most_programs(const struct options *options)
+{
+    if (options->programs)
+        return options->programs;
+    return options->seconds ? UINT64_MAX : 1000;
+}
+
 static int run_normally(const struct options *options)
 {
     int64_t begin_ns = hvt_now_ns();
-    uint64_t done = 0, ops[2] = {0, 0}, batch = options->seconds ? 2000 : options->programs;
+    uint64_t done = 0, ops[2] = {0, 0}, most = most_programs(options);
+    uint64_t batch = options->seconds ? BATCH : most;
     bool failed = false;
 
     printf("hvt-property: seed %llu\n", (unsigned long long)options->seed);
     fflush(stdout);
     do {
+        batch = batch < most - done ? batch : most - done;
         hvt_program_free(run_many(options, done, batch, HVT_HONEST, &failed, ops));
         done += batch;
         if (options->verbose && !failed)
             printf("%llu programs, %llu ops, %.1f s\n", (unsigned long long)done,
                    (unsigned long long)ops[0], (double)(hvt_now_ns() - begin_ns) / 1e9);
-    } while (!failed && hvt_now_ns() - begin_ns < options->seconds * SECOND_NS);
+    } while (!failed && done < most && hvt_now_ns() - begin_ns < options->seconds * SECOND_NS);
     if (failed)
         return 1;
     printf("%llu programs, %llu ops of a rank, %llu of them with an expected error, %.1f s\n",
@@ -473,18 +485,14 @@ static void clean_environment(void)
 
 int main(int argc, char **argv)
 {
-    struct options options = {.seed = 1,
-                              .programs = 1000,
-                              .ranks_least = 1,
-                              .ranks_most = HVT_RANKS,
-                              .workers = 2,
-                              .repeat = 1};
+    struct options options = {
+        .seed = 1, .ranks_least = 1, .ranks_most = HVT_RANKS, .workers = 2, .repeat = 1};
     sigset_t child;
     int option, rc;
 
     while ((option = getopt_long(argc, argv, "", long_options, NULL)) >= 0) {
         if (!parse_one(option, &options)) {
-            fprintf(stderr, "usage: hvt-property [--seed S|clock] [--programs N | --seconds T] "
+            fprintf(stderr, "usage: hvt-property [--seed S|clock] [--programs N] [--seconds T] "
                             "[--ranks A-B] [--workers W] [--verbose]\n"
                             "       hvt-property --program FILE [--repeat N]\n"
                             "       hvt-property --selftest\n");
