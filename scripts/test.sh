@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing, builds and runs the tests: all of them, or those that the ctest arguments select.
+# Installs what is missing, builds and runs the tests: all of them, or those that the arguments select.
 #
-#   scripts/test.sh [PRESET] [ctest arguments]      PRESET: release (default), debug, asan, tsan
+#   scripts/test.sh [PRESET] [--only LABELS] [ctest arguments]      PRESET: release (default), debug, asan, tsan
 #   scripts/test.sh asan -L unit
-#   scripts/test.sh tensorflow [ctest arguments]    hvd.tensorflow and hvd.keras on every TensorFlow; by default only a
-#                                                   small set on the newest
+#   scripts/test.sh tensorflow [ctest arguments]    hvd.tensorflow and hvd.keras on the newest TensorFlow, with Keras 3, Keras 2
+#                                                   and Keras on PyTorch; by default only a small set
 #   scripts/test.sh release -C Whole                everything, also what the default leaves out to take less time
 #
+# --only unit,contract builds no more than tests with these labels need, and runs them: unit, contract, property, fuzz.
 # CC=clang builds with clang, in build-PRESET-clang. The exit status and the last lines are ctest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+usage() {
+    echo "test: $*" >&2
+    exit 2
+}
 
 preset=release
 if [ "${1:-}" = tensorflow ]; then
@@ -23,11 +29,15 @@ release | debug | asan | tsan)
     shift
     ;;
 -*) ;;
-?*)
-    echo "test: '$1' is no preset (release, debug, asan, tsan), nor tensorflow" >&2
-    exit 2
-    ;;
+?*) usage "'$1' is no preset (release, debug, asan, tsan), nor tensorflow" ;;
 esac
+targets=()
+if [ "${1:-}" = --only ]; then
+    [[ ${2:-} =~ ^(unit|contract|property|fuzz)(,(unit|contract|property|fuzz))*$ ]] ||
+        usage "--only takes labels of unit, contract, property, fuzz with commas between them"
+    read -ra targets <<<"--target tests-${2//,/ tests-}"
+    set -- -L "^(${2//,/|})\$" "${@:3}"
+fi
 compiler=${CC:-gcc}
 folder=build-$preset
 case $compiler in
@@ -47,7 +57,7 @@ cmake --preset "$preset" -B "$folder" -DHVD_WERROR=ON >"$folder.log" 2>&1 || {
     exit 1
 }
 rm -f "$folder.log"
-cmake --build "$folder" -j "$cores"
+cmake --build "$folder" -j "$cores" "${targets[@]}"
 
 # The sanitizers reserve fixed address ranges, which a kernel that randomises widely may have taken.
 run=()
@@ -56,7 +66,8 @@ asan | tsan) ! setarch -R true 2>/dev/null || run=(setarch -R) ;;
 esac
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1 suppressions=$PWD/tests/tsan.supp}
-tests=("${run[@]}" ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$cores")
+# Two slots a core: a test that computes has PROCESSORS 2; one that mostly waits takes one.
+tests=("${run[@]}" ctest --test-dir "$folder" --output-on-failure --no-tests=error -j $((2 * cores)))
 
 # A virtual machine that its host stops for seconds, up to a minute, breaks every deadline of that moment. When that was seen,
 # and only then, what failed is run once more.
