@@ -4,10 +4,22 @@
 # hvdd of its own, trains with four processes, looks at them with hvdctl, then kills one of four trainers in the middle of
 # its allreduces while another job trains on the same hvdd. Says what it saw; exit status 0 only if all of it was right.
 # Leaves nothing behind but build/. Works without a network once the packages are there.
+#
+#   scripts/demo.sh [--build-dir DIR]      a build folder of another name, as it is configured if it is there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
 unset "${!HVD_@}" "${!HOROVOD_@}"
+
+build_dir=build
+case "$#:${1:-}" in
+0:) ;;
+2:--build-dir) build_dir=$2 ;;
+*)
+    echo "usage: scripts/demo.sh [--build-dir DIR]" >&2
+    exit 2
+    ;;
+esac
 
 readonly limit_ms=100         # from the kill to the error on every survivor
 readonly limit_accuracy=95    # percent of the test images
@@ -60,7 +72,7 @@ our_processes() {
     local exe
     for exe in /proc/[0-9]*/exe; do
         case $(readlink "$exe" 2>/dev/null) in
-        "$PWD"/build/*) exe=${exe%/exe} && echo "${exe#/proc/}" ;;
+        "$PWD/$build_dir"/*) exe=${exe%/exe} && echo "${exe#/proc/}" ;;
         esac
     done | sort
 }
@@ -85,12 +97,11 @@ wait_child() {
 }
 
 build() {
-    local generator=()
-    [ -f build/CMakeCache.txt ] || generator=(-G Ninja)
-    cmake -S . -B build "${generator[@]}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHVD_TESTS=OFF >"$scratch/cmake.log" ||
-        { cat "$scratch/cmake.log" >&2 && exit 1; }
-    cmake --build build -j "$(nproc)"
-    PATH=$PWD/build/bin:$PATH
+    local settings=()
+    [ -f "$build_dir/CMakeCache.txt" ] || settings=(-G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHVD_TESTS=OFF)
+    cmake -S . -B "$build_dir" "${settings[@]}" >"$scratch/cmake.log" || { cat "$scratch/cmake.log" >&2 && exit 1; }
+    cmake --build "$build_dir" -j "$(nproc)"
+    PATH=$PWD/$build_dir/bin:$PATH
 }
 
 start_hvdd() {
@@ -116,7 +127,7 @@ same_text() { [ -n "$1" ] && [ "$1" = "$2" ]; }
 train_undisturbed() {
     local status=0
     say "four processes train on real images, through hvdd"
-    hvdrun -np 4 build/examples/digits "${train[@]}" > >(tee "$scratch/train.out") 2>&1 &
+    hvdrun -np 4 "$build_dir/examples/digits" "${train[@]}" > >(tee "$scratch/train.out") 2>&1 &
     children+=($!)
     local pid=$!
     wait_for 20 four_attached || true
@@ -146,10 +157,10 @@ exec "$SCRATCH/digits" --epochs 100000 --timeout 30 --big "$BIG" 2>"$SCRATCH/err
 train_and_kill() {
     local a b status_a=0 status_b=0 victim killed_ns
     say "job A: four trainers; job B: four others, on the same hvdd"
-    ln -s "$PWD/build/examples/digits" "$scratch/digits"
+    ln -s "$PWD/$build_dir/examples/digits" "$scratch/digits"
     SCRATCH=$scratch BIG=$big_bytes hvdrun -np 4 sh -c "$trainer_of_a" >"$scratch/a.out" 2>&1 &
     a=$!
-    hvdrun -np 4 build/examples/digits "${train[@]}" >"$scratch/b.out" 2>&1 &
+    hvdrun -np 4 "$build_dir/examples/digits" "${train[@]}" >"$scratch/b.out" 2>&1 &
     b=$!
     children+=("$a" "$b")
     wait_for 30 grep -q 'epoch  *2/' "$scratch/a.out" || give_up "job A does not train: $(cat "$scratch/a.out")"
@@ -217,7 +228,7 @@ scratch=$(mktemp -d "${TMPDIR:-/tmp}/hvdd-demo-XXXXXX")
 
 say "packages"
 scripts/deps.sh demo
-say "building in build/"
+say "building in $build_dir/"
 build
 our_processes >"$scratch/processes.before"
 say "starting hvdd"

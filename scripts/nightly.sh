@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that .ci/run has no time for, in at most 100 minutes on two cores. Goes on after a step that fails; the exit status
+# is 0 if none failed. Writes build-nightly/report.md and, for each step, build-nightly/STEP.log.
+#
+#   scripts/nightly.sh [STEP...]
+#
+# o3          gcc at -O3, as packagers build: there gcc warns of more
+# arm         built for aarch64; unit tests under an emulator
+# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15
+# huge        tensors of more than 4 GiB
+# coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
+# debian13    demo and tests in a bare Debian 13
+# fuzz        every fuzzer for ten minutes
+# soak        half an hour of kills, and beside it random programs with a seed from the clock
+#
+# A change of what a step covers comes with a run of that step: its report is committed as docs/measurements/DATE-nightly.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+all=(o3 arm tensorflow huge coverage debian13 fuzz soak)
+folder=$PWD/build-nightly
+budget_s=6000
+rows=()
+failed=0
+step=
+
+# The build that huge and soak run on; CI's, where CI has run here.
+build_release() {
+    scripts/deps.sh test
+    cmake --preset release >/dev/null
+    cmake --build build-release -j "$(nproc)"
+}
+
+step_o3() {
+    scripts/deps.sh build
+    cmake -S . -B build-o3 -G Ninja -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF -DHVD_WERROR=ON
+    cmake --build build-o3 -j "$(nproc)"
+}
+step_arm() { scripts/arm.sh; }
+step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R tf215; }
+step_huge() {
+    build_release
+    HVD_BUILD_DIR=$PWD/build-release HVT_HUGE=1 tests/harness/run-pytest -q -rs tests/integration/test_huge.py
+}
+step_coverage() { scripts/coverage.sh; }
+step_debian13() { scripts/debian13.sh; }
+step_fuzz() { scripts/fuzz.sh 600; }
+step_soak() {
+    local status=0 property
+    build_release
+    build-release/tests/hvt-property --seed clock --seconds 1800 --verbose >"$folder/property.log" 2>&1 &
+    property=$!
+    HVD_BUILD_DIR=$PWD/build-release tests/harness/run-pytest -s -rs --soak tests/fault/test_random_kills.py -k half_an_hour ||
+        status=$?
+    wait "$property" || status=$?
+    tail -n 20 "$folder/property.log"
+    return "$status"
+}
+
+# run_step NAME: its row of the report.
+run_step() {
+    local began=$SECONDS status=0 result=ok said
+    echo "==== nightly: $1, $((SECONDS / 60)) min so far"
+    set -m # a process group of its own, which end_step ends
+    "step_$1" </dev/null >"$folder/$1.log" 2>&1 & # in the background errexit stays in force
+    step=$!
+    set +m
+    wait "$step" || status=$?
+    step=
+    if [ "$status" != 0 ]; then
+        result="FAILED ($status)"
+        failed=$((failed + 1))
+        tail -n 40 "$folder/$1.log"
+    fi
+    said=$(grep -v '^[[:space:]]*$' "$folder/$1.log" | tail -n 1 | tr '|' '/' || true)
+    rows+=("| $1 | $result | $((SECONDS - began)) s | ${said:0:120} |")
+    echo "==== nightly: $1 $result after $((SECONDS - began)) s"
+}
+
+end_step() {
+    [ -z "$step" ] || kill -TERM -- "-$step"
+    exit 130
+}
+
+write_report() {
+    echo "# Nightly run of $(date -u +%Y-%m-%d)"
+    echo
+    echo "Commit $(git rev-parse --short=12 HEAD)$(git diff --quiet HEAD || echo ', with changes'), $(nproc) cores, Linux $(uname -r)," \
+        "$SECONDS s. Written by scripts/nightly.sh."
+    echo
+    echo "| step | result | time | its last line |"
+    echo "|---|---|---|---|"
+    printf '%s\n' "${rows[@]}"
+}
+
+for name in "$@"; do
+    case " ${all[*]} " in
+    *" $name "*) ;;
+    *)
+        echo "usage: scripts/nightly.sh [${all[*]}]" >&2
+        exit 2
+        ;;
+    esac
+done
+[ $# -gt 0 ] || set -- "${all[@]}"
+
+trap end_step INT TERM
+mkdir -p "$folder"
+export CLICOLOR=0 NO_COLOR=1
+for name in "$@"; do
+    run_step "$name"
+    write_report >"$folder/report.md"
+done
+cat "$folder/report.md"
+[ "$SECONDS" -le "$budget_s" ] || echo "nightly: WARNING: $SECONDS s, over the budget of $budget_s s"
+echo "nightly: $(($# - failed)) of $# steps ok, report: build-nightly/report.md"
+[ "$failed" = 0 ]
