@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the programs under test are, and how much slower than a release build they run."""
+import atexit
 import functools
 import os
 import pathlib
 import re
+import shutil
+import tempfile
+from collections.abc import Mapping
 
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
 
@@ -50,6 +54,27 @@ def patience() -> float:
     """What a promise in milliseconds is stretched by: it is made for a machine with a core to spare, so a machine with
     more work than cores stretches it by that much."""
     return time_factor() * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@functools.cache
+def _for_strangers() -> pathlib.Path:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-programs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)
+    for library in (BUILD / "lib").glob("libhvdclient.so*"):
+        shutil.copy(library, folder)
+        (folder / library.name).chmod(0o755)
+    return folder
+
+
+def program_for_strangers(name: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Path and environment of a built program that another user starts: a copy, as a build may lie below a folder that only
+    its owner may enter."""
+    folder = _for_strangers()
+    if not (folder / name).exists():
+        shutil.copy(program(name), folder)
+        (folder / name).chmod(0o755)
+    return str(folder / name), dict(environment, LD_LIBRARY_PATH=str(folder))
 
 
 _FOLDERS = {"hvdd-engine": "libexec/hvdd"}

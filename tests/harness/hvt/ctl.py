@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 from typing import Any
 
-from hvt.build import program, scaled
+from hvt.build import program, program_for_strangers, scaled
 
 
 class CtlError(RuntimeError):
@@ -26,7 +26,10 @@ class Ctl:
 
     def run(self, *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
         """One hvdctl, finished, whatever its exit code."""
-        return subprocess.run([program("hvdctl"), *arguments], env=self.environment, capture_output=True, text=True,
+        path, environment = program("hvdctl"), self.environment
+        if user is not None:
+            path, environment = program_for_strangers("hvdctl", environment)
+        return subprocess.run([path, *arguments], env=environment, capture_output=True, text=True,
                               timeout=scaled(20), check=False, user=user, stdin=subprocess.DEVNULL)
 
     def json(self, *arguments: str, user: int | None = None) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvt import arith
-from hvt.build import program, scaled
+from hvt.build import program, program_for_strangers, scaled
 from hvt.status import Status
 from hvt.wait import Expired
 
@@ -68,8 +68,12 @@ class Rank:
     """The process; `Daemon.rank` starts it. Session 0 is meant where none is given."""
 
     def __init__(self, environment: dict[str, str], user: int | None = None, prefix: Sequence[str] = ()):
-        more = {"user": user, "group": user, "extra_groups": []} if user is not None else {}
-        self.process = subprocess.Popen([*prefix, program("hvt-rank-steps" if "HVT_STEP" in environment else "hvt-rank")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        name = "hvt-rank-steps" if "HVT_STEP" in environment else "hvt-rank"
+        path, more = program(name), {}
+        if user is not None:
+            path, environment = program_for_strangers(name, environment)
+            more = {"user": user, "group": user, "extra_groups": []}
+        self.process = subprocess.Popen([*prefix, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, env=environment, cwd="/", **more)
         self._pending = b""
 

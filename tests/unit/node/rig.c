@@ -187,6 +187,17 @@ static void child(struct rig *rig, char **argv, int parent_fd)
     _exit(98);
 }
 
+/* Another user may not be able to enter the folder of the build, nor to run what is there. */
+static void copy_for_another_user(const struct rig *rig, char *path, size_t bytes)
+{
+    char command[700], name[100];
+
+    snprintf(name, sizeof(name), "%s", strrchr(path, '/'));
+    snprintf(command, sizeof(command), "install -m 0755 '%s' %s", path, rig->base);
+    ck_assert_msg(system(command) == 0, "%s failed", command);
+    snprintf(path, bytes, "%s%s", rig->base, name);
+}
+
 /* Starts it; the read end of --ready-fd. */
 static int launch(struct rig *rig, const char *const *arguments)
 {
@@ -199,6 +210,10 @@ static int launch(struct rig *rig, const char *const *arguments)
 
     snprintf(program, sizeof(program), "%s", build("bin/hvdd"));
     snprintf(engine, sizeof(engine), "%s", build("tests/hvt_fake_engine"));
+    if (rig->uid != 0) {
+        copy_for_another_user(rig, program, sizeof(program));
+        copy_for_another_user(rig, engine, sizeof(engine));
+    }
     for (; arguments != NULL && *arguments != NULL; arguments++)
         argv[count++] = (char *)(uintptr_t)*arguments;
     /* Above 3, where a passed socket goes. */
