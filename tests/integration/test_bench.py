@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -105,9 +104,7 @@ def test_the_csv_has_a_line_per_measure_and_participant(report):
     assert rows["alltoall-64M-np2", "hvdd-shared"]["error"].endswith("no such op")
 
 
-def test_plots_are_drawn_where_there_is_gnuplot(report):
-    if shutil.which("gnuplot") is None:
-        pytest.skip("no gnuplot")
+def test_plots_are_drawn(report):
     for name in ("small", "64M", "gradients"):
         assert (report / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
 
