@@ -56,6 +56,14 @@ function(hvd_program name)
   install(TARGETS ${name} RUNTIME DESTINATION ${A_DEST} COMPONENT runtime)
 endfunction()
 
+# hvd_disable_test(test sanitizers): ctest leaves the test out under these sanitizers, a regular expression; tests/skips.txt
+# says why.
+function(hvd_disable_test test sanitizers)
+  if(HVD_SANITIZE MATCHES "${sanitizers}")
+    set_tests_properties(${test} PROPERTIES DISABLED TRUE)
+  endif()
+endfunction()
+
 # hvd_check_test(name LABEL label [TIMEOUT s] sources... [LINK targets...]): a check(3) suite in ctest.
 # The test's name in ctest is <label>.<name>.
 function(hvd_check_test name)

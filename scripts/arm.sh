@@ -51,4 +51,4 @@ cmake --toolchain cmake/aarch64.cmake -S . -B build-arm -G Ninja -DHVD_ARM_ROOT=
     -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
 cmake --build build-arm -j "$(nproc)"
 [ $# -gt 0 ] || set -- "${tests[@]}"
-ctest --test-dir build-arm --output-on-failure --no-tests=error -j "$(nproc)" "$@"
+tests/harness/run-ctest build-arm --output-on-failure --no-tests=error -j "$(nproc)" "$@"

@@ -78,6 +78,7 @@ def test_scribbling_over_shared_memory_hurts_nobody_else(shared_daemon, honest, 
 
 
 @pytest.mark.soak
+@pytest.mark.limit(2700)
 @pytest.mark.parametrize("lie", ANY)
 def test_a_thousand_seeds_of_scribbling(shared_daemon, honest, lie):
     for seed in range(1000):

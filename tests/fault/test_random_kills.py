@@ -122,11 +122,13 @@ def test_kills_in_the_middle_of_attach_and_close_leave_nothing_behind():
 
 
 @pytest.mark.soak
+@pytest.mark.limit(2700)
 @pytest.mark.parametrize("seed", range(20))
 def test_many_more_random_kills(seed):
     run(seed, 500, flat=True)
 
 
 @pytest.mark.soak
+@pytest.mark.limit(2700)
 def test_half_an_hour_of_random_kills():
     run(seed=int(time.time()), turns=200, flat=True, seconds=1800)

@@ -27,6 +27,7 @@ def job():
         yield running
 
 
+@pytest.mark.limit(900)
 @pytest.mark.parametrize(("kind", "patterns", "wanted"), [("allreduce", (3, 5), 8), ("broadcast", (3, 5), 5)],
                          ids=["allreduce", "broadcast"])
 def test_every_byte_of_more_than_four_gigabytes_arrives(job, kind, patterns, wanted):

@@ -16,6 +16,7 @@ import os
 import pathlib
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ PROGRAMS = HERE / "programs"
 _FOREIGN = ("HVD_", "HVDD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL", "TORCHELASTIC_")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
 
-sys.path[:0] = [str(SOURCE / "python")]
+sys.path[:0] = [str(SOURCE / "python"), str(HERE.parent / "harness")]
 os.environ.setdefault("HVD_LIBRARY", str(BUILD / "lib" / "libhvdclient.so.0"))
 
 
@@ -83,19 +84,33 @@ class Ranks:
             try:
                 output, errors = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
-                process.terminate()  # hvdrun ends its ranks
-                try:
-                    output, errors = process.communicate(timeout=15)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    output, errors = process.communicate()
+                output, errors = _end(process)
                 pytest.fail(f"{' '.join(command)}: not finished after {timeout} s\n{output}\n{errors}")
+            except BaseException:  # the test's own time is over
+                print(*_end(process), sep="\n")
+                raise
         return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Ends a command and what it started; what it had said."""
+    process.terminate()  # hvdrun ends its ranks
+    try:
+        return process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """The marks that the tests bear."""
+    """The mark that tests bear, and the rules that every test is under."""
+    config.pluginmanager.import_plugin("hvt.rules")
     config.addinivalue_line("markers", "whole: not in ctest's default run, only in the whole one (ctest -C Whole)")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Frameworks take long to be imported, on every rank; `Ranks` ends a launch that hangs before this."""
+    item.add_marker(pytest.mark.limit(300))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
+PATIENCE_MAX = 4.0
 
 
 def _find_build() -> pathlib.Path:
@@ -52,8 +53,8 @@ def scaled(seconds: float) -> float:
 
 def patience() -> float:
     """What a promise in milliseconds is stretched by: it is made for a machine with a core to spare, so a machine with
-    more work than cores stretches it by that much."""
-    return time_factor() * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    more work than cores stretches it by that much, but by no more than PATIENCE_MAX."""
+    return time_factor() * min(PATIENCE_MAX, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from hvt.daemon import Daemon
-from hvt.wait import until_prompt
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -14,15 +13,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the mark."""
+    """Declares the mark, and has the rules that every test is under."""
     config.addinivalue_line("markers", "soak: takes minutes; run with --soak")
+    config.pluginmanager.import_plugin("hvt.rules")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips soak tests unless they are asked for; what is late is tried again."""
-    for item in items:
-        if isinstance(item, pytest.Function):
-            item.obj = until_prompt(item.obj)
+    """Skips soak tests unless they are asked for."""
     if config.getoption("--soak"):
         return
     for item in items:

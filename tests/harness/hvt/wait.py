@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting with a deadline and a reason."""
-import functools
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hvt.build import patience, scaled
 
 T = TypeVar("T")
-
-
-TRIES = 3
 
 
 class Expired(AssertionError):
@@ -22,24 +18,10 @@ class Late(AssertionError):
 
 
 def check_prompt(what: str, took_ns: int, promised_ns: int) -> None:
-    """Raises Late when `what` took longer than promised. The test is then run again, see `until_prompt`."""
+    """Raises Late when `what` took longer than promised. hvt.rules then runs the test again."""
     limit_ns = patience() * promised_ns
     if took_ns > limit_ns:
         raise Late(f"{what} after {took_ns / 1e6:.1f} ms, promised within {limit_ns / 1e6:.0f} ms")
-
-
-def until_prompt(test: Callable[..., None]) -> Callable[..., None]:
-    """The test, run again from its beginning, with the same fixtures, when it raises Late. A machine that is busy elsewhere is
-    late now and then, a broken promise every time; everything else fails at once."""
-    @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        for _ in range(TRIES - 1):
-            try:
-                return test(*arguments, **named)
-            except Late as late:
-                print(f"late: {late}; once more")
-        return test(*arguments, **named)
-    return run
 
 
 def wait_until(predicate: Callable[[], T], what: str | Callable[[], str], seconds: float = 5.0,

@@ -286,8 +286,8 @@ static void set_journal_stream(int fd, unsigned long skew)
 START_TEST(the_journal_gets_fields_when_stderr_leads_to_it)
 {
     int journal = fake_journal();
-    if (journal < 0)
-        return; /* needs the right to mount */
+    if (hvt_skip_if(journal < 0, "nothing can be mounted here"))
+        return;
     char text[8192];
     int fd = capture();
     set_journal_stream(fd, 0);

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/skips.txt: which tests may be skipped, under which condition, and why.
+
+Tests are named by their file below tests/ and their function, "fault/test_foreign.py::test_x", also in C; what ends with exit
+status 77 is named as in ctest. The conditions are found out here and not asked of a test, so that a test that is wrong about
+its machine fails. What was skipped and what was late is appended to the file that HVT_EVENTS names (run-ctest reads it)."""
+from __future__ import annotations
+
+import fnmatch
+import functools
+import glob
+import importlib.metadata
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+TESTS = pathlib.Path(__file__).resolve().parents[1]
+
+
+def _cached(name: str) -> str:
+    from hvt.build import cache_entry  # pylint: disable=import-outside-toplevel  # which looks for a build
+    return cache_entry(name)
+
+
+def _first_number(path: str) -> int:
+    try:
+        return int(pathlib.Path(path).read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _meminfo(row: str) -> int:
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(row)) << 10
+
+
+def _succeeds(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False
+
+
+def _may_be_kept_out() -> bool:
+    """Whether the kernel may refuse process_vm_readv: a filter of system calls, or Yama."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    scope = _first_number("/proc/sys/kernel/yama/ptrace_scope")
+    return "Seccomp:\t2" in status or scope == 3 or (scope > 0 and os.geteuid() != 0)
+
+
+def _keras_2() -> bool:
+    if os.environ.get("TF_USE_LEGACY_KERAS"):
+        return True
+    return any(distribution.version.startswith("2.15") for distribution in importlib.metadata.distributions()
+               if (distribution.metadata["Name"] or "").startswith("tensorflow"))
+
+
+def _cuda() -> bool:
+    return all(_cached(name) and not _cached(name).endswith("NOTFOUND") for name in ("HVD_NVCC", "HVD_CUDA_INCLUDE"))
+
+
+def _is_daemon_here() -> bool:
+    places = ["/run/hvdd", f"/tmp/hvdd-{os.geteuid()}"]
+    return any(pathlib.Path(place, "attach.sock").exists() for place in places)
+
+
+#: What a line of tests/skips.txt may name, and when it holds.
+CONDITIONS: dict[str, Callable[[], bool]] = {
+    "no-soak": lambda: "--soak" not in sys.argv,
+    "no-huge": lambda: os.environ.get("HVT_HUGE") != "1",
+    "asan": lambda: "address" in _cached("HVD_SANITIZE"),
+    "tsan": lambda: "thread" in _cached("HVD_SANITIZE"),
+    "arm": lambda: bool(_cached("HVD_ARM_ROOT")),
+    "not-root": lambda: os.geteuid() != 0,
+    "not-x86-64": lambda: platform.machine() != "x86_64",
+    "driver": lambda: _succeeds("sh", "-c", "PATH=$PATH:/sbin; ldconfig -p | grep -q libcuda[.]so[.]1"),
+    "no-gpu": lambda: not glob.glob("/dev/nvidia[0-9]*"),
+    "cuda": lambda: os.path.exists("/usr/local/cuda/bin/nvcc"),
+    "no-cuda": lambda: not _cuda(),
+    "no-nccl": lambda: not os.path.exists(f"{_cached('HVD_CUDA_INCLUDE')}/nccl.h"),
+    "no-clang-format-14": lambda: not _succeeds("sh", "-c", "clang-format-14 --version || clang-format --version | grep -q ' 14[.]'"),
+    "no-foreign-memory": _may_be_kept_out,
+    "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
+    "no-huge-pages": lambda: not os.path.exists("/sys/kernel/mm/hugepages"),
+    "no-locked-memory": lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == 0,
+    "little-memory": lambda: _meminfo("MemAvailable") < 6 << 30,
+    "daemon": _is_daemon_here,
+    "keras-2": _keras_2,
+    "keras-3": lambda: not _keras_2(),
+}
+
+
+class Entry(NamedTuple):
+    """One line of the list."""
+    test: str  # with * for anything
+    condition: str
+    why: str
+
+
+def list_path() -> pathlib.Path:
+    """The list; HVT_SKIPS names another one."""
+    return pathlib.Path(os.environ.get("HVT_SKIPS") or TESTS / "skips.txt")
+
+
+def parse(text: str) -> Iterator[tuple[int, Entry | None]]:
+    """(line number, entry) of each line that is no comment; None for one that has not all three parts."""
+    for number, line in enumerate(text.splitlines(), 1):
+        parts = line.split(None, 2)
+        if parts and not parts[0].startswith("#"):
+            yield number, Entry(*parts) if len(parts) == 3 else None
+
+
+@functools.lru_cache(maxsize=None)
+def _entries() -> list[Entry]:
+    return [entry for _, entry in parse(list_path().read_text(encoding="utf-8")) if entry]
+
+
+def matches(test: str, pattern: str) -> bool:
+    """Whether a pattern of the list means a test."""
+    return fnmatch.fnmatchcase(test, pattern.replace("[", "[[]"))
+
+
+def allowed(test: str) -> str:
+    """Why a test may be skipped here, "" if it may not. An entry without parameters stands for all of them."""
+    names = (test, test.partition("[")[0])
+    return next((f"{entry.condition}: {entry.why}" for entry in _entries() for name in names
+                 if matches(name, entry.test) and CONDITIONS[entry.condition]()), "")
+
+
+def name_of(path: str | os.PathLike, function: str = "") -> str:
+    """A test's name here, by its file."""
+    path = pathlib.Path(path).resolve()
+    file = str(path.relative_to(TESTS)) if TESTS in path.parents else path.name
+    return f"{file}::{function}" if function else file
+
+
+def record(kind: str, test: str, text: str) -> None:
+    """Notes an event: "listed" is a skip that was found in the list already, "skip" one still to be looked up, "late" a test
+    that is tried again."""
+    path = os.environ.get("HVT_EVENTS")
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\t".join([kind, test, " ".join(text.split())]) + "\n")
+
+
+def events(path: str | os.PathLike) -> list[list[str]]:
+    """The [kind, test, text] that were noted."""
+    try:
+        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.split("\t", 2) for line in lines if line.count("\t") >= 2]

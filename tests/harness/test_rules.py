@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every run is under, tried where it must fail: skips that no list allows, tests that are late, tests that hang."""
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+HARNESS = pathlib.Path(__file__).resolve().parent
+CONFTEST = f"""import sys
+sys.path.insert(0, {str(HARNESS)!r})
+from hvt.plugin import *
+"""
+LATE = """
+import pathlib
+from hvt import check_prompt
+
+COUNT = pathlib.Path(__file__).with_name("count")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return []
+
+
+@pytest.fixture
+def own():
+    return []
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_late(name, shared, own, tmp_path):
+    shared.append(name)
+    own.append(name)
+    assert own == [name] and not list(tmp_path.iterdir())
+    (tmp_path / "left").touch()
+    with COUNT.open("a") as file:
+        file.write(name)
+    tries = COUNT.read_text().count(name)
+    if name == "a":
+        assert shared == ["a"], "fixtures of the module are new too"
+    check_prompt("it", 10**15 if tries < {tries} else 0, 1)
+"""
+
+
+LEAVES = """
+from hvt import check_prompt
+
+@pytest.fixture
+def f():
+    yield
+    assert False, "left behind"
+
+def test_a(f):
+    check_prompt("it", 10**15, 1)
+"""
+
+
+@pytest.fixture(name="folder")
+def a_folder(tmp_path):
+    """A folder of tests with a list of its own."""
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (tmp_path / "skips.txt").write_text("# nothing\n", encoding="utf-8")
+    return tmp_path
+
+
+def run(folder, text, listed="", environment=()):
+    """pytest on one file; its exit status, its output and what it noted."""
+    (folder / "test_x.py").write_text("import pytest\n" + text, encoding="utf-8")
+    if listed:
+        (folder / "skips.txt").write_text(listed, encoding="utf-8")
+    events = folder / "events.txt"
+    settings = {"HVT_SKIPS": str(folder / "skips.txt"), "HVT_EVENTS": str(events), **dict(environment)}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_x.py"], cwd=folder,
+                          env=os.environ | settings, capture_output=True, text=True, timeout=100, check=False)
+    noted = events.read_text(encoding="utf-8").splitlines() if events.exists() else []
+    return done.returncode, done.stdout + done.stderr, noted
+
+
+SKIPS = {
+    "call": """
+def test_a():
+    pytest.skip("why not")
+""", "mark": """
+@pytest.mark.skip(reason="why not")
+def test_a():
+    pass
+""", "class": """
+@pytest.mark.skipif(True, reason="why not")
+class TestA:
+    def test_a(self):
+        pass
+""", "fixture": """
+@pytest.fixture
+def f():
+    pytest.skip("why not")
+def test_a(f):
+    pass
+""", "parameters": """
+@pytest.mark.parametrize("x", [])
+def test_a(x):
+    pass
+""", "xfail": """
+@pytest.mark.xfail(reason="why not")
+def test_a():
+    assert False
+""", "module": """
+pytest.skip("why not", allow_module_level=True)
+def test_a():
+    pass
+""", "import": """
+pytest.importorskip("no_such_module")
+def test_a():
+    pass
+"""}
+
+
+@pytest.mark.parametrize("how", SKIPS)
+def test_a_skip_that_is_not_listed_is_a_failure(folder, how):
+    code, output, noted = run(folder, SKIPS[how], "test_x.py::test_other  no-soak  another\ntest_y.py*  no-soak  another\n")
+    assert code in (1, 2) and "test_x.py" in output and "was skipped" in output and "skips.txt allows that here" in output
+    assert not noted
+
+
+@pytest.mark.parametrize("how", SKIPS)
+def test_a_skip_that_is_listed_is_none_and_is_noted(folder, how):
+    code, output, noted = run(folder, SKIPS[how] + "def test_b():\n    pass\n", "test_x.py*  no-soak  it may be\n")
+    assert code in (0, 5), output  # 5: there is nothing else
+    assert len(noted) == 1 and noted[0].startswith("listed\ttest_x.py"), noted
+
+
+def test_a_condition_that_does_not_hold_allows_nothing(folder):
+    assert run(folder, SKIPS["call"], "test_x.py::test_a  arm  elsewhere\n")[0] == 1
+
+
+def test_a_condition_that_nobody_knows_is_an_error(folder):
+    assert run(folder, SKIPS["call"], "test_x.py::test_a  on-mondays  elsewhere\n")[0] not in (0, 5)
+
+
+def test_what_is_late_twice_is_run_a_third_time_with_new_fixtures_and_noted(folder):
+    code, output, noted = run(folder, LATE.replace("{tries}", "3"))
+    assert code == 0 and (folder / "count").read_text(encoding="utf-8") == "aaabbb", output
+    assert [line.split("\t")[:2] for line in noted] == [["late", f"test_x.py::test_late[{name}]"] for name in "aabb"]
+    assert output.count("LATE, tried again: ") == 4
+
+
+def test_what_is_always_late_fails(folder):
+    code, output, noted = run(folder, LATE.replace("{tries}", "4"))
+    assert code == 1 and (folder / "count").read_text(encoding="utf-8") == "aaabbb" and "promised within" in output
+    assert len(noted) == 4
+
+
+def test_another_failure_is_not_tried_again(folder):
+    code, _, noted = run(folder, "def test_a():\n    open('count', 'a').write('a')\n    assert False\n")
+    assert code == 1 and (folder / "count").read_text(encoding="utf-8") == "a" and not noted
+
+
+def test_what_is_late_and_leaves_something_behind_is_not_tried_again(folder):
+    code, output, noted = run(folder, LEAVES)
+    assert code == 1 and "left behind" in output and not noted
+
+
+HANGS = {"test": """
+def test_a():
+    {wait}
+""", "fixture": """
+@pytest.fixture
+def f():
+    {wait}
+def test_a(f):
+    pass
+""", "end": """
+@pytest.fixture
+def f():
+    yield
+    {wait}
+def test_a(f):
+    pass
+"""}
+WAITS = {"python": "threading.Event().wait()", "child": "subprocess.run(['sleep', '98'])"}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("where", HANGS)
+def test_what_hangs_is_named_and_ended_and_costs_its_own_time_only(folder, where, wait):
+    began = time.monotonic()
+    text = "import subprocess, threading\npytestmark = pytest.mark.limit(1)\n" + HANGS[where]
+    code, output, _ = run(folder, text.replace("{wait}", WAITS[wait]) + "def test_b():\n    test_a()\n")
+    assert code == 1 and "test_x.py::test_a hung: not over after 1 s" in output, output
+    assert "stopping after" in output or "hung" in output.splitlines()[-2], output
+    assert "Thread 0x" in output or "Current thread" in output, "a dump of the stacks"
+    assert wait == "python" or "sleep 98" in output, "its processes"
+    assert time.monotonic() - began < 45
+
+
+CTEST = """add_test(unit.good "/bin/true")
+add_test(lint.skips "/bin/sh" "-c" "echo a tool is missing; exit 77")
+set_tests_properties(lint.skips PROPERTIES SKIP_RETURN_CODE 77)
+add_test(unit.writes "/bin/sh" "-c" "printf '%b' \\"$NOTES\\" >>\\"$HVT_EVENTS\\"")
+add_test(unit.off "/bin/false")
+set_tests_properties(unit.off PROPERTIES DISABLED TRUE)
+add_test(unit.bad "/bin/false")
+"""
+
+
+def ctest(folder, listed, *arguments, notes=""):
+    """run-ctest on a folder that looks like a build."""
+    (folder / "CTestTestfile.cmake").write_text(CTEST, encoding="utf-8")
+    (folder / "CMakeCache.txt").write_text("HVD_SANITIZE:STRING=\n", encoding="utf-8")
+    (folder / "skips.txt").write_text(listed, encoding="utf-8")
+    environment = os.environ | {"HVT_SKIPS": str(folder / "skips.txt"), "NOTES": notes}
+    return subprocess.run([HARNESS / "run-ctest", folder, *arguments], env=environment, capture_output=True, text=True,
+                          timeout=100, check=False)
+
+
+@pytest.mark.parametrize("test", ["lint.skips", "unit.off"])
+def test_a_skip_of_ctest_has_to_be_listed(tmp_path, test):
+    done = ctest(tmp_path, "lint.other  no-soak  another\n", "-R", test)
+    assert done.returncode == 1 and f"SKIPPED, and no line of tests/skips.txt allows that here: 1\n    {test}: " in done.stdout
+    done = ctest(tmp_path, f"{test}  no-soak  it may be\n", "-R", test)
+    assert done.returncode == 0 and f"skipped, as tests/skips.txt allows: 1\n    {test}: no-soak: it may be" in done.stdout
+
+
+def test_a_skip_of_a_program_has_to_be_listed(tmp_path):
+    notes = "skip\\tunit/a/test_b.c::c\\tnot root\\n"
+    done = ctest(tmp_path, "unit/a/test_b.c::d  no-soak  another\n", "-R", "unit.writes", notes=notes)
+    assert done.returncode == 1 and "allows that here: 1\n    unit/a/test_b.c::c: not root" in done.stdout
+    done = ctest(tmp_path, "unit/a/test_b.c::c  no-soak  it may be\n", "-R", "unit.writes", notes=notes)
+    assert done.returncode == 0 and "as tests/skips.txt allows: 1\n    unit/a/test_b.c::c: no-soak: it may be" in done.stdout
+
+
+@pytest.mark.parametrize("count, code", [(5, 0), (6, 1)])
+def test_five_tests_may_be_late_in_a_run(tmp_path, count, code):
+    notes = "".join(f"late\\tfault/test_x.py::test_{number}\\t12 ms\\n" for number in range(count))
+    for _ in range(2):  # what was noted in a run before does not count
+        done = ctest(tmp_path, "", "-R", "unit.writes", notes=notes)
+        assert done.returncode == code and f"late, of at most 5: {count}\n    fault/test_x.py::test_0: 12 ms" in done.stdout
+        assert ("TOO MANY" in done.stdout) == bool(code)
+
+
+def test_the_exit_status_is_ctests(tmp_path):
+    assert ctest(tmp_path, "", "-R", "unit.good").returncode == 0
+    assert ctest(tmp_path, "", "-R", "unit.bad").returncode == 8
+    assert ctest(tmp_path, "", "-R", "none", "--no-tests=error").returncode not in (0, 1)
+    assert subprocess.run([HARNESS / "run-ctest", tmp_path / "nothing"], capture_output=True, check=False).returncode == 2

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each line of tests/skips.txt means a test that there is and a condition that can be found out; and pytest runs no test without
+the rules that look the list up."""
+import pathlib
+import re
+import sys
+
+import lintlib
+from lintlib import Case, offence
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "harness"))
+import ledger  # noqa: E402 pylint: disable=wrong-import-position
+
+_TEST = re.compile(r"^def (test_\w+)|^START_TEST\((\w+)\)", re.M)
+_CASE = re.compile(r"^def case_(\w+)", re.M)
+
+
+def _tests_of(tree, path):
+    """The names that skips of a file can have; with its cases for parameters, where it has such."""
+    text = tree.read(path)
+    for test, check in _TEST.findall(text):
+        yield test or check
+        yield from (f"{test}[{case}]" for case in _CASE.findall(text))
+
+
+def _is_there(tree, pattern):
+    if "::" not in pattern:  # a test of ctest
+        label, _, name = pattern.rstrip("*").partition(".")
+        lists = "".join(tree.read(path) for path in tree.named("CMakeLists.txt"))
+        return f" {label}.{name}" in lists or f"hvd_{label}({name}" in lists
+    file, _, function = pattern.partition("::")
+    path = f"tests/{file}"
+    return path in tree.files and any(ledger.matches(test, function) for test in _tests_of(tree, path))
+
+
+def find(tree):
+    path = "tests/skips.txt"
+    if path in tree.files:
+        seen = set()
+        for number, entry in ledger.parse(tree.read(path)):
+            if not entry:
+                yield offence(path, number, "not three parts: test, condition, why")
+            elif entry.condition not in ledger.CONDITIONS:
+                yield offence(path, number, f"no condition of tests/harness/ledger.py: {entry.condition}")
+            elif entry[:2] in seen:
+                yield offence(path, number, "said twice")
+            elif not _is_there(tree, entry.test):
+                yield offence(path, number, f"there is no such test: {entry.test}")
+            if entry:
+                seen.add(entry[:2])
+    for path in tree.files:
+        if re.fullmatch(r"tests/.*/test_\w+\.py", path):
+            rules = [f"{parent}/conftest.py" for parent in pathlib.PurePath(path).parents]
+            if not any(rule in tree.files and "hvt." in tree.read(rule) for rule in rules):
+                yield offence(path, 1, "no conftest.py beside it or above it loads hvt.rules")
+
+
+_RULES = {"tests/a/conftest.py": "from hvt.plugin import *\n"}
+_PYTHON = _RULES | {"tests/a/test_x.py": "def test_y():\n", "tests/a/test_k.py": "def case_z(keras):\n\n\ndef test_two(case):\n"}
+CASES = [
+    Case(_PYTHON | {"tests/skips.txt": "# none\n\na/test_x.py::test_y  not-root  why not\na/test_x.py::*  asan  why\n"}),
+    Case({"tests/a/test_x.c": "START_TEST(it_is)\n", "tests/skips.txt": "a/test_x.c::it_*  tsan  why\n"}),
+    Case({"tests/CMakeLists.txt": "hvd_lint(x)\nadd_test(NAME unit.y)\n", "tests/skips.txt": "lint.x  asan  why\nunit.y  asan  why\n"}),
+    Case(_PYTHON | {"tests/skips.txt": "a/test_k.py::test_two[z]  keras-2  why\n"}),
+    Case(_PYTHON | {"tests/skips.txt": "a/test_x.py::test_y  not-root\n"}, {"tests/skips.txt:1"}),
+    Case(_PYTHON | {"tests/skips.txt": "a/test_x.py::test_y  on-mondays  why\n"}, {"tests/skips.txt:1"}),
+    Case(_PYTHON | {"tests/skips.txt": "a/test_x.py::test_n  asan  why\na/test_n.py::*  asan  why\n"},
+         {"tests/skips.txt:1", "tests/skips.txt:2"}),
+    Case(_PYTHON | {"tests/skips.txt": "a/test_k.py::test_two[y]  keras-2  why\n"}, {"tests/skips.txt:1"}),
+    Case({"tests/CMakeLists.txt": "hvd_lint(x)\n", "tests/skips.txt": "lint.y  tsan  why\n"}, {"tests/skips.txt:1"}),
+    Case(_RULES | {"tests/a/test_x.py": "def test_y():\n", "tests/skips.txt": 2 * "a/test_x.py::*  asan  why\n"},
+         {"tests/skips.txt:2"}),
+    Case({"tests/a/test_x.py": "def test_y():\n"}, {"tests/a/test_x.py:1"}),
+]
+
+if __name__ == "__main__":
+    lintlib.main(find, CASES)
