@@ -52,17 +52,23 @@ def is_keras_3(keras: Any) -> bool:
 
 
 def run_cases(of: str, wanted: dict[str, list[str]]) -> dict[str, str]:
-    """On a rank: runs cases; what went wrong in which, with their Keras."""
+    """On a rank: runs cases; what went wrong in which, with their Keras. A case that every Keras skips says so as
+    "<case> skipped"."""
     module = importlib.import_module(pathlib.Path(of).stem)
-    failed = {}
+    failed, skipped = {}, {}
     for package, names in wanted.items():
         keras, hvd = open_keras(package)
         for name in names:
             keras.utils.set_random_seed(1)
             try:
                 getattr(module, "case_" + name)(keras, hvd)
+            except pytest.skip.Exception as skip:
+                skipped.setdefault(name, []).append(str(skip))
             except Exception:  # pylint: disable=broad-except  # the other cases are tried too
                 failed[f"{name} {package}"] = traceback.format_exc()
+    for name, texts in skipped.items():
+        if len(texts) == sum(name in names for names in wanted.values()):
+            failed[f"{name} skipped"] = texts[0]
     return failed
 
 
@@ -89,7 +95,9 @@ def launch(np: int, of: str, names: list[str], of_another: list[str]) -> dict[st
 
 
 def assert_passed(failed: dict[str, list[str]], name: str) -> None:
-    """Fails with what the ranks said about a case."""
+    """Fails with what the ranks said about a case, or skips it."""
+    if f"{name} skipped" in failed:
+        pytest.skip(failed[f"{name} skipped"][0])
     said = [f"{case}: {text}" for case, texts in failed.items() if case.split()[0] == name for text in texts]
     if said:
         pytest.fail("\n".join(said), pytrace=False)
