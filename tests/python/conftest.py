@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Frameworks take long to be imported, on every rank; `Ranks` ends a launch that hangs before this."""
-    item.add_marker(pytest.mark.limit(300))
+    item.add_marker(pytest.mark.limit(420))
 
 
 @pytest.fixture

@@ -257,13 +257,10 @@ def check_a_gradient_that_was_kept_stays_as_it_was():
 
 
 def check_grad_scaler():
-    scaler_class = getattr(torch.amp, "GradScaler", None)
-    if scaler_class is None:
-        return  # before torch 2.3 only for CUDA
     x, y = _data()
     alone, model = _model(), _model()
     plain, ours = _sgd(alone.parameters()), _wrapped(model, _sgd)
-    scalers = [scaler_class("cpu", init_scale=64.0, growth_interval=2) for _ in range(2)]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) for _ in range(2)]
     for step in range(5):
         for which, optimizer, scaler, (a, b) in ((alone, plain, scalers[0], (x, y)),
                                                  (model, ours, scalers[1], (_mine(x), _mine(y)))):

@@ -97,7 +97,7 @@ def launch(np: int, of: str, names: list[str], of_another: list[str]) -> dict[st
 def assert_passed(failed: dict[str, list[str]], name: str) -> None:
     """Fails with what the ranks said about a case, or skips it."""
     if f"{name} skipped" in failed:
-        pytest.skip(failed[f"{name} skipped"][0])
+        pytest.skip(failed[f"{name} skipped"][0].partition("\n")[2])
     said = [f"{case}: {text}" for case, texts in failed.items() if case.split()[0] == name for text in texts]
     if said:
         pytest.fail("\n".join(said), pytrace=False)
