@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from hvt import program
+
 HARNESS = pathlib.Path(__file__).resolve().parent
 CONFTEST = f"""import sys
 sys.path.insert(0, {str(HARNESS)!r})
@@ -229,6 +231,13 @@ def test_a_skip_of_a_program_has_to_be_listed(tmp_path):
     assert done.returncode == 1 and "allows that here: 1\n    unit/a/test_b.c::c: not root" in done.stdout
     done = ctest(tmp_path, "unit/a/test_b.c::c  no-soak  it may be\n", "-R", "unit.writes", notes=notes)
     assert done.returncode == 0 and "as tests/skips.txt allows: 1\n    unit/a/test_b.c::c: no-soak: it may be" in done.stdout
+
+
+def test_a_c_test_notes_what_it_skips(tmp_path):
+    """Also where the environment has been cleared."""
+    events = tmp_path / "events.txt"
+    subprocess.run([program("hvt-skips")], env=os.environ | {"HVT_EVENTS": str(events)}, check=True, timeout=60)
+    assert events.read_text(encoding="utf-8") == "skip\tharness/hvt_skips.c::it_is_skipped\tit has to\n"
 
 
 @pytest.mark.parametrize("count, code", [(5, 0), (6, 1)])

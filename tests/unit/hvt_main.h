@@ -18,10 +18,11 @@
 #define HVT_SANITIZED false
 #endif
 
+static const char *hvt_events; /* HVT_EVENTS; tests may clear it with the rest of the environment */
+
 /* Says that a test is skipped, also in the file that HVT_EVENTS names (tests/harness/run-ctest). Returns true. */
 static inline bool hvt_note_skip(const char *file, const char *function, const char *why)
 {
-    const char *events = getenv("HVT_EVENTS");
     const int length = (int)(strlen(function) - strlen("_fn")); /* which START_TEST adds */
     char line[512];
 
@@ -31,10 +32,10 @@ static inline bool hvt_note_skip(const char *file, const char *function, const c
     ck_assert_int_lt(bytes, (int)sizeof(line));
     fputs(line, stdout);
     fflush(stdout);
-    if (events != NULL) {
-        int fd = open(events, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    if (hvt_events != NULL) {
+        int fd = open(hvt_events, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
         ck_assert_msg(fd >= 0 && write(fd, line, (size_t)bytes) == bytes, "%s: not written",
-                      events);
+                      hvt_events);
         close(fd);
     }
     return true;
@@ -61,6 +62,7 @@ static inline uint64_t hvt_patience(uint64_t ns)
 static inline int hvt_run_suite(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);
+    hvt_events = getenv("HVT_EVENTS");
     srunner_run_all(runner, CK_ENV);
     int failed = srunner_ntests_failed(runner);
     srunner_free(runner);
