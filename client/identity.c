@@ -7,7 +7,14 @@
  * Half an identity is an error and never "rank 0 of 1": a trainer that silently trains alone is
  * worse than one that stops. Slurm is the exception in one direction: a batch script sees
  * SLURM_NTASKS (and in its batch step SLURM_PROCID) without being a task of a step, so only
- * processes with a step count. */
+ * processes with a step count.
+ *
+ * SLURM_NTASKS_PER_NODE is not read: a step inherits it from its allocation, whatever its own number
+ * of tasks is. `srun --mpi=pmi2` gives PMI's variables without a word about nodes; its step is then
+ * the same launch, and tells.
+ *
+ * Arguments that name the rank and size that the launcher gave mean the launcher's process: its
+ * other four numbers hold too. */
 #include "client/identity.h"
 
 #include "client/error.h"
@@ -27,9 +34,10 @@ struct launcher {
     const char *rank, *size;             /* both or neither */
     const char *local_rank, *local_size; /* may be NULL or unset, like all below */
     const char *cross_rank, *cross_size;
-    const char *allocation, *step; /* inside .allocation only a process with .step is a rank */
-    const char *job[2];            /* the job id is "<origin>-<value>[.<value>]" */
-    const char *job_instead;       /* of job[0] when that is not set */
+    const char *cross_size_instead; /* where neither local_size nor cross_size is set */
+    const char *allocation, *step;  /* inside .allocation only a process with .step is a rank */
+    const char *job[2];             /* the job id is "<origin>-<value>[.<value>]" */
+    const char *job_instead;        /* of job[0] when that is not set */
 };
 
 static const struct launcher launchers[] = {
@@ -77,6 +85,7 @@ static const struct launcher launchers[] = {
         .size = "PMI_SIZE",
         .local_rank = "MPI_LOCALRANKID",
         .local_size = "MPI_LOCALNRANKS",
+        .cross_size_instead = "SLURM_STEP_NUM_NODES",
         .job = {"PMI_JOBID", NULL},
         .job_instead = "PMI_KVS",
     },
@@ -85,9 +94,9 @@ static const struct launcher launchers[] = {
         .rank = "SLURM_PROCID",
         .size = "SLURM_NTASKS",
         .local_rank = "SLURM_LOCALID",
-        .local_size = "SLURM_NTASKS_PER_NODE",
         .cross_rank = "SLURM_NODEID",
-        .cross_size = "SLURM_NNODES",
+        .cross_size = "SLURM_STEP_NUM_NODES",
+        .cross_size_instead = "SLURM_NNODES",
         .allocation = "SLURM_JOB_ID",
         .step = "SLURM_STEP_ID",
         .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
@@ -149,8 +158,30 @@ static int read_launcher(const struct launcher *launcher, struct client_identity
         (rc = read_optional(launcher->cross_rank, &identity->cross_rank)) != HVD_OK ||
         (rc = read_optional(launcher->cross_size, &identity->cross_size)) != HVD_OK)
         return rc;
+    if (identity->local_size < 0 && identity->cross_size < 0)
+        rc = read_optional(launcher->cross_size_instead, &identity->cross_size);
     identity->origin = launcher->origin;
-    return HVD_OK;
+    return rc;
+}
+
+/* NULL: nothing has started this process. */
+static const struct launcher *innermost_launcher(void)
+{
+    for (size_t i = 0; i < LAUNCHERS; i++)
+        if (launcher_present(&launchers[i]))
+            return &launchers[i];
+    return NULL;
+}
+
+static void take_the_launchers_word(struct client_identity *identity)
+{
+    const struct launcher *launcher = innermost_launcher();
+    struct client_identity said = CLIENT_IDENTITY_INIT;
+    if (!launcher || read_launcher(launcher, &said) != HVD_OK || said.rank != identity->rank ||
+        said.size != identity->size)
+        return;
+    said.origin = identity->origin;
+    *identity = said;
 }
 
 static int read_arguments(const struct hvd_options *options, struct client_identity *identity)
@@ -163,6 +194,7 @@ static int read_arguments(const struct hvd_options *options, struct client_ident
     identity->rank = options->rank;
     identity->size = options->size;
     identity->origin = "arguments";
+    take_the_launchers_word(identity);
     return HVD_OK;
 }
 
@@ -173,12 +205,9 @@ static int read_numbers(const struct hvd_options *options, struct client_identit
     *launcher_p = NULL;
     if (options->rank != HVD_FROM_ENV || options->size != HVD_FROM_ENV)
         return read_arguments(options, identity);
-    for (size_t i = 0; i < LAUNCHERS; i++) {
-        if (!launcher_present(&launchers[i]))
-            continue;
-        *launcher_p = &launchers[i];
-        return read_launcher(&launchers[i], identity);
-    }
+    *launcher_p = innermost_launcher();
+    if (*launcher_p)
+        return read_launcher(*launcher_p, identity);
     identity->rank = 0;
     identity->size = 1;
     identity->origin = "single";
@@ -230,6 +259,10 @@ static int check(const struct client_identity *identity)
     rc = check_pair(HVD_ERR_BAD_RANK, "", identity->rank, identity->size, identity->origin);
     if (rc != HVD_OK)
         return rc;
+    if (identity->local_size > identity->size)
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: local_size %d is larger than size %d (from %s)",
+                            identity->local_size, identity->size, identity->origin);
     rc = check_pair(HVD_ERR_INVALID, "local_", identity->local_rank, identity->local_size,
                     identity->origin);
     if (rc != HVD_OK)
@@ -312,7 +345,7 @@ static int resolve_job(const struct hvd_options *options, const struct launcher 
 
 int client_identity_resolve(const struct hvd_options *options, struct client_identity *identity_p)
 {
-    struct client_identity identity = {-1, -1, -1, -1, -1, -1, "", ""};
+    struct client_identity identity = CLIENT_IDENTITY_INIT;
     const struct launcher *launcher;
     int rc = read_numbers(options, &identity, &launcher);
     if (rc != HVD_OK)
@@ -327,4 +360,18 @@ int client_identity_resolve(const struct hvd_options *options, struct client_ide
         return rc;
     *identity_p = identity;
     return HVD_OK;
+}
+
+int client_identity_check_nodes(const struct client_identity *identity)
+{
+    int nodes = hvi_job_nodes(identity->size, identity->local_size, identity->cross_size);
+    if (nodes == 1)
+        return HVD_OK;
+    return client_error(
+        HVD_ERR_UNSUPPORTED,
+        "hvd_open: rank %d of job '%s' is one of %d ranks on %d nodes (from %s: "
+        "local_size %d, cross_size %d), and hvdd serves jobs on one node only; start "
+        "all ranks on one node",
+        identity->rank, identity->job, identity->size, nodes, identity->origin,
+        identity->local_size, identity->cross_size);
 }

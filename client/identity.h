@@ -12,10 +12,16 @@ struct client_identity {
     const char *origin; /* a constant: "arguments", "hvdrun", "torchrun", ... */
     char job[HVI_JOB_ID_MAX + 1];
 };
+#define CLIENT_IDENTITY_INIT                                                                       \
+    {                                                                                              \
+        -1, -1, -1, -1, -1, -1, "", ""                                                             \
+    }
 
 /* Reads the options and the environment. HVD_ERR_INVALID names the variable and its value when one
  * is half set or no number; HVD_ERR_BAD_RANK and HVD_ERR_BAD_SIZE when the numbers do not fit each
  * other. */
 int client_identity_resolve(const struct hvd_options *options, struct client_identity *identity_p);
+/* HVD_ERR_UNSUPPORTED with a sentence when the job's ranks are on several nodes. */
+int client_identity_check_nodes(const struct client_identity *identity);
 
 #endif

@@ -350,5 +350,8 @@ void hvi_admin_reply_free(struct hvi_admin_reply *reply);
 /* True for a job id that may appear in paths, logs and tables: 1..127 bytes of [A-Za-z0-9._:@-],
  * and neither "." nor "..". */
 bool hvi_job_id_valid(const char *job);
+/* On how many nodes a job's ranks are, by what its launcher said: at least one. A number below 1 means that nothing
+ * was said. */
+int32_t hvi_job_nodes(int32_t size, int32_t local_size, int32_t cross_size);
 
 #endif

@@ -16,6 +16,16 @@ static bool is_job_char(char c)
     return c != '\0' && strchr("._:@-", c) != NULL;
 }
 
+int32_t hvi_job_nodes(int32_t size, int32_t local_size, int32_t cross_size)
+{
+    int32_t nodes = cross_size > 1 ? cross_size : 1;
+    if (size <= 1)
+        return 1;
+    if (local_size >= 1 && (size - 1) / local_size + 1 > nodes)
+        nodes = (size - 1) / local_size + 1;
+    return nodes;
+}
+
 bool hvi_job_id_valid(const char *job)
 {
     size_t bytes = strnlen(job, HVI_JOB_ID_MAX + 1);

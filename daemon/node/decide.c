@@ -49,6 +49,8 @@ static bool check_peer(const struct node *node, const struct node_peer *peer,
 
 static bool check_request(const struct hvi_attach_request *request, struct node_decision *decision)
 {
+    int32_t nodes;
+
     if (request->protocol_version != HVI_PROTOCOL_VERSION ||
         request->abi_version != HVI_ABI_VERSION)
         return refuse(decision, HVI_ERR_VERSION,
@@ -63,6 +65,14 @@ static bool check_request(const struct hvi_attach_request *request, struct node_
     if (request->rank < 0 || request->rank >= request->size)
         return refuse(decision, HVI_ERR_BAD_RANK, "rank %d is outside 0..%d of job '%s'",
                       request->rank, request->size - 1, request->job);
+    nodes = hvi_job_nodes(request->size, request->local_size, request->cross_size);
+    if (nodes > 1)
+        return refuse(
+            decision, HVI_ERR_UNSUPPORTED,
+            "rank %d of job '%s' is one of %d ranks on %d nodes (local_size %d, cross_size "
+            "%d), and hvdd serves jobs on one node only; start all ranks on one node",
+            request->rank, request->job, request->size, nodes, request->local_size,
+            request->cross_size);
     return true;
 }
 

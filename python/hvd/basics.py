@@ -50,7 +50,7 @@ def attach(identity: dict[str, Any], sets: Sequence[Any] = ()) -> bool:
     """init() as somebody certain: fields of struct hvd_options. False: this process is attached already, as whoever."""
     try:
         _, opened = _session.open_current(**identity)
-    except HorovodInternalError as error:
+    except (HorovodInternalError, ValueError) as error:
         raise ValueError(f"Horovod initialization failed. {error}{_hint(str(error))}") from error
     if opened:
         _add_static_sets(sets)

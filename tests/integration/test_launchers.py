@@ -2,22 +2,32 @@
 """Who am I: arguments, then the innermost launcher's environment, and `hvdctl ranks` says where it came from."""
 import pytest
 
-from hvt import Daemon, Status
+from hvt import Daemon, Status, wire
 
 LAUNCHERS = {
-    "hvdrun": {"HVD_RANK": "1", "HVD_SIZE": "4", "HVD_LOCAL_RANK": "1", "HVD_LOCAL_SIZE": "2", "HVD_CROSS_RANK": "0",
-               "HVD_CROSS_SIZE": "2"},
-    "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
-                   "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "here"},
-    "torchrun": {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
-                 "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500",
+    "hvdrun": {"HVD_RANK": "1", "HVD_SIZE": "4", "HVD_LOCAL_RANK": "1", "HVD_LOCAL_SIZE": "4", "HVD_CROSS_RANK": "0",
+               "HVD_CROSS_SIZE": "1"},
+    "horovodrun": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4",
+                   "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1", "HOROVOD_HOSTNAME": "here"},
+    "torchrun": {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "0",
+                 "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500",
                  "TORCHELASTIC_RUN_ID": "run7"},
     "openmpi": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-    "pmi": {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-    "slurm": {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_NNODES": "2",
-              "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+    "pmi": {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+    "slurm": {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_NNODES": "1",
+              "SLURM_STEP_NUM_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
 }
+# What the same launchers say when two of the four ranks are on another node.
+ON_TWO_NODES = {
+    "hvdrun": {"HVD_LOCAL_SIZE": "2", "HVD_CROSS_SIZE": "2"},
+    "horovodrun": {"HOROVOD_LOCAL_SIZE": "2", "HOROVOD_CROSS_SIZE": "2"},
+    "torchrun": {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"},
+    "openmpi": {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "pmi": {"MPI_LOCALNRANKS": "2"},
+    "slurm": {"SLURM_NNODES": "2", "SLURM_STEP_NUM_NODES": "2"},
+}
+_LOCAL = ("LOCAL_SIZE", "LOCAL_WORLD_SIZE", "LOCALNRANKS", "NODES", "CROSS_SIZE", "GROUP_WORLD_SIZE")
 
 
 @pytest.fixture
@@ -32,11 +42,38 @@ def test_identity_comes_from_the_launchers_environment(daemon, launcher):
     rank = daemon.rank(environment=LAUNCHERS[launcher])
     identity = rank.open()
     assert (identity["rank"], identity["size"]) == (1, 4)
-    assert (identity["local_rank"], identity["local_size"]) == (1, 2)
-    assert (identity["cross_rank"], identity["cross_size"]) == (0, 2)
+    assert (identity["local_rank"], identity["local_size"]) == (1, 4)
+    assert (identity["cross_rank"], identity["cross_size"]) == (0, 1)
     rows = {row["rank"]: row for row in daemon.ctl.json("ranks", identity["job"])["ranks"]}
     assert rows[1]["origin"] == launcher and rows[1]["pid"] == rank.pid
     assert "7" in identity["job"] if launcher == "slurm" else identity["job"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_on_two_nodes_is_refused_before_it_attaches(daemon, launcher):
+    outcome = daemon.rank(environment=LAUNCHERS[launcher] | ON_TWO_NODES[launcher]).try_open("wide")
+    assert outcome.status == Status.ERR_UNSUPPORTED, outcome
+    assert f"rank 1 of job 'wide' is one of 4 ranks on 2 nodes (from {launcher}: local_size 2, " in outcome.text
+    assert "start all ranks on one node" in outcome.text
+    assert not daemon.jobs() and not daemon.lines("attach-refused")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_that_says_nothing_about_nodes_has_one(daemon, launcher):
+    silent = {name: value for name, value in LAUNCHERS[launcher].items() if not name.endswith(_LOCAL)}
+    identity = daemon.rank(environment=silent).open("here")
+    assert (identity["local_rank"], identity["local_size"], identity["cross_size"]) == (1, 4, 1)
+
+
+def test_a_client_that_claims_a_job_on_two_nodes_is_refused_by_hvdd_too(daemon):
+    claim = wire.message((1, wire.PROTOCOL_VERSION), (2, wire.ABI_VERSION), (3, "wide"), (5, 0), (6, 4), (7, 0), (8, 2),
+                         (9, 0), (10, 2))
+    with wire.Raw(daemon.attach_path) as raw:
+        raw.send(wire.field(wire.ATTACH_REQUEST, claim))
+        reply = raw.attach_reply()
+    assert reply.status == Status.ERR_UNSUPPORTED
+    assert "rank 0 of job 'wide' is one of 4 ranks on 2 nodes (local_size 2, cross_size 2)" in reply.text
+    assert not daemon.jobs()
 
 
 def test_the_innermost_launcher_wins_and_arguments_win_over_all(daemon):

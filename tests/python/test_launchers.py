@@ -2,6 +2,7 @@
 """Ranks that other launchers have started: real ones, Open MPI, Slurm and torchrun."""
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -146,3 +147,50 @@ def test_nested_launchers_mean_the_innermost(ranks):
     assert said(ranks.start([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                              WHO], env=outer)) == HERE
     assert clean_environment().keys().isdisjoint(outer)
+
+
+TWO_NODES = {
+    "torchrun": {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+                 "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+    "slurm": {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "2",
+              "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "7",
+              "SLURM_STEP_ID": "0"},
+    "pmi": {"PMI_RANK": "0", "PMI_SIZE": "4", "PMI_JOBID": "7.0", "SLURM_PROCID": "0", "SLURM_NTASKS": "4",
+            "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+    "openmpi": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+    "horovodrun": {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "2",
+                   "HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize("launcher", TWO_NODES)
+def test_a_job_on_two_nodes_is_an_error_of_init(ranks, launcher):
+    done = ranks.start([sys.executable, WHO], env=TWO_NODES[launcher])
+    assert done.returncode != 0
+    assert "ValueError: Horovod initialization failed. hvd_open: rank 0 of job" in done.stderr
+    assert f"is one of 4 ranks on 2 nodes (from {launcher}: " in done.stderr
+    assert not list(ranks.folder.iterdir()), "a daemon was started for it"
+
+
+def test_torchrun_over_two_nodes_is_an_error_of_every_rank(ranks):
+    """Two agents of torchrun on this machine say what two nodes would."""
+    port, program = free_port(), "import hvd; hvd.init()"
+    script = ranks.folder / "init.py"
+    script.write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+               "--master-addr=127.0.0.1", f"--master-port={port}", "--max-restarts=0"]
+    with concurrent.futures.ThreadPoolExecutor(2) as both:
+        agents = [both.submit(ranks.start, [*command, f"--node-rank={node}", str(script)]) for node in range(2)]
+    for node, agent in enumerate(agents):
+        assert agent.result().returncode != 0
+        assert f"rank {node} of job " in agent.result().stderr
+        assert "is one of 2 ranks on 2 nodes (from torchrun: local_size 1, cross_size 2)" in agent.result().stderr
+
+
+def test_a_torch_process_group_over_two_nodes_is_an_error(ranks):
+    """It gives rank and size itself, which are torchrun's."""
+    script = ("import torch.distributed as dist, hvd.torch.distributed; "
+              "dist.init_process_group('hvd', store=dist.HashStore(), rank=0, world_size=4)")
+    done = ranks.start([sys.executable, "-c", script], env=TWO_NODES["torchrun"])
+    assert done.returncode != 0 and "is one of 4 ranks on 2 nodes (from arguments: local_size 2" in done.stderr

@@ -180,7 +180,8 @@ struct hvd_options {
     const char *job_key;
     /* HVD_FROM_ENV: hvdrun, torchrun, Open MPI, PMI, Slurm, in that order; else rank 0 of 1. */
     int rank, size;
-    /* HVD_FROM_ENV: as above, else derived from rank and size. */
+    /* HVD_FROM_ENV: as above, also where rank and size are given and are the launcher's; else derived
+     * from rank and size, as if all ranks were on this node. */
     int local_rank, local_size, cross_rank, cross_size;
     int64_t timeout_ns; /* for the attach; default 30 s */
     hvd_log_fn log;     /* NULL: silent */
@@ -193,7 +194,8 @@ HVD_API void hvd_options_init(struct hvd_options *options);
 /* Attaches to the node's hvdd as one rank of a job. Does not wait for the other ranks: ops do.
  * `options` NULL means all defaults. Blocks up to timeout_ns. Errors: HVD_ERR_NO_DAEMON, _REFUSED,
  * _VERSION, _BAD_RANK, _BAD_SIZE, _DUPLICATE_RANK, _ATTACH_TIMEOUT, _DRAINING, _DAEMON,
- * _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID. Nothing is left behind on failure. May be
+ * _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID; _UNSUPPORTED when the job's ranks are on
+ * several nodes (local_size below size, or cross_size above 1). Nothing is left behind on failure. May be
  * repeated any number of times in one process. */
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 

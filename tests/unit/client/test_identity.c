@@ -46,6 +46,18 @@ static const struct identity_case good[] = {
      {"SLURM_PROCID=3", "SLURM_NTASKS=4", "SLURM_LOCALID=1", "SLURM_NODEID=1", "SLURM_NNODES=2",
       "SLURM_JOB_ID=77", "SLURM_STEP_ID=0"},
      "3/4 1/2 1/2 slurm slurm-77.0"},
+    {"a Slurm step of four tasks in an allocation of two a node, all on one",
+     {"SLURM_PROCID=3", "SLURM_NTASKS=4", "SLURM_LOCALID=3", "SLURM_NODEID=0", "SLURM_NNODES=2",
+      "SLURM_STEP_NUM_NODES=1", "SLURM_NTASKS_PER_NODE=2", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0"},
+     "3/4 3/4 0/1 slurm slurm-77.0"},
+    {"srun --mpi=pmi2 over two nodes",
+     {"PMI_RANK=3", "PMI_SIZE=4", "PMI_JOBID=77.0", "SLURM_PROCID=3", "SLURM_NTASKS=4",
+      "SLURM_STEP_NUM_NODES=2", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0"},
+     "3/4 1/2 1/2 pmi pmi-77.0"},
+    {"MPICH's ranks on one node of a step with two",
+     {"PMI_RANK=1", "PMI_SIZE=2", "MPI_LOCALRANKID=1", "MPI_LOCALNRANKS=2",
+      "SLURM_STEP_NUM_NODES=2"},
+     "1/2 1/2 0/1 pmi default"},
     {"the innermost wins: torchrun inside a Slurm task",
      {"SLURM_PROCID=0", "SLURM_NTASKS=2", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "RANK=1",
       "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4", "MASTER_PORT=1"},
@@ -94,6 +106,10 @@ static const struct bad_case bad[] = {
      {"HVD_RANK=1", "HVD_SIZE=2", "HVD_LOCAL_RANK=2", "HVD_LOCAL_SIZE=2"},
      HVD_ERR_INVALID,
      {"local_rank 2", "local_size 2"}},
+    {"more ranks here than anywhere",
+     {"HVD_RANK=1", "HVD_SIZE=2", "HVD_LOCAL_RANK=1", "HVD_LOCAL_SIZE=3"},
+     HVD_ERR_INVALID,
+     {"local_size 3", "size 2", "hvdrun"}},
     {"no ranks", {"HVD_RANK=0", "HVD_SIZE=0"}, HVD_ERR_BAD_SIZE, {"size 0"}},
     {"too many ranks", {"HVD_RANK=0", "HVD_SIZE=5000"}, HVD_ERR_BAD_SIZE, {"5000"}},
 };
@@ -194,6 +210,90 @@ START_TEST(arguments_come_before_every_environment)
 }
 END_TEST
 
+START_TEST(arguments_that_are_the_launchers_bring_its_other_numbers)
+{
+    static const char *const torchrun[] = {"RANK=3",
+                                           "WORLD_SIZE=4",
+                                           "LOCAL_RANK=1",
+                                           "LOCAL_WORLD_SIZE=2",
+                                           "GROUP_RANK=1",
+                                           "GROUP_WORLD_SIZE=2",
+                                           NULL};
+    static const char *const broken[] = {"RANK=3", "WORLD_SIZE=4", "LOCAL_RANK=x", NULL};
+    struct client_identity identity;
+    struct hvd_options options;
+    set_environment(torchrun);
+    hvd_options_init(&options);
+    options.job = "mine";
+    options.rank = 3;
+    options.size = 4;
+    ck_assert_int_eq(client_identity_resolve(&options, &identity), HVD_OK);
+    ck_assert_str_eq(describe(&identity), "3/4 1/2 1/2 arguments mine");
+    options.rank = 1;
+    options.size = 2;
+    ck_assert_int_eq(client_identity_resolve(&options, &identity), HVD_OK);
+    ck_assert_str_eq(describe(&identity), "1/2 1/2 0/1 arguments mine");
+    set_environment(broken);
+    options.rank = 3;
+    options.size = 4;
+    ck_assert_int_eq(client_identity_resolve(&options, &identity), HVD_OK);
+    ck_assert_str_eq(describe(&identity), "3/4 3/4 0/1 arguments mine");
+}
+END_TEST
+
+struct nodes_case {
+    const char *title;
+    const char *environment[12];
+    const char *sentence; /* NULL: one node */
+};
+
+static const struct nodes_case nodes[] = {
+    {"hvdrun", {"HVD_RANK=3", "HVD_SIZE=4", "HVD_LOCAL_SIZE=4", "HVD_CROSS_SIZE=1"}, NULL},
+    {"nothing but rank and size", {"RANK=3", "WORLD_SIZE=4"}, NULL},
+    {"one task of a step in an allocation of two nodes",
+     {"SLURM_PROCID=0", "SLURM_NTASKS=1", "SLURM_NNODES=2", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0"},
+     NULL},
+    {"hvdrun, two nodes",
+     {"HVD_RANK=3", "HVD_SIZE=4", "HVD_LOCAL_SIZE=2", "HVD_JOB_ID=h"},
+     "hvd_open: rank 3 of job 'h' is one of 4 ranks on 2 nodes (from hvdrun: local_size 2, "
+     "cross_size 2), and hvdd "
+     "serves jobs on one node only; start all ranks on one node"},
+    {"horovodrun, three nodes",
+     {"HOROVOD_RANK=0", "HOROVOD_SIZE=5", "HOROVOD_LOCAL_SIZE=2"},
+     "one of 5 ranks on 3 nodes (from horovodrun: local_size 2"},
+    {"torchrun, two nodes",
+     {"RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1", "GROUP_WORLD_SIZE=2"},
+     "one of 2 ranks on 2 nodes (from torchrun: local_size 1"},
+    {"Open MPI, two nodes",
+     {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=3", "OMPI_COMM_WORLD_LOCAL_SIZE=2"},
+     "one of 3 ranks on 2 nodes (from openmpi: local_size 2"},
+    {"Intel MPI, two nodes",
+     {"PMI_RANK=0", "PMI_SIZE=4", "MPI_LOCALNRANKS=3"},
+     "one of 4 ranks on 2 nodes (from pmi: local_size 3"},
+    {"srun, three tasks on two nodes",
+     {"SLURM_PROCID=0", "SLURM_NTASKS=3", "SLURM_STEP_NUM_NODES=2", "SLURM_NODEID=0",
+      "SLURM_JOB_ID=7", "SLURM_STEP_ID=0"},
+     "one of 3 ranks on 2 nodes (from slurm: "},
+    {"the numbers of nodes and of ranks here do not fit each other",
+     {"HVD_RANK=0", "HVD_SIZE=4", "HVD_LOCAL_SIZE=4", "HVD_CROSS_SIZE=2"},
+     "one of 4 ranks on 2 nodes (from hvdrun: local_size 4, cross_size 2)"},
+};
+
+START_TEST(a_job_on_several_nodes_is_told_so)
+{
+    const struct nodes_case *test = &nodes[_i];
+    struct client_identity identity;
+    set_environment(test->environment);
+    ck_assert_msg(resolve(&identity) == HVD_OK, "%s: %s", test->title, hvd_last_error());
+    ck_assert_msg(client_identity_check_nodes(&identity) ==
+                      (test->sentence ? HVD_ERR_UNSUPPORTED : HVD_OK),
+                  "%s", test->title);
+    if (test->sentence)
+        ck_assert_msg(strstr(hvd_last_error(), test->sentence) != NULL, "%s: '%s'", test->title,
+                      hvd_last_error());
+}
+END_TEST
+
 START_TEST(one_argument_of_two_is_an_error)
 {
     static const char *const nothing[] = {NULL};
@@ -256,6 +356,9 @@ int main(void)
     tcase_add_test(tcase, a_process_on_its_own_gets_a_job_of_its_own);
     tcase_add_test(tcase, an_allocation_is_not_a_task);
     tcase_add_test(tcase, arguments_come_before_every_environment);
+    tcase_add_test(tcase, arguments_that_are_the_launchers_bring_its_other_numbers);
+    tcase_add_loop_test(tcase, a_job_on_several_nodes_is_told_so, 0,
+                        (int)(sizeof nodes / sizeof nodes[0]));
     tcase_add_test(tcase, one_argument_of_two_is_an_error);
     tcase_add_test(tcase, a_bad_job_argument_is_refused_and_not_changed);
     tcase_add_test(tcase, a_job_id_from_the_environment_that_is_too_long_is_an_error);

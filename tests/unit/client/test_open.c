@@ -217,15 +217,15 @@ START_TEST(the_request_says_who_we_are)
     options.address = hvt_fake_dir(fake);
     options.rank = 1;
     options.size = 4;
-    options.local_rank = 1;
-    options.local_size = 2;
+    options.local_rank = 2;
+    options.local_size = 4;
     setenv("HVD_STALL_WARN", "5s", 1);
     setenv("HOROVOD_CYCLE_TIME", "1", 1);
     setenv("HVD_JOB_KEY", "secret", 1);
     setenv("HVD_BROKEN", "\xff", 1);
     setenv("HOME", "/nowhere", 1);
     ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
-    ck_assert_str_eq(hvt_fake_identity(fake), "open 1/4 1/2 0/2 arguments");
+    ck_assert_str_eq(hvt_fake_identity(fake), "open 1/4 2/4 0/1 arguments");
     ck_assert_str_eq(hvt_fake_setting(fake, "HVD_STALL_WARN"), "5s");
     ck_assert_str_eq(hvt_fake_setting(fake, "HOROVOD_CYCLE_TIME"), "1");
     ck_assert_ptr_null(hvt_fake_setting(fake, "HVD_JOB_KEY"));
@@ -233,15 +233,26 @@ START_TEST(the_request_says_who_we_are)
     ck_assert_ptr_null(hvt_fake_setting(fake, "HOME"));
     ck_assert_int_eq(hvd_rank(session), 1);
     ck_assert_int_eq(hvd_size(session), 4);
-    ck_assert_int_eq(hvd_local_rank(session), 1);
-    ck_assert_int_eq(hvd_local_size(session), 2);
+    ck_assert_int_eq(hvd_local_rank(session), 2);
+    ck_assert_int_eq(hvd_local_size(session), 4);
     ck_assert_int_eq(hvd_cross_rank(session), 0);
-    ck_assert_int_eq(hvd_cross_size(session), 2);
+    ck_assert_int_eq(hvd_cross_size(session), 1);
     ck_assert_str_eq(hvd_job(session), "open");
     ck_assert_str_eq(hvd_address(session), hvt_fake_dir(fake));
     ck_assert_int_eq(hvd_session_status(session), HVD_OK);
     ck_assert_int_eq(hvd_close(session), HVD_OK);
     hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(a_job_on_two_nodes_is_refused_before_any_daemon_is_asked)
+{
+    options.address = "/nonexistent";
+    options.rank = 1;
+    options.size = 4;
+    options.local_size = 2;
+    expect(HVD_ERR_UNSUPPORTED,
+           WORDS("rank 1", "4 ranks on 2 nodes", "start all ranks on one node"));
 }
 END_TEST
 
@@ -407,6 +418,7 @@ int main(void)
     tcase_add_test(tcase, a_silent_daemon_costs_the_timeout_and_no_more);
     tcase_add_test(tcase, a_daemon_that_ends_is_looked_for_again_only_where_none_was_named);
     tcase_add_test(tcase, the_request_says_who_we_are);
+    tcase_add_test(tcase, a_job_on_two_nodes_is_refused_before_any_daemon_is_asked);
     tcase_add_test(tcase, a_key_that_is_too_long_is_invalid);
     tcase_add_test(tcase, options_that_were_not_initialised_are_refused);
     tcase_add_test(tcase, close_says_goodbye);

@@ -143,6 +143,25 @@ START_TEST(a_rank_outside_the_size_is_refused)
 }
 END_TEST
 
+START_TEST(a_job_on_several_nodes_is_refused)
+{
+    request.local_size = 2;
+    request.cross_size = 2;
+    ASSERT_REFUSED(
+        3, HVI_ERR_UNSUPPORTED,
+        "rank 3 of job 'train' is one of 4 ranks on 2 nodes (local_size 2, cross_size 2), "
+        "and hvdd serves jobs on one node only; start all ranks on one node");
+    request.local_size = 3;
+    request.cross_size = 1;
+    ck_assert_int_eq(decide(0), HVI_ERR_UNSUPPORTED);
+    request.local_size = 4;
+    request.cross_size = 2;
+    ck_assert_int_eq(decide(0), HVI_ERR_UNSUPPORTED);
+    request.cross_size = 1;
+    ck_assert_int_eq(decide(0), HVI_OK);
+}
+END_TEST
+
 START_TEST(another_size_than_the_job_has_is_refused_naming_both)
 {
     join(0);
@@ -331,6 +350,7 @@ int main(void)
     tcase_add_test(tcase, a_peer_in_another_pid_namespace_is_refused);
     tcase_add_test(tcase, a_draining_hvdd_takes_nobody);
     tcase_add_test(tcase, a_rank_outside_the_size_is_refused);
+    tcase_add_test(tcase, a_job_on_several_nodes_is_refused);
     tcase_add_test(tcase, another_size_than_the_job_has_is_refused_naming_both);
     tcase_add_test(tcase, another_users_job_is_refused);
     tcase_add_test(tcase, another_job_key_is_refused_and_so_is_none);

@@ -595,6 +595,20 @@ START_TEST(admin_encoders_refuse_too)
 }
 END_TEST
 
+START_TEST(nodes_are_counted_by_what_is_known)
+{
+    ck_assert_int_eq(hvi_job_nodes(4, 4, 1), 1);
+    ck_assert_int_eq(hvi_job_nodes(4, 2, 2), 2);
+    ck_assert_int_eq(hvi_job_nodes(5, 2, 0), 3);
+    ck_assert_int_eq(hvi_job_nodes(4, 0, 3), 3);
+    ck_assert_int_eq(hvi_job_nodes(4, -1, -1), 1);
+    ck_assert_int_eq(hvi_job_nodes(4, 9, 1), 1);
+    ck_assert_int_eq(hvi_job_nodes(1, 1, 2), 1);
+    ck_assert_int_eq(hvi_job_nodes(INT32_MAX, 1, 1), INT32_MAX);
+    ck_assert_int_eq(hvi_job_nodes(0, 0, 0), 1);
+}
+END_TEST
+
 START_TEST(job_ids)
 {
     ck_assert(hvi_job_id_valid("a"));
@@ -657,6 +671,7 @@ static void add_rules(TCase *tcase)
     tcase_add_test(tcase, encoder_refuses_what_would_not_decode);
     tcase_add_test(tcase, admin_encoders_refuse_too);
     tcase_add_test(tcase, job_ids);
+    tcase_add_test(tcase, nodes_are_counted_by_what_is_known);
     tcase_add_test(tcase, every_schema_field_has_a_row);
 }
 
