@@ -107,7 +107,7 @@ build() {
 start_hvdd() {
     export HVD_ADDRESS=$scratch/run XDG_RUNTIME_DIR=$scratch/xdg # where everything that is not asked goes to
     mkdir -m 700 "$XDG_RUNTIME_DIR"
-    hvdd --runtime-dir="$HVD_ADDRESS" >"$scratch/hvdd.log" 2>&1 &
+    hvdd --private=yes --runtime-dir="$HVD_ADDRESS" >"$scratch/hvdd.log" 2>&1 &
     hvdd_pid=$!
     wait_for 10 hvdctl --timeout 1 status || give_up "hvdd did not start"
     echo "hvdd runs as pid $hvdd_pid with its sockets in $HVD_ADDRESS"

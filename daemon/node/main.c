@@ -55,20 +55,41 @@ static void read_config(struct node *node, int argc, char **argv)
     }
 }
 
+/* Engines have hvdd's user. As root the kernel would let them move the memory of any process: also of a program with
+ * other rights that a trainer executes while an op of its is in flight, and the peers would get that memory. A private
+ * hvdd of root's serves root's trainers alone, which have those rights themselves. */
+static bool is_root_for_all(const struct node *node)
+{
+    if (node->private_mode || node->uid != 0)
+        return false;
+    HVI_LOG(HVI_LOG_ERROR, "main", "root-for-all",
+            "a hvdd for all users does not run as root, because its engines would have root's "
+            "rights over every user's processes; start the service, which has a user of its own "
+            "(systemctl start hvdd), or hvdd as another user, or with --private=yes for root's own "
+            "jobs",
+            "");
+    return true;
+}
+
+/* Where hvdd goes, and whom it serves where nobody says: all users from the system's directory. */
+static void choose_place(struct node *node)
+{
+    if (node_rundir_default(node->uid, node->place, sizeof(node->place)) != HVI_OK)
+        node->place[0] = '\0'; /* too long, which is an error if it is needed */
+    node->private_mode = node->config.private_mode > 0 ||
+                         (node->config.private_mode < 0 && strcmp(node->place, "/run/hvdd") != 0);
+    if (node->config.runtime_dir[0] != '\0')
+        memcpy(node->place, node->config.runtime_dir, sizeof(node->place));
+}
+
 static int open_rundir(struct node *node)
 {
-    char path[HVI_WIRE_PATH], fallback[HVI_WIRE_PATH],
-        text[NODE_CONFIG_ERROR] = "the path is too long";
-    int status = node_rundir_default(node->uid, fallback, sizeof(fallback));
+    char text[NODE_CONFIG_ERROR] = "the path of the runtime directory is too long";
+    int status = HVI_ERR_INVALID;
 
-    node->private_mode = node->config.private_mode > 0 ||
-                         (node->config.private_mode < 0 && strcmp(fallback, "/run/hvdd") != 0);
-    snprintf(path, sizeof(path), "%s",
-             node->config.runtime_dir[0] != '\0' ? node->config.runtime_dir : fallback);
-    if (node->config.runtime_dir[0] != '\0')
-        status = HVI_OK;
-    if (status == HVI_OK)
-        status = node_rundir_open(path, node->private_mode, &node->rundir, text, sizeof(text));
+    if (node->place[0] != '\0')
+        status =
+            node_rundir_open(node->place, node->private_mode, &node->rundir, text, sizeof(text));
     if (status != HVI_OK)
         HVI_LOG(HVI_LOG_ERROR, "main", "no-runtime-dir", text, "");
     return status;
@@ -123,6 +144,9 @@ int main(int argc, char **argv)
     hvi_log_init("hvdd", (enum hvi_log_level)node.config.log_level);
     raise_descriptor_limit();
     node.uid = geteuid();
+    choose_place(&node);
+    if (is_root_for_all(&node))
+        return 2;
     node.started_ns = hvi_clock_ns();
     node.next_session = node.started_ns; /* grows from one hvdd to the next */
     node.next_query = 1;

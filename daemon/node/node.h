@@ -95,6 +95,7 @@ struct node {
     uint64_t started_ns;
 
     sd_event *event;
+    char place[HVI_WIRE_PATH]; /* of the runtime directory */
     struct node_rundir rundir;
     enum node_phase phase;
     sd_event_source *signals[3], *parent, *drain, *idle, *status;

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hvt import Daemon, Status, wait_until, wire
+from hvt import SERVICE, Daemon, Status, as_service, program, wait_until, wire
 from hvt.job import Job
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -39,7 +39,7 @@ def test_the_private_directory_keeps_others_out_before_any_message(nobody):
 
 
 def test_in_system_mode_two_users_have_jobs_and_cannot_join_each_others(nobody):
-    with Daemon(options={"private": "no"}, folder_mode=0o755) as daemon:
+    with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service()) as daemon:
         daemon.allow("attach-refused")
         mine = Job(daemon, 2, name="mine")
         stranger = daemon.rank(user=nobody)
@@ -55,7 +55,7 @@ def test_in_system_mode_two_users_have_jobs_and_cannot_join_each_others(nobody):
 
 
 def test_another_user_may_look_but_not_stop_my_job(nobody):
-    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755) as daemon:
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
         daemon.allow("job-stop-refused", "admin-refused", "stop-refused")
         mine = Job(daemon, 2, name="mine")
         done = daemon.ctl.run("job", "stop", "mine", user=nobody)
@@ -69,7 +69,7 @@ def test_another_user_may_look_but_not_stop_my_job(nobody):
 
 
 def test_an_engine_hello_from_another_user_is_refused(nobody):
-    with Daemon(options={"private": "no"}, folder_mode=0o755) as daemon:
+    with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service()) as daemon:
         hello = wire.field(wire.ENGINE_HELLO, wire.message(
             (1, wire.PROTOCOL_VERSION), (2, "ghost"), (3, 1), (4, 2), (5, 0), (6, 1)))
         code = ("import socket,sys; s=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); "
@@ -79,3 +79,22 @@ def test_an_engine_hello_from_another_user_is_refused(nobody):
         line = daemon.expect_line("attach-refused")
         assert line.pairs["uid"] == str(nobody)
         assert not daemon.jobs()
+
+
+def test_root_is_no_user_for_a_daemon_of_all_users(tmp_path):
+    """Its engines would move the memory of whatever a trainer executes while its op is in flight."""
+    for options in (["--private=no"], []):  # auto, too, means a daemon for all users when root starts it
+        done = subprocess.run([program("hvdd"), f"--runtime-dir={tmp_path}/run", "--config=/dev/null", *options],
+                              capture_output=True, text=True, check=False, timeout=20)
+        assert done.returncode == 2
+        assert "does not run as root" in done.stderr and "systemctl start hvdd" in done.stderr
+        assert "--private=yes" in done.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_service_has_a_user_of_its_own_and_so_have_its_engines():
+    with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service()) as daemon:
+        job = Job(daemon, 2)
+        for pid in (daemon.pid, *daemon.engines()):
+            assert os.stat(f"/proc/{pid}").st_uid == SERVICE
+        job.check_usable()

@@ -181,7 +181,8 @@ def test_installing_under_destdir_keeps_the_prefix_in_the_units(tmp_path):
 
 def test_the_stripped_environment_of_a_service_is_enough_for_hvdd(installed, tmp_path):
     """No PATH, no HOME: hvdd finds its engine beside itself."""
-    done = subprocess.run([f"{installed.prefix}/bin/hvdd", f"--runtime-dir={tmp_path}/run", "--idle-exit=200ms"],
+    done = subprocess.run([f"{installed.prefix}/bin/hvdd", "--private=yes", f"--runtime-dir={tmp_path}/run",
+                           "--idle-exit=200ms"],
                           env={"LD_LIBRARY_PATH": str(installed.libdir)}, capture_output=True, text=True,
                           timeout=scaled(30), check=False)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from hvt.build import program, scaled
 from hvt.ctl import Ctl
-from hvt.daemon import clean_environment
+from hvt.daemon import SERVICE, as_service, clean_environment
 from hvt.install import Installation, run
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
@@ -43,6 +43,9 @@ def installed(tmp_path_factory) -> Installation:
 def folder() -> Iterator[pathlib.Path]:
     """A directory with a short name (socket paths have 107 bytes) that hvdd accepts as its own."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
+    path.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(path, SERVICE, SERVICE)
     yield path
     shutil.rmtree(path)
 
@@ -123,8 +126,8 @@ def activate(folder: pathlib.Path, name: str, *options: str) -> subprocess.Popen
     """systemd-socket-activate that waits on the socket `name` for its first connection, and then becomes hvdd."""
     kept = [f"--setenv={name}={value}" for name, value in clean_environment().items() if name.endswith("SAN_OPTIONS")]
     process = subprocess.Popen([need("systemd-socket-activate"), *options, *kept, f"--listen={folder}/{name}.sock",
-                                f"--fdname={name}", program("hvdd"), f"--runtime-dir={folder}"],
-                               env=clean_environment())
+                                f"--fdname={name}", program("hvdd"), "--private=no", f"--runtime-dir={folder}"],
+                               env=clean_environment(), **as_service())
     wait_until((folder / f"{name}.sock").exists, "systemd-socket-activate to listen")
     return process
 
@@ -167,6 +170,7 @@ class Manager:
         self.path = folder / "notify"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(self.path))
+        self.path.chmod(0o777)
         self.seen: list[str] = []
         self.stored: dict[str, int] = {}
 
@@ -213,14 +217,15 @@ def manager(folder) -> Iterator[Manager]:
 
 def start(folder: pathlib.Path, manager: Manager, *, attach_fd: int | None = None,
           **settings: str) -> subprocess.Popen:
-    """hvdd as systemd would start it; `attach_fd` is handed over as descriptor 3."""
+    """hvdd as systemd would start it, for all users and not as root; `attach_fd` is handed over as descriptor 3."""
     environment = dict(clean_environment(), NOTIFY_SOCKET=str(manager.path), **settings)
-    command = [program("hvdd"), f"--runtime-dir={folder}/run"]
+    command = [program("hvdd"), "--private=no", f"--runtime-dir={folder}/run"]
     if attach_fd is None:
-        return subprocess.Popen(command, env=environment)
+        return subprocess.Popen(command, env=environment, **as_service())
     script = (f"[ {attach_fd} = 3 ] || exec 3<&{attach_fd} {attach_fd}<&-; "
               'LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=attach exec "$@"')
-    return subprocess.Popen(["bash", "-c", script, "bash", *command], env=environment, pass_fds=[attach_fd])
+    return subprocess.Popen(["bash", "-c", script, "bash", *command], env=environment, pass_fds=[attach_fd],
+                            **as_service())
 
 
 def test_hvdd_says_ready_answers_the_watchdog_and_says_stopping(folder, manager):

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvt import procs
-from hvt.build import SOURCE, program, scaled
+from hvt.build import SOURCE, program, program_for_strangers, scaled
 from hvt.ctl import Ctl
 from hvt.log import Line, parse_line
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
 from hvt.wire import Raw
 
+SERVICE = 64738  # nobody's user id
 _FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
 _OURS = ("run", "log", "hvdd.conf", "tsan.")  # the last: of a process that TSan instruments and that was killed
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
@@ -35,6 +36,12 @@ def clean_environment() -> dict[str, str]:
     return kept
 
 
+def as_service() -> dict[str, Any]:
+    """How subprocess starts a hvdd that serves several users: root may not, so it gets a user of its own; a test that
+    is no root itself has only one user."""
+    return {"user": SERVICE, "group": SERVICE, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
 class Daemon:
     """hvdd as a context manager.
 
@@ -44,16 +51,24 @@ class Daemon:
     """
 
     def __init__(self, *, options: dict[str, Any] | None = None, prefix: tuple[str, ...] = (),
-                 preexec: Any = None, stderr: str | None = None, folder_mode: int = 0o700):
-        """`options` become --name=value; `prefix` is a command line put before hvdd; `stderr` replaces the log file."""
+                 preexec: Any = None, stderr: str | None = None, folder_mode: int = 0o700,
+                 user: dict[str, Any] | None = None):
+        """`options` become --name=value; `prefix` is a command line put before hvdd; `stderr` replaces the log file;
+        `user`: as_service(), where hvdd serves several users."""
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
         self.folder.chmod(folder_mode)
+        self.user = user or {}
         self.address = self.folder / "run"
         self.token = secrets.token_hex(8)
         self.environment = dict(clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
         self.config_path = self.folder / "hvdd.conf"
         self.config_path.write_text(f"stall-warn = {scaled(60):.0f}s\n", encoding="utf-8")
         self.options = {"config": self.config_path, "log-level": "info", "private": "yes"} | (options or {})
+        self._program = program("hvdd")
+        if self.user:
+            os.chown(self.folder, self.user["user"], self.user["group"])
+            self._program, self.environment = program_for_strangers("hvdd", self.environment)
+            self.options["engine"], _ = program_for_strangers("hvdd-engine", self.environment)
         self.log_path = self.folder / "log"
         self.ctl = Ctl(self.address, self.environment)
         self.process: subprocess.Popen[bytes] | None = None
@@ -90,7 +105,7 @@ class Daemon:
     def command(self) -> list[str]:
         """The command line."""
         options = [f"--{name}={value}" if value is not None else f"--{name}" for name, value in self.options.items()]
-        return [*self._prefix, program("hvdd"), f"--runtime-dir={self.address}", *options]
+        return [*self._prefix, self._program, f"--runtime-dir={self.address}", *options]
 
     def start(self) -> None:
         """Starts hvdd and waits for its READY."""
@@ -99,11 +114,12 @@ class Daemon:
         with contextlib.suppress(FileNotFoundError):
             notify.unlink()
         ready.bind(str(notify))
+        notify.chmod(0o777)
         ready.settimeout(scaled(10))
         with open(self._stderr or self.log_path, "ab") as log:
             self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             env=dict(self.environment, NOTIFY_SOCKET=str(notify)),
-                                            preexec_fn=self._preexec, cwd="/")
+                                            preexec_fn=self._preexec, cwd="/", **self.user)
         try:
             self._await_ready(ready)
         finally:

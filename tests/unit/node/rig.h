@@ -12,7 +12,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define RIG_MS 10000 /* longest wait for anything */
+#define SERVICE 64738 /* nobody's user id, for a hvdd that serves several users */
+#define RIG_MS  10000 /* longest wait for anything */
 
 struct rig {
     char base[64], dir[96], log[96], conf[96];
@@ -27,6 +28,8 @@ struct rig {
 void rig_init(struct rig *rig);
 /* SIGKILLs what is left and removes everything; fails when an engine is still there after hvdd has ended. */
 void rig_fini(struct rig *rig);
+/* hvdd will run as `uid`, if we are root and can choose: before rig_start. */
+void rig_become(struct rig *rig, uid_t uid);
 /* Starts hvdd with `arguments` (NULL-terminated, may be NULL) and waits until it is ready. */
 void rig_start(struct rig *rig, const char *const *arguments);
 /* The same for a hvdd that is expected not to become ready: returns its exit code. */

@@ -219,6 +219,7 @@ START_TEST(another_user_may_look_but_not_stop)
 
     if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
         return;
+    rig_become(&rig, SERVICE);
     rig_start(&rig, shared);
     a = rig_join(&rig, "a", 0, 2);
     child = fork();

@@ -308,6 +308,7 @@ START_TEST(another_user_cannot_join_a_job_and_is_logged)
 
     if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
         return;
+    rig_become(&rig, SERVICE);
     start(NULL, open_to_all);
     holder = rig_join(&rig, "a", 0, 2);
     child = fork();
@@ -333,10 +334,7 @@ START_TEST(a_private_hvdd_refuses_even_root)
 
     if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
         return;
-    ck_assert_int_eq(chown(rig.base, 12345, (gid_t)-1), 0);
-    close(creat(rig.log, 0666));
-    ck_assert_int_eq(chown(rig.log, 12345, (gid_t)-1), 0);
-    rig.uid = 12345;
+    rig_become(&rig, 12345);
     start(NULL, plain);
     rig_send_attach(fd = rig_connect(&rig), rig_request("a", 0, 1));
     assert_refused(fd, HVI_ERR_REFUSED, "private to uid 12345");

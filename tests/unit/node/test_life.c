@@ -66,6 +66,7 @@ START_TEST(sockets_have_the_modes_of_a_private_or_of_a_system_daemon)
     ck_assert_int_eq(mode_of("admin.sock"), 0600);
     rig_kill(&rig, SIGTERM);
     ck_assert_int_eq(rig_wait(&rig), 0);
+    rig_become(&rig, SERVICE);
     rig_start(&rig, shared);
     ck_assert_int_eq(mode_of(""), 0755);
     ck_assert_int_eq(mode_of("attach.sock"), 0666);
@@ -113,6 +114,23 @@ START_TEST(bad_options_end_with_code_2_and_a_bad_place_with_1)
     ck_assert_int_eq(chmod(rig.dir, 0777), 0);
     ck_assert_int_eq(rig_start_failing(&rig, plain), 1);
     ck_assert_int_eq(rig_log_count(&rig, "has mode 0777"), 1);
+}
+END_TEST
+
+START_TEST(root_starts_no_hvdd_for_all_users)
+{
+    static const char *const shared[] = {"--private=no", NULL};
+
+    if (hvt_skip_if(geteuid() != 0, "only root can be root"))
+        return;
+    ck_assert_int_eq(rig_start_failing(&rig, shared), 2);
+    ck_assert_int_eq(rig_log_count(&rig, "a hvdd for all users does not run as root"), 1);
+    ck_assert_int_eq(rig_start_failing(&rig, NULL), 2);
+    ck_assert_int_eq(rig_log_count(&rig, "or with --private=yes for root's own jobs"), 2);
+    ck_assert(!rig_exists(&rig, ""));
+    rig_start(&rig, plain);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
 }
 END_TEST
 
@@ -434,6 +452,7 @@ int main(void)
     tcase_add_test(tcase, sockets_have_the_modes_of_a_private_or_of_a_system_daemon);
     tcase_add_test(tcase, a_second_hvdd_for_the_same_directory_says_who_serves_it);
     tcase_add_test(tcase, bad_options_end_with_code_2_and_a_bad_place_with_1);
+    tcase_add_test(tcase, root_starts_no_hvdd_for_all_users);
     tcase_add_test(tcase, a_directory_too_deep_for_sockets_is_a_clear_error);
     tcase_add_test(tcase, a_reload_applies_what_it_can_and_names_what_needs_a_restart);
     tcase_add_test(tcase, a_drain_refuses_newcomers_and_waits_for_the_jobs);
