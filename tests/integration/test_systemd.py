@@ -84,6 +84,18 @@ def test_engines_survive_a_restart_of_the_service(installed):
         assert re.search(f"^{line}$", text, re.MULTILINE)
 
 
+def test_a_service_that_is_made_to_crash_again_and_again_comes_back(installed):
+    """No start limit puts it down for good; a loop of restarts is slower than what a socket unit takes for a runaway
+    (TriggerLimitBurst=20 in TriggerLimitIntervalSec=2s by default)."""
+    text = pathlib.Path(units(installed)[0]).read_text(encoding="utf-8")
+    settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    assert settings["StartLimitIntervalSec"] == "0" and settings["Restart"] == "on-failure"
+    span = run(need("systemd-analyze"), "timespan", settings["RestartSec"]).stdout
+    restart_us = int(re.search(r"μs: (\d+)", span).group(1))
+    assert 2_000_000 / 20 < restart_us < 1_000_000, "a socket unit would fail, or attaches resume too late"
+    assert settings["RestartPreventExitStatus"] == "2"
+
+
 def test_user_and_directory_are_made(installed, tmp_path):
     (tmp_path / "etc").mkdir()
     for name in ("passwd", "group"):
