@@ -1,121 +1,164 @@
 /* SPDX-License-Identifier: Apache-2.0
- * admin.sock: a ZeroMQ ROUTER, and the only file that sees zmq.h.
+ * admin.sock, where ZeroMQ's clients (hvdctl, hvdrun) ask. hvdd accepts and speaks ZMTP itself
+ * (zmtp.c): libzmq accepts every connection, and ends the process when accept finds no descriptor
+ * (ADR 0013). Here a user has a number of connections, and the other users have theirs.
  *
- * ZMQ_FD is edge-triggered: it becomes readable when the socket's state *may* have changed, and
- * stays silent for messages that are there already. So after every wake we go on until ZMQ_EVENTS
- * has no POLLIN, and because a send also processes that state (and may swallow the edge of a
- * message that came meanwhile), every send is followed by another look, from a deferred source.
+ *   accepted --greeting, READY--> idle --request--> asked --reply--> sending --all sent--> idle
+ *      |                                                               |
+ *      +--2 s without a handshake: closed                              +--10 s unread: closed
  *
- * The listening socket is ours (ZMQ_USE_FD): it then has its file mode from the first moment, and
- * one from systemd works the same way. Who asks is told by the "Peer-Address" property, which
- * libzmq makes for ipc from SO_PEERCRED as
- * "<host>:<uid>:<gid>:<pid>" and which a peer cannot overwrite. A peer without it (an old protocol
- * version) is served as far as reading goes, for which the file mode is the gate, and refused
- * everything else. */
+ * A connection has one request under way. What the peer sends meanwhile stays in the kernel, so a
+ * peer that does not read its replies makes only itself wait. Each turn of the loop takes up one
+ * request per connection, from a deferred source. Where a connection ends below a function that
+ * still uses it, it is marked as broken; the handlers of the event loop free it. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
+#include "daemon/node/zmtp.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <zmq.h>
+#include <utlist.h>
 
-#define MESSAGES_PER_WAKE 64
-#define MESSAGE_BYTES_MAX (64 * 1024)
+/* Connections; also shares of hvdd's descriptors, which attaches and jobs need. */
+#define CONNECTIONS_MAX      256u
+#define CONNECTIONS_PER_USER 64u
+#define SHARE                8u
+#define SHARE_PER_USER       16u
 
-struct node_admin {
-    void *context, *socket;
-    sd_event_source *io, *again;
+#define HANDSHAKE_US 2000000u
+#define SENDING_US   10000000u
+
+struct connection {
+    struct node *node;
+    struct connection *prev, *next;
+    uint64_t number;
+    int fd;
+    struct node_peer peer;
+    sd_event_source *io, *timer;
+    struct node_zmtp zmtp;
+    bool asked;  /* its request has no reply yet */
+    bool broken; /* to be freed */
+    /* The reply that is being sent; NULL: none. */
+    unsigned char *body;
+    unsigned char head[NODE_ZMTP_HEAD_MAX];
+    size_t head_bytes, body_bytes, sent;
 };
 
-/* ---- who
- * ----------------------------------------------------------------------------------------------------------
- */
+struct node_admin {
+    int fd; /* listening, -1 */
+    struct node_acceptor acceptor;
+    sd_event_source *again;
+    struct connection *connections;
+    uint32_t count;
+    uint64_t last_number;
+    uint64_t limit_logged_ns, limit_refused;
+};
 
-/* The uid out of "<host>:<uid>:<gid>:<pid>". */
-static bool parse_peer(const char *address, uid_t *uid_p)
+static void look_again(struct node_admin *admin)
 {
-    const char *end = address + strlen(address);
-    char *rest;
-    long uid;
+    sd_event_source_set_enabled(admin->again, SD_EVENT_ONESHOT);
+}
 
-    for (int colons = 0; colons < 3; colons++) {
-        do {
-            if (end == address)
-                return false;
-            end--;
-        } while (*end != ':');
+/* ---- a connection ---- */
+
+static void connection_free(struct connection *connection)
+{
+    struct node_admin *admin = connection->node->admin;
+
+    DL_DELETE(admin->connections, connection);
+    admin->count--;
+    sd_event_source_disable_unref(connection->io);
+    sd_event_source_disable_unref(connection->timer);
+    node_zmtp_fini(&connection->zmtp);
+    free(connection->body);
+    close(connection->fd);
+    free(connection);
+}
+
+/* What the loop waits for: the end of the connection in any case. */
+static void watch(struct connection *connection)
+{
+    uint32_t events = connection->body != NULL ? EPOLLOUT : connection->asked ? 0 : EPOLLIN;
+
+    sd_event_source_set_io_events(connection->io, events);
+}
+
+static void set_deadline(struct connection *connection, uint64_t usec)
+{
+    sd_event_source_set_time_relative(connection->timer, usec);
+    sd_event_source_set_enabled(connection->timer, SD_EVENT_ONESHOT);
+}
+
+/* Sends what the kernel takes of the reply. */
+static void send_on(struct connection *connection)
+{
+    size_t in_head =
+        connection->sent < connection->head_bytes ? connection->head_bytes - connection->sent : 0;
+    size_t in_body = connection->sent - (connection->head_bytes - in_head);
+    struct iovec parts[] = {
+        {.iov_base = connection->head + connection->head_bytes - in_head, .iov_len = in_head},
+        {.iov_base = connection->body + in_body, .iov_len = connection->body_bytes - in_body}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t sent = sendmsg(connection->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    if (sent < 0 && errno != EAGAIN && errno != EINTR)
+        connection->broken = true;
+    if (sent > 0)
+        connection->sent += (size_t)sent;
+    if (connection->sent < connection->head_bytes + connection->body_bytes)
+        return;
+    free(connection->body);
+    connection->body = NULL;
+    sd_event_source_set_enabled(connection->timer, SD_EVENT_OFF);
+}
+
+void node_admin_send(struct node *node, const struct node_asker *asker,
+                     struct hvi_admin_reply *reply)
+{
+    struct connection *connection = NULL;
+    unsigned char *bytes = NULL;
+    size_t length;
+
+    if (node->admin != NULL)
+        DL_SEARCH_SCALAR(node->admin->connections, connection, number, asker->connection);
+    if (connection == NULL)
+        return;
+    reply->protocol_version = HVI_PROTOCOL_VERSION;
+    reply->request = asker->request;
+    connection->asked = false;
+    look_again(node->admin);
+    if (hvi_admin_reply_encode(reply, &bytes, &length) != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "admin", "no-reply", "an admin reply could not be written",
+                "request=%llu", (unsigned long long)asker->request);
+        return;
     }
-    errno = 0;
-    uid = strtol(end + 1, &rest, 10);
-    if (errno != 0 || rest == end + 1 || *rest != ':')
-        return false;
-    *uid_p = (uid_t)uid;
-    return true;
+    connection->body = bytes;
+    connection->body_bytes = length;
+    connection->head_bytes = node_zmtp_head(asker->delimiter, length, connection->head);
+    connection->sent = 0;
+    set_deadline(connection, SENDING_US);
+    send_on(connection);
 }
 
-static void identify(const struct node *node, zmq_msg_t *frame, struct node_asker *asker)
-{
-    const char *address = zmq_msg_gets(frame, "Peer-Address");
+/* ---- requests ---- */
 
-    (void)node;
-    asker->known = address != NULL && parse_peer(address, &asker->uid);
-}
-
-/* ---- receiving
- * ----------------------------------------------------------------------------------------------------
- */
-
-/* The next frame into `frame`; false when there is none. */
-static bool next_frame(struct node_admin *admin, zmq_msg_t *frame)
-{
-    int rc;
-    do {
-        rc = zmq_msg_recv(frame, admin->socket, ZMQ_DONTWAIT);
-    } while (rc < 0 && errno == EINTR);
-    return rc >= 0;
-}
-
-/* One message: [identity][""][payload] or [identity][payload]; what is more is thrown away. False:
- * nothing there. On true `*whole_p` says whether it had that form. */
-static bool receive(struct node *node, zmq_msg_t *frame, struct node_asker *asker, bool *whole_p)
-{
-    struct node_admin *admin = node->admin;
-
-    memset(asker, 0, sizeof(*asker));
-    if (!next_frame(admin, frame))
-        return false;
-    asker->identity_bytes = zmq_msg_size(frame);
-    *whole_p = asker->identity_bytes <= sizeof(asker->identity) && zmq_msg_more(frame);
-    if (asker->identity_bytes <= sizeof(asker->identity))
-        memcpy(asker->identity, zmq_msg_data(frame), asker->identity_bytes);
-    if (zmq_msg_more(frame) && next_frame(admin, frame) && zmq_msg_size(frame) == 0 &&
-        zmq_msg_more(frame)) {
-        asker->delimiter = true;
-        next_frame(admin, frame);
-    }
-    identify(node, frame, asker);
-    while (zmq_msg_more(frame)) {
-        *whole_p = false;
-        if (!next_frame(admin, frame))
-            break;
-    }
-    return true;
-}
-
-static void handle(struct node *node, zmq_msg_t *frame, struct node_asker *asker, bool whole)
+static void handle(struct node *node, struct node_asker *asker,
+                   const struct node_zmtp_message *message)
 {
     struct hvi_admin_request request;
     char text[200] = "it is not one frame", sentence[300];
 
-    if (!whole || hvi_admin_request_decode(zmq_msg_data(frame), zmq_msg_size(frame), &request, text,
-                                           sizeof(text)) != HVI_OK) {
+    if (!message->whole || hvi_admin_request_decode(message->body, message->length, &request, text,
+                                                    sizeof(text)) != HVI_OK) {
         HVI_LOG(HVI_LOG_WARN, "admin", "bad-request", "an admin request cannot be read",
-                "uid=%d error=\"%s\"", asker->known ? (int)asker->uid : -1, text);
+                "uid=%u error=\"%s\"", (unsigned)asker->uid, text);
         snprintf(sentence, sizeof(sentence), "hvdd cannot read this request: %s", text);
         node_answer_text(node, asker, HVI_ERR_PROTOCOL, sentence);
         return;
@@ -128,149 +171,232 @@ static void handle(struct node *node, zmq_msg_t *frame, struct node_asker *asker
         node_answer_text(node, asker, HVI_ERR_VERSION, sentence);
         return;
     }
-    if (node->private_mode && (!asker->known || asker->uid != node->uid)) {
+    if (node->private_mode && asker->uid != node->uid) {
         HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused", "another user asked a private hvdd",
-                "uid=%d", asker->known ? (int)asker->uid : -1);
+                "uid=%u", (unsigned)asker->uid);
         node_answer_text(node, asker, HVI_ERR_REFUSED, "this hvdd is private to another user");
         return;
     }
     node_answer_request(node, asker, &request);
 }
 
-static void look_again(struct node_admin *admin)
+/* Takes up the next request, if it has come and the last one has its reply. */
+static void serve(struct connection *connection)
 {
-    sd_event_source_set_enabled(admin->again, SD_EVENT_ONESHOT);
-}
+    bool greeted = connection->zmtp.stage == NODE_ZMTP_MESSAGES;
+    struct node_zmtp_message message;
+    int status;
 
-static void drain(struct node *node)
-{
-    struct node_admin *admin = node->admin;
-    struct node_asker asker;
-    zmq_msg_t frame;
-    bool whole;
-
-    zmq_msg_init(&frame);
-    for (int i = 0; i < MESSAGES_PER_WAKE; i++) {
-        int events = 0;
-        size_t size = sizeof(events);
-        if (zmq_getsockopt(admin->socket, ZMQ_EVENTS, &events, &size) != 0 ||
-            (events & ZMQ_POLLIN) == 0)
-            goto done;
-        if (receive(node, &frame, &asker, &whole))
-            handle(node, &frame, &asker, whole);
+    if (connection->asked || connection->body != NULL || connection->broken)
+        return;
+    status = node_zmtp_next(&connection->zmtp, &message);
+    if (status == HVI_ERR_PROTOCOL) {
+        HVI_LOG(HVI_LOG_DEBUG, "admin", "admin-garbage",
+                "a connection to admin.sock was closed: what came is no ZeroMQ 3", "pid=%d uid=%u",
+                (int)connection->peer.pid, (unsigned)connection->peer.uid);
+        connection->broken = true;
+        return;
     }
-    look_again(admin); /* others have their turn first */
-done:
-    zmq_msg_close(&frame);
+    if (!greeted && connection->zmtp.stage == NODE_ZMTP_MESSAGES)
+        sd_event_source_set_enabled(connection->timer, SD_EVENT_OFF);
+    if (status != HVI_OK)
+        return;
+    struct node_asker asker = {.connection = connection->number,
+                               .delimiter = message.delimiter,
+                               .uid = connection->peer.uid};
+    connection->asked = true;
+    handle(connection->node, &asker, &message);
+    look_again(connection->node->admin);
 }
 
-static int on_edge(sd_event_source *source, int fd, uint32_t events, void *user)
+static void serve_and_settle(struct connection *connection)
 {
-    (void)source, (void)fd, (void)events;
-    drain(user);
-    return 0;
+    serve(connection);
+    if (connection->broken)
+        connection_free(connection);
+    else
+        watch(connection);
 }
 
 static int on_again(sd_event_source *source, void *user)
 {
+    struct node *node = user;
+    struct connection *connection, *spare;
+
     (void)source;
-    drain(user);
+    DL_FOREACH_SAFE(node->admin->connections, connection, spare)
+    {
+        serve_and_settle(connection);
+    }
     return 0;
 }
 
-/* ---- sending
- * ------------------------------------------------------------------------------------------------------
- */
+static void read_on(struct connection *connection)
+{
+    size_t room;
+    unsigned char *bytes = node_zmtp_room(&connection->zmtp, &room);
+    ssize_t length = bytes == NULL ? 0 : recv(connection->fd, bytes, room, MSG_DONTWAIT);
 
-void node_admin_send(struct node *node, const struct node_asker *asker,
-                     struct hvi_admin_reply *reply)
+    if (length > 0)
+        node_zmtp_filled(&connection->zmtp, (size_t)length);
+    else if (length == 0 || (errno != EAGAIN && errno != EINTR))
+        connection->broken = true;
+}
+
+static int on_io(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct connection *connection = user;
+
+    (void)source, (void)fd;
+    if ((events & EPOLLIN) != 0)
+        read_on(connection);
+    else if ((events & (EPOLLHUP | EPOLLERR)) != 0)
+        connection->broken = true;
+    else if (connection->body != NULL)
+        send_on(connection);
+    serve_and_settle(connection);
+    return 0;
+}
+
+static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct connection *connection = user;
+
+    (void)source, (void)usec;
+    HVI_LOG(HVI_LOG_DEBUG, "admin", "admin-silent",
+            connection->body != NULL ? "a connection to admin.sock was closed: it does not read"
+                                     : "a connection to admin.sock was closed: it says nothing",
+            "pid=%d uid=%u", (int)connection->peer.pid, (unsigned)connection->peer.uid);
+    connection_free(connection);
+    return 0;
+}
+
+/* ---- accept ---- */
+
+static uint32_t at_most(uint32_t limit, uint64_t share)
+{
+    return share < limit ? (uint32_t)share : limit;
+}
+
+static bool has_hung_up(int fd)
+{
+    struct pollfd poll_fd = {.fd = fd};
+    return poll(&poll_fd, 1, 0) != 0 && (poll_fd.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+/* Connections of a user, without those that are over and that the loop has not come to yet. */
+static uint32_t count_of(struct node_admin *admin, uid_t uid)
+{
+    struct connection *connection, *spare;
+    uint32_t count = 0;
+
+    DL_FOREACH_SAFE(admin->connections, connection, spare)
+    {
+        if (connection->peer.uid != uid)
+            continue;
+        if (has_hung_up(connection->fd))
+            connection_free(connection);
+        else
+            count++;
+    }
+    return count;
+}
+
+static bool has_room(struct node *node, uid_t uid)
 {
     struct node_admin *admin = node->admin;
-    unsigned char *bytes = NULL;
-    size_t length;
+    uint32_t own = count_of(admin, uid);
 
-    reply->protocol_version = HVI_PROTOCOL_VERSION;
-    reply->request = asker->request;
-    if (admin == NULL || hvi_admin_reply_encode(reply, &bytes, &length) != HVI_OK) {
-        HVI_LOG(HVI_LOG_ERROR, "admin", "no-reply", "an admin reply could not be written",
-                "request=%llu", (unsigned long long)asker->request);
+    return own < at_most(CONNECTIONS_PER_USER, node->descriptors / SHARE_PER_USER) &&
+           admin->count < at_most(CONNECTIONS_MAX, node->descriptors / SHARE);
+}
+
+/* One line a second, whatever comes. */
+static void log_limit(struct node_admin *admin, uid_t uid)
+{
+    uint64_t now = hvi_clock_ns();
+
+    admin->limit_refused++;
+    if (admin->limit_logged_ns != 0 && now - admin->limit_logged_ns < HVI_NS_SEC)
+        return;
+    HVI_LOG(HVI_LOG_WARN, "admin", "admin-limit",
+            "a connection to admin.sock was closed: its user, or all together, have as many as "
+            "they may",
+            "uid=%u refused=%llu", (unsigned)uid, (unsigned long long)admin->limit_refused);
+    admin->limit_logged_ns = now;
+    admin->limit_refused = 0;
+}
+
+/* False: out of memory or descriptors. */
+static bool start(struct connection *connection)
+{
+    sd_event *event = connection->node->event;
+
+    return sd_event_add_io(event, &connection->io, connection->fd, EPOLLIN, on_io, connection) >=
+               0 &&
+           sd_event_add_time_relative(event, &connection->timer, CLOCK_MONOTONIC, HANDSHAKE_US, 0,
+                                      on_deadline, connection) >= 0 &&
+           send(connection->fd, node_zmtp_hello, node_zmtp_hello_bytes,
+                MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)node_zmtp_hello_bytes;
+}
+
+static void take(struct node *node, int fd)
+{
+    struct node_admin *admin = node->admin;
+    struct connection *connection;
+    struct node_peer peer;
+
+    if (!node_listen_peer(fd, &peer)) {
+        close(fd);
         return;
     }
-    /* A ROUTER drops what it cannot route or queue; after a failed first frame no other may follow.
-     */
-    if (zmq_send(admin->socket, asker->identity, asker->identity_bytes,
-                 ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-        (!asker->delimiter || zmq_send(admin->socket, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0))
-        zmq_send(admin->socket, bytes, length, ZMQ_DONTWAIT);
-    free(bytes);
-    look_again(admin);
+    if (!has_room(node, peer.uid)) {
+        log_limit(admin, peer.uid);
+        close(fd);
+        return;
+    }
+    connection = calloc(1, sizeof(*connection));
+    if (connection == NULL) {
+        close(fd);
+        return;
+    }
+    connection->node = node;
+    connection->fd = fd;
+    connection->peer = peer;
+    connection->number = ++admin->last_number;
+    DL_APPEND(admin->connections, connection);
+    admin->count++;
+    if (!start(connection))
+        connection_free(connection);
 }
 
-/* ---- life
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- life ---- */
 
-static bool set_option(void *socket, int option, int value)
+/* The listening socket: systemd's or our own; -1 after logging. */
+static int listening_fd(struct node *node)
 {
-    return zmq_setsockopt(socket, option, &value, sizeof(value)) == 0;
-}
-
-/* Gives the listening descriptor to libzmq, which closes it in the end. False with errno. */
-static bool bind_socket(struct node *node, void *socket)
-{
-    const int64_t message_max = MESSAGE_BYTES_MAX;
-    char endpoint[HVI_WIRE_PATH + 8];
-    int fd = node->admin_inherited_fd;
-
-    snprintf(endpoint, sizeof(endpoint), "ipc://%s", node->admin_path);
-    if (fd < 0)
-        fd = node_listen_bind(node->admin_path, SOCK_STREAM,
-                              node->private_mode ? 0600 : (mode_t)node->config.admin_mode);
-    if (fd < 0)
-        return false;
-    if (set_option(socket, ZMQ_LINGER, 200) && set_option(socket, ZMQ_RCVHWM, 256) &&
-        set_option(socket, ZMQ_SNDHWM, 256) && set_option(socket, ZMQ_HANDSHAKE_IVL, 2000) &&
-        zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &message_max, sizeof(message_max)) == 0 &&
-        set_option(socket, ZMQ_USE_FD, fd) && zmq_bind(socket, endpoint) == 0)
-        return true;
-    close(fd);
-    return false;
-}
-
-static bool watch_socket(struct node *node)
-{
-    struct node_admin *admin = node->admin;
-    int fd;
-    size_t size = sizeof(fd);
-
-    return zmq_getsockopt(admin->socket, ZMQ_FD, &fd, &size) == 0 &&
-           sd_event_add_io(node->event, &admin->io, fd, EPOLLIN, on_edge, node) >= 0 &&
-           sd_event_add_defer(node->event, &admin->again, on_again, node) >= 0;
+    if (node->admin_inherited_fd >= 0)
+        return node->admin_inherited_fd;
+    if (node_rundir_socket_path(&node->rundir, "admin.sock", node->admin_path,
+                                sizeof(node->admin_path)))
+        return node_listen_bind(node->admin_path, SOCK_STREAM,
+                                node->private_mode ? 0600 : (mode_t)node->config.admin_mode);
+    HVI_LOG(HVI_LOG_ERROR, "admin", "no-admin", "the admin socket's path is too long", "dir=%s",
+            node->rundir.path);
+    return -1;
 }
 
 int node_admin_open(struct node *node)
 {
     struct node_admin *admin = calloc(1, sizeof(*admin));
-    int error = ENOMEM;
 
     if (admin == NULL)
-        goto failed;
+        return HVI_ERR_DAEMON;
     node->admin = admin;
-    if (node->admin_inherited_fd < 0 &&
-        !node_rundir_socket_path(&node->rundir, "admin.sock", node->admin_path,
-                                 sizeof(node->admin_path))) {
-        error = ENAMETOOLONG;
-        goto failed;
-    }
-    admin->context = zmq_ctx_new();
-    if (admin->context != NULL)
-        admin->socket = zmq_socket(admin->context, ZMQ_ROUTER);
-    if (admin->socket != NULL && bind_socket(node, admin->socket) && watch_socket(node))
+    admin->fd = listening_fd(node);
+    if (admin->fd >= 0 && sd_event_add_defer(node->event, &admin->again, on_again, node) >= 0 &&
+        node_acceptor_open(&admin->acceptor, node, admin->fd, take) == HVI_OK)
         return HVI_OK;
-    error = errno;
-failed:
-    HVI_LOG(HVI_LOG_ERROR, "admin", "no-admin", "cannot open the admin socket",
-            "path=%s error=\"%s\"", node->admin_path, zmq_strerror(error));
     node_admin_close(node);
     return HVI_ERR_DAEMON;
 }
@@ -282,14 +408,14 @@ void node_admin_close(struct node *node)
     node_answer_close(node);
     if (admin == NULL)
         return;
-    node->admin = NULL;
-    sd_event_source_disable_unref(admin->io);
+    node_acceptor_close(&admin->acceptor);
     sd_event_source_disable_unref(admin->again);
-    if (admin->socket != NULL)
-        zmq_close(admin->socket);
-    if (admin->context != NULL)
-        zmq_ctx_term(admin->context); /* at most ZMQ_LINGER */
-    if (node->admin_path[0] != '\0' && node->admin_inherited_fd < 0)
+    while (admin->connections != NULL)
+        connection_free(admin->connections);
+    if (admin->fd >= 0)
+        close(admin->fd);
+    if (admin->fd >= 0 && node->admin_inherited_fd < 0)
         unlink(node->admin_path);
+    node->admin = NULL;
     free(admin);
 }

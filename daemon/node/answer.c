@@ -369,12 +369,11 @@ static struct node_job *find_own_job(struct node *node, const struct node_asker 
 {
     struct node_job *job = find_job(node, asker, request);
 
-    if (job == NULL ||
-        (asker->known && (asker->uid == 0 || asker->uid == node->uid || asker->uid == job->uid)))
+    if (job == NULL || asker->uid == 0 || asker->uid == node->uid || asker->uid == job->uid)
         return job;
     HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused",
-            "somebody asked to change a job of another user", "job=%s uid=%d", job->id,
-            asker->known ? (int)asker->uid : -1);
+            "somebody asked to change a job of another user", "job=%s uid=%u", job->id,
+            (unsigned)asker->uid);
     node_answer_text(node, asker, HVI_ERR_REFUSED, "this job belongs to another user");
     return NULL;
 }

@@ -246,7 +246,7 @@ static void handle_hello(struct node_pending *pending, const struct hvi_engine_h
 
 /* ---- timelines: hvdctl hands over a file that it has opened ----
  *
- * Admin messages travel over ZeroMQ, which carries no descriptors; this socket does. */
+ * Admin messages travel over a byte stream (ZMTP), whose clients pass no descriptors; this socket does. */
 
 /* The verdict, and the end of the connection. */
 static void timeline_answer(struct node_pending *pending, int status, const char *text)
@@ -461,18 +461,6 @@ static int peer_pidfd(int fd, pid_t pid)
     return pidfd;
 }
 
-static bool peer_read(int fd, struct node_peer *peer_p)
-{
-    struct ucred credentials;
-    socklen_t size = sizeof(credentials);
-
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
-        return false;
-    *peer_p =
-        (struct node_peer){.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
-    return true;
-}
-
 static void watch_and_read(struct node_pending *pending)
 {
     struct node *node = pending->node;
@@ -503,7 +491,7 @@ void node_attach_accept(struct node *node, int fd)
     struct node_peer peer;
     int error;
 
-    if (!peer_read(fd, &peer)) {
+    if (!node_listen_peer(fd, &peer)) {
         close(fd);
         return;
     }

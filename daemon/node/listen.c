@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * attach.sock. A listening socket that cannot be accepted from (out of descriptors) stays readable,
- * so the event loop would spin: accepting pauses for 100 ms then, and the log gets one line a
- * second. */
+ * Accepting, and attach.sock. A listening socket that cannot be accepted from (out of descriptors)
+ * stays readable, so the event loop would spin: accepting pauses for 100 ms then, and the log gets
+ * one line a second. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -56,54 +56,85 @@ failed:
 
 static int accept_again(sd_event_source *source, uint64_t usec, void *user)
 {
-    struct node *node = user;
+    struct node_acceptor *acceptor = user;
 
     (void)source, (void)usec;
-    node->accept_again = sd_event_source_disable_unref(node->accept_again);
-    sd_event_source_set_enabled(node->accept, SD_EVENT_ON);
+    acceptor->again = sd_event_source_disable_unref(acceptor->again);
+    sd_event_source_set_enabled(acceptor->io, SD_EVENT_ON);
     return 0;
 }
 
-static void pause_accepting(struct node *node, int error)
+static void pause_accepting(struct node_acceptor *acceptor, int error)
 {
     uint64_t now = hvi_clock_ns();
 
-    if (node->accept_logged_ns == 0 || now - node->accept_logged_ns >= HVI_NS_SEC) {
-        node->accept_logged_ns = now;
+    if (acceptor->logged_ns == 0 || now - acceptor->logged_ns >= HVI_NS_SEC) {
+        acceptor->logged_ns = now;
         HVI_LOG(
             HVI_LOG_WARN, "listen", "cannot-accept",
             "a connection waits because it cannot be accepted; raise LimitNOFILE= if this goes on",
             "error=\"%s\"", strerror(error));
     }
-    if (node->accept_again != NULL)
+    if (acceptor->again != NULL)
         return;
-    if (sd_event_add_time_relative(node->event, &node->accept_again, CLOCK_MONOTONIC, PAUSE_US, 0,
-                                   accept_again, node) >= 0)
-        sd_event_source_set_enabled(node->accept, SD_EVENT_OFF);
+    if (sd_event_add_time_relative(acceptor->node->event, &acceptor->again, CLOCK_MONOTONIC,
+                                   PAUSE_US, 0, accept_again, acceptor) >= 0)
+        sd_event_source_set_enabled(acceptor->io, SD_EVENT_OFF);
 }
 
 static int on_readable(sd_event_source *source, int fd, uint32_t events, void *user)
 {
-    struct node *node = user;
+    struct node_acceptor *acceptor = user;
 
     (void)source, (void)events;
     for (int i = 0; i < ACCEPTS_PER_WAKE; i++) {
         int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (peer >= 0) {
-            node_attach_accept(node, peer);
+            acceptor->take(acceptor->node, peer);
             continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            pause_accepting(node, errno);
+            pause_accepting(acceptor, errno);
         break;
     }
     return 0;
 }
 
-int node_listen_open(struct node *node)
+int node_acceptor_open(struct node_acceptor *acceptor, struct node *node, int fd,
+                       void (*take)(struct node *node, int fd))
 {
     int r;
 
+    acceptor->node = node;
+    acceptor->take = take;
+    r = sd_event_add_io(node->event, &acceptor->io, fd, EPOLLIN, on_readable, acceptor);
+    if (r >= 0)
+        return HVI_OK;
+    HVI_LOG(HVI_LOG_ERROR, "listen", "no-event", "cannot watch a socket", "error=\"%s\"",
+            strerror(-r));
+    return HVI_ERR_DAEMON;
+}
+
+void node_acceptor_close(struct node_acceptor *acceptor)
+{
+    acceptor->io = sd_event_source_disable_unref(acceptor->io);
+    acceptor->again = sd_event_source_disable_unref(acceptor->again);
+}
+
+bool node_listen_peer(int fd, struct node_peer *peer_p)
+{
+    struct ucred credentials;
+    socklen_t size = sizeof(credentials);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
+        return false;
+    *peer_p =
+        (struct node_peer){.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
+    return true;
+}
+
+int node_listen_open(struct node *node)
+{
     if (node->attach_fd < 0) {
         if (!node_rundir_socket_path(&node->rundir, "attach.sock", node->attach_path,
                                      sizeof(node->attach_path))) {
@@ -118,13 +149,7 @@ int node_listen_open(struct node *node)
         if (node->attach_fd < 0)
             return HVI_ERR_DAEMON;
     }
-    r = sd_event_add_io(node->event, &node->accept, node->attach_fd, EPOLLIN, on_readable, node);
-    if (r < 0) {
-        HVI_LOG(HVI_LOG_ERROR, "listen", "no-event", "cannot watch attach.sock", "error=\"%s\"",
-                strerror(-r));
-        return HVI_ERR_DAEMON;
-    }
-    return HVI_OK;
+    return node_acceptor_open(&node->attach_acceptor, node, node->attach_fd, node_attach_accept);
 }
 
 /* Those who have connected already get an answer. Who comes to a socket unit's socket is the next
@@ -139,8 +164,7 @@ static void answer_backlog(struct node *node)
 
 void node_listen_close(struct node *node)
 {
-    node->accept = sd_event_source_disable_unref(node->accept);
-    node->accept_again = sd_event_source_disable_unref(node->accept_again);
+    node_acceptor_close(&node->attach_acceptor);
     if (node->attach_fd < 0)
         return;
     if (!node->attach_inherited) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvdd: the node daemon. One thread of ours (libzmq has two of its own), one event loop, no tensor
- * data, no blocking call after the start. This file puts the parts together; docs/design/spine.md
- * says what they do. */
+ * hvdd: the node daemon. One thread, one event loop, no tensor data, no blocking call after the
+ * start. This file puts the parts together; docs/design/spine.md says what they do. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -23,16 +22,20 @@ static void fill_standard_fds(void)
         close(fd);
 }
 
-static void raise_descriptor_limit(void)
+/* As many descriptors as we may have, and how many that are. */
+static uint64_t raise_descriptor_limit(void)
 {
-    struct rlimit limit;
+    struct rlimit limit = {.rlim_cur = 1024, .rlim_max = 1024};
+    struct rlimit raised;
 
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
-        return;
-    limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
-        HVI_LOG(HVI_LOG_WARN, "main", "few-descriptors",
-                "the limit of open files could not be raised", "");
+        return limit.rlim_cur;
+    raised = (struct rlimit){.rlim_cur = limit.rlim_max, .rlim_max = limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0)
+        return raised.rlim_cur;
+    HVI_LOG(HVI_LOG_WARN, "main", "few-descriptors", "the limit of open files could not be raised",
+            "");
+    return limit.rlim_cur;
 }
 
 /* --print-config and --help-man end here; so does a bad configuration. */
@@ -142,7 +145,7 @@ int main(int argc, char **argv)
     fill_standard_fds();
     read_config(&node, argc, argv);
     hvi_log_init("hvdd", (enum hvi_log_level)node.config.log_level);
-    raise_descriptor_limit();
+    node.descriptors = raise_descriptor_limit();
     node.uid = geteuid();
     choose_place(&node);
     if (is_root_for_all(&node))

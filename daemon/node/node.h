@@ -78,6 +78,14 @@ struct node_engine {
     size_t outbox_count, outbox_bytes;
 };
 
+/* A listening socket that the loop accepts from (listen.c). */
+struct node_acceptor {
+    struct node *node;
+    void (*take)(struct node *node, int fd); /* owns the connection */
+    sd_event_source *io, *again;
+    uint64_t logged_ns;
+};
+
 struct node_counters {
     uint64_t attaches, refused, ranks_lost;
 };
@@ -93,6 +101,7 @@ struct node {
     char engine_path[HVI_WIRE_PATH * 2];
     int engine_fd; /* of that file, open for all of hvdd's life */
     uint64_t started_ns;
+    uint64_t descriptors; /* that hvdd may have open */
 
     sd_event *event;
     char place[HVI_WIRE_PATH]; /* of the runtime directory */
@@ -104,8 +113,7 @@ struct node {
     int attach_fd; /* listening */
     char attach_path[HVI_WIRE_PATH];
     bool attach_inherited; /* from a socket unit: its file is not ours to remove */
-    sd_event_source *accept, *accept_again;
-    uint64_t accept_logged_ns;
+    struct node_acceptor attach_acceptor;
 
     int admin_inherited_fd; /* -1, or a listening socket for admin.c */
     char admin_path[HVI_WIRE_PATH];
@@ -134,6 +142,13 @@ void node_listen_close(struct node *node);
 /* A bound and listening UNIX socket with exactly this file mode; removes what an earlier hvdd left.
  * -1 after logging. */
 int node_listen_bind(const char *path, int type, mode_t mode);
+/* Accepts from `fd` from now on and gives each connection to `take`. HVI_OK or HVI_ERR_DAEMON; logs. */
+int node_acceptor_open(struct node_acceptor *acceptor, struct node *node, int fd,
+                       void (*take)(struct node *node, int fd));
+/* Harmless twice, and on one that was never opened. */
+void node_acceptor_close(struct node_acceptor *acceptor);
+/* Who has connected, from the kernel. False: it cannot be told. */
+bool node_listen_peer(int fd, struct node_peer *peer_p);
 
 /* ---- attach.c: from a connection to an engine
  * --------------------------------------------------------------------- */
@@ -203,22 +218,21 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
 /* Frees all engines without ending them: they outlive hvdd. */
 void node_link_forget_all(struct node *node);
 
-/* ---- admin.c: ZeroMQ ROUTER; answer.c: what the requests get
+/* ---- admin.c: admin.sock; answer.c: what the requests get
  * ------------------------------------------------------- */
 
 /* Where a reply goes, and who asked. */
 struct node_asker {
-    unsigned char identity[256];
-    size_t identity_bytes;
+    uint64_t connection;
     bool delimiter; /* the empty frame of a REQ socket */
-    bool known;     /* uid is what the kernel says */
     uid_t uid;
     uint64_t request;
 };
 
 int node_admin_open(struct node *node);
 void node_admin_close(struct node *node);
-/* Fills in version and request number and sends; a peer that has gone gets nothing. */
+/* Fills in version and request number and sends; a peer that has gone gets nothing. A connection's next request is
+ * read when this one has its reply. */
 void node_admin_send(struct node *node, const struct node_asker *asker,
                      struct hvi_admin_reply *reply);
 

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many connections of one user: they cost that user, and nobody else."""
+import contextlib
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from hvt import Daemon, as_service, wire
+from hvt.job import Job
+from hvt.zmtp import Zmtp
+
+NOBODY = 65534
+SILENT = """
+import socket, sys
+path, kind, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+held = []
+for _ in range(count):
+    one = socket.socket(socket.AF_UNIX, getattr(socket, kind))
+    one.settimeout(5)
+    try:
+        one.connect(path)
+    except OSError as error:  # the queue is full, or nobody listens any more
+        print(type(error).__name__, flush=True)
+        break
+    held.append(one)
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+def few_files(count: int):
+    """A preexec function that lowers the limit of descriptors."""
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+@contextlib.contextmanager
+def silent(path: pathlib.Path, kind: str, count: int) -> Iterator[subprocess.Popen[str]]:
+    """A process of another user, where the test can choose one, that holds `count` silent connections."""
+    user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    with subprocess.Popen([sys.executable, "-c", SILENT, str(path), kind, str(count)], stdin=subprocess.PIPE, cwd="/",
+                          stdout=subprocess.PIPE, text=True, **user) as process:
+        try:
+            assert process.stdout.readline() == f"{count}\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def service(files: int, **options: str) -> Iterator[Daemon]:
+    """A hvdd for all users with so many descriptors."""
+    with Daemon(options={"private": "no", "admin-mode": "0666"} | options, folder_mode=0o755, user=as_service(),
+                preexec=few_files(files)) as daemon:
+        yield daemon
+
+
+needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+
+
+@needs_two_users
+def test_connections_of_one_user_at_the_admin_socket_cost_no_other_user_anything():
+    """More connections than hvdd has descriptors."""
+    with service(files=64) as daemon:
+        job = Job(daemon, 2)
+        with silent(daemon.admin_path, "SOCK_STREAM", 100):
+            daemon.expect_line("admin-limit", f"uid={NOBODY} ")
+            job.check_usable()
+            assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+            assert daemon.rank().try_open("meanwhile", 0, 1).ok
+        job.check_usable()
+
+
+def test_the_end_of_descriptors_at_the_admin_socket_is_survived():
+    """By the daemon's own user, where it has one: 64 descriptors, and 100 connections that speak ZeroMQ."""
+    with Daemon(preexec=few_files(64)) as daemon, contextlib.ExitStack() as stack:
+        job = Job(daemon, 2)
+        speaking = 0
+        for _ in range(100):
+            raw = stack.enter_context(Zmtp(daemon.admin_path))
+            with contextlib.suppress(ConnectionResetError):
+                raw.handshake()
+                speaking += 1
+        daemon.expect_line("admin-limit", f"uid={os.geteuid()} ")
+        assert 0 < speaking <= 64 // 16
+        job.check_usable()
+        assert daemon.rank().try_open("meanwhile", 0, 1).ok
+        stack.close()
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+
+
+def test_a_connection_that_says_nothing_at_the_admin_socket_is_closed(daemon):
+    with Zmtp(daemon.admin_path) as raw:
+        raw.socket.recv(4096)  # hvdd's own greeting
+        assert raw.socket.recv(1) == b"", "hvdd keeps a silent connection"
+    assert daemon.ctl.json("status")
+
+
+def test_a_connection_that_has_shaken_hands_may_wait(daemon):
+    """Longer than a silent one; then it is answered."""
+    with Zmtp(daemon.admin_path) as raw, Zmtp(daemon.admin_path) as silent:
+        raw.handshake()
+        silent.socket.recv(4096)
+        assert silent.socket.recv(1) == b""
+        raw.message(b"", wire.message((1, wire.PROTOCOL_VERSION), (2, 1), (3, b"")))
+        assert raw.frame() == b"" and raw.frame()
