@@ -485,18 +485,62 @@ static void refuse_at_once(struct node *node, int fd, const struct node_peer *pe
     close(fd);
 }
 
+static int64_t least(int64_t a, uint64_t b)
+{
+    return (uint64_t)a < b ? a : (int64_t)b;
+}
+
+static int64_t pendings_of(const struct node *node, uid_t uid)
+{
+    const struct node_pending *pending;
+    int64_t count = 0;
+
+    DL_FOREACH(node->pendings, pending)
+    {
+        count += pending->peer.uid == uid;
+    }
+    return count;
+}
+
+/* A connection that waits costs two descriptors. So that one user's leave some to the others, and all together some to
+ * the jobs, the limits are also shares of the descriptors that hvdd may have. */
+static bool has_room(const struct node *node, const struct node_peer *peer, char *text_p,
+                     size_t size)
+{
+    int64_t all = least(node->config.max_pending, node->descriptors / 4);
+    int64_t each = least(node->config.max_pending_per_user, node->descriptors / 8);
+
+    if (node->pending_count >= all) {
+        snprintf(text_p, size,
+                 "%u connections wait to be attached, which is the most (max-pending, and a "
+                 "quarter of hvdd's "
+                 "descriptors); try again",
+                 node->pending_count);
+        return false;
+    }
+    if (pendings_of(node, peer->uid) >= each) {
+        snprintf(text_p, size,
+                 "%lld connections of uid %u wait to be attached, which is the most for one user "
+                 "(max-pending-per-user, and an eighth of hvdd's descriptors); try again",
+                 (long long)each, (unsigned)peer->uid);
+        return false;
+    }
+    return true;
+}
+
 void node_attach_accept(struct node *node, int fd)
 {
     struct node_pending *pending;
     struct node_peer peer;
+    char text[256];
     int error;
 
     if (!node_listen_peer(fd, &peer)) {
         close(fd);
         return;
     }
-    if (node->pending_count >= node->config.max_pending) {
-        refuse_at_once(node, fd, &peer, "too many connections wait to be attached (max-pending)");
+    if (!has_room(node, &peer, text, sizeof(text))) {
+        refuse_at_once(node, fd, &peer, text);
         return;
     }
     pending = calloc(1, sizeof(*pending));

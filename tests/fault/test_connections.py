@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, as_service, wire
+from hvt import Daemon, Status, as_service, wait_until, wire
 from hvt.job import Job
 from hvt.zmtp import Zmtp
 
@@ -108,3 +108,30 @@ def test_a_connection_that_has_shaken_hands_may_wait(daemon):
         assert silent.socket.recv(1) == b""
         raw.message(b"", wire.message((1, wire.PROTOCOL_VERSION), (2, 1), (3, b"")))
         assert raw.frame() == b"" and raw.frame()
+
+
+@needs_two_users
+def test_silent_connections_of_one_user_lock_nobody_else_out():
+    """As many as hvdd kept of all users together."""
+    with service(files=4096) as daemon:
+        daemon.allow("attach-refused")
+        job = Job(daemon, 2)
+        with silent(daemon.attach_path, "SOCK_SEQPACKET", 256):
+            assert daemon.rank().try_open("meanwhile", 0, 1).ok
+            job.check_usable()
+            outcome = daemon.rank(user=NOBODY).try_open("theirs", 0, 1)
+            assert outcome.status == Status.ERR_DAEMON_LIMIT, outcome
+            assert f"256 connections of uid {NOBODY} wait" in outcome.text and "max-pending-per-user" in outcome.text
+        wait_until(lambda: daemon.rank(user=NOBODY).try_open("theirs", 0, 1).ok, "attaches to work again", step=0.05)
+
+
+@needs_two_users
+def test_silent_connections_take_no_more_than_their_share_of_few_descriptors():
+    with service(files=64) as daemon:
+        daemon.allow("attach-refused")
+        job = Job(daemon, 2)
+        with silent(daemon.attach_path, "SOCK_SEQPACKET", 100):
+            assert daemon.rank().try_open("meanwhile", 0, 1).ok
+            assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+            job.check_usable()
+        wait_until(lambda: daemon.rank(user=NOBODY).try_open("theirs", 0, 1).ok, "attaches to work again", step=0.05)

@@ -230,7 +230,7 @@ START_TEST(the_command_line_wins_over_the_file_and_the_file_over_defaults)
     ck_assert_int_eq(config.max_sessions, 11);
     ck_assert_int_eq(config.private_mode, 1);
     ck_assert_int_eq(config.idle_exit, 3 * (int64_t)HVI_NS_SEC);
-    ck_assert_int_eq(config.max_pending, 256);
+    ck_assert_int_eq(config.max_pending, 1024);
 }
 END_TEST
 
@@ -312,7 +312,7 @@ START_TEST(copy_moves_one_option_alone)
     from.max_pending = 4;
     node_config_copy(node_config_find("max-jobs"), &from, &to);
     ck_assert_int_eq(to.max_jobs, 3);
-    ck_assert_int_eq(to.max_pending, 256);
+    ck_assert_int_eq(to.max_pending, 1024);
 }
 END_TEST
 
