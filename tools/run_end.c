@@ -5,10 +5,11 @@
  *      \--------the same, after a failure or a kill-----------------^   |
  *                              DONE <--all written-- DRAIN <--gone, or SIGKILL
  *
- * While RUNNING, the first failure sends SIGTERM to the other ranks at once and SIGKILL after the
- * grace time. After a signal from outside (which every rank has got too) a failing rank is
- * expected: the others then have the grace time to finish before SIGTERM, and as long again before
- * SIGKILL. A second SIGINT or SIGTERM kills.
+ * While RUNNING, the first failure starts the report time: the other ranks learn of it by the errors
+ * of their ops, print them and end by themselves as a rule. Ranks that still run then get SIGTERM,
+ * and SIGKILL after the grace time. After a signal from outside (which every rank has got too) a
+ * failing rank is expected: the others then have the grace time to finish before SIGTERM, and as
+ * long again before SIGKILL. A second SIGINT or SIGTERM kills.
  *
  * Ended ranks stay zombies until LEFTOVER: that keeps their groups' numbers ours, and lets the
  * engine read their exit status from /proc. */
@@ -160,14 +161,18 @@ static void tell_daemon(struct run *run, int rank)
         run->daemon_silent = true; /* once is enough: the next rank must not wait too */
 }
 
+/* That the engine loses the ranks which end after the first failure is no news. */
+static void mute_daemon(struct run *run)
+{
+    run->daemon_log.muted = !run->options.verbose;
+}
+
 static void plan_end(struct run *run)
 {
-    const int64_t grace_ns = (int64_t)run->options.grace_ns;
-    if (run->stop_signal == 0) {
-        run_end_all(run);
-    } else if (run->term_at_ns == 0 && run->kill_at_ns == 0) {
-        run->term_at_ns = hvi_deadline_after(grace_ns);
-    }
+    const uint64_t wait_ns = run->stop_signal == 0 ? run->options.report_ns : run->options.grace_ns;
+    mute_daemon(run);
+    if (run->term_at_ns == 0 && run->kill_at_ns == 0)
+        run->term_at_ns = hvi_deadline_after((int64_t)wait_ns);
 }
 
 static void first_failure(struct run *run, int rank)
@@ -252,6 +257,7 @@ void run_end_collect(struct run *run, const int *ended, size_t count)
         first_failure(run, first);
     if (run->alive > 0 || run->stage != RUN_RUNNING)
         return;
+    run->term_at_ns = 0;
     if (run->first_failed >= 0 || run->killed)
         enter_leftover(run);
     else
@@ -259,12 +265,6 @@ void run_end_collect(struct run *run, const int *ended, size_t count)
 }
 
 /* ---- signals and time ---- */
-
-/* That the engine loses the ranks which we end is no news. */
-static void mute_daemon(struct run *run)
-{
-    run->daemon_log.muted = !run->options.verbose;
-}
 
 static void tell_running(struct run *run, int signal_number)
 {

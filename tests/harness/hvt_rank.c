@@ -37,6 +37,7 @@
  *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
  * "pid": N
  *     {"do": "forked", "session": 0}   what a forked child gets from the parent's session
+ *     {"do": "exit", "code": N | "signal": N}          ends without closing anything; no reply
  *
  * Every reply has "status" (enum hvd_status) and, when it is negative, "text" (hvd_last_error).
  * "data" is hexadecimal; without it the input is zeros (of "bytes" or of the shape). Output memory
@@ -47,6 +48,7 @@
 #include <cjson/cJSON.h>
 #include <malloc.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -989,6 +991,8 @@ static void do_stop(const cJSON *command, cJSON *reply)
 static void do_exit(const cJSON *command, cJSON *reply)
 {
     (void)reply;
+    if (cJSON_HasObjectItem(command, "signal"))
+        raise((int)get_int(command, "signal", 0));
     _exit((int)get_int(command, "code", 0));
 }
 

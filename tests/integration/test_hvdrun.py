@@ -666,6 +666,71 @@ def test_a_stall_may_end_the_job(launcher):
 # ---- with real ops ---------------------------------------------------------------------------------------------------
 
 
+def lines_of(launcher: Launcher, name: str, *commands: dict) -> str:
+    """A file with what one hvt-rank is told: its path."""
+    path = launcher.folder / name
+    path.write_text("".join(json.dumps(command) + "\n" for command in commands))
+    return str(path)
+
+
+@contextlib.contextmanager
+def busy_machine(busy: bool) -> Iterator[None]:
+    """Twice as many processes as cores that never sleep."""
+    spinners = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * os.cpu_count() if busy else 0)]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+
+
+def survivors_of_a_killed_rank(launcher: Launcher, *before: dict) -> tuple[subprocess.CompletedProcess, list[str]]:
+    """Rank 2 of four does `before` and is killed; what hvdrun came to, and the ranks that printed an error that names rank 2."""
+    meet = [{"do": "open"}, {"do": "submit", "kind": "barrier", "name": "together"}, {"do": "wait", "op": 0, "timeout_ms": 20000}]
+    lines_of(launcher, "lines.2", *before, *meet, {"do": "exit", "signal": int(signal.SIGKILL)})
+    for rank in (0, 1, 3):
+        lines_of(launcher, f"lines.{rank}", *meet, {"do": "submit", "kind": "barrier", "name": "never"},
+                 {"do": "wait", "op": 1, "timeout_ms": 20000}, {"do": "exit", "code": 1})
+    done = launcher.run("-np", "4", "sh", "-c", f"exec {program('hvt-rank')} <lines.$HVD_RANK")
+    told = re.findall(r"^\[([013])\]<stdout>:.*rank 2 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", done.stdout, re.MULTILINE)
+    return done, sorted(told)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_every_survivor_of_a_killed_rank_prints_its_error(launcher, busy):
+    """Their errors and SIGTERM would otherwise be a race, which hvdrun's report time decides."""
+    with busy_machine(busy):
+        for turn in range(50):
+            done, told = survivors_of_a_killed_rank(launcher)
+            assert told == ["0", "1", "3"], (turn, done.stdout, done.stderr)
+
+
+def test_survivors_that_end_by_themselves_are_not_waited_for(launcher):
+    started = time.monotonic()
+    done = launcher.run("-np", "3", "--report-time", "1000", "sh", "-c", "exit 3")
+    assert done.returncode == 3 and time.monotonic() - started < scaled(10)
+
+
+def test_survivors_that_report_nothing_get_sigterm_after_the_report_time(launcher):
+    stubborn = "[ $HVD_RANK = 0 ] && exit 3; sleep 1000"
+    for seconds in ("0", "0.5"):
+        started = time.monotonic()
+        done = launcher.run("-np", "2", "--report-time", seconds, "--grace", "1000", "sh", "-c", stubborn)
+        assert done.returncode == 3 and float(seconds) <= time.monotonic() - started < scaled(10)
+        assert "rank 1: ended by hvdrun (SIGTERM)" in done.stderr, done.stderr
+
+
+def test_an_interrupt_in_the_report_time_is_passed_on_at_once(launcher):
+    process = launcher.start("-np", "2", "--report-time", "1000", "sh", "-c",
+                             "[ $HVD_RANK = 0 ] && exit 3; trap 'exit 0' INT; echo ready; while :; do sleep 0.02; done")
+    ready(process, 1)
+    line_of(process.stderr, rb"Terminating remaining workers")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=scaled(20))
+    assert process.returncode == 3
+
+
 def test_peers_of_a_killed_rank_are_told_rank_pid_and_signal(launcher):
     """What hvdrun sees is what the survivors' error says."""
     path = launcher.folder / "lines"

@@ -70,9 +70,11 @@ END_TEST
 
 START_TEST(options_reach_their_members)
 {
-    ck_assert_int_eq(parse("-np 1 --address /a --hvdd /h --output-filename o --verbose --grace 0.5 "
-                           "--start-timeout 7 --log-level DEBUG --no-prefix --hostfile f -h x"),
-                     0);
+    ck_assert_int_eq(
+        parse(
+            "-np 1 --address /a --hvdd /h --output-filename o --verbose --grace 0.5 "
+            "--report-time 0.25 --start-timeout 7 --log-level DEBUG --no-prefix --hostfile f -h x"),
+        0);
     ck_assert_str_eq(options.address, "/a");
     ck_assert_str_eq(options.hvdd, "/h");
     ck_assert_str_eq(options.output_dir, "o");
@@ -80,6 +82,7 @@ START_TEST(options_reach_their_members)
     ck_assert_str_eq(options.log_level, "debug");
     ck_assert(options.verbose && options.no_prefix && options.help);
     ck_assert(options.grace_ns == 500000000 && options.start_timeout_ns == 7000000000ull);
+    ck_assert(options.report_ns == 250000000);
     ck_assert_int_eq(parse("-np 1 --prefix-output-with-timestamp --disable-prefix x"), 0);
     ck_assert(options.timestamps && options.no_prefix);
     ck_assert_int_eq(parse("-np 1 -prefix-timestamp x"), 0);
@@ -87,10 +90,11 @@ START_TEST(options_reach_their_members)
 }
 END_TEST
 
-START_TEST(defaults_are_five_and_thirty_seconds)
+START_TEST(defaults_are_one_five_and_thirty_seconds)
 {
     ck_assert_int_eq(parse("-np 1 x"), 0);
     ck_assert(options.grace_ns == 5000000000ull && options.start_timeout_ns == 30000000000ull);
+    ck_assert(options.report_ns == 1000000000ull);
     ck_assert_ptr_null(options.address);
     ck_assert(!options.timestamps && options.export_count == 0 && options.idle_count == 0);
 }
@@ -506,7 +510,7 @@ int main(void)
     tcase_add_test(tests, the_number_of_ranks_has_three_spellings);
     tcase_add_test(tests, everything_after_the_command_is_the_commands);
     tcase_add_test(tests, options_reach_their_members);
-    tcase_add_test(tests, defaults_are_five_and_thirty_seconds);
+    tcase_add_test(tests, defaults_are_one_five_and_thirty_seconds);
     tcase_add_test(tests, the_environment_may_give_the_time_for_the_start);
     tcase_add_test(tests, knobs_become_horovods_variables);
     tcase_add_test(tests, of_a_switch_and_its_opposite_the_last_one_counts);
