@@ -191,20 +191,39 @@ static void first_failure(struct run *run, int rank)
         plan_end(run);
 }
 
-/* Of the ranks that ended together, one that was killed explains the others better than an exit
+/* A rank that was killed but is no zombie yet, because the kernel takes its memory apart first: its
+ * peers may have learned of it and ended before. */
+static int find_dying(struct run *run)
+{
+    for (int i = 0; i < run->options.ranks; i++) {
+        struct run_rank *rank = &run->ranks[i];
+        struct hvi_fate fate;
+        if (rank->ended || rank->proc.pid <= 0 ||
+            !hvi_fate_is_ending(rank->proc.pid, rank->proc.pidfd, &fate) ||
+            fate.kind != HVI_FATE_SIGNALED)
+            continue;
+        rank->proc.fate = fate;
+        return i;
+    }
+    return -1;
+}
+
+/* Of the ranks that end together, one that was killed explains the others better than an exit
  * status does. */
-static int pick_first(const struct run *run, const int *ended, size_t count)
+static int pick_first(struct run *run, const int *ended, size_t count)
 {
     int pick = -1;
     for (size_t i = 0; i < count; i++) {
         const struct run_rank *rank = &run->ranks[ended[i]];
         if (!has_failed(rank))
             continue;
-        const bool signaled = rank->proc.fate.kind == HVI_FATE_SIGNALED;
-        if (pick < 0 || (signaled && run->ranks[pick].proc.fate.kind != HVI_FATE_SIGNALED))
+        if (rank->proc.fate.kind == HVI_FATE_SIGNALED)
+            return ended[i];
+        if (pick < 0)
             pick = ended[i];
     }
-    return pick;
+    const int dying = pick >= 0 ? find_dying(run) : -1;
+    return dying >= 0 ? dying : pick;
 }
 
 static void enter_stage(struct run *run, enum run_stage stage, uint64_t lasts_ns)
