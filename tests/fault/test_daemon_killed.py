@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGKILL of hvdd: running jobs go on, and a new hvdd in the same directory takes them over."""
-from hvt import Daemon, Status, procs, scaled, wait_until
+import time
+
+from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until
 from hvt.job import Job
 
 
@@ -18,7 +20,9 @@ def test_a_running_job_goes_on_without_the_daemon_and_is_found_again_by_a_new_on
     outcome = daemon.rank().try_open("new", 0, 1, timeout_ms=500)
     assert outcome.status == Status.ERR_NO_DAEMON, outcome
     restart(daemon)
+    ready_ns = time.monotonic_ns()
     after = wait_until(daemon.jobs, "the engine to say hello to the new daemon")
+    check_prompt("the new hvdd knew of the job", time.monotonic_ns() - ready_ns, 350_000_000)
     assert len(after) == 1
     for name in ("job", "uid", "size", "engine_pid", "generation"):
         assert after[0][name] == before[name], name

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGKILL of an engine: its clients hear ENGINE_LOST within 100 ms, the other job hears nothing."""
+import contextlib
 import os
 import signal
 import time
 
 import pytest
 
-from hvt import Status, check_prompt, procs, sanitized, scaled, stopped, wait_until
+from hvt import Status, check_prompt, procs, sanitized, scaled, stopped, wait_until, wire
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -111,12 +112,35 @@ def test_a_stopped_engine_is_named_by_the_daemon_and_does_not_stop_it(daemon):
     os.kill(pid, signal.SIGSTOP)
     try:
         other.check_usable()
+        began_ns = time.monotonic_ns()
         answer = daemon.ctl.json("ranks", job.name)
+        check_prompt("hvdd answered without the engine", time.monotonic_ns() - began_ns, 1_100_000_000)
         assert not answer["ranks"] and "engine" in answer["note"], answer
         assert {row["job"] for row in daemon.jobs()} == {job.name, other.name}
     finally:
         os.kill(pid, signal.SIGCONT)
     job.check_usable()
+
+
+def test_an_engine_that_does_not_read_its_link_is_killed_and_missed(daemon):
+    """What hvdd has for it soon fits no socket any more: 9 attaches with 60 KB of settings each."""
+    daemon.allow("engine-killed", "engine-ended", "attach-refused", "no-engine")
+    rank, other = daemon.rank(), Job(daemon, 2)
+    rank.open("stuck", 0, 10)
+    op = rank.submit("barrier", "b")
+    rank.post_wait(op, 20)
+    engine = next(row["engine_pid"] for row in daemon.jobs() if row["job"] == "stuck")
+    settings = [(f"HVD_X{number}", "v" * 1000) for number in range(60)]
+    with stopped(engine), contextlib.ExitStack() as stack:
+        began_ns = time.monotonic_ns()
+        for number in range(1, 10):
+            raw = stack.enter_context(wire.Raw(daemon.attach_path))
+            raw.send(wire.attach_request("stuck", number, 10, settings=settings))
+        outcome = rank.collect_outcome()
+        assert outcome.status == Status.ERR_ENGINE_LOST, outcome
+        check_prompt("the engine was killed and missed", outcome.at_ns - began_ns, 5_100_000_000)
+    daemon.expect_line("engine-killed", "has not read its link for 5 s")
+    other.check_usable()
 
 
 @pytest.mark.skipif(bool(sanitized()), reason="takes 6 s in any build")

@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, procs, scaled, wait_until, wire
+from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until, wire
 from hvt.job import Job
 from hvt.zmtp import Zmtp
 
+DEADLINE_NS = 100_000_000
 ATTACH = wire.attach_request("garbage")
 TRUNCATIONS = [ATTACH[:length] for length in range(1, len(ATTACH), 3)]
 MESSAGES = {
@@ -37,10 +38,12 @@ def memfd() -> int:
 def test_a_first_message_that_is_no_attach_is_refused_with_a_reason(daemon, name):
     daemon.allow("attach-refused", "hello-refused")
     with wire.Raw(daemon.attach_path) as raw:
+        began_ns = time.monotonic_ns()
         raw.send(MESSAGES[name])
         for data in raw.wait_closed():
             reply = wire.Reply(data, [])
             assert reply.status < 0 and reply.text
+        check_prompt("the connection was closed", time.monotonic_ns() - began_ns, DEADLINE_NS)
     assert not daemon.jobs()
     assert daemon.rank().try_open("after", 0, 1).ok
 
@@ -96,9 +99,13 @@ def test_a_message_without_a_byte_but_with_descriptors_is_survived(daemon):
 def test_a_silent_connection_is_closed_after_the_deadline():
     with Daemon(options={"attach-timeout": "100ms"}) as daemon:
         daemon.allow("attach-refused")
+        began_ns = time.monotonic_ns()
         with wire.Raw(daemon.attach_path) as raw:
-            for data in raw.wait_closed():
-                assert wire.Reply(data, []).status == Status.ERR_ATTACH_TIMEOUT
+            answers = raw.wait_closed()
+            took_ns = time.monotonic_ns() - began_ns
+        assert [wire.Reply(data, []).status for data in answers] == [Status.ERR_ATTACH_TIMEOUT]
+        assert took_ns >= 100_000_000, "it was not given its time"
+        check_prompt("the connection was closed", took_ns - 100_000_000, DEADLINE_NS)
 
 
 def test_a_flood_of_connections_is_limited_and_ends_with_it():

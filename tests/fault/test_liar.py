@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from hvt import Daemon, Status, program, scaled
+from hvt import Daemon, Status, check_prompt, program, scaled
 from hvt.job import Job
 
 
@@ -15,6 +15,7 @@ def lies() -> list[tuple[str, str]]:
     return [(row["lie"], row["expect"]) for row in rows]
 
 
+DEADLINE_NS = 100_000_000
 LIES = lies()
 ENDED = [name for name, expect in LIES if expect == "ended"]
 OTHERS = [name for name, expect in LIES if expect in ("refused", "op", "harmless")]
@@ -47,11 +48,13 @@ def test_a_lie_ends_the_liars_session_with_a_logged_reason_and_nothing_else(shar
     peer = shared_daemon.rank()
     peer.open(f"with-{lie}", 0, 2)
     op = peer.submit("barrier", "honest op")
+    peer.post_wait(op)
     before = len(shared_daemon.log_text())
     told = tell(shared_daemon, f"with-{lie}", lie)
     assert told["code"] == 0, told
-    outcome = peer.outcome(op)
+    outcome = peer.collect_outcome()
     assert outcome.status == Status.ERR_RANK_LOST and outcome.culprit == 1, outcome
+    check_prompt("the liar's peer learned of it", outcome.at_ns - told["lied_ns"], DEADLINE_NS)
     logged = [line for line in shared_daemon.log_text()[before:].splitlines() if f"with-{lie}" in line
               and " warning " in line]
     assert logged, "nothing was logged"

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, program, scaled, wait_until
+from hvt import Daemon, Status, check_prompt, program, scaled, stopped, wait_until
 from hvt.job import Job
 
 
@@ -56,6 +56,18 @@ def test_a_drain_that_takes_too_long_stops_the_jobs_with_a_reason():
         assert daemon.terminate() == 0
         outcome = job.ranks[0].collect_outcome()
         assert outcome.status == Status.ERR_JOB_STOPPED and outcome.text, outcome
+
+
+def test_the_end_of_a_drain_has_a_bound_although_an_engine_does_nothing():
+    with Daemon(options={"drain-timeout": "200ms"}) as daemon:
+        daemon.allow("drain-timeout", "drain-expired", "engine-killed", "engine-ended")
+        job = Job(daemon, 2)
+        assert daemon.jobs()[0]["attached"] == 2  # the engine has told hvdd of both
+        with stopped(daemon.engines()[0]):
+            began_ns = time.monotonic_ns()
+            assert daemon.terminate() == 0
+            check_prompt("hvdd ended", time.monotonic_ns() - began_ns - 200_000_000, 5_100_000_000)
+        wait_until(lambda: job.ranks[0].state().status == Status.ERR_ENGINE_LOST, "rank 0 to be told")
 
 
 def test_a_second_sigterm_skips_the_wait():

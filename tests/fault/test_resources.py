@@ -2,9 +2,13 @@
 """Full disks, few descriptors, no memory: a clear error and no damage."""
 import os
 import resource
+import time
 
-from hvt import Daemon, Status, procs, sanitized, wait_until
+from hvt import Daemon, Status, check_prompt, procs, sanitized, wait_until
 from hvt.job import Job
+
+
+DEADLINE_NS = 100_000_000
 
 
 def few_files(count: int):
@@ -29,6 +33,36 @@ def test_a_closed_log_pipe_stops_nothing(tmp_path):
         os.close(reader)
         job = Job(daemon, 2)
         job.check_usable()
+
+
+def test_a_log_pipe_that_nobody_reads_costs_each_line_little_and_stops_nothing(tmp_path):
+    fifo = tmp_path / f"log.{time.monotonic_ns()}"  # a test that was late runs again
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    filler = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(filler, bytes(4096))
+    except BlockingIOError:
+        pass  # full
+    with Daemon(stderr=str(fifo)) as daemon:
+        rank = daemon.rank()
+        rank.open("mine", 0, 1)
+
+        def lost() -> int:
+            return daemon.ctl.json("status")["daemon"]["log_lost"]
+
+        before = lost()
+        began_ns = time.monotonic_ns()
+        for number in range(20):
+            assert rank.try_open("mine", 1, 2, session=1).status == Status.ERR_BAD_SIZE, number
+        took_ns = time.monotonic_ns() - began_ns
+        lines = lost() - before
+        assert lines >= 20, "each refusal is logged"
+        check_prompt("each lost line cost", took_ns // lines, 25_000_000)
+        assert rank.outcome(rank.submit("barrier", "b")).ok
+    os.close(filler)
+    os.close(reader)
 
 
 def test_a_daemon_with_few_descriptors_refuses_and_recovers():
@@ -78,7 +112,9 @@ def test_a_client_out_of_descriptors_cannot_allocate_but_its_session_goes_on(dae
     job = Job(daemon, 2)
     rank = job.ranks[0]
     rank.ask("limit", files=0)
+    began_ns = time.monotonic_ns()
     reply = rank.ask("alloc", bytes=1 << 20)
+    check_prompt("the call failed", time.monotonic_ns() - began_ns, DEADLINE_NS)
     assert reply["status"] in (Status.ERR_LIMIT, Status.ERR_NO_MEMORY) and reply["text"], reply
     rank.ask("limit", files=1000)
     job.check_usable()
@@ -90,7 +126,9 @@ def test_a_region_beyond_the_jobs_limit_is_refused_with_the_limit_in_the_text():
         job = Job(daemon, 2, environment={"HVD_FOREIGN_MEMORY": "never"})
         assert job.ranks[0].ask("alloc", bytes=6 << 20)["status"] == Status.OK
         for rank in job.ranks:
+            began_ns = time.monotonic_ns()
             reply = rank.ask("alloc", bytes=6 << 20)
+            check_prompt("the call failed", time.monotonic_ns() - began_ns, DEADLINE_NS)
             assert reply["status"] == Status.ERR_LIMIT, reply
             assert "region-limit" in reply["text"], reply
         outcome = job.ranks[1].try_submit("allreduce", "big", dtype="float32", dims=[2 << 20])
@@ -101,7 +139,9 @@ def test_a_region_beyond_the_jobs_limit_is_refused_with_the_limit_in_the_text():
 def test_memory_that_the_machine_does_not_have_is_an_error_and_not_a_crash(daemon):
     job = Job(daemon, 2)
     for size in (1 << 50, 1 << 62, (1 << 53) - 1):
+        began_ns = time.monotonic_ns()
         reply = job.ranks[0].ask("alloc", bytes=size)
+        check_prompt("the call failed", time.monotonic_ns() - began_ns, DEADLINE_NS)
         assert reply["status"] in (Status.ERR_NO_MEMORY, Status.ERR_LIMIT, Status.ERR_INVALID), reply
         assert reply["text"]
     job.check_usable()

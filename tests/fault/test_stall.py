@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer that is stopped: the stall table names tensor and rank, a warning is logged, and the job goes on, or not."""
 import re
+import subprocess
 import time
 
-from hvt import Daemon, Status, stopped, wait_until
+from hvt import Daemon, Status, check_prompt, program, stopped, wait_until
 from hvt.job import Job
 
 
@@ -20,6 +21,9 @@ def test_a_stopped_trainer_is_named_with_its_tensor_and_the_job_continues():
             assert [(row["rank"], row["pid"], row["process"]) for row in missing] == [(2, job.ranks[2].pid, "T")]
             line = daemon.expect_line("op-stalled", "layer1/w", 10)
             assert line.level == "warning" and "2" in line.text and job.name in line.raw
+            age_ms = int(line.pairs["age_ms"])
+            assert age_ms >= 200, line
+            check_prompt("the warning came after stall-warn", (age_ms - 200) * 1_000_000, 100_000_000)
             ranks = {row["rank"]: row for row in daemon.ctl.json("ranks", job.name)["ranks"]}
             assert ranks[2]["process"] == "T" and ranks[2]["state"] == "attached"
             assert job.ranks[0].test(ops[0]).status == Status.INPROGRESS
@@ -28,6 +32,11 @@ def test_a_stopped_trainer_is_named_with_its_tensor_and_the_job_continues():
             assert rank.outcome(op).ok
         assert not daemon.ctl.json("stalls", job.name)["stalls"]
         job.check_usable()
+
+
+def test_the_default_is_a_minute():
+    done = subprocess.run([program("hvdd"), "--print-config"], capture_output=True, text=True, check=True)
+    assert re.search(r"^stall-warn = (60s|1m)$", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_a_rank_that_never_came_is_missing_as_absent(daemon):

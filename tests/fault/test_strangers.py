@@ -3,10 +3,11 @@
 import os
 import pwd
 import subprocess
+import time
 
 import pytest
 
-from hvt import SERVICE, Daemon, Status, as_service, program, wait_until, wire
+from hvt import SERVICE, Daemon, Status, as_service, check_prompt, program, wait_until, wire
 from hvt.job import Job
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -22,8 +23,12 @@ def test_another_user_is_refused_by_a_private_daemon_and_logged(nobody):
         job = Job(daemon, 2, name="mine")
         daemon.address.chmod(0o755)  # so that the refusal is hvdd's own and not the directory's
         daemon.attach_path.chmod(0o777)
-        outcome = daemon.rank(user=nobody).try_open("theirs", 0, 1)
+        stranger = daemon.rank(user=nobody)
+        stranger.ask("log")  # its answer says that the program has started
+        began_ns = time.monotonic_ns()
+        outcome = stranger.try_open("theirs", 0, 1)
         assert outcome.status == Status.ERR_REFUSED, outcome
+        check_prompt("the stranger was refused", time.monotonic_ns() - began_ns, 100_000_000)
         assert str(nobody) in outcome.text
         line = daemon.expect_line("attach-refused")
         assert line.pairs["uid"] == str(nobody)

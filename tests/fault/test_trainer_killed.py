@@ -136,10 +136,14 @@ def test_a_large_trainer_is_lost_before_the_kernel_has_taken_its_memory_apart(da
 def test_killed_while_idle(daemon, bystander):
     job = Job(daemon, 2)
     job.check_usable()
+    assert not job.ranks[0].ask("event", timeout_ms=0)["readable"]
+    job.ranks[0].post("event", timeout_ms=int(scaled(5) * 1000))
     at_ns = job.ranks[1].kill()
-    wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "rank 0 to hear of it", step=0.001)
-    check_prompt("the idle peer learned of it", time.monotonic_ns() - at_ns, 2 * DEADLINE_NS)
+    reply = job.ranks[0].collect()
+    assert reply["readable"], reply
+    check_prompt("the idle peer learned of it", reply["at_ns"] - at_ns, DEADLINE_NS)
     state = job.ranks[0].state()
+    assert state.status == Status.ERR_RANK_LOST
     assert str(job.ranks[1].pid) in state.text and "SIGKILL" in state.text
     rows = {row["rank"]: row for row in daemon.ctl.json("ranks", job.name)["ranks"]}
     assert rows[1]["state"] == "lost" and "SIGKILL" in rows[1]["text"]
@@ -175,9 +179,11 @@ def test_a_trainer_that_exits_without_closing_is_named_with_its_exit_code(daemon
     job = Job(daemon, 2)
     op = job.ranks[0].submit("barrier", "b")
     job.ranks[0].post_wait(op)
+    at_ns = time.monotonic_ns()
     job.ranks[1].post("exit", code=7)
     outcome = job.ranks[0].collect_outcome()
     assert outcome.status == Status.ERR_RANK_LOST
+    check_prompt("the peer learned of it", outcome.at_ns - at_ns, DEADLINE_NS)
     assert str(job.ranks[1].pid) in outcome.text and "exited with code 7" in outcome.text, outcome.text
     job.ranks[1].kill_now()
     daemon.expect_line("rank-lost", "exited")

@@ -15,7 +15,7 @@
  * The program does the lie, watches the socket and the completion ring until it can tell, and
  * prints one JSON object:
  *   {"lie": "...", "expect": "...", "outcome": "ended" | "refused" | "op" | "alive" | "nothing", "status": N,
- * "text": "..."} Exit status: 0 when the outcome is the expected one, 1 when it is not, 2 on bad
+ * "lied_ns": N (CLOCK_MONOTONIC), "text": "..."} Exit status: 0 when the outcome is the expected one, 1 when it is not, 2 on bad
  * usage or a failed attach.
  *
  * It uses the real shared-memory and wire code, so that what reaches the engine is wrong in one
@@ -864,6 +864,7 @@ static int tell(const struct hvt_arguments *arguments, const struct hvt_lie *lie
     liar.random = arguments->seed | 1u;
     attach(&liar, arguments);
     add_region(&liar, arguments->wait_ns);
+    uint64_t lied_ns = hvi_clock_ns();
     if (lie->tweak) {
         struct hvi_submission sub = honest(&liar, 0);
         lie->tweak(&liar, &sub);
@@ -875,8 +876,9 @@ static int tell(const struct hvt_arguments *arguments, const struct hvt_lie *lie
     if (strcmp(verdict.outcome, "ended") != 0)
         detach(&liar);
     release(&liar);
-    printf("{\"lie\": \"%s\", \"expect\": \"%s\", \"outcome\": \"%s\", \"status\": %d, \"text\": ",
-           lie->name, lie->expect, verdict.outcome, verdict.status);
+    printf("{\"lie\": \"%s\", \"expect\": \"%s\", \"outcome\": \"%s\", \"status\": %d, "
+           "\"lied_ns\": %llu, \"text\": ",
+           lie->name, lie->expect, verdict.outcome, verdict.status, (unsigned long long)lied_ns);
     print_quoted(verdict.text);
     puts("}");
     return as_expected(lie, &verdict) ? 0 : 1;

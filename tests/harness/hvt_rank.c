@@ -26,7 +26,8 @@
  *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
  * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting)}
- *                                                   allreduces until a failure; name "": unnamed
+ * "keep": B (after a failure its memory stays)      allreduces until a failure; name "": unnamed
+ *     {"do": "kept"} -> "first": N, "last": N   bytes there that have changed since; -1: none
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
  *     {"do": "event", "session": 0, "timeout_ms": N} -> "readable": B
@@ -877,6 +878,19 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     return HVD_OK;
 }
 
+/* The memory of a failed loop, and what stood there when it failed. */
+static struct hvt_buffer kept;
+static void *kept_before;
+
+static void keep(const struct hvt_buffer *buffer)
+{
+    kept_before = malloc(buffer->bytes);
+    if (!kept_before)
+        exit(3);
+    memcpy(kept_before, buffer->data, buffer->bytes);
+    kept = *buffer;
+}
+
 static void do_loop(const cJSON *command, cJSON *reply)
 {
     int64_t elements = get_int(command, "elements", 16), done = 0;
@@ -890,7 +904,26 @@ static void do_loop(const cJSON *command, cJSON *reply)
     add_int(reply, "at_ns", now_ns());
     add_status(reply, status);
     add_int(reply, "done", done);
-    release_buffer(session, &buffer);
+    if (status < 0 && get_bool(command, "keep"))
+        keep(&buffer);
+    else
+        release_buffer(session, &buffer);
+}
+
+static void do_kept(const cJSON *command, cJSON *reply)
+{
+    const unsigned char *now = kept.data, *before = kept_before;
+    int64_t first = -1, last = -1;
+    (void)command;
+    for (size_t at = 0; at < kept.bytes; at++) {
+        if (now[at] == before[at])
+            continue;
+        first = first < 0 ? (int64_t)at : first;
+        last = (int64_t)at;
+    }
+    add_int(reply, "status", kept.data ? HVD_OK : HVD_ERR_INVALID);
+    add_int(reply, "first", first);
+    add_int(reply, "last", last);
 }
 
 /* ---- the rest ---- */
@@ -1010,7 +1043,7 @@ static const struct hvt_command commands[] = {
     {"abandon", do_abandon}, {"stop", do_stop},         {"exit", do_exit},
     {"group", do_group},     {"wait_any", do_wait_any}, {"wait_all", do_wait_all},
     {"cancel", do_cancel},   {"sets", do_sets},         {"log", do_log},
-    {"unmap", do_unmap},     {"timeline", do_timeline},
+    {"unmap", do_unmap},     {"timeline", do_timeline}, {"kept", do_kept},
 };
 
 static void run(const cJSON *command)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that disagree: one text on every rank, nothing executed, and the session stays usable."""
+import time
+
 import pytest
 
-from hvt import Status
+from hvt import Status, check_prompt
 from hvt.job import job_of
 
 HONEST = {"kind": "allreduce", "dtype": "float32", "dims": [10, 4], "reduce_op": "sum"}
@@ -39,10 +41,12 @@ def test_a_disagreement_fails_on_every_rank_with_one_text(job, case, odd):
     for number, rank in enumerate(job.ranks):
         said = {name: value for name, value in (honest | (changes if number == odd else {})).items()
                 if value is not None}
+        began_ns = time.monotonic_ns()  # in the end, of the last one
         ops.append(rank.submit(said.pop("kind"), "w1", **said))
     outcomes = [rank.outcome(op) for rank, op in zip(job.ranks, ops)]
     for outcome in outcomes:
         assert outcome.status == Status.ERR_MISMATCH, outcome
+        check_prompt("the ranks were told", outcome.at_ns - began_ns, 100_000_000)
     text = outcomes[0].text
     assert {outcome.text for outcome in outcomes} == {text}
     assert "w1" in text

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening, closing, meeting again; several sessions in a process and several jobs on a daemon."""
+import time
+
 import pytest
 
-from hvt import Status, arith, procs, sanitized, wait_until
+from hvt import Status, arith, check_prompt, procs, sanitized, wait_until
 from hvt.job import Job
 from hvt.rank import open_job
 
@@ -57,10 +59,14 @@ def test_a_rank_that_reopens_early_waits_for_the_others_in_the_next_generation(d
 def test_a_rank_that_leaves_fails_the_ops_that_wanted_it_and_the_others_can_meet_again(daemon):
     job = Job(daemon, 3)
     ops = [rank.submit("allreduce", "wanted", dtype="int32", dims=[1]) for rank in job.ranks[:2]]
-    job.ranks[2].close()
     for rank, op in zip(job.ranks, ops):
-        outcome = rank.outcome(op)
+        rank.post_wait(op)
+    began_ns = time.monotonic_ns()
+    job.ranks[2].close()
+    for rank in job.ranks[:2]:
+        outcome = rank.collect_outcome()
         assert outcome.status == Status.ERR_RANK_LEFT, outcome
+        check_prompt("the others learned of it", outcome.at_ns - began_ns, 100_000_000)
         assert outcome.culprit == 2
         assert "2" in outcome.text
     later = job.ranks[0].submit("barrier", "later")

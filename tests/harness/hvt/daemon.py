@@ -23,7 +23,8 @@ from hvt.wire import Raw
 
 SERVICE = 64738  # nobody's user id
 _FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
-_OURS = ("run", "log", "hvdd.conf", "tsan.")  # the last: of a process that TSan instruments and that was killed
+# The last two: of a process that TSan instruments and that was killed, and the time that hvt_step.c writes.
+_OURS = ("run", "log", "hvdd.conf", "tsan.", "step.")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
                   "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM", "TORCHELASTIC_RUN_ID")
 
@@ -194,6 +195,11 @@ class Daemon:
         """Pids of the living engines of this daemon, also of one before it."""
         return [pid for pid, line in procs.with_token(self.token, str(self.address)).items()
                 if "hvdd-engine" in line.split(" ")[0]]
+
+    def step_ns(self, rank: Rank) -> int:
+        """When the rank stopped or killed itself at the step that HVT_STEP names (CLOCK_MONOTONIC)."""
+        path = self.folder / f"step.{rank.pid}"
+        return int(wait_until(lambda: path.exists() and path.read_text(encoding="ascii"), "the rank to pass the step", 20))
 
     def jobs(self) -> list[dict[str, Any]]:
         """Rows of `hvdctl jobs`."""
