@@ -8,13 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from hvt import procs
-from hvt.build import SOURCE, program, program_for_strangers, scaled
+from hvt.build import BUILD, SOURCE, program, program_for_strangers, scaled
 from hvt.ctl import Ctl
 from hvt.log import Line, parse_line
 from hvt.rank import Rank
@@ -23,8 +24,8 @@ from hvt.wire import Raw
 
 SERVICE = 64738  # nobody's user id
 _FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
-# The last two: of a process that TSan instruments and that was killed, and the time that hvt_step.c writes.
-_OURS = ("run", "log", "hvdd.conf", "tsan.", "step.")
+# The last three: of a process that TSan instruments and that was killed, and what hvt_step.c and hvt_heap.c write.
+_OURS = ("run", "log", "hvdd.conf", "tsan.", "step.", "heap.")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
                   "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM", "TORCHELASTIC_RUN_ID")
 
@@ -53,15 +54,17 @@ class Daemon:
 
     def __init__(self, *, options: dict[str, Any] | None = None, prefix: tuple[str, ...] = (),
                  preexec: Any = None, stderr: str | None = None, folder_mode: int = 0o700,
-                 user: dict[str, Any] | None = None):
+                 user: dict[str, Any] | None = None, preload: str | None = None):
         """`options` become --name=value; `prefix` is a command line put before hvdd; `stderr` replaces the log file;
-        `user`: as_service(), where hvdd serves several users."""
+        `user`: as_service(), where hvdd serves several users; `preload`: a library of the build that every process gets."""
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
         self.folder.chmod(folder_mode)
         self.user = user or {}
         self.address = self.folder / "run"
         self.token = secrets.token_hex(8)
         self.environment = dict(clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
+        if preload:
+            self.environment["LD_PRELOAD"] = str(BUILD / "lib" / preload)
         self.config_path = self.folder / "hvdd.conf"
         self.config_path.write_text(f"stall-warn = {scaled(60):.0f}s\n", encoding="utf-8")
         self.options = {"config": self.config_path, "log-level": "info", "private": "yes"} | (options or {})
@@ -195,6 +198,10 @@ class Daemon:
         """Pids of the living engines of this daemon, also of one before it."""
         return [pid for pid, line in procs.with_token(self.token, str(self.address)).items()
                 if "hvdd-engine" in line.split(" ")[0]]
+
+    def heap_bytes(self, pid: int) -> int:
+        """What a process has allocated and not freed, in a Daemon that preloads libhvt-heap.so."""
+        return int.from_bytes((self.folder / f"heap.{pid}").read_bytes(), sys.byteorder, signed=True)
 
     def step_ns(self, rank: Rank) -> int:
         """When the rank stopped or killed itself at the step that HVT_STEP names (CLOCK_MONOTONIC)."""

@@ -77,6 +77,16 @@ def memfds(pid: int) -> list[str]:
     return held + [line.split(None, 5)[5] for line in maps if "/memfd:hv" in line]
 
 
+def memfd_bytes(pid: int) -> int:
+    """The whole size of the memfds that a process has mapped; their pages come when they are first used."""
+    total = 0
+    for line in _read(f"/proc/{pid}/maps").decode(errors="replace").splitlines():
+        if "/memfd:hv" in line:
+            begin, end = line.split(None, 1)[0].split("-")
+            total += int(end, 16) - int(begin, 16)
+    return total
+
+
 def map_count(pid: int) -> int:
     """How many mappings a process has."""
     return _read(f"/proc/{pid}/maps").count(b"\n")
