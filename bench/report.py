@@ -3,8 +3,8 @@
 
     report.py DIR
 
-A figure is the median over the rounds of each run's median; its spread is the smallest and the largest of those. A bar is
-compared with the fastest peer of the same run."""
+A figure is the median over the rounds of each run's median; its spread is the smallest and the largest of those. How a bar is
+judged: results.py."""
 import csv
 import json
 import pathlib
@@ -16,44 +16,10 @@ from collections import defaultdict
 
 import measures
 from measures import Bar
+from results import REFERENCES, SHARES, Results, Verdict, judge, measure_of
 
-REFERENCES = ("onepass", "onepass-huge")
-KIND = {"times-peer": "≥{:g}x the fastest peer", "share-of-onepass": "≥{:.0%} of one pass", "at-most-us": "≤{:g} µs",
-        "at-most-peer": "≤{:g}x the fastest peer's time", "ops-per-second": "≥{:,.0f} ops/s",
-        "at-most-percent": "0.0 % (<{:g} %)", "at-most-share": "≤{:g} %"}
 OURS = ("hvdd-shared", "hvdd-malloc", "hvdd-adopted", "hvdd-python", "hvdd-python-fresh", "hvdd-python-2.0.1",
         "hvdd-tf221", "hvdd-tf215", "hvdd-tf212")
-SHARES = ("idle", "wait")  # ops whose figure is a share of a core
-
-
-class Results:
-    """Figures by measure and who."""
-
-    def __init__(self, lines: list[dict]) -> None:
-        self.times = defaultdict(list)  # (measure, who) -> a median per round, µs (idle: per cent)
-        self.rows = defaultdict(list)
-        self.errors = {}
-        self.settings = {}
-        for line in lines:
-            key = line["measure"], line["who"]
-            if "error" in line:
-                self.errors[key] = line["error"]
-            elif line["round"] != "trial":
-                row = line["row"]
-                self.times[key].append(row.get("time_us", row.get("cpu_percent")))
-                self.rows[key].append(row)
-                self.settings[key] = line["setting"]
-
-    def figure(self, measure: str, who: str) -> float | None:
-        """Median over the rounds."""
-        times = self.times.get((measure, who))
-        return statistics.median(times) if times else None
-
-    def fastest(self, measure: str, names) -> tuple[str, float] | None:
-        """Of these, the one with the smallest figure."""
-        figures = [(who, self.figure(measure, who)) for who in names]
-        known = [pair for pair in figures if pair[1] is not None]
-        return min(known, key=lambda pair: pair[1]) if known else None
 
 
 def amount(value: float | None, op: str = "") -> str:
@@ -69,57 +35,60 @@ def amount(value: float | None, op: str = "") -> str:
 
 # ---- bars ----
 
-def judge(results: Results, bar: Bar) -> dict:
-    """One line of the table of bars. holds is None when there is nothing to judge by."""
-    measure = next(each for each in measures.MEASURES if each.name == bar.measure)
-    ours = results.figure(bar.measure, f"hvdd-{bar.memory}")
-    rival = None
-    if bar.kind in ("times-peer", "at-most-peer"):
-        rival = results.fastest(bar.measure, bar.peers or measure.peers)
-    elif bar.kind == "share-of-onepass":
-        rival = results.fastest(bar.measure, REFERENCES)
-    verdict = {"bar": f"{measure.title} np={measure.np}, {bar.memory}: {KIND[bar.kind].format(bar.limit)}",
-               "ours": amount(ours, measure.op), "rival": f"{rival[0]} {amount(rival[1])}" if rival else "–", "ratio": "–",
-               "holds": None}
-    if bar.kind == "share-of-onepass" and rival and ours:
-        others = [(who, results.figure(bar.measure, who)) for who in REFERENCES if who != rival[0]]
-        verdict["rival"] += "".join(f" ({who} {amount(time)}: {time / ours:.0%})" for who, time in others if time)
-    if ours is None or (rival is None and bar.kind in ("times-peer", "at-most-peer", "share-of-onepass")):
-        return verdict
-    if bar.kind in ("times-peer", "share-of-onepass"):
-        ratio = rival[1] / ours
-        return verdict | {"ratio": f"{ratio:.0%}" if bar.kind == "share-of-onepass" else f"{ratio:.2f}x",
-                          "holds": ratio >= bar.limit}
-    if bar.kind == "at-most-peer":
-        return verdict | {"ratio": f"{ours / rival[1]:.2f}x", "holds": ours / rival[1] <= bar.limit}
-    if bar.kind == "ops-per-second":
-        return verdict | {"ours": f"{1e6 / ours:,.0f} ops/s", "holds": 1e6 / ours >= bar.limit}
-    return verdict | {"holds": ours < bar.limit if bar.kind == "at-most-percent" else ours <= bar.limit}
-
-
 def why_unknown(results: Results, bar: Bar) -> str:
     """Why a bar has no verdict."""
     error = results.errors.get((bar.measure, f"hvdd-{bar.memory}"))
-    measured = any(measure == bar.measure for measure, _who in results.times)
+    measured = (bar.measure, f"hvdd-{bar.memory}") in results.rows
     return f"no figure: {error[:120]}" if error else "no peer to compare with" if measured else "not measured"
+
+
+def ratio_text(bar: Bar, verdict: Verdict) -> str:
+    """That of the medians, and the range over the rounds."""
+    if verdict.ratio is None:
+        return "–"
+    form = "{:.0%}" if bar.kind == "share-of-onepass" else "{:.2f}x"
+    text = form.format(verdict.ratio)
+    if len(verdict.ratios) > 1:
+        text += f" ({form.format(min(verdict.ratios))}–{form.format(max(verdict.ratios))})"
+    return text
+
+
+def rival_text(results: Results, bar: Bar, verdict: Verdict) -> str:
+    """Its name and figure, and whether it was steady."""
+    if verdict.rival is None:
+        return "–"
+    name, figure = verdict.rival
+    text = f"{name} {amount(figure)}"
+    if bar.kind == "share-of-onepass" and verdict.ours:
+        others = [(who, results.figure(bar.measure, who)) for who in REFERENCES if who != name]
+        text += "".join(f" ({who} {amount(time)}: {time / verdict.ours:.0%})" for who, time in others if time)
+    return text + (" (unsteady)" if results.unsteady(bar.measure, name) else "")
 
 
 def bars_table(results: Results) -> list[str]:
     """Markdown."""
-    lines = ["| bar | hvdd | fastest rival | ratio | |", "|---|---|---|---|---|"]
+    lines = ["| bar | hvdd | fastest rival | ratio (of the rounds) | |", "|---|---|---|---|---|"]
     for bar in measures.BARS:
         verdict = judge(results, bar)
-        words = {True: "holds", False: "**does not hold**", None: why_unknown(results, bar)}
-        lines.append(f"| {verdict['bar']} | {verdict['ours']} | {verdict['rival']} | {verdict['ratio']} | "
-                     f"{words[verdict['holds']]} |")
+        ours = amount(verdict.ours, measure_of(bar).op)
+        if bar.kind == "ops-per-second" and verdict.ours:
+            ours = f"{1e6 / verdict.ours:,.0f} ops/s"
+        lines.append(f"| {verdict.bar} | {ours} | {rival_text(results, bar, verdict)} | {ratio_text(bar, verdict)} | "
+                     f"{verdict.words() or why_unknown(results, bar)} |")
     return lines
+
+
+def unsteady_list(results: Results) -> list[str]:
+    """Peers that differ from their trials after all repetitions."""
+    return [f"* {measure}, {who}: " + ", ".join(f"{times:.2f}x the trial in round {turn + 1}" for turn, times in odd.items())
+            for measure, who in results.rows if (odd := results.unsteady(measure, who))]
 
 
 # ---- figures ----
 
 def spread(results: Results, measure: str, who: str, op: str) -> str:
     """Figure, and the range over the rounds when there were several."""
-    times = results.times.get((measure, who))
+    times = results.rounds(measure, who).values()
     if not times:
         return "failed" if (measure, who) in results.errors else "–"
     text = amount(statistics.median(times), op)
@@ -129,11 +98,11 @@ def spread(results: Results, measure: str, who: str, op: str) -> str:
 def figures_table(results: Results) -> list[str]:
     """Markdown: a line per measure, a column per participant."""
     order = [*OURS, *REFERENCES, *measures.PEER_TEXT]
-    seen = {who for _measure, who in (*results.times, *results.errors)}
+    seen = {who for _measure, who in (*results.rows, *results.errors)}
     columns = [who for who in order if who in seen]
     lines = ["| measure | np | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
     for measure in measures.MEASURES:
-        if any((measure.name, who) in results.times for who in columns):
+        if any((measure.name, who) in results.rows for who in columns):
             cells = [spread(results, measure.name, who, measure.op) for who in columns]
             lines.append(f"| {measure.title} | {measure.np} | " + " | ".join(cells) + " |")
     return lines
@@ -175,12 +144,16 @@ def write_table(directory: pathlib.Path, results: Results, machine: dict, plots:
     parts = [f"# hvdd beside its peers, {machine['date'][:10]}", "", *machine_text(machine), "",
              "Everybody in turn within each round. A figure is the median over the rounds of each run's median (smallest to",
              "largest of the rounds in brackets); an iteration counts as its slowest rank. Only figures of one run compare.", "",
-             "## Bars", "", *bars_table(results), "", "## Figures", "", *figures_table(results)]
-    chosen = settings_list(results)
-    if chosen:
-        parts += ["", "## Settings that won the trials", "", *chosen]
-    if failures:
-        parts += ["", "## What failed", "", *failures]
+             "## Bars", "",
+             "The fastest peer is the fastest of all that ran; a bar holds when it does in every round, against the fastest in it.", "",
+             *bars_table(results), "", "## Figures", "", *figures_table(results)]
+    for heading, lines in (
+            ("Settings that won the trials", settings_list(results)),
+            (f"Peers that differ from their own trial by more than {measures.STEADY:g}x, after {measures.REPEATS} repetitions",
+             unsteady_list(results)),
+            ("What failed", failures)):
+        if lines:
+            parts += ["", f"## {heading}", "", *lines]
     if plots:
         parts += ["", *[f"![{name}]({name}.png)" for name in plots]]
     (directory / "table.md").write_text("\n".join(parts) + "\n", encoding="utf-8")
@@ -193,9 +166,9 @@ def write_csv(directory: pathlib.Path, results: Results) -> None:
         table.writerow(["measure", "op", "np", "bytes", "who", "setting", "unit", "median", "smallest", "largest", "rounds",
                         "p99_median", "mean_median", "error"])
         for measure in measures.MEASURES:
-            keys = sorted({key for key in (*results.times, *results.errors) if key[0] == measure.name})
+            keys = sorted({key for key in (*results.rows, *results.errors) if key[0] == measure.name})
             for key in keys:
-                times, rows = results.times.get(key, []), results.rows.get(key, [])
+                times, rows = list(results.rounds(*key).values()), list(results.rows.get(key, {}).values())
                 unit = "percent" if measure.op in SHARES else "us"
                 figures = [statistics.median(times), min(times), max(times)] if times else ["", "", ""]
                 tails = [statistics.median(row[name] for row in rows) if rows and name in rows[0] else ""
@@ -264,7 +237,7 @@ def main() -> None:
     plots = write_plots(directory, results)
     write_csv(directory, results)
     write_table(directory, results, machine, plots)
-    print("\n".join(bars_table(results)))
+    print("\n".join([*bars_table(results), *unsteady_list(results)]))
     print(f"\nresults: {directory}/table.md, results.csv" + "".join(f", {name}.png" for name in plots))
 
 
