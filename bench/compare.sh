@@ -3,6 +3,7 @@
 # Measures hvdd beside its peers, side by side in one run, and writes table, CSV and plots. See bench/README.md.
 #
 #   bench/compare.sh [--quick] [--out DIR] [--peers a,b,...] [--only LIST] [--rounds N] [--seconds S] [--bin DIR]
+#       [--dirty]
 #
 #   --quick        a subset, one round: under five minutes once the peers are installed
 #   --out DIR      where the results go (docs/measurements/<date>-compare)
@@ -12,21 +13,24 @@
 #   --only LIST    measures whose names match, e.g. 'allreduce-64M-*,idle-*'
 #   --rounds N     rounds per measure (5; quick: 1)
 #   --seconds S    time of each run (1; quick: 0.3)
-#   --bin DIR      hvd-perf of this build instead of a release build of this tree
+#   --bin DIR      hvd-perf of this build instead of a release build of this tree; the results say so
+#   --dirty        measure although the tree has changes that no commit has; the results say so
 #
 # Peers are installed under ${XDG_CACHE_HOME:-~/.cache}/hvd-bench, once. HVD_BENCH_TORCH_PIP: further arguments for
-# pip when it installs torch, e.g. an index of CPU-only wheels. Exit status 0: measured, whatever the bars say.
+# pip when it installs torch, e.g. an index of CPU-only wheels. Exit status 0: measured, whatever the bars say;
+# 1: not measured; 2: refused, wrong usage or a dirty tree.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(dirname "$here")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd-bench
-out='' binaries=''
+out='' binaries='' foreign='' dirty=''
+loadavg=$(cut -d' ' -f1-3 /proc/loadavg) # before this program adds to it
 peers=openmpi,impi,gloo,torch,horovod
 run_options=()
 
 usage() {
-    sed -n '3,22s/^# \{0,1\}//p' "$0"
+    sed -n '3,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
     exit "$1"
 }
 
@@ -38,6 +42,7 @@ while [ $# -gt 0 ]; do
     --python) peers=torch,horovod && run_options+=(--only 'python-*') ;;
     --tensorflow) peers=tf221,tf215,horovod-tf && run_options+=(--only 'tensorflow-*') ;;
     --only | --rounds | --seconds) run_options+=("$1" "${2:?$1 takes a value}") && shift ;;
+    --dirty) dirty=1 ;;
     --bin) binaries=${2:?--bin takes a directory} && shift ;;
     -h | --help) usage 0 ;;
     *)
@@ -48,6 +53,11 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ "$peers" != none ] || peers=
+if [ -z "$dirty" ] && ! python3 "$here/machine.py" --source "$source_dir" --clean-only; then
+    echo "compare.sh: figures are of a commit: commit first, or give --dirty, which marks the results" >&2
+    exit 2
+fi
+[ -z "$binaries" ] || foreign='The programs are from --bin: of which commit they are is not known.'
 out=${out:-$source_dir/docs/measurements/$(date +%F)-compare}
 mkdir -p "$cache" "$out"
 out=$(cd "$out" && pwd)
@@ -72,7 +82,8 @@ if [ -z "$binaries" ]; then
     binaries=$build/bin
 fi
 
-python3 "$here/machine.py" --cache "$cache" --source "$source_dir" --peers "$peers" >"$out/machine.json"
+python3 "$here/machine.py" --cache "$cache" --source "$source_dir" --peers "$peers" --loadavg "$loadavg" \
+    --binaries "$foreign" >"$out/machine.json"
 usable=$(python3 -c 'import json, sys
 print(",".join(name for name, peer in json.load(open(sys.argv[1]))["peers"].items() if peer["ok"]))' "$out/machine.json")
 python3 "$here/run.py" --bin "$binaries" --cache "$cache" --out "$out" --peers "$usable" "${run_options[@]}"

@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 
 import measures
+from machine import load_text
 from measures import Bar
 from results import REFERENCES, SHARES, Results, Verdict, judge, measure_of
 
@@ -78,6 +79,17 @@ def bars_table(results: Results) -> list[str]:
     return lines
 
 
+def conditions(machine: dict) -> list[str]:
+    """What a reader of the verdicts has to know of the run."""
+    lines = []
+    if machine.get("changed"):
+        lines.append("* **The tree had changes that no commit has: these figures are of nothing that can be had again.**")
+    if machine.get("binaries"):
+        lines.append(f"* **{machine['binaries']}**")
+    load = machine.get("load")
+    return [*lines, "* " + (load_text(load) if load else f"load before: {machine['load_before']:.2f}")]
+
+
 def unsteady_list(results: Results) -> list[str]:
     """Peers that differ from their trials after all repetitions."""
     return [f"* {measure}, {who}: " + ", ".join(f"{times:.2f}x the trial in round {turn + 1}" for turn, times in odd.items())
@@ -130,7 +142,7 @@ def machine_text(machine: dict) -> list[str]:
              f"* {machine['memory_GiB']} GiB, Linux {machine['kernel']}, {machine['system']}, {machine['compiler']}",
              f"* transparent huge pages: {machine['huge_pages']['enabled']}; for shared memory: "
              f"{machine['huge_pages']['shmem_enabled']}",
-             f"* commit {machine['commit']}, {machine['date']}, load before: {machine['load_before']:.2f}"]
+             f"* commit {machine['commit']}, {machine['date']}"]
     for name, peer in machine["peers"].items():
         text = measures.PLACE_TEXT.get(name) or measures.PEER_TEXT[name]
         lines.append(f"* {name} {peer['text']}: {text}" if peer["ok"]
@@ -144,7 +156,7 @@ def write_table(directory: pathlib.Path, results: Results, machine: dict, plots:
     parts = [f"# hvdd beside its peers, {machine['date'][:10]}", "", *machine_text(machine), "",
              "Everybody in turn within each round. A figure is the median over the rounds of each run's median (smallest to",
              "largest of the rounds in brackets); an iteration counts as its slowest rank. Only figures of one run compare.", "",
-             "## Bars", "",
+             "## Bars", "", *conditions(machine), "",
              "The fastest peer is the fastest of all that ran; a bar holds when it does in every round, against the fastest in it.", "",
              *bars_table(results), "", "## Figures", "", *figures_table(results)]
     for heading, lines in (
@@ -237,7 +249,7 @@ def main() -> None:
     plots = write_plots(directory, results)
     write_csv(directory, results)
     write_table(directory, results, machine, plots)
-    print("\n".join([*bars_table(results), *unsteady_list(results)]))
+    print("\n".join([*conditions(machine), "", *bars_table(results), *unsteady_list(results)]))
     print(f"\nresults: {directory}/table.md, results.csv" + "".join(f", {name}.png" for name in plots))
 
 

@@ -17,14 +17,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 # pylint: disable=wrong-import-position,import-error
+import machine as bench_machine  # noqa: E402
 import measures  # noqa: E402
 import results as bench_results  # noqa: E402
 import run as bench_run  # noqa: E402
 # pylint: enable=wrong-import-position,import-error
 
+LOAD = {"loadavg": [0.1, 0.2, 0.3], "busy_percent": 1.0, "steal_percent": 0.0, "processes": []}
 MACHINE = {"date": "2026-11-21T12:00:00+00:00", "commit": "0123456789ab", "kernel": "6.1", "system": "Debian", "compiler": "gcc",
            "python": "3.11", "memory_GiB": 24.0, "cpu": {"CPU(s)": "2", "Model name": "A"},
-           "huge_pages": {"enabled": "[madvise]", "shmem_enabled": "[never]"}, "load_before": 0.1,
+           "huge_pages": {"enabled": "[madvise]", "shmem_enabled": "[never]"}, "load": LOAD,
+           "changed": False, "binaries": "",
            "peers": {"openmpi": {"ok": True, "text": "5.0.11"}, "impi": {"ok": False, "text": "no network"}}}
 
 
@@ -119,6 +122,25 @@ def test_a_peer_that_differs_from_its_trial_after_every_repetition_is_named(repo
     assert cells(report, "allreduce 1 MiB np=2")[2] == "impi 150 µs (unsteady)"  # the fastest try of each round
     assert "* allreduce-1M-np2, impi: 1.60x the trial in round 1\n" in text
     assert "* allreduce-64M-np4, openmpi" not in text.split("## Peers that differ")[1]
+
+
+def test_the_load_is_printed_with_the_verdicts(report):
+    bars = (report / "table.md").read_text(encoding="utf-8").split("## Bars")[1].split("## Figures")[0]
+    assert "* load before the run: 0.10 0.20 0.30; just before" in bars and "not quiet" not in bars
+    assert "uncommitted" not in bars and "no commit has" not in bars
+    busy = LOAD | {"busy_percent": 40.0, "processes": [{"name": "cc1", "percent": 80}]}
+    said = bench_machine.load_text(busy)
+    assert "cc1 80 %" in said and "**the machine was not quiet**" in said
+    assert "**the machine was not quiet**" in bench_machine.load_text(LOAD | {"steal_percent": 5.0})
+
+
+def test_a_busy_process_and_the_share_of_the_cpus_are_seen():
+    with subprocess.Popen([sys.executable, "-c", "print('on', flush=True)\nwhile True: pass"], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        found = bench_machine.load("1 2 3")
+        process.kill()
+    assert found["loadavg"] == [1, 2, 3] and found["busy_percent"] > 0
+    assert 0 <= found["steal_percent"] <= 100
 
 
 # ---- committed raw data ----
@@ -222,7 +244,7 @@ def test_every_bar_and_setting_is_about_a_measure():
 def compare(tmp_path, *options):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     return subprocess.run([str(BENCH / "compare.sh"), "--bin", str(pathlib.Path(program("hvd-perf")).parent), "--out",
-                           str(tmp_path / "out"), "--rounds", "1", "--seconds", "0.05", *options], env=environment,
+                           str(tmp_path / "out"), "--rounds", "1", "--seconds", "0.05", "--dirty", *options], env=environment,
                           capture_output=True, text=True, timeout=scaled(120), check=False)
 
 
@@ -242,3 +264,32 @@ def test_hvdd_alone_is_measured_and_reported(tmp_path):
 def test_a_peer_that_nobody_knows_is_refused(tmp_path):
     done = compare(tmp_path, "--peers", "nobody")
     assert done.returncode == 2 and "there is no peer 'nobody'" in done.stderr
+
+
+def git(repository, *words):
+    subprocess.run(["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True,
+                   capture_output=True, timeout=scaled(60))
+
+
+@pytest.mark.parametrize("change,said", [("bench/measures.py", "M bench/measures.py"), ("new.c", "?? new.c"),
+                                         (None, "no git checkout")])
+def test_a_dirty_tree_is_refused(tmp_path, change, said):
+    shutil.copytree(BENCH, tmp_path / "tree/bench", ignore=shutil.ignore_patterns("__pycache__"))
+    if change:
+        git(tmp_path / "tree", "init", "-q")
+        git(tmp_path / "tree", "add", ".")
+        git(tmp_path / "tree", "commit", "-q", "-m", "all")
+        (tmp_path / "tree" / change).open("a", encoding="utf-8").write("\n")
+    done = subprocess.run([str(tmp_path / "tree/bench/compare.sh"), "--peers", "none", "--out", str(tmp_path / "out")],
+                          env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "GIT_CEILING_DIRECTORIES": str(tmp_path)},
+                          capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 2 and said in done.stderr and "--dirty" in done.stderr, done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_of_a_dirty_tree_and_of_other_programs_say_so(report):
+    (report / "machine.json").write_text(json.dumps(MACHINE | {"changed": True, "binaries": "Programs of whom?"}), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(BENCH / "report.py"), str(report)], capture_output=True, text=True,
+                          timeout=scaled(60), check=True)
+    for text in (done.stdout, (report / "table.md").read_text(encoding="utf-8")):
+        assert "**The tree had changes that no commit has" in text and "**Programs of whom?**" in text
