@@ -7,9 +7,10 @@
 #
 #   --quick        a subset, one round: under five minutes once the peers are installed
 #   --out DIR      where the results go (docs/measurements/<date>-compare)
-#   --peers LIST   some of openmpi,impi,gloo,torch,horovod (these) and tf221,tf215,horovod-tf; none for hvdd alone
+#   --peers LIST   some of openmpi,impi,gloo,torch,horovod (these) and tf221,tf215,horovod-tf,horovod-tf215; none for
+#                  hvdd alone
 #   --python       what is measured through hvd.torch: --peers torch,horovod --only 'python-*'
-#   --tensorflow   through hvd.tensorflow: --peers tf221,tf215,horovod-tf --only 'tensorflow-*'
+#   --tensorflow   through hvd.tensorflow: --peers tf221,tf215,horovod-tf,horovod-tf215 --only 'tensorflow-*'
 #   --only LIST    measures whose names match, e.g. 'allreduce-64M-*,idle-*'
 #   --rounds N     rounds per measure (5; quick: 1)
 #   --seconds S    time of each run (1; quick: 0.3)
@@ -40,7 +41,7 @@ while [ $# -gt 0 ]; do
     --out) out=${2:?--out takes a directory} && shift ;;
     --peers) peers=${2:?--peers takes a list} && shift ;;
     --python) peers=torch,horovod && run_options+=(--only 'python-*') ;;
-    --tensorflow) peers=tf221,tf215,horovod-tf && run_options+=(--only 'tensorflow-*') ;;
+    --tensorflow) peers=tf221,tf215,horovod-tf,horovod-tf215 && run_options+=(--only 'tensorflow-*') ;;
     --only | --rounds | --seconds) run_options+=("$1" "${2:?$1 takes a value}") && shift ;;
     --dirty) dirty=1 ;;
     --bin) binaries=${2:?--bin takes a directory} && shift ;;

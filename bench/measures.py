@@ -6,6 +6,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 MPI = ("openmpi", "impi")
 EVERYBODY = (*MPI, "gloo", "torch", "horovod")
+HOROVODS = ("horovod-tf", "horovod-tf215")  # on TensorFlow 2.12 and 2.15
 FLOORS = ("alone", "apart")  # processes that exchange nothing: no peer, but what no library can be faster than
 
 STEADY = 1.5  # a peer's run that differs more than so many times from its own trial is repeated
@@ -74,15 +75,17 @@ def _python() -> list[Measure]:
 
 
 def _tensorflow() -> list[Measure]:
-    """hvd.tensorflow, as users call it, on three TensorFlows."""
-    ours = ("tf221", "tf215", "tf212")
+    """hvd.tensorflow, as users call it, on three TensorFlows; their memory is the rank's own, or, -shared, in slabs that
+    the ranks share (docs/adr/0012)."""
+    places = ("tf221", "tf215", "tf212")
+    ours = (*places, "tf221-shared", "tf215-shared")
     return [Measure("tensorflow-step-np2", "Keras fit, a step of 8 dense layers of 1024, 34 MB of gradients", "step", 2,
-                    memories=ours, peers=("mwms-tf221", "mwms-tf215", "mwms-tf212", "horovod-tf",
-                                          *(f"{who}-{tf}" for who in ("alone", "apart") for tf in ours)), quick=True),
+                    memories=ours, peers=(*(f"{who}-{tf}" for who in ("mwms", *FLOORS) for tf in places), *HOROVODS),
+                    quick=True),
             Measure("tensorflow-gradients-np2", "161 gradients of ResNet-50 in one tf.function", "gradients", 2,
-                    memories=ours, peers=("horovod-tf",), quick=True),
+                    memories=ours, peers=HOROVODS, quick=True),
             Measure("tensorflow-allreduce-4B-np2", "eager allreduce 4 B from Python", "allreduce", 2, 4,
-                    memories=ours, peers=("horovod-tf",), quick=True)]
+                    memories=ours, peers=HOROVODS, quick=True)]
 
 
 MEASURES: list[Measure] = [
@@ -145,7 +148,7 @@ def settings(peer: str, measure: Measure) -> list[Setting]:
         return [Setting("ring", {}, ("ring",)), Setting("bcube", {}, ("bcube",))]
     if peer == "gloo":
         return [Setting("defaults", {}, ("ring",))]
-    if peer in ("horovod", "horovod-tf"):
+    if peer.startswith("horovod"):
         cycle = Setting("HOROVOD_CYCLE_TIME=1", {"HOROVOD_CYCLE_TIME": "1"})
         return [cycle] if peer == "horovod" else _also_bound([cycle])
     if peer.startswith("mwms"):
@@ -160,7 +163,8 @@ PEER_TEXT = {
     "torch": "torch.distributed gloo, GLOO_SOCKET_IFNAME=lo, OMP_NUM_THREADS=1, from Python",
     "torch-ddp": "torch gloo, 25 MB buckets with copy in and out, as DistributedDataParallel does",
     "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo, from Python",
-    "horovod-tf": "Horovod 0.28.1 on Gloo and TensorFlow 2.12.1, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo",
+    "horovod-tf": "Horovod 0.28.1 on Gloo and TensorFlow 2.12, HOROVOD_CYCLE_TIME=1, HOROVOD_GLOO_IFACE=lo",
+    "horovod-tf215": "the same on TensorFlow 2.15",
 } | {f"{who}-{tf}": f"{what} on {keras}" for who, what in (
     ("mwms", "MultiWorkerMirroredStrategy"), ("alone", "one process without a library"),
     ("apart", "as many processes as ranks, each alone"))
@@ -168,9 +172,13 @@ PEER_TEXT = {
                        ("tf215", "TensorFlow 2.15, Keras 2"), ("tf212", "TensorFlow 2.12, Keras 2"))}
 PLACE_TEXT = {"tf221": "TensorFlow 2.21 (CPU) with Keras 3 for hvd.tensorflow and one process alone, with tf_keras for "
                        "MultiWorkerMirroredStrategy", "tf215": "TensorFlow 2.15 (CPU) with Keras 2 for the same"}
-PEERS = ("openmpi", "impi", "gloo", "torch", "horovod", "tf221", "tf215", "horovod-tf")  # what can be installed
+MEMORY_TEXT = {f"tf{short}{end}": f"TensorFlow {version}, {what}" for short, version in (("221", "2.21"), ("215", "2.15"))
+               for end, what in (("", "private memory"), ("-shared", "shared memory"))} | {
+                   "tf212": "TensorFlow 2.12, ops through Python"}
+PEERS = ("openmpi", "impi", "gloo", "torch", "horovod", "tf221", "tf215", *HOROVODS)  # what can be installed
 # Where the interpreter of those is that have not their own.
-PLACES = {"torch-ddp": "torch", "python": "torch", "python-fresh": "torch", "python-2.0.1": "horovod", "tf212": "horovod-tf"} | {
+PLACES = {"torch-ddp": "torch", "python": "torch", "python-fresh": "torch", "python-2.0.1": "horovod", "tf212": "horovod-tf",
+          "tf221-shared": "tf221", "tf215-shared": "tf215"} | {
     f"{who}-{tf}": place for who in ("mwms", *FLOORS)
     for tf, place in (("tf221", "tf221"), ("tf215", "tf215"), ("tf212", "horovod-tf"))}
 
@@ -187,7 +195,7 @@ class Bar:
     memory: str
     # times-peer | share-of-onepass | at-most-peer | at-most-us | ops-per-second | at-most-percent | at-most-share
     kind: str
-    limit: float
+    limit: float | None  # None: no promise, the ratio is printed beside one
     against: tuple[str, ...] = ()  # what the bar is about; (): the fastest of all peers that ran
 
 
@@ -213,12 +221,25 @@ def _bars() -> list[Bar]:
              Bar("python-init-np2", "python", "at-most-us", 10_000),
              Bar("python-cycle-np2", "python", "at-most-us", 20_000),
              Bar("python-wait-np2", "python", "at-most-share", 1)]
-    for tf in ("tf221", "tf215"):  # on 2.12 ops go through Python, which promises no figure
-        bars += [Bar("tensorflow-step-np2", tf, "times-peer", 4, ("mwms-tf221", "mwms-tf215", "mwms-tf212")),
-                 Bar("tensorflow-step-np2", tf, "times-peer", 3, ("horovod-tf",)),
-                 Bar("tensorflow-gradients-np2", tf, "times-peer", 4, ("horovod-tf",)),
-                 Bar("tensorflow-allreduce-4B-np2", tf, "at-most-us", 100)]
-    return [*bars, Bar("rate-np2", "shared", "ops-per-second", 1e6), Bar("idle-np2", "shared", "at-most-percent", 0.05)]
+    return [*bars, *_tensorflow_bars(), Bar("rate-np2", "shared", "ops-per-second", 1e6),
+            Bar("idle-np2", "shared", "at-most-percent", 0.05)]
+
+
+def _tensorflow_bars() -> list[Bar]:
+    """Bars are about private memory; the figure with shared slabs, which a user asks for, stands beside each. Peers on the
+    same TensorFlow, and the fastest Horovod on any."""
+    bars = []
+    for tf in ("tf221", "tf215", "tf212"):
+        promised = tf != "tf212"  # there ops go through Python, which promises no figure
+        shared = (f"{tf}-shared",) if promised else ()
+        horovods = {"tf221": [HOROVODS], "tf215": [("horovod-tf215",), HOROVODS], "tf212": [("horovod-tf",)]}[tf]
+        for name, limit, rivals in (("step", 3.5, [(f"mwms-{tf}",)]), ("step", 2, horovods), ("gradients", 4, horovods)):
+            for rival in rivals:
+                bars += [Bar(f"tensorflow-{name}-np2", memory, "times-peer", limit if promised and memory == tf else None, rival)
+                         for memory in (tf, *shared)]
+        if promised:
+            bars.append(Bar("tensorflow-allreduce-4B-np2", tf, "at-most-us", 100))
+    return bars
 
 
 BARS = _bars()

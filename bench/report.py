@@ -20,7 +20,7 @@ from measures import Bar
 from results import REFERENCES, SHARES, Results, Verdict, judge, measure_of
 
 OURS = ("hvdd-shared", "hvdd-malloc", "hvdd-adopted", "hvdd-python", "hvdd-python-fresh", "hvdd-python-2.0.1",
-        "hvdd-tf221", "hvdd-tf215", "hvdd-tf212")
+        "hvdd-tf221", "hvdd-tf221-shared", "hvdd-tf215", "hvdd-tf215-shared", "hvdd-tf212")
 
 
 def amount(value: float | None, op: str = "") -> str:

@@ -90,11 +90,12 @@ class Verdict:
     ratio: float | None = None  # of the medians
     ratios: list[float] = dataclasses.field(default_factory=list)  # of each round
     good: list[bool] = dataclasses.field(default_factory=list)
+    judged: bool = True  # False: the bar has no limit, it is printed beside another
 
     def words(self) -> str:
         """For the last column; "" when nothing was measured."""
-        if not self.good:
-            return ""
+        if not self.good or not self.judged:
+            return "beside it" if self.good else ""
         return "holds" if all(self.good) else "**does not hold**" if not any(self.good) else (
             f"**does not hold**: in {self.good.count(True)} of {len(self.good)} rounds")
 
@@ -109,7 +110,8 @@ def title(bar: Bar) -> str:
     measure = measure_of(bar)
     rival = "the fastest peer" if not bar.against else bar.against[0] if len(bar.against) == 1 else (
         f"the fastest of {', '.join(bar.against)}")
-    return f"{measure.title} np={measure.np}, {bar.memory}: {KIND[bar.kind].format(limit=bar.limit, rival=rival)}"
+    what = f"beside {rival}" if bar.limit is None else KIND[bar.kind].format(limit=bar.limit, rival=rival)
+    return f"{measure.title} np={measure.np}, {measures.MEMORY_TEXT.get(bar.memory, bar.memory)}: {what}"
 
 
 def _ratio(kind: str, ours: float, rival: float) -> float:
@@ -137,7 +139,7 @@ def judge(results: Results, bar: Bar) -> Verdict:
     """Round by round. A round in which hvdd failed is one in which the bar does not hold; one in which no rival ran
     does not count."""
     who = f"hvdd-{bar.memory}"
-    verdict = Verdict(title(bar), results.figure(bar.measure, who))
+    verdict = Verdict(title(bar), results.figure(bar.measure, who), judged=bar.limit is not None)
     rivals: dict[int, float] = {}
     if bar.kind in OF_RIVALS:
         names = names_against(results, bar)
@@ -152,7 +154,7 @@ def judge(results: Results, bar: Bar) -> Verdict:
                 continue
             ratio = _ratio(bar.kind, ours, rivals[turn])
             verdict.ratios.append(ratio)
-        verdict.good.append(_holds(bar, ours, ratio))
+        verdict.good.append(not verdict.judged or _holds(bar, ours, ratio))
     verdict.good += [False] * len(results.failed[bar.measure, who])
     if verdict.rival:
         verdict.ratio = _ratio(bar.kind, verdict.ours, verdict.rival[1])

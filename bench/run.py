@@ -27,7 +27,8 @@ from results import SHARES, figure_of
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = HERE / "resnet50.sizes"
 LIMIT_S = 120  # of one run
-IN_PYTHON = ("python", "python-fresh", "python-2.0.1", "tf221", "tf215", "tf212")  # memories of hvdd
+# Memories of hvdd.
+IN_PYTHON = ("python", "python-fresh", "python-2.0.1", "tf221", "tf215", "tf212", "tf221-shared", "tf215-shared")
 
 
 class Failed(Exception):
@@ -88,9 +89,10 @@ class Hvdd:
         bench = ["tensorflow_bench.py", "hvd", op] if memory.startswith("tf") else ["hvd_bench.py", op]
         one_thread_each = memory.startswith("tf")
         bound = ["--bind-to", "core"] if one_thread_each or measure.np > len(os.sched_getaffinity(0)) else []
+        whose = {"HVD_TENSORFLOW_MEMORY": "shared" if memory.endswith("-shared") else "private"} if one_thread_each else {}
         return [self.hvdrun, "-np", str(measure.np), *bound, "--no-prefix", str(place / "bin/python"),
                 str(HERE / "peers" / bench[0]), *bench[1:], what_of(measure), str(seconds), *extras(measure, "--")], {
-                    "HVD_LIBRARY": str(self.library), "PYTHONPATH": str(HERE.parent / "python"), "OMP_NUM_THREADS": "1"}
+                    "HVD_LIBRARY": str(self.library), "PYTHONPATH": str(HERE.parent / "python"), "OMP_NUM_THREADS": "1"} | whose
 
     def start(self, np: int) -> list[str]:
         """Ranks of hvd-perf; bound to cores, as hvdrun's manual advises, when there are more of them than cores."""
@@ -191,7 +193,7 @@ def peer_command(peer: str, cache: pathlib.Path, measure: Measure, setting: Sett
         legacy = {"TF_USE_LEGACY_KERAS": "1"} if peer == "mwms-tf221" else {}
         return [str(place / "bin/python"), str(HERE / "peers/tensorflow_bench.py"), peer.split("-")[0], *bench], path | {
             "NP": count, "OMP_NUM_THREADS": "1"} | legacy
-    program = ["tensorflow_bench.py", "horovod"] if peer == "horovod-tf" else ["horovod_bench.py"]
+    program = ["tensorflow_bench.py", "horovod"] if peer in measures.HOROVODS else ["horovod_bench.py"]
     return [str(place / "bin/horovodrun"), "--gloo", "-np", count, str(place / "bin/python"),
             str(HERE / "peers" / program[0]), *program[1:], *bench, *extras(measure, "--")], path | {
                 "OMP_NUM_THREADS": "1", "HOROVOD_GLOO_IFACE": "lo"}

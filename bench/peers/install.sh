@@ -75,14 +75,24 @@ install_tf215() {
     version_of "$place" tensorflow-cpu >&3
 }
 
-# The newest TensorFlow that Horovod's released source builds with.
-install_horovod-tf() {
-    local place=$cache/horovod-tf
-    venv "$place" 'setuptools<70' wheel cmake==3.26.4 psutil cloudpickle pyyaml packaging cffi tensorflow-cpu==2.12.1 jax==0.4.38
+# Horovod's released source on a TensorFlow: Horovod is built where it is to run.
+horovod_on() {
+    local place=$1
+    shift
+    venv "$place" 'setuptools<70' wheel cmake==3.26.4 psutil cloudpickle pyyaml packaging cffi "$@"
     PATH=$place/bin:$PATH HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITH_TENSORFLOW=1 \
         HOROVOD_WITHOUT_MXNET=1 HOROVOD_CPU_OPERATIONS=GLOO \
         "$place/bin/pip" install --no-cache-dir --no-build-isolation horovod==0.28.1
     version_of "$place" horovod >&3
+}
+
+install_horovod-tf() {
+    horovod_on "$cache/horovod-tf" tensorflow-cpu==2.12.1 jax==0.4.38
+}
+
+# The last TensorFlow with Keras 2. Later ones have not been tried.
+install_horovod-tf215() {
+    horovod_on "$cache/horovod-tf215" 'tensorflow-cpu==2.15.*'
 }
 
 # Our own bench for a peer, again in every run: it is small, and it may have changed.
@@ -108,7 +118,7 @@ build_bench() {
 install_peer() {
     local peer=$1 state=$cache/$1.state log=$cache/$1.log
     declare -F "install_$peer" >/dev/null || {
-        echo "compare.sh: there is no peer '$peer'; there are openmpi, impi, gloo, torch, horovod, tf221, tf215 and horovod-tf" >&2
+        echo "compare.sh: there is no peer '$peer'; there are openmpi, impi, gloo, torch, horovod, tf221, tf215, horovod-tf and horovod-tf215" >&2
         exit 2
     }
     if ! grep -qs '^ok ' "$state"; then
