@@ -9,7 +9,8 @@
 #   scripts/test.sh release -C Whole                everything, also what the default leaves out to take less time
 #
 # --only unit,contract builds no more than tests with these labels need, and runs them: unit, contract, property, fuzz.
-# CC=clang builds with clang, in build-PRESET-clang. The exit status and the last lines are ctest's.
+# CC=clang builds with clang, in build-PRESET-clang. What was skipped or late is listed at the end; a skip that tests/skips.txt does
+# not allow fails. The last line is ctest's summary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -67,7 +68,7 @@ esac
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1 suppressions=$PWD/tests/tsan.supp}
 # Two slots a core: a test that computes has PROCESSORS 2; one that mostly waits takes one.
-tests=("${run[@]}" ctest --test-dir "$folder" --output-on-failure --no-tests=error -j $((2 * cores)))
+tests=("${run[@]}" tests/harness/run-ctest "$folder" --output-on-failure --no-tests=error -j $((2 * cores)))
 
 # A virtual machine that its host stops for seconds, up to a minute, breaks every deadline of that moment. When that was seen,
 # and only then, what failed is run once more.
