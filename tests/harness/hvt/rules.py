@@ -20,7 +20,7 @@ from hvt.build import sanitized
 from hvt.wait import Late
 
 TRIES = 3
-LIMIT_S = 90  # for each of a test's fixtures, its body and its end; a test that takes longer bears the mark `limit`
+LIMIT_S = 60  # for each of a test's fixtures, its body and its end; a test that takes longer bears the mark `limit`
 _GRACE_S = 30  # what the end of a test that hangs may take
 
 _late: dict[str, str] = {}  # what Late said, by the id of the test
