@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
