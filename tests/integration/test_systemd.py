@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt.build import program, scaled
+from hvt.build import scaled
 from hvt.ctl import Ctl
-from hvt.daemon import SERVICE, as_service, clean_environment
+from hvt.daemon import SERVICE, as_service, clean_environment, service_programs
 from hvt.install import Installation, run
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
@@ -136,10 +136,12 @@ def attach(folder: pathlib.Path) -> None:
 
 def activate(folder: pathlib.Path, name: str, *options: str) -> subprocess.Popen:
     """systemd-socket-activate that waits on the socket `name` for its first connection, and then becomes hvdd."""
-    kept = [f"--setenv={name}={value}" for name, value in clean_environment().items() if name.endswith("SAN_OPTIONS")]
+    hvdd, engine, environment = service_programs(clean_environment())
+    kept = [f"--setenv={name}={value}" for name, value in environment.items()
+            if name.endswith("SAN_OPTIONS") or name == "LD_LIBRARY_PATH"]
     process = subprocess.Popen([need("systemd-socket-activate"), *options, *kept, f"--listen={folder}/{name}.sock",
-                                f"--fdname={name}", program("hvdd"), "--private=no", f"--runtime-dir={folder}"],
-                               env=clean_environment(), **as_service())
+                                f"--fdname={name}", hvdd, "--private=no", f"--engine={engine}", f"--runtime-dir={folder}"],
+                               env=environment, **as_service())
     wait_until((folder / f"{name}.sock").exists, "systemd-socket-activate to listen")
     return process
 
@@ -230,8 +232,8 @@ def manager(folder) -> Iterator[Manager]:
 def start(folder: pathlib.Path, manager: Manager, *, attach_fd: int | None = None,
           **settings: str) -> subprocess.Popen:
     """hvdd as systemd would start it, for all users and not as root; `attach_fd` is handed over as descriptor 3."""
-    environment = dict(clean_environment(), NOTIFY_SOCKET=str(manager.path), **settings)
-    command = [program("hvdd"), "--private=no", f"--runtime-dir={folder}/run"]
+    hvdd, engine, environment = service_programs(dict(clean_environment(), NOTIFY_SOCKET=str(manager.path), **settings))
+    command = [hvdd, "--private=no", f"--engine={engine}", f"--runtime-dir={folder}/run"]
     if attach_fd is None:
         return subprocess.Popen(command, env=environment, **as_service())
     script = (f"[ {attach_fd} = 3 ] || exec 3<&{attach_fd} {attach_fd}<&-; "

@@ -44,6 +44,13 @@ def as_service() -> dict[str, Any]:
     return {"user": SERVICE, "group": SERVICE, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
+def service_programs(environment: dict[str, str]) -> tuple[str, str, dict[str, str]]:
+    """Paths of hvdd and of its engine and an environment, for a hvdd that as_service() starts."""
+    hvdd, environment = program_for_strangers("hvdd", environment)
+    engine, environment = program_for_strangers("hvdd-engine", environment)
+    return hvdd, engine, environment
+
+
 class Daemon:
     """hvdd as a context manager.
 
@@ -71,8 +78,7 @@ class Daemon:
         self._program = program("hvdd")
         if self.user:
             os.chown(self.folder, self.user["user"], self.user["group"])
-            self._program, self.environment = program_for_strangers("hvdd", self.environment)
-            self.options["engine"], _ = program_for_strangers("hvdd-engine", self.environment)
+            self._program, self.options["engine"], self.environment = service_programs(self.environment)
         self.log_path = self.folder / "log"
         self.ctl = Ctl(self.address, self.environment)
         self.process: subprocess.Popen[bytes] | None = None
