@@ -76,7 +76,9 @@ static int run(struct engine *engine)
     int status = receive_start(&engine->packet, &start);
 
     if (status != HVI_OK) {
-        HVI_LOG(HVI_LOG_ERROR, "engine", "no-start", hvi_status_text(status), "fd=%d", LINK_FD);
+        HVI_LOG(HVI_LOG_ERROR, "engine", "no-start", "hvdd has not said which job to run",
+                "error=\"%s\"",
+                status == HVI_ERR_CLOSED ? "the link has ended" : hvi_status_text(status));
         return 1;
     }
     if (start.log_level >= HVI_LOG_ERROR && start.log_level <= HVI_LOG_TRACE)

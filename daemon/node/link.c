@@ -346,6 +346,7 @@ struct node_engine *node_link_new(struct node *node, struct node_generation *gen
                                   int link_fd, pid_t pid, int pidfd, bool child)
 {
     struct node_engine *engine = calloc(1, sizeof(*engine));
+    int r;
 
     if (engine == NULL)
         return NULL;
@@ -356,10 +357,13 @@ struct node_engine *node_link_new(struct node *node, struct node_generation *gen
     engine->link_fd = link_fd;
     engine->child = child;
     DL_APPEND(node->engines, engine);
-    if (sd_event_add_io(node->event, &engine->io, link_fd, EPOLLIN, on_link, engine) < 0 ||
-        node_spawn_watch(engine) != HVI_OK) {
+    r = sd_event_add_io(node->event, &engine->io, link_fd, EPOLLIN, on_link, engine);
+    if (r >= 0)
+        r = node_spawn_watch(engine);
+    if (r < 0) {
         engine->link_fd = engine->pidfd = -1; /* the caller's again */
         engine_free(engine);
+        errno = -r;
         return NULL;
     }
     generation->engine = engine;

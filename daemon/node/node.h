@@ -188,7 +188,8 @@ int node_spawn_find(struct node *node);
  * sentence; logs. */
 int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
                       size_t text_size);
-/* Watches the process of engine->pidfd, which may be our child. */
+/* Watches the process of engine->pidfd, which may be our child. Negative: -errno, as from sd-event.
+ */
 int node_spawn_watch(struct node_engine *engine);
 void node_spawn_kill(struct node_engine *engine, const char *why);
 
@@ -196,7 +197,7 @@ void node_spawn_kill(struct node_engine *engine, const char *why);
  * ------------------------------------------------------------------------------ */
 
 /* A new engine that talks over `link_fd`; on success owns both descriptors. NULL: out of memory or
- * descriptors. */
+ * descriptors; errno says why. */
 struct node_engine *node_link_new(struct node *node, struct node_generation *generation,
                                   int link_fd, pid_t pid, int pidfd, bool child);
 /* Sends now or queues; fds stay the caller's. HVI_OK, HVI_ERR_INVALID (does not fit a packet),

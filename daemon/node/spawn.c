@@ -168,14 +168,11 @@ static int stranger_ended(sd_event_source *source, int fd, uint32_t events, void
 int node_spawn_watch(struct node_engine *engine)
 {
     sd_event *event = engine->node->event;
-    int r;
 
     if (engine->child)
-        r = sd_event_add_child_pidfd(event, &engine->exit, engine->pidfd, WEXITED, engine_ended,
-                                     engine);
-    else
-        r = sd_event_add_io(event, &engine->exit, engine->pidfd, EPOLLIN, stranger_ended, engine);
-    return r < 0 ? HVI_ERR_DAEMON : HVI_OK;
+        return sd_event_add_child_pidfd(event, &engine->exit, engine->pidfd, WEXITED, engine_ended,
+                                        engine);
+    return sd_event_add_io(event, &engine->exit, engine->pidfd, EPOLLIN, stranger_ended, engine);
 }
 
 /* A child that nobody will watch. */
@@ -227,11 +224,11 @@ int node_spawn_engine(struct node *node, struct node_generation *generation, cha
         return fail_spawn(generation, node->engine_path, error, text_p, text_size);
     }
     pidfd = hvi_pidfd_open(pid);
-    error = errno;
     engine = pidfd < 0 ? NULL : node_link_new(node, generation, link[0], pid, pidfd, true);
     if (engine == NULL) {
+        error = errno;
+        discard_child(pid, pidfd); /* first: an engine that sees its link end logs an error */
         close(link[0]);
-        discard_child(pid, pidfd);
         return fail_spawn(generation, "watch", error, text_p, text_size);
     }
     HVI_LOG(HVI_LOG_INFO, "spawn", "engine-started", "an engine was started",
