@@ -29,6 +29,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 SOURCE = HERE.parents[1]
 BUILD = pathlib.Path(os.environ.get("HVD_BUILD_DIR", SOURCE / "build"))
 PROGRAMS = HERE / "programs"
+#: torchrun of one node. Without addresses it takes "localhost" and the host's name, and where those do not resolve it
+#: waits for minutes.
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+            "--local-addr", "127.0.0.1"]
 #: What sits around a test must not tell its ranks who they are.
 _FOREIGN = ("HVD_", "HVDD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL", "TORCHELASTIC_")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")

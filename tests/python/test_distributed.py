@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 import pytest
 
-from conftest import PROGRAMS
+from conftest import PROGRAMS, TORCHRUN
 
 torch = pytest.importorskip("torch")
 
@@ -35,8 +34,7 @@ WITHOUT_AN_END = ("import os, runpy, sys; del sys.argv[0]; runpy.run_path(sys.ar
 @pytest.mark.parametrize("program", ["train_ddp.py", pytest.param("train_fsdp.py", marks=pytest.mark.whole)])
 def test_an_unmodified_script_has_gloos_losses_to_the_bit(ranks, program):
     path = str(PROGRAMS / program)
-    torchrun = str(pathlib.Path(sys.executable).with_name("torchrun"))
-    ours = ranks.start([torchrun, "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", path, "hvd"])
+    ours = ranks.start([*TORCHRUN, "--nproc-per-node", "2", path, "hvd"])
     assert losses(ours) == losses(ranks.run(2, "-c", WITHOUT_AN_END, path, "gloo"))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import PROGRAMS, clean_environment
+from conftest import PROGRAMS, TORCHRUN, clean_environment
 
 WHO = str(PROGRAMS / "who_am_i.py")
 HERE = [f"rank {rank} of 2, local {rank} of 2, sum 3" for rank in range(2)]
@@ -44,8 +44,7 @@ def test_mpirun(ranks, flags):
 
 
 def test_torchrun(ranks):
-    assert said(ranks.start([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                             WHO])) == HERE
+    assert said(ranks.start([*TORCHRUN, "--nproc-per-node", "2", WHO])) == HERE
 
 
 def free_port() -> int:
@@ -127,10 +126,12 @@ PartitionName=p Nodes={host} Default=YES State=UP OverSubscribe=FORCE:4
         settings = {"SLURM_CONF": str(config)}
 
         def idle() -> bool:
+            for daemon, log in ((controller, "ctl.log"), (node, "d.log")):
+                assert daemon.poll() is None, f"{daemon.args[0]} has ended:\n{(folder / log).read_text()}"
             return "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=dict(os.environ, **settings),
                                             capture_output=True, text=True, check=False).stdout
-        with background(["slurmctld", "-D", "-f", str(config)], folder / "ctl.log", **settings), \
-                background(["slurmd", "-D", "-f", str(config), "-N", host], folder / "d.log", **settings):
+        with background(["slurmctld", "-D", "-f", str(config)], folder / "ctl.log", **settings) as controller, \
+                background(["slurmd", "-D", "-f", str(config), "-N", host], folder / "d.log", **settings) as node:
             until(idle, "sinfo says idle")
             yield str(config)
 
@@ -144,8 +145,7 @@ def test_nested_launchers_mean_the_innermost(ranks):
     """torchrun started by one task of an MPI job."""
     outer = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "9", "SLURM_PROCID": "3", "SLURM_NTASKS": "4",
              "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
-    assert said(ranks.start([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                             WHO], env=outer)) == HERE
+    assert said(ranks.start([*TORCHRUN, "--nproc-per-node", "2", WHO], env=outer)) == HERE
     assert clean_environment().keys().isdisjoint(outer)
 
 
