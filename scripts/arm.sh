@@ -6,8 +6,7 @@
 #   scripts/arm.sh [ctest arguments]      other tests than those, e.g. -L unit; docs/design/testing.md says which fail there
 #
 # The libraries are the distribution's packages for arm64, unpacked in build-arm/root by an apt that knows of nothing else:
-# only a compiler and an emulator are installed, and the system stays one of one architecture. Debian; Ubuntu has its packages
-# for arm64 on a server of its own, which apt's sources have to name.
+# only a compiler and an emulator are installed, and the system stays one of one architecture. For Debian.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

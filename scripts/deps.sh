@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The one list of Debian packages. Installs what is missing for a purpose and says so; when everything is there it needs
-# no network, no root, and changes nothing. Debian 12, Ubuntu 22.04 and 24.04.
+# no network, no root, and changes nothing. Tried on Debian 12 and 13.
 #
 #   scripts/deps.sh build    what cmake needs (the library, the daemons, the tools, man pages)
 #   scripts/deps.sh demo     what scripts/demo.sh needs
 #   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
 #   scripts/deps.sh arm      what scripts/arm.sh needs: test and more
-#   scripts/deps.sh list [build|demo|test|arm]    prints the list and does nothing
+#   scripts/deps.sh nightly  what scripts/debian13.sh needs: test and more
+#   scripts/deps.sh list [build|demo|test|arm|nightly]    prints the list and does nothing
 #
 # "a|b" is one need: either package does; a missing one is installed as the first that this system offers.
 set -euo pipefail
@@ -22,13 +23,16 @@ shellcheck universal-ctags systemd git gnuplot-nox'
 
 arm_packages='gcc-aarch64-linux-gnu qemu-user'
 
+nightly_packages='debootstrap'
+
 packages_for() {
     case $1 in
     build | demo) echo "$build_packages" ;;
     test) echo "$build_packages $test_packages" ;;
     arm) echo "$build_packages $test_packages $arm_packages" ;;
+    nightly) echo "$build_packages $test_packages $nightly_packages" ;;
     *)
-        echo "usage: deps.sh build|demo|test|arm, or deps.sh list [build|demo|test|arm]" >&2
+        echo "usage: deps.sh build|demo|test|arm|nightly, or deps.sh list [build|demo|test|arm|nightly]" >&2
         exit 2
         ;;
     esac
