@@ -63,6 +63,9 @@ class Abandoned(NamedTuple):
 class Watcher:
     """Somebody who uses the process' session without Python: an op library of a framework."""
 
+    def opening(self) -> None:
+        """A session is about to be opened. What it raises, the opening raises."""
+
     def opened(self, session: Session) -> None:
         """It may be used from now on."""
 
@@ -186,6 +189,8 @@ def open_current(**fields: Any) -> tuple[Session, bool]:
             assert _current is not None
             return _current, False
         _set_up_logging()
+        for watcher in _watchers:
+            watcher.opening()
         _current = open_session(**fields)
         _current.watchers = _watchers
         for watcher in _watchers:
@@ -197,6 +202,8 @@ def open_current(**fields: Any) -> tuple[Session, bool]:
 def watch(watcher: Watcher) -> None:
     """Tells `watcher` of the process' session, now if it is open, and of every later one."""
     with _lock:
+        if _ours(_current):
+            watcher.opening()
         _watchers.append(watcher)
         if _ours(_current):
             assert _current is not None

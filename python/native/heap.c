@@ -8,10 +8,13 @@
  * place: calls from Alloc get a slab, and slabs go back to where they came from. Everything else goes where
  * it went.
  *
- * Before anything is changed, all of this is looked at: both functions have names, the code of each calls
- * through an entry of the table that is named as it should be, and that entry leads to a function of this
- * name. Otherwise the table is left alone. It is the code of x86-64 that is looked at; TensorFlow has no such
- * allocator elsewhere.
+ * Before anything is changed, all of this is looked at: the version is one that the tests have run with, oneDNN is
+ * on, both functions have the names of that version, the code of each calls through the entry of the table that has
+ * the callee's name, and that entry leads to the function of this name. Otherwise the table is left alone. It is the
+ * code of x86-64 that is looked at; TensorFlow has no such allocator elsewhere.
+ *
+ * The table then points into this library for the rest of the process, so the library is linked as one that
+ * is never unloaded (-z nodelete).
  *
  * A tensor that lives here is an operand in place: nothing is copied through the kernel, and an allreduce
  * may go into the memory of its input. */
@@ -23,6 +26,7 @@
 #include <elf.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -32,8 +36,30 @@
 #define REGION_MIN ((size_t)1 << 20) /* the smallest that a BFCAllocator asks for */
 #define ALIGN_MAX  ((size_t)4096)
 
-/* A function of TensorFlow's, what it calls, and who is called instead. The alignment is an int or an enum of that
- * size, depending on the version, in the same register; so names go by their beginnings. */
+/* What the functions are called in a version that the tests have run with. Alignment is an int or an enum of that size, in
+ * the same register. */
+static const struct version {
+    int major, minor;
+    const char *alloc, *malloc; /* the first calls the second */
+    const char *release, *free;
+} versions[] = {
+    {2, 15, "_ZN10tensorflow17BasicCPUAllocator5AllocEmmPm", "_ZN3tsl4port13AlignedMallocEmi",
+     "_ZN10tensorflow17BasicCPUAllocator4FreeEPvm", "_ZN3tsl4port11AlignedFreeEPv"},
+    {2, 21, "_ZN10tensorflow17BasicCPUAllocator5AllocEmmPm",
+     "_ZN3tsl4port13AlignedMallocEmSt11align_val_t", "_ZN10tensorflow17BasicCPUAllocator4FreeEPvm",
+     "_ZN3tsl4port11AlignedFreeEPv"},
+};
+#define VERSIONS  "2.15 and 2.21"
+#define IS_ONEDNN "_ZN10tensorflow12IsMKLEnabledEv" /* bool tensorflow::IsMKLEnabled() */
+
+#define UNTRIED "hvd was tried with the memory of TensorFlow " VERSIONS " only"
+#define NO_REGIONS                                                                                 \
+    "TensorFlow takes memory tensor by tensor here: oneDNN is off (TF_ENABLE_ONEDNN_OPTS=0) or "   \
+    "this CPU has no AVX512_VNNI"
+#define UNEXPECTED "the code of this TensorFlow is not that of the release that was tried"
+#define REFUSED    "the kernel does not let its table of functions be changed"
+
+/* A function of TensorFlow's, what it calls, and how. */
 struct hook {
     const char *caller;
     const char *callee;
@@ -42,10 +68,8 @@ struct hook {
     uintptr_t theirs;         /* what was there */
 };
 
-static struct hook take = {.caller = "_ZN10tensorflow17BasicCPUAllocator5AllocEmmPm",
-                           .callee = "_ZN3tsl4port13AlignedMallocEm"};
-static struct hook give = {.caller = "_ZN10tensorflow17BasicCPUAllocator4FreeEPvm",
-                           .callee = "_ZN3tsl4port11AlignedFreeEPv"};
+/* Written once, before the entries lead here. */
+static struct hook take, give;
 
 __attribute__((noinline)) static void *aligned_malloc(size_t bytes, size_t alignment)
 {
@@ -66,6 +90,7 @@ static void aligned_free(void *data)
 /* ---- the object that has the callers ---- */
 
 struct object {
+    uintptr_t wanted;
     uintptr_t base, begin, end; /* of its code */
     const ElfW(Sym) * symbols;
     const char *names;
@@ -108,17 +133,18 @@ static uintptr_t page_bytes(void)
     return (uintptr_t)sysconf(_SC_PAGESIZE);
 }
 
-/* For dl_iterate_phdr: stops at the object that has the code of `take.caller`. */
+/* For dl_iterate_phdr: stops at the object that has the code at `wanted`. */
 static int find_object(struct dl_phdr_info *info, size_t size, void *user)
 {
     struct object *object = user;
+    uintptr_t at = object->wanted;
     bool here = false;
     (void)size;
-    *object = (struct object){.base = info->dlpi_addr};
+    *object = (struct object){.wanted = at, .base = info->dlpi_addr};
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
         uintptr_t begin = info->dlpi_addr + part->p_vaddr, end = begin + part->p_memsz;
-        if (part->p_type == PT_LOAD && take.begin >= begin && take.begin < end) {
+        if (part->p_type == PT_LOAD && at >= begin && at < end) {
             object->begin = begin;
             object->end = end;
             here = true;
@@ -189,11 +215,6 @@ static bool is_slot(unsigned long type)
 
 #endif
 
-static bool begins(const char *name, const char *beginning)
-{
-    return name && strncmp(name, beginning, strlen(beginning)) == 0;
-}
-
 static bool is_called(const struct object *object, const struct hook *hook, uintptr_t slot)
 {
     for (uintptr_t at = hook->begin; at + 5 <= hook->end; at++) {
@@ -208,7 +229,7 @@ static bool leads_there(const struct hook *hook, uintptr_t slot)
 {
     Dl_info info;
     return dladdr(*(void **)slot, &info) != 0 && info.dli_saddr == *(void **)slot &&
-           begins(info.dli_sname, hook->callee);
+           info.dli_sname && strcmp(info.dli_sname, hook->callee) == 0;
 }
 
 static bool find_slot(const struct object *object, struct hook *hook)
@@ -219,7 +240,7 @@ static bool find_slot(const struct object *object, struct hook *hook)
             const ElfW(Sym) *symbol = &object->symbols[ELF64_R_SYM(at->r_info)];
             uintptr_t slot = object->base + at->r_offset;
             if (!is_slot(ELF64_R_TYPE(at->r_info)) ||
-                !begins(object->names + symbol->st_name, hook->callee) ||
+                strcmp(object->names + symbol->st_name, hook->callee) != 0 ||
                 !is_called(object, hook, slot) || !leads_there(hook, slot))
                 continue;
             hook->slot = (_Atomic(uintptr_t) *)slot;
@@ -244,26 +265,96 @@ static bool write_slot(const struct object *object, const struct hook *hook, uin
     return true;
 }
 
-/* The way back before the way in, so that no slab meets the wrong free. */
-static bool hook_both(void)
+/* ---- whether, and doing it ---- */
+
+static const struct version *version_of(int major, int minor)
+{
+    for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++) {
+        if (versions[i].major == major && versions[i].minor == minor)
+            return &versions[i];
+    }
+    return NULL;
+}
+
+/* Whether TensorFlow's CPU allocator is the one that takes regions. TensorFlow decides it for good when it is first asked. */
+static bool takes_regions(void)
+{
+    void *address = dlsym(RTLD_DEFAULT, IS_ONEDNN);
+    bool (*is_onednn)(void);
+    memcpy(&is_onednn, &address, sizeof(is_onednn));
+    return is_onednn && is_onednn();
+}
+
+static const char *find(int major, int minor, struct object *object, struct hook *in,
+                        struct hook *out)
+{
+    const struct version *version = version_of(major, minor);
+    if (!version)
+        return UNTRIED;
+    if (!takes_regions())
+        return NO_REGIONS;
+    *in = (struct hook){.caller = version->alloc, .callee = version->malloc};
+    *out = (struct hook){.caller = version->release, .callee = version->free};
+    if (!find_code(in) || !find_code(out))
+        return UNEXPECTED;
+    object->wanted = in->begin;
+    if (!dl_iterate_phdr(find_object, object) || !find_slot(object, in) || !find_slot(object, out))
+        return UNEXPECTED;
+    return NULL;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool shared;
+
+/* The way back before the way in, so that no slab meets the wrong free. With the lock. */
+static const char *share(int major, int minor)
 {
     struct object object;
-    return find_code(&take) && find_code(&give) && dl_iterate_phdr(find_object, &object) &&
-           find_slot(&object, &take) && find_slot(&object, &give) &&
-           write_slot(&object, &give, (uintptr_t)aligned_free) &&
-           write_slot(&object, &take, (uintptr_t)aligned_malloc);
+    const char *obstacle = find(major, minor, &object, &take, &give);
+    if (obstacle)
+        return obstacle;
+    if (!write_slot(&object, &give, (uintptr_t)aligned_free) ||
+        !write_slot(&object, &take, (uintptr_t)aligned_malloc))
+        return REFUSED;
+    shared = true;
+    return NULL;
 }
 
-static bool hooked;
-
-static void hook_once(void)
+const char *hvd_tf_share_heap(int major, int minor)
 {
-    hooked = hook_both();
+    pthread_mutex_lock(&lock);
+    const char *obstacle = shared ? NULL : share(major, minor);
+    pthread_mutex_unlock(&lock);
+    return obstacle;
 }
 
-bool hvd_tf_share_heap(void)
+const char *hvd_tf_heap_obstacle(int major, int minor)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, hook_once);
-    return hooked;
+    struct object object;
+    struct hook in, out;
+    pthread_mutex_lock(&lock);
+    const char *obstacle = shared ? NULL : find(major, minor, &object, &in, &out);
+    pthread_mutex_unlock(&lock);
+    return obstacle;
+}
+
+/* ---- what lies elsewhere ---- */
+
+static _Atomic(void (*)(void)) tell_of_copies;
+static atomic_int copies;
+
+void hvd_tf_tell_of_copies(void (*tell)(void))
+{
+    atomic_store(&tell_of_copies, tell);
+}
+
+void heap_note_gradient(const void *data, size_t bytes)
+{
+    void (*tell)(void) = atomic_load(&tell_of_copies);
+    if (bytes < HEAP_COPY_MIN || !tell ||
+        atomic_load_explicit(&copies, memory_order_relaxed) >= HEAP_COPIES_TOLD ||
+        slab_is_heap(data))
+        return;
+    if (atomic_fetch_add(&copies, 1) == HEAP_COPIES_TOLD - 1)
+        tell();
 }

@@ -7,6 +7,7 @@
  * start their ops in any order on any number of threads. They exist for the CPU; on other devices
  * TensorFlow moves the tensors. */
 #include "python/native/crew.h"
+#include "python/native/heap.h"
 #include "python/native/pool.h"
 #include "python/native/slab.h"
 
@@ -137,8 +138,8 @@ static TF_Tensor *shared_output(TF_OpKernelContext *context, int i, TF_DataType 
 
 /* Output `i` has the shape of input `i`. A small one, and one that is shared already, has its memory too where nobody
  * else uses that. The shape is read first: as long as we refer to the input, somebody else uses it. */
-static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *part,
-                      TF_Status *status)
+static void take_pair(TF_OpKernelContext *context, enum flight_kind kind, int i,
+                      struct flight_part *part, TF_Status *status)
 {
     int64_t dims[TENSORFLOW_DIMS_MAX];
     TF_Tensor *in = NULL;
@@ -146,6 +147,8 @@ static void take_pair(TF_OpKernelContext *context, int i, struct flight_part *pa
     if (TF_GetCode(status) != TF_OK)
         return;
     int ndim = read_dims(in, dims);
+    if (kind == FLIGHT_ALLREDUCE)
+        heap_note_gradient(TF_TensorData(in), TF_TensorByteSize(in));
     if (!slab_is_shared_heap(TF_TensorData(in)))
         part->out =
             shared_output(context, i, TF_TensorType(in), dims, ndim, TF_TensorByteSize(in), status);
@@ -211,7 +214,7 @@ static void take_tensors(TF_OpKernelContext *context, const struct flight_plan *
     struct flight_part *parts = flight->parts;
     for (int i = 0; i < count && TF_GetCode(status) == TF_OK; i++) {
         if (keeps_shape)
-            take_pair(context, i, &parts[i], status);
+            take_pair(context, plan->kind, i, &parts[i], status);
         else
             take_input(context, i, &parts[i], status);
     }

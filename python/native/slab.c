@@ -114,6 +114,11 @@ static struct slab *heap_at(uintptr_t address)
     return NULL;
 }
 
+bool slab_is_heap(const void *data)
+{
+    return heap_at((uintptr_t)data) != NULL;
+}
+
 bool slab_is_shared_heap(const void *data)
 {
     struct slab *slab = heap_at((uintptr_t)data);

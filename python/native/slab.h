@@ -21,6 +21,8 @@ void *slab_new(size_t bytes, enum slab_kind kind);
 /* Gives a slab of the heap back, at the latest when the session ends. False: `data` is no such slab's first byte;
  * cheap where it is not in the heap. */
 bool slab_free(void *data);
+/* Whether `data` lies in the heap. No lock. */
+bool slab_is_heap(const void *data);
 /* Whether `data` lies in the heap and the present session knows that. No lock. */
 bool slab_is_shared_heap(const void *data);
 

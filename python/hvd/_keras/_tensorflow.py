@@ -10,6 +10,7 @@ import tensorflow as tf
 import hvd.tensorflow as hvd
 from hvd._keras.options import Options
 from hvd.tensorflow._gradients import addable, divided, make_reduce
+from hvd.tensorflow._memory import init  # noqa: F401
 from hvd.tensorflow.compression import Compression
 from hvd.tensorflow.util import key_of, variable_of
 

@@ -2,6 +2,7 @@
 """Keras 3 on PyTorch: gradients, variables and values. Everything _tensorflow.py has, under the same names."""
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +10,20 @@ from typing import Any
 import torch
 
 import hvd.torch as hvd
+from hvd import basics
 from hvd._keras.options import Options
 from hvd.torch.compression import Compression
 
 #: What a group may have at most (HVD_GROUP_MAX).
 _GROUP_MAX = 1024
+
+
+def init(comm: Any = None, process_sets: Any = None, *, tensorflow_memory: str | None = None) -> None:
+    """hvd.init() of every framework. tensorflow_memory: for scripts that run on TensorFlow too; a line of log says that it
+    means nothing here."""
+    if tensorflow_memory is not None:
+        logging.getLogger("hvd").warning("hvd.keras: tensorflow_memory has no effect: Keras is on PyTorch here")
+    basics.init(comm, process_sets)
 
 
 def variable_of(variable: Any) -> Any:

@@ -16,13 +16,14 @@ import keras
 
 from hvd._keras.api import Api
 from hvd.basics import (Average, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled,
-                        init, is_initialized, local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported,
+                        is_initialized, local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported,
                         nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline)
 from hvd.keras import callbacks, elastic
 from hvd.keras._framework import framework
 from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 Compression = framework.Compression
+init = framework.init
 
 _api = Api(keras, framework)
 PartialDistributedOptimizer = _api.PartialDistributedOptimizer

@@ -21,6 +21,7 @@ from tensorflow.python.framework import auto_control_deps, ops as ops_module
 
 from hvd import _native, _session
 from hvd._sentences import of_mismatch
+from hvd.tensorflow import _memory
 
 logger = logging.getLogger("hvd")
 
@@ -66,18 +67,20 @@ class _Library(_session.Watcher):
         for name in ("hvd_tf_attach", "hvd_tf_park", "hvd_tf_detach"):
             getattr(self.library, name).restype = None
         self.library.hvd_tf_rephrase(_rephrase)
-        self.library.hvd_tf_share_heap.restype = ctypes.c_bool
+        _memory.memory = self.memory = _memory.Memory(self.library, version())
         _hear_of_interrupts(self.library)
         if version() in CANCELLATION:
             self.library.hvd_tf_cancellation.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
             self.library.hvd_tf_cancellation(*CANCELLATION[version()])
 
+    def opening(self) -> None:
+        _memory.wanted()
+
     def opened(self, session: _session.Session) -> None:
         if (threading.current_thread() is threading.main_thread()
                 and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
             self.library.hvd_tf_watch_interrupts()
-        if session.size > 1 and os.environ.get("HVD_TENSORFLOW_MEMORY") != "private" and not self.library.hvd_tf_share_heap():
-            logger.debug("hvd.tensorflow: TensorFlow %s keeps its memory to itself; it is read where it is", tf.__version__)
+        self.memory.apply(session)
         self.library.hvd_tf_attach(session.pointer)
 
     def closing(self, session: _session.Session) -> None:

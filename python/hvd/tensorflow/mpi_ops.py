@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hvd import _native
 from hvd.basics import (Adasum, Average, Max, Min, Product, Sum, ccl_built, cross_rank, cross_size,  # noqa: F401
-                        cuda_built, ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized,
+                        cuda_built, ddl_built, gloo_built, gloo_enabled, is_homogeneous, is_initialized,
                         local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank,
                         rocm_built, shutdown, size, start_timeline, stop_timeline)
 from hvd.exceptions import HorovodInternalError  # noqa: F401
@@ -24,6 +24,7 @@ from hvd.process_sets import (ProcessSet, add_process_set, global_process_set, r
                               remove_process_set)
 from hvd.tensorflow import _library
 from hvd.tensorflow._autograd import ops
+from hvd.tensorflow._memory import init  # noqa: F401
 from hvd.tensorflow._names import names_of
 from hvd.tensorflow.util import name_of, variable_of
 

@@ -2,10 +2,10 @@
 """The op library: any order on one thread, what ends a wait, and what it knows of TensorFlow's inside."""
 from __future__ import annotations
 
-import ctypes
+import io
+import logging
 import os
 import pathlib
-import platform
 import random
 import shutil
 import signal
@@ -14,7 +14,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
@@ -169,97 +168,13 @@ def test_the_layout_is_that_of_the_headers(tmp_path: pathlib.Path) -> None:
 def check_fallback() -> Any:
     import hvd.tensorflow as hvd
     from hvd.tensorflow import _library as library
-    hvd.init()
+    log = io.StringIO()
+    logging.getLogger("hvd").addHandler(logging.StreamHandler(log))
+    hvd.init(tensorflow_memory="shared")
+    assert "keeps its memory private: tensors go through Python" in log.getvalue()
     return library.is_native, float(hvd.allreduce(tf.constant(1.0 + hvd.rank()), op=hvd.Sum))
 
 
 def test_without_the_library(ranks: Any) -> None:
     for is_native, result in ranks(2, check_fallback, env={"HVD_TENSORFLOW_OPS": "python"}):
         assert not is_native and result == 3.0
-
-
-
-def _address(tensor: Any) -> int:
-    return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
-
-
-def _home(tensor: Any) -> str:
-    """What the memory of a tensor is mapped from."""
-    address = _address(tensor)
-    for line in pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        start, end = (int(number, 16) for number in line.split()[0].split("-"))
-        if start <= address < end:
-            return line.split(maxsplit=5)[5] if len(line.split()) > 5 else ""
-    return "nowhere"
-
-
-def _where(values: Any) -> Any:
-    return np.int64(values.__array_interface__["data"][0])
-
-
-def check_shared_heap() -> Any:
-    """A step over three sessions: where a tensor lives in each, and whether a gradient is reduced in place."""
-    hvd, ops = _library()
-
-    @tf.function
-    def step(x: Any) -> Any:
-        wanted_later = x * 2.0
-        only_reduced = x * 3.0
-        before = tf.numpy_function(_where, [only_reduced], tf.int64)
-        kept = ops.hvd_allreduce(tensor=wanted_later, tensor_name="kept", **_SUM)
-        with tf.control_dependencies([before]):
-            free = ops.hvd_allreduce(tensor=only_reduced, tensor_name="free", **_SUM)
-        return wanted_later, kept, free, before
-
-    homes, mine = [], 1.0 + hvd.rank()
-    x = tf.fill([1024, 1024], mine)
-    for session in range(3):
-        hvd.init()
-        step(x)  # while the session is told of a region, other ops do without
-        doubled, kept, free, before = step(x)
-        assert set(doubled.numpy().ravel()) == {2 * mine}, session
-        assert set(kept.numpy().ravel()) == {6.0} and set(free.numpy().ravel()) == {9.0}, session
-        homes.append((_home(x), int(before) == _address(free)))
-        hvd.shutdown()
-        assert set(x.numpy().ravel()) == {mine} and set(free.numpy().ravel()) == {9.0}, session
-    return homes
-
-
-#: With it TensorFlow has an allocator that takes whole regions.
-_ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
-
-
-@native
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="there is oneDNN's allocator on x86-64 only")
-def test_tensors_live_in_shared_memory(ranks: Any) -> None:
-    for homes in ranks(2, check_shared_heap, env=_ONEDNN):
-        assert all("memfd:hvd-mem" in home and in_place for home, in_place in homes), homes
-
-
-@native
-@pytest.mark.parametrize("settings", [{**_ONEDNN, "HVD_TENSORFLOW_MEMORY": "private"}, {"TF_ENABLE_ONEDNN_OPTS": "0"}],
-                         ids=["wish", "allocator"])
-def test_tensors_live_in_private_memory(ranks: Any, settings: dict[str, str]) -> None:
-    for homes in ranks(2, check_shared_heap, env=settings):
-        assert not any("memfd" in home or home == "nowhere" or in_place for home, in_place in homes), homes
-
-
-def check_child() -> Any:
-    """A forked child sees the tensors and writes into a view of its own."""
-    hvd, _ops = _library()
-    x = tf.fill([1024, 1024], 5.0)
-    assert "memfd:hvd-mem" in _home(x)
-    numbers = (ctypes.c_float * (1024 * 1024)).from_address(_address(x))
-    child = os.fork()
-    if child == 0:
-        good = numbers[3] == 5.0
-        ctypes.memset(numbers, 0, 4096 * 1024)
-        os._exit(0 if good and numbers[3] == 0.0 else 1)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status, float(tf.reduce_max(hvd.allreduce(x, name="after")))
-
-
-@native
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="there is oneDNN's allocator on x86-64 only")
-def test_a_forked_child_writes_its_own(ranks: Any) -> None:
-    assert ranks(2, check_child, env=_ONEDNN) == [(0, 5.0), (0, 5.0)]
