@@ -66,7 +66,10 @@ case $preset in
 asan | tsan) ! setarch -R true 2>/dev/null || run=(setarch -R) ;;
 esac
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1 suppressions=$PWD/tests/tsan.supp}
+# A copy, since programs of another user read it too, who may not enter the folder of this clone.
+suppressions=$(mktemp)
+install -m 0644 tests/tsan.supp "$suppressions"
+export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1 suppressions=$suppressions}
 # Two slots a core: a test that computes has PROCESSORS 2; one that mostly waits takes one.
 tests=("${run[@]}" tests/harness/run-ctest "$folder" --output-on-failure --no-tests=error -j $((2 * cores)))
 
@@ -86,7 +89,7 @@ watch_the_clock() {
 still=$(mktemp)
 watch_the_clock >"$still" &
 watcher=$!
-trap 'kill "$watcher" 2>/dev/null; rm -f "$still"' EXIT
+trap 'kill "$watcher" 2>/dev/null; rm -f "$still" "$suppressions"' EXIT
 
 status=0
 "${tests[@]}" "$@" || status=$?
