@@ -9,8 +9,6 @@ import pytest
 
 from conftest import SOURCE
 
-pytest.importorskip("tensorflow")
-
 
 @pytest.mark.parametrize("name, arguments, least", [
     ("custom_loop", ["--epochs", "15"], 91), ("monitored_session", ["--steps", "1500"], 90)])
@@ -36,7 +34,6 @@ def test_all_ranks_go_on_from_the_checkpoint_of_rank_0(ranks: Any, tmp_path: Any
     ("digits", ["--split", "epochs", "--epochs", "10"], 86), ("accumulate", [], 78)])
 def test_an_example_with_fit_learns_the_digits(ranks: Any, tmp_path: Any, name: str, arguments: list[str],
                                                least: float) -> None:
-    pytest.importorskip("sklearn")
     saved = tmp_path / "model.keras"
     more = ["--save", str(saved)] if name == "digits" else []
     done = ranks.run(2, str(SOURCE / "examples" / "keras" / f"{name}.py"), *arguments, *more, timeout=400)

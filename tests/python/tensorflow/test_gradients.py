@@ -141,6 +141,6 @@ def check_gradients():
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("np_, ops", [(1, "native"), (3, "native"), (2, "python")])
-def test_gradients_follow_the_rule_of_their_op(ranks, np_, ops):
-    ranks(np_, check_gradients, env=modes.environment(ops), timeout=300)
+@pytest.mark.parametrize("np_, ops, memory", [(1, "native", "private"), (3, "native", "shared"), (2, "python", "single")])
+def test_gradients_follow_the_rule_of_their_op(ranks, np_, ops, memory):
+    ranks(np_, check_gradients, env=modes.environment(ops, memory), timeout=300)

@@ -138,7 +138,6 @@ def test_keras_on_torch(ranks):
 
 
 def test_the_example_learns_the_digits(ranks):
-    pytest.importorskip("sklearn")
     done = ranks.run(2, str(SOURCE / "examples" / "keras" / "on_torch.py"), env={"KERAS_BACKEND": "torch"}, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     accuracy = re.findall(r"accuracy ([0-9.]+) %", done.stdout)

@@ -158,6 +158,6 @@ def check_everything():
         hvd.size()
 
 
-@pytest.mark.parametrize("ops", ["native", "python"])
-def test_what_is_wrong_is_told_by_the_right_class_and_sentence(ranks, ops):
-    ranks(2, check_everything, env=modes.environment(ops), timeout=300)
+@pytest.mark.parametrize("ops, memory", [("native", "shared"), ("python", "single")])
+def test_what_is_wrong_is_told_by_the_right_class_and_sentence(ranks, ops, memory):
+    ranks(2, check_everything, env=modes.environment(ops, memory), timeout=300)

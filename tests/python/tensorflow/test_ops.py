@@ -183,6 +183,30 @@ def check_reducescatters(hvd, members, process_set):
     cases.check()
 
 
+def check_large(hvd):
+    """Every op on tensors of 256 KiB and more, which TensorFlow has made: they lie where its allocator puts them."""
+    import tensorflow as tf
+    cases, place, count = Cases(), hvd.rank(), hvd.size()
+    theirs = [given(rank, (1200 * count, 100), np.float32) for rank in range(count)]
+    mine, total = theirs[place], sum(theirs)
+
+    def made(x):
+        return tf.concat([x[:1], x[1:]], 0)
+
+    for call, *expected in (
+            (lambda x: hvd.allreduce(made(x), op=hvd.Sum), total),
+            (lambda x: hvd.grouped_allreduce([made(x), x], op=hvd.Sum), total, total),
+            (lambda x: hvd.broadcast(made(x), count - 1), theirs[-1]),
+            (lambda x: hvd.allgather(made(x)), np.concatenate(theirs)),
+            (lambda x: hvd.grouped_allgather([made(x), x]), np.concatenate(theirs), np.concatenate(theirs)),
+            (lambda x: hvd.alltoall(made(x)), np.concatenate([each[1200 * place:][:1200] for each in theirs])),
+            (lambda x: hvd.reducescatter(made(x), op=hvd.Sum), total[1200 * place:][:1200]),
+            (lambda x: hvd.grouped_reducescatter([made(x), x], op=hvd.Sum), total[1200 * place:][:1200],
+             total[1200 * place:][:1200])):
+        cases.add(call, [mine], *expected)
+    cases.check()
+
+
 def check_questions(hvd, members, process_set):
     cases, me = Cases(), hvd.rank()
     set_id = process_set.process_set_id
@@ -336,12 +360,13 @@ def check_everything():
             for check in (check_reductions, check_shapes_and_scales, check_gathers_and_broadcasts, check_alltoalls,
                           check_reducescatters, check_questions):
                 check(hvd, members, process_set)
-    for check in (check_broadcast_in_place, check_any_order, check_names, check_functions_keep_running, check_threads,
+    for check in (check_large, check_broadcast_in_place, check_any_order, check_names, check_functions_keep_running, check_threads,
                   check_join):
         check(hvd)
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("np_, ops", [(1, "native"), (2, "native"), (3, "native"), (4, "native"), (2, "python")])
-def test_every_op_gives_what_numpy_gives(ranks, np_, ops):
-    ranks(np_, check_everything, env=modes.environment(ops), timeout=300)
+@pytest.mark.parametrize("np_, ops, memory", [(1, "native", "private"), (2, "native", "shared"), (3, "native", "private"),
+                                              (4, "native", "single"), (2, "python", "single")])
+def test_every_op_gives_what_numpy_gives(ranks, np_, ops, memory):
+    ranks(np_, check_everything, env=modes.environment(ops, memory), timeout=300)
