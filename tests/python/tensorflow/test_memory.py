@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 tf = pytest.importorskip("tensorflow")
-if platform.machine() != "x86_64":
-    pytest.skip("TensorFlow has oneDNN's allocator on x86-64 only", allow_module_level=True)
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TensorFlow has oneDNN's allocator on x86-64 only")
 
 _SUM = {"reduce_op": 1, "prescale_factor": 1.0, "postscale_factor": 1.0, "process_set_id": 0}
 #: With it TensorFlow has an allocator that takes whole regions, on every x86-64.
