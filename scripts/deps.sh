@@ -7,7 +7,7 @@
 #   scripts/deps.sh demo     what scripts/demo.sh needs
 #   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
 #   scripts/deps.sh arm      what scripts/arm.sh needs: test and more
-#   scripts/deps.sh nightly  what scripts/debian13.sh needs: test and more
+#   scripts/deps.sh nightly  what scripts/coverage.sh and scripts/debian13.sh need: test and more
 #   scripts/deps.sh list [build|demo|test|arm|nightly]    prints the list and does nothing
 #
 # "a|b" is one need: either package does; a missing one is installed as the first that this system offers.
@@ -23,7 +23,7 @@ shellcheck universal-ctags systemd git gnuplot-nox'
 
 arm_packages='gcc-aarch64-linux-gnu qemu-user'
 
-nightly_packages='debootstrap'
+nightly_packages='gcovr debootstrap'
 
 packages_for() {
     case $1 in
