@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/fusion.h"
+#include "daemon/engine/exec/fusion.h"
 #include "shm/bell.h"
 
 #include <errno.h>

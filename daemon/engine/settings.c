@@ -11,7 +11,7 @@
  * A value that makes no sense is logged and ignored. */
 #include "base/log.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/fusion.h"
+#include "daemon/engine/exec/fusion.h"
 
 #include <errno.h>
 #include <stdio.h>

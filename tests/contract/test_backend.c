@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What every backend in engine_backends promises (daemon/engine/backend.h), run against each row,
+ * What every backend in engine_backends promises (daemon/engine/exec/backend.h), run against each row,
  * with one thread and with several. A backend is driven as the engine drives it: start, then help
  * until done() has been called. */
-#include "daemon/engine/backend.h"
+#include "daemon/engine/exec/backend.h"
 
 #include "base/clock.h"
 #include "base/status.h"

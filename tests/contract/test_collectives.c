@@ -5,7 +5,7 @@
  * All operands come from an arena that this process has mapped at .here and a child at .there, an
  * address that is not mapped here: what the backend is told is foreign it cannot reach by itself.
  * Seeds are fixed; a failure says everything that is needed to have it again. */
-#include "daemon/engine/backend.h"
+#include "daemon/engine/exec/backend.h"
 
 #include "base/clock.h"
 #include "base/status.h"

@@ -7,7 +7,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "daemon/engine/intake.h"
+#include "daemon/engine/sessions/intake.h"
 
 #include <string.h>
 

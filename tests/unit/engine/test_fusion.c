@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Properties of fusion over random sequences, and its borders. */
-#include "daemon/engine/fusion.h"
+#include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
 #include "tests/unit/engine/hvt_reference.h"

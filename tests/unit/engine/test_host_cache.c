@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The last-level cache as sysfs describes it, in directories made for it. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdio.h>

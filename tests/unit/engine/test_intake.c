@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Every field of a submission, and every lie about it. Each row of lies.def changes one honest
  * submission in one place and says what the engine must make of it. */
-#include "daemon/engine/intake.h"
+#include "daemon/engine/sessions/intake.h"
 
 #include "base/status.h"
 #include "base/types.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Process sets: the table, and their life as ops of set 0. */
-#include "daemon/engine/set.h"
+#include "daemon/engine/order/set.h"
 
 #include "base/status.h"
 #include "tests/unit/engine/hvt_ops.h"

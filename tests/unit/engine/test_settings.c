@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What trainers set in their environment, and whose word counts. */
 #include "base/status.h"
-#include "daemon/engine/fusion.h"
+#include "daemon/engine/exec/fusion.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 

@@ -8,7 +8,7 @@
  * checked. */
 #include "base/status.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/sentence.h"
+#include "daemon/engine/order/sentence.h"
 #include "reduce/reduce.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 #ifndef ENGINE_FUSION_H
 #define ENGINE_FUSION_H
 
-#include "daemon/engine/backend.h"
+#include "daemon/engine/exec/backend.h"
 
 #define ENGINE_FUSION_SMALL_BYTES (32u * 1024u)   /* an op above this is a batch of its own */
 #define ENGINE_FUSION_BATCH_BYTES (1024u * 1024u) /* most payload of a fused batch, by default */

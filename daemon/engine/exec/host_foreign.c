@@ -6,7 +6,7 @@
  * The owner may have anything mapped there, a userfaultfd or a FUSE file too: then the transfer
  * waits for the owner's pager, and ends with the owner. Trust between members of a job allows
  * that; it is their op that waits. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 
 #include "base/status.h"
 

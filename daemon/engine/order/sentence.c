@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/engine/sentence.h"
+#include "daemon/engine/order/sentence.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #ifndef ENGINE_HOST_H
 #define ENGINE_HOST_H
 
-#include "daemon/engine/backend.h"
+#include "daemon/engine/exec/backend.h"
 #include "reduce/reduce.h"
 
 /* Up to this much payload a batch is done by the caller of start() at once. */

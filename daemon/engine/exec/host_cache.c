@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The last cache before memory, as the kernel describes it. Not by sysconf: for AMD's processors glibc
  * answers with the last-level caches of a whole socket, which may be ten times what one core can use. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #ifndef ENGINE_INTAKE_H
 #define ENGINE_INTAKE_H
 
-#include "daemon/engine/region.h"
+#include "daemon/engine/sessions/region.h"
 #include "shm/abi.h"
 
 #include <stdbool.h>

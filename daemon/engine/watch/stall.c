@@ -20,7 +20,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/sentence.h"
+#include "daemon/engine/order/sentence.h"
 
 #include <stdio.h>
 #include <stdlib.h>

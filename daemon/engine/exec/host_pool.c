@@ -9,7 +9,7 @@
  * by whoever finishes the last piece, unless it has another round to go: then it comes back to the
  * front. The main thread takes pieces too while it has nothing better to do, which saves waking and
  * sleeping it. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 
 #include "base/assert.h"
 #include "base/huge.h"

@@ -3,7 +3,7 @@
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
  * that it can be cut into chunks, and so is one with foreign operands, so that a fault is its own, and
  * an adasum, which has scratch memory and several passes of its own. */
-#include "daemon/engine/fusion.h"
+#include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
 

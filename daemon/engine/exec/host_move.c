@@ -16,7 +16,7 @@
  * and, unless the owner's memory has huge pages, 0.6 us per page: the larger the piece the better,
  * as long as the thread's share of the last-level cache holds the pieces, the lines they came from,
  * which are soon written, and as much again that is others'. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 
 #include "base/assert.h"
 #include "base/status.h"

@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "daemon/engine/timeline.h"
+#include "daemon/engine/watch/timeline.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
  * take in turn. Every unit covers a byte range of the operands of all ranks, so units share nothing
  * but inputs and the result does not depend on who did which. Only an adasum has more than one
  * round: the units are done again when all of them are over. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 
 #include "base/status.h"
 #include "base/types.h"

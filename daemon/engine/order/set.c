@@ -2,7 +2,7 @@
  * The table of process sets. A set that was removed lives on, outside of the table, until the last
  * op that runs in it is over. Ids are reused first in, first out, so that every rank's next set has
  * the number Horovod's users expect. */
-#include "daemon/engine/set.h"
+#include "daemon/engine/order/set.h"
 
 #include "base/assert.h"
 #include "base/status.h"

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/fusion.h"
+#include "daemon/engine/exec/fusion.h"
 
 #include <sched.h>
 #include <stddef.h>

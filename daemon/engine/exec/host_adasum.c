@@ -18,7 +18,7 @@
  * rounds to the dtype.
  *
  * Memory: half as many scratch vectors as members, and three doubles per chunk and pair. */
-#include "daemon/engine/host.h"
+#include "daemon/engine/exec/host.h"
 
 #include "base/status.h"
 #include "base/types.h"

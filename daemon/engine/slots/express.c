@@ -20,7 +20,7 @@
  * EXPRESS_PATROL, as long as ops are done in them, because a rank that has submitted an op may never
  * wait for it. After EXPRESS_QUIET patrols that saw no change nobody looks: the next rank that has to
  * wait sets .watch and rings, and so does the next that arrives and sees .patrolled gone. */
-#include "daemon/engine/express.h"
+#include "daemon/engine/slots/express.h"
 
 #include "base/clock.h"
 #include "base/log.h"
