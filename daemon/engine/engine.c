@@ -7,6 +7,10 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/exec/fusion.h"
+#include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/sessions/remote.h"
+#include "daemon/engine/watch/timeline.h"
 #include "shm/bell.h"
 
 #include <errno.h>
@@ -73,16 +77,32 @@ static int open_all(struct engine *engine)
         return HVI_ERR_LIMIT;
     if (sd_event_new(&engine->event) < 0)
         return HVI_ERR_LIMIT;
-    int status = engine_sets_init(&engine->sets, engine->start.size);
+    int status = engine_order_init(&engine->order, engine->start.job, engine->start.size,
+                                   &engine_calls_sink, &engine_calls_observer, engine);
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
         engine_express_start(engine);
     if (status == HVI_OK)
         status = add_sources(engine);
+    engine->exec.wake_fd = engine->worker_fd;
     if (status == HVI_OK)
-        status = engine_dispatch_open(engine);
+        status = engine_dispatch_open(&engine->exec);
     return status;
+}
+
+static void init_exec(struct engine *engine)
+{
+    engine->exec.order = &engine->order;
+    engine->exec.calls = &engine_calls_exec;
+    engine->exec.user = engine;
+    engine->exec.threads = engine->start.threads;
+    engine->exec.wake_fd = -1;
+    engine->exec.fusion_bytes = ENGINE_FUSION_BATCH_BYTES;
+    engine->exec.group_fusion = true;
+    pthread_mutex_init(&engine->exec.finished_lock, NULL);
+    engine->order.tensors.gone = engine_express_tensor_gone;
+    engine->order.tensors.gone_user = engine;
 }
 
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd)
@@ -95,19 +115,15 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
     engine->express.map.region.fd = -1;
-    engine->broken_culprit = -1;
     engine->settings_rank = INT32_MAX;
-    engine->fusion_bytes = ENGINE_FUSION_BATCH_BYTES;
-    engine->group_fusion = true;
-    engine->replay = true;
     engine->stall_warn_ns = start->stall_warn_ns;
     engine->started_ns = hvi_clock_ns();
-    engine->now_ns = engine->started_ns;
+    engine->order.now_ns = engine->started_ns;
     if (engine->start.threads == 0)
         engine->start.threads = usable;
     if (engine->start.threads > THREADS_MAX)
         engine->start.threads = THREADS_MAX;
-    pthread_mutex_init(&engine->finished_lock, NULL);
+    init_exec(engine);
     int status = open_all(engine);
     if (status != HVI_OK) {
         HVI_LOG(HVI_LOG_ERROR, "engine", "start-failed", hvi_status_text(status), "job=%s",
@@ -119,31 +135,21 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     return HVI_OK;
 }
 
-static void free_ops(struct engine *engine)
-{
-    while (engine->free_ops) {
-        struct engine_op *op = engine->free_ops;
-        engine->free_ops = op->next;
-        free(op);
-    }
-}
-
 void engine_fini(struct engine *engine)
 {
     if (engine->event)
         engine_link_close(engine);
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
-    engine_dispatch_close(engine);
+    engine_dispatch_close(&engine->exec);
+    engine_remote_settle(engine);
     engine_express_settle(engine);
     engine->bells = NULL;
     engine_sessions_reap(engine);
     HVI_ASSERT(!engine->gone);
-    engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
+    engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     engine_timeline_close(engine);
-    free_ops(engine);
-    engine_sets_fini(&engine->sets);
-    engine_tensors_fini(&engine->tensors);
+    engine_order_fini(&engine->order);
     engine_express_stop(engine);
     sd_event_source_disable_unref(engine->linger_source);
     sd_event_source_disable_unref(engine->stall_source);
@@ -159,5 +165,5 @@ void engine_fini(struct engine *engine)
     for (int32_t rank = 0; engine->ranks && rank < engine->start.size; rank++)
         engine_trace_free(engine->ranks[rank].trace);
     free(engine->ranks);
-    pthread_mutex_destroy(&engine->finished_lock);
+    pthread_mutex_destroy(&engine->exec.finished_lock);
 }

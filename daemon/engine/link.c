@@ -8,6 +8,10 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/watch/stall.h"
+#include "daemon/engine/watch/timeline.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -14,6 +14,9 @@
 #include "base/relax.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/watch/timeline.h"
 #include "shm/bell.h"
 
 #include <sched.h>
@@ -58,9 +61,9 @@ static bool pass(struct engine *engine)
     found = engine_express_look(engine) || found;
     if (found && engine->timeline)
         engine_timeline_cycle(engine);
-    if (engine->ready_count > 0)
-        engine_dispatch_ready(engine);
-    found = engine_dispatch_reap(engine) || found;
+    if (engine->order.ready_count > 0)
+        engine_dispatch_ready(&engine->exec);
+    found = engine_dispatch_reap(&engine->exec) || found;
     if (engine->owed > 0)
         engine_complete_owed(engine);
     if (engine->doomed)
@@ -99,12 +102,12 @@ void engine_loop_run(struct engine *engine)
     uint64_t idle_ns = 0;
 
     while (!engine->stopping) {
-        if (pass(engine) || engine->ready_count > 0) {
+        if (pass(engine) || engine->order.ready_count > 0) {
             idle_passes = 0;
-            look_at_events(engine, engine->now_ns);
+            look_at_events(engine, engine->order.now_ns);
             continue;
         }
-        if (engine_dispatch_help(engine)) {
+        if (engine_dispatch_help(&engine->exec)) {
             idle_passes = 0;
             look_at_events(engine, hvi_clock_ns());
             continue;

@@ -6,9 +6,11 @@
  * repeats it is only counted, and when all did, they agree with each other, and what they ask for
  * was found possible before: nothing is checked. Ops whose parts differ by right (splits) are always
  * checked. */
+#include "daemon/engine/order/agree.h"
+
 #include "base/status.h"
-#include "daemon/engine/engine.h"
 #include "daemon/engine/order/sentence.h"
+#include "daemon/engine/order/sizes.h"
 #include "reduce/reduce.h"
 
 #include <inttypes.h>
@@ -16,7 +18,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KIND(name) (1u << HVI_KIND_##name)
+#define HOST_MEMORY 0u
+#define KIND(name)  (1u << HVI_KIND_##name)
 #define TENSORS                                                                                    \
     (KIND(ALLREDUCE) | KIND(ALLGATHER) | KIND(BROADCAST) | KIND(ALLTOALL) | KIND(REDUCESCATTER))
 #define PAIRS      (KIND(SEND) | KIND(RECV))
@@ -142,7 +145,7 @@ static void say_scales(const struct engine_part *part, char *text_p, size_t size
 
 static void say_memory(const struct engine_part *part, char *text_p, size_t size)
 {
-    if (part->copy.memory_kind == ENGINE_MEMORY_HOST)
+    if (part->copy.memory_kind == HOST_MEMORY)
         snprintf(text_p, size, "host");
     else
         snprintf(text_p, size, "kind %u", part->copy.memory_kind);
@@ -365,7 +368,7 @@ static int check_reduction(const struct engine_op *op, char *text_p, size_t text
 static int check_ranks(const struct engine_op *op, char *text_p, size_t text_size)
 {
     const struct engine_part *first = engine_op_first_part(op);
-    int32_t size = first->session->engine->start.size;
+    int32_t size = (int32_t)op->set->size; /* set 0: all ranks */
 
     if (first->integer_count == 0)
         return refuse(op, text_p, text_size, "a process set needs at least one rank");

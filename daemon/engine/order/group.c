@@ -11,10 +11,12 @@
  * When one fails, negotiate.c takes along whatever is bound to it. If the leader is complete but a
  * member is not although every rank has brought its whole group, the groups are not the same: that
  * is a mismatch like any other. */
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/group.h"
 
 #include "base/assert.h"
 #include "base/status.h"
+#include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/negotiate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,27 +24,33 @@
 
 /* ---- a rank's group comes in ---- */
 
-void engine_group_drop(struct engine_session *session)
+static struct engine_part *take_all(struct engine_group *group)
 {
-    struct engine_part *part = session->group_first, *next;
+    struct engine_part *first = group->first;
 
-    session->group_first = session->group_last = NULL;
-    for (; part; part = next) {
+    group->first = group->last = NULL;
+    return first;
+}
+
+void engine_group_drop(struct engine_order *order, struct engine_group *group)
+{
+    struct engine_part *next;
+
+    for (struct engine_part *part = take_all(group); part; part = next) {
         next = part->sibling;
-        engine_part_free(part);
+        order->sink->drop(part);
     }
 }
 
-void engine_group_refuse(struct engine_session *session, int status, const char *text,
-                         int32_t culprit)
+void engine_group_refuse(struct engine_order *order, struct engine_group *group, int status,
+                         const char *text, int32_t culprit)
 {
-    struct engine_part *part = session->group_first, *next;
+    struct engine_part *next;
 
-    session->group_refused = status;
-    session->group_first = session->group_last = NULL;
-    for (; part; part = next) {
+    group->refused = status;
+    for (struct engine_part *part = take_all(group); part; part = next) {
         next = part->sibling;
-        engine_complete_part(part, status, text, culprit, 0, 0);
+        order->sink->answer(part, status, text, culprit);
     }
 }
 
@@ -61,7 +69,7 @@ static struct engine_part *list_unmet(struct engine_part *first)
     return list;
 }
 
-static void answer_unmet(struct engine *engine, struct engine_part *list, int status,
+static void answer_unmet(struct engine_order *order, struct engine_part *list, int status,
                          const char *text, int32_t culprit)
 {
     struct engine_part *next;
@@ -70,119 +78,121 @@ static void answer_unmet(struct engine *engine, struct engine_part *list, int st
         struct engine_op *op = part->tensor->waiting;
         next = part->next;
         if (op && op->state == ENGINE_OP_FAILED && !op->came[part->set_rank])
-            engine_op_meet_failed(engine, op, part);
+            engine_op_meet_failed(order, op, part);
         else
-            engine_complete_part(part, status, text, culprit, 0, 0);
+            order->sink->answer(part, status, text, culprit);
     }
 }
 
 /* One member cannot be negotiated, so none is. */
-static void give_up(struct engine *engine, struct engine_part *first, int status, const char *text,
-                    int32_t culprit)
+static void give_up(struct engine_order *order, struct engine_part *first, int status,
+                    const char *text, int32_t culprit)
 {
     struct engine_part *unmet = list_unmet(first), *part = first;
 
     while (!part->op && part->sibling != first)
         part = part->sibling;
     if (part->op)
-        engine_negotiate_fail(engine, part->op, status, text, culprit);
-    answer_unmet(engine, unmet, status, text, culprit);
+        engine_negotiate_fail(order, part->op, status, text, culprit);
+    answer_unmet(order, unmet, status, text, culprit);
 }
 
-static void break_off(struct engine_session *session, struct engine_part *first)
+static void drop_unmet(struct engine_order *order, struct engine_part *first)
 {
     struct engine_part *next;
 
     for (struct engine_part *part = list_unmet(first); part; part = next) {
         next = part->next;
-        engine_part_free(part);
+        order->sink->drop(part);
     }
-    engine_session_violation(session, "one tensor name in flight twice");
 }
 
-/* False: the group is over. A member that failed on other ranks takes the rest along, but all have
- * to meet their ops first, so that who comes later finds them failed. */
-static bool meet_all(struct engine *engine, struct engine_part *first)
+/* HVI_ERR_CANCELLED: the group is over. A member that failed on other ranks takes the rest along, but
+ * all have to meet their ops first, so that ranks that come later find them failed. HVI_ERR_PROTOCOL:
+ * as engine_group_take. */
+static int meet_all(struct engine_order *order, struct engine_part *first)
 {
     struct engine_part *part = first;
     struct engine_op *op, *failed = NULL;
     char text[HVI_TEXT_MAX + 1];
 
     do {
-        int status = engine_op_meet(engine, part, &op);
+        int status = engine_op_meet(order, part, &op);
         if (status == HVI_ERR_CANCELLED) {
             failed = failed ? failed : op;
         } else if (status == HVI_ERR_PROTOCOL) {
-            break_off(part->session, first);
-            return false;
+            drop_unmet(order, first);
+            return status;
         } else if (status != HVI_OK) {
-            give_up(engine, first, status, hvi_status_text(status), -1);
-            return false;
+            give_up(order, first, status, hvi_status_text(status), -1);
+            return HVI_ERR_CANCELLED;
         }
         part = part->sibling;
     } while (part != first);
     if (!failed)
-        return true;
+        return HVI_OK;
     snprintf(text, sizeof text, "%s", failed->text ? failed->text : "its group has failed");
-    give_up(engine, first, failed->status, text, failed->culprit);
-    return false;
+    give_up(order, first, failed->status, text, failed->culprit);
+    return HVI_ERR_CANCELLED;
 }
 
-static void negotiate(struct engine *engine, struct engine_part *first)
+static int negotiate(struct engine_order *order, struct engine_part *first)
 {
     struct engine_part *part = first;
+    int status = meet_all(order, first);
 
-    if (!meet_all(engine, first))
-        return;
+    if (status != HVI_OK)
+        return status == HVI_ERR_PROTOCOL ? status : HVI_OK;
     do {
-        if (part->op->missing == 0 && !engine_op_complete(engine, part->op))
-            return;
+        if (part->op->missing == 0 && !engine_op_complete(order, part->op))
+            return HVI_OK;
         part = part->sibling;
     } while (part != first);
-    engine_group_check(engine, first->op);
+    engine_group_check(order, first->op);
+    return HVI_OK;
 }
 
-void engine_group_take(struct engine_session *session, struct engine_part *part)
+int engine_group_take(struct engine_order *order, struct engine_group *group,
+                      struct engine_part *part)
 {
-    struct engine *engine = session->engine;
     struct engine_part *first;
 
-    if (session->group_last)
-        session->group_last->sibling = part;
+    if (group->last)
+        group->last->sibling = part;
     else
-        session->group_first = part;
-    session->group_last = part;
-    first = session->group_first;
-    part->leader = first->tensor;
+        group->first = part;
+    group->last = part;
+    part->leader = group->first->tensor;
     part->leader->refs++;
     if (part->copy.group_index + 1 < part->copy.group_size)
-        return;
+        return HVI_OK;
+    first = take_all(group);
     part->sibling = first;
-    session->group_first = session->group_last = NULL;
-    if (engine->broken_status != HVI_OK)
-        give_up(engine, first, engine->broken_status, engine->broken_text, engine->broken_culprit);
+    if (order->broken_status != HVI_OK)
+        give_up(order, first, order->broken_status, order->broken_text, order->broken_culprit);
     else if (part->set->removed)
-        give_up(engine, first, HVI_ERR_NOT_FOUND, "the process set was removed", -1);
+        give_up(order, first, HVI_ERR_NOT_FOUND, "the process set was removed", -1);
     else
-        negotiate(engine, first);
+        return negotiate(order, first);
+    return HVI_OK;
 }
 
 /* ---- a group becomes complete ---- */
 
-static void start(struct engine *engine, struct engine_op *leader)
+static void start(struct engine_order *order, struct engine_op *leader)
 {
     struct engine_part *first = engine_op_first_part(leader), *part = first;
 
     leader->group_started = true;
     leader->group_sizing = leader->group_running = leader->group_held;
     do {
-        if (!engine_op_proceed(engine, part->op))
+        if (!engine_op_proceed(order, part->op))
             return;
         part = part->sibling;
     } while (part != first);
 }
 
-bool engine_group_hold(struct engine *engine, struct engine_op *op)
+bool engine_group_hold(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
     struct engine_op *leader = part->leader->waiting;
@@ -193,7 +203,7 @@ bool engine_group_hold(struct engine *engine, struct engine_op *op)
     leader->group_held++;
     if (leader->group_held < part->copy.group_size)
         return true;
-    start(engine, leader);
+    start(order, leader);
     return false;
 }
 
@@ -204,7 +214,7 @@ void engine_group_unhold(struct engine_op *op)
     engine_op_set_state(op, ENGINE_OP_WAITING, "a rank takes its part back");
 }
 
-bool engine_group_check(struct engine *engine, struct engine_op *leader)
+bool engine_group_check(struct engine_order *order, struct engine_op *leader)
 {
     char text[HVI_TEXT_MAX + 1];
 
@@ -212,11 +222,11 @@ bool engine_group_check(struct engine *engine, struct engine_op *leader)
         leader->group_held == engine_op_first_part(leader)->copy.group_size)
         return true;
     engine_agree_describe_group(leader, text, sizeof text);
-    engine_negotiate_fail(engine, leader, HVI_ERR_MISMATCH, text, -1);
+    engine_negotiate_fail(order, leader, HVI_ERR_MISMATCH, text, -1);
     return false;
 }
 
-void engine_group_sized(struct engine *engine, struct engine_op *op)
+void engine_group_sized(struct engine_order *order, struct engine_op *op)
 {
     struct engine_op *leader = op->group;
     struct engine_part *first = engine_op_first_part(leader), *part = first;
@@ -226,15 +236,15 @@ void engine_group_sized(struct engine *engine, struct engine_op *op)
     if (--leader->group_sizing > 0)
         return;
     do {
-        engine_op_ready(engine, part->op);
+        engine_op_ready(order, part->op);
         part = part->sibling;
     } while (part != first);
 }
 
 /* ---- a group is done ---- */
 
-void engine_group_done(struct engine *engine, struct engine_op *op, int status, const char *text,
-                       int32_t culprit)
+void engine_group_done(struct engine_order *order, struct engine_op *op, int status,
+                       const char *text, int32_t culprit)
 {
     struct engine_op *leader = op->group;
     uint32_t left;
@@ -253,7 +263,7 @@ void engine_group_done(struct engine *engine, struct engine_op *op, int status, 
     leader->text = NULL;
     for (left = part->copy.group_size; left > 0; left--) {
         struct engine_part *next = part->sibling;
-        engine_op_finish(engine, part->op, status, why, culprit);
+        engine_op_finish(order, part->op, status, why, culprit);
         part = next;
     }
     free(why);

@@ -5,9 +5,10 @@
  * Until then a member that has joined counts as present in every other op of the set, without a
  * part: neutral in a reduction, zero rows elsewhere. What it had submitted before is not affected.
  * Each set has its own join. */
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/join.h"
 
 #include "base/status.h"
+#include "daemon/engine/order/group.h"
 
 bool engine_join_has(const struct engine_set *set, uint32_t set_rank)
 {
@@ -15,7 +16,7 @@ bool engine_join_has(const struct engine_set *set, uint32_t set_rank)
 }
 
 /* Nobody waits for this rank any more. Completing an op may take others along. */
-static void sweep(struct engine *engine, struct engine_set *set, uint32_t set_rank)
+static void sweep(struct engine_order *order, struct engine_set *set, uint32_t set_rank)
 {
     struct engine_op *op;
 
@@ -23,28 +24,28 @@ static void sweep(struct engine *engine, struct engine_set *set, uint32_t set_ra
         set->cursor = op->set_next;
         if (op != set->join && !op->parts[set_rank] && op->state == ENGINE_OP_WAITING &&
             --op->missing == 0)
-            engine_op_complete(engine, op);
+            engine_op_complete(order, op);
     }
     for (set->cursor = set->first; (op = set->cursor);) {
         set->cursor = op->set_next;
         if (op->state == ENGINE_OP_HELD && op->group == op)
-            engine_group_check(engine, op);
+            engine_group_check(order, op);
     }
 }
 
-static void excuse(struct engine *engine, const struct engine_set *set, uint32_t set_rank)
+static void excuse(struct engine_order *order, const struct engine_set *set, uint32_t set_rank)
 {
     struct engine_op *next;
 
-    for (struct engine_op *op = engine->failed_first; op; op = next) {
+    for (struct engine_op *op = order->failed_first; op; op = next) {
         next = op->next;
         if (op->set == set)
-            engine_op_excuse(engine, op, set_rank);
+            engine_op_excuse(order, op, set_rank);
     }
 }
 
 /* Last is who submitted last: the engine may take several ranks' submissions in at once. */
-static void everybody_has(struct engine *engine, struct engine_set *set, uint32_t last)
+static void everybody_has(struct engine_order *order, struct engine_set *set, uint32_t last)
 {
     struct engine_op *join = set->join;
 
@@ -56,24 +57,24 @@ static void everybody_has(struct engine *engine, struct engine_set *set, uint32_
         join->parts[i]->rows = set->ranks[last];
     set->join = NULL;
     set->joined = 0;
-    engine_express_restart(set);
-    engine_op_finish(engine, join, HVI_OK, NULL, -1);
+    engine_set_restart(set);
+    engine_op_finish(order, join, HVI_OK, NULL, -1);
 }
 
-int engine_join_submit(struct engine *engine, struct engine_part *part)
+int engine_join_submit(struct engine_order *order, struct engine_part *part)
 {
     struct engine_set *set = part->set;
     struct engine_op *op;
-    int status = engine_op_meet(engine, part, &op);
+    int status = engine_op_meet(order, part, &op);
 
     if (status != HVI_OK)
         return status;
     set->join = op;
     set->joined++;
-    excuse(engine, set, part->set_rank);
-    sweep(engine, set, part->set_rank);
+    excuse(order, set, part->set_rank);
+    sweep(order, set, part->set_rank);
     if (set->joined == set->size)
-        everybody_has(engine, set, part->set_rank);
+        everybody_has(order, set, part->set_rank);
     return HVI_OK;
 }
 

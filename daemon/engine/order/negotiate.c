@@ -19,10 +19,17 @@
  * (engine_negotiate_fail_all), and intake fails what comes.
  *
  * Ops that wait (for ranks, groups or outputs) stand in one list, oldest first: the stall table. */
+#include "daemon/engine/order/negotiate.h"
+
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/group.h"
+#include "daemon/engine/order/join.h"
+#include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/set_ops.h"
+#include "daemon/engine/order/sizes.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -42,25 +49,14 @@ void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const
 }
 
 /* The arrays have room for every rank, so that an op can serve any set. */
-static struct engine_op *op_alloc(const struct engine *engine)
+void engine_op_init(struct engine_op *op, int32_t size, void *room)
 {
-    size_t size = (size_t)engine->start.size;
-    size_t each = 3 * sizeof(void *) + sizeof(uint64_t) + 2 * sizeof(pid_t) + 1;
-    struct engine_op *op = calloc(1, sizeof *op + size * each);
-
-    if (!op)
-        return NULL;
-    op->parts = (struct engine_part **)(void *)(op + 1);
-    op->work.in = (const void **)(void *)(op->parts + size);
-    op->work.out = (void **)(void *)(op->work.in + size);
-    op->own_sizes = (uint64_t *)(void *)(op->work.out + size);
-    op->in_pids = (pid_t *)(void *)(op->own_sizes + size);
-    op->out_pids = op->in_pids + size;
-    op->came = (uint8_t *)(op->out_pids + size);
-    return op;
+    op->parts = room;
+    op->own_sizes = (uint64_t *)(void *)(op->parts + size);
+    op->came = (uint8_t *)(op->own_sizes + size);
 }
 
-static void list_waiting(struct engine *engine, struct engine_op *op)
+static void list_waiting(struct engine_order *order, struct engine_op *op)
 {
     struct engine_set *set = op->set;
 
@@ -68,12 +64,12 @@ static void list_waiting(struct engine *engine, struct engine_op *op)
     struct engine_op **last = op->partial ? &set->partial_last : &set->last;
 
     op->next = NULL;
-    op->prev = engine->waiting_last;
+    op->prev = order->waiting_last;
     if (op->prev)
         op->prev->next = op;
     else
-        engine->waiting_first = op;
-    engine->waiting_last = op;
+        order->waiting_first = op;
+    order->waiting_last = op;
     op->set_next = NULL;
     op->set_prev = *last;
     if (op->set_prev)
@@ -83,7 +79,7 @@ static void list_waiting(struct engine *engine, struct engine_op *op)
     *last = op;
 }
 
-static void unlist_waiting(struct engine *engine, struct engine_op *op)
+static void unlist_waiting(struct engine_order *order, struct engine_op *op)
 {
     struct engine_set *set = op->set;
     struct engine_op **first = op->partial ? &set->partial_first : &set->first;
@@ -92,11 +88,11 @@ static void unlist_waiting(struct engine *engine, struct engine_op *op)
     if (op->prev)
         op->prev->next = op->next;
     else
-        engine->waiting_first = op->next;
+        order->waiting_first = op->next;
     if (op->next)
         op->next->prev = op->prev;
     else
-        engine->waiting_last = op->prev;
+        order->waiting_last = op->prev;
     if (set->cursor == op)
         set->cursor = op->set_next;
     if (op->set_prev)
@@ -115,14 +111,14 @@ static bool is_waiting(const struct engine_op *op)
     return op->state <= ENGINE_OP_SIZING;
 }
 
-struct engine_op *engine_op_new(struct engine *engine, const struct engine_part *part)
+struct engine_op *engine_op_new(struct engine_order *order, const struct engine_part *part)
 {
-    struct engine_op *op = engine->free_ops;
+    struct engine_op *op = order->free_ops;
 
     if (op)
-        engine->free_ops = op->next;
+        order->free_ops = op->next;
     else
-        op = op_alloc(engine);
+        op = order->sink->new_op(order->user);
     if (!op)
         return NULL;
     memset(op->parts, 0, part->set->size * sizeof *op->parts);
@@ -137,26 +133,26 @@ struct engine_op *engine_op_new(struct engine *engine, const struct engine_part 
     op->outputs_missing = 0;
     op->repeating = 0;
     op->replayed = false;
-    op->first_ns = engine->now_ns;
-    op->warn_ns = engine->now_ns + engine->stall_warn_ns;
+    op->first_ns = order->now_ns;
+    op->warn_ns = 0;
     op->ready_ns = 0;
     op->group = NULL;
     op->group_held = op->group_sizing = op->group_running = 0;
     op->group_started = false;
     op->status = HVI_OK;
     op->culprit = -1;
-    list_waiting(engine, op);
+    list_waiting(order, op);
     if (op->kind != HVI_KIND_JOIN && !op->partial)
         op->tensor->waiting = op;
-    engine_stall_arm(engine);
+    order->observer->op_waits(order->user);
     return op;
 }
 
-static void op_free(struct engine *engine, struct engine_op *op)
+static void op_free(struct engine_order *order, struct engine_op *op)
 {
     if (op->tensor->waiting == op)
         op->tensor->waiting = NULL;
-    engine_tensor_put(&engine->tensors, op->tensor);
+    engine_tensor_put(&order->tensors, op->tensor);
     engine_set_put(op->set);
     free(op->matrix);
     free(op->text);
@@ -164,35 +160,19 @@ static void op_free(struct engine *engine, struct engine_op *op)
     op->set = NULL;
     op->matrix = NULL;
     op->text = NULL;
-    op->next = engine->free_ops;
-    engine->free_ops = op;
+    op->next = order->free_ops;
+    order->free_ops = op;
 }
 
-static void count_op(struct engine *engine, const struct engine_op *op)
+static void answer_parts(struct engine_order *order, struct engine_op *op, int status,
+                         const char *text, int32_t culprit)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
-        struct engine_rank *rank = &engine->ranks[op->set->ranks[i]];
-        if (!op->parts[i])
-            continue;
-        rank->ops++;
-        rank->bytes += op->parts[i]->in_bytes;
-        rank->replayed += op->replayed;
-        rank->negotiated += !op->replayed;
-    }
-}
-
-static void answer_parts(struct engine *engine, struct engine_op *op, int status, const char *text,
-                         int32_t culprit)
-{
-    if (engine->timeline)
-        engine_timeline_over(engine, op, status);
+    order->observer->op_over(order->user, op, status);
     for (uint32_t i = 0; i < op->set->size; i++) {
         struct engine_part *part = op->parts[i];
         op->parts[i] = NULL;
         if (part)
-            engine_complete_part(part, status, text, culprit,
-                                 status == HVI_OK ? part->out_bytes : 0,
-                                 status == HVI_OK ? part->rows : 0);
+            order->sink->answer(part, status, text, culprit);
     }
 }
 
@@ -205,76 +185,73 @@ struct engine_part *engine_op_first_part(const struct engine_op *op)
     return NULL;
 }
 
-void engine_op_finish(struct engine *engine, struct engine_op *op, int status, const char *text,
-                      int32_t culprit)
+void engine_op_finish(struct engine_order *order, struct engine_op *op, int status,
+                      const char *text, int32_t culprit)
 {
     if (is_waiting(op))
-        unlist_waiting(engine, op);
-    if (status == HVI_OK) {
-        count_op(engine, op);
-        engine_express_grant(engine, op);
-    }
-    if (status == HVI_OK && op->kind == HVI_KIND_ALLTOALL)
-        engine_sizes_tell_splits(op);
-    answer_parts(engine, op, status, text, culprit);
-    op_free(engine, op);
+        unlist_waiting(order, op);
+    if (status == HVI_OK)
+        order->observer->op_succeeds(order->user, op);
+    answer_parts(order, op, status, text, culprit);
+    op_free(order, op);
 }
 
 /* ---- failing before all have come ---- */
 
-static void forget_failed(struct engine *engine, struct engine_op *op)
+static void forget_failed(struct engine_order *order, struct engine_op *op)
 {
     if (op->prev)
         op->prev->next = op->next;
     else
-        engine->failed_first = op->next;
+        order->failed_first = op->next;
     if (op->next)
         op->next->prev = op->prev;
     else
-        engine->failed_last = op->prev;
-    engine->failed_count--;
-    op_free(engine, op);
+        order->failed_last = op->prev;
+    order->failed_count--;
+    op_free(order, op);
 }
 
-static void remember_failed(struct engine *engine, struct engine_op *op, int status,
+static void remember_failed(struct engine_order *order, struct engine_op *op, int status,
                             const char *text, int32_t culprit)
 {
     op->status = status;
     op->culprit = culprit;
     op->text = strdup(text);
     op->next = NULL;
-    op->prev = engine->failed_last;
+    op->prev = order->failed_last;
     if (op->prev)
         op->prev->next = op;
     else
-        engine->failed_first = op;
-    engine->failed_last = op;
-    if (++engine->failed_count > ENGINE_FAILED_MAX)
-        forget_failed(engine, engine->failed_first);
+        order->failed_first = op;
+    order->failed_last = op;
+    if (++order->failed_count > ENGINE_FAILED_MAX)
+        forget_failed(order, order->failed_first);
 }
 
-void engine_op_excuse(struct engine *engine, struct engine_op *op, uint32_t set_rank)
+void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t set_rank)
 {
     HVI_ASSERT(op->state == ENGINE_OP_FAILED);
     if (op->came[set_rank])
         return;
     op->came[set_rank] = 1;
     if (--op->missing == 0)
-        forget_failed(engine, op);
+        forget_failed(order, op);
 }
 
-void engine_op_meet_failed(struct engine *engine, struct engine_op *op, struct engine_part *part)
+void engine_op_meet_failed(struct engine_order *order, struct engine_op *op,
+                           struct engine_part *part)
 {
     uint32_t set_rank = part->set_rank;
 
-    engine_complete_part(part, op->status, op->text ? op->text : "the op has failed on other ranks",
-                         op->culprit, 0, 0);
-    engine_op_excuse(engine, op, set_rank);
+    order->sink->answer(part, op->status, op->text ? op->text : "the op has failed on other ranks",
+                        op->culprit);
+    engine_op_excuse(order, op, set_rank);
 }
 
-static void fall(struct engine *engine, struct engine_op *op, struct engine_op ***last_p)
+static void fall(struct engine_order *order, struct engine_op *op, struct engine_op ***last_p)
 {
-    unlist_waiting(engine, op);
+    unlist_waiting(order, op);
     engine_op_set_state(op, ENGINE_OP_FAILED, "it, or a member of its group, failed");
     op->fallen = NULL;
     **last_p = op;
@@ -282,12 +259,12 @@ static void fall(struct engine *engine, struct engine_op *op, struct engine_op *
 }
 
 /* The op and whatever is bound to it by a rank's group, and so on, as a list by .fallen. */
-static struct engine_op *fall_together(struct engine *engine, struct engine_op *origin)
+static struct engine_op *fall_together(struct engine_order *order, struct engine_op *origin)
 {
     struct engine_op *first = NULL, **last = &first;
 
     if (is_waiting(origin))
-        fall(engine, origin, &last);
+        fall(order, origin, &last);
     for (struct engine_op *op = first; op; op = op->fallen) {
         for (uint32_t i = 0; i < op->set->size; i++) {
             struct engine_part *part = op->parts[i];
@@ -295,7 +272,7 @@ static struct engine_op *fall_together(struct engine *engine, struct engine_op *
                 continue;
             for (struct engine_part *other = part->sibling; other != part; other = other->sibling) {
                 if (other->op && is_waiting(other->op))
-                    fall(engine, other->op, &last);
+                    fall(order, other->op, &last);
             }
         }
     }
@@ -316,74 +293,75 @@ static void note_absence(struct engine_op *op, const struct engine_op *origin)
     }
 }
 
-static void finish_waiting(struct engine *engine, struct engine_op *op, int status,
+static void finish_waiting(struct engine_order *order, struct engine_op *op, int status,
                            const char *text, int32_t culprit)
 {
     if (op->set->join == op) {
         op->set->join = NULL;
         op->set->joined = 0;
     }
-    engine_op_finish(engine, op, status, text, culprit);
+    engine_op_finish(order, op, status, text, culprit);
 }
 
 /* The ranks have not joined, then. */
-static void fail_join(struct engine *engine, struct engine_op *op, int status, const char *text,
-                      int32_t culprit)
+static void fail_join(struct engine_order *order, struct engine_op *op, int status,
+                      const char *text, int32_t culprit)
 {
     for (uint32_t i = 0; i < op->set->size; i++) {
         if (op->parts[i])
             engine_join_undo(op, i);
     }
-    finish_waiting(engine, op, status, text, culprit);
+    finish_waiting(order, op, status, text, culprit);
 }
 
-void engine_negotiate_fail(struct engine *engine, struct engine_op *op, int status,
+void engine_negotiate_fail(struct engine_order *order, struct engine_op *op, int status,
                            const char *text, int32_t culprit)
 {
     struct engine_op *fallen, *next;
 
-    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", engine->start.job,
+    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", order->job,
             hvi_status_name(status));
     if (op == op->set->join) {
-        fail_join(engine, op, status, text, culprit);
+        fail_join(order, op, status, text, culprit);
         return;
     }
     if (op->partial) { /* whoever comes later does not come to this one */
-        finish_waiting(engine, op, status, text, culprit);
+        finish_waiting(order, op, status, text, culprit);
         return;
     }
-    fallen = fall_together(engine, op);
+    fallen = fall_together(order, op);
     for (struct engine_op *each = fallen; each; each = each->fallen)
         note_absence(each, op);
     for (struct engine_op *each = fallen; each; each = next) {
         next = each->fallen;
-        answer_parts(engine, each, status, text, culprit);
+        answer_parts(order, each, status, text, culprit);
         if (each->missing > 0 && !each->set->removed)
-            remember_failed(engine, each, status, text, culprit);
+            remember_failed(order, each, status, text, culprit);
         else
-            op_free(engine, each);
+            op_free(order, each);
     }
 }
 
-void engine_negotiate_fail_all(struct engine *engine, int status, const char *text, int32_t culprit)
+void engine_negotiate_fail_all(struct engine_order *order, int status, const char *text,
+                               int32_t culprit)
 {
-    while (engine->waiting_first)
-        finish_waiting(engine, engine->waiting_first, status, text, culprit);
-    while (engine->failed_first)
-        forget_failed(engine, engine->failed_first);
+    while (order->waiting_first)
+        finish_waiting(order, order->waiting_first, status, text, culprit);
+    while (order->failed_first)
+        forget_failed(order, order->failed_first);
 }
 
-static void fail_removed(struct engine *engine, struct engine_op *op)
+static void fail_removed(struct engine_order *order, struct engine_op *op)
 {
     char text[ENGINE_LABEL + 96], label[ENGINE_LABEL];
 
     engine_tensor_label(op->tensor, label);
     snprintf(text, sizeof text, "%s '%s': process set %u was removed while the op waited",
              hvi_kind_text(op->kind), label, op->set->id);
-    finish_waiting(engine, op, HVI_ERR_NOT_FOUND, text, -1);
+    finish_waiting(order, op, HVI_ERR_NOT_FOUND, text, -1);
 }
 
-void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set,
+void engine_negotiate_fail_set(struct engine_order *order, struct engine_set *set,
                                const struct engine_op *except)
 {
     struct engine_op *next;
@@ -391,78 +369,61 @@ void engine_negotiate_fail_set(struct engine *engine, struct engine_set *set,
     for (struct engine_op *op = set->first; op; op = next) {
         next = op->set_next;
         if (op != except)
-            fail_removed(engine, op);
+            fail_removed(order, op);
     }
     while (set->partial_first)
-        fail_removed(engine, set->partial_first);
-    for (struct engine_op *op = engine->failed_first; op; op = next) {
+        fail_removed(order, set->partial_first);
+    for (struct engine_op *op = order->failed_first; op; op = next) {
         next = op->next;
         if (op->set == set)
-            forget_failed(engine, op);
+            forget_failed(order, op);
     }
 }
 
 /* ---- from waiting to ready ---- */
 
-static const void *address_of(const struct engine_region *region, uint64_t offset)
+void engine_op_ready(struct engine_order *order, struct engine_op *op)
 {
-    return region ? (const void *)((uintptr_t)region->map.base + offset) : NULL;
-}
-
-static void resolve(struct engine_op *op)
-{
-    for (uint32_t i = 0; i < op->set->size; i++) {
-        const struct engine_part *part = op->parts[i];
-        op->work.in[i] = part ? address_of(part->in, part->copy.in_offset) : NULL;
-        op->work.out[i] =
-            part ? (void *)(uintptr_t)address_of(part->out, part->copy.out_offset) : NULL;
-    }
-    engine_foreign_resolve(op);
-}
-
-void engine_op_ready(struct engine *engine, struct engine_op *op)
-{
-    resolve(op);
-    unlist_waiting(engine, op);
+    unlist_waiting(order, op);
     if (op->tensor->waiting == op)
         op->tensor->waiting = NULL;
     engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
-    if (engine->timeline)
-        engine_timeline_ready(engine, op);
-    if (engine->ready_last)
-        engine->ready_last->next = op;
+    if (order->ready_last)
+        order->ready_last->next = op;
     else
-        engine->ready_first = op;
-    engine->ready_last = op;
-    engine->ready_count++;
+        order->ready_first = op;
+    order->ready_last = op;
+    order->ready_count++;
+    order->observer->op_ready(order->user, op);
 }
 
-static void outputs_known(struct engine *engine, struct engine_op *op)
+static void outputs_known(struct engine_order *order, struct engine_op *op)
 {
     if (op->group)
-        engine_group_sized(engine, op);
+        engine_group_sized(order, op);
     else
-        engine_op_ready(engine, op);
+        engine_op_ready(order, op);
 }
 
 /* The output that the part has, if any, takes the result. */
-static bool output_fits(struct engine *engine, struct engine_op *op, const struct engine_part *part)
+static bool output_fits(struct engine_order *order, struct engine_op *op,
+                        const struct engine_part *part)
 {
     char text[HVI_TEXT_MAX + 1];
     int32_t rank = op->set->ranks[part->set_rank];
     int status = engine_sizes_check_output(op, part, text, sizeof text);
 
     if (status != HVI_OK)
-        engine_negotiate_fail(engine, op, status, text, rank);
+        engine_negotiate_fail(order, op, status, text, rank);
     return status == HVI_OK;
 }
 
 /* Ranks that gave no output are asked for one, now that the size is known. */
-static bool ask_for_outputs(struct engine *engine, struct engine_op *op)
+static bool ask_for_outputs(struct engine_order *order, struct engine_op *op)
 {
     for (uint32_t i = 0; i < op->set->size; i++) {
         const struct engine_part *part = op->parts[i];
-        if (part && part->copy.out_region != HVI_REGION_NONE && !output_fits(engine, op, part))
+        if (part && part->copy.out_region != HVI_REGION_NONE && !output_fits(order, op, part))
             return false;
     }
     engine_op_set_state(op, ENGINE_OP_SIZING, "the size of the result is known");
@@ -472,89 +433,65 @@ static bool ask_for_outputs(struct engine *engine, struct engine_op *op)
             continue;
         op->outputs_missing++;
         part->output_asked = true;
-        engine_complete_sized(part, part->out_bytes, part->rows);
+        order->sink->ask_output(part);
     }
     return true;
 }
 
-bool engine_op_proceed(struct engine *engine, struct engine_op *op)
+bool engine_op_proceed(struct engine_order *order, struct engine_op *op)
 {
     char text[HVI_TEXT_MAX + 1];
     int status = engine_sizes_plan(op, text, sizeof text);
 
     if (status != HVI_OK) {
-        engine_negotiate_fail(engine, op, status, text, -1);
+        engine_negotiate_fail(order, op, status, text, -1);
         return false;
     }
-    if (engine_sizes_asks(op->kind) && !ask_for_outputs(engine, op))
+    if (engine_sizes_asks(op->kind) && !ask_for_outputs(order, op))
         return false;
     if (op->outputs_missing == 0)
-        outputs_known(engine, op);
+        outputs_known(order, op);
     return true;
 }
 
-void engine_op_fill_work(struct engine_op *op)
-{
-    const struct engine_part *part = engine_op_first_part(op);
-    const struct hvi_submission *copy = &part->copy;
-    bool moves = copy->kind != HVI_KIND_BARRIER;
-
-    op->work.kind = copy->kind;
-    op->work.dtype = copy->dtype;
-    op->work.reduce_op = copy->reduce_op;
-    op->work.memory_kind = moves ? copy->memory_kind : ENGINE_MEMORY_HOST;
-    op->work.ranks = op->set->size;
-    op->work.root = copy->kind == HVI_KIND_BROADCAST ? engine_set_rank(op->set, copy->root) : -1;
-    op->work.prescale = copy->prescale;
-    op->work.postscale = copy->postscale;
-    op->work.count = copy->count;
-    op->work.bytes = part->in_bytes;
-    op->work.in_pid = NULL;
-    op->work.out_pid = NULL;
-    op->work.alive = NULL;
-    op->work.alive_user = NULL;
-}
-
-bool engine_op_complete(struct engine *engine, struct engine_op *op)
+bool engine_op_complete(struct engine_order *order, struct engine_op *op)
 {
     char text[HVI_TEXT_MAX + 1];
     int status = HVI_OK;
 
     HVI_ASSERT(op->state == ENGINE_OP_WAITING && op->missing == 0);
-    op->ready_ns = engine->now_ns;
-    engine_lag_op(engine, op);
+    op->ready_ns = order->now_ns;
+    order->observer->op_complete(order->user, op);
     op->kind = engine_op_first_part(op)->copy.kind;
     op->replayed = op->repeating == op->set->size;
     if (!op->replayed)
         status = engine_agree_check(op, text, sizeof text);
     if (status != HVI_OK) {
-        engine_negotiate_fail(engine, op, status, text, -1);
+        engine_negotiate_fail(order, op, status, text, -1);
         return false;
     }
-    if (!op->replayed && engine->replay)
+    if (!op->replayed && order->replay)
         engine_agree_remember(op);
     if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_REMOVE ||
         op->kind == HVI_KIND_SET_CLOSE) {
-        engine_set_execute(engine, op);
+        engine_set_execute(order, op);
         return false;
     }
-    engine_op_fill_work(op);
     if (engine_op_first_part(op)->leader)
-        return engine_group_hold(engine, op);
-    return engine_op_proceed(engine, op);
+        return engine_group_hold(order, op);
+    return engine_op_proceed(order, op);
 }
 
-void engine_op_add_part(struct engine *engine, struct engine_op *op, struct engine_part *part)
+void engine_op_add_part(struct engine_order *order, struct engine_op *op, struct engine_part *part)
 {
     op->parts[part->set_rank] = part;
     op->parts_present++;
     op->missing--;
     part->op = op;
-    if (engine->timeline)
-        engine_timeline_part(engine, part);
+    order->observer->part_came(order->user, part);
 }
 
-int engine_op_meet(struct engine *engine, struct engine_part *part, struct engine_op **op_p)
+int engine_op_meet(struct engine_order *order, struct engine_part *part, struct engine_op **op_p)
 {
     struct engine_op *op =
         part->copy.kind == HVI_KIND_JOIN ? part->set->join : part->tensor->waiting;
@@ -563,7 +500,7 @@ int engine_op_meet(struct engine *engine, struct engine_part *part, struct engin
         *op_p = op;
         if (!op->came[part->set_rank])
             return HVI_ERR_CANCELLED;
-        forget_failed(engine, op);
+        forget_failed(order, op);
         op = NULL;
     }
     if (op && op->parts[part->set_rank])
@@ -571,42 +508,42 @@ int engine_op_meet(struct engine *engine, struct engine_part *part, struct engin
     if (op && op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */
         op = NULL;
     if (!op)
-        op = engine_op_new(engine, part);
+        op = engine_op_new(order, part);
     if (!op)
         return HVI_ERR_NO_MEMORY;
-    engine_op_add_part(engine, op, part);
+    engine_op_add_part(order, op, part);
     part->repeats = engine_agree_repeats(part);
     op->repeating += part->repeats;
     *op_p = op;
     return HVI_OK;
 }
 
-int engine_negotiate_submit(struct engine *engine, struct engine_part *part)
+int engine_negotiate_submit(struct engine_order *order, struct engine_part *part)
 {
     struct engine_op *op;
-    int status = engine_op_meet(engine, part, &op);
+    int status = engine_op_meet(order, part, &op);
 
     if (status == HVI_ERR_CANCELLED) {
-        engine_op_meet_failed(engine, op, part);
+        engine_op_meet_failed(order, op, part);
         return HVI_OK;
     }
     if (status == HVI_OK && op->missing == 0)
-        engine_op_complete(engine, op);
+        engine_op_complete(order, op);
     return status;
 }
 
-void engine_negotiate_output(struct engine *engine, struct engine_part *part)
+void engine_negotiate_output(struct engine_order *order, struct engine_part *part)
 {
     struct engine_op *op = part->op;
 
     HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
-    if (output_fits(engine, op, part) && --op->outputs_missing == 0)
-        outputs_known(engine, op);
+    if (output_fits(order, op, part) && --op->outputs_missing == 0)
+        outputs_known(order, op);
 }
 
 /* ---- taking a part back ---- */
 
-static void withdraw_one(struct engine *engine, struct engine_part *part, int status,
+static void withdraw_one(struct engine_order *order, struct engine_part *part, int status,
                          const char *text)
 {
     struct engine_op *op = part->op;
@@ -621,10 +558,10 @@ static void withdraw_one(struct engine *engine, struct engine_part *part, int st
         op->missing++;
     bool complete = op->missing == 0 && op->state == ENGINE_OP_WAITING && !part->leader;
     if (op->parts_present == 0)
-        finish_waiting(engine, op, HVI_ERR_CANCELLED, "nobody is left", -1);
+        finish_waiting(order, op, HVI_ERR_CANCELLED, "nobody is left", -1);
     else if (complete)
-        engine_op_complete(engine, op);
-    engine_complete_part(part, status, text, part->session->rank, 0, 0);
+        engine_op_complete(order, op);
+    order->sink->answer(part, status, text, part->rank);
 }
 
 static bool may_withdraw(const struct engine_part *part)
@@ -636,7 +573,7 @@ static bool may_withdraw(const struct engine_part *part)
     return !op->group || !op->group->group_started;
 }
 
-bool engine_negotiate_withdraw(struct engine *engine, struct engine_part *part, int status,
+bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *part, int status,
                                const char *text)
 {
     struct engine_part *next = part, *each;
@@ -653,16 +590,16 @@ bool engine_negotiate_withdraw(struct engine *engine, struct engine_part *part, 
     do {
         each = next;
         next = each->sibling;
-        withdraw_one(engine, each, status, text);
+        withdraw_one(order, each, status, text);
     } while (next && next != part);
     return true;
 }
 
-void engine_op_done(struct engine *engine, struct engine_op *op, int status, const char *text,
+void engine_op_done(struct engine_order *order, struct engine_op *op, int status, const char *text,
                     int32_t culprit)
 {
     if (op->group)
-        engine_group_done(engine, op, status, text, culprit);
+        engine_group_done(order, op, status, text, culprit);
     else
-        engine_op_finish(engine, op, status, text, culprit);
+        engine_op_finish(order, op, status, text, culprit);
 }

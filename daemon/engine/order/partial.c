@@ -11,9 +11,13 @@
  * any number may wait with one tag. Everything else (stalls, cancel, deaths, timeline) finds them
  * where it finds every waiting op. One that fails or is taken back is gone: nobody meets its
  * sentence later. */
+#include "daemon/engine/order/partial.h"
+
 #include "base/assert.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/set_ops.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,7 +35,7 @@ bool engine_partial_is(uint16_t kind)
 uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p)
 {
     const struct hvi_submission *copy = &part->copy;
-    uint64_t here = (uint64_t)part->session->rank;
+    uint64_t here = (uint64_t)part->rank;
     uint64_t there = copy->root < 0 ? ANY : (uint64_t)copy->root;
 
     if (copy->kind == HVI_KIND_SET_OPEN)
@@ -56,7 +60,7 @@ void engine_partial_name(uint16_t kind, uint64_t number, char *name_p, size_t si
 
 static int check_ranks(const struct engine_part *part, char *text_p, size_t text_size)
 {
-    int32_t size = part->session->engine->start.size;
+    int32_t size = (int32_t)part->set->size; /* set 0: all ranks */
     bool inside = false;
 
     for (uint32_t i = 0; i < part->integer_count; i++) {
@@ -65,15 +69,15 @@ static int check_ranks(const struct engine_part *part, char *text_p, size_t text
             snprintf(text_p, text_size,
                      "process_set_open: the ranks of a set are different ones of 0 to %d, and "
                      "rank %d gave %" PRId64,
-                     size - 1, part->session->rank, part->integers[i]);
+                     size - 1, part->rank, part->integers[i]);
             return HVI_ERR_INVALID;
         }
-        inside = inside || part->integers[i] == part->session->rank;
+        inside = inside || part->integers[i] == part->rank;
     }
     if (inside)
         return HVI_OK;
     snprintf(text_p, text_size, "process_set_open: rank %d is not among the ranks it gave",
-             part->session->rank);
+             part->rank);
     return HVI_ERR_INVALID;
 }
 
@@ -156,54 +160,53 @@ static void begin(struct engine_op *op, const struct engine_part *part)
 /* ---- complete ---- */
 
 /* Who wanted something from anybody has it from this sender. */
-static void settle_sender(struct engine *engine, struct engine_op *op, struct engine_part *part)
+static void settle_sender(struct engine_order *order, struct engine_op *op,
+                          struct engine_part *part)
 {
     if (part->copy.kind != HVI_KIND_SEND || op->from >= 0)
         return;
     op->from = (int32_t)part->set_rank;
-    engine_tensor_put(&engine->tensors, op->tensor);
+    engine_tensor_put(&order->tensors, op->tensor);
     op->tensor = part->tensor;
     op->tensor->refs++;
 }
 
-static void complete_pair(struct engine *engine, struct engine_op *op)
+static void complete_pair(struct engine_order *order, struct engine_op *op)
 {
     char text[HVI_TEXT_MAX + 1];
     int status = engine_agree_check(op, text, sizeof text);
 
     if (status != HVI_OK) {
-        engine_negotiate_fail(engine, op, status, text, -1);
+        engine_negotiate_fail(order, op, status, text, -1);
         return;
     }
     struct engine_part *sender = op->parts[op->from], *receiver = op->parts[op->to];
-    engine_op_fill_work(op);
-    op->work.kind = HVI_KIND_SEND;
-    op->work.root = op->from;
+    op->bytes = receiver->in_bytes;
     sender->out_bytes = 0;
     receiver->out_bytes = receiver->in_bytes;
-    receiver->rows = sender->session->rank;
+    receiver->rows = sender->rank;
     op->kind = HVI_KIND_SEND;
-    engine_op_ready(engine, op);
+    engine_op_ready(order, op);
 }
 
-int engine_partial_submit(struct engine *engine, struct engine_part *part)
+int engine_partial_submit(struct engine_order *order, struct engine_part *part)
 {
     struct engine_op *op = find(part);
 
     if (!op) {
-        op = engine_op_new(engine, part);
+        op = engine_op_new(order, part);
         if (!op)
             return HVI_ERR_NO_MEMORY;
         begin(op, part);
     }
-    settle_sender(engine, op, part);
-    engine_op_add_part(engine, op, part);
+    settle_sender(order, op, part);
+    engine_op_add_part(order, op, part);
     if (op->missing > 0)
         return HVI_OK;
-    op->ready_ns = engine->now_ns;
+    op->ready_ns = order->now_ns;
     if (op->kind == HVI_KIND_SET_OPEN)
-        engine_set_execute(engine, op);
+        engine_set_execute(order, op);
     else
-        complete_pair(engine, op);
+        complete_pair(order, op);
     return HVI_OK;
 }

@@ -4,22 +4,21 @@
 #ifndef ENGINE_SET_H
 #define ENGINE_SET_H
 
-#include "shm/express.h"
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_SETS_MAX 1024u /* of a job at a time, set 0 included */
+#define ENGINE_SETS_MAX  1024u /* of a job at a time, set 0 included */
+#define ENGINE_SET_LANES 3     /* kinds whose unnamed ops follow each other in a slot */
 
 struct engine_op;
 
-/* The set's unnamed ops of one kind, one after the other: express.c. */
+/* The observer's: the set's unnamed ops of one kind, one after the other. See slots/express.c. */
 struct engine_lane {
-    uint32_t express; /* 0, or 1 + the slot in which its ranks may meet */
-    uint64_t top;     /* the highest number that a rank has submitted through its ring */
-    uint32_t pause;   /* how many tickets are still held back, */
-    uint32_t pauses;  /* and how many after the next one that is not worth it */
+    uint32_t slot;   /* 0, or 1 + the slot in which its ranks may meet */
+    uint64_t top;    /* the highest number that a rank has submitted through its ring */
+    uint32_t pause;  /* how many tickets are still held back, */
+    uint32_t pauses; /* and how many after the next one that is not worth it */
 };
 
 struct engine_set {
@@ -36,7 +35,7 @@ struct engine_set {
     struct engine_op *partial_first, *partial_last;
     struct engine_op *join; /* the ranks that have joined; NULL: none */
     uint32_t joined;        /* how many */
-    struct engine_lane lanes[HVI_EXPRESS_LANES];
+    struct engine_lane lanes[ENGINE_SET_LANES];
     const int32_t *ranks; /* [size], ascending, ranks of the job */
     const int16_t *index; /* [size of the job]: set rank, -1: no member */
 };
@@ -67,6 +66,8 @@ int engine_sets_add(struct engine_sets *sets, const int64_t *ranks, uint32_t cou
 void engine_sets_remove(struct engine_sets *sets, struct engine_set *set);
 struct engine_set *engine_set_get(struct engine_set *set);
 void engine_set_put(struct engine_set *set);
+/* The set's unnamed ops are numbered from 1 again. */
+void engine_set_restart(struct engine_set *set);
 /* -1: no member. */
 int32_t engine_set_rank(const struct engine_set *set, int32_t rank);
 

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Adding and removing process sets, which are ops of set 0, and who may use one. */
+#include "daemon/engine/order/set_ops.h"
+
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/join.h"
+#include "daemon/engine/order/negotiate.h"
 
 #include <stdio.h>
 
@@ -12,21 +15,21 @@ static void members_text(const struct engine_set *set, char *text_p)
     engine_ranks_text(set->ranks, set->size, text_p, MEMBERS_TEXT);
 }
 
-static void give_id(struct engine *engine, struct engine_op *op, uint32_t id)
+static void give_id(struct engine_order *order, struct engine_op *op, uint32_t id)
 {
     for (uint32_t i = 0; i < op->set->size; i++) {
         if (op->parts[i])
             op->parts[i]->rows = id;
     }
-    engine_op_finish(engine, op, HVI_OK, NULL, -1);
+    engine_op_finish(order, op, HVI_OK, NULL, -1);
 }
 
-static void add(struct engine *engine, struct engine_op *op)
+static void add(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
     char text[ENGINE_LABEL + MEMBERS_TEXT + 160], members[MEMBERS_TEXT], label[ENGINE_LABEL];
     struct engine_set *set =
-        engine_sets_find_ranks(&engine->sets, part->integers, part->integer_count);
+        engine_sets_find_ranks(&order->sets, part->integers, part->integer_count);
     int status = HVI_ERR_EXISTS;
 
     engine_tensor_label(op->tensor, label);
@@ -37,7 +40,7 @@ static void add(struct engine *engine, struct engine_op *op)
         snprintf(text, sizeof text, "%s '%s': process set %u has exactly these ranks already (%s)",
                  hvi_kind_text(op->kind), label, set->id, members);
     } else {
-        status = engine_sets_add(&engine->sets, part->integers, part->integer_count, &set);
+        status = engine_sets_add(&order->sets, part->integers, part->integer_count, &set);
         snprintf(text, sizeof text, "%s '%s': %s", hvi_kind_text(op->kind), label,
                  status == HVI_ERR_LIMIT ? "the job has 1024 process sets already; remove one first"
                                          : hvi_status_text(status));
@@ -45,28 +48,28 @@ static void add(struct engine *engine, struct engine_op *op)
     if (status == HVI_OK)
         set->opened = op->kind == HVI_KIND_SET_OPEN;
     if (status == HVI_OK)
-        give_id(engine, op, set->id);
+        give_id(order, op, set->id);
     else
-        engine_negotiate_fail(engine, op, status, text, -1);
+        engine_negotiate_fail(order, op, status, text, -1);
 }
 
 /* By `op`, which may be an op of the set. */
-static void end_set(struct engine *engine, struct engine_op *op, struct engine_set *set)
+static void end_set(struct engine_order *order, struct engine_op *op, struct engine_set *set)
 {
-    engine_express_seize_set(engine, set);
-    if (engine->broken_status != HVI_OK)
-        return; /* a liar was found in a slot; that was this op's end too */
-    engine_negotiate_fail_set(engine, set, op);
+    order->observer->set_ends(order->user, set);
+    if (order->broken_status != HVI_OK)
+        return; /* a liar was found there; that was this op's end too */
+    engine_negotiate_fail_set(order, set, op);
     uint32_t id = set->id;
-    engine_express_release_set(engine, set);
-    engine_sets_remove(&engine->sets, set);
-    give_id(engine, op, id);
+    order->observer->set_gone(order->user, set);
+    engine_sets_remove(&order->sets, set);
+    give_id(order, op, id);
 }
 
-static void remove_set(struct engine *engine, struct engine_op *op)
+static void remove_set(struct engine_order *order, struct engine_op *op)
 {
     int32_t id = op->parts[0]->copy.root;
-    struct engine_set *set = id > 0 ? engine_sets_find(&engine->sets, (uint32_t)id) : NULL;
+    struct engine_set *set = id > 0 ? engine_sets_find(&order->sets, (uint32_t)id) : NULL;
     char text[ENGINE_LABEL + 128], label[ENGINE_LABEL];
 
     engine_tensor_label(op->tensor, label);
@@ -76,21 +79,21 @@ static void remove_set(struct engine *engine, struct engine_op *op)
                  id == 0 ? "has every rank and stays"
                  : set   ? "was opened by its members, who close it"
                          : "does not exist");
-        engine_negotiate_fail(engine, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND,
-                              text, -1);
+        engine_negotiate_fail(order, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text,
+                              -1);
         return;
     }
-    end_set(engine, op, set);
+    end_set(order, op, set);
 }
 
-void engine_set_execute(struct engine *engine, struct engine_op *op)
+void engine_set_execute(struct engine_order *order, struct engine_op *op)
 {
     if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_OPEN)
-        add(engine, op);
+        add(order, op);
     else if (op->kind == HVI_KIND_SET_CLOSE)
-        end_set(engine, op, op->set);
+        end_set(order, op, op->set);
     else
-        remove_set(engine, op);
+        remove_set(order, op);
 }
 
 int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
@@ -98,7 +101,7 @@ int engine_set_check(const struct engine_set *set, const struct engine_part *par
 {
     char members[MEMBERS_TEXT], label[ENGINE_LABEL];
     const char *kind = hvi_kind_text(part->copy.kind);
-    int32_t rank = part->session->rank;
+    int32_t rank = part->rank;
 
     engine_tensor_label(part->tensor, label);
     if (!set) {

@@ -8,9 +8,10 @@
  *   alltoall       as the splits say, or equal parts; rows for a member that has joined go nowhere
  *
  * All sums are checked: dimensions are the client's. */
+#include "daemon/engine/order/sizes.h"
+
 #include "base/bits.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -54,7 +55,7 @@ static bool add_rows(int64_t *rows_p, int64_t rows)
 
 static int plan_gather(struct engine_op *op, char *text_p, size_t text_size)
 {
-    uint64_t *sizes = (uint64_t *)(uintptr_t)op->work.sizes;
+    uint64_t *sizes = op->own_sizes;
     uint64_t bytes = 0;
     int64_t rows = 0;
 
@@ -72,13 +73,13 @@ static int plan_gather(struct engine_op *op, char *text_p, size_t text_size)
         op->parts[i]->rows = rows;
         op->parts[i]->out_bytes = bytes;
     }
-    op->work.bytes = bytes;
+    op->bytes = bytes;
     return HVI_OK;
 }
 
 static void plan_scatter(struct engine_op *op)
 {
-    uint64_t *sizes = (uint64_t *)(uintptr_t)op->work.sizes;
+    uint64_t *sizes = op->own_sizes;
     int64_t members = op->parts_present, before = 0;
 
     for (uint32_t i = 0; i < op->set->size; i++) {
@@ -109,8 +110,8 @@ static int plan_alltoall(struct engine_op *op, char *text_p, size_t text_size)
     op->matrix = malloc((size_t)size * size * sizeof *op->matrix);
     if (!op->matrix)
         return refuse(op, HVI_ERR_NO_MEMORY, text_p, text_size, "the engine is out of memory");
-    op->work.sizes = op->matrix;
-    op->work.bytes = 0;
+    op->sizes = op->matrix;
+    op->bytes = 0;
     for (uint32_t to = 0; to < size; to++) {
         struct engine_part *receiver = op->parts[to];
         uint64_t bytes = 0;
@@ -127,10 +128,10 @@ static int plan_alltoall(struct engine_op *op, char *text_p, size_t text_size)
             continue;
         receiver->rows = rows;
         receiver->out_bytes = bytes;
-        if (op->work.bytes < bytes)
-            op->work.bytes = bytes;
-        if (op->work.bytes < receiver->in_bytes)
-            op->work.bytes = receiver->in_bytes;
+        if (op->bytes < bytes)
+            op->bytes = bytes;
+        if (op->bytes < receiver->in_bytes)
+            op->bytes = receiver->in_bytes;
     }
     return HVI_OK;
 }
@@ -145,7 +146,8 @@ static void plan_alike(struct engine_op *op)
 
 int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size)
 {
-    op->work.sizes = op->own_sizes;
+    op->sizes = op->own_sizes;
+    op->bytes = engine_op_first_part(op)->in_bytes;
     switch (op->kind) {
     case HVI_KIND_ALLGATHER:
         return plan_gather(op, text_p, text_size);
@@ -160,7 +162,7 @@ int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size)
     }
 }
 
-/* Where a member's input may lie inside its output, or its output inside its input: see backend.h.
+/* Where a member's input may lie inside its output, or its output inside its input: see exec/backend.h.
  */
 static bool is_in_place(const struct engine_op *op, const struct engine_part *part)
 {
@@ -169,7 +171,7 @@ static bool is_in_place(const struct engine_op *op, const struct engine_part *pa
     if (op->kind == HVI_KIND_ALLTOALL)
         return false;
     for (uint32_t i = 0; i < part->set_rank; i++)
-        before += op->work.sizes[i];
+        before += op->sizes[i];
     if (op->kind == HVI_KIND_ALLGATHER)
         return part->copy.in_offset == part->copy.out_offset + before;
     return part->copy.out_offset == part->copy.in_offset + before;
@@ -202,19 +204,4 @@ int engine_sizes_check_output(const struct engine_op *op, const struct engine_pa
                                                      : "rank %d's output lies inside its input",
                       rank);
     return HVI_OK;
-}
-
-void engine_sizes_tell_splits(const struct engine_op *op)
-{
-    for (uint32_t to = 0; to < op->set->size; to++) {
-        const struct engine_part *part = op->parts[to];
-        if (!part || !part->aux)
-            continue;
-        char *at = (char *)part->aux->map.base + part->copy.aux_offset +
-                   (uint64_t)part->copy.aux_count * sizeof(int64_t);
-        for (uint32_t from = 0; from < op->set->size; from++) {
-            int64_t rows = engine_sizes_split(op, from, to);
-            memcpy(at + from * sizeof rows, &rows, sizeof rows);
-        }
-    }
 }

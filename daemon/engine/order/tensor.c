@@ -4,13 +4,14 @@
  * named tensor lives while some session's table or some op refers to it. Unnamed ones live as long
  * as one op and are kept for the next, so that they cost no allocation; they have no string either,
  * only (kind, n). */
+#include "daemon/engine/order/tensor.h"
+
 #include "base/assert.h"
 #include "base/types.h"
 #include "base/utf8.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/partial.h"
 
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,11 +99,6 @@ struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uin
     return tensor;
 }
 
-static struct engine *engine_of(struct engine_tensors *tensors)
-{
-    return (struct engine *)(void *)((char *)tensors - offsetof(struct engine, tensors));
-}
-
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor)
 {
     struct engine_tensor **link;
@@ -111,8 +107,8 @@ void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *ten
     if (--tensor->refs > 0)
         return;
     HVI_ASSERT(!tensor->waiting);
-    if (tensor->express)
-        engine_express_release(engine_of(tensors), tensor);
+    if (tensor->slot && tensors->gone)
+        tensors->gone(tensors->gone_user, tensor);
     link = bucket_of(tensors, tensor->hash);
     while (*link != tensor)
         link = &(*link)->next;

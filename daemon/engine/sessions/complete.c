@@ -6,9 +6,12 @@
  *
  * Completions are published one by one but the bell is rung once per session and pass of the loop.
  */
+#include "daemon/engine/sessions/complete.h"
+
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/sizes.h"
 #include "shm/bell.h"
 
 #include <stdio.h>
@@ -16,33 +19,44 @@
 #include <string.h>
 #include <unistd.h>
 
-void engine_part_free(struct engine_part *part)
+static void part_fini(struct engine_tensors *tensors, struct engine_part *part)
 {
-    struct engine_session *session = part->session;
-    struct engine_part **link = &session->cookies[part->copy.cookie % HVI_CQ_SLOTS];
-
-    while (*link != part)
-        link = &(*link)->cookie_next;
-    *link = part->cookie_next;
-    if (part->in)
-        part->in->users--;
-    if (part->out)
-        part->out->users--;
-    if (part->aux)
-        part->aux->users--;
     if (part->tensor)
-        engine_tensor_put(&session->engine->tensors, part->tensor);
+        engine_tensor_put(tensors, part->tensor);
     if (part->leader)
-        engine_tensor_put(&session->engine->tensors, part->leader);
+        engine_tensor_put(tensors, part->leader);
     if (part->set)
         engine_set_put(part->set);
     free(part->integers);
     part->integers = NULL;
-    free(part->owed_text);
-    part->owed_text = NULL;
-    part->next = session->free_parts;
-    session->free_parts = part;
+}
+
+void engine_request_free(struct engine_request *request)
+{
+    struct engine_session *session = request->session;
+    struct engine_part *part = &request->share.part;
+    struct engine_request **link = &session->cookies[part->copy.cookie % HVI_CQ_SLOTS];
+
+    while (*link != request)
+        link = &(*link)->cookie_next;
+    *link = request->cookie_next;
+    if (request->in)
+        request->in->users--;
+    if (request->out)
+        request->out->users--;
+    if (request->aux)
+        request->aux->users--;
+    part_fini(&session->engine->order.tensors, part);
+    free(request->owed_text);
+    request->owed_text = NULL;
+    request->next = session->free_requests;
+    session->free_requests = request;
     session->in_flight--;
+}
+
+void engine_complete_drop(struct engine_part *part)
+{
+    engine_request_free(engine_request_of(part));
 }
 
 /* Completions with the same sentence, one after the other, share its cell. */
@@ -86,91 +100,112 @@ static bool push(struct engine_session *session, struct hvi_completion *completi
     return true;
 }
 
-static void owe(struct engine_part *part, const struct hvi_completion *completion, const char *text)
+static void owe(struct engine_request *request, const struct hvi_completion *completion,
+                const char *text)
 {
-    struct engine_session *session = part->session;
+    struct engine_session *session = request->session;
 
-    part->completion = *completion;
-    free(part->owed_text);
-    part->owed_text = text ? strdup(text) : NULL;
-    if (part->owed)
+    request->completion = *completion;
+    free(request->owed_text);
+    request->owed_text = text ? strdup(text) : NULL;
+    if (request->owed)
         return;
-    part->owed = true;
-    part->next = NULL;
+    request->owed = true;
+    request->next = NULL;
     if (session->owed_last)
-        session->owed_last->next = part;
+        session->owed_last->next = request;
     else
-        session->owed_first = part;
-    session->owed_last = part;
+        session->owed_first = request;
+    session->owed_last = request;
     session->engine->owed++;
 }
 
 /* What is owed already goes first, so that completions keep their order. */
-static bool give(struct engine_part *part, struct hvi_completion *completion, const char *text)
+static bool give(struct engine_request *request, struct hvi_completion *completion,
+                 const char *text)
 {
-    if (!part->session->owed_first && push(part->session, completion, text))
+    if (!request->session->owed_first && push(request->session, completion, text))
         return true;
-    owe(part, completion, text);
+    owe(request, completion, text);
     return false;
 }
 
-void engine_complete_part(struct engine_part *part, int status, const char *text, int32_t culprit,
-                          uint64_t bytes, int64_t rows)
+void engine_complete_part(struct engine_part *part, int status, const char *text, int32_t culprit)
 {
+    struct engine_request *request = engine_request_of(part);
+    struct engine_session *session = request->session;
+    bool good = status == HVI_OK;
     struct hvi_completion completion = {
         .cookie = part->copy.cookie,
         .status = status,
         .kind = HVI_COMPLETE_DONE,
         .text_cell = HVI_TEXT_NONE,
-        .bytes = bytes,
-        .rows = rows,
-        .done_ns = part->session->engine->now_ns,
+        .bytes = good ? part->out_bytes : 0,
+        .rows = good ? part->rows : 0,
+        .done_ns = session->engine->order.now_ns,
         .culprit = culprit,
-        .ticket = status == HVI_OK ? part->ticket : 0,
+        .ticket = good ? request->ticket : 0,
     };
 
     HVI_ASSERT(status <= 0);
     engine_trace_part(part, status);
     if (completion.ticket != 0)
-        completion.text_turn = part->ticket_turn;
+        completion.text_turn = request->ticket_turn;
     part->op = NULL;
     if (part->output_asked)
-        part->session->outputs_excused++;
+        session->outputs_excused++;
     part->output_asked = false;
-    if (part->session->over || give(part, &completion, status == HVI_OK ? NULL : text))
-        engine_part_free(part);
+    if (session->over || give(request, &completion, good ? NULL : text))
+        engine_request_free(request);
 }
 
-void engine_complete_sized(struct engine_part *part, uint64_t bytes, int64_t rows)
+void engine_complete_sized(struct engine_part *part)
 {
+    struct engine_request *request = engine_request_of(part);
     struct hvi_completion completion = {
         .cookie = part->copy.cookie,
         .status = HVI_OK,
         .kind = HVI_COMPLETE_SIZED,
         .text_cell = HVI_TEXT_NONE,
-        .bytes = bytes,
-        .rows = rows,
-        .done_ns = part->session->engine->now_ns,
+        .bytes = part->out_bytes,
+        .rows = part->rows,
+        .done_ns = request->session->engine->order.now_ns,
         .culprit = -1,
     };
 
-    if (!part->session->over)
-        give(part, &completion, NULL);
+    if (!request->session->over)
+        give(request, &completion, NULL);
+}
+
+void engine_complete_splits(const struct engine_op *op)
+{
+    for (uint32_t to = 0; to < op->set->size; to++) {
+        const struct engine_part *part = op->parts[to];
+        const struct engine_request *request = part ? engine_request_of(part) : NULL;
+        if (!request || !request->aux)
+            continue;
+        char *at = (char *)request->aux->map.base + part->copy.aux_offset +
+                   (uint64_t)part->copy.aux_count * sizeof(int64_t);
+        for (uint32_t from = 0; from < op->set->size; from++) {
+            int64_t rows = engine_sizes_split(op, from, to);
+            memcpy(at + from * sizeof rows, &rows, sizeof rows);
+        }
+    }
 }
 
 static void pay(struct engine_session *session)
 {
-    struct engine_part *part = session->owed_first;
+    struct engine_request *request = session->owed_first;
 
-    while (part && push(session, &part->completion, part->owed_text)) {
-        session->owed_first = part->next;
+    while (request && push(session, &request->completion, request->owed_text)) {
+        session->owed_first = request->next;
         if (!session->owed_first)
             session->owed_last = NULL;
         session->engine->owed--;
-        part->owed = false;
-        if (part->completion.kind == HVI_COMPLETE_DONE)
-            engine_part_free(part);
-        part = session->owed_first;
+        request->owed = false;
+        if (request->completion.kind == HVI_COMPLETE_DONE)
+            engine_request_free(request);
+        request = session->owed_first;
     }
 }
 

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Control: what a client says over its socket. Everything it submitted before it said it is taken
  * in first, so that "remove this region" and "I am leaving" come after the ops they follow. */
+#include "daemon/engine/sessions/control.h"
+
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/peer.h"
+#include "daemon/engine/watch/timeline.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -6,18 +6,28 @@
  * copied, then checked. What an honest library would never send ends the session, because nothing
  * that follows could be believed. What a user may cause is an error of that op. Slots are given
  * back to the client after the whole drain, because the name area is freed along with them. */
+#include "daemon/engine/sessions/intake.h"
+
 #include "base/assert.h"
 #include "base/bits.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/group.h"
+#include "daemon/engine/order/join.h"
+#include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/set_ops.h"
+#include "daemon/engine/sessions/complete.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define IN_FLIGHT_TWICE "one tensor name in flight twice"
 
 struct reason {
     char *text;
@@ -340,69 +350,107 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
     return status;
 }
 
-struct engine_part *engine_intake_find(struct engine_session *session, uint64_t cookie)
+struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie)
 {
-    struct engine_part *part = session->cookies[cookie % HVI_CQ_SLOTS];
+    struct engine_request *request = session->cookies[cookie % HVI_CQ_SLOTS];
 
-    while (part && part->copy.cookie != cookie)
-        part = part->cookie_next;
-    return part;
+    while (request && request->share.part.copy.cookie != cookie)
+        request = request->cookie_next;
+    return request;
 }
 
-static struct engine_part *part_new(struct engine_session *session,
-                                    const struct hvi_submission *copy,
-                                    const struct engine_operands *operands)
-{
-    struct engine_part *part = session->free_parts;
-    struct engine_part **bucket = &session->cookies[copy->cookie % HVI_CQ_SLOTS];
-    uint64_t now_ns = session->engine->now_ns;
+/* ---- requests ---- */
 
-    if (part)
-        session->free_parts = part->next;
+static struct engine_request *request_take(struct engine_session *session, uint64_t cookie)
+{
+    struct engine_request *request = session->free_requests;
+    struct engine_request **bucket = &session->cookies[cookie % HVI_CQ_SLOTS];
+
+    if (request)
+        session->free_requests = request->next;
     else
-        part = &session->parts[session->parts_used++];
-    HVI_ASSERT(session->parts_used <= HVI_CQ_SLOTS);
+        request = &session->requests[session->requests_used++];
+    HVI_ASSERT(session->requests_used <= HVI_CQ_SLOTS);
+    request->next = NULL;
+    request->cookie_next = *bucket;
+    *bucket = request;
+    session->in_flight++;
+    return request;
+}
+
+static void fill_part(struct engine_part *part, const struct engine_session *session,
+                      const struct hvi_submission *copy)
+{
+    uint64_t now_ns = session->engine->order.now_ns;
+
     part->next = NULL;
-    part->cookie_next = *bucket;
-    *bucket = part;
-    part->session = session;
     part->op = NULL;
     part->tensor = NULL;
     part->set = NULL;
+    part->set_rank = 0;
+    part->rank = session->rank;
     part->leader = NULL;
     part->sibling = NULL;
-    part->in = operands->in;
-    part->out = operands->out;
-    part->aux = operands->aux;
     part->integers = NULL;
     part->integer_count = 0;
     part->out_bytes = 0;
     part->rows = 0;
     part->repeats = false;
-    if (part->in)
-        part->in->users++;
-    if (part->out)
-        part->out->users++;
-    if (part->aux)
-        part->aux->users++;
-    part->in_bytes = operands->in_bytes;
+    part->output_asked = false;
     part->arrived_ns = copy->submit_ns >= session->attached_ns && copy->submit_ns <= now_ns
                            ? copy->submit_ns
                            : now_ns;
-    part->owed = false;
-    part->output_asked = false;
-    part->owed_text = NULL;
-    part->ticket = 0;
     part->copy = *copy;
-    session->in_flight++;
-    return part;
 }
+
+/* The engine follows no address in a region that it has not mapped: that is the process'. */
+static struct engine_operand place(struct engine_session *session,
+                                   const struct engine_region *region, uint64_t offset)
+{
+    struct engine_operand operand = {NULL, NULL};
+
+    if (!region)
+        return operand;
+    operand.address = (void *)((uintptr_t)region->map.base + offset);
+    if (region->id == HVI_REGION_FOREIGN)
+        operand.process = &session->process;
+    return operand;
+}
+
+static void use(struct engine_region **use_p, struct engine_region *region)
+{
+    *use_p = region;
+    if (region)
+        region->users++;
+}
+
+static struct engine_request *request_new(struct engine_session *session,
+                                          const struct hvi_submission *copy,
+                                          const struct engine_operands *operands)
+{
+    struct engine_request *request = request_take(session, copy->cookie);
+
+    fill_part(&request->share.part, session, copy);
+    request->share.part.in_bytes = operands->in_bytes;
+    request->share.in = place(session, operands->in, copy->in_offset);
+    request->share.out = place(session, operands->out, copy->out_offset);
+    request->session = session;
+    use(&request->in, operands->in);
+    use(&request->out, operands->out);
+    use(&request->aux, operands->aux);
+    request->owed = false;
+    request->owed_text = NULL;
+    request->ticket = 0;
+    return request;
+}
+
+/* ---- tensors ---- */
 
 /* Binds a tensor id to a name in a set. */
 static int define_tensor(struct engine_session *session, const struct hvi_submission *copy,
                          uint64_t set)
 {
-    struct engine_tensors *tensors = &session->engine->tensors;
+    struct engine_tensors *tensors = &session->engine->order.tensors;
     char name[HVI_NAME_MAX + 1];
 
     if (!hvi_channel_read_name(&session->channel, copy->name_offset, copy->name_bytes, name) ||
@@ -420,7 +468,7 @@ static int define_tensor(struct engine_session *session, const struct hvi_submis
 /* The id was defined in another set: the name is the same, the tensor is not. */
 static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t set)
 {
-    struct engine_tensors *tensors = &session->engine->tensors;
+    struct engine_tensors *tensors = &session->engine->order.tensors;
     struct engine_tensor *old = session->tensors[id];
 
     if (old->set == set)
@@ -434,9 +482,10 @@ static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t
     return HVI_OK;
 }
 
-static int bind_tensor(struct engine_part *part)
+static int bind_tensor(struct engine_request *request)
 {
-    struct engine_session *session = part->session;
+    struct engine_session *session = request->session;
+    struct engine_part *part = &request->share.part;
     const struct hvi_submission *copy = &part->copy;
     uint64_t set = part->set ? part->set->serial : 0;
 
@@ -445,7 +494,7 @@ static int bind_tensor(struct engine_part *part)
         uint64_t number = copy->anon_seq;
         if (engine_partial_is(kind))
             number = engine_partial_number(part, &kind);
-        part->tensor = engine_tensor_get_anon(&session->engine->tensors, set, kind, number);
+        part->tensor = engine_tensor_get_anon(&session->engine->order.tensors, set, kind, number);
         return part->tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
     }
     int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy, set)
@@ -465,37 +514,39 @@ static int compare_integers(const void *a, const void *b)
 }
 
 /* Out of the client's memory, once. */
-static int copy_integers(struct engine_part *part)
+static int copy_integers(struct engine_request *request)
 {
+    struct engine_part *part = &request->share.part;
     size_t bytes = (size_t)part->copy.aux_count * sizeof *part->integers;
 
-    if (!part->aux || bytes == 0)
+    if (!request->aux || bytes == 0)
         return HVI_OK;
     part->integers = malloc(bytes);
     if (!part->integers)
         return HVI_ERR_NO_MEMORY;
-    memcpy(part->integers, (const char *)part->aux->map.base + part->copy.aux_offset, bytes);
+    memcpy(part->integers, (const char *)request->aux->map.base + part->copy.aux_offset, bytes);
     part->integer_count = part->copy.aux_count;
     if (lists_ranks(part->copy.kind)) /* in whatever order each rank has them */
         qsort(part->integers, part->integer_count, sizeof *part->integers, compare_integers);
     return HVI_OK;
 }
 
-static void take_output(struct engine_part *part, const struct hvi_submission *copy,
+static void take_output(struct engine_request *request, const struct hvi_submission *copy,
                         const struct engine_operands *operands)
 {
+    struct engine_part *part = &request->share.part;
+
     if (copy->out_offset % hvi_dtype_bytes(part->copy.dtype) != 0) {
-        engine_session_violation(part->session, "an output that is not aligned to its elements");
+        engine_session_violation(request->session, "an output that is not aligned to its elements");
         return;
     }
     part->output_asked = false;
-    part->out = operands->out;
-    if (part->out)
-        part->out->users++;
+    use(&request->out, operands->out);
+    request->share.out = place(request->session, operands->out, copy->out_offset);
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;
-    engine_negotiate_output(part->session->engine, part);
+    engine_negotiate_output(&request->session->engine->order, part);
 }
 
 static void take_cancel(struct engine_session *session, uint64_t cookie)
@@ -503,13 +554,14 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
     char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
     engine_express_seize_op(session->engine, session->rank, cookie);
-    struct engine_part *part = engine_intake_find(session, cookie);
+    struct engine_request *request = engine_intake_find(session, cookie);
+    struct engine_part *part = request ? &request->share.part : NULL;
     if (!part || !part->op || session->over)
         return;
     engine_tensor_label(part->tensor, label);
     snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
-             label, part->session->rank);
-    engine_negotiate_withdraw(part->session->engine, part, HVI_ERR_CANCELLED, text);
+             label, part->rank);
+    engine_negotiate_withdraw(&session->engine->order, part, HVI_ERR_CANCELLED, text);
 }
 
 /* Remembers that a group has begun or is whole. */
@@ -518,7 +570,7 @@ static void follow_group(struct engine_session *session, const struct hvi_submis
     bool whole = copy->group == 0 || copy->group_index + 1 == copy->group_size;
 
     if (copy->group_index == 0 || copy->group == 0)
-        session->group_refused = HVI_OK;
+        session->grouped.refused = HVI_OK;
     session->group = whole ? 0 : copy->group;
     session->group_size = copy->group_size;
     session->group_next = copy->group_index + 1;
@@ -526,85 +578,97 @@ static void follow_group(struct engine_session *session, const struct hvi_submis
 }
 
 /* With it, the group that it belongs to. */
-static void refuse_part(struct engine_part *part, int status, const char *text, int32_t culprit)
+static void refuse(struct engine_request *request, int status, const char *text, int32_t culprit)
 {
+    struct engine_session *session = request->session;
+
     if (status == HVI_ERR_NO_MEMORY)
         text = "the engine is out of memory";
-    if (part->copy.group != 0)
-        engine_group_refuse(part->session, status, text, culprit);
-    engine_complete_part(part, status, text, culprit, 0, 0);
+    if (request->share.part.copy.group != 0)
+        engine_group_refuse(&session->engine->order, &session->grouped, status, text, culprit);
+    engine_complete_part(&request->share.part, status, text, culprit);
 }
 
 /* What a user can get wrong, and what nobody can help. */
-static int prepare_part(struct engine_part *part, char *text_p, size_t text_size)
+static int prepare(struct engine_request *request, char *text_p, size_t text_size)
 {
-    int status = bind_tensor(part);
+    struct engine_part *part = &request->share.part;
+    int status = bind_tensor(request);
 
     if (status == HVI_OK)
         status = engine_set_check(part->set, part, text_p, text_size);
     if (status != HVI_OK)
         return status;
-    part->set_rank = (uint32_t)engine_set_rank(part->set, part->session->rank);
-    if (part->copy.group != 0 && part->session->group_refused != HVI_OK) {
+    part->set_rank = (uint32_t)engine_set_rank(part->set, part->rank);
+    if (part->copy.group != 0 && request->session->grouped.refused != HVI_OK) {
         snprintf(text_p, text_size, "another member of its group could not be submitted");
-        return part->session->group_refused;
+        return request->session->grouped.refused;
     }
-    status = copy_integers(part);
+    status = copy_integers(request);
     if (status == HVI_OK && engine_partial_is(part->copy.kind))
         status = engine_partial_check(part, text_p, text_size);
     return status;
 }
 
-static void negotiate(struct engine_part *part)
+static void negotiate(struct engine_request *request)
 {
-    struct engine *engine = part->session->engine;
+    struct engine_session *session = request->session;
+    struct engine_order *order = &session->engine->order;
+    struct engine_part *part = &request->share.part;
     int status;
 
     if (part->copy.kind == HVI_KIND_JOIN)
-        status = engine_join_submit(engine, part);
+        status = engine_join_submit(order, part);
     else if (engine_partial_is(part->copy.kind))
-        status = engine_partial_submit(engine, part);
+        status = engine_partial_submit(order, part);
     else
-        status = engine_negotiate_submit(engine, part);
+        status = engine_negotiate_submit(order, part);
     if (status == HVI_ERR_PROTOCOL) {
-        struct engine_session *session = part->session;
-        engine_part_free(part);
-        engine_session_violation(session, "one tensor name in flight twice");
+        engine_request_free(request);
+        engine_session_violation(session, IN_FLIGHT_TWICE);
     } else if (status != HVI_OK) {
-        refuse_part(part, status, NULL, part->session->rank);
+        refuse(request, status, NULL, part->rank);
     }
+}
+
+static void negotiate_group(struct engine_request *request)
+{
+    struct engine_session *session = request->session;
+
+    if (engine_group_take(&session->engine->order, &session->grouped, &request->share.part) !=
+        HVI_OK)
+        engine_session_violation(session, IN_FLIGHT_TWICE);
 }
 
 void engine_intake_inject(struct engine_session *session, const struct hvi_submission *copy,
                           const struct engine_operands *operands, struct engine_set *set,
                           struct engine_tensor *tensor)
 {
-    struct engine *engine = session->engine;
+    struct engine_order *order = &session->engine->order;
 
     if (engine_intake_find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
         if (tensor)
-            engine_tensor_put(&engine->tensors, tensor);
+            engine_tensor_put(&order->tensors, tensor);
         engine_session_violation(session, "an impossible cookie in an express slot");
         return;
     }
-    struct engine_part *part = part_new(session, copy, operands);
+    struct engine_request *request = request_new(session, copy, operands);
+    struct engine_part *part = &request->share.part;
     part->set = engine_set_get(set);
     part->set_rank = (uint32_t)engine_set_rank(set, session->rank);
     part->tensor = tensor;
     if (!tensor)
-        refuse_part(part, HVI_ERR_NO_MEMORY, NULL, session->rank);
-    else if (engine->broken_status != HVI_OK)
-        refuse_part(part, engine->broken_status, engine->broken_text, engine->broken_culprit);
+        refuse(request, HVI_ERR_NO_MEMORY, NULL, session->rank);
+    else if (order->broken_status != HVI_OK)
+        refuse(request, order->broken_status, order->broken_text, order->broken_culprit);
     else
-        negotiate(part);
+        negotiate(request);
 }
 
 /* What lies in express slots comes before this part: the same op, or all of a set that a rank
  * leaves. */
-static void seize_slots(struct engine_part *part)
+static void seize_slots(struct engine *engine, const struct engine_part *part)
 {
-    struct engine *engine = part->session->engine;
-
     if (part->copy.kind == HVI_KIND_JOIN)
         engine_express_seize_set(engine, part->set);
     else
@@ -615,31 +679,31 @@ static void seize_slots(struct engine_part *part)
 static void take_op(struct engine_session *session, const struct hvi_submission *copy,
                     const struct engine_operands *operands)
 {
-    struct engine *engine = session->engine;
-    struct engine_part *part = part_new(session, copy, operands);
-    struct engine_set *set = engine_sets_find(&engine->sets, copy->process_set);
+    struct engine_order *order = &session->engine->order;
+    struct engine_request *request = request_new(session, copy, operands);
+    struct engine_set *set = engine_sets_find(&order->sets, copy->process_set);
     char text[HVI_TEXT_MAX + 1];
 
     follow_group(session, copy);
-    part->set = set ? engine_set_get(set) : NULL;
-    int status = prepare_part(part, text, sizeof text);
+    request->share.part.set = set ? engine_set_get(set) : NULL;
+    int status = prepare(request, text, sizeof text);
     if (status == HVI_OK && !session->over)
-        seize_slots(part);
+        seize_slots(session->engine, &request->share.part);
     if (session->over)
-        engine_part_free(part);
+        engine_request_free(request);
     else if (status != HVI_OK)
-        refuse_part(part, status, text, session->rank);
-    else if (engine->broken_status != HVI_OK)
-        refuse_part(part, engine->broken_status, engine->broken_text, engine->broken_culprit);
+        refuse(request, status, text, session->rank);
+    else if (order->broken_status != HVI_OK)
+        refuse(request, order->broken_status, order->broken_text, order->broken_culprit);
     else if (copy->group != 0)
-        engine_group_take(session, part);
+        negotiate_group(request);
     else
-        negotiate(part);
+        negotiate(request);
 }
 
 static uint32_t set_size(const struct engine *engine, uint32_t id)
 {
-    const struct engine_set *set = engine_sets_find(&engine->sets, id);
+    const struct engine_set *set = engine_sets_find(&engine->order.sets, id);
 
     return set ? set->size : 0;
 }
@@ -650,7 +714,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
 {
     char text[HVI_TEXT_MAX + 1];
     struct engine_operands operands = {0};
-    struct engine_part *known = engine_intake_find(session, copy->cookie);
+    struct engine_request *known = engine_intake_find(session, copy->cookie);
     const struct engine_intake_view view = {
         .regions = &session->regions,
         .next_seq = due_seq,
@@ -663,7 +727,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
         .group_next = session->group_next,
         .group_set = session->group_set,
         .cookie_known = known != NULL,
-        .wants_output = known && known->output_asked,
+        .wants_output = known && known->share.part.output_asked,
         .tensor_known = copy->tensor_id < HVI_TENSOR_IDS && session->tensors[copy->tensor_id],
     };
 
@@ -703,7 +767,7 @@ bool engine_intake_drain(struct engine_session *session)
     }
     if (count == 0)
         return false;
-    session->engine->now_ns = hvi_clock_ns();
+    session->engine->order.now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < count; i++) {
         hvi_ring_copy(&session->channel.sq, i, &copy);
         if (!take(session, &copy, session->next_seq))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The check that every submission passes: pure, so that a fuzzer can own all of its input. */
+ * Intake: what clients write into their submission rings. Engine thread. */
 #ifndef ENGINE_INTAKE_H
 #define ENGINE_INTAKE_H
 
@@ -10,7 +10,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct engine;
+struct engine_request;
+struct engine_session;
+struct engine_set;
+struct engine_tensor;
+
 #define ENGINE_GROUP_MAX 1024u /* members of a group */
+
+/* ---- the check that every submission passes: pure, so that a fuzzer can own all of its input ---- */
 
 /* What is known about the session when the submission arrives. */
 struct engine_intake_view {
@@ -37,5 +45,23 @@ struct engine_operands {
  * the reason, without subject: "seq 7 where 3 was due". */
 int engine_intake_validate(const struct hvi_submission *copy, const struct engine_intake_view *view,
                            struct engine_operands *operands_p, char *text_p, size_t text_size);
+
+/* ---- taking in ---- */
+
+/* Takes everything out of the session's submission ring. True if there was something. The session
+ * may have ended. */
+bool engine_intake_drain(struct engine_session *session);
+/* Drains every attached session, whatever the bell says. */
+bool engine_intake_drain_all(struct engine *engine);
+struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie);
+/* Takes one submission as if it had come through the ring, whatever its .seq says. `copy` is private
+ * memory. The session may have ended. */
+void engine_intake_take(struct engine_session *session, const struct hvi_submission *copy);
+/* A submission that did not come through the ring (express.c): everything in it but cookie, time and
+ * number is the engine's own. Takes over the reference to `tensor`; NULL: there was no memory for it.
+ * The session may have ended. */
+void engine_intake_inject(struct engine_session *session, const struct hvi_submission *copy,
+                          const struct engine_operands *operands, struct engine_set *set,
+                          struct engine_tensor *tensor);
 
 #endif

@@ -10,10 +10,13 @@
  * Both witnesses speak only when the kernel has taken the process' memory apart, at some 70 ms a
  * GiB. So while ops wait, a third one is asked every 20 ms: /proc, which knows at once that a
  * process is on its way out. */
+#include "daemon/engine/sessions/liveness.h"
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/control.h"
 
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -134,8 +137,8 @@ void engine_liveness_watch(struct engine *engine)
     int32_t size = engine->start.size;
     int32_t count = size < WATCHED_AT_ONCE ? size : WATCHED_AT_ONCE;
 
-    bool waits = engine->waiting_first &&
-                 hvi_clock_ns() - engine->waiting_first->first_ns >= ENGINE_WATCH_NS;
+    bool waits = engine->order.waiting_first &&
+                 hvi_clock_ns() - engine->order.waiting_first->first_ns >= ENGINE_WATCH_NS;
     if (!waits && !engine->express.soon) /* ranks may hold units there */
         return;
     for (int32_t i = 0; i < count; i++) {

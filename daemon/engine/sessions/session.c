@@ -2,13 +2,15 @@
  * Sessions: how a rank comes and goes.
  *
  * A rank's slot is filled once (the picture stands at struct engine_rank). What an attached rank
- * owns is its session: socket, pidfd, eventfd, channel, regions, tensor table, parts. Ending it
+ * owns is its session: socket, pidfd, eventfd, channel, regions, tensor table, requests. Ending it
  * happens in two steps, because memory may be under a reduction at that moment: everything that
  * talks (descriptors, event sources) goes at once and .over is set; the memory goes when the last
  * op that uses it is over, from the loop, so nobody holds a dangling pointer on the way up.
  *
  * The first rank that goes decides the rest of the generation: what waits fails, what comes fails,
  * with its sentence. */
+#include "daemon/engine/sessions/session.h"
+
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/digest.h"
@@ -16,6 +18,13 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/control.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/sessions/peer.h"
+#include "daemon/engine/sessions/remote.h"
 #include "shm/bell.h"
 
 #include <errno.h>
@@ -115,17 +124,13 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
 
     set_state(engine, rank, state, text);
     log_gone(engine, rank, state, text);
-    if (engine->broken_status == HVI_OK) {
-        engine->broken_status = status;
-        engine->broken_culprit = rank;
-        snprintf(engine->broken_text, sizeof engine->broken_text, "%s", text);
-    }
+    engine_order_break(&engine->order, status, rank, text);
     /* Release: whoever sees the new epoch sees why. */
     atomic_fetch_add_explicit(&engine->bell->epoch, 1, memory_order_release);
-    engine->now_ns = hvi_clock_ns();
+    engine->order.now_ns = hvi_clock_ns();
     engine_express_seize_all(engine);
-    engine_negotiate_fail_all(engine, status, text, rank);
-    engine_foreign_settle(engine);
+    engine_negotiate_fail_all(&engine->order, status, text, rank);
+    engine_remote_settle(engine);
     engine_complete_ring(engine);
     notify_others(engine, status, text, rank);
     engine_link_tell(engine, rank);
@@ -136,7 +141,7 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
 
 static void session_free(struct engine_session *session)
 {
-    struct engine_tensors *tensors = &session->engine->tensors;
+    struct engine_tensors *tensors = &session->engine->order.tensors;
 
     engine_control_farewell(session);
     if (session->socket_fd >= 0)
@@ -153,7 +158,7 @@ static void session_free(struct engine_session *session)
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
     free(session->tensors);
-    free(session->parts);
+    free(session->requests);
     free(session);
 }
 
@@ -172,9 +177,9 @@ static int session_new(struct engine *engine, int32_t rank, uint64_t id, int soc
     session->next_seq = 1;
     session->attached_ns = hvi_clock_ns();
     session->socket_fd = session->pid_fd = session->event_fd = session->farewell_fd = -1;
-    session->parts = calloc(HVI_CQ_SLOTS, sizeof *session->parts);
+    session->requests = calloc(HVI_CQ_SLOTS, sizeof *session->requests);
     session->tensors = calloc(HVI_TENSOR_IDS, sizeof *session->tensors);
-    if (!session->parts || !session->tensors)
+    if (!session->requests || !session->tensors)
         goto failed;
     status = hvi_channel_create((uint32_t)rank, id, &session->channel);
     if (status != HVI_OK)
@@ -186,7 +191,9 @@ static int session_new(struct engine *engine, int32_t rank, uint64_t id, int soc
         goto failed;
     session->socket_fd = socket_fd;
     session->pid_fd = pid_fd;
-    engine_foreign_offer(session);
+    session->process.pid = engine->ranks[rank].pid;
+    session->process.pid_fd = pid_fd;
+    engine_remote_offer(session);
     status = engine_liveness_open(session);
     if (status != HVI_OK)
         goto failed_watch;
@@ -319,9 +326,12 @@ static bool adopt_rank(struct engine *engine, const struct hvi_engine_adopt *ado
             (unsigned long long)engine->start.generation, request->rank, adopt->pid, adopt->uid,
             request->origin);
     engine_link_tell(engine, request->rank);
-    if (engine->broken_status != HVI_OK)
-        notify(session, engine->broken_status, engine->broken_text, engine->broken_culprit,
-               engine->broken_culprit >= 0 ? engine->ranks[engine->broken_culprit].pid : 0, false);
+    if (engine->order.broken_status != HVI_OK)
+        notify(session, engine->order.broken_status, engine->order.broken_text,
+               engine->order.broken_culprit,
+               engine->order.broken_culprit >= 0 ? engine->ranks[engine->order.broken_culprit].pid
+                                                 : 0,
+               false);
     engine_liveness_check_empty(engine);
     return true;
 }
@@ -377,12 +387,12 @@ void engine_session_dying(struct engine_session *session)
 static void drop_owed(struct engine_session *session)
 {
     while (session->owed_first) {
-        struct engine_part *part = session->owed_first;
-        session->owed_first = part->next;
+        struct engine_request *request = session->owed_first;
+        session->owed_first = request->next;
         session->engine->owed--;
-        part->owed = false;
-        if (!part->op)
-            engine_part_free(part);
+        request->owed = false;
+        if (!request->share.part.op)
+            engine_request_free(request);
     }
     session->owed_last = NULL;
 }
@@ -396,7 +406,7 @@ static void hang_up(struct engine_session *session)
     session->over = true;
     session->over_ns = hvi_clock_ns();
     engine_liveness_close(session);
-    engine_foreign_end(session);
+    engine_process_end(&session->engine->exec, &session->process);
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
     atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
     hvi_bell_ring_client(header);
@@ -405,7 +415,7 @@ static void hang_up(struct engine_session *session)
     close(session->event_fd);
     session->socket_fd = session->event_fd = -1; /* the pidfd is asked until its ops are over */
     drop_owed(session);
-    engine_group_drop(session);
+    engine_group_drop(&engine->order, &session->grouped);
     engine->ranks[session->rank].session = NULL;
     session->gone_next = engine->gone;
     engine->gone = session;
@@ -428,7 +438,7 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 static void quiesce(struct engine *engine)
 {
     engine_express_seize_all(engine);
-    engine_dispatch_settle(engine);
+    engine_dispatch_settle(&engine->exec);
     engine_express_settle(engine);
 }
 
@@ -442,7 +452,7 @@ void engine_session_violation(struct engine_session *session, const char *reason
         return;
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
              (int)pid, reason);
-    engine_foreign_end(session);
+    engine_process_end(&session->engine->exec, &session->process);
     quiesce(engine);
     notify(session, HVI_ERR_PROTOCOL, text, session->rank, pid, true);
     engine_session_end(session, ENGINE_RANK_ENDED, text);
@@ -457,25 +467,23 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%d",
             engine->start.job, (unsigned long long)engine->start.generation, engine->attached);
     engine->stopping = true;
-    engine->broken_status = HVI_ERR_JOB_STOPPED;
-    engine->broken_culprit = -1;
-    snprintf(engine->broken_text, sizeof engine->broken_text, "%s", text);
-    engine->now_ns = hvi_clock_ns();
+    engine_order_break(&engine->order, HVI_ERR_JOB_STOPPED, -1, text);
+    engine->order.now_ns = hvi_clock_ns();
     engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
-    engine_dispatch_drop(engine, HVI_ERR_JOB_STOPPED, text);
+    engine_dispatch_drop(&engine->exec, HVI_ERR_JOB_STOPPED, text);
     quiesce(engine);
-    engine_negotiate_fail_all(engine, HVI_ERR_JOB_STOPPED, text, -1);
+    engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(engine);
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
         struct engine_session *session = engine->ranks[rank].session;
         if (!session)
             continue;
-        engine_foreign_end(session);
+        engine_process_end(&session->engine->exec, &session->process);
         notify(session, HVI_ERR_JOB_STOPPED, text, -1, 0, true);
         hang_up(session);
         set_state(engine, rank, ENGINE_RANK_ENDED, text);
     }
-    engine_foreign_settle(engine);
+    engine_remote_settle(engine);
 }
 
 void engine_sessions_reap(struct engine *engine)

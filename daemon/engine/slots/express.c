@@ -26,10 +26,16 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/watch/stall.h"
 
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+
+_Static_assert(HVI_EXPRESS_LANES == ENGINE_SET_LANES, "a lane for each kind");
 
 #define EXPRESS_AGE_NS    (20 * HVI_NS_MS)
 #define EXPRESS_TICK_US   (20 * 1000)
@@ -98,8 +104,8 @@ static uint32_t *owner_of(struct engine_set *set, struct engine_tensor *tensor)
     struct engine_lane *lane = lane_of(set, tensor);
 
     if (lane)
-        return &lane->express;
-    return tensor->anon ? NULL : &tensor->express;
+        return &lane->slot;
+    return tensor->anon ? NULL : &tensor->slot;
 }
 
 /* A ticket for the unnamed op after one that is not the newest would come too late for whoever is
@@ -118,8 +124,8 @@ static bool may_be_large(const struct engine *engine, const struct engine_op *op
         !hvi_express_is_large(op->parts[0]->in_bytes, op->set->size))
         return false;
     for (uint32_t i = 0; i < op->set->size; i++) {
-        const struct engine_part *part = op->parts[i];
-        if (!part->in || part->in->map.fd < 0 || !part->out || part->out->map.fd < 0)
+        const struct engine_request *request = engine_request_of(op->parts[i]);
+        if (!request->in || request->in->map.fd < 0 || !request->out || request->out->map.fd < 0)
             return false;
     }
     return true;
@@ -127,8 +133,8 @@ static bool may_be_large(const struct engine *engine, const struct engine_op *op
 
 static bool may(const struct engine *engine, const struct engine_op *op)
 {
-    if (!engine->express.on || engine->timeline || engine->broken_status != HVI_OK || op->group ||
-        op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
+    if (!engine->express.on || engine->timeline || engine->order.broken_status != HVI_OK ||
+        op->group || op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
         op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
@@ -239,8 +245,8 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
         hvi_express_clear(&express->map, index);
     slot->turn = hvi_express_open(&express->map, index);
     for (uint32_t member = 0; member < op->set->size; member++) {
-        op->parts[member]->ticket = index + 1;
-        op->parts[member]->ticket_turn = slot->turn;
+        engine_request_of(op->parts[member])->ticket = index + 1;
+        engine_request_of(op->parts[member])->ticket_turn = slot->turn;
     }
 }
 
@@ -254,7 +260,7 @@ static struct engine_tensor *tensor_of(struct engine *engine, struct engine_expr
                                        uint64_t number)
 {
     if (!slot->tensor)
-        return engine_tensor_get_anon(&engine->tensors, slot->set->serial, slot->agreed.kind,
+        return engine_tensor_get_anon(&engine->order.tensors, slot->set->serial, slot->agreed.kind,
                                       number);
     slot->tensor->refs++;
     return slot->tensor;
@@ -323,7 +329,7 @@ static void inject_all(struct engine *engine, struct engine_express_slot *slot, 
     if (slot->burned && !slot->dropped)
         slot_drop(slot);
     if (tensor)
-        engine_tensor_put(&engine->tensors, tensor);
+        engine_tensor_put(&engine->order.tensors, tensor);
 }
 
 /* A large op that ran while its slot was seized is over. If it could not end well, its parts learn
@@ -351,7 +357,7 @@ static void settle(struct engine *engine, struct engine_express_slot *slot)
 static bool still_runs(struct engine *engine, struct engine_express_slot *slot)
 {
     return !engine_express_run(engine, slot, slot->closing) ||
-           (slot->doomed && engine->broken_status == HVI_OK);
+           (slot->doomed && engine->order.broken_status == HVI_OK);
 }
 
 /* Seized, but a large op runs in it. */
@@ -445,7 +451,7 @@ void engine_express_seize_all(struct engine *engine)
 
     if (express->open == 0 && express->closing == 0)
         return;
-    engine->now_ns = hvi_clock_ns();
+    engine->order.now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < express->used; i++) {
         struct engine_express_slot *slot = &express->slots[i];
         if (slot->closing && !still_runs(engine, slot))
@@ -505,21 +511,15 @@ static void release(struct engine *engine, const uint32_t *owner)
     slot_drop(slot);
 }
 
-void engine_express_release(struct engine *engine, struct engine_tensor *tensor)
+void engine_express_tensor_gone(void *user, struct engine_tensor *tensor)
 {
-    release(engine, &tensor->express);
+    release(user, &tensor->slot);
 }
 
 void engine_express_release_set(struct engine *engine, struct engine_set *set)
 {
     for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++)
-        release(engine, &set->lanes[lane].express);
-}
-
-void engine_express_restart(struct engine_set *set)
-{
-    for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++)
-        set->lanes[lane].top = 0;
+        release(engine, &set->lanes[lane].slot);
 }
 
 /* ---- looking at those that wait ---- */
@@ -543,9 +543,9 @@ static bool stays_full(struct engine *engine, struct engine_express_slot *slot, 
 {
     if (slot->full_ns == 0 || slot->full_turn != turn) {
         slot->full_turn = turn;
-        slot->full_ns = engine->now_ns;
+        slot->full_ns = engine->order.now_ns;
     }
-    return slot->full_ns + EXPRESS_AGE_NS <= engine->now_ns;
+    return slot->full_ns + EXPRESS_AGE_NS <= engine->order.now_ns;
 }
 
 static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
@@ -557,7 +557,8 @@ static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
     if (arrived == slot->everybody)
         return stays_full(engine, slot, turn);
     return atomic_load_explicit(&map->slots[index].called, memory_order_acquire) == turn + 1 ||
-           engine_express_oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <= engine->now_ns;
+           engine_express_oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <=
+               engine->order.now_ns;
 }
 
 static bool is_running(const struct engine_express *express, uint32_t index)
@@ -611,7 +612,7 @@ static bool look_at_slots(struct engine *engine)
     struct engine_express *express = &engine->express;
     bool waits = false;
 
-    engine->now_ns = hvi_clock_ns();
+    engine->order.now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < express->used; i++) {
         struct engine_express_slot *slot = &express->slots[i];
         if (slot->closing || slot->watched || is_running(express, i)) {
@@ -669,7 +670,7 @@ static int on_tick(sd_event_source *source, uint64_t due_us, void *user)
     express->soon = look_at_slots(engine);
     if (express->soon) {
         engine_liveness_watch(engine);
-        engine_stall_look_at_held(engine, engine->now_ns);
+        engine_stall_look_at_held(engine, engine->order.now_ns);
     }
     if (!express->soon && is_quiet(express) && end_patrol(engine))
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);

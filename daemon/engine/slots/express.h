@@ -76,12 +76,10 @@ void engine_express_seize_set(struct engine *engine, const struct engine_set *se
 void engine_express_seize_all(struct engine *engine);
 /* The rank wants its op back: if that still waits in a slot for others, it is a part from now on. */
 void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cookie);
-/* The tensor goes. */
-void engine_express_release(struct engine *engine, struct engine_tensor *tensor);
+/* The tensor goes: as order/tensor.h's gone, with the engine as the user. */
+void engine_express_tensor_gone(void *user, struct engine_tensor *tensor);
 /* The set goes: its lanes, that is. Nobody waits there any more. */
 void engine_express_release_set(struct engine *engine, struct engine_set *set);
-/* The set's unnamed ops are numbered from 1 again. */
-void engine_express_restart(struct engine_set *set);
 /* Adds what ranks did in slots to their rows and traces: before anybody reads these. */
 void engine_express_fold(struct engine *engine);
 /* The trace alone of one rank: before something later is added to it. */

@@ -14,13 +14,19 @@
  *   STALL_POLICY                    warn, fail-op, stop-job; default: stop-job with a shutdown time
  *                                   (as Horovod), else warn. Without one they act at the check time
  */
+#include "daemon/engine/watch/stall.h"
+
 #include "base/clock.h"
 #include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/sentence.h"
+#include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/liveness.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,14 +148,14 @@ static void warn(struct engine *engine, uint64_t now_ns)
     struct round round = {.engine = engine};
     bool due = false;
 
-    for (struct engine_op *op = engine->waiting_first; op; op = op->next) {
+    for (struct engine_op *op = engine->order.waiting_first; op; op = op->next) {
         if (now_ns - op->first_ns < engine->stall_warn_ns)
             break;
         due = due || (now_ns >= op->warn_ns && op->kind != HVI_KIND_JOIN);
     }
     if (!due)
         return;
-    for (struct engine_op *op = engine->waiting_first; op; op = op->next) {
+    for (struct engine_op *op = engine->order.waiting_first; op; op = op->next) {
         if (now_ns - op->first_ns < engine->stall_warn_ns)
             break;
         if (op->warn_ns > now_ns + engine->stall_warn_ns / 8 || op->kind == HVI_KIND_JOIN)
@@ -198,14 +204,14 @@ static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
         engine_sessions_stop(engine, text);
         return;
     }
-    engine->now_ns = now_ns;
-    engine_negotiate_fail(engine, op, HVI_ERR_STALLED, text, first_missing(op));
+    engine->order.now_ns = now_ns;
+    engine_negotiate_fail(&engine->order, op, HVI_ERR_STALLED, text, first_missing(op));
 }
 
 /* The oldest op at the policy's age. A join waits for as long as the others have data. */
 static struct engine_op *overdue(const struct engine *engine, uint64_t now_ns)
 {
-    struct engine_op *op = engine->waiting_first;
+    struct engine_op *op = engine->order.waiting_first;
 
     while (op && op->kind == HVI_KIND_JOIN)
         op = op->next;
@@ -306,7 +312,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
         engine_intake_drain_all(engine);
     }
     engine_stall_look(engine, now_ns);
-    if (!engine->waiting_first)
+    if (!engine->order.waiting_first)
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);

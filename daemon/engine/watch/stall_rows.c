@@ -3,11 +3,15 @@
  * that list. A missing rank's process is looked at in /proc; what it waits in is the oldest op that
  * it itself waits for (two ranks that wait for each other's ops are the usual deadlock), else what
  * the kernel says. */
+#include "daemon/engine/watch/stall.h"
+
 #include "base/clock.h"
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/join.h"
+#include "daemon/engine/order/partial.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +42,7 @@ static const struct engine_op **oldest_ops(const struct engine *engine)
 {
     const struct engine_op **oldest = calloc((size_t)engine->start.size, sizeof *oldest);
 
-    for (const struct engine_op *op = engine->waiting_first; oldest && op; op = op->next) {
+    for (const struct engine_op *op = engine->order.waiting_first; oldest && op; op = op->next) {
         uint32_t members = op->set->size;
         for (uint32_t i = 0; i < members; i++) {
             int32_t rank = op->set->ranks[i];
@@ -160,7 +164,7 @@ int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
 
     if (!rows || !oldest)
         status = HVI_ERR_NO_MEMORY;
-    for (const struct engine_op *op = engine->waiting_first; status == HVI_OK && op;
+    for (const struct engine_op *op = engine->order.waiting_first; status == HVI_OK && op;
          op = op->next) {
         if (now_ns - op->first_ns < min_age_ns)
             break;

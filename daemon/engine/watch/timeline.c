@@ -188,7 +188,7 @@ static void arrived(struct engine_timeline *timeline, struct engine_op *op,
         .what = TIMELINE_ARRIVED,
         .ts_ns = step(op, now_ns),
         .row = op->timeline_row,
-        .number = (uint64_t)part->session->rank,
+        .number = (uint64_t)part->rank,
     };
 
     record(timeline, event, NULL, 0);
@@ -199,13 +199,13 @@ static void copied(struct engine_timeline *timeline, const struct engine_part *p
 {
     uint64_t ns = part->copy.copied_ns;
 
-    if (ns == 0 || ns > part->arrived_ns - part->session->attached_ns)
+    if (ns == 0 || ns > part->arrived_ns - engine_request_of(part)->session->attached_ns)
         return;
     const struct timeline_record event = {
         .what = TIMELINE_COPIED,
         .ts_ns = part->arrived_ns - ns,
         .row = part->op->timeline_row,
-        .number = (uint64_t)part->session->rank,
+        .number = (uint64_t)part->rank,
     };
 
     record(timeline, event, &ns, sizeof ns);
@@ -244,9 +244,9 @@ void engine_timeline_ready(struct engine *engine, struct engine_op *op)
 {
     if (!is_ours(engine, op))
         return;
-    end(engine->timeline, op, engine->now_ns, NULL);
-    begin(engine->timeline, op, engine->now_ns, TIMELINE_OP);
-    begin(engine->timeline, op, engine->now_ns, TIMELINE_QUEUE);
+    end(engine->timeline, op, engine->order.now_ns, NULL);
+    begin(engine->timeline, op, engine->order.now_ns, TIMELINE_OP);
+    begin(engine->timeline, op, engine->order.now_ns, TIMELINE_QUEUE);
 }
 
 void engine_timeline_started(struct engine *engine, struct engine_op *op)
@@ -272,13 +272,13 @@ void engine_timeline_over(struct engine *engine, struct engine_op *op, int statu
         memcpy(shape.dims, part->copy.dims, sizeof shape.dims);
     }
     if (op->state == ENGINE_OP_READY || op->state == ENGINE_OP_EXECUTING)
-        end(engine->timeline, op, engine->now_ns, NULL);
-    end(engine->timeline, op, engine->now_ns, &shape);
+        end(engine->timeline, op, engine->order.now_ns, NULL);
+    end(engine->timeline, op, engine->order.now_ns, &shape);
 }
 
 void engine_timeline_cycle(struct engine *engine)
 {
-    const struct timeline_record event = {.what = TIMELINE_CYCLE, .ts_ns = engine->now_ns};
+    const struct timeline_record event = {.what = TIMELINE_CYCLE, .ts_ns = engine->order.now_ns};
 
     if (engine->timeline->mark_cycles)
         record(engine->timeline, event, NULL, 0);

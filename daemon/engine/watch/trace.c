@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/partial.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -99,14 +100,14 @@ static void describe(const struct engine_part *part, struct engine_trace_op *op_
 
 void engine_trace_part(const struct engine_part *part, int status)
 {
-    struct engine *engine = part->session->engine;
+    struct engine *engine = engine_request_of(part)->session->engine;
     struct engine_trace_op op;
 
-    engine_express_fold_trace(engine, part->session->rank);
+    engine_express_fold_trace(engine, part->rank);
     describe(part, &op);
     op.status = status;
-    op.done_ns = engine->now_ns;
-    engine_trace_add(engine, part->session->rank, &op);
+    op.done_ns = engine->order.now_ns;
+    engine_trace_add(engine, part->rank, &op);
 }
 
 /* ---- rows ---- */
@@ -153,8 +154,8 @@ static void read_in_flight(struct reader *reader, const struct engine_session *s
     struct engine_trace_op op;
     struct entry entry;
 
-    for (uint32_t i = 0; i < session->parts_used; i++) {
-        const struct engine_part *part = &session->parts[i];
+    for (uint32_t i = 0; i < session->requests_used; i++) {
+        const struct engine_part *part = &session->requests[i].share.part;
         if (!part->op)
             continue;
         describe(part, &op);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/engine/hvt_bench.h"
+#include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/intake.h"
 
 #include "base/fate.h"
 #include "base/status.h"
@@ -66,10 +68,10 @@ void hvt_bench_turn(struct hvt_bench *bench)
     while (sd_event_run(engine->event, 0) > 0) {
     }
     engine_intake_drain_all(engine);
-    engine_dispatch_ready(engine);
-    while (engine_dispatch_help(engine)) {
+    engine_dispatch_ready(&engine->exec);
+    while (engine_dispatch_help(&engine->exec)) {
     }
-    engine_dispatch_reap(engine);
+    engine_dispatch_reap(&engine->exec);
     engine_complete_owed(engine);
     engine_complete_ring(engine);
     engine_sessions_reap(engine);

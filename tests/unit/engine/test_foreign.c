@@ -2,6 +2,7 @@
  * Operands in a trainer's own memory: whose it is, what happens when it is not there, and that it is
  * left alone once the session is over. */
 #include "base/status.h"
+#include "daemon/engine/sessions/intake.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 
@@ -147,7 +148,7 @@ START_TEST(it_is_left_alone_once_the_session_is_over)
             hvt_peer_submit(&bench.peers[rank], &op);
         }
         engine_intake_drain_all(bench.engine);
-        engine_dispatch_ready(bench.engine); /* the workers are at it */
+        engine_dispatch_ready(&bench.engine->exec); /* the workers are at it */
         engine_session_end(bench.engine->ranks[0].session, ENGINE_RANK_LEFT, "it leaves");
         memset(own, round, LARGE);
         while (!hvt_peer_has_completion(&bench.peers[1]))

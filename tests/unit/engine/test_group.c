@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups: all or nothing, whatever the ranks make of it; and ops that fail before all have come. */
 #include "base/status.h"
+#include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/sessions/intake.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 
@@ -44,8 +46,8 @@ static void expect_times(int32_t rank, int times, int status, const char *senten
 static void expect_clean(void)
 {
     hvt_op_expect_nothing(&bench, 0, bench.size - 1);
-    ck_assert_ptr_null(bench.engine->waiting_first);
-    ck_assert_ptr_null(bench.engine->failed_first);
+    ck_assert_ptr_null(bench.engine->order.waiting_first);
+    ck_assert_ptr_null(bench.engine->order.failed_first);
     for (int32_t rank = 0; rank < bench.size; rank++) {
         submit_one(rank, "A");
         submit_group(rank, "BC");
@@ -169,7 +171,7 @@ START_TEST(a_rank_that_submits_the_members_one_by_one_gets_the_same_for_each)
     submit_one(1, "A");
     expect_times(0, 2, HVI_ERR_MISMATCH, sentence);
     expect_times(1, 1, HVI_ERR_MISMATCH, sentence);
-    ck_assert_uint_eq(bench.engine->failed_count, 1);
+    ck_assert_uint_eq(bench.engine->order.failed_count, 1);
     submit_one(1, "B");
     expect_times(1, 1, HVI_ERR_MISMATCH, sentence);
     expect_clean();
@@ -180,8 +182,8 @@ START_TEST(a_group_that_meets_a_failed_op_fails_with_it)
 {
     hvt_bench_init(&bench, 2);
     submit_one(0, "B");
-    engine_negotiate_fail(bench.engine, bench.engine->waiting_first, HVI_ERR_TIMEOUT, "too late",
-                          1);
+    engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                          "too late", 1);
     submit_group(1, "ABC");
     expect_times(0, 1, HVI_ERR_TIMEOUT, "too late");
     expect_times(1, 3, HVI_ERR_TIMEOUT, "too late");
@@ -198,15 +200,15 @@ START_TEST(a_failed_op_is_met_by_those_who_come_later_and_goes)
     hvt_bench_init(&bench, 4);
     submit_one(0, "A");
     submit_one(2, "A");
-    engine_negotiate_fail(bench.engine, bench.engine->waiting_first, HVI_ERR_TIMEOUT, "too late",
-                          1);
+    engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                          "too late", 1);
     hvt_bench_turn(&bench);
     hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "too late");
     hvt_op_expect(&bench, 2, HVI_ERR_TIMEOUT, "too late");
     submit_one(3, "A");
     ck_assert_int_eq(hvt_op_expect(&bench, 3, HVI_ERR_TIMEOUT, "too late").culprit, 1);
     hvt_op_run(&bench, 1, HVI_KIND_JOIN, 0, "join", 0); /* will never come */
-    ck_assert_ptr_null(bench.engine->failed_first);
+    ck_assert_ptr_null(bench.engine->order.failed_first);
     for (int32_t rank = 0; rank < 4; rank++) {
         if (rank != 1)
             submit_one(rank, "A");
@@ -221,8 +223,8 @@ START_TEST(a_rank_that_comes_again_starts_anew)
 {
     hvt_bench_init(&bench, 2);
     submit_one(0, "A");
-    engine_negotiate_fail(bench.engine, bench.engine->waiting_first, HVI_ERR_TIMEOUT, "too late",
-                          1);
+    engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                          "too late", 1);
     submit_one(0, "A");
     hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "too late");
     hvt_op_expect_nothing(&bench, 0, 1);
@@ -240,11 +242,12 @@ START_TEST(failed_ops_are_remembered_up_to_a_limit)
     for (uint32_t i = 0; i < ENGINE_FAILED_MAX + 10; i++) {
         snprintf(name, sizeof name, "n%u", i);
         submit_one(0, name);
-        engine_negotiate_fail(bench.engine, bench.engine->waiting_first, HVI_ERR_TIMEOUT, "x", -1);
+        engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first,
+                              HVI_ERR_TIMEOUT, "x", -1);
         hvt_bench_turn(&bench);
         hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "x");
     }
-    ck_assert_uint_eq(bench.engine->failed_count, ENGINE_FAILED_MAX);
+    ck_assert_uint_eq(bench.engine->order.failed_count, ENGINE_FAILED_MAX);
     submit_one(1, "n9"); /* forgotten */
     hvt_op_expect_nothing(&bench, 0, 1);
     submit_one(1, "n10");
@@ -379,9 +382,9 @@ START_TEST(a_set_that_goes_while_a_group_comes_takes_it_along)
     hvt_op_group(ops, 3, 1);
     hvt_op_submit(&bench, 0, ops[0]);
     hvt_op_submit(&bench, 0, ops[1]);
-    struct engine_set *gone = engine_sets_find(&bench.engine->sets, set);
-    engine_negotiate_fail_set(bench.engine, gone, NULL);
-    engine_sets_remove(&bench.engine->sets, gone);
+    struct engine_set *gone = engine_sets_find(&bench.engine->order.sets, set);
+    engine_negotiate_fail_set(&bench.engine->order, gone, NULL);
+    engine_sets_remove(&bench.engine->order.sets, gone);
     hvt_op_submit(&bench, 0, ops[2]);
     expect_times(0, 3, HVI_ERR_NOT_FOUND, "allreduce 'C': process set 1 does not exist");
     expect_clean();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ranks that have no more data: what the others' ops make of it. */
 #include "base/status.h"
+#include "daemon/engine/order/negotiate.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 
@@ -98,7 +99,8 @@ START_TEST(joining_completes_what_waited_only_for_this_rank)
     hvt_op_run(&bench, 0, HVI_KIND_ALLREDUCE, 1, "d", 0);
     hvt_op_run(&bench, 1, HVI_KIND_ALLREDUCE, 1, "d", 0);
     hvt_op_expect_all(&bench, 0, 2, HVI_OK, "");
-    ck_assert_ptr_eq(bench.engine->waiting_first, bench.engine->waiting_last); /* the join */
+    ck_assert_ptr_eq(bench.engine->order.waiting_first,
+                     bench.engine->order.waiting_last); /* the join */
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -310,7 +312,7 @@ START_TEST(a_cancelled_join_never_was)
     hvt_op_expect_nothing(&bench, 0, 2);
     hvt_op_run(&bench, 1, HVI_KIND_ALLREDUCE, 1, "a", 0);
     hvt_op_expect_all(&bench, 0, 2, HVI_OK, "");
-    ck_assert_ptr_null(bench.engine->waiting_first);
+    ck_assert_ptr_null(bench.engine->order.waiting_first);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -359,8 +361,8 @@ START_TEST(a_failed_join_is_undone)
 {
     hvt_bench_init(&bench, 2);
     join(1, 0);
-    engine_negotiate_fail(bench.engine, bench.engine->sets.by_id[0]->join, HVI_ERR_TIMEOUT,
-                          "too long", -1);
+    engine_negotiate_fail(&bench.engine->order, bench.engine->order.sets.by_id[0]->join,
+                          HVI_ERR_TIMEOUT, "too long", -1);
     hvt_bench_turn(&bench);
     hvt_op_expect(&bench, 1, HVI_ERR_TIMEOUT, "too long");
     hvt_op_run(&bench, 0, HVI_KIND_BARRIER, 0, "b", 0);

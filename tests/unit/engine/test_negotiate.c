@@ -82,7 +82,7 @@ START_TEST(ranks_may_submit_tensors_in_opposite_orders)
     }
     for (int i = 0; i < 30; i++)
         expect_all(HVI_OK, "", -1);
-    ck_assert_ptr_null(bench.engine->waiting_first);
+    ck_assert_ptr_null(bench.engine->order.waiting_first);
     fini();
 }
 END_TEST

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ops of which only some members of a set are part: who meets whom, and in which order. */
 #include "base/status.h"
+#include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 

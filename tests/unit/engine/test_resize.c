@@ -320,7 +320,7 @@ START_TEST(a_missing_rank_or_the_setting_makes_every_op_a_checked_one)
     ck_assert_uint_eq(bench.engine->ranks[0].negotiated, 2);
     hvt_bench_fini(&bench);
     hvt_bench_init(&bench, 2);
-    bench.engine->replay = false;
+    bench.engine->order.replay = false;
     for (int i = 0; i < 3; i++) {
         submit_all(HVI_KIND_REDUCESCATTER, (uint64_t[]){4, 4}, 64);
         hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");

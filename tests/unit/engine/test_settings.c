@@ -22,24 +22,24 @@ static void take(int32_t rank, const char *name, const char *value)
 START_TEST(each_setting_is_read_and_nonsense_is_not)
 {
     hvt_bench_init_empty(&bench, 2);
-    ck_assert_uint_eq(bench.engine->fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
     take(0, "HOROVOD_FUSION_THRESHOLD", "4096");
-    ck_assert_uint_eq(bench.engine->fusion_bytes, 4096);
-    ck_assert(bench.engine->replay && bench.engine->group_fusion);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, 4096);
+    ck_assert(bench.engine->order.replay && bench.engine->exec.group_fusion);
     take(0, "HVD_FUSION_THRESHOLD", "0");
-    ck_assert_uint_eq(bench.engine->fusion_bytes, 0);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, 0);
     take(0, "HVD_FUSION_THRESHOLD", "64MB");
-    ck_assert_uint_eq(bench.engine->fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
     take(0, "HVD_FUSION_THRESHOLD", "-1");
-    ck_assert_uint_eq(bench.engine->fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
     take(0, "HVD_FUSION_THRESHOLD", "99999999999999999999999");
-    ck_assert_uint_eq(bench.engine->fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
     take(0, "HVD_CACHE_CAPACITY", "0");
-    ck_assert(!bench.engine->replay);
+    ck_assert(!bench.engine->order.replay);
     take(0, "HOROVOD_CACHE_CAPACITY", "1024");
-    ck_assert(bench.engine->replay);
+    ck_assert(bench.engine->order.replay);
     take(0, "HVD_DISABLE_GROUP_FUSION", "1");
-    ck_assert(!bench.engine->group_fusion);
+    ck_assert(!bench.engine->exec.group_fusion);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -53,13 +53,13 @@ START_TEST(the_lowest_rank_that_has_come_decides)
 
     hvt_bench_init_empty(&bench, 4);
     engine_settings_take(bench.engine, 2, both, 1);
-    ck_assert_uint_eq(bench.engine->fusion_bytes, 1);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, 1);
     engine_settings_take(bench.engine, 3, both, 2);
-    ck_assert_uint_eq(bench.engine->fusion_bytes, 1);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, 1);
     engine_settings_take(bench.engine, 1, both, 2); /* HVD_ before HOROVOD_ */
-    ck_assert_uint_eq(bench.engine->fusion_bytes, 2);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, 2);
     engine_settings_take(bench.engine, 0, NULL, 0); /* has set nothing: that counts too */
-    ck_assert_uint_eq(bench.engine->fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
+    ck_assert_uint_eq(bench.engine->exec.fusion_bytes, ENGINE_FUSION_BATCH_BYTES);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -70,8 +70,8 @@ START_TEST(every_setting_gives_the_same_results)
     char name[16];
 
     hvt_bench_init(&bench, 2);
-    bench.engine->fusion_bytes = _i == 0 ? 0 : ENGINE_FUSION_BATCH_BYTES;
-    bench.engine->group_fusion = _i == 1;
+    bench.engine->exec.fusion_bytes = _i == 0 ? 0 : ENGINE_FUSION_BATCH_BYTES;
+    bench.engine->exec.group_fusion = _i == 1;
     for (int32_t rank = 0; rank < 2; rank++) {
         for (uint32_t i = 0; i < 30; i++) {
             snprintf(name, sizeof name, "n%u", i);

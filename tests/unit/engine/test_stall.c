@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stall table: who is missing, what its process does, how old; and the settings. */
 #include "base/status.h"
+#include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/hvt_bench.h"
 #include "tests/unit/hvt_main.h"
 
@@ -144,7 +145,7 @@ static void set_policy(enum engine_stall_policy policy)
 /* As if the op had waited for so many seconds. */
 static void look_after(double seconds)
 {
-    uint64_t first_ns = bench.engine->waiting_first->first_ns;
+    uint64_t first_ns = bench.engine->order.waiting_first->first_ns;
 
     engine_stall_look(bench.engine, first_ns + (uint64_t)(seconds * (double)HVI_NS_SEC));
 }
@@ -189,7 +190,7 @@ START_TEST(every_rank_is_told_of_a_stalled_op_again_and_again)
     expect_notice(2, "One or more tensors were submitted to be reduced, gathered or broadcasted by "
                      "subset of ranks and are waiting for remainder of ranks for more than 1 "
                      "seconds. This may indicate that");
-    ck_assert_uint_eq(bench.engine->waiting_first->parts_present, 1);
+    ck_assert_uint_eq(bench.engine->order.waiting_first->parts_present, 1);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -228,7 +229,7 @@ START_TEST(fail_op_fails_the_old_op_and_no_other)
     set_policy(ENGINE_STALL_FAIL_OP);
     submit(1, "old");
     submit(0, "young");
-    bench.engine->waiting_last->first_ns += HVI_NS_SEC;
+    bench.engine->order.waiting_last->first_ns += HVI_NS_SEC;
     look_after(9.9);
     ck_assert(!hvt_peer_has_completion(&bench.peers[1]));
     look_after(10.2);
@@ -267,7 +268,7 @@ START_TEST(what_has_come_already_is_not_missing)
     hvt_bench_init(&bench, 2);
     set_policy(ENGINE_STALL_FAIL_OP);
     submit(1, "w");
-    uint64_t first_ns = bench.engine->waiting_first->first_ns;
+    uint64_t first_ns = bench.engine->order.waiting_first->first_ns;
     struct hvi_submission op =
         hvt_peer_op(&bench.peers[0], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 1, 0);
     hvt_peer_name(&bench.peers[0], &op, 'w', "w");

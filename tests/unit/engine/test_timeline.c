@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The timeline's file and ring: never half an event, never a wait, and what is lost is counted. */
 #include "base/status.h"
+#include "daemon/engine/watch/timeline.h"
 #include "tests/unit/engine/hvt_bench.h"
 #include "tests/unit/hvt_main.h"
 

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The room exec/: how ready ops run. It takes them from order/'s list, puts them into batches and gives
+ * these to backends; what backends have finished goes back to order/ as ops that are done.
+ *
+ * Engine thread, except engine_exec_done in dispatch.c, which the backends' threads call, and the list
+ * it fills. Nothing blocks unless it says so. It calls upward only through the table. */
+#ifndef ENGINE_EXEC_EXEC_H
+#define ENGINE_EXEC_EXEC_H
+
+#include "daemon/engine/exec/backend.h"
+#include "daemon/engine/exec/task.h"
+#include "daemon/engine/order/order.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct engine_exec_calls {
+    /* The op's batch starts. */
+    void (*started)(void *user, struct engine_op *op);
+    /* The memory of a rank's process could not be reached. The op is the receiver's, who ends it with
+     * engine_op_done now or later. */
+    void (*fault)(void *user, struct engine_op *op, int status, const struct engine_fault *fault);
+};
+
+struct engine_exec {
+    struct engine_order *order;
+    const struct engine_exec_calls *calls;
+    void *user;
+    uint32_t threads; /* that may work at once, the main thread included */
+    int wake_fd;      /* eventfd: written when a batch ends on another thread */
+    uint64_t fusion_bytes;
+    bool group_fusion; /* groups may be batched with other ops */
+
+    struct engine_batch *free_batches;
+    void *backend_contexts[4];  /* one per row of engine_backends */
+    _Atomic uint32_t executing; /* batches that backends have */
+    pthread_t main_thread;
+    struct engine_batch *finished; /* by the main thread itself */
+    pthread_mutex_t finished_lock;
+    struct engine_batch *finished_elsewhere; /* under the lock */
+    /* Release by the thread that has done a batch, under the lock; acquire by engine_dispatch_reap. */
+    _Atomic uint32_t finished_elsewhere_count;
+};
+
+/* ---- dispatch.c ---- */
+
+/* Opens every backend; everything up to the blank line above is set, the rest zero. HVI_OK or the
+ * error, logged. */
+int engine_dispatch_open(struct engine_exec *exec);
+/* Starts what is ready, waits until it is over, completes it and closes the backends. Harmless on a
+ * zeroed one. */
+void engine_dispatch_close(struct engine_exec *exec);
+/* Fuses and starts everything that is ready. */
+void engine_dispatch_ready(struct engine_exec *exec);
+/* Completes what backends have finished. True if there was something. */
+bool engine_dispatch_reap(struct engine_exec *exec);
+/* Does one piece of a backend's work; false when there is none. */
+bool engine_dispatch_help(struct engine_exec *exec);
+/* Ends everything that is ready and was not started. */
+void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
+/* Starts everything that is ready and waits until no backend works any more. Completes nothing. */
+void engine_dispatch_settle(struct engine_exec *exec);
+/* From now on the process' memory is left alone. Waits for pieces that are being moved. */
+void engine_process_end(struct engine_exec *exec, struct engine_process *process);
+
+#endif

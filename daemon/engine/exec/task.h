@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A task: an op and what a backend has to know of it. Engine thread, but for engine_task_stop. */
+#ifndef ENGINE_EXEC_TASK_H
+#define ENGINE_EXEC_TASK_H
+
+#include "daemon/engine/exec/backend.h"
+#include "daemon/engine/exec/operand.h"
+
+struct engine_task {
+    struct engine_op op;
+    struct engine_work work;
+    pid_t *in_pids, *out_pids; /* [set size] for the work, if operands lie in processes */
+    int32_t lost_rank;         /* for the owner of a task that waits for news of this rank */
+};
+
+static inline struct engine_task *engine_task_of(const struct engine_op *op)
+{
+    return (struct engine_task *)(uintptr_t)op;
+}
+
+/* The op of a new task of a job with `size` ranks. NULL: out of memory. */
+struct engine_op *engine_task_new(int32_t size);
+void engine_task_free(struct engine_op *op);
+/* Fills in the work of an op that is ready. */
+void engine_task_prepare(struct engine_op *op);
+/* A work with operands in processes starts; it has ended, on any thread. */
+void engine_task_start(const struct engine_task *task);
+void engine_task_stop(const struct engine_task *task);
+
+#endif

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the ranks of an op have to say alike. Engine thread. */
+#ifndef ENGINE_ORDER_AGREE_H
+#define ENGINE_ORDER_AGREE_H
+
+#include "daemon/engine/order/op.h"
+
+/* The parts of a complete op: HVI_OK if all agree and what they ask for can be done, else
+ * HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or HVI_ERR_INVALID and one sentence for every rank. Pure. */
+int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size);
+/* A group whose first op is complete and agreed, but not all that should follow it: which rank says
+ * what. */
+void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size);
+/* Whether the part repeats what its tensor's ranks agreed on last. */
+bool engine_agree_repeats(const struct engine_part *part);
+/* Remembers what a complete op agreed on, if it may be repeated without a check. */
+void engine_agree_remember(const struct engine_op *op);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Join: a rank has no more data. Engine thread. */
+#ifndef ENGINE_ORDER_JOIN_H
+#define ENGINE_ORDER_JOIN_H
+
+#include "daemon/engine/order/order.h"
+
+/* A rank has no more data. As engine_negotiate_submit. */
+int engine_join_submit(struct engine_order *order, struct engine_part *part);
+/* Whether this member has joined and not every member has. */
+bool engine_join_has(const struct engine_set *set, uint32_t set_rank);
+
+/* Within order/: it has more data after all. */
+void engine_join_undo(struct engine_op *join, uint32_t set_rank);
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Adding, removing, opening and closing process sets, and which rank may use one. Engine thread. */
+#ifndef ENGINE_ORDER_SET_OPS_H
+#define ENGINE_ORDER_SET_OPS_H
+
+#include "daemon/engine/order/order.h"
+
+/* Why this rank may not submit the part's op to the set that it names: HVI_OK, HVI_ERR_NOT_FOUND,
+ * HVI_ERR_INVALID with a sentence. `set` NULL: there is none. */
+int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
+                     size_t text_size);
+
+/* Within order/: carries out a complete, agreed SET_ADD, SET_REMOVE, SET_OPEN or SET_CLOSE and
+ * finishes it. */
+void engine_set_execute(struct engine_order *order, struct engine_op *op);
+
+#endif

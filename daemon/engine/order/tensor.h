@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * engine_tensors: tensor names, interned for the whole job. Engine thread. */
+#ifndef ENGINE_ORDER_TENSOR_H
+#define ENGINE_ORDER_TENSOR_H
+
+#include "base/types.h"
+#include "shm/abi.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ENGINE_TENSOR_BUCKETS 8192u
+#define ENGINE_LABEL          208 /* bytes of a name in a sentence */
+
+struct engine_op;
+
+/* What all ranks said when they last agreed: a part that says it again agrees with all that do. */
+struct engine_agreed {
+    bool valid;
+    uint16_t kind;
+    const struct engine_tensor *leader; /* compared, never followed */
+    uint32_t group_size, group_index;
+    unsigned char type[8];   /* reduce_op .. root of the submission */
+    unsigned char shape[80]; /* prescale .. dims */
+};
+
+/* A tensor name in one process set, and what waits under it. */
+struct engine_tensor {
+    struct engine_tensor *next; /* in the bucket, or in the list of free ones */
+    struct engine_op *waiting;  /* the op that is not ready yet, or has failed early; NULL */
+    struct engine_agreed agreed;
+    uint64_t set; /* serial of the set */
+    uint64_t hash;
+    uint64_t anon_seq; /* unnamed: matched by (anon_kind, anon_seq) */
+    uint32_t refs;     /* session tables, parts in flight, ops */
+    uint16_t anon_kind;
+    bool anon;
+    uint32_t timeline_epoch,
+        timeline_row; /* the observer's: its row in the timeline of that number */
+    uint32_t name_bytes;
+    uint32_t slot; /* the observer's: 0, or 1 + the slot in which its ranks may meet */
+    char *name;    /* NULL when unnamed: engine_tensor_name makes one */
+};
+
+struct engine_tensors {
+    struct engine_tensor *buckets[ENGINE_TENSOR_BUCKETS];
+    struct engine_tensor *free; /* unnamed ones, kept */
+    uint32_t count;
+    /* The last reference to a tensor with a .slot is gone. NULL: nobody wants to know. */
+    void (*gone)(void *gone_user, struct engine_tensor *tensor);
+    void *gone_user;
+};
+
+/* Finds or makes; the caller holds one reference. NULL: out of memory. */
+struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, uint64_t set,
+                                              const char *name, uint32_t name_bytes);
+struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
+                                             uint16_t kind, uint64_t anon_seq);
+void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor);
+void engine_tensors_fini(struct engine_tensors *tensors);
+/* The name: "w1", "allreduce.noname.7". name_p needs HVI_NAME_MAX + 1 bytes. */
+void engine_tensor_name(const struct engine_tensor *tensor, char *name_p);
+/* For sentences: as above, but a long name is cut to leave room for the rest. label_p needs
+ * ENGINE_LABEL bytes. */
+void engine_tensor_label(const struct engine_tensor *tensor, char *label_p);
+
+#endif

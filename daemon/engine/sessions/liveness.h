@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Whether trainers live, and how they ended. Engine thread. */
+#ifndef ENGINE_SESSIONS_LIVENESS_H
+#define ENGINE_SESSIONS_LIVENESS_H
+
+#include "daemon/engine/sessions/session.h"
+
+/* Watches socket and process. */
+int engine_liveness_open(struct engine_session *session);
+void engine_liveness_close(struct engine_session *session);
+/* Looks at once, and again for up to ENGINE_FATE_NS, how the process ended; then loses the rank. */
+void engine_liveness_ask(struct engine_session *session);
+/* Loses ranks whose process is ending, some at a time; for a timer while ops wait. */
+void engine_liveness_watch(struct engine *engine);
+/* hvdd knows how the process ended. */
+void engine_liveness_told(struct engine *engine, const struct hvi_engine_fate *fate);
+/* Exits now or later if nobody is attached; takes the exit back if somebody is. */
+void engine_liveness_check_empty(struct engine *engine);
+
+#endif

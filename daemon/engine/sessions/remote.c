@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Sessions whose process' own memory the engine may reach (process_vm_readv and _writev), and what is
+ * said when it could not.
+ *
+ * It is offered at attach, after a try: reading an address that cannot be mapped fails with EFAULT
+ * where the kernel lets us at the process, with EPERM where it does not (another user, Yama).
+ *
+ * A worker may be the first to learn that a trainer is gone. Its op then waits, bereaved, until it
+ * is known how the rank ended, so that every rank hears the same sentence from all its ops. */
+#include "daemon/engine/sessions/remote.h"
+
+#include "base/fate.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/control.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#define NOWHERE 8 /* below any address that can be mapped */
+
+void engine_remote_offer(struct engine_session *session)
+{
+    pid_t pid = session->engine->ranks[session->rank].pid;
+    char byte;
+    struct iovec ours = {.iov_base = &byte, .iov_len = 1};
+    struct iovec theirs = {.iov_base = (void *)NOWHERE, .iov_len = 1};
+
+    if (pid <= 0 || session->pid_fd < 0)
+        return;
+    if (process_vm_readv(pid, &ours, 1, &theirs, 1, 0) >= 0 || errno != EFAULT) {
+        HVI_LOG(HVI_LOG_DEBUG, "foreign", "not-offered", strerror(errno), "rank=%d pid=%d",
+                session->rank, (int)pid);
+        return;
+    }
+    session->regions.foreign_offered = true;
+    session->channel.header->features |= HVI_FEATURE_FOREIGN;
+}
+
+/* ---- faults ---- */
+
+static bool is_settled(const struct engine *engine, int32_t rank)
+{
+    return engine->ranks[rank].state >= ENGINE_RANK_LEFT;
+}
+
+void engine_remote_settle(struct engine *engine)
+{
+    struct engine_op **link = &engine->bereaved;
+
+    while (*link) {
+        struct engine_op *op = *link;
+        int32_t rank = engine_task_of(op)->lost_rank;
+        const struct engine_rank *slot = &engine->ranks[rank];
+        if (!is_settled(engine, rank)) {
+            link = &op->next;
+            continue;
+        }
+        *link = op->next;
+        engine_op_done(&engine->order, op,
+                       slot->state == ENGINE_RANK_LEFT ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST,
+                       slot->text, rank);
+    }
+}
+
+/* The process is gone, or about to be. What it said before counts: a Detach, for one. */
+static void bereave(struct engine *engine, struct engine_op *op, int32_t rank)
+{
+    engine_task_of(op)->lost_rank = rank;
+    op->next = engine->bereaved;
+    engine->bereaved = op;
+    if (!is_settled(engine, rank))
+        engine_control_read(engine->ranks[rank].session);
+    if (!is_settled(engine, rank))
+        engine_session_dying(engine->ranks[rank].session);
+    engine_remote_settle(engine);
+}
+
+static bool is_gone(struct engine_rank *slot, const struct engine_session *session, int error)
+{
+    struct hvi_fate fate;
+
+    if (slot->state != ENGINE_RANK_ATTACHED || error == ESRCH)
+        return true;
+    if (!hvi_fate_is_ending(slot->pid, session->pid_fd, &fate))
+        return false;
+    if (!slot->fate_told)
+        slot->fate = fate;
+    slot->fate_told = true;
+    return true;
+}
+
+void engine_remote_failed(struct engine *engine, struct engine_op *op, int status,
+                          const struct engine_fault *fault)
+{
+    const struct engine_session *session = engine_request_of(op->parts[fault->rank])->session;
+    struct engine_rank *slot = &engine->ranks[session->rank];
+    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL];
+
+    if (is_gone(slot, session, fault->error)) {
+        bereave(engine, op, session->rank);
+        return;
+    }
+    engine_tensor_label(op->tensor, label);
+    snprintf(text, sizeof text,
+             "%s '%s': the %s of rank %d (pid %d) could not be %s at address 0x%" PRIx64
+             ": %s; memory must stay as it is until the op is finished",
+             hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", session->rank,
+             (int)slot->pid, fault->writing ? "written" : "read", fault->address,
+             strerror(fault->error));
+    HVI_LOG(HVI_LOG_WARN, "foreign", "memory-gone", text, "job=%s rank=%d", engine->start.job,
+            session->rank);
+    engine_op_done(&engine->order, op, status, text, session->rank);
+}
