@@ -167,7 +167,12 @@ struct hvi_engine_session {
     uint32_t state; /* enum hvi_session_state */
     char text[HVI_TEXT_MAX + 1];
 };
-enum hvi_query_what { HVI_QUERY_RANKS = 1, HVI_QUERY_STALLS = 2, HVI_QUERY_TRACE = 3 };
+enum hvi_query_what {
+    HVI_QUERY_RANKS = 1,
+    HVI_QUERY_STALLS = 2,
+    HVI_QUERY_TRACE = 3,
+    HVI_QUERY_ALIVE = 4, /* an empty report */
+};
 struct hvi_engine_query {
     uint64_t request;
     uint32_t what;
@@ -216,6 +221,7 @@ struct hvi_engine_hello {
     size_t rank_count;
     char job_key_digest[HVI_WIRE_SHORT_TEXT];
     uint64_t started_ns;
+    bool beats; /* answers HVI_QUERY_ALIVE */
 };
 
 /* Numbers equal the field numbers of Packet.body. */

@@ -248,7 +248,7 @@ static const struct wire_table engine_session = TABLE(engine_session, engine_ses
 
 static const struct wire_field engine_query_fields[] = {
     U64(1, hvi_engine_query, request),
-    NUMBER(2, hvi_engine_query, what, HVI_QUERY_RANKS, HVI_QUERY_TRACE),
+    NUMBER(2, hvi_engine_query, what, HVI_QUERY_RANKS, HVI_QUERY_ALIVE),
     U64(3, hvi_engine_query, min_age_ns),
     NUMBER_OR(4, hvi_engine_query, rank, -1, INT32_MAX, -1),
     U32(5, hvi_engine_query, limit),
@@ -288,6 +288,7 @@ static const struct wire_field engine_hello_fields[] = {
     LIST(7, hvi_engine_hello, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
     TEXT(8, hvi_engine_hello, job_key_digest, ANY),
     U64(9, hvi_engine_hello, started_ns),
+    FLAG(10, hvi_engine_hello, beats),
 };
 static const struct wire_table engine_hello = TABLE(engine_hello, engine_hello_fields, 1);
 const struct wire_table hvi_wire_engine_hello_probe = {

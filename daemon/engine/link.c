@@ -171,7 +171,9 @@ static void answer(struct engine *engine, const struct hvi_engine_query *query)
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REPORT};
 
     msg.engine_report.request = query->request;
-    if (query->what == HVI_QUERY_RANKS)
+    if (query->what == HVI_QUERY_ALIVE)
+        send_report(engine, &msg);
+    else if (query->what == HVI_QUERY_RANKS)
         report_ranks(engine, &msg);
     else if (query->what == HVI_QUERY_TRACE)
         report_trace(engine, &msg, query);
@@ -376,6 +378,7 @@ static int say_hello(struct engine *engine)
     hello->pid = getpid();
     snprintf(hello->job_key_digest, sizeof hello->job_key_digest, "%s", engine->key_digest);
     hello->started_ns = engine->started_ns;
+    hello->beats = true;
     status = engine_send(engine, engine->link_fd, &msg, NULL, 0);
     free(hello->ranks);
     return status;

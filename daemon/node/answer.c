@@ -197,7 +197,10 @@ static void take_stalls(struct hvi_admin_reply *reply, struct hvi_engine_report 
 static void fill_job_row(const struct node_generation *generation, struct hvi_job_row *row)
 {
     snprintf(row->job, sizeof(row->job), "%s", generation->job->id);
-    snprintf(row->state, sizeof(row->state), "%s", node_job_state_text(generation->state));
+    snprintf(row->state, sizeof(row->state), "%s",
+             generation->engine->silent_ns >= NODE_SILENT_NS
+                 ? "silent"
+                 : node_job_state_text(generation->state));
     row->generation = generation->number;
     row->uid = generation->job->uid;
     row->size = generation->size;

@@ -268,9 +268,10 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
     }
     if (msg.kind == HVI_PACKET_ENGINE_SESSION)
         good = handle_session(engine, &msg.engine_session);
-    else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
-        node_answer_report(engine->node, engine, &msg.engine_report);
-    else if (msg.kind == HVI_PACKET_ACK)
+    else if (msg.kind == HVI_PACKET_ENGINE_REPORT) {
+        if (!node_beat_take(engine, &msg.engine_report))
+            node_answer_report(engine->node, engine, &msg.engine_report);
+    } else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);
     else
         good = false;
@@ -360,6 +361,8 @@ struct node_engine *node_link_new(struct node *node, struct node_generation *gen
     r = sd_event_add_io(node->event, &engine->io, link_fd, EPOLLIN, on_link, engine);
     if (r >= 0)
         r = node_spawn_watch(engine);
+    if (r >= 0 && node_beat_start(engine) != HVI_OK)
+        r = -ENOMEM;
     if (r < 0) {
         engine->link_fd = engine->pidfd = -1; /* the caller's again */
         engine_free(engine);
@@ -406,6 +409,7 @@ void node_link_forget_all(struct node *node)
 {
     while (node->engines != NULL)
         engine_free(node->engines);
+    node_beat_close(node);
 }
 
 /* ---- after our own restart
@@ -473,6 +477,7 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
         node_generation_end(&node->jobs, generation, "hvdd cannot watch its engine");
         return refuse_hello(node, peer, hello, "hvdd is out of memory or descriptors");
     }
+    engine->beats = hello->beats; /* an older one does not know the question */
     if (hello->started_ns != 0 && hello->started_ns < generation->started_ns)
         generation->started_ns = hello->started_ns;
     HVI_LOG(HVI_LOG_INFO, "link", "engine-back", "an engine of an earlier hvdd has connected again",

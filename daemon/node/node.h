@@ -20,6 +20,9 @@
 #define NODE_ENGINE_GRACE_NS                                                                       \
     (5 * HVI_NS_SEC) /* an engine that does not read, or does not stop, is killed after it */
 
+#define NODE_SILENT_NS                                                                             \
+    (2 * HVI_NS_SEC) /* an engine that has not answered for so long is said to be silent */
+
 /* How far hvdd is from its end; stop.c has the only setter. */
 enum node_phase {
     NODE_PHASE_RUNNING,
@@ -74,6 +77,9 @@ struct node_engine {
     sd_event_source *linger;    /* nobody attached */
     sd_event_source *kill;      /* told to stop, or link broken */
     sd_event_source *stuck;     /* outbox not empty */
+    bool beats;                 /* it is asked whether it lives (beat.c) */
+    uint64_t beat;              /* EngineQuery.request that it has not answered; 0: none */
+    uint64_t silent_ns;         /* for how long */
     struct node_outgoing *outbox;
     size_t outbox_count, outbox_bytes;
 };
@@ -125,6 +131,7 @@ struct node {
     uint32_t pending_count;
     struct node_jobs jobs;
     struct node_engine *engines;
+    sd_event_source *beat;
     uint64_t next_session, next_query;
     pid_t hello_refused_pid; /* so that its retries are logged once */
     struct node_counters counters;
@@ -218,6 +225,15 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
                     const struct hvi_engine_hello *hello, int fd, int pidfd);
 /* Frees all engines without ending them: they outlive hvdd. */
 void node_link_forget_all(struct node *node);
+
+/* ---- beat.c: whether engines live
+ * ----------------------------------------------------------------------------------- */
+
+/* An engine has come: it is asked from now on. HVI_OK or HVI_ERR_NO_MEMORY. */
+int node_beat_start(struct node_engine *engine);
+/* True: the report was the answer to a beat, and is done with. */
+bool node_beat_take(struct node_engine *engine, const struct hvi_engine_report *report);
+void node_beat_close(struct node *node);
 
 /* ---- admin.c: admin.sock; answer.c: what the requests get
  * ------------------------------------------------------- */

@@ -11,6 +11,7 @@ from hvt import Status, check_prompt, procs, sanitized, scaled, stopped, wait_un
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
+SILENCE_NS = 5_000_000_000  # engine-silence
 
 
 def engine_of(job: Job) -> int:
@@ -122,6 +123,40 @@ def test_a_stopped_engine_is_named_by_the_daemon_and_does_not_stop_it(daemon):
     job.check_usable()
 
 
+def test_an_engine_that_stands_still_is_said_to_be_silent_killed_and_missed(daemon):
+    """Its ranks wait, with a session that looks well; the other job hears nothing."""
+    daemon.allow("engine-silent", "engine-killed", "engine-ended")
+    job, other = Job(daemon, 3), Job(daemon, 2)
+    ops = [rank.submit("barrier", "b") for rank in job.ranks[:2]]
+    for rank, op in zip(job.ranks, ops):
+        rank.post_wait(op, 60)
+    with stopped(engine_of(job)):
+        began_ns = time.monotonic_ns()
+        wait_until(lambda: {row["job"]: row["state"] for row in daemon.jobs()}.get(job.name) == "silent", "the silence to be shown")
+        for rank in job.ranks[:2]:
+            outcome = rank.collect_outcome()
+            assert outcome.status == Status.ERR_ENGINE_LOST, outcome
+            check_prompt("the engine was killed and missed", outcome.at_ns - began_ns - SILENCE_NS, 1_100_000_000)
+    daemon.expect_line("engine-silent", job.name)
+    daemon.expect_line("engine-killed", "has not answered for engine-silence")
+    other.check_usable()
+    for number, rank in enumerate(job.ranks):
+        wait_until(lambda who=rank: who.state().status == Status.ERR_ENGINE_LOST, "the rank to hear of it")
+        rank.close()
+        rank.open(job.name, number, 3)
+    job.check_usable()
+
+
+def test_a_daemon_that_stood_still_itself_blames_no_engine(daemon):
+    job = Job(daemon, 2)
+    pid = engine_of(job)
+    with stopped(daemon.pid):
+        time.sleep(6.5)  # not a wait: what passes is the silence that is allowed
+    time.sleep(1.5)  # nor this: hvdd looks
+    assert engine_of(job) == pid
+    job.check_usable()
+
+
 def test_an_engine_that_does_not_read_its_link_is_killed_and_missed(daemon):
     """What hvdd has for it soon fits no socket any more: 9 attaches with 60 KB of settings each."""
     daemon.allow("engine-killed", "engine-ended", "attach-refused", "no-engine")
@@ -148,7 +183,7 @@ def test_a_minute_in_which_everything_stood_still_is_not_held_against_the_engine
     """As when the host stops a virtual machine: the trainer wakes up first, long after its deadline of 5 s."""
     job = Job(daemon, 1)
     pid = job.ranks[0].pid
-    with stopped(engine_of(job)):
+    with stopped(engine_of(job)), stopped(daemon.pid):
         job.ranks[0].post("alloc", bytes=1 << 20)
         wait_until(lambda: procs.memfds(pid), "the region that the engine is told of")
         with stopped(pid):

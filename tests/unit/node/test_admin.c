@@ -159,6 +159,25 @@ START_TEST(a_silent_engine_costs_a_second_and_is_named)
 }
 END_TEST
 
+START_TEST(an_engine_that_answers_nothing_is_killed_after_its_silence)
+{
+    static const char *const short_silence[] = {"--private", "--engine-silence=2s", NULL};
+    struct pollfd client = {.events = POLLIN};
+    char byte;
+
+    setenv("FAKE_ENGINE", "mute", 1);
+    rig_start(&rig, short_silence);
+    client.fd = rig_join(&rig, "a", 0, 2);
+    uint64_t began_ns = hvi_clock_ns();
+    ck_assert_int_eq(poll(&client, 1, 20000), 1);
+    ck_assert_int_eq(recv(client.fd, &byte, 1, 0), 0);
+    ck_assert_uint_ge(hvi_clock_ns() - began_ns, 2 * HVI_NS_SEC);
+    close(client.fd);
+    rig_wait_log(&rig, "has not answered for engine-silence", 1);
+    stop();
+}
+END_TEST
+
 START_TEST(an_unknown_job_is_not_found)
 {
     rig_start(&rig, plain);
@@ -400,6 +419,7 @@ int main(void)
     tcase_add_test(tcase, jobs_come_with_what_their_engines_have_done);
     tcase_add_test(tcase, ranks_and_stalls_come_from_the_engine);
     tcase_add_test(tcase, a_silent_engine_costs_a_second_and_is_named);
+    tcase_add_test(tcase, an_engine_that_answers_nothing_is_killed_after_its_silence);
     tcase_add_test(tcase, an_unknown_job_is_not_found);
     tcase_add_test(tcase, job_stop_ends_the_engine_and_the_next_attach_starts_anew);
     tcase_add_test(tcase, how_a_process_ended_reaches_the_engine_that_had_it);

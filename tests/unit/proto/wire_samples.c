@@ -201,6 +201,7 @@ static void fill_engine_hello(struct hvi_engine_hello *hello, bool full)
         return;
     FILL(hello->job, false);
     FILL(hello->job_key_digest, false);
+    hello->beats = true;
     hello->generation = hello->started_ns = UINT64_MAX;
     hello->size = 1048576;
     hello->uid = UINT32_MAX;
