@@ -158,6 +158,14 @@ static bool pid_is_still_its_own(int pidfd)
     return pidfd < 0 || syscall(SYS_pidfd_send_signal, pidfd, 0, NULL, 0u) == 0 || errno != ESRCH;
 }
 
+/* Whether the process exists, whatever /proc shows of it. */
+static bool is_there(pid_t pid, int pidfd)
+{
+    if (pidfd >= 0)
+        return pid_is_still_its_own(pidfd);
+    return pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
+}
+
 static struct hvi_fate ask_proc(pid_t pid, int pidfd)
 {
     const struct hvi_fate unknown = {HVI_FATE_UNKNOWN, 0};
@@ -224,8 +232,8 @@ bool hvi_process_is_quiet(pid_t pid, int pidfd)
         return true;
     snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
     DIR *threads = opendir(path);
-    if (!threads)
-        return errno == ENOENT;
+    if (!threads) /* gone; or hidden from us, by hidepid, and as alive as ever */
+        return !is_there(pid, pidfd);
     while (quiet && (entry = readdir(threads)))
         quiet = entry->d_name[0] == '.' || thread_is_quiet(pid, entry->d_name);
     closedir(threads);
@@ -270,7 +278,7 @@ char hvi_process_state(pid_t pid)
 {
     struct stat_fields fields;
     int error = look_in_proc(pid, &fields);
-    if (error == ENOENT || error == ESRCH)
+    if ((error == ENOENT || error == ESRCH) && !is_there(pid, -1))
         return 'X';
     return error == 0 ? fields.state : '?';
 }

@@ -15,7 +15,7 @@
 #include "client/habits.h"
 #include "client/staging.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -31,6 +31,7 @@
 #define HUGE_FACTOR 6u
 
 static bool wins[2]; /* on small pages, on huge ones */
+static _Atomic bool measured;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* UINT64_MAX when it is forbidden. */
@@ -66,7 +67,7 @@ static bool kernel_is_fast(unsigned char *memory, uint64_t factor)
     return kernel_ns / factor < memcpy_ns;
 }
 
-static void measure(void)
+static void try_both(void)
 {
     size_t bytes = 2 * TRY_BYTES;
     unsigned char *mapping =
@@ -81,6 +82,12 @@ static void measure(void)
     munmap(mapping, 2 * bytes);
 }
 
+static void measure(void)
+{
+    try_both();
+    atomic_store_explicit(&measured, true, memory_order_release);
+}
+
 enum client_foreign_policy client_foreign_policy(void)
 {
     const char *text = getenv("HVD_FOREIGN_MEMORY");
@@ -91,12 +98,18 @@ enum client_foreign_policy client_foreign_policy(void)
     return text && strcmp(text, "never") == 0 ? CLIENT_FOREIGN_NEVER : CLIENT_FOREIGN_AUTO;
 }
 
-bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge)
+bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge,
+                         pthread_mutex_t *mutex)
 {
     if (policy != CLIENT_FOREIGN_AUTO)
         return policy == CLIENT_FOREIGN_ALWAYS;
     if (bytes > CLIENT_STAGING_CACHE)
         return true;
-    pthread_once(&once, measure);
+    /* Acquire, pairs with the release store in measure(). */
+    if (!atomic_load_explicit(&measured, memory_order_acquire)) {
+        pthread_mutex_unlock(mutex);
+        pthread_once(&once, measure);
+        pthread_mutex_lock(mutex);
+    }
     return wins[huge];
 }

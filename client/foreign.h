@@ -3,6 +3,7 @@
 #ifndef HVD_CLIENT_FOREIGN_H
 #define HVD_CLIENT_FOREIGN_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -12,7 +13,8 @@ enum client_foreign_policy { CLIENT_FOREIGN_AUTO, CLIENT_FOREIGN_ALWAYS, CLIENT_
  * auto. */
 enum client_foreign_policy client_foreign_policy(void);
 /* For an operand of this size, on huge pages or not. Measures for some milliseconds, once per
- * process. Any thread. */
-bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge);
+ * process, and lets go of `mutex`, which the caller holds, meanwhile. Any thread. */
+bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge,
+                         pthread_mutex_t *mutex);
 
 #endif

@@ -8,6 +8,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#define EXIT_UNMAPPABLE 70 /* EX_SOFTWARE: neither a copy nor a hole can be had */
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct client_forked *rows;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -32,12 +34,22 @@ static bool is_there(const struct client_forked *row)
            (last.start == last.end || client_mapping_is_memfd(-1, last, &row->memfd));
 }
 
+/* Memory that cannot be copied is no memory: better a child that crashes when it touches it than one
+ * that writes into its parent's tensors. */
+static void make_private(const struct client_forked *row)
+{
+    size_t bytes = row->range.end - row->range.start;
+    if (mmap((void *)row->range.start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+             row->fd, 0) == MAP_FAILED &&
+        munmap((void *)row->range.start, bytes) != 0)
+        _exit(EXIT_UNMAPPABLE);
+}
+
 static void after_fork_in_child(void)
 {
     for (struct client_forked *at = rows; at; at = at->next) {
         if (is_there(at))
-            (void)mmap((void *)at->range.start, at->range.end - at->range.start,
-                       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, at->fd, 0);
+            make_private(at);
         close(at->fd);
     }
     rows = NULL; /* they are the parent's */

@@ -60,6 +60,7 @@ static struct client_habit *row_of(struct client_habits *habits, uintptr_t base)
     return &habits->rows[hash >> 32 & (CLIENT_HABITS - 1)];
 }
 
+/* A kernel that cannot, or lacks the memory, leaves it to the first touch. */
 static void bring(uintptr_t base, uint64_t bytes)
 {
     uintptr_t first = base / HVI_PAGE * HVI_PAGE;
@@ -81,8 +82,13 @@ bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, co
     if (row->base != base || row->bytes != bytes)
         *row = (struct client_habit){.base = base, .bytes = bytes};
     row->times++;
-    if (lazy && row->times == 1)
+    if (lazy && row->times == 1) {
+        pthread_mutex_unlock(mutex);
         bring(base, bytes);
+        pthread_mutex_lock(mutex);
+    }
+    if (row->base != base || row->bytes != bytes) /* another thread has its place now */
+        return false;
     if (row->times % TRY_AGAIN != 2 || !possible_here)
         return row->huge;
     pthread_mutex_unlock(mutex);

@@ -58,7 +58,7 @@ static bool use_foreign(struct hvd_session *session, const struct client_request
         session->foreign_policy == CLIENT_FOREIGN_NEVER)
         return false;
     bool huge = client_habits_note(&session->habits, &session->mutex, data, bytes, false);
-    if (!client_foreign_wins(session->foreign_policy, bytes, huge))
+    if (!client_foreign_wins(session->foreign_policy, bytes, huge, &session->mutex))
         return false;
     if (!(session->channel.features & HVI_FEATURE_FOREIGN)) {
         say_staged(session);

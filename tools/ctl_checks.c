@@ -188,6 +188,41 @@ static void check_ptrace(const struct ctl *ctl, struct ctl_finding *finding)
          "process_vm_readv; or hvd_alloc and hvd_adopt, which need neither");
 }
 
+/* The options of /proc as it is mounted here. */
+static bool find_proc_options(char *text_p, size_t size)
+{
+    char line[512];
+    FILE *file = fopen("/proc/self/mounts", "re");
+    bool there = false;
+    if (file == NULL)
+        return false;
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strstr(line, " /proc proc ") == NULL)
+            continue;
+        snprintf(text_p, size, "%s", strstr(line, " /proc proc ") + strlen(" /proc proc "));
+        there = true; /* the last one lies on top */
+    }
+    fclose(file);
+    return there;
+}
+
+static void check_proc(const struct ctl *ctl, struct ctl_finding *finding)
+{
+    char options[512];
+    (void)ctl;
+    const char *hidden =
+        find_proc_options(options, sizeof options) ? strstr(options, "hidepid=") : NULL;
+    if (hidden == NULL || strncmp(hidden, "hidepid=0", 9) == 0 ||
+        strncmp(hidden, "hidepid=off", 11) == 0) {
+        found(finding, CTL_CHECK_OK, "processes of others can be looked at");
+        return;
+    }
+    found(finding, CTL_CHECK_NOTE, "%.*s hides processes of other users",
+          (int)strcspn(hidden, ", \n"), hidden);
+    next(finding, "nothing breaks: an hvdd for several users cannot say what a rank that others "
+                  "wait for is doing, nor how it ended");
+}
+
 static int count_objects(hwloc_topology_t topology, hwloc_obj_type_t type)
 {
     const int count = hwloc_get_nbobjs_by_type(topology, type);
@@ -423,6 +458,7 @@ const struct ctl_check ctl_checks[] = {
     {"/dev/shm", check_dev_shm},
     {"huge pages (shmem)", check_huge_pages},
     {"ptrace scope", check_ptrace},
+    {"/proc", check_proc},
     {"runtime directory", check_runtime_dir},
     {"systemd", check_systemd},
     {"CUDA driver", check_cuda},

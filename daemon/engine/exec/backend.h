@@ -52,8 +52,8 @@
  * backend reaches with process_vm_readv and process_vm_writev, piece by piece; 0 is a mapped one.
  * NULL operands and the kinds are as above. Foreign memory is not to be trusted: it may vanish or
  * change meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with
- * foreign operands is a batch of its own. Before each transfer the backend asks .alive, unless that
- * is NULL: false means that the pid is no longer the member's process and is a failure (ESRCH).
+ * foreign operands is a batch of its own. Before and after each transfer the backend asks .alive, unless
+ * that is NULL: false means that the pid is no longer the member's process and is a failure (ESRCH).
  * .alive is called from any thread, several at a time, until the batch is done. */
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */

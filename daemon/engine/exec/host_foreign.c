@@ -3,6 +3,10 @@
  * there gives an error, never a signal. A transfer may be cut short where a bad page begins: what
  * is left is tried again, which then says why.
  *
+ * A pid is only a number, and the kernel may give it to another process at any time once its owner has
+ * been reaped. So the owner is asked for before and after each transfer: what was read from somebody
+ * else is never used, and an op whose result may have gone to somebody else fails.
+ *
  * The owner may have anything mapped there, a userfaultfd or a FUSE file too: then the transfer
  * waits for the owner's pager, and ends with the owner. Trust between members of a job allows
  * that; it is their op that waits. */
@@ -20,6 +24,11 @@ static int status_of(int error)
     return error == ENOMEM ? HVI_ERR_NO_MEMORY : HVI_ERR_INVALID;
 }
 
+static bool is_owners(const struct engine_work *work, uint32_t rank)
+{
+    return !work->alive || work->alive(work->alive_user, rank);
+}
+
 static int transfer(const struct engine_work *work, uint32_t rank, bool writing, pid_t pid,
                     uint64_t address, void *local, uint64_t bytes, struct engine_fault *fault_p)
 {
@@ -29,7 +38,7 @@ static int transfer(const struct engine_work *work, uint32_t rank, bool writing,
         struct iovec here = {.iov_base = local, .iov_len = bytes};
         struct iovec there = {.iov_base = (void *)(uintptr_t)address, .iov_len = bytes};
         ssize_t moved = -1;
-        if (work->alive && !work->alive(work->alive_user, rank)) {
+        if (!is_owners(work, rank)) {
             error = ESRCH;
             break;
         }
@@ -39,6 +48,10 @@ static int transfer(const struct engine_work *work, uint32_t rank, bool writing,
             moved = process_vm_readv(pid, &here, 1, &there, 1, 0);
         if (moved <= 0) {
             error = moved == 0 ? EIO : errno;
+            break;
+        }
+        if (!is_owners(work, rank)) {
+            error = ESRCH;
             break;
         }
         local = (char *)local + moved;

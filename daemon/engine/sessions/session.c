@@ -52,7 +52,7 @@ bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to)
     static const unsigned next[ENGINE_RANK_STATES] = {
         [ENGINE_RANK_ABSENT] = BIT(ATTACHED) | BIT(LOST) | BIT(ENDED),
         [ENGINE_RANK_ATTACHED] = BIT(DYING) | BIT(LEFT) | BIT(LOST) | BIT(ENDED),
-        [ENGINE_RANK_DYING] = BIT(LOST) | BIT(ENDED),
+        [ENGINE_RANK_DYING] = BIT(LEFT) | BIT(LOST) | BIT(ENDED),
     };
 #undef BIT
     return (next[from] >> to & 1u) != 0;
@@ -125,8 +125,6 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
     set_state(engine, rank, state, text);
     log_gone(engine, rank, state, text);
     engine_order_break(&engine->order, status, rank, text);
-    /* Release: whoever sees the new epoch sees why. */
-    atomic_fetch_add_explicit(&engine->bell->epoch, 1, memory_order_release);
     engine->order.now_ns = hvi_clock_ns();
     engine_express_seize_all(engine);
     engine_negotiate_fail_all(&engine->order, status, text, rank);

@@ -24,6 +24,7 @@ struct sd_event_source;
  *
  *   absent --attach--> attached --Detach-----------------------> left
  *                         |------EOF, pidfd--> dying --fate----> lost
+ *                         |                      |-----Detach--> left
  *                         |      protocol, job stopped---------> ended
  *
  * One setter: set_state in session.c. */

@@ -145,9 +145,12 @@ static void doom(struct engine *engine, const struct run *run, int32_t member)
     if (!still_is(engine, run)) /* what was read were parts of the next */
         return;
     run->slot->doomed = true;
-    while (hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
-                             HVI_EXPRESS_ENGINE) != HVI_EXPRESS_NOTHING)
-        ;
+    /* Each once: a rank that gives units back, which none may, could keep us here. */
+    for (uint32_t left = run->units; left > 0; left--) {
+        if (hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
+                              HVI_EXPRESS_ENGINE) == HVI_EXPRESS_NOTHING)
+            break;
+    }
     if (session) {
         session->doom = "an impossible operand in an express slot";
         engine->doomed = true;

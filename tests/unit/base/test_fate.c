@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
@@ -355,6 +356,44 @@ START_TEST(who_may_not_look_does_not_claim_success)
 }
 END_TEST
 
+/* 0: the living subject is neither quiet nor gone, although /proc does not show it. */
+static int look_from_where_it_is_hidden(const struct subject *subject)
+{
+    char path[32];
+
+    if (unshare(CLONE_NEWNS) != 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("proc", "/proc", "proc", 0, "hidepid=2") != 0 || setgid(65534) != 0 ||
+        setuid(65534) != 0)
+        return 2;
+    snprintf(path, sizeof path, "/proc/%d", (int)subject->pid);
+    if (access(path, F_OK) == 0)
+        return 3;
+    if (hvi_process_is_quiet(subject->pid, subject->pidfd) ||
+        hvi_process_is_quiet(subject->pid, -1))
+        return 4;
+    return hvi_process_state(subject->pid) == '?' ? 0 : 5;
+}
+
+START_TEST(a_process_that_is_hidden_is_not_taken_for_gone)
+{
+    if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
+        return;
+    struct subject subject = subject_start(live_in_peace);
+    pid_t observer = fork();
+    ck_assert_int_ge(observer, 0);
+    if (observer == 0)
+        _exit(look_from_where_it_is_hidden(&subject));
+    int status = -1;
+    ck_assert_int_eq(waitpid(observer, &status, 0), observer);
+    ck_assert_int_eq(WEXITSTATUS(status), 0);
+    kill(subject.pid, SIGKILL);
+    subject_reap(&subject);
+    ck_assert(hvi_process_is_quiet(subject.pid, subject.pidfd));
+    ck_assert(hvi_process_is_quiet(subject.pid, -1));
+    subject_end(&subject);
+}
+END_TEST
+
 START_TEST(nobody_is_gone_in_an_unknown_way)
 {
     pid_t pid = fork();
@@ -422,6 +461,7 @@ int main(void)
     tcase_add_test(tcase, a_misleading_command_name_does_not_mislead);
     tcase_add_test(tcase, our_own_child_is_told_and_stays_reapable);
     tcase_add_test(tcase, who_may_not_look_does_not_claim_success);
+    tcase_add_test(tcase, a_process_that_is_hidden_is_not_taken_for_gone);
     tcase_add_test(tcase, nobody_is_gone_in_an_unknown_way);
     tcase_add_test(tcase, sentences_are_the_promised_ones);
     tcase_add_test(tcase, a_short_buffer_cuts_the_sentence);

@@ -6,11 +6,17 @@
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define PAGE 4096u
@@ -538,6 +544,38 @@ START_TEST(a_child_of_the_child_is_on_its_own_too)
 }
 END_TEST
 
+/* From here on the kernel has no memory for a private view of a file. */
+static void refuse_private_views(void)
+{
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[3])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MAP_PRIVATE | MAP_FIXED, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof rules / sizeof rules[0], .filter = rules};
+
+    ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+    ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+START_TEST(a_child_that_can_have_no_copy_has_no_way_to_its_parents_memory)
+{
+    unsigned char *memory = map_pages(64);
+    unsigned char there;
+    fill(memory, 64 * PAGE, 19);
+    adopt(memory, 64 * PAGE);
+    refuse_private_views();
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(mincore(memory, PAGE, &there) != 0 && errno == ENOMEM ? 0 : 1);
+    ck_assert_int_eq(hvt_wait_child(pid), 0);
+    check_filled(memory, 64 * PAGE, 19);
+}
+END_TEST
+
 START_TEST(a_child_may_free_and_exit_as_it_likes)
 {
     unsigned char *memory = malloc(MIB), *other;
@@ -612,6 +650,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, a_mapping_that_was_split_is_ordinary);
     tcase_add_test(tcase, a_child_reads_and_writes_its_own);
     tcase_add_test(tcase, a_child_of_the_child_is_on_its_own_too);
+    tcase_add_test(tcase, a_child_that_can_have_no_copy_has_no_way_to_its_parents_memory);
     tcase_add_test(tcase, a_child_may_free_and_exit_as_it_likes);
     tcase_add_test(tcase, a_fork_after_free_leaves_the_successor_alone);
     tcase_add_test(tcase, a_child_adopts_with_a_session_of_its_own);

@@ -196,12 +196,16 @@ END_TEST
 
 START_TEST(what_does_not_fit_the_staging_cache_stays_where_it_is)
 {
-    ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, CLIENT_STAGING_CACHE + 1, false));
-    ck_assert(!client_foreign_wins(CLIENT_FOREIGN_NEVER, CLIENT_STAGING_CACHE + 1, true));
-    bool wins = client_foreign_wins(CLIENT_FOREIGN_AUTO, LARGE, false);
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+    pthread_mutex_lock(&mutex);
+    ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, CLIENT_STAGING_CACHE + 1, false, &mutex));
+    ck_assert(!client_foreign_wins(CLIENT_FOREIGN_NEVER, CLIENT_STAGING_CACHE + 1, true, &mutex));
+    bool wins = client_foreign_wins(CLIENT_FOREIGN_AUTO, LARGE, false, &mutex);
     for (int i = 0; i < 3; i++)
-        ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, 2 * LARGE, false) ==
+        ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, 2 * LARGE, false, &mutex) ==
                   wins); /* it is measured once */
+    pthread_mutex_unlock(&mutex);
 }
 END_TEST
 

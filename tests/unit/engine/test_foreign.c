@@ -2,10 +2,12 @@
  * Operands in a trainer's own memory: whose it is, what happens when it is not there, and that it is
  * left alone once the session is over. */
 #include "base/status.h"
+#include "daemon/engine/exec/host.h"
 #include "daemon/engine/sessions/intake.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +19,42 @@
 #define LARGE (4u << 20)
 
 static struct hvt_bench bench;
+
+/* The member's process ends, and its pid becomes somebody else's, in the middle of a transfer. */
+static bool lives_once(void *user, uint32_t rank)
+{
+    int *asked = user;
+
+    ck_assert_uint_eq(rank, 0);
+    return (*asked)++ == 0;
+}
+
+START_TEST(a_transfer_during_which_the_process_ended_is_a_failure)
+{
+    char theirs[64] = "theirs", ours[64] = "ours";
+    const void *in[] = {theirs};
+    void *out[] = {theirs};
+    const pid_t pids[] = {getpid()};
+    int asked = 0;
+    const struct engine_work work = {
+        .ranks = 1,
+        .in = in,
+        .out = out,
+        .in_pid = pids,
+        .out_pid = pids,
+        .alive = lives_once,
+        .alive_user = &asked,
+    };
+    struct engine_fault fault = {.rank = -1};
+
+    ck_assert_int_eq(engine_host_read(&work, 0, 0, ours, sizeof ours, &fault), HVI_ERR_RANK_LOST);
+    ck_assert_int_eq(fault.rank, 0);
+    ck_assert_int_eq(fault.error, ESRCH);
+    asked = 0;
+    ck_assert_int_eq(engine_host_write(&work, 0, 0, ours, sizeof ours, &fault), HVI_ERR_RANK_LOST);
+    ck_assert(fault.writing);
+}
+END_TEST
 
 static void place(struct hvi_submission *op, void *memory)
 {
@@ -190,6 +228,7 @@ int main(void)
     tcase_add_test(tcase, memory_of_another_process_is_reduced_with_everybody_elses);
     tcase_add_test(tcase, memory_that_is_not_there_fails_the_op_on_all_with_its_address);
     tcase_add_test(tcase, a_process_that_is_gone_is_a_lost_rank);
+    tcase_add_test(tcase, a_transfer_during_which_the_process_ended_is_a_failure);
     tcase_add_test(tcase, it_is_left_alone_once_the_session_is_over);
     tcase_add_test(tcase, it_holds_no_integers_and_is_no_regions_id);
     suite_add_tcase(suite, tcase);
