@@ -19,6 +19,8 @@
 
 #include <string.h>
 
+#define CLOSE_NS (20 * (int64_t)HVI_NS_MS)
+
 /* What a unit works on: whole operands, and what to do with them. */
 struct job {
     struct hvi_reduction reduction;
@@ -145,6 +147,20 @@ static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slo
     }
     atomic_fetch_add_explicit(&session->peers.working, 1, memory_order_relaxed);
     return true;
+}
+
+/* ---- the end ---- */
+
+void client_large_close(struct hvd_session *session, struct hvd_op *op)
+{
+    struct client_set *set = client_sets_find(&session->sets, op->process_set);
+    uint64_t unit_bytes;
+    if (!set)
+        return;
+    hvi_express_close(&session->express, op->express.slot, op->express.turn,
+                      hvi_express_cut(op->out_bytes, &unit_bytes), UINT32_MAX >> (32 - set->size),
+                      hvi_deadline_after(CLOSE_NS));
+    client_express_look(session, op);
 }
 
 /* ---- units ---- */

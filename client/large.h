@@ -25,4 +25,8 @@ bool client_large_start(struct hvd_session *session, const struct hvd_op *op, ui
 uint32_t client_large_help(struct hvd_session *session, struct hvd_op *op,
                            const struct client_watch *watch, uint32_t most);
 
+/* The engine is lost: before the op fails, nobody may begin to write to its operands any more. Waits
+ * 20 ms at most for ranks that are at it. With the lock; the op may be over, and well, afterwards. */
+void client_large_close(struct hvd_session *session, struct hvd_op *op);
+
 #endif

@@ -87,10 +87,19 @@ void client_wait_land(struct hvd_session *session, struct hvd_op *op)
         client_op_release(session, op);
 }
 
+/* An engine that ends a session itself has seen to it that ranks leave its operands alone. */
+static void close_large(struct hvd_session *session, struct hvd_op *op)
+{
+    if (session->end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
+        op->express.active && op->express.large)
+        client_large_close(session, op);
+}
+
 void client_wait_fail_all(struct hvd_session *session)
 {
     for (uint32_t i = 0; i < session->ops.fresh; i++) {
         struct hvd_op *op = &session->ops.slots[i];
+        close_large(session, op);
         if (op->state != CLIENT_OP_IN_FLIGHT && op->state != CLIENT_OP_SIZED)
             continue;
         op->status = session->end_status;

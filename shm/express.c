@@ -9,6 +9,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -307,6 +308,28 @@ uint32_t hvi_express_holders(const struct hvi_express *express, uint32_t slot, u
             holders |= 1u << rank;
     }
     return holders;
+}
+
+bool hvi_express_close(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                       uint32_t units, uint32_t everybody, uint64_t deadline_ns)
+{
+    uint32_t arrived;
+
+    if (hvi_express_look(express, slot, turn) == HVI_EXPRESS_DONE ||
+        hvi_express_seize(express, slot, &arrived))
+        return true;
+    for (uint32_t left = units; left > 0; left--) { /* what the engine takes, nobody waits for */
+        if (hvi_express_claim(express, slot, turn, units, HVI_EXPRESS_ENGINE) ==
+            HVI_EXPRESS_NOTHING)
+            break;
+    }
+    while (hvi_express_holders(express, slot, turn) != 0 && !hvi_deadline_passed(deadline_ns))
+        sched_yield();
+    if (hvi_express_is_done(express, slot, turn))
+        hvi_express_end(express, slot, turn, everybody);
+    else
+        hvi_express_fail(express, slot);
+    return hvi_express_holders(express, slot, turn) == 0;
 }
 
 enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint32_t slot,

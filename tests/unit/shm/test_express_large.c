@@ -159,6 +159,61 @@ START_TEST(who_came_last_may_be_too_late_to_start)
 }
 END_TEST
 
+/* ---- the engine is lost ---- */
+
+static bool close_slot(uint32_t turn, int64_t wait_ns)
+{
+    return hvi_express_close(&express, SLOT, turn, UNITS, EVERYBODY, hvi_deadline_after(wait_ns));
+}
+
+START_TEST(an_op_that_was_not_started_cannot_be_once_it_is_closed)
+{
+    uint32_t turn = open_full();
+    ck_assert(close_slot(turn, 0));
+    ck_assert(!hvi_express_start(&express, SLOT, turn, UNITS, EVERYBODY));
+    ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_SEIZED);
+}
+END_TEST
+
+START_TEST(of_a_closed_op_no_unit_can_be_taken)
+{
+    uint32_t turn = open_full();
+    ck_assert(hvi_express_start(&express, SLOT, turn, UNITS, EVERYBODY));
+    ck_assert_uint_eq(hvi_express_claim(&express, SLOT, turn, UNITS, 2), 0);
+    hvi_express_finish(&express, SLOT, turn, 0);
+    ck_assert(close_slot(turn, 0));
+    ck_assert_uint_eq(hvi_express_claim(&express, SLOT, turn, UNITS, 2), HVI_EXPRESS_NOTHING);
+    ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_SEIZED);
+    ck_assert(close_slot(turn, 0)); /* another rank does the same */
+}
+END_TEST
+
+START_TEST(who_closes_waits_for_holders_as_long_as_it_is_told_to)
+{
+    uint32_t turn = open_full();
+    ck_assert(hvi_express_start(&express, SLOT, turn, UNITS, EVERYBODY));
+    uint32_t unit = hvi_express_claim(&express, SLOT, turn, UNITS, 2);
+    uint64_t began_ns = hvi_clock_ns();
+    ck_assert(!close_slot(turn, 20 * (int64_t)HVI_NS_MS));
+    ck_assert_uint_ge(hvi_clock_ns() - began_ns, 20 * HVI_NS_MS);
+    hvi_express_finish(&express, SLOT, turn, unit);
+    ck_assert(close_slot(turn, 0));
+    ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_SEIZED);
+}
+END_TEST
+
+START_TEST(an_op_of_which_all_units_are_done_is_done_when_it_is_closed)
+{
+    uint32_t turn = open_full();
+    ck_assert(hvi_express_start(&express, SLOT, turn, UNITS, EVERYBODY));
+    do_all(turn);
+    ck_assert(close_slot(turn, 0));
+    ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_DONE);
+    ck_assert(close_slot(turn, 0));
+    ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_DONE);
+}
+END_TEST
+
 START_TEST(units_cover_an_op_and_are_few)
 {
     for (uint64_t bytes = HVI_EXPRESS_PAYLOAD + 1; bytes <= HVI_EXPRESS_LARGE;
@@ -328,6 +383,10 @@ int main(void)
     tcase_add_test(tcase, what_runs_is_not_seized_before_it_is_over);
     tcase_add_test(tcase, what_fails_is_the_engines);
     tcase_add_test(tcase, who_came_last_may_be_too_late_to_start);
+    tcase_add_test(tcase, an_op_that_was_not_started_cannot_be_once_it_is_closed);
+    tcase_add_test(tcase, of_a_closed_op_no_unit_can_be_taken);
+    tcase_add_test(tcase, who_closes_waits_for_holders_as_long_as_it_is_told_to);
+    tcase_add_test(tcase, an_op_of_which_all_units_are_done_is_done_when_it_is_closed);
     tcase_add_test(tcase, units_cover_an_op_and_are_few);
     tcase_add_test(tcase, every_unit_of_every_turn_has_one_holder);
     tcase_add_test(tcase, whoever_seizes_in_between_a_turn_has_one_verdict);
