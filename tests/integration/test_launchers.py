@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who am I: arguments, then the innermost launcher's environment, and `hvdctl ranks` says where it came from."""
+import time
+
 import pytest
 
-from hvt import Daemon, Status, wire
+from hvt import Daemon, Status, check_prompt, wire
 
 LAUNCHERS = {
     "hvdrun": {"HVD_RANK": "1", "HVD_SIZE": "4", "HVD_LOCAL_RANK": "1", "HVD_LOCAL_SIZE": "4", "HVD_CROSS_RANK": "0",
@@ -51,7 +53,10 @@ def test_identity_comes_from_the_launchers_environment(daemon, launcher):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_job_on_two_nodes_is_refused_before_it_attaches(daemon, launcher):
-    outcome = daemon.rank(environment=LAUNCHERS[launcher] | ON_TWO_NODES[launcher]).try_open("wide")
+    rank = daemon.rank(environment=LAUNCHERS[launcher] | ON_TWO_NODES[launcher])
+    began_ns = time.monotonic_ns()
+    outcome = rank.try_open("wide")
+    check_prompt("the rank was refused", time.monotonic_ns() - began_ns, 100_000_000)
     assert outcome.status == Status.ERR_UNSUPPORTED, outcome
     assert f"rank 1 of job 'wide' is one of 4 ranks on 2 nodes (from {launcher}: local_size 2, " in outcome.text
     assert "start all ranks on one node" in outcome.text
@@ -68,9 +73,11 @@ def test_a_launcher_that_says_nothing_about_nodes_has_one(daemon, launcher):
 def test_a_client_that_claims_a_job_on_two_nodes_is_refused_by_hvdd_too(daemon):
     claim = wire.message((1, wire.PROTOCOL_VERSION), (2, wire.ABI_VERSION), (3, "wide"), (5, 0), (6, 4), (7, 0), (8, 2),
                          (9, 0), (10, 2))
+    began_ns = time.monotonic_ns()
     with wire.Raw(daemon.attach_path) as raw:
         raw.send(wire.field(wire.ATTACH_REQUEST, claim))
         reply = raw.attach_reply()
+    check_prompt("the claim was refused", time.monotonic_ns() - began_ns, 100_000_000)
     assert reply.status == Status.ERR_UNSUPPORTED
     assert "rank 0 of job 'wide' is one of 4 ranks on 2 nodes (local_size 2, cross_size 2)" in reply.text
     assert not daemon.jobs()
