@@ -20,7 +20,7 @@ START_TEST(a_ranks_state_has_these_edges_and_no_others)
 {
     static const char *const legal[] = {
         "absent attached", "absent lost",    "absent ended", "attached dying", "attached left",
-        "attached lost",   "attached ended", "dying lost",   "dying ended",
+        "attached lost",   "attached ended", "dying left",   "dying lost",     "dying ended",
     };
     size_t found = 0;
 
