@@ -117,7 +117,7 @@ static struct node_answer *answer_new(struct node *node, const struct node_asker
     answer->questions = calloc(node->jobs.generation_count + 1u, sizeof(*answer->questions));
     if (answer->questions == NULL ||
         sd_event_add_time_relative(node->event, &answer->timer, CLOCK_MONOTONIC,
-                                   ANSWER_WAIT_NS / 1000, 0, on_deadline, answer) < 0)
+                                   ANSWER_WAIT_NS / 1000, 1000, on_deadline, answer) < 0)
         goto no_memory;
     answer->node = node;
     answer->asker = *asker;

@@ -13,7 +13,7 @@
 #include <utlist.h>
 
 #define BEAT_NS  HVI_NS_SEC
-#define SLACK_US 50000 /* so that timers of one second fire together */
+#define SLACK_US 1000 /* six ticks are six seconds */
 
 static void ask(struct node_engine *engine)
 {
@@ -31,7 +31,7 @@ static void judge(struct node_engine *engine)
     uint64_t limit_ns = (uint64_t)engine->node->config.engine_silence;
 
     engine->silent_ns += BEAT_NS;
-    if (limit_ns == 0 || engine->silent_ns < limit_ns) {
+    if (engine->silent_ns < limit_ns) {
         if (engine->silent_ns != NODE_SILENT_NS)
             return;
         HVI_LOG(HVI_LOG_WARN, "beat", "engine-silent", "an engine does not answer",
@@ -47,9 +47,10 @@ static void judge(struct node_engine *engine)
 
 static void look_at(struct node_engine *engine)
 {
-    if (engine->beats)
-        node_link_poll(engine);
-    if (!engine->beats || engine->link_fd < 0)
+    if (!engine->beats || engine->node->config.engine_silence == 0)
+        return;
+    node_link_poll(engine);
+    if (engine->link_fd < 0)
         return;
     if (engine->beat == 0)
         ask(engine);

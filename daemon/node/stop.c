@@ -64,7 +64,7 @@ static void drain(struct node *node, const char *cause)
         return;
     }
     set_phase(node, NODE_PHASE_DRAINING, cause);
-    if (sd_event_add_time_relative(node->event, &node->drain, CLOCK_MONOTONIC, timeout_us, 0,
+    if (sd_event_add_time_relative(node->event, &node->drain, CLOCK_MONOTONIC, timeout_us, 1000,
                                    on_drained, node) < 0)
         stop_now(node, "no memory for a timer");
     node_stop_check(node);

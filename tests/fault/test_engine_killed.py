@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import Status, check_prompt, procs, sanitized, scaled, stopped, wait_until, wire
+from hvt import Daemon, Status, check_prompt, procs, sanitized, scaled, stopped, wait_until, wire
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -157,9 +157,14 @@ def test_a_daemon_that_stood_still_itself_blames_no_engine(daemon):
     job.check_usable()
 
 
-def test_an_engine_that_does_not_read_its_link_is_killed_and_missed(daemon):
+def test_an_engine_that_does_not_read_its_link_is_killed_and_missed():
     """What hvdd has for it soon fits no socket any more: 9 attaches with 60 KB of settings each."""
-    daemon.allow("engine-killed", "engine-ended", "attach-refused", "no-engine")
+    with Daemon(options={"engine-silence": "0"}) as daemon:
+        daemon.allow("engine-killed", "engine-ended", "attach-refused", "no-engine")
+        stop_reading(daemon)
+
+
+def stop_reading(daemon) -> None:
     rank, other = daemon.rank(), Job(daemon, 2)
     rank.open("stuck", 0, 10)
     op = rank.submit("barrier", "b")

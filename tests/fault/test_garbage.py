@@ -230,7 +230,7 @@ def test_an_engine_that_does_not_work_is_a_clear_error_at_the_client(kind):
             file.write("#!/bin/sh\nexec sleep 30\n" if ENGINES[kind] is None else ENGINES[kind])
         os.chmod(path, 0o755)
         with Daemon(options={"engine": path, "attach-timeout": "300ms"}) as daemon:
-            daemon.allow("attach-refused", "no-engine", "engine-killed", "engine-ended", "bad-engine")
+            daemon.allow("attach-refused", "no-engine", "engine-silent", "engine-killed", "engine-ended", "bad-engine")
             if kind == "cannot be run":
                 os.chmod(path, 0o644)
             begin = time.monotonic()

@@ -60,7 +60,7 @@ def test_a_drain_that_takes_too_long_stops_the_jobs_with_a_reason():
 
 def test_the_end_of_a_drain_has_a_bound_although_an_engine_does_nothing():
     with Daemon(options={"drain-timeout": "200ms"}) as daemon:
-        daemon.allow("drain-timeout", "drain-expired", "engine-killed", "engine-ended")
+        daemon.allow("drain-timeout", "drain-expired", "engine-silent", "engine-killed", "engine-ended")
         job = Job(daemon, 2)
         assert daemon.jobs()[0]["attached"] == 2  # the engine has told hvdd of both
         with stopped(daemon.engines()[0]):

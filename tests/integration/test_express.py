@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import Status, arith, procs, scaled, wait_until
+from hvt import Daemon, Status, arith, procs, scaled, wait_until
 from hvt.daemon import stopped
 from hvt.job import Job, job_of
 
@@ -256,7 +256,12 @@ def wait_for_rest(job: Job) -> None:
 
 
 @pytest.mark.parametrize("rested", [False, True])
-def test_an_op_that_nobody_looks_at_again_is_in_the_stall_table_too(job, rested):
+def test_an_op_that_nobody_looks_at_again_is_in_the_stall_table_too(rested):
+    with Daemon(options={"engine-silence": "0"}) as daemon:  # else hvdd wakes the engine every second
+        forget_an_op(Job(daemon, 3), rested)
+
+
+def forget_an_op(job: Job, rested: bool) -> None:
     settle(job, "forgotten")
     if rested:
         wait_for_rest(job)
