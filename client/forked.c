@@ -8,7 +8,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define EXIT_UNMAPPABLE 70 /* EX_SOFTWARE: neither a copy nor a hole can be had */
+#define EXIT_UNMAPPABLE 70 /* EX_SOFTWARE: neither a copy nor a guard can be had */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct client_forked *rows;
@@ -38,10 +38,13 @@ static bool is_there(const struct client_forked *row)
  * that writes into its parent's tensors. */
 static void make_private(const struct client_forked *row)
 {
+    void *start = (void *)row->range.start;
     size_t bytes = row->range.end - row->range.start;
-    if (mmap((void *)row->range.start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
-             row->fd, 0) == MAP_FAILED &&
-        munmap((void *)row->range.start, bytes) != 0)
+    if (mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, row->fd, 0) !=
+        MAP_FAILED)
+        return;
+    if (mmap(start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+             0) == MAP_FAILED)
         _exit(EXIT_UNMAPPABLE);
 }
 

@@ -26,7 +26,7 @@ struct client_habits {
 };
 
 /* The memory is about to be used once more. True when most of it is on huge pages. Gives `mutex` up
- * while the kernel moves pages (about a millisecond per 4 MiB, the second time only). `lazy`: its pages
+ * while the kernel moves pages (about a millisecond per 4 MiB): the first time for lazy memory, and now and then to make pages huge. `lazy`: its pages
  * may be missing yet; the first time they are brought, so that they are this process's and not whoever's
  * who writes the result. */
 bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, const void *data,

@@ -160,7 +160,8 @@ void client_large_close(struct hvd_session *session, struct hvd_op *op)
     hvi_express_close(&session->express, op->express.slot, op->express.turn,
                       hvi_express_cut(op->out_bytes, &unit_bytes), UINT32_MAX >> (32 - set->size),
                       hvi_deadline_after(CLOSE_NS));
-    client_express_look(session, op);
+    if (op->express.active) /* else it was the engine's already, or a peer has closed it */
+        client_express_look(session, op);
 }
 
 /* ---- units ---- */

@@ -87,11 +87,11 @@ void client_wait_land(struct hvd_session *session, struct hvd_op *op)
         client_op_release(session, op);
 }
 
-/* An engine that ends a session itself has seen to it that ranks leave its operands alone. */
+/* An engine that lives sees to it itself that ranks leave the operands alone. */
 static void close_large(struct hvd_session *session, struct hvd_op *op)
 {
     if (session->end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
-        op->express.active && op->express.large)
+        op->express.brought && op->express.large)
         client_large_close(session, op);
 }
 

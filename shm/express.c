@@ -315,9 +315,9 @@ bool hvi_express_close(const struct hvi_express *express, uint32_t slot, uint32_
 {
     uint32_t arrived;
 
-    if (hvi_express_look(express, slot, turn) == HVI_EXPRESS_DONE ||
-        hvi_express_seize(express, slot, &arrived))
+    if (hvi_express_look(express, slot, turn) == HVI_EXPRESS_DONE)
         return true;
+    hvi_express_seize(express, slot, &arrived);
     for (uint32_t left = units; left > 0; left--) { /* what the engine takes, nobody waits for */
         if (hvi_express_claim(express, slot, turn, units, HVI_EXPRESS_ENGINE) ==
             HVI_EXPRESS_NOTHING)

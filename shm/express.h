@@ -284,8 +284,8 @@ enum hvi_express_sight hvi_express_look(const struct hvi_express *express, uint3
 void hvi_express_sleep(const struct hvi_express *express, uint32_t slot, uint32_t turn,
                        enum hvi_express_sight sight, uint64_t timeout_ns);
 
-/* A rank that has arrived at `turn` and whose engine is lost: nobody begins to work on the op any more.
- * Waits, until the deadline, for holders of units. True: no rank writes to operands of the op from now on;
+/* A rank that has arrived at `turn` and whose engine has died (a living one would take units that are
+ * claimed here for its own): nobody begins to work on the op any more. Waits, until the deadline, for holders of units. True: no rank writes to operands of the op from now on;
  * false: one still may, to its unit. If all units are done, so is the op: hvi_express_look. */
 bool hvi_express_close(const struct hvi_express *express, uint32_t slot, uint32_t turn,
                        uint32_t units, uint32_t everybody, uint64_t deadline_ns);

@@ -145,7 +145,8 @@ void engine_fini(struct engine *engine)
     engine_remote_settle(engine);
     engine_express_settle(engine);
     engine->bells = NULL;
-    engine_sessions_reap(engine);
+    while (engine_sessions_reap(engine)) {
+    }
     HVI_ASSERT(!engine->gone);
     engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     engine_timeline_close(engine);

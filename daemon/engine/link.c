@@ -116,7 +116,7 @@ static void send_report(struct engine *engine, struct hvi_packet_msg *msg)
         int status = engine_send(engine, engine->link_fd, msg, NULL, 0);
         size_t *count = report->stall_count > 0 ? &report->stall_count : &report->rank_count;
         if (status != HVI_ERR_LIMIT || *count == 0) {
-            if (status != HVI_OK)
+            if (status != HVI_OK && status != HVI_ERR_CLOSED)
                 HVI_LOG(HVI_LOG_WARN, "link", "report-lost", hvi_status_text(status), "job=%s",
                         engine->start.job);
             return;

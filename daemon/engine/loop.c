@@ -70,7 +70,7 @@ static bool pass(struct engine *engine)
         end_doomed(engine);
     engine_complete_ring(engine);
     if (engine->gone)
-        engine_sessions_reap(engine);
+        found = engine_sessions_reap(engine) || found;
     return found;
 }
 

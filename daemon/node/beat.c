@@ -5,7 +5,8 @@
  * HVD_ERR_ENGINE_LOST.
  *
  * Silence is counted in ticks of our own timer: where hvdd, or the whole machine, stood still, that
- * counts as one. What the engine has said already is read before it is judged. */
+ * counts as one. What the engine has said already is read before it is judged, and whatever it says is
+ * a sign of life. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -15,34 +16,36 @@
 #define BEAT_NS  HVI_NS_SEC
 #define SLACK_US 1000 /* six ticks are six seconds */
 
+/* Again and again with one number: an answer that found no room in the socket is lost. */
 static void ask(struct node_engine *engine)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_QUERY};
 
+    if (engine->beat == 0)
+        engine->beat = engine->node->next_query++;
     msg.engine_query.what = HVI_QUERY_ALIVE;
     msg.engine_query.rank = -1;
-    msg.engine_query.request = engine->beat = engine->node->next_query++;
-    engine->silent_ns = 0;
+    msg.engine_query.request = engine->beat;
     node_link_send(engine, &msg, NULL, 0);
 }
 
-static void judge(struct node_engine *engine)
+/* False: it is killed. */
+static bool judge(struct node_engine *engine)
 {
     uint64_t limit_ns = (uint64_t)engine->node->config.engine_silence;
 
     engine->silent_ns += BEAT_NS;
-    if (engine->silent_ns < limit_ns) {
-        if (engine->silent_ns != NODE_SILENT_NS)
-            return;
+    if (engine->silent_ns == NODE_SILENT_NS)
         HVI_LOG(HVI_LOG_WARN, "beat", "engine-silent", "an engine does not answer",
                 "job=%s generation=%llu pid=%d silent_ms=%llu", engine->generation->job->id,
                 (unsigned long long)engine->generation->number, (int)engine->pid,
                 (unsigned long long)(engine->silent_ns / HVI_NS_MS));
-        return;
-    }
+    if (engine->silent_ns < limit_ns)
+        return true;
     engine->beats = false;
     node_spawn_kill(engine, "the engine has not answered for engine-silence: it was stopped, or is "
                             "stuck");
+    return false;
 }
 
 static void look_at(struct node_engine *engine)
@@ -52,10 +55,8 @@ static void look_at(struct node_engine *engine)
     node_link_poll(engine);
     if (engine->link_fd < 0)
         return;
-    if (engine->beat == 0)
+    if (engine->beat == 0 || judge(engine))
         ask(engine);
-    else
-        judge(engine);
 }
 
 static int on_tick(sd_event_source *source, uint64_t usec, void *user)
@@ -91,13 +92,10 @@ int node_beat_start(struct node_engine *engine)
     return HVI_OK;
 }
 
-bool node_beat_take(struct node_engine *engine, const struct hvi_engine_report *report)
+void node_beat_heard(struct node_engine *engine)
 {
-    if (engine->beat == 0 || report->request != engine->beat)
-        return false;
-    engine->beat = 0;
     engine->silent_ns = 0;
-    return true;
+    engine->beat = 0;
 }
 
 void node_beat_close(struct node *node)

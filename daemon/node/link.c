@@ -266,12 +266,12 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
                 "job=%s pid=%d error=\"%s\"", engine->generation->job->id, (int)engine->pid, text);
         return false;
     }
+    node_beat_heard(engine);
     if (msg.kind == HVI_PACKET_ENGINE_SESSION)
         good = handle_session(engine, &msg.engine_session);
-    else if (msg.kind == HVI_PACKET_ENGINE_REPORT) {
-        if (!node_beat_take(engine, &msg.engine_report))
-            node_answer_report(engine->node, engine, &msg.engine_report);
-    } else if (msg.kind == HVI_PACKET_ACK)
+    else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
+        node_answer_report(engine->node, engine, &msg.engine_report);
+    else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);
     else
         good = false;

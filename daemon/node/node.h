@@ -78,7 +78,7 @@ struct node_engine {
     sd_event_source *kill;      /* told to stop, or link broken */
     sd_event_source *stuck;     /* outbox not empty */
     bool beats;                 /* it is asked whether it lives (beat.c) */
-    uint64_t beat;              /* EngineQuery.request that it has not answered; 0: none */
+    uint64_t beat;              /* EngineQuery.request since which it has said nothing; 0: none */
     uint64_t silent_ns;         /* for how long */
     struct node_outgoing *outbox;
     size_t outbox_count, outbox_bytes;
@@ -231,8 +231,8 @@ void node_link_forget_all(struct node *node);
 
 /* An engine has come: it is asked from now on. HVI_OK or HVI_ERR_NO_MEMORY. */
 int node_beat_start(struct node_engine *engine);
-/* True: the report was the answer to a beat, and is done with. */
-bool node_beat_take(struct node_engine *engine, const struct hvi_engine_report *report);
+/* It has said something. */
+void node_beat_heard(struct node_engine *engine);
 void node_beat_close(struct node *node);
 
 /* ---- admin.c: admin.sock; answer.c: what the requests get

@@ -108,6 +108,7 @@ def test_the_event_descriptor_tells_of_it(daemon):
 
 
 def test_a_stopped_engine_is_named_by_the_daemon_and_does_not_stop_it(daemon):
+    daemon.allow("engine-silent")
     job, other = Job(daemon, 2), Job(daemon, 2)
     pid = engine_of(job)
     os.kill(pid, signal.SIGSTOP)
@@ -150,9 +151,10 @@ def test_an_engine_that_stands_still_is_said_to_be_silent_killed_and_missed(daem
 def test_a_daemon_that_stood_still_itself_blames_no_engine(daemon):
     job = Job(daemon, 2)
     pid = engine_of(job)
-    with stopped(daemon.pid):
-        time.sleep(6.5)  # not a wait: what passes is the silence that is allowed
-    time.sleep(1.5)  # nor this: hvdd looks
+    with stopped(pid):
+        with stopped(daemon.pid):
+            time.sleep(6.5)  # not a wait: what passes is the silence that is allowed
+        time.sleep(0.5)  # nor this: hvdd looks
     assert engine_of(job) == pid
     job.check_usable()
 

@@ -2,7 +2,7 @@
  * The room exec/: how ready ops run. It takes them from order/'s list, puts them into batches and gives
  * these to backends; what backends have finished goes back to order/ as ops that are done.
  *
- * Engine thread, except engine_exec_done in dispatch.c, which the backends' threads call, and the list
+ * Engine thread, except batch_done in dispatch.c, which the backends' threads call, and the list
  * it fills. Nothing blocks unless it says so. It calls upward only through the table. */
 #ifndef ENGINE_EXEC_EXEC_H
 #define ENGINE_EXEC_EXEC_H
@@ -47,8 +47,8 @@ struct engine_exec {
 /* Opens every backend; everything up to the blank line above is set, the rest zero. HVI_OK or the
  * error, logged. */
 int engine_dispatch_open(struct engine_exec *exec);
-/* Starts what is ready, waits until it is over, completes it and closes the backends. Harmless on a
- * zeroed one. */
+/* Starts what is ready, waits until it is over, completes it and closes the backends. Harmless before
+ * engine_dispatch_open. */
 void engine_dispatch_close(struct engine_exec *exec);
 /* Fuses and starts everything that is ready. */
 void engine_dispatch_ready(struct engine_exec *exec);

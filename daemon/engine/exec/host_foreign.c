@@ -9,7 +9,8 @@
  *
  * The owner may have anything mapped there, a userfaultfd or a FUSE file too: then the transfer
  * waits for the owner's pager, and ends with the owner. Trust between members of a job allows
- * that; it is their op that waits. */
+ * that; it is their op that waits. While the main thread itself waits so, the engine is silent, and hvdd
+ * kills it in the end. */
 #include "daemon/engine/exec/host.h"
 
 #include "base/status.h"

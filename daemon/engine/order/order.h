@@ -17,7 +17,7 @@
 
 #define ENGINE_FAILED_MAX 4096u /* failed ops that are remembered for ranks still to come */
 
-/* Where answers go. None of these may call back into order/. */
+/* Where answers go. None of these may call back into order/, but to let go of tensor and set. */
 struct engine_order_sink {
     /* The part's op is over for it: .out_bytes and .rows if `status` is HVI_OK, else `text` (NULL:
      * none). The part is the sink's again. */

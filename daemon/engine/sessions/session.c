@@ -484,7 +484,7 @@ void engine_sessions_stop(struct engine *engine, const char *reason)
     engine_remote_settle(engine);
 }
 
-void engine_sessions_reap(struct engine *engine)
+bool engine_sessions_reap(struct engine *engine)
 {
     struct engine_session **link = &engine->gone;
 
@@ -497,7 +497,9 @@ void engine_sessions_reap(struct engine *engine)
         *link = session->gone_next;
         engine_peer_forget_all(session);
         session_free(session);
+        return true;
     }
+    return false;
 }
 
 bool engine_sessions_ready_memory(struct engine *engine)

@@ -112,8 +112,9 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 void engine_session_violation(struct engine_session *session, const char *reason);
 /* Ends every session because the job is stopped. */
 void engine_sessions_stop(struct engine *engine, const char *reason);
-/* Frees ended sessions that no op uses any more. */
-void engine_sessions_reap(struct engine *engine);
+/* Frees one ended session that no op uses any more: unmapping many GiB takes its time, and hvdd wants to
+ * hear from us. True: there may be another. */
+bool engine_sessions_reap(struct engine *engine);
 /* Readies a piece of a region that was just added; false when there is none. */
 bool engine_sessions_ready_memory(struct engine *engine);
 const char *engine_rank_state_text(enum engine_rank_state state);

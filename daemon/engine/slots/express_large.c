@@ -168,7 +168,7 @@ static bool take_units(struct engine *engine, const struct run *run, uint32_t mo
         doom(engine, run, lacking);
     if (lacking >= 0 || run->slot->doomed)
         return true;
-    for (uint32_t done = 0; done < most; done++) {
+    for (uint32_t done = 0; done < most && done < run->units; done++) {
         unit = hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
                                  HVI_EXPRESS_ENGINE);
         if (unit == HVI_EXPRESS_NOTHING)

@@ -9,6 +9,7 @@
 #include "tests/unit/hvt_main.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -362,8 +363,9 @@ static int look_from_where_it_is_hidden(const struct subject *subject)
     char path[32];
 
     if (unshare(CLONE_NEWNS) != 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("proc", "/proc", "proc", 0, "hidepid=2") != 0 || setgid(65534) != 0 ||
-        setuid(65534) != 0)
+        mount("proc", "/proc", "proc", 0, "hidepid=2") != 0)
+        return 77;
+    if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)
         return 2;
     snprintf(path, sizeof path, "/proc/%d", (int)subject->pid);
     if (access(path, F_OK) == 0)
@@ -385,7 +387,8 @@ START_TEST(a_process_that_is_hidden_is_not_taken_for_gone)
         _exit(look_from_where_it_is_hidden(&subject));
     int status = -1;
     ck_assert_int_eq(waitpid(observer, &status, 0), observer);
-    ck_assert_int_eq(WEXITSTATUS(status), 0);
+    if (!hvt_skip_if(WEXITSTATUS(status) == 77, "/proc cannot be mounted here"))
+        ck_assert_int_eq(WEXITSTATUS(status), 0);
     kill(subject.pid, SIGKILL);
     subject_reap(&subject);
     ck_assert(hvi_process_is_quiet(subject.pid, subject.pidfd));

@@ -74,7 +74,8 @@ void hvt_bench_turn(struct hvt_bench *bench)
     engine_dispatch_reap(&engine->exec);
     engine_complete_owed(engine);
     engine_complete_ring(engine);
-    engine_sessions_reap(engine);
+    while (engine_sessions_reap(engine)) {
+    }
 }
 
 void hvt_bench_fini(struct hvt_bench *bench)

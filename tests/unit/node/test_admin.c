@@ -167,8 +167,8 @@ START_TEST(an_engine_that_answers_nothing_is_killed_after_its_silence)
 
     setenv("FAKE_ENGINE", "mute", 1);
     rig_start(&rig, short_silence);
-    client.fd = rig_join(&rig, "a", 0, 2);
     uint64_t began_ns = hvi_clock_ns();
+    client.fd = rig_join(&rig, "a", 0, 2);
     ck_assert_int_eq(poll(&client, 1, 20000), 1);
     ck_assert_int_eq(recv(client.fd, &byte, 1, 0), 0);
     ck_assert_uint_ge(hvi_clock_ns() - began_ns, 2 * HVI_NS_SEC);

@@ -196,6 +196,7 @@ START_TEST(who_closes_waits_for_holders_as_long_as_it_is_told_to)
     uint64_t began_ns = hvi_clock_ns();
     ck_assert(!close_slot(turn, 20 * (int64_t)HVI_NS_MS));
     ck_assert_uint_ge(hvi_clock_ns() - began_ns, 20 * HVI_NS_MS);
+    ck_assert(!close_slot(turn, 0)); /* nor is it over for the next that closes */
     hvi_express_finish(&express, SLOT, turn, unit);
     ck_assert(close_slot(turn, 0));
     ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_SEIZED);
