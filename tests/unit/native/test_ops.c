@@ -197,6 +197,57 @@ START_TEST(every_collective_gives_what_the_ranks_bring)
 }
 END_TEST
 
+/* ---- types ---- */
+
+#define COUNT 5
+
+static const struct {
+    TF_DataType theirs;
+    enum hvd_dtype ours;
+    size_t bytes;
+} types[] = {
+    {TF_DOUBLE, HVD_FLOAT64, 8}, {TF_HALF, HVD_FLOAT16, 2},  {TF_BFLOAT16, HVD_BFLOAT16, 2},
+    {TF_INT32, HVD_INT32, 4},    {TF_INT64, HVD_INT64, 8},   {TF_UINT8, HVD_UINT8, 1},
+    {TF_INT8, HVD_INT8, 1},      {TF_UINT16, HVD_UINT16, 2}, {TF_INT16, HVD_INT16, 2},
+    {TF_BOOL, HVD_BOOL, 1},      {TF_FLOAT, HVD_FLOAT32, 4}};
+#define TYPES (sizeof types / sizeof types[0])
+
+/* Each of the types from rank 1: bytes of 1. A rank that takes one for another disagrees. */
+static void peer_types(struct hvd_session *session, int number)
+{
+    unsigned char data[COUNT * 8];
+    struct hvd_op *op;
+    (void)number;
+
+    for (size_t i = 0; i < TYPES; i++) {
+        struct hvd_tensor tensor = {.data = data, .dtype = types[i].ours, .ndim = 1};
+        tensor.dims[0] = COUNT;
+        memset(data, 1, sizeof data);
+        hvd_broadcast_async(session, "type", &tensor, &tensor, 1, NULL, &op);
+        hvd_wait(op, FOR_S);
+        hvd_op_free(op);
+    }
+}
+
+START_TEST(every_type_is_the_peers)
+{
+    hvt_job_start(&job);
+    hvt_job_open(&job, RANKS, "types", 1);
+    for (size_t i = 0; i < TYPES; i++) {
+        TF_Tensor *input = hvt_vector_new(types[i].theirs, COUNT, HVT_ORDINARY);
+        struct hvt_call *call = call_of("HvdBroadcast", "type", &input, 1);
+        ck_assert_msg(hvt_call_code(call) == TF_OK, "%s", hvt_call_text(call));
+        const unsigned char *data = TF_TensorData(hvt_call_output(call, 0));
+        for (size_t k = 0; k < COUNT * types[i].bytes; k++)
+            ck_assert_uint_eq(data[k], 1);
+        hvt_call_free(call);
+    }
+    hvt_job_close(&job);
+    hvt_job_join(&job);
+    hvt_job_stop(&job);
+}
+END_TEST
+
 /* ---- what a rank knows by itself ---- */
 
 static int asked(const char *op, int set, TF_Code code)
@@ -451,14 +502,15 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    static const struct hvt_script scripts[] = {{"values", peer_values},
-                                                {"mismatch", peer_mismatch}};
+    static const struct hvt_script scripts[] = {
+        {"values", peer_values}, {"mismatch", peer_mismatch}, {"types", peer_types}};
 
-    hvt_job_peer(argc, argv, scripts, 2);
+    hvt_job_peer(argc, argv, scripts, 3);
     Suite *suite = suite_create("native/ops");
     TCase *tcase = tcase_create("ops");
     tcase_set_timeout(tcase, 120);
     tcase_add_loop_test(tcase, every_collective_gives_what_the_ranks_bring, 0, 2);
+    tcase_add_test(tcase, every_type_is_the_peers);
     tcase_add_test(tcase, questions_are_answered_while_there_is_a_session);
     tcase_add_test(tcase, wrong_arguments_are_told_with_the_op_and_its_name);
     tcase_add_test(tcase, a_kernel_without_its_attributes_is_refused);
