@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, procs, wait_until
+from hvt import Status, check_prompt, procs, wait_until
 from hvt.job import Job
 
 NAMES = ["large", ""]  # "": unnamed ops
@@ -170,30 +170,6 @@ def test_a_rank_that_goes_on_after_the_job_is_over_writes_no_more_than_its_unit(
         written = rank.ask("kept")
         assert written["status"] == Status.OK and written["first"] >= 0, "the stopped rank had nothing to write"
         assert written["first"] // UNIT == written["last"] // UNIT, f"more than one unit of {UNIT} bytes: {written}"
-
-
-def test_a_rank_that_goes_on_after_the_engine_was_lost_begins_nothing():
-    """The others' ops have failed, and their memory may be used for something else."""
-    with Daemon(options={"engine-silence": "0"}) as daemon:
-        daemon.allow("engine-ended")
-        stopped_now = daemon.folder / "stopped"
-        job = Job(daemon, 2, environments={1: {"HVT_STEP": f"large-before-start 1 {int(signal.SIGSTOP)}",
-                                               "HVT_STEP_AFTER": str(stopped_now)}})
-        go_round(job, "begun", keep=True)
-        wait_until(lambda: daemon.ctl.json("ranks", job.name)["ranks"][0]["express"] > 20, "large ops to need no engine")
-        engine = engine_of(daemon, job)
-        os.kill(engine, signal.SIGSTOP)  # else it does the op that the victim leaves behind
-        wait_until(lambda: procs.state(engine) == "T", "the engine to be stopped")
-        stopped_now.touch()
-        wait_until_it_happens(job, 1)
-        stopped_now.unlink()
-        os.kill(engine, signal.SIGKILL)
-        reply = job.ranks[0].collect()
-        assert reply["status"] == Status.ERR_ENGINE_LOST, reply
-        os.kill(job.ranks[1].pid, signal.SIGCONT)
-        assert job.ranks[1].collect()["status"] == Status.ERR_ENGINE_LOST
-        written = job.ranks[0].ask("kept")
-        assert written["status"] == Status.OK and written["first"] < 0, written
 
 
 BIG = 1 << 20  # bytes: 16 units
