@@ -179,7 +179,7 @@ def test_a_configuration_file_reaches_the_ranks_and_the_command_line_wins(launch
 
 
 def test_the_manual_shows_every_key_of_the_configuration_file():
-    rows = (SOURCE / "tools/run_flags.def").read_text().partition("\nRUN_GROUP")[2]
+    rows = (SOURCE / "tools/hvdrun/flags.def").read_text().partition("\nRUN_GROUP")[2]
     keys = set(re.findall(r'"((?:controller|[a-z_]+\.[a-z_]+))(?:=\w+)?"', rows))
     shown, section = set(), ""
     for line in manual_example().splitlines():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Includes point down only: base <- shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools, and in the
-engine order <- exec <- slots, sessions, watch, the loop.
+"""Includes point down only: base <- shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools, in the
+engine order <- exec <- slots, sessions, watch, the loop, in the tools common <- one folder for each program.
 
 The table is docs/design/house.md. tests/ may see everything."""
 import includes
@@ -26,7 +26,10 @@ MAY_INCLUDE = {
     "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine"),
     "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine"),
     "daemon/gpu": ("base", "shm", "proto"),
-    "tools": ("base", "proto", "client/include"),
+    "tools/common": ("base", "proto"),
+    "tools/hvdctl": ("base", "proto", "tools/common"),
+    "tools/hvdrun": ("base", "proto", "tools/common"),
+    "tools/hvd-perf": ("base", "tools/common/text.h", "client/include"),
     "python/native": (HVD_H,),
     "examples": (HVD_H,),
     "bench": (HVD_H,),
@@ -71,7 +74,8 @@ def find(tree):
 
 _BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H: "",
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
-         "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "tests/t.h": ""}
+         "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "tests/t.h": "",
+         "tools/common/t.h": "", "tools/hvdctl/ctl.h": ""}
 
 
 def _case(path, include, accused=False):
@@ -83,7 +87,8 @@ CASES = [
     _case("shm/x.c", '"s.h"'),
     _case("client/x.c", '"proto/p.h"'),
     _case("client/x.c", '"hvd/hvd.h"'),
-    _case("tools/x.c", '<hvd/hvd.h>'),
+    _case("tools/hvd-perf/x.c", '<hvd/hvd.h>'),
+    _case("tools/hvdctl/x.c", '"tools/common/t.h"'),
     _case("examples/x.c", '<hvd/hvd.h>'),
     _case("tests/unit/x.c", '"daemon/engine/e.h"'),
     _case("base/x.c", '"shm/s.h"', True),
@@ -107,8 +112,13 @@ CASES = [
     _case("daemon/engine/order/y.c", '"daemon/engine/e.h"', True),
     _case("daemon/engine/exec/y.c", '"daemon/engine/e.h"', True),
     _case("daemon/gpu/x.h", '"daemon/engine/e.h"', True),
-    _case("tools/x.c", '"shm/s.h"', True),
-    _case("tools/x.c", '"client/c.h"', True),
+    _case("tools/x.c", '"base/a.h"', True),
+    _case("tools/hvdrun/x.c", '"shm/s.h"', True),
+    _case("tools/hvdrun/x.c", '"client/c.h"', True),
+    _case("tools/hvdrun/x.c", '<hvd/hvd.h>', True),
+    _case("tools/hvdrun/x.c", '"tools/hvdctl/ctl.h"', True),
+    _case("tools/hvd-perf/x.c", '"tools/common/t.h"', True),
+    _case("tools/common/x.c", '"tools/hvdctl/ctl.h"', True),
     _case("examples/d/x.c", '"base/a.h"', True),
     _case("bench/x.c", '"client/c.h"', True),
     _case("client/include/hvd/x.h", '"base/a.h"', True),

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "shm/abi.h"
-#include "tools/admin_client.h"
+#include "tools/common/admin_client.h"
 
 #include <check.h>
 #include <dirent.h>

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdctl --json: one document that a parser takes, with numbers that lose nothing. */
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/tools/hvdctl/reply.h"
+
+#include <cjson/cJSON.h>
+#include <string.h>
+
+/* The document that was written; to be deleted by the caller. */
+static cJSON *parse(struct ctl *ctl)
+{
+    const char *end = NULL;
+    fclose(ctl->out);
+    cJSON *document = cJSON_ParseWithOpts(hvt_text, &end, 0);
+    ck_assert_msg(document != NULL, "no JSON: %s", hvt_text);
+    ck_assert_str_eq(end, "\n");
+    return document;
+}
+
+static const char *string(const cJSON *object, const char *name)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
+}
+
+static double number(const cJSON *object, const char *name)
+{
+    return cJSON_GetNumberValue(cJSON_GetObjectItem(object, name));
+}
+
+START_TEST(status_has_raw_numbers)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_json_status(&ctl, &hvt_reply);
+    cJSON *document = parse(&ctl);
+    const cJSON *daemon = cJSON_GetObjectItem(document, "daemon");
+    ck_assert_str_eq(string(daemon, "runtime_dir"), "/run/hvdd");
+    ck_assert(number(daemon, "pid") == 17);
+    ck_assert_ptr_nonnull(strstr(hvt_text, "18446744073709551615")); /* not 1.8e19 */
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(jobs_and_ranks_are_arrays)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_json_jobs(&ctl, &hvt_reply);
+    cJSON *document = parse(&ctl);
+    const cJSON *jobs = cJSON_GetObjectItem(document, "jobs");
+    ck_assert_int_eq(cJSON_GetArraySize(jobs), 2);
+    ck_assert(number(cJSON_GetArrayItem(jobs, 0), "age_ns") == 65e9);
+    ck_assert(number(cJSON_GetArrayItem(jobs, 0), "bytes") == 1610612736);
+    ck_assert_str_eq(string(cJSON_GetArrayItem(jobs, 1), "state"), "failed");
+    cJSON_Delete(document);
+    free(hvt_text);
+
+    ctl = hvt_ctl();
+    ctl_json_ranks(&ctl, "digits", &hvt_reply);
+    document = parse(&ctl);
+    ck_assert_str_eq(string(document, "job"), "digits");
+    const cJSON *ranks = cJSON_GetObjectItem(document, "ranks");
+    ck_assert_int_eq(cJSON_GetArraySize(ranks), 3);
+    ck_assert_str_eq(string(cJSON_GetArrayItem(ranks, 0), "process"), "S");
+    ck_assert(number(cJSON_GetArrayItem(ranks, 0), "lag_max_ns") == 2e6);
+    ck_assert_str_eq(string(cJSON_GetArrayItem(ranks, 1), "text"),
+                     "was killed by signal 9 (SIGKILL)");
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(stalls_keep_the_bytes_of_a_name)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_json_stalls(&ctl, &hvt_reply);
+    cJSON *document = parse(&ctl);
+    const cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "stalls"), 0);
+    ck_assert_str_eq(string(row, "tensor"), "w1\033[2J"); /* escaped by JSON, not by us */
+    ck_assert_ptr_null(strchr(hvt_text, '\033'));
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(row, "ready")), 6);
+    const cJSON *missing = cJSON_GetObjectItem(row, "missing");
+    ck_assert(number(cJSON_GetArrayItem(missing, 0), "pid") == 4714);
+    ck_assert_str_eq(string(cJSON_GetArrayItem(missing, 0), "process"), "T");
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(an_error_is_a_document_too)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_json_error(&ctl, HVI_ERR_NOT_FOUND, "no \"x\"");
+    cJSON *document = parse(&ctl);
+    const cJSON *error = cJSON_GetObjectItem(document, "error");
+    ck_assert(number(error, "status") == HVI_ERR_NOT_FOUND);
+    ck_assert_str_eq(string(error, "name"), "ERR_NOT_FOUND");
+    ck_assert_str_eq(string(error, "text"), "no \"x\"");
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(an_absent_daemon_is_null)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_json_version(&ctl, NULL);
+    cJSON *document = parse(&ctl);
+    ck_assert(cJSON_IsNull(cJSON_GetObjectItem(document, "hvdd")));
+    ck_assert_str_eq(string(document, "hvdctl"), HVD_VERSION_TEXT);
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tools/hvdctl/json");
+    TCase *tests = tcase_create("json");
+    tcase_add_test(tests, status_has_raw_numbers);
+    tcase_add_test(tests, jobs_and_ranks_are_arrays);
+    tcase_add_test(tests, stalls_keep_the_bytes_of_a_name);
+    tcase_add_test(tests, an_error_is_a_document_too);
+    tcase_add_test(tests, an_absent_daemon_is_null);
+    suite_add_tcase(suite, tests);
+    return hvt_run_suite(suite);
+}

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdctl's tables, word for word. uid 0 is root everywhere. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/tools/hvdctl/reply.h"
+
+#include <string.h>
+
+#define EXPECT(ctl, golden)                                                                        \
+    do {                                                                                           \
+        fclose((ctl).out);                                                                         \
+        ck_assert_str_eq(hvt_text, (golden));                                                      \
+        free(hvt_text);                                                                            \
+    } while (0)
+
+START_TEST(status_is_a_short_list)
+{
+    struct ctl ctl = hvt_ctl();
+    struct hvi_admin_reply reply = hvt_reply;
+    reply.daemon.uptime_ns = 65000000000ull;
+    ctl_show_status(&ctl, &reply);
+    EXPECT(ctl, "hvdd         0.1.0, pid 17, user root, running for 1 min 5 s\n"
+                "directory    /run/hvdd\n"
+                "jobs         2\n"
+                "sessions     5 now, 9 since start\n"
+                "refused      1\n"
+                "ranks lost   3\n");
+}
+END_TEST
+
+START_TEST(lost_log_lines_are_mentioned_only_when_there_are_any)
+{
+    struct ctl ctl = hvt_ctl();
+    struct hvi_admin_reply reply = hvt_reply;
+    reply.daemon.uptime_ns = 1;
+    reply.daemon.log_lost = 7;
+    ctl_show_status(&ctl, &reply);
+    fclose(ctl.out);
+    ck_assert_ptr_nonnull(strstr(hvt_text, "log          7 lines could not be written\n"));
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(jobs_are_a_table)
+{
+    struct ctl ctl = hvt_ctl();
+    struct hvi_admin_reply reply = hvt_reply;
+    reply.rows_left_out = 3;
+    ctl_show_jobs(&ctl, &reply);
+    EXPECT(ctl, "JOB     GEN  USER  STATE    RANKS        AGE  ENGINE        OPS    BYTES\n"
+                "digits    1  root  running    4/4  1 min 5 s    4712  1,234,567  1.5 GiB\n"
+                "b        12  root  failed     1/2     1.5 ms      99          0      0 B\n"
+                "(3 more not shown)\n");
+}
+END_TEST
+
+START_TEST(ranks_say_what_became_of_each)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_show_ranks(&ctl, "digits", &hvt_reply);
+    EXPECT(ctl,
+           "RANK   PID  USER  STATE     PROCESS         OPS    BYTES  IN FLIGHT  LAG MEAN     "
+           "P50      P99     MAX  LAST    MEMORY  FROM    NOTE\n"
+           "   0  4711  root  attached  sleeping (S)  1,000  4.0 KiB          2    1.5 µs  "
+           "900 ns  30.0 µs  2.0 ms  25 %  64.0 MiB  hvdrun\n"
+           "   1  4713  root  lost      gone (X)          0      0 B          0         -       "
+           "-        -       -     -       0 B  slurm   was killed by signal 9 (SIGKILL)\n"
+           "   2     -  -     absent    -                 0      0 B          0         -       "
+           "-        -       -     -       0 B  -\n");
+}
+END_TEST
+
+START_TEST(stalls_name_the_missing_ranks_and_their_state)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_show_stalls(&ctl, &hvt_reply);
+    EXPECT(ctl, "JOB     TENSOR     OP         SET        AGE  READY      MISSING\n"
+                "digits  w1\\x1b[2J  allreduce    0  1 min 1 s  0-2,5,7,8  3 (pid 4714, stopped "
+                "(T) in barrier 'b'), 4 (not attached)\n");
+}
+END_TEST
+
+START_TEST(nothing_is_said_in_words)
+{
+    struct hvi_admin_reply reply = {0};
+    struct ctl ctl = hvt_ctl();
+    ctl_show_jobs(&ctl, &reply);
+    ctl_show_stalls(&ctl, &reply);
+    ctl_show_ranks(&ctl, "x", &reply);
+    EXPECT(ctl, "no jobs\nnothing waits\nno ranks known of job x\n");
+}
+END_TEST
+
+START_TEST(a_crowd_of_missing_ranks_is_counted)
+{
+    static struct hvi_missing_rank crowd[100];
+    struct hvi_stall_row row = hvt_stalls[0];
+    struct hvi_admin_reply reply = {.stalls = &row, .stall_count = 1};
+    for (int i = 0; i < 100; i++)
+        crowd[i] = (struct hvi_missing_rank){.rank = i, .process = "absent"};
+    row.missing = crowd;
+    row.missing_count = 100;
+    struct ctl ctl = hvt_ctl();
+    ctl_show_stalls(&ctl, &reply);
+    fclose(ctl.out);
+    ck_assert_ptr_nonnull(strstr(hvt_text, "5 (not attached) and 94 more\n"));
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(a_trace_is_sorted_by_rank_and_age_with_what_is_open_last)
+{
+    struct hvi_trace_row rows[] = {
+        {.rank = 1, .number = 1, .tensor = "b", .op = "barrier", .submit_ns = 1, .done_ns = 2},
+        {.rank = 0, .number = 0, .tensor = "w", .op = "allreduce", .status = HVI_INPROGRESS},
+        {.rank = 0, .number = 7, .tensor = "v", .op = "allreduce", .status = HVI_ERR_RANK_LOST},
+        {.rank = 0, .number = 6, .tensor = "u\033", .op = "allgather", .dtype = "int8"},
+    };
+    struct ctl ctl = hvt_ctl();
+    ctl_sort_trace(rows, 4);
+    ck_assert_uint_eq(rows[0].number, 6);
+    ck_assert_uint_eq(rows[1].number, 7);
+    ck_assert_uint_eq(rows[2].number, 0);
+    ck_assert_int_eq(rows[3].rank, 1);
+    ctl_show_trace(&ctl, rows, 4);
+    ctl_show_trace(&ctl, rows, 0);
+    fclose(ctl.out);
+    ck_assert_ptr_nonnull(strstr(hvt_text, "u\\x1b"));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "ERR_RANK_LOST\n"));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "waiting\n"));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "no ops yet\n"));
+    free(hvt_text);
+}
+END_TEST
+
+START_TEST(top_subtracts_two_looks)
+{
+    const struct hvi_rank_row before = {
+        .ops = 100, .bytes = 1000, .lag_ops = 10, .last_ops = 1, .lag_sum_ns = 50};
+    struct ctl_top_row row = {
+        .job = "j",
+        .now = {.rank = 3,
+                .pid = 9,
+                .state = "attached",
+                .process = "R",
+                .ops = 300,
+                .bytes = 5096,
+                .lag_ops = 14,
+                .last_ops = 4,
+                .lag_sum_ns = 4050},
+    };
+    struct ctl ctl = hvt_ctl();
+    ctl_top_compare(&row, &before, HVI_NS_SEC / 2);
+    ck_assert_uint_eq(row.ops_per_s, 400);
+    ck_assert_uint_eq(row.bytes_per_s, 8192);
+    ck_assert_uint_eq(row.lag_ns, 1000);
+    ck_assert_uint_eq(row.met, 4);
+    ck_assert_uint_eq(row.last, 3);
+    ctl_show_top(&ctl, &row, 1);
+    ctl_show_top(&ctl, &row, 0);
+    EXPECT(ctl, "JOB  RANK  PID  PROCESS      OPS/S  BYTES/S  IN FLIGHT     LAG  LAG P99  LAST\n"
+                "j       3    9  running (R)    400  8.0 KiB          0  1.0 µs        -  75 %\n"
+                "no jobs\n");
+}
+END_TEST
+
+START_TEST(top_starts_from_nothing_for_a_rank_that_came_anew)
+{
+    const struct hvi_rank_row before = {.ops = 100, .bytes = 1000};
+    struct ctl_top_row row = {.now = {.ops = 10, .bytes = 20}};
+    ctl_top_compare(&row, &before, HVI_NS_SEC);
+    ck_assert_uint_eq(row.ops_per_s, 10);
+    ctl_top_compare(&row, NULL, HVI_NS_SEC);
+    ck_assert_uint_eq(row.bytes_per_s, 20);
+    ck_assert_uint_eq(row.lag_ns, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tools/hvdctl/show");
+    TCase *tests = tcase_create("show");
+    tcase_add_test(tests, status_is_a_short_list);
+    tcase_add_test(tests, lost_log_lines_are_mentioned_only_when_there_are_any);
+    tcase_add_test(tests, jobs_are_a_table);
+    tcase_add_test(tests, ranks_say_what_became_of_each);
+    tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
+    tcase_add_test(tests, nothing_is_said_in_words);
+    tcase_add_test(tests, a_crowd_of_missing_ranks_is_counted);
+    tcase_add_test(tests, a_trace_is_sorted_by_rank_and_age_with_what_is_open_last);
+    tcase_add_test(tests, top_subtracts_two_looks);
+    tcase_add_test(tests, top_starts_from_nothing_for_a_rank_that_came_anew);
+    suite_add_tcase(suite, tests);
+    return hvt_run_suite(suite);
+}

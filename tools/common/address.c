@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A directory of the list is believed only if nobody else could have put it there:
+ * $XDG_RUNTIME_DIR/hvdd and /tmp/hvdd-<uid> must be owned by us and closed to others. Liveness is a
+ * plain connect(2) to admin.sock, because a ZeroMQ socket would silently retry for ever on a stale
+ * file. */
+#include "tools/common/address.h"
+
+#include "base/status.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+int address_probe(const char *dir)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    const int length = snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", dir);
+    if (length < 0 || (size_t)length >= sizeof name.sun_path)
+        return ENAMETOOLONG;
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return errno;
+    const int error = connect(fd, (const struct sockaddr *)&name, sizeof name) == 0 ? 0 : errno;
+    close(fd);
+    return error == EAGAIN ? 0 : error; /* a full backlog is somebody alive */
+}
+
+static bool is_private(const char *dir, int *error_p)
+{
+    struct stat st;
+    if (lstat(dir, &st) != 0) {
+        *error_p = errno;
+        return false;
+    }
+    *error_p = EPERM;
+    return S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 022) == 0;
+}
+
+static const char *explain(int error)
+{
+    switch (error) {
+    case ENOENT:
+        return "nothing there";
+    case ECONNREFUSED:
+        return "nobody listens on the socket any more";
+    case EPERM:
+        return "not ours alone, so not trusted";
+    default:
+        return strerror(error);
+    }
+}
+
+static void note(struct address *address, const char *dir, int error)
+{
+    const size_t used = strlen(address->why);
+    snprintf(address->why + used, sizeof address->why - used, "%s%s (%s)", used > 0 ? ", " : "",
+             dir, explain(error));
+}
+
+static int take(struct address *address, const char *dir)
+{
+    if (strlen(dir) > ADDRESS_DIR_MAX) {
+        snprintf(address->why, sizeof address->why, "the path is longer than %d bytes",
+                 ADDRESS_DIR_MAX);
+        return HVI_ERR_INVALID;
+    }
+    snprintf(address->dir, sizeof address->dir, "%s", dir);
+    const int error = address_probe(dir);
+    if (error == 0)
+        return HVI_OK;
+    note(address, dir, error);
+    return HVI_ERR_NO_DAEMON;
+}
+
+/* One place of the list; `personal` ones must be ours. */
+static int try_place(struct address *address, const char *dir, bool personal)
+{
+    int error;
+    if (personal && !is_private(dir, &error)) {
+        note(address, dir, error);
+        return HVI_ERR_NO_DAEMON;
+    }
+    return take(address, dir);
+}
+
+static const char *configured(const char *chosen)
+{
+    if (chosen != NULL)
+        return chosen;
+    const char *from_env = getenv("HVD_ADDRESS");
+    return from_env != NULL && from_env[0] != '\0' ? from_env : NULL;
+}
+
+bool address_is_configured(const char *chosen)
+{
+    return configured(chosen) != NULL;
+}
+
+/* $XDG_RUNTIME_DIR/hvdd; false when the variable is of no use. */
+static bool runtime_place(char *place_p, size_t size)
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    if (runtime == NULL || runtime[0] != '/')
+        return false;
+    const int length = snprintf(place_p, size, "%s/hvdd", runtime);
+    return length > 0 && length <= ADDRESS_DIR_MAX;
+}
+
+int address_find(const char *chosen, struct address *address_p)
+{
+    memset(address_p, 0, sizeof *address_p);
+    const char *given = configured(chosen);
+    if (given != NULL)
+        return take(address_p, given);
+    char personal[64];
+    char runtime[ADDRESS_DIR_MAX + 8];
+    snprintf(personal, sizeof personal, "/tmp/hvdd-%u", (unsigned)geteuid());
+    const bool has_runtime = runtime_place(runtime, sizeof runtime);
+    if (try_place(address_p, has_runtime ? runtime : personal, true) == HVI_OK ||
+        try_place(address_p, "/run/hvdd", false) == HVI_OK)
+        return HVI_OK;
+    if (!has_runtime)
+        return HVI_ERR_NO_DAEMON;
+    return try_place(address_p, personal, true);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Where hvdd's sockets are, by the same rule as the client library: --address and $HVD_ADDRESS are
+ * final; else the first with a live socket of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
+ * /tmp/hvdd-<uid> where that variable is not set), /run/hvdd, and /tmp/hvdd-<uid>. Main thread only
+ * (reads the environment). Nothing blocks. */
+#ifndef HVI_TOOLS_COMMON_ADDRESS_H
+#define HVI_TOOLS_COMMON_ADDRESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define ADDRESS_DIR_MAX 96 /* so that "<dir>/attach.sock" fits a socket address */
+
+struct address {
+    char dir[ADDRESS_DIR_MAX + 1];
+    char why[256]; /* when not found: a sentence naming every place that was tried and what was
+                      there */
+};
+
+/* `chosen` is the value of --address or NULL. Returns an enum hvi_status: OK; ERR_NO_DAEMON (`why`
+ * is set, and `dir` is the first place tried); ERR_INVALID (path too long; `why` is set). */
+int address_find(const char *chosen, struct address *address_p);
+
+/* True when an address is configured, that is when hvdrun must not start a daemon of its own. */
+bool address_is_configured(const char *chosen);
+
+/* 0 when something accepts connections on <dir>/admin.sock, else an errno. */
+int address_probe(const char *dir);
+
+#endif

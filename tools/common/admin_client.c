@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A DEALER with the empty delimiter frame that a REQ socket would send: hvdd's ROUTER sees a normal
+ * request, while we may give up on an answer and ask again, which REQ forbids. An answer to a
+ * question that was given up is recognised by its number and dropped. */
+#include "tools/common/admin_client.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "tools/common/address.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <zmq.h>
+
+#define REPLY_BYTES_MAX (64 * 1024 * 1024)
+
+struct admin_client {
+    void *context;
+    void *socket;
+    uint64_t next_request;
+};
+
+static int set_options(void *socket)
+{
+    const int linger_ms = 0;
+    const int64_t bytes_max = REPLY_BYTES_MAX;
+    if (zmq_setsockopt(socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms) != 0 ||
+        zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max) != 0)
+        return -1;
+    return 0;
+}
+
+static int from_errno(int error)
+{
+    return error == EMFILE || error == ENFILE ? HVI_ERR_LIMIT : HVI_ERR_NO_MEMORY;
+}
+
+static int open_socket(struct admin_client *client, const char *dir)
+{
+    char endpoint[ADDRESS_DIR_MAX + 32];
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/admin.sock", dir);
+    client->context = zmq_ctx_new();
+    if (client->context == NULL)
+        return from_errno(errno);
+    client->socket = zmq_socket(client->context, ZMQ_DEALER);
+    if (client->socket == NULL || set_options(client->socket) != 0 ||
+        zmq_connect(client->socket, endpoint) != 0)
+        return from_errno(errno);
+    return HVI_OK;
+}
+
+int admin_client_open(const char *dir, struct admin_client **client_p)
+{
+    const int error = address_probe(dir);
+    if (error != 0)
+        return error == ENAMETOOLONG ? HVI_ERR_INVALID : HVI_ERR_NO_DAEMON;
+    struct admin_client *client = calloc(1, sizeof *client);
+    if (client == NULL)
+        return HVI_ERR_NO_MEMORY;
+    const int status = open_socket(client, dir);
+    if (status != HVI_OK) {
+        admin_client_close(client);
+        return status;
+    }
+    *client_p = client;
+    return HVI_OK;
+}
+
+void admin_client_close(struct admin_client *client)
+{
+    if (client == NULL)
+        return;
+    if (client->socket != NULL)
+        zmq_close(client->socket);
+    if (client->context != NULL)
+        zmq_ctx_term(client->context);
+    free(client);
+}
+
+/* Waits until the socket can do `event`. */
+static int wait_for(struct admin_client *client, short event, uint64_t deadline_ns)
+{
+    for (;;) {
+        zmq_pollitem_t item = {.socket = client->socket, .events = event};
+        const int ready = zmq_poll(&item, 1, hvi_deadline_poll_ms(deadline_ns));
+        if (ready > 0)
+            return HVI_OK;
+        if (ready < 0 && errno != EINTR)
+            return HVI_ERR_NO_MEMORY;
+        if (hvi_deadline_passed(deadline_ns))
+            return HVI_ERR_TIMEOUT;
+    }
+}
+
+static int send_request(struct admin_client *client, const struct hvi_admin_request *request,
+                        uint64_t deadline_ns)
+{
+    unsigned char *bytes;
+    size_t length;
+    int status = hvi_admin_request_encode(request, &bytes, &length);
+    if (status != HVI_OK)
+        return status;
+    status = wait_for(client, ZMQ_POLLOUT, deadline_ns);
+    if (status == HVI_OK && (zmq_send(client->socket, "", 0, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0 ||
+                             zmq_send(client->socket, bytes, length, ZMQ_DONTWAIT) < 0))
+        status = HVI_ERR_TIMEOUT;
+    free(bytes);
+    return status;
+}
+
+/* The last frame of the next message: the delimiter before it carries nothing. */
+static int receive_body(struct admin_client *client, zmq_msg_t *body)
+{
+    do {
+        if (zmq_msg_recv(body, client->socket, ZMQ_DONTWAIT) < 0)
+            return errno == EAGAIN || errno == EINTR ? HVI_INPROGRESS : HVI_ERR_NO_MEMORY;
+    } while (zmq_msg_more(body));
+    return HVI_OK;
+}
+
+static int receive_reply(struct admin_client *client, uint64_t request,
+                         struct hvi_admin_reply *reply_p, char *text_p, size_t text_size)
+{
+    zmq_msg_t body;
+    zmq_msg_init(&body);
+    int status = receive_body(client, &body);
+    if (status == HVI_OK)
+        status = hvi_admin_reply_decode(zmq_msg_data(&body), zmq_msg_size(&body), reply_p, text_p,
+                                        text_size);
+    zmq_msg_close(&body);
+    if (status == HVI_OK && reply_p->request != request && reply_p->request != 0) {
+        hvi_admin_reply_free(reply_p);
+        return HVI_INPROGRESS;
+    }
+    return status;
+}
+
+int admin_client_call(struct admin_client *client, struct hvi_admin_request *request,
+                      uint64_t deadline_ns, struct hvi_admin_reply *reply_p, char *text_p,
+                      size_t text_size)
+{
+    request->protocol_version = HVI_PROTOCOL_VERSION;
+    request->request = ++client->next_request;
+    int status = send_request(client, request, deadline_ns);
+    if (status != HVI_OK)
+        return status;
+    do {
+        status = wait_for(client, ZMQ_POLLIN, deadline_ns);
+        if (status == HVI_OK)
+            status = receive_reply(client, request->request, reply_p, text_p, text_size);
+    } while (status == HVI_INPROGRESS);
+    return status;
+}

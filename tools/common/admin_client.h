@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Questions to hvdd over its admin socket (ZeroMQ, hvd.proto AdminRequest/AdminReply). One thread
+ * per client. Every function that waits has a deadline. */
+#ifndef HVI_TOOLS_COMMON_ADMIN_CLIENT_H
+#define HVI_TOOLS_COMMON_ADMIN_CLIENT_H
+
+#include "proto/wire.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct admin_client;
+
+/* Does not wait. HVI_OK, HVI_ERR_NO_DAEMON (nobody listens in `dir`), HVI_ERR_INVALID (path too
+ * long), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (descriptors). */
+int admin_client_open(const char *dir, struct admin_client **client_p);
+/* NULL is fine. Unsent requests are dropped. */
+void admin_client_close(struct admin_client *client);
+
+/* Sends `request` (its version and number are filled in here) and waits for the answer that carries
+ * its number. HVI_OK: an answer came; reply_p->status says what hvdd thinks of the request, and the
+ * caller frees it with hvi_admin_reply_free. HVI_ERR_TIMEOUT: no answer by `deadline_ns`.
+ * HVI_ERR_PROTOCOL: an answer that does not decode, with a sentence in text_p. HVI_ERR_INVALID: the
+ * request does not encode. HVI_ERR_NO_MEMORY. */
+int admin_client_call(struct admin_client *client, struct hvi_admin_request *request,
+                      uint64_t deadline_ns, struct hvi_admin_reply *reply_p, char *text_p,
+                      size_t text_size);
+
+#endif

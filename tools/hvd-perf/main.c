@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd-perf: how fast collective ops are. Started by itself it becomes `hvdrun -np N hvd-perf ...`,
+ * which gives it a private daemon unless one is named; started by a launcher it is one rank. It sees
+ * of hvdd what every trainer sees: hvd.h. */
+#include "tools/hvd-perf/perf.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define RANKS_DEFAULT 2
+
+/* True inside a launcher that the library understands. */
+static bool is_rank(void)
+{
+    static const char *const names[] = {"HVD_RANK", "HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK",
+                                        "PMI_RANK", "SLURM_STEP_ID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (getenv(names[i]) != NULL)
+            return true;
+    return false;
+}
+
+/* hvdrun beside this program, else the one in PATH. */
+static void find_hvdrun(const char *self, char *path_p, size_t size)
+{
+    const char *slash = strrchr(self, '/');
+    snprintf(path_p, size, "%.*s/hvdrun", slash != NULL ? (int)(slash - self) : 0, self);
+    if (slash == NULL || access(path_p, X_OK) != 0)
+        snprintf(path_p, size, "hvdrun");
+}
+
+/* Does not return on success. */
+static int become_hvdrun(const struct perf_options *options, int argc, char **argv)
+{
+    char self[PATH_MAX - 16];
+    char hvdrun[PATH_MAX];
+    char ranks[16];
+    char no_prefix[] = "--no-prefix";
+    char np[] = "-np";
+    char address[] = "--address";
+    int used = 0;
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    char **list = calloc((size_t)argc + 8, sizeof *list);
+    if (list == NULL || length < 0)
+        return 1;
+    self[length] = '\0';
+    find_hvdrun(self, hvdrun, sizeof hvdrun);
+    snprintf(ranks, sizeof ranks, "%d", options->ranks > 0 ? options->ranks : RANKS_DEFAULT);
+    list[used++] = hvdrun;
+    list[used++] = np;
+    list[used++] = ranks;
+    list[used++] = no_prefix;
+    if (options->address != NULL) {
+        list[used++] = address;
+        list[used++] = (char *)(uintptr_t)options->address;
+    }
+    list[used++] = self;
+    for (int i = 1; i < argc; i++)
+        list[used++] = argv[i];
+    execvp(hvdrun, list);
+    fprintf(stderr, "hvd-perf: cannot start %s: %s\n", hvdrun, strerror(errno));
+    free(list);
+    return 1;
+}
+
+static int be_rank(const struct perf_options *options)
+{
+    struct hvd_options open_options;
+    struct hvd_session *session;
+    hvd_options_init(&open_options);
+    if (options->address != NULL)
+        open_options.address = options->address;
+    if (options->attach > 0)
+        return perf_attach(&open_options, options);
+    const int status = hvd_open(&open_options, &session);
+    if (status != HVD_OK) {
+        fprintf(stderr, "hvd-perf: %s: %s\n", hvd_status_name(status), hvd_last_error());
+        return 1;
+    }
+    int code = options->idle_ns > 0 ? perf_idle(session, options) : perf_measure(session, options);
+    if (code == 0 && hvd_barrier(session, "perf.end") != HVD_OK)
+        code = 1;
+    hvd_close(session);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct perf_options options;
+    char text[512];
+    if (perf_options_parse(argc, argv, &options, text, sizeof text) != 0) {
+        fprintf(stderr, "hvd-perf: %s\nTry hvd-perf --help.\n", text);
+        return 2;
+    }
+    if (options.help)
+        perf_options_help(stdout);
+    else if (options.version)
+        printf("hvd-perf %s\n", hvd_version());
+    else if (is_rank())
+        return be_rank(&options);
+    else
+        return become_hvdrun(&options, argc, argv);
+    return 0;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd-perf inside: one rank of a measurement. Main thread only, except perf_reference's own
+ * threads. */
+#ifndef HVI_TOOLS_HVD_PERF_PERF_H
+#define HVI_TOOLS_HVD_PERF_PERF_H
+
+#include "hvd/hvd.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* PERF_GRADIENTS: allreduces of many tensors of different sizes, submitted one by one, as a training
+ * step does. */
+enum perf_op {
+    PERF_ALLREDUCE,
+    PERF_ALLGATHER,
+    PERF_BROADCAST,
+    PERF_ALLTOALL, /* equal parts */
+    PERF_REDUCESCATTER,
+    PERF_BARRIER,
+    PERF_GRADIENTS
+};
+enum perf_memory { PERF_SHARED, PERF_MALLOC, PERF_REGISTERED, PERF_ADOPTED };
+
+#define PERF_OUTSTANDING_MAX 1024
+#define PERF_ITERATIONS_MAX  1000000
+
+struct perf_options {
+    enum perf_op op;
+    int ranks; /* 0: not given */
+    uint64_t bytes_min, bytes_max;
+    long factor;
+    enum hvd_dtype dtype;
+    enum hvd_reduce_op reduce_op;
+    enum perf_memory memory;
+    long warmup;
+    long iterations; /* 0: about a second per size */
+    long outstanding;
+    long attach; /* open/close cycles to measure instead; 0: none */
+    const char *address;
+    const char *sizes;   /* file with the elements of each tensor of PERF_GRADIENTS */
+    uint64_t timeout_ns; /* for one op */
+    uint64_t budget_ns;  /* of measuring one size, when iterations is 0 */
+    uint64_t idle_ns;    /* attach and do nothing instead; 0: no */
+    bool check, json, reference, out_of_place, no_barrier, unnamed;
+    bool help, version;
+};
+
+/* 0, or -1 with a sentence in text_p. */
+int perf_options_parse(int argc, char **argv, struct perf_options *options_p, char *text_p,
+                       size_t text_size);
+void perf_options_help(FILE *out);
+const char *perf_op_text(enum perf_op op);
+const char *perf_memory_text(enum perf_memory memory);
+const char *perf_dtype_text(enum hvd_dtype dtype);
+const char *perf_reduce_text(enum hvd_reduce_op reduce_op);
+
+/* One line of the result. Times are the maximum over the ranks in each iteration; median, 99th
+ * percentile, minimum, mean. */
+struct perf_row {
+    const char *op;
+    uint64_t bytes, count;
+    int np;
+    const char *dtype, *memory, *reduce_op; /* "" where it means nothing */
+    double time_us, p99_us, min_us, mean_us;
+    double bus_factor; /* busbw = algbw * this, as nccl-tests defines it */
+    int64_t errors;    /* -1: not checked */
+    long iterations, outstanding;
+    int threads; /* of a reference row, otherwise 0 */
+};
+
+/* Sorts `ns` and fills in the times, each divided by `divisor`. count > 0. */
+void perf_row_times(struct perf_row *row, int64_t *ns, size_t count, double divisor);
+bool perf_op_reduces(enum perf_op op);
+double perf_bus_factor(enum perf_op op, int ranks);
+void perf_print_header(FILE *out, const struct perf_options *options, int ranks);
+void perf_print_row(FILE *out, bool json, const struct perf_row *row);
+
+/* ---- values: what ranks put into their tensors, and what must come out ---- */
+
+/* Pattern values repeat with this period in the element index. */
+#define PERF_PERIOD 104
+
+/* Fills `count` elements with rank's pattern for this reduction. */
+void perf_fill(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank, void *data,
+               uint64_t count);
+/* How many elements differ from the reduction of all ranks' patterns; data begins at the from-th
+ * element of the pattern. */
+uint64_t perf_check_reduced(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int ranks,
+                            uint64_t from, const void *data, uint64_t count);
+/* How many elements differ from rank's pattern, from its from-th element on. */
+uint64_t perf_check_copied(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank,
+                           uint64_t from, const void *data, uint64_t count);
+
+/* ---- tensors: the operands of the ops that are in flight at a time ---- */
+
+/* How many elements each tensor has, from a file: one number per line, whatever follows it on the
+ * line is a name, '#' begins a comment. 0 and a list to be freed by the caller, or -1 with a sentence
+ * in text_p. */
+int perf_sizes_read(const char *path, uint64_t **counts_p, long *count_p, char *text_p,
+                    size_t text_size);
+
+/* Elements of one rank's input when an op of `bytes` is asked for (at least 1, and parts of equal size
+ * for those ops that divide it), and of its output then. The bytes of an allgather are the whole
+ * result's. */
+uint64_t perf_in_count(enum perf_op op, int ranks, uint64_t bytes, size_t element);
+uint64_t perf_out_count(enum perf_op op, int ranks, uint64_t in_count);
+
+struct perf_tensor {
+    void *in, *out; /* the same when in place; NULL when the op has none */
+    uint64_t count; /* elements of one rank's input at the present size */
+    uint64_t room;  /* elements of one rank's input for which there is memory */
+    char name[40];
+    struct hvd_op *op; /* in flight */
+};
+
+struct perf_tensors {
+    struct hvd_session *session;
+    const struct perf_options *options;
+    struct perf_tensor *list;
+    long count;
+    unsigned char *in, *out; /* one piece of memory for all of them, unless memory is malloc */
+};
+
+/* Memory for `options->outstanding` tensors of bytes_max, or for those of the file; prints what goes
+ * wrong. put() undoes a get() that failed, too. */
+int perf_tensors_get(struct perf_tensors *tensors, struct hvd_session *session,
+                     const struct perf_options *options);
+void perf_tensors_put(struct perf_tensors *tensors);
+
+/* ---- measuring; each returns an exit code and prints errors to stderr ---- */
+
+int perf_measure(struct hvd_session *session, const struct perf_options *options);
+/* Says so on stdout once every rank is there, and sleeps. */
+int perf_idle(struct hvd_session *session, const struct perf_options *options);
+int perf_attach(const struct hvd_options *open_options, const struct perf_options *options);
+/* Reference rows of this size on this process alone: memcpy, and one pass over `ranks` buffers with
+ * all cores. */
+int perf_reference(const struct perf_options *options, int ranks, uint64_t bytes);
+
+/* "hvd-perf: rank 3: <sentence>" */
+void perf_complain(int rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

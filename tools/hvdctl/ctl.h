@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdctl inside: what its commands share. Main thread only. */
+#ifndef HVI_TOOLS_HVDCTL_CTL_H
+#define HVI_TOOLS_HVDCTL_CTL_H
+
+#include "proto/wire.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+enum ctl_exit { CTL_OK = 0, CTL_REFUSED = 1, CTL_USAGE = 2, CTL_NO_DAEMON = 3 };
+
+struct ctl {
+    const char *address; /* --address or NULL */
+    bool json, colours;
+    uint64_t timeout_ns;
+    uint64_t min_age_ns;
+    const char *reason;
+    int32_t rank;         /* --rank, or -1 */
+    uint32_t last;        /* --last */
+    uint64_t interval_ns; /* top */
+    bool once, mark_cycles;
+    FILE *out; /* where tables and JSON go */
+};
+
+/* Prints "hvdctl: <sentence>" to stderr, with --json also {"error": {...}} to ctl->out. `status` is
+ * an enum hvi_status. */
+void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* ctl_show_*: one reply as tables for people. `now` values and names come from the reply alone,
+ * except user names. */
+void ctl_show_status(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply);
+void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+
+/* ctl_json_*: the same as one JSON document with raw numbers (ns, bytes). */
+void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply);
+void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+/* The rows of a trace, gathered over as many replies as it took. Sorting: rank by rank, oldest
+ * first, those in flight last. */
+void ctl_sort_trace(struct hvi_trace_row *rows, size_t count);
+void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count);
+void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
+                    size_t count);
+
+/* A rank and what it did in an interval. */
+struct ctl_top_row {
+    char job[HVI_JOB_ID_MAX + 1];
+    struct hvi_rank_row now;
+    uint64_t ops_per_s, bytes_per_s;
+    uint64_t lag_ns;    /* mean over the interval */
+    uint64_t met, last; /* ops of several ranks; of these: where it came last */
+};
+/* Fills in what follows .now; `before` NULL: from nothing. */
+void ctl_top_compare(struct ctl_top_row *row, const struct hvi_rank_row *before,
+                     uint64_t interval_ns);
+void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count);
+void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
+                  uint64_t interval_ns);
+void ctl_json_done(const struct ctl *ctl, const char *text);
+void ctl_json_error(const struct ctl *ctl, int status, const char *text);
+void ctl_json_version(const struct ctl *ctl, const char *daemon_version);
+
+/* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
+int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
+            struct hvi_admin_reply *reply_p);
+/* Checks a job id from the command line; CTL_OK or CTL_USAGE after a complaint. */
+int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p);
+
+/* `hvdctl trace`: asks rank by rank, page by page. */
+int ctl_trace(const struct ctl *ctl, char **args, int count);
+/* `hvdctl timeline`. */
+int ctl_timeline(const struct ctl *ctl, char **args, int count);
+/* `hvdctl top`: until interrupted, or once. */
+int ctl_top(const struct ctl *ctl, char **args, int count);
+
+/* Looks at this machine. CTL_OK, or CTL_REFUSED when something would keep hvdd from working. */
+int ctl_doctor(const struct ctl *ctl);
+
+/* Asks the daemon for its status for doctor and version: false when there is none (why_p says it).
+ */
+bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char *why_p,
+                    size_t why_size);
+
+#endif

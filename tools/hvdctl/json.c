@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]},
+ * {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
+ * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
+#include "base/status.h"
+#include "tools/hvdctl/ctl.h"
+
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+static void add_u64(cJSON *object, const char *name, uint64_t number)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%" PRIu64, number);
+    cJSON_AddRawToObject(object, name, text);
+}
+
+static void add_i64(cJSON *object, const char *name, int64_t number)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%" PRId64, number);
+    cJSON_AddRawToObject(object, name, text);
+}
+
+static cJSON *add_object(cJSON *array)
+{
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddItemToArray(array, object);
+    return object;
+}
+
+/* What keeps the rows from being all there is: a full message, a silent engine. */
+static void add_note(cJSON *document, const struct hvi_admin_reply *reply)
+{
+    add_u64(document, "rows_left_out", reply->rows_left_out);
+    if (reply->text[0] != '\0')
+        cJSON_AddStringToObject(document, "note", reply->text);
+}
+
+static void print(const struct ctl *ctl, cJSON *document)
+{
+    char *text = cJSON_Print(document);
+    cJSON_Delete(document);
+    if (text == NULL) {
+        fputs("hvdctl: out of memory\n", stderr);
+        exit(CTL_REFUSED);
+    }
+    fprintf(ctl->out, "%s\n", text);
+    free(text);
+}
+
+void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    const struct hvi_daemon_status *daemon = &reply->daemon;
+    cJSON *document = cJSON_CreateObject();
+    cJSON *object = cJSON_AddObjectToObject(document, "daemon");
+    cJSON_AddStringToObject(object, "version", daemon->version);
+    add_i64(object, "pid", daemon->pid);
+    add_u64(object, "uid", daemon->uid);
+    cJSON_AddStringToObject(object, "state", daemon->state);
+    add_u64(object, "uptime_ns", daemon->uptime_ns);
+    cJSON_AddStringToObject(object, "runtime_dir", daemon->runtime_dir);
+    add_u64(object, "jobs", daemon->jobs);
+    add_u64(object, "sessions", daemon->sessions);
+    add_u64(object, "attaches", daemon->attaches);
+    add_u64(object, "refused", daemon->refused);
+    add_u64(object, "ranks_lost", daemon->ranks_lost);
+    add_u64(object, "log_lost", daemon->log_lost);
+    print(ctl, document);
+}
+
+void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON *array = cJSON_AddArrayToObject(document, "jobs");
+    for (size_t i = 0; i < reply->job_count; i++) {
+        const struct hvi_job_row *row = &reply->jobs[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "job", row->job);
+        add_u64(object, "generation", row->generation);
+        add_u64(object, "uid", row->uid);
+        cJSON_AddStringToObject(object, "state", row->state);
+        add_i64(object, "size", row->size);
+        add_i64(object, "attached", row->attached);
+        add_i64(object, "engine_pid", row->engine_pid);
+        add_u64(object, "age_ns", row->age_ns);
+        add_u64(object, "ops", row->ops);
+        add_u64(object, "bytes", row->bytes);
+    }
+    add_note(document, reply);
+    print(ctl, document);
+}
+
+void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "job", job);
+    cJSON *array = cJSON_AddArrayToObject(document, "ranks");
+    for (size_t i = 0; i < reply->rank_count; i++) {
+        const struct hvi_rank_row *row = &reply->ranks[i];
+        cJSON *object = add_object(array);
+        add_i64(object, "rank", row->rank);
+        add_i64(object, "pid", row->pid);
+        add_u64(object, "uid", row->uid);
+        cJSON_AddStringToObject(object, "state", row->state);
+        cJSON_AddStringToObject(object, "process", row->process);
+        add_u64(object, "ops", row->ops);
+        add_u64(object, "bytes", row->bytes);
+        add_u64(object, "in_flight", row->in_flight);
+        add_u64(object, "lag_mean_ns", row->lag_mean_ns);
+        add_u64(object, "lag_p50_ns", row->lag_p50_ns);
+        add_u64(object, "lag_p99_ns", row->lag_p99_ns);
+        add_u64(object, "lag_max_ns", row->lag_max_ns);
+        add_u64(object, "lag_ops", row->lag_ops);
+        add_u64(object, "last_ops", row->last_ops);
+        add_u64(object, "negotiated", row->negotiated);
+        add_u64(object, "replayed", row->replayed);
+        add_u64(object, "express", row->express);
+        add_u64(object, "region_bytes", row->region_bytes);
+        cJSON_AddStringToObject(object, "origin", row->origin);
+        cJSON_AddStringToObject(object, "text", row->text);
+    }
+    add_note(document, reply);
+    print(ctl, document);
+}
+
+static void add_stall(cJSON *array, const struct hvi_stall_row *row)
+{
+    cJSON *object = add_object(array);
+    cJSON_AddStringToObject(object, "job", row->job);
+    cJSON_AddStringToObject(object, "tensor", row->tensor);
+    cJSON_AddStringToObject(object, "op", row->op);
+    add_u64(object, "process_set", row->process_set);
+    add_u64(object, "age_ns", row->age_ns);
+    cJSON *ready = cJSON_AddArrayToObject(object, "ready");
+    for (size_t i = 0; i < row->ready_count; i++)
+        cJSON_AddItemToArray(ready, cJSON_CreateNumber(row->ready[i]));
+    cJSON *missing = cJSON_AddArrayToObject(object, "missing");
+    for (size_t i = 0; i < row->missing_count; i++) {
+        cJSON *rank = add_object(missing);
+        add_i64(rank, "rank", row->missing[i].rank);
+        add_i64(rank, "pid", row->missing[i].pid);
+        cJSON_AddStringToObject(rank, "process", row->missing[i].process);
+        cJSON_AddStringToObject(rank, "waits_in", row->missing[i].waits_in);
+    }
+}
+
+void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON *array = cJSON_AddArrayToObject(document, "stalls");
+    for (size_t i = 0; i < reply->stall_count; i++)
+        add_stall(array, &reply->stalls[i]);
+    add_note(document, reply);
+    print(ctl, document);
+}
+
+void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
+                    size_t count)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "job", job);
+    cJSON *array = cJSON_AddArrayToObject(document, "trace");
+    for (size_t i = 0; i < count; i++) {
+        const struct hvi_trace_row *row = &rows[i];
+        cJSON *object = add_object(array);
+        add_i64(object, "rank", row->rank);
+        add_u64(object, "number", row->number);
+        cJSON_AddStringToObject(object, "tensor", row->tensor);
+        cJSON_AddStringToObject(object, "op", row->op);
+        cJSON_AddStringToObject(object, "dtype", row->dtype);
+        add_u64(object, "bytes", row->bytes);
+        add_u64(object, "process_set", row->process_set);
+        add_u64(object, "submit_ns", row->submit_ns);
+        add_u64(object, "ready_ns", row->ready_ns);
+        add_u64(object, "done_ns", row->done_ns);
+        add_i64(object, "status", row->status);
+        cJSON_AddStringToObject(object, "status_name", hvi_status_name(row->status));
+    }
+    print(ctl, document);
+}
+
+void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
+                  uint64_t interval_ns)
+{
+    cJSON *document = cJSON_CreateObject();
+    add_u64(document, "interval_ns", interval_ns);
+    cJSON *array = cJSON_AddArrayToObject(document, "ranks");
+    for (size_t i = 0; i < count; i++) {
+        const struct ctl_top_row *row = &rows[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "job", row->job);
+        add_i64(object, "rank", row->now.rank);
+        add_i64(object, "pid", row->now.pid);
+        cJSON_AddStringToObject(object, "state", row->now.state);
+        cJSON_AddStringToObject(object, "process", row->now.process);
+        add_u64(object, "ops_per_s", row->ops_per_s);
+        add_u64(object, "bytes_per_s", row->bytes_per_s);
+        add_u64(object, "in_flight", row->now.in_flight);
+        add_u64(object, "lag_mean_ns", row->lag_ns);
+        add_u64(object, "lag_p99_ns", row->now.lag_p99_ns);
+        add_u64(object, "lag_ops", row->met);
+        add_u64(object, "last_ops", row->last);
+    }
+    print(ctl, document);
+}
+
+void ctl_json_done(const struct ctl *ctl, const char *text)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "done", text);
+    print(ctl, document);
+}
+
+void ctl_json_error(const struct ctl *ctl, int status, const char *text)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON *object = cJSON_AddObjectToObject(document, "error");
+    add_i64(object, "status", status);
+    cJSON_AddStringToObject(object, "name", hvi_status_name(status));
+    cJSON_AddStringToObject(object, "text", text);
+    print(ctl, document);
+}
+
+void ctl_json_version(const struct ctl *ctl, const char *daemon_version)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "hvdctl", HVD_VERSION_TEXT);
+    add_u64(document, "protocol", HVI_PROTOCOL_VERSION);
+    if (daemon_version != NULL)
+        cJSON_AddStringToObject(document, "hvdd", daemon_version);
+    else
+        cJSON_AddNullToObject(document, "hvdd");
+    print(ctl, document);
+}

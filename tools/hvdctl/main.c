@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdctl: questions to a running hvdd, and a look at the machine. `commands` below has one row per
+ * command, from which parsing and help follow. Exit codes: enum ctl_exit. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tools/common/address.h"
+#include "tools/common/admin_client.h"
+#include "tools/common/text.h"
+#include "tools/hvdctl/ctl.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+struct command {
+    const char *noun, *verb; /* verb NULL: the noun alone */
+    const char *args;        /* for help */
+    int args_min, args_max;
+    int (*run)(const struct ctl *ctl, char **args, int count);
+    const char *help;
+};
+
+void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
+{
+    char raw[2048];
+    char safe[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(raw, sizeof raw, format, args);
+    va_end(args);
+    text_safe(raw, safe, sizeof safe);
+    fprintf(stderr, "hvdctl: %s\n", safe);
+    if (ctl->json)
+        ctl_json_error(ctl, status, raw);
+}
+
+/* ---- asking the daemon ---- */
+
+static int no_daemon(const struct ctl *ctl, const struct address *address)
+{
+    const char *tried = strstr(address->why, "), ") != NULL ? "Tried, in this order" : "Tried";
+    if (strstr(address->why, strerror(EACCES)) != NULL)
+        ctl_complain(ctl, HVI_ERR_NO_DAEMON,
+                     "no hvdd that this user may ask. %s: %s. A socket that refuses permission may "
+                     "be another user's hvdd, or one whose admin socket is kept for a group "
+                     "(admin-mode); name another directory with --address or HVD_ADDRESS.",
+                     tried, address->why);
+    else
+        ctl_complain(ctl, HVI_ERR_NO_DAEMON,
+                     "no hvdd is running. %s: %s. Start one (hvdd, or systemctl start hvdd), or "
+                     "name its directory with --address or HVD_ADDRESS.",
+                     tried, address->why);
+    return CTL_NO_DAEMON;
+}
+
+static int explain_failure(const struct ctl *ctl, const struct address *address, int status,
+                           const char *text)
+{
+    char waited[32];
+    text_duration(ctl->timeout_ns, waited, sizeof waited);
+    switch (status) {
+    case HVI_ERR_NO_DAEMON:
+        return no_daemon(ctl, address);
+    case HVI_ERR_TIMEOUT:
+        ctl_complain(ctl, status,
+                     "the hvdd in %s did not answer within %s. It may be stopped or stuck: look "
+                     "at its process and log, or wait longer with --timeout.",
+                     address->dir, waited);
+        return CTL_NO_DAEMON;
+    case HVI_ERR_PROTOCOL:
+        ctl_complain(ctl, status, "the answer of the hvdd in %s makes no sense: %s", address->dir,
+                     text);
+        return CTL_REFUSED;
+    default:
+        ctl_complain(ctl, status, "%s", hvi_status_text(status));
+        return CTL_REFUSED;
+    }
+}
+
+int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
+            struct hvi_admin_reply *reply_p)
+{
+    struct address address;
+    struct admin_client *client = NULL;
+    char text[HVI_TEXT_MAX + 1] = "";
+    int status = address_find(ctl->address, &address);
+    if (status == HVI_ERR_INVALID) {
+        ctl_complain(ctl, status, "bad address: %s", address.why);
+        return CTL_USAGE;
+    }
+    if (status == HVI_OK)
+        status = admin_client_open(address.dir, &client);
+    if (status == HVI_OK)
+        status = admin_client_call(client, request, hvi_deadline_after((int64_t)ctl->timeout_ns),
+                                   reply_p, text, sizeof text);
+    admin_client_close(client);
+    if (status != HVI_OK)
+        return explain_failure(ctl, &address, status, text);
+    if (reply_p->status != HVI_OK) {
+        const char *said =
+            reply_p->text[0] != '\0' ? reply_p->text : hvi_status_text(reply_p->status);
+        ctl_complain(ctl, reply_p->status, "%s", said);
+        hvi_admin_reply_free(reply_p);
+        return CTL_REFUSED;
+    }
+    return CTL_OK;
+}
+
+bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char *why_p,
+                    size_t why_size)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
+    struct address address;
+    struct admin_client *client = NULL;
+    char text[HVI_TEXT_MAX + 1] = "";
+    int status = address_find(ctl->address, &address);
+    snprintf(why_p, why_size, "%s", address.why);
+    if (status != HVI_OK || admin_client_open(address.dir, &client) != HVI_OK)
+        return false;
+    const uint64_t wait_ns = ctl->timeout_ns < HVI_NS_SEC ? ctl->timeout_ns : HVI_NS_SEC;
+    status = admin_client_call(client, &request, hvi_deadline_after((int64_t)wait_ns), reply_p,
+                               text, sizeof text);
+    admin_client_close(client);
+    if (status != HVI_OK)
+        snprintf(why_p, why_size, "%s (%s)", address.dir,
+                 status == HVI_ERR_TIMEOUT ? "it does not answer" : hvi_status_text(status));
+    return status == HVI_OK;
+}
+
+int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p)
+{
+    if (!hvi_job_id_valid(job)) {
+        ctl_complain(ctl, HVI_ERR_INVALID,
+                     "'%s' is no job id: 1 to %d letters, digits or any of . _ : @ -", job,
+                     HVI_JOB_ID_MAX);
+        return CTL_USAGE;
+    }
+    snprintf(request_p->job, sizeof request_p->job, "%s", job);
+    return CTL_OK;
+}
+
+/* ---- the commands ---- */
+
+static int run_status(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
+    struct hvi_admin_reply reply;
+    (void)args, (void)count;
+    const int code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    (ctl->json ? ctl_json_status : ctl_show_status)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_jobs(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOBS};
+    struct hvi_admin_reply reply;
+    (void)args, (void)count;
+    const int code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_ranks(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS};
+    struct hvi_admin_reply reply;
+    (void)count;
+    int code = ctl_copy_job(ctl, args[0], &request);
+    if (code == CTL_OK)
+        code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    if (reply.text[0] != '\0' && !ctl->json)
+        ctl_complain(ctl, reply.status, "%s", reply.text); /* e.g. the engine is silent */
+    (ctl->json ? ctl_json_ranks : ctl_show_ranks)(ctl, args[0], &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_stalls(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_STALLS, .min_age_ns = ctl->min_age_ns};
+    struct hvi_admin_reply reply;
+    int code = count > 0 ? ctl_copy_job(ctl, args[0], &request) : CTL_OK;
+    if (code == CTL_OK)
+        code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    if (reply.text[0] != '\0' && !ctl->json)
+        ctl_complain(ctl, reply.status, "%s", reply.text);
+    (ctl->json ? ctl_json_stalls : ctl_show_stalls)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_job_stop(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOB_STOP};
+    struct hvi_admin_reply reply;
+    (void)count;
+    int code = ctl_copy_job(ctl, args[0], &request);
+    if (ctl->reason != NULL)
+        snprintf(request.reason, sizeof request.reason, "%s", ctl->reason);
+    if (code == CTL_OK)
+        code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    char text[HVI_TEXT_MAX + 1];
+    char safe[HVI_TEXT_MAX + 1];
+    snprintf(text, sizeof text, "job %s is being stopped", args[0]);
+    text_safe(reply.text[0] != '\0' ? reply.text : text, safe, sizeof safe);
+    if (ctl->json)
+        ctl_json_done(ctl, safe);
+    else
+        fprintf(ctl->out, "%s\n", safe);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_doctor(const struct ctl *ctl, char **args, int count)
+{
+    (void)args, (void)count;
+    return ctl_doctor(ctl);
+}
+
+static int run_version(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_reply reply;
+    char why[512];
+    (void)args, (void)count;
+    const bool there = ctl_ask_daemon(ctl, &reply, why, sizeof why);
+    const bool known = there && reply.has_daemon;
+    if (ctl->json)
+        ctl_json_version(ctl, known ? reply.daemon.version : NULL);
+    else
+        fprintf(ctl->out, "hvdctl %s\nhvdd %s\n", HVD_VERSION_TEXT,
+                known ? reply.daemon.version : "(none running)");
+    if (there)
+        hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
+static int run_help(const struct ctl *ctl, char **args, int count);
+
+static const struct command commands[] = {
+    {"status", NULL, "", 0, 0, run_status, "the daemon: version, uptime, jobs, sessions"},
+    {"jobs", NULL, "", 0, 0, run_jobs, "the jobs it knows"},
+    {"job", "list", "", 0, 0, run_jobs, "the same"},
+    {"ranks", NULL, "JOB", 1, 1, run_ranks, "a job's ranks: process, state, ops, arrival lag"},
+    {"job", "ranks", "JOB", 1, 1, run_ranks, "the same"},
+    {"stalls", NULL, "[JOB]", 0, 1, run_stalls, "ops that wait, and for whom (--min-age S)"},
+    {"top", NULL, "[JOB]", 0, 1, ctl_top,
+     "ops/s, bytes/s and lag per rank, live (--interval S, --once)"},
+    {"trace", NULL, "JOB", 1, 1, ctl_trace,
+     "the last ops of its ranks, dead ones too (--rank R, --last N)"},
+    {"timeline", NULL, "JOB start FILE", 2, 3, ctl_timeline,
+     "write a Chrome trace of a running job (--mark-cycles); JOB stop"},
+    {"job", "stop", "JOB", 1, 1, run_job_stop,
+     "end a job with an error on its ranks (--reason TEXT)"},
+    {"doctor", NULL, "", 0, 0, run_doctor,
+     "what this machine allows, and what to do about the rest"},
+    {"version", NULL, "", 0, 0, run_version, "versions of hvdctl and of the running hvdd"},
+    {"help", NULL, "[COMMAND]", 0, 2, run_help, "this text"},
+};
+
+static const char options_text[] =
+    "\nOptions:\n"
+    "  --address DIR   directory with hvdd's sockets. Default: HVD_ADDRESS, else\n"
+    "                  the first with a live daemon of $XDG_RUNTIME_DIR/hvdd,\n"
+    "                  /run/hvdd, /tmp/hvdd-UID\n"
+    "  --json          one JSON document with raw numbers (ns, bytes)\n"
+    "  --timeout S     how long to wait for the daemon (5)\n"
+    "  --min-age S     stalls: only ops that have waited at least this long\n"
+    "  --reason TEXT   job stop: what its ranks are told\n"
+    "  --rank R        trace: only this rank\n"
+    "  --last N        trace: ops per rank, the newest (20; 1024 are kept)\n"
+    "  --interval S    top: seconds between two looks (1)\n"
+    "  --mark-cycles   timeline: also every pass of the engine that found work\n"
+    "  --once          top: one table, over one interval; --json implies it\n"
+    "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
+
+static void print_command(FILE *out, const struct command *row)
+{
+    char words[64];
+    snprintf(words, sizeof words, "%s%s%s%s%s", row->noun, row->verb != NULL ? " " : "",
+             row->verb != NULL ? row->verb : "", row->args[0] != '\0' ? " " : "", row->args);
+    fprintf(out, "  %-16s %s\n", words, row->help);
+}
+
+static int run_help(const struct ctl *ctl, char **args, int count)
+{
+    size_t found = 0;
+    if (count == 0)
+        fputs("Usage: hvdctl [options] command\n\nCommands:\n", ctl->out);
+    for (size_t i = 0; i < COUNT(commands); i++) {
+        if (count > 0 && strcmp(args[0], commands[i].noun) != 0)
+            continue;
+        print_command(ctl->out, &commands[i]);
+        found++;
+    }
+    if (found == 0) {
+        ctl_complain(ctl, HVI_ERR_NOT_FOUND, "no such command: %s. See hvdctl help.", args[0]);
+        return CTL_USAGE;
+    }
+    fputs(options_text, ctl->out);
+    return CTL_OK;
+}
+
+/* ---- command line ---- */
+
+static const struct option long_options[] = {
+    {"address", required_argument, NULL, 'a'},
+    {"json", no_argument, NULL, 'j'},
+    {"timeout", required_argument, NULL, 't'},
+    {"min-age", required_argument, NULL, 'm'},
+    {"reason", required_argument, NULL, 'r'},
+    {"rank", required_argument, NULL, 'R'},
+    {"last", required_argument, NULL, 'l'},
+    {"interval", required_argument, NULL, 'i'},
+    {"once", no_argument, NULL, 'o'},
+    {"mark-cycles", no_argument, NULL, 'c'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},
+    {NULL, 0, NULL, 0},
+};
+
+static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_p)
+{
+    if (text_parse_seconds(optarg, ns_p) == 0)
+        return CTL_OK;
+    ctl_complain(ctl, HVI_ERR_INVALID, "%s takes a number of seconds, not '%s'", name, optarg);
+    return CTL_USAGE;
+}
+
+static int number_option(const struct ctl *ctl, const char *name, long min, long max,
+                         long *number_p)
+{
+    if (text_parse_int(optarg, min, max, number_p) == 0)
+        return CTL_OK;
+    ctl_complain(ctl, HVI_ERR_INVALID, "%s takes a number from %ld to %ld, not '%s'", name, min,
+                 max, optarg);
+    return CTL_USAGE;
+}
+
+/* Options of one command only. */
+static int take_special(struct ctl *ctl, int letter)
+{
+    long number = 0;
+    int code = CTL_OK;
+    switch (letter) {
+    case 'R':
+        code = number_option(ctl, "--rank", 0, HVI_RANKS_MAX - 1, &number);
+        ctl->rank = (int32_t)number;
+        return code;
+    case 'l':
+        code = number_option(ctl, "--last", 1, 1024, &number);
+        ctl->last = (uint32_t)number;
+        return code;
+    case 'i':
+        code = seconds_option(ctl, "--interval", &ctl->interval_ns);
+        if (code == CTL_OK && ctl->interval_ns < 10 * HVI_NS_MS)
+            ctl->interval_ns = 10 * HVI_NS_MS;
+        return code;
+    case 'o':
+        ctl->once = true;
+        return CTL_OK;
+    case 'c':
+        ctl->mark_cycles = true;
+        return CTL_OK;
+    default:
+        return CTL_USAGE; /* getopt has said why */
+    }
+}
+
+/* One option; CTL_OK or CTL_USAGE after a complaint. */
+static int take_option(struct ctl *ctl, int letter, const char **instead_p)
+{
+    switch (letter) {
+    case 'a':
+        ctl->address = optarg;
+        return CTL_OK;
+    case 'j':
+        ctl->json = true;
+        return CTL_OK;
+    case 't':
+        return seconds_option(ctl, "--timeout", &ctl->timeout_ns);
+    case 'm':
+        return seconds_option(ctl, "--min-age", &ctl->min_age_ns);
+    case 'r':
+        ctl->reason = optarg;
+        return CTL_OK;
+    case 'h':
+        *instead_p = "help";
+        return CTL_OK;
+    case 'v':
+        *instead_p = "version";
+        return CTL_OK;
+    default:
+        return take_special(ctl, letter);
+    }
+}
+
+/* The row for these words; *used_p: how many of them are its name. */
+static const struct command *find_command(char **words, int count, int *used_p)
+{
+    for (size_t i = 0; i < COUNT(commands); i++) {
+        const struct command *row = &commands[i];
+        const int used = row->verb != NULL ? 2 : 1;
+        if (count < used || strcmp(words[0], row->noun) != 0)
+            continue;
+        if (row->verb != NULL && strcmp(words[1], row->verb) != 0)
+            continue;
+        *used_p = used;
+        return row;
+    }
+    return NULL;
+}
+
+static int dispatch(const struct ctl *ctl, char **words, int count)
+{
+    int used = 0;
+    if (count == 0) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "which command? See hvdctl help.");
+        return CTL_USAGE;
+    }
+    const struct command *row = find_command(words, count, &used);
+    if (row == NULL) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "no such command: %s%s%s. See hvdctl help.", words[0],
+                     count > 1 ? " " : "", count > 1 ? words[1] : "");
+        return CTL_USAGE;
+    }
+    count -= used;
+    if (count < row->args_min || count > row->args_max) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "usage: hvdctl %s%s%s %s", row->noun,
+                     row->verb != NULL ? " " : "", row->verb != NULL ? row->verb : "", row->args);
+        return CTL_USAGE;
+    }
+    return row->run(ctl, words + used, count);
+}
+
+int main(int argc, char **argv)
+{
+    struct ctl ctl = {.timeout_ns = 5 * HVI_NS_SEC,
+                      .rank = -1,
+                      .last = 20,
+                      .interval_ns = HVI_NS_SEC,
+                      .out = stdout};
+    const char *instead = NULL;
+    int letter;
+    while ((letter = getopt_long(argc, argv, "hj", long_options, NULL)) != -1) {
+        if (take_option(&ctl, letter, &instead) != CTL_OK)
+            return CTL_USAGE;
+    }
+    const char *no_color = getenv("NO_COLOR");
+    ctl.colours = !ctl.json && isatty(STDOUT_FILENO) && (no_color == NULL || no_color[0] == '\0');
+    int code;
+    if (instead != NULL) {
+        char *word = strdup(instead);
+        code = dispatch(&ctl, &word, 1);
+        free(word);
+    } else {
+        code = dispatch(&ctl, argv + optind, argc - optind);
+    }
+    if (fflush(stdout) != 0 && code == CTL_OK)
+        code = CTL_REFUSED;
+    return code;
+}

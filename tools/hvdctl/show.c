@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Replies as tables. Everything a daemon sends passes through ctl_table_add or text_safe, so a
+ * tensor name cannot move the cursor. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tools/common/text.h"
+#include "tools/hvdctl/ctl.h"
+#include "tools/hvdctl/table.h"
+
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static void user_name(uint32_t uid, char *text_p, size_t size)
+{
+    const struct passwd *entry = getpwuid((uid_t)uid);
+    if (entry != NULL)
+        snprintf(text_p, size, "%s", entry->pw_name);
+    else
+        snprintf(text_p, size, "%" PRIu32, uid);
+}
+
+static void add_bytes(struct ctl_table *table, uint64_t bytes)
+{
+    char text[32];
+    text_bytes(bytes, text, sizeof text);
+    ctl_table_add(table, CTL_PLAIN, "%s", text);
+}
+
+static void add_duration(struct ctl_table *table, uint64_t ns)
+{
+    char text[32];
+    text_duration(ns, text, sizeof text);
+    ctl_table_add(table, CTL_PLAIN, "%s", ns == 0 ? "-" : text);
+}
+
+static void add_count(struct ctl_table *table, uint64_t count)
+{
+    char text[32];
+    text_count(count, text, sizeof text);
+    ctl_table_add(table, CTL_PLAIN, "%s", text);
+}
+
+/* How often the rank came last: one number that says whom the others wait for. */
+static void add_share(struct ctl_table *table, uint64_t part, uint64_t whole)
+{
+    if (whole == 0)
+        ctl_table_add(table, CTL_PLAIN, "-");
+    else
+        ctl_table_add(table, CTL_PLAIN, "%.0f %%", 100.0 * (double)part / (double)whole);
+}
+
+static void add_user(struct ctl_table *table, uint32_t uid)
+{
+    char text[64];
+    user_name(uid, text, sizeof text);
+    ctl_table_add(table, CTL_PLAIN, "%s", text);
+}
+
+static void add_pid(struct ctl_table *table, int32_t pid)
+{
+    if (pid > 0)
+        ctl_table_add(table, CTL_PLAIN, "%" PRId32, pid);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
+}
+
+static void finish(const struct ctl *ctl, struct ctl_table *table, uint64_t left_out)
+{
+    ctl_table_print(table, ctl->out, ctl->colours);
+    ctl_table_free(table);
+    if (left_out > 0)
+        fprintf(ctl->out, "(%" PRIu64 " more not shown)\n", left_out);
+}
+
+static void line(const struct ctl *ctl, const char *label, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void line(const struct ctl *ctl, const char *label, const char *format, ...)
+{
+    char raw[1024];
+    char safe[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(raw, sizeof raw, format, args);
+    va_end(args);
+    text_safe(raw, safe, sizeof safe);
+    fprintf(ctl->out, "%s%-12s%s %s\n", ctl_style_on(CTL_BOLD, ctl->colours), label,
+            ctl_style_off(CTL_BOLD, ctl->colours), safe);
+}
+
+void ctl_show_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    const struct hvi_daemon_status *daemon = &reply->daemon;
+    char user[64];
+    char uptime[32];
+    user_name(daemon->uid, user, sizeof user);
+    text_duration(daemon->uptime_ns, uptime, sizeof uptime);
+    line(ctl, "hvdd", "%s, pid %" PRId32 ", user %s, %s for %s", daemon->version, daemon->pid, user,
+         daemon->state, uptime);
+    line(ctl, "directory", "%s", daemon->runtime_dir);
+    line(ctl, "jobs", "%" PRIu32, daemon->jobs);
+    line(ctl, "sessions", "%" PRIu32 " now, %" PRIu64 " since start", daemon->sessions,
+         daemon->attaches);
+    line(ctl, "refused", "%" PRIu64, daemon->refused);
+    line(ctl, "ranks lost", "%" PRIu64, daemon->ranks_lost);
+    if (daemon->log_lost > 0)
+        line(ctl, "log", "%" PRIu64 " lines could not be written", daemon->log_lost);
+}
+
+void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    static const struct ctl_column columns[] = {
+        {"JOB", false}, {"GEN", true},    {"USER", false}, {"STATE", false}, {"RANKS", true},
+        {"AGE", true},  {"ENGINE", true}, {"OPS", true},   {"BYTES", true},
+    };
+    if (reply->job_count == 0) {
+        fputs("no jobs\n", ctl->out);
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->job_count; i++) {
+        const struct hvi_job_row *row = &reply->jobs[i];
+        const bool failed = strcmp(row->state, "failed") == 0;
+        ctl_table_add(table, CTL_PLAIN, "%s", row->job);
+        ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->generation);
+        add_user(table, row->uid);
+        ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
+        ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
+        add_duration(table, row->age_ns);
+        add_pid(table, row->engine_pid);
+        add_count(table, row->ops);
+        add_bytes(table, row->bytes);
+    }
+    finish(ctl, table, reply->rows_left_out);
+}
+
+static void add_rank(struct ctl_table *table, const struct hvi_rank_row *row)
+{
+    char process[64];
+    const bool gone = strcmp(row->state, "lost") == 0 || strcmp(row->state, "ended") == 0;
+    const bool stopped = row->process[0] == 'T' || row->process[0] == 't';
+    text_process(row->process[0] != '\0' ? row->process : "-", process, sizeof process);
+    ctl_table_add(table, CTL_PLAIN, "%" PRId32, row->rank);
+    add_pid(table, row->pid);
+    if (row->pid > 0)
+        add_user(table, row->uid);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
+    ctl_table_add(table, gone ? CTL_BAD : CTL_PLAIN, "%s", row->state);
+    ctl_table_add(table, stopped ? CTL_NOTE : CTL_PLAIN, "%s", process);
+    add_count(table, row->ops);
+    add_bytes(table, row->bytes);
+    add_count(table, row->in_flight);
+    add_duration(table, row->lag_mean_ns);
+    add_duration(table, row->lag_p50_ns);
+    add_duration(table, row->lag_p99_ns);
+    add_duration(table, row->lag_max_ns);
+    add_share(table, row->last_ops, row->lag_ops);
+    add_bytes(table, row->region_bytes);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->origin[0] != '\0' ? row->origin : "-");
+    ctl_table_add(table, CTL_PLAIN, "%s", row->text);
+}
+
+void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply)
+{
+    static const struct ctl_column columns[] = {
+        {"RANK", true},     {"PID", true},    {"USER", false}, {"STATE", false},
+        {"PROCESS", false}, {"OPS", true},    {"BYTES", true}, {"IN FLIGHT", true},
+        {"LAG MEAN", true}, {"P50", true},    {"P99", true},   {"MAX", true},
+        {"LAST", true},     {"MEMORY", true}, {"FROM", false}, {"NOTE", false},
+    };
+    if (reply->rank_count == 0) {
+        char safe[256];
+        text_safe(job, safe, sizeof safe);
+        fprintf(ctl->out, "no ranks known of job %s\n", safe);
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->rank_count; i++)
+        add_rank(table, &reply->ranks[i]);
+    finish(ctl, table, reply->rows_left_out);
+}
+
+/* "0-3,5": ranks as ranges, in the order given. */
+static void rank_ranges(const int32_t *ranks, size_t count, char *text_p, size_t size)
+{
+    size_t used = 0;
+    text_p[0] = '\0';
+    for (size_t i = 0; i < count && used + 16 < size;) {
+        size_t last = i;
+        while (last + 1 < count && ranks[last + 1] == ranks[last] + 1)
+            last++;
+        used +=
+            (size_t)snprintf(text_p + used, size - used, "%s%" PRId32, i > 0 ? "," : "", ranks[i]);
+        if (last > i && used + 16 < size)
+            used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId32,
+                                     last == i + 1 ? "," : "-", ranks[last]);
+        i = last + 1;
+    }
+}
+
+/* "2 (pid 4711, stopped (T)), 3 (pid 4712, sleeping (S) in allreduce 'b'), 4 (not attached)"; the
+ * first few. */
+static void missing_ranks(const struct hvi_stall_row *row, char *text_p, size_t size)
+{
+    const size_t shown_max = 6;
+    size_t used = 0;
+    text_p[0] = '\0';
+    for (size_t i = 0; i < row->missing_count && i < shown_max && used + 320 < size; i++) {
+        const struct hvi_missing_rank *rank = &row->missing[i];
+        char process[64];
+        text_process(rank->process, process, sizeof process);
+        const char *comma = i > 0 ? ", " : "";
+        if (rank->pid > 0)
+            used += (size_t)snprintf(text_p + used, size - used,
+                                     "%s%" PRId32 " (pid %" PRId32 ", %s%s%s)", comma, rank->rank,
+                                     rank->pid, process, rank->waits_in[0] != '\0' ? " in " : "",
+                                     rank->waits_in);
+        else
+            used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId32 " (not attached)",
+                                     comma, rank->rank);
+    }
+    if (row->missing_count > shown_max)
+        snprintf(text_p + used, size - used, " and %zu more", row->missing_count - shown_max);
+}
+
+void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    static const struct ctl_column columns[] = {
+        {"JOB", false}, {"TENSOR", false}, {"OP", false},      {"SET", true},
+        {"AGE", true},  {"READY", false},  {"MISSING", false},
+    };
+    if (reply->stall_count == 0) {
+        fputs("nothing waits\n", ctl->out);
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->stall_count; i++) {
+        const struct hvi_stall_row *row = &reply->stalls[i];
+        char text[2048];
+        ctl_table_add(table, CTL_PLAIN, "%s", row->job[0] != '\0' ? row->job : "-");
+        ctl_table_add(table, CTL_PLAIN, "%s", row->tensor);
+        ctl_table_add(table, CTL_PLAIN, "%s", row->op);
+        ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->process_set);
+        add_duration(table, row->age_ns);
+        rank_ranges(row->ready, row->ready_count, text, sizeof text);
+        ctl_table_add(table, CTL_PLAIN, "%s", text);
+        missing_ranks(row, text, sizeof text);
+        ctl_table_add(table, CTL_NOTE, "%s", text);
+    }
+    finish(ctl, table, reply->rows_left_out);
+}
+
+static int by_rank_and_time(const void *a, const void *b)
+{
+    const struct hvi_trace_row *left = a, *right = b;
+    if (left->rank != right->rank)
+        return left->rank < right->rank ? -1 : 1;
+    /* What is in flight has no number yet and comes after everything that has. */
+    if (left->number != right->number)
+        return left->number - 1 < right->number - 1 ? -1 : 1;
+    return left->submit_ns < right->submit_ns ? -1 : left->submit_ns > right->submit_ns;
+}
+
+void ctl_sort_trace(struct hvi_trace_row *rows, size_t count)
+{
+    if (count > 0)
+        qsort(rows, count, sizeof *rows, by_rank_and_time);
+}
+
+static void add_trace(struct ctl_table *table, const struct hvi_trace_row *row, uint64_t now_ns)
+{
+    const bool open = row->status == HVI_INPROGRESS;
+    const uint64_t end_ns = open ? now_ns : row->done_ns;
+    const uint64_t met_ns = row->ready_ns > 0 ? row->ready_ns : end_ns;
+    ctl_table_add(table, CTL_PLAIN, "%" PRId32, row->rank);
+    if (open)
+        ctl_table_add(table, CTL_PLAIN, "-");
+    else
+        ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->number);
+    add_duration(table, now_ns > row->submit_ns ? now_ns - row->submit_ns : 0);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->tensor);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->op);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->dtype[0] != '\0' ? row->dtype : "-");
+    add_bytes(table, row->bytes);
+    ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->process_set);
+    add_duration(table, met_ns > row->submit_ns ? met_ns - row->submit_ns : 0);
+    add_duration(table, row->ready_ns > 0 && end_ns > row->ready_ns ? end_ns - row->ready_ns : 0);
+    if (open)
+        ctl_table_add(table, CTL_NOTE, row->ready_ns > 0 ? "executing" : "waiting");
+    else
+        ctl_table_add(table, row->status == HVI_OK ? CTL_PLAIN : CTL_BAD, "%s",
+                      hvi_status_name(row->status));
+}
+
+void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count)
+{
+    static const struct ctl_column columns[] = {
+        {"RANK", true},   {"OP NO", true},  {"AGO", true},     {"TENSOR", false},
+        {"OP", false},    {"DTYPE", false}, {"BYTES", true},   {"SET", true},
+        {"WAITED", true}, {"RAN", true},    {"STATUS", false},
+    };
+    const uint64_t now_ns = hvi_clock_ns();
+    if (count == 0) {
+        fputs("no ops yet\n", ctl->out);
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < count; i++)
+        add_trace(table, &rows[i], now_ns);
+    finish(ctl, table, 0);
+}
+
+void ctl_top_compare(struct ctl_top_row *row, const struct hvi_rank_row *before,
+                     uint64_t interval_ns)
+{
+    const struct hvi_rank_row nothing = {0};
+    const struct hvi_rank_row *now = &row->now;
+    const double seconds = (double)interval_ns / (double)HVI_NS_SEC;
+    if (before == NULL || before->ops > now->ops || before->lag_ops > now->lag_ops)
+        before = &nothing;
+    const uint64_t met = now->lag_ops - before->lag_ops;
+    row->ops_per_s = seconds > 0 ? (uint64_t)((double)(now->ops - before->ops) / seconds) : 0;
+    row->bytes_per_s = seconds > 0 ? (uint64_t)((double)(now->bytes - before->bytes) / seconds) : 0;
+    row->lag_ns = met > 0 ? (now->lag_sum_ns - before->lag_sum_ns) / met : 0;
+    row->met = met;
+    row->last = now->last_ops - before->last_ops;
+}
+
+void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count)
+{
+    static const struct ctl_column columns[] = {
+        {"JOB", false},    {"RANK", true},      {"PID", true}, {"PROCESS", false}, {"OPS/S", true},
+        {"BYTES/S", true}, {"IN FLIGHT", true}, {"LAG", true}, {"LAG P99", true},  {"LAST", true},
+    };
+    if (count == 0) {
+        fputs("no jobs\n", ctl->out);
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < count; i++) {
+        const struct ctl_top_row *row = &rows[i];
+        char process[64];
+        text_process(row->now.process[0] != '\0' ? row->now.process : row->now.state, process,
+                     sizeof process);
+        ctl_table_add(table, CTL_PLAIN, "%s", row->job);
+        ctl_table_add(table, CTL_PLAIN, "%" PRId32, row->now.rank);
+        add_pid(table, row->now.pid);
+        ctl_table_add(table, CTL_PLAIN, "%s", process);
+        add_count(table, row->ops_per_s);
+        add_bytes(table, row->bytes_per_s);
+        add_count(table, row->now.in_flight);
+        add_duration(table, row->lag_ns);
+        add_duration(table, row->now.lag_p99_ns);
+        add_share(table, row->last, row->met);
+    }
+    finish(ctl, table, 0);
+}

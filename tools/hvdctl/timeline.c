@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `hvdctl timeline`: opens the file with the rights of who asks and hands it to the job's engine.
+ * The admin socket carries no descriptors, so this one request goes over hvdd's attach socket. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "proto/packet.h"
+#include "tools/common/address.h"
+#include "tools/common/text.h"
+#include "tools/hvdctl/ctl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+static int connect_hvdd(const char *dir)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const size_t room = sizeof address.sun_path;
+    if ((size_t)snprintf(address.sun_path, room, "%s/attach.sock", dir) >= room)
+        return -1;
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* HVI_OK with hvdd's verdict in *status_p and text_p. */
+static int receive(int socket_fd, uint64_t deadline_ns, int *status_p, char *text_p, size_t size)
+{
+    struct hvi_packet *packet = malloc(sizeof *packet);
+    struct hvi_packet_msg msg;
+    if (packet == NULL)
+        return HVI_ERR_NO_MEMORY;
+    int status = hvi_packet_receive(socket_fd, packet, deadline_ns);
+    if (status == HVI_OK) {
+        hvi_packet_close_fds(packet);
+        status = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, NULL, 0);
+    }
+    free(packet);
+    if (status != HVI_OK)
+        return status;
+    if (msg.kind == HVI_PACKET_ACK) {
+        *status_p = msg.ack.status;
+        snprintf(text_p, size, "%s", msg.ack.text);
+    } else if (msg.kind == HVI_PACKET_ATTACH_REPLY) { /* hvdd is going, or full */
+        *status_p = msg.attach_reply.status;
+        snprintf(text_p, size, "%s", msg.attach_reply.text);
+    } else {
+        status = HVI_ERR_PROTOCOL;
+    }
+    hvi_packet_msg_free(&msg);
+    return status;
+}
+
+static int exchange(const struct ctl *ctl, int socket_fd, const struct hvi_packet_msg *msg, int fd,
+                    int *status_p, char *text_p, size_t size)
+{
+    const uint64_t deadline_ns = hvi_deadline_after((int64_t)ctl->timeout_ns);
+    unsigned char bytes[1024];
+    size_t length = 0;
+    int status = hvi_packet_msg_encode(msg, bytes, sizeof bytes, &length);
+    if (status == HVI_OK)
+        status = hvi_packet_send(socket_fd, bytes, length, &fd, fd >= 0 ? 1 : 0, deadline_ns);
+    return status == HVI_OK ? receive(socket_fd, deadline_ns, status_p, text_p, size) : status;
+}
+
+static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int fd)
+{
+    struct address address;
+    char text[HVI_TEXT_MAX + 1] = "";
+    int verdict = HVI_OK;
+    if (address_find(ctl->address, &address) == HVI_ERR_INVALID) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "bad address: %s", address.why);
+        return CTL_USAGE;
+    }
+    const int socket_fd = connect_hvdd(address.dir);
+    if (socket_fd < 0) {
+        ctl_complain(ctl, HVI_ERR_NO_DAEMON, "no hvdd answers in %s: %s", address.dir,
+                     strerror(errno));
+        return CTL_NO_DAEMON;
+    }
+    const int status = exchange(ctl, socket_fd, msg, fd, &verdict, text, sizeof text);
+    close(socket_fd);
+    if (status != HVI_OK) {
+        ctl_complain(ctl, status, "the hvdd in %s did not answer: %s", address.dir,
+                     hvi_status_text(status));
+        return status == HVI_ERR_TIMEOUT || status == HVI_ERR_CLOSED ? CTL_NO_DAEMON : CTL_REFUSED;
+    }
+    if (verdict != HVI_OK) {
+        ctl_complain(ctl, verdict, "%s", text[0] != '\0' ? text : hvi_status_text(verdict));
+        return CTL_REFUSED;
+    }
+    return CTL_OK;
+}
+
+static int done(const struct ctl *ctl, const char *job, const char *what, const char *path)
+{
+    char raw[1024];
+    char safe[1024];
+    snprintf(raw, sizeof raw, "the timeline of job %s %s%s%.600s", job, what,
+             path[0] != '\0' ? " in " : "", path);
+    text_safe(raw, safe, sizeof safe);
+    if (ctl->json)
+        ctl_json_done(ctl, safe);
+    else
+        fprintf(ctl->out, "%s\n", safe);
+    return CTL_OK;
+}
+
+static int start(const struct ctl *ctl, struct hvi_packet_msg *msg, const char *path)
+{
+    const size_t kept = hvi_utf8_cut(path, strlen(path), sizeof msg->timeline_request.path - 1);
+    /* Not blocking: a FIFO nobody reads is an error and not a wait. */
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+    if (fd < 0) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "cannot open %s: %s", path, strerror(errno));
+        return CTL_REFUSED;
+    }
+    msg->timeline_request.start = true;
+    msg->timeline_request.mark_cycles = ctl->mark_cycles;
+    if (hvi_utf8_valid(path, kept))
+        memcpy(msg->timeline_request.path, path, kept);
+    const int code = ask_hvdd(ctl, msg, fd);
+    close(fd);
+    return code;
+}
+
+int ctl_timeline(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_REQUEST};
+    struct hvi_admin_request checked;
+    const bool starts = strcmp(args[1], "start") == 0;
+    if ((!starts && strcmp(args[1], "stop") != 0) || count != (starts ? 3 : 2)) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "usage: hvdctl timeline JOB start FILE, or JOB stop");
+        return CTL_USAGE;
+    }
+    int code = ctl_copy_job(ctl, args[0], &checked);
+    if (code != CTL_OK)
+        return code;
+    msg.timeline_request.protocol_version = HVI_PROTOCOL_VERSION;
+    snprintf(msg.timeline_request.job, sizeof msg.timeline_request.job, "%s", args[0]);
+    code = starts ? start(ctl, &msg, args[2]) : ask_hvdd(ctl, &msg, -1);
+    if (code != CTL_OK)
+        return code;
+    return done(ctl, args[0], starts ? "is being written" : "is complete", starts ? args[2] : "");
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdrun --check-build: what this build can do, in the form of horovodrun's. Which frameworks there
+ * are is known to Python only, so a Python is asked, without importing them. */
+#ifndef HVI_TOOLS_HVDRUN_BUILD_H
+#define HVI_TOOLS_HVDRUN_BUILD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#define RUN_BUILD_FRAMEWORKS 3
+
+struct run_build {
+    bool frameworks[RUN_BUILD_FRAMEWORKS]; /* TensorFlow, PyTorch, MXNet */
+    char python[512];                      /* who said so, or was to */
+};
+
+/* Asks the Python that HVDRUN_PYTHON names, else python3 of PATH, which of the frameworks and their
+ * bindings it would find. Waits at most 20 s. 0, or -1 with a sentence and no framework. */
+int run_build_ask(struct run_build *build_p, char *text_p, size_t text_size);
+/* The lists, for `name` ("Horovod" or "hvd"). */
+void run_build_print(FILE *out, const char *name, const char *version,
+                     const struct run_build *build);
+
+#endif

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hvdrun/daemon.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STOP_NS        (5 * HVI_NS_SEC)
+#define NAME_TRIES     100
+#define FIRST_WORDS    1024 /* of a daemon that fails to start */
+#define ARGUMENTS_MAX  24
+#define ARGUMENT_BYTES 64
+
+static bool is_usable(const char *parent)
+{
+    struct stat st;
+    return parent != NULL && parent[0] == '/' && strlen(parent) + 16 <= ADDRESS_DIR_MAX &&
+           stat(parent, &st) == 0 && st.st_uid == geteuid() && access(parent, W_OK) == 0;
+}
+
+/* mkdtemp would make the directory before the guard can know its name. */
+static int make_dir(struct run_guard *guard, struct run_daemon *daemon, char *text_p, size_t size)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+    unsigned char random[6];
+    char name[sizeof random + 1] = "";
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const char *parent = is_usable(runtime) ? runtime : "/tmp";
+    int error = EIO;
+    for (int tries = 0; tries < NAME_TRIES; tries++) {
+        if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+            continue;
+        for (size_t i = 0; i < sizeof random; i++)
+            name[i] = letters[random[i] % (sizeof letters - 1)];
+        snprintf(daemon->dir, sizeof daemon->dir, "%.80s/hvdrun-%s", parent, name);
+        if (access(daemon->dir, F_OK) == 0)
+            continue;
+        run_guard_watch_dir(guard, daemon->dir);
+        if (mkdir(daemon->dir, 0700) == 0)
+            return HVI_OK;
+        error = errno;
+    }
+    snprintf(text_p, size, "cannot make a directory in %s: %s", parent, strerror(error));
+    daemon->dir[0] = '\0';
+    run_guard_watch_dir(guard, "");
+    return HVI_ERR_LIMIT;
+}
+
+/* Flat: hvdd keeps no directories in there. Anything else than our own name is left alone. */
+void run_daemon_remove_dir(const char *dir)
+{
+    if (strstr(dir, "/hvdrun-") == NULL)
+        return;
+    DIR *stream = opendir(dir);
+    if (stream == NULL)
+        return;
+    const struct dirent *entry;
+    while ((entry = readdir(stream)) != NULL)
+        if (entry->d_name[0] != '.' || strlen(entry->d_name) > 2)
+            unlinkat(dirfd(stream), entry->d_name, 0);
+    closedir(stream);
+    rmdir(dir);
+}
+
+/* --hvdd, else hvdd beside this program, else the one in PATH. */
+static void find_program(const struct run_options *options, char *path_p, size_t size)
+{
+    char self[PATH_MAX - 8];
+    if (options->hvdd != NULL) {
+        snprintf(path_p, size, "%s", options->hvdd);
+        return;
+    }
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash != NULL) {
+        *slash = '\0';
+        snprintf(path_p, size, "%s/hvdd", self);
+        if (access(path_p, X_OK) == 0)
+            return;
+    }
+    snprintf(path_p, size, "hvdd");
+}
+
+struct arguments {
+    char *list[ARGUMENTS_MAX];
+    size_t count;
+    char numbers[2][ARGUMENT_BYTES];
+};
+
+static void add(struct arguments *arguments, const char *name, const char *value)
+{
+    arguments->list[arguments->count++] = (char *)(uintptr_t)name;
+    if (value != NULL)
+        arguments->list[arguments->count++] = (char *)(uintptr_t)value;
+}
+
+static void make_arguments(const struct run_options *options, const char *program, const char *dir,
+                           int ready_fd, int parent_fd, struct arguments *out)
+{
+    memset(out, 0, sizeof *out);
+    snprintf(out->numbers[0], ARGUMENT_BYTES, "%d", ready_fd);
+    snprintf(out->numbers[1], ARGUMENT_BYTES, "%d", parent_fd);
+    add(out, program, NULL);
+    add(out, "--private=yes", NULL);
+    add(out, "--runtime-dir", dir);
+    add(out, "--ready-fd", out->numbers[0]);
+    add(out, "--parent-fd", out->numbers[1]);
+    add(out, "--log-level", options->log_level != NULL ? options->log_level : "warning");
+}
+
+/* A daemon of ours must not take hvdrun's own service manager for its own. */
+static char *const daemon_settings[] = {
+    "NOTIFY_SOCKET",  "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS",
+    "LISTEN_FDNAMES", "LISTEN_PID",    "HVD_ADDRESS",  NULL};
+
+static int spawn(const struct run_daemon_plan *how, struct run_daemon *daemon, const int ready[2],
+                 const int parent[2], const int log[2], char *text_p, size_t size)
+{
+    char program[PATH_MAX];
+    struct arguments arguments;
+    const int keep[] = {ready[1], parent[0], -1};
+    const int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    find_program(how->options, program, sizeof program);
+    make_arguments(how->options, program, daemon->dir, ready[1], parent[0], &arguments);
+    char **env = run_env_make(environ, daemon_settings);
+    const struct run_spawn plan = {
+        .argv = arguments.list,
+        .envp = env,
+        .stdin_fd = null_fd,
+        .stdout_fd = null_fd,
+        .stderr_fd = log[1],
+        .keep_fds = keep,
+        .heritage = how->heritage,
+        .announce = run_guard_watch_daemon,
+        .guard = how->guard,
+    };
+    const int error = null_fd < 0 || env == NULL ? ENOMEM : run_proc_start(&plan, &daemon->proc);
+    run_env_free(env);
+    if (null_fd >= 0)
+        close(null_fd);
+    if (error == 0)
+        return HVI_OK;
+    snprintf(text_p, size, "cannot start %s: %s%s", program, strerror(error),
+             error == ENOENT ? " (name it with --hvdd, or use a running one with --address)" : "");
+    return HVI_ERR_NO_DAEMON;
+}
+
+/* What a daemon that failed has written so far. */
+static void read_words(int fd, char *words, size_t size)
+{
+    struct pollfd item = {.fd = fd, .events = POLLIN};
+    size_t used = 0;
+    while (used + 1 < size && poll(&item, 1, 50) > 0) {
+        const ssize_t length = read(fd, words + used, size - 1 - used);
+        if (length <= 0)
+            break;
+        used += (size_t)length;
+    }
+    words[used] = '\0';
+    while (used > 0 && words[used - 1] == '\n')
+        words[--used] = '\0';
+}
+
+/* Waits for the byte on ready_fd. HVI_OK, or an error with a sentence. */
+static int wait_ready(const struct run_daemon_plan *plan, const struct run_daemon *daemon,
+                      int ready_fd, char *text_p, size_t size)
+{
+    char words[FIRST_WORDS];
+    char byte;
+    const char *story = "did not get ready in time";
+    const uint64_t deadline_ns = hvi_deadline_after((int64_t)plan->options->start_timeout_ns);
+    struct pollfd items[] = {{.fd = ready_fd, .events = POLLIN},
+                             {.fd = plan->signal_fd, .events = POLLIN}};
+    int found;
+    do {
+        found = poll(items, 2, hvi_deadline_poll_ms(deadline_ns));
+    } while (found < 0 && errno == EINTR);
+    if (found > 0 && items[0].revents != 0) {
+        if (read(ready_fd, &byte, 1) == 1)
+            return HVI_OK;
+        story = "failed to start";
+    } else if (found > 0) {
+        snprintf(text_p, size, "interrupted while hvdd was starting");
+        return HVI_ERR_CANCELLED;
+    }
+    read_words(daemon->stderr_fd, words, sizeof words);
+    snprintf(text_p, size, "the private hvdd %s%s%s", story, words[0] != '\0' ? ":\n" : "", words);
+    return HVI_ERR_NO_DAEMON;
+}
+
+static void close_pair(int pair[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (pair[i] >= 0)
+            close(pair[i]);
+}
+
+static int start(const struct run_daemon_plan *plan, struct run_daemon *daemon, char *text_p,
+                 size_t size)
+{
+    int ready[2] = {-1, -1};
+    int parent[2] = {-1, -1};
+    int log[2] = {-1, -1};
+    int status = HVI_ERR_LIMIT;
+    if (pipe2(ready, O_CLOEXEC) != 0 || pipe2(parent, O_CLOEXEC) != 0 || pipe2(log, O_CLOEXEC) != 0)
+        snprintf(text_p, size, "cannot make a pipe: %s", strerror(errno));
+    else
+        status = spawn(plan, daemon, ready, parent, log, text_p, size);
+    if (status != HVI_OK) {
+        close_pair(parent);
+        close_pair(log);
+        close_pair(ready);
+        return status;
+    }
+    close(ready[1]);
+    close(parent[0]);
+    close(log[1]);
+    daemon->parent_fd = parent[1];
+    daemon->stderr_fd = log[0];
+    status = wait_ready(plan, daemon, ready[0], text_p, size);
+    close(ready[0]);
+    return status;
+}
+
+int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daemon_p, char *text_p,
+                     size_t text_size)
+{
+    *daemon_p = (struct run_daemon){.parent_fd = -1, .stderr_fd = -1, .proc = {.pidfd = -1}};
+    int status = make_dir(plan->guard, daemon_p, text_p, text_size);
+    if (status == HVI_OK)
+        status = start(plan, daemon_p, text_p, text_size);
+    if (status != HVI_OK)
+        run_daemon_stop(daemon_p);
+    return status;
+}
+
+static void wait_end(struct run_daemon *daemon, uint64_t deadline_ns)
+{
+    struct pollfd item = {.fd = daemon->proc.pidfd, .events = POLLIN};
+    while (!run_proc_look(&daemon->proc)) {
+        if (hvi_deadline_passed(deadline_ns))
+            return;
+        poll(&item, 1, hvi_deadline_poll_ms(deadline_ns));
+    }
+}
+
+void run_daemon_stop(struct run_daemon *daemon)
+{
+    if (daemon->parent_fd >= 0)
+        close(daemon->parent_fd);
+    daemon->parent_fd = -1;
+    if (daemon->proc.pid > 0 && !daemon->proc.reaped) {
+        kill(daemon->proc.pid, SIGTERM);
+        wait_end(daemon, hvi_deadline_after((int64_t)STOP_NS));
+        run_proc_signal(&daemon->proc, SIGKILL); /* if it would not go, or left something behind */
+        run_proc_reap(&daemon->proc);
+    }
+    if (daemon->stderr_fd >= 0)
+        close(daemon->stderr_fd);
+    daemon->stderr_fd = -1;
+    if (daemon->dir[0] != '\0')
+        run_daemon_remove_dir(daemon->dir);
+    daemon->dir[0] = '\0';
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdrun's private hvdd: a daemon in a fresh directory of mode 0700 that lives as long as hvdrun.
+ * Main thread. */
+#ifndef HVI_TOOLS_HVDRUN_DAEMON_H
+#define HVI_TOOLS_HVDRUN_DAEMON_H
+
+#include "tools/common/address.h"
+#include "tools/hvdrun/options.h"
+#include "tools/hvdrun/procs.h"
+
+struct run_daemon {
+    char dir[ADDRESS_DIR_MAX + 1]; /* "" until it exists */
+    struct run_proc proc;
+    int parent_fd; /* hvdd exits when this is closed, however hvdrun ends */
+    int stderr_fd; /* what it logs; the caller reads it once started, and may take it (set to -1) */
+};
+
+struct run_daemon_plan {
+    const struct run_options *options;
+    const struct run_heritage *heritage;
+    struct run_guard *guard;
+    int signal_fd; /* readable: stop waiting */
+};
+
+/* Starts it and waits until it takes attaches, at most options->start_timeout_ns, or until signal_fd
+ * is readable. HVI_OK; otherwise a sentence, with what hvdd had to say, in text_p, and nothing is
+ * left behind. */
+int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daemon_p, char *text_p,
+                     size_t text_size);
+/* Ends it (SIGTERM, then SIGKILL after 5 s) and removes the directory. Harmless on one that never
+ * started. */
+void run_daemon_stop(struct run_daemon *daemon);
+/* Removes the directory and the sockets in it. */
+void run_daemon_remove_dir(const char *dir);
+
+#endif

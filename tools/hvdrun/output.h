@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the ranks print, line by line with "[rank]<stdout>:" before each, to hvdrun's own stdout and
+ * stderr and to files. One thread. Nothing here blocks, except writing to a regular file. */
+#ifndef HVI_TOOLS_HVDRUN_OUTPUT_H
+#define HVI_TOOLS_HVDRUN_OUTPUT_H
+
+#include <poll.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A byte queue: [data + start, data + start + used). */
+struct run_buffer {
+    char *data;
+    size_t start, used, room;
+};
+
+/* HVI_OK or HVI_ERR_NO_MEMORY. */
+int run_buffer_append(struct run_buffer *buffer, const char *bytes, size_t length);
+void run_buffer_consume(struct run_buffer *buffer, size_t length);
+void run_buffer_fini(struct run_buffer *buffer);
+
+/* Puts a prefix before each line. Lines end with \n, \r\n or (progress bars) \r. Binary-safe:
+ * removing the prefixes gives the input. */
+struct run_prefix {
+    char text[48]; /* "[3]<stderr>:"; "" turns it off */
+    bool timestamps;
+    bool at_start, after_return;
+};
+
+void run_prefix_init(struct run_prefix *prefix_p, int rank, const char *stream, bool enabled,
+                     bool timestamps);
+/* HVI_OK or HVI_ERR_NO_MEMORY. */
+int run_prefix_feed(struct run_prefix *prefix, const char *bytes, size_t length,
+                    struct run_buffer *out);
+
+struct run_stream;
+
+/* Where lines go. `open_line` is the stream whose unfinished line the sink shows. */
+struct run_sink {
+    int fd;
+    bool owned;       /* fd is ours to close: a second, non-blocking opening of the same file */
+    bool nonblocking; /* otherwise: small pieces, and only when poll(2) says so */
+    bool regular;
+    bool gone;        /* the reader is gone (EPIPE) */
+    int error;        /* errno of another failed write; what comes after is dropped */
+    uint64_t dropped; /* bytes */
+    struct run_buffer pending;
+    struct run_stream *open_line;
+};
+
+void run_sink_init(struct run_sink *sink_p, int fd);
+void run_sink_fini(struct run_sink *sink);
+/* Writes what can be written now. */
+void run_sink_flush(struct run_sink *sink);
+/* True while so much is waiting that its streams must not be read. */
+bool run_sink_is_full(const struct run_sink *sink);
+/* A message of hvdrun itself: always on a line of its own. */
+void run_sink_say(struct run_sink *sink, const char *text);
+
+/* One output pipe of one process. */
+struct run_stream {
+    int fd;         /* -1 once it has ended */
+    int file_fd;    /* copy without prefixes, -1 for none */
+    int file_error; /* errno of the write that ended the copy */
+    bool muted;     /* what comes is not shown */
+    struct run_prefix prefix;
+    struct run_buffer held; /* the unfinished line */
+    uint64_t held_until_ns; /* when the unfinished line is shown; 0: nothing held */
+    struct run_sink *sink;
+};
+
+void run_stream_init(struct run_stream *stream_p, int fd, struct run_sink *sink);
+/* Reads once if there is something, and hands complete lines to the sink. At end of file the rest
+ * follows and fd is closed. */
+void run_stream_read(struct run_stream *stream);
+/* Shows an unfinished line that has waited long enough. */
+void run_stream_tick(struct run_stream *stream, uint64_t now_ns);
+/* Shows what is held and closes the pipe: its writer gets SIGPIPE from now on. */
+void run_stream_end(struct run_stream *stream);
+void run_stream_fini(struct run_stream *stream);
+
+#endif
