@@ -16,7 +16,6 @@
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
-#include "daemon/engine/order/negotiate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,7 +92,7 @@ static void give_up(struct engine_order *order, struct engine_part *first, int s
     while (!part->op && part->sibling != first)
         part = part->sibling;
     if (part->op)
-        engine_negotiate_fail(order, part->op, status, text, culprit);
+        engine_op_fail(order, part->op, status, text, culprit);
     answer_unmet(order, unmet, status, text, culprit);
 }
 
@@ -222,7 +221,7 @@ bool engine_group_check(struct engine_order *order, struct engine_op *leader)
         leader->group_held == engine_op_first_part(leader)->copy.group_size)
         return true;
     engine_agree_describe_group(leader, text, sizeof text);
-    engine_negotiate_fail(order, leader, HVI_ERR_MISMATCH, text, -1);
+    engine_op_fail(order, leader, HVI_ERR_MISMATCH, text, -1);
     return false;
 }
 

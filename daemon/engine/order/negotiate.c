@@ -314,8 +314,8 @@ static void fail_join(struct engine_order *order, struct engine_op *op, int stat
     finish_waiting(order, op, status, text, culprit);
 }
 
-void engine_negotiate_fail(struct engine_order *order, struct engine_op *op, int status,
-                           const char *text, int32_t culprit)
+void engine_op_fail(struct engine_order *order, struct engine_op *op, int status, const char *text,
+                    int32_t culprit)
 {
     struct engine_op *fallen, *next;
 
@@ -361,8 +361,8 @@ static void fail_removed(struct engine_order *order, struct engine_op *op)
     finish_waiting(order, op, HVI_ERR_NOT_FOUND, text, -1);
 }
 
-void engine_negotiate_fail_set(struct engine_order *order, struct engine_set *set,
-                               const struct engine_op *except)
+void engine_op_fail_set(struct engine_order *order, struct engine_set *set,
+                        const struct engine_op *except)
 {
     struct engine_op *next;
 
@@ -414,7 +414,7 @@ static bool output_fits(struct engine_order *order, struct engine_op *op,
     int status = engine_sizes_check_output(op, part, text, sizeof text);
 
     if (status != HVI_OK)
-        engine_negotiate_fail(order, op, status, text, rank);
+        engine_op_fail(order, op, status, text, rank);
     return status == HVI_OK;
 }
 
@@ -444,7 +444,7 @@ bool engine_op_proceed(struct engine_order *order, struct engine_op *op)
     int status = engine_sizes_plan(op, text, sizeof text);
 
     if (status != HVI_OK) {
-        engine_negotiate_fail(order, op, status, text, -1);
+        engine_op_fail(order, op, status, text, -1);
         return false;
     }
     if (engine_sizes_asks(op->kind) && !ask_for_outputs(order, op))
@@ -467,7 +467,7 @@ bool engine_op_complete(struct engine_order *order, struct engine_op *op)
     if (!op->replayed)
         status = engine_agree_check(op, text, sizeof text);
     if (status != HVI_OK) {
-        engine_negotiate_fail(order, op, status, text, -1);
+        engine_op_fail(order, op, status, text, -1);
         return false;
     }
     if (!op->replayed && order->replay)

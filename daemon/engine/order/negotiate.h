@@ -14,16 +14,8 @@ void engine_negotiate_output(struct engine_order *order, struct engine_part *par
  * `status` on this rank, and the others go on waiting. False when it is too late. */
 bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *part, int status,
                                const char *text);
-/* Fails a waiting op, and its group, on every rank of its set, those that are still to come
- * included. Logs. */
-void engine_negotiate_fail(struct engine_order *order, struct engine_op *op, int status,
-                           const char *text, int32_t culprit);
 /* Fails every op that waits. */
 void engine_negotiate_fail_all(struct engine_order *order, int status, const char *text,
                                int32_t culprit);
-/* Fails every waiting op of a set that is being removed but for `except` (its removal; NULL), and
- * forgets those that failed early. */
-void engine_negotiate_fail_set(struct engine_order *order, struct engine_set *set,
-                               const struct engine_op *except);
 
 #endif

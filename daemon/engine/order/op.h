@@ -113,9 +113,17 @@ void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const
 /* The op has been executed, or could not be. Over, unless its group is not. */
 void engine_op_done(struct engine_order *order, struct engine_op *op, int status, const char *text,
                     int32_t culprit);
+/* Fails a waiting op, and its group, on every rank of its set, those that are still to come
+ * included. Logs. */
+void engine_op_fail(struct engine_order *order, struct engine_op *op, int status, const char *text,
+                    int32_t culprit);
 
 /* ---- within order/ ---- */
 
+/* Fails every waiting op of a set that is being removed but for `except` (its removal; NULL), and
+ * forgets those that failed early. */
+void engine_op_fail_set(struct engine_order *order, struct engine_set *set,
+                        const struct engine_op *except);
 /* An op that waits, without parts, for the part's tensor in its set. NULL: out of memory. */
 struct engine_op *engine_op_new(struct engine_order *order, const struct engine_part *part);
 /* The part, which the op lacks, is there. */

@@ -16,21 +16,13 @@
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
-#include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/set_ops.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#define ANY 0xffffu /* in a number: no rank */
-
-_Static_assert(HVI_RANKS_MAX <= ANY, "ranks fit into numbers");
-
-bool engine_partial_is(uint16_t kind)
-{
-    return kind == HVI_KIND_SEND || kind == HVI_KIND_RECV || kind == HVI_KIND_SET_OPEN;
-}
+#define ANY ENGINE_PARTIAL_ANY
 
 uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p)
 {
@@ -44,18 +36,6 @@ uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p)
     if (copy->kind == HVI_KIND_SEND)
         return here << 48 | there << 32 | copy->anon_seq;
     return there << 48 | here << 32 | copy->anon_seq;
-}
-
-void engine_partial_name(uint16_t kind, uint64_t number, char *name_p, size_t size)
-{
-    uint32_t from = (uint32_t)(number >> 48), to = number >> 32 & 0xffff, tag = (uint32_t)number;
-
-    if (kind == HVI_KIND_SET_OPEN)
-        snprintf(name_p, size, "tag-%u", tag);
-    else if (from == ANY)
-        snprintf(name_p, size, "any-to-%u.tag-%u", to, tag);
-    else
-        snprintf(name_p, size, "%u-to-%u.tag-%u", from, to, tag);
 }
 
 static int check_ranks(const struct engine_part *part, char *text_p, size_t text_size)
@@ -177,7 +157,7 @@ static void complete_pair(struct engine_order *order, struct engine_op *op)
     int status = engine_agree_check(op, text, sizeof text);
 
     if (status != HVI_OK) {
-        engine_negotiate_fail(order, op, status, text, -1);
+        engine_op_fail(order, op, status, text, -1);
         return;
     }
     struct engine_part *sender = op->parts[op->from], *receiver = op->parts[op->to];

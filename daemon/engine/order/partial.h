@@ -4,13 +4,10 @@
 #define ENGINE_ORDER_PARTIAL_H
 
 #include "daemon/engine/order/order.h"
+#include "daemon/engine/order/partial_name.h"
 
-/* SEND, RECV, SET_OPEN. */
-bool engine_partial_is(uint16_t kind);
 /* What tells the part's tensor from others of its set: a number, and the kind to which it belongs. */
 uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p);
-/* Such a number as a name: "0-to-1.tag-5", "any-to-1.tag-5", "tag-5". */
-void engine_partial_name(uint16_t kind, uint64_t number, char *name_p, size_t size);
 /* What a user can get wrong: HVI_OK, HVI_ERR_INVALID with a sentence. */
 int engine_partial_check(const struct engine_part *part, char *text_p, size_t text_size);
 /* Meets the oldest op that lacks such a part, or waits for its others. As engine_negotiate_submit. */

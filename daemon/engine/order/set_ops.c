@@ -4,7 +4,6 @@
 
 #include "base/status.h"
 #include "daemon/engine/order/join.h"
-#include "daemon/engine/order/negotiate.h"
 
 #include <stdio.h>
 
@@ -50,7 +49,7 @@ static void add(struct engine_order *order, struct engine_op *op)
     if (status == HVI_OK)
         give_id(order, op, set->id);
     else
-        engine_negotiate_fail(order, op, status, text, -1);
+        engine_op_fail(order, op, status, text, -1);
 }
 
 /* By `op`, which may be an op of the set. */
@@ -59,7 +58,7 @@ static void end_set(struct engine_order *order, struct engine_op *op, struct eng
     order->observer->set_ends(order->user, set);
     if (order->broken_status != HVI_OK)
         return; /* a liar was found there; that was this op's end too */
-    engine_negotiate_fail_set(order, set, op);
+    engine_op_fail_set(order, set, op);
     uint32_t id = set->id;
     order->observer->set_gone(order->user, set);
     engine_sets_remove(&order->sets, set);
@@ -79,8 +78,7 @@ static void remove_set(struct engine_order *order, struct engine_op *op)
                  id == 0 ? "has every rank and stays"
                  : set   ? "was opened by its members, who close it"
                          : "does not exist");
-        engine_negotiate_fail(order, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text,
-                              -1);
+        engine_op_fail(order, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text, -1);
         return;
     }
     end_set(order, op, set);

@@ -9,7 +9,7 @@
 #include "base/assert.h"
 #include "base/types.h"
 #include "base/utf8.h"
-#include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/partial_name.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -205,7 +205,7 @@ static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
         return;
     }
     engine->order.now_ns = now_ns;
-    engine_negotiate_fail(&engine->order, op, HVI_ERR_STALLED, text, first_missing(op));
+    engine_op_fail(&engine->order, op, HVI_ERR_STALLED, text, first_missing(op));
 }
 
 /* The oldest op at the policy's age. A join waits for as long as the others have data. */

@@ -182,8 +182,8 @@ START_TEST(a_group_that_meets_a_failed_op_fails_with_it)
 {
     hvt_bench_init(&bench, 2);
     submit_one(0, "B");
-    engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
-                          "too late", 1);
+    engine_op_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                   "too late", 1);
     submit_group(1, "ABC");
     expect_times(0, 1, HVI_ERR_TIMEOUT, "too late");
     expect_times(1, 3, HVI_ERR_TIMEOUT, "too late");
@@ -200,8 +200,8 @@ START_TEST(a_failed_op_is_met_by_those_who_come_later_and_goes)
     hvt_bench_init(&bench, 4);
     submit_one(0, "A");
     submit_one(2, "A");
-    engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
-                          "too late", 1);
+    engine_op_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                   "too late", 1);
     hvt_bench_turn(&bench);
     hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "too late");
     hvt_op_expect(&bench, 2, HVI_ERR_TIMEOUT, "too late");
@@ -223,8 +223,8 @@ START_TEST(a_rank_that_comes_again_starts_anew)
 {
     hvt_bench_init(&bench, 2);
     submit_one(0, "A");
-    engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
-                          "too late", 1);
+    engine_op_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                   "too late", 1);
     submit_one(0, "A");
     hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "too late");
     hvt_op_expect_nothing(&bench, 0, 1);
@@ -242,8 +242,8 @@ START_TEST(failed_ops_are_remembered_up_to_a_limit)
     for (uint32_t i = 0; i < ENGINE_FAILED_MAX + 10; i++) {
         snprintf(name, sizeof name, "n%u", i);
         submit_one(0, name);
-        engine_negotiate_fail(&bench.engine->order, bench.engine->order.waiting_first,
-                              HVI_ERR_TIMEOUT, "x", -1);
+        engine_op_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
+                       "x", -1);
         hvt_bench_turn(&bench);
         hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "x");
     }
@@ -383,7 +383,7 @@ START_TEST(a_set_that_goes_while_a_group_comes_takes_it_along)
     hvt_op_submit(&bench, 0, ops[0]);
     hvt_op_submit(&bench, 0, ops[1]);
     struct engine_set *gone = engine_sets_find(&bench.engine->order.sets, set);
-    engine_negotiate_fail_set(&bench.engine->order, gone, NULL);
+    engine_op_fail_set(&bench.engine->order, gone, NULL);
     engine_sets_remove(&bench.engine->order.sets, gone);
     hvt_op_submit(&bench, 0, ops[2]);
     expect_times(0, 3, HVI_ERR_NOT_FOUND, "allreduce 'C': process set 1 does not exist");

@@ -361,8 +361,8 @@ START_TEST(a_failed_join_is_undone)
 {
     hvt_bench_init(&bench, 2);
     join(1, 0);
-    engine_negotiate_fail(&bench.engine->order, bench.engine->order.sets.by_id[0]->join,
-                          HVI_ERR_TIMEOUT, "too long", -1);
+    engine_op_fail(&bench.engine->order, bench.engine->order.sets.by_id[0]->join, HVI_ERR_TIMEOUT,
+                   "too long", -1);
     hvt_bench_turn(&bench);
     hvt_op_expect(&bench, 1, HVI_ERR_TIMEOUT, "too long");
     hvt_op_run(&bench, 0, HVI_KIND_BARRIER, 0, "b", 0);
