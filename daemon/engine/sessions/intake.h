@@ -3,7 +3,7 @@
 #ifndef ENGINE_INTAKE_H
 #define ENGINE_INTAKE_H
 
-#include "daemon/engine/sessions/region.h"
+#include "daemon/engine/memory/region.h"
 #include "shm/abi.h"
 
 #include <stdbool.h>
@@ -32,12 +32,6 @@ struct engine_intake_view {
     bool cookie_known; /* an op in flight has this cookie ... */
     bool wants_output; /* ... and waits for HVI_SUBMIT_OUTPUT */
     bool tensor_known; /* tensor_id is in range and has been defined */
-};
-
-/* Where the operands are. NULL without an operand. */
-struct engine_operands {
-    struct engine_region *in, *out, *aux;
-    uint64_t in_bytes; /* payload of the input */
 };
 
 /* Validates a private copy of a submission. Names, and whether the rank may use the set, are checked

@@ -5,7 +5,7 @@
 #define ENGINE_SESSIONS_REQUEST_H
 
 #include "daemon/engine/exec/operand.h"
-#include "daemon/engine/sessions/region.h"
+#include "daemon/engine/memory/region.h"
 #include "shm/abi.h"
 
 struct engine_session;

@@ -5,8 +5,8 @@
 
 #include "base/fate.h"
 #include "base/types.h"
+#include "daemon/engine/memory/region.h"
 #include "daemon/engine/order/group.h"
-#include "daemon/engine/sessions/region.h"
 #include "daemon/engine/sessions/request.h"
 #include "daemon/engine/watch/observe.h"
 #include "proto/wire.h"

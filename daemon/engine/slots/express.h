@@ -4,7 +4,7 @@
 #ifndef ENGINE_EXPRESS_H
 #define ENGINE_EXPRESS_H
 
-#include "daemon/engine/sessions/region.h"
+#include "daemon/engine/memory/region.h"
 #include "shm/abi.h"
 #include "shm/express.h"
 

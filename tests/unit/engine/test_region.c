@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the engine does with a session's memory before it is used. */
 #include "base/status.h"
-#include "daemon/engine/sessions/region.h"
+#include "daemon/engine/memory/region.h"
 #include "tests/unit/hvt_main.h"
 
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * A region is usable as soon as it is mapped. Its page tables are filled afterwards, bit by bit
  * while the loop has nothing better to do: a gigabyte at once would keep every rank waiting for a
  * tenth of a second. Not if its maker has pages come as they are touched: looking brings them too. */
-#include "daemon/engine/sessions/region.h"
+#include "daemon/engine/memory/region.h"
 
 #include "base/huge.h"
 #include "base/status.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * engine_regions: the memory one session has registered, by region id. Engine thread. */
-#ifndef ENGINE_REGION_H
-#define ENGINE_REGION_H
+ * engine_regions: the memory one rank has registered, by region id. Engine thread. */
+#ifndef ENGINE_MEMORY_REGION_H
+#define ENGINE_MEMORY_REGION_H
 
 #include "proto/wire.h"
 #include "shm/abi.h"
@@ -34,6 +34,12 @@ struct engine_regions {
     uint32_t count;
     uint64_t bytes;         /* of all but these: */
     uint64_t lasting_bytes; /* of what the processes have by themselves */
+};
+
+/* Where the operands of a submission are. NULL without an operand. */
+struct engine_operands {
+    struct engine_region *in, *out, *aux;
+    uint64_t in_bytes; /* payload of the input */
 };
 
 /* Empty but for region 0. `base` stays the caller's. */
