@@ -40,7 +40,9 @@ static void part_came(void *user, struct engine_part *part)
 
 static void op_complete(void *user, struct engine_op *op)
 {
-    engine_lag_op(user, op);
+    struct engine *engine = user;
+
+    engine_lag_op(&engine->stats, op);
 }
 
 static void op_ready(void *user, struct engine_op *op)
@@ -52,24 +54,11 @@ static void op_ready(void *user, struct engine_op *op)
         engine_timeline_ready(engine, op);
 }
 
-static void count_op(struct engine *engine, const struct engine_op *op)
-{
-    for (uint32_t i = 0; i < op->set->size; i++) {
-        struct engine_rank *rank = &engine->ranks[op->set->ranks[i]];
-        if (!op->parts[i])
-            continue;
-        rank->ops++;
-        rank->bytes += op->parts[i]->in_bytes;
-        rank->replayed += op->replayed;
-        rank->negotiated += !op->replayed;
-    }
-}
-
 static void op_succeeds(void *user, struct engine_op *op)
 {
     struct engine *engine = user;
 
-    count_op(engine, op);
+    engine_stats_op(&engine->stats, op);
     engine_express_grant(engine, op);
     if (op->kind == HVI_KIND_ALLTOALL)
         engine_complete_splits(op);

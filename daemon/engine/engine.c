@@ -69,7 +69,7 @@ static int add_sources(struct engine *engine)
 static int open_all(struct engine *engine)
 {
     engine->ranks = calloc((size_t)engine->start.size, sizeof *engine->ranks);
-    if (!engine->ranks)
+    if (!engine->ranks || engine_stats_init(&engine->stats, engine->start.size) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     engine->engine_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -163,8 +163,7 @@ void engine_fini(struct engine *engine)
         close(engine->worker_fd);
     if (engine->engine_fd >= 0)
         close(engine->engine_fd);
-    for (int32_t rank = 0; engine->ranks && rank < engine->start.size; rank++)
-        engine_trace_free(engine->ranks[rank].trace);
+    engine_stats_fini(&engine->stats);
     free(engine->ranks);
     pthread_mutex_destroy(&engine->exec.finished_lock);
 }

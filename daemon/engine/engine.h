@@ -15,7 +15,8 @@
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/session.h"
 #include "daemon/engine/slots/express.h"
-#include "daemon/engine/watch/observe.h"
+#include "daemon/engine/stats/stats.h"
+#include "daemon/engine/watch/stall.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
 
@@ -63,6 +64,7 @@ struct engine {
     bool apart;                /* ranks do not map each other's memory */
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
+    struct engine_stats stats;
     struct engine_express express;
     struct engine_op
         *bereaved; /* ops that a dying rank has stopped; they wait to hear how it ends */

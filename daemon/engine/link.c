@@ -12,6 +12,7 @@
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
+#include "daemon/engine/watch/trace.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -148,7 +148,8 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
     };
 
     HVI_ASSERT(status <= 0);
-    engine_trace_part(part, status);
+    engine_express_fold_trace(session->engine, part->rank);
+    engine_trace_part(&session->engine->stats, part, status, completion.done_ns);
     if (completion.ticket != 0)
         completion.text_turn = request->ticket_turn;
     part->op = NULL;

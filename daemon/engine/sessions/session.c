@@ -300,7 +300,7 @@ static bool adopt_rank(struct engine *engine, const struct hvi_engine_adopt *ado
     struct engine_session *session = NULL;
 
     fill_slot(slot, adopt, request);
-    slot->trace = engine_trace_new();
+    engine_stats_add_rank(&engine->stats, request->rank);
     take_job_settings(engine, request);
     int status = session_new(engine, request->rank, adopt->session, socket_fd, pid_fd, &session);
     if (status != HVI_OK) {
@@ -530,13 +530,8 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
     snprintf(row->state, sizeof row->state, "%s", state_texts[state]);
     if (slot->session)
         row->process[0] = hvi_process_state(slot->pid);
-    row->ops = slot->ops;
-    row->bytes = slot->bytes;
     row->in_flight = slot->session ? slot->session->in_flight : 0;
-    engine_lag_row(&slot->lag, row);
-    row->negotiated = slot->negotiated;
-    row->replayed = slot->replayed;
-    row->express = slot->express_ops;
+    engine_stats_fill(&engine->stats, rank, row);
     if (slot->session)
         row->region_bytes = slot->session->regions.bytes + slot->session->regions.lasting_bytes;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);

@@ -8,7 +8,6 @@
 #include "daemon/engine/memory/region.h"
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/sessions/request.h"
-#include "daemon/engine/watch/observe.h"
 #include "proto/wire.h"
 #include "shm/abi.h"
 #include "shm/channel.h"
@@ -48,11 +47,6 @@ struct engine_rank {
     bool fate_told;              /* by hvdrun, through hvdd */
     bool untold;                 /* hvdd does not know of its state: the link was full */
     struct hvi_fate fate;
-    uint64_t ops, bytes;
-    uint64_t negotiated, replayed; /* of .ops: with and without a check */
-    uint64_t express_ops;          /* of these: done by the ranks themselves */
-    struct engine_lag lag;
-    struct engine_trace *trace; /* from the rank's coming to the engine's end; NULL */
 };
 
 /* What an attached rank owns: everything is released when it ends. */

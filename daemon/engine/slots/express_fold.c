@@ -9,15 +9,15 @@
 
 #include <stdlib.h>
 
-static void fold_counters(struct engine_rank *rank, const struct hvi_express_rank *block,
+static void fold_counters(struct engine_stats_row *row, const struct hvi_express_rank *block,
                           struct engine_express_seen *seen)
 {
     uint64_t ops = atomic_load_explicit(&block->ops, memory_order_relaxed);
     uint64_t bytes = atomic_load_explicit(&block->bytes, memory_order_relaxed);
 
-    rank->ops += ops - seen->ops;
-    rank->express_ops += ops - seen->ops;
-    rank->bytes += bytes - seen->bytes;
+    row->ops += ops - seen->ops;
+    row->express_ops += ops - seen->ops;
+    row->bytes += bytes - seen->bytes;
     seen->ops = ops;
     seen->bytes = bytes;
 }
@@ -60,7 +60,7 @@ static void fold_entry(struct engine *engine, int32_t rank, const struct hvi_exp
         op.dtype = slot->agreed.dtype;
         op.process_set = slot->agreed.process_set;
     }
-    engine_trace_add(engine, rank, &op);
+    engine_trace_add(&engine->stats, rank, &op);
 }
 
 void engine_express_fold_trace(struct engine *engine, int32_t rank)
@@ -89,9 +89,9 @@ void engine_express_fold(struct engine *engine)
     uint32_t ranks = (uint32_t)engine->start.size;
 
     for (uint32_t rank = 0; express->on && rank < ranks; rank++) {
-        fold_counters(&engine->ranks[rank], &express->map.rank[rank], &express->seen[rank]);
+        fold_counters(&engine->stats.rows[rank], &express->map.rank[rank], &express->seen[rank]);
         for (uint32_t other = 0; other < ranks; other++)
-            fold_lag(&engine->ranks[other].lag, &express->map.rank[rank].lag[other],
+            fold_lag(&engine->stats.rows[other].lag, &express->map.rank[rank].lag[other],
                      &express->lags_seen[rank * ranks + other]);
         engine_express_fold_trace(engine, (int32_t)rank);
     }

@@ -8,6 +8,13 @@
 
 struct engine;
 
+/* What happens to an op that has waited for engine->stall_act_ns. */
+enum engine_stall_policy {
+    ENGINE_STALL_WARN,     /* nothing more than the warnings */
+    ENGINE_STALL_FAIL_OP,  /* it fails on every rank of its set; the job goes on */
+    ENGINE_STALL_STOP_JOB, /* the job ends, as in Horovod */
+};
+
 /* ---- stall.c ---- */
 
 /* Sees to it that the table of waiting ops is looked at while it is not empty. Cheap. */

@@ -282,8 +282,8 @@ END_TEST
 static void expect_counts(uint64_t negotiated, uint64_t replayed)
 {
     for (int32_t rank = 0; rank < bench.size; rank++) {
-        ck_assert_uint_eq(bench.engine->ranks[rank].negotiated, negotiated);
-        ck_assert_uint_eq(bench.engine->ranks[rank].replayed, replayed);
+        ck_assert_uint_eq(bench.engine->stats.rows[rank].negotiated, negotiated);
+        ck_assert_uint_eq(bench.engine->stats.rows[rank].replayed, replayed);
     }
 }
 
@@ -317,7 +317,7 @@ START_TEST(a_missing_rank_or_the_setting_makes_every_op_a_checked_one)
     hvt_op_run(&bench, 1, HVI_KIND_JOIN, 0, "j", 0);
     hvt_op_submit(&bench, 0, make(0, HVI_KIND_REDUCESCATTER, 4, 64));
     ck_assert_int_eq(hvt_op_expect(&bench, 0, HVI_OK, "").rows, 4);
-    ck_assert_uint_eq(bench.engine->ranks[0].negotiated, 2);
+    ck_assert_uint_eq(bench.engine->stats.rows[0].negotiated, 2);
     hvt_bench_fini(&bench);
     hvt_bench_init(&bench, 2);
     bench.engine->order.replay = false;

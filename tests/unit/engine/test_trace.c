@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The trace: what a rank did last, in flight or finished, also when it is gone. */
 #include "base/status.h"
+#include "daemon/engine/watch/trace.h"
 #include "tests/unit/engine/hvt_bench.h"
 #include "tests/unit/hvt_main.h"
 
@@ -148,7 +149,7 @@ START_TEST(a_long_name_is_shortened_between_characters)
         memcpy(name + 2 * i, "\xc3\xa4", 2);
     name[510] = 'z';
     name[511] = '\0';
-    engine_trace_add(bench.engine, 0, &op);
+    engine_trace_add(&bench.engine->stats, 0, &op);
     read_trace(0, 0, 0);
     size_t bytes = strlen(rows[0].tensor);
     ck_assert_uint_le(bytes, HVI_WIRE_TRACE_NAME - 1);

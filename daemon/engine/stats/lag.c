@@ -2,8 +2,10 @@
  * Arrival lag: how long after the first rank of an op each one submitted. The rank that others wait
  * for is the one with the large numbers; that is all a histogram has to show, so its buckets are
  * powers of two and a quantile is read by drawing a line through a bucket. */
+#include "daemon/engine/stats/stats.h"
+
 #include "base/bits.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/op.h"
 
 void engine_lag_count(struct engine_lag *lag, uint64_t lag_ns)
 {
@@ -42,17 +44,7 @@ uint64_t engine_lag_quantile(const struct engine_lag *lag, uint32_t permille)
     return lag->max_ns;
 }
 
-void engine_lag_add(struct engine *engine, int32_t rank, uint64_t lag_ns)
-{
-    engine_lag_count(&engine->ranks[rank].lag, lag_ns);
-}
-
-void engine_lag_last(struct engine *engine, int32_t rank)
-{
-    engine->ranks[rank].lag.last_ops++;
-}
-
-void engine_lag_op(struct engine *engine, const struct engine_op *op)
+void engine_lag_op(struct engine_stats *stats, const struct engine_op *op)
 {
     uint32_t members = op->set->size;
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
@@ -73,12 +65,13 @@ void engine_lag_op(struct engine *engine, const struct engine_op *op)
         return;
     for (uint32_t i = 0; i < members; i++) {
         if (op->parts[i])
-            engine_lag_add(engine, op->set->ranks[i], op->parts[i]->arrived_ns - first_ns);
+            engine_lag_count(&stats->rows[op->set->ranks[i]].lag,
+                             op->parts[i]->arrived_ns - first_ns);
     }
-    engine_lag_last(engine, op->set->ranks[last]);
+    stats->rows[op->set->ranks[last]].lag.last_ops++;
 }
 
-void engine_lag_row(const struct engine_lag *lag, struct hvi_rank_row *row_p)
+void engine_lag_fill(const struct engine_lag *lag, struct hvi_rank_row *row_p)
 {
     row_p->lag_mean_ns = lag->ops > 0 ? lag->sum_ns / lag->ops : 0;
     row_p->lag_max_ns = lag->max_ns;
