@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the rooms below call: order/ hands over answers and tells what became of ops, exec/ tells what it
- * starts and what it could not reach. Here is who listens. */
+ * starts and what it could not reach, slots/ hands over what ranks brought there. Here is who listens. */
 #include "base/types.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/sessions/remote.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
@@ -59,7 +61,7 @@ static void op_succeeds(void *user, struct engine_op *op)
     struct engine *engine = user;
 
     engine_stats_op(&engine->stats, op);
-    engine_express_grant(engine, op);
+    engine_express_grant(&engine->express, op);
     if (op->kind == HVI_KIND_ALLTOALL)
         engine_complete_splits(op);
 }
@@ -74,12 +76,16 @@ static void op_over(void *user, struct engine_op *op, int status)
 
 static void set_ends(void *user, struct engine_set *set)
 {
-    engine_express_seize_set(user, set);
+    struct engine *engine = user;
+
+    engine_express_seize_set(&engine->express, set);
 }
 
 static void set_gone(void *user, struct engine_set *set)
 {
-    engine_express_release_set(user, set);
+    struct engine *engine = user;
+
+    engine_express_release_set(&engine->express, set);
 }
 
 const struct engine_order_observer engine_calls_observer = {
@@ -111,4 +117,55 @@ static void fault(void *user, struct engine_op *op, int status, const struct eng
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
+};
+
+/* ---- what comes out of slots ---- */
+
+/* The rank has a session: slots/ has seen that. */
+static struct engine_session *session_of(void *user, int32_t rank)
+{
+    const struct engine *engine = user;
+
+    return engine->ranks[rank].session;
+}
+
+static void inject(void *user, int32_t rank, const struct hvi_submission *copy,
+                   const struct engine_operands *operands, struct engine_set *set,
+                   struct engine_tensor *tensor)
+{
+    engine_intake_inject(session_of(user, rank), copy, operands, set, tensor);
+}
+
+static void violation(void *user, int32_t rank, const char *reason)
+{
+    engine_session_violation(session_of(user, rank), reason);
+}
+
+static void doom(void *user, int32_t rank, const char *reason)
+{
+    struct engine *engine = user;
+
+    session_of(user, rank)->doom = reason;
+    engine->doomed = true;
+}
+
+static void ring(void *user, int32_t rank)
+{
+    engine_complete_ring_event(session_of(user, rank));
+}
+
+static void waited(void *user)
+{
+    struct engine *engine = user;
+
+    engine_liveness_watch(engine);
+    engine_stall_look_at_held(engine, engine->order.now_ns);
+}
+
+const struct engine_express_calls engine_calls_express = {
+    .inject = inject,
+    .violation = violation,
+    .doom = doom,
+    .ring = ring,
+    .waited = waited,
 };

@@ -66,6 +66,22 @@ static int add_sources(struct engine *engine)
     return engine_link_open(engine);
 }
 
+static void start_express(struct engine *engine)
+{
+    struct engine_express *express = &engine->express;
+
+    express->job = engine->start.job;
+    express->size = engine->start.size;
+    express->order = &engine->order;
+    express->stats = &engine->stats;
+    express->event = engine->event;
+    express->calls = &engine_calls_express;
+    express->user = engine;
+    engine->order.tensors.gone = engine_express_tensor_gone;
+    engine->order.tensors.gone_user = express;
+    engine_express_start(express);
+}
+
 static int open_all(struct engine *engine)
 {
     engine->ranks = calloc((size_t)engine->start.size, sizeof *engine->ranks);
@@ -82,7 +98,7 @@ static int open_all(struct engine *engine)
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
-        engine_express_start(engine);
+        start_express(engine);
     if (status == HVI_OK)
         status = add_sources(engine);
     engine->exec.wake_fd = engine->worker_fd;
@@ -101,8 +117,6 @@ static void init_exec(struct engine *engine)
     engine->exec.fusion_bytes = ENGINE_FUSION_BATCH_BYTES;
     engine->exec.group_fusion = true;
     pthread_mutex_init(&engine->exec.finished_lock, NULL);
-    engine->order.tensors.gone = engine_express_tensor_gone;
-    engine->order.tensors.gone_user = engine;
 }
 
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd)
@@ -143,7 +157,7 @@ void engine_fini(struct engine *engine)
         close(engine->link_fd);
     engine_dispatch_close(&engine->exec);
     engine_remote_settle(engine);
-    engine_express_settle(engine);
+    engine_express_settle(&engine->express);
     engine->bells = NULL;
     while (engine_sessions_reap(engine)) {
     }
@@ -151,7 +165,7 @@ void engine_fini(struct engine *engine)
     engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     engine_timeline_close(engine);
     engine_order_fini(&engine->order);
-    engine_express_stop(engine);
+    engine_express_stop(&engine->express);
     sd_event_source_disable_unref(engine->linger_source);
     sd_event_source_disable_unref(engine->stall_source);
     sd_event_source_disable_unref(engine->engine_source);

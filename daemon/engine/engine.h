@@ -11,6 +11,7 @@
 #define ENGINE_ENGINE_H
 
 #include "base/types.h"
+#include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/session.h"
@@ -23,7 +24,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include <systemd/sd-event.h>
 
 #define ENGINE_LINGER_NS    (2 * HVI_NS_SEC) /* with nobody attached, while some may still come */
 #define ENGINE_FATE_NS      (20 * HVI_NS_MS) /* how long to ask how a process ended */
@@ -61,7 +61,6 @@ struct engine {
     struct engine_session *gone;
 
     int32_t settings_rank;     /* whose settings these are */
-    bool apart;                /* ranks do not map each other's memory */
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
     struct engine_stats stats;
@@ -92,10 +91,11 @@ void engine_fini(struct engine *engine);
 
 /* ---- calls.c ---- */
 
-/* What order/ and exec/ call. Their user is the engine. */
+/* What the rooms call. Their user is the engine. */
 extern const struct engine_order_sink engine_calls_sink;
 extern const struct engine_order_observer engine_calls_observer;
 extern const struct engine_exec_calls engine_calls_exec;
+extern const struct engine_express_calls engine_calls_express;
 
 /* ---- loop.c ---- */
 

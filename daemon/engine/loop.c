@@ -58,7 +58,7 @@ static bool pass(struct engine *engine)
 {
     bool found = drain_active(engine);
 
-    found = engine_express_look(engine) || found;
+    found = engine_express_look(&engine->express) || found;
     if (found && engine->timeline)
         engine_timeline_cycle(engine);
     if (engine->order.ready_count > 0)

@@ -21,10 +21,12 @@ MAY_INCLUDE = {
     "daemon/engine": ("base", "reduce", "shm", "proto", "daemon/engine"),
     "daemon/engine/order": ("base", "reduce", "shm/abi.h"),
     "daemon/engine/exec": ("base", "reduce", "shm", "daemon/engine/order"),
+    "daemon/engine/event": (),
     "daemon/engine/memory": ("base", "shm", "proto/wire.h"),
     "daemon/engine/stats": ("base", "shm/express.h", "proto/wire.h", "daemon/engine/order"),
+    "daemon/engine/slots": ("base", "reduce", "shm", "daemon/engine/exec", "daemon/engine/order",
+                            "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
     # Not yet: these still reach the whole engine.
-    "daemon/engine/slots": ("base", "reduce", "shm", "daemon/engine"),
     "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine"),
     "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine"),
     "daemon/gpu": ("base", "shm", "proto"),
@@ -76,6 +78,7 @@ def find(tree):
 
 _BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H: "",
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
+         "daemon/engine/slots/l.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
          "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "tests/t.h": "",
          "tools/common/t.h": "", "tools/hvdctl/ctl.h": ""}
 
@@ -113,6 +116,11 @@ CASES = [
     _case("daemon/engine/order/y.c", '"daemon/engine/exec/x.h"', True),
     _case("daemon/engine/order/y.c", '"daemon/engine/e.h"', True),
     _case("daemon/engine/exec/y.c", '"daemon/engine/e.h"', True),
+    _case("daemon/engine/slots/y.c", '"daemon/engine/exec/x.h"'),
+    _case("daemon/engine/slots/y.c", '"daemon/engine/e.h"', True),
+    _case("daemon/engine/slots/y.c", '"daemon/engine/sessions/s.h"', True),
+    _case("daemon/engine/memory/y.c", '"daemon/engine/order/o.h"', True),
+    _case("daemon/engine/stats/y.c", '"daemon/engine/exec/x.h"', True),
     _case("daemon/gpu/x.h", '"daemon/engine/e.h"', True),
     _case("tools/x.c", '"base/a.h"', True),
     _case("tools/hvdrun/x.c", '"shm/s.h"', True),

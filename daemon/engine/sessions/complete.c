@@ -34,16 +34,16 @@ static void part_fini(struct engine_tensors *tensors, struct engine_part *part)
 void engine_request_free(struct engine_request *request)
 {
     struct engine_session *session = request->session;
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
     struct engine_request **link = &session->cookies[part->copy.cookie % HVI_CQ_SLOTS];
 
     while (*link != request)
         link = &(*link)->cookie_next;
     *link = request->cookie_next;
-    if (request->in)
-        request->in->users--;
-    if (request->out)
-        request->out->users--;
+    if (request->express.in)
+        request->express.in->users--;
+    if (request->express.out)
+        request->express.out->users--;
     if (request->aux)
         request->aux->users--;
     part_fini(&session->engine->order.tensors, part);
@@ -144,14 +144,14 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
         .rows = good ? part->rows : 0,
         .done_ns = session->engine->order.now_ns,
         .culprit = culprit,
-        .ticket = good ? request->ticket : 0,
+        .ticket = good ? request->express.ticket : 0,
     };
 
     HVI_ASSERT(status <= 0);
-    engine_express_fold_trace(session->engine, part->rank);
+    engine_express_fold_trace(&session->engine->express, part->rank);
     engine_trace_part(&session->engine->stats, part, status, completion.done_ns);
     if (completion.ticket != 0)
-        completion.text_turn = request->ticket_turn;
+        completion.text_turn = request->express.ticket_turn;
     part->op = NULL;
     if (part->output_asked)
         session->outputs_excused++;

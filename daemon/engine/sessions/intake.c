@@ -354,7 +354,7 @@ struct engine_request *engine_intake_find(struct engine_session *session, uint64
 {
     struct engine_request *request = session->cookies[cookie % HVI_CQ_SLOTS];
 
-    while (request && request->share.part.copy.cookie != cookie)
+    while (request && request->express.share.part.copy.cookie != cookie)
         request = request->cookie_next;
     return request;
 }
@@ -430,17 +430,17 @@ static struct engine_request *request_new(struct engine_session *session,
 {
     struct engine_request *request = request_take(session, copy->cookie);
 
-    fill_part(&request->share.part, session, copy);
-    request->share.part.in_bytes = operands->in_bytes;
-    request->share.in = place(session, operands->in, copy->in_offset);
-    request->share.out = place(session, operands->out, copy->out_offset);
+    fill_part(&request->express.share.part, session, copy);
+    request->express.share.part.in_bytes = operands->in_bytes;
+    request->express.share.in = place(session, operands->in, copy->in_offset);
+    request->express.share.out = place(session, operands->out, copy->out_offset);
     request->session = session;
-    use(&request->in, operands->in);
-    use(&request->out, operands->out);
+    use(&request->express.in, operands->in);
+    use(&request->express.out, operands->out);
     use(&request->aux, operands->aux);
     request->owed = false;
     request->owed_text = NULL;
-    request->ticket = 0;
+    request->express.ticket = 0;
     return request;
 }
 
@@ -485,7 +485,7 @@ static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t
 static int bind_tensor(struct engine_request *request)
 {
     struct engine_session *session = request->session;
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
     const struct hvi_submission *copy = &part->copy;
     uint64_t set = part->set ? part->set->serial : 0;
 
@@ -516,7 +516,7 @@ static int compare_integers(const void *a, const void *b)
 /* Out of the client's memory, once. */
 static int copy_integers(struct engine_request *request)
 {
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
     size_t bytes = (size_t)part->copy.aux_count * sizeof *part->integers;
 
     if (!request->aux || bytes == 0)
@@ -534,15 +534,15 @@ static int copy_integers(struct engine_request *request)
 static void take_output(struct engine_request *request, const struct hvi_submission *copy,
                         const struct engine_operands *operands)
 {
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
 
     if (copy->out_offset % hvi_dtype_bytes(part->copy.dtype) != 0) {
         engine_session_violation(request->session, "an output that is not aligned to its elements");
         return;
     }
     part->output_asked = false;
-    use(&request->out, operands->out);
-    request->share.out = place(request->session, operands->out, copy->out_offset);
+    use(&request->express.out, operands->out);
+    request->express.share.out = place(request->session, operands->out, copy->out_offset);
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;
@@ -553,9 +553,9 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
 {
     char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
-    engine_express_seize_op(session->engine, session->rank, cookie);
+    engine_express_seize_op(&session->engine->express, session->rank, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
-    struct engine_part *part = request ? &request->share.part : NULL;
+    struct engine_part *part = request ? &request->express.share.part : NULL;
     if (!part || !part->op || session->over)
         return;
     engine_tensor_label(part->tensor, label);
@@ -584,15 +584,15 @@ static void refuse(struct engine_request *request, int status, const char *text,
 
     if (status == HVI_ERR_NO_MEMORY)
         text = "the engine is out of memory";
-    if (request->share.part.copy.group != 0)
+    if (request->express.share.part.copy.group != 0)
         engine_group_refuse(&session->engine->order, &session->grouped, status, text, culprit);
-    engine_complete_part(&request->share.part, status, text, culprit);
+    engine_complete_part(&request->express.share.part, status, text, culprit);
 }
 
 /* What a user can get wrong, and what nobody can help. */
 static int prepare(struct engine_request *request, char *text_p, size_t text_size)
 {
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
     int status = bind_tensor(request);
 
     if (status == HVI_OK)
@@ -614,7 +614,7 @@ static void negotiate(struct engine_request *request)
 {
     struct engine_session *session = request->session;
     struct engine_order *order = &session->engine->order;
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
     int status;
 
     if (part->copy.kind == HVI_KIND_JOIN)
@@ -635,8 +635,8 @@ static void negotiate_group(struct engine_request *request)
 {
     struct engine_session *session = request->session;
 
-    if (engine_group_take(&session->engine->order, &session->grouped, &request->share.part) !=
-        HVI_OK)
+    if (engine_group_take(&session->engine->order, &session->grouped,
+                          &request->express.share.part) != HVI_OK)
         engine_session_violation(session, IN_FLIGHT_TWICE);
 }
 
@@ -653,7 +653,7 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
         return;
     }
     struct engine_request *request = request_new(session, copy, operands);
-    struct engine_part *part = &request->share.part;
+    struct engine_part *part = &request->express.share.part;
     part->set = engine_set_get(set);
     part->set_rank = (uint32_t)engine_set_rank(set, session->rank);
     part->tensor = tensor;
@@ -670,9 +670,9 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
 static void seize_slots(struct engine *engine, const struct engine_part *part)
 {
     if (part->copy.kind == HVI_KIND_JOIN)
-        engine_express_seize_set(engine, part->set);
+        engine_express_seize_set(&engine->express, part->set);
     else
-        engine_express_seize(engine, part);
+        engine_express_seize(&engine->express, part);
 }
 
 /* A valid op: on to the ranks' meeting place, or finished at once. */
@@ -685,10 +685,10 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
     char text[HVI_TEXT_MAX + 1];
 
     follow_group(session, copy);
-    request->share.part.set = set ? engine_set_get(set) : NULL;
+    request->express.share.part.set = set ? engine_set_get(set) : NULL;
     int status = prepare(request, text, sizeof text);
     if (status == HVI_OK && !session->over)
-        seize_slots(session->engine, &request->share.part);
+        seize_slots(session->engine, &request->express.share.part);
     if (session->over)
         engine_request_free(request);
     else if (status != HVI_OK)
@@ -727,7 +727,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
         .group_next = session->group_next,
         .group_set = session->group_set,
         .cookie_known = known != NULL,
-        .wants_output = known && known->share.part.output_asked,
+        .wants_output = known && known->express.share.part.output_asked,
         .tensor_known = copy->tensor_id < HVI_TENSOR_IDS && session->tensors[copy->tensor_id],
     };
 

@@ -24,7 +24,7 @@ void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask 
         ask->rank < engine->start.size ? engine->ranks[ask->rank].session : NULL;
     struct engine_region *region =
         owner && !owner->over ? engine_regions_find(&owner->regions, ask->region) : NULL;
-    bool there = !engine->apart && region && region->map.fd >= 0 &&
+    bool there = !engine->express.apart && region && region->map.fd >= 0 &&
                  session->rank < (int32_t)HVI_EXPRESS_RANKS;
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);

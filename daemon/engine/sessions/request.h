@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A request: what a rank has submitted, from intake until its completion is in the ring. order/ sees its
- * part, exec/ its share. Engine thread. */
+ * part, exec/ its share, slots/ its ticket. Engine thread. */
 #ifndef ENGINE_SESSIONS_REQUEST_H
 #define ENGINE_SESSIONS_REQUEST_H
 
-#include "daemon/engine/exec/operand.h"
 #include "daemon/engine/memory/region.h"
+#include "daemon/engine/slots/express.h"
 #include "shm/abi.h"
 
 struct engine_session;
 
 struct engine_request {
-    struct engine_share share;
-    struct engine_request *next;        /* free list, then list of owed completions */
-    struct engine_request *cookie_next; /* in the session's table */
+    struct engine_express_share express; /* .in and .out have one user each, as .aux has */
+    struct engine_request *next;         /* free list, then list of owed completions */
+    struct engine_request *cookie_next;  /* in the session's table */
     struct engine_session *session;
-    struct engine_region *in, *out, *aux; /* one user each */
-    bool owed;                            /* .completion waits for a free slot */
+    struct engine_region *aux;
+    bool owed; /* .completion waits for a free slot */
     char *owed_text;
-    uint32_t ticket, ticket_turn; /* go into the completion: slots/express.c */
     struct hvi_completion completion;
 };
 

@@ -126,7 +126,7 @@ static void lose(struct engine *engine, int32_t rank, enum engine_rank_state sta
     log_gone(engine, rank, state, text);
     engine_order_break(&engine->order, status, rank, text);
     engine->order.now_ns = hvi_clock_ns();
-    engine_express_seize_all(engine);
+    engine_express_seize_all(&engine->express);
     engine_negotiate_fail_all(&engine->order, status, text, rank);
     engine_remote_settle(engine);
     engine_complete_ring(engine);
@@ -152,6 +152,7 @@ static void session_free(struct engine_session *session)
         if (session->tensors[i])
             engine_tensor_put(tensors, session->tensors[i]);
     }
+    engine_express_forget(&session->engine->express, session->rank);
     engine_regions_fini(&session->regions);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
@@ -289,6 +290,7 @@ static void refuse_promised(struct engine *engine, int32_t rank, int socket_fd, 
     reply(engine, socket_fd, status, text, NULL);
     snprintf(text, sizeof text, "rank %d (pid %d) could not be attached: %s", rank,
              (int)engine->ranks[rank].pid, why);
+    engine_express_leave(&engine->express, rank);
     lose(engine, rank, ENGINE_RANK_ENDED, text);
 }
 
@@ -318,6 +320,7 @@ static bool adopt_rank(struct engine *engine, const struct hvi_engine_adopt *ado
     /* The client has its copy, or is gone and its end of file is on the socket. */
     hvi_region_close_fd(&session->channel.region);
     slot->session = session;
+    engine_express_come(&engine->express, request->rank, &session->regions, adopt->pid, pid_fd);
     set_state(engine, request->rank, ENGINE_RANK_ATTACHED, "attach");
     HVI_LOG(HVI_LOG_INFO, "session", "rank-attached", "a rank has come",
             "job=%s generation=%llu rank=%d pid=%d uid=%u origin=%s", engine->start.job,
@@ -389,7 +392,7 @@ static void drop_owed(struct engine_session *session)
         session->owed_first = request->next;
         session->engine->owed--;
         request->owed = false;
-        if (!request->share.part.op)
+        if (!request->express.share.part.op)
             engine_request_free(request);
     }
     session->owed_last = NULL;
@@ -402,7 +405,7 @@ static void hang_up(struct engine_session *session)
     struct hvi_channel_header *header = session->channel.header;
 
     session->over = true;
-    session->over_ns = hvi_clock_ns();
+    engine_express_leave(&engine->express, session->rank);
     engine_liveness_close(session);
     engine_process_end(&session->engine->exec, &session->process);
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
@@ -424,7 +427,7 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 {
     if (session->over)
         return;
-    engine_express_finish(session->engine);
+    engine_express_finish(&session->engine->express);
     if (session->over)
         return;
     hang_up(session);
@@ -435,9 +438,9 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
  * told that his session is over may use his memory for something else. */
 static void quiesce(struct engine *engine)
 {
-    engine_express_seize_all(engine);
+    engine_express_seize_all(&engine->express);
     engine_dispatch_settle(&engine->exec);
-    engine_express_settle(engine);
+    engine_express_settle(&engine->express);
 }
 
 void engine_session_violation(struct engine_session *session, const char *reason)
@@ -545,7 +548,7 @@ int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p)
 
     if (!rows)
         return HVI_ERR_NO_MEMORY;
-    engine_express_fold(engine);
+    engine_express_fold(&engine->express);
     for (int32_t rank = 0; rank < engine->start.size; rank++)
         fill_row(engine, rank, &rows[rank]);
     *rows_p = rows;

@@ -63,9 +63,8 @@ struct engine_session {
     struct sd_event_source *socket_source, *pid_source, *fate_source;
     uint64_t dying_ns;
     struct hvi_channel channel;
-    bool over;        /* takes and gives nothing any more */
-    uint64_t over_ns; /* since when */
-    bool bell_due;    /* in engine->bells */
+    bool over;     /* takes and gives nothing any more */
+    bool bell_due; /* in engine->bells */
     /* Broke the protocol where it could not be ended on the spot: the loop does that. */
     const char *doom;
     uint64_t next_seq;

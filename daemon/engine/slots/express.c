@@ -25,11 +25,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
-#include "daemon/engine/sessions/complete.h"
-#include "daemon/engine/sessions/intake.h"
-#include "daemon/engine/sessions/liveness.h"
-#include "daemon/engine/watch/stall.h"
+#include "daemon/engine/event/event.h"
+#include "daemon/engine/exec/backend.h"
+#include "daemon/engine/order/order.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -45,22 +43,20 @@ _Static_assert(HVI_EXPRESS_LANES == ENGINE_SET_LANES, "a lane for each kind");
 #define EXPRESS_WORTH     4u   /* ops in the slot that make up for one that stood there in vain */
 #define EXPRESS_PAUSE     255u /* the most tickets of a lane that are held back */
 
-void engine_express_start(struct engine *engine)
+void engine_express_start(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
-
     express->map.region.fd = -1;
-    if (engine->start.size > (int32_t)HVI_EXPRESS_RANKS)
+    if (express->size > (int32_t)HVI_EXPRESS_RANKS)
         return;
-    size_t size = (size_t)engine->start.size;
+    size_t size = (size_t)express->size;
     express->seen = calloc(size, sizeof *express->seen);
     express->lags_seen = calloc(size * size, sizeof *express->lags_seen);
     int status = HVI_ERR_NO_MEMORY;
     if (express->seen && express->lags_seen)
-        status = hvi_express_create((uint32_t)engine->start.size, &express->map);
+        status = hvi_express_create((uint32_t)express->size, &express->map);
     if (status != HVI_OK) {
         HVI_LOG(HVI_LOG_WARN, "express", "off", hvi_status_text(status),
-                "job=%s small ops go through the engine", engine->start.job);
+                "job=%s small ops go through the engine", express->job);
         return;
     }
     express->region.map = express->map.region;
@@ -68,10 +64,8 @@ void engine_express_start(struct engine *engine)
     express->on = true;
 }
 
-void engine_express_stop(struct engine *engine)
+void engine_express_stop(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
-
     sd_event_source_disable_unref(express->tick);
     express->tick = NULL;
     if (express->on)
@@ -81,6 +75,43 @@ void engine_express_stop(struct engine *engine)
     free(express->lags_seen);
     express->seen = NULL;
     express->lags_seen = NULL;
+}
+
+/* ---- ranks ---- */
+
+/* Ranks beyond these belong to a job without slots. */
+static struct engine_express_rank *rank_at(struct engine_express *express, int32_t rank)
+{
+    return rank < (int32_t)HVI_EXPRESS_RANKS ? &express->ranks[rank] : NULL;
+}
+
+void engine_express_come(struct engine_express *express, int32_t rank,
+                         const struct engine_regions *regions, pid_t pid, int pid_fd)
+{
+    struct engine_express_rank *row = rank_at(express, rank);
+
+    if (row)
+        *row = (struct engine_express_rank){.regions = regions, .pid = pid, .pid_fd = pid_fd};
+}
+
+void engine_express_leave(struct engine_express *express, int32_t rank)
+{
+    struct engine_express_rank *row = rank_at(express, rank);
+
+    if (!row)
+        return;
+    row->over = true;
+    row->over_ns = hvi_clock_ns();
+}
+
+void engine_express_forget(struct engine_express *express, int32_t rank)
+{
+    struct engine_express_rank *row = rank_at(express, rank);
+
+    if (!row)
+        return;
+    row->regions = NULL;
+    row->pid_fd = -1;
 }
 
 /* ---- giving tickets ---- */
@@ -118,34 +149,34 @@ static bool is_newest(const struct engine_op *op)
 }
 
 /* Ranks can show each other where the operands lie. */
-static bool may_be_large(const struct engine *engine, const struct engine_op *op)
+static bool may_be_large(const struct engine_express *express, const struct engine_op *op)
 {
-    if (engine->apart || op->parts[0]->copy.kind != HVI_KIND_ALLREDUCE ||
+    if (express->apart || op->parts[0]->copy.kind != HVI_KIND_ALLREDUCE ||
         !hvi_express_is_large(op->parts[0]->in_bytes, op->set->size))
         return false;
     for (uint32_t i = 0; i < op->set->size; i++) {
-        const struct engine_request *request = engine_request_of(op->parts[i]);
-        if (!request->in || request->in->map.fd < 0 || !request->out || request->out->map.fd < 0)
+        const struct engine_express_share *share = engine_express_share_of(op->parts[i]);
+        if (!share->in || share->in->map.fd < 0 || !share->out || share->out->map.fd < 0)
             return false;
     }
     return true;
 }
 
-static bool may(const struct engine *engine, const struct engine_op *op)
+static bool may(const struct engine_express *express, const struct engine_op *op)
 {
-    if (!engine->express.on || engine->timeline || engine->order.broken_status != HVI_OK ||
-        op->group || op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
+    if (!express->on || express->withheld || express->order->broken_status != HVI_OK || op->group ||
+        op->set->removed || op->set->join || op->set->size > HVI_EXPRESS_RANKS ||
         op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
     return kind_may(copy) && copy->memory_kind == ENGINE_MEMORY_HOST &&
-           (op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD || may_be_large(engine, op)) &&
+           (op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD || may_be_large(express, op)) &&
            is_newest(op);
 }
 
-static struct engine_express_slot *slot_at(struct engine *engine, const uint32_t *owner)
+static struct engine_express_slot *slot_at(struct engine_express *express, const uint32_t *owner)
 {
-    return owner && *owner ? &engine->express.slots[*owner - 1] : NULL;
+    return owner && *owner ? &express->slots[*owner - 1] : NULL;
 }
 
 /* A rank may not have looked yet at what was done in the slot for the one who had it before. */
@@ -166,9 +197,8 @@ static bool is_free(const struct engine_express *express, uint32_t index)
     return !slot->owner && !slot->burned && !slot->closing && is_left(&express->map, index);
 }
 
-static struct engine_express_slot *slot_take(struct engine *engine, uint32_t *owner)
+static struct engine_express_slot *slot_take(struct engine_express *express, uint32_t *owner)
 {
-    struct engine_express *express = &engine->express;
     uint32_t index = express->used;
 
     if (index == HVI_EXPRESS_SLOTS) {
@@ -187,9 +217,9 @@ static struct engine_express_slot *slot_take(struct engine *engine, uint32_t *ow
 }
 
 /* A slot for the op's tensor, which keeps the set, or for its lane, which the set keeps. */
-static struct engine_express_slot *slot_for(struct engine *engine, struct engine_op *op)
+static struct engine_express_slot *slot_for(struct engine_express *express, struct engine_op *op)
 {
-    struct engine_express_slot *slot = slot_take(engine, owner_of(op->set, op->tensor));
+    struct engine_express_slot *slot = slot_take(express, owner_of(op->set, op->tensor));
 
     if (!slot)
         return NULL;
@@ -219,16 +249,15 @@ static bool is_paused(struct engine_lane *lane)
     return true;
 }
 
-void engine_express_grant(struct engine *engine, struct engine_op *op)
+void engine_express_grant(struct engine_express *express, struct engine_op *op)
 {
-    struct engine_express *express = &engine->express;
     struct engine_express_slot *slot;
 
-    if (!may(engine, op) || is_paused(lane_of(op->set, op->tensor)))
+    if (!may(express, op) || is_paused(lane_of(op->set, op->tensor)))
         return;
-    slot = slot_at(engine, owner_of(op->set, op->tensor));
+    slot = slot_at(express, owner_of(op->set, op->tensor));
     if (!slot)
-        slot = slot_for(engine, op);
+        slot = slot_for(express, op);
     if (!slot || slot->open || slot->closing)
         return;
     slot->agreed = op->parts[0]->copy;
@@ -245,48 +274,47 @@ void engine_express_grant(struct engine *engine, struct engine_op *op)
         hvi_express_clear(&express->map, index);
     slot->turn = hvi_express_open(&express->map, index);
     for (uint32_t member = 0; member < op->set->size; member++) {
-        engine_request_of(op->parts[member])->ticket = index + 1;
-        engine_request_of(op->parts[member])->ticket_turn = slot->turn;
+        struct engine_express_share *share = engine_express_share_of(op->parts[member]);
+        share->ticket = index + 1;
+        share->ticket_turn = slot->turn;
     }
 }
 
 /* ---- taking ops over ---- */
 
-static void arm(struct engine *engine, bool soon);
+static void arm(struct engine_express *express, bool soon);
 
 /* With a reference for the part; NULL: no memory. What number a rank claims is its own affair, as in
  * its ring: it meets who claims the same. */
-static struct engine_tensor *tensor_of(struct engine *engine, struct engine_express_slot *slot,
-                                       uint64_t number)
+static struct engine_tensor *tensor_of(struct engine_express *express,
+                                       struct engine_express_slot *slot, uint64_t number)
 {
     if (!slot->tensor)
-        return engine_tensor_get_anon(&engine->order.tensors, slot->set->serial, slot->agreed.kind,
-                                      number);
+        return engine_tensor_get_anon(&express->order->tensors, slot->set->serial,
+                                      slot->agreed.kind, number);
     slot->tensor->refs++;
     return slot->tensor;
 }
 
 /* The operands of a large op lie where its rank says. False: where they cannot lie. */
-static bool locate(const struct engine *engine, const struct engine_session *session,
-                   const struct engine_express_slot *slot, struct hvi_submission *copy,
-                   struct engine_operands *operands)
+static bool locate(const struct engine_express *express, const struct engine_express_slot *slot,
+                   int32_t rank, struct hvi_submission *copy, struct engine_operands *operands)
 {
+    const struct engine_regions *regions = express->ranks[rank].regions;
     struct hvi_express_operands said;
 
-    engine_express_operands(engine, slot, session->rank, &said);
+    engine_express_operands(express, slot, rank, &said);
     copy->in_region = said.in_region;
     copy->in_offset = said.in_offset;
     copy->out_region = said.out_region;
     copy->out_offset = said.out_offset;
-    operands->in = engine_express_region(session, slot, said.in_region, said.in_offset);
-    operands->out = engine_express_region(session, slot, said.out_region, said.out_offset);
+    operands->in = engine_express_region(regions, slot, said.in_region, said.in_offset);
+    operands->out = engine_express_region(regions, slot, said.out_region, said.out_offset);
     return operands->in && operands->out;
 }
 
-static void inject(struct engine *engine, struct engine_express_slot *slot, int32_t rank)
+static void inject(struct engine_express *express, struct engine_express_slot *slot, int32_t rank)
 {
-    struct engine_express *express = &engine->express;
-    struct engine_session *session = engine->ranks[rank].session;
     uint32_t index = (uint32_t)(slot - express->slots);
     const struct hvi_express_part *brought = hvi_express_part(&express->map, index, (uint32_t)rank);
     struct hvi_submission copy = slot->agreed;
@@ -297,7 +325,7 @@ static void inject(struct engine *engine, struct engine_express_slot *slot, int3
         .in_bytes = slot->bytes,
     };
 
-    if (!session || session->over)
+    if (!engine_express_is_here(express, rank))
         return;
     copy.cookie = atomic_load_explicit(&brought->cookie, memory_order_relaxed);
     copy.submit_ns = brought->submit_ns;
@@ -307,16 +335,17 @@ static void inject(struct engine *engine, struct engine_express_slot *slot, int3
         (uint64_t)(hvi_express_payload(&express->map, index, (uint32_t)rank, slot->bytes) -
                    (unsigned char *)express->region.map.base);
     copy.out_capacity = slot->bytes;
-    if (slot->large && !locate(engine, session, slot, &copy, &operands)) {
-        engine_session_violation(session, "an impossible operand in an express slot");
+    if (slot->large && !locate(express, slot, rank, &copy, &operands)) {
+        express->calls->violation(express->user, rank, "an impossible operand in an express slot");
         return;
     }
-    engine_intake_inject(session, &copy, &operands, slot->set,
-                         tensor_of(engine, slot, copy.anon_seq));
+    express->calls->inject(express->user, rank, &copy, &operands, slot->set,
+                           tensor_of(express, slot, copy.anon_seq));
 }
 
 /* Those who arrived go on as if they had come through their rings. */
-static void inject_all(struct engine *engine, struct engine_express_slot *slot, uint32_t arrived)
+static void inject_all(struct engine_express *express, struct engine_express_slot *slot,
+                       uint32_t arrived)
 {
     struct engine_tensor *tensor = slot->tensor;
 
@@ -324,19 +353,18 @@ static void inject_all(struct engine *engine, struct engine_express_slot *slot, 
         tensor->refs++; /* the last part may end the op */
     for (uint32_t member = 0; member < slot->set->size; member++) {
         if (arrived >> member & 1)
-            inject(engine, slot, slot->set->ranks[member]);
+            inject(express, slot, slot->set->ranks[member]);
     }
     if (slot->burned && !slot->dropped)
         slot_drop(slot);
     if (tensor)
-        engine_tensor_put(&engine->order.tensors, tensor);
+        engine_tensor_put(&express->order->tensors, tensor);
 }
 
 /* A large op that ran while its slot was seized is over. If it could not end well, its parts learn
  * that from the engine: they meet what broke the job. */
-static void settle(struct engine *engine, struct engine_express_slot *slot)
+static void settle(struct engine_express *express, struct engine_express_slot *slot)
 {
-    struct engine_express *express = &engine->express;
     struct engine_set *set = slot->set;
 
     slot->closing = false;
@@ -344,7 +372,7 @@ static void settle(struct engine *engine, struct engine_express_slot *slot)
     if (slot->doomed || slot->nonsense) {
         uint32_t arrived = hvi_express_fail(&express->map, (uint32_t)(slot - express->slots));
         slot->burned = true;
-        inject_all(engine, slot, arrived & slot->everybody);
+        inject_all(express, slot, arrived & slot->everybody);
     }
     if (slot->dropped)
         slot->set = NULL;
@@ -354,28 +382,27 @@ static void settle(struct engine *engine, struct engine_express_slot *slot)
 
 /* True while ranks hold units of the op, or it is not known yet what became of one that did: parts of
  * an op that has changed its inputs must not be done again. */
-static bool still_runs(struct engine *engine, struct engine_express_slot *slot)
+static bool still_runs(struct engine_express *express, struct engine_express_slot *slot)
 {
-    return !engine_express_run(engine, slot, slot->closing) ||
-           (slot->doomed && engine->order.broken_status == HVI_OK);
+    return !engine_express_run(express, slot, slot->closing) ||
+           (slot->doomed && express->order->broken_status == HVI_OK);
 }
 
 /* Seized, but a large op runs in it. */
-static void close_slot(struct engine *engine, struct engine_express_slot *slot)
+static void close_slot(struct engine_express *express, struct engine_express_slot *slot)
 {
     slot->closing = true;
-    engine->express.closing++;
+    express->closing++;
     engine_set_get(slot->set);
-    if (still_runs(engine, slot))
-        arm(engine, true);
+    if (still_runs(express, slot))
+        arm(express, true);
     else
-        settle(engine, slot);
+        settle(express, slot);
 }
 
 /* Who arrived. */
-static uint32_t seize(struct engine *engine, struct engine_express_slot *slot)
+static uint32_t seize(struct engine_express *express, struct engine_express_slot *slot)
 {
-    struct engine_express *express = &engine->express;
     uint32_t index = (uint32_t)(slot - express->slots), arrived = 0;
 
     if (!slot->open)
@@ -383,32 +410,31 @@ static uint32_t seize(struct engine *engine, struct engine_express_slot *slot)
     slot->open = false;
     express->open--;
     if (!hvi_express_seize(&express->map, index, &arrived)) {
-        close_slot(engine, slot);
+        close_slot(express, slot);
         return 0;
     }
     arrived &= slot->everybody;
     if (arrived == slot->everybody) {
         slot->burned = true;
         HVI_LOG(HVI_LOG_INFO, "express", "slot-given-up", "a rank was stopped while it did an op",
-                "job=%s slot=%u", engine->start.job, index);
+                "job=%s slot=%u", express->job, index);
     }
-    inject_all(engine, slot, arrived);
+    inject_all(express, slot, arrived);
     return arrived;
 }
 
-void engine_express_settle(struct engine *engine)
+void engine_express_settle(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
     uint64_t deadline_ns = hvi_clock_ns() + EXPRESS_END_NS;
 
     while (express->on && express->closing > 0) {
         bool late = hvi_deadline_passed(deadline_ns);
         for (uint32_t i = 0; i < express->used; i++) {
             struct engine_express_slot *slot = &express->slots[i];
-            if (!slot->closing || (still_runs(engine, slot) && !late))
+            if (!slot->closing || (still_runs(express, slot) && !late))
                 continue;
             slot->doomed = slot->doomed || late;
-            settle(engine, slot);
+            settle(express, slot);
         }
         sched_yield();
     }
@@ -416,15 +442,14 @@ void engine_express_settle(struct engine *engine)
 
 /* Ranks that have several unnamed ops in flight overtake those in the slot, who came in vain then: the
  * less a ticket was good for, the more are held back. */
-static void seize_lane(struct engine *engine, struct engine_lane *lane,
+static void seize_lane(struct engine_express *express, struct engine_lane *lane,
                        struct engine_express_slot *slot)
 {
     if (!slot->open)
         return;
-    uint32_t index = (uint32_t)(slot - engine->express.slots);
-    uint32_t ops =
-        (hvi_express_turn(&engine->express.map, index) - slot->turn) & HVI_EXPRESS_TURN_MASK;
-    uint32_t worth = seize(engine, slot) != 0 ? EXPRESS_WORTH : 1;
+    uint32_t index = (uint32_t)(slot - express->slots);
+    uint32_t ops = (hvi_express_turn(&express->map, index) - slot->turn) & HVI_EXPRESS_TURN_MASK;
+    uint32_t worth = seize(express, slot) != 0 ? EXPRESS_WORTH : 1;
 
     lane->pauses = ops >= worth ? 0 : 2 * lane->pauses + 1;
     if (lane->pauses > EXPRESS_PAUSE)
@@ -432,49 +457,53 @@ static void seize_lane(struct engine *engine, struct engine_lane *lane,
     lane->pause = lane->pauses;
 }
 
-void engine_express_seize(struct engine *engine, const struct engine_part *part)
+void engine_express_seize(struct engine_express *express, const struct engine_part *part)
 {
     struct engine_lane *lane = lane_of(part->set, part->tensor);
-    struct engine_express_slot *slot = slot_at(engine, owner_of(part->set, part->tensor));
+    struct engine_express_slot *slot = slot_at(express, owner_of(part->set, part->tensor));
 
     if (lane && part->copy.anon_seq > lane->top)
         lane->top = part->copy.anon_seq;
     if (lane && slot)
-        seize_lane(engine, lane, slot);
+        seize_lane(express, lane, slot);
     else if (slot)
-        seize(engine, slot);
+        seize(express, slot);
 }
 
-void engine_express_seize_all(struct engine *engine)
+void engine_express_seize_all(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
-
     if (express->open == 0 && express->closing == 0)
         return;
-    engine->order.now_ns = hvi_clock_ns();
+    express->order->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < express->used; i++) {
         struct engine_express_slot *slot = &express->slots[i];
-        if (slot->closing && !still_runs(engine, slot))
-            settle(engine, slot);
+        if (slot->closing && !still_runs(express, slot))
+            settle(express, slot);
         else
-            seize(engine, slot);
+            seize(express, slot);
     }
 }
 
-void engine_express_seize_set(struct engine *engine, const struct engine_set *set)
+void engine_express_withhold(struct engine_express *express, bool withheld)
 {
-    struct engine_express *express = &engine->express;
+    express->withheld = withheld;
+    if (withheld)
+        engine_express_seize_all(express);
+}
 
+void engine_express_seize_set(struct engine_express *express, const struct engine_set *set)
+{
     for (uint32_t i = 0; express->open > 0 && i < express->used; i++) {
         if (express->slots[i].set == set)
-            seize(engine, &express->slots[i]);
+            seize(express, &express->slots[i]);
     }
 }
 
-static bool waits_in(const struct engine *engine, uint32_t index, int32_t rank, uint64_t cookie)
+static bool waits_in(const struct engine_express *express, uint32_t index, int32_t rank,
+                     uint64_t cookie)
 {
-    const struct hvi_express *map = &engine->express.map;
-    const struct engine_express_slot *slot = &engine->express.slots[index];
+    const struct hvi_express *map = &express->map;
+    const struct engine_express_slot *slot = &express->slots[index];
     int32_t member = slot->open ? engine_set_rank(slot->set, rank) : -1;
 
     if (member < 0)
@@ -485,27 +514,25 @@ static bool waits_in(const struct engine *engine, uint32_t index, int32_t rank, 
                                 memory_order_relaxed) == cookie;
 }
 
-void engine_express_seize_op(struct engine *engine, int32_t rank, uint64_t cookie)
+void engine_express_seize_op(struct engine_express *express, int32_t rank, uint64_t cookie)
 {
-    struct engine_express *express = &engine->express;
-
     for (uint32_t i = 0; express->open > 0 && i < express->used; i++) {
-        if (waits_in(engine, i, rank, cookie))
-            seize(engine, &express->slots[i]);
+        if (waits_in(express, i, rank, cookie))
+            seize(express, &express->slots[i]);
     }
 }
 
-static void release(struct engine *engine, const uint32_t *owner)
+static void release(struct engine_express *express, const uint32_t *owner)
 {
-    struct engine_express_slot *slot = slot_at(engine, owner);
+    struct engine_express_slot *slot = slot_at(express, owner);
     uint32_t arrived;
 
     if (!slot)
         return;
     if (slot->open) { /* only ranks that forgot the name held tickets */
-        if (!hvi_express_seize(&engine->express.map, *owner - 1, &arrived))
-            hvi_express_fail(&engine->express.map, *owner - 1);
-        engine->express.open--;
+        if (!hvi_express_seize(&express->map, *owner - 1, &arrived))
+            hvi_express_fail(&express->map, *owner - 1);
+        express->open--;
     }
     slot->open = false;
     slot_drop(slot);
@@ -516,17 +543,17 @@ void engine_express_tensor_gone(void *user, struct engine_tensor *tensor)
     release(user, &tensor->slot);
 }
 
-void engine_express_release_set(struct engine *engine, struct engine_set *set)
+void engine_express_release_set(struct engine_express *express, struct engine_set *set)
 {
     for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++)
-        release(engine, &set->lanes[lane].slot);
+        release(express, &set->lanes[lane].slot);
 }
 
 /* ---- looking at those that wait ---- */
 
-uint64_t engine_express_oldest_ns(const struct engine *engine, uint32_t index, uint32_t arrived)
+uint64_t engine_express_oldest_ns(const struct engine_express *express, uint32_t index,
+                                  uint32_t arrived)
 {
-    const struct engine_express *express = &engine->express;
     uint64_t oldest = UINT64_MAX;
 
     for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
@@ -539,26 +566,27 @@ uint64_t engine_express_oldest_ns(const struct engine *engine, uint32_t index, u
 }
 
 /* A full slot is given time: its last rank has just come, as a rule. */
-static bool stays_full(struct engine *engine, struct engine_express_slot *slot, uint32_t turn)
+static bool stays_full(struct engine_express *express, struct engine_express_slot *slot,
+                       uint32_t turn)
 {
     if (slot->full_ns == 0 || slot->full_turn != turn) {
         slot->full_turn = turn;
-        slot->full_ns = engine->order.now_ns;
+        slot->full_ns = express->order->now_ns;
     }
-    return slot->full_ns + EXPRESS_AGE_NS <= engine->order.now_ns;
+    return slot->full_ns + EXPRESS_AGE_NS <= express->order->now_ns;
 }
 
-static bool is_stuck(struct engine *engine, uint32_t index, uint32_t arrived)
+static bool is_stuck(struct engine_express *express, uint32_t index, uint32_t arrived)
 {
-    const struct hvi_express *map = &engine->express.map;
-    struct engine_express_slot *slot = &engine->express.slots[index];
+    const struct hvi_express *map = &express->map;
+    struct engine_express_slot *slot = &express->slots[index];
     uint32_t turn = hvi_express_turn(map, index);
 
     if (arrived == slot->everybody)
-        return stays_full(engine, slot, turn);
+        return stays_full(express, slot, turn);
     return atomic_load_explicit(&map->slots[index].called, memory_order_acquire) == turn + 1 ||
-           engine_express_oldest_ns(engine, index, arrived) + EXPRESS_AGE_NS <=
-               engine->order.now_ns;
+           engine_express_oldest_ns(express, index, arrived) + EXPRESS_AGE_NS <=
+               express->order->now_ns;
 }
 
 static bool is_running(const struct engine_express *express, uint32_t index)
@@ -570,63 +598,60 @@ static bool is_running(const struct engine_express *express, uint32_t index)
 
 /* Whoever sleeps on its event descriptor hears of ops that end in completions. One that was held up in
  * its slot may have ended since without. */
-static void ring_events(struct engine *engine, const struct engine_express_slot *slot)
+static void ring_events(struct engine_express *express, const struct engine_express_slot *slot)
 {
     for (uint32_t member = 0; slot->set && member < slot->set->size; member++) {
-        struct engine_session *session = engine->ranks[slot->set->ranks[member]].session;
-        if (session && !session->over)
-            engine_complete_ring_event(session);
+        if (engine_express_is_here(express, slot->set->ranks[member]))
+            express->calls->ring(express->user, slot->set->ranks[member]);
     }
 }
 
 /* After each look: whether ranks still hold units. */
-static void watch(struct engine *engine, struct engine_express_slot *slot, bool held)
+static void watch(struct engine_express *express, struct engine_express_slot *slot, bool held)
 {
-    uint32_t turn =
-        hvi_express_turn(&engine->express.map, (uint32_t)(slot - engine->express.slots));
+    uint32_t turn = hvi_express_turn(&express->map, (uint32_t)(slot - express->slots));
 
     if (slot->watched && (!held || turn != slot->watched_turn))
-        ring_events(engine, slot);
+        ring_events(express, slot);
     slot->watched = held;
     slot->watched_turn = turn;
 }
 
 /* True while there is something to do or to wait for. */
-static bool look_at_large(struct engine *engine, struct engine_express_slot *slot)
+static bool look_at_large(struct engine_express *express, struct engine_express_slot *slot)
 {
-    bool runs = still_runs(engine, slot);
+    bool runs = still_runs(express, slot);
 
-    watch(engine, slot, runs);
+    watch(express, slot, runs);
     if (runs)
         return true;
     if (slot->closing)
-        settle(engine, slot);
+        settle(express, slot);
     else if (slot->doomed || slot->nonsense)
-        seize(engine, slot);
+        seize(express, slot);
     return false;
 }
 
 /* True while somebody waits in a slot. */
-static bool look_at_slots(struct engine *engine)
+static bool look_at_slots(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
     bool waits = false;
 
-    engine->order.now_ns = hvi_clock_ns();
+    express->order->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < express->used; i++) {
         struct engine_express_slot *slot = &express->slots[i];
         if (slot->closing || slot->watched || is_running(express, i)) {
-            waits = look_at_large(engine, slot) || waits;
+            waits = look_at_large(express, slot) || waits;
             if (slot->closing || is_running(express, i))
                 continue;
         }
         if (slot->open && !hvi_express_is_open(&express->map, i))
-            seize(engine, slot); /* a rank wrote nonsense: who is there is helped */
+            seize(express, slot); /* a rank wrote nonsense: who is there is helped */
         uint32_t arrived = slot->open ? hvi_express_arrived(&express->map, i) : 0;
         if ((arrived & slot->everybody) == 0)
             continue;
-        if (is_stuck(engine, i, arrived & slot->everybody))
-            seize(engine, slot);
+        if (is_stuck(express, i, arrived & slot->everybody))
+            seize(express, slot);
         else
             waits = true;
     }
@@ -652,53 +677,49 @@ static void set_patrolled(struct engine_express *express, uint32_t patrolled)
 }
 
 /* False if a rank has come meanwhile. */
-static bool end_patrol(struct engine *engine)
+static bool end_patrol(struct engine_express *express)
 {
-    set_patrolled(&engine->express, 0);
-    if (!look_at_slots(engine))
+    set_patrolled(express, 0);
+    if (!look_at_slots(express))
         return true;
-    set_patrolled(&engine->express, 1);
+    set_patrolled(express, 1);
     return false;
 }
 
 static int on_tick(sd_event_source *source, uint64_t due_us, void *user)
 {
-    struct engine *engine = user;
-    struct engine_express *express = &engine->express;
+    struct engine_express *express = user;
 
     (void)due_us;
-    express->soon = look_at_slots(engine);
-    if (express->soon) {
-        engine_liveness_watch(engine);
-        engine_stall_look_at_held(engine, engine->order.now_ns);
-    }
-    if (!express->soon && is_quiet(express) && end_patrol(engine))
+    express->soon = look_at_slots(express);
+    if (express->soon)
+        express->calls->waited(express->user);
+    if (!express->soon && is_quiet(express) && end_patrol(express))
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, express->soon ? EXPRESS_TICK_US : EXPRESS_PATROL_US);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
-static bool has_tick(struct engine *engine)
+static bool has_tick(struct engine_express *express)
 {
-    struct sd_event_source **tick = &engine->express.tick;
+    struct sd_event_source **tick = &express->tick;
 
     if (*tick)
         return true;
-    if (sd_event_add_time_relative(engine->event, tick, CLOCK_MONOTONIC, 0, 1000, on_tick, engine) <
-        0)
+    if (sd_event_add_time_relative(express->event, tick, CLOCK_MONOTONIC, 0, 1000, on_tick,
+                                   express) < 0)
         return false;
     sd_event_source_set_enabled(*tick, SD_EVENT_OFF);
     return true;
 }
 
 /* Ranks may ask often: what is armed for as soon stays. */
-static void arm(struct engine *engine, bool soon)
+static void arm(struct engine_express *express, bool soon)
 {
-    struct engine_express *express = &engine->express;
     int enabled = SD_EVENT_OFF;
 
-    if (!has_tick(engine)) {
-        engine_express_seize_all(engine); /* better slow than unwatched */
+    if (!has_tick(express)) {
+        engine_express_seize_all(express); /* better slow than unwatched */
         return;
     }
     express->quiet = 0;
@@ -711,26 +732,22 @@ static void arm(struct engine *engine, bool soon)
     set_patrolled(express, 1);
 }
 
-void engine_express_finish(struct engine *engine)
+void engine_express_finish(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
-
     for (uint32_t i = 0; express->on && i < express->used; i++) {
         if (is_running(express, i))
-            engine_express_run(engine, &express->slots[i], true);
+            engine_express_run(express, &express->slots[i], true);
     }
 }
 
-bool engine_express_look(struct engine *engine)
+bool engine_express_look(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
-
     /* Relaxed: whoever sets it rings the bell afterwards. */
     if (!express->on || (!express->busy && atomic_load_explicit(&express->map.head->watch,
                                                                 memory_order_relaxed) == 0))
         return false;
     express->busy = false;
     atomic_store_explicit(&express->map.head->watch, 0, memory_order_seq_cst);
-    arm(engine, look_at_slots(engine));
+    arm(express, look_at_slots(express));
     return express->busy;
 }

@@ -4,8 +4,10 @@
  * it has added already and adds the difference whenever somebody asks.
  *
  * The numbers are the ranks' own and nothing depends on them: one that lies spoils its own rows. */
+#include "daemon/engine/slots/express.h"
+
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/stats/stats.h"
 
 #include <stdlib.h>
 
@@ -40,10 +42,11 @@ static void fold_lag(struct engine_lag *lag, const struct hvi_express_lag *block
     *seen = now;
 }
 
-static void fold_entry(struct engine *engine, int32_t rank, const struct hvi_express_trace *entry)
+static void fold_entry(struct engine_express *express, int32_t rank,
+                       const struct hvi_express_trace *entry)
 {
     const struct engine_express_slot *slot =
-        entry->slot < HVI_EXPRESS_SLOTS ? &engine->express.slots[entry->slot] : NULL;
+        entry->slot < HVI_EXPRESS_SLOTS ? &express->slots[entry->slot] : NULL;
     struct engine_trace_op op = {
         .tensor = "(forgotten)",
         .anon_seq = entry->number,
@@ -60,13 +63,11 @@ static void fold_entry(struct engine *engine, int32_t rank, const struct hvi_exp
         op.dtype = slot->agreed.dtype;
         op.process_set = slot->agreed.process_set;
     }
-    engine_trace_add(&engine->stats, rank, &op);
+    engine_trace_add(express->stats, rank, &op);
 }
 
-void engine_express_fold_trace(struct engine *engine, int32_t rank)
+void engine_express_fold_trace(struct engine_express *express, int32_t rank)
 {
-    struct engine_express *express = &engine->express;
-
     if (!express->on)
         return;
     const struct hvi_express_rank *block = &express->map.rank[rank];
@@ -79,20 +80,19 @@ void engine_express_fold_trace(struct engine *engine, int32_t rank)
         seen->traced = traced - HVI_EXPRESS_TRACE;
     for (; seen->traced != traced; seen->traced++) {
         struct hvi_express_trace entry = block->trace[seen->traced % HVI_EXPRESS_TRACE];
-        fold_entry(engine, rank, &entry);
+        fold_entry(express, rank, &entry);
     }
 }
 
-void engine_express_fold(struct engine *engine)
+void engine_express_fold(struct engine_express *express)
 {
-    struct engine_express *express = &engine->express;
-    uint32_t ranks = (uint32_t)engine->start.size;
+    uint32_t ranks = (uint32_t)express->size;
 
     for (uint32_t rank = 0; express->on && rank < ranks; rank++) {
-        fold_counters(&engine->stats.rows[rank], &express->map.rank[rank], &express->seen[rank]);
+        fold_counters(&express->stats->rows[rank], &express->map.rank[rank], &express->seen[rank]);
         for (uint32_t other = 0; other < ranks; other++)
-            fold_lag(&engine->stats.rows[other].lag, &express->map.rank[rank].lag[other],
+            fold_lag(&express->stats->rows[other].lag, &express->map.rank[rank].lag[other],
                      &express->lags_seen[rank * ranks + other]);
-        engine_express_fold_trace(engine, (int32_t)rank);
+        engine_express_fold_trace(express, (int32_t)rank);
     }
 }

@@ -6,12 +6,14 @@
  *
  * Where operands lie is what ranks wrote into their parts: each is looked up in the table of that
  * rank's own regions, as if it had come through its ring. */
+#include "daemon/engine/slots/express.h"
+
 #include "base/bits.h"
 #include "base/clock.h"
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/order/order.h"
 #include "reduce/reduce.h"
 
 #include <string.h>
@@ -25,25 +27,27 @@ struct places {
     void *out[HVI_EXPRESS_RANKS];
 };
 
-static uint32_t index_of(const struct engine *engine, const struct engine_express_slot *slot)
+static uint32_t index_of(const struct engine_express *express,
+                         const struct engine_express_slot *slot)
 {
-    return (uint32_t)(slot - engine->express.slots);
+    return (uint32_t)(slot - express->slots);
 }
 
-void engine_express_operands(const struct engine *engine, const struct engine_express_slot *slot,
-                             int32_t rank, struct hvi_express_operands *operands_p)
+void engine_express_operands(const struct engine_express *express,
+                             const struct engine_express_slot *slot, int32_t rank,
+                             struct hvi_express_operands *operands_p)
 {
     memcpy(operands_p,
-           hvi_express_part(&engine->express.map, index_of(engine, slot), (uint32_t)rank)->payload,
+           hvi_express_part(&express->map, index_of(express, slot), (uint32_t)rank)->payload,
            sizeof(*operands_p));
 }
 
-struct engine_region *engine_express_region(const struct engine_session *session,
+struct engine_region *engine_express_region(const struct engine_regions *regions,
                                             const struct engine_express_slot *slot, uint32_t id,
                                             uint64_t offset)
 {
     struct engine_region *region =
-        id == HVI_REGION_INLINE ? NULL : engine_regions_find(&session->regions, id);
+        id == HVI_REGION_INLINE ? NULL : engine_regions_find(regions, id);
 
     return region && hvi_range_fits(offset, slot->bytes, region->map.bytes) &&
                    offset % hvi_dtype_bytes(slot->agreed.dtype) == 0
@@ -51,31 +55,22 @@ struct engine_region *engine_express_region(const struct engine_session *session
                : NULL;
 }
 
-/* Also of a rank that is gone: while large ops run, ended sessions are kept, with their regions. */
-static struct engine_session *session_of(const struct engine *engine, int32_t rank)
-{
-    struct engine_session *session = engine->ranks[rank].session;
-
-    for (struct engine_session *gone = engine->gone; !session && gone; gone = gone->gone_next)
-        session = gone->rank == rank ? gone : NULL;
-    return session;
-}
-
-/* False: the member has no memory here any more, or has told nonsense. */
-static bool find_place(const struct engine *engine, const struct engine_express_slot *slot,
+/* False: the member has no memory here any more, or has told nonsense. A rank that is gone may still have
+ * some: while large ops run, ended sessions are kept, with their regions. */
+static bool find_place(const struct engine_express *express, const struct engine_express_slot *slot,
                        uint32_t member, struct places *places)
 {
     int32_t rank = slot->set->ranks[member];
-    const struct engine_session *session = session_of(engine, rank);
+    const struct engine_regions *regions = express->ranks[rank].regions;
     struct hvi_express_operands said;
 
-    if (!session)
+    if (!regions)
         return false;
-    engine_express_operands(engine, slot, rank, &said);
+    engine_express_operands(express, slot, rank, &said);
     const struct engine_region *in =
-        engine_express_region(session, slot, said.in_region, said.in_offset);
+        engine_express_region(regions, slot, said.in_region, said.in_offset);
     const struct engine_region *out =
-        engine_express_region(session, slot, said.out_region, said.out_offset);
+        engine_express_region(regions, slot, said.out_region, said.out_offset);
     if (!in || !out)
         return false;
     places->in[member] = (const char *)in->map.base + said.in_offset;
@@ -84,11 +79,11 @@ static bool find_place(const struct engine *engine, const struct engine_express_
 }
 
 /* -1, or a member for whom find_place is false. */
-static int32_t find_places(const struct engine *engine, const struct engine_express_slot *slot,
-                           struct places *places)
+static int32_t find_places(const struct engine_express *express,
+                           const struct engine_express_slot *slot, struct places *places)
 {
     for (uint32_t member = 0; member < slot->set->size; member++) {
-        if (!find_place(engine, slot, member, places))
+        if (!find_place(express, slot, member, places))
             return (int32_t)member;
     }
     return -1;
@@ -120,60 +115,58 @@ struct run {
     uint64_t unit_bytes;
 };
 
-static bool still_is(const struct engine *engine, const struct run *run)
+static bool still_is(const struct engine_express *express, const struct run *run)
 {
     uint32_t turn, arrived;
 
-    return hvi_express_runs(&engine->express.map, run->index, &turn, &arrived) && turn == run->turn;
+    return hvi_express_runs(&express->map, run->index, &turn, &arrived) && turn == run->turn;
 }
 
-static void do_unit(const struct engine *engine, const struct run *run, const struct places *places,
-                    uint32_t unit)
+static void do_unit(const struct engine_express *express, const struct run *run,
+                    const struct places *places, uint32_t unit)
 {
     uint64_t first = unit * run->unit_bytes, left = run->slot->bytes - first;
 
     reduce(run->slot, places, first, left < run->unit_bytes ? left : run->unit_bytes);
-    hvi_express_finish(&engine->express.map, run->index, run->turn, unit);
+    hvi_express_finish(&express->map, run->index, run->turn, unit);
 }
 
 /* The op cannot end well any more: nobody takes another unit. Those taken here are never done, so that
  * no rank can think that the op is. */
-static void doom(struct engine *engine, const struct run *run, int32_t member)
+static void doom(struct engine_express *express, const struct run *run, int32_t member)
 {
-    struct engine_session *session = engine->ranks[run->slot->set->ranks[member]].session;
+    int32_t rank = run->slot->set->ranks[member];
 
-    if (!still_is(engine, run)) /* what was read were parts of the next */
+    if (!still_is(express, run)) /* what was read were parts of the next */
         return;
     run->slot->doomed = true;
     /* Each once: a rank that gives units back, which none may, could keep us here. */
     for (uint32_t left = run->units; left > 0; left--) {
-        if (hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
+        if (hvi_express_claim(&express->map, run->index, run->turn, run->units,
                               HVI_EXPRESS_ENGINE) == HVI_EXPRESS_NOTHING)
             break;
     }
-    if (session) {
-        session->doom = "an impossible operand in an express slot";
-        engine->doomed = true;
-    }
+    if (engine_express_is_here(express, rank))
+        express->calls->doom(express->user, rank, "an impossible operand in an express slot");
 }
 
 /* Does up to `most` units that nobody has taken. True if all are taken. */
-static bool take_units(struct engine *engine, const struct run *run, uint32_t most)
+static bool take_units(struct engine_express *express, const struct run *run, uint32_t most)
 {
     struct places places;
     uint32_t unit = 0;
-    int32_t lacking = run->slot->doomed ? -1 : find_places(engine, run->slot, &places);
+    int32_t lacking = run->slot->doomed ? -1 : find_places(express, run->slot, &places);
 
     if (lacking >= 0)
-        doom(engine, run, lacking);
+        doom(express, run, lacking);
     if (lacking >= 0 || run->slot->doomed)
         return true;
     for (uint32_t done = 0; done < most && done < run->units; done++) {
-        unit = hvi_express_claim(&engine->express.map, run->index, run->turn, run->units,
-                                 HVI_EXPRESS_ENGINE);
+        unit =
+            hvi_express_claim(&express->map, run->index, run->turn, run->units, HVI_EXPRESS_ENGINE);
         if (unit == HVI_EXPRESS_NOTHING)
             return true;
-        do_unit(engine, run, &places, unit);
+        do_unit(express, run, &places, unit);
     }
     return false;
 }
@@ -182,28 +175,22 @@ static bool take_units(struct engine *engine, const struct run *run, uint32_t mo
 
 /* A rank whose session ended long ago without its process: no thread of it can still be at work (it
  * has become another program, for one). */
-static bool is_long_gone(const struct engine *engine, int32_t rank)
+static bool is_long_gone(const struct engine_express_rank *row)
 {
-    const struct engine_session *session = session_of(engine, rank);
-
-    return engine->ranks[rank].state >= ENGINE_RANK_LEFT &&
-           (!session || hvi_clock_ns() - session->over_ns >= GONE_NS);
+    return row->over && (!row->regions || hvi_clock_ns() - row->over_ns >= GONE_NS);
 }
 
-static bool is_over(const struct engine *engine, int32_t rank)
+static bool is_over(const struct engine_express_rank *row)
 {
-    const struct engine_session *session = session_of(engine, rank);
-
-    return hvi_process_is_quiet(engine->ranks[rank].pid, session ? session->pid_fd : -1) ||
-           is_long_gone(engine, rank);
+    return hvi_process_is_quiet(row->pid, row->regions ? row->pid_fd : -1) || is_long_gone(row);
 }
 
-static uint32_t dead_among(const struct engine *engine, uint32_t holders)
+static uint32_t dead_among(const struct engine_express *express, uint32_t holders)
 {
     uint32_t dead = 0;
 
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if ((holders >> rank & 1u) != 0 && is_over(engine, rank))
+    for (int32_t rank = 0; rank < express->size; rank++) {
+        if ((holders >> rank & 1u) != 0 && is_over(&express->ranks[rank]))
             dead |= 1u << rank;
     }
     return dead;
@@ -211,10 +198,10 @@ static uint32_t dead_among(const struct engine *engine, uint32_t holders)
 
 /* ---- an op that runs ---- */
 
-bool engine_express_run(struct engine *engine, struct engine_express_slot *slot, bool all)
+bool engine_express_run(struct engine_express *express, struct engine_express_slot *slot, bool all)
 {
-    const struct hvi_express *map = &engine->express.map;
-    struct run run = {.slot = slot, .index = index_of(engine, slot)};
+    const struct hvi_express *map = &express->map;
+    struct run run = {.slot = slot, .index = index_of(express, slot)};
     uint32_t arrived = 0;
 
     if (!hvi_express_runs(map, run.index, &run.turn, &arrived))
@@ -223,14 +210,14 @@ bool engine_express_run(struct engine *engine, struct engine_express_slot *slot,
     if (slot->nonsense) /* a rank wrote it */
         return true;
     run.units = hvi_express_cut(slot->bytes, &run.unit_bytes);
-    if (!take_units(engine, &run, all ? UINT32_MAX : UNITS_AT_ONCE)) {
-        engine->express.busy = true;
+    if (!take_units(express, &run, all ? UINT32_MAX : UNITS_AT_ONCE)) {
+        express->busy = true;
         return false;
     }
     uint32_t holders = hvi_express_holders(map, run.index, run.turn);
-    if (holders != dead_among(engine, holders))
+    if (holders != dead_among(express, holders))
         return false; /* somebody is at work, or was stopped there */
-    if (!still_is(engine, &run))
+    if (!still_is(express, &run))
         return true;
     slot->doomed = slot->doomed || holders != 0;
     if (!slot->doomed)
@@ -240,24 +227,23 @@ bool engine_express_run(struct engine *engine, struct engine_express_slot *slot,
 
 /* ---- for those who watch ---- */
 
-static void describe(const struct engine *engine, struct engine_held *held)
+static void describe(const struct engine_express *express, struct engine_held *held)
 {
     const struct engine_express_slot *slot = held->slot;
-    uint32_t index = index_of(engine, slot);
+    uint32_t index = index_of(express, slot);
     const struct engine_tensor unnamed = {
         .anon = true,
         .anon_kind = slot->agreed.kind,
-        .anon_seq =
-            hvi_express_part(&engine->express.map, index, (uint32_t)slot->set->ranks[0])->number,
+        .anon_seq = hvi_express_part(&express->map, index, (uint32_t)slot->set->ranks[0])->number,
     };
 
-    held->since_ns = engine_express_oldest_ns(engine, index, slot->everybody);
+    held->since_ns = engine_express_oldest_ns(express, index, slot->everybody);
     engine_tensor_name(slot->tensor ? slot->tensor : &unnamed, held->name);
 }
 
-bool engine_express_next_held(struct engine *engine, uint32_t *cursor_p, struct engine_held *held_p)
+bool engine_express_next_held(struct engine_express *express, uint32_t *cursor_p,
+                              struct engine_held *held_p)
 {
-    struct engine_express *express = &engine->express;
     uint32_t turn, arrived;
 
     while (express->on && *cursor_p < express->used) {
@@ -270,7 +256,7 @@ bool engine_express_next_held(struct engine *engine, uint32_t *cursor_p, struct 
         held_p->holders = hvi_express_holders(&express->map, index, turn);
         if (held_p->holders == 0)
             continue;
-        describe(engine, held_p);
+        describe(express, held_p);
         return true;
     }
     return false;

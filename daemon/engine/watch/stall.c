@@ -280,7 +280,7 @@ void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns)
     char text[HVI_TEXT_MAX + 1];
 
     for (uint32_t cursor = 0; engine->stall_warn_ns > 0 && !engine->stopping &&
-                              engine_express_next_held(engine, &cursor, &held);) {
+                              engine_express_next_held(&engine->express, &cursor, &held);) {
         uint64_t age_ns = held.since_ns < now_ns ? now_ns - held.since_ns : 0;
         if (age_ns < engine->stall_warn_ns)
             continue;

@@ -175,7 +175,7 @@ int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
     }
     struct engine_held held;
     for (uint32_t cursor = 0;
-         status == HVI_OK && engine_express_next_held(engine, &cursor, &held);) {
+         status == HVI_OK && engine_express_next_held(&engine->express, &cursor, &held);) {
         if (!is_old(held.since_ns, now_ns, min_age_ns))
             continue;
         if (count == limit)

@@ -302,6 +302,7 @@ static void over(struct engine *engine)
     struct engine_timeline *timeline = engine->timeline_alive;
 
     pthread_join(timeline->thread, NULL);
+    engine_express_withhold(&engine->express, false);
     engine->timeline = NULL;
     engine->timeline_alive = NULL;
     if (timeline->stop_pending)
@@ -420,7 +421,7 @@ void engine_timeline_start(struct engine *engine, const struct engine_timeline_a
     engine->timeline->mark_cycles = mark_cycles;
     engine->timeline->starter = *asker;
     engine->timeline->start_pending = true;
-    engine_express_seize_all(engine); /* what ranks do by themselves is not seen */
+    engine_express_withhold(&engine->express, true); /* what ranks do by themselves is not seen */
 }
 
 static void begin_stop(struct engine *engine)
@@ -431,6 +432,7 @@ static void begin_stop(struct engine *engine)
     tell_dropped(timeline, hvi_clock_ns());
     atomic_store(&timeline->writer.dropped, timeline->dropped);
     engine->timeline = NULL;
+    engine_express_withhold(&engine->express, false);
     timeline->stopping = true;
     atomic_store(&timeline->writer.stop, true);
     ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);

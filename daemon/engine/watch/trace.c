@@ -11,7 +11,7 @@
 static void read_in_flight(struct engine_trace_reader *reader, const struct engine_session *session)
 {
     for (uint32_t i = 0; i < session->requests_used; i++) {
-        const struct engine_part *part = &session->requests[i].share.part;
+        const struct engine_part *part = &session->requests[i].express.share.part;
         if (part->op)
             engine_trace_read_part(reader, part);
     }
@@ -22,7 +22,7 @@ int engine_trace_rows(struct engine *engine, int32_t rank, uint32_t limit, uint6
 {
     struct engine_trace_reader reader = {.before = before, .limit = HVI_WIRE_TRACES_MAX};
 
-    engine_express_fold(engine);
+    engine_express_fold(&engine->express);
     if (limit > 0 && limit < reader.limit)
         reader.limit = limit;
     reader.rows = calloc(reader.limit, sizeof *reader.rows);
