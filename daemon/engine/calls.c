@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the rooms below call: order/ hands over answers and tells what became of ops, exec/ tells what it
- * starts and what it could not reach, slots/ hands over what ranks brought there. Here is who listens. */
+ * starts and what it could not reach, slots/ hands over what ranks brought there, sessions/ tells hvdd and
+ * the timeline. Here is who listens. */
 #include "base/types.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/complete.h"
@@ -111,7 +112,9 @@ static void started(void *user, struct engine_op *op)
 
 static void fault(void *user, struct engine_op *op, int status, const struct engine_fault *fault)
 {
-    engine_remote_failed(user, op, status, fault);
+    struct engine *engine = user;
+
+    engine_remote_failed(&engine->sessions, op, status, fault);
 }
 
 const struct engine_exec_calls engine_calls_exec = {
@@ -126,7 +129,7 @@ static struct engine_session *session_of(void *user, int32_t rank)
 {
     const struct engine *engine = user;
 
-    return engine->ranks[rank].session;
+    return engine->sessions.ranks[rank].session;
 }
 
 static void inject(void *user, int32_t rank, const struct hvi_submission *copy,
@@ -146,7 +149,7 @@ static void doom(void *user, int32_t rank, const char *reason)
     struct engine *engine = user;
 
     session_of(user, rank)->doom = reason;
-    engine->doomed = true;
+    engine->sessions.doomed = true;
 }
 
 static void ring(void *user, int32_t rank)
@@ -158,7 +161,7 @@ static void waited(void *user)
 {
     struct engine *engine = user;
 
-    engine_liveness_watch(engine);
+    engine_liveness_watch(&engine->sessions);
     engine_stall_look_at_held(engine, engine->order.now_ns);
 }
 
@@ -168,4 +171,34 @@ const struct engine_express_calls engine_calls_express = {
     .doom = doom,
     .ring = ring,
     .waited = waited,
+};
+
+/* ---- what concerns hvdd, settings and the timeline ---- */
+
+static void tell(void *user, int32_t rank)
+{
+    engine_link_tell(user, rank);
+}
+
+static void settings(void *user, int32_t rank, const struct hvi_setting *settings, size_t count)
+{
+    engine_settings_take(user, rank, settings, count);
+}
+
+static void timeline_start(void *user, const struct engine_asker *asker, int fd, const char *path,
+                           bool mark_cycles)
+{
+    engine_timeline_start(user, asker, fd, path, mark_cycles);
+}
+
+static void timeline_stop(void *user, const struct engine_asker *asker)
+{
+    engine_timeline_stop(user, asker);
+}
+
+const struct engine_sessions_calls engine_calls_sessions = {
+    .tell = tell,
+    .settings = settings,
+    .timeline_start = timeline_start,
+    .timeline_stop = timeline_stop,
 };

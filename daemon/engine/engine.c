@@ -51,7 +51,7 @@ static int on_term(sd_event_source *source, const struct signalfd_siginfo *info,
     struct engine *engine = user;
 
     (void)source, (void)info;
-    engine_sessions_stop(engine, "the engine was told to terminate");
+    engine_sessions_stop(&engine->sessions, "the engine was told to terminate");
     return 0;
 }
 
@@ -82,10 +82,26 @@ static void start_express(struct engine *engine)
     engine_express_start(express);
 }
 
+static int start_sessions(struct engine *engine)
+{
+    struct engine_sessions *sessions = &engine->sessions;
+
+    sessions->start = &engine->start;
+    sessions->order = &engine->order;
+    sessions->exec = &engine->exec;
+    sessions->express = &engine->express;
+    sessions->stats = &engine->stats;
+    sessions->event = engine->event;
+    sessions->bell_fd = engine->bell_region.fd;
+    sessions->wake_fd = engine->engine_fd;
+    sessions->calls = &engine_calls_sessions;
+    sessions->user = engine;
+    return engine_sessions_init(sessions);
+}
+
 static int open_all(struct engine *engine)
 {
-    engine->ranks = calloc((size_t)engine->start.size, sizeof *engine->ranks);
-    if (!engine->ranks || engine_stats_init(&engine->stats, engine->start.size) != HVI_OK)
+    if (engine_stats_init(&engine->stats, engine->start.size) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     engine->engine_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -99,6 +115,8 @@ static int open_all(struct engine *engine)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
         start_express(engine);
+    if (status == HVI_OK)
+        status = start_sessions(engine);
     if (status == HVI_OK)
         status = add_sources(engine);
     engine->exec.wake_fd = engine->worker_fd;
@@ -145,7 +163,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
         engine_fini(engine);
         return status;
     }
-    engine_liveness_check_empty(engine);
+    engine_liveness_check_empty(&engine->sessions);
     return HVI_OK;
 }
 
@@ -156,17 +174,16 @@ void engine_fini(struct engine *engine)
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
     engine_dispatch_close(&engine->exec);
-    engine_remote_settle(engine);
+    engine_remote_settle(&engine->sessions);
     engine_express_settle(&engine->express);
-    engine->bells = NULL;
-    while (engine_sessions_reap(engine)) {
+    engine->sessions.bells = NULL;
+    while (engine_sessions_reap(&engine->sessions)) {
     }
-    HVI_ASSERT(!engine->gone);
     engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     engine_timeline_close(engine);
     engine_order_fini(&engine->order);
     engine_express_stop(&engine->express);
-    sd_event_source_disable_unref(engine->linger_source);
+    engine_sessions_fini(&engine->sessions);
     sd_event_source_disable_unref(engine->stall_source);
     sd_event_source_disable_unref(engine->engine_source);
     sd_event_source_disable_unref(engine->worker_source);
@@ -178,6 +195,5 @@ void engine_fini(struct engine *engine)
     if (engine->engine_fd >= 0)
         close(engine->engine_fd);
     engine_stats_fini(&engine->stats);
-    free(engine->ranks);
     pthread_mutex_destroy(&engine->exec.finished_lock);
 }

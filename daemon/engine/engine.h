@@ -14,7 +14,7 @@
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/order.h"
-#include "daemon/engine/sessions/session.h"
+#include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/express.h"
 #include "daemon/engine/stats/stats.h"
 #include "daemon/engine/watch/stall.h"
@@ -25,61 +25,38 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define ENGINE_LINGER_NS    (2 * HVI_NS_SEC) /* with nobody attached, while some may still come */
-#define ENGINE_FATE_NS      (20 * HVI_NS_MS) /* how long to ask how a process ended */
-#define ENGINE_FATE_STEP_NS (1 * HVI_NS_MS)
-#define ENGINE_RETRY_NS     (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
-#define ENGINE_WATCH_NS     (20 * HVI_NS_MS)  /* between looks at processes that ops wait for */
-#define ENGINE_STALL_NS     (1 * HVI_NS_SEC)  /* between looks at the table of waiting ops */
-#define ENGINE_EVENT_NS     (1 * HVI_NS_MS)   /* sockets are looked at this often while ops flow */
-#define ENGINE_SPIN_NS      (100 * 1000ull)   /* idle time before the main thread sleeps */
-#define ENGINE_START_NS     (5 * HVI_NS_SEC)  /* for the first message of hvdd */
-
 struct engine {
     struct hvi_engine_start start;
     uint64_t started_ns;
-    char key_digest[HVI_WIRE_SHORT_TEXT];
     uint64_t stall_warn_ns; /* 0: off, and nothing below happens either */
     uint64_t stall_act_ns;  /* age at which .stall_policy acts */
     enum engine_stall_policy stall_policy;
     uint64_t stall_looked_ns;
-    int32_t watch_next; /* rank whose process was looked at last */
+    struct sd_event_source *stall_source;
 
     sd_event *event;
     int link_fd; /* -1: hvdd is gone */
-    sd_event_source *link_source, *retry_source, *linger_source, *stall_source;
+    sd_event_source *link_source, *retry_source;
     int engine_fd; /* eventfd that clients write when we sleep */
     int worker_fd; /* eventfd that our own threads write */
     sd_event_source *engine_source, *worker_source, *term_source;
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;
-    bool stopping;     /* EngineStop, SIGTERM or nobody left */
-    uint64_t event_ns; /* when sd_event ran last */
+    uint64_t event_ns;     /* when sd_event ran last */
+    int32_t settings_rank; /* whose settings these are */
 
-    struct engine_rank *ranks; /* [start.size] */
-    int32_t attached, come;    /* attached or dying now; ever attached */
-    struct engine_session *gone;
-
-    int32_t settings_rank;     /* whose settings these are */
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
     struct engine_stats stats;
     struct engine_express express;
-    struct engine_op
-        *bereaved; /* ops that a dying rank has stopped; they wait to hear how it ends */
+    struct engine_sessions sessions;
 
     struct engine_timeline
         *timeline; /* takes events; NULL: there is none, or it is being stopped */
     struct engine_timeline *timeline_alive; /* until its file is complete */
     uint32_t timeline_epochs;
 
-    struct engine_session *bells; /* sessions with new completions */
-    uint32_t owed;                /* completions that wait for a reader */
-    bool doomed;                  /* some session has .doom */
-    bool fresh_regions;           /* some session may have regions without page tables */
-
-    struct hvi_packet packet;                       /* scratch for receiving */
-    unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
+    struct hvi_packet packet; /* of the link */
 };
 
 /* ---- engine.c: the whole ---- */
@@ -96,6 +73,7 @@ extern const struct engine_order_sink engine_calls_sink;
 extern const struct engine_order_observer engine_calls_observer;
 extern const struct engine_exec_calls engine_calls_exec;
 extern const struct engine_express_calls engine_calls_express;
+extern const struct engine_sessions_calls engine_calls_sessions;
 
 /* ---- loop.c ---- */
 
@@ -110,9 +88,8 @@ void engine_link_close(struct engine *engine);
 /* EngineSession: what has become of a rank, from its slot. When the link is full, hvdd learns the
  * newest state as soon as it reads again. */
 void engine_link_tell(struct engine *engine, int32_t rank);
-/* Encodes and sends without waiting. */
-int engine_send(struct engine *engine, int socket_fd, const struct hvi_packet_msg *msg,
-                const int *fds, uint32_t fd_count);
+/* Encodes and sends without waiting, if hvdd is there. */
+int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
 
 /* ---- settings.c ---- */
 

@@ -24,16 +24,13 @@
 #include <unistd.h>
 
 #define MESSAGES_AT_ONCE 16
+#define RETRY_NS         (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
 
-int engine_send(struct engine *engine, int socket_fd, const struct hvi_packet_msg *msg,
-                const int *fds, uint32_t fd_count)
+int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg)
 {
-    size_t length = 0;
-    int status = hvi_packet_msg_encode(msg, engine->send_bytes, sizeof engine->send_bytes, &length);
-
-    if (status != HVI_OK)
-        return status;
-    return hvi_packet_send(socket_fd, engine->send_bytes, length, fds, fd_count, 0);
+    if (engine->link_fd < 0)
+        return HVI_ERR_CLOSED;
+    return engine_sessions_send(&engine->sessions, engine->link_fd, msg, NULL, 0);
 }
 
 /* ---- what becomes of ranks ---- */
@@ -54,14 +51,14 @@ static enum hvi_session_state wire_state(enum engine_rank_state state)
 
 static int send_state(struct engine *engine, int32_t rank)
 {
-    const struct engine_rank *slot = &engine->ranks[rank];
+    const struct engine_rank *slot = &engine->sessions.ranks[rank];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_SESSION};
 
     msg.engine_session.rank = rank;
     msg.engine_session.pid = slot->pid;
     msg.engine_session.state = wire_state(slot->state);
     snprintf(msg.engine_session.text, sizeof msg.engine_session.text, "%s", slot->text);
-    return engine_send(engine, engine->link_fd, &msg, NULL, 0);
+    return engine_link_send(engine, &msg);
 }
 
 static void listen_for(struct engine *engine, uint32_t events)
@@ -72,7 +69,7 @@ static void listen_for(struct engine *engine, uint32_t events)
 
 void engine_link_tell(struct engine *engine, int32_t rank)
 {
-    struct engine_rank *slot = &engine->ranks[rank];
+    struct engine_rank *slot = &engine->sessions.ranks[rank];
 
     if (engine->link_fd < 0 || slot->untold)
         return;
@@ -90,11 +87,11 @@ void engine_link_tell(struct engine *engine, int32_t rank)
 static void tell_untold(struct engine *engine)
 {
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (!engine->ranks[rank].untold)
+        if (!engine->sessions.ranks[rank].untold)
             continue;
         if (send_state(engine, rank) == HVI_ERR_TIMEOUT)
             return;
-        engine->ranks[rank].untold = false;
+        engine->sessions.ranks[rank].untold = false;
     }
     listen_for(engine, EPOLLIN);
 }
@@ -103,7 +100,7 @@ static void tell_untold(struct engine *engine)
 static void forget_untold(struct engine *engine)
 {
     for (int32_t rank = 0; rank < engine->start.size; rank++)
-        engine->ranks[rank].untold = false;
+        engine->sessions.ranks[rank].untold = false;
 }
 
 /* ---- reports ---- */
@@ -114,7 +111,7 @@ static void send_report(struct engine *engine, struct hvi_packet_msg *msg)
     struct hvi_engine_report *report = &msg->engine_report;
 
     while (engine->link_fd >= 0) {
-        int status = engine_send(engine, engine->link_fd, msg, NULL, 0);
+        int status = engine_link_send(engine, msg);
         size_t *count = report->stall_count > 0 ? &report->stall_count : &report->rank_count;
         if (status != HVI_ERR_LIMIT || *count == 0) {
             if (status != HVI_OK && status != HVI_ERR_CLOSED)
@@ -132,7 +129,7 @@ static void report_ranks(struct engine *engine, struct hvi_packet_msg *msg)
 {
     struct hvi_rank_row *rows = NULL;
 
-    if (engine_rank_rows(engine, &rows) == HVI_OK) {
+    if (engine_rank_rows(&engine->sessions, &rows) == HVI_OK) {
         msg->engine_report.ranks = rows;
         msg->engine_report.rank_count = (size_t)engine->start.size;
     }
@@ -145,7 +142,7 @@ static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uin
     struct hvi_engine_report *report = &msg->engine_report;
     size_t count = 0;
 
-    engine_intake_drain_all(engine); /* what has come already is not missing */
+    engine_intake_drain_all(&engine->sessions); /* what has come already is not missing */
     if (engine_stall_rows(engine, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls, &count,
                           &report->rows_left_out) != HVI_OK)
         report->stalls = NULL;
@@ -159,7 +156,7 @@ static void report_trace(struct engine *engine, struct hvi_packet_msg *msg,
 {
     struct hvi_engine_report *report = &msg->engine_report;
 
-    engine_intake_drain_all(engine);
+    engine_intake_drain_all(&engine->sessions);
     if (engine_trace_rows(engine, query->rank, query->limit, query->before, &report->traces,
                           &report->trace_count, &report->rows_left_out) != HVI_OK)
         report->traces = NULL;
@@ -194,12 +191,12 @@ static void adopt(struct engine *engine, const struct hvi_engine_adopt *adopt)
                 engine->start.job);
         return;
     }
-    engine_session_adopt(engine, adopt, socket_fd, pid_fd);
+    engine_session_adopt(&engine->sessions, adopt, socket_fd, pid_fd);
 }
 
 static void timeline(struct engine *engine, const struct hvi_engine_timeline *wanted)
 {
-    const struct engine_timeline_asker asker = {.rank = -1, .request = wanted->request};
+    const struct engine_asker asker = {.rank = -1, .request = wanted->request};
     int fd = hvi_packet_take_fd(&engine->packet, 0);
 
     if (wanted->start && fd >= 0)
@@ -224,10 +221,10 @@ static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
         timeline(engine, &msg->engine_timeline);
         return;
     case HVI_PACKET_ENGINE_STOP:
-        engine_sessions_stop(engine, msg->engine_stop.reason);
+        engine_sessions_stop(&engine->sessions, msg->engine_stop.reason);
         return;
     case HVI_PACKET_ENGINE_FATE:
-        engine_liveness_told(engine, &msg->engine_fate);
+        engine_liveness_told(&engine->sessions, &msg->engine_fate);
         return;
     default:
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-message", "hvdd sent a message that is not for engines",
@@ -260,12 +257,12 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user);
 static void retry_later(struct engine *engine)
 {
     if (engine->retry_source) {
-        sd_event_source_set_time_relative(engine->retry_source, ENGINE_RETRY_NS / 1000);
+        sd_event_source_set_time_relative(engine->retry_source, RETRY_NS / 1000);
         sd_event_source_set_enabled(engine->retry_source, SD_EVENT_ONESHOT);
         return;
     }
     sd_event_add_time_relative(engine->event, &engine->retry_source, CLOCK_MONOTONIC,
-                               ENGINE_RETRY_NS / 1000, 1000, on_retry, engine);
+                               RETRY_NS / 1000, 1000, on_retry, engine);
 }
 
 static void hang_up(struct engine *engine)
@@ -274,14 +271,15 @@ static void hang_up(struct engine *engine)
     if (engine->link_fd >= 0)
         close(engine->link_fd);
     engine->link_fd = -1;
+    engine->sessions.alone = true;
 }
 
 static void lose_link(struct engine *engine)
 {
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-gone", "hvdd has gone; the job goes on",
-            "job=%s attached=%d", engine->start.job, engine->attached);
+            "job=%s attached=%d", engine->start.job, engine->sessions.attached);
     hang_up(engine);
-    engine_liveness_check_empty(engine);
+    engine_liveness_check_empty(&engine->sessions);
     retry_later(engine);
 }
 
@@ -292,7 +290,7 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)source, (void)fd;
     if (events & EPOLLOUT)
         tell_untold(engine);
-    for (int i = 0; i < MESSAGES_AT_ONCE && !engine->stopping; i++) {
+    for (int i = 0; i < MESSAGES_AT_ONCE && !engine->sessions.stopping; i++) {
         int status = hvi_packet_receive(engine->link_fd, &engine->packet, 0);
         if (status == HVI_ERR_TIMEOUT)
             return 0;
@@ -346,12 +344,12 @@ static int hello_rows(struct engine *engine, struct hvi_rank_row **rows_p, size_
 {
     struct hvi_rank_row *rows = NULL;
     size_t count = 0;
-    int status = engine_rank_rows(engine, &rows);
+    int status = engine_rank_rows(&engine->sessions, &rows);
 
     if (status != HVI_OK)
         return status;
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (engine->ranks[rank].state == ENGINE_RANK_ABSENT)
+        if (engine->sessions.ranks[rank].state == ENGINE_RANK_ABSENT)
             continue;
         rows[count] = rows[rank];
         rows[count].text[0] = '\0';
@@ -377,10 +375,11 @@ static int say_hello(struct engine *engine)
     hello->size = engine->start.size;
     hello->uid = engine->start.uid;
     hello->pid = getpid();
-    snprintf(hello->job_key_digest, sizeof hello->job_key_digest, "%s", engine->key_digest);
+    snprintf(hello->job_key_digest, sizeof hello->job_key_digest, "%s",
+             engine->sessions.key_digest);
     hello->started_ns = engine->started_ns;
     hello->beats = true;
-    status = engine_send(engine, engine->link_fd, &msg, NULL, 0);
+    status = engine_link_send(engine, &msg);
     free(hello->ranks);
     return status;
 }
@@ -402,6 +401,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
         retry_later(engine);
         return 0;
     }
+    engine->sessions.alone = false;
     forget_untold(engine);
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-back", "introduced itself to hvdd", "job=%s",
             engine->start.job);

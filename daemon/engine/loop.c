@@ -24,7 +24,9 @@
 /* About a microsecond. Longer would keep a client that shares our core from running. */
 #define PAUSES         16
 #define EVENTS_AT_ONCE 16
-#define OWED_US        1000 /* how often to look whether a slow reader has made room */
+#define EVENT_NS       (1 * HVI_NS_MS) /* sockets are looked at this often while ops flow */
+#define SPIN_NS        (100 * 1000ull) /* idle time before the main thread sleeps */
+#define OWED_US        1000            /* how often to look whether a slow reader has made room */
 
 static bool drain_active(struct engine *engine)
 {
@@ -36,21 +38,11 @@ static bool drain_active(struct engine *engine)
         while (bits != 0) {
             uint32_t rank = word * 64 + (uint32_t)__builtin_ctzll(bits);
             bits &= bits - 1;
-            if (rank < (uint32_t)engine->start.size && engine->ranks[rank].session)
-                found = engine_intake_drain(engine->ranks[rank].session) || found;
+            if (rank < (uint32_t)engine->start.size && engine->sessions.ranks[rank].session)
+                found = engine_intake_drain(engine->sessions.ranks[rank].session) || found;
         }
     }
     return found;
-}
-
-static void end_doomed(struct engine *engine)
-{
-    engine->doomed = false;
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_session *session = engine->ranks[rank].session;
-        if (session && session->doom)
-            engine_session_violation(session, session->doom);
-    }
 }
 
 /* One way through the stages. True when there was something to do. */
@@ -64,13 +56,13 @@ static bool pass(struct engine *engine)
     if (engine->order.ready_count > 0)
         engine_dispatch_ready(&engine->exec);
     found = engine_dispatch_reap(&engine->exec) || found;
-    if (engine->owed > 0)
-        engine_complete_owed(engine);
-    if (engine->doomed)
-        end_doomed(engine);
-    engine_complete_ring(engine);
-    if (engine->gone)
-        found = engine_sessions_reap(engine) || found;
+    if (engine->sessions.owed > 0)
+        engine_complete_owed(&engine->sessions);
+    if (engine->sessions.doomed)
+        engine_sessions_end_doomed(&engine->sessions);
+    engine_complete_ring(&engine->sessions);
+    if (engine->sessions.gone)
+        found = engine_sessions_reap(&engine->sessions) || found;
     return found;
 }
 
@@ -79,7 +71,7 @@ static bool look_at_events(struct engine *engine, uint64_t now_ns)
 {
     int events = 0;
 
-    if (now_ns - engine->event_ns < ENGINE_EVENT_NS)
+    if (now_ns - engine->event_ns < EVENT_NS)
         return false;
     engine->event_ns = now_ns;
     while (events < EVENTS_AT_ONCE && sd_event_run(engine->event, 0) > 0)
@@ -91,7 +83,7 @@ static void block(struct engine *engine)
 {
     if (!hvi_bell_arm(engine->bell))
         return;
-    sd_event_run(engine->event, engine->owed > 0 ? OWED_US : UINT64_MAX);
+    sd_event_run(engine->event, engine->sessions.owed > 0 ? OWED_US : UINT64_MAX);
     hvi_bell_disarm(engine->bell);
     engine->event_ns = hvi_clock_ns();
 }
@@ -101,7 +93,7 @@ void engine_loop_run(struct engine *engine)
     uint32_t idle_passes = 0;
     uint64_t idle_ns = 0;
 
-    while (!engine->stopping) {
+    while (!engine->sessions.stopping) {
         if (pass(engine) || engine->order.ready_count > 0) {
             idle_passes = 0;
             look_at_events(engine, engine->order.now_ns);
@@ -121,9 +113,9 @@ void engine_loop_run(struct engine *engine)
             idle_ns = now_ns;
         if (look_at_events(engine, now_ns))
             continue;
-        if (now_ns - idle_ns < ENGINE_SPIN_NS)
+        if (now_ns - idle_ns < SPIN_NS)
             sched_yield();
-        else if (!engine_sessions_ready_memory(engine))
+        else if (!engine_sessions_ready_memory(&engine->sessions))
             block(engine);
     }
 }

@@ -14,7 +14,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define LINK_FD 3
+#define LINK_FD  3
+#define START_NS (5 * HVI_NS_SEC) /* for the first message of hvdd */
 
 static int usage(int exit_code)
 {
@@ -53,7 +54,7 @@ static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *sta
 {
     struct hvi_packet_msg msg;
     char why[256];
-    int status = hvi_packet_receive(LINK_FD, packet, hvi_deadline_after(ENGINE_START_NS));
+    int status = hvi_packet_receive(LINK_FD, packet, hvi_deadline_after(START_NS));
 
     if (status != HVI_OK)
         return status;

@@ -26,8 +26,9 @@ MAY_INCLUDE = {
     "daemon/engine/stats": ("base", "shm/express.h", "proto/wire.h", "daemon/engine/order"),
     "daemon/engine/slots": ("base", "reduce", "shm", "daemon/engine/exec", "daemon/engine/order",
                             "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
-    # Not yet: these still reach the whole engine.
-    "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine"),
+    "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine/slots", "daemon/engine/exec", "daemon/engine/order",
+                               "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
+    # Not yet: this still reaches the whole engine.
     "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine"),
     "daemon/gpu": ("base", "shm", "proto"),
     "tools/common": ("base", "proto"),
@@ -119,6 +120,9 @@ CASES = [
     _case("daemon/engine/slots/y.c", '"daemon/engine/exec/x.h"'),
     _case("daemon/engine/slots/y.c", '"daemon/engine/e.h"', True),
     _case("daemon/engine/slots/y.c", '"daemon/engine/sessions/s.h"', True),
+    _case("daemon/engine/sessions/y.c", '"daemon/engine/slots/l.h"'),
+    _case("daemon/engine/sessions/y.c", '"daemon/engine/e.h"', True),
+    _case("daemon/engine/sessions/y.c", '"daemon/engine/watch/w.h"', True),
     _case("daemon/engine/memory/y.c", '"daemon/engine/order/o.h"', True),
     _case("daemon/engine/stats/y.c", '"daemon/engine/exec/x.h"', True),
     _case("daemon/gpu/x.h", '"daemon/engine/e.h"', True),

@@ -10,8 +10,8 @@
 
 #include "base/assert.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
 #include "daemon/engine/order/sizes.h"
+#include "daemon/engine/stats/stats.h"
 #include "shm/bell.h"
 
 #include <stdio.h>
@@ -46,7 +46,7 @@ void engine_request_free(struct engine_request *request)
         request->express.out->users--;
     if (request->aux)
         request->aux->users--;
-    part_fini(&session->engine->order.tensors, part);
+    part_fini(&session->sessions->order->tensors, part);
     free(request->owed_text);
     request->owed_text = NULL;
     request->next = session->free_requests;
@@ -77,12 +77,12 @@ static void write_text(struct engine_session *session, const char *text,
 static bool push(struct engine_session *session, struct hvi_completion *completion,
                  const char *text)
 {
-    struct engine *engine = session->engine;
+    struct engine_sessions *sessions = session->sessions;
     struct hvi_ring *ring = &session->channel.cq;
 
     if (session->cq_free == 0 && hvi_ring_space(ring, &session->cq_free) != HVI_OK) {
         session->doom = "an impossible index in its completion ring";
-        engine->doomed = true;
+        sessions->doomed = true;
         return false;
     }
     if (session->cq_free == 0)
@@ -94,8 +94,8 @@ static bool push(struct engine_session *session, struct hvi_completion *completi
     session->cq_free--;
     if (!session->bell_due) {
         session->bell_due = true;
-        session->bell_next = engine->bells;
-        engine->bells = session;
+        session->bell_next = sessions->bells;
+        sessions->bells = session;
     }
     return true;
 }
@@ -117,7 +117,7 @@ static void owe(struct engine_request *request, const struct hvi_completion *com
     else
         session->owed_first = request;
     session->owed_last = request;
-    session->engine->owed++;
+    session->sessions->owed++;
 }
 
 /* What is owed already goes first, so that completions keep their order. */
@@ -142,14 +142,14 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
         .text_cell = HVI_TEXT_NONE,
         .bytes = good ? part->out_bytes : 0,
         .rows = good ? part->rows : 0,
-        .done_ns = session->engine->order.now_ns,
+        .done_ns = session->sessions->order->now_ns,
         .culprit = culprit,
         .ticket = good ? request->express.ticket : 0,
     };
 
     HVI_ASSERT(status <= 0);
-    engine_express_fold_trace(&session->engine->express, part->rank);
-    engine_trace_part(&session->engine->stats, part, status, completion.done_ns);
+    engine_express_fold_trace(session->sessions->express, part->rank);
+    engine_trace_part(session->sessions->stats, part, status, completion.done_ns);
     if (completion.ticket != 0)
         completion.text_turn = request->express.ticket_turn;
     part->op = NULL;
@@ -170,7 +170,7 @@ void engine_complete_sized(struct engine_part *part)
         .text_cell = HVI_TEXT_NONE,
         .bytes = part->out_bytes,
         .rows = part->rows,
-        .done_ns = request->session->engine->order.now_ns,
+        .done_ns = request->session->sessions->order->now_ns,
         .culprit = -1,
     };
 
@@ -202,7 +202,7 @@ static void pay(struct engine_session *session)
         session->owed_first = request->next;
         if (!session->owed_first)
             session->owed_last = NULL;
-        session->engine->owed--;
+        session->sessions->owed--;
         request->owed = false;
         if (request->completion.kind == HVI_COMPLETE_DONE)
             engine_request_free(request);
@@ -210,10 +210,10 @@ static void pay(struct engine_session *session)
     }
 }
 
-void engine_complete_owed(struct engine *engine)
+void engine_complete_owed(struct engine_sessions *sessions)
 {
-    for (int32_t rank = 0; rank < engine->start.size && engine->owed > 0; rank++) {
-        struct engine_session *session = engine->ranks[rank].session;
+    for (int32_t rank = 0; rank < sessions->start->size && sessions->owed > 0; rank++) {
+        struct engine_session *session = sessions->ranks[rank].session;
         if (session && !session->over)
             pay(session);
     }
@@ -238,11 +238,11 @@ static void ring_client(struct engine_session *session)
     engine_complete_ring_event(session);
 }
 
-void engine_complete_ring(struct engine *engine)
+void engine_complete_ring(struct engine_sessions *sessions)
 {
-    while (engine->bells) {
-        struct engine_session *session = engine->bells;
-        engine->bells = session->bell_next;
+    while (sessions->bells) {
+        struct engine_session *session = sessions->bells;
+        sessions->bells = session->bell_next;
         session->bell_due = false;
         if (!session->over)
             ring_client(session);

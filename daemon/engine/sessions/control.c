@@ -5,10 +5,8 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/peer.h"
-#include "daemon/engine/watch/timeline.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,19 +24,28 @@ static void ack(struct engine_session *session, int socket_fd, uint64_t request,
     snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
     /* A client that is gone does not matter; one that does not read gives up by its own deadline.
      */
-    int sent = engine_send(session->engine, socket_fd, &msg, NULL, 0);
+    int sent = engine_sessions_send(session->sessions, socket_fd, &msg, NULL, 0);
     if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "control", "ack-lost", hvi_status_text(sent), "rank=%d",
                 session->rank);
 }
 
+void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
+                           int status, const char *text)
+{
+    struct engine_session *session = sessions->ranks[asker->rank].session;
+
+    if (session && session->id == asker->session)
+        ack(session, session->socket_fd, asker->request, status, text);
+}
+
 /* Of one kind. */
-static uint64_t job_region_bytes(const struct engine *engine, bool lasting)
+static uint64_t job_region_bytes(const struct engine_sessions *sessions, bool lasting)
 {
     uint64_t bytes = 0;
 
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        const struct engine_session *session = engine->ranks[rank].session;
+    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
+        const struct engine_session *session = sessions->ranks[rank].session;
         if (session)
             bytes += lasting ? session->regions.lasting_bytes : session->regions.bytes;
     }
@@ -48,8 +55,8 @@ static uint64_t job_region_bytes(const struct engine *engine, bool lasting)
 static int check_region(const struct engine_session *session, const struct hvi_region_add *add,
                         char *text_p, size_t text_size)
 {
-    const struct hvi_engine_start *start = &session->engine->start;
-    uint64_t used = job_region_bytes(session->engine, add->lasting);
+    const struct hvi_engine_start *start = session->sessions->start;
+    uint64_t used = job_region_bytes(session->sessions, add->lasting);
 
     if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
         add->region == HVI_REGION_FOREIGN || engine_regions_find(&session->regions, add->region)) {
@@ -75,7 +82,7 @@ static int check_region(const struct engine_session *session, const struct hvi_r
 
 static void add_region(struct engine_session *session, const struct hvi_region_add *add)
 {
-    struct hvi_packet *packet = &session->engine->packet;
+    struct hvi_packet *packet = &session->sessions->packet;
     char text[HVI_TEXT_MAX + 1];
 
     if (packet->fd_count != 1) {
@@ -86,7 +93,7 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
     int status = check_region(session, add, text, sizeof text);
     if (status == HVI_OK) {
         status = engine_regions_add(&session->regions, add, packet->fds[0]);
-        session->engine->fresh_regions = true;
+        session->sessions->fresh_regions = true;
         if (status == HVI_OK)
             hvi_packet_take_fd(packet, 0); /* the region's, and closed by now */
         else
@@ -97,8 +104,8 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
     }
     if (status != HVI_OK)
         HVI_LOG(HVI_LOG_WARN, "control", "region-refused", text, "job=%s rank=%d pid=%d bytes=%llu",
-                session->engine->start.job, session->rank,
-                (int)session->engine->ranks[session->rank].pid, (unsigned long long)add->bytes);
+                session->sessions->start->job, session->rank,
+                (int)session->sessions->ranks[session->rank].pid, (unsigned long long)add->bytes);
     ack(session, session->socket_fd, add->request, status, text);
 }
 
@@ -125,14 +132,15 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
 {
     char text[128];
 
-    engine_intake_drain_all(session->engine); /* nobody's finished op shall fail because we leave */
+    engine_intake_drain_all(
+        session->sessions); /* nobody's finished op shall fail because we leave */
     if (session->over)
         return;
     session->farewell_fd = session->socket_fd;
     session->farewell_request = detach->request;
     session->socket_fd = -1; /* the end of the session would close it */
     snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
-             (int)session->engine->ranks[session->rank].pid);
+             (int)session->sessions->ranks[session->rank].pid);
     engine_session_end(session, ENGINE_RANK_LEFT, text);
 }
 
@@ -147,27 +155,28 @@ void engine_control_farewell(struct engine_session *session)
 
 static void start_timeline(struct engine_session *session, const struct hvi_timeline_start *start)
 {
-    const struct engine_timeline_asker asker = {session->rank, session->id, start->request};
-    int fd = hvi_packet_take_fd(&session->engine->packet, 0);
+    const struct engine_asker asker = {session->rank, session->id, start->request};
+    int fd = hvi_packet_take_fd(&session->sessions->packet, 0);
 
     if (fd < 0)
         engine_session_violation(session, "a TimelineStart without its descriptor");
     else
-        engine_timeline_start(session->engine, &asker, fd, start->path, start->mark_cycles);
+        session->sessions->calls->timeline_start(session->sessions->user, &asker, fd, start->path,
+                                                 start->mark_cycles);
 }
 
 static void stop_timeline(struct engine_session *session, const struct hvi_timeline_stop *stop)
 {
-    const struct engine_timeline_asker asker = {session->rank, session->id, stop->request};
+    const struct engine_asker asker = {session->rank, session->id, stop->request};
 
-    engine_intake_drain_all(session->engine);
-    engine_timeline_stop(session->engine, &asker);
+    engine_intake_drain_all(session->sessions);
+    session->sessions->calls->timeline_stop(session->sessions->user, &asker);
 }
 
 static void serve(struct engine_session *session, const struct hvi_packet_msg *msg)
 {
     if (msg->kind != HVI_PACKET_REGION_ADD && msg->kind != HVI_PACKET_TIMELINE_START &&
-        session->engine->packet.fd_count > 0) {
+        session->sessions->packet.fd_count > 0) {
         engine_session_violation(session, "descriptors that nobody asked for");
         return;
     }
@@ -197,7 +206,7 @@ static void serve(struct engine_session *session, const struct hvi_packet_msg *m
 
 static void handle(struct engine_session *session)
 {
-    struct hvi_packet *packet = &session->engine->packet;
+    struct hvi_packet *packet = &session->sessions->packet;
     struct hvi_packet_msg msg;
     char why[256], reason[320];
 
@@ -217,7 +226,7 @@ static void handle(struct engine_session *session)
 
 bool engine_control_read(struct engine_session *session)
 {
-    struct hvi_packet *packet = &session->engine->packet;
+    struct hvi_packet *packet = &session->sessions->packet;
 
     for (int i = 0; i < MESSAGES_AT_ONCE && !session->over; i++) {
         int status = hvi_packet_receive(session->socket_fd, packet, 0);

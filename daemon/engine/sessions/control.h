@@ -3,10 +3,13 @@
 #ifndef ENGINE_SESSIONS_CONTROL_H
 #define ENGINE_SESSIONS_CONTROL_H
 
-#include "daemon/engine/sessions/session.h"
+#include "daemon/engine/sessions/sessions.h"
 
 /* Serves the client's socket. False at its end of file. The session may have ended afterwards. */
 bool engine_control_read(struct engine_session *session);
+/* Sends an Ack to the rank that asked, unless its session is over. */
+void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
+                           int status, const char *text);
 /* Answers the Detach of a session that is being freed, if there was one. */
 void engine_control_farewell(struct engine_session *session);
 

@@ -13,7 +13,6 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "daemon/engine/engine.h"
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
@@ -381,7 +380,7 @@ static struct engine_request *request_take(struct engine_session *session, uint6
 static void fill_part(struct engine_part *part, const struct engine_session *session,
                       const struct hvi_submission *copy)
 {
-    uint64_t now_ns = session->engine->order.now_ns;
+    uint64_t now_ns = session->sessions->order->now_ns;
 
     part->next = NULL;
     part->op = NULL;
@@ -450,7 +449,7 @@ static struct engine_request *request_new(struct engine_session *session,
 static int define_tensor(struct engine_session *session, const struct hvi_submission *copy,
                          uint64_t set)
 {
-    struct engine_tensors *tensors = &session->engine->order.tensors;
+    struct engine_tensors *tensors = &session->sessions->order->tensors;
     char name[HVI_NAME_MAX + 1];
 
     if (!hvi_channel_read_name(&session->channel, copy->name_offset, copy->name_bytes, name) ||
@@ -468,7 +467,7 @@ static int define_tensor(struct engine_session *session, const struct hvi_submis
 /* The id was defined in another set: the name is the same, the tensor is not. */
 static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t set)
 {
-    struct engine_tensors *tensors = &session->engine->order.tensors;
+    struct engine_tensors *tensors = &session->sessions->order->tensors;
     struct engine_tensor *old = session->tensors[id];
 
     if (old->set == set)
@@ -494,7 +493,8 @@ static int bind_tensor(struct engine_request *request)
         uint64_t number = copy->anon_seq;
         if (engine_partial_is(kind))
             number = engine_partial_number(part, &kind);
-        part->tensor = engine_tensor_get_anon(&session->engine->order.tensors, set, kind, number);
+        part->tensor =
+            engine_tensor_get_anon(&session->sessions->order->tensors, set, kind, number);
         return part->tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
     }
     int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy, set)
@@ -546,14 +546,14 @@ static void take_output(struct engine_request *request, const struct hvi_submiss
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;
-    engine_negotiate_output(&request->session->engine->order, part);
+    engine_negotiate_output(request->session->sessions->order, part);
 }
 
 static void take_cancel(struct engine_session *session, uint64_t cookie)
 {
     char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
-    engine_express_seize_op(&session->engine->express, session->rank, cookie);
+    engine_express_seize_op(session->sessions->express, session->rank, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
     struct engine_part *part = request ? &request->express.share.part : NULL;
     if (!part || !part->op || session->over)
@@ -561,7 +561,7 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
     engine_tensor_label(part->tensor, label);
     snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
              label, part->rank);
-    engine_negotiate_withdraw(&session->engine->order, part, HVI_ERR_CANCELLED, text);
+    engine_negotiate_withdraw(session->sessions->order, part, HVI_ERR_CANCELLED, text);
 }
 
 /* Remembers that a group has begun or is whole. */
@@ -585,7 +585,7 @@ static void refuse(struct engine_request *request, int status, const char *text,
     if (status == HVI_ERR_NO_MEMORY)
         text = "the engine is out of memory";
     if (request->express.share.part.copy.group != 0)
-        engine_group_refuse(&session->engine->order, &session->grouped, status, text, culprit);
+        engine_group_refuse(session->sessions->order, &session->grouped, status, text, culprit);
     engine_complete_part(&request->express.share.part, status, text, culprit);
 }
 
@@ -613,7 +613,7 @@ static int prepare(struct engine_request *request, char *text_p, size_t text_siz
 static void negotiate(struct engine_request *request)
 {
     struct engine_session *session = request->session;
-    struct engine_order *order = &session->engine->order;
+    struct engine_order *order = session->sessions->order;
     struct engine_part *part = &request->express.share.part;
     int status;
 
@@ -635,7 +635,7 @@ static void negotiate_group(struct engine_request *request)
 {
     struct engine_session *session = request->session;
 
-    if (engine_group_take(&session->engine->order, &session->grouped,
+    if (engine_group_take(session->sessions->order, &session->grouped,
                           &request->express.share.part) != HVI_OK)
         engine_session_violation(session, IN_FLIGHT_TWICE);
 }
@@ -644,7 +644,7 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
                           const struct engine_operands *operands, struct engine_set *set,
                           struct engine_tensor *tensor)
 {
-    struct engine_order *order = &session->engine->order;
+    struct engine_order *order = session->sessions->order;
 
     if (engine_intake_find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
         if (tensor)
@@ -667,19 +667,19 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
 
 /* What lies in express slots comes before this part: the same op, or all of a set that a rank
  * leaves. */
-static void seize_slots(struct engine *engine, const struct engine_part *part)
+static void seize_slots(struct engine_sessions *sessions, const struct engine_part *part)
 {
     if (part->copy.kind == HVI_KIND_JOIN)
-        engine_express_seize_set(&engine->express, part->set);
+        engine_express_seize_set(sessions->express, part->set);
     else
-        engine_express_seize(&engine->express, part);
+        engine_express_seize(sessions->express, part);
 }
 
 /* A valid op: on to the ranks' meeting place, or finished at once. */
 static void take_op(struct engine_session *session, const struct hvi_submission *copy,
                     const struct engine_operands *operands)
 {
-    struct engine_order *order = &session->engine->order;
+    struct engine_order *order = session->sessions->order;
     struct engine_request *request = request_new(session, copy, operands);
     struct engine_set *set = engine_sets_find(&order->sets, copy->process_set);
     char text[HVI_TEXT_MAX + 1];
@@ -688,7 +688,7 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
     request->express.share.part.set = set ? engine_set_get(set) : NULL;
     int status = prepare(request, text, sizeof text);
     if (status == HVI_OK && !session->over)
-        seize_slots(session->engine, &request->express.share.part);
+        seize_slots(session->sessions, &request->express.share.part);
     if (session->over)
         engine_request_free(request);
     else if (status != HVI_OK)
@@ -701,9 +701,9 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
         negotiate(request);
 }
 
-static uint32_t set_size(const struct engine *engine, uint32_t id)
+static uint32_t set_size(const struct engine_sessions *sessions, uint32_t id)
 {
-    const struct engine_set *set = engine_sets_find(&engine->order.sets, id);
+    const struct engine_set *set = engine_sets_find(&sessions->order->sets, id);
 
     return set ? set->size : 0;
 }
@@ -720,8 +720,8 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
         .next_seq = due_seq,
         .in_flight = session->in_flight,
         .rank = session->rank,
-        .size = session->engine->start.size,
-        .set_size = set_size(session->engine, copy->process_set),
+        .size = session->sessions->start->size,
+        .set_size = set_size(session->sessions, copy->process_set),
         .group = session->group,
         .group_size = session->group_size,
         .group_next = session->group_next,
@@ -767,7 +767,7 @@ bool engine_intake_drain(struct engine_session *session)
     }
     if (count == 0)
         return false;
-    session->engine->order.now_ns = hvi_clock_ns();
+    session->sessions->order->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < count; i++) {
         hvi_ring_copy(&session->channel.sq, i, &copy);
         if (!take(session, &copy, session->next_seq))
@@ -778,12 +778,12 @@ bool engine_intake_drain(struct engine_session *session)
     return true;
 }
 
-bool engine_intake_drain_all(struct engine *engine)
+bool engine_intake_drain_all(struct engine_sessions *sessions)
 {
     bool found = false;
 
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_session *session = engine->ranks[rank].session;
+    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
+        struct engine_session *session = sessions->ranks[rank].session;
         if (session)
             found = engine_intake_drain(session) || found;
     }

@@ -10,9 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct engine;
 struct engine_request;
 struct engine_session;
+struct engine_sessions;
 struct engine_set;
 struct engine_tensor;
 
@@ -46,7 +46,7 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
  * may have ended. */
 bool engine_intake_drain(struct engine_session *session);
 /* Drains every attached session, whatever the bell says. */
-bool engine_intake_drain_all(struct engine *engine);
+bool engine_intake_drain_all(struct engine_sessions *sessions);
 struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie);
 /* Takes one submission as if it had come through the ring, whatever its .seq says. `copy` is private
  * memory. The session may have ended. */

@@ -15,13 +15,15 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/event/event.h"
 #include "daemon/engine/sessions/control.h"
 
 #include <stdio.h>
 #include <sys/epoll.h>
 
-#define WATCHED_AT_ONCE 16 /* ranks; one look costs some 15 us */
+#define WATCHED_AT_ONCE 16               /* ranks; one look costs some 15 us */
+#define LINGER_NS       (2 * HVI_NS_SEC) /* with nobody attached, while some may still come */
+#define FATE_STEP_NS    (1 * HVI_NS_MS)
 
 static int on_socket(sd_event_source *source, int fd, uint32_t events, void *user)
 {
@@ -49,7 +51,7 @@ static int on_ask(sd_event_source *source, uint64_t usec, void *user)
 
 int engine_liveness_open(struct engine_session *session)
 {
-    sd_event *event = session->engine->event;
+    sd_event *event = session->sessions->event;
 
     if (sd_event_add_io(event, &session->socket_source, session->socket_fd, EPOLLIN, on_socket,
                         session) < 0 ||
@@ -74,7 +76,7 @@ static void conclude(struct engine_session *session, struct hvi_fate fate)
 
     hvi_fate_describe(fate, how, sizeof how);
     snprintf(text, sizeof text, "rank %d (pid %d) %s", session->rank,
-             (int)session->engine->ranks[session->rank].pid, how);
+             (int)session->sessions->ranks[session->rank].pid, how);
     engine_session_end(session, ENGINE_RANK_LOST, text);
 }
 
@@ -85,20 +87,20 @@ static bool is_final(struct hvi_fate fate)
 
 static bool ask_later(struct engine_session *session)
 {
-    uint64_t step_us = ENGINE_FATE_STEP_NS / 1000;
+    uint64_t step_us = FATE_STEP_NS / 1000;
 
     if (hvi_clock_ns() - session->dying_ns >= ENGINE_FATE_NS)
         return false;
     if (session->fate_source)
         return sd_event_source_set_time_relative(session->fate_source, step_us) >= 0 &&
                sd_event_source_set_enabled(session->fate_source, SD_EVENT_ONESHOT) >= 0;
-    return sd_event_add_time_relative(session->engine->event, &session->fate_source,
+    return sd_event_add_time_relative(session->sessions->event, &session->fate_source,
                                       CLOCK_MONOTONIC, step_us, 1, on_ask, session) >= 0;
 }
 
 void engine_liveness_ask(struct engine_session *session)
 {
-    const struct engine_rank *slot = &session->engine->ranks[session->rank];
+    const struct engine_rank *slot = &session->sessions->ranks[session->rank];
     struct hvi_fate fate = slot->fate_told ? slot->fate : hvi_fate_look(slot->pid, session->pid_fd);
     struct hvi_fate ending;
 
@@ -114,8 +116,8 @@ void engine_liveness_ask(struct engine_session *session)
 
 static void watch(struct engine_session *session)
 {
-    struct engine *engine = session->engine;
-    struct engine_rank *slot = &engine->ranks[session->rank];
+    struct engine_sessions *sessions = session->sessions;
+    struct engine_rank *slot = &sessions->ranks[session->rank];
     struct hvi_fate fate;
 
     if (slot->state != ENGINE_RANK_ATTACHED ||
@@ -132,27 +134,27 @@ static void watch(struct engine_session *session)
     engine_session_dying(session);
 }
 
-void engine_liveness_watch(struct engine *engine)
+void engine_liveness_watch(struct engine_sessions *sessions)
 {
-    int32_t size = engine->start.size;
+    int32_t size = sessions->start->size;
     int32_t count = size < WATCHED_AT_ONCE ? size : WATCHED_AT_ONCE;
 
-    bool waits = engine->order.waiting_first &&
-                 hvi_clock_ns() - engine->order.waiting_first->first_ns >= ENGINE_WATCH_NS;
-    if (!waits && !engine->express.soon) /* ranks may hold units there */
+    bool waits = sessions->order->waiting_first &&
+                 hvi_clock_ns() - sessions->order->waiting_first->first_ns >= ENGINE_WATCH_NS;
+    if (!waits && !sessions->express->soon) /* ranks may hold units there */
         return;
     for (int32_t i = 0; i < count; i++) {
-        engine->watch_next = (engine->watch_next + 1) % size;
-        if (engine->ranks[engine->watch_next].session)
-            watch(engine->ranks[engine->watch_next].session);
+        sessions->watch_next = (sessions->watch_next + 1) % size;
+        if (sessions->ranks[sessions->watch_next].session)
+            watch(sessions->ranks[sessions->watch_next].session);
     }
 }
 
-void engine_liveness_told(struct engine *engine, const struct hvi_engine_fate *told)
+void engine_liveness_told(struct engine_sessions *sessions, const struct hvi_engine_fate *told)
 {
-    if (told->rank < 0 || told->rank >= engine->start.size)
+    if (told->rank < 0 || told->rank >= sessions->start->size)
         return;
-    struct engine_rank *slot = &engine->ranks[told->rank];
+    struct engine_rank *slot = &sessions->ranks[told->rank];
     if (slot->pid != told->pid)
         return;
     slot->fate_told = true;
@@ -166,29 +168,29 @@ void engine_liveness_told(struct engine *engine, const struct hvi_engine_fate *t
 
 static int on_linger(sd_event_source *source, uint64_t usec, void *user)
 {
-    struct engine *engine = user;
+    struct engine_sessions *sessions = user;
 
     (void)source, (void)usec;
     HVI_LOG(HVI_LOG_INFO, "liveness", "nobody-came", "nobody is attached any more",
-            "job=%s generation=%llu", engine->start.job,
-            (unsigned long long)engine->start.generation);
-    engine->stopping = true;
+            "job=%s generation=%llu", sessions->start->job,
+            (unsigned long long)sessions->start->generation);
+    sessions->stopping = true;
     return 0;
 }
 
-void engine_liveness_check_empty(struct engine *engine)
+void engine_liveness_check_empty(struct engine_sessions *sessions)
 {
-    if (engine->attached > 0) {
-        engine->linger_source = sd_event_source_disable_unref(engine->linger_source);
+    if (sessions->attached > 0) {
+        sessions->linger_source = sd_event_source_disable_unref(sessions->linger_source);
         return;
     }
-    if (engine->come == engine->start.size || engine->link_fd < 0) {
-        engine->stopping = true;
+    if (sessions->come == sessions->start->size || sessions->alone) {
+        sessions->stopping = true;
         return;
     }
-    uint64_t linger_ns = engine->start.linger_ns ? engine->start.linger_ns : ENGINE_LINGER_NS;
-    if (!engine->linger_source &&
-        sd_event_add_time_relative(engine->event, &engine->linger_source, CLOCK_MONOTONIC,
-                                   linger_ns / 1000, 1, on_linger, engine) < 0)
-        engine->stopping = true;
+    uint64_t linger_ns = sessions->start->linger_ns ? sessions->start->linger_ns : LINGER_NS;
+    if (!sessions->linger_source &&
+        sd_event_add_time_relative(sessions->event, &sessions->linger_source, CLOCK_MONOTONIC,
+                                   linger_ns / 1000, 1, on_linger, sessions) < 0)
+        sessions->stopping = true;
 }

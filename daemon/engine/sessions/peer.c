@@ -6,7 +6,6 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
 
 static int answer(const struct engine_session *asker, int32_t rank, uint32_t region, uint64_t bytes,
                   int fd)
@@ -14,17 +13,17 @@ static int answer(const struct engine_session *asker, int32_t rank, uint32_t reg
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_PEER_REGION};
 
     msg.peer_region = (struct hvi_peer_region){.rank = rank, .region = region, .bytes = bytes};
-    return engine_send(asker->engine, asker->socket_fd, &msg, &fd, fd >= 0 ? 1 : 0);
+    return engine_sessions_send(asker->sessions, asker->socket_fd, &msg, &fd, fd >= 0 ? 1 : 0);
 }
 
 void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask *ask)
 {
-    struct engine *engine = session->engine;
+    struct engine_sessions *sessions = session->sessions;
     const struct engine_session *owner =
-        ask->rank < engine->start.size ? engine->ranks[ask->rank].session : NULL;
+        ask->rank < sessions->start->size ? sessions->ranks[ask->rank].session : NULL;
     struct engine_region *region =
         owner && !owner->over ? engine_regions_find(&owner->regions, ask->region) : NULL;
-    bool there = !engine->express.apart && region && region->map.fd >= 0 &&
+    bool there = !sessions->express->apart && region && region->map.fd >= 0 &&
                  session->rank < (int32_t)HVI_EXPRESS_RANKS;
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);
@@ -39,10 +38,10 @@ void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask 
 /* Whoever does not read its socket keeps the pages until its session ends. */
 void engine_peer_forget(const struct engine_session *owner, const struct engine_region *region)
 {
-    const struct engine *engine = owner->engine;
+    const struct engine_sessions *sessions = owner->sessions;
 
-    for (int32_t rank = 0; region->shown != 0 && rank < engine->start.size; rank++) {
-        const struct engine_session *peer = engine->ranks[rank].session;
+    for (int32_t rank = 0; region->shown != 0 && rank < sessions->start->size; rank++) {
+        const struct engine_session *peer = sessions->ranks[rank].session;
         if ((region->shown >> rank & 1u) != 0 && peer && !peer->over)
             answer(peer, owner->rank, region->id, 0, -1);
     }

@@ -3,7 +3,7 @@
 #ifndef ENGINE_SESSIONS_PEER_H
 #define ENGINE_SESSIONS_PEER_H
 
-#include "daemon/engine/sessions/session.h"
+#include "daemon/engine/sessions/sessions.h"
 
 /* A rank asks for a peer's region. */
 void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask *ask);

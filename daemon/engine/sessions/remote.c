@@ -12,7 +12,7 @@
 #include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/exec/task.h"
 #include "daemon/engine/sessions/control.h"
 
 #include <errno.h>
@@ -25,7 +25,7 @@
 
 void engine_remote_offer(struct engine_session *session)
 {
-    pid_t pid = session->engine->ranks[session->rank].pid;
+    pid_t pid = session->sessions->ranks[session->rank].pid;
     char byte;
     struct iovec ours = {.iov_base = &byte, .iov_len = 1};
     struct iovec theirs = {.iov_base = (void *)NOWHERE, .iov_len = 1};
@@ -43,41 +43,41 @@ void engine_remote_offer(struct engine_session *session)
 
 /* ---- faults ---- */
 
-static bool is_settled(const struct engine *engine, int32_t rank)
+static bool is_settled(const struct engine_sessions *sessions, int32_t rank)
 {
-    return engine->ranks[rank].state >= ENGINE_RANK_LEFT;
+    return sessions->ranks[rank].state >= ENGINE_RANK_LEFT;
 }
 
-void engine_remote_settle(struct engine *engine)
+void engine_remote_settle(struct engine_sessions *sessions)
 {
-    struct engine_op **link = &engine->bereaved;
+    struct engine_op **link = &sessions->bereaved;
 
     while (*link) {
         struct engine_op *op = *link;
         int32_t rank = engine_task_of(op)->lost_rank;
-        const struct engine_rank *slot = &engine->ranks[rank];
-        if (!is_settled(engine, rank)) {
+        const struct engine_rank *slot = &sessions->ranks[rank];
+        if (!is_settled(sessions, rank)) {
             link = &op->next;
             continue;
         }
         *link = op->next;
-        engine_op_done(&engine->order, op,
+        engine_op_done(sessions->order, op,
                        slot->state == ENGINE_RANK_LEFT ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST,
                        slot->text, rank);
     }
 }
 
 /* The process is gone, or about to be. What it said before counts: a Detach, for one. */
-static void bereave(struct engine *engine, struct engine_op *op, int32_t rank)
+static void bereave(struct engine_sessions *sessions, struct engine_op *op, int32_t rank)
 {
     engine_task_of(op)->lost_rank = rank;
-    op->next = engine->bereaved;
-    engine->bereaved = op;
-    if (!is_settled(engine, rank))
-        engine_control_read(engine->ranks[rank].session);
-    if (!is_settled(engine, rank))
-        engine_session_dying(engine->ranks[rank].session);
-    engine_remote_settle(engine);
+    op->next = sessions->bereaved;
+    sessions->bereaved = op;
+    if (!is_settled(sessions, rank))
+        engine_control_read(sessions->ranks[rank].session);
+    if (!is_settled(sessions, rank))
+        engine_session_dying(sessions->ranks[rank].session);
+    engine_remote_settle(sessions);
 }
 
 static bool is_gone(struct engine_rank *slot, const struct engine_session *session, int error)
@@ -94,15 +94,15 @@ static bool is_gone(struct engine_rank *slot, const struct engine_session *sessi
     return true;
 }
 
-void engine_remote_failed(struct engine *engine, struct engine_op *op, int status,
+void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op, int status,
                           const struct engine_fault *fault)
 {
     const struct engine_session *session = engine_request_of(op->parts[fault->rank])->session;
-    struct engine_rank *slot = &engine->ranks[session->rank];
+    struct engine_rank *slot = &sessions->ranks[session->rank];
     char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL];
 
     if (is_gone(slot, session, fault->error)) {
-        bereave(engine, op, session->rank);
+        bereave(sessions, op, session->rank);
         return;
     }
     engine_tensor_label(op->tensor, label);
@@ -112,7 +112,7 @@ void engine_remote_failed(struct engine *engine, struct engine_op *op, int statu
              hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", session->rank,
              (int)slot->pid, fault->writing ? "written" : "read", fault->address,
              strerror(fault->error));
-    HVI_LOG(HVI_LOG_WARN, "foreign", "memory-gone", text, "job=%s rank=%d", engine->start.job,
+    HVI_LOG(HVI_LOG_WARN, "foreign", "memory-gone", text, "job=%s rank=%d", sessions->start->job,
             session->rank);
-    engine_op_done(&engine->order, op, status, text, session->rank);
+    engine_op_done(sessions->order, op, status, text, session->rank);
 }

@@ -9,7 +9,7 @@
  *
  * The first rank that goes decides the rest of the generation: what waits fails, what comes fails,
  * with its sentence. */
-#include "daemon/engine/sessions/session.h"
+#include "daemon/engine/sessions/sessions.h"
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -17,7 +17,8 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/event/event.h"
+#include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/control.h"
@@ -25,6 +26,7 @@
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/sessions/peer.h"
 #include "daemon/engine/sessions/remote.h"
+#include "daemon/engine/stats/stats.h"
 #include "shm/bell.h"
 
 #include <errno.h>
@@ -58,23 +60,52 @@ bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to)
     return (next[from] >> to & 1u) != 0;
 }
 
-static void set_state(struct engine *engine, int32_t rank, enum engine_rank_state state,
+static void set_state(struct engine_sessions *sessions, int32_t rank, enum engine_rank_state state,
                       const char *cause)
 {
-    struct engine_rank *slot = &engine->ranks[rank];
+    struct engine_rank *slot = &sessions->ranks[rank];
 
     HVI_ASSERT(engine_rank_edge(slot->state, state));
     HVI_LOG(HVI_LOG_DEBUG, "session", "rank-state", cause, "job=%s rank=%d pid=%d %s -> %s",
-            engine->start.job, rank, (int)slot->pid, state_texts[slot->state], state_texts[state]);
+            sessions->start->job, rank, (int)slot->pid, state_texts[slot->state],
+            state_texts[state]);
     if (slot->state == ENGINE_RANK_ABSENT)
-        engine->come++;
+        sessions->come++;
     if (state == ENGINE_RANK_ATTACHED)
-        engine->attached++;
+        sessions->attached++;
     else if (slot->state != ENGINE_RANK_ABSENT && state != ENGINE_RANK_DYING)
-        engine->attached--;
+        sessions->attached--;
     slot->state = state;
     if (state >= ENGINE_RANK_LEFT)
         snprintf(slot->text, sizeof slot->text, "%s", cause);
+}
+
+/* ---- the whole ---- */
+
+int engine_sessions_init(struct engine_sessions *sessions)
+{
+    sessions->ranks = calloc((size_t)sessions->start->size, sizeof *sessions->ranks);
+    return sessions->ranks ? HVI_OK : HVI_ERR_NO_MEMORY;
+}
+
+void engine_sessions_fini(struct engine_sessions *sessions)
+{
+    HVI_ASSERT(!sessions->gone);
+    sessions->linger_source = sd_event_source_disable_unref(sessions->linger_source);
+    free(sessions->ranks);
+    sessions->ranks = NULL;
+}
+
+int engine_sessions_send(struct engine_sessions *sessions, int socket_fd,
+                         const struct hvi_packet_msg *msg, const int *fds, uint32_t fd_count)
+{
+    size_t length = 0;
+    int status =
+        hvi_packet_msg_encode(msg, sessions->send_bytes, sizeof sessions->send_bytes, &length);
+
+    if (status != HVI_OK)
+        return status;
+    return hvi_packet_send(socket_fd, sessions->send_bytes, length, fds, fd_count, 0);
 }
 
 /* ---- what the others learn ---- */
@@ -90,56 +121,57 @@ static void notify(struct engine_session *session, int status, const char *text,
     msg.notice.pid = pid;
     msg.notice.session_ended = ended;
     /* A client that does not read its socket gets the same from its ops. */
-    int sent = engine_send(session->engine, session->socket_fd, &msg, NULL, 0);
+    int sent = engine_sessions_send(session->sessions, session->socket_fd, &msg, NULL, 0);
     if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "session", "notice-lost", hvi_status_text(sent), "rank=%d pid=%d",
-                session->rank, (int)session->engine->ranks[session->rank].pid);
+                session->rank, (int)session->sessions->ranks[session->rank].pid);
 }
 
-static void notify_others(struct engine *engine, int status, const char *text, int32_t rank)
+static void notify_others(struct engine_sessions *sessions, int status, const char *text,
+                          int32_t rank)
 {
-    for (int32_t i = 0; i < engine->start.size; i++) {
-        struct engine_session *session = engine->ranks[i].session;
+    for (int32_t i = 0; i < sessions->start->size; i++) {
+        struct engine_session *session = sessions->ranks[i].session;
         if (session && !session->over && i != rank)
-            notify(session, status, text, rank, engine->ranks[rank].pid, false);
+            notify(session, status, text, rank, sessions->ranks[rank].pid, false);
     }
 }
 
-static void log_gone(struct engine *engine, int32_t rank, enum engine_rank_state state,
+static void log_gone(struct engine_sessions *sessions, int32_t rank, enum engine_rank_state state,
                      const char *text)
 {
     HVI_LOG(state == ENGINE_RANK_LEFT ? HVI_LOG_INFO : HVI_LOG_WARN, "session",
             state == ENGINE_RANK_LEFT   ? "rank-left"
             : state == ENGINE_RANK_LOST ? "rank-lost"
                                         : "rank-ended",
-            text, "job=%s generation=%llu rank=%d pid=%d", engine->start.job,
-            (unsigned long long)engine->start.generation, rank, (int)engine->ranks[rank].pid);
+            text, "job=%s generation=%llu rank=%d pid=%d", sessions->start->job,
+            (unsigned long long)sessions->start->generation, rank, (int)sessions->ranks[rank].pid);
 }
 
 /* The rank is gone for good: fails what waits for it and tells everybody. */
-static void lose(struct engine *engine, int32_t rank, enum engine_rank_state state,
+static void lose(struct engine_sessions *sessions, int32_t rank, enum engine_rank_state state,
                  const char *text)
 {
     int status = state == ENGINE_RANK_LEFT ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST;
 
-    set_state(engine, rank, state, text);
-    log_gone(engine, rank, state, text);
-    engine_order_break(&engine->order, status, rank, text);
-    engine->order.now_ns = hvi_clock_ns();
-    engine_express_seize_all(&engine->express);
-    engine_negotiate_fail_all(&engine->order, status, text, rank);
-    engine_remote_settle(engine);
-    engine_complete_ring(engine);
-    notify_others(engine, status, text, rank);
-    engine_link_tell(engine, rank);
-    engine_liveness_check_empty(engine);
+    set_state(sessions, rank, state, text);
+    log_gone(sessions, rank, state, text);
+    engine_order_break(sessions->order, status, rank, text);
+    sessions->order->now_ns = hvi_clock_ns();
+    engine_express_seize_all(sessions->express);
+    engine_negotiate_fail_all(sessions->order, status, text, rank);
+    engine_remote_settle(sessions);
+    engine_complete_ring(sessions);
+    notify_others(sessions, status, text, rank);
+    sessions->calls->tell(sessions->user, rank);
+    engine_liveness_check_empty(sessions);
 }
 
 /* ---- coming ---- */
 
 static void session_free(struct engine_session *session)
 {
-    struct engine_tensors *tensors = &session->engine->order.tensors;
+    struct engine_tensors *tensors = &session->sessions->order->tensors;
 
     engine_control_farewell(session);
     if (session->socket_fd >= 0)
@@ -152,7 +184,7 @@ static void session_free(struct engine_session *session)
         if (session->tensors[i])
             engine_tensor_put(tensors, session->tensors[i]);
     }
-    engine_express_forget(&session->engine->express, session->rank);
+    engine_express_forget(session->sessions->express, session->rank);
     engine_regions_fini(&session->regions);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
@@ -162,15 +194,15 @@ static void session_free(struct engine_session *session)
 }
 
 /* Everything a session needs, or nothing. The descriptors are the session's on success only. */
-static int session_new(struct engine *engine, int32_t rank, uint64_t id, int socket_fd, int pid_fd,
-                       struct engine_session **session_p)
+static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t id, int socket_fd,
+                       int pid_fd, struct engine_session **session_p)
 {
     struct engine_session *session = calloc(1, sizeof *session);
     int status = HVI_ERR_NO_MEMORY;
 
     if (!session)
         return status;
-    session->engine = engine;
+    session->sessions = sessions;
     session->rank = rank;
     session->id = id;
     session->next_seq = 1;
@@ -190,7 +222,7 @@ static int session_new(struct engine *engine, int32_t rank, uint64_t id, int soc
         goto failed;
     session->socket_fd = socket_fd;
     session->pid_fd = pid_fd;
-    session->process.pid = engine->ranks[rank].pid;
+    session->process.pid = sessions->ranks[rank].pid;
     session->process.pid_fd = pid_fd;
     engine_remote_offer(session);
     status = engine_liveness_open(session);
@@ -209,7 +241,7 @@ failed:
     return status;
 }
 
-static int reply(struct engine *engine, int socket_fd, int status, const char *text,
+static int reply(struct engine_sessions *sessions, int socket_fd, int status, const char *text,
                  const struct engine_session *session)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY};
@@ -219,22 +251,22 @@ static int reply(struct engine *engine, int socket_fd, int status, const char *t
     snprintf(msg.attach_reply.text, sizeof msg.attach_reply.text, "%s", text);
     msg.attach_reply.protocol_version = HVI_PROTOCOL_VERSION;
     msg.attach_reply.abi_version = HVI_ABI_VERSION;
-    msg.attach_reply.generation = engine->start.generation;
+    msg.attach_reply.generation = sessions->start->generation;
     msg.attach_reply.engine_pid = getpid();
     if (!session)
-        return engine_send(engine, socket_fd, &msg, NULL, 0);
+        return engine_sessions_send(sessions, socket_fd, &msg, NULL, 0);
     msg.attach_reply.session = session->id;
     fds[0] = session->channel.region.fd;
-    fds[1] = engine->bell_region.fd;
-    fds[2] = engine->engine_fd;
+    fds[1] = sessions->bell_fd;
+    fds[2] = sessions->wake_fd;
     fds[3] = session->event_fd;
-    fds[4] = engine->express.map.region.fd;
-    return engine_send(engine, socket_fd, &msg, fds, engine->express.on ? 5 : 4);
+    fds[4] = sessions->express->map.region.fd;
+    return engine_sessions_send(sessions, socket_fd, &msg, fds, sessions->express->on ? 5 : 4);
 }
 
 /* What hvdd has checked already, and what only the engine knows. */
-static int check_attach(const struct engine *engine, const struct hvi_attach_request *request,
-                        char *text_p, size_t text_size)
+static int check_attach(const struct engine_sessions *sessions,
+                        const struct hvi_attach_request *request, char *text_p, size_t text_size)
 {
     if (request->protocol_version != HVI_PROTOCOL_VERSION ||
         request->abi_version != HVI_ABI_VERSION) {
@@ -243,20 +275,20 @@ static int check_attach(const struct engine *engine, const struct hvi_attach_req
             request->protocol_version, request->abi_version, HVI_PROTOCOL_VERSION, HVI_ABI_VERSION);
         return HVI_ERR_VERSION;
     }
-    if (request->size != engine->start.size) {
-        snprintf(text_p, text_size, "job '%s' has %d ranks, this rank says %d", engine->start.job,
-                 engine->start.size, request->size);
+    if (request->size != sessions->start->size) {
+        snprintf(text_p, text_size, "job '%s' has %d ranks, this rank says %d",
+                 sessions->start->job, sessions->start->size, request->size);
         return HVI_ERR_BAD_SIZE;
     }
-    if (request->rank < 0 || request->rank >= engine->start.size) {
+    if (request->rank < 0 || request->rank >= sessions->start->size) {
         snprintf(text_p, text_size, "there is no rank %d in job '%s' with %d ranks", request->rank,
-                 engine->start.job, engine->start.size);
+                 sessions->start->job, sessions->start->size);
         return HVI_ERR_BAD_RANK;
     }
-    const struct engine_rank *slot = &engine->ranks[request->rank];
+    const struct engine_rank *slot = &sessions->ranks[request->rank];
     if (slot->state != ENGINE_RANK_ABSENT) {
         snprintf(text_p, text_size, "rank %d of job '%s' is taken: pid %d, %s", request->rank,
-                 engine->start.job, (int)slot->pid, state_texts[slot->state]);
+                 sessions->start->job, (int)slot->pid, state_texts[slot->state]);
         return HVI_ERR_DUPLICATE_RANK;
     }
     return HVI_OK;
@@ -270,15 +302,18 @@ static void fill_slot(struct engine_rank *slot, const struct hvi_engine_adopt *a
     snprintf(slot->origin, sizeof slot->origin, "%s", request->origin);
 }
 
-static void take_job_settings(struct engine *engine, const struct hvi_attach_request *request)
+static void take_job_settings(struct engine_sessions *sessions,
+                              const struct hvi_attach_request *request)
 {
-    if (engine->come == 0)
-        hvi_digest_text(request->job_key, engine->key_digest);
-    engine_settings_take(engine, request->rank, request->settings, request->setting_count);
+    if (sessions->come == 0)
+        hvi_digest_text(request->job_key, sessions->key_digest);
+    sessions->calls->settings(sessions->user, request->rank, request->settings,
+                              request->setting_count);
 }
 
 /* The slot was promised to this client by hvdd and cannot be filled any more. */
-static void refuse_promised(struct engine *engine, int32_t rank, int socket_fd, int status)
+static void refuse_promised(struct engine_sessions *sessions, int32_t rank, int socket_fd,
+                            int status)
 {
     char why[160], text[512];
 
@@ -286,58 +321,59 @@ static void refuse_promised(struct engine *engine, int32_t rank, int socket_fd, 
              status == HVI_ERR_LIMIT ? "out of file descriptors: raise LimitNOFILE"
                                      : hvi_status_text(status));
     snprintf(text, sizeof text, "the engine of job '%s' (pid %d) cannot take rank %d: %s",
-             engine->start.job, (int)getpid(), rank, why);
-    reply(engine, socket_fd, status, text, NULL);
+             sessions->start->job, (int)getpid(), rank, why);
+    reply(sessions, socket_fd, status, text, NULL);
     snprintf(text, sizeof text, "rank %d (pid %d) could not be attached: %s", rank,
-             (int)engine->ranks[rank].pid, why);
-    engine_express_leave(&engine->express, rank);
-    lose(engine, rank, ENGINE_RANK_ENDED, text);
+             (int)sessions->ranks[rank].pid, why);
+    engine_express_leave(sessions->express, rank);
+    lose(sessions, rank, ENGINE_RANK_ENDED, text);
 }
 
 /* True: the session owns the descriptors now. */
-static bool adopt_rank(struct engine *engine, const struct hvi_engine_adopt *adopt,
+static bool adopt_rank(struct engine_sessions *sessions, const struct hvi_engine_adopt *adopt,
                        const struct hvi_attach_request *request, int socket_fd, int pid_fd)
 {
-    struct engine_rank *slot = &engine->ranks[request->rank];
+    struct engine_rank *slot = &sessions->ranks[request->rank];
     struct engine_session *session = NULL;
 
     fill_slot(slot, adopt, request);
-    engine_stats_add_rank(&engine->stats, request->rank);
-    take_job_settings(engine, request);
-    int status = session_new(engine, request->rank, adopt->session, socket_fd, pid_fd, &session);
+    engine_stats_add_rank(sessions->stats, request->rank);
+    take_job_settings(sessions, request);
+    int status = session_new(sessions, request->rank, adopt->session, socket_fd, pid_fd, &session);
     if (status != HVI_OK) {
-        refuse_promised(engine, request->rank, socket_fd, status);
+        refuse_promised(sessions, request->rank, socket_fd, status);
         return false;
     }
-    status = reply(engine, socket_fd, HVI_OK, "", session);
+    status = reply(sessions, socket_fd, HVI_OK, "", session);
     if (status != HVI_OK && status != HVI_ERR_CLOSED) {
         engine_liveness_close(session);
         session->socket_fd = session->pid_fd = -1;
         session_free(session);
-        refuse_promised(engine, request->rank, socket_fd, status);
+        refuse_promised(sessions, request->rank, socket_fd, status);
         return false;
     }
     /* The client has its copy, or is gone and its end of file is on the socket. */
     hvi_region_close_fd(&session->channel.region);
     slot->session = session;
-    engine_express_come(&engine->express, request->rank, &session->regions, adopt->pid, pid_fd);
-    set_state(engine, request->rank, ENGINE_RANK_ATTACHED, "attach");
+    engine_express_come(sessions->express, request->rank, &session->regions, adopt->pid, pid_fd);
+    set_state(sessions, request->rank, ENGINE_RANK_ATTACHED, "attach");
     HVI_LOG(HVI_LOG_INFO, "session", "rank-attached", "a rank has come",
-            "job=%s generation=%llu rank=%d pid=%d uid=%u origin=%s", engine->start.job,
-            (unsigned long long)engine->start.generation, request->rank, adopt->pid, adopt->uid,
+            "job=%s generation=%llu rank=%d pid=%d uid=%u origin=%s", sessions->start->job,
+            (unsigned long long)sessions->start->generation, request->rank, adopt->pid, adopt->uid,
             request->origin);
-    engine_link_tell(engine, request->rank);
-    if (engine->order.broken_status != HVI_OK)
-        notify(session, engine->order.broken_status, engine->order.broken_text,
-               engine->order.broken_culprit,
-               engine->order.broken_culprit >= 0 ? engine->ranks[engine->order.broken_culprit].pid
-                                                 : 0,
+    sessions->calls->tell(sessions->user, request->rank);
+    if (sessions->order->broken_status != HVI_OK)
+        notify(session, sessions->order->broken_status, sessions->order->broken_text,
+               sessions->order->broken_culprit,
+               sessions->order->broken_culprit >= 0
+                   ? sessions->ranks[sessions->order->broken_culprit].pid
+                   : 0,
                false);
-    engine_liveness_check_empty(engine);
+    engine_liveness_check_empty(sessions);
     return true;
 }
 
-void engine_session_adopt(struct engine *engine, const struct hvi_engine_adopt *adopt,
+void engine_session_adopt(struct engine_sessions *sessions, const struct hvi_engine_adopt *adopt,
                           int socket_fd, int pid_fd)
 {
     struct hvi_packet_msg msg;
@@ -351,13 +387,13 @@ void engine_session_adopt(struct engine *engine, const struct hvi_engine_adopt *
         snprintf(text, sizeof text, "the first message is no AttachRequest");
     }
     if (status == HVI_OK)
-        status = check_attach(engine, &msg.attach_request, text, sizeof text);
+        status = check_attach(sessions, &msg.attach_request, text, sizeof text);
     if (status == HVI_OK) {
-        taken = adopt_rank(engine, adopt, &msg.attach_request, socket_fd, pid_fd);
+        taken = adopt_rank(sessions, adopt, &msg.attach_request, socket_fd, pid_fd);
     } else {
         HVI_LOG(HVI_LOG_WARN, "session", "attach-refused", text, "job=%s pid=%d status=%s",
-                engine->start.job, adopt->pid, hvi_status_name(status));
-        reply(engine, socket_fd, status, text, NULL);
+                sessions->start->job, adopt->pid, hvi_status_name(status));
+        reply(sessions, socket_fd, status, text, NULL);
     }
     if (decoded)
         hvi_packet_msg_free(&msg);
@@ -372,15 +408,15 @@ void engine_session_adopt(struct engine *engine, const struct hvi_engine_adopt *
 
 void engine_session_dying(struct engine_session *session)
 {
-    struct engine *engine = session->engine;
+    struct engine_sessions *sessions = session->sessions;
 
-    if (session->over || engine->ranks[session->rank].state != ENGINE_RANK_ATTACHED)
+    if (session->over || sessions->ranks[session->rank].state != ENGINE_RANK_ATTACHED)
         return;
     /* What was submitted before counts: if nobody is missing any more, the others get a result. */
-    engine_intake_drain_all(engine);
+    engine_intake_drain_all(sessions);
     if (session->over)
         return;
-    set_state(engine, session->rank, ENGINE_RANK_DYING, "its socket or process has gone");
+    set_state(sessions, session->rank, ENGINE_RANK_DYING, "its socket or process has gone");
     session->dying_ns = hvi_clock_ns();
     engine_liveness_ask(session);
 }
@@ -390,7 +426,7 @@ static void drop_owed(struct engine_session *session)
     while (session->owed_first) {
         struct engine_request *request = session->owed_first;
         session->owed_first = request->next;
-        session->engine->owed--;
+        session->sessions->owed--;
         request->owed = false;
         if (!request->express.share.part.op)
             engine_request_free(request);
@@ -401,13 +437,13 @@ static void drop_owed(struct engine_session *session)
 /* Everything that talks. */
 static void hang_up(struct engine_session *session)
 {
-    struct engine *engine = session->engine;
+    struct engine_sessions *sessions = session->sessions;
     struct hvi_channel_header *header = session->channel.header;
 
     session->over = true;
-    engine_express_leave(&engine->express, session->rank);
+    engine_express_leave(sessions->express, session->rank);
     engine_liveness_close(session);
-    engine_process_end(&session->engine->exec, &session->process);
+    engine_process_end(session->sessions->exec, &session->process);
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
     atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
     hvi_bell_ring_client(header);
@@ -416,10 +452,10 @@ static void hang_up(struct engine_session *session)
     close(session->event_fd);
     session->socket_fd = session->event_fd = -1; /* the pidfd is asked until its ops are over */
     drop_owed(session);
-    engine_group_drop(&engine->order, &session->grouped);
-    engine->ranks[session->rank].session = NULL;
-    session->gone_next = engine->gone;
-    engine->gone = session;
+    engine_group_drop(sessions->order, &session->grouped);
+    sessions->ranks[session->rank].session = NULL;
+    session->gone_next = sessions->gone;
+    sessions->gone = session;
 }
 
 void engine_session_end(struct engine_session *session, enum engine_rank_state state,
@@ -427,73 +463,84 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 {
     if (session->over)
         return;
-    engine_express_finish(&session->engine->express);
+    engine_express_finish(session->sessions->express);
     if (session->over)
         return;
     hang_up(session);
-    lose(session->engine, session->rank, state, text);
+    lose(session->sessions, session->rank, state, text);
 }
 
 /* Nobody works on an op any more, neither backends nor ranks, as far as these come to an end within a second: whoever is
  * told that his session is over may use his memory for something else. */
-static void quiesce(struct engine *engine)
+static void quiesce(struct engine_sessions *sessions)
 {
-    engine_express_seize_all(&engine->express);
-    engine_dispatch_settle(&engine->exec);
-    engine_express_settle(&engine->express);
+    engine_express_seize_all(sessions->express);
+    engine_dispatch_settle(sessions->exec);
+    engine_express_settle(sessions->express);
 }
 
 void engine_session_violation(struct engine_session *session, const char *reason)
 {
-    struct engine *engine = session->engine;
-    pid_t pid = engine->ranks[session->rank].pid;
+    struct engine_sessions *sessions = session->sessions;
+    pid_t pid = sessions->ranks[session->rank].pid;
     char text[HVI_TEXT_MAX + 1];
 
     if (session->over)
         return;
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
              (int)pid, reason);
-    engine_process_end(&session->engine->exec, &session->process);
-    quiesce(engine);
+    engine_process_end(session->sessions->exec, &session->process);
+    quiesce(sessions);
     notify(session, HVI_ERR_PROTOCOL, text, session->rank, pid, true);
     engine_session_end(session, ENGINE_RANK_ENDED, text);
 }
 
-void engine_sessions_stop(struct engine *engine, const char *reason)
+void engine_sessions_end_doomed(struct engine_sessions *sessions)
+{
+    sessions->doomed = false;
+    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
+        struct engine_session *session = sessions->ranks[rank].session;
+        if (session && session->doom)
+            engine_session_violation(session, session->doom);
+    }
+}
+
+void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
 {
     char text[HVI_TEXT_MAX + 1];
     int kept = (int)hvi_utf8_cut(reason, strlen(reason), REASON_MAX);
 
-    snprintf(text, sizeof text, "job '%s' was stopped: %.*s", engine->start.job, kept, reason);
+    snprintf(text, sizeof text, "job '%s' was stopped: %.*s", sessions->start->job, kept, reason);
     HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%d",
-            engine->start.job, (unsigned long long)engine->start.generation, engine->attached);
-    engine->stopping = true;
-    engine_order_break(&engine->order, HVI_ERR_JOB_STOPPED, -1, text);
-    engine->order.now_ns = hvi_clock_ns();
-    engine_intake_drain_all(engine); /* what was submitted before gets the same answer */
-    engine_dispatch_drop(&engine->exec, HVI_ERR_JOB_STOPPED, text);
-    quiesce(engine);
-    engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, text, -1);
-    engine_complete_ring(engine);
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_session *session = engine->ranks[rank].session;
+            sessions->start->job, (unsigned long long)sessions->start->generation,
+            sessions->attached);
+    sessions->stopping = true;
+    engine_order_break(sessions->order, HVI_ERR_JOB_STOPPED, -1, text);
+    sessions->order->now_ns = hvi_clock_ns();
+    engine_intake_drain_all(sessions); /* what was submitted before gets the same answer */
+    engine_dispatch_drop(sessions->exec, HVI_ERR_JOB_STOPPED, text);
+    quiesce(sessions);
+    engine_negotiate_fail_all(sessions->order, HVI_ERR_JOB_STOPPED, text, -1);
+    engine_complete_ring(sessions);
+    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
+        struct engine_session *session = sessions->ranks[rank].session;
         if (!session)
             continue;
-        engine_process_end(&session->engine->exec, &session->process);
+        engine_process_end(session->sessions->exec, &session->process);
         notify(session, HVI_ERR_JOB_STOPPED, text, -1, 0, true);
         hang_up(session);
-        set_state(engine, rank, ENGINE_RANK_ENDED, text);
+        set_state(sessions, rank, ENGINE_RANK_ENDED, text);
     }
-    engine_remote_settle(engine);
+    engine_remote_settle(sessions);
 }
 
-bool engine_sessions_reap(struct engine *engine)
+bool engine_sessions_reap(struct engine_sessions *sessions)
 {
-    struct engine_session **link = &engine->gone;
+    struct engine_session **link = &sessions->gone;
 
     while (*link) {
         struct engine_session *session = *link;
-        if (session->in_flight > 0 || session->bell_due || engine->express.closing > 0) {
+        if (session->in_flight > 0 || session->bell_due || sessions->express->closing > 0) {
             link = &session->gone_next;
             continue;
         }
@@ -505,24 +552,24 @@ bool engine_sessions_reap(struct engine *engine)
     return false;
 }
 
-bool engine_sessions_ready_memory(struct engine *engine)
+bool engine_sessions_ready_memory(struct engine_sessions *sessions)
 {
-    if (!engine->fresh_regions)
+    if (!sessions->fresh_regions)
         return false;
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        struct engine_session *session = engine->ranks[rank].session;
+    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
+        struct engine_session *session = sessions->ranks[rank].session;
         if (session && engine_regions_ready(&session->regions))
             return true;
     }
-    engine->fresh_regions = false;
+    sessions->fresh_regions = false;
     return false;
 }
 
 /* ---- rows ---- */
 
-static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_row *row)
+static void fill_row(const struct engine_sessions *sessions, int32_t rank, struct hvi_rank_row *row)
 {
-    const struct engine_rank *slot = &engine->ranks[rank];
+    const struct engine_rank *slot = &sessions->ranks[rank];
     enum engine_rank_state state = slot->state;
 
     row->rank = rank;
@@ -534,7 +581,7 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
     if (slot->session)
         row->process[0] = hvi_process_state(slot->pid);
     row->in_flight = slot->session ? slot->session->in_flight : 0;
-    engine_stats_fill(&engine->stats, rank, row);
+    engine_stats_fill(sessions->stats, rank, row);
     if (slot->session)
         row->region_bytes = slot->session->regions.bytes + slot->session->regions.lasting_bytes;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
@@ -542,15 +589,15 @@ static void fill_row(const struct engine *engine, int32_t rank, struct hvi_rank_
              (int)hvi_utf8_cut(slot->text, strlen(slot->text), sizeof row->text - 1), slot->text);
 }
 
-int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p)
+int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **rows_p)
 {
-    struct hvi_rank_row *rows = calloc((size_t)engine->start.size, sizeof *rows);
+    struct hvi_rank_row *rows = calloc((size_t)sessions->start->size, sizeof *rows);
 
     if (!rows)
         return HVI_ERR_NO_MEMORY;
-    engine_express_fold(&engine->express);
-    for (int32_t rank = 0; rank < engine->start.size; rank++)
-        fill_row(engine, rank, &rows[rank]);
+    engine_express_fold(sessions->express);
+    for (int32_t rank = 0; rank < sessions->start->size; rank++)
+        fill_row(sessions, rank, &rows[rank]);
     *rows_p = rows;
     return HVI_OK;
 }

@@ -35,6 +35,7 @@
 #define ROUND_OPS   64u /* ops told in one round; the others are counted */
 #define NAMES_SHOWN 6u  /* per missing rank, as in Horovod */
 #define NAME_SHOWN  100u
+#define LOOK_NS     (1 * HVI_NS_SEC) /* between looks at all rings, while ops wait */
 
 /* The ops of one round. */
 struct round {
@@ -57,7 +58,7 @@ static void cut_whole(const struct engine_sentence *sentence)
 static void append_missing(struct engine_sentence *sentence, const struct round *round,
                            uint64_t chosen, int32_t rank)
 {
-    const struct engine_rank *slot = &round->engine->ranks[rank];
+    const struct engine_rank *slot = &round->engine->sessions.ranks[rank];
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
@@ -120,7 +121,7 @@ static void notify_ranks(struct engine *engine, const struct round *round)
     msg.notice.status = HVI_INPROGRESS;
     msg.notice.rank = -1;
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        const struct engine_session *session = engine->ranks[rank].session;
+        const struct engine_session *session = engine->sessions.ranks[rank].session;
         uint64_t chosen = ops_of(round, rank);
         if (!session || session->over || chosen == 0)
             continue;
@@ -128,7 +129,7 @@ static void notify_ranks(struct engine *engine, const struct round *round)
             describe_round(round, chosen, msg.notice.text, sizeof msg.notice.text);
         described = chosen;
         /* A client that does not read its socket sees its op wait. */
-        engine_send(engine, session->socket_fd, &msg, NULL, 0);
+        engine_sessions_send(&engine->sessions, session->socket_fd, &msg, NULL, 0);
     }
 }
 
@@ -201,7 +202,7 @@ static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
              stop ? "HVD_STALL_SHUTDOWN_TIME_SECONDS" : "HVD_STALL_POLICY=fail-op");
     if (stop) {
         HVI_LOG(HVI_LOG_ERROR, "stall", "stall-stops-job", text, "job=%s", engine->start.job);
-        engine_sessions_stop(engine, text);
+        engine_sessions_stop(&engine->sessions, text);
         return;
     }
     engine->order.now_ns = now_ns;
@@ -225,10 +226,10 @@ static void act(struct engine *engine, uint64_t now_ns)
 
     if (engine->stall_policy == ENGINE_STALL_WARN || !overdue(engine, now_ns))
         return;
-    engine_intake_drain_all(engine); /* what has come already is not missing */
-    while (!engine->stopping && (op = overdue(engine, now_ns)))
+    engine_intake_drain_all(&engine->sessions); /* what has come already is not missing */
+    while (!engine->sessions.stopping && (op = overdue(engine, now_ns)))
         act_on(engine, op, now_ns);
-    engine_complete_ring(engine);
+    engine_complete_ring(&engine->sessions);
 }
 
 void engine_stall_look(struct engine *engine, uint64_t now_ns)
@@ -251,7 +252,7 @@ static void describe_holders(const struct engine *engine, const struct engine_he
     for (int32_t rank = 0; rank < engine->start.size; rank++) {
         if ((held->holders >> rank & 1u) == 0)
             continue;
-        pid_t pid = engine->ranks[rank].pid;
+        pid_t pid = engine->sessions.ranks[rank].pid;
         engine_sentence_append(&sentence, " rank %d (pid %d, %s)", rank, (int)pid,
                                hvi_process_state_text(hvi_process_state(pid)));
     }
@@ -267,9 +268,10 @@ static void tell_members(struct engine *engine, const struct engine_held *held, 
     msg.notice.rank = -1;
     snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
     for (uint32_t i = 0; i < held->slot->set->size; i++) {
-        const struct engine_session *session = engine->ranks[held->slot->set->ranks[i]].session;
+        const struct engine_session *session =
+            engine->sessions.ranks[held->slot->set->ranks[i]].session;
         if (session && !session->over)
-            engine_send(engine, session->socket_fd, &msg, NULL, 0);
+            engine_sessions_send(&engine->sessions, session->socket_fd, &msg, NULL, 0);
     }
 }
 
@@ -279,14 +281,14 @@ void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns)
     struct engine_held held;
     char text[HVI_TEXT_MAX + 1];
 
-    for (uint32_t cursor = 0; engine->stall_warn_ns > 0 && !engine->stopping &&
+    for (uint32_t cursor = 0; engine->stall_warn_ns > 0 && !engine->sessions.stopping &&
                               engine_express_next_held(&engine->express, &cursor, &held);) {
         uint64_t age_ns = held.since_ns < now_ns ? now_ns - held.since_ns : 0;
         if (age_ns < engine->stall_warn_ns)
             continue;
         describe_holders(engine, &held, text, sizeof text);
         if (engine->stall_policy == ENGINE_STALL_STOP_JOB && age_ns >= engine->stall_act_ns) {
-            engine_sessions_stop(engine, text);
+            engine_sessions_stop(&engine->sessions, text);
         } else if (now_ns >= held.slot->warn_ns) {
             held.slot->warn_ns = now_ns + engine->stall_warn_ns;
             HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", text, "job=%s tensor=%s age_ms=%llu",
@@ -304,12 +306,12 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     uint64_t now_ns = hvi_clock_ns();
 
     (void)usec;
-    engine_liveness_watch(engine);
-    if (now_ns - engine->stall_looked_ns >= ENGINE_STALL_NS) {
+    engine_liveness_watch(&engine->sessions);
+    if (now_ns - engine->stall_looked_ns >= LOOK_NS) {
         engine->stall_looked_ns = now_ns;
         /* A client that scribbles over the bell must not keep its peers' submissions from being
          * seen. */
-        engine_intake_drain_all(engine);
+        engine_intake_drain_all(&engine->sessions);
     }
     engine_stall_look(engine, now_ns);
     if (!engine->order.waiting_first)

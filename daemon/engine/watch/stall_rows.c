@@ -59,7 +59,8 @@ static void fill_waits_in(const struct engine *engine, int32_t rank, const struc
     char label[ENGINE_LABEL];
 
     if (!oldest) {
-        hvi_process_waits_in(engine->ranks[rank].pid, missing->waits_in, sizeof missing->waits_in);
+        hvi_process_waits_in(engine->sessions.ranks[rank].pid, missing->waits_in,
+                             sizeof missing->waits_in);
         if (!hvi_utf8_valid(missing->waits_in, strlen(missing->waits_in)))
             missing->waits_in[0] = '\0';
         return;
@@ -72,7 +73,7 @@ static void fill_waits_in(const struct engine *engine, int32_t rank, const struc
 static void fill_missing(const struct engine *engine, int32_t rank, const struct engine_op *oldest,
                          struct hvi_missing_rank *missing)
 {
-    const struct engine_rank *slot = &engine->ranks[rank];
+    const struct engine_rank *slot = &engine->sessions.ranks[rank];
 
     missing->rank = rank;
     missing->pid = slot->session ? slot->pid : 0;
@@ -203,7 +204,7 @@ void engine_stall_describe(const struct engine *engine, const struct engine_op *
 
     text_p[0] = '\0';
     for (uint32_t i = 0; i < members; i++) {
-        const struct engine_rank *slot = &engine->ranks[op->set->ranks[i]];
+        const struct engine_rank *slot = &engine->sessions.ranks[op->set->ranks[i]];
         char one[96];
         if (!engine_stall_misses(op, i))
             continue;

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/control.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -32,30 +33,27 @@ struct engine_timeline {
     char path[HVI_WIRE_PATH];
     bool mark_cycles;
     bool start_pending, stop_pending, stopping;
-    struct engine_timeline_asker starter, stopper;
+    struct engine_asker starter, stopper;
     uint32_t epoch, rows;
     uint64_t dropped; /* since the last DROPPED record */
 };
 
 /* ---- answers ---- */
 
-static void answer(struct engine *engine, const struct engine_timeline_asker *asker, int status,
+static void answer(struct engine *engine, const struct engine_asker *asker, int status,
                    const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
-    int socket_fd = engine->link_fd;
 
     if (asker->rank >= 0) {
-        const struct engine_session *session = engine->ranks[asker->rank].session;
-        socket_fd = session && session->id == asker->session ? session->socket_fd : -1;
-    }
-    if (socket_fd < 0) /* gone */
+        engine_control_answer(&engine->sessions, asker, status, text);
         return;
+    }
     msg.ack.request = asker->request;
     msg.ack.status = status;
     snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
-    int sent = engine_send(engine, socket_fd, &msg, NULL, 0);
-    if (sent != HVI_OK)
+    int sent = engine_link_send(engine, &msg);
+    if (sent != HVI_OK && sent != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_DEBUG, "timeline", "ack-lost", hvi_status_text(sent), "job=%s",
                 engine->start.job);
 }
@@ -399,7 +397,7 @@ failed:
     return status;
 }
 
-void engine_timeline_start(struct engine *engine, const struct engine_timeline_asker *asker, int fd,
+void engine_timeline_start(struct engine *engine, const struct engine_asker *asker, int fd,
                            const char *path, bool mark_cycles)
 {
     char text[HVI_TEXT_MAX + 1];
@@ -439,7 +437,7 @@ static void begin_stop(struct engine *engine)
     (void)written;
 }
 
-void engine_timeline_stop(struct engine *engine, const struct engine_timeline_asker *asker)
+void engine_timeline_stop(struct engine *engine, const struct engine_asker *asker)
 {
     struct engine_timeline *timeline = engine->timeline_alive;
 

@@ -13,23 +13,18 @@
 #include <stdint.h>
 
 struct engine;
+struct engine_asker;
 struct engine_op;
 struct engine_part;
 
 /* ---- timeline.c: the main thread ---- */
 
-/* Who waits for an Ack. */
-struct engine_timeline_asker {
-    int32_t rank; /* -1: hvdd */
-    uint64_t session, request;
-};
-
 /* Starts a timeline in `fd`, which becomes the engine's whatever happens. The Ack follows when the
  * file is a valid, empty trace, or with the reason why not. */
-void engine_timeline_start(struct engine *engine, const struct engine_timeline_asker *asker, int fd,
+void engine_timeline_start(struct engine *engine, const struct engine_asker *asker, int fd,
                            const char *path, bool mark_cycles);
 /* The Ack follows when everything is in the file; at once if there is no timeline. */
-void engine_timeline_stop(struct engine *engine, const struct engine_timeline_asker *asker);
+void engine_timeline_stop(struct engine *engine, const struct engine_asker *asker);
 /* Stops and waits, a second at most. For the end of the engine. */
 void engine_timeline_close(struct engine *engine);
 

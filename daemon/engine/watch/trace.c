@@ -29,7 +29,7 @@ int engine_trace_rows(struct engine *engine, int32_t rank, uint32_t limit, uint6
     if (!reader.rows)
         return HVI_ERR_NO_MEMORY;
     for (int32_t i = 0; i < engine->start.size; i++) {
-        const struct engine_session *session = engine->ranks[i].session;
+        const struct engine_session *session = engine->sessions.ranks[i].session;
         if (rank >= 0 && rank != i)
             continue;
         if (session && before == 0)

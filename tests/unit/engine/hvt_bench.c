@@ -56,7 +56,8 @@ int hvt_bench_attach_as(struct hvt_bench *bench, int32_t rank, pid_t pid)
     hvt_peer_init(peer, rank, bench->size, pid);
     adopt.attach_bytes = hvt_peer_request(peer, NULL, 0, request, sizeof request);
     adopt.pid = peer->pid;
-    engine_session_adopt(bench->engine, &adopt, peer->far_socket, hvi_pidfd_open(peer->pid));
+    engine_session_adopt(&bench->engine->sessions, &adopt, peer->far_socket,
+                         hvi_pidfd_open(peer->pid));
     peer->far_socket = -1;
     return hvt_peer_meet(peer);
 }
@@ -67,20 +68,20 @@ void hvt_bench_turn(struct hvt_bench *bench)
 
     while (sd_event_run(engine->event, 0) > 0) {
     }
-    engine_intake_drain_all(engine);
+    engine_intake_drain_all(&engine->sessions);
     engine_dispatch_ready(&engine->exec);
     while (engine_dispatch_help(&engine->exec)) {
     }
     engine_dispatch_reap(&engine->exec);
-    engine_complete_owed(engine);
-    engine_complete_ring(engine);
-    while (engine_sessions_reap(engine)) {
+    engine_complete_owed(&engine->sessions);
+    engine_complete_ring(&engine->sessions);
+    while (engine_sessions_reap(&engine->sessions)) {
     }
 }
 
 void hvt_bench_fini(struct hvt_bench *bench)
 {
-    engine_sessions_stop(bench->engine, "the test is over");
+    engine_sessions_stop(&bench->engine->sessions, "the test is over");
     engine_fini(bench->engine);
     free(bench->engine);
     for (int32_t rank = 0; rank < bench->size; rank++)

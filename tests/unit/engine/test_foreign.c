@@ -185,9 +185,9 @@ START_TEST(it_is_left_alone_once_the_session_is_over)
                 op.out_offset = (uint64_t)(uintptr_t)then;
             hvt_peer_submit(&bench.peers[rank], &op);
         }
-        engine_intake_drain_all(bench.engine);
+        engine_intake_drain_all(&bench.engine->sessions);
         engine_dispatch_ready(&bench.engine->exec); /* the workers are at it */
-        engine_session_end(bench.engine->ranks[0].session, ENGINE_RANK_LEFT, "it leaves");
+        engine_session_end(bench.engine->sessions.ranks[0].session, ENGINE_RANK_LEFT, "it leaves");
         memset(own, round, LARGE);
         while (!hvt_peer_has_completion(&bench.peers[1]))
             hvt_bench_turn(&bench);

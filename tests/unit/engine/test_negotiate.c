@@ -407,17 +407,17 @@ START_TEST(completions_that_do_not_fit_are_owed_and_paid_in_order)
             submit(rank, op);
         }
     }
-    ck_assert_uint_eq(bench.engine->owed, 0);
+    ck_assert_uint_eq(bench.engine->sessions.owed, 0);
     hvt_peer_send(&bench.peers[1], &msg, -1);
     hvt_bench_turn(&bench);
-    ck_assert_uint_eq(bench.engine->owed, HVI_CQ_SLOTS);
+    ck_assert_uint_eq(bench.engine->sessions.owed, HVI_CQ_SLOTS);
     for (int i = 0; i < (int)HVI_CQ_SLOTS; i++) {
         struct hvi_completion sized = hvt_peer_complete(&bench.peers[0], NULL, 0);
         if (sized.kind != HVI_COMPLETE_SIZED)
             ck_abort_msg("completion %d has kind %u", i, sized.kind);
     }
     hvt_bench_turn(&bench);
-    ck_assert_uint_eq(bench.engine->owed, 0);
+    ck_assert_uint_eq(bench.engine->sessions.owed, 0);
     struct hvi_completion first = hvt_peer_complete(&bench.peers[0], text, sizeof text);
     ck_assert_int_eq(first.status, HVI_ERR_RANK_LEFT);
     ck_assert_int_eq(first.culprit, 1);
@@ -443,7 +443,7 @@ START_TEST(ops_bytes_and_lag_are_counted_per_rank)
     while (hvi_clock_ns() < late.submit_ns) {
     }
     submit(1, late);
-    ck_assert_int_eq(engine_rank_rows(bench.engine, &rows), HVI_OK);
+    ck_assert_int_eq(engine_rank_rows(&bench.engine->sessions, &rows), HVI_OK);
     ck_assert_uint_eq(rows[0].ops, 1);
     ck_assert_uint_eq(rows[1].bytes, 32);
     ck_assert_uint_eq(rows[0].lag_max_ns, 0);

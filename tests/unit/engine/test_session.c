@@ -53,7 +53,7 @@ static int adopt_as(int32_t rank, int32_t size, struct hvi_attach_reply *reply_p
 
     hvt_peer_init(&peer, rank, size, 0);
     adopt.attach_bytes = hvt_peer_request(&peer, NULL, 0, bytes, sizeof bytes);
-    engine_session_adopt(bench.engine, &adopt, peer.far_socket, -1);
+    engine_session_adopt(&bench.engine->sessions, &adopt, peer.far_socket, -1);
     peer.far_socket = -1;
     int status = hvt_peer_meet(&peer);
     *reply_p = peer.reply;
@@ -71,8 +71,8 @@ START_TEST(a_rank_that_is_there_cannot_attach_again)
     snprintf(expected, sizeof expected, "rank 1 of job 'test-job' is taken: pid %d, attached",
              (int)getpid());
     ck_assert_str_eq(reply.text, expected);
-    ck_assert_int_eq(bench.engine->ranks[1].pid, getpid());
-    ck_assert_int_eq(bench.engine->attached, 2);
+    ck_assert_int_eq(bench.engine->sessions.ranks[1].pid, getpid());
+    ck_assert_int_eq(bench.engine->sessions.attached, 2);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -84,7 +84,7 @@ START_TEST(a_wrong_size_or_rank_is_refused_with_both_numbers)
     hvt_bench_init_empty(&bench, 2);
     ck_assert_int_eq(adopt_as(0, 3, &reply), HVI_ERR_BAD_SIZE);
     ck_assert_str_eq(reply.text, "job 'test-job' has 2 ranks, this rank says 3");
-    ck_assert_int_eq(bench.engine->come, 0);
+    ck_assert_int_eq(bench.engine->sessions.come, 0);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -97,7 +97,7 @@ START_TEST(garbage_instead_of_an_attach_request_is_refused)
 
     hvt_bench_init_empty(&bench, 2);
     hvt_peer_init(&peer, 0, 2, 0);
-    engine_session_adopt(bench.engine, &adopt, peer.far_socket, -1);
+    engine_session_adopt(&bench.engine->sessions, &adopt, peer.far_socket, -1);
     peer.far_socket = -1;
     ck_assert_int_eq(hvt_peer_meet(&peer), HVI_ERR_PROTOCOL);
     ck_assert_str_ne(peer.reply.text, "");
@@ -147,15 +147,15 @@ START_TEST(running_out_of_descriptors_is_a_clear_refusal_and_leaks_nothing)
     tight = old;
     tight.rlim_cur = (rlim_t)(lowest + _i);
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
-    engine_session_adopt(bench.engine, &adopt, peer.far_socket, -1);
+    engine_session_adopt(&bench.engine->sessions, &adopt, peer.far_socket, -1);
     peer.far_socket = -1;
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
     status = hvt_peer_meet(&peer);
     ck_assert_int_eq(status, _i < 2 ? HVI_ERR_LIMIT : HVI_OK);
     if (status != HVI_OK) {
         ck_assert_ptr_nonnull(strstr(peer.reply.text, "out of file descriptors"));
-        ck_assert_ptr_null(bench.engine->ranks[0].session);
-        ck_assert_int_eq(bench.engine->ranks[0].state, ENGINE_RANK_ENDED);
+        ck_assert_ptr_null(bench.engine->sessions.ranks[0].session);
+        ck_assert_int_eq(bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
         ck_assert_int_eq(open_fds(), before - 1);
     }
     hvt_peer_fini(&peer);
@@ -275,21 +275,21 @@ START_TEST(page_tables_are_filled_in_steps_after_the_answer)
     int steps = 0;
 
     hvt_bench_init(&bench, 2);
-    ck_assert(!engine_sessions_ready_memory(bench.engine));
+    ck_assert(!engine_sessions_ready_memory(&bench.engine->sessions));
     ck_assert_int_eq(hvi_region_create("hvt", 9 << 20, &region), HVI_OK);
     ck_assert_int_eq(add(0, 1, 9 << 20, region.fd, text), HVI_OK);
     ck_assert_int_eq(add(1, 1, 9 << 20, region.fd, text), HVI_OK);
     ck_assert_int_eq(add(1, 2, 9 << 20, region.fd, text), HVI_OK);
-    ck_assert(engine_sessions_ready_memory(bench.engine));
-    ck_assert_uint_eq(engine_regions_find(&bench.engine->ranks[0].session->regions, 1)->ready,
-                      1 << 20);
+    ck_assert(engine_sessions_ready_memory(&bench.engine->sessions));
+    ck_assert_uint_eq(
+        engine_regions_find(&bench.engine->sessions.ranks[0].session->regions, 1)->ready, 1 << 20);
     ck_assert_int_eq(drop(0, 1), HVI_OK);
     ck_assert_int_eq(drop(1, 1), HVI_OK);
-    while (engine_sessions_ready_memory(bench.engine))
+    while (engine_sessions_ready_memory(&bench.engine->sessions))
         steps++;
     ck_assert_int_eq(steps, 9);
-    ck_assert_uint_eq(engine_regions_find(&bench.engine->ranks[1].session->regions, 2)->ready,
-                      9 << 20);
+    ck_assert_uint_eq(
+        engine_regions_find(&bench.engine->sessions.ranks[1].session->regions, 2)->ready, 9 << 20);
     hvi_region_fini(&region);
     hvt_bench_fini(&bench);
 }
@@ -326,7 +326,7 @@ START_TEST(a_detach_that_is_read_while_the_rank_is_dying_still_counts)
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
 
     hvt_bench_init(&bench, 2);
-    struct engine_rank *rank = &bench.engine->ranks[1];
+    struct engine_rank *rank = &bench.engine->sessions.ranks[1];
     engine_session_dying(rank->session);
     ck_assert_int_eq(rank->state, ENGINE_RANK_DYING);
     msg.detach.request = 9;
@@ -448,7 +448,7 @@ START_TEST(what_the_link_could_not_take_is_told_when_it_can)
         hvt_peer_send(&bench.peers[rank], &msg, -1);
     hvt_bench_turn(&bench);
     for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++)
-        untold += bench.engine->ranks[rank].untold;
+        untold += bench.engine->sessions.ranks[rank].untold;
     ck_assert_int_gt(untold, HVT_BENCH_RANKS / 2);
     while (hvi_packet_receive(bench.link, &packet, 0) == HVI_OK) {
         ck_assert_int_eq(hvi_packet_msg_decode(packet.bytes, packet.length, &msg, why, sizeof why),
@@ -458,7 +458,7 @@ START_TEST(what_the_link_could_not_take_is_told_when_it_can)
         hvt_bench_turn(&bench);
     }
     for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++) {
-        ck_assert(!bench.engine->ranks[rank].untold);
+        ck_assert(!bench.engine->sessions.ranks[rank].untold);
         told += states[rank] == (rank == 0 ? HVI_SESSION_STATE_ATTACHED : HVI_SESSION_STATE_LEFT);
     }
     ck_assert_int_eq(told, HVT_BENCH_RANKS);

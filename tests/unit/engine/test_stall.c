@@ -255,7 +255,7 @@ START_TEST(stop_job_ends_the_job_with_the_reason)
     set_policy(ENGINE_STALL_STOP_JOB);
     submit(1, "w");
     look_after(11);
-    ck_assert(bench.engine->stopping);
+    ck_assert(bench.engine->sessions.stopping);
     struct hvi_completion completion = hvt_peer_complete(&bench.peers[1], text, sizeof text);
     ck_assert_int_eq(completion.status, HVI_ERR_JOB_STOPPED);
     ck_assert_ptr_nonnull(strstr(text, "allreduce 'w' has waited 11.0 s for rank 0 (pid "));

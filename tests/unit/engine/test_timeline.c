@@ -223,8 +223,8 @@ START_TEST(a_start_without_a_descriptor_breaks_the_protocol)
     open_bench(2);
     hvt_peer_send(&bench.peers[0], &msg, -1);
     hvt_bench_turn(&bench);
-    ck_assert_int_eq(bench.engine->ranks[0].state, ENGINE_RANK_ENDED);
-    ck_assert_int_eq(bench.engine->ranks[1].state, ENGINE_RANK_ATTACHED);
+    ck_assert_int_eq(bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
+    ck_assert_int_eq(bench.engine->sessions.ranks[1].state, ENGINE_RANK_ATTACHED);
     close_bench();
 }
 END_TEST

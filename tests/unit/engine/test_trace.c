@@ -108,7 +108,8 @@ START_TEST(the_trace_of_a_rank_that_is_gone_can_be_read)
     submit(0, "ok");
     submit(1, "ok");
     submit(1, "cut");
-    engine_session_end(bench.engine->ranks[1].session, ENGINE_RANK_LOST, "rank 1 was killed");
+    engine_session_end(bench.engine->sessions.ranks[1].session, ENGINE_RANK_LOST,
+                       "rank 1 was killed");
     hvt_bench_turn(&bench);
     read_trace(1, 0, 0);
     ck_assert_uint_eq(count, 2);

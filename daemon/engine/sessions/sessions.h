@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ranks and their sessions: how a rank comes and goes, and what it owns meanwhile. Engine thread. */
-#ifndef ENGINE_SESSIONS_SESSION_H
-#define ENGINE_SESSIONS_SESSION_H
+ * The room sessions/: ranks, from attach to detach or death, and what passes between them and the engine.
+ *
+ *        sockets --> control.c --+--> session.c: how a rank comes and goes
+ *      processes --> liveness.c -+
+ *          rings --> intake.c --> slots/ (what waits there comes first), order/
+ *         order/ --> complete.c --> rings
+ *          exec/ --> remote.c: a process whose memory is gone
+ *
+ * It calls upward only through the table. Engine thread; nothing blocks unless it says so. */
+#ifndef ENGINE_SESSIONS_SESSIONS_H
+#define ENGINE_SESSIONS_SESSIONS_H
 
 #include "base/fate.h"
 #include "base/types.h"
 #include "daemon/engine/memory/region.h"
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/sessions/request.h"
+#include "proto/packet.h"
 #include "proto/wire.h"
 #include "shm/abi.h"
 #include "shm/channel.h"
@@ -16,8 +25,27 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-struct engine;
+struct engine_exec;
+struct engine_stats;
+struct sd_event;
 struct sd_event_source;
+
+/* Who waits for an Ack. */
+struct engine_asker {
+    int32_t rank; /* -1: hvdd */
+    uint64_t session, request;
+};
+
+struct engine_sessions_calls {
+    /* The rank's state has changed: hvdd learns it. */
+    void (*tell)(void *user, int32_t rank);
+    /* What a rank that attaches has set. */
+    void (*settings)(void *user, int32_t rank, const struct hvi_setting *settings, size_t count);
+    /* A rank starts or stops the timeline, as watch/timeline.h says. */
+    void (*timeline_start)(void *user, const struct engine_asker *asker, int fd, const char *path,
+                           bool mark_cycles);
+    void (*timeline_stop)(void *user, const struct engine_asker *asker);
+};
 
 /* A rank's slot.
  *
@@ -51,7 +79,7 @@ struct engine_rank {
 
 /* What an attached rank owns: everything is released when it ends. */
 struct engine_session {
-    struct engine *engine;
+    struct engine_sessions *sessions;
     struct engine_session *gone_next; /* ended, waiting for ops that still use its memory */
     struct engine_session *bell_next;
     int32_t rank;
@@ -64,7 +92,7 @@ struct engine_session {
     uint64_t dying_ns;
     struct hvi_channel channel;
     bool over;     /* takes and gives nothing any more */
-    bool bell_due; /* in engine->bells */
+    bool bell_due; /* in .bells */
     /* Broke the protocol where it could not be ended on the spot: the loop does that. */
     const char *doom;
     uint64_t next_seq;
@@ -88,9 +116,45 @@ struct engine_session {
     char text[HVI_TEXT_MAX + 1];
 };
 
+struct engine_sessions {
+    const struct hvi_engine_start *start;
+    struct engine_order *order;
+    struct engine_exec *exec;
+    struct engine_express *express;
+    struct engine_stats *stats;
+    struct sd_event *event;
+    int bell_fd, wake_fd; /* for every client: the engine's bell, and the eventfd to wake it */
+    const struct engine_sessions_calls *calls;
+    void *user;
+
+    bool stopping;             /* EngineStop, SIGTERM or nobody left */
+    bool alone;                /* hvdd is gone */
+    struct engine_rank *ranks; /* [start->size] */
+    int32_t attached, come;    /* attached or dying now; ever attached */
+    int32_t watch_next;        /* rank whose process was looked at last */
+    char key_digest[HVI_WIRE_SHORT_TEXT];
+    struct sd_event_source *linger_source;
+    struct engine_session *gone;  /* ended ones that are not freed yet */
+    struct engine_session *bells; /* that have new completions */
+    uint32_t owed;                /* completions that wait for a reader */
+    bool doomed;                  /* some session has .doom */
+    bool fresh_regions;           /* some session may have regions without page tables */
+    struct engine_op
+        *bereaved;            /* ops that a dying rank has stopped; they wait to hear how it ends */
+    struct hvi_packet packet; /* scratch for receiving */
+    unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
+};
+
+/* Everything up to the blank line above is set, the rest zero. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_sessions_init(struct engine_sessions *sessions);
+/* No session may be left. Harmless on a zeroed one. */
+void engine_sessions_fini(struct engine_sessions *sessions);
+/* Encodes and sends without waiting. */
+int engine_sessions_send(struct engine_sessions *sessions, int socket_fd,
+                         const struct hvi_packet_msg *msg, const int *fds, uint32_t fd_count);
 /* Takes over a client: makes its channel and answers it. `socket_fd` and `pid_fd` (may be -1)
  * become the engine's. On any refusal the client is told, and nothing of it remains. */
-void engine_session_adopt(struct engine *engine, const struct hvi_engine_adopt *adopt,
+void engine_session_adopt(struct engine_sessions *sessions, const struct hvi_engine_adopt *adopt,
                           int socket_fd, int pid_fd);
 /* The rank's socket or process is gone: takes in what it still submitted, then finds out how it
  * ended and loses it. Idempotent. */
@@ -103,16 +167,18 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
                         const char *text);
 /* As above for a broken protocol; `reason` has no subject. */
 void engine_session_violation(struct engine_session *session, const char *reason);
+/* Ends the sessions that have .doom. */
+void engine_sessions_end_doomed(struct engine_sessions *sessions);
 /* Ends every session because the job is stopped. */
-void engine_sessions_stop(struct engine *engine, const char *reason);
+void engine_sessions_stop(struct engine_sessions *sessions, const char *reason);
 /* Frees one ended session that no op uses any more: unmapping many GiB takes its time, and hvdd wants to
  * hear from us. True: there may be another. */
-bool engine_sessions_reap(struct engine *engine);
+bool engine_sessions_reap(struct engine_sessions *sessions);
 /* Readies a piece of a region that was just added; false when there is none. */
-bool engine_sessions_ready_memory(struct engine *engine);
+bool engine_sessions_ready_memory(struct engine_sessions *sessions);
 const char *engine_rank_state_text(enum engine_rank_state state);
 bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to);
 /* One row per rank, absent ones too. The caller frees *rows_p. HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_rank_rows(struct engine *engine, struct hvi_rank_row **rows_p);
+int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **rows_p);
 
 #endif
