@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the rooms below call: order/ hands over answers and tells what became of ops, exec/ tells what it
- * starts and what it could not reach, slots/ hands over what ranks brought there, sessions/ tells hvdd and
- * the timeline. Here is who listens. */
+ * starts and what it could not reach, slots/ hands over what ranks brought there, sessions/ and
+ * watch/ tell hvdd, sessions/ starts the timeline. Here is who listens. */
 #include "base/types.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/complete.h"
@@ -30,15 +30,17 @@ const struct engine_order_sink engine_calls_sink = {
 
 static void op_waits(void *user)
 {
-    engine_stall_arm(user);
+    struct engine *engine = user;
+
+    engine_stall_arm(&engine->watch);
 }
 
 static void part_came(void *user, struct engine_part *part)
 {
     struct engine *engine = user;
 
-    if (engine->timeline)
-        engine_timeline_part(engine, part);
+    if (engine->watch.timeline)
+        engine_timeline_part(&engine->watch, part);
 }
 
 static void op_complete(void *user, struct engine_op *op)
@@ -53,8 +55,8 @@ static void op_ready(void *user, struct engine_op *op)
     struct engine *engine = user;
 
     engine_task_prepare(op);
-    if (engine->timeline)
-        engine_timeline_ready(engine, op);
+    if (engine->watch.timeline)
+        engine_timeline_ready(&engine->watch, op);
 }
 
 static void op_succeeds(void *user, struct engine_op *op)
@@ -71,8 +73,8 @@ static void op_over(void *user, struct engine_op *op, int status)
 {
     struct engine *engine = user;
 
-    if (engine->timeline)
-        engine_timeline_over(engine, op, status);
+    if (engine->watch.timeline)
+        engine_timeline_over(&engine->watch, op, status);
 }
 
 static void set_ends(void *user, struct engine_set *set)
@@ -106,8 +108,8 @@ static void started(void *user, struct engine_op *op)
 {
     struct engine *engine = user;
 
-    if (engine->timeline)
-        engine_timeline_started(engine, op);
+    if (engine->watch.timeline)
+        engine_timeline_started(&engine->watch, op);
 }
 
 static void fault(void *user, struct engine_op *op, int status, const struct engine_fault *fault)
@@ -162,7 +164,7 @@ static void waited(void *user)
     struct engine *engine = user;
 
     engine_liveness_watch(&engine->sessions);
-    engine_stall_look_at_held(engine, engine->order.now_ns);
+    engine_stall_look_at_held(&engine->watch, engine->order.now_ns);
 }
 
 const struct engine_express_calls engine_calls_express = {
@@ -174,6 +176,13 @@ const struct engine_express_calls engine_calls_express = {
 };
 
 /* ---- what concerns hvdd, settings and the timeline ---- */
+
+static int send_hvdd(void *user, const struct hvi_packet_msg *msg)
+{
+    return engine_link_send(user, msg);
+}
+
+const struct engine_watch_calls engine_calls_watch = {.send = send_hvdd};
 
 static void tell(void *user, int32_t rank)
 {
@@ -188,12 +197,16 @@ static void settings(void *user, int32_t rank, const struct hvi_setting *setting
 static void timeline_start(void *user, const struct engine_asker *asker, int fd, const char *path,
                            bool mark_cycles)
 {
-    engine_timeline_start(user, asker, fd, path, mark_cycles);
+    struct engine *engine = user;
+
+    engine_timeline_start(&engine->watch, asker, fd, path, mark_cycles);
 }
 
 static void timeline_stop(void *user, const struct engine_asker *asker)
 {
-    engine_timeline_stop(user, asker);
+    struct engine *engine = user;
+
+    engine_timeline_stop(&engine->watch, asker);
 }
 
 const struct engine_sessions_calls engine_calls_sessions = {

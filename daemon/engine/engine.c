@@ -99,6 +99,22 @@ static int start_sessions(struct engine *engine)
     return engine_sessions_init(sessions);
 }
 
+static void init_watch(struct engine *engine)
+{
+    struct engine_watch *watch = &engine->watch;
+
+    watch->start = &engine->start;
+    watch->order = &engine->order;
+    watch->exec = &engine->exec;
+    watch->stats = &engine->stats;
+    watch->express = &engine->express;
+    watch->sessions = &engine->sessions;
+    watch->event = engine->event;
+    watch->calls = &engine_calls_watch;
+    watch->user = engine;
+    watch->stall_warn_ns = engine->start.stall_warn_ns;
+}
+
 static int open_all(struct engine *engine)
 {
     if (engine_stats_init(&engine->stats, engine->start.size) != HVI_OK)
@@ -109,6 +125,7 @@ static int open_all(struct engine *engine)
         return HVI_ERR_LIMIT;
     if (sd_event_new(&engine->event) < 0)
         return HVI_ERR_LIMIT;
+    init_watch(engine);
     int status = engine_order_init(&engine->order, engine->start.job, engine->start.size,
                                    &engine_calls_sink, &engine_calls_observer, engine);
     if (status == HVI_OK)
@@ -148,7 +165,6 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->bell_region.fd = -1;
     engine->express.map.region.fd = -1;
     engine->settings_rank = INT32_MAX;
-    engine->stall_warn_ns = start->stall_warn_ns;
     engine->started_ns = hvi_clock_ns();
     engine->order.now_ns = engine->started_ns;
     if (engine->start.threads == 0)
@@ -180,11 +196,11 @@ void engine_fini(struct engine *engine)
     while (engine_sessions_reap(&engine->sessions)) {
     }
     engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
-    engine_timeline_close(engine);
+    engine_timeline_close(&engine->watch);
     engine_order_fini(&engine->order);
     engine_express_stop(&engine->express);
     engine_sessions_fini(&engine->sessions);
-    sd_event_source_disable_unref(engine->stall_source);
+    sd_event_source_disable_unref(engine->watch.stall_source);
     sd_event_source_disable_unref(engine->engine_source);
     sd_event_source_disable_unref(engine->worker_source);
     sd_event_source_disable_unref(engine->term_source);

@@ -17,7 +17,7 @@
 #include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/express.h"
 #include "daemon/engine/stats/stats.h"
-#include "daemon/engine/watch/stall.h"
+#include "daemon/engine/watch/watch.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
 
@@ -28,11 +28,6 @@
 struct engine {
     struct hvi_engine_start start;
     uint64_t started_ns;
-    uint64_t stall_warn_ns; /* 0: off, and nothing below happens either */
-    uint64_t stall_act_ns;  /* age at which .stall_policy acts */
-    enum engine_stall_policy stall_policy;
-    uint64_t stall_looked_ns;
-    struct sd_event_source *stall_source;
 
     sd_event *event;
     int link_fd; /* -1: hvdd is gone */
@@ -50,11 +45,7 @@ struct engine {
     struct engine_stats stats;
     struct engine_express express;
     struct engine_sessions sessions;
-
-    struct engine_timeline
-        *timeline; /* takes events; NULL: there is none, or it is being stopped */
-    struct engine_timeline *timeline_alive; /* until its file is complete */
-    uint32_t timeline_epochs;
+    struct engine_watch watch;
 
     struct hvi_packet packet; /* of the link */
 };
@@ -74,6 +65,7 @@ extern const struct engine_order_observer engine_calls_observer;
 extern const struct engine_exec_calls engine_calls_exec;
 extern const struct engine_express_calls engine_calls_express;
 extern const struct engine_sessions_calls engine_calls_sessions;
+extern const struct engine_watch_calls engine_calls_watch;
 
 /* ---- loop.c ---- */
 

@@ -143,7 +143,7 @@ static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uin
     size_t count = 0;
 
     engine_intake_drain_all(&engine->sessions); /* what has come already is not missing */
-    if (engine_stall_rows(engine, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls, &count,
+    if (engine_stall_rows(&engine->watch, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls, &count,
                           &report->rows_left_out) != HVI_OK)
         report->stalls = NULL;
     report->stall_count = count;
@@ -157,7 +157,7 @@ static void report_trace(struct engine *engine, struct hvi_packet_msg *msg,
     struct hvi_engine_report *report = &msg->engine_report;
 
     engine_intake_drain_all(&engine->sessions);
-    if (engine_trace_rows(engine, query->rank, query->limit, query->before, &report->traces,
+    if (engine_trace_rows(&engine->watch, query->rank, query->limit, query->before, &report->traces,
                           &report->trace_count, &report->rows_left_out) != HVI_OK)
         report->traces = NULL;
     send_report(engine, msg);
@@ -200,9 +200,9 @@ static void timeline(struct engine *engine, const struct hvi_engine_timeline *wa
     int fd = hvi_packet_take_fd(&engine->packet, 0);
 
     if (wanted->start && fd >= 0)
-        engine_timeline_start(engine, &asker, fd, wanted->path, wanted->mark_cycles);
+        engine_timeline_start(&engine->watch, &asker, fd, wanted->path, wanted->mark_cycles);
     else if (!wanted->start && fd < 0)
-        engine_timeline_stop(engine, &asker);
+        engine_timeline_stop(&engine->watch, &asker);
     else
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-message", "EngineTimeline with the wrong descriptors",
                 "job=%s", engine->start.job);

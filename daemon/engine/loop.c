@@ -51,8 +51,8 @@ static bool pass(struct engine *engine)
     bool found = drain_active(engine);
 
     found = engine_express_look(&engine->express) || found;
-    if (found && engine->timeline)
-        engine_timeline_cycle(engine);
+    if (found && engine->watch.timeline)
+        engine_timeline_cycle(&engine->watch);
     if (engine->order.ready_count > 0)
         engine_dispatch_ready(&engine->exec);
     found = engine_dispatch_reap(&engine->exec) || found;

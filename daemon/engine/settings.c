@@ -63,6 +63,12 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
     const char *express = engine_setting_find(settings, count, "EXPRESS");
     engine->express.apart = express && (strcmp(express, "0") == 0 || strcmp(express, "small") == 0);
     engine->order.replay = parse(settings, count, "CACHE_CAPACITY", 1) != 0;
-    engine->stall_warn_ns = engine->start.stall_warn_ns;
-    engine_stall_configure(engine, settings, count);
+    const struct engine_stall_settings stall = {
+        .check_disable = engine_setting_find(settings, count, "STALL_CHECK_DISABLE"),
+        .check_time = engine_setting_find(settings, count, "STALL_CHECK_TIME_SECONDS"),
+        .shutdown_time = engine_setting_find(settings, count, "STALL_SHUTDOWN_TIME_SECONDS"),
+        .policy = engine_setting_find(settings, count, "STALL_POLICY"),
+    };
+    engine->watch.stall_warn_ns = engine->start.stall_warn_ns;
+    engine_stall_configure(&engine->watch, &stall);
 }

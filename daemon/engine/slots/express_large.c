@@ -13,7 +13,6 @@
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "daemon/engine/order/order.h"
 #include "reduce/reduce.h"
 
 #include <string.h>

@@ -21,12 +21,15 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "daemon/engine/engine.h"
-#include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/event/event.h"
+#include "daemon/engine/order/order.h"
 #include "daemon/engine/order/sentence.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/sessions/sessions.h"
+#include "daemon/engine/slots/express.h"
+#include "daemon/engine/watch/watch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +42,7 @@
 
 /* The ops of one round. */
 struct round {
-    const struct engine *engine;
+    const struct engine_watch *watch;
     struct engine_op *ops[ROUND_OPS];
     uint32_t count, more;
 };
@@ -58,7 +61,7 @@ static void cut_whole(const struct engine_sentence *sentence)
 static void append_missing(struct engine_sentence *sentence, const struct round *round,
                            uint64_t chosen, int32_t rank)
 {
-    const struct engine_rank *slot = &round->engine->sessions.ranks[rank];
+    const struct engine_rank *slot = &round->watch->sessions->ranks[rank];
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
@@ -95,8 +98,8 @@ static void describe_round(const struct round *round, uint64_t chosen, char *tex
         "ranks and are waiting for remainder of ranks for more than %g seconds. This may "
         "indicate that different ranks are trying to submit different tensors or that only "
         "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
-        (double)round->engine->stall_warn_ns / (double)HVI_NS_SEC);
-    for (int32_t rank = 0; rank < round->engine->start.size; rank++)
+        (double)round->watch->stall_warn_ns / (double)HVI_NS_SEC);
+    for (int32_t rank = 0; rank < round->watch->start->size; rank++)
         append_missing(&sentence, round, chosen, rank);
     cut_whole(&sentence);
 }
@@ -113,15 +116,15 @@ static uint64_t ops_of(const struct round *round, int32_t rank)
     return chosen;
 }
 
-static void notify_ranks(struct engine *engine, const struct round *round)
+static void notify_ranks(struct engine_watch *watch, const struct round *round)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
     uint64_t described = 0;
 
     msg.notice.status = HVI_INPROGRESS;
     msg.notice.rank = -1;
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        const struct engine_session *session = engine->sessions.ranks[rank].session;
+    for (int32_t rank = 0; rank < watch->start->size; rank++) {
+        const struct engine_session *session = watch->sessions->ranks[rank].session;
         uint64_t chosen = ops_of(round, rank);
         if (!session || session->over || chosen == 0)
             continue;
@@ -129,50 +132,50 @@ static void notify_ranks(struct engine *engine, const struct round *round)
             describe_round(round, chosen, msg.notice.text, sizeof msg.notice.text);
         described = chosen;
         /* A client that does not read its socket sees its op wait. */
-        engine_sessions_send(&engine->sessions, session->socket_fd, &msg, NULL, 0);
+        engine_sessions_send(watch->sessions, session->socket_fd, &msg, NULL, 0);
     }
 }
 
-static void log_op(const struct engine *engine, const struct engine_op *op, uint64_t now_ns)
+static void log_op(const struct engine_watch *watch, const struct engine_op *op, uint64_t now_ns)
 {
     char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
 
-    engine_stall_describe(engine, op, missing, sizeof missing);
+    engine_stall_describe(watch, op, missing, sizeof missing);
     engine_tensor_name(op->tensor, name);
     snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(op), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
-            engine->start.job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
+            watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
 }
 
-static void warn(struct engine *engine, uint64_t now_ns)
+static void warn(struct engine_watch *watch, uint64_t now_ns)
 {
-    struct round round = {.engine = engine};
+    struct round round = {.watch = watch};
     bool due = false;
 
-    for (struct engine_op *op = engine->order.waiting_first; op; op = op->next) {
-        if (now_ns - op->first_ns < engine->stall_warn_ns)
+    for (struct engine_op *op = watch->order->waiting_first; op; op = op->next) {
+        if (now_ns - op->first_ns < watch->stall_warn_ns)
             break;
         due = due || (now_ns >= op->warn_ns && op->kind != HVI_KIND_JOIN);
     }
     if (!due)
         return;
-    for (struct engine_op *op = engine->order.waiting_first; op; op = op->next) {
-        if (now_ns - op->first_ns < engine->stall_warn_ns)
+    for (struct engine_op *op = watch->order->waiting_first; op; op = op->next) {
+        if (now_ns - op->first_ns < watch->stall_warn_ns)
             break;
-        if (op->warn_ns > now_ns + engine->stall_warn_ns / 8 || op->kind == HVI_KIND_JOIN)
+        if (op->warn_ns > now_ns + watch->stall_warn_ns / 8 || op->kind == HVI_KIND_JOIN)
             continue;
-        op->warn_ns = now_ns + engine->stall_warn_ns;
+        op->warn_ns = now_ns + watch->stall_warn_ns;
         if (round.count < ROUND_OPS)
             round.ops[round.count++] = op;
         else
             round.more++;
     }
     for (uint32_t i = 0; i < round.count; i++)
-        log_op(engine, round.ops[i], now_ns);
+        log_op(watch, round.ops[i], now_ns);
     if (round.more > 0)
         HVI_LOG(HVI_LOG_WARN, "stall", "more-stalled", "and more ops wait as long",
-                "job=%s count=%u", engine->start.job, round.more);
-    notify_ranks(engine, &round);
+                "job=%s count=%u", watch->start->job, round.more);
+    notify_ranks(watch, &round);
 }
 
 /* ---- the policy ---- */
@@ -188,71 +191,71 @@ static int32_t first_missing(const struct engine_op *op)
     return -1;
 }
 
-static void act_on(struct engine *engine, struct engine_op *op, uint64_t now_ns)
+static void act_on(struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)
 {
     char missing[512], label[ENGINE_LABEL], text[HVI_TEXT_MAX + 1];
-    bool stop = engine->stall_policy == ENGINE_STALL_STOP_JOB;
+    bool stop = watch->stall_policy == ENGINE_STALL_STOP_JOB;
 
-    engine_stall_describe(engine, op, missing, sizeof missing);
+    engine_stall_describe(watch, op, missing, sizeof missing);
     engine_tensor_label(op->tensor, label);
     snprintf(text, sizeof text,
              "%s '%s' has waited %.1f s for %s: more than the %g s that %s allows",
              engine_stall_kind(op), label, (double)(now_ns - op->first_ns) / (double)HVI_NS_SEC,
-             missing, (double)engine->stall_act_ns / (double)HVI_NS_SEC,
+             missing, (double)watch->stall_act_ns / (double)HVI_NS_SEC,
              stop ? "HVD_STALL_SHUTDOWN_TIME_SECONDS" : "HVD_STALL_POLICY=fail-op");
     if (stop) {
-        HVI_LOG(HVI_LOG_ERROR, "stall", "stall-stops-job", text, "job=%s", engine->start.job);
-        engine_sessions_stop(&engine->sessions, text);
+        HVI_LOG(HVI_LOG_ERROR, "stall", "stall-stops-job", text, "job=%s", watch->start->job);
+        engine_sessions_stop(watch->sessions, text);
         return;
     }
-    engine->order.now_ns = now_ns;
-    engine_op_fail(&engine->order, op, HVI_ERR_STALLED, text, first_missing(op));
+    watch->order->now_ns = now_ns;
+    engine_op_fail(watch->order, op, HVI_ERR_STALLED, text, first_missing(op));
 }
 
 /* The oldest op at the policy's age. A join waits for as long as the others have data. */
-static struct engine_op *overdue(const struct engine *engine, uint64_t now_ns)
+static struct engine_op *overdue(const struct engine_watch *watch, uint64_t now_ns)
 {
-    struct engine_op *op = engine->order.waiting_first;
+    struct engine_op *op = watch->order->waiting_first;
 
     while (op && op->kind == HVI_KIND_JOIN)
         op = op->next;
-    return op && now_ns >= op->first_ns + engine->stall_act_ns ? op : NULL;
+    return op && now_ns >= op->first_ns + watch->stall_act_ns ? op : NULL;
 }
 
 /* Oldest first; an op that goes may take others of the list with it. */
-static void act(struct engine *engine, uint64_t now_ns)
+static void act(struct engine_watch *watch, uint64_t now_ns)
 {
     struct engine_op *op;
 
-    if (engine->stall_policy == ENGINE_STALL_WARN || !overdue(engine, now_ns))
+    if (watch->stall_policy == ENGINE_STALL_WARN || !overdue(watch, now_ns))
         return;
-    engine_intake_drain_all(&engine->sessions); /* what has come already is not missing */
-    while (!engine->sessions.stopping && (op = overdue(engine, now_ns)))
-        act_on(engine, op, now_ns);
-    engine_complete_ring(&engine->sessions);
+    engine_intake_drain_all(watch->sessions); /* what has come already is not missing */
+    while (!watch->sessions->stopping && (op = overdue(watch, now_ns)))
+        act_on(watch, op, now_ns);
+    engine_complete_ring(watch->sessions);
 }
 
-void engine_stall_look(struct engine *engine, uint64_t now_ns)
+void engine_stall_look(struct engine_watch *watch, uint64_t now_ns)
 {
-    if (engine->stall_warn_ns == 0)
+    if (watch->stall_warn_ns == 0)
         return;
-    warn(engine, now_ns);
-    act(engine, now_ns);
+    warn(watch, now_ns);
+    act(watch, now_ns);
 }
 
 /* ---- ops that ranks hold ---- */
 
-static void describe_holders(const struct engine *engine, const struct engine_held *held,
+static void describe_holders(const struct engine_watch *watch, const struct engine_held *held,
                              char *text_p, size_t size)
 {
     struct engine_sentence sentence = {.text = text_p, .size = size};
 
     engine_sentence_append(&sentence, "%s '%.*s' waits for", hvi_kind_text(held->slot->agreed.kind),
                            (int)NAME_SHOWN, held->name);
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
+    for (int32_t rank = 0; rank < watch->start->size; rank++) {
         if ((held->holders >> rank & 1u) == 0)
             continue;
-        pid_t pid = engine->sessions.ranks[rank].pid;
+        pid_t pid = watch->sessions->ranks[rank].pid;
         engine_sentence_append(&sentence, " rank %d (pid %d, %s)", rank, (int)pid,
                                hvi_process_state_text(hvi_process_state(pid)));
     }
@@ -260,7 +263,8 @@ static void describe_holders(const struct engine *engine, const struct engine_he
     cut_whole(&sentence);
 }
 
-static void tell_members(struct engine *engine, const struct engine_held *held, const char *text)
+static void tell_members(struct engine_watch *watch, const struct engine_held *held,
+                         const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
 
@@ -269,31 +273,31 @@ static void tell_members(struct engine *engine, const struct engine_held *held, 
     snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
     for (uint32_t i = 0; i < held->slot->set->size; i++) {
         const struct engine_session *session =
-            engine->sessions.ranks[held->slot->set->ranks[i]].session;
+            watch->sessions->ranks[held->slot->set->ranks[i]].session;
         if (session && !session->over)
-            engine_sessions_send(&engine->sessions, session->socket_fd, &msg, NULL, 0);
+            engine_sessions_send(watch->sessions, session->socket_fd, &msg, NULL, 0);
     }
 }
 
 /* Such an op cannot fail on its own: whoever holds a unit may still write. */
-void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns)
+void engine_stall_look_at_held(struct engine_watch *watch, uint64_t now_ns)
 {
     struct engine_held held;
     char text[HVI_TEXT_MAX + 1];
 
-    for (uint32_t cursor = 0; engine->stall_warn_ns > 0 && !engine->sessions.stopping &&
-                              engine_express_next_held(&engine->express, &cursor, &held);) {
+    for (uint32_t cursor = 0; watch->stall_warn_ns > 0 && !watch->sessions->stopping &&
+                              engine_express_next_held(watch->express, &cursor, &held);) {
         uint64_t age_ns = held.since_ns < now_ns ? now_ns - held.since_ns : 0;
-        if (age_ns < engine->stall_warn_ns)
+        if (age_ns < watch->stall_warn_ns)
             continue;
-        describe_holders(engine, &held, text, sizeof text);
-        if (engine->stall_policy == ENGINE_STALL_STOP_JOB && age_ns >= engine->stall_act_ns) {
-            engine_sessions_stop(&engine->sessions, text);
+        describe_holders(watch, &held, text, sizeof text);
+        if (watch->stall_policy == ENGINE_STALL_STOP_JOB && age_ns >= watch->stall_act_ns) {
+            engine_sessions_stop(watch->sessions, text);
         } else if (now_ns >= held.slot->warn_ns) {
-            held.slot->warn_ns = now_ns + engine->stall_warn_ns;
+            held.slot->warn_ns = now_ns + watch->stall_warn_ns;
             HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", text, "job=%s tensor=%s age_ms=%llu",
-                    engine->start.job, held.name, (unsigned long long)(age_ns / HVI_NS_MS));
-            tell_members(engine, &held, text);
+                    watch->start->job, held.name, (unsigned long long)(age_ns / HVI_NS_MS));
+            tell_members(watch, &held, text);
         }
     }
 }
@@ -302,39 +306,39 @@ void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns)
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)
 {
-    struct engine *engine = user;
+    struct engine_watch *watch = user;
     uint64_t now_ns = hvi_clock_ns();
 
     (void)usec;
-    engine_liveness_watch(&engine->sessions);
-    if (now_ns - engine->stall_looked_ns >= LOOK_NS) {
-        engine->stall_looked_ns = now_ns;
+    engine_liveness_watch(watch->sessions);
+    if (now_ns - watch->stall_looked_ns >= LOOK_NS) {
+        watch->stall_looked_ns = now_ns;
         /* A client that scribbles over the bell must not keep its peers' submissions from being
          * seen. */
-        engine_intake_drain_all(&engine->sessions);
+        engine_intake_drain_all(watch->sessions);
     }
-    engine_stall_look(engine, now_ns);
-    if (!engine->order.waiting_first)
+    engine_stall_look(watch, now_ns);
+    if (!watch->order->waiting_first)
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
 }
 
-void engine_stall_arm(struct engine *engine)
+void engine_stall_arm(struct engine_watch *watch)
 {
     int enabled = SD_EVENT_OFF;
 
-    if (!engine->stall_source) {
-        engine->stall_looked_ns = hvi_clock_ns();
-        sd_event_add_time_relative(engine->event, &engine->stall_source, CLOCK_MONOTONIC,
-                                   ENGINE_WATCH_NS / 1000, 1000, on_timer, engine);
+    if (!watch->stall_source) {
+        watch->stall_looked_ns = hvi_clock_ns();
+        sd_event_add_time_relative(watch->event, &watch->stall_source, CLOCK_MONOTONIC,
+                                   ENGINE_WATCH_NS / 1000, 1000, on_timer, watch);
         return;
     }
-    sd_event_source_get_enabled(engine->stall_source, &enabled);
+    sd_event_source_get_enabled(watch->stall_source, &enabled);
     if (enabled != SD_EVENT_OFF)
         return;
-    sd_event_source_set_time_relative(engine->stall_source, ENGINE_WATCH_NS / 1000);
-    sd_event_source_set_enabled(engine->stall_source, SD_EVENT_ONESHOT);
+    sd_event_source_set_time_relative(watch->stall_source, ENGINE_WATCH_NS / 1000);
+    sd_event_source_set_enabled(watch->stall_source, SD_EVENT_ONESHOT);
 }
 
 /* ---- settings ---- */
@@ -375,23 +379,23 @@ static enum engine_stall_policy parse_policy(const char *text, bool timed)
     return timed ? ENGINE_STALL_STOP_JOB : ENGINE_STALL_WARN;
 }
 
-void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings, size_t count)
+void engine_stall_configure(struct engine_watch *watch,
+                            const struct engine_stall_settings *settings)
 {
-    const char *disable = engine_setting_find(settings, count, "STALL_CHECK_DISABLE");
-    const char *shutdown = engine_setting_find(settings, count, "STALL_SHUTDOWN_TIME_SECONDS");
+    const char *disable = settings->check_disable;
+    const char *shutdown = settings->shutdown_time;
     uint64_t shutdown_ns = 0;
 
-    parse_seconds(engine_setting_find(settings, count, "STALL_CHECK_TIME_SECONDS"),
-                  "STALL_CHECK_TIME_SECONDS is no number of seconds", &engine->stall_warn_ns);
+    parse_seconds(settings->check_time, "STALL_CHECK_TIME_SECONDS is no number of seconds",
+                  &watch->stall_warn_ns);
     parse_seconds(shutdown, "STALL_SHUTDOWN_TIME_SECONDS is no number of seconds", &shutdown_ns);
     if (disable && disable[0] != '\0' && strcmp(disable, "0") != 0)
-        engine->stall_warn_ns = 0;
-    if (shutdown_ns > 0 && shutdown_ns < engine->stall_warn_ns) {
+        watch->stall_warn_ns = 0;
+    if (shutdown_ns > 0 && shutdown_ns < watch->stall_warn_ns) {
         complain("STALL_SHUTDOWN_TIME_SECONDS is less than STALL_CHECK_TIME_SECONDS and is ignored",
                  shutdown);
         shutdown_ns = 0;
     }
-    engine->stall_policy =
-        parse_policy(engine_setting_find(settings, count, "STALL_POLICY"), shutdown_ns > 0);
-    engine->stall_act_ns = shutdown_ns > 0 ? shutdown_ns : engine->stall_warn_ns;
+    watch->stall_policy = parse_policy(settings->policy, shutdown_ns > 0);
+    watch->stall_act_ns = shutdown_ns > 0 ? shutdown_ns : watch->stall_warn_ns;
 }

@@ -6,40 +6,38 @@
 #include "daemon/engine/order/op.h"
 #include "proto/wire.h"
 
-struct engine;
+struct engine_watch;
 
-/* What happens to an op that has waited for engine->stall_act_ns. */
-enum engine_stall_policy {
-    ENGINE_STALL_WARN,     /* nothing more than the warnings */
-    ENGINE_STALL_FAIL_OP,  /* it fails on every rank of its set; the job goes on */
-    ENGINE_STALL_STOP_JOB, /* the job ends, as in Horovod */
+/* STALL_* of a job, as text; NULL: not set. */
+struct engine_stall_settings {
+    const char *check_disable, *check_time, *shutdown_time, *policy;
 };
 
 /* ---- stall.c ---- */
 
 /* Sees to it that the table of waiting ops is looked at while it is not empty. Cheap. */
-void engine_stall_arm(struct engine *engine);
+void engine_stall_arm(struct engine_watch *watch);
 /* Warns of ops that are old enough, and does what the policy says. The timer's work; `now_ns` is
  * the time. The engine may be stopping afterwards. */
-void engine_stall_look(struct engine *engine, uint64_t now_ns);
+void engine_stall_look(struct engine_watch *watch, uint64_t now_ns);
 /* The same for large ops in slots, of which ranks hold units; express.c's timer's work. */
-void engine_stall_look_at_held(struct engine *engine, uint64_t now_ns);
-/* Takes HVD_STALL_* / HOROVOD_STALL_* from a client's settings. */
-void engine_stall_configure(struct engine *engine, const struct hvi_setting *settings,
-                            size_t count);
+void engine_stall_look_at_held(struct engine_watch *watch, uint64_t now_ns);
+/* Takes what is set; .stall_warn_ns is the default. */
+void engine_stall_configure(struct engine_watch *watch,
+                            const struct engine_stall_settings *settings);
 
 /* ---- stall_rows.c ---- */
 
 /* Rows for ops that have waited for at least `min_age_ns`, oldest first, at most `limit`;
  * *left_out_p counts the rest. Free with engine_stall_rows_free. HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
+int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t limit,
                       struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p);
 void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count);
 /* Whether the op waits for this member: for its submission, or for its output. */
 bool engine_stall_misses(const struct engine_op *op, uint32_t member);
 const char *engine_stall_kind(const struct engine_op *op);
 /* "rank 2 (pid 4711, stopped), rank 3 (not attached)"; a long list is cut and the rest counted. */
-void engine_stall_describe(const struct engine *engine, const struct engine_op *op, char *text_p,
-                           size_t size);
+void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
+                           char *text_p, size_t size);
 
 #endif

@@ -9,9 +9,11 @@
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "daemon/engine/engine.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
+#include "daemon/engine/sessions/sessions.h"
+#include "daemon/engine/slots/express.h"
+#include "daemon/engine/watch/watch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,11 +40,11 @@ const char *engine_stall_kind(const struct engine_op *op)
 }
 
 /* The oldest op that each rank has submitted and that still waits; NULL without memory. */
-static const struct engine_op **oldest_ops(const struct engine *engine)
+static const struct engine_op **oldest_ops(const struct engine_watch *watch)
 {
-    const struct engine_op **oldest = calloc((size_t)engine->start.size, sizeof *oldest);
+    const struct engine_op **oldest = calloc((size_t)watch->start->size, sizeof *oldest);
 
-    for (const struct engine_op *op = engine->order.waiting_first; oldest && op; op = op->next) {
+    for (const struct engine_op *op = watch->order->waiting_first; oldest && op; op = op->next) {
         uint32_t members = op->set->size;
         for (uint32_t i = 0; i < members; i++) {
             int32_t rank = op->set->ranks[i];
@@ -53,13 +55,13 @@ static const struct engine_op **oldest_ops(const struct engine *engine)
     return oldest;
 }
 
-static void fill_waits_in(const struct engine *engine, int32_t rank, const struct engine_op *oldest,
-                          struct hvi_missing_rank *missing)
+static void fill_waits_in(const struct engine_watch *watch, int32_t rank,
+                          const struct engine_op *oldest, struct hvi_missing_rank *missing)
 {
     char label[ENGINE_LABEL];
 
     if (!oldest) {
-        hvi_process_waits_in(engine->sessions.ranks[rank].pid, missing->waits_in,
+        hvi_process_waits_in(watch->sessions->ranks[rank].pid, missing->waits_in,
                              sizeof missing->waits_in);
         if (!hvi_utf8_valid(missing->waits_in, strlen(missing->waits_in)))
             missing->waits_in[0] = '\0';
@@ -70,10 +72,10 @@ static void fill_waits_in(const struct engine *engine, int32_t rank, const struc
              (int)hvi_utf8_cut(label, strlen(label), LABEL_MAX), label);
 }
 
-static void fill_missing(const struct engine *engine, int32_t rank, const struct engine_op *oldest,
-                         struct hvi_missing_rank *missing)
+static void fill_missing(const struct engine_watch *watch, int32_t rank,
+                         const struct engine_op *oldest, struct hvi_missing_rank *missing)
 {
-    const struct engine_rank *slot = &engine->sessions.ranks[rank];
+    const struct engine_rank *slot = &watch->sessions->ranks[rank];
 
     missing->rank = rank;
     missing->pid = slot->session ? slot->pid : 0;
@@ -82,10 +84,10 @@ static void fill_missing(const struct engine *engine, int32_t rank, const struct
         return;
     }
     snprintf(missing->process, sizeof missing->process, "%c", hvi_process_state(slot->pid));
-    fill_waits_in(engine, rank, oldest, missing);
+    fill_waits_in(watch, rank, oldest, missing);
 }
 
-static int fill_row(const struct engine *engine, const struct engine_op *op,
+static int fill_row(const struct engine_watch *watch, const struct engine_op *op,
                     const struct engine_op *const *oldest, uint64_t now_ns,
                     struct hvi_stall_row *row)
 {
@@ -98,13 +100,13 @@ static int fill_row(const struct engine *engine, const struct engine_op *op,
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
     snprintf(row->op, sizeof row->op, "%s", engine_stall_kind(op));
-    snprintf(row->job, sizeof row->job, "%s", engine->start.job);
+    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
     row->process_set = part ? part->copy.process_set : 0;
     row->age_ns = now_ns - op->first_ns;
     for (uint32_t i = 0; i < members; i++) {
         int32_t rank = op->set->ranks[i];
         if (engine_stall_misses(op, i))
-            fill_missing(engine, rank, oldest[rank], &row->missing[row->missing_count++]);
+            fill_missing(watch, rank, oldest[rank], &row->missing[row->missing_count++]);
         else if (op->parts[i])
             row->ready[row->ready_count++] = rank;
     }
@@ -112,7 +114,7 @@ static int fill_row(const struct engine *engine, const struct engine_op *op,
 }
 
 /* Everybody has submitted it, and some hold units of it. */
-static int fill_held_row(const struct engine *engine, const struct engine_held *held,
+static int fill_held_row(const struct engine_watch *watch, const struct engine_held *held,
                          uint64_t now_ns, struct hvi_stall_row *row)
 {
     const struct engine_set *set = held->slot->set;
@@ -123,14 +125,14 @@ static int fill_held_row(const struct engine *engine, const struct engine_held *
         return HVI_ERR_NO_MEMORY;
     snprintf(row->tensor, sizeof row->tensor, "%s", held->name);
     snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(held->slot->agreed.kind));
-    snprintf(row->job, sizeof row->job, "%s", engine->start.job);
+    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
     row->process_set = held->slot->agreed.process_set;
     row->age_ns = now_ns - held->since_ns;
     for (uint32_t i = 0; i < set->size; i++) {
         int32_t rank = set->ranks[i];
         if (held->holders >> rank & 1u) {
             struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
-            fill_missing(engine, rank, NULL, missing);
+            fill_missing(watch, rank, NULL, missing);
             snprintf(missing->waits_in, sizeof missing->waits_in, "its part of the reduction");
         } else {
             row->ready[row->ready_count++] = rank;
@@ -153,36 +155,36 @@ void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count)
     free(rows);
 }
 
-int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
+int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t limit,
                       struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p)
 {
     uint64_t now_ns = hvi_clock_ns();
     uint64_t left_out = 0;
     size_t count = 0;
     int status = HVI_OK;
-    const struct engine_op **oldest = oldest_ops(engine);
+    const struct engine_op **oldest = oldest_ops(watch);
     struct hvi_stall_row *rows = calloc(limit, sizeof *rows);
 
     if (!rows || !oldest)
         status = HVI_ERR_NO_MEMORY;
-    for (const struct engine_op *op = engine->order.waiting_first; status == HVI_OK && op;
+    for (const struct engine_op *op = watch->order->waiting_first; status == HVI_OK && op;
          op = op->next) {
         if (now_ns - op->first_ns < min_age_ns)
             break;
         if (count == limit)
             left_out++;
         else
-            status = fill_row(engine, op, oldest, now_ns, &rows[count++]);
+            status = fill_row(watch, op, oldest, now_ns, &rows[count++]);
     }
     struct engine_held held;
     for (uint32_t cursor = 0;
-         status == HVI_OK && engine_express_next_held(&engine->express, &cursor, &held);) {
+         status == HVI_OK && engine_express_next_held(watch->express, &cursor, &held);) {
         if (!is_old(held.since_ns, now_ns, min_age_ns))
             continue;
         if (count == limit)
             left_out++;
         else
-            status = fill_held_row(engine, &held, now_ns, &rows[count++]);
+            status = fill_held_row(watch, &held, now_ns, &rows[count++]);
     }
     free(oldest);
     if (status != HVI_OK) {
@@ -195,8 +197,8 @@ int engine_stall_rows(struct engine *engine, uint64_t min_age_ns, size_t limit,
     return HVI_OK;
 }
 
-void engine_stall_describe(const struct engine *engine, const struct engine_op *op, char *text_p,
-                           size_t size)
+void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
+                           char *text_p, size_t size)
 {
     uint32_t members = op->set->size;
     size_t used = 0;
@@ -204,7 +206,7 @@ void engine_stall_describe(const struct engine *engine, const struct engine_op *
 
     text_p[0] = '\0';
     for (uint32_t i = 0; i < members; i++) {
-        const struct engine_rank *slot = &engine->sessions.ranks[op->set->ranks[i]];
+        const struct engine_rank *slot = &watch->sessions->ranks[op->set->ranks[i]];
         char one[96];
         if (!engine_stall_misses(op, i))
             continue;

@@ -13,13 +13,18 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/event/event.h"
+#include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/control.h"
+#include "daemon/engine/sessions/sessions.h"
+#include "daemon/engine/slots/express.h"
+#include "daemon/engine/watch/watch.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,22 +45,22 @@ struct engine_timeline {
 
 /* ---- answers ---- */
 
-static void answer(struct engine *engine, const struct engine_asker *asker, int status,
+static void answer(struct engine_watch *watch, const struct engine_asker *asker, int status,
                    const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
 
     if (asker->rank >= 0) {
-        engine_control_answer(&engine->sessions, asker, status, text);
+        engine_control_answer(watch->sessions, asker, status, text);
         return;
     }
     msg.ack.request = asker->request;
     msg.ack.status = status;
     snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
-    int sent = engine_link_send(engine, &msg);
+    int sent = watch->calls->send(watch->user, &msg);
     if (sent != HVI_OK && sent != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_DEBUG, "timeline", "ack-lost", hvi_status_text(sent), "job=%s",
-                engine->start.job);
+                watch->start->job);
 }
 
 /* ---- records ---- */
@@ -174,9 +179,9 @@ static void end(struct engine_timeline *timeline, struct engine_op *op, uint64_t
 
 /* ---- what happens to ops ---- */
 
-static bool is_ours(const struct engine *engine, const struct engine_op *op)
+static bool is_ours(const struct engine_watch *watch, const struct engine_op *op)
 {
-    return engine->timeline && op->timeline_epoch == engine->timeline->epoch;
+    return watch->timeline && op->timeline_epoch == watch->timeline->epoch;
 }
 
 static void arrived(struct engine_timeline *timeline, struct engine_op *op,
@@ -228,40 +233,40 @@ static bool begin_op(struct engine_timeline *timeline, const struct engine_part 
     return true;
 }
 
-void engine_timeline_part(struct engine *engine, const struct engine_part *part)
+void engine_timeline_part(struct engine_watch *watch, const struct engine_part *part)
 {
     struct engine_op *op = part->op;
 
-    if ((op->parts_present == 1 || !is_ours(engine, op)) && !begin_op(engine->timeline, part))
+    if ((op->parts_present == 1 || !is_ours(watch, op)) && !begin_op(watch->timeline, part))
         return;
-    arrived(engine->timeline, op, part, part->arrived_ns);
-    copied(engine->timeline, part);
+    arrived(watch->timeline, op, part, part->arrived_ns);
+    copied(watch->timeline, part);
 }
 
-void engine_timeline_ready(struct engine *engine, struct engine_op *op)
+void engine_timeline_ready(struct engine_watch *watch, struct engine_op *op)
 {
-    if (!is_ours(engine, op))
+    if (!is_ours(watch, op))
         return;
-    end(engine->timeline, op, engine->order.now_ns, NULL);
-    begin(engine->timeline, op, engine->order.now_ns, TIMELINE_OP);
-    begin(engine->timeline, op, engine->order.now_ns, TIMELINE_QUEUE);
+    end(watch->timeline, op, watch->order->now_ns, NULL);
+    begin(watch->timeline, op, watch->order->now_ns, TIMELINE_OP);
+    begin(watch->timeline, op, watch->order->now_ns, TIMELINE_QUEUE);
 }
 
-void engine_timeline_started(struct engine *engine, struct engine_op *op)
+void engine_timeline_started(struct engine_watch *watch, struct engine_op *op)
 {
-    if (!is_ours(engine, op))
+    if (!is_ours(watch, op))
         return;
     uint64_t now_ns = hvi_clock_ns();
-    end(engine->timeline, op, now_ns, NULL);
-    begin(engine->timeline, op, now_ns, TIMELINE_EXECUTE);
+    end(watch->timeline, op, now_ns, NULL);
+    begin(watch->timeline, op, now_ns, TIMELINE_EXECUTE);
 }
 
-void engine_timeline_over(struct engine *engine, struct engine_op *op, int status)
+void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int status)
 {
     const struct engine_part *part = engine_op_first_part(op);
     struct timeline_shape shape = {.status = status};
 
-    if (!is_ours(engine, op))
+    if (!is_ours(watch, op))
         return;
     op->timeline_epoch = 0;
     if (part) {
@@ -270,16 +275,16 @@ void engine_timeline_over(struct engine *engine, struct engine_op *op, int statu
         memcpy(shape.dims, part->copy.dims, sizeof shape.dims);
     }
     if (op->state == ENGINE_OP_READY || op->state == ENGINE_OP_EXECUTING)
-        end(engine->timeline, op, engine->order.now_ns, NULL);
-    end(engine->timeline, op, engine->order.now_ns, &shape);
+        end(watch->timeline, op, watch->order->now_ns, NULL);
+    end(watch->timeline, op, watch->order->now_ns, &shape);
 }
 
-void engine_timeline_cycle(struct engine *engine)
+void engine_timeline_cycle(struct engine_watch *watch)
 {
-    const struct timeline_record event = {.what = TIMELINE_CYCLE, .ts_ns = engine->order.now_ns};
+    const struct timeline_record event = {.what = TIMELINE_CYCLE, .ts_ns = watch->order->now_ns};
 
-    if (engine->timeline->mark_cycles)
-        record(engine->timeline, event, NULL, 0);
+    if (watch->timeline->mark_cycles)
+        record(watch->timeline, event, NULL, 0);
 }
 
 /* ---- start and stop ---- */
@@ -295,42 +300,42 @@ static void timeline_free(struct engine_timeline *timeline)
     free(timeline);
 }
 
-static void over(struct engine *engine)
+static void over(struct engine_watch *watch)
 {
-    struct engine_timeline *timeline = engine->timeline_alive;
+    struct engine_timeline *timeline = watch->timeline_alive;
 
     pthread_join(timeline->thread, NULL);
-    engine_express_withhold(&engine->express, false);
-    engine->timeline = NULL;
-    engine->timeline_alive = NULL;
+    engine_express_withhold(watch->express, false);
+    watch->timeline = NULL;
+    watch->timeline_alive = NULL;
     if (timeline->stop_pending)
-        answer(engine, &timeline->stopper, HVI_OK, "");
+        answer(watch, &timeline->stopper, HVI_OK, "");
     HVI_LOG(HVI_LOG_INFO, "timeline", "timeline-stopped", "the file is complete", "job=%s path=%s",
-            engine->start.job, timeline->path);
+            watch->start->job, timeline->path);
     timeline_free(timeline);
 }
 
-static void tell_opened(struct engine *engine, int status)
+static void tell_opened(struct engine_watch *watch, int status)
 {
-    struct engine_timeline *timeline = engine->timeline_alive;
+    struct engine_timeline *timeline = watch->timeline_alive;
     char text[HVI_TEXT_MAX + 1] = "";
 
     timeline->start_pending = false;
     if (status == HVI_OK) {
         HVI_LOG(HVI_LOG_INFO, "timeline", "timeline-started", "writing", "job=%s path=%s",
-                engine->start.job, timeline->path);
+                watch->start->job, timeline->path);
     } else {
         snprintf(text, sizeof text, "'%s' cannot take a timeline: %s", timeline->path,
                  timeline->writer.why);
-        HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-refused", text, "job=%s", engine->start.job);
+        HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-refused", text, "job=%s", watch->start->job);
     }
-    answer(engine, &timeline->starter, status, text);
+    answer(watch, &timeline->starter, status, text);
 }
 
 static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
 {
-    struct engine *engine = user;
-    struct engine_timeline *timeline = engine->timeline_alive;
+    struct engine_watch *watch = user;
+    struct engine_timeline *timeline = watch->timeline_alive;
     uint64_t value;
 
     (void)source, (void)events;
@@ -340,9 +345,9 @@ static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
     int status = atomic_load_explicit(&timeline->writer.opened, memory_order_acquire);
     /* Who is refused may try another file at once: not before the writer has ended. */
     if (timeline->start_pending && (status == HVI_OK || (closed && status != HVI_INPROGRESS)))
-        tell_opened(engine, status);
+        tell_opened(watch, status);
     if (closed)
-        over(engine);
+        over(watch);
     return 0;
 }
 
@@ -360,7 +365,7 @@ static int start_thread(struct engine_timeline *timeline)
     return HVI_OK;
 }
 
-static int timeline_new(struct engine *engine, int fd, const char *path,
+static int timeline_new(struct engine_watch *watch, int fd, const char *path,
                         struct engine_timeline **timeline_p)
 {
     struct engine_timeline *timeline = calloc(1, sizeof *timeline);
@@ -369,7 +374,7 @@ static int timeline_new(struct engine *engine, int fd, const char *path,
     if (!timeline)
         return HVI_ERR_NO_MEMORY;
     snprintf(timeline->path, sizeof timeline->path, "%s", path);
-    timeline->epoch = ++engine->timeline_epochs;
+    timeline->epoch = ++watch->timeline_epochs;
     timeline->writer = (struct timeline_writer){
         .ring = aligned_alloc(64, sizeof *timeline->writer.ring),
         .file_fd = fd,
@@ -383,8 +388,8 @@ static int timeline_new(struct engine *engine, int fd, const char *path,
         goto failed;
     atomic_init(&timeline->writer.ring->head, 0);
     atomic_init(&timeline->writer.ring->tail, 0);
-    if (sd_event_add_io(engine->event, &timeline->source, timeline->writer.done_fd, EPOLLIN,
-                        on_done, engine) < 0)
+    if (sd_event_add_io(watch->event, &timeline->source, timeline->writer.done_fd, EPOLLIN, on_done,
+                        watch) < 0)
         goto failed;
     status = start_thread(timeline);
     if (status != HVI_OK)
@@ -397,73 +402,73 @@ failed:
     return status;
 }
 
-void engine_timeline_start(struct engine *engine, const struct engine_asker *asker, int fd,
+void engine_timeline_start(struct engine_watch *watch, const struct engine_asker *asker, int fd,
                            const char *path, bool mark_cycles)
 {
     char text[HVI_TEXT_MAX + 1];
 
-    if (engine->timeline_alive) {
+    if (watch->timeline_alive) {
         snprintf(text, sizeof text, "job '%s' writes a timeline already, to '%s': stop it first",
-                 engine->start.job, engine->timeline_alive->path);
-        answer(engine, asker, HVI_ERR_EXISTS, text);
+                 watch->start->job, watch->timeline_alive->path);
+        answer(watch, asker, HVI_ERR_EXISTS, text);
         close(fd);
         return;
     }
-    int status = timeline_new(engine, fd, path, &engine->timeline_alive);
+    int status = timeline_new(watch, fd, path, &watch->timeline_alive);
     if (status != HVI_OK) {
-        answer(engine, asker, status, "the engine is out of memory, threads or descriptors");
+        answer(watch, asker, status, "the engine is out of memory, threads or descriptors");
         close(fd);
         return;
     }
-    engine->timeline = engine->timeline_alive;
-    engine->timeline->mark_cycles = mark_cycles;
-    engine->timeline->starter = *asker;
-    engine->timeline->start_pending = true;
-    engine_express_withhold(&engine->express, true); /* what ranks do by themselves is not seen */
+    watch->timeline = watch->timeline_alive;
+    watch->timeline->mark_cycles = mark_cycles;
+    watch->timeline->starter = *asker;
+    watch->timeline->start_pending = true;
+    engine_express_withhold(watch->express, true); /* what ranks do by themselves is not seen */
 }
 
-static void begin_stop(struct engine *engine)
+static void begin_stop(struct engine_watch *watch)
 {
-    struct engine_timeline *timeline = engine->timeline_alive;
+    struct engine_timeline *timeline = watch->timeline_alive;
     const uint64_t one = 1;
 
     tell_dropped(timeline, hvi_clock_ns());
     atomic_store(&timeline->writer.dropped, timeline->dropped);
-    engine->timeline = NULL;
-    engine_express_withhold(&engine->express, false);
+    watch->timeline = NULL;
+    engine_express_withhold(watch->express, false);
     timeline->stopping = true;
     atomic_store(&timeline->writer.stop, true);
     ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);
     (void)written;
 }
 
-void engine_timeline_stop(struct engine *engine, const struct engine_asker *asker)
+void engine_timeline_stop(struct engine_watch *watch, const struct engine_asker *asker)
 {
-    struct engine_timeline *timeline = engine->timeline_alive;
+    struct engine_timeline *timeline = watch->timeline_alive;
 
     if (!timeline) {
-        answer(engine, asker, HVI_OK, "");
+        answer(watch, asker, HVI_OK, "");
         return;
     }
     if (timeline->stopping) {
-        answer(engine, asker, HVI_ERR_BUSY, "the timeline is being stopped already");
+        answer(watch, asker, HVI_ERR_BUSY, "the timeline is being stopped already");
         return;
     }
     timeline->stop_pending = true;
     timeline->stopper = *asker;
-    begin_stop(engine);
+    begin_stop(watch);
 }
 
-void engine_timeline_close(struct engine *engine)
+void engine_timeline_close(struct engine_watch *watch)
 {
-    struct engine_timeline *timeline = engine->timeline_alive;
+    struct engine_timeline *timeline = watch->timeline_alive;
     struct timespec until;
 
     if (!timeline)
         return;
     if (!timeline->stopping)
-        begin_stop(engine);
-    engine->timeline = engine->timeline_alive = NULL;
+        begin_stop(watch);
+    watch->timeline = watch->timeline_alive = NULL;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += (time_t)(CLOSE_NS / HVI_NS_SEC);
     if (pthread_timedjoin_np(timeline->thread, NULL, &until) == 0) {
@@ -472,7 +477,7 @@ void engine_timeline_close(struct engine *engine)
     }
     /* Its disk does not answer: the thread keeps what it uses, and ends with the process. */
     HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-stuck", "the file could not be completed in time",
-            "job=%s path=%s", engine->start.job, timeline->path);
+            "job=%s path=%s", watch->start->job, timeline->path);
     timeline->source = sd_event_source_disable_unref(timeline->source);
     pthread_detach(timeline->thread);
 }

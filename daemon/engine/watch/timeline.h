@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct engine;
+struct engine_watch;
 struct engine_asker;
 struct engine_op;
 struct engine_part;
@@ -21,24 +21,24 @@ struct engine_part;
 
 /* Starts a timeline in `fd`, which becomes the engine's whatever happens. The Ack follows when the
  * file is a valid, empty trace, or with the reason why not. */
-void engine_timeline_start(struct engine *engine, const struct engine_asker *asker, int fd,
+void engine_timeline_start(struct engine_watch *watch, const struct engine_asker *asker, int fd,
                            const char *path, bool mark_cycles);
 /* The Ack follows when everything is in the file; at once if there is no timeline. */
-void engine_timeline_stop(struct engine *engine, const struct engine_asker *asker);
+void engine_timeline_stop(struct engine_watch *watch, const struct engine_asker *asker);
 /* Stops and waits, a second at most. For the end of the engine. */
-void engine_timeline_close(struct engine *engine);
+void engine_timeline_close(struct engine_watch *watch);
 
-/* What happens to ops; only while engine->timeline is set. */
+/* What happens to ops; only while watch->timeline is set. */
 
 /* A part has met its op. */
-void engine_timeline_part(struct engine *engine, const struct engine_part *part);
+void engine_timeline_part(struct engine_watch *watch, const struct engine_part *part);
 /* Every rank has come, and the op waits for its batch. */
-void engine_timeline_ready(struct engine *engine, struct engine_op *op);
-void engine_timeline_started(struct engine *engine, struct engine_op *op);
+void engine_timeline_ready(struct engine_watch *watch, struct engine_op *op);
+void engine_timeline_started(struct engine_watch *watch, struct engine_op *op);
 /* Finished, or failed in whatever state it is. */
-void engine_timeline_over(struct engine *engine, struct engine_op *op, int status);
+void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int status);
 /* A pass of the main loop that found something to do. */
-void engine_timeline_cycle(struct engine *engine);
+void engine_timeline_cycle(struct engine_watch *watch);
 
 /* ---- between the threads ---- */
 

@@ -3,7 +3,10 @@
 #include "daemon/engine/watch/trace.h"
 
 #include "base/status.h"
-#include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/sessions.h"
+#include "daemon/engine/slots/express.h"
+#include "daemon/engine/stats/stats.h"
+#include "daemon/engine/watch/watch.h"
 
 #include <stdlib.h>
 
@@ -17,24 +20,24 @@ static void read_in_flight(struct engine_trace_reader *reader, const struct engi
     }
 }
 
-int engine_trace_rows(struct engine *engine, int32_t rank, uint32_t limit, uint64_t before,
+int engine_trace_rows(struct engine_watch *watch, int32_t rank, uint32_t limit, uint64_t before,
                       struct hvi_trace_row **rows_p, size_t *count_p, uint64_t *left_out_p)
 {
     struct engine_trace_reader reader = {.before = before, .limit = HVI_WIRE_TRACES_MAX};
 
-    engine_express_fold(&engine->express);
+    engine_express_fold(watch->express);
     if (limit > 0 && limit < reader.limit)
         reader.limit = limit;
     reader.rows = calloc(reader.limit, sizeof *reader.rows);
     if (!reader.rows)
         return HVI_ERR_NO_MEMORY;
-    for (int32_t i = 0; i < engine->start.size; i++) {
-        const struct engine_session *session = engine->sessions.ranks[i].session;
+    for (int32_t i = 0; i < watch->start->size; i++) {
+        const struct engine_session *session = watch->sessions->ranks[i].session;
         if (rank >= 0 && rank != i)
             continue;
         if (session && before == 0)
             read_in_flight(&reader, session);
-        engine_trace_read(&reader, &engine->stats, i);
+        engine_trace_read(&reader, watch->stats, i);
     }
     *rows_p = reader.rows;
     *count_p = reader.count;

@@ -5,13 +5,13 @@
 
 #include "proto/wire.h"
 
-struct engine;
+struct engine_watch;
 
 /* Rows of one rank, or with -1 of all: newest first rank by rank, at most `limit` (0: as many as
  * fit a message), those in flight before all finished ones; with `before` only finished ones with a
  * smaller number. *left_out_p counts those that are kept but not given. The caller frees *rows_p.
  * HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_trace_rows(struct engine *engine, int32_t rank, uint32_t limit, uint64_t before,
+int engine_trace_rows(struct engine_watch *watch, int32_t rank, uint32_t limit, uint64_t before,
                       struct hvi_trace_row **rows_p, size_t *count_p, uint64_t *left_out_p);
 
 #endif

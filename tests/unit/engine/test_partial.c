@@ -169,7 +169,8 @@ START_TEST(a_stalled_pair_misses_its_other_end_alone)
     hvt_bench_init(&bench, 3);
     run(2, HVI_KIND_RECV, 0, 9, 0);
     run(1, HVI_KIND_RECV, ANY, 9, 0);
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 8, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 8, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_eq(count, 2);
     ck_assert_str_eq(rows[0].tensor, "0-to-2.tag-9");
     ck_assert_uint_eq(rows[0].missing_count, 1);

@@ -30,7 +30,8 @@ START_TEST(a_waiting_op_lists_who_is_there_and_who_is_not)
 
     hvt_bench_init(&bench, 3);
     submit(1, "w1");
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 10, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 10, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_eq(count, 1);
     ck_assert_uint_eq(left_out, 0);
     ck_assert_str_eq(rows[0].tensor, "w1");
@@ -59,7 +60,8 @@ START_TEST(rows_come_oldest_first_and_the_rest_is_counted)
     submit(0, "a");
     submit(1, "b");
     submit(0, "c");
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 2, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 2, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_eq(count, 2);
     ck_assert_uint_eq(left_out, 1);
     ck_assert_str_eq(rows[0].tensor, "a");
@@ -67,7 +69,8 @@ START_TEST(rows_come_oldest_first_and_the_rest_is_counted)
     ck_assert_uint_ge(rows[0].age_ns, rows[1].age_ns);
     engine_stall_rows_free(rows, count);
     ck_assert_int_eq(
-        engine_stall_rows(bench.engine, HVI_NS_SEC * 1000, 2, &rows, &count, &left_out), HVI_OK);
+        engine_stall_rows(&bench.engine->watch, HVI_NS_SEC * 1000, 2, &rows, &count, &left_out),
+        HVI_OK);
     ck_assert_uint_eq(count + left_out, 0);
     engine_stall_rows_free(rows, count);
     hvt_bench_fini(&bench);
@@ -83,7 +86,8 @@ START_TEST(a_finished_op_is_in_no_row)
     hvt_bench_init(&bench, 2);
     submit(0, "a");
     submit(1, "a");
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 2, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 2, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_eq(count, 0);
     engine_stall_rows_free(rows, count);
     hvt_bench_fini(&bench);
@@ -99,7 +103,8 @@ START_TEST(a_rank_that_never_came_is_absent)
     hvt_bench_init_empty(&bench, 2);
     ck_assert_int_eq(hvt_bench_attach(&bench, 0), HVI_OK);
     submit(0, "a");
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 2, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 2, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_int_eq(rows[0].missing[0].pid, 0);
     ck_assert_str_eq(rows[0].missing[0].process, "absent");
     engine_stall_rows_free(rows, count);
@@ -124,7 +129,8 @@ START_TEST(an_allgather_that_waits_for_an_output_says_whose)
         hvt_peer_submit(&bench.peers[rank], &op);
     }
     hvt_bench_turn(&bench);
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 2, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 2, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_eq(count, 1);
     ck_assert_uint_eq(rows[0].missing_count, 1);
     ck_assert_int_eq(rows[0].missing[0].rank, 1);
@@ -137,9 +143,9 @@ END_TEST
 
 static void set_policy(enum engine_stall_policy policy)
 {
-    bench.engine->stall_warn_ns = HVI_NS_SEC;
-    bench.engine->stall_act_ns = 10 * HVI_NS_SEC;
-    bench.engine->stall_policy = policy;
+    bench.engine->watch.stall_warn_ns = HVI_NS_SEC;
+    bench.engine->watch.stall_act_ns = 10 * HVI_NS_SEC;
+    bench.engine->watch.stall_policy = policy;
 }
 
 /* As if the op had waited for so many seconds. */
@@ -147,7 +153,7 @@ static void look_after(double seconds)
 {
     uint64_t first_ns = bench.engine->order.waiting_first->first_ns;
 
-    engine_stall_look(bench.engine, first_ns + (uint64_t)(seconds * (double)HVI_NS_SEC));
+    engine_stall_look(&bench.engine->watch, first_ns + (uint64_t)(seconds * (double)HVI_NS_SEC));
 }
 
 static void expect_notice(int32_t rank, const char *text)
@@ -174,7 +180,7 @@ START_TEST(every_rank_is_told_of_a_stalled_op_again_and_again)
 
     hvt_bench_init(&bench, 3);
     set_policy(ENGINE_STALL_WARN);
-    bench.engine->stall_warn_ns = HVI_NS_SEC;
+    bench.engine->watch.stall_warn_ns = HVI_NS_SEC;
     submit(1, "w1");
     look_after(0.9);
     ck_assert(!has_message(0));
@@ -212,7 +218,7 @@ START_TEST(a_crowd_of_stalled_ops_fits_one_notice)
         hvt_peer_submit(&bench.peers[0], &op);
         hvt_bench_turn(&bench);
     }
-    engine_stall_look(bench.engine, hvi_clock_ns() + HVI_NS_SEC);
+    engine_stall_look(&bench.engine->watch, hvi_clock_ns() + HVI_NS_SEC);
     ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_NOTICE, &msg));
     ck_assert_ptr_nonnull(strstr(msg.notice.text, "\n1: [000_"));
     hvi_packet_msg_free(&msg);
@@ -273,7 +279,7 @@ START_TEST(what_has_come_already_is_not_missing)
         hvt_peer_op(&bench.peers[0], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 1, 0);
     hvt_peer_name(&bench.peers[0], &op, 'w', "w");
     hvt_peer_submit(&bench.peers[0], &op); /* in the ring */
-    engine_stall_look(bench.engine, first_ns + 20 * HVI_NS_SEC);
+    engine_stall_look(&bench.engine->watch, first_ns + 20 * HVI_NS_SEC);
     hvt_bench_turn(&bench);
     ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, HVI_OK);
     hvt_bench_fini(&bench);
@@ -289,7 +295,8 @@ START_TEST(a_missing_rank_that_waits_for_another_op_says_for_which)
     hvt_bench_init(&bench, 2);
     submit(0, "a");
     submit(1, "b");
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 9, &rows, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 9, &rows, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_eq(count, 2);
     ck_assert_str_eq(rows[0].missing[0].waits_in, "allreduce 'b'");
     ck_assert_str_eq(rows[1].missing[0].waits_in, "allreduce 'a'");
@@ -299,8 +306,8 @@ START_TEST(a_missing_rank_that_waits_for_another_op_says_for_which)
 }
 END_TEST
 
-static struct engine *policy_of(const char *name, const char *value, const char *name2,
-                                const char *value2)
+static const struct engine_watch *policy_of(const char *name, const char *value, const char *name2,
+                                            const char *value2)
 {
     static struct engine engine;
     struct hvi_setting settings[2] = {0};
@@ -309,9 +316,10 @@ static struct engine *policy_of(const char *name, const char *value, const char 
     snprintf(settings[0].value, sizeof settings[0].value, "%s", value);
     snprintf(settings[1].name, sizeof settings[1].name, "%s", name2);
     snprintf(settings[1].value, sizeof settings[1].value, "%s", value2);
-    engine.stall_warn_ns = 60 * HVI_NS_SEC;
-    engine_stall_configure(&engine, settings, 2);
-    return &engine;
+    engine.start.stall_warn_ns = 60 * HVI_NS_SEC;
+    engine.settings_rank = INT32_MAX;
+    engine_settings_take(&engine, 0, settings, 2);
+    return &engine.watch;
 }
 
 START_TEST(a_shutdown_time_means_stop_job_unless_something_else_is_said)
@@ -341,9 +349,10 @@ static uint64_t configured(const char *name, const char *value, const char *name
     snprintf(settings[0].value, sizeof settings[0].value, "%s", value);
     snprintf(settings[1].name, sizeof settings[1].name, "%s", name2);
     snprintf(settings[1].value, sizeof settings[1].value, "%s", value2);
-    engine.stall_warn_ns = 77;
-    engine_stall_configure(&engine, settings, 2);
-    return engine.stall_warn_ns;
+    engine.start.stall_warn_ns = 77;
+    engine.settings_rank = INT32_MAX;
+    engine_settings_take(&engine, 0, settings, 2);
+    return engine.watch.stall_warn_ns;
 }
 
 START_TEST(settings_of_the_job_override_the_daemons)

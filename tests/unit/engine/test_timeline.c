@@ -156,10 +156,10 @@ START_TEST(what_does_not_fit_is_counted_and_the_count_is_an_event)
 {
     open_bench(1);
     ck_assert_int_eq(start(0, file_fd), HVI_OK);
-    struct engine_timeline *timeline = bench.engine->timeline;
+    struct engine_timeline *timeline = bench.engine->watch.timeline;
     for (int i = 0; i < 300000; i++)
-        engine_timeline_cycle(bench.engine);
-    ck_assert_ptr_eq(bench.engine->timeline, timeline);
+        engine_timeline_cycle(&bench.engine->watch);
+    ck_assert_ptr_eq(bench.engine->watch.timeline, timeline);
     ck_assert_int_eq(stop(0), HVI_OK);
     cJSON *events = read_file();
     size_t cycles = count_of(events, "CYCLE_START");
@@ -185,7 +185,7 @@ START_TEST(a_full_disk_leaves_a_valid_file_and_a_working_job)
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
     ck_assert_int_eq(start(0, file_fd), HVI_OK);
     for (int i = 0; i < 120000; i++)
-        engine_timeline_cycle(bench.engine);
+        engine_timeline_cycle(&bench.engine->watch);
     ck_assert_int_eq(stop(0), HVI_OK);
     cJSON *events = read_file();
     ck_assert_uint_gt(count_of(events, "CYCLE_START"), 20000);

@@ -17,8 +17,9 @@ static uint64_t left_out;
 static void read_trace(int32_t rank, uint32_t limit, uint64_t before)
 {
     free(rows);
-    ck_assert_int_eq(engine_trace_rows(bench.engine, rank, limit, before, &rows, &count, &left_out),
-                     HVI_OK);
+    ck_assert_int_eq(
+        engine_trace_rows(&bench.engine->watch, rank, limit, before, &rows, &count, &left_out),
+        HVI_OK);
 }
 
 static void submit(int32_t rank, const char *name)
