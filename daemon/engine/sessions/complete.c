@@ -46,7 +46,7 @@ void engine_request_free(struct engine_request *request)
         request->express.out->users--;
     if (request->aux)
         request->aux->users--;
-    part_fini(&session->sessions->order->tensors, part);
+    part_fini(&session->order->tensors, part);
     free(request->owed_text);
     request->owed_text = NULL;
     request->next = session->free_requests;
@@ -142,7 +142,7 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
         .text_cell = HVI_TEXT_NONE,
         .bytes = good ? part->out_bytes : 0,
         .rows = good ? part->rows : 0,
-        .done_ns = session->sessions->order->now_ns,
+        .done_ns = session->order->now_ns,
         .culprit = culprit,
         .ticket = good ? request->express.ticket : 0,
     };
@@ -170,7 +170,7 @@ void engine_complete_sized(struct engine_part *part)
         .text_cell = HVI_TEXT_NONE,
         .bytes = part->out_bytes,
         .rows = part->rows,
-        .done_ns = request->session->sessions->order->now_ns,
+        .done_ns = request->session->order->now_ns,
         .culprit = -1,
     };
 

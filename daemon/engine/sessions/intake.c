@@ -380,7 +380,7 @@ static struct engine_request *request_take(struct engine_session *session, uint6
 static void fill_part(struct engine_part *part, const struct engine_session *session,
                       const struct hvi_submission *copy)
 {
-    uint64_t now_ns = session->sessions->order->now_ns;
+    uint64_t now_ns = session->order->now_ns;
 
     part->next = NULL;
     part->op = NULL;
@@ -449,7 +449,7 @@ static struct engine_request *request_new(struct engine_session *session,
 static int define_tensor(struct engine_session *session, const struct hvi_submission *copy,
                          uint64_t set)
 {
-    struct engine_tensors *tensors = &session->sessions->order->tensors;
+    struct engine_tensors *tensors = &session->order->tensors;
     char name[HVI_NAME_MAX + 1];
 
     if (!hvi_channel_read_name(&session->channel, copy->name_offset, copy->name_bytes, name) ||
@@ -467,7 +467,7 @@ static int define_tensor(struct engine_session *session, const struct hvi_submis
 /* The id was defined in another set: the name is the same, the tensor is not. */
 static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t set)
 {
-    struct engine_tensors *tensors = &session->sessions->order->tensors;
+    struct engine_tensors *tensors = &session->order->tensors;
     struct engine_tensor *old = session->tensors[id];
 
     if (old->set == set)
@@ -493,8 +493,7 @@ static int bind_tensor(struct engine_request *request)
         uint64_t number = copy->anon_seq;
         if (engine_partial_is(kind))
             number = engine_partial_number(part, &kind);
-        part->tensor =
-            engine_tensor_get_anon(&session->sessions->order->tensors, set, kind, number);
+        part->tensor = engine_tensor_get_anon(&session->order->tensors, set, kind, number);
         return part->tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
     }
     int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy, set)
@@ -546,7 +545,7 @@ static void take_output(struct engine_request *request, const struct hvi_submiss
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;
-    engine_negotiate_output(request->session->sessions->order, part);
+    engine_negotiate_output(request->session->order, part);
 }
 
 static void take_cancel(struct engine_session *session, uint64_t cookie)
@@ -561,7 +560,7 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
     engine_tensor_label(part->tensor, label);
     snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
              label, part->rank);
-    engine_negotiate_withdraw(session->sessions->order, part, HVI_ERR_CANCELLED, text);
+    engine_negotiate_withdraw(session->order, part, HVI_ERR_CANCELLED, text);
 }
 
 /* Remembers that a group has begun or is whole. */
@@ -585,7 +584,7 @@ static void refuse(struct engine_request *request, int status, const char *text,
     if (status == HVI_ERR_NO_MEMORY)
         text = "the engine is out of memory";
     if (request->express.share.part.copy.group != 0)
-        engine_group_refuse(session->sessions->order, &session->grouped, status, text, culprit);
+        engine_group_refuse(session->order, &session->grouped, status, text, culprit);
     engine_complete_part(&request->express.share.part, status, text, culprit);
 }
 
@@ -613,7 +612,7 @@ static int prepare(struct engine_request *request, char *text_p, size_t text_siz
 static void negotiate(struct engine_request *request)
 {
     struct engine_session *session = request->session;
-    struct engine_order *order = session->sessions->order;
+    struct engine_order *order = session->order;
     struct engine_part *part = &request->express.share.part;
     int status;
 
@@ -635,8 +634,8 @@ static void negotiate_group(struct engine_request *request)
 {
     struct engine_session *session = request->session;
 
-    if (engine_group_take(session->sessions->order, &session->grouped,
-                          &request->express.share.part) != HVI_OK)
+    if (engine_group_take(session->order, &session->grouped, &request->express.share.part) !=
+        HVI_OK)
         engine_session_violation(session, IN_FLIGHT_TWICE);
 }
 
@@ -644,7 +643,7 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
                           const struct engine_operands *operands, struct engine_set *set,
                           struct engine_tensor *tensor)
 {
-    struct engine_order *order = session->sessions->order;
+    struct engine_order *order = session->order;
 
     if (engine_intake_find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
         if (tensor)
@@ -679,7 +678,7 @@ static void seize_slots(struct engine_sessions *sessions, const struct engine_pa
 static void take_op(struct engine_session *session, const struct hvi_submission *copy,
                     const struct engine_operands *operands)
 {
-    struct engine_order *order = session->sessions->order;
+    struct engine_order *order = session->order;
     struct engine_request *request = request_new(session, copy, operands);
     struct engine_set *set = engine_sets_find(&order->sets, copy->process_set);
     char text[HVI_TEXT_MAX + 1];
@@ -767,7 +766,7 @@ bool engine_intake_drain(struct engine_session *session)
     }
     if (count == 0)
         return false;
-    session->sessions->order->now_ns = hvi_clock_ns();
+    session->order->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < count; i++) {
         hvi_ring_copy(&session->channel.sq, i, &copy);
         if (!take(session, &copy, session->next_seq))

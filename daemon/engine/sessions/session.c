@@ -171,7 +171,7 @@ static void lose(struct engine_sessions *sessions, int32_t rank, enum engine_ran
 
 static void session_free(struct engine_session *session)
 {
-    struct engine_tensors *tensors = &session->sessions->order->tensors;
+    struct engine_tensors *tensors = &session->order->tensors;
 
     engine_control_farewell(session);
     if (session->socket_fd >= 0)
@@ -203,6 +203,7 @@ static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t 
     if (!session)
         return status;
     session->sessions = sessions;
+    session->order = sessions->order;
     session->rank = rank;
     session->id = id;
     session->next_seq = 1;

@@ -80,6 +80,7 @@ struct engine_rank {
 /* What an attached rank owns: everything is released when it ends. */
 struct engine_session {
     struct engine_sessions *sessions;
+    struct engine_order *order;       /* .sessions->order */
     struct engine_session *gone_next; /* ended, waiting for ops that still use its memory */
     struct engine_session *bell_next;
     int32_t rank;

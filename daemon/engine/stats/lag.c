@@ -47,6 +47,7 @@ uint64_t engine_lag_quantile(const struct engine_lag *lag, uint32_t permille)
 void engine_lag_op(struct engine_stats *stats, const struct engine_op *op)
 {
     uint32_t members = op->set->size;
+    struct engine_stats_row *rows = stats->rows;
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
     uint32_t present = 0, last = 0;
 
@@ -65,10 +66,9 @@ void engine_lag_op(struct engine_stats *stats, const struct engine_op *op)
         return;
     for (uint32_t i = 0; i < members; i++) {
         if (op->parts[i])
-            engine_lag_count(&stats->rows[op->set->ranks[i]].lag,
-                             op->parts[i]->arrived_ns - first_ns);
+            engine_lag_count(&rows[op->set->ranks[i]].lag, op->parts[i]->arrived_ns - first_ns);
     }
-    stats->rows[op->set->ranks[last]].lag.last_ops++;
+    rows[op->set->ranks[last]].lag.last_ops++;
 }
 
 void engine_lag_fill(const struct engine_lag *lag, struct hvi_rank_row *row_p)
