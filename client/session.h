@@ -7,9 +7,9 @@
 #define HVD_CLIENT_SESSION_H
 
 #include "base/types.h"
+#include "client/attach/identity.h"
 #include "client/foreign.h"
 #include "client/habits.h"
-#include "client/identity.h"
 #include "client/inline.h"
 #include "client/memory.h"
 #include "client/names.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Who am I: launchers' environments as tables, and what must not silently become "rank 0 of 1". */
-#include "client/identity.h"
+#include "client/attach/identity.h"
 
 #include "tests/unit/hvt_main.h"
 

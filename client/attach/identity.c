@@ -15,7 +15,7 @@
  *
  * Arguments that name the rank and size that the launcher gave mean the launcher's process: its
  * other four numbers hold too. */
-#include "client/identity.h"
+#include "client/attach/identity.h"
 
 #include "client/error.h"
 #include "proto/wire.h"

@@ -3,10 +3,10 @@
  * user's own directory is tried, then the system's, then a private hvdd is started in the user's
  * own. A directory under /tmp is believed only when it belongs to this user and nobody else can
  * write to it, because anybody can make names there. */
-#include "client/address.h"
+#include "client/attach/address.h"
 
 #include "base/clock.h"
-#include "client/autostart.h"
+#include "client/attach/autostart.h"
 #include "client/error.h"
 #include "hvd/hvd.h"
 

@@ -11,7 +11,7 @@
  *
  * The lock is on the directory itself, so no lock file stays behind; a directory that was removed
  * and made anew while we waited is noticed by its inode. */
-#include "client/autostart.h"
+#include "client/attach/autostart.h"
 
 #include "base/clock.h"
 #include "client/error.h"

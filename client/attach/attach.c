@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/attach/attach.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "client/attach/address.h"
+#include "client/attach/identity.h"
+#include "client/error.h"
+#include "shm/abi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ATTACH_TRIES 4u
+
+/* ---- the request ---- */
+
+static bool is_setting(const char *assignment)
+{
+    static const char secret[] = "HVD_JOB_KEY=";
+    if (strncmp(assignment, secret, sizeof(secret) - 1) == 0)
+        return false;
+    return strncmp(assignment, "HVD_", 4) == 0 || strncmp(assignment, "HOROVOD_", 8) == 0;
+}
+
+/* What is too long to be a setting is none of ours. */
+static bool to_setting(const char *assignment, struct hvi_setting *setting_p)
+{
+    size_t name_bytes = strcspn(assignment, "=");
+    const char *value = assignment + name_bytes + 1;
+    if (!assignment[name_bytes] || name_bytes >= sizeof(setting_p->name) ||
+        strlen(value) >= sizeof(setting_p->value) || !hvi_utf8_valid(value, strlen(value)) ||
+        !hvi_utf8_valid(assignment, name_bytes))
+        return false;
+    memcpy(setting_p->name, assignment, name_bytes);
+    setting_p->name[name_bytes] = '\0';
+    memcpy(setting_p->value, value, strlen(value) + 1);
+    return true;
+}
+
+static size_t collect_settings(struct hvi_setting *settings)
+{
+    size_t count = 0;
+    for (char **at = environ; at && *at && count < HVI_WIRE_SETTINGS_MAX; at++)
+        if (is_setting(*at) && to_setting(*at, &settings[count]))
+            count++;
+    return count;
+}
+
+static int set_key(const struct hvd_options *options, struct hvi_attach_request *request)
+{
+    const char *key = options->job_key ? options->job_key : getenv("HVD_JOB_KEY");
+    if (!key)
+        return HVD_OK;
+    if (strlen(key) > HVI_JOB_KEY_MAX || !hvi_utf8_valid(key, strlen(key)))
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: the job key is not UTF-8 or is longer than %d bytes",
+                            HVI_JOB_KEY_MAX);
+    memcpy(request->job_key, key, strlen(key) + 1);
+    return HVD_OK;
+}
+
+/* Encodes the AttachRequest into the packet. */
+static int encode_request(const struct hvd_options *options, const struct client_identity *identity,
+                          struct hvi_packet *packet)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REQUEST};
+    struct hvi_attach_request *request = &msg.attach_request;
+    int rc = set_key(options, request);
+    if (rc != HVD_OK)
+        return rc;
+    request->settings = calloc(HVI_WIRE_SETTINGS_MAX, sizeof(request->settings[0]));
+    if (!request->settings)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: out of memory");
+    request->setting_count = collect_settings(request->settings);
+    request->protocol_version = HVI_PROTOCOL_VERSION;
+    request->abi_version = HVI_ABI_VERSION;
+    request->rank = identity->rank;
+    request->size = identity->size;
+    request->local_rank = identity->local_rank;
+    request->local_size = identity->local_size;
+    request->cross_rank = identity->cross_rank;
+    request->cross_size = identity->cross_size;
+    snprintf(request->job, sizeof(request->job), "%s", identity->job);
+    snprintf(request->origin, sizeof(request->origin), "%s", identity->origin);
+    snprintf(request->client_version, sizeof(request->client_version), "%s", hvd_version());
+    rc = hvi_packet_msg_encode(&msg, packet->bytes, sizeof(packet->bytes), &packet->length);
+    free(request->settings);
+    if (rc != HVD_OK)
+        return client_error(rc, "hvd_open: the attach request cannot be encoded: %s",
+                            hvi_status_text(rc));
+    return HVD_OK;
+}
+
+/* ---- the exchange ---- */
+
+static int attach_error(int rc, const struct client_address *address)
+{
+    switch (rc) {
+    case HVD_ERR_TIMEOUT:
+        return client_error(HVD_ERR_ATTACH_TIMEOUT,
+                            "hvd_open: hvdd at %s accepted the connection and did not answer in "
+                            "time",
+                            address->directory);
+    case HVD_ERR_CLOSED:
+        return client_error(HVD_ERR_DAEMON,
+                            "hvd_open: hvdd at %s, or the engine it started, closed the connection "
+                            "without an answer; see hvdd's log",
+                            address->directory);
+    default:
+        return client_error(rc, "hvd_open: attaching at %s: %s", address->directory,
+                            hvi_status_text(rc));
+    }
+}
+
+/* Sends what is in the packet; receives the reply into it. */
+static int exchange(const struct client_address *address, struct hvi_packet *packet,
+                    uint64_t deadline_ns)
+{
+    int rc =
+        hvi_packet_send(address->socket_fd, packet->bytes, packet->length, NULL, 0, deadline_ns);
+    /* A refusal may come before we have sent all; it says more than the broken pipe. */
+    if (rc == HVD_OK || rc == HVD_ERR_CLOSED)
+        rc = hvi_packet_receive(address->socket_fd, packet, deadline_ns);
+    return rc == HVD_OK ? rc : attach_error(rc, address);
+}
+
+static int judge_reply(const struct hvi_attach_reply *reply, const struct hvi_packet *packet,
+                       const struct client_address *address)
+{
+    if (reply->status != HVD_OK)
+        return client_error(
+            reply->status < 0 ? reply->status : HVD_ERR_PROTOCOL, "hvd_open: %s (hvdd at %s)",
+            reply->text[0] ? reply->text : hvi_status_text(reply->status), address->directory);
+    if (reply->protocol_version != HVI_PROTOCOL_VERSION || reply->abi_version != HVI_ABI_VERSION)
+        return client_error(HVD_ERR_VERSION,
+                            "hvd_open: hvdd at %s speaks protocol %u and ABI %u, this library "
+                            "(%s) protocol %u and ABI %u; install matching versions",
+                            address->directory, reply->protocol_version, reply->abi_version,
+                            hvd_version(), HVI_PROTOCOL_VERSION, HVI_ABI_VERSION);
+    if (packet->fd_count != CLIENT_ATTACH_FDS && packet->fd_count != CLIENT_ATTACH_FDS + 1)
+        return client_error(
+            HVD_ERR_PROTOCOL, "hvd_open: hvdd at %s sent %u descriptors instead of %u or %u",
+            address->directory, packet->fd_count, CLIENT_ATTACH_FDS, CLIENT_ATTACH_FDS + 1);
+    return HVD_OK;
+}
+
+static int read_reply(const struct client_address *address, const struct hvi_packet *packet,
+                      int *engine_pid_p)
+{
+    struct hvi_packet_msg msg;
+    char why[HVI_TEXT_MAX + 1] = "";
+    int rc = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof(why));
+    if (rc != HVD_OK)
+        return client_error(rc, "hvd_open: hvdd at %s answered with something else: %s",
+                            address->directory, why[0] ? why : hvi_status_text(rc));
+    if (msg.kind != HVI_PACKET_ATTACH_REPLY)
+        rc = client_error(HVD_ERR_PROTOCOL,
+                          "hvd_open: hvdd at %s answered with a message of kind %d",
+                          address->directory, (int)msg.kind);
+    else
+        rc = judge_reply(&msg.attach_reply, packet, address);
+    if (rc == HVD_OK)
+        *engine_pid_p = msg.attach_reply.engine_pid;
+    hvi_packet_msg_free(&msg);
+    return rc;
+}
+
+/* One try: connects, asks, and leaves the reply's descriptors in the packet. */
+static int attach_once(const struct hvd_options *options, const struct client_identity *identity,
+                       uint64_t deadline_ns, struct hvi_packet *packet,
+                       struct client_address *address_p, int *engine_pid_p)
+{
+    struct client_address address;
+    int rc = client_address_connect(options->address, deadline_ns, &address);
+    if (rc != HVD_OK)
+        return rc;
+    address_p->is_default = address.is_default;
+    rc = encode_request(options, identity, packet);
+    if (rc == HVD_OK)
+        rc = exchange(&address, packet, deadline_ns);
+    if (rc == HVD_OK) {
+        rc = read_reply(&address, packet, engine_pid_p);
+        if (rc != HVD_OK)
+            hvi_packet_close_fds(packet);
+    }
+    if (rc != HVD_OK) {
+        close(address.socket_fd);
+        return rc;
+    }
+    *address_p = address;
+    return HVD_OK;
+}
+
+int client_attach(const struct hvd_options *options, const struct client_identity *identity,
+                  struct hvi_packet *packet, struct client_address *address_p, int *engine_pid_p)
+{
+    uint64_t deadline_ns = hvi_deadline_after(options->timeout_ns);
+    int rc = HVD_ERR_DAEMON;
+    for (unsigned i = 0; i < ATTACH_TRIES && rc == HVD_ERR_DAEMON; i++) {
+        rc = attach_once(options, identity, deadline_ns, packet, address_p, engine_pid_p);
+        if (rc == HVD_ERR_DAEMON && !address_p->is_default)
+            break;
+    }
+    return rc;
+}
