@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The public functions that submit. */
+#include "base/types.h"
 #include "client/error.h"
-#include "client/session.h"
+#include "client/session/enter.h"
 #include "client/submit.h"
 
 #include <stdio.h>

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The blocking forms: submit, wait without limit, release. A full ring is waited out by short naps:
  * the engine takes slots all the time and rings no bell for it. */
+#include "base/types.h"
 #include "client/error.h"
-#include "client/session.h"
+#include "client/session/enter.h"
+#include "client/sets.h"
 #include "client/submit.h"
 
 #include <stdbool.h>

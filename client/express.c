@@ -10,10 +10,10 @@
 #include "base/clock.h"
 #include "base/relax.h"
 #include "base/types.h"
-#include "client/control.h"
 #include "client/large.h"
+#include "client/link/control.h"
 #include "client/names.h"
-#include "client/session.h"
+#include "client/session/session.h"
 #include "client/sets.h"
 #include "client/step.h"
 #include "client/wait.h"
@@ -90,7 +90,7 @@ static bool fits(struct hvd_session *session, const struct client_request *reque
     struct client_said said;
     if (!request->claimed && !is_clear(session, lane_of(set, request->kind)))
         return false;
-    if (!ticket->valid || request->group_size > 0 || session->epoll_fd >= 0)
+    if (!ticket->valid || request->group_size > 0 || session->link.epoll_fd >= 0)
         return false;
     say(request, &said);
     return memcmp(&said, &ticket->said, sizeof(said)) == 0;
@@ -173,7 +173,7 @@ static void note_lags(const struct hvd_session *session, const struct client_set
                       uint32_t slot)
 {
     const struct hvi_express *express = &session->express;
-    struct hvi_express_rank *mine = &express->rank[session->identity.rank];
+    struct hvi_express_rank *mine = &express->rank[session->link.identity.rank];
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
     for (int i = 0; i < set->size; i++) {
         uint64_t ns = hvi_express_part(express, slot, (uint32_t)set->ranks[i])->submit_ns;
@@ -190,7 +190,7 @@ static void note_lags(const struct hvd_session *session, const struct client_set
 
 static void note_trace(struct hvd_session *session, const struct hvd_op *op)
 {
-    struct hvi_express_rank *mine = &session->express.rank[session->identity.rank];
+    struct hvi_express_rank *mine = &session->express.rank[session->link.identity.rank];
     uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
     uint64_t now_ns = hvi_clock_ns();
     mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){
@@ -201,7 +201,7 @@ static void note_trace(struct hvd_session *session, const struct hvd_op *op)
         .bytes = (uint32_t)op->out_bytes,
     };
     /* Ops that need no engine would never tell us that it has died. */
-    session->look_due = now_ns - session->looked_ns >= CLIENT_LOOK_NS;
+    session->link.look_due = now_ns - session->link.looked_ns >= CLIENT_LOOK_NS;
     /* Release, pairs with the engine's acquire before it copies entries. */
     atomic_store_explicit(&mine->traced, at + 1, memory_order_release);
     /* Relaxed: sums for people. */
@@ -237,7 +237,8 @@ static void call_engine(struct hvd_session *session)
     /* Seq_cst, before the bell: pairs with engine_express_look after the engine has taken the bell.
      */
     atomic_store_explicit(&session->express.head->watch, 1, memory_order_seq_cst);
-    hvi_bell_ring_engine(session->bell, session->channel.channel_index, session->engine_event_fd);
+    hvi_bell_ring_engine(session->link.bell, session->link.channel.channel_index,
+                         session->link.engine_event_fd);
 }
 
 void client_express_take_back(struct hvd_op *op)
@@ -301,9 +302,11 @@ static void note_core(struct hvi_express_rank *mine)
 static void bring_payload(const struct hvd_session *session, const struct client_request *request,
                           struct hvd_op *op)
 {
-    unsigned char *payload = hvi_express_payload(
-        &session->express, op->express.slot, (uint32_t)session->identity.rank, request->in_bytes);
-    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
+    unsigned char *payload =
+        hvi_express_payload(&session->express, op->express.slot,
+                            (uint32_t)session->link.identity.rank, request->in_bytes);
+    bool reads =
+        request->kind != HVI_KIND_BROADCAST || request->root == session->link.identity.rank;
     if (request->in_bytes > 0 && reads)
         memcpy(payload, request->in->data, request->in_bytes);
     op->out.shared = payload; /* where the result comes to if the engine takes the op over */
@@ -314,7 +317,7 @@ static void bring(struct hvd_session *session, const struct client_request *requ
                   struct hvd_op *op)
 {
     const struct hvi_express *express = &session->express;
-    uint32_t rank = (uint32_t)session->identity.rank;
+    uint32_t rank = (uint32_t)session->link.identity.rank;
     struct hvi_express_part *part = hvi_express_part(express, op->express.slot, rank);
     if (op->express.large)
         client_large_bring(session, op);
@@ -363,7 +366,7 @@ static void do_for_all(struct hvd_session *session, const struct client_set *set
 /* Nobody may ever wait for this op, and the others may never come. */
 static void ask_for_patrol(struct hvd_session *session)
 {
-    struct hvi_express_rank *mine = &session->express.rank[session->identity.rank];
+    struct hvi_express_rank *mine = &session->express.rank[session->link.identity.rank];
     /* Seq_cst, after the arrival: pairs with end_patrol in the engine. */
     if (atomic_load_explicit(&mine->patrolled, memory_order_seq_cst) == 0)
         call_engine(session);
@@ -372,8 +375,8 @@ static void ask_for_patrol(struct hvd_session *session)
 /* Nothing of the op is in its slot any more. Release: what was there has been read. */
 static void leave(const struct hvd_session *session, struct hvd_op *op)
 {
-    struct hvi_express_part *part =
-        hvi_express_part(&session->express, op->express.slot, (uint32_t)session->identity.rank);
+    struct hvi_express_part *part = hvi_express_part(&session->express, op->express.slot,
+                                                     (uint32_t)session->link.identity.rank);
     atomic_store_explicit(&part->cookie, 0, memory_order_release);
     op->express.active = false;
     op->express.brought = false;
@@ -506,13 +509,13 @@ static void settle(struct hvd_session *session, struct hvd_op *op)
     const struct timespec nap = {.tv_nsec = SETTLE_NAP_NS};
     uint64_t deadline_ns = hvi_clock_ns() + SETTLE_NS;
     uint32_t generation = op->generation;
-    while (still_waits(session, op, generation) && session->end_status == HVD_OK) {
+    while (still_waits(session, op, generation) && session->link.end_status == HVD_OK) {
         client_express_call(session, op);
-        pthread_mutex_unlock(&session->mutex);
+        pthread_mutex_unlock(&session->link.mutex);
         nanosleep(&nap, NULL);
-        pthread_mutex_lock(&session->mutex);
+        pthread_mutex_lock(&session->link.mutex);
         client_wait_drain(session);
-        client_control_look(session);
+        client_control_look(&session->link);
         if (hvi_deadline_passed(deadline_ns))
             return; /* a stopped engine: the op ends when it goes on, or by its death */
     }

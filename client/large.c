@@ -12,7 +12,7 @@
 #include "base/types.h"
 #include "client/express.h"
 #include "client/peer.h"
-#include "client/session.h"
+#include "client/session/session.h"
 #include "client/sets.h"
 #include "client/step.h"
 #include "shm/abi.h"
@@ -44,9 +44,10 @@ void client_large_bring(const struct hvd_session *session, const struct hvd_op *
         .in_offset = op->in.offset,
         .out_offset = op->out.offset,
     };
-    memcpy(hvi_express_part(&session->express, op->express.slot, (uint32_t)session->identity.rank)
-               ->payload,
-           &operands, sizeof(operands));
+    memcpy(
+        hvi_express_part(&session->express, op->express.slot, (uint32_t)session->link.identity.rank)
+            ->payload,
+        &operands, sizeof(operands));
 }
 
 bool client_large_start(struct hvd_session *session, const struct hvd_op *op, uint32_t everybody)
@@ -88,7 +89,7 @@ static bool find_all(struct hvd_session *session, const struct hvd_op *op,
 {
     bool found = true;
     for (int i = 0; i < set->size; i++) {
-        if (set->ranks[i] != session->identity.rank) {
+        if (set->ranks[i] != session->link.identity.rank) {
             found = find_peers(session, op->express.slot, set->ranks[i], job, i) && found;
             continue;
         }
@@ -177,7 +178,7 @@ static uint32_t work(struct hvd_session *session, const struct job *job, uint32_
                      uint32_t turn, uint32_t most)
 {
     const struct hvi_express *express = &session->express;
-    uint32_t me = (uint32_t)session->identity.rank + 1, done = 0, unit;
+    uint32_t me = (uint32_t)session->link.identity.rank + 1, done = 0, unit;
     while (done < most &&
            (unit = hvi_express_claim(express, slot, turn, job->units, me)) != HVI_EXPRESS_NOTHING) {
         client_step("large-claimed");
@@ -198,9 +199,9 @@ uint32_t client_large_help(struct hvd_session *session, struct hvd_op *op,
     struct job job;
     if (!watch->large)
         return 0;
-    pthread_mutex_lock(&session->mutex);
+    pthread_mutex_lock(&session->link.mutex);
     bool ready = prepare(session, op, watch->slot, watch->turn, &job);
-    pthread_mutex_unlock(&session->mutex);
+    pthread_mutex_unlock(&session->link.mutex);
     if (!ready)
         return 0;
     uint32_t done = work(session, &job, watch->slot, watch->turn, most);

@@ -14,10 +14,11 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "client/adopt.h"
-#include "client/control.h"
 #include "client/error.h"
 #include "client/lasting.h"
-#include "client/session.h"
+#include "client/link/control.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/wait.h"
 
 #include <inttypes.h>
@@ -132,7 +133,7 @@ static void sweep(struct hvd_session *session, uintptr_t base, uint64_t bytes)
     while ((memory = overlapping(&session->memory, base, bytes)) && memory->adoption &&
            memory->users == 0 && !client_adopt_is_intact(memory->adoption)) {
         take_out(&session->memory, memory);
-        client_control_region_remove(session, memory->region_id);
+        client_control_region_remove(&session->link, memory->region_id);
         (void)release(memory);
     }
 }
@@ -140,7 +141,7 @@ static void sweep(struct hvd_session *session, uintptr_t base, uint64_t bytes)
 /* Announces memory->region and enters the row. With the lock. */
 static int announce(struct hvd_session *session, struct client_memory *memory, const char *what)
 {
-    int rc = client_session_usable(session, what);
+    int rc = client_link_usable(&session->link, what);
     if (rc != HVD_OK)
         return rc;
     sweep(session, memory->base, memory->bytes);
@@ -149,13 +150,13 @@ static int announce(struct hvd_session *session, struct client_memory *memory, c
                             "%s: [%#" PRIxPTR ", +%" PRIu64
                             ") overlaps memory that this session has already",
                             what, memory->base, memory->bytes);
-    rc = client_control_region_add(session, &memory->region, memory->lasting != NULL, what,
+    rc = client_control_region_add(&session->link, &memory->region, memory->lasting != NULL, what,
                                    &memory->region_id);
     if (rc != HVD_OK)
         return rc;
     if (overlapping(&session->memory, memory->base, memory->bytes) ||
         !insert(&session->memory, memory)) {
-        client_control_region_forget(session, memory->region_id);
+        client_control_region_forget(&session->link, memory->region_id);
         return client_error(HVD_ERR_NO_MEMORY, "%s: no memory for the session's table", what);
     }
     return HVD_OK;
@@ -244,7 +245,7 @@ static int drop(struct hvd_session *session, void *ptr, bool is_alloc, const cha
         return rc;
     rc = detach_row(session, ptr, is_alloc, what, &memory);
     if (rc == HVD_OK)
-        client_control_region_remove(session, memory->region_id);
+        client_control_region_remove(&session->link, memory->region_id);
     client_session_leave(session);
     if (rc != HVD_OK || release(memory))
         return rc;
@@ -343,7 +344,7 @@ static int enter_adopted(struct hvd_session *session, struct client_memory *memo
         rc = client_adopt_replace(memory->adoption, &memory->region);
     if (rc != HVD_OK) {
         take_out(&session->memory, memory);
-        client_control_region_forget(session, memory->region_id);
+        client_control_region_forget(&session->link, memory->region_id);
     }
     return rc;
 }

@@ -16,11 +16,13 @@
 #include "base/status.h"
 #include "client/attach/address.h"
 #include "client/attach/attach.h"
-#include "client/control.h"
 #include "client/error.h"
 #include "client/express.h"
-#include "client/session.h"
+#include "client/link/control.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/timeline.h"
+#include "client/wait.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -73,45 +75,45 @@ static int load_options(const struct hvd_options *given, struct hvd_options *opt
 
 static int map_channel(struct hvd_session *session)
 {
-    int fd = hvi_packet_take_fd(session->packet, 0);
-    int rc = hvi_channel_map(fd, &session->channel);
+    int fd = hvi_packet_take_fd(session->link.packet, 0);
+    int rc = hvi_channel_map(fd, &session->link.channel);
     if (rc != HVD_OK) {
         close(fd);
         return client_error(rc, "hvd_open: the channel that the engine (pid %d) sent: %s",
-                            session->engine_pid, hvi_status_text(rc));
+                            session->link.engine_pid, hvi_status_text(rc));
     }
-    hvi_region_close_fd(&session->channel.region);
-    madvise(session->channel.region.base, session->channel.region.bytes, MADV_DONTFORK);
+    hvi_region_close_fd(&session->link.channel.region);
+    madvise(session->link.channel.region.base, session->link.channel.region.bytes, MADV_DONTFORK);
     return HVD_OK;
 }
 
 static int map_bell(struct hvd_session *session)
 {
-    int fd = hvi_packet_take_fd(session->packet, 1);
-    int rc = hvi_bell_map(fd, &session->bell_region, &session->bell);
+    int fd = hvi_packet_take_fd(session->link.packet, 1);
+    int rc = hvi_bell_map(fd, &session->link.bell_region, &session->link.bell);
     if (rc != HVD_OK) {
         close(fd);
         return client_error(rc, "hvd_open: the bell page that the engine (pid %d) sent: %s",
-                            session->engine_pid, hvi_status_text(rc));
+                            session->link.engine_pid, hvi_status_text(rc));
     }
-    hvi_region_close_fd(&session->bell_region);
-    madvise(session->bell_region.base, session->bell_region.bytes, MADV_DONTFORK);
+    hvi_region_close_fd(&session->link.bell_region);
+    madvise(session->link.bell_region.base, session->link.bell_region.bytes, MADV_DONTFORK);
     return HVD_OK;
 }
 
 /* The slots for small ops; not every job has them. */
 static int map_express(struct hvd_session *session)
 {
-    if (session->packet->fd_count <= CLIENT_ATTACH_FDS)
+    if (session->link.packet->fd_count <= CLIENT_ATTACH_FDS)
         return HVD_OK;
-    int fd = hvi_packet_take_fd(session->packet, CLIENT_ATTACH_FDS);
-    int rc = session->identity.size <= (int)HVI_EXPRESS_RANKS
-                 ? hvi_express_map(fd, (uint32_t)session->identity.size, &session->express)
+    int fd = hvi_packet_take_fd(session->link.packet, CLIENT_ATTACH_FDS);
+    int rc = session->link.identity.size <= (int)HVI_EXPRESS_RANKS
+                 ? hvi_express_map(fd, (uint32_t)session->link.identity.size, &session->express)
                  : HVD_ERR_PROTOCOL;
     if (rc != HVD_OK) {
         close(fd);
         return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
-                            session->engine_pid, hvi_status_text(rc));
+                            session->link.engine_pid, hvi_status_text(rc));
     }
     hvi_region_close_fd(&session->express.region);
     madvise(session->express.region.base, session->express.region.bytes, MADV_DONTFORK);
@@ -124,10 +126,10 @@ static int map_express(struct hvd_session *session)
 /* The session never waits in an eventfd, whatever flags it came with. */
 static void take_events(struct hvd_session *session)
 {
-    session->engine_event_fd = hvi_packet_take_fd(session->packet, 2);
-    session->client_event_fd = hvi_packet_take_fd(session->packet, 3);
-    fcntl(session->engine_event_fd, F_SETFL, O_NONBLOCK);
-    fcntl(session->client_event_fd, F_SETFL, O_NONBLOCK);
+    session->link.engine_event_fd = hvi_packet_take_fd(session->link.packet, 2);
+    session->link.client_event_fd = hvi_packet_take_fd(session->link.packet, 3);
+    fcntl(session->link.engine_event_fd, F_SETFL, O_NONBLOCK);
+    fcntl(session->link.client_event_fd, F_SETFL, O_NONBLOCK);
 }
 
 static int make_alive_page(struct hvd_session *session)
@@ -135,8 +137,8 @@ static int make_alive_page(struct hvd_session *session)
     void *page = mmap(NULL, HVI_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: mmap: %s", strerror(errno));
-    session->alive_page = page;
-    *session->alive_page = 1;
+    session->link.alive_page = page;
+    *session->link.alive_page = 1;
     if (madvise(page, HVI_PAGE, MADV_WIPEONFORK) != 0)
         return client_error(HVD_ERR_UNSUPPORTED,
                             "hvd_open: MADV_WIPEONFORK: %s; hvdd needs Linux "
@@ -163,48 +165,68 @@ static void close_fd(int fd)
 /* Everything but the goodbye. Harmless on a half-made session. */
 static void destroy(struct hvd_session *session)
 {
-    close_fd(session->epoll_fd);
-    close_fd(session->client_event_fd);
-    close_fd(session->engine_event_fd);
-    close_fd(session->socket_fd);
+    close_fd(session->link.epoll_fd);
+    close_fd(session->link.client_event_fd);
+    close_fd(session->link.engine_event_fd);
+    close_fd(session->link.socket_fd);
     client_ops_fini(&session->ops);
     client_names_fini(&session->names);
     client_sets_fini(&session->sets);
     client_staging_fini(&session->staging);
     client_memory_fini(&session->memory);
     client_peers_fini(&session->peers);
-    hvi_region_fini(&session->bell_region);
+    hvi_region_fini(&session->link.bell_region);
     hvi_express_fini(&session->express);
     client_habits_fini(&session->habits);
-    if (session->channel.header)
-        hvi_channel_fini(&session->channel);
-    if (session->packet)
-        hvi_packet_close_fds(session->packet);
-    free(session->packet);
-    if (session->alive_page)
-        munmap((void *)session->alive_page, HVI_PAGE);
-    pthread_mutex_destroy(&session->mutex);
+    if (session->link.channel.header)
+        hvi_channel_fini(&session->link.channel);
+    if (session->link.packet)
+        hvi_packet_close_fds(session->link.packet);
+    free(session->link.packet);
+    if (session->link.alive_page)
+        munmap((void *)session->link.alive_page, HVI_PAGE);
+    pthread_mutex_destroy(&session->link.mutex);
     free(session);
 }
+
+static void take_peer_region(struct hvd_session *session, const struct hvi_peer_region *told,
+                             int fd)
+{
+    client_peers_told(session, told, fd);
+}
+
+static void ask_peers_again(struct hvd_session *session)
+{
+    client_peers_ask_again(&session->peers);
+}
+
+static const struct client_link_calls link_calls = {
+    .drain = client_wait_drain,
+    .ended = client_wait_fail_all,
+    .peer_region = take_peer_region,
+    .message_lost = ask_peers_again,
+};
 
 static struct hvd_session *new_session(void)
 {
     struct hvd_session *session = calloc(1, sizeof(*session));
     if (!session)
         return NULL;
-    session->socket_fd = -1;
-    session->engine_event_fd = -1;
-    session->client_event_fd = -1;
-    session->epoll_fd = -1;
-    session->bell_region = (struct hvi_region)HVI_REGION_INIT;
+    session->link.calls = &link_calls;
+    session->link.session = session;
+    session->link.socket_fd = -1;
+    session->link.engine_event_fd = -1;
+    session->link.client_event_fd = -1;
+    session->link.epoll_fd = -1;
+    session->link.bell_region = (struct hvi_region)HVI_REGION_INIT;
     session->express.region = (struct hvi_region)HVI_REGION_INIT;
-    pthread_mutex_init(&session->mutex, NULL);
-    session->packet = malloc(sizeof(*session->packet));
-    if (!session->packet) {
+    pthread_mutex_init(&session->link.mutex, NULL);
+    session->link.packet = malloc(sizeof(*session->link.packet));
+    if (!session->link.packet) {
         destroy(session);
         return NULL;
     }
-    session->packet->fd_count = 0;
+    session->link.packet->fd_count = 0;
     return session;
 }
 
@@ -221,33 +243,36 @@ static void say_started(const struct hvd_options *options, const struct client_a
 static int establish(struct hvd_session *session, const struct hvd_options *options)
 {
     struct client_address address = {.socket_fd = -1};
-    int rc = client_identity_resolve(options, &session->identity);
-    if (rc != HVD_OK || (rc = client_identity_check_nodes(&session->identity)) != HVD_OK)
+    int rc = client_identity_resolve(options, &session->link.identity);
+    if (rc != HVD_OK || (rc = client_identity_check_nodes(&session->link.identity)) != HVD_OK)
         return rc;
     rc = make_alive_page(session);
     if (rc != HVD_OK)
         return rc;
     if (client_ops_init(&session->ops) != HVD_OK)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops", HVD_OPS_MAX);
-    if (client_sets_init(&session->sets, session->identity.rank, session->identity.size) != HVD_OK)
+    if (client_sets_init(&session->sets, session->link.identity.rank,
+                         session->link.identity.size) != HVD_OK)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ranks",
-                            session->identity.size);
-    rc =
-        client_attach(options, &session->identity, session->packet, &address, &session->engine_pid);
+                            session->link.identity.size);
+    rc = client_attach(options, &session->link.identity, session->link.packet, &address,
+                       &session->link.engine_pid);
     if (rc != HVD_OK)
         return rc;
-    session->socket_fd = address.socket_fd;
-    snprintf(session->address, sizeof(session->address), "%s", address.directory);
+    session->link.socket_fd = address.socket_fd;
+    snprintf(session->link.address, sizeof(session->link.address), "%s", address.directory);
     take_events(session);
     if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK ||
         (rc = map_express(session)) != HVD_OK)
         return rc;
-    session->policy = hvi_wait_policy_for((uint32_t)session->identity.local_size, usable_cores());
-    session->express_policy = client_express_policy(session->identity.local_size, usable_cores());
-    session->looked_ns = hvi_clock_ns();
+    session->policy =
+        hvi_wait_policy_for((uint32_t)session->link.identity.local_size, usable_cores());
+    session->express_policy =
+        client_express_policy(session->link.identity.local_size, usable_cores());
+    session->link.looked_ns = hvi_clock_ns();
     session->foreign_policy = client_foreign_policy();
-    session->log = options->log;
-    session->log_user = options->log_user;
+    session->link.log = options->log;
+    session->link.log_user = options->log_user;
     say_started(options, &address);
     return HVD_OK;
 }
@@ -278,14 +303,14 @@ int hvd_open(const struct hvd_options *given, struct hvd_session **session_p)
  * alone. */
 static void abandon(struct hvd_session *session)
 {
-    close_fd(session->epoll_fd);
-    close_fd(session->client_event_fd);
-    close_fd(session->engine_event_fd);
-    close_fd(session->socket_fd);
-    session->epoll_fd = -1;
-    session->client_event_fd = -1;
-    session->engine_event_fd = -1;
-    session->socket_fd = -1;
+    close_fd(session->link.epoll_fd);
+    close_fd(session->link.client_event_fd);
+    close_fd(session->link.engine_event_fd);
+    close_fd(session->link.socket_fd);
+    session->link.epoll_fd = -1;
+    session->link.client_event_fd = -1;
+    session->link.engine_event_fd = -1;
+    session->link.socket_fd = -1;
 }
 
 int hvd_close(struct hvd_session *session)
@@ -297,8 +322,8 @@ int hvd_close(struct hvd_session *session)
         abandon(session);
         return rc;
     }
-    session->log = NULL; /* the engine may end right behind us, and that is nobody's news */
-    bool quiet = client_control_detach(session);
+    session->link.log = NULL; /* the engine may end right behind us, and that is nobody's news */
+    bool quiet = client_control_detach(&session->link);
     client_session_leave(session);
     destroy(session);
     return quiet
@@ -318,7 +343,7 @@ int hvd_close(struct hvd_session *session)
         if (!session)                                                                              \
             return -1;                                                                             \
         int rc = client_session_check_fork(session, #function);                                    \
-        return rc == HVD_OK ? session->identity.field : rc;                                        \
+        return rc == HVD_OK ? session->link.identity.field : rc;                                   \
     }
 
 CLIENT_FIXED(hvd_rank, rank)
@@ -330,10 +355,10 @@ CLIENT_FIXED(hvd_cross_size, cross_size)
 
 const char *hvd_job(const struct hvd_session *session)
 {
-    return session ? session->identity.job : "";
+    return session ? session->link.identity.job : "";
 }
 
 const char *hvd_address(const struct hvd_session *session)
 {
-    return session ? session->address : "";
+    return session ? session->link.address : "";
 }

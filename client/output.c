@@ -5,7 +5,7 @@
 #include "client/output.h"
 
 #include "client/place.h"
-#include "client/session.h"
+#include "client/session/session.h"
 #include "client/submit.h"
 #include "client/wait.h"
 

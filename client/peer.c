@@ -3,8 +3,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "client/control.h"
-#include "client/session.h"
+#include "client/link/control.h"
+#include "client/session/session.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -83,7 +83,7 @@ static void ask(struct hvd_session *session, int32_t rank, uint32_t region)
         session->peers.count < CLIENT_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
     if (!peer)
         return; /* the engine does it */
-    if (!client_control_peer_ask(session, rank, region)) {
+    if (!client_control_peer_ask(&session->link, rank, region)) {
         free(peer);
         return;
     }
@@ -141,9 +141,9 @@ bool client_peers_wait_quiet(struct hvd_session *session)
     while (atomic_load_explicit(&session->peers.working, memory_order_acquire) > 0) {
         if (hvi_deadline_passed(deadline_ns))
             return false;
-        pthread_mutex_unlock(&session->mutex);
+        pthread_mutex_unlock(&session->link.mutex);
         nanosleep(&nap, NULL);
-        pthread_mutex_lock(&session->mutex);
+        pthread_mutex_lock(&session->link.mutex);
     }
     return true;
 }

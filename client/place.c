@@ -11,7 +11,7 @@
  * ops whose result has another shape, the input gets a place of its own. */
 #include "client/place.h"
 
-#include "client/session.h"
+#include "client/session/session.h"
 #include "client/submit.h"
 
 #include <string.h>
@@ -20,12 +20,12 @@ int client_place_scratch(struct hvd_session *session, uint64_t bytes, const char
                          struct client_operand *operand_p)
 {
     struct client_operand operand = {.region = HVI_REGION_INLINE};
-    operand.shared = session->channel.inline_base;
+    operand.shared = session->link.channel.inline_base;
     if (bytes > 0 && bytes <= CLIENT_INLINE_MAX &&
         client_inline_take(&session->inline_area, bytes, &operand.inline_cell,
                            &operand.inline_cells)) {
         operand.offset = (uint64_t)operand.inline_cell * HVI_INLINE_CELL;
-        operand.shared = session->channel.inline_base + operand.offset;
+        operand.shared = session->link.channel.inline_base + operand.offset;
     } else if (bytes > 0) {
         int rc = client_staging_get(session, bytes, what, &operand.block);
         if (rc != HVD_OK)
@@ -44,10 +44,10 @@ static void say_staged(struct hvd_session *session)
     if (session->said_staged)
         return;
     session->said_staged = true;
-    client_session_log(session, HVD_LOG_INFO,
-                       "ordinary memory is copied to and from shared memory, because the engine "
-                       "may not access this process's memory; 'hvdctl doctor' says more; memory "
-                       "from hvd_alloc or hvd_adopt needs no copies");
+    client_link_log(&session->link, HVD_LOG_INFO,
+                    "ordinary memory is copied to and from shared memory, because the engine "
+                    "may not access this process's memory; 'hvdctl doctor' says more; memory "
+                    "from hvd_alloc or hvd_adopt needs no copies");
 }
 
 /* Names ordinary memory to the engine by its address. False when it needs a copy. */
@@ -57,10 +57,10 @@ static bool use_foreign(struct hvd_session *session, const struct client_request
     if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % request->element != 0 ||
         session->foreign_policy == CLIENT_FOREIGN_NEVER)
         return false;
-    bool huge = client_habits_note(&session->habits, &session->mutex, data, bytes, false);
-    if (!client_foreign_wins(session->foreign_policy, bytes, huge, &session->mutex))
+    bool huge = client_habits_note(&session->habits, &session->link.mutex, data, bytes, false);
+    if (!client_foreign_wins(session->foreign_policy, bytes, huge, &session->link.mutex))
         return false;
-    if (!(session->channel.features & HVI_FEATURE_FOREIGN)) {
+    if (!(session->link.channel.features & HVI_FEATURE_FOREIGN)) {
         say_staged(session);
         return false;
     }
@@ -76,7 +76,7 @@ static bool use_direct(struct hvd_session *session, const struct client_request 
     struct client_memory *memory =
         bytes > 0 ? client_memory_find(&session->memory, data, bytes) : NULL;
     if (memory && memory->lasting) { /* its pages came as they were touched */
-        client_habits_note(&session->habits, &session->mutex, data, bytes, true);
+        client_habits_note(&session->habits, &session->link.mutex, data, bytes, true);
         memory = client_memory_find(&session->memory, data, bytes);
     }
     if (memory && !memory->is_twin && client_memory_use(memory, data, request->element, operand_p))
@@ -136,7 +136,8 @@ static int place_together(struct hvd_session *session, struct client_request *re
                           struct hvd_op *op)
 {
     bool copied = false;
-    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == session->identity.rank;
+    bool reads =
+        request->kind != HVI_KIND_BROADCAST || request->root == session->link.identity.rank;
     bool in_place = request->in->data == request->out->data;
     int rc = place(session, request, request->out->data, request->out_bytes, &op->out, &copied);
     if (rc != HVD_OK)

@@ -4,7 +4,8 @@
 #include "base/types.h"
 #include "client/error.h"
 #include "client/express.h"
-#include "client/session.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/submit.h"
 #include "client/wait.h"
 
@@ -101,7 +102,7 @@ static int refuse(const struct hvd_session *session, const struct client_set *se
                   const char *label)
 {
     char text[256];
-    int rank = session->identity.rank;
+    int rank = session->link.identity.rank;
     if (!set)
         return client_error(HVD_ERR_NOT_FOUND,
                             "%s: there is no process set %d; hvd_process_set_add makes one", label,
@@ -212,7 +213,7 @@ void client_sets_landed(struct hvd_session *session, struct hvd_op *op)
 static int check_ranks(const struct hvd_session *session, const char *what, const int *ranks,
                        int count)
 {
-    int size = session->identity.size;
+    int size = session->link.identity.size;
     if (!ranks || count < 1)
         return client_error(HVD_ERR_INVALID, "%s: a process set has at least one rank", what);
     if (count > size)
@@ -231,12 +232,12 @@ static int check_new_set(const struct hvd_session *session, const char *what,
 {
     if (set->opened && set->rank < 0)
         return client_error(HVD_ERR_INVALID, "%s: rank %d, this one, is not among the ranks", what,
-                            session->identity.rank);
+                            session->link.identity.rank);
     for (int i = 1; i < set->size; i++) {
         if (set->ranks[i] == set->ranks[i - 1])
             return client_error(HVD_ERR_INVALID, "%s: rank %d is given twice", what, set->ranks[i]);
     }
-    if (!set->opened && set->size == session->identity.size)
+    if (!set->opened && set->size == session->link.identity.size)
         return client_error(HVD_ERR_EXISTS, "%s: all ranks are process set 0 already", what);
     return HVD_OK;
 }
@@ -249,7 +250,7 @@ static int make_set(struct hvd_session *session, struct client_request *request,
         rc = check_ranks(session, request->what, ranks, count);
     if (rc != HVD_OK)
         return rc;
-    request->new_set = client_set_new(ranks, count, session->identity.rank);
+    request->new_set = client_set_new(ranks, count, session->link.identity.rank);
     if (!request->new_set)
         return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", request->what);
     request->new_set->opened = request->kind == HVI_KIND_SET_OPEN;

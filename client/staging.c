@@ -3,9 +3,9 @@
 
 #include "base/assert.h"
 #include "base/status.h"
-#include "client/control.h"
 #include "client/error.h"
-#include "client/session.h"
+#include "client/link/control.h"
+#include "client/session/session.h"
 #include "client/wait.h"
 
 #include <inttypes.h>
@@ -125,7 +125,7 @@ static void retire(struct hvd_session *session, struct client_staging_region *re
     if (region->next)
         region->next->prev = region->prev;
     staging->idle_bytes -= region->region.bytes;
-    client_control_region_forget(session, region->id);
+    client_control_region_forget(&session->link, region->id);
     destroy(region);
 }
 
@@ -133,18 +133,18 @@ static void retire(struct hvd_session *session, struct client_staging_region *re
 static int grow(struct hvd_session *session, uint32_t class_index, const char *what)
 {
     struct client_staging_region *region;
-    pthread_mutex_unlock(&session->mutex);
+    pthread_mutex_unlock(&session->link.mutex);
     int rc = create(class_index, &region);
-    pthread_mutex_lock(&session->mutex);
+    pthread_mutex_lock(&session->link.mutex);
     if (rc != HVD_OK)
         return client_error(rc,
                             "%s: %" PRIu64
                             " bytes of shared memory to stage ordinary memory: %s; 'hvdctl doctor' "
                             "shows the limits of this machine",
                             what, class_bytes(class_index), hvi_status_text(rc));
-    rc = client_session_usable(session, what);
+    rc = client_link_usable(&session->link, what);
     if (rc == HVD_OK)
-        rc = client_control_region_add(session, &region->region, false, what, &region->id);
+        rc = client_control_region_add(&session->link, &region->region, false, what, &region->id);
     hvi_region_close_fd(&region->region);
     if (rc != HVD_OK) {
         destroy(region);

@@ -13,11 +13,12 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "client/control.h"
 #include "client/error.h"
 #include "client/express.h"
+#include "client/link/control.h"
 #include "client/place.h"
-#include "client/session.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/wait.h"
 
 #include <string.h>
@@ -43,12 +44,12 @@ static int ring_room(struct hvd_session *session, const char *what, uint32_t slo
                      size_t name_bytes)
 {
     uint32_t free_slots = 0;
-    if (hvi_ring_space(&session->channel.sq, &free_slots) != HVD_OK) {
-        client_session_end(session, HVD_ERR_PROTOCOL,
-                           "the engine of job '%s' (pid %d) moved its ring index impossibly; close "
-                           "this session and open a new one",
-                           session->identity.job, session->engine_pid);
-        return client_session_usable(session, what);
+    if (hvi_ring_space(&session->link.channel.sq, &free_slots) != HVD_OK) {
+        client_link_end(&session->link, HVD_ERR_PROTOCOL,
+                        "the engine of job '%s' (pid %d) moved its ring index impossibly; close "
+                        "this session and open a new one",
+                        session->link.identity.job, session->link.engine_pid);
+        return client_link_usable(&session->link, what);
     }
     if (free_slots < slots)
         return ring_full(what, slots == 1 ? "the submission ring is full"
@@ -70,16 +71,16 @@ static int ring_room(struct hvd_session *session, const char *what, uint32_t slo
  * learns the end. */
 static int ready(struct hvd_session *session, const char *what)
 {
-    if (atomic_load_explicit(&session->channel.header->session_state, memory_order_relaxed) ==
+    if (atomic_load_explicit(&session->link.channel.header->session_state, memory_order_relaxed) ==
         HVI_SESSION_ENDED)
-        client_control_look(session);
-    return client_session_usable(session, what);
+        client_control_look(&session->link);
+    return client_link_usable(&session->link, what);
 }
 
 /* The slots after the last published one, filled and then published together. */
 static struct hvi_submission *slot_ahead(struct hvd_session *session, uint32_t ahead)
 {
-    return hvi_ring_slot(&session->channel.sq, ahead);
+    return hvi_ring_slot(&session->link.channel.sq, ahead);
 }
 
 /* The next slot has its names; `ahead` counts the ones that are not published. */
@@ -92,8 +93,9 @@ static void slot_filled(struct hvd_session *session, uint32_t ahead)
 static void publish(struct hvd_session *session, uint32_t slots)
 {
     session->submit_seq += slots;
-    hvi_ring_publish(&session->channel.sq, slots);
-    hvi_bell_ring_engine(session->bell, session->channel.channel_index, session->engine_event_fd);
+    hvi_ring_publish(&session->link.channel.sq, slots);
+    hvi_bell_ring_engine(session->link.bell, session->link.channel.channel_index,
+                         session->link.engine_event_fd);
 }
 
 /* ---- the slot ---- */
@@ -170,7 +172,7 @@ static void fill_name(struct hvd_session *session, struct client_set *set, struc
     slot->flags = HVI_SUBMIT_NAMED;
     slot->name_offset = session->names_tail % HVI_NAMES_BYTES;
     slot->name_bytes = bytes;
-    hvi_channel_write_name(&session->channel, slot->name_offset, client_names_text(op->name),
+    hvi_channel_write_name(&session->link.channel, slot->name_offset, client_names_text(op->name),
                            bytes);
     session->names_tail += bytes;
     client_names_set_defined(op->name);
@@ -248,7 +250,7 @@ static int claim_name(struct hvd_session *session, struct client_request *reques
         return client_error(rc,
                             "%s: '%s' is already in flight on rank %d; wait for it or use another "
                             "name",
-                            request->what, request->name, session->identity.rank);
+                            request->what, request->name, session->link.identity.rank);
     case HVD_ERR_INVALID:
         return client_error(rc,
                             "%s: a tensor name is 1 to %d bytes of UTF-8, and the one given (%zu "
@@ -312,11 +314,11 @@ static void copy_in(struct hvd_session *session, struct client_request *request)
         memcpy(request->op->in.shared, request->in->data, request->in_bytes);
         return;
     }
-    pthread_mutex_unlock(&session->mutex);
+    pthread_mutex_unlock(&session->link.mutex);
     uint64_t start_ns = hvi_clock_ns();
     memcpy(request->op->in.shared, request->in->data, request->in_bytes);
     request->copied_ns = hvi_clock_ns() - start_ns;
-    pthread_mutex_lock(&session->mutex);
+    pthread_mutex_lock(&session->link.mutex);
 }
 
 /* Takes everything back. */
@@ -375,7 +377,7 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
     struct client_set *set = NULL;
     int rc = look_around(session, requests, count, &set);
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++)
-        rc = client_check(&requests[i], session->identity.rank, set);
+        rc = client_check(&requests[i], session->link.identity.rank, set);
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
         rc = claim_name(session, &requests[i]);
         if (rc == HVD_OK)

@@ -4,9 +4,10 @@
  * a refused start leaves an earlier timeline as it was. */
 #include "client/timeline.h"
 
-#include "client/control.h"
 #include "client/error.h"
-#include "client/session.h"
+#include "client/link/control.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,9 +42,9 @@ int hvd_timeline_start(struct hvd_session *session, const char *path, int mark_c
         return rc;
     rc = client_session_enter(session, "hvd_timeline_start");
     if (rc == HVD_OK) {
-        rc = client_session_usable(session, "hvd_timeline_start");
+        rc = client_link_usable(&session->link, "hvd_timeline_start");
         if (rc == HVD_OK)
-            rc = client_control_timeline_start(session, fd, path, mark_cycles != 0);
+            rc = client_control_timeline_start(&session->link, fd, path, mark_cycles != 0);
         client_session_leave(session);
     }
     close(fd);
@@ -55,9 +56,9 @@ int hvd_timeline_stop(struct hvd_session *session)
     int rc = client_session_enter(session, "hvd_timeline_stop");
     if (rc != HVD_OK)
         return rc;
-    rc = client_session_usable(session, "hvd_timeline_stop");
+    rc = client_link_usable(&session->link, "hvd_timeline_stop");
     if (rc == HVD_OK)
-        rc = client_control_timeline_stop(session);
+        rc = client_control_timeline_stop(&session->link);
     client_session_leave(session);
     return rc;
 }
@@ -76,13 +77,13 @@ void client_timeline_from_environment(struct hvd_session *session)
     const char *path = setting("HVD_TIMELINE", "HOROVOD_TIMELINE");
     const char *mark = setting("HVD_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES");
     char text[HVI_TEXT_MAX + 1];
-    if (session->identity.rank != 0 || !path || strcmp(path, "DYNAMIC") == 0)
+    if (session->link.identity.rank != 0 || !path || strcmp(path, "DYNAMIC") == 0)
         return;
     if (hvd_timeline_start(session, path, mark && strtol(mark, NULL, 10) > 0) == HVD_OK)
         return;
     snprintf(text, sizeof(text), "no timeline will be written: %.900s", hvd_last_error());
     if (client_session_enter(session, "hvd_open") != HVD_OK)
         return;
-    client_session_log(session, HVD_LOG_WARN, text);
+    client_link_log(&session->link, HVD_LOG_WARN, text);
     client_session_leave(session);
 }

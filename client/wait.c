@@ -17,12 +17,13 @@
 #include "base/bits.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "client/control.h"
 #include "client/error.h"
 #include "client/express.h"
 #include "client/large.h"
+#include "client/link/control.h"
 #include "client/output.h"
-#include "client/session.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/submit.h"
 
 #include <errno.h>
@@ -90,7 +91,7 @@ void client_wait_land(struct hvd_session *session, struct hvd_op *op)
 /* An engine that lives sees to it itself that ranks leave the operands alone. */
 static void close_large(struct hvd_session *session, struct hvd_op *op)
 {
-    if (session->end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
+    if (session->link.end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
         op->express.brought && op->express.large)
         client_large_close(session, op);
 }
@@ -102,8 +103,8 @@ void client_wait_fail_all(struct hvd_session *session)
         close_large(session, op);
         if (op->state != CLIENT_OP_IN_FLIGHT && op->state != CLIENT_OP_SIZED)
             continue;
-        op->status = session->end_status;
-        op->error = session->end_text;
+        op->status = session->link.end_status;
+        op->error = session->link.end_text;
         op->copy_to = NULL;
         client_wait_land(session, op);
     }
@@ -115,7 +116,7 @@ static void take_text(struct hvd_session *session, struct hvd_op *op,
     char text[HVI_TEXT_MAX + 1];
     op->error = hvi_status_text(op->status);
     if (completion->text_cell == HVI_TEXT_NONE ||
-        !hvi_channel_read_text(&session->channel, completion->text_cell, completion->text_turn,
+        !hvi_channel_read_text(&session->link.channel, completion->text_cell, completion->text_turn,
                                text, sizeof(text)) ||
         !text[0])
         return;
@@ -141,9 +142,9 @@ static bool result_fits(struct hvd_session *session, const struct hvd_op *op,
     if (completion->status != HVD_OK)
         return true;
     if (op->kind == HVI_KIND_JOIN)
-        return completion->rows >= 0 && completion->rows < session->identity.size;
+        return completion->rows >= 0 && completion->rows < session->link.identity.size;
     if (op->kind == HVI_KIND_RECV)
-        return completion->rows >= 0 && completion->rows < session->identity.size &&
+        return completion->rows >= 0 && completion->rows < session->link.identity.size &&
                (op->peer < 0 || completion->rows == op->peer);
     if (client_kind_makes_set(op->kind))
         return completion->rows > 0 && completion->rows <= INT_MAX &&
@@ -205,43 +206,43 @@ void client_wait_drain(struct hvd_session *session)
 {
     struct hvi_completion completion;
     uint32_t available = 0;
-    if (session->end_status != HVD_OK)
+    if (session->link.end_status != HVD_OK)
         return;
-    bool sane = hvi_ring_available(&session->channel.cq, &available) == HVD_OK;
+    bool sane = hvi_ring_available(&session->link.channel.cq, &available) == HVD_OK;
     for (uint32_t i = 0; sane && i < available; i++) {
-        hvi_ring_copy(&session->channel.cq, i, &completion);
+        hvi_ring_copy(&session->link.channel.cq, i, &completion);
         sane = complete(session, &completion);
     }
     if (available > 0)
-        hvi_ring_release(&session->channel.cq, available);
+        hvi_ring_release(&session->link.channel.cq, available);
     if (!sane)
-        client_session_end(session, HVD_ERR_PROTOCOL,
-                           "the engine of job '%s' (pid %d) wrote an impossible completion; close "
-                           "this session and open a new one",
-                           session->identity.job, session->engine_pid);
+        client_link_end(&session->link, HVD_ERR_PROTOCOL,
+                        "the engine of job '%s' (pid %d) wrote an impossible completion; close "
+                        "this session and open a new one",
+                        session->link.identity.job, session->link.engine_pid);
     else if (session->express_orphans > 0)
         client_express_look_all(session);
 }
 
 static bool session_state_says_ended(const struct hvd_session *session)
 {
-    return atomic_load_explicit(&session->channel.header->session_state, memory_order_relaxed) ==
-           HVI_SESSION_ENDED;
+    return atomic_load_explicit(&session->link.channel.header->session_state,
+                                memory_order_relaxed) == HVI_SESSION_ENDED;
 }
 
 void client_wait_progress(struct hvd_session *session, bool look)
 {
     client_wait_drain(session);
-    if (!look && session->epoll_fd < 0 && session->peers.asked == 0 &&
+    if (!look && session->link.epoll_fd < 0 && session->peers.asked == 0 &&
         !session_state_says_ended(session) &&
-        hvi_clock_ns() - session->looked_ns < CLIENT_LOOK_NS) {
+        hvi_clock_ns() - session->link.looked_ns < CLIENT_LOOK_NS) {
         if (session->sized_first)
             client_output_feed(session);
         return;
     }
-    session->looked_ns = hvi_clock_ns();
-    session->look_due = false;
-    client_control_look(session);
+    session->link.looked_ns = hvi_clock_ns();
+    session->link.look_due = false;
+    client_control_look(&session->link);
     if (session->sized_first)
         client_output_feed(session);
 }
@@ -251,15 +252,15 @@ void client_wait_sync_event(struct hvd_session *session)
 {
     uint64_t value;
     ssize_t rc;
-    if (session->epoll_fd < 0)
+    if (session->link.epoll_fd < 0)
         return;
-    rc = read(session->client_event_fd, &value, sizeof(value));
+    rc = read(session->link.client_event_fd, &value, sizeof(value));
     client_wait_drain(session);
     if (session->slots_left) /* whose ends are in no ring */
         session->slots_left = client_express_look_all(session);
     value = 1;
     if (session->unseen > 0 || session->sized_first)
-        rc = write(session->client_event_fd, &value, sizeof(value));
+        rc = write(session->link.client_event_fd, &value, sizeof(value));
     (void)rc; /* EAGAIN both times: nothing to clear, or set already */
 }
 
@@ -272,9 +273,9 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
     } else {
         client_op_set_state(&session->ops, op, CLIENT_OP_COPYING);
-        pthread_mutex_unlock(&session->mutex);
+        pthread_mutex_unlock(&session->link.mutex);
         memcpy(op->copy_to, op->out.shared, op->out_bytes);
-        pthread_mutex_lock(&session->mutex);
+        pthread_mutex_lock(&session->link.mutex);
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
     }
     client_operand_put(session, &op->out);
@@ -357,7 +358,7 @@ bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
         nanosleep(&nap, NULL);
         return false;
     }
-    return !hvi_bell_wait(session->channel.header, seen, &session->policy, deadline_ns);
+    return !hvi_bell_wait(session->link.channel.header, seen, &session->policy, deadline_ns);
 }
 
 static int timed_out(const struct hvd_op *op, int64_t timeout_ns)
@@ -402,14 +403,14 @@ static int look_once(struct waiter *waiter)
 {
     struct hvd_op *op = waiter->op;
     struct hvd_session *session = op->session;
-    waiter->seen = hvi_bell_read(session->channel.header);
+    waiter->seen = hvi_bell_read(session->link.channel.header);
     if (waiter->look || !op->express.active)
         client_wait_progress(session, waiter->look);
     int rc = client_wait_look_at(session, op);
     bool helps = op->express.large && op->express.active && !waiter->helped;
     if (rc == HVD_INPROGRESS && !helps && hvi_deadline_passed(waiter->deadline_ns))
         rc = look_late(waiter);
-    if (rc != HVD_INPROGRESS && session->look_due)
+    if (rc != HVD_INPROGRESS && session->link.look_due)
         client_wait_progress(session, true);
     if (rc != HVD_INPROGRESS)
         client_wait_sync_event(session);
@@ -610,9 +611,9 @@ int hvd_session_status(struct hvd_session *session)
     if (rc != HVD_OK)
         return rc;
     client_wait_progress(session, true);
-    rc = client_session_usable(session, "hvd_session_status");
-    if (rc == HVD_OK && session->job_status != HVD_OK)
-        rc = client_error_copy(session->job_status, session->job_text);
+    rc = client_link_usable(&session->link, "hvd_session_status");
+    if (rc == HVD_OK && session->link.job_status != HVD_OK)
+        rc = client_error_copy(session->link.job_status, session->link.job_text);
     client_wait_sync_event(session);
     client_session_leave(session);
     return rc;
@@ -622,10 +623,10 @@ static int make_epoll(struct hvd_session *session)
 {
     struct epoll_event event = {.events = EPOLLIN};
     int fd = epoll_create1(EPOLL_CLOEXEC);
-    if (fd >= 0 && epoll_ctl(fd, EPOLL_CTL_ADD, session->client_event_fd, &event) == 0 &&
-        epoll_ctl(fd, EPOLL_CTL_ADD, session->socket_fd, &event) == 0) {
-        session->epoll_fd = fd;
-        atomic_store(&session->channel.header->client_event_armed, 1);
+    if (fd >= 0 && epoll_ctl(fd, EPOLL_CTL_ADD, session->link.client_event_fd, &event) == 0 &&
+        epoll_ctl(fd, EPOLL_CTL_ADD, session->link.socket_fd, &event) == 0) {
+        session->link.epoll_fd = fd;
+        atomic_store(&session->link.channel.header->client_event_armed, 1);
         client_wait_sync_event(session);
         return HVD_OK;
     }
@@ -643,14 +644,14 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         return rc;
     if (!fd_p)
         rc = client_error(HVD_ERR_INVALID, "hvd_event_fd: fd_p is NULL");
-    else if (session->epoll_fd < 0)
+    else if (session->link.epoll_fd < 0)
         rc = make_epoll(session);
     if (rc == HVD_OK) {
         /* From now on the engine ends every op, or rings, if ranks still are at one. */
         client_express_settle(session, NULL);
         session->slots_left = true;
         client_wait_sync_event(session); /* some may have ended just now */
-        *fd_p = session->epoll_fd;
+        *fd_p = session->link.epoll_fd;
     }
     client_session_leave(session);
     return rc;

@@ -10,7 +10,8 @@
 #include "client/error.h"
 #include "client/express.h"
 #include "client/large.h"
-#include "client/session.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/wait.h"
 
 #include <sched.h>
@@ -62,7 +63,7 @@ static int enter(struct crowd *crowd, int i)
     if (rc != HVD_OK)
         return rc;
     crowd->bell = op->session;
-    crowd->seen = hvi_bell_read(op->session->channel.header);
+    crowd->seen = hvi_bell_read(op->session->link.channel.header);
     client_wait_progress(op->session, crowd->look);
     return HVD_OK;
 }

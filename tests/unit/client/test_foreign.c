@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ordinary memory that the engine reaches by its address: when it is, and when it is not. */
 #include "client/place.h"
-#include "client/session.h"
+#include "client/session/session.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"
 

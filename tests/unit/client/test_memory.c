@@ -2,7 +2,8 @@
  * hvd_alloc, hvd_register and where operands are found, in place or not; and the staging cache. */
 #include "base/clock.h"
 #include "base/types.h"
-#include "client/session.h"
+#include "client/link/control.h"
+#include "client/session/session.h"
 #include "count.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"

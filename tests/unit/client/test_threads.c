@@ -2,7 +2,7 @@
  * One session, many threads: submitting, waiting for each other's ops, making and dropping memory at once. Means most
  * under ThreadSanitizer. */
 #include "base/clock.h"
-#include "client/session.h"
+#include "client/session/session.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"
 

@@ -13,31 +13,34 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct hvd_session;
+#define CLIENT_ACK_NS    (5ll * 1000 * 1000 * 1000) /* the engine's time to acknowledge */
+#define CLIENT_DETACH_NS (1ll * 1000 * 1000 * 1000)
+
+struct client_link;
 
 /* Receives everything that has arrived; never blocks. End of file ends the session. */
-void client_control_look(struct hvd_session *session);
+void client_control_look(struct client_link *link);
 
 /* Announces a region under a new id and waits for the engine's word, CLIENT_ACK_NS at most. `lasting`: it
  * is the process's and not the session's. Sets the last error. HVD_ERR_LIMIT and others as the engine
  * says, HVD_ERR_TIMEOUT, or the session's end. */
-int client_control_region_add(struct hvd_session *session, const struct hvi_region *region,
+int client_control_region_add(struct client_link *link, const struct hvi_region *region,
                               bool lasting, const char *what, uint32_t *region_id_p);
 /* Takes a region back and waits until the engine has. Failure is harmless and not told. */
-void client_control_region_remove(struct hvd_session *session, uint32_t region_id);
+void client_control_region_remove(struct client_link *link, uint32_t region_id);
 /* As above without waiting. */
-void client_control_region_forget(struct hvd_session *session, uint32_t region_id);
+void client_control_region_forget(struct client_link *link, uint32_t region_id);
 /* Hands the engine a file to write the timeline to; `fd` stays the caller's, `path` is for messages.
  * Waits for its word, CLIENT_ACK_NS at most, and sets the last error. */
-int client_control_timeline_start(struct hvd_session *session, int fd, const char *path,
+int client_control_timeline_start(struct client_link *link, int fd, const char *path,
                                   bool mark_cycles);
-int client_control_timeline_stop(struct hvd_session *session);
+int client_control_timeline_stop(struct client_link *link);
 /* A clean goodbye; waits CLIENT_DETACH_NS at most. False: the engine is there and has not answered, so it may still
  * be at work in the session's memory. */
-bool client_control_detach(struct hvd_session *session);
+bool client_control_detach(struct client_link *link);
 
 /* Asks for a peer's region. Does not wait: the answer, a PeerRegion, comes when it comes. False: it could
  * not be sent now. */
-bool client_control_peer_ask(struct hvd_session *session, int32_t rank, uint32_t region);
+bool client_control_peer_ask(struct client_link *link, int32_t rank, uint32_t region);
 
 #endif

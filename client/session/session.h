@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The whole of a session. Everything in it but .link's fixed part needs the link's lock. */
+#ifndef HVD_CLIENT_SESSION_H
+#define HVD_CLIENT_SESSION_H
+
+#include "client/foreign.h"
+#include "client/habits.h"
+#include "client/inline.h"
+#include "client/link/link.h"
+#include "client/memory.h"
+#include "client/names.h"
+#include "client/ops.h"
+#include "client/peer.h"
+#include "client/sets.h"
+#include "client/staging.h"
+#include "reduce/reduce.h"
+#include "shm/express.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct hvd_session {
+    struct client_link link;
+
+    /* Fixed at open. */
+    struct hvi_wait_policy policy;
+    bool express_on;
+    struct hvi_express express;
+    struct hvi_wait_policy express_policy; /* between ranks: the engine needs no core */
+    const struct hvi_kernels *kernels;
+
+    enum client_foreign_policy foreign_policy;
+    struct client_habits habits;
+    bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
+
+    /* Submission. */
+    uint64_t submit_seq; /* of the last one */
+    struct client_sets sets;
+    uint32_t last_group;
+    uint32_t names_tail; /* free-running byte index into the name area */
+    uint32_t
+        slot_names_end[HVI_SQ_SLOTS]; /* names_tail after each slot: frees the area with the ring */
+    struct client_names names;
+    struct client_inline inline_area;
+    struct client_memory_table memory;
+    struct client_staging staging;
+    struct client_peers peers;
+    bool express_prompt; /* the last large op was waited for at once: so will the next be */
+
+    /* Completion. */
+    uint64_t complete_seq;
+    struct client_ops ops;
+    struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
+    uint64_t express_called_ns;              /* when the engine was told last that somebody polls */
+    uint32_t express_orphans;                /* abandoned ops that may be in a slot */
+    uint32_t unseen;                         /* finished ops that no call has looked at */
+    bool slots_left;                         /* then, ops stood in slots, and may still */
+};
+
+#endif
