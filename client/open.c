@@ -214,6 +214,7 @@ static struct hvd_session *new_session(void)
         return NULL;
     session->link.calls = &link_calls;
     session->link.session = session;
+    session->ring.link = &session->link;
     session->link.socket_fd = -1;
     session->link.engine_event_fd = -1;
     session->link.client_event_fd = -1;

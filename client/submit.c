@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "client/error.h"
 #include "client/express.h"
-#include "client/link/control.h"
+#include "client/link/ring.h"
 #include "client/place.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
@@ -25,79 +25,6 @@
 
 #define COPY_LOCKED_MAX 32768u /* larger inputs are copied without the lock */
 
-/* ---- the ring ---- */
-
-static int ring_full(const char *what, const char *why)
-{
-    return client_error(HVD_ERR_RING_FULL, "%s: %s; wait for an op and submit again", what, why);
-}
-
-/* Where the name area is still in use: after the names of the last slot the engine took. */
-static uint32_t names_head(const struct hvd_session *session, uint32_t free_slots)
-{
-    uint32_t taken = (uint32_t)session->submit_seq - (HVI_SQ_SLOTS - free_slots);
-    return taken ? session->slot_names_end[(taken - 1) % HVI_SQ_SLOTS] : 0;
-}
-
-/* Room for `slots` slots and `name_bytes` of names. */
-static int ring_room(struct hvd_session *session, const char *what, uint32_t slots,
-                     size_t name_bytes)
-{
-    uint32_t free_slots = 0;
-    if (hvi_ring_space(&session->link.channel.sq, &free_slots) != HVD_OK) {
-        client_link_end(&session->link, HVD_ERR_PROTOCOL,
-                        "the engine of job '%s' (pid %d) moved its ring index impossibly; close "
-                        "this session and open a new one",
-                        session->link.identity.job, session->link.engine_pid);
-        return client_link_usable(&session->link, what);
-    }
-    if (free_slots < slots)
-        return ring_full(what, slots == 1 ? "the submission ring is full"
-                                          : "the submission ring has no room for the group");
-    if (name_bytes == 0)
-        return HVD_OK;
-    if (name_bytes > HVI_NAMES_BYTES)
-        return client_error(HVD_ERR_LIMIT,
-                            "%s: the names of the group's members have %zu bytes, and %u is the "
-                            "most; use a shorter name or a smaller group",
-                            what, name_bytes, HVI_NAMES_BYTES);
-    uint32_t used = session->names_tail - names_head(session, free_slots);
-    if (name_bytes > HVI_NAMES_BYTES - used)
-        return ring_full(what, "the area for new tensor names is full");
-    return HVD_OK;
-}
-
-/* The session takes ops. The engine's state word is looked at so that a submitter who never waits
- * learns the end. */
-static int ready(struct hvd_session *session, const char *what)
-{
-    if (atomic_load_explicit(&session->link.channel.header->session_state, memory_order_relaxed) ==
-        HVI_SESSION_ENDED)
-        client_control_look(&session->link);
-    return client_link_usable(&session->link, what);
-}
-
-/* The slots after the last published one, filled and then published together. */
-static struct hvi_submission *slot_ahead(struct hvd_session *session, uint32_t ahead)
-{
-    return hvi_ring_slot(&session->link.channel.sq, ahead);
-}
-
-/* The next slot has its names; `ahead` counts the ones that are not published. */
-static void slot_filled(struct hvd_session *session, uint32_t ahead)
-{
-    session->slot_names_end[(uint32_t)(session->submit_seq + ahead) % HVI_SQ_SLOTS] =
-        session->names_tail;
-}
-
-static void publish(struct hvd_session *session, uint32_t slots)
-{
-    session->submit_seq += slots;
-    hvi_ring_publish(&session->link.channel.sq, slots);
-    hvi_bell_ring_engine(session->link.bell, session->link.channel.channel_index,
-                         session->link.engine_event_fd);
-}
-
 /* ---- the slot ---- */
 
 /* What every slot says, also one that only speaks of an op. */
@@ -105,7 +32,7 @@ static struct hvi_submission plain_slot(const struct hvd_session *session, const
                                         uint16_t kind, uint32_t ahead)
 {
     return (struct hvi_submission){
-        .seq = session->submit_seq + ahead + 1,
+        .seq = session->ring.seq + ahead + 1,
         .cookie = client_op_cookie(op),
         .kind = kind,
         .root = -1,
@@ -168,20 +95,17 @@ static void fill_name(struct hvd_session *session, struct client_set *set, struc
     slot->tensor_id = client_names_id(op->name);
     if (client_names_is_defined(op->name))
         return;
-    uint32_t bytes = (uint32_t)client_names_bytes(op->name);
+    slot->name_bytes = (uint32_t)client_names_bytes(op->name);
     slot->flags = HVI_SUBMIT_NAMED;
-    slot->name_offset = session->names_tail % HVI_NAMES_BYTES;
-    slot->name_bytes = bytes;
-    hvi_channel_write_name(&session->link.channel, slot->name_offset, client_names_text(op->name),
-                           bytes);
-    session->names_tail += bytes;
+    slot->name_offset =
+        client_ring_write_name(&session->ring, client_names_text(op->name), slot->name_bytes);
     client_names_set_defined(op->name);
 }
 
 static void fill_slot(struct hvd_session *session, struct client_set *set,
                       const struct client_request *request, uint32_t ahead)
 {
-    struct hvi_submission *slot = slot_ahead(session, ahead);
+    struct hvi_submission *slot = client_ring_slot(&session->ring, ahead);
     *slot = plain_slot(session, request->op, request->kind, ahead);
     slot->process_set = (uint32_t)request->process_set;
     slot->reduce_op = (uint8_t)request->reduce_op;
@@ -195,21 +119,21 @@ static void fill_slot(struct hvd_session *session, struct client_set *set,
     }
     fill_operands(request, slot);
     fill_name(session, set, request->op, slot);
-    slot_filled(session, ahead);
+    client_ring_filled(&session->ring, ahead);
 }
 
 /* A slot about an op that the engine has. */
 static int submit_about(struct hvd_session *session, const struct hvi_submission *slot,
                         const char *what)
 {
-    int rc = ready(session, what);
+    int rc = client_ring_ready(&session->ring, what);
     if (rc == HVD_OK)
-        rc = ring_room(session, what, 1, 0);
+        rc = client_ring_room(&session->ring, what, 1, 0);
     if (rc != HVD_OK)
         return rc;
-    *slot_ahead(session, 0) = *slot;
-    slot_filled(session, 0);
-    publish(session, 1);
+    *client_ring_slot(&session->ring, 0) = *slot;
+    client_ring_filled(&session->ring, 0);
+    client_ring_publish(&session->ring, 1);
     return HVD_OK;
 }
 
@@ -273,7 +197,7 @@ static int claim_op(struct hvd_session *session, struct client_request *request)
                             "%s: %d finished ops were not released; call hvd_op_free for each",
                             request->what, HVD_OPS_MAX);
     if (!op)
-        return ring_full(request->what, "the session has no free op");
+        return client_ring_full(request->what, "the session has no free op");
     op->kind = request->kind;
     op->process_set = request->process_set;
     request->op = op;
@@ -340,7 +264,7 @@ static int look_around(struct hvd_session *session, const struct client_request 
                        uint32_t count, struct client_set **set_p)
 {
     size_t name_bytes = 0;
-    int rc = ready(session, requests->what);
+    int rc = client_ring_ready(&session->ring, requests->what);
     if (rc != HVD_OK)
         return rc;
     rc = client_sets_use(session, requests, set_p);
@@ -353,7 +277,7 @@ static int look_around(struct hvd_session *session, const struct client_request 
         if (name && !client_names_is_defined(name))
             name_bytes += client_names_bytes(name);
     }
-    return rc == HVD_OK ? ring_room(session, requests->what, count, name_bytes) : rc;
+    return rc == HVD_OK ? client_ring_room(&session->ring, requests->what, count, name_bytes) : rc;
 }
 
 /* Cannot fail any more. */
@@ -369,7 +293,7 @@ static void launch(struct hvd_session *session, struct client_set *set,
         client_op_set_state(&session->ops, requests[i].op, CLIENT_OP_IN_FLIGHT);
         client_sets_launched(session, requests[i].op);
     }
-    publish(session, count);
+    client_ring_publish(&session->ring, count);
 }
 
 static int submit(struct hvd_session *session, struct client_request *requests, uint32_t count)

@@ -7,6 +7,7 @@
 #include "client/habits.h"
 #include "client/inline.h"
 #include "client/link/link.h"
+#include "client/link/ring.h"
 #include "client/memory.h"
 #include "client/names.h"
 #include "client/ops.h"
@@ -34,12 +35,9 @@ struct hvd_session {
     bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
 
     /* Submission. */
-    uint64_t submit_seq; /* of the last one */
+    struct client_ring ring;
     struct client_sets sets;
     uint32_t last_group;
-    uint32_t names_tail; /* free-running byte index into the name area */
-    uint32_t
-        slot_names_end[HVI_SQ_SLOTS]; /* names_tail after each slot: frees the area with the ring */
     struct client_names names;
     struct client_inline inline_area;
     struct client_memory_table memory;
