@@ -285,9 +285,9 @@ static void hold_output(struct hvd_session *session, const struct client_request
 {
     if (!request->out || request->out_bytes == 0)
         return;
-    op->out.memory = client_memory_find(&session->memory, request->out->data, request->out_bytes);
-    if (op->out.memory)
-        op->out.memory->users++;
+    op->out.row = client_table_find(&session->memory.table, request->out->data, request->out_bytes);
+    if (op->out.row)
+        op->out.row->users++;
 }
 
 /* For those who wait for this rank. */

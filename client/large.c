@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/types.h"
 #include "client/express.h"
-#include "client/peer.h"
+#include "client/memory/peer.h"
 #include "client/session/session.h"
 #include "client/sets.h"
 #include "client/step.h"
@@ -66,7 +66,7 @@ bool client_large_start(struct hvd_session *session, const struct hvd_op *op, ui
 static void *find_operand(struct hvd_session *session, const struct job *job, int32_t rank,
                           uint32_t region, uint64_t offset)
 {
-    const struct hvi_region *map = client_peers_find(session, rank, region);
+    const struct hvi_region *map = client_peers_find(&session->memory.peers, rank, region);
     if (!map || !hvi_range_fits(offset, job->bytes, map->bytes) || offset % job->element != 0)
         return NULL;
     return (char *)map->base + offset;
@@ -146,7 +146,7 @@ static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slo
         op->express.called = true;
         return false;
     }
-    atomic_fetch_add_explicit(&session->peers.working, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&session->memory.peers.working, 1, memory_order_relaxed);
     return true;
 }
 
@@ -206,6 +206,6 @@ uint32_t client_large_help(struct hvd_session *session, struct hvd_op *op,
         return 0;
     uint32_t done = work(session, &job, watch->slot, watch->turn, most);
     /* Release, pairs with who unmaps. */
-    atomic_fetch_sub_explicit(&session->peers.working, 1, memory_order_release);
+    atomic_fetch_sub_explicit(&session->memory.peers.working, 1, memory_order_release);
     return done;
 }

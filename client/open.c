@@ -172,12 +172,9 @@ static void destroy(struct hvd_session *session)
     client_ops_fini(&session->ops);
     client_names_fini(&session->names);
     client_sets_fini(&session->sets);
-    client_staging_fini(&session->staging);
     client_memory_fini(&session->memory);
-    client_peers_fini(&session->peers);
     hvi_region_fini(&session->link.bell_region);
     hvi_express_fini(&session->express);
-    client_habits_fini(&session->habits);
     if (session->link.channel.header)
         hvi_channel_fini(&session->link.channel);
     if (session->link.packet)
@@ -192,12 +189,12 @@ static void destroy(struct hvd_session *session)
 static void take_peer_region(struct hvd_session *session, const struct hvi_peer_region *told,
                              int fd)
 {
-    client_peers_told(session, told, fd);
+    client_peers_told(&session->memory.peers, told, fd);
 }
 
 static void ask_peers_again(struct hvd_session *session)
 {
-    client_peers_ask_again(&session->peers);
+    client_peers_ask_again(&session->memory.peers);
 }
 
 static const struct client_link_calls link_calls = {
@@ -215,6 +212,7 @@ static struct hvd_session *new_session(void)
     session->link.calls = &link_calls;
     session->link.session = session;
     session->ring.link = &session->link;
+    client_memory_init(&session->memory, &session->link);
     session->link.socket_fd = -1;
     session->link.engine_event_fd = -1;
     session->link.client_event_fd = -1;
@@ -271,7 +269,6 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     session->express_policy =
         client_express_policy(session->link.identity.local_size, usable_cores());
     session->link.looked_ns = hvi_clock_ns();
-    session->foreign_policy = client_foreign_policy();
     session->link.log = options->log;
     session->link.log_user = options->log_user;
     say_started(options, &address);

@@ -18,15 +18,14 @@
 #ifndef HVD_CLIENT_OPS_H
 #define HVD_CLIENT_OPS_H
 
+#include "client/memory/operand.h"
 #include "hvd/hvd.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-struct client_memory;
 struct client_name;
 struct client_set;
-struct client_staging_block;
 
 enum client_op_state {
     CLIENT_OP_FREE,
@@ -37,17 +36,6 @@ enum client_op_state {
     CLIENT_OP_COPYING,
     CLIENT_OP_FINISHED,
     CLIENT_OP_STATES
-};
-
-/* Where one side of an op lies: in shared memory, or (HVI_REGION_FOREIGN) at an address. At most one of memory, block and inline_cells is
- * set: that is what client_operand_put gives back. */
-struct client_operand {
-    uint32_t region; /* as the engine knows it */
-    uint64_t offset;
-    void *shared; /* our mapping of that place; NULL for HVI_REGION_FOREIGN */
-    struct client_memory *memory;
-    struct client_staging_block *block;
-    uint32_t inline_cell, inline_cells;
 };
 
 struct hvd_op {

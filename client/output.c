@@ -4,7 +4,7 @@
  * while our caller waits for another one. */
 #include "client/output.h"
 
-#include "client/place.h"
+#include "client/memory/place.h"
 #include "client/session/session.h"
 #include "client/submit.h"
 #include "client/wait.h"
@@ -41,7 +41,7 @@ void client_output_unqueue(struct hvd_session *session, struct hvd_op *op)
 static struct client_operand find_memory(struct hvd_session *session, uint64_t bytes)
 {
     struct client_operand operand = {.region = HVI_REGION_INLINE};
-    if (client_place_scratch(session, bytes, "hvd_wait", &operand) != HVD_OK)
+    if (client_place_scratch(&session->memory, bytes, "hvd_wait", &operand) != HVD_OK)
         operand.region = HVI_REGION_NONE; /* capacity 0: the engine fails the op on every rank */
     return operand;
 }
@@ -52,11 +52,11 @@ static bool feed(struct hvd_session *session, struct hvd_op *op)
     uint32_t generation = op->generation;
     struct client_operand operand = find_memory(session, op->out_bytes);
     if (op->generation != generation || op->state != CLIENT_OP_SIZED) {
-        client_operand_put(session, &operand);
+        client_memory_put(&session->memory, &operand);
         return true;
     }
     if (client_submit_output(session, op, &operand) != HVD_OK) {
-        client_operand_put(session, &operand);
+        client_memory_put(&session->memory, &operand);
         if (op->generation == generation && op->state == CLIENT_OP_SIZED) /* else: all is over */
             client_output_queue(session, op);
         return false;

@@ -16,9 +16,9 @@
 #include "client/error.h"
 #include "client/express.h"
 #include "client/link/ring.h"
-#include "client/place.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/submit/operands.h"
 #include "client/wait.h"
 
 #include <string.h>
@@ -310,7 +310,7 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
     if (rc == HVD_OK && count == 1 && client_express_submit(session, set, requests))
         return HVD_OK;
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
-        rc = client_place(session, &requests[i]);
+        rc = client_operands_place(session, &requests[i]);
         if (rc == HVD_OK)
             copy_in(session, &requests[i]);
     }

@@ -38,19 +38,6 @@
 #define COPY_LOCKED_MAX 32768u            /* larger results are copied without the lock */
 #define COPYING_NAP_NS  (50ull * 1000ull) /* another thread copies the result we wait for */
 
-void client_operand_put(struct hvd_session *session, struct client_operand *operand)
-{
-    if (operand->memory)
-        operand->memory->users--;
-    if (operand->block)
-        client_staging_put(session, operand->block);
-    if (operand->inline_cells)
-        client_inline_put(&session->inline_area, operand->inline_cell, operand->inline_cells);
-    operand->memory = NULL;
-    operand->block = NULL;
-    operand->inline_cells = 0;
-}
-
 /* No output was given: our memory is the result and lives as long as the op. */
 static bool owns_result(const struct hvd_op *op)
 {
@@ -62,9 +49,9 @@ void client_op_release(struct hvd_session *session, struct hvd_op *op)
     session->express_orphans -= op->express.orphan;
     if (op->state == CLIENT_OP_DONE)
         session->unseen--;
-    client_operand_put(session, &op->in);
-    client_operand_put(session, &op->out);
-    client_operand_put(session, &op->aux);
+    client_memory_put(&session->memory, &op->in);
+    client_memory_put(&session->memory, &op->out);
+    client_memory_put(&session->memory, &op->aux);
     if (op->name)
         client_names_put(op->name);
     client_op_set_state(&session->ops, op, CLIENT_OP_FREE);
@@ -78,9 +65,9 @@ void client_wait_land(struct hvd_session *session, struct hvd_op *op)
         client_express_landed(session, op);
     client_op_set_state(&session->ops, op, CLIENT_OP_DONE);
     session->unseen++;
-    client_operand_put(session, &op->in);
+    client_memory_put(&session->memory, &op->in);
     if (!op->copy_to && !owns_result(op))
-        client_operand_put(session, &op->out);
+        client_memory_put(&session->memory, &op->out);
     if (op->name)
         client_names_landed(op->name);
     client_sets_landed(session, op);
@@ -233,7 +220,7 @@ static bool session_state_says_ended(const struct hvd_session *session)
 void client_wait_progress(struct hvd_session *session, bool look)
 {
     client_wait_drain(session);
-    if (!look && session->link.epoll_fd < 0 && session->peers.asked == 0 &&
+    if (!look && session->link.epoll_fd < 0 && session->memory.peers.asked == 0 &&
         !session_state_says_ended(session) &&
         hvi_clock_ns() - session->link.looked_ns < CLIENT_LOOK_NS) {
         if (session->sized_first)
@@ -278,7 +265,7 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
         pthread_mutex_lock(&session->link.mutex);
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
     }
-    client_operand_put(session, &op->out);
+    client_memory_put(&session->memory, &op->out);
 }
 
 int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
@@ -291,7 +278,7 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
         session->unseen--;
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
         if (!owns_result(op))
-            client_operand_put(session, &op->out);
+            client_memory_put(&session->memory, &op->out);
     }
     if (op->state != CLIENT_OP_FINISHED)
         return HVD_INPROGRESS;

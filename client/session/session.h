@@ -3,17 +3,12 @@
 #ifndef HVD_CLIENT_SESSION_H
 #define HVD_CLIENT_SESSION_H
 
-#include "client/foreign.h"
-#include "client/habits.h"
-#include "client/inline.h"
 #include "client/link/link.h"
 #include "client/link/ring.h"
-#include "client/memory.h"
+#include "client/memory/memory.h"
 #include "client/names.h"
 #include "client/ops.h"
-#include "client/peer.h"
 #include "client/sets.h"
-#include "client/staging.h"
 #include "reduce/reduce.h"
 #include "shm/express.h"
 
@@ -22,6 +17,7 @@
 
 struct hvd_session {
     struct client_link link;
+    struct client_memory memory;
 
     /* Fixed at open. */
     struct hvi_wait_policy policy;
@@ -30,19 +26,11 @@ struct hvd_session {
     struct hvi_wait_policy express_policy; /* between ranks: the engine needs no core */
     const struct hvi_kernels *kernels;
 
-    enum client_foreign_policy foreign_policy;
-    struct client_habits habits;
-    bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
-
     /* Submission. */
     struct client_ring ring;
     struct client_sets sets;
     uint32_t last_group;
     struct client_names names;
-    struct client_inline inline_area;
-    struct client_memory_table memory;
-    struct client_staging staging;
-    struct client_peers peers;
     bool express_prompt; /* the last large op was waited for at once: so will the next be */
 
     /* Completion. */

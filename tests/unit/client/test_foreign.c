@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ordinary memory that the engine reaches by its address: when it is, and when it is not. */
-#include "client/place.h"
+#include "client/memory/place.h"
 #include "client/session/session.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"

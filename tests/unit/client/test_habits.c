@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory that comes again: the second time it goes to huge pages, with its contents, and only where
  * that is allowed. */
-#include "client/habits.h"
+#include "client/memory/habits.h"
 
 #include "base/huge.h"
 #include "tests/unit/hvt_main.h"

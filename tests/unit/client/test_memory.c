@@ -283,7 +283,7 @@ START_TEST(many_allocations_are_all_found)
         ck_assert_int_eq(*(char *)hvt_fake_memory(engine, slot.in_region, slot.in_offset), (char)i);
         finish(op, slot.cookie);
     }
-    ck_assert_uint_eq(session->memory.count, COUNT / 2);
+    ck_assert_uint_eq(session->memory.table.count, COUNT / 2);
 }
 END_TEST
 
@@ -328,7 +328,7 @@ START_TEST(idle_staging_beyond_the_cache_goes)
     while (hvt_fake_regions(engine) > 2 && !hvi_deadline_passed(deadline_ns))
         ck_assert_int_eq(hvd_session_status(session), HVD_OK);
     ck_assert_uint_eq(hvt_fake_regions(engine), 2); /* 2 x 128 MiB are kept */
-    ck_assert_uint_le(session->staging.idle_bytes, CLIENT_STAGING_CACHE);
+    ck_assert_uint_le(session->memory.staging.idle_bytes, CLIENT_STAGING_CACHE);
     free(memory);
 }
 END_TEST

@@ -2,7 +2,7 @@
  * Names and ids: reuse, the least recently used one goes, held ones stay, memory is bounded; and the inline cells. */
 #include "client/names.h"
 
-#include "client/inline.h"
+#include "client/memory/inline.h"
 #include "hvd/hvd.h"
 #include "tests/unit/hvt_main.h"
 

@@ -173,7 +173,7 @@ static void *juggle(void *argument)
 START_TEST(threads_make_and_drop_memory_at_once)
 {
     run(juggle);
-    ck_assert_uint_eq(session->memory.count, 0);
+    ck_assert_uint_eq(session->memory.table.count, 0);
 }
 END_TEST
 

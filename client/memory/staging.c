@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/staging.h"
+#include "client/memory/staging.h"
 
 #include "base/assert.h"
 #include "base/status.h"
 #include "client/error.h"
 #include "client/link/control.h"
-#include "client/session/session.h"
-#include "client/wait.h"
+#include "client/link/link.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -112,9 +111,8 @@ static void adopt(struct client_staging *staging, struct client_staging_region *
 }
 
 /* An idle region: away with it. */
-static void retire(struct hvd_session *session, struct client_staging_region *region)
+static void retire(struct client_staging *staging, struct client_staging_region *region)
 {
-    struct client_staging *staging = &session->staging;
     HVI_ASSERT(region->used_count == 0);
     for (uint32_t i = 0; i < region->block_count; i++)
         take_free(staging, &region->blocks[i]);
@@ -125,67 +123,66 @@ static void retire(struct hvd_session *session, struct client_staging_region *re
     if (region->next)
         region->next->prev = region->prev;
     staging->idle_bytes -= region->region.bytes;
-    client_control_region_forget(&session->link, region->id);
+    client_control_region_forget(staging->link, region->id);
     destroy(region);
 }
 
 /* Makes a region for the class and announces it. Gives up the lock meanwhile. */
-static int grow(struct hvd_session *session, uint32_t class_index, const char *what)
+static int grow(struct client_staging *staging, uint32_t class_index, const char *what)
 {
     struct client_staging_region *region;
-    pthread_mutex_unlock(&session->link.mutex);
+    pthread_mutex_unlock(&staging->link->mutex);
     int rc = create(class_index, &region);
-    pthread_mutex_lock(&session->link.mutex);
+    pthread_mutex_lock(&staging->link->mutex);
     if (rc != HVD_OK)
         return client_error(rc,
                             "%s: %" PRIu64
                             " bytes of shared memory to stage ordinary memory: %s; 'hvdctl doctor' "
                             "shows the limits of this machine",
                             what, class_bytes(class_index), hvi_status_text(rc));
-    rc = client_link_usable(&session->link, what);
+    rc = client_link_usable(staging->link, what);
     if (rc == HVD_OK)
-        rc = client_control_region_add(&session->link, &region->region, false, what, &region->id);
+        rc = client_control_region_add(staging->link, &region->region, false, what, &region->id);
     hvi_region_close_fd(&region->region);
     if (rc != HVD_OK) {
         destroy(region);
         return rc;
     }
-    adopt(&session->staging, region);
+    adopt(staging, region);
     return HVD_OK;
 }
 
-int client_staging_get(struct hvd_session *session, uint64_t bytes, const char *what,
+int client_staging_get(struct client_staging *staging, uint64_t bytes, const char *what,
                        struct client_staging_block **block_p)
 {
     uint32_t class_index = class_of(bytes);
     struct client_staging_block *block;
     if (class_index == CLIENT_STAGING_CLASSES)
         return client_error(HVD_ERR_NO_MEMORY, "%s: %" PRIu64 " bytes are too many", what, bytes);
-    block = pop_free(&session->staging, class_index);
+    block = pop_free(staging, class_index);
     if (!block) {
-        client_wait_drain(session); /* finished ops may hold some */
-        block = pop_free(&session->staging, class_index);
+        staging->link->calls->drain(staging->link->session); /* finished ops may hold some */
+        block = pop_free(staging, class_index);
     }
     while (!block) { /* another thread may take what we make */
-        int rc = grow(session, class_index, what);
+        int rc = grow(staging, class_index, what);
         if (rc != HVD_OK)
             return rc;
-        block = pop_free(&session->staging, class_index);
+        block = pop_free(staging, class_index);
     }
     *block_p = block;
     return HVD_OK;
 }
 
-void client_staging_put(struct hvd_session *session, struct client_staging_block *block)
+void client_staging_put(struct client_staging *staging, struct client_staging_block *block)
 {
-    struct client_staging *staging = &session->staging;
     struct client_staging_region *region = block->owner;
     push_free(staging, block);
     if (--region->used_count > 0)
         return;
     staging->idle_bytes += region->region.bytes;
     if (staging->idle_bytes > CLIENT_STAGING_CACHE)
-        retire(session, region);
+        retire(staging, region);
 }
 
 uint32_t client_staging_region_id(const struct client_staging_block *block)

@@ -12,7 +12,7 @@
 #define CLIENT_STAGING_MIN_LOG 13u /* the smallest block: 8 KiB */
 #define CLIENT_STAGING_CLASSES 35u /* the largest: 2^47 bytes, an address space */
 
-struct hvd_session;
+struct client_link;
 struct client_staging_region;
 
 struct client_staging_block {
@@ -22,6 +22,7 @@ struct client_staging_block {
 };
 
 struct client_staging {
+    struct client_link *link;
     struct client_staging_block *free_first[CLIENT_STAGING_CLASSES];
     struct client_staging_region *regions;
     uint64_t idle_bytes; /* of regions without a used block */
@@ -30,10 +31,10 @@ struct client_staging {
 /* A block of at least `bytes` (>= 1). Needs the session's lock and gives it up while a new region
  * is made: look again at everything afterwards. HVD_ERR_NO_MEMORY, _LIMIT, _TIMEOUT or the
  * session's end, with the last error set. */
-int client_staging_get(struct hvd_session *session, uint64_t bytes, const char *what,
+int client_staging_get(struct client_staging *staging, uint64_t bytes, const char *what,
                        struct client_staging_block **block_p);
 /* Needs the lock. */
-void client_staging_put(struct hvd_session *session, struct client_staging_block *block);
+void client_staging_put(struct client_staging *staging, struct client_staging_block *block);
 
 uint32_t client_staging_region_id(const struct client_staging_block *block);
 void *client_staging_address(const struct client_staging_block *block);

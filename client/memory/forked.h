@@ -7,7 +7,7 @@
 #ifndef HVD_CLIENT_FORKED_H
 #define HVD_CLIENT_FORKED_H
 
-#include "client/mapping.h"
+#include "client/memory/mapping.h"
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See forked.h. In the child only system calls: other threads of the parent may have held any lock. */
-#include "client/forked.h"
+#include "client/memory/forked.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

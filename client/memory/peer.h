@@ -15,7 +15,7 @@
 #define CLIENT_PEER_BUCKETS 64u
 #define CLIENT_PEERS_MAX    2048u /* each takes up to three of the process' mappings */
 
-struct hvd_session;
+struct client_link;
 
 struct client_peer {
     struct client_peer *next; /* in the bucket */
@@ -27,6 +27,7 @@ struct client_peer {
 };
 
 struct client_peers {
+    struct client_link *link;
     struct client_peer *buckets[CLIENT_PEER_BUCKETS];
     uint32_t count; /* of all */
     uint32_t asked; /* answers to come */
@@ -38,12 +39,12 @@ struct client_peers {
 
 /* The mapping of another rank's region; valid while .working is counted up. NULL: not known yet (it has
  * been asked for), or not to be had. */
-const struct hvi_region *client_peers_find(struct hvd_session *session, int32_t rank,
+const struct hvi_region *client_peers_find(struct client_peers *peers, int32_t rank,
                                            uint32_t region);
 /* The engine's word. `fd`, -1 for none, is ours. */
-void client_peers_told(struct hvd_session *session, const struct hvi_peer_region *told, int fd);
+void client_peers_told(struct client_peers *peers, const struct hvi_peer_region *told, int fd);
 /* Waits until no thread of this rank works on units, a second at most. Gives up the lock. */
-bool client_peers_wait_quiet(struct hvd_session *session);
+bool client_peers_wait_quiet(struct client_peers *peers);
 /* An answer may have been lost. */
 void client_peers_ask_again(struct client_peers *peers);
 /* Unmaps everything; nobody works any more. */

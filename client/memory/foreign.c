@@ -9,11 +9,11 @@
  * memcpy, and foreign wins; on virtual ones it takes three times as long or more and loses, unless
  * the memory is on huge pages (habits.c), where it wins. So this process tries it on itself. What
  * does not fit the staging cache would get new pages for each op, which costs more than either. */
-#include "client/foreign.h"
+#include "client/memory/foreign.h"
 
 #include "base/clock.h"
-#include "client/habits.h"
-#include "client/staging.h"
+#include "client/memory/habits.h"
+#include "client/memory/staging.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef HVD_CLIENT_ADOPT_H
 #define HVD_CLIENT_ADOPT_H
 
-#include "client/mapping.h"
+#include "client/memory/mapping.h"
 #include "shm/region.h"
 
 #include <stdbool.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * See lasting.h. A list, newest first: a process has a few of these, and large ones. The lock is that of
  * forked.c, so that a child finds every row either there or not. */
-#include "client/lasting.h"
+#include "client/memory/lasting.h"
 
 #include "base/status.h"
 #include "client/error.h"
-#include "client/forked.h"
+#include "client/memory/forked.h"
 #include "hvd/hvd.h"
 
 #include <inttypes.h>

@@ -2,7 +2,7 @@
  * /proc/self/maps and its relatives. Lists are parsed line by line, because a trainer has thousands
  * of mappings. A single mapping is asked for by ioctl where the kernel can (PROCMAP_QUERY), else by
  * the link of its exact range in /proc/self/map_files. */
-#include "client/mapping.h"
+#include "client/memory/mapping.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/inline.h"
+#include "client/memory/inline.h"
 
 #include "base/assert.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/peer.h"
+#include "client/memory/peer.h"
 
 #include "base/clock.h"
 #include "base/status.h"
 #include "client/link/control.h"
-#include "client/session/session.h"
+#include "client/link/link.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -74,16 +74,15 @@ static void drop_empty(struct client_peers *peers, uint64_t now_ns)
     sweep(peers);
 }
 
-static void ask(struct hvd_session *session, int32_t rank, uint32_t region)
+static void ask(struct client_peers *peers, int32_t rank, uint32_t region)
 {
-    struct client_peer **bucket = bucket_of(&session->peers, rank, region);
-    if (session->peers.count >= CLIENT_PEERS_MAX)
-        drop_empty(&session->peers, hvi_clock_ns());
-    struct client_peer *peer =
-        session->peers.count < CLIENT_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
+    struct client_peer **bucket = bucket_of(peers, rank, region);
+    if (peers->count >= CLIENT_PEERS_MAX)
+        drop_empty(peers, hvi_clock_ns());
+    struct client_peer *peer = peers->count < CLIENT_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
     if (!peer)
         return; /* the engine does it */
-    if (!client_control_peer_ask(&session->link, rank, region)) {
+    if (!client_control_peer_ask(peers->link, rank, region)) {
         free(peer);
         return;
     }
@@ -93,27 +92,26 @@ static void ask(struct hvd_session *session, int32_t rank, uint32_t region)
                                  .asked_ns = hvi_clock_ns(),
                                  .map = HVI_REGION_INIT};
     *bucket = peer;
-    session->peers.asked++;
-    session->peers.count++;
+    peers->asked++;
+    peers->count++;
 }
 
-const struct hvi_region *client_peers_find(struct hvd_session *session, int32_t rank,
+const struct hvi_region *client_peers_find(struct client_peers *peers, int32_t rank,
                                            uint32_t region)
 {
-    sweep(&session->peers);
-    struct client_peer *peer = find(&session->peers, rank, region);
+    sweep(peers);
+    struct client_peer *peer = find(peers, rank, region);
     if (peer && peer->asked_ns != 0 && hvi_clock_ns() - peer->asked_ns >= ANSWER_NS) {
-        drop_empty(&session->peers, hvi_clock_ns());
+        drop_empty(peers, hvi_clock_ns());
         peer = NULL;
     }
     if (!peer)
-        ask(session, rank, region);
+        ask(peers, rank, region);
     return peer && peer->map.base ? &peer->map : NULL;
 }
 
-void client_peers_told(struct hvd_session *session, const struct hvi_peer_region *told, int fd)
+void client_peers_told(struct client_peers *peers, const struct hvi_peer_region *told, int fd)
 {
-    struct client_peers *peers = &session->peers;
     struct client_peer *peer = find(peers, told->rank, told->region);
     bool answer = peer && peer->asked_ns != 0;
     if (answer && fd >= 0 && hvi_region_map_guarded(fd, told->bytes, &peer->map) == HVD_OK) {
@@ -133,17 +131,17 @@ void client_peers_told(struct hvd_session *session, const struct hvi_peer_region
     sweep(peers);
 }
 
-bool client_peers_wait_quiet(struct hvd_session *session)
+bool client_peers_wait_quiet(struct client_peers *peers)
 {
     const struct timespec nap = {.tv_nsec = QUIET_NAP_NS};
     uint64_t deadline_ns = hvi_deadline_after(HVI_NS_SEC);
     /* Acquire, as in sweep. */
-    while (atomic_load_explicit(&session->peers.working, memory_order_acquire) > 0) {
+    while (atomic_load_explicit(&peers->working, memory_order_acquire) > 0) {
         if (hvi_deadline_passed(deadline_ns))
             return false;
-        pthread_mutex_unlock(&session->link.mutex);
+        pthread_mutex_unlock(&peers->link->mutex);
         nanosleep(&nap, NULL);
-        pthread_mutex_lock(&session->link.mutex);
+        pthread_mutex_lock(&peers->link->mutex);
     }
     return true;
 }

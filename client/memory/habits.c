@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/habits.h"
+#include "client/memory/habits.h"
 
 #include "base/huge.h"
 #include "shm/abi.h"

@@ -39,13 +39,13 @@
  * malloc's own pages. With 16 bytes of header in front, a malloc'ed buffer never begins at a page,
  *   and no tensor that fills it would be inside. When the header says that the allocation was
  *   mapped by itself, in whole pages, all of these are adopted. */
-#include "client/adopt.h"
+#include "client/memory/adopt.h"
 
 #include "base/bits.h"
 #include "base/huge.h"
 #include "base/status.h"
 #include "client/error.h"
-#include "client/forked.h"
+#include "client/memory/forked.h"
 #include "hvd/hvd.h"
 
 #include <errno.h>

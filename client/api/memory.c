@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd_alloc, hvd_free, hvd_register, hvd_adopt and hvd_deregister. Creating a region (the kernel zeroes
+ * its pages) and waiting for acknowledgements happen without the lock. */
+#include "base/bits.h"
+#include "base/status.h"
+#include "client/error.h"
+#include "client/link/control.h"
+#include "client/memory/adopt.h"
+#include "client/memory/lasting.h"
+#include "client/session/enter.h"
+#include "client/session/session.h"
+#include "client/wait.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#define REGISTER_ALIGN 64u /* a twin keeps the caller's alignment up to a cache line */
+
+/* Makes a region of skew + bytes and a row for it; for hvd_alloc `ptr` is NULL: the region is the
+ * memory. */
+static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint64_t bytes,
+               const char *what, struct client_memory_row **row_p)
+{
+    uint64_t region_bytes;
+    struct client_memory_row *row = calloc(1, sizeof(*row));
+    if (!row)
+        return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
+    int rc = HVD_ERR_INVALID;
+    if (hvi_add_checked(skew, bytes, &region_bytes))
+        rc = hvi_region_create(ptr ? "hvd-register" : "hvd-alloc", region_bytes, &row->region);
+    if (rc != HVD_OK) {
+        free(row);
+        return client_error(rc,
+                            "%s: %" PRIu64 " bytes of shared memory: %s; 'hvdctl doctor' shows the "
+                            "limits of this machine",
+                            what, bytes, hvi_status_text(rc));
+    }
+    row->base = ptr ? (uintptr_t)ptr : (uintptr_t)row->region.base;
+    row->given = (const void *)row->base;
+    row->bytes = bytes;
+    row->is_twin = ptr != NULL;
+    row->skew = skew;
+    rc = client_session_enter(session, what);
+    if (rc == HVD_OK) {
+        rc = client_table_announce(&session->memory.table, row, what);
+        client_session_leave(session);
+    }
+    hvi_region_close_fd(&row->region);
+    if (rc != HVD_OK) {
+        hvi_region_fini(&row->region);
+        free(row);
+        return rc;
+    }
+    *row_p = row;
+    return HVD_OK;
+}
+
+/* Takes the row that `ptr` names out of the table, with the lock. */
+static int detach_row(struct hvd_session *session, const void *ptr, bool is_alloc, const char *what,
+                      struct client_memory_row **row_p)
+{
+    if (!client_peers_wait_quiet(&session->memory.peers))
+        return client_error(HVD_ERR_BUSY, "%s: another thread of this rank still works on an op",
+                            what);
+    struct client_memory_row *row = client_table_named(&session->memory.table, ptr, is_alloc);
+    if (!row)
+        return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
+                            is_alloc ? "hvd_alloc" : "hvd_register or hvd_adopt");
+    if (row->users > 0)
+        client_wait_drain(session);
+    if (row->users > 0)
+        return client_error(HVD_ERR_BUSY,
+                            "%s: %p is used by %" PRIu32
+                            " operands of ops that are not finished; wait for them first",
+                            what, ptr, row->users);
+    client_table_remove(&session->memory.table, row);
+    *row_p = row;
+    return HVD_OK;
+}
+
+static int drop(struct hvd_session *session, void *ptr, bool is_alloc, const char *what)
+{
+    struct client_memory_row *row = NULL;
+    int rc = client_session_enter(session, what);
+    if (rc != HVD_OK)
+        return rc;
+    rc = detach_row(session, ptr, is_alloc, what, &row);
+    if (rc == HVD_OK)
+        client_control_region_remove(&session->link, row->region_id);
+    client_session_leave(session);
+    if (rc != HVD_OK || client_table_release(row))
+        return rc;
+    return client_error(HVD_ERR_NO_MEMORY,
+                        "%s: no memory for a private copy of %p; it is forgotten by this session, "
+                        "and its contents stay where they are",
+                        what, ptr);
+}
+
+int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p)
+{
+    struct client_memory_row *row;
+    int rc = client_session_check_fork(session, "hvd_alloc");
+    if (rc != HVD_OK)
+        return rc;
+    if (bytes == 0 || !ptr_p)
+        return client_error(HVD_ERR_INVALID, "hvd_alloc: %s",
+                            ptr_p ? "0 bytes were asked for" : "ptr_p is NULL");
+    rc = add(session, NULL, 0, bytes, "hvd_alloc", &row);
+    if (rc != HVD_OK)
+        return rc;
+    *ptr_p = row->region.base;
+    return HVD_OK;
+}
+
+int hvd_free(struct hvd_session *session, void *ptr)
+{
+    return drop(session, ptr, true, "hvd_free");
+}
+
+/* All of it, whichever part `ptr` lies in. */
+static int add_lasting(struct hvd_session *session, const void *ptr, struct client_lasting *lasting)
+{
+    struct client_memory_row *row = calloc(1, sizeof(*row));
+    int rc = HVD_OK;
+    if (row) {
+        row->region = *client_lasting_region(lasting);
+        row->base = (uintptr_t)row->region.base;
+        row->bytes = row->region.bytes;
+        row->given = ptr;
+        row->lasting = lasting;
+        rc = client_session_enter(session, "hvd_register");
+        if (rc == HVD_OK) {
+            rc = client_table_announce(&session->memory.table, row, "hvd_register");
+            client_session_leave(session);
+        }
+    } else {
+        rc = client_error(HVD_ERR_NO_MEMORY, "hvd_register: out of memory");
+    }
+    if (rc != HVD_OK) {
+        client_lasting_put(lasting);
+        free(row);
+    }
+    return rc;
+}
+
+int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
+{
+    struct client_memory_row *row;
+    int rc = client_session_check_fork(session, "hvd_register");
+    if (rc != HVD_OK)
+        return rc;
+    if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
+        return client_error(HVD_ERR_INVALID, "hvd_register: [%p, +%zu) is no memory", ptr, bytes);
+    struct client_lasting *lasting = client_lasting_hold((uintptr_t)ptr, bytes);
+    if (lasting)
+        return add_lasting(session, ptr, lasting);
+    return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &row);
+}
+
+/* An op in flight, staged or not, will write to its output. */
+static bool is_output(const struct client_ops *ops, struct client_range range)
+{
+    for (uint32_t i = 0; i < ops->fresh; i++) {
+        const struct hvd_op *op = &ops->slots[i];
+        uintptr_t out = op->out.region == HVI_REGION_FOREIGN ? (uintptr_t)op->out.offset
+                                                             : (uintptr_t)op->copy_to;
+        if (op->state != CLIENT_OP_FREE && op->state != CLIENT_OP_FINISHED && out < range.end &&
+            out + op->out_bytes > range.start)
+            return true;
+    }
+    return false;
+}
+
+/* With the lock. */
+static int enter_adopted(struct hvd_session *session, struct client_memory_row *row)
+{
+    struct client_range range = {row->base, row->base + row->bytes};
+    int rc = client_table_announce(&session->memory.table, row, "hvd_adopt");
+    if (rc != HVD_OK)
+        return rc;
+    if (is_output(&session->ops, range))
+        rc = client_error(HVD_ERR_BUSY, "hvd_adopt: %p is used by ops that are not finished",
+                          row->given);
+    else
+        rc = client_adopt_replace(row->adoption, &row->region);
+    if (rc != HVD_OK) {
+        client_table_remove(&session->memory.table, row);
+        client_control_region_forget(&session->link, row->region_id);
+    }
+    return rc;
+}
+
+static int adopt(struct hvd_session *session, const void *ptr, struct client_range range)
+{
+    struct client_memory_row *row = calloc(1, sizeof(*row));
+    if (!row)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
+    row->base = range.start;
+    row->bytes = range.end - range.start;
+    row->given = ptr;
+    int rc = client_adopt_prepare(range, &row->region, &row->adoption);
+    if (rc != HVD_OK) {
+        free(row);
+        return rc;
+    }
+    rc = client_session_enter(session, "hvd_adopt");
+    if (rc == HVD_OK) {
+        rc = enter_adopted(session, row);
+        client_session_leave(session);
+    }
+    if (rc != HVD_OK) {
+        client_adopt_cancel(row->adoption, &row->region);
+        free(row);
+        return rc;
+    }
+    client_adopt_touch(range);
+    return HVD_OK;
+}
+
+int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes)
+{
+    struct client_range range;
+    int rc = client_session_check_fork(session, "hvd_adopt");
+    if (rc != HVD_OK)
+        return rc;
+    if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
+        return client_error(HVD_ERR_INVALID, "hvd_adopt: [%p, +%zu) is no memory", ptr, bytes);
+    rc = client_adopt_choose(ptr, bytes, &range);
+    return rc == HVD_OK ? adopt(session, ptr, range) : rc;
+}
+
+int hvd_deregister(struct hvd_session *session, void *ptr)
+{
+    return drop(session, ptr, false, "hvd_deregister");
+}

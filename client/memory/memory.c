@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/memory/memory.h"
+
+#include <stddef.h>
+
+void client_memory_init(struct client_memory *memory, struct client_link *link)
+{
+    memory->link = link;
+    memory->table.link = link;
+    memory->staging.link = link;
+    memory->peers.link = link;
+    memory->foreign_policy = client_foreign_policy();
+}
+
+void client_memory_fini(struct client_memory *memory)
+{
+    client_staging_fini(&memory->staging);
+    client_table_fini(&memory->table);
+    client_peers_fini(&memory->peers);
+    client_habits_fini(&memory->habits);
+}
+
+void client_memory_give_back(struct client_memory *memory, struct client_operand *operand)
+{
+    if (operand->row)
+        operand->row->users--;
+    if (operand->block)
+        client_staging_put(&memory->staging, operand->block);
+    if (operand->inline_cells)
+        client_inline_put(&memory->inline_area, operand->inline_cell, operand->inline_cells);
+    operand->row = NULL;
+    operand->block = NULL;
+    operand->inline_cells = 0;
+}

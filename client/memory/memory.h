@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A session's memory: what it knows by address, what it lends to ordinary memory, and what it has
+ * mapped of its peers. Needs the session's lock. */
+#ifndef HVD_CLIENT_MEMORY_H
+#define HVD_CLIENT_MEMORY_H
+
+#include "client/memory/foreign.h"
+#include "client/memory/habits.h"
+#include "client/memory/inline.h"
+#include "client/memory/operand.h"
+#include "client/memory/peer.h"
+#include "client/memory/staging.h"
+#include "client/memory/table.h"
+
+#include <stdbool.h>
+
+struct client_link;
+
+struct client_memory {
+    struct client_link *link;
+    struct client_table table;
+    struct client_staging staging;
+    struct client_inline inline_area;
+    struct client_peers peers;
+    struct client_habits habits;
+    enum client_foreign_policy foreign_policy;
+    bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
+};
+
+/* Of zeroed memory. Reads the environment. */
+void client_memory_init(struct client_memory *memory, struct client_link *link);
+/* Unmaps everything; adopted memory becomes private. */
+void client_memory_fini(struct client_memory *memory);
+
+void client_memory_give_back(struct client_memory *memory, struct client_operand *operand);
+
+/* Gives back what an operand holds; harmless twice. */
+static inline void client_memory_put(struct client_memory *memory, struct client_operand *operand)
+{
+    if (operand->row || operand->block || operand->inline_cells)
+        client_memory_give_back(memory, operand);
+}
+
+#endif

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A row enters the table only after the engine has acknowledged its region and leaves it before the
+ * engine is told to forget it, so whatever a submission finds in the table the engine knows.
+ * What hvd_mem_alloc has made is another process-wide thing (lasting.c), which a row here shares.
+ *
+ * Adopted memory may be unmapped without a word (adopt.c), so each use asks whether it is still
+ * there, and a row whose memory has gone makes room for what somebody registers at its place. */
+#include "client/memory/table.h"
+
+#include "base/bits.h"
+#include "client/error.h"
+#include "client/link/control.h"
+#include "client/link/link.h"
+#include "client/memory/adopt.h"
+#include "client/memory/lasting.h"
+#include "client/memory/operand.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Index of the first row whose base is above `address`. */
+static uint32_t upper_bound(const struct client_table *table, uintptr_t address)
+{
+    uint32_t low = 0;
+    uint32_t high = table->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (table->rows[middle]->base <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool holds(const struct client_memory_row *row, uintptr_t address, uint64_t bytes)
+{
+    return address >= row->base &&
+           hvi_range_fits((uint64_t)(address - row->base), bytes, row->bytes);
+}
+
+struct client_memory_row *client_table_find(struct client_table *table, const void *ptr,
+                                            uint64_t bytes)
+{
+    uintptr_t address = (uintptr_t)ptr;
+    if (table->last && holds(table->last, address, bytes))
+        return table->last;
+    uint32_t above = upper_bound(table, address);
+    if (above == 0 || !holds(table->rows[above - 1], address, bytes))
+        return NULL;
+    table->last = table->rows[above - 1];
+    return table->last;
+}
+
+bool client_table_use(struct client_memory_row *row, const void *ptr, uint32_t element,
+                      struct client_operand *operand)
+{
+    uint64_t offset = row->skew + (uint64_t)((uintptr_t)ptr - row->base);
+    if (offset % element || (row->adoption && !client_adopt_is_intact(row->adoption)))
+        return false;
+    *operand = (struct client_operand){.region = row->region_id,
+                                       .offset = offset,
+                                       .shared = (unsigned char *)row->region.base + offset,
+                                       .row = row};
+    row->users++;
+    return true;
+}
+
+/* The first row that overlaps [base, base + bytes), or NULL. */
+static struct client_memory_row *overlapping(const struct client_table *table, uintptr_t base,
+                                             uint64_t bytes)
+{
+    uint32_t above = upper_bound(table, base);
+    if (above > 0 && base - table->rows[above - 1]->base < table->rows[above - 1]->bytes)
+        return table->rows[above - 1];
+    bool next = above < table->count && table->rows[above]->base - base < bytes;
+    return next ? table->rows[above] : NULL;
+}
+
+static bool insert(struct client_table *table, struct client_memory_row *row)
+{
+    if (table->count == table->capacity) {
+        uint32_t capacity = table->capacity ? 2 * table->capacity : 16;
+        struct client_memory_row **rows = realloc(table->rows, capacity * sizeof(rows[0]));
+        if (!rows)
+            return false;
+        table->rows = rows;
+        table->capacity = capacity;
+    }
+    uint32_t at = upper_bound(table, row->base);
+    memmove(&table->rows[at + 1], &table->rows[at], (table->count - at) * sizeof(table->rows[0]));
+    table->rows[at] = row;
+    table->count++;
+    return true;
+}
+
+void client_table_remove(struct client_table *table, struct client_memory_row *row)
+{
+    uint32_t at = upper_bound(table, row->base) - 1;
+    table->count--;
+    memmove(&table->rows[at], &table->rows[at + 1], (table->count - at) * sizeof(table->rows[0]));
+    if (table->last == row)
+        table->last = NULL;
+}
+
+bool client_table_release(struct client_memory_row *row)
+{
+    bool done = true;
+    if (row->adoption)
+        done = client_adopt_end(row->adoption);
+    else if (row->lasting)
+        client_lasting_put(row->lasting);
+    else
+        hvi_region_fini(&row->region);
+    free(row);
+    return done;
+}
+
+/* Rows of adopted memory that has gone do not stand in the way of [base, base + bytes). */
+static void sweep(struct client_table *table, uintptr_t base, uint64_t bytes)
+{
+    struct client_memory_row *row;
+    while ((row = overlapping(table, base, bytes)) && row->adoption && row->users == 0 &&
+           !client_adopt_is_intact(row->adoption)) {
+        client_table_remove(table, row);
+        client_control_region_remove(table->link, row->region_id);
+        (void)client_table_release(row);
+    }
+}
+
+int client_table_announce(struct client_table *table, struct client_memory_row *row,
+                          const char *what)
+{
+    int rc = client_link_usable(table->link, what);
+    if (rc != HVD_OK)
+        return rc;
+    sweep(table, row->base, row->bytes);
+    if (overlapping(table, row->base, row->bytes))
+        return client_error(HVD_ERR_INVALID,
+                            "%s: [%#" PRIxPTR ", +%" PRIu64
+                            ") overlaps memory that this session has already",
+                            what, row->base, row->bytes);
+    rc = client_control_region_add(table->link, &row->region, row->lasting != NULL, what,
+                                   &row->region_id);
+    if (rc != HVD_OK)
+        return rc;
+    if (overlapping(table, row->base, row->bytes) || !insert(table, row)) {
+        client_control_region_forget(table->link, row->region_id);
+        return client_error(HVD_ERR_NO_MEMORY, "%s: no memory for the session's table", what);
+    }
+    return HVD_OK;
+}
+
+struct client_memory_row *client_table_named(const struct client_table *table, const void *ptr,
+                                             bool is_alloc)
+{
+    for (uint32_t i = 0; i < table->count; i++) {
+        struct client_memory_row *row = table->rows[i];
+        bool is_from_alloc = !row->is_twin && !row->adoption && !row->lasting;
+        if (row->given == ptr && is_from_alloc == is_alloc)
+            return row;
+    }
+    return NULL;
+}
+
+void client_table_fini(struct client_table *table)
+{
+    for (uint32_t i = 0; i < table->count; i++)
+        (void)client_table_release(
+            table->rows[i]); /* adopted memory keeps its contents in any case */
+    free(table->rows);
+    memset(table, 0, sizeof(*table));
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Memory the session knows by address: hvd_alloc's, hvd_mem_alloc's and adopted memory, which the engine
+ * reduces in place, and registered memory of the caller's, which has a shared twin of the same
+ * layout. Needs the session's lock where it does not say otherwise. */
+#ifndef HVD_CLIENT_TABLE_H
+#define HVD_CLIENT_TABLE_H
+
+#include "shm/region.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct client_adoption;
+struct client_lasting;
+struct client_operand;
+struct client_link;
+
+struct client_memory_row {
+    uintptr_t base;    /* the caller's first byte */
+    const void *given; /* what names the row to hvd_free and hvd_deregister */
+    uint64_t bytes;
+    bool is_twin;  /* registered: tensors are copied to and from the region */
+    uint64_t skew; /* offset in the region of the caller's first byte */
+    uint32_t region_id;
+    uint32_t users; /* operands of ops */
+    struct hvi_region region;
+    struct client_adoption *adoption; /* whose pages the region has replaced, or NULL */
+    struct client_lasting *lasting;   /* the process's memory that the region is, or NULL */
+};
+
+struct client_table {
+    struct client_link *link;
+    struct client_memory_row **rows; /* by base; they never overlap */
+    uint32_t count, capacity;
+    struct client_memory_row *last; /* of the previous look-up */
+};
+
+/* The row that holds all of [ptr, ptr + bytes), or NULL. */
+struct client_memory_row *client_table_find(struct client_table *table, const void *ptr,
+                                            uint64_t bytes);
+/* Makes `operand` the place of [ptr, ptr + bytes) in `row` and counts a user. False when the
+ * place is not aligned to `element` bytes, as the engine demands, or when adopted memory is no
+ * longer what it was: then [ptr, ptr + bytes) is ordinary memory. */
+bool client_table_use(struct client_memory_row *row, const void *ptr, uint32_t element,
+                      struct client_operand *operand);
+
+/* Announces row->region to the engine and enters the row, which is the table's from now on. Gives up
+ * the lock while it waits. HVD_ERR_INVALID for an overlap, HVD_ERR_NO_MEMORY, the session's end, or as
+ * client_control_region_add, with the last error set. */
+int client_table_announce(struct client_table *table, struct client_memory_row *row,
+                          const char *what);
+/* The row that `ptr` names to hvd_free (`is_alloc`) or hvd_deregister, or NULL. */
+struct client_memory_row *client_table_named(const struct client_table *table, const void *ptr,
+                                             bool is_alloc);
+/* Takes a row out; the engine still knows its region. */
+void client_table_remove(struct client_table *table, struct client_memory_row *row);
+/* Unmaps what a row that is in no table has, or gives adopted and lasting memory back to the caller.
+ * False: it stays shared for want of memory. Needs no lock. */
+bool client_table_release(struct client_memory_row *row);
+
+/* Session end: unmaps everything; adopted memory becomes private. */
+void client_table_fini(struct client_table *table);
+
+#endif

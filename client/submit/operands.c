@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The output decides for an allreduce or broadcast: an input that would have to be copied goes to
+ * the output's place and the op runs there in place, so one shared block serves both sides. Not if
+ * that place is the caller's own memory, which an op that fails must not change: then, and in the
+ * ops whose result has another shape, the input gets a place of its own. */
+#include "client/submit/operands.h"
+
+#include "client/memory/place.h"
+#include "client/session/session.h"
+#include "client/submit.h"
+
+static int place_input(struct hvd_session *session, struct client_request *request,
+                       struct hvd_op *op)
+{
+    return client_place_tensor(&session->memory, request->what, request->in->data,
+                               request->in_bytes, request->element, &op->in, &request->copy_in);
+}
+
+static int place_output(struct hvd_session *session, const struct client_request *request,
+                        struct hvd_op *op)
+{
+    bool copied = false;
+    int rc = client_place_tensor(&session->memory, request->what, request->out->data,
+                                 request->out_bytes, request->element, &op->out, &copied);
+    if (copied)
+        op->copy_to = request->out->data;
+    return rc;
+}
+
+/* Ops whose result has another shape than the input. Without an output there will be memory of ours
+ * for it, once the engine has told its size. */
+static int place_apart(struct hvd_session *session, struct client_request *request,
+                       struct hvd_op *op)
+{
+    int rc = place_input(session, request, op);
+    if (rc != HVD_OK)
+        return rc;
+    if (request->out)
+        return place_output(session, request, op);
+    op->owns_output = true;
+    op->wants_output = true;
+    return HVD_OK;
+}
+
+/* Allreduce and broadcast: see the top. */
+static int place_together(struct hvd_session *session, struct client_request *request,
+                          struct hvd_op *op)
+{
+    bool copied = false;
+    bool reads =
+        request->kind != HVI_KIND_BROADCAST || request->root == session->link.identity.rank;
+    bool in_place = request->in->data == request->out->data;
+    int rc = client_place_tensor(&session->memory, request->what, request->out->data,
+                                 request->out_bytes, request->element, &op->out, &copied);
+    if (rc != HVD_OK)
+        return rc;
+    if (copied)
+        op->copy_to = request->out->data;
+    if (reads && !(in_place && copied) &&
+        client_place_direct(&session->memory, request->in->data, request->in_bytes,
+                            request->element, &op->in))
+        return HVD_OK;
+    request->copy_in = reads;
+    if (reads && !copied)
+        return client_place_scratch(&session->memory, request->in_bytes, request->what, &op->in);
+    op->in.region = op->out.region;
+    op->in.offset = op->out.offset;
+    op->in.shared = op->out.shared;
+    return HVD_OK;
+}
+
+/* Equal parts, or what the caller said; behind them zeros for the engine to write to. */
+static int place_splits(struct hvd_session *session, const struct client_request *request,
+                        struct hvd_op *op)
+{
+    int64_t size = request->members;
+    size_t bytes = (size_t)size * sizeof(int64_t);
+    int rc = client_place_scratch(&session->memory, 2 * bytes, request->what, &op->aux);
+    if (rc != HVD_OK)
+        return rc;
+    int64_t *splits = op->aux.shared;
+    for (int64_t i = 0; i < size; i++) {
+        splits[i] = request->splits ? request->splits[i] : request->in->dims[0] / size;
+        splits[size + i] = 0;
+    }
+    op->members = (int)size;
+    return HVD_OK;
+}
+
+static int place_ranks(struct hvd_session *session, const struct client_request *request,
+                       struct hvd_op *op)
+{
+    const struct client_set *set = request->new_set;
+    int rc = client_place_scratch(&session->memory, (uint64_t)set->size * sizeof(int64_t),
+                                  request->what, &op->aux);
+    if (rc != HVD_OK)
+        return rc;
+    int64_t *ranks = op->aux.shared;
+    for (int i = 0; i < set->size; i++)
+        ranks[i] = set->ranks[i];
+    return HVD_OK;
+}
+
+int client_operands_place(struct hvd_session *session, struct client_request *request)
+{
+    struct hvd_op *op = request->op;
+    int rc = HVD_OK;
+    request->copy_in = false;
+    op->in.region = HVI_REGION_NONE;
+    op->out.region = HVI_REGION_NONE;
+    op->aux.region = HVI_REGION_NONE;
+    switch (request->kind) {
+    case HVI_KIND_ALLREDUCE:
+    case HVI_KIND_BROADCAST:
+        return place_together(session, request, op);
+    case HVI_KIND_ALLTOALL:
+        rc = place_splits(session, request, op);
+        return rc == HVD_OK ? place_apart(session, request, op) : rc;
+    case HVI_KIND_ALLGATHER:
+    case HVI_KIND_REDUCESCATTER:
+        return place_apart(session, request, op);
+    case HVI_KIND_SEND:
+        return place_input(session, request, op);
+    case HVI_KIND_RECV:
+        return place_output(session, request, op);
+    case HVI_KIND_SET_ADD:
+    case HVI_KIND_SET_OPEN:
+        return place_ranks(session, request, op);
+    default:
+        return HVD_OK;
+    }
+}
