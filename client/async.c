@@ -2,6 +2,7 @@
  * The public functions that submit. */
 #include "base/types.h"
 #include "client/error.h"
+#include "client/ops/request.h"
 #include "client/session/enter.h"
 #include "client/submit.h"
 

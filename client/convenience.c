@@ -2,9 +2,10 @@
  * The blocking forms: submit, wait without limit, release. A full ring is waited out by short naps:
  * the engine takes slots all the time and rings no bell for it. */
 #include "base/types.h"
+#include "client/api/sets.h"
 #include "client/error.h"
+#include "client/ops/request.h"
 #include "client/session/enter.h"
-#include "client/sets.h"
 #include "client/submit.h"
 
 #include <stdbool.h>
@@ -146,7 +147,7 @@ int hvd_process_set_add(struct hvd_session *session, const int *ranks, int count
     if (!id_p)
         return client_error(HVD_ERR_INVALID, "hvd_process_set_add: id_p is NULL");
     do {
-        rc = client_sets_add(session, "hvd_process_set_add", ranks, count, &op);
+        rc = client_api_add_set(session, "hvd_process_set_add", ranks, count, &op);
     } while (again(session, rc));
     if (rc != HVD_OK)
         return rc;
@@ -162,7 +163,7 @@ int hvd_process_set_remove(struct hvd_session *session, int id)
     struct hvd_op *op;
     int rc;
     do {
-        rc = client_sets_remove(session, "hvd_process_set_remove", id, &op);
+        rc = client_api_remove_set(session, "hvd_process_set_remove", id, &op);
     } while (again(session, rc));
     return rc == HVD_OK ? wait_and_free(op) : rc;
 }

@@ -12,9 +12,11 @@
 #include "base/types.h"
 #include "client/large.h"
 #include "client/link/control.h"
-#include "client/names.h"
+#include "client/ops/land.h"
+#include "client/ops/names.h"
+#include "client/ops/request.h"
+#include "client/ops/sets.h"
 #include "client/session/session.h"
-#include "client/sets.h"
 #include "client/step.h"
 #include "client/wait.h"
 
@@ -71,7 +73,7 @@ static struct client_ticket *ticket_of(struct hvd_session *session, const struct
 {
     if (op->name)
         return client_names_ticket(op->name);
-    struct client_set *set = client_sets_find(&session->sets, op->process_set);
+    struct client_set *set = client_sets_find(&session->ops.sets, op->process_set);
     struct client_lane *lane = set ? lane_of(set, op->kind) : NULL;
     return lane && lane->last == op ? &lane->ticket : NULL;
 }
@@ -229,7 +231,8 @@ static void finish(struct hvd_session *session, struct hvd_op *op)
         ticket->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
         ticket->valid = true;
     }
-    client_wait_land(session, op);
+    client_express_landed(session, op);
+    client_op_land(&session->ops, op);
 }
 
 static void call_engine(struct hvd_session *session)
@@ -396,18 +399,11 @@ static void take_back(const struct hvd_session *session, struct hvd_op *op)
 void client_express_landed(struct hvd_session *session, struct hvd_op *op)
 {
     leave(session, op);
-    struct client_set *set = op->name ? NULL : client_sets_find(&session->sets, op->process_set);
+    struct client_set *set =
+        op->name ? NULL : client_sets_find(&session->ops.sets, op->process_set);
     struct client_lane *lane = set ? lane_of(set, op->kind) : NULL;
     if (lane && lane->standing == op)
         lane->standing = NULL;
-}
-
-void client_express_restart(struct client_set *set)
-{
-    for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++) {
-        set->lanes[lane].last = NULL;
-        set->lanes[lane].ticket.valid = false;
-    }
 }
 
 /* In its slot, if the ticket is still good. */
@@ -452,7 +448,7 @@ bool client_express_submit(struct hvd_session *session, struct client_set *set,
     struct client_ticket *ticket = session->express_on ? ticket_for(request, set) : NULL;
     if (!ticket || request->in_bytes > HVI_EXPRESS_PAYLOAD || !fits(session, request, set, ticket))
         return false;
-    client_submit_remember(request);
+    client_request_remember(request);
     return arrive(session, set, request, ticket);
 }
 
@@ -464,7 +460,7 @@ bool client_express_submit_large(struct hvd_session *session, struct client_set 
     if (!ticket || !hvi_express_is_large(request->in_bytes, (uint32_t)set->size) ||
         !client_large_may(op) || session->ops.in_flight > 1 || !fits(session, request, set, ticket))
         return false;
-    client_submit_remember(request);
+    client_request_remember(request);
     op->express.large = true;
     op->express.reduce_op = (uint32_t)request->reduce_op;
     op->express.prescale = request->prescale;
@@ -482,7 +478,7 @@ void client_express_abandoned(struct hvd_session *session, struct hvd_op *op)
     if (op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
         return;
     op->express.orphan = true;
-    session->express_orphans++;
+    session->ops.orphans++;
     client_express_call(session, op);
 }
 

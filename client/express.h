@@ -8,14 +8,14 @@
 #ifndef HVD_CLIENT_EXPRESS_H
 #define HVD_CLIENT_EXPRESS_H
 
-#include "client/ops.h"
-#include "client/submit.h"
+#include "client/ops/ops.h"
 #include "shm/bell.h"
 #include "shm/express.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
+struct client_request;
 struct client_set;
 struct hvd_session;
 struct hvi_completion;
@@ -33,8 +33,6 @@ bool client_express_submit_large(struct hvd_session *session, struct client_set 
  * comes with its completion is for. */
 void client_express_note(const struct hvd_session *session, struct client_set *set,
                          const struct client_request *request);
-/* The unnamed ops of the set are numbered from 1 again: tickets are void. */
-void client_express_restart(struct client_set *set);
 /* The op is over, and its result not in the slot any more. */
 void client_express_landed(struct hvd_session *session, struct hvd_op *op);
 /* Its owner has released an op in flight. */

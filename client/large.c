@@ -12,8 +12,8 @@
 #include "base/types.h"
 #include "client/express.h"
 #include "client/memory/peer.h"
+#include "client/ops/sets.h"
 #include "client/session/session.h"
-#include "client/sets.h"
 #include "client/step.h"
 #include "shm/abi.h"
 
@@ -131,7 +131,7 @@ static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slo
     if (!is_there(op, slot, turn) ||
         hvi_express_look(&session->express, slot, turn) != HVI_EXPRESS_RUNS)
         return false;
-    struct client_set *set = client_sets_find(&session->sets, op->process_set);
+    struct client_set *set = client_sets_find(&session->ops.sets, op->process_set);
     if (!set)
         return false;
     describe(op, set, job);
@@ -154,7 +154,7 @@ static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slo
 
 void client_large_close(struct hvd_session *session, struct hvd_op *op)
 {
-    struct client_set *set = client_sets_find(&session->sets, op->process_set);
+    struct client_set *set = client_sets_find(&session->ops.sets, op->process_set);
     uint64_t unit_bytes;
     if (!set)
         return;

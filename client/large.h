@@ -4,7 +4,7 @@
 #ifndef HVD_CLIENT_LARGE_H
 #define HVD_CLIENT_LARGE_H
 
-#include "client/ops.h"
+#include "client/ops/ops.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -170,8 +170,6 @@ static void destroy(struct hvd_session *session)
     close_fd(session->link.engine_event_fd);
     close_fd(session->link.socket_fd);
     client_ops_fini(&session->ops);
-    client_names_fini(&session->names);
-    client_sets_fini(&session->sets);
     client_memory_fini(&session->memory);
     hvi_region_fini(&session->link.bell_region);
     hvi_express_fini(&session->express);
@@ -248,12 +246,10 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     rc = make_alive_page(session);
     if (rc != HVD_OK)
         return rc;
-    if (client_ops_init(&session->ops) != HVD_OK)
-        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops", HVD_OPS_MAX);
-    if (client_sets_init(&session->sets, session->link.identity.rank,
-                         session->link.identity.size) != HVD_OK)
-        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ranks",
-                            session->link.identity.size);
+    if (client_ops_init(&session->ops, &session->memory, session->link.identity.rank,
+                        session->link.identity.size) != HVD_OK)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops and %d ranks",
+                            HVD_OPS_MAX, session->link.identity.size);
     rc = client_attach(options, &session->link.identity, session->link.packet, &address,
                        &session->link.engine_pid);
     if (rc != HVD_OK)

@@ -11,32 +11,6 @@
 
 #include <stdbool.h>
 
-void client_output_queue(struct hvd_session *session, struct hvd_op *op)
-{
-    op->next = NULL;
-    if (session->sized_last)
-        session->sized_last->next = op;
-    else
-        session->sized_first = op;
-    session->sized_last = op;
-}
-
-void client_output_unqueue(struct hvd_session *session, struct hvd_op *op)
-{
-    struct hvd_op *before = NULL;
-    for (struct hvd_op *at = session->sized_first; at && at != op; at = at->next)
-        before = at;
-    struct hvd_op *found = before ? before->next : session->sized_first;
-    if (found != op) /* being fed just now */
-        return;
-    if (before)
-        before->next = op->next;
-    else
-        session->sized_first = op->next;
-    if (session->sized_last == op)
-        session->sized_last = before;
-}
-
 /* Memory for the result; the op may be gone when this returns, because the lock was given up. */
 static struct client_operand find_memory(struct hvd_session *session, uint64_t bytes)
 {
@@ -58,7 +32,7 @@ static bool feed(struct hvd_session *session, struct hvd_op *op)
     if (client_submit_output(session, op, &operand) != HVD_OK) {
         client_memory_put(&session->memory, &operand);
         if (op->generation == generation && op->state == CLIENT_OP_SIZED) /* else: all is over */
-            client_output_queue(session, op);
+            client_ops_queue(&session->ops, op);
         return false;
     }
     if (operand.region == HVI_REGION_NONE)
@@ -73,9 +47,9 @@ void client_output_feed(struct hvd_session *session)
 {
     struct hvd_op *op;
     do {
-        op = session->sized_first;
+        op = session->ops.sized_first;
         if (!op)
             return;
-        client_output_unqueue(session, op);
+        client_ops_unqueue(&session->ops, op);
     } while (feed(session, op));
 }

@@ -8,9 +8,6 @@
 struct hvd_op;
 struct hvd_session;
 
-/* Adds an op in SIZED to the queue; takes one out. */
-void client_output_queue(struct hvd_session *session, struct hvd_op *op);
-void client_output_unqueue(struct hvd_session *session, struct hvd_op *op);
 /* Gives memory to the queued ops, as far as the ring has room. Gives up the lock while memory is
  * made. */
 void client_output_feed(struct hvd_session *session);

@@ -16,8 +16,12 @@
 #include "client/error.h"
 #include "client/express.h"
 #include "client/link/ring.h"
+#include "client/ops/land.h"
+#include "client/ops/request.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/submit/check.h"
+#include "client/submit/members.h"
 #include "client/submit/operands.h"
 #include "client/wait.h"
 
@@ -159,12 +163,12 @@ static int claim_name(struct hvd_session *session, struct client_request *reques
 {
     if (!request->name)
         return HVD_OK;
-    int rc =
-        client_names_claim(&session->names, request->process_set, request->name, &request->claimed);
+    int rc = client_names_claim(&session->ops.names, request->process_set, request->name,
+                                &request->claimed);
     if (rc == HVD_ERR_DUPLICATE_NAME) {
         client_wait_drain(session);
         client_express_look_all(session);
-        rc = client_names_claim(&session->names, request->process_set, request->name,
+        rc = client_names_claim(&session->ops.names, request->process_set, request->name,
                                 &request->claimed);
     }
     switch (rc) {
@@ -204,32 +208,6 @@ static int claim_op(struct hvd_session *session, struct client_request *request)
     return HVD_OK;
 }
 
-void client_submit_remember(struct client_request *request)
-{
-    const struct hvd_tensor *shape = request->out ? request->out : request->in;
-    struct hvd_op *op = request->op;
-    op->peer = request->root;
-    op->tag = request->tag;
-    op->name = request->claimed;
-    op->out_bytes = request->out_bytes;
-    if (client_kind_ends_set(request->kind))
-        op->removed_set =
-            request->kind == HVI_KIND_SET_CLOSE ? request->process_set : request->root;
-    op->new_set = request->new_set;
-    if (!shape) /* no operands */
-        return;
-    op->result = *shape;
-    for (int i = shape->ndim; i < HVD_DIMS_MAX; i++)
-        op->result.dims[i] = 0;
-    if (!request->out)
-        op->result.data = NULL;
-    if (!client_kind_sizes_late(request->kind))
-        return;
-    op->row_bytes = request->element;
-    for (int i = 1; i < shape->ndim; i++)
-        op->row_bytes *= (uint64_t)shape->dims[i];
-}
-
 static void copy_in(struct hvd_session *session, struct client_request *request)
 {
     if (!request->copy_in || request->in_bytes == 0)
@@ -251,7 +229,7 @@ static void give_up(struct hvd_session *session, struct client_request *requests
     for (uint32_t i = 0; i < count; i++) {
         struct client_request *request = &requests[i];
         if (request->op)
-            client_op_release(session, request->op);
+            client_op_release(&session->ops, request->op);
         if (request->claimed) {
             client_names_landed(request->claimed);
             client_names_put(request->claimed);
@@ -267,11 +245,11 @@ static int look_around(struct hvd_session *session, const struct client_request 
     int rc = client_ring_ready(&session->ring, requests->what);
     if (rc != HVD_OK)
         return rc;
-    rc = client_sets_use(session, requests, set_p);
+    rc = client_members_use(session, requests, set_p);
     if (rc == HVD_OK && requests->kind == HVI_KIND_SET_REMOVE)
-        rc = client_sets_check_removal(session, requests->what, requests->root);
+        rc = client_members_check_removal(session, requests->what, requests->root);
     if (rc == HVD_OK && requests->kind == HVI_KIND_SET_CLOSE)
-        rc = client_sets_check_closing(*set_p, requests->what);
+        rc = client_members_check_closing(*set_p, requests->what);
     for (uint32_t i = 0; i < count; i++) {
         const struct client_name *name = requests[i].claimed;
         if (name && !client_names_is_defined(name))
@@ -287,11 +265,11 @@ static void launch(struct hvd_session *session, struct client_set *set,
     if (requests->group_size > 0 && ++session->last_group == 0)
         session->last_group = 1;
     for (uint32_t i = 0; i < count; i++) {
-        client_submit_remember(&requests[i]);
+        client_request_remember(&requests[i]);
         client_express_note(session, set, &requests[i]);
         fill_slot(session, set, &requests[i], i);
         client_op_set_state(&session->ops, requests[i].op, CLIENT_OP_IN_FLIGHT);
-        client_sets_launched(session, requests[i].op);
+        client_op_launched(&session->ops, requests[i].op);
     }
     client_ring_publish(&session->ring, count);
 }

@@ -21,6 +21,7 @@
 #include "client/express.h"
 #include "client/large.h"
 #include "client/link/control.h"
+#include "client/ops/land.h"
 #include "client/output.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
@@ -38,41 +39,11 @@
 #define COPY_LOCKED_MAX 32768u            /* larger results are copied without the lock */
 #define COPYING_NAP_NS  (50ull * 1000ull) /* another thread copies the result we wait for */
 
-/* No output was given: our memory is the result and lives as long as the op. */
-static bool owns_result(const struct hvd_op *op)
+static void land(struct hvd_session *session, struct hvd_op *op)
 {
-    return op->owns_output && op->status == HVD_OK;
-}
-
-void client_op_release(struct hvd_session *session, struct hvd_op *op)
-{
-    session->express_orphans -= op->express.orphan;
-    if (op->state == CLIENT_OP_DONE)
-        session->unseen--;
-    client_memory_put(&session->memory, &op->in);
-    client_memory_put(&session->memory, &op->out);
-    client_memory_put(&session->memory, &op->aux);
-    if (op->name)
-        client_names_put(op->name);
-    client_op_set_state(&session->ops, op, CLIENT_OP_FREE);
-}
-
-void client_wait_land(struct hvd_session *session, struct hvd_op *op)
-{
-    if (op->state == CLIENT_OP_SIZED)
-        client_output_unqueue(session, op);
     if (op->express.brought)
         client_express_landed(session, op);
-    client_op_set_state(&session->ops, op, CLIENT_OP_DONE);
-    session->unseen++;
-    client_memory_put(&session->memory, &op->in);
-    if (!op->copy_to && !owns_result(op))
-        client_memory_put(&session->memory, &op->out);
-    if (op->name)
-        client_names_landed(op->name);
-    client_sets_landed(session, op);
-    if (op->abandoned)
-        client_op_release(session, op);
+    client_op_land(&session->ops, op);
 }
 
 /* An engine that lives sees to it itself that ranks leave the operands alone. */
@@ -93,7 +64,7 @@ void client_wait_fail_all(struct hvd_session *session)
         op->status = session->link.end_status;
         op->error = session->link.end_text;
         op->copy_to = NULL;
-        client_wait_land(session, op);
+        land(session, op);
     }
 }
 
@@ -135,7 +106,7 @@ static bool result_fits(struct hvd_session *session, const struct hvd_op *op,
                (op->peer < 0 || completion->rows == op->peer);
     if (client_kind_makes_set(op->kind))
         return completion->rows > 0 && completion->rows <= INT_MAX &&
-               !client_sets_find(&session->sets, (int)completion->rows);
+               !client_sets_find(&session->ops.sets, (int)completion->rows);
     if (!client_kind_sizes_late(op->kind))
         return true;
     return op->state != CLIENT_OP_SIZED && rows_fit(op, completion) &&
@@ -157,7 +128,7 @@ static void complete_done(struct hvd_session *session, struct hvd_op *op,
     }
     client_express_take_back(op);
     client_express_take_ticket(session, op, completion);
-    client_wait_land(session, op);
+    land(session, op);
 }
 
 static void complete_sized(struct hvd_session *session, struct hvd_op *op,
@@ -166,7 +137,7 @@ static void complete_sized(struct hvd_session *session, struct hvd_op *op,
     op->out_bytes = completion->bytes;
     op->wants_output = false;
     client_op_set_state(&session->ops, op, CLIENT_OP_SIZED);
-    client_output_queue(session, op);
+    client_ops_queue(&session->ops, op);
 }
 
 /* False when an engine would never send this. */
@@ -207,7 +178,7 @@ void client_wait_drain(struct hvd_session *session)
                         "the engine of job '%s' (pid %d) wrote an impossible completion; close "
                         "this session and open a new one",
                         session->link.identity.job, session->link.engine_pid);
-    else if (session->express_orphans > 0)
+    else if (session->ops.orphans > 0)
         client_express_look_all(session);
 }
 
@@ -223,14 +194,14 @@ void client_wait_progress(struct hvd_session *session, bool look)
     if (!look && session->link.epoll_fd < 0 && session->memory.peers.asked == 0 &&
         !session_state_says_ended(session) &&
         hvi_clock_ns() - session->link.looked_ns < CLIENT_LOOK_NS) {
-        if (session->sized_first)
+        if (session->ops.sized_first)
             client_output_feed(session);
         return;
     }
     session->link.looked_ns = hvi_clock_ns();
     session->link.look_due = false;
     client_control_look(&session->link);
-    if (session->sized_first)
+    if (session->ops.sized_first)
         client_output_feed(session);
 }
 
@@ -246,7 +217,7 @@ void client_wait_sync_event(struct hvd_session *session)
     if (session->slots_left) /* whose ends are in no ring */
         session->slots_left = client_express_look_all(session);
     value = 1;
-    if (session->unseen > 0 || session->sized_first)
+    if (session->ops.unseen > 0 || session->ops.sized_first)
         rc = write(session->link.client_event_fd, &value, sizeof(value));
     (void)rc; /* EAGAIN both times: nothing to clear, or set already */
 }
@@ -254,7 +225,7 @@ void client_wait_sync_event(struct hvd_session *session)
 static void copy_out(struct hvd_session *session, struct hvd_op *op)
 {
     bool locked = op->out_bytes <= COPY_LOCKED_MAX;
-    session->unseen--;
+    session->ops.unseen--;
     if (locked) {
         memcpy(op->copy_to, op->out.shared, op->out_bytes);
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
@@ -275,9 +246,9 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
     if (op->state == CLIENT_OP_DONE && op->copy_to && op->out_bytes > 0) {
         copy_out(session, op);
     } else if (op->state == CLIENT_OP_DONE) {
-        session->unseen--;
+        session->ops.unseen--;
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
-        if (!owns_result(op))
+        if (!client_op_owns_result(op))
             client_memory_put(&session->memory, &op->out);
     }
     if (op->state != CLIENT_OP_FINISHED)
@@ -286,7 +257,7 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
     if (status != HVD_OK)
         client_error_copy(status, op->error);
     if (op->abandoned) /* released by another thread while we copied */
-        client_op_release(session, op);
+        client_op_release(&session->ops, op);
     return status;
 }
 
@@ -583,7 +554,7 @@ void hvd_op_free(struct hvd_op *op)
         return;
     struct hvd_session *session = op->session;
     if (op->state == CLIENT_OP_DONE || op->state == CLIENT_OP_FINISHED) {
-        client_op_release(session, op);
+        client_op_release(&session->ops, op);
         client_wait_sync_event(session);
     } else {
         op->abandoned = true;

@@ -13,8 +13,6 @@ struct hvd_session;
 void client_wait_drain(struct hvd_session *session);
 /* Fails every op in flight with the session's end; for client_session_end. */
 void client_wait_fail_all(struct hvd_session *session);
-/* Everything but the lock of hvd_op_free. */
-void client_op_release(struct hvd_session *session, struct hvd_op *op);
 
 /* Locks the session of `op`, which must be one that the caller still has; `what` names the public
  * function. On an error nothing is locked and the last error is set. */
@@ -33,8 +31,5 @@ void client_wait_sync_event(struct hvd_session *session);
  * socket should be looked at. */
 bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
                        uint64_t deadline_ns);
-
-/* The locked op has its status: to DONE; everything but the result is given back. */
-void client_wait_land(struct hvd_session *session, struct hvd_op *op);
 
 #endif

@@ -6,9 +6,7 @@
 #include "client/link/link.h"
 #include "client/link/ring.h"
 #include "client/memory/memory.h"
-#include "client/names.h"
-#include "client/ops.h"
-#include "client/sets.h"
+#include "client/ops/ops.h"
 #include "reduce/reduce.h"
 #include "shm/express.h"
 
@@ -18,6 +16,7 @@
 struct hvd_session {
     struct client_link link;
     struct client_memory memory;
+    struct client_ops ops;
 
     /* Fixed at open. */
     struct hvi_wait_policy policy;
@@ -28,19 +27,13 @@ struct hvd_session {
 
     /* Submission. */
     struct client_ring ring;
-    struct client_sets sets;
     uint32_t last_group;
-    struct client_names names;
     bool express_prompt; /* the last large op was waited for at once: so will the next be */
 
     /* Completion. */
     uint64_t complete_seq;
-    struct client_ops ops;
-    struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
-    uint64_t express_called_ns;              /* when the engine was told last that somebody polls */
-    uint32_t express_orphans;                /* abandoned ops that may be in a slot */
-    uint32_t unseen;                         /* finished ops that no call has looked at */
-    bool slots_left;                         /* then, ops stood in slots, and may still */
+    uint64_t express_called_ns; /* when the engine was told last that somebody polls */
+    bool slots_left;            /* then, ops stood in slots, and may still */
 };
 
 #endif

@@ -6,6 +6,7 @@
 #include "client/submit/operands.h"
 
 #include "client/memory/place.h"
+#include "client/ops/request.h"
 #include "client/session/session.h"
 #include "client/submit.h"
 

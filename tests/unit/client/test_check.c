@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a rank refuses by itself: every bad tensor of hvd.h's contract, and the sentence for it. */
 #include "base/types.h"
-#include "client/sets.h"
-#include "client/submit.h"
+#include "client/ops/request.h"
+#include "client/ops/sets.h"
+#include "client/submit/check.h"
 #include "tests/unit/hvt_main.h"
 
 #include <limits.h>

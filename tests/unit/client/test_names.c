@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Names and ids: reuse, the least recently used one goes, held ones stay, memory is bounded; and the inline cells. */
-#include "client/names.h"
+#include "client/ops/names.h"
 
 #include "client/memory/inline.h"
 #include "hvd/hvd.h"

@@ -32,7 +32,7 @@ static void set_up(void)
 static void tear_down(void)
 {
     ck_assert_uint_eq(session->ops.in_flight, 0);
-    ck_assert_uint_eq(session->unseen, 0);
+    ck_assert_uint_eq(session->ops.unseen, 0);
     hvd_close(session);
     hvt_fake_stop(fake);
 }

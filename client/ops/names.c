@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/names.h"
+#include "client/ops/names.h"
 
 #include "base/assert.h"
 #include "base/types.h"

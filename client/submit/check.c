@@ -1,24 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What one rank can see of a bad call without asking anybody: client_check. Differences between
- * ranks are the engine's to find. */
+ * What one rank can see of a bad call without asking anybody. Differences between ranks are the
+ * engine's to find. */
+#include "client/submit/check.h"
+
 #include "base/bits.h"
 #include "base/types.h"
 #include "client/error.h"
-#include "client/sets.h"
-#include "client/submit.h"
+#include "client/ops/ops.h"
+#include "client/ops/request.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-
-void client_request_label(const struct client_request *request, char *text_p, size_t text_size)
-{
-    const char *quote = request->name ? "'" : "";
-    snprintf(text_p, text_size, "%s(%s%.*s%s)", request->what, quote, HVI_NAME_MAX,
-             request->name ? request->name : "unnamed", quote);
-}
 
 /* "hvd_allreduce('w1'): ..." */
 static int refuse(const struct client_request *request, int status, const char *format, ...)

@@ -8,7 +8,7 @@
 #ifndef HVD_CLIENT_NAMES_H
 #define HVD_CLIENT_NAMES_H
 
-#include "client/ticket.h"
+#include "client/ops/ticket.h"
 
 #include <stdbool.h>
 #include <stddef.h>

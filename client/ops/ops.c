@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/ops.h"
+#include "client/ops/ops.h"
 
 #include "base/assert.h"
 #include "base/types.h"
-#include "client/names.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,11 +25,13 @@ static bool counts_in_flight(enum client_op_state state)
     return state == CLIENT_OP_PREPARING || state == CLIENT_OP_IN_FLIGHT || state == CLIENT_OP_SIZED;
 }
 
-int client_ops_init(struct client_ops *ops)
+int client_ops_init(struct client_ops *ops, struct client_memory *memory, int rank, int size)
 {
-    memset(ops, 0, sizeof(*ops));
+    *ops = (struct client_ops){.memory = memory};
     ops->slots = calloc(HVD_OPS_MAX, sizeof(ops->slots[0]));
-    return ops->slots ? HVD_OK : HVD_ERR_NO_MEMORY;
+    if (!ops->slots)
+        return HVD_ERR_NO_MEMORY;
+    return client_sets_init(&ops->sets, rank, size);
 }
 
 void client_ops_fini(struct client_ops *ops)
@@ -40,6 +41,8 @@ void client_ops_fini(struct client_ops *ops)
         free(ops->slots[i].new_set);
     }
     free(ops->slots);
+    client_names_fini(&ops->names);
+    client_sets_fini(&ops->sets);
     memset(ops, 0, sizeof(*ops));
 }
 
@@ -97,6 +100,32 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie)
     if (op->generation != (uint32_t)(cookie >> 32))
         return NULL;
     return op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED ? op : NULL;
+}
+
+void client_ops_queue(struct client_ops *ops, struct hvd_op *op)
+{
+    op->next = NULL;
+    if (ops->sized_last)
+        ops->sized_last->next = op;
+    else
+        ops->sized_first = op;
+    ops->sized_last = op;
+}
+
+void client_ops_unqueue(struct client_ops *ops, struct hvd_op *op)
+{
+    struct hvd_op *before = NULL;
+    for (struct hvd_op *at = ops->sized_first; at && at != op; at = at->next)
+        before = at;
+    struct hvd_op *found = before ? before->next : ops->sized_first;
+    if (found != op) /* being fed just now */
+        return;
+    if (before)
+        before->next = op->next;
+    else
+        ops->sized_first = op->next;
+    if (ops->sized_last == op)
+        ops->sized_last = before;
 }
 
 bool client_kind_sizes_late(uint8_t kind)

@@ -6,7 +6,7 @@
 #ifndef HVD_CLIENT_SETS_H
 #define HVD_CLIENT_SETS_H
 
-#include "client/ticket.h"
+#include "client/ops/ticket.h"
 #include "shm/express.h"
 
 #include <stdbool.h>
@@ -14,10 +14,6 @@
 #include <stdint.h>
 
 #define CLIENT_KINDS 16u /* room for every HVI_KIND_* as an index */
-
-struct client_request;
-struct hvd_op;
-struct hvd_session;
 
 struct client_set {
     int id;
@@ -51,24 +47,17 @@ int client_set_place(const struct client_set *set, int rank);
 /* "process set 2 (ranks 0,1)", for sentences. */
 void client_set_describe(const struct client_set *set, char *text_p, size_t text_size);
 
-/* Finds the request's set if this rank may submit an op on it; reads completions before it says
- * no. HVD_OK, HVD_ERR_NOT_FOUND, HVD_ERR_INVALID, with the last error set. */
-int client_sets_use(struct hvd_session *session, const struct client_request *request,
-                    struct client_set **set_p);
+/* May be used by this rank. */
+bool client_set_is_usable(const struct client_set *set);
+/* Why it may not, NULL being a set that `id` does not name: HVD_ERR_NOT_FOUND or HVD_ERR_INVALID, with
+ * the last error set. */
+int client_set_refuse(const struct client_set *set, int id, int rank, const char *label);
+/* The unnamed ops of the set are numbered from 1 again: tickets are void. */
+void client_set_restart(struct client_set *set);
 
-/* What the public forms do; `what` names the public function. They take the lock themselves. */
-int client_sets_add(struct hvd_session *session, const char *what, const int *ranks, int count,
-                    struct hvd_op **op_p);
-int client_sets_remove(struct hvd_session *session, const char *what, int id, struct hvd_op **op_p);
-/* The set can be removed. Errors as client_sets_use. */
-int client_sets_check_removal(struct hvd_session *session, const char *what, int id);
-/* The set can be closed: HVD_OK or HVD_ERR_INVALID. */
-int client_sets_check_closing(const struct client_set *set, const char *what);
-
-/* A join or a removal has been submitted. */
-void client_sets_launched(struct hvd_session *session, const struct hvd_op *op);
-/* A join, an addition or a removal is over, however it ended; op->status and op->number are
- * final. */
-void client_sets_landed(struct hvd_session *session, struct hvd_op *op);
+/* Takes over `set`, whose id is in no other. */
+void client_sets_insert(struct client_sets *sets, struct client_set *set);
+/* Frees it. */
+void client_sets_remove(struct client_sets *sets, struct client_set *set);
 
 #endif

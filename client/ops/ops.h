@@ -19,13 +19,14 @@
 #define HVD_CLIENT_OPS_H
 
 #include "client/memory/operand.h"
+#include "client/ops/names.h"
+#include "client/ops/sets.h"
 #include "hvd/hvd.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-struct client_name;
-struct client_set;
+struct client_memory;
 
 enum client_op_state {
     CLIENT_OP_FREE,
@@ -82,11 +83,19 @@ struct hvd_op {
 struct client_ops {
     struct hvd_op *slots; /* HVD_OPS_MAX of them, untouched pages until used */
     struct hvd_op *free_first;
-    uint32_t fresh;     /* slots never used start here */
-    uint32_t in_flight; /* PREPARING, IN_FLIGHT, SIZED */
+    uint32_t fresh;                          /* slots never used start here */
+    uint32_t in_flight;                      /* PREPARING, IN_FLIGHT, SIZED */
+    uint32_t unseen;                         /* finished ops that no call has looked at */
+    uint32_t orphans;                        /* abandoned ops that may be in a slot */
+    struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
+    struct client_memory *memory;            /* their operands' */
+    struct client_names names;
+    struct client_sets sets;
 };
 
-int client_ops_init(struct client_ops *ops);
+/* HVD_OK or HVD_ERR_NO_MEMORY. `rank` is one of `size`. */
+int client_ops_init(struct client_ops *ops, struct client_memory *memory, int rank, int size);
+/* Harmless on zeroed memory. */
 void client_ops_fini(struct client_ops *ops);
 
 /* An op in PREPARING, all else zero. NULL when all HVD_OPS_MAX are taken. */
@@ -94,9 +103,19 @@ struct hvd_op *client_ops_new(struct client_ops *ops, struct hvd_session *sessio
 /* The one setter; asserts that the picture has this edge. */
 void client_op_set_state(struct client_ops *ops, struct hvd_op *op, enum client_op_state state);
 
+/* No output was given: our memory is the result and lives as long as the op. */
+static inline bool client_op_owns_result(const struct hvd_op *op)
+{
+    return op->owns_output && op->status == HVD_OK;
+}
+
 uint64_t client_op_cookie(const struct hvd_op *op);
 /* The op in flight with this cookie, or NULL: the engine may have sent anything. */
 struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie);
+
+/* Adds an op in SIZED to the queue of those that wait for memory; takes one out, if it is there. */
+void client_ops_queue(struct client_ops *ops, struct hvd_op *op);
+void client_ops_unqueue(struct client_ops *ops, struct hvd_op *op);
 
 /* Whether only the engine knows how many rows the result has. */
 bool client_kind_sizes_late(uint8_t kind);

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/ops/request.h"
+
+#include "base/types.h"
+#include "client/ops/ops.h"
+
+#include <stdio.h>
+
+void client_request_label(const struct client_request *request, char *text_p, size_t text_size)
+{
+    const char *quote = request->name ? "'" : "";
+    snprintf(text_p, text_size, "%s(%s%.*s%s)", request->what, quote, HVI_NAME_MAX,
+             request->name ? request->name : "unnamed", quote);
+}
+
+void client_request_remember(struct client_request *request)
+{
+    const struct hvd_tensor *shape = request->out ? request->out : request->in;
+    struct hvd_op *op = request->op;
+    op->peer = request->root;
+    op->tag = request->tag;
+    op->name = request->claimed;
+    op->out_bytes = request->out_bytes;
+    if (client_kind_ends_set(request->kind))
+        op->removed_set =
+            request->kind == HVI_KIND_SET_CLOSE ? request->process_set : request->root;
+    op->new_set = request->new_set;
+    if (!shape) /* no operands */
+        return;
+    op->result = *shape;
+    for (int i = shape->ndim; i < HVD_DIMS_MAX; i++)
+        op->result.dims[i] = 0;
+    if (!request->out)
+        op->result.data = NULL;
+    if (!client_kind_sizes_late(request->kind))
+        return;
+    op->row_bytes = request->element;
+    for (int i = 1; i < shape->ndim; i++)
+        op->row_bytes *= (uint64_t)shape->dims[i];
+}
