@@ -17,10 +17,10 @@
 #include "client/attach/address.h"
 #include "client/attach/attach.h"
 #include "client/error.h"
-#include "client/express.h"
 #include "client/link/control.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/slots/watch.h"
 #include "client/timeline.h"
 #include "client/wait.h"
 
@@ -101,26 +101,13 @@ static int map_bell(struct hvd_session *session)
     return HVD_OK;
 }
 
-/* The slots for small ops; not every job has them. */
-static int map_express(struct hvd_session *session)
+/* Not every job has slots. */
+static int map_slots(struct hvd_session *session)
 {
     if (session->link.packet->fd_count <= CLIENT_ATTACH_FDS)
         return HVD_OK;
-    int fd = hvi_packet_take_fd(session->link.packet, CLIENT_ATTACH_FDS);
-    int rc = session->link.identity.size <= (int)HVI_EXPRESS_RANKS
-                 ? hvi_express_map(fd, (uint32_t)session->link.identity.size, &session->express)
-                 : HVD_ERR_PROTOCOL;
-    if (rc != HVD_OK) {
-        close(fd);
-        return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
-                            session->link.engine_pid, hvi_status_text(rc));
-    }
-    hvi_region_close_fd(&session->express.region);
-    madvise(session->express.region.base, session->express.region.bytes, MADV_DONTFORK);
-    session->kernels = hvi_kernels_best();
-    const char *wish = getenv("HVD_EXPRESS");
-    session->express_on = !(wish && strcmp(wish, "0") == 0);
-    return HVD_OK;
+    return client_slots_map(&session->slots,
+                            hvi_packet_take_fd(session->link.packet, CLIENT_ATTACH_FDS));
 }
 
 /* The session never waits in an eventfd, whatever flags it came with. */
@@ -172,7 +159,7 @@ static void destroy(struct hvd_session *session)
     client_ops_fini(&session->ops);
     client_memory_fini(&session->memory);
     hvi_region_fini(&session->link.bell_region);
-    hvi_express_fini(&session->express);
+    client_slots_fini(&session->slots);
     if (session->link.channel.header)
         hvi_channel_fini(&session->link.channel);
     if (session->link.packet)
@@ -216,7 +203,7 @@ static struct hvd_session *new_session(void)
     session->link.client_event_fd = -1;
     session->link.epoll_fd = -1;
     session->link.bell_region = (struct hvi_region)HVI_REGION_INIT;
-    session->express.region = (struct hvi_region)HVI_REGION_INIT;
+    client_slots_init(&session->slots, &session->link, &session->ops);
     pthread_mutex_init(&session->link.mutex, NULL);
     session->link.packet = malloc(sizeof(*session->link.packet));
     if (!session->link.packet) {
@@ -258,12 +245,11 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     snprintf(session->link.address, sizeof(session->link.address), "%s", address.directory);
     take_events(session);
     if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK ||
-        (rc = map_express(session)) != HVD_OK)
+        (rc = map_slots(session)) != HVD_OK)
         return rc;
     session->policy =
         hvi_wait_policy_for((uint32_t)session->link.identity.local_size, usable_cores());
-    session->express_policy =
-        client_express_policy(session->link.identity.local_size, usable_cores());
+    session->slots.policy = client_watch_policy(session->link.identity.local_size, usable_cores());
     session->link.looked_ns = hvi_clock_ns();
     session->link.log = options->log;
     session->link.log_user = options->log_user;

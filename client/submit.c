@@ -14,12 +14,13 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "client/error.h"
-#include "client/express.h"
 #include "client/link/ring.h"
 #include "client/ops/land.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/slots/arrive.h"
+#include "client/slots/tickets.h"
 #include "client/submit/check.h"
 #include "client/submit/members.h"
 #include "client/submit/operands.h"
@@ -167,7 +168,7 @@ static int claim_name(struct hvd_session *session, struct client_request *reques
                                 &request->claimed);
     if (rc == HVD_ERR_DUPLICATE_NAME) {
         client_wait_drain(session);
-        client_express_look_all(session);
+        client_slots_look_all(&session->slots);
         rc = client_names_claim(&session->ops.names, request->process_set, request->name,
                                 &request->claimed);
     }
@@ -266,7 +267,8 @@ static void launch(struct hvd_session *session, struct client_set *set,
         session->last_group = 1;
     for (uint32_t i = 0; i < count; i++) {
         client_request_remember(&requests[i]);
-        client_express_note(session, set, &requests[i]);
+        if (session->slots.on)
+            client_ticket_note(&requests[i], set);
         fill_slot(session, set, &requests[i], i);
         client_op_set_state(&session->ops, requests[i].op, CLIENT_OP_IN_FLIGHT);
         client_op_launched(&session->ops, requests[i].op);
@@ -285,7 +287,7 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
         if (rc == HVD_OK)
             rc = claim_op(session, &requests[i]);
     }
-    if (rc == HVD_OK && count == 1 && client_express_submit(session, set, requests))
+    if (rc == HVD_OK && count == 1 && client_arrive(&session->slots, set, requests))
         return HVD_OK;
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
         rc = client_operands_place(session, &requests[i]);
@@ -294,7 +296,7 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
     }
     if (rc == HVD_OK)
         rc = look_around(session, requests, count, &set);
-    if (rc == HVD_OK && count == 1 && client_express_submit_large(session, set, requests))
+    if (rc == HVD_OK && count == 1 && client_arrive_large(&session->slots, set, requests))
         return HVD_OK;
     if (rc == HVD_OK)
         launch(session, set, requests, count);

@@ -18,13 +18,15 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "client/error.h"
-#include "client/express.h"
-#include "client/large.h"
 #include "client/link/control.h"
 #include "client/ops/land.h"
 #include "client/output.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/slots/large.h"
+#include "client/slots/slots.h"
+#include "client/slots/tickets.h"
+#include "client/slots/watch.h"
 #include "client/submit.h"
 
 #include <errno.h>
@@ -36,13 +38,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COPY_LOCKED_MAX 32768u            /* larger results are copied without the lock */
+#define COPY_LOCKED_MAX 32768u /* larger results are copied without the lock */
+#define SETTLE_NS       (100 * HVI_NS_MS)
+#define SETTLE_NAP_NS   20000l
 #define COPYING_NAP_NS  (50ull * 1000ull) /* another thread copies the result we wait for */
 
 static void land(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->express.brought)
-        client_express_landed(session, op);
+        client_slots_landed(&session->slots, op);
     client_op_land(&session->ops, op);
 }
 
@@ -51,7 +55,7 @@ static void close_large(struct hvd_session *session, struct hvd_op *op)
 {
     if (session->link.end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
         op->express.brought && op->express.large)
-        client_large_close(session, op);
+        client_large_close(&session->slots, op);
 }
 
 void client_wait_fail_all(struct hvd_session *session)
@@ -126,8 +130,9 @@ static void complete_done(struct hvd_session *session, struct hvd_op *op,
         op->out_bytes = completion->bytes;
         op->result.dims[0] = completion->rows;
     }
-    client_express_take_back(op);
-    client_express_take_ticket(session, op, completion);
+    client_slots_take_back(op);
+    if (session->slots.on)
+        client_ticket_take(&session->ops, op, completion);
     land(session, op);
 }
 
@@ -179,7 +184,7 @@ void client_wait_drain(struct hvd_session *session)
                         "this session and open a new one",
                         session->link.identity.job, session->link.engine_pid);
     else if (session->ops.orphans > 0)
-        client_express_look_all(session);
+        client_slots_look_all(&session->slots);
 }
 
 static bool session_state_says_ended(const struct hvd_session *session)
@@ -215,11 +220,46 @@ void client_wait_sync_event(struct hvd_session *session)
     rc = read(session->link.client_event_fd, &value, sizeof(value));
     client_wait_drain(session);
     if (session->slots_left) /* whose ends are in no ring */
-        session->slots_left = client_express_look_all(session);
+        session->slots_left = client_slots_look_all(&session->slots);
     value = 1;
     if (session->ops.unseen > 0 || session->ops.sized_first)
         rc = write(session->link.client_event_fd, &value, sizeof(value));
     (void)rc; /* EAGAIN both times: nothing to clear, or set already */
+}
+
+static bool still_waits(struct hvd_session *session, struct hvd_op *op, uint32_t generation)
+{
+    if (op->generation != generation || op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
+        return false;
+    client_slots_look(&session->slots, op);
+    return op->generation == generation && op->state == CLIENT_OP_IN_FLIGHT && op->express.active;
+}
+
+static void settle(struct hvd_session *session, struct hvd_op *op)
+{
+    const struct timespec nap = {.tv_nsec = SETTLE_NAP_NS};
+    uint64_t deadline_ns = hvi_clock_ns() + SETTLE_NS;
+    uint32_t generation = op->generation;
+    while (still_waits(session, op, generation) && session->link.end_status == HVD_OK) {
+        client_slots_call(&session->slots, op);
+        pthread_mutex_unlock(&session->link.mutex);
+        nanosleep(&nap, NULL);
+        pthread_mutex_lock(&session->link.mutex);
+        client_wait_drain(session);
+        client_control_look(&session->link);
+        if (hvi_deadline_passed(deadline_ns))
+            return; /* a stopped engine: the op ends when it goes on, or by its death */
+    }
+}
+
+void client_wait_settle(struct hvd_session *session, struct hvd_op *op)
+{
+    if (op && op->express.active)
+        settle(session, op);
+    for (uint32_t i = 0; !op && i < session->ops.fresh; i++) {
+        if (session->ops.slots[i].express.active)
+            settle(session, &session->ops.slots[i]);
+    }
 }
 
 static void copy_out(struct hvd_session *session, struct hvd_op *op)
@@ -242,7 +282,7 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
 int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->express.active)
-        client_express_look(session, op);
+        client_slots_look(&session->slots, op);
     if (op->state == CLIENT_OP_DONE && op->copy_to && op->out_bytes > 0) {
         copy_out(session, op);
     } else if (op->state == CLIENT_OP_DONE) {
@@ -280,12 +320,12 @@ int client_op_enter(const struct hvd_op *op, const char *what)
 static int test_again(struct hvd_session *session, struct hvd_op *op,
                       const struct client_watch *watch)
 {
-    if (client_large_help(session, op, watch, 1) == 0)
+    if (client_large_help(&session->slots, op, watch, 1) == 0)
         return HVD_INPROGRESS;
     int rc = client_op_enter(op, "hvd_test");
     if (rc != HVD_OK)
         return rc;
-    session->express_prompt = false;
+    session->slots.prompt = false;
     rc = client_wait_look_at(session, op);
     client_wait_sync_event(session);
     client_session_leave(session);
@@ -301,9 +341,9 @@ int hvd_test(struct hvd_op *op)
     client_wait_progress(session, false);
     rc = client_wait_look_at(session, op);
     client_wait_sync_event(session);
-    client_express_polled(session, op);
+    client_slots_polled(&session->slots, op);
     bool stands = rc == HVD_INPROGRESS && op->express.active;
-    struct client_watch watch = client_express_watch(op);
+    struct client_watch watch = client_watch_of(op);
     client_session_leave(session);
     return stands ? test_again(session, op, &watch) : rc;
 }
@@ -350,7 +390,7 @@ static int look_late(struct waiter *waiter)
     int rc = HVD_INPROGRESS;
     if (op->express.active) {
         client_wait_progress(op->session, false);
-        client_express_polled(op->session, op);
+        client_slots_polled(&op->session->slots, op);
         rc = client_wait_look_at(op->session, op);
     }
     return rc == HVD_INPROGRESS ? timed_out(op, waiter->timeout_ns) : rc;
@@ -380,10 +420,11 @@ static void rest(struct waiter *waiter, struct hvd_session *session)
 {
     bool late = waiter->watch.large && hvi_deadline_passed(waiter->deadline_ns);
     waiter->helped = late;
-    if (client_large_help(session, waiter->op, &waiter->watch, late ? 1 : UINT32_MAX) > 0 || late)
+    if (client_large_help(&session->slots, waiter->op, &waiter->watch, late ? 1 : UINT32_MAX) > 0 ||
+        late)
         return;
     if (waiter->express)
-        waiter->look = client_express_wait(session, &waiter->watch, waiter->deadline_ns);
+        waiter->look = client_watch_wait(&session->slots, &waiter->watch, waiter->deadline_ns);
     else
         waiter->look =
             client_wait_sleep(session, waiter->copying, waiter->seen, waiter->deadline_ns);
@@ -404,9 +445,9 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         rc = look_once(&waiter);
         waiter.copying = op->state == CLIENT_OP_COPYING;
         waiter.express = op->express.active;
-        waiter.watch = client_express_watch(op);
+        waiter.watch = client_watch_of(op);
         if (rc == HVD_INPROGRESS && waiter.express && !waiter.noted)
-            client_express_note_promptness(session, op);
+            client_watch_note_promptness(&session->slots, op);
         waiter.noted = true;
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
@@ -541,7 +582,7 @@ int hvd_cancel(struct hvd_op *op)
     struct hvd_session *session = op->session;
     client_wait_drain(session);
     if (op->express.active) /* still waiting in its slot: the engine looks there */
-        client_express_look(session, op);
+        client_slots_look(&session->slots, op);
     if (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED)
         rc = client_submit_cancel(session, op, "hvd_cancel");
     client_session_leave(session);
@@ -558,7 +599,7 @@ void hvd_op_free(struct hvd_op *op)
         client_wait_sync_event(session);
     } else {
         op->abandoned = true;
-        client_express_abandoned(session, op);
+        client_slots_abandoned(&session->slots, op);
     }
     client_session_leave(session);
 }
@@ -606,7 +647,7 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         rc = make_epoll(session);
     if (rc == HVD_OK) {
         /* From now on the engine ends every op, or rings, if ranks still are at one. */
-        client_express_settle(session, NULL);
+        client_wait_settle(session, NULL);
         session->slots_left = true;
         client_wait_sync_event(session); /* some may have ended just now */
         *fd_p = session->link.epoll_fd;

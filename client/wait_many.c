@@ -8,10 +8,10 @@
  * gives (client_wait_progress). */
 #include "base/clock.h"
 #include "client/error.h"
-#include "client/express.h"
-#include "client/large.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/slots/large.h"
+#include "client/slots/watch.h"
 #include "client/wait.h"
 
 #include <sched.h>
@@ -79,9 +79,9 @@ static int look_at(struct crowd *crowd, int i)
         crowd->copying = true;
     if (rc == HVD_INPROGRESS && op->express.active) {
         crowd->slot = op;
-        crowd->watch = client_express_watch(op);
+        crowd->watch = client_watch_of(op);
         if (!crowd->noted)
-            client_express_note_promptness(op->session, op);
+            client_watch_note_promptness(&op->session->slots, op);
         crowd->noted = true;
     }
     return rc;
@@ -120,18 +120,18 @@ static void rest_awake(struct crowd *crowd, uint64_t deadline_ns)
 {
     struct hvd_op *op = crowd->slot;
     crowd->slot = NULL;
-    if (client_large_help(op->session, op, &crowd->watch, UINT32_MAX) > 0)
+    if (client_large_help(&op->session->slots, op, &crowd->watch, UINT32_MAX) > 0)
         return;
-    if (crowd->watch.large && client_express_runs(op->session, &crowd->watch)) {
+    if (crowd->watch.large && client_watch_runs(&op->session->slots, &crowd->watch)) {
         uint64_t slice_ns = hvi_clock_ns() + MIXED_SLICE_NS;
-        crowd->look = client_express_wait(op->session, &crowd->watch,
-                                          slice_ns < deadline_ns ? slice_ns : deadline_ns);
+        crowd->look = client_watch_wait(&op->session->slots, &crowd->watch,
+                                        slice_ns < deadline_ns ? slice_ns : deadline_ns);
         return;
     }
     sched_yield();
     if (++crowd->slots_seen < SLOT_ROUNDS || client_op_enter(op, crowd->what) != HVD_OK)
         return;
-    client_express_settle(op->session, op);
+    client_wait_settle(op->session, op);
     client_session_leave(op->session);
 }
 

@@ -7,8 +7,7 @@
 #include "client/link/ring.h"
 #include "client/memory/memory.h"
 #include "client/ops/ops.h"
-#include "reduce/reduce.h"
-#include "shm/express.h"
+#include "client/slots/slots.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,23 +16,18 @@ struct hvd_session {
     struct client_link link;
     struct client_memory memory;
     struct client_ops ops;
+    struct client_slots slots;
 
     /* Fixed at open. */
     struct hvi_wait_policy policy;
-    bool express_on;
-    struct hvi_express express;
-    struct hvi_wait_policy express_policy; /* between ranks: the engine needs no core */
-    const struct hvi_kernels *kernels;
 
     /* Submission. */
     struct client_ring ring;
     uint32_t last_group;
-    bool express_prompt; /* the last large op was waited for at once: so will the next be */
 
     /* Completion. */
     uint64_t complete_seq;
-    uint64_t express_called_ns; /* when the engine was told last that somebody polls */
-    bool slots_left;            /* then, ops stood in slots, and may still */
+    bool slots_left; /* then, ops stood in slots, and may still */
 };
 
 #endif

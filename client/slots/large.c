@@ -5,16 +5,18 @@
  *
  * What other ranks wrote is not believed: their operands must lie in regions that the engine has shown
  * us as theirs. */
-#include "client/large.h"
+#include "client/slots/large.h"
 
 #include "base/bits.h"
 #include "base/clock.h"
 #include "base/types.h"
-#include "client/express.h"
-#include "client/memory/peer.h"
-#include "client/ops/sets.h"
-#include "client/session/session.h"
+#include "client/link/link.h"
+#include "client/memory/memory.h"
+#include "client/ops/ops.h"
+#include "client/slots/slots.h"
+#include "client/slots/watch.h"
 #include "client/step.h"
+#include "reduce/reduce.h"
 #include "shm/abi.h"
 
 #include <string.h>
@@ -36,7 +38,7 @@ bool client_large_may(const struct hvd_op *op)
            op->in.region < HVI_REGION_FOREIGN && op->out.region < HVI_REGION_FOREIGN;
 }
 
-void client_large_bring(const struct hvd_session *session, const struct hvd_op *op)
+void client_large_bring(const struct client_slots *slots, const struct hvd_op *op)
 {
     const struct hvi_express_operands operands = {
         .in_region = op->in.region,
@@ -44,18 +46,17 @@ void client_large_bring(const struct hvd_session *session, const struct hvd_op *
         .in_offset = op->in.offset,
         .out_offset = op->out.offset,
     };
-    memcpy(
-        hvi_express_part(&session->express, op->express.slot, (uint32_t)session->link.identity.rank)
-            ->payload,
-        &operands, sizeof(operands));
+    memcpy(hvi_express_part(&slots->map, op->express.slot, (uint32_t)slots->link->identity.rank)
+               ->payload,
+           &operands, sizeof(operands));
 }
 
-bool client_large_start(struct hvd_session *session, const struct hvd_op *op, uint32_t everybody)
+bool client_large_start(struct client_slots *slots, const struct hvd_op *op, uint32_t everybody)
 {
     uint64_t unit_bytes;
     uint32_t units = hvi_express_cut(op->out_bytes, &unit_bytes);
     client_step("large-before-start");
-    if (!hvi_express_start(&session->express, op->express.slot, op->express.turn, units, everybody))
+    if (!hvi_express_start(&slots->map, op->express.slot, op->express.turn, units, everybody))
         return false;
     client_step("large-started");
     return true;
@@ -63,34 +64,34 @@ bool client_large_start(struct hvd_session *session, const struct hvd_op *op, ui
 
 /* ---- operands ---- */
 
-static void *find_operand(struct hvd_session *session, const struct job *job, int32_t rank,
+static void *find_operand(struct client_slots *slots, const struct job *job, int32_t rank,
                           uint32_t region, uint64_t offset)
 {
-    const struct hvi_region *map = client_peers_find(&session->memory.peers, rank, region);
+    const struct hvi_region *map = client_peers_find(&slots->ops->memory->peers, rank, region);
     if (!map || !hvi_range_fits(offset, job->bytes, map->bytes) || offset % job->element != 0)
         return NULL;
     return (char *)map->base + offset;
 }
 
 /* False: not everything of this peer is mapped. */
-static bool find_peers(struct hvd_session *session, uint32_t slot, int32_t rank, struct job *job,
+static bool find_peers(struct client_slots *slots, uint32_t slot, int32_t rank, struct job *job,
                        int member)
 {
     struct hvi_express_operands said;
-    memcpy(&said, hvi_express_part(&session->express, slot, (uint32_t)rank)->payload, sizeof(said));
-    job->in[member] = find_operand(session, job, rank, said.in_region, said.in_offset);
-    job->out[member] = find_operand(session, job, rank, said.out_region, said.out_offset);
+    memcpy(&said, hvi_express_part(&slots->map, slot, (uint32_t)rank)->payload, sizeof(said));
+    job->in[member] = find_operand(slots, job, rank, said.in_region, said.in_offset);
+    job->out[member] = find_operand(slots, job, rank, said.out_region, said.out_offset);
     return job->in[member] && job->out[member];
 }
 
 /* Asks for all that is missing before it says no. */
-static bool find_all(struct hvd_session *session, const struct hvd_op *op,
+static bool find_all(struct client_slots *slots, const struct hvd_op *op,
                      const struct client_set *set, struct job *job)
 {
     bool found = true;
     for (int i = 0; i < set->size; i++) {
-        if (set->ranks[i] != session->link.identity.rank) {
-            found = find_peers(session, op->express.slot, set->ranks[i], job, i) && found;
+        if (set->ranks[i] != slots->link->identity.rank) {
+            found = find_peers(slots, op->express.slot, set->ranks[i], job, i) && found;
             continue;
         }
         job->in[i] = op->in.shared;
@@ -125,64 +126,62 @@ static bool is_there(const struct hvd_op *op, uint32_t slot, uint32_t turn)
 }
 
 /* With the lock. True: `job` can be worked on until .working is counted down. */
-static bool prepare(struct hvd_session *session, struct hvd_op *op, uint32_t slot, uint32_t turn,
+static bool prepare(struct client_slots *slots, struct hvd_op *op, uint32_t slot, uint32_t turn,
                     struct job *job)
 {
-    if (!is_there(op, slot, turn) ||
-        hvi_express_look(&session->express, slot, turn) != HVI_EXPRESS_RUNS)
+    if (!is_there(op, slot, turn) || hvi_express_look(&slots->map, slot, turn) != HVI_EXPRESS_RUNS)
         return false;
-    struct client_set *set = client_sets_find(&session->ops.sets, op->process_set);
+    struct client_set *set = client_sets_find(&slots->ops->sets, op->process_set);
     if (!set)
         return false;
     describe(op, set, job);
-    if (hvi_express_is_done(&session->express, slot,
-                            turn)) { /* whoever did the last unit may be dead */
-        hvi_express_end(&session->express, slot, turn, job->everybody);
+    if (hvi_express_is_done(&slots->map, slot, turn)) { /* whoever did the last unit may be dead */
+        hvi_express_end(&slots->map, slot, turn, job->everybody);
         return false;
     }
-    if (!find_all(session, op, set, job)) {
+    if (!find_all(slots, op, set, job)) {
         if (!op->express.called)
-            client_express_call(session, op); /* who has it all mapped */
+            client_slots_call(slots, op); /* who has it all mapped */
         op->express.called = true;
         return false;
     }
-    atomic_fetch_add_explicit(&session->memory.peers.working, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&slots->ops->memory->peers.working, 1, memory_order_relaxed);
     return true;
 }
 
 /* ---- the end ---- */
 
-void client_large_close(struct hvd_session *session, struct hvd_op *op)
+void client_large_close(struct client_slots *slots, struct hvd_op *op)
 {
-    struct client_set *set = client_sets_find(&session->ops.sets, op->process_set);
+    struct client_set *set = client_sets_find(&slots->ops->sets, op->process_set);
     uint64_t unit_bytes;
     if (!set)
         return;
-    hvi_express_close(&session->express, op->express.slot, op->express.turn,
+    hvi_express_close(&slots->map, op->express.slot, op->express.turn,
                       hvi_express_cut(op->out_bytes, &unit_bytes), UINT32_MAX >> (32 - set->size),
                       hvi_deadline_after(CLOSE_NS));
     if (op->express.active) /* else it was the engine's already, or a peer has closed it */
-        client_express_look(session, op);
+        client_slots_look(slots, op);
 }
 
 /* ---- units ---- */
 
-static void reduce(const struct hvd_session *session, const struct job *job, uint32_t unit)
+static void reduce(const struct client_slots *slots, const struct job *job, uint32_t unit)
 {
     uint64_t first = unit * job->unit_bytes, left = job->bytes - first;
     uint64_t bytes = left < job->unit_bytes ? left : job->unit_bytes;
-    session->kernels->reduce(&job->reduction, first / job->element, bytes / job->element);
+    slots->kernels->reduce(&job->reduction, first / job->element, bytes / job->element);
 }
 
-static uint32_t work(struct hvd_session *session, const struct job *job, uint32_t slot,
+static uint32_t work(struct client_slots *slots, const struct job *job, uint32_t slot,
                      uint32_t turn, uint32_t most)
 {
-    const struct hvi_express *express = &session->express;
-    uint32_t me = (uint32_t)session->link.identity.rank + 1, done = 0, unit;
+    const struct hvi_express *express = &slots->map;
+    uint32_t me = (uint32_t)slots->link->identity.rank + 1, done = 0, unit;
     while (done < most &&
            (unit = hvi_express_claim(express, slot, turn, job->units, me)) != HVI_EXPRESS_NOTHING) {
         client_step("large-claimed");
-        reduce(session, job, unit);
+        reduce(slots, job, unit);
         client_step("large-reduced");
         bool last = hvi_express_finish(express, slot, turn, unit);
         client_step("large-finished");
@@ -193,19 +192,19 @@ static uint32_t work(struct hvd_session *session, const struct job *job, uint32_
     return done;
 }
 
-uint32_t client_large_help(struct hvd_session *session, struct hvd_op *op,
+uint32_t client_large_help(struct client_slots *slots, struct hvd_op *op,
                            const struct client_watch *watch, uint32_t most)
 {
     struct job job;
     if (!watch->large)
         return 0;
-    pthread_mutex_lock(&session->link.mutex);
-    bool ready = prepare(session, op, watch->slot, watch->turn, &job);
-    pthread_mutex_unlock(&session->link.mutex);
+    pthread_mutex_lock(&slots->link->mutex);
+    bool ready = prepare(slots, op, watch->slot, watch->turn, &job);
+    pthread_mutex_unlock(&slots->link->mutex);
     if (!ready)
         return 0;
-    uint32_t done = work(session, &job, watch->slot, watch->turn, most);
+    uint32_t done = work(slots, &job, watch->slot, watch->turn, most);
     /* Release, pairs with who unmaps. */
-    atomic_fetch_sub_explicit(&session->memory.peers.working, 1, memory_order_release);
+    atomic_fetch_sub_explicit(&slots->ops->memory->peers.working, 1, memory_order_release);
     return done;
 }

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/slots/slots.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "client/error.h"
+#include "client/link/link.h"
+#include "client/ops/land.h"
+#include "client/ops/ops.h"
+#include "client/slots/tickets.h"
+#include "client/step.h"
+#include "reduce/reduce.h"
+#include "shm/bell.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+void client_slots_init(struct client_slots *slots, struct client_link *link, struct client_ops *ops)
+{
+    slots->link = link;
+    slots->ops = ops;
+    slots->map.region = (struct hvi_region)HVI_REGION_INIT;
+}
+
+void client_slots_fini(struct client_slots *slots)
+{
+    hvi_express_fini(&slots->map);
+}
+
+int client_slots_map(struct client_slots *slots, int fd)
+{
+    int size = slots->link->identity.size;
+    int rc = size <= (int)HVI_EXPRESS_RANKS ? hvi_express_map(fd, (uint32_t)size, &slots->map)
+                                            : HVD_ERR_PROTOCOL;
+    if (rc != HVD_OK) {
+        close(fd);
+        return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
+                            slots->link->engine_pid, hvi_status_text(rc));
+    }
+    hvi_region_close_fd(&slots->map.region);
+    madvise(slots->map.region.base, slots->map.region.bytes, MADV_DONTFORK);
+    slots->kernels = hvi_kernels_best();
+    const char *wish = getenv("HVD_EXPRESS");
+    slots->on = !(wish && strcmp(wish, "0") == 0);
+    return HVD_OK;
+}
+
+void client_slots_call_engine(struct client_slots *slots)
+{
+    /* Seq_cst, before the bell: pairs with engine_express_look after the engine has taken the bell.
+     */
+    atomic_store_explicit(&slots->map.head->watch, 1, memory_order_seq_cst);
+    hvi_bell_ring_engine(slots->link->bell, slots->link->channel.channel_index,
+                         slots->link->engine_event_fd);
+}
+
+void client_slots_call(struct client_slots *slots, const struct hvd_op *op)
+{
+    /* Release: only a wish, for this turn; the bell orders it. */
+    atomic_store_explicit(&slots->map.slots[op->express.slot].called, op->express.turn + 1,
+                          memory_order_release);
+    client_slots_call_engine(slots);
+}
+
+void client_slots_leave(const struct client_slots *slots, struct hvd_op *op)
+{
+    struct hvi_express_part *part =
+        hvi_express_part(&slots->map, op->express.slot, (uint32_t)slots->link->identity.rank);
+    /* Release: what was there has been read. */
+    atomic_store_explicit(&part->cookie, 0, memory_order_release);
+    op->express.active = false;
+    op->express.brought = false;
+}
+
+void client_slots_landed(struct client_slots *slots, struct hvd_op *op)
+{
+    client_slots_leave(slots, op);
+    struct client_set *set = op->name ? NULL : client_sets_find(&slots->ops->sets, op->process_set);
+    struct client_lane *lane = set ? client_ticket_lane(set, op->kind) : NULL;
+    if (lane && lane->standing == op)
+        lane->standing = NULL;
+}
+
+static void note_trace(struct client_slots *slots, const struct hvd_op *op)
+{
+    struct hvi_express_rank *mine = &slots->map.rank[slots->link->identity.rank];
+    uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
+    uint64_t now_ns = hvi_clock_ns();
+    mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){
+        .submit_ns = op->express.submit_ns,
+        .done_ns = now_ns,
+        .number = op->anon_seq,
+        .slot = op->express.slot,
+        .bytes = (uint32_t)op->out_bytes,
+    };
+    /* Ops that need no engine would never tell us that it has died. */
+    slots->link->look_due = now_ns - slots->link->looked_ns >= CLIENT_LOOK_NS;
+    /* Release, pairs with the engine's acquire before it copies entries. */
+    atomic_store_explicit(&mine->traced, at + 1, memory_order_release);
+    /* Relaxed: sums for people. */
+    atomic_store_explicit(&mine->ops, atomic_load_explicit(&mine->ops, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+    atomic_store_explicit(&mine->bytes,
+                          atomic_load_explicit(&mine->bytes, memory_order_relaxed) + op->out_bytes,
+                          memory_order_relaxed);
+}
+
+void client_slots_finish(struct client_slots *slots, struct hvd_op *op)
+{
+    struct client_ticket *ticket = client_ticket_of(slots->ops, op);
+    client_step("express-before-copy");
+    if (op->copy_to && op->out_bytes > 0 && !op->express.large)
+        memcpy(op->copy_to, hvi_express_result(&slots->map, op->express.slot, op->out_bytes),
+               op->out_bytes);
+    note_trace(slots, op);
+    if (!op->express.large) /* whose result is not in the slot */
+        op->copy_to = NULL;
+    op->status = HVD_OK;
+    if (ticket) {
+        ticket->slot = op->express.slot;
+        ticket->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
+        ticket->valid = true;
+    }
+    client_slots_landed(slots, op);
+    client_op_land(slots->ops, op);
+}
+
+void client_slots_take_back(struct hvd_op *op)
+{
+    if (!op->express.brought || !op->copy_to || op->express.large)
+        return;
+    memcpy(op->copy_to, op->out.shared, op->out_bytes);
+    op->copy_to = NULL;
+}
+
+void client_slots_look(struct client_slots *slots, struct hvd_op *op)
+{
+    switch (hvi_express_look(&slots->map, op->express.slot, op->express.turn)) {
+    case HVI_EXPRESS_WAITS:
+    case HVI_EXPRESS_RUNS:
+        return;
+    case HVI_EXPRESS_DONE:
+        client_slots_finish(slots, op);
+        return;
+    case HVI_EXPRESS_SEIZED:
+        op->express.active = false;
+        client_slots_call_engine(slots); /* in case it was a peer that wrote nonsense */
+        return;
+    }
+}
+
+bool client_slots_look_all(struct client_slots *slots)
+{
+    bool waits = false;
+    for (uint32_t i = 0; i < slots->ops->fresh; i++) {
+        struct hvd_op *op = &slots->ops->slots[i];
+        if (op->express.active)
+            client_slots_look(slots, op);
+        waits = waits || (op->state == CLIENT_OP_IN_FLIGHT && op->express.active);
+    }
+    return waits;
+}
+
+void client_slots_abandoned(struct client_slots *slots, struct hvd_op *op)
+{
+    if (op->express.active)
+        client_slots_look(slots, op);
+    if (op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
+        return;
+    op->express.orphan = true;
+    slots->ops->orphans++;
+    client_slots_call(slots, op);
+}
+
+void client_slots_polled(struct client_slots *slots, const struct hvd_op *op)
+{
+    if (!op->express.active)
+        return;
+    uint64_t now_ns = hvi_clock_ns();
+    if (now_ns - op->express.submit_ns < CLIENT_LOOK_NS ||
+        now_ns - slots->called_ns < CLIENT_LOOK_NS)
+        return;
+    slots->called_ns = now_ns;
+    client_slots_call(slots, op);
+}
