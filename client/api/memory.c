@@ -9,7 +9,6 @@
 #include "client/memory/lasting.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
-#include "client/wait.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -67,7 +66,7 @@ static int detach_row(struct hvd_session *session, const void *ptr, bool is_allo
         return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
                             is_alloc ? "hvd_alloc" : "hvd_register or hvd_adopt");
     if (row->users > 0)
-        client_wait_drain(session);
+        client_complete_drain(&session->complete);
     if (row->users > 0)
         return client_error(HVD_ERR_BUSY,
                             "%s: %p is used by %" PRIu32

@@ -7,7 +7,7 @@
 #include "client/ops/request.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
-#include "client/submit.h"
+#include "client/submit/submit.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *   address -> connect -> AttachRequest -> AttachReply + 4 descriptors
+ *
+ * Where the caller named no daemon, one may be just about to end by itself (a private one does, when
+ * idle): its end of file before a reply makes us look for a daemon again. */
 #include "client/attach/attach.h"
 
 #include "base/clock.h"

@@ -3,8 +3,8 @@
 
 #include "base/assert.h"
 #include "base/types.h"
+#include "client/memory/memory.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,7 +27,7 @@ static bool counts_in_flight(enum client_op_state state)
 
 int client_ops_init(struct client_ops *ops, struct client_memory *memory, int rank, int size)
 {
-    *ops = (struct client_ops){.memory = memory};
+    *ops = (struct client_ops){.memory = memory, .rank = rank};
     ops->slots = calloc(HVD_OPS_MAX, sizeof(ops->slots[0]));
     if (!ops->slots)
         return HVD_ERR_NO_MEMORY;
@@ -86,11 +86,6 @@ void client_op_set_state(struct client_ops *ops, struct hvd_op *op, enum client_
     ops->free_first = op;
 }
 
-uint64_t client_op_cookie(const struct hvd_op *op)
-{
-    return (uint64_t)op->generation << 32 | op->index;
-}
-
 struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie)
 {
     uint32_t index = (uint32_t)cookie;
@@ -101,6 +96,8 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie)
         return NULL;
     return op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED ? op : NULL;
 }
+
+/* ---- what an op holds ---- */
 
 void client_ops_queue(struct client_ops *ops, struct hvd_op *op)
 {
@@ -128,40 +125,80 @@ void client_ops_unqueue(struct client_ops *ops, struct hvd_op *op)
         ops->sized_last = before;
 }
 
-bool client_kind_sizes_late(uint8_t kind)
+void client_op_release(struct client_ops *ops, struct hvd_op *op)
 {
-    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL ||
-           kind == HVI_KIND_REDUCESCATTER; /* of which some members may have joined */
+    ops->orphans -= op->express.orphan;
+    if (op->state == CLIENT_OP_DONE)
+        ops->unseen--;
+    client_memory_put(ops->memory, &op->in);
+    client_memory_put(ops->memory, &op->out);
+    client_memory_put(ops->memory, &op->aux);
+    if (op->name)
+        client_names_put(op->name);
+    client_op_set_state(ops, op, CLIENT_OP_FREE);
 }
 
-bool client_kind_makes_set(uint8_t kind)
+void client_op_launched(struct client_ops *ops, const struct hvd_op *op)
 {
-    return kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_OPEN;
-}
-
-bool client_kind_ends_set(uint8_t kind)
-{
-    return kind == HVI_KIND_SET_REMOVE || kind == HVI_KIND_SET_CLOSE;
-}
-
-static void describe_pair(const struct hvd_op *op, char *text_p, size_t text_size)
-{
-    const char *way = op->kind == HVI_KIND_SEND ? "to" : "from";
-    if (op->peer < 0)
-        snprintf(text_p, text_size, "recv from any rank with tag %d", op->tag);
+    bool removal = client_kind_ends_set(op->kind);
+    if (!removal && op->kind != HVI_KIND_JOIN)
+        return;
+    struct client_set *set =
+        client_sets_find(&ops->sets, removal ? op->removed_set : op->process_set);
+    if (removal)
+        set->removing = true;
     else
-        snprintf(text_p, text_size, "%s %s rank %d with tag %d", hvi_kind_text(op->kind), way,
-                 op->peer, op->tag);
+        set->joined = true;
 }
 
-void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size)
+static void removal_landed(struct client_ops *ops, const struct hvd_op *op)
 {
-    if (op->kind == HVI_KIND_SEND || op->kind == HVI_KIND_RECV)
-        describe_pair(op, text_p, text_size);
-    else if (op->name)
-        snprintf(text_p, text_size, "%s '%s'", hvi_kind_text(op->kind),
-                 client_names_text(op->name));
-    else
-        snprintf(text_p, text_size, "%s.noname.%llu", hvi_kind_text(op->kind),
-                 (unsigned long long)op->anon_seq);
+    struct client_set *set = client_sets_find(&ops->sets, op->removed_set);
+    if (!set)
+        return;
+    set->removing = false;
+    if (op->status != HVD_OK)
+        return;
+    client_sets_remove(&ops->sets, set);
+    client_names_forget_set(&ops->names, op->removed_set); /* the id comes again */
+}
+
+static void join_landed(struct client_ops *ops, const struct hvd_op *op)
+{
+    struct client_set *set = client_sets_find(&ops->sets, op->process_set);
+    if (!set) /* removed meanwhile */
+        return;
+    set->joined = false;
+    /* Members have brought different numbers of unnamed ops, and none of them waits any more. */
+    if (op->status == HVD_OK)
+        client_set_restart(set);
+}
+
+static void set_landed(struct client_ops *ops, struct hvd_op *op)
+{
+    if (op->kind == HVI_KIND_JOIN)
+        join_landed(ops, op);
+    if (client_kind_ends_set(op->kind))
+        removal_landed(ops, op);
+    if (!client_kind_makes_set(op->kind) || op->status != HVD_OK)
+        return;
+    op->new_set->id = (int)op->number;
+    client_sets_insert(&ops->sets, op->new_set);
+    op->new_set = NULL;
+}
+
+void client_op_land(struct client_ops *ops, struct hvd_op *op)
+{
+    if (op->state == CLIENT_OP_SIZED)
+        client_ops_unqueue(ops, op);
+    client_op_set_state(ops, op, CLIENT_OP_DONE);
+    ops->unseen++;
+    client_memory_put(ops->memory, &op->in);
+    if (!op->copy_to && !client_op_owns_result(op))
+        client_memory_put(ops->memory, &op->out);
+    if (op->name)
+        client_names_landed(op->name);
+    set_landed(ops, op);
+    if (op->abandoned)
+        client_op_release(ops, op);
 }

@@ -1,84 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ops of one session: a fixed pool, so that a handle stays addressable and a completion always
- * has a slot.
- *
- *            new            publish             completion              looked at
- *    FREE ---------> PREPARING ------> IN_FLIGHT ---------> DONE ---------> COPYING -----> FINISHED
- *     ^                 |               |    ^ \              |  \                            ^ |
- *     |                 |         SIZED v    | \_____________|___\_(nothing to copy)_________/ |
- *     |                 |              SIZED-'                |                                |
- *     '-----------------'--------(refused)--------------------'----------- hvd_op_free --------'
- *
- * IN_FLIGHT  the engine has it. SIZED: an op whose result needs memory that only the engine can
- * size; back when it is announced. DONE       the completion was read; its name is free again. COPYING: one thread
- * copies the result out, unlocked. FINISHED   a call has told the caller. An op released before
- * DONE is `abandoned` and goes to FREE by itself.
- *
- * Needs the session's lock. */
+ * has a slot. Needs the session's lock. */
 #ifndef HVD_CLIENT_OPS_H
 #define HVD_CLIENT_OPS_H
 
-#include "client/memory/operand.h"
+#include "client/ops/kind.h"
 #include "client/ops/names.h"
+#include "client/ops/op.h"
 #include "client/ops/sets.h"
-#include "hvd/hvd.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 struct client_memory;
-
-enum client_op_state {
-    CLIENT_OP_FREE,
-    CLIENT_OP_PREPARING,
-    CLIENT_OP_IN_FLIGHT,
-    CLIENT_OP_SIZED,
-    CLIENT_OP_DONE,
-    CLIENT_OP_COPYING,
-    CLIENT_OP_FINISHED,
-    CLIENT_OP_STATES
-};
-
-struct hvd_op {
-    struct hvd_session *session;
-    enum client_op_state state;
-    uint32_t index, generation; /* the cookie; generation changes with every use of the slot */
-    bool abandoned;
-    uint8_t kind;
-    int process_set;
-    struct client_name *name; /* NULL for an unnamed op */
-    uint64_t anon_seq;
-    struct client_operand in, out; /* `in` is put back at DONE, `out` when it has been copied */
-    struct client_operand aux;     /* the op's integers; put back when the op is released */
-    void *copy_to;                 /* ordinary memory that wants the result, or NULL */
-    struct hvd_tensor result;      /* final once FINISHED */
-    uint64_t out_bytes;            /* of the result; the capacity before DONE */
-    uint64_t row_bytes;            /* allgather, alltoall, reducescatter: one row of the result */
-    bool wants_output;             /* no memory for the result yet */
-    bool owns_output;              /* no output was given: a good result stays until hvd_op_free */
-    int members;                   /* alltoall: of the set */
-    int removed_set;               /* process_set_remove, _close */
-    struct client_set *new_set;    /* process_set_add, _open: owned until it is in the table */
-    int64_t number; /* join, recv, process_set_add, _open: what the engine answered */
-    int peer, tag;  /* send, recv */
-    struct {
-        bool active;  /* in a slot: client/express.c */
-        bool brought; /* its payload is or was there */
-        bool orphan;  /* released by its owner while there */
-        bool large;   /* done in units, where its operands lie: client/large.c */
-        bool called;  /* the engine was asked to lend a hand */
-        uint32_t slot, turn;
-        uint32_t reduce_op; /* this and the scales: of a large one */
-        double prescale, postscale;
-        uint64_t submit_ns;
-    } express;
-    int status; /* final once DONE */
-    int culprit;
-    const char *error;   /* "" or the sentence */
-    char *error_owned;   /* what to free of it */
-    struct hvd_op *next; /* in the free list or the sized list */
-    char anon_text[48];
-};
 
 struct client_ops {
     struct hvd_op *slots; /* HVD_OPS_MAX of them, untouched pages until used */
@@ -88,7 +22,8 @@ struct client_ops {
     uint32_t unseen;                         /* finished ops that no call has looked at */
     uint32_t orphans;                        /* abandoned ops that may be in a slot */
     struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
-    struct client_memory *memory;            /* their operands' */
+    int rank;                                /* this process's */
+    struct client_memory *memory;            /* where operands lie */
     struct client_names names;
     struct client_sets sets;
 };
@@ -103,13 +38,6 @@ struct hvd_op *client_ops_new(struct client_ops *ops, struct hvd_session *sessio
 /* The one setter; asserts that the picture has this edge. */
 void client_op_set_state(struct client_ops *ops, struct hvd_op *op, enum client_op_state state);
 
-/* No output was given: our memory is the result and lives as long as the op. */
-static inline bool client_op_owns_result(const struct hvd_op *op)
-{
-    return op->owns_output && op->status == HVD_OK;
-}
-
-uint64_t client_op_cookie(const struct hvd_op *op);
 /* The op in flight with this cookie, or NULL: the engine may have sent anything. */
 struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie);
 
@@ -117,14 +45,15 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie);
 void client_ops_queue(struct client_ops *ops, struct hvd_op *op);
 void client_ops_unqueue(struct client_ops *ops, struct hvd_op *op);
 
-/* Whether only the engine knows how many rows the result has. */
-bool client_kind_sizes_late(uint8_t kind);
+/* What an op's beginning and its end change in the things that it holds: its operands, its name, its
+ * process set. */
 
-/* Addition or opening of a set; removal or closing of one. */
-bool client_kind_makes_set(uint8_t kind);
-bool client_kind_ends_set(uint8_t kind);
-
-/* "allreduce 'w1'", for sentences. */
-void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size);
+/* The op has been submitted: a join, a removal or a closing changes its set from now on. */
+void client_op_launched(struct client_ops *ops, const struct hvd_op *op);
+/* The op has its status, however it ended, and is in no slot: to DONE; everything but the result is
+ * given back. An abandoned one is released. */
+void client_op_land(struct client_ops *ops, struct hvd_op *op);
+/* Gives back everything the op holds, and the op. */
+void client_op_release(struct client_ops *ops, struct hvd_op *op);
 
 #endif

@@ -2,7 +2,8 @@
 #include "client/ops/request.h"
 
 #include "base/types.h"
-#include "client/ops/ops.h"
+#include "client/ops/kind.h"
+#include "client/ops/op.h"
 
 #include <stdio.h>
 

@@ -46,3 +46,18 @@ void client_session_leave(struct hvd_session *session)
     else
         pthread_mutex_unlock(&session->link.mutex);
 }
+
+int client_op_enter(const struct hvd_op *op, const char *what)
+{
+    if (!op)
+        return client_error(HVD_ERR_INVALID, "%s: op is NULL", what);
+    if (!op->session)
+        return client_error(HVD_ERR_INVALID, "%s: this op was never submitted", what);
+    int rc = client_session_enter(op->session, what);
+    if (rc != HVD_OK)
+        return rc;
+    if (op->state != CLIENT_OP_FREE && !op->abandoned)
+        return HVD_OK;
+    client_session_leave(op->session);
+    return client_error(HVD_ERR_INVALID, "%s: this op was released by hvd_op_free", what);
+}

@@ -3,6 +3,7 @@
 #ifndef HVD_CLIENT_SESSION_H
 #define HVD_CLIENT_SESSION_H
 
+#include "client/complete/complete.h"
 #include "client/link/link.h"
 #include "client/link/ring.h"
 #include "client/memory/memory.h"
@@ -17,6 +18,7 @@ struct hvd_session {
     struct client_memory memory;
     struct client_ops ops;
     struct client_slots slots;
+    struct client_complete complete;
 
     /* Fixed at open. */
     struct hvi_wait_policy policy;
@@ -26,7 +28,6 @@ struct hvd_session {
     uint32_t last_group;
 
     /* Completion. */
-    uint64_t complete_seq;
     bool slots_left; /* then, ops stood in slots, and may still */
 };
 

@@ -5,7 +5,6 @@
 #include "client/slots/arrive.h"
 
 #include "base/clock.h"
-#include "client/link/link.h"
 #include "client/memory/memory.h"
 #include "client/ops/ops.h"
 #include "client/ops/request.h"
@@ -32,7 +31,7 @@ static bool fits(struct client_slots *slots, const struct client_request *reques
     struct client_said said;
     if (!request->claimed && !is_clear(slots, client_ticket_lane(set, request->kind)))
         return false;
-    if (!ticket->valid || request->group_size > 0 || slots->link->epoll_fd >= 0)
+    if (!ticket->valid || request->group_size > 0)
         return false;
     client_ticket_say(request, &said);
     return memcmp(&said, &ticket->said, sizeof(said)) == 0;
@@ -62,9 +61,9 @@ static void note_core(struct hvi_express_rank *mine)
 static void bring_payload(const struct client_slots *slots, const struct client_request *request,
                           struct hvd_op *op)
 {
-    unsigned char *payload = hvi_express_payload(
-        &slots->map, op->express.slot, (uint32_t)slots->link->identity.rank, request->in_bytes);
-    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == slots->link->identity.rank;
+    unsigned char *payload =
+        hvi_express_payload(&slots->map, op->express.slot, slots->rank, request->in_bytes);
+    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == (int)slots->rank;
     if (request->in_bytes > 0 && reads)
         memcpy(payload, request->in->data, request->in_bytes);
     op->out.shared = payload; /* where the result comes to if the engine takes the op over */
@@ -75,13 +74,12 @@ static void bring(struct client_slots *slots, const struct client_request *reque
                   struct hvd_op *op)
 {
     const struct hvi_express *express = &slots->map;
-    uint32_t rank = (uint32_t)slots->link->identity.rank;
-    struct hvi_express_part *part = hvi_express_part(express, op->express.slot, rank);
+    struct hvi_express_part *part = hvi_express_part(express, op->express.slot, slots->rank);
     if (op->express.large)
         client_large_bring(slots, op);
     else
         bring_payload(slots, request, op);
-    note_core(&express->rank[rank]);
+    note_core(&express->rank[slots->rank]);
     op->express.submit_ns = hvi_clock_ns();
     op->express.brought = true;
     /* Release: only for whoever looks whether the slot is empty. */
@@ -124,7 +122,7 @@ static void do_for_all(struct client_slots *slots, const struct client_set *set,
 /* Nobody may ever wait for this op, and the others may never come. */
 static void ask_for_patrol(struct client_slots *slots)
 {
-    struct hvi_express_rank *mine = &slots->map.rank[slots->link->identity.rank];
+    struct hvi_express_rank *mine = &slots->map.rank[slots->rank];
     /* Seq_cst, after the arrival: pairs with end_patrol in the engine. */
     if (atomic_load_explicit(&mine->patrolled, memory_order_seq_cst) == 0)
         client_slots_call_engine(slots);

@@ -3,7 +3,6 @@
 
 #include "base/bits.h"
 #include "base/types.h"
-#include "client/link/link.h"
 #include "client/ops/sets.h"
 #include "client/slots/slots.h"
 #include "reduce/reduce.h"
@@ -58,7 +57,7 @@ void client_combine_note_lags(const struct client_slots *slots, const struct cli
                               uint32_t slot)
 {
     const struct hvi_express *express = &slots->map;
-    struct hvi_express_rank *mine = &express->rank[slots->link->identity.rank];
+    struct hvi_express_rank *mine = &express->rank[slots->rank];
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
     for (int i = 0; i < set->size; i++) {
         uint64_t ns = hvi_express_part(express, slot, (uint32_t)set->ranks[i])->submit_ns;

@@ -46,9 +46,8 @@ void client_large_bring(const struct client_slots *slots, const struct hvd_op *o
         .in_offset = op->in.offset,
         .out_offset = op->out.offset,
     };
-    memcpy(hvi_express_part(&slots->map, op->express.slot, (uint32_t)slots->link->identity.rank)
-               ->payload,
-           &operands, sizeof(operands));
+    memcpy(hvi_express_part(&slots->map, op->express.slot, slots->rank)->payload, &operands,
+           sizeof(operands));
 }
 
 bool client_large_start(struct client_slots *slots, const struct hvd_op *op, uint32_t everybody)
@@ -90,7 +89,7 @@ static bool find_all(struct client_slots *slots, const struct hvd_op *op,
 {
     bool found = true;
     for (int i = 0; i < set->size; i++) {
-        if (set->ranks[i] != slots->link->identity.rank) {
+        if (set->ranks[i] != slots->ops->rank) {
             found = find_peers(slots, op->express.slot, set->ranks[i], job, i) && found;
             continue;
         }
@@ -177,7 +176,7 @@ static uint32_t work(struct client_slots *slots, const struct job *job, uint32_t
                      uint32_t turn, uint32_t most)
 {
     const struct hvi_express *express = &slots->map;
-    uint32_t me = (uint32_t)slots->link->identity.rank + 1, done = 0, unit;
+    uint32_t me = slots->rank + 1, done = 0, unit;
     while (done < most &&
            (unit = hvi_express_claim(express, slot, turn, job->units, me)) != HVI_EXPRESS_NOTHING) {
         client_step("large-claimed");

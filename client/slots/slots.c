@@ -5,7 +5,6 @@
 #include "base/status.h"
 #include "client/error.h"
 #include "client/link/link.h"
-#include "client/ops/land.h"
 #include "client/ops/ops.h"
 #include "client/slots/tickets.h"
 #include "client/step.h"
@@ -42,6 +41,7 @@ int client_slots_map(struct client_slots *slots, int fd)
     hvi_region_close_fd(&slots->map.region);
     madvise(slots->map.region.base, slots->map.region.bytes, MADV_DONTFORK);
     slots->kernels = hvi_kernels_best();
+    slots->rank = (uint32_t)slots->link->identity.rank;
     const char *wish = getenv("HVD_EXPRESS");
     slots->on = !(wish && strcmp(wish, "0") == 0);
     return HVD_OK;
@@ -66,8 +66,7 @@ void client_slots_call(struct client_slots *slots, const struct hvd_op *op)
 
 void client_slots_leave(const struct client_slots *slots, struct hvd_op *op)
 {
-    struct hvi_express_part *part =
-        hvi_express_part(&slots->map, op->express.slot, (uint32_t)slots->link->identity.rank);
+    struct hvi_express_part *part = hvi_express_part(&slots->map, op->express.slot, slots->rank);
     /* Release: what was there has been read. */
     atomic_store_explicit(&part->cookie, 0, memory_order_release);
     op->express.active = false;
@@ -85,7 +84,7 @@ void client_slots_landed(struct client_slots *slots, struct hvd_op *op)
 
 static void note_trace(struct client_slots *slots, const struct hvd_op *op)
 {
-    struct hvi_express_rank *mine = &slots->map.rank[slots->link->identity.rank];
+    struct hvi_express_rank *mine = &slots->map.rank[slots->rank];
     uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
     uint64_t now_ns = hvi_clock_ns();
     mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){

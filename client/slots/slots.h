@@ -22,7 +22,10 @@ struct hvi_kernels;
 struct client_slots {
     struct client_link *link;
     struct client_ops *ops;
-    bool on; /* else the job has none, or HVD_EXPRESS=0 */
+    bool
+        on; /* else the job has none, or HVD_EXPRESS=0, or the caller polls a descriptor that no slot
+                sets: hvd_event_fd */
+    uint32_t rank;
     struct hvi_express map;
     struct hvi_wait_policy policy; /* between ranks: the engine needs no core */
     const struct hvi_kernels *kernels;

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/relax.h"
-#include "client/ops/ops.h"
+#include "client/ops/op.h"
 #include "client/slots/slots.h"
 
 #include <sched.h>

@@ -6,8 +6,9 @@
 #include "base/bits.h"
 #include "base/types.h"
 #include "client/error.h"
-#include "client/ops/ops.h"
+#include "client/ops/kind.h"
 #include "client/ops/request.h"
+#include "client/ops/sets.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

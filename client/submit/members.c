@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/submit/members.h"
 
+#include "client/complete/complete.h"
 #include "client/error.h"
+#include "client/ops/ops.h"
 #include "client/ops/request.h"
-#include "client/session/session.h"
-#include "client/wait.h"
 
-int client_members_use(struct hvd_session *session, const struct client_request *request,
+int client_members_use(struct client_complete *complete, const struct client_request *request,
                        struct client_set **set_p)
 {
     char label[CLIENT_LABEL_MAX];
-    struct client_set *set = client_sets_find(&session->ops.sets, request->process_set);
+    struct client_set *set = client_sets_find(&complete->ops->sets, request->process_set);
     if (!client_set_is_usable(set)) { /* a join may be over, a set added */
-        client_wait_drain(session);
-        set = client_sets_find(&session->ops.sets, request->process_set);
+        client_complete_drain(complete);
+        set = client_sets_find(&complete->ops->sets, request->process_set);
     }
     if (client_set_is_usable(set)) {
         *set_p = set;
         return HVD_OK;
     }
     client_request_label(request, label, sizeof(label));
-    return client_set_refuse(set, request->process_set, session->link.identity.rank, label);
+    return client_set_refuse(set, request->process_set, complete->ops->rank, label);
 }
 
-int client_members_check_removal(struct hvd_session *session, const char *what, int id)
+int client_members_check_removal(struct client_complete *complete, const char *what, int id)
 {
-    struct client_set *set = client_sets_find(&session->ops.sets, id);
+    struct client_set *set = client_sets_find(&complete->ops->sets, id);
     if (!set) {
-        client_wait_drain(session);
-        set = client_sets_find(&session->ops.sets, id);
+        client_complete_drain(complete);
+        set = client_sets_find(&complete->ops->sets, id);
     }
     if (set && !set->removing && !set->opened)
         return HVD_OK;
@@ -37,7 +37,7 @@ int client_members_check_removal(struct hvd_session *session, const char *what, 
                             "%s: process set %d was opened by its members, who close it by "
                             "hvd_process_set_close_async",
                             what, id);
-    return client_set_refuse(set, id, session->link.identity.rank, what);
+    return client_set_refuse(set, id, complete->ops->rank, what);
 }
 
 int client_members_check_closing(const struct client_set *set, const char *what)

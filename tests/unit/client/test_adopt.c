@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_adopt: memory that becomes shared where it is, and what malloc, fork and the end do to it. */
-#include "client/session/session.h"
 #include "count.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ordinary memory that the engine reaches by its address: when it is, and when it is not. */
+#include "client/memory/foreign.h"
 #include "client/memory/place.h"
-#include "client/session/session.h"
+#include "client/memory/staging.h"
 #include "fake.h"
 #include "tests/unit/hvt_main.h"
 

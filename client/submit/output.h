@@ -5,11 +5,11 @@
 #ifndef HVD_CLIENT_OUTPUT_H
 #define HVD_CLIENT_OUTPUT_H
 
-struct hvd_op;
-struct hvd_session;
+struct client_ops;
+struct client_ring;
 
 /* Gives memory to the queued ops, as far as the ring has room. Gives up the lock while memory is
  * made. */
-void client_output_feed(struct hvd_session *session);
+void client_output_feed(struct client_ops *ops, struct client_ring *ring);
 
 #endif

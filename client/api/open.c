@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvd_open and hvd_close: the attach, step by step, and everything a session owns.
+ * hvd_open and hvd_close: everything a session owns.
  *
- *   options -> identity -> address -> connect -> AttachRequest -> AttachReply + 4 descriptors ->
- * map -> session
+ *   options -> identity -> attach (client/attach) -> map -> session
  *
- * Each step that fails undoes the ones before it. Where nobody named a daemon, one may be just
- * about to end by itself (a private one does, when idle): its end of file before a reply makes us
- * look for a daemon again.
+ * Each step that fails undoes the ones before it.
  *
  * A forked child must not touch what it inherits: the page behind alive_page reads 0 in it
  * (MADV_WIPEONFORK), and the channel is not even mapped there (MADV_DONTFORK). All calls look at
@@ -14,6 +11,7 @@
  * forked. */
 #include "base/clock.h"
 #include "base/status.h"
+#include "client/api/timeline.h"
 #include "client/attach/address.h"
 #include "client/attach/attach.h"
 #include "client/error.h"
@@ -21,8 +19,6 @@
 #include "client/session/enter.h"
 #include "client/session/session.h"
 #include "client/slots/watch.h"
-#include "client/timeline.h"
-#include "client/wait.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -171,6 +167,16 @@ static void destroy(struct hvd_session *session)
     free(session);
 }
 
+static void drain(struct hvd_session *session)
+{
+    client_complete_drain(&session->complete);
+}
+
+static void fail_all(struct hvd_session *session)
+{
+    client_complete_fail_all(&session->complete);
+}
+
 static void take_peer_region(struct hvd_session *session, const struct hvi_peer_region *told,
                              int fd)
 {
@@ -183,8 +189,8 @@ static void ask_peers_again(struct hvd_session *session)
 }
 
 static const struct client_link_calls link_calls = {
-    .drain = client_wait_drain,
-    .ended = client_wait_fail_all,
+    .drain = drain,
+    .ended = fail_all,
     .peer_region = take_peer_region,
     .message_lost = ask_peers_again,
 };
@@ -204,6 +210,9 @@ static struct hvd_session *new_session(void)
     session->link.epoll_fd = -1;
     session->link.bell_region = (struct hvi_region)HVI_REGION_INIT;
     client_slots_init(&session->slots, &session->link, &session->ops);
+    session->complete.link = &session->link;
+    session->complete.ops = &session->ops;
+    session->complete.slots = &session->slots;
     pthread_mutex_init(&session->link.mutex, NULL);
     session->link.packet = malloc(sizeof(*session->link.packet));
     if (!session->link.packet) {

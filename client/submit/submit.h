@@ -5,7 +5,6 @@
 
 #include <stdint.h>
 
-struct client_operand;
 struct client_request;
 struct hvd_op;
 struct hvd_session;
@@ -14,13 +13,5 @@ struct hvd_session;
  * the lock. */
 int client_submit(struct hvd_session *session, struct client_request *requests, uint32_t count,
                   struct hvd_op **ops_p);
-
-/* The functions below need the lock. */
-
-/* HVI_SUBMIT_OUTPUT for `op`. HVD_OK, HVD_ERR_RING_FULL or the session's end. */
-int client_submit_output(struct hvd_session *session, const struct hvd_op *op,
-                         const struct client_operand *operand);
-/* HVI_SUBMIT_CANCEL for `op`. Likewise. */
-int client_submit_cancel(struct hvd_session *session, const struct hvd_op *op, const char *what);
 
 #endif

@@ -6,7 +6,7 @@
 #include "client/error.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
-#include "client/submit.h"
+#include "client/submit/submit.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "client/error.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
-#include "client/submit.h"
+#include "client/submit/submit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

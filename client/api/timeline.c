@@ -2,7 +2,7 @@
  * The timeline's file is opened here, with the rights of the trainer, and written by the engine:
  * hvdd never opens a path that a user has named. The engine empties the file when it takes it, so
  * a refused start leaves an earlier timeline as it was. */
-#include "client/timeline.h"
+#include "client/api/timeline.h"
 
 #include "client/error.h"
 #include "client/link/control.h"

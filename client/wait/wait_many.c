@@ -12,7 +12,7 @@
 #include "client/session/session.h"
 #include "client/slots/large.h"
 #include "client/slots/watch.h"
-#include "client/wait.h"
+#include "client/wait/wait.h"
 
 #include <sched.h>
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Reading completions. Needs the session's lock, but for client_op_enter. */
+ * The steps of waiting. They need the session's lock where they do not say otherwise. */
 #ifndef HVD_CLIENT_WAIT_H
 #define HVD_CLIENT_WAIT_H
 
@@ -8,15 +8,6 @@
 
 struct hvd_op;
 struct hvd_session;
-
-/* Takes every completion out of the ring. Never blocks, never gives up the lock. */
-void client_wait_drain(struct hvd_session *session);
-/* Fails every op in flight with the session's end; for client_session_end. */
-void client_wait_fail_all(struct hvd_session *session);
-
-/* Locks the session of `op`, which must be one that the caller still has; `what` names the public
- * function. On an error nothing is locked and the last error is set. */
-int client_op_enter(const struct hvd_op *op, const char *what);
 
 /* A step of waiting, for the locked session: reads completions, gives memory to ops that want it,
  * and looks at the socket when `look` or when it is time. May give up the lock meanwhile. */
