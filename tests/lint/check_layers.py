@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes point down only: base <- shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools; in the
-engine order <- exec, stats, memory <- slots <- sessions <- watch <- the loop; in the tools common <- one folder for each
-program.
+engine order <- exec, stats, memory <- slots <- sessions <- watch <- the loop; in the client attach <- link <- memory
+<- ops <- slots <- complete <- session <- submit <- wait <- api; in the tools common <- one folder for each program.
 
 The table is docs/design/house.md. tests/ may see everything."""
 import includes
@@ -17,7 +17,21 @@ MAY_INCLUDE = {
     "shm": ("base",),
     "proto": ("base",),
     "client/include": (),
-    "client": ("base", "reduce", "shm", "proto", "client/include"),
+    "client": ("base", "client/include"),
+    "client/attach": ("base", "proto", "shm/abi.h", "client/include", "client/error.h"),
+    "client/link": ("base", "shm", "proto", "client/include", "client/error.h", "client/attach"),
+    "client/memory": ("base", "shm", "proto", "client/include", "client/error.h", "client/link"),
+    "client/ops": ("base", "shm", "client/include", "client/error.h", "client/memory"),
+    "client/slots": ("base", "reduce", "shm", "client/include", "client/error.h", "client/step.h", "client/link", "client/memory",
+                     "client/ops"),
+    "client/complete": ("base", "shm", "client/include", "client/error.h", "client/link", "client/ops", "client/slots"),
+    "client/session": ("base", "client/include", "client/error.h", "client/link", "client/memory", "client/ops", "client/slots",
+                       "client/complete"),
+    "client/submit": ("base", "shm", "client/include", "client/error.h", "client/link", "client/memory", "client/ops",
+                      "client/slots", "client/complete", "client/session"),
+    "client/wait": ("base", "shm", "client/include", "client/error.h", "client/link", "client/memory", "client/ops",
+                    "client/slots", "client/complete", "client/session", "client/submit"),
+    "client/api": ("base", "shm", "proto", "client"),
     "daemon/node": ("base", "shm", "proto"),
     "daemon/engine": ("base", "reduce", "shm", "proto", "daemon/engine"),
     "daemon/engine/order": ("base", "reduce", "shm/abi.h"),
@@ -78,7 +92,11 @@ def find(tree):
                 yield offence(path, line, f"{folder} may not include {target}")
 
 
-_BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H: "",
+# The client's rooms, lowest first.
+_ROOMS = ("attach", "link", "memory", "ops", "slots", "complete", "session", "submit", "wait", "api")
+
+_BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H: "", "reduce/r.h": "",
+         "client/error.h": "", "client/step.h": "", **{f"client/{room}/{room}.h": "" for room in _ROOMS},
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
          "daemon/engine/slots/l.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
          "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "tests/t.h": "",
@@ -92,10 +110,20 @@ def _case(path, include, accused=False):
 CASES = [
     _case("shm/x.c", '"base/a.h"'),
     _case("shm/x.c", '"s.h"'),
-    _case("client/x.c", '"proto/p.h"'),
     _case("client/x.c", '"hvd/hvd.h"'),
     _case("tools/hvd-perf/x.c", '<hvd/hvd.h>'),
     _case("tools/hvdctl/x.c", '"tools/common/t.h"'),
+    _case("client/x.c", '"proto/p.h"', True),
+    _case("client/link/x.c", '"proto/p.h"'),
+    _case("client/slots/x.c", '"reduce/r.h"'),
+    _case("client/slots/x.c", '"client/step.h"'),
+    _case("client/memory/x.c", '"client/step.h"', True),
+    _case("client/memory/x.c", '"client/c.h"', True),
+    _case("client/submit/x.c", '"reduce/r.h"', True),
+    *[_case(f"client/{room}/x.c", '"client/error.h"') for room in _ROOMS],
+    *[_case(f"client/{low}/x.c", f'"client/{high}/{high}.h"', True)
+      for i, low in enumerate(_ROOMS) for high in _ROOMS[i + 1:]],
+    *[_case(f"client/{high}/x.c", f'"client/{low}/{low}.h"') for low, high in zip(_ROOMS, _ROOMS[1:])],
     _case("examples/x.c", '<hvd/hvd.h>'),
     _case("tests/unit/x.c", '"daemon/engine/e.h"'),
     _case("base/x.c", '"shm/s.h"', True),
