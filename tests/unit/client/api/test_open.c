@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_open against daemons that are absent, refuse, lie or hang, and what is left behind afterwards: nothing. */
 #include "base/clock.h"
-#include "count.h"
-#include "fake.h"
 #include "proto/wire.h"
+#include "tests/unit/client/count.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <string.h>

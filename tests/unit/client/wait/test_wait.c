@@ -2,7 +2,7 @@
  * Waiting: deadlines, a dead engine, notices, the event descriptor and engines that lie in the ring. */
 #include "base/clock.h"
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <poll.h>

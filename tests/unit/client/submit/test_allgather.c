@@ -2,7 +2,7 @@
  * Allgather: given outputs, and the conversation about outputs that the library provides. */
 #include "base/clock.h"
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Grouped ops: consecutive slots, published together, all or none. */
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include "client/memory/foreign.h"
 #include "client/memory/place.h"
 #include "client/memory/staging.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Process sets and joins as one rank sees them: what it knows, what it refuses, what it sends. */
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The private hvdd that hvd_open starts where nobody named a daemon and none listens. */
 #include "base/clock.h"
-#include "count.h"
 #include "hvd/hvd.h"
+#include "tests/unit/client/count.h"
 #include "tests/unit/hvt_main.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
  * hvd_wait_any, hvd_wait_all and hvd_cancel. */
 #include "base/clock.h"
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_mem_alloc: memory of the process, which sessions come and go over. */
 #include "base/types.h"
-#include "count.h"
-#include "fake.h"
+#include "tests/unit/client/count.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <pthread.h>

@@ -2,8 +2,8 @@
  * A long life: a hundred thousand ops of every kind leave memory, descriptors and mappings as they
  * were; and the event descriptor speaks for all of them. */
 #include "base/types.h"
-#include "count.h"
-#include "fake.h"
+#include "tests/unit/client/count.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <poll.h>

@@ -2,7 +2,7 @@
  * What reaches the ring for a call, and what comes back: the test is the engine. */
 #include "base/clock.h"
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdlib.h>

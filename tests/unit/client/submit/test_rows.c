@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Reducescatter and alltoall: whose rows go where, and the splits that travel beside them. */
 #include "base/types.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdlib.h>

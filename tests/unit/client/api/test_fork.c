@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * After fork(2) in the child: an error on every call, no crash, no deadlock, and the parent goes on. */
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_adopt: memory that becomes shared where it is, and what malloc, fork and the end do to it. */
-#include "count.h"
-#include "fake.h"
+#include "tests/unit/client/count.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 

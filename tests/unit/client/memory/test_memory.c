@@ -4,8 +4,8 @@
 #include "base/types.h"
 #include "client/link/control.h"
 #include "client/session/session.h"
-#include "count.h"
-#include "fake.h"
+#include "tests/unit/client/count.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * under ThreadSanitizer. */
 #include "base/clock.h"
 #include "client/session/session.h"
-#include "fake.h"
+#include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
 #include <pthread.h>
