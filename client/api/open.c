@@ -311,7 +311,7 @@ int hvd_close(struct hvd_session *session)
         abandon(session);
         return rc;
     }
-    session->link.log = NULL; /* the engine may end right behind us, and that is nobody's news */
+    session->link.log = NULL; /* the engine may end right behind us, and that is no news */
     bool quiet = client_control_detach(&session->link);
     client_session_leave(session);
     destroy(session);

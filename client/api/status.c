@@ -53,7 +53,7 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         rc = make_epoll(session);
     if (rc == HVD_OK) {
         /* From now on the engine ends every op, or rings, if ranks still are at one. */
-        client_wait_settle(session, NULL);
+        client_wait_hand_over(session, NULL);
         session->slots_left = true;
         session->slots.on = false;
         client_wait_sync_event(session); /* some may have ended just now */

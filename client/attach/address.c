@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A directory that somebody named is used as it is, and nothing is started in it. Otherwise this
+ * A directory that is named is used as it is, and nothing is started in it. Otherwise this
  * user's own directory is tried, then the system's, then a private hvdd is started in the user's
  * own. A directory under /tmp is believed only when it belongs to this user and nobody else can
  * write to it, because anybody can make names there. */

@@ -12,7 +12,7 @@
 struct client_address {
     char directory[HVI_WIRE_PATH];
     int socket_fd;   /* connected, close-on-exec */
-    bool is_default; /* nobody named a directory: a daemon that just ends may be replaced by a new
+    bool is_default; /* no directory was named: a daemon that just ends may be replaced by a new
                         one */
     bool started;    /* by this call */
 };

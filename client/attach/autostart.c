@@ -4,7 +4,7 @@
  * its memory) starts a shell that starts hvdd in the background of a session of its own and ends at
  * once. hvdd inherits no descriptor but the readiness pipe, no signal mask, and none of the
  * variables by which a service manager speaks to the host. It says "ready" on the pipe; end of file
- * means that it ended. It goes away by itself when nobody has used it for a while.
+ * means that it ended. It goes away by itself when it was not used for a while.
  *
  * Its log goes to the file that $HVDD_LOG names, else to memory (see /proc/PID/fd/2), so that
  * nothing stays behind; when it does not get ready, the end of the log is part of our sentence.
@@ -358,7 +358,7 @@ static int lock(const char *directory, uint64_t deadline_ns, int *fd_p)
     }
 }
 
-/* Somebody else has started it while we waited for the lock. */
+/* Another process has started it while we waited for the lock. */
 static bool listens(const char *directory)
 {
     struct sockaddr_un path = {.sun_family = AF_UNIX};

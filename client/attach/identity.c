@@ -220,7 +220,7 @@ static void override(int argument, int *number_p)
         *number_p = argument;
 }
 
-/* Fills what nobody said. Ranks are numbered node by node, every node has local_size of them. */
+/* Fills what is not given. Ranks are numbered node by node, every node has local_size of them. */
 static void derive(struct client_identity *identity)
 {
     if (identity->local_size < 0 && identity->cross_size > 0 &&

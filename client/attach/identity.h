@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Who this process is in its job: from the caller's arguments or from the launcher's environment.
+ * Which rank of its job this process is: from the caller's arguments or from the launcher's environment.
  */
 #ifndef HVD_CLIENT_IDENTITY_H
 #define HVD_CLIENT_IDENTITY_H

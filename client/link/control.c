@@ -31,7 +31,7 @@ struct client_pending {
 
 static void handle_notice(struct client_link *link, const struct hvi_notice *notice)
 {
-    /* A rank that leaves in good order is no news to those who need nothing more of it; the ops of
+    /* A rank that leaves in good order is no news to those that need nothing more of it; the ops of
      * the others say so themselves. */
     enum hvd_log_level level = notice->status == HVD_ERR_RANK_LEFT ? HVD_LOG_INFO : HVD_LOG_WARN;
     if (notice->session_ended) {
@@ -146,7 +146,7 @@ static void pause_for(struct client_link *link, short events)
     client_control_look(link);
 }
 
-/* How long the engine has been given. A process that stood still for a minute, because somebody stopped
+/* How long the engine has been given. A process that stood still for a minute, because a signal stopped
  * it or a host its virtual machine, learns nothing about the engine from that minute: each look
  * counts for a step at most. */
 struct patience {

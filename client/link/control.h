@@ -2,8 +2,8 @@
  * The session's socket after the attach: requests with their acknowledgements, and the engine's
  * notices.
  *
- * Whoever looks at the socket handles whatever has arrived, also the acknowledgement another thread
- * waits for; that thread looks at least every few milliseconds. All need the session's lock; the
+ * A thread that looks at the socket handles all that has arrived, also the acknowledgement that another
+ * thread waits for; that one looks at least every few milliseconds. All need the session's lock; the
  * waiting ones give it up meanwhile. */
 #ifndef HVD_CLIENT_CONTROL_H
 #define HVD_CLIENT_CONTROL_H

@@ -7,12 +7,12 @@
  * The second touches main memory less, but the kernel looks up every page and copies it with
  * whatever its processor does best for 4096 bytes. Measured: on some machines that is as fast as
  * memcpy, and foreign wins; on virtual ones it takes three times as long or more and loses, unless
- * the memory is on huge pages (habits.c), where it wins. So this process tries it on itself. What
+ * the memory is on huge pages (huge_pages.c), where it wins. So this process tries it on itself. What
  * does not fit the staging cache would get new pages for each op, which costs more than either. */
 #include "client/memory/foreign.h"
 
 #include "base/clock.h"
-#include "client/memory/habits.h"
+#include "client/memory/huge_pages.h"
 #include "client/memory/staging.h"
 
 #include <stdatomic.h>
@@ -77,7 +77,7 @@ static void try_both(void)
     unsigned char *memory = mapping + (bytes - (uintptr_t)mapping % bytes) % bytes;
     memset(memory, 1, bytes);
     wins[0] = kernel_is_fast(memory, 2);
-    wins[1] = client_habits_possible() && client_habits_collapse(memory, bytes) &&
+    wins[1] = client_huge_pages_possible() && client_huge_pages_collapse(memory, bytes) &&
               kernel_is_fast(memory, HUGE_FACTOR);
     munmap(mapping, 2 * bytes);
 }

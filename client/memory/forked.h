@@ -15,12 +15,12 @@ struct client_forked {
     struct client_range range; /* where the file is mapped, from its beginning */
     uintptr_t last; /* where another mapping of it begins within the range; range.end: nowhere */
     struct client_memfd memfd; /* whatever else lies there by then is left alone */
-    bool ours;                 /* nobody but us unmaps it: nothing else can lie there */
+    bool ours;                 /* only we unmap it: nothing else can lie there */
     int fd;                    /* of the file; stays open while the row is on the list */
     struct client_forked *next;
 };
 
-/* Nobody forks between the two, and no list changes: for what must not be seen half done. */
+/* No thread forks between the two, and no list changes: for what must not be seen half done. */
 void client_forked_lock(void);
 void client_forked_unlock(void);
 /* With the lock. */

@@ -10,7 +10,7 @@
 struct client_lasting;
 
 /* The memory that holds all of [address, address + bytes), held until it is put; NULL: none does, or
- * this is a forked child, where it is shared with nobody. */
+ * this is a forked child, where it is not shared. */
 struct client_lasting *client_lasting_hold(uintptr_t address, uint64_t bytes);
 void client_lasting_put(struct client_lasting *lasting);
 /* Valid while it is held, and its descriptor with it. */

@@ -17,7 +17,7 @@ void client_memory_fini(struct client_memory *memory)
     client_staging_fini(&memory->staging);
     client_table_fini(&memory->table);
     client_peers_fini(&memory->peers);
-    client_habits_fini(&memory->habits);
+    client_huge_pages_fini(&memory->huge_pages);
 }
 
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand)

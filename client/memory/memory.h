@@ -5,7 +5,7 @@
 #define HVD_CLIENT_MEMORY_H
 
 #include "client/memory/foreign.h"
-#include "client/memory/habits.h"
+#include "client/memory/huge_pages.h"
 #include "client/memory/inline.h"
 #include "client/memory/operand.h"
 #include "client/memory/peer.h"
@@ -22,7 +22,7 @@ struct client_memory {
     struct client_staging staging;
     struct client_inline inline_area;
     struct client_peers peers;
-    struct client_habits habits;
+    struct client_huge_pages huge_pages;
     enum client_foreign_policy foreign_policy;
     bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
 };

@@ -47,7 +47,7 @@ static void sweep_bucket(struct client_peers *peers, struct client_peer **link)
     }
 }
 
-/* Once nobody works anywhere. */
+/* Once no thread works anywhere. */
 static void sweep(struct client_peers *peers)
 {
     /* Acquire: what they did there is done. */

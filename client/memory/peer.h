@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The peers' regions that this rank has mapped, to do large ops with (client/large.h): each is asked
- * for when it is first needed, lies between pages that nobody may touch, and is unmapped when the
+ * for when it is first needed, lies between pages that no thread may touch, and is unmapped when the
  * engine says that it is gone. Needs the session's lock where it does not say otherwise. */
 #ifndef HVD_CLIENT_PEER_H
 #define HVD_CLIENT_PEER_H
@@ -22,7 +22,7 @@ struct client_peer {
     int32_t rank;
     uint32_t region;
     uint64_t asked_ns;     /* since when the answer is to come; 0: it has */
-    bool gone;             /* unmapped as soon as nobody works there */
+    bool gone;             /* unmapped as soon as no thread works there */
     struct hvi_region map; /* .base NULL: not there (yet) */
 };
 
@@ -33,7 +33,7 @@ struct client_peers {
     uint32_t asked; /* answers to come */
     bool gone;      /* some have .gone */
     /* Threads that work in what is mapped. Up under the lock, down without: release, pairs with the
-     * acquire of who unmaps. */
+     * acquire before unmapping. */
     _Atomic uint32_t working;
 };
 
@@ -47,7 +47,7 @@ void client_peers_told(struct client_peers *peers, const struct hvi_peer_region 
 bool client_peers_wait_quiet(struct client_peers *peers);
 /* An answer may have been lost. */
 void client_peers_ask_again(struct client_peers *peers);
-/* Unmaps everything; nobody works any more. */
+/* Unmaps everything; no thread works any more. */
 void client_peers_fini(struct client_peers *peers);
 
 #endif

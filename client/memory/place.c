@@ -53,7 +53,8 @@ static bool use_foreign(struct client_memory *memory, const void *data, uint64_t
     if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % element != 0 ||
         memory->foreign_policy == CLIENT_FOREIGN_NEVER)
         return false;
-    bool huge = client_habits_note(&memory->habits, &memory->link->mutex, data, bytes, false);
+    bool huge =
+        client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, data, bytes, false);
     if (!client_foreign_wins(memory->foreign_policy, bytes, huge, &memory->link->mutex))
         return false;
     if (!(memory->link->channel.features & HVI_FEATURE_FOREIGN)) {
@@ -71,7 +72,7 @@ bool client_place_direct(struct client_memory *memory, const void *data, uint64_
     struct client_memory_row *row =
         bytes > 0 ? client_table_find(&memory->table, data, bytes) : NULL;
     if (row && row->lasting) { /* its pages came as they were touched */
-        client_habits_note(&memory->habits, &memory->link->mutex, data, bytes, true);
+        client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, data, bytes, true);
         row = client_table_find(&memory->table, data, bytes);
     }
     if (row && !row->is_twin && client_table_use(row, data, element, operand_p))

@@ -4,7 +4,7 @@
  * What hvd_mem_alloc has made is another process-wide thing (lasting.c), which a row here shares.
  *
  * Adopted memory may be unmapped without a word (adopt.c), so each use asks whether it is still
- * there, and a row whose memory has gone makes room for what somebody registers at its place. */
+ * there, and a row whose memory has gone makes room for what is registered at its place. */
 #include "client/memory/table.h"
 
 #include "base/bits.h"

@@ -49,7 +49,7 @@ static void hold_output(struct client_slots *slots, const struct client_request 
         op->out.row->users++;
 }
 
-/* For those who wait for this rank. */
+/* For the ranks that wait for this one. */
 static void note_core(struct hvi_express_rank *mine)
 {
     uint32_t here = (uint32_t)sched_getcpu() + 1;
@@ -82,14 +82,13 @@ static void bring(struct client_slots *slots, const struct client_request *reque
     note_core(&express->rank[slots->rank]);
     op->express.submit_ns = hvi_clock_ns();
     op->express.brought = true;
-    /* Release: only for whoever looks whether the slot is empty. */
+    /* Release: only for the look whether the slot is empty. */
     atomic_store_explicit(&part->cookie, client_op_cookie(op), memory_order_release);
     part->submit_ns = op->express.submit_ns;
     part->number = op->anon_seq;
 }
 
-/* Who waits does the op. Nobody may: whoever submits and goes on with something else leaves it to the
- * engine. */
+/* Waiting ranks run the units. If no rank waits, the engine does. */
 static void start_large(struct client_slots *slots, struct hvd_op *op, uint32_t everybody)
 {
     if (!client_large_start(slots, op, everybody))
@@ -119,7 +118,7 @@ static void do_for_all(struct client_slots *slots, const struct client_set *set,
     client_slots_finish(slots, op);
 }
 
-/* Nobody may ever wait for this op, and the others may never come. */
+/* It may be that no rank ever waits for this op, and that the others never come. */
 static void ask_for_patrol(struct client_slots *slots)
 {
     struct hvi_express_rank *mine = &slots->map.rank[slots->rank];

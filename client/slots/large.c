@@ -134,13 +134,14 @@ static bool prepare(struct client_slots *slots, struct hvd_op *op, uint32_t slot
     if (!set)
         return false;
     describe(op, set, job);
-    if (hvi_express_is_done(&slots->map, slot, turn)) { /* whoever did the last unit may be dead */
+    if (hvi_express_is_done(&slots->map, slot,
+                            turn)) { /* the rank that did the last unit may be dead */
         hvi_express_end(&slots->map, slot, turn, job->everybody);
         return false;
     }
     if (!find_all(slots, op, set, job)) {
         if (!op->express.called)
-            client_slots_call(slots, op); /* who has it all mapped */
+            client_slots_call(slots, op); /* which has it all mapped */
         op->express.called = true;
         return false;
     }
@@ -203,7 +204,7 @@ uint32_t client_large_help(struct client_slots *slots, struct hvd_op *op,
     if (!ready)
         return 0;
     uint32_t done = work(slots, &job, watch->slot, watch->turn, most);
-    /* Release, pairs with who unmaps. */
+    /* Release, pairs with the acquire before unmapping. */
     atomic_fetch_sub_explicit(&slots->ops->memory->peers.working, 1, memory_order_release);
     return done;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Large ops without the engine: the ranks meet in a slot as for small ones, and those who wait do the
+ * Large ops without the engine: the ranks meet in a slot as for small ones, and waiting ranks do the
  * op together, unit by unit, in each other's memory (shm/express.h, docs/adr/0011). */
 #ifndef HVD_CLIENT_LARGE_H
 #define HVD_CLIENT_LARGE_H
@@ -23,8 +23,8 @@ bool client_large_start(struct client_slots *slots, const struct hvd_op *op, uin
 uint32_t client_large_help(struct client_slots *slots, struct hvd_op *op,
                            const struct client_watch *watch, uint32_t most);
 
-/* The engine is lost: before the op fails, nobody may begin to write to its operands any more. Waits
- * 20 ms at most for ranks that are at it. With the lock; the op may be over, and well, afterwards. */
+/* The engine is lost: before the op fails, its slot is closed, so that no rank begins to write to its
+ * operands any more. Waits 20 ms at most for ranks that are at it. With the lock; the op may be over, and well, afterwards. */
 void client_large_close(struct client_slots *slots, struct hvd_op *op);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Small ops without the engine: the ranks meet in a slot of job-shared memory and the last one does
- * the op (shm/express.h, docs/adr/0005).
+ * The slot path: ops without the engine. The ranks meet in a slot of job-shared memory, and the last one
+ * does the op (shm/express.h, docs/adr/0005).
  *
  * An op that has arrived is IN_FLIGHT like any other, with .express.active set. It ends in one of
  * two ways: a peer (or this rank) publishes the result, which client_slots_look copies out; or
@@ -30,7 +30,7 @@ struct client_slots {
     struct hvi_wait_policy policy; /* between ranks: the engine needs no core */
     const struct hvi_kernels *kernels;
     bool prompt;        /* the last large op was waited for at once: so will the next be */
-    uint64_t called_ns; /* when the engine was told last that somebody polls */
+    uint64_t called_ns; /* when the engine was told last that a caller polls */
 };
 
 /* Of zeroed memory; there are no slots yet. */
@@ -58,7 +58,7 @@ void client_slots_take_back(struct hvd_op *op);
 /* Its owner has released an op in flight. */
 void client_slots_abandoned(struct client_slots *slots, struct hvd_op *op);
 /* The op has been looked at without waiting: one that has stood in its slot for long is the engine's
- * to watch, and nobody who polls says so otherwise. Asks every CLIENT_LOOK_NS at most. */
+ * to watch, and a caller that polls says so in no other way. Asks every CLIENT_LOOK_NS at most. */
 void client_slots_polled(struct client_slots *slots, const struct hvd_op *op);
 /* Asks the engine to take the op over; does not wait for it. Any thread. */
 void client_slots_call(struct client_slots *slots, const struct hvd_op *op);

@@ -8,15 +8,15 @@
 
 #include <sched.h>
 
-#define APART_SPINS  8u   /* pauses between two looks at who is missing */
+#define APART_SPINS  8u   /* pauses between two looks at the missing ranks */
 #define APART_ROUNDS 100u /* looks without yielding while those are on other cores: about 10 us */
 #define PROMPT_NS    (50 * 1000ull) /* between submitting an op and waiting for it */
 #define CLOCK_ROUNDS 8u             /* looks between two at the clock */
 
 struct hvi_wait_policy client_watch_policy(int ranks, uint32_t cores)
 {
-    /* The engine needs no core here. With more ranks than cores whoever waits stands in the way of
-     * those that are waited for: every pause before the first yield costs (measured: ADR 0005). */
+    /* The engine needs no core here. With more ranks than cores a waiting rank stands in the way of
+     * those that it waits for: every pause before the first yield costs (measured: ADR 0005). */
     struct hvi_wait_policy policy = hvi_wait_policy_for(0, 1);
     if ((uint32_t)ranks > cores)
         policy.spins = 0;

@@ -25,7 +25,7 @@ struct client_watch {
 struct client_watch client_watch_of(const struct hvd_op *op);
 /* Whether it is a large one that runs. No lock needed. */
 bool client_watch_runs(const struct client_slots *slots, const struct client_watch *watch);
-/* Somebody begins to wait for an op in a slot: whether he does so as soon as it was submitted. */
+/* A thread begins to wait for an op in a slot: notes whether that is as soon as it was submitted. */
 void client_watch_note_promptness(struct client_slots *slots, const struct hvd_op *op);
 /* Without the lock: spins, yields, then sleeps until the slot moves. True when the socket should be
  * looked at before waiting on. */

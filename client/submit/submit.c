@@ -7,8 +7,8 @@
  * store.
  *
  * Three things make the submitter leave the lock: making a staging region, waiting for its
- * acknowledgement, and a large copy. Before that the op and the name are claimed (so nobody else
- * takes them); after it the session, the process set and the ring are looked at again. */
+ * acknowledgement, and a large copy. Before that the op and the name are claimed (so that no other
+ * thread takes them); after it the session, the process set and the ring are looked at again. */
 #include "client/submit/submit.h"
 
 #include "base/clock.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From completion to caller: hvd_test and hvd_wait.
  *
- * Whoever takes the lock to look at its own op drains the whole ring and so also finishes the ops
- * of other threads; these see it when their bell slice ends or at once, because the bell word they
- * read before their last look has moved (a completion that somebody drained after that look was
+ * A thread that takes the lock to look at its own op drains the whole ring and so also finishes the
+ * ops of other threads; these see it when their bell slice ends or at once, because the bell word they
+ * read before their last look has moved (a completion that another thread drained after that look was
  * published after it, and the bell comes after publishing).
  *
  * A dead engine shows on the socket only. It is looked at whenever a waiter's slice (<= 50 ms) ends
@@ -28,10 +28,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COPY_LOCKED_MAX 32768u /* larger results are copied without the lock */
-#define SETTLE_NS       (100 * HVI_NS_MS)
-#define SETTLE_NAP_NS   20000l
-#define COPYING_NAP_NS  (50ull * 1000ull) /* another thread copies the result we wait for */
+#define COPY_LOCKED_MAX  32768u /* larger results are copied without the lock */
+#define HAND_OVER_NS     (100 * HVI_NS_MS)
+#define HAND_OVER_NAP_NS 20000l
+#define COPYING_NAP_NS   (50ull * 1000ull) /* another thread copies the result we wait for */
 
 static bool session_state_says_ended(const struct hvd_session *session)
 {
@@ -81,10 +81,10 @@ static bool still_waits(struct hvd_session *session, struct hvd_op *op, uint32_t
     return op->generation == generation && op->state == CLIENT_OP_IN_FLIGHT && op->express.active;
 }
 
-static void settle(struct hvd_session *session, struct hvd_op *op)
+static void hand_over(struct hvd_session *session, struct hvd_op *op)
 {
-    const struct timespec nap = {.tv_nsec = SETTLE_NAP_NS};
-    uint64_t deadline_ns = hvi_clock_ns() + SETTLE_NS;
+    const struct timespec nap = {.tv_nsec = HAND_OVER_NAP_NS};
+    uint64_t deadline_ns = hvi_clock_ns() + HAND_OVER_NS;
     uint32_t generation = op->generation;
     while (still_waits(session, op, generation) && session->link.end_status == HVD_OK) {
         client_slots_call(&session->slots, op);
@@ -98,13 +98,13 @@ static void settle(struct hvd_session *session, struct hvd_op *op)
     }
 }
 
-void client_wait_settle(struct hvd_session *session, struct hvd_op *op)
+void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op)
 {
     if (op && op->express.active)
-        settle(session, op);
+        hand_over(session, op);
     for (uint32_t i = 0; !op && i < session->ops.fresh; i++) {
         if (session->ops.slots[i].express.active)
-            settle(session, &session->ops.slots[i]);
+            hand_over(session, &session->ops.slots[i]);
     }
 }
 
@@ -147,7 +147,7 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
     return status;
 }
 
-/* A large op in its slot: where all ranks only poll, nobody else does it. */
+/* A large op in its slot: where all ranks only poll, the calls that poll run its units. */
 static int test_again(struct hvd_session *session, struct hvd_op *op,
                       const struct client_watch *watch)
 {

@@ -20,7 +20,7 @@ void client_wait_sync_event(struct hvd_session *session);
 /* Asks the engine to take over what is in a slot, and waits until each such op is done or the engine's,
  * 100 ms at most: for a caller that is going to sleep on something that only the engine rings. `op`
  * NULL: all. Gives up the lock; the session may have ended. */
-void client_wait_settle(struct hvd_session *session, struct hvd_op *op);
+void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op);
 /* Without the lock: nothing was to be seen after the bell read `seen`. Sleeps a slice at most; a
  * short nap if `copying`: another thread copies a result, and no bell rings for that. True when the
  * socket should be looked at. */

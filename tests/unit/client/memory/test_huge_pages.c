@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory that comes again: the second time it goes to huge pages, with its contents, and only where
  * that is allowed. */
-#include "client/memory/habits.h"
+#include "client/memory/huge_pages.h"
 
 #include "base/huge.h"
 #include "tests/unit/hvt_main.h"
@@ -14,7 +14,7 @@
 #define HUGE  HVI_HUGE_BYTES
 #define BYTES (8 * HUGE)
 
-static struct client_habits habits;
+static struct client_huge_pages huge_pages;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static unsigned char *mapping, *memory;
 
@@ -31,7 +31,7 @@ static void set_up(void)
 static void tear_down(void)
 {
     pthread_mutex_unlock(&mutex);
-    client_habits_fini(&habits);
+    client_huge_pages_fini(&huge_pages);
     munmap(mapping, BYTES + HUGE);
 }
 
@@ -59,13 +59,13 @@ static void check_contents(void)
 
 static bool note(const void *data, uint64_t bytes)
 {
-    return client_habits_note(&habits, &mutex, data, bytes, false);
+    return client_huge_pages_note(&huge_pages, &mutex, data, bytes, false);
 }
 
 START_TEST(the_second_time_the_pages_are_huge_and_the_contents_the_same)
 {
     uint64_t before = huge_kib();
-    ck_assert_msg(!note(memory, BYTES), "once is no habit");
+    ck_assert_msg(!note(memory, BYTES), "once is not again");
     ck_assert_uint_eq(huge_kib(), before);
     bool huge = note(memory, BYTES);
     if (huge) /* else: an older kernel, or the administrator says no */
@@ -77,7 +77,7 @@ START_TEST(the_second_time_the_pages_are_huge_and_the_contents_the_same)
 }
 END_TEST
 
-START_TEST(another_length_is_another_habit)
+START_TEST(another_length_is_another_range)
 {
     note(memory, BYTES);
     ck_assert(!note(memory, BYTES - HUGE));
@@ -88,19 +88,20 @@ END_TEST
 START_TEST(small_memory_is_not_remembered)
 {
     for (int i = 0; i < 5; i++)
-        ck_assert(!note(memory, CLIENT_HABIT_MIN_BYTES - 1));
-    ck_assert_ptr_null(habits.rows);
+        ck_assert(!note(memory, CLIENT_HUGE_MIN_BYTES - 1));
+    ck_assert_ptr_null(huge_pages.rows);
 }
 END_TEST
 
 START_TEST(what_lies_around_comes_along_but_not_beyond_the_mapping)
 {
     uint64_t before = huge_kib();
-    if (client_habits_collapse(memory + 4096, HUGE)) /* else: an older kernel */
+    if (client_huge_pages_collapse(memory + 4096, HUGE)) /* else: an older kernel */
         ck_assert_uint_ge(huge_kib(), before + 2 * HUGE / 1024);
     munmap(memory + 4 * HUGE + HUGE / 2, BYTES - 4 * HUGE - HUGE / 2);
     before = huge_kib();
-    ck_assert_msg(!client_habits_collapse(memory + 4 * HUGE, HUGE / 2), "half of it is not there");
+    ck_assert_msg(!client_huge_pages_collapse(memory + 4 * HUGE, HUGE / 2),
+                  "half of it is not there");
     ck_assert_uint_eq(huge_kib(), before);
     mmap(memory + 4 * HUGE + HUGE / 2, BYTES - 4 * HUGE - HUGE / 2, PROT_READ | PROT_WRITE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -122,7 +123,7 @@ END_TEST
 START_TEST(the_users_no_is_a_no)
 {
     setenv("HVD_HUGE_PAGES", "0", 1);
-    ck_assert(!client_habits_possible());
+    ck_assert(!client_huge_pages_possible());
     ck_assert(!note(memory, BYTES));
     ck_assert(!note(memory, BYTES));
 }
@@ -130,12 +131,12 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("client habits");
-    TCase *tcase = tcase_create("habits");
+    Suite *suite = suite_create("client huge pages");
+    TCase *tcase = tcase_create("huge pages");
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, the_second_time_the_pages_are_huge_and_the_contents_the_same);
-    tcase_add_test(tcase, another_length_is_another_habit);
+    tcase_add_test(tcase, another_length_is_another_range);
     tcase_add_test(tcase, small_memory_is_not_remembered);
     tcase_add_test(tcase, what_lies_around_comes_along_but_not_beyond_the_mapping);
     tcase_add_test(tcase, memory_that_is_gone_is_no_harm);

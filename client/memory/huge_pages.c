@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/memory/habits.h"
+#include "client/memory/huge_pages.h"
 
 #include "base/huge.h"
 #include "shm/abi.h"
@@ -28,7 +28,7 @@ static void find_out(void)
     possible = bytes > 0 && !strstr(text, "[never]") && !(wish && strcmp(wish, "0") == 0);
 }
 
-bool client_habits_possible(void)
+bool client_huge_pages_possible(void)
 {
     pthread_once(&once, find_out);
     return possible;
@@ -41,7 +41,7 @@ static bool collapse(uint64_t first, uint64_t end)
 
 /* With what lies around it up to the next borders, as long as that is the same mapping: tensors of a
  * model lie side by side, and few begin at a border. */
-bool client_habits_collapse(const void *data, uint64_t bytes)
+bool client_huge_pages_collapse(const void *data, uint64_t bytes)
 {
     uint64_t low = (uint64_t)(uintptr_t)data / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
     uint64_t high =
@@ -54,10 +54,10 @@ bool client_habits_collapse(const void *data, uint64_t bytes)
     return collapse(first, end) && (end - first) * 2 >= bytes;
 }
 
-static struct client_habit *row_of(struct client_habits *habits, uintptr_t base)
+static struct client_huge_range *row_of(struct client_huge_pages *pages, uintptr_t base)
 {
     uint64_t hash = (uint64_t)base * UINT64_C(0x9e3779b97f4a7c15);
-    return &habits->rows[hash >> 32 & (CLIENT_HABITS - 1)];
+    return &pages->rows[hash >> 32 & (CLIENT_HUGE_RANGES - 1)];
 }
 
 /* A kernel that cannot, or lacks the memory, leaves it to the first touch. */
@@ -67,20 +67,20 @@ static void bring(uintptr_t base, uint64_t bytes)
     (void)madvise((void *)first, base + bytes - first, MADV_POPULATE_WRITE);
 }
 
-bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, const void *data,
-                        uint64_t bytes, bool lazy)
+bool client_huge_pages_note(struct client_huge_pages *pages, pthread_mutex_t *mutex,
+                            const void *data, uint64_t bytes, bool lazy)
 {
     uintptr_t base = (uintptr_t)data;
-    bool possible_here = client_habits_possible();
-    if (bytes < CLIENT_HABIT_MIN_BYTES || (!possible_here && !lazy))
+    bool possible_here = client_huge_pages_possible();
+    if (bytes < CLIENT_HUGE_MIN_BYTES || (!possible_here && !lazy))
         return false;
-    if (!habits->rows)
-        habits->rows = calloc(CLIENT_HABITS, sizeof(habits->rows[0]));
-    if (!habits->rows)
+    if (!pages->rows)
+        pages->rows = calloc(CLIENT_HUGE_RANGES, sizeof(pages->rows[0]));
+    if (!pages->rows)
         return false;
-    struct client_habit *row = row_of(habits, base);
+    struct client_huge_range *row = row_of(pages, base);
     if (row->base != base || row->bytes != bytes)
-        *row = (struct client_habit){.base = base, .bytes = bytes};
+        *row = (struct client_huge_range){.base = base, .bytes = bytes};
     row->times++;
     if (lazy && row->times == 1) {
         pthread_mutex_unlock(mutex);
@@ -92,15 +92,15 @@ bool client_habits_note(struct client_habits *habits, pthread_mutex_t *mutex, co
     if (row->times % TRY_AGAIN != 2 || !possible_here)
         return row->huge;
     pthread_mutex_unlock(mutex);
-    bool huge = client_habits_collapse(data, bytes);
+    bool huge = client_huge_pages_collapse(data, bytes);
     pthread_mutex_lock(mutex);
     if (row->base == base && row->bytes == bytes)
         row->huge = huge;
     return huge;
 }
 
-void client_habits_fini(struct client_habits *habits)
+void client_huge_pages_fini(struct client_huge_pages *pages)
 {
-    free(habits->rows);
-    habits->rows = NULL;
+    free(pages->rows);
+    pages->rows = NULL;
 }
