@@ -5,9 +5,9 @@
 #include "base/status.h"
 #include "client/link/link.h"
 #include "client/ops/ops.h"
-#include "client/slots/large.h"
+#include "client/slots/grants.h"
+#include "client/slots/medium.h"
 #include "client/slots/slots.h"
-#include "client/slots/tickets.h"
 
 #include <limits.h>
 #include <string.h>
@@ -20,18 +20,18 @@ static void land(struct client_complete *complete, struct hvd_op *op)
 }
 
 /* An engine that lives sees to it itself that ranks leave the operands alone. */
-static void close_large(struct client_complete *complete, struct hvd_op *op)
+static void close_medium(struct client_complete *complete, struct hvd_op *op)
 {
     if (complete->link->end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
-        op->express.brought && op->express.large)
-        client_large_close(complete->slots, op);
+        op->express.brought && op->express.medium)
+        client_medium_close(complete->slots, op);
 }
 
 void client_complete_fail_all(struct client_complete *complete)
 {
     for (uint32_t i = 0; i < complete->ops->fresh; i++) {
         struct hvd_op *op = &complete->ops->slots[i];
-        close_large(complete, op);
+        close_medium(complete, op);
         if (op->state != CLIENT_OP_IN_FLIGHT && op->state != CLIENT_OP_SIZED)
             continue;
         op->status = complete->link->end_status;
@@ -101,7 +101,7 @@ static void complete_done(struct client_complete *complete, struct hvd_op *op,
     }
     client_slots_take_back(op);
     if (complete->slots->on)
-        client_ticket_take(complete->ops, op, completion);
+        client_grant_take(complete->ops, op, completion);
     land(complete, op);
 }
 

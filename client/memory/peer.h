@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The peers' regions that this rank has mapped, to do large ops with (client/large.h): each is asked
+ * The peers' regions that this rank has mapped, to do medium ops with (client/slots/medium.h): each is asked
  * for when it is first needed, lies between pages that no thread may touch, and is unmapped when the
  * engine says that it is gone. Needs the session's lock where it does not say otherwise. */
 #ifndef HVD_CLIENT_PEER_H
@@ -43,7 +43,7 @@ const struct hvi_region *client_peers_find(struct client_peers *peers, int32_t r
                                            uint32_t region);
 /* The engine's word. `fd`, -1 for none, is ours. */
 void client_peers_told(struct client_peers *peers, const struct hvi_peer_region *told, int fd);
-/* Waits until no thread of this rank works on units, a second at most. Gives up the lock. */
+/* Waits until no thread of this rank works on chunks, a second at most. Gives up the lock. */
 bool client_peers_wait_quiet(struct client_peers *peers);
 /* An answer may have been lost. */
 void client_peers_ask_again(struct client_peers *peers);

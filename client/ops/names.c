@@ -29,7 +29,7 @@ struct client_name {
     size_t bytes;     /* of the key */
     size_t capacity;  /* of the key, with NUL */
     char *key;
-    struct client_ticket ticket;
+    struct client_grant grant;
     struct client_name *older, *newer;
     UT_hash_handle hh;
 };
@@ -139,7 +139,7 @@ static struct client_name *give_away(struct client_names *names, const struct ke
     if (names->last == entry)
         names->last = NULL;
     entry->defined = false;
-    entry->ticket.valid = false;
+    entry->grant.valid = false;
     if (!set_key(entry, key) || !add_to_hash(names, entry))
         return NULL;
     touch(names, entry);
@@ -197,9 +197,9 @@ void client_names_put(struct client_name *entry)
     entry->holders--;
 }
 
-struct client_ticket *client_names_ticket(struct client_name *entry)
+struct client_grant *client_names_grant(struct client_name *entry)
 {
-    return &entry->ticket;
+    return &entry->grant;
 }
 
 uint32_t client_names_id(const struct client_name *entry)
@@ -233,7 +233,7 @@ void client_names_forget_set(struct client_names *names, int process_set)
         if (entry->process_set != process_set)
             continue;
         entry->defined = false;
-        entry->ticket.valid = false;
+        entry->grant.valid = false;
     }
 }
 

@@ -8,7 +8,7 @@
 #ifndef HVD_CLIENT_NAMES_H
 #define HVD_CLIENT_NAMES_H
 
-#include "client/ops/ticket.h"
+#include "client/ops/grant.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ void client_names_landed(struct client_name *entry);
 /* The op is released. */
 void client_names_put(struct client_name *entry);
 
-struct client_ticket *client_names_ticket(struct client_name *entry);
+struct client_grant *client_names_grant(struct client_name *entry);
 uint32_t client_names_id(const struct client_name *entry);
 const char *client_names_text(const struct client_name *entry);
 size_t client_names_bytes(const struct client_name *entry);

@@ -64,13 +64,13 @@ struct hvd_op {
     int64_t number; /* join, recv, process_set_add, _open: what the engine answered */
     int peer, tag;  /* send, recv */
     struct {
-        bool active;  /* in a slot: client/express.c */
+        bool active;  /* in a slot: client/slots/arrive.c */
         bool brought; /* its payload is or was there */
         bool orphan;  /* released by its owner while there */
-        bool large;   /* done in units, where its operands lie: client/large.c */
+        bool medium;  /* done in chunks, where its operands lie: client/slots/medium.c */
         bool called;  /* the engine was asked to lend a hand */
         uint32_t slot, turn;
-        uint32_t reduce_op; /* this and the scales: of a large one */
+        uint32_t reduce_op; /* this and the scales: of a medium one */
         double prescale, postscale;
         uint64_t submit_ns;
     } express;

@@ -135,7 +135,7 @@ void client_set_restart(struct client_set *set)
 {
     memset(set->anon_seq, 0, sizeof(set->anon_seq));
     for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++) {
-        set->lanes[lane].last = NULL;
-        set->lanes[lane].ticket.valid = false;
+        set->unnamed[lane].last = NULL;
+        set->unnamed[lane].grant.valid = false;
     }
 }

@@ -6,7 +6,7 @@
 #ifndef HVD_CLIENT_SETS_H
 #define HVD_CLIENT_SETS_H
 
-#include "client/ops/ticket.h"
+#include "client/ops/grant.h"
 #include "shm/express.h"
 
 #include <stdbool.h>
@@ -22,7 +22,7 @@ struct client_set {
     bool removing; /* the removal or closing is in flight */
     bool opened;   /* by its members alone */
     uint64_t anon_seq[CLIENT_KINDS];
-    struct client_lane lanes[HVI_EXPRESS_LANES];
+    struct client_unnamed_slot unnamed[HVI_EXPRESS_LANES];
     struct client_set *next; /* with a higher id */
     int size;
     int ranks[]; /* global, ascending */
@@ -52,7 +52,7 @@ bool client_set_is_usable(const struct client_set *set);
 /* Why it may not, NULL being a set that `id` does not name: HVD_ERR_NOT_FOUND or HVD_ERR_INVALID, with
  * the last error set. */
 int client_set_refuse(const struct client_set *set, int id, int rank, const char *label);
-/* The unnamed ops of the set are numbered from 1 again: tickets are void. */
+/* The unnamed ops of the set are numbered from 1 again: grants are void. */
 void client_set_restart(struct client_set *set);
 
 /* Takes over `set`, whose id is in no other. */

@@ -9,32 +9,32 @@
 #include "client/ops/ops.h"
 #include "client/ops/request.h"
 #include "client/slots/combine.h"
-#include "client/slots/large.h"
+#include "client/slots/grants.h"
+#include "client/slots/medium.h"
 #include "client/slots/slots.h"
-#include "client/slots/tickets.h"
 #include "client/step.h"
 
 #include <sched.h>
 #include <string.h>
 
 /* Whether the op before this one has left the slot; it may have been done without anybody looking. */
-static bool is_clear(struct client_slots *slots, struct client_lane *lane)
+static bool is_clear(struct client_slots *slots, struct client_unnamed_slot *unnamed)
 {
-    if (lane->standing && lane->standing->express.active)
-        client_slots_look(slots, lane->standing);
-    return !lane->standing;
+    if (unnamed->standing && unnamed->standing->express.active)
+        client_slots_look(slots, unnamed->standing);
+    return !unnamed->standing;
 }
 
 static bool fits(struct client_slots *slots, const struct client_request *request,
-                 struct client_set *set, const struct client_ticket *ticket)
+                 struct client_set *set, const struct client_grant *grant)
 {
     struct client_said said;
-    if (!request->claimed && !is_clear(slots, client_ticket_lane(set, request->kind)))
+    if (!request->claimed && !is_clear(slots, client_grant_unnamed(set, request->kind)))
         return false;
-    if (!ticket->valid || request->group_size > 0)
+    if (!grant->valid || request->group_size > 0)
         return false;
-    client_ticket_say(request, &said);
-    return memcmp(&said, &ticket->said, sizeof(said)) == 0;
+    client_grant_say(request, &said);
+    return memcmp(&said, &grant->said, sizeof(said)) == 0;
 }
 
 /* The output's memory is in use until the op is over, wherever the op is done. */
@@ -75,8 +75,8 @@ static void bring(struct client_slots *slots, const struct client_request *reque
 {
     const struct hvi_express *express = &slots->map;
     struct hvi_express_part *part = hvi_express_part(express, op->express.slot, slots->rank);
-    if (op->express.large)
-        client_large_bring(slots, op);
+    if (op->express.medium)
+        client_medium_bring(slots, op);
     else
         bring_payload(slots, request, op);
     note_core(&express->rank[slots->rank]);
@@ -88,10 +88,10 @@ static void bring(struct client_slots *slots, const struct client_request *reque
     part->number = op->anon_seq;
 }
 
-/* Waiting ranks run the units. If no rank waits, the engine does. */
-static void start_large(struct client_slots *slots, struct hvd_op *op, uint32_t everybody)
+/* Waiting ranks run the chunks. If no rank waits, the engine does. */
+static void start_medium(struct client_slots *slots, struct hvd_op *op, uint32_t everybody)
 {
-    if (!client_large_start(slots, op, everybody))
+    if (!client_medium_start(slots, op, everybody))
         op->express.active = false; /* the engine was faster */
     else if (!slots->prompt)
         client_slots_call(slots, op);
@@ -103,8 +103,8 @@ static void do_for_all(struct client_slots *slots, const struct client_set *set,
 {
     uint32_t slot = op->express.slot;
     client_combine_note_lags(slots, set, slot);
-    if (op->express.large) {
-        start_large(slots, op, everybody);
+    if (op->express.medium) {
+        start_medium(slots, op, everybody);
         return;
     }
     client_step("express-before-combining");
@@ -132,27 +132,27 @@ static void take_back(const struct client_slots *slots, struct hvd_op *op)
 {
     client_slots_leave(slots, op);
     op->name = NULL;
-    if (op->express.large)
+    if (op->express.medium)
         return; /* it stays placed */
     op->copy_to = NULL;
     op->out.shared = NULL;
 }
 
-/* In its slot, if the ticket is still good. */
+/* In its slot, if the grant is still good. */
 static bool arrive(struct client_slots *slots, struct client_set *set,
-                   struct client_request *request, struct client_ticket *ticket)
+                   struct client_request *request, struct client_grant *grant)
 {
     struct hvd_op *op = request->op;
     uint32_t everybody = UINT32_MAX >> (32 - set->size);
-    op->express.slot = ticket->slot;
-    op->express.turn = ticket->turn;
+    op->express.slot = grant->slot;
+    op->express.turn = grant->turn;
     if (!op->name)
         op->anon_seq = set->anon_seq[op->kind] + 1;
     bring(slots, request, op);
     client_step("express-before-arrival");
     enum hvi_express_arrival arrival =
-        hvi_express_arrive(&slots->map, ticket->slot, ticket->turn, (uint32_t)set->rank, everybody);
-    ticket->valid = false; /* until this op is over */
+        hvi_express_arrive(&slots->map, grant->slot, grant->turn, (uint32_t)set->rank, everybody);
+    grant->valid = false; /* until this op is over */
     if (arrival == HVI_EXPRESS_STALE) {
         take_back(slots, op);
         return false;
@@ -160,15 +160,15 @@ static bool arrive(struct client_slots *slots, struct client_set *set,
     client_step("express-arrived");
     if (!op->name) {
         set->anon_seq[op->kind] = op->anon_seq;
-        client_ticket_lane(set, op->kind)->last = op;
-        client_ticket_lane(set, op->kind)->standing = op;
+        client_grant_unnamed(set, op->kind)->last = op;
+        client_grant_unnamed(set, op->kind)->standing = op;
     }
-    if (!op->express.large)
+    if (!op->express.medium)
         hold_output(slots, request, op);
     op->express.active = true;
     client_op_set_state(slots->ops, op, CLIENT_OP_IN_FLIGHT);
     if (arrival == HVI_EXPRESS_LAST)
-        do_for_all(slots, set, &ticket->said, op, everybody);
+        do_for_all(slots, set, &grant->said, op, everybody);
     else
         ask_for_patrol(slots);
     return true;
@@ -177,28 +177,28 @@ static bool arrive(struct client_slots *slots, struct client_set *set,
 bool client_arrive(struct client_slots *slots, struct client_set *set,
                    struct client_request *request)
 {
-    struct client_ticket *ticket = slots->on ? client_ticket_for(request, set) : NULL;
-    if (!ticket || request->in_bytes > HVI_EXPRESS_PAYLOAD || !fits(slots, request, set, ticket))
+    struct client_grant *grant = slots->on ? client_grant_for(request, set) : NULL;
+    if (!grant || request->in_bytes > HVI_EXPRESS_PAYLOAD || !fits(slots, request, set, grant))
         return false;
     client_request_remember(request);
-    return arrive(slots, set, request, ticket);
+    return arrive(slots, set, request, grant);
 }
 
-bool client_arrive_large(struct client_slots *slots, struct client_set *set,
-                         struct client_request *request)
+bool client_arrive_medium(struct client_slots *slots, struct client_set *set,
+                          struct client_request *request)
 {
-    struct client_ticket *ticket = slots->on ? client_ticket_for(request, set) : NULL;
+    struct client_grant *grant = slots->on ? client_grant_for(request, set) : NULL;
     struct hvd_op *op = request->op;
-    if (!ticket || !hvi_express_is_large(request->in_bytes, (uint32_t)set->size) ||
-        !client_large_may(op) || slots->ops->in_flight > 1 || !fits(slots, request, set, ticket))
+    if (!grant || !hvi_express_is_large(request->in_bytes, (uint32_t)set->size) ||
+        !client_medium_may(op) || slots->ops->in_flight > 1 || !fits(slots, request, set, grant))
         return false;
     client_request_remember(request);
-    op->express.large = true;
+    op->express.medium = true;
     op->express.reduce_op = (uint32_t)request->reduce_op;
     op->express.prescale = request->prescale;
     op->express.postscale = request->postscale;
-    if (arrive(slots, set, request, ticket))
+    if (arrive(slots, set, request, grant))
         return true;
-    op->express.large = false;
+    op->express.medium = false;
     return false;
 }

@@ -9,12 +9,12 @@ struct client_request;
 struct client_set;
 struct client_slots;
 
-/* Takes the ticket of the op's name, or of its lane if it has none, if there is one that fits. True:
+/* Takes the grant of the op's name, or of the unnamed slot if it has none, if there is one that fits. True:
  * the op has arrived in its slot, or is even done. False: it has to go to the engine. */
 bool client_arrive(struct client_slots *slots, struct client_set *set,
                    struct client_request *request);
 /* The same for an op that is too large for a slot's own memory, once it has been placed. */
-bool client_arrive_large(struct client_slots *slots, struct client_set *set,
-                         struct client_request *request);
+bool client_arrive_medium(struct client_slots *slots, struct client_set *set,
+                          struct client_request *request);
 
 #endif

@@ -6,7 +6,7 @@
 #include "client/error.h"
 #include "client/link/link.h"
 #include "client/ops/ops.h"
-#include "client/slots/tickets.h"
+#include "client/slots/grants.h"
 #include "client/step.h"
 #include "reduce/reduce.h"
 #include "shm/bell.h"
@@ -77,9 +77,9 @@ void client_slots_landed(struct client_slots *slots, struct hvd_op *op)
 {
     client_slots_leave(slots, op);
     struct client_set *set = op->name ? NULL : client_sets_find(&slots->ops->sets, op->process_set);
-    struct client_lane *lane = set ? client_ticket_lane(set, op->kind) : NULL;
-    if (lane && lane->standing == op)
-        lane->standing = NULL;
+    struct client_unnamed_slot *unnamed = set ? client_grant_unnamed(set, op->kind) : NULL;
+    if (unnamed && unnamed->standing == op)
+        unnamed->standing = NULL;
 }
 
 static void note_trace(struct client_slots *slots, const struct hvd_op *op)
@@ -108,19 +108,19 @@ static void note_trace(struct client_slots *slots, const struct hvd_op *op)
 
 void client_slots_finish(struct client_slots *slots, struct hvd_op *op)
 {
-    struct client_ticket *ticket = client_ticket_of(slots->ops, op);
+    struct client_grant *grant = client_grant_of(slots->ops, op);
     client_step("express-before-copy");
-    if (op->copy_to && op->out_bytes > 0 && !op->express.large)
+    if (op->copy_to && op->out_bytes > 0 && !op->express.medium)
         memcpy(op->copy_to, hvi_express_result(&slots->map, op->express.slot, op->out_bytes),
                op->out_bytes);
     note_trace(slots, op);
-    if (!op->express.large) /* whose result is not in the slot */
+    if (!op->express.medium) /* whose result is not in the slot */
         op->copy_to = NULL;
     op->status = HVD_OK;
-    if (ticket) {
-        ticket->slot = op->express.slot;
-        ticket->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
-        ticket->valid = true;
+    if (grant) {
+        grant->slot = op->express.slot;
+        grant->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
+        grant->valid = true;
     }
     client_slots_landed(slots, op);
     client_op_land(slots->ops, op);
@@ -128,7 +128,7 @@ void client_slots_finish(struct client_slots *slots, struct hvd_op *op)
 
 void client_slots_take_back(struct hvd_op *op)
 {
-    if (!op->express.brought || !op->copy_to || op->express.large)
+    if (!op->express.brought || !op->copy_to || op->express.medium)
         return;
     memcpy(op->copy_to, op->out.shared, op->out_bytes);
     op->copy_to = NULL;

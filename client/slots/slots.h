@@ -4,7 +4,7 @@
  *
  * An op that has arrived is IN_FLIGHT like any other, with .express.active set. It ends in one of
  * two ways: a peer (or this rank) publishes the result, which client_slots_look copies out; or
- * the engine seizes the slot, and a completion comes through the ring. */
+ * the engine revokes the slot, and a completion comes through the ring. */
 #ifndef HVD_CLIENT_SLOTS_H
 #define HVD_CLIENT_SLOTS_H
 
@@ -29,7 +29,7 @@ struct client_slots {
     struct hvi_express map;
     struct hvi_wait_policy policy; /* between ranks: the engine needs no core */
     const struct hvi_kernels *kernels;
-    bool prompt;        /* the last large op was waited for at once: so will the next be */
+    bool prompt;        /* the last medium op was waited for at once: so will the next be */
     uint64_t called_ns; /* when the engine was told last that a caller polls */
 };
 

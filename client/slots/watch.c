@@ -23,7 +23,7 @@ struct hvi_wait_policy client_watch_policy(int ranks, uint32_t cores)
     return policy;
 }
 
-/* Whether a rank that is still missing, or holds a unit, was last seen on this core: then it cannot come
+/* Whether a rank that is still missing, or holds a chunk, was last seen on this core: then it cannot come
  * before the core is given up. Only known for ops of all ranks. */
 static bool is_in_the_way(const struct hvi_express *express, const struct client_watch *watch)
 {
@@ -86,7 +86,7 @@ struct client_watch client_watch_of(const struct hvd_op *op)
         .slot = op->express.slot,
         .turn = op->express.turn,
         .all_ranks = op->process_set == 0,
-        .large = op->express.large,
+        .medium = op->express.medium,
     };
 }
 
@@ -97,7 +97,7 @@ bool client_watch_runs(const struct client_slots *slots, const struct client_wat
 
 void client_watch_note_promptness(struct client_slots *slots, const struct hvd_op *op)
 {
-    if (op->express.large)
+    if (op->express.medium)
         slots->prompt = hvi_clock_ns() - op->express.submit_ns < PROMPT_NS;
 }
 

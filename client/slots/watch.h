@@ -18,12 +18,12 @@ struct hvi_wait_policy client_watch_policy(int ranks, uint32_t cores);
 struct client_watch {
     uint32_t slot, turn;
     bool all_ranks; /* the op is of set 0 */
-    bool large;
+    bool medium;
     enum hvi_express_sight sight;
 };
 /* For an op that is in a slot. */
 struct client_watch client_watch_of(const struct hvd_op *op);
-/* Whether it is a large one that runs. No lock needed. */
+/* Whether it is a medium one that runs. No lock needed. */
 bool client_watch_runs(const struct client_slots *slots, const struct client_watch *watch);
 /* A thread begins to wait for an op in a slot: notes whether that is as soon as it was submitted. */
 void client_watch_note_promptness(struct client_slots *slots, const struct hvd_op *op);

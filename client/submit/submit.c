@@ -17,7 +17,7 @@
 #include "client/session/enter.h"
 #include "client/session/session.h"
 #include "client/slots/arrive.h"
-#include "client/slots/tickets.h"
+#include "client/slots/grants.h"
 #include "client/submit/check.h"
 #include "client/submit/entry.h"
 #include "client/submit/members.h"
@@ -135,7 +135,7 @@ static void launch(struct hvd_session *session, struct client_set *set,
     for (uint32_t i = 0; i < count; i++) {
         client_request_remember(&requests[i]);
         if (session->slots.on)
-            client_ticket_note(&requests[i], set);
+            client_grant_note(&requests[i], set);
         client_entry_fill(&session->ring, set, &requests[i], session->last_group, i);
         client_op_set_state(&session->ops, requests[i].op, CLIENT_OP_IN_FLIGHT);
         client_op_launched(&session->ops, requests[i].op);
@@ -163,7 +163,7 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
     }
     if (rc == HVD_OK)
         rc = look_around(session, requests, count, &set);
-    if (rc == HVD_OK && count == 1 && client_arrive_large(&session->slots, set, requests))
+    if (rc == HVD_OK && count == 1 && client_arrive_medium(&session->slots, set, requests))
         return HVD_OK;
     if (rc == HVD_OK)
         launch(session, set, requests, count);

@@ -19,7 +19,7 @@
 #include "client/link/control.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
-#include "client/slots/large.h"
+#include "client/slots/medium.h"
 #include "client/slots/slots.h"
 #include "client/slots/watch.h"
 #include "client/submit/output.h"
@@ -147,11 +147,11 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
     return status;
 }
 
-/* A large op in its slot: where all ranks only poll, the calls that poll run its units. */
+/* A medium op in its slot: where all ranks only poll, the calls that poll run its chunks. */
 static int test_again(struct hvd_session *session, struct hvd_op *op,
                       const struct client_watch *watch)
 {
-    if (client_large_help(&session->slots, op, watch, 1) == 0)
+    if (client_medium_help(&session->slots, op, watch, 1) == 0)
         return HVD_INPROGRESS;
     int rc = client_op_enter(op, "hvd_test");
     if (rc != HVD_OK)
@@ -206,7 +206,7 @@ struct waiter {
     int64_t timeout_ns;
     uint64_t deadline_ns;
     bool look;   /* at the socket */
-    bool helped; /* with a large op, although it was late */
+    bool helped; /* with a medium op, although it was late */
     bool noted;  /* how prompt it was */
     /* What the last look has seen. */
     bool express, copying;
@@ -236,7 +236,7 @@ static int look_once(struct waiter *waiter)
     if (waiter->look || !op->express.active)
         client_wait_progress(session, waiter->look);
     int rc = client_wait_look_at(session, op);
-    bool helps = op->express.large && op->express.active && !waiter->helped;
+    bool helps = op->express.medium && op->express.active && !waiter->helped;
     if (rc == HVD_INPROGRESS && !helps && hvi_deadline_passed(waiter->deadline_ns))
         rc = look_late(waiter);
     if (rc != HVD_INPROGRESS && session->link.look_due)
@@ -249,9 +249,10 @@ static int look_once(struct waiter *waiter)
 /* Without the lock. */
 static void rest(struct waiter *waiter, struct hvd_session *session)
 {
-    bool late = waiter->watch.large && hvi_deadline_passed(waiter->deadline_ns);
+    bool late = waiter->watch.medium && hvi_deadline_passed(waiter->deadline_ns);
     waiter->helped = late;
-    if (client_large_help(&session->slots, waiter->op, &waiter->watch, late ? 1 : UINT32_MAX) > 0 ||
+    if (client_medium_help(&session->slots, waiter->op, &waiter->watch, late ? 1 : UINT32_MAX) >
+            0 ||
         late)
         return;
     if (waiter->express)

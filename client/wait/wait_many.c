@@ -10,7 +10,7 @@
 #include "client/error.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
-#include "client/slots/large.h"
+#include "client/slots/medium.h"
 #include "client/slots/watch.h"
 #include "client/wait/wait.h"
 
@@ -24,11 +24,11 @@ struct wait_set {
     struct hvd_op *const *ops;
     int count;
     const char *what;
-    int first;           /* the first op that is not known to be finished */
-    bool mixed;          /* several sessions */
-    bool copying;        /* another thread copies a result of ours */
-    bool look;           /* at the socket */
-    struct hvd_op *slot; /* an op of ours that waits in an express slot, where no bell rings */
+    int first;                 /* the first op that is not known to be finished */
+    bool mixed;                /* several sessions */
+    bool copying;              /* another thread copies a result of ours */
+    bool look;                 /* at the socket */
+    struct hvd_op *slot;       /* an op of ours that waits in a slot, where no bell rings */
     struct client_watch watch; /* what it was when it was looked at */
     uint32_t slots_seen;       /* rounds with such an op */
     bool noted;                /* how prompt we were */
@@ -120,9 +120,9 @@ static void rest_awake(struct wait_set *set, uint64_t deadline_ns)
 {
     struct hvd_op *op = set->slot;
     set->slot = NULL;
-    if (client_large_help(&op->session->slots, op, &set->watch, UINT32_MAX) > 0)
+    if (client_medium_help(&op->session->slots, op, &set->watch, UINT32_MAX) > 0)
         return;
-    if (set->watch.large && client_watch_runs(&op->session->slots, &set->watch)) {
+    if (set->watch.medium && client_watch_runs(&op->session->slots, &set->watch)) {
         uint64_t slice_ns = hvi_clock_ns() + MIXED_SLICE_NS;
         set->look = client_watch_wait(&op->session->slots, &set->watch,
                                       slice_ns < deadline_ns ? slice_ns : deadline_ns);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The order of steps: find every operand, then claim a unit, then reduce, then say so. The claim is
- * what makes it safe: it succeeds only at the turn at which the parts were read, and while a unit is
+ * The order of steps: find every operand, then claim a chunk, then reduce, then say so. The claim is
+ * what makes it safe: it succeeds only at the turn at which the parts were read, and while a chunk is
  * claimed the op is under way, so that no rank takes its memory back.
  *
  * What other ranks wrote is not believed: their operands must lie in regions that the engine has shown
  * us as theirs. */
-#include "client/slots/large.h"
+#include "client/slots/medium.h"
 
 #include "base/bits.h"
 #include "base/clock.h"
@@ -23,22 +23,22 @@
 
 #define CLOSE_NS (20 * (int64_t)HVI_NS_MS)
 
-/* What a unit works on: whole operands, and what to do with them. */
+/* What a chunk works on: whole operands, and what to do with them. */
 struct job {
     struct hvi_reduction reduction;
     const void *in[HVI_EXPRESS_RANKS];
     void *out[HVI_EXPRESS_RANKS];
-    uint64_t bytes, unit_bytes;
-    uint32_t units, element, everybody;
+    uint64_t bytes, chunk_bytes;
+    uint32_t chunks, element, everybody;
 };
 
-bool client_large_may(const struct hvd_op *op)
+bool client_medium_may(const struct hvd_op *op)
 {
     return op->in.region != HVI_REGION_INLINE && op->out.region != HVI_REGION_INLINE &&
            op->in.region < HVI_REGION_FOREIGN && op->out.region < HVI_REGION_FOREIGN;
 }
 
-void client_large_bring(const struct client_slots *slots, const struct hvd_op *op)
+void client_medium_bring(const struct client_slots *slots, const struct hvd_op *op)
 {
     const struct hvi_express_operands operands = {
         .in_region = op->in.region,
@@ -50,12 +50,12 @@ void client_large_bring(const struct client_slots *slots, const struct hvd_op *o
            sizeof(operands));
 }
 
-bool client_large_start(struct client_slots *slots, const struct hvd_op *op, uint32_t everybody)
+bool client_medium_start(struct client_slots *slots, const struct hvd_op *op, uint32_t everybody)
 {
-    uint64_t unit_bytes;
-    uint32_t units = hvi_express_cut(op->out_bytes, &unit_bytes);
+    uint64_t chunk_bytes;
+    uint32_t chunks = hvi_express_cut(op->out_bytes, &chunk_bytes);
     client_step("large-before-start");
-    if (!hvi_express_start(&slots->map, op->express.slot, op->express.turn, units, everybody))
+    if (!hvi_express_start(&slots->map, op->express.slot, op->express.turn, chunks, everybody))
         return false;
     client_step("large-started");
     return true;
@@ -102,7 +102,7 @@ static bool find_all(struct client_slots *slots, const struct hvd_op *op,
 static void describe(const struct hvd_op *op, const struct client_set *set, struct job *job)
 {
     job->bytes = op->out_bytes;
-    job->units = hvi_express_cut(job->bytes, &job->unit_bytes);
+    job->chunks = hvi_express_cut(job->bytes, &job->chunk_bytes);
     job->element = hvi_dtype_bytes((uint32_t)op->result.dtype);
     job->everybody = UINT32_MAX >> (32 - set->size);
     job->reduction = (struct hvi_reduction){
@@ -120,7 +120,7 @@ static void describe(const struct hvd_op *op, const struct client_set *set, stru
 
 static bool is_there(const struct hvd_op *op, uint32_t slot, uint32_t turn)
 {
-    return op->state == CLIENT_OP_IN_FLIGHT && op->express.active && op->express.large &&
+    return op->state == CLIENT_OP_IN_FLIGHT && op->express.active && op->express.medium &&
            op->express.slot == slot && op->express.turn == turn;
 }
 
@@ -135,7 +135,7 @@ static bool prepare(struct client_slots *slots, struct hvd_op *op, uint32_t slot
         return false;
     describe(op, set, job);
     if (hvi_express_is_done(&slots->map, slot,
-                            turn)) { /* the rank that did the last unit may be dead */
+                            turn)) { /* the rank that did the last chunk may be dead */
         hvi_express_end(&slots->map, slot, turn, job->everybody);
         return false;
     }
@@ -151,25 +151,25 @@ static bool prepare(struct client_slots *slots, struct hvd_op *op, uint32_t slot
 
 /* ---- the end ---- */
 
-void client_large_close(struct client_slots *slots, struct hvd_op *op)
+void client_medium_close(struct client_slots *slots, struct hvd_op *op)
 {
     struct client_set *set = client_sets_find(&slots->ops->sets, op->process_set);
-    uint64_t unit_bytes;
+    uint64_t chunk_bytes;
     if (!set)
         return;
     hvi_express_close(&slots->map, op->express.slot, op->express.turn,
-                      hvi_express_cut(op->out_bytes, &unit_bytes), UINT32_MAX >> (32 - set->size),
+                      hvi_express_cut(op->out_bytes, &chunk_bytes), UINT32_MAX >> (32 - set->size),
                       hvi_deadline_after(CLOSE_NS));
     if (op->express.active) /* else it was the engine's already, or a peer has closed it */
         client_slots_look(slots, op);
 }
 
-/* ---- units ---- */
+/* ---- chunks ---- */
 
-static void reduce(const struct client_slots *slots, const struct job *job, uint32_t unit)
+static void reduce(const struct client_slots *slots, const struct job *job, uint32_t chunk)
 {
-    uint64_t first = unit * job->unit_bytes, left = job->bytes - first;
-    uint64_t bytes = left < job->unit_bytes ? left : job->unit_bytes;
+    uint64_t first = chunk * job->chunk_bytes, left = job->bytes - first;
+    uint64_t bytes = left < job->chunk_bytes ? left : job->chunk_bytes;
     slots->kernels->reduce(&job->reduction, first / job->element, bytes / job->element);
 }
 
@@ -177,13 +177,13 @@ static uint32_t work(struct client_slots *slots, const struct job *job, uint32_t
                      uint32_t turn, uint32_t most)
 {
     const struct hvi_express *express = &slots->map;
-    uint32_t me = slots->rank + 1, done = 0, unit;
-    while (done < most &&
-           (unit = hvi_express_claim(express, slot, turn, job->units, me)) != HVI_EXPRESS_NOTHING) {
+    uint32_t me = slots->rank + 1, done = 0, chunk;
+    while (done < most && (chunk = hvi_express_claim(express, slot, turn, job->chunks, me)) !=
+                              HVI_EXPRESS_NOTHING) {
         client_step("large-claimed");
-        reduce(slots, job, unit);
+        reduce(slots, job, chunk);
         client_step("large-reduced");
-        bool last = hvi_express_finish(express, slot, turn, unit);
+        bool last = hvi_express_finish(express, slot, turn, chunk);
         client_step("large-finished");
         if (last)
             hvi_express_end(express, slot, turn, job->everybody);
@@ -192,11 +192,11 @@ static uint32_t work(struct client_slots *slots, const struct job *job, uint32_t
     return done;
 }
 
-uint32_t client_large_help(struct client_slots *slots, struct hvd_op *op,
-                           const struct client_watch *watch, uint32_t most)
+uint32_t client_medium_help(struct client_slots *slots, struct hvd_op *op,
+                            const struct client_watch *watch, uint32_t most)
 {
     struct job job;
-    if (!watch->large)
+    if (!watch->medium)
         return 0;
     pthread_mutex_lock(&slots->link->mutex);
     bool ready = prepare(slots, op, watch->slot, watch->turn, &job);

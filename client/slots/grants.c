@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/slots/grants.h"
+
+#include "client/ops/ops.h"
+#include "client/ops/request.h"
+#include "shm/abi.h"
+#include "shm/express.h"
+
+#include <string.h>
+
+void client_grant_say(const struct client_request *request, struct client_said *said_p)
+{
+    memset(said_p, 0, sizeof(*said_p));
+    said_p->kind = request->kind;
+    said_p->reduce_op = (uint32_t)request->reduce_op;
+    said_p->root = request->root;
+    said_p->prescale = request->prescale;
+    said_p->postscale = request->postscale;
+    said_p->bytes = request->in_bytes;
+    if (!request->in)
+        return;
+    said_p->dtype = (uint32_t)request->in->dtype;
+    said_p->ndim = (uint32_t)request->in->ndim;
+    for (int i = 0; i < request->in->ndim; i++)
+        said_p->dims[i] = request->in->dims[i];
+}
+
+struct client_unnamed_slot *client_grant_unnamed(struct client_set *set, uint8_t kind)
+{
+    int lane = hvi_express_lane(kind);
+    return lane < 0 ? NULL : &set->unnamed[lane];
+}
+
+struct client_grant *client_grant_for(const struct client_request *request, struct client_set *set)
+{
+    struct client_unnamed_slot *unnamed = client_grant_unnamed(set, request->kind);
+    if (!unnamed)
+        return NULL;
+    return request->claimed ? client_names_grant(request->claimed) : &unnamed->grant;
+}
+
+struct client_grant *client_grant_of(struct client_ops *ops, const struct hvd_op *op)
+{
+    if (op->name)
+        return client_names_grant(op->name);
+    struct client_set *set = client_sets_find(&ops->sets, op->process_set);
+    struct client_unnamed_slot *unnamed = set ? client_grant_unnamed(set, op->kind) : NULL;
+    return unnamed && unnamed->last == op ? &unnamed->grant : NULL;
+}
+
+void client_grant_note(const struct client_request *request, struct client_set *set)
+{
+    struct client_grant *grant = client_grant_for(request, set);
+    if (!grant)
+        return;
+    client_grant_say(request, &grant->said);
+    grant->valid = false; /* until this op is over */
+    if (!request->claimed)
+        client_grant_unnamed(set, request->kind)->last = request->op;
+}
+
+void client_grant_take(struct client_ops *ops, const struct hvd_op *op,
+                       const struct hvi_completion *completion)
+{
+    uint32_t slot = completion->ticket - 1;
+    if (completion->ticket == 0 || slot >= HVI_EXPRESS_SLOTS)
+        return;
+    struct client_grant *grant = client_grant_of(ops, op);
+    if (!grant || grant->said.bytes > HVI_EXPRESS_LARGE)
+        return;
+    grant->slot = slot;
+    grant->turn = completion->text_turn;
+    grant->valid = true;
+}
