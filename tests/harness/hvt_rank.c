@@ -12,7 +12,8 @@
  * "reducescatter" | "alltoall" | "barrier" | "join" | "set_add" | "set_remove" | "send" | "recv" |
  * "set_open" | "set_close", "name": S, "tag": N,
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
- * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting", "in_place": B, "reduce_op": N,
+ * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting", "out_memory": as "memory", which stands for
+ * it otherwise, "silent": "in" | "out" (the second half of that memory does not answer), "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
  * "pattern": N (instead of data: byte i is N * (i mod 251)), "ranks": [..], "set": N}                                                       -> "op": N
  *     {"do": "group", "session": 0, "kind": ..., "name": S, "members": [{as for submit}, ..], the
@@ -34,6 +35,7 @@
  *     {"do": "log"} -> "lines": [S]      what the library has told since the last time
  *     {"do": "fill", "bytes": N}       touches that much memory of its own and keeps it
  *     {"do": "unmap", "op": N, "side": "in" | "out"}   whole pages inside the op's memory vanish
+ *     {"do": "answer"} -> "written": N   silent memory answers, with zeros; bytes that are none a little later
  *     {"do": "limit", "files": N}      lowers RLIMIT_NOFILE
  *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
  * "pid": N
@@ -47,6 +49,8 @@
 #include <hvd/hvd.h>
 
 #include <cjson/cJSON.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <poll.h>
 #include <signal.h>
@@ -54,9 +58,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -219,8 +225,81 @@ static void do_open(const cJSON *command, cJSON *reply)
         add_identity(reply, sessions[number]);
 }
 
+/* ---- memory that does not answer ---- */
+
+static int fault_fd = -1;
+
+static struct {
+    struct uffdio_range range;
+    bool freed;
+} silent[64];
+
+static size_t silent_count;
+
+static int open_fault_fd(void)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    if (fault_fd >= 0)
+        return HVD_OK;
+    fault_fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    return fault_fd >= 0 && ioctl(fault_fd, UFFDIO_API, &api) == 0 ? HVD_OK : HVD_ERR_UNSUPPORTED;
+}
+
+/* Whole pages of the second half. */
+static int silence(const struct hvt_buffer *buffer)
+{
+    struct uffdio_register reg = {.mode = UFFDIO_REGISTER_MODE_MISSING};
+    uintptr_t first = ((uintptr_t)buffer->data + buffer->bytes / 2 + 4095) / 4096 * 4096;
+    uintptr_t end = ((uintptr_t)buffer->data + buffer->bytes) / 4096 * 4096;
+    reg.range = (struct uffdio_range){.start = first, .len = end - first};
+    if (open_fault_fd() != HVD_OK || silent_count == sizeof silent / sizeof *silent ||
+        first >= end || ioctl(fault_fd, UFFDIO_REGISTER, &reg) != 0 ||
+        madvise((void *)first, end - first, MADV_DONTNEED) != 0)
+        return HVD_ERR_UNSUPPORTED;
+    silent[silent_count].freed = false;
+    silent[silent_count++].range = reg.range;
+    return HVD_OK;
+}
+
+static void note_freed(const struct hvt_buffer *buffer)
+{
+    for (size_t i = 0; i < silent_count; i++) {
+        uintptr_t at = (uintptr_t)silent[i].range.start - (uintptr_t)buffer->data;
+        if (at < buffer->bytes)
+            silent[i].freed = true;
+    }
+}
+
+/* Whoever waits for memory that was freed meanwhile looks again, too. */
+static void answer(void)
+{
+    for (size_t i = 0; i < silent_count; i++) {
+        if (!silent[i].freed)
+            ioctl(fault_fd, UFFDIO_UNREGISTER, &silent[i].range);
+        ioctl(fault_fd, UFFDIO_WAKE, &silent[i].range);
+    }
+}
+
+static void do_answer(const cJSON *command, cJSON *reply)
+{
+    enum { MS = 50 };
+    int64_t written = 0;
+    (void)command;
+    answer();
+    poll(NULL, 0, MS);
+    for (size_t i = 0; i < silent_count; i++) {
+        for (size_t at = 0; !silent[i].freed && at < silent[i].range.len; at++)
+            written += ((unsigned char *)(uintptr_t)silent[i].range.start)[at] != 0;
+    }
+    silent_count = 0;
+    add_int(reply, "status", HVD_OK);
+    add_int(reply, "written", written);
+}
+
 static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffer)
 {
+    if (buffer->data)
+        note_freed(buffer);
     if (buffer->data && buffer->memory == HVT_SHARED && session)
         hvd_free(session, buffer->data);
     bool told = buffer->memory != HVT_SHARED && buffer->memory != HVT_MALLOC;
@@ -342,9 +421,9 @@ static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_
     return status;
 }
 
-static enum hvt_memory get_memory(const cJSON *command)
+static enum hvt_memory get_memory(const cJSON *command, const char *name)
 {
-    const char *text = get_text(command, "memory");
+    const char *text = get_text(command, name);
     if (text && strcmp(text, "shared") == 0)
         return HVT_SHARED;
     if (text && strcmp(text, "adopted") == 0)
@@ -421,6 +500,13 @@ static int64_t count_wrong(const unsigned char *bytes, size_t count, unsigned fa
     return wrong;
 }
 
+static int silence_side(const struct hvt_op *op, const char *side)
+{
+    if (!side)
+        return HVD_OK;
+    return silence(strcmp(side, "out") == 0 ? &op->out : &op->in);
+}
+
 /* Makes the operands' memory. */
 static int prepare(const cJSON *command, struct hvd_session *session, struct hvt_op *op,
                    struct hvt_request *request)
@@ -436,7 +522,7 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
     get_tensor(command, given ? "out_dims" : "dims", &request->out, &out_bytes);
     if (hex && strlen(hex) / 2 > in_bytes)
         in_bytes = strlen(hex) / 2;
-    int status = get_buffer(session, get_memory(command), in_bytes, &op->in);
+    int status = get_buffer(session, get_memory(command, "memory"), in_bytes, &op->in);
     if (status != HVD_OK)
         return status;
     if (hex)
@@ -451,7 +537,10 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
     }
     if (!request->has_out)
         return HVD_OK;
-    status = get_buffer(session, get_memory(command), out_bytes, &op->out);
+    status = get_buffer(
+        session,
+        get_memory(command, cJSON_HasObjectItem(command, "out_memory") ? "out_memory" : "memory"),
+        out_bytes, &op->out);
     if (status == HVD_OK && out_bytes)
         memset(op->out.data, (int)get_int(command, "out_fill", 0xee), out_bytes);
     request->out.data = op->out.data;
@@ -566,6 +655,8 @@ static void do_submit(const cJSON *command, cJSON *reply)
         status = submit_bare(command, session, &request, &op->op);
     } else {
         status = prepare(command, session, op, &request);
+        if (status == HVD_OK)
+            status = silence_side(op, get_text(command, "silent"));
         if (status == HVD_OK)
             status = submit(command, session, &request, &op->op);
     }
@@ -897,7 +988,7 @@ static void do_loop(const cJSON *command, cJSON *reply)
     struct hvd_session *session = get_session(command);
     struct hvt_buffer buffer = {0};
     int status =
-        get_buffer(session, get_memory(command),
+        get_buffer(session, get_memory(command, "memory"),
                    (size_t)(elements * get_int(command, "buffers", 1)) * sizeof(float), &buffer);
     if (status == HVD_OK)
         status = loop(command, session, buffer.data, elements, &done);
@@ -1044,6 +1135,7 @@ static const struct hvt_command commands[] = {
     {"group", do_group},     {"wait_any", do_wait_any}, {"wait_all", do_wait_all},
     {"cancel", do_cancel},   {"sets", do_sets},         {"log", do_log},
     {"unmap", do_unmap},     {"timeline", do_timeline}, {"kept", do_kept},
+    {"answer", do_answer},
 };
 
 static void run(const cJSON *command)
@@ -1080,6 +1172,7 @@ int main(void)
         cJSON_Delete(command);
     }
     free(line);
+    answer();
     for (int i = 0; i < SESSIONS; i++)
         close_session(i, false, &(size_t){0});
     return 0;

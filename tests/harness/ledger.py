@@ -53,6 +53,12 @@ def _may_be_kept_out() -> bool:
     return "Seccomp:\t2" in status or scope == 3 or (scope > 0 and os.geteuid() != 0)
 
 
+def _may_not_handle_faults() -> bool:
+    """Whether the kernel may refuse a userfaultfd for its own faults."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return "Seccomp:\t2" in status or (os.geteuid() != 0 and not _first_number("/proc/sys/vm/unprivileged_userfaultfd"))
+
+
 def _keras_2() -> bool:
     if os.environ.get("TF_USE_LEGACY_KERAS"):
         return True
@@ -85,6 +91,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-nccl": lambda: not os.path.exists(f"{_cached('HVD_CUDA_INCLUDE')}/nccl.h"),
     "no-clang-format-14": lambda: not _succeeds("sh", "-c", "clang-format-14 --version || clang-format --version | grep -q ' 14[.]'"),
     "no-foreign-memory": _may_be_kept_out,
+    "no-fault-handler": _may_not_handle_faults,
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
     "no-huge-pages": lambda: not os.path.exists("/sys/kernel/mm/hugepages"),
     "no-locked-memory": lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == 0,
