@@ -151,6 +151,7 @@ static void init_exec(struct engine *engine)
     engine->exec.wake_fd = -1;
     engine->exec.fusion_bytes = ENGINE_FUSION_BATCH_BYTES;
     engine->exec.group_fusion = true;
+    engine->exec.answer_ns = ENGINE_ANSWER_NS;
     pthread_mutex_init(&engine->exec.finished_lock, NULL);
 }
 
@@ -183,13 +184,13 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     return HVI_OK;
 }
 
-void engine_fini(struct engine *engine)
+bool engine_fini(struct engine *engine)
 {
     if (engine->event)
         engine_link_close(engine);
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
-    engine_dispatch_close(&engine->exec);
+    bool ended = engine_dispatch_close(&engine->exec);
     engine_remote_settle(&engine->sessions);
     engine_express_settle(&engine->express);
     engine->sessions.bells = NULL;
@@ -212,4 +213,5 @@ void engine_fini(struct engine *engine)
         close(engine->engine_fd);
     engine_stats_fini(&engine->stats);
     pthread_mutex_destroy(&engine->exec.finished_lock);
+    return ended;
 }

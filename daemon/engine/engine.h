@@ -55,7 +55,8 @@ struct engine {
 /* Builds everything from hvdd's first message; `link_fd` becomes the engine's. HVI_OK or the error,
  * logged. */
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd);
-void engine_fini(struct engine *engine);
+/* False: as engine_dispatch_close. */
+bool engine_fini(struct engine *engine);
 
 /* ---- calls.c ---- */
 

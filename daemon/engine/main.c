@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define LINK_FD  3
 #define START_NS (5 * HVI_NS_SEC) /* for the first message of hvdd */
@@ -93,7 +94,9 @@ static int run(struct engine *engine)
     engine_loop_run(engine);
     HVI_LOG(HVI_LOG_INFO, "engine", "ended", "nothing left to do", "job=%s generation=%llu",
             start.job, (unsigned long long)start.generation);
-    engine_fini(engine);
+    if (!engine_fini(engine))
+        _exit(
+            0); /* a thread that waits in the kernel for ever is none that an exit handler may meet */
     return 0;
 }
 

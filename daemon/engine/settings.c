@@ -6,7 +6,7 @@
  *   DISABLE_GROUP_FUSION   not 0: a group is not batched with other ops
  *   CACHE_CAPACITY         0: every op is checked; else what repeats is not. The number itself means
  *                          nothing, because a tensor remembers for itself
- *   STALL_*                see stall.c
+ *   STALL_*, MEMORY_TIMEOUT_SECONDS   see stall.c
  *
  * A value that makes no sense is logged and ignored. */
 #include "base/log.h"
@@ -68,6 +68,7 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
         .check_time = engine_setting_find(settings, count, "STALL_CHECK_TIME_SECONDS"),
         .shutdown_time = engine_setting_find(settings, count, "STALL_SHUTDOWN_TIME_SECONDS"),
         .policy = engine_setting_find(settings, count, "STALL_POLICY"),
+        .memory_timeout = engine_setting_find(settings, count, "MEMORY_TIMEOUT_SECONDS"),
     };
     engine->watch.stall_warn_ns = engine->start.stall_warn_ns;
     engine_stall_configure(&engine->watch, &stall);

@@ -70,7 +70,8 @@ enum hvd_status {
     HVD_ERR_LIMIT = -110,
     HVD_ERR_NOT_FOUND = -111,
     HVD_ERR_EXISTS = -112, /* such a process set or timeline is there already */
-    /* The op waited too long for other ranks (HVD_STALL_POLICY=fail-op); the session goes on. */
+    /* The op waited too long for other ranks (HVD_STALL_POLICY=fail-op), or for memory of a rank
+     * (HVD_MEMORY_TIMEOUT_SECONDS); the session goes on. */
     HVD_ERR_STALLED = -113,
 
     HVD_ERR_CLOSED = -200,

@@ -14,6 +14,9 @@
 
 #define ENGINE_MEMORY_HOST 0u
 
+/* Foreign memory that has not answered for so long is waited for by one thread only. */
+#define ENGINE_SILENT_NS UINT64_C(100000000)
+
 /* One op that every member of its process set has agreed on. The arrays have one entry per member
  * and are indexed by set rank; they live as long as the work.
  *
@@ -81,6 +84,10 @@ struct engine_fault {
     int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
     bool writing;     /* the output could not be written; else the input could not be read */
     uint64_t address; /* in the member's process: where the transfer that failed began */
+    /* ETIMEDOUT, which is HVI_ERR_STALLED: how long the transfer was waited for, and whether it may
+     * still write into the member's own mapped output, which must then stay mapped. */
+    uint64_t waited_ns;
+    bool late_output;
 };
 
 struct engine_batch {
@@ -91,8 +98,9 @@ struct engine_batch {
     uint64_t bytes; /* sum over the works */
     /* Set by the backend before it reports the batch done: enum hvi_status. HVI_ERR_INVALID: a
      * foreign operand could not be reached, .fault says which; outputs are undefined.
-     * HVI_ERR_RANK_LOST: the same because the process is gone. HVI_ERR_NO_MEMORY: no scratch
-     * memory for an adasum; nothing was written. */
+     * HVI_ERR_RANK_LOST: the same because the process is gone. HVI_ERR_STALLED: the same because its
+     * memory did not answer. HVI_ERR_NO_MEMORY: no scratch memory for an adasum; nothing was
+     * written. */
     int status;
     struct engine_fault fault; /* the first one; .rank is -1 when there was none */
     void *state;               /* the backend's own from here on */
@@ -100,6 +108,7 @@ struct engine_batch {
     uint32_t units;
     uint32_t units_taken;
     uint32_t units_left;
+    uint32_t units_silent; /* memory of theirs does not answer; no further unit is begun */
 };
 
 struct engine_backend_config {
@@ -114,16 +123,28 @@ struct engine_backend {
     const char *name;
     /* HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (threads). Blocks while threads start. */
     int (*open)(const struct engine_backend_config *config, void **context_p);
-    /* Finishes what was started, then releases everything. */
-    void (*close)(void *context);
+    /* Finishes what was started, then releases everything. False: threads that were given up still
+     * wait for foreign memory; what they may touch stays, and only the end of the process ends them.
+     */
+    bool (*close)(void *context);
     /* Whether this backend can do the batch at all. Pure. */
     bool (*accepts)(const struct engine_batch *batch);
     /* Takes the batch and returns; the result comes through done(). Small batches are done before it
      * returns. One thread at a time for start() and help() together. */
     void (*start)(void *context, struct engine_batch *batch);
     /* Does one piece of a started batch on the calling thread; false when there was none to take.
-     */
+     * Neither start() nor help() touches foreign operands, as that may take for ever. */
     bool (*help)(void *context);
+    /* Gives up transfers of foreign memory that have not ended within `limit_ns`, or within
+     * ENGINE_SILENT_NS where the member's process is over or the batch has failed: their batches fail.
+     * To be called now and then while batches with foreign operands are under way, on the thread that
+     * calls start(). */
+    void (*watch)(void *context, uint64_t limit_ns);
+    /* The next transfer from *cursor_p on, which begins with 0, that has lasted for ENGINE_SILENT_NS; one
+     * per batch. NULL: no more. The thread that calls start(); the batch is valid until it does
+     * something else with the backend. */
+    const struct engine_batch *(*silent)(void *context, uint32_t *cursor_p,
+                                         struct engine_fault *fault_p);
 };
 
 extern const struct engine_backend engine_backend_host;

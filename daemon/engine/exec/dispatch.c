@@ -80,13 +80,15 @@ int engine_dispatch_open(struct engine_exec *exec)
     return HVI_OK;
 }
 
-void engine_dispatch_close(struct engine_exec *exec)
+bool engine_dispatch_close(struct engine_exec *exec)
 {
+    bool ended = true;
+
     /* The last rank may have left in the very pass that made its op ready. */
     if (exec->order->ready_count > 0)
         engine_dispatch_ready(exec);
     for (size_t i = 0; i < BACKENDS; i++) {
-        engine_backends[i]->close(exec->backend_contexts[i]);
+        ended = engine_backends[i]->close(exec->backend_contexts[i]) && ended;
         exec->backend_contexts[i] = NULL;
     }
     engine_dispatch_reap(exec);
@@ -95,6 +97,7 @@ void engine_dispatch_close(struct engine_exec *exec)
         exec->free_batches = batch->next;
         free(batch);
     }
+    return ended;
 }
 
 static struct engine_batch *batch_new(struct engine_exec *exec)
@@ -123,8 +126,10 @@ static void fill(struct engine_exec *exec, struct engine_batch *batch,
         batch->bytes += works[i]->bytes;
         engine_op_set_state(op_of(works[i]), ENGINE_OP_EXECUTING, "its batch starts");
     }
-    if (works[0]->in_pid) /* alone in its batch */
-        engine_task_start(task_of(works[0]));
+    if (!works[0]->in_pid)
+        return;
+    exec->foreign++;
+    engine_task_start(task_of(works[0])); /* alone in its batch */
 }
 
 static void show_start(struct engine_exec *exec, struct engine_work *const *works, uint32_t count)
@@ -201,8 +206,12 @@ static void finish(struct engine_exec *exec, struct engine_batch *batch)
     char text[128];
 
     text[0] = '\0';
+    exec->foreign -= batch->works[0]->in_pid != NULL;
     if (batch->status == HVI_ERR_UNSUPPORTED)
         snprintf(text, sizeof text, "no backend works on memory of kind %u", batch->memory_kind);
+    else if (batch->status == HVI_ERR_LIMIT)
+        snprintf(text, sizeof text,
+                 "too many threads of the engine wait for ranks' memory that does not answer");
     else if (batch->status != HVI_OK)
         snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(batch->status));
     if (batch->status != HVI_OK && batch->fault.rank >= 0) /* alone in its batch */
@@ -272,24 +281,66 @@ void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text
     }
 }
 
-void engine_dispatch_settle(struct engine_exec *exec)
+/* ---- memory that does not answer ---- */
+
+static void watch(struct engine_exec *exec, uint64_t limit_ns)
 {
-    engine_dispatch_ready(exec);
-    /* Acquire, pairs with the release in batch_done. */
-    while (atomic_load_explicit(&exec->executing, memory_order_acquire) > 0) {
+    for (size_t i = 0; i < BACKENDS; i++)
+        engine_backends[i]->watch(exec->backend_contexts[i], limit_ns);
+}
+
+void engine_dispatch_watch(struct engine_exec *exec)
+{
+    watch(exec, exec->answer_ns);
+}
+
+const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
+                                                    struct engine_exec_cursor *cursor,
+                                                    struct engine_fault *fault_p)
+{
+    for (; cursor->backend < BACKENDS; cursor->backend++, cursor->place = 0) {
+        const struct engine_batch *batch = engine_backends[cursor->backend]->silent(
+            exec->backend_contexts[cursor->backend], &cursor->place, fault_p);
+        if (batch)
+            return op_of(batch->works[0]);
+    }
+    return NULL;
+}
+
+/* The counter is counted down with release. */
+static void wait_for_none(struct engine_exec *exec, const _Atomic uint32_t *count,
+                          uint64_t limit_ns)
+{
+    uint64_t looked_ns = hvi_clock_ns();
+
+    /* Acquire, pairs with the releases in batch_done and engine_task_stop. */
+    while (atomic_load_explicit(count, memory_order_acquire) > 0) {
+        uint64_t now_ns = hvi_clock_ns();
+        if (now_ns - looked_ns >= HVI_NS_MS) {
+            looked_ns = now_ns;
+            watch(exec, limit_ns);
+        }
         if (!engine_dispatch_help(exec))
             sched_yield();
     }
 }
 
-/* What is left of a work then fails piece by piece without touching memory, so this is short. */
-void engine_process_end(struct engine_exec *exec, struct engine_process *process)
+void engine_dispatch_settle(struct engine_exec *exec)
+{
+    engine_dispatch_ready(exec);
+    wait_for_none(exec, &exec->executing, ENGINE_SILENT_NS);
+}
+
+void engine_process_forbid(struct engine_process *process)
 {
     /* Release, pairs with the acquire load in task.c. */
     atomic_store_explicit(&process->over, true, memory_order_release);
-    /* Acquire, pairs with the release in engine_task_stop. */
-    while (atomic_load_explicit(&process->running, memory_order_acquire) > 0) {
-        if (!engine_dispatch_help(exec))
-            sched_yield();
-    }
+}
+
+/* What is left of a work then fails piece by piece without touching memory, and a piece that does not
+ * come back is given up because its process is over: so this is short. */
+void engine_process_end(struct engine_exec *exec, struct engine_process *process)
+{
+    engine_process_forbid(process);
+    wait_for_none(exec, &process->running, exec->answer_ns);
 }

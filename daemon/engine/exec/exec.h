@@ -7,12 +7,15 @@
 #ifndef ENGINE_EXEC_EXEC_H
 #define ENGINE_EXEC_EXEC_H
 
+#include "base/clock.h"
 #include "daemon/engine/exec/backend.h"
 #include "daemon/engine/exec/task.h"
 #include "daemon/engine/order/order.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+
+#define ENGINE_ANSWER_NS (10 * HVI_NS_SEC) /* .answer_ns, if the job has set nothing else */
 
 struct engine_exec_calls {
     /* The op's batch starts. */
@@ -29,11 +32,13 @@ struct engine_exec {
     uint32_t threads; /* that may work at once, the main thread included */
     int wake_fd;      /* eventfd: written when a batch ends on another thread */
     uint64_t fusion_bytes;
-    bool group_fusion; /* groups may be batched with other ops */
+    uint64_t answer_ns; /* how long memory of a rank's process may take to answer */
+    bool group_fusion;  /* groups may be batched with other ops */
 
     struct engine_batch *free_batches;
     void *backend_contexts[4];  /* one per row of engine_backends */
     _Atomic uint32_t executing; /* batches that backends have */
+    uint32_t foreign;           /* batches with foreign operands that are not completed */
     pthread_t main_thread;
     struct engine_batch *finished; /* by the main thread itself */
     pthread_mutex_t finished_lock;
@@ -48,19 +53,34 @@ struct engine_exec {
  * error, logged. */
 int engine_dispatch_open(struct engine_exec *exec);
 /* Starts what is ready, waits until it is over, completes it and closes the backends. Harmless before
- * engine_dispatch_open. */
-void engine_dispatch_close(struct engine_exec *exec);
+ * engine_dispatch_open. False: threads wait for memory that does not answer and were given up; only the end of
+ * the process ends them. */
+bool engine_dispatch_close(struct engine_exec *exec);
 /* Fuses and starts everything that is ready. */
 void engine_dispatch_ready(struct engine_exec *exec);
 /* Completes what backends have finished. True if there was something. */
 bool engine_dispatch_reap(struct engine_exec *exec);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine_exec *exec);
+/* Fails works whose foreign memory has not answered for exec->answer_ns. To be called now and then
+ * while there are some (.foreign). */
+void engine_dispatch_watch(struct engine_exec *exec);
+/* A work whose foreign memory has not answered for ENGINE_SILENT_NS, and what it waits for: the next
+ * one from cursor {0} on. NULL: no more. */
+struct engine_exec_cursor {
+    uint32_t backend, place;
+};
+const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
+                                                    struct engine_exec_cursor *cursor,
+                                                    struct engine_fault *fault_p);
 /* Ends everything that is ready and was not started. */
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
-/* Starts everything that is ready and waits until no backend works any more. Completes nothing. */
+/* Starts everything that is ready and waits until no backend works any more; memory that does not
+ * answer is waited for for ENGINE_SILENT_NS. Completes nothing. */
 void engine_dispatch_settle(struct engine_exec *exec);
-/* From now on the process' memory is left alone. Waits for pieces that are being moved. */
+/* From now on no transfer of the process' memory begins. */
+void engine_process_forbid(struct engine_process *process);
+/* The same, and waits for pieces that are being moved, as engine_dispatch_settle does. */
 void engine_process_end(struct engine_exec *exec, struct engine_process *process);
 
 #endif

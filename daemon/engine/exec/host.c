@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Host memory: the backend that works on what the engine has mapped or can reach. Small batches are
  * done where they stand; larger ones are cut into units that the pool's threads and the main thread
- * take in turn. Every unit covers a byte range of the operands of all ranks, so units share nothing
+ * take in turn. Units with foreign operands are the pool's alone, as they may take for ever. Every unit covers a byte range of the operands of all ranks, so units share nothing
  * but inputs and the result does not depend on who did which. Only an adasum has more than one
  * round: the units are done again when all of them are over. */
 #include "daemon/engine/exec/host.h"
@@ -104,7 +104,7 @@ static int host_open(const struct engine_backend_config *config, void **context_
     };
     host->config = *config;
     int status =
-        engine_host_pool_open(config->threads - 1, &model, config->done, config->user, &host->pool);
+        engine_host_pool_open(config->threads, &model, config->done, config->user, &host->pool);
     if (status != HVI_OK) {
         free(host);
         return status;
@@ -113,14 +113,15 @@ static int host_open(const struct engine_backend_config *config, void **context_
     return HVI_OK;
 }
 
-static void host_close(void *context)
+static bool host_close(void *context)
 {
     struct host *host = context;
 
     if (!host)
-        return;
-    engine_host_pool_close(host->pool);
+        return true;
+    bool ended = engine_host_pool_close(host->pool);
     free(host);
+    return ended;
 }
 
 /* Nothing to move, or a kind that moves. */
@@ -158,7 +159,7 @@ static void host_start(void *context, struct engine_batch *batch)
             return;
         }
     }
-    if (batch->bytes > ENGINE_HOST_INLINE_BYTES)
+    if (batch->works[0]->in_pid || batch->bytes > ENGINE_HOST_INLINE_BYTES)
         engine_host_pool_submit(host->pool, batch);
     else
         engine_host_pool_run(host->pool, batch);
@@ -169,6 +170,17 @@ static bool host_help(void *context)
     return engine_host_pool_help(((struct host *)context)->pool);
 }
 
+static void host_watch(void *context, uint64_t limit_ns)
+{
+    engine_host_pool_watch(((struct host *)context)->pool, limit_ns);
+}
+
+static const struct engine_batch *host_silent(void *context, uint32_t *cursor_p,
+                                              struct engine_fault *fault_p)
+{
+    return engine_host_pool_silent(((struct host *)context)->pool, cursor_p, fault_p);
+}
+
 const struct engine_backend engine_backend_host = {
     .name = "host",
     .open = host_open,
@@ -176,4 +188,6 @@ const struct engine_backend engine_backend_host = {
     .accepts = host_accepts,
     .start = host_start,
     .help = host_help,
+    .watch = host_watch,
+    .silent = host_silent,
 };

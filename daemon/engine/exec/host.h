@@ -9,6 +9,8 @@
 #include "daemon/engine/exec/backend.h"
 #include "reduce/reduce.h"
 
+#include <stdatomic.h>
+
 /* Up to this much payload a batch is done by the caller of start() at once. */
 #define ENGINE_HOST_INLINE_BYTES (64u * 1024u)
 /* A large op is cut into units of this many bytes of each operand. */
@@ -21,9 +23,24 @@
 /* What a thread has for foreign operands: pieces of all ranks. Whole huge pages. */
 #define ENGINE_HOST_BUFFER_BYTES (6u * 1024u * 1024u)
 
+/* The transfer of foreign memory that a worker waits for, as the watching thread sees it. The worker
+ * writes the others while .since_ns is 0. */
+struct engine_host_transfer {
+    /* When it began; 0: there is none; ENGINE_HOST_LOST: it was given up. The worker and the watching
+     * thread decide by compare-and-swap which of them goes on with the batch. */
+    _Atomic uint64_t since_ns;
+    _Atomic uint32_t rank; /* set rank */
+    _Atomic bool writing;
+    _Atomic uint64_t address;
+    const void *_Atomic local;
+    _Atomic bool ended; /* the worker touches nothing any more; release, acquire by the pool */
+};
+#define ENGINE_HOST_LOST UINT64_MAX
+
 /* What a thread brings along. */
 struct engine_host_thread {
     const struct hvi_kernels *kernels;
+    struct engine_host_transfer *transfer; /* NULL: this thread must not touch foreign operands */
     unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only foreign operands and adasum touch it */
     uint64_t stream_bytes; /* a copy of more than this goes past the caches */
     uint64_t share_bytes;  /* of the last-level cache, this thread's share */
@@ -68,11 +85,14 @@ static inline bool engine_host_out_is_foreign(const struct engine_work *work, ui
 }
 
 /* Bytes [at, at + bytes) of a foreign operand. Blocks for as long as the owner's memory takes to
- * be there. */
-int engine_host_read(const struct engine_work *work, uint32_t rank, uint64_t at, void *to_p,
-                     uint64_t bytes, struct engine_fault *fault_p);
-int engine_host_write(const struct engine_work *work, uint32_t rank, uint64_t at, const void *from,
-                      uint64_t bytes, struct engine_fault *fault_p);
+ * be there; if it was given up meanwhile, the thread ends instead of returning. The local end is the
+ * thread's buffer, or, when read, the mapped output of the same rank. */
+int engine_host_read(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint32_t rank, uint64_t at, void *to_p, uint64_t bytes,
+                     struct engine_fault *fault_p);
+int engine_host_write(const struct engine_host_thread *thread, const struct engine_work *work,
+                      uint32_t rank, uint64_t at, const void *from, uint64_t bytes,
+                      struct engine_fault *fault_p);
 
 /* ---- host_cache.c ---- */
 
@@ -103,18 +123,25 @@ bool engine_adasum_next(struct engine_adasum *adasum);
 
 struct engine_host_pool;
 
-/* Starts `workers` threads (0 is fine: then only engine_host_pool_help works). `model` is every
- * thread's, but for the buffer. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
-int engine_host_pool_open(uint32_t workers, const struct engine_host_thread *model,
+/* Starts `threads` threads: `threads` - 1 that do any unit, beside the caller of engine_host_pool_help,
+ * and one in its place for units with foreign operands. `model` is every thread's, but for buffer and
+ * transfer. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
+int engine_host_pool_open(uint32_t threads, const struct engine_host_thread *model,
                           void (*done)(void *user, struct engine_batch *batch), void *user,
                           struct engine_host_pool **pool_p);
-/* Finishes what is queued, joins the threads, frees. NULL is fine. */
-void engine_host_pool_close(struct engine_host_pool *pool);
+/* Finishes what is queued, gives up what does not answer, joins the threads, frees. NULL is fine. False: as
+ * struct engine_backend says. */
+bool engine_host_pool_close(struct engine_host_pool *pool);
 /* Queues a batch. */
 void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch);
-/* Does one unit on the calling thread; false when none was left to take. */
+/* Does one unit without foreign operands on the calling thread; false when none was left to take. */
 bool engine_host_pool_help(struct engine_host_pool *pool);
-/* Does the whole batch on the calling thread, which is the one that helps. */
+/* Does the whole batch, without foreign operands, on the calling thread, which is the one that helps. */
 void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch);
+/* As struct engine_backend says. */
+void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns);
+const struct engine_batch *engine_host_pool_silent(struct engine_host_pool *pool,
+                                                   uint32_t *cursor_p,
+                                                   struct engine_fault *fault_p);
 
 #endif

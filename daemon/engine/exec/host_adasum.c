@@ -239,8 +239,8 @@ static int look(const struct chunk *chunk, struct vector vector, uint32_t slot, 
         view_p->data = (const unsigned char *)work->in[vector.index] + chunk->first * size;
     } else {
         view_p->data = place;
-        return engine_host_read(work, vector.index, chunk->first * size, place, chunk->count * size,
-                                fault_p);
+        return engine_host_read(chunk->thread, work, vector.index, chunk->first * size, place,
+                                chunk->count * size, fault_p);
     }
     return HVI_OK;
 }

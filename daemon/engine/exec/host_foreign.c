@@ -8,14 +8,21 @@
  * else is never used, and an op whose result may have gone to somebody else fails.
  *
  * The owner may have anything mapped there, a userfaultfd or a FUSE file too: then the transfer
- * waits for the owner's pager, and ends with the owner. Trust between members of a job allows
- * that; it is their op that waits. While the main thread itself waits so, the engine is silent, and hvdd
- * kills it in the end. */
+ * waits for the owner's pager, perhaps for ever, and no signal brings the thread back (the kernel's wait is
+ * killable, and killing a thread is killing its process). So only workers move such memory, and each
+ * says what it waits for. A transfer that takes too long is given up by the main thread
+ * (host_pool.c): whichever of the two changes .since_ns first has the batch. A worker that comes back
+ * too late touches nothing any more and ends here. Its buffer has been made inaccessible by then, so the
+ * kernel, too, moves nothing; only what it reads straight into the mapped output of the same rank
+ * still arrives there. */
 #include "daemon/engine/exec/host.h"
 
+#include "base/assert.h"
+#include "base/clock.h"
 #include "base/status.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/uio.h>
 
 static int status_of(int error)
@@ -30,55 +37,108 @@ static bool is_owners(const struct engine_work *work, uint32_t rank)
     return !work->alive || work->alive(work->alive_user, rank);
 }
 
-static int transfer(const struct engine_work *work, uint32_t rank, bool writing, pid_t pid,
-                    uint64_t address, void *local, uint64_t bytes, struct engine_fault *fault_p)
+/* One end of a transfer, or what is left of it. */
+struct stretch {
+    uint32_t rank;
+    bool writing;
+    pid_t pid;
+    uint64_t address;
+    char *local;
+    uint64_t bytes;
+};
+
+static uint64_t begin(struct engine_host_transfer *transfer, const struct stretch *stretch)
+{
+    uint64_t now_ns = hvi_clock_ns();
+
+    atomic_store_explicit(&transfer->rank, stretch->rank, memory_order_relaxed);
+    atomic_store_explicit(&transfer->writing, stretch->writing, memory_order_relaxed);
+    atomic_store_explicit(&transfer->address, stretch->address, memory_order_relaxed);
+    atomic_store_explicit(&transfer->local, stretch->local, memory_order_relaxed);
+    /* Release, pairs with the acquire in host_pool.c's watch. */
+    atomic_store_explicit(&transfer->since_ns, now_ns, memory_order_release);
+    return now_ns;
+}
+
+/* Does not return if the transfer was given up. */
+static void end(struct engine_host_transfer *transfer, uint64_t since_ns)
+{
+    /* Its partner is the compare-and-swap in host_pool.c: only one of the two succeeds. */
+    if (atomic_compare_exchange_strong_explicit(&transfer->since_ns, &since_ns, 0,
+                                                memory_order_acq_rel, memory_order_acquire))
+        return;
+    atomic_store_explicit(&transfer->ended, true, memory_order_release);
+    pthread_exit(NULL);
+}
+
+/* Bytes that were moved, or -errno. */
+static ssize_t move(struct engine_host_transfer *transfer, const struct stretch *stretch)
+{
+    struct iovec here = {.iov_base = stretch->local, .iov_len = stretch->bytes};
+    struct iovec there = {.iov_base = (void *)(uintptr_t)stretch->address,
+                          .iov_len = stretch->bytes};
+    uint64_t since_ns = begin(transfer, stretch);
+    ssize_t moved = stretch->writing ? process_vm_writev(stretch->pid, &here, 1, &there, 1, 0)
+                                     : process_vm_readv(stretch->pid, &here, 1, &there, 1, 0);
+
+    if (moved < 0)
+        moved = -errno;
+    end(transfer, since_ns);
+    return moved != 0 ? moved : -EIO;
+}
+
+static int transfer(const struct engine_host_thread *thread, const struct engine_work *work,
+                    struct stretch stretch, struct engine_fault *fault_p)
 {
     int error = 0;
 
-    while (bytes > 0 && error == 0) {
-        struct iovec here = {.iov_base = local, .iov_len = bytes};
-        struct iovec there = {.iov_base = (void *)(uintptr_t)address, .iov_len = bytes};
-        ssize_t moved = -1;
-        if (!is_owners(work, rank)) {
+    HVI_ASSERT(thread->transfer);
+    while (stretch.bytes > 0 && error == 0) {
+        ssize_t moved = is_owners(work, stretch.rank) ? move(thread->transfer, &stretch) : -ESRCH;
+        if (moved < 0) {
+            error = (int)-moved;
+            break;
+        }
+        if (!is_owners(work, stretch.rank)) {
             error = ESRCH;
             break;
         }
-        if (writing)
-            moved = process_vm_writev(pid, &here, 1, &there, 1, 0);
-        else
-            moved = process_vm_readv(pid, &here, 1, &there, 1, 0);
-        if (moved <= 0) {
-            error = moved == 0 ? EIO : errno;
-            break;
-        }
-        if (!is_owners(work, rank)) {
-            error = ESRCH;
-            break;
-        }
-        local = (char *)local + moved;
-        address += (uint64_t)moved;
-        bytes -= (uint64_t)moved;
+        stretch.local += moved;
+        stretch.address += (uint64_t)moved;
+        stretch.bytes -= (uint64_t)moved;
     }
     if (error == 0)
         return HVI_OK;
-    *fault_p = (struct engine_fault){
-        .rank = (int32_t)rank, .error = error, .writing = writing, .address = address};
+    *fault_p = (struct engine_fault){.rank = (int32_t)stretch.rank,
+                                     .error = error,
+                                     .writing = stretch.writing,
+                                     .address = stretch.address};
     return status_of(error);
 }
 
-int engine_host_read(const struct engine_work *work, uint32_t rank, uint64_t at, void *to_p,
-                     uint64_t bytes, struct engine_fault *fault_p)
+int engine_host_read(const struct engine_host_thread *thread, const struct engine_work *work,
+                     uint32_t rank, uint64_t at, void *to_p, uint64_t bytes,
+                     struct engine_fault *fault_p)
 {
-    uint64_t address = (uint64_t)(uintptr_t)work->in[rank] + at;
+    const struct stretch stretch = {.rank = rank,
+                                    .pid = work->in_pid[rank],
+                                    .address = (uint64_t)(uintptr_t)work->in[rank] + at,
+                                    .local = to_p,
+                                    .bytes = bytes};
 
-    return transfer(work, rank, false, work->in_pid[rank], address, to_p, bytes, fault_p);
+    return transfer(thread, work, stretch, fault_p);
 }
 
-int engine_host_write(const struct engine_work *work, uint32_t rank, uint64_t at, const void *from,
-                      uint64_t bytes, struct engine_fault *fault_p)
+int engine_host_write(const struct engine_host_thread *thread, const struct engine_work *work,
+                      uint32_t rank, uint64_t at, const void *from, uint64_t bytes,
+                      struct engine_fault *fault_p)
 {
-    uint64_t address = (uint64_t)(uintptr_t)work->out[rank] + at;
+    const struct stretch stretch = {.rank = rank,
+                                    .writing = true,
+                                    .pid = work->out_pid[rank],
+                                    .address = (uint64_t)(uintptr_t)work->out[rank] + at,
+                                    .local = (char *)(uintptr_t)from,
+                                    .bytes = bytes};
 
-    return transfer(work, rank, true, work->out_pid[rank], address, (void *)(uintptr_t)from, bytes,
-                    fault_p);
+    return transfer(thread, work, stretch, fault_p);
 }

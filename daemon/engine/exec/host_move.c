@@ -5,8 +5,10 @@
  *   spread  one range of one member's input to a range of some outputs
  *
  * and both reach a foreign operand through the thread's buffer: they go in pieces that stay in the
- * thread's own cache, so that main memory sees each byte of an operand once each way. A foreign
- * input whose rank's output is mapped needs no buffer: it is read to where the result will be.
+ * thread's own cache, so that main memory sees each byte of an operand once each way. A transfer
+ * may have to be given up and may still come back, which must hurt no other rank: so the buffer is the only
+ * local end of a transfer but for one. A foreign input of an allreduce whose rank's output is mapped needs no
+ * buffer: it is read to where the result will be.
  *
  *      in[0] --read--> slot 0 \
  *      in[1] (mapped) -------- reduce --> slot 0 --write--> out[0]
@@ -77,21 +79,18 @@ static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t fo
     return pieces > 1 ? (bytes / pieces + 63) / 64 * 64 : bytes;
 }
 
-/* Where a foreign input goes without a slot: to its rank's own output, which is about to be written
- * anyway. NULL when that is not mapped or gets another range. */
-static void *place_in_output(const struct engine_work *work, uint32_t rank, uint64_t at,
-                             const struct targets *targets)
+/* Where a foreign input of an allreduce goes without a slot: to its rank's own output, which is about to
+ * be written anyway. NULL when that is not mapped. */
+static void *place_in_output(const struct engine_work *work, uint32_t rank, uint64_t at)
 {
-    bool written = rank >= targets->to && rank < targets->to_end && at == targets->at;
-
-    if (!written || !work->out[rank] || engine_host_out_is_foreign(work, rank))
+    if (work->kind != HVI_KIND_ALLREDUCE || !work->out[rank] ||
+        engine_host_out_is_foreign(work, rank))
         return NULL;
     return (char *)work->out[rank] + at;
 }
 
 static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
-                          uint64_t at, uint64_t bytes, uint64_t slot_bytes,
-                          const struct targets *targets, struct piece *piece,
+                          uint64_t at, uint64_t bytes, uint64_t slot_bytes, struct piece *piece,
                           struct engine_fault *fault_p)
 {
     unsigned char *slot = thread->buffer;
@@ -103,12 +102,12 @@ static int collect_inputs(const struct engine_host_thread *thread, const struct 
             piece->in[piece->ins++] = (const char *)work->in[i] + at;
             continue;
         }
-        void *place = place_in_output(work, i, at, targets);
+        void *place = place_in_output(work, i, at);
         if (!place) {
             place = slot;
             slot += slot_bytes + SLOT_SKEW;
         }
-        int status = engine_host_read(work, i, at, place, bytes, fault_p);
+        int status = engine_host_read(thread, work, i, at, place, bytes, fault_p);
         if (status != HVI_OK)
             return status;
         piece->in[piece->ins++] = place;
@@ -133,14 +132,15 @@ static bool collect_outputs(const struct engine_work *work, const struct targets
     return foreign;
 }
 
-static int write_foreign(const struct engine_work *work, const struct targets *targets,
-                         const void *from, uint64_t bytes, struct engine_fault *fault_p)
+static int write_foreign(const struct engine_host_thread *thread, const struct engine_work *work,
+                         const struct targets *targets, const void *from, uint64_t bytes,
+                         struct engine_fault *fault_p)
 {
     int status = HVI_OK;
 
     for (uint32_t i = targets->to; i < targets->to_end && status == HVI_OK; i++) {
         if (work->out[i] && engine_host_out_is_foreign(work, i))
-            status = engine_host_write(work, i, targets->at, from, bytes, fault_p);
+            status = engine_host_write(thread, work, i, targets->at, from, bytes, fault_p);
     }
     return status;
 }
@@ -153,7 +153,7 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
     unsigned char *result = thread->buffer; /* which may be the first input */
 
     piece.ins = piece.outs = 0;
-    int status = collect_inputs(thread, work, at, bytes, slot_bytes, targets, &piece, fault_p);
+    int status = collect_inputs(thread, work, at, bytes, slot_bytes, &piece, fault_p);
     if (status != HVI_OK)
         return status;
     bool foreign = collect_outputs(work, targets, &piece);
@@ -174,7 +174,7 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
     };
     HVI_ASSERT(piece.ins > 0);
     thread->kernels->reduce(&reduce, 0, bytes / hvi_dtype_bytes(work->dtype));
-    return foreign ? write_foreign(work, targets, result, bytes, fault_p) : HVI_OK;
+    return foreign ? write_foreign(thread, work, targets, result, bytes, fault_p) : HVI_OK;
 }
 
 /* Bytes [at, at + bytes) of the inputs. */
@@ -223,31 +223,43 @@ static int spread_mapped(const struct engine_host_thread *thread, const struct e
         if (!work->out[to] || in_place(work, source, targets, to))
             continue;
         if (engine_host_out_is_foreign(work, to))
-            status = engine_host_write(work, to, targets->at, data, bytes, fault_p);
+            status = engine_host_write(thread, work, to, targets->at, data, bytes, fault_p);
         else
             thread->kernels->copy((char *)work->out[to] + targets->at, data, bytes, stream);
     }
     return status;
 }
 
+static bool writes_foreign(const struct engine_work *work, const struct source *source,
+                           const struct targets *targets)
+{
+    for (uint32_t to = targets->to; to < targets->to_end; to++) {
+        if (work->out[to] && engine_host_out_is_foreign(work, to) &&
+            !in_place(work, source, targets, to))
+            return true;
+    }
+    return false;
+}
+
 static int spread_piece(const struct engine_host_thread *thread, const struct engine_work *work,
                         const struct source *source, uint64_t bytes, const struct targets *targets,
                         struct engine_fault *fault_p)
 {
-    uint32_t to = targets->to;
     const void *data = (const char *)work->in[source->from] + source->at;
+    int status = HVI_OK;
 
     if (engine_host_in_is_foreign(work, source->from)) {
-        bool straight = targets->to_end == to + 1 && !engine_host_out_is_foreign(work, to);
-        if (straight && !work->out[to])
+        if (targets->to_end == targets->to + 1 && !work->out[targets->to])
             return HVI_OK;
-        void *place = straight ? (char *)work->out[to] + targets->at : (void *)thread->buffer;
-        int status = engine_host_read(work, source->from, source->at, place, bytes, fault_p);
-        if (status != HVI_OK || straight)
-            return status;
-        data = place;
+        status = engine_host_read(thread, work, source->from, source->at, thread->buffer, bytes,
+                                  fault_p);
+        data = thread->buffer;
+    } else if (writes_foreign(work, source, targets)) {
+        thread->kernels->copy(thread->buffer, data, bytes, false);
+        data = thread->buffer;
     }
-    return spread_mapped(thread, work, source, data, bytes, targets, fault_p);
+    return status == HVI_OK ? spread_mapped(thread, work, source, data, bytes, targets, fault_p)
+                            : status;
 }
 
 /* How much goes at a time: all, if it goes to one place only. */
@@ -400,7 +412,7 @@ static int emit_to(const struct engine_host_thread *thread, const struct engine_
         if (work->out[i] && !engine_host_out_is_foreign(work, i))
             thread->kernels->copy((char *)work->out[i] + targets->at, result, bytes, false);
     }
-    return write_foreign(work, targets, result, bytes, fault_p);
+    return write_foreign(thread, work, targets, result, bytes, fault_p);
 }
 
 int engine_host_emit(const struct engine_host_thread *thread, const struct engine_work *work,

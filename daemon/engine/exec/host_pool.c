@@ -8,54 +8,124 @@
  * and nothing runs under it. A batch leaves the queue when its last piece is taken and is reported
  * by whoever finishes the last piece, unless it has another round to go: then it comes back to the
  * front. The main thread takes pieces too while it has nothing better to do, which saves waking and
- * sleeping it. */
+ * sleeping it, but none with foreign operands; one worker takes only such, in its place.
+ *
+ * Foreign memory may not answer (host_foreign.c says why). The main thread looks at the workers now and
+ * then:
+ *
+ *     after ENGINE_SILENT_NS   the worker is silent: no further piece of its batch is begun, and
+ *                              another worker takes its place. If it comes back, it finishes its
+ *                              piece and ends.
+ *     after the limit          the worker is lost: the batch fails without it. If it comes back, it
+ *                              ends at once; the end of the process ends it otherwise.
+ *
+ * There are at most AWAY_MAX workers that have been replaced and have not ended; then foreign batches
+ * fail until one ends. */
 #include "daemon/engine/exec/host.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/huge.h"
+#include "base/log.h"
 #include "base/status.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
+/* Beside as many as there are threads: one op may hold all of these. */
+#define AWAY_MAX 16u
+
 struct worker {
+    struct worker *next;
     struct engine_host_pool *pool;
     struct engine_host_thread own;
+    struct engine_host_transfer transfer;
     pthread_t thread;
+    bool foreign_only; /* takes nothing else */
+    /* Under the lock. */
+    struct engine_batch *batch; /* a piece of which it does; NULL: none, or the worker is lost */
+    bool silent;                /* counted in the batch's .units_silent */
+    bool lost;
+    bool replaced; /* it ends with its piece */
 };
 
 struct engine_host_pool {
     pthread_mutex_t lock;
-    pthread_cond_t work;
+    pthread_cond_t work;         /* for the workers that take everything */
+    pthread_cond_t foreign_work; /* for the others */
     struct engine_batch *head, *tail;
     bool closing;
-    _Atomic uint32_t queued; /* batches in the queue: written under the lock, looked at without */
-    uint32_t running;        /* batches not reported done */
+    /* Batches in the queue that have no foreign operands: written under the lock, looked at without. */
+    _Atomic uint32_t queued;
+    uint32_t running; /* batches not reported done */
     void (*done)(void *user, struct engine_batch *batch);
     void *user;
-    struct engine_host_thread helper;    /* for help() and run() */
-    uint32_t worker_count, thread_count; /* that there are, that run */
-    struct worker workers[];
+    uint32_t threads;
+    struct worker helper; /* for help() and run(): the main thread */
+    /* The rest is the main thread's. */
+    struct worker *workers;
+    uint32_t away; /* replaced, and not joined */
 };
 
-/* Lock held. */
-static struct engine_batch *take_unit(struct engine_host_pool *pool, uint32_t *unit_p)
+static bool is_foreign(const struct engine_batch *batch)
 {
-    struct engine_batch *batch = pool->head;
+    return batch->works[0]->in_pid != NULL;
+}
 
+/* ---- the queue ---- */
+
+/* Lock held. */
+static void unqueue(struct engine_host_pool *pool, struct engine_batch *batch)
+{
+    struct engine_batch **link = &pool->head, *before = NULL;
+
+    while (*link != batch) {
+        before = *link;
+        link = &before->next;
+    }
+    *link = batch->next;
+    if (pool->tail == batch)
+        pool->tail = before;
+    if (!is_foreign(batch))
+        atomic_fetch_sub_explicit(&pool->queued, 1, memory_order_relaxed);
+}
+
+static bool may_take(const struct worker *self, const struct engine_batch *batch)
+{
+    if (is_foreign(batch))
+        return self->own.transfer && batch->units_silent == 0;
+    return !self->foreign_only;
+}
+
+/* Lock held. */
+static struct engine_batch *take_unit(struct worker *self, uint32_t *unit_p)
+{
+    struct engine_batch *batch = self->pool->head;
+
+    while (batch && !may_take(self, batch))
+        batch = batch->next;
     if (!batch)
         return NULL;
     *unit_p = batch->units_taken++;
-    if (batch->units_taken == batch->units) {
-        pool->head = batch->next;
-        if (!pool->head)
-            pool->tail = NULL;
-        atomic_fetch_sub_explicit(&pool->queued, 1, memory_order_relaxed);
-    }
+    if (batch->units_taken == batch->units)
+        unqueue(self->pool, batch);
     return batch;
+}
+
+/* Lock held. */
+static void wake(struct engine_host_pool *pool, const struct engine_batch *batch)
+{
+    if (is_foreign(batch))
+        pthread_cond_signal(&pool->foreign_work);
+    if (batch->units > 1)
+        pthread_cond_broadcast(&pool->work);
+    else
+        pthread_cond_signal(&pool->work);
 }
 
 /* Lock held. In front: it was there before, and may have another round to go. */
@@ -67,8 +137,9 @@ static void queue_first(struct engine_host_pool *pool, struct engine_batch *batc
     pool->head = batch;
     if (!pool->tail)
         pool->tail = batch;
-    atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
-    pthread_cond_broadcast(&pool->work);
+    if (!is_foreign(batch))
+        atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
+    wake(pool, batch);
 }
 
 /* Lock held on entry and on return. The last unit of a round is over and nobody else has to do with
@@ -84,26 +155,57 @@ static void end_round(struct engine_host_pool *pool, struct engine_batch *batch)
         queue_first(pool, batch);
         return;
     }
-    if (--pool->running == 0 && pool->closing)
+    if (--pool->running == 0 && pool->closing) {
         pthread_cond_broadcast(&pool->work);
+        pthread_cond_broadcast(&pool->foreign_work);
+    }
     pthread_mutex_unlock(&pool->lock);
     pool->done(pool->user, batch);
     pthread_mutex_lock(&pool->lock);
 }
 
-/* Lock held on entry and on return. After a failure the units that are left are only counted. */
-static void run_unit(struct engine_host_pool *pool, const struct engine_host_thread *own,
-                     struct engine_batch *batch, uint32_t unit)
+/* Lock held. Units that were not taken are over with that. */
+static void fail(struct engine_host_pool *pool, struct engine_batch *batch, int status,
+                 const struct engine_fault *fault)
 {
+    if (batch->status != HVI_OK)
+        return;
+    batch->status = status;
+    batch->fault = *fault;
+    if (batch->units_taken == batch->units)
+        return;
+    unqueue(pool, batch);
+    batch->units_left -= batch->units - batch->units_taken;
+    batch->units_taken = batch->units;
+}
+
+/* ---- a worker ---- */
+
+/* Lock held. The worker has come back from foreign memory, perhaps late. */
+static void come_back(struct worker *self, struct engine_batch *batch)
+{
+    self->batch = NULL;
+    if (!self->silent)
+        return;
+    self->silent = false;
+    if (--batch->units_silent == 0)
+        wake(self->pool, batch);
+}
+
+/* Lock held on entry and on return. */
+static void run_unit(struct worker *self, struct engine_batch *batch, uint32_t unit)
+{
+    struct engine_host_pool *pool = self->pool;
+
     if (batch->status == HVI_OK) {
         struct engine_fault fault = {.rank = -1};
+        self->batch = batch;
         pthread_mutex_unlock(&pool->lock);
-        int status = engine_host_run_unit(own, batch, unit, &fault);
+        int status = engine_host_run_unit(&self->own, batch, unit, &fault);
         pthread_mutex_lock(&pool->lock);
-        if (status != HVI_OK && batch->status == HVI_OK) {
-            batch->status = status;
-            batch->fault = fault;
-        }
+        come_back(self, batch);
+        if (status != HVI_OK)
+            fail(pool, batch, status, &fault);
     }
     if (--batch->units_left == 0)
         end_round(pool, batch);
@@ -116,38 +218,19 @@ static void *work(void *argument)
     uint32_t unit = 0;
 
     pthread_mutex_lock(&pool->lock);
-    for (;;) {
-        struct engine_batch *batch = take_unit(pool, &unit);
+    while (!self->replaced) {
+        struct engine_batch *batch = take_unit(self, &unit);
         if (batch)
-            run_unit(pool, &self->own, batch, unit);
+            run_unit(self, batch, unit);
         else if (pool->closing && pool->running == 0)
             break;
         else
-            pthread_cond_wait(&pool->work, &pool->lock);
+            pthread_cond_wait(self->foreign_only ? &pool->foreign_work : &pool->work, &pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
+    /* Release, pairs with the acquire in has_ended. */
+    atomic_store_explicit(&self->transfer.ended, true, memory_order_release);
     return NULL;
-}
-
-/* Signals are the main thread's business. */
-static int start_threads(struct engine_host_pool *pool, uint32_t workers)
-{
-    sigset_t all, before;
-    int error = 0;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (error == 0 && pool->thread_count < workers) {
-        struct worker *worker = &pool->workers[pool->thread_count];
-        worker->pool = pool;
-        error = pthread_create(&worker->thread, NULL, work, worker);
-        if (error)
-            break;
-        pthread_setname_np(worker->thread, "hvd-worker");
-        pool->thread_count++;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error ? HVI_ERR_LIMIT : HVI_OK;
 }
 
 /* Large enough to come from mmap: pages come when a foreign operand or an adasum first needs them,
@@ -155,6 +238,7 @@ static int start_threads(struct engine_host_pool *pool, uint32_t workers)
 static bool equip(struct engine_host_thread *own, const struct engine_host_thread *model)
 {
     *own = *model;
+    own->transfer = NULL;
     own->buffer = aligned_alloc(HVI_HUGE_BYTES, ENGINE_HOST_BUFFER_BYTES);
     if (!own->buffer)
         return false;
@@ -162,22 +246,271 @@ static bool equip(struct engine_host_thread *own, const struct engine_host_threa
     return true;
 }
 
-int engine_host_pool_open(uint32_t workers, const struct engine_host_thread *model,
+/* Signals are the main thread's business. */
+static int start_thread(struct worker *worker)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&worker->thread, NULL, work, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return HVI_ERR_LIMIT;
+    pthread_setname_np(worker->thread, "hvd-worker");
+    return HVI_OK;
+}
+
+static int add_worker(struct engine_host_pool *pool, bool foreign_only)
+{
+    struct worker *worker = calloc(1, sizeof *worker);
+    int status = HVI_ERR_NO_MEMORY;
+
+    if (!worker)
+        return status;
+    worker->pool = pool;
+    worker->foreign_only = foreign_only;
+    if (equip(&worker->own, &pool->helper.own)) {
+        worker->own.transfer = &worker->transfer;
+        status = start_thread(worker);
+    }
+    if (status != HVI_OK) {
+        free(worker->own.buffer);
+        free(worker);
+        return status;
+    }
+    worker->next = pool->workers;
+    pool->workers = worker;
+    return HVI_OK;
+}
+
+/* ---- workers that do not come back ---- */
+
+static bool has_ended(const struct worker *worker)
+{
+    /* Acquire, pairs with the release stores in work() and in host_foreign.c. */
+    return atomic_load_explicit(&worker->transfer.ended, memory_order_acquire);
+}
+
+/* The thread has ended, or is about to. */
+static void remove_worker(struct worker **link)
+{
+    struct worker *worker = *link;
+
+    *link = worker->next;
+    pthread_join(worker->thread, NULL);
+    if (worker->lost) /* free() may want to write there */
+        mprotect(worker->own.buffer, ENGINE_HOST_BUFFER_BYTES, PROT_READ | PROT_WRITE);
+    free(worker->own.buffer);
+    free(worker);
+}
+
+/* Lock held: the new worker begins when it is given back. */
+static void replace(struct worker *worker)
+{
+    struct engine_host_pool *pool = worker->pool;
+
+    if (pool->away == pool->threads + AWAY_MAX)
+        return;
+    int status = add_worker(pool, worker->foreign_only);
+    if (status != HVI_OK) { /* the next look tries again */
+        HVI_LOG(HVI_LOG_WARN, "foreign", "no-worker", hvi_status_text(status), "away=%u",
+                pool->away);
+        return;
+    }
+    worker->replaced = true;
+    pool->away++;
+}
+
+/* Lock held. One that could not be replaced while it was away is replaced now. */
+static void remove_ended(struct engine_host_pool *pool)
+{
+    struct worker **link = &pool->workers;
+
+    while (*link) {
+        struct worker *worker = *link;
+        if (has_ended(worker) && !worker->replaced)
+            replace(worker); /* which becomes the first of the list */
+        while (*link != worker)
+            link = &(*link)->next;
+        if (has_ended(worker) && worker->replaced) {
+            pool->away--;
+            remove_worker(link);
+        } else {
+            link = &worker->next;
+        }
+    }
+}
+
+/* The kernel will find nothing there when the memory answers at last. */
+static void close_buffer(const struct worker *worker)
+{
+    void *closed = mmap(worker->own.buffer, ENGINE_HOST_BUFFER_BYTES, PROT_NONE,
+                        MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (closed == MAP_FAILED)
+        HVI_LOG(HVI_LOG_ERROR, "foreign", "buffer-open", strerror(errno), "address=%p",
+                (void *)worker->own.buffer);
+}
+
+static bool is_in_buffer(const struct worker *worker, const void *local)
+{
+    const unsigned char *at = local;
+
+    return at >= worker->own.buffer && at < worker->own.buffer + ENGINE_HOST_BUFFER_BYTES;
+}
+
+static struct engine_fault fault_of(const struct engine_host_transfer *transfer, uint64_t waited_ns)
+{
+    return (struct engine_fault){
+        .rank = (int32_t)atomic_load_explicit(&transfer->rank, memory_order_relaxed),
+        .error = ETIMEDOUT,
+        .writing = atomic_load_explicit(&transfer->writing, memory_order_relaxed),
+        .address = atomic_load_explicit(&transfer->address, memory_order_relaxed),
+        .waited_ns = waited_ns,
+    };
+}
+
+/* Lock held on entry and on return. */
+static void give_up(struct worker *worker, uint64_t since_ns, uint64_t waited_ns)
+{
+    struct engine_host_pool *pool = worker->pool;
+    struct engine_batch *batch = worker->batch;
+
+    /* Its partner is the compare-and-swap in host_foreign.c's end(): only one of the two succeeds. */
+    if (!atomic_compare_exchange_strong_explicit(&worker->transfer.since_ns, &since_ns,
+                                                 ENGINE_HOST_LOST, memory_order_acq_rel,
+                                                 memory_order_relaxed))
+        return;
+    struct engine_fault fault = fault_of(&worker->transfer, waited_ns);
+    fault.late_output =
+        !is_in_buffer(worker, atomic_load_explicit(&worker->transfer.local, memory_order_relaxed));
+    close_buffer(worker);
+    worker->lost = true;
+    come_back(worker, batch);
+    fail(pool, batch, HVI_ERR_STALLED, &fault);
+    if (--batch->units_left == 0)
+        end_round(pool, batch);
+}
+
+/* What the members say of themselves is asked for by the worker, too, but that may wait for ever. */
+static bool are_alive(const struct engine_work *work)
+{
+    for (uint32_t i = 0; work->alive && i < work->ranks; i++) {
+        if ((work->in_pid[i] || work->out_pid[i]) && !work->alive(work->alive_user, i))
+            return false;
+    }
+    return true;
+}
+
+/* When a transfer began that has lasted for ENGINE_SILENT_NS; 0: there is none. */
+static uint64_t silent_since(const struct worker *worker, uint64_t now_ns)
+{
+    /* Acquire, pairs with the release in host_foreign.c's begin(). */
+    uint64_t since_ns = atomic_load_explicit(&worker->transfer.since_ns, memory_order_acquire);
+
+    if (since_ns == ENGINE_HOST_LOST || now_ns < since_ns + ENGINE_SILENT_NS)
+        return 0;
+    return since_ns;
+}
+
+/* Lock held on entry and on return. */
+static void watch(struct worker *worker, uint64_t now_ns, uint64_t limit_ns)
+{
+    uint64_t since_ns = silent_since(worker, now_ns);
+
+    if (since_ns != 0 && !worker->silent) {
+        worker->silent = true;
+        worker->batch->units_silent++;
+    }
+    if ((worker->silent || worker->lost) && !worker->replaced)
+        replace(worker);
+    if (since_ns != 0 && (now_ns - since_ns >= limit_ns || worker->batch->status != HVI_OK ||
+                          !are_alive(worker->batch->works[0])))
+        give_up(worker, since_ns, now_ns - since_ns);
+}
+
+/* Lock held on entry and on return. There is perhaps no worker left to do them. */
+static void refuse_foreign(struct engine_host_pool *pool)
+{
+    const struct engine_fault fault = {.rank = -1};
+    struct engine_batch *batch = pool->head;
+
+    while (batch) {
+        struct engine_batch *next = batch->next;
+        if (is_foreign(batch)) {
+            fail(pool, batch, HVI_ERR_LIMIT, &fault);
+            if (batch->units_left == 0) {
+                end_round(pool, batch);
+                next = pool->head; /* it was given back */
+            }
+        }
+        batch = next;
+    }
+}
+
+void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns)
+{
+    uint64_t now_ns = hvi_clock_ns();
+
+    pthread_mutex_lock(&pool->lock);
+    remove_ended(pool);
+    for (struct worker *worker = pool->workers; worker; worker = worker->next)
+        watch(worker, now_ns, limit_ns);
+    if (pool->away == pool->threads + AWAY_MAX)
+        refuse_foreign(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Lock held. */
+static bool is_first_of_batch(const struct worker *worker, uint64_t now_ns)
+{
+    const struct worker *other = worker->pool->workers;
+
+    while (other != worker && (other->batch != worker->batch || silent_since(other, now_ns) == 0))
+        other = other->next;
+    return other == worker;
+}
+
+const struct engine_batch *engine_host_pool_silent(struct engine_host_pool *pool,
+                                                   uint32_t *cursor_p, struct engine_fault *fault_p)
+{
+    const struct engine_batch *batch = NULL;
+    uint64_t now_ns = hvi_clock_ns();
+    uint32_t index = 0;
+
+    pthread_mutex_lock(&pool->lock);
+    for (struct worker *worker = pool->workers; worker && !batch; worker = worker->next) {
+        uint64_t since_ns = silent_since(worker, now_ns);
+        if (index++ < *cursor_p || since_ns == 0 || !is_first_of_batch(worker, now_ns))
+            continue;
+        *cursor_p = index;
+        *fault_p = fault_of(&worker->transfer, now_ns - since_ns);
+        batch = worker->batch;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return batch;
+}
+
+/* ---- the whole ---- */
+
+int engine_host_pool_open(uint32_t threads, const struct engine_host_thread *model,
                           void (*done)(void *user, struct engine_batch *batch), void *user,
                           struct engine_host_pool **pool_p)
 {
-    struct engine_host_pool *pool = calloc(1, sizeof *pool + workers * sizeof pool->workers[0]);
+    struct engine_host_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return HVI_ERR_NO_MEMORY;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
+    pthread_cond_init(&pool->foreign_work, NULL);
     pool->done = done;
     pool->user = user;
-    pool->worker_count = workers;
-    bool equipped = equip(&pool->helper, model);
-    for (uint32_t i = 0; i < workers && equipped; i++)
-        equipped = equip(&pool->workers[i].own, model);
-    int status = equipped ? start_threads(pool, workers) : HVI_ERR_NO_MEMORY;
+    pool->threads = threads;
+    pool->helper.pool = pool;
+    int status = equip(&pool->helper.own, model) ? HVI_OK : HVI_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < threads && status == HVI_OK; i++)
+        status = add_worker(pool, i == 0);
     if (status != HVI_OK) {
         engine_host_pool_close(pool);
         return status;
@@ -186,32 +519,53 @@ int engine_host_pool_open(uint32_t workers, const struct engine_host_thread *mod
     return HVI_OK;
 }
 
-void engine_host_pool_close(struct engine_host_pool *pool)
+static void finish(struct engine_host_pool *pool)
+{
+    bool busy = true;
+
+    while (busy) {
+        while (engine_host_pool_help(pool)) {
+        }
+        engine_host_pool_watch(pool, ENGINE_SILENT_NS);
+        pthread_mutex_lock(&pool->lock);
+        busy = pool->running > 0;
+        pool->closing = !busy;
+        pthread_mutex_unlock(&pool->lock);
+        if (busy)
+            sched_yield();
+    }
+    pthread_cond_broadcast(&pool->work);
+    pthread_cond_broadcast(&pool->foreign_work);
+}
+
+bool engine_host_pool_close(struct engine_host_pool *pool)
 {
     if (!pool)
-        return;
-    while (engine_host_pool_help(pool)) {
+        return true;
+    finish(pool);
+    struct worker **link = &pool->workers;
+    while (*link) {
+        if ((*link)->lost && !has_ended(*link))
+            link = &(*link)->next;
+        else
+            remove_worker(link);
     }
-    pthread_mutex_lock(&pool->lock);
-    pool->closing = true;
-    pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->lock);
-    for (uint32_t i = 0; i < pool->thread_count; i++)
-        pthread_join(pool->workers[i].thread, NULL);
-    HVI_ASSERT(pool->running == 0);
-    for (uint32_t i = 0; i < pool->worker_count; i++)
-        free(pool->workers[i].own.buffer);
-    free(pool->helper.buffer);
+    if (pool->workers) /* these know their places in it */
+        return false;
+    free(pool->helper.own.buffer);
+    pthread_cond_destroy(&pool->foreign_work);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
+    return true;
 }
 
 void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch)
 {
-    engine_host_cut(batch, pool->worker_count + 1);
+    engine_host_cut(batch, pool->threads);
     batch->units_taken = 0;
     batch->units_left = batch->units;
+    batch->units_silent = 0;
     batch->next = NULL;
     pthread_mutex_lock(&pool->lock);
     if (pool->tail)
@@ -219,12 +573,10 @@ void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch 
     else
         pool->head = batch;
     pool->tail = batch;
-    atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
+    if (!is_foreign(batch))
+        atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
     pool->running++;
-    if (batch->units > 1)
-        pthread_cond_broadcast(&pool->work);
-    else
-        pthread_cond_signal(&pool->work);
+    wake(pool, batch);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -235,19 +587,19 @@ bool engine_host_pool_help(struct engine_host_pool *pool)
     if (atomic_load_explicit(&pool->queued, memory_order_relaxed) == 0)
         return false;
     pthread_mutex_lock(&pool->lock);
-    struct engine_batch *batch = take_unit(pool, &unit);
+    struct engine_batch *batch = take_unit(&pool->helper, &unit);
     if (batch)
-        run_unit(pool, &pool->helper, batch, unit);
+        run_unit(&pool->helper, batch, unit);
     pthread_mutex_unlock(&pool->lock);
     return batch != NULL;
 }
 
 void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch)
 {
-    engine_host_cut(batch, pool->worker_count + 1);
+    engine_host_cut(batch, pool->threads);
     do {
         for (uint32_t unit = 0; unit < batch->units && batch->status == HVI_OK; unit++)
-            batch->status = engine_host_run_unit(&pool->helper, batch, unit, &batch->fault);
+            batch->status = engine_host_run_unit(&pool->helper.own, batch, unit, &batch->fault);
     } while (engine_host_next_round(batch));
     engine_host_release(batch);
     pool->done(pool->user, batch);

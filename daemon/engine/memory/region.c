@@ -32,7 +32,10 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base)
 
 static void free_region(struct engine_region *region)
 {
-    hvi_region_fini(&region->map);
+    if (region->kept)
+        hvi_region_close_fd(&region->map);
+    else
+        hvi_region_fini(&region->map);
     free(region);
 }
 

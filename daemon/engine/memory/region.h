@@ -17,7 +17,8 @@ struct engine_region {
     struct hvi_region map;      /* .fd is kept for peers, or closed; region 0: not owned */
     uint32_t shown;             /* a bit for each rank that was given .fd */
     uint32_t id;
-    bool lasting;   /* the process's own memory, not the session's */
+    bool lasting; /* the process's own memory, not the session's */
+    bool kept;    /* a transfer that was given up may still write there: it stays mapped for ever */
     uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
     uint64_t ready; /* bytes whose page tables are filled */
     struct engine_region *fresh_next;

@@ -9,6 +9,7 @@
  * is known how the rank ended, so that every rank hears the same sentence from all its ops. */
 #include "daemon/engine/sessions/remote.h"
 
+#include "base/clock.h"
 #include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -94,25 +95,43 @@ static bool is_gone(struct engine_rank *slot, const struct engine_session *sessi
     return true;
 }
 
+static void describe(const struct engine_op *op, const struct engine_fault *fault, int32_t rank,
+                     pid_t pid, char *text_p, size_t size)
+{
+    char label[ENGINE_LABEL], why[160];
+
+    if (fault->error == ETIMEDOUT)
+        snprintf(
+            why, sizeof why,
+            "its memory has not answered for %.1f s (HVD_MEMORY_TIMEOUT_SECONDS); a userfaultfd, "
+            "a file on FUSE or a slow disk may be behind it",
+            (double)fault->waited_ns / (double)HVI_NS_SEC);
+    else
+        snprintf(why, sizeof why, "%s; memory must stay as it is until the op is finished",
+                 strerror(fault->error));
+    engine_tensor_label(op->tensor, label);
+    snprintf(text_p, size,
+             "%s '%s': the %s of rank %d (pid %d) could not be %s at address 0x%" PRIx64 ": %s",
+             hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", rank, (int)pid,
+             fault->writing ? "written" : "read", fault->address, why);
+}
+
 void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op, int status,
                           const struct engine_fault *fault)
 {
-    const struct engine_session *session = engine_request_of(op->parts[fault->rank])->session;
-    struct engine_rank *slot = &sessions->ranks[session->rank];
-    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL];
+    const struct engine_request *request = engine_request_of(op->parts[fault->rank]);
+    int32_t rank = request->session->rank;
+    struct engine_rank *slot = &sessions->ranks[rank];
+    char text[HVI_TEXT_MAX + 1];
 
-    if (is_gone(slot, session, fault->error)) {
-        bereave(sessions, op, session->rank);
+    if (fault->late_output && request->express.out)
+        request->express.out->kept = true;
+    if (is_gone(slot, request->session, fault->error)) {
+        bereave(sessions, op, rank);
         return;
     }
-    engine_tensor_label(op->tensor, label);
-    snprintf(text, sizeof text,
-             "%s '%s': the %s of rank %d (pid %d) could not be %s at address 0x%" PRIx64
-             ": %s; memory must stay as it is until the op is finished",
-             hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", session->rank,
-             (int)slot->pid, fault->writing ? "written" : "read", fault->address,
-             strerror(fault->error));
-    HVI_LOG(HVI_LOG_WARN, "foreign", "memory-gone", text, "job=%s rank=%d", sessions->start->job,
-            session->rank);
-    engine_op_done(sessions->order, op, status, text, session->rank);
+    describe(op, fault, rank, slot->pid, text, sizeof text);
+    HVI_LOG(HVI_LOG_WARN, "foreign", fault->error == ETIMEDOUT ? "memory-silent" : "memory-gone",
+            text, "job=%s rank=%d", sessions->start->job, rank);
+    engine_op_done(sessions->order, op, status, text, rank);
 }

@@ -520,6 +520,10 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     sessions->order->now_ns = hvi_clock_ns();
     engine_intake_drain_all(sessions); /* what was submitted before gets the same answer */
     engine_dispatch_drop(sessions->exec, HVI_ERR_JOB_STOPPED, text);
+    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
+        if (sessions->ranks[rank].session)
+            engine_process_forbid(&sessions->ranks[rank].session->process);
+    }
     quiesce(sessions);
     engine_negotiate_fail_all(sessions->order, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(sessions);

@@ -13,6 +13,8 @@
  *   STALL_SHUTDOWN_TIME_SECONDS     the policy's age; 0: none; below the check time: ignored
  *   STALL_POLICY                    warn, fail-op, stop-job; default: stop-job with a shutdown time
  *                                   (as Horovod), else warn. Without one they act at the check time
+ *   MEMORY_TIMEOUT_SECONDS          how long an op that executes waits for a rank's own memory; the
+ *                                   timer looks at those too (exec/host_pool.c)
  */
 #include "daemon/engine/watch/stall.h"
 
@@ -22,6 +24,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/event/event.h"
+#include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/order/sentence.h"
 #include "daemon/engine/sessions/complete.h"
@@ -317,8 +320,10 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
          * seen. */
         engine_intake_drain_all(watch->sessions);
     }
-    engine_stall_look(watch, now_ns);
-    if (!watch->order->waiting_first)
+    engine_stall_look(watch, hvi_clock_ns()); /* what was drained has come after `now_ns` */
+    if (watch->exec->foreign > 0)
+        engine_dispatch_watch(watch->exec);
+    if (!watch->order->waiting_first && watch->exec->foreign == 0)
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
@@ -379,6 +384,19 @@ static enum engine_stall_policy parse_policy(const char *text, bool timed)
     return timed ? ENGINE_STALL_STOP_JOB : ENGINE_STALL_WARN;
 }
 
+static void configure_memory(struct engine_watch *watch, const char *text)
+{
+    uint64_t answer_ns = 0;
+
+    watch->exec->answer_ns = ENGINE_ANSWER_NS;
+    if (!parse_seconds(text, "MEMORY_TIMEOUT_SECONDS is no number of seconds", &answer_ns))
+        return;
+    if (answer_ns == 0)
+        complain("MEMORY_TIMEOUT_SECONDS is 0, which is no time, and is ignored", text);
+    else
+        watch->exec->answer_ns = answer_ns;
+}
+
 void engine_stall_configure(struct engine_watch *watch,
                             const struct engine_stall_settings *settings)
 {
@@ -386,6 +404,7 @@ void engine_stall_configure(struct engine_watch *watch,
     const char *shutdown = settings->shutdown_time;
     uint64_t shutdown_ns = 0;
 
+    configure_memory(watch, settings->memory_timeout);
     parse_seconds(settings->check_time, "STALL_CHECK_TIME_SECONDS is no number of seconds",
                   &watch->stall_warn_ns);
     parse_seconds(shutdown, "STALL_SHUTDOWN_TIME_SECONDS is no number of seconds", &shutdown_ns);

@@ -8,9 +8,9 @@
 
 struct engine_watch;
 
-/* STALL_* of a job, as text; NULL: not set. */
+/* STALL_* and MEMORY_TIMEOUT_SECONDS of a job, as text; NULL: not set. */
 struct engine_stall_settings {
-    const char *check_disable, *check_time, *shutdown_time, *policy;
+    const char *check_disable, *check_time, *shutdown_time, *policy, *memory_timeout;
 };
 
 /* ---- stall.c ---- */

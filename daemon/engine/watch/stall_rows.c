@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The stall table: negotiate.c's list of waiting ops, oldest first, as rows. Nothing is kept beside
- * that list. A missing rank's process is looked at in /proc; what it waits in is the oldest op that
+ * The stall table: negotiate.c's list of waiting ops, oldest first, as rows, and ops that execute and
+ * do not move. Nothing is kept beside that list. A missing rank's process is looked at in /proc; what it waits in is the oldest op that
  * it itself waits for (two ranks that wait for each other's ops are the usual deadlock), else what
  * the kernel says. */
 #include "daemon/engine/watch/stall.h"
@@ -9,12 +9,14 @@
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
 #include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/express.h"
 #include "daemon/engine/watch/watch.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,6 +143,37 @@ static int fill_held_row(const struct engine_watch *watch, const struct engine_h
     return HVI_OK;
 }
 
+/* It executes, and a rank's own memory does not answer. */
+static int fill_silent_row(const struct engine_watch *watch, const struct engine_op *op,
+                           const struct engine_fault *fault, uint64_t now_ns,
+                           struct hvi_stall_row *row)
+{
+    const struct engine_part *part = engine_op_first_part(op);
+
+    row->ready = calloc(op->set->size, sizeof *row->ready);
+    row->missing = calloc(op->set->size, sizeof *row->missing);
+    if (!row->ready || !row->missing)
+        return HVI_ERR_NO_MEMORY;
+    engine_tensor_name(op->tensor, row->tensor);
+    snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(op->kind));
+    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
+    row->process_set = part ? part->copy.process_set : 0;
+    row->age_ns = now_ns - op->first_ns;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        struct hvi_missing_rank *missing = &row->missing[row->missing_count];
+        if ((int32_t)i == fault->rank) {
+            fill_missing(watch, op->set->ranks[i], NULL, missing);
+            snprintf(missing->waits_in, sizeof missing->waits_in,
+                     "its memory, which does not answer while the op executes (%s, 0x%" PRIx64 ")",
+                     fault->writing ? "output" : "input", fault->address);
+            row->missing_count++;
+        } else if (op->parts[i]) {
+            row->ready[row->ready_count++] = op->set->ranks[i];
+        }
+    }
+    return HVI_OK;
+}
+
 static bool is_old(uint64_t since_ns, uint64_t now_ns, uint64_t age_ns)
 {
     return since_ns <= now_ns && now_ns - since_ns >= age_ns;
@@ -155,45 +188,93 @@ void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count)
     free(rows);
 }
 
+struct table {
+    struct hvi_stall_row *rows;
+    size_t count, limit;
+    uint64_t left_out;
+    uint64_t now_ns, min_age_ns;
+};
+
+/* The next row; NULL: it is counted, and left out. */
+static struct hvi_stall_row *next_row(struct table *table)
+{
+    if (table->count < table->limit)
+        return &table->rows[table->count++];
+    table->left_out++;
+    return NULL;
+}
+
+static int add_waiting(const struct engine_watch *watch, struct table *table)
+{
+    const struct engine_op **oldest = oldest_ops(watch);
+    int status = oldest ? HVI_OK : HVI_ERR_NO_MEMORY;
+
+    for (const struct engine_op *op = watch->order->waiting_first; status == HVI_OK && op;
+         op = op->next) {
+        if (table->now_ns - op->first_ns < table->min_age_ns)
+            break;
+        struct hvi_stall_row *row = next_row(table);
+        if (row)
+            status = fill_row(watch, op, oldest, table->now_ns, row);
+    }
+    free(oldest);
+    return status;
+}
+
+static int add_silent(struct engine_watch *watch, struct table *table)
+{
+    struct engine_exec_cursor cursor = {0, 0};
+    const struct engine_op *op;
+    struct engine_fault fault;
+    int status = HVI_OK;
+
+    while (status == HVI_OK &&
+           (op = engine_dispatch_next_silent(watch->exec, &cursor, &fault)) != NULL) {
+        if (!is_old(op->first_ns, table->now_ns, table->min_age_ns))
+            continue;
+        struct hvi_stall_row *row = next_row(table);
+        if (row)
+            status = fill_silent_row(watch, op, &fault, table->now_ns, row);
+    }
+    return status;
+}
+
+static int add_held(struct engine_watch *watch, struct table *table)
+{
+    struct engine_held held;
+    int status = HVI_OK;
+
+    for (uint32_t cursor = 0;
+         status == HVI_OK && engine_express_next_held(watch->express, &cursor, &held);) {
+        if (!is_old(held.since_ns, table->now_ns, table->min_age_ns))
+            continue;
+        struct hvi_stall_row *row = next_row(table);
+        if (row)
+            status = fill_held_row(watch, &held, table->now_ns, row);
+    }
+    return status;
+}
+
 int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t limit,
                       struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p)
 {
-    uint64_t now_ns = hvi_clock_ns();
-    uint64_t left_out = 0;
-    size_t count = 0;
-    int status = HVI_OK;
-    const struct engine_op **oldest = oldest_ops(watch);
-    struct hvi_stall_row *rows = calloc(limit, sizeof *rows);
+    struct table table = {.rows = calloc(limit, sizeof *table.rows),
+                          .limit = limit,
+                          .now_ns = hvi_clock_ns(),
+                          .min_age_ns = min_age_ns};
+    int status = table.rows ? add_waiting(watch, &table) : HVI_ERR_NO_MEMORY;
 
-    if (!rows || !oldest)
-        status = HVI_ERR_NO_MEMORY;
-    for (const struct engine_op *op = watch->order->waiting_first; status == HVI_OK && op;
-         op = op->next) {
-        if (now_ns - op->first_ns < min_age_ns)
-            break;
-        if (count == limit)
-            left_out++;
-        else
-            status = fill_row(watch, op, oldest, now_ns, &rows[count++]);
-    }
-    struct engine_held held;
-    for (uint32_t cursor = 0;
-         status == HVI_OK && engine_express_next_held(watch->express, &cursor, &held);) {
-        if (!is_old(held.since_ns, now_ns, min_age_ns))
-            continue;
-        if (count == limit)
-            left_out++;
-        else
-            status = fill_held_row(watch, &held, now_ns, &rows[count++]);
-    }
-    free(oldest);
+    if (status == HVI_OK)
+        status = add_silent(watch, &table);
+    if (status == HVI_OK)
+        status = add_held(watch, &table);
     if (status != HVI_OK) {
-        engine_stall_rows_free(rows, count);
+        engine_stall_rows_free(table.rows, table.count);
         return status;
     }
-    *rows_p = rows;
-    *count_p = count;
-    *left_out_p = left_out;
+    *rows_p = table.rows;
+    *count_p = table.count;
+    *left_out_p = table.left_out;
     return HVI_OK;
 }
 

@@ -6,6 +6,7 @@
 #include "base/fate.h"
 #include "base/status.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,9 @@ void hvt_bench_turn(struct hvt_bench *bench)
     }
     engine_intake_drain_all(&engine->sessions);
     engine_dispatch_ready(&engine->exec);
-    while (engine_dispatch_help(&engine->exec)) {
+    while (atomic_load(&engine->exec.executing) > 0) {
+        if (!engine_dispatch_help(&engine->exec))
+            sched_yield();
     }
     engine_dispatch_reap(&engine->exec);
     engine_complete_owed(&engine->sessions);

@@ -46,12 +46,16 @@ START_TEST(a_transfer_during_which_the_process_ended_is_a_failure)
         .alive_user = &asked,
     };
     struct engine_fault fault = {.rank = -1};
+    struct engine_host_transfer transfer = {0};
+    const struct engine_host_thread thread = {.transfer = &transfer};
 
-    ck_assert_int_eq(engine_host_read(&work, 0, 0, ours, sizeof ours, &fault), HVI_ERR_RANK_LOST);
+    ck_assert_int_eq(engine_host_read(&thread, &work, 0, 0, ours, sizeof ours, &fault),
+                     HVI_ERR_RANK_LOST);
     ck_assert_int_eq(fault.rank, 0);
     ck_assert_int_eq(fault.error, ESRCH);
     asked = 0;
-    ck_assert_int_eq(engine_host_write(&work, 0, 0, ours, sizeof ours, &fault), HVI_ERR_RANK_LOST);
+    ck_assert_int_eq(engine_host_write(&thread, &work, 0, 0, ours, sizeof ours, &fault),
+                     HVI_ERR_RANK_LOST);
     ck_assert(fault.writing);
 }
 END_TEST
