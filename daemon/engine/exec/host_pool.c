@@ -66,11 +66,16 @@ struct engine_host_pool {
     void (*done)(void *user, struct engine_batch *batch);
     void *user;
     uint32_t threads;
-    struct worker helper; /* for help() and run(): the main thread */
-    /* The rest is the main thread's. */
-    struct worker *workers;
-    uint32_t away; /* replaced, and not joined */
+    struct worker helper;   /* for help() and run(): the main thread */
+    struct worker *workers; /* the main thread's */
+    uint32_t away;          /* of these: replaced, and not joined; under the lock */
 };
+
+/* No further worker may be replaced. */
+static bool is_full(const struct engine_host_pool *pool)
+{
+    return pool->away == pool->threads + AWAY_MAX;
+}
 
 static bool is_foreign(const struct engine_batch *batch)
 {
@@ -98,7 +103,7 @@ static void unqueue(struct engine_host_pool *pool, struct engine_batch *batch)
 static bool may_take(const struct worker *self, const struct engine_batch *batch)
 {
     if (is_foreign(batch))
-        return self->own.transfer && batch->units_silent == 0;
+        return self->own.transfer && batch->units_silent == 0 && !is_full(self->pool);
     return !self->foreign_only;
 }
 
@@ -310,7 +315,7 @@ static void replace(struct worker *worker)
 {
     struct engine_host_pool *pool = worker->pool;
 
-    if (pool->away == pool->threads + AWAY_MAX)
+    if (is_full(pool))
         return;
     int status = add_worker(pool, worker->foreign_only);
     if (status != HVI_OK) { /* the next look tries again */
@@ -430,7 +435,7 @@ static void watch(struct worker *worker, uint64_t now_ns, uint64_t limit_ns)
         give_up(worker, since_ns, now_ns - since_ns);
 }
 
-/* Lock held on entry and on return. There is perhaps no worker left to do them. */
+/* Lock held on entry and on return. */
 static void refuse_foreign(struct engine_host_pool *pool)
 {
     const struct engine_fault fault = {.rank = -1};
@@ -457,7 +462,7 @@ void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns)
     remove_ended(pool);
     for (struct worker *worker = pool->workers; worker; worker = worker->next)
         watch(worker, now_ns, limit_ns);
-    if (pool->away == pool->threads + AWAY_MAX)
+    if (is_full(pool))
         refuse_foreign(pool);
     pthread_mutex_unlock(&pool->lock);
 }
@@ -545,10 +550,12 @@ bool engine_host_pool_close(struct engine_host_pool *pool)
     finish(pool);
     struct worker **link = &pool->workers;
     while (*link) {
-        if ((*link)->lost && !has_ended(*link))
+        if ((*link)->lost && !has_ended(*link)) {
+            pthread_detach((*link)->thread);
             link = &(*link)->next;
-        else
+        } else {
             remove_worker(link);
+        }
     }
     if (pool->workers) /* these know their places in it */
         return false;
@@ -576,7 +583,12 @@ void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch 
     if (!is_foreign(batch))
         atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
     pool->running++;
-    wake(pool, batch);
+    if (is_foreign(batch) && is_full(pool))
+        remove_ended(pool);
+    if (is_foreign(batch) && is_full(pool))
+        refuse_foreign(pool);
+    else
+        wake(pool, batch);
     pthread_mutex_unlock(&pool->lock);
 }
 
