@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Operands in memory of a trainer that does not answer: behind a userfaultfd of this process, which plays
+ * the trainers, too. */
+#include "base/status.h"
+#include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/watch/stall.h"
+#include "tests/unit/engine/hvt_ops.h"
+#include "tests/unit/hvt_main.h"
+
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define BYTES     (128u * 1024)
+#define FLOATS    (BYTES / 4)
+#define ANSWER_NS (150 * HVI_NS_MS)
+/* hvt_node_defaults has 2 threads. */
+#define AWAY_MOST 18
+
+static struct hvt_bench bench;
+static int fault_fd;
+
+/* ---- memory ---- */
+
+static bool cannot_wait(void)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+
+    fault_fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    return fault_fd < 0 || ioctl(fault_fd, UFFDIO_API, &api) != 0;
+}
+
+static struct uffdio_range half_of(const float *memory)
+{
+    return (struct uffdio_range){.start = (uint64_t)(uintptr_t)memory + BYTES / 2,
+                                 .len = BYTES / 2};
+}
+
+/* Ones; the second half is not there. */
+static float *silent_memory(void)
+{
+    float *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct uffdio_register reg = {.mode = UFFDIO_REGISTER_MODE_MISSING};
+
+    ck_assert_ptr_ne(memory, MAP_FAILED);
+    for (uint32_t i = 0; i < FLOATS / 2; i++)
+        memory[i] = 1;
+    reg.range = half_of(memory);
+    ck_assert_int_eq(ioctl(fault_fd, UFFDIO_REGISTER, &reg), 0);
+    return memory;
+}
+
+/* Its pages are zeros now. */
+static void answer(const float *memory)
+{
+    struct uffdio_range range = half_of(memory);
+
+    ck_assert_int_eq(ioctl(fault_fd, UFFDIO_UNREGISTER, &range), 0);
+}
+
+/* ---- ops ---- */
+
+static struct hvi_submission op_of(int32_t rank, const char *name, const float *in, float *out)
+{
+    struct hvi_submission op = hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, FLOATS, name, 0);
+
+    op.in_region = op.out_region = HVI_REGION_FOREIGN;
+    op.in_offset = (uint64_t)(uintptr_t)in;
+    op.out_offset = (uint64_t)(uintptr_t)out;
+    return op;
+}
+
+/* Rank 0 has memory that answers. */
+static void submit(const char *name, const float *in, float *out)
+{
+    static float peers[FLOATS];
+    struct hvi_submission op = op_of(0, name, peers, peers);
+
+    hvt_peer_submit(&bench.peers[0], &op);
+    op = op_of(1, name, in, out);
+    hvt_peer_submit(&bench.peers[1], &op);
+}
+
+/* What the loop does, without waiting for what executes. */
+static void turn(void)
+{
+    struct engine *engine = bench.engine;
+
+    engine_intake_drain_all(engine);
+    engine_dispatch_ready(&engine->exec);
+    engine_dispatch_watch(&engine->exec);
+    engine_dispatch_reap(&engine->exec);
+    engine_complete_ring(engine);
+    while (engine_sessions_reap(engine)) {
+    }
+    sched_yield();
+}
+
+static void turn_until_answered(int32_t rank)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (!hvt_peer_has_completion(&bench.peers[rank])) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        turn();
+    }
+}
+
+/* Rows of the stall table, of which the only one is checked. */
+static size_t rows(const char *side)
+{
+    struct hvi_stall_row *table = NULL;
+    uint64_t left_out = 0;
+    size_t count = 0;
+
+    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 4, &table, &count, &left_out), HVI_OK);
+    ck_assert_uint_le(count, 1);
+    if (count == 1) {
+        ck_assert_str_eq(table[0].tensor, "w");
+        ck_assert_uint_eq(table[0].ready_count, 1);
+        ck_assert_uint_eq(table[0].missing_count, 1);
+        ck_assert_int_eq(table[0].missing[0].rank, 1);
+        ck_assert_int_eq(table[0].missing[0].pid, getpid());
+        ck_assert_ptr_nonnull(strstr(table[0].missing[0].waits_in, side));
+    }
+    engine_stall_rows_free(table, count);
+    return count;
+}
+
+static void turn_until_listed(const char *side)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (rows(side) == 0) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        turn();
+    }
+}
+
+static void init(uint64_t answer_ns)
+{
+    hvt_bench_init(&bench, 2);
+    bench.engine->exec.answer_ns = answer_ns;
+}
+
+START_TEST(the_op_is_listed_and_fails_and_a_late_answer_moves_nothing)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory = silent_memory();
+    bool writing = _i == 1;
+
+    init(ANSWER_NS);
+    submit("w", writing ? other : memory, writing ? memory : other);
+    turn_until_listed(writing ? "(output, 0x" : "(input, 0x");
+    turn_until_answered(0);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        char text[HVI_TEXT_MAX + 1];
+        struct hvi_completion done = hvt_peer_complete(&bench.peers[rank], text, sizeof text);
+        ck_assert_int_eq(done.status, HVI_ERR_STALLED);
+        ck_assert_int_eq(done.culprit, 1);
+        ck_assert_ptr_nonnull(strstr(text, "of rank 1 (pid "));
+        ck_assert_ptr_nonnull(strstr(text, "its memory has not answered for 0."));
+    }
+    ck_assert_uint_eq(rows(""), 0);
+    answer(memory);
+    for (uint32_t i = FLOATS / 2; i < FLOATS; i++)
+        ck_assert(memory[i] == 0);
+    submit("w", memory, other);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    hvt_bench_fini(&bench);
+    munmap(memory, BYTES);
+}
+END_TEST
+
+START_TEST(memory_that_answers_in_time_is_moved)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory = silent_memory();
+
+    init(10 * HVI_NS_SEC);
+    submit("w", memory, other);
+    turn_until_listed("(input, 0x");
+    turn();
+    answer(memory);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    ck_assert(other[0] == 1 && other[FLOATS - 1] == 0);
+    ck_assert_uint_eq(rows(""), 0);
+    hvt_bench_fini(&bench);
+    munmap(memory, BYTES);
+}
+END_TEST
+
+START_TEST(the_end_of_a_session_does_not_wait)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory = silent_memory();
+
+    init(3600 * HVI_NS_SEC);
+    submit("w", memory, other);
+    turn();
+    engine_session_end(bench.engine->ranks[1].session, ENGINE_RANK_LEFT, "it leaves");
+    turn_until_answered(0);
+    hvt_op_expect(&bench, 0, HVI_ERR_RANK_LEFT, "it leaves");
+    answer(memory);
+    hvt_bench_fini(&bench);
+    munmap(memory, BYTES);
+}
+END_TEST
+
+/* It is read straight to where the result will be. */
+START_TEST(a_mapped_output_stays_mapped)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float peers[FLOATS];
+    float *memory = silent_memory();
+
+    init(ANSWER_NS);
+    struct engine_regions *regions = &bench.engine->ranks[1].session->regions;
+    struct hvi_region region;
+    ck_assert_int_eq(hvi_region_create("hvt", BYTES, &region), HVI_OK);
+    const struct hvi_region_add add = {.region = 1, .bytes = region.bytes};
+    ck_assert_int_eq(engine_regions_add(regions, &add, region.fd), HVI_OK);
+    region.fd = -1; /* the engine's */
+    hvi_region_fini(&region);
+    struct hvi_submission op = op_of(0, "w", peers, peers);
+    hvt_peer_submit(&bench.peers[0], &op);
+    op = op_of(1, "w", memory, NULL);
+    op.out_region = 1;
+    op.out_offset = 0;
+    hvt_peer_submit(&bench.peers[1], &op);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_ERR_STALLED, NULL);
+    ck_assert(engine_regions_find(regions, 1)->kept);
+    ck_assert_int_eq(engine_regions_remove(regions, 1), HVI_OK);
+    answer(memory);
+    hvt_bench_fini(&bench);
+    munmap(memory, BYTES);
+}
+END_TEST
+
+START_TEST(threads_that_wait_are_bounded)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    enum { OPS = AWAY_MOST + 4 };
+    static float other[FLOATS];
+    float *memory[OPS];
+    int silent = 0, refused = 0;
+
+    init(ANSWER_NS);
+    for (int i = 0; i < OPS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        submit(name, memory[i] = silent_memory(), other);
+    }
+    for (int i = 0; i < OPS; i++) {
+        char text[HVI_TEXT_MAX + 1];
+        turn_until_answered(1);
+        int status = hvt_peer_complete(&bench.peers[1], text, sizeof text).status;
+        silent += status == HVI_ERR_STALLED;
+        refused += status == HVI_ERR_LIMIT;
+    }
+    ck_assert_int_eq(silent + refused, OPS);
+    ck_assert_int_ge(silent, AWAY_MOST);
+    ck_assert_int_le(silent, AWAY_MOST + 1); /* two may begin to wait at once */
+    for (int i = 0; i < OPS; i++)
+        answer(memory[i]);
+    int status = HVI_ERR_LIMIT;
+    for (int i = 0; status == HVI_ERR_LIMIT; i++) { /* until the threads have come back */
+        char text[HVI_TEXT_MAX + 1];
+        submit("w", other, other);
+        turn_until_answered(1);
+        status = hvt_peer_complete(&bench.peers[1], text, sizeof text).status;
+        ck_assert_int_lt(i, 10000);
+    }
+    ck_assert_int_eq(status, HVI_OK);
+    hvt_bench_fini(&bench);
+    for (int i = 0; i < OPS; i++)
+        munmap(memory[i], BYTES);
+}
+END_TEST
+
+START_TEST(the_time_is_the_jobs_setting)
+{
+    static const struct {
+        char *value;
+        uint64_t answer_ns;
+    } cases[] = {{"2.5", 2500 * HVI_NS_MS}, {"0", 10 * HVI_NS_SEC}, {"soon", 10 * HVI_NS_SEC}};
+
+    hvt_bench_init(&bench, 1);
+    ck_assert_uint_eq(bench.engine->exec.answer_ns, 10 * HVI_NS_SEC);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct hvi_setting setting = {0};
+        snprintf(setting.name, sizeof setting.name, "HVD_MEMORY_TIMEOUT_SECONDS");
+        snprintf(setting.value, sizeof setting.value, "%s", cases[i].value);
+        engine_stall_configure(bench.engine, &setting, 1);
+        ck_assert_uint_eq(bench.engine->exec.answer_ns, cases[i].answer_ns);
+    }
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/silent");
+    TCase *tcase = tcase_create("silent");
+
+    tcase_add_loop_test(tcase, the_op_is_listed_and_fails_and_a_late_answer_moves_nothing, 0, 2);
+    tcase_add_test(tcase, memory_that_answers_in_time_is_moved);
+    tcase_add_test(tcase, the_end_of_a_session_does_not_wait);
+    tcase_add_test(tcase, a_mapped_output_stays_mapped);
+    tcase_add_test(tcase, threads_that_wait_are_bounded);
+    tcase_add_test(tcase, the_time_is_the_jobs_setting);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
