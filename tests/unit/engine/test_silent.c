@@ -93,12 +93,12 @@ static void turn(void)
 {
     struct engine *engine = bench.engine;
 
-    engine_intake_drain_all(engine);
+    engine_intake_drain_all(&engine->sessions);
     engine_dispatch_ready(&engine->exec);
     engine_dispatch_watch(&engine->exec);
     engine_dispatch_reap(&engine->exec);
-    engine_complete_ring(engine);
-    while (engine_sessions_reap(engine)) {
+    engine_complete_ring(&engine->sessions);
+    while (engine_sessions_reap(&engine->sessions)) {
     }
     sched_yield();
 }
@@ -120,7 +120,7 @@ static size_t rows(const char *side)
     uint64_t left_out = 0;
     size_t count = 0;
 
-    ck_assert_int_eq(engine_stall_rows(bench.engine, 0, 4, &table, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 4, &table, &count, &left_out), HVI_OK);
     ck_assert_uint_le(count, 1);
     if (count == 1) {
         ck_assert_str_eq(table[0].tensor, "w");
@@ -213,7 +213,7 @@ START_TEST(the_end_of_a_session_does_not_wait)
     init(3600 * HVI_NS_SEC);
     submit("w", memory, other);
     turn();
-    engine_session_end(bench.engine->ranks[1].session, ENGINE_RANK_LEFT, "it leaves");
+    engine_session_end(bench.engine->sessions.ranks[1].session, ENGINE_RANK_LEFT, "it leaves");
     turn_until_answered(0);
     hvt_op_expect(&bench, 0, HVI_ERR_RANK_LEFT, "it leaves");
     answer(memory);
@@ -231,7 +231,7 @@ START_TEST(a_mapped_output_stays_mapped)
     float *memory = silent_memory();
 
     init(ANSWER_NS);
-    struct engine_regions *regions = &bench.engine->ranks[1].session->regions;
+    struct engine_regions *regions = &bench.engine->sessions.ranks[1].session->regions;
     struct hvi_region region;
     ck_assert_int_eq(hvi_region_create("hvt", BYTES, &region), HVI_OK);
     const struct hvi_region_add add = {.region = 1, .bytes = region.bytes};
@@ -306,10 +306,8 @@ START_TEST(the_time_is_the_jobs_setting)
     hvt_bench_init(&bench, 1);
     ck_assert_uint_eq(bench.engine->exec.answer_ns, 10 * HVI_NS_SEC);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct hvi_setting setting = {0};
-        snprintf(setting.name, sizeof setting.name, "HVD_MEMORY_TIMEOUT_SECONDS");
-        snprintf(setting.value, sizeof setting.value, "%s", cases[i].value);
-        engine_stall_configure(bench.engine, &setting, 1);
+        const struct engine_stall_settings set = {.memory_timeout = cases[i].value};
+        engine_stall_configure(&bench.engine->watch, &set);
         ck_assert_uint_eq(bench.engine->exec.answer_ns, cases[i].answer_ns);
     }
     hvt_bench_fini(&bench);
