@@ -317,6 +317,7 @@ static const struct engine_watch *policy_of(const char *name, const char *value,
     snprintf(settings[1].name, sizeof settings[1].name, "%s", name2);
     snprintf(settings[1].value, sizeof settings[1].value, "%s", value2);
     engine.start.stall_warn_ns = 60 * HVI_NS_SEC;
+    engine.watch.exec = &engine.exec;
     engine.settings_rank = INT32_MAX;
     engine_settings_take(&engine, 0, settings, 2);
     return &engine.watch;
@@ -350,6 +351,7 @@ static uint64_t configured(const char *name, const char *value, const char *name
     snprintf(settings[1].name, sizeof settings[1].name, "%s", name2);
     snprintf(settings[1].value, sizeof settings[1].value, "%s", value2);
     engine.start.stall_warn_ns = 77;
+    engine.watch.exec = &engine.exec;
     engine.settings_rank = INT32_MAX;
     engine_settings_take(&engine, 0, settings, 2);
     return engine.watch.stall_warn_ns;
