@@ -7,6 +7,7 @@
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/sessions/missing.h"
 #include "daemon/engine/sessions/remote.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
@@ -119,9 +120,17 @@ static void fault(void *user, struct engine_op *op, int status, const struct eng
     engine_remote_failed(&engine->sessions, op, status, fault);
 }
 
+static void missing(void *user, struct engine_op *op, uint64_t address)
+{
+    struct engine *engine = user;
+
+    engine_missing_failed(&engine->sessions, op, address);
+}
+
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
+    .missing = missing,
 };
 
 /* ---- what comes out of slots ---- */

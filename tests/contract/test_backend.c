@@ -14,6 +14,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define RANKS       4u
 #define DEADLINE_NS (20ll * 1000 * 1000 * 1000)
@@ -56,7 +58,7 @@ static void open_bench(struct bench *bench, int index)
     ck_assert_int_eq(bench->backend->open(&config, &bench->context), HVI_OK);
 }
 
-static void finish(struct bench *bench, uint32_t batches)
+static void finish_somehow(struct bench *bench, uint32_t batches)
 {
     uint64_t deadline_ns = hvi_deadline_after(DEADLINE_NS);
 
@@ -65,6 +67,11 @@ static void finish(struct bench *bench, uint32_t batches)
         if (!bench->backend->help(bench->context))
             sched_yield();
     }
+}
+
+static void finish(struct bench *bench, uint32_t batches)
+{
+    finish_somehow(bench, batches);
     ck_assert_int_eq(bench->status, HVI_OK);
 }
 
@@ -340,6 +347,123 @@ START_TEST(closing_finishes_what_was_started)
 }
 END_TEST
 
+/* ---- pages that are not there ---- */
+
+#define LACKING_BYTES (4ull << 20)
+#define LACKING       64u /* ops in a fused batch */
+
+/* A page is there, the rest is not: the memfd is cut short under the mapping. */
+static unsigned char *map_lacking(void)
+{
+    int fd = memfd_create("lacking", MFD_CLOEXEC);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, LACKING_BYTES), 0);
+    void *memory = mmap(NULL, LACKING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(memory, MAP_FAILED);
+    ck_assert_int_eq(ftruncate(fd, 4096), 0);
+    close(fd);
+    return memory;
+}
+
+static void expect_missing(const unsigned char *lacking, uint64_t address)
+{
+    ck_assert_uint_ge(address, (uint64_t)(uintptr_t)lacking + 4096);
+    ck_assert_uint_lt(address, (uint64_t)(uintptr_t)lacking + LACKING_BYTES);
+}
+
+static const struct {
+    uint32_t kind, reduce_op;
+    uint64_t count;
+    bool writing;
+} lackings[] = {
+    {HVI_KIND_ALLREDUCE, HVI_REDUCE_SUM, 4096, false},
+    {HVI_KIND_ALLREDUCE, HVI_REDUCE_SUM, 4096, true},
+    {HVI_KIND_ALLREDUCE, HVI_REDUCE_SUM, 1000000, false},
+    {HVI_KIND_ALLREDUCE, HVI_REDUCE_SUM, 1000000, true},
+    {HVI_KIND_ALLREDUCE, HVI_REDUCE_ADASUM, 300000, false},
+    {HVI_KIND_ALLREDUCE, HVI_REDUCE_ADASUM, 300000, true},
+    {HVI_KIND_BROADCAST, HVI_REDUCE_SUM, 300000, true},
+    {HVI_KIND_ALLGATHER, HVI_REDUCE_SUM, 100000, false},
+    {HVI_KIND_ALLGATHER, HVI_REDUCE_SUM, 100000, true},
+};
+
+START_TEST(a_page_that_cannot_be_had_fails_the_work_and_nothing_else)
+{
+    static struct engine_batch batch;
+    struct bench bench;
+    struct tensor tensor;
+    uint64_t random = 5;
+
+    open_bench(&bench, _i);
+    for (size_t i = 0; i < sizeof lackings / sizeof lackings[0]; i++) {
+        unsigned char *lacking = map_lacking();
+        make(&tensor, lackings[i].kind, HVI_DTYPE_FLOAT32, lackings[i].count, false, &random);
+        tensor.work.reduce_op = lackings[i].reduce_op;
+        tensor.work.root = 0;
+        if (lackings[i].writing)
+            tensor.out[2] = lacking;
+        else
+            tensor.in[2] = lacking;
+        batch_of(&batch, &tensor, 1);
+        atomic_store(&bench.done, 0);
+        bench.status = HVI_OK;
+        bench.backend->start(bench.context, &batch);
+        finish_somehow(&bench, 1);
+        ck_assert_msg(batch.status == HVI_ERR_NO_MEMORY, "case %zu: %d", i, batch.status);
+        ck_assert_int_eq(batch.fault.rank, -1);
+        expect_missing(lacking, batch.fault.missing);
+        drop(&tensor);
+        munmap(lacking, LACKING_BYTES);
+    }
+    bench.status = HVI_OK;
+    make(&tensor, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 300000, false, &random);
+    void *expected = reduce_reference(&tensor);
+    run_one(&bench, &tensor);
+    expect_everywhere(&tensor, expected);
+    free(expected);
+    drop(&tensor);
+    bench.backend->close(bench.context);
+}
+END_TEST
+
+START_TEST(the_others_of_a_fused_batch_are_done)
+{
+    static struct engine_batch batch;
+    static struct tensor tensors[LACKING];
+    static void *expected[LACKING];
+    unsigned char *lacking = map_lacking();
+    struct bench bench;
+    uint64_t random = 6;
+
+    open_bench(&bench, _i);
+    for (uint32_t i = 0; i < LACKING; i++) {
+        make(&tensors[i], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 2000, true, &random);
+        expected[i] = reduce_reference(&tensors[i]);
+    }
+    tensors[17].in[1] = lacking;
+    tensors[40].out[3] = lacking;
+    tensors[41].work.missing = 41; /* known before: it is not touched */
+    batch_of(&batch, tensors, LACKING);
+    bench.backend->start(bench.context, &batch);
+    finish(&bench, 1);
+    expect_missing(lacking, tensors[17].work.missing);
+    expect_missing(lacking, tensors[40].work.missing);
+    ck_assert_uint_eq(tensors[41].work.missing, 41);
+    ck_assert_int_ne(memcmp(tensors[41].result[0], expected[41], tensors[41].work.bytes), 0);
+    for (uint32_t i = 0; i < LACKING; i++) {
+        if (i != 17 && i != 40 && i != 41) {
+            ck_assert_uint_eq(tensors[i].work.missing, 0);
+            expect_everywhere(&tensors[i], expected[i]);
+        }
+        free(expected[i]);
+        drop(&tensors[i]);
+    }
+    bench.backend->close(bench.context);
+    munmap(lacking, LACKING_BYTES);
+}
+END_TEST
+
 START_TEST(somebody_accepts_host_memory_and_nobody_accepts_the_unknown)
 {
     static struct engine_batch batch;
@@ -371,6 +495,8 @@ int main(void)
     tcase_add_loop_test(tcase, every_work_of_a_fused_batch_is_done, 0, all);
     tcase_add_loop_test(tcase, many_batches_may_be_under_way, 0, all);
     tcase_add_loop_test(tcase, closing_finishes_what_was_started, 0, all);
+    tcase_add_loop_test(tcase, a_page_that_cannot_be_had_fails_the_work_and_nothing_else, 0, all);
+    tcase_add_loop_test(tcase, the_others_of_a_fused_batch_are_done, 0, all);
     tcase_add_test(tcase, somebody_accepts_host_memory_and_nobody_accepts_the_unknown);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

@@ -76,11 +76,15 @@ struct engine_work {
     const pid_t *out_pid;
     bool (*alive)(void *alive_user, uint32_t rank); /* set rank */
     void *alive_user;
+    /* 0, or an address in mapped memory where a page could not be had. The backend sets it in a work
+     * that shares its batch with others, which go on. It touches no operand of a work in which it is
+     * set already: that fails as if the page had been missing now. */
+    uint64_t missing;
 };
 
-/* What went wrong with a foreign operand. */
+/* What went wrong with a foreign operand, or with a mapped one. */
 struct engine_fault {
-    int32_t rank;     /* set rank; -1: no operand is to blame */
+    int32_t rank;     /* set rank; -1: no foreign operand is to blame */
     int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
     bool writing;     /* the output could not be written; else the input could not be read */
     uint64_t address; /* in the member's process: where the transfer that failed began */
@@ -88,6 +92,7 @@ struct engine_fault {
      * still write into the member's own mapped output, which must then stay mapped. */
     uint64_t waited_ns;
     bool late_output;
+    uint64_t missing; /* here, in mapped memory: where a page could not be had; 0: it is not that */
 };
 
 struct engine_batch {
@@ -99,10 +104,11 @@ struct engine_batch {
     /* Set by the backend before it reports the batch done: enum hvi_status. HVI_ERR_INVALID: a
      * foreign operand could not be reached, .fault says which; outputs are undefined.
      * HVI_ERR_RANK_LOST: the same because the process is gone. HVI_ERR_STALLED: the same because its
-     * memory did not answer. HVI_ERR_NO_MEMORY: no scratch memory for an adasum; nothing was
-     * written. */
+     * memory did not answer. HVI_ERR_NO_MEMORY: no scratch memory for an adasum, nothing was written;
+     * or, with .fault.missing, no page of a mapped operand of a batch of one work: outputs are
+     * undefined. */
     int status;
-    struct engine_fault fault; /* the first one; .rank is -1 when there was none */
+    struct engine_fault fault; /* the first one; .rank is -1 and .missing 0 when there was none */
     void *state;               /* the backend's own from here on */
     uint64_t unit_bytes;
     uint32_t units;

@@ -120,7 +120,7 @@ static void fill(struct engine_exec *exec, struct engine_batch *batch,
     batch->memory_kind = works[0]->memory_kind;
     batch->bytes = 0;
     batch->status = HVI_OK;
-    batch->fault.rank = -1;
+    batch->fault = (struct engine_fault){.rank = -1};
     for (uint32_t i = 0; i < count; i++) {
         batch->works[i] = works[i];
         batch->bytes += works[i]->bytes;
@@ -153,8 +153,12 @@ static void start(struct engine_exec *exec, struct engine_batch *batch)
 static void end_works(struct engine_exec *exec, struct engine_work *const *works, uint32_t count,
                       int status, const char *text)
 {
-    for (uint32_t i = 0; i < count; i++)
-        engine_op_done(exec->order, op_of(works[i]), status, text, -1);
+    for (uint32_t i = 0; i < count; i++) {
+        if (works[i]->missing != 0)
+            exec->calls->missing(exec->user, op_of(works[i]), works[i]->missing);
+        else
+            engine_op_done(exec->order, op_of(works[i]), status, text, -1);
+    }
 }
 
 /* The window that fusion looks at. Without group fusion it holds one group, or none. */
@@ -214,6 +218,8 @@ static void finish(struct engine_exec *exec, struct engine_batch *batch)
                  "too many threads of the engine wait for ranks' memory that does not answer");
     else if (batch->status != HVI_OK)
         snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(batch->status));
+    if (batch->fault.missing != 0)
+        batch->works[0]->missing = batch->fault.missing;
     if (batch->status != HVI_OK && batch->fault.rank >= 0) /* alone in its batch */
         exec->calls->fault(exec->user, op_of(batch->works[0]), batch->status, &batch->fault);
     else

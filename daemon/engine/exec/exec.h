@@ -23,6 +23,9 @@ struct engine_exec_calls {
     /* The memory of a rank's process could not be reached. The op is the receiver's, who ends it with
      * engine_op_done now or later. */
     void (*fault)(void *user, struct engine_op *op, int status, const struct engine_fault *fault);
+    /* A page of memory that the engine has mapped could not be had, at this address. The op is the
+     * receiver's, as above. */
+    void (*missing)(void *user, struct engine_op *op, uint64_t address);
 };
 
 struct engine_exec {

@@ -6,6 +6,7 @@
  * round: the units are done again when all of them are over. */
 #include "daemon/engine/exec/host.h"
 
+#include "base/pages.h"
 #include "base/status.h"
 #include "base/types.h"
 
@@ -46,25 +47,74 @@ void engine_host_cut(struct engine_batch *batch, uint32_t threads)
         batch->units = (uint32_t)((work->bytes + batch->unit_bytes - 1) / batch->unit_bytes);
 }
 
+/* ---- a unit ---- */
+
+/* A part of one work. */
+struct part {
+    const struct engine_host_thread *thread;
+    struct engine_adasum *adasum; /* NULL: the work is none */
+    uint32_t chunk;               /* of an adasum */
+    const struct engine_work *work;
+    uint64_t first, bytes; /* of others */
+    struct engine_fault *fault_p;
+    int status;
+};
+
+static void touch_operands(void *user)
+{
+    struct part *part = user;
+
+    if (part->adasum)
+        part->status = engine_adasum_run(part->thread, part->adasum, part->chunk, part->fault_p);
+    else
+        part->status =
+            engine_host_move(part->thread, part->work, part->first, part->bytes, part->fault_p);
+}
+
+static int run_part(struct part *part)
+{
+    uintptr_t missing = part->work->missing;
+
+    if (missing == 0 && hvi_pages_run(touch_operands, NULL, part, &missing))
+        return part->status;
+    *part->fault_p = (struct engine_fault){.rank = -1, .missing = missing};
+    return HVI_ERR_NO_MEMORY;
+}
+
+/* Several works: a page that one of them lacks is no fault of the others. */
+static int run_works(const struct engine_host_thread *thread, const struct engine_batch *batch,
+                     uint32_t first, struct engine_fault *fault_p)
+{
+    for (uint32_t i = first; i < batch->count && i < first + ENGINE_HOST_UNIT_WORKS; i++) {
+        struct engine_fault fault = {.rank = -1};
+        struct part part = {.thread = thread,
+                            .work = batch->works[i],
+                            .bytes = batch->works[i]->bytes,
+                            .fault_p = &fault};
+        int status = run_part(&part);
+        batch->works[i]->missing = fault.missing;
+        if (status != HVI_OK && fault.missing == 0) {
+            *fault_p = fault;
+            return status;
+        }
+    }
+    return HVI_OK;
+}
+
 int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,
                          uint32_t unit, struct engine_fault *fault_p)
 {
-    int status = HVI_OK;
-
-    if (batch->state)
-        return engine_adasum_run(thread, batch->state, unit, fault_p);
-    if (batch->count == 1) {
-        uint64_t first = unit * batch->unit_bytes;
-        uint64_t left = batch->works[0]->bytes - first;
-        return engine_host_move(thread, batch->works[0], first,
-                                left < batch->unit_bytes ? left : batch->unit_bytes, fault_p);
-    }
-    uint32_t first = unit * ENGINE_HOST_UNIT_WORKS;
-    for (uint32_t i = first; i < batch->count && i < first + ENGINE_HOST_UNIT_WORKS; i++) {
-        if (status == HVI_OK)
-            status = engine_host_move(thread, batch->works[i], 0, batch->works[i]->bytes, fault_p);
-    }
-    return status;
+    if (batch->count > 1)
+        return run_works(thread, batch, unit * ENGINE_HOST_UNIT_WORKS, fault_p);
+    uint64_t first = unit * batch->unit_bytes, left = batch->works[0]->bytes - first;
+    struct part part = {.thread = thread,
+                        .adasum = batch->state,
+                        .chunk = unit,
+                        .work = batch->works[0],
+                        .first = first,
+                        .bytes = left < batch->unit_bytes ? left : batch->unit_bytes,
+                        .fault_p = fault_p};
+    return run_part(&part);
 }
 
 bool engine_host_next_round(struct engine_batch *batch)
@@ -103,9 +153,11 @@ static int host_open(const struct engine_backend_config *config, void **context_
         .share_bytes = share_of(&cache, config->threads),
     };
     host->config = *config;
+    hvi_pages_open();
     int status =
         engine_host_pool_open(config->threads, &model, config->done, config->user, &host->pool);
     if (status != HVI_OK) {
+        hvi_pages_close();
         free(host);
         return status;
     }
@@ -120,6 +172,7 @@ static bool host_close(void *context)
     if (!host)
         return true;
     bool ended = engine_host_pool_close(host->pool);
+    hvi_pages_close();
     free(host);
     return ended;
 }
@@ -149,7 +202,7 @@ static void host_start(void *context, struct engine_batch *batch)
     struct host *host = context;
 
     batch->status = HVI_OK;
-    batch->fault.rank = -1;
+    batch->fault = (struct engine_fault){.rank = -1};
     batch->state = NULL;
     if (engine_adasum_is(batch->works[0])) {
         batch->state = engine_adasum_new(batch->works[0]);

@@ -25,6 +25,8 @@
 #include <pthread.h>
 #include <sys/uio.h>
 
+#define PAGE_BYTES 4096u
+
 static int status_of(int error)
 {
     if (error == ESRCH)
@@ -35,6 +37,15 @@ static int status_of(int error)
 static bool is_owners(const struct engine_work *work, uint32_t rank)
 {
     return !work->alive || work->alive(work->alive_user, rank);
+}
+
+/* The kernel says EFAULT for either side of a transfer. If a page is missing on ours, looking at it ends
+ * the unit (base/pages.h): the fault is not the owner's of the other side. */
+static void look_at(const volatile unsigned char *local, uint64_t bytes)
+{
+    for (uint64_t at = 0; at < bytes; at += PAGE_BYTES)
+        (void)local[at];
+    (void)local[bytes - 1];
 }
 
 /* One end of a transfer, or what is left of it. */
@@ -97,6 +108,8 @@ static int transfer(const struct engine_host_thread *thread, const struct engine
         ssize_t moved = is_owners(work, stretch.rank) ? move(thread->transfer, &stretch) : -ESRCH;
         if (moved < 0) {
             error = (int)-moved;
+            if (error == EFAULT)
+                look_at((unsigned char *)stretch.local, stretch.bytes);
             break;
         }
         if (!is_owners(work, stretch.rank)) {

@@ -251,12 +251,13 @@ static bool equip(struct engine_host_thread *own, const struct engine_host_threa
     return true;
 }
 
-/* Signals are the main thread's business. */
+/* Signals are the main thread's business, but a page that a worker misses is the worker's. */
 static int start_thread(struct worker *worker)
 {
     sigset_t all, before;
 
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&worker->thread, NULL, work, worker);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

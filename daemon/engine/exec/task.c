@@ -132,6 +132,7 @@ void engine_task_prepare(struct engine_op *op)
     work->count = copy->count;
     work->bytes = op->bytes;
     work->sizes = op->sizes;
+    work->missing = 0;
     for (uint32_t i = 0; i < op->set->size; i++) {
         const struct engine_part *part = op->parts[i];
         work->in[i] = part ? engine_share_of(part)->in.address : NULL;

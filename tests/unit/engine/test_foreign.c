@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Operands in a trainer's own memory: whose it is, what happens when it is not there, and that it is
  * left alone once the session is over. */
+#include "base/pages.h"
 #include "base/status.h"
 #include "daemon/engine/exec/host.h"
 #include "daemon/engine/sessions/intake.h"
@@ -57,6 +58,44 @@ START_TEST(a_transfer_during_which_the_process_ended_is_a_failure)
     ck_assert_int_eq(engine_host_write(&thread, &work, 0, 0, ours, sizeof ours, &fault),
                      HVI_ERR_RANK_LOST);
     ck_assert(fault.writing);
+}
+END_TEST
+
+struct read {
+    const struct engine_work *work;
+    void *to;
+    int status;
+};
+
+static void read_some(void *user)
+{
+    struct read *read = user;
+    struct engine_fault fault;
+
+    read->status = engine_host_read(read->work, 0, 0, read->to, 64, &fault);
+}
+
+/* The kernel says EFAULT for it as it does for a page of the owner's. */
+START_TEST(a_page_that_is_missing_on_our_side_is_no_fault_of_the_owner)
+{
+    char theirs[64] = "theirs";
+    const void *in[] = {theirs};
+    const pid_t pids[] = {getpid()};
+    const struct engine_work work = {.ranks = 1, .in = in, .in_pid = pids};
+    int fd = memfd_create("missing", MFD_CLOEXEC);
+    ck_assert_int_eq(ftruncate(fd, 4096), 0);
+    struct read read = {.work = &work,
+                        .to = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)};
+    uintptr_t address = 0;
+
+    hvi_pages_open();
+    ck_assert(hvi_pages_run(read_some, NULL, &read, &address));
+    ck_assert_int_eq(read.status, HVI_OK);
+    ck_assert_int_eq(ftruncate(fd, 0), 0);
+    ck_assert(!hvi_pages_run(read_some, NULL, &read, &address));
+    ck_assert_uint_eq(address, (uintptr_t)read.to);
+    hvi_pages_close();
+    close(fd);
 }
 END_TEST
 
@@ -233,6 +272,7 @@ int main(void)
     tcase_add_test(tcase, memory_that_is_not_there_fails_the_op_on_all_with_its_address);
     tcase_add_test(tcase, a_process_that_is_gone_is_a_lost_rank);
     tcase_add_test(tcase, a_transfer_during_which_the_process_ended_is_a_failure);
+    tcase_add_test(tcase, a_page_that_is_missing_on_our_side_is_no_fault_of_the_owner);
     tcase_add_test(tcase, it_is_left_alone_once_the_session_is_over);
     tcase_add_test(tcase, it_holds_no_integers_and_is_no_regions_id);
     suite_add_tcase(suite, tcase);

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/engine/sessions/missing.h"
+
+#include "base/log.h"
+#include "base/status.h"
+#include "base/types.h"
+#include "daemon/engine/memory/region.h"
+#include "daemon/engine/sessions/request.h"
+#include "daemon/engine/sessions/sessions.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static bool holds(const struct engine_region *region, uint64_t address)
+{
+    return region && address - (uint64_t)(uintptr_t)region->map.base < region->map.bytes;
+}
+
+/* The request whose memory this is; NULL: none of the op's. */
+static const struct engine_request *owner_of(const struct engine_op *op, uint64_t address,
+                                             const struct engine_region **region_p)
+{
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        const struct engine_request *request =
+            op->parts[i] ? engine_request_of(op->parts[i]) : NULL;
+        if (!request || (!holds(request->express.in, address) && !holds(request->express.out, address)))
+            continue;
+        *region_p = holds(request->express.in, address) ? request->express.in : request->express.out;
+        return request;
+    }
+    return NULL;
+}
+
+void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *op, uint64_t address)
+{
+    const struct engine_region *region = NULL;
+    const struct engine_request *owner = owner_of(op, address, &region);
+    int32_t rank = owner ? owner->session->rank : -1;
+    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[64] = "the engine";
+
+    if (owner)
+        snprintf(whose, sizeof whose, "rank %d (pid %d)", rank, (int)sessions->ranks[rank].pid);
+    engine_tensor_label(op->tensor, label);
+    snprintf(text, sizeof text,
+             "%s '%s': a page of the memory of %s could not be had; look at the limits of memory "
+             "there ('hvdctl doctor') and at what has changed that memory since it was allocated",
+             hvi_kind_text(op->kind), label, whose);
+    HVI_LOG(HVI_LOG_WARN, "memory", "page-missing", text,
+            "job=%s rank=%d region=%" PRIu32 " offset=%" PRIu64, sessions->start->job, rank,
+            region ? region->id : 0, region ? address - (uint64_t)(uintptr_t)region->map.base : 0);
+    engine_op_done(sessions->order, op, HVI_ERR_NO_MEMORY, text, rank);
+}
+
+void engine_missing_mark(struct engine_op *op, int32_t rank)
+{
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (op->parts[i] && op->set->ranks[i] == rank)
+            engine_task_of(op)->work.missing =
+                (uint64_t)(uintptr_t)engine_share_of(op->parts[i])->in.address;
+    }
+}
