@@ -31,7 +31,9 @@ struct work {
 
 static _Thread_local struct work *volatile current __attribute__((tls_model("initial-exec")));
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* guards the two */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t mutex =
+    PTHREAD_MUTEX_INITIALIZER; /* guards the two; free in a forked child */
 static uint32_t users;
 static bool installed;
 static struct sigaction before; /* written before our handler can run */
@@ -120,20 +122,36 @@ static void remove_ours(void)
     installed = false;
 }
 
-void hvi_pages_open(void)
+static void lock(void)
 {
     pthread_mutex_lock(&mutex);
+}
+
+static void unlock(void)
+{
+    pthread_mutex_unlock(&mutex);
+}
+
+static void mind_forks(void)
+{
+    pthread_atfork(lock, unlock, unlock);
+}
+
+void hvi_pages_open(void)
+{
+    pthread_once(&once, mind_forks);
+    lock();
     if (users++ == 0 && !installed)
         install();
-    pthread_mutex_unlock(&mutex);
+    unlock();
 }
 
 void hvi_pages_close(void)
 {
-    pthread_mutex_lock(&mutex);
+    lock();
     if (--users == 0 && installed)
         remove_ours();
-    pthread_mutex_unlock(&mutex);
+    unlock();
 }
 
 /* ---- the work ---- */
