@@ -34,7 +34,7 @@
 
 #define HVI_CHANNEL_MAGIC 0x6c6e616864764868ull /* "hHvdhanl" */
 #define HVI_BELL_MAGIC    0x6c6c656264764868ull
-#define HVI_ABI_VERSION   5u
+#define HVI_ABI_VERSION   6u
 
 #define HVI_CACHE_LINE    64u
 #define HVI_PAGE          4096u

@@ -24,6 +24,10 @@
 #define USUAL_UNITS      16u
 #define DONE             255u /* a holder */
 
+_Static_assert(HVI_EXPRESS_LACKS > HVI_EXPRESS_RANKS &&
+                   HVI_EXPRESS_LACKS + HVI_EXPRESS_RANKS <= HVI_EXPRESS_ENGINE,
+               "holders differ");
+
 static uint64_t make_word(uint32_t turn, uint32_t state, uint32_t arrived)
 {
     return (uint64_t)(turn & HVI_EXPRESS_TURN_MASK) << 40 | (uint64_t)state << 32 | arrived;
@@ -261,6 +265,27 @@ bool hvi_express_finish(const struct hvi_express *express, uint32_t slot, uint32
     } while (!atomic_compare_exchange_weak_explicit(&work->left, &seen, seen - 1,
                                                     memory_order_acq_rel, memory_order_relaxed));
     return (uint32_t)seen == 1;
+}
+
+void hvi_express_give_up(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                         uint32_t unit, uint32_t rank)
+{
+    /* Release: the holder writes there no more. */
+    atomic_store_explicit(&express->works[slot].unit[unit],
+                          unit_word(turn, HVI_EXPRESS_LACKS + rank), memory_order_release);
+}
+
+int32_t hvi_express_lacking(const struct hvi_express *express, uint32_t slot, uint32_t turn)
+{
+    for (uint32_t unit = 0; unit < HVI_EXPRESS_UNITS; unit++) {
+        uint64_t word =
+            atomic_load_explicit(&express->works[slot].unit[unit], memory_order_acquire);
+        uint32_t holder = (uint32_t)(word & 255u);
+        if (word >> 8 == (turn & HVI_EXPRESS_TURN_MASK) && holder >= HVI_EXPRESS_LACKS &&
+            holder < HVI_EXPRESS_LACKS + express->ranks)
+            return (int32_t)(holder - HVI_EXPRESS_LACKS);
+    }
+    return -1;
 }
 
 bool hvi_express_is_done(const struct hvi_express *express, uint32_t slot, uint32_t turn)

@@ -83,6 +83,7 @@ struct hvi_express_operands {
 _Static_assert(sizeof(struct hvi_express_operands) <= HVI_EXPRESS_SHORT, "fits into a part");
 
 #define HVI_EXPRESS_ENGINE  254u /* a holder that is no rank */
+#define HVI_EXPRESS_LACKS   128u /* and a rank: nobody holds it; that rank's memory was missing */
 #define HVI_EXPRESS_NOTHING UINT32_MAX
 
 /* The units of a slot's large op. A unit's word says at which turn it was taken last, and by whom; if
@@ -92,8 +93,8 @@ struct hvi_express_work {
      * because whoever counts his unit may do so when the engine has published the op already. */
     _Alignas(64) _Atomic uint64_t left;
     _Atomic uint32_t next; /* relaxed: where to look for a free unit first */
-    _Alignas(
-        64) _Atomic uint64_t unit[HVI_EXPRESS_UNITS]; /* turn:56 | 1 + rank, ENGINE, 255 done */
+    _Alignas(64) _Atomic uint64_t
+        unit[HVI_EXPRESS_UNITS]; /* turn:56 | 1 + rank, LACKS, ENGINE, 255 done */
 };
 
 #define HVI_EXPRESS_TRACE 1024u /* ops a rank remembers; a power of two */
@@ -258,6 +259,12 @@ uint32_t hvi_express_claim(const struct hvi_express *express, uint32_t slot, uin
 /* What the holder had to write is written. True: it was the last unit; publish. */
 bool hvi_express_finish(const struct hvi_express *express, uint32_t slot, uint32_t turn,
                         uint32_t unit);
+/* The holder could not do it: a page of the operands of `rank` of the job could not be had. The unit is
+ * never done, so the op is never published; only the engine ends it. */
+void hvi_express_give_up(const struct hvi_express *express, uint32_t slot, uint32_t turn,
+                         uint32_t unit, uint32_t rank);
+/* A rank of which hvi_express_give_up has told at `turn`; -1: none. Acquire. */
+int32_t hvi_express_lacking(const struct hvi_express *express, uint32_t slot, uint32_t turn);
 /* Whether every unit of `turn` is done. Acquire. */
 bool hvi_express_is_done(const struct hvi_express *express, uint32_t slot, uint32_t turn);
 /* Publishes a large op of which every unit is done; somebody else may have. */

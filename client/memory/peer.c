@@ -2,6 +2,7 @@
 #include "client/memory/peer.h"
 
 #include "base/clock.h"
+#include "base/pages.h"
 #include "base/status.h"
 #include "client/link/control.h"
 #include "client/link/link.h"
@@ -114,6 +115,10 @@ void client_peers_told(struct client_peers *peers, const struct hvi_peer_region 
 {
     struct client_peer *peer = find(peers, told->rank, told->region);
     bool answer = peer && peer->asked_ns != 0;
+    if (answer && fd >= 0 && !peers->watched) {
+        hvi_pages_open();
+        peers->watched = true;
+    }
     if (answer && fd >= 0 && hvi_region_map_guarded(fd, told->bytes, &peer->map) == HVD_OK) {
         (void)madvise(peer->map.base, peer->map.bytes, MADV_DONTFORK);
         hvi_region_close_fd(&peer->map);
@@ -153,6 +158,9 @@ void client_peers_ask_again(struct client_peers *peers)
 
 void client_peers_fini(struct client_peers *peers)
 {
+    if (peers->watched)
+        hvi_pages_close();
+    peers->watched = false;
     for (uint32_t i = 0; i < CLIENT_PEER_BUCKETS; i++) {
         while (peers->buckets[i]) {
             struct client_peer *peer = peers->buckets[i];

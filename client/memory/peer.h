@@ -32,6 +32,7 @@ struct client_peers {
     uint32_t count; /* of all */
     uint32_t asked; /* answers to come */
     bool gone;      /* some have .gone */
+    bool watched;   /* hvi_pages_open was called */
     /* Threads that work in what is mapped. Up under the lock, down without: release, pairs with the
      * acquire before unmapping. */
     _Atomic uint32_t working;

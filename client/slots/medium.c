@@ -16,7 +16,7 @@
 #include "client/slots/slots.h"
 #include "client/slots/watch.h"
 #include "client/step.h"
-#include "reduce/reduce.h"
+#include "reduce/guarded.h"
 #include "shm/abi.h"
 
 #include <string.h>
@@ -30,6 +30,7 @@ struct job {
     void *out[HVI_EXPRESS_RANKS];
     uint64_t bytes, chunk_bytes;
     uint32_t chunks, element, everybody;
+    uint32_t rank[HVI_EXPRESS_RANKS];
 };
 
 bool client_medium_may(const struct hvd_op *op)
@@ -116,6 +117,8 @@ static void describe(const struct hvd_op *op, const struct client_set *set, stru
         .prescale = op->express.prescale,
         .postscale = op->express.postscale,
     };
+    for (int i = 0; i < set->size; i++)
+        job->rank[i] = (uint32_t)set->ranks[i];
 }
 
 static bool is_there(const struct hvd_op *op, uint32_t slot, uint32_t turn)
@@ -166,30 +169,46 @@ void client_medium_close(struct client_slots *slots, struct hvd_op *op)
 
 /* ---- chunks ---- */
 
-static void reduce(const struct client_slots *slots, const struct job *job, uint32_t chunk)
+/* -1, or the member of whose operands a page could not be had. */
+static int reduce(const struct client_slots *slots, const struct job *job, uint32_t chunk)
 {
     uint64_t first = chunk * job->chunk_bytes, left = job->bytes - first;
     uint64_t bytes = left < job->chunk_bytes ? left : job->chunk_bytes;
-    slots->kernels->reduce(&job->reduction, first / job->element, bytes / job->element);
+    return hvi_reduce_guarded(slots->kernels, &job->reduction, first / job->element,
+                              bytes / job->element);
 }
 
-static uint32_t work(struct client_slots *slots, const struct job *job, uint32_t slot,
-                     uint32_t turn, uint32_t most)
+/* True: a chunk could not be done, and the engine has to end the op. */
+static bool work(struct client_slots *slots, const struct job *job, uint32_t slot, uint32_t turn,
+                 uint32_t most, uint32_t *done_p)
 {
     const struct hvi_express *express = &slots->map;
-    uint32_t me = slots->rank + 1, done = 0, chunk;
-    while (done < most && (chunk = hvi_express_claim(express, slot, turn, job->chunks, me)) !=
-                              HVI_EXPRESS_NOTHING) {
+    uint32_t me = slots->rank + 1, chunk;
+    while (*done_p < most && (chunk = hvi_express_claim(express, slot, turn, job->chunks, me)) !=
+                                 HVI_EXPRESS_NOTHING) {
         client_step("large-claimed");
-        reduce(slots, job, chunk);
+        int lacking = reduce(slots, job, chunk);
         client_step("large-reduced");
+        if (lacking >= 0) {
+            hvi_express_give_up(express, slot, turn, chunk, job->rank[lacking]);
+            return true;
+        }
         bool last = hvi_express_finish(express, slot, turn, chunk);
         client_step("large-finished");
         if (last)
             hvi_express_end(express, slot, turn, job->everybody);
-        done++;
+        ++*done_p;
     }
-    return done;
+    return false;
+}
+
+static void call_engine(struct client_slots *slots, struct hvd_op *op,
+                        const struct client_watch *watch)
+{
+    pthread_mutex_lock(&slots->link->mutex);
+    if (is_there(op, watch->slot, watch->turn))
+        client_slots_call(slots, op);
+    pthread_mutex_unlock(&slots->link->mutex);
 }
 
 uint32_t client_medium_help(struct client_slots *slots, struct hvd_op *op,
@@ -203,8 +222,11 @@ uint32_t client_medium_help(struct client_slots *slots, struct hvd_op *op,
     pthread_mutex_unlock(&slots->link->mutex);
     if (!ready)
         return 0;
-    uint32_t done = work(slots, &job, watch->slot, watch->turn, most);
+    uint32_t done = 0;
+    bool lacking = work(slots, &job, watch->slot, watch->turn, most, &done);
     /* Release, pairs with the acquire before unmapping. */
     atomic_fetch_sub_explicit(&slots->ops->memory->peers.working, 1, memory_order_release);
+    if (lacking)
+        call_engine(slots, op, watch);
     return done;
 }

@@ -56,6 +56,8 @@ static void op_ready(void *user, struct engine_op *op)
     struct engine *engine = user;
 
     engine_task_prepare(op);
+    if (engine->express.lacking != 0)
+        engine_missing_mark(op, engine->express.lacking - 1);
     if (engine->watch.timeline)
         engine_timeline_ready(&engine->watch, op);
 }

@@ -27,7 +27,8 @@
  *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
  * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting)}
- * "keep": B (after a failure its memory stays)      allreduces until a failure; name "": unnamed
+ * "keep": B (after a failure its memory stays), "blind": B (the rank itself does not touch its memory, which may
+ * be gone)      allreduces until a failure; name "": unnamed
  *     {"do": "kept"} -> "first": N, "last": N   bytes there that have changed since; -1: none
  *     {"do": "alloc", "session": 0, "bytes": N} -> "memory": N        {"do": "unalloc", "session":
  * 0, "memory": N}
@@ -938,6 +939,13 @@ static int reduce_once(struct hvd_session *session, const char *name, struct hvd
     return status;
 }
 
+static void fill_loop(float *data, int64_t elements, bool until_stdin)
+{
+    for (int64_t i = 0; i < elements; i++)
+        data[i] = 1.0f;
+    data[elements - 1] = until_stdin && asked_to_stop() ? 1.0f : 0.0f;
+}
+
 /* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. */
 static int loop(const cJSON *command, struct hvd_session *session, float *data, int64_t elements,
                 int64_t *done_p)
@@ -949,15 +957,17 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     end_ns += get_int(command, "for_ms", 3600 * 1000) * 1000000;
     bool until_stdin = get_bool(command, "until_stdin"), stop = false;
     int64_t buffers = get_int(command, "buffers", 1), pause_us = get_int(command, "pause_us", 0);
+    bool blind = get_bool(command, "blind");
     float *first = data;
     for (*done_p = 0; *done_p < count && now_ns() < end_ns && !stop; (*done_p)++) {
         tensor.data = data = first + *done_p % buffers * elements;
-        for (int64_t i = 0; i < elements; i++)
-            data[i] = 1.0f;
-        data[elements - 1] = until_stdin && asked_to_stop() ? 1.0f : 0.0f;
+        if (!blind)
+            fill_loop(data, elements, until_stdin);
         int status = reduce_once(session, name, &tensor, pause_us);
         if (status != HVD_OK)
             return status;
+        if (blind)
+            continue;
         stop = data[elements - 1] > 0.0f;
         for (int64_t i = 0; i < elements - 1; i++) {
             if (data[i] == (float)hvd_size(session))

@@ -24,8 +24,10 @@
  *   Blocking  Only functions that say so block, and each of them has a deadline.
  *   Fork      In a forked child every call on the parent's session returns HVD_ERR_FORKED; open a
  *             new one.
- *   Process   The library starts no thread, installs no signal handler and never writes to stdout
- *             or stderr.
+ *   Process   The library starts no thread and never writes to stdout or stderr. It installs one
+ *             signal handler, for SIGBUS, while ranks have each other's memory mapped: a page of
+ *             theirs that cannot be had is an error of the op. Every other SIGBUS goes to the
+ *             handler that was there before.
  *   Units     Times are nanoseconds; a negative timeout means no limit. Sizes are bytes. Shapes are
  *             elements, outermost dimension first, row-major, dense.
  *
@@ -306,8 +308,9 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  * an op whose memory is unmapped meanwhile fails on every rank with HVD_ERR_INVALID. Other immediate
  * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
  * _DUPLICATE_NAME, _NOT_FOUND (no such set), _UNSUPPORTED, _NO_MEMORY (staging for ordinary
- * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. After an op has
- * failed while it was executing, its output is undefined. */
+ * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. An op that meets a
+ * page of shared memory that cannot be had fails on every rank with HVD_ERR_NO_MEMORY, and names the
+ * rank. After an op has failed while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
 HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "daemon/engine/exec/task.h"
 #include "daemon/engine/memory/region.h"
 #include "daemon/engine/sessions/request.h"
 #include "daemon/engine/sessions/sessions.h"

@@ -24,6 +24,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/pages.h"
 #include "base/status.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/backend.h"
@@ -61,6 +62,7 @@ void engine_express_start(struct engine_express *express)
     }
     express->region.map = express->map.region;
     express->region.map.fd = -1;
+    hvi_pages_open();
     express->on = true;
 }
 
@@ -68,8 +70,10 @@ void engine_express_stop(struct engine_express *express)
 {
     sd_event_source_disable_unref(express->tick);
     express->tick = NULL;
-    if (express->on)
+    if (express->on) {
         hvi_express_fini(&express->map);
+        hvi_pages_close();
+    }
     express->on = false;
     free(express->seen);
     free(express->lags_seen);
@@ -267,6 +271,7 @@ void engine_express_grant(struct engine_express *express, struct engine_op *op)
     slot->full_ns = 0;
     slot->large = slot->bytes > HVI_EXPRESS_PAYLOAD;
     slot->doomed = slot->nonsense = false;
+    slot->lacking = 0;
     slot->warn_ns = 0;
     express->open++;
     uint32_t index = (uint32_t)(slot - express->slots);
@@ -362,7 +367,8 @@ static void inject_all(struct engine_express *express, struct engine_express_slo
 }
 
 /* A large op that ran while its slot was seized is over. If it could not end well, its parts learn
- * that from the engine: they meet what broke the job. */
+ * that from the engine: they meet what broke the job, or each other as an op that is not done
+ * (engine_missing_mark). */
 static void settle(struct engine_express *express, struct engine_express_slot *slot)
 {
     struct engine_set *set = slot->set;
@@ -371,8 +377,10 @@ static void settle(struct engine_express *express, struct engine_express_slot *s
     express->closing--;
     if (slot->doomed || slot->nonsense) {
         uint32_t arrived = hvi_express_fail(&express->map, (uint32_t)(slot - express->slots));
-        slot->burned = true;
+        slot->burned = slot->lacking == 0;
+        express->lacking = slot->lacking;
         inject_all(express, slot, arrived & slot->everybody);
+        express->lacking = 0;
     }
     if (slot->dropped)
         slot->set = NULL;
@@ -385,7 +393,7 @@ static void settle(struct engine_express *express, struct engine_express_slot *s
 static bool still_runs(struct engine_express *express, struct engine_express_slot *slot)
 {
     return !engine_express_run(express, slot, slot->closing) ||
-           (slot->doomed && express->order->broken_status == HVI_OK);
+           (slot->doomed && slot->lacking == 0 && express->order->broken_status == HVI_OK);
 }
 
 /* Seized, but a large op runs in it. */

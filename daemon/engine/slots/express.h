@@ -72,6 +72,7 @@ struct engine_express_slot {
     bool large;            /* operands lie in the ranks' regions; units (express_large.c) */
     bool closing;          /* seized while a large op runs: that ends first */
     bool doomed;           /* which cannot end well any more, and has changed its inputs */
+    int32_t lacking;       /* 1 + a rank: doomed because a page of its memory was missing */
     bool nonsense;         /* that it runs: its parts are as they were */
     bool dropped;          /* nobody's, as soon as it has ended */
     bool watched;          /* ranks held units of the large op at the last look, */
@@ -106,6 +107,7 @@ struct engine_express {
     uint32_t used;               /* slots that were ever given out */
     uint32_t open;               /* tickets that are out */
     uint32_t closing;            /* slots that are */
+    int32_t lacking;             /* of the slot whose op goes on as parts at this moment */
     bool busy;                   /* large ops have units that this engine should do */
     struct sd_event_source *tick;
     bool soon;      /* the tick is no patrol: somebody stands in a slot */

@@ -13,7 +13,7 @@
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "reduce/reduce.h"
+#include "reduce/guarded.h"
 
 #include <string.h>
 
@@ -88,8 +88,9 @@ static int32_t find_places(const struct engine_express *express,
     return -1;
 }
 
-static void reduce(const struct engine_express_slot *slot, const struct places *places,
-                   uint64_t first, uint64_t bytes)
+/* -1, or the member of whose operands a page could not be had. */
+static int reduce(const struct engine_express_slot *slot, const struct places *places,
+                  uint64_t first, uint64_t bytes)
 {
     uint32_t element = hvi_dtype_bytes(slot->agreed.dtype);
     const struct hvi_reduction work = {
@@ -104,7 +105,7 @@ static void reduce(const struct engine_express_slot *slot, const struct places *
         .postscale = slot->agreed.postscale,
     };
 
-    hvi_kernels_best()->reduce(&work, first / element, bytes / element);
+    return hvi_reduce_guarded(hvi_kernels_best(), &work, first / element, bytes / element);
 }
 
 /* One op, as it was when it was looked at. */
@@ -126,8 +127,12 @@ static void do_unit(const struct engine_express *express, const struct run *run,
 {
     uint64_t first = unit * run->unit_bytes, left = run->slot->bytes - first;
 
-    reduce(run->slot, places, first, left < run->unit_bytes ? left : run->unit_bytes);
-    hvi_express_finish(&express->map, run->index, run->turn, unit);
+    int lacking = reduce(run->slot, places, first, left < run->unit_bytes ? left : run->unit_bytes);
+    if (lacking < 0)
+        hvi_express_finish(&express->map, run->index, run->turn, unit);
+    else
+        hvi_express_give_up(&express->map, run->index, run->turn, unit,
+                            (uint32_t)run->slot->set->ranks[lacking]);
 }
 
 /* The op cannot end well any more: nobody takes another unit. Those taken here are never done, so that
@@ -219,6 +224,9 @@ bool engine_express_run(struct engine_express *express, struct engine_express_sl
     if (!still_is(express, &run))
         return true;
     slot->doomed = slot->doomed || holders != 0;
+    if (!slot->doomed)
+        slot->lacking = 1 + hvi_express_lacking(map, run.index, run.turn);
+    slot->doomed = slot->doomed || slot->lacking != 0;
     if (!slot->doomed)
         hvi_express_end(map, run.index, run.turn, slot->everybody);
     return true;

@@ -70,9 +70,11 @@ struct read {
 static void read_some(void *user)
 {
     struct read *read = user;
+    struct engine_host_transfer transfer = {0};
+    const struct engine_host_thread thread = {.transfer = &transfer};
     struct engine_fault fault;
 
-    read->status = engine_host_read(read->work, 0, 0, read->to, 64, &fault);
+    read->status = engine_host_read(&thread, read->work, 0, 0, read->to, 64, &fault);
 }
 
 /* The kernel says EFAULT for it as it does for a page of the owner's. */

@@ -116,6 +116,36 @@ START_TEST(holders_are_those_with_a_unit_in_hand)
 }
 END_TEST
 
+START_TEST(what_a_holder_gave_up_is_never_published)
+{
+    uint32_t turn = open_full();
+    ck_assert(hvi_express_start(&express, SLOT, turn, 2, EVERYBODY));
+    uint32_t unit = hvi_express_claim(&express, SLOT, turn, 2, 1);
+    ck_assert_int_eq(hvi_express_lacking(&express, SLOT, turn), -1);
+    hvi_express_give_up(&express, SLOT, turn, unit, 3);
+    ck_assert_int_eq(hvi_express_lacking(&express, SLOT, turn), 3);
+    ck_assert_int_eq(hvi_express_lacking(&express, SLOT, turn + 1), -1);
+    ck_assert_uint_eq(hvi_express_holders(&express, SLOT, turn), 0);
+    unit = hvi_express_claim(&express, SLOT, turn, 2, 2);
+    ck_assert_uint_eq(unit, 1);
+    ck_assert(!hvi_express_finish(&express, SLOT, turn, unit));
+    ck_assert_uint_eq(hvi_express_claim(&express, SLOT, turn, 2, 2), HVI_EXPRESS_NOTHING);
+    ck_assert(!hvi_express_is_done(&express, SLOT, turn));
+    ck_assert_int_eq(hvi_express_look(&express, SLOT, turn), HVI_EXPRESS_RUNS);
+}
+END_TEST
+
+/* Any rank may write any word. */
+START_TEST(who_is_said_to_lack_memory_is_a_rank)
+{
+    uint32_t turn = open_full();
+    ck_assert(hvi_express_start(&express, SLOT, turn, UNITS, EVERYBODY));
+    hvi_express_give_up(&express, SLOT, turn, 0, RANKS);
+    hvi_express_give_up(&express, SLOT, turn, 1, HVI_EXPRESS_ENGINE - HVI_EXPRESS_LACKS);
+    ck_assert_int_eq(hvi_express_lacking(&express, SLOT, turn), -1);
+}
+END_TEST
+
 START_TEST(what_runs_is_not_seized_before_it_is_over)
 {
     uint32_t turn = open_full(), at, arrived = 0;
@@ -381,6 +411,8 @@ int main(void)
     tcase_add_test(tcase, a_late_claimer_gets_nothing);
     tcase_add_test(tcase, a_late_count_is_no_count_of_the_next_turn);
     tcase_add_test(tcase, holders_are_those_with_a_unit_in_hand);
+    tcase_add_test(tcase, what_a_holder_gave_up_is_never_published);
+    tcase_add_test(tcase, who_is_said_to_lack_memory_is_a_rank);
     tcase_add_test(tcase, what_runs_is_not_seized_before_it_is_over);
     tcase_add_test(tcase, what_fails_is_the_engines);
     tcase_add_test(tcase, who_came_last_may_be_too_late_to_start);
