@@ -4,9 +4,9 @@
  * Ours: create, size, reserve every page, seal, map. Reserving comes before anything can touch the
  * memory, so that a full machine is an error code and not SIGBUS or the OOM killer in the middle of
  * a reduction. The kernel puts no limit on a memfd by itself and would let fallocate eat all memory
- * first, so a request above what is available is refused before it starts. It reserves in steps,
- * because on older kernels a signal makes fallocate undo the whole step, and in ever shorter ones
- * while signals keep coming.
+ * first, and at the limit of a memory cgroup it kills instead of saying no; so a request above what is
+ * available is refused before it starts. It reserves in steps, because on older kernels a signal makes
+ * fallocate undo the whole step, and in ever shorter ones while signals keep coming.
  *
  * Huge pages come first: a region of 2 MiB or more lies at a multiple of 2 MiB, and MADV_COLLAPSE
  * makes its whole 2 MiB pieces huge pages, whatever shmem_enabled says short of "deny". It does so
@@ -22,6 +22,7 @@
  * pages can be missing at the time of use in spite of the seals. */
 #include "shm/region.h"
 
+#include "base/available.h"
 #include "base/bits.h"
 #include "base/huge.h"
 #include "base/status.h"
@@ -64,23 +65,6 @@ static int status_of_errno(int error)
     default:
         return HVI_ERR_NO_MEMORY;
     }
-}
-
-/* MemAvailable of /proc/meminfo; "unlimited" when it cannot be read. */
-static uint64_t available_bytes(void)
-{
-    char text[4096];
-    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return UINT64_MAX;
-    ssize_t bytes = read(fd, text, sizeof(text) - 1);
-    close(fd);
-    text[bytes > 0 ? bytes : 0] = '\0';
-    const char *row = strstr(text, "MemAvailable:");
-    uint64_t kib;
-    if (row == NULL || sscanf(row, "MemAvailable: %" SCNu64, &kib) != 1)
-        return UINT64_MAX;
-    return kib * 1024;
 }
 
 /* ftruncate above RLIMIT_FSIZE would raise SIGXFSZ, which ends a trainer that does not expect it.
@@ -185,7 +169,7 @@ static int check_request(uint64_t bytes)
         return HVI_ERR_INVALID;
     if (!file_size_is_allowed(bytes))
         return HVI_ERR_LIMIT;
-    if (bytes >= LARGE_BYTES && bytes > available_bytes())
+    if (bytes >= LARGE_BYTES && bytes > hvi_memory_available(""))
         return HVI_ERR_NO_MEMORY;
     return HVI_OK;
 }

@@ -66,6 +66,12 @@ def _keras_2() -> bool:
                if (distribution.metadata["Name"] or "").startswith("tensorflow"))
 
 
+def _may_limit_memory() -> bool:
+    """Whether root can make a memory cgroup."""
+    return os.geteuid() == 0 and any(os.access(folder, os.W_OK) and os.path.exists(f"{folder}/{name}") for folder, name in
+                                     (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.stat")))
+
+
 def _cuda() -> bool:
     return all(_cached(name) and not _cached(name).endswith("NOTFOUND") for name in ("HVD_NVCC", "HVD_CUDA_INCLUDE"))
 
@@ -92,6 +98,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-clang-format-14": lambda: not _succeeds("sh", "-c", "clang-format-14 --version || clang-format --version | grep -q ' 14[.]'"),
     "no-foreign-memory": _may_be_kept_out,
     "no-fault-handler": _may_not_handle_faults,
+    "no-memory-cgroup": lambda: not _may_limit_memory(),
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
     "no-huge-pages": lambda: not os.path.exists("/sys/kernel/mm/hugepages"),
     "no-locked-memory": lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == 0,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What hvdd needs from a machine, and what it could use. "problem": hvdd would not work. "note": it
  * works, but something is missing, slow or off. */
+#include "base/available.h"
 #include "base/fate.h"
 #include "base/huge.h"
 #include "tools/common/text.h"
@@ -277,7 +278,7 @@ static void check_memory(const struct ctl *ctl, struct ctl_finding *finding)
     char available[32];
     char limit[64];
     (void)ctl;
-    const uint64_t left = meminfo("MemAvailable");
+    const uint64_t left = hvi_memory_available("");
     text_bytes(meminfo("MemTotal"), total, sizeof total);
     text_bytes(left, available, sizeof available);
     found(finding, left < MEMORY_LOW_BYTES ? CTL_CHECK_NOTE : CTL_CHECK_OK, "%s, %s available",
@@ -288,6 +289,10 @@ static void check_memory(const struct ctl *ctl, struct ctl_finding *finding)
         text_bytes(strtoull(limit, NULL, 10), total, sizeof total);
         next(finding, "this container is limited to %s; shared memory counts toward it", total);
     }
+    if (read_line("/proc/sys/vm/overcommit_memory", limit, sizeof limit) && limit[0] == '2')
+        next(finding,
+             "vm.overcommit_memory is 2: pages of shared memory that are not there yet may be "
+             "refused later; tensors then fail with NO_MEMORY");
 }
 
 /* Whether the kernel makes a huge page of a memfd that has one page, as hvd_alloc has it do. */

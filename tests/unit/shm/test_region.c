@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "shm/abi.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 #include "tests/unit/shm/hvt_link.h"
 
 #include <errno.h>
@@ -267,6 +268,75 @@ START_TEST(more_than_the_machine_has_is_out_of_memory_at_once)
     uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     fail_to_create(2 * total, HVI_ERR_NO_MEMORY);
     ck_assert(!hvi_deadline_passed(deadline_ns));
+}
+END_TEST
+
+/* ---- a limit of a cgroup ---- */
+
+#define CGROUP_LIMIT "67108864"
+
+/* Where cgroups with a limit can be made; NULL: nowhere. */
+static const char *memory_cgroups(void)
+{
+    static const char *const places[][2] = {
+        {"/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/memory.limit_in_bytes"},
+        {"/sys/fs/cgroup", "/sys/fs/cgroup/memory.stat"},
+    };
+    for (size_t i = 0; geteuid() == 0 && i < sizeof(places) / sizeof(places[0]); i++) {
+        if (access(places[i][0], W_OK) == 0 && access(places[i][1], F_OK) == 0)
+            return places[i][0];
+    }
+    return NULL;
+}
+
+static bool put(const char *folder, const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+    close(fd);
+    return done;
+}
+
+/* In the limited cgroup: 0 if what does not fit is refused, and what fits is not. */
+static int try_in_cgroup(const char *cgroup)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    char pid[16];
+    snprintf(pid, sizeof(pid), "%d", (int)getpid());
+    if (!put(cgroup, "cgroup.procs", pid))
+        return 1;
+    if (hvi_region_create("hvt", 128ull << 20, &region) != HVI_ERR_NO_MEMORY)
+        return 2;
+    if (hvi_region_create("hvt", 32ull << 20, &region) != HVI_OK)
+        return 3;
+    memset(region.base, 1, region.bytes);
+    hvi_region_fini(&region);
+    return 0;
+}
+
+/* The kernel would kill a process of the cgroup in the middle of fallocate. */
+START_TEST(more_than_the_cgroup_may_have_is_out_of_memory_at_once)
+{
+    const char *cgroups = memory_cgroups();
+    char cgroup[128];
+    if (hvt_skip_if(!cgroups, "no cgroup with a limit of memory can be made"))
+        return;
+    put(cgroups, "cgroup.subtree_control", "+memory");
+    snprintf(cgroup, sizeof(cgroup), "%s/hvt-region-%d", cgroups, (int)getpid());
+    ck_assert_int_eq(mkdir(cgroup, 0755), 0);
+    bool limited = put(cgroup, "memory.limit_in_bytes", CGROUP_LIMIT) ||
+                   put(cgroup, "memory.max", CGROUP_LIMIT);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(try_in_cgroup(cgroup));
+    int status = hvt_wait_child(pid);
+    uint64_t deadline_ns = hvi_deadline_after(5 * (int64_t)HVI_NS_SEC);
+    while (rmdir(cgroup) != 0 && !hvi_deadline_passed(deadline_ns))
+        usleep(1000);
+    ck_assert_msg(limited, "%s has no limit", cgroup);
+    ck_assert_msg(status == 0, "the process in the cgroup ended with %#x", (unsigned)status);
 }
 END_TEST
 
@@ -602,6 +672,7 @@ int main(void)
     TCase *failing = tcase_create("failing");
     tcase_add_test(failing, absurd_sizes_are_invalid);
     tcase_add_test(failing, more_than_the_machine_has_is_out_of_memory_at_once);
+    tcase_add_test(failing, more_than_the_cgroup_may_have_is_out_of_memory_at_once);
     tcase_add_test(failing, no_free_descriptor_is_a_limit);
     tcase_add_test(failing, a_file_size_limit_is_a_limit_and_not_a_signal);
     tcase_add_test(failing, no_address_space_is_out_of_memory);

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * /proc/self/cgroup says where the process is, below the place where the hierarchy is mounted:
+ *
+ *     4:memory:/jobs/a     version 1: /sys/fs/cgroup/memory/jobs/a/memory.limit_in_bytes
+ *     0::/jobs/a           version 2: /sys/fs/cgroup/jobs/a/memory.max
+ *
+ * Every cgroup on the way up may have a limit. In a container the mount may show only its own part, under a
+ * path that the file does not say: what is not there is left out, and the top is looked at in any case. */
+#include "base/available.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PATH_BYTES 1024
+#define TEXT_BYTES 8192
+
+/* The names of one version. */
+struct version {
+    const char *mount, *limit, *used, *inactive, *active;
+};
+
+static const struct version first = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                                     "memory.usage_in_bytes", "total_inactive_file ",
+                                     "total_active_file "};
+static const struct version second = {"/sys/fs/cgroup", "memory.max", "memory.current",
+                                      "inactive_file ", "active_file "};
+
+/* The beginning of a small file as a string. */
+static bool read_text(const char *path, char text_p[TEXT_BYTES])
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = fd >= 0 ? read(fd, text_p, TEXT_BYTES - 1) : -1;
+
+    if (fd >= 0)
+        close(fd);
+    text_p[bytes > 0 ? bytes : 0] = '\0';
+    return bytes > 0;
+}
+
+/* The number of the line that begins with `key`; 0: there is none. */
+static uint64_t number_of(const char *text, const char *key)
+{
+    size_t length = strlen(key);
+
+    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, key, length) == 0)
+            return strtoull(line + length, NULL, 10);
+    }
+    return 0;
+}
+
+/* "max" is no number. */
+static bool read_number(const char *folder, const char *name, uint64_t *number_p)
+{
+    char path[3 * PATH_BYTES], text[TEXT_BYTES];
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return read_text(path, text) && sscanf(text, "%" SCNu64, number_p) == 1;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What the cgroup in this folder leaves to take. */
+static uint64_t left_in(const char *folder, const struct version *version)
+{
+    char path[3 * PATH_BYTES], text[TEXT_BYTES];
+    uint64_t limit = 0, used = 0;
+
+    if (!read_number(folder, version->limit, &limit) || !read_number(folder, version->used, &used))
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/memory.stat", folder);
+    uint64_t files = 0;
+    if (read_text(path, text))
+        files = number_of(text, version->inactive) + number_of(text, version->active);
+    used -= least(files, used);
+    return limit > used ? limit - used : 0;
+}
+
+/* Of the cgroup at `at`, which is used up, and all above it. */
+static uint64_t left_above(const char *root, const struct version *version, char *at)
+{
+    char folder[2 * PATH_BYTES];
+    uint64_t left = UINT64_MAX;
+
+    for (;;) {
+        snprintf(folder, sizeof folder, "%s%s%s", root, version->mount, at);
+        left = least(left, left_in(folder, version));
+        char *slash = strrchr(at, '/');
+        if (!slash)
+            return left;
+        *slash = '\0';
+    }
+}
+
+/* A line of /proc/self/cgroup: number, controllers, path. */
+static uint64_t left_by_line(const char *root, char *line)
+{
+    char *controllers = strchr(line, ':');
+    char *path = controllers ? strchr(controllers + 1, ':') : NULL;
+
+    if (!path || strlen(path) >= PATH_BYTES)
+        return UINT64_MAX;
+    *path++ = '\0';
+    if (strcmp(controllers, ":memory") == 0)
+        return left_above(root, &first, path);
+    return strcmp(controllers, ":") == 0 ? left_above(root, &second, path) : UINT64_MAX;
+}
+
+static uint64_t left_by_cgroups(const char *root)
+{
+    char path[PATH_BYTES], text[TEXT_BYTES], *rest = NULL;
+    uint64_t left = UINT64_MAX;
+
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    if (!read_text(path, text))
+        return UINT64_MAX;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        left = least(left, left_by_line(root, line));
+    return left;
+}
+
+uint64_t hvi_memory_available(const char *root)
+{
+    char path[PATH_BYTES], text[TEXT_BYTES];
+
+    snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    bool known = read_text(path, text) && strstr(text, "MemAvailable:");
+    uint64_t machine = known ? number_of(text, "MemAvailable:") * 1024 : UINT64_MAX;
+    return least(machine, left_by_cgroups(root));
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How much memory this process could still take: of the machine, and of the memory cgroups that it is
+ * in (versions 1 and 2). Whoever takes more is killed by the kernel, without an error. */
+#ifndef HVI_BASE_AVAILABLE_H
+#define HVI_BASE_AVAILABLE_H
+
+#include <stdint.h>
+
+/* In bytes, files in the page cache counted as free; UINT64_MAX when nothing is known. `root` stands
+ * before /proc and /sys; "" but in tests. Reads some small files: about a tenth of a millisecond. Any
+ * thread. */
+uint64_t hvi_memory_available(const char *root);
+
+#endif
