@@ -432,7 +432,7 @@ START_TEST(the_others_of_a_fused_batch_are_done)
     static struct engine_batch batch;
     static struct tensor tensors[LACKING];
     static void *expected[LACKING];
-    unsigned char *lacking = map_lacking();
+    unsigned char *input = map_lacking(), *output = map_lacking();
     struct bench bench;
     uint64_t random = 6;
 
@@ -441,14 +441,14 @@ START_TEST(the_others_of_a_fused_batch_are_done)
         make(&tensors[i], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 2000, true, &random);
         expected[i] = reduce_reference(&tensors[i]);
     }
-    tensors[17].in[1] = lacking;
-    tensors[40].out[3] = lacking;
+    tensors[17].in[1] = input;
+    tensors[40].out[3] = output;
     tensors[41].work.missing = 41; /* known before: it is not touched */
     batch_of(&batch, tensors, LACKING);
     bench.backend->start(bench.context, &batch);
     finish(&bench, 1);
-    expect_missing(lacking, tensors[17].work.missing);
-    expect_missing(lacking, tensors[40].work.missing);
+    expect_missing(input, tensors[17].work.missing);
+    expect_missing(output, tensors[40].work.missing);
     ck_assert_uint_eq(tensors[41].work.missing, 41);
     ck_assert_int_ne(memcmp(tensors[41].result[0], expected[41], tensors[41].work.bytes), 0);
     for (uint32_t i = 0; i < LACKING; i++) {
@@ -460,7 +460,8 @@ START_TEST(the_others_of_a_fused_batch_are_done)
         drop(&tensors[i]);
     }
     bench.backend->close(bench.context);
-    munmap(lacking, LACKING_BYTES);
+    munmap(input, LACKING_BYTES);
+    munmap(output, LACKING_BYTES);
 }
 END_TEST
 
