@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How much memory this process could still take: of the machine, and of the memory cgroups that it is
- * in (versions 1 and 2). Whoever takes more is killed by the kernel, without an error. */
+ * in (versions 1 and 2). At a cgroup's limit the kernel kills a process instead of returning an error. */
 #ifndef HVI_BASE_AVAILABLE_H
 #define HVI_BASE_AVAILABLE_H
 

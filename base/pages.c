@@ -117,7 +117,7 @@ static void remove_ours(void)
     struct sigaction now;
 
     if (sigaction(SIGBUS, NULL, &now) != 0 || !is_ours(&now))
-        return; /* it stays installed: whoever is on top may call it */
+        return; /* it stays installed: the handler on top may call it */
     sigaction(SIGBUS, &before, NULL);
     installed = false;
 }
@@ -175,7 +175,6 @@ static void set_float_modes(uint32_t modes)
 #endif
 }
 
-/* Entered and left without a jump. */
 static void enter(struct work *work)
 {
     current = work;
@@ -192,8 +191,11 @@ bool hvi_pages_run(void (*run)(void *user), bool (*owns)(const void *user, uintp
                    void *user, uintptr_t *address_p)
 {
     const uint32_t modes = float_modes();
-    struct work work = {.outer = current, .owns = owns, .user = user};
+    struct work work; /* not zeroed: the place is large */
 
+    work.outer = current;
+    work.owns = owns;
+    work.user = user;
     if (sigsetjmp(work.place, 0) != 0) {
         leave(&work);
         set_float_modes(modes);

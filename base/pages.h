@@ -9,7 +9,7 @@
 
 /* Installs the handler of SIGBUS, which is the process's. The first open remembers the handler that was
  * there; every SIGBUS that is not from the work of hvi_pages_run goes on to it. The last close puts it
- * back, unless somebody has installed another one on top meanwhile: then ours stays below it. A handler
+ * back, unless another one was installed on top meanwhile: then ours stays below it. A handler
  * on top that does not call the one it found keeps the signals to itself. */
 void hvi_pages_open(void);
 /* Once for each open. */

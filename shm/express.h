@@ -83,7 +83,7 @@ struct hvi_express_operands {
 _Static_assert(sizeof(struct hvi_express_operands) <= HVI_EXPRESS_SHORT, "fits into a part");
 
 #define HVI_EXPRESS_ENGINE  254u /* a holder that is no rank */
-#define HVI_EXPRESS_LACKS   128u /* and a rank: nobody holds it; that rank's memory was missing */
+#define HVI_EXPRESS_LACKS   128u /* and a rank: given up, a page of that rank's memory was missing */
 #define HVI_EXPRESS_NOTHING UINT32_MAX
 
 /* The units of a slot's large op. A unit's word says at which turn it was taken last, and by whom; if
