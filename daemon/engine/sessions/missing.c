@@ -24,9 +24,11 @@ static const struct engine_request *owner_of(const struct engine_op *op, uint64_
     for (uint32_t i = 0; i < op->set->size; i++) {
         const struct engine_request *request =
             op->parts[i] ? engine_request_of(op->parts[i]) : NULL;
-        if (!request || (!holds(request->express.in, address) && !holds(request->express.out, address)))
+        if (!request ||
+            (!holds(request->express.in, address) && !holds(request->express.out, address)))
             continue;
-        *region_p = holds(request->express.in, address) ? request->express.in : request->express.out;
+        *region_p =
+            holds(request->express.in, address) ? request->express.in : request->express.out;
         return request;
     }
     return NULL;

@@ -120,7 +120,8 @@ static size_t rows(const char *side)
     uint64_t left_out = 0;
     size_t count = 0;
 
-    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 4, &table, &count, &left_out), HVI_OK);
+    ck_assert_int_eq(engine_stall_rows(&bench.engine->watch, 0, 4, &table, &count, &left_out),
+                     HVI_OK);
     ck_assert_uint_le(count, 1);
     if (count == 1) {
         ck_assert_str_eq(table[0].tensor, "w");
