@@ -71,11 +71,13 @@ void hvt_bench_turn(struct hvt_bench *bench)
     }
     engine_intake_drain_all(&engine->sessions);
     engine_dispatch_ready(&engine->exec);
-    while (atomic_load(&engine->exec.executing) > 0) {
-        if (!engine_dispatch_help(&engine->exec))
-            sched_yield();
+    while (engine_dispatch_help(&engine->exec)) {
     }
     engine_dispatch_reap(&engine->exec);
+    while (engine->exec.foreign > 0) { /* the workers alone do these */
+        sched_yield();
+        engine_dispatch_reap(&engine->exec);
+    }
     engine_complete_owed(&engine->sessions);
     engine_complete_ring(&engine->sessions);
     while (engine_sessions_reap(&engine->sessions)) {
