@@ -45,7 +45,7 @@ def descriptor(pid: int, least_bytes: int) -> int | None:
     return None
 
 
-def go_round(job: Job, victim: int, way: str, memory: str = "shared", **more) -> None:
+def go_round(job: Job, victim: int, way: str, memory: str = "shared", others: str = "", **more) -> None:
     """Allreduces without end, until some are done; the victim's region is twice as large as the others'."""
     column = "express" if way == "slot" else "ops"
 
@@ -54,8 +54,8 @@ def go_round(job: Job, victim: int, way: str, memory: str = "shared", **more) ->
 
     before = done()
     for number, rank in enumerate(job.ranks):
-        rank.post("loop", name="w", elements=WAYS[way][0], blind=True, for_ms=120_000, memory=memory,
-                  buffers=2 if number == victim else 1, **more)
+        rank.post("loop", name="w", elements=WAYS[way][0], blind=True, for_ms=120_000,
+                  memory=memory if number == victim else others or memory, buffers=2 if number == victim else 1, **more)
     wait_until(lambda: done() > before + 20, "ops to be done")
 
 
@@ -99,6 +99,18 @@ def test_a_page_that_cannot_be_had_fails_the_op_on_every_rank(unsealed, way, siz
         for reply in go_some_rounds(job):
             assert reply["status"] == Status.OK, reply
     assert all(rank.process.poll() is None for rank in job.ranks)
+
+
+def test_it_is_told_from_memory_that_the_engine_reaches_by_address(unsealed):
+    unsealed.allow("page-missing")
+    job = Job(unsealed, 3, environment={"HVD_FOREIGN_MEMORY": "always"})
+    go_round(job, 1, "large", others="malloc")
+    region = descriptor(engine_of(unsealed, job), 2 * WAYS["large"][0] * 4)
+    began_ns = time.monotonic_ns()
+    os.ftruncate(region, PAGE)
+    os.close(region)
+    check_failed(job, 1, [rank.collect() for rank in job.ranks], began_ns)
+    job.check_usable()
 
 
 def test_memory_that_is_back_is_used_again(unsealed):

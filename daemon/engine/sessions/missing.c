@@ -12,9 +12,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#define NOWHERE 1u /* an address that no region holds */
+
+/* Memory that is reached by address is not mapped: it has no base. */
 static bool holds(const struct engine_region *region, uint64_t address)
 {
-    return region && address - (uint64_t)(uintptr_t)region->map.base < region->map.bytes;
+    return region && region->map.base &&
+           address - (uint64_t)(uintptr_t)region->map.base < region->map.bytes;
 }
 
 /* The request whose memory this is; NULL: none of the op's. */
@@ -54,8 +58,10 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
     engine_op_done(sessions->order, op, HVI_ERR_NO_MEMORY, text, rank);
 }
 
+/* Marked in any case: a rank may have named one that is no member. */
 void engine_missing_mark(struct engine_op *op, int32_t rank)
 {
+    engine_task_of(op)->work.missing = NOWHERE;
     for (uint32_t i = 0; i < op->set->size; i++) {
         if (op->parts[i] && op->set->ranks[i] == rank)
             engine_task_of(op)->work.missing =
