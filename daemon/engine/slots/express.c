@@ -183,7 +183,8 @@ static struct engine_express_slot *slot_at(struct engine_express *express, const
     return owner && *owner ? &express->slots[*owner - 1] : NULL;
 }
 
-/* A rank may not have looked yet at what was done in the slot for the one who had it before. */
+/* A rank may not have looked yet at what was done in the slot for its last owner, or may have been
+ * stopped while it did the op there: its cookie stays until it is over with the op. */
 static bool is_left(const struct hvi_express *map, uint32_t index)
 {
     for (uint32_t rank = 0; rank < map->ranks; rank++) {
@@ -198,7 +199,7 @@ static bool is_free(const struct engine_express *express, uint32_t index)
 {
     const struct engine_express_slot *slot = &express->slots[index];
 
-    return !slot->owner && !slot->burned && !slot->closing && is_left(&express->map, index);
+    return !slot->owner && !slot->closing && is_left(&express->map, index);
 }
 
 static struct engine_express_slot *slot_take(struct engine_express *express, uint32_t *owner)
@@ -360,7 +361,7 @@ static void inject_all(struct engine_express *express, struct engine_express_slo
         if (arrived >> member & 1)
             inject(express, slot, slot->set->ranks[member]);
     }
-    if (slot->burned && !slot->dropped)
+    if (slot->retired && !slot->dropped)
         slot_drop(slot);
     if (tensor)
         engine_tensor_put(&express->order->tensors, tensor);
@@ -377,7 +378,7 @@ static void settle(struct engine_express *express, struct engine_express_slot *s
     express->closing--;
     if (slot->doomed || slot->nonsense) {
         uint32_t arrived = hvi_express_fail(&express->map, (uint32_t)(slot - express->slots));
-        slot->burned = slot->lacking == 0;
+        slot->retired = slot->lacking == 0;
         express->lacking = slot->lacking;
         inject_all(express, slot, arrived & slot->everybody);
         express->lacking = 0;
@@ -423,7 +424,7 @@ static uint32_t seize(struct engine_express *express, struct engine_express_slot
     }
     arrived &= slot->everybody;
     if (arrived == slot->everybody) {
-        slot->burned = true;
+        slot->retired = true;
         HVI_LOG(HVI_LOG_INFO, "express", "slot-given-up", "a rank was stopped while it did an op",
                 "job=%s slot=%u", express->job, index);
     }

@@ -68,7 +68,7 @@ struct engine_express_slot {
     uint32_t everybody;    /* a bit per member */
     bool open;             /* a ticket is out */
     uint32_t turn;         /* that it is for */
-    bool burned;           /* a stopped rank may still write to it: never used again */
+    bool retired;          /* a stopped rank may still write to it: its owner gets another one */
     bool large;            /* operands lie in the ranks' regions; units (express_large.c) */
     bool closing;          /* seized while a large op runs: that ends first */
     bool doomed;           /* which cannot end well any more, and has changed its inputs */
