@@ -52,10 +52,11 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
     else if (session->link.epoll_fd < 0)
         rc = make_epoll(session);
     if (rc == HVD_OK) {
-        /* From now on the engine ends every op, or rings, if ranks still are at one. */
+        /* From now on the engine ends every op, or rings, if ranks still are at one. Other threads submit while
+         * this one hands over without the lock: no op of theirs may go into a slot. */
+        session->slots.on = false;
         client_wait_hand_over(session, NULL);
         session->slots_left = true;
-        session->slots.on = false;
         client_wait_sync_event(session); /* some may have ended just now */
         *fd_p = session->link.epoll_fd;
     }
