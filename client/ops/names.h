@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct client_name; /* lives in names.c but for what submit.c writes and reads: */
+struct client_name; /* names.c */
 
 struct client_names {
     struct client_name *by_name;         /* uthash */

@@ -70,7 +70,7 @@ extern const struct engine_watch_calls engine_calls_watch;
 
 /* ---- loop.c ---- */
 
-/* Runs until engine->stopping. Blocks. */
+/* Runs until engine->sessions.stopping. Blocks. */
 void engine_loop_run(struct engine *engine);
 
 /* ---- link.c: hvdd ---- */

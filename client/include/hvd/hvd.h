@@ -25,9 +25,9 @@
  *   Fork      In a forked child every call on the parent's session returns HVD_ERR_FORKED; open a
  *             new one.
  *   Process   The library starts no thread and never writes to stdout or stderr. It installs one
- *             signal handler, for SIGBUS, while ranks have each other's memory mapped: a page of
- *             theirs that cannot be had is an error of the op. Every other SIGBUS goes to the
- *             handler that was there before.
+ *             signal handler, for SIGBUS, from the first mapping of another rank's memory until the
+ *             session is closed: a page of it that cannot be had is an error of the op. Every other
+ *             SIGBUS goes to the handler that was there before.
  *   Units     Times are nanoseconds; a negative timeout means no limit. Sizes are bytes. Shapes are
  *             elements, outermost dimension first, row-major, dense.
  *
