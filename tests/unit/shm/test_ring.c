@@ -382,13 +382,15 @@ START_TEST(two_threads_see_every_slot_once_and_whole)
     struct bench bench;
     pthread_t thread;
     bench_init(&bench, 256, UINT32_MAX - 1000);
-    uint64_t deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS);
     ck_assert_int_eq(pthread_create(&thread, NULL, produce, &bench), 0);
+    uint64_t deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS);
     for (uint64_t received = 0; received < THREAD_MESSAGES;) {
         uint32_t slots = available(&bench);
         if (slots == 0) {
             ck_assert(!hvi_deadline_passed(deadline_ns));
             sched_yield();
+        } else {
+            deadline_ns = hvi_deadline_after(HVT_PATIENCE_NS);
         }
         for (; slots > 0; slots--)
             ck_assert_uint_eq(pop(&bench), received++);
