@@ -88,10 +88,8 @@ struct engine_fault {
     int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
     bool writing;     /* the output could not be written; else the input could not be read */
     uint64_t address; /* in the member's process: where the transfer that failed began */
-    /* ETIMEDOUT, which is HVI_ERR_STALLED: how long the transfer was waited for, and whether it may
-     * still write into the member's own mapped output, which must then stay mapped. */
-    uint64_t waited_ns;
-    bool late_output;
+    uint64_t
+        waited_ns; /* ETIMEDOUT, which is HVI_ERR_STALLED: how long the transfer was waited for */
     uint64_t missing; /* here, in mapped memory: where a page could not be had; 0: it is not that */
 };
 
@@ -122,6 +120,10 @@ struct engine_backend_config {
     /* Called exactly once per started batch, from the thread that did the last piece, under no
      * lock: the batch is the receiver's again. Inside start() for batches that are done at once. */
     void (*done)(void *user, struct engine_batch *batch);
+    /* A transfer of this member's input (set rank) was given up that may still write to the member's own
+     * mapped output, which must stay mapped from now on. Inside watch() and close(), before the batch
+     * is done; under no lock. */
+    void (*late)(void *user, struct engine_batch *batch, uint32_t rank);
     void *user;
 };
 

@@ -59,11 +59,19 @@ static void batch_done(void *user, struct engine_batch *batch)
     HVI_ASSERT(written == sizeof one);
 }
 
+static void output_late(void *user, struct engine_batch *batch, uint32_t rank)
+{
+    struct engine_exec *exec = user;
+
+    exec->calls->late(exec->user, op_of(batch->works[0]), rank);
+}
+
 int engine_dispatch_open(struct engine_exec *exec)
 {
     struct engine_backend_config config = {
         .threads = exec->threads,
         .done = batch_done,
+        .late = output_late,
         .user = exec,
     };
 

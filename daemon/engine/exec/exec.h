@@ -23,6 +23,9 @@ struct engine_exec_calls {
     /* The memory of a rank's process could not be reached. The op is the receiver's, who ends it with
      * engine_op_done now or later. */
     void (*fault)(void *user, struct engine_op *op, int status, const struct engine_fault *fault);
+    /* The op's output of this set rank may still be written to, even when the op is over: it must stay
+     * mapped. The op executes. */
+    void (*late)(void *user, struct engine_op *op, uint32_t rank);
     /* A page of memory that the engine has mapped could not be had, at this address. The op is the
      * receiver's, as above. */
     void (*missing)(void *user, struct engine_op *op, uint64_t address);

@@ -154,8 +154,7 @@ static int host_open(const struct engine_backend_config *config, void **context_
     };
     host->config = *config;
     hvi_pages_open();
-    int status =
-        engine_host_pool_open(config->threads, &model, config->done, config->user, &host->pool);
+    int status = engine_host_pool_open(config, &model, &host->pool);
     if (status != HVI_OK) {
         hvi_pages_close();
         free(host);

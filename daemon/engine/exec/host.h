@@ -123,12 +123,11 @@ bool engine_adasum_next(struct engine_adasum *adasum);
 
 struct engine_host_pool;
 
-/* Starts `threads` threads: `threads` - 1 that do any unit, beside the caller of engine_host_pool_help,
+/* Starts .threads threads: .threads - 1 that do any unit, beside the caller of engine_host_pool_help,
  * and one in its place for units with foreign operands. `model` is every thread's, but for buffer and
  * transfer. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
-int engine_host_pool_open(uint32_t threads, const struct engine_host_thread *model,
-                          void (*done)(void *user, struct engine_batch *batch), void *user,
-                          struct engine_host_pool **pool_p);
+int engine_host_pool_open(const struct engine_backend_config *config,
+                          const struct engine_host_thread *model, struct engine_host_pool **pool_p);
 /* Finishes what is queued, gives up what does not answer, joins the threads, frees. NULL is fine. False: as
  * struct engine_backend says. */
 bool engine_host_pool_close(struct engine_host_pool *pool);

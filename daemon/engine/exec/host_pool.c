@@ -63,9 +63,7 @@ struct engine_host_pool {
     /* Batches in the queue that have no foreign operands: written under the lock, looked at without. */
     _Atomic uint32_t queued;
     uint32_t running; /* batches not reported done */
-    void (*done)(void *user, struct engine_batch *batch);
-    void *user;
-    uint32_t threads;
+    struct engine_backend_config config;
     struct worker helper;   /* for help() and run(): the main thread */
     struct worker *workers; /* the main thread's */
     uint32_t away;          /* of these: replaced, and not joined; under the lock */
@@ -74,7 +72,7 @@ struct engine_host_pool {
 /* No further worker may be replaced. */
 static bool is_full(const struct engine_host_pool *pool)
 {
-    return pool->away == pool->threads + AWAY_MAX;
+    return pool->away == pool->config.threads + AWAY_MAX;
 }
 
 static bool is_foreign(const struct engine_batch *batch)
@@ -165,7 +163,7 @@ static void end_round(struct engine_host_pool *pool, struct engine_batch *batch)
         pthread_cond_broadcast(&pool->foreign_work);
     }
     pthread_mutex_unlock(&pool->lock);
-    pool->done(pool->user, batch);
+    pool->config.done(pool->config.user, batch);
     pthread_mutex_lock(&pool->lock);
 }
 
@@ -389,12 +387,16 @@ static void give_up(struct worker *worker, uint64_t since_ns, uint64_t waited_ns
                                                  memory_order_relaxed))
         return;
     struct engine_fault fault = fault_of(&worker->transfer, waited_ns);
-    fault.late_output =
-        !is_in_buffer(worker, atomic_load_explicit(&worker->transfer.local, memory_order_relaxed));
     close_buffer(worker);
     worker->lost = true;
     come_back(worker, batch);
     fail(pool, batch, HVI_ERR_STALLED, &fault);
+    if (!is_in_buffer(worker,
+                      atomic_load_explicit(&worker->transfer.local, memory_order_relaxed))) {
+        pthread_mutex_unlock(&pool->lock);
+        pool->config.late(pool->config.user, batch, (uint32_t)fault.rank);
+        pthread_mutex_lock(&pool->lock);
+    }
     if (--batch->units_left == 0)
         end_round(pool, batch);
 }
@@ -500,9 +502,8 @@ const struct engine_batch *engine_host_pool_silent(struct engine_host_pool *pool
 
 /* ---- the whole ---- */
 
-int engine_host_pool_open(uint32_t threads, const struct engine_host_thread *model,
-                          void (*done)(void *user, struct engine_batch *batch), void *user,
-                          struct engine_host_pool **pool_p)
+int engine_host_pool_open(const struct engine_backend_config *config,
+                          const struct engine_host_thread *model, struct engine_host_pool **pool_p)
 {
     struct engine_host_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
@@ -510,12 +511,10 @@ int engine_host_pool_open(uint32_t threads, const struct engine_host_thread *mod
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->foreign_work, NULL);
-    pool->done = done;
-    pool->user = user;
-    pool->threads = threads;
+    pool->config = *config;
     pool->helper.pool = pool;
     int status = equip(&pool->helper.own, model) ? HVI_OK : HVI_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < threads && status == HVI_OK; i++)
+    for (uint32_t i = 0; i < config->threads && status == HVI_OK; i++)
         status = add_worker(pool, i == 0);
     if (status != HVI_OK) {
         engine_host_pool_close(pool);
@@ -570,7 +569,7 @@ bool engine_host_pool_close(struct engine_host_pool *pool)
 
 void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch)
 {
-    engine_host_cut(batch, pool->threads);
+    engine_host_cut(batch, pool->config.threads);
     batch->units_taken = 0;
     batch->units_left = batch->units;
     batch->units_silent = 0;
@@ -609,11 +608,11 @@ bool engine_host_pool_help(struct engine_host_pool *pool)
 
 void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch)
 {
-    engine_host_cut(batch, pool->threads);
+    engine_host_cut(batch, pool->config.threads);
     do {
         for (uint32_t unit = 0; unit < batch->units && batch->status == HVI_OK; unit++)
             batch->status = engine_host_run_unit(&pool->helper.own, batch, unit, &batch->fault);
     } while (engine_host_next_round(batch));
     engine_host_release(batch);
-    pool->done(pool->user, batch);
+    pool->config.done(pool->config.user, batch);
 }

@@ -269,12 +269,16 @@ static int check_output(const struct hvi_submission *copy, const struct engine_i
     return HVI_OK;
 }
 
-/* In place, or apart. Where the output has another size, sizes.c looks at it. */
+/* In place, or apart. Where the output has another size, sizes.c looks at it. What is read from a process
+ * may arrive late in the output (exec/host_foreign.c), and the inline area cannot stay for that. */
 static int check_aliasing(const struct hvi_submission *copy, uint64_t bytes,
                           const struct engine_operands *operands, const struct reason *reason)
 {
     uint64_t in = copy->in_offset, out = copy->out_offset;
 
+    if (copy->in_region == HVI_REGION_FOREIGN && copy->out_region == HVI_REGION_INLINE && bytes > 0)
+        return violation(reason, "an input in the process and an output in region %u",
+                         HVI_REGION_INLINE);
     if (!operands->in || operands->in != operands->out || in == out || bytes == 0)
         return HVI_OK;
     if (in < out + bytes && out < in + bytes)

@@ -116,6 +116,12 @@ static void describe(const struct engine_op *op, const struct engine_fault *faul
              fault->writing ? "written" : "read", fault->address, why);
 }
 
+/* Never region 0: intake refuses such an output beside an input in a process. */
+void engine_remote_late(const struct engine_op *op, uint32_t rank)
+{
+    engine_request_of(op->parts[rank])->express.out->kept = true;
+}
+
 void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op, int status,
                           const struct engine_fault *fault)
 {
@@ -124,8 +130,6 @@ void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op
     struct engine_rank *slot = &sessions->ranks[rank];
     char text[HVI_TEXT_MAX + 1];
 
-    if (fault->late_output && request->express.out)
-        request->express.out->kept = true;
     if (is_gone(slot, request->session, fault->error)) {
         bereave(sessions, op, rank);
         return;

@@ -37,32 +37,55 @@ static bool cannot_wait(void)
     return fault_fd < 0 || ioctl(fault_fd, UFFDIO_API, &api) != 0;
 }
 
-static struct uffdio_range half_of(const float *memory)
+static struct uffdio_range half_of(const float *memory, uint32_t half, uint64_t bytes)
 {
-    return (struct uffdio_range){.start = (uint64_t)(uintptr_t)memory + BYTES / 2,
-                                 .len = BYTES / 2};
+    return (struct uffdio_range){.start = (uint64_t)(uintptr_t)memory + half * bytes / 2,
+                                 .len = bytes / 2};
 }
 
-/* Ones; the second half is not there. */
-static float *silent_memory(void)
+/* Ones; one half is not there. */
+static float *half_silent_memory(uint32_t half, uint64_t bytes)
 {
-    float *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    float *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct uffdio_register reg = {.mode = UFFDIO_REGISTER_MODE_MISSING};
 
     ck_assert_ptr_ne(memory, MAP_FAILED);
-    for (uint32_t i = 0; i < FLOATS / 2; i++)
-        memory[i] = 1;
-    reg.range = half_of(memory);
+    for (uint64_t i = 0; i < bytes / 8; i++)
+        memory[(1 - half) * bytes / 8 + i] = 1;
+    reg.range = half_of(memory, half, bytes);
     ck_assert_int_eq(ioctl(fault_fd, UFFDIO_REGISTER, &reg), 0);
     return memory;
 }
 
-/* Its pages are zeros now. */
-static void answer(const float *memory)
+static float *silent_memory(void)
 {
-    struct uffdio_range range = half_of(memory);
+    return half_silent_memory(1, BYTES);
+}
+
+/* Its pages are zeros now. */
+static void answer_half(const float *memory, uint32_t half, uint64_t bytes)
+{
+    struct uffdio_range range = half_of(memory, half, bytes);
 
     ck_assert_int_eq(ioctl(fault_fd, UFFDIO_UNREGISTER, &range), 0);
+}
+
+static void answer(const float *memory)
+{
+    answer_half(memory, 1, BYTES);
+}
+
+/* So many threads wait for pages. */
+static void wait_for_faults(int count)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    struct uffd_msg msg;
+
+    while (count > 0) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        count -= read(fault_fd, &msg, sizeof msg) == sizeof msg;
+        sched_yield();
+    }
 }
 
 /* ---- ops ---- */
@@ -223,6 +246,20 @@ START_TEST(the_end_of_a_session_does_not_wait)
 }
 END_TEST
 
+/* The engine maps a new region 1 of the rank's. */
+static const struct engine_region *map_region(int32_t rank, uint64_t bytes)
+{
+    struct engine_regions *regions = &bench.engine->sessions.ranks[rank].session->regions;
+    struct hvi_region region;
+
+    ck_assert_int_eq(hvi_region_create("hvt", bytes, &region), HVI_OK);
+    const struct hvi_region_add add = {.region = 1, .bytes = region.bytes};
+    ck_assert_int_eq(engine_regions_add(regions, &add, region.fd), HVI_OK);
+    region.fd = -1; /* the engine's */
+    hvi_region_fini(&region);
+    return engine_regions_find(regions, 1);
+}
+
 /* It is read straight to where the result will be. */
 START_TEST(a_mapped_output_stays_mapped)
 {
@@ -233,12 +270,7 @@ START_TEST(a_mapped_output_stays_mapped)
 
     init(ANSWER_NS);
     struct engine_regions *regions = &bench.engine->sessions.ranks[1].session->regions;
-    struct hvi_region region;
-    ck_assert_int_eq(hvi_region_create("hvt", BYTES, &region), HVI_OK);
-    const struct hvi_region_add add = {.region = 1, .bytes = region.bytes};
-    ck_assert_int_eq(engine_regions_add(regions, &add, region.fd), HVI_OK);
-    region.fd = -1; /* the engine's */
-    hvi_region_fini(&region);
+    const struct engine_region *region = map_region(1, BYTES);
     struct hvi_submission op = op_of(0, "w", peers, peers);
     hvt_peer_submit(&bench.peers[0], &op);
     op = op_of(1, "w", memory, NULL);
@@ -247,11 +279,46 @@ START_TEST(a_mapped_output_stays_mapped)
     hvt_peer_submit(&bench.peers[1], &op);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_ERR_STALLED, NULL);
-    ck_assert(engine_regions_find(regions, 1)->kept);
+    ck_assert(region->kept);
     ck_assert_int_eq(engine_regions_remove(regions, 1), HVI_OK);
     answer(memory);
     hvt_bench_fini(&bench);
     munmap(memory, BYTES);
+}
+END_TEST
+
+/* Two threads wait, each in a unit of its own, and the op has one fault only. */
+START_TEST(each_mapped_output_stays_mapped)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    enum { LARGE = 512 * 1024 };
+    const struct engine_region *regions[2];
+    float *memory[2];
+
+    init(ANSWER_NS);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        memory[rank] = half_silent_memory((uint32_t)rank, LARGE);
+        regions[rank] = map_region(rank, LARGE);
+        struct hvi_submission op =
+            hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, LARGE / sizeof(float), "w", 0);
+        op.in_region = HVI_REGION_FOREIGN;
+        op.in_offset = (uint64_t)(uintptr_t)memory[rank];
+        op.out_region = 1;
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    engine_intake_drain_all(&bench.engine->sessions);
+    engine_dispatch_ready(&bench.engine->exec);
+    wait_for_faults(2);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_ERR_STALLED, NULL);
+    ck_assert(regions[0]->kept);
+    ck_assert(regions[1]->kept);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        answer_half(memory[rank], rank, LARGE);
+    hvt_bench_fini(&bench);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        munmap(memory[rank], LARGE);
 }
 END_TEST
 
@@ -324,6 +391,7 @@ int main(void)
     tcase_add_test(tcase, memory_that_answers_in_time_is_moved);
     tcase_add_test(tcase, the_end_of_a_session_does_not_wait);
     tcase_add_test(tcase, a_mapped_output_stays_mapped);
+    tcase_add_test(tcase, each_mapped_output_stays_mapped);
     tcase_add_test(tcase, threads_that_wait_are_bounded);
     tcase_add_test(tcase, the_time_is_the_jobs_setting);
     suite_add_tcase(suite, tcase);
