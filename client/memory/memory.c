@@ -32,3 +32,11 @@ void client_memory_give_back(struct client_memory *memory, struct client_operand
     operand->block = NULL;
     operand->inline_cells = 0;
 }
+
+void client_memory_withdraw(struct client_memory *memory, const struct client_operand *operand)
+{
+    if (operand->row)
+        operand->row->withdrawn = operand->row->is_twin;
+    if (operand->block)
+        client_staging_withdraw(&memory->staging, operand->block);
+}

@@ -33,6 +33,9 @@ void client_memory_init(struct client_memory *memory, struct client_link *link);
 void client_memory_fini(struct client_memory *memory);
 
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand);
+/* Later ops get other memory than this operand has, unless it is the caller's own: the engine may still write
+ * there when the op is over. The operand is to be put as ever. */
+void client_memory_withdraw(struct client_memory *memory, const struct client_operand *operand);
 
 /* Gives back what an operand holds; harmless twice. */
 static inline void client_memory_put(struct client_memory *memory, struct client_operand *operand)

@@ -8,6 +8,7 @@
 #include "client/link/link.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@ struct client_staging_region {
     uint32_t id;
     uint32_t class_index;
     uint32_t block_count, used_count;
+    bool withdrawn; /* its free blocks are in no list */
     struct client_staging_region *prev, *next;
     struct client_staging_block blocks[];
 };
@@ -177,12 +179,31 @@ int client_staging_get(struct client_staging *staging, uint64_t bytes, const cha
 void client_staging_put(struct client_staging *staging, struct client_staging_block *block)
 {
     struct client_staging_region *region = block->owner;
-    push_free(staging, block);
+    if (!region->withdrawn)
+        push_free(staging, block);
     if (--region->used_count > 0)
         return;
+    for (uint32_t i = 0; region->withdrawn && i < region->block_count; i++)
+        push_free(staging, &region->blocks[i]);
     staging->idle_bytes += region->region.bytes;
-    if (staging->idle_bytes > CLIENT_STAGING_CACHE)
+    if (region->withdrawn || staging->idle_bytes > CLIENT_STAGING_CACHE)
         retire(staging, region);
+}
+
+void client_staging_withdraw(struct client_staging *staging,
+                             const struct client_staging_block *block)
+{
+    struct client_staging_region *region = block->owner;
+    struct client_staging_block *next;
+    if (region->withdrawn)
+        return;
+    region->withdrawn = true;
+    for (struct client_staging_block *at = staging->free_first[region->class_index]; at;
+         at = next) {
+        next = at->next;
+        if (at->owner == region)
+            take_free(staging, at);
+    }
 }
 
 uint32_t client_staging_region_id(const struct client_staging_block *block)

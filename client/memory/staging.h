@@ -35,6 +35,10 @@ int client_staging_get(struct client_staging *staging, uint64_t bytes, const cha
                        struct client_staging_block **block_p);
 /* Needs the lock. */
 void client_staging_put(struct client_staging *staging, struct client_staging_block *block);
+/* No block of this one's region is given out any more, and the region goes with its last used block: the
+ * engine may still write to this block after it was put. Needs the lock. */
+void client_staging_withdraw(struct client_staging *staging,
+                             const struct client_staging_block *block);
 
 uint32_t client_staging_region_id(const struct client_staging_block *block);
 void *client_staging_address(const struct client_staging_block *block);

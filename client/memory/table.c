@@ -57,7 +57,8 @@ bool client_table_use(struct client_memory_row *row, const void *ptr, uint32_t e
                       struct client_operand *operand)
 {
     uint64_t offset = row->skew + (uint64_t)((uintptr_t)ptr - row->base);
-    if (offset % element || (row->adoption && !client_adopt_is_intact(row->adoption)))
+    if (offset % element || row->withdrawn ||
+        (row->adoption && !client_adopt_is_intact(row->adoption)))
         return false;
     *operand = (struct client_operand){.region = row->region_id,
                                        .offset = offset,

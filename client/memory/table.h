@@ -19,8 +19,9 @@ struct client_memory_row {
     uintptr_t base;    /* the caller's first byte */
     const void *given; /* what names the row to hvd_free and hvd_deregister */
     uint64_t bytes;
-    bool is_twin;  /* registered: tensors are copied to and from the region */
-    uint64_t skew; /* offset in the region of the caller's first byte */
+    bool is_twin;   /* registered: tensors are copied to and from the region */
+    bool withdrawn; /* the twin is not used any more: the engine may still write to it */
+    uint64_t skew;  /* offset in the region of the caller's first byte */
     uint32_t region_id;
     uint32_t users; /* operands of ops */
     struct hvi_region region;
@@ -39,8 +40,8 @@ struct client_table {
 struct client_memory_row *client_table_find(struct client_table *table, const void *ptr,
                                             uint64_t bytes);
 /* Makes `operand` the place of [ptr, ptr + bytes) in `row` and counts a user. False when the
- * place is not aligned to `element` bytes, as the engine demands, or when adopted memory is no
- * longer what it was: then [ptr, ptr + bytes) is ordinary memory. */
+ * place is not aligned to `element` bytes, as the engine demands, when adopted memory is no
+ * longer what it was, or when the twin is withdrawn: then [ptr, ptr + bytes) is ordinary memory. */
 bool client_table_use(struct client_memory_row *row, const void *ptr, uint32_t element,
                       struct client_operand *operand);
 

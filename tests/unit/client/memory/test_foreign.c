@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ordinary memory that the engine reaches by its address: when it is, and when it is not. */
 #include "client/memory/foreign.h"
+
+#include "base/clock.h"
 #include "client/memory/place.h"
 #include "client/memory/staging.h"
 #include "tests/unit/client/fake.h"
@@ -101,6 +103,52 @@ START_TEST(small_or_misaligned_memory_is_copied)
     check_foreign(slot.in_region, slot.in_offset, data);
     ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
     finish(op, slot.cookie);
+}
+END_TEST
+
+static void fail_late(struct hvd_op *op, uint64_t cookie)
+{
+    hvt_fake_done(engine, cookie, HVD_ERR_STALLED, "silent", 1);
+    ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_ERR_STALLED);
+    hvd_op_free(op);
+}
+
+START_TEST(a_block_that_may_be_written_late_is_used_by_no_other_op)
+{
+    struct hvd_op *failed, *other_op, *next;
+    struct hvi_submission first = submit(data, other + 2, HVD_FLOAT32, LARGE / 4, &failed);
+    struct hvi_submission second =
+        submit(data, other + LARGE + 2, HVD_FLOAT32, LARGE / 4, &other_op);
+    check_foreign(first.in_region, first.in_offset, data);
+    ck_assert_uint_eq(second.out_region, first.out_region);
+    fail_late(failed, first.cookie);
+    struct hvi_submission third = submit(data, other + 2, HVD_FLOAT32, LARGE / 4, &next);
+    ck_assert_uint_ne(third.out_region, first.out_region);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2);
+    finish(other_op, second.cookie);
+    finish(next, third.cookie);
+    uint64_t deadline_ns = hvi_deadline_after(1000000000);
+    while (hvt_fake_regions(engine) > 1 && !hvi_deadline_passed(deadline_ns))
+        ck_assert_int_eq(hvd_session_status(session), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+}
+END_TEST
+
+START_TEST(a_twin_that_may_be_written_late_is_used_by_no_other_op)
+{
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_register(session, other, 4 * LARGE), HVD_OK);
+    struct hvi_submission slot = submit(data, other, HVD_FLOAT32, LARGE / 4, &op);
+    uint32_t twin = slot.out_region;
+    check_foreign(slot.in_region, slot.in_offset, data);
+    finish(op, slot.cookie);
+    slot = submit(data, other, HVD_FLOAT32, LARGE / 4, &op);
+    ck_assert_uint_eq(slot.out_region, twin);
+    fail_late(op, slot.cookie);
+    slot = submit(data, other, HVD_FLOAT32, LARGE / 4, &op);
+    ck_assert_uint_ne(slot.out_region, twin);
+    finish(op, slot.cookie);
+    ck_assert_int_eq(hvd_deregister(session, other), HVD_OK);
 }
 END_TEST
 
@@ -290,6 +338,8 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, large_memory_is_named_by_its_address);
     tcase_add_test(tcase, small_or_misaligned_memory_is_copied);
+    tcase_add_test(tcase, a_block_that_may_be_written_late_is_used_by_no_other_op);
+    tcase_add_test(tcase, a_twin_that_may_be_written_late_is_used_by_no_other_op);
     tcase_add_test(tcase, known_memory_is_used_as_ever);
     tcase_add_test(tcase, each_side_of_a_gather_for_itself);
     tcase_add_test(tcase, a_broadcast_reads_only_at_the_root);
