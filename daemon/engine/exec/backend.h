@@ -143,8 +143,8 @@ struct engine_backend {
     /* Does one piece of a started batch on the calling thread; false when there was none to take.
      * Neither start() nor help() touches foreign operands, as that may take for ever. */
     bool (*help)(void *context);
-    /* Gives up transfers of foreign memory that have not ended within `limit_ns`, or within
-     * ENGINE_SILENT_NS where the member's process is over or the batch has failed: their batches fail.
+    /* Gives up transfers of foreign memory that have not ended within `limit_ns`, counted from call to
+     * call (at most ENGINE_SILENT_NS for each), or within ENGINE_SILENT_NS where the member's process is over or the batch has failed: their batches fail.
      * To be called now and then while batches with foreign operands are under way, on the thread that
      * calls start(). */
     void (*watch)(void *context, uint64_t limit_ns);

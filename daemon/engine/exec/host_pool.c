@@ -11,7 +11,7 @@
  * sleeping it, but none with foreign operands; one worker takes only such, in its place.
  *
  * Foreign memory may not answer (host_foreign.c says why). The main thread looks at the workers now and
- * then:
+ * then, and counts the time from look to look: an engine that stood still itself blames no memory.
  *
  *     after ENGINE_SILENT_NS   the worker is silent: no further piece of its batch is begun, and
  *                              another worker takes its place. If it comes back, it finishes its
@@ -51,7 +51,9 @@ struct worker {
     struct engine_batch *batch; /* a piece of which it does; NULL: none, or the worker is lost */
     bool silent;                /* counted in the batch's .units_silent */
     bool lost;
-    bool replaced; /* it ends with its piece */
+    bool replaced;      /* it ends with its piece */
+    uint64_t seen_ns;   /* .since_ns of the transfer at the last look */
+    uint64_t waited_ns; /* for that transfer, from look to look */
 };
 
 struct engine_host_pool {
@@ -67,6 +69,7 @@ struct engine_host_pool {
     struct worker helper;   /* for help() and run(): the main thread */
     struct worker *workers; /* the main thread's */
     uint32_t away;          /* of these: replaced, and not joined; under the lock */
+    uint64_t looked_ns;     /* when the main thread looked at the workers last */
 };
 
 /* No further worker may be replaced. */
@@ -364,29 +367,32 @@ static bool is_in_buffer(const struct worker *worker, const void *local)
     return at >= worker->own.buffer && at < worker->own.buffer + ENGINE_HOST_BUFFER_BYTES;
 }
 
-static struct engine_fault fault_of(const struct engine_host_transfer *transfer, uint64_t waited_ns)
+static struct engine_fault fault_of(const struct worker *worker)
 {
+    const struct engine_host_transfer *transfer = &worker->transfer;
+
     return (struct engine_fault){
         .rank = (int32_t)atomic_load_explicit(&transfer->rank, memory_order_relaxed),
         .error = ETIMEDOUT,
         .writing = atomic_load_explicit(&transfer->writing, memory_order_relaxed),
         .address = atomic_load_explicit(&transfer->address, memory_order_relaxed),
-        .waited_ns = waited_ns,
+        .waited_ns = worker->waited_ns,
     };
 }
 
 /* Lock held on entry and on return. */
-static void give_up(struct worker *worker, uint64_t since_ns, uint64_t waited_ns)
+static void give_up(struct worker *worker)
 {
     struct engine_host_pool *pool = worker->pool;
     struct engine_batch *batch = worker->batch;
+    uint64_t since_ns = worker->seen_ns;
 
     /* Its partner is the compare-and-swap in host_foreign.c's end(): only one of the two succeeds. */
     if (!atomic_compare_exchange_strong_explicit(&worker->transfer.since_ns, &since_ns,
                                                  ENGINE_HOST_LOST, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return;
-    struct engine_fault fault = fault_of(&worker->transfer, waited_ns);
+    struct engine_fault fault = fault_of(worker);
     close_buffer(worker);
     worker->lost = true;
     come_back(worker, batch);
@@ -411,31 +417,40 @@ static bool are_alive(const struct engine_work *work)
     return true;
 }
 
-/* When a transfer began that has lasted for ENGINE_SILENT_NS; 0: there is none. */
-static uint64_t silent_since(const struct worker *worker, uint64_t now_ns)
+/* 0: it is in none, or is lost. */
+static uint64_t transfer_of(const struct worker *worker)
 {
     /* Acquire, pairs with the release in host_foreign.c's begin(). */
     uint64_t since_ns = atomic_load_explicit(&worker->transfer.since_ns, memory_order_acquire);
 
-    if (since_ns == ENGINE_HOST_LOST || now_ns < since_ns + ENGINE_SILENT_NS)
-        return 0;
-    return since_ns;
+    return since_ns != ENGINE_HOST_LOST ? since_ns : 0;
 }
 
-/* Lock held on entry and on return. */
-static void watch(struct worker *worker, uint64_t now_ns, uint64_t limit_ns)
+/* Its transfer has lasted for ENGINE_SILENT_NS. */
+static bool waits_long(const struct worker *worker)
 {
-    uint64_t since_ns = silent_since(worker, now_ns);
+    uint64_t since_ns = transfer_of(worker);
 
-    if (since_ns != 0 && !worker->silent) {
+    return since_ns != 0 && since_ns == worker->seen_ns && worker->waited_ns >= ENGINE_SILENT_NS;
+}
+
+/* Lock held on entry and on return. `step_ns` have passed since the last look. */
+static void watch(struct worker *worker, uint64_t step_ns, uint64_t limit_ns)
+{
+    uint64_t since_ns = transfer_of(worker);
+
+    worker->waited_ns = since_ns == worker->seen_ns ? worker->waited_ns + step_ns : 0;
+    worker->seen_ns = since_ns;
+    bool waits = waits_long(worker);
+    if (waits && !worker->silent) {
         worker->silent = true;
         worker->batch->units_silent++;
     }
     if ((worker->silent || worker->lost) && !worker->replaced)
         replace(worker);
-    if (since_ns != 0 && (now_ns - since_ns >= limit_ns || worker->batch->status != HVI_OK ||
-                          !are_alive(worker->batch->works[0])))
-        give_up(worker, since_ns, now_ns - since_ns);
+    if (waits && (worker->waited_ns >= limit_ns || worker->batch->status != HVI_OK ||
+                  !are_alive(worker->batch->works[0])))
+        give_up(worker);
 }
 
 /* Lock held on entry and on return. */
@@ -459,23 +474,26 @@ static void refuse_foreign(struct engine_host_pool *pool)
 
 void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns)
 {
-    uint64_t now_ns = hvi_clock_ns();
+    uint64_t now_ns = hvi_clock_ns(), step_ns = now_ns - pool->looked_ns;
 
+    pool->looked_ns = now_ns;
+    if (step_ns > ENGINE_SILENT_NS) /* it did not look meanwhile */
+        step_ns = ENGINE_SILENT_NS;
     pthread_mutex_lock(&pool->lock);
     remove_ended(pool);
     for (struct worker *worker = pool->workers; worker; worker = worker->next)
-        watch(worker, now_ns, limit_ns);
+        watch(worker, step_ns, limit_ns);
     if (is_full(pool))
         refuse_foreign(pool);
     pthread_mutex_unlock(&pool->lock);
 }
 
 /* Lock held. */
-static bool is_first_of_batch(const struct worker *worker, uint64_t now_ns)
+static bool is_first_of_batch(const struct worker *worker)
 {
     const struct worker *other = worker->pool->workers;
 
-    while (other != worker && (other->batch != worker->batch || silent_since(other, now_ns) == 0))
+    while (other != worker && (other->batch != worker->batch || !waits_long(other)))
         other = other->next;
     return other == worker;
 }
@@ -484,16 +502,14 @@ const struct engine_batch *engine_host_pool_silent(struct engine_host_pool *pool
                                                    uint32_t *cursor_p, struct engine_fault *fault_p)
 {
     const struct engine_batch *batch = NULL;
-    uint64_t now_ns = hvi_clock_ns();
     uint32_t index = 0;
 
     pthread_mutex_lock(&pool->lock);
     for (struct worker *worker = pool->workers; worker && !batch; worker = worker->next) {
-        uint64_t since_ns = silent_since(worker, now_ns);
-        if (index++ < *cursor_p || since_ns == 0 || !is_first_of_batch(worker, now_ns))
+        if (index++ < *cursor_p || !waits_long(worker) || !is_first_of_batch(worker))
             continue;
         *cursor_p = index;
-        *fault_p = fault_of(&worker->transfer, now_ns - since_ns);
+        *fault_p = fault_of(worker);
         batch = worker->batch;
     }
     pthread_mutex_unlock(&pool->lock);
