@@ -144,9 +144,10 @@ struct engine_backend {
      * Neither start() nor help() touches foreign operands, as that may take for ever. */
     bool (*help)(void *context);
     /* Gives up transfers of foreign memory that have not ended within `limit_ns`, counted from call to
-     * call (at most ENGINE_SILENT_NS for each), or within ENGINE_SILENT_NS where the member's process is over or the batch has failed: their batches fail.
-     * To be called now and then while batches with foreign operands are under way, on the thread that
-     * calls start(). */
+     * call (at most ENGINE_SILENT_NS for each), or within ENGINE_SILENT_NS where a member's process is
+     * over or the batch has failed. Their batches fail, in the first case with HVI_ERR_RANK_LOST for that
+     * member. To be called now and then while batches with foreign operands are under way, on the thread
+     * that calls start(). */
     void (*watch)(void *context, uint64_t limit_ns);
     /* The next transfer from *cursor_p on, which begins with 0, that has lasted for ENGINE_SILENT_NS; one
      * per batch. NULL: no more. The thread that calls start(); the batch is valid until it does

@@ -380,8 +380,8 @@ static struct engine_fault fault_of(const struct worker *worker)
     };
 }
 
-/* Lock held on entry and on return. */
-static void give_up(struct worker *worker)
+/* Lock held on entry and on return. `gone`: the member whose process is over, or -1. */
+static void give_up(struct worker *worker, int32_t gone)
 {
     struct engine_host_pool *pool = worker->pool;
     struct engine_batch *batch = worker->batch;
@@ -392,29 +392,33 @@ static void give_up(struct worker *worker)
                                                  ENGINE_HOST_LOST, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return;
-    struct engine_fault fault = fault_of(worker);
+    const struct engine_fault silent = fault_of(worker);
+    const struct engine_fault over = {.rank = gone, .error = ESRCH};
     close_buffer(worker);
     worker->lost = true;
     come_back(worker, batch);
-    fail(pool, batch, HVI_ERR_STALLED, &fault);
+    if (gone >= 0)
+        fail(pool, batch, HVI_ERR_RANK_LOST, &over);
+    else
+        fail(pool, batch, HVI_ERR_STALLED, &silent);
     if (!is_in_buffer(worker,
                       atomic_load_explicit(&worker->transfer.local, memory_order_relaxed))) {
         pthread_mutex_unlock(&pool->lock);
-        pool->config.late(pool->config.user, batch, (uint32_t)fault.rank);
+        pool->config.late(pool->config.user, batch, (uint32_t)silent.rank);
         pthread_mutex_lock(&pool->lock);
     }
     if (--batch->units_left == 0)
         end_round(pool, batch);
 }
 
-/* What the members say of themselves is asked for by the worker, too, but that may wait for ever. */
-static bool are_alive(const struct engine_work *work)
+/* The first member whose process is over; -1: none. The worker asks for it, too, but may wait for ever. */
+static int32_t gone_member(const struct engine_work *work)
 {
     for (uint32_t i = 0; work->alive && i < work->ranks; i++) {
         if ((work->in_pid[i] || work->out_pid[i]) && !work->alive(work->alive_user, i))
-            return false;
+            return (int32_t)i;
     }
-    return true;
+    return -1;
 }
 
 /* 0: it is in none, or is lost. */
@@ -448,9 +452,9 @@ static void watch(struct worker *worker, uint64_t step_ns, uint64_t limit_ns)
     }
     if ((worker->silent || worker->lost) && !worker->replaced)
         replace(worker);
-    if (waits && (worker->waited_ns >= limit_ns || worker->batch->status != HVI_OK ||
-                  !are_alive(worker->batch->works[0])))
-        give_up(worker);
+    int32_t gone = waits ? gone_member(worker->batch->works[0]) : -1;
+    if (waits && (worker->waited_ns >= limit_ns || worker->batch->status != HVI_OK || gone >= 0))
+        give_up(worker, gone);
 }
 
 /* Lock held on entry and on return. */

@@ -249,6 +249,27 @@ START_TEST(time_in_which_the_engine_stands_still_does_not_count)
 }
 END_TEST
 
+/* Rank 0, whose memory answers, leaves while the engine waits for rank 1's. */
+START_TEST(the_end_of_another_session_is_told_as_what_it_is)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory = silent_memory();
+
+    init(3600 * HVI_NS_SEC);
+    submit("w", memory, other);
+    turn();
+    engine_session_end(bench.engine->sessions.ranks[0].session, ENGINE_RANK_LEFT, "it leaves");
+    turn_until_answered(1);
+    struct hvi_completion done = hvt_op_expect(&bench, 1, HVI_ERR_RANK_LEFT, "it leaves");
+    ck_assert_int_eq(done.culprit, 0);
+    answer(memory);
+    hvt_bench_fini(&bench);
+    munmap(memory, BYTES);
+}
+END_TEST
+
 START_TEST(the_end_of_a_session_does_not_wait)
 {
     if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
@@ -413,6 +434,7 @@ int main(void)
     tcase_add_test(tcase, memory_that_answers_in_time_is_moved);
     tcase_add_test(tcase, time_in_which_the_engine_stands_still_does_not_count);
     tcase_add_test(tcase, the_end_of_a_session_does_not_wait);
+    tcase_add_test(tcase, the_end_of_another_session_is_told_as_what_it_is);
     tcase_add_test(tcase, a_mapped_output_stays_mapped);
     tcase_add_test(tcase, each_mapped_output_stays_mapped);
     tcase_add_test(tcase, threads_that_wait_are_bounded);
