@@ -20,7 +20,7 @@
  *                              ends at once; the end of the process ends it otherwise.
  *
  * There are at most AWAY_MAX workers that have been replaced and have not ended; then foreign batches
- * fail until one ends. */
+ * fail until one ends. They also fail while every worker waits and no thread can be started. */
 #include "daemon/engine/exec/host.h"
 
 #include "base/assert.h"
@@ -69,6 +69,7 @@ struct engine_host_pool {
     struct worker helper;   /* for help() and run(): the main thread */
     struct worker *workers; /* the main thread's */
     uint32_t away;          /* of these: replaced, and not joined; under the lock */
+    bool lacks_thread;      /* a worker could not be replaced, and that was logged */
     uint64_t looked_ns;     /* when the main thread looked at the workers last */
 };
 
@@ -320,11 +321,12 @@ static void replace(struct worker *worker)
     if (is_full(pool))
         return;
     int status = add_worker(pool, worker->foreign_only);
-    if (status != HVI_OK) { /* the next look tries again */
+    if (status != HVI_OK && !pool->lacks_thread)
         HVI_LOG(HVI_LOG_WARN, "foreign", "no-worker", hvi_status_text(status), "away=%u",
                 pool->away);
+    pool->lacks_thread = status != HVI_OK;
+    if (status != HVI_OK) /* the next look tries again */
         return;
-    }
     worker->replaced = true;
     pool->away++;
 }
@@ -457,6 +459,16 @@ static void watch(struct worker *worker, uint64_t step_ns, uint64_t limit_ns)
         give_up(worker, gone);
 }
 
+/* No worker may be replaced, or each waits for memory and could not be replaced. */
+static bool refuses_foreign(const struct engine_host_pool *pool)
+{
+    const struct worker *able = pool->workers;
+
+    while (able && (able->silent || able->lost || able->replaced))
+        able = able->next;
+    return is_full(pool) || !able;
+}
+
 /* Lock held on entry and on return. */
 static void refuse_foreign(struct engine_host_pool *pool)
 {
@@ -487,7 +499,7 @@ void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns)
     remove_ended(pool);
     for (struct worker *worker = pool->workers; worker; worker = worker->next)
         watch(worker, step_ns, limit_ns);
-    if (is_full(pool))
+    if (refuses_foreign(pool))
         refuse_foreign(pool);
     pthread_mutex_unlock(&pool->lock);
 }
@@ -603,9 +615,9 @@ void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch 
     if (!is_foreign(batch))
         atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
     pool->running++;
-    if (is_foreign(batch) && is_full(pool))
+    if (is_foreign(batch) && refuses_foreign(pool))
         remove_ended(pool);
-    if (is_foreign(batch) && is_full(pool))
+    if (is_foreign(batch) && refuses_foreign(pool))
         refuse_foreign(pool);
     else
         wake(pool, batch);

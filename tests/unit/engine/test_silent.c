@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -407,6 +408,48 @@ START_TEST(threads_that_wait_are_bounded)
 }
 END_TEST
 
+static void limit_memory(rlim_t bytes)
+{
+    struct rlimit limit = {.rlim_cur = bytes, .rlim_max = RLIM_INFINITY};
+
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+/* A bench has two workers. */
+START_TEST(without_new_threads_no_op_waits_for_ever)
+{
+    if (hvt_skip_if(HVT_SANITIZED, "a sanitizer needs the address space itself") ||
+        hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory[2] = {silent_memory(), silent_memory()};
+
+    init(3600 * HVI_NS_SEC);
+    limit_memory(1 << 20);
+    submit("w0", memory[0], other);
+    submit("w1", memory[1], other);
+    submit("w2", other, other); /* behind the two */
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_ERR_LIMIT, NULL);
+    submit("w3", other, other);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_ERR_LIMIT, NULL);
+    limit_memory(RLIM_INFINITY);
+    turn();
+    submit("w4", other, other);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    for (int i = 0; i < 2; i++) {
+        answer(memory[i]);
+        turn_until_answered(1);
+        hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    }
+    hvt_bench_fini(&bench);
+    for (int i = 0; i < 2; i++)
+        munmap(memory[i], BYTES);
+}
+END_TEST
+
 START_TEST(the_time_is_the_jobs_setting)
 {
     static const struct {
@@ -438,6 +481,7 @@ int main(void)
     tcase_add_test(tcase, a_mapped_output_stays_mapped);
     tcase_add_test(tcase, each_mapped_output_stays_mapped);
     tcase_add_test(tcase, threads_that_wait_are_bounded);
+    tcase_add_test(tcase, without_new_threads_no_op_waits_for_ever);
     tcase_add_test(tcase, the_time_is_the_jobs_setting);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
