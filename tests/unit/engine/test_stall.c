@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stall table: who is missing, what its process does, how old; and the settings. */
 #include "base/status.h"
+#include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/watch/stall.h"
-#include "tests/unit/engine/hvt_bench.h"
+#include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 
 #include <poll.h>
@@ -357,6 +358,33 @@ static uint64_t configured(const char *name, const char *value, const char *name
     return engine.watch.stall_warn_ns;
 }
 
+/* It may be about to wait for memory. */
+START_TEST(the_timer_stays_on_between_an_ops_last_part_and_its_start)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    int enabled = SD_EVENT_OFF;
+
+    hvt_bench_init(&bench, 2);
+    struct engine *engine = bench.engine;
+    struct hvi_submission op = hvt_op(&bench, 0, HVI_KIND_ALLREDUCE, 4, "w", 0);
+    hvt_peer_submit(&bench.peers[0], &op);
+    engine_intake_drain_all(&engine->sessions);
+    op = hvt_op(&bench, 1, HVI_KIND_ALLREDUCE, 4, "w", 0);
+    hvt_peer_submit(&bench.peers[1], &op);
+    engine->watch.stall_looked_ns = 0; /* long ago: the timer drains the rings */
+    while (engine->watch.stall_looked_ns == 0) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        sd_event_run(engine->event, 10000);
+    }
+    ck_assert_uint_eq(engine->order.ready_count, 1);
+    ck_assert_int_ge(sd_event_source_get_enabled(engine->watch.stall_source, &enabled), 0);
+    ck_assert_int_ne(enabled, SD_EVENT_OFF);
+    hvt_bench_turn(&bench);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(settings_of_the_job_override_the_daemons)
 {
     ck_assert_uint_eq(configured("HVD_LOG_LEVEL", "x", "A", "b"), 77);
@@ -392,6 +420,7 @@ int main(void)
     tcase_add_test(tcase, stop_job_ends_the_job_with_the_reason);
     tcase_add_test(tcase, what_has_come_already_is_not_missing);
     tcase_add_test(tcase, a_shutdown_time_means_stop_job_unless_something_else_is_said);
+    tcase_add_test(tcase, the_timer_stays_on_between_an_ops_last_part_and_its_start);
     tcase_add_test(tcase, settings_of_the_job_override_the_daemons);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
