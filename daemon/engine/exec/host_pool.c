@@ -335,6 +335,7 @@ static void replace(struct worker *worker)
 static void remove_ended(struct engine_host_pool *pool)
 {
     struct worker **link = &pool->workers;
+    bool was_full = is_full(pool);
 
     while (*link) {
         struct worker *worker = *link;
@@ -348,6 +349,10 @@ static void remove_ended(struct engine_host_pool *pool)
         } else {
             link = &worker->next;
         }
+    }
+    if (was_full && !is_full(pool)) { /* a batch may have come back for another round meanwhile */
+        pthread_cond_broadcast(&pool->work);
+        pthread_cond_broadcast(&pool->foreign_work);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
@@ -408,6 +409,62 @@ START_TEST(threads_that_wait_are_bounded)
 }
 END_TEST
 
+static int count_threads(void)
+{
+    DIR *directory = opendir("/proc/self/task");
+    int count = 0;
+
+    ck_assert_ptr_nonnull(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+static void turn_until_threads(int count, bool turns)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (count_threads() != count) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        if (turns)
+            turn();
+    }
+}
+
+/* The round ends while no unit may be begun, and with it one of the threads that wait. */
+START_TEST(an_op_of_several_rounds_goes_on_when_a_thread_has_come_back)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory[AWAY_MOST];
+
+    init(3600 * HVI_NS_SEC);
+    int threads = count_threads();
+    for (int i = 0; i < AWAY_MOST; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        memory[i] = silent_memory();
+        for (int32_t rank = 0; rank < 2; rank++) {
+            struct hvi_submission op = op_of(rank, name, rank == 1 ? memory[i] : other, other);
+            op.reduce_op = i == 0 ? HVI_REDUCE_ADASUM : HVI_REDUCE_SUM;
+            hvt_peer_submit(&bench.peers[rank], &op);
+        }
+    }
+    turn_until_threads(threads + AWAY_MOST, true);
+    answer(memory[0]);
+    turn_until_threads(threads + AWAY_MOST - 1, false);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    for (int i = 1; i < AWAY_MOST; i++)
+        answer(memory[i]);
+    hvt_bench_fini(&bench);
+    for (int i = 0; i < AWAY_MOST; i++)
+        munmap(memory[i], BYTES);
+}
+END_TEST
+
 static void limit_memory(rlim_t bytes)
 {
     struct rlimit limit = {.rlim_cur = bytes, .rlim_max = RLIM_INFINITY};
@@ -481,6 +538,7 @@ int main(void)
     tcase_add_test(tcase, a_mapped_output_stays_mapped);
     tcase_add_test(tcase, each_mapped_output_stays_mapped);
     tcase_add_test(tcase, threads_that_wait_are_bounded);
+    tcase_add_test(tcase, an_op_of_several_rounds_goes_on_when_a_thread_has_come_back);
     tcase_add_test(tcase, without_new_threads_no_op_waits_for_ever);
     tcase_add_test(tcase, the_time_is_the_jobs_setting);
     suite_add_tcase(suite, tcase);
