@@ -102,12 +102,19 @@ static struct hvi_submission op_of(int32_t rank, const char *name, const float *
     return op;
 }
 
+static void fill(float *memory, float value)
+{
+    for (uint32_t i = 0; i < FLOATS; i++)
+        memory[i] = value;
+}
+
 /* Rank 0 has memory that answers. */
 static void submit(const char *name, const float *in, float *out)
 {
     static float peers[FLOATS];
     struct hvi_submission op = op_of(0, name, peers, peers);
 
+    fill(peers, 1);
     hvt_peer_submit(&bench.peers[0], &op);
     op = op_of(1, name, in, out);
     hvt_peer_submit(&bench.peers[1], &op);
@@ -170,6 +177,29 @@ static void turn_until_listed(const char *side)
     }
 }
 
+static int count_threads(void)
+{
+    DIR *directory = opendir("/proc/self/task");
+    int count = 0;
+
+    ck_assert_ptr_nonnull(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+static void turn_until_threads(int count, bool turns)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (count_threads() != count) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        if (turns)
+            turn();
+    }
+}
+
 static void init(uint64_t answer_ns)
 {
     hvt_bench_init(&bench, 2);
@@ -185,6 +215,8 @@ START_TEST(the_op_is_listed_and_fails_and_a_late_answer_moves_nothing)
     bool writing = _i == 1;
 
     init(HVI_NS_SEC); /* long enough for the row to be seen */
+    int threads = count_threads();
+    fill(other, 5);
     submit("w", writing ? other : memory, writing ? memory : other);
     turn_until_listed(writing ? "(output, 0x" : "(input, 0x");
     turn_until_answered(0);
@@ -198,8 +230,9 @@ START_TEST(the_op_is_listed_and_fails_and_a_late_answer_moves_nothing)
     }
     ck_assert_uint_eq(rows(""), 0);
     answer(memory);
-    for (uint32_t i = FLOATS / 2; i < FLOATS; i++)
-        ck_assert(memory[i] == 0);
+    turn_until_threads(threads, true);
+    for (uint32_t i = 0; i < FLOATS; i++)
+        ck_assert(other[i] == 5 && memory[i] == (i < FLOATS / 2));
     submit("w", memory, other);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
@@ -222,7 +255,7 @@ START_TEST(memory_that_answers_in_time_is_moved)
     answer(memory);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
-    ck_assert(other[0] == 1 && other[FLOATS - 1] == 0);
+    ck_assert(other[0] == 2 && other[FLOATS - 1] == 1);
     ck_assert_uint_eq(rows(""), 0);
     hvt_bench_fini(&bench);
     munmap(memory, BYTES);
@@ -408,29 +441,6 @@ START_TEST(threads_that_wait_are_bounded)
         munmap(memory[i], BYTES);
 }
 END_TEST
-
-static int count_threads(void)
-{
-    DIR *directory = opendir("/proc/self/task");
-    int count = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
-}
-
-static void turn_until_threads(int count, bool turns)
-{
-    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
-
-    while (count_threads() != count) {
-        ck_assert(!hvi_deadline_passed(deadline_ns));
-        if (turns)
-            turn();
-    }
-}
 
 /* The round ends while no unit may be begun, and with it one of the threads that wait. */
 START_TEST(an_op_of_several_rounds_goes_on_when_a_thread_has_come_back)
