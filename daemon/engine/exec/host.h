@@ -9,6 +9,7 @@
 #include "daemon/engine/exec/backend.h"
 #include "reduce/reduce.h"
 
+#include <setjmp.h>
 #include <stdatomic.h>
 
 /* Up to this much payload a batch is done by the caller of start() at once. */
@@ -33,6 +34,9 @@ struct engine_host_transfer {
     _Atomic bool writing;
     _Atomic uint64_t address;
     const void *_Atomic local;
+    /* Where a worker goes whose transfer was given up. Not pthread_exit, which loads libgcc_s when it is
+     * first called, and ends the process if it cannot. */
+    sigjmp_buf leave;
     _Atomic bool ended; /* the worker touches nothing any more; release, acquire by the pool */
 };
 #define ENGINE_HOST_LOST UINT64_MAX

@@ -22,7 +22,6 @@
 #include "base/status.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <sys/uio.h>
 
 #define PAGE_BYTES 4096u
@@ -78,8 +77,7 @@ static void end(struct engine_host_transfer *transfer, uint64_t since_ns)
     if (atomic_compare_exchange_strong_explicit(&transfer->since_ns, &since_ns, 0,
                                                 memory_order_acq_rel, memory_order_acquire))
         return;
-    atomic_store_explicit(&transfer->ended, true, memory_order_release);
-    pthread_exit(NULL);
+    siglongjmp(transfer->leave, 1);
 }
 
 /* Bytes that were moved, or -errno. */

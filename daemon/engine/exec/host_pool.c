@@ -218,9 +218,8 @@ static void run_unit(struct worker *self, struct engine_batch *batch, uint32_t u
         end_round(pool, batch);
 }
 
-static void *work(void *argument)
+static void do_units(struct worker *self)
 {
-    struct worker *self = argument;
     struct engine_host_pool *pool = self->pool;
     uint32_t unit = 0;
 
@@ -235,6 +234,14 @@ static void *work(void *argument)
             pthread_cond_wait(self->foreign_only ? &pool->foreign_work : &pool->work, &pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
+}
+
+static void *work(void *argument)
+{
+    struct worker *self = argument;
+
+    if (sigsetjmp(self->transfer.leave, 0) == 0)
+        do_units(self);
     /* Release, pairs with the acquire in has_ended. */
     atomic_store_explicit(&self->transfer.ended, true, memory_order_release);
     return NULL;
@@ -296,7 +303,7 @@ static int add_worker(struct engine_host_pool *pool, bool foreign_only)
 
 static bool has_ended(const struct worker *worker)
 {
-    /* Acquire, pairs with the release stores in work() and in host_foreign.c. */
+    /* Acquire, pairs with the release store in work(). */
     return atomic_load_explicit(&worker->transfer.ended, memory_order_acquire);
 }
 
