@@ -4,11 +4,19 @@
 #include "base/pages.h"
 #include "base/types.h"
 
+#define PAGE_BYTES 4096u
+
 struct piece {
     const struct hvi_kernels *kernels;
     const struct hvi_reduction *reduction;
     uint64_t first, count;
 };
+
+/* A memory error is told with the address of its page, where the range may begin behind. */
+static bool is_near(uintptr_t address, uintptr_t first, uint64_t bytes)
+{
+    return address + (PAGE_BYTES - 1) - first < bytes + (PAGE_BYTES - 1);
+}
 
 /* -1: none of them. */
 static int operand_at(const struct piece *piece, uintptr_t address)
@@ -18,8 +26,8 @@ static int operand_at(const struct piece *piece, uintptr_t address)
     uint64_t skip = piece->first * element, bytes = piece->count * element;
 
     for (uint32_t i = 0; i < reduction->ins; i++) {
-        if (address - (uintptr_t)reduction->in[i] - skip < bytes ||
-            address - (uintptr_t)reduction->out[i] - skip < bytes)
+        if (is_near(address, (uintptr_t)reduction->in[i] + skip, bytes) ||
+            is_near(address, (uintptr_t)reduction->out[i] + skip, bytes))
             return (int)i;
     }
     return -1;

@@ -3,13 +3,18 @@
  * that this processor has; the reference stands for "the sets agree" too. */
 #include "reduce/reduce.h"
 
+#include "base/pages.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "reduce/guarded.h"
 #include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/hvt_main.h"
 
 #include <math.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define RANKS 8u
 #define COUNT 4500u /* two blocks and a bit */
@@ -391,6 +396,44 @@ START_TEST(adasum_is_for_floating_point)
 }
 END_TEST
 
+/* ---- pages that are missing ---- */
+
+#define PAGE 4096u
+
+static _Alignas(4096) unsigned char pages[4][2 * PAGE];
+static uintptr_t bad_page;
+
+/* What the kernel does where an instruction meets a memory error. */
+static void meet_memory_error(const struct hvi_reduction *reduce, uint64_t first, uint64_t count)
+{
+    siginfo_t info = {.si_signo = SIGBUS, .si_code = BUS_MCEERR_AR};
+
+    (void)reduce;
+    (void)first;
+    (void)count;
+    info.si_addr = (void *)bad_page;
+    syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), SIGBUS, &info);
+}
+
+START_TEST(a_memory_error_in_the_page_of_an_operand_is_that_operands)
+{
+    const void *in[2] = {pages[0] + 64, pages[1] + 64};
+    void *out[2] = {pages[2] + 64, pages[3] + 64};
+    const struct hvi_kernels kernels = {.reduce = meet_memory_error};
+    struct hvi_reduction reduce = reduce_of(HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 2, 1, 1);
+
+    reduce.ins = reduce.outs = 2;
+    reduce.in = in;
+    reduce.out = out;
+    hvi_pages_open();
+    for (uint32_t i = 0; i < 4; i++) {
+        bad_page = (uintptr_t)pages[i];
+        ck_assert_int_eq(hvi_reduce_guarded(&kernels, &reduce, 0, 100), (int)i % 2);
+    }
+    hvi_pages_close();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/host_reduce");
@@ -410,6 +453,7 @@ int main(void)
     tcase_add_test(tcase, a_copy_past_the_caches_is_a_copy_in_every_set);
     tcase_add_test(tcase, bool_knows_and_and_or_only);
     tcase_add_test(tcase, adasum_is_for_floating_point);
+    tcase_add_test(tcase, a_memory_error_in_the_page_of_an_operand_is_that_operands);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
