@@ -162,8 +162,10 @@ int engine_regions_remove(struct engine_regions *regions, uint32_t id)
         return HVI_ERR_BUSY;
     *link = region->next;
     forget_fresh(regions, region);
-    regions->count--;
-    *bytes_of_kind(regions, region) -= region->map.bytes;
+    if (!region->kept) { /* else it goes on taking room */
+        regions->count--;
+        *bytes_of_kind(regions, region) -= region->map.bytes;
+    }
     free_region(region);
     return HVI_OK;
 }

@@ -32,9 +32,9 @@ struct engine_regions {
     bool foreign_offered;
     struct engine_region *buckets[ENGINE_REGION_BUCKETS];
     struct engine_region *fresh; /* regions that engine_regions_ready has not finished */
-    uint32_t count;
-    uint64_t bytes;         /* of all but these: */
-    uint64_t lasting_bytes; /* of what the processes have by themselves */
+    uint32_t count;              /* these three: with those that were removed but are kept */
+    uint64_t bytes;              /* of all but these: */
+    uint64_t lasting_bytes;      /* of what the processes have by themselves */
 };
 
 /* Where the operands of a submission are. NULL without an operand. */

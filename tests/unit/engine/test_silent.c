@@ -372,6 +372,8 @@ START_TEST(a_mapped_output_stays_mapped)
     hvt_op_expect_all(&bench, 0, 1, HVI_ERR_STALLED, NULL);
     ck_assert(region->kept);
     ck_assert_int_eq(engine_regions_remove(regions, 1), HVI_OK);
+    ck_assert_uint_eq(regions->bytes, BYTES); /* it counts against region-limit as before */
+    ck_assert_uint_eq(regions->count, 1);
     answer(memory);
     hvt_bench_fini(&bench);
     munmap(memory, BYTES);
