@@ -78,10 +78,11 @@ static uint64_t left_in(const char *folder, const struct version *version)
     if (!read_number(folder, version->limit, &limit) || !read_number(folder, version->used, &used))
         return UINT64_MAX;
     snprintf(path, sizeof path, "%s/memory.stat", folder);
-    uint64_t files = 0;
+    uint64_t reclaimable = 0;
     if (read_text(path, text))
-        files = number_of(text, version->inactive) + number_of(text, version->active);
-    used -= least(files, used);
+        reclaimable = number_of(text, version->inactive) + number_of(text, version->active) +
+                      number_of(text, "slab_reclaimable "); /* version 2 alone says it */
+    used -= least(reclaimable, used);
     return limit > used ? limit - used : 0;
 }
 

@@ -86,8 +86,9 @@ START_TEST(version_2)
     put("/sys/fs/cgroup/jobs/a/memory.max", "104857600\n");
     put("/sys/fs/cgroup/jobs/a/memory.current", "62914560\n");
     put("/sys/fs/cgroup/jobs/a/memory.stat",
-        "anon 5\ninactive_file 10485760\nactive_file 5242880\n");
-    ck_assert_uint_eq(hvi_memory_available(root), 55 * MIB);
+        "anon 5\ninactive_file 10485760\nactive_file 5242880\nslab_reclaimable 2097152\n"
+        "slab_unreclaimable 1048576\n");
+    ck_assert_uint_eq(hvi_memory_available(root), 57 * MIB);
     put("/sys/fs/cgroup/jobs/a/memory.max", "max\n");
     ck_assert_uint_eq(hvi_memory_available(root), 4096 * MIB);
     put("/sys/fs/cgroup/jobs/a/memory.max", "1048576\n");
