@@ -41,7 +41,9 @@ static const struct engine_request *owner_of(const struct engine_op *op, uint64_
 void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *op, uint64_t address)
 {
     const struct engine_region *region = NULL;
-    const struct engine_request *owner = owner_of(op, address, &region);
+    /* The slots are the engine's memory, also where they are an operand of every rank. */
+    const struct engine_request *owner =
+        holds(&sessions->express->region, address) ? NULL : owner_of(op, address, &region);
     int32_t rank = owner ? owner->session->rank : -1;
     char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[64] = "the engine";
 

@@ -2,6 +2,7 @@
  * A rank's states, edge by edge; attaching, its refusals and its limits; regions. */
 #include "base/status.h"
 #include "daemon/engine/sessions/control.h"
+#include "daemon/engine/sessions/intake.h"
 #include "tests/unit/engine/hvt_bench.h"
 #include "tests/unit/hvt_main.h"
 
@@ -466,6 +467,42 @@ START_TEST(what_the_link_could_not_take_is_told_when_it_can)
 }
 END_TEST
 
+/* ---- pages that are missing ---- */
+
+START_TEST(a_page_of_the_slots_is_the_engines)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_init(&bench, 2);
+    struct engine *engine = bench.engine;
+    struct engine_region *slots = &engine->express.region;
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op =
+            hvt_peer_op(&bench.peers[rank], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 4, 0);
+        hvt_peer_name(&bench.peers[rank], &op, 1, "w");
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    engine_intake_drain_all(&engine->sessions);
+    struct engine_op *op = engine->order.ready_first;
+    ck_assert_ptr_nonnull(op);
+    for (uint32_t rank = 0; rank < 2; rank++) { /* as parts that were brought to a slot */
+        struct engine_region **in = &engine_request_of(op->parts[rank])->express.in;
+        (*in)->users--;
+        *in = slots;
+        slots->users++;
+    }
+    engine_task_of(op)->work.missing = (uint64_t)(uintptr_t)slots->map.base;
+    hvt_bench_turn(&bench);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_completion done = hvt_peer_complete(&bench.peers[rank], text, sizeof text);
+        ck_assert_int_eq(done.status, HVI_ERR_NO_MEMORY);
+        ck_assert_int_eq(done.culprit, -1);
+        ck_assert_ptr_nonnull(strstr(text, "a page of the memory of the engine could not be had"));
+    }
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/session");
@@ -488,6 +525,7 @@ int main(void)
     tcase_add_test(tcase, hvdd_is_told_of_a_leaving_rank_before_the_rank_itself);
     tcase_add_test(tcase, an_armed_eventfd_is_written_with_a_completion);
     tcase_add_test(tcase, what_the_link_could_not_take_is_told_when_it_can);
+    tcase_add_test(tcase, a_page_of_the_slots_is_the_engines);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
