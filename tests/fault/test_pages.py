@@ -120,7 +120,7 @@ def test_memory_that_is_back_is_used_again(unsealed):
     region = descriptor(engine_of(unsealed, job), 2 * ELEMENTS * 4)
     began_ns = time.monotonic_ns()
     os.ftruncate(region, PAGE)
-    time.sleep(0.02)
+    unsealed.expect_line("page-missing")
     os.ftruncate(region, 2 * ELEMENTS * 4)
     os.close(region)
     check_failed(job, 1, [rank.collect() for rank in job.ranks], began_ns)

@@ -67,9 +67,16 @@ def _keras_2() -> bool:
 
 
 def _may_limit_memory() -> bool:
-    """Whether root can make a memory cgroup."""
-    return os.geteuid() == 0 and any(os.access(folder, os.W_OK) and os.path.exists(f"{folder}/{name}") for folder, name in
-                                     (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.stat")))
+    """Whether root can make a memory cgroup. In version 2, a cgroup that has processes itself, as a container's has, may
+    have none with a limit below it; the root of all cgroups, which has no type, may."""
+    new = pathlib.Path("/sys/fs/cgroup")
+    old = new / "memory"
+    if os.geteuid() != 0:
+        return False
+    if os.access(old, os.W_OK) and (old / "memory.limit_in_bytes").exists():
+        return True
+    return os.access(new, os.W_OK) and (new / "memory.stat").exists() and (
+        not (new / "cgroup.type").exists() or "memory" in (new / "cgroup.subtree_control").read_text().split())
 
 
 def _cuda() -> bool:

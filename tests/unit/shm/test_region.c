@@ -275,20 +275,6 @@ END_TEST
 
 #define CGROUP_LIMIT "67108864"
 
-/* Where cgroups with a limit can be made; NULL: nowhere. */
-static const char *memory_cgroups(void)
-{
-    static const char *const places[][2] = {
-        {"/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/memory.limit_in_bytes"},
-        {"/sys/fs/cgroup", "/sys/fs/cgroup/memory.stat"},
-    };
-    for (size_t i = 0; geteuid() == 0 && i < sizeof(places) / sizeof(places[0]); i++) {
-        if (access(places[i][0], W_OK) == 0 && access(places[i][1], F_OK) == 0)
-            return places[i][0];
-    }
-    return NULL;
-}
-
 static bool put(const char *folder, const char *name, const char *text)
 {
     char path[256];
@@ -297,6 +283,22 @@ static bool put(const char *folder, const char *name, const char *text)
     bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
     close(fd);
     return done;
+}
+
+/* Where cgroups with a limit can be made; NULL: nowhere. */
+static const char *memory_cgroups(void)
+{
+    static const char *const places[][2] = {
+        {"/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory/memory.limit_in_bytes"},
+        {"/sys/fs/cgroup", "/sys/fs/cgroup/memory.stat"},
+    };
+    for (size_t i = 0; geteuid() == 0 && i < sizeof(places) / sizeof(places[0]); i++) {
+        /* In version 2, a cgroup that has processes itself, as a container's has, limits none below it. */
+        if (access(places[i][0], W_OK) == 0 && access(places[i][1], F_OK) == 0 &&
+            (i == 0 || put(places[i][0], "cgroup.subtree_control", "+memory")))
+            return places[i][0];
+    }
+    return NULL;
 }
 
 /* In the limited cgroup: 0 if what does not fit is refused, and what fits is not. */
@@ -322,7 +324,6 @@ START_TEST(more_than_the_cgroup_may_have_is_out_of_memory_at_once)
     char cgroup[128];
     if (hvt_skip_if(!cgroups, "no cgroup with a limit of memory can be made"))
         return;
-    put(cgroups, "cgroup.subtree_control", "+memory");
     snprintf(cgroup, sizeof(cgroup), "%s/hvt-region-%d", cgroups, (int)getpid());
     ck_assert_int_eq(mkdir(cgroup, 0755), 0);
     bool limited = put(cgroup, "memory.limit_in_bytes", CGROUP_LIMIT) ||
