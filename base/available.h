@@ -6,9 +6,9 @@
 
 #include <stdint.h>
 
-/* In bytes, files in the page cache and what the kernel can take back of its own counted as free; UINT64_MAX when nothing is known. `root` stands
- * before /proc and /sys; "" but in tests. Reads some small files: about a tenth of a millisecond. Any
- * thread. */
+/* In bytes, files in the page cache and what the kernel can take back of its own counted as free;
+ * UINT64_MAX when nothing is known. `root` stands before /proc and /sys; "" but in tests. Reads some small
+ * files: about a tenth of a millisecond. Any thread. */
 uint64_t hvi_memory_available(const char *root);
 
 #endif

@@ -88,8 +88,8 @@ struct engine_fault {
     int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
     bool writing;     /* the output could not be written; else the input could not be read */
     uint64_t address; /* in the member's process: where the transfer that failed began */
-    uint64_t
-        waited_ns; /* ETIMEDOUT, which is HVI_ERR_STALLED: how long the transfer was waited for */
+    /* ETIMEDOUT, which is HVI_ERR_STALLED: how long the transfer was waited for. */
+    uint64_t waited_ns;
     uint64_t missing; /* here, in mapped memory: where a page could not be had; 0: it is not that */
 };
 
