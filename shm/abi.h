@@ -34,7 +34,7 @@
 
 #define HVI_CHANNEL_MAGIC 0x6c6e616864764868ull /* "hHvdhanl" */
 #define HVI_BELL_MAGIC    0x6c6c656264764868ull
-#define HVI_ABI_VERSION   6u
+#define HVI_ABI_VERSION   7u
 
 #define HVI_CACHE_LINE    64u
 #define HVI_PAGE          4096u
@@ -73,7 +73,7 @@ struct hvi_submission {
     uint8_t reduce_op;
     uint8_t dtype;
     uint8_t ndim;
-    uint8_t memory_kind; /* 0 host; others are refused until a GPU worker exists */
+    uint8_t reserved0;
     /* broadcast: global rank. SEND, RECV: the other one's global rank; RECV: -1, whoever comes.
      * SET_REMOVE: the set's id. Otherwise -1. */
     int32_t root;
@@ -209,7 +209,7 @@ HVI_AT(hvi_submission, flags, 22);
 HVI_AT(hvi_submission, reduce_op, 24);
 HVI_AT(hvi_submission, dtype, 25);
 HVI_AT(hvi_submission, ndim, 26);
-HVI_AT(hvi_submission, memory_kind, 27);
+HVI_AT(hvi_submission, reserved0, 27);
 HVI_AT(hvi_submission, root, 28);
 HVI_AT(hvi_submission, process_set, 32);
 HVI_AT(hvi_submission, group, 36);

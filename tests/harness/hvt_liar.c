@@ -231,7 +231,8 @@ TWEAK(flags_unknown, sub->flags |= 0x8000)
 TWEAK(root_high, (sub->kind = HVI_KIND_BROADCAST, sub->root = 1000))
 TWEAK(root_negative, (sub->kind = HVI_KIND_BROADCAST, sub->root = -2))
 TWEAK(process_set, sub->process_set = 7)
-TWEAK(memory_kind, sub->memory_kind = 1)
+TWEAK(reserved_byte, sub->reserved0 = 1)
+TWEAK(reserved_word, sub->reserved[4] = 1ull << 63)
 TWEAK(adasum, (sub->reduce_op = HVI_REDUCE_ADASUM, sub->dtype = HVI_DTYPE_INT32))
 TWEAK(scale_nan, sub->prescale = NAN)
 TWEAK(submit_ns, sub->submit_ns = UINT64_MAX)
@@ -606,6 +607,8 @@ static const struct hvt_lie lies[] = {
     T("ended", flags_unknown),
     T("ended", root_high),
     T("ended", root_negative),
+    T("ended", reserved_byte),
+    T("ended", reserved_word),
     A("ended", tail_far),
     A("ended", tail_half),
     A("ended", tail_back),
@@ -631,7 +634,6 @@ static const struct hvt_lie lies[] = {
     A("refused", region_remove_unknown),
     A("ended", fd_flood),
     T("op", process_set),
-    T("op", memory_kind),
     T("op", adasum),
     T("harmless", honest),
     T("harmless", scale_nan),

@@ -124,7 +124,7 @@ void engine_task_prepare(struct engine_op *op)
     work->kind = op->kind;
     work->dtype = copy->dtype;
     work->reduce_op = copy->reduce_op;
-    work->memory_kind = op->kind == HVI_KIND_BARRIER ? ENGINE_MEMORY_HOST : copy->memory_kind;
+    work->memory_kind = ENGINE_MEMORY_HOST;
     work->ranks = op->set->size;
     work->root = root_of(op, copy);
     work->prescale = copy->prescale;

@@ -27,6 +27,7 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base)
     regions->inline_area.map =
         (struct hvi_region){.base = inline_base, .bytes = HVI_INLINE_BYTES, .fd = -1};
     regions->foreign.id = HVI_REGION_FOREIGN;
+    regions->foreign.kind = ENGINE_REGION_PROCESS;
     regions->foreign.map = (struct hvi_region){.bytes = UINT64_C(1) << 63, .fd = -1};
 }
 

@@ -12,10 +12,16 @@
 
 #define ENGINE_REGION_BUCKETS 256u /* clients count their regions up, so chains are short */
 
+enum engine_region_kind {
+    ENGINE_REGION_MAPPED,
+    ENGINE_REGION_PROCESS, /* the trainer's own memory: HVI_REGION_FOREIGN */
+};
+
 struct engine_region {
-    struct engine_region *next; /* in the bucket */
-    struct hvi_region map;      /* .fd is kept for peers, or closed; region 0: not owned */
-    uint32_t shown;             /* a bit for each rank that was given .fd */
+    struct engine_region *next;   /* in the bucket */
+    enum engine_region_kind kind; /* an operand's kind is that of its region */
+    struct hvi_region map;        /* .fd is kept for peers, or closed; region 0: not owned */
+    uint32_t shown;               /* a bit for each rank that was given .fd */
     uint32_t id;
     bool lasting; /* the process's own memory, not the session's */
     bool kept;    /* a transfer that was given up may still write there: it stays mapped for ever */

@@ -18,8 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define HOST_MEMORY 0u
-#define KIND(name)  (1u << HVI_KIND_##name)
+#define KIND(name) (1u << HVI_KIND_##name)
 #define TENSORS                                                                                    \
     (KIND(ALLREDUCE) | KIND(ALLGATHER) | KIND(BROADCAST) | KIND(ALLTOALL) | KIND(REDUCESCATTER))
 #define PAIRS      (KIND(SEND) | KIND(RECV))
@@ -75,11 +74,6 @@ static bool same_scales(const struct engine_part *a, const struct engine_part *b
 {
     return memcmp(&a->copy.prescale, &b->copy.prescale, sizeof a->copy.prescale) == 0 &&
            memcmp(&a->copy.postscale, &b->copy.postscale, sizeof a->copy.postscale) == 0;
-}
-
-static bool same_memory(const struct engine_part *a, const struct engine_part *b)
-{
-    return a->copy.memory_kind == b->copy.memory_kind;
 }
 
 static bool same_group(const struct engine_part *a, const struct engine_part *b)
@@ -143,14 +137,6 @@ static void say_scales(const struct engine_part *part, char *text_p, size_t size
              part->copy.postscale);
 }
 
-static void say_memory(const struct engine_part *part, char *text_p, size_t size)
-{
-    if (part->copy.memory_kind == HOST_MEMORY)
-        snprintf(text_p, size, "host");
-    else
-        snprintf(text_p, size, "kind %u", part->copy.memory_kind);
-}
-
 static void say_group(const struct engine_part *part, char *text_p, size_t size)
 {
     char label[ENGINE_LABEL];
@@ -184,7 +170,6 @@ static const struct aspect {
     {"root", KIND(BROADCAST), same_root, say_root},
     {"process set", KIND(SET_REMOVE), same_root, say_root},
     {"scale factors", REDUCTIONS, same_scales, say_scales},
-    {"memory kind", TENSORS | PAIRS, same_memory, say_memory},
     {"group", TENSORS, same_group, say_group},
     {"ranks", KIND(SET_ADD), same_integers, say_integers},
 };
@@ -434,7 +419,7 @@ int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_siz
 _Static_assert(offsetof(struct hvi_submission, root) + 4 -
                        offsetof(struct hvi_submission, reduce_op) ==
                    sizeof(((struct engine_agreed *)0)->type),
-               "reduce op, dtype, ndim, memory kind, root");
+               "reduce op, dtype, ndim, a reserved byte, root");
 _Static_assert(offsetof(struct hvi_submission, submit_ns) -
                        offsetof(struct hvi_submission, prescale) ==
                    sizeof(((struct engine_agreed *)0)->shape),

@@ -224,7 +224,7 @@ static int check_operand(const struct engine_intake_view *view, const char *what
     region = engine_regions_find_operand(view->regions, id);
     if (!region)
         return violation(reason, "%s: there is no region %u", what, id);
-    if (id == HVI_REGION_FOREIGN && bytes > 0 && offset == 0)
+    if (region->kind == ENGINE_REGION_PROCESS && bytes > 0 && offset == 0)
         return violation(reason, "%s: %" PRIu64 " bytes at address 0", what, bytes);
     if (!hvi_range_fits(offset, bytes, region->map.bytes))
         return violation(reason, "%s: %" PRIu64 " bytes at %" PRIu64 " of region %u with %" PRIu64,
@@ -321,6 +321,15 @@ static int check_answer(const struct hvi_submission *copy, const struct engine_i
     return check_output(copy, view, 0, 1, operands, reason);
 }
 
+static bool reserved_is_zero(const struct hvi_submission *copy)
+{
+    uint64_t bits = copy->reserved0;
+
+    for (size_t i = 0; i < sizeof copy->reserved / sizeof copy->reserved[0]; i++)
+        bits |= copy->reserved[i];
+    return bits == 0;
+}
+
 int engine_intake_validate(const struct hvi_submission *copy, const struct engine_intake_view *view,
                            struct engine_operands *operands_p, char *text_p, size_t text_size)
 {
@@ -331,6 +340,8 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
     if (copy->seq != view->next_seq)
         return violation(&reason, "submission %" PRIu64 " where %" PRIu64 " was due", copy->seq,
                          view->next_seq);
+    if (!reserved_is_zero(copy))
+        return violation(&reason, "reserved bytes that are not zero");
     if (copy->kind == HVI_SUBMIT_CANCEL) {
         status = HVI_OK;
     } else if (copy->kind == HVI_SUBMIT_OUTPUT) {
@@ -415,7 +426,7 @@ static struct engine_operand place(struct engine_session *session,
     if (!region)
         return operand;
     operand.address = (void *)((uintptr_t)region->map.base + offset);
-    if (region->id == HVI_REGION_FOREIGN)
+    if (region->kind == ENGINE_REGION_PROCESS)
         operand.process = &session->process;
     return operand;
 }

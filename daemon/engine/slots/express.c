@@ -27,7 +27,6 @@
 #include "base/pages.h"
 #include "base/status.h"
 #include "daemon/engine/event/event.h"
-#include "daemon/engine/exec/backend.h"
 #include "daemon/engine/order/order.h"
 
 #include <sched.h>
@@ -173,7 +172,7 @@ static bool may(const struct engine_express *express, const struct engine_op *op
         op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
-    return kind_may(copy) && copy->memory_kind == ENGINE_MEMORY_HOST &&
+    return kind_may(copy) &&
            (op->parts[0]->in_bytes <= HVI_EXPRESS_PAYLOAD || may_be_large(express, op)) &&
            is_newest(op);
 }

@@ -320,25 +320,6 @@ START_TEST(a_group_that_is_under_way_is_not_cancelled)
 }
 END_TEST
 
-START_TEST(a_group_without_a_backend_fails_together)
-{
-    struct hvi_submission ops[2];
-
-    hvt_bench_init(&bench, 2);
-    for (int32_t rank = 0; rank < 2; rank++) {
-        ops[0] = hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, 2, "A", 0);
-        ops[1] = hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, 2, "B", 0);
-        ops[1].memory_kind = 1;
-        hvt_op_group(ops, 2, 1);
-        hvt_op_submit(&bench, rank, ops[0]);
-        hvt_op_submit(&bench, rank, ops[1]);
-    }
-    for (int32_t rank = 0; rank < 2; rank++)
-        expect_times(rank, 2, HVI_ERR_UNSUPPORTED, "no backend works on memory of kind 1");
-    expect_clean();
-}
-END_TEST
-
 START_TEST(something_else_inside_a_group_breaks_the_protocol)
 {
     struct hvi_submission ops[2];
@@ -433,7 +414,6 @@ int main(void)
     tcase_add_test(tcase, a_cancelled_op_waits_on_for_the_others);
     tcase_add_test(tcase, cancelling_a_member_cancels_the_ranks_group);
     tcase_add_test(tcase, a_group_that_is_under_way_is_not_cancelled);
-    tcase_add_test(tcase, a_group_without_a_backend_fails_together);
     tcase_add_test(tcase, something_else_inside_a_group_breaks_the_protocol);
     tcase_add_test(tcase, one_tensor_twice_in_a_group_breaks_the_protocol);
     tcase_add_test(tcase, a_set_that_goes_while_a_group_comes_takes_it_along);

@@ -258,19 +258,16 @@ START_TEST(an_op_that_slots_are_not_for_gets_no_ticket)
     struct engine_tensor *tensor = named("w");
     struct ended gather = ended_op(tensor, HVI_KIND_ALLGATHER, SMALL);
     struct ended adasum = ended_op(tensor, HVI_KIND_ALLREDUCE, SMALL);
-    struct ended foreign = ended_op(tensor, HVI_KIND_ALLREDUCE, SMALL);
     struct ended grouped = ended_op(tensor, HVI_KIND_ALLREDUCE, SMALL);
     struct ended joined = ended_op(tensor, HVI_KIND_ALLREDUCE, SMALL);
     struct ended broadcast = ended_op(tensor, HVI_KIND_BROADCAST, LARGE);
     struct ended unshown = ended_op(tensor, HVI_KIND_ALLREDUCE, LARGE);
 
     adasum.shares[0].share.part.copy.reduce_op = HVI_REDUCE_ADASUM;
-    foreign.shares[0].share.part.copy.memory_kind = 1;
     grouped.op.group = &grouped.op;
     joined.op.parts_present = RANKS - 1;
     unshown.shares[2].out = NULL;
-    struct ended *const ops[] = {&gather, &adasum,    &foreign, &grouped,
-                                 &joined, &broadcast, &unshown};
+    struct ended *const ops[] = {&gather, &adasum, &grouped, &joined, &broadcast, &unshown};
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
         ck_assert_msg(grant(ops[i]) == NULL, "op %zu", i);
     ck_assert_uint_eq(express.used, 0);

@@ -58,7 +58,7 @@ START_TEST(an_allreduce_fills_its_slot)
     ck_assert_uint_eq(slot.reduce_op, HVD_MAX);
     ck_assert_uint_eq(slot.dtype, HVD_FLOAT32);
     ck_assert_uint_eq(slot.ndim, 2);
-    ck_assert_uint_eq(slot.memory_kind, 0);
+    ck_assert_uint_eq(slot.reserved0, 0);
     ck_assert_int_eq(slot.root, -1);
     ck_assert_uint_eq(slot.count, 6);
     ck_assert_int_eq(slot.dims[0], 3);
