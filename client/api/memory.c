@@ -37,7 +37,7 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint
     row->base = ptr ? (uintptr_t)ptr : (uintptr_t)row->region.base;
     row->given = (const void *)row->base;
     row->bytes = bytes;
-    row->is_twin = ptr != NULL;
+    row->kind = ptr ? CLIENT_MEMORY_TWIN : CLIENT_MEMORY_MAPPED;
     row->skew = skew;
     rc = client_session_enter(session, what);
     if (rc == HVD_OK) {
@@ -126,6 +126,7 @@ static int add_lasting(struct hvd_session *session, const void *ptr, struct clie
         row->base = (uintptr_t)row->region.base;
         row->bytes = row->region.bytes;
         row->given = ptr;
+        row->kind = CLIENT_MEMORY_MAPPED;
         row->lasting = lasting;
         rc = client_session_enter(session, "hvd_register");
         if (rc == HVD_OK) {
@@ -197,6 +198,7 @@ static int adopt(struct hvd_session *session, const void *ptr, struct client_ran
     row->base = range.start;
     row->bytes = range.end - range.start;
     row->given = ptr;
+    row->kind = CLIENT_MEMORY_MAPPED;
     int rc = client_adopt_prepare(range, &row->region, &row->adoption);
     if (rc != HVD_OK) {
         free(row);

@@ -7,6 +7,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Ordinary memory from this size on may stay where it is. */
+#define CLIENT_FOREIGN_MIN 32768u
+
 enum client_foreign_policy { CLIENT_FOREIGN_AUTO, CLIENT_FOREIGN_ALWAYS, CLIENT_FOREIGN_NEVER };
 
 /* HVD_FOREIGN_MEMORY, or HOROVOD_FOREIGN_MEMORY: "auto", "always", "never"; anything else is

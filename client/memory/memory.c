@@ -28,6 +28,7 @@ void client_memory_give_back(struct client_memory *memory, struct client_operand
         client_staging_put(&memory->staging, operand->block);
     if (operand->inline_cells)
         client_inline_put(&memory->inline_area, operand->inline_cell, operand->inline_cells);
+    operand->kind = CLIENT_MEMORY_ORDINARY;
     operand->row = NULL;
     operand->block = NULL;
     operand->inline_cells = 0;
@@ -36,7 +37,7 @@ void client_memory_give_back(struct client_memory *memory, struct client_operand
 void client_memory_withdraw(struct client_memory *memory, const struct client_operand *operand)
 {
     if (operand->row)
-        operand->row->withdrawn = operand->row->is_twin;
+        operand->row->withdrawn = operand->row->kind == CLIENT_MEMORY_TWIN;
     if (operand->block)
         client_staging_withdraw(&memory->staging, operand->block);
 }

@@ -13,7 +13,6 @@
 #include "client/link/link.h"
 #include "client/memory/adopt.h"
 #include "client/memory/lasting.h"
-#include "client/memory/operand.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -53,18 +52,16 @@ struct client_memory_row *client_table_find(struct client_table *table, const vo
     return table->last;
 }
 
-bool client_table_use(struct client_memory_row *row, const void *ptr, uint32_t element,
-                      struct client_operand *operand)
+bool client_table_use(const void *ptr, uint32_t element, struct client_operand *operand)
 {
+    const struct client_memory_row *row = operand->row;
     uint64_t offset = row->skew + (uint64_t)((uintptr_t)ptr - row->base);
     if (offset % element || row->withdrawn ||
         (row->adoption && !client_adopt_is_intact(row->adoption)))
         return false;
-    *operand = (struct client_operand){.region = row->region_id,
-                                       .offset = offset,
-                                       .shared = (unsigned char *)row->region.base + offset,
-                                       .row = row};
-    row->users++;
+    operand->region = row->region_id;
+    operand->offset = offset;
+    operand->shared = (unsigned char *)row->region.base + offset;
     return true;
 }
 
@@ -158,7 +155,7 @@ struct client_memory_row *client_table_named(const struct client_table *table, c
 {
     for (uint32_t i = 0; i < table->count; i++) {
         struct client_memory_row *row = table->rows[i];
-        bool is_from_alloc = !row->is_twin && !row->adoption && !row->lasting;
+        bool is_from_alloc = row->kind == CLIENT_MEMORY_MAPPED && !row->adoption && !row->lasting;
         if (row->given == ptr && is_from_alloc == is_alloc)
             return row;
     }

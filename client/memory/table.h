@@ -5,6 +5,7 @@
 #ifndef HVD_CLIENT_TABLE_H
 #define HVD_CLIENT_TABLE_H
 
+#include "client/memory/operand.h"
 #include "shm/region.h"
 
 #include <stdbool.h>
@@ -12,14 +13,13 @@
 
 struct client_adoption;
 struct client_lasting;
-struct client_operand;
 struct client_link;
 
 struct client_memory_row {
     uintptr_t base;    /* the caller's first byte */
     const void *given; /* what names the row to hvd_free and hvd_deregister */
     uint64_t bytes;
-    bool is_twin;   /* registered: tensors are copied to and from the region */
+    enum client_memory_kind kind; /* CLIENT_MEMORY_TWIN or _MAPPED */
     bool withdrawn; /* the twin is not used any more: the engine may still write to it */
     uint64_t skew;  /* offset in the region of the caller's first byte */
     uint32_t region_id;
@@ -39,11 +39,10 @@ struct client_table {
 /* The row that holds all of [ptr, ptr + bytes), or NULL. */
 struct client_memory_row *client_table_find(struct client_table *table, const void *ptr,
                                             uint64_t bytes);
-/* Makes `operand` the place of [ptr, ptr + bytes) in `row` and counts a user. False when the
- * place is not aligned to `element` bytes, as the engine demands, when adopted memory is no
- * longer what it was, or when the twin is withdrawn: then [ptr, ptr + bytes) is ordinary memory. */
-bool client_table_use(struct client_memory_row *row, const void *ptr, uint32_t element,
-                      struct client_operand *operand);
+/* Lets the op find `ptr` in operand->row, which it holds. False when that is not aligned to `element`
+ * bytes, as the engine demands, when adopted memory is no longer what it was, or when the twin is
+ * withdrawn: then it is ordinary memory. */
+bool client_table_use(const void *ptr, uint32_t element, struct client_operand *operand);
 
 /* Announces row->region to the engine and enters the row, which is the table's from now on. Gives up
  * the lock while it waits. HVD_ERR_INVALID for an overlap, HVD_ERR_NO_MEMORY, the session's end, or as

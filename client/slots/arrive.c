@@ -5,7 +5,6 @@
 #include "client/slots/arrive.h"
 
 #include "base/clock.h"
-#include "client/memory/memory.h"
 #include "client/ops/ops.h"
 #include "client/ops/request.h"
 #include "client/slots/combine.h"
@@ -35,18 +34,6 @@ static bool fits(struct client_slots *slots, const struct client_request *reques
         return false;
     client_grant_say(request, &said);
     return memcmp(&said, &grant->said, sizeof(said)) == 0;
-}
-
-/* The output's memory is in use until the op is over, wherever the op is done. */
-static void hold_output(struct client_slots *slots, const struct client_request *request,
-                        struct hvd_op *op)
-{
-    if (!request->out || request->out_bytes == 0)
-        return;
-    op->out.row =
-        client_table_find(&slots->ops->memory->table, request->out->data, request->out_bytes);
-    if (op->out.row)
-        op->out.row->users++;
 }
 
 /* For the ranks that wait for this one. */
@@ -163,8 +150,6 @@ static bool arrive(struct client_slots *slots, struct client_set *set,
         client_grant_unnamed(set, op->kind)->last = op;
         client_grant_unnamed(set, op->kind)->standing = op;
     }
-    if (!op->express.medium)
-        hold_output(slots, request, op);
     op->express.active = true;
     client_op_set_state(slots->ops, op, CLIENT_OP_IN_FLIGHT);
     if (arrival == HVI_EXPRESS_LAST)

@@ -5,25 +5,34 @@
  * ops whose result has another shape, the input gets a place of its own. */
 #include "client/submit/operands.h"
 
-#include "client/memory/place.h"
+#include "client/memory/memory.h"
 #include "client/ops/op.h"
 #include "client/ops/request.h"
 #include "client/ops/sets.h"
 #include "shm/abi.h"
 
-static int place_input(struct client_memory *memory, struct client_request *request,
-                       struct hvd_op *op)
+void client_operands_classify(struct client_memory *memory, const struct client_request *request)
 {
-    return client_place_tensor(memory, request->what, request->in->data, request->in_bytes,
-                               request->element, &op->in, &request->copy_in);
+    struct hvd_op *op = request->op;
+    if (request->in)
+        client_operand_classify(memory, request->in->data, request->in_bytes, &op->in);
+    if (request->out)
+        client_operand_classify(memory, request->out->data, request->out_bytes, &op->out);
 }
 
-static int place_output(struct client_memory *memory, const struct client_request *request,
+static int locate_input(struct client_memory *memory, struct client_request *request,
                         struct hvd_op *op)
 {
+    return client_operand_locate(memory, request->what, request->in->data, request->in_bytes,
+                                 request->element, &op->in, &request->copy_in);
+}
+
+static int locate_output(struct client_memory *memory, const struct client_request *request,
+                         struct hvd_op *op)
+{
     bool copied = false;
-    int rc = client_place_tensor(memory, request->what, request->out->data, request->out_bytes,
-                                 request->element, &op->out, &copied);
+    int rc = client_operand_locate(memory, request->what, request->out->data, request->out_bytes,
+                                   request->element, &op->out, &copied);
     if (copied)
         op->copy_to = request->out->data;
     return rc;
@@ -31,39 +40,40 @@ static int place_output(struct client_memory *memory, const struct client_reques
 
 /* Ops whose result has another shape than the input. Without an output there will be memory of ours
  * for it, once the engine has told its size. */
-static int place_apart(struct client_memory *memory, struct client_request *request,
-                       struct hvd_op *op)
+static int locate_apart(struct client_memory *memory, struct client_request *request,
+                        struct hvd_op *op)
 {
-    int rc = place_input(memory, request, op);
+    int rc = locate_input(memory, request, op);
     if (rc != HVD_OK)
         return rc;
     if (request->out)
-        return place_output(memory, request, op);
+        return locate_output(memory, request, op);
     op->owns_output = true;
     op->wants_output = true;
     return HVD_OK;
 }
 
 /* Allreduce and broadcast: see the top. */
-static int place_together(struct client_memory *memory, struct client_request *request,
-                          struct hvd_op *op, int rank)
+static int locate_together(struct client_memory *memory, struct client_request *request,
+                           struct hvd_op *op, int rank)
 {
     bool copied = false;
     bool reads = request->kind != HVI_KIND_BROADCAST || request->root == rank;
     bool in_place = request->in->data == request->out->data;
-    int rc = client_place_tensor(memory, request->what, request->out->data, request->out_bytes,
-                                 request->element, &op->out, &copied);
+    int rc = client_operand_locate(memory, request->what, request->out->data, request->out_bytes,
+                                   request->element, &op->out, &copied);
     if (rc != HVD_OK)
         return rc;
     if (copied)
         op->copy_to = request->out->data;
     if (reads && !(in_place && copied) &&
-        client_place_direct(memory, request->in->data, request->in_bytes, request->element,
-                            &op->in))
+        client_operand_direct(memory, request->in->data, request->in_bytes, request->element,
+                              &op->in))
         return HVD_OK;
+    client_memory_put(memory, &op->in);
     request->copy_in = reads;
     if (reads && !copied)
-        return client_place_scratch(memory, request->in_bytes, request->what, &op->in);
+        return client_operand_scratch(memory, request->in_bytes, request->what, &op->in);
     op->in.region = op->out.region;
     op->in.offset = op->out.offset;
     op->in.shared = op->out.shared;
@@ -71,12 +81,12 @@ static int place_together(struct client_memory *memory, struct client_request *r
 }
 
 /* Equal parts, or what the caller said; behind them zeros for the engine to write to. */
-static int place_splits(struct client_memory *memory, const struct client_request *request,
-                        struct hvd_op *op)
+static int locate_splits(struct client_memory *memory, const struct client_request *request,
+                         struct hvd_op *op)
 {
     int64_t size = request->members;
     size_t bytes = (size_t)size * sizeof(int64_t);
-    int rc = client_place_scratch(memory, 2 * bytes, request->what, &op->aux);
+    int rc = client_operand_scratch(memory, 2 * bytes, request->what, &op->aux);
     if (rc != HVD_OK)
         return rc;
     int64_t *splits = op->aux.shared;
@@ -88,12 +98,12 @@ static int place_splits(struct client_memory *memory, const struct client_reques
     return HVD_OK;
 }
 
-static int place_ranks(struct client_memory *memory, const struct client_request *request,
-                       struct hvd_op *op)
+static int locate_ranks(struct client_memory *memory, const struct client_request *request,
+                        struct hvd_op *op)
 {
     const struct client_set *set = request->new_set;
-    int rc = client_place_scratch(memory, (uint64_t)set->size * sizeof(int64_t), request->what,
-                                  &op->aux);
+    int rc = client_operand_scratch(memory, (uint64_t)set->size * sizeof(int64_t), request->what,
+                                    &op->aux);
     if (rc != HVD_OK)
         return rc;
     int64_t *ranks = op->aux.shared;
@@ -102,7 +112,7 @@ static int place_ranks(struct client_memory *memory, const struct client_request
     return HVD_OK;
 }
 
-int client_operands_place(struct client_memory *memory, struct client_request *request, int rank)
+int client_operands_locate(struct client_memory *memory, struct client_request *request, int rank)
 {
     struct hvd_op *op = request->op;
     int rc = HVD_OK;
@@ -113,20 +123,20 @@ int client_operands_place(struct client_memory *memory, struct client_request *r
     switch (request->kind) {
     case HVI_KIND_ALLREDUCE:
     case HVI_KIND_BROADCAST:
-        return place_together(memory, request, op, rank);
+        return locate_together(memory, request, op, rank);
     case HVI_KIND_ALLTOALL:
-        rc = place_splits(memory, request, op);
-        return rc == HVD_OK ? place_apart(memory, request, op) : rc;
+        rc = locate_splits(memory, request, op);
+        return rc == HVD_OK ? locate_apart(memory, request, op) : rc;
     case HVI_KIND_ALLGATHER:
     case HVI_KIND_REDUCESCATTER:
-        return place_apart(memory, request, op);
+        return locate_apart(memory, request, op);
     case HVI_KIND_SEND:
-        return place_input(memory, request, op);
+        return locate_input(memory, request, op);
     case HVI_KIND_RECV:
-        return place_output(memory, request, op);
+        return locate_output(memory, request, op);
     case HVI_KIND_SET_ADD:
     case HVI_KIND_SET_OPEN:
-        return place_ranks(memory, request, op);
+        return locate_ranks(memory, request, op);
     default:
         return HVD_OK;
     }

@@ -6,9 +6,11 @@
 struct client_memory;
 struct client_request;
 
-/* Gives request->op the places of its operands, and says with request->copy_in whether the input
- * must be copied to its own. Needs the session's lock and gives it up when a staging region must be
- * made. `rank` is this process's. Errors as client_staging_get; what was taken until then is the op's. */
-int client_operands_place(struct client_memory *memory, struct client_request *request, int rank);
+/* Says what memory the operands of request->op are. Needs the session's lock, as below. */
+void client_operands_classify(struct client_memory *memory, const struct client_request *request);
+/* Finds places for the operands once they are classified, and says with request->copy_in whether the
+ * input must be copied to its own. May give up the lock. `rank` is this process's. Errors as
+ * client_staging_get; what was taken until then is the op's. */
+int client_operands_locate(struct client_memory *memory, struct client_request *request, int rank);
 
 #endif

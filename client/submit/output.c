@@ -5,7 +5,6 @@
 #include "client/submit/output.h"
 
 #include "client/memory/memory.h"
-#include "client/memory/place.h"
 #include "client/ops/ops.h"
 #include "client/submit/entry.h"
 
@@ -14,10 +13,11 @@
 /* Memory for the result; the op may be gone when this returns, because the lock was given up. */
 static struct client_operand find_memory(struct client_memory *memory, uint64_t bytes)
 {
-    struct client_operand operand = {.region = HVI_REGION_INLINE};
-    if (client_place_scratch(memory, bytes, "hvd_wait", &operand) != HVD_OK)
-        operand.region = HVI_REGION_NONE; /* capacity 0: the engine fails the op on every rank */
-    return operand;
+    struct client_operand operand = {0};
+    if (client_operand_scratch(memory, bytes, "hvd_wait", &operand) == HVD_OK)
+        return operand;
+    return (struct client_operand){.region =
+                                       HVI_REGION_NONE}; /* capacity 0: the engine fails the op */
 }
 
 /* False when the ring is full: the op stays queued. */

@@ -2,9 +2,11 @@
  * Submission. A small op costs one lock, one look at the name (usually the one of the last call),
  * one slot and the bell; it allocates nothing and makes no system call unless the engine sleeps.
  *
- * A call submits one op or a group, and a group all or none: everything is checked, claimed, placed
- * and copied for each member before the first slot is written, and all slots are published by one
- * store.
+ * What memory the tensors lie in is found out first; the way of the op follows from it.
+ *
+ * A call submits one op or a group, and a group all or none: everything is checked, claimed,
+ * classified, located and copied for each member before the first slot is written, and all slots
+ * are published by one store.
  *
  * Three things make the submitter leave the lock: making a staging region, waiting for its
  * acknowledgement, and a large copy. Before that the op and the name are claimed (so that no other
@@ -153,11 +155,13 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
         rc = claim_name(session, &requests[i]);
         if (rc == HVD_OK)
             rc = claim_op(session, &requests[i]);
+        if (rc == HVD_OK)
+            client_operands_classify(&session->memory, &requests[i]);
     }
     if (rc == HVD_OK && count == 1 && client_arrive(&session->slots, set, requests))
         return HVD_OK;
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
-        rc = client_operands_place(&session->memory, &requests[i], session->link.identity.rank);
+        rc = client_operands_locate(&session->memory, &requests[i], session->link.identity.rank);
         if (rc == HVD_OK)
             copy_in(session, &requests[i]);
     }

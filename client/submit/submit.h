@@ -9,7 +9,7 @@ struct client_request;
 struct hvd_op;
 struct hvd_session;
 
-/* Checks, places, copies in, publishes `count` ops of one process set, all or none. Does not need
+/* Checks, classifies, copies in, publishes `count` ops of one process set, all or none. Does not need
  * the lock. */
 int client_submit(struct hvd_session *session, struct client_request *requests, uint32_t count,
                   struct hvd_op **ops_p);

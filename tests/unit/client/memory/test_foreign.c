@@ -3,7 +3,6 @@
 #include "client/memory/foreign.h"
 
 #include "base/clock.h"
-#include "client/memory/place.h"
 #include "client/memory/staging.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"

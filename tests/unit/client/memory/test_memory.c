@@ -186,6 +186,39 @@ START_TEST(memory_of_an_abandoned_op_is_busy_until_it_is_done)
 }
 END_TEST
 
+START_TEST(a_call_that_fails_uses_no_memory)
+{
+    float *memory = alloc(4096);
+    struct hvd_tensor pair[2] = {hvd_tensor_1d(memory, HVD_FLOAT32, 4),
+                                 hvd_tensor_1d(memory + 4, HVD_FLOAT32, 4)};
+    struct hvd_op *op, *ops[2];
+    float other[4] = {0};
+    struct hvd_tensor tensor = hvd_tensor_1d(other, HVD_FLOAT32, 4);
+    ck_assert_int_eq(hvd_allreduce_async(session, "g_2of2", &tensor, &tensor, HVD_SUM, NULL, &op),
+                     HVD_OK);
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ck_assert_int_eq(hvd_grouped_allreduce_async(session, "g", pair, pair, 2, HVD_SUM, NULL, ops),
+                     HVD_ERR_DUPLICATE_NAME); /* the first member was classified by then */
+    ck_assert_int_eq(hvd_free(session, memory), HVD_OK);
+    finish(op, slot.cookie);
+}
+END_TEST
+
+START_TEST(an_input_that_was_copied_is_not_in_use)
+{
+    static _Alignas(64) float in[1024];
+    float *out = alloc(4096);
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_register(session, in, sizeof in), HVD_OK);
+    struct hvi_submission slot = submit(in, out, HVD_FLOAT32, 10, &op);
+    ck_assert_uint_eq(slot.in_region, HVI_REGION_INLINE);
+    ck_assert_int_eq(hvd_deregister(session, in), HVD_OK);
+    ck_assert_int_eq(hvd_free(session, out), HVD_ERR_BUSY);
+    finish(op, slot.cookie);
+    ck_assert_int_eq(hvd_free(session, out), HVD_OK);
+}
+END_TEST
+
 START_TEST(registered_memory_goes_through_its_twin)
 {
     static float memory[5000];
@@ -372,6 +405,8 @@ int main(void)
     tcase_add_test(tcase, misaligned_elements_are_copied);
     tcase_add_test(tcase, memory_in_use_is_busy);
     tcase_add_test(tcase, memory_of_an_abandoned_op_is_busy_until_it_is_done);
+    tcase_add_test(tcase, a_call_that_fails_uses_no_memory);
+    tcase_add_test(tcase, an_input_that_was_copied_is_not_in_use);
     tcase_add_test(tcase, registered_memory_goes_through_its_twin);
     tcase_add_test(tcase, alloc_and_register_are_not_confused);
     tcase_add_test(tcase, memory_that_begins_where_other_memory_ends_is_told_apart);

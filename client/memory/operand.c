@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What hvd_alloc, hvd_adopt and hvd_register were told of is in the session's table; what is not
+ * there is ordinary memory. A tensor in a region is used where it is; registered memory has its
+ * twin. What is left is ordinary memory: a small tensor gets inline cells; a large one is named to
+ * the engine by its address (HVI_REGION_FOREIGN), which reads and writes it there, where that is
+ * allowed and faster (foreign.c); else it gets a staging block, and so does a tensor that is not
+ * aligned to its element. */
+#include "client/memory/operand.h"
+
+#include "client/link/link.h"
+#include "client/memory/memory.h"
+#include "hvd/hvd.h"
+
+#include <string.h>
+
+void client_operand_classify(struct client_memory *memory, const void *data, uint64_t bytes,
+                             struct client_operand *operand_p)
+{
+    struct client_memory_row *row =
+        bytes > 0 ? client_table_find(&memory->table, data, bytes) : NULL;
+    if (!row)
+        return;
+    operand_p->kind = row->kind;
+    operand_p->row = row;
+    row->users++;
+}
+
+int client_operand_scratch(struct client_memory *memory, uint64_t bytes, const char *what,
+                           struct client_operand *operand)
+{
+    client_memory_put(memory, operand);
+    operand->region = HVI_REGION_INLINE;
+    operand->offset = 0;
+    operand->shared = memory->link->channel.inline_base;
+    if (bytes > 0 && bytes <= CLIENT_INLINE_MAX &&
+        client_inline_take(&memory->inline_area, bytes, &operand->inline_cell,
+                           &operand->inline_cells)) {
+        operand->offset = (uint64_t)operand->inline_cell * HVI_INLINE_CELL;
+        operand->shared = memory->link->channel.inline_base + operand->offset;
+    } else if (bytes > 0) {
+        int rc = client_staging_get(&memory->staging, bytes, what, &operand->block);
+        if (rc != HVD_OK)
+            return rc;
+        operand->region = client_staging_region_id(operand->block);
+        operand->offset = operand->block->offset;
+        operand->shared = client_staging_address(operand->block);
+    }
+    return HVD_OK;
+}
+
+/* Said once: every large op of ordinary memory pays for it. */
+static void say_staged(struct client_memory *memory)
+{
+    if (memory->said_staged)
+        return;
+    memory->said_staged = true;
+    client_link_log(memory->link, HVD_LOG_INFO,
+                    "ordinary memory is copied to and from shared memory, because the engine "
+                    "may not access this process's memory; 'hvdctl doctor' says more; memory "
+                    "from hvd_alloc or hvd_adopt needs no copies");
+}
+
+/* Names ordinary memory to the engine by its address. False when it needs a copy. */
+static bool use_address(struct client_memory *memory, const void *data, uint64_t bytes,
+                        uint32_t element, struct client_operand *operand)
+{
+    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % element != 0 ||
+        memory->foreign_policy == CLIENT_FOREIGN_NEVER)
+        return false;
+    bool huge =
+        client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, data, bytes, false);
+    if (!client_foreign_wins(memory->foreign_policy, bytes, huge, &memory->link->mutex))
+        return false;
+    if (!(memory->link->channel.features & HVI_FEATURE_FOREIGN)) {
+        say_staged(memory);
+        return false;
+    }
+    operand->region = HVI_REGION_FOREIGN;
+    operand->offset = (uint64_t)(uintptr_t)data;
+    operand->shared = NULL;
+    return true;
+}
+
+bool client_operand_direct(struct client_memory *memory, const void *data, uint64_t bytes,
+                           uint32_t element, struct client_operand *operand)
+{
+    if (operand->kind == CLIENT_MEMORY_TWIN)
+        return false;
+    if (operand->kind == CLIENT_MEMORY_MAPPED) {
+        if (operand->row->lasting) /* its pages came as they were touched */
+            client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, data, bytes, true);
+        if (client_table_use(data, element, operand))
+            return true;
+        client_memory_put(memory, operand);
+    }
+    return use_address(memory, data, bytes, element, operand);
+}
+
+int client_operand_locate(struct client_memory *memory, const char *what, const void *data,
+                          uint64_t bytes, uint32_t element, struct client_operand *operand,
+                          bool *copied_p)
+{
+    *copied_p = !client_operand_direct(memory, data, bytes, element, operand);
+    if (!*copied_p ||
+        (operand->kind == CLIENT_MEMORY_TWIN && client_table_use(data, element, operand)))
+        return HVD_OK;
+    return client_operand_scratch(memory, bytes, what, operand);
+}
