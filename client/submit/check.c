@@ -297,8 +297,7 @@ static int check_pair(struct client_request *request, int rank, const struct cli
 
 int client_check_options(struct client_request *request)
 {
-    struct hvd_op_options options;
-    hvd_op_options_init(&options);
+    struct hvd_op_options options = {.prescale_factor = 1.0, .postscale_factor = 1.0};
     if (request->options) {
         size_t bytes = request->options->struct_size;
         if (bytes < sizeof(options.struct_size) || bytes > 4096)
@@ -306,6 +305,10 @@ int client_check_options(struct client_request *request)
                           "options->struct_size is %zu; call hvd_op_options_init first", bytes);
         memcpy(&options, request->options, bytes < sizeof(options) ? bytes : sizeof(options));
     }
+    if (options.stream)
+        return refuse(request, HVD_ERR_UNSUPPORTED,
+                      "options->stream is given, but tensors in memory of the host take part in no "
+                      "stream; let the stream finish before the call and give NULL");
     request->prescale = options.prescale_factor;
     request->postscale = options.postscale_factor;
     request->process_set = options.process_set;

@@ -73,7 +73,7 @@ class Options(ctypes.Structure):
 class OpOptions(ctypes.Structure):
     """struct hvd_op_options."""
     _fields_ = [("struct_size", c_size_t), ("prescale_factor", c_double), ("postscale_factor", c_double),
-                ("process_set", c_int)]
+                ("process_set", c_int), ("stream", c_void_p)]
 
 
 _SESSION, _OP, _OP_P, _TENSOR_P, _OPTIONS_P = c_void_p, c_void_p, POINTER(c_void_p), c_void_p, c_void_p

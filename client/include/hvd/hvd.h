@@ -139,8 +139,8 @@ enum hvd_log_level { HVD_LOG_ERROR = 0, HVD_LOG_WARN = 1, HVD_LOG_INFO = 2, HVD_
 struct hvd_session; /* one rank's attachment to its job */
 struct hvd_op;      /* one submitted op, from submission to hvd_op_free */
 
-/* A dense row-major tensor in memory that the caller owns. ndim 0 is a scalar (one element). A
- * dimension of 0 is legal; data may then be NULL. */
+/* A dense row-major tensor in memory of the host, which the caller owns. ndim 0 is a scalar (one
+ * element). A dimension of 0 is legal; data may then be NULL. */
 struct hvd_tensor {
     void *data;
     enum hvd_dtype dtype;
@@ -287,6 +287,9 @@ struct hvd_op_options {
     double prescale_factor;  /* multiplies each input; 1.0 */
     double postscale_factor; /* multiplies the result; 1.0. Integers: in double, then truncated */
     int process_set;         /* an id from hvd_op_process_set or _add; 0: all ranks */
+    /* The CUDA stream (cudaStream_t) that the op takes part in; it stays the caller's. NULL: none. Memory
+     * of the host takes part in no stream: HVD_ERR_UNSUPPORTED for anything but NULL. */
+    void *stream;
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);
 
