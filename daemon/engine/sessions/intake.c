@@ -140,7 +140,7 @@ static int check_integers(const struct hvi_submission *copy, const struct engine
         return HVI_OK;
     if (splits && count != 0 && count != view->set_size)
         return violation(reason, "%u splits for %u members", copy->aux_count, view->set_size);
-    if (!splits && count > HVI_RANKS_MAX)
+    if (!splits && count > (uint64_t)view->size)
         return violation(reason, "a process set of %u ranks", copy->aux_count);
     if (copy->aux_region == HVI_REGION_NONE)
         return count == 0 ? HVI_OK : violation(reason, "integers without a region");
