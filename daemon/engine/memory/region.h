@@ -21,7 +21,7 @@ struct engine_region {
     struct engine_region *next;   /* in the bucket */
     enum engine_region_kind kind; /* an operand's kind is that of its region */
     struct hvi_region map;        /* .fd is kept for peers, or closed; region 0: not owned */
-    uint32_t shown;               /* a bit for each rank that was given .fd */
+    uint32_t shown;               /* a bit, by channel index, for each session that was given .fd */
     uint32_t id;
     bool lasting; /* the process's own memory, not the session's */
     bool kept;    /* a transfer that was given up may still write there: it stays mapped for ever */

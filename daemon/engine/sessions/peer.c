@@ -23,13 +23,14 @@ void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask 
         ask->rank < sessions->start->size ? sessions->ranks[ask->rank].session : NULL;
     struct engine_region *region =
         owner && !owner->over ? engine_regions_find(&owner->regions, ask->region) : NULL;
-    bool there = !sessions->express->apart && region && region->map.fd >= 0 &&
-                 session->rank < (int32_t)HVI_EXPRESS_RANKS;
+    uint32_t seat = session->channel.channel_index;
+    bool there =
+        !sessions->express->apart && region && region->map.fd >= 0 && seat < HVI_EXPRESS_RANKS;
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);
 
     if (sent == HVI_OK && there)
-        region->shown |= 1u << session->rank;
+        region->shown |= 1u << seat;
     else if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "peer", "answer-lost", hvi_status_text(sent), "rank=%d peer=%d",
                 session->rank, ask->rank);
@@ -42,7 +43,8 @@ void engine_peer_forget(const struct engine_session *owner, const struct engine_
 
     for (int32_t rank = 0; region->shown != 0 && rank < sessions->start->size; rank++) {
         const struct engine_session *peer = sessions->ranks[rank].session;
-        if ((region->shown >> rank & 1u) != 0 && peer && !peer->over)
+        uint32_t seat = peer ? peer->channel.channel_index : HVI_EXPRESS_RANKS;
+        if (seat < HVI_EXPRESS_RANKS && (region->shown >> seat & 1u) != 0 && !peer->over)
             answer(peer, owner->rank, region->id, 0, -1);
     }
 }

@@ -227,6 +227,32 @@ START_TEST(regions_come_and_go_within_their_limits)
 }
 END_TEST
 
+START_TEST(sessions_that_were_shown_a_region_hear_of_its_end_and_no_others)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    struct hvi_packet_msg ask = {.kind = HVI_PACKET_PEER_ASK, .peer_ask = {5, 1}}, msg;
+    char text[HVI_TEXT_MAX + 1];
+    struct pollfd other = {.events = POLLIN};
+
+    hvt_bench_init(&bench, 40);
+    ck_assert_int_eq(hvi_region_create("hvt", 8192, &region), HVI_OK);
+    ck_assert_int_eq(add(5, 1, 8192, region.fd, text), HVI_OK);
+    hvt_peer_send(&bench.peers[3], &ask, -1);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(&bench.peers[3], HVI_PACKET_PEER_REGION, &msg));
+    ck_assert_uint_eq(msg.peer_region.bytes, 8192);
+    ck_assert_int_eq(drop(5, 1), HVI_OK);
+    ck_assert(hvt_peer_expect(&bench.peers[3], HVI_PACKET_PEER_REGION, &msg));
+    ck_assert_uint_eq(msg.peer_region.bytes, 0);
+    for (int32_t rank = 0; rank < 40; rank++) {
+        other.fd = bench.peers[rank].socket;
+        ck_assert_msg(poll(&other, 1, 0) == 0, "rank %d was told something", rank);
+    }
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(what_processes_have_by_themselves_takes_no_room_from_what_they_ask_for)
 {
     struct hvi_region region = HVI_REGION_INIT;
@@ -516,6 +542,7 @@ int main(void)
     tcase_add_loop_test(tcase, running_out_of_descriptors_is_a_clear_refusal_and_leaks_nothing, 0,
                         4);
     tcase_add_test(tcase, regions_come_and_go_within_their_limits);
+    tcase_add_test(tcase, sessions_that_were_shown_a_region_hear_of_its_end_and_no_others);
     tcase_add_test(tcase, what_processes_have_by_themselves_takes_no_room_from_what_they_ask_for);
     tcase_add_test(tcase, what_is_no_sealed_memfd_of_that_size_is_refused);
     tcase_add_test(tcase, page_tables_are_filled_in_steps_after_the_answer);
