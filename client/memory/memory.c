@@ -28,7 +28,6 @@ void client_memory_give_back(struct client_memory *memory, struct client_operand
         client_staging_put(&memory->staging, operand->block);
     if (operand->inline_cells)
         client_inline_put(&memory->inline_area, operand->inline_cell, operand->inline_cells);
-    operand->kind = CLIENT_MEMORY_ORDINARY;
     operand->row = NULL;
     operand->block = NULL;
     operand->inline_cells = 0;

@@ -13,11 +13,13 @@
 
 #include <string.h>
 
-void client_operand_classify(struct client_memory *memory, const void *data, uint64_t bytes,
+void client_operand_classify(struct client_memory *memory, void *data, uint64_t bytes,
                              struct client_operand *operand_p)
 {
     struct client_memory_row *row =
         bytes > 0 ? client_table_find(&memory->table, data, bytes) : NULL;
+    operand_p->data = data;
+    operand_p->bytes = bytes;
     if (!row)
         return;
     operand_p->kind = row->kind;
@@ -25,7 +27,7 @@ void client_operand_classify(struct client_memory *memory, const void *data, uin
     row->users++;
 }
 
-int client_operand_scratch(struct client_memory *memory, uint64_t bytes, const char *what,
+int client_operand_scratch(struct client_memory *memory, const char *what, uint64_t bytes,
                            struct client_operand *operand)
 {
     client_memory_put(memory, operand);
@@ -61,14 +63,15 @@ static void say_staged(struct client_memory *memory)
 }
 
 /* Names ordinary memory to the engine by its address. False when it needs a copy. */
-static bool use_address(struct client_memory *memory, const void *data, uint64_t bytes,
-                        uint32_t element, struct client_operand *operand)
+static bool use_address(struct client_memory *memory, uint32_t element,
+                        struct client_operand *operand)
 {
-    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)data % element != 0 ||
+    uint64_t bytes = operand->bytes;
+    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)operand->data % element != 0 ||
         memory->foreign_policy == CLIENT_FOREIGN_NEVER)
         return false;
-    bool huge =
-        client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, data, bytes, false);
+    bool huge = client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, operand->data,
+                                       bytes, false);
     if (!client_foreign_wins(memory->foreign_policy, bytes, huge, &memory->link->mutex))
         return false;
     if (!(memory->link->channel.features & HVI_FEATURE_FOREIGN)) {
@@ -76,33 +79,33 @@ static bool use_address(struct client_memory *memory, const void *data, uint64_t
         return false;
     }
     operand->region = HVI_REGION_FOREIGN;
-    operand->offset = (uint64_t)(uintptr_t)data;
+    operand->offset = (uint64_t)(uintptr_t)operand->data;
     operand->shared = NULL;
     return true;
 }
 
-bool client_operand_direct(struct client_memory *memory, const void *data, uint64_t bytes,
-                           uint32_t element, struct client_operand *operand)
+bool client_operand_direct(struct client_memory *memory, uint32_t element,
+                           struct client_operand *operand)
 {
     if (operand->kind == CLIENT_MEMORY_TWIN)
         return false;
     if (operand->kind == CLIENT_MEMORY_MAPPED) {
         if (operand->row->lasting) /* its pages came as they were touched */
-            client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, data, bytes, true);
-        if (client_table_use(data, element, operand))
+            client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, operand->data,
+                                   operand->bytes, true);
+        if (client_table_use(element, operand))
             return true;
         client_memory_put(memory, operand);
     }
-    return use_address(memory, data, bytes, element, operand);
+    return use_address(memory, element, operand);
 }
 
-int client_operand_locate(struct client_memory *memory, const char *what, const void *data,
-                          uint64_t bytes, uint32_t element, struct client_operand *operand,
-                          bool *copied_p)
+int client_operand_locate(struct client_memory *memory, const char *what, uint32_t element,
+                          struct client_operand *operand)
 {
-    *copied_p = !client_operand_direct(memory, data, bytes, element, operand);
-    if (!*copied_p ||
-        (operand->kind == CLIENT_MEMORY_TWIN && client_table_use(data, element, operand)))
+    operand->copied = !client_operand_direct(memory, element, operand);
+    if (!operand->copied ||
+        (operand->kind == CLIENT_MEMORY_TWIN && client_table_use(element, operand)))
         return HVD_OK;
-    return client_operand_scratch(memory, bytes, what, operand);
+    return client_operand_scratch(memory, what, operand->bytes, operand);
 }

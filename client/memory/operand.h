@@ -23,7 +23,10 @@ struct client_operand {
     enum client_memory_kind kind;
     uint32_t region; /* as the engine knows it */
     uint64_t offset;
-    void *shared; /* our mapping of that place; NULL for HVI_REGION_FOREIGN */
+    uint64_t bytes;
+    void *data;   /* the caller's; NULL: the operand is ours alone */
+    void *shared; /* our mapping of the region's place; NULL for HVI_REGION_FOREIGN */
+    bool copied;  /* the op works on a copy of .data */
     struct client_memory_row *row;
     struct client_staging_block *block;
     uint32_t inline_cell, inline_cells;
@@ -31,20 +34,19 @@ struct client_operand {
 
 /* Says what memory [data, data + bytes) is, and holds the row that knows it. The only place that asks
  * this of a pointer; no system call. */
-void client_operand_classify(struct client_memory *memory, const void *data, uint64_t bytes,
+void client_operand_classify(struct client_memory *memory, void *data, uint64_t bytes,
                              struct client_operand *operand_p);
 /* Lets the op find a classified tensor of elements of this size where it is, if that is possible
- * without a copy; else lets go of memory that cannot be used so. Both functions below may give up the
- * lock. */
-bool client_operand_direct(struct client_memory *memory, const void *data, uint64_t bytes,
-                           uint32_t element, struct client_operand *operand);
-/* The same, or finds shared memory for a copy of it: *copied_p. Errors as client_staging_get. */
-int client_operand_locate(struct client_memory *memory, const char *what, const void *data,
-                          uint64_t bytes, uint32_t element, struct client_operand *operand,
-                          bool *copied_p);
-/* Shared memory for `bytes` of ordinary memory: inline cells or a staging block. Lets go of what the
- * operand holds. Fails as above. */
-int client_operand_scratch(struct client_memory *memory, uint64_t bytes, const char *what,
+ * without a copy; else lets go of memory that cannot be used so. It and both functions below may give
+ * up the lock. */
+bool client_operand_direct(struct client_memory *memory, uint32_t element,
+                           struct client_operand *operand);
+/* The same, or finds shared memory for a copy of it. Errors as client_staging_get. */
+int client_operand_locate(struct client_memory *memory, const char *what, uint32_t element,
+                          struct client_operand *operand);
+/* Shared memory for `bytes`: inline cells or a staging block. Lets go of what the operand holds. Fails
+ * as above. */
+int client_operand_scratch(struct client_memory *memory, const char *what, uint64_t bytes,
                            struct client_operand *operand);
 
 #endif

@@ -52,10 +52,10 @@ struct client_memory_row *client_table_find(struct client_table *table, const vo
     return table->last;
 }
 
-bool client_table_use(const void *ptr, uint32_t element, struct client_operand *operand)
+bool client_table_use(uint32_t element, struct client_operand *operand)
 {
     const struct client_memory_row *row = operand->row;
-    uint64_t offset = row->skew + (uint64_t)((uintptr_t)ptr - row->base);
+    uint64_t offset = row->skew + (uint64_t)((uintptr_t)operand->data - row->base);
     if (offset % element || row->withdrawn ||
         (row->adoption && !client_adopt_is_intact(row->adoption)))
         return false;

@@ -39,10 +39,10 @@ struct client_table {
 /* The row that holds all of [ptr, ptr + bytes), or NULL. */
 struct client_memory_row *client_table_find(struct client_table *table, const void *ptr,
                                             uint64_t bytes);
-/* Lets the op find `ptr` in operand->row, which it holds. False when that is not aligned to `element`
- * bytes, as the engine demands, when adopted memory is no longer what it was, or when the twin is
- * withdrawn: then it is ordinary memory. */
-bool client_table_use(const void *ptr, uint32_t element, struct client_operand *operand);
+/* Lets the op find operand->data in the row that the operand holds. False when that is not aligned to
+ * `element` bytes, as the engine demands, when adopted memory is no longer what it was, or when the
+ * twin is withdrawn: then it is ordinary memory. */
+bool client_table_use(uint32_t element, struct client_operand *operand);
 
 /* Announces row->region to the engine and enters the row, which is the table's from now on. Gives up
  * the lock while it waits. HVD_ERR_INVALID for an overlap, HVD_ERR_NO_MEMORY, the session's end, or as

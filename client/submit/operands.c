@@ -23,18 +23,16 @@ void client_operands_classify(struct client_memory *memory, const struct client_
 static int locate_input(struct client_memory *memory, struct client_request *request,
                         struct hvd_op *op)
 {
-    return client_operand_locate(memory, request->what, request->in->data, request->in_bytes,
-                                 request->element, &op->in, &request->copy_in);
+    int rc = client_operand_locate(memory, request->what, request->element, &op->in);
+    request->copy_in = op->in.copied;
+    return rc;
 }
 
 static int locate_output(struct client_memory *memory, const struct client_request *request,
                          struct hvd_op *op)
 {
-    bool copied = false;
-    int rc = client_operand_locate(memory, request->what, request->out->data, request->out_bytes,
-                                   request->element, &op->out, &copied);
-    if (copied)
-        op->copy_to = request->out->data;
+    int rc = client_operand_locate(memory, request->what, request->element, &op->out);
+    op->copy_to = op->out.copied ? op->out.data : NULL;
     return rc;
 }
 
@@ -43,37 +41,26 @@ static int locate_output(struct client_memory *memory, const struct client_reque
 static int locate_apart(struct client_memory *memory, struct client_request *request,
                         struct hvd_op *op)
 {
+    op->owns_output = op->wants_output = !request->out;
     int rc = locate_input(memory, request, op);
-    if (rc != HVD_OK)
-        return rc;
-    if (request->out)
-        return locate_output(memory, request, op);
-    op->owns_output = true;
-    op->wants_output = true;
-    return HVD_OK;
+    return rc == HVD_OK && request->out ? locate_output(memory, request, op) : rc;
 }
 
 /* Allreduce and broadcast: see the top. */
 static int locate_together(struct client_memory *memory, struct client_request *request,
                            struct hvd_op *op, int rank)
 {
-    bool copied = false;
     bool reads = request->kind != HVI_KIND_BROADCAST || request->root == rank;
-    bool in_place = request->in->data == request->out->data;
-    int rc = client_operand_locate(memory, request->what, request->out->data, request->out_bytes,
-                                   request->element, &op->out, &copied);
+    int rc = locate_output(memory, request, op);
     if (rc != HVD_OK)
         return rc;
-    if (copied)
-        op->copy_to = request->out->data;
-    if (reads && !(in_place && copied) &&
-        client_operand_direct(memory, request->in->data, request->in_bytes, request->element,
-                              &op->in))
+    if (reads && !(op->out.copied && op->in.data == op->out.data) &&
+        client_operand_direct(memory, request->element, &op->in))
         return HVD_OK;
     client_memory_put(memory, &op->in);
     request->copy_in = reads;
-    if (reads && !copied)
-        return client_operand_scratch(memory, request->in_bytes, request->what, &op->in);
+    if (reads && !op->out.copied)
+        return client_operand_scratch(memory, request->what, request->in_bytes, &op->in);
     op->in.region = op->out.region;
     op->in.offset = op->out.offset;
     op->in.shared = op->out.shared;
@@ -86,7 +73,7 @@ static int locate_splits(struct client_memory *memory, const struct client_reque
 {
     int64_t size = request->members;
     size_t bytes = (size_t)size * sizeof(int64_t);
-    int rc = client_operand_scratch(memory, 2 * bytes, request->what, &op->aux);
+    int rc = client_operand_scratch(memory, request->what, 2 * bytes, &op->aux);
     if (rc != HVD_OK)
         return rc;
     int64_t *splits = op->aux.shared;
@@ -102,7 +89,7 @@ static int locate_ranks(struct client_memory *memory, const struct client_reques
                         struct hvd_op *op)
 {
     const struct client_set *set = request->new_set;
-    int rc = client_operand_scratch(memory, (uint64_t)set->size * sizeof(int64_t), request->what,
+    int rc = client_operand_scratch(memory, request->what, (uint64_t)set->size * sizeof(int64_t),
                                     &op->aux);
     if (rc != HVD_OK)
         return rc;

@@ -14,7 +14,7 @@
 static struct client_operand find_memory(struct client_memory *memory, uint64_t bytes)
 {
     struct client_operand operand = {0};
-    if (client_operand_scratch(memory, bytes, "hvd_wait", &operand) == HVD_OK)
+    if (client_operand_scratch(memory, "hvd_wait", bytes, &operand) == HVD_OK)
         return operand;
     return (struct client_operand){.region =
                                        HVI_REGION_NONE}; /* capacity 0: the engine fails the op */
