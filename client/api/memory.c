@@ -15,6 +15,16 @@
 
 #define REGISTER_ALIGN 64u /* a twin keeps the caller's alignment up to a cache line */
 
+static int announce(struct hvd_session *session, struct client_memory_row *row, const char *what)
+{
+    int rc = client_session_enter(session, what);
+    if (rc == HVD_OK) {
+        rc = client_table_announce(&session->memory.table, row, what);
+        client_session_leave(session);
+    }
+    return rc;
+}
+
 /* Makes a region of skew + bytes and a row for it; for hvd_alloc `ptr` is NULL: the region is the
  * memory. */
 static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint64_t bytes,
@@ -39,11 +49,7 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint
     row->bytes = bytes;
     row->kind = ptr ? CLIENT_MEMORY_TWIN : CLIENT_MEMORY_MAPPED;
     row->skew = skew;
-    rc = client_session_enter(session, what);
-    if (rc == HVD_OK) {
-        rc = client_table_announce(&session->memory.table, row, what);
-        client_session_leave(session);
-    }
+    rc = announce(session, row, what);
     hvi_region_close_fd(&row->region);
     if (rc != HVD_OK) {
         hvi_region_fini(&row->region);
@@ -128,11 +134,7 @@ static int add_lasting(struct hvd_session *session, const void *ptr, struct clie
         row->given = ptr;
         row->kind = CLIENT_MEMORY_MAPPED;
         row->lasting = lasting;
-        rc = client_session_enter(session, "hvd_register");
-        if (rc == HVD_OK) {
-            rc = client_table_announce(&session->memory.table, row, "hvd_register");
-            client_session_leave(session);
-        }
+        rc = announce(session, row, "hvd_register");
     } else {
         rc = client_error(HVD_ERR_NO_MEMORY, "hvd_register: out of memory");
     }

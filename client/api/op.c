@@ -62,37 +62,31 @@ int hvd_op_culprit(const struct hvd_op *op)
     return culprit;
 }
 
+/* The number that the engine answered to a good op of one of these kinds; -1 otherwise. */
+static int answer(const struct hvd_op *op, const char *what, unsigned kinds)
+{
+    int number = -1;
+    if (client_op_enter(op, what) != HVD_OK)
+        return number;
+    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && (kinds >> op->kind & 1u))
+        number = (int)op->number;
+    client_session_leave(op->session);
+    return number;
+}
+
 int hvd_op_joined_rank(const struct hvd_op *op)
 {
-    int rank = -1;
-    if (client_op_enter(op, "hvd_op_joined_rank") != HVD_OK)
-        return rank;
-    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && op->kind == HVI_KIND_JOIN)
-        rank = (int)op->number;
-    client_session_leave(op->session);
-    return rank;
+    return answer(op, "hvd_op_joined_rank", 1u << HVI_KIND_JOIN);
 }
 
 int hvd_op_process_set(const struct hvd_op *op)
 {
-    int id = -1;
-    if (client_op_enter(op, "hvd_op_process_set") != HVD_OK)
-        return id;
-    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && client_kind_makes_set(op->kind))
-        id = (int)op->number;
-    client_session_leave(op->session);
-    return id;
+    return answer(op, "hvd_op_process_set", 1u << HVI_KIND_SET_ADD | 1u << HVI_KIND_SET_OPEN);
 }
 
 int hvd_op_source(const struct hvd_op *op)
 {
-    int rank = -1;
-    if (client_op_enter(op, "hvd_op_source") != HVD_OK)
-        return rank;
-    if (op->state == CLIENT_OP_FINISHED && op->status == HVD_OK && op->kind == HVI_KIND_RECV)
-        rank = (int)op->number;
-    client_session_leave(op->session);
-    return rank;
+    return answer(op, "hvd_op_source", 1u << HVI_KIND_RECV);
 }
 
 static int received_splits(const struct hvd_op *op, int64_t *splits_p, int count)

@@ -216,11 +216,6 @@ void *client_staging_address(const struct client_staging_block *block)
     return (unsigned char *)block->owner->region.base + block->offset;
 }
 
-uint64_t client_staging_bytes(const struct client_staging_block *block)
-{
-    return class_bytes(block->owner->class_index);
-}
-
 void client_staging_fini(struct client_staging *staging)
 {
     while (staging->regions) {

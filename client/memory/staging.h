@@ -42,7 +42,6 @@ void client_staging_withdraw(struct client_staging *staging,
 
 uint32_t client_staging_region_id(const struct client_staging_block *block);
 void *client_staging_address(const struct client_staging_block *block);
-uint64_t client_staging_bytes(const struct client_staging_block *block);
 
 /* Session end: unmaps everything, used or not. */
 void client_staging_fini(struct client_staging *staging);

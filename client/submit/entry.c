@@ -62,14 +62,9 @@ static bool is_tagged(uint8_t kind)
 static void fill_name(struct client_ring *ring, struct client_set *set, struct hvd_op *op,
                       struct hvi_submission *slot)
 {
-    if (is_tagged(op->kind)) {
-        op->anon_seq = (uint64_t)op->tag;
-        slot->flags = HVI_SUBMIT_ANON;
-        slot->anon_seq = op->anon_seq;
-        return;
-    }
-    if (!op->name) {
-        op->anon_seq = ++set->anon_seq[op->kind];
+    bool tagged = is_tagged(op->kind);
+    if (tagged || !op->name) {
+        op->anon_seq = tagged ? (uint64_t)op->tag : ++set->anon_seq[op->kind];
         slot->flags = HVI_SUBMIT_ANON;
         slot->anon_seq = op->anon_seq;
         return;

@@ -723,15 +723,14 @@ static uint32_t set_size(const struct engine_sessions *sessions, uint32_t id)
 }
 
 /* False: the session is over. */
-static bool take(struct engine_session *session, const struct hvi_submission *copy,
-                 uint64_t due_seq)
+static bool take(struct engine_session *session, const struct hvi_submission *copy)
 {
     char text[HVI_TEXT_MAX + 1];
     struct engine_operands operands = {0};
     struct engine_request *known = engine_intake_find(session, copy->cookie);
     const struct engine_intake_view view = {
         .regions = &session->regions,
-        .next_seq = due_seq,
+        .next_seq = session->next_seq,
         .in_flight = session->in_flight,
         .rank = session->rank,
         .size = session->sessions->start->size,
@@ -745,7 +744,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
         .tensor_known = copy->tensor_id < HVI_TENSOR_IDS && session->tensors[copy->tensor_id],
     };
 
-    if (copy->kind == HVI_SUBMIT_OUTPUT && copy->seq == due_seq && !view.wants_output &&
+    if (copy->kind == HVI_SUBMIT_OUTPUT && copy->seq == session->next_seq && !view.wants_output &&
         session->outputs_excused > 0) {
         session->outputs_excused--;
         return true;
@@ -760,12 +759,6 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
     else
         take_op(session, copy, &operands);
     return !session->over;
-}
-
-void engine_intake_take(struct engine_session *session, const struct hvi_submission *copy)
-{
-    if (!session->over)
-        take(session, copy, copy->seq);
 }
 
 bool engine_intake_drain(struct engine_session *session)
@@ -784,7 +777,7 @@ bool engine_intake_drain(struct engine_session *session)
     session->order->now_ns = hvi_clock_ns();
     for (uint32_t i = 0; i < count; i++) {
         hvi_ring_copy(&session->channel.sq, i, &copy);
-        if (!take(session, &copy, session->next_seq))
+        if (!take(session, &copy))
             return true;
         session->next_seq++;
     }
