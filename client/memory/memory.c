@@ -22,13 +22,10 @@ void client_memory_fini(struct client_memory *memory)
 
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand)
 {
-    if (operand->row)
-        operand->row->users--;
     if (operand->block)
         client_staging_put(&memory->staging, operand->block);
     if (operand->inline_cells)
         client_inline_put(&memory->inline_area, operand->inline_cell, operand->inline_cells);
-    operand->row = NULL;
     operand->block = NULL;
     operand->inline_cells = 0;
 }

@@ -32,6 +32,7 @@ void client_memory_init(struct client_memory *memory, struct client_link *link);
 /* Unmaps everything; adopted memory becomes private. */
 void client_memory_fini(struct client_memory *memory);
 
+/* What it has of ours. */
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand);
 /* Later ops get other memory than this operand has, unless it is the caller's own: the engine may still write
  * there when the op is over. The operand is to be put as ever. */
@@ -40,7 +41,10 @@ void client_memory_withdraw(struct client_memory *memory, const struct client_op
 /* Gives back what an operand holds; harmless twice. */
 static inline void client_memory_put(struct client_memory *memory, struct client_operand *operand)
 {
-    if (operand->row || operand->block || operand->inline_cells)
+    if (operand->row)
+        operand->row->users--;
+    operand->row = NULL;
+    if (operand->block || operand->inline_cells)
         client_memory_give_back(memory, operand);
 }
 

@@ -43,13 +43,16 @@ struct client_memory_row *client_table_find(struct client_table *table, const vo
                                             uint64_t bytes)
 {
     uintptr_t address = (uintptr_t)ptr;
-    if (table->last && holds(table->last, address, bytes))
-        return table->last;
+    for (int i = 0; i < 2; i++) {
+        if (table->last[i] && holds(table->last[i], address, bytes))
+            return table->last[i];
+    }
     uint32_t above = upper_bound(table, address);
     if (above == 0 || !holds(table->rows[above - 1], address, bytes))
         return NULL;
-    table->last = table->rows[above - 1];
-    return table->last;
+    table->last[1] = table->last[0];
+    table->last[0] = table->rows[above - 1];
+    return table->last[0];
 }
 
 bool client_table_use(uint32_t element, struct client_operand *operand)
@@ -98,8 +101,7 @@ void client_table_remove(struct client_table *table, struct client_memory_row *r
     uint32_t at = upper_bound(table, row->base) - 1;
     table->count--;
     memmove(&table->rows[at], &table->rows[at + 1], (table->count - at) * sizeof(table->rows[0]));
-    if (table->last == row)
-        table->last = NULL;
+    table->last[0] = table->last[1] = NULL;
 }
 
 bool client_table_release(struct client_memory_row *row)

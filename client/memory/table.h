@@ -33,7 +33,7 @@ struct client_table {
     struct client_link *link;
     struct client_memory_row **rows; /* by base; they never overlap */
     uint32_t count, capacity;
-    struct client_memory_row *last; /* of the previous look-up */
+    struct client_memory_row *last[2]; /* that were found: an input's and an output's, mostly */
 };
 
 /* The row that holds all of [ptr, ptr + bytes), or NULL. */

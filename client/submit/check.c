@@ -44,13 +44,13 @@ static bool reads_input(const struct client_request *request, int rank)
     return request->kind != HVI_KIND_BROADCAST || request->root == rank;
 }
 
-/* Elements and bytes of a tensor; checks everything but its data pointer. */
-static int measure(const struct client_request *request, const char *which,
+/* Elements and bytes of a tensor, and of an element; checks everything but its data pointer. */
+static int measure(struct client_request *request, const char *which,
                    const struct hvd_tensor *tensor, uint64_t *count_p, uint64_t *bytes_p)
 {
     uint64_t count = 1;
-    uint64_t extent = hvi_dtype_bytes((uint32_t)tensor->dtype); /* bytes if no dimension were 0 */
-    uint32_t element = hvi_dtype_bytes((uint32_t)tensor->dtype);
+    uint64_t element = hvi_dtype_bytes((uint32_t)tensor->dtype);
+    uint64_t extent = element; /* bytes if no dimension were 0 */
     if (element == 0)
         return refuse(request, HVD_ERR_INVALID, "%s has dtype %d, which is none", which,
                       (int)tensor->dtype);
@@ -68,6 +68,7 @@ static int measure(const struct client_request *request, const char *which,
     }
     *count_p = count;
     *bytes_p = count * element;
+    request->element = (uint32_t)element;
     return HVD_OK;
 }
 
@@ -279,7 +280,6 @@ static int check_pair(struct client_request *request, int rank, const struct cli
     int rc = measure(request, which, tensor, &request->count, bytes_p);
     if (rc != HVD_OK)
         return rc;
-    request->element = hvi_dtype_bytes((uint32_t)tensor->dtype);
     if (!tensor->data && *bytes_p > 0)
         return refuse(request, HVD_ERR_INVALID, "%s has %" PRIu64 " bytes and its data is NULL",
                       which, *bytes_p);
@@ -339,6 +339,5 @@ int client_check(struct client_request *request, int rank, const struct client_s
         rc = check_kind(request, set);
     if (rc == HVD_OK)
         rc = check_data(request, rank);
-    request->element = hvi_dtype_bytes((uint32_t)request->in->dtype);
     return rc;
 }
