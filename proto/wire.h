@@ -53,7 +53,7 @@ struct hvi_region_add {
     uint64_t request;
     uint32_t region;
     uint64_t bytes;
-    uint32_t lasting;
+    uint32_t process_memory;
 };
 struct hvi_region_remove {
     uint64_t request;

@@ -158,7 +158,7 @@ static const struct wire_field region_add_fields[] = {
     U64(1, hvi_region_add, request),
     NUMBER(2, hvi_region_add, region, 1, REGION_MOST),
     NUMBER(3, hvi_region_add, bytes, 1, UINT64_MAX),
-    FLAG(4, hvi_region_add, lasting),
+    FLAG(4, hvi_region_add, process_memory),
 };
 static const struct wire_table region_add = TABLE(region_add, region_add_fields, 0);
 

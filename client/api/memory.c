@@ -6,7 +6,7 @@
 #include "client/error.h"
 #include "client/link/control.h"
 #include "client/memory/adopt.h"
-#include "client/memory/lasting.h"
+#include "client/memory/process_memory.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
 
@@ -123,23 +123,24 @@ int hvd_free(struct hvd_session *session, void *ptr)
 }
 
 /* All of it, whichever part `ptr` lies in. */
-static int add_lasting(struct hvd_session *session, const void *ptr, struct client_lasting *lasting)
+static int add_process_memory(struct hvd_session *session, const void *ptr,
+                              struct client_process_memory *memory)
 {
     struct client_memory_row *row = calloc(1, sizeof(*row));
     int rc = HVD_OK;
     if (row) {
-        row->region = *client_lasting_region(lasting);
+        row->region = *client_process_memory_region(memory);
         row->base = (uintptr_t)row->region.base;
         row->bytes = row->region.bytes;
         row->given = ptr;
         row->kind = CLIENT_MEMORY_MAPPED;
-        row->lasting = lasting;
+        row->process_memory = memory;
         rc = announce(session, row, "hvd_register");
     } else {
         rc = client_error(HVD_ERR_NO_MEMORY, "hvd_register: out of memory");
     }
     if (rc != HVD_OK) {
-        client_lasting_put(lasting);
+        client_process_memory_put(memory);
         free(row);
     }
     return rc;
@@ -153,9 +154,9 @@ int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
         return rc;
     if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
         return client_error(HVD_ERR_INVALID, "hvd_register: [%p, +%zu) is no memory", ptr, bytes);
-    struct client_lasting *lasting = client_lasting_hold((uintptr_t)ptr, bytes);
-    if (lasting)
-        return add_lasting(session, ptr, lasting);
+    struct client_process_memory *memory = client_process_memory_hold((uintptr_t)ptr, bytes);
+    if (memory)
+        return add_process_memory(session, ptr, memory);
     return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &row);
 }
 

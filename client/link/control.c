@@ -217,7 +217,7 @@ static int call(struct client_link *link, const struct hvi_packet_msg *msg, int 
 }
 
 int client_control_region_add(struct client_link *link, const struct hvi_region *region,
-                              bool lasting, const char *what, uint32_t *region_id_p)
+                              bool process_memory, const char *what, uint32_t *region_id_p)
 {
     struct client_pending pending = {.request = ++link->last_request};
     uint32_t region_id = ++link->last_region;
@@ -225,7 +225,7 @@ int client_control_region_add(struct client_link *link, const struct hvi_region 
     msg.region_add.request = pending.request;
     msg.region_add.region = region_id;
     msg.region_add.bytes = region->bytes;
-    msg.region_add.lasting = lasting;
+    msg.region_add.process_memory = process_memory;
     int rc = call(link, &msg, region->fd, CLIENT_ACK_NS, &pending);
     if (rc == HVD_ERR_CLOSED) {
         client_control_look(link);

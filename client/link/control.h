@@ -21,11 +21,11 @@ struct client_link;
 /* Receives everything that has arrived; never blocks. End of file ends the session. */
 void client_control_look(struct client_link *link);
 
-/* Announces a region under a new id and waits for the engine's word, CLIENT_ACK_NS at most. `lasting`: it
- * is the process's and not the session's. Sets the last error. HVD_ERR_LIMIT and others as the engine
- * says, HVD_ERR_TIMEOUT, or the session's end. */
+/* Announces a region under a new id and waits for the engine's word, CLIENT_ACK_NS at most.
+ * `process_memory`: it is the process's and not the session's. Sets the last error. HVD_ERR_LIMIT and
+ * others as the engine says, HVD_ERR_TIMEOUT, or the session's end. */
 int client_control_region_add(struct client_link *link, const struct hvi_region *region,
-                              bool lasting, const char *what, uint32_t *region_id_p);
+                              bool process_memory, const char *what, uint32_t *region_id_p);
 /* Takes a region back and waits until the engine has. Failure is harmless and not told. */
 void client_control_region_remove(struct client_link *link, uint32_t region_id);
 /* As above without waiting. */

@@ -90,7 +90,7 @@ bool client_operand_direct(struct client_memory *memory, uint32_t element,
     if (operand->kind == CLIENT_MEMORY_TWIN)
         return false;
     if (operand->kind == CLIENT_MEMORY_MAPPED) {
-        if (operand->row->lasting) /* its pages came as they were touched */
+        if (operand->row->process_memory) /* its pages came as they were touched */
             client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, operand->data,
                                    operand->bytes, true);
         if (client_table_use(element, operand))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A row enters the table only after the engine has acknowledged its region and leaves it before the
  * engine is told to forget it, so whatever a submission finds in the table the engine knows.
- * What hvd_mem_alloc has made is another process-wide thing (lasting.c), which a row here shares.
+ * What hvd_mem_alloc has made is another process-wide thing (process_memory.c), which a row here shares.
  *
  * Adopted memory may be unmapped without a word (adopt.c), so each use asks whether it is still
  * there, and a row whose memory has gone makes room for what is registered at its place. */
@@ -12,7 +12,7 @@
 #include "client/link/control.h"
 #include "client/link/link.h"
 #include "client/memory/adopt.h"
-#include "client/memory/lasting.h"
+#include "client/memory/process_memory.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -109,8 +109,8 @@ bool client_table_release(struct client_memory_row *row)
     bool done = true;
     if (row->adoption)
         done = client_adopt_end(row->adoption);
-    else if (row->lasting)
-        client_lasting_put(row->lasting);
+    else if (row->process_memory)
+        client_process_memory_put(row->process_memory);
     else
         hvi_region_fini(&row->region);
     free(row);
@@ -141,7 +141,7 @@ int client_table_announce(struct client_table *table, struct client_memory_row *
                             "%s: [%#" PRIxPTR ", +%" PRIu64
                             ") overlaps memory that this session has already",
                             what, row->base, row->bytes);
-    rc = client_control_region_add(table->link, &row->region, row->lasting != NULL, what,
+    rc = client_control_region_add(table->link, &row->region, row->process_memory != NULL, what,
                                    &row->region_id);
     if (rc != HVD_OK)
         return rc;
@@ -157,7 +157,8 @@ struct client_memory_row *client_table_named(const struct client_table *table, c
 {
     for (uint32_t i = 0; i < table->count; i++) {
         struct client_memory_row *row = table->rows[i];
-        bool is_from_alloc = row->kind == CLIENT_MEMORY_MAPPED && !row->adoption && !row->lasting;
+        bool is_from_alloc =
+            row->kind == CLIENT_MEMORY_MAPPED && !row->adoption && !row->process_memory;
         if (row->given == ptr && is_from_alloc == is_alloc)
             return row;
     }

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 struct client_adoption;
-struct client_lasting;
+struct client_process_memory;
 struct client_link;
 
 struct client_memory_row {
@@ -25,8 +25,8 @@ struct client_memory_row {
     uint32_t region_id;
     uint32_t users; /* operands of ops */
     struct hvi_region region;
-    struct client_adoption *adoption; /* whose pages the region has replaced, or NULL */
-    struct client_lasting *lasting;   /* the process's memory that the region is, or NULL */
+    struct client_adoption *adoption;             /* whose pages the region has replaced, or NULL */
+    struct client_process_memory *process_memory; /* that the region is, or NULL */
 };
 
 struct client_table {
@@ -54,7 +54,7 @@ struct client_memory_row *client_table_named(const struct client_table *table, c
                                              bool is_alloc);
 /* Takes a row out; the engine still knows its region. */
 void client_table_remove(struct client_table *table, struct client_memory_row *row);
-/* Unmaps what a row that is in no table has, or gives adopted and lasting memory back to the caller.
+/* Unmaps what a row that is in no table has, or gives adopted and process memory back to the caller.
  * False: it stays shared for want of memory. Needs no lock. */
 bool client_table_release(struct client_memory_row *row);
 

@@ -52,7 +52,7 @@ void engine_regions_fini(struct engine_regions *regions)
     }
     regions->fresh = NULL;
     regions->count = 0;
-    regions->bytes = regions->lasting_bytes = 0;
+    regions->bytes = regions->process_bytes = 0;
 }
 
 struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id)
@@ -92,7 +92,7 @@ static bool is_whole(int fd, uint64_t bytes)
 
 static uint64_t *bytes_of_kind(struct engine_regions *regions, const struct engine_region *region)
 {
-    return region->lasting ? &regions->lasting_bytes : &regions->bytes;
+    return region->process_memory ? &regions->process_bytes : &regions->bytes;
 }
 
 int engine_regions_add(struct engine_regions *regions, const struct hvi_region_add *add, int fd)
@@ -110,7 +110,7 @@ int engine_regions_add(struct engine_regions *regions, const struct hvi_region_a
     if (add->bytes < SHOWN_BYTES || !is_low(fd))
         hvi_region_close_fd(&region->map);
     region->id = add->region;
-    region->lasting = add->lasting;
+    region->process_memory = add->process_memory;
     if (whole) {
         region->fresh_next = regions->fresh;
         regions->fresh = region;

@@ -23,8 +23,8 @@ struct engine_region {
     struct hvi_region map;        /* .fd is kept for peers, or closed; region 0: not owned */
     uint32_t shown;               /* a bit, by channel index, for each session that was given .fd */
     uint32_t id;
-    bool lasting; /* the process's own memory, not the session's */
-    bool kept;    /* a transfer that was given up may still write there: it stays mapped for ever */
+    bool process_memory; /* the process's own memory, not the session's */
+    bool kept; /* a transfer that was given up may still write there: it stays mapped for ever */
     uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
     uint64_t ready; /* bytes whose page tables are filled */
     struct engine_region *fresh_next;
@@ -40,7 +40,7 @@ struct engine_regions {
     struct engine_region *fresh; /* regions that engine_regions_ready has not finished */
     uint32_t count;              /* these three: with those that were removed but are kept */
     uint64_t bytes;              /* of all but these: */
-    uint64_t lasting_bytes;      /* of what the processes have by themselves */
+    uint64_t process_bytes;      /* of what the processes have by themselves */
 };
 
 /* Where the operands of a submission are. NULL without an operand. */

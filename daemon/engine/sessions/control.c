@@ -40,14 +40,14 @@ void engine_control_answer(struct engine_sessions *sessions, const struct engine
 }
 
 /* Of one kind. */
-static uint64_t job_region_bytes(const struct engine_sessions *sessions, bool lasting)
+static uint64_t job_region_bytes(const struct engine_sessions *sessions, bool process_memory)
 {
     uint64_t bytes = 0;
 
     for (int32_t rank = 0; rank < sessions->start->size; rank++) {
         const struct engine_session *session = sessions->ranks[rank].session;
         if (session)
-            bytes += lasting ? session->regions.lasting_bytes : session->regions.bytes;
+            bytes += process_memory ? session->regions.process_bytes : session->regions.bytes;
     }
     return bytes;
 }
@@ -56,7 +56,7 @@ static int check_region(const struct engine_session *session, const struct hvi_r
                         char *text_p, size_t text_size)
 {
     const struct hvi_engine_start *start = session->sessions->start;
-    uint64_t used = job_region_bytes(session->sessions, add->lasting);
+    uint64_t used = job_region_bytes(session->sessions, add->process_memory);
 
     if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
         add->region == HVI_REGION_FOREIGN || engine_regions_find(&session->regions, add->region)) {

@@ -588,7 +588,7 @@ static void fill_row(const struct engine_sessions *sessions, int32_t rank, struc
     row->in_flight = slot->session ? slot->session->in_flight : 0;
     engine_stats_fill(sessions->stats, rank, row);
     if (slot->session)
-        row->region_bytes = slot->session->regions.bytes + slot->session->regions.lasting_bytes;
+        row->region_bytes = slot->session->regions.bytes + slot->session->regions.process_bytes;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
     snprintf(row->text, sizeof row->text, "%.*s",
              (int)hvi_utf8_cut(slot->text, strlen(slot->text), sizeof row->text - 1), slot->text);

@@ -166,7 +166,8 @@ END_TEST
 
 /* ---- regions ---- */
 
-static int add_as(int32_t rank, uint32_t id, uint64_t bytes, bool lasting, int fd, char *text_p)
+static int add_as(int32_t rank, uint32_t id, uint64_t bytes, bool process_memory, int fd,
+                  char *text_p)
 {
     struct hvt_peer *peer = &bench.peers[rank];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
@@ -174,7 +175,7 @@ static int add_as(int32_t rank, uint32_t id, uint64_t bytes, bool lasting, int f
     msg.region_add.request = ++peer->request;
     msg.region_add.region = id;
     msg.region_add.bytes = bytes;
-    msg.region_add.lasting = lasting;
+    msg.region_add.process_memory = process_memory;
     hvt_peer_send(peer, &msg, fd);
     hvt_bench_turn(&bench);
     ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));

@@ -208,8 +208,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("client lasting memory");
-    TCase *tcase = tcase_create("lasting");
+    Suite *suite = suite_create("client process memory");
+    TCase *tcase = tcase_create("process_memory");
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, it_is_zeroed_aligned_and_comes_as_it_is_touched);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Shared memory of the process that outlives sessions: hvd_mem_alloc and hvd_mem_free. Any thread. */
-#ifndef HVD_CLIENT_LASTING_H
-#define HVD_CLIENT_LASTING_H
+#ifndef HVD_CLIENT_PROCESS_MEMORY_H
+#define HVD_CLIENT_PROCESS_MEMORY_H
 
 #include "shm/region.h"
 
 #include <stdint.h>
 
-struct client_lasting;
+struct client_process_memory;
 
 /* The memory that holds all of [address, address + bytes), held until it is put; NULL: none does, or
  * this is a forked child, where it is not shared. */
-struct client_lasting *client_lasting_hold(uintptr_t address, uint64_t bytes);
-void client_lasting_put(struct client_lasting *lasting);
+struct client_process_memory *client_process_memory_hold(uintptr_t address, uint64_t bytes);
+void client_process_memory_put(struct client_process_memory *memory);
 /* Valid while it is held, and its descriptor with it. */
-const struct hvi_region *client_lasting_region(const struct client_lasting *lasting);
+const struct hvi_region *client_process_memory_region(const struct client_process_memory *memory);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * See lasting.h. A list, newest first: a process has a few of these, and large ones. The lock is that of
- * forked.c, so that a child finds every row either there or not. */
-#include "client/memory/lasting.h"
+ * See process_memory.h. A list, newest first: a process has a few of these, and large ones. The lock
+ * is that of forked.c, so that a child finds every row either there or not. */
+#include "client/memory/process_memory.h"
 
 #include "base/status.h"
 #include "client/error.h"
@@ -14,20 +14,20 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-struct client_lasting {
+struct client_process_memory {
     struct hvi_region region;
     struct client_forked pages;
     uint32_t holders; /* sessions that have it registered */
-    struct client_lasting *next;
+    struct client_process_memory *next;
 };
 
-static struct client_lasting *all;
+static struct client_process_memory *all;
 
-static int make(uint64_t bytes, struct client_lasting *lasting)
+static int make(uint64_t bytes, struct client_process_memory *memory)
 {
     static uint32_t count; /* with the lock */
-    struct hvi_region *region = &lasting->region;
-    struct client_forked *pages = &lasting->pages;
+    struct hvi_region *region = &memory->region;
+    struct client_forked *pages = &memory->pages;
     snprintf(pages->memfd.name, sizeof(pages->memfd.name), "hvd-mem-%d-%" PRIu32, (int)getpid(),
              count++);
     int rc = hvi_region_create_lazy(pages->memfd.name, bytes, region);
@@ -49,22 +49,22 @@ int hvd_mem_alloc(size_t bytes, void **ptr_p)
     if (bytes == 0 || !ptr_p)
         return client_error(HVD_ERR_INVALID, "hvd_mem_alloc: %s",
                             ptr_p ? "0 bytes were asked for" : "ptr_p is NULL");
-    struct client_lasting *lasting = calloc(1, sizeof(*lasting));
-    if (!lasting)
+    struct client_process_memory *memory = calloc(1, sizeof(*memory));
+    if (!memory)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_mem_alloc: out of memory");
     client_forked_lock();
-    int rc = make(bytes, lasting);
+    int rc = make(bytes, memory);
     if (rc == HVD_OK) {
-        client_forked_add(&lasting->pages);
-        lasting->next = all;
-        all = lasting;
+        client_forked_add(&memory->pages);
+        memory->next = all;
+        all = memory;
     }
     client_forked_unlock();
     if (rc == HVD_OK) {
-        *ptr_p = lasting->region.base;
+        *ptr_p = memory->region.base;
         return HVD_OK;
     }
-    free(lasting);
+    free(memory);
     return client_error(rc,
                         "hvd_mem_alloc: %zu bytes of shared memory: %s; 'hvdctl doctor' shows the "
                         "limits of this machine",
@@ -72,9 +72,9 @@ int hvd_mem_alloc(size_t bytes, void **ptr_p)
 }
 
 /* The link to the row that begins at `ptr`, with the lock. */
-static struct client_lasting **link_to(const void *ptr)
+static struct client_process_memory **link_to(const void *ptr)
 {
-    struct client_lasting **link = &all;
+    struct client_process_memory **link = &all;
     while (*link && (*link)->region.base != ptr)
         link = &(*link)->next;
     return link;
@@ -84,19 +84,19 @@ int hvd_mem_free(void *ptr)
 {
     int rc = HVD_OK;
     client_forked_lock();
-    struct client_lasting **link = link_to(ptr);
-    struct client_lasting *lasting = ptr ? *link : NULL;
-    bool is_child = lasting && !client_forked_has(&lasting->pages);
-    uint32_t holders = lasting && !is_child ? lasting->holders : 0;
-    if (!lasting)
+    struct client_process_memory **link = link_to(ptr);
+    struct client_process_memory *memory = ptr ? *link : NULL;
+    bool is_child = memory && !client_forked_has(&memory->pages);
+    uint32_t holders = memory && !is_child ? memory->holders : 0;
+    if (!memory)
         rc = HVD_ERR_NOT_FOUND;
     else if (holders > 0)
         rc = HVD_ERR_BUSY;
     if (rc == HVD_OK) {
-        *link = lasting->next;
-        client_forked_remove(&lasting->pages);
+        *link = memory->next;
+        client_forked_remove(&memory->pages);
         if (is_child)
-            lasting->region.fd = -1; /* forked.c has closed it */
+            memory->region.fd = -1; /* forked.c has closed it */
     }
     client_forked_unlock();
     if (rc == HVD_ERR_NOT_FOUND)
@@ -106,15 +106,15 @@ int hvd_mem_free(void *ptr)
                             "hvd_mem_free: %p is registered with %" PRIu32
                             " sessions; call hvd_deregister or hvd_close first",
                             ptr, holders);
-    hvi_region_fini(&lasting->region);
-    free(lasting);
+    hvi_region_fini(&memory->region);
+    free(memory);
     return HVD_OK;
 }
 
-struct client_lasting *client_lasting_hold(uintptr_t address, uint64_t bytes)
+struct client_process_memory *client_process_memory_hold(uintptr_t address, uint64_t bytes)
 {
     client_forked_lock();
-    struct client_lasting *at = all;
+    struct client_process_memory *at = all;
     while (at && (address < at->pages.range.start || address >= at->pages.range.end ||
                   bytes > at->pages.range.end - address))
         at = at->next;
@@ -126,14 +126,14 @@ struct client_lasting *client_lasting_hold(uintptr_t address, uint64_t bytes)
     return at;
 }
 
-void client_lasting_put(struct client_lasting *lasting)
+void client_process_memory_put(struct client_process_memory *memory)
 {
     client_forked_lock();
-    lasting->holders--;
+    memory->holders--;
     client_forked_unlock();
 }
 
-const struct hvi_region *client_lasting_region(const struct client_lasting *lasting)
+const struct hvi_region *client_process_memory_region(const struct client_process_memory *memory)
 {
-    return &lasting->region;
+    return &memory->region;
 }
