@@ -9,7 +9,7 @@ void client_memory_init(struct client_memory *memory, struct client_link *link)
     memory->table.link = link;
     memory->staging.link = link;
     memory->peers.link = link;
-    memory->foreign_policy = client_foreign_policy();
+    memory->remote_policy = client_remote_policy();
 }
 
 void client_memory_fini(struct client_memory *memory)

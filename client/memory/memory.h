@@ -4,11 +4,11 @@
 #ifndef HVD_CLIENT_MEMORY_H
 #define HVD_CLIENT_MEMORY_H
 
-#include "client/memory/foreign.h"
 #include "client/memory/huge_pages.h"
 #include "client/memory/inline.h"
 #include "client/memory/operand.h"
 #include "client/memory/peer.h"
+#include "client/memory/remote.h"
 #include "client/memory/staging.h"
 #include "client/memory/table.h"
 
@@ -23,7 +23,7 @@ struct client_memory {
     struct client_inline inline_area;
     struct client_peers peers;
     struct client_huge_pages huge_pages;
-    enum client_foreign_policy foreign_policy;
+    enum client_remote_policy remote_policy;
     bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
 };
 

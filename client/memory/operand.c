@@ -3,7 +3,7 @@
  * there is ordinary memory. A tensor in a region is used where it is; registered memory has its
  * twin. What is left is ordinary memory: a small tensor gets inline cells; a large one is named to
  * the engine by its address (HVI_REGION_FOREIGN), which reads and writes it there, where that is
- * allowed and faster (foreign.c); else it gets a staging block, and so does a tensor that is not
+ * allowed and faster (remote.c); else it gets a staging block, and so does a tensor that is not
  * aligned to its element. */
 #include "client/memory/operand.h"
 
@@ -67,12 +67,12 @@ static bool use_address(struct client_memory *memory, uint32_t element,
                         struct client_operand *operand)
 {
     uint64_t bytes = operand->bytes;
-    if (bytes < CLIENT_FOREIGN_MIN || (uintptr_t)operand->data % element != 0 ||
-        memory->foreign_policy == CLIENT_FOREIGN_NEVER)
+    if (bytes < CLIENT_REMOTE_MIN || (uintptr_t)operand->data % element != 0 ||
+        memory->remote_policy == CLIENT_REMOTE_NEVER)
         return false;
     bool huge = client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, operand->data,
                                        bytes, false);
-    if (!client_foreign_wins(memory->foreign_policy, bytes, huge, &memory->link->mutex))
+    if (!client_remote_wins(memory->remote_policy, bytes, huge, &memory->link->mutex))
         return false;
     if (!(memory->link->channel.features & HVI_FEATURE_FOREIGN)) {
         say_staged(memory);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ordinary memory that the engine reaches by its address: when it is, and when it is not. */
-#include "client/memory/foreign.h"
+#include "client/memory/remote.h"
 
 #include "base/clock.h"
 #include "client/memory/staging.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define LARGE CLIENT_FOREIGN_MIN
+#define LARGE CLIENT_REMOTE_MIN
 
 static struct hvt_fake *fake;
 static struct hvd_session *session;
@@ -58,7 +58,7 @@ static void finish(struct hvd_op *op, uint64_t cookie)
     hvd_op_free(op);
 }
 
-static void check_foreign(uint32_t region, uint64_t offset, const void *address)
+static void check_remote(uint32_t region, uint64_t offset, const void *address)
 {
     ck_assert_uint_eq(region, HVI_REGION_FOREIGN);
     ck_assert_uint_eq(offset, (uintptr_t)address);
@@ -69,8 +69,8 @@ START_TEST(large_memory_is_named_by_its_address)
     struct hvd_op *op;
     struct hvd_tensor result;
     struct hvi_submission slot = submit(data, data, HVD_UINT8, LARGE, &op);
-    check_foreign(slot.in_region, slot.in_offset, data);
-    check_foreign(slot.out_region, slot.out_offset, data);
+    check_remote(slot.in_region, slot.in_offset, data);
+    check_remote(slot.out_region, slot.out_offset, data);
     ck_assert_uint_eq(slot.out_capacity, LARGE);
     data[5] = 77; /* what the engine would write */
     hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
@@ -80,8 +80,8 @@ START_TEST(large_memory_is_named_by_its_address)
     ck_assert_uint_eq(data[5], 77);
     hvd_op_free(op);
     slot = submit(data + 4, other + 8, HVD_FLOAT32, LARGE / 4, &op);
-    check_foreign(slot.in_region, slot.in_offset, data + 4);
-    check_foreign(slot.out_region, slot.out_offset, other + 8);
+    check_remote(slot.in_region, slot.in_offset, data + 4);
+    check_remote(slot.out_region, slot.out_offset, other + 8);
     finish(op, slot.cookie);
     ck_assert_uint_eq(hvt_fake_regions(engine), 0);
 }
@@ -99,7 +99,7 @@ START_TEST(small_or_misaligned_memory_is_copied)
     ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
     finish(op, slot.cookie);
     slot = submit(data, other + 2, HVD_FLOAT32, LARGE / 4, &op);
-    check_foreign(slot.in_region, slot.in_offset, data);
+    check_remote(slot.in_region, slot.in_offset, data);
     ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
     finish(op, slot.cookie);
 }
@@ -158,12 +158,12 @@ START_TEST(known_memory_is_used_as_ever)
     ck_assert_int_eq(hvd_alloc(session, LARGE, &shared), HVD_OK);
     ck_assert_int_eq(hvd_register(session, other, LARGE), HVD_OK);
     struct hvi_submission slot = submit(data, shared, HVD_UINT8, LARGE, &op);
-    check_foreign(slot.in_region, slot.in_offset, data);
+    check_remote(slot.in_region, slot.in_offset, data);
     ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
     finish(op, slot.cookie);
     slot = submit(shared, data, HVD_UINT8, LARGE, &op);
     ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
-    check_foreign(slot.out_region, slot.out_offset, data);
+    check_remote(slot.out_region, slot.out_offset, data);
     finish(op, slot.cookie);
     slot = submit(other, other, HVD_UINT8, LARGE, &op);
     ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
@@ -179,7 +179,7 @@ START_TEST(each_side_of_a_gather_for_itself)
     struct hvd_tensor out = hvd_tensor_1d(other, HVD_UINT8, LARGE);
     struct hvi_submission slot = take(hvd_allgather_async(session, "g", &in, &out, NULL, &op));
     ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
-    check_foreign(slot.out_region, slot.out_offset, other);
+    check_remote(slot.out_region, slot.out_offset, other);
     struct hvi_completion completion = {.cookie = slot.cookie,
                                         .kind = HVI_COMPLETE_DONE,
                                         .text_cell = HVI_TEXT_NONE,
@@ -193,7 +193,7 @@ START_TEST(each_side_of_a_gather_for_itself)
     hvd_op_free(op);
     in = hvd_tensor_1d(data, HVD_UINT8, LARGE);
     slot = take(hvd_allgather_async(session, "h", &in, NULL, NULL, &op));
-    check_foreign(slot.in_region, slot.in_offset, data);
+    check_remote(slot.in_region, slot.in_offset, data);
     ck_assert_uint_eq(slot.out_region, HVI_REGION_NONE);
     hvd_op_free(op);
 }
@@ -206,8 +206,8 @@ START_TEST(a_broadcast_reads_only_at_the_root)
     struct hvd_tensor out = hvd_tensor_1d(data, HVD_UINT8, LARGE);
     in.data = other;
     struct hvi_submission slot = take(hvd_broadcast_async(session, "b", &in, &out, 0, NULL, &op));
-    check_foreign(slot.in_region, slot.in_offset, other);
-    check_foreign(slot.out_region, slot.out_offset, data);
+    check_remote(slot.in_region, slot.in_offset, other);
+    check_remote(slot.out_region, slot.out_offset, data);
     finish(op, slot.cookie);
 }
 END_TEST
@@ -247,11 +247,11 @@ START_TEST(what_does_not_fit_the_staging_cache_stays_where_it_is)
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
     pthread_mutex_lock(&mutex);
-    ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, CLIENT_STAGING_CACHE + 1, false, &mutex));
-    ck_assert(!client_foreign_wins(CLIENT_FOREIGN_NEVER, CLIENT_STAGING_CACHE + 1, true, &mutex));
-    bool wins = client_foreign_wins(CLIENT_FOREIGN_AUTO, LARGE, false, &mutex);
+    ck_assert(client_remote_wins(CLIENT_REMOTE_AUTO, CLIENT_STAGING_CACHE + 1, false, &mutex));
+    ck_assert(!client_remote_wins(CLIENT_REMOTE_NEVER, CLIENT_STAGING_CACHE + 1, true, &mutex));
+    bool wins = client_remote_wins(CLIENT_REMOTE_AUTO, LARGE, false, &mutex);
     for (int i = 0; i < 3; i++)
-        ck_assert(client_foreign_wins(CLIENT_FOREIGN_AUTO, 2 * LARGE, false, &mutex) ==
+        ck_assert(client_remote_wins(CLIENT_REMOTE_AUTO, 2 * LARGE, false, &mutex) ==
                   wins); /* it is measured once */
     pthread_mutex_unlock(&mutex);
 }
@@ -331,8 +331,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("client foreign");
-    TCase *tcase = tcase_create("foreign");
+    Suite *suite = suite_create("client remote");
+    TCase *tcase = tcase_create("remote");
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, large_memory_is_named_by_its_address);

@@ -2,14 +2,14 @@
  * Two ways for a byte of ordinary memory, there and back:
  *
  *   copied   memory -> staging -> (reduced there) -> memory      four passes by memcpy or kernels
- *   foreign  memory -> engine's cache -> memory                  two passes by the kernel
+ *   remote   memory -> engine's cache -> memory                  two passes by the kernel
  *
  * The second touches main memory less, but the kernel looks up every page and copies it with
  * whatever its processor does best for 4096 bytes. Measured: on some machines that is as fast as
- * memcpy, and foreign wins; on virtual ones it takes three times as long or more and loses, unless
+ * memcpy, and the second wins; on virtual ones it takes three times as long or more and loses, unless
  * the memory is on huge pages (huge_pages.c), where it wins. So this process tries it on itself. What
  * does not fit the staging cache would get new pages for each op, which costs more than either. */
-#include "client/memory/foreign.h"
+#include "client/memory/remote.h"
 
 #include "base/clock.h"
 #include "client/memory/huge_pages.h"
@@ -26,8 +26,8 @@
 #define PIECE_BYTES (128u * 1024u) /* as the engine moves them */
 #define TRIES       3u
 /* Two passes against four make 2. But the memory that is tried is in the caches, which flatters
- * memcpy: for 64 MiB on huge pages foreign took half the time of staging where the trial said that
- * the kernel is three times slower. */
+ * memcpy: for 64 MiB on huge pages the kernel took half the time of staging where the trial said that
+ * it is three times slower. */
 #define HUGE_FACTOR 6u
 
 static bool wins[2]; /* on small pages, on huge ones */
@@ -88,21 +88,21 @@ static void measure(void)
     atomic_store_explicit(&measured, true, memory_order_release);
 }
 
-enum client_foreign_policy client_foreign_policy(void)
+enum client_remote_policy client_remote_policy(void)
 {
     const char *text = getenv("HVD_FOREIGN_MEMORY");
     if (!text)
         text = getenv("HOROVOD_FOREIGN_MEMORY");
     if (text && strcmp(text, "always") == 0)
-        return CLIENT_FOREIGN_ALWAYS;
-    return text && strcmp(text, "never") == 0 ? CLIENT_FOREIGN_NEVER : CLIENT_FOREIGN_AUTO;
+        return CLIENT_REMOTE_ALWAYS;
+    return text && strcmp(text, "never") == 0 ? CLIENT_REMOTE_NEVER : CLIENT_REMOTE_AUTO;
 }
 
-bool client_foreign_wins(enum client_foreign_policy policy, uint64_t bytes, bool huge,
-                         pthread_mutex_t *mutex)
+bool client_remote_wins(enum client_remote_policy policy, uint64_t bytes, bool huge,
+                        pthread_mutex_t *mutex)
 {
-    if (policy != CLIENT_FOREIGN_AUTO)
-        return policy == CLIENT_FOREIGN_ALWAYS;
+    if (policy != CLIENT_REMOTE_AUTO)
+        return policy == CLIENT_REMOTE_ALWAYS;
     if (bytes > CLIENT_STAGING_CACHE)
         return true;
     /* Acquire, pairs with the release store in measure(). */
