@@ -51,8 +51,8 @@
 #define HVI_BELL_CHANNELS 1024u       /* sessions one engine can hold */
 
 /* An operand in the trainer's own memory: its offset is the address there. The engine reaches it by
- * process_vm_readv and _writev; offered by HVI_FEATURE_FOREIGN. */
-#define HVI_REGION_FOREIGN 0xfffffffeu
+ * process_vm_readv and _writev; offered by HVI_FEATURE_PROCESS. */
+#define HVI_REGION_PROCESS 0xfffffffeu
 
 /* hvi_submission.kind: HVI_KIND_* (base/types.def) or one of these. */
 #define HVI_SUBMIT_OUTPUT 64u /* answers HVI_COMPLETE_SIZED: where this cookie's output goes */
@@ -178,8 +178,8 @@ struct hvi_channel_header {
     uint8_t reserved1[3584];
 };
 
-#define HVI_FEATURE_FOREIGN 1u /* operands may lie in HVI_REGION_FOREIGN */
-#define HVI_FEATURES_KNOWN  HVI_FEATURE_FOREIGN
+#define HVI_FEATURE_PROCESS 1u /* operands may lie in HVI_REGION_PROCESS */
+#define HVI_FEATURES_KNOWN  HVI_FEATURE_PROCESS
 
 #define HVI_SESSION_OPEN  1u
 #define HVI_SESSION_ENDED 2u

@@ -131,7 +131,7 @@ static int check_fixed(const struct hvi_channel_header *fixed)
 int hvi_channel_map(int fd, struct hvi_channel *channel_p)
 {
     struct hvi_region region = HVI_REGION_INIT;
-    int status = hvi_region_map_foreign(fd, CHANNEL_BYTES, &region);
+    int status = hvi_region_map(fd, CHANNEL_BYTES, &region);
     if (status != HVI_OK)
         return status;
     struct hvi_channel_header fixed;
@@ -266,7 +266,7 @@ int hvi_bell_create(struct hvi_region *region_p, struct hvi_bell_page **page_p)
 int hvi_bell_map(int fd, struct hvi_region *region_p, struct hvi_bell_page **page_p)
 {
     struct hvi_region region = HVI_REGION_INIT;
-    int status = hvi_region_map_foreign(fd, sizeof(struct hvi_bell_page), &region);
+    int status = hvi_region_map(fd, sizeof(struct hvi_bell_page), &region);
     if (status != HVI_OK)
         return status;
     struct hvi_bell_page *page = region.base;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Sealed memfds, ours and foreign ones.
+ * Sealed memfds, ours and passed ones.
  *
  * Ours: create, size, reserve every page, seal, map. Reserving comes before anything can touch the
  * memory, so that a full machine is an error code and not SIGBUS or the OOM killer in the middle of
@@ -273,7 +273,7 @@ static int map_checked(int fd, uint64_t bytes, struct hvi_region *region_p)
     return HVI_OK;
 }
 
-int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p)
+int hvi_region_map(int fd, uint64_t bytes, struct hvi_region *region_p)
 {
     int status = map_checked(fd, bytes, region_p);
     if (status == HVI_OK)

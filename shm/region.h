@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvi_region: a sealed memfd and its mapping. Sealed against shrinking, growing and further seals,
- * so that no peer can turn an access into SIGBUS by truncating it; a foreign descriptor without
+ * so that no peer can turn an access into SIGBUS by truncating it; a passed descriptor without
  * these seals is refused (fail closed). Pages are reserved at creation, so running out of memory is
  * an error here and not a fault later. */
 #ifndef HVI_SHM_REGION_H
@@ -30,10 +30,10 @@ int hvi_region_create_lazy(const char *label, uint64_t bytes, struct hvi_region 
  * writable, with all three seals and exactly that size. Aligned as above. On success the region owns
  * `fd`; on failure the caller keeps it. HVI_OK,
  * HVI_ERR_PROTOCOL (not sealed, wrong size), HVI_ERR_NO_MEMORY. */
-int hvi_region_map_foreign(int fd, uint64_t bytes, struct hvi_region *region_p);
+int hvi_region_map(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* The same between 2 MiB on either side that nobody may touch: for what is only lent. */
 int hvi_region_map_guarded(int fd, uint64_t bytes, struct hvi_region *region_p);
-/* As hvi_region_map_foreign, for what a peer created sparse. */
+/* As hvi_region_map, for what a peer created sparse. */
 int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p);
 /* Closes the descriptor, keeps the mapping. */
 void hvi_region_close_fd(struct hvi_region *region);

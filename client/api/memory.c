@@ -165,7 +165,7 @@ static bool is_output(const struct client_ops *ops, struct client_range range)
 {
     for (uint32_t i = 0; i < ops->fresh; i++) {
         const struct hvd_op *op = &ops->slots[i];
-        uintptr_t out = op->out.region == HVI_REGION_FOREIGN ? (uintptr_t)op->out.offset
+        uintptr_t out = op->out.region == HVI_REGION_PROCESS ? (uintptr_t)op->out.offset
                                                              : (uintptr_t)op->copy_to;
         if (op->state != CLIENT_OP_FREE && op->state != CLIENT_OP_FINISHED && out < range.end &&
             out + op->out_bytes > range.start)

@@ -24,7 +24,7 @@ struct client_memory {
     struct client_peers peers;
     struct client_huge_pages huge_pages;
     enum client_remote_policy remote_policy;
-    bool said_staged; /* that the engine does not offer HVI_FEATURE_FOREIGN */
+    bool said_staged; /* that the engine does not offer HVI_FEATURE_PROCESS */
 };
 
 /* Of zeroed memory. Reads the environment. */

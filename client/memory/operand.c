@@ -2,7 +2,7 @@
  * What hvd_alloc, hvd_adopt and hvd_register were told of is in the session's table; what is not
  * there is ordinary memory. A tensor in a region is used where it is; registered memory has its
  * twin. What is left is ordinary memory: a small tensor gets inline cells; a large one is named to
- * the engine by its address (HVI_REGION_FOREIGN), which reads and writes it there, where that is
+ * the engine by its address (HVI_REGION_PROCESS), which reads and writes it there, where that is
  * allowed and faster (remote.c); else it gets a staging block, and so does a tensor that is not
  * aligned to its element. */
 #include "client/memory/operand.h"
@@ -74,11 +74,11 @@ static bool use_address(struct client_memory *memory, uint32_t element,
                                        bytes, false);
     if (!client_remote_wins(memory->remote_policy, bytes, huge, &memory->link->mutex))
         return false;
-    if (!(memory->link->channel.features & HVI_FEATURE_FOREIGN)) {
+    if (!(memory->link->channel.features & HVI_FEATURE_PROCESS)) {
         say_staged(memory);
         return false;
     }
-    operand->region = HVI_REGION_FOREIGN;
+    operand->region = HVI_REGION_PROCESS;
     operand->offset = (uint64_t)(uintptr_t)operand->data;
     operand->shared = NULL;
     return true;

@@ -25,7 +25,7 @@ struct client_operand {
     uint64_t offset;
     uint64_t bytes;
     void *data;   /* the caller's; NULL: the operand is ours alone */
-    void *shared; /* our mapping of the region's place; NULL for HVI_REGION_FOREIGN */
+    void *shared; /* our mapping of the region's place; NULL for HVI_REGION_PROCESS */
     bool copied;  /* the op works on a copy of .data */
     struct client_memory_row *row;
     struct client_staging_block *block;

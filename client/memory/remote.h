@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Whether ordinary memory is better left where it is (HVI_REGION_FOREIGN) or copied. */
+ * Whether ordinary memory is better left where it is (HVI_REGION_PROCESS) or copied. */
 #ifndef HVD_CLIENT_REMOTE_H
 #define HVD_CLIENT_REMOTE_H
 

@@ -36,7 +36,7 @@ struct job {
 bool client_medium_may(const struct hvd_op *op)
 {
     return op->in.region != HVI_REGION_INLINE && op->out.region != HVI_REGION_INLINE &&
-           op->in.region < HVI_REGION_FOREIGN && op->out.region < HVI_REGION_FOREIGN;
+           op->in.region < HVI_REGION_PROCESS && op->out.region < HVI_REGION_PROCESS;
 }
 
 void client_medium_bring(const struct client_slots *slots, const struct hvd_op *op)

@@ -26,9 +26,9 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base)
     regions->inline_area.id = HVI_REGION_INLINE;
     regions->inline_area.map =
         (struct hvi_region){.base = inline_base, .bytes = HVI_INLINE_BYTES, .fd = -1};
-    regions->foreign.id = HVI_REGION_FOREIGN;
-    regions->foreign.kind = ENGINE_REGION_PROCESS;
-    regions->foreign.map = (struct hvi_region){.bytes = UINT64_C(1) << 63, .fd = -1};
+    regions->process.id = HVI_REGION_PROCESS;
+    regions->process.kind = ENGINE_REGION_PROCESS;
+    regions->process.map = (struct hvi_region){.bytes = UINT64_C(1) << 63, .fd = -1};
 }
 
 static void free_region(struct engine_region *region)
@@ -70,8 +70,8 @@ struct engine_region *engine_regions_find(const struct engine_regions *regions, 
 
 struct engine_region *engine_regions_find_operand(const struct engine_regions *regions, uint32_t id)
 {
-    if (id == HVI_REGION_FOREIGN && regions->foreign_offered)
-        return (struct engine_region *)&regions->foreign;
+    if (id == HVI_REGION_PROCESS && regions->process_offered)
+        return (struct engine_region *)&regions->process;
     return engine_regions_find(regions, id);
 }
 
@@ -100,7 +100,7 @@ int engine_regions_add(struct engine_regions *regions, const struct hvi_region_a
     struct engine_region *region = calloc(1, sizeof *region);
     if (!region)
         return HVI_ERR_NO_MEMORY;
-    int status = hvi_region_map_foreign(fd, add->bytes, &region->map);
+    int status = hvi_region_map(fd, add->bytes, &region->map);
     if (status != HVI_OK) {
         free(region);
         return status;

@@ -14,7 +14,7 @@
 
 enum engine_region_kind {
     ENGINE_REGION_MAPPED,
-    ENGINE_REGION_PROCESS, /* the trainer's own memory: HVI_REGION_FOREIGN */
+    ENGINE_REGION_PROCESS, /* the trainer's own memory: HVI_REGION_PROCESS */
 };
 
 struct engine_region {
@@ -34,8 +34,8 @@ struct engine_regions {
     struct engine_region inline_area; /* id 0 */
     /* The trainer's own memory: base 0, so that an offset is the address in its process, which the
      * engine must never follow itself. Only an operand may lie there, and only if it is offered. */
-    struct engine_region foreign;
-    bool foreign_offered;
+    struct engine_region process;
+    bool process_offered;
     struct engine_region *buckets[ENGINE_REGION_BUCKETS];
     struct engine_region *fresh; /* regions that engine_regions_ready has not finished */
     uint32_t count;              /* these three: with those that were removed but are kept */
@@ -55,7 +55,7 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base);
 void engine_regions_fini(struct engine_regions *regions);
 /* NULL when there is no such region. */
 struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id);
-/* The same for an operand: also HVI_REGION_FOREIGN, where that is offered. */
+/* The same for an operand: also HVI_REGION_PROCESS, where that is offered. */
 struct engine_region *engine_regions_find_operand(const struct engine_regions *regions,
                                                   uint32_t id);
 /* Maps `fd`, which it owns on success, as `add` says. The id must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed

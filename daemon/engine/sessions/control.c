@@ -59,7 +59,7 @@ static int check_region(const struct engine_session *session, const struct hvi_r
     uint64_t used = job_region_bytes(session->sessions, add->process_memory);
 
     if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
-        add->region == HVI_REGION_FOREIGN || engine_regions_find(&session->regions, add->region)) {
+        add->region == HVI_REGION_PROCESS || engine_regions_find(&session->regions, add->region)) {
         snprintf(text_p, text_size, "region id %u is taken", add->region);
         return HVI_ERR_INVALID;
     }

@@ -276,7 +276,7 @@ static int check_aliasing(const struct hvi_submission *copy, uint64_t bytes,
 {
     uint64_t in = copy->in_offset, out = copy->out_offset;
 
-    if (copy->in_region == HVI_REGION_FOREIGN && copy->out_region == HVI_REGION_INLINE && bytes > 0)
+    if (copy->in_region == HVI_REGION_PROCESS && copy->out_region == HVI_REGION_INLINE && bytes > 0)
         return violation(reason, "an input in the process and an output in region %u",
                          HVI_REGION_INLINE);
     if (!operands->in || operands->in != operands->out || in == out || bytes == 0)

@@ -38,8 +38,8 @@ void engine_remote_offer(struct engine_session *session)
                 session->rank, (int)pid);
         return;
     }
-    session->regions.foreign_offered = true;
-    session->channel.header->features |= HVI_FEATURE_FOREIGN;
+    session->regions.process_offered = true;
+    hvi_channel_offer(&session->channel, HVI_FEATURE_PROCESS);
 }
 
 /* ---- faults ---- */

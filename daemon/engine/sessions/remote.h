@@ -6,7 +6,7 @@
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/sessions/sessions.h"
 
-/* Offers HVI_FEATURE_FOREIGN to the session if the kernel lets us reach its process. */
+/* Offers HVI_FEATURE_PROCESS to the session if the kernel lets us reach its process. */
 void engine_remote_offer(struct engine_session *session);
 /* The op's batch has ended with this status and fault: it is over on every rank, or waits for news of
  * the rank that is to blame. */

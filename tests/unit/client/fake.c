@@ -246,7 +246,7 @@ static void add_region(struct hvt_fake_session *session, const struct hvi_region
     }
     HVI_ASSERT(region != NULL);
     HVI_ASSERT(find_region(session, add->region) == NULL);
-    HVI_ASSERT(hvi_region_map_foreign(fd, add->bytes, &region->map) == HVD_OK);
+    HVI_ASSERT(hvi_region_map(fd, add->bytes, &region->map) == HVD_OK);
     region->id = add->region;
     send_ack(session, add->request, HVD_OK, NULL);
 }

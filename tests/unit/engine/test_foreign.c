@@ -103,7 +103,7 @@ END_TEST
 
 static void place(struct hvi_submission *op, void *memory)
 {
-    op->in_region = op->out_region = HVI_REGION_FOREIGN;
+    op->in_region = op->out_region = HVI_REGION_PROCESS;
     op->in_offset = op->out_offset = (uint64_t)(uintptr_t)memory;
 }
 
@@ -127,7 +127,7 @@ static void end_twin(pid_t pid)
 START_TEST(it_is_offered_where_the_kernel_allows_it)
 {
     hvt_bench_init(&bench, 1);
-    ck_assert_uint_eq(bench.peers[0].channel.header->features, HVI_FEATURE_FOREIGN);
+    ck_assert_uint_eq(bench.peers[0].channel.header->features, HVI_FEATURE_PROCESS);
     hvt_bench_fini(&bench);
 }
 END_TEST
@@ -254,7 +254,7 @@ START_TEST(it_holds_no_integers_and_is_no_regions_id)
 
     hvt_bench_init(&bench, 2);
     struct hvi_submission op = hvt_op(&bench, 0, HVI_KIND_ALLTOALL, 2, "x", 0);
-    op.aux_region = HVI_REGION_FOREIGN;
+    op.aux_region = HVI_REGION_PROCESS;
     op.aux_offset = (uint64_t)(uintptr_t)splits;
     op.aux_count = 2;
     hvt_op_submit(&bench, 0, op);

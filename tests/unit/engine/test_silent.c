@@ -97,7 +97,7 @@ static struct hvi_submission op_of(int32_t rank, const char *name, const float *
 {
     struct hvi_submission op = hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, FLOATS, name, 0);
 
-    op.in_region = op.out_region = HVI_REGION_FOREIGN;
+    op.in_region = op.out_region = HVI_REGION_PROCESS;
     op.in_offset = (uint64_t)(uintptr_t)in;
     op.out_offset = (uint64_t)(uintptr_t)out;
     return op;
@@ -395,7 +395,7 @@ START_TEST(each_mapped_output_stays_mapped)
         regions[rank] = map_region(rank, LARGE);
         struct hvi_submission op =
             hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, LARGE / sizeof(float), "w", 0);
-        op.in_region = HVI_REGION_FOREIGN;
+        op.in_region = HVI_REGION_PROCESS;
         op.in_offset = (uint64_t)(uintptr_t)memory[rank];
         op.out_region = 1;
         hvt_peer_submit(&bench.peers[rank], &op);

@@ -107,9 +107,9 @@ START_TEST(features_arrive)
     struct hvi_channel view;
     int copy = dup(pair.engine.region.fd);
     ck_assert_uint_eq(pair.client.features, 0);
-    hvi_channel_offer(&pair.engine, HVI_FEATURE_FOREIGN);
+    hvi_channel_offer(&pair.engine, HVI_FEATURE_PROCESS);
     ck_assert_int_eq(hvi_channel_map(copy, &view), HVI_OK);
-    ck_assert_uint_eq(view.features, HVI_FEATURE_FOREIGN);
+    ck_assert_uint_eq(view.features, HVI_FEATURE_PROCESS);
     hvi_channel_fini(&view);
 }
 END_TEST
@@ -149,7 +149,7 @@ static const struct field {
 static bool is_legal_flip(const struct field *field, size_t bit)
 {
     if (strcmp(field->name, "features") == 0)
-        return bit == 0; /* HVI_FEATURE_FOREIGN */
+        return bit == 0; /* HVI_FEATURE_PROCESS */
     return strcmp(field->name, "channel_index") == 0 && bit < 10;
 }
 

@@ -60,7 +60,7 @@ static void refuse(int fd, uint64_t bytes)
 {
     struct hvi_region region = {.base = &region, .bytes = 77, .fd = 66};
     int before = hvt_count_fds();
-    ck_assert_int_eq(hvi_region_map_foreign(fd, bytes, &region), HVI_ERR_PROTOCOL);
+    ck_assert_int_eq(hvi_region_map(fd, bytes, &region), HVI_ERR_PROTOCOL);
     ck_assert_msg(region.base == &region && region.bytes == 77 && region.fd == 66,
                   "the output was set on failure");
     ck_assert_int_eq(hvt_count_fds(), before);
@@ -139,7 +139,7 @@ START_TEST(both_ends_see_the_same_bytes)
     struct hvi_region ours = make(3 << 20);
     struct hvi_region theirs = HVI_REGION_INIT;
     int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
-    ck_assert_int_eq(hvi_region_map_foreign(copy, 3 << 20, &theirs), HVI_OK);
+    ck_assert_int_eq(hvi_region_map(copy, 3 << 20, &theirs), HVI_OK);
     ck_assert_int_eq(theirs.fd, copy);
     ck_assert_uint_eq(theirs.bytes, 3 << 20);
     ((volatile char *)ours.base)[(3 << 20) - 1] = 42;
@@ -175,7 +175,7 @@ START_TEST(a_wrong_size_is_refused)
     for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++)
         refuse(fd, lies[i]);
     struct hvi_region region;
-    ck_assert_int_eq(hvi_region_map_foreign(fd, 8192, &region), HVI_OK);
+    ck_assert_int_eq(hvi_region_map(fd, 8192, &region), HVI_OK);
     hvi_region_fini(&region);
     fd = memfd(8193, MFD_ALLOW_SEALING, SEALS); /* not whole pages */
     refuse(fd, 8193);
@@ -373,7 +373,7 @@ START_TEST(no_address_space_is_out_of_memory)
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
     fail_to_create(64 << 20, HVI_ERR_NO_MEMORY);
     struct hvi_region theirs = HVI_REGION_INIT;
-    ck_assert_int_eq(hvi_region_map_foreign(copy, 32 << 20, &theirs), HVI_ERR_NO_MEMORY);
+    ck_assert_int_eq(hvi_region_map(copy, 32 << 20, &theirs), HVI_ERR_NO_MEMORY);
     ck_assert_int_eq(theirs.fd, -1);
     ck_assert_msg(fcntl(copy, F_GETFD) >= 0, "on failure the caller keeps the descriptor");
     close(copy);
@@ -523,7 +523,7 @@ START_TEST(from_a_huge_page_on_regions_begin_at_one_at_both_ends)
         ck_assert_uint_eq(ours.bytes, sizes[i]);
         check_reserved_and_zeroed(&ours);
         int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
-        ck_assert_int_eq(hvi_region_map_foreign(copy, sizes[i], &theirs), HVI_OK);
+        ck_assert_int_eq(hvi_region_map(copy, sizes[i], &theirs), HVI_OK);
         ck_assert(is_aligned(theirs.base));
         memset(ours.base, 0x5a, sizes[i]);
         ck_assert_int_eq(memcmp(ours.base, theirs.base, sizes[i]), 0);
@@ -596,7 +596,7 @@ START_TEST(where_no_aligned_place_is_free_another_will_do)
         ck_assert(is_aligned(ours.base) || kernel.collapse_calls == 0);
         check_reserved_and_zeroed(&ours);
         int copy = fcntl(ours.fd, F_DUPFD_CLOEXEC, 3);
-        ck_assert_int_eq(hvi_region_map_foreign(copy, 3 << 20, &theirs), HVI_OK);
+        ck_assert_int_eq(hvi_region_map(copy, 3 << 20, &theirs), HVI_OK);
         ((volatile char *)ours.base)[(3 << 20) - 1] = 42;
         ck_assert_int_eq(((volatile char *)theirs.base)[(3 << 20) - 1], 42);
         hvi_region_fini(&theirs);

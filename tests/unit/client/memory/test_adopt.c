@@ -105,7 +105,7 @@ static bool is_in_place(unsigned char *data, size_t bytes)
     struct hvd_op *op;
     struct hvi_submission slot = submit(data, bytes, &op);
     volatile unsigned char *mine = data;
-    if (slot.in_region == HVI_REGION_FOREIGN) {
+    if (slot.in_region == HVI_REGION_PROCESS) {
         finish(op, slot.cookie);
         return false;
     }

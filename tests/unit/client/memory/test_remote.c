@@ -20,7 +20,7 @@ static unsigned char *data, *other; /* 4 * LARGE each */
 
 static void set_up(void)
 {
-    struct hvt_fake_script script = {.manual = true, .features = HVI_FEATURE_FOREIGN};
+    struct hvt_fake_script script = {.manual = true, .features = HVI_FEATURE_PROCESS};
     setenv("HVD_FOREIGN_MEMORY", "always", 1);
     fake = hvt_fake_start(&script);
     session = hvt_fake_open(fake);
@@ -60,7 +60,7 @@ static void finish(struct hvd_op *op, uint64_t cookie)
 
 static void check_remote(uint32_t region, uint64_t offset, const void *address)
 {
-    ck_assert_uint_eq(region, HVI_REGION_FOREIGN);
+    ck_assert_uint_eq(region, HVI_REGION_PROCESS);
     ck_assert_uint_eq(offset, (uintptr_t)address);
 }
 
@@ -91,16 +91,16 @@ START_TEST(small_or_misaligned_memory_is_copied)
 {
     struct hvd_op *op;
     struct hvi_submission slot = submit(data, data, HVD_UINT8, LARGE - 1, &op);
-    ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
-    ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
+    ck_assert_uint_ne(slot.out_region, HVI_REGION_PROCESS);
     finish(op, slot.cookie);
     slot = submit(data + 2, data + 2, HVD_FLOAT32, LARGE / 4, &op);
-    ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
-    ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
+    ck_assert_uint_ne(slot.out_region, HVI_REGION_PROCESS);
     finish(op, slot.cookie);
     slot = submit(data, other + 2, HVD_FLOAT32, LARGE / 4, &op);
     check_remote(slot.in_region, slot.in_offset, data);
-    ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.out_region, HVI_REGION_PROCESS);
     finish(op, slot.cookie);
 }
 END_TEST
@@ -118,7 +118,7 @@ START_TEST(a_block_that_may_be_written_late_is_used_by_no_other_op)
     struct hvi_submission first = submit(data, other + 2, HVD_FLOAT32, LARGE / 4, &failed);
     struct hvi_submission second =
         submit(data, other + LARGE + 2, HVD_FLOAT32, LARGE / 4, &other_op);
-    check_foreign(first.in_region, first.in_offset, data);
+    check_remote(first.in_region, first.in_offset, data);
     ck_assert_uint_eq(second.out_region, first.out_region);
     fail_late(failed, first.cookie);
     struct hvi_submission third = submit(data, other + 2, HVD_FLOAT32, LARGE / 4, &next);
@@ -139,7 +139,7 @@ START_TEST(a_twin_that_may_be_written_late_is_used_by_no_other_op)
     ck_assert_int_eq(hvd_register(session, other, 4 * LARGE), HVD_OK);
     struct hvi_submission slot = submit(data, other, HVD_FLOAT32, LARGE / 4, &op);
     uint32_t twin = slot.out_region;
-    check_foreign(slot.in_region, slot.in_offset, data);
+    check_remote(slot.in_region, slot.in_offset, data);
     finish(op, slot.cookie);
     slot = submit(data, other, HVD_FLOAT32, LARGE / 4, &op);
     ck_assert_uint_eq(slot.out_region, twin);
@@ -159,14 +159,14 @@ START_TEST(known_memory_is_used_as_ever)
     ck_assert_int_eq(hvd_register(session, other, LARGE), HVD_OK);
     struct hvi_submission slot = submit(data, shared, HVD_UINT8, LARGE, &op);
     check_remote(slot.in_region, slot.in_offset, data);
-    ck_assert_uint_ne(slot.out_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.out_region, HVI_REGION_PROCESS);
     finish(op, slot.cookie);
     slot = submit(shared, data, HVD_UINT8, LARGE, &op);
-    ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
     check_remote(slot.out_region, slot.out_offset, data);
     finish(op, slot.cookie);
     slot = submit(other, other, HVD_UINT8, LARGE, &op);
-    ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
     ck_assert_uint_eq(slot.in_region, slot.out_region);
     finish(op, slot.cookie);
 }
@@ -178,7 +178,7 @@ START_TEST(each_side_of_a_gather_for_itself)
     struct hvd_tensor in = hvd_tensor_1d(data, HVD_UINT8, LARGE / 2);
     struct hvd_tensor out = hvd_tensor_1d(other, HVD_UINT8, LARGE);
     struct hvi_submission slot = take(hvd_allgather_async(session, "g", &in, &out, NULL, &op));
-    ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
     check_remote(slot.out_region, slot.out_offset, other);
     struct hvi_completion completion = {.cookie = slot.cookie,
                                         .kind = HVI_COMPLETE_DONE,
@@ -222,7 +222,7 @@ START_TEST(memory_that_the_engine_will_write_is_not_adopted)
     finish(op, slot.cookie);
     ck_assert_msg(hvd_adopt(session, memory, 64u << 20) == HVD_OK, "%s", hvd_last_error());
     slot = submit(memory, memory, HVD_UINT8, 64 << 20, &op);
-    ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
     finish(op, slot.cookie);
     ck_assert_int_eq(hvd_deregister(session, memory), HVD_OK);
     free(memory);
@@ -237,7 +237,7 @@ START_TEST(never_means_never)
     struct hvd_tensor tensor = hvd_tensor_1d(data, HVD_UINT8, 4 * LARGE);
     struct hvd_op *op;
     ck_assert_int_eq(hvd_allreduce_async(mine, NULL, &tensor, &tensor, HVD_SUM, NULL, &op), HVD_OK);
-    ck_assert_uint_ne(hvt_fake_take(its).in_region, HVI_REGION_FOREIGN);
+    ck_assert_uint_ne(hvt_fake_take(its).in_region, HVI_REGION_PROCESS);
     hvd_close(mine);
 }
 END_TEST
@@ -287,7 +287,7 @@ START_TEST(without_the_right_it_is_copied_and_that_is_said_once)
         int rc = hvd_allreduce_async(mine, NULL, &tensor, &tensor, HVD_SUM, NULL, &op);
         ck_assert_int_eq(rc, HVD_OK);
         struct hvi_submission slot = hvt_fake_take(its);
-        ck_assert_uint_ne(slot.in_region, HVI_REGION_FOREIGN);
+        ck_assert_uint_ne(slot.in_region, HVI_REGION_PROCESS);
         ck_assert_int_eq(said, i == 0 ? 0 : 1);
         hvt_fake_done(its, slot.cookie, HVD_OK, NULL, -1);
         ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_OK);
