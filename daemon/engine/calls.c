@@ -122,12 +122,6 @@ static void fault(void *user, struct engine_op *op, int status, const struct eng
     engine_remote_failed(&engine->sessions, op, status, fault);
 }
 
-static void late(void *user, struct engine_op *op, uint32_t rank)
-{
-    (void)user;
-    engine_remote_late(op, rank);
-}
-
 static void missing(void *user, struct engine_op *op, uint64_t address)
 {
     struct engine *engine = user;
@@ -138,7 +132,6 @@ static void missing(void *user, struct engine_op *op, uint64_t address)
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
-    .late = late,
     .missing = missing,
 };
 

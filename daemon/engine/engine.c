@@ -152,7 +152,6 @@ static void init_exec(struct engine *engine)
     engine->exec.fusion_bytes = ENGINE_FUSION_BATCH_BYTES;
     engine->exec.group_fusion = true;
     engine->exec.answer_ns = ENGINE_ANSWER_NS;
-    pthread_mutex_init(&engine->exec.finished_lock, NULL);
 }
 
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd)
@@ -212,6 +211,5 @@ bool engine_fini(struct engine *engine)
     if (engine->engine_fd >= 0)
         close(engine->engine_fd);
     engine_stats_fini(&engine->stats);
-    pthread_mutex_destroy(&engine->exec.finished_lock);
     return ended;
 }

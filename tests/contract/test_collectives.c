@@ -3,11 +3,12 @@
  * where operands lie, with members that have joined, odd sizes and alignments, in place and apart.
  *
  * All operands come from an arena that this process has mapped at .here and a child at .there, an
- * address that is not mapped here: what the backend is told is foreign it cannot reach by itself.
+ * address that is not mapped here: what the backend is told is remote it cannot reach by itself.
  * Seeds are fixed; a failure says everything that is needed to have it again. */
 #include "daemon/engine/exec/backend.h"
 
 #include "base/clock.h"
+#include "base/fate.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "tests/unit/engine/hvt_reference.h"
@@ -33,15 +34,15 @@
 #define DEADLINE_NS                                                                                \
     (200ll * 1000 * 1000 * 1000) /* a guard against hanging: the test case has 240 s */
 
-enum memory { MAPPED, FOREIGN, MIXED, MEMORIES };
-static const char *const memory_texts[] = {"mapped", "foreign", "mixed"};
+enum memory { MAPPED, REMOTE, MIXED, MEMORIES };
+static const char *const memory_texts[] = {"mapped", "remote", "mixed"};
 
 /* ---- the arena ---- */
 
 static struct {
     unsigned char *here, *there;
     uint64_t used;
-    pid_t child;
+    struct engine_process child;
 } arena;
 
 static void open_arena(void)
@@ -57,14 +58,16 @@ static void open_arena(void)
     ck_assert(arena.here != MAP_FAILED && arena.there != MAP_FAILED);
     ck_assert_ptr_eq(mmap(arena.there, ARENA_BYTES, both, MAP_SHARED | MAP_FIXED, fd, 0),
                      arena.there);
-    arena.child = fork();
-    if (arena.child == 0) {
+    arena.child.pid = fork();
+    if (arena.child.pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         while (getppid() == parent)
             pause();
         _exit(0);
     }
-    ck_assert_int_gt(arena.child, 0);
+    ck_assert_int_gt(arena.child.pid, 0);
+    arena.child.pid_fd = hvi_pidfd_open(arena.child.pid);
+    ck_assert_int_ge(arena.child.pid_fd, 0);
     mmap(arena.there, ARENA_BYTES, PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     close(fd);
@@ -72,15 +75,31 @@ static void open_arena(void)
 
 static void close_arena(void)
 {
-    kill(arena.child, SIGKILL);
-    waitpid(arena.child, NULL, 0);
+    kill(arena.child.pid, SIGKILL);
+    waitpid(arena.child.pid, NULL, 0);
+    close(arena.child.pid_fd);
     munmap(arena.here, ARENA_BYTES);
     munmap(arena.there, ARENA_BYTES + HOLE_BYTES);
 }
 
-static void *foreign_of(const void *here)
+static struct engine_operand operand_of(unsigned char *here, bool remote)
 {
-    return arena.there + ((const unsigned char *)here - arena.here);
+    struct engine_operand operand = {.kind = ENGINE_OPERAND_NONE};
+
+    if (here && remote) {
+        operand.kind = ENGINE_OPERAND_PROCESS;
+        operand.address = arena.there + (here - arena.here);
+        operand.process = &arena.child;
+    } else if (here) {
+        operand.kind = ENGINE_OPERAND_MAPPED;
+        operand.address = here;
+    }
+    return operand;
+}
+
+static struct engine_operand mapped(void *memory)
+{
+    return (struct engine_operand){.kind = ENGINE_OPERAND_MAPPED, .address = memory};
 }
 
 /* Between guards, `shift` elements off a page. */
@@ -116,7 +135,7 @@ struct bench {
 static const uint32_t thread_counts[] = {1, 3};
 #define THREAD_COUNTS (int)(sizeof thread_counts / sizeof thread_counts[0])
 
-static void on_done(void *user, struct engine_batch *batch)
+static void on_post(void *user, struct engine_batch *batch)
 {
     (void)batch;
     atomic_fetch_add_explicit(&((struct bench *)user)->done, 1, memory_order_release);
@@ -133,7 +152,7 @@ static int rows(void)
 
 static void open_bench(struct bench *bench, int row, uint32_t threads)
 {
-    struct engine_backend_config config = {.threads = threads, .done = on_done, .user = bench};
+    struct engine_backend_config config = {.threads = threads, .post = on_post, .user = bench};
 
     memset(bench, 0, sizeof *bench);
     bench->backend = engine_backends[row];
@@ -146,13 +165,13 @@ static int run(struct bench *bench, struct engine_work *work)
 
     bench->batch.works[0] = work;
     bench->batch.count = 1;
-    bench->batch.memory_kind = ENGINE_MEMORY_HOST;
     bench->batch.bytes = work->bytes;
+    bench->batch.answer_ns = UINT64_MAX;
     atomic_store(&bench->done, 0);
     ck_assert(bench->backend->accepts(&bench->batch));
     bench->backend->start(bench->context, &bench->batch);
     while (atomic_load_explicit(&bench->done, memory_order_acquire) == 0) {
-        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "a batch is not reported done");
+        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "a batch is not posted");
         if (!bench->backend->help(bench->context))
             sched_yield();
     }
@@ -163,9 +182,7 @@ static int run(struct bench *bench, struct engine_work *work)
 
 struct operands {
     struct engine_work work;
-    const void *in[RANKS_MOST];
-    void *out[RANKS_MOST];
-    pid_t in_pid[RANKS_MOST], out_pid[RANKS_MOST];
+    struct engine_operand in[RANKS_MOST], out[RANKS_MOST];
     uint64_t sizes[RANKS_MOST * RANKS_MOST];
     unsigned char *in_here[RANKS_MOST]; /* NULL: joined */
     unsigned char *out_here[RANKS_MOST];
@@ -287,21 +304,14 @@ static void place_one(struct operands *o, uint32_t rank)
 /* In place means one memory for both. */
 static void point(struct operands *o, uint32_t rank)
 {
-    bool in_far = o->memory == FOREIGN || (o->memory == MIXED && hvt_random(&o->where) % 2);
-    bool out_far = o->memory == FOREIGN || (o->memory == MIXED && hvt_random(&o->where) % 2);
+    bool in_far = o->memory == REMOTE || (o->memory == MIXED && hvt_random(&o->where) % 2);
+    bool out_far = o->memory == REMOTE || (o->memory == MIXED && hvt_random(&o->where) % 2);
 
     if (o->in_place)
         out_far = in_far;
-    o->in[rank] = o->in_here[rank];
-    o->out[rank] = o->out_here[rank];
-    if (in_far && o->in_here[rank]) {
-        o->in[rank] = foreign_of(o->in_here[rank]);
-        o->in_pid[rank] = arena.child;
-    }
-    if (out_far && o->out_here[rank]) {
-        o->out[rank] = foreign_of(o->out_here[rank]);
-        o->out_pid[rank] = arena.child;
-    }
+    o->in[rank] = operand_of(o->in_here[rank], in_far);
+    o->out[rank] = operand_of(o->out_here[rank], out_far);
+    o->work.kinds |= 1u << o->in[rank].kind | 1u << o->out[rank].kind;
 }
 
 static void place(struct operands *o)
@@ -315,10 +325,6 @@ static void place(struct operands *o)
     o->work.in = o->in;
     o->work.out = o->out;
     o->work.sizes = o->sizes;
-    if (o->memory != MAPPED) {
-        o->work.in_pid = o->in_pid;
-        o->work.out_pid = o->out_pid;
-    }
 }
 
 /* One member stays; so does a broadcast's root. */
@@ -561,7 +567,7 @@ START_TEST(large_ops_are_cut_into_pieces_without_a_seam)
 }
 END_TEST
 
-/* From 4 MiB on a lone thread's units of foreign memory are as large as they get, and those of seven
+/* From 4 MiB on a lone thread's units of remote-process memory are as large as they get, and those of seven
  * members do not fit its buffer at once. */
 START_TEST(the_largest_units_have_no_seams_either)
 {
@@ -672,8 +678,7 @@ START_TEST(adasum_of_what_has_no_length_is_the_sum)
 {
     static struct bench bench;
     float a[3] = {0, 0, 0}, b[3] = {1, 2, 3}, c[3] = {0, 0, 0};
-    const void *in[] = {a, NULL, b, c};
-    void *out[] = {a, NULL, b, c};
+    struct engine_operand operands[] = {mapped(a), {0}, mapped(b), mapped(c)};
     struct engine_work work = {.kind = HVI_KIND_ALLREDUCE,
                                .dtype = HVI_DTYPE_FLOAT32,
                                .reduce_op = HVI_REDUCE_ADASUM,
@@ -682,8 +687,9 @@ START_TEST(adasum_of_what_has_no_length_is_the_sum)
                                .postscale = 1,
                                .count = 3,
                                .bytes = sizeof a,
-                               .in = in,
-                               .out = out};
+                               .in = operands,
+                               .out = operands,
+                               .kinds = 1u << ENGINE_OPERAND_MAPPED};
 
     open_bench(&bench, _i, 1);
     ck_assert_int_eq(run(&bench, &work), HVI_OK);
@@ -695,25 +701,22 @@ START_TEST(adasum_of_what_has_no_length_is_the_sum)
 }
 END_TEST
 
-/* ---- foreign memory that is not there ---- */
+/* ---- remote-process memory that is not there ---- */
 
-static bool says_no(void *user, uint32_t rank)
+static struct engine_process ended_process(void)
 {
-    return rank != *(const uint32_t *)user;
-}
+    struct engine_process process = {.pid = fork()};
 
-static pid_t somebody_dead(void)
-{
-    pid_t pid = fork();
-
-    if (pid == 0)
+    if (process.pid == 0)
         _exit(0);
-    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
-    return pid;
+    process.pid_fd = hvi_pidfd_open(process.pid);
+    ck_assert_int_ge(process.pid_fd, 0);
+    ck_assert_int_eq(waitpid(process.pid, NULL, 0), process.pid);
+    return process;
 }
 
 /* One way for rank 2 of 4 to be wrong; the rest of the row is what must be said. */
-enum wrong { HOLE_READ, HOLE_WRITTEN, HOLE_LATER, PROCESS_GONE, NOT_THE_SAME, WRONGS };
+enum wrong { HOLE_READ, HOLE_WRITTEN, HOLE_LATER, PROCESS_GONE, NOT_THE_SAME, IS_OVER, WRONGS };
 static const struct {
     int status, error;
     bool writing;
@@ -723,26 +726,30 @@ static const struct {
     [HOLE_LATER] = {HVI_ERR_INVALID, EFAULT, false},
     [PROCESS_GONE] = {HVI_ERR_RANK_LOST, ESRCH, false},
     [NOT_THE_SAME] = {HVI_ERR_RANK_LOST, ESRCH, false},
+    [IS_OVER] = {HVI_ERR_RANK_LOST, ESRCH, false},
 };
 
 static uint64_t make_wrong(struct operands *o, enum wrong wrong)
 {
-    static uint32_t culprit = 2;
+    static struct engine_process culprit;
     unsigned char *end = arena.there + ARENA_BYTES; /* nothing is mapped there in the child */
 
     if (wrong == HOLE_READ)
-        o->in[2] = end + 4096;
+        o->in[2].address = end + 4096;
     if (wrong == HOLE_WRITTEN)
-        o->out[2] = end + 4096;
+        o->out[2].address = end + 4096;
     if (wrong == HOLE_LATER)
-        o->in[2] = end - o->work.bytes / 8192 * 4096;
-    if (wrong == PROCESS_GONE)
-        o->in_pid[2] = somebody_dead();
-    if (wrong == NOT_THE_SAME) {
-        o->work.alive = says_no;
-        o->work.alive_user = &culprit;
-    }
-    return (uint64_t)(uintptr_t)(wrong == HOLE_WRITTEN ? o->out[2] : o->in[2]);
+        o->in[2].address = end - o->work.bytes / 8192 * 4096;
+    culprit = arena.child;
+    if (wrong == PROCESS_GONE || wrong == NOT_THE_SAME)
+        culprit = ended_process();
+    if (wrong == PROCESS_GONE) /* nobody has told */
+        culprit.pid_fd = arena.child.pid_fd;
+    if (wrong == NOT_THE_SAME) /* its pid is another's now */
+        culprit.pid = arena.child.pid;
+    culprit.over = wrong == IS_OVER;
+    o->in[2].process = o->out[2].process = &culprit;
+    return (uint64_t)(uintptr_t)(wrong == HOLE_WRITTEN ? o->out[2] : o->in[2]).address;
 }
 
 static uint64_t clean_seed(void)
@@ -750,7 +757,7 @@ static uint64_t clean_seed(void)
     static struct operands o;
 
     for (uint64_t seed = 1;; seed++) {
-        make(&o, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 4, FOREIGN, 1, seed);
+        make(&o, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 4, REMOTE, 1, seed);
         if (!o.in_place && o.in_here[0] && o.in_here[1] && o.in_here[2] && o.in_here[3])
             return seed;
     }
@@ -767,7 +774,7 @@ START_TEST(memory_that_is_not_there_fails_the_op_and_names_the_rank)
     open_bench(&bench, _i / WRONGS / THREAD_COUNTS, thread_counts[_i / WRONGS % THREAD_COUNTS]);
     for (uint32_t i = wrong == HOLE_LATER ? 2 : 0; i < 3; i++) {
         for (uint32_t op = HVI_REDUCE_SUM; op <= HVI_REDUCE_ADASUM; op++) {
-            make(&o, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, op, 4, FOREIGN, sizes[i], seed);
+            make(&o, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, op, 4, REMOTE, sizes[i], seed);
             uint64_t address = make_wrong(&o, wrong);
             ck_assert_int_eq(run(&bench, &o.work), says[wrong].status);
             ck_assert_int_eq(bench.batch.fault.rank, 2);
@@ -780,7 +787,7 @@ START_TEST(memory_that_is_not_there_fails_the_op_and_names_the_rank)
                                   (uint64_t)(uintptr_t)(arena.there + ARENA_BYTES));
         }
     }
-    make(&o, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 4, FOREIGN, 9000, seed);
+    make(&o, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 4, REMOTE, 9000, seed);
     run_exact(&bench, &o); /* and the next op is as good as ever */
     ck_assert_int_eq(bench.batch.fault.rank, -1);
     bench.backend->close(bench.context);
@@ -830,8 +837,8 @@ START_TEST(more_than_four_gigabytes_arrive_whole)
 {
     static struct bench bench;
     unsigned char *source = tiled(), *result = tiled();
-    const void *in[2] = {NULL, source}; /* a joined member saves the time for a third operand */
-    void *out[2] = {NULL, result};
+    /* A joined member saves the time for a third operand. */
+    struct engine_operand in[2] = {{0}, mapped(source)}, out[2] = {{0}, mapped(result)};
     struct engine_work work = {.kind = HVI_KIND_ALLREDUCE,
                                .dtype = HVI_DTYPE_INT32,
                                .reduce_op = HVI_REDUCE_SUM,
@@ -841,7 +848,8 @@ START_TEST(more_than_four_gigabytes_arrive_whole)
                                .count = BIG_BYTES / 4,
                                .bytes = BIG_BYTES,
                                .in = in,
-                               .out = out};
+                               .out = out,
+                               .kinds = 1u << ENGINE_OPERAND_MAPPED};
 
     fill_tile(source, 3);
     fill_tile(source + 90 * TILE_BYTES, 5);

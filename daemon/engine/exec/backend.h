@@ -5,27 +5,27 @@
 #ifndef ENGINE_BACKEND_H
 #define ENGINE_BACKEND_H
 
+#include "daemon/engine/exec/operand.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #define ENGINE_BATCH_WORKS 256u /* most ops in one batch */
+#define ENGINE_PLAN_STEPS  12u  /* most steps of one batch */
 
-#define ENGINE_MEMORY_HOST 0u
-
-/* Foreign memory that has not answered for so long is waited for by one thread only. */
+/* Remote-process memory that has not answered for so long is waited for by one thread only. */
 #define ENGINE_SILENT_NS UINT64_C(100000000)
 
 /* One op that every member of its process set has agreed on. The arrays have one entry per member
  * and are indexed by set rank; they live as long as the work.
  *
- * .in[i] == NULL: member i has joined. It takes part with the neutral element: it is simply absent
+ * .in[i] is NONE: member i has joined. It takes part with the neutral element: it is simply absent
  * from sum, min, max, product and adasum, while an average still divides by .ranks. In allgather,
  * alltoall and reducescatter a joined member brings zero bytes where it could bring any and gets no
- * output. At least one .in[] of a reduction is not NULL; a broadcast reads .in[root] only and that
- * is not NULL. .out[i] == NULL: nothing is written for member i. Where .bytes (or the size that
- * counts) is 0, no operand is touched and any pointer will do.
+ * output. At least one .in[] of a reduction is there; a broadcast reads .in[root] only and that
+ * is there. .out[i] is NONE: nothing is written for member i. Where .bytes (or the size that
+ * counts) is 0, no operand is touched and any address will do.
  *
  * What the numbers mean, by kind:
  *
@@ -50,80 +50,91 @@
  *   allgather             such that the member's own part of out[i] is in[i]
  *   reducescatter         the member's own slice of in[i].
  *
- * Foreign operands. .in_pid and .out_pid are both NULL when the engine has mapped every operand.
- * Otherwise an entry that is not 0 says that the operand is an address in that process, which the
- * backend reaches with process_vm_readv and process_vm_writev, piece by piece; 0 is a mapped one.
- * NULL operands and the kinds are as above. Foreign memory is not to be trusted: it may vanish or
- * change meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with
- * foreign operands is a batch of its own. Before and after each transfer the backend asks .alive, unless
- * that is NULL: false means that the pid is no longer the member's process and is a failure (ESRCH).
- * .alive is called from any thread, several at a time, until the batch is done. */
+ * Remote-process memory. The backend reaches an operand of kind PROCESS with process_vm_readv and
+ * process_vm_writev, piece by piece. That memory is not to be trusted: it may vanish or change
+ * meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with such
+ * operands is a batch of its own. Before and after each transfer the backend looks whether the process is
+ * over or has ended, because then its pid may be another's: that is a failure (ESRCH). */
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */
     uint32_t dtype;
     uint32_t reduce_op; /* allreduce, reducescatter */
-    uint32_t memory_kind;
-    uint32_t ranks; /* members of the process set, joined ones included */
+    uint32_t ranks;     /* members of the process set, joined ones included */
     int32_t root;
     double prescale; /* allreduce, reducescatter */
     double postscale;
     uint64_t count; /* allreduce: elements of each operand */
     uint64_t bytes;
-    const void **in;
-    void **out;
+    const struct engine_operand *in;
+    struct engine_operand *out; /* the backend sets .late, and nothing else */
+    uint32_t kinds; /* a bit for each kind of operand among them: 1 << enum engine_operand_kind */
     const uint64_t *sizes;
-    const pid_t *in_pid;
-    const pid_t *out_pid;
-    bool (*alive)(void *alive_user, uint32_t rank); /* set rank */
-    void *alive_user;
     /* 0, or an address in mapped memory where a page could not be had. The backend sets it in a work
      * that shares its batch with others, which go on. It touches no operand of a work in which it is
      * set already: that fails as if the page had been missing now. */
     uint64_t missing;
 };
 
-/* What went wrong with a foreign operand, or with a mapped one. */
+static inline bool engine_work_has(const struct engine_work *work, enum engine_operand_kind kind)
+{
+    return work->kinds >> kind & 1;
+}
+
+/* What went wrong with remote-process memory, or with mapped memory. */
 struct engine_fault {
-    int32_t rank;     /* set rank; -1: no foreign operand is to blame */
+    int32_t rank;     /* set rank; -1: no remote-process memory is to blame */
     int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
     bool writing;     /* the output could not be written; else the input could not be read */
     uint64_t address; /* in the member's process: where the transfer that failed began */
-    /* ETIMEDOUT, which is HVI_ERR_STALLED: how long the transfer was waited for. */
-    uint64_t waited_ns;
+    uint64_t waited_ns; /* ETIMEDOUT, which is HVI_ERR_STALLED: for the transfer */
     uint64_t missing; /* here, in mapped memory: where a page could not be had; 0: it is not that */
 };
 
+/* A step of a plan: units that are independent of each other. */
+struct engine_step {
+    uint32_t kind; /* what a unit does: the backend's own */
+    uint32_t units;
+    uint64_t unit_bytes; /* of each operand, if the kind cuts by bytes */
+};
+
+/* What a batch does. A step begins when all units of the one before it are over. */
+struct engine_plan {
+    uint32_t count, at; /* at: the step that is done now */
+    struct engine_step steps[ENGINE_PLAN_STEPS];
+};
+
 struct engine_batch {
-    struct engine_batch *next; /* whoever holds the batch may use it */
+    struct engine_batch *next; /* for the one that holds the batch */
     struct engine_work *works[ENGINE_BATCH_WORKS];
     uint32_t count; /* at least 1 */
-    uint32_t memory_kind;
     uint64_t bytes; /* sum over the works */
-    /* Set by the backend before it reports the batch done: enum hvi_status. HVI_ERR_INVALID: a
-     * foreign operand could not be reached, .fault says which; outputs are undefined.
+    /* The deadline: the batch fails with HVI_ERR_STALLED when remote-process memory has not answered for
+     * so long. */
+    uint64_t answer_ns;
+    /* For the one that has started it. */
+    uint32_t backend;
+    struct engine_batch *running_next, **running_link;
+    /* Set by the backend before it posts the batch: enum hvi_status. HVI_ERR_INVALID: a
+     * remote-process operand could not be reached, .fault says which; outputs are undefined.
      * HVI_ERR_RANK_LOST: the same because the process is gone. HVI_ERR_STALLED: the same because its
-     * memory did not answer. HVI_ERR_NO_MEMORY: no scratch memory for an adasum, nothing was written;
-     * or, with .fault.missing, no page of a mapped operand of a batch of one work: outputs are
-     * undefined. */
+     * memory did not answer. HVI_ERR_CANCELLED: outputs are undefined. HVI_ERR_NO_MEMORY: no scratch
+     * memory for an adasum, nothing was written; or, with .fault.missing, no page of a mapped operand
+     * of a batch of one work: outputs are undefined. */
     int status;
     struct engine_fault fault; /* the first one; .rank is -1 and .missing 0 when there was none */
     void *state;               /* the backend's own from here on */
-    uint64_t unit_bytes;
-    uint32_t units;
-    uint32_t units_taken;
+    struct engine_plan plan;
+    uint32_t units_taken; /* of the step */
     uint32_t units_left;
     uint32_t units_silent; /* memory of theirs does not answer; no further unit is begun */
+    bool over;             /* posted, or about to be */
 };
 
 struct engine_backend_config {
     uint32_t threads; /* that may work at once, the caller of help() included; at least 1 */
     /* Called exactly once per started batch, from the thread that did the last piece, under no
      * lock: the batch is the receiver's again. Inside start() for batches that are done at once. */
-    void (*done)(void *user, struct engine_batch *batch);
-    /* A transfer of this member's input (set rank) was given up that may still write to the member's own
-     * mapped output, which must stay mapped from now on. Inside watch() and close(), before the batch
-     * is done; under no lock. */
-    void (*late)(void *user, struct engine_batch *batch, uint32_t rank);
+    void (*post)(void *user, struct engine_batch *batch);
     void *user;
 };
 
@@ -132,28 +143,32 @@ struct engine_backend {
     /* HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (threads). Blocks while threads start. */
     int (*open)(const struct engine_backend_config *config, void **context_p);
     /* Finishes what was started, then releases everything. False: threads that were given up still
-     * wait for foreign memory; what they may touch stays, and only the end of the process ends them.
+     * wait for remote-process memory; what they may touch stays, and only the end of the process ends them.
      */
     bool (*close)(void *context);
     /* Whether this backend can do the batch at all. Pure. */
     bool (*accepts)(const struct engine_batch *batch);
-    /* Takes the batch and returns; the result comes through done(). Small batches are done before it
-     * returns. One thread at a time for start() and help() together. */
+    /* Takes the batch and returns; the result comes through post(). Small batches are done before it
+     * returns. start() and what follows are called by one thread, the loop's. None of them waits.
+     *
+     * Batches are independent of each other: a backend does them in any order, and several at once. One
+     * whose batches must run in an order does them in the order of start(), which is that of the ops. */
     void (*start)(void *context, struct engine_batch *batch);
     /* Does one piece of a started batch on the calling thread; false when there was none to take.
-     * Neither start() nor help() touches foreign operands, as that may take for ever. */
+     * Neither start() nor help() touches remote-process memory, as that may take for ever. */
     bool (*help)(void *context);
-    /* Gives up transfers of foreign memory that have not ended within `limit_ns`, counted from call to
-     * call (at most ENGINE_SILENT_NS for each), or within ENGINE_SILENT_NS where a member's process is
-     * over or the batch has failed. Their batches fail, in the first case with HVI_ERR_RANK_LOST for that
-     * member. To be called now and then while batches with foreign operands are under way, on the thread
-     * that calls start(). */
-    void (*watch)(void *context, uint64_t limit_ns);
-    /* The next transfer from *cursor_p on, which begins with 0, that has lasted for ENGINE_SILENT_NS; one
-     * per batch. NULL: no more. The thread that calls start(); the batch is valid until it does
-     * something else with the backend. */
-    const struct engine_batch *(*silent)(void *context, uint32_t *cursor_p,
-                                         struct engine_fault *fault_p);
+    /* Nothing more of the started batch begins, and it fails with HVI_ERR_CANCELLED, unless it has been
+     * posted or has failed already. post() comes when what has begun is over, perhaps before this
+     * returns; a transfer of remote-process memory is given up as watch() says. */
+    void (*cancel)(void *context, struct engine_batch *batch);
+    /* Keeps deadlines. Gives up transfers of remote-process memory that have not ended within
+     * .answer_ns of their batch, counted from call to call (at most ENGINE_SILENT_NS for each), or within
+     * ENGINE_SILENT_NS where a member's process is over or the batch has failed. Their batches fail, in
+     * the second case with HVI_ERR_RANK_LOST for that member. To be called now and then while batches with
+     * such operands are under way. */
+    void (*watch)(void *context);
+    /* True if a transfer of the started batch has lasted for ENGINE_SILENT_NS: which. */
+    bool (*silent)(void *context, const struct engine_batch *batch, struct engine_fault *fault_p);
 };
 
 extern const struct engine_backend engine_backend_host;

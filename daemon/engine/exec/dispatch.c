@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Dispatch: ready ops become batches (fusion.c), a batch goes to the first backend that accepts it,
- * and finished batches come back. Host memory is the only row today; a GPU worker is another row.
+ * and finished batches come back. Host memory is the only row today; a GPU worker, and a ring between
+ * nodes, are other rows.
  *
- * Batches are kept for reuse. A backend reports a batch from any thread: the main thread's own go
- * to a list that needs no lock, the others to a list under .finished_lock, with a write to our
- * eventfd because the main thread may sleep. */
+ * Batches are kept for reuse. A backend posts a batch that is over from any thread: to one list, from
+ * which the main thread takes all, and to our eventfd if the main thread may sleep. */
 #include "daemon/engine/exec/exec.h"
 
 #include "base/assert.h"
@@ -35,43 +35,34 @@ static struct engine_op *op_of(struct engine_work *work)
     return &task_of(work)->op;
 }
 
-static void batch_done(void *user, struct engine_batch *batch)
+/* Any thread. The main thread empties the list before it sleeps. So a thread wakes it only if it found
+ * the list empty; else another thread has woken it, or the main thread itself has filled the list. */
+static void post(void *user, struct engine_batch *batch)
 {
     struct engine_exec *exec = user;
+    struct engine_batch *newest = atomic_load_explicit(&exec->posted, memory_order_relaxed);
     const uint64_t one = 1;
 
-    if (batch->works[0]->in_pid)
+    if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS))
         engine_task_stop(task_of(batch->works[0]));
     /* Release, pairs with the acquire load in engine_dispatch_settle. */
     atomic_fetch_sub_explicit(&exec->executing, 1, memory_order_release);
-    if (pthread_equal(pthread_self(), exec->main_thread)) {
-        batch->next = exec->finished;
-        exec->finished = batch;
+    do {
+        batch->next = newest;
+        /* Release, pairs with the acquire in engine_dispatch_reap. */
+    } while (!atomic_compare_exchange_weak_explicit(&exec->posted, &newest, batch,
+                                                    memory_order_release, memory_order_relaxed));
+    if (newest || pthread_equal(pthread_self(), exec->main_thread))
         return;
-    }
-    pthread_mutex_lock(&exec->finished_lock);
-    batch->next = exec->finished_elsewhere;
-    exec->finished_elsewhere = batch;
-    /* Release, pairs with the acquire load in engine_dispatch_reap. */
-    atomic_fetch_add_explicit(&exec->finished_elsewhere_count, 1, memory_order_release);
-    pthread_mutex_unlock(&exec->finished_lock);
     ssize_t written = write(exec->wake_fd, &one, sizeof one);
     HVI_ASSERT(written == sizeof one);
-}
-
-static void output_late(void *user, struct engine_batch *batch, uint32_t rank)
-{
-    struct engine_exec *exec = user;
-
-    exec->calls->late(exec->user, op_of(batch->works[0]), rank);
 }
 
 int engine_dispatch_open(struct engine_exec *exec)
 {
     struct engine_backend_config config = {
         .threads = exec->threads,
-        .done = batch_done,
-        .late = output_late,
+        .post = post,
         .user = exec,
     };
 
@@ -119,24 +110,38 @@ static struct engine_batch *batch_new(struct engine_exec *exec)
     return batch;
 }
 
+static void link_running(struct engine_exec *exec, struct engine_batch *batch)
+{
+    batch->running_next = exec->running;
+    batch->running_link = &exec->running;
+    if (exec->running)
+        exec->running->running_link = &batch->running_next;
+    exec->running = batch;
+}
+
+static void unlink_running(struct engine_batch *batch)
+{
+    *batch->running_link = batch->running_next;
+    if (batch->running_next)
+        batch->running_next->running_link = batch->running_link;
+}
+
 static void fill(struct engine_exec *exec, struct engine_batch *batch,
                  struct engine_work *const *works, uint32_t count)
 {
     atomic_fetch_add_explicit(&exec->executing, 1, memory_order_relaxed);
-    batch->next = NULL;
     batch->count = count;
-    batch->memory_kind = works[0]->memory_kind;
     batch->bytes = 0;
-    batch->status = HVI_OK;
-    batch->fault = (struct engine_fault){.rank = -1};
+    batch->answer_ns = exec->answer_ns;
+    link_running(exec, batch);
     for (uint32_t i = 0; i < count; i++) {
         batch->works[i] = works[i];
         batch->bytes += works[i]->bytes;
         engine_op_set_state(op_of(works[i]), ENGINE_OP_EXECUTING, "its batch starts");
     }
-    if (!works[0]->in_pid)
+    if (!engine_work_has(works[0], ENGINE_OPERAND_PROCESS))
         return;
-    exec->foreign++;
+    exec->remote++;
     engine_task_start(task_of(works[0])); /* alone in its batch */
 }
 
@@ -148,14 +153,18 @@ static void show_start(struct engine_exec *exec, struct engine_work *const *work
 
 static void start(struct engine_exec *exec, struct engine_batch *batch)
 {
-    for (size_t i = 0; i < BACKENDS; i++) {
-        if (engine_backends[i]->accepts(batch)) {
-            engine_backends[i]->start(exec->backend_contexts[i], batch);
-            return;
-        }
+    uint32_t i = 0;
+
+    while (i < BACKENDS && !engine_backends[i]->accepts(batch))
+        i++;
+    batch->backend = i;
+    if (i < BACKENDS) {
+        engine_backends[i]->start(exec->backend_contexts[i], batch);
+        return;
     }
     batch->status = HVI_ERR_UNSUPPORTED;
-    batch_done(exec, batch);
+    batch->fault = (struct engine_fault){.rank = -1};
+    post(exec, batch);
 }
 
 static void end_works(struct engine_exec *exec, struct engine_work *const *works, uint32_t count,
@@ -213,22 +222,33 @@ void engine_dispatch_ready(struct engine_exec *exec)
     }
 }
 
+static void describe(const struct engine_batch *batch, char *text_p, size_t size)
+{
+    *text_p = '\0';
+    if (batch->status == HVI_ERR_LIMIT)
+        snprintf(text_p, size,
+                 "too many threads of the engine wait for ranks' memory that does not answer");
+    else if (batch->status != HVI_OK)
+        snprintf(text_p, size, "the backend failed: %s", hvi_status_text(batch->status));
+}
+
 static void finish(struct engine_exec *exec, struct engine_batch *batch)
 {
     char text[128];
 
-    text[0] = '\0';
-    exec->foreign -= batch->works[0]->in_pid != NULL;
-    if (batch->status == HVI_ERR_UNSUPPORTED)
-        snprintf(text, sizeof text, "no backend works on memory of kind %u", batch->memory_kind);
-    else if (batch->status == HVI_ERR_LIMIT)
-        snprintf(text, sizeof text,
-                 "too many threads of the engine wait for ranks' memory that does not answer");
-    else if (batch->status != HVI_OK)
-        snprintf(text, sizeof text, "the backend failed: %s", hvi_status_text(batch->status));
+    unlink_running(batch);
+    if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS)) { /* alone in its batch */
+        exec->remote--;
+        if (batch->status != HVI_OK)
+            engine_task_keep(task_of(batch->works[0]));
+    }
     if (batch->fault.missing != 0)
         batch->works[0]->missing = batch->fault.missing;
-    if (batch->status != HVI_OK && batch->fault.rank >= 0) /* alone in its batch */
+    describe(batch, text, sizeof text);
+    if (batch->status == HVI_ERR_CANCELLED)
+        end_works(exec, batch->works, batch->count, exec->order->broken_status,
+                  exec->order->broken_text);
+    else if (batch->status != HVI_OK && batch->fault.rank >= 0)
         exec->calls->fault(exec->user, op_of(batch->works[0]), batch->status, &batch->fault);
     else
         end_works(exec, batch->works, batch->count, batch->status, text);
@@ -236,42 +256,27 @@ static void finish(struct engine_exec *exec, struct engine_batch *batch)
     exec->free_batches = batch;
 }
 
-static void finish_list(struct engine_exec *exec, struct engine_batch *list)
+bool engine_dispatch_reap(struct engine_exec *exec)
 {
     struct engine_batch *oldest = NULL;
 
-    while (list) { /* newest first: turn it */
-        struct engine_batch *next = list->next;
-        list->next = oldest;
-        oldest = list;
-        list = next;
+    if (!atomic_load_explicit(&exec->posted, memory_order_relaxed))
+        return false;
+    /* Acquire, pairs with the release in post. */
+    struct engine_batch *newest =
+        atomic_exchange_explicit(&exec->posted, NULL, memory_order_acquire);
+    while (newest) {
+        struct engine_batch *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
     }
+    exec->order->now_ns = hvi_clock_ns();
     while (oldest) {
         struct engine_batch *next = oldest->next;
         finish(exec, oldest);
         oldest = next;
     }
-}
-
-bool engine_dispatch_reap(struct engine_exec *exec)
-{
-    struct engine_batch *mine = exec->finished;
-    struct engine_batch *others = NULL;
-
-    /* Acquire, pairs with the release in batch_done. */
-    if (atomic_load_explicit(&exec->finished_elsewhere_count, memory_order_acquire) != 0) {
-        pthread_mutex_lock(&exec->finished_lock);
-        others = exec->finished_elsewhere;
-        exec->finished_elsewhere = NULL;
-        atomic_store_explicit(&exec->finished_elsewhere_count, 0, memory_order_relaxed);
-        pthread_mutex_unlock(&exec->finished_lock);
-    }
-    if (!mine && !others)
-        return false;
-    exec->finished = NULL;
-    exec->order->now_ns = hvi_clock_ns();
-    finish_list(exec, mine);
-    finish_list(exec, others);
     return true;
 }
 
@@ -293,29 +298,32 @@ void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text
         forget_ready(exec, count);
         end_works(exec, works, count, status, text);
     }
+    HVI_ASSERT(exec->order->broken_status != HVI_OK);
+    for (struct engine_batch *batch = exec->running; batch; batch = batch->running_next) {
+        if (batch->backend < BACKENDS)
+            engine_backends[batch->backend]->cancel(exec->backend_contexts[batch->backend], batch);
+    }
 }
 
 /* ---- memory that does not answer ---- */
 
-static void watch(struct engine_exec *exec, uint64_t limit_ns)
-{
-    for (size_t i = 0; i < BACKENDS; i++)
-        engine_backends[i]->watch(exec->backend_contexts[i], limit_ns);
-}
-
 void engine_dispatch_watch(struct engine_exec *exec)
 {
-    watch(exec, exec->answer_ns);
+    for (size_t i = 0; i < BACKENDS; i++)
+        engine_backends[i]->watch(exec->backend_contexts[i]);
 }
 
 const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
                                                     struct engine_exec_cursor *cursor,
                                                     struct engine_fault *fault_p)
 {
-    for (; cursor->backend < BACKENDS; cursor->backend++, cursor->place = 0) {
-        const struct engine_batch *batch = engine_backends[cursor->backend]->silent(
-            exec->backend_contexts[cursor->backend], &cursor->place, fault_p);
-        if (batch)
+    struct engine_batch *batch = cursor->after ? cursor->after->running_next : exec->running;
+
+    for (; batch; batch = batch->running_next) {
+        cursor->after = batch;
+        if (batch->backend < BACKENDS &&
+            engine_backends[batch->backend]->silent(exec->backend_contexts[batch->backend], batch,
+                                                    fault_p))
             return op_of(batch->works[0]);
     }
     return NULL;
@@ -327,12 +335,14 @@ static void wait_for_none(struct engine_exec *exec, const _Atomic uint32_t *coun
 {
     uint64_t looked_ns = hvi_clock_ns();
 
-    /* Acquire, pairs with the releases in batch_done and engine_task_stop. */
+    /* Acquire, pairs with the releases in post and engine_task_stop. */
     while (atomic_load_explicit(count, memory_order_acquire) > 0) {
         uint64_t now_ns = hvi_clock_ns();
         if (now_ns - looked_ns >= HVI_NS_MS) {
             looked_ns = now_ns;
-            watch(exec, limit_ns);
+            for (struct engine_batch *batch = exec->running; batch; batch = batch->running_next)
+                batch->answer_ns = limit_ns;
+            engine_dispatch_watch(exec);
         }
         if (!engine_dispatch_help(exec))
             sched_yield();

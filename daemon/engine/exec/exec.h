@@ -2,8 +2,7 @@
  * The room exec/: how ready ops run. It takes them from order/'s list, puts them into batches and gives
  * these to backends; what backends have finished goes back to order/ as ops that are done.
  *
- * Engine thread, except batch_done in dispatch.c, which the backends' threads call, and the list
- * it fills. Nothing blocks unless it says so. It calls upward only through the table. */
+ * Engine thread, except post in dispatch.c, which the backends' threads call, and .posted. Nothing blocks unless it says so. It calls upward only through the table. */
 #ifndef ENGINE_EXEC_EXEC_H
 #define ENGINE_EXEC_EXEC_H
 
@@ -23,9 +22,6 @@ struct engine_exec_calls {
     /* The memory of a rank's process could not be reached. The op is the receiver's, who ends it with
      * engine_op_done now or later. */
     void (*fault)(void *user, struct engine_op *op, int status, const struct engine_fault *fault);
-    /* The op's output of this set rank may still be written to, even when the op is over: it must stay
-     * mapped. The op executes. */
-    void (*late)(void *user, struct engine_op *op, uint32_t rank);
     /* A page of memory that the engine has mapped could not be had, at this address. The op is the
      * receiver's, as above. */
     void (*missing)(void *user, struct engine_op *op, uint64_t address);
@@ -36,21 +32,20 @@ struct engine_exec {
     const struct engine_exec_calls *calls;
     void *user;
     uint32_t threads; /* that may work at once, the main thread included */
-    int wake_fd;      /* eventfd: written when a batch ends on another thread */
+    int wake_fd;      /* eventfd: written when another thread posts a batch */
     uint64_t fusion_bytes;
     uint64_t answer_ns; /* how long memory of a rank's process may take to answer */
     bool group_fusion;  /* groups may be batched with other ops */
 
     struct engine_batch *free_batches;
-    void *backend_contexts[4];  /* one per row of engine_backends */
-    _Atomic uint32_t executing; /* batches that backends have */
-    uint32_t foreign;           /* batches with foreign operands that are not completed */
+    void *backend_contexts[4];    /* one per row of engine_backends */
+    _Atomic uint32_t executing;   /* batches that backends have */
+    struct engine_batch *running; /* batches that are not completed */
+    uint32_t remote;              /* batches with remote-process operands that are not completed */
     pthread_t main_thread;
-    struct engine_batch *finished; /* by the main thread itself */
-    pthread_mutex_t finished_lock;
-    struct engine_batch *finished_elsewhere; /* under the lock */
-    /* Release by the thread that has done a batch, under the lock; acquire by engine_dispatch_reap. */
-    _Atomic uint32_t finished_elsewhere_count;
+    /* Batches that are over, newest first. Any thread adds one, release; engine_dispatch_reap takes
+     * all, acquire. */
+    struct engine_batch *_Atomic posted;
 };
 
 /* ---- dispatch.c ---- */
@@ -68,18 +63,19 @@ void engine_dispatch_ready(struct engine_exec *exec);
 bool engine_dispatch_reap(struct engine_exec *exec);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine_exec *exec);
-/* Fails works whose foreign memory has not answered for exec->answer_ns. To be called now and then
- * while there are some (.foreign). */
+/* Fails works whose remote-process memory has not answered for exec->answer_ns. To be called now and then
+ * while there are some (.remote). */
 void engine_dispatch_watch(struct engine_exec *exec);
-/* A work whose foreign memory has not answered for ENGINE_SILENT_NS, and what it waits for: the next
+/* A work whose remote-process memory has not answered for ENGINE_SILENT_NS, and what it waits for: the next
  * one from cursor {0} on. NULL: no more. */
 struct engine_exec_cursor {
-    uint32_t backend, place;
+    const struct engine_batch *after;
 };
 const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
                                                     struct engine_exec_cursor *cursor,
                                                     struct engine_fault *fault_p);
-/* Ends everything that is ready and was not started. */
+/* Ends everything that is ready and was not started, and cancels what was started: that ends as what has
+ * broken the job says. */
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
 /* Starts everything that is ready and waits until no backend works any more; memory that does not
  * answer is waited for for ENGINE_SILENT_NS. Completes nothing. */

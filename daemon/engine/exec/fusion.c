@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Fusion saves the cost of handing over, not copies: operands are already shared, so a batch is
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
- * that it can be cut into chunks, and so is one with foreign operands, so that a fault is its own, and
- * an adasum, which has scratch memory and several passes of its own. */
+ * that it can be cut into chunks, and so is one with operands that are not mapped, so that a fault is
+ * its own, and an adasum, which has scratch memory and several passes of its own. */
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
@@ -13,9 +13,14 @@ static bool is_adasum(const struct engine_work *work)
            (work->kind == HVI_KIND_ALLREDUCE || work->kind == HVI_KIND_REDUCESCATTER);
 }
 
+static bool is_mapped(const struct engine_work *work)
+{
+    return (work->kinds & ~(1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_MAPPED)) == 0;
+}
+
 static bool is_small(const struct engine_work *work)
 {
-    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && !work->in_pid && !is_adasum(work);
+    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && is_mapped(work) && !is_adasum(work);
 }
 
 uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count,
@@ -28,9 +33,7 @@ uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t cou
         return 1;
     while (taken < count && taken < ENGINE_BATCH_WORKS) {
         const struct engine_work *work = ready[taken];
-        if (!is_small(work) || work->memory_kind != ready[0]->memory_kind)
-            break;
-        if (bytes + work->bytes > batch_bytes)
+        if (!is_small(work) || bytes + work->bytes > batch_bytes)
             break;
         bytes += work->bytes;
         taken++;

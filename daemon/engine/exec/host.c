@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Host memory: the backend that works on what the engine has mapped or can reach. Small batches are
  * done where they stand; larger ones are cut into units that the pool's threads and the main thread
- * take in turn. Units with foreign operands are the pool's alone, as they may take for ever. Every unit covers a byte range of the operands of all ranks, so units share nothing
- * but inputs and the result does not depend on who did which. Only an adasum has more than one
- * round: the units are done again when all of them are over. */
+ * take in turn. Units with remote operands are the pool's alone, as they may take for ever. Every unit
+ * covers a byte range of the operands of all ranks, so units share nothing but inputs and the result
+ * does not depend on who did which. A plan is one step, one pass over the operands. Only an adasum
+ * takes several. */
 #include "daemon/engine/exec/host.h"
 
 #include "base/pages.h"
@@ -17,34 +18,61 @@
 /* Units that each thread gets of a large op, so that all end at about the same time. */
 #define UNITS_EACH 4u
 
-struct host {
-    struct engine_host_pool *pool;
-    struct engine_backend_config config;
+enum host_step {
+    STEP_WORKS, /* a unit is some of the works, whole */
+    STEP_RANGE, /* a range of the operands of the only work */
+    STEP_ADASUM,
 };
 
 static uint64_t unit_bytes(const struct engine_work *work, uint32_t threads)
 {
     uint64_t bytes = ENGINE_HOST_CHUNK_BYTES;
 
-    while (work->in_pid && bytes < ENGINE_HOST_FOREIGN_BYTES &&
+    while (engine_work_has(work, ENGINE_OPERAND_PROCESS) && bytes < ENGINE_HOST_REMOTE_BYTES &&
            work->bytes >= 2 * bytes * threads * UNITS_EACH)
         bytes *= 2;
     return bytes;
 }
 
-void engine_host_cut(struct engine_batch *batch, uint32_t threads)
+static uint32_t units_of(uint64_t all, uint64_t each)
+{
+    return all > each ? (uint32_t)((all + each - 1) / each) : 1;
+}
+
+static bool plan_adasum(struct engine_batch *batch)
 {
     const struct engine_work *work = batch->works[0];
 
-    batch->unit_bytes = unit_bytes(work, threads);
-    if (batch->count > 1)
-        batch->units = (batch->count + ENGINE_HOST_UNIT_WORKS - 1) / ENGINE_HOST_UNIT_WORKS;
-    else if (batch->state)
-        batch->units = engine_adasum_chunks(work);
-    else if (work->bytes <= batch->unit_bytes)
-        batch->units = 1;
-    else
-        batch->units = (uint32_t)((work->bytes + batch->unit_bytes - 1) / batch->unit_bytes);
+    batch->state = engine_adasum_new(work);
+    if (!batch->state)
+        return false;
+    batch->plan.count = engine_adasum_steps(work);
+    for (uint32_t i = 0; i < batch->plan.count; i++)
+        batch->plan.steps[i] =
+            (struct engine_step){.kind = STEP_ADASUM, .units = engine_adasum_chunks(work)};
+    return true;
+}
+
+/* False without memory. */
+static bool plan(struct engine_batch *batch, uint32_t threads)
+{
+    const struct engine_work *work = batch->works[0];
+    struct engine_step *step = &batch->plan.steps[0];
+
+    batch->state = NULL;
+    batch->plan.at = 0;
+    batch->plan.count = 1;
+    if (batch->count > 1) {
+        *step = (struct engine_step){.kind = STEP_WORKS,
+                                     .units = units_of(batch->count, ENGINE_HOST_UNIT_WORKS)};
+    } else if (engine_adasum_is(work)) {
+        return plan_adasum(batch);
+    } else {
+        uint64_t bytes = unit_bytes(work, threads);
+        *step = (struct engine_step){
+            .kind = STEP_RANGE, .units = units_of(work->bytes, bytes), .unit_bytes = bytes};
+    }
+    return true;
 }
 
 /* ---- a unit ---- */
@@ -104,22 +132,28 @@ static int run_works(const struct engine_host_thread *thread, const struct engin
 int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,
                          uint32_t unit, struct engine_fault *fault_p)
 {
-    if (batch->count > 1)
+    const struct engine_step *step = &batch->plan.steps[batch->plan.at];
+    struct part part = {.thread = thread, .work = batch->works[0], .fault_p = fault_p};
+
+    if (step->kind == STEP_WORKS)
         return run_works(thread, batch, unit * ENGINE_HOST_UNIT_WORKS, fault_p);
-    uint64_t first = unit * batch->unit_bytes, left = batch->works[0]->bytes - first;
-    struct part part = {.thread = thread,
-                        .adasum = batch->state,
-                        .chunk = unit,
-                        .work = batch->works[0],
-                        .first = first,
-                        .bytes = left < batch->unit_bytes ? left : batch->unit_bytes,
-                        .fault_p = fault_p};
+    if (step->kind == STEP_ADASUM) {
+        part.adasum = batch->state;
+        part.chunk = unit;
+    } else {
+        part.first = unit * step->unit_bytes;
+        part.bytes = part.work->bytes - part.first;
+        if (part.bytes > step->unit_bytes)
+            part.bytes = step->unit_bytes;
+    }
     return run_part(&part);
 }
 
-bool engine_host_next_round(struct engine_batch *batch)
+void engine_host_next_step(struct engine_batch *batch)
 {
-    return batch->state && batch->status == HVI_OK && engine_adasum_next(batch->state);
+    batch->plan.at++;
+    if (batch->plan.steps[batch->plan.at].kind == STEP_ADASUM)
+        engine_adasum_next(batch->state);
 }
 
 void engine_host_release(struct engine_batch *batch)
@@ -139,12 +173,11 @@ static uint64_t share_of(const struct engine_host_cache *cache, uint32_t threads
     return cache->bytes / sharers;
 }
 
+/* The context is the pool. */
 static int host_open(const struct engine_backend_config *config, void **context_p)
 {
-    struct host *host = calloc(1, sizeof *host);
     struct engine_host_cache cache = engine_host_cache_find(CACHES);
-    if (!host)
-        return HVI_ERR_NO_MEMORY;
+
     if (cache.bytes == 0)
         cache.bytes = CACHE_BYTES_UNKNOWN;
     const struct engine_host_thread model = {
@@ -152,33 +185,30 @@ static int host_open(const struct engine_backend_config *config, void **context_
         .stream_bytes = cache.bytes,
         .share_bytes = share_of(&cache, config->threads),
     };
-    host->config = *config;
     hvi_pages_open();
-    int status = engine_host_pool_open(config, &model, &host->pool);
-    if (status != HVI_OK) {
+    int status = engine_host_pool_open(config, &model, context_p);
+    if (status != HVI_OK)
         hvi_pages_close();
-        free(host);
-        return status;
-    }
-    *context_p = host;
-    return HVI_OK;
+    return status;
 }
 
 static bool host_close(void *context)
 {
-    struct host *host = context;
-
-    if (!host)
+    if (!context)
         return true;
-    bool ended = engine_host_pool_close(host->pool);
+    bool ended = engine_host_pool_close(context);
     hvi_pages_close();
-    free(host);
     return ended;
 }
+
+#define KINDS                                                                                      \
+    (1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_MAPPED | 1u << ENGINE_OPERAND_PROCESS)
 
 /* Nothing to move, or a kind that moves. */
 static bool accepts_work(const struct engine_work *work)
 {
+    if ((work->kinds & ~KINDS) != 0)
+        return false;
     return work->bytes == 0 || work->kind == HVI_KIND_ALLREDUCE ||
            work->kind == HVI_KIND_ALLGATHER || work->kind == HVI_KIND_BROADCAST ||
            work->kind == HVI_KIND_REDUCESCATTER || work->kind == HVI_KIND_ALLTOALL ||
@@ -189,48 +219,23 @@ static bool host_accepts(const struct engine_batch *batch)
 {
     for (uint32_t i = 0; i < batch->count; i++) {
         const struct engine_work *work = batch->works[i];
-        bool alone = work->in_pid || engine_adasum_is(work);
+        bool alone = engine_work_has(work, ENGINE_OPERAND_PROCESS) || engine_adasum_is(work);
         if (!accepts_work(work) || (alone && batch->count > 1))
             return false;
     }
-    return batch->memory_kind == ENGINE_MEMORY_HOST;
+    return true;
 }
 
 static void host_start(void *context, struct engine_batch *batch)
 {
-    struct host *host = context;
-
-    batch->status = HVI_OK;
     batch->fault = (struct engine_fault){.rank = -1};
-    batch->state = NULL;
-    if (engine_adasum_is(batch->works[0])) {
-        batch->state = engine_adasum_new(batch->works[0]);
-        if (!batch->state) {
-            batch->status = HVI_ERR_NO_MEMORY;
-            host->config.done(host->config.user, batch);
-            return;
-        }
-    }
-    if (batch->works[0]->in_pid || batch->bytes > ENGINE_HOST_INLINE_BYTES)
-        engine_host_pool_submit(host->pool, batch);
+    batch->over = true; /* unless the pool takes it */
+    batch->status = plan(batch, engine_host_pool_threads(context)) ? HVI_OK : HVI_ERR_NO_MEMORY;
+    if (batch->status == HVI_OK && (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS) ||
+                                    batch->bytes > ENGINE_HOST_INLINE_BYTES))
+        engine_host_pool_submit(context, batch);
     else
-        engine_host_pool_run(host->pool, batch);
-}
-
-static bool host_help(void *context)
-{
-    return engine_host_pool_help(((struct host *)context)->pool);
-}
-
-static void host_watch(void *context, uint64_t limit_ns)
-{
-    engine_host_pool_watch(((struct host *)context)->pool, limit_ns);
-}
-
-static const struct engine_batch *host_silent(void *context, uint32_t *cursor_p,
-                                              struct engine_fault *fault_p)
-{
-    return engine_host_pool_silent(((struct host *)context)->pool, cursor_p, fault_p);
+        engine_host_pool_run(context, batch);
 }
 
 const struct engine_backend engine_backend_host = {
@@ -239,7 +244,8 @@ const struct engine_backend engine_backend_host = {
     .close = host_close,
     .accepts = host_accepts,
     .start = host_start,
-    .help = host_help,
-    .watch = host_watch,
-    .silent = host_silent,
+    .help = engine_host_pool_help,
+    .cancel = engine_host_pool_cancel,
+    .watch = engine_host_pool_watch,
+    .silent = engine_host_pool_silent,
 };

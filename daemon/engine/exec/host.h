@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The parts of the host-memory backend: host.c cuts a batch into units and knows who may do them,
- * host_pool.c who does them, host_move.c what a unit moves, host_foreign.c how memory that is not
- * mapped is reached, host_adasum.c the one reduction that needs several rounds, host_cache.c how much
- * memory is near. */
+ * The parts of the host-memory backend: host.c plans a batch and knows who may do its units,
+ * host_pool.c who does them, host_move.c what a unit moves, host_process.c how memory that is not
+ * mapped is reached, host_adasum.c the one reduction that needs several steps, host_cache.c how much
+ * memory is near. A remote operand is one in remote-process memory. */
 #ifndef ENGINE_HOST_H
 #define ENGINE_HOST_H
 
@@ -16,16 +16,16 @@
 #define ENGINE_HOST_INLINE_BYTES (64u * 1024u)
 /* A large op is cut into units of this many bytes of each operand. */
 #define ENGINE_HOST_CHUNK_BYTES (256u * 1024u)
-/* With foreign operands up to this many, as long as every thread gets some: a transfer costs 4 us
+/* With remote operands up to this many, as long as every thread gets some: a transfer costs 4 us
  * before its first byte. */
-#define ENGINE_HOST_FOREIGN_BYTES (1024u * 1024u)
+#define ENGINE_HOST_REMOTE_BYTES (1024u * 1024u)
 /* A fused batch is cut into pieces of this many ops. */
 #define ENGINE_HOST_UNIT_WORKS 16u
-/* What a thread has for foreign operands: pieces of all ranks. Whole huge pages. */
+/* What a thread has for remote operands: pieces of all ranks. Whole huge pages. */
 #define ENGINE_HOST_BUFFER_BYTES (6u * 1024u * 1024u)
 
-/* The transfer of foreign memory that a worker waits for, as the watching thread sees it. The worker
- * writes the others while .since_ns is 0. */
+/* The transfer of remote-process memory that a worker waits for, as the watching thread sees it. The
+ * worker writes the others while .since_ns is 0. */
 struct engine_host_transfer {
     /* When it began; 0: there is none; ENGINE_HOST_LOST: it was given up. The worker and the watching
      * thread decide by compare-and-swap which of them goes on with the batch. */
@@ -44,24 +44,21 @@ struct engine_host_transfer {
 /* What a thread brings along. */
 struct engine_host_thread {
     const struct hvi_kernels *kernels;
-    struct engine_host_transfer *transfer; /* NULL: this thread must not touch foreign operands */
-    unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only foreign operands and adasum touch it */
+    struct engine_host_transfer *transfer; /* NULL: this thread must not touch remote operands */
+    unsigned char *buffer; /* ENGINE_HOST_BUFFER_BYTES; only remote operands and adasum touch it */
     uint64_t stream_bytes; /* a copy of more than this goes past the caches */
     uint64_t share_bytes;  /* of the last-level cache, this thread's share */
 };
 
 /* ---- host.c ---- */
 
-/* Sets the number of units, at least 1, that the batch is cut into in each round, and their size. */
-void engine_host_cut(struct engine_batch *batch, uint32_t threads);
-/* Does one unit. Units of a batch are independent of each other. Any thread. HVI_OK, or how the
- * batch fails; *fault_p is written only then. */
+/* Does one unit of the step that the plan is at. Any thread. HVI_OK, or how the batch fails; *fault_p is
+ * written only then. */
 int engine_host_run_unit(const struct engine_host_thread *thread, const struct engine_batch *batch,
                          uint32_t unit, struct engine_fault *fault_p);
-/* After the last unit: true if the units are to be done once more, for the next round. One thread,
- * between rounds. */
-bool engine_host_next_round(struct engine_batch *batch);
-/* Lets go of what the batch held while it ran. Before done(). */
+/* Prepares the next step of the plan and goes there. One thread, when all units of a step are over. */
+void engine_host_next_step(struct engine_batch *batch);
+/* Lets go of what the batch held while it ran. Before post(). */
 void engine_host_release(struct engine_batch *batch);
 
 /* ---- host_move.c ---- */
@@ -76,19 +73,11 @@ int engine_host_emit(const struct engine_host_thread *thread, const struct engin
                      uint64_t first, uint64_t bytes, const void *result,
                      struct engine_fault *fault_p);
 
-/* ---- host_foreign.c ---- */
+/* ---- host_process.c ---- */
 
-static inline bool engine_host_in_is_foreign(const struct engine_work *work, uint32_t rank)
-{
-    return work->in_pid && work->in_pid[rank] != 0;
-}
-
-static inline bool engine_host_out_is_foreign(const struct engine_work *work, uint32_t rank)
-{
-    return work->out_pid && work->out_pid[rank] != 0;
-}
-
-/* Bytes [at, at + bytes) of a foreign operand. Blocks for as long as the owner's memory takes to
+/* False: the process has ended, or its memory is not touched any more. */
+bool engine_host_process_lives(const struct engine_process *process);
+/* Bytes [at, at + bytes) of a remote operand. Blocks for as long as the owner's memory takes to
  * be there; if it was given up meanwhile, the thread ends instead of returning. The local end is the
  * thread's buffer, or, when read, the mapped output of the same rank. */
 int engine_host_read(const struct engine_host_thread *thread, const struct engine_work *work,
@@ -116,35 +105,36 @@ bool engine_adasum_is(const struct engine_work *work);
 /* NULL without memory. */
 struct engine_adasum *engine_adasum_new(const struct engine_work *work);
 void engine_adasum_free(struct engine_adasum *adasum);
-/* Chunks, each of which is a unit in every round. Pure. */
+/* Chunks, each of which is a unit in every step. Pure. */
 uint32_t engine_adasum_chunks(const struct engine_work *work);
+/* How many steps it takes. Pure. */
+uint32_t engine_adasum_steps(const struct engine_work *work);
 int engine_adasum_run(const struct engine_host_thread *thread, struct engine_adasum *adasum,
                       uint32_t chunk, struct engine_fault *fault_p);
-/* As engine_host_next_round. */
-bool engine_adasum_next(struct engine_adasum *adasum);
+/* Prepares the next step. One thread, between steps. */
+void engine_adasum_next(struct engine_adasum *adasum);
 
 /* ---- host_pool.c ---- */
 
-struct engine_host_pool;
-
-/* Starts .threads threads: .threads - 1 that do any unit, beside the caller of engine_host_pool_help,
- * and one in its place for units with foreign operands. `model` is every thread's, but for buffer and
- * transfer. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
+/* Starts as many threads as `config` says: all but one do any unit, beside the caller of
+ * engine_host_pool_help, and one in its place does units with remote operands. `model` is every thread's,
+ * but for buffer and transfer. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
 int engine_host_pool_open(const struct engine_backend_config *config,
-                          const struct engine_host_thread *model, struct engine_host_pool **pool_p);
-/* Finishes what is queued, gives up what does not answer, joins the threads, frees. NULL is fine. False: as
+                          const struct engine_host_thread *model, void **pool_p);
+/* Finishes what is queued, gives up what does not answer, joins the threads, frees. False: as
  * struct engine_backend says. */
-bool engine_host_pool_close(struct engine_host_pool *pool);
-/* Queues a batch. */
-void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch);
-/* Does one unit without foreign operands on the calling thread; false when none was left to take. */
-bool engine_host_pool_help(struct engine_host_pool *pool);
-/* Does the whole batch, without foreign operands, on the calling thread, which is the one that helps. */
-void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch);
+bool engine_host_pool_close(void *pool);
+uint32_t engine_host_pool_threads(const void *pool);
+/* Queues a batch, which has a plan. */
+void engine_host_pool_submit(void *pool, struct engine_batch *batch);
+/* Does the whole batch, without remote operands, on the calling thread, which is the one that helps; one
+ * that has failed is only posted. */
+void engine_host_pool_run(void *pool, struct engine_batch *batch);
 /* As struct engine_backend says. */
-void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns);
-const struct engine_batch *engine_host_pool_silent(struct engine_host_pool *pool,
-                                                   uint32_t *cursor_p,
-                                                   struct engine_fault *fault_p);
+bool engine_host_pool_help(void *pool);
+void engine_host_pool_cancel(void *pool, struct engine_batch *batch);
+void engine_host_pool_watch(void *pool);
+bool engine_host_pool_silent(void *pool, const struct engine_batch *batch,
+                             struct engine_fault *fault_p);
 
 #endif

@@ -8,7 +8,7 @@
  *     stage 2   0123------------45           the last stage writes the outputs
  *
  * A stage needs the dot products of whole vectors before its first element, so an op takes one
- * round more than it has stages: round 0 is the dot products of stage 0; round k combines what
+ * step more than it has stages: step 0 is the dot products of stage 0; step k combines what
  * stage k-1 said and takes the dot products of stage k on the way.
  *
  * Vectors are cut into chunks of CHUNK elements, whoever does them. A chunk's share of a product is
@@ -43,14 +43,13 @@ struct engine_adasum {
     const struct engine_work *work;
     uint64_t count; /* elements */
     uint32_t chunks;
-    uint32_t round;
     size_t scratch_size; /* of an element: float or double */
-    /* Of the stage that is combined in this round: a[i], b[i] -> into[i], in double. */
+    /* Of the stage that is combined in this step: a[i], b[i] -> into[i], in double. */
     uint32_t pairs;
     struct vector *a, *b, *into;
     double (*factors)[2];
     bool last;
-    /* Of the stage whose dot products are taken in this round. */
+    /* Of the stage whose dot products are taken in this step. */
     uint32_t next_pairs;
     /* The vectors there are after `pairs` of them were combined. */
     struct vector *vectors;
@@ -68,7 +67,7 @@ static uint32_t present(const struct engine_work *work)
     uint32_t count = 0;
 
     for (uint32_t i = 0; i < work->ranks; i++)
-        count += work->in[i] != NULL;
+        count += work->in[i].kind != ENGINE_OPERAND_NONE;
     return count;
 }
 
@@ -89,6 +88,8 @@ uint32_t engine_adasum_chunks(const struct engine_work *work)
     return (uint32_t)((count_of(work) + CHUNK - 1) / CHUNK);
 }
 
+_Static_assert(HVI_RANKS_MAX <= 1u << (ENGINE_PLAN_STEPS - 2), "the dots, a fold, and halvings");
+
 /* The fold brings the count down to a power of two, later stages halve it. */
 static uint32_t pairs_among(uint32_t vectors)
 {
@@ -97,6 +98,15 @@ static uint32_t pairs_among(uint32_t vectors)
     while (power * 2 <= vectors)
         power *= 2;
     return power == vectors ? vectors / 2 : vectors - power;
+}
+
+uint32_t engine_adasum_steps(const struct engine_work *work)
+{
+    uint32_t steps = 1;
+
+    for (uint32_t vectors = present(work); vectors > 1; vectors -= pairs_among(vectors))
+        steps++;
+    return steps;
 }
 
 static bool allocate(struct engine_adasum *adasum, uint32_t members)
@@ -131,7 +141,7 @@ struct engine_adasum *engine_adasum_new(const struct engine_work *work)
         return NULL;
     }
     for (uint32_t i = 0; i < work->ranks; i++) {
-        if (work->in[i])
+        if (work->in[i].kind != ENGINE_OPERAND_NONE)
             adasum->vectors[adasum->vector_count++].index = i;
     }
     adasum->next_pairs = pairs_among(adasum->vector_count);
@@ -181,12 +191,10 @@ static struct vector place_for(struct engine_adasum *adasum, struct vector a, st
     return (struct vector){.scratch = true, .index = adasum->scratch_count++};
 }
 
-bool engine_adasum_next(struct engine_adasum *adasum)
+void engine_adasum_next(struct engine_adasum *adasum)
 {
     uint32_t pairs = adasum->next_pairs, left = adasum->vector_count - pairs;
 
-    if (adasum->last)
-        return false;
     adasum->last = adasum->vector_count == 2;
     adasum->pairs = pairs;
     for (uint32_t i = 0; i < pairs; i++) {
@@ -201,8 +209,6 @@ bool engine_adasum_next(struct engine_adasum *adasum)
     memcpy(adasum->vectors, adasum->into, pairs * sizeof *adasum->vectors);
     adasum->vector_count = left;
     adasum->next_pairs = adasum->last ? 0 : pairs_among(left);
-    adasum->round++;
-    return true;
 }
 
 /* ---- a chunk ---- */
@@ -235,8 +241,8 @@ static int look(const struct chunk *chunk, struct vector vector, uint32_t slot, 
     view_p->scratch = vector.scratch;
     if (vector.scratch) {
         view_p->data = scratch_at(chunk->adasum, vector.index, chunk->first);
-    } else if (!engine_host_in_is_foreign(work, vector.index)) {
-        view_p->data = (const unsigned char *)work->in[vector.index] + chunk->first * size;
+    } else if (work->in[vector.index].kind == ENGINE_OPERAND_MAPPED) {
+        view_p->data = (const unsigned char *)work->in[vector.index].address + chunk->first * size;
     } else {
         view_p->data = place;
         return engine_host_read(chunk->thread, work, vector.index, chunk->first * size, place,

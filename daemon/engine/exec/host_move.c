@@ -4,11 +4,11 @@
  *   reduce  one range of the inputs of all members, to the same range of some outputs
  *   spread  one range of one member's input to a range of some outputs
  *
- * and both reach a foreign operand through the thread's buffer: they go in pieces that stay in the
+ * and both reach a remote operand through the thread's buffer: they go in pieces that stay in the
  * thread's own cache, so that main memory sees each byte of an operand once each way. A transfer
  * may have to be given up and may still come back, which must hurt no other rank: so the buffer is the only
- * local end of a transfer but for one. A foreign input of an allreduce whose rank's output is mapped needs no
- * buffer: it is read to where the result will be.
+ * local end of a transfer but for one. A remote-process input of an allreduce whose
+ * rank's output is mapped needs no buffer: it is read to where the result will be.
  *
  *      in[0] --read--> slot 0 \
  *      in[1] (mapped) -------- reduce --> slot 0 --write--> out[0]
@@ -55,20 +55,25 @@ struct targets {
     uint64_t at; /* in those outputs */
 };
 
-static uint32_t count_foreign(const struct engine_work *work)
+static bool is_remote(const struct engine_work *work)
+{
+    return engine_work_has(work, ENGINE_OPERAND_PROCESS);
+}
+
+static uint32_t count_remote(const struct engine_work *work)
 {
     uint32_t count = 0;
 
     for (uint32_t i = 0; i < work->ranks; i++)
-        count += engine_host_in_is_foreign(work, i) && work->in[i];
+        count += work->in[i].kind == ENGINE_OPERAND_PROCESS;
     return count;
 }
 
-/* How much of each of `foreign` operands goes at a time, if it is `bytes` altogether. */
-static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t foreign,
+/* How much of each of `remote` operands goes at a time, if it is `bytes` altogether. */
+static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t remote,
                             uint64_t bytes)
 {
-    uint64_t slots = foreign > 0 ? foreign : 1;
+    uint64_t slots = remote > 0 ? remote : 1;
     uint64_t most = ENGINE_HOST_BUFFER_BYTES / slots - SLOT_SKEW;
     uint64_t share = thread->share_bytes / 4 / slots;
 
@@ -79,14 +84,13 @@ static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t fo
     return pieces > 1 ? (bytes / pieces + 63) / 64 * 64 : bytes;
 }
 
-/* Where a foreign input of an allreduce goes without a slot: to its rank's own output, which is about to
- * be written anyway. NULL when that is not mapped. */
+/* Where a remote input of an allreduce goes without a slot: to its rank's own output, which is about
+ * to be written anyway. NULL when that is not mapped. */
 static void *place_in_output(const struct engine_work *work, uint32_t rank, uint64_t at)
 {
-    if (work->kind != HVI_KIND_ALLREDUCE || !work->out[rank] ||
-        engine_host_out_is_foreign(work, rank))
+    if (work->kind != HVI_KIND_ALLREDUCE || work->out[rank].kind != ENGINE_OPERAND_MAPPED)
         return NULL;
-    return (char *)work->out[rank] + at;
+    return (char *)work->out[rank].address + at;
 }
 
 static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
@@ -96,12 +100,11 @@ static int collect_inputs(const struct engine_host_thread *thread, const struct 
     unsigned char *slot = thread->buffer;
 
     for (uint32_t i = 0; i < work->ranks; i++) {
-        if (!work->in[i])
+        const struct engine_operand *operand = &work->in[i];
+        if (operand->kind == ENGINE_OPERAND_MAPPED)
+            piece->in[piece->ins++] = (const char *)operand->address + at;
+        if (operand->kind != ENGINE_OPERAND_PROCESS)
             continue;
-        if (!engine_host_in_is_foreign(work, i)) {
-            piece->in[piece->ins++] = (const char *)work->in[i] + at;
-            continue;
-        }
         void *place = place_in_output(work, i, at);
         if (!place) {
             place = slot;
@@ -115,31 +118,29 @@ static int collect_inputs(const struct engine_host_thread *thread, const struct 
     return HVI_OK;
 }
 
-/* True if some are foreign. */
+/* True if some are remote. */
 static bool collect_outputs(const struct engine_work *work, const struct targets *targets,
                             struct piece *piece)
 {
-    bool foreign = false;
+    bool remote = false;
 
     for (uint32_t i = targets->to; i < targets->to_end; i++) {
-        if (!work->out[i])
-            continue;
-        if (engine_host_out_is_foreign(work, i))
-            foreign = true;
-        else
-            piece->out[piece->outs++] = (char *)work->out[i] + targets->at;
+        const struct engine_operand *operand = &work->out[i];
+        if (operand->kind == ENGINE_OPERAND_MAPPED)
+            piece->out[piece->outs++] = (char *)operand->address + targets->at;
+        remote = remote || operand->kind == ENGINE_OPERAND_PROCESS;
     }
-    return foreign;
+    return remote;
 }
 
-static int write_foreign(const struct engine_host_thread *thread, const struct engine_work *work,
-                         const struct targets *targets, const void *from, uint64_t bytes,
-                         struct engine_fault *fault_p)
+static int write_remote(const struct engine_host_thread *thread, const struct engine_work *work,
+                        const struct targets *targets, const void *from, uint64_t bytes,
+                        struct engine_fault *fault_p)
 {
     int status = HVI_OK;
 
     for (uint32_t i = targets->to; i < targets->to_end && status == HVI_OK; i++) {
-        if (work->out[i] && engine_host_out_is_foreign(work, i))
+        if (work->out[i].kind == ENGINE_OPERAND_PROCESS)
             status = engine_host_write(thread, work, i, targets->at, from, bytes, fault_p);
     }
     return status;
@@ -156,8 +157,8 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
     int status = collect_inputs(thread, work, at, bytes, slot_bytes, &piece, fault_p);
     if (status != HVI_OK)
         return status;
-    bool foreign = collect_outputs(work, targets, &piece);
-    if (foreign)
+    bool remote = collect_outputs(work, targets, &piece);
+    if (remote)
         piece.out[piece.outs++] = result;
     if (piece.outs == 0)
         return HVI_OK;
@@ -174,7 +175,7 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
     };
     HVI_ASSERT(piece.ins > 0);
     thread->kernels->reduce(&reduce, 0, bytes / hvi_dtype_bytes(work->dtype));
-    return foreign ? write_foreign(thread, work, targets, result, bytes, fault_p) : HVI_OK;
+    return remote ? write_remote(thread, work, targets, result, bytes, fault_p) : HVI_OK;
 }
 
 /* Bytes [at, at + bytes) of the inputs. */
@@ -182,7 +183,7 @@ static int reduce_range(const struct engine_host_thread *thread, const struct en
                         uint64_t at, uint64_t bytes, struct targets targets,
                         struct engine_fault *fault_p)
 {
-    uint64_t most = work->in_pid ? piece_bytes(thread, count_foreign(work), bytes) : bytes;
+    uint64_t most = is_remote(work) ? piece_bytes(thread, count_remote(work), bytes) : bytes;
     int status = HVI_OK;
 
     while (bytes > 0 && status == HVI_OK) {
@@ -206,9 +207,11 @@ struct source {
 static bool in_place(const struct engine_work *work, const struct source *source,
                      const struct targets *targets, uint32_t to)
 {
-    return (const char *)work->in[source->from] + source->at ==
-               (const char *)work->out[to] + targets->at &&
-           (!work->in_pid || work->in_pid[source->from] == work->out_pid[to]);
+    const struct engine_operand *in = &work->in[source->from], *out = &work->out[to];
+
+    return (const char *)in->address + source->at == (const char *)out->address + targets->at &&
+           in->kind == out->kind &&
+           (in->kind == ENGINE_OPERAND_MAPPED || in->process == out->process);
 }
 
 /* The source's bytes lie at `data`. */
@@ -220,22 +223,22 @@ static int spread_mapped(const struct engine_host_thread *thread, const struct e
     int status = HVI_OK;
 
     for (uint32_t to = targets->to; to < targets->to_end && status == HVI_OK; to++) {
-        if (!work->out[to] || in_place(work, source, targets, to))
+        const struct engine_operand *operand = &work->out[to];
+        if (operand->kind == ENGINE_OPERAND_NONE || in_place(work, source, targets, to))
             continue;
-        if (engine_host_out_is_foreign(work, to))
+        if (operand->kind == ENGINE_OPERAND_PROCESS)
             status = engine_host_write(thread, work, to, targets->at, data, bytes, fault_p);
         else
-            thread->kernels->copy((char *)work->out[to] + targets->at, data, bytes, stream);
+            thread->kernels->copy((char *)operand->address + targets->at, data, bytes, stream);
     }
     return status;
 }
 
-static bool writes_foreign(const struct engine_work *work, const struct source *source,
-                           const struct targets *targets)
+static bool writes_remote(const struct engine_work *work, const struct source *source,
+                          const struct targets *targets)
 {
     for (uint32_t to = targets->to; to < targets->to_end; to++) {
-        if (work->out[to] && engine_host_out_is_foreign(work, to) &&
-            !in_place(work, source, targets, to))
+        if (work->out[to].kind == ENGINE_OPERAND_PROCESS && !in_place(work, source, targets, to))
             return true;
     }
     return false;
@@ -245,16 +248,18 @@ static int spread_piece(const struct engine_host_thread *thread, const struct en
                         const struct source *source, uint64_t bytes, const struct targets *targets,
                         struct engine_fault *fault_p)
 {
-    const void *data = (const char *)work->in[source->from] + source->at;
+    const struct engine_operand *in = &work->in[source->from];
+    const void *data = (const char *)in->address + source->at;
     int status = HVI_OK;
 
-    if (engine_host_in_is_foreign(work, source->from)) {
-        if (targets->to_end == targets->to + 1 && !work->out[targets->to])
+    if (in->kind == ENGINE_OPERAND_PROCESS) {
+        if (targets->to_end == targets->to + 1 &&
+            work->out[targets->to].kind == ENGINE_OPERAND_NONE)
             return HVI_OK;
         status = engine_host_read(thread, work, source->from, source->at, thread->buffer, bytes,
                                   fault_p);
         data = thread->buffer;
-    } else if (writes_foreign(work, source, targets)) {
+    } else if (writes_remote(work, source, targets)) {
         thread->kernels->copy(thread->buffer, data, bytes, false);
         data = thread->buffer;
     }
@@ -269,10 +274,10 @@ static uint64_t spread_bytes(const struct engine_host_thread *thread,
 {
     uint32_t places = 0;
 
-    if (work->in_pid)
+    if (is_remote(work))
         return piece_bytes(thread, 1, bytes);
     for (uint32_t to = targets->to; to < targets->to_end; to++)
-        places += work->out[to] && !in_place(work, source, targets, to);
+        places += work->out[to].kind != ENGINE_OPERAND_NONE && !in_place(work, source, targets, to);
     if (places <= 1)
         return bytes;
     return streams(thread, work) ? SPREAD_STREAM_BYTES : SPREAD_BYTES;
@@ -334,7 +339,7 @@ static int move_scatter(const struct engine_host_thread *thread, const struct en
     struct range part;
 
     for (uint32_t to = 0; to < work->ranks && status == HVI_OK; to++) {
-        if (work->out[to] && overlap(range, at, work->sizes[to], &part))
+        if (work->out[to].kind != ENGINE_OPERAND_NONE && overlap(range, at, work->sizes[to], &part))
             status = reduce_range(thread, work, part.first, part.end - part.first,
                                   (struct targets){to, to + 1, part.first - at}, fault_p);
         at += work->sizes[to];
@@ -371,7 +376,7 @@ static int move_send(const struct engine_host_thread *thread, const struct engin
 {
     uint32_t to = 0;
 
-    while (!work->out[to])
+    while (work->out[to].kind == ENGINE_OPERAND_NONE)
         to++;
     return spread_range(thread, work, (struct source){(uint32_t)work->root, first}, bytes,
                         (struct targets){to, to + 1, first}, fault_p);
@@ -409,10 +414,10 @@ static int emit_to(const struct engine_host_thread *thread, const struct engine_
                    struct engine_fault *fault_p)
 {
     for (uint32_t i = targets->to; i < targets->to_end; i++) {
-        if (work->out[i] && !engine_host_out_is_foreign(work, i))
-            thread->kernels->copy((char *)work->out[i] + targets->at, result, bytes, false);
+        if (work->out[i].kind == ENGINE_OPERAND_MAPPED)
+            thread->kernels->copy((char *)work->out[i].address + targets->at, result, bytes, false);
     }
-    return write_foreign(thread, work, targets, result, bytes, fault_p);
+    return write_remote(thread, work, targets, result, bytes, fault_p);
 }
 
 int engine_host_emit(const struct engine_host_thread *thread, const struct engine_work *work,

@@ -6,20 +6,21 @@
  *
  * One mutex guards the queue and the counters; it is taken twice per piece of some 50 microseconds,
  * and nothing runs under it. A batch leaves the queue when its last piece is taken and is reported
- * by whoever finishes the last piece, unless it has another round to go: then it comes back to the
+ * by whoever finishes the last piece, unless it has another step to go: then it comes back to the
  * front. The main thread takes pieces too while it has nothing better to do, which saves waking and
- * sleeping it, but none with foreign operands; one worker takes only such, in its place.
+ * sleeping it, but none with remote operands; one worker takes only such, in its place.
  *
- * Foreign memory may not answer (host_foreign.c says why). The main thread looks at the workers now and
- * then, and counts the time from look to look: an engine that stood still itself blames no memory.
+ * Remote-process memory may not answer (host_process.c says why). The main thread looks at the workers
+ * now and then, and counts the time from look to look: an engine that stood still itself blames no
+ * memory.
  *
  *     after ENGINE_SILENT_NS   the worker is silent: no further piece of its batch is begun, and
  *                              another worker takes its place. If it comes back, it finishes its
  *                              piece and ends.
- *     after the limit          the worker is lost: the batch fails without it. If it comes back, it
+ *     after .answer_ns         the worker is lost: the batch fails without it. If it comes back, it
  *                              ends at once; the end of the process ends it otherwise.
  *
- * There are at most AWAY_MAX workers that have been replaced and have not ended; then foreign batches
+ * There are at most AWAY_MAX workers that have been replaced and have not ended; then remote batches
  * fail until one ends. They also fail while every worker waits and no thread can be started. */
 #include "daemon/engine/exec/host.h"
 
@@ -46,7 +47,7 @@ struct worker {
     struct engine_host_thread own;
     struct engine_host_transfer transfer;
     pthread_t thread;
-    bool foreign_only; /* takes nothing else */
+    bool remote_only; /* takes nothing else */
     /* Under the lock. */
     struct engine_batch *batch; /* a piece of which it does; NULL: none, or the worker is lost */
     bool silent;                /* counted in the batch's .units_silent */
@@ -58,13 +59,13 @@ struct worker {
 
 struct engine_host_pool {
     pthread_mutex_t lock;
-    pthread_cond_t work;         /* for the workers that take everything */
-    pthread_cond_t foreign_work; /* for the others */
+    pthread_cond_t work;        /* for the workers that take everything */
+    pthread_cond_t remote_work; /* for the others */
     struct engine_batch *head, *tail;
     bool closing;
-    /* Batches in the queue that have no foreign operands: written under the lock, looked at without. */
+    /* Batches in the queue without remote operands: written under the lock, looked at without. */
     _Atomic uint32_t queued;
-    uint32_t running; /* batches not reported done */
+    uint32_t running; /* batches not posted */
     struct engine_backend_config config;
     struct worker helper;   /* for help() and run(): the main thread */
     struct worker *workers; /* the main thread's */
@@ -79,9 +80,15 @@ static bool is_full(const struct engine_host_pool *pool)
     return pool->away == pool->config.threads + AWAY_MAX;
 }
 
-static bool is_foreign(const struct engine_batch *batch)
+static bool is_remote(const struct engine_batch *batch)
 {
-    return batch->works[0]->in_pid != NULL;
+    return engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS);
+}
+
+/* Of the step that it is at. */
+static uint32_t units_of(const struct engine_batch *batch)
+{
+    return batch->plan.steps[batch->plan.at].units;
 }
 
 /* ---- the queue ---- */
@@ -98,15 +105,15 @@ static void unqueue(struct engine_host_pool *pool, struct engine_batch *batch)
     *link = batch->next;
     if (pool->tail == batch)
         pool->tail = before;
-    if (!is_foreign(batch))
+    if (!is_remote(batch))
         atomic_fetch_sub_explicit(&pool->queued, 1, memory_order_relaxed);
 }
 
 static bool may_take(const struct worker *self, const struct engine_batch *batch)
 {
-    if (is_foreign(batch))
+    if (is_remote(batch))
         return self->own.transfer && batch->units_silent == 0 && !is_full(self->pool);
-    return !self->foreign_only;
+    return !self->remote_only;
 }
 
 /* Lock held. */
@@ -119,7 +126,7 @@ static struct engine_batch *take_unit(struct worker *self, uint32_t *unit_p)
     if (!batch)
         return NULL;
     *unit_p = batch->units_taken++;
-    if (batch->units_taken == batch->units)
+    if (batch->units_taken == units_of(batch))
         unqueue(self->pool, batch);
     return batch;
 }
@@ -127,47 +134,54 @@ static struct engine_batch *take_unit(struct worker *self, uint32_t *unit_p)
 /* Lock held. */
 static void wake(struct engine_host_pool *pool, const struct engine_batch *batch)
 {
-    if (is_foreign(batch))
-        pthread_cond_signal(&pool->foreign_work);
-    if (batch->units > 1)
+    if (is_remote(batch))
+        pthread_cond_signal(&pool->remote_work);
+    if (units_of(batch) > 1)
         pthread_cond_broadcast(&pool->work);
     else
         pthread_cond_signal(&pool->work);
 }
 
-/* Lock held. In front: it was there before, and may have another round to go. */
+/* Lock held. In front: it was there before. */
 static void queue_first(struct engine_host_pool *pool, struct engine_batch *batch)
 {
     batch->units_taken = 0;
-    batch->units_left = batch->units;
+    batch->units_left = units_of(batch);
     batch->next = pool->head;
     pool->head = batch;
     if (!pool->tail)
         pool->tail = batch;
-    if (!is_foreign(batch))
+    if (!is_remote(batch))
         atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
     wake(pool, batch);
 }
 
-/* Lock held on entry and on return. The last unit of a round is over and nobody else has to do with
- * the batch. */
-static void end_round(struct engine_host_pool *pool, struct engine_batch *batch)
+static bool has_next_step(const struct engine_batch *batch)
 {
-    pthread_mutex_unlock(&pool->lock);
-    bool more = engine_host_next_round(batch);
-    if (!more)
-        engine_host_release(batch);
-    pthread_mutex_lock(&pool->lock);
-    if (more) {
-        queue_first(pool, batch);
-        return;
+    return batch->status == HVI_OK && batch->plan.at + 1 < batch->plan.count;
+}
+
+/* Lock held on entry and on return. The last unit of a step is over and nobody else has to do with
+ * the batch, but for engine_host_pool_cancel. */
+static void end_step(struct engine_host_pool *pool, struct engine_batch *batch)
+{
+    if (has_next_step(batch)) {
+        pthread_mutex_unlock(&pool->lock);
+        engine_host_next_step(batch);
+        pthread_mutex_lock(&pool->lock);
+        if (batch->status == HVI_OK) {
+            queue_first(pool, batch);
+            return;
+        }
     }
+    batch->over = true;
     if (--pool->running == 0 && pool->closing) {
         pthread_cond_broadcast(&pool->work);
-        pthread_cond_broadcast(&pool->foreign_work);
+        pthread_cond_broadcast(&pool->remote_work);
     }
     pthread_mutex_unlock(&pool->lock);
-    pool->config.done(pool->config.user, batch);
+    engine_host_release(batch);
+    pool->config.post(pool->config.user, batch);
     pthread_mutex_lock(&pool->lock);
 }
 
@@ -179,16 +193,16 @@ static void fail(struct engine_host_pool *pool, struct engine_batch *batch, int 
         return;
     batch->status = status;
     batch->fault = *fault;
-    if (batch->units_taken == batch->units)
+    if (batch->units_taken == units_of(batch))
         return;
     unqueue(pool, batch);
-    batch->units_left -= batch->units - batch->units_taken;
-    batch->units_taken = batch->units;
+    batch->units_left -= units_of(batch) - batch->units_taken;
+    batch->units_taken = units_of(batch);
 }
 
 /* ---- a worker ---- */
 
-/* Lock held. The worker has come back from foreign memory, perhaps late. */
+/* Lock held. The worker has come back from remote-process memory, perhaps late. */
 static void come_back(struct worker *self, struct engine_batch *batch)
 {
     self->batch = NULL;
@@ -215,7 +229,7 @@ static void run_unit(struct worker *self, struct engine_batch *batch, uint32_t u
             fail(pool, batch, status, &fault);
     }
     if (--batch->units_left == 0)
-        end_round(pool, batch);
+        end_step(pool, batch);
 }
 
 static void do_units(struct worker *self)
@@ -231,7 +245,7 @@ static void do_units(struct worker *self)
         else if (pool->closing && pool->running == 0)
             break;
         else
-            pthread_cond_wait(self->foreign_only ? &pool->foreign_work : &pool->work, &pool->lock);
+            pthread_cond_wait(self->remote_only ? &pool->remote_work : &pool->work, &pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
 }
@@ -247,7 +261,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* Large enough to come from mmap: pages come when a foreign operand or an adasum first needs them,
+/* Large enough to come from mmap: pages come when a remote operand or an adasum first needs them,
  * huge ones if they can be had, for the kernel's copies look up every page. */
 static bool equip(struct engine_host_thread *own, const struct engine_host_thread *model)
 {
@@ -276,7 +290,7 @@ static int start_thread(struct worker *worker)
     return HVI_OK;
 }
 
-static int add_worker(struct engine_host_pool *pool, bool foreign_only)
+static int add_worker(struct engine_host_pool *pool, bool remote_only)
 {
     struct worker *worker = calloc(1, sizeof *worker);
     int status = HVI_ERR_NO_MEMORY;
@@ -284,7 +298,7 @@ static int add_worker(struct engine_host_pool *pool, bool foreign_only)
     if (!worker)
         return status;
     worker->pool = pool;
-    worker->foreign_only = foreign_only;
+    worker->remote_only = remote_only;
     if (equip(&worker->own, &pool->helper.own)) {
         worker->own.transfer = &worker->transfer;
         status = start_thread(worker);
@@ -327,7 +341,7 @@ static void replace(struct worker *worker)
 
     if (is_full(pool))
         return;
-    int status = add_worker(pool, worker->foreign_only);
+    int status = add_worker(pool, worker->remote_only);
     if (status != HVI_OK && !pool->lacks_thread)
         HVI_LOG(HVI_LOG_WARN, "foreign", "no-worker", hvi_status_text(status), "away=%u",
                 pool->away);
@@ -357,9 +371,9 @@ static void remove_ended(struct engine_host_pool *pool)
             link = &worker->next;
         }
     }
-    if (was_full && !is_full(pool)) { /* a batch may have come back for another round meanwhile */
+    if (was_full && !is_full(pool)) { /* a batch may have come back for another step meanwhile */
         pthread_cond_broadcast(&pool->work);
-        pthread_cond_broadcast(&pool->foreign_work);
+        pthread_cond_broadcast(&pool->remote_work);
     }
 }
 
@@ -401,13 +415,15 @@ static void give_up(struct worker *worker, int32_t gone)
     struct engine_batch *batch = worker->batch;
     uint64_t since_ns = worker->seen_ns;
 
-    /* Its partner is the compare-and-swap in host_foreign.c's end(): only one of the two succeeds. */
+    /* Its partner is the compare-and-swap in host_process.c's end(): only one of the two succeeds. */
     if (!atomic_compare_exchange_strong_explicit(&worker->transfer.since_ns, &since_ns,
                                                  ENGINE_HOST_LOST, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return;
     const struct engine_fault silent = fault_of(worker);
     const struct engine_fault over = {.rank = gone, .error = ESRCH};
+    if (!is_in_buffer(worker, atomic_load_explicit(&worker->transfer.local, memory_order_relaxed)))
+        batch->works[0]->out[silent.rank].late = true;
     close_buffer(worker);
     worker->lost = true;
     come_back(worker, batch);
@@ -415,21 +431,20 @@ static void give_up(struct worker *worker, int32_t gone)
         fail(pool, batch, HVI_ERR_RANK_LOST, &over);
     else
         fail(pool, batch, HVI_ERR_STALLED, &silent);
-    if (!is_in_buffer(worker,
-                      atomic_load_explicit(&worker->transfer.local, memory_order_relaxed))) {
-        pthread_mutex_unlock(&pool->lock);
-        pool->config.late(pool->config.user, batch, (uint32_t)silent.rank);
-        pthread_mutex_lock(&pool->lock);
-    }
     if (--batch->units_left == 0)
-        end_round(pool, batch);
+        end_step(pool, batch);
+}
+
+static bool lives(const struct engine_operand *operand)
+{
+    return operand->kind != ENGINE_OPERAND_PROCESS || engine_host_process_lives(operand->process);
 }
 
 /* The first member whose process is over; -1: none. The worker asks for it, too, but may wait for ever. */
 static int32_t gone_member(const struct engine_work *work)
 {
-    for (uint32_t i = 0; work->alive && i < work->ranks; i++) {
-        if ((work->in_pid[i] || work->out_pid[i]) && !work->alive(work->alive_user, i))
+    for (uint32_t i = 0; i < work->ranks; i++) {
+        if (!lives(&work->in[i]) || !lives(&work->out[i]))
             return (int32_t)i;
     }
     return -1;
@@ -438,7 +453,7 @@ static int32_t gone_member(const struct engine_work *work)
 /* 0: it is in none, or is lost. */
 static uint64_t transfer_of(const struct worker *worker)
 {
-    /* Acquire, pairs with the release in host_foreign.c's begin(). */
+    /* Acquire, pairs with the release in host_process.c's begin(). */
     uint64_t since_ns = atomic_load_explicit(&worker->transfer.since_ns, memory_order_acquire);
 
     return since_ns != ENGINE_HOST_LOST ? since_ns : 0;
@@ -452,8 +467,9 @@ static bool waits_long(const struct worker *worker)
     return since_ns != 0 && since_ns == worker->seen_ns && worker->waited_ns >= ENGINE_SILENT_NS;
 }
 
-/* Lock held on entry and on return. `step_ns` have passed since the last look. */
-static void watch(struct worker *worker, uint64_t step_ns, uint64_t limit_ns)
+/* Lock held on entry and on return. `step_ns` have passed since the last look. `most_ns` is the deadline
+ * if the batch's is later. */
+static void watch(struct worker *worker, uint64_t step_ns, uint64_t most_ns)
 {
     uint64_t since_ns = transfer_of(worker);
 
@@ -466,13 +482,17 @@ static void watch(struct worker *worker, uint64_t step_ns, uint64_t limit_ns)
     }
     if ((worker->silent || worker->lost) && !worker->replaced)
         replace(worker);
-    int32_t gone = waits ? gone_member(worker->batch->works[0]) : -1;
-    if (waits && (worker->waited_ns >= limit_ns || worker->batch->status != HVI_OK || gone >= 0))
+    if (!waits)
+        return;
+    const struct engine_batch *batch = worker->batch;
+    int32_t gone = gone_member(batch->works[0]);
+    if (worker->waited_ns >= batch->answer_ns || worker->waited_ns >= most_ns ||
+        batch->status != HVI_OK || gone >= 0)
         give_up(worker, gone);
 }
 
 /* No worker may be replaced, or each waits for memory and could not be replaced. */
-static bool refuses_foreign(const struct engine_host_pool *pool)
+static bool refuses_remote(const struct engine_host_pool *pool)
 {
     const struct worker *able = pool->workers;
 
@@ -482,17 +502,17 @@ static bool refuses_foreign(const struct engine_host_pool *pool)
 }
 
 /* Lock held on entry and on return. */
-static void refuse_foreign(struct engine_host_pool *pool)
+static void refuse_remote(struct engine_host_pool *pool)
 {
     const struct engine_fault fault = {.rank = -1};
     struct engine_batch *batch = pool->head;
 
     while (batch) {
         struct engine_batch *next = batch->next;
-        if (is_foreign(batch)) {
+        if (is_remote(batch)) {
             fail(pool, batch, HVI_ERR_LIMIT, &fault);
             if (batch->units_left == 0) {
-                end_round(pool, batch);
+                end_step(pool, batch);
                 next = pool->head; /* it was given back */
             }
         }
@@ -500,7 +520,7 @@ static void refuse_foreign(struct engine_host_pool *pool)
     }
 }
 
-void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns)
+static void watch_all(struct engine_host_pool *pool, uint64_t most_ns)
 {
     uint64_t now_ns = hvi_clock_ns(), step_ns = now_ns - pool->looked_ns;
 
@@ -510,51 +530,60 @@ void engine_host_pool_watch(struct engine_host_pool *pool, uint64_t limit_ns)
     pthread_mutex_lock(&pool->lock);
     remove_ended(pool);
     for (struct worker *worker = pool->workers; worker; worker = worker->next)
-        watch(worker, step_ns, limit_ns);
-    if (refuses_foreign(pool))
-        refuse_foreign(pool);
+        watch(worker, step_ns, most_ns);
+    if (refuses_remote(pool))
+        refuse_remote(pool);
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Lock held. */
-static bool is_first_of_batch(const struct worker *worker)
+void engine_host_pool_watch(void *context)
 {
-    const struct worker *other = worker->pool->workers;
-
-    while (other != worker && (other->batch != worker->batch || !waits_long(other)))
-        other = other->next;
-    return other == worker;
+    watch_all(context, UINT64_MAX);
 }
 
-const struct engine_batch *engine_host_pool_silent(struct engine_host_pool *pool,
-                                                   uint32_t *cursor_p, struct engine_fault *fault_p)
+bool engine_host_pool_silent(void *context, const struct engine_batch *batch,
+                             struct engine_fault *fault_p)
 {
-    const struct engine_batch *batch = NULL;
-    uint32_t index = 0;
+    struct engine_host_pool *pool = context;
+    bool found = false;
 
     pthread_mutex_lock(&pool->lock);
-    for (struct worker *worker = pool->workers; worker && !batch; worker = worker->next) {
-        if (index++ < *cursor_p || !waits_long(worker) || !is_first_of_batch(worker))
-            continue;
-        *cursor_p = index;
-        *fault_p = fault_of(worker);
-        batch = worker->batch;
+    for (struct worker *worker = pool->workers; worker && !found; worker = worker->next) {
+        found = worker->batch == batch && waits_long(worker);
+        if (found)
+            *fault_p = fault_of(worker);
     }
     pthread_mutex_unlock(&pool->lock);
-    return batch;
+    return found;
+}
+
+void engine_host_pool_cancel(void *context, struct engine_batch *batch)
+{
+    struct engine_host_pool *pool = context;
+    const struct engine_fault fault = {.rank = -1};
+
+    pthread_mutex_lock(&pool->lock);
+    if (!batch->over && batch->units_left > 0) {
+        fail(pool, batch, HVI_ERR_CANCELLED, &fault);
+        if (batch->units_left == 0)
+            end_step(pool, batch);
+    } else if (!batch->over && batch->status == HVI_OK) {
+        batch->status = HVI_ERR_CANCELLED; /* between two steps: end_step sees it */
+    }
+    pthread_mutex_unlock(&pool->lock);
 }
 
 /* ---- the whole ---- */
 
 int engine_host_pool_open(const struct engine_backend_config *config,
-                          const struct engine_host_thread *model, struct engine_host_pool **pool_p)
+                          const struct engine_host_thread *model, void **pool_p)
 {
     struct engine_host_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return HVI_ERR_NO_MEMORY;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
-    pthread_cond_init(&pool->foreign_work, NULL);
+    pthread_cond_init(&pool->remote_work, NULL);
     pool->config = *config;
     pool->helper.pool = pool;
     int status = equip(&pool->helper.own, model) ? HVI_OK : HVI_ERR_NO_MEMORY;
@@ -575,7 +604,7 @@ static void finish(struct engine_host_pool *pool)
     while (busy) {
         while (engine_host_pool_help(pool)) {
         }
-        engine_host_pool_watch(pool, ENGINE_SILENT_NS);
+        watch_all(pool, ENGINE_SILENT_NS);
         pthread_mutex_lock(&pool->lock);
         busy = pool->running > 0;
         pool->closing = !busy;
@@ -584,13 +613,13 @@ static void finish(struct engine_host_pool *pool)
             sched_yield();
     }
     pthread_cond_broadcast(&pool->work);
-    pthread_cond_broadcast(&pool->foreign_work);
+    pthread_cond_broadcast(&pool->remote_work);
 }
 
-bool engine_host_pool_close(struct engine_host_pool *pool)
+bool engine_host_pool_close(void *context)
 {
-    if (!pool)
-        return true;
+    struct engine_host_pool *pool = context;
+
     finish(pool);
     struct worker **link = &pool->workers;
     while (*link) {
@@ -604,19 +633,26 @@ bool engine_host_pool_close(struct engine_host_pool *pool)
     if (pool->workers) /* these know their places in it */
         return false;
     free(pool->helper.own.buffer);
-    pthread_cond_destroy(&pool->foreign_work);
+    pthread_cond_destroy(&pool->remote_work);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool);
     return true;
 }
 
-void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch *batch)
+uint32_t engine_host_pool_threads(const void *context)
 {
-    engine_host_cut(batch, pool->config.threads);
+    return ((const struct engine_host_pool *)context)->config.threads;
+}
+
+void engine_host_pool_submit(void *context, struct engine_batch *batch)
+{
+    struct engine_host_pool *pool = context;
+
     batch->units_taken = 0;
-    batch->units_left = batch->units;
+    batch->units_left = units_of(batch);
     batch->units_silent = 0;
+    batch->over = false;
     batch->next = NULL;
     pthread_mutex_lock(&pool->lock);
     if (pool->tail)
@@ -624,20 +660,21 @@ void engine_host_pool_submit(struct engine_host_pool *pool, struct engine_batch 
     else
         pool->head = batch;
     pool->tail = batch;
-    if (!is_foreign(batch))
+    if (!is_remote(batch))
         atomic_fetch_add_explicit(&pool->queued, 1, memory_order_relaxed);
     pool->running++;
-    if (is_foreign(batch) && refuses_foreign(pool))
+    if (is_remote(batch) && refuses_remote(pool))
         remove_ended(pool);
-    if (is_foreign(batch) && refuses_foreign(pool))
-        refuse_foreign(pool);
+    if (is_remote(batch) && refuses_remote(pool))
+        refuse_remote(pool);
     else
         wake(pool, batch);
     pthread_mutex_unlock(&pool->lock);
 }
 
-bool engine_host_pool_help(struct engine_host_pool *pool)
+bool engine_host_pool_help(void *context)
 {
+    struct engine_host_pool *pool = context;
     uint32_t unit = 0;
 
     if (atomic_load_explicit(&pool->queued, memory_order_relaxed) == 0)
@@ -650,13 +687,17 @@ bool engine_host_pool_help(struct engine_host_pool *pool)
     return batch != NULL;
 }
 
-void engine_host_pool_run(struct engine_host_pool *pool, struct engine_batch *batch)
+void engine_host_pool_run(void *context, struct engine_batch *batch)
 {
-    engine_host_cut(batch, pool->config.threads);
-    do {
-        for (uint32_t unit = 0; unit < batch->units && batch->status == HVI_OK; unit++)
+    struct engine_host_pool *pool = context;
+
+    for (;;) {
+        for (uint32_t unit = 0; unit < units_of(batch) && batch->status == HVI_OK; unit++)
             batch->status = engine_host_run_unit(&pool->helper.own, batch, unit, &batch->fault);
-    } while (engine_host_next_round(batch));
+        if (!has_next_step(batch))
+            break;
+        engine_host_next_step(batch);
+    }
     engine_host_release(batch);
-    pool->config.done(pool->config.user, batch);
+    pool->config.post(pool->config.user, batch);
 }

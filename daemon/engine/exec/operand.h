@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where a rank's input and output lie, and the processes that such memory may belong to. */
+ * Where a rank's input or output lies, from intake to the backend. The kind follows from the region that
+ * the rank has registered, never from what it says of its memory. */
 #ifndef ENGINE_EXEC_OPERAND_H
 #define ENGINE_EXEC_OPERAND_H
-
-#include "daemon/engine/order/op.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+struct engine_region;
 
 /* A trainer's process whose own memory operands may lie in, reached with process_vm_readv and
  * process_vm_writev. The engine must never follow an address of it. */
@@ -21,21 +22,21 @@ struct engine_process {
     _Atomic bool over; /* that memory is not touched any more */
 };
 
+/* A GPU's memory and another node's become further kinds. */
+enum engine_operand_kind {
+    ENGINE_OPERAND_NONE,    /* there is no operand */
+    ENGINE_OPERAND_MAPPED,  /* the engine has mapped it, at .address */
+    ENGINE_OPERAND_PROCESS, /* remote-process memory: .address is one of .process */
+};
+
 struct engine_operand {
-    void *address; /* NULL: there is no operand */
-    struct engine_process
-        *process; /* the address is in that process; NULL: the engine has mapped it */
+    enum engine_operand_kind kind;
+    bool late; /* a transfer that was given up may still write here: it must stay mapped */
+    void *address;
+    union {
+        struct engine_region *region;   /* MAPPED: where it lies; a backend does not look at it */
+        struct engine_process *process; /* PROCESS; it lives as long as the operand */
+    };
 };
-
-/* A part with its operands. The caller of order/ makes parts as the beginning of one. */
-struct engine_share {
-    struct engine_part part;
-    struct engine_operand in, out;
-};
-
-static inline struct engine_share *engine_share_of(const struct engine_part *part)
-{
-    return (struct engine_share *)(uintptr_t)part;
-}
 
 #endif

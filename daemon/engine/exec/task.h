@@ -4,13 +4,13 @@
 #define ENGINE_EXEC_TASK_H
 
 #include "daemon/engine/exec/backend.h"
-#include "daemon/engine/exec/operand.h"
+#include "daemon/engine/exec/share.h"
 
 struct engine_task {
     struct engine_op op;
     struct engine_work work;
-    pid_t *in_pids, *out_pids; /* [set size] for the work, if operands lie in processes */
-    int32_t lost_rank;         /* for the owner of a task that waits for news of this rank */
+    struct engine_operand *in, *out; /* [set size] for the work */
+    int32_t lost_rank;               /* for the owner of a task that waits for news of this rank */
 };
 
 static inline struct engine_task *engine_task_of(const struct engine_op *op)
@@ -23,6 +23,8 @@ struct engine_op *engine_task_new(int32_t size);
 void engine_task_free(struct engine_op *op);
 /* Fills in the work of an op that is ready. */
 void engine_task_prepare(struct engine_op *op);
+/* Tells the shares which outputs must stay mapped. */
+void engine_task_keep(const struct engine_task *task);
 /* A work with operands in processes starts; it has ended, on any thread. */
 void engine_task_start(const struct engine_task *task);
 void engine_task_stop(const struct engine_task *task);

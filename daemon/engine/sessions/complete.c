@@ -31,6 +31,15 @@ static void part_fini(struct engine_tensors *tensors, struct engine_part *part)
     part->integers = NULL;
 }
 
+static void let_go(const struct engine_operand *operand)
+{
+    if (operand->kind != ENGINE_OPERAND_MAPPED)
+        return;
+    operand->region->users--;
+    if (operand->late)
+        operand->region->kept = true;
+}
+
 void engine_request_free(struct engine_request *request)
 {
     struct engine_session *session = request->session;
@@ -40,10 +49,8 @@ void engine_request_free(struct engine_request *request)
     while (*link != request)
         link = &(*link)->cookie_next;
     *link = request->cookie_next;
-    if (request->express.in)
-        request->express.in->users--;
-    if (request->express.out)
-        request->express.out->users--;
+    let_go(&request->express.share.in);
+    let_go(&request->express.share.out);
     if (request->aux)
         request->aux->users--;
     part_fini(&session->order->tensors, part);

@@ -417,25 +417,24 @@ static void fill_part(struct engine_part *part, const struct engine_session *ses
     part->copy = *copy;
 }
 
-/* The engine follows no address in a region that it has not mapped: that is the process'. */
-static struct engine_operand place(struct engine_session *session,
-                                   const struct engine_region *region, uint64_t offset)
+/* The operand uses the region until the request is freed. */
+static struct engine_operand place(struct engine_session *session, struct engine_region *region,
+                                   uint64_t offset)
 {
-    struct engine_operand operand = {NULL, NULL};
+    struct engine_operand operand = {.kind = ENGINE_OPERAND_NONE};
 
     if (!region)
         return operand;
     operand.address = (void *)((uintptr_t)region->map.base + offset);
-    if (region->kind == ENGINE_REGION_PROCESS)
+    if (region->kind == ENGINE_REGION_PROCESS) {
+        operand.kind = ENGINE_OPERAND_PROCESS;
         operand.process = &session->process;
-    return operand;
-}
-
-static void use(struct engine_region **use_p, struct engine_region *region)
-{
-    *use_p = region;
-    if (region)
+    } else {
+        operand.kind = ENGINE_OPERAND_MAPPED;
+        operand.region = region;
         region->users++;
+    }
+    return operand;
 }
 
 static struct engine_request *request_new(struct engine_session *session,
@@ -449,9 +448,9 @@ static struct engine_request *request_new(struct engine_session *session,
     request->express.share.in = place(session, operands->in, copy->in_offset);
     request->express.share.out = place(session, operands->out, copy->out_offset);
     request->session = session;
-    use(&request->express.in, operands->in);
-    use(&request->express.out, operands->out);
-    use(&request->aux, operands->aux);
+    request->aux = operands->aux;
+    if (operands->aux)
+        operands->aux->users++;
     request->owed = false;
     request->owed_text = NULL;
     request->express.ticket = 0;
@@ -555,7 +554,6 @@ static void take_output(struct engine_request *request, const struct hvi_submiss
         return;
     }
     part->output_asked = false;
-    use(&request->express.out, operands->out);
     request->express.share.out = place(request->session, operands->out, copy->out_offset);
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;

@@ -14,11 +14,14 @@
 
 #define NOWHERE 1u /* an address that no region holds */
 
-/* Memory that is reached by address is not mapped: it has no base. */
-static bool holds(const struct engine_region *region, uint64_t address)
+static bool is_in(const struct engine_region *region, uint64_t address)
 {
-    return region && region->map.base &&
-           address - (uint64_t)(uintptr_t)region->map.base < region->map.bytes;
+    return address - (uint64_t)(uintptr_t)region->map.base < region->map.bytes;
+}
+
+static bool holds(const struct engine_operand *operand, uint64_t address)
+{
+    return operand->kind == ENGINE_OPERAND_MAPPED && is_in(operand->region, address);
 }
 
 /* The request whose memory this is; NULL: none of the op's. */
@@ -26,14 +29,11 @@ static const struct engine_request *owner_of(const struct engine_op *op, uint64_
                                              const struct engine_region **region_p)
 {
     for (uint32_t i = 0; i < op->set->size; i++) {
-        const struct engine_request *request =
-            op->parts[i] ? engine_request_of(op->parts[i]) : NULL;
-        if (!request ||
-            (!holds(request->express.in, address) && !holds(request->express.out, address)))
+        const struct engine_share *share = op->parts[i] ? engine_share_of(op->parts[i]) : NULL;
+        if (!share || (!holds(&share->in, address) && !holds(&share->out, address)))
             continue;
-        *region_p =
-            holds(request->express.in, address) ? request->express.in : request->express.out;
-        return request;
+        *region_p = holds(&share->in, address) ? share->in.region : share->out.region;
+        return engine_request_of(op->parts[i]);
     }
     return NULL;
 }
@@ -43,7 +43,7 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
     const struct engine_region *region = NULL;
     /* The slots are the engine's memory, also where they are an operand of every rank. */
     const struct engine_request *owner =
-        holds(&sessions->express->region, address) ? NULL : owner_of(op, address, &region);
+        is_in(&sessions->express->region, address) ? NULL : owner_of(op, address, &region);
     int32_t rank = owner ? owner->session->rank : -1;
     char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[64] = "the engine";
 

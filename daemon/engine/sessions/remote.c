@@ -116,12 +116,6 @@ static void describe(const struct engine_op *op, const struct engine_fault *faul
              fault->writing ? "written" : "read", fault->address, why);
 }
 
-/* Never region 0: intake refuses such an output beside an input in a process. */
-void engine_remote_late(const struct engine_op *op, uint32_t rank)
-{
-    engine_request_of(op->parts[rank])->express.out->kept = true;
-}
-
 void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op, int status,
                           const struct engine_fault *fault)
 {

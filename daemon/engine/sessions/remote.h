@@ -12,8 +12,6 @@ void engine_remote_offer(struct engine_session *session);
  * the rank that is to blame. */
 void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op, int status,
                           const struct engine_fault *fault);
-/* Keeps the region mapped that holds the op's output of this set rank: it may still be written to. */
-void engine_remote_late(const struct engine_op *op, uint32_t rank);
 /* Ends the ops whose rank is gone for good. */
 void engine_remote_settle(struct engine_sessions *sessions);
 

@@ -11,7 +11,7 @@
 struct engine_session;
 
 struct engine_request {
-    struct engine_express_share express; /* .in and .out have one user each, as .aux has */
+    struct engine_express_share express; /* regions of operands have one user each, as .aux has */
     struct engine_request *next;         /* free list, then list of owed completions */
     struct engine_request *cookie_next;  /* in the session's table */
     struct engine_session *session;

@@ -151,6 +151,11 @@ static bool is_newest(const struct engine_op *op)
     return !lane || op->tensor->anon_seq >= lane->top;
 }
 
+static bool can_show(const struct engine_operand *operand)
+{
+    return operand->kind == ENGINE_OPERAND_MAPPED && operand->region->map.fd >= 0;
+}
+
 /* Ranks can show each other where the operands lie. */
 static bool may_be_large(const struct engine_express *express, const struct engine_op *op)
 {
@@ -158,8 +163,8 @@ static bool may_be_large(const struct engine_express *express, const struct engi
         !hvi_express_is_large(op->parts[0]->in_bytes, op->set->size))
         return false;
     for (uint32_t i = 0; i < op->set->size; i++) {
-        const struct engine_express_share *share = engine_express_share_of(op->parts[i]);
-        if (!share->in || share->in->map.fd < 0 || !share->out || share->out->map.fd < 0)
+        const struct engine_share *share = engine_share_of(op->parts[i]);
+        if (!can_show(&share->in) || !can_show(&share->out))
             return false;
     }
     return true;

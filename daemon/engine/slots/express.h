@@ -5,7 +5,7 @@
 #ifndef ENGINE_SLOTS_EXPRESS_H
 #define ENGINE_SLOTS_EXPRESS_H
 
-#include "daemon/engine/exec/operand.h"
+#include "daemon/engine/exec/share.h"
 #include "daemon/engine/memory/region.h"
 #include "shm/abi.h"
 #include "shm/express.h"
@@ -22,8 +22,7 @@ struct sd_event_source;
 /* A share with what slots have to know of it. Every part that order/ gets is the beginning of one. */
 struct engine_express_share {
     struct engine_share share;
-    struct engine_region *in, *out; /* NULL without an operand */
-    uint32_t ticket, ticket_turn;   /* for the completion; 0: none */
+    uint32_t ticket, ticket_turn; /* for the completion; 0: none */
 };
 
 static inline struct engine_express_share *engine_express_share_of(const struct engine_part *part)

@@ -321,9 +321,9 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
         engine_intake_drain_all(watch->sessions);
     }
     engine_stall_look(watch, hvi_clock_ns()); /* what was drained has come after `now_ns` */
-    if (watch->exec->foreign > 0)
+    if (watch->exec->remote > 0)
         engine_dispatch_watch(watch->exec);
-    if (!watch->order->waiting_first && watch->order->ready_count == 0 && watch->exec->foreign == 0)
+    if (!watch->order->waiting_first && watch->order->ready_count == 0 && watch->exec->remote == 0)
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);

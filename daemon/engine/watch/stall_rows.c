@@ -223,7 +223,7 @@ static int add_waiting(const struct engine_watch *watch, struct table *table)
 
 static int add_silent(struct engine_watch *watch, struct table *table)
 {
-    struct engine_exec_cursor cursor = {0, 0};
+    struct engine_exec_cursor cursor = {NULL};
     const struct engine_op *op;
     struct engine_fault fault;
     int status = HVI_OK;

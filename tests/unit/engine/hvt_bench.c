@@ -75,7 +75,7 @@ void hvt_bench_turn(struct hvt_bench *bench)
     }
     engine_dispatch_reap(&engine->exec);
     uint64_t deadline_ns = hvi_clock_ns() + 60 * HVI_NS_SEC;
-    while (engine->exec.foreign > 0) { /* the workers alone do these */
+    while (engine->exec.remote > 0) { /* the workers alone do these */
         ck_assert(!hvi_deadline_passed(deadline_ns));
         sched_yield();
         engine_dispatch_reap(&engine->exec);

@@ -18,7 +18,9 @@ static void fill(uint64_t *random)
     for (uint32_t i = 0; i < WORKS; i++) {
         uint64_t bits = hvt_random(random);
         works[i].bytes = bits % 4 == 0 ? sizes[(bits >> 8) % 8] : (bits >> 16) % 40000;
-        works[i].memory_kind = (bits >> 60) == 0 ? 1 : 0;
+        works[i].kinds = 1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_MAPPED;
+        if (bits >> 60 == 0)
+            works[i].kinds |= 1u << ENGINE_OPERAND_PROCESS;
         ready[i] = &works[i];
     }
 }
@@ -31,7 +33,7 @@ static void check_batch(const struct engine_work *const *batch, uint32_t count)
     ck_assert_uint_le(count, ENGINE_BATCH_WORKS);
     for (uint32_t i = 0; i < count; i++) {
         bytes += batch[i]->bytes;
-        ck_assert_uint_eq(batch[i]->memory_kind, batch[0]->memory_kind);
+        ck_assert(count == 1 || !engine_work_has(batch[i], ENGINE_OPERAND_PROCESS));
         ck_assert(count == 1 || batch[i]->bytes <= ENGINE_FUSION_SMALL_BYTES);
     }
     ck_assert(count == 1 || bytes <= ENGINE_FUSION_BATCH_BYTES);
@@ -47,7 +49,8 @@ static void check_greedy(const struct engine_work *const *batch, uint32_t count)
         bytes += batch[i]->bytes;
     ck_assert(count == ENGINE_BATCH_WORKS || next->bytes > ENGINE_FUSION_SMALL_BYTES ||
               batch[0]->bytes > ENGINE_FUSION_SMALL_BYTES || bytes > ENGINE_FUSION_BATCH_BYTES ||
-              next->memory_kind != batch[0]->memory_kind);
+              engine_work_has(next, ENGINE_OPERAND_PROCESS) ||
+              engine_work_has(batch[0], ENGINE_OPERAND_PROCESS));
 }
 
 START_TEST(batches_partition_the_sequence_and_keep_every_rule)

@@ -513,7 +513,7 @@ START_TEST(a_page_of_the_slots_is_the_engines)
     struct engine_op *op = engine->order.ready_first;
     ck_assert_ptr_nonnull(op);
     for (uint32_t rank = 0; rank < 2; rank++) { /* as parts that were brought to a slot */
-        struct engine_region **in = &engine_request_of(op->parts[rank])->express.in;
+        struct engine_region **in = &engine_share_of(op->parts[rank])->in.region;
         (*in)->users--;
         *in = slots;
         slots->users++;

@@ -26,6 +26,8 @@
 #define ANSWER_NS (150 * HVI_NS_MS)
 /* hvt_node_defaults has 2 threads. */
 #define AWAY_MOST 18
+/* More than the main thread does at once. */
+#define QUEUED_FLOATS 20000u
 
 static struct hvt_bench bench;
 static int fault_fd;
@@ -351,6 +353,45 @@ static const struct engine_region *map_region(int32_t rank, uint64_t bytes)
     return engine_regions_find(regions, 1);
 }
 
+/* Two wait for memory, which is all threads; the third could be done by the main thread. */
+START_TEST(a_job_that_is_stopped_does_not_do_what_is_queued)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS], another[FLOATS];
+    float *first = silent_memory(), *second = silent_memory();
+    uint64_t deadline_ns;
+
+    init(3600 * HVI_NS_SEC);
+    for (int32_t rank = 0; rank < 2; rank++)
+        memset(hvt_op_memory(&bench, rank), 0x3f, QUEUED_FLOATS * 4);
+    submit("w0", first, other);
+    submit("w1", second, another);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op =
+            hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, QUEUED_FLOATS, "queued", 0);
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    engine_intake_drain_all(&bench.engine->sessions);
+    engine_dispatch_ready(&bench.engine->exec);
+    engine_sessions_stop(&bench.engine->sessions, "enough");
+    deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    while (bench.engine->exec.running) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        turn();
+    }
+    for (uint32_t i = 0; i < QUEUED_FLOATS * 4; i++) {
+        if (((const char *)hvt_op_memory(&bench, 0))[i] != 0x3f)
+            ck_abort_msg("byte %u was written", i);
+    }
+    answer(first);
+    answer(second);
+    hvt_bench_fini(&bench);
+    munmap(first, BYTES);
+    munmap(second, BYTES);
+}
+END_TEST
+
 /* It is read straight to where the result will be. */
 START_TEST(a_mapped_output_stays_mapped)
 {
@@ -560,6 +601,7 @@ int main(void)
     tcase_add_test(tcase, time_in_which_the_engine_stands_still_does_not_count);
     tcase_add_test(tcase, the_end_of_a_session_does_not_wait);
     tcase_add_test(tcase, the_end_of_another_session_is_told_as_what_it_is);
+    tcase_add_test(tcase, a_job_that_is_stopped_does_not_do_what_is_queued);
     tcase_add_test(tcase, a_mapped_output_stays_mapped);
     tcase_add_test(tcase, each_mapped_output_stays_mapped);
     tcase_add_test(tcase, threads_that_wait_are_bounded);

@@ -145,7 +145,8 @@ static struct ended ended_op(struct engine_tensor *tensor, uint16_t kind, uint64
 
     for (int32_t rank = 0; rank < RANKS; rank++) {
         struct engine_express_share *share = &ended.shares[rank];
-        share->in = share->out = engine_regions_find(&regions[rank], 1);
+        share->share.in = share->share.out = (struct engine_operand){
+            .kind = ENGINE_OPERAND_MAPPED, .region = engine_regions_find(&regions[rank], 1)};
         share->share.part.rank = rank;
         share->share.part.set_rank = (uint32_t)rank;
         share->share.part.in_bytes = bytes;
@@ -266,7 +267,7 @@ START_TEST(an_op_that_slots_are_not_for_gets_no_ticket)
     adasum.shares[0].share.part.copy.reduce_op = HVI_REDUCE_ADASUM;
     grouped.op.group = &grouped.op;
     joined.op.parts_present = RANKS - 1;
-    unshown.shares[2].out = NULL;
+    unshown.shares[2].share.out.kind = ENGINE_OPERAND_NONE;
     struct ended *const ops[] = {&gather, &adasum, &grouped, &joined, &broadcast, &unshown};
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
         ck_assert_msg(grant(ops[i]) == NULL, "op %zu", i);

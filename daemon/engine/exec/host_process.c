@@ -22,6 +22,7 @@
 #include "base/status.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/uio.h>
 
 #define PAGE_BYTES 4096u
@@ -33,9 +34,12 @@ static int status_of(int error)
     return error == ENOMEM ? HVI_ERR_NO_MEMORY : HVI_ERR_INVALID;
 }
 
-static bool is_owners(const struct engine_work *work, uint32_t rank)
+bool engine_host_process_lives(const struct engine_process *process)
 {
-    return !work->alive || work->alive(work->alive_user, rank);
+    struct pollfd ended = {.fd = process->pid_fd, .events = POLLIN};
+
+    /* Acquire, pairs with the release store in engine_process_forbid. */
+    return !atomic_load_explicit(&process->over, memory_order_acquire) && poll(&ended, 1, 0) == 0;
 }
 
 /* The kernel says EFAULT for either side of a transfer. If a page is missing on ours, looking at it ends
@@ -51,6 +55,7 @@ static void look_at(const volatile unsigned char *local, uint64_t bytes)
 struct stretch {
     uint32_t rank;
     bool writing;
+    const struct engine_process *process; /* not looked at while the transfer may be given up */
     pid_t pid;
     uint64_t address;
     char *local;
@@ -96,21 +101,22 @@ static ssize_t move(struct engine_host_transfer *transfer, const struct stretch 
     return moved != 0 ? moved : -EIO;
 }
 
-static int transfer(const struct engine_host_thread *thread, const struct engine_work *work,
-                    struct stretch stretch, struct engine_fault *fault_p)
+static int transfer(const struct engine_host_thread *thread, struct stretch stretch,
+                    struct engine_fault *fault_p)
 {
     int error = 0;
 
     HVI_ASSERT(thread->transfer);
     while (stretch.bytes > 0 && error == 0) {
-        ssize_t moved = is_owners(work, stretch.rank) ? move(thread->transfer, &stretch) : -ESRCH;
+        ssize_t moved =
+            engine_host_process_lives(stretch.process) ? move(thread->transfer, &stretch) : -ESRCH;
         if (moved < 0) {
             error = (int)-moved;
             if (error == EFAULT)
                 look_at((unsigned char *)stretch.local, stretch.bytes);
             break;
         }
-        if (!is_owners(work, stretch.rank)) {
+        if (!engine_host_process_lives(stretch.process)) {
             error = ESRCH;
             break;
         }
@@ -132,12 +138,13 @@ int engine_host_read(const struct engine_host_thread *thread, const struct engin
                      struct engine_fault *fault_p)
 {
     const struct stretch stretch = {.rank = rank,
-                                    .pid = work->in_pid[rank],
-                                    .address = (uint64_t)(uintptr_t)work->in[rank] + at,
+                                    .process = work->in[rank].process,
+                                    .pid = work->in[rank].process->pid,
+                                    .address = (uint64_t)(uintptr_t)work->in[rank].address + at,
                                     .local = to_p,
                                     .bytes = bytes};
 
-    return transfer(thread, work, stretch, fault_p);
+    return transfer(thread, stretch, fault_p);
 }
 
 int engine_host_write(const struct engine_host_thread *thread, const struct engine_work *work,
@@ -146,10 +153,11 @@ int engine_host_write(const struct engine_host_thread *thread, const struct engi
 {
     const struct stretch stretch = {.rank = rank,
                                     .writing = true,
-                                    .pid = work->out_pid[rank],
-                                    .address = (uint64_t)(uintptr_t)work->out[rank] + at,
+                                    .process = work->out[rank].process,
+                                    .pid = work->out[rank].process->pid,
+                                    .address = (uint64_t)(uintptr_t)work->out[rank].address + at,
                                     .local = (char *)(uintptr_t)from,
                                     .bytes = bytes};
 
-    return transfer(thread, work, stretch, fault_p);
+    return transfer(thread, stretch, fault_p);
 }
