@@ -431,6 +431,7 @@ START_TEST(each_mapped_output_stays_mapped)
     float *memory[2];
 
     init(ANSWER_NS);
+    int threads = count_threads();
     for (int32_t rank = 0; rank < 2; rank++) {
         memory[rank] = half_silent_memory((uint32_t)rank, LARGE);
         regions[rank] = map_region(rank, LARGE);
@@ -450,6 +451,7 @@ START_TEST(each_mapped_output_stays_mapped)
     ck_assert(regions[1]->kept);
     for (uint32_t rank = 0; rank < 2; rank++)
         answer_half(memory[rank], rank, LARGE);
+    turn_until_threads(threads, true);
     hvt_bench_fini(&bench);
     for (uint32_t rank = 0; rank < 2; rank++)
         munmap(memory[rank], LARGE);
