@@ -16,7 +16,7 @@ static struct engine_op *new_op(void *user)
 {
     const struct engine *engine = user;
 
-    return engine_task_new(engine->start.size);
+    return engine_task_new((int32_t)engine->roster.seats);
 }
 
 const struct engine_order_sink engine_calls_sink = {

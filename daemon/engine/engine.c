@@ -117,7 +117,10 @@ static void init_watch(struct engine *engine)
 
 static int open_all(struct engine *engine)
 {
-    if (engine_stats_init(&engine->stats, engine->start.size) != HVI_OK)
+    /* One node has the whole job: hvdd refuses others. */
+    if (engine_roster_init(&engine->roster, engine->start.size, NULL,
+                           (uint32_t)engine->start.size) != HVI_OK ||
+        engine_stats_init(&engine->stats, engine->roster.seats) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     engine->engine_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -126,7 +129,7 @@ static int open_all(struct engine *engine)
     if (sd_event_new(&engine->event) < 0)
         return HVI_ERR_LIMIT;
     init_watch(engine);
-    int status = engine_order_init(&engine->order, engine->start.job, engine->start.size,
+    int status = engine_order_init(&engine->order, engine->start.job, &engine->roster,
                                    &engine_calls_sink, &engine_calls_observer, engine);
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
@@ -211,5 +214,6 @@ bool engine_fini(struct engine *engine)
     if (engine->engine_fd >= 0)
         close(engine->engine_fd);
     engine_stats_fini(&engine->stats);
+    engine_roster_fini(&engine->roster);
     return ended;
 }

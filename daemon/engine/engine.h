@@ -40,6 +40,7 @@ struct engine {
     uint64_t event_ns;     /* when sd_event ran last */
     int32_t settings_rank; /* whose settings these are */
 
+    struct engine_roster roster;
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
     struct engine_stats stats;

@@ -8,17 +8,17 @@
 
 #include <stdlib.h>
 
-struct engine_op *engine_task_new(int32_t size)
+struct engine_op *engine_task_new(int32_t seats)
 {
-    size_t ranks = (size_t)size;
-    size_t room = engine_op_room(size) + ranks * 2 * sizeof(struct engine_operand);
+    size_t ranks = (size_t)seats;
+    size_t room = engine_op_room(seats) + ranks * 2 * sizeof(struct engine_operand);
     struct engine_task *task = calloc(1, sizeof *task + room);
 
     if (!task)
         return NULL;
     task->in = (struct engine_operand *)(task + 1);
     task->out = task->in + ranks;
-    engine_op_init(&task->op, size, task->out + ranks);
+    engine_op_init(&task->op, seats, task->out + ranks);
     return &task->op;
 }
 
@@ -69,8 +69,8 @@ void engine_task_stop(const struct engine_task *task)
 static int32_t root_of(const struct engine_op *op, const struct hvi_submission *copy)
 {
     if (op->kind == HVI_KIND_SEND)
-        return op->from;
-    return op->kind == HVI_KIND_BROADCAST ? engine_set_rank(op->set, copy->root) : -1;
+        return engine_set_find(op->set, op->from);
+    return op->kind == HVI_KIND_BROADCAST ? engine_set_find(op->set, copy->root) : -1;
 }
 
 void engine_task_prepare(struct engine_op *op)

@@ -18,8 +18,8 @@ static inline struct engine_task *engine_task_of(const struct engine_op *op)
     return (struct engine_task *)(uintptr_t)op;
 }
 
-/* The op of a new task of a job with `size` ranks. NULL: out of memory. */
-struct engine_op *engine_task_new(int32_t size);
+/* The op of a new task on a node with so many seats. NULL: out of memory. */
+struct engine_op *engine_task_new(int32_t seats);
 void engine_task_free(struct engine_op *op);
 /* Fills in the work of an op that is ready. */
 void engine_task_prepare(struct engine_op *op);

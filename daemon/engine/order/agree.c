@@ -187,15 +187,15 @@ static const struct aspect *first_difference(const struct engine_part *a,
 
 /* ---- who said what ---- */
 
-/* The ranks that say what set rank `speaker` says. */
+/* The ranks that say what the member at place `speaker` says. */
 static void append_speakers(struct engine_sentence *sentence, const struct engine_op *op,
                             const struct aspect *aspect, uint32_t speaker)
 {
-    int32_t ranks[HVI_RANKS_MAX];
+    int32_t ranks[ENGINE_SEATS_MAX];
     char text[512];
     uint32_t count = 0;
 
-    for (uint32_t i = speaker; i < op->set->size; i++) {
+    for (uint32_t i = speaker; i < op->set->places; i++) {
         if (op->parts[i] && aspect->same(op->parts[speaker], op->parts[i]))
             ranks[count++] = op->set->ranks[i];
     }
@@ -226,7 +226,7 @@ static void describe_difference(const struct engine_op *op, const struct aspect 
                            aspect == aspects ? "op"
                                              : hvi_kind_text(engine_op_first_part(op)->copy.kind),
                            label, aspect->name);
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         if (!is_first_to_say(op, aspect, i))
             continue;
         aspect->say(op->parts[i], said, sizeof said);
@@ -245,7 +245,7 @@ void engine_agree_describe_group(const struct engine_op *leader, char *text_p, s
     engine_tensor_label(leader->tensor, label);
     snprintf(text_p, text_size, "%s '%s': ranks disagree on the members of its group",
              hvi_kind_text(first->copy.kind), label);
-    for (uint32_t i = first->set_rank + 1; i < leader->set->size; i++) {
+    for (uint32_t i = first->place + 1; i < leader->set->places; i++) {
         mine = first;
         theirs = leader->parts[i];
         for (uint32_t at = 0; theirs && at < first->copy.group_size; at++) {
@@ -256,7 +256,7 @@ void engine_agree_describe_group(const struct engine_op *leader, char *text_p, s
                          "%s '%s': ranks disagree on member %u of %u of its group: rank %d said "
                          "'%s'; rank %d said '%s'",
                          hvi_kind_text(first->copy.kind), label, at + 1, first->copy.group_size,
-                         leader->set->ranks[first->set_rank], my_name, leader->set->ranks[i],
+                         leader->set->ranks[first->place], my_name, leader->set->ranks[i],
                          their_name);
                 return;
             }
@@ -287,14 +287,15 @@ refuse(const struct engine_op *op, char *text_p, size_t text_size, const char *f
 static int check_root(const struct engine_op *op, char *text_p, size_t text_size)
 {
     int32_t root = engine_op_first_part(op)->copy.root;
-    int32_t set_rank = engine_set_rank(op->set, root);
+    int32_t place = engine_set_find(op->set, root);
     char members[400];
 
-    engine_ranks_text(op->set->ranks, op->set->size, members, sizeof members);
-    if (set_rank < 0)
+    if (engine_set_rank(op->set, root) < 0) {
+        engine_ranks_text(op->set->members, op->set->size, members, sizeof members);
         return refuse(op, text_p, text_size, "root rank %d is not a member of process set %u (%s)",
                       root, op->set->id, members);
-    if (!op->parts[set_rank])
+    }
+    if (place >= 0 && !op->parts[place])
         return refuse(op, text_p, text_size, "root rank %d has joined and has nothing to send",
                       root);
     return HVI_OK;
@@ -303,7 +304,7 @@ static int check_root(const struct engine_op *op, char *text_p, size_t text_size
 static int check_splits_of(const struct engine_op *op, const struct engine_part *part, char *text_p,
                            size_t text_size)
 {
-    int32_t rank = op->set->ranks[part->set_rank];
+    int32_t rank = op->set->ranks[part->place];
     int64_t sum = 0;
 
     if (!part->integers) {
@@ -318,7 +319,7 @@ static int check_splits_of(const struct engine_op *op, const struct engine_part 
         if (part->integers[to] < 0)
             return refuse(op, text_p, text_size,
                           "rank %d wants to send %" PRId64 " rows to rank %d", rank,
-                          part->integers[to], op->set->ranks[to]);
+                          part->integers[to], engine_set_member(op->set, to));
         if (__builtin_add_overflow(sum, part->integers[to], &sum) || sum > part->copy.dims[0])
             return refuse(op, text_p, text_size,
                           "the splits of rank %d add up to more than its %" PRId64 " rows", rank,
@@ -331,7 +332,7 @@ static int check_splits(const struct engine_op *op, char *text_p, size_t text_si
 {
     int status = HVI_OK;
 
-    for (uint32_t i = 0; i < op->set->size && status == HVI_OK; i++) {
+    for (uint32_t i = 0; i < op->set->places && status == HVI_OK; i++) {
         if (op->parts[i])
             status = check_splits_of(op, op->parts[i], text_p, text_size);
     }
@@ -375,7 +376,7 @@ static int check_possible(const struct engine_op *op, char *text_p, size_t text_
     int status = HVI_OK;
 
     if (is_kind(kind, KIND(SET_ADD) | KIND(SET_REMOVE) | KIND(SET_CLOSE)) &&
-        op->parts_present < op->set->size)
+        op->parts_present < op->set->places)
         return refuse(op, text_p, text_size,
                       "a rank has joined and cannot take part: process sets change before or after "
                       "a join");
@@ -401,7 +402,7 @@ int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_siz
     const struct engine_part *first = engine_op_first_part(op);
     const struct aspect *worst = NULL;
 
-    for (uint32_t i = first->set_rank + 1; i < op->set->size; i++) {
+    for (uint32_t i = first->place + 1; i < op->set->places; i++) {
         const struct aspect *aspect = op->parts[i] ? first_difference(first, op->parts[i]) : NULL;
         if (aspect && (!worst || aspect < worst))
             worst = aspect;
@@ -442,7 +443,7 @@ void engine_agree_remember(const struct engine_op *op)
     struct engine_agreed *agreed = &op->tensor->agreed;
     uint32_t kinds = (TENSORS | KIND(BARRIER)) & ~KIND(ALLTOALL);
 
-    if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->size)
+    if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->places)
         return;
     agreed->valid = true;
     agreed->kind = first->copy.kind;

@@ -76,7 +76,7 @@ static void answer_unmet(struct engine_order *order, struct engine_part *list, i
     for (struct engine_part *part = list; part; part = next) {
         struct engine_op *op = part->tensor->waiting;
         next = part->next;
-        if (op && op->state == ENGINE_OP_FAILED && !op->came[part->set_rank])
+        if (op && op->state == ENGINE_OP_FAILED && !op->came[part->place])
             engine_op_meet_failed(order, op, part);
         else
             order->sink->answer(part, status, text, culprit);

@@ -10,19 +10,19 @@
 #include "base/status.h"
 #include "daemon/engine/order/group.h"
 
-bool engine_join_has(const struct engine_set *set, uint32_t set_rank)
+bool engine_join_has(const struct engine_set *set, uint32_t place)
 {
-    return set->join && set->join->parts[set_rank];
+    return set->join && set->join->parts[place];
 }
 
 /* Nobody waits for this rank any more. Completing an op may take others along. */
-static void sweep(struct engine_order *order, struct engine_set *set, uint32_t set_rank)
+static void sweep(struct engine_order *order, struct engine_set *set, uint32_t place)
 {
     struct engine_op *op;
 
     for (set->cursor = set->first; (op = set->cursor);) {
         set->cursor = op->set_next;
-        if (op != set->join && !op->parts[set_rank] && op->state == ENGINE_OP_WAITING &&
+        if (op != set->join && !op->parts[place] && op->state == ENGINE_OP_WAITING &&
             --op->missing == 0)
             engine_op_complete(order, op);
     }
@@ -33,14 +33,14 @@ static void sweep(struct engine_order *order, struct engine_set *set, uint32_t s
     }
 }
 
-static void excuse(struct engine_order *order, const struct engine_set *set, uint32_t set_rank)
+static void excuse(struct engine_order *order, const struct engine_set *set, uint32_t place)
 {
     struct engine_op *next;
 
     for (struct engine_op *op = order->failed_first; op; op = next) {
         next = op->next;
         if (op->set == set)
-            engine_op_excuse(order, op, set_rank);
+            engine_op_excuse(order, op, place);
     }
 }
 
@@ -49,11 +49,11 @@ static void everybody_has(struct engine_order *order, struct engine_set *set, ui
 {
     struct engine_op *join = set->join;
 
-    for (uint32_t i = 0; i < set->size; i++) {
+    for (uint32_t i = 0; i < set->places; i++) {
         if (join->parts[i]->arrived_ns > join->parts[last]->arrived_ns)
             last = i;
     }
-    for (uint32_t i = 0; i < set->size; i++)
+    for (uint32_t i = 0; i < set->places; i++)
         join->parts[i]->rows = set->ranks[last];
     set->join = NULL;
     set->joined = 0;
@@ -71,20 +71,20 @@ int engine_join_submit(struct engine_order *order, struct engine_part *part)
         return status;
     set->join = op;
     set->joined++;
-    excuse(order, set, part->set_rank);
-    sweep(order, set, part->set_rank);
-    if (set->joined == set->size)
-        everybody_has(order, set, part->set_rank);
+    excuse(order, set, part->place);
+    sweep(order, set, part->place);
+    if (set->joined == set->places)
+        everybody_has(order, set, part->place);
     return HVI_OK;
 }
 
-void engine_join_undo(struct engine_op *join, uint32_t set_rank)
+void engine_join_undo(struct engine_op *join, uint32_t place)
 {
     struct engine_set *set = join->set;
 
     set->joined--;
     for (struct engine_op *op = set->first; op; op = op->set_next) {
-        if (op == join || op->parts[set_rank])
+        if (op == join || op->parts[place])
             continue;
         if (op->state == ENGINE_OP_HELD && !op->group->group_started)
             engine_group_unhold(op);

@@ -8,9 +8,9 @@
 /* A rank has no more data. As engine_negotiate_submit. */
 int engine_join_submit(struct engine_order *order, struct engine_part *part);
 /* Whether this member has joined and not every member has. */
-bool engine_join_has(const struct engine_set *set, uint32_t set_rank);
+bool engine_join_has(const struct engine_set *set, uint32_t place);
 
 /* Within order/: it has more data after all. */
-void engine_join_undo(struct engine_op *join, uint32_t set_rank);
+void engine_join_undo(struct engine_op *join, uint32_t place);
 
 #endif

@@ -48,12 +48,12 @@ void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const
     op->state = state;
 }
 
-/* The arrays have room for every rank, so that an op can serve any set. */
-void engine_op_init(struct engine_op *op, int32_t size, void *room)
+/* The arrays have room for every seat, so that an op can serve any set. */
+void engine_op_init(struct engine_op *op, int32_t seats, void *room)
 {
     op->parts = room;
-    op->own_sizes = (uint64_t *)(void *)(op->parts + size);
-    op->came = (uint8_t *)(op->own_sizes + size);
+    op->own_sizes = (uint64_t *)(void *)(op->parts + seats);
+    op->came = (uint8_t *)(op->own_sizes + seats);
 }
 
 static void list_waiting(struct engine_order *order, struct engine_op *op)
@@ -121,7 +121,7 @@ struct engine_op *engine_op_new(struct engine_order *order, const struct engine_
         op = order->sink->new_op(order->user);
     if (!op)
         return NULL;
-    memset(op->parts, 0, part->set->size * sizeof *op->parts);
+    memset(op->parts, 0, part->set->places * sizeof *op->parts);
     op->tensor = part->tensor;
     op->tensor->refs++;
     op->set = engine_set_get(part->set);
@@ -129,7 +129,7 @@ struct engine_op *engine_op_new(struct engine_order *order, const struct engine_
     op->partial = engine_partial_is(op->kind);
     op->state = ENGINE_OP_WAITING;
     op->parts_present = 0;
-    op->missing = part->set->size - (op->kind == HVI_KIND_JOIN ? 0 : part->set->joined);
+    op->missing = part->set->places - (op->kind == HVI_KIND_JOIN ? 0 : part->set->joined);
     op->outputs_missing = 0;
     op->repeating = 0;
     op->replayed = false;
@@ -168,7 +168,7 @@ static void answer_parts(struct engine_order *order, struct engine_op *op, int s
                          const char *text, int32_t culprit)
 {
     order->observer->op_over(order->user, op, status);
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         struct engine_part *part = op->parts[i];
         op->parts[i] = NULL;
         if (part)
@@ -178,7 +178,7 @@ static void answer_parts(struct engine_order *order, struct engine_op *op, int s
 
 struct engine_part *engine_op_first_part(const struct engine_op *op)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         if (op->parts[i])
             return op->parts[i];
     }
@@ -229,12 +229,12 @@ static void remember_failed(struct engine_order *order, struct engine_op *op, in
         forget_failed(order, order->failed_first);
 }
 
-void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t set_rank)
+void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t place)
 {
     HVI_ASSERT(op->state == ENGINE_OP_FAILED);
-    if (op->came[set_rank])
+    if (op->came[place])
         return;
-    op->came[set_rank] = 1;
+    op->came[place] = 1;
     if (--op->missing == 0)
         forget_failed(order, op);
 }
@@ -242,11 +242,11 @@ void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t
 void engine_op_meet_failed(struct engine_order *order, struct engine_op *op,
                            struct engine_part *part)
 {
-    uint32_t set_rank = part->set_rank;
+    uint32_t place = part->place;
 
     order->sink->answer(part, op->status, op->text ? op->text : "the op has failed on other ranks",
                         op->culprit);
-    engine_op_excuse(order, op, set_rank);
+    engine_op_excuse(order, op, place);
 }
 
 static void fall(struct engine_order *order, struct engine_op *op, struct engine_op ***last_p)
@@ -266,7 +266,7 @@ static struct engine_op *fall_together(struct engine_order *order, struct engine
     if (is_waiting(origin))
         fall(order, origin, &last);
     for (struct engine_op *op = first; op; op = op->fallen) {
-        for (uint32_t i = 0; i < op->set->size; i++) {
+        for (uint32_t i = 0; i < op->set->places; i++) {
             struct engine_part *part = op->parts[i];
             if (!part || !part->leader)
                 continue;
@@ -286,7 +286,7 @@ static void note_absence(struct engine_op *op, const struct engine_op *origin)
     if (op->missing == 0) /* who has no part had joined, and may have come back since */
         return;
     op->missing = 0;
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         op->came[i] = op->parts[i] || engine_join_has(op->set, i) ||
                       (op != origin && origin->parts[i] && origin->parts[i]->leader);
         op->missing += !op->came[i];
@@ -307,7 +307,7 @@ static void finish_waiting(struct engine_order *order, struct engine_op *op, int
 static void fail_join(struct engine_order *order, struct engine_op *op, int status,
                       const char *text, int32_t culprit)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         if (op->parts[i])
             engine_join_undo(op, i);
     }
@@ -410,7 +410,7 @@ static bool output_fits(struct engine_order *order, struct engine_op *op,
                         const struct engine_part *part)
 {
     char text[HVI_TEXT_MAX + 1];
-    int32_t rank = op->set->ranks[part->set_rank];
+    int32_t rank = op->set->ranks[part->place];
     int status = engine_sizes_check_output(op, part, text, sizeof text);
 
     if (status != HVI_OK)
@@ -421,13 +421,13 @@ static bool output_fits(struct engine_order *order, struct engine_op *op,
 /* Ranks that gave no output are asked for one, now that the size is known. */
 static bool ask_for_outputs(struct engine_order *order, struct engine_op *op)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_part *part = op->parts[i];
         if (part && part->copy.out_region != HVI_REGION_NONE && !output_fits(order, op, part))
             return false;
     }
     engine_op_set_state(op, ENGINE_OP_SIZING, "the size of the result is known");
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         struct engine_part *part = op->parts[i];
         if (!part || part->copy.out_region != HVI_REGION_NONE)
             continue;
@@ -463,7 +463,7 @@ bool engine_op_complete(struct engine_order *order, struct engine_op *op)
     op->ready_ns = order->now_ns;
     order->observer->op_complete(order->user, op);
     op->kind = engine_op_first_part(op)->copy.kind;
-    op->replayed = op->repeating == op->set->size;
+    op->replayed = op->repeating == op->set->places;
     if (!op->replayed)
         status = engine_agree_check(op, text, sizeof text);
     if (status != HVI_OK) {
@@ -484,7 +484,7 @@ bool engine_op_complete(struct engine_order *order, struct engine_op *op)
 
 void engine_op_add_part(struct engine_order *order, struct engine_op *op, struct engine_part *part)
 {
-    op->parts[part->set_rank] = part;
+    op->parts[part->place] = part;
     op->parts_present++;
     op->missing--;
     part->op = op;
@@ -498,12 +498,12 @@ int engine_op_meet(struct engine_order *order, struct engine_part *part, struct 
 
     if (op && op->state == ENGINE_OP_FAILED) {
         *op_p = op;
-        if (!op->came[part->set_rank])
+        if (!op->came[part->place])
             return HVI_ERR_CANCELLED;
         forget_failed(order, op);
         op = NULL;
     }
-    if (op && op->parts[part->set_rank])
+    if (op && op->parts[part->place])
         return HVI_ERR_PROTOCOL;
     if (op && op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */
         op = NULL;
@@ -548,13 +548,13 @@ static void withdraw_one(struct engine_order *order, struct engine_part *part, i
 {
     struct engine_op *op = part->op;
 
-    op->parts[part->set_rank] = NULL;
+    op->parts[part->place] = NULL;
     op->parts_present--;
     op->repeating -= part->repeats;
     if (op == op->set->join)
-        engine_join_undo(op, part->set_rank);
+        engine_join_undo(op, part->place);
     /* A rank that has joined meanwhile will not come again, and is not waited for. */
-    if (op == op->set->join || op->partial || !engine_join_has(op->set, part->set_rank))
+    if (op == op->set->join || op->partial || !engine_join_has(op->set, part->place))
         op->missing++;
     bool complete = op->missing == 0 && op->state == ENGINE_OP_WAITING && !part->leader;
     if (op->parts_present == 0)

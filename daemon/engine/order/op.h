@@ -20,7 +20,8 @@ struct engine_part {
     struct engine_op *op;     /* NULL before it is negotiated and once the op is over */
     struct engine_tensor *tensor;
     struct engine_set *set;
-    uint32_t set_rank;
+    uint16_t place; /* in the set */
+    engine_seat seat;
     int32_t rank;
     /* Grouped: the first member's tensor, and a ring over this rank's parts in their order. */
     struct engine_tensor *leader;
@@ -66,9 +67,9 @@ struct engine_op {
     enum engine_op_state state;
     uint16_t kind;    /* of the part that came first; of a complete send and recv: SEND */
     bool partial;     /* some members only, see partial.c */
-    int32_t from, to; /* SEND: set ranks; from -1: any rank that sends to `to` */
+    int32_t from, to; /* SEND: ranks; from -1: any rank that sends to `to` */
     uint32_t parts_present;
-    uint32_t missing; /* members without a part that have not joined; FAILED: that may still come */
+    uint32_t missing; /* seats without a part that have not joined; FAILED: that may still come */
     uint32_t outputs_missing;
     uint32_t repeating; /* parts that say what was agreed on last */
     bool replayed;      /* all did: nothing was checked */
@@ -92,21 +93,22 @@ struct engine_op {
     int status;
     int32_t culprit;
     char *text;
-    uint64_t *own_sizes;        /* [set size] for .sizes, which an alltoall has in .matrix */
+    /* By place in the set, with room for every seat of this node: no member elsewhere is in them. */
+    uint64_t *own_sizes;        /* for .sizes, which an alltoall has in .matrix */
     uint64_t *matrix;           /* allocated for the time being */
-    struct engine_part **parts; /* [set size]; room for every rank; NULL: missing or joined */
-    uint8_t *came;              /* FAILED: [set size] ranks that will not come (any more) */
+    struct engine_part **parts; /* NULL: missing or joined */
+    uint8_t *came;              /* FAILED: ranks that will not come (any more) */
 };
 
-/* What engine_op_init needs behind an op, for a job of `size` ranks. */
-static inline size_t engine_op_room(int32_t size)
+/* What engine_op_init needs behind an op, on a node with so many seats. */
+static inline size_t engine_op_room(int32_t seats)
 {
-    return (size_t)size * (sizeof(struct engine_part *) + sizeof(uint64_t) + 1);
+    return (size_t)seats * (sizeof(struct engine_part *) + sizeof(uint64_t) + 1);
 }
 /* `op` is zeroed and keeps `room`, which is aligned to 8. */
-void engine_op_init(struct engine_op *op, int32_t size, void *room);
+void engine_op_init(struct engine_op *op, int32_t seats, void *room);
 
-/* The part of the lowest set rank that has come; NULL: none has. */
+/* The part of the lowest rank that has come; NULL: none has. */
 struct engine_part *engine_op_first_part(const struct engine_op *op);
 /* The one setter of op->state. */
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause);
@@ -144,6 +146,6 @@ void engine_op_ready(struct engine_order *order, struct engine_op *op);
 void engine_op_finish(struct engine_order *order, struct engine_op *op, int status,
                       const char *text, int32_t culprit);
 /* A member of the set that will never come to the FAILED op. */
-void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t set_rank);
+void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t place);
 
 #endif

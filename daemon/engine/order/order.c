@@ -7,18 +7,18 @@
 
 #include <stdio.h>
 
-int engine_order_init(struct engine_order *order, const char *job, int32_t size,
-                      const struct engine_order_sink *sink,
+int engine_order_init(struct engine_order *order, const char *job,
+                      const struct engine_roster *roster, const struct engine_order_sink *sink,
                       const struct engine_order_observer *observer, void *user)
 {
     order->job = job;
-    order->size = size;
+    order->roster = roster;
     order->replay = true;
     order->sink = sink;
     order->observer = observer;
     order->user = user;
     order->broken_culprit = -1;
-    return engine_sets_init(&order->sets, size);
+    return engine_sets_init(&order->sets, roster);
 }
 
 void engine_order_fini(struct engine_order *order)

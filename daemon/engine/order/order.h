@@ -54,7 +54,7 @@ struct engine_order_observer {
 
 struct engine_order {
     const char *job; /* for the log */
-    int32_t size;    /* ranks of the job */
+    const struct engine_roster *roster;
     uint64_t now_ns; /* the time */
     bool replay;     /* what was agreed on is remembered */
     const struct engine_order_sink *sink;
@@ -77,9 +77,9 @@ struct engine_order {
     struct engine_op *free_ops;
 };
 
-/* Set 0 has all ranks. `order` is zeroed. HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_order_init(struct engine_order *order, const char *job, int32_t size,
-                      const struct engine_order_sink *sink,
+/* Set 0 has all ranks. `order` is zeroed; `roster` outlives it. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_order_init(struct engine_order *order, const char *job,
+                      const struct engine_roster *roster, const struct engine_order_sink *sink,
                       const struct engine_order_observer *observer, void *user);
 /* No op may be left. Harmless on a zeroed one. */
 void engine_order_fini(struct engine_order *order);

@@ -80,7 +80,7 @@ static bool opens_the_same(const struct engine_op *op, const struct engine_part 
 {
     const struct engine_part *first = engine_op_first_part(op);
 
-    return op->tensor == part->tensor && !op->parts[part->set_rank] &&
+    return op->tensor == part->tensor && !op->parts[part->place] &&
            first->integer_count == part->integer_count &&
            memcmp(first->integers, part->integers, part->integer_count * sizeof *part->integers) ==
                0;
@@ -90,14 +90,13 @@ static bool opens_the_same(const struct engine_op *op, const struct engine_part 
 static bool is_pair(const struct engine_op *op, const struct engine_part *part)
 {
     const struct engine_part *other = engine_op_first_part(op);
-    int32_t here = (int32_t)part->set_rank;
+    int32_t peer = part->copy.root;
 
     if (other->copy.kind == part->copy.kind || other->copy.anon_seq != part->copy.anon_seq)
         return false;
-    int32_t peer = part->copy.root < 0 ? -1 : engine_set_rank(part->set, part->copy.root);
     if (part->copy.kind == HVI_KIND_SEND)
-        return op->to == peer && (op->from == here || op->from < 0);
-    return op->to == here && (op->from == peer || peer < 0);
+        return op->to == peer && (op->from == part->rank || op->from < 0);
+    return op->to == part->rank && (op->from == peer || peer < 0);
 }
 
 static struct engine_op *find(const struct engine_part *part)
@@ -124,17 +123,17 @@ bool engine_partial_awaits(const struct engine_op *op, uint32_t member)
         }
         return false;
     }
-    return op->from < 0 || op->from == (int32_t)member || op->to == (int32_t)member;
+    int32_t rank = op->set->ranks[member];
+    return op->from < 0 || op->from == rank || op->to == rank;
 }
 
 static void begin(struct engine_op *op, const struct engine_part *part)
 {
-    int32_t here = (int32_t)part->set_rank;
-    int32_t peer = part->copy.root < 0 ? -1 : engine_set_rank(part->set, part->copy.root);
+    bool sends = part->copy.kind == HVI_KIND_SEND;
 
     op->missing = part->copy.kind == HVI_KIND_SET_OPEN ? part->integer_count : 2;
-    op->from = part->copy.kind == HVI_KIND_SEND ? here : peer;
-    op->to = part->copy.kind == HVI_KIND_SEND ? peer : here;
+    op->from = sends ? part->rank : part->copy.root;
+    op->to = sends ? part->copy.root : part->rank;
 }
 
 /* ---- complete ---- */
@@ -145,7 +144,7 @@ static void settle_sender(struct engine_order *order, struct engine_op *op,
 {
     if (part->copy.kind != HVI_KIND_SEND || op->from >= 0)
         return;
-    op->from = (int32_t)part->set_rank;
+    op->from = part->rank;
     engine_tensor_put(&order->tensors, op->tensor);
     op->tensor = part->tensor;
     op->tensor->refs++;
@@ -160,7 +159,8 @@ static void complete_pair(struct engine_order *order, struct engine_op *op)
         engine_op_fail(order, op, status, text, -1);
         return;
     }
-    struct engine_part *sender = op->parts[op->from], *receiver = op->parts[op->to];
+    struct engine_part *sender = op->parts[engine_set_find(op->set, op->from)];
+    struct engine_part *receiver = op->parts[engine_set_find(op->set, op->to)];
     op->bytes = receiver->in_bytes;
     sender->out_bytes = 0;
     receiver->out_bytes = receiver->in_bytes;

@@ -11,34 +11,70 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of `ranks`, which ascend. -1: it is not there. */
+static int32_t find_rank(const int32_t *ranks, uint32_t count, int32_t rank)
+{
+    uint32_t low = 0, high = count;
+
+    if (rank >= 0 && (uint32_t)rank < count && ranks[rank] == rank) /* as a rule */
+        return rank;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (ranks[middle] < rank)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < count && ranks[low] == rank ? (int32_t)low : -1;
+}
+
+/* The members that have a seat here. */
+static void fill_places(struct engine_set *set, const struct engine_roster *roster)
+{
+    for (uint32_t i = 0; i < roster->seats; i++) {
+        engine_seat seat = roster->by_rank[i];
+        int32_t rank = engine_roster_rank(roster, seat), set_rank = engine_set_rank(set, rank);
+        set->index[seat.n] = -1;
+        if (set_rank < 0)
+            continue;
+        set->ranks[set->places] = rank;
+        set->numbers[set->places] = (uint32_t)set_rank;
+        set->seats[set->places] = seat;
+        set->index[seat.n] = (int16_t)set->places++;
+    }
+}
+
+/* `ranks` NULL: every rank. */
 static struct engine_set *set_new(struct engine_sets *sets, const int64_t *ranks, uint32_t count)
 {
-    size_t job_size = (size_t)sets->job_size;
-    struct engine_set *set =
-        calloc(1, sizeof *set + count * sizeof(int32_t) + job_size * sizeof(int16_t));
+    const struct engine_roster *roster = sets->roster;
+    size_t seats = roster->seats, listed = ranks ? count : 0;
+    size_t places = count < seats ? count : seats;
+    struct engine_set *set = calloc(1, sizeof *set + (listed + 2 * places) * sizeof(int32_t) +
+                                           places * sizeof(engine_seat) + seats * sizeof(int16_t));
 
     if (!set)
         return NULL;
-    int32_t *members = (int32_t *)(void *)(set + 1);
-    int16_t *index = (int16_t *)(void *)(members + count);
-    memset(index, 0xff, job_size * sizeof *index);
-    for (uint32_t i = 0; i < count; i++) {
-        members[i] = ranks ? (int32_t)ranks[i] : (int32_t)i;
-        index[members[i]] = (int16_t)i;
-    }
+    int32_t *room = (int32_t *)(void *)(set + 1);
+    set->members = ranks ? room : NULL;
+    set->ranks = room + listed;
+    set->numbers = (uint32_t *)(set->ranks + places);
+    set->seats = (engine_seat *)(void *)(set->numbers + places);
+    set->index = (int16_t *)(void *)(set->seats + places);
+    for (uint32_t i = 0; i < listed; i++)
+        set->members[i] = (int32_t)ranks[i];
     set->serial = sets->serials++;
     set->size = count;
     set->refs = 1;
-    set->ranks = members;
-    set->index = index;
+    fill_places(set, roster);
     return set;
 }
 
-int engine_sets_init(struct engine_sets *sets, int32_t job_size)
+int engine_sets_init(struct engine_sets *sets, const struct engine_roster *roster)
 {
     memset(sets, 0, sizeof *sets);
-    sets->job_size = job_size;
-    sets->by_id[0] = set_new(sets, NULL, (uint32_t)job_size);
+    sets->roster = roster;
+    sets->by_id[0] = set_new(sets, NULL, (uint32_t)roster->size);
     if (!sets->by_id[0])
         return HVI_ERR_NO_MEMORY;
     sets->count = 1;
@@ -62,12 +98,17 @@ struct engine_set *engine_sets_find(const struct engine_sets *sets, uint32_t id)
     return id < ENGINE_SETS_MAX ? sets->by_id[id] : NULL;
 }
 
+static int32_t rank_at(const int32_t *ranks, uint32_t i)
+{
+    return ranks ? ranks[i] : (int32_t)i;
+}
+
 static bool has_ranks(const struct engine_set *set, const int64_t *ranks, uint32_t count)
 {
     if (set->size != count || set->opened)
         return false;
     for (uint32_t i = 0; i < count; i++) {
-        if (set->ranks[i] != ranks[i])
+        if (engine_set_member(set, i) != ranks[i])
             return false;
     }
     return true;
@@ -141,7 +182,14 @@ void engine_set_restart(struct engine_set *set)
 
 int32_t engine_set_rank(const struct engine_set *set, int32_t rank)
 {
-    return set->index[rank];
+    if (set->members)
+        return find_rank(set->members, set->size, rank);
+    return rank >= 0 && (uint32_t)rank < set->size ? rank : -1;
+}
+
+int32_t engine_set_find(const struct engine_set *set, int32_t rank)
+{
+    return find_rank(set->ranks, set->places, rank);
 }
 
 size_t engine_ranks_text(const int32_t *ranks, uint32_t count, char *text_p, size_t size)
@@ -151,12 +199,14 @@ size_t engine_ranks_text(const int32_t *ranks, uint32_t count, char *text_p, siz
     for (uint32_t i = 0; i < count; i++) {
         uint32_t last = i;
         char *at = used < size ? text_p + used : NULL;
-        while (count > 16 && last + 1 < count && ranks[last + 1] == ranks[last] + 1)
+        while (count > 16 && last + 1 < count &&
+               rank_at(ranks, last + 1) == rank_at(ranks, last) + 1)
             last++;
-        used += (size_t)snprintf(at, at ? size - used : 0, "%s%d", i > 0 ? "," : "", ranks[i]);
+        used +=
+            (size_t)snprintf(at, at ? size - used : 0, "%s%d", i > 0 ? "," : "", rank_at(ranks, i));
         at = used < size ? text_p + used : NULL;
         if (last > i)
-            used += (size_t)snprintf(at, at ? size - used : 0, "-%d", ranks[last]);
+            used += (size_t)snprintf(at, at ? size - used : 0, "-%d", rank_at(ranks, last));
         i = last;
     }
     return used;

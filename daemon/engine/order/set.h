@@ -4,6 +4,8 @@
 #ifndef ENGINE_SET_H
 #define ENGINE_SET_H
 
+#include "daemon/engine/order/roster.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,10 +26,11 @@ struct engine_lane {
 struct engine_set {
     uint32_t id;     /* reused after a removal, oldest first */
     uint64_t serial; /* never reused: names belong to it, not to the id */
-    uint32_t size;
-    uint32_t refs; /* the table's, and one per part and op */
-    bool removed;  /* out of the table */
-    bool opened;   /* by its members alone, who close it; others may have the same ranks */
+    uint32_t size;   /* members, on all nodes */
+    uint32_t places; /* of them with a seat here */
+    uint32_t refs;   /* the table's, and one per part and op */
+    bool removed;    /* out of the table */
+    bool opened;     /* by its members alone, who close it; others may have the same ranks */
     /* Waiting ops of this set, oldest first, by .set_next; the cursor of whoever walks over them
      * while they may go. */
     struct engine_op *first, *last, *cursor;
@@ -36,12 +39,17 @@ struct engine_set {
     struct engine_op *join; /* the ranks that have joined; NULL: none */
     uint32_t joined;        /* how many */
     struct engine_lane lanes[ENGINE_SET_LANES];
-    const int32_t *ranks; /* [size], ascending, ranks of the job */
-    const int16_t *index; /* [size of the job]: set rank, -1: no member */
+    int32_t *members; /* [size], ascending, ranks of the job; NULL: every rank */
+    /* The members with a seat here, in the order of their ranks. A member's place in these arrays is
+     * its place in those of every op. */
+    int32_t *ranks;     /* [places] ranks of the job */
+    uint32_t *numbers;  /* [places] set ranks: places among all members */
+    engine_seat *seats; /* [places] */
+    int16_t *index;     /* [seats of this node] places; -1: no member */
 };
 
 struct engine_sets {
-    int32_t job_size;
+    const struct engine_roster *roster;
     uint64_t serials;
     uint32_t count, next_id;
     struct engine_set *by_id[ENGINE_SETS_MAX];
@@ -49,8 +57,8 @@ struct engine_sets {
     uint32_t freed_first, freed_count;
 };
 
-/* With set 0. HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_sets_init(struct engine_sets *sets, int32_t job_size);
+/* With set 0. `roster` outlives the table. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_sets_init(struct engine_sets *sets, const struct engine_roster *roster);
 /* Drops the table's references; a set goes with its last one. Harmless on a zeroed table. */
 void engine_sets_fini(struct engine_sets *sets);
 /* NULL when there is none. */
@@ -68,11 +76,24 @@ struct engine_set *engine_set_get(struct engine_set *set);
 void engine_set_put(struct engine_set *set);
 /* The set's unnamed ops are numbered from 1 again. */
 void engine_set_restart(struct engine_set *set);
-/* -1: no member. */
+/* The set rank of a rank of the job; -1: no member. */
 int32_t engine_set_rank(const struct engine_set *set, int32_t rank);
+/* The place of a rank of the job; -1: no member, or no seat here. */
+int32_t engine_set_find(const struct engine_set *set, int32_t rank);
+/* The place of a seat; -1: no member. */
+static inline int32_t engine_set_place(const struct engine_set *set, engine_seat seat)
+{
+    return set->index[seat.n];
+}
+
+/* The rank of a set rank. */
+static inline int32_t engine_set_member(const struct engine_set *set, uint32_t set_rank)
+{
+    return set->members ? set->members[set_rank] : (int32_t)set_rank;
+}
 
 /* "rank 3", "ranks 0,1,3", and from 17 ranks on "ranks 0-15,18"; returns the length it wanted, as
- * snprintf does. */
+ * snprintf does. `ranks` NULL: 0 to count - 1. */
 size_t engine_ranks_text(const int32_t *ranks, uint32_t count, char *text_p, size_t size);
 
 #endif

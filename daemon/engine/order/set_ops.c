@@ -11,12 +11,12 @@
 
 static void members_text(const struct engine_set *set, char *text_p)
 {
-    engine_ranks_text(set->ranks, set->size, text_p, MEMBERS_TEXT);
+    engine_ranks_text(set->members, set->size, text_p, MEMBERS_TEXT);
 }
 
 static void give_id(struct engine_order *order, struct engine_op *op, uint32_t id)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         if (op->parts[i])
             op->parts[i]->rows = id;
     }
@@ -107,14 +107,19 @@ int engine_set_check(const struct engine_set *set, const struct engine_part *par
                  part->copy.process_set);
         return HVI_ERR_NOT_FOUND;
     }
-    int32_t set_rank = engine_set_rank(set, rank);
-    if (set_rank < 0) {
+    int32_t place = engine_set_place(set, part->seat);
+    if (place < 0) {
         members_text(set, members);
         snprintf(text_p, text_size, "%s '%s': rank %d is not a member of process set %u (%s)", kind,
                  label, rank, set->id, members);
         return HVI_ERR_INVALID;
     }
-    if (engine_join_has(set, (uint32_t)set_rank)) {
+    if (set->places < set->size) {
+        snprintf(text_p, text_size, "%s '%s': process set %u has members on other nodes", kind,
+                 label, set->id);
+        return HVI_ERR_UNSUPPORTED;
+    }
+    if (engine_join_has(set, (uint32_t)place)) {
         snprintf(text_p, text_size,
                  "%s '%s': rank %d has joined process set %u and submits nothing there until all "
                  "have",

@@ -6,7 +6,7 @@
 #include "daemon/engine/order/order.h"
 
 /* Why this rank may not submit the part's op to the set that it names: HVI_OK, HVI_ERR_NOT_FOUND,
- * HVI_ERR_INVALID with a sentence. `set` NULL: there is none. */
+ * HVI_ERR_INVALID, HVI_ERR_UNSUPPORTED with a sentence. `set` NULL: there is none. */
 int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
                      size_t text_size);
 

@@ -59,7 +59,7 @@ static int plan_gather(struct engine_op *op, char *text_p, size_t text_size)
     uint64_t bytes = 0;
     int64_t rows = 0;
 
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_part *part = op->parts[i];
         sizes[i] = part ? part->in_bytes : 0;
         if (!add_rows(&rows, part ? part->copy.dims[0] : 0) ||
@@ -67,7 +67,7 @@ static int plan_gather(struct engine_op *op, char *text_p, size_t text_size)
             return refuse(op, HVI_ERR_INVALID, text_p, text_size,
                           "the size of the result overflows");
     }
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         if (!op->parts[i])
             continue;
         op->parts[i]->rows = rows;
@@ -82,7 +82,7 @@ static void plan_scatter(struct engine_op *op)
     uint64_t *sizes = op->own_sizes;
     int64_t members = op->parts_present, before = 0;
 
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         struct engine_part *part = op->parts[i];
         sizes[i] = 0;
         if (!part)
@@ -99,13 +99,14 @@ int64_t engine_sizes_split(const struct engine_op *op, uint32_t from, uint32_t t
 
     if (!part)
         return 0;
-    return part->integers ? part->integers[to] : part->copy.dims[0] / op->set->size;
+    return part->integers ? part->integers[op->set->numbers[to]]
+                          : part->copy.dims[0] / op->set->size;
 }
 
 /* A rank's input has at least the rows of its splits: agree.c has checked it. */
 static int plan_alltoall(struct engine_op *op, char *text_p, size_t text_size)
 {
-    uint32_t size = op->set->size;
+    uint32_t size = op->set->places;
 
     op->matrix = malloc((size_t)size * size * sizeof *op->matrix);
     if (!op->matrix)
@@ -138,7 +139,7 @@ static int plan_alltoall(struct engine_op *op, char *text_p, size_t text_size)
 
 static void plan_alike(struct engine_op *op)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         if (op->parts[i])
             op->parts[i]->out_bytes = op->parts[i]->in_bytes;
     }
@@ -170,7 +171,7 @@ static bool is_in_place(const struct engine_op *op, const struct engine_part *pa
 
     if (op->kind == HVI_KIND_ALLTOALL)
         return false;
-    for (uint32_t i = 0; i < part->set_rank; i++)
+    for (uint32_t i = 0; i < part->place; i++)
         before += op->sizes[i];
     if (op->kind == HVI_KIND_ALLGATHER)
         return part->copy.in_offset == part->copy.out_offset + before;
@@ -191,7 +192,7 @@ static bool overlaps(const struct engine_part *part)
 int engine_sizes_check_output(const struct engine_op *op, const struct engine_part *part,
                               char *text_p, size_t text_size)
 {
-    int32_t rank = op->set->ranks[part->set_rank];
+    int32_t rank = op->set->ranks[part->place];
 
     if (part->copy.out_capacity < part->out_bytes)
         return refuse(op, HVI_ERR_TOO_SMALL, text_p, text_size,

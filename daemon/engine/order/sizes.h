@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How many bytes and rows each rank of a complete op gives and gets. Engine thread. */
+ * How many bytes and rows each rank of a complete op gives and gets, among the members that have
+ * a seat here. Engine thread. */
 #ifndef ENGINE_ORDER_SIZES_H
 #define ENGINE_ORDER_SIZES_H
 
@@ -13,7 +14,7 @@ bool engine_sizes_asks(uint16_t kind);
 /* Whether the part's output takes its result: HVI_OK, HVI_ERR_TOO_SMALL, HVI_ERR_INVALID. */
 int engine_sizes_check_output(const struct engine_op *op, const struct engine_part *part,
                               char *text_p, size_t text_size);
-/* alltoall: rows that `from` sends to `to`, set ranks. */
+/* alltoall: rows that `from` sends to `to`, places. */
 int64_t engine_sizes_split(const struct engine_op *op, uint32_t from, uint32_t to);
 
 #endif

@@ -401,7 +401,8 @@ static void fill_part(struct engine_part *part, const struct engine_session *ses
     part->op = NULL;
     part->tensor = NULL;
     part->set = NULL;
-    part->set_rank = 0;
+    part->place = 0;
+    part->seat = session->seat;
     part->rank = session->rank;
     part->leader = NULL;
     part->sibling = NULL;
@@ -611,7 +612,7 @@ static int prepare(struct engine_request *request, char *text_p, size_t text_siz
         status = engine_set_check(part->set, part, text_p, text_size);
     if (status != HVI_OK)
         return status;
-    part->set_rank = (uint32_t)engine_set_rank(part->set, part->rank);
+    part->place = (uint16_t)engine_set_place(part->set, part->seat);
     if (part->copy.group != 0 && request->session->grouped.refused != HVI_OK) {
         snprintf(text_p, text_size, "another member of its group could not be submitted");
         return request->session->grouped.refused;
@@ -667,7 +668,7 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
     struct engine_request *request = request_new(session, copy, operands);
     struct engine_part *part = &request->express.share.part;
     part->set = engine_set_get(set);
-    part->set_rank = (uint32_t)engine_set_rank(set, session->rank);
+    part->place = (uint16_t)engine_set_place(set, part->seat);
     part->tensor = tensor;
     if (!tensor)
         refuse(request, HVI_ERR_NO_MEMORY, NULL, session->rank);

@@ -199,12 +199,16 @@ static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t 
 {
     struct engine_session *session = calloc(1, sizeof *session);
     int status = HVI_ERR_NO_MEMORY;
+    engine_seat seat;
 
     if (!session)
         return status;
+    bool here = engine_roster_seat(sessions->order->roster, rank, &seat);
+    HVI_ASSERT(here); /* check_attach has seen to it */
     session->sessions = sessions;
     session->order = sessions->order;
     session->rank = rank;
+    session->seat = seat;
     session->id = id;
     session->next_seq = 1;
     session->attached_ns = hvi_clock_ns();
@@ -338,7 +342,7 @@ static bool adopt_rank(struct engine_sessions *sessions, const struct hvi_engine
     struct engine_session *session = NULL;
 
     fill_slot(slot, adopt, request);
-    engine_stats_add_rank(sessions->stats, request->rank);
+    engine_stats_add_rank(sessions->stats, engine_seat_is_rank(request->rank));
     take_job_settings(sessions, request);
     int status = session_new(sessions, request->rank, adopt->session, socket_fd, pid_fd, &session);
     if (status != HVI_OK) {
@@ -586,7 +590,7 @@ static void fill_row(const struct engine_sessions *sessions, int32_t rank, struc
     if (slot->session)
         row->process[0] = hvi_process_state(slot->pid);
     row->in_flight = slot->session ? slot->session->in_flight : 0;
-    engine_stats_fill(sessions->stats, rank, row);
+    engine_stats_fill(sessions->stats, engine_seat_is_rank(rank), row);
     if (slot->session)
         row->region_bytes = slot->session->regions.bytes + slot->session->regions.process_bytes;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);

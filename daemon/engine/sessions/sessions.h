@@ -84,6 +84,7 @@ struct engine_session {
     struct engine_session *gone_next; /* ended, waiting for ops that still use its memory */
     struct engine_session *bell_next;
     int32_t rank;
+    engine_seat seat;
     uint64_t id;
     int socket_fd, pid_fd, event_fd;
     struct engine_process process; /* the trainer's, with .pid_fd */
@@ -130,7 +131,7 @@ struct engine_sessions {
 
     bool stopping;             /* EngineStop, SIGTERM or nobody left */
     bool alone;                /* hvdd is gone */
-    struct engine_rank *ranks; /* [start->size] */
+    struct engine_rank *ranks; /* [start->size]; engine_rank_at */
     int32_t attached, come;    /* attached or dying now; ever attached */
     int32_t watch_next;        /* rank whose process was looked at last */
     char key_digest[HVI_WIRE_SHORT_TEXT];
@@ -145,6 +146,12 @@ struct engine_sessions {
     struct hvi_packet packet; /* scratch for receiving */
     unsigned char send_bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
 };
+
+static inline struct engine_rank *engine_rank_at(const struct engine_sessions *sessions,
+                                                 engine_seat seat)
+{
+    return &sessions->ranks[engine_rank_is_seat(seat)];
+}
 
 /* Everything up to the blank line above is set, the rest zero. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_sessions_init(struct engine_sessions *sessions);

@@ -517,7 +517,7 @@ static bool waits_in(const struct engine_express *express, uint32_t index, int32
 {
     const struct hvi_express *map = &express->map;
     const struct engine_express_slot *slot = &express->slots[index];
-    int32_t member = slot->open ? engine_set_rank(slot->set, rank) : -1;
+    int32_t member = slot->open ? engine_set_place(slot->set, engine_seat_is_rank(rank)) : -1;
 
     if (member < 0)
         return false;

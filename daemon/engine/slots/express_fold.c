@@ -63,7 +63,7 @@ static void fold_entry(struct engine_express *express, int32_t rank,
         op.dtype = slot->agreed.dtype;
         op.process_set = slot->agreed.process_set;
     }
-    engine_trace_add(express->stats, rank, &op);
+    engine_trace_add(express->stats, engine_seat_is_rank(rank), &op);
 }
 
 void engine_express_fold_trace(struct engine_express *express, int32_t rank)

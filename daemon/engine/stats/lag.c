@@ -46,8 +46,7 @@ uint64_t engine_lag_quantile(const struct engine_lag *lag, uint32_t permille)
 
 void engine_lag_op(struct engine_stats *stats, const struct engine_op *op)
 {
-    uint32_t members = op->set->size;
-    struct engine_stats_row *rows = stats->rows;
+    uint32_t members = op->set->places;
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
     uint32_t present = 0, last = 0;
 
@@ -66,9 +65,10 @@ void engine_lag_op(struct engine_stats *stats, const struct engine_op *op)
         return;
     for (uint32_t i = 0; i < members; i++) {
         if (op->parts[i])
-            engine_lag_count(&rows[op->set->ranks[i]].lag, op->parts[i]->arrived_ns - first_ns);
+            engine_lag_count(&engine_stats_row(stats, op->set->seats[i])->lag,
+                             op->parts[i]->arrived_ns - first_ns);
     }
-    rows[op->set->ranks[last]].lag.last_ops++;
+    engine_stats_row(stats, op->set->seats[last])->lag.last_ops++;
 }
 
 void engine_lag_fill(const struct engine_lag *lag, struct hvi_rank_row *row_p)

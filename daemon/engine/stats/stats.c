@@ -6,33 +6,33 @@
 
 #include <stdlib.h>
 
-int engine_stats_init(struct engine_stats *stats, int32_t size)
+int engine_stats_init(struct engine_stats *stats, uint32_t seats)
 {
-    stats->rows = calloc((size_t)size, sizeof *stats->rows);
+    stats->rows = calloc(seats, sizeof *stats->rows);
     if (!stats->rows)
         return HVI_ERR_NO_MEMORY;
-    stats->size = size;
+    stats->seats = seats;
     return HVI_OK;
 }
 
 void engine_stats_fini(struct engine_stats *stats)
 {
-    for (int32_t rank = 0; rank < stats->size; rank++)
-        engine_trace_free(stats->rows[rank].trace);
+    for (uint32_t i = 0; i < stats->seats; i++)
+        engine_trace_free(stats->rows[i].trace);
     free(stats->rows);
     stats->rows = NULL;
-    stats->size = 0;
+    stats->seats = 0;
 }
 
-void engine_stats_add_rank(struct engine_stats *stats, int32_t rank)
+void engine_stats_add_rank(struct engine_stats *stats, engine_seat seat)
 {
-    stats->rows[rank].trace = engine_trace_new();
+    engine_stats_row(stats, seat)->trace = engine_trace_new();
 }
 
 void engine_stats_op(struct engine_stats *stats, const struct engine_op *op)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
-        struct engine_stats_row *row = &stats->rows[op->set->ranks[i]];
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        struct engine_stats_row *row = engine_stats_row(stats, op->set->seats[i]);
         if (!op->parts[i])
             continue;
         row->ops++;
@@ -42,9 +42,10 @@ void engine_stats_op(struct engine_stats *stats, const struct engine_op *op)
     }
 }
 
-void engine_stats_fill(const struct engine_stats *stats, int32_t rank, struct hvi_rank_row *row_p)
+void engine_stats_fill(const struct engine_stats *stats, engine_seat seat,
+                       struct hvi_rank_row *row_p)
 {
-    const struct engine_stats_row *row = &stats->rows[rank];
+    const struct engine_stats_row *row = engine_stats_row(stats, seat);
 
     row_p->ops = row->ops;
     row_p->bytes = row->bytes;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The room stats/: what each rank has done: how many ops (stats.c), how late it came (lag.c) and what it
- * did last (trace.c). Always on, in the engine's own memory; a row outlives the rank it tells of.
+ * did last (trace.c). Always on, in the engine's own memory; a row per seat, which outlives the
+ * rank it tells of.
  * Engine thread; nothing blocks. */
 #ifndef ENGINE_STATS_STATS_H
 #define ENGINE_STATS_STATS_H
 
+#include "daemon/engine/order/roster.h"
 #include "proto/wire.h"
 #include "shm/express.h"
 
@@ -33,20 +35,27 @@ struct engine_stats_row {
 };
 
 struct engine_stats {
-    int32_t size;
-    struct engine_stats_row *rows; /* [size] */
+    uint32_t seats;
+    struct engine_stats_row *rows; /* [seats] */
 };
 
+static inline struct engine_stats_row *engine_stats_row(const struct engine_stats *stats,
+                                                        engine_seat seat)
+{
+    return &stats->rows[seat.n];
+}
+
 /* `stats` is zeroed. HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_stats_init(struct engine_stats *stats, int32_t size);
+int engine_stats_init(struct engine_stats *stats, uint32_t seats);
 /* Harmless on a zeroed one. */
 void engine_stats_fini(struct engine_stats *stats);
 /* The rank has come: from now on it has a trace, if there is memory for it. */
-void engine_stats_add_rank(struct engine_stats *stats, int32_t rank);
+void engine_stats_add_rank(struct engine_stats *stats, engine_seat seat);
 /* An op is about to end well: counts it for its ranks. */
 void engine_stats_op(struct engine_stats *stats, const struct engine_op *op);
 /* Everything but what the trace keeps. */
-void engine_stats_fill(const struct engine_stats *stats, int32_t rank, struct hvi_rank_row *row_p);
+void engine_stats_fill(const struct engine_stats *stats, engine_seat seat,
+                       struct hvi_rank_row *row_p);
 
 /* ---- lag.c ---- */
 
@@ -79,15 +88,16 @@ struct engine_trace_reader {
 };
 
 /* For ops that do not pass sessions/complete.c. A rank without a trace is ignored. */
-void engine_trace_add(struct engine_stats *stats, int32_t rank, const struct engine_trace_op *op);
+void engine_trace_add(struct engine_stats *stats, engine_seat seat,
+                      const struct engine_trace_op *op);
 /* The part is about to be answered; its op, if any, is still set. */
 void engine_trace_part(struct engine_stats *stats, const struct engine_part *part, int status,
                        uint64_t now_ns);
 /* A part that still waits or executes. */
 void engine_trace_read_part(struct engine_trace_reader *reader, const struct engine_part *part);
-/* The rank's finished ops. */
+/* The finished ops of the seat, whose rank is `rank`. */
 void engine_trace_read(struct engine_trace_reader *reader, const struct engine_stats *stats,
-                       int32_t rank);
+                       engine_seat seat, int32_t rank);
 /* Within stats/: an empty trace. NULL: out of memory. */
 struct engine_trace *engine_trace_new(void);
 void engine_trace_free(struct engine_trace *trace);

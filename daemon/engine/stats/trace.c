@@ -77,9 +77,10 @@ static void fill_entry(const struct engine_trace_op *op, struct entry *entry)
     entry->dtype = (uint8_t)op->dtype;
 }
 
-void engine_trace_add(struct engine_stats *stats, int32_t rank, const struct engine_trace_op *op)
+void engine_trace_add(struct engine_stats *stats, engine_seat seat,
+                      const struct engine_trace_op *op)
 {
-    struct engine_trace *trace = stats->rows[rank].trace;
+    struct engine_trace *trace = engine_stats_row(stats, seat)->trace;
 
     if (!trace)
         return;
@@ -109,7 +110,7 @@ void engine_trace_part(struct engine_stats *stats, const struct engine_part *par
     describe(part, &op);
     op.status = status;
     op.done_ns = now_ns;
-    engine_trace_add(stats, part->rank, &op);
+    engine_trace_add(stats, part->seat, &op);
 }
 
 /* ---- rows ---- */
@@ -156,9 +157,9 @@ void engine_trace_read_part(struct engine_trace_reader *reader, const struct eng
 }
 
 void engine_trace_read(struct engine_trace_reader *reader, const struct engine_stats *stats,
-                       int32_t rank)
+                       engine_seat seat, int32_t rank)
 {
-    const struct engine_trace *trace = stats->rows[rank].trace;
+    const struct engine_trace *trace = engine_stats_row(stats, seat)->trace;
 
     if (!trace)
         return;

@@ -62,13 +62,13 @@ static void cut_whole(const struct engine_sentence *sentence)
 
 /* "1: [w1, w2] (pid 4711, stopped)"; nothing for a rank that is not missing. */
 static void append_missing(struct engine_sentence *sentence, const struct round *round,
-                           uint64_t chosen, int32_t rank)
+                           uint64_t chosen, engine_seat seat)
 {
-    const struct engine_rank *slot = &round->watch->sessions->ranks[rank];
+    const struct engine_rank *slot = engine_rank_at(round->watch->sessions, seat);
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
-        int32_t member = round->ops[i]->set->index[rank];
+        int32_t member = engine_set_place(round->ops[i]->set, seat);
         char label[ENGINE_LABEL];
         if ((chosen >> i & 1) == 0 || member < 0 ||
             !engine_stall_misses(round->ops[i], (uint32_t)member) || found > NAMES_SHOWN)
@@ -76,7 +76,8 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
         engine_tensor_label(round->ops[i]->tensor, label);
         label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
         if (found == 0)
-            engine_sentence_append(sentence, "\n%d: [", rank);
+            engine_sentence_append(sentence, "\n%d: [",
+                                   engine_roster_rank(round->watch->order->roster, seat));
         engine_sentence_append(sentence, "%s%s", found > 0 ? ", " : "",
                                found < NAMES_SHOWN ? label : "...");
         found++;
@@ -102,18 +103,18 @@ static void describe_round(const struct round *round, uint64_t chosen, char *tex
         "indicate that different ranks are trying to submit different tensors or that only "
         "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
         (double)round->watch->stall_warn_ns / (double)HVI_NS_SEC);
-    for (int32_t rank = 0; rank < round->watch->start->size; rank++)
-        append_missing(&sentence, round, chosen, rank);
+    for (uint16_t i = 0; i < round->watch->order->roster->seats; i++)
+        append_missing(&sentence, round, chosen, (engine_seat){i});
     cut_whole(&sentence);
 }
 
-/* The ops of the round that this rank takes part in, a bit each. */
-static uint64_t ops_of(const struct round *round, int32_t rank)
+/* The ops of the round in which this seat takes part, a bit each. */
+static uint64_t ops_of(const struct round *round, engine_seat seat)
 {
     uint64_t chosen = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
-        if (round->ops[i]->set->index[rank] >= 0)
+        if (engine_set_place(round->ops[i]->set, seat) >= 0)
             chosen |= 1ull << i;
     }
     return chosen;
@@ -126,9 +127,10 @@ static void notify_ranks(struct engine_watch *watch, const struct round *round)
 
     msg.notice.status = HVI_INPROGRESS;
     msg.notice.rank = -1;
-    for (int32_t rank = 0; rank < watch->start->size; rank++) {
-        const struct engine_session *session = watch->sessions->ranks[rank].session;
-        uint64_t chosen = ops_of(round, rank);
+    for (uint16_t i = 0; i < watch->order->roster->seats; i++) {
+        const engine_seat seat = {i};
+        const struct engine_session *session = engine_rank_at(watch->sessions, seat)->session;
+        uint64_t chosen = ops_of(round, seat);
         if (!session || session->over || chosen == 0)
             continue;
         if (chosen != described)
@@ -185,7 +187,7 @@ static void warn(struct engine_watch *watch, uint64_t now_ns)
 
 static int32_t first_missing(const struct engine_op *op)
 {
-    uint32_t members = op->set->size;
+    uint32_t members = op->set->places;
 
     for (uint32_t i = 0; i < members; i++) {
         if (engine_stall_misses(op, i))
@@ -255,11 +257,13 @@ static void describe_holders(const struct engine_watch *watch, const struct engi
 
     engine_sentence_append(&sentence, "%s '%.*s' waits for", hvi_kind_text(held->slot->agreed.kind),
                            (int)NAME_SHOWN, held->name);
-    for (int32_t rank = 0; rank < watch->start->size; rank++) {
-        if ((held->holders >> rank & 1u) == 0)
+    for (uint16_t i = 0; i < watch->order->roster->seats; i++) {
+        const engine_seat seat = {i};
+        if ((held->holders >> i & 1u) == 0)
             continue;
-        pid_t pid = watch->sessions->ranks[rank].pid;
-        engine_sentence_append(&sentence, " rank %d (pid %d, %s)", rank, (int)pid,
+        pid_t pid = engine_rank_at(watch->sessions, seat)->pid;
+        engine_sentence_append(&sentence, " rank %d (pid %d, %s)",
+                               engine_roster_rank(watch->order->roster, seat), (int)pid,
                                hvi_process_state_text(hvi_process_state(pid)));
     }
     engine_sentence_append(&sentence, ", in the middle of its part of the reduction");
@@ -274,9 +278,9 @@ static void tell_members(struct engine_watch *watch, const struct engine_held *h
     msg.notice.status = HVI_INPROGRESS;
     msg.notice.rank = -1;
     snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
-    for (uint32_t i = 0; i < held->slot->set->size; i++) {
+    for (uint32_t i = 0; i < held->slot->set->places; i++) {
         const struct engine_session *session =
-            watch->sessions->ranks[held->slot->set->ranks[i]].session;
+            engine_rank_at(watch->sessions, held->slot->set->seats[i])->session;
         if (session && !session->over)
             engine_sessions_send(watch->sessions, session->socket_fd, &msg, NULL, 0);
     }

@@ -41,30 +41,28 @@ const char *engine_stall_kind(const struct engine_op *op)
     return hvi_kind_text(part ? part->copy.kind : HVI_KIND_BARRIER);
 }
 
-/* The oldest op that each rank has submitted and that still waits; NULL without memory. */
+/* By seat: the oldest op that each rank has submitted and that still waits; NULL without memory. */
 static const struct engine_op **oldest_ops(const struct engine_watch *watch)
 {
-    const struct engine_op **oldest = calloc((size_t)watch->start->size, sizeof *oldest);
+    const struct engine_op **oldest = calloc(watch->order->roster->seats, sizeof *oldest);
 
     for (const struct engine_op *op = watch->order->waiting_first; oldest && op; op = op->next) {
-        uint32_t members = op->set->size;
+        uint32_t members = op->set->places;
         for (uint32_t i = 0; i < members; i++) {
-            int32_t rank = op->set->ranks[i];
-            if (op->parts[i] && !oldest[rank])
-                oldest[rank] = op;
+            const struct engine_op **mine = &oldest[op->set->seats[i].n];
+            if (op->parts[i] && !*mine)
+                *mine = op;
         }
     }
     return oldest;
 }
 
-static void fill_waits_in(const struct engine_watch *watch, int32_t rank,
-                          const struct engine_op *oldest, struct hvi_missing_rank *missing)
+static void fill_waits_in(const struct engine_op *oldest, struct hvi_missing_rank *missing)
 {
     char label[ENGINE_LABEL];
 
     if (!oldest) {
-        hvi_process_waits_in(watch->sessions->ranks[rank].pid, missing->waits_in,
-                             sizeof missing->waits_in);
+        hvi_process_waits_in(missing->pid, missing->waits_in, sizeof missing->waits_in);
         if (!hvi_utf8_valid(missing->waits_in, strlen(missing->waits_in)))
             missing->waits_in[0] = '\0';
         return;
@@ -74,26 +72,26 @@ static void fill_waits_in(const struct engine_watch *watch, int32_t rank,
              (int)hvi_utf8_cut(label, strlen(label), LABEL_MAX), label);
 }
 
-static void fill_missing(const struct engine_watch *watch, int32_t rank,
+static void fill_missing(const struct engine_watch *watch, engine_seat seat,
                          const struct engine_op *oldest, struct hvi_missing_rank *missing)
 {
-    const struct engine_rank *slot = &watch->sessions->ranks[rank];
+    const struct engine_rank *slot = engine_rank_at(watch->sessions, seat);
 
-    missing->rank = rank;
+    missing->rank = engine_roster_rank(watch->order->roster, seat);
     missing->pid = slot->session ? slot->pid : 0;
     if (!slot->session) {
         snprintf(missing->process, sizeof missing->process, "absent");
         return;
     }
     snprintf(missing->process, sizeof missing->process, "%c", hvi_process_state(slot->pid));
-    fill_waits_in(watch, rank, oldest, missing);
+    fill_waits_in(oldest, missing);
 }
 
 static int fill_row(const struct engine_watch *watch, const struct engine_op *op,
                     const struct engine_op *const *oldest, uint64_t now_ns,
                     struct hvi_stall_row *row)
 {
-    uint32_t members = op->set->size;
+    uint32_t members = op->set->places;
     const struct engine_part *part = engine_op_first_part(op);
 
     row->ready = calloc(members, sizeof *row->ready);
@@ -106,11 +104,11 @@ static int fill_row(const struct engine_watch *watch, const struct engine_op *op
     row->process_set = part ? part->copy.process_set : 0;
     row->age_ns = now_ns - op->first_ns;
     for (uint32_t i = 0; i < members; i++) {
-        int32_t rank = op->set->ranks[i];
+        engine_seat seat = op->set->seats[i];
         if (engine_stall_misses(op, i))
-            fill_missing(watch, rank, oldest[rank], &row->missing[row->missing_count++]);
+            fill_missing(watch, seat, oldest[seat.n], &row->missing[row->missing_count++]);
         else if (op->parts[i])
-            row->ready[row->ready_count++] = rank;
+            row->ready[row->ready_count++] = op->set->ranks[i];
     }
     return HVI_OK;
 }
@@ -121,8 +119,8 @@ static int fill_held_row(const struct engine_watch *watch, const struct engine_h
 {
     const struct engine_set *set = held->slot->set;
 
-    row->ready = calloc(set->size, sizeof *row->ready);
-    row->missing = calloc(set->size, sizeof *row->missing);
+    row->ready = calloc(set->places, sizeof *row->ready);
+    row->missing = calloc(set->places, sizeof *row->missing);
     if (!row->ready || !row->missing)
         return HVI_ERR_NO_MEMORY;
     snprintf(row->tensor, sizeof row->tensor, "%s", held->name);
@@ -130,14 +128,13 @@ static int fill_held_row(const struct engine_watch *watch, const struct engine_h
     snprintf(row->job, sizeof row->job, "%s", watch->start->job);
     row->process_set = held->slot->agreed.process_set;
     row->age_ns = now_ns - held->since_ns;
-    for (uint32_t i = 0; i < set->size; i++) {
-        int32_t rank = set->ranks[i];
-        if (held->holders >> rank & 1u) {
+    for (uint32_t i = 0; i < set->places; i++) {
+        if (held->holders >> set->seats[i].n & 1u) {
             struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
-            fill_missing(watch, rank, NULL, missing);
+            fill_missing(watch, set->seats[i], NULL, missing);
             snprintf(missing->waits_in, sizeof missing->waits_in, "its part of the reduction");
         } else {
-            row->ready[row->ready_count++] = rank;
+            row->ready[row->ready_count++] = set->ranks[i];
         }
     }
     return HVI_OK;
@@ -150,8 +147,8 @@ static int fill_silent_row(const struct engine_watch *watch, const struct engine
 {
     const struct engine_part *part = engine_op_first_part(op);
 
-    row->ready = calloc(op->set->size, sizeof *row->ready);
-    row->missing = calloc(op->set->size, sizeof *row->missing);
+    row->ready = calloc(op->set->places, sizeof *row->ready);
+    row->missing = calloc(op->set->places, sizeof *row->missing);
     if (!row->ready || !row->missing)
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
@@ -159,10 +156,10 @@ static int fill_silent_row(const struct engine_watch *watch, const struct engine
     snprintf(row->job, sizeof row->job, "%s", watch->start->job);
     row->process_set = part ? part->copy.process_set : 0;
     row->age_ns = now_ns - op->first_ns;
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         struct hvi_missing_rank *missing = &row->missing[row->missing_count];
         if ((int32_t)i == fault->rank) {
-            fill_missing(watch, op->set->ranks[i], NULL, missing);
+            fill_missing(watch, op->set->seats[i], NULL, missing);
             snprintf(missing->waits_in, sizeof missing->waits_in,
                      "its memory, which does not answer while the op executes (%s, 0x%" PRIx64 ")",
                      fault->writing ? "output" : "input", fault->address);
@@ -281,13 +278,13 @@ int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t li
 void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
                            char *text_p, size_t size)
 {
-    uint32_t members = op->set->size;
+    uint32_t members = op->set->places;
     size_t used = 0;
     uint32_t more = 0;
 
     text_p[0] = '\0';
     for (uint32_t i = 0; i < members; i++) {
-        const struct engine_rank *slot = &watch->sessions->ranks[op->set->ranks[i]];
+        const struct engine_rank *slot = engine_rank_at(watch->sessions, op->set->seats[i]);
         char one[96];
         if (!engine_stall_misses(op, i))
             continue;

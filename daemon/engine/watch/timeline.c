@@ -226,7 +226,7 @@ static bool begin_op(struct engine_timeline *timeline, const struct engine_part 
     op->timeline_ns = 0;
     op->timeline_kind = part->copy.kind;
     begin(timeline, op, part->arrived_ns, TIMELINE_NEGOTIATE);
-    for (uint32_t i = 0; op->parts_present > 1 && i < op->set->size; i++) {
+    for (uint32_t i = 0; op->parts_present > 1 && i < op->set->places; i++) {
         if (op->parts[i] && op->parts[i] != part)
             arrived(timeline, op, op->parts[i], part->arrived_ns);
     }

@@ -31,13 +31,15 @@ int engine_trace_rows(struct engine_watch *watch, int32_t rank, uint32_t limit, 
     reader.rows = calloc(reader.limit, sizeof *reader.rows);
     if (!reader.rows)
         return HVI_ERR_NO_MEMORY;
-    for (int32_t i = 0; i < watch->start->size; i++) {
-        const struct engine_session *session = watch->sessions->ranks[i].session;
-        if (rank >= 0 && rank != i)
+    for (uint16_t i = 0; i < watch->order->roster->seats; i++) {
+        const engine_seat seat = {i};
+        int32_t here = engine_roster_rank(watch->order->roster, seat);
+        const struct engine_session *session = engine_rank_at(watch->sessions, seat)->session;
+        if (rank >= 0 && rank != here)
             continue;
         if (session && before == 0)
             read_in_flight(&reader, session);
-        engine_trace_read(&reader, watch->stats, i);
+        engine_trace_read(&reader, watch->stats, seat, here);
     }
     *rows_p = reader.rows;
     *count_p = reader.count;

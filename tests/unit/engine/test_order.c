@@ -6,8 +6,11 @@
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/set_ops.h"
+#include "daemon/engine/order/sizes.h"
 #include "tests/unit/hvt_main.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +25,10 @@ struct answered {
     char text[HVI_TEXT_MAX + 1];
 };
 
+static struct engine_roster roster;
 static struct engine_order order;
-static struct answered parts[RANKS][EACH];
+static struct engine_set *meeting;         /* the set of the parts that are made */
+static struct answered parts[RANKS][EACH]; /* by seat */
 static uint32_t answers, waits, came, complete, ready, succeeded, over;
 
 /* ---- the tables ---- */
@@ -66,10 +71,12 @@ static void drop(struct engine_part *part)
 
 static struct engine_op *new_op(void *user)
 {
-    struct engine_op *op = calloc(1, sizeof *op + engine_op_room(*(int32_t *)user));
+    int32_t seats = (int32_t)roster.seats;
+    struct engine_op *op = calloc(1, sizeof *op + engine_op_room(seats));
 
+    (void)user;
     ck_assert_ptr_nonnull(op);
-    engine_op_init(op, *(int32_t *)user, op + 1);
+    engine_op_init(op, seats, op + 1);
     return op;
 }
 
@@ -125,26 +132,33 @@ static const struct engine_order_observer observer = {
 
 /* ---- ranks ---- */
 
-static void begin(int32_t size)
+/* `ranks` as engine_roster_init has them. */
+static void begin_node(int32_t size, const int32_t *ranks, uint32_t seats)
 {
-    static int32_t job_size;
-
-    job_size = size;
     memset(&order, 0, sizeof order);
     memset(parts, 0, sizeof parts);
     answers = waits = came = complete = ready = succeeded = over = 0;
-    ck_assert_int_eq(engine_order_init(&order, "job", size, &sink, &observer, &job_size), HVI_OK);
+    ck_assert_int_eq(engine_roster_init(&roster, size, ranks, seats), HVI_OK);
+    ck_assert_int_eq(engine_order_init(&order, "job", &roster, &sink, &observer, NULL), HVI_OK);
+    meeting = order.sets.by_id[0];
 }
 
-/* An allreduce of `count` floats in set 0. */
-static struct engine_part *make(int32_t rank, uint32_t which, const char *name, int64_t count)
+/* One node has the whole job: seats are ranks. */
+static void begin(int32_t size)
 {
-    struct engine_part *part = &parts[rank][which].part;
+    begin_node(size, NULL, (uint32_t)size);
+}
 
-    memset(&parts[rank][which], 0, sizeof parts[rank][which]);
-    part->rank = rank;
-    part->set = engine_set_get(order.sets.by_id[0]);
-    part->set_rank = (uint32_t)rank;
+/* An allreduce of `count` floats. */
+static struct engine_part *make(int32_t seat, uint32_t which, const char *name, int64_t count)
+{
+    struct engine_part *part = &parts[seat][which].part;
+
+    memset(&parts[seat][which], 0, sizeof parts[seat][which]);
+    part->seat = (engine_seat){(uint16_t)seat};
+    part->rank = engine_roster_rank(&roster, part->seat);
+    part->set = engine_set_get(meeting);
+    part->place = (uint16_t)engine_set_place(meeting, part->seat);
     part->tensor =
         engine_tensor_get_named(&order.tensors, part->set->serial, name, (uint32_t)strlen(name));
     ck_assert_ptr_nonnull(part->tensor);
@@ -161,9 +175,9 @@ static struct engine_part *make(int32_t rank, uint32_t which, const char *name, 
     return part;
 }
 
-static void submit(int32_t rank, uint32_t which, const char *name, int64_t count)
+static void submit(int32_t seat, uint32_t which, const char *name, int64_t count)
 {
-    ck_assert_int_eq(engine_negotiate_submit(&order, make(rank, which, name, count)), HVI_OK);
+    ck_assert_int_eq(engine_negotiate_submit(&order, make(seat, which, name, count)), HVI_OK);
 }
 
 /* Ends everything that is ready, oldest first, as exec/ would. */
@@ -191,6 +205,7 @@ static void end(void)
 {
     ck_assert_ptr_null(order.waiting_first);
     engine_order_fini(&order);
+    engine_roster_fini(&roster);
 }
 
 /* ---- what it does ---- */
@@ -299,10 +314,10 @@ START_TEST(what_repeats_is_not_checked_again)
 }
 END_TEST
 
-static int take(int32_t rank, uint32_t which, const char *name, uint32_t index, uint32_t size,
+static int take(int32_t seat, uint32_t which, const char *name, uint32_t index, uint32_t size,
                 struct engine_group *group)
 {
-    struct engine_part *part = make(rank, which, name, 1);
+    struct engine_part *part = make(seat, which, name, 1);
 
     part->copy.group = 1;
     part->copy.group_index = index;
@@ -376,6 +391,270 @@ START_TEST(the_first_reason_why_nothing_finishes_stays_until_the_job_is_stopped)
 }
 END_TEST
 
+/* ---- seats that are not ranks ---- */
+
+#define FAR     900000
+#define MILLION 1000000
+#define SEATS   4
+
+static const int32_t far_ranks[SEATS] = {5, 2, FAR, 7};
+
+/* One node of a job of a million ranks; its four meet in a set of their own. */
+static void begin_far(void)
+{
+    begin_node(MILLION, far_ranks, SEATS);
+    ck_assert_int_eq(engine_sets_add(&order.sets, (int64_t[]){2, 5, 7, FAR}, SEATS, &meeting),
+                     HVI_OK);
+}
+
+/* Of another kind, with an output that takes everything. */
+static struct engine_part *make_kind(int32_t seat, uint16_t kind, int64_t count, int32_t root)
+{
+    struct engine_part *part = make(seat, 0, "w1", count);
+
+    part->copy.kind = kind;
+    part->copy.root = root;
+    part->copy.in_region = 1;
+    part->copy.out_region = 2;
+    part->copy.out_capacity = 1000;
+    return part;
+}
+
+START_TEST(seats_and_ranks_find_each_other)
+{
+    static const int32_t elsewhere[] = {-1, 0, 6, FAR - 1, MILLION - 1};
+    engine_seat seat;
+
+    begin_far();
+    for (uint16_t i = 0; i < SEATS; i++) {
+        ck_assert_int_eq(engine_roster_rank(&roster, (engine_seat){i}), far_ranks[i]);
+        ck_assert(engine_roster_seat(&roster, far_ranks[i], &seat));
+        ck_assert_uint_eq(seat.n, i);
+    }
+    for (size_t i = 0; i < sizeof elsewhere / sizeof elsewhere[0]; i++)
+        ck_assert(!engine_roster_seat(&roster, elsewhere[i], &seat));
+    end();
+}
+END_TEST
+
+START_TEST(members_have_places_in_the_order_of_their_ranks)
+{
+    static const uint16_t seats[SEATS] = {1, 0, 3, 2};
+    const struct engine_set *all;
+
+    begin_far();
+    all = order.sets.by_id[0];
+    for (uint32_t place = 0; place < SEATS; place++) {
+        ck_assert_uint_eq(meeting->seats[place].n, seats[place]);
+        ck_assert_int_eq(engine_set_place(meeting, meeting->seats[place]), (int32_t)place);
+        ck_assert_int_eq(engine_set_rank(meeting, meeting->ranks[place]), (int32_t)place);
+        ck_assert_int_eq(engine_set_find(all, meeting->ranks[place]), (int32_t)place);
+        ck_assert_int_eq(engine_set_rank(all, meeting->ranks[place]), meeting->ranks[place]);
+    }
+    ck_assert_int_eq(engine_set_rank(meeting, 6), -1);
+    ck_assert_int_eq(engine_set_rank(all, 6), 6);
+    ck_assert_int_eq(engine_set_find(all, 6), -1);
+    ck_assert_int_eq(engine_set_rank(all, MILLION), -1);
+    end();
+}
+END_TEST
+
+START_TEST(nothing_is_sized_by_the_job)
+{
+    struct engine_sets one_node = {0};
+    struct engine_roster four = {0};
+
+    begin_far();
+    ck_assert_int_eq(engine_roster_init(&four, SEATS, NULL, SEATS), HVI_OK);
+    ck_assert_int_eq(engine_sets_init(&one_node, &four), HVI_OK);
+    ck_assert_uint_eq(order.sets.by_id[0]->size, MILLION);
+    ck_assert_uint_eq(malloc_usable_size(order.sets.by_id[0]),
+                      malloc_usable_size(one_node.by_id[0]));
+    engine_sets_fini(&one_node);
+    engine_roster_fini(&four);
+    end();
+}
+END_TEST
+
+START_TEST(an_allreduce_meets_by_seat_and_tells_of_ranks)
+{
+    begin_far();
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        submit(seat, 0, "w1", 10);
+    ck_assert_int_eq(engine_op_first_part(order.ready_first)->rank, 2);
+    ck_assert_int_eq(order.ready_first->parts[3]->rank, FAR);
+    execute(HVI_OK);
+    expect_all(SEATS, 0, HVI_OK);
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        submit(seat, 1, "w1", seat == 0 ? 11 : 10);
+    expect_all(SEATS, 1, HVI_ERR_MISMATCH);
+    ck_assert_str_eq(parts[0][1].text, "allreduce 'w1': ranks disagree on shape: ranks "
+                                       "2,7,900000 said [10]; rank 5 said [11]");
+    end();
+}
+END_TEST
+
+START_TEST(an_op_that_fails_early_waits_for_the_seats_that_have_not_come)
+{
+    begin_far();
+    submit(2, 0, "w1", 1);
+    submit(0, 0, "w1", 1);
+    engine_op_fail(&order, order.waiting_first, HVI_ERR_STALLED, "rank 7 is missing", 7);
+    ck_assert_int_eq(parts[2][0].culprit, 7);
+    ck_assert_uint_eq(order.failed_count, 1);
+    submit(3, 0, "w1", 1);
+    ck_assert_str_eq(parts[3][0].text, "rank 7 is missing");
+    submit(1, 0, "w1", 1);
+    ck_assert_uint_eq(order.failed_count, 0);
+    expect_all(SEATS, 0, HVI_ERR_STALLED);
+    end();
+}
+END_TEST
+
+START_TEST(an_allgather_is_laid_out_by_rank)
+{
+    static const uint64_t bytes[SEATS] = {8, 4, 16, 12};
+
+    begin_far();
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        ck_assert_int_eq(
+            engine_negotiate_submit(&order, make_kind(seat, HVI_KIND_ALLGATHER, seat + 1, 0)),
+            HVI_OK);
+    for (uint32_t place = 0; place < SEATS; place++)
+        ck_assert_uint_eq(order.ready_first->sizes[place], bytes[place]);
+    ck_assert_uint_eq(order.ready_first->bytes, 40);
+    ck_assert_int_eq(parts[2][0].part.rows, 10);
+    execute(HVI_OK);
+    end();
+}
+END_TEST
+
+static void broadcast(int32_t root)
+{
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        ck_assert_int_eq(
+            engine_negotiate_submit(&order, make_kind(seat, HVI_KIND_BROADCAST, 3, root)), HVI_OK);
+}
+
+START_TEST(the_root_of_a_broadcast_is_a_rank)
+{
+    begin_far();
+    broadcast(FAR);
+    ck_assert_uint_eq(order.ready_count, 1);
+    execute(HVI_OK);
+    expect_all(SEATS, 0, HVI_OK);
+    broadcast(3);
+    expect_all(SEATS, 0, HVI_ERR_INVALID);
+    ck_assert_str_eq(parts[0][0].text, "broadcast 'w1': root rank 3 is not a member of process set "
+                                       "1 (ranks 2,5,7,900000)");
+    end();
+}
+END_TEST
+
+START_TEST(groups_meet_by_seat_and_tell_of_ranks)
+{
+    struct engine_group groups[SEATS] = {{0}};
+
+    begin_far();
+    for (int32_t seat = 0; seat < SEATS; seat++) {
+        ck_assert_int_eq(take(seat, 0, "a", 0, 2, &groups[seat]), HVI_OK);
+        ck_assert_int_eq(take(seat, 1, "b", 1, 2, &groups[seat]), HVI_OK);
+    }
+    execute(HVI_OK);
+    expect_all(SEATS, 1, HVI_OK);
+    for (int32_t seat = 0; seat < SEATS; seat++) {
+        take(seat, 2, "a", 0, 2, &groups[seat]);
+        take(seat, 3, seat == 2 ? "c" : "b", 1, 2, &groups[seat]);
+    }
+    expect_all(SEATS, 2, HVI_ERR_MISMATCH);
+    ck_assert_str_eq(parts[1][2].text, "allreduce 'a': ranks disagree on member 2 of 2 of its "
+                                       "group: rank 2 said 'b'; rank 900000 said 'c'");
+    engine_negotiate_fail_all(&order, HVI_ERR_JOB_STOPPED, "over", -1);
+    end();
+}
+END_TEST
+
+static void join(int32_t seat)
+{
+    struct engine_part *part = make(seat, 1, "join", 0);
+
+    part->copy.kind = HVI_KIND_JOIN;
+    part->arrived_ns = ++order.now_ns;
+    ck_assert_int_eq(engine_join_submit(&order, part), HVI_OK);
+}
+
+START_TEST(a_seat_joins_and_the_last_rank_is_the_answer)
+{
+    begin_far();
+    for (int32_t seat = 1; seat < SEATS; seat++)
+        submit(seat, 0, "w1", 1);
+    ck_assert_uint_eq(ready, 0);
+    join(0);
+    ck_assert_uint_eq(order.ready_count, 1);
+    execute(HVI_OK);
+    join(3);
+    join(1);
+    join(2);
+    expect_all(SEATS, 1, HVI_OK);
+    ck_assert_int_eq(parts[0][1].part.rows, FAR);
+    end();
+}
+END_TEST
+
+START_TEST(a_set_with_members_on_other_nodes_takes_no_ops_yet)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    begin_far();
+    ck_assert_int_eq(engine_sets_add(&order.sets, (int64_t[]){2, 3, 5}, 3, &meeting), HVI_OK);
+    struct engine_part *part = make(0, 0, "w1", 1);
+    ck_assert_int_eq(engine_set_check(meeting, part, text, sizeof text), HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(text, "allreduce 'w1': process set 2 has members on other nodes");
+    let_go(part);
+    part = make(3, 0, "w1", 1);
+    ck_assert_int_eq(engine_set_check(meeting, part, text, sizeof text), HVI_ERR_INVALID);
+    ck_assert_str_eq(text, "allreduce 'w1': rank 7 is not a member of process set 2 (ranks 2,3,5)");
+    let_go(part);
+    end();
+}
+END_TEST
+
+START_TEST(splits_are_by_set_rank_and_parts_by_place)
+{
+    int64_t splits[3] = {1, 9, 4};
+
+    begin_far();
+    ck_assert_int_eq(engine_sets_add(&order.sets, (int64_t[]){2, 3, 5}, 3, &meeting), HVI_OK);
+    struct engine_part *part = make(1, 0, "w1", 14);
+    struct engine_part *both[2] = {part, NULL};
+    const struct engine_op op = {.set = meeting, .parts = both};
+    part->integers = splits;
+    part->integer_count = 3;
+    ck_assert_int_eq(engine_sizes_split(&op, 0, 0), 1);
+    ck_assert_int_eq(engine_sizes_split(&op, 0, 1), 4);
+    let_go(part);
+    end();
+}
+END_TEST
+
+static TCase *roster_tests(void)
+{
+    TCase *tcase = tcase_create("roster");
+
+    tcase_add_test(tcase, seats_and_ranks_find_each_other);
+    tcase_add_test(tcase, members_have_places_in_the_order_of_their_ranks);
+    tcase_add_test(tcase, nothing_is_sized_by_the_job);
+    tcase_add_test(tcase, an_allreduce_meets_by_seat_and_tells_of_ranks);
+    tcase_add_test(tcase, an_op_that_fails_early_waits_for_the_seats_that_have_not_come);
+    tcase_add_test(tcase, an_allgather_is_laid_out_by_rank);
+    tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank);
+    tcase_add_test(tcase, groups_meet_by_seat_and_tell_of_ranks);
+    tcase_add_test(tcase, a_seat_joins_and_the_last_rank_is_the_answer);
+    tcase_add_test(tcase, a_set_with_members_on_other_nodes_takes_no_ops_yet);
+    tcase_add_test(tcase, splits_are_by_set_rank_and_parts_by_place);
+    return tcase;
+}
+
 int main(void)
 {
     Suite *suite = suite_create("engine/order");
@@ -395,5 +674,6 @@ int main(void)
     tcase_add_test(tcase, a_group_that_is_not_whole_can_be_dropped_or_refused);
     tcase_add_test(tcase, the_first_reason_why_nothing_finishes_stays_until_the_job_is_stopped);
     suite_add_tcase(suite, tcase);
+    suite_add_tcase(suite, roster_tests());
     return hvt_run_suite(suite);
 }

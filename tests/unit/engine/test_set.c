@@ -11,7 +11,21 @@
 
 /* ---- the table ---- */
 
+static struct engine_roster roster;
 static struct engine_sets sets;
+
+/* One node has the whole job. */
+static void begin(int32_t size)
+{
+    ck_assert_int_eq(engine_roster_init(&roster, size, NULL, (uint32_t)size), HVI_OK);
+    ck_assert_int_eq(engine_sets_init(&sets, &roster), HVI_OK);
+}
+
+static void end(void)
+{
+    engine_sets_fini(&sets);
+    engine_roster_fini(&roster);
+}
 
 static uint32_t add(const int64_t *ranks, uint32_t count)
 {
@@ -25,7 +39,7 @@ START_TEST(freed_ids_are_reused_oldest_first)
 {
     static const int64_t pairs[5][2] = {{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}};
 
-    ck_assert_int_eq(engine_sets_init(&sets, 4), HVI_OK);
+    begin(4);
     ck_assert_uint_eq(engine_sets_find(&sets, 0)->size, 4);
     for (uint32_t i = 0; i < 3; i++)
         ck_assert_uint_eq(add(pairs[i], 2), i + 1);
@@ -35,7 +49,7 @@ START_TEST(freed_ids_are_reused_oldest_first)
     ck_assert_uint_eq(add(pairs[3], 2), 2);
     ck_assert_uint_eq(add(pairs[0], 2), 1);
     ck_assert_uint_eq(add(pairs[4], 2), 4);
-    engine_sets_fini(&sets);
+    end();
 }
 END_TEST
 
@@ -43,7 +57,7 @@ START_TEST(a_set_knows_its_ranks_and_is_found_by_them)
 {
     static const int64_t ranks[] = {1, 3}, others[] = {1, 2}, all[] = {0, 1, 2, 3};
 
-    ck_assert_int_eq(engine_sets_init(&sets, 4), HVI_OK);
+    begin(4);
     struct engine_set *set = engine_sets_find(&sets, add(ranks, 2));
     ck_assert_int_eq(engine_set_rank(set, 3), 1);
     ck_assert_int_eq(engine_set_rank(set, 2), -1);
@@ -52,7 +66,7 @@ START_TEST(a_set_knows_its_ranks_and_is_found_by_them)
     ck_assert_ptr_null(engine_sets_find_ranks(&sets, ranks, 1));
     ck_assert_ptr_eq(engine_sets_find_ranks(&sets, all, 4), engine_sets_find(&sets, 0));
     ck_assert_ptr_null(engine_sets_find(&sets, UINT32_MAX));
-    engine_sets_fini(&sets);
+    end();
 }
 END_TEST
 
@@ -60,7 +74,7 @@ START_TEST(there_is_a_limit_to_sets)
 {
     struct engine_set *set;
 
-    ck_assert_int_eq(engine_sets_init(&sets, 64), HVI_OK);
+    begin(64);
     for (int64_t i = 0; i < ENGINE_SETS_MAX - 1; i++) {
         int64_t ranks[2] = {i % 32, 32 + i / 32};
         add(ranks, 2);
@@ -68,7 +82,7 @@ START_TEST(there_is_a_limit_to_sets)
     ck_assert_int_eq(engine_sets_add(&sets, (int64_t[]){5}, 1, &set), HVI_ERR_LIMIT);
     engine_sets_remove(&sets, engine_sets_find(&sets, 700));
     ck_assert_uint_eq(add((int64_t[]){5}, 1), 700);
-    engine_sets_fini(&sets);
+    end();
 }
 END_TEST
 

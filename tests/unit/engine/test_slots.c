@@ -25,6 +25,7 @@
 static const struct engine_order_sink sink;
 static const struct engine_order_observer observer;
 static struct engine_order order;
+static struct engine_roster roster;
 static struct engine_stats stats;
 static struct engine_express express;
 static struct engine_regions regions[RANKS];
@@ -100,7 +101,8 @@ static void set_up(void)
     memset(&express, 0, sizeof express);
     memset(&order, 0, sizeof order);
     injections = violations = dooms = rings = 0;
-    ck_assert_int_eq(engine_order_init(&order, "job", RANKS, &sink, &observer, NULL), HVI_OK);
+    ck_assert_int_eq(engine_roster_init(&roster, RANKS, NULL, RANKS), HVI_OK);
+    ck_assert_int_eq(engine_order_init(&order, "job", &roster, &sink, &observer, NULL), HVI_OK);
     ck_assert_int_eq(engine_stats_init(&stats, RANKS), HVI_OK);
     ck_assert_int_ge(sd_event_new(&event), 0);
     order.now_ns = hvi_clock_ns();
@@ -125,6 +127,7 @@ static void tear_down(void)
 {
     engine_express_stop(&express);
     engine_order_fini(&order);
+    engine_roster_fini(&roster);
     engine_stats_fini(&stats);
     sd_event_unref(event);
     for (int32_t rank = 0; rank < RANKS; rank++)
@@ -148,7 +151,8 @@ static struct ended ended_op(struct engine_tensor *tensor, uint16_t kind, uint64
         share->share.in = share->share.out = (struct engine_operand){
             .kind = ENGINE_OPERAND_MAPPED, .region = engine_regions_find(&regions[rank], 1)};
         share->share.part.rank = rank;
-        share->share.part.set_rank = (uint32_t)rank;
+        share->share.part.place = (uint16_t)rank;
+        share->share.part.seat = engine_seat_is_rank(rank);
         share->share.part.in_bytes = bytes;
         share->share.part.set = order.sets.by_id[0];
         share->share.part.tensor = tensor;

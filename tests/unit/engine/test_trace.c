@@ -151,7 +151,7 @@ START_TEST(a_long_name_is_shortened_between_characters)
         memcpy(name + 2 * i, "\xc3\xa4", 2);
     name[510] = 'z';
     name[511] = '\0';
-    engine_trace_add(&bench.engine->stats, 0, &op);
+    engine_trace_add(&bench.engine->stats, (engine_seat){0}, &op);
     read_trace(0, 0, 0);
     size_t bytes = strlen(rows[0].tensor);
     ck_assert_uint_le(bytes, HVI_WIRE_TRACE_NAME - 1);

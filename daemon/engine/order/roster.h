@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * engine_roster: which rank of the job each seat of this node is.
+ *
+ *   rank   the number of a trainer in its job: global, any size; names it to people
+ *   seat   its number on this node: dense, below ENGINE_SEATS_MAX; indexes what the engine keeps of it
+ *
+ * The types do not mix. Ranks on other nodes have no seat here. Nothing that is indexed by seat is
+ * sized by the job. Constant once made: any thread. */
+#ifndef ENGINE_ORDER_ROSTER_H
+#define ENGINE_ORDER_ROSTER_H
+
+#include "base/types.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ENGINE_SEATS_MAX HVI_RANKS_MAX
+
+typedef struct {
+    uint16_t n;
+} engine_seat;
+
+struct engine_roster {
+    int32_t size;         /* ranks of the job */
+    uint32_t seats;       /* of this node */
+    int32_t *ranks;       /* [seats] */
+    engine_seat *by_rank; /* [seats], by ascending rank */
+};
+
+/* `ranks` are the ranks of `seats` seats, each below `size` and different; NULL: one node has the
+ * whole job, and seat n is rank n. `roster` is zeroed. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_roster_init(struct engine_roster *roster, int32_t size, const int32_t *ranks,
+                       uint32_t seats);
+/* Harmless on a zeroed one. */
+void engine_roster_fini(struct engine_roster *roster);
+/* False: the rank has no seat here. */
+bool engine_roster_seat(const struct engine_roster *roster, int32_t rank, engine_seat *seat_p);
+
+static inline int32_t engine_roster_rank(const struct engine_roster *roster, engine_seat seat)
+{
+    return roster->ranks[seat.n];
+}
+
+/* For what still keeps a rank where a seat is meant. On one node they are equal; only the callers of
+ * these two rely on that. */
+static inline engine_seat engine_seat_is_rank(int32_t rank)
+{
+    return (engine_seat){(uint16_t)rank};
+}
+static inline int32_t engine_rank_is_seat(engine_seat seat)
+{
+    return seat.n;
+}
+
+#endif
