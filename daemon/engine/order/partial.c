@@ -22,20 +22,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ANY ENGINE_PARTIAL_ANY
-
-uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p)
+struct engine_tensor *engine_partial_tensor(struct engine_tensors *tensors,
+                                            const struct engine_part *part)
 {
     const struct hvi_submission *copy = &part->copy;
-    uint64_t here = (uint64_t)part->rank;
-    uint64_t there = copy->root < 0 ? ANY : (uint64_t)copy->root;
+    struct engine_pair pair = {part->rank, copy->root};
+    uint64_t set = part->set ? part->set->serial : 0;
 
     if (copy->kind == HVI_KIND_SET_OPEN)
-        return copy->anon_seq;
-    *kind_p = HVI_KIND_SEND;
-    if (copy->kind == HVI_KIND_SEND)
-        return here << 48 | there << 32 | copy->anon_seq;
-    return there << 48 | here << 32 | copy->anon_seq;
+        return engine_tensor_get_anon(tensors, set, copy->kind, copy->anon_seq);
+    if (copy->kind == HVI_KIND_RECV)
+        pair = (struct engine_pair){copy->root, part->rank};
+    return engine_tensor_get_pair(tensors, set, pair, copy->anon_seq);
 }
 
 static int check_ranks(const struct engine_part *part, char *text_p, size_t text_size)

@@ -6,8 +6,9 @@
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/order/partial_name.h"
 
-/* What tells the part's tensor from others of its set: a number, and the kind to which it belongs. */
-uint64_t engine_partial_number(const struct engine_part *part, uint16_t *kind_p);
+/* The part's tensor in its set. As engine_tensor_get_anon. */
+struct engine_tensor *engine_partial_tensor(struct engine_tensors *tensors,
+                                            const struct engine_part *part);
 /* What a user can get wrong: HVI_OK, HVI_ERR_INVALID with a sentence. */
 int engine_partial_check(const struct engine_part *part, char *text_p, size_t text_size);
 /* Meets the oldest op that lacks such a part, or waits for its others. As engine_negotiate_submit. */

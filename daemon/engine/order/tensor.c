@@ -9,7 +9,6 @@
 #include "base/assert.h"
 #include "base/types.h"
 #include "base/utf8.h"
-#include "daemon/engine/order/partial_name.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,9 +24,10 @@ static uint64_t hash_name(uint64_t set, const char *name, uint32_t name_bytes)
     return hash ^ hash >> 29;
 }
 
-static uint64_t hash_anon(uint64_t set, uint16_t kind, uint64_t anon_seq)
+static uint64_t hash_anon(uint64_t set, uint16_t kind, struct engine_pair pair, uint64_t anon_seq)
 {
-    return anon_seq * 16 + kind + set * 131;
+    return anon_seq * 16 + kind + set * 131 + (uint32_t)pair.from * 257u +
+           (uint32_t)pair.to * 65537u;
 }
 
 static struct engine_tensor **bucket_of(struct engine_tensors *tensors, uint64_t hash)
@@ -70,15 +70,15 @@ struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, ui
     return tensor;
 }
 
-struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
-                                             uint16_t kind, uint64_t anon_seq)
+static struct engine_tensor *get_unnamed(struct engine_tensors *tensors, uint64_t set,
+                                         uint16_t kind, struct engine_pair pair, uint64_t anon_seq)
 {
-    uint64_t hash = hash_anon(set, kind, anon_seq);
+    uint64_t hash = hash_anon(set, kind, pair, anon_seq);
     struct engine_tensor *tensor;
 
     for (tensor = *bucket_of(tensors, hash); tensor; tensor = tensor->next) {
         if (tensor->anon && tensor->anon_seq == anon_seq && tensor->anon_kind == kind &&
-            tensor->set == set) {
+            tensor->pair.from == pair.from && tensor->pair.to == pair.to && tensor->set == set) {
             tensor->refs++;
             return tensor;
         }
@@ -93,10 +93,23 @@ struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uin
     tensor->anon = true;
     tensor->anon_kind = kind;
     tensor->anon_seq = anon_seq;
+    tensor->pair = pair;
     tensor->set = set;
     tensor->agreed.valid = false;
     insert(tensors, tensor, hash);
     return tensor;
+}
+
+struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
+                                             uint16_t kind, uint64_t anon_seq)
+{
+    return get_unnamed(tensors, set, kind, (struct engine_pair){0, 0}, anon_seq);
+}
+
+struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,
+                                             struct engine_pair pair, uint64_t tag)
+{
+    return get_unnamed(tensors, set, HVI_KIND_SEND, pair, tag);
 }
 
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor)
@@ -138,7 +151,8 @@ void engine_tensors_fini(struct engine_tensors *tensors)
 void engine_tensor_name(const struct engine_tensor *tensor, char *name_p)
 {
     if (tensor->anon && engine_partial_is(tensor->anon_kind))
-        engine_partial_name(tensor->anon_kind, tensor->anon_seq, name_p, HVI_NAME_MAX + 1);
+        engine_partial_name(tensor->anon_kind, tensor->pair, tensor->anon_seq, name_p,
+                            HVI_NAME_MAX + 1);
     else if (tensor->anon)
         snprintf(name_p, HVI_NAME_MAX + 1, "%s.noname.%" PRIu64, hvi_kind_text(tensor->anon_kind),
                  tensor->anon_seq);

@@ -4,6 +4,7 @@
 #define ENGINE_ORDER_TENSOR_H
 
 #include "base/types.h"
+#include "daemon/engine/order/partial_name.h"
 #include "shm/abi.h"
 
 #include <stdbool.h>
@@ -31,8 +32,9 @@ struct engine_tensor {
     struct engine_agreed agreed;
     uint64_t set; /* serial of the set */
     uint64_t hash;
-    uint64_t anon_seq; /* unnamed: matched by (anon_kind, anon_seq) */
-    uint32_t refs;     /* session tables, parts in flight, ops */
+    uint64_t anon_seq;       /* unnamed: matched by (anon_kind, anon_seq, pair) */
+    struct engine_pair pair; /* of a SEND and its RECV, whose .anon_seq is the tag; else 0 */
+    uint32_t refs;           /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;
     uint32_t timeline_epoch,
@@ -56,6 +58,8 @@ struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, ui
                                               const char *name, uint32_t name_bytes);
 struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
                                              uint16_t kind, uint64_t anon_seq);
+struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,
+                                             struct engine_pair pair, uint64_t tag);
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor);
 void engine_tensors_fini(struct engine_tensors *tensors);
 /* The name: "w1", "allreduce.noname.7". name_p needs HVI_NAME_MAX + 1 bytes. */

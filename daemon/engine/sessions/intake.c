@@ -504,11 +504,10 @@ static int bind_tensor(struct engine_request *request)
     uint64_t set = part->set ? part->set->serial : 0;
 
     if (copy->flags & HVI_SUBMIT_ANON) {
-        uint16_t kind = copy->kind;
-        uint64_t number = copy->anon_seq;
-        if (engine_partial_is(kind))
-            number = engine_partial_number(part, &kind);
-        part->tensor = engine_tensor_get_anon(&session->order->tensors, set, kind, number);
+        struct engine_tensors *tensors = &session->order->tensors;
+        part->tensor = engine_partial_is(copy->kind)
+                           ? engine_partial_tensor(tensors, part)
+                           : engine_tensor_get_anon(tensors, set, copy->kind, copy->anon_seq);
         return part->tensor ? HVI_OK : HVI_ERR_NO_MEMORY;
     }
     int status = copy->flags & HVI_SUBMIT_NAMED ? define_tensor(session, copy, set)

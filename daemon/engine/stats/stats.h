@@ -6,6 +6,7 @@
 #ifndef ENGINE_STATS_STATS_H
 #define ENGINE_STATS_STATS_H
 
+#include "daemon/engine/order/partial_name.h"
 #include "daemon/engine/order/roster.h"
 #include "proto/wire.h"
 #include "shm/express.h"
@@ -74,6 +75,7 @@ void engine_lag_fill(const struct engine_lag *lag, struct hvi_rank_row *row_p);
 struct engine_trace_op {
     const char *tensor; /* copied; long ones are shortened. NULL: unnamed */
     uint64_t anon_seq;
+    struct engine_pair pair;
     uint32_t kind, dtype, process_set;
     int32_t status;
     uint64_t bytes, submit_ns, ready_ns, done_ns;

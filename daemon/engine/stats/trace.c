@@ -9,7 +9,6 @@
 #include "base/types.h"
 #include "base/utf8.h"
 #include "daemon/engine/order/op.h"
-#include "daemon/engine/order/partial_name.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,6 +18,7 @@
 struct entry {
     char tensor[HVI_WIRE_TRACE_NAME]; /* "": unnamed, number .anon_seq of its kind */
     uint64_t anon_seq, bytes, submit_ns, ready_ns, done_ns;
+    struct engine_pair pair;
     uint32_t process_set;
     int32_t status;
     uint16_t kind;
@@ -67,6 +67,7 @@ static void fill_entry(const struct engine_trace_op *op, struct entry *entry)
     if (op->tensor)
         shorten(op->tensor, entry->tensor);
     entry->anon_seq = op->anon_seq;
+    entry->pair = op->pair;
     entry->bytes = op->bytes;
     entry->submit_ns = op->submit_ns;
     entry->ready_ns = op->ready_ns;
@@ -92,6 +93,7 @@ static void describe(const struct engine_part *part, struct engine_trace_op *op_
 {
     op_p->tensor = part->tensor ? part->tensor->name : "?";
     op_p->anon_seq = part->tensor ? part->tensor->anon_seq : 0;
+    op_p->pair = part->tensor ? part->tensor->pair : (struct engine_pair){0, 0};
     op_p->kind = part->copy.kind;
     op_p->dtype = part->copy.dtype;
     op_p->process_set = part->copy.process_set;
@@ -124,7 +126,8 @@ static void fill_row(struct hvi_trace_row *row, int32_t rank, uint64_t number,
     if (entry->tensor[0] != '\0')
         memcpy(row->tensor, entry->tensor, sizeof row->tensor);
     else if (engine_partial_is(entry->kind))
-        engine_partial_name(entry->kind, entry->anon_seq, row->tensor, sizeof row->tensor);
+        engine_partial_name(entry->kind, entry->pair, entry->anon_seq, row->tensor,
+                            sizeof row->tensor);
     else
         snprintf(row->tensor, sizeof row->tensor, "%s.noname.%" PRIu64, row->op, entry->anon_seq);
     if (entry->kind != HVI_KIND_BARRIER)

@@ -6,6 +6,7 @@
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/partial.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "tests/unit/hvt_main.h"
@@ -601,6 +602,39 @@ START_TEST(a_seat_joins_and_the_last_rank_is_the_answer)
 }
 END_TEST
 
+static void send_or_recv(int32_t seat, uint16_t kind, int32_t peer)
+{
+    struct engine_part *part = make_kind(seat, kind, 1, peer);
+
+    part->copy.anon_seq = INT32_MAX;
+    engine_tensor_put(&order.tensors, part->tensor);
+    part->tensor = engine_partial_tensor(&order.tensors, part);
+    ck_assert_int_eq(engine_partial_submit(&order, part), HVI_OK);
+}
+
+START_TEST(a_send_meets_its_recv_by_rank)
+{
+    char name[HVI_NAME_MAX + 1];
+
+    begin_far();
+    send_or_recv(1, HVI_KIND_RECV, -1);
+    engine_tensor_name(order.waiting_first->tensor, name);
+    ck_assert_str_eq(name, "any-to-2.tag-2147483647");
+    send_or_recv(2, HVI_KIND_SEND, 2);
+    ck_assert_uint_eq(order.ready_count, 1);
+    engine_tensor_name(order.ready_first->tensor, name);
+    ck_assert_str_eq(name, "900000-to-2.tag-2147483647");
+    ck_assert_int_eq(parts[1][0].part.rows, FAR);
+    execute(HVI_OK);
+    send_or_recv(0, HVI_KIND_SEND, FAR);
+    ck_assert(!engine_partial_awaits(order.waiting_first, 0));
+    ck_assert(engine_partial_awaits(order.waiting_first, 3));
+    send_or_recv(2, HVI_KIND_RECV, 5);
+    execute(HVI_OK);
+    end();
+}
+END_TEST
+
 START_TEST(a_set_with_members_on_other_nodes_takes_no_ops_yet)
 {
     char text[HVI_TEXT_MAX + 1];
@@ -650,6 +684,7 @@ static TCase *roster_tests(void)
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank);
     tcase_add_test(tcase, groups_meet_by_seat_and_tell_of_ranks);
     tcase_add_test(tcase, a_seat_joins_and_the_last_rank_is_the_answer);
+    tcase_add_test(tcase, a_send_meets_its_recv_by_rank);
     tcase_add_test(tcase, a_set_with_members_on_other_nodes_takes_no_ops_yet);
     tcase_add_test(tcase, splits_are_by_set_rank_and_parts_by_place);
     return tcase;
