@@ -71,7 +71,7 @@ static void start_express(struct engine *engine)
     struct engine_express *express = &engine->express;
 
     express->job = engine->start.job;
-    express->size = engine->start.size;
+    express->size = (int32_t)engine->roster.seats;
     express->order = &engine->order;
     express->stats = &engine->stats;
     express->event = engine->event;

@@ -39,7 +39,7 @@ static struct engine_process *process_of(const struct engine_task *task, uint32_
 
 void engine_task_keep(const struct engine_task *task)
 {
-    for (uint32_t i = 0; i < task->op.set->size; i++) {
+    for (uint32_t i = 0; i < task->op.set->places; i++) {
         if (task->out[i].late)
             engine_share_of(task->op.parts[i])->out.late = true;
     }
@@ -47,7 +47,7 @@ void engine_task_keep(const struct engine_task *task)
 
 void engine_task_start(const struct engine_task *task)
 {
-    for (uint32_t i = 0; i < task->op.set->size; i++) {
+    for (uint32_t i = 0; i < task->op.set->places; i++) {
         struct engine_process *process = process_of(task, i);
         if (process)
             atomic_fetch_add_explicit(&process->running, 1, memory_order_relaxed);
@@ -56,7 +56,7 @@ void engine_task_start(const struct engine_task *task)
 
 void engine_task_stop(const struct engine_task *task)
 {
-    for (uint32_t i = 0; i < task->op.set->size; i++) {
+    for (uint32_t i = 0; i < task->op.set->places; i++) {
         struct engine_process *process = process_of(task, i);
         /* Release, pairs with the acquire load in engine_process_end. */
         if (process)
@@ -82,7 +82,7 @@ void engine_task_prepare(struct engine_op *op)
     work->kind = op->kind;
     work->dtype = copy->dtype;
     work->reduce_op = copy->reduce_op;
-    work->ranks = op->set->size;
+    work->ranks = op->set->places;
     work->root = root_of(op, copy);
     work->prescale = copy->prescale;
     work->postscale = copy->postscale;
@@ -93,7 +93,7 @@ void engine_task_prepare(struct engine_op *op)
     work->in = task->in;
     work->out = task->out;
     work->kinds = 0;
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_part *part = op->parts[i];
         task->in[i] = part ? engine_share_of(part)->in : (struct engine_operand){0};
         task->out[i] = part ? engine_share_of(part)->out : (struct engine_operand){0};

@@ -187,16 +187,16 @@ void engine_complete_sized(struct engine_part *part)
 
 void engine_complete_splits(const struct engine_op *op)
 {
-    for (uint32_t to = 0; to < op->set->size; to++) {
+    for (uint32_t to = 0; to < op->set->places; to++) {
         const struct engine_part *part = op->parts[to];
         const struct engine_request *request = part ? engine_request_of(part) : NULL;
         if (!request || !request->aux)
             continue;
         char *at = (char *)request->aux->map.base + part->copy.aux_offset +
                    (uint64_t)part->copy.aux_count * sizeof(int64_t);
-        for (uint32_t from = 0; from < op->set->size; from++) {
+        for (uint32_t from = 0; from < op->set->places; from++) {
             int64_t rows = engine_sizes_split(op, from, to);
-            memcpy(at + from * sizeof rows, &rows, sizeof rows);
+            memcpy(at + op->set->numbers[from] * sizeof rows, &rows, sizeof rows);
         }
     }
 }
