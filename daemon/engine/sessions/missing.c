@@ -28,7 +28,7 @@ static bool holds(const struct engine_operand *operand, uint64_t address)
 static const struct engine_request *owner_of(const struct engine_op *op, uint64_t address,
                                              const struct engine_region **region_p)
 {
-    for (uint32_t i = 0; i < op->set->size; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_share *share = op->parts[i] ? engine_share_of(op->parts[i]) : NULL;
         if (!share || (!holds(&share->in, address) && !holds(&share->out, address)))
             continue;
@@ -64,8 +64,8 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
 void engine_missing_mark(struct engine_op *op, int32_t rank)
 {
     engine_task_of(op)->work.missing = NOWHERE;
-    for (uint32_t i = 0; i < op->set->size; i++) {
-        if (op->parts[i] && op->set->ranks[i] == rank)
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (op->parts[i] && engine_rank_is_seat(op->set->seats[i]) == rank)
             engine_task_of(op)->work.missing =
                 (uint64_t)(uintptr_t)engine_share_of(op->parts[i])->in.address;
     }

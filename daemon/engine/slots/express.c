@@ -363,7 +363,7 @@ static void inject_all(struct engine_express *express, struct engine_express_slo
         tensor->refs++; /* the last part may end the op */
     for (uint32_t member = 0; member < slot->set->size; member++) {
         if (arrived >> member & 1)
-            inject(express, slot, slot->set->ranks[member]);
+            inject(express, slot, engine_express_row(slot->set, member));
     }
     if (slot->retired && !slot->dropped)
         slot_drop(slot);
@@ -570,7 +570,7 @@ uint64_t engine_express_oldest_ns(const struct engine_express *express, uint32_t
     uint64_t oldest = UINT64_MAX;
 
     for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
-        uint32_t rank = (uint32_t)express->slots[index].set->ranks[member];
+        uint32_t rank = (uint32_t)engine_express_row(express->slots[index].set, member);
         uint64_t ns = hvi_express_part(&express->map, index, rank)->submit_ns;
         if ((arrived & 1) && ns < oldest)
             oldest = ns;
@@ -614,8 +614,9 @@ static bool is_running(const struct engine_express *express, uint32_t index)
 static void ring_events(struct engine_express *express, const struct engine_express_slot *slot)
 {
     for (uint32_t member = 0; slot->set && member < slot->set->size; member++) {
-        if (engine_express_is_here(express, slot->set->ranks[member]))
-            express->calls->ring(express->user, slot->set->ranks[member]);
+        int32_t rank = engine_express_row(slot->set, member);
+        if (engine_express_is_here(express, rank))
+            express->calls->ring(express->user, rank);
     }
 }
 

@@ -131,6 +131,11 @@ static inline bool engine_express_is_here(const struct engine_express *express, 
 {
     return express->ranks[rank].regions && !express->ranks[rank].over;
 }
+/* What indexes a member's row, block and bit: ranks stand for seats in this room. */
+static inline int32_t engine_express_row(const struct engine_set *set, uint32_t member)
+{
+    return engine_rank_is_seat(set->seats[member]);
+}
 /* While tickets are withheld none is given, and all that are out come back: every op passes the engine. */
 void engine_express_withhold(struct engine_express *express, bool withheld);
 /* The op is about to end well on every rank: its parts get tickets if it may use a slot next time. */

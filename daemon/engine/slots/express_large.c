@@ -59,7 +59,7 @@ struct engine_region *engine_express_region(const struct engine_regions *regions
 static bool find_place(const struct engine_express *express, const struct engine_express_slot *slot,
                        uint32_t member, struct places *places)
 {
-    int32_t rank = slot->set->ranks[member];
+    int32_t rank = engine_express_row(slot->set, member);
     const struct engine_regions *regions = express->ranks[rank].regions;
     struct hvi_express_operands said;
 
@@ -132,14 +132,14 @@ static void do_unit(const struct engine_express *express, const struct run *run,
         hvi_express_finish(&express->map, run->index, run->turn, unit);
     else
         hvi_express_give_up(&express->map, run->index, run->turn, unit,
-                            (uint32_t)run->slot->set->ranks[lacking]);
+                            (uint32_t)engine_express_row(run->slot->set, (uint32_t)lacking));
 }
 
 /* The op cannot end well any more: nobody takes another unit. Those taken here are never done, so that
  * no rank can think that the op is. */
 static void doom(struct engine_express *express, const struct run *run, int32_t member)
 {
-    int32_t rank = run->slot->set->ranks[member];
+    int32_t rank = engine_express_row(run->slot->set, (uint32_t)member);
 
     if (!still_is(express, run)) /* what was read were parts of the next */
         return;
@@ -241,7 +241,9 @@ static void describe(const struct engine_express *express, struct engine_held *h
     const struct engine_tensor unnamed = {
         .anon = true,
         .anon_kind = slot->agreed.kind,
-        .anon_seq = hvi_express_part(&express->map, index, (uint32_t)slot->set->ranks[0])->number,
+        .anon_seq =
+            hvi_express_part(&express->map, index, (uint32_t)engine_express_row(slot->set, 0))
+                ->number,
     };
 
     held->since_ns = engine_express_oldest_ns(express, index, slot->everybody);
