@@ -260,20 +260,6 @@ void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size)
     snprintf(text_p, text_size, "is gone (how is not known)");
 }
 
-bool hvi_process_is_called(pid_t pid, const char *name)
-{
-    char path[64];
-    char comm[64];
-    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t bytes = read(fd, comm, sizeof(comm) - 1);
-    close(fd);
-    size_t length = strlen(name);
-    return bytes == (ssize_t)length + 1 && memcmp(comm, name, length) == 0;
-}
-
 char hvi_process_state(pid_t pid)
 {
     struct stat_fields fields;

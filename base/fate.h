@@ -45,8 +45,6 @@ const char *hvi_process_state_text(char state);
 /* The kernel function that the process' main thread sleeps in, /proc/PID/wchan; "" when it runs or
  * the kernel does not say. `size` at least 2. */
 void hvi_process_waits_in(pid_t pid, char *text_p, size_t size);
-/* True when /proc/PID/comm is `name`. */
-bool hvi_process_is_called(pid_t pid, const char *name);
 /* pidfd_open(2) with close-on-exec; -1 and errno on failure. */
 int hvi_pidfd_open(pid_t pid);
 

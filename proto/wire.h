@@ -145,7 +145,7 @@ struct hvi_engine_start {
     uint64_t region_bytes_max, stall_warn_ns;
     char attach_path[HVI_WIRE_PATH];
     int32_t log_level;
-    uint64_t linger_ns;
+    uint64_t linger_ns, silence_ns;
 };
 struct hvi_engine_adopt {
     uint64_t session;

@@ -226,6 +226,7 @@ static const struct wire_field engine_start_fields[] = {
     TEXT(9, hvi_engine_start, attach_path, FILLED),
     NUMBER_OR(10, hvi_engine_start, log_level, HVI_LOG_ERROR, HVI_LOG_TRACE, HVI_LOG_INFO),
     U64(11, hvi_engine_start, linger_ns),
+    U64(12, hvi_engine_start, silence_ns),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 

@@ -191,8 +191,11 @@ struct hvi_bell_page {
     uint8_t pad0[48];
     _Alignas(64) _Atomic uint32_t engine_sleeping; /* engine: 1 just before it blocks; see bell.h */
     uint8_t pad1[60];
-    _Alignas(64) uint32_t unused; /* 0 */
-    uint8_t pad2[60];
+    /* engine: moves with each turn of its loop, at most once a millisecond, and soon after the bell
+     * rings; relaxed, only that it moves is read. */
+    _Alignas(64) _Atomic uint64_t beat;
+    uint64_t silence_ns; /* how long .beat may stand still before the engine is lost; 0: for ever */
+    uint8_t pad2[48];
     _Alignas(64) _Atomic uint64_t active[16]; /* client: bit channel_index set after a submission */
     uint8_t reserved1[3776];
 };
@@ -285,7 +288,8 @@ _Static_assert(sizeof(struct hvi_bell_page) == HVI_PAGE, "ABI");
 HVI_AT(hvi_bell_page, magic, 0);
 HVI_AT(hvi_bell_page, abi_version, 8);
 HVI_AT(hvi_bell_page, engine_sleeping, 64);
-HVI_AT(hvi_bell_page, unused, 128);
+HVI_AT(hvi_bell_page, beat, 128);
+HVI_AT(hvi_bell_page, silence_ns, 136);
 HVI_AT(hvi_bell_page, active, 192);
 
 _Static_assert(sizeof(_Atomic uint32_t) == 4 && sizeof(_Atomic uint64_t) == 8,

@@ -15,7 +15,9 @@
 #include "base/types.h"
 #include "base/utf8.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SQ_OFFSET     HVI_PAGE
 #define CQ_OFFSET     (SQ_OFFSET + HVI_SQ_SLOTS * (uint32_t)sizeof(struct hvi_submission))
@@ -258,6 +260,9 @@ int hvi_bell_create(struct hvi_region *region_p, struct hvi_bell_page **page_p)
     struct hvi_bell_page *page = region.base;
     page->magic = HVI_BELL_MAGIC;
     page->abi_version = HVI_ABI_VERSION;
+    /* Where no lock can be had, hvi_bell_maker says 0. */
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    (void)fcntl(region.fd, F_SETLK, &lock);
     *region_p = region;
     *page_p = page;
     return HVI_OK;
@@ -282,4 +287,12 @@ int hvi_bell_map(int fd, struct hvi_region *region_p, struct hvi_bell_page **pag
     *region_p = region;
     *page_p = page;
     return HVI_OK;
+}
+
+pid_t hvi_bell_maker(const struct hvi_region *region)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (fcntl(region->fd, F_GETLK, &lock) != 0 || lock.l_type == F_UNLCK || lock.l_pid < 0)
+        return 0;
+    return lock.l_pid;
 }

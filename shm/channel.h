@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct hvi_channel {
     struct hvi_region region;
@@ -53,8 +54,11 @@ bool hvi_channel_read_name(const struct hvi_channel *channel, uint32_t offset, u
 void hvi_channel_write_name(struct hvi_channel *channel, uint32_t offset, const char *name,
                             uint32_t bytes);
 
-/* The job's bell page. */
+/* Engine: makes the job's bell page and says by a lock on it which process made it. */
 int hvi_bell_create(struct hvi_region *region_p, struct hvi_bell_page **page_p);
 int hvi_bell_map(int fd, struct hvi_region *region_p, struct hvi_bell_page **page_p);
+/* Client: the process that made the bell page, as the kernel says it. 0 where that process has no pid
+ * here (another pid namespace) or is this one. */
+pid_t hvi_bell_maker(const struct hvi_region *region);
 
 #endif

@@ -16,6 +16,7 @@
 #include "client/attach/attach.h"
 #include "client/error.h"
 #include "client/link/control.h"
+#include "client/link/liveness.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
 #include "client/slots/watch.h"
@@ -92,6 +93,8 @@ static int map_bell(struct hvd_session *session)
         return client_error(rc, "hvd_open: the bell page that the engine (pid %d) sent: %s",
                             session->link.engine_pid, hvi_status_text(rc));
     }
+    session->link.engine_here = hvi_bell_maker(&session->link.bell_region);
+    session->link.silence = client_liveness_patience(session->link.bell);
     hvi_region_close_fd(&session->link.bell_region);
     madvise(session->link.bell_region.base, session->link.bell_region.bytes, MADV_DONTFORK);
     return HVD_OK;

@@ -2,23 +2,21 @@
 #include "client/link/control.h"
 
 #include "base/assert.h"
-#include "base/clock.h"
-#include "base/fate.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "client/error.h"
 #include "client/link/link.h"
+#include "client/link/liveness.h"
+#include "client/link/patience.h"
 
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
-#define CONTROL_ENGINE_NAME "hvdd-engine"
-#define CONTROL_BYTES       1024u /* the largest request */
-#define CONTROL_SLICE_MS    5     /* another thread may have received our acknowledgement */
-#define CONTROL_PER_LOOK    64u   /* messages handled at once; an engine does not send more */
-#define CONTROL_STEP_NS     (100 * HVI_NS_MS)
+#define CONTROL_BYTES    1024u /* the largest request */
+#define CONTROL_SLICE_MS 5     /* another thread may have received our acknowledgement */
+#define CONTROL_PER_LOOK 64u   /* messages handled at once; an engine does not send more */
 
 /* A request that waits for its Ack; lives on the waiter's stack. */
 struct client_pending {
@@ -85,34 +83,6 @@ static void handle(struct client_link *link)
     hvi_packet_msg_free(&msg);
 }
 
-/* End of file: what the engine finished before it died is still in the ring. How it died is rarely to be seen from
- * here, and a process that is just ending still looks alive. */
-static void engine_gone(struct client_link *link, struct hvi_fate fate)
-{
-    char how[128] = "is gone";
-    link->calls->drain(link->session);
-    if (fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED)
-        hvi_fate_describe(fate, how, sizeof(how));
-    client_link_end(link, HVD_ERR_ENGINE_LOST,
-                    "the engine of job '%s' (pid %d) %s; hvdd's log says more; close this "
-                    "session and open a new one",
-                    link->identity.job, link->engine_pid, how);
-}
-
-/* The kernel unmaps a dying engine's regions, 40 ms per GiB, before it closes its sockets. A pid from
- * another pid namespace may be anybody's here, hence the name. */
-static void look_for_dying_engine(struct client_link *link)
-{
-    struct hvi_fate fate;
-    uint64_t now_ns = hvi_clock_ns();
-    if (now_ns - link->engine_looked_ns < CLIENT_LOOK_NS)
-        return;
-    link->engine_looked_ns = now_ns;
-    if (hvi_fate_is_ending(link->engine_pid, -1, &fate) &&
-        hvi_process_is_called(link->engine_pid, CONTROL_ENGINE_NAME))
-        engine_gone(link, fate);
-}
-
 void client_control_look(struct client_link *link)
 {
     for (unsigned i = 0; i < CONTROL_PER_LOOK; i++) {
@@ -123,14 +93,14 @@ void client_control_look(struct client_link *link)
             handle(link);
             hvi_packet_close_fds(link->packet);
         } else if (rc == HVD_ERR_CLOSED) {
-            engine_gone(link, hvi_fate_look(link->engine_pid, -1));
+            client_liveness_gone(link);
         } else if (rc == HVD_ERR_LIMIT) { /* a descriptor that this process has no room for */
             link->calls->message_lost(link->session);
         } else if (rc == HVD_ERR_PROTOCOL) {
             client_link_end(link, rc, "the engine (pid %d) sent a message that is too long",
                             link->engine_pid);
         } else {
-            look_for_dying_engine(link);
+            client_liveness_look(link);
             return;
         }
     }
@@ -146,29 +116,8 @@ static void pause_for(struct client_link *link, short events)
     client_control_look(link);
 }
 
-/* How long the engine has been given. A process that stood still for a minute, because a signal stopped
- * it or a host its virtual machine, learns nothing about the engine from that minute: each look
- * counts for a step at most. */
-struct patience {
-    uint64_t looked_ns, given_ns, limit_ns;
-};
-
-static struct patience patience_of(uint64_t limit_ns)
-{
-    return (struct patience){.looked_ns = hvi_clock_ns(), .limit_ns = limit_ns};
-}
-
-static bool is_over(struct patience *patience)
-{
-    uint64_t now_ns = hvi_clock_ns();
-    uint64_t step_ns = now_ns - patience->looked_ns;
-    patience->looked_ns = now_ns;
-    patience->given_ns += step_ns < CONTROL_STEP_NS ? step_ns : CONTROL_STEP_NS;
-    return patience->given_ns >= patience->limit_ns;
-}
-
 static int send_request(struct client_link *link, const struct hvi_packet_msg *msg, int fd,
-                        struct patience *patience)
+                        struct client_patience *patience)
 {
     unsigned char bytes[CONTROL_BYTES];
     size_t length = 0;
@@ -176,7 +125,7 @@ static int send_request(struct client_link *link, const struct hvi_packet_msg *m
     HVI_ASSERT(rc == HVD_OK);
     for (;;) {
         rc = hvi_packet_send(link->socket_fd, bytes, length, &fd, fd >= 0 ? 1 : 0, 0);
-        if (rc != HVD_ERR_TIMEOUT || is_over(patience))
+        if (rc != HVD_ERR_TIMEOUT || client_patience_is_over(patience))
             return rc;
         pause_for(link, POLLOUT | POLLIN);
         if (link->end_status != HVD_OK)
@@ -197,7 +146,7 @@ static void unlink_pending(struct client_link *link, struct client_pending *pend
 static int call(struct client_link *link, const struct hvi_packet_msg *msg, int fd,
                 uint64_t timeout_ns, struct client_pending *pending)
 {
-    struct patience patience = patience_of(timeout_ns);
+    struct client_patience patience = client_patience_of(timeout_ns);
     pending->done = false;
     pending->next = link->pending;
     link->pending = pending;
@@ -205,7 +154,7 @@ static int call(struct client_link *link, const struct hvi_packet_msg *msg, int 
     while (rc == HVD_OK && !pending->done) {
         if (link->end_status != HVD_OK)
             rc = HVD_ERR_CLOSED;
-        else if (is_over(&patience))
+        else if (client_patience_is_over(&patience))
             rc = HVD_ERR_TIMEOUT;
         else
             pause_for(link, POLLIN);
@@ -267,7 +216,7 @@ void client_control_region_remove(struct client_link *link, uint32_t region_id)
 void client_control_region_forget(struct client_link *link, uint32_t region_id)
 {
     struct hvi_packet_msg msg = remove_msg(++link->last_request, region_id);
-    struct patience none = {0};
+    struct client_patience none = {0};
     if (link->end_status == HVD_OK)
         send_request(link, &msg, -1, &none);
 }
@@ -277,8 +226,9 @@ bool client_control_detach(struct client_link *link)
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
     msg.detach.request = pending.request;
-    return link->end_status != HVD_OK ||
-           call(link, &msg, -1, CLIENT_DETACH_NS, &pending) != HVD_ERR_TIMEOUT;
+    if (link->end_status != HVD_OK)
+        return !link->engine_remains;
+    return call(link, &msg, -1, CLIENT_DETACH_NS, &pending) != HVD_ERR_TIMEOUT;
 }
 
 /* The engine's word on a request that it may refuse; sets the last error. */

@@ -10,6 +10,7 @@
 
 #include "base/types.h"
 #include "client/attach/identity.h"
+#include "client/link/patience.h"
 #include "hvd/hvd.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
@@ -51,7 +52,8 @@ struct client_link {
     hvd_log_fn log;
     void *log_user;
     int socket_fd, engine_event_fd, client_event_fd;
-    int engine_pid;
+    int engine_pid;    /* as the engine says, for messages */
+    pid_t engine_here; /* as the kernel says; 0: it has no pid in our pid namespace */
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;
     const struct client_link_calls *calls;
@@ -66,9 +68,13 @@ struct client_link {
     uint64_t last_request;
     uint32_t last_region;
     struct client_pending *pending;
-    uint64_t looked_ns;        /* at the socket */
-    bool look_due;             /* ops keep ending, and that is long ago */
-    uint64_t engine_looked_ns; /* at the engine's process */
+    uint64_t looked_ns;             /* at the socket */
+    bool look_due;                  /* ops keep ending, and that is long ago */
+    uint64_t engine_looked_ns;      /* at the engine's process */
+    uint64_t beat;                  /* the engine's, when we looked last */
+    struct client_patience silence; /* since .beat moved; no limit: silence is no failure */
+    bool engine_killed;             /* by us, and not gone yet */
+    bool engine_remains; /* the session has ended, and the engine may still write to our memory */
     int job_status; /* HVD_OK or what happened to the job; ops go on to the engine, which fails them
                      */
     char job_text[HVI_TEXT_MAX + 1];

@@ -134,6 +134,8 @@ static int open_all(struct engine *engine)
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
+        engine->bell->silence_ns = engine->start.silence_ns;
+    if (status == HVI_OK)
         start_express(engine);
     if (status == HVI_OK)
         status = start_sessions(engine);

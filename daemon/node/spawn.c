@@ -134,6 +134,7 @@ static int send_start(struct node *node, struct node_engine *engine)
     snprintf(start->attach_path, sizeof(start->attach_path), "%s", node->attach_path);
     start->log_level = (int32_t)hvi_log_level();
     start->linger_ns = (uint64_t)node->config.engine_linger; /* 0: link.c tells it at once */
+    start->silence_ns = (uint64_t)node->config.engine_silence;
     return node_link_send(engine, &msg, NULL, 0);
 }
 

@@ -159,6 +159,78 @@ def test_a_daemon_that_stood_still_itself_blames_no_engine(daemon):
     job.check_usable()
 
 
+# How a rank waits: for a peer in a slot, small or medium, or for the engine.
+WAYS = {"small": {"kind": "allreduce", "name": "x", "dtype": "int32", "reduce_op": "sum", "dims": [2]},
+        "medium": {"kind": "allreduce", "name": "x", "dtype": "int32", "reduce_op": "sum", "dims": [50_000], "memory": "shared"},
+        "ring": {"kind": "barrier", "name": "x"}}
+
+
+def start_to_wait(job: Job, way: str) -> None:
+    """Ranks 0 and 1 wait for rank 2. The first op of a name takes the ring; after some rounds the name has a slot."""
+    said = dict(WAYS[way])
+    kind, name = said.pop("kind"), said.pop("name")
+    for _ in range(0 if way == "ring" else 20):
+        assert all(outcome.ok for outcome in job.run(kind, name=name, **said))
+    for rank in job.ranks[:2]:
+        rank.post_wait(rank.submit(kind, name, **said), 120)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_stands_still_without_a_daemon_is_killed_by_its_ranks(daemon, way):
+    job = Job(daemon, 3)
+    pid = engine_of(job)
+    start_to_wait(job, way)
+    daemon.kill()
+    with stopped(pid):
+        began_ns = time.monotonic_ns()
+        for rank in job.ranks[:2]:
+            outcome = rank.collect_outcome()
+            assert outcome.status == Status.ERR_ENGINE_LOST, outcome
+            assert f"pid {pid}" in outcome.text and "had not moved for" in outcome.text, outcome
+            check_prompt("the engine was missed", outcome.at_ns - began_ns - SILENCE_NS, 2_250_000_000)
+            assert len(rank.log()) == 1
+    wait_until(lambda: procs.state(pid) in "XZ", "the engine to be killed")
+    daemon.start()
+    wait_until(lambda: job.ranks[2].state().status == Status.ERR_ENGINE_LOST, "the rank that did not wait to hear of it")
+    for number, rank in enumerate(job.ranks):
+        rank.close()
+        rank.open(job.name, number, 3)
+    job.check_usable()
+
+
+def check_nothing_is_lost(job: Job) -> None:
+    """The two that wait go on to wait, and get what they wait for."""
+    time.sleep(scaled(0.5))  # not a wait: they look
+    assert not any(rank.has_reply() for rank in job.ranks[:2])
+    job.ranks[2].post_wait(job.ranks[2].submit("barrier", "x"))
+    for rank in job.ranks:
+        outcome = rank.collect_outcome()
+        assert outcome.ok, outcome
+    job.check_usable()
+
+
+def test_an_engine_with_nothing_to_do_is_not_missed_while_the_daemon_stands_still(daemon):
+    job = Job(daemon, 3)
+    start_to_wait(job, "ring")
+    with stopped(daemon.pid):
+        time.sleep(8.5)  # not a wait: what passes is more than the engine may stand still
+    check_nothing_is_lost(job)
+
+
+@pytest.mark.parametrize("engine_too", [False, True])
+def test_trainers_that_stood_still_themselves_miss_no_engine(daemon, engine_too):
+    job = Job(daemon, 3)
+    pid = engine_of(job)
+    start_to_wait(job, "ring")
+    daemon.kill()
+    with contextlib.ExitStack() as stack:
+        for stop in [rank.pid for rank in job.ranks[:2]] + ([pid] if engine_too else []):
+            stack.enter_context(stopped(stop))
+        time.sleep(10)  # not a wait: what passes is more than the engine may stand still
+    check_nothing_is_lost(job)
+    daemon.start()
+
+
 def test_an_engine_that_does_not_read_its_link_is_killed_and_missed():
     """What hvdd has for it soon fits no socket any more: 9 attaches with 60 KB of settings each."""
     with Daemon(options={"engine-silence": "0"}) as daemon:

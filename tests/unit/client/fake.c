@@ -554,6 +554,7 @@ struct hvt_fake *hvt_fake_start_at(const struct hvt_fake_script *script, const c
     HVI_ASSERT(hvi_bell_create(&fake->bell_region, &fake->bell) == HVD_OK);
     if (script->attach == HVT_BAD_BELL)
         fake->bell->magic = 1;
+    fake->bell->silence_ns = script->silence_ns;
     atomic_store(&fake->bell->engine_sleeping, 1); /* we always sleep in poll */
     init_mutex(&fake->mutex);
     HVI_ASSERT(pthread_create(&fake->thread, NULL, run, fake) == 0);
@@ -601,6 +602,11 @@ void hvt_fake_stop(struct hvt_fake *fake)
 }
 
 /* ---- questions ---- */
+
+struct hvi_bell_page *hvt_fake_bell(const struct hvt_fake *fake)
+{
+    return fake->bell;
+}
 
 const char *hvt_fake_dir(const struct hvt_fake *fake)
 {

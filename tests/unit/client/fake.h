@@ -38,8 +38,9 @@ struct hvt_fake_script {
     bool manual;       /* the test plays the engine */
     int region_status; /* Ack of RegionAdd */
     const char *region_text;
-    bool mute;         /* no Ack at all */
-    uint64_t features; /* of the channel: HVI_FEATURE_* */
+    bool mute;           /* no Ack at all */
+    uint64_t features;   /* of the channel: HVI_FEATURE_* */
+    uint64_t silence_ns; /* of the bell page, whose beat is the test's */
 };
 
 struct hvt_fake;
@@ -52,6 +53,7 @@ struct hvt_fake *hvt_fake_start_at(const struct hvt_fake_script *script, const c
 /* Hangs up on everybody, removes the directory. */
 void hvt_fake_stop(struct hvt_fake *fake);
 const char *hvt_fake_dir(const struct hvt_fake *fake);
+struct hvi_bell_page *hvt_fake_bell(const struct hvt_fake *fake);
 /* The last AttachRequest's settings: value of `name`, or NULL. */
 const char *hvt_fake_setting(struct hvt_fake *fake, const char *name);
 /* The identity of the last AttachRequest as "job rank/size local/size cross/size origin". */

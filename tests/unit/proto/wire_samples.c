@@ -175,6 +175,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .stall_warn_ns = UINT64_MAX,
         .log_level = 4,
         .linger_ns = UINT64_MAX,
+        .silence_ns = UINT64_MAX,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);

@@ -2,6 +2,7 @@
  * Waiting: deadlines, a dead engine, notices, the event descriptor and engines that lie in the ring. */
 #include "base/clock.h"
 #include "base/types.h"
+#include "shm/bell.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
@@ -391,6 +392,68 @@ START_TEST(a_culprit_or_text_out_of_range_does_no_harm)
 }
 END_TEST
 
+#define SILENT_NS (3 * HVI_NS_SEC) /* of these 2 s so that hvdd sees it first */
+
+static void set_up_silent(void)
+{
+    struct hvt_fake_script script = {.manual = true, .silence_ns = HVI_NS_SEC};
+    fake = hvt_fake_start(&script);
+    session = hvt_fake_open(fake);
+    engine = hvt_fake_session(fake, 0);
+}
+
+START_TEST(an_engine_that_stands_still_and_cannot_be_killed_ends_the_session)
+{
+    struct hvd_op *op = barrier(NULL);
+    uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(hvd_wait(op, 60 * (int64_t)HVI_NS_SEC), HVD_ERR_ENGINE_LOST);
+    uint64_t took_ns = hvi_clock_ns() - start_ns;
+    ck_assert_uint_ge(took_ns, SILENT_NS);
+    ck_assert_uint_lt(took_ns, SILENT_NS + hvt_patience(1000 * HVI_NS_MS));
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "has not moved for 3 s"));
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "cannot kill it"));
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_close(session), HVD_ERR_TIMEOUT);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+/* An engine with nothing to do: moves when it is rung. */
+static void *move_when_rung(void *argument)
+{
+    _Atomic int *rung = argument;
+    struct hvi_bell_page *bell = hvt_fake_bell(fake);
+    while (atomic_load(rung) >= 0) {
+        if (hvi_bell_take(bell, 0) != 0) {
+            atomic_fetch_add(&bell->beat, 1);
+            atomic_fetch_add(rung, 1);
+        }
+        usleep(1000);
+    }
+    return NULL;
+}
+
+START_TEST(an_engine_that_moves_when_it_is_rung_is_not_lost)
+{
+    pthread_t thread;
+    _Atomic int rung = 0;
+    struct hvd_op *op = barrier(NULL);
+    ck_assert_int_eq(pthread_create(&thread, NULL, move_when_rung, &rung), 0);
+    ck_assert_int_eq(hvd_wait(op, 5 * (int64_t)HVI_NS_SEC), HVD_ERR_TIMEOUT);
+    ck_assert_int_eq(hvd_session_status(session), HVD_OK);
+    ck_assert_int_ge(atomic_load(&rung), 2);
+    ck_assert_int_lt(atomic_load(&rung), 10); /* one that lives is left alone */
+    atomic_store(&rung, -1);
+    pthread_join(thread, NULL);
+    hvt_fake_die(engine);
+    ck_assert_int_eq(hvd_wait(op, HVI_NS_SEC), HVD_ERR_ENGINE_LOST);
+    ck_assert_ptr_null(strstr(hvd_last_error(), "moved"));
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client wait");
@@ -415,6 +478,12 @@ int main(void)
     tcase_add_test(tcase, a_completion_that_comes_twice_ends_the_session);
     tcase_add_loop_test(tcase, impossible_ring_indices_end_the_session, 0, 2);
     tcase_add_test(tcase, a_culprit_or_text_out_of_range_does_no_harm);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("silence");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, set_up_silent, NULL);
+    tcase_add_test(tcase, an_engine_that_stands_still_and_cannot_be_killed_ends_the_session);
+    tcase_add_test(tcase, an_engine_that_moves_when_it_is_rung_is_not_lost);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
