@@ -7,6 +7,7 @@
  * lock was taken, the locked file must therefore still be the one under that name. */
 #include "daemon/node/rundir.h"
 
+#include "base/fate.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -18,10 +19,14 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LOCK_NAME   "hvdd.lock"
 #define STORED_MARK "stored\n"
+#define LEFT_NAP_NS                                                                                \
+    1000000 /* between two tries to take a lock that a dead hvdd has left to another process */
+#define LEFT_ROUNDS 1000
 
 int node_rundir_default(uid_t uid, char *path_p, size_t path_size)
 {
@@ -139,6 +144,22 @@ void node_rundir_mark_stored(const struct node_rundir *rundir)
         write_lock(rundir->lock_fd, STORED_MARK);
 }
 
+/* False: another hvdd has it. An engine that a killed hvdd was just starting has that one's descriptors, and with
+ * them its lock, until it execs. */
+static bool take_lock(int lock_fd, const char *pid)
+{
+    const struct timespec nap = {.tv_nsec = LEFT_NAP_NS};
+    int holder = atoi(pid);
+
+    for (int round = 0; flock(lock_fd, LOCK_EX | LOCK_NB) != 0; round++) {
+        char state = holder > 0 ? hvi_process_state(holder) : '?';
+        if ((state != 'X' && state != 'Z') || round == LEFT_ROUNDS)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+    return true;
+}
+
 static int lock_dir(int dir_fd, const char *path, bool *stored_p, char *text_p, size_t text_size)
 {
     char pid[16];
@@ -151,7 +172,7 @@ static int lock_dir(int dir_fd, const char *path, bool *stored_p, char *text_p, 
             return -1;
         }
         read_lock(lock_fd, pid, sizeof(pid), stored_p);
-        if (flock(lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        if (!take_lock(lock_fd, pid)) {
             snprintf(text_p, text_size, "another hvdd (pid %s) serves %s", pid, path);
             close(lock_fd);
             return -1;

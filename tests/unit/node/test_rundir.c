@@ -166,6 +166,25 @@ START_TEST(the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does)
 }
 END_TEST
 
+/* As an engine that was just being started. */
+START_TEST(the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for)
+{
+    pid_t child;
+
+    ck_assert_int_eq(mkdir(dir, 0700), 0);
+    child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        int failed = open_it(true);
+        if (fork() == 0)
+            usleep(200 * 1000);
+        _exit(failed == HVI_OK ? 0 : 1);
+    }
+    ck_assert_int_eq(waitpid(child, NULL, 0), child);
+    ck_assert_msg(open_it(true) == HVI_OK, "%s", text);
+}
+END_TEST
+
 START_TEST(socket_paths_must_fit_sun_path)
 {
     char path[HVI_WIRE_PATH];
@@ -214,6 +233,7 @@ int main(void)
     tcase_add_test(tcase, a_missing_parent_and_a_relative_path_are_refused);
     tcase_add_test(tcase, the_second_hvdd_is_told_the_pid_of_the_first);
     tcase_add_test(tcase, the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does);
+    tcase_add_test(tcase, the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for);
     tcase_add_test(tcase, socket_paths_must_fit_sun_path);
     tcase_add_test(tcase, the_default_depends_on_the_user_and_the_session);
     suite_add_tcase(suite, tcase);
