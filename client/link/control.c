@@ -56,6 +56,14 @@ static void handle_ack(struct client_link *link, const struct hvi_ack *ack)
     memcpy(pending->text, ack->text, sizeof(pending->text));
 }
 
+/* hvdd's: the engine has answered the attach, and was lost before it could tell hvdd so. */
+static void handle_refusal(struct client_link *link, const struct hvi_attach_reply *reply)
+{
+    link->calls->drain(link->session);
+    client_link_end(link, HVD_ERR_ENGINE_LOST, "%s; close this session and open a new one",
+                    reply->text);
+}
+
 static void handle(struct client_link *link)
 {
     struct hvi_packet_msg msg;
@@ -73,6 +81,8 @@ static void handle(struct client_link *link)
         handle_ack(link, &msg.ack);
     else if (msg.kind == HVI_PACKET_NOTICE)
         handle_notice(link, &msg.notice);
+    else if (msg.kind == HVI_PACKET_ATTACH_REPLY && msg.attach_reply.status != HVD_OK)
+        handle_refusal(link, &msg.attach_reply);
     else if (msg.kind == HVI_PACKET_PEER_REGION)
         link->calls->peer_region(link->session, &msg.peer_region,
                                  hvi_packet_take_fd(link->packet, 0));

@@ -673,6 +673,13 @@ void hvt_fake_notice(struct hvt_fake_session *session, int status, const char *t
     pthread_mutex_unlock(&session->fake->mutex);
 }
 
+void hvt_fake_reply_again(struct hvt_fake_session *session, int status, const char *text)
+{
+    pthread_mutex_lock(&session->fake->mutex);
+    send_reply(session->socket_fd, status, text, HVI_PROTOCOL_VERSION, NULL, 0);
+    pthread_mutex_unlock(&session->fake->mutex);
+}
+
 void hvt_fake_die(struct hvt_fake_session *session)
 {
     pthread_mutex_lock(&session->fake->mutex);

@@ -88,6 +88,8 @@ void hvt_fake_completion(struct hvt_fake_session *session, struct hvi_completion
 /* Uses up the text cells, so that earlier sentences are gone. */
 void hvt_fake_reuse_texts(struct hvt_fake_session *session);
 void hvt_fake_notice(struct hvt_fake_session *session, int status, const char *text, bool ended);
+/* An AttachReply more. */
+void hvt_fake_reply_again(struct hvt_fake_session *session, int status, const char *text);
 /* The engine dies: end of file at the client. */
 void hvt_fake_die(struct hvt_fake_session *session);
 struct hvi_channel_header *hvt_fake_header(struct hvt_fake_session *session);

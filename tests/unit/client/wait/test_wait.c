@@ -58,6 +58,17 @@ START_TEST(a_timeout_is_kept_and_the_op_goes_on)
 }
 END_TEST
 
+START_TEST(hvdds_word_that_the_engine_was_lost_may_follow_the_engines_own_answer)
+{
+    struct hvd_op *op = barrier(NULL);
+    hvt_fake_reply_again(engine, _i ? HVD_OK : HVD_ERR_DAEMON, "the engine has ended");
+    ck_assert_int_eq(hvd_wait(op, HVI_NS_SEC), _i ? HVD_ERR_PROTOCOL : HVD_ERR_ENGINE_LOST);
+    ck_assert_ptr_nonnull(
+        strstr(hvd_last_error(), _i ? "not for clients" : "the engine has ended; close"));
+    hvd_op_free(op);
+}
+END_TEST
+
 /* Does something to the engine's end after a while. */
 struct later {
     void (*what)(uint64_t cookie);
@@ -461,6 +472,8 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, a_timeout_is_kept_and_the_op_goes_on);
+    tcase_add_loop_test(
+        tcase, hvdds_word_that_the_engine_was_lost_may_follow_the_engines_own_answer, 0, 2);
     tcase_add_test(tcase, a_dead_engine_is_noticed_within_100_ms);
     tcase_add_test(tcase, the_reason_given_before_the_end_wins);
     tcase_add_test(tcase, what_was_completed_before_the_end_stays_complete);
