@@ -5,16 +5,12 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 
-from hvt import Daemon, Status, procs, sanitized, wait_until
+from hvt import Daemon, Status, sanitized, wait_until
+from hvt.held import TOLERATED, WINDOWS, Held, settle, steady_engine
 from hvt.job import Job
-
-TOLERATED = ("rank-lost", "engine-killed", "engine-lost", "engine-exited", "engine-ended", "attach-refused",
-             "peer-lost", "hello-refused")
-
 
 # What is killed, by turns of chance. hvdd's memory can only be watched while hvdd lives.
 EVERYTHING = ("trainer", "trainer", "trainer", "trainer", "engine", "engine", "engine", "daemon")
@@ -52,42 +48,6 @@ def kill_something(daemon: Daemon, source: random.Random, kinds: tuple[str, ...]
         rank.stop()
         daemon.ranks.remove(rank)
     return what
-
-
-def settle(daemon: Daemon) -> None:
-    """Only the steady job is left."""
-    wait_until(lambda: [row["job"] for row in daemon.jobs()] == ["steady"], "only the steady job to remain")
-    wait_until(lambda: len(daemon.engines()) == 1, "only one engine to remain")
-
-
-def steady_engine(daemon: Daemon) -> int:
-    return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == "steady")
-
-
-@dataclass
-class Held:
-    """What a process has at its quietest moment: bytes allocated by malloc, descriptors, memfds, and their whole size."""
-    heap: int
-    descriptors: int
-    memfds: int
-    shared: int
-
-    @classmethod
-    def of(cls, daemon: Daemon, pid: int) -> "Held":
-        looks = []
-        for _ in range(50):
-            looks.append((daemon.heap_bytes(pid), len(procs.fds(pid))))
-            time.sleep(0.004)  # not a wait: ops, and connections that ask hvdd, come and go
-        heap, descriptors = (min(numbers) for numbers in zip(*looks))
-        return cls(heap, descriptors, len(procs.memfds(pid)), procs.memfd_bytes(pid))
-
-    def is_flat_since(self, before: "Held", chances: int) -> bool:
-        """malloc's smallest memory has 24 bytes, so one piece that is forgotten each time is three times what is allowed."""
-        return self.heap <= before.heap + 8 * chances and (self.descriptors, self.memfds, self.shared) == (
-            before.descriptors, before.memfds, before.shared)
-
-
-WINDOWS = 3
 
 
 def kill_and_watch(daemon: Daemon, source: random.Random, watched: Callable[[Daemon], int], kinds: tuple[str, ...], turns: int,
