@@ -26,7 +26,8 @@
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
  *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
- * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting)}
+ * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting), "rest_us": N (asleep after
+ * each round)}
  * "keep": B (after a failure its memory stays), "blind": B (the rank itself does not touch its memory, which may
  * be gone)      allreduces until a failure; name "": unnamed
  *     {"do": "kept"} -> "first": N, "last": N   bytes there that have changed since; -1: none
@@ -957,12 +958,15 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     end_ns += get_int(command, "for_ms", 3600 * 1000) * 1000000;
     bool until_stdin = get_bool(command, "until_stdin"), stop = false;
     int64_t buffers = get_int(command, "buffers", 1), pause_us = get_int(command, "pause_us", 0);
+    int64_t rest_us = get_int(command, "rest_us", 0);
     bool blind = get_bool(command, "blind");
     float *first = data;
     for (*done_p = 0; *done_p < count && now_ns() < end_ns && !stop; (*done_p)++) {
         tensor.data = data = first + *done_p % buffers * elements;
         if (!blind)
             fill_loop(data, elements, until_stdin);
+        if (rest_us > 0)
+            usleep((useconds_t)rest_us);
         int status = reduce_once(session, name, &tensor, pause_us);
         if (status != HVD_OK)
             return status;
