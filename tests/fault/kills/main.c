@@ -34,7 +34,8 @@
 #define NAP_NS       (500 * 1000)
 #define DELAY_NS     (4 * 1000 * 1000)
 #define PROGRESS     1000
-#define GO_ON_ROUNDS 3 /* that each rank does after a new hvdd has come */
+#define AGAIN_MAX    20 /* that a job is tried again which does not count */
+#define GO_ON_ROUNDS 3  /* that each rank does after a new hvdd has come */
 #define WATCH_NS     (20 * 1000 * 1000)
 #define STARVED_NS   (1000 * 1000 * 1000) /* so late a nap ends where there is no core to be had */
 #define EXCUSED_NS                                                                                 \
@@ -249,6 +250,8 @@ static bool await_work(struct lane *lane, uint32_t daemons)
         if (atomic_load(&board->daemons_wanted) == daemons &&
             (state_of(lane, rank) < KILLS_REFUSED || !is_excused(lane->seats[rank].status)))
             fail(lane, "a rank was refused, or failed before anything was killed");
+        if (atomic_load(&board->daemons_wanted) == daemons)
+            atomic_fetch_add(&board->excused, 1);
         return false;
     }
     return true;
@@ -337,7 +340,10 @@ static bool do_job(struct lane *lane)
     if (plan->victim == KILLS_DAEMON)
         lose_daemon(lane);
     strike(lane, plan->victim == KILLS_ENGINE);
-    return judge(lane);
+    if (judge(lane))
+        return true;
+    atomic_fetch_add(&board->excused, 1);
+    return false;
 }
 
 static _Noreturn void be_lane(uint32_t number)
@@ -348,8 +354,8 @@ static _Noreturn void be_lane(uint32_t number)
            (job = atomic_fetch_add(&board->next, 1)) < first + kills) {
         lane.plan = make_plan(job);
         for (uint32_t again = 0; !do_job(&lane); again++) {
-            if (atomic_load(&board->daemons) == atomic_load(&board->daemons_wanted))
-                atomic_fetch_add(&board->excused, 1);
+            if (again == AGAIN_MAX)
+                fail(&lane, "a job that cannot be had");
             while (atomic_load(&board->daemons) != atomic_load(&board->daemons_wanted))
                 nap(NAP_NS);
             snprintf(lane.plan.job, sizeof lane.plan.job, "kill%llu.%d.%u", (unsigned long long)job,
