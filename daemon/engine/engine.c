@@ -196,7 +196,7 @@ bool engine_fini(struct engine *engine)
         close(engine->link_fd);
     bool ended = engine_dispatch_close(&engine->exec);
     engine_remote_settle(&engine->sessions);
-    engine_express_settle(&engine->express);
+    engine_express_give_up(&engine->express);
     engine->sessions.bells = NULL;
     while (engine_sessions_reap(&engine->sessions)) {
     }

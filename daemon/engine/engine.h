@@ -71,7 +71,7 @@ extern const struct engine_watch_calls engine_calls_watch;
 
 /* ---- loop.c ---- */
 
-/* Runs until engine->sessions.stopping. Blocks. */
+/* Runs until the engine is to end and every session is over. Blocks. */
 void engine_loop_run(struct engine *engine);
 
 /* ---- link.c: hvdd ---- */

@@ -290,7 +290,7 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)source, (void)fd;
     if (events & EPOLLOUT)
         tell_untold(engine);
-    for (int i = 0; i < MESSAGES_AT_ONCE && !engine->sessions.stopping; i++) {
+    for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
         int status = hvi_packet_receive(engine->link_fd, &engine->packet, 0);
         if (status == HVI_ERR_TIMEOUT)
             return 0;

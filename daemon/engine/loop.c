@@ -61,7 +61,7 @@ static bool pass(struct engine *engine)
     if (engine->sessions.doomed)
         engine_sessions_end_doomed(&engine->sessions);
     engine_complete_ring(&engine->sessions);
-    if (engine->sessions.gone)
+    if (engine->sessions.closing)
         found = engine_sessions_reap(&engine->sessions) || found;
     return found;
 }
@@ -102,7 +102,7 @@ void engine_loop_run(struct engine *engine)
     uint32_t idle_passes = 0;
     uint64_t idle_ns = 0;
 
-    while (!engine->sessions.stopping) {
+    while (!engine_sessions_are_over(&engine->sessions)) {
         if (pass(engine) || engine->order.ready_count > 0) {
             idle_passes = 0;
             look_at_events(engine, engine->order.now_ns);

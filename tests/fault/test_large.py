@@ -2,13 +2,15 @@
 """Death and standstill between any two steps of a large op that the ranks do in each other's memory (docs/adr/0011): nobody
 waits for ever, nobody gets a wrong result, and all survivors get the same one. The ranks go round and round, and each
 checks every sum it gets."""
+import json
 import os
 import signal
+import subprocess
 import time
 
 import pytest
 
-from hvt import Status, check_prompt, procs, wait_until
+from hvt import Status, check_prompt, procs, program, scaled, wait_until
 from hvt.job import Job
 
 NAMES = ["large", ""]  # "": unnamed ops
@@ -180,14 +182,21 @@ def submit_big(job: Job, rank: int, name: str | None, **more) -> int:
                                   **more)
 
 
+STAGED = {"HVD_FOREIGN_MEMORY": "never"}  # so that the operands lie in regions that are used again
+VICTIMS = STAGED | {"HVT_STEP": f"large-claimed 4 {int(signal.SIGSTOP)}"}
+
+
 def hold(daemon, name: str | None, in_a_set: bool = False) -> tuple[Job, dict[int, int], int]:
     """Rank 2 stands still with a unit of an op in its hands, of which ranks 0 and 1 have submitted theirs: these, and the
     process set."""
     daemon.allow("op-stalled")
-    staged = {"HVD_FOREIGN_MEMORY": "never"}  # so that the operands lie in regions that are used again
-    environments = {rank: staged for rank in range(4)} | {2: staged | {"HVT_STEP": f"large-claimed 4 {int(signal.SIGSTOP)}"}}
-    job = Job(daemon, 4 if in_a_set else 3, environments=environments)
+    job = Job(daemon, 4 if in_a_set else 3, environments={rank: STAGED for rank in range(4)} | {2: VICTIMS})
     number = job.add_set([0, 1, 2]) if in_a_set else 0
+    return job, hold_one(job, name, number), number
+
+
+def hold_one(job: Job, name: str | None, number: int) -> dict[int, int]:
+    """The ops of ranks 0 and 1 of the process set."""
     pid = job.ranks[2].pid
     for _ in range(500):
         ops = {2: submit_big(job, 2, name, process_set=number)}
@@ -196,7 +205,7 @@ def hold(daemon, name: str | None, in_a_set: bool = False) -> tuple[Job, dict[in
             ops[rank] = submit_big(job, rank, name, process_set=number)
         wait_until(lambda: job.ranks[2].has_reply() or procs.state(pid) == "T", "the victim to answer or to stop")
         if procs.state(pid) == "T":
-            return job, {rank: ops[rank] for rank in (0, 1)}, number
+            return {rank: ops[rank] for rank in (0, 1)}
         assert job.ranks[2].collect()["wrong"] == 0
         for rank in (0, 1):
             check_big(job, rank, ops[rank])
@@ -257,6 +266,36 @@ def test_whoever_closes_while_another_stands_still_with_a_unit_is_told(daemon):
     check_prompt("hvd_close ended after its second", took_ns - 1_000_000_000, DEADLINE_NS)
     let_go(job)
     assert job.ranks[1].ask("close", session=0)["status"] == Status.OK
+
+
+def test_a_liar_is_told_after_a_second_although_another_stands_still_with_a_unit(daemon):
+    """Rank 3 is the liar. The others do their op in a set of theirs."""
+    daemon.allow("op-stalled", "rank-ended", "session-ended", "rank-lost")
+    job = Job(daemon, 0)
+    job.ranks = [daemon.rank(environment=environment) for environment in (STAGED, STAGED, VICTIMS)]
+    for number, rank in enumerate(job.ranks):
+        rank.open(job.name, number, 4)
+    opening = [rank.submit("set_open", ranks=[0, 1, 2]) for rank in job.ranks]
+    opened = {rank.outcome(op).process_set for rank, op in zip(job.ranks, opening)}
+    ops = hold_one(job, "held", min(opened))
+    liar = subprocess.Popen([program("hvt-liar"), f"--address={daemon.address}", f"--job={job.name}", "--lie=seq_gap",
+                             "--rank=3", "--size=4", f"--wait-ms={int(scaled(10) * 1000)}"], env=daemon.environment,
+                            stdout=subprocess.PIPE, text=True)
+    while liar.poll() is None:  # the engine answers all the time
+        asked_ns = time.monotonic_ns()
+        daemon.ctl.json("ranks", job.name)
+        check_prompt("hvdctl was answered", time.monotonic_ns() - asked_ns, DEADLINE_NS)
+        time.sleep(0.01)
+    ended_ns = time.monotonic_ns()
+    told = json.loads(liar.stdout.read())
+    assert liar.returncode == 0 and told["status"] in (Status.ERR_PROTOCOL, 0), told
+    assert ended_ns - told["lied_ns"] >= 1_000_000_000, "rank 2 may write to memory of the others"
+    check_prompt("the liar was told", ended_ns - told["lied_ns"], 1_100_000_000)
+    for rank, op in ops.items():
+        outcome = job.ranks[rank].outcome(op)
+        assert outcome.status == Status.ERR_RANK_LOST and outcome.culprit == 3, outcome
+    os.kill(job.ranks[2].pid, signal.SIGCONT)
+    assert job.ranks[2].collect()["status"] == Status.ERR_RANK_LOST
 
 
 def test_killed_with_a_unit_of_an_op_whose_set_is_being_removed(daemon):

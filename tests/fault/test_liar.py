@@ -2,10 +2,11 @@
 """Every lie of hvt-liar against an engine with an honest peer in the same job and an honest job beside it."""
 import json
 import subprocess
+import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, program, scaled
+from hvt import Daemon, Status, check_prompt, program, sanitized, scaled
 from hvt.job import Job
 
 
@@ -63,6 +64,35 @@ def test_a_lie_ends_the_liars_session_with_a_logged_reason_and_nothing_else(shar
         assert "protocol" in outcome.text, outcome.text
     honest.check_usable()
     peer.stop()
+
+
+def test_a_lie_while_others_execute_a_large_op_holds_up_nobody():
+    """The liar has no part in that op: a process set of the others."""
+    elements = 1 << (27 if sanitized() else 28)
+    with Daemon(options={"threads": "1"}) as daemon:
+        daemon.allow("rank-ended", "session-ended", "rank-lost")
+        others = [daemon.rank(), daemon.rank()]
+        for number, rank in enumerate(others):
+            rank.open("with-large", number, 3)
+        opening = [rank.submit("set_open", ranks=[0, 1]) for rank in others]
+        opened = {rank.outcome(op).process_set for rank, op in zip(others, opening)}
+        large = [rank.submit("allreduce", "large", dtype="float16", dims=[elements], reduce_op="adasum", memory="shared",
+                             in_place=True, process_set=min(opened)) for rank in others]
+        others[0].post_wait(others[0].submit("barrier", "with the liar"))
+        told = tell(daemon, "with-large", "seq_gap", "--rank=2", "--size=3")
+        assert told["code"] == 0, told
+        asked_ns = time.monotonic_ns()
+        daemon.ctl.json("stalls", "with-large")
+        answered_ns = time.monotonic_ns()
+        outcome = others[0].collect_outcome()
+        done = others[1].test(large[1])
+        assert outcome.status == Status.ERR_RANK_LOST and outcome.culprit == 2, outcome
+        check_prompt("the liar's peer learned of it", outcome.at_ns - told["lied_ns"], DEADLINE_NS)
+        check_prompt("hvdctl was answered", answered_ns - asked_ns, DEADLINE_NS)
+        assert done.status == Status.INPROGRESS, "the op was too short to hold up anybody"
+        for rank, number in zip(others, large):
+            rank.post_wait(number, 60)
+            assert rank.collect(60)["status"] == Status.OK
 
 
 @pytest.mark.parametrize("lie", OTHERS)

@@ -2,13 +2,15 @@
 """Ordinary memory behind a userfaultfd that nobody serves: it does not answer the engine, perhaps for ever. The op that it
 belongs to fails on every rank, and nothing else waits for it."""
 import ctypes
+import json
 import os
 import re
+import subprocess
 import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, procs, wait_until
+from hvt import Daemon, Status, check_prompt, procs, program, scaled, wait_until
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -173,6 +175,32 @@ def test_a_rank_that_closes_in_that_state_gets_its_memory_back(daemon, side):
     assert outcome.status == Status.ERR_RANK_LEFT and "closed its session" in outcome.text, outcome
     check_prompt("the peer learned of it", outcome.at_ns - at_ns, DEADLINE_NS)
     job.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rank_that_breaks_the_protocol_costs_the_others_neither_time_nor_ops(threads):
+    """Rank 2 is the liar. The others' ops wait for memory that answers late, each in turn."""
+    with Daemon(options={"threads": str(threads)}) as daemon:
+        daemon.allow("rank-ended", "session-ended", "rank-lost", "memory-silent")
+        job = Job(daemon, 0)
+        environment = {"HVD_FOREIGN_MEMORY": "always", "HVD_MEMORY_TIMEOUT_SECONDS": "60"}
+        job.ranks = [daemon.rank(environment=environment) for _ in range(2)]
+        for number, rank in enumerate(job.ranks):
+            rank.open(job.name, number, 3)
+        opening = [rank.submit("set_open", ranks=[0, 1]) for rank in job.ranks]
+        opened = {rank.outcome(op).process_set for rank, op in zip(job.ranks, opening)}
+        ops = [op for number in range(8) for op in submit(job, f"w{number}", process_set=min(opened))]
+        wait_for_silence(job, threads)
+        done = subprocess.run([program("hvt-liar"), f"--address={daemon.address}", f"--job={job.name}", "--lie=seq_gap",
+                               "--rank=2", "--size=3", f"--wait-ms={int(scaled(5) * 1000)}"], env=daemon.environment,
+                              capture_output=True, text=True, timeout=scaled(60), check=True)
+        ended_ns = time.monotonic_ns()
+        check_prompt("the liar was told", ended_ns - json.loads(done.stdout)["lied_ns"], DEADLINE_NS)
+        assert stalls(job)
+        check_prompt("hvdctl was answered", time.monotonic_ns() - ended_ns, DEADLINE_NS)
+        job.ranks[1].ask("answer")
+        for number, op in enumerate(ops):
+            assert job.ranks[number % 2].outcome(op).ok
 
 
 def test_threads_that_wait_are_bounded_and_the_job_goes_on():

@@ -163,7 +163,7 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
     if (part->output_asked)
         session->outputs_excused++;
     part->output_asked = false;
-    if (session->over || give(request, &completion, good ? NULL : text))
+    if (!engine_session_is_open(session) || give(request, &completion, good ? NULL : text))
         engine_request_free(request);
 }
 
@@ -181,7 +181,7 @@ void engine_complete_sized(struct engine_part *part)
         .culprit = -1,
     };
 
-    if (!request->session->over)
+    if (engine_session_is_open(request->session))
         give(request, &completion, NULL);
 }
 
@@ -221,7 +221,7 @@ void engine_complete_owed(struct engine_sessions *sessions)
 {
     for (int32_t rank = 0; rank < sessions->start->size && sessions->owed > 0; rank++) {
         struct engine_session *session = sessions->ranks[rank].session;
-        if (session && !session->over)
+        if (session)
             pay(session);
     }
 }
@@ -251,7 +251,7 @@ void engine_complete_ring(struct engine_sessions *sessions)
         struct engine_session *session = sessions->bells;
         sessions->bells = session->bell_next;
         session->bell_due = false;
-        if (!session->over)
+        if (engine_session_is_open(session))
             ring_client(session);
     }
 }

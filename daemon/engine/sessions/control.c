@@ -14,8 +14,7 @@
 
 #define MESSAGES_AT_ONCE 16 /* others have to live too */
 
-static void ack(struct engine_session *session, int socket_fd, uint64_t request, int status,
-                const char *text)
+static void ack(struct engine_session *session, uint64_t request, int status, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
 
@@ -24,7 +23,7 @@ static void ack(struct engine_session *session, int socket_fd, uint64_t request,
     snprintf(msg.ack.text, sizeof msg.ack.text, "%s", text);
     /* A client that is gone does not matter; one that does not read gives up by its own deadline.
      */
-    int sent = engine_sessions_send(session->sessions, socket_fd, &msg, NULL, 0);
+    int sent = engine_sessions_send(session->sessions, session->socket_fd, &msg, NULL, 0);
     if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "control", "ack-lost", hvi_status_text(sent), "rank=%d",
                 session->rank);
@@ -36,7 +35,7 @@ void engine_control_answer(struct engine_sessions *sessions, const struct engine
     struct engine_session *session = sessions->ranks[asker->rank].session;
 
     if (session && session->id == asker->session)
-        ack(session, session->socket_fd, asker->request, status, text);
+        ack(session, asker->request, status, text);
 }
 
 /* Of one kind. */
@@ -106,7 +105,7 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
         HVI_LOG(HVI_LOG_WARN, "control", "region-refused", text, "job=%s rank=%d pid=%d bytes=%llu",
                 session->sessions->start->job, session->rank,
                 (int)session->sessions->ranks[session->rank].pid, (unsigned long long)add->bytes);
-    ack(session, session->socket_fd, add->request, status, text);
+    ack(session, add->request, status, text);
 }
 
 static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)
@@ -123,22 +122,21 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
         snprintf(text, sizeof text, "there is no region %u", remove->region);
     if (status == HVI_ERR_BUSY)
         snprintf(text, sizeof text, "region %u is in use by an op in flight", remove->region);
-    ack(session, session->socket_fd, remove->request, status, text);
+    ack(session, remove->request, status, text);
 }
 
-/* The Ack comes last, when the session is freed: by then hvdd has been told, so that a rank that comes again
- * at once is not taken for its former self, and nobody writes to memory that stays the process's. */
+/* The Ack comes last (engine_control_farewell): by then hvdd has been told, so that a rank that comes
+ * again at once is not taken for its former self, and no op writes to memory that stays the process's. */
 static void detach(struct engine_session *session, const struct hvi_detach *detach)
 {
     char text[128];
 
     engine_intake_drain_all(
         session->sessions); /* nobody's finished op shall fail because we leave */
-    if (session->over)
+    if (!engine_session_is_open(session))
         return;
-    session->farewell_fd = session->socket_fd;
-    session->farewell_request = detach->request;
-    session->socket_fd = -1; /* the end of the session would close it */
+    session->detached = true;
+    session->detach_request = detach->request;
     snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
              (int)session->sessions->ranks[session->rank].pid);
     engine_session_end(session, ENGINE_RANK_LEFT, text);
@@ -146,11 +144,8 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
 
 void engine_control_farewell(struct engine_session *session)
 {
-    if (session->farewell_fd < 0)
-        return;
-    ack(session, session->farewell_fd, session->farewell_request, HVI_OK, "");
-    close(session->farewell_fd);
-    session->farewell_fd = -1;
+    if (session->detached)
+        ack(session, session->detach_request, HVI_OK, "");
 }
 
 static void start_timeline(struct engine_session *session, const struct hvi_timeline_start *start)
@@ -211,7 +206,7 @@ static void handle(struct engine_session *session)
     char why[256], reason[320];
 
     engine_intake_drain(session);
-    if (session->over)
+    if (!engine_session_is_open(session))
         return;
     int status = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof why);
     if (status != HVI_OK) {
@@ -228,7 +223,7 @@ bool engine_control_read(struct engine_session *session)
 {
     struct hvi_packet *packet = &session->sessions->packet;
 
-    for (int i = 0; i < MESSAGES_AT_ONCE && !session->over; i++) {
+    for (int i = 0; i < MESSAGES_AT_ONCE && engine_session_is_open(session); i++) {
         int status = hvi_packet_receive(session->socket_fd, packet, 0);
         if (status == HVI_ERR_TIMEOUT)
             return true;

@@ -10,7 +10,7 @@ bool engine_control_read(struct engine_session *session);
 /* Sends an Ack to the rank that asked, unless its session is over. */
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text);
-/* Answers the Detach of a session that is being freed, if there was one. */
+/* Answers the Detach of a session that is over, if there was one. */
 void engine_control_farewell(struct engine_session *session);
 
 #endif

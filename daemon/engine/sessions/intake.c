@@ -568,7 +568,7 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
     engine_express_seize_op(session->sessions->express, session->rank, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
     struct engine_part *part = request ? &request->express.share.part : NULL;
-    if (!part || !part->op || session->over)
+    if (!part || !part->op || !engine_session_is_open(session))
         return;
     engine_tensor_label(part->tensor, label);
     snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
@@ -699,9 +699,9 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
     follow_group(session, copy);
     request->express.share.part.set = set ? engine_set_get(set) : NULL;
     int status = prepare(request, text, sizeof text);
-    if (status == HVI_OK && !session->over)
+    if (status == HVI_OK && engine_session_is_open(session))
         seize_slots(session->sessions, &request->express.share.part);
-    if (session->over)
+    if (!engine_session_is_open(session))
         engine_request_free(request);
     else if (status != HVI_OK)
         refuse(request, status, text, session->rank);
@@ -756,7 +756,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
         take_output(known, copy, &operands);
     else
         take_op(session, copy, &operands);
-    return !session->over;
+    return engine_session_is_open(session);
 }
 
 bool engine_intake_drain(struct engine_session *session)
@@ -764,7 +764,7 @@ bool engine_intake_drain(struct engine_session *session)
     struct hvi_submission copy;
     uint32_t count = 0;
 
-    if (session->over)
+    if (!engine_session_is_open(session))
         return false;
     if (hvi_ring_available(&session->channel.sq, &count) != HVI_OK) {
         engine_session_violation(session, "an impossible index in its submission ring");

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Sessions: how a rank comes and goes.
  *
- * A rank's slot is filled once (the picture stands at struct engine_rank). What an attached rank
- * owns is its session: socket, pidfd, eventfd, channel, regions, tensor table, requests. Ending it
- * happens in two steps, because memory may be under a reduction at that moment: everything that
- * talks (descriptors, event sources) goes at once and .over is set; the memory goes when the last
- * op that uses it is over, from the loop, so nobody holds a dangling pointer on the way up.
+ * A rank's slot is filled once. What an attached rank owns is its session: socket, pidfd, eventfd,
+ * channel, regions, tensor table, requests. The pictures of both stand in sessions.h.
  *
- * The first rank that goes decides the rest of the generation: what waits fails, what comes fails,
- * with its sentence. */
+ * A session does not end in one step, because workers and peers may use the rank's memory at that
+ * moment, and the rank may reuse that memory as soon as it knows that its session is over. The
+ * session closes first. Peers and hvdd learn that at once: the first rank that goes decides the rest
+ * of the generation, what waits fails, what comes fails, with its sentence. The loop goes on. Each
+ * request of the session holds a reference (.in_flight) until its op is over, which the engine
+ * thread learns when it reaps the batch. With the last reference the rank is told. Its memory is
+ * unmapped after that, from the loop, so no caller on the way up has a dangling pointer. */
 #include "daemon/engine/sessions/sessions.h"
 
 #include "base/assert.h"
@@ -36,7 +38,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define REASON_MAX 800 /* bytes of a reason that fit beside the longest job id */
+#define REASON_MAX 800        /* bytes of a reason that fit beside the longest job id */
+#define CLOSING_NS HVI_NS_SEC /* what uses a rank's memory should end within this */
 
 /* ---- a rank's state ---- */
 
@@ -80,6 +83,25 @@ static void set_state(struct engine_sessions *sessions, int32_t rank, enum engin
         snprintf(slot->text, sizeof slot->text, "%s", cause);
 }
 
+/* ---- a session's state ---- */
+
+bool engine_session_edge(enum engine_session_state from, enum engine_session_state to)
+{
+    return (from == ENGINE_SESSION_OPEN && to == ENGINE_SESSION_CLOSING) ||
+           (from == ENGINE_SESSION_CLOSING && to == ENGINE_SESSION_OVER);
+}
+
+static void set_session_state(struct engine_session *session, enum engine_session_state state,
+                              const char *cause)
+{
+    static const char *const texts[ENGINE_SESSION_STATES] = {"open", "closing", "over"};
+
+    HVI_ASSERT(engine_session_edge(session->state, state));
+    HVI_LOG(HVI_LOG_DEBUG, "session", "session-state", cause, "job=%s rank=%d %s -> %s",
+            session->sessions->start->job, session->rank, texts[session->state], texts[state]);
+    session->state = state;
+}
+
 /* ---- the whole ---- */
 
 int engine_sessions_init(struct engine_sessions *sessions)
@@ -90,7 +112,7 @@ int engine_sessions_init(struct engine_sessions *sessions)
 
 void engine_sessions_fini(struct engine_sessions *sessions)
 {
-    HVI_ASSERT(!sessions->gone);
+    HVI_ASSERT(!sessions->closing);
     sessions->linger_source = sd_event_source_disable_unref(sessions->linger_source);
     free(sessions->ranks);
     sessions->ranks = NULL;
@@ -132,7 +154,7 @@ static void notify_others(struct engine_sessions *sessions, int status, const ch
 {
     for (int32_t i = 0; i < sessions->start->size; i++) {
         struct engine_session *session = sessions->ranks[i].session;
-        if (session && !session->over && i != rank)
+        if (session && i != rank)
             notify(session, status, text, rank, sessions->ranks[rank].pid, false);
     }
 }
@@ -173,7 +195,7 @@ static void session_free(struct engine_session *session)
 {
     struct engine_tensors *tensors = &session->order->tensors;
 
-    engine_control_farewell(session);
+    sd_event_source_disable_unref(session->closing_source);
     if (session->socket_fd >= 0)
         close(session->socket_fd);
     if (session->pid_fd >= 0)
@@ -212,7 +234,7 @@ static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t 
     session->id = id;
     session->next_seq = 1;
     session->attached_ns = hvi_clock_ns();
-    session->socket_fd = session->pid_fd = session->event_fd = session->farewell_fd = -1;
+    session->socket_fd = session->pid_fd = session->event_fd = -1;
     session->requests = calloc(HVI_CQ_SLOTS, sizeof *session->requests);
     session->tensors = calloc(HVI_TENSOR_IDS, sizeof *session->tensors);
     if (!session->requests || !session->tensors)
@@ -289,6 +311,12 @@ static int check_attach(const struct engine_sessions *sessions,
         snprintf(text_p, text_size, "there is no rank %d in job '%s' with %d ranks", request->rank,
                  sessions->start->job, sessions->start->size);
         return HVI_ERR_BAD_RANK;
+    }
+    if (sessions->stopping) {
+        snprintf(text_p, text_size, "%s",
+                 sessions->order->broken_status != HVI_OK ? sessions->order->broken_text
+                                                          : "the job is over");
+        return HVI_ERR_JOB_STOPPED;
     }
     const struct engine_rank *slot = &sessions->ranks[request->rank];
     if (slot->state != ENGINE_RANK_ABSENT) {
@@ -415,11 +443,12 @@ void engine_session_dying(struct engine_session *session)
 {
     struct engine_sessions *sessions = session->sessions;
 
-    if (session->over || sessions->ranks[session->rank].state != ENGINE_RANK_ATTACHED)
+    if (!engine_session_is_open(session) ||
+        sessions->ranks[session->rank].state != ENGINE_RANK_ATTACHED)
         return;
     /* What was submitted before counts: if nobody is missing any more, the others get a result. */
     engine_intake_drain_all(sessions);
-    if (session->over)
+    if (!engine_session_is_open(session))
         return;
     set_state(sessions, session->rank, ENGINE_RANK_DYING, "its socket or process has gone");
     session->dying_ns = hvi_clock_ns();
@@ -439,65 +468,84 @@ static void drop_owed(struct engine_session *session)
     session->owed_last = NULL;
 }
 
-/* Everything that talks. */
-static void hang_up(struct engine_session *session)
+/* Large ops in slots cannot tell which rank's memory a chunk needs: each waits for all. */
+static bool is_used(const struct engine_session *session)
+{
+    return session->in_flight > 0 || session->sessions->express->closing > 0;
+}
+
+/* The session has been closing for CLOSING_NS. Batches end by themselves. A peer that holds a chunk may be
+ * stopped for ever: a rank that broke the protocol, or whose job is stopped, is told without it. */
+static int on_late(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine_session *session = user;
+    struct engine_express *express = session->sessions->express;
+
+    (void)source, (void)usec;
+    if (!is_used(session))
+        return 0;
+    HVI_LOG(HVI_LOG_INFO, "session", "session-closes-slowly",
+            "the rank is told later, because its memory is still in use",
+            "job=%s rank=%d ops=%u slots=%u", session->sessions->start->job, session->rank,
+            session->in_flight, express->closing);
+    if (session->end_status != HVI_OK)
+        engine_express_give_up(express);
+    return 0;
+}
+
+/* From now on the session takes nothing, and no transfer of its process' memory begins. */
+static void close_session(struct engine_session *session, int status, const char *cause)
 {
     struct engine_sessions *sessions = session->sessions;
-    struct hvi_channel_header *header = session->channel.header;
 
-    session->over = true;
+    set_session_state(session, ENGINE_SESSION_CLOSING, cause);
+    session->end_status = status;
+    engine_process_forbid(&session->process);
     engine_express_leave(sessions->express, session->rank);
     engine_liveness_close(session);
-    engine_process_end(session->sessions->exec, &session->process);
-    /* Release, pairs with the client's acquire load when it looks whether the session is over. */
-    atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
-    hvi_bell_ring_client(header);
-    if (session->socket_fd >= 0)
-        close(session->socket_fd);
-    close(session->event_fd);
-    session->socket_fd = session->event_fd = -1; /* the pidfd is asked until its ops are over */
     drop_owed(session);
     engine_group_drop(sessions->order, &session->grouped);
     sessions->ranks[session->rank].session = NULL;
-    session->gone_next = sessions->gone;
-    sessions->gone = session;
+    session->closing_next = sessions->closing;
+    sessions->closing = session;
+    /* Without memory for the timer, only what uses the rank's memory decides. */
+    sd_event_add_time_relative(sessions->event, &session->closing_source, CLOCK_MONOTONIC,
+                               CLOSING_NS / 1000, 1000, on_late, session);
+}
+
+/* Closes the session, fails what waits for the rank, and tells the others. */
+static void end(struct engine_session *session, enum engine_rank_state state, int status,
+                const char *text)
+{
+    struct engine_sessions *sessions = session->sessions;
+
+    engine_express_finish(sessions->express);
+    if (!engine_session_is_open(session))
+        return;
+    close_session(session, status, text);
+    lose(sessions, session->rank, state, text);
+    engine_dispatch_watch(sessions->exec);
 }
 
 void engine_session_end(struct engine_session *session, enum engine_rank_state state,
                         const char *text)
 {
-    if (session->over)
-        return;
-    engine_express_finish(session->sessions->express);
-    if (session->over)
-        return;
-    hang_up(session);
-    lose(session->sessions, session->rank, state, text);
-}
-
-/* Nobody works on an op any more, neither backends nor ranks, as far as these come to an end within a second: whoever is
- * told that his session is over may use his memory for something else. */
-static void quiesce(struct engine_sessions *sessions)
-{
-    engine_express_seize_all(sessions->express);
-    engine_dispatch_settle(sessions->exec);
-    engine_express_settle(sessions->express);
+    if (engine_session_is_open(session))
+        end(session, state, HVI_OK, text);
 }
 
 void engine_session_violation(struct engine_session *session, const char *reason)
 {
     struct engine_sessions *sessions = session->sessions;
-    pid_t pid = sessions->ranks[session->rank].pid;
     char text[HVI_TEXT_MAX + 1];
 
-    if (session->over)
+    if (!engine_session_is_open(session))
         return;
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
-             (int)pid, reason);
-    engine_process_end(session->sessions->exec, &session->process);
-    quiesce(sessions);
-    notify(session, HVI_ERR_PROTOCOL, text, session->rank, pid, true);
-    engine_session_end(session, ENGINE_RANK_ENDED, text);
+             (int)sessions->ranks[session->rank].pid, reason);
+    engine_process_forbid(&session->process);
+    engine_express_seize_all(sessions->express); /* what ranks have brought there counts */
+    end(session, ENGINE_RANK_ENDED, HVI_ERR_PROTOCOL, text);
 }
 
 void engine_sessions_end_doomed(struct engine_sessions *sessions)
@@ -515,6 +563,8 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     char text[HVI_TEXT_MAX + 1];
     int kept = (int)hvi_utf8_cut(reason, strlen(reason), REASON_MAX);
 
+    if (sessions->order->broken_status == HVI_ERR_JOB_STOPPED)
+        return;
     snprintf(text, sizeof text, "job '%s' was stopped: %.*s", sessions->start->job, kept, reason);
     HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%d",
             sessions->start->job, (unsigned long long)sessions->start->generation,
@@ -524,41 +574,55 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     sessions->order->now_ns = hvi_clock_ns();
     engine_intake_drain_all(sessions); /* what was submitted before gets the same answer */
     engine_dispatch_drop(sessions->exec, HVI_ERR_JOB_STOPPED, text);
-    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        if (sessions->ranks[rank].session)
-            engine_process_forbid(&sessions->ranks[rank].session->process);
-    }
-    quiesce(sessions);
+    engine_express_seize_all(sessions->express);
     engine_negotiate_fail_all(sessions->order, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(sessions);
     for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        struct engine_session *session = sessions->ranks[rank].session;
-        if (!session)
+        if (!sessions->ranks[rank].session)
             continue;
-        engine_process_end(session->sessions->exec, &session->process);
-        notify(session, HVI_ERR_JOB_STOPPED, text, -1, 0, true);
-        hang_up(session);
+        close_session(sessions->ranks[rank].session, HVI_ERR_JOB_STOPPED, text);
         set_state(sessions, rank, ENGINE_RANK_ENDED, text);
     }
     engine_remote_settle(sessions);
+    engine_dispatch_watch(sessions->exec);
+}
+
+/* The rank learns that its session is over: it may do what it likes with its memory. */
+static void tell_over(struct engine_session *session)
+{
+    const struct engine_rank *slot = &session->sessions->ranks[session->rank];
+    struct hvi_channel_header *header = session->channel.header;
+    bool broke = session->end_status == HVI_ERR_PROTOCOL;
+
+    set_session_state(session, ENGINE_SESSION_OVER, "no op uses its memory any more");
+    engine_control_farewell(session);
+    if (session->end_status != HVI_OK)
+        notify(session, session->end_status, slot->text, broke ? session->rank : -1,
+               broke ? slot->pid : 0, true);
+    /* Release, pairs with the client's acquire load when it looks whether the session is over. */
+    atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
+    hvi_bell_ring_client(header);
+    close(session->socket_fd);
+    session->socket_fd = -1;
 }
 
 bool engine_sessions_reap(struct engine_sessions *sessions)
 {
-    struct engine_session **link = &sessions->gone;
+    struct engine_session **over = NULL;
 
-    while (*link) {
-        struct engine_session *session = *link;
-        if (session->in_flight > 0 || session->bell_due || sessions->express->closing > 0) {
-            link = &session->gone_next;
-            continue;
-        }
-        *link = session->gone_next;
-        engine_peer_forget_all(session);
-        session_free(session);
-        return true;
+    for (struct engine_session **link = &sessions->closing; *link; link = &(*link)->closing_next) {
+        if ((*link)->state == ENGINE_SESSION_CLOSING && !is_used(*link))
+            tell_over(*link);
+        if ((*link)->state == ENGINE_SESSION_OVER && !(*link)->bell_due)
+            over = link;
     }
-    return false;
+    if (!over)
+        return false;
+    struct engine_session *session = *over;
+    *over = session->closing_next;
+    engine_peer_forget_all(session);
+    session_free(session);
+    return true;
 }
 
 bool engine_sessions_ready_memory(struct engine_sessions *sessions)

@@ -77,23 +77,48 @@ struct engine_rank {
     struct hvi_fate fate;
 };
 
+/* A rank's session.
+ *
+ *   open --left, lost, protocol, job stopped--> closing --no op uses its memory--> over
+ *
+ *   open     the rank is attached or dying, and .session of its slot points here
+ *   closing  the rank is left, lost or ended: peers and hvdd have been told. The session takes nothing,
+ *            and no transfer of its process' memory begins. It waits for its requests (.in_flight) and
+ *            for large ops in seized slots. The rank itself has not been told
+ *   over     the rank has been told: Notice or Ack, HVI_SESSION_ENDED, end of file. The struct is freed
+ *            when the loop comes round
+ *
+ * Closing waits for batches, which end by themselves. Memory that does not answer is given up by
+ * engine_dispatch_watch: of this rank's process after ENGINE_SILENT_NS, of others' when their time is over.
+ * Closing waits for peers that hold chunks in a slot, but a rank that broke the protocol, or whose job is
+ * stopped, for a second only. A rank that leaves is told no sooner: its hvd_close returns with a timeout.
+ *
+ * One setter: set_session_state in session.c. */
+enum engine_session_state {
+    ENGINE_SESSION_OPEN,
+    ENGINE_SESSION_CLOSING,
+    ENGINE_SESSION_OVER,
+    ENGINE_SESSION_STATES
+};
+
 /* What an attached rank owns: everything is released when it ends. */
 struct engine_session {
     struct engine_sessions *sessions;
-    struct engine_order *order;       /* .sessions->order */
-    struct engine_session *gone_next; /* ended, waiting for ops that still use its memory */
+    struct engine_order *order; /* .sessions->order */
+    enum engine_session_state state;
+    struct engine_session *closing_next;
     struct engine_session *bell_next;
     int32_t rank;
     engine_seat seat;
     uint64_t id;
     int socket_fd, pid_fd, event_fd;
     struct engine_process process; /* the trainer's, with .pid_fd */
-    int farewell_fd;               /* where a Detach waits for its answer, or -1 */
-    uint64_t farewell_request;
-    struct sd_event_source *socket_source, *pid_source, *fate_source;
+    bool detached;                 /* by this request, which waits for its Ack */
+    uint64_t detach_request;
+    int end_status; /* closing: of the Notice that the rank gets; HVI_OK: none */
+    struct sd_event_source *socket_source, *pid_source, *fate_source, *closing_source;
     uint64_t dying_ns;
     struct hvi_channel channel;
-    bool over;     /* takes and gives nothing any more */
     bool bell_due; /* in .bells */
     /* Broke the protocol where it could not be ended on the spot: the loop does that. */
     const char *doom;
@@ -129,18 +154,18 @@ struct engine_sessions {
     const struct engine_sessions_calls *calls;
     void *user;
 
-    bool stopping;             /* EngineStop, SIGTERM or nobody left */
+    bool stopping;             /* EngineStop, SIGTERM or nobody left: no further rank is taken */
     bool alone;                /* hvdd is gone */
     struct engine_rank *ranks; /* [start->size]; engine_rank_at */
     int32_t attached, come;    /* attached or dying now; ever attached */
     int32_t watch_next;        /* rank whose process was looked at last */
     char key_digest[HVI_WIRE_SHORT_TEXT];
     struct sd_event_source *linger_source;
-    struct engine_session *gone;  /* ended ones that are not freed yet */
-    struct engine_session *bells; /* that have new completions */
-    uint32_t owed;                /* completions that wait for a reader */
-    bool doomed;                  /* some session has .doom */
-    bool fresh_regions;           /* some session may have regions without page tables */
+    struct engine_session *closing; /* those that are closing or over */
+    struct engine_session *bells;   /* that have new completions */
+    uint32_t owed;                  /* completions that wait for a reader */
+    bool doomed;                    /* some session has .doom */
+    bool fresh_regions;             /* some session may have regions without page tables */
     struct engine_op
         *bereaved;            /* ops that a dying rank has stopped; they wait to hear how it ends */
     struct hvi_packet packet; /* scratch for receiving */
@@ -167,21 +192,30 @@ void engine_session_adopt(struct engine_sessions *sessions, const struct hvi_eng
 /* The rank's socket or process is gone: takes in what it still submitted, then finds out how it
  * ended and loses it. Idempotent. */
 void engine_session_dying(struct engine_session *session);
-/* Ends the session for good: `state` is LEFT, LOST or ENDED, `text` a sentence that names the rank.
- * Fails what waits, tells peers and hvdd, and gives up its descriptors; memory goes when no
- * executing op uses it any more (engine_sessions_reap), so the struct stays valid until the loop
- * comes round: look at .over. */
+/* Closes the session: `state` is LEFT or LOST, `text` a sentence that names the rank. Fails what waits,
+ * tells peers and hvdd. The rank is told, and its memory goes, when no executing op uses it any more
+ * (engine_sessions_reap), so the struct stays valid until the loop comes round: look at its state. */
 void engine_session_end(struct engine_session *session, enum engine_rank_state state,
                         const char *text);
 /* As above for a broken protocol; `reason` has no subject. */
 void engine_session_violation(struct engine_session *session, const char *reason);
 /* Ends the sessions that have .doom. */
 void engine_sessions_end_doomed(struct engine_sessions *sessions);
-/* Ends every session because the job is stopped. */
+/* Closes every session because the job is stopped. Ranks that are closing already keep their reason. */
 void engine_sessions_stop(struct engine_sessions *sessions, const char *reason);
-/* Frees one ended session that no op uses any more: unmapping many GiB takes its time, and hvdd wants to
- * hear from us. True: there may be another. */
+/* The engine is to end, and every rank has been told that its session is over. */
+static inline bool engine_sessions_are_over(const struct engine_sessions *sessions)
+{
+    return sessions->stopping && !sessions->closing;
+}
+/* Tells the ranks of closing sessions that no op uses any more, then frees one that is over: unmapping many
+ * GiB takes its time, and hvdd wants to hear from us. True: there may be another. */
 bool engine_sessions_reap(struct engine_sessions *sessions);
+static inline bool engine_session_is_open(const struct engine_session *session)
+{
+    return session->state == ENGINE_SESSION_OPEN;
+}
+bool engine_session_edge(enum engine_session_state from, enum engine_session_state to);
 /* Readies a piece of a region that was just added; false when there is none. */
 bool engine_sessions_ready_memory(struct engine_sessions *sessions);
 const char *engine_rank_state_text(enum engine_rank_state state);

@@ -29,7 +29,6 @@
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/order/order.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,7 +38,6 @@ _Static_assert(HVI_EXPRESS_LANES == ENGINE_SET_LANES, "a lane for each kind");
 #define EXPRESS_TICK_US   (20 * 1000)
 #define EXPRESS_PATROL_US (1000 * 1000)
 #define EXPRESS_QUIET     3u
-#define EXPRESS_END_NS    HVI_NS_SEC /* for ranks to finish units when the engine ends */
 #define EXPRESS_WORTH     4u   /* ops in the slot that make up for one that stood there in vain */
 #define EXPRESS_PAUSE     255u /* the most tickets of a lane that are held back */
 
@@ -436,20 +434,14 @@ static uint32_t seize(struct engine_express *express, struct engine_express_slot
     return arrived;
 }
 
-void engine_express_settle(struct engine_express *express)
+void engine_express_give_up(struct engine_express *express)
 {
-    uint64_t deadline_ns = hvi_clock_ns() + EXPRESS_END_NS;
-
-    while (express->on && express->closing > 0) {
-        bool late = hvi_deadline_passed(deadline_ns);
-        for (uint32_t i = 0; i < express->used; i++) {
-            struct engine_express_slot *slot = &express->slots[i];
-            if (!slot->closing || (still_runs(express, slot) && !late))
-                continue;
-            slot->doomed = slot->doomed || late;
-            settle(express, slot);
-        }
-        sched_yield();
+    for (uint32_t i = 0; express->closing > 0 && i < express->used; i++) {
+        struct engine_express_slot *slot = &express->slots[i];
+        if (!slot->closing)
+            continue;
+        slot->doomed = still_runs(express, slot) || slot->doomed;
+        settle(express, slot);
     }
 }
 

@@ -156,8 +156,8 @@ void engine_express_release_set(struct engine_express *express, struct engine_se
 void engine_express_fold(struct engine_express *express);
 /* The trace alone of one rank: before something later is added to it. */
 void engine_express_fold_trace(struct engine_express *express, int32_t rank);
-/* Ends the large ops that still run in seized slots. Waits a second at most for those who hold units. */
-void engine_express_settle(struct engine_express *express);
+/* Ends the large ops that still run in seized slots, although ranks hold units: they fail. */
+void engine_express_give_up(struct engine_express *express);
 /* Does what can be done of large ops that run: a rank is about to go. */
 void engine_express_finish(struct engine_express *express);
 /* Looks whether ranks wait for long, if one has asked for it; a load when none has. True: there is more

@@ -131,7 +131,7 @@ static void notify_ranks(struct engine_watch *watch, const struct round *round)
         const engine_seat seat = {i};
         const struct engine_session *session = engine_rank_at(watch->sessions, seat)->session;
         uint64_t chosen = ops_of(round, seat);
-        if (!session || session->over || chosen == 0)
+        if (!session || chosen == 0)
             continue;
         if (chosen != described)
             describe_round(round, chosen, msg.notice.text, sizeof msg.notice.text);
@@ -281,7 +281,7 @@ static void tell_members(struct engine_watch *watch, const struct engine_held *h
     for (uint32_t i = 0; i < held->slot->set->places; i++) {
         const struct engine_session *session =
             engine_rank_at(watch->sessions, held->slot->set->seats[i])->session;
-        if (session && !session->over)
+        if (session)
             engine_sessions_send(watch->sessions, session->socket_fd, &msg, NULL, 0);
     }
 }

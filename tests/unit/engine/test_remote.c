@@ -251,6 +251,8 @@ START_TEST(it_is_left_alone_once_the_session_is_over)
         engine_intake_drain_all(&bench.engine->sessions);
         engine_dispatch_ready(&bench.engine->exec); /* the workers are at it */
         engine_session_end(bench.engine->sessions.ranks[0].session, ENGINE_RANK_LEFT, "it leaves");
+        while (bench.peers[0].channel.header->session_state != HVI_SESSION_ENDED)
+            hvt_bench_turn(&bench);
         memset(own, round, LARGE);
         while (!hvt_peer_has_completion(&bench.peers[1]))
             hvt_bench_turn(&bench);

@@ -44,6 +44,17 @@ START_TEST(a_ranks_state_has_these_edges_and_no_others)
 }
 END_TEST
 
+START_TEST(a_session_closes_before_it_is_over)
+{
+    for (int from = 0; from < ENGINE_SESSION_STATES; from++) {
+        for (int to = 0; to < ENGINE_SESSION_STATES; to++)
+            ck_assert_int_eq(
+                engine_session_edge((enum engine_session_state)from, (enum engine_session_state)to),
+                to == from + 1);
+    }
+}
+END_TEST
+
 /* ---- attaching ---- */
 
 static int adopt_as(int32_t rank, int32_t size, struct hvi_attach_reply *reply_p)
@@ -405,6 +416,150 @@ START_TEST(a_rank_that_leaves_fails_what_waits_and_what_comes)
 }
 END_TEST
 
+/* ---- closing ---- */
+
+static void leave(void)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+
+    hvt_peer_send(&bench.peers[1], &msg, -1);
+    engine_control_read(bench.engine->sessions.ranks[1].session);
+}
+
+static void die(void)
+{
+    engine_session_end(bench.engine->sessions.ranks[1].session, ENGINE_RANK_LOST,
+                       "rank 1 was killed");
+}
+
+static void lie(void)
+{
+    engine_session_violation(bench.engine->sessions.ranks[1].session, "a lie");
+}
+
+static void stop(void)
+{
+    engine_sessions_stop(&bench.engine->sessions, "the test wants it");
+}
+
+static bool has_message(int32_t rank)
+{
+    struct pollfd pollfd = {.fd = bench.peers[rank].socket, .events = POLLIN};
+
+    return poll(&pollfd, 1, 0) == 1;
+}
+
+static uint32_t seen_state(int32_t rank)
+{
+    return atomic_load(&bench.peers[rank].channel.header->session_state);
+}
+
+static void expect_notice(int32_t rank, int status, bool ended)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(hvt_peer_expect(&bench.peers[rank], HVI_PACKET_NOTICE, &msg));
+    ck_assert_int_eq(msg.notice.status, status);
+    ck_assert(msg.notice.session_ended == ended);
+}
+
+static void expect_end_of_file(int32_t rank)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(!hvt_peer_expect(&bench.peers[rank], HVI_PACKET_NOTICE, &msg));
+}
+
+/* An op of both ranks executes until the next turn, and rank 0 waits for another one. */
+static void start_op(void)
+{
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op = hvt_peer_op(&bench.peers[rank], HVI_KIND_ALLREDUCE,
+                                               HVI_DTYPE_FLOAT32, 8, HVI_REGION_INLINE);
+        hvt_peer_name(&bench.peers[rank], &op, 1, "w");
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    struct hvi_submission op =
+        hvt_peer_op(&bench.peers[0], HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, 0);
+    hvt_peer_name(&bench.peers[0], &op, 2, "b");
+    hvt_peer_submit(&bench.peers[0], &op);
+    engine_intake_drain_all(&bench.engine->sessions);
+    engine_dispatch_ready(&bench.engine->exec);
+}
+
+/* How rank 1 ends, what its peer gets for an op that waits, and what it hears itself: HVI_OK: an Ack. */
+static const struct {
+    void (*end)(void);
+    int peer, told;
+} ends[] = {
+    {leave, HVI_ERR_RANK_LEFT, HVI_OK},
+    {die, HVI_ERR_RANK_LOST, HVI_ERR_CLOSED},
+    {lie, HVI_ERR_RANK_LOST, HVI_ERR_PROTOCOL},
+    {stop, HVI_ERR_JOB_STOPPED, HVI_ERR_JOB_STOPPED},
+};
+
+START_TEST(a_rank_is_told_that_its_session_is_over_when_no_op_uses_its_memory)
+{
+    struct hvi_packet_msg msg;
+
+    hvt_bench_init(&bench, 2);
+    start_op();
+    ends[_i].end();
+    ck_assert(!engine_sessions_reap(&bench.engine->sessions));
+    ck_assert_uint_eq(seen_state(1), HVI_SESSION_OPEN);
+    ck_assert(!has_message(1));
+    ck_assert_int_ge(bench.engine->sessions.ranks[1].state, ENGINE_RANK_LEFT);
+    ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, ends[_i].peer);
+    if (ends[_i].end != stop)
+        expect_notice(0, ends[_i].peer, false);
+    hvt_bench_turn(&bench);
+    ck_assert_uint_eq(seen_state(1), HVI_SESSION_ENDED);
+    if (ends[_i].told == HVI_OK)
+        ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_ACK, &msg));
+    else if (ends[_i].told != HVI_ERR_CLOSED)
+        expect_notice(1, ends[_i].told, true);
+    expect_end_of_file(1);
+    if (ends[_i].end != stop) /* what executes is finished for those that stay */
+        ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, HVI_OK);
+    ck_assert(!hvt_peer_has_completion(&bench.peers[0]));
+    ck_assert(!hvt_peer_has_completion(&bench.peers[1]));
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_session_that_closes_when_the_job_is_stopped_keeps_its_reason)
+{
+    hvt_bench_init(&bench, 2);
+    start_op();
+    lie();
+    expect_notice(0, HVI_ERR_RANK_LOST, false);
+    stop();
+    ck_assert(!engine_sessions_are_over(&bench.engine->sessions));
+    hvt_bench_turn(&bench);
+    expect_notice(1, HVI_ERR_PROTOCOL, true);
+    expect_end_of_file(1);
+    expect_notice(0, HVI_ERR_JOB_STOPPED, true);
+    expect_end_of_file(0);
+    ck_assert(engine_sessions_are_over(&bench.engine->sessions));
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_job_that_is_being_stopped_takes_no_further_rank)
+{
+    hvt_bench_init_empty(&bench, 3);
+    for (int32_t rank = 0; rank < 2; rank++)
+        ck_assert_int_eq(hvt_bench_attach(&bench, rank), HVI_OK);
+    stop();
+    ck_assert_int_eq(hvt_bench_attach(&bench, 2), HVI_ERR_JOB_STOPPED);
+    ck_assert_str_eq(bench.peers[2].reply.text, "job 'test-job' was stopped: the test wants it");
+    stop(); /* again: nothing more happens */
+    hvt_bench_turn(&bench);
+    ck_assert(engine_sessions_are_over(&bench.engine->sessions));
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 static volatile sig_atomic_t told_before_ack;
 
 static void on_ack(int signal)
@@ -536,6 +691,7 @@ int main(void)
     TCase *tcase = tcase_create("session");
 
     tcase_add_test(tcase, a_ranks_state_has_these_edges_and_no_others);
+    tcase_add_test(tcase, a_session_closes_before_it_is_over);
     tcase_add_test(tcase, a_rank_that_is_there_cannot_attach_again);
     tcase_add_test(tcase, a_wrong_size_or_rank_is_refused_with_both_numbers);
     tcase_add_test(tcase, garbage_instead_of_an_attach_request_is_refused);
@@ -550,6 +706,10 @@ int main(void)
     tcase_add_test(tcase, a_region_under_an_op_is_busy_until_the_op_is_over);
     tcase_add_test(tcase, a_detach_that_is_read_while_the_rank_is_dying_still_counts);
     tcase_add_test(tcase, a_rank_that_leaves_fails_what_waits_and_what_comes);
+    tcase_add_loop_test(tcase, a_rank_is_told_that_its_session_is_over_when_no_op_uses_its_memory,
+                        0, sizeof ends / sizeof ends[0]);
+    tcase_add_test(tcase, a_session_that_closes_when_the_job_is_stopped_keeps_its_reason);
+    tcase_add_test(tcase, a_job_that_is_being_stopped_takes_no_further_rank);
     tcase_add_test(tcase, hvdd_is_told_of_a_leaving_rank_before_the_rank_itself);
     tcase_add_test(tcase, an_armed_eventfd_is_written_with_a_completion);
     tcase_add_test(tcase, what_the_link_could_not_take_is_told_when_it_can);

@@ -339,6 +339,37 @@ START_TEST(the_end_of_a_session_does_not_wait)
 }
 END_TEST
 
+/* An op that the liar has no part in waits on, and ends well. */
+START_TEST(a_rank_that_breaks_the_protocol_costs_others_no_time_and_no_op)
+{
+    if (hvt_skip_if(cannot_wait(), "no userfaultfd for faults of the kernel"))
+        return;
+    static float other[FLOATS];
+    float *memory = silent_memory();
+
+    hvt_bench_init(&bench, 3);
+    bench.engine->exec.answer_ns = 3600 * HVI_NS_SEC;
+    uint32_t set = hvt_op_add_set(&bench, (const int64_t[]){0, 1}, 2);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op = op_of(rank, "w", rank == 0 ? other : memory, other);
+        op.process_set = set;
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    turn_until_listed("(input, 0x");
+    uint64_t before_ns = hvi_clock_ns();
+    engine_session_violation(bench.engine->sessions.ranks[2].session, "a lie");
+    turn();
+    ck_assert_uint_eq(bench.peers[2].channel.header->session_state, HVI_SESSION_ENDED);
+    ck_assert_uint_lt(hvi_clock_ns() - before_ns, HVI_NS_SEC);
+    ck_assert_uint_eq(rows("(input, 0x"), 1);
+    answer(memory);
+    turn_until_answered(1);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    hvt_bench_fini(&bench);
+    munmap(memory, BYTES);
+}
+END_TEST
+
 /* The engine maps a new region 1 of the rank's. */
 static const struct engine_region *map_region(int32_t rank, uint64_t bytes)
 {
@@ -604,6 +635,7 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_session_does_not_wait);
     tcase_add_test(tcase, the_end_of_another_session_is_told_as_what_it_is);
     tcase_add_test(tcase, a_job_that_is_stopped_does_not_do_what_is_queued);
+    tcase_add_test(tcase, a_rank_that_breaks_the_protocol_costs_others_no_time_and_no_op);
     tcase_add_test(tcase, a_mapped_output_stays_mapped);
     tcase_add_test(tcase, each_mapped_output_stays_mapped);
     tcase_add_test(tcase, threads_that_wait_are_bounded);
