@@ -13,7 +13,6 @@
 #include "base/status.h"
 #include "daemon/engine/exec/fusion.h"
 
-#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,10 +42,6 @@ static void post(void *user, struct engine_batch *batch)
     struct engine_batch *newest = atomic_load_explicit(&exec->posted, memory_order_relaxed);
     const uint64_t one = 1;
 
-    if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS))
-        engine_task_stop(task_of(batch->works[0]));
-    /* Release, pairs with the acquire load in engine_dispatch_settle. */
-    atomic_fetch_sub_explicit(&exec->executing, 1, memory_order_release);
     do {
         batch->next = newest;
         /* Release, pairs with the acquire in engine_dispatch_reap. */
@@ -129,7 +124,6 @@ static void unlink_running(struct engine_batch *batch)
 static void fill(struct engine_exec *exec, struct engine_batch *batch,
                  struct engine_work *const *works, uint32_t count)
 {
-    atomic_fetch_add_explicit(&exec->executing, 1, memory_order_relaxed);
     batch->count = count;
     batch->bytes = 0;
     batch->answer_ns = exec->answer_ns;
@@ -139,10 +133,7 @@ static void fill(struct engine_exec *exec, struct engine_batch *batch,
         batch->bytes += works[i]->bytes;
         engine_op_set_state(op_of(works[i]), ENGINE_OP_EXECUTING, "its batch starts");
     }
-    if (!engine_work_has(works[0], ENGINE_OPERAND_PROCESS))
-        return;
-    exec->remote++;
-    engine_task_start(task_of(works[0])); /* alone in its batch */
+    exec->remote += engine_work_has(works[0], ENGINE_OPERAND_PROCESS); /* alone in its batch */
 }
 
 static void show_start(struct engine_exec *exec, struct engine_work *const *works, uint32_t count)
@@ -329,42 +320,8 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
     return NULL;
 }
 
-/* The counter is counted down with release. */
-static void wait_for_none(struct engine_exec *exec, const _Atomic uint32_t *count,
-                          uint64_t limit_ns)
-{
-    uint64_t looked_ns = hvi_clock_ns();
-
-    /* Acquire, pairs with the releases in post and engine_task_stop. */
-    while (atomic_load_explicit(count, memory_order_acquire) > 0) {
-        uint64_t now_ns = hvi_clock_ns();
-        if (now_ns - looked_ns >= HVI_NS_MS) {
-            looked_ns = now_ns;
-            for (struct engine_batch *batch = exec->running; batch; batch = batch->running_next)
-                batch->answer_ns = limit_ns;
-            engine_dispatch_watch(exec);
-        }
-        if (!engine_dispatch_help(exec))
-            sched_yield();
-    }
-}
-
-void engine_dispatch_settle(struct engine_exec *exec)
-{
-    engine_dispatch_ready(exec);
-    wait_for_none(exec, &exec->executing, ENGINE_SILENT_NS);
-}
-
 void engine_process_forbid(struct engine_process *process)
 {
-    /* Release, pairs with the acquire load in task.c. */
+    /* Release, pairs with the acquire load in host_process.c. */
     atomic_store_explicit(&process->over, true, memory_order_release);
-}
-
-/* What is left of a work then fails piece by piece without touching memory, and a piece that does not
- * come back is given up because its process is over: so this is short. */
-void engine_process_end(struct engine_exec *exec, struct engine_process *process)
-{
-    engine_process_forbid(process);
-    wait_for_none(exec, &process->running, exec->answer_ns);
 }

@@ -39,7 +39,6 @@ struct engine_exec {
 
     struct engine_batch *free_batches;
     void *backend_contexts[4];    /* one per row of engine_backends */
-    _Atomic uint32_t executing;   /* batches that backends have */
     struct engine_batch *running; /* batches that are not completed */
     uint32_t remote;              /* batches with remote-process operands that are not completed */
     pthread_t main_thread;
@@ -77,12 +76,8 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
 /* Ends everything that is ready and was not started, and cancels what was started: that ends as what has
  * broken the job says. */
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
-/* Starts everything that is ready and waits until no backend works any more; memory that does not
- * answer is waited for for ENGINE_SILENT_NS. Completes nothing. */
-void engine_dispatch_settle(struct engine_exec *exec);
-/* From now on no transfer of the process' memory begins. */
+/* From now on no transfer of the process' memory begins: what is left of its works fails piece by piece.
+ * One that has begun and does not answer is given up by engine_dispatch_watch after ENGINE_SILENT_NS. */
 void engine_process_forbid(struct engine_process *process);
-/* The same, and waits for pieces that are being moved, as engine_dispatch_settle does. */
-void engine_process_end(struct engine_exec *exec, struct engine_process *process);
 
 #endif

@@ -16,9 +16,6 @@ struct engine_region;
 struct engine_process {
     pid_t pid;
     int pid_fd;
-    /* Works under way with operands there. The backend's threads count it down, release; acquire in
-     * engine_process_end, which waits for 0 after it has set .over. */
-    _Atomic uint32_t running;
     _Atomic bool over; /* that memory is not touched any more */
 };
 

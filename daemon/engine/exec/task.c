@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Tasks: from what ranks have agreed on to a work with its operands.
  *
- * Remote-process memory: a trainer whose session is over may do with its memory what it likes, so the
- * end of a session first forbids further transfers, then waits for those under way, and only then tells
- * the client. */
+ * Remote-process memory: a trainer whose session is over may do with its memory what it likes, so a
+ * session that closes first forbids further transfers; the trainer is told when the works under way have
+ * been reaped. */
 #include "daemon/engine/exec/task.h"
 
 #include <stdlib.h>
@@ -27,16 +27,6 @@ void engine_task_free(struct engine_op *op)
     free(engine_task_of(op));
 }
 
-/* ---- operands in processes ---- */
-
-/* NULL: the member has no operand in a process. */
-static struct engine_process *process_of(const struct engine_task *task, uint32_t set_rank)
-{
-    if (task->in[set_rank].kind == ENGINE_OPERAND_PROCESS)
-        return task->in[set_rank].process;
-    return task->out[set_rank].kind == ENGINE_OPERAND_PROCESS ? task->out[set_rank].process : NULL;
-}
-
 void engine_task_keep(const struct engine_task *task)
 {
     for (uint32_t i = 0; i < task->op.set->places; i++) {
@@ -44,27 +34,6 @@ void engine_task_keep(const struct engine_task *task)
             engine_share_of(task->op.parts[i])->out.late = true;
     }
 }
-
-void engine_task_start(const struct engine_task *task)
-{
-    for (uint32_t i = 0; i < task->op.set->places; i++) {
-        struct engine_process *process = process_of(task, i);
-        if (process)
-            atomic_fetch_add_explicit(&process->running, 1, memory_order_relaxed);
-    }
-}
-
-void engine_task_stop(const struct engine_task *task)
-{
-    for (uint32_t i = 0; i < task->op.set->places; i++) {
-        struct engine_process *process = process_of(task, i);
-        /* Release, pairs with the acquire load in engine_process_end. */
-        if (process)
-            atomic_fetch_sub_explicit(&process->running, 1, memory_order_release);
-    }
-}
-
-/* ---- the work ---- */
 
 static int32_t root_of(const struct engine_op *op, const struct hvi_submission *copy)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A task: an op and what a backend has to know of it. Engine thread, but for engine_task_stop. */
+ * A task: an op and what a backend has to know of it. Engine thread. */
 #ifndef ENGINE_EXEC_TASK_H
 #define ENGINE_EXEC_TASK_H
 
@@ -25,8 +25,5 @@ void engine_task_free(struct engine_op *op);
 void engine_task_prepare(struct engine_op *op);
 /* Tells the shares which outputs must stay mapped. */
 void engine_task_keep(const struct engine_task *task);
-/* A work with operands in processes starts; it has ended, on any thread. */
-void engine_task_start(const struct engine_task *task);
-void engine_task_stop(const struct engine_task *task);
 
 #endif
