@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define MESSAGES_AT_ONCE 16 /* others have to live too */
@@ -146,6 +147,17 @@ void engine_control_farewell(struct engine_session *session)
 {
     if (session->detached)
         ack(session, session->detach_request, HVI_OK, "");
+}
+
+void engine_control_hang_up(struct engine_session *session)
+{
+    char unread;
+
+    shutdown(session->socket_fd, SHUT_RD); /* nothing more can come */
+    while (recv(session->socket_fd, &unread, sizeof unread, MSG_DONTWAIT | MSG_TRUNC) > 0) {
+    }
+    close(session->socket_fd);
+    session->socket_fd = -1;
 }
 
 static void start_timeline(struct engine_session *session, const struct hvi_timeline_start *start)

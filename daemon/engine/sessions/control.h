@@ -12,5 +12,8 @@ void engine_control_answer(struct engine_sessions *sessions, const struct engine
                            int status, const char *text);
 /* Answers the Detach of a session that is over, if there was one. */
 void engine_control_farewell(struct engine_session *session);
+/* Closes the socket. What the rank has sent while nothing was read is thrown away first: otherwise the
+ * kernel would reset the connection, and the rank would miss the last message. */
+void engine_control_hang_up(struct engine_session *session);
 
 #endif

@@ -602,8 +602,7 @@ static void tell_over(struct engine_session *session)
     /* Release, pairs with the client's acquire load when it looks whether the session is over. */
     atomic_store_explicit(&header->session_state, HVI_SESSION_ENDED, memory_order_release);
     hvi_bell_ring_client(header);
-    close(session->socket_fd);
-    session->socket_fd = -1;
+    engine_control_hang_up(session);
 }
 
 bool engine_sessions_reap(struct engine_sessions *sessions)

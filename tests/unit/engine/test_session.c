@@ -500,6 +500,8 @@ static const struct {
 
 START_TEST(a_rank_is_told_that_its_session_is_over_when_no_op_uses_its_memory)
 {
+    const struct hvi_packet_msg unread = {.kind = HVI_PACKET_REGION_REMOVE,
+                                          .region_remove = {.request = 7, .region = 9}};
     struct hvi_packet_msg msg;
 
     hvt_bench_init(&bench, 2);
@@ -507,6 +509,7 @@ START_TEST(a_rank_is_told_that_its_session_is_over_when_no_op_uses_its_memory)
     ends[_i].end();
     ck_assert(!engine_sessions_reap(&bench.engine->sessions));
     ck_assert_uint_eq(seen_state(1), HVI_SESSION_OPEN);
+    hvt_peer_send(&bench.peers[1], &unread, bench.peers[1].engine_fd);
     ck_assert(!has_message(1));
     ck_assert_int_ge(bench.engine->sessions.ranks[1].state, ENGINE_RANK_LEFT);
     ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], NULL, 0).status, ends[_i].peer);
