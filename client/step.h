@@ -10,8 +10,10 @@ void hvt_step(const char *name);
 
 #ifdef HVD_STEPS
 #define client_step(name) hvt_step(name)
+#define CLIENT_STEP       hvt_step
 #else
 #define client_step(name) ((void)0)
+#define CLIENT_STEP       NULL /* for those that call it below client/ */
 #endif
 
 #endif

@@ -125,9 +125,9 @@ struct hvi_completion {
     int64_t rows;
     uint64_t done_ns; /* CLOCK_MONOTONIC */
     int32_t culprit;  /* global rank that caused a failure, -1 unknown */
-    /* Success only: 0, or 1 + the express slot that this op may use next time if nothing about it
-     * changes, at the turn that stands in text_turn. shm/express.h */
-    uint32_t ticket;
+    /* Success only: 0, or 1 + the slot that this op may use next time if nothing about it
+     * changes, at the turn that stands in text_turn. shm/slots.h */
+    uint32_t grant;
 };
 
 struct hvi_text_cell {
@@ -249,7 +249,7 @@ HVI_AT(hvi_completion, bytes, 32);
 HVI_AT(hvi_completion, rows, 40);
 HVI_AT(hvi_completion, done_ns, 48);
 HVI_AT(hvi_completion, culprit, 56);
-HVI_AT(hvi_completion, ticket, 60);
+HVI_AT(hvi_completion, grant, 60);
 
 _Static_assert(sizeof(struct hvi_text_cell) == HVI_TEXT_CELL, "ABI");
 HVI_AT(hvi_text_cell, turn, 0);

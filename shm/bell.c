@@ -25,16 +25,8 @@
  * miss its own; every sleep is bounded by the caller. */
 #include "shm/bell.h"
 
-#include "base/clock.h"
-#include "base/relax.h"
-
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <stddef.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BELL_WORDS 16u
@@ -93,25 +85,9 @@ void hvi_bell_disarm(struct hvi_bell_page *page)
 
 bool hvi_bell_ring_client(struct hvi_channel_header *channel)
 {
-    /* Seq_cst, pairs with the second load in sleep_slice; as a release also with hvi_bell_read. */
+    /* Seq_cst, pairs with hvi_wait_asleep; as a release also with hvi_bell_read. */
     atomic_fetch_add_explicit(&channel->cq_bell, 1, memory_order_seq_cst);
-    /* Seq_cst, pairs with the fetch_add in sleep_slice. */
-    if (atomic_load_explicit(&channel->cq_sleepers, memory_order_seq_cst) == 0)
-        return false;
-    syscall(SYS_futex, &channel->cq_bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    return true;
-}
-
-struct hvi_wait_policy hvi_wait_policy_for(uint32_t ranks, uint32_t cores)
-{
-    /* The engine needs a core too. When it has to share one with a waiter, spinning delays the very
-     * thing that is waited for. */
-    bool crowded = ranks >= cores;
-    return (struct hvi_wait_policy){
-        .spins = crowded ? 20 : 2000,
-        .yield_ns = 100 * 1000,
-        .slice_ns = 50 * HVI_NS_MS,
-    };
+    return hvi_wait_wake(&channel->cq_bell, &channel->cq_sleepers);
 }
 
 uint32_t hvi_bell_read(const struct hvi_channel_header *channel)
@@ -121,51 +97,13 @@ uint32_t hvi_bell_read(const struct hvi_channel_header *channel)
     return atomic_load_explicit(&channel->cq_bell, memory_order_acquire);
 }
 
-/* Spins, then yields. True when the word has moved. */
-static bool wait_awake(const struct hvi_channel_header *channel, uint32_t seen,
-                       const struct hvi_wait_policy *policy, uint64_t deadline_ns)
-{
-    for (uint32_t i = 0; i < policy->spins; i++) {
-        if (hvi_bell_read(channel) != seen)
-            return true;
-        hvi_cpu_relax();
-    }
-    uint64_t start_ns = hvi_clock_ns();
-    uint64_t now_ns = start_ns;
-    while (now_ns - start_ns < policy->yield_ns && now_ns < deadline_ns) {
-        if (hvi_bell_read(channel) != seen)
-            return true;
-        sched_yield();
-        now_ns = hvi_clock_ns();
-    }
-    return hvi_bell_read(channel) != seen;
-}
-
-/* One sleep in the kernel. Not FUTEX_PRIVATE: the waker is another process. */
-static void sleep_slice(struct hvi_channel_header *channel, uint32_t seen, uint64_t sleep_ns)
-{
-    const struct timespec timeout = {
-        .tv_sec = (time_t)(sleep_ns / HVI_NS_SEC),
-        .tv_nsec = (long)(sleep_ns % HVI_NS_SEC),
-    };
-    /* Seq_cst, pairs with the load in hvi_bell_ring_client. */
-    atomic_fetch_add_explicit(&channel->cq_sleepers, 1, memory_order_seq_cst);
-    /* Seq_cst, pairs with the fetch_add in hvi_bell_ring_client. */
-    if (atomic_load_explicit(&channel->cq_bell, memory_order_seq_cst) == seen)
-        syscall(SYS_futex, &channel->cq_bell, FUTEX_WAIT, seen, &timeout, NULL, 0);
-    /* Relaxed: a waker that still reads us makes one needless system call. */
-    atomic_fetch_sub_explicit(&channel->cq_sleepers, 1, memory_order_relaxed);
-}
-
 bool hvi_bell_wait(struct hvi_channel_header *channel, uint32_t seen,
                    const struct hvi_wait_policy *policy, uint64_t deadline_ns)
 {
-    if (wait_awake(channel, seen, policy, deadline_ns))
-        return true;
-    uint64_t sleep_ns = hvi_deadline_left(deadline_ns);
-    if (sleep_ns > policy->slice_ns)
-        sleep_ns = policy->slice_ns;
-    if (sleep_ns > 0)
-        sleep_slice(channel, seen, sleep_ns);
+    const struct hvi_wait wait = {
+        .word = &channel->cq_bell, .sleepers = &channel->cq_sleepers, .seen = seen};
+
+    if (!hvi_wait_awake(&wait, policy, deadline_ns))
+        hvi_wait_asleep(&wait, policy, deadline_ns);
     return hvi_bell_read(channel) != seen;
 }

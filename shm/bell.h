@@ -15,6 +15,7 @@
 #define HVI_SHM_BELL_H
 
 #include "shm/abi.h"
+#include "shm/wait.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,15 +40,6 @@ void hvi_bell_disarm(struct hvi_bell_page *page);
 /* Engine thread: after completions were published; bumps the word and wakes sleepers. Returns true
  * if it made a system call. */
 bool hvi_bell_ring_client(struct hvi_channel_header *channel);
-
-/* How a waiting client passes its time. */
-struct hvi_wait_policy {
-    uint32_t spins;    /* pauses before the first yield; few when ranks outnumber cores */
-    uint64_t yield_ns; /* how long to yield before sleeping in the kernel */
-    uint64_t slice_ns; /* longest single sleep; between slices the caller looks at its socket */
-};
-/* Policy for `ranks` local ranks on `cores` cores. */
-struct hvi_wait_policy hvi_wait_policy_for(uint32_t ranks, uint32_t cores);
 
 /* Client, any thread: the word to remember before looking at the completion ring. Acquire. */
 uint32_t hvi_bell_read(const struct hvi_channel_header *channel);

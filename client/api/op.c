@@ -126,7 +126,7 @@ int hvd_cancel(struct hvd_op *op)
         return rc;
     struct hvd_session *session = op->session;
     client_complete_drain(&session->complete);
-    if (op->express.active) /* still waiting in its slot: the engine looks there */
+    if (op->slot.active) /* still waiting in its slot: the engine looks there */
         client_slots_look(&session->slots, op);
     if (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED)
         rc = client_entry_cancel(&session->ring, op, "hvd_cancel");

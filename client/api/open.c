@@ -19,7 +19,6 @@
 #include "client/link/liveness.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
-#include "client/slots/watch.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -261,7 +260,8 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
         return rc;
     session->policy =
         hvi_wait_policy_for((uint32_t)session->link.identity.local_size, usable_cores());
-    session->slots.policy = client_watch_policy(session->link.identity.local_size, usable_cores());
+    session->slots.policy =
+        hvi_wait_policy_among((uint32_t)session->link.identity.local_size, usable_cores());
     session->link.looked_ns = hvi_clock_ns();
     session->link.log = options->log;
     session->link.log_user = options->log_user;

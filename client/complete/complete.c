@@ -14,7 +14,7 @@
 
 static void land(struct client_complete *complete, struct hvd_op *op)
 {
-    if (op->express.brought)
+    if (op->slot.brought)
         client_slots_landed(complete->slots, op);
     client_op_land(complete->ops, op);
 }
@@ -23,7 +23,7 @@ static void land(struct client_complete *complete, struct hvd_op *op)
 static void close_medium(struct client_complete *complete, struct hvd_op *op)
 {
     if (complete->link->end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
-        op->express.brought && op->express.medium)
+        op->slot.brought && op->slot.medium)
         client_medium_close(complete->slots, op);
 }
 

@@ -4,25 +4,17 @@
 #ifndef HVD_CLIENT_GRANT_H
 #define HVD_CLIENT_GRANT_H
 
+#include "shm/agreement.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
 struct hvd_op;
 
-/* What an op says, apart from its name and its memory: if none of it changes, a grant holds. */
-struct client_said {
-    uint32_t kind, dtype, reduce_op, ndim;
-    int32_t root;
-    uint32_t reserved;
-    double prescale, postscale;
-    uint64_t bytes;
-    int64_t dims[8];
-};
-
 struct client_grant {
     bool valid;
     uint32_t slot, turn;
-    struct client_said said; /* of the op that is in flight or was the last */
+    struct hvi_agreement said; /* of the op that is in flight or was the last */
 };
 
 /* The unnamed slot: that of the unnamed ops of one kind in one set. Each is told from the others by its number alone, so a

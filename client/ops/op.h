@@ -69,11 +69,9 @@ struct hvd_op {
         bool orphan;  /* released by its owner while there */
         bool medium;  /* done in chunks, where its operands lie: client/slots/medium.c */
         bool called;  /* the engine was asked to lend a hand */
-        uint32_t slot, turn;
-        uint32_t reduce_op; /* this and the scales: of a medium one */
-        double prescale, postscale;
+        uint32_t index, turn;
         uint64_t submit_ns;
-    } express;
+    } slot;
     int status; /* final once DONE */
     int culprit;
     const char *error;   /* "" or the sentence */

@@ -127,7 +127,7 @@ void client_ops_unqueue(struct client_ops *ops, struct hvd_op *op)
 
 void client_op_release(struct client_ops *ops, struct hvd_op *op)
 {
-    ops->orphans -= op->express.orphan;
+    ops->orphans -= op->slot.orphan;
     if (op->state == CLIENT_OP_DONE)
         ops->unseen--;
     client_memory_put(ops->memory, &op->in);

@@ -134,8 +134,8 @@ void client_sets_remove(struct client_sets *sets, struct client_set *set)
 void client_set_restart(struct client_set *set)
 {
     memset(set->anon_seq, 0, sizeof(set->anon_seq));
-    for (int lane = 0; lane < HVI_EXPRESS_LANES; lane++) {
-        set->unnamed[lane].last = NULL;
-        set->unnamed[lane].grant.valid = false;
+    for (int kind = 0; kind < HVI_SLOT_UNNAMED; kind++) {
+        set->unnamed[kind].last = NULL;
+        set->unnamed[kind].grant.valid = false;
     }
 }

@@ -7,7 +7,7 @@
 #define HVD_CLIENT_SETS_H
 
 #include "client/ops/grant.h"
-#include "shm/express.h"
+#include "shm/slots.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ struct client_set {
     bool removing; /* the removal or closing is in flight */
     bool opened;   /* by its members alone */
     uint64_t anon_seq[CLIENT_KINDS];
-    struct client_unnamed_slot unnamed[HVI_EXPRESS_LANES];
+    struct client_unnamed_slot unnamed[HVI_SLOT_UNNAMED];
     struct client_set *next; /* with a higher id */
     int size;
     int ranks[]; /* global, ascending */

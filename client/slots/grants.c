@@ -4,31 +4,31 @@
 #include "client/ops/ops.h"
 #include "client/ops/request.h"
 #include "shm/abi.h"
-#include "shm/express.h"
+#include "shm/slots.h"
 
-#include <string.h>
-
-void client_grant_say(const struct client_request *request, struct client_said *said_p)
+void client_grant_say(const struct client_request *request, struct hvi_agreement *said_p)
 {
-    memset(said_p, 0, sizeof(*said_p));
-    said_p->kind = request->kind;
-    said_p->reduce_op = (uint32_t)request->reduce_op;
-    said_p->root = request->root;
-    said_p->prescale = request->prescale;
-    said_p->postscale = request->postscale;
-    said_p->bytes = request->in_bytes;
+    *said_p = (struct hvi_agreement){
+        .kind = request->kind,
+        .process_set = (uint32_t)request->process_set,
+        .bytes = request->in_bytes,
+        .reduce_op = (uint8_t)request->reduce_op,
+        .root = request->root,
+        .prescale = request->prescale,
+        .postscale = request->postscale,
+    };
     if (!request->in)
         return;
-    said_p->dtype = (uint32_t)request->in->dtype;
-    said_p->ndim = (uint32_t)request->in->ndim;
+    said_p->dtype = (uint8_t)request->in->dtype;
+    said_p->ndim = (uint8_t)request->in->ndim;
     for (int i = 0; i < request->in->ndim; i++)
         said_p->dims[i] = request->in->dims[i];
 }
 
 struct client_unnamed_slot *client_grant_unnamed(struct client_set *set, uint8_t kind)
 {
-    int lane = hvi_express_lane(kind);
-    return lane < 0 ? NULL : &set->unnamed[lane];
+    int which = hvi_slot_unnamed(kind);
+    return which < 0 ? NULL : &set->unnamed[which];
 }
 
 struct client_grant *client_grant_for(const struct client_request *request, struct client_set *set)
@@ -62,11 +62,11 @@ void client_grant_note(const struct client_request *request, struct client_set *
 void client_grant_take(struct client_ops *ops, const struct hvd_op *op,
                        const struct hvi_completion *completion)
 {
-    uint32_t slot = completion->ticket - 1;
-    if (completion->ticket == 0 || slot >= HVI_EXPRESS_SLOTS)
+    uint32_t slot = completion->grant - 1;
+    if (completion->grant == 0 || slot >= HVI_SLOTS)
         return;
     struct client_grant *grant = client_grant_of(ops, op);
-    if (!grant || grant->said.bytes > HVI_EXPRESS_LARGE)
+    if (!grant || grant->said.bytes > HVI_TUNED_MEDIUM)
         return;
     grant->slot = slot;
     grant->turn = completion->text_turn;

@@ -12,7 +12,8 @@ struct client_request;
 struct client_set;
 struct hvi_completion;
 
-void client_grant_say(const struct client_request *request, struct client_said *said_p);
+/* What the op says. */
+void client_grant_say(const struct client_request *request, struct hvi_agreement *said_p);
 /* NULL: this kind has none. */
 struct client_unnamed_slot *client_grant_unnamed(struct client_set *set, uint8_t kind);
 /* The grant that an op like this needs, and brings; NULL: none. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Medium ops without the engine: the ranks meet in a slot as for small ones, and waiting ranks do the
- * op together, chunk by chunk, in each other's memory (shm/express.h, docs/adr/0011). */
+ * op together, chunk by chunk, in each other's memory (shm/slots.h, docs/adr/0011). */
 #ifndef HVD_CLIENT_MEDIUM_H
 #define HVD_CLIENT_MEDIUM_H
 

@@ -25,14 +25,14 @@ void client_slots_init(struct client_slots *slots, struct client_link *link, str
 
 void client_slots_fini(struct client_slots *slots)
 {
-    hvi_express_fini(&slots->map);
+    hvi_slots_fini(&slots->map);
 }
 
 int client_slots_map(struct client_slots *slots, int fd)
 {
     int size = slots->link->identity.size;
-    int rc = size <= (int)HVI_EXPRESS_RANKS ? hvi_express_map(fd, (uint32_t)size, &slots->map)
-                                            : HVD_ERR_PROTOCOL;
+    int rc = size <= (int)HVI_SLOT_RANKS ? hvi_slots_map(fd, (uint32_t)size, &slots->map)
+                                         : HVD_ERR_PROTOCOL;
     if (rc != HVD_OK) {
         close(fd);
         return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
@@ -49,7 +49,7 @@ int client_slots_map(struct client_slots *slots, int fd)
 
 void client_slots_call_engine(struct client_slots *slots)
 {
-    /* Seq_cst, before the bell: pairs with engine_express_look after the engine has taken the bell.
+    /* Seq_cst, before the bell: pairs with engine_slots_look after the engine has taken the bell.
      */
     atomic_store_explicit(&slots->map.head->watch, 1, memory_order_seq_cst);
     hvi_bell_ring_engine(slots->link->bell, slots->link->channel.channel_index,
@@ -59,18 +59,18 @@ void client_slots_call_engine(struct client_slots *slots)
 void client_slots_call(struct client_slots *slots, const struct hvd_op *op)
 {
     /* Release: only a wish, for this turn; the bell orders it. */
-    atomic_store_explicit(&slots->map.slots[op->express.slot].called, op->express.turn + 1,
+    atomic_store_explicit(&slots->map.slots[op->slot.index].called, op->slot.turn + 1,
                           memory_order_release);
     client_slots_call_engine(slots);
 }
 
 void client_slots_leave(const struct client_slots *slots, struct hvd_op *op)
 {
-    struct hvi_express_part *part = hvi_express_part(&slots->map, op->express.slot, slots->rank);
+    struct hvi_slot_part *part = hvi_slot_part(&slots->map, op->slot.index, slots->rank);
     /* Release: what was there has been read. */
     atomic_store_explicit(&part->cookie, 0, memory_order_release);
-    op->express.active = false;
-    op->express.brought = false;
+    op->slot.active = false;
+    op->slot.brought = false;
 }
 
 void client_slots_landed(struct client_slots *slots, struct hvd_op *op)
@@ -82,44 +82,47 @@ void client_slots_landed(struct client_slots *slots, struct hvd_op *op)
         unnamed->standing = NULL;
 }
 
+/* Relaxed: sums for people, of one writer. */
+static void add(_Atomic uint64_t *sum, uint64_t more)
+{
+    atomic_store_explicit(sum, atomic_load_explicit(sum, memory_order_relaxed) + more,
+                          memory_order_relaxed);
+}
+
 static void note_trace(struct client_slots *slots, const struct hvd_op *op)
 {
-    struct hvi_express_rank *mine = &slots->map.rank[slots->rank];
+    struct hvi_slot_rank *mine = &slots->map.rank[slots->rank];
     uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
     uint64_t now_ns = hvi_clock_ns();
-    mine->trace[at % HVI_EXPRESS_TRACE] = (struct hvi_express_trace){
-        .submit_ns = op->express.submit_ns,
+    mine->trace[at % HVI_SLOT_TRACE] = (struct hvi_slot_trace){
+        .submit_ns = op->slot.submit_ns,
         .done_ns = now_ns,
         .number = op->anon_seq,
-        .slot = op->express.slot,
+        .slot = op->slot.index,
         .bytes = (uint32_t)op->out_bytes,
     };
     /* Ops that need no engine would never tell us that it has died. */
     slots->link->look_due = now_ns - slots->link->looked_ns >= CLIENT_LOOK_NS;
     /* Release, pairs with the engine's acquire before it copies entries. */
     atomic_store_explicit(&mine->traced, at + 1, memory_order_release);
-    /* Relaxed: sums for people. */
-    atomic_store_explicit(&mine->ops, atomic_load_explicit(&mine->ops, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
-    atomic_store_explicit(&mine->bytes,
-                          atomic_load_explicit(&mine->bytes, memory_order_relaxed) + op->out_bytes,
-                          memory_order_relaxed);
+    add(&mine->ops, 1);
+    add(&mine->bytes, op->out_bytes);
 }
 
 void client_slots_finish(struct client_slots *slots, struct hvd_op *op)
 {
     struct client_grant *grant = client_grant_of(slots->ops, op);
-    client_step("express-before-copy");
-    if (op->copy_to && op->out_bytes > 0 && !op->express.medium)
-        memcpy(op->copy_to, hvi_express_result(&slots->map, op->express.slot, op->out_bytes),
+    client_step("slot-before-copy");
+    if (op->copy_to && op->out_bytes > 0 && !op->slot.medium)
+        memcpy(op->copy_to, hvi_slot_result(&slots->map, op->slot.index, op->out_bytes),
                op->out_bytes);
     note_trace(slots, op);
-    if (!op->express.medium) /* whose result is not in the slot */
+    if (!op->slot.medium) /* whose result is not in the slot */
         op->copy_to = NULL;
     op->status = HVD_OK;
     if (grant) {
-        grant->slot = op->express.slot;
-        grant->turn = (op->express.turn + 1) & HVI_EXPRESS_TURN_MASK;
+        grant->slot = op->slot.index;
+        grant->turn = (op->slot.turn + 1) & HVI_SLOT_TURN_MASK;
         grant->valid = true;
     }
     client_slots_landed(slots, op);
@@ -128,7 +131,7 @@ void client_slots_finish(struct client_slots *slots, struct hvd_op *op)
 
 void client_slots_take_back(struct hvd_op *op)
 {
-    if (!op->express.brought || !op->copy_to || op->express.medium)
+    if (!op->slot.brought || !op->copy_to || op->slot.medium)
         return;
     memcpy(op->copy_to, op->out.shared, op->out_bytes);
     op->copy_to = NULL;
@@ -136,15 +139,15 @@ void client_slots_take_back(struct hvd_op *op)
 
 void client_slots_look(struct client_slots *slots, struct hvd_op *op)
 {
-    switch (hvi_express_look(&slots->map, op->express.slot, op->express.turn)) {
-    case HVI_EXPRESS_WAITS:
-    case HVI_EXPRESS_RUNS:
+    switch (hvi_slot_look(&slots->map, op->slot.index, op->slot.turn)) {
+    case HVI_SLOT_WAITS:
+    case HVI_SLOT_RUNS:
         return;
-    case HVI_EXPRESS_DONE:
+    case HVI_SLOT_DONE:
         client_slots_finish(slots, op);
         return;
-    case HVI_EXPRESS_SEIZED:
-        op->express.active = false;
+    case HVI_SLOT_REVOKED:
+        op->slot.active = false;
         client_slots_call_engine(slots); /* in case it was a peer that wrote nonsense */
         return;
     }
@@ -155,31 +158,30 @@ bool client_slots_look_all(struct client_slots *slots)
     bool waits = false;
     for (uint32_t i = 0; i < slots->ops->fresh; i++) {
         struct hvd_op *op = &slots->ops->slots[i];
-        if (op->express.active)
+        if (op->slot.active)
             client_slots_look(slots, op);
-        waits = waits || (op->state == CLIENT_OP_IN_FLIGHT && op->express.active);
+        waits = waits || (op->state == CLIENT_OP_IN_FLIGHT && op->slot.active);
     }
     return waits;
 }
 
 void client_slots_abandoned(struct client_slots *slots, struct hvd_op *op)
 {
-    if (op->express.active)
+    if (op->slot.active)
         client_slots_look(slots, op);
-    if (op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
+    if (op->state != CLIENT_OP_IN_FLIGHT || !op->slot.active)
         return;
-    op->express.orphan = true;
+    op->slot.orphan = true;
     slots->ops->orphans++;
     client_slots_call(slots, op);
 }
 
 void client_slots_polled(struct client_slots *slots, const struct hvd_op *op)
 {
-    if (!op->express.active)
+    if (!op->slot.active)
         return;
     uint64_t now_ns = hvi_clock_ns();
-    if (now_ns - op->express.submit_ns < CLIENT_LOOK_NS ||
-        now_ns - slots->called_ns < CLIENT_LOOK_NS)
+    if (now_ns - op->slot.submit_ns < CLIENT_LOOK_NS || now_ns - slots->called_ns < CLIENT_LOOK_NS)
         return;
     slots->called_ns = now_ns;
     client_slots_call(slots, op);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The slot path: ops without the engine. The ranks meet in a slot of job-shared memory, and the last one
- * does the op (shm/express.h, docs/adr/0005).
+ * does the op (shm/slots.h, docs/adr/0005).
  *
- * An op that has arrived is IN_FLIGHT like any other, with .express.active set. It ends in one of
+ * An op that has arrived is IN_FLIGHT like any other, with .slot.active set. It ends in one of
  * two ways: a peer (or this rank) publishes the result, which client_slots_look copies out; or
  * the engine revokes the slot, and a completion comes through the ring. */
 #ifndef HVD_CLIENT_SLOTS_H
 #define HVD_CLIENT_SLOTS_H
 
-#include "shm/bell.h"
-#include "shm/express.h"
+#include "shm/agreement.h"
+#include "shm/slots.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -26,9 +26,10 @@ struct client_slots {
         on; /* else the job has none, or HVD_EXPRESS=0, or the caller polls a descriptor that no slot
                 sets: hvd_event_fd */
     uint32_t rank;
-    struct hvi_express map;
+    struct hvi_slots map;
     struct hvi_wait_policy policy; /* between ranks: the engine needs no core */
     const struct hvi_kernels *kernels;
+    struct hvi_agreement medium; /* what the medium op in flight says: there is one at most */
     bool prompt;        /* the last medium op was waited for at once: so will the next be */
     uint64_t called_ns; /* when the engine was told last that a caller polls */
 };

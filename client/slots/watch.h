@@ -3,8 +3,7 @@
 #ifndef HVD_CLIENT_WATCH_H
 #define HVD_CLIENT_WATCH_H
 
-#include "shm/bell.h"
-#include "shm/express.h"
+#include "shm/slots.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,14 +11,12 @@
 struct client_slots;
 struct hvd_op;
 
-/* How ranks wait for each other. Pure. */
-struct hvi_wait_policy client_watch_policy(int ranks, uint32_t cores);
 /* What a waiting thread looks at. */
 struct client_watch {
     uint32_t slot, turn;
     bool all_ranks; /* the op is of set 0 */
     bool medium;
-    enum hvi_express_sight sight;
+    enum hvi_slot_sight sight;
 };
 /* For an op that is in a slot. */
 struct client_watch client_watch_of(const struct hvd_op *op);

@@ -75,10 +75,10 @@ void client_wait_sync_event(struct hvd_session *session)
 
 static bool still_waits(struct hvd_session *session, struct hvd_op *op, uint32_t generation)
 {
-    if (op->generation != generation || op->state != CLIENT_OP_IN_FLIGHT || !op->express.active)
+    if (op->generation != generation || op->state != CLIENT_OP_IN_FLIGHT || !op->slot.active)
         return false;
     client_slots_look(&session->slots, op);
-    return op->generation == generation && op->state == CLIENT_OP_IN_FLIGHT && op->express.active;
+    return op->generation == generation && op->state == CLIENT_OP_IN_FLIGHT && op->slot.active;
 }
 
 static void hand_over(struct hvd_session *session, struct hvd_op *op)
@@ -100,10 +100,10 @@ static void hand_over(struct hvd_session *session, struct hvd_op *op)
 
 void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op)
 {
-    if (op && op->express.active)
+    if (op && op->slot.active)
         hand_over(session, op);
     for (uint32_t i = 0; !op && i < session->ops.fresh; i++) {
-        if (session->ops.slots[i].express.active)
+        if (session->ops.slots[i].slot.active)
             hand_over(session, &session->ops.slots[i]);
     }
 }
@@ -127,7 +127,7 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
 
 int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
 {
-    if (op->express.active)
+    if (op->slot.active)
         client_slots_look(&session->slots, op);
     if (op->state == CLIENT_OP_DONE && op->copy_to && op->out_bytes > 0) {
         copy_out(session, op);
@@ -173,7 +173,7 @@ int hvd_test(struct hvd_op *op)
     rc = client_wait_look_at(session, op);
     client_wait_sync_event(session);
     client_slots_polled(&session->slots, op);
-    bool stands = rc == HVD_INPROGRESS && op->express.active;
+    bool stands = rc == HVD_INPROGRESS && op->slot.active;
     struct client_watch watch = client_watch_of(op);
     client_session_leave(session);
     return stands ? test_again(session, op, &watch) : rc;
@@ -209,7 +209,7 @@ struct waiter {
     bool helped; /* with a medium op, although it was late */
     bool noted;  /* how prompt it was */
     /* What the last look has seen. */
-    bool express, copying;
+    bool in_slot, copying;
     uint32_t seen;
     struct client_watch watch;
 };
@@ -219,7 +219,7 @@ static int look_late(struct waiter *waiter)
 {
     struct hvd_op *op = waiter->op;
     int rc = HVD_INPROGRESS;
-    if (op->express.active) {
+    if (op->slot.active) {
         client_wait_progress(op->session, false);
         client_slots_polled(&op->session->slots, op);
         rc = client_wait_look_at(op->session, op);
@@ -233,10 +233,10 @@ static int look_once(struct waiter *waiter)
     struct hvd_op *op = waiter->op;
     struct hvd_session *session = op->session;
     waiter->seen = hvi_bell_read(session->link.channel.header);
-    if (waiter->look || !op->express.active)
+    if (waiter->look || !op->slot.active)
         client_wait_progress(session, waiter->look);
     int rc = client_wait_look_at(session, op);
-    bool helps = op->express.medium && op->express.active && !waiter->helped;
+    bool helps = op->slot.medium && op->slot.active && !waiter->helped;
     if (rc == HVD_INPROGRESS && !helps && hvi_deadline_passed(waiter->deadline_ns))
         rc = look_late(waiter);
     if (rc != HVD_INPROGRESS && session->link.look_due)
@@ -255,7 +255,7 @@ static void rest(struct waiter *waiter, struct hvd_session *session)
             0 ||
         late)
         return;
-    if (waiter->express)
+    if (waiter->in_slot)
         waiter->look = client_watch_wait(&session->slots, &waiter->watch, waiter->deadline_ns);
     else
         waiter->look =
@@ -273,18 +273,18 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         if (rc != HVD_OK)
             return rc;
         struct hvd_session *session = op->session;
-        bool was_express = op->express.active;
+        bool was_in_slot = op->slot.active;
         rc = look_once(&waiter);
         waiter.copying = op->state == CLIENT_OP_COPYING;
-        waiter.express = op->express.active;
+        waiter.in_slot = op->slot.active;
         waiter.watch = client_watch_of(op);
-        if (rc == HVD_INPROGRESS && waiter.express && !waiter.noted)
+        if (rc == HVD_INPROGRESS && waiter.in_slot && !waiter.noted)
             client_watch_note_promptness(&session->slots, op);
         waiter.noted = true;
         client_session_leave(session);
         if (rc != HVD_INPROGRESS)
             return rc;
-        if (was_express && !waiter.express)
+        if (was_in_slot && !waiter.in_slot)
             continue; /* the engine's now: its completion may be there already */
         rest(&waiter, session);
     }

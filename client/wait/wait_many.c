@@ -77,7 +77,7 @@ static int look_at(struct wait_set *set, int i)
     int rc = client_wait_look_at(op->session, op);
     if (rc == HVD_INPROGRESS && op->state == CLIENT_OP_COPYING)
         set->copying = true;
-    if (rc == HVD_INPROGRESS && op->express.active) {
+    if (rc == HVD_INPROGRESS && op->slot.active) {
         set->slot = op;
         set->watch = client_watch_of(op);
         if (!set->noted)

@@ -56,8 +56,8 @@ static void op_ready(void *user, struct engine_op *op)
     struct engine *engine = user;
 
     engine_task_prepare(op);
-    if (engine->express.lacking != 0)
-        engine_missing_mark(op, engine->express.lacking - 1);
+    if (engine->slots.lacking != 0)
+        engine_missing_mark(op, engine->slots.lacking - 1);
     if (engine->watch.timeline)
         engine_timeline_ready(&engine->watch, op);
 }
@@ -67,7 +67,7 @@ static void op_succeeds(void *user, struct engine_op *op)
     struct engine *engine = user;
 
     engine_stats_op(&engine->stats, op);
-    engine_express_grant(&engine->express, op);
+    engine_slots_grant(&engine->slots, op);
     if (op->kind == HVI_KIND_ALLTOALL)
         engine_complete_splits(op);
 }
@@ -84,14 +84,14 @@ static void set_ends(void *user, struct engine_set *set)
 {
     struct engine *engine = user;
 
-    engine_express_seize_set(&engine->express, set);
+    engine_slots_revoke_set(&engine->slots, set);
 }
 
 static void set_gone(void *user, struct engine_set *set)
 {
     struct engine *engine = user;
 
-    engine_express_release_set(&engine->express, set);
+    engine_slots_release_set(&engine->slots, set);
 }
 
 const struct engine_order_observer engine_calls_observer = {
@@ -178,7 +178,7 @@ static void waited(void *user)
     engine_stall_look_at_held(&engine->watch, engine->order.now_ns);
 }
 
-const struct engine_express_calls engine_calls_express = {
+const struct engine_slots_calls engine_calls_slots = {
     .inject = inject,
     .violation = violation,
     .doom = doom,

@@ -66,20 +66,20 @@ static int add_sources(struct engine *engine)
     return engine_link_open(engine);
 }
 
-static void start_express(struct engine *engine)
+static void start_slots(struct engine *engine)
 {
-    struct engine_express *express = &engine->express;
+    struct engine_slots *slots = &engine->slots;
 
-    express->job = engine->start.job;
-    express->size = (int32_t)engine->roster.seats;
-    express->order = &engine->order;
-    express->stats = &engine->stats;
-    express->event = engine->event;
-    express->calls = &engine_calls_express;
-    express->user = engine;
-    engine->order.tensors.gone = engine_express_tensor_gone;
-    engine->order.tensors.gone_user = express;
-    engine_express_start(express);
+    slots->job = engine->start.job;
+    slots->size = (int32_t)engine->roster.seats;
+    slots->order = &engine->order;
+    slots->stats = &engine->stats;
+    slots->event = engine->event;
+    slots->calls = &engine_calls_slots;
+    slots->user = engine;
+    engine->order.tensors.gone = engine_slots_tensor_gone;
+    engine->order.tensors.gone_user = slots;
+    engine_slots_start(slots);
 }
 
 static int start_sessions(struct engine *engine)
@@ -89,7 +89,7 @@ static int start_sessions(struct engine *engine)
     sessions->start = &engine->start;
     sessions->order = &engine->order;
     sessions->exec = &engine->exec;
-    sessions->express = &engine->express;
+    sessions->slots = &engine->slots;
     sessions->stats = &engine->stats;
     sessions->event = engine->event;
     sessions->bell_fd = engine->bell_region.fd;
@@ -107,7 +107,7 @@ static void init_watch(struct engine *engine)
     watch->order = &engine->order;
     watch->exec = &engine->exec;
     watch->stats = &engine->stats;
-    watch->express = &engine->express;
+    watch->slots = &engine->slots;
     watch->sessions = &engine->sessions;
     watch->event = engine->event;
     watch->calls = &engine_calls_watch;
@@ -136,7 +136,7 @@ static int open_all(struct engine *engine)
     if (status == HVI_OK)
         engine->bell->silence_ns = engine->start.silence_ns;
     if (status == HVI_OK)
-        start_express(engine);
+        start_slots(engine);
     if (status == HVI_OK)
         status = start_sessions(engine);
     if (status == HVI_OK)
@@ -168,7 +168,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->link_fd = link_fd;
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
-    engine->express.map.region.fd = -1;
+    engine->slots.map.region.fd = -1;
     engine->settings_rank = INT32_MAX;
     engine->started_ns = hvi_clock_ns();
     engine->order.now_ns = engine->started_ns;
@@ -196,14 +196,14 @@ bool engine_fini(struct engine *engine)
         close(engine->link_fd);
     bool ended = engine_dispatch_close(&engine->exec);
     engine_remote_settle(&engine->sessions);
-    engine_express_give_up(&engine->express);
+    engine_slots_give_up(&engine->slots);
     engine->sessions.bells = NULL;
     while (engine_sessions_reap(&engine->sessions)) {
     }
     engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     engine_timeline_close(&engine->watch);
     engine_order_fini(&engine->order);
-    engine_express_stop(&engine->express);
+    engine_slots_stop(&engine->slots);
     engine_sessions_fini(&engine->sessions);
     sd_event_source_disable_unref(engine->watch.stall_source);
     sd_event_source_disable_unref(engine->engine_source);

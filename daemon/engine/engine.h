@@ -15,7 +15,7 @@
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/sessions.h"
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 #include "daemon/engine/stats/stats.h"
 #include "daemon/engine/watch/watch.h"
 #include "proto/packet.h"
@@ -44,7 +44,7 @@ struct engine {
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
     struct engine_stats stats;
-    struct engine_express express;
+    struct engine_slots slots;
     struct engine_sessions sessions;
     struct engine_watch watch;
 
@@ -65,7 +65,7 @@ bool engine_fini(struct engine *engine);
 extern const struct engine_order_sink engine_calls_sink;
 extern const struct engine_order_observer engine_calls_observer;
 extern const struct engine_exec_calls engine_calls_exec;
-extern const struct engine_express_calls engine_calls_express;
+extern const struct engine_slots_calls engine_calls_slots;
 extern const struct engine_sessions_calls engine_calls_sessions;
 extern const struct engine_watch_calls engine_calls_watch;
 

@@ -50,7 +50,7 @@ static bool pass(struct engine *engine)
 {
     bool found = drain_active(engine);
 
-    found = engine_express_look(&engine->express) || found;
+    found = engine_slots_look(&engine->slots) || found;
     if (found && engine->watch.timeline)
         engine_timeline_cycle(&engine->watch);
     if (engine->order.ready_count > 0)

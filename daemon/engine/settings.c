@@ -61,7 +61,7 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
         parse(settings, count, "FUSION_THRESHOLD", ENGINE_FUSION_BATCH_BYTES);
     engine->exec.group_fusion = parse(settings, count, "DISABLE_GROUP_FUSION", 0) == 0;
     const char *express = engine_setting_find(settings, count, "EXPRESS");
-    engine->express.apart = express && (strcmp(express, "0") == 0 || strcmp(express, "small") == 0);
+    engine->slots.apart = express && (strcmp(express, "0") == 0 || strcmp(express, "small") == 0);
     engine->order.replay = parse(settings, count, "CACHE_CAPACITY", 1) != 0;
     const struct engine_stall_settings stall = {
         .check_disable = engine_setting_find(settings, count, "STALL_CHECK_DISABLE"),

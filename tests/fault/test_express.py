@@ -13,8 +13,8 @@ from hvt.job import Job
 ROW = arith.DTYPES["int32"]
 NAMES = ["express", None]  # None: unnamed ops, which meet by their number
 # Who comes last does the op: the steps only it passes, and those that everybody passes.
-EVERYBODYS = ["express-before-arrival", "express-arrived", "express-before-copy"]
-THE_LASTS = ["express-before-combining", "express-before-publishing", "express-published"]
+EVERYBODYS = ["slot-before-arrival", "slot-arrived", "slot-before-copy"]
+THE_LASTS = ["slot-before-combining", "slot-before-publishing", "slot-published"]
 NTH = 4
 DEADLINE_NS = 100_000_000
 
@@ -91,7 +91,7 @@ def run_until_it_happens(job: Job, victim: int, last: bool, name: str | None) ->
 
 
 CASES = [(step, last) for step in EVERYBODYS for last in (False, True)] + [(step, True) for step in THE_LASTS]
-CASES.remove(("express-before-copy", False))  # it copies when it is told to wait: the others are done by then
+CASES.remove(("slot-before-copy", False))  # it copies when it is told to wait: the others are done by then
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -104,12 +104,12 @@ def test_killed_at_a_step(daemon, size, step, last, name):
     number, ops, began_ns = run_until_it_happens(job, victim, last, name)
     outcomes = [job.ranks[rank].collect_outcome() for rank in ops]
     assert len({outcome.status for outcome in outcomes}) == 1, outcomes
-    published = step in ("express-published", "express-before-copy")
+    published = step in ("slot-published", "slot-before-copy")
     for outcome in outcomes:
         if published:
             check_sum(job, outcome, number)
             continue
-        if step != "express-before-arrival" and outcome.status == Status.OK:  # it has said all it had to say
+        if step != "slot-before-arrival" and outcome.status == Status.OK:  # it has said all it had to say
             check_sum(job, outcome, number)
             continue
         assert outcome.status == Status.ERR_RANK_LOST and outcome.culprit == victim, outcome
@@ -128,13 +128,13 @@ def test_stopped_at_a_step(daemon, step, last, name):
     job = job_with_victim(daemon, size, victim, step, signal.SIGSTOP)
     number, ops, began_ns = run_until_it_happens(job, victim, last, name)
     pid = job.ranks[victim].pid
-    if step == "express-before-arrival":
+    if step == "slot-before-arrival":
         wait_until(lambda: (name or "allreduce.noname") in daemon.ctl.run("stalls", "--min-age", "0").stdout, "the op to be in the stall table")
         os.kill(pid, signal.SIGCONT)
     outcomes = [job.ranks[rank].collect_outcome() for rank in ops]
     for outcome in outcomes:
         check_sum(job, outcome, number)
-        if step != "express-before-arrival":
+        if step != "slot-before-arrival":
             check_prompt("the others got the sum without it", outcome.at_ns - began_ns, DEADLINE_NS)
     os.kill(pid, signal.SIGCONT)
     victim_op = job.ranks[victim].collect_outcome().op

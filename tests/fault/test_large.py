@@ -16,9 +16,9 @@ from hvt.job import Job
 NAMES = ["large", ""]  # "": unnamed ops
 ELEMENTS = 64 * 1024  # 256 KiB: 16 units
 # What only the last to come passes, and what everybody passes who waits.
-THE_LASTS = ["large-before-start", "large-started"]
-EVERYBODYS = ["large-claimed", "large-reduced", "large-finished"]
-WITH_A_UNIT = ["large-claimed", "large-reduced"]
+THE_LASTS = ["medium-before-start", "medium-started"]
+EVERYBODYS = ["medium-claimed", "medium-reduced", "medium-finished"]
+WITH_A_UNIT = ["medium-claimed", "medium-reduced"]
 NTH = 40
 NTH_LAST = 4  # nobody need come last often
 DEADLINE_NS = 100_000_000
@@ -99,7 +99,7 @@ def test_a_stopped_rank_with_a_unit_is_warned_of(daemon):
     daemon.allow("op-stalled")
     environment = {"HVD_STALL_CHECK_TIME_SECONDS": "0.3"}
     job = Job(daemon, 3, environments={0: environment, 1: environment,
-                                       2: environment | {"HVT_STEP": f"large-claimed {NTH} {int(signal.SIGSTOP)}"}})
+                                       2: environment | {"HVT_STEP": f"medium-claimed {NTH} {int(signal.SIGSTOP)}"}})
     go_round(job, "held")
     wait_until_it_happens(job, 2)
     wait_until(lambda: "op-stalled" in daemon.log_text() and "in the middle of its part" in daemon.log_text(),
@@ -117,7 +117,7 @@ def test_a_stopped_rank_with_a_unit_stops_the_job_if_the_policy_says_so(daemon):
     daemon.allow("op-stalled", "stall-stops-job", "rank-lost", "engine-ended")
     environment = {"HVD_STALL_CHECK_TIME_SECONDS": "0.2", "HVD_STALL_SHUTDOWN_TIME_SECONDS": "0.5"}
     job = Job(daemon, 2, environments={0: environment,
-                                       1: environment | {"HVT_STEP": f"large-claimed {NTH} {int(signal.SIGSTOP)}"}})
+                                       1: environment | {"HVT_STEP": f"medium-claimed {NTH} {int(signal.SIGSTOP)}"}})
     go_round(job, "held")
     wait_until_it_happens(job, 1)
     reply = job.ranks[0].collect()
@@ -155,7 +155,7 @@ def end_job(daemon, job: Job, how: str) -> Status:
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_rank_that_goes_on_after_the_job_is_over_writes_no_more_than_its_unit(daemon, how):
     daemon.allow("op-stalled", "engine-ended", "engine-killed", "job-stopped", "rank-lost", "rank-ended")
-    job, victim = job_with_victim(daemon, 3, "large-claimed", signal.SIGSTOP)
+    job, victim = job_with_victim(daemon, 3, "medium-claimed", signal.SIGSTOP)
     go_round(job, "held", keep=True)
     wait_until_it_happens(job, victim)
     began_ns = time.monotonic_ns()
@@ -183,7 +183,7 @@ def submit_big(job: Job, rank: int, name: str | None, **more) -> int:
 
 
 STAGED = {"HVD_FOREIGN_MEMORY": "never"}  # so that the operands lie in regions that are used again
-VICTIMS = STAGED | {"HVT_STEP": f"large-claimed 4 {int(signal.SIGSTOP)}"}
+VICTIMS = STAGED | {"HVT_STEP": f"medium-claimed 4 {int(signal.SIGSTOP)}"}
 
 
 def hold(daemon, name: str | None, in_a_set: bool = False) -> tuple[Job, dict[int, int], int]:

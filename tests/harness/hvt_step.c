@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvt_step: kills or stops its own process at a named step of the library (client/step.h), when the
- * test has asked for it: HVT_STEP="express-arrived 3 9" means the third time, with signal 9. The time
+ * test has asked for it: HVT_STEP="slot-arrived 3 9" means the third time, with signal 9. The time
  * (CLOCK_MONOTONIC, ns) stands in $TMPDIR/step.PID before the signal is raised. */
 #include "client/step.h"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Includes point down only: base <- shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools; in the
+"""Includes point down only: base <- reduce <- shm; base <- proto; shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools; in the
 engine order <- exec, stats, memory <- slots <- sessions <- watch <- the loop; in the client attach <- link <- memory
 <- ops <- slots <- complete <- session <- submit <- wait <- api; in the tools common <- one folder for each program.
 
@@ -14,7 +14,7 @@ HVD_H = "client/include/hvd/hvd.h"
 MAY_INCLUDE = {
     "base": (),
     "reduce": ("base",),
-    "shm": ("base",),
+    "shm": ("base", "reduce"),
     "proto": ("base",),
     "client/include": (),
     "client": ("base", "client/include"),
@@ -34,11 +34,11 @@ MAY_INCLUDE = {
     "client/api": ("base", "shm", "proto", "client"),
     "daemon/node": ("base", "shm", "proto"),
     "daemon/engine": ("base", "reduce", "shm", "proto", "daemon/engine"),
-    "daemon/engine/order": ("base", "reduce", "shm/abi.h"),
+    "daemon/engine/order": ("base", "reduce", "shm/abi.h", "shm/agreement.h"),
     "daemon/engine/exec": ("base", "reduce", "shm", "daemon/engine/order"),
     "daemon/engine/event": (),
     "daemon/engine/memory": ("base", "shm", "proto/wire.h"),
-    "daemon/engine/stats": ("base", "shm/express.h", "proto/wire.h", "daemon/engine/order"),
+    "daemon/engine/stats": ("base", "shm/slots.h", "proto/wire.h", "daemon/engine/order"),
     "daemon/engine/slots": ("base", "reduce", "shm", "daemon/engine/exec", "daemon/engine/order",
                             "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
     "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine/slots", "daemon/engine/exec", "daemon/engine/order",
@@ -127,6 +127,8 @@ CASES = [
     _case("examples/x.c", '<hvd/hvd.h>'),
     _case("tests/unit/x.c", '"daemon/engine/e.h"'),
     _case("base/x.c", '"shm/s.h"', True),
+    _case("shm/x.c", '"reduce/r.h"'),
+    _case("reduce/x.c", '"shm/s.h"', True),
     _case("base/x.c", "<shm/s.h>", True),
     _case("proto/x.c", '"shm/s.h"', True),
     _case("shm/x.c", '"proto/p.h"', True),

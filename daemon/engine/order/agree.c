@@ -415,26 +415,14 @@ int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_siz
 
 /* ---- what was agreed on last ---- */
 
-#define TYPE_AT(copy)  (&(copy)->reduce_op)
-#define SHAPE_AT(copy) (&(copy)->prescale)
-_Static_assert(offsetof(struct hvi_submission, root) + 4 -
-                       offsetof(struct hvi_submission, reduce_op) ==
-                   sizeof(((struct engine_agreed *)0)->type),
-               "reduce op, dtype, ndim, a reserved byte, root");
-_Static_assert(offsetof(struct hvi_submission, submit_ns) -
-                       offsetof(struct hvi_submission, prescale) ==
-                   sizeof(((struct engine_agreed *)0)->shape),
-               "scales and dims");
-
 bool engine_agree_repeats(const struct engine_part *part)
 {
     const struct engine_agreed *agreed = &part->tensor->agreed;
     const struct hvi_submission *copy = &part->copy;
 
-    return agreed->valid && agreed->kind == copy->kind && agreed->leader == part->leader &&
+    return agreed->valid && agreed->leader == part->leader &&
            agreed->group_size == copy->group_size && agreed->group_index == copy->group_index &&
-           memcmp(agreed->type, TYPE_AT(copy), sizeof agreed->type) == 0 &&
-           memcmp(agreed->shape, SHAPE_AT(copy), sizeof agreed->shape) == 0;
+           hvi_agreement_repeats(&agreed->said, copy);
 }
 
 void engine_agree_remember(const struct engine_op *op)
@@ -446,10 +434,8 @@ void engine_agree_remember(const struct engine_op *op)
     if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->places)
         return;
     agreed->valid = true;
-    agreed->kind = first->copy.kind;
     agreed->leader = first->leader;
     agreed->group_size = first->copy.group_size;
     agreed->group_index = first->copy.group_index;
-    memcpy(agreed->type, TYPE_AT(&first->copy), sizeof agreed->type);
-    memcpy(agreed->shape, SHAPE_AT(&first->copy), sizeof agreed->shape);
+    hvi_agreement_of(&first->copy, first->in_bytes, &agreed->said);
 }

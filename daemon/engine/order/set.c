@@ -176,8 +176,8 @@ void engine_set_put(struct engine_set *set)
 
 void engine_set_restart(struct engine_set *set)
 {
-    for (int lane = 0; lane < ENGINE_SET_LANES; lane++)
-        set->lanes[lane].top = 0;
+    for (int kind = 0; kind < ENGINE_SET_UNNAMED; kind++)
+        set->unnamed[kind].top = 0;
 }
 
 int32_t engine_set_rank(const struct engine_set *set, int32_t rank)

@@ -10,13 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_SETS_MAX  1024u /* of a job at a time, set 0 included */
-#define ENGINE_SET_LANES 3     /* kinds whose unnamed ops follow each other in a slot */
+#define ENGINE_SETS_MAX    1024u /* of a job at a time, set 0 included */
+#define ENGINE_SET_UNNAMED 3     /* kinds whose unnamed ops follow each other in a slot */
 
 struct engine_op;
 
-/* The observer's: the set's unnamed ops of one kind, one after the other. See slots/express.c. */
-struct engine_lane {
+/* The observer's: the set's unnamed ops of one kind, one after the other. See slots/slots.c. */
+struct engine_unnamed {
     uint32_t slot;   /* 0, or 1 + the slot in which its ranks may meet */
     uint64_t top;    /* the highest number that a rank has submitted through its ring */
     uint32_t pause;  /* how many tickets are still held back, */
@@ -38,7 +38,7 @@ struct engine_set {
     struct engine_op *partial_first, *partial_last;
     struct engine_op *join; /* the ranks that have joined; NULL: none */
     uint32_t joined;        /* how many */
-    struct engine_lane lanes[ENGINE_SET_LANES];
+    struct engine_unnamed unnamed[ENGINE_SET_UNNAMED];
     int32_t *members; /* [size], ascending, ranks of the job; NULL: every rank */
     /* The members with a seat here, in the order of their ranks. A member's place in these arrays is
      * its place in those of every op. */

@@ -5,7 +5,7 @@
 
 #include "base/types.h"
 #include "daemon/engine/order/partial_name.h"
-#include "shm/abi.h"
+#include "shm/agreement.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,11 +18,9 @@ struct engine_op;
 /* What all ranks said when they last agreed: a part that says it again agrees with all that do. */
 struct engine_agreed {
     bool valid;
-    uint16_t kind;
     const struct engine_tensor *leader; /* compared, never followed */
     uint32_t group_size, group_index;
-    unsigned char type[8];   /* reduce_op .. root of the submission */
-    unsigned char shape[80]; /* prescale .. dims */
+    struct hvi_agreement said;
 };
 
 /* A tensor name in one process set, and what waits under it. */

@@ -43,14 +43,14 @@ static void let_go(const struct engine_operand *operand)
 void engine_request_free(struct engine_request *request)
 {
     struct engine_session *session = request->session;
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
     struct engine_request **link = &session->cookies[part->copy.cookie % HVI_CQ_SLOTS];
 
     while (*link != request)
         link = &(*link)->cookie_next;
     *link = request->cookie_next;
-    let_go(&request->express.share.in);
-    let_go(&request->express.share.out);
+    let_go(&request->slots.share.in);
+    let_go(&request->slots.share.out);
     if (request->aux)
         request->aux->users--;
     part_fini(&session->order->tensors, part);
@@ -151,14 +151,14 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
         .rows = good ? part->rows : 0,
         .done_ns = session->order->now_ns,
         .culprit = culprit,
-        .ticket = good ? request->express.ticket : 0,
+        .grant = good ? request->slots.grant : 0,
     };
 
     HVI_ASSERT(status <= 0);
-    engine_express_fold_trace(session->sessions->express, part->rank);
+    engine_slots_fold_trace(session->sessions->slots, part->rank);
     engine_trace_part(session->sessions->stats, part, status, completion.done_ns);
-    if (completion.ticket != 0)
-        completion.text_turn = request->express.ticket_turn;
+    if (completion.grant != 0)
+        completion.text_turn = request->slots.grant_turn;
     part->op = NULL;
     if (part->output_asked)
         session->outputs_excused++;

@@ -368,7 +368,7 @@ struct engine_request *engine_intake_find(struct engine_session *session, uint64
 {
     struct engine_request *request = session->cookies[cookie % HVI_CQ_SLOTS];
 
-    while (request && request->express.share.part.copy.cookie != cookie)
+    while (request && request->slots.share.part.copy.cookie != cookie)
         request = request->cookie_next;
     return request;
 }
@@ -444,17 +444,17 @@ static struct engine_request *request_new(struct engine_session *session,
 {
     struct engine_request *request = request_take(session, copy->cookie);
 
-    fill_part(&request->express.share.part, session, copy);
-    request->express.share.part.in_bytes = operands->in_bytes;
-    request->express.share.in = place(session, operands->in, copy->in_offset);
-    request->express.share.out = place(session, operands->out, copy->out_offset);
+    fill_part(&request->slots.share.part, session, copy);
+    request->slots.share.part.in_bytes = operands->in_bytes;
+    request->slots.share.in = place(session, operands->in, copy->in_offset);
+    request->slots.share.out = place(session, operands->out, copy->out_offset);
     request->session = session;
     request->aux = operands->aux;
     if (operands->aux)
         operands->aux->users++;
     request->owed = false;
     request->owed_text = NULL;
-    request->express.ticket = 0;
+    request->slots.grant = 0;
     return request;
 }
 
@@ -499,7 +499,7 @@ static int redefine_tensor(struct engine_session *session, uint32_t id, uint64_t
 static int bind_tensor(struct engine_request *request)
 {
     struct engine_session *session = request->session;
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
     const struct hvi_submission *copy = &part->copy;
     uint64_t set = part->set ? part->set->serial : 0;
 
@@ -529,7 +529,7 @@ static int compare_integers(const void *a, const void *b)
 /* Out of the client's memory, once. */
 static int copy_integers(struct engine_request *request)
 {
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
     size_t bytes = (size_t)part->copy.aux_count * sizeof *part->integers;
 
     if (!request->aux || bytes == 0)
@@ -547,14 +547,14 @@ static int copy_integers(struct engine_request *request)
 static void take_output(struct engine_request *request, const struct hvi_submission *copy,
                         const struct engine_operands *operands)
 {
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
 
     if (copy->out_offset % hvi_dtype_bytes(part->copy.dtype) != 0) {
         engine_session_violation(request->session, "an output that is not aligned to its elements");
         return;
     }
     part->output_asked = false;
-    request->express.share.out = place(request->session, operands->out, copy->out_offset);
+    request->slots.share.out = place(request->session, operands->out, copy->out_offset);
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;
@@ -565,9 +565,9 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
 {
     char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
-    engine_express_seize_op(session->sessions->express, session->rank, cookie);
+    engine_slots_revoke_op(session->sessions->slots, session->rank, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
-    struct engine_part *part = request ? &request->express.share.part : NULL;
+    struct engine_part *part = request ? &request->slots.share.part : NULL;
     if (!part || !part->op || !engine_session_is_open(session))
         return;
     engine_tensor_label(part->tensor, label);
@@ -596,15 +596,15 @@ static void refuse(struct engine_request *request, int status, const char *text,
 
     if (status == HVI_ERR_NO_MEMORY)
         text = "the engine is out of memory";
-    if (request->express.share.part.copy.group != 0)
+    if (request->slots.share.part.copy.group != 0)
         engine_group_refuse(session->order, &session->grouped, status, text, culprit);
-    engine_complete_part(&request->express.share.part, status, text, culprit);
+    engine_complete_part(&request->slots.share.part, status, text, culprit);
 }
 
 /* What a user can get wrong, and what nobody can help. */
 static int prepare(struct engine_request *request, char *text_p, size_t text_size)
 {
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
     int status = bind_tensor(request);
 
     if (status == HVI_OK)
@@ -626,7 +626,7 @@ static void negotiate(struct engine_request *request)
 {
     struct engine_session *session = request->session;
     struct engine_order *order = session->order;
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
     int status;
 
     if (part->copy.kind == HVI_KIND_JOIN)
@@ -647,8 +647,7 @@ static void negotiate_group(struct engine_request *request)
 {
     struct engine_session *session = request->session;
 
-    if (engine_group_take(session->order, &session->grouped, &request->express.share.part) !=
-        HVI_OK)
+    if (engine_group_take(session->order, &session->grouped, &request->slots.share.part) != HVI_OK)
         engine_session_violation(session, IN_FLIGHT_TWICE);
 }
 
@@ -665,7 +664,7 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
         return;
     }
     struct engine_request *request = request_new(session, copy, operands);
-    struct engine_part *part = &request->express.share.part;
+    struct engine_part *part = &request->slots.share.part;
     part->set = engine_set_get(set);
     part->place = (uint16_t)engine_set_place(set, part->seat);
     part->tensor = tensor;
@@ -677,14 +676,14 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
         negotiate(request);
 }
 
-/* What lies in express slots comes before this part: the same op, or all of a set that a rank
+/* What lies in slots comes before this part: the same op, or all of a set that a rank
  * leaves. */
-static void seize_slots(struct engine_sessions *sessions, const struct engine_part *part)
+static void revoke_slots(struct engine_sessions *sessions, const struct engine_part *part)
 {
     if (part->copy.kind == HVI_KIND_JOIN)
-        engine_express_seize_set(sessions->express, part->set);
+        engine_slots_revoke_set(sessions->slots, part->set);
     else
-        engine_express_seize(sessions->express, part);
+        engine_slots_revoke(sessions->slots, part);
 }
 
 /* A valid op: on to the ranks' meeting place, or finished at once. */
@@ -697,10 +696,10 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
     char text[HVI_TEXT_MAX + 1];
 
     follow_group(session, copy);
-    request->express.share.part.set = set ? engine_set_get(set) : NULL;
+    request->slots.share.part.set = set ? engine_set_get(set) : NULL;
     int status = prepare(request, text, sizeof text);
     if (status == HVI_OK && engine_session_is_open(session))
-        seize_slots(session->sessions, &request->express.share.part);
+        revoke_slots(session->sessions, &request->slots.share.part);
     if (!engine_session_is_open(session))
         engine_request_free(request);
     else if (status != HVI_OK)
@@ -738,7 +737,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
         .group_next = session->group_next,
         .group_set = session->group_set,
         .cookie_known = known != NULL,
-        .wants_output = known && known->express.share.part.output_asked,
+        .wants_output = known && known->slots.share.part.output_asked,
         .tensor_known = copy->tensor_id < HVI_TENSOR_IDS && session->tensors[copy->tensor_id],
     };
 

@@ -48,7 +48,7 @@ bool engine_intake_drain(struct engine_session *session);
 /* Drains every attached session, whatever the bell says. */
 bool engine_intake_drain_all(struct engine_sessions *sessions);
 struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie);
-/* A submission that did not come through the ring (express.c): everything in it but cookie, time and
+/* A submission that did not come through the ring (slots.c): everything in it but cookie, time and
  * number is the engine's own. Takes over the reference to `tensor`; NULL: there was no memory for it.
  * The session may have ended. */
 void engine_intake_inject(struct engine_session *session, const struct hvi_submission *copy,

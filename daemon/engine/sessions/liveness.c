@@ -141,7 +141,7 @@ void engine_liveness_watch(struct engine_sessions *sessions)
 
     bool waits = sessions->order->waiting_first &&
                  hvi_clock_ns() - sessions->order->waiting_first->first_ns >= ENGINE_WATCH_NS;
-    if (!waits && !sessions->express->soon) /* ranks may hold units there */
+    if (!waits && !sessions->slots->soon) /* ranks may hold units there */
         return;
     for (int32_t i = 0; i < count; i++) {
         sessions->watch_next = (sessions->watch_next + 1) % size;

@@ -43,7 +43,7 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
     const struct engine_region *region = NULL;
     /* The slots are the engine's memory, also where they are an operand of every rank. */
     const struct engine_request *owner =
-        is_in(&sessions->express->region, address) ? NULL : owner_of(op, address, &region);
+        is_in(&sessions->slots->region, address) ? NULL : owner_of(op, address, &region);
     int32_t rank = owner ? owner->session->rank : -1;
     char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[64] = "the engine";
 

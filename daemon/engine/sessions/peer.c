@@ -23,8 +23,7 @@ void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask 
         ask->rank < sessions->start->size ? sessions->ranks[ask->rank].session : NULL;
     struct engine_region *region = owner ? engine_regions_find(&owner->regions, ask->region) : NULL;
     uint32_t seat = session->channel.channel_index;
-    bool there =
-        !sessions->express->apart && region && region->map.fd >= 0 && seat < HVI_EXPRESS_RANKS;
+    bool there = !sessions->slots->apart && region && region->map.fd >= 0 && seat < HVI_SLOT_RANKS;
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);
 
@@ -42,8 +41,8 @@ void engine_peer_forget(const struct engine_session *owner, const struct engine_
 
     for (int32_t rank = 0; region->shown != 0 && rank < sessions->start->size; rank++) {
         const struct engine_session *peer = sessions->ranks[rank].session;
-        uint32_t seat = peer ? peer->channel.channel_index : HVI_EXPRESS_RANKS;
-        if (seat < HVI_EXPRESS_RANKS && (region->shown >> seat & 1u) != 0)
+        uint32_t seat = peer ? peer->channel.channel_index : HVI_SLOT_RANKS;
+        if (seat < HVI_SLOT_RANKS && (region->shown >> seat & 1u) != 0)
             answer(peer, owner->rank, region->id, 0, -1);
     }
 }

@@ -5,15 +5,15 @@
 #define ENGINE_SESSIONS_REQUEST_H
 
 #include "daemon/engine/memory/region.h"
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 #include "shm/abi.h"
 
 struct engine_session;
 
 struct engine_request {
-    struct engine_express_share express; /* regions of operands have one user each, as .aux has */
-    struct engine_request *next;         /* free list, then list of owed completions */
-    struct engine_request *cookie_next;  /* in the session's table */
+    struct engine_slots_share slots;    /* regions of operands have one user each, as .aux has */
+    struct engine_request *next;        /* free list, then list of owed completions */
+    struct engine_request *cookie_next; /* in the session's table */
     struct engine_session *session;
     struct engine_region *aux;
     bool owed; /* .completion waits for a free slot */

@@ -180,7 +180,7 @@ static void lose(struct engine_sessions *sessions, int32_t rank, enum engine_ran
     log_gone(sessions, rank, state, text);
     engine_order_break(sessions->order, status, rank, text);
     sessions->order->now_ns = hvi_clock_ns();
-    engine_express_seize_all(sessions->express);
+    engine_slots_revoke_all(sessions->slots);
     engine_negotiate_fail_all(sessions->order, status, text, rank);
     engine_remote_settle(sessions);
     engine_complete_ring(sessions);
@@ -206,7 +206,7 @@ static void session_free(struct engine_session *session)
         if (session->tensors[i])
             engine_tensor_put(tensors, session->tensors[i]);
     }
-    engine_express_forget(session->sessions->express, session->rank);
+    engine_slots_forget(session->sessions->slots, session->rank);
     engine_regions_fini(&session->regions);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
@@ -287,8 +287,8 @@ static int reply(struct engine_sessions *sessions, int socket_fd, int status, co
     fds[1] = sessions->bell_fd;
     fds[2] = sessions->wake_fd;
     fds[3] = session->event_fd;
-    fds[4] = sessions->express->map.region.fd;
-    return engine_sessions_send(sessions, socket_fd, &msg, fds, sessions->express->on ? 5 : 4);
+    fds[4] = sessions->slots->map.region.fd;
+    return engine_sessions_send(sessions, socket_fd, &msg, fds, sessions->slots->on ? 5 : 4);
 }
 
 /* What hvdd has checked already, and what only the engine knows. */
@@ -358,7 +358,7 @@ static void refuse_promised(struct engine_sessions *sessions, int32_t rank, int 
     reply(sessions, socket_fd, status, text, NULL);
     snprintf(text, sizeof text, "rank %d (pid %d) could not be attached: %s", rank,
              (int)sessions->ranks[rank].pid, why);
-    engine_express_leave(sessions->express, rank);
+    engine_slots_leave(sessions->slots, rank);
     lose(sessions, rank, ENGINE_RANK_ENDED, text);
 }
 
@@ -388,7 +388,7 @@ static bool adopt_rank(struct engine_sessions *sessions, const struct hvi_engine
     /* The client has its copy, or is gone and its end of file is on the socket. */
     hvi_region_close_fd(&session->channel.region);
     slot->session = session;
-    engine_express_come(sessions->express, request->rank, &session->regions, adopt->pid, pid_fd);
+    engine_slots_come(sessions->slots, request->rank, &session->regions, adopt->pid, pid_fd);
     set_state(sessions, request->rank, ENGINE_RANK_ATTACHED, "attach");
     HVI_LOG(HVI_LOG_INFO, "session", "rank-attached", "a rank has come",
             "job=%s generation=%llu rank=%d pid=%d uid=%u origin=%s", sessions->start->job,
@@ -462,7 +462,7 @@ static void drop_owed(struct engine_session *session)
         session->owed_first = request->next;
         session->sessions->owed--;
         request->owed = false;
-        if (!request->express.share.part.op)
+        if (!request->slots.share.part.op)
             engine_request_free(request);
     }
     session->owed_last = NULL;
@@ -471,7 +471,7 @@ static void drop_owed(struct engine_session *session)
 /* Large ops in slots cannot tell which rank's memory a chunk needs: each waits for all. */
 static bool is_used(const struct engine_session *session)
 {
-    return session->in_flight > 0 || session->sessions->express->closing > 0;
+    return session->in_flight > 0 || session->sessions->slots->closing > 0;
 }
 
 /* The session has been closing for CLOSING_NS. Batches end by themselves. A peer that holds a chunk may be
@@ -479,7 +479,7 @@ static bool is_used(const struct engine_session *session)
 static int on_late(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine_session *session = user;
-    struct engine_express *express = session->sessions->express;
+    struct engine_slots *slots = session->sessions->slots;
 
     (void)source, (void)usec;
     if (!is_used(session))
@@ -487,9 +487,9 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
     HVI_LOG(HVI_LOG_INFO, "session", "session-closes-slowly",
             "the rank is told later, because its memory is still in use",
             "job=%s rank=%d ops=%u slots=%u", session->sessions->start->job, session->rank,
-            session->in_flight, express->closing);
+            session->in_flight, slots->closing);
     if (session->end_status != HVI_OK)
-        engine_express_give_up(express);
+        engine_slots_give_up(slots);
     return 0;
 }
 
@@ -501,7 +501,7 @@ static void close_session(struct engine_session *session, int status, const char
     set_session_state(session, ENGINE_SESSION_CLOSING, cause);
     session->end_status = status;
     engine_process_forbid(&session->process);
-    engine_express_leave(sessions->express, session->rank);
+    engine_slots_leave(sessions->slots, session->rank);
     engine_liveness_close(session);
     drop_owed(session);
     engine_group_drop(sessions->order, &session->grouped);
@@ -519,7 +519,7 @@ static void end(struct engine_session *session, enum engine_rank_state state, in
 {
     struct engine_sessions *sessions = session->sessions;
 
-    engine_express_finish(sessions->express);
+    engine_slots_finish(sessions->slots);
     if (!engine_session_is_open(session))
         return;
     close_session(session, status, text);
@@ -544,7 +544,7 @@ void engine_session_violation(struct engine_session *session, const char *reason
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
              (int)sessions->ranks[session->rank].pid, reason);
     engine_process_forbid(&session->process);
-    engine_express_seize_all(sessions->express); /* what ranks have brought there counts */
+    engine_slots_revoke_all(sessions->slots); /* what ranks have brought there counts */
     end(session, ENGINE_RANK_ENDED, HVI_ERR_PROTOCOL, text);
 }
 
@@ -574,7 +574,7 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     sessions->order->now_ns = hvi_clock_ns();
     engine_intake_drain_all(sessions); /* what was submitted before gets the same answer */
     engine_dispatch_drop(sessions->exec, HVI_ERR_JOB_STOPPED, text);
-    engine_express_seize_all(sessions->express);
+    engine_slots_revoke_all(sessions->slots);
     engine_negotiate_fail_all(sessions->order, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(sessions);
     for (int32_t rank = 0; rank < sessions->start->size; rank++) {
@@ -667,7 +667,7 @@ int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **row
 
     if (!rows)
         return HVI_ERR_NO_MEMORY;
-    engine_express_fold(sessions->express);
+    engine_slots_fold(sessions->slots);
     for (int32_t rank = 0; rank < sessions->start->size; rank++)
         fill_row(sessions, rank, &rows[rank]);
     *rows_p = rows;

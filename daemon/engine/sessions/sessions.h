@@ -147,7 +147,7 @@ struct engine_sessions {
     const struct hvi_engine_start *start;
     struct engine_order *order;
     struct engine_exec *exec;
-    struct engine_express *express;
+    struct engine_slots *slots;
     struct engine_stats *stats;
     struct sd_event *event;
     int bell_fd, wake_fd; /* for every client: the engine's bell, and the eventfd to wake it */

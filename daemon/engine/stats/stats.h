@@ -9,7 +9,7 @@
 #include "daemon/engine/order/partial_name.h"
 #include "daemon/engine/order/roster.h"
 #include "proto/wire.h"
-#include "shm/express.h"
+#include "shm/slots.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ struct engine_op;
 struct engine_part;
 struct engine_trace; /* the last ops of one rank */
 
-#define ENGINE_LAG_BUCKETS HVI_EXPRESS_BUCKETS /* the last one: 2^42 ns (73 minutes) and more */
+#define ENGINE_LAG_BUCKETS HVI_SLOT_BUCKETS /* the last one: 2^42 ns (73 minutes) and more */
 
 /* How long after the first rank of an op this one came. */
 struct engine_lag {

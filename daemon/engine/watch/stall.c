@@ -31,7 +31,7 @@
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/sessions/sessions.h"
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
 
 #include <stdio.h>
@@ -293,7 +293,7 @@ void engine_stall_look_at_held(struct engine_watch *watch, uint64_t now_ns)
     char text[HVI_TEXT_MAX + 1];
 
     for (uint32_t cursor = 0; watch->stall_warn_ns > 0 && !watch->sessions->stopping &&
-                              engine_express_next_held(watch->express, &cursor, &held);) {
+                              engine_slots_next_held(watch->slots, &cursor, &held);) {
         uint64_t age_ns = held.since_ns < now_ns ? now_ns - held.since_ns : 0;
         if (age_ns < watch->stall_warn_ns)
             continue;

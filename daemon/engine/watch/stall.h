@@ -20,7 +20,7 @@ void engine_stall_arm(struct engine_watch *watch);
 /* Warns of ops that are old enough, and does what the policy says. The timer's work; `now_ns` is
  * the time. The engine may be stopping afterwards. */
 void engine_stall_look(struct engine_watch *watch, uint64_t now_ns);
-/* The same for large ops in slots, of which ranks hold units; express.c's timer's work. */
+/* The same for medium ops in slots, of which ranks hold chunks; slots.c's timer's work. */
 void engine_stall_look_at_held(struct engine_watch *watch, uint64_t now_ns);
 /* Takes what is set; .stall_warn_ns is the default. */
 void engine_stall_configure(struct engine_watch *watch,

@@ -13,7 +13,7 @@
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
 #include "daemon/engine/sessions/sessions.h"
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
 
 #include <inttypes.h>
@@ -242,7 +242,7 @@ static int add_held(struct engine_watch *watch, struct table *table)
     int status = HVI_OK;
 
     for (uint32_t cursor = 0;
-         status == HVI_OK && engine_express_next_held(watch->express, &cursor, &held);) {
+         status == HVI_OK && engine_slots_next_held(watch->slots, &cursor, &held);) {
         if (!is_old(held.since_ns, table->now_ns, table->min_age_ns))
             continue;
         struct hvi_stall_row *row = next_row(table);

@@ -17,7 +17,7 @@
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/control.h"
 #include "daemon/engine/sessions/sessions.h"
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
 
 #include <signal.h>
@@ -305,7 +305,7 @@ static void over(struct engine_watch *watch)
     struct engine_timeline *timeline = watch->timeline_alive;
 
     pthread_join(timeline->thread, NULL);
-    engine_express_withhold(watch->express, false);
+    engine_slots_withhold(watch->slots, false);
     watch->timeline = NULL;
     watch->timeline_alive = NULL;
     if (timeline->stop_pending)
@@ -424,7 +424,7 @@ void engine_timeline_start(struct engine_watch *watch, const struct engine_asker
     watch->timeline->mark_cycles = mark_cycles;
     watch->timeline->starter = *asker;
     watch->timeline->start_pending = true;
-    engine_express_withhold(watch->express, true); /* what ranks do by themselves is not seen */
+    engine_slots_withhold(watch->slots, true); /* what ranks do by themselves is not seen */
 }
 
 static void begin_stop(struct engine_watch *watch)
@@ -435,7 +435,7 @@ static void begin_stop(struct engine_watch *watch)
     tell_dropped(timeline, hvi_clock_ns());
     atomic_store(&timeline->writer.dropped, timeline->dropped);
     watch->timeline = NULL;
-    engine_express_withhold(watch->express, false);
+    engine_slots_withhold(watch->slots, false);
     timeline->stopping = true;
     atomic_store(&timeline->writer.stop, true);
     ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);

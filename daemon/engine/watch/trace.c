@@ -4,7 +4,7 @@
 
 #include "base/status.h"
 #include "daemon/engine/sessions/sessions.h"
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 #include "daemon/engine/stats/stats.h"
 #include "daemon/engine/watch/watch.h"
 
@@ -14,7 +14,7 @@
 static void read_in_flight(struct engine_trace_reader *reader, const struct engine_session *session)
 {
     for (uint32_t i = 0; i < session->requests_used; i++) {
-        const struct engine_part *part = &session->requests[i].express.share.part;
+        const struct engine_part *part = &session->requests[i].slots.share.part;
         if (part->op)
             engine_trace_read_part(reader, part);
     }
@@ -25,7 +25,7 @@ int engine_trace_rows(struct engine_watch *watch, int32_t rank, uint32_t limit, 
 {
     struct engine_trace_reader reader = {.before = before, .limit = HVI_WIRE_TRACES_MAX};
 
-    engine_express_fold(watch->express);
+    engine_slots_fold(watch->slots);
     if (limit > 0 && limit < reader.limit)
         reader.limit = limit;
     reader.rows = calloc(reader.limit, sizeof *reader.rows);

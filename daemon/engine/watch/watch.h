@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct engine_exec;
-struct engine_express;
+struct engine_slots;
 struct engine_order;
 struct engine_sessions;
 struct engine_stats;
@@ -36,7 +36,7 @@ struct engine_watch {
     struct engine_order *order;
     struct engine_exec *exec;
     struct engine_stats *stats;
-    struct engine_express *express;
+    struct engine_slots *slots;
     struct engine_sessions *sessions;
     struct sd_event *event;
     const struct engine_watch_calls *calls;

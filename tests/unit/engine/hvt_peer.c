@@ -127,7 +127,7 @@ int hvt_peer_meet(struct hvt_peer *peer)
         ck_assert_uint_eq(packet.fd_count, 0);
         return peer->reply.status;
     }
-    ck_assert(packet.fd_count == 4 || packet.fd_count == 5); /* the fifth: express slots */
+    ck_assert(packet.fd_count == 4 || packet.fd_count == 5); /* the fifth: slots */
     if (packet.fd_count == 5)
         close(packet.fds[4]);
     ck_assert_int_eq(hvi_channel_map(packet.fds[0], &peer->channel), HVI_OK);

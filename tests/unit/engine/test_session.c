@@ -660,7 +660,7 @@ START_TEST(a_page_of_the_slots_is_the_engines)
 
     hvt_bench_init(&bench, 2);
     struct engine *engine = bench.engine;
-    struct engine_region *slots = &engine->express.region;
+    struct engine_region *slots = &engine->slots.region;
     for (int32_t rank = 0; rank < 2; rank++) {
         struct hvi_submission op =
             hvt_peer_op(&bench.peers[rank], HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 4, 0);

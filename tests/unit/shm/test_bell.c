@@ -119,7 +119,7 @@ END_TEST
 
 /* --- engine -> client --- */
 
-static const struct hvi_wait_policy sleep_at_once = {0, 0, 5 * HVI_NS_SEC};
+static const struct hvi_wait_policy sleep_at_once = {0, 0, 5 * HVI_NS_SEC, 1};
 
 START_TEST(ringing_a_client_moves_its_word)
 {
@@ -132,7 +132,7 @@ END_TEST
 
 START_TEST(a_wait_ends_with_its_slice)
 {
-    const struct hvi_wait_policy policy = {10, 1000, 3 * HVI_NS_MS};
+    const struct hvi_wait_policy policy = {10, 1000, 3 * HVI_NS_MS, 1};
     uint64_t start_ns = hvi_clock_ns();
     ck_assert(!hvi_bell_wait(pair.client.header, 0, &policy, HVI_NEVER));
     uint64_t took_ns = hvi_clock_ns() - start_ns;
@@ -145,8 +145,8 @@ END_TEST
 START_TEST(a_wait_ends_with_its_deadline)
 {
     const struct hvi_wait_policy policies[] = {
-        {0, 0, 5 * HVI_NS_SEC},               /* in the kernel */
-        {10, 5 * HVI_NS_SEC, 5 * HVI_NS_SEC}, /* while yielding */
+        {0, 0, 5 * HVI_NS_SEC, 1},               /* in the kernel */
+        {10, 5 * HVI_NS_SEC, 5 * HVI_NS_SEC, 1}, /* while yielding */
     };
     for (int i = 0; i < 2; i++) {
         uint64_t deadline_ns = hvi_deadline_after(4 * (int64_t)HVI_NS_MS);
@@ -169,7 +169,7 @@ static void await_sleeper(void)
 
 static void *wait_long(void *moved_p)
 {
-    const struct hvi_wait_policy policy = {0, 0, 15 * HVI_NS_SEC};
+    const struct hvi_wait_policy policy = {0, 0, 15 * HVI_NS_SEC, 1};
     *(bool *)moved_p = hvi_bell_wait(pair.client.header, 0, &policy, HVI_NEVER);
     return NULL;
 }
@@ -200,7 +200,7 @@ static void ignore_signal(int number)
 START_TEST(a_signal_ends_a_wait)
 {
     struct sigaction action = {.sa_handler = ignore_signal};
-    const struct hvi_wait_policy policy = {0, 0, 15 * HVI_NS_SEC};
+    const struct hvi_wait_policy policy = {0, 0, 15 * HVI_NS_SEC, 1};
     /* Repeats, so that one that comes before the sleep does not matter. */
     const struct itimerval often = {{0, 5000}, {0, 5000}};
     const struct itimerval never = {{0, 0}, {0, 0}};
@@ -239,8 +239,12 @@ START_TEST(the_policy_spins_only_when_there_are_cores_to_spare)
     ck_assert_uint_eq(hvi_wait_policy_for(3, 3).spins, crowded.spins);
     ck_assert_uint_eq(hvi_wait_policy_for(1, 0).spins, crowded.spins);
     ck_assert_uint_eq(hvi_wait_policy_for(UINT32_MAX, 4).spins, crowded.spins);
-    const struct hvi_wait_policy *policies[] = {&roomy, &crowded};
-    for (int i = 0; i < 2; i++) {
+    /* The engine needs no core while ranks wait for each other. */
+    ck_assert_uint_eq(hvi_wait_policy_among(2, 2).spins, roomy.spins);
+    struct hvi_wait_policy among = hvi_wait_policy_among(3, 2);
+    ck_assert_uint_eq(among.spins, 0);
+    const struct hvi_wait_policy *policies[] = {&roomy, &crowded, &among};
+    for (int i = 0; i < 3; i++) {
         ck_assert(policies[i]->yield_ns <= HVI_NS_MS);
         ck_assert_msg(policies[i]->slice_ns <= 50 * HVI_NS_MS,
                       "a dead engine must be noticed within 100 ms");

@@ -184,7 +184,7 @@ START_TEST(a_killed_engine_leaves_whole_completions)
         }
         hvi_ring_release(&pair.client.cq, here);
         /* A wait for a dead engine ends with its slice. */
-        const struct hvi_wait_policy policy = {20, 1000, 2 * HVI_NS_MS};
+        const struct hvi_wait_policy policy = {20, 1000, 2 * HVI_NS_MS, 1};
         uint32_t seen = hvi_bell_read(pair.client.header);
         uint64_t start_ns = hvi_clock_ns();
         ck_assert(!hvi_bell_wait(pair.client.header, seen, &policy, HVI_NEVER));

@@ -328,7 +328,7 @@ static void engine_nap(void)
 
 static void client_nap(void)
 {
-    const struct hvi_wait_policy policy = {5, 0, 20000};
+    const struct hvi_wait_policy policy = {5, 0, 20000, 1};
     uint64_t start_ns = hvi_clock_ns();
     hvi_bell_wait(pair.client.header, hvi_bell_read(pair.client.header), &policy, HVI_NEVER);
     ck_assert(hvi_clock_ns() - start_ns < 5 * HVI_NS_SEC);

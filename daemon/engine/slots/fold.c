@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What ranks did by themselves in express slots, added to what the engine knows of them: counters,
+ * What ranks did by themselves in slots, added to what the engine knows of them: counters,
  * lags and trace. Each rank writes its own block; the block outlives it. The engine remembers what
  * it has added already and adds the difference whenever somebody asks.
  *
  * The numbers are the ranks' own and nothing depends on them: one that lies spoils its own rows. */
-#include "daemon/engine/slots/express.h"
+#include "daemon/engine/slots/slots.h"
 
 #include "base/status.h"
 #include "daemon/engine/stats/stats.h"
 
 #include <stdlib.h>
 
-static void fold_counters(struct engine_stats_row *row, const struct hvi_express_rank *block,
-                          struct engine_express_seen *seen)
+static void fold_counters(struct engine_stats_row *row, const struct hvi_slot_rank *block,
+                          struct engine_slots_seen *seen)
 {
     uint64_t ops = atomic_load_explicit(&block->ops, memory_order_relaxed);
     uint64_t bytes = atomic_load_explicit(&block->bytes, memory_order_relaxed);
@@ -25,10 +25,10 @@ static void fold_counters(struct engine_stats_row *row, const struct hvi_express
 }
 
 /* What one rank has seen of another's lateness. */
-static void fold_lag(struct engine_lag *lag, const struct hvi_express_lag *block,
-                     struct hvi_express_lag *seen)
+static void fold_lag(struct engine_lag *lag, const struct hvi_slot_lag *block,
+                     struct hvi_slot_lag *seen)
 {
-    struct hvi_express_lag now = *block;
+    struct hvi_slot_lag now = *block;
 
     lag->sum_ns += now.sum_ns - seen->sum_ns;
     lag->last_ops += now.last - seen->last;
@@ -42,11 +42,9 @@ static void fold_lag(struct engine_lag *lag, const struct hvi_express_lag *block
     *seen = now;
 }
 
-static void fold_entry(struct engine_express *express, int32_t rank,
-                       const struct hvi_express_trace *entry)
+static void fold_entry(struct engine_slots *slots, int32_t rank, const struct hvi_slot_trace *entry)
 {
-    const struct engine_express_slot *slot =
-        entry->slot < HVI_EXPRESS_SLOTS ? &express->slots[entry->slot] : NULL;
+    const struct engine_slot *slot = entry->slot < HVI_SLOTS ? &slots->slot[entry->slot] : NULL;
     struct engine_trace_op op = {
         .tensor = "(forgotten)",
         .anon_seq = entry->number,
@@ -59,40 +57,40 @@ static void fold_entry(struct engine_express *express, int32_t rank,
 
     if (slot && slot->owner && (entry->number == 0) == (slot->tensor != NULL)) {
         op.tensor = slot->tensor ? slot->tensor->name : NULL;
-        op.kind = slot->agreed.kind;
+        op.kind = (uint16_t)slot->agreed.kind;
         op.dtype = slot->agreed.dtype;
         op.process_set = slot->agreed.process_set;
     }
-    engine_trace_add(express->stats, engine_seat_is_rank(rank), &op);
+    engine_trace_add(slots->stats, engine_seat_is_rank(rank), &op);
 }
 
-void engine_express_fold_trace(struct engine_express *express, int32_t rank)
+void engine_slots_fold_trace(struct engine_slots *slots, int32_t rank)
 {
-    if (!express->on)
+    if (!slots->on)
         return;
-    const struct hvi_express_rank *block = &express->map.rank[rank];
-    struct engine_express_seen *seen = &express->seen[rank];
+    const struct hvi_slot_rank *block = &slots->map.rank[rank];
+    struct engine_slots_seen *seen = &slots->seen[rank];
     /* Acquire, pairs with the rank's release: entries before it are whole. */
     uint64_t traced = atomic_load_explicit(&block->traced, memory_order_acquire);
     if (traced == seen->traced)
         return;
-    if (traced - seen->traced > HVI_EXPRESS_TRACE) /* the older ones are overwritten */
-        seen->traced = traced - HVI_EXPRESS_TRACE;
+    if (traced - seen->traced > HVI_SLOT_TRACE) /* the older ones are overwritten */
+        seen->traced = traced - HVI_SLOT_TRACE;
     for (; seen->traced != traced; seen->traced++) {
-        struct hvi_express_trace entry = block->trace[seen->traced % HVI_EXPRESS_TRACE];
-        fold_entry(express, rank, &entry);
+        struct hvi_slot_trace entry = block->trace[seen->traced % HVI_SLOT_TRACE];
+        fold_entry(slots, rank, &entry);
     }
 }
 
-void engine_express_fold(struct engine_express *express)
+void engine_slots_fold(struct engine_slots *slots)
 {
-    uint32_t ranks = (uint32_t)express->size;
+    uint32_t ranks = (uint32_t)slots->size;
 
-    for (uint32_t rank = 0; express->on && rank < ranks; rank++) {
-        fold_counters(&express->stats->rows[rank], &express->map.rank[rank], &express->seen[rank]);
+    for (uint32_t rank = 0; slots->on && rank < ranks; rank++) {
+        fold_counters(&slots->stats->rows[rank], &slots->map.rank[rank], &slots->seen[rank]);
         for (uint32_t other = 0; other < ranks; other++)
-            fold_lag(&express->stats->rows[other].lag, &express->map.rank[rank].lag[other],
-                     &express->lags_seen[rank * ranks + other]);
-        engine_express_fold_trace(express, (int32_t)rank);
+            fold_lag(&slots->stats->rows[other].lag, &slots->map.rank[rank].lag[other],
+                     &slots->lags_seen[rank * ranks + other]);
+        engine_slots_fold_trace(slots, (int32_t)rank);
     }
 }
