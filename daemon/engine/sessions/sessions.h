@@ -88,8 +88,9 @@ struct engine_rank {
  *   over     the rank has been told: Notice or Ack, HVI_SESSION_ENDED, end of file. The struct is freed
  *            when the loop comes round
  *
- * Closing waits for batches, which end by themselves. Memory that does not answer is given up by
- * engine_dispatch_watch: of this rank's process after ENGINE_SILENT_NS, of others' when their time is over.
+ * Closing waits for batches, which end by themselves, or are cancelled when the job is stopped. Memory that
+ * does not answer is given up by engine_dispatch_watch: after ENGINE_SILENT_NS if the batch is cancelled or
+ * has operands in this rank's process, else when its time is over.
  * Closing waits for peers that hold chunks in a slot, but a rank that broke the protocol, or whose job is
  * stopped, for a second only. A rank that leaves is told no sooner: its hvd_close returns with a timeout.
  *

@@ -409,8 +409,11 @@ START_TEST(a_job_that_is_stopped_does_not_do_what_is_queued)
     deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
     while (bench.engine->exec.running) {
         ck_assert(!hvi_deadline_passed(deadline_ns));
+        engine_dispatch_help(&bench.engine->exec);
         turn();
     }
+    for (int32_t rank = 0; rank < 2; rank++)
+        ck_assert_uint_eq(bench.peers[rank].channel.header->session_state, HVI_SESSION_ENDED);
     for (uint32_t i = 0; i < QUEUED_FLOATS * 4; i++) {
         if (((const char *)hvt_op_memory(&bench, 0))[i] != 0x3f)
             ck_abort_msg("byte %u was written", i);
