@@ -19,11 +19,12 @@ static void land(struct client_complete *complete, struct hvd_op *op)
     client_op_land(complete->ops, op);
 }
 
-/* An engine that lives sees to it itself that ranks leave the operands alone. */
+/* An engine that lives sees to it itself that ranks leave the operands alone. So does one that stands still and
+ * could not be killed, when it goes on. */
 static void close_medium(struct client_complete *complete, struct hvd_op *op)
 {
-    if (complete->link->end_status == HVD_ERR_ENGINE_LOST && op->state == CLIENT_OP_IN_FLIGHT &&
-        op->slot.brought && op->slot.medium)
+    if (complete->link->end_status == HVD_ERR_ENGINE_LOST && !complete->link->engine_remains &&
+        op->state == CLIENT_OP_IN_FLIGHT && op->slot.brought && op->slot.medium)
         client_medium_close(complete->slots, op);
 }
 

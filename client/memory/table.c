@@ -47,8 +47,11 @@ struct client_memory_row *client_table_find(struct client_table *table, const vo
         if (table->last[i] && holds(table->last[i], address, bytes))
             return table->last[i];
     }
+    /* Small ordinary memory comes here at each op: as a rule it lies beyond all rows. */
+    if (table->count == 0 || address < table->rows[0]->base)
+        return NULL;
     uint32_t above = upper_bound(table, address);
-    if (above == 0 || !holds(table->rows[above - 1], address, bytes))
+    if (!holds(table->rows[above - 1], address, bytes))
         return NULL;
     table->last[1] = table->last[0];
     table->last[0] = table->rows[above - 1];

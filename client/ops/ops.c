@@ -194,9 +194,9 @@ void client_op_land(struct client_ops *ops, struct hvd_op *op)
     client_op_set_state(ops, op, CLIENT_OP_DONE);
     ops->unseen++;
     /* The engine reads such an input to where the result will be, and a read that it has given up may
-     * end late. */
-    if (op->status != HVD_OK && op->kind == HVI_KIND_ALLREDUCE &&
-        op->in.region == HVI_REGION_PROCESS)
+     * end late. These two have read nothing. */
+    if (op->status != HVD_OK && op->status != HVD_ERR_MISMATCH && op->status != HVD_ERR_CANCELLED &&
+        op->kind == HVI_KIND_ALLREDUCE && op->in.region == HVI_REGION_PROCESS)
         client_memory_withdraw(ops->memory, &op->out);
     client_memory_put(ops->memory, &op->in);
     if (!op->copy_to && !client_op_owns_result(op))

@@ -191,6 +191,13 @@ static void adopt(struct engine *engine, const struct hvi_engine_adopt *adopt)
                 engine->start.job);
         return;
     }
+    if (engine->sessions
+            .stopping) { /* hvdd has kept copies, and asks another engine when this one has ended */
+        close(socket_fd);
+        if (pid_fd >= 0)
+            close(pid_fd);
+        return;
+    }
     engine_session_adopt(&engine->sessions, adopt, socket_fd, pid_fd);
 }
 
@@ -389,7 +396,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
     struct engine *engine = user;
 
     (void)source, (void)usec;
-    if (engine->link_fd >= 0)
+    if (engine->link_fd >= 0 || engine->sessions.stopping)
         return 0;
     engine->link_fd = connect_hvdd(engine);
     if (engine->link_fd < 0) {

@@ -58,11 +58,15 @@ static bool pass(struct engine *engine)
     found = engine_dispatch_reap(&engine->exec) || found;
     if (engine->sessions.owed > 0)
         engine_complete_owed(&engine->sessions);
-    if (engine->sessions.doomed)
+    if (engine->sessions.doomed) {
         engine_sessions_end_doomed(&engine->sessions);
+        found = true; /* batches may have been posted, and other sessions doomed */
+    }
     engine_complete_ring(&engine->sessions);
-    if (engine->sessions.closing)
-        found = engine_sessions_reap(&engine->sessions) || found;
+    if (engine->sessions.closing && engine_sessions_reap(&engine->sessions)) {
+        engine->order.now_ns = hvi_clock_ns(); /* unmapping took its time: events may be due */
+        found = true;
+    }
     return found;
 }
 

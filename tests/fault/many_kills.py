@@ -78,7 +78,7 @@ def run(kills: int, seed: int, lanes: int) -> None:
         for rank in steady.ranks:
             rank.post("loop", name="", for_ms=24 * 3600 * 1000, until_stdin=True, rest_us=2000)
         fifth = kills // 5
-        kill_and_watch(daemon, seed, 1, fifth, lanes, DAEMON_EVERY, steady_engine)
+        kill_and_watch(daemon, seed, 1, fifth, lanes, max(2, min(DAEMON_EVERY, fifth // 6)), steady_engine)
         kill_and_watch(daemon, seed, 1 + fifth, kills - fifth, lanes, 0, lambda running: running.pid)
         for rank in steady.ranks:
             rank.post("stop")

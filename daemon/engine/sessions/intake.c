@@ -270,7 +270,7 @@ static int check_output(const struct hvi_submission *copy, const struct engine_i
 }
 
 /* In place, or apart. Where the output has another size, sizes.c looks at it. What is read from a process
- * may arrive late in the output (exec/host_foreign.c), and the inline area cannot stay for that. */
+ * may arrive late in the output (exec/host_process.c), and the inline area cannot stay for that. */
 static int check_aliasing(const struct hvi_submission *copy, uint64_t bytes,
                           const struct engine_operands *operands, const struct reason *reason)
 {
