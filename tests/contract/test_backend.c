@@ -32,7 +32,7 @@ struct bench {
     const struct engine_backend *backend;
     void *context;
     _Atomic uint32_t done;
-    int status;
+    _Atomic int status;
 };
 
 /* .next of a batch that has been posted. */
@@ -45,7 +45,7 @@ static void on_post(void *user, struct engine_batch *batch)
     ck_assert_msg(batch->next != &posted, "a batch is posted twice");
     batch->next = &posted;
     if (batch->status != HVI_OK)
-        bench->status = batch->status;
+        atomic_store_explicit(&bench->status, batch->status, memory_order_relaxed);
     atomic_fetch_add_explicit(&bench->done, 1, memory_order_release);
 }
 

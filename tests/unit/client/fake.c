@@ -149,13 +149,13 @@ static void serve_attach(struct hvt_fake *fake, int fd)
     session->client_event = eventfd(0, EFD_CLOEXEC);
     HVI_ASSERT(hvi_channel_create(fake->session_count, 7, &session->channel) == HVD_OK);
     hvi_channel_offer(&session->channel, fake->script.features);
-    int fds[4] = {channel_fd(fake, &session->channel), fake->bell_region.fd, session->engine_event,
-                  session->client_event};
+    int fds[5] = {channel_fd(fake, &session->channel), fake->bell_region.fd, session->engine_event,
+                  session->client_event, fake->script.slots_fd};
     fake->session_count++;
     send_reply(fd, HVD_OK, NULL,
                fake->script.attach == HVT_FOREIGN ? HVI_PROTOCOL_VERSION + 41
                                                   : HVI_PROTOCOL_VERSION,
-               fds, fake->script.attach == HVT_FEW_FDS ? 2 : 4);
+               fds, fake->script.attach == HVT_FEW_FDS ? 2 : 4 + (fake->script.slots_fd > 0));
     if (fds[0] != session->channel.region.fd)
         close(fds[0]);
 }
