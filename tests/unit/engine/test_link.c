@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The engine's end of hvdd's link: what hvdd may ask, and what it cannot have meant. The test is hvdd. */
+#include "daemon/engine/engine.h"
+
+#include "base/status.h"
+#include "tests/unit/engine/hvt_bench.h"
+#include "tests/unit/hvt_main.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct hvt_bench bench;
+static struct hvt_node node; /* its link alone */
+
+static void set_up(void)
+{
+    struct hvi_packet_msg msg;
+
+    hvt_bench_init(&bench, 2);
+    node.link = bench.link;
+    for (int32_t rank = 0; rank < 2; rank++) {
+        ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_SESSION, &msg));
+        hvi_packet_msg_free(&msg);
+    }
+}
+
+static void tear_down(void)
+{
+    hvt_bench_fini(&bench);
+}
+
+static void ask(uint32_t what, struct hvi_packet_msg *reply_p)
+{
+    const struct hvi_packet_msg msg = {
+        .kind = HVI_PACKET_ENGINE_QUERY,
+        .engine_query = {.request = 7, .what = what, .rank = -1, .limit = 16},
+    };
+
+    hvt_node_send(&node, &msg, NULL, 0);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_REPORT, reply_p));
+    ck_assert_uint_eq(reply_p->engine_report.request, 7);
+}
+
+static void expect_alive(void)
+{
+    struct hvi_packet_msg reply;
+
+    ask(HVI_QUERY_ALIVE, &reply);
+    hvi_packet_msg_free(&reply);
+}
+
+START_TEST(hvdd_is_told_of_ranks_of_what_waits_and_of_what_was_done)
+{
+    struct hvi_packet_msg reply;
+    struct hvt_peer *peer = &bench.peers[0];
+
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission done =
+            hvt_peer_op(&bench.peers[rank], HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, 0);
+        hvt_peer_name(&bench.peers[rank], &done, 1, "done");
+        hvt_peer_submit(&bench.peers[rank], &done);
+    }
+    hvt_bench_turn(&bench);
+    struct hvi_submission waits = hvt_peer_op(peer, HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, 0);
+    hvt_peer_name(peer, &waits, 2, "waits");
+    hvt_peer_submit(peer, &waits);
+    ask(HVI_QUERY_RANKS, &reply);
+    ck_assert_uint_eq(reply.engine_report.rank_count, 2);
+    ck_assert_int_eq(reply.engine_report.ranks[1].rank, 1);
+    hvi_packet_msg_free(&reply);
+    ask(HVI_QUERY_STALLS, &reply);
+    ck_assert_uint_eq(reply.engine_report.stall_count, 1);
+    ck_assert_str_eq(reply.engine_report.stalls[0].tensor, "waits");
+    hvi_packet_msg_free(&reply);
+    ask(HVI_QUERY_TRACE, &reply);
+    ck_assert_uint_ge(reply.engine_report.trace_count, 2);
+    hvi_packet_msg_free(&reply);
+}
+END_TEST
+
+START_TEST(what_hvdd_cannot_have_meant_changes_nothing)
+{
+    const struct hvi_packet_msg strange[] = {
+        {.kind = HVI_PACKET_ENGINE_ADOPT,
+         .engine_adopt =
+             {.session = 9, .attach = (unsigned char[]){0}, .attach_bytes = 1, .pid = 1}},
+        {.kind = HVI_PACKET_ENGINE_TIMELINE,
+         .engine_timeline = {.request = 1, .start = true, .path = "/x"}},
+        {.kind = HVI_PACKET_DETACH, .detach = {.request = 1}},
+    };
+
+    for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++)
+        hvt_node_send(&node, &strange[i], NULL, 0);
+    ck_assert_int_eq(send(bench.link, "\xff\xff\xff", 3, 0), 3);
+    hvt_bench_turn(&bench);
+    expect_alive();
+}
+END_TEST
+
+/* hvdd has a copy of the client's socket, and asks the next engine when this one has ended. */
+START_TEST(an_engine_that_is_ending_takes_nobody_over_and_says_nothing)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_STOP,
+                                 .engine_stop = {.reason = "enough"}};
+    int pair[2];
+
+    hvt_node_send(&node, &msg, NULL, 0);
+    hvt_bench_turn(&bench);
+    ck_assert(bench.engine->sessions.stopping);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    int fds[2] = {pair[1], open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    msg = (struct hvi_packet_msg){
+        .kind = HVI_PACKET_ENGINE_ADOPT,
+        .engine_adopt = {
+            .session = 9, .attach = (unsigned char[]){0}, .attach_bytes = 1, .pid = 1}};
+    hvt_node_send(&node, &msg, fds, 2);
+    hvt_bench_turn(&bench);
+    struct pollfd client = {.fd = pair[0], .events = POLLIN};
+    ck_assert_int_eq(poll(&client, 1, 0), 0); /* no answer, and not closed: the copy is open */
+    close(fds[0]);
+    close(fds[1]);
+    ck_assert_int_eq(poll(&client, 1, 1000), 1);
+    close(pair[0]);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/link");
+    TCase *tcase = tcase_create("link");
+
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, hvdd_is_told_of_ranks_of_what_waits_and_of_what_was_done);
+    tcase_add_test(tcase, what_hvdd_cannot_have_meant_changes_nothing);
+    tcase_add_test(tcase, an_engine_that_is_ending_takes_nobody_over_and_says_nothing);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
