@@ -453,6 +453,9 @@ int main(void)
     tcase_add_test(tcase, a_copy_past_the_caches_is_a_copy_in_every_set);
     tcase_add_test(tcase, bool_knows_and_and_or_only);
     tcase_add_test(tcase, adasum_is_for_floating_point);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("memory errors");
+    tcase_set_tags(tcase, "played-faults"); /* that qemu takes for its own: scripts/arm.sh */
     tcase_add_test(tcase, a_memory_error_in_the_page_of_an_operand_is_that_operands);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
