@@ -9,8 +9,8 @@
 #include "base/types.h"
 #include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
@@ -710,24 +710,12 @@ static void watch_until_posted(struct bench *bench, uint32_t batches)
     }
 }
 
-static int count_threads(void)
-{
-    DIR *directory = opendir("/proc/self/task");
-    int count = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
-}
-
 /* Threads that were given up end now that their memory has answered. */
 static void close_bench(struct bench *bench, int threads)
 {
     uint64_t deadline_ns = hvi_deadline_after(DEADLINE_NS);
 
-    while (count_threads() != threads) {
+    while (hvt_count_threads() != threads) {
         ck_assert_msg(!hvi_deadline_passed(deadline_ns), "a thread does not end");
         bench->backend->watch(bench->context);
         sched_yield();
@@ -743,7 +731,7 @@ START_TEST(a_deadline_ends_its_batch_and_no_other)
     struct bench bench;
 
     open_bench(&bench, _i);
-    int threads = count_threads();
+    int threads = hvt_count_threads();
     make_silence(&early, ANSWER_NS);
     make_silence(&later, UINT64_MAX);
     bench.backend->start(bench.context, &later.batch);
@@ -775,7 +763,7 @@ START_TEST(a_batch_that_waits_can_be_cancelled)
     struct bench bench;
 
     open_bench(&bench, _i);
-    int threads = count_threads();
+    int threads = hvt_count_threads();
     make_silence(&silence, UINT64_MAX);
     bench.backend->start(bench.context, &silence.batch);
     watch_until_silent(&bench, &silence);

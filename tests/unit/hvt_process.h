@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * This process's descriptors, and the end of a child. */
+ * This process's descriptors and threads, and the end of a child. */
 #ifndef HVT_PROCESS_H
 #define HVT_PROCESS_H
 
@@ -13,16 +13,28 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Open descriptors and one more: the same number means that none was left open. */
-static inline int hvt_count_fds(void)
+/* Entries of a folder, and two more: "." and "..". */
+static inline int hvt_count_entries(const char *path)
 {
     int count = 0;
-    DIR *dir = opendir("/proc/self/fd");
+    DIR *dir = opendir(path);
     ck_assert_ptr_nonnull(dir);
     while (readdir(dir))
         count++;
     closedir(dir);
     return count;
+}
+
+/* Open descriptors and three more: the same number means that none was left open. */
+static inline int hvt_count_fds(void)
+{
+    return hvt_count_entries("/proc/self/fd");
+}
+
+/* Threads and two more: a thread counts until the kernel has ended it. */
+static inline int hvt_count_threads(void)
+{
+    return hvt_count_entries("/proc/self/task");
 }
 
 /* No descriptor can be opened until the limit that is returned is set again. */
