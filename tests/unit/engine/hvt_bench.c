@@ -89,7 +89,7 @@ void hvt_bench_turn(struct hvt_bench *bench)
 void hvt_bench_fini(struct hvt_bench *bench)
 {
     engine_sessions_stop(&bench->engine->sessions, "the test is over");
-    engine_fini(bench->engine);
+    ck_assert_msg(engine_fini(bench->engine), "a thread has not ended");
     free(bench->engine);
     for (int32_t rank = 0; rank < bench->size; rank++)
         hvt_peer_fini(&bench->peers[rank]);

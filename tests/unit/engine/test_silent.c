@@ -7,8 +7,8 @@
 #include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/hvt_ops.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -30,6 +30,7 @@
 #define QUEUED_FLOATS 20000u
 
 static struct hvt_bench bench;
+static int bench_threads; /* while none of them waits */
 static int fault_fd;
 
 /* ---- memory ---- */
@@ -180,40 +181,32 @@ static void turn_until_listed(const char *side)
     }
 }
 
-/* LeakSanitizer would read the buffers of threads that were given up and have not ended: they are closed. */
-__attribute__((visibility("default"))) int __lsan_is_turned_off(void);
-int __lsan_is_turned_off(void)
-{
-    return 1;
-}
-
-static int count_threads(void)
-{
-    DIR *directory = opendir("/proc/self/task");
-    int count = 0;
-
-    ck_assert_ptr_nonnull(directory);
-    while (readdir(directory))
-        count++;
-    closedir(directory);
-    return count;
-}
-
 static void turn_until_threads(int count, bool turns)
 {
     uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
 
-    while (count_threads() != count) {
+    while (hvt_count_threads() != count) {
         ck_assert(!hvi_deadline_passed(deadline_ns));
         if (turns)
             turn();
     }
 }
 
-static void init(uint64_t answer_ns)
+static void init(int32_t ranks, uint64_t answer_ns)
 {
-    hvt_bench_init(&bench, 2);
+    hvt_bench_init(&bench, ranks);
     bench.engine->exec.answer_ns = answer_ns;
+    bench_threads = hvt_count_threads();
+}
+
+/* All memory has answered, so lost threads end. The buffer of one that has not is closed, and
+ * LeakSanitizer would read it. */
+static void fini(void)
+{
+    turn_until_threads(bench_threads, true);
+    turn(); /* replaces a lost thread that could not be replaced before: it counts from now on */
+    turn_until_threads(bench_threads, true);
+    hvt_bench_fini(&bench);
 }
 
 /* libgcc_s is loaded. */
@@ -234,8 +227,7 @@ START_TEST(the_op_is_listed_and_fails_and_a_late_answer_moves_nothing)
     float *memory = silent_memory();
     bool writing = _i == 1;
 
-    init(HVI_NS_SEC); /* long enough for the row to be seen */
-    int threads = count_threads();
+    init(2, HVI_NS_SEC); /* long enough for the row to be seen */
     bool could_unwind = can_unwind();
     fill(other, 5);
     submit("w", writing ? other : memory, writing ? memory : other);
@@ -251,14 +243,14 @@ START_TEST(the_op_is_listed_and_fails_and_a_late_answer_moves_nothing)
     }
     ck_assert_uint_eq(rows(""), 0);
     answer(memory);
-    turn_until_threads(threads, true);
+    turn_until_threads(bench_threads, true);
     ck_assert(could_unwind || !can_unwind()); /* such a thread needs no library for its end */
     for (uint32_t i = 0; i < FLOATS; i++)
         ck_assert(other[i] == 5 && memory[i] == (i < FLOATS / 2));
     submit("w", memory, other);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -270,7 +262,7 @@ START_TEST(memory_that_answers_in_time_is_moved)
     static float other[FLOATS];
     float *memory = silent_memory();
 
-    init(10 * HVI_NS_SEC);
+    init(2, 10 * HVI_NS_SEC);
     submit("w", memory, other);
     turn_until_listed("(input, 0x");
     turn();
@@ -279,7 +271,7 @@ START_TEST(memory_that_answers_in_time_is_moved)
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
     ck_assert(other[0] == 2 && other[FLOATS - 1] == 1);
     ck_assert_uint_eq(rows(""), 0);
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -291,7 +283,7 @@ START_TEST(time_in_which_the_engine_stands_still_does_not_count)
     static float other[FLOATS];
     float *memory = silent_memory();
 
-    init(5 * ANSWER_NS);
+    init(2, 5 * ANSWER_NS);
     submit("w", memory, other);
     turn();
     wait_for_faults(1);
@@ -301,7 +293,7 @@ START_TEST(time_in_which_the_engine_stands_still_does_not_count)
     answer(memory);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -314,7 +306,7 @@ START_TEST(the_end_of_another_session_is_told_as_what_it_is)
     static float other[FLOATS];
     float *memory = silent_memory();
 
-    init(3600 * HVI_NS_SEC);
+    init(2, 3600 * HVI_NS_SEC);
     submit("w", memory, other);
     turn();
     engine_session_end(bench.engine->sessions.ranks[0].session, ENGINE_RANK_LEFT, "it leaves");
@@ -322,7 +314,7 @@ START_TEST(the_end_of_another_session_is_told_as_what_it_is)
     struct hvi_completion done = hvt_op_expect(&bench, 1, HVI_ERR_RANK_LEFT, "it leaves");
     ck_assert_int_eq(done.culprit, 0);
     answer(memory);
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -334,14 +326,14 @@ START_TEST(the_end_of_a_session_does_not_wait)
     static float other[FLOATS];
     float *memory = silent_memory();
 
-    init(3600 * HVI_NS_SEC);
+    init(2, 3600 * HVI_NS_SEC);
     submit("w", memory, other);
     turn();
     engine_session_end(bench.engine->sessions.ranks[1].session, ENGINE_RANK_LEFT, "it leaves");
     turn_until_answered(0);
     hvt_op_expect(&bench, 0, HVI_ERR_RANK_LEFT, "it leaves");
     answer(memory);
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -354,8 +346,7 @@ START_TEST(a_rank_that_breaks_the_protocol_costs_others_no_time_and_no_op)
     static float other[FLOATS];
     float *memory = silent_memory();
 
-    hvt_bench_init(&bench, 3);
-    bench.engine->exec.answer_ns = 3600 * HVI_NS_SEC;
+    init(3, 3600 * HVI_NS_SEC);
     uint32_t set = hvt_op_add_set(&bench, (const int64_t[]){0, 1}, 2);
     for (int32_t rank = 0; rank < 2; rank++) {
         struct hvi_submission op = op_of(rank, "w", rank == 0 ? other : memory, other);
@@ -372,7 +363,7 @@ START_TEST(a_rank_that_breaks_the_protocol_costs_others_no_time_and_no_op)
     answer(memory);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -400,7 +391,7 @@ START_TEST(a_job_that_is_stopped_does_not_do_what_is_queued)
     float *first = silent_memory(), *second = silent_memory();
     uint64_t deadline_ns;
 
-    init(3600 * HVI_NS_SEC);
+    init(2, 3600 * HVI_NS_SEC);
     for (int32_t rank = 0; rank < 2; rank++)
         memset(hvt_op_memory(&bench, rank), 0x3f, QUEUED_FLOATS * 4);
     submit("w0", first, other);
@@ -427,7 +418,7 @@ START_TEST(a_job_that_is_stopped_does_not_do_what_is_queued)
     }
     answer(first);
     answer(second);
-    hvt_bench_fini(&bench);
+    fini();
     munmap(first, BYTES);
     munmap(second, BYTES);
 }
@@ -441,7 +432,7 @@ START_TEST(a_mapped_output_stays_mapped)
     static float peers[FLOATS];
     float *memory = silent_memory();
 
-    init(ANSWER_NS);
+    init(2, ANSWER_NS);
     struct engine_regions *regions = &bench.engine->sessions.ranks[1].session->regions;
     const struct engine_region *region = map_region(1, BYTES);
     struct hvi_submission op = op_of(0, "w", peers, peers);
@@ -457,7 +448,7 @@ START_TEST(a_mapped_output_stays_mapped)
     ck_assert_uint_eq(regions->bytes, BYTES); /* it counts against region-limit as before */
     ck_assert_uint_eq(regions->count, 1);
     answer(memory);
-    hvt_bench_fini(&bench);
+    fini();
     munmap(memory, BYTES);
 }
 END_TEST
@@ -471,8 +462,7 @@ START_TEST(each_mapped_output_stays_mapped)
     const struct engine_region *regions[2];
     float *memory[2];
 
-    init(ANSWER_NS);
-    int threads = count_threads();
+    init(2, ANSWER_NS);
     for (int32_t rank = 0; rank < 2; rank++) {
         memory[rank] = half_silent_memory((uint32_t)rank, LARGE);
         regions[rank] = map_region(rank, LARGE);
@@ -492,8 +482,7 @@ START_TEST(each_mapped_output_stays_mapped)
     ck_assert(regions[1]->kept);
     for (uint32_t rank = 0; rank < 2; rank++)
         answer_half(memory[rank], rank, LARGE);
-    turn_until_threads(threads, true);
-    hvt_bench_fini(&bench);
+    fini();
     for (uint32_t rank = 0; rank < 2; rank++)
         munmap(memory[rank], LARGE);
 }
@@ -508,7 +497,7 @@ START_TEST(threads_that_wait_are_bounded)
     float *memory[OPS];
     int silent = 0, refused = 0;
 
-    init(ANSWER_NS);
+    init(2, ANSWER_NS);
     for (int i = 0; i < OPS; i++) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
@@ -535,7 +524,7 @@ START_TEST(threads_that_wait_are_bounded)
         ck_assert_int_lt(i, 10000);
     }
     ck_assert_int_eq(status, HVI_OK);
-    hvt_bench_fini(&bench);
+    fini();
     for (int i = 0; i < OPS; i++)
         munmap(memory[i], BYTES);
 }
@@ -549,8 +538,7 @@ START_TEST(an_op_of_several_rounds_goes_on_when_a_thread_has_come_back)
     static float other[FLOATS];
     float *memory[AWAY_MOST];
 
-    init(3600 * HVI_NS_SEC);
-    int threads = count_threads();
+    init(2, 3600 * HVI_NS_SEC);
     for (int i = 0; i < AWAY_MOST; i++) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
@@ -561,14 +549,14 @@ START_TEST(an_op_of_several_rounds_goes_on_when_a_thread_has_come_back)
             hvt_peer_submit(&bench.peers[rank], &op);
         }
     }
-    turn_until_threads(threads + AWAY_MOST, true);
+    turn_until_threads(bench_threads + AWAY_MOST, true);
     answer(memory[0]);
-    turn_until_threads(threads + AWAY_MOST - 1, false);
+    turn_until_threads(bench_threads + AWAY_MOST - 1, false);
     turn_until_answered(1);
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
     for (int i = 1; i < AWAY_MOST; i++)
         answer(memory[i]);
-    hvt_bench_fini(&bench);
+    fini();
     for (int i = 0; i < AWAY_MOST; i++)
         munmap(memory[i], BYTES);
 }
@@ -590,7 +578,7 @@ START_TEST(without_new_threads_no_op_waits_for_ever)
     static float other[FLOATS];
     float *memory[2] = {silent_memory(), silent_memory()};
 
-    init(3600 * HVI_NS_SEC);
+    init(2, 3600 * HVI_NS_SEC);
     limit_memory(1 << 20);
     submit("w0", memory[0], other);
     submit("w1", memory[1], other);
@@ -610,7 +598,7 @@ START_TEST(without_new_threads_no_op_waits_for_ever)
         turn_until_answered(1);
         hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
     }
-    hvt_bench_fini(&bench);
+    fini();
     for (int i = 0; i < 2; i++)
         munmap(memory[i], BYTES);
 }
