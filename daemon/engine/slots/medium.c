@@ -13,11 +13,6 @@
 #include "base/status.h"
 #include "shm/run.h"
 
-static uint32_t index_of(const struct engine_slots *slots, const struct engine_slot *slot)
-{
-    return (uint32_t)(slot - slots->slot);
-}
-
 struct engine_region *engine_slots_region(const struct engine_slots *slots, int32_t rank,
                                           uint32_t id)
 {
@@ -100,7 +95,7 @@ static uint32_t dead_among(const struct engine_slots *slots, uint32_t holders)
 enum engine_slot_outcome engine_slots_run(struct engine_slots *slots, struct engine_slot *slot,
                                           bool all)
 {
-    uint32_t index = index_of(slots, slot);
+    uint32_t index = engine_slot_index(slots, slot);
     struct hvi_slot_view view = hvi_slot_view(&slots->map, index);
     struct hvi_run run;
     int32_t lacking;
@@ -134,7 +129,7 @@ enum engine_slot_outcome engine_slots_run(struct engine_slots *slots, struct eng
 static void describe(const struct engine_slots *slots, struct engine_held *held)
 {
     const struct engine_slot *slot = held->slot;
-    uint32_t index = index_of(slots, slot);
+    uint32_t index = engine_slot_index(slots, slot);
     const struct engine_tensor unnamed = {
         .anon = true,
         .anon_kind = (uint16_t)slot->agreed.kind,

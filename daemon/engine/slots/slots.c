@@ -124,17 +124,12 @@ bool engine_slot_edge(enum engine_slot_state from, enum engine_slot_state to)
     return (next[from] >> to & 1u) != 0;
 }
 
-static uint32_t index_of(const struct engine_slots *slots, const struct engine_slot *slot)
-{
-    return (uint32_t)(slot - slots->slot);
-}
-
 static void set_state(struct engine_slots *slots, struct engine_slot *slot,
                       enum engine_slot_state state, const char *cause)
 {
     HVI_ASSERT(engine_slot_edge(slot->state, state));
     HVI_LOG(HVI_LOG_DEBUG, "express", "slot-state", cause, "job=%s slot=%u %s -> %s", slots->job,
-            index_of(slots, slot), state_texts[slot->state], state_texts[state]);
+            engine_slot_index(slots, slot), state_texts[slot->state], state_texts[state]);
     if (state == ENGINE_SLOT_OPEN)
         slots->open++;
     if (slot->state == ENGINE_SLOT_OPEN)
@@ -292,7 +287,7 @@ void engine_slots_grant(struct engine_slots *slots, struct engine_op *op)
     slot->everybody = UINT32_MAX >> (32 - op->set->size);
     slot->full_ns = slot->warn_ns = 0;
     slot->lacking = 0;
-    uint32_t index = index_of(slots, slot);
+    uint32_t index = engine_slot_index(slots, slot);
     slot->turn = hvi_slot_open(&slots->map, index, engine_slot_is_medium(slot));
     set_state(slots, slot, ENGINE_SLOT_OPEN, "an op has ended well");
     for (uint32_t member = 0; member < op->set->size; member++) {
@@ -322,7 +317,8 @@ static struct engine_tensor *tensor_of(struct engine_slots *slots, struct engine
 static bool locate(const struct engine_slots *slots, const struct engine_slot *slot, int32_t rank,
                    struct hvi_submission *copy, struct engine_operands *operands)
 {
-    const struct hvi_slot_operands at = hvi_run_operands(&slots->map, index_of(slots, slot), rank);
+    const struct hvi_slot_operands at =
+        hvi_run_operands(&slots->map, engine_slot_index(slots, slot), rank);
 
     copy->in_region = at.in_region;
     copy->in_offset = at.in_offset;
@@ -337,7 +333,7 @@ static bool locate(const struct engine_slots *slots, const struct engine_slot *s
 
 static void inject(struct engine_slots *slots, struct engine_slot *slot, int32_t rank)
 {
-    uint32_t index = index_of(slots, slot);
+    uint32_t index = engine_slot_index(slots, slot);
     const struct hvi_slot_part *brought = hvi_slot_part(&slots->map, index, (uint32_t)rank);
     const uint64_t bytes = slot->agreed.bytes;
     struct hvi_submission copy;
@@ -393,7 +389,7 @@ static void inject_all(struct engine_slots *slots, struct engine_slot *slot, uin
  * returned. */
 static uint32_t take_back(struct engine_slots *slots, struct engine_slot *slot)
 {
-    uint32_t index = index_of(slots, slot), arrived = 0;
+    uint32_t index = engine_slot_index(slots, slot), arrived = 0;
 
     if (!hvi_slot_revoke(&slots->map, index, &arrived)) {
         engine_set_get(slot->set);
@@ -423,7 +419,7 @@ void engine_slots_fail(struct engine_slots *slots, struct engine_slot *slot, con
 static void end(struct engine_slots *slots, struct engine_slot *slot, bool well)
 {
     struct engine_set *set = slot->set;
-    uint32_t arrived = well ? 0 : hvi_slot_fail(&slots->map, index_of(slots, slot));
+    uint32_t arrived = well ? 0 : hvi_slot_fail(&slots->map, engine_slot_index(slots, slot));
 
     set_state(slots, slot, ENGINE_SLOT_IDLE, well ? "its medium op is done" : "it has failed");
     slots->lacking = slot->lacking;
@@ -483,7 +479,7 @@ static void revoke_unnamed(struct engine_slots *slots, struct engine_unnamed *un
 {
     if (slot->state != ENGINE_SLOT_OPEN)
         return;
-    uint32_t turn = hvi_slot_view(&slots->map, index_of(slots, slot)).turn;
+    uint32_t turn = hvi_slot_view(&slots->map, engine_slot_index(slots, slot)).turn;
     uint32_t ops = (turn - slot->turn) & HVI_SLOT_TURN_MASK;
     uint32_t worth = revoke_slot(slots, slot) != 0 ? HVI_TUNED_WORTH : 1;
 
@@ -642,7 +638,7 @@ static void ring_events(struct engine_slots *slots, const struct engine_slot *sl
 /* After each look: whether ranks still hold chunks. */
 static void watch(struct engine_slots *slots, struct engine_slot *slot, bool held)
 {
-    uint32_t turn = 1 + hvi_slot_view(&slots->map, index_of(slots, slot)).turn;
+    uint32_t turn = 1 + hvi_slot_view(&slots->map, engine_slot_index(slots, slot)).turn;
 
     if (slot->held_turn != 0 && (!held || turn != slot->held_turn))
         ring_events(slots, slot);
@@ -652,7 +648,7 @@ static void watch(struct engine_slots *slots, struct engine_slot *slot, bool hel
 /* True while somebody waits in it. */
 static bool look_at(struct engine_slots *slots, struct engine_slot *slot)
 {
-    uint32_t index = index_of(slots, slot);
+    uint32_t index = engine_slot_index(slots, slot);
     bool waits = false;
 
     if (slot->state >= ENGINE_SLOT_CLOSING || slot->held_turn != 0 || is_running(slots, index)) {

@@ -204,6 +204,11 @@ enum engine_slot_outcome engine_slots_run(struct engine_slots *slots, struct eng
 /* The medium op of an open or closing slot cannot end well any more. */
 void engine_slots_fail(struct engine_slots *slots, struct engine_slot *slot, const char *cause);
 bool engine_slot_edge(enum engine_slot_state from, enum engine_slot_state to);
+static inline uint32_t engine_slot_index(const struct engine_slots *slots,
+                                         const struct engine_slot *slot)
+{
+    return (uint32_t)(slot - slots->slot);
+}
 static inline bool engine_slot_is_medium(const struct engine_slot *slot)
 {
     return slot->agreed.bytes > HVI_SLOT_PAYLOAD;

@@ -207,7 +207,7 @@ static struct engine_tensor *unnamed(uint64_t number)
 
 static uint32_t index_of(const struct engine_slot *slot)
 {
-    return (uint32_t)(slot - slots.slot);
+    return engine_slot_index(&slots, slot);
 }
 
 static enum hvi_slot_arrival arrive(const struct engine_slot *slot, int32_t rank, uint64_t age_ns)
