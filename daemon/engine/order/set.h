@@ -17,10 +17,10 @@ struct engine_op;
 
 /* The observer's: the set's unnamed ops of one kind, one after the other. See slots/slots.c. */
 struct engine_unnamed {
-    uint32_t slot;   /* 0, or 1 + the slot in which its ranks may meet */
-    uint64_t top;    /* the highest number that a rank has submitted through its ring */
-    uint32_t pause;  /* how many tickets are still held back, */
-    uint32_t pauses; /* and how many after the next one that is not worth it */
+    uint32_t slot;      /* 0, or 1 + the slot in which its ranks may meet */
+    uint64_t top;       /* the highest number that a rank has submitted through its ring */
+    uint32_t held_back; /* grants that are still held back */
+    uint32_t penalty;   /* grants that the last revocation has held back; 0: none */
 };
 
 struct engine_set {

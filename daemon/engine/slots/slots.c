@@ -264,11 +264,11 @@ static void slot_drop(struct engine_slots *slots, struct engine_slot *slot, cons
     set_state(slots, slot, ENGINE_SLOT_FREE, cause);
 }
 
-static bool is_paused(struct engine_unnamed *unnamed)
+static bool is_held_back(struct engine_unnamed *unnamed)
 {
-    if (!unnamed || unnamed->pause == 0)
+    if (!unnamed || unnamed->held_back == 0)
         return false;
-    unnamed->pause--;
+    unnamed->held_back--;
     return true;
 }
 
@@ -276,7 +276,7 @@ void engine_slots_grant(struct engine_slots *slots, struct engine_op *op)
 {
     struct engine_slot *slot;
 
-    if (!may(slots, op) || is_paused(unnamed_of(op->set, op->tensor)))
+    if (!may(slots, op) || is_held_back(unnamed_of(op->set, op->tensor)))
         return;
     slot = slot_at(slots, owner_of(op->set, op->tensor));
     if (!slot)
@@ -483,10 +483,10 @@ static void revoke_unnamed(struct engine_slots *slots, struct engine_unnamed *un
     uint32_t ops = (turn - slot->turn) & HVI_SLOT_TURN_MASK;
     uint32_t worth = revoke_slot(slots, slot) != 0 ? HVI_TUNED_WORTH : 1;
 
-    unnamed->pauses = ops >= worth ? 0 : 2 * unnamed->pauses + 1;
-    if (unnamed->pauses > HVI_TUNED_PAUSE)
-        unnamed->pauses = HVI_TUNED_PAUSE;
-    unnamed->pause = unnamed->pauses;
+    unnamed->penalty = ops >= worth ? 0 : 2 * unnamed->penalty + 1;
+    if (unnamed->penalty > HVI_TUNED_PAUSE)
+        unnamed->penalty = HVI_TUNED_PAUSE;
+    unnamed->held_back = unnamed->penalty;
 }
 
 void engine_slots_revoke(struct engine_slots *slots, const struct engine_part *part)
