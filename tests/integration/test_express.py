@@ -371,7 +371,7 @@ def test_an_unnamed_op_that_was_done_long_before_it_is_looked_at(job):
     """Rank 0 goes on through its ring while its op is done in the slot, which the engine takes and opens again."""
     settle(job, None)
     with stopped(job.daemon.jobs()[0]["engine_pid"]):
-        for value in range(4):  # so that the ticket was worth it, and the next one is not held back
+        for value in range(4):  # so that the grant was worth it, and the next one is not held back
             go(job, None, value)
         ops = [(0, number, submit(job, 0, None, number)) for number in (1, 2)]
         ops += [(rank, 1, submit(job, rank, None, 1)) for rank in (1, 2)]

@@ -4,7 +4,7 @@
  *
  * Half of the ops come from a few templates that stay the same for sixteen seeds, so that names, and
  * unnamed ops, are repeated with the same parameters across phases and programs, and now and then are
- * not: what is remembered (replay, tickets) is used, and must be forgotten in time. */
+ * not: what is remembered (replay, grants) is used, and must be forgotten in time. */
 #include "tests/property/prop.h"
 
 #include <stdlib.h>

@@ -408,7 +408,7 @@ static int style_of(const struct hvt_rank *rank, uint64_t *random)
 {
     int style = rank->phase->style;
 
-    if (style == HVT_ANY_STYLE) /* events for one rank would be the end of tickets for all */
+    if (style == HVT_ANY_STYLE) /* events for one rank would be the end of grants for all */
         style = (int)hvt_below(random, HVT_STYLES);
     if (rank->phase->style == HVT_ANY_STYLE && style == HVT_EVENTS)
         style = HVT_IN_ORDER;

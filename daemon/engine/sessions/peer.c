@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Peers: the regions that ranks of a job show each other so that they can do large ops in slots
+ * Peers: the regions that ranks of a job show each other so that they can do medium ops in slots
  * themselves (docs/adr/0011). A region that is large enough keeps its descriptor for that; a rank that
  * needs it asks, and is told when it goes. */
 #include "daemon/engine/sessions/peer.h"

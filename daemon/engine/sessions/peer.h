@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Regions that ranks map of each other, for large ops in slots. Engine thread. */
+ * Regions that ranks map of each other, for medium ops in slots. Engine thread. */
 #ifndef ENGINE_SESSIONS_PEER_H
 #define ENGINE_SESSIONS_PEER_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A request: what a rank has submitted, from intake until its completion is in the ring. order/ sees its
- * part, exec/ its share, slots/ its ticket. Engine thread. */
+ * part, exec/ its share, slots/ its grant. Engine thread. */
 #ifndef ENGINE_SESSIONS_REQUEST_H
 #define ENGINE_SESSIONS_REQUEST_H
 

@@ -468,7 +468,7 @@ static void drop_owed(struct engine_session *session)
     session->owed_last = NULL;
 }
 
-/* Large ops in slots cannot tell which rank's memory a chunk needs: each waits for all. */
+/* A medium op in a slot does not say whose memory its chunks need: every session waits for all. */
 static bool is_used(const struct engine_session *session)
 {
     return session->in_flight > 0 || session->sessions->slots->closing > 0;

@@ -84,7 +84,7 @@ struct engine_rank {
  *   open     the rank is attached or dying, and .session of its slot points here
  *   closing  the rank is left, lost or ended: peers and hvdd have been told. The session takes nothing,
  *            and no transfer of its process' memory begins. It waits for its requests (.in_flight) and
- *            for large ops in seized slots. The rank itself has not been told
+ *            for medium ops in revoked slots. The rank itself has not been told
  *   over     the rank has been told: Notice or Ack, HVI_SESSION_ENDED, end of file. The struct is freed
  *            when the loop comes round
  *
