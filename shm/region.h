@@ -17,8 +17,8 @@ struct hvi_region {
 
 /* Creates, reserves, seals and maps. `label` shows in /proc/PID/maps. `bytes` is rounded up to pages.
  * From 2 MiB on the mapping begins at a multiple of that where there is room, and the whole pieces
- * of 2 MiB are huge pages where the kernel gives any. HVI_OK, HVI_ERR_INVALID (0 or absurd size), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT
- * (descriptors, RLIMIT_FSIZE). May block while pages are zeroed. */
+ * of 2 MiB are huge pages where the kernel gives any. HVI_OK, HVI_ERR_INVALID (0 or absurd size),
+ * HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (descriptors, RLIMIT_FSIZE). May block while pages are zeroed. */
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p);
 /* The same without reserving: pages come when they are touched first, like those of malloc. For
  * large tables of which little is used; never as huge ones. Never blocks. */

@@ -37,9 +37,9 @@ struct client_memfd {
     char name[48];
 };
 
-/* Whether `range` is exactly one mapping of `memfd`. `maps_fd` is /proc/self/maps, opened by this process, or -1. Half a
- * microsecond with it on Linux 6.11 and newer, otherwise some three; safe in a forked child with
- * -1. */
+/* Whether `range` is exactly one mapping of `memfd`. `maps_fd` is /proc/self/maps, opened by this
+ * process, or -1. Half a microsecond with it on Linux 6.11 and newer, otherwise some three; safe in a
+ * forked child with -1. */
 bool client_mapping_is_memfd(int maps_fd, struct client_range range,
                              const struct client_memfd *memfd);
 

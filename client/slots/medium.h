@@ -24,7 +24,8 @@ uint32_t client_medium_help(struct client_slots *slots, struct hvd_op *op,
                             const struct client_watch *watch, uint32_t most);
 
 /* The engine is lost: before the op fails, its slot is closed, so that no rank begins to write to its
- * operands any more. Waits 20 ms at most for ranks that are at it. With the lock; the op may be over, and well, afterwards. */
+ * operands any more. Waits 20 ms at most for ranks that are at it. With the lock; the op may be over,
+ * and well, afterwards. */
 void client_medium_close(struct client_slots *slots, struct hvd_op *op);
 
 #endif

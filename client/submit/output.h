@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Allgathers, alltoalls and reducescatters without a given output: once all ranks have submitted, the engine says how large the
- * result is (HVI_COMPLETE_SIZED) and waits for memory (HVI_SUBMIT_OUTPUT). Needs the session's
- * lock. */
+ * Allgathers, alltoalls and reducescatters without a given output: once all ranks have submitted, the
+ * engine says how large the result is (HVI_COMPLETE_SIZED) and waits for memory (HVI_SUBMIT_OUTPUT).
+ * Needs the session's lock. */
 #ifndef HVD_CLIENT_OUTPUT_H
 #define HVD_CLIENT_OUTPUT_H
 

@@ -2,7 +2,8 @@
  * The room exec/: how ready ops run. It takes them from order/'s list, puts them into batches and gives
  * these to backends; what backends have finished goes back to order/ as ops that are done.
  *
- * Engine thread, except post in dispatch.c, which the backends' threads call, and .posted. Nothing blocks unless it says so. It calls upward only through the table. */
+ * Engine thread, except post in dispatch.c, which the backends' threads call, and .posted. Nothing
+ * blocks unless it says so. It calls upward only through the table. */
 #ifndef ENGINE_EXEC_EXEC_H
 #define ENGINE_EXEC_EXEC_H
 

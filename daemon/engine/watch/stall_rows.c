@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stall table: negotiate.c's list of waiting ops, oldest first, as rows, and ops that execute and
- * do not move. Nothing is kept beside that list. A missing rank's process is looked at in /proc; what it waits in is the oldest op that
- * it itself waits for (two ranks that wait for each other's ops are the usual deadlock), else what
- * the kernel says. */
+ * do not move. Nothing is kept beside that list. A missing rank's process is looked at in /proc; what
+ * it waits in is the oldest op that it itself waits for (two ranks that wait for each other's ops are
+ * the usual deadlock), else what the kernel says. */
 #include "daemon/engine/watch/stall.h"
 
 #include "base/clock.h"

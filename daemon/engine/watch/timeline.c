@@ -5,8 +5,8 @@
  *                        \--it is not: Ack with the reason--> (none)
  *
  * An op belongs to the timeline in which its last rank came: op->timeline_epoch says so. What all
- * ranks had submitted before the start, or was not over at the stop, is left out as a whole. The times of one op never go
- * back, because the viewer's rows are stacks. */
+ * ranks had submitted before the start, or was not over at the stop, is left out as a whole. The times
+ * of one op never go back, because the viewer's rows are stacks. */
 #include "daemon/engine/watch/timeline.h"
 
 #include "base/clock.h"

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A scripted hvdd and engine in one thread of the test process, on a real socket in a directory of its own: what the
- * client library meets when its peer is well, slow, rude or dead. It knows one rank: every op it serves is the identity.
+ * A scripted hvdd and engine in one thread of the test process, on a real socket in a directory of
+ * its own: what the client library meets when its peer is well, slow, rude or dead. It knows one
+ * rank: every op it serves is the identity.
  *
- * The thread attaches sessions and answers control messages. Rings belong to it unless the script says `manual`; then
- * the test plays the engine with hvt_fake_take and hvt_fake_done. Failed expectations abort the
- * process, also outside check(3). */
+ * The thread attaches sessions and answers control messages. Rings belong to it unless the script
+ * says `manual`; then the test plays the engine with hvt_fake_take and hvt_fake_done. Failed
+ * expectations abort the process, also outside check(3). */
 #ifndef HVT_CLIENT_FAKE_H
 #define HVT_CLIENT_FAKE_H
 
