@@ -128,13 +128,14 @@ static void read_lock(int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
     snprintf(pid_p, pid_size, "%.15s", text[0] != '\0' ? text : "unknown");
 }
 
-/* Only a courtesy for those who read it; the lock itself holds without. */
+/* Only a courtesy for those who read it; the lock itself holds without. The file is never empty in
+ * between, because others may read it just then. */
 static void write_lock(int lock_fd, const char *mark)
 {
     char text[64];
 
     snprintf(text, sizeof(text), "%d\n%s", (int)getpid(), mark);
-    if (ftruncate(lock_fd, 0) != 0 || pwrite(lock_fd, text, strlen(text), 0) < 0)
+    if (pwrite(lock_fd, text, strlen(text), 0) < 0 || ftruncate(lock_fd, (off_t)strlen(text)) != 0)
         errno = 0;
 }
 
@@ -144,19 +145,22 @@ void node_rundir_mark_stored(const struct node_rundir *rundir)
         write_lock(rundir->lock_fd, STORED_MARK);
 }
 
-/* False: another hvdd has it. An engine that a killed hvdd was just starting has that one's descriptors, and with
- * them its lock, until it execs. */
-static bool take_lock(int lock_fd, const char *pid)
+/* False: another hvdd has it. An engine that a killed hvdd was just starting has that one's
+ * descriptors, and with them its lock, until it execs. Of several new hvdds that wait for that, one
+ * gets the lock and writes its own pid. */
+static bool take_lock(int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
 {
     const struct timespec nap = {.tv_nsec = LEFT_NAP_NS};
-    int holder = atoi(pid);
 
     for (int round = 0; flock(lock_fd, LOCK_EX | LOCK_NB) != 0; round++) {
+        read_lock(lock_fd, pid_p, pid_size, stored_p);
+        int holder = atoi(pid_p);
         char state = holder > 0 ? hvi_process_state(holder) : '?';
         if ((state != 'X' && state != 'Z') || round == LEFT_ROUNDS)
             return false;
         nanosleep(&nap, NULL);
     }
+    read_lock(lock_fd, pid_p, pid_size, stored_p);
     return true;
 }
 
@@ -171,8 +175,7 @@ static int lock_dir(int dir_fd, const char *path, bool *stored_p, char *text_p, 
             snprintf(text_p, text_size, "cannot open %s/%s: %s", path, LOCK_NAME, strerror(errno));
             return -1;
         }
-        read_lock(lock_fd, pid, sizeof(pid), stored_p);
-        if (!take_lock(lock_fd, pid)) {
+        if (!take_lock(lock_fd, pid, sizeof(pid), stored_p)) {
             snprintf(text_p, text_size, "another hvdd (pid %s) serves %s", pid, path);
             close(lock_fd);
             return -1;

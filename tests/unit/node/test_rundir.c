@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -166,8 +167,9 @@ START_TEST(the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does)
 }
 END_TEST
 
-/* As an engine that was just being started. */
-START_TEST(the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for)
+/* An hvdd has been killed, and its child keeps the lock for 200 ms, as an engine that was just being
+ * started. */
+static void leave_lock_to_child(void)
 {
     pid_t child;
 
@@ -181,7 +183,61 @@ START_TEST(the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for)
         _exit(failed == HVI_OK ? 0 : 1);
     }
     ck_assert_int_eq(waitpid(child, NULL, 0), child);
+}
+
+START_TEST(the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for)
+{
+    leave_lock_to_child();
     ck_assert_msg(open_it(true) == HVI_OK, "%s", text);
+}
+END_TEST
+
+struct opened {
+    int status;
+    char text[sizeof text];
+};
+
+/* A new hvdd. If it has the lock, it keeps it until the other end of `stay` is closed. */
+static pid_t start_hvdd(struct opened *opened_p, const int stay[2])
+{
+    char byte;
+    pid_t child = fork();
+
+    ck_assert_int_ge(child, 0);
+    if (child > 0)
+        return child;
+    close(stay[1]);
+    opened_p->status = open_it(true);
+    strcpy(opened_p->text, text);
+    ssize_t got = opened_p->status == HVI_OK ? read(stay[0], &byte, 1) : 0;
+    _exit(got == 0 ? 0 : 1);
+}
+
+START_TEST(of_two_new_hvdds_the_second_is_told_the_pid_of_the_first)
+{
+    struct opened *opened =
+        mmap(NULL, 2 * sizeof *opened, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int stay[2], status;
+    char expected[256];
+    pid_t pids[2];
+
+    ck_assert_ptr_ne(opened, MAP_FAILED);
+    leave_lock_to_child();
+    ck_assert_int_eq(pipe(stay), 0);
+    for (int i = 0; i < 2; i++)
+        pids[i] = start_hvdd(&opened[i], stay);
+    int second = waitpid(-1, &status, 0) == pids[1];
+    close(stay[1]);
+    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(waitpid(pids[!second], &status, 0), pids[!second]);
+    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(opened[!second].status, HVI_OK);
+    ck_assert_int_eq(opened[second].status, HVI_ERR_REFUSED);
+    snprintf(expected, sizeof(expected), "another hvdd (pid %d) serves %s", (int)pids[!second],
+             dir);
+    ck_assert_str_eq(opened[second].text, expected);
+    close(stay[0]);
+    munmap(opened, 2 * sizeof *opened);
 }
 END_TEST
 
@@ -234,6 +290,7 @@ int main(void)
     tcase_add_test(tcase, the_second_hvdd_is_told_the_pid_of_the_first);
     tcase_add_test(tcase, the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does);
     tcase_add_test(tcase, the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for);
+    tcase_add_test(tcase, of_two_new_hvdds_the_second_is_told_the_pid_of_the_first);
     tcase_add_test(tcase, socket_paths_must_fit_sun_path);
     tcase_add_test(tcase, the_default_depends_on_the_user_and_the_session);
     suite_add_tcase(suite, tcase);
