@@ -82,9 +82,10 @@ struct engine_rank {
  *   open --left, lost, protocol, job stopped--> closing --no op uses its memory--> over
  *
  *   open     the rank is attached or dying, and .session of its slot points here
- *   closing  the rank is left, lost or ended: peers and hvdd have been told. The session takes nothing,
- *            and no transfer of its process' memory begins. It waits for its requests (.in_flight) and
- *            for medium ops in revoked slots. The rank itself has not been told
+ *   closing  the rank is left, lost or ended: peers and hvdd have been told. Of a stopped job they are
+ *            not: each rank gets a Notice of its own, and hvdd sees the engine end. The session takes
+ *            nothing, and no transfer of its process' memory begins. It waits for its requests
+ *            (.in_flight) and for medium ops in revoked slots. The rank itself has not been told
  *   over     the rank has been told: Notice or Ack, HVI_SESSION_ENDED, end of file. The struct is freed
  *            when the loop comes round
  *
@@ -202,7 +203,8 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 void engine_session_violation(struct engine_session *session, const char *reason);
 /* Ends the sessions that have .doom. */
 void engine_sessions_end_doomed(struct engine_sessions *sessions);
-/* Closes every session because the job is stopped. Ranks that are closing already keep their reason. */
+/* Closes every session because the job is stopped. Ranks that are closing already keep their reason.
+ * hvdd is told nothing: the engine ends when every rank has been told. */
 void engine_sessions_stop(struct engine_sessions *sessions, const char *reason);
 /* The engine is to end, and every rank has been told that its session is over. */
 static inline bool engine_sessions_are_over(const struct engine_sessions *sessions)
