@@ -13,6 +13,7 @@
 #include "client/slots/grants.h"
 #include "client/slots/medium.h"
 #include "client/slots/watch.h"
+#include "client/step.h"
 #include "tests/unit/hvt_main.h"
 
 #include <pthread.h>
@@ -194,6 +195,18 @@ static uint32_t revoke_slot(void)
 
     hvi_slot_revoke(&job, SLOT, &arrived);
     return arrived;
+}
+
+static const char *revoke_at; /* the step at which a slot is revoked next; NULL: at none */
+static uint32_t revoked;      /* ranks that had arrived there */
+
+/* client/step.h */
+void hvt_step(const char *name)
+{
+    if (!revoke_at || strcmp(name, revoke_at) != 0)
+        return;
+    revoke_at = NULL;
+    revoked = revoke_slot();
 }
 
 static bool was_called(void)
@@ -717,15 +730,22 @@ END_TEST
 
 START_TEST(a_slot_that_is_revoked_before_the_last_rank_starts_is_the_engines)
 {
-    struct hvd_op *op;
+    struct hvd_op *ops[RANKS];
 
+    show_all();
     grant("m", MEDIUM, true);
-    for (int i = 0; i < RANKS - 1; i++)
-        submit_medium(&ranks[i]);
-    op = submit_medium(&ranks[RANKS - 1]);
-    ck_assert_uint_eq(help(0, op, 0), 0);
-    ck_assert(!hvi_slot_start(&job, SLOT, op->slot.turn, MEDIUM, EVERYBODY));
-    ck_assert(!client_medium_start(&ranks[0].slots, op, EVERYBODY));
+    for (int i = 0; i < RANKS; i++) {
+        revoke_at = i == RANKS - 1 ? "medium-before-start" : NULL;
+        ops[i] = submit_medium(&ranks[i]);
+        ck_assert(ops[i]->slot.active == (i < RANKS - 1));
+    }
+    ck_assert_uint_eq(revoked, EVERYBODY);
+    for (int i = 0; i < RANKS; i++) {
+        ck_assert_uint_eq(help(i, ops[i], UINT32_MAX), 0);
+        client_slots_look(&ranks[i].slots, ops[i]);
+        ck_assert(!ops[i]->slot.active);
+        ck_assert_int_eq(ops[i]->state, CLIENT_OP_IN_FLIGHT);
+    }
 }
 END_TEST
 
