@@ -476,7 +476,10 @@ END_TEST
 
 static void *come_last(void *user)
 {
-    (void)user;
+    const bool *to_sleeper = user;
+
+    while (*to_sleeper && atomic_load(&job.slots[SLOT].sleepers) == 0)
+        usleep(100);
     usleep(3000);
     submit(&ranks[RANKS - 1], "w", 8);
     return NULL;
@@ -485,9 +488,11 @@ static void *come_last(void *user)
 START_TEST(a_rank_that_waits_sees_the_last_one_come)
 {
     const struct hvi_wait_policy policies[] = {
-        {.slice_ns = HVI_NS_SEC, .rounds = 1},                 /* asleep */
-        {.yield_ns = 10 * HVI_NS_SEC, .slice_ns = HVI_NS_SEC}, /* awake */
-        {.spins = 100, .yield_ns = 10 * HVI_NS_SEC, .rounds = 8}};
+        {.slice_ns = HVI_NEVER, .rounds = 1},           /* asleep, until it is woken */
+        {.yield_ns = HVI_NEVER, .slice_ns = HVI_NEVER}, /* awake */
+        {.spins = 100, .yield_ns = HVI_NEVER, .rounds = 8}};
+    const uint64_t deadline_ns = hvi_deadline_after(20 * (int64_t)HVI_NS_SEC);
+    bool sleeps = _i == 0;
     struct hvd_op *ops[RANKS];
     pthread_t last;
 
@@ -496,9 +501,10 @@ START_TEST(a_rank_that_waits_sees_the_last_one_come)
         ops[i] = submit(&ranks[i], "w", 8);
     ranks[0].slots.policy = policies[_i];
     struct client_watch watch = client_watch_of(ops[0]);
-    ck_assert_int_eq(pthread_create(&last, NULL, come_last, NULL), 0);
+    ck_assert_int_eq(pthread_create(&last, NULL, come_last, &sleeps), 0);
     while (ops[0]->slot.active) {
-        client_watch_wait(&ranks[0].slots, &watch, hvi_deadline_after(20 * (int64_t)HVI_NS_SEC));
+        client_watch_wait(&ranks[0].slots, &watch, deadline_ns);
+        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "it has not seen the last one come");
         client_slots_look(&ranks[0].slots, ops[0]);
     }
     pthread_join(last, NULL);
