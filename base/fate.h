@@ -23,9 +23,10 @@ struct hvi_fate {
 
 /* Looks once; never blocks. `pidfd` may be -1. */
 struct hvi_fate hvi_fate_look(pid_t pid, int pidfd);
-/* True for a process that is past its last instruction although its descriptors are still open: the
- * kernel takes memory apart first, which for much memory takes much longer than anybody should
- * wait. *fate_p becomes how it ends. False also when the caller may not see it. */
+/* True for a process that ends, and whose first thread is past its last instruction, although its
+ * descriptors are still open: the kernel takes memory apart first, which for much memory takes much
+ * longer than anybody should wait. Its other threads may run a little longer: hvi_process_is_quiet.
+ * *fate_p becomes how it ends. False also when the caller may not see it. */
 bool hvi_fate_is_ending(pid_t pid, int pidfd, struct hvi_fate *fate_p);
 /* True when no thread of the process will ever run its own code again: it has gone, or the kernel is
  * taking every one of them apart. False also when the caller may not see it. */

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Whether the engine lives, as a rank sees it that waits.
  *
- *   the engine ends          its socket ends; before that, /proc shows the process as exiting
+ *   the engine ends          its socket ends; before that, /proc shows all its threads as exiting
  *   the engine stands still  hvdd, if it lives, kills it after engine-silence: it ends, as above
  *                            else its beat does not move: GRACE_NS later its ranks kill it
  *
  * An engine that has nothing to do moves only when something wakes it up, as a living hvdd does every
  * second. So the rank rings the engine's bell before it judges.
  *
- * An engine that was killed writes to no memory any more. One that could not be killed (another
+ * An engine that has ended writes to no memory any more. One that could not be killed (another
  * user's, or in another pid namespace) may go on one day; the session ends all the same, and
  * hvd_close then does not say that the ops' memory is free. */
 #include "client/link/liveness.h"
@@ -104,7 +104,14 @@ static void look_at_beat(struct client_link *link)
     link->silence.limit_ns += GRACE_NS; /* for its end to show */
 }
 
-/* The kernel unmaps a dying engine's regions, 40 ms per GiB, before it closes its sockets. */
+/* The kernel unmaps a dying engine's regions, 40 ms per GiB, before it closes its sockets. A worker may
+ * still write to the memory of ops when the first thread has ended. */
+static bool has_ended(const struct client_link *link, struct hvi_fate *fate_p)
+{
+    return link->engine_here > 0 && hvi_fate_is_ending(link->engine_here, -1, fate_p) &&
+           hvi_process_is_quiet(link->engine_here, -1);
+}
+
 void client_liveness_look(struct client_link *link)
 {
     struct hvi_fate fate;
@@ -112,7 +119,7 @@ void client_liveness_look(struct client_link *link)
     if (now_ns - link->engine_looked_ns < CLIENT_LOOK_NS)
         return;
     link->engine_looked_ns = now_ns;
-    if (link->engine_here > 0 && hvi_fate_is_ending(link->engine_here, -1, &fate))
+    if (has_ended(link, &fate))
         end(link, fate);
     else if (link->silence.limit_ns != HVI_NEVER)
         look_at_beat(link);
