@@ -24,6 +24,10 @@
 #define HVI_WIRE_STALLS_MAX    128  /* stall rows in one message: each may list every rank */
 #define HVI_WIRE_TRACES_MAX    256  /* trace rows in one message: always fit a packet */
 #define HVI_WIRE_TRACE_NAME    128
+#define HVI_WIRE_NODES_MAX     1024 /* nodes of a job */
+#define HVI_WIRE_NODE_NAME     64
+#define HVI_WIRE_NODE_ADDRESS  64
+#define HVI_WIRE_EPOCH_KEY     32
 
 struct hvi_setting {
     char name[HVI_WIRE_SETTING_NAME];
@@ -146,6 +150,7 @@ struct hvi_engine_start {
     char attach_path[HVI_WIRE_PATH];
     int32_t log_level;
     uint64_t linger_ns, silence_ns;
+    int32_t seats; /* 0: size */
 };
 struct hvi_engine_adopt {
     uint64_t session;
@@ -199,6 +204,30 @@ struct hvi_engine_fate {
     bool signaled;
     int32_t code;
 };
+struct hvi_engine_node {
+    int32_t size;
+    int32_t *ranks; /* allocated; by seat */
+    size_t rank_count;
+    uint32_t port, wire_oldest, wire_newest;
+};
+struct hvi_node_row {
+    char name[HVI_WIRE_NODE_NAME];
+    char address[HVI_WIRE_NODE_ADDRESS];
+    uint32_t port;
+    int32_t *ranks; /* allocated; by seat */
+    size_t rank_count;
+};
+struct hvi_engine_roster {
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    uint64_t epoch;
+    unsigned char *key; /* allocated; HVI_WIRE_EPOCH_KEY bytes, or none with a status */
+    size_t key_bytes;
+    uint32_t node;              /* the receiver */
+    struct hvi_node_row *nodes; /* allocated; by their lowest rank */
+    size_t node_count;
+    uint32_t wire;
+};
 struct hvi_timeline_request {
     uint32_t protocol_version;
     char job[HVI_JOB_ID_MAX + 1];
@@ -247,8 +276,10 @@ enum hvi_packet_kind {
     HVI_PACKET_ENGINE_TIMELINE,
     HVI_PACKET_PEER_ASK,
     HVI_PACKET_PEER_REGION,
+    HVI_PACKET_ENGINE_NODE,
+    HVI_PACKET_ENGINE_ROSTER,
 };
-#define HVI_PACKET_KIND_END (HVI_PACKET_PEER_REGION + 1)
+#define HVI_PACKET_KIND_END (HVI_PACKET_ENGINE_ROSTER + 1)
 
 struct hvi_packet_msg {
     enum hvi_packet_kind kind;
@@ -274,6 +305,8 @@ struct hvi_packet_msg {
         struct hvi_engine_timeline engine_timeline;
         struct hvi_peer_ask peer_ask;
         struct hvi_peer_region peer_region;
+        struct hvi_engine_node engine_node;
+        struct hvi_engine_roster engine_roster;
     };
 };
 

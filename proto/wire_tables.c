@@ -227,6 +227,7 @@ static const struct wire_field engine_start_fields[] = {
     NUMBER_OR(10, hvi_engine_start, log_level, HVI_LOG_ERROR, HVI_LOG_TRACE, HVI_LOG_INFO),
     U64(11, hvi_engine_start, linger_ns),
     U64(12, hvi_engine_start, silence_ns),
+    NUMBER(13, hvi_engine_start, seats, 0, HVI_RANKS_MAX),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 
@@ -299,6 +300,38 @@ const struct wire_table hvi_wire_engine_hello_probe = {
     .version_fields = 1,
 };
 
+static const struct wire_field engine_node_fields[] = {
+    SIZE(1, hvi_engine_node, size),
+    LIST(2, hvi_engine_node, ranks, rank_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
+    NUMBER(3, hvi_engine_node, port, 1, UINT16_MAX),
+    U32(4, hvi_engine_node, wire_oldest),
+    U32(5, hvi_engine_node, wire_newest),
+};
+static const struct wire_table engine_node = TABLE(engine_node, engine_node_fields, 0);
+
+static const struct wire_field node_row_fields[] = {
+    TEXT(1, hvi_node_row, name, FILLED),
+    TEXT(2, hvi_node_row, address, FILLED),
+    NUMBER(3, hvi_node_row, port, 1, UINT16_MAX),
+    LIST(4, hvi_node_row, ranks, rank_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
+};
+static const struct wire_table node_row = TABLE(node_row, node_row_fields, 0);
+
+static const struct wire_field engine_roster_fields[] = {
+    STATUS(1, hvi_engine_roster, status),
+    TEXT(2, hvi_engine_roster, text, ANY),
+    U64(3, hvi_engine_roster, epoch),
+    {.number = 4, /* none with a status */
+     .kind = WIRE_BYTES,
+     .offset = offsetof(struct hvi_engine_roster, key),
+     .count_offset = offsetof(struct hvi_engine_roster, key_bytes),
+     .high = HVI_WIRE_EPOCH_KEY},
+    NUMBER(5, hvi_engine_roster, node, 0, HVI_WIRE_NODES_MAX - 1),
+    LIST(6, hvi_engine_roster, nodes, node_count, WIRE_ROWS, HVI_WIRE_NODES_MAX, &node_row),
+    U32(7, hvi_engine_roster, wire),
+};
+static const struct wire_table engine_roster = TABLE(engine_roster, engine_roster_fields, 0);
+
 static const struct wire_field timeline_request_fields[] = {
     U32(1, hvi_timeline_request, protocol_version), TEXT(2, hvi_timeline_request, job, JOB),
     FLAG(3, hvi_timeline_request, start),           FLAG(4, hvi_timeline_request, mark_cycles),
@@ -337,6 +370,8 @@ const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_ENGINE_TIMELINE] = {"engine_timeline", &engine_timeline},
     [HVI_PACKET_PEER_ASK] = {"peer_ask", &peer_ask},
     [HVI_PACKET_PEER_REGION] = {"peer_region", &peer_region},
+    [HVI_PACKET_ENGINE_NODE] = {"engine_node", &engine_node},
+    [HVI_PACKET_ENGINE_ROSTER] = {"engine_roster", &engine_roster},
 };
 
 /* ---- admin ----------------------------------------------------------------------------------- */

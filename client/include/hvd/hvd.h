@@ -90,6 +90,8 @@ enum hvd_status {
     HVD_ERR_RANK_LEFT = -301, /* a rank closed its session while others still wanted it */
     HVD_ERR_ENGINE_LOST = -302,
     HVD_ERR_JOB_STOPPED = -303,
+    HVD_ERR_NODE_LOST =
+        -304, /* a node of the job is gone or cannot be reached; the text names it */
 
     HVD_ERR_NO_DAEMON = -400,
     HVD_ERR_DAEMON = -401,

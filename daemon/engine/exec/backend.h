@@ -55,6 +55,19 @@
  * meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with such
  * operands is a batch of its own. Before and after each transfer the backend looks whether the process is
  * over or has ended, because then its pid may be another's: that is a failure (ESRCH). */
+/* Who takes part, on all nodes. It lives as long as the work. */
+struct engine_span {
+    uint64_t sequence;      /* of the work: the same on every node; works start in its order */
+    uint32_t nodes, here;   /* nodes with a member that has not joined; ours among them */
+    const uint32_t *node;   /* [nodes] their numbers in the job, ascending */
+    const uint32_t *places; /* [nodes] members on each, joined ones included */
+    uint32_t members;       /* on all nodes, joined ones included: what an average divides by */
+    const uint32_t *home,
+        *place;            /* [members] by set rank: index into .node (UINT32_MAX: a node that is
+                                   * left out), and the place there */
+    const uint8_t *joined; /* [members]; NULL: nobody has */
+};
+
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */
     uint32_t dtype;
@@ -65,6 +78,10 @@ struct engine_work {
     double postscale;
     uint64_t count; /* allreduce: elements of each operand */
     uint64_t bytes;
+    /* NULL: all members have a seat here. Else .ranks, .in and .out are those that have, by place; .root
+     * is a set rank; .sizes is [.members] for allgather and reducescatter, and for alltoall
+     * [2][.ranks][.members]: bytes that each of ours sends to each member, then what it gets from each. */
+    const struct engine_span *span;
     const struct engine_operand *in;
     struct engine_operand *out; /* the backend sets .late, and nothing else */
     uint32_t kinds; /* a bit for each kind of operand among them: 1 << enum engine_operand_kind */

@@ -220,7 +220,7 @@ static bool host_accepts(const struct engine_batch *batch)
     for (uint32_t i = 0; i < batch->count; i++) {
         const struct engine_work *work = batch->works[i];
         bool alone = engine_work_has(work, ENGINE_OPERAND_PROCESS) || engine_adasum_is(work);
-        if (!accepts_work(work) || (alone && batch->count > 1))
+        if (work->span || !accepts_work(work) || (alone && batch->count > 1))
             return false;
     }
     return true;

@@ -34,6 +34,10 @@ static void blank_lists(struct hvi_packet_msg *msg)
         msg->engine_report.traces = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_HELLO)
         msg->engine_hello.ranks = NULL;
+    if (msg->kind == HVI_PACKET_ENGINE_NODE)
+        msg->engine_node.ranks = NULL;
+    if (msg->kind == HVI_PACKET_ENGINE_ROSTER)
+        msg->engine_roster.key = NULL, msg->engine_roster.nodes = NULL;
 }
 
 START_TEST(packet_round_trip)

@@ -3,6 +3,8 @@
  * still fits a packet: reports take fewer rows than the row limit allows. */
 #include "wire_samples.h"
 
+#include "base/status.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -176,6 +178,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .log_level = 4,
         .linger_ns = UINT64_MAX,
         .silence_ns = UINT64_MAX,
+        .seats = HVI_RANKS_MAX,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
@@ -258,6 +261,49 @@ static void fill_peer_packet(struct hvi_packet_msg *msg, bool full)
                                                     full ? UINT64_MAX : 0};
 }
 
+static int32_t *seat_ranks(size_t count)
+{
+    int32_t *ranks = zeroed(count, sizeof *ranks);
+    for (size_t i = 0; i < count; i++)
+        ranks[i] = INT32_MAX;
+    return ranks;
+}
+
+static void fill_roster(struct hvi_engine_roster *roster, bool full)
+{
+    if (!full)
+        return;
+    roster->status = HVI_ERR_BAD_SIZE;
+    FILL(roster->text, true);
+    roster->epoch = UINT64_MAX;
+    roster->key_bytes = HVI_WIRE_EPOCH_KEY;
+    roster->key = zeroed(HVI_WIRE_EPOCH_KEY, 1);
+    roster->node = HVI_WIRE_NODES_MAX - 1;
+    roster->node_count = 64;
+    roster->nodes = zeroed(roster->node_count, sizeof *roster->nodes);
+    for (size_t i = 0; i < roster->node_count; i++) {
+        FILL(roster->nodes[i].name, true);
+        FILL(roster->nodes[i].address, true);
+        roster->nodes[i].port = UINT16_MAX;
+        roster->nodes[i].rank_count = 8;
+        roster->nodes[i].ranks = seat_ranks(8);
+    }
+    roster->wire = UINT32_MAX;
+}
+
+static void fill_node_packet(struct hvi_packet_msg *msg, bool full)
+{
+    if (msg->kind == HVI_PACKET_ENGINE_ROSTER) {
+        fill_roster(&msg->engine_roster, full);
+        return;
+    }
+    msg->engine_node = (struct hvi_engine_node){.size = full ? 1048576 : 1,
+                                                .rank_count = full ? HVI_RANKS_MAX : 0,
+                                                .port = full ? UINT16_MAX : 1};
+    msg->engine_node.wire_oldest = msg->engine_node.wire_newest = full ? UINT32_MAX : 0;
+    msg->engine_node.ranks = seat_ranks(msg->engine_node.rank_count);
+}
+
 static void fill_timeline_packet(struct hvi_packet_msg *msg, bool full)
 {
     if (msg->kind == HVI_PACKET_TIMELINE_START && full) {
@@ -281,6 +327,8 @@ void hvt_packet_sample(unsigned index, struct hvi_packet_msg *msg_p)
     msg_p->kind = (enum hvi_packet_kind)(index / 2 + 1);
     if (msg_p->kind < HVI_PACKET_ENGINE_START)
         fill_session_packet(msg_p, index % 2);
+    else if (msg_p->kind >= HVI_PACKET_ENGINE_NODE)
+        fill_node_packet(msg_p, index % 2);
     else if (msg_p->kind >= HVI_PACKET_PEER_ASK)
         fill_peer_packet(msg_p, index % 2);
     else if (msg_p->kind >= HVI_PACKET_TIMELINE_START)
