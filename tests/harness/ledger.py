@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -88,6 +89,15 @@ def _is_daemon_here() -> bool:
     return any(pathlib.Path(place, "attach.sock").exists() for place in places)
 
 
+def _has_no_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as at:
+            at.bind(("::1", 0))
+    except OSError:
+        return True
+    return False
+
+
 #: What a line of tests/skips.txt may name, and when it holds.
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-soak": lambda: "--soak" not in sys.argv,
@@ -106,6 +116,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-foreign-memory": _may_be_kept_out,
     "no-fault-handler": _may_not_handle_faults,
     "no-memory-cgroup": lambda: not _may_limit_memory(),
+    "no-ipv6": _has_no_ipv6,
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
     "no-huge-pages": lambda: not os.path.exists("/sys/kernel/mm/hugepages"),
     "no-locked-memory": lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == 0,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes point down only: base <- reduce <- shm; base <- proto; shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools; in the
-engine order <- exec, stats, memory <- slots <- sessions <- watch <- the loop; in the client attach <- link <- memory
+engine order <- exec, stats, memory, net <- slots, mesh <- sessions <- watch <- the loop; in the client attach <- link <- memory
 <- ops <- slots <- complete <- session <- submit <- wait <- api; in the tools common <- one folder for each program.
 
 The table is docs/design/house.md. tests/ may see everything."""
@@ -37,13 +37,15 @@ MAY_INCLUDE = {
     "daemon/engine/order": ("base", "reduce", "shm/abi.h", "shm/agreement.h"),
     "daemon/engine/exec": ("base", "reduce", "shm", "daemon/engine/order"),
     "daemon/engine/event": (),
+    "daemon/engine/net": ("base", "daemon/engine/event"),
+    "daemon/engine/mesh": ("base", "proto", "daemon/engine/order", "daemon/engine/net", "daemon/engine/event"),
     "daemon/engine/memory": ("base", "shm", "proto/wire.h"),
     "daemon/engine/stats": ("base", "shm/slots.h", "proto/wire.h", "daemon/engine/order"),
     "daemon/engine/slots": ("base", "reduce", "shm", "daemon/engine/exec", "daemon/engine/order",
                             "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
-    "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine/slots", "daemon/engine/exec", "daemon/engine/order",
+    "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine/mesh", "daemon/engine/slots", "daemon/engine/exec", "daemon/engine/order",
                                "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
-    "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine/sessions", "daemon/engine/slots",
+    "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine/sessions", "daemon/engine/mesh", "daemon/engine/slots",
                             "daemon/engine/exec", "daemon/engine/order", "daemon/engine/stats", "daemon/engine/event"),
     "daemon/gpu": ("base", "shm", "proto"),
     "tools/common": ("base", "proto"),
@@ -98,7 +100,7 @@ _ROOMS = ("attach", "link", "memory", "ops", "slots", "complete", "session", "su
 _BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H: "", "reduce/r.h": "",
          "client/error.h": "", "client/step.h": "", **{f"client/{room}/{room}.h": "" for room in _ROOMS},
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
-         "daemon/engine/slots/l.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
+         "daemon/engine/slots/l.h": "", "daemon/engine/net/n.h": "", "daemon/engine/mesh/m.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
          "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "tests/t.h": "",
          "tools/common/t.h": "", "tools/hvdctl/ctl.h": ""}
 
@@ -157,6 +159,11 @@ CASES = [
     _case("daemon/engine/watch/y.c", '"daemon/engine/sessions/s.h"'),
     _case("daemon/engine/watch/y.c", '"daemon/engine/e.h"', True),
     _case("daemon/engine/memory/y.c", '"daemon/engine/order/o.h"', True),
+    _case("daemon/engine/mesh/y.c", '"daemon/engine/net/n.h"'),
+    _case("daemon/engine/mesh/y.c", '"daemon/engine/exec/x.h"', True),
+    _case("daemon/engine/net/y.c", '"daemon/engine/order/o.h"', True),
+    _case("daemon/engine/net/y.c", '"daemon/engine/mesh/m.h"', True),
+    _case("daemon/engine/sessions/y.c", '"daemon/engine/mesh/m.h"'),
     _case("daemon/engine/stats/y.c", '"daemon/engine/exec/x.h"', True),
     _case("daemon/gpu/x.h", '"daemon/engine/e.h"', True),
     _case("tools/x.c", '"base/a.h"', True),
