@@ -29,8 +29,8 @@ static inline void describe(const struct hvi_agreement *said, uint32_t members, 
 }
 
 void hvi_run_small(const struct hvi_slots *map, const struct hvi_kernels *kernels,
-                   const struct hvi_agreement *said, uint32_t slot, const int32_t *ranks,
-                   uint32_t members)
+                   const struct hvi_agreement *said, uint32_t slot, const uint8_t *seats,
+                   uint32_t members, uint32_t root)
 {
     struct hvi_reduction reduction;
     const void *in[HVI_SLOT_RANKS];
@@ -39,18 +39,18 @@ void hvi_run_small(const struct hvi_slots *map, const struct hvi_kernels *kernel
     if (said->bytes == 0)
         return;
     if (said->kind == HVI_KIND_BROADCAST) {
-        memcpy(out, hvi_slot_payload(map, slot, (uint32_t)said->root, said->bytes), said->bytes);
+        memcpy(out, hvi_slot_payload(map, slot, root, said->bytes), said->bytes);
         return;
     }
     for (uint32_t i = 0; i < members; i++)
-        in[i] = hvi_slot_payload(map, slot, (uint32_t)ranks[i], said->bytes);
+        in[i] = hvi_slot_payload(map, slot, seats[i], said->bytes);
     describe(said, members, 1, in, &out, &reduction);
     kernels->reduce(&reduction, 0, said->bytes / hvi_dtype_bytes(said->dtype));
 }
 
 void hvi_run_init(struct hvi_run *run, const struct hvi_slots *map,
                   const struct hvi_agreement *said, uint32_t slot, uint32_t turn,
-                  const int32_t *ranks, uint32_t members)
+                  const uint8_t *seats, uint32_t members)
 {
     *run = (struct hvi_run){
         .map = map,
@@ -61,14 +61,14 @@ void hvi_run_init(struct hvi_run *run, const struct hvi_slots *map,
     };
     run->chunks = hvi_slot_cut(said->bytes, &run->chunk_bytes);
     describe(said, members, members, run->in, run->out, &run->reduction);
-    memcpy(run->rank, ranks, members * sizeof(*ranks));
+    memcpy(run->seat, seats, members);
 }
 
-struct hvi_slot_operands hvi_run_operands(const struct hvi_slots *map, uint32_t slot, int32_t rank)
+struct hvi_slot_operands hvi_run_operands(const struct hvi_slots *map, uint32_t slot, uint32_t seat)
 {
     struct hvi_slot_operands said;
 
-    memcpy(&said, hvi_slot_part(map, slot, (uint32_t)rank)->payload, sizeof(said));
+    memcpy(&said, hvi_slot_part(map, slot, seat)->payload, sizeof(said));
     return said;
 }
 
@@ -79,7 +79,8 @@ bool hvi_run_fits(const struct hvi_agreement *said, const struct hvi_region *map
 }
 
 int32_t hvi_run_locate(struct hvi_run *run, const struct hvi_agreement *said,
-                       const struct hvi_region *(*find)(void *user, int32_t rank, uint32_t region),
+                       const struct hvi_region *(*find)(void *user, uint32_t member,
+                                                        uint32_t region),
                        void *user)
 {
     int32_t missing = -1;
@@ -87,9 +88,9 @@ int32_t hvi_run_locate(struct hvi_run *run, const struct hvi_agreement *said,
     for (uint32_t i = 0; i < run->reduction.ins; i++) {
         if (run->in[i])
             continue;
-        const struct hvi_slot_operands at = hvi_run_operands(run->map, run->slot, run->rank[i]);
-        const struct hvi_region *in = find(user, run->rank[i], at.in_region);
-        const struct hvi_region *out = find(user, run->rank[i], at.out_region);
+        const struct hvi_slot_operands at = hvi_run_operands(run->map, run->slot, run->seat[i]);
+        const struct hvi_region *in = find(user, i, at.in_region);
+        const struct hvi_region *out = find(user, i, at.out_region);
         if (hvi_run_fits(said, in, at.in_offset) && hvi_run_fits(said, out, at.out_offset)) {
             run->in[i] = (const char *)in->base + at.in_offset;
             run->out[i] = (char *)out->base + at.out_offset;
@@ -131,7 +132,7 @@ uint32_t hvi_run_chunks(const struct hvi_run *run, const struct hvi_kernels *ker
         int lacking = reduce(run, kernels, chunk);
         step(run, "medium-reduced");
         if (lacking >= 0) {
-            hvi_slot_give_up(map, run->slot, run->turn, chunk, (uint32_t)run->rank[lacking]);
+            hvi_slot_give_up(map, run->slot, run->turn, chunk, run->seat[lacking]);
             *lacking_p = true;
             break;
         }

@@ -11,13 +11,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The last rank: the result of a small op, from what the members have brought. */
+/* The last rank: the result of a small op, from what the members have brought. `seats` are theirs, `root` is
+ * that of a broadcast's root. */
 void hvi_run_small(const struct hvi_slots *map, const struct hvi_kernels *kernels,
-                   const struct hvi_agreement *said, uint32_t slot, const int32_t *ranks,
-                   uint32_t members);
+                   const struct hvi_agreement *said, uint32_t slot, const uint8_t *seats,
+                   uint32_t members, uint32_t root);
 
 /* A medium op that runs, as it was when it was looked at. It points into itself and at what it was made
- * of, but for the ranks. */
+ * of, but for the seats. */
 struct hvi_run {
     const struct hvi_slots *map;
     uint32_t slot, turn, everybody;
@@ -27,21 +28,23 @@ struct hvi_run {
     struct hvi_reduction reduction;
     const void *in[HVI_SLOT_RANKS]; /* NULL: not found yet */
     void *out[HVI_SLOT_RANKS];
-    int32_t rank[HVI_SLOT_RANKS]; /* of the job, by member */
+    uint8_t seat[HVI_SLOT_RANKS]; /* by member */
 };
 
 /* Without operands. */
 void hvi_run_init(struct hvi_run *run, const struct hvi_slots *map,
                   const struct hvi_agreement *said, uint32_t slot, uint32_t turn,
-                  const int32_t *ranks, uint32_t members);
+                  const uint8_t *seats, uint32_t members);
 /* What the rank has written of its operands; untrusted. */
-struct hvi_slot_operands hvi_run_operands(const struct hvi_slots *map, uint32_t slot, int32_t rank);
+struct hvi_slot_operands hvi_run_operands(const struct hvi_slots *map, uint32_t slot,
+                                          uint32_t seat);
 /* Whether an operand of the agreement may lie at `offset` of a region. */
 bool hvi_run_fits(const struct hvi_agreement *said, const struct hvi_region *map, uint64_t offset);
-/* Finds the operands that are not found yet. `find` has the mapping of a rank's region, or NULL, and is
+/* Finds the operands that are not found yet. `find` has the mapping of a member's region, or NULL, and is
  * asked for all of them. -1, or a member whose operands are not there. */
 int32_t hvi_run_locate(struct hvi_run *run, const struct hvi_agreement *said,
-                       const struct hvi_region *(*find)(void *user, int32_t rank, uint32_t region),
+                       const struct hvi_region *(*find)(void *user, uint32_t member,
+                                                        uint32_t region),
                        void *user);
 /* Does up to `most` chunks that nobody has taken, and publishes the op after the last one. Returns how
  * many: fewer if all are taken. `holder` as in hvi_slot_claim. *lacking_p: a page of an operand could

@@ -90,12 +90,27 @@ void hvi_slots_fini(struct hvi_slots *map)
     *map = (struct hvi_slots){.region = HVI_REGION_INIT};
 }
 
-unsigned char *hvi_slot_payload(const struct hvi_slots *map, uint32_t slot, uint32_t rank,
+void hvi_slots_seat(const struct hvi_slots *map, uint32_t seat, int32_t rank)
+{
+    atomic_store_explicit(&map->head->seated[seat], (uint32_t)rank + 1, memory_order_relaxed);
+}
+
+int32_t hvi_slots_find_seat(const struct hvi_slots *map, int32_t rank)
+{
+    for (uint32_t seat = 0; seat < map->ranks; seat++) {
+        if (atomic_load_explicit(&map->head->seated[seat], memory_order_relaxed) ==
+            (uint32_t)rank + 1)
+            return (int32_t)seat;
+    }
+    return -1;
+}
+
+unsigned char *hvi_slot_payload(const struct hvi_slots *map, uint32_t slot, uint32_t seat,
                                 uint64_t bytes)
 {
     if (bytes <= HVI_SLOT_SHORT)
-        return hvi_slot_part(map, slot, rank)->payload;
-    return map->payloads + ((size_t)slot * map->ranks + rank) * (size_t)HVI_SLOT_PAYLOAD;
+        return hvi_slot_part(map, slot, seat)->payload;
+    return map->payloads + ((size_t)slot * map->ranks + seat) * (size_t)HVI_SLOT_PAYLOAD;
 }
 
 unsigned char *hvi_slot_result(const struct hvi_slots *map, uint32_t slot, uint64_t bytes)
@@ -309,10 +324,10 @@ bool hvi_slot_finish(const struct hvi_slots *map, uint32_t slot, uint32_t turn, 
 }
 
 void hvi_slot_give_up(const struct hvi_slots *map, uint32_t slot, uint32_t turn, uint32_t chunk,
-                      uint32_t rank)
+                      uint32_t seat)
 {
     /* Release: the holder writes there no more. */
-    atomic_store_explicit(&map->works[slot].chunk[chunk], chunk_word(turn, HVI_SLOT_LACKS + rank),
+    atomic_store_explicit(&map->works[slot].chunk[chunk], chunk_word(turn, HVI_SLOT_LACKS + seat),
                           memory_order_release);
 }
 

@@ -29,8 +29,10 @@
  * before it publishes; nobody the result before every rank has arrived at the next turn, and a rank
  * arrives only after it has copied the last result.
  *
- * The engine makes the memory; every rank of the job maps it. Untrusted memory: values are opaque;
- * indices and sizes live in private memory. */
+ * The engine makes the memory; every rank of the job that has a seat at this engine maps it. What belongs to
+ * a rank is indexed by its seat (daemon/engine/order/roster.h), which is its channel's index. A bit of a
+ * slot's word is a member's place in the set of the op. Untrusted memory: values are opaque; indices and
+ * sizes live in private memory. */
 #ifndef HVI_SHM_SLOTS_H
 #define HVI_SHM_SLOTS_H
 
@@ -46,7 +48,7 @@
 
 #define HVI_SLOTS_MAGIC    0x7078656864764868ull
 #define HVI_SLOT_TURN_MASK 0xffffffu /* turns count modulo this + 1 */
-#define HVI_SLOT_RANKS     32u       /* the most ranks of a job that has slots */
+#define HVI_SLOT_RANKS     32u       /* the most ranks that share slots: the seats of one engine */
 #define HVI_SLOTS          2048u
 #define HVI_SLOT_UNNAMED   3     /* of a process set: hvi_slot_unnamed */
 #define HVI_SLOT_PAYLOAD   4096u /* bytes of the largest small op */
@@ -83,7 +85,7 @@ struct hvi_slot_operands {
 _Static_assert(sizeof(struct hvi_slot_operands) <= HVI_SLOT_SHORT, "fits into a part");
 
 #define HVI_SLOT_ENGINE  254u /* a holder that is no rank */
-#define HVI_SLOT_LACKS   128u /* and a rank: given up, a page of that rank's memory was missing */
+#define HVI_SLOT_LACKS   128u /* and a seat: given up, a page of that rank's memory was missing */
 #define HVI_SLOT_NOTHING UINT32_MAX
 
 /* The chunks of a slot's medium op. A chunk's word says at which turn it was taken last, and by whom; if
@@ -94,7 +96,7 @@ struct hvi_slot_work {
     _Alignas(64) _Atomic uint64_t left;
     _Atomic uint32_t next; /* relaxed: where to look for a free chunk first */
     _Alignas(64) _Atomic uint64_t
-        chunk[HVI_SLOT_CHUNKS]; /* turn:56 | 1 + rank, LACKS, ENGINE, 255 done */
+        chunk[HVI_SLOT_CHUNKS]; /* turn:56 | 1 + seat, LACKS, ENGINE, 255 done */
 };
 
 #define HVI_SLOT_TRACE 1024u /* ops a rank remembers; a power of two */
@@ -129,7 +131,7 @@ struct hvi_slot_rank {
      * or the engine sees the rank. */
     _Atomic uint32_t patrolled;
     uint8_t pad0[32];
-    struct hvi_slot_lag lag[HVI_SLOT_RANKS]; /* by rank of the job */
+    struct hvi_slot_lag lag[HVI_SLOT_RANKS]; /* by seat */
     struct hvi_slot_trace trace[HVI_SLOT_TRACE];
 };
 
@@ -141,16 +143,19 @@ struct hvi_slots_head {
     /* Client: somebody waits; engine: takes it back. Seq_cst with the bell's words. */
     _Alignas(64) _Atomic uint32_t watch;
     uint8_t pad1[60];
-    uint8_t reserved[3968];
+    /* Engine: 1 + the rank of each seat, from its attach on; 0: not known. Relaxed: a rank gets a grant after
+     * it, through its completion ring. Ranks check what they read. */
+    _Atomic uint32_t seated[HVI_SLOT_RANKS];
+    uint8_t reserved[3840];
 };
 
-/* Layout: head, rank blocks, slots, parts [slot][rank], payloads [slot][rank], results [slot], works
+/* Layout: head, rank blocks, slots, parts [slot][seat], payloads [slot][seat], results [slot], works
  * [slot]. */
 struct hvi_slots {
     struct hvi_region region;
-    uint32_t ranks;
+    uint32_t ranks; /* seats */
     struct hvi_slots_head *head;
-    struct hvi_slot_rank *rank;
+    struct hvi_slot_rank *rank; /* by seat */
     struct hvi_slot *slots;
     struct hvi_slot_part *parts;
     unsigned char *payloads;
@@ -191,6 +196,7 @@ HVI_SLOT_AT(hvi_slot_rank, lag, 64);
 HVI_SLOT_AT(hvi_slot_rank, trace, 6464);
 HVI_SLOT_SIZE(hvi_slots_head, 4096);
 HVI_SLOT_AT(hvi_slots_head, watch, 64);
+HVI_SLOT_AT(hvi_slots_head, seated, 128);
 
 /* Where a kind's unnamed ops have their slot in a set; -1: ops of this kind are not done in slots. */
 static inline int hvi_slot_unnamed(uint32_t kind)
@@ -214,15 +220,19 @@ int hvi_slots_create(uint32_t ranks, struct hvi_slots *map_p);
 int hvi_slots_map(int fd, uint32_t ranks, struct hvi_slots *map_p);
 /* Harmless on a zeroed view with region.fd -1. */
 void hvi_slots_fini(struct hvi_slots *map);
+/* Engine: the rank has this seat. */
+void hvi_slots_seat(const struct hvi_slots *map, uint32_t seat, int32_t rank);
+/* Client: the seat of a rank, below map->ranks; -1: it has none here. */
+int32_t hvi_slots_find_seat(const struct hvi_slots *map, int32_t rank);
 
 static inline struct hvi_slot_part *hvi_slot_part(const struct hvi_slots *map, uint32_t slot,
-                                                  uint32_t rank)
+                                                  uint32_t seat)
 {
-    return &map->parts[(size_t)slot * map->ranks + rank];
+    return &map->parts[(size_t)slot * map->ranks + seat];
 }
 
 /* Where a rank's payload of `bytes` lies, and where the result does. Aligned to 16. */
-unsigned char *hvi_slot_payload(const struct hvi_slots *map, uint32_t slot, uint32_t rank,
+unsigned char *hvi_slot_payload(const struct hvi_slots *map, uint32_t slot, uint32_t seat,
                                 uint64_t bytes);
 unsigned char *hvi_slot_result(const struct hvi_slots *map, uint32_t slot, uint64_t bytes);
 
@@ -276,7 +286,7 @@ uint32_t hvi_slot_cut(uint64_t bytes, uint64_t *chunk_bytes_p);
 /* The last one: chunks can be taken from now on. Wakes who sleeps. False: as hvi_slot_publish. */
 bool hvi_slot_start(const struct hvi_slots *map, uint32_t slot, uint32_t turn, uint64_t bytes,
                     uint32_t everybody);
-/* Takes a chunk of a medium op that runs at `turn`, for `holder`: 1 + rank, or HVI_SLOT_ENGINE.
+/* Takes a chunk of a medium op that runs at `turn`, for `holder`: 1 + seat, or HVI_SLOT_ENGINE.
  * HVI_SLOT_NOTHING: all are taken, or it does not run any more. */
 uint32_t hvi_slot_claim(const struct hvi_slots *map, uint32_t slot, uint32_t turn, uint32_t chunks,
                         uint32_t holder);
@@ -284,13 +294,13 @@ uint32_t hvi_slot_claim(const struct hvi_slots *map, uint32_t slot, uint32_t tur
 void hvi_slot_exhaust(const struct hvi_slots *map, uint32_t slot, uint32_t turn, uint32_t chunks);
 /* What the holder had to write is written. True: it was the last chunk; publish. */
 bool hvi_slot_finish(const struct hvi_slots *map, uint32_t slot, uint32_t turn, uint32_t chunk);
-/* The holder could not do it: a page of the operands of `rank` of the job could not be had. The chunk is
+/* The holder could not do it: a page of the operands of the rank at `seat` could not be had. The chunk is
  * never done, so the op is never published; only the engine ends it. */
 void hvi_slot_give_up(const struct hvi_slots *map, uint32_t slot, uint32_t turn, uint32_t chunk,
-                      uint32_t rank);
+                      uint32_t seat);
 /* Whether every chunk of `turn` is done. Acquire. */
 bool hvi_slot_is_done(const struct hvi_slots *map, uint32_t slot, uint32_t turn);
-/* The ranks of the job that hold chunks at `turn`, a bit each. Acquire. *lacking_p is one of which
+/* The seats whose ranks hold chunks at `turn`, a bit each. Acquire. *lacking_p is one of which
  * hvi_slot_give_up has told, or -1; it may be NULL. */
 uint32_t hvi_slot_holders(const struct hvi_slots *map, uint32_t slot, uint32_t turn,
                           int32_t *lacking_p);

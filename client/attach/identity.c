@@ -375,3 +375,9 @@ int client_identity_check_nodes(const struct client_identity *identity)
         identity->rank, identity->job, identity->size, nodes, identity->origin,
         identity->local_size, identity->cross_size);
 }
+
+int client_identity_seats(const struct client_identity *identity)
+{
+    int nodes = hvi_job_nodes(identity->size, identity->local_size, identity->cross_size);
+    return nodes > 1 ? identity->local_size : identity->size;
+}

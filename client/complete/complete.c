@@ -102,7 +102,7 @@ static void complete_done(struct client_complete *complete, struct hvd_op *op,
     }
     client_slots_take_back(op);
     if (complete->slots->on)
-        client_grant_take(complete->ops, op, completion);
+        client_grant_take(complete->slots, op, completion);
     land(complete, op);
 }
 

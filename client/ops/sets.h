@@ -23,7 +23,9 @@ struct client_set {
     bool opened;   /* by its members alone */
     uint64_t anon_seq[CLIENT_KINDS];
     struct client_unnamed_slot unnamed[HVI_SLOT_UNNAMED];
-    struct client_set *next; /* with a higher id */
+    bool seated;                   /* every member has a seat at this engine: .seats are known */
+    uint8_t seats[HVI_SLOT_RANKS]; /* by place */
+    struct client_set *next;       /* with a higher id */
     int size;
     int ranks[]; /* global, ascending */
 };

@@ -50,8 +50,8 @@ static void bring_payload(const struct client_slots *slots, const struct client_
                           struct hvd_op *op)
 {
     unsigned char *payload =
-        hvi_slot_payload(&slots->map, op->slot.index, slots->rank, request->in_bytes);
-    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == (int)slots->rank;
+        hvi_slot_payload(&slots->map, op->slot.index, slots->seat, request->in_bytes);
+    bool reads = request->kind != HVI_KIND_BROADCAST || request->root == slots->ops->rank;
     if (request->in_bytes > 0 && reads)
         memcpy(payload, request->in->data, request->in_bytes);
     op->out.shared = payload; /* where the result comes to if the engine takes the op over */
@@ -62,12 +62,12 @@ static void bring(struct client_slots *slots, const struct client_request *reque
                   struct hvd_op *op)
 {
     const struct hvi_slots *map = &slots->map;
-    struct hvi_slot_part *part = hvi_slot_part(map, op->slot.index, slots->rank);
+    struct hvi_slot_part *part = hvi_slot_part(map, op->slot.index, slots->seat);
     if (op->slot.medium)
         client_medium_bring(slots, op);
     else
         bring_payload(slots, request, op);
-    note_core(&map->rank[slots->rank]);
+    note_core(&map->rank[slots->seat]);
     op->slot.submit_ns = hvi_clock_ns();
     op->slot.brought = true;
     /* Release: only for the look whether the slot is empty. */
@@ -98,17 +98,23 @@ static void add_lag(struct hvi_slot_lag *lag, uint64_t lag_ns, bool last)
 static void note_lags(const struct client_slots *slots, const struct client_set *set, uint32_t slot)
 {
     const struct hvi_slots *map = &slots->map;
-    struct hvi_slot_rank *mine = &map->rank[slots->rank];
+    struct hvi_slot_rank *mine = &map->rank[slots->seat];
     uint64_t first_ns = UINT64_MAX, last_ns = 0;
     for (int i = 0; i < set->size; i++) {
-        uint64_t ns = hvi_slot_part(map, slot, (uint32_t)set->ranks[i])->submit_ns;
+        uint64_t ns = hvi_slot_part(map, slot, set->seats[i])->submit_ns;
         first_ns = ns < first_ns ? ns : first_ns;
         last_ns = ns > last_ns ? ns : last_ns;
     }
     for (int i = 0; i < set->size; i++) {
-        uint64_t ns = hvi_slot_part(map, slot, (uint32_t)set->ranks[i])->submit_ns;
-        add_lag(&mine->lag[set->ranks[i]], ns - first_ns, ns == last_ns);
+        uint64_t ns = hvi_slot_part(map, slot, set->seats[i])->submit_ns;
+        add_lag(&mine->lag[set->seats[i]], ns - first_ns, ns == last_ns);
     }
+}
+
+/* The seat of a broadcast's root, which is a member. */
+static uint32_t root_seat(const struct client_set *set, const struct hvi_agreement *said)
+{
+    return said->kind == HVI_KIND_BROADCAST ? set->seats[client_set_place(set, said->root)] : 0;
 }
 
 /* This rank came last. */
@@ -122,7 +128,8 @@ static void do_for_all(struct client_slots *slots, const struct client_set *set,
         return;
     }
     client_step("slot-before-combining");
-    hvi_run_small(&slots->map, slots->kernels, said, slot, set->ranks, (uint32_t)set->size);
+    hvi_run_small(&slots->map, slots->kernels, said, slot, set->seats, (uint32_t)set->size,
+                  root_seat(set, said));
     client_step("slot-before-publishing");
     if (!hvi_slot_publish(&slots->map, slot, op->slot.turn, everybody)) {
         op->slot.active = false; /* the engine was faster: it does the op from the parts */
@@ -135,7 +142,7 @@ static void do_for_all(struct client_slots *slots, const struct client_set *set,
 /* It may be that no rank ever waits for this op, and that the others never come. */
 static void ask_for_patrol(struct client_slots *slots)
 {
-    struct hvi_slot_rank *mine = &slots->map.rank[slots->rank];
+    struct hvi_slot_rank *mine = &slots->map.rank[slots->seat];
     /* Seq_cst, after the arrival: pairs with end_patrol in the engine. */
     if (atomic_load_explicit(&mine->patrolled, memory_order_seq_cst) == 0)
         client_slots_call_engine(slots);

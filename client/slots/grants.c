@@ -3,6 +3,7 @@
 
 #include "client/ops/ops.h"
 #include "client/ops/request.h"
+#include "client/slots/slots.h"
 #include "shm/abi.h"
 #include "shm/slots.h"
 
@@ -59,14 +60,15 @@ void client_grant_note(const struct client_request *request, struct client_set *
         client_grant_unnamed(set, request->kind)->last = request->op;
 }
 
-void client_grant_take(struct client_ops *ops, const struct hvd_op *op,
+void client_grant_take(const struct client_slots *slots, const struct hvd_op *op,
                        const struct hvi_completion *completion)
 {
     uint32_t slot = completion->grant - 1;
-    if (completion->grant == 0 || slot >= HVI_SLOTS)
+    if (completion->grant == 0 || slot >= HVI_SLOTS || !slots->on)
         return;
-    struct client_grant *grant = client_grant_of(ops, op);
-    if (!grant || grant->said.bytes > HVI_TUNED_MEDIUM)
+    struct client_grant *grant = client_grant_of(slots->ops, op);
+    struct client_set *set = client_sets_find(&slots->ops->sets, op->process_set);
+    if (!grant || grant->said.bytes > HVI_TUNED_MEDIUM || !set || !client_slots_seat(slots, set))
         return;
     grant->slot = slot;
     grant->turn = completion->text_turn;

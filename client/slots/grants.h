@@ -10,6 +10,7 @@
 struct client_ops;
 struct client_request;
 struct client_set;
+struct client_slots;
 struct hvi_completion;
 
 /* What the op says. */
@@ -25,7 +26,7 @@ struct client_grant *client_grant_of(struct client_ops *ops, const struct hvd_op
  * comes with its completion is for. */
 void client_grant_note(const struct client_request *request, struct client_set *set);
 /* A completion that may have a grant for the next op of this one's name or unnamed slot. */
-void client_grant_take(struct client_ops *ops, const struct hvd_op *op,
+void client_grant_take(const struct client_slots *slots, const struct hvd_op *op,
                        const struct hvi_completion *completion);
 
 #endif

@@ -28,7 +28,7 @@ void client_medium_bring(const struct client_slots *slots, const struct hvd_op *
         .in_offset = op->in.offset,
         .out_offset = op->out.offset,
     };
-    memcpy(hvi_slot_part(&slots->map, op->slot.index, slots->rank)->payload, &operands,
+    memcpy(hvi_slot_part(&slots->map, op->slot.index, slots->seat)->payload, &operands,
            sizeof(operands));
 }
 
@@ -58,9 +58,15 @@ static bool is_there(const struct hvd_op *op, uint32_t slot, uint32_t turn)
            op->slot.index == slot && op->slot.turn == turn;
 }
 
-static const struct hvi_region *find(void *user, int32_t rank, uint32_t region)
+struct search {
+    struct client_peers *peers;
+    const struct client_set *set;
+};
+
+static const struct hvi_region *find(void *user, uint32_t member, uint32_t region)
 {
-    return client_peers_find(user, rank, region);
+    const struct search *search = user;
+    return client_peers_find(search->peers, search->set->ranks[member], region);
 }
 
 /* With the lock. True: `run` can be worked on until .working is counted down. */
@@ -73,7 +79,8 @@ static bool prepare(struct client_slots *slots, struct hvd_op *op, uint32_t slot
     struct client_set *set = client_sets_find(&slots->ops->sets, op->process_set);
     if (!set)
         return false;
-    hvi_run_init(run, &slots->map, &slots->medium, slot, turn, set->ranks, (uint32_t)set->size);
+    struct search search = {peers, set};
+    hvi_run_init(run, &slots->map, &slots->medium, slot, turn, set->seats, (uint32_t)set->size);
     run->step = CLIENT_STEP;
     if (hvi_slot_is_done(&slots->map, slot,
                          turn)) { /* the rank that did the last chunk may be dead */
@@ -82,7 +89,7 @@ static bool prepare(struct client_slots *slots, struct hvd_op *op, uint32_t slot
     }
     run->in[set->rank] = op->in.shared;
     run->out[set->rank] = op->out.shared;
-    if (hvi_run_locate(run, &slots->medium, find, peers) >= 0) {
+    if (hvi_run_locate(run, &slots->medium, find, &search) >= 0) {
         if (!op->slot.called)
             client_slots_call(slots, op); /* which has it all mapped */
         op->slot.called = true;
@@ -113,7 +120,7 @@ uint32_t client_medium_help(struct client_slots *slots, struct hvd_op *op,
     pthread_mutex_unlock(&slots->link->mutex);
     if (!ready)
         return 0;
-    uint32_t done = hvi_run_chunks(&run, slots->kernels, slots->rank + 1, most, &lacking);
+    uint32_t done = hvi_run_chunks(&run, slots->kernels, slots->seat + 1, most, &lacking);
     /* Release, pairs with the acquire before unmapping. */
     atomic_fetch_sub_explicit(&slots->ops->memory->peers.working, 1, memory_order_release);
     if (lacking)

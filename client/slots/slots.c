@@ -30,9 +30,15 @@ void client_slots_fini(struct client_slots *slots)
 
 int client_slots_map(struct client_slots *slots, int fd)
 {
-    int size = slots->link->identity.size;
-    int rc = size <= (int)HVI_SLOT_RANKS ? hvi_slots_map(fd, (uint32_t)size, &slots->map)
-                                         : HVD_ERR_PROTOCOL;
+    int seats = client_identity_seats(&slots->link->identity);
+    int rc = seats <= (int)HVI_SLOT_RANKS ? hvi_slots_map(fd, (uint32_t)seats, &slots->map)
+                                          : HVD_ERR_PROTOCOL;
+    if (rc == HVD_OK && slots->link->channel.channel_index >= slots->map.ranks) {
+        hvi_slots_fini(&slots->map);
+        return client_error(HVD_ERR_PROTOCOL,
+                            "hvd_open: the engine (pid %d) gave this rank seat %u of %d",
+                            slots->link->engine_pid, slots->link->channel.channel_index, seats);
+    }
     if (rc != HVD_OK) {
         close(fd);
         return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
@@ -41,7 +47,7 @@ int client_slots_map(struct client_slots *slots, int fd)
     hvi_region_close_fd(&slots->map.region);
     madvise(slots->map.region.base, slots->map.region.bytes, MADV_DONTFORK);
     slots->kernels = hvi_kernels_best();
-    slots->rank = (uint32_t)slots->link->identity.rank;
+    slots->seat = slots->link->channel.channel_index;
     const char *wish = getenv("HVD_EXPRESS");
     slots->on = !(wish && strcmp(wish, "0") == 0);
     return HVD_OK;
@@ -66,7 +72,7 @@ void client_slots_call(struct client_slots *slots, const struct hvd_op *op)
 
 void client_slots_leave(const struct client_slots *slots, struct hvd_op *op)
 {
-    struct hvi_slot_part *part = hvi_slot_part(&slots->map, op->slot.index, slots->rank);
+    struct hvi_slot_part *part = hvi_slot_part(&slots->map, op->slot.index, slots->seat);
     /* Release: what was there has been read. */
     atomic_store_explicit(&part->cookie, 0, memory_order_release);
     op->slot.active = false;
@@ -91,7 +97,7 @@ static void add(_Atomic uint64_t *sum, uint64_t more)
 
 static void note_trace(struct client_slots *slots, const struct hvd_op *op)
 {
-    struct hvi_slot_rank *mine = &slots->map.rank[slots->rank];
+    struct hvi_slot_rank *mine = &slots->map.rank[slots->seat];
     uint64_t at = atomic_load_explicit(&mine->traced, memory_order_relaxed);
     uint64_t now_ns = hvi_clock_ns();
     mine->trace[at % HVI_SLOT_TRACE] = (struct hvi_slot_trace){
@@ -151,6 +157,20 @@ void client_slots_look(struct client_slots *slots, struct hvd_op *op)
         client_slots_call_engine(slots); /* in case it was a peer that wrote nonsense */
         return;
     }
+}
+
+bool client_slots_seat(const struct client_slots *slots, struct client_set *set)
+{
+    if (set->seated || set->size > (int)slots->map.ranks)
+        return set->seated;
+    for (int i = 0; i < set->size; i++) {
+        int32_t seat = hvi_slots_find_seat(&slots->map, set->ranks[i]);
+        if (seat < 0)
+            return false;
+        set->seats[i] = (uint8_t)seat;
+    }
+    set->seated = true;
+    return true;
 }
 
 bool client_slots_look_all(struct client_slots *slots)

@@ -16,6 +16,7 @@
 
 struct client_link;
 struct client_ops;
+struct client_set;
 struct hvd_op;
 struct hvi_kernels;
 
@@ -25,7 +26,7 @@ struct client_slots {
     bool
         on; /* else the job has none, or HVD_EXPRESS=0, or the caller polls a descriptor that no slot
                 sets: hvd_event_fd */
-    uint32_t rank;
+    uint32_t seat;
     struct hvi_slots map;
     struct hvi_wait_policy policy; /* between ranks: the engine needs no core */
     const struct hvi_kernels *kernels;
@@ -43,6 +44,9 @@ int client_slots_map(struct client_slots *slots, int fd);
 
 /* The functions below need the session's lock where they do not say otherwise. */
 
+/* Whether every member of the set has a seat at this engine, which the engine says before it gives a grant:
+ * then the set knows their seats. */
+bool client_slots_seat(const struct client_slots *slots, struct client_set *set);
 /* Whether the op is over or the engine's; the first is landed here. */
 void client_slots_look(struct client_slots *slots, struct hvd_op *op);
 /* The same for every op. True: some still wait. */

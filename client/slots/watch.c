@@ -2,7 +2,7 @@
 #include "client/slots/watch.h"
 
 #include "base/clock.h"
-#include "client/ops/op.h"
+#include "client/ops/ops.h"
 #include "client/slots/slots.h"
 
 #include <sched.h>
@@ -10,6 +10,7 @@
 struct in_the_way {
     const struct hvi_slots *map;
     const struct client_watch *watch;
+    const uint8_t *seats; /* of all ranks */
 };
 
 /* Whether a rank that is still missing, or holds a chunk, was last seen on this core: then it cannot come
@@ -19,13 +20,14 @@ static bool is_in_the_way(const void *user)
     const struct in_the_way *way = user;
     const struct hvi_slots *map = way->map;
     const struct client_watch *watch = way->watch;
-    uint32_t missing = watch->sight == HVI_SLOT_RUNS
-                           ? hvi_slot_holders(map, watch->slot, watch->turn, NULL)
-                           : ~hvi_slot_view(map, watch->slot).waiting;
+    bool runs = watch->sight == HVI_SLOT_RUNS;
+    uint32_t missing = runs ? hvi_slot_holders(map, watch->slot, watch->turn, NULL)
+                            : ~hvi_slot_view(map, watch->slot).waiting;
     uint32_t here = (uint32_t)sched_getcpu() + 1;
-    for (uint32_t rank = 0; rank < map->ranks; rank++) {
-        if ((missing >> rank & 1) != 0 &&
-            atomic_load_explicit(&map->rank[rank].core, memory_order_relaxed) == here)
+    for (uint32_t i = 0; i < map->ranks; i++) {
+        if ((missing >> i & 1) != 0 &&
+            atomic_load_explicit(&map->rank[runs ? i : way->seats[i]].core, memory_order_relaxed) ==
+                here)
             return true;
     }
     return false;
@@ -54,7 +56,7 @@ void client_watch_note_promptness(struct client_slots *slots, const struct hvd_o
 
 bool client_watch_wait(struct client_slots *slots, struct client_watch *watch, uint64_t deadline_ns)
 {
-    const struct in_the_way way = {&slots->map, watch};
+    const struct in_the_way way = {&slots->map, watch, slots->ops->sets.first->seats};
     struct hvi_wait wait = hvi_slot_wait(&slots->map, watch->slot, watch->turn, &watch->sight);
     if (watch->sight != HVI_SLOT_WAITS && watch->sight != HVI_SLOT_RUNS)
         return false;

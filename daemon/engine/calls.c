@@ -57,7 +57,7 @@ static void op_ready(void *user, struct engine_op *op)
 
     engine_task_prepare(op);
     if (engine->slots.lacking != 0)
-        engine_missing_mark(op, engine->slots.lacking - 1);
+        engine_missing_mark(op, (engine_seat){(uint16_t)(engine->slots.lacking - 1)});
     if (engine->watch.timeline)
         engine_timeline_ready(&engine->watch, op);
 }
@@ -137,37 +137,37 @@ const struct engine_exec_calls engine_calls_exec = {
 
 /* ---- what comes out of slots ---- */
 
-/* The rank has a session: slots/ has seen that. */
-static struct engine_session *session_of(void *user, int32_t rank)
+/* The seat's rank has a session: slots/ has seen that. */
+static struct engine_session *session_of(void *user, engine_seat seat)
 {
     const struct engine *engine = user;
 
-    return engine->sessions.ranks[rank].session;
+    return engine_rank_at(&engine->sessions, seat)->session;
 }
 
-static void inject(void *user, int32_t rank, const struct hvi_submission *copy,
+static void inject(void *user, engine_seat seat, const struct hvi_submission *copy,
                    const struct engine_operands *operands, struct engine_set *set,
                    struct engine_tensor *tensor)
 {
-    engine_intake_inject(session_of(user, rank), copy, operands, set, tensor);
+    engine_intake_inject(session_of(user, seat), copy, operands, set, tensor);
 }
 
-static void violation(void *user, int32_t rank, const char *reason)
+static void violation(void *user, engine_seat seat, const char *reason)
 {
-    engine_session_violation(session_of(user, rank), reason);
+    engine_session_violation(session_of(user, seat), reason);
 }
 
-static void doom(void *user, int32_t rank, const char *reason)
+static void doom(void *user, engine_seat seat, const char *reason)
 {
     struct engine *engine = user;
 
-    session_of(user, rank)->doom = reason;
+    session_of(user, seat)->doom = reason;
     engine->sessions.doomed = true;
 }
 
-static void ring(void *user, int32_t rank)
+static void ring(void *user, engine_seat seat)
 {
-    engine_complete_ring_event(session_of(user, rank));
+    engine_complete_ring_event(session_of(user, seat));
 }
 
 static void waited(void *user)
@@ -195,9 +195,9 @@ static int send_hvdd(void *user, const struct hvi_packet_msg *msg)
 
 const struct engine_watch_calls engine_calls_watch = {.send = send_hvdd};
 
-static void tell(void *user, int32_t rank)
+static void tell(void *user, engine_seat seat)
 {
-    engine_link_tell(user, rank);
+    engine_link_tell(user, seat);
 }
 
 static void settings(void *user, int32_t rank, const struct hvi_setting *settings, size_t count)

@@ -71,7 +71,7 @@ static void start_slots(struct engine *engine)
     struct engine_slots *slots = &engine->slots;
 
     slots->job = engine->start.job;
-    slots->size = (int32_t)engine->roster.seats;
+    slots->seats = engine->roster.seats;
     slots->order = &engine->order;
     slots->stats = &engine->stats;
     slots->event = engine->event;
@@ -92,6 +92,7 @@ static int start_sessions(struct engine *engine)
     sessions->slots = &engine->slots;
     sessions->stats = &engine->stats;
     sessions->event = engine->event;
+    sessions->seats = engine->roster.seats;
     sessions->bell_fd = engine->bell_region.fd;
     sessions->wake_fd = engine->engine_fd;
     sessions->calls = &engine_calls_sessions;

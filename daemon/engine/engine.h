@@ -79,9 +79,9 @@ void engine_loop_run(struct engine *engine);
 /* Starts to listen on engine->link_fd. */
 int engine_link_open(struct engine *engine);
 void engine_link_close(struct engine *engine);
-/* EngineSession: what has become of a rank, from its slot. When the link is full, hvdd learns the
- * newest state as soon as it reads again. */
-void engine_link_tell(struct engine *engine, int32_t rank);
+/* EngineSession: what has become of the seat's rank. When the link is full, hvdd learns the newest
+ * state as soon as it reads again. */
+void engine_link_tell(struct engine *engine, engine_seat seat);
 /* Encodes and sends without waiting, if hvdd is there. */
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
 

@@ -49,12 +49,11 @@ static enum hvi_session_state wire_state(enum engine_rank_state state)
     }
 }
 
-static int send_state(struct engine *engine, int32_t rank)
+static int send_state(struct engine *engine, const struct engine_rank *slot)
 {
-    const struct engine_rank *slot = &engine->sessions.ranks[rank];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_SESSION};
 
-    msg.engine_session.rank = rank;
+    msg.engine_session.rank = slot->rank;
     msg.engine_session.pid = slot->pid;
     msg.engine_session.state = wire_state(slot->state);
     snprintf(msg.engine_session.text, sizeof msg.engine_session.text, "%s", slot->text);
@@ -67,31 +66,32 @@ static void listen_for(struct engine *engine, uint32_t events)
         sd_event_source_set_io_events(engine->link_source, events);
 }
 
-void engine_link_tell(struct engine *engine, int32_t rank)
+void engine_link_tell(struct engine *engine, engine_seat seat)
 {
-    struct engine_rank *slot = &engine->sessions.ranks[rank];
+    struct engine_rank *slot = engine_rank_at(&engine->sessions, seat);
 
     if (engine->link_fd < 0 || slot->untold)
         return;
-    int status = send_state(engine, rank);
+    int status = send_state(engine, slot);
     if (status == HVI_ERR_TIMEOUT) {
         slot->untold = true;
         listen_for(engine, EPOLLIN | EPOLLOUT);
     } else if (status != HVI_OK && status != HVI_ERR_CLOSED) {
         HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
-                engine->start.job, rank);
+                engine->start.job, slot->rank);
     }
 }
 
 /* hvdd reads again. */
 static void tell_untold(struct engine *engine)
 {
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (!engine->sessions.ranks[rank].untold)
+    for (uint32_t seat = 0; seat < engine->sessions.seats; seat++) {
+        struct engine_rank *slot = &engine->sessions.ranks[seat];
+        if (!slot->untold)
             continue;
-        if (send_state(engine, rank) == HVI_ERR_TIMEOUT)
+        if (send_state(engine, slot) == HVI_ERR_TIMEOUT)
             return;
-        engine->sessions.ranks[rank].untold = false;
+        slot->untold = false;
     }
     listen_for(engine, EPOLLIN);
 }
@@ -99,8 +99,8 @@ static void tell_untold(struct engine *engine)
 /* A new hvdd has been told everything. */
 static void forget_untold(struct engine *engine)
 {
-    for (int32_t rank = 0; rank < engine->start.size; rank++)
-        engine->sessions.ranks[rank].untold = false;
+    for (uint32_t seat = 0; seat < engine->sessions.seats; seat++)
+        engine->sessions.ranks[seat].untold = false;
 }
 
 /* ---- reports ---- */
@@ -129,10 +129,8 @@ static void report_ranks(struct engine *engine, struct hvi_packet_msg *msg)
 {
     struct hvi_rank_row *rows = NULL;
 
-    if (engine_rank_rows(&engine->sessions, &rows) == HVI_OK) {
+    if (engine_rank_rows(&engine->sessions, &rows, &msg->engine_report.rank_count) == HVI_OK)
         msg->engine_report.ranks = rows;
-        msg->engine_report.rank_count = (size_t)engine->start.size;
-    }
     send_report(engine, msg);
     free(rows);
 }
@@ -284,7 +282,7 @@ static void hang_up(struct engine *engine)
 static void lose_link(struct engine *engine)
 {
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-gone", "hvdd has gone; the job goes on",
-            "job=%s attached=%d", engine->start.job, engine->sessions.attached);
+            "job=%s attached=%u", engine->start.job, engine->sessions.attached);
     hang_up(engine);
     engine_liveness_check_empty(&engine->sessions);
     retry_later(engine);
@@ -350,15 +348,15 @@ static int connect_hvdd(const struct engine *engine)
 static int hello_rows(struct engine *engine, struct hvi_rank_row **rows_p, size_t *count_p)
 {
     struct hvi_rank_row *rows = NULL;
-    size_t count = 0;
-    int status = engine_rank_rows(&engine->sessions, &rows);
+    size_t all = 0, count = 0;
+    int status = engine_rank_rows(&engine->sessions, &rows, &all);
 
     if (status != HVI_OK)
         return status;
-    for (int32_t rank = 0; rank < engine->start.size; rank++) {
-        if (engine->sessions.ranks[rank].state == ENGINE_RANK_ABSENT)
+    for (size_t i = 0; i < all; i++) {
+        if (engine_rank_find(&engine->sessions, rows[i].rank)->state == ENGINE_RANK_ABSENT)
             continue;
-        rows[count] = rows[rank];
+        rows[count] = rows[i];
         rows[count].text[0] = '\0';
         rows[count].origin[0] = '\0';
         count++;

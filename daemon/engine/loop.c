@@ -30,16 +30,17 @@
 
 static bool drain_active(struct engine *engine)
 {
-    uint32_t words = ((uint32_t)engine->start.size + 63) / 64;
+    const struct engine_sessions *sessions = &engine->sessions;
+    uint32_t words = (sessions->seats + 63) / 64;
     bool found = false;
 
     for (uint32_t word = 0; word < words; word++) {
         uint64_t bits = hvi_bell_take(engine->bell, word);
         while (bits != 0) {
-            uint32_t rank = word * 64 + (uint32_t)__builtin_ctzll(bits);
+            uint32_t seat = word * 64 + (uint32_t)__builtin_ctzll(bits);
             bits &= bits - 1;
-            if (rank < (uint32_t)engine->start.size && engine->sessions.ranks[rank].session)
-                found = engine_intake_drain(engine->sessions.ranks[rank].session) || found;
+            if (seat < sessions->seats && sessions->ranks[seat].session)
+                found = engine_intake_drain(sessions->ranks[seat].session) || found;
         }
     }
     return found;

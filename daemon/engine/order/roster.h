@@ -41,15 +41,4 @@ static inline int32_t engine_roster_rank(const struct engine_roster *roster, eng
     return roster->ranks[seat.n];
 }
 
-/* For what still keeps a rank where a seat is meant. On one node they are equal; only the callers of
- * these two rely on that. */
-static inline engine_seat engine_seat_is_rank(int32_t rank)
-{
-    return (engine_seat){(uint16_t)rank};
-}
-static inline int32_t engine_rank_is_seat(engine_seat seat)
-{
-    return seat.n;
-}
-
 #endif

@@ -155,7 +155,7 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
     };
 
     HVI_ASSERT(status <= 0);
-    engine_slots_fold_trace(session->sessions->slots, part->rank);
+    engine_slots_fold_trace(session->sessions->slots, part->seat);
     engine_trace_part(session->sessions->stats, part, status, completion.done_ns);
     if (completion.grant != 0)
         completion.text_turn = request->slots.grant_turn;
@@ -219,8 +219,8 @@ static void pay(struct engine_session *session)
 
 void engine_complete_owed(struct engine_sessions *sessions)
 {
-    for (int32_t rank = 0; rank < sessions->start->size && sessions->owed > 0; rank++) {
-        struct engine_session *session = sessions->ranks[rank].session;
+    for (uint32_t seat = 0; seat < sessions->seats && sessions->owed > 0; seat++) {
+        struct engine_session *session = sessions->ranks[seat].session;
         if (session)
             pay(session);
     }

@@ -33,7 +33,8 @@ static void ack(struct engine_session *session, uint64_t request, int status, co
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text)
 {
-    struct engine_session *session = sessions->ranks[asker->rank].session;
+    const struct engine_rank *slot = engine_rank_find(sessions, asker->rank);
+    struct engine_session *session = slot ? slot->session : NULL;
 
     if (session && session->id == asker->session)
         ack(session, asker->request, status, text);
@@ -44,8 +45,8 @@ static uint64_t job_region_bytes(const struct engine_sessions *sessions, bool pr
 {
     uint64_t bytes = 0;
 
-    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        const struct engine_session *session = sessions->ranks[rank].session;
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        const struct engine_session *session = sessions->ranks[seat].session;
         if (session)
             bytes += process_memory ? session->regions.process_bytes : session->regions.bytes;
     }
@@ -105,7 +106,8 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
     if (status != HVI_OK)
         HVI_LOG(HVI_LOG_WARN, "control", "region-refused", text, "job=%s rank=%d pid=%d bytes=%llu",
                 session->sessions->start->job, session->rank,
-                (int)session->sessions->ranks[session->rank].pid, (unsigned long long)add->bytes);
+                (int)engine_rank_at(session->sessions, session->seat)->pid,
+                (unsigned long long)add->bytes);
     ack(session, add->request, status, text);
 }
 
@@ -139,7 +141,7 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
     session->detached = true;
     session->detach_request = detach->request;
     snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
-             (int)session->sessions->ranks[session->rank].pid);
+             (int)engine_rank_at(session->sessions, session->seat)->pid);
     engine_session_end(session, ENGINE_RANK_LEFT, text);
 }
 

@@ -565,7 +565,7 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
 {
     char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
 
-    engine_slots_revoke_op(session->sessions->slots, session->rank, cookie);
+    engine_slots_revoke_op(session->sessions->slots, session->seat, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
     struct engine_part *part = request ? &request->slots.share.part : NULL;
     if (!part || !part->op || !engine_session_is_open(session))
@@ -786,8 +786,8 @@ bool engine_intake_drain_all(struct engine_sessions *sessions)
 {
     bool found = false;
 
-    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        struct engine_session *session = sessions->ranks[rank].session;
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        struct engine_session *session = sessions->ranks[seat].session;
         if (session)
             found = engine_intake_drain(session) || found;
     }

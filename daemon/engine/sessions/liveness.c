@@ -76,7 +76,7 @@ static void conclude(struct engine_session *session, struct hvi_fate fate)
 
     hvi_fate_describe(fate, how, sizeof how);
     snprintf(text, sizeof text, "rank %d (pid %d) %s", session->rank,
-             (int)session->sessions->ranks[session->rank].pid, how);
+             (int)engine_rank_at(session->sessions, session->seat)->pid, how);
     engine_session_end(session, ENGINE_RANK_LOST, text);
 }
 
@@ -100,7 +100,7 @@ static bool ask_later(struct engine_session *session)
 
 void engine_liveness_ask(struct engine_session *session)
 {
-    const struct engine_rank *slot = &session->sessions->ranks[session->rank];
+    const struct engine_rank *slot = engine_rank_at(session->sessions, session->seat);
     struct hvi_fate fate = slot->fate_told ? slot->fate : hvi_fate_look(slot->pid, session->pid_fd);
     struct hvi_fate ending;
 
@@ -117,7 +117,7 @@ void engine_liveness_ask(struct engine_session *session)
 static void watch(struct engine_session *session)
 {
     struct engine_sessions *sessions = session->sessions;
-    struct engine_rank *slot = &sessions->ranks[session->rank];
+    struct engine_rank *slot = engine_rank_at(sessions, session->seat);
     struct hvi_fate fate;
 
     if (slot->state != ENGINE_RANK_ATTACHED ||
@@ -136,15 +136,15 @@ static void watch(struct engine_session *session)
 
 void engine_liveness_watch(struct engine_sessions *sessions)
 {
-    int32_t size = sessions->start->size;
-    int32_t count = size < WATCHED_AT_ONCE ? size : WATCHED_AT_ONCE;
+    uint32_t seats = sessions->seats;
+    uint32_t count = seats < WATCHED_AT_ONCE ? seats : WATCHED_AT_ONCE;
 
     bool waits = sessions->order->waiting_first &&
                  hvi_clock_ns() - sessions->order->waiting_first->first_ns >= ENGINE_WATCH_NS;
     if (!waits && !sessions->slots->soon) /* ranks may hold units there */
         return;
-    for (int32_t i = 0; i < count; i++) {
-        sessions->watch_next = (sessions->watch_next + 1) % size;
+    for (uint32_t i = 0; i < count; i++) {
+        sessions->watch_next = (sessions->watch_next + 1) % seats;
         if (sessions->ranks[sessions->watch_next].session)
             watch(sessions->ranks[sessions->watch_next].session);
     }
@@ -152,10 +152,8 @@ void engine_liveness_watch(struct engine_sessions *sessions)
 
 void engine_liveness_told(struct engine_sessions *sessions, const struct hvi_engine_fate *told)
 {
-    if (told->rank < 0 || told->rank >= sessions->start->size)
-        return;
-    struct engine_rank *slot = &sessions->ranks[told->rank];
-    if (slot->pid != told->pid)
+    struct engine_rank *slot = engine_rank_find(sessions, told->rank);
+    if (!slot || slot->pid != told->pid)
         return;
     slot->fate_told = true;
     slot->fate.kind = told->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED;
@@ -184,7 +182,7 @@ void engine_liveness_check_empty(struct engine_sessions *sessions)
         sessions->linger_source = sd_event_source_disable_unref(sessions->linger_source);
         return;
     }
-    if (sessions->come == sessions->start->size || sessions->alone) {
+    if (sessions->come == sessions->seats || sessions->alone) {
         sessions->stopping = true;
         return;
     }

@@ -48,7 +48,8 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
     char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[64] = "the engine";
 
     if (owner)
-        snprintf(whose, sizeof whose, "rank %d (pid %d)", rank, (int)sessions->ranks[rank].pid);
+        snprintf(whose, sizeof whose, "rank %d (pid %d)", rank,
+                 (int)engine_rank_at(sessions, owner->session->seat)->pid);
     engine_tensor_label(op->tensor, label);
     snprintf(text, sizeof text,
              "%s '%s': a page of the memory of %s could not be had; look at the limits of memory "
@@ -60,12 +61,12 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
     engine_op_done(sessions->order, op, HVI_ERR_NO_MEMORY, text, rank);
 }
 
-/* Marked in any case: a rank may have named one that is no member. */
-void engine_missing_mark(struct engine_op *op, int32_t rank)
+/* Marked in any case: a rank may have named a seat of no member. */
+void engine_missing_mark(struct engine_op *op, engine_seat seat)
 {
     engine_task_of(op)->work.missing = NOWHERE;
     for (uint32_t i = 0; i < op->set->places; i++) {
-        if (op->parts[i] && engine_rank_is_seat(op->set->seats[i]) == rank)
+        if (op->parts[i] && op->set->seats[i].n == seat.n)
             engine_task_of(op)->work.missing =
                 (uint64_t)(uintptr_t)engine_share_of(op->parts[i])->in.address;
     }

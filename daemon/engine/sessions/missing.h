@@ -13,6 +13,6 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
                            uint64_t address);
 /* A page of this rank's operands was missing when ranks did the op in its slot: it is not to be done
  * again. The op is ready and has not started. */
-void engine_missing_mark(struct engine_op *op, int32_t rank);
+void engine_missing_mark(struct engine_op *op, engine_seat seat);
 
 #endif

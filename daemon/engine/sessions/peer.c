@@ -19,16 +19,16 @@ static int answer(const struct engine_session *asker, int32_t rank, uint32_t reg
 void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask *ask)
 {
     struct engine_sessions *sessions = session->sessions;
-    const struct engine_session *owner =
-        ask->rank < sessions->start->size ? sessions->ranks[ask->rank].session : NULL;
+    const struct engine_rank *peer = engine_rank_find(sessions, ask->rank);
+    const struct engine_session *owner = peer ? peer->session : NULL;
     struct engine_region *region = owner ? engine_regions_find(&owner->regions, ask->region) : NULL;
-    uint32_t seat = session->channel.channel_index;
-    bool there = !sessions->slots->apart && region && region->map.fd >= 0 && seat < HVI_SLOT_RANKS;
+    bool there = !sessions->slots->apart && region && region->map.fd >= 0 &&
+                 session->seat.n < HVI_SLOT_RANKS;
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);
 
     if (sent == HVI_OK && there)
-        region->shown |= 1u << seat;
+        region->shown |= 1u << session->seat.n;
     else if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "peer", "answer-lost", hvi_status_text(sent), "rank=%d peer=%d",
                 session->rank, ask->rank);
@@ -39,10 +39,10 @@ void engine_peer_forget(const struct engine_session *owner, const struct engine_
 {
     const struct engine_sessions *sessions = owner->sessions;
 
-    for (int32_t rank = 0; region->shown != 0 && rank < sessions->start->size; rank++) {
-        const struct engine_session *peer = sessions->ranks[rank].session;
-        uint32_t seat = peer ? peer->channel.channel_index : HVI_SLOT_RANKS;
-        if (seat < HVI_SLOT_RANKS && (region->shown >> seat & 1u) != 0)
+    for (uint32_t seat = 0; region->shown != 0 && seat < sessions->seats && seat < HVI_SLOT_RANKS;
+         seat++) {
+        const struct engine_session *peer = sessions->ranks[seat].session;
+        if (peer && (region->shown >> seat & 1u) != 0)
             answer(peer, owner->rank, region->id, 0, -1);
     }
 }

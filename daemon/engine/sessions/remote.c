@@ -26,7 +26,7 @@
 
 void engine_remote_offer(struct engine_session *session)
 {
-    pid_t pid = session->sessions->ranks[session->rank].pid;
+    pid_t pid = engine_rank_at(session->sessions, session->seat)->pid;
     char byte;
     struct iovec ours = {.iov_base = &byte, .iov_len = 1};
     struct iovec theirs = {.iov_base = (void *)NOWHERE, .iov_len = 1};
@@ -44,9 +44,9 @@ void engine_remote_offer(struct engine_session *session)
 
 /* ---- faults ---- */
 
-static bool is_settled(const struct engine_sessions *sessions, int32_t rank)
+static bool is_settled(const struct engine_rank *slot)
 {
-    return sessions->ranks[rank].state >= ENGINE_RANK_LEFT;
+    return slot->state >= ENGINE_RANK_LEFT;
 }
 
 void engine_remote_settle(struct engine_sessions *sessions)
@@ -56,8 +56,8 @@ void engine_remote_settle(struct engine_sessions *sessions)
     while (*link) {
         struct engine_op *op = *link;
         int32_t rank = engine_task_of(op)->lost_rank;
-        const struct engine_rank *slot = &sessions->ranks[rank];
-        if (!is_settled(sessions, rank)) {
+        const struct engine_rank *slot = engine_rank_find(sessions, rank);
+        if (!is_settled(slot)) {
             link = &op->next;
             continue;
         }
@@ -69,15 +69,16 @@ void engine_remote_settle(struct engine_sessions *sessions)
 }
 
 /* The process is gone, or about to be. What it said before counts: a Detach, for one. */
-static void bereave(struct engine_sessions *sessions, struct engine_op *op, int32_t rank)
+static void bereave(struct engine_sessions *sessions, struct engine_op *op,
+                    const struct engine_rank *slot)
 {
-    engine_task_of(op)->lost_rank = rank;
+    engine_task_of(op)->lost_rank = slot->rank;
     op->next = sessions->bereaved;
     sessions->bereaved = op;
-    if (!is_settled(sessions, rank))
-        engine_control_read(sessions->ranks[rank].session);
-    if (!is_settled(sessions, rank))
-        engine_session_dying(sessions->ranks[rank].session);
+    if (!is_settled(slot))
+        engine_control_read(slot->session);
+    if (!is_settled(slot))
+        engine_session_dying(slot->session);
     engine_remote_settle(sessions);
 }
 
@@ -121,11 +122,11 @@ void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op
 {
     const struct engine_request *request = engine_request_of(op->parts[fault->rank]);
     int32_t rank = request->session->rank;
-    struct engine_rank *slot = &sessions->ranks[rank];
+    struct engine_rank *slot = engine_rank_at(sessions, request->session->seat);
     char text[HVI_TEXT_MAX + 1];
 
     if (is_gone(slot, request->session, fault->error)) {
-        bereave(sessions, op, rank);
+        bereave(sessions, op, slot);
         return;
     }
     describe(op, fault, rank, slot->pid, text, sizeof text);

@@ -63,14 +63,14 @@ bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to)
     return (next[from] >> to & 1u) != 0;
 }
 
-static void set_state(struct engine_sessions *sessions, int32_t rank, enum engine_rank_state state,
-                      const char *cause)
+static void set_state(struct engine_sessions *sessions, engine_seat seat,
+                      enum engine_rank_state state, const char *cause)
 {
-    struct engine_rank *slot = &sessions->ranks[rank];
+    struct engine_rank *slot = engine_rank_at(sessions, seat);
 
     HVI_ASSERT(engine_rank_edge(slot->state, state));
     HVI_LOG(HVI_LOG_DEBUG, "session", "rank-state", cause, "job=%s rank=%d pid=%d %s -> %s",
-            sessions->start->job, rank, (int)slot->pid, state_texts[slot->state],
+            sessions->start->job, slot->rank, (int)slot->pid, state_texts[slot->state],
             state_texts[state]);
     if (slot->state == ENGINE_RANK_ABSENT)
         sessions->come++;
@@ -106,8 +106,21 @@ static void set_session_state(struct engine_session *session, enum engine_sessio
 
 int engine_sessions_init(struct engine_sessions *sessions)
 {
-    sessions->ranks = calloc((size_t)sessions->start->size, sizeof *sessions->ranks);
-    return sessions->ranks ? HVI_OK : HVI_ERR_NO_MEMORY;
+    sessions->ranks = calloc(sessions->seats, sizeof *sessions->ranks);
+    if (!sessions->ranks)
+        return HVI_ERR_NO_MEMORY;
+    for (uint32_t seat = 0; seat < sessions->seats; seat++)
+        sessions->ranks[seat].rank = engine_sessions_span(sessions) ? -1 : (int32_t)seat;
+    return HVI_OK;
+}
+
+struct engine_rank *engine_rank_find(const struct engine_sessions *sessions, int32_t rank)
+{
+    for (uint32_t seat = 0; rank >= 0 && seat < sessions->seats; seat++) {
+        if (sessions->ranks[seat].rank == rank)
+            return &sessions->ranks[seat];
+    }
+    return NULL;
 }
 
 void engine_sessions_fini(struct engine_sessions *sessions)
@@ -146,46 +159,47 @@ static void notify(struct engine_session *session, int status, const char *text,
     int sent = engine_sessions_send(session->sessions, session->socket_fd, &msg, NULL, 0);
     if (sent != HVI_OK)
         HVI_LOG(HVI_LOG_DEBUG, "session", "notice-lost", hvi_status_text(sent), "rank=%d pid=%d",
-                session->rank, (int)session->sessions->ranks[session->rank].pid);
+                session->rank, (int)engine_rank_at(session->sessions, session->seat)->pid);
 }
 
 static void notify_others(struct engine_sessions *sessions, int status, const char *text,
-                          int32_t rank)
+                          const struct engine_rank *gone)
 {
-    for (int32_t i = 0; i < sessions->start->size; i++) {
+    for (uint32_t i = 0; i < sessions->seats; i++) {
         struct engine_session *session = sessions->ranks[i].session;
-        if (session && i != rank)
-            notify(session, status, text, rank, sessions->ranks[rank].pid, false);
+        if (session && &sessions->ranks[i] != gone)
+            notify(session, status, text, gone->rank, gone->pid, false);
     }
 }
 
-static void log_gone(struct engine_sessions *sessions, int32_t rank, enum engine_rank_state state,
-                     const char *text)
+static void log_gone(const struct engine_sessions *sessions, const struct engine_rank *slot,
+                     enum engine_rank_state state, const char *text)
 {
     HVI_LOG(state == ENGINE_RANK_LEFT ? HVI_LOG_INFO : HVI_LOG_WARN, "session",
             state == ENGINE_RANK_LEFT   ? "rank-left"
             : state == ENGINE_RANK_LOST ? "rank-lost"
                                         : "rank-ended",
             text, "job=%s generation=%llu rank=%d pid=%d", sessions->start->job,
-            (unsigned long long)sessions->start->generation, rank, (int)sessions->ranks[rank].pid);
+            (unsigned long long)sessions->start->generation, slot->rank, (int)slot->pid);
 }
 
 /* The rank is gone for good: fails what waits for it and tells everybody. */
-static void lose(struct engine_sessions *sessions, int32_t rank, enum engine_rank_state state,
+static void lose(struct engine_sessions *sessions, engine_seat seat, enum engine_rank_state state,
                  const char *text)
 {
+    const struct engine_rank *slot = engine_rank_at(sessions, seat);
     int status = state == ENGINE_RANK_LEFT ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST;
 
-    set_state(sessions, rank, state, text);
-    log_gone(sessions, rank, state, text);
-    engine_order_break(sessions->order, status, rank, text);
+    set_state(sessions, seat, state, text);
+    log_gone(sessions, slot, state, text);
+    engine_order_break(sessions->order, status, slot->rank, text);
     sessions->order->now_ns = hvi_clock_ns();
     engine_slots_revoke_all(sessions->slots);
-    engine_negotiate_fail_all(sessions->order, status, text, rank);
+    engine_negotiate_fail_all(sessions->order, status, text, slot->rank);
     engine_remote_settle(sessions);
     engine_complete_ring(sessions);
-    notify_others(sessions, status, text, rank);
-    sessions->calls->tell(sessions->user, rank);
+    notify_others(sessions, status, text, slot);
+    sessions->calls->tell(sessions->user, seat);
     engine_liveness_check_empty(sessions);
 }
 
@@ -206,7 +220,7 @@ static void session_free(struct engine_session *session)
         if (session->tensors[i])
             engine_tensor_put(tensors, session->tensors[i]);
     }
-    engine_slots_forget(session->sessions->slots, session->rank);
+    engine_slots_forget(session->sessions->slots, session->seat);
     engine_regions_fini(&session->regions);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
@@ -216,20 +230,17 @@ static void session_free(struct engine_session *session)
 }
 
 /* Everything a session needs, or nothing. The descriptors are the session's on success only. */
-static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t id, int socket_fd,
-                       int pid_fd, struct engine_session **session_p)
+static int session_new(struct engine_sessions *sessions, engine_seat seat, uint64_t id,
+                       int socket_fd, int pid_fd, struct engine_session **session_p)
 {
     struct engine_session *session = calloc(1, sizeof *session);
     int status = HVI_ERR_NO_MEMORY;
-    engine_seat seat;
 
     if (!session)
         return status;
-    bool here = engine_roster_seat(sessions->order->roster, rank, &seat);
-    HVI_ASSERT(here); /* check_attach has seen to it */
     session->sessions = sessions;
     session->order = sessions->order;
-    session->rank = rank;
+    session->rank = engine_rank_at(sessions, seat)->rank;
     session->seat = seat;
     session->id = id;
     session->next_seq = 1;
@@ -239,7 +250,7 @@ static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t 
     session->tensors = calloc(HVI_TENSOR_IDS, sizeof *session->tensors);
     if (!session->requests || !session->tensors)
         goto failed;
-    status = hvi_channel_create((uint32_t)rank, id, &session->channel);
+    status = hvi_channel_create(seat.n, id, &session->channel);
     if (status != HVI_OK)
         goto failed;
     engine_regions_init(&session->regions, session->channel.inline_base);
@@ -249,7 +260,7 @@ static int session_new(struct engine_sessions *sessions, int32_t rank, uint64_t 
         goto failed;
     session->socket_fd = socket_fd;
     session->pid_fd = pid_fd;
-    session->process.pid = sessions->ranks[rank].pid;
+    session->process.pid = engine_rank_at(sessions, seat)->pid;
     session->process.pid_fd = pid_fd;
     engine_remote_offer(session);
     status = engine_liveness_open(session);
@@ -291,6 +302,15 @@ static int reply(struct engine_sessions *sessions, int socket_fd, int status, co
     return engine_sessions_send(sessions, socket_fd, &msg, fds, sessions->slots->on ? 5 : 4);
 }
 
+/* The rank's own number on this node, where others are elsewhere. */
+static engine_seat seat_of(const struct engine_sessions *sessions,
+                           const struct hvi_attach_request *request)
+{
+    int32_t number = engine_sessions_span(sessions) ? request->local_rank : request->rank;
+
+    return (engine_seat){(uint16_t)number};
+}
+
 /* What hvdd has checked already, and what only the engine knows. */
 static int check_attach(const struct engine_sessions *sessions,
                         const struct hvi_attach_request *request, char *text_p, size_t text_size)
@@ -318,7 +338,7 @@ static int check_attach(const struct engine_sessions *sessions,
                                                           : "the job is over");
         return HVI_ERR_JOB_STOPPED;
     }
-    const struct engine_rank *slot = &sessions->ranks[request->rank];
+    const struct engine_rank *slot = engine_rank_at(sessions, seat_of(sessions, request));
     if (slot->state != ENGINE_RANK_ABSENT) {
         snprintf(text_p, text_size, "rank %d of job '%s' is taken: pid %d, %s", request->rank,
                  sessions->start->job, (int)slot->pid, state_texts[slot->state]);
@@ -330,6 +350,7 @@ static int check_attach(const struct engine_sessions *sessions,
 static void fill_slot(struct engine_rank *slot, const struct hvi_engine_adopt *adopt,
                       const struct hvi_attach_request *request)
 {
+    slot->rank = request->rank;
     slot->pid = adopt->pid;
     slot->uid = adopt->uid;
     snprintf(slot->origin, sizeof slot->origin, "%s", request->origin);
@@ -345,36 +366,49 @@ static void take_job_settings(struct engine_sessions *sessions,
 }
 
 /* The slot was promised to this client by hvdd and cannot be filled any more. */
-static void refuse_promised(struct engine_sessions *sessions, int32_t rank, int socket_fd,
+static void refuse_promised(struct engine_sessions *sessions, engine_seat seat, int socket_fd,
                             int status)
 {
+    const struct engine_rank *slot = engine_rank_at(sessions, seat);
     char why[160], text[512];
 
     snprintf(why, sizeof why, "%s",
              status == HVI_ERR_LIMIT ? "out of file descriptors: raise LimitNOFILE"
                                      : hvi_status_text(status));
     snprintf(text, sizeof text, "the engine of job '%s' (pid %d) cannot take rank %d: %s",
-             sessions->start->job, (int)getpid(), rank, why);
+             sessions->start->job, (int)getpid(), slot->rank, why);
     reply(sessions, socket_fd, status, text, NULL);
-    snprintf(text, sizeof text, "rank %d (pid %d) could not be attached: %s", rank,
-             (int)sessions->ranks[rank].pid, why);
-    engine_slots_leave(sessions->slots, rank);
-    lose(sessions, rank, ENGINE_RANK_ENDED, text);
+    snprintf(text, sizeof text, "rank %d (pid %d) could not be attached: %s", slot->rank,
+             (int)slot->pid, why);
+    engine_slots_leave(sessions->slots, seat);
+    lose(sessions, seat, ENGINE_RANK_ENDED, text);
+}
+
+/* A rank that comes late learns what has happened to the job. */
+static void tell_broken(struct engine_session *session)
+{
+    const struct engine_order *order = session->order;
+    const struct engine_rank *culprit = engine_rank_find(session->sessions, order->broken_culprit);
+
+    if (order->broken_status != HVI_OK)
+        notify(session, order->broken_status, order->broken_text, order->broken_culprit,
+               culprit ? culprit->pid : 0, false);
 }
 
 /* True: the session owns the descriptors now. */
 static bool adopt_rank(struct engine_sessions *sessions, const struct hvi_engine_adopt *adopt,
                        const struct hvi_attach_request *request, int socket_fd, int pid_fd)
 {
-    struct engine_rank *slot = &sessions->ranks[request->rank];
+    engine_seat seat = seat_of(sessions, request);
+    struct engine_rank *slot = engine_rank_at(sessions, seat);
     struct engine_session *session = NULL;
 
     fill_slot(slot, adopt, request);
-    engine_stats_add_rank(sessions->stats, engine_seat_is_rank(request->rank));
+    engine_stats_add_rank(sessions->stats, seat);
     take_job_settings(sessions, request);
-    int status = session_new(sessions, request->rank, adopt->session, socket_fd, pid_fd, &session);
+    int status = session_new(sessions, seat, adopt->session, socket_fd, pid_fd, &session);
     if (status != HVI_OK) {
-        refuse_promised(sessions, request->rank, socket_fd, status);
+        refuse_promised(sessions, seat, socket_fd, status);
         return false;
     }
     status = reply(sessions, socket_fd, HVI_OK, "", session);
@@ -382,27 +416,21 @@ static bool adopt_rank(struct engine_sessions *sessions, const struct hvi_engine
         engine_liveness_close(session);
         session->socket_fd = session->pid_fd = -1;
         session_free(session);
-        refuse_promised(sessions, request->rank, socket_fd, status);
+        refuse_promised(sessions, seat, socket_fd, status);
         return false;
     }
     /* The client has its copy, or is gone and its end of file is on the socket. */
     hvi_region_close_fd(&session->channel.region);
     slot->session = session;
-    engine_slots_come(sessions->slots, request->rank, &session->regions, adopt->pid, pid_fd);
-    set_state(sessions, request->rank, ENGINE_RANK_ATTACHED, "attach");
+    engine_slots_come(sessions->slots, seat, slot->rank, &session->regions, adopt->pid, pid_fd);
+    set_state(sessions, seat, ENGINE_RANK_ATTACHED, "attach");
     HVI_LOG(HVI_LOG_INFO, "session", "rank-attached", "a rank has come",
             "job=%s generation=%llu rank=%d pid=%d uid=%u origin=%s", sessions->start->job,
             (unsigned long long)sessions->start->generation, request->rank, adopt->pid, adopt->uid,
             request->origin);
-    sessions->calls->tell(sessions->user, request->rank);
-    if (sessions->order->broken_status != HVI_OK)
-        notify(session, sessions->order->broken_status, sessions->order->broken_text,
-               sessions->order->broken_culprit,
-               sessions->order->broken_culprit >= 0
-                   ? sessions->ranks[sessions->order->broken_culprit].pid
-                   : 0,
-               false);
+    tell_broken(session);
     engine_liveness_check_empty(sessions);
+    sessions->calls->tell(sessions->user, seat);
     return true;
 }
 
@@ -444,13 +472,13 @@ void engine_session_dying(struct engine_session *session)
     struct engine_sessions *sessions = session->sessions;
 
     if (!engine_session_is_open(session) ||
-        sessions->ranks[session->rank].state != ENGINE_RANK_ATTACHED)
+        engine_rank_at(sessions, session->seat)->state != ENGINE_RANK_ATTACHED)
         return;
     /* What was submitted before counts: if nobody is missing any more, the others get a result. */
     engine_intake_drain_all(sessions);
     if (!engine_session_is_open(session))
         return;
-    set_state(sessions, session->rank, ENGINE_RANK_DYING, "its socket or process has gone");
+    set_state(sessions, session->seat, ENGINE_RANK_DYING, "its socket or process has gone");
     session->dying_ns = hvi_clock_ns();
     engine_liveness_ask(session);
 }
@@ -501,11 +529,11 @@ static void close_session(struct engine_session *session, int status, const char
     set_session_state(session, ENGINE_SESSION_CLOSING, cause);
     session->end_status = status;
     engine_process_forbid(&session->process);
-    engine_slots_leave(sessions->slots, session->rank);
+    engine_slots_leave(sessions->slots, session->seat);
     engine_liveness_close(session);
     drop_owed(session);
     engine_group_drop(sessions->order, &session->grouped);
-    sessions->ranks[session->rank].session = NULL;
+    engine_rank_at(sessions, session->seat)->session = NULL;
     session->closing_next = sessions->closing;
     sessions->closing = session;
     /* Without memory for the timer, only what uses the rank's memory decides. */
@@ -523,7 +551,7 @@ static void end(struct engine_session *session, enum engine_rank_state state, in
     if (!engine_session_is_open(session))
         return;
     close_session(session, status, text);
-    lose(sessions, session->rank, state, text);
+    lose(sessions, session->seat, state, text);
     engine_dispatch_watch(sessions->exec);
 }
 
@@ -542,7 +570,7 @@ void engine_session_violation(struct engine_session *session, const char *reason
     if (!engine_session_is_open(session))
         return;
     snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
-             (int)sessions->ranks[session->rank].pid, reason);
+             (int)engine_rank_at(sessions, session->seat)->pid, reason);
     engine_process_forbid(&session->process);
     engine_slots_revoke_all(sessions->slots); /* what ranks have brought there counts */
     end(session, ENGINE_RANK_ENDED, HVI_ERR_PROTOCOL, text);
@@ -551,8 +579,8 @@ void engine_session_violation(struct engine_session *session, const char *reason
 void engine_sessions_end_doomed(struct engine_sessions *sessions)
 {
     sessions->doomed = false;
-    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        struct engine_session *session = sessions->ranks[rank].session;
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        struct engine_session *session = sessions->ranks[seat].session;
         if (session && session->doom)
             engine_session_violation(session, session->doom);
     }
@@ -566,7 +594,7 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     if (sessions->order->broken_status == HVI_ERR_JOB_STOPPED)
         return;
     snprintf(text, sizeof text, "job '%s' was stopped: %.*s", sessions->start->job, kept, reason);
-    HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%d",
+    HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%u",
             sessions->start->job, (unsigned long long)sessions->start->generation,
             sessions->attached);
     sessions->stopping = true;
@@ -577,11 +605,11 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     engine_slots_revoke_all(sessions->slots);
     engine_negotiate_fail_all(sessions->order, HVI_ERR_JOB_STOPPED, text, -1);
     engine_complete_ring(sessions);
-    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        if (!sessions->ranks[rank].session)
+    for (uint16_t i = 0; i < sessions->seats; i++) {
+        if (!sessions->ranks[i].session)
             continue;
-        close_session(sessions->ranks[rank].session, HVI_ERR_JOB_STOPPED, text);
-        set_state(sessions, rank, ENGINE_RANK_ENDED, text);
+        close_session(sessions->ranks[i].session, HVI_ERR_JOB_STOPPED, text);
+        set_state(sessions, (engine_seat){i}, ENGINE_RANK_ENDED, text);
     }
     engine_remote_settle(sessions);
     engine_dispatch_watch(sessions->exec);
@@ -590,7 +618,7 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
 /* The rank learns that its session is over: it may do what it likes with its memory. */
 static void tell_over(struct engine_session *session)
 {
-    const struct engine_rank *slot = &session->sessions->ranks[session->rank];
+    const struct engine_rank *slot = engine_rank_at(session->sessions, session->seat);
     struct hvi_channel_header *header = session->channel.header;
     bool broke = session->end_status == HVI_ERR_PROTOCOL;
 
@@ -628,8 +656,8 @@ bool engine_sessions_ready_memory(struct engine_sessions *sessions)
 {
     if (!sessions->fresh_regions)
         return false;
-    for (int32_t rank = 0; rank < sessions->start->size; rank++) {
-        struct engine_session *session = sessions->ranks[rank].session;
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        struct engine_session *session = sessions->ranks[seat].session;
         if (session && engine_regions_ready(&session->regions))
             return true;
     }
@@ -639,12 +667,13 @@ bool engine_sessions_ready_memory(struct engine_sessions *sessions)
 
 /* ---- rows ---- */
 
-static void fill_row(const struct engine_sessions *sessions, int32_t rank, struct hvi_rank_row *row)
+static void fill_row(const struct engine_sessions *sessions, engine_seat seat,
+                     struct hvi_rank_row *row)
 {
-    const struct engine_rank *slot = &sessions->ranks[rank];
+    const struct engine_rank *slot = engine_rank_at(sessions, seat);
     enum engine_rank_state state = slot->state;
 
-    row->rank = rank;
+    row->rank = slot->rank;
     row->pid = slot->pid;
     row->uid = (uint32_t)slot->uid;
     if (state == ENGINE_RANK_DYING)
@@ -653,7 +682,7 @@ static void fill_row(const struct engine_sessions *sessions, int32_t rank, struc
     if (slot->session)
         row->process[0] = hvi_process_state(slot->pid);
     row->in_flight = slot->session ? slot->session->in_flight : 0;
-    engine_stats_fill(sessions->stats, engine_seat_is_rank(rank), row);
+    engine_stats_fill(sessions->stats, seat, row);
     if (slot->session)
         row->region_bytes = slot->session->regions.bytes + slot->session->regions.process_bytes;
     snprintf(row->origin, sizeof row->origin, "%s", slot->origin);
@@ -661,15 +690,20 @@ static void fill_row(const struct engine_sessions *sessions, int32_t rank, struc
              (int)hvi_utf8_cut(slot->text, strlen(slot->text), sizeof row->text - 1), slot->text);
 }
 
-int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **rows_p)
+int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **rows_p,
+                     size_t *count_p)
 {
-    struct hvi_rank_row *rows = calloc((size_t)sessions->start->size, sizeof *rows);
+    struct hvi_rank_row *rows = calloc(sessions->seats, sizeof *rows);
+    size_t count = 0;
 
     if (!rows)
         return HVI_ERR_NO_MEMORY;
     engine_slots_fold(sessions->slots);
-    for (int32_t rank = 0; rank < sessions->start->size; rank++)
-        fill_row(sessions, rank, &rows[rank]);
+    for (uint16_t i = 0; i < sessions->seats; i++) {
+        if (sessions->ranks[i].rank >= 0)
+            fill_row(sessions, (engine_seat){i}, &rows[count++]);
+    }
     *rows_p = rows;
+    *count_p = count;
     return HVI_OK;
 }

@@ -37,8 +37,8 @@ struct engine_asker {
 };
 
 struct engine_sessions_calls {
-    /* The rank's state has changed: hvdd learns it. */
-    void (*tell)(void *user, int32_t rank);
+    /* The state of the seat's rank has changed: hvdd learns it. */
+    void (*tell)(void *user, engine_seat seat);
     /* What a rank that attaches has set. */
     void (*settings)(void *user, int32_t rank, const struct hvi_setting *settings, size_t count);
     /* A rank starts or stops the timeline, as watch/timeline.h says. */
@@ -47,7 +47,7 @@ struct engine_sessions_calls {
     void (*timeline_stop)(void *user, const struct engine_asker *asker);
 };
 
-/* A rank's slot.
+/* A seat's row: the rank that has it.
  *
  *   absent --attach--> attached --Detach-----------------------> left
  *                         |------EOF, pidfd--> dying --fate----> lost
@@ -66,6 +66,7 @@ enum engine_rank_state {
 };
 
 struct engine_rank {
+    int32_t rank; /* -1: not known before it comes */
     enum engine_rank_state state;
     struct engine_session *session; /* while attached or dying */
     pid_t pid;
@@ -152,15 +153,16 @@ struct engine_sessions {
     struct engine_slots *slots;
     struct engine_stats *stats;
     struct sd_event *event;
+    uint32_t seats;       /* of this node: start->size where it has the whole job */
     int bell_fd, wake_fd; /* for every client: the engine's bell, and the eventfd to wake it */
     const struct engine_sessions_calls *calls;
     void *user;
 
     bool stopping;             /* EngineStop, SIGTERM or nobody left: no further rank is taken */
     bool alone;                /* hvdd is gone */
-    struct engine_rank *ranks; /* [start->size]; engine_rank_at */
-    int32_t attached, come;    /* attached or dying now; ever attached */
-    int32_t watch_next;        /* rank whose process was looked at last */
+    struct engine_rank *ranks; /* [seats]; engine_rank_at */
+    uint32_t attached, come;   /* attached or dying now; ever attached */
+    uint32_t watch_next;       /* seat whose process was looked at last */
     char key_digest[HVI_WIRE_SHORT_TEXT];
     struct sd_event_source *linger_source;
     struct engine_session *closing; /* those that are closing or over */
@@ -177,7 +179,16 @@ struct engine_sessions {
 static inline struct engine_rank *engine_rank_at(const struct engine_sessions *sessions,
                                                  engine_seat seat)
 {
-    return &sessions->ranks[engine_rank_is_seat(seat)];
+    return &sessions->ranks[seat.n];
+}
+
+/* NULL: the rank has no seat here, or has not come yet. */
+struct engine_rank *engine_rank_find(const struct engine_sessions *sessions, int32_t rank);
+
+/* The job has ranks on other nodes. */
+static inline bool engine_sessions_span(const struct engine_sessions *sessions)
+{
+    return sessions->seats < (uint32_t)sessions->start->size;
 }
 
 /* Everything up to the blank line above is set, the rest zero. HVI_OK or HVI_ERR_NO_MEMORY. */
@@ -223,7 +234,9 @@ bool engine_session_edge(enum engine_session_state from, enum engine_session_sta
 bool engine_sessions_ready_memory(struct engine_sessions *sessions);
 const char *engine_rank_state_text(enum engine_rank_state state);
 bool engine_rank_edge(enum engine_rank_state from, enum engine_rank_state to);
-/* One row per rank, absent ones too. The caller frees *rows_p. HVI_OK or HVI_ERR_NO_MEMORY. */
-int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **rows_p);
+/* One row per rank that has a seat here, by seat; those that have not come too, where it is known which they
+ * are. The caller frees *rows_p. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_rank_rows(struct engine_sessions *sessions, struct hvi_rank_row **rows_p,
+                     size_t *count_p);
 
 #endif

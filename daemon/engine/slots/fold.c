@@ -42,7 +42,8 @@ static void fold_lag(struct engine_lag *lag, const struct hvi_slot_lag *block,
     *seen = now;
 }
 
-static void fold_entry(struct engine_slots *slots, int32_t rank, const struct hvi_slot_trace *entry)
+static void fold_entry(struct engine_slots *slots, engine_seat seat,
+                       const struct hvi_slot_trace *entry)
 {
     const struct engine_slot *slot = entry->slot < HVI_SLOTS ? &slots->slot[entry->slot] : NULL;
     struct engine_trace_op op = {
@@ -61,15 +62,15 @@ static void fold_entry(struct engine_slots *slots, int32_t rank, const struct hv
         op.dtype = slot->agreed.dtype;
         op.process_set = slot->agreed.process_set;
     }
-    engine_trace_add(slots->stats, engine_seat_is_rank(rank), &op);
+    engine_trace_add(slots->stats, seat, &op);
 }
 
-void engine_slots_fold_trace(struct engine_slots *slots, int32_t rank)
+void engine_slots_fold_trace(struct engine_slots *slots, engine_seat seat)
 {
     if (!slots->on)
         return;
-    const struct hvi_slot_rank *block = &slots->map.rank[rank];
-    struct engine_slots_seen *seen = &slots->seen[rank];
+    const struct hvi_slot_rank *block = &slots->map.rank[seat.n];
+    struct engine_slots_seen *seen = &slots->seen[seat.n];
     /* Acquire, pairs with the rank's release: entries before it are whole. */
     uint64_t traced = atomic_load_explicit(&block->traced, memory_order_acquire);
     if (traced == seen->traced)
@@ -78,19 +79,19 @@ void engine_slots_fold_trace(struct engine_slots *slots, int32_t rank)
         seen->traced = traced - HVI_SLOT_TRACE;
     for (; seen->traced != traced; seen->traced++) {
         struct hvi_slot_trace entry = block->trace[seen->traced % HVI_SLOT_TRACE];
-        fold_entry(slots, rank, &entry);
+        fold_entry(slots, seat, &entry);
     }
 }
 
 void engine_slots_fold(struct engine_slots *slots)
 {
-    uint32_t ranks = (uint32_t)slots->size;
+    uint32_t seats = slots->seats;
 
-    for (uint32_t rank = 0; slots->on && rank < ranks; rank++) {
-        fold_counters(&slots->stats->rows[rank], &slots->map.rank[rank], &slots->seen[rank]);
-        for (uint32_t other = 0; other < ranks; other++)
-            fold_lag(&slots->stats->rows[other].lag, &slots->map.rank[rank].lag[other],
-                     &slots->lags_seen[rank * ranks + other]);
-        engine_slots_fold_trace(slots, (int32_t)rank);
+    for (uint16_t i = 0; slots->on && i < seats; i++) {
+        fold_counters(&slots->stats->rows[i], &slots->map.rank[i], &slots->seen[i]);
+        for (uint32_t other = 0; other < seats; other++)
+            fold_lag(&slots->stats->rows[other].lag, &slots->map.rank[i].lag[other],
+                     &slots->lags_seen[i * seats + other]);
+        engine_slots_fold_trace(slots, (engine_seat){i});
     }
 }

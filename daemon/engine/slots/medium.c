@@ -13,17 +13,24 @@
 #include "base/status.h"
 #include "shm/run.h"
 
-struct engine_region *engine_slots_region(const struct engine_slots *slots, int32_t rank,
+struct engine_region *engine_slots_region(const struct engine_slots *slots, engine_seat seat,
                                           uint32_t id)
 {
-    const struct engine_regions *regions = slots->ranks[rank].regions;
+    const struct engine_regions *regions = slots->ranks[seat.n].regions;
 
     return regions && id != HVI_REGION_INLINE ? engine_regions_find(regions, id) : NULL;
 }
 
-static const struct hvi_region *find(void *user, int32_t rank, uint32_t id)
+struct search {
+    const struct engine_slots *slots;
+    const struct engine_set *set;
+};
+
+static const struct hvi_region *find(void *user, uint32_t member, uint32_t id)
 {
-    const struct engine_region *region = engine_slots_region(user, rank, id);
+    const struct search *search = user;
+    const struct engine_region *region =
+        engine_slots_region(search->slots, search->set->seats[member], id);
 
     return region ? &region->map : NULL;
 }
@@ -38,25 +45,26 @@ static bool still_is(const struct hvi_run *run)
 /* The op cannot end well any more: nobody takes another chunk. */
 static void fail(struct engine_slots *slots, const struct hvi_run *run, int32_t member)
 {
-    int32_t rank = run->rank[member];
+    engine_seat seat = slots->slot[run->slot].set->seats[member];
 
     if (!still_is(run)) /* what was read were parts of the next */
         return;
     hvi_slot_exhaust(run->map, run->slot, run->turn, run->chunks);
     engine_slots_fail(slots, &slots->slot[run->slot], "an operand is not to be found");
-    if (engine_slots_is_here(slots, rank))
-        slots->calls->doom(slots->user, rank, "an impossible operand in an express slot");
+    if (engine_slots_is_here(slots, seat))
+        slots->calls->doom(slots->user, seat, "an impossible operand in an express slot");
 }
 
 /* Does up to `most` chunks that nobody has taken. True if all are taken. */
 static bool take_chunks(struct engine_slots *slots, struct hvi_run *run, uint32_t most)
 {
     const struct engine_slot *slot = &slots->slot[run->slot];
+    struct search search = {slots, slot->set};
     bool lacking;
 
     if (slot->state == ENGINE_SLOT_FAILING)
         return true;
-    int32_t missing = hvi_run_locate(run, &slot->agreed, find, slots);
+    int32_t missing = hvi_run_locate(run, &slot->agreed, find, &search);
     if (missing >= 0) {
         fail(slots, run, missing);
         return true;
@@ -83,9 +91,9 @@ static uint32_t dead_among(const struct engine_slots *slots, uint32_t holders)
 {
     uint32_t dead = 0;
 
-    for (int32_t rank = 0; rank < slots->size; rank++) {
-        if ((holders >> rank & 1u) != 0 && is_over(&slots->ranks[rank]))
-            dead |= 1u << rank;
+    for (uint32_t seat = 0; seat < slots->seats; seat++) {
+        if ((holders >> seat & 1u) != 0 && is_over(&slots->ranks[seat]))
+            dead |= 1u << seat;
     }
     return dead;
 }
@@ -97,6 +105,7 @@ enum engine_slot_outcome engine_slots_run(struct engine_slots *slots, struct eng
 {
     uint32_t index = engine_slot_index(slots, slot);
     struct hvi_slot_view view = hvi_slot_view(&slots->map, index);
+    uint8_t seats[HVI_SLOT_RANKS];
     struct hvi_run run;
     int32_t lacking;
 
@@ -104,8 +113,9 @@ enum engine_slot_outcome engine_slots_run(struct engine_slots *slots, struct eng
         return ENGINE_SLOT_OVER;
     if (!engine_slot_is_medium(slot) || view.arrived != slot->everybody)
         return ENGINE_SLOT_NONSENSE;
-    hvi_run_init(&run, &slots->map, &slot->agreed, index, view.turn, slot->set->ranks,
-                 slot->set->size);
+    for (uint32_t i = 0; i < slot->set->size; i++)
+        seats[i] = (uint8_t)slot->set->seats[i].n;
+    hvi_run_init(&run, &slots->map, &slot->agreed, index, view.turn, seats, slot->set->size);
     if (!take_chunks(slots, &run, all ? UINT32_MAX : HVI_TUNED_AT_ONCE)) {
         slots->busy = true;
         return ENGINE_SLOT_RUNS;
@@ -133,8 +143,7 @@ static void describe(const struct engine_slots *slots, struct engine_held *held)
     const struct engine_tensor unnamed = {
         .anon = true,
         .anon_kind = (uint16_t)slot->agreed.kind,
-        .anon_seq =
-            hvi_slot_part(&slots->map, index, (uint32_t)engine_slots_row(slot->set, 0))->number,
+        .anon_seq = hvi_slot_part(&slots->map, index, slot->set->seats[0].n)->number,
     };
 
     held->since_ns = engine_slots_oldest_ns(slots, index, slot->everybody);

@@ -41,9 +41,9 @@ static int on_tick(sd_event_source *source, uint64_t due_us, void *user);
 void engine_slots_start(struct engine_slots *slots)
 {
     slots->map.region.fd = -1;
-    if (slots->size > (int32_t)HVI_SLOT_RANKS)
+    if (slots->seats > HVI_SLOT_RANKS)
         return;
-    size_t size = (size_t)slots->size;
+    size_t size = slots->seats;
     slots->seen = calloc(size, sizeof *slots->seen);
     slots->lags_seen = calloc(size * size, sizeof *slots->lags_seen);
     int status = HVI_ERR_NO_MEMORY;
@@ -51,7 +51,7 @@ void engine_slots_start(struct engine_slots *slots)
         sd_event_add_time_relative(slots->event, &slots->tick, CLOCK_MONOTONIC, 0, 1000, on_tick,
                                    slots) >= 0 &&
         sd_event_source_set_enabled(slots->tick, SD_EVENT_OFF) >= 0)
-        status = hvi_slots_create((uint32_t)slots->size, &slots->map);
+        status = hvi_slots_create(slots->seats, &slots->map);
     if (status != HVI_OK) {
         HVI_LOG(HVI_LOG_WARN, "express", "off", hvi_status_text(status),
                 "job=%s small ops go through the engine", slots->job);
@@ -80,29 +80,31 @@ void engine_slots_stop(struct engine_slots *slots)
 
 /* ---- ranks ---- */
 
-/* Ranks beyond those that slots are for share a row: their job has no slots, and nothing reads it. */
-static struct engine_slots_rank *rank_at(struct engine_slots *slots, int32_t rank)
+/* Seats beyond those that slots are for share a row: their engine has no slots, and nothing reads it. */
+static struct engine_slots_rank *rank_at(struct engine_slots *slots, engine_seat seat)
 {
-    return &slots->ranks[rank < (int32_t)HVI_SLOT_RANKS ? rank : (int32_t)HVI_SLOT_RANKS];
+    return &slots->ranks[seat.n < HVI_SLOT_RANKS ? seat.n : HVI_SLOT_RANKS];
 }
 
-void engine_slots_come(struct engine_slots *slots, int32_t rank,
+void engine_slots_come(struct engine_slots *slots, engine_seat seat, int32_t rank,
                        const struct engine_regions *regions, pid_t pid, int pid_fd)
 {
-    *rank_at(slots, rank) =
+    *rank_at(slots, seat) =
         (struct engine_slots_rank){.regions = regions, .pid = pid, .pid_fd = pid_fd};
+    if (slots->on)
+        hvi_slots_seat(&slots->map, seat.n, rank);
 }
 
-void engine_slots_leave(struct engine_slots *slots, int32_t rank)
+void engine_slots_leave(struct engine_slots *slots, engine_seat seat)
 {
-    rank_at(slots, rank)->over = true;
-    rank_at(slots, rank)->over_ns = hvi_clock_ns();
+    rank_at(slots, seat)->over = true;
+    rank_at(slots, seat)->over_ns = hvi_clock_ns();
 }
 
-void engine_slots_forget(struct engine_slots *slots, int32_t rank)
+void engine_slots_forget(struct engine_slots *slots, engine_seat seat)
 {
-    rank_at(slots, rank)->regions = NULL;
-    rank_at(slots, rank)->pid_fd = -1;
+    rank_at(slots, seat)->regions = NULL;
+    rank_at(slots, seat)->pid_fd = -1;
 }
 
 /* ---- a slot's state ---- */
@@ -197,8 +199,8 @@ static bool may_be_medium(const struct engine_slots *slots, const struct engine_
 static bool may(const struct engine_slots *slots, const struct engine_op *op)
 {
     if (!slots->on || slots->withheld || slots->order->broken_status != HVI_OK || op->group ||
-        op->set->removed || op->set->join || op->set->size > HVI_SLOT_RANKS ||
-        op->parts_present != op->set->size)
+        op->set->removed || op->set->join || op->set->places != op->set->size ||
+        op->set->size > HVI_SLOT_RANKS || op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
     return kind_may(copy) &&
@@ -215,8 +217,8 @@ static struct engine_slot *slot_at(struct engine_slots *slots, const uint32_t *o
  * stopped while it did the op there: its cookie stays until it is over with the op. */
 static bool is_left(const struct hvi_slots *map, uint32_t index)
 {
-    for (uint32_t rank = 0; rank < map->ranks; rank++) {
-        if (atomic_load_explicit(&hvi_slot_part(map, index, rank)->cookie, memory_order_acquire) !=
+    for (uint32_t seat = 0; seat < map->ranks; seat++) {
+        if (atomic_load_explicit(&hvi_slot_part(map, index, seat)->cookie, memory_order_acquire) !=
             0)
             return false;
     }
@@ -314,27 +316,27 @@ static struct engine_tensor *tensor_of(struct engine_slots *slots, struct engine
 }
 
 /* The operands of a medium op lie where its rank says. False: where they cannot lie. */
-static bool locate(const struct engine_slots *slots, const struct engine_slot *slot, int32_t rank,
-                   struct hvi_submission *copy, struct engine_operands *operands)
+static bool locate(const struct engine_slots *slots, const struct engine_slot *slot,
+                   engine_seat seat, struct hvi_submission *copy, struct engine_operands *operands)
 {
     const struct hvi_slot_operands at =
-        hvi_run_operands(&slots->map, engine_slot_index(slots, slot), rank);
+        hvi_run_operands(&slots->map, engine_slot_index(slots, slot), seat.n);
 
     copy->in_region = at.in_region;
     copy->in_offset = at.in_offset;
     copy->out_region = at.out_region;
     copy->out_offset = at.out_offset;
-    operands->in = engine_slots_region(slots, rank, at.in_region);
-    operands->out = engine_slots_region(slots, rank, at.out_region);
+    operands->in = engine_slots_region(slots, seat, at.in_region);
+    operands->out = engine_slots_region(slots, seat, at.out_region);
     return operands->in && operands->out &&
            hvi_run_fits(&slot->agreed, &operands->in->map, at.in_offset) &&
            hvi_run_fits(&slot->agreed, &operands->out->map, at.out_offset);
 }
 
-static void inject(struct engine_slots *slots, struct engine_slot *slot, int32_t rank)
+static void inject(struct engine_slots *slots, struct engine_slot *slot, engine_seat seat)
 {
     uint32_t index = engine_slot_index(slots, slot);
-    const struct hvi_slot_part *brought = hvi_slot_part(&slots->map, index, (uint32_t)rank);
+    const struct hvi_slot_part *brought = hvi_slot_part(&slots->map, index, seat.n);
     const uint64_t bytes = slot->agreed.bytes;
     struct hvi_submission copy;
     struct engine_operands operands = {
@@ -343,20 +345,20 @@ static void inject(struct engine_slots *slots, struct engine_slot *slot, int32_t
         .in_bytes = bytes,
     };
 
-    if (!engine_slots_is_here(slots, rank))
+    if (!engine_slots_is_here(slots, seat))
         return;
     hvi_agreement_submit(&slot->agreed, &copy);
     copy.cookie = atomic_load_explicit(&brought->cookie, memory_order_relaxed);
     copy.submit_ns = brought->submit_ns;
     copy.anon_seq = slot->tensor ? 0 : brought->number;
     copy.in_offset = copy.out_offset =
-        (uint64_t)(hvi_slot_payload(&slots->map, index, (uint32_t)rank, bytes) -
+        (uint64_t)(hvi_slot_payload(&slots->map, index, seat.n, bytes) -
                    (unsigned char *)slots->region.map.base);
-    if (engine_slot_is_medium(slot) && !locate(slots, slot, rank, &copy, &operands)) {
-        slots->calls->violation(slots->user, rank, "an impossible operand in an express slot");
+    if (engine_slot_is_medium(slot) && !locate(slots, slot, seat, &copy, &operands)) {
+        slots->calls->violation(slots->user, seat, "an impossible operand in an express slot");
         return;
     }
-    slots->calls->inject(slots->user, rank, &copy, &operands, slot->set,
+    slots->calls->inject(slots->user, seat, &copy, &operands, slot->set,
                          tensor_of(slots, slot, copy.anon_seq));
 }
 
@@ -376,7 +378,7 @@ static void inject_all(struct engine_slots *slots, struct engine_slot *slot, uin
     }
     for (uint32_t member = 0; member < set->size; member++) {
         if (arrived >> member & 1)
-            inject(slots, slot, engine_slots_row(set, member));
+            inject(slots, slot, set->seats[member]);
     }
     if (!slot->owner)
         slot_drop(slots, slot, retire ? "a rank may still write to it" : "its owner has gone");
@@ -531,27 +533,25 @@ void engine_slots_revoke_set(struct engine_slots *slots, const struct engine_set
     }
 }
 
-static bool waits_in(const struct engine_slots *slots, uint32_t index, int32_t rank,
+static bool waits_in(const struct engine_slots *slots, uint32_t index, engine_seat seat,
                      uint64_t cookie)
 {
     const struct hvi_slots *map = &slots->map;
     const struct engine_slot *slot = &slots->slot[index];
-    int32_t member = slot->state == ENGINE_SLOT_OPEN
-                         ? engine_set_place(slot->set, engine_seat_is_rank(rank))
-                         : -1;
+    int32_t member = slot->state == ENGINE_SLOT_OPEN ? engine_set_place(slot->set, seat) : -1;
 
     if (member < 0)
         return false;
     uint32_t arrived = hvi_slot_view(map, index).waiting & slot->everybody;
     return arrived != slot->everybody && (arrived >> member & 1) != 0 &&
-           atomic_load_explicit(&hvi_slot_part(map, index, (uint32_t)rank)->cookie,
-                                memory_order_relaxed) == cookie;
+           atomic_load_explicit(&hvi_slot_part(map, index, seat.n)->cookie, memory_order_relaxed) ==
+               cookie;
 }
 
-void engine_slots_revoke_op(struct engine_slots *slots, int32_t rank, uint64_t cookie)
+void engine_slots_revoke_op(struct engine_slots *slots, engine_seat seat, uint64_t cookie)
 {
     for (uint32_t i = 0; slots->open > 0 && i < slots->used; i++) {
-        if (waits_in(slots, i, rank, cookie))
+        if (waits_in(slots, i, seat, cookie))
             revoke_slot(slots, &slots->slot[i]);
     }
 }
@@ -589,9 +589,11 @@ uint64_t engine_slots_oldest_ns(const struct engine_slots *slots, uint32_t index
     uint64_t oldest = UINT64_MAX;
 
     for (uint32_t member = 0; arrived != 0; member++, arrived >>= 1) {
-        uint32_t rank = (uint32_t)engine_slots_row(slots->slot[index].set, member);
-        uint64_t ns = hvi_slot_part(&slots->map, index, rank)->submit_ns;
-        if ((arrived & 1) && ns < oldest)
+        if ((arrived & 1) == 0)
+            continue;
+        engine_seat seat = slots->slot[index].set->seats[member];
+        uint64_t ns = hvi_slot_part(&slots->map, index, seat.n)->submit_ns;
+        if (ns < oldest)
             oldest = ns;
     }
     return oldest;
@@ -629,9 +631,9 @@ static bool is_running(const struct engine_slots *slots, uint32_t index)
 static void ring_events(struct engine_slots *slots, const struct engine_slot *slot)
 {
     for (uint32_t member = 0; slot->set && member < slot->set->size; member++) {
-        int32_t rank = engine_slots_row(slot->set, member);
-        if (engine_slots_is_here(slots, rank))
-            slots->calls->ring(slots->user, rank);
+        engine_seat seat = slot->set->seats[member];
+        if (engine_slots_is_here(slots, seat))
+            slots->calls->ring(slots->user, seat);
     }
 }
 
@@ -693,8 +695,8 @@ static bool is_quiet(struct engine_slots *slots)
 static void set_patrolled(struct engine_slots *slots, uint32_t patrolled)
 {
     /* Seq_cst, pairs with the look of a rank that has just arrived. */
-    for (uint32_t rank = 0; rank < slots->map.ranks; rank++)
-        atomic_store_explicit(&slots->map.rank[rank].patrolled, patrolled, memory_order_seq_cst);
+    for (uint32_t seat = 0; seat < slots->map.ranks; seat++)
+        atomic_store_explicit(&slots->map.rank[seat].patrolled, patrolled, memory_order_seq_cst);
 }
 
 /* False if a rank has come meanwhile. */

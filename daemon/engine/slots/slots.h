@@ -35,20 +35,20 @@ struct engine_slots_calls {
     /* What the rank has submitted in a slot goes on as if it had come through its ring. Takes over the
      * reference to `tensor`; NULL: there was no memory for it. Everything in the copy but cookie, time
      * and number is the engine's own. */
-    void (*inject)(void *user, int32_t rank, const struct hvi_submission *copy,
+    void (*inject)(void *user, engine_seat seat, const struct hvi_submission *copy,
                    const struct engine_operands *operands, struct engine_set *set,
                    struct engine_tensor *tensor);
     /* The rank has broken the protocol: its session ends at once. */
-    void (*violation)(void *user, int32_t rank, const char *reason);
+    void (*violation)(void *user, engine_seat seat, const char *reason);
     /* The rank has broken the protocol: its session ends when the loop comes round. `reason` is kept. */
-    void (*doom)(void *user, int32_t rank, const char *reason);
+    void (*doom)(void *user, engine_seat seat, const char *reason);
     /* Wakes the rank if it sleeps on its event descriptor. */
-    void (*ring)(void *user, int32_t rank);
+    void (*ring)(void *user, engine_seat seat);
     /* Ranks stand in slots: called at each tick while they do. */
     void (*waited)(void *user);
 };
 
-/* A rank of the job, as far as slots concern it. */
+/* The rank at a seat, as far as slots concern it. */
 struct engine_slots_rank {
     const struct engine_regions *regions; /* NULL: not here yet, or freed */
     pid_t pid;
@@ -90,7 +90,7 @@ struct engine_slot {
     uint32_t everybody;          /* a bit per member */
     uint32_t turn;               /* that the grant is for */
     uint32_t held_turn; /* 1 + the turn at which ranks held chunks at the last look; 0: none */
-    int32_t lacking;  /* 1 + a rank: the medium op fails because a page of its memory was missing */
+    int32_t lacking;  /* 1 + a seat: the medium op fails because a page of its memory was missing */
     uint64_t warn_ns; /* when to warn (again) of ranks that hold chunks */
     uint32_t full_turn;
     uint64_t full_ns; /* since when it has been seen full at that turn; 0: not yet */
@@ -103,7 +103,7 @@ struct engine_slots_seen {
 
 struct engine_slots {
     const char *job; /* for the log */
-    int32_t size;    /* ranks of the job */
+    uint32_t seats;  /* of this node */
     struct engine_order *order;
     struct engine_stats *stats;
     struct sd_event *event;
@@ -113,9 +113,9 @@ struct engine_slots {
     bool withheld; /* no grants for now */
 
     bool on;
-    struct engine_slots_rank ranks[HVI_SLOT_RANKS + 1];
-    struct engine_slots_seen *seen; /* [size] */
-    struct hvi_slot_lag *lags_seen; /* [size][size] */
+    struct engine_slots_rank ranks[HVI_SLOT_RANKS + 1]; /* by seat */
+    struct engine_slots_seen *seen;                     /* [seats] */
+    struct hvi_slot_lag *lags_seen;                     /* [seats][seats] */
     struct hvi_slots map;
     struct engine_region region; /* the same memory, for operands */
     uint32_t used;               /* slots that were ever given out */
@@ -135,21 +135,16 @@ struct engine_slots {
 void engine_slots_start(struct engine_slots *slots);
 void engine_slots_stop(struct engine_slots *slots);
 /* The rank has come. `regions` and `pid_fd` (-1: none) stay the caller's. */
-void engine_slots_come(struct engine_slots *slots, int32_t rank,
+void engine_slots_come(struct engine_slots *slots, engine_seat seat, int32_t rank,
                        const struct engine_regions *regions, pid_t pid, int pid_fd);
-/* The rank's session is over, or the rank will never have one. */
-void engine_slots_leave(struct engine_slots *slots, int32_t rank);
+/* The session of the seat's rank is over, or that will never have one. */
+void engine_slots_leave(struct engine_slots *slots, engine_seat seat);
 /* The caller frees the rank's regions and descriptor: only while .closing is 0. */
-void engine_slots_forget(struct engine_slots *slots, int32_t rank);
-/* The rank has a session that is not over. */
-static inline bool engine_slots_is_here(const struct engine_slots *slots, int32_t rank)
+void engine_slots_forget(struct engine_slots *slots, engine_seat seat);
+/* The seat's rank has a session that is not over. */
+static inline bool engine_slots_is_here(const struct engine_slots *slots, engine_seat seat)
 {
-    return slots->ranks[rank].regions && !slots->ranks[rank].over;
-}
-/* What indexes a member's row, block and bit: ranks stand for seats in this room. */
-static inline int32_t engine_slots_row(const struct engine_set *set, uint32_t member)
-{
-    return engine_rank_is_seat(set->seats[member]);
+    return slots->ranks[seat.n].regions && !slots->ranks[seat.n].over;
 }
 /* While grants are withheld none is given, and all that are out come back: every op passes the engine. */
 void engine_slots_withhold(struct engine_slots *slots, bool withheld);
@@ -162,7 +157,7 @@ void engine_slots_revoke(struct engine_slots *slots, const struct engine_part *p
 void engine_slots_revoke_set(struct engine_slots *slots, const struct engine_set *set);
 void engine_slots_revoke_all(struct engine_slots *slots);
 /* The rank wants its op back: if that still waits in a slot for others, it is a part from now on. */
-void engine_slots_revoke_op(struct engine_slots *slots, int32_t rank, uint64_t cookie);
+void engine_slots_revoke_op(struct engine_slots *slots, engine_seat seat, uint64_t cookie);
 /* The tensor goes: as order/tensor.h's gone; the user is a struct engine_slots. */
 void engine_slots_tensor_gone(void *user, struct engine_tensor *tensor);
 /* The set goes: its unnamed slots, that is. Nobody waits there any more. */
@@ -170,7 +165,7 @@ void engine_slots_release_set(struct engine_slots *slots, struct engine_set *set
 /* Adds what ranks did in slots to their rows and traces: before anybody reads these. */
 void engine_slots_fold(struct engine_slots *slots);
 /* The trace alone of one rank: before something later is added to it. */
-void engine_slots_fold_trace(struct engine_slots *slots, int32_t rank);
+void engine_slots_fold_trace(struct engine_slots *slots, engine_seat seat);
 /* Ends the medium ops that still run in revoked slots, although ranks hold chunks: they fail. */
 void engine_slots_give_up(struct engine_slots *slots);
 /* Does what can be done of medium ops that run: a rank is about to go. */
@@ -187,7 +182,7 @@ uint64_t engine_slots_oldest_ns(const struct engine_slots *slots, uint32_t index
 /* The rank's region with this id; NULL: there is none, or it is the inline area, or the rank has no memory
  * here any more. A rank that is gone may still have some: while medium ops run, ended sessions are kept,
  * with their regions. */
-struct engine_region *engine_slots_region(const struct engine_slots *slots, int32_t rank,
+struct engine_region *engine_slots_region(const struct engine_slots *slots, engine_seat seat,
                                           uint32_t id);
 enum engine_slot_outcome {
     ENGINE_SLOT_RUNS, /* there is more to do (.busy), or ranks hold chunks of it */
@@ -217,7 +212,7 @@ static inline bool engine_slot_is_medium(const struct engine_slot *slot)
 /* A medium op of which ranks hold chunks. */
 struct engine_held {
     struct engine_slot *slot;
-    uint32_t holders;  /* a bit per rank of the job */
+    uint32_t holders;  /* a bit per seat */
     uint64_t since_ns; /* when its first rank submitted it */
     char name[HVI_NAME_MAX + 1];
 };

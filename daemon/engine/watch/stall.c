@@ -77,7 +77,7 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
         label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
         if (found == 0)
             engine_sentence_append(sentence, "\n%d: [",
-                                   engine_roster_rank(round->watch->order->roster, seat));
+                                   engine_rank_at(round->watch->sessions, seat)->rank);
         engine_sentence_append(sentence, "%s%s", found > 0 ? ", " : "",
                                found < NAMES_SHOWN ? label : "...");
         found++;
@@ -103,7 +103,7 @@ static void describe_round(const struct round *round, uint64_t chosen, char *tex
         "indicate that different ranks are trying to submit different tensors or that only "
         "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
         (double)round->watch->stall_warn_ns / (double)HVI_NS_SEC);
-    for (uint16_t i = 0; i < round->watch->order->roster->seats; i++)
+    for (uint16_t i = 0; i < round->watch->sessions->seats; i++)
         append_missing(&sentence, round, chosen, (engine_seat){i});
     cut_whole(&sentence);
 }
@@ -127,7 +127,7 @@ static void notify_ranks(struct engine_watch *watch, const struct round *round)
 
     msg.notice.status = HVI_INPROGRESS;
     msg.notice.rank = -1;
-    for (uint16_t i = 0; i < watch->order->roster->seats; i++) {
+    for (uint16_t i = 0; i < watch->sessions->seats; i++) {
         const engine_seat seat = {i};
         const struct engine_session *session = engine_rank_at(watch->sessions, seat)->session;
         uint64_t chosen = ops_of(round, seat);
@@ -257,13 +257,13 @@ static void describe_holders(const struct engine_watch *watch, const struct engi
 
     engine_sentence_append(&sentence, "%s '%.*s' waits for", hvi_kind_text(held->slot->agreed.kind),
                            (int)NAME_SHOWN, held->name);
-    for (uint16_t i = 0; i < watch->order->roster->seats; i++) {
+    for (uint16_t i = 0; i < watch->sessions->seats; i++) {
         const engine_seat seat = {i};
         if ((held->holders >> i & 1u) == 0)
             continue;
         pid_t pid = engine_rank_at(watch->sessions, seat)->pid;
         engine_sentence_append(&sentence, " rank %d (pid %d, %s)",
-                               engine_roster_rank(watch->order->roster, seat), (int)pid,
+                               engine_rank_at(watch->sessions, seat)->rank, (int)pid,
                                hvi_process_state_text(hvi_process_state(pid)));
     }
     engine_sentence_append(&sentence, ", in the middle of its part of the reduction");

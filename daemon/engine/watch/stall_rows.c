@@ -44,7 +44,7 @@ const char *engine_stall_kind(const struct engine_op *op)
 /* By seat: the oldest op that each rank has submitted and that still waits; NULL without memory. */
 static const struct engine_op **oldest_ops(const struct engine_watch *watch)
 {
-    const struct engine_op **oldest = calloc(watch->order->roster->seats, sizeof *oldest);
+    const struct engine_op **oldest = calloc(watch->sessions->seats, sizeof *oldest);
 
     for (const struct engine_op *op = watch->order->waiting_first; oldest && op; op = op->next) {
         uint32_t members = op->set->places;
@@ -77,7 +77,7 @@ static void fill_missing(const struct engine_watch *watch, engine_seat seat,
 {
     const struct engine_rank *slot = engine_rank_at(watch->sessions, seat);
 
-    missing->rank = engine_roster_rank(watch->order->roster, seat);
+    missing->rank = engine_rank_at(watch->sessions, seat)->rank;
     missing->pid = slot->session ? slot->pid : 0;
     if (!slot->session) {
         snprintf(missing->process, sizeof missing->process, "absent");

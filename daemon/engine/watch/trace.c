@@ -31,9 +31,9 @@ int engine_trace_rows(struct engine_watch *watch, int32_t rank, uint32_t limit, 
     reader.rows = calloc(reader.limit, sizeof *reader.rows);
     if (!reader.rows)
         return HVI_ERR_NO_MEMORY;
-    for (uint16_t i = 0; i < watch->order->roster->seats; i++) {
+    for (uint16_t i = 0; i < watch->sessions->seats; i++) {
         const engine_seat seat = {i};
-        int32_t here = engine_roster_rank(watch->order->roster, seat);
+        int32_t here = engine_rank_at(watch->sessions, seat)->rank;
         const struct engine_session *session = engine_rank_at(watch->sessions, seat)->session;
         if (rank >= 0 && rank != here)
             continue;

@@ -425,6 +425,7 @@ END_TEST
 START_TEST(ops_bytes_and_lag_are_counted_per_rank)
 {
     struct hvi_rank_row *rows;
+    size_t count = 0;
 
     hvt_bench_init(&bench, 2);
     struct hvi_submission early = make(0, HVI_KIND_ALLREDUCE, 8, "w1");
@@ -434,7 +435,8 @@ START_TEST(ops_bytes_and_lag_are_counted_per_rank)
     while (hvi_clock_ns() < late.submit_ns) {
     }
     submit(1, late);
-    ck_assert_int_eq(engine_rank_rows(&bench.engine->sessions, &rows), HVI_OK);
+    ck_assert_int_eq(engine_rank_rows(&bench.engine->sessions, &rows, &count), HVI_OK);
+    ck_assert_uint_eq(count, 2);
     ck_assert_uint_eq(rows[0].ops, 1);
     ck_assert_uint_eq(rows[1].bytes, 32);
     ck_assert_uint_eq(rows[0].lag_max_ns, 0);

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The room slots/ by itself: the test is the ranks, and what slots call. One test per step of a slot's
- * life, those it must not take included. */
+ * life, those it must not take included.
+ *
+ * Every test is done twice: on a node that has the whole job, whose seats are the ranks, and on one of many
+ * whose seats 0 to 3 are the ranks 5, 2, 900000 and 7 of a million, in a set of these. In the tests a number
+ * is a member's place. */
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -31,12 +35,13 @@ static struct engine_slots slots;
 static struct engine_regions regions[RANKS];
 static unsigned char inline_areas[RANKS][INLINE];
 static float *memory[RANKS]; /* region 1 of each rank */
+static struct engine_set *members;
 static sd_event *event;
 
 /* ---- what slots call ---- */
 
 static struct injected {
-    int32_t rank;
+    uint16_t seat;
     uint64_t cookie, number, in_offset;
     struct engine_region *in;
 } injected[16];
@@ -44,14 +49,14 @@ static uint32_t injections, violations, dooms, rings, waits;
 static int32_t lacking; /* as the last part that was injected has met it */
 static void (*on_inject)(struct engine_tensor *tensor);
 
-static void inject(void *user, int32_t rank, const struct hvi_submission *copy,
+static void inject(void *user, engine_seat seat, const struct hvi_submission *copy,
                    const struct engine_operands *operands, struct engine_set *set,
                    struct engine_tensor *tensor)
 {
     (void)user;
-    ck_assert_ptr_eq(set, order.sets.by_id[0]);
+    ck_assert_ptr_eq(set, members);
     ck_assert_uint_lt(injections, 16);
-    injected[injections++] = (struct injected){.rank = rank,
+    injected[injections++] = (struct injected){.seat = seat.n,
                                                .cookie = copy->cookie,
                                                .number = copy->anon_seq,
                                                .in_offset = copy->in_offset,
@@ -62,21 +67,21 @@ static void inject(void *user, int32_t rank, const struct hvi_submission *copy,
     engine_tensor_put(&order.tensors, tensor);
 }
 
-static void violation(void *user, int32_t rank, const char *reason)
+static void violation(void *user, engine_seat seat, const char *reason)
 {
-    (void)user, (void)rank, (void)reason;
+    (void)user, (void)seat, (void)reason;
     violations++;
 }
 
-static void doom(void *user, int32_t rank, const char *reason)
+static void doom(void *user, engine_seat seat, const char *reason)
 {
-    (void)user, (void)rank, (void)reason;
+    (void)user, (void)seat, (void)reason;
     dooms++;
 }
 
-static void ring(void *user, int32_t rank)
+static void ring(void *user, engine_seat seat)
 {
-    (void)user, (void)rank;
+    (void)user, (void)seat;
     rings++;
 }
 
@@ -91,6 +96,12 @@ static const struct engine_slots_calls calls = {
 
 /* ---- the ranks ---- */
 
+/* Of a member. */
+static engine_seat seat_of(int32_t member)
+{
+    return members->seats[member];
+}
+
 static void add_memory(int32_t rank)
 {
     struct hvi_region region;
@@ -102,13 +113,13 @@ static void add_memory(int32_t rank)
     hvi_region_fini(&region);
 }
 
-static void set_up(void)
+static void set_up(int32_t size, const int32_t *ranks)
 {
     memset(&slots, 0, sizeof slots);
     memset(&order, 0, sizeof order);
     injections = violations = dooms = rings = waits = 0;
     on_inject = NULL;
-    ck_assert_int_eq(engine_roster_init(&roster, RANKS, NULL, RANKS), HVI_OK);
+    ck_assert_int_eq(engine_roster_init(&roster, size, ranks, RANKS), HVI_OK);
     ck_assert_int_eq(engine_order_init(&order, "job", &roster, &sink, &observer, NULL), HVI_OK);
     ck_assert_int_eq(engine_stats_init(&stats, RANKS), HVI_OK);
     ck_assert_int_ge(sd_event_new(&event), 0);
@@ -116,18 +127,40 @@ static void set_up(void)
     order.tensors.gone = engine_slots_tensor_gone;
     order.tensors.gone_user = &slots;
     slots.job = "job";
-    slots.size = RANKS;
+    slots.seats = RANKS;
     slots.order = &order;
     slots.stats = &stats;
     slots.event = event;
     slots.calls = &calls;
     engine_slots_start(&slots);
     ck_assert(slots.on);
-    for (int32_t rank = 0; rank < RANKS; rank++) {
-        engine_regions_init(&regions[rank], inline_areas[rank]);
-        add_memory(rank);
-        engine_slots_come(&slots, rank, &regions[rank], getpid(), -1);
+}
+
+static void come(void)
+{
+    for (int32_t i = 0; i < RANKS; i++) {
+        engine_regions_init(&regions[i], inline_areas[i]);
+        add_memory(i);
+        engine_slots_come(&slots, seat_of(i), members->ranks[i], &regions[i], getpid(), -1);
+        ck_assert_int_eq(hvi_slots_find_seat(&slots.map, members->ranks[i]), seat_of(i).n);
     }
+}
+
+static void set_up_alone(void)
+{
+    set_up(RANKS, NULL);
+    members = order.sets.by_id[0];
+    come();
+}
+
+static void set_up_among_others(void)
+{
+    static const int32_t ranks[RANKS] = {5, 2, 900000, 7};
+    static const int64_t ascending[RANKS] = {2, 5, 7, 900000};
+
+    set_up(1000000, ranks);
+    ck_assert_int_eq(engine_sets_add(&order.sets, ascending, RANKS, &members), HVI_OK);
+    come();
 }
 
 static void tear_down(void)
@@ -151,17 +184,17 @@ struct ended {
 static struct ended ended_op(struct engine_tensor *tensor, uint16_t kind, uint64_t bytes)
 {
     struct ended ended = {
-        .op = {.kind = kind, .set = order.sets.by_id[0], .tensor = tensor, .parts_present = RANKS}};
+        .op = {.kind = kind, .set = members, .tensor = tensor, .parts_present = RANKS}};
 
     for (int32_t rank = 0; rank < RANKS; rank++) {
         struct engine_slots_share *share = &ended.shares[rank];
         share->share.in = share->share.out = (struct engine_operand){
             .kind = ENGINE_OPERAND_MAPPED, .region = engine_regions_find(&regions[rank], 1)};
-        share->share.part.rank = rank;
+        share->share.part.rank = members->ranks[rank];
         share->share.part.place = (uint16_t)rank;
-        share->share.part.seat = engine_seat_is_rank(rank);
+        share->share.part.seat = seat_of(rank);
         share->share.part.in_bytes = bytes;
-        share->share.part.set = order.sets.by_id[0];
+        share->share.part.set = members;
         share->share.part.tensor = tensor;
         share->share.part.copy.kind = kind;
         share->share.part.copy.dtype = HVI_DTYPE_FLOAT32;
@@ -197,12 +230,12 @@ static struct engine_slot *grant_for(struct engine_tensor *tensor, uint64_t byte
 
 static struct engine_tensor *named(const char *name)
 {
-    return engine_tensor_get_named(&order.tensors, 0, name, (uint32_t)strlen(name));
+    return engine_tensor_get_named(&order.tensors, members->serial, name, (uint32_t)strlen(name));
 }
 
 static struct engine_tensor *unnamed(uint64_t number)
 {
-    return engine_tensor_get_anon(&order.tensors, 0, HVI_KIND_ALLREDUCE, number);
+    return engine_tensor_get_anon(&order.tensors, members->serial, HVI_KIND_ALLREDUCE, number);
 }
 
 static uint32_t index_of(const struct engine_slot *slot)
@@ -210,9 +243,14 @@ static uint32_t index_of(const struct engine_slot *slot)
     return engine_slot_index(&slots, slot);
 }
 
+static struct hvi_slot_part *part_of(const struct engine_slot *slot, int32_t member)
+{
+    return hvi_slot_part(&slots.map, index_of(slot), seat_of(member).n);
+}
+
 static enum hvi_slot_arrival arrive(const struct engine_slot *slot, int32_t rank, uint64_t age_ns)
 {
-    struct hvi_slot_part *part = hvi_slot_part(&slots.map, index_of(slot), (uint32_t)rank);
+    struct hvi_slot_part *part = part_of(slot, rank);
     const struct hvi_slot_operands said = {.in_region = 1, .out_region = 1};
 
     part->submit_ns = hvi_clock_ns() - age_ns;
@@ -243,7 +281,7 @@ static void look(void)
 static void revoke_slot(struct engine_tensor *tensor)
 {
     const struct engine_part part = {
-        .set = order.sets.by_id[0], .tensor = tensor, .copy.anon_seq = tensor->anon_seq};
+        .set = members, .tensor = tensor, .copy.anon_seq = tensor->anon_seq};
 
     engine_slots_revoke(&slots, &part);
 }
@@ -395,11 +433,12 @@ START_TEST(those_who_arrived_become_parts_with_what_they_brought)
     ck_assert_uint_eq(injections, 2);
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t rank = 1 + 2 * i;
-        ck_assert_int_eq(injected[i].rank, (int32_t)rank);
+        ck_assert_uint_eq(injected[i].seat, seat_of((int32_t)rank).n);
         ck_assert_uint_eq(injected[i].cookie, 100 + rank);
         ck_assert_ptr_eq(injected[i].in, &slots.region);
-        ck_assert_ptr_eq(base + injected[i].in_offset,
-                         hvi_slot_payload(&slots.map, index_of(slot), rank, SMALL));
+        ck_assert_ptr_eq(
+            base + injected[i].in_offset,
+            hvi_slot_payload(&slots.map, index_of(slot), seat_of((int32_t)rank).n, SMALL));
     }
     ck_assert_int_eq(slot->state, ENGINE_SLOT_IDLE);
     ck_assert_uint_eq(tensor->refs, 1);
@@ -429,10 +468,10 @@ START_TEST(a_rank_whose_session_is_over_brings_nothing)
 
     arrive(slot, 0, 0);
     arrive(slot, 2, 0);
-    engine_slots_leave(&slots, 2);
+    engine_slots_leave(&slots, seat_of(2));
     engine_slots_revoke_all(&slots);
     ck_assert_uint_eq(injections, 1);
-    ck_assert_int_eq(injected[0].rank, 0);
+    ck_assert_uint_eq(injected[0].seat, seat_of(0).n);
     engine_tensor_put(&order.tensors, tensor);
 }
 END_TEST
@@ -454,7 +493,7 @@ START_TEST(a_full_slot_that_is_revoked_is_used_again_when_every_rank_has_left_it
     take_all_but(slot);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         ck_assert_ptr_null(grant_for(other, SMALL));
-        atomic_store(&hvi_slot_part(&slots.map, index_of(slot), rank)->cookie, 0);
+        atomic_store(&part_of(slot, (int32_t)rank)->cookie, 0);
     }
     ck_assert_ptr_eq(grant_for(other, SMALL), slot);
     engine_tensor_put(&order.tensors, other);
@@ -468,17 +507,17 @@ START_TEST(a_rank_takes_back_its_own_op_and_only_while_others_are_missing)
     struct engine_slot *slot = grant_for(tensor, SMALL);
 
     arrive(slot, 0, 0);
-    engine_slots_revoke_op(&slots, 0, 77);
-    engine_slots_revoke_op(&slots, 1, 100);
+    engine_slots_revoke_op(&slots, seat_of(0), 77);
+    engine_slots_revoke_op(&slots, seat_of(1), 100);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_OPEN);
     for (int32_t rank = 1; rank < RANKS; rank++)
         arrive(slot, rank, 0);
-    engine_slots_revoke_op(&slots, 0, 100);
+    engine_slots_revoke_op(&slots, seat_of(0), 100);
     ck_assert_msg(slot->state == ENGINE_SLOT_OPEN, "a full slot has a rank at work");
     ck_assert(hvi_slot_publish(&slots.map, index_of(slot), slot->turn, EVERYBODY));
     slot->turn = hvi_slot_view(&slots.map, index_of(slot)).turn;
     arrive(slot, 0, 0);
-    engine_slots_revoke_op(&slots, 0, 100);
+    engine_slots_revoke_op(&slots, seat_of(0), 100);
     ck_assert_uint_eq(injections, 1);
     engine_tensor_put(&order.tensors, tensor);
 }
@@ -490,13 +529,13 @@ START_TEST(a_tensor_that_goes_takes_its_grant_with_it)
 {
     struct engine_tensor *tensor = named("w");
     struct engine_slot *slot = grant_for(tensor, SMALL);
-    uint32_t refs = order.sets.by_id[0]->refs;
+    uint32_t refs = members->refs;
 
     engine_tensor_put(&order.tensors, tensor);
     ck_assert_ptr_null(slot->owner);
     ck_assert_int_eq(sight(slot), HVI_SLOT_REVOKED);
     ck_assert_uint_eq(slots.open, 0);
-    ck_assert_uint_eq(order.sets.by_id[0]->refs, refs - 1);
+    ck_assert_uint_eq(members->refs, refs - 1);
 }
 END_TEST
 
@@ -509,7 +548,7 @@ START_TEST(a_slot_is_given_to_others_when_every_rank_has_left_it)
     engine_tensor_put(&order.tensors, tensor);
     take_all_but(slot);
     ck_assert_ptr_null(grant_for(other, SMALL));
-    atomic_store(&hvi_slot_part(&slots.map, index_of(slot), 2)->cookie, 0);
+    atomic_store(&part_of(slot, 2)->cookie, 0);
     ck_assert_ptr_eq(grant_for(other, SMALL), slot);
     engine_tensor_put(&order.tensors, other);
 }
@@ -520,7 +559,7 @@ END_TEST
 START_TEST(unnamed_ops_share_a_slot_and_an_overtaken_one_gets_no_grant)
 {
     struct engine_tensor *first = unnamed(1), *second = unnamed(2);
-    struct engine_set *set = order.sets.by_id[0];
+    struct engine_set *set = members;
 
     revoke_slot(second); /* a rank has submitted number 2 through its ring */
     ck_assert_ptr_null(grant_for(first, SMALL));
@@ -539,7 +578,7 @@ END_TEST
 
 START_TEST(an_unnamed_slot_whose_grant_was_of_no_use_is_paused_for_longer_each_time)
 {
-    struct engine_set *set = order.sets.by_id[0];
+    struct engine_set *set = members;
     uint32_t held_back[3] = {0};
     uint64_t number = 1;
 
@@ -684,12 +723,12 @@ START_TEST(slots_in_which_ranks_stand_are_looked_at_until_none_does_any_more)
     int enabled = SD_EVENT_OFF;
 
     arrive(slot, 0, 0);
-    hvi_slot_part(&slots.map, index_of(slot), 0)->submit_ns += 60 * HVI_NS_SEC; /* it stays young */
+    part_of(slot, 0)->submit_ns += 60 * HVI_NS_SEC; /* it stays young */
     look();
     tick();
     ck_assert_uint_eq(waits, 1);
     ck_assert_uint_eq(atomic_load(&slots.map.rank[3].patrolled), 1);
-    hvi_slot_part(&slots.map, index_of(slot), 0)->submit_ns -= 60 * HVI_NS_SEC + OLD_NS;
+    part_of(slot, 0)->submit_ns -= 60 * HVI_NS_SEC + OLD_NS;
     tick();
     ck_assert_uint_eq(injections, 1);
     for (uint32_t i = 0; i < HVI_TUNED_QUIET; i++)
@@ -756,7 +795,8 @@ static struct engine_slot *start_medium(struct engine_tensor *tensor)
 
 static uint32_t claim(const struct engine_slot *slot, uint32_t rank)
 {
-    return hvi_slot_claim(&slots.map, index_of(slot), slot->turn, chunks, 1 + rank);
+    return hvi_slot_claim(&slots.map, index_of(slot), slot->turn, chunks,
+                          1u + seat_of((int32_t)rank).n);
 }
 
 static void expect_sum(void)
@@ -816,7 +856,7 @@ START_TEST(who_holds_a_chunk_is_found_by_those_who_watch)
     cursor = 0;
     ck_assert(engine_slots_next_held(&slots, &cursor, &held));
     ck_assert_ptr_eq(held.slot, slot);
-    ck_assert_uint_eq(held.holders, 1u << 2);
+    ck_assert_uint_eq(held.holders, 1u << seat_of(2).n);
     ck_assert_str_eq(held.name, "w");
     ck_assert(!engine_slots_next_held(&slots, &cursor, &held));
     look();
@@ -833,7 +873,7 @@ static void expect_failure(struct engine_slot *slot)
     engine_slots_revoke_all(&slots);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_FAILING);
     ck_assert_uint_eq(injections, 0);
-    engine_order_break(&order, HVI_ERR_RANK_LOST, 3, "rank 3 is lost");
+    engine_order_break(&order, HVI_ERR_RANK_LOST, members->ranks[3], "rank 3 is lost");
     engine_slots_revoke_all(&slots);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_FREE);
     ck_assert_uint_eq(injections, RANKS - 1);
@@ -846,10 +886,10 @@ START_TEST(an_op_whose_holder_is_lost_fails_once_it_is_known_what_broke_the_job)
     struct engine_slot *slot = start_medium(tensor);
 
     claim(slot, 3);
-    engine_slots_leave(&slots, 3);
+    engine_slots_leave(&slots, seat_of(3));
     engine_slots_revoke_all(&slots);
     ck_assert_msg(slot->state == ENGINE_SLOT_CLOSING, "a thread of rank 3 may still be at work");
-    slots.ranks[3].over_ns -= 2 * HVI_NS_SEC;
+    slots.ranks[seat_of(3).n].over_ns -= 2 * HVI_NS_SEC;
     expect_failure(slot);
     engine_tensor_put(&order.tensors, tensor);
 }
@@ -860,8 +900,8 @@ START_TEST(an_op_whose_memory_is_gone_fails_once_it_is_known_what_broke_the_job)
     struct engine_tensor *tensor = named("w");
     struct engine_slot *slot = start_medium(tensor);
 
-    engine_slots_leave(&slots, 3);
-    engine_slots_forget(&slots, 3);
+    engine_slots_leave(&slots, seat_of(3));
+    engine_slots_forget(&slots, seat_of(3));
     expect_failure(slot);
     engine_tensor_put(&order.tensors, tensor);
 }
@@ -875,7 +915,7 @@ START_TEST(a_holder_that_is_given_up_fails_its_op_and_costs_its_slot)
     claim(slot, 1);
     engine_slots_revoke_all(&slots);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_CLOSING);
-    engine_order_break(&order, HVI_ERR_RANK_LOST, 0, "rank 0 broke the protocol");
+    engine_order_break(&order, HVI_ERR_RANK_LOST, members->ranks[0], "rank 0 broke the protocol");
     engine_slots_give_up(&slots);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_FREE);
     ck_assert_uint_eq(injections, RANKS);
@@ -888,10 +928,10 @@ START_TEST(an_op_of_which_a_page_is_missing_fails_at_once_and_its_slot_is_good_a
     struct engine_tensor *tensor = named("w");
     struct engine_slot *slot = start_medium(tensor);
 
-    hvi_slot_give_up(&slots.map, index_of(slot), slot->turn, claim(slot, 1), 2);
+    hvi_slot_give_up(&slots.map, index_of(slot), slot->turn, claim(slot, 1), seat_of(2).n);
     look();
     ck_assert_uint_eq(injections, RANKS);
-    ck_assert_int_eq(lacking, 1 + 2);
+    ck_assert_int_eq(lacking, 1 + seat_of(2).n);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_IDLE);
     ck_assert_int_eq(sight(slot), HVI_SLOT_REVOKED);
     ck_assert_ptr_eq(grant_for(tensor, MEDIUM), slot);
@@ -934,8 +974,7 @@ START_TEST(an_impossible_operand_is_its_ranks_end_and_the_ops)
     struct engine_tensor *tensor = named("w");
     struct engine_slot *slot = start_medium(tensor);
 
-    memcpy(hvi_slot_part(&slots.map, index_of(slot), 1)->payload, &impossible[_i],
-           sizeof impossible[_i]);
+    memcpy(part_of(slot, 1)->payload, &impossible[_i], sizeof impossible[_i]);
     look();
     ck_assert_uint_ge(dooms, 1);
     ck_assert_int_eq(slot->state, ENGINE_SLOT_FAILING);
@@ -966,12 +1005,11 @@ START_TEST(a_slot_whose_tensor_goes_while_it_closes_is_nobodys_afterwards)
 }
 END_TEST
 
-int main(void)
+static TCase *tests(const char *name, void (*begin)(void))
 {
-    Suite *suite = suite_create("engine/slots");
-    TCase *tcase = tcase_create("slots");
+    TCase *tcase = tcase_create(name);
 
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_checked_fixture(tcase, begin, tear_down);
     tcase_add_test(tcase, an_op_that_ends_well_opens_a_slot_once);
     tcase_add_test(tcase, an_op_that_slots_are_not_for_gets_no_grant);
     tcase_add_test(tcase, a_broken_job_gives_no_grants);
@@ -1011,6 +1049,30 @@ int main(void)
     tcase_add_loop_test(tcase, an_impossible_operand_is_its_ranks_end_and_the_ops, 0,
                         sizeof impossible / sizeof impossible[0]);
     tcase_add_test(tcase, a_slot_whose_tensor_goes_while_it_closes_is_nobodys_afterwards);
-    suite_add_tcase(suite, tcase);
+    return tcase;
+}
+
+START_TEST(a_set_with_members_on_other_nodes_gets_no_grant)
+{
+    static const int64_t ranks[] = {2, 3, 5, 7, 900000};
+    struct engine_tensor *tensor = named("w");
+    struct ended ended = ended_op(tensor, HVI_KIND_ALLREDUCE, SMALL);
+
+    ck_assert_int_eq(engine_sets_add(&order.sets, ranks, RANKS + 1, &ended.op.set), HVI_OK);
+    ended.op.parts_present = RANKS + 1;
+    ck_assert_ptr_null(grant(&ended));
+    ck_assert_ptr_nonnull(grant_for(tensor, SMALL));
+    engine_tensor_put(&order.tensors, tensor);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/slots");
+    TCase *among_others = tests("among others", set_up_among_others);
+
+    suite_add_tcase(suite, tests("alone", set_up_alone));
+    tcase_add_test(among_others, a_set_with_members_on_other_nodes_gets_no_grant);
+    suite_add_tcase(suite, among_others);
     return hvt_run_suite(suite);
 }

@@ -19,7 +19,7 @@
 
 static struct hvi_slots map;
 static struct hvi_region regions[RANKS];
-static const int32_t all[RANKS] = {0, 1, 2, 3};
+static const uint8_t all[RANKS] = {0, 1, 2, 3};
 static uint32_t asked;
 
 static void set_up(void)
@@ -70,7 +70,7 @@ START_TEST(a_small_op_is_one_chunk_of_the_payloads)
     const float *result = (float *)(void *)hvi_slot_result(&map, SLOT, bytes);
 
     bring(bytes);
-    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, all, RANKS);
+    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, all, RANKS, 0);
     for (uint64_t i = 0; i < bytes / sizeof(float); i++)
         ck_assert_float_eq(result[i], 10 * (float)i);
 }
@@ -78,12 +78,12 @@ END_TEST
 
 START_TEST(a_small_op_of_some_ranks_is_of_those_alone)
 {
-    static const int32_t some[] = {1, 3};
+    static const uint8_t some[] = {3, 1};
     const struct hvi_agreement said = says(HVI_KIND_ALLREDUCE, 8);
     const float *result = (float *)(void *)hvi_slot_result(&map, SLOT, 8);
 
     bring(8);
-    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, some, 2);
+    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, some, 2, 0);
     ck_assert_float_eq(result[1], 6);
 }
 END_TEST
@@ -92,10 +92,10 @@ START_TEST(a_broadcast_is_the_roots_payload_bit_by_bit)
 {
     struct hvi_agreement said = says(HVI_KIND_BROADCAST, 100);
 
-    said.root = 2;
+    said.root = 70; /* a rank; what counts is its seat */
     said.dtype = HVI_DTYPE_BOOL;
     memset(hvi_slot_payload(&map, SLOT, 2, 100), 0xa5, 100);
-    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, all, RANKS);
+    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, all, RANKS, 2);
     ck_assert_mem_eq(hvi_slot_result(&map, SLOT, 100), hvi_slot_payload(&map, SLOT, 2, 100), 100);
 }
 END_TEST
@@ -104,18 +104,18 @@ START_TEST(a_barrier_moves_nothing)
 {
     const struct hvi_agreement said = says(HVI_KIND_BARRIER, 0);
 
-    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, all, RANKS);
+    hvi_run_small(&map, hvi_kernels_best(), &said, SLOT, all, RANKS, 0);
     ck_assert_uint_eq(hvi_slot_result(&map, SLOT, 0)[0], 0);
 }
 END_TEST
 
 /* ---- medium ---- */
 
-static const struct hvi_region *find(void *user, int32_t rank, uint32_t region)
+static const struct hvi_region *find(void *user, uint32_t member, uint32_t region)
 {
     (void)user;
     asked++;
-    return region == 1 ? &regions[rank] : NULL;
+    return region == 1 ? &regions[member] : NULL;
 }
 
 /* Where rank `rank` says that its operands are. */

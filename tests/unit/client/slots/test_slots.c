@@ -42,6 +42,7 @@ struct rank {
 static struct hvi_slots job; /* as the engine sees it */
 static struct hvi_bell_page page;
 static struct rank ranks[RANKS];
+static const uint8_t *seats; /* of the ranks */
 
 static void start(struct rank *rank, int number)
 {
@@ -55,7 +56,7 @@ static void start(struct rank *rank, int number)
     rank->link.identity.size = RANKS;
     rank->link.identity.rank = number;
     rank->link.bell = &page;
-    rank->link.channel.channel_index = (uint32_t)number;
+    rank->link.channel.channel_index = seats[number];
     pthread_mutex_init(&rank->link.mutex, NULL);
     client_memory_init(&rank->memory, &rank->link);
     ck_assert_int_eq(client_ops_init(&rank->ops, &rank->memory, number, RANKS), HVD_OK);
@@ -70,8 +71,26 @@ static void set_up(void)
     memset(&page, 0, sizeof page);
     unsetenv("HVD_EXPRESS");
     ck_assert_int_eq(hvi_slots_create(RANKS, &job), HVI_OK);
-    for (int i = 0; i < RANKS; i++)
+    for (int i = 0; i < RANKS; i++) {
+        hvi_slots_seat(&job, seats[i], i);
         start(&ranks[i], i);
+    }
+}
+
+static void set_up_in_order(void)
+{
+    static const uint8_t in_order[RANKS] = {0, 1, 2, 3};
+
+    seats = in_order;
+    set_up();
+}
+
+static void set_up_out_of_order(void)
+{
+    static const uint8_t out_of_order[RANKS] = {2, 0, 3, 1};
+
+    seats = out_of_order;
+    set_up();
 }
 
 static void tear_down(void)
@@ -169,7 +188,7 @@ static void complete(struct rank *rank, struct hvd_op *op, uint32_t turn)
 
     op->status = HVD_OK;
     client_slots_take_back(op);
-    client_grant_take(&rank->ops, op, &completion);
+    client_grant_take(&rank->slots, op, &completion);
     if (op->slot.brought)
         client_slots_landed(&rank->slots, op);
     client_op_land(&rank->ops, op);
@@ -248,10 +267,22 @@ START_TEST(ranks_with_a_grant_do_a_small_op_and_have_the_next_grant)
             client_op_release(&ranks[i].ops, ops[i]);
         }
     }
-    ck_assert_uint_eq(atomic_load(&job.rank[0].ops), 3);
-    ck_assert_uint_eq(atomic_load(&job.rank[0].bytes), 3 * bytes);
-    ck_assert_uint_eq(job.rank[2].trace[1].slot, SLOT);
-    ck_assert_uint_eq(job.rank[RANKS - 1].lag[RANKS - 1].last, 3);
+    ck_assert_uint_eq(atomic_load(&job.rank[seats[0]].ops), 3);
+    ck_assert_uint_eq(atomic_load(&job.rank[seats[0]].bytes), 3 * bytes);
+    ck_assert_uint_eq(job.rank[seats[2]].trace[1].slot, SLOT);
+    ck_assert_uint_eq(job.rank[seats[RANKS - 1]].lag[seats[RANKS - 1]].last, 3);
+}
+END_TEST
+
+/* Any rank may write what the engine has written there. */
+START_TEST(a_grant_of_a_set_whose_seats_are_not_known_is_of_no_use)
+{
+    atomic_store(&job.head->seated[seats[2]], 77);
+    grant("w", 8, false);
+    ck_assert(!submit(&ranks[0], "w", 8)->slot.active);
+    hvi_slots_seat(&job, seats[2], 2);
+    grant("v", 8, false);
+    ck_assert(submit(&ranks[0], "v", 8)->slot.active);
 }
 END_TEST
 
@@ -260,7 +291,7 @@ START_TEST(a_rank_that_arrives_unseen_asks_for_a_patrol)
     grant("w", 8, false);
     submit(&ranks[0], "w", 8);
     ck_assert(was_called());
-    atomic_store(&job.rank[1].patrolled, 1);
+    atomic_store(&job.rank[seats[1]].patrolled, 1);
     submit(&ranks[1], "w", 8);
     ck_assert(!was_called());
 }
@@ -312,7 +343,7 @@ START_TEST(a_grant_that_is_void_leaves_the_op_as_it_was)
     struct hvd_op *op = submit(&ranks[0], "w", 8);
     ck_assert(!op->slot.active && !op->slot.brought);
     ck_assert_ptr_null(op->out.shared);
-    ck_assert_uint_eq(atomic_load(&hvi_slot_part(&job, SLOT, 0)->cookie), 0);
+    ck_assert_uint_eq(atomic_load(&hvi_slot_part(&job, SLOT, seats[0])->cookie), 0);
     ck_assert_str_eq(client_names_text(op->name), "w");
 }
 END_TEST
@@ -326,10 +357,10 @@ START_TEST(an_op_whose_slot_is_revoked_is_the_engines_and_its_result_comes_from_
     client_slots_look(&ranks[0].slots, op);
     ck_assert(!op->slot.active && op->slot.brought);
     ck_assert_msg(was_called(), "it may have been a peer that wrote nonsense");
-    ((float *)(void *)hvi_slot_payload(&job, SLOT, 0, 8))[1] = 77;
+    ((float *)(void *)hvi_slot_payload(&job, SLOT, seats[0], 8))[1] = 77;
     complete(&ranks[0], op, 0);
     ck_assert_float_eq(ranks[0].out[1], 77);
-    ck_assert_uint_eq(atomic_load(&hvi_slot_part(&job, SLOT, 0)->cookie), 0);
+    ck_assert_uint_eq(atomic_load(&hvi_slot_part(&job, SLOT, seats[0])->cookie), 0);
     ck_assert(!submit(&ranks[0], "w", 8)->slot.active);
 }
 END_TEST
@@ -377,7 +408,7 @@ START_TEST(a_grant_for_no_slot_is_none)
     struct hvd_op *op = submit(&ranks[0], "w", 8);
     const struct hvi_completion completion = {.grant = HVI_SLOTS + 1};
 
-    client_grant_take(&ranks[0].ops, op, &completion);
+    client_grant_take(&ranks[0].slots, op, &completion);
     ck_assert(!client_names_grant(op->name)->valid);
 }
 END_TEST
@@ -392,7 +423,7 @@ START_TEST(an_unnamed_op_uses_the_grant_of_the_one_before_it)
     for (int i = 0; i < RANKS; i++)
         ops[i] = submit(&ranks[i], NULL, 8);
     ck_assert_uint_eq(ops[0]->anon_seq, 2);
-    ck_assert_uint_eq(hvi_slot_part(&job, SLOT, 1)->number, 2);
+    ck_assert_uint_eq(hvi_slot_part(&job, SLOT, seats[1])->number, 2);
     ck_assert_ptr_nonnull(client_grant_unnamed(world(&ranks[0]), HVI_KIND_ALLREDUCE)->standing);
     /* The next one looks whether the one that stands there is over. */
     ck_assert(submit(&ranks[0], NULL, 8)->slot.active);
@@ -617,7 +648,7 @@ START_TEST(a_rank_that_waited_at_once_does_not_call_the_engine_the_next_time)
     show_all();
     ranks[RANKS - 1].slots.prompt = true;
     for (int i = 0; i < RANKS; i++)
-        atomic_store(&job.rank[i].patrolled, 1);
+        atomic_store(&job.rank[seats[i]].patrolled, 1);
     start_medium(ops);
     ck_assert(!was_called());
     ops[0]->slot.submit_ns = hvi_clock_ns();
@@ -655,7 +686,7 @@ START_TEST(a_peer_that_says_an_impossible_place_is_left_to_the_engine)
 
     show_all();
     start_medium(ops);
-    memcpy(hvi_slot_part(&job, SLOT, 2)->payload, &at, sizeof at);
+    memcpy(hvi_slot_part(&job, SLOT, seats[2])->payload, &at, sizeof at);
     ck_assert_uint_eq(help(0, ops[0], UINT32_MAX), 0);
     ck_assert_int_eq(hvi_slot_holders(&job, SLOT, ops[0]->slot.turn, NULL), 0);
 }
@@ -693,7 +724,7 @@ START_TEST(a_page_that_is_missing_is_the_engines_affair)
     ck_assert_uint_eq(help(0, ops[0], UINT32_MAX), 0);
     ck_assert(was_called());
     ck_assert_uint_eq(hvi_slot_holders(&job, SLOT, ops[0]->slot.turn, &lacking), 0);
-    ck_assert_int_eq(lacking, 0);
+    ck_assert_int_eq(lacking, seats[0]);
     ck_assert_uint_eq(atomic_load(&ranks[0].memory.peers.working), 0);
     munmap(hole, MEDIUM);
     close(fd);
@@ -798,12 +829,12 @@ START_TEST(slots_that_are_none_are_refused)
 }
 END_TEST
 
-int main(void)
+static TCase *tests(const char *name, void (*begin)(void))
 {
-    Suite *suite = suite_create("client/slots");
-    TCase *tcase = tcase_create("slots");
+    TCase *tcase = tcase_create(name);
 
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_checked_fixture(tcase, begin, tear_down);
+    tcase_add_test(tcase, a_grant_of_a_set_whose_seats_are_not_known_is_of_no_use);
     tcase_add_loop_test(tcase, ranks_with_a_grant_do_a_small_op_and_have_the_next_grant, 0, 3);
     tcase_add_test(tcase, a_rank_that_arrives_unseen_asks_for_a_patrol);
     tcase_add_loop_test(tcase, an_op_that_says_something_else_has_no_use_for_the_grant, 0, 8);
@@ -838,6 +869,14 @@ int main(void)
     tcase_add_test(tcase, a_small_op_has_no_chunks);
     tcase_add_loop_test(tcase, an_op_that_a_lost_engine_leaves_is_closed_or_done, 0, 2);
     tcase_add_test(tcase, slots_that_are_none_are_refused);
-    suite_add_tcase(suite, tcase);
+    return tcase;
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("client/slots");
+
+    suite_add_tcase(suite, tests("seats in order", set_up_in_order));
+    suite_add_tcase(suite, tests("seats out of order", set_up_out_of_order));
     return hvt_run_suite(suite);
 }

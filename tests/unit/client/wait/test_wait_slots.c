@@ -44,6 +44,8 @@ static void grant(const char *name, uint32_t slot)
 static void set_up(void)
 {
     ck_assert_int_eq(hvi_slots_create(2, &job), HVI_OK);
+    hvi_slots_seat(&job, 0, 0);
+    hvi_slots_seat(&job, 1, 1);
     struct hvt_fake_script script = {.manual = true, .slots_fd = job.region.fd};
     fake = hvt_fake_start(&script);
     session = hvt_fake_open_as(fake, 0, 2);
