@@ -27,12 +27,13 @@ enum hvi_kind {
 #undef HVI_KIND
 };
 
-#define HVI_DIMS_MAX    8    /* dimensions of a tensor */
-#define HVI_NAME_MAX    1023 /* bytes of a tensor name, without the NUL */
-#define HVI_JOB_ID_MAX  127  /* bytes of a job id */
-#define HVI_JOB_KEY_MAX 127  /* bytes of a job key */
-#define HVI_RANKS_MAX   1024 /* ranks of one job on one node */
-#define HVI_TEXT_MAX    1023 /* bytes of an error sentence, without the NUL */
+#define HVI_DIMS_MAX      8         /* dimensions of a tensor */
+#define HVI_NAME_MAX      1023      /* bytes of a tensor name, without the NUL */
+#define HVI_JOB_ID_MAX    127       /* bytes of a job id */
+#define HVI_JOB_KEY_MAX   127       /* bytes of a job key */
+#define HVI_RANKS_MAX     1024      /* ranks of one job on one node */
+#define HVI_JOB_RANKS_MAX (1 << 20) /* on all nodes */
+#define HVI_TEXT_MAX      1023      /* bytes of an error sentence, without the NUL */
 
 /* Bytes of one element; 0 for a number that is no dtype. */
 uint32_t hvi_dtype_bytes(uint32_t dtype);

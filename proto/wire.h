@@ -103,6 +103,7 @@ struct hvi_rank_row {
     uint64_t ops, bytes, in_flight, lag_mean_ns, lag_max_ns, region_bytes;
     uint64_t lag_p50_ns, lag_p99_ns, lag_sum_ns, lag_ops, last_ops;
     uint64_t negotiated, replayed, express;
+    int32_t seat;
     char origin[HVI_WIRE_SHORT_TEXT];
     char text[256];
 };
@@ -250,7 +251,8 @@ struct hvi_engine_hello {
     size_t rank_count;
     char job_key_digest[HVI_WIRE_SHORT_TEXT];
     uint64_t started_ns;
-    bool beats; /* answers HVI_QUERY_ALIVE */
+    bool beats;    /* answers HVI_QUERY_ALIVE */
+    int32_t seats; /* 0: size */
 };
 
 /* Numbers equal the field numbers of Packet.body. */

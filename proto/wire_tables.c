@@ -47,7 +47,7 @@
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 #define STATUS_LEAST (-999)
-#define SIZE_MOST    1048576     /* ranks of a job over all nodes */
+#define SIZE_MOST    HVI_JOB_RANKS_MAX
 #define REGION_MOST  0xfffffffeu /* the last id means "no region" */
 #define THREADS_MOST 4096
 /* An adopted attach travels inside another packet, with some room for the rest. */
@@ -72,7 +72,7 @@ static const struct wire_field rank_row_fields[] = {
     U64(15, hvi_rank_row, lag_p99_ns),   U64(16, hvi_rank_row, lag_ops),
     U64(17, hvi_rank_row, last_ops),     U64(18, hvi_rank_row, lag_sum_ns),
     U64(19, hvi_rank_row, negotiated),   U64(20, hvi_rank_row, replayed),
-    U64(21, hvi_rank_row, express),
+    U64(21, hvi_rank_row, express),      NUMBER(22, hvi_rank_row, seat, 0, HVI_RANKS_MAX - 1),
 };
 static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
 
@@ -291,6 +291,7 @@ static const struct wire_field engine_hello_fields[] = {
     TEXT(8, hvi_engine_hello, job_key_digest, ANY),
     U64(9, hvi_engine_hello, started_ns),
     FLAG(10, hvi_engine_hello, beats),
+    NUMBER(11, hvi_engine_hello, seats, 0, HVI_RANKS_MAX),
 };
 static const struct wire_table engine_hello = TABLE(engine_hello, engine_hello_fields, 1);
 const struct wire_table hvi_wire_engine_hello_probe = {

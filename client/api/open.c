@@ -239,7 +239,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
 {
     struct client_address address = {.socket_fd = -1};
     int rc = client_identity_resolve(options, &session->link.identity);
-    if (rc != HVD_OK || (rc = client_identity_check_nodes(&session->link.identity)) != HVD_OK)
+    if (rc != HVD_OK)
         return rc;
     rc = make_alive_page(session);
     if (rc != HVD_OK)

@@ -251,11 +251,16 @@ static int check_pair(int status, const char *what, int rank, int size, const ch
 static int check(const struct client_identity *identity)
 {
     int rc;
-    if (identity->size < 1 || identity->size > HVI_RANKS_MAX)
+    if (identity->size < 1 || identity->size > HVI_JOB_RANKS_MAX)
         return client_error(HVD_ERR_BAD_SIZE,
-                            "hvd_open: size %d (from %s) is not in 1..%d, the ranks one node can "
-                            "hold",
-                            identity->size, identity->origin, HVI_RANKS_MAX);
+                            "hvd_open: size %d (from %s) is not in 1..%d, the ranks a job can have",
+                            identity->size, identity->origin, HVI_JOB_RANKS_MAX);
+    if (client_identity_seats(identity) > HVI_RANKS_MAX)
+        return client_error(HVD_ERR_BAD_SIZE,
+                            "hvd_open: %d ranks on this node (from %s: size %d, local_size %d) are "
+                            "more than the %d that one node can hold",
+                            client_identity_seats(identity), identity->origin, identity->size,
+                            identity->local_size, HVI_RANKS_MAX);
     rc = check_pair(HVD_ERR_BAD_RANK, "", identity->rank, identity->size, identity->origin);
     if (rc != HVD_OK)
         return rc;
@@ -360,20 +365,6 @@ int client_identity_resolve(const struct hvd_options *options, struct client_ide
         return rc;
     *identity_p = identity;
     return HVD_OK;
-}
-
-int client_identity_check_nodes(const struct client_identity *identity)
-{
-    int nodes = hvi_job_nodes(identity->size, identity->local_size, identity->cross_size);
-    if (nodes == 1)
-        return HVD_OK;
-    return client_error(
-        HVD_ERR_UNSUPPORTED,
-        "hvd_open: rank %d of job '%s' is one of %d ranks on %d nodes (from %s: "
-        "local_size %d, cross_size %d), and hvdd serves jobs on one node only; start "
-        "all ranks on one node",
-        identity->rank, identity->job, identity->size, nodes, identity->origin,
-        identity->local_size, identity->cross_size);
 }
 
 int client_identity_seats(const struct client_identity *identity)

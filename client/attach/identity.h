@@ -21,8 +21,6 @@ struct client_identity {
  * is half set or no number; HVD_ERR_BAD_RANK and HVD_ERR_BAD_SIZE when the numbers do not fit each
  * other. */
 int client_identity_resolve(const struct hvd_options *options, struct client_identity *identity_p);
-/* HVD_ERR_UNSUPPORTED with a sentence when the job's ranks are on several nodes. */
-int client_identity_check_nodes(const struct client_identity *identity);
 /* Ranks of the job on this node. */
 int client_identity_seats(const struct client_identity *identity);
 

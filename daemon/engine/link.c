@@ -384,6 +384,7 @@ static int say_hello(struct engine *engine)
              engine->sessions.key_digest);
     hello->started_ns = engine->started_ns;
     hello->beats = true;
+    hello->seats = engine->start.seats;
     status = engine_link_send(engine, &msg);
     free(hello->ranks);
     return status;

@@ -467,8 +467,8 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     msg.engine_fate.code = request->code;
     DL_FOREACH(job->generations, generation)
     {
-        if (request->rank >= 0 && request->rank < generation->size &&
-            generation->slots[request->rank].pid == (pid_t)request->pid)
+        const struct node_slot *slot = node_generation_slot(generation, request->rank);
+        if (slot != NULL && slot->pid == (pid_t)request->pid)
             node_link_send(generation->engine, &msg, NULL, 0);
     }
     node_answer_text(node, asker, HVI_OK, "");

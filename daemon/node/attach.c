@@ -127,16 +127,18 @@ static int send_adopt(struct node_pending *pending, uint64_t session)
 }
 
 static void hand_over(struct node_pending *pending, struct node_generation *generation,
-                      int32_t rank)
+                      const struct hvi_attach_request *request)
 {
     struct node *node = pending->node;
     uint64_t session = node->next_session++;
+    int32_t rank = request->rank;
 
     pending->generation = generation;
     pending->rank = rank;
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
     sd_event_source_set_time_relative(pending->timer, (uint64_t)node->config.attach_timeout / 1000);
     sd_event_source_set_enabled(pending->timer, SD_EVENT_ONESHOT);
+    node_slot_claim(generation, node_attach_seat(request), rank);
     node_slot_set(&node->jobs, generation, rank, NODE_SLOT_ATTACHING, pending->peer.pid, session,
                   "attach accepted");
     node_link_presence(generation->engine);
@@ -156,8 +158,8 @@ static int make_generation(struct node *node, const struct node_peer *peer,
     int status;
 
     hvi_digest_text(request->job_key, digest);
-    status = node_generation_new(&node->jobs, request->job, peer->uid, digest, request->size, 0,
-                                 &decision->generation);
+    status = node_generation_new(&node->jobs, request->job, peer->uid, digest, request->size,
+                                 node_attach_seats(request), 0, &decision->generation);
     if (status != HVI_OK) {
         snprintf(decision->text, sizeof(decision->text), "hvdd is out of memory");
         return HVI_ERR_DAEMON;
@@ -224,7 +226,7 @@ static void handle_attach(struct node_pending *pending, const struct hvi_attach_
     if (decision.status != HVI_OK)
         pending_refuse(pending, decision.status, decision.text);
     else
-        hand_over(pending, decision.generation, request->rank);
+        hand_over(pending, decision.generation, request);
 }
 
 /* ---- the first message

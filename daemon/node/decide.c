@@ -2,6 +2,7 @@
  * Which generation an attach goes to, or why it is refused: the rules of docs/design/spine.md, as a
  * pure function over the job table. Cheap and general checks come first, so that a peer learns
  * nothing about a job it may not join. */
+#include "daemon/node/mesh.h"
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -47,10 +48,50 @@ static bool check_peer(const struct node *node, const struct node_peer *peer,
     return true;
 }
 
-static bool check_request(const struct hvi_attach_request *request, struct node_decision *decision)
+static int32_t nodes_of(const struct hvi_attach_request *request)
 {
-    int32_t nodes;
+    return hvi_job_nodes(request->size, request->local_size, request->cross_size);
+}
 
+int32_t node_attach_seats(const struct hvi_attach_request *request)
+{
+    return nodes_of(request) > 1 ? request->local_size : request->size;
+}
+
+int32_t node_attach_seat(const struct hvi_attach_request *request)
+{
+    return nodes_of(request) > 1 ? request->local_rank : request->rank;
+}
+
+/* A job on several nodes. */
+static bool check_nodes(const struct node *node, const struct hvi_attach_request *request,
+                        struct node_decision *decision)
+{
+    if (!hvdd_mesh_is_there(node))
+        return refuse(
+            decision, HVI_ERR_UNSUPPORTED,
+            "rank %d of job '%s' is one of %d ranks on %d nodes (%s%s%slocal_size %d, cross_size "
+            "%d), and hvdd serves jobs on one node only; start all ranks on one node",
+            request->rank, request->job, request->size, nodes_of(request),
+            request->origin[0] != '\0' ? "from " : "", request->origin,
+            request->origin[0] != '\0' ? ": " : "", request->local_size, request->cross_size);
+    if (request->local_size >= request->size)
+        return refuse(decision, HVI_ERR_BAD_SIZE,
+                      "rank %d says that job '%s' is on %d nodes (cross_size), and that all of its "
+                      "%d ranks are on this one (local_size %d)",
+                      request->rank, request->job, request->cross_size, request->size,
+                      request->local_size);
+    if (request->local_rank < 0 || request->local_rank >= request->local_size)
+        return refuse(
+            decision, HVI_ERR_BAD_RANK,
+            "local rank %d of rank %d is outside 0..%d, the ranks of job '%s' on this node",
+            request->local_rank, request->rank, request->local_size - 1, request->job);
+    return true;
+}
+
+static bool check_request(const struct node *node, const struct hvi_attach_request *request,
+                          struct node_decision *decision)
+{
     if (request->protocol_version != HVI_PROTOCOL_VERSION ||
         request->abi_version != HVI_ABI_VERSION)
         return refuse(decision, HVI_ERR_VERSION,
@@ -59,21 +100,13 @@ static bool check_request(const struct hvi_attach_request *request, struct node_
                       "libhvdclient of hvdd's release",
                       request->protocol_version, request->abi_version, HVD_VERSION_TEXT,
                       HVI_PROTOCOL_VERSION, HVI_ABI_VERSION);
-    if (request->size < 1 || request->size > HVI_RANKS_MAX)
+    if (request->size < 1 || node_attach_seats(request) > HVI_RANKS_MAX)
         return refuse(decision, HVI_ERR_BAD_SIZE, "size %d of job '%s' is not between 1 and %d",
                       request->size, request->job, HVI_RANKS_MAX);
     if (request->rank < 0 || request->rank >= request->size)
         return refuse(decision, HVI_ERR_BAD_RANK, "rank %d is outside 0..%d of job '%s'",
                       request->rank, request->size - 1, request->job);
-    nodes = hvi_job_nodes(request->size, request->local_size, request->cross_size);
-    if (nodes > 1)
-        return refuse(
-            decision, HVI_ERR_UNSUPPORTED,
-            "rank %d of job '%s' is one of %d ranks on %d nodes (local_size %d, cross_size "
-            "%d), and hvdd serves jobs on one node only; start all ranks on one node",
-            request->rank, request->job, request->size, nodes, request->local_size,
-            request->cross_size);
-    return true;
+    return nodes_of(request) == 1 || check_nodes(node, request, decision);
 }
 
 static bool check_owner(const struct node_job *job, const struct node_peer *peer,
@@ -109,6 +142,37 @@ static bool check_sessions(const struct node *node, const struct node_peer *peer
     return true;
 }
 
+static bool is_present(const struct node_slot *slot)
+{
+    return slot->state == NODE_SLOT_ATTACHING || slot->state == NODE_SLOT_ATTACHED;
+}
+
+/* The rank says something else of the job than those before it. */
+static bool refuse_sizes(const struct node_generation *generation,
+                         const struct hvi_attach_request *request, struct node_decision *decision)
+{
+    const char *job = generation->job->id;
+
+    if (generation->size != request->size)
+        return refuse(decision, HVI_ERR_BAD_SIZE,
+                      "this rank says that job '%s' has size %d, but it runs with %d", job,
+                      request->size, generation->size);
+    return refuse(decision, HVI_ERR_BAD_SIZE,
+                  "this rank says that %d ranks of job '%s' are on this node, but those before "
+                  "it said %d",
+                  node_attach_seats(request), job, generation->seats);
+}
+
+/* Its seat is free, and the rank has no other. */
+static bool has_place(const struct node_generation *generation,
+                      const struct hvi_attach_request *request)
+{
+    const struct node_slot *slot = &generation->slots[node_attach_seat(request)];
+    const struct node_slot *other = node_generation_slot(generation, request->rank);
+
+    return slot->state == NODE_SLOT_ABSENT && (other == NULL || other == slot);
+}
+
 /* The oldest generation that still waits for this rank. False when the attach is refused. */
 static bool find_place(const struct node_job *job, const struct hvi_attach_request *request,
                        struct node_decision *decision)
@@ -117,16 +181,13 @@ static bool find_place(const struct node_job *job, const struct hvi_attach_reque
 
     DL_FOREACH(job->generations, generation)
     {
-        bool whole = !node_generation_left(generation);
+        bool fits =
+            generation->size == request->size && generation->seats == node_attach_seats(request);
         if (generation->stopping || node_generation_lost(generation))
             continue;
-        if (generation->size != request->size && whole)
-            return refuse(decision, HVI_ERR_BAD_SIZE,
-                          "this rank says that job '%s' has size %d, but it runs with %d", job->id,
-                          request->size, generation->size);
-        if (generation->size != request->size)
-            continue;
-        if (generation->slots[request->rank].state == NODE_SLOT_ABSENT) {
+        if (!fits && !node_generation_left(generation))
+            return refuse_sizes(generation, request, decision);
+        if (fits && has_place(generation, request)) {
             decision->generation = generation;
             return true;
         }
@@ -134,23 +195,26 @@ static bool find_place(const struct node_job *job, const struct hvi_attach_reque
     return true;
 }
 
-static bool is_present(const struct node_slot *slot)
-{
-    return slot->state == NODE_SLOT_ATTACHING || slot->state == NODE_SLOT_ATTACHED;
-}
-
 /* Whether a further generation may be made for this rank. */
 static bool check_duplicate(const struct node_job *job, const struct hvi_attach_request *request,
                             struct node_decision *decision)
 {
     const struct node_generation *newest = node_job_newest(job);
-    bool whole =
-        !newest->stopping && !node_generation_lost(newest) && !node_generation_left(newest);
+    const struct node_slot *mine = node_generation_slot(newest, request->rank), *seat;
 
-    if (whole && request->rank < newest->size && is_present(&newest->slots[request->rank]))
+    if (newest->stopping || node_generation_lost(newest) || node_generation_left(newest))
+        return true;
+    if (mine != NULL && is_present(mine))
         return refuse(decision, HVI_ERR_DUPLICATE_RANK,
                       "rank %d of job '%s' is already attached: pid %d holds it", request->rank,
-                      job->id, (int)newest->slots[request->rank].pid);
+                      job->id, (int)mine->pid);
+    seat = &newest->slots[node_attach_seat(request)];
+    if (is_present(seat))
+        return refuse(decision, HVI_ERR_DUPLICATE_RANK,
+                      "local rank %d of job '%s' is already attached: pid %d holds it as rank %d, "
+                      "and this process says that it is rank %d",
+                      node_attach_seat(request), job->id, (int)seat->pid, seat->rank,
+                      request->rank);
     return true;
 }
 
@@ -162,7 +226,7 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
     decision_p->status = HVI_OK;
     decision_p->text[0] = '\0';
     decision_p->generation = NULL;
-    if (!check_peer(node, peer, decision_p) || !check_request(request, decision_p))
+    if (!check_peer(node, peer, decision_p) || !check_request(node, request, decision_p))
         return;
     job = node_job_find(&node->jobs, request->job);
     if (job != NULL && !check_owner(job, peer, request, decision_p))

@@ -185,18 +185,19 @@ static bool has_number(const struct node_job *job, uint64_t number)
 }
 
 int node_generation_new(struct node_jobs *jobs, const char *id, uid_t uid, const char *key_digest,
-                        int32_t size, uint64_t number, struct node_generation **generation_p)
+                        int32_t size, int32_t seats, uint64_t number,
+                        struct node_generation **generation_p)
 {
     struct node_job *job = node_job_find(jobs, id);
     struct node_generation *generation;
 
-    HVI_ASSERT(size > 0 && size <= HVI_RANKS_MAX);
+    HVI_ASSERT(seats > 0 && seats <= size && seats <= HVI_RANKS_MAX);
     if (job != NULL && number != 0 && has_number(job, number))
         return HVI_ERR_INVALID;
     generation = calloc(1, sizeof(*generation));
     if (generation == NULL)
         return HVI_ERR_NO_MEMORY;
-    generation->slots = calloc((size_t)size, sizeof(*generation->slots));
+    generation->slots = calloc((size_t)seats, sizeof(*generation->slots));
     if (generation->slots == NULL)
         goto no_slots;
     if (job == NULL)
@@ -207,7 +208,10 @@ int node_generation_new(struct node_jobs *jobs, const char *id, uid_t uid, const
     generation->number = number != 0 ? number : job->last_number + 1;
     generation->size = size;
     generation->state = NODE_JOB_FORMING;
-    generation->counts[NODE_SLOT_ABSENT] = size;
+    generation->counts[NODE_SLOT_ABSENT] = seats;
+    generation->seats = seats;
+    for (int32_t seat = 0; seat < seats; seat++)
+        generation->slots[seat].rank = seats < size ? -1 : seat;
     generation->started_ns = hvi_clock_ns();
     DL_INSERT_INORDER(job->generations, generation, by_number);
     if (generation->number > job->last_number)
@@ -244,21 +248,35 @@ static enum node_job_state derive_state(const struct node_generation *generation
         return NODE_JOB_FAILED;
     if (node_generation_left(generation))
         return NODE_JOB_CLOSING;
-    if (generation->counts[NODE_SLOT_ATTACHED] == generation->size)
+    if (generation->counts[NODE_SLOT_ATTACHED] == generation->seats)
         return NODE_JOB_RUNNING;
     return NODE_JOB_FORMING;
+}
+
+struct node_slot *node_generation_slot(const struct node_generation *generation, int32_t rank)
+{
+    if (!node_generation_spans(generation))
+        return rank >= 0 && rank < generation->size ? &generation->slots[rank] : NULL;
+    for (int32_t seat = 0; rank >= 0 && seat < generation->seats; seat++)
+        if (generation->slots[seat].rank == rank)
+            return &generation->slots[seat];
+    return NULL;
+}
+
+void node_slot_claim(struct node_generation *generation, int32_t seat, int32_t rank)
+{
+    HVI_ASSERT(generation->slots[seat].state == NODE_SLOT_ABSENT);
+    generation->slots[seat].rank = rank;
 }
 
 bool node_slot_set(struct node_jobs *jobs, struct node_generation *generation, int32_t rank,
                    enum node_slot_state state, pid_t pid, uint64_t session, const char *cause)
 {
-    struct node_slot *slot;
+    struct node_slot *slot = node_generation_slot(generation, rank);
     int32_t before = node_generation_present(generation);
     enum node_job_state derived;
 
-    HVI_ASSERT(rank >= 0 && rank < generation->size);
-    slot = &generation->slots[rank];
-    if (!node_slot_edge(slot->state, state))
+    if (slot == NULL || !node_slot_edge(slot->state, state))
         return false;
     generation->counts[slot->state]--;
     generation->counts[state]++;
@@ -271,6 +289,8 @@ bool node_slot_set(struct node_jobs *jobs, struct node_generation *generation, i
         slot->pid = pid;
         slot->session = session;
     }
+    if (state == NODE_SLOT_ABSENT && node_generation_spans(generation))
+        slot->rank = -1;
     jobs->session_count += (uint32_t)(node_generation_present(generation) - before);
     derived = derive_state(generation);
     if (derived != generation->state)
@@ -283,8 +303,8 @@ void node_job_set_state(struct node_generation *generation, enum node_job_state 
 {
     HVI_ASSERT(node_job_edge(generation->state, state));
     HVI_LOG(HVI_LOG_INFO, "job", "job-state", cause,
-            "job=%s generation=%llu uid=%u size=%d %s -> %s", generation->job->id,
+            "job=%s generation=%llu uid=%u size=%d seats=%d %s -> %s", generation->job->id,
             (unsigned long long)generation->number, (unsigned)generation->job->uid,
-            generation->size, job_texts[generation->state], job_texts[state]);
+            generation->size, generation->seats, job_texts[generation->state], job_texts[state]);
     generation->state = state;
 }

@@ -25,7 +25,7 @@ enum node_slot_state {
 
 enum node_job_state {
     NODE_JOB_FORMING, /* somebody has not come yet */
-    NODE_JOB_RUNNING, /* everybody is attached */
+    NODE_JOB_RUNNING, /* everybody of this node is attached */
     NODE_JOB_CLOSING, /* somebody has left, nobody is lost */
     NODE_JOB_FAILED,  /* somebody is lost */
     NODE_JOB_ENDED,   /* the engine is gone */
@@ -33,6 +33,7 @@ enum node_job_state {
 };
 
 struct node_slot {
+    int32_t rank; /* -1: not known before it comes */
     enum node_slot_state state;
     pid_t pid; /* of the last that attached; 0 before */
     uint64_t session;
@@ -45,11 +46,12 @@ struct node_generation {
     struct node_job *job;
     struct node_generation *prev, *next; /* of the job, oldest first */
     uint64_t number, started_ns;
-    int32_t size;
+    int32_t size;  /* ranks of the job */
+    int32_t seats; /* of them on this node: all, or those whose local rank is below */
     enum node_job_state state;
     bool stopping; /* takes nobody any more: told to stop, or its link is broken */
     int32_t counts[NODE_SLOT_STATES];
-    struct node_slot *slots;    /* [size] */
+    struct node_slot *slots;    /* [seats] */
     struct node_engine *engine; /* not owned */
 };
 
@@ -82,23 +84,34 @@ uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid);
  * about to end. */
 uint32_t node_jobs_under_way(const struct node_jobs *jobs);
 
-/* Adds a generation, and its job if there is none. `number` 0: the next. HVI_OK, HVI_ERR_NO_MEMORY,
+/* Adds a generation, and its job if there is none. `seats` are at most `size`, and HVI_RANKS_MAX. `number` 0:
+ * the next. HVI_OK, HVI_ERR_NO_MEMORY,
  * HVI_ERR_INVALID (the number exists). The uid and key of a job that exists already stay what they
  * are. */
 int node_generation_new(struct node_jobs *jobs, const char *id, uid_t uid, const char *key_digest,
-                        int32_t size, uint64_t number, struct node_generation **generation_p);
+                        int32_t size, int32_t seats, uint64_t number,
+                        struct node_generation **generation_p);
 /* Ends it (`cause` for the log), takes it out of the table and frees it; the job goes with its last
  * generation. */
 void node_generation_end(struct node_jobs *jobs, struct node_generation *generation,
                          const char *cause);
+/* The job has ranks on other nodes: a seat's rank is known when it comes. */
+static inline bool node_generation_spans(const struct node_generation *generation)
+{
+    return generation->seats < generation->size;
+}
+/* The slot of a rank; NULL: it has none here, or none yet. */
+struct node_slot *node_generation_slot(const struct node_generation *generation, int32_t rank);
+/* A rank is about to come to an absent slot. */
+void node_slot_claim(struct node_generation *generation, int32_t seat, int32_t rank);
 /* Attaching and attached slots. */
 int32_t node_generation_present(const struct node_generation *generation);
 /* True when somebody left, or somebody is lost or ended. */
 bool node_generation_lost(const struct node_generation *generation);
 bool node_generation_left(const struct node_generation *generation);
 
-/* Moves a slot, recounts, and moves the generation's state with it. False, with nothing changed,
- * for an edge that does not exist: the caller says whose fault that is. `pid` and `session` are
+/* Moves a rank's slot, recounts, and moves the generation's state with it. False, with nothing changed,
+ * for an edge or a slot that does not exist: the caller says whose fault that is. `pid` and `session` are
  * remembered with ATTACHING and ATTACHED. */
 bool node_slot_set(struct node_jobs *jobs, struct node_generation *generation, int32_t rank,
                    enum node_slot_state state, pid_t pid, uint64_t session, const char *cause);

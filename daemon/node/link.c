@@ -7,6 +7,7 @@
  * last is still on the link then and is read first, so a clean exit after "rank 0 left" is not
  * taken for a loss. A link that breaks while the process lives takes no new ranks, and the process
  * gets 5 s to go. */
+#include "daemon/node/mesh.h"
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -226,17 +227,17 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
 {
     struct node_generation *generation = engine->generation;
     struct node *node = engine->node;
+    const struct node_slot *slot = node_generation_slot(generation, session->rank);
     enum node_slot_state state;
     char cause[160];
 
-    if (session->rank < 0 || session->rank >= generation->size ||
-        !slot_state_of(session->state, &state))
+    if (slot == NULL || !slot_state_of(session->state, &state))
         return false;
     snprintf(cause, sizeof(cause), "rank %d (pid %d) %s%s%.80s", session->rank, (int)session->pid,
              state == NODE_SLOT_ATTACHED ? "has attached" : "has gone",
              session->text[0] != '\0' ? ": " : "", session->text);
     if (!node_slot_set(&node->jobs, generation, session->rank, state, (pid_t)session->pid,
-                       generation->slots[session->rank].session, cause)) {
+                       slot->session, cause)) {
         HVI_LOG(HVI_LOG_DEBUG, "link", "late-session", "the engine told what is over already",
                 "job=%s rank=%d", generation->job->id, session->rank);
         return true;
@@ -251,6 +252,41 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
         node_attach_wake_held(node);
     node_attach_adopted(node, generation, session->rank);
     node_link_presence(engine);
+    return true;
+}
+
+void hvdd_node_roster(struct node *node, const struct node_generation *generation,
+                      const struct hvi_engine_roster *roster)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER, .engine_roster = *roster};
+
+    (void)node;
+    if (node_link_send(generation->engine, &msg, NULL, 0) != HVI_ERR_INVALID)
+        return;
+    msg.engine_roster = (struct hvi_engine_roster){.status = HVI_ERR_LIMIT};
+    snprintf(msg.engine_roster.text, sizeof(msg.engine_roster.text),
+             "the list of the %zu nodes of job '%s' does not fit a message of %u bytes",
+             roster->node_count, generation->job->id, HVI_PACKET_BYTES_MAX);
+    node_link_send(generation->engine, &msg, NULL, 0);
+}
+
+/* False: the engine of a job that is here wholly, or of one with other sizes. */
+static bool handle_node(struct node_engine *engine, const struct hvi_engine_node *said)
+{
+    struct node_generation *generation = engine->generation;
+    struct hvi_engine_roster none = {0};
+
+    if (!node_generation_spans(generation) || said->size != generation->size ||
+        said->rank_count != (size_t)generation->seats)
+        return false;
+    none.status = hvdd_gate_node(engine->node, generation, said);
+    if (none.status == HVI_OK)
+        return true;
+    snprintf(none.text, sizeof(none.text),
+             "hvdd on this node cannot bring job '%s' together with its other nodes: it is in no "
+             "mesh (any more)",
+             generation->job->id);
+    hvdd_node_roster(engine->node, generation, &none);
     return true;
 }
 
@@ -273,6 +309,8 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
         node_answer_report(engine->node, engine, &msg.engine_report);
     else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);
+    else if (msg.kind == HVI_PACKET_ENGINE_NODE)
+        good = handle_node(engine, &msg.engine_node);
     else
         good = false;
     if (!good)
@@ -415,6 +453,11 @@ void node_link_forget_all(struct node *node)
 /* ---- after our own restart
  * ----------------------------------------------------------------------------------------- */
 
+static int32_t seats_of(const struct hvi_engine_hello *hello)
+{
+    return hello->seats > 0 ? hello->seats : hello->size;
+}
+
 static bool hello_matches(const struct node *node, const struct node_peer *peer,
                           const struct hvi_engine_hello *hello, const char **why_p)
 {
@@ -427,7 +470,7 @@ static bool hello_matches(const struct node *node, const struct node_peer *peer,
         *why_p = "it is not the process it says it is";
     else if (node->phase == NODE_PHASE_STOPPING)
         *why_p = "hvdd is stopping";
-    else if (hello->size < 1 || hello->size > HVI_RANKS_MAX)
+    else if (hello->size < 1 || seats_of(hello) > HVI_RANKS_MAX || seats_of(hello) > hello->size)
         *why_p = "the size of its job is impossible";
     else if (job != NULL && job->uid != hello->uid)
         *why_p = "its job id belongs to another user by now";
@@ -439,9 +482,13 @@ static void restore_slots(struct node *node, struct node_generation *generation,
 {
     for (size_t i = 0; i < hello->rank_count; i++) {
         const struct hvi_rank_row *row = &hello->ranks[i];
+        int32_t seat = node_generation_spans(generation) ? row->seat : row->rank;
         int state = node_slot_state_parse(row->state);
-        if (row->rank < 0 || row->rank >= generation->size || state <= NODE_SLOT_ATTACHING)
+        if (row->rank < 0 || row->rank >= generation->size || seat >= generation->seats ||
+            state <= NODE_SLOT_ATTACHING)
             continue;
+        if (generation->slots[seat].state == NODE_SLOT_ABSENT)
+            node_slot_claim(generation, seat, row->rank);
         /* A rank that stands there twice keeps its first state: the second edge does not exist. */
         if (node_slot_set(&node->jobs, generation, row->rank, NODE_SLOT_ATTACHING, (pid_t)row->pid,
                           node->next_session++, "told by its engine"))
@@ -470,7 +517,7 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
     if (!hello_matches(node, peer, hello, &why))
         return refuse_hello(node, peer, hello, why);
     if (node_generation_new(&node->jobs, hello->job, hello->uid, hello->job_key_digest, hello->size,
-                            hello->generation, &generation) != HVI_OK)
+                            seats_of(hello), hello->generation, &generation) != HVI_OK)
         return refuse_hello(node, peer, hello, "this generation of its job runs already");
     engine = node_link_new(node, generation, fd, peer->pid, pidfd, false);
     if (engine == NULL) {

@@ -130,6 +130,7 @@ struct node {
     struct node_pending *pendings;
     uint32_t pending_count;
     struct node_jobs jobs;
+    bool mesh; /* a gate brings the engines of several nodes together */
     struct node_engine *engines;
     sd_event_source *beat;
     uint64_t next_session, next_query;
@@ -169,6 +170,11 @@ struct node_decision {
 /* The rules of docs/design/spine.md, "Job, generation, rank", and the limits. Pure. */
 void node_attach_decide(const struct node *node, const struct node_peer *peer,
                         const struct hvi_attach_request *request, struct node_decision *decision_p);
+
+/* How many ranks of its job are on this node, and which of these it is. The second only of an attach that was
+ * not refused. */
+int32_t node_attach_seats(const struct hvi_attach_request *request);
+int32_t node_attach_seat(const struct hvi_attach_request *request);
 
 /* Takes over an accepted connection; closes `fd` in the end whatever happens. */
 void node_attach_accept(struct node *node, int fd);

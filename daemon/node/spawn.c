@@ -135,6 +135,7 @@ static int send_start(struct node *node, struct node_engine *engine)
     start->log_level = (int32_t)hvi_log_level();
     start->linger_ns = (uint64_t)node->config.engine_linger; /* 0: link.c tells it at once */
     start->silence_ns = (uint64_t)node->config.engine_silence;
+    start->seats = node_generation_spans(generation) ? generation->seats : 0;
     return node_link_send(engine, &msg, NULL, 0);
 }
 

@@ -311,6 +311,36 @@ static engine_seat seat_of(const struct engine_sessions *sessions,
     return (engine_seat){(uint16_t)number};
 }
 
+/* Of a job with ranks on other nodes. */
+static int check_seat(const struct engine_sessions *sessions,
+                      const struct hvi_attach_request *request, char *text_p, size_t text_size)
+{
+    const struct engine_rank *mine = engine_rank_find(sessions, request->rank), *slot;
+
+    if (request->local_size != (int32_t)sessions->seats) {
+        snprintf(text_p, text_size, "%u ranks of job '%s' are on this node, this rank says %d",
+                 sessions->seats, sessions->start->job, request->local_size);
+        return HVI_ERR_BAD_SIZE;
+    }
+    if (request->local_rank < 0 || request->local_rank >= request->local_size) {
+        snprintf(text_p, text_size,
+                 "there is no local rank %d among the %d ranks of job '%s' on this node",
+                 request->local_rank, request->local_size, sessions->start->job);
+        return HVI_ERR_BAD_RANK;
+    }
+    slot = engine_rank_at(sessions, seat_of(sessions, request));
+    if (mine == slot || (!mine && slot->state == ENGINE_RANK_ABSENT))
+        return HVI_OK;
+    if (!mine)
+        mine = slot;
+    snprintf(text_p, text_size,
+             "this process says that it is rank %d of job '%s', local rank %d; pid %d is rank %d, "
+             "local rank %d",
+             request->rank, sessions->start->job, request->local_rank, (int)mine->pid, mine->rank,
+             (int)(mine - sessions->ranks));
+    return HVI_ERR_DUPLICATE_RANK;
+}
+
 /* What hvdd has checked already, and what only the engine knows. */
 static int check_attach(const struct engine_sessions *sessions,
                         const struct hvi_attach_request *request, char *text_p, size_t text_size)
@@ -332,6 +362,10 @@ static int check_attach(const struct engine_sessions *sessions,
                  sessions->start->job, sessions->start->size);
         return HVI_ERR_BAD_RANK;
     }
+    int status =
+        engine_sessions_span(sessions) ? check_seat(sessions, request, text_p, text_size) : HVI_OK;
+    if (status != HVI_OK)
+        return status;
     if (sessions->stopping) {
         snprintf(text_p, text_size, "%s",
                  sessions->order->broken_status != HVI_OK ? sessions->order->broken_text
@@ -340,7 +374,7 @@ static int check_attach(const struct engine_sessions *sessions,
     }
     const struct engine_rank *slot = engine_rank_at(sessions, seat_of(sessions, request));
     if (slot->state != ENGINE_RANK_ABSENT) {
-        snprintf(text_p, text_size, "rank %d of job '%s' is taken: pid %d, %s", request->rank,
+        snprintf(text_p, text_size, "rank %d of job '%s' is taken: pid %d, %s", slot->rank,
                  sessions->start->job, (int)slot->pid, state_texts[slot->state]);
         return HVI_ERR_DUPLICATE_RANK;
     }
@@ -674,6 +708,7 @@ static void fill_row(const struct engine_sessions *sessions, engine_seat seat,
     enum engine_rank_state state = slot->state;
 
     row->rank = slot->rank;
+    row->seat = seat.n;
     row->pid = slot->pid;
     row->uid = (uint32_t)slot->uid;
     if (state == ENGINE_RANK_DYING)

@@ -51,8 +51,10 @@ static struct node_generation *join(int32_t rank)
     hvi_digest_text(request.job_key, digest);
     if (generation == NULL)
         ck_assert_int_eq(node_generation_new(&node.jobs, request.job, peer.uid, digest,
-                                             request.size, 0, &generation),
+                                             request.size, node_attach_seats(&request), 0,
+                                             &generation),
                          HVI_OK);
+    node_slot_claim(generation, node_attach_seat(&request), rank);
     ck_assert(
         node_slot_set(&node.jobs, generation, rank, NODE_SLOT_ATTACHING, 100 + rank, 1, "test"));
     ck_assert(
@@ -151,6 +153,10 @@ START_TEST(a_job_on_several_nodes_is_refused)
         3, HVI_ERR_UNSUPPORTED,
         "rank 3 of job 'train' is one of 4 ranks on 2 nodes (local_size 2, cross_size 2), "
         "and hvdd serves jobs on one node only; start all ranks on one node");
+    strcpy(request.origin, "hvdrun");
+    ck_assert_int_eq(decide(3), HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(
+        decision.text, "one of 4 ranks on 2 nodes (from hvdrun: local_size 2, cross_size 2)"));
     request.local_size = 3;
     request.cross_size = 1;
     ck_assert_int_eq(decide(0), HVI_ERR_UNSUPPORTED);
@@ -159,6 +165,110 @@ START_TEST(a_job_on_several_nodes_is_refused)
     ck_assert_int_eq(decide(0), HVI_ERR_UNSUPPORTED);
     request.cross_size = 1;
     ck_assert_int_eq(decide(0), HVI_OK);
+}
+END_TEST
+
+/* ---- jobs on several nodes, where there is a mesh ---- */
+
+/* A rank of a job of a million, of which four are here. */
+static void span(int32_t local_rank)
+{
+    node.mesh = true;
+    request.size = 1000000;
+    request.local_size = 4;
+    request.local_rank = local_rank;
+}
+
+static struct node_generation *join_seat(int32_t local_rank, int32_t rank)
+{
+    span(local_rank);
+    return join(rank);
+}
+
+START_TEST(a_job_on_several_nodes_has_a_slot_for_each_rank_of_this_node)
+{
+    struct node_generation *generation = join_seat(0, 5);
+
+    ck_assert_int_eq(generation->seats, 4);
+    ck_assert_ptr_eq(join_seat(2, 900000), generation);
+    ck_assert_ptr_eq(join_seat(1, 2), generation);
+    ck_assert_int_eq(generation->state, NODE_JOB_FORMING);
+    ck_assert_ptr_eq(join_seat(3, 7), generation);
+    ck_assert_int_eq(generation->state, NODE_JOB_RUNNING);
+    ck_assert_ptr_eq(node_generation_slot(generation, 900000), &generation->slots[2]);
+    ck_assert_ptr_null(node_generation_slot(generation, 0));
+}
+END_TEST
+
+START_TEST(a_local_rank_outside_the_local_size_is_refused)
+{
+    span(4);
+    ASSERT_REFUSED(9, HVI_ERR_BAD_RANK,
+                   "local rank 4 of rank 9 is outside 0..3, the ranks of job 'train' on this node");
+    span(-1);
+    ck_assert_int_eq(decide(9), HVI_ERR_BAD_RANK);
+    span(3);
+    ck_assert_int_eq(decide(9), HVI_OK);
+}
+END_TEST
+
+START_TEST(ranks_that_are_all_here_and_on_two_nodes_are_refused)
+{
+    node.mesh = true;
+    request.local_size = 4;
+    request.cross_size = 2;
+    ASSERT_REFUSED(1, HVI_ERR_BAD_SIZE,
+                   "rank 1 says that job 'train' is on 2 nodes (cross_size), and that all of its 4 "
+                   "ranks are on this one (local_size 4)");
+}
+END_TEST
+
+START_TEST(ranks_of_a_node_that_disagree_about_how_many_they_are_are_refused)
+{
+    join_seat(0, 5);
+    span(1);
+    request.local_size = 3;
+    ASSERT_REFUSED(
+        6, HVI_ERR_BAD_SIZE,
+        "this rank says that 3 ranks of job 'train' are on this node, but those before it "
+        "said 4");
+}
+END_TEST
+
+START_TEST(a_seat_that_is_taken_twice_is_refused_naming_its_holder)
+{
+    join_seat(0, 5);
+    ASSERT_REFUSED(
+        6, HVI_ERR_DUPLICATE_RANK,
+        "local rank 0 of job 'train' is already attached: pid 105 holds it as rank 5, and "
+        "this process says that it is rank 6");
+    span(1);
+    ASSERT_REFUSED(5, HVI_ERR_DUPLICATE_RANK,
+                   "rank 5 of job 'train' is already attached: pid 105 holds it");
+}
+END_TEST
+
+START_TEST(a_seat_that_was_promised_in_vain_is_anybodys)
+{
+    struct node_generation *generation = join_seat(0, 5);
+
+    node_slot_claim(generation, 1, 6);
+    go(generation, 6, NODE_SLOT_ATTACHING);
+    go(generation, 6, NODE_SLOT_ABSENT);
+    ck_assert_ptr_null(node_generation_slot(generation, 6));
+    ck_assert_ptr_eq(join_seat(2, 6), generation);
+    ck_assert_ptr_eq(join_seat(1, 8), generation);
+}
+END_TEST
+
+START_TEST(ranks_that_come_again_meet_in_the_next_generation_with_other_seats)
+{
+    struct node_generation *first = join_seat(0, 5), *second;
+
+    go(first, 5, NODE_SLOT_LEFT);
+    second = join_seat(1, 5);
+    ck_assert_ptr_ne(second, first);
+    ck_assert_ptr_eq(join_seat(0, 6), second);
 }
 END_TEST
 
@@ -351,6 +461,13 @@ int main(void)
     tcase_add_test(tcase, a_draining_hvdd_takes_nobody);
     tcase_add_test(tcase, a_rank_outside_the_size_is_refused);
     tcase_add_test(tcase, a_job_on_several_nodes_is_refused);
+    tcase_add_test(tcase, a_job_on_several_nodes_has_a_slot_for_each_rank_of_this_node);
+    tcase_add_test(tcase, a_local_rank_outside_the_local_size_is_refused);
+    tcase_add_test(tcase, ranks_that_are_all_here_and_on_two_nodes_are_refused);
+    tcase_add_test(tcase, ranks_of_a_node_that_disagree_about_how_many_they_are_are_refused);
+    tcase_add_test(tcase, a_seat_that_is_taken_twice_is_refused_naming_its_holder);
+    tcase_add_test(tcase, a_seat_that_was_promised_in_vain_is_anybodys);
+    tcase_add_test(tcase, ranks_that_come_again_meet_in_the_next_generation_with_other_seats);
     tcase_add_test(tcase, another_size_than_the_job_has_is_refused_naming_both);
     tcase_add_test(tcase, another_users_job_is_refused);
     tcase_add_test(tcase, another_job_key_is_refused_and_so_is_none);

@@ -12,7 +12,7 @@ static struct node_jobs jobs;
 static struct node_generation *new_generation(const char *id, int32_t size)
 {
     struct node_generation *generation = NULL;
-    ck_assert_int_eq(node_generation_new(&jobs, id, 1000, "", size, 0, &generation), HVI_OK);
+    ck_assert_int_eq(node_generation_new(&jobs, id, 1000, "", size, size, 0, &generation), HVI_OK);
     return generation;
 }
 
@@ -145,13 +145,13 @@ START_TEST(generations_keep_their_order_whatever_order_they_come_back_in)
 {
     struct node_generation *five, *three, *same = NULL, *next;
 
-    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 5, &five), HVI_OK);
-    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 3, &three), HVI_OK);
-    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 5, &same), HVI_ERR_INVALID);
+    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 2, 5, &five), HVI_OK);
+    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 2, 3, &three), HVI_OK);
+    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 2, 5, &same), HVI_ERR_INVALID);
     ck_assert_ptr_null(same);
     ck_assert_ptr_eq(five->job->generations, three);
     ck_assert_ptr_eq(node_job_newest(five->job), five);
-    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 0, &next), HVI_OK);
+    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "", 2, 2, 0, &next), HVI_OK);
     ck_assert_uint_eq(next->number, 6);
     node_jobs_fini(&jobs);
 }

@@ -38,6 +38,7 @@ static void fill_rank_row(struct hvi_rank_row *row, int32_t rank, bool full)
     row->lag_mean_ns = row->lag_max_ns = row->region_bytes = UINT64_MAX;
     row->lag_p50_ns = row->lag_p99_ns = row->lag_sum_ns = UINT64_MAX;
     row->lag_ops = row->last_ops = row->negotiated = row->replayed = row->express = UINT64_MAX;
+    row->seat = HVI_RANKS_MAX - 1;
     FILL(row->state, true);
     FILL(row->process, false);
     FILL(row->origin, true);
@@ -206,6 +207,7 @@ static void fill_engine_hello(struct hvi_engine_hello *hello, bool full)
     FILL(hello->job, false);
     FILL(hello->job_key_digest, false);
     hello->beats = true;
+    hello->seats = HVI_RANKS_MAX;
     hello->generation = hello->started_ns = UINT64_MAX;
     hello->size = 1048576;
     hello->uid = UINT32_MAX;

@@ -245,14 +245,27 @@ START_TEST(the_request_says_who_we_are)
 }
 END_TEST
 
-START_TEST(a_job_on_two_nodes_is_refused_before_any_daemon_is_asked)
+/* Whether it can serve such jobs, hvdd says. */
+START_TEST(a_rank_of_a_job_on_two_nodes_asks_hvdd_and_knows_where_it_is)
 {
-    options.address = "/nonexistent";
-    options.rank = 1;
-    options.size = 4;
-    options.local_size = 2;
-    expect(HVD_ERR_UNSUPPORTED,
-           WORDS("rank 1", "4 ranks on 2 nodes", "start all ranks on one node"));
+    struct hvt_fake_script script = {0};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session;
+
+    options.address = hvt_fake_dir(fake);
+    options.rank = 900000;
+    options.size = 1000000;
+    options.local_rank = 3;
+    options.local_size = 4;
+    options.cross_rank = 70000;
+    options.cross_size = 250000;
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_str_eq(hvt_fake_identity(fake), "open 900000/1000000 3/4 70000/250000 arguments");
+    ck_assert_int_eq(hvd_size(session), 1000000);
+    ck_assert_int_eq(hvd_local_size(session), 4);
+    ck_assert_int_eq(hvd_cross_rank(session), 70000);
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    hvt_fake_stop(fake);
 }
 END_TEST
 
@@ -418,7 +431,7 @@ int main(void)
     tcase_add_test(tcase, a_silent_daemon_costs_the_timeout_and_no_more);
     tcase_add_test(tcase, a_daemon_that_ends_is_looked_for_again_only_where_none_was_named);
     tcase_add_test(tcase, the_request_says_who_we_are);
-    tcase_add_test(tcase, a_job_on_two_nodes_is_refused_before_any_daemon_is_asked);
+    tcase_add_test(tcase, a_rank_of_a_job_on_two_nodes_asks_hvdd_and_knows_where_it_is);
     tcase_add_test(tcase, a_key_that_is_too_long_is_invalid);
     tcase_add_test(tcase, options_that_were_not_initialised_are_refused);
     tcase_add_test(tcase, close_says_goodbye);

@@ -244,53 +244,60 @@ END_TEST
 struct nodes_case {
     const char *title;
     const char *environment[12];
-    const char *sentence; /* NULL: one node */
+    int seats; /* ranks on this node */
 };
 
 static const struct nodes_case nodes[] = {
-    {"hvdrun", {"HVD_RANK=3", "HVD_SIZE=4", "HVD_LOCAL_SIZE=4", "HVD_CROSS_SIZE=1"}, NULL},
-    {"nothing but rank and size", {"RANK=3", "WORLD_SIZE=4"}, NULL},
+    {"hvdrun", {"HVD_RANK=3", "HVD_SIZE=4", "HVD_LOCAL_SIZE=4", "HVD_CROSS_SIZE=1"}, 4},
+    {"nothing but rank and size", {"RANK=3", "WORLD_SIZE=4"}, 4},
     {"one task of a step in an allocation of two nodes",
      {"SLURM_PROCID=0", "SLURM_NTASKS=1", "SLURM_NNODES=2", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0"},
-     NULL},
-    {"hvdrun, two nodes",
-     {"HVD_RANK=3", "HVD_SIZE=4", "HVD_LOCAL_SIZE=2", "HVD_JOB_ID=h"},
-     "hvd_open: rank 3 of job 'h' is one of 4 ranks on 2 nodes (from hvdrun: local_size 2, "
-     "cross_size 2), and hvdd "
-     "serves jobs on one node only; start all ranks on one node"},
-    {"horovodrun, three nodes",
-     {"HOROVOD_RANK=0", "HOROVOD_SIZE=5", "HOROVOD_LOCAL_SIZE=2"},
-     "one of 5 ranks on 3 nodes (from horovodrun: local_size 2"},
+     1},
+    {"hvdrun, two nodes", {"HVD_RANK=3", "HVD_SIZE=4", "HVD_LOCAL_SIZE=2", "HVD_JOB_ID=h"}, 2},
+    {"hvdrun, a million ranks",
+     {"HVD_RANK=900000", "HVD_SIZE=1000000", "HVD_LOCAL_RANK=3", "HVD_LOCAL_SIZE=4"},
+     4},
+    {"horovodrun, three nodes", {"HOROVOD_RANK=0", "HOROVOD_SIZE=5", "HOROVOD_LOCAL_SIZE=2"}, 2},
     {"torchrun, two nodes",
      {"RANK=0", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1", "GROUP_WORLD_SIZE=2"},
-     "one of 2 ranks on 2 nodes (from torchrun: local_size 1"},
+     1},
     {"Open MPI, two nodes",
      {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=3", "OMPI_COMM_WORLD_LOCAL_SIZE=2"},
-     "one of 3 ranks on 2 nodes (from openmpi: local_size 2"},
-    {"Intel MPI, two nodes",
-     {"PMI_RANK=0", "PMI_SIZE=4", "MPI_LOCALNRANKS=3"},
-     "one of 4 ranks on 2 nodes (from pmi: local_size 3"},
-    {"srun, three tasks on two nodes",
-     {"SLURM_PROCID=0", "SLURM_NTASKS=3", "SLURM_STEP_NUM_NODES=2", "SLURM_NODEID=0",
-      "SLURM_JOB_ID=7", "SLURM_STEP_ID=0"},
-     "one of 3 ranks on 2 nodes (from slurm: "},
-    {"the numbers of nodes and of ranks here do not fit each other",
+     2},
+    {"Intel MPI, two nodes", {"PMI_RANK=0", "PMI_SIZE=4", "MPI_LOCALNRANKS=3"}, 3},
+    {"the numbers of nodes and of ranks here do not fit each other: hvdd says so",
      {"HVD_RANK=0", "HVD_SIZE=4", "HVD_LOCAL_SIZE=4", "HVD_CROSS_SIZE=2"},
-     "one of 4 ranks on 2 nodes (from hvdrun: local_size 4, cross_size 2)"},
+     4},
 };
 
-START_TEST(a_job_on_several_nodes_is_told_so)
+START_TEST(a_job_on_several_nodes_has_a_seat_for_each_rank_of_this_one)
 {
     const struct nodes_case *test = &nodes[_i];
     struct client_identity identity;
     set_environment(test->environment);
     ck_assert_msg(resolve(&identity) == HVD_OK, "%s: %s", test->title, hvd_last_error());
-    ck_assert_msg(client_identity_check_nodes(&identity) ==
-                      (test->sentence ? HVD_ERR_UNSUPPORTED : HVD_OK),
-                  "%s", test->title);
-    if (test->sentence)
-        ck_assert_msg(strstr(hvd_last_error(), test->sentence) != NULL, "%s: '%s'", test->title,
-                      hvd_last_error());
+    ck_assert_msg(client_identity_seats(&identity) == test->seats, "%s: %d", test->title,
+                  client_identity_seats(&identity));
+}
+END_TEST
+
+START_TEST(more_ranks_than_one_node_can_hold_are_an_error)
+{
+    static const char *const one[] = {"RANK=0", "WORLD_SIZE=1025", NULL};
+    static const char *const many[] = {"RANK=0", "WORLD_SIZE=4096", "LOCAL_RANK=0",
+                                       "LOCAL_WORLD_SIZE=1025", NULL};
+    static const char *const all[] = {"RANK=0", "WORLD_SIZE=1048577", "LOCAL_RANK=0",
+                                      "LOCAL_WORLD_SIZE=8", NULL};
+    struct client_identity identity;
+
+    set_environment(one);
+    ck_assert_int_eq(resolve(&identity), HVD_ERR_BAD_SIZE);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "1025 ranks on this node (from torchrun: "));
+    set_environment(many);
+    ck_assert_int_eq(resolve(&identity), HVD_ERR_BAD_SIZE);
+    set_environment(all);
+    ck_assert_int_eq(resolve(&identity), HVD_ERR_BAD_SIZE);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "size 1048577 (from torchrun) is not in"));
 }
 END_TEST
 
@@ -357,8 +364,9 @@ int main(void)
     tcase_add_test(tcase, an_allocation_is_not_a_task);
     tcase_add_test(tcase, arguments_come_before_every_environment);
     tcase_add_test(tcase, arguments_that_are_the_launchers_bring_its_other_numbers);
-    tcase_add_loop_test(tcase, a_job_on_several_nodes_is_told_so, 0,
+    tcase_add_loop_test(tcase, a_job_on_several_nodes_has_a_seat_for_each_rank_of_this_one, 0,
                         (int)(sizeof nodes / sizeof nodes[0]));
+    tcase_add_test(tcase, more_ranks_than_one_node_can_hold_are_an_error);
     tcase_add_test(tcase, one_argument_of_two_is_an_error);
     tcase_add_test(tcase, a_bad_job_argument_is_refused_and_not_changed);
     tcase_add_test(tcase, a_job_id_from_the_environment_that_is_too_long_is_an_error);
