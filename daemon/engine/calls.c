@@ -198,6 +198,7 @@ const struct engine_watch_calls engine_calls_watch = {.send = send_hvdd};
 static void tell(void *user, engine_seat seat)
 {
     engine_link_tell(user, seat);
+    engine_rendezvous_tell(user);
 }
 
 static void settings(void *user, int32_t rank, const struct hvi_setting *settings, size_t count)

@@ -66,12 +66,31 @@ static int add_sources(struct engine *engine)
     return engine_link_open(engine);
 }
 
+/* Trainers of the job on this node. */
+static uint32_t seats_of(const struct engine *engine)
+{
+    return (uint32_t)(engine->start.seats > 0 ? engine->start.seats : engine->start.size);
+}
+
+int engine_open_order(struct engine *engine, const int32_t *ranks)
+{
+    bool replay = engine->order.replay;
+    int status = engine_roster_init(&engine->roster, engine->start.size, ranks, seats_of(engine));
+
+    if (status == HVI_OK)
+        status = engine_order_init(&engine->order, engine->start.job, &engine->roster,
+                                   &engine_calls_sink, &engine_calls_observer, engine);
+    if (ranks) /* which have come, with their settings */
+        engine->order.replay = replay;
+    return status;
+}
+
 static void start_slots(struct engine *engine)
 {
     struct engine_slots *slots = &engine->slots;
 
     slots->job = engine->start.job;
-    slots->seats = engine->roster.seats;
+    slots->seats = seats_of(engine);
     slots->order = &engine->order;
     slots->stats = &engine->stats;
     slots->event = engine->event;
@@ -92,7 +111,8 @@ static int start_sessions(struct engine *engine)
     sessions->slots = &engine->slots;
     sessions->stats = &engine->stats;
     sessions->event = engine->event;
-    sessions->seats = engine->roster.seats;
+    sessions->seats = seats_of(engine);
+    sessions->node = engine->nodes.name;
     sessions->bell_fd = engine->bell_region.fd;
     sessions->wake_fd = engine->engine_fd;
     sessions->calls = &engine_calls_sessions;
@@ -118,10 +138,9 @@ static void init_watch(struct engine *engine)
 
 static int open_all(struct engine *engine)
 {
-    /* One node has the whole job: hvdd refuses others. */
-    if (engine_roster_init(&engine->roster, engine->start.size, NULL,
-                           (uint32_t)engine->start.size) != HVI_OK ||
-        engine_stats_init(&engine->stats, engine->roster.seats) != HVI_OK)
+    bool spans = seats_of(engine) < (uint32_t)engine->start.size;
+
+    if (engine_stats_init(&engine->stats, seats_of(engine)) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     engine->engine_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->worker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -130,8 +149,7 @@ static int open_all(struct engine *engine)
     if (sd_event_new(&engine->event) < 0)
         return HVI_ERR_LIMIT;
     init_watch(engine);
-    int status = engine_order_init(&engine->order, engine->start.job, &engine->roster,
-                                   &engine_calls_sink, &engine_calls_observer, engine);
+    int status = spans ? HVI_OK : engine_open_order(engine, NULL);
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
@@ -140,6 +158,8 @@ static int open_all(struct engine *engine)
         start_slots(engine);
     if (status == HVI_OK)
         status = start_sessions(engine);
+    if (status == HVI_OK && spans)
+        status = engine_rendezvous_open(engine);
     if (status == HVI_OK)
         status = add_sources(engine);
     engine->exec.wake_fd = engine->worker_fd;
@@ -169,6 +189,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->link_fd = link_fd;
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
+    engine->nodes.listen_fd = -1;
     engine->slots.map.region.fd = -1;
     engine->settings_rank = INT32_MAX;
     engine->started_ns = hvi_clock_ns();
@@ -195,6 +216,8 @@ bool engine_fini(struct engine *engine)
         engine_link_close(engine);
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
+    engine_rendezvous_close(engine);
+    engine_nodes_close(&engine->nodes);
     bool ended = engine_dispatch_close(&engine->exec);
     engine_remote_settle(&engine->sessions);
     engine_slots_give_up(&engine->slots);

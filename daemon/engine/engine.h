@@ -13,7 +13,9 @@
 #include "base/types.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
+#include "daemon/engine/nodes.h"
 #include "daemon/engine/order/order.h"
+#include "daemon/engine/rendezvous.h"
 #include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/slots.h"
 #include "daemon/engine/stats/stats.h"
@@ -40,7 +42,9 @@ struct engine {
     uint64_t event_ns;     /* when sd_event ran last */
     int32_t settings_rank; /* whose settings these are */
 
-    struct engine_roster roster;
+    struct engine_nodes nodes;           /* of a job with ranks on others */
+    struct engine_rendezvous rendezvous; /* the same, until they have met */
+    struct engine_roster roster;         /* as order: not there before they have met */
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
     struct engine_stats stats;
@@ -58,6 +62,9 @@ struct engine {
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd);
 /* False: as engine_dispatch_close. */
 bool engine_fini(struct engine *engine);
+/* Order can begin: `ranks` are those of this node, by seat; NULL: it has the whole job. HVI_OK or
+ * HVI_ERR_NO_MEMORY. */
+int engine_open_order(struct engine *engine, const int32_t *ranks);
 
 /* ---- calls.c ---- */
 
@@ -84,6 +91,8 @@ void engine_link_close(struct engine *engine);
 void engine_link_tell(struct engine *engine, engine_seat seat);
 /* Encodes and sends without waiting, if hvdd is there. */
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
+/* The link is full: those that have .untold are asked when hvdd reads again. */
+void engine_link_await_room(struct engine *engine);
 
 /* ---- settings.c ---- */
 

@@ -66,6 +66,11 @@ static void listen_for(struct engine *engine, uint32_t events)
         sd_event_source_set_io_events(engine->link_source, events);
 }
 
+void engine_link_await_room(struct engine *engine)
+{
+    listen_for(engine, EPOLLIN | EPOLLOUT);
+}
+
 void engine_link_tell(struct engine *engine, engine_seat seat)
 {
     struct engine_rank *slot = engine_rank_at(&engine->sessions, seat);
@@ -75,7 +80,7 @@ void engine_link_tell(struct engine *engine, engine_seat seat)
     int status = send_state(engine, slot);
     if (status == HVI_ERR_TIMEOUT) {
         slot->untold = true;
-        listen_for(engine, EPOLLIN | EPOLLOUT);
+        engine_link_await_room(engine);
     } else if (status != HVI_OK && status != HVI_ERR_CLOSED) {
         HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
                 engine->start.job, slot->rank);
@@ -93,6 +98,10 @@ static void tell_untold(struct engine *engine)
             return;
         slot->untold = false;
     }
+    if (engine->rendezvous.untold)
+        engine_rendezvous_tell(engine);
+    if (engine->rendezvous.untold)
+        return;
     listen_for(engine, EPOLLIN);
 }
 
@@ -141,8 +150,12 @@ static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uin
     size_t count = 0;
 
     engine_intake_drain_all(&engine->sessions); /* what has come already is not missing */
-    if (engine_stall_rows(&engine->watch, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls, &count,
-                          &report->rows_left_out) != HVI_OK)
+    if (engine->sessions.held) {
+        report->stalls = calloc(1, sizeof *report->stalls);
+        if (report->stalls && hvi_clock_ns() - engine->started_ns >= min_age_ns)
+            count = engine_rendezvous_row(engine, report->stalls) == HVI_OK;
+    } else if (engine_stall_rows(&engine->watch, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls,
+                                 &count, &report->rows_left_out) != HVI_OK)
         report->stalls = NULL;
     report->stall_count = count;
     send_report(engine, msg);
@@ -227,6 +240,9 @@ static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
         return;
     case HVI_PACKET_ENGINE_STOP:
         engine_sessions_stop(&engine->sessions, msg->engine_stop.reason);
+        return;
+    case HVI_PACKET_ENGINE_ROSTER:
+        engine_rendezvous_roster(engine, &msg->engine_roster);
         return;
     case HVI_PACKET_ENGINE_FATE:
         engine_liveness_told(&engine->sessions, &msg->engine_fate);
@@ -409,6 +425,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
     }
     engine->sessions.alone = false;
     forget_untold(engine);
+    engine_rendezvous_tell(engine);
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-back", "introduced itself to hvdd", "job=%s",
             engine->start.job);
     return 0;

@@ -50,6 +50,13 @@ static bool link_is_socket(void)
     return getsockopt(LINK_FD, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
+static bool is_possible(const struct hvi_engine_start *start)
+{
+    int32_t seats = start->seats > 0 ? start->seats : start->size;
+
+    return seats > 0 && seats <= start->size && seats <= HVI_RANKS_MAX;
+}
+
 /* hvdd's first message. */
 static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *start_p)
 {
@@ -63,8 +70,7 @@ static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *sta
     status = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof why);
     if (status != HVI_OK)
         return status;
-    if (msg.kind == HVI_PACKET_ENGINE_START && msg.engine_start.size > 0 &&
-        msg.engine_start.size <= HVI_RANKS_MAX)
+    if (msg.kind == HVI_PACKET_ENGINE_START && is_possible(&msg.engine_start))
         *start_p = msg.engine_start;
     else
         status = HVI_ERR_PROTOCOL;
@@ -88,9 +94,9 @@ static int run(struct engine *engine)
     if (engine_init(engine, &start, LINK_FD) != HVI_OK)
         return 1;
     HVI_LOG(HVI_LOG_INFO, "engine", "started", "ready for ranks",
-            "job=%s generation=%llu size=%d threads=%u kernels=%s", start.job,
-            (unsigned long long)start.generation, start.size, engine->start.threads,
-            hvi_kernels_best()->name);
+            "job=%s generation=%llu size=%d seats=%u threads=%u kernels=%s", start.job,
+            (unsigned long long)start.generation, start.size, engine->sessions.seats,
+            engine->start.threads, hvi_kernels_best()->name);
     engine_loop_run(engine);
     HVI_LOG(HVI_LOG_INFO, "engine", "ended", "nothing left to do", "job=%s generation=%llu",
             start.job, (unsigned long long)start.generation);

@@ -7,6 +7,7 @@
  *   CACHE_CAPACITY         0: every op is checked; else what repeats is not. The number itself means
  *                          nothing, because a tensor remembers for itself
  *   STALL_*, MEMORY_TIMEOUT_SECONDS   see stall.c
+ *   START_TIMEOUT          how long a job with ranks on other nodes waits for them: see rendezvous.c
  *
  * A value that makes no sense is logged and ignored. */
 #include "base/log.h"
@@ -72,4 +73,5 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
     };
     engine->watch.stall_warn_ns = engine->start.stall_warn_ns;
     engine_stall_configure(&engine->watch, &stall);
+    engine_rendezvous_configure(engine, engine_setting_find(settings, count, "START_TIMEOUT"));
 }

@@ -115,10 +115,13 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
 {
     char text[128];
     const struct engine_region *region = engine_regions_find(&session->regions, remove->region);
+    /* An op that is held may name it. */
+    int status = region && engine_intake_waits(session) ? HVI_ERR_BUSY : HVI_OK;
 
-    if (region && region->users == 0)
+    if (status == HVI_OK && region && region->users == 0)
         engine_peer_forget(session, region);
-    int status = engine_regions_remove(&session->regions, remove->region);
+    if (status == HVI_OK)
+        status = engine_regions_remove(&session->regions, remove->region);
 
     text[0] = '\0';
     if (status == HVI_ERR_NOT_FOUND)
@@ -132,7 +135,7 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
  * again at once is not taken for its former self, and no op writes to memory that stays the process's. */
 static void detach(struct engine_session *session, const struct hvi_detach *detach)
 {
-    char text[128];
+    char label[ENGINE_RANK_LABEL], text[sizeof label + 32];
 
     engine_intake_drain_all(
         session->sessions); /* nobody's finished op shall fail because we leave */
@@ -140,8 +143,8 @@ static void detach(struct engine_session *session, const struct hvi_detach *deta
         return;
     session->detached = true;
     session->detach_request = detach->request;
-    snprintf(text, sizeof text, "rank %d (pid %d) closed its session", session->rank,
-             (int)engine_rank_at(session->sessions, session->seat)->pid);
+    engine_rank_label(session, label, sizeof label);
+    snprintf(text, sizeof text, "%s closed its session", label);
     engine_session_end(session, ENGINE_RANK_LEFT, text);
 }
 

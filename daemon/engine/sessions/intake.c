@@ -763,7 +763,7 @@ bool engine_intake_drain(struct engine_session *session)
     struct hvi_submission copy;
     uint32_t count = 0;
 
-    if (!engine_session_is_open(session))
+    if (!engine_session_is_open(session) || session->sessions->held)
         return false;
     if (hvi_ring_available(&session->channel.sq, &count) != HVI_OK) {
         engine_session_violation(session, "an impossible index in its submission ring");
@@ -780,6 +780,14 @@ bool engine_intake_drain(struct engine_session *session)
     }
     hvi_ring_release(&session->channel.sq, count);
     return true;
+}
+
+bool engine_intake_waits(const struct engine_session *session)
+{
+    struct hvi_ring look = session->channel.sq;
+    uint32_t count = 0;
+
+    return session->sessions->held && (hvi_ring_available(&look, &count) != HVI_OK || count > 0);
 }
 
 bool engine_intake_drain_all(struct engine_sessions *sessions)

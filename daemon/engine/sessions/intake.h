@@ -45,6 +45,8 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
 /* Takes everything out of the session's submission ring. True if there was something. The session
  * may have ended. */
 bool engine_intake_drain(struct engine_session *session);
+/* What the session has submitted stays in its ring for now (sessions.held), and there is some. */
+bool engine_intake_waits(const struct engine_session *session);
 /* Drains every attached session, whatever the bell says. */
 bool engine_intake_drain_all(struct engine_sessions *sessions);
 struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie);

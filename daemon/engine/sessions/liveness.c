@@ -72,11 +72,11 @@ void engine_liveness_close(struct engine_session *session)
 
 static void conclude(struct engine_session *session, struct hvi_fate fate)
 {
-    char how[128], text[256];
+    char how[128], label[ENGINE_RANK_LABEL], text[sizeof how + sizeof label];
 
     hvi_fate_describe(fate, how, sizeof how);
-    snprintf(text, sizeof text, "rank %d (pid %d) %s", session->rank,
-             (int)engine_rank_at(session->sessions, session->seat)->pid, how);
+    engine_rank_label(session, label, sizeof label);
+    snprintf(text, sizeof text, "%s %s", label, how);
     engine_session_end(session, ENGINE_RANK_LOST, text);
 }
 

@@ -131,6 +131,15 @@ void engine_sessions_fini(struct engine_sessions *sessions)
     sessions->ranks = NULL;
 }
 
+void engine_rank_label(const struct engine_session *session, char *text_p, size_t size)
+{
+    const struct engine_sessions *sessions = session->sessions;
+    const char *node = sessions->node;
+
+    snprintf(text_p, size, "rank %d%s%s (pid %d)", session->rank, node[0] != '\0' ? " on " : "",
+             node, (int)engine_rank_at(sessions, session->seat)->pid);
+}
+
 int engine_sessions_send(struct engine_sessions *sessions, int socket_fd,
                          const struct hvi_packet_msg *msg, const int *fds, uint32_t fd_count)
 {
@@ -192,6 +201,11 @@ static void lose(struct engine_sessions *sessions, engine_seat seat, enum engine
 
     set_state(sessions, seat, state, text);
     log_gone(sessions, slot, state, text);
+    if (sessions->held) { /* there is no job yet, and this was its last chance */
+        sessions->calls->tell(sessions->user, seat);
+        engine_sessions_fail(sessions, status, text);
+        return;
+    }
     engine_order_break(sessions->order, status, slot->rank, text);
     sessions->order->now_ns = hvi_clock_ns();
     engine_slots_revoke_all(sessions->slots);
@@ -599,12 +613,12 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 void engine_session_violation(struct engine_session *session, const char *reason)
 {
     struct engine_sessions *sessions = session->sessions;
-    char text[HVI_TEXT_MAX + 1];
+    char label[ENGINE_RANK_LABEL], text[HVI_TEXT_MAX + 1];
 
     if (!engine_session_is_open(session))
         return;
-    snprintf(text, sizeof text, "rank %d (pid %d) broke the protocol: %.800s", session->rank,
-             (int)engine_rank_at(sessions, session->seat)->pid, reason);
+    engine_rank_label(session, label, sizeof label);
+    snprintf(text, sizeof text, "%s broke the protocol: %.800s", label, reason);
     engine_process_forbid(&session->process);
     engine_slots_revoke_all(sessions->slots); /* what ranks have brought there counts */
     end(session, ENGINE_RANK_ENDED, HVI_ERR_PROTOCOL, text);
@@ -631,18 +645,23 @@ void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
     HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%u",
             sessions->start->job, (unsigned long long)sessions->start->generation,
             sessions->attached);
+    engine_sessions_fail(sessions, HVI_ERR_JOB_STOPPED, text);
+}
+
+void engine_sessions_fail(struct engine_sessions *sessions, int status, const char *text)
+{
     sessions->stopping = true;
-    engine_order_break(sessions->order, HVI_ERR_JOB_STOPPED, -1, text);
+    engine_order_break(sessions->order, status, -1, text);
     sessions->order->now_ns = hvi_clock_ns();
     engine_intake_drain_all(sessions); /* what was submitted before gets the same answer */
-    engine_dispatch_drop(sessions->exec, HVI_ERR_JOB_STOPPED, text);
+    engine_dispatch_drop(sessions->exec, status, text);
     engine_slots_revoke_all(sessions->slots);
-    engine_negotiate_fail_all(sessions->order, HVI_ERR_JOB_STOPPED, text, -1);
+    engine_negotiate_fail_all(sessions->order, status, text, -1);
     engine_complete_ring(sessions);
     for (uint16_t i = 0; i < sessions->seats; i++) {
         if (!sessions->ranks[i].session)
             continue;
-        close_session(sessions->ranks[i].session, HVI_ERR_JOB_STOPPED, text);
+        close_session(sessions->ranks[i].session, status, text);
         set_state(sessions, (engine_seat){i}, ENGINE_RANK_ENDED, text);
     }
     engine_remote_settle(sessions);

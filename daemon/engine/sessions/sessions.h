@@ -153,11 +153,13 @@ struct engine_sessions {
     struct engine_slots *slots;
     struct engine_stats *stats;
     struct sd_event *event;
-    uint32_t seats;       /* of this node: start->size where it has the whole job */
+    uint32_t seats;   /* of this node: start->size where it has the whole job */
+    const char *node; /* its name for people; "" where it has the whole job, or is not known yet */
     int bell_fd, wake_fd; /* for every client: the engine's bell, and the eventfd to wake it */
     const struct engine_sessions_calls *calls;
     void *user;
 
+    bool held;                 /* what ranks submit stays in their rings: there is no order yet */
     bool stopping;             /* EngineStop, SIGTERM or nobody left: no further rank is taken */
     bool alone;                /* hvdd is gone */
     struct engine_rank *ranks; /* [seats]; engine_rank_at */
@@ -184,6 +186,10 @@ static inline struct engine_rank *engine_rank_at(const struct engine_sessions *s
 
 /* NULL: the rank has no seat here, or has not come yet. */
 struct engine_rank *engine_rank_find(const struct engine_sessions *sessions, int32_t rank);
+
+/* "rank 3 (pid 4711)"; where other nodes have ranks of the job, "rank 3 on h2 (pid 4711)". */
+#define ENGINE_RANK_LABEL (HVI_WIRE_NODE_NAME + 48)
+void engine_rank_label(const struct engine_session *session, char *text_p, size_t size);
 
 /* The job has ranks on other nodes. */
 static inline bool engine_sessions_span(const struct engine_sessions *sessions)
@@ -217,6 +223,8 @@ void engine_sessions_end_doomed(struct engine_sessions *sessions);
 /* Closes every session because the job is stopped. Ranks that are closing already keep their reason.
  * hvdd is told nothing: the engine ends when every rank has been told. */
 void engine_sessions_stop(struct engine_sessions *sessions, const char *reason);
+/* The same for another reason: each rank gets this status and sentence. */
+void engine_sessions_fail(struct engine_sessions *sessions, int status, const char *text);
 /* The engine is to end, and every rank has been told that its session is over. */
 static inline bool engine_sessions_are_over(const struct engine_sessions *sessions)
 {

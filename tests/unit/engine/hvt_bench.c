@@ -16,6 +16,13 @@
 void hvt_bench_init_empty(struct hvt_bench *bench, int32_t size)
 {
     struct hvi_engine_start start = hvt_node_defaults(size);
+
+    hvt_bench_init_start(bench, &start);
+}
+
+void hvt_bench_init_start(struct hvt_bench *bench, const struct hvi_engine_start *start)
+{
+    int32_t size = start->seats > 0 ? start->seats : start->size;
     sigset_t term;
     int pair[2];
 
@@ -28,7 +35,7 @@ void hvt_bench_init_empty(struct hvt_bench *bench, int32_t size)
     bench->size = size;
     bench->engine = calloc(1, sizeof *bench->engine);
     ck_assert_ptr_nonnull(bench->engine);
-    ck_assert_int_eq(engine_init(bench->engine, &start, pair[1]), HVI_OK);
+    ck_assert_int_eq(engine_init(bench->engine, start, pair[1]), HVI_OK);
     memset(bench->peers, 0, sizeof bench->peers);
     for (int32_t rank = 0; rank < HVT_BENCH_RANKS; rank++) {
         struct hvt_peer *peer = &bench->peers[rank];
@@ -48,19 +55,36 @@ int hvt_bench_attach(struct hvt_bench *bench, int32_t rank)
     return hvt_bench_attach_as(bench, rank, 0);
 }
 
-int hvt_bench_attach_as(struct hvt_bench *bench, int32_t rank, pid_t pid)
+static int adopt_peer(struct hvt_bench *bench, int32_t seat, const struct hvi_setting *settings,
+                      size_t setting_count)
 {
     static unsigned char request[HVI_PACKET_BYTES_MAX];
-    struct hvt_peer *peer = &bench->peers[rank];
-    struct hvi_engine_adopt adopt = {.session = (uint64_t)rank + 1, .attach = request};
+    struct hvt_peer *peer = &bench->peers[seat];
+    struct hvi_engine_adopt adopt = {.session = (uint64_t)seat + 1, .attach = request};
 
-    hvt_peer_init(peer, rank, bench->size, pid);
-    adopt.attach_bytes = hvt_peer_request(peer, NULL, 0, request, sizeof request);
+    adopt.attach_bytes = hvt_peer_request(peer, settings, setting_count, request, sizeof request);
     adopt.pid = peer->pid;
     engine_session_adopt(&bench->engine->sessions, &adopt, peer->far_socket,
                          hvi_pidfd_open(peer->pid));
     peer->far_socket = -1;
     return hvt_peer_meet(peer);
+}
+
+int hvt_bench_attach_as(struct hvt_bench *bench, int32_t rank, pid_t pid)
+{
+    hvt_peer_init(&bench->peers[rank], rank, bench->size, pid);
+    return adopt_peer(bench, rank, NULL, 0);
+}
+
+int hvt_bench_attach_seat(struct hvt_bench *bench, int32_t seat, int32_t rank,
+                          const struct hvi_setting *settings, size_t setting_count)
+{
+    struct hvt_peer *peer = &bench->peers[seat];
+
+    hvt_peer_init(peer, rank, bench->engine->start.size, 0);
+    peer->local_rank = seat;
+    peer->local_size = bench->size;
+    return adopt_peer(bench, seat, settings, setting_count);
 }
 
 void hvt_bench_turn(struct hvt_bench *bench)

@@ -20,6 +20,11 @@ struct hvt_bench {
 void hvt_bench_init(struct hvt_bench *bench, int32_t size);
 /* An engine for `size` ranks with nobody attached. */
 void hvt_bench_init_empty(struct hvt_bench *bench, int32_t size);
+/* The same, of any job. Peers are by seat. */
+void hvt_bench_init_start(struct hvt_bench *bench, const struct hvi_engine_start *start);
+/* Attaches a rank of a job with ranks on other nodes; returns the status of the reply. */
+int hvt_bench_attach_seat(struct hvt_bench *bench, int32_t seat, int32_t rank,
+                          const struct hvi_setting *settings, size_t setting_count);
 void hvt_bench_fini(struct hvt_bench *bench);
 /* Attaches one rank; returns the status of the reply. */
 int hvt_bench_attach(struct hvt_bench *bench, int32_t rank);

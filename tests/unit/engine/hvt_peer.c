@@ -59,8 +59,8 @@ void hvt_peer_init(struct hvt_peer *peer, int32_t rank, int32_t size, pid_t pid)
 
     memset(peer, 0, sizeof *peer);
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-    peer->rank = rank;
-    peer->size = size;
+    peer->rank = peer->local_rank = rank;
+    peer->size = peer->local_size = size;
     peer->socket = pair[0];
     peer->far_socket = pair[1];
     peer->pid = pid ? pid : getpid();
@@ -107,9 +107,9 @@ size_t hvt_peer_request(const struct hvt_peer *peer, const struct hvi_setting *s
     snprintf(request->job, sizeof request->job, HVT_JOB);
     request->rank = peer->rank;
     request->size = peer->size;
-    request->local_rank = peer->rank;
-    request->local_size = peer->size;
-    request->cross_size = 1;
+    request->local_rank = peer->local_rank;
+    request->local_size = peer->local_size;
+    request->cross_size = hvi_job_nodes(peer->size, peer->local_size, 1);
     snprintf(request->origin, sizeof request->origin, "test");
     request->settings = (struct hvi_setting *)(uintptr_t)settings;
     request->setting_count = setting_count;

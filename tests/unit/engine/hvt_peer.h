@@ -21,10 +21,11 @@
 
 struct hvt_peer {
     int32_t rank, size;
-    int socket;     /* -1: closed */
-    int far_socket; /* the engine's end, until it is given away */
-    pid_t pid;      /* what the engine is told */
-    int pid_fd;     /* -1: none */
+    int32_t local_rank, local_size; /* rank and size, where a test says nothing else */
+    int socket;                     /* -1: closed */
+    int far_socket;                 /* the engine's end, until it is given away */
+    pid_t pid;                      /* what the engine is told */
+    int pid_fd;                     /* -1: none */
     struct hvi_channel channel;
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;

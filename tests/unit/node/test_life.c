@@ -327,6 +327,64 @@ START_TEST(jobs_outlive_hvdd_and_the_next_one_knows_them)
 }
 END_TEST
 
+/* What the engine is told; questions are passed over. */
+static void expect_roster(int fd, struct hvi_packet_msg *msg_p)
+{
+    static struct hvi_packet packet;
+    uint64_t end = hvi_deadline_after(RIG_MS * (int64_t)HVI_NS_MS);
+
+    do {
+        ck_assert_int_eq(hvi_packet_receive(fd, &packet, end), HVI_OK);
+        ck_assert_int_eq(hvi_packet_msg_decode(packet.bytes, packet.length, msg_p, NULL, 0),
+                         HVI_OK);
+    } while (msg_p->kind != HVI_PACKET_ENGINE_ROSTER);
+}
+
+/* The test is the engine. */
+START_TEST(
+    an_engine_of_a_job_on_several_nodes_comes_back_with_its_seats_and_hears_that_there_is_no_mesh)
+{
+    int32_t ranks[4] = {5, 2, 900000, 7};
+    struct hvi_rank_row rows[3] = {{.rank = 5, .seat = 0, .pid = 100, .state = "attached"},
+                                   {.rank = 900000, .seat = 2, .pid = 102, .state = "attached"},
+                                   {.rank = 7, .seat = 9, .pid = 103, .state = "attached"}};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_HELLO,
+                                 .engine_hello = {.protocol_version = HVI_PROTOCOL_VERSION,
+                                                  .job = "wide",
+                                                  .generation = 3,
+                                                  .size = 1000000,
+                                                  .seats = 4,
+                                                  .uid = (uint32_t)getuid(),
+                                                  .pid = (int32_t)getpid(),
+                                                  .ranks = rows,
+                                                  .rank_count = 3}};
+    int fd;
+
+    rig_start(&rig, plain);
+    fd = rig_connect(&rig);
+    rig_send(fd, &msg);
+    rig_wait_log(&rig, "engine-back", 1);
+    rig_wait_log(&rig, "rank=5 pid=100 attaching -> attached", 1);
+    rig_wait_log(&rig, "rank=900000 pid=102 attaching -> attached", 1);
+    ck_assert_int_eq(rig_log_count(&rig, "rank=7 "), 0);
+    msg = (struct hvi_packet_msg){.kind = HVI_PACKET_ENGINE_NODE,
+                                  .engine_node = {.size = 1000000,
+                                                  .ranks = ranks,
+                                                  .rank_count = 4,
+                                                  .port = 4000,
+                                                  .wire_oldest = 1,
+                                                  .wire_newest = 1}};
+    rig_send(fd, &msg);
+    expect_roster(fd, &msg);
+    ck_assert_int_eq(msg.engine_roster.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(msg.engine_roster.text, "cannot bring job 'wide' together"));
+    hvi_packet_msg_free(&msg);
+    rig_kill(&rig, SIGKILL); /* before it sees the link of its engine break */
+    rig_wait(&rig);
+    close(fd);
+}
+END_TEST
+
 START_TEST(an_engine_without_clients_ends_with_a_crashed_hvdd)
 {
     rig_start(&rig, plain);
@@ -463,6 +521,9 @@ int main(void)
     tcase_add_test(tcase, an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached);
     tcase_add_test(tcase, a_job_that_nobody_is_attached_to_waits_for_the_linger_time);
     tcase_add_test(tcase, jobs_outlive_hvdd_and_the_next_one_knows_them);
+    tcase_add_test(
+        tcase,
+        an_engine_of_a_job_on_several_nodes_comes_back_with_its_seats_and_hears_that_there_is_no_mesh);
     tcase_add_test(tcase, an_engine_without_clients_ends_with_a_crashed_hvdd);
     tcase_add_test(tcase, systemd_hears_ready_status_watchdog_reload_and_stop);
     tcase_add_test(tcase, a_connection_made_while_hvdd_was_dead_is_served_from_the_fd_store);

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A job with ranks on other nodes, until all of them have met. Its ranks attach and submit, but what they
+ * submit stays in their rings (sessions.held), because there is no order yet.
+ *
+ *   ranks of this node come --all are here--> EngineNode --> the rendezvous, by hvdd
+ *   the rendezvous --> EngineRoster --> order opens, what was submitted is taken in
+ *
+ * What goes wrong before that ends every session of the node, and with them the engine: a rank that goes,
+ * a job that is stopped, a roster that says why there is none, or none in time.
+ * Engine thread; nothing blocks. */
+#ifndef ENGINE_RENDEZVOUS_H
+#define ENGINE_RENDEZVOUS_H
+
+#include "proto/wire.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct engine;
+struct sd_event_source;
+
+#define ENGINE_START_NS (600ull * 1000 * 1000 * 1000) /* HVD_START_TIMEOUT */
+
+struct engine_rendezvous {
+    uint64_t timeout_ns;
+    uint64_t warned_ns; /* when the log last said what is waited for */
+    uint16_t port;      /* 0: not listening yet */
+    bool untold;        /* EngineNode is due: the link was full */
+    struct sd_event_source *timer;
+};
+
+/* Begins to wait; the engine's sessions are held. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_rendezvous_open(struct engine *engine);
+/* Harmless on one that was never open. */
+void engine_rendezvous_close(struct engine *engine);
+/* HVD_START_TIMEOUT, as text; NULL: not set. */
+void engine_rendezvous_configure(struct engine *engine, const char *text);
+/* Says EngineNode, if every rank of this node has come and the others are still waited for. Repeated when a
+ * rank comes, when hvdd reads again, and to an hvdd that was restarted. */
+void engine_rendezvous_tell(struct engine *engine);
+/* The rendezvous' answer. */
+void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_roster *roster);
+/* What is waited for, as the row of a stalled op. The caller frees it with engine_stall_rows_free. HVI_OK or
+ * HVI_ERR_NO_MEMORY. */
+int engine_rendezvous_row(const struct engine *engine, struct hvi_stall_row *row_p);
+
+/* Whether a roster can be: every rank of `size` is on one node, once, nodes are numbered by their lowest rank,
+ * and the receiver's ranks are `ranks`, by seat. Else text_p says why not. HVI_OK, HVI_ERR_PROTOCOL or
+ * HVI_ERR_NO_MEMORY. Pure. */
+int engine_rendezvous_check(const struct hvi_engine_roster *roster, int32_t size,
+                            const int32_t *ranks, uint32_t seats, char *text_p, size_t text_size);
+
+#endif

@@ -1,0 +1,672 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * An engine of a job with ranks on other nodes, until they have met: seats 0 to 3 of this node are the ranks
+ * 5, 2, 900000 and 7 of a million. The test is hvdd, the rendezvous and the trainers. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "daemon/engine/sessions/intake.h"
+#include "tests/unit/engine/hvt_bench.h"
+#include "tests/unit/hvt_main.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define SIZE  1000000
+#define SEATS 4
+
+static const int32_t ours[SEATS] = {5, 2, 900000, 7};
+static struct hvt_bench bench;
+static struct hvt_node node; /* its link alone */
+
+static void set_up(void)
+{
+    struct hvi_engine_start start = hvt_node_defaults(SIZE);
+
+    start.seats = SEATS;
+    hvt_bench_init_start(&bench, &start);
+    node.link = bench.link;
+}
+
+static void tear_down(void)
+{
+    hvt_bench_fini(&bench);
+}
+
+static int attach(int32_t seat)
+{
+    return hvt_bench_attach_seat(&bench, seat, ours[seat], NULL, 0);
+}
+
+static void attach_all(void)
+{
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        ck_assert_int_eq(attach(seat), HVI_OK);
+}
+
+/* ---- the rendezvous ---- */
+
+/* Three nodes: ours is the second. The rank that a test moves is 3 of node 0. */
+static struct {
+    struct hvi_engine_roster roster;
+    unsigned char key[HVI_WIRE_EPOCH_KEY];
+    struct hvi_node_row nodes[3];
+} said;
+
+/* Node 0 has the ranks 0, 1, 3, 4; node 2 has the rest. */
+static void fill_said(void)
+{
+    static int32_t first[4], second[SEATS];
+    int32_t *rest = malloc((SIZE - 8) * sizeof *rest);
+    size_t count = 0;
+
+    memset(&said, 0, sizeof said);
+    memcpy(first, (const int32_t[]){0, 1, 3, 4}, sizeof first);
+    memcpy(second, ours, sizeof second);
+    for (int32_t rank = 6; rank < SIZE; rank++) {
+        if (rank != 7 && rank != 900000)
+            rest[count++] = rank;
+    }
+    ck_assert_uint_eq(count, SIZE - 8);
+    for (int i = 0; i < 3; i++) {
+        snprintf(said.nodes[i].name, sizeof said.nodes[i].name, "h%d", i + 1);
+        snprintf(said.nodes[i].address, sizeof said.nodes[i].address, "10.0.0.%d", i + 1);
+        said.nodes[i].port = 4000;
+    }
+    said.nodes[0].ranks = first;
+    said.nodes[0].rank_count = 4;
+    said.nodes[1].ranks = second;
+    said.nodes[1].rank_count = SEATS;
+    said.nodes[2].ranks = rest;
+    said.nodes[2].rank_count = count;
+    said.roster = (struct hvi_engine_roster){.epoch = 77,
+                                             .key = said.key,
+                                             .key_bytes = sizeof said.key,
+                                             .node = 1,
+                                             .nodes = said.nodes,
+                                             .node_count = 3,
+                                             .wire = ENGINE_NODES_WIRE_NEWEST};
+}
+
+static void meet(void)
+{
+    fill_said();
+    engine_rendezvous_roster(bench.engine, &said.roster);
+    free(said.nodes[2].ranks);
+}
+
+static void refuse(int status, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER,
+                                 .engine_roster = {.status = status}};
+
+    snprintf(msg.engine_roster.text, sizeof msg.engine_roster.text, "%s", text);
+    hvt_node_send(&node, &msg, NULL, 0);
+    hvt_bench_turn(&bench);
+}
+
+/* ---- what is expected ---- */
+
+static void expect_node(void)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_NODE, &msg));
+    ck_assert_int_eq(msg.engine_node.size, SIZE);
+    ck_assert_uint_eq(msg.engine_node.rank_count, SEATS);
+    ck_assert_mem_eq(msg.engine_node.ranks, ours, sizeof ours);
+    ck_assert_uint_eq(msg.engine_node.wire_oldest, ENGINE_NODES_WIRE_OLDEST);
+    ck_assert_uint_eq(msg.engine_node.wire_newest, ENGINE_NODES_WIRE_NEWEST);
+    ck_assert_uint_gt(msg.engine_node.port, 0);
+    hvi_packet_msg_free(&msg);
+}
+
+/* The session of every rank but `except` has ended with this. */
+static void expect_end(int32_t except, int status, const char *words)
+{
+    struct hvi_packet_msg msg;
+
+    hvt_bench_turn(&bench);
+    for (int32_t seat = 0; seat < SEATS; seat++) {
+        struct hvt_peer *peer = &bench.peers[seat];
+        if (seat == except || peer->socket < 0)
+            continue;
+        ck_assert(hvt_peer_expect(peer, HVI_PACKET_NOTICE, &msg));
+        ck_assert_msg(msg.notice.status == status, "%d: %s", msg.notice.status, msg.notice.text);
+        ck_assert(msg.notice.session_ended);
+        ck_assert_msg(strstr(msg.notice.text, words), "'%s' is not in '%s'", words,
+                      msg.notice.text);
+        ck_assert(!hvt_peer_expect(peer, HVI_PACKET_NOTICE, &msg));
+        ck_assert_uint_eq(peer->channel.header->session_state, HVI_SESSION_ENDED);
+    }
+    ck_assert(engine_sessions_are_over(&bench.engine->sessions));
+}
+
+static void submit(int32_t seat)
+{
+    struct hvt_peer *peer = &bench.peers[seat];
+    struct hvi_submission op = hvt_peer_op(peer, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 8, 0);
+
+    hvt_peer_name(peer, &op, 1, "w");
+    hvt_peer_submit(peer, &op);
+}
+
+static uint32_t taken(int32_t seat)
+{
+    uint32_t space = 0;
+
+    ck_assert_int_eq(hvi_ring_space(&bench.peers[seat].channel.sq, &space), HVI_OK);
+    return HVI_SQ_SLOTS - space;
+}
+
+/* ---- seats ---- */
+
+START_TEST(ranks_attach_by_seat_and_keep_their_numbers)
+{
+    struct hvi_rank_row *rows = NULL;
+    size_t count = 0;
+
+    attach_all();
+    ck_assert_int_eq(engine_rank_rows(&bench.engine->sessions, &rows, &count), HVI_OK);
+    ck_assert_uint_eq(count, SEATS);
+    for (int32_t seat = 0; seat < SEATS; seat++) {
+        ck_assert_int_eq(rows[seat].rank, ours[seat]);
+        ck_assert_int_eq(rows[seat].seat, seat);
+        ck_assert_uint_eq(bench.peers[seat].channel.channel_index, (uint32_t)seat);
+        ck_assert_ptr_eq(engine_rank_find(&bench.engine->sessions, ours[seat]),
+                         &bench.engine->sessions.ranks[seat]);
+        ck_assert_int_eq(hvi_slots_find_seat(&bench.engine->slots.map, ours[seat]), seat);
+    }
+    ck_assert_ptr_null(engine_rank_find(&bench.engine->sessions, 0));
+    free(rows);
+}
+END_TEST
+
+START_TEST(a_rank_that_has_not_come_has_no_row)
+{
+    struct hvi_rank_row *rows = NULL;
+    size_t count = 0;
+
+    ck_assert_int_eq(attach(2), HVI_OK);
+    ck_assert_int_eq(engine_rank_rows(&bench.engine->sessions, &rows, &count), HVI_OK);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(rows[0].rank, 900000);
+    free(rows);
+}
+END_TEST
+
+static const struct {
+    int32_t rank, local_rank, local_size;
+    int status;
+    const char *words;
+} wrong[] = {
+    {8, 1, 3, HVI_ERR_BAD_SIZE, "4 ranks of job 'test-job' are on this node, this rank says 3"},
+    {8, 4, 4, HVI_ERR_BAD_RANK, "there is no local rank 4 among the 4 ranks"},
+    {8, -1, 4, HVI_ERR_BAD_RANK, "there is no local rank -1 among"},
+    {8, 0, 4, HVI_ERR_DUPLICATE_RANK, "it is rank 8 of job 'test-job', local rank 0; pid "},
+    {5, 1, 4, HVI_ERR_DUPLICATE_RANK, "is rank 5, local rank 0"},
+    {5, 0, 4, HVI_ERR_DUPLICATE_RANK, "rank 5 of job 'test-job' is taken: pid "},
+    {SIZE, 1, 4, HVI_ERR_BAD_RANK, "there is no rank 1000000 in job"},
+};
+
+START_TEST(a_seat_that_cannot_be_is_refused)
+{
+    static unsigned char bytes[HVI_PACKET_BYTES_MAX];
+    struct hvi_engine_adopt adopt = {.session = 50, .attach = bytes, .pid = 4711};
+    struct hvt_peer peer;
+
+    ck_assert_int_eq(attach(0), HVI_OK);
+    hvt_peer_init(&peer, wrong[_i].rank, SIZE, 0);
+    peer.local_rank = wrong[_i].local_rank;
+    peer.local_size = wrong[_i].local_size;
+    adopt.attach_bytes = hvt_peer_request(&peer, NULL, 0, bytes, sizeof bytes);
+    engine_session_adopt(&bench.engine->sessions, &adopt, peer.far_socket, -1);
+    peer.far_socket = -1;
+    ck_assert_int_eq(hvt_peer_meet(&peer), wrong[_i].status);
+    ck_assert_msg(strstr(peer.reply.text, wrong[_i].words), "%s", peer.reply.text);
+    ck_assert_uint_eq(bench.engine->sessions.come, 1);
+    hvt_peer_fini(&peer);
+}
+END_TEST
+
+/* ---- meeting ---- */
+
+static bool is_closed(uint16_t port)
+{
+    struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    char byte;
+
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    hvt_bench_turn(&bench);
+    bool closed = recv(fd, &byte, 1, 0) <= 0;
+    close(fd);
+    return closed;
+}
+
+START_TEST(the_rendezvous_hears_of_the_node_when_its_last_rank_has_come)
+{
+    for (int32_t seat = 0; seat < SEATS - 1; seat++)
+        ck_assert_int_eq(attach(seat), HVI_OK);
+    ck_assert_uint_eq(bench.engine->rendezvous.port, 0);
+    ck_assert_int_eq(attach(SEATS - 1), HVI_OK);
+    expect_node();
+    ck_assert(is_closed(bench.engine->rendezvous.port));
+}
+END_TEST
+
+START_TEST(what_ranks_submit_is_held_until_all_nodes_are_there)
+{
+    attach_all();
+    submit(0);
+    submit(2);
+    hvt_bench_turn(&bench);
+    ck_assert_uint_eq(taken(0), 1);
+    ck_assert(!hvt_peer_has_completion(&bench.peers[0]));
+    meet();
+    ck_assert_uint_eq(taken(0), 0);
+    ck_assert_uint_eq(taken(2), 0);
+    ck_assert_uint_eq(bench.engine->order.sets.by_id[0]->size, SIZE);
+    ck_assert_uint_eq(bench.engine->order.sets.by_id[0]->places, SEATS);
+    ck_assert_int_eq(bench.engine->order.sets.by_id[0]->ranks[0], 2);
+    meet(); /* once more changes nothing */
+    ck_assert(!bench.engine->sessions.stopping);
+}
+END_TEST
+
+START_TEST(the_settings_of_ranks_that_came_before_order_hold)
+{
+    const struct hvi_setting settings[] = {{"HVD_CACHE_CAPACITY", "0"}};
+
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        ck_assert_int_eq(hvt_bench_attach_seat(&bench, seat, ours[seat], settings, 1), HVI_OK);
+    meet();
+    ck_assert(!bench.engine->order.replay);
+}
+END_TEST
+
+START_TEST(a_region_that_a_held_op_may_name_stays)
+{
+    struct hvt_peer *peer = &bench.peers[0];
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD,
+                                 .region_add = {.request = 1, .region = 1}};
+
+    attach_all();
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &peer->regions[0]), HVI_OK);
+    msg.region_add.bytes = peer->regions[0].bytes;
+    hvt_peer_send(peer, &msg, peer->regions[0].fd);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
+    ck_assert_int_eq(msg.ack.status, HVI_OK);
+    for (int i = 0; i < 2; i++) {
+        if (i == 0)
+            submit(0);
+        else
+            meet();
+        hvt_peer_send(peer,
+                      &(struct hvi_packet_msg){.kind = HVI_PACKET_REGION_REMOVE,
+                                               .region_remove = {.request = 2, .region = 1}},
+                      -1);
+        hvt_bench_turn(&bench);
+        ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
+        ck_assert_int_eq(msg.ack.status, i == 0 ? HVI_ERR_BUSY : HVI_OK);
+    }
+}
+END_TEST
+
+START_TEST(what_is_waited_for_is_in_the_table_of_stalls)
+{
+    const struct hvi_packet_msg ask = {.kind = HVI_PACKET_ENGINE_QUERY,
+                                       .engine_query = {.request = 7, .what = HVI_QUERY_STALLS}};
+    struct hvi_packet_msg reply;
+
+    ck_assert_int_eq(attach(1), HVI_OK);
+    for (int i = 0; i < 3; i++) {
+        static const char *const words[] = {"waits for local ranks 0,2,3 of this node",
+                                            "waits for nodes: all 4 ranks of this one are here"};
+        hvt_node_send(&node, &ask, NULL, 0);
+        hvt_bench_turn(&bench);
+        ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_REPORT, &reply));
+        ck_assert_uint_eq(reply.engine_report.stall_count, i < 2 ? 1 : 0);
+        if (i < 2) {
+            const struct hvi_stall_row *row = &reply.engine_report.stalls[0];
+            ck_assert_msg(strstr(row->tensor, words[i]), "%s", row->tensor);
+            ck_assert_str_eq(row->op, "start");
+            ck_assert_uint_eq(row->ready_count, i == 0 ? 1 : SEATS);
+            ck_assert_int_eq(row->ready[0], i == 0 ? 2 : 5);
+        }
+        hvi_packet_msg_free(&reply);
+        for (int32_t seat = 0; i == 0 && seat < SEATS; seat++)
+            ck_assert(seat == 1 || attach(seat) == HVI_OK);
+        if (i == 1)
+            meet();
+    }
+}
+END_TEST
+
+/* ---- what goes wrong ---- */
+
+static void lack_the_key(void)
+{
+    said.roster.key_bytes = 31;
+}
+
+static void be_node_nine(void)
+{
+    said.roster.node = 9;
+}
+
+static void be_another_node(void)
+{
+    said.roster.node = 0;
+}
+
+static void swap_seats(void)
+{
+    said.nodes[1].ranks[0] = 2;
+    said.nodes[1].ranks[1] = 5;
+}
+
+static void have_a_rank_twice(void)
+{
+    said.nodes[0].ranks[2] = 6;
+}
+
+static void have_a_rank_too_high(void)
+{
+    said.nodes[0].ranks[2] = SIZE;
+}
+
+static void have_a_rank_below_none(void)
+{
+    said.nodes[0].ranks[2] = -1;
+}
+
+static void lack_a_rank(void)
+{
+    said.nodes[2].rank_count--;
+}
+
+static void number_nodes_otherwise(void)
+{
+    struct hvi_node_row first = said.nodes[0];
+
+    said.nodes[0] = said.nodes[2];
+    said.nodes[2] = first;
+}
+
+static void speak_another_version(void)
+{
+    said.roster.wire = ENGINE_NODES_WIRE_NEWEST + 1;
+}
+
+static void (*const spoil[])(void) = {
+    lack_the_key,           be_node_nine,          be_another_node,        swap_seats,
+    have_a_rank_twice,      have_a_rank_too_high,  have_a_rank_below_none, lack_a_rank,
+    number_nodes_otherwise, speak_another_version,
+};
+
+START_TEST(a_roster_that_cannot_be_ends_every_session)
+{
+    int32_t *rest;
+
+    attach_all();
+    submit(3);
+    fill_said();
+    rest = said.nodes[2].ranks;
+    spoil[_i]();
+    engine_rendezvous_roster(bench.engine, &said.roster);
+    free(rest);
+    expect_end(-1, HVI_ERR_DAEMON, "the list of nodes that job 'test-job' was given cannot be: ");
+}
+END_TEST
+
+START_TEST(a_roster_that_was_not_asked_for_ends_every_session)
+{
+    ck_assert_int_eq(attach(0), HVI_OK);
+    meet();
+    hvt_bench_turn(&bench);
+    ck_assert(engine_sessions_are_over(&bench.engine->sessions));
+}
+END_TEST
+
+START_TEST(every_rank_learns_why_there_is_no_job)
+{
+    attach_all();
+    submit(1);
+    refuse(HVI_ERR_BAD_SIZE, "node h1 says 8 ranks, node h2 says 16");
+    expect_end(-1, HVI_ERR_BAD_SIZE, "node h1 says 8 ranks, node h2 says 16");
+}
+END_TEST
+
+/* As if it had begun to wait that long ago. */
+static void age(uint64_t seconds)
+{
+    bench.engine->started_ns -= seconds * HVI_NS_SEC;
+    engine_rendezvous_tell(bench.engine);
+    usleep(2000);
+}
+
+START_TEST(nodes_that_do_not_come_end_every_session_after_the_start_timeout)
+{
+    attach_all();
+    age(603); /* the rendezvous has a little longer to say who is missing */
+    hvt_bench_turn(&bench);
+    ck_assert(!bench.engine->sessions.stopping);
+    age(3);
+    expect_end(-1, HVI_ERR_NODE_LOST,
+               "job 'test-job' has waited 600 s (HVD_START_TIMEOUT) for nodes: all 4 ranks of this "
+               "one are here, the other 999996 of 1000000 are not");
+}
+END_TEST
+
+START_TEST(ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout)
+{
+    const struct hvi_setting settings[] = {{"HOROVOD_START_TIMEOUT", "0.05"}};
+    uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    ck_assert_int_eq(hvt_bench_attach_seat(&bench, 2, ours[2], settings, 1), HVI_OK);
+    while (!bench.engine->sessions.stopping) {
+        ck_assert(!hvi_deadline_passed(end_ns));
+        sd_event_run(bench.engine->event, 100000);
+    }
+    expect_end(-1, HVI_ERR_NODE_LOST,
+               "has waited 0.05 s (HVD_START_TIMEOUT) for local ranks 0,1,3 "
+               "of this node, on which 4 of 1000000 ranks are");
+}
+END_TEST
+
+START_TEST(a_rank_that_leaves_before_all_have_met_ends_the_others)
+{
+    const struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH, .detach = {.request = 3}};
+    struct hvi_packet_msg msg;
+
+    attach_all();
+    submit(0);
+    hvt_peer_send(&bench.peers[1], &detach, -1);
+    expect_end(1, HVI_ERR_RANK_LEFT, "rank 2 (pid ");
+    ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_ACK, &msg));
+    ck_assert_int_eq(msg.ack.status, HVI_OK);
+    do
+        ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_SESSION, &msg));
+    while (msg.engine_session.state == HVI_SESSION_STATE_ATTACHED);
+    ck_assert_int_eq(msg.engine_session.rank, 2);
+    ck_assert_uint_eq(msg.engine_session.state, HVI_SESSION_STATE_LEFT);
+}
+END_TEST
+
+START_TEST(a_rank_that_dies_before_all_have_met_ends_the_others)
+{
+    uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    attach_all();
+    close(bench.peers[2].socket);
+    bench.peers[2].socket = -1;
+    while (!bench.engine->sessions.stopping) {
+        ck_assert(!hvi_deadline_passed(end_ns));
+        sd_event_run(bench.engine->event, 1000);
+    }
+    expect_end(2, HVI_ERR_RANK_LOST, "rank 900000 (pid ");
+}
+END_TEST
+
+START_TEST(a_job_that_is_stopped_while_it_waits_ends)
+{
+    const struct hvi_packet_msg stop = {.kind = HVI_PACKET_ENGINE_STOP,
+                                        .engine_stop = {.reason = "enough"}};
+
+    attach_all();
+    submit(0);
+    hvt_node_send(&node, &stop, NULL, 0);
+    expect_end(-1, HVI_ERR_JOB_STOPPED, "job 'test-job' was stopped: enough");
+}
+END_TEST
+
+/* Once they have met, the others are told where it was. */
+START_TEST(a_rank_that_is_lost_later_is_named_with_its_node)
+{
+    const struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH, .detach = {.request = 3}};
+    struct hvi_packet_msg msg;
+
+    attach_all();
+    meet();
+    hvt_peer_send(&bench.peers[1], &detach, -1);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(&bench.peers[0], HVI_PACKET_NOTICE, &msg));
+    ck_assert(!msg.notice.session_ended);
+    ck_assert_int_eq(msg.notice.rank, 2);
+    ck_assert_msg(strstr(msg.notice.text, "rank 2 on h2 (pid "), "%s", msg.notice.text);
+}
+END_TEST
+
+/* ---- hvdd comes and goes ---- */
+
+static int listen_at(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(fd, 1), 0);
+    return fd;
+}
+
+START_TEST(a_restarted_hvdd_is_told_of_seats_and_of_the_node)
+{
+    char folder[] = "/tmp/hvt-rendezvous-XXXXXX", path[64];
+    struct hvi_packet_msg msg;
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/attach.sock", folder);
+    attach_all();
+    expect_node();
+    strcpy(bench.engine->start.attach_path, path);
+    int listening = listen_at(path);
+    shutdown(bench.link, SHUT_RDWR);
+    uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    do { /* it loses the link first, then finds the new hvdd */
+        ck_assert(!hvi_deadline_passed(end_ns));
+        sd_event_run(bench.engine->event, 100000);
+    } while (!bench.engine->retry_source || bench.engine->link_fd < 0);
+    node.link = accept(listening, NULL, NULL);
+    ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_HELLO, &msg));
+    ck_assert_int_eq(msg.engine_hello.seats, SEATS);
+    ck_assert_int_eq(msg.engine_hello.size, SIZE);
+    ck_assert_uint_eq(msg.engine_hello.rank_count, SEATS);
+    ck_assert_int_eq(msg.engine_hello.ranks[2].rank, 900000);
+    ck_assert_int_eq(msg.engine_hello.ranks[2].seat, 2);
+    hvi_packet_msg_free(&msg);
+    expect_node();
+    close(node.link);
+    close(listening);
+    unlink(path);
+    rmdir(folder);
+}
+END_TEST
+
+/* ---- the real program ---- */
+
+static uint64_t cpu_ms(pid_t pid)
+{
+    char path[64], text[1024] = "";
+    unsigned long user = 0, kernel = 0;
+
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *in = fopen(path, "re");
+    ck_assert_ptr_nonnull(in);
+    ck_assert_ptr_nonnull(fgets(text, sizeof text, in));
+    fclose(in);
+    ck_assert_int_eq(sscanf(strrchr(text, ')'),
+                            ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+                            &kernel),
+                     2);
+    return (user + kernel) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+}
+
+START_TEST(an_engine_that_waits_for_nodes_sleeps)
+{
+    struct hvi_engine_start start = hvt_node_defaults(SIZE);
+    struct hvt_node real;
+    struct hvt_peer peer;
+
+    start.seats = 1;
+    hvt_node_start(&real, &start);
+    hvt_peer_init(&peer, 7, SIZE, 0);
+    peer.local_rank = 0;
+    peer.local_size = 1;
+    ck_assert_int_eq(hvt_node_adopt(&real, &peer, NULL, 0), HVI_OK);
+    for (int i = 0; i < 20; i++) {
+        struct hvi_submission op =
+            hvt_peer_op(&peer, HVI_KIND_BARRIER, HVI_DTYPE_UINT8, 0, HVI_REGION_NONE);
+        hvt_peer_name(&peer, &op, (uint32_t)i, "b");
+        hvt_peer_submit(&peer, &op);
+    }
+    usleep(100000);
+    uint64_t before_ms = cpu_ms(real.pid);
+    usleep(500000);
+    ck_assert_uint_le(cpu_ms(real.pid) - before_ms, 50);
+    ck_assert(!hvt_peer_has_completion(&peer));
+    hvt_peer_fini(&peer);
+    ck_assert_int_eq(hvt_node_wait(&real), 0);
+    hvt_node_fini(&real);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/rendezvous");
+    TCase *tcase = tcase_create("rendezvous");
+    TCase *program = tcase_create("program");
+
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, ranks_attach_by_seat_and_keep_their_numbers);
+    tcase_add_test(tcase, a_rank_that_has_not_come_has_no_row);
+    tcase_add_loop_test(tcase, a_seat_that_cannot_be_is_refused, 0, sizeof wrong / sizeof wrong[0]);
+    tcase_add_test(tcase, the_rendezvous_hears_of_the_node_when_its_last_rank_has_come);
+    tcase_add_test(tcase, what_ranks_submit_is_held_until_all_nodes_are_there);
+    tcase_add_test(tcase, the_settings_of_ranks_that_came_before_order_hold);
+    tcase_add_test(tcase, a_region_that_a_held_op_may_name_stays);
+    tcase_add_test(tcase, what_is_waited_for_is_in_the_table_of_stalls);
+    tcase_add_loop_test(tcase, a_roster_that_cannot_be_ends_every_session, 0,
+                        sizeof spoil / sizeof spoil[0]);
+    tcase_add_test(tcase, a_roster_that_was_not_asked_for_ends_every_session);
+    tcase_add_test(tcase, every_rank_learns_why_there_is_no_job);
+    tcase_add_test(tcase, nodes_that_do_not_come_end_every_session_after_the_start_timeout);
+    tcase_add_test(tcase,
+                   ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout);
+    tcase_add_test(tcase, a_rank_that_leaves_before_all_have_met_ends_the_others);
+    tcase_add_test(tcase, a_rank_that_dies_before_all_have_met_ends_the_others);
+    tcase_add_test(tcase, a_job_that_is_stopped_while_it_waits_ends);
+    tcase_add_test(tcase, a_rank_that_is_lost_later_is_named_with_its_node);
+    tcase_add_test(tcase, a_restarted_hvdd_is_told_of_seats_and_of_the_node);
+    suite_add_tcase(suite, tcase);
+    tcase_add_test(program, an_engine_that_waits_for_nodes_sleeps);
+    suite_add_tcase(suite, program);
+    return hvt_run_suite(suite);
+}
