@@ -13,9 +13,23 @@
 
 #define ENGINE_BATCH_WORKS 256u /* most ops in one batch */
 #define ENGINE_PLAN_STEPS  12u  /* most steps of one batch */
+#define ENGINE_TEXT_BYTES  192u
 
 /* Remote-process memory that has not answered for so long is waited for by one thread only. */
 #define ENGINE_SILENT_NS UINT64_C(100000000)
+
+/* The members of the process set that take part, on all nodes. It lives as long as the work. */
+struct engine_span {
+    uint64_t sequence;      /* of the work: the same on every node; works start in its order */
+    uint32_t nodes, here;   /* nodes with a member that has not joined; our index among them */
+    const uint32_t *node;   /* [nodes] their numbers in the job, ascending */
+    const uint32_t *places; /* [nodes] members on each, joined ones included */
+    uint32_t members;       /* on all nodes, joined ones included: what an average divides by */
+    /* [members] by set rank: index into .node (UINT32_MAX: a node that is left out), and the place there.
+     * Members of one node have ascending places in the order of their set ranks. */
+    const uint32_t *home, *place;
+    const uint8_t *joined; /* [members]; NULL: no member has */
+};
 
 /* One op that every member of its process set has agreed on. The arrays have one entry per member
  * and are indexed by set rank; they live as long as the work.
@@ -55,19 +69,6 @@
  * meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with such
  * operands is a batch of its own. Before and after each transfer the backend looks whether the process is
  * over or has ended, because then its pid may be another's: that is a failure (ESRCH). */
-/* Who takes part, on all nodes. It lives as long as the work. */
-struct engine_span {
-    uint64_t sequence;      /* of the work: the same on every node; works start in its order */
-    uint32_t nodes, here;   /* nodes with a member that has not joined; ours among them */
-    const uint32_t *node;   /* [nodes] their numbers in the job, ascending */
-    const uint32_t *places; /* [nodes] members on each, joined ones included */
-    uint32_t members;       /* on all nodes, joined ones included: what an average divides by */
-    const uint32_t *home,
-        *place;            /* [members] by set rank: index into .node (UINT32_MAX: a node that is
-                                   * left out), and the place there */
-    const uint8_t *joined; /* [members]; NULL: nobody has */
-};
-
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */
     uint32_t dtype;
@@ -80,7 +81,8 @@ struct engine_work {
     uint64_t bytes;
     /* NULL: all members have a seat here. Else .ranks, .in and .out are those that have, by place; .root
      * is a set rank; .sizes is [.members] for allgather and reducescatter, and for alltoall
-     * [2][.ranks][.members]: bytes that each of ours sends to each member, then what it gets from each. */
+     * [2][.ranks][.members]: bytes that each of ours sends to each member, then what it gets from each.
+     * A SEND has two nodes, or one. */
     const struct engine_span *span;
     const struct engine_operand *in;
     struct engine_operand *out; /* the backend sets .late, and nothing else */
@@ -99,7 +101,7 @@ static inline bool engine_work_has(const struct engine_work *work, enum engine_o
 
 /* What went wrong with remote-process memory, or with mapped memory. */
 struct engine_fault {
-    int32_t rank;     /* set rank; -1: no remote-process memory is to blame */
+    int32_t rank;     /* place; -1: no remote-process memory is to blame */
     int error;        /* errno: EFAULT, ESRCH, EPERM, ...; EIO for a transfer that was cut short */
     bool writing;     /* the output could not be written; else the input could not be read */
     uint64_t address; /* in the member's process: where the transfer that failed began */
@@ -134,12 +136,15 @@ struct engine_batch {
     /* Set by the backend before it posts the batch: enum hvi_status. HVI_ERR_INVALID: a
      * remote-process operand could not be reached, .fault says which; outputs are undefined.
      * HVI_ERR_RANK_LOST: the same because the process is gone. HVI_ERR_STALLED: the same because its
-     * memory did not answer. HVI_ERR_CANCELLED: outputs are undefined. HVI_ERR_NO_MEMORY: no scratch
+     * memory did not answer, or, with .fault.rank -1, another node. HVI_ERR_NODE_LOST: another node is
+     * gone, or the connection to it. HVI_ERR_CANCELLED: outputs are undefined. HVI_ERR_NO_MEMORY: no scratch
      * memory for an adasum, nothing was written; or, with .fault.missing, no page of a mapped operand
      * of a batch of one work: outputs are undefined. */
     int status;
     struct engine_fault fault; /* the first one; .rank is -1 and .missing 0 when there was none */
-    void *state;               /* the backend's own from here on */
+    char text[ENGINE_TEXT_BYTES]; /* a sentence that says more than .status; "": there is none. The
+                                   * starter empties it. */
+    void *state;                  /* the backend's own from here on */
     struct engine_plan plan;
     uint32_t units_taken; /* of the step */
     uint32_t units_left;
@@ -153,6 +158,10 @@ struct engine_backend_config {
      * lock: the batch is the receiver's again. Inside start() for batches that are done at once. */
     void (*post)(void *user, struct engine_batch *batch);
     void *user;
+    /* Inside start(): a connection to this node is needed, which engine_net_backend_lane brings later.
+     * Once for each. NULL: none can be asked for. */
+    void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
+    uint32_t lanes; /* connections to each neighbour, the same on all nodes; 0: ENGINE_NET_LANES */
 };
 
 struct engine_backend {
@@ -189,6 +198,20 @@ struct engine_backend {
 };
 
 extern const struct engine_backend engine_backend_host;
+
+/* ---- the row "net": works with a span (net.c) ---- */
+
+extern const struct engine_backend engine_backend_net;
+
+#define ENGINE_NET_LANES     1u /* connections to each neighbour, by default */
+#define ENGINE_NET_LANES_MAX 8u
+
+/* The caller of start() calls these, too. `fd`, an authenticated, non-blocking stream to the node, becomes
+ * the backend's. One that is there already, or out of range, is closed. */
+void engine_net_backend_lane(void *context, uint32_t node, uint32_t lane, int fd);
+/* The node is gone, or cannot be reached: works that it takes part in fail with HVI_ERR_NODE_LOST and this
+ * text, now and later. */
+void engine_net_backend_lost(void *context, uint32_t node, const char *text);
 
 /* NULL-terminated, in order of preference. */
 extern const struct engine_backend *const engine_backends[];

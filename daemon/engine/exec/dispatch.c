@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Dispatch: ready ops become batches (fusion.c), a batch goes to the first backend that accepts it,
- * and finished batches come back. Host memory is the only row today; a GPU worker, and a ring between
- * nodes, are other rows.
+ * and finished batches come back. Host memory on one node, and over several, are the rows today; a GPU
+ * worker is another.
  *
  * Batches are kept for reuse. A backend posts a batch that is over from any thread: to one list, from
  * which the main thread takes all, and to our eventfd if the main thread may sleep. */
@@ -19,7 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
-const struct engine_backend *const engine_backends[] = {&engine_backend_host, NULL};
+const struct engine_backend *const engine_backends[] = {&engine_backend_host, &engine_backend_net,
+                                                        NULL};
 #define BACKENDS (sizeof engine_backends / sizeof engine_backends[0] - 1)
 _Static_assert(BACKENDS <= sizeof(((struct engine_exec *)0)->backend_contexts) / sizeof(void *),
                "a context per backend");
@@ -53,12 +54,21 @@ static void post(void *user, struct engine_batch *batch)
     HVI_ASSERT(written == sizeof one);
 }
 
+static void ask_for_lane(void *user, uint32_t node, uint32_t lane)
+{
+    struct engine_exec *exec = user;
+
+    exec->calls->lane_wanted(exec->user, node, lane);
+}
+
 int engine_dispatch_open(struct engine_exec *exec)
 {
     struct engine_backend_config config = {
         .threads = exec->threads,
         .post = post,
         .user = exec,
+        .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
+        .lanes = exec->lanes,
     };
 
     exec->main_thread = pthread_self();
@@ -127,6 +137,7 @@ static void fill(struct engine_exec *exec, struct engine_batch *batch,
     batch->count = count;
     batch->bytes = 0;
     batch->answer_ns = exec->answer_ns;
+    batch->text[0] = '\0';
     link_running(exec, batch);
     for (uint32_t i = 0; i < count; i++) {
         batch->works[i] = works[i];
@@ -216,7 +227,9 @@ void engine_dispatch_ready(struct engine_exec *exec)
 static void describe(const struct engine_batch *batch, char *text_p, size_t size)
 {
     *text_p = '\0';
-    if (batch->status == HVI_ERR_LIMIT)
+    if (batch->status != HVI_OK && batch->text[0] != '\0')
+        snprintf(text_p, size, "%s", batch->text);
+    else if (batch->status == HVI_ERR_LIMIT)
         snprintf(text_p, size,
                  "too many threads of the engine wait for ranks' memory that does not answer");
     else if (batch->status != HVI_OK)
@@ -225,7 +238,7 @@ static void describe(const struct engine_batch *batch, char *text_p, size_t size
 
 static void finish(struct engine_exec *exec, struct engine_batch *batch)
 {
-    char text[128];
+    char text[ENGINE_TEXT_BYTES];
 
     unlink_running(batch);
     if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS)) { /* alone in its batch */
@@ -318,6 +331,27 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
             return op_of(batch->works[0]);
     }
     return NULL;
+}
+
+/* ---- other nodes ---- */
+
+static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
+{
+    uint32_t i = 0;
+
+    while (engine_backends[i] != backend)
+        i++;
+    return exec->backend_contexts[i];
+}
+
+void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd)
+{
+    engine_net_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd);
+}
+
+void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text)
+{
+    engine_net_backend_lost(context_of(exec, &engine_backend_net), node, text);
 }
 
 void engine_process_forbid(struct engine_process *process)

@@ -26,6 +26,9 @@ struct engine_exec_calls {
     /* A page of memory that the engine has mapped could not be had, at this address. The op is the
      * receiver's, as above. */
     void (*missing)(void *user, struct engine_op *op, uint64_t address);
+    /* A data connection to this node is needed: engine_dispatch_lane, or engine_dispatch_lost, follows. NULL
+     * where there are no other nodes. */
+    void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
 };
 
 struct engine_exec {
@@ -37,6 +40,7 @@ struct engine_exec {
     uint64_t fusion_bytes;
     uint64_t answer_ns; /* how long memory of a rank's process may take to answer */
     bool group_fusion;  /* groups may be batched with other ops */
+    uint32_t lanes;     /* data connections to each neighbour; 0: the default */
 
     struct engine_batch *free_batches;
     void *backend_contexts[4];    /* one per row of engine_backends */
@@ -77,6 +81,9 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
 /* Ends everything that is ready and was not started, and cancels what was started: that ends as what has
  * broken the job says. */
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
+/* As engine_net_backend_lane and engine_net_backend_lost. */
+void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd);
+void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);
 /* From now on no transfer of the process' memory begins: what is left of its works fails piece by piece.
  * One that has begun and does not answer is given up by engine_dispatch_watch after ENGINE_SILENT_NS. */
 void engine_process_forbid(struct engine_process *process);

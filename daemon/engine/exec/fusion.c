@@ -2,7 +2,8 @@
  * Fusion saves the cost of handing over, not copies: operands are already shared, so a batch is
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
  * that it can be cut into chunks, and so is one with operands that are not mapped, so that a fault is
- * its own, and an adasum, which has scratch memory and several passes of its own. */
+ * its own, and an adasum, which has scratch memory and several passes of its own. A work over several nodes is
+ * one, too: all nodes would have to cut batches alike. */
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
@@ -20,7 +21,8 @@ static bool is_mapped(const struct engine_work *work)
 
 static bool is_small(const struct engine_work *work)
 {
-    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && is_mapped(work) && !is_adasum(work);
+    return work->bytes <= ENGINE_FUSION_SMALL_BYTES && is_mapped(work) && !is_adasum(work) &&
+           !work->span;
 }
 
 uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count,

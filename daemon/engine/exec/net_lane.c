@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One connection to a node, and what goes over it: messages, each with a head.
+ *
+ *      0  magic              24  where in the op's vector
+ *      4  lanes, this lane   32  bytes that follow
+ *      8  sequence           40  the node to blame for status, else 0
+ *     16  step               44  0
+ *     20  status: 0, or how the work has failed; then no bytes follow
+ *
+ * All are little-endian. Nothing of a head is used but to compare it with the one that is expected,
+ * which has come from this node's own plan; only a status and its node are news. */
+#include "daemon/engine/exec/net_thread.h"
+
+#include "base/log.h"
+#include "base/pages.h"
+#include "base/status.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#define MAGIC UINT32_C(0x31646876) /* "vhd1" */
+
+static const struct engine_net_transport *const transport = &engine_net_tcp;
+
+struct head {
+    uint32_t magic;
+    uint8_t lanes, lane;
+    uint16_t zero;
+    uint64_t sequence;
+    uint32_t step;
+    uint32_t status; /* -status */
+    uint64_t at, bytes;
+    uint32_t culprit, zero2;
+};
+_Static_assert(sizeof(struct head) == ENGINE_NET_HEAD_BYTES, "on the wire");
+
+/* ---- runs ---- */
+
+void engine_net_lane_join(struct engine_net_lane *lane, struct engine_net_run *run)
+{
+    struct engine_net_run **first = run->sends ? &lane->out_first : &lane->in_first;
+    struct engine_net_run **last = run->sends ? &lane->out_last : &lane->in_last;
+
+    run->next = NULL;
+    if (*first)
+        (*last)->next = run;
+    else
+        *first = run;
+    *last = run;
+}
+
+static struct engine_net_messages *messages_of(const struct engine_net_run *run)
+{
+    return run->sends ? &run->work->out : &run->work->in;
+}
+
+static struct engine_net_message *message_of(const struct engine_net_run *run)
+{
+    return &messages_of(run)->list[run->at];
+}
+
+/* The first run's message is over. */
+static void go_on(struct engine_net_run **first)
+{
+    struct engine_net_run *run = *first;
+    struct engine_net_work *work = run->work;
+    struct engine_net_message *message = message_of(run);
+
+    message->over = true;
+    messages_of(run)->over++;
+    run->at = message->next;
+    if (run->at == ENGINE_NET_NONE)
+        *first = run->next;
+    while (!run->sends && work->in_prefix < work->in.count && work->in.list[work->in_prefix].over)
+        work->in_prefix++;
+}
+
+/* ---- the lane itself ---- */
+
+static void expect_head(struct engine_net_lane *lane)
+{
+    lane->has_head = false;
+    lane->receiving = NULL;
+    lane->receiver = NULL;
+    transport->post_receive(lane->port, lane->head_in, sizeof lane->head_in);
+}
+
+static void watch_port(struct engine_net *net, struct engine_net_lane *lane)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                                .data.ptr = lane};
+
+    if (epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, transport->fd(lane->port), &event) != 0)
+        engine_net_node_end(net, lane->node, "the connection cannot be watched");
+}
+
+void engine_net_lane_open(struct engine_net *net, struct engine_net_lane *lane, int fd)
+{
+    if (!lane->scratch)
+        lane->scratch = aligned_alloc(4096, ENGINE_NET_CHUNK_BYTES);
+    lane->port = transport->open(fd);
+    if (!lane->port || !lane->scratch) {
+        engine_net_node_end(net, lane->node, "no memory for a connection");
+        return;
+    }
+    lane->moved = true;
+    expect_head(lane);
+    watch_port(net, lane);
+}
+
+void engine_net_lane_close(struct engine_net_lane *lane)
+{
+    if (lane->port)
+        transport->close(lane->port);
+    lane->port = NULL;
+    if (lane->sending)
+        lane->sender->sending--;
+    lane->sending = lane->receiving = NULL;
+    lane->sender = lane->receiver = NULL;
+}
+
+void engine_net_lane_divert(struct engine_net_lane *lane, const struct engine_net_work *work)
+{
+    if (lane->receiving && lane->receiver == work)
+        transport->post_receive(lane->port, lane->scratch, transport->missing(lane->port));
+}
+
+/* The work has no message left on the lanes of a node that is gone. */
+static void give_up(struct engine_net *net, struct engine_net_run **first,
+                    const struct engine_net_node *node)
+{
+    while (*first) {
+        engine_net_fail(net, (*first)->work, HVI_ERR_NODE_LOST, node->number, node->text);
+        go_on(first);
+    }
+}
+
+static bool is_needed(const struct engine_net_node *node)
+{
+    bool needed = false;
+
+    for (uint32_t i = 0; i < ENGINE_NET_LANES_MAX; i++)
+        needed = needed || node->lanes[i].out_first || node->lanes[i].in_first;
+    return needed;
+}
+
+void engine_net_node_end(struct engine_net *net, struct engine_net_node *node, const char *text)
+{
+    if (!node->lost) {
+        snprintf(node->text, sizeof node->text, "%s", text);
+        node->lost = true;
+        if (is_needed(node))
+            HVI_LOG(HVI_LOG_WARN, "net", "node-given-up", text, "node=%" PRIu32, node->number);
+    }
+    for (uint32_t i = 0; i < ENGINE_NET_LANES_MAX; i++) {
+        struct engine_net_lane *lane = &node->lanes[i];
+        engine_net_lane_close(lane);
+        give_up(net, &lane->out_first, node);
+        give_up(net, &lane->in_first, node);
+    }
+}
+
+static void end_lane(struct engine_net *net, struct engine_net_lane *lane, int error)
+{
+    char text[ENGINE_TEXT_BYTES];
+
+    if (error == ECONNRESET)
+        snprintf(text, sizeof text, "node %" PRIu32 " has closed its connection",
+                 lane->node->number);
+    else
+        snprintf(text, sizeof text, "the connection to node %" PRIu32 " has failed: %s",
+                 lane->node->number, strerror(error));
+    engine_net_node_end(net, lane->node, text);
+}
+
+/* ---- sending ---- */
+
+static void write_head(const struct engine_net *net, struct engine_net_lane *lane,
+                       const struct engine_net_work *work, const struct engine_net_message *message)
+{
+    bool fails = work->status != HVI_OK;
+    const struct head head = {
+        .magic = htole32(MAGIC),
+        .lanes = (uint8_t)net->lanes,
+        .lane = (uint8_t)lane->number,
+        .sequence = htole64(work->sequence),
+        .step = htole32(message->step),
+        .status = htole32((uint32_t)-work->status),
+        .at = htole64(message->at),
+        .bytes = htole64(fails ? 0 : message->bytes),
+        .culprit = htole32(fails ? work->culprit : 0),
+    };
+
+    memcpy(lane->head_out, &head, sizeof head);
+}
+
+static bool may_send(const struct engine_net_work *work, const struct engine_net_message *message)
+{
+    if (work->status != HVI_OK)
+        return true;
+    if (!work->begun)
+        return false;
+    if (message->after == ENGINE_NET_NONE)
+        return true;
+    return work->in_order ? work->in_prefix > message->after : work->in.list[message->after].over;
+}
+
+static void begin_sending(struct engine_net *net, struct engine_net_lane *lane)
+{
+    struct engine_net_run *run = lane->out_first;
+    struct engine_net_work *work = run->work;
+    const unsigned char *data = NULL;
+    struct engine_fault fault = {.rank = -1};
+
+    lane->sending = message_of(run);
+    if (work->status == HVI_OK) {
+        int status = engine_net_prepare(&net->tools, work, lane->sending, &data, &fault);
+        if (status != HVI_OK) {
+            work->fault = fault;
+            engine_net_fail(net, work, status, work->node[work->here], "");
+        }
+    }
+    lane->sender = work;
+    work->sending++;
+    write_head(net, lane, work, lane->sending);
+    transport->post_send(lane->port, lane->head_out, sizeof lane->head_out, data,
+                         work->status == HVI_OK ? lane->sending->bytes : 0);
+}
+
+bool engine_net_lane_send(struct engine_net *net, struct engine_net_lane *lane)
+{
+    struct engine_net_run *run = lane->out_first;
+
+    if (!lane->port || !run || (!lane->sending && !may_send(run->work, message_of(run))))
+        return false;
+    if (!lane->sending)
+        begin_sending(net, lane);
+    int progress = transport->send(lane->port);
+    if (progress < 0) { /* EFAULT, too: a page that was there a moment ago is not */
+        end_lane(net, lane, -progress);
+        return true;
+    }
+    lane->moved = lane->moved || progress != ENGINE_NET_WAITS;
+    if (progress == ENGINE_NET_OVER) {
+        lane->sender->sending--;
+        lane->sending = NULL;
+        lane->sender = NULL;
+        go_on(&lane->out_first);
+    }
+    return progress != ENGINE_NET_WAITS;
+}
+
+/* ---- receiving ---- */
+
+static void refuse(struct engine_net *net, struct engine_net_lane *lane, const char *why)
+{
+    char text[ENGINE_TEXT_BYTES];
+
+    snprintf(text, sizeof text, "node %" PRIu32 " has sent what does not belong here: %s",
+             lane->node->number, why);
+    engine_net_node_end(net, lane->node, text);
+}
+
+/* NULL: it is the expected one. */
+static const char *compare(const struct engine_net *net, const struct engine_net_lane *lane,
+                           const struct engine_net_message *message, const struct head *head,
+                           const struct engine_net_work *work)
+{
+    bool fails = head->status != 0;
+
+    if (le32toh(head->magic) != MAGIC)
+        return "it is no message";
+    if (head->lanes != net->lanes)
+        return "HVD_NET_LANES is not the same on both nodes";
+    if (head->lane != lane->number || head->zero != 0 || head->zero2 != 0)
+        return "a message of another connection";
+    if (!fails && head->culprit != 0)
+        return "blame without a failure";
+    if (le64toh(head->sequence) != work->sequence)
+        return "a message of another op";
+    if (le32toh(head->step) != message->step || le64toh(head->at) != message->at)
+        return "a message of another step";
+    if (le64toh(head->bytes) != (fails ? 0 : message->bytes))
+        return "a message of another size";
+    if (fails && !hvi_status_is_known(-(int)(le32toh(head->status) & INT32_MAX)))
+        return "an unknown failure";
+    return NULL;
+}
+
+/* The other end's part of the work has failed. */
+static void take_failure(struct engine_net *net, struct engine_net_lane *lane,
+                         const struct head *head, struct engine_net_work *work)
+{
+    int status = -(int)(le32toh(head->status) & INT32_MAX);
+    uint32_t culprit = le32toh(head->culprit);
+    char text[ENGINE_TEXT_BYTES];
+
+    if (status == HVI_ERR_CANCELLED) { /* that means this node's own cancel() */
+        snprintf(text, sizeof text, "node %" PRIu32 " has given up its part", culprit);
+        status = HVI_ERR_NODE_LOST;
+    } else if (status == HVI_ERR_NODE_LOST || status == HVI_ERR_STALLED) {
+        snprintf(text, sizeof text, "node %" PRIu32 " does not answer, says node %" PRIu32, culprit,
+                 lane->node->number);
+    } else {
+        snprintf(text, sizeof text, "node %" PRIu32 " could not do its part: %s", culprit,
+                 hvi_status_text(status));
+    }
+    engine_net_fail(net, work, status, culprit, text);
+}
+
+/* A head is there, and so is the work that it should be of. */
+static void take_head(struct engine_net *net, struct engine_net_lane *lane)
+{
+    struct engine_net_run *run = lane->in_first;
+    struct engine_net_work *work = run->work;
+    struct engine_net_message *message = message_of(run);
+    struct head head;
+
+    memcpy(&head, lane->head_in, sizeof head);
+    const char *why = compare(net, lane, message, &head, work);
+    if (why) {
+        refuse(net, lane, why);
+        return;
+    }
+    if (head.status != 0) {
+        take_failure(net, lane, &head, work);
+        go_on(&lane->in_first);
+        expect_head(lane);
+        return;
+    }
+    lane->has_head = false;
+    lane->receiving = message;
+    lane->receiver = work;
+    transport->post_receive(lane->port,
+                            work->status == HVI_OK ? engine_net_target(message, lane->scratch)
+                                                   : lane->scratch,
+                            message->bytes);
+}
+
+struct receive {
+    void *port;
+    int progress;
+};
+
+static void touch_target(void *user)
+{
+    struct receive *receive = user;
+
+    receive->progress = transport->receive(receive->port);
+}
+
+/* As the transport's receive(); -EFAULT with *address_p if it is known which page is missing. */
+static int receive_some(struct engine_net_lane *lane, uintptr_t *address_p)
+{
+    struct receive receive = {.port = lane->port};
+
+    if (!lane->receiving)
+        return transport->receive(lane->port);
+    if (hvi_pages_run(touch_target, NULL, &receive, address_p))
+        return receive.progress;
+    return -EFAULT;
+}
+
+/* What is left of the message is thrown away. */
+static void lack_page(struct engine_net *net, struct engine_net_lane *lane, uint64_t address)
+{
+    struct engine_net_work *work = lane->receiver;
+    uint64_t left = transport->missing(lane->port);
+    const unsigned char *at = lane->receiving->data + (lane->receiving->bytes - left);
+
+    work->fault = (struct engine_fault){.rank = -1, .missing = address};
+    if (address == 0 && engine_net_touch(at, left, &work->fault) == HVI_OK)
+        work->fault = (struct engine_fault){.rank = -1, .missing = (uint64_t)(uintptr_t)at};
+    engine_net_fail(net, work, HVI_ERR_NO_MEMORY, work->node[work->here], "");
+}
+
+static void take_message(struct engine_net *net, struct engine_net_lane *lane)
+{
+    struct engine_net_work *work = lane->receiver;
+    struct engine_fault fault = {.rank = -1};
+
+    if (work->status == HVI_OK) {
+        int status = engine_net_accept(&net->tools, work, lane->receiving, lane->scratch, &fault);
+        if (status != HVI_OK) {
+            work->fault = fault;
+            lane->receiving = NULL; /* all of it is here */
+            engine_net_fail(net, work, status, work->node[work->here], "");
+        }
+    }
+    go_on(&lane->in_first);
+    expect_head(lane);
+}
+
+static bool can_take_head(const struct engine_net_lane *lane)
+{
+    return lane->has_head && lane->in_first &&
+           (lane->in_first->work->begun || lane->in_first->work->status != HVI_OK);
+}
+
+bool engine_net_lane_receive(struct engine_net *net, struct engine_net_lane *lane)
+{
+    uintptr_t address = 0;
+
+    if (!lane->port || (lane->has_head && !can_take_head(lane)))
+        return false;
+    if (lane->has_head) {
+        take_head(net, lane);
+        return true;
+    }
+    int progress = receive_some(lane, &address);
+    if (progress == -EFAULT && lane->receiving && lane->receiver->status == HVI_OK) {
+        lack_page(net, lane, address);
+        return true;
+    }
+    if (progress < 0) {
+        end_lane(net, lane, -progress);
+        return true;
+    }
+    lane->moved = lane->moved || progress != ENGINE_NET_WAITS;
+    if (progress == ENGINE_NET_OVER && lane->receiving)
+        take_message(net, lane);
+    else if (progress == ENGINE_NET_OVER)
+        lane->has_head = true;
+    return progress != ENGINE_NET_WAITS;
+}

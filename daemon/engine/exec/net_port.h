@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The transport between nodes: a table of functions. A port is one end of a connection that keeps order.
+ * At most one send and one receive are posted at a time; their memory stays until they are over. One
+ * thread, the net thread. Nothing blocks. */
+#ifndef ENGINE_NET_PORT_H
+#define ENGINE_NET_PORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What becomes of a posted transfer; an error is a negative errno. */
+enum engine_net_progress {
+    ENGINE_NET_WAITS, /* no byte could be moved now */
+    ENGINE_NET_MOVED, /* some were */
+    ENGINE_NET_OVER,  /* all were: nothing is posted any more */
+};
+
+struct engine_net_transport {
+    const char *name;
+    /* Takes the connection. NULL without memory: then it is closed. */
+    void *(*open)(int fd);
+    void (*close)(void *port);
+    /* The descriptor to wait for, edge-triggered, and what epoll said of it. */
+    int (*fd)(const void *port);
+    void (*ready)(void *port, uint32_t events);
+    /* `head`, then `body`, which may be empty. */
+    void (*post_send)(void *port, const void *head, uint64_t head_bytes, const void *body,
+                      uint64_t body_bytes);
+    /* In the place of what is posted, if anything is. */
+    void (*post_receive)(void *port, void *to, uint64_t bytes);
+    /* Of the posted receive: bytes that have not come. */
+    uint64_t (*missing)(const void *port);
+    /* enum engine_net_progress; -EFAULT: the memory that was posted cannot be read or written;
+     * -ECONNRESET: the other end has closed. */
+    int (*send)(void *port);
+    int (*receive)(void *port);
+};
+
+/* TCP, or another stream socket. */
+extern const struct engine_net_transport engine_net_tcp;
+
+#endif

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Transfers over a stream socket. What is posted is moved by as few calls as possible: head and body in
+ * one, and a receive also asks for the bytes behind it, so that a small message and the head of the
+ * next need one call.
+ *
+ * The socket is watched edge-triggered. A call that moved less than it was asked for has emptied or filled
+ * the kernel's buffer, and none follows before epoll says so; but once the other end has said that it is
+ * closing, every receive asks the kernel. */
+#include "daemon/engine/exec/net_port.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* Behind what is posted. Larger would copy more of a large message twice. */
+#define AHEAD_BYTES 8192u
+
+struct tcp {
+    int fd;
+    bool readable, writable;
+    bool closing; /* the other end */
+    struct iovec out[2];
+    unsigned char *to;
+    uint64_t wanted;
+    uint32_t ahead_at, ahead_end;
+    unsigned char ahead[AHEAD_BYTES];
+};
+
+static void *tcp_open(int fd)
+{
+    struct tcp *tcp = calloc(1, sizeof *tcp);
+    const int one = 1;
+
+    if (!tcp) {
+        close(fd);
+        return NULL;
+    }
+    /* Harmless for sockets that are not TCP. */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    tcp->fd = fd;
+    tcp->readable = tcp->writable = true;
+    return tcp;
+}
+
+static void tcp_close(void *port)
+{
+    struct tcp *tcp = port;
+
+    shutdown(tcp->fd, SHUT_RDWR); /* a forked child may still hold it */
+    close(tcp->fd);
+    free(tcp);
+}
+
+static int tcp_fd(const void *port)
+{
+    return ((const struct tcp *)port)->fd;
+}
+
+static void tcp_ready(void *port, uint32_t events)
+{
+    struct tcp *tcp = port;
+
+    if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        tcp->readable = true;
+    if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
+        tcp->writable = true;
+    if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        tcp->closing = true;
+}
+
+static void tcp_post_send(void *port, const void *head, uint64_t head_bytes, const void *body,
+                          uint64_t body_bytes)
+{
+    struct tcp *tcp = port;
+
+    tcp->out[0] = (struct iovec){(void *)(uintptr_t)head, head_bytes};
+    tcp->out[1] = (struct iovec){(void *)(uintptr_t)body, body_bytes};
+}
+
+static void tcp_post_receive(void *port, void *to, uint64_t bytes)
+{
+    struct tcp *tcp = port;
+
+    tcp->to = to;
+    tcp->wanted = bytes;
+}
+
+static uint64_t tcp_missing(const void *port)
+{
+    return ((const struct tcp *)port)->wanted;
+}
+
+static void forget_sent(struct tcp *tcp, size_t bytes)
+{
+    for (int i = 0; i < 2; i++) {
+        size_t now = bytes < tcp->out[i].iov_len ? bytes : tcp->out[i].iov_len;
+        tcp->out[i].iov_base = (char *)tcp->out[i].iov_base + now;
+        tcp->out[i].iov_len -= now;
+        bytes -= now;
+    }
+}
+
+static int tcp_send(void *port)
+{
+    struct tcp *tcp = port;
+    struct msghdr message = {.msg_iov = tcp->out, .msg_iovlen = 2};
+    size_t all = tcp->out[0].iov_len + tcp->out[1].iov_len;
+
+    if (!tcp->writable)
+        return ENGINE_NET_WAITS;
+    ssize_t sent = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR)
+        return ENGINE_NET_MOVED;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        tcp->writable = false;
+        return ENGINE_NET_WAITS;
+    }
+    if (sent < 0)
+        return errno == EPIPE ? -ECONNRESET : -errno;
+    forget_sent(tcp, (size_t)sent);
+    return (size_t)sent == all ? ENGINE_NET_OVER : ENGINE_NET_MOVED;
+}
+
+/* Bytes that were asked for together with earlier ones. */
+static bool take_ahead(struct tcp *tcp)
+{
+    uint64_t now = tcp->ahead_end - tcp->ahead_at;
+
+    if (now > tcp->wanted)
+        now = tcp->wanted;
+    memcpy(tcp->to, tcp->ahead + tcp->ahead_at, now);
+    tcp->ahead_at += (uint32_t)now;
+    tcp->to += now;
+    tcp->wanted -= now;
+    return now > 0;
+}
+
+static void take_received(struct tcp *tcp, uint64_t bytes)
+{
+    uint64_t own = bytes < tcp->wanted ? bytes : tcp->wanted;
+
+    tcp->to += own;
+    tcp->wanted -= own;
+    tcp->ahead_at = 0;
+    tcp->ahead_end = (uint32_t)(bytes - own);
+}
+
+/* The memory that is posted may lack a page: only the kernel touches it, but for take_ahead, which the
+ * caller of receive() has to expect. */
+static int tcp_receive(void *port)
+{
+    struct tcp *tcp = port;
+    bool moved = take_ahead(tcp);
+
+    if (tcp->wanted == 0)
+        return ENGINE_NET_OVER;
+    if (!tcp->readable)
+        return moved ? ENGINE_NET_MOVED : ENGINE_NET_WAITS;
+    struct iovec in[2] = {{tcp->to, tcp->wanted}, {tcp->ahead, AHEAD_BYTES}};
+    struct msghdr message = {.msg_iov = in, .msg_iovlen = 2};
+    uint64_t all = tcp->wanted + AHEAD_BYTES;
+    ssize_t received = recvmsg(tcp->fd, &message, MSG_DONTWAIT);
+    if (received < 0 && errno == EINTR)
+        return ENGINE_NET_MOVED;
+    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        tcp->readable = false;
+        return moved ? ENGINE_NET_MOVED : ENGINE_NET_WAITS;
+    }
+    if (received <= 0)
+        return received == 0 ? -ECONNRESET : -errno;
+    if ((uint64_t)received < all && !tcp->closing)
+        tcp->readable = false;
+    take_received(tcp, (uint64_t)received);
+    return tcp->wanted == 0 ? ENGINE_NET_OVER : ENGINE_NET_MOVED;
+}
+
+const struct engine_net_transport engine_net_tcp = {
+    .name = "tcp",
+    .open = tcp_open,
+    .close = tcp_close,
+    .fd = tcp_fd,
+    .ready = tcp_ready,
+    .post_send = tcp_post_send,
+    .post_receive = tcp_post_receive,
+    .missing = tcp_missing,
+    .send = tcp_send,
+    .receive = tcp_receive,
+};

@@ -1,0 +1,551 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The net thread ("hvd-net"). It takes works in the order of start(), moves what the lanes have room for, and
+ * sleeps in its epoll when nothing moves, after a few looks.
+ *
+ *   started --inputs are there--> begun --messages, copies, the finish are over--> finished
+ *      |                            |          --outputs are written--> posted, freed
+ *      +----------------------------+--fails--> posted when no byte of an operand is being sent; its messages
+ *                                               go on void, then it is freed
+ *
+ * Time without a byte is counted from tick to tick, at most ENGINE_SILENT_NS for each: an engine that stood
+ * still itself blames no node. A work that has waited for twice its batch's .answer_ns fails; twice, so that
+ * the node whose own rank's memory is silent says so first. */
+#include "daemon/engine/exec/net_thread.h"
+
+#include "base/pages.h"
+#include "base/status.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define EVENTS_AT_ONCE 32
+/* How often the sockets are asked about while there is enough to do. */
+#define PASSES_PER_LOOK 4u
+/* A work that does not move while the row is being closed has so long. */
+#define CLOSE_NS HVI_NS_SEC
+
+/* ---- from other threads ---- */
+
+void engine_net_call(struct engine_net *net)
+{
+    const uint64_t one = 1;
+
+    atomic_store_explicit(&net->called, true, memory_order_relaxed);
+    if (!net->asleep)
+        return;
+    net->asleep = false;
+    while (write(net->event_fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
+struct engine_net_node *engine_net_node_at(struct engine_net *net, uint32_t number)
+{
+    if (number >= net->node_count) {
+        size_t count = (size_t)number + 16;
+        void *nodes = realloc(net->nodes, count * sizeof(struct engine_net_node *));
+        if (!nodes)
+            return NULL;
+        net->nodes = nodes;
+        memset(net->nodes + net->node_count, 0,
+               (count - net->node_count) * sizeof(struct engine_net_node *));
+        net->node_count = (uint32_t)count;
+    }
+    if (net->nodes[number])
+        return net->nodes[number];
+    struct engine_net_node *node = calloc(1, sizeof *node);
+    if (!node)
+        return NULL;
+    node->number = number;
+    for (uint32_t i = 0; i < ENGINE_NET_LANES_MAX; i++) {
+        node->lanes[i].node = node;
+        node->lanes[i].number = i;
+    }
+    net->nodes[number] = node;
+    return node;
+}
+
+static struct engine_net_lane *lane_of(struct engine_net *net, const struct engine_net_run *run)
+{
+    return &net->nodes[run->work->node[run->peer]]->lanes[run->lane];
+}
+
+static void end_everything(struct engine_net *net, const char *text)
+{
+    for (uint32_t i = 0; i < net->node_count; i++) {
+        if (net->nodes[i])
+            engine_net_node_end(net, net->nodes[i], text);
+    }
+}
+
+/* ---- a work ---- */
+
+static bool is_over(const struct engine_net_work *work)
+{
+    return work->out.over == work->out.count && work->in.over == work->in.count;
+}
+
+void engine_net_fail(struct engine_net *net, struct engine_net_work *work, int status,
+                     uint32_t culprit, const char *text)
+{
+    if (work->status != HVI_OK || !work->batch)
+        return;
+    work->status = status;
+    work->culprit = culprit;
+    work->idle_ns = 0;
+    snprintf(work->text, sizeof work->text, "%s", text);
+    for (uint32_t i = 0; i < work->run_count; i++) {
+        struct engine_net_run *run = &work->runs[i];
+        if (!run->sends && run->at != ENGINE_NET_NONE)
+            engine_net_lane_divert(lane_of(net, run), work);
+    }
+    if (work->stage)
+        engine_net_stage_cancel(work->stage);
+}
+
+static void post(struct engine_net *net, struct engine_net_work *work)
+{
+    struct engine_batch *batch = work->batch;
+
+    batch->status = work->status;
+    batch->fault = work->fault;
+    snprintf(batch->text, sizeof batch->text, "%s", work->text);
+    work->batch = NULL;
+    pthread_mutex_lock(&net->lock);
+    batch->over = true;
+    pthread_mutex_unlock(&net->lock);
+    net->config.post(net->config.user, batch);
+}
+
+static bool know_nodes(struct engine_net *net, const struct engine_net_work *work)
+{
+    for (uint32_t i = 0; i < work->nodes; i++) {
+        if (!engine_net_node_at(net, work->node[i]))
+            return false;
+    }
+    return true;
+}
+
+/* Nothing of it goes over a lane: those that it needed are out of step. */
+static void take_alone(struct engine_net *net, struct engine_net_work *work)
+{
+    end_everything(net, "this node's engine is out of memory");
+    work->status = HVI_ERR_NO_MEMORY;
+    work->run_count = 0;
+    work->out.over = work->out.count;
+    work->in.over = work->in.count;
+}
+
+static void take_work(struct engine_net *net, struct engine_net_work *work)
+{
+    if (!know_nodes(net, work)) {
+        take_alone(net, work);
+        return;
+    }
+    for (uint32_t i = 0; i < work->run_count; i++)
+        engine_net_lane_join(lane_of(net, &work->runs[i]), &work->runs[i]);
+    for (uint32_t i = 0; i < work->nodes; i++) {
+        struct engine_net_node *node = net->nodes[work->node[i]];
+        if (node->lost) {
+            engine_net_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
+            engine_net_node_end(net, node, node->text);
+        }
+    }
+    if (work->status == HVI_OK && work->stage)
+        engine_net_stage_read(work->stage);
+}
+
+static void begin(struct engine_net *net, struct engine_net_work *work)
+{
+    struct engine_fault fault = {.rank = -1};
+    int status = HVI_OK;
+
+    if (work->stage && !engine_net_stage_is_over(work->stage, &status, &fault))
+        return;
+    if (status == HVI_OK)
+        status = engine_net_begin(&net->tools, work, &fault);
+    work->begun = true;
+    if (status == HVI_OK)
+        return;
+    work->fault = fault;
+    engine_net_fail(net, work, status, work->node[work->here], "");
+}
+
+static bool step(struct engine_net *net, struct engine_net_work *work, bool *moved_p)
+{
+    struct engine_fault fault = {.rank = -1};
+    int status = HVI_OK;
+
+    *moved_p = true;
+    if (work->copy_at < work->copy_count)
+        status = engine_net_copy(&net->tools, work, &work->copies[work->copy_at++], &fault);
+    else if (work->in.over == work->in.count && !work->finished)
+        status = engine_net_finish(&net->tools, work, &work->finished, &fault);
+    else
+        *moved_p = false;
+    if (status != HVI_OK) {
+        work->fault = fault;
+        engine_net_fail(net, work, status, work->node[work->here], "");
+    }
+    return work->finished && work->out.over == work->out.count;
+}
+
+/* True when its outputs are written. */
+static bool write_outputs(struct engine_net *net, struct engine_net_work *work)
+{
+    int status = HVI_OK;
+
+    if (!work->stage)
+        return true;
+    if (!work->writing) {
+        work->writing = true;
+        engine_net_stage_write(work->stage);
+    }
+    if (!engine_net_stage_is_over(work->stage, &status, &work->fault))
+        return false;
+    if (status != HVI_OK)
+        engine_net_fail(net, work, status, work->node[work->here], "");
+    return true;
+}
+
+/* A work that has failed waits for threads and sockets that look at its operands. */
+static bool is_let_go(const struct engine_net_work *work)
+{
+    return work->sending == 0 &&
+           (!work->stage || engine_net_stage_is_over(work->stage, NULL, NULL));
+}
+
+static bool advance(struct engine_net *net, struct engine_net_work *work)
+{
+    bool moved = false;
+
+    if (work->status == HVI_OK && !work->begun) {
+        begin(net, work);
+        moved = work->begun;
+    }
+    if (work->status == HVI_OK && work->begun && step(net, work, &moved) &&
+        work->status == HVI_OK && write_outputs(net, work)) {
+        post(net, work);
+        return true;
+    }
+    if (work->status == HVI_OK || !work->batch || !is_let_go(work))
+        return moved;
+    post(net, work);
+    return true;
+}
+
+static void drop(struct engine_net *net, struct engine_net_work *work)
+{
+    pthread_mutex_lock(&net->host_lock); /* net.c may look at its stage */
+    engine_net_stage_free(work->stage);
+    pthread_mutex_unlock(&net->host_lock);
+    engine_net_work_free(work);
+}
+
+static bool advance_all(struct engine_net *net)
+{
+    struct engine_net_work **link = &net->works;
+    bool moved = false;
+
+    while (*link) {
+        struct engine_net_work *work = *link;
+        if (work->batch)
+            moved = advance(net, work) || moved;
+        if (!work->batch && is_over(work)) {
+            *link = work->next;
+            drop(net, work);
+        } else {
+            link = &work->next;
+        }
+    }
+    return moved;
+}
+
+/* ---- what the main thread says ---- */
+
+static bool concerns(const struct engine_net_work *work, uint32_t node)
+{
+    bool found = false;
+
+    for (uint32_t i = 0; i < work->nodes; i++)
+        found = found || work->node[i] == node;
+    return found && work->batch && !is_over(work);
+}
+
+static void lose(struct engine_net *net, struct engine_net_node *node, const char *text)
+{
+    engine_net_node_end(net, node, text);
+    for (struct engine_net_work *work = net->works; work; work = work->next) {
+        if (concerns(work, node->number))
+            engine_net_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
+    }
+}
+
+static void hear(struct engine_net *net, struct engine_net_news *news)
+{
+    struct engine_net_node *node = engine_net_node_at(net, news->node);
+    struct engine_net_lane *lane = node ? &node->lanes[news->lane] : NULL;
+
+    if (!node)
+        end_everything(net, "this node's engine is out of memory");
+    if (node && news->fd < 0)
+        lose(net, node, news->text);
+    else if (node && !node->lost && !lane->port)
+        engine_net_lane_open(net, lane, news->fd);
+    else if (news->fd >= 0)
+        close(news->fd);
+    free(news);
+}
+
+static void cancel(struct engine_net *net)
+{
+    for (struct engine_net_work *work = net->works; work; work = work->next) {
+        pthread_mutex_lock(&net->lock);
+        bool cancelled = work->cancelled;
+        pthread_mutex_unlock(&net->lock);
+        if (cancelled)
+            engine_net_fail(net, work, HVI_ERR_CANCELLED, work->node[work->here], "");
+    }
+}
+
+struct calls {
+    struct engine_net_work *works;
+    struct engine_net_news *news;
+    bool cancels, no_memory, stopping;
+};
+
+static struct calls take_calls(struct engine_net *net)
+{
+    pthread_mutex_lock(&net->lock);
+    const struct calls calls = {net->started_first, net->news_first, net->cancels, net->no_memory,
+                                net->stopping};
+    net->started_first = net->started_last = NULL;
+    net->news_first = net->news_last = NULL;
+    net->cancels = net->no_memory = false;
+    atomic_store_explicit(&net->called, false, memory_order_relaxed);
+    pthread_mutex_unlock(&net->lock);
+    return calls;
+}
+
+/* Works come behind those that are there. True when the thread is to end as soon as it can. */
+static bool take_in(struct engine_net *net)
+{
+    struct calls calls = take_calls(net);
+    struct engine_net_work **end = &net->works;
+
+    while (calls.news) {
+        struct engine_net_news *news = calls.news;
+        calls.news = news->next;
+        hear(net, news);
+    }
+    while (*end)
+        end = &(*end)->next;
+    while (calls.works) {
+        struct engine_net_work *work = calls.works;
+        calls.works = work->next;
+        work->next = NULL;
+        *end = work;
+        end = &work->next;
+        take_work(net, work);
+    }
+    if (calls.no_memory)
+        end_everything(net, "this node's engine is out of memory");
+    if (calls.cancels)
+        cancel(net);
+    return calls.stopping;
+}
+
+/* ---- deadlines ---- */
+
+static bool moves(struct engine_net *net, const struct engine_net_work *work)
+{
+    for (uint32_t i = 0; i < work->run_count; i++) {
+        if (work->runs[i].at != ENGINE_NET_NONE && lane_of(net, &work->runs[i])->moved)
+            return true;
+    }
+    return false;
+}
+
+/* What it has waited for: something to receive, if there is. */
+static const struct engine_net_run *waited_for(const struct engine_net_work *work)
+{
+    const struct engine_net_run *found = NULL;
+
+    for (uint32_t i = 0; i < work->run_count; i++) {
+        const struct engine_net_run *run = &work->runs[i];
+        if (run->at != ENGINE_NET_NONE && (!found || (found->sends && !run->sends)))
+            found = run;
+    }
+    return found;
+}
+
+static void give_up_waiting(struct engine_net *net, struct engine_net_work *work)
+{
+    const struct engine_net_run *run = waited_for(work);
+    char text[ENGINE_TEXT_BYTES];
+
+    if (!run)
+        return;
+    const struct engine_net_lane *lane = lane_of(net, run);
+    const char *what = run->sends ? "has taken nothing" : "has sent nothing";
+    snprintf(text, sizeof text, "node %" PRIu32 " %s for %.1f s", lane->node->number,
+             lane->port ? what : "could not be connected to",
+             (double)work->idle_ns / (double)HVI_NS_SEC);
+    if (work->batch)
+        engine_net_fail(net, work, HVI_ERR_STALLED, lane->node->number, text);
+    else
+        engine_net_node_end(net, lane->node, text);
+    work->idle_ns = 0;
+}
+
+/* It has failed, and the rest of a message does not go away. */
+static void give_up_sending(struct engine_net *net, struct engine_net_work *work)
+{
+    for (uint32_t i = 0; i < work->run_count && work->sending > 0; i++) {
+        struct engine_net_lane *lane = lane_of(net, &work->runs[i]);
+        if (lane->sender == work)
+            engine_net_node_end(net, lane->node, "a message could not be sent to its end");
+    }
+}
+
+static void tick_work(struct engine_net *net, struct engine_net_work *work, uint64_t step_ns,
+                      uint64_t most_ns)
+{
+    uint64_t limit_ns = work->idle_limit_ns < most_ns ? work->idle_limit_ns : most_ns;
+
+    if (work->status != HVI_OK && work->batch) {
+        work->failed_ns += step_ns;
+        if (work->failed_ns >= ENGINE_SILENT_NS)
+            give_up_sending(net, work);
+    }
+    bool closes = most_ns != UINT64_MAX;
+    bool staged = work->stage && !engine_net_stage_is_over(work->stage, NULL, NULL);
+    if (work->status == HVI_OK && (!work->begun || is_over(work)) && !(closes && staged))
+        return; /* it waits for a rank's memory, or for this thread */
+    work->idle_ns = moves(net, work) ? 0 : work->idle_ns + step_ns;
+    if (staged && work->idle_ns >= limit_ns)
+        engine_net_fail(net, work, HVI_ERR_STALLED, work->node[work->here],
+                        "a rank's memory does not answer, and the engine ends");
+    if (work->idle_ns >= limit_ns)
+        give_up_waiting(net, work);
+}
+
+static void tick(struct engine_net *net, uint64_t most_ns)
+{
+    uint64_t now_ns = hvi_clock_ns(), step_ns = now_ns - net->ticked_ns;
+
+    if (step_ns < ENGINE_NET_TICK_NS)
+        return;
+    net->ticked_ns = now_ns;
+    if (step_ns > ENGINE_SILENT_NS)
+        step_ns = ENGINE_SILENT_NS;
+    for (struct engine_net_work *work = net->works; work; work = work->next)
+        tick_work(net, work, step_ns, most_ns);
+    for (uint32_t i = 0; i < net->node_count; i++) {
+        for (uint32_t lane = 0; net->nodes[i] && lane < net->lanes; lane++)
+            net->nodes[i]->lanes[lane].moved = false;
+    }
+}
+
+/* ---- the loop ---- */
+
+static bool move(struct engine_net *net)
+{
+    bool moved = false;
+
+    for (uint32_t i = 0; i < net->node_count; i++) {
+        for (uint32_t lane = 0; net->nodes[i] && lane < net->lanes; lane++) {
+            moved = engine_net_lane_receive(net, &net->nodes[i]->lanes[lane]) || moved;
+            moved = engine_net_lane_send(net, &net->nodes[i]->lanes[lane]) || moved;
+        }
+    }
+    return moved;
+}
+
+static void look(struct engine_net *net, int timeout_ms)
+{
+    struct epoll_event events[EVENTS_AT_ONCE];
+    uint64_t count = 0;
+
+    int found = epoll_wait(net->epoll_fd, events, EVENTS_AT_ONCE, timeout_ms);
+    for (int i = 0; i < found; i++) {
+        struct engine_net_lane *lane = events[i].data.ptr;
+        if (!lane)
+            (void)!read(net->event_fd, &count, sizeof count);
+        else if (lane->port)
+            engine_net_tcp.ready(lane->port, events[i].events);
+    }
+}
+
+static void sleep_now(struct engine_net *net)
+{
+    pthread_mutex_lock(&net->lock);
+    net->asleep = !atomic_load_explicit(&net->called, memory_order_relaxed);
+    bool asleep = net->asleep;
+    pthread_mutex_unlock(&net->lock);
+    if (!asleep)
+        return;
+    look(net, net->works ? (int)(ENGINE_NET_TICK_NS / HVI_NS_MS) : -1);
+    pthread_mutex_lock(&net->lock);
+    net->asleep = false;
+    pthread_mutex_unlock(&net->lock);
+}
+
+static bool has_batches(const struct engine_net *net)
+{
+    bool found = false;
+
+    for (const struct engine_net_work *work = net->works; work; work = work->next)
+        found = found || work->batch;
+    return found;
+}
+
+static void drop_all(struct engine_net *net)
+{
+    while (net->works) {
+        struct engine_net_work *work = net->works;
+        net->works = work->next;
+        drop(net, work);
+    }
+    for (uint32_t i = 0; i < net->node_count; i++) {
+        for (uint32_t lane = 0; net->nodes[i] && lane < ENGINE_NET_LANES_MAX; lane++) {
+            net->nodes[i]->lanes[lane].sending = NULL;
+            engine_net_lane_close(&net->nodes[i]->lanes[lane]);
+            free(net->nodes[i]->lanes[lane].scratch);
+        }
+        free(net->nodes[i]);
+    }
+    free(net->nodes);
+}
+
+void *engine_net_thread(void *user)
+{
+    struct engine_net *net = user;
+    uint32_t idle = 0, busy = 0;
+    bool stopping = false;
+
+    net->ticked_ns = hvi_clock_ns();
+    while (!stopping || has_batches(net)) {
+        if (atomic_load_explicit(&net->called, memory_order_relaxed))
+            stopping = take_in(net) || stopping;
+        bool moved = move(net);
+        moved = advance_all(net) || moved;
+        if (net->works)
+            tick(net, stopping ? CLOSE_NS : UINT64_MAX);
+        idle = moved ? 0 : idle + 1;
+        if (moved && ++busy % PASSES_PER_LOOK == 0)
+            look(net, 0);
+        else if (!moved && net->works && idle < ENGINE_NET_SPINS)
+            look(net, 0);
+        else if (!moved && !(stopping && !has_batches(net)))
+            sleep_now(net);
+    }
+    drop_all(net);
+    /* Release, pairs with the acquire in net.c's close. */
+    atomic_store_explicit(&net->ended, true, memory_order_release);
+    return NULL;
+}
