@@ -59,7 +59,7 @@ void hvt_cluster_close(struct hvt_cluster *cluster)
         ck_assert(cluster->backend->close(cluster->node[i].context));
     for (uint32_t a = 0; a < HVT_NODES; a++) {
         for (uint32_t b = 0; b < HVT_NODES; b++) {
-            for (uint32_t lane = 0; lane < ENGINE_NET_LANES_MAX; lane++) {
+            for (uint32_t lane = 0; lane < ENGINE_WIRE_LANES_MAX; lane++) {
                 if (cluster->fd[a][b][lane] >= 0)
                     close(cluster->fd[a][b][lane]);
             }
@@ -102,8 +102,8 @@ void hvt_cluster_connect(struct hvt_cluster *cluster, uint32_t a, uint32_t b, ui
     make_ends(cluster, ends);
     cluster->fd[a][b][lane] = dup(ends[0]);
     cluster->fd[b][a][lane] = dup(ends[1]);
-    engine_net_backend_lane(cluster->node[a].context, b, lane, ends[0]);
-    engine_net_backend_lane(cluster->node[b].context, a, lane, ends[1]);
+    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0]);
+    engine_wire_backend_lane(cluster->node[b].context, a, lane, ends[1]);
 }
 
 int hvt_cluster_pretend(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane)
@@ -111,7 +111,7 @@ int hvt_cluster_pretend(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uin
     int ends[2];
 
     make_ends(cluster, ends);
-    engine_net_backend_lane(cluster->node[a].context, b, lane, ends[0]);
+    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0]);
     ck_assert_int_eq(fcntl(ends[1], F_SETFL, 0), 0);
     return ends[1];
 }

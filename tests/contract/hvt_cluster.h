@@ -23,7 +23,7 @@ struct hvt_cluster {
         void *context;
     } node[HVT_NODES];
     /* Copies of the connections' ends: fd[a][b] is a's end of those to b. -1: none. */
-    int fd[HVT_NODES][HVT_NODES][ENGINE_NET_LANES_MAX];
+    int fd[HVT_NODES][HVT_NODES][ENGINE_WIRE_LANES_MAX];
 };
 
 void hvt_cluster_open(struct hvt_cluster *cluster, const struct engine_backend *backend,

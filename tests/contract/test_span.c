@@ -458,7 +458,7 @@ START_TEST(a_lost_node_fails_its_works_now_and_later)
     hvt_op_start(&op, 0);
     hvt_op_start(&op, 1);
     for (uint32_t n = 0; n < 2; n++)
-        engine_net_backend_lost(cluster.node[n].context, 2, "node c is gone, says the mesh");
+        engine_wire_backend_lost(cluster.node[n].context, 2, "node c is gone, says the mesh");
     for (uint32_t n = 0; n < 2; n++) {
         hvt_op_wait(&op, n);
         expect_status(&op, n, HVI_ERR_NODE_LOST);

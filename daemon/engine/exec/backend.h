@@ -158,10 +158,10 @@ struct engine_backend_config {
      * lock: the batch is the receiver's again. Inside start() for batches that are done at once. */
     void (*post)(void *user, struct engine_batch *batch);
     void *user;
-    /* Inside start(): a connection to this node is needed, which engine_net_backend_lane brings later.
+    /* Inside start(): a connection to this node is needed, which engine_wire_backend_lane brings later.
      * Once for each. NULL: none can be asked for. */
     void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
-    uint32_t lanes; /* connections to each neighbour, the same on all nodes; 0: ENGINE_NET_LANES */
+    uint32_t lanes; /* connections to each neighbour, the same on all nodes; 0: ENGINE_WIRE_LANES */
 };
 
 struct engine_backend {
@@ -203,15 +203,15 @@ extern const struct engine_backend engine_backend_host;
 
 extern const struct engine_backend engine_backend_net;
 
-#define ENGINE_NET_LANES     1u /* connections to each neighbour, by default */
-#define ENGINE_NET_LANES_MAX 8u
+#define ENGINE_WIRE_LANES     1u /* connections to each neighbour, by default */
+#define ENGINE_WIRE_LANES_MAX 8u
 
 /* The caller of start() calls these, too. `fd`, an authenticated, non-blocking stream to the node, becomes
  * the backend's. One that is there already, or out of range, is closed. */
-void engine_net_backend_lane(void *context, uint32_t node, uint32_t lane, int fd);
+void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd);
 /* The node is gone, or cannot be reached: works that it takes part in fail with HVI_ERR_NODE_LOST and this
  * text, now and later. */
-void engine_net_backend_lost(void *context, uint32_t node, const char *text);
+void engine_wire_backend_lost(void *context, uint32_t node, const char *text);
 
 /* NULL-terminated, in order of preference. */
 extern const struct engine_backend *const engine_backends[];

@@ -346,12 +346,12 @@ static void *context_of(const struct engine_exec *exec, const struct engine_back
 
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd)
 {
-    engine_net_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd);
+    engine_wire_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd);
 }
 
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text)
 {
-    engine_net_backend_lost(context_of(exec, &engine_backend_net), node, text);
+    engine_wire_backend_lost(context_of(exec, &engine_backend_net), node, text);
 }
 
 void engine_process_forbid(struct engine_process *process)

@@ -24,7 +24,7 @@
 
 /* ---- opening ---- */
 
-static bool open_files(struct engine_net *net)
+static bool open_files(struct engine_wire *net)
 {
     struct epoll_event event = {.events = EPOLLIN};
 
@@ -34,7 +34,7 @@ static bool open_files(struct engine_net *net)
            epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, net->event_fd, &event) == 0;
 }
 
-static void close_files(struct engine_net *net)
+static void close_files(struct engine_wire *net)
 {
     if (net->epoll_fd >= 0)
         close(net->epoll_fd);
@@ -46,14 +46,14 @@ static void close_files(struct engine_net *net)
 static int net_open(const struct engine_backend_config *config, void **context_p)
 {
     struct engine_host_cache cache = engine_host_cache_find(CACHES);
-    struct engine_net *net = calloc(1, sizeof *net);
+    struct engine_wire *net = calloc(1, sizeof *net);
 
     if (!net)
         return HVI_ERR_NO_MEMORY;
     net->config = *config;
-    net->lanes = config->lanes > 0 ? config->lanes : ENGINE_NET_LANES;
-    if (net->lanes > ENGINE_NET_LANES_MAX)
-        net->lanes = ENGINE_NET_LANES_MAX;
+    net->lanes = config->lanes > 0 ? config->lanes : ENGINE_WIRE_LANES;
+    if (net->lanes > ENGINE_WIRE_LANES_MAX)
+        net->lanes = ENGINE_WIRE_LANES_MAX;
     net->tools.kernels = hvi_kernels_best();
     net->tools.stream_bytes = cache.bytes > 0 ? cache.bytes : CACHE_BYTES_UNKNOWN;
     net->epoll_fd = net->event_fd = -1;
@@ -65,26 +65,26 @@ static int net_open(const struct engine_backend_config *config, void **context_p
 }
 
 /* Signals are the main thread's business, but for a page that this one misses. */
-static bool start_thread(struct engine_net *net)
+static bool start_thread(struct engine_wire *net)
 {
     sigset_t all, before;
 
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&net->thread, NULL, engine_net_thread, net);
+    int error = pthread_create(&net->thread, NULL, engine_wire_thread, net);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error == 0)
         pthread_setname_np(net->thread, "hvd-net");
     return error == 0;
 }
 
-static bool run_thread(struct engine_net *net)
+static bool run_thread(struct engine_wire *net)
 {
     if (net->runs)
         return true;
     if (!net->tools.strip)
-        net->tools.strip = aligned_alloc(4096, ENGINE_NET_STRIP_BYTES);
+        net->tools.strip = aligned_alloc(4096, ENGINE_WIRE_STRIP_BYTES);
     net->runs = net->tools.strip && open_files(net) && start_thread(net);
     if (!net->runs)
         close_files(net);
@@ -93,7 +93,7 @@ static bool run_thread(struct engine_net *net)
 
 /* ---- closing ---- */
 
-static void watch_host(struct engine_net *net)
+static void watch_host(struct engine_wire *net)
 {
     pthread_mutex_lock(&net->host_lock);
     if (net->host)
@@ -101,13 +101,13 @@ static void watch_host(struct engine_net *net)
     pthread_mutex_unlock(&net->host_lock);
 }
 
-static void join_thread(struct engine_net *net)
+static void join_thread(struct engine_wire *net)
 {
     const struct timespec pause = {.tv_nsec = CLOSE_LOOK_NS};
 
     pthread_mutex_lock(&net->lock);
     net->stopping = true;
-    engine_net_call(net);
+    engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
     /* Acquire, pairs with the release at the thread's end. */
     while (!atomic_load_explicit(&net->ended, memory_order_acquire)) {
@@ -119,7 +119,7 @@ static void join_thread(struct engine_net *net)
 
 static bool net_close(void *context)
 {
-    struct engine_net *net = context;
+    struct engine_wire *net = context;
     bool ended = true;
 
     if (!net)
@@ -165,7 +165,7 @@ static bool net_accepts(const struct engine_batch *batch)
 }
 
 /* Makes sure that there is a bit for each lane of the node. */
-static bool know(struct engine_net *net, uint32_t node)
+static bool know(struct engine_wire *net, uint32_t node)
 {
     if (node < net->asked_count)
         return true;
@@ -179,7 +179,7 @@ static bool know(struct engine_net *net, uint32_t node)
     return true;
 }
 
-static bool ask_for_lanes(struct engine_net *net, const struct engine_net_work *work)
+static bool ask_for_lanes(struct engine_wire *net, const struct engine_wire_work *work)
 {
     for (uint32_t i = 0; i < work->run_count; i++) {
         uint32_t node = work->node[work->runs[i].peer], lane = work->runs[i].lane;
@@ -194,10 +194,10 @@ static bool ask_for_lanes(struct engine_net *net, const struct engine_net_work *
     return true;
 }
 
-static int open_host(struct engine_net *net)
+static int open_host(struct engine_wire *net)
 {
     const struct engine_backend_config config = {
-        .threads = 1, .post = engine_net_stage_post, .user = net};
+        .threads = 1, .post = engine_wire_stage_post, .user = net};
     int status = HVI_OK;
 
     pthread_mutex_lock(&net->host_lock);
@@ -208,28 +208,29 @@ static int open_host(struct engine_net *net)
 }
 
 /* NULL: it cannot even be followed. A work that only fails here still has its messages. */
-static struct engine_net_work *make_work(struct engine_net *net, struct engine_batch *batch)
+static struct engine_wire_work *make_work(struct engine_wire *net, struct engine_batch *batch)
 {
-    struct engine_net_work *work = engine_net_work_new(batch, net->lanes, net->tools.stream_bytes);
+    struct engine_wire_work *work =
+        engine_wire_work_new(batch, net->lanes, net->tools.stream_bytes);
 
     if (!work || !ask_for_lanes(net, work)) {
         if (work)
-            engine_net_work_free(work);
+            engine_wire_work_free(work);
         return NULL;
     }
     work->idle_limit_ns = batch->answer_ns < UINT64_MAX / 2 ? 2 * batch->answer_ns : UINT64_MAX;
     work->culprit = work->node[work->here];
-    if (!engine_net_is_staged(batch->works[0]))
+    if (!engine_wire_is_staged(batch->works[0]))
         return work;
     work->status = open_host(net);
     if (work->status == HVI_OK)
-        work->stage = engine_net_stage_new(net, work);
+        work->stage = engine_wire_stage_new(net, work);
     if (work->status == HVI_OK && !work->stage)
         work->status = HVI_ERR_NO_MEMORY;
     return work;
 }
 
-static void hand_over(struct engine_net *net, struct engine_net_work *work)
+static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
 {
     pthread_mutex_lock(&net->lock);
     if (net->started_last)
@@ -237,20 +238,20 @@ static void hand_over(struct engine_net *net, struct engine_net_work *work)
     else
         net->started_first = work;
     net->started_last = work;
-    engine_net_call(net);
+    engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
 }
 
 /* The lanes are out of step from here on. */
-static void lose_step(struct engine_net *net)
+static void lose_step(struct engine_wire *net)
 {
     pthread_mutex_lock(&net->lock);
     net->no_memory = true;
-    engine_net_call(net);
+    engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
 }
 
-static void end_at_once(struct engine_net *net, struct engine_batch *batch, int status)
+static void end_at_once(struct engine_wire *net, struct engine_batch *batch, int status)
 {
     batch->over = true;
     batch->status = status;
@@ -259,8 +260,8 @@ static void end_at_once(struct engine_net *net, struct engine_batch *batch, int 
 
 static void net_start(void *context, struct engine_batch *batch)
 {
-    struct engine_net *net = context;
-    struct engine_net_work *work = NULL;
+    struct engine_wire *net = context;
+    struct engine_wire_work *work = NULL;
 
     batch->fault = (struct engine_fault){.rank = -1};
     batch->over = false;
@@ -289,13 +290,13 @@ static bool net_help(void *context)
 
 static void net_cancel(void *context, struct engine_batch *batch)
 {
-    struct engine_net *net = context;
+    struct engine_wire *net = context;
 
     pthread_mutex_lock(&net->lock);
     if (!batch->over) {
-        ((struct engine_net_work *)batch->state)->cancelled = true;
+        ((struct engine_wire_work *)batch->state)->cancelled = true;
         net->cancels = true;
-        engine_net_call(net);
+        engine_wire_call(net);
     }
     pthread_mutex_unlock(&net->lock);
 }
@@ -308,8 +309,8 @@ static void net_watch(void *context)
 static bool net_silent(void *context, const struct engine_batch *batch,
                        struct engine_fault *fault_p)
 {
-    struct engine_net *net = context;
-    const struct engine_net_work *work = NULL;
+    struct engine_wire *net = context;
+    const struct engine_wire_work *work = NULL;
     bool silent = false;
 
     pthread_mutex_lock(&net->host_lock); /* keeps the stage */
@@ -319,16 +320,16 @@ static bool net_silent(void *context, const struct engine_batch *batch,
     pthread_mutex_unlock(&net->lock);
     if (work && work->stage)
         silent =
-            engine_backend_host.silent(net->host, engine_net_stage_batch(work->stage), fault_p);
+            engine_backend_host.silent(net->host, engine_wire_stage_batch(work->stage), fault_p);
     pthread_mutex_unlock(&net->host_lock);
     return silent;
 }
 
 /* ---- news of nodes ---- */
 
-static void tell(struct engine_net *net, uint32_t node, uint32_t lane, int fd, const char *text)
+static void tell(struct engine_wire *net, uint32_t node, uint32_t lane, int fd, const char *text)
 {
-    struct engine_net_news *news = malloc(sizeof *news);
+    struct engine_wire_news *news = malloc(sizeof *news);
 
     if (!news || !run_thread(net) || !know(net, node)) {
         free(news);
@@ -338,7 +339,7 @@ static void tell(struct engine_net *net, uint32_t node, uint32_t lane, int fd, c
             lose_step(net);
         return;
     }
-    *news = (struct engine_net_news){.node = node, .lane = lane, .fd = fd};
+    *news = (struct engine_wire_news){.node = node, .lane = lane, .fd = fd};
     snprintf(news->text, sizeof news->text, "%s", text);
     pthread_mutex_lock(&net->lock);
     if (net->news_last)
@@ -346,13 +347,13 @@ static void tell(struct engine_net *net, uint32_t node, uint32_t lane, int fd, c
     else
         net->news_first = news;
     net->news_last = news;
-    engine_net_call(net);
+    engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
 }
 
-void engine_net_backend_lane(void *context, uint32_t node, uint32_t lane, int fd)
+void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd)
 {
-    struct engine_net *net = context;
+    struct engine_wire *net = context;
 
     if (lane >= net->lanes) {
         close(fd);
@@ -363,7 +364,7 @@ void engine_net_backend_lane(void *context, uint32_t node, uint32_t lane, int fd
         net->asked[node] |= (uint8_t)(1u << lane);
 }
 
-void engine_net_backend_lost(void *context, uint32_t node, const char *text)
+void engine_wire_backend_lost(void *context, uint32_t node, const char *text)
 {
     tell(context, node, 0, -1, text);
 }

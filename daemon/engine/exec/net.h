@@ -14,8 +14,8 @@
  * loses step, and the job's other works go on. A lane is given up, with all lanes to that node, if it
  * breaks, if a head on it is not the expected one, or if a message cannot be sent to its end; messages to and
  * from that node count as over then, and works that still needed them fail with HVI_ERR_NODE_LOST. */
-#ifndef ENGINE_NET_H
-#define ENGINE_NET_H
+#ifndef ENGINE_WIRE_H
+#define ENGINE_WIRE_H
 
 #include "base/clock.h"
 #include "daemon/engine/exec/host.h"
@@ -28,62 +28,62 @@
 
 /* Most bytes of a message. 64 MiB took 35 ms with 256 KiB, and was slower with 1 MiB: what is received has left
  * the second-level cache before it is added. */
-#define ENGINE_NET_CHUNK_BYTES (256u * 1024u)
+#define ENGINE_WIRE_CHUNK_BYTES (256u * 1024u)
 /* A block of a ring goes in two messages, so that sending and receiving overlap, unless they would be
  * smaller than this: 1 MiB took 1.02 ms with 64 KiB on one lane, 0.71 with 128, 0.5 with 256. */
-#define ENGINE_NET_CHUNK_LEAST (256u * 1024u)
+#define ENGINE_WIRE_CHUNK_LEAST (256u * 1024u)
 /* The same on two lanes and more: 0.40 to 0.45 ms with 64 or 128 KiB. */
-#define ENGINE_NET_CHUNK_LANES (64u * 1024u)
+#define ENGINE_WIRE_CHUNK_LANES (64u * 1024u)
 /* An allreduce up to this goes whole to all nodes: one step for two nodes instead of two. */
-#define ENGINE_NET_SMALL_BYTES (64u * 1024u)
+#define ENGINE_WIRE_SMALL_BYTES (64u * 1024u)
 /* As long as all vectors together have no more than this. */
-#define ENGINE_NET_SMALL_ALL_BYTES (1024u * 1024u)
+#define ENGINE_WIRE_SMALL_ALL_BYTES (1024u * 1024u)
 /* Up to so many nodes each sends to each; more double their vectors in steps. */
-#define ENGINE_NET_DIRECT_NODES 4u
+#define ENGINE_WIRE_DIRECT_NODES 4u
 /* A broadcast up to this goes down a tree, else along a chain. */
-#define ENGINE_NET_TREE_BYTES (64u * 1024u)
+#define ENGINE_WIRE_TREE_BYTES (64u * 1024u)
 /* Looks at the lanes without a sleep. 64 MiB on two busy cores: 46 ms with 1, 34 with 200, 81 with 2000. */
-#define ENGINE_NET_SPINS 100u
+#define ENGINE_WIRE_SPINS 100u
 /* How often deadlines are looked at. */
-#define ENGINE_NET_TICK_NS (20 * HVI_NS_MS)
+#define ENGINE_WIRE_TICK_NS (20 * HVI_NS_MS)
 
-#define ENGINE_NET_HEAD_BYTES 48u
-#define ENGINE_NET_NONE       UINT32_MAX
+#define ENGINE_WIRE_HEAD_BYTES 48u
+#define ENGINE_WIRE_NONE       UINT32_MAX
 
 /* ---- messages ---- */
 
-enum engine_net_what {
+enum engine_wire_what {
     /* To send: */
-    ENGINE_NET_SUM,  /* what the local inputs give, which is made first */
-    ENGINE_NET_DATA, /* operand memory that may lack a page */
-    ENGINE_NET_PASS, /* what was made or received before */
+    ENGINE_WIRE_SUM,  /* what the local inputs give, which is made first */
+    ENGINE_WIRE_DATA, /* operand memory that may lack a page */
+    ENGINE_WIRE_PASS, /* what was made or received before */
     /* To receive: */
-    ENGINE_NET_ADD,    /* added to the local inputs, at .data */
-    ENGINE_NET_LAST,   /* the same, and that is the result */
-    ENGINE_NET_PLACE,  /* belongs at .data */
-    ENGINE_NET_SPREAD, /* and at the same place of the other local outputs */
+    ENGINE_WIRE_ADD,    /* added to the local inputs, at .data */
+    ENGINE_WIRE_LAST,   /* the same, and that is the result */
+    ENGINE_WIRE_PLACE,  /* belongs at .data */
+    ENGINE_WIRE_SPREAD, /* and at the same place of the other local outputs */
 };
 
-struct engine_net_message {
+struct engine_wire_message {
     uint64_t at, bytes;  /* in the op's vector */
     unsigned char *data; /* NULL for LAST: all local outputs */
     uint32_t peer;       /* index into the span's nodes */
     uint32_t step;
-    uint32_t after; /* to send: the message to receive that has to be over; ENGINE_NET_NONE */
+    uint32_t after; /* to send: the message to receive that has to be over; ENGINE_WIRE_NONE */
     uint32_t next;  /* of the same run */
     uint8_t what, lane;
     bool over;
 };
 
-struct engine_net_messages {
-    struct engine_net_message *list;
+struct engine_wire_messages {
+    struct engine_wire_message *list;
     uint32_t count, room, over;
 };
 
 /* A work's messages on one lane in one direction. */
-struct engine_net_run {
-    struct engine_net_run *next; /* on the lane */
-    struct engine_net_work *work;
+struct engine_wire_run {
+    struct engine_wire_run *next; /* on the lane */
+    struct engine_wire_work *work;
     uint32_t peer; /* index into the work's nodes */
     uint32_t first, last;
     uint32_t at; /* the message whose turn it is */
@@ -92,25 +92,25 @@ struct engine_net_run {
 };
 
 /* Something between local operands. */
-struct engine_net_copy {
+struct engine_wire_copy {
     const unsigned char *from; /* NULL: the inputs are reduced at .at */
     unsigned char *to;         /* NULL: all local outputs at .at */
     uint64_t at, bytes;
 };
 
-enum engine_net_finish {
-    ENGINE_NET_FINISH_NOTHING,
-    ENGINE_NET_FINISH_SLOTS,  /* the sums of all nodes lie in .area, one after the other */
-    ENGINE_NET_FINISH_ADASUM, /* the vectors of all members lie in .area */
+enum engine_wire_finish {
+    ENGINE_WIRE_FINISH_NOTHING,
+    ENGINE_WIRE_FINISH_SLOTS,  /* the sums of all nodes lie in .area, one after the other */
+    ENGINE_WIRE_FINISH_ADASUM, /* the vectors of all members lie in .area */
 };
 
 /* ---- a work ---- */
 
-struct engine_net_stage;
-struct engine_net_adasum;
+struct engine_wire_stage;
+struct engine_wire_adasum;
 
-struct engine_net_work {
-    struct engine_net_work *next;
+struct engine_wire_work {
+    struct engine_wire_work *next;
     struct engine_batch *batch;     /* NULL: posted */
     const struct engine_work *work; /* not looked at after that */
     /* Copies of the span, as messages may have to go on after the batch is posted. */
@@ -120,14 +120,14 @@ struct engine_net_work {
     uint64_t idle_limit_ns;
 
     /* The plan. */
-    struct engine_net_messages out, in;
-    struct engine_net_run *runs;
+    struct engine_wire_messages out, in;
+    struct engine_wire_run *runs;
     uint32_t run_count;
-    struct engine_net_copy *copies;
+    struct engine_wire_copy *copies;
     uint32_t copy_count, copy_room, copy_at;
     bool in_order; /* a message to send waits for all before .after, too */
     uint32_t in_prefix;
-    enum engine_net_finish finish;
+    enum engine_wire_finish finish;
 
     /* Where the operands are. By place; NULL: there is none. */
     const unsigned char **in_of;
@@ -145,8 +145,8 @@ struct engine_net_work {
     uint64_t slot_bytes;
     /* Also there: what stands for the operands while some are remote-process memory. */
     unsigned char *staged_in, *staged_out;
-    struct engine_net_stage *stage;
-    struct engine_net_adasum *adasum;
+    struct engine_wire_stage *stage;
+    struct engine_wire_adasum *adasum;
 
     /* How it goes. */
     bool begun;         /* its inputs are there: messages may go */
@@ -159,68 +159,69 @@ struct engine_net_work {
     uint32_t culprit;   /* number of a node */
     struct engine_fault fault;
     char text[ENGINE_TEXT_BYTES];
-    bool cancelled; /* under struct engine_net's lock */
+    bool cancelled; /* under struct engine_wire's lock */
 };
 
 /* Some operand is remote-process memory. */
-static inline bool engine_net_is_staged(const struct engine_work *work)
+static inline bool engine_wire_is_staged(const struct engine_work *work)
 {
     return work->bytes > 0 && engine_work_has(work, ENGINE_OPERAND_PROCESS);
 }
 
 /* What works are made with. */
-struct engine_net_tools {
+struct engine_wire_tools {
     const struct hvi_kernels *kernels;
     uint64_t stream_bytes;
-    unsigned char *strip; /* ENGINE_NET_STRIP_BYTES */
+    unsigned char *strip; /* ENGINE_WIRE_STRIP_BYTES */
 };
-#define ENGINE_NET_STRIP_BYTES (64u * 1024u)
+#define ENGINE_WIRE_STRIP_BYTES (64u * 1024u)
 
 /* ---- net_plan.c ---- */
 
 /* A work and its messages. Pure but for memory, of which it needs some: NULL without. The batch has one work, with a span. */
-struct engine_net_work *engine_net_work_new(struct engine_batch *batch, uint32_t lanes,
-                                            uint64_t stream_bytes);
-void engine_net_work_free(struct engine_net_work *work);
+struct engine_wire_work *engine_wire_work_new(struct engine_batch *batch, uint32_t lanes,
+                                              uint64_t stream_bytes);
+void engine_wire_work_free(struct engine_wire_work *work);
 /* Bytes of a local member's input or output. Pure. */
-uint64_t engine_net_in_bytes(const struct engine_work *work, uint32_t place);
-uint64_t engine_net_out_bytes(const struct engine_work *work, uint32_t place);
+uint64_t engine_wire_in_bytes(const struct engine_work *work, uint32_t place);
+uint64_t engine_wire_out_bytes(const struct engine_work *work, uint32_t place);
 /* An adasum of more than one member. Pure. */
-bool engine_net_is_adasum(const struct engine_work *work);
+bool engine_wire_is_adasum(const struct engine_work *work);
 
 /* ---- net_move.c: the net thread ---- */
 
 /* Makes ready what a message sends. HVI_OK, or how the work fails, with *fault_p. */
-int engine_net_prepare(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                       const struct engine_net_message *message, const unsigned char **data_p,
-                       struct engine_fault *fault_p);
+int engine_wire_prepare(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                        const struct engine_wire_message *message, const unsigned char **data_p,
+                        struct engine_fault *fault_p);
 /* Where the bytes of a message go: to operands, or, if `received` has to be added, to `scratch`. */
-unsigned char *engine_net_target(const struct engine_net_message *message, unsigned char *scratch);
+unsigned char *engine_wire_target(const struct engine_wire_message *message,
+                                  unsigned char *scratch);
 /* The bytes of a message have come to its target. */
-int engine_net_accept(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                      const struct engine_net_message *message, const unsigned char *received,
-                      struct engine_fault *fault_p);
+int engine_wire_accept(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                       const struct engine_wire_message *message, const unsigned char *received,
+                       struct engine_fault *fault_p);
 /* Looks at memory that the kernel could not read or write. */
-int engine_net_touch(const void *memory, uint64_t bytes, struct engine_fault *fault_p);
-int engine_net_copy(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                    const struct engine_net_copy *copy, struct engine_fault *fault_p);
+int engine_wire_touch(const void *memory, uint64_t bytes, struct engine_fault *fault_p);
+int engine_wire_copy(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                     const struct engine_wire_copy *copy, struct engine_fault *fault_p);
 /* Does a piece of what is left when all messages have come, and says in *over_p whether that was the last. */
-int engine_net_finish(const struct engine_net_tools *tools, struct engine_net_work *work,
-                      bool *over_p, struct engine_fault *fault_p);
+int engine_wire_finish(const struct engine_wire_tools *tools, struct engine_wire_work *work,
+                       bool *over_p, struct engine_fault *fault_p);
 
 /* The local sum that all others wait for, if the work has one. Before anything else. */
-int engine_net_begin(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                     struct engine_fault *fault_p);
+int engine_wire_begin(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                      struct engine_fault *fault_p);
 
 /* ---- net_adasum.c ---- */
 
 /* The work's vectors, combined as on one node. NULL without memory. */
-struct engine_net_adasum *engine_net_adasum_new(const struct engine_net_work *work,
-                                                const struct hvi_kernels *kernels);
-void engine_net_adasum_free(struct engine_net_adasum *adasum);
+struct engine_wire_adasum *engine_wire_adasum_new(const struct engine_wire_work *work,
+                                                  const struct hvi_kernels *kernels);
+void engine_wire_adasum_free(struct engine_wire_adasum *adasum);
 /* Does one chunk of one step. It touches mapped memory and allocates nothing. */
-void engine_net_adasum_run(struct engine_net_adasum *adasum);
+void engine_wire_adasum_run(struct engine_wire_adasum *adasum);
 /* Goes on to the next chunk or step. True: there is none. */
-bool engine_net_adasum_next(struct engine_net_adasum *adasum);
+bool engine_wire_adasum_next(struct engine_wire_adasum *adasum);
 
 #endif

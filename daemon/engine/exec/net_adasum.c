@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-struct engine_net_adasum {
+struct engine_wire_adasum {
     struct engine_work work; /* as if all members were here */
     struct engine_operand *operands;
     struct engine_adasum *adasum;
@@ -16,7 +16,7 @@ struct engine_net_adasum {
     uint32_t chunks, chunk, steps, step;
 };
 
-static void find_operands(struct engine_net_adasum *self, const struct engine_net_work *net)
+static void find_operands(struct engine_wire_adasum *self, const struct engine_wire_work *net)
 {
     const struct engine_span *span = net->work->span;
     struct engine_operand *in = self->operands, *out = in + span->members;
@@ -39,10 +39,10 @@ static void find_operands(struct engine_net_adasum *self, const struct engine_ne
     self->work.out = out;
 }
 
-struct engine_net_adasum *engine_net_adasum_new(const struct engine_net_work *net,
-                                                const struct hvi_kernels *kernels)
+struct engine_wire_adasum *engine_wire_adasum_new(const struct engine_wire_work *net,
+                                                  const struct hvi_kernels *kernels)
 {
-    struct engine_net_adasum *self = calloc(1, sizeof *self);
+    struct engine_wire_adasum *self = calloc(1, sizeof *self);
 
     if (!self)
         return NULL;
@@ -58,7 +58,7 @@ struct engine_net_adasum *engine_net_adasum_new(const struct engine_net_work *ne
     if (self->operands && self->thread.buffer)
         self->adasum = engine_adasum_new(&self->work);
     if (!self->adasum) {
-        engine_net_adasum_free(self);
+        engine_wire_adasum_free(self);
         return NULL;
     }
     self->chunks = engine_adasum_chunks(&self->work);
@@ -66,7 +66,7 @@ struct engine_net_adasum *engine_net_adasum_new(const struct engine_net_work *ne
     return self;
 }
 
-void engine_net_adasum_free(struct engine_net_adasum *self)
+void engine_wire_adasum_free(struct engine_wire_adasum *self)
 {
     if (!self)
         return;
@@ -76,14 +76,14 @@ void engine_net_adasum_free(struct engine_net_adasum *self)
     free(self);
 }
 
-void engine_net_adasum_run(struct engine_net_adasum *self)
+void engine_wire_adasum_run(struct engine_wire_adasum *self)
 {
     struct engine_fault fault; /* of remote-process memory: there is none */
 
     engine_adasum_run(&self->thread, self->adasum, self->chunk, &fault);
 }
 
-bool engine_net_adasum_next(struct engine_net_adasum *self)
+bool engine_wire_adasum_next(struct engine_wire_adasum *self)
 {
     if (++self->chunk < self->chunks)
         return false;

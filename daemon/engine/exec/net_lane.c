@@ -25,7 +25,7 @@
 
 #define MAGIC UINT32_C(0x31646876) /* "vhd1" */
 
-static const struct engine_net_transport *const transport = &engine_net_tcp;
+static const struct engine_wire_transport *const transport = &engine_wire_tcp;
 
 struct head {
     uint32_t magic;
@@ -37,14 +37,14 @@ struct head {
     uint64_t at, bytes;
     uint32_t culprit, zero2;
 };
-_Static_assert(sizeof(struct head) == ENGINE_NET_HEAD_BYTES, "on the wire");
+_Static_assert(sizeof(struct head) == ENGINE_WIRE_HEAD_BYTES, "on the wire");
 
 /* ---- runs ---- */
 
-void engine_net_lane_join(struct engine_net_lane *lane, struct engine_net_run *run)
+void engine_wire_lane_join(struct engine_wire_lane *lane, struct engine_wire_run *run)
 {
-    struct engine_net_run **first = run->sends ? &lane->out_first : &lane->in_first;
-    struct engine_net_run **last = run->sends ? &lane->out_last : &lane->in_last;
+    struct engine_wire_run **first = run->sends ? &lane->out_first : &lane->in_first;
+    struct engine_wire_run **last = run->sends ? &lane->out_last : &lane->in_last;
 
     run->next = NULL;
     if (*first)
@@ -54,27 +54,27 @@ void engine_net_lane_join(struct engine_net_lane *lane, struct engine_net_run *r
     *last = run;
 }
 
-static struct engine_net_messages *messages_of(const struct engine_net_run *run)
+static struct engine_wire_messages *messages_of(const struct engine_wire_run *run)
 {
     return run->sends ? &run->work->out : &run->work->in;
 }
 
-static struct engine_net_message *message_of(const struct engine_net_run *run)
+static struct engine_wire_message *message_of(const struct engine_wire_run *run)
 {
     return &messages_of(run)->list[run->at];
 }
 
 /* The first run's message is over. */
-static void go_on(struct engine_net_run **first)
+static void go_on(struct engine_wire_run **first)
 {
-    struct engine_net_run *run = *first;
-    struct engine_net_work *work = run->work;
-    struct engine_net_message *message = message_of(run);
+    struct engine_wire_run *run = *first;
+    struct engine_wire_work *work = run->work;
+    struct engine_wire_message *message = message_of(run);
 
     message->over = true;
     messages_of(run)->over++;
     run->at = message->next;
-    if (run->at == ENGINE_NET_NONE)
+    if (run->at == ENGINE_WIRE_NONE)
         *first = run->next;
     while (!run->sends && work->in_prefix < work->in.count && work->in.list[work->in_prefix].over)
         work->in_prefix++;
@@ -82,7 +82,7 @@ static void go_on(struct engine_net_run **first)
 
 /* ---- the lane itself ---- */
 
-static void expect_head(struct engine_net_lane *lane)
+static void expect_head(struct engine_wire_lane *lane)
 {
     lane->has_head = false;
     lane->receiving = NULL;
@@ -90,22 +90,22 @@ static void expect_head(struct engine_net_lane *lane)
     transport->post_receive(lane->port, lane->head_in, sizeof lane->head_in);
 }
 
-static void watch_port(struct engine_net *net, struct engine_net_lane *lane)
+static void watch_port(struct engine_wire *net, struct engine_wire_lane *lane)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.ptr = lane};
 
     if (epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, transport->fd(lane->port), &event) != 0)
-        engine_net_node_end(net, lane->node, "the connection cannot be watched");
+        engine_wire_node_end(net, lane->node, "the connection cannot be watched");
 }
 
-void engine_net_lane_open(struct engine_net *net, struct engine_net_lane *lane, int fd)
+void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd)
 {
     if (!lane->scratch)
-        lane->scratch = aligned_alloc(4096, ENGINE_NET_CHUNK_BYTES);
+        lane->scratch = aligned_alloc(4096, ENGINE_WIRE_CHUNK_BYTES);
     lane->port = transport->open(fd);
     if (!lane->port || !lane->scratch) {
-        engine_net_node_end(net, lane->node, "no memory for a connection");
+        engine_wire_node_end(net, lane->node, "no memory for a connection");
         return;
     }
     lane->moved = true;
@@ -113,7 +113,7 @@ void engine_net_lane_open(struct engine_net *net, struct engine_net_lane *lane, 
     watch_port(net, lane);
 }
 
-void engine_net_lane_close(struct engine_net_lane *lane)
+void engine_wire_lane_close(struct engine_wire_lane *lane)
 {
     if (lane->port)
         transport->close(lane->port);
@@ -124,32 +124,32 @@ void engine_net_lane_close(struct engine_net_lane *lane)
     lane->sender = lane->receiver = NULL;
 }
 
-void engine_net_lane_divert(struct engine_net_lane *lane, const struct engine_net_work *work)
+void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work)
 {
     if (lane->receiving && lane->receiver == work)
         transport->post_receive(lane->port, lane->scratch, transport->missing(lane->port));
 }
 
 /* The work has no message left on the lanes of a node that is gone. */
-static void give_up(struct engine_net *net, struct engine_net_run **first,
-                    const struct engine_net_node *node)
+static void give_up(struct engine_wire *net, struct engine_wire_run **first,
+                    const struct engine_wire_node *node)
 {
     while (*first) {
-        engine_net_fail(net, (*first)->work, HVI_ERR_NODE_LOST, node->number, node->text);
+        engine_wire_fail(net, (*first)->work, HVI_ERR_NODE_LOST, node->number, node->text);
         go_on(first);
     }
 }
 
-static bool is_needed(const struct engine_net_node *node)
+static bool is_needed(const struct engine_wire_node *node)
 {
     bool needed = false;
 
-    for (uint32_t i = 0; i < ENGINE_NET_LANES_MAX; i++)
+    for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++)
         needed = needed || node->lanes[i].out_first || node->lanes[i].in_first;
     return needed;
 }
 
-void engine_net_node_end(struct engine_net *net, struct engine_net_node *node, const char *text)
+void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node, const char *text)
 {
     if (!node->lost) {
         snprintf(node->text, sizeof node->text, "%s", text);
@@ -157,15 +157,15 @@ void engine_net_node_end(struct engine_net *net, struct engine_net_node *node, c
         if (is_needed(node))
             HVI_LOG(HVI_LOG_WARN, "net", "node-given-up", text, "node=%" PRIu32, node->number);
     }
-    for (uint32_t i = 0; i < ENGINE_NET_LANES_MAX; i++) {
-        struct engine_net_lane *lane = &node->lanes[i];
-        engine_net_lane_close(lane);
+    for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++) {
+        struct engine_wire_lane *lane = &node->lanes[i];
+        engine_wire_lane_close(lane);
         give_up(net, &lane->out_first, node);
         give_up(net, &lane->in_first, node);
     }
 }
 
-static void end_lane(struct engine_net *net, struct engine_net_lane *lane, int error)
+static void end_lane(struct engine_wire *net, struct engine_wire_lane *lane, int error)
 {
     char text[ENGINE_TEXT_BYTES];
 
@@ -175,13 +175,14 @@ static void end_lane(struct engine_net *net, struct engine_net_lane *lane, int e
     else
         snprintf(text, sizeof text, "the connection to node %" PRIu32 " has failed: %s",
                  lane->node->number, strerror(error));
-    engine_net_node_end(net, lane->node, text);
+    engine_wire_node_end(net, lane->node, text);
 }
 
 /* ---- sending ---- */
 
-static void write_head(const struct engine_net *net, struct engine_net_lane *lane,
-                       const struct engine_net_work *work, const struct engine_net_message *message)
+static void write_head(const struct engine_wire *net, struct engine_wire_lane *lane,
+                       const struct engine_wire_work *work,
+                       const struct engine_wire_message *message)
 {
     bool fails = work->status != HVI_OK;
     const struct head head = {
@@ -199,30 +200,30 @@ static void write_head(const struct engine_net *net, struct engine_net_lane *lan
     memcpy(lane->head_out, &head, sizeof head);
 }
 
-static bool may_send(const struct engine_net_work *work, const struct engine_net_message *message)
+static bool may_send(const struct engine_wire_work *work, const struct engine_wire_message *message)
 {
     if (work->status != HVI_OK)
         return true;
     if (!work->begun)
         return false;
-    if (message->after == ENGINE_NET_NONE)
+    if (message->after == ENGINE_WIRE_NONE)
         return true;
     return work->in_order ? work->in_prefix > message->after : work->in.list[message->after].over;
 }
 
-static void begin_sending(struct engine_net *net, struct engine_net_lane *lane)
+static void begin_sending(struct engine_wire *net, struct engine_wire_lane *lane)
 {
-    struct engine_net_run *run = lane->out_first;
-    struct engine_net_work *work = run->work;
+    struct engine_wire_run *run = lane->out_first;
+    struct engine_wire_work *work = run->work;
     const unsigned char *data = NULL;
     struct engine_fault fault = {.rank = -1};
 
     lane->sending = message_of(run);
     if (work->status == HVI_OK) {
-        int status = engine_net_prepare(&net->tools, work, lane->sending, &data, &fault);
+        int status = engine_wire_prepare(&net->tools, work, lane->sending, &data, &fault);
         if (status != HVI_OK) {
             work->fault = fault;
-            engine_net_fail(net, work, status, work->node[work->here], "");
+            engine_wire_fail(net, work, status, work->node[work->here], "");
         }
     }
     lane->sender = work;
@@ -232,9 +233,9 @@ static void begin_sending(struct engine_net *net, struct engine_net_lane *lane)
                          work->status == HVI_OK ? lane->sending->bytes : 0);
 }
 
-bool engine_net_lane_send(struct engine_net *net, struct engine_net_lane *lane)
+bool engine_wire_lane_send(struct engine_wire *net, struct engine_wire_lane *lane)
 {
-    struct engine_net_run *run = lane->out_first;
+    struct engine_wire_run *run = lane->out_first;
 
     if (!lane->port || !run || (!lane->sending && !may_send(run->work, message_of(run))))
         return false;
@@ -245,31 +246,31 @@ bool engine_net_lane_send(struct engine_net *net, struct engine_net_lane *lane)
         end_lane(net, lane, -progress);
         return true;
     }
-    lane->moved = lane->moved || progress != ENGINE_NET_WAITS;
-    if (progress == ENGINE_NET_OVER) {
+    lane->moved = lane->moved || progress != ENGINE_WIRE_WAITS;
+    if (progress == ENGINE_WIRE_OVER) {
         lane->sender->sending--;
         lane->sending = NULL;
         lane->sender = NULL;
         go_on(&lane->out_first);
     }
-    return progress != ENGINE_NET_WAITS;
+    return progress != ENGINE_WIRE_WAITS;
 }
 
 /* ---- receiving ---- */
 
-static void refuse(struct engine_net *net, struct engine_net_lane *lane, const char *why)
+static void refuse(struct engine_wire *net, struct engine_wire_lane *lane, const char *why)
 {
     char text[ENGINE_TEXT_BYTES];
 
     snprintf(text, sizeof text, "node %" PRIu32 " has sent what does not belong here: %s",
              lane->node->number, why);
-    engine_net_node_end(net, lane->node, text);
+    engine_wire_node_end(net, lane->node, text);
 }
 
 /* NULL: it is the expected one. */
-static const char *compare(const struct engine_net *net, const struct engine_net_lane *lane,
-                           const struct engine_net_message *message, const struct head *head,
-                           const struct engine_net_work *work)
+static const char *compare(const struct engine_wire *net, const struct engine_wire_lane *lane,
+                           const struct engine_wire_message *message, const struct head *head,
+                           const struct engine_wire_work *work)
 {
     bool fails = head->status != 0;
 
@@ -293,8 +294,8 @@ static const char *compare(const struct engine_net *net, const struct engine_net
 }
 
 /* The other end's part of the work has failed. */
-static void take_failure(struct engine_net *net, struct engine_net_lane *lane,
-                         const struct head *head, struct engine_net_work *work)
+static void take_failure(struct engine_wire *net, struct engine_wire_lane *lane,
+                         const struct head *head, struct engine_wire_work *work)
 {
     int status = -(int)(le32toh(head->status) & INT32_MAX);
     uint32_t culprit = le32toh(head->culprit);
@@ -310,15 +311,15 @@ static void take_failure(struct engine_net *net, struct engine_net_lane *lane,
         snprintf(text, sizeof text, "node %" PRIu32 " could not do its part: %s", culprit,
                  hvi_status_text(status));
     }
-    engine_net_fail(net, work, status, culprit, text);
+    engine_wire_fail(net, work, status, culprit, text);
 }
 
 /* A head is there, and so is the work that it should be of. */
-static void take_head(struct engine_net *net, struct engine_net_lane *lane)
+static void take_head(struct engine_wire *net, struct engine_wire_lane *lane)
 {
-    struct engine_net_run *run = lane->in_first;
-    struct engine_net_work *work = run->work;
-    struct engine_net_message *message = message_of(run);
+    struct engine_wire_run *run = lane->in_first;
+    struct engine_wire_work *work = run->work;
+    struct engine_wire_message *message = message_of(run);
     struct head head;
 
     memcpy(&head, lane->head_in, sizeof head);
@@ -337,7 +338,7 @@ static void take_head(struct engine_net *net, struct engine_net_lane *lane)
     lane->receiving = message;
     lane->receiver = work;
     transport->post_receive(lane->port,
-                            work->status == HVI_OK ? engine_net_target(message, lane->scratch)
+                            work->status == HVI_OK ? engine_wire_target(message, lane->scratch)
                                                    : lane->scratch,
                             message->bytes);
 }
@@ -355,7 +356,7 @@ static void touch_target(void *user)
 }
 
 /* As the transport's receive(); -EFAULT with *address_p if it is known which page is missing. */
-static int receive_some(struct engine_net_lane *lane, uintptr_t *address_p)
+static int receive_some(struct engine_wire_lane *lane, uintptr_t *address_p)
 {
     struct receive receive = {.port = lane->port};
 
@@ -367,42 +368,42 @@ static int receive_some(struct engine_net_lane *lane, uintptr_t *address_p)
 }
 
 /* What is left of the message is thrown away. */
-static void lack_page(struct engine_net *net, struct engine_net_lane *lane, uint64_t address)
+static void lack_page(struct engine_wire *net, struct engine_wire_lane *lane, uint64_t address)
 {
-    struct engine_net_work *work = lane->receiver;
+    struct engine_wire_work *work = lane->receiver;
     uint64_t left = transport->missing(lane->port);
     const unsigned char *at = lane->receiving->data + (lane->receiving->bytes - left);
 
     work->fault = (struct engine_fault){.rank = -1, .missing = address};
-    if (address == 0 && engine_net_touch(at, left, &work->fault) == HVI_OK)
+    if (address == 0 && engine_wire_touch(at, left, &work->fault) == HVI_OK)
         work->fault = (struct engine_fault){.rank = -1, .missing = (uint64_t)(uintptr_t)at};
-    engine_net_fail(net, work, HVI_ERR_NO_MEMORY, work->node[work->here], "");
+    engine_wire_fail(net, work, HVI_ERR_NO_MEMORY, work->node[work->here], "");
 }
 
-static void take_message(struct engine_net *net, struct engine_net_lane *lane)
+static void take_message(struct engine_wire *net, struct engine_wire_lane *lane)
 {
-    struct engine_net_work *work = lane->receiver;
+    struct engine_wire_work *work = lane->receiver;
     struct engine_fault fault = {.rank = -1};
 
     if (work->status == HVI_OK) {
-        int status = engine_net_accept(&net->tools, work, lane->receiving, lane->scratch, &fault);
+        int status = engine_wire_accept(&net->tools, work, lane->receiving, lane->scratch, &fault);
         if (status != HVI_OK) {
             work->fault = fault;
             lane->receiving = NULL; /* all of it is here */
-            engine_net_fail(net, work, status, work->node[work->here], "");
+            engine_wire_fail(net, work, status, work->node[work->here], "");
         }
     }
     go_on(&lane->in_first);
     expect_head(lane);
 }
 
-static bool can_take_head(const struct engine_net_lane *lane)
+static bool can_take_head(const struct engine_wire_lane *lane)
 {
     return lane->has_head && lane->in_first &&
            (lane->in_first->work->begun || lane->in_first->work->status != HVI_OK);
 }
 
-bool engine_net_lane_receive(struct engine_net *net, struct engine_net_lane *lane)
+bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *lane)
 {
     uintptr_t address = 0;
 
@@ -421,10 +422,10 @@ bool engine_net_lane_receive(struct engine_net *net, struct engine_net_lane *lan
         end_lane(net, lane, -progress);
         return true;
     }
-    lane->moved = lane->moved || progress != ENGINE_NET_WAITS;
-    if (progress == ENGINE_NET_OVER && lane->receiving)
+    lane->moved = lane->moved || progress != ENGINE_WIRE_WAITS;
+    if (progress == ENGINE_WIRE_OVER && lane->receiving)
         take_message(net, lane);
-    else if (progress == ENGINE_NET_OVER)
+    else if (progress == ENGINE_WIRE_OVER)
         lane->has_head = true;
-    return progress != ENGINE_NET_WAITS;
+    return progress != ENGINE_WIRE_WAITS;
 }

@@ -19,10 +19,10 @@
 #define PAGE_BYTES 4096u
 
 struct touch {
-    const struct engine_net_tools *tools;
-    const struct engine_net_work *work;
-    const struct engine_net_message *message;
-    const struct engine_net_copy *copy;
+    const struct engine_wire_tools *tools;
+    const struct engine_wire_work *work;
+    const struct engine_wire_message *message;
+    const struct engine_wire_copy *copy;
     const unsigned char *memory;
     uint64_t bytes;
 };
@@ -46,7 +46,7 @@ struct addition {
 };
 
 /* What inputs of ours give, before another node's are added. */
-static void start(struct addition *addition, const struct engine_net_work *net)
+static void start(struct addition *addition, const struct engine_wire_work *net)
 {
     const struct engine_work *work = net->work;
     uint32_t op = work->reduce_op;
@@ -62,7 +62,7 @@ static void start(struct addition *addition, const struct engine_net_work *net)
                                                  .postscale = 1};
 }
 
-static void add_inputs(struct addition *addition, const struct engine_net_work *net, uint64_t at)
+static void add_inputs(struct addition *addition, const struct engine_wire_work *net, uint64_t at)
 {
     addition->reduction.prescale = net->prescale;
     for (uint32_t i = 0; i < net->in_count; i++)
@@ -75,7 +75,7 @@ static void add_vector(struct addition *addition, const void *vector)
 }
 
 /* The result of the op: at `to`, or, if that is NULL, in all outputs at `at`. */
-static void make_last(struct addition *addition, const struct engine_net_work *net, void *to,
+static void make_last(struct addition *addition, const struct engine_wire_work *net, void *to,
                       uint64_t at)
 {
     addition->reduction.reduce_op =
@@ -89,13 +89,13 @@ static void make_last(struct addition *addition, const struct engine_net_work *n
         addition->out[addition->reduction.outs++] = (char *)net->outs[i] + at;
 }
 
-static void reduce(const struct engine_net_tools *tools, struct addition *addition, uint64_t bytes)
+static void reduce(const struct engine_wire_tools *tools, struct addition *addition, uint64_t bytes)
 {
     tools->kernels->reduce(&addition->reduction, 0,
                            bytes / hvi_dtype_bytes(addition->reduction.dtype));
 }
 
-static void sum_inputs(const struct engine_net_tools *tools, const struct engine_net_work *net,
+static void sum_inputs(const struct engine_wire_tools *tools, const struct engine_wire_work *net,
                        uint64_t at, uint64_t bytes, void *to)
 {
     struct addition addition;
@@ -107,8 +107,8 @@ static void sum_inputs(const struct engine_net_tools *tools, const struct engine
 }
 
 /* What the ring has added so far comes to the sum of our inputs. */
-static void add_received(const struct engine_net_tools *tools, const struct engine_net_work *net,
-                         const struct engine_net_message *message, uint64_t at, uint64_t bytes,
+static void add_received(const struct engine_wire_tools *tools, const struct engine_wire_work *net,
+                         const struct engine_wire_message *message, uint64_t at, uint64_t bytes,
                          const unsigned char *received)
 {
     unsigned char *to = message->data ? message->data + (at - message->at) : NULL;
@@ -122,7 +122,7 @@ static void add_received(const struct engine_net_tools *tools, const struct engi
         add_vector(&addition, tools->strip);
     }
     add_vector(&addition, received);
-    if (message->what == ENGINE_NET_LAST)
+    if (message->what == ENGINE_WIRE_LAST)
         make_last(&addition, net, to, at);
     else
         addition.out[addition.reduction.outs++] = to;
@@ -132,8 +132,8 @@ static void add_received(const struct engine_net_tools *tools, const struct engi
 static void touch_received(void *user)
 {
     const struct touch *touch = user;
-    const struct engine_net_message *message = touch->message;
-    uint64_t most = touch->work->one_pass ? message->bytes : ENGINE_NET_STRIP_BYTES;
+    const struct engine_wire_message *message = touch->message;
+    uint64_t most = touch->work->one_pass ? message->bytes : ENGINE_WIRE_STRIP_BYTES;
 
     for (uint64_t done = 0; done < message->bytes; done += most) {
         uint64_t bytes = message->bytes - done;
@@ -145,29 +145,30 @@ static void touch_received(void *user)
 static void touch_others(void *user)
 {
     const struct touch *touch = user;
-    const struct engine_net_message *message = touch->message;
+    const struct engine_wire_message *message = touch->message;
 
     for (uint32_t i = 1; i < touch->work->out_count; i++)
         touch->tools->kernels->copy((char *)touch->work->outs[i] + message->at, message->data,
                                     message->bytes, touch->work->streams);
 }
 
-unsigned char *engine_net_target(const struct engine_net_message *message, unsigned char *scratch)
+unsigned char *engine_wire_target(const struct engine_wire_message *message, unsigned char *scratch)
 {
-    bool adds = message->what == ENGINE_NET_ADD || message->what == ENGINE_NET_LAST;
+    bool adds = message->what == ENGINE_WIRE_ADD || message->what == ENGINE_WIRE_LAST;
 
     return adds ? scratch : message->data;
 }
 
-int engine_net_accept(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                      const struct engine_net_message *message, const unsigned char *received,
-                      struct engine_fault *fault_p)
+int engine_wire_accept(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                       const struct engine_wire_message *message, const unsigned char *received,
+                       struct engine_fault *fault_p)
 {
     struct touch touch = {.tools = tools, .work = work, .message = message, .memory = received};
 
-    if (message->what == ENGINE_NET_PLACE)
+    if (message->what == ENGINE_WIRE_PLACE)
         return HVI_OK;
-    return run(message->what == ENGINE_NET_SPREAD ? touch_others : touch_received, &touch, fault_p);
+    return run(message->what == ENGINE_WIRE_SPREAD ? touch_others : touch_received, &touch,
+               fault_p);
 }
 
 /* ---- sending ---- */
@@ -182,7 +183,7 @@ static void touch_pages(void *user)
     (void)memory[touch->bytes - 1];
 }
 
-int engine_net_touch(const void *memory, uint64_t bytes, struct engine_fault *fault_p)
+int engine_wire_touch(const void *memory, uint64_t bytes, struct engine_fault *fault_p)
 {
     struct touch touch = {.memory = memory, .bytes = bytes};
 
@@ -197,20 +198,20 @@ static void touch_inputs(void *user)
                touch->message->data);
 }
 
-int engine_net_prepare(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                       const struct engine_net_message *message, const unsigned char **data_p,
-                       struct engine_fault *fault_p)
+int engine_wire_prepare(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                        const struct engine_wire_message *message, const unsigned char **data_p,
+                        struct engine_fault *fault_p)
 {
     struct touch touch = {.tools = tools, .work = work, .message = message};
 
     *data_p = message->data;
-    if (message->what == ENGINE_NET_PASS)
+    if (message->what == ENGINE_WIRE_PASS)
         return HVI_OK;
-    if (message->what == ENGINE_NET_SUM && (work->in_count > 1 || work->prescale != 1))
+    if (message->what == ENGINE_WIRE_SUM && (work->in_count > 1 || work->prescale != 1))
         return run(touch_inputs, &touch, fault_p);
-    if (message->what == ENGINE_NET_SUM)
+    if (message->what == ENGINE_WIRE_SUM)
         *data_p = (const unsigned char *)work->ins[0] + message->at;
-    return engine_net_touch(*data_p, message->bytes, fault_p);
+    return engine_wire_touch(*data_p, message->bytes, fault_p);
 }
 
 /* ---- without messages ---- */
@@ -218,7 +219,7 @@ int engine_net_prepare(const struct engine_net_tools *tools, const struct engine
 static void touch_copy(void *user)
 {
     const struct touch *touch = user;
-    const struct engine_net_copy *copy = touch->copy;
+    const struct engine_wire_copy *copy = touch->copy;
     struct addition addition;
 
     if (copy->from) {
@@ -231,15 +232,15 @@ static void touch_copy(void *user)
     reduce(touch->tools, &addition, copy->bytes);
 }
 
-int engine_net_copy(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                    const struct engine_net_copy *copy, struct engine_fault *fault_p)
+int engine_wire_copy(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                     const struct engine_wire_copy *copy, struct engine_fault *fault_p)
 {
     struct touch touch = {.tools = tools, .work = work, .copy = copy};
 
     return run(touch_copy, &touch, fault_p);
 }
 
-static unsigned char *slot(const struct engine_net_work *work, uint32_t node)
+static unsigned char *slot(const struct engine_wire_work *work, uint32_t node)
 {
     return work->slots + node * work->slot_bytes;
 }
@@ -252,12 +253,12 @@ static void touch_own_slot(void *user)
                slot(touch->work, touch->work->here));
 }
 
-int engine_net_begin(const struct engine_net_tools *tools, const struct engine_net_work *work,
-                     struct engine_fault *fault_p)
+int engine_wire_begin(const struct engine_wire_tools *tools, const struct engine_wire_work *work,
+                      struct engine_fault *fault_p)
 {
     struct touch touch = {.tools = tools, .work = work};
 
-    if (work->finish != ENGINE_NET_FINISH_SLOTS)
+    if (work->finish != ENGINE_WIRE_FINISH_SLOTS)
         return HVI_OK;
     return run(touch_own_slot, &touch, fault_p);
 }
@@ -265,7 +266,7 @@ int engine_net_begin(const struct engine_net_tools *tools, const struct engine_n
 static void touch_slots(void *user)
 {
     const struct touch *touch = user;
-    const struct engine_net_work *work = touch->work;
+    const struct engine_wire_work *work = touch->work;
     struct addition addition;
 
     HVI_ASSERT(work->nodes <= HVI_RANKS_MAX);
@@ -280,30 +281,30 @@ static void touch_chunk(void *user)
 {
     struct touch *touch = user;
 
-    engine_net_adasum_run(touch->work->adasum);
+    engine_wire_adasum_run(touch->work->adasum);
 }
 
-static int run_adasum(struct engine_net_work *work, struct touch *touch, bool *over_p,
+static int run_adasum(struct engine_wire_work *work, struct touch *touch, bool *over_p,
                       struct engine_fault *fault_p)
 {
     if (!work->adasum)
-        work->adasum = engine_net_adasum_new(work, touch->tools->kernels);
+        work->adasum = engine_wire_adasum_new(work, touch->tools->kernels);
     if (!work->adasum)
         return HVI_ERR_NO_MEMORY;
     int status = run(touch_chunk, touch, fault_p);
-    *over_p = engine_net_adasum_next(work->adasum);
+    *over_p = engine_wire_adasum_next(work->adasum);
     return status;
 }
 
-int engine_net_finish(const struct engine_net_tools *tools, struct engine_net_work *work,
-                      bool *over_p, struct engine_fault *fault_p)
+int engine_wire_finish(const struct engine_wire_tools *tools, struct engine_wire_work *work,
+                       bool *over_p, struct engine_fault *fault_p)
 {
     struct touch touch = {.tools = tools, .work = work};
 
     *over_p = true;
-    if (work->finish == ENGINE_NET_FINISH_SLOTS)
+    if (work->finish == ENGINE_WIRE_FINISH_SLOTS)
         return run(touch_slots, &touch, fault_p);
-    if (work->finish == ENGINE_NET_FINISH_ADASUM)
+    if (work->finish == ENGINE_WIRE_FINISH_ADASUM)
         return run_adasum(work, &touch, over_p, fault_p);
     return HVI_OK;
 }

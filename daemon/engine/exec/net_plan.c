@@ -27,7 +27,7 @@
 #include <string.h>
 
 struct plan {
-    struct engine_net_work *net;
+    struct engine_wire_work *net;
     const struct engine_work *work;
     const struct engine_span *span;
     uint64_t chunk;
@@ -66,7 +66,7 @@ static uint64_t sum(const uint64_t *sizes, uint32_t count)
     return bytes;
 }
 
-uint64_t engine_net_in_bytes(const struct engine_work *work, uint32_t place)
+uint64_t engine_wire_in_bytes(const struct engine_work *work, uint32_t place)
 {
     uint32_t members = work->span->members;
 
@@ -81,7 +81,7 @@ uint64_t engine_net_in_bytes(const struct engine_work *work, uint32_t place)
     return work->bytes;
 }
 
-uint64_t engine_net_out_bytes(const struct engine_work *work, uint32_t place)
+uint64_t engine_wire_out_bytes(const struct engine_work *work, uint32_t place)
 {
     uint32_t members = work->span->members;
 
@@ -108,7 +108,7 @@ static bool reduces(const struct engine_work *work)
     return work->kind == HVI_KIND_ALLREDUCE || work->kind == HVI_KIND_REDUCESCATTER;
 }
 
-bool engine_net_is_adasum(const struct engine_work *work)
+bool engine_wire_is_adasum(const struct engine_work *work)
 {
     return reduces(work) && work->reduce_op == HVI_REDUCE_ADASUM && present(work->span) > 1;
 }
@@ -141,7 +141,7 @@ static bool group_ranks(struct plan *plan)
 static bool find_parts(struct plan *plan)
 {
     const struct engine_work *work = plan->work;
-    bool whole = engine_net_is_adasum(work);
+    bool whole = engine_wire_is_adasum(work);
     uint32_t members = plan->span->members;
     uint64_t at = 0;
 
@@ -162,9 +162,9 @@ static bool find_parts(struct plan *plan)
 
 /* ---- messages ---- */
 
-static uint32_t add(struct plan *plan, bool sends, const struct engine_net_message *message)
+static uint32_t add(struct plan *plan, bool sends, const struct engine_wire_message *message)
 {
-    struct engine_net_messages *to = sends ? &plan->net->out : &plan->net->in;
+    struct engine_wire_messages *to = sends ? &plan->net->out : &plan->net->in;
 
     if (to->count == to->room) {
         uint32_t room = to->room > 0 ? 2 * to->room : 16;
@@ -181,8 +181,8 @@ static uint32_t add(struct plan *plan, bool sends, const struct engine_net_messa
 }
 
 /* Cuts a stretch of `model` into chunks, the first of which is number *chunk of its block. Chunk c of a message
- * to send waits for message `after` + c, if that is not ENGINE_NET_NONE. */
-static void add_stretch(struct plan *plan, bool sends, struct engine_net_message model,
+ * to send waits for message `after` + c, if that is not ENGINE_WIRE_NONE. */
+static void add_stretch(struct plan *plan, bool sends, struct engine_wire_message model,
                         uint32_t *chunk)
 {
     uint64_t left = model.bytes;
@@ -191,7 +191,7 @@ static void add_stretch(struct plan *plan, bool sends, struct engine_net_message
     while (left > 0 && !plan->failed) {
         model.bytes = left < plan->chunk ? left : plan->chunk;
         model.lane = (uint8_t)(*chunk % plan->net->lanes);
-        model.after = after == ENGINE_NET_NONE ? after : after + *chunk;
+        model.after = after == ENGINE_WIRE_NONE ? after : after + *chunk;
         add(plan, sends, &model);
         model.at += model.bytes;
         if (model.data)
@@ -204,10 +204,10 @@ static void add_stretch(struct plan *plan, bool sends, struct engine_net_message
 static void add_copy(struct plan *plan, const unsigned char *from, unsigned char *to, uint64_t at,
                      uint64_t bytes)
 {
-    struct engine_net_work *net = plan->net;
+    struct engine_wire_work *net = plan->net;
 
     while (bytes > 0 && (!from || from != to)) {
-        uint64_t now = bytes < ENGINE_NET_CHUNK_BYTES ? bytes : ENGINE_NET_CHUNK_BYTES;
+        uint64_t now = bytes < ENGINE_WIRE_CHUNK_BYTES ? bytes : ENGINE_WIRE_CHUNK_BYTES;
         if (net->copy_count == net->copy_room) {
             uint32_t room = net->copy_room > 0 ? 2 * net->copy_room : 8;
             void *list = plan->failed ? NULL : realloc(net->copies, room * sizeof *net->copies);
@@ -218,7 +218,7 @@ static void add_copy(struct plan *plan, const unsigned char *from, unsigned char
             net->copies = list;
             net->copy_room = room;
         }
-        net->copies[net->copy_count++] = (struct engine_net_copy){from, to, at, now};
+        net->copies[net->copy_count++] = (struct engine_wire_copy){from, to, at, now};
         at += now;
         bytes -= now;
         if (from)
@@ -246,30 +246,30 @@ struct ring {
 static uint8_t sent_as(const struct ring *ring, uint32_t step)
 {
     if (step > 0)
-        return ENGINE_NET_PASS;
-    return ring->adds > 0 ? ENGINE_NET_SUM : ENGINE_NET_DATA;
+        return ENGINE_WIRE_PASS;
+    return ring->adds > 0 ? ENGINE_WIRE_SUM : ENGINE_WIRE_DATA;
 }
 
 static uint8_t received_as(const struct plan *plan, const struct ring *ring, uint32_t step)
 {
     if (step < ring->adds)
-        return step + 1 == ring->adds ? ENGINE_NET_LAST : ENGINE_NET_ADD;
-    return plan->net->finish == ENGINE_NET_FINISH_ADASUM ? ENGINE_NET_PLACE : ENGINE_NET_SPREAD;
+        return step + 1 == ring->adds ? ENGINE_WIRE_LAST : ENGINE_WIRE_ADD;
+    return plan->net->finish == ENGINE_WIRE_FINISH_ADASUM ? ENGINE_WIRE_PLACE : ENGINE_WIRE_SPREAD;
 }
 
-static unsigned char *place_part(const struct plan *plan, const struct engine_net_message *model,
+static unsigned char *place_part(const struct plan *plan, const struct engine_wire_message *model,
                                  uint32_t rank)
 {
     uint32_t place = plan->span->place[rank];
 
-    if (model->what == ENGINE_NET_DATA)
+    if (model->what == ENGINE_WIRE_DATA)
         return (unsigned char *)(uintptr_t)plan->net->in_of[place];
-    if (model->what == ENGINE_NET_LAST)
+    if (model->what == ENGINE_WIRE_LAST)
         return plan->net->out_of[place];
     return plan->base ? plan->base + plan->part_at[rank] : NULL;
 }
 
-static void add_block(struct plan *plan, bool sends, struct engine_net_message model,
+static void add_block(struct plan *plan, bool sends, struct engine_wire_message model,
                       uint32_t block)
 {
     const struct engine_work *work = plan->work;
@@ -280,7 +280,7 @@ static void add_block(struct plan *plan, bool sends, struct engine_net_message m
         uint64_t count = work->bytes / size, each = count / nodes, more = count % nodes;
         model.at = (each * block + (block < more ? block : more)) * size;
         model.bytes = (each + (block < more)) * size;
-        model.data = model.what == ENGINE_NET_LAST ? NULL : plan->base + model.at;
+        model.data = model.what == ENGINE_WIRE_LAST ? NULL : plan->base + model.at;
         add_stretch(plan, sends, model, &chunk);
         return;
     }
@@ -295,17 +295,17 @@ static void add_block(struct plan *plan, bool sends, struct engine_net_message m
 
 static void plan_ring(struct plan *plan, const struct ring *ring)
 {
-    uint32_t nodes = plan->net->nodes, here = plan->net->here, before = ENGINE_NET_NONE;
+    uint32_t nodes = plan->net->nodes, here = plan->net->here, before = ENGINE_WIRE_NONE;
 
     for (uint32_t step = 0; step < ring->steps; step++) {
         uint32_t first = plan->net->in.count;
         uint32_t sent = (here + ring->ahead + 2 * nodes - step) % nodes;
-        struct engine_net_message model = {
+        struct engine_wire_message model = {
             .what = sent_as(ring, step), .peer = (here + 1) % nodes, .step = step, .after = before};
         add_block(plan, true, model, sent);
         model.what = received_as(plan, ring, step);
         model.peer = (here + nodes - 1) % nodes;
-        model.after = ENGINE_NET_NONE;
+        model.after = ENGINE_WIRE_NONE;
         add_block(plan, false, model, (sent + nodes - 1) % nodes);
         before = first;
     }
@@ -314,7 +314,7 @@ static void plan_ring(struct plan *plan, const struct ring *ring)
 /* ---- small allreduces ---- */
 
 /* Slots [first, first + count), counted round the nodes. */
-static void add_slots(struct plan *plan, bool sends, struct engine_net_message model,
+static void add_slots(struct plan *plan, bool sends, struct engine_wire_message model,
                       uint32_t first, uint32_t count)
 {
     uint64_t bytes = plan->work->bytes;
@@ -333,28 +333,28 @@ static void add_slots(struct plan *plan, bool sends, struct engine_net_message m
 
 static void exchange(struct plan *plan, uint32_t step, uint32_t to, uint32_t from, uint32_t count)
 {
-    const struct engine_net_work *net = plan->net;
-    struct engine_net_message model = {
-        .what = ENGINE_NET_PASS, .peer = to, .step = step, .after = ENGINE_NET_NONE};
+    const struct engine_wire_work *net = plan->net;
+    struct engine_wire_message model = {
+        .what = ENGINE_WIRE_PASS, .peer = to, .step = step, .after = ENGINE_WIRE_NONE};
     uint32_t first = net->out.count, before = net->in.count;
 
     add_slots(plan, true, model, net->here, count);
     for (uint32_t i = first; net->in_order && before > 0 && i < net->out.count; i++)
         net->out.list[i].after = before - 1;
-    model.what = ENGINE_NET_PLACE;
+    model.what = ENGINE_WIRE_PLACE;
     model.peer = from;
     add_slots(plan, false, model, from, count);
 }
 
 static void plan_small(struct plan *plan)
 {
-    struct engine_net_work *net = plan->net;
+    struct engine_wire_work *net = plan->net;
     uint32_t nodes = net->nodes, here = net->here;
 
-    net->finish = ENGINE_NET_FINISH_SLOTS;
+    net->finish = ENGINE_WIRE_FINISH_SLOTS;
     net->slot_bytes = plan->work->bytes;
     plan->base = net->slots;
-    if (nodes <= ENGINE_NET_DIRECT_NODES) {
+    if (nodes <= ENGINE_WIRE_DIRECT_NODES) {
         for (uint32_t d = 1; d < nodes; d++)
             exchange(plan, d, (here + d) % nodes, (here + nodes - d) % nodes, 1);
         return;
@@ -370,17 +370,17 @@ static void plan_small(struct plan *plan)
 
 static void plan_broadcast(struct plan *plan)
 {
-    const struct engine_net_work *net = plan->net;
+    const struct engine_wire_work *net = plan->net;
     const struct engine_work *work = plan->work;
     uint32_t nodes = net->nodes, root = plan->span->home[work->root];
     uint32_t self = (net->here + nodes - root) % nodes; /* counted from the root's node */
     uint32_t low = self & (~self + 1), chunk = 0;
-    bool tree = work->bytes <= ENGINE_NET_TREE_BYTES;
-    struct engine_net_message model = {
-        .what = ENGINE_NET_SPREAD, .after = ENGINE_NET_NONE, .bytes = work->bytes};
+    bool tree = work->bytes <= ENGINE_WIRE_TREE_BYTES;
+    struct engine_wire_message model = {
+        .what = ENGINE_WIRE_SPREAD, .after = ENGINE_WIRE_NONE, .bytes = work->bytes};
 
     if (self == 0) {
-        model.what = ENGINE_NET_DATA;
+        model.what = ENGINE_WIRE_DATA;
         model.data = (unsigned char *)(uintptr_t)net->in_of[plan->span->place[work->root]];
         copy_to_all(plan, model.data, 0, work->bytes);
         low = UINT32_C(1) << 31;
@@ -388,7 +388,7 @@ static void plan_broadcast(struct plan *plan)
         model.data = net->outs[0];
         model.peer = (root + (tree ? self - low : self - 1)) % nodes;
         add_stretch(plan, false, model, &chunk);
-        model.what = ENGINE_NET_PASS;
+        model.what = ENGINE_WIRE_PASS;
         model.after = 0;
     }
     for (uint32_t d = tree ? low / 2 : 1; d > 0; d /= 2) {
@@ -421,7 +421,7 @@ static void plan_adasum(struct plan *plan)
 {
     uint32_t steps = plan->net->nodes - 1;
 
-    plan->net->finish = ENGINE_NET_FINISH_ADASUM;
+    plan->net->finish = ENGINE_WIRE_FINISH_ADASUM;
     plan->net->slot_bytes = plan->work->bytes;
     plan->base = plan->net->slots;
     plan_ring(plan, &(struct ring){.steps = steps});
@@ -442,9 +442,9 @@ static void plan_reducescatter(struct plan *plan)
 
 static bool is_small(const struct engine_work *work)
 {
-    return work->kind == HVI_KIND_ALLREDUCE && work->bytes <= ENGINE_NET_SMALL_BYTES &&
+    return work->kind == HVI_KIND_ALLREDUCE && work->bytes <= ENGINE_WIRE_SMALL_BYTES &&
            work->span->nodes > 1 && work->span->nodes <= HVI_RANKS_MAX && /* inputs of a sum */
-           work->bytes * work->span->nodes <= ENGINE_NET_SMALL_ALL_BYTES;
+           work->bytes * work->span->nodes <= ENGINE_WIRE_SMALL_ALL_BYTES;
 }
 
 static void plan_allreduce(struct plan *plan)
@@ -472,13 +472,13 @@ static void plan_sent(struct plan *plan, uint32_t from, uint64_t *at)
     for (uint32_t to = 0; to < span->members; to++) {
         uint32_t peer = span->home[to], chunk = 0;
         if (takes_part(span, to) && peer != span->here) {
-            const struct engine_net_message model = {
-                .what = ENGINE_NET_DATA,
+            const struct engine_wire_message model = {
+                .what = ENGINE_WIRE_DATA,
                 .peer = peer,
                 .at = at[peer],
                 .bytes = sizes[to],
                 .data = (unsigned char *)(uintptr_t)data,
-                .after = ENGINE_NET_NONE,
+                .after = ENGINE_WIRE_NONE,
             };
             add_stretch(plan, true, model, &chunk);
             at[peer] += sizes[to];
@@ -497,13 +497,13 @@ static void plan_received(struct plan *plan, uint32_t from, uint64_t *at, const 
         uint32_t place = span->place[plan->rank[i]], chunk = 0;
         uint64_t bytes =
             plan->work->sizes[(size_t)(plan->work->ranks + place) * span->members + from];
-        const struct engine_net_message model = {
-            .what = ENGINE_NET_PLACE,
+        const struct engine_wire_message model = {
+            .what = ENGINE_WIRE_PLACE,
             .peer = peer,
             .at = at[peer],
             .bytes = bytes,
             .data = plan->net->out_of[place] + out_at[place],
-            .after = ENGINE_NET_NONE,
+            .after = ENGINE_WIRE_NONE,
         };
         add_stretch(plan, false, model, &chunk);
         at[peer] += bytes;
@@ -548,18 +548,18 @@ static void plan_alltoall(struct plan *plan)
 
 static void plan_send(struct plan *plan)
 {
-    const struct engine_net_work *net = plan->net;
+    const struct engine_wire_work *net = plan->net;
     const struct engine_work *work = plan->work;
     bool sends = plan->span->home[work->root] == net->here;
-    struct engine_net_message model = {
-        .peer = 1 - net->here, .bytes = work->bytes, .after = ENGINE_NET_NONE};
+    struct engine_wire_message model = {
+        .peer = 1 - net->here, .bytes = work->bytes, .after = ENGINE_WIRE_NONE};
     uint32_t chunk = 0;
 
     if (sends)
         model.data = (unsigned char *)(uintptr_t)net->in_of[plan->span->place[work->root]];
     else
         model.data = net->outs[0];
-    model.what = sends ? ENGINE_NET_DATA : ENGINE_NET_PLACE;
+    model.what = sends ? ENGINE_WIRE_DATA : ENGINE_WIRE_PLACE;
     if (net->nodes == 1)
         copy_to_all(plan, model.data, 0, work->bytes);
     else
@@ -571,9 +571,9 @@ static void plan_send(struct plan *plan)
 /* What .area has to hold beside the staged operands. */
 static uint64_t slots_bytes(const struct engine_work *work)
 {
-    if (work->kind == HVI_KIND_ALLREDUCE && is_small(work) && !engine_net_is_adasum(work))
+    if (work->kind == HVI_KIND_ALLREDUCE && is_small(work) && !engine_wire_is_adasum(work))
         return work->bytes * work->span->nodes;
-    if (engine_net_is_adasum(work))
+    if (engine_wire_is_adasum(work))
         return work->bytes * present(work->span);
     return work->kind == HVI_KIND_REDUCESCATTER && work->span->nodes > 1 ? work->bytes : 0;
 }
@@ -581,7 +581,7 @@ static uint64_t slots_bytes(const struct engine_work *work)
 /* Remote-process inputs of a reduction are added when they are read; others come one after the other. */
 static bool adds_first(const struct engine_work *work)
 {
-    return reduces(work) && !engine_net_is_adasum(work);
+    return reduces(work) && !engine_wire_is_adasum(work);
 }
 
 static uint64_t round_up(uint64_t bytes)
@@ -596,7 +596,7 @@ static uint64_t staged_in_bytes(const struct engine_work *work)
     if (adds_first(work))
         return work->bytes;
     for (uint32_t i = 0; i < work->ranks; i++)
-        bytes += engine_net_in_bytes(work, i);
+        bytes += engine_wire_in_bytes(work, i);
     return bytes;
 }
 
@@ -612,16 +612,16 @@ static uint64_t staged_out_bytes(const struct engine_work *work)
     if (!has_own_parts(work))
         return work->bytes;
     for (uint32_t i = 0; i < work->ranks; i++)
-        bytes += engine_net_out_bytes(work, i);
+        bytes += engine_wire_out_bytes(work, i);
     return bytes;
 }
 
-static bool make_area(struct engine_net_work *net)
+static bool make_area(struct engine_wire_work *net)
 {
     const struct engine_work *work = net->work;
     uint64_t slots = round_up(slots_bytes(work)), in = 0, out = 0;
 
-    if (engine_net_is_staged(work)) {
+    if (engine_wire_is_staged(work)) {
         in = round_up(staged_in_bytes(work));
         out = round_up(staged_out_bytes(work));
     }
@@ -636,7 +636,7 @@ static bool make_area(struct engine_net_work *net)
     return true;
 }
 
-static void use_operands(struct engine_net_work *net)
+static void use_operands(struct engine_wire_work *net)
 {
     const struct engine_work *work = net->work;
 
@@ -649,7 +649,7 @@ static void use_operands(struct engine_net_work *net)
 }
 
 /* What stands for them. */
-static void use_staged(struct engine_net_work *net)
+static void use_staged(struct engine_wire_work *net)
 {
     const struct engine_work *work = net->work;
     unsigned char *in = net->staged_in, *out = net->staged_out;
@@ -657,11 +657,11 @@ static void use_staged(struct engine_net_work *net)
     for (uint32_t i = 0; i < work->ranks; i++) {
         if (work->in[i].kind != ENGINE_OPERAND_NONE) {
             net->in_of[i] = in;
-            in += adds_first(work) ? 0 : engine_net_in_bytes(work, i);
+            in += adds_first(work) ? 0 : engine_wire_in_bytes(work, i);
         }
         if (work->out[i].kind != ENGINE_OPERAND_NONE) {
             net->out_of[i] = out;
-            out += has_own_parts(work) ? engine_net_out_bytes(work, i) : 0;
+            out += has_own_parts(work) ? engine_wire_out_bytes(work, i) : 0;
         }
     }
     net->ins[0] = net->staged_in;
@@ -679,7 +679,7 @@ static bool adds_in_own_type(uint32_t dtype)
            dtype != HVI_DTYPE_FLOAT8_E4M3 && dtype != HVI_DTYPE_FLOAT8_E5M2;
 }
 
-static bool find_operands(struct engine_net_work *net, uint64_t stream_bytes)
+static bool find_operands(struct engine_wire_work *net, uint64_t stream_bytes)
 {
     const struct engine_work *work = net->work;
     size_t ranks = (size_t)work->ranks + 1;
@@ -692,7 +692,7 @@ static bool find_operands(struct engine_net_work *net, uint64_t stream_bytes)
         return false;
     net->prescale = work->prescale;
     net->streams = work->bytes > stream_bytes / work->ranks;
-    if (engine_net_is_staged(work))
+    if (engine_wire_is_staged(work))
         use_staged(net);
     else
         use_operands(net);
@@ -709,7 +709,7 @@ static void plan_kind(struct plan *plan)
     switch (work->kind) {
     case HVI_KIND_ALLREDUCE:
     case HVI_KIND_REDUCESCATTER:
-        if (engine_net_is_adasum(work))
+        if (engine_wire_is_adasum(work))
             plan_adasum(plan);
         else if (work->kind == HVI_KIND_ALLREDUCE)
             plan_allreduce(plan);
@@ -733,38 +733,38 @@ static void plan_kind(struct plan *plan)
 /* The same on every node. */
 static uint64_t chunk_bytes(const struct engine_work *work, uint32_t lanes)
 {
-    uint64_t least = lanes > 1 ? ENGINE_NET_CHUNK_LANES : ENGINE_NET_CHUNK_LEAST;
+    uint64_t least = lanes > 1 ? ENGINE_WIRE_CHUNK_LANES : ENGINE_WIRE_CHUNK_LEAST;
     uint64_t half = round_up(work->bytes / work->span->nodes / 2);
 
-    if (work->kind == HVI_KIND_ALLTOALL || engine_net_is_adasum(work))
-        return ENGINE_NET_CHUNK_BYTES;
+    if (work->kind == HVI_KIND_ALLTOALL || engine_wire_is_adasum(work))
+        return ENGINE_WIRE_CHUNK_BYTES;
     if (half < least)
         return least;
-    return half < ENGINE_NET_CHUNK_BYTES ? half : ENGINE_NET_CHUNK_BYTES;
+    return half < ENGINE_WIRE_CHUNK_BYTES ? half : ENGINE_WIRE_CHUNK_BYTES;
 }
 
-static void join_run(struct engine_net_work *net, struct engine_net_messages *messages,
+static void join_run(struct engine_wire_work *net, struct engine_wire_messages *messages,
                      uint32_t index, uint32_t *run_of)
 {
-    struct engine_net_message *message = &messages->list[index];
+    struct engine_wire_message *message = &messages->list[index];
     uint32_t *number = &run_of[message->peer * net->lanes + message->lane];
 
-    message->next = ENGINE_NET_NONE;
-    if (*number == ENGINE_NET_NONE) {
+    message->next = ENGINE_WIRE_NONE;
+    if (*number == ENGINE_WIRE_NONE) {
         *number = net->run_count++;
-        net->runs[*number] = (struct engine_net_run){.work = net,
-                                                     .peer = message->peer,
-                                                     .first = index,
-                                                     .at = index,
-                                                     .lane = message->lane,
-                                                     .sends = messages == &net->out};
+        net->runs[*number] = (struct engine_wire_run){.work = net,
+                                                      .peer = message->peer,
+                                                      .first = index,
+                                                      .at = index,
+                                                      .lane = message->lane,
+                                                      .sends = messages == &net->out};
     } else {
         messages->list[net->runs[*number].last].next = index;
     }
     net->runs[*number].last = index;
 }
 
-static bool make_runs(struct engine_net_work *net)
+static bool make_runs(struct engine_wire_work *net)
 {
     size_t each = (size_t)net->nodes * net->lanes;
     uint32_t *run_of = malloc(2 * each * sizeof *run_of);
@@ -783,14 +783,14 @@ static bool make_runs(struct engine_net_work *net)
     return true;
 }
 
-static bool make_plan(struct engine_net_work *net)
+static bool make_plan(struct engine_wire_work *net)
 {
     struct plan plan = {.net = net,
                         .work = net->work,
                         .span = net->work->span,
                         .chunk = chunk_bytes(net->work, net->lanes)};
     bool has_parts = net->work->kind == HVI_KIND_ALLGATHER ||
-                     net->work->kind == HVI_KIND_REDUCESCATTER || engine_net_is_adasum(net->work);
+                     net->work->kind == HVI_KIND_REDUCESCATTER || engine_wire_is_adasum(net->work);
 
     if (has_parts)
         plan.failed = !find_parts(&plan);
@@ -805,7 +805,7 @@ static bool make_plan(struct engine_net_work *net)
     return !plan.failed && make_runs(net);
 }
 
-static bool copy_span(struct engine_net_work *net, const struct engine_span *span)
+static bool copy_span(struct engine_wire_work *net, const struct engine_span *span)
 {
     net->sequence = span->sequence;
     net->nodes = span->nodes;
@@ -816,10 +816,10 @@ static bool copy_span(struct engine_net_work *net, const struct engine_span *spa
     return net->node != NULL;
 }
 
-struct engine_net_work *engine_net_work_new(struct engine_batch *batch, uint32_t lanes,
-                                            uint64_t stream_bytes)
+struct engine_wire_work *engine_wire_work_new(struct engine_batch *batch, uint32_t lanes,
+                                              uint64_t stream_bytes)
 {
-    struct engine_net_work *net = calloc(1, sizeof *net);
+    struct engine_wire_work *net = calloc(1, sizeof *net);
 
     if (!net)
         return NULL;
@@ -829,13 +829,13 @@ struct engine_net_work *engine_net_work_new(struct engine_batch *batch, uint32_t
     net->fault = (struct engine_fault){.rank = -1};
     if (!copy_span(net, net->work->span) ||
         (net->work->bytes > 0 && (!find_operands(net, stream_bytes) || !make_plan(net)))) {
-        engine_net_work_free(net);
+        engine_wire_work_free(net);
         return NULL;
     }
     return net;
 }
 
-void engine_net_work_free(struct engine_net_work *net)
+void engine_wire_work_free(struct engine_wire_work *net)
 {
     free(net->node);
     free(net->out.list);
@@ -847,6 +847,6 @@ void engine_net_work_free(struct engine_net_work *net)
     free(net->ins);
     free(net->outs);
     free(net->area);
-    engine_net_adasum_free(net->adasum);
+    engine_wire_adasum_free(net->adasum);
     free(net);
 }

@@ -2,20 +2,20 @@
  * The transport between nodes: a table of functions. A port is one end of a connection that keeps order.
  * At most one send and one receive are posted at a time; their memory stays until they are over. One
  * thread, the net thread. Nothing blocks. */
-#ifndef ENGINE_NET_PORT_H
-#define ENGINE_NET_PORT_H
+#ifndef ENGINE_WIRE_PORT_H
+#define ENGINE_WIRE_PORT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 /* What becomes of a posted transfer; an error is a negative errno. */
-enum engine_net_progress {
-    ENGINE_NET_WAITS, /* no byte could be moved now */
-    ENGINE_NET_MOVED, /* some were */
-    ENGINE_NET_OVER,  /* all were: nothing is posted any more */
+enum engine_wire_progress {
+    ENGINE_WIRE_WAITS, /* no byte could be moved now */
+    ENGINE_WIRE_MOVED, /* some were */
+    ENGINE_WIRE_OVER,  /* all were: nothing is posted any more */
 };
 
-struct engine_net_transport {
+struct engine_wire_transport {
     const char *name;
     /* Takes the connection. NULL without memory: then it is closed. */
     void *(*open)(int fd);
@@ -30,13 +30,13 @@ struct engine_net_transport {
     void (*post_receive)(void *port, void *to, uint64_t bytes);
     /* Of the posted receive: bytes that have not come. */
     uint64_t (*missing)(const void *port);
-    /* enum engine_net_progress; -EFAULT: the memory that was posted cannot be read or written;
+    /* enum engine_wire_progress; -EFAULT: the memory that was posted cannot be read or written;
      * -ECONNRESET: the other end has closed. */
     int (*send)(void *port);
     int (*receive)(void *port);
 };
 
 /* TCP, or another stream socket. */
-extern const struct engine_net_transport engine_net_tcp;
+extern const struct engine_wire_transport engine_wire_tcp;
 
 #endif

@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct engine_net_stage {
-    struct engine_net *net;
-    struct engine_net_work *owner;
+struct engine_wire_stage {
+    struct engine_wire *net;
+    struct engine_wire_work *owner;
     struct engine_batch batch;
     struct engine_work work;
     struct engine_operand *in, *out; /* [members] */
@@ -27,9 +27,10 @@ struct engine_net_stage {
     bool over;        /* under the net's lock */
 };
 
-struct engine_net_stage *engine_net_stage_new(struct engine_net *net, struct engine_net_work *work)
+struct engine_wire_stage *engine_wire_stage_new(struct engine_wire *net,
+                                                struct engine_wire_work *work)
 {
-    struct engine_net_stage *stage = calloc(1, sizeof *stage);
+    struct engine_wire_stage *stage = calloc(1, sizeof *stage);
     size_t members = (size_t)work->work->ranks + 1;
 
     if (!stage)
@@ -41,14 +42,14 @@ struct engine_net_stage *engine_net_stage_new(struct engine_net *net, struct eng
     stage->in = calloc(2 * members, sizeof *stage->in);
     stage->sizes = calloc(members * members, sizeof *stage->sizes);
     if (!stage->in || !stage->sizes) {
-        engine_net_stage_free(stage);
+        engine_wire_stage_free(stage);
         return NULL;
     }
     stage->out = stage->in + members;
     return stage;
 }
 
-void engine_net_stage_free(struct engine_net_stage *stage)
+void engine_wire_stage_free(struct engine_wire_stage *stage)
 {
     if (!stage)
         return;
@@ -63,7 +64,7 @@ static struct engine_operand staged(void *memory)
 }
 
 /* A work of the host's for which the last member is the staged memory. */
-static void prepare(struct engine_net_stage *stage, uint32_t kind)
+static void prepare(struct engine_wire_stage *stage, uint32_t kind)
 {
     const struct engine_work *work = stage->owner->work;
     size_t members = stage->members;
@@ -88,9 +89,9 @@ static void prepare(struct engine_net_stage *stage, uint32_t kind)
     };
 }
 
-static void start(struct engine_net_stage *stage)
+static void start(struct engine_wire_stage *stage)
 {
-    struct engine_net *net = stage->net;
+    struct engine_wire *net = stage->net;
 
     stage->batch.works[0] = &stage->work;
     stage->batch.count = 1;
@@ -102,12 +103,12 @@ static void start(struct engine_net_stage *stage)
     pthread_mutex_unlock(&net->host_lock);
 }
 
-void engine_net_stage_read(struct engine_net_stage *stage)
+void engine_wire_stage_read(struct engine_wire_stage *stage)
 {
     const struct engine_work *work = stage->owner->work;
     uint32_t places = work->ranks;
     bool adds = (work->kind == HVI_KIND_ALLREDUCE || work->kind == HVI_KIND_REDUCESCATTER) &&
-                !engine_net_is_adasum(work);
+                !engine_wire_is_adasum(work);
 
     prepare(stage, adds ? HVI_KIND_ALLREDUCE : HVI_KIND_ALLGATHER);
     if (adds) {
@@ -118,16 +119,16 @@ void engine_net_stage_read(struct engine_net_stage *stage)
         stage->work.bytes = 0;
     }
     for (uint32_t i = 0; i < places; i++) {
-        if (adds || engine_net_in_bytes(work, i) > 0)
+        if (adds || engine_wire_in_bytes(work, i) > 0)
             stage->in[i] = work->in[i];
-        stage->sizes[i] = adds ? 0 : engine_net_in_bytes(work, i);
+        stage->sizes[i] = adds ? 0 : engine_wire_in_bytes(work, i);
         stage->work.bytes += stage->sizes[i];
     }
     stage->out[places] = staged(stage->owner->staged_in);
     start(stage);
 }
 
-void engine_net_stage_write(struct engine_net_stage *stage)
+void engine_wire_stage_write(struct engine_wire_stage *stage)
 {
     const struct engine_work *work = stage->owner->work;
     uint32_t places = work->ranks;
@@ -139,23 +140,23 @@ void engine_net_stage_write(struct engine_net_stage *stage)
     for (uint32_t i = 0; i < places; i++) {
         stage->out[i] = work->out[i];
         if (parts)
-            stage->sizes[(size_t)places * stage->members + i] = engine_net_out_bytes(work, i);
-        stage->work.bytes += parts ? engine_net_out_bytes(work, i) : 0;
+            stage->sizes[(size_t)places * stage->members + i] = engine_wire_out_bytes(work, i);
+        stage->work.bytes += parts ? engine_wire_out_bytes(work, i) : 0;
     }
     stage->in[places] = staged(stage->owner->staged_out);
     start(stage);
 }
 
-void engine_net_stage_cancel(struct engine_net_stage *stage)
+void engine_wire_stage_cancel(struct engine_wire_stage *stage)
 {
     pthread_mutex_lock(&stage->net->host_lock);
-    if (!engine_net_stage_is_over(stage, NULL, NULL))
+    if (!engine_wire_stage_is_over(stage, NULL, NULL))
         engine_backend_host.cancel(stage->net->host, &stage->batch);
     pthread_mutex_unlock(&stage->net->host_lock);
 }
 
-bool engine_net_stage_is_over(struct engine_net_stage *stage, int *status_p,
-                              struct engine_fault *fault_p)
+bool engine_wire_stage_is_over(struct engine_wire_stage *stage, int *status_p,
+                               struct engine_fault *fault_p)
 {
     pthread_mutex_lock(&stage->net->lock);
     bool over = stage->over;
@@ -167,21 +168,21 @@ bool engine_net_stage_is_over(struct engine_net_stage *stage, int *status_p,
     return over;
 }
 
-const struct engine_batch *engine_net_stage_batch(const struct engine_net_stage *stage)
+const struct engine_batch *engine_wire_stage_batch(const struct engine_wire_stage *stage)
 {
     return &stage->batch;
 }
 
 /* Any thread. */
-void engine_net_stage_post(void *user, struct engine_batch *batch)
+void engine_wire_stage_post(void *user, struct engine_batch *batch)
 {
-    struct engine_net *net = user;
-    struct engine_net_stage *stage =
-        (struct engine_net_stage *)(void *)((char *)batch -
-                                            offsetof(struct engine_net_stage, batch));
+    struct engine_wire *net = user;
+    struct engine_wire_stage *stage =
+        (struct engine_wire_stage *)(void *)((char *)batch -
+                                             offsetof(struct engine_wire_stage, batch));
 
     pthread_mutex_lock(&net->lock);
     stage->over = true;
-    engine_net_call(net);
+    engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
 }

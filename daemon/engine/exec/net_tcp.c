@@ -113,18 +113,18 @@ static int tcp_send(void *port)
     size_t all = tcp->out[0].iov_len + tcp->out[1].iov_len;
 
     if (!tcp->writable)
-        return ENGINE_NET_WAITS;
+        return ENGINE_WIRE_WAITS;
     ssize_t sent = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR)
-        return ENGINE_NET_MOVED;
+        return ENGINE_WIRE_MOVED;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         tcp->writable = false;
-        return ENGINE_NET_WAITS;
+        return ENGINE_WIRE_WAITS;
     }
     if (sent < 0)
         return errno == EPIPE ? -ECONNRESET : -errno;
     forget_sent(tcp, (size_t)sent);
-    return (size_t)sent == all ? ENGINE_NET_OVER : ENGINE_NET_MOVED;
+    return (size_t)sent == all ? ENGINE_WIRE_OVER : ENGINE_WIRE_MOVED;
 }
 
 /* Bytes that were asked for together with earlier ones. */
@@ -159,28 +159,28 @@ static int tcp_receive(void *port)
     bool moved = take_ahead(tcp);
 
     if (tcp->wanted == 0)
-        return ENGINE_NET_OVER;
+        return ENGINE_WIRE_OVER;
     if (!tcp->readable)
-        return moved ? ENGINE_NET_MOVED : ENGINE_NET_WAITS;
+        return moved ? ENGINE_WIRE_MOVED : ENGINE_WIRE_WAITS;
     struct iovec in[2] = {{tcp->to, tcp->wanted}, {tcp->ahead, AHEAD_BYTES}};
     struct msghdr message = {.msg_iov = in, .msg_iovlen = 2};
     uint64_t all = tcp->wanted + AHEAD_BYTES;
     ssize_t received = recvmsg(tcp->fd, &message, MSG_DONTWAIT);
     if (received < 0 && errno == EINTR)
-        return ENGINE_NET_MOVED;
+        return ENGINE_WIRE_MOVED;
     if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         tcp->readable = false;
-        return moved ? ENGINE_NET_MOVED : ENGINE_NET_WAITS;
+        return moved ? ENGINE_WIRE_MOVED : ENGINE_WIRE_WAITS;
     }
     if (received <= 0)
         return received == 0 ? -ECONNRESET : -errno;
     if ((uint64_t)received < all && !tcp->closing)
         tcp->readable = false;
     take_received(tcp, (uint64_t)received);
-    return tcp->wanted == 0 ? ENGINE_NET_OVER : ENGINE_NET_MOVED;
+    return tcp->wanted == 0 ? ENGINE_WIRE_OVER : ENGINE_WIRE_MOVED;
 }
 
-const struct engine_net_transport engine_net_tcp = {
+const struct engine_wire_transport engine_wire_tcp = {
     .name = "tcp",
     .open = tcp_open,
     .close = tcp_close,

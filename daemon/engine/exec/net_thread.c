@@ -31,7 +31,7 @@
 
 /* ---- from other threads ---- */
 
-void engine_net_call(struct engine_net *net)
+void engine_wire_call(struct engine_wire *net)
 {
     const uint64_t one = 1;
 
@@ -43,25 +43,25 @@ void engine_net_call(struct engine_net *net)
     }
 }
 
-struct engine_net_node *engine_net_node_at(struct engine_net *net, uint32_t number)
+struct engine_wire_node *engine_wire_node_at(struct engine_wire *net, uint32_t number)
 {
     if (number >= net->node_count) {
         size_t count = (size_t)number + 16;
-        void *nodes = realloc(net->nodes, count * sizeof(struct engine_net_node *));
+        void *nodes = realloc(net->nodes, count * sizeof(struct engine_wire_node *));
         if (!nodes)
             return NULL;
         net->nodes = nodes;
         memset(net->nodes + net->node_count, 0,
-               (count - net->node_count) * sizeof(struct engine_net_node *));
+               (count - net->node_count) * sizeof(struct engine_wire_node *));
         net->node_count = (uint32_t)count;
     }
     if (net->nodes[number])
         return net->nodes[number];
-    struct engine_net_node *node = calloc(1, sizeof *node);
+    struct engine_wire_node *node = calloc(1, sizeof *node);
     if (!node)
         return NULL;
     node->number = number;
-    for (uint32_t i = 0; i < ENGINE_NET_LANES_MAX; i++) {
+    for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++) {
         node->lanes[i].node = node;
         node->lanes[i].number = i;
     }
@@ -69,28 +69,28 @@ struct engine_net_node *engine_net_node_at(struct engine_net *net, uint32_t numb
     return node;
 }
 
-static struct engine_net_lane *lane_of(struct engine_net *net, const struct engine_net_run *run)
+static struct engine_wire_lane *lane_of(struct engine_wire *net, const struct engine_wire_run *run)
 {
     return &net->nodes[run->work->node[run->peer]]->lanes[run->lane];
 }
 
-static void end_everything(struct engine_net *net, const char *text)
+static void end_everything(struct engine_wire *net, const char *text)
 {
     for (uint32_t i = 0; i < net->node_count; i++) {
         if (net->nodes[i])
-            engine_net_node_end(net, net->nodes[i], text);
+            engine_wire_node_end(net, net->nodes[i], text);
     }
 }
 
 /* ---- a work ---- */
 
-static bool is_over(const struct engine_net_work *work)
+static bool is_over(const struct engine_wire_work *work)
 {
     return work->out.over == work->out.count && work->in.over == work->in.count;
 }
 
-void engine_net_fail(struct engine_net *net, struct engine_net_work *work, int status,
-                     uint32_t culprit, const char *text)
+void engine_wire_fail(struct engine_wire *net, struct engine_wire_work *work, int status,
+                      uint32_t culprit, const char *text)
 {
     if (work->status != HVI_OK || !work->batch)
         return;
@@ -99,15 +99,15 @@ void engine_net_fail(struct engine_net *net, struct engine_net_work *work, int s
     work->idle_ns = 0;
     snprintf(work->text, sizeof work->text, "%s", text);
     for (uint32_t i = 0; i < work->run_count; i++) {
-        struct engine_net_run *run = &work->runs[i];
-        if (!run->sends && run->at != ENGINE_NET_NONE)
-            engine_net_lane_divert(lane_of(net, run), work);
+        struct engine_wire_run *run = &work->runs[i];
+        if (!run->sends && run->at != ENGINE_WIRE_NONE)
+            engine_wire_lane_divert(lane_of(net, run), work);
     }
     if (work->stage)
-        engine_net_stage_cancel(work->stage);
+        engine_wire_stage_cancel(work->stage);
 }
 
-static void post(struct engine_net *net, struct engine_net_work *work)
+static void post(struct engine_wire *net, struct engine_wire_work *work)
 {
     struct engine_batch *batch = work->batch;
 
@@ -121,17 +121,17 @@ static void post(struct engine_net *net, struct engine_net_work *work)
     net->config.post(net->config.user, batch);
 }
 
-static bool know_nodes(struct engine_net *net, const struct engine_net_work *work)
+static bool know_nodes(struct engine_wire *net, const struct engine_wire_work *work)
 {
     for (uint32_t i = 0; i < work->nodes; i++) {
-        if (!engine_net_node_at(net, work->node[i]))
+        if (!engine_wire_node_at(net, work->node[i]))
             return false;
     }
     return true;
 }
 
 /* Nothing of it goes over a lane: those that it needed are out of step. */
-static void take_alone(struct engine_net *net, struct engine_net_work *work)
+static void take_alone(struct engine_wire *net, struct engine_wire_work *work)
 {
     end_everything(net, "this node's engine is out of memory");
     work->status = HVI_ERR_NO_MEMORY;
@@ -140,62 +140,62 @@ static void take_alone(struct engine_net *net, struct engine_net_work *work)
     work->in.over = work->in.count;
 }
 
-static void take_work(struct engine_net *net, struct engine_net_work *work)
+static void take_work(struct engine_wire *net, struct engine_wire_work *work)
 {
     if (!know_nodes(net, work)) {
         take_alone(net, work);
         return;
     }
     for (uint32_t i = 0; i < work->run_count; i++)
-        engine_net_lane_join(lane_of(net, &work->runs[i]), &work->runs[i]);
+        engine_wire_lane_join(lane_of(net, &work->runs[i]), &work->runs[i]);
     for (uint32_t i = 0; i < work->nodes; i++) {
-        struct engine_net_node *node = net->nodes[work->node[i]];
+        struct engine_wire_node *node = net->nodes[work->node[i]];
         if (node->lost) {
-            engine_net_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
-            engine_net_node_end(net, node, node->text);
+            engine_wire_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
+            engine_wire_node_end(net, node, node->text);
         }
     }
     if (work->status == HVI_OK && work->stage)
-        engine_net_stage_read(work->stage);
+        engine_wire_stage_read(work->stage);
 }
 
-static void begin(struct engine_net *net, struct engine_net_work *work)
+static void begin(struct engine_wire *net, struct engine_wire_work *work)
 {
     struct engine_fault fault = {.rank = -1};
     int status = HVI_OK;
 
-    if (work->stage && !engine_net_stage_is_over(work->stage, &status, &fault))
+    if (work->stage && !engine_wire_stage_is_over(work->stage, &status, &fault))
         return;
     if (status == HVI_OK)
-        status = engine_net_begin(&net->tools, work, &fault);
+        status = engine_wire_begin(&net->tools, work, &fault);
     work->begun = true;
     if (status == HVI_OK)
         return;
     work->fault = fault;
-    engine_net_fail(net, work, status, work->node[work->here], "");
+    engine_wire_fail(net, work, status, work->node[work->here], "");
 }
 
-static bool step(struct engine_net *net, struct engine_net_work *work, bool *moved_p)
+static bool step(struct engine_wire *net, struct engine_wire_work *work, bool *moved_p)
 {
     struct engine_fault fault = {.rank = -1};
     int status = HVI_OK;
 
     *moved_p = true;
     if (work->copy_at < work->copy_count)
-        status = engine_net_copy(&net->tools, work, &work->copies[work->copy_at++], &fault);
+        status = engine_wire_copy(&net->tools, work, &work->copies[work->copy_at++], &fault);
     else if (work->in.over == work->in.count && !work->finished)
-        status = engine_net_finish(&net->tools, work, &work->finished, &fault);
+        status = engine_wire_finish(&net->tools, work, &work->finished, &fault);
     else
         *moved_p = false;
     if (status != HVI_OK) {
         work->fault = fault;
-        engine_net_fail(net, work, status, work->node[work->here], "");
+        engine_wire_fail(net, work, status, work->node[work->here], "");
     }
     return work->finished && work->out.over == work->out.count;
 }
 
 /* True when its outputs are written. */
-static bool write_outputs(struct engine_net *net, struct engine_net_work *work)
+static bool write_outputs(struct engine_wire *net, struct engine_wire_work *work)
 {
     int status = HVI_OK;
 
@@ -203,23 +203,23 @@ static bool write_outputs(struct engine_net *net, struct engine_net_work *work)
         return true;
     if (!work->writing) {
         work->writing = true;
-        engine_net_stage_write(work->stage);
+        engine_wire_stage_write(work->stage);
     }
-    if (!engine_net_stage_is_over(work->stage, &status, &work->fault))
+    if (!engine_wire_stage_is_over(work->stage, &status, &work->fault))
         return false;
     if (status != HVI_OK)
-        engine_net_fail(net, work, status, work->node[work->here], "");
+        engine_wire_fail(net, work, status, work->node[work->here], "");
     return true;
 }
 
 /* A work that has failed waits for threads and sockets that look at its operands. */
-static bool is_let_go(const struct engine_net_work *work)
+static bool is_let_go(const struct engine_wire_work *work)
 {
     return work->sending == 0 &&
-           (!work->stage || engine_net_stage_is_over(work->stage, NULL, NULL));
+           (!work->stage || engine_wire_stage_is_over(work->stage, NULL, NULL));
 }
 
-static bool advance(struct engine_net *net, struct engine_net_work *work)
+static bool advance(struct engine_wire *net, struct engine_wire_work *work)
 {
     bool moved = false;
 
@@ -238,21 +238,21 @@ static bool advance(struct engine_net *net, struct engine_net_work *work)
     return true;
 }
 
-static void drop(struct engine_net *net, struct engine_net_work *work)
+static void drop(struct engine_wire *net, struct engine_wire_work *work)
 {
     pthread_mutex_lock(&net->host_lock); /* net.c may look at its stage */
-    engine_net_stage_free(work->stage);
+    engine_wire_stage_free(work->stage);
     pthread_mutex_unlock(&net->host_lock);
-    engine_net_work_free(work);
+    engine_wire_work_free(work);
 }
 
-static bool advance_all(struct engine_net *net)
+static bool advance_all(struct engine_wire *net)
 {
-    struct engine_net_work **link = &net->works;
+    struct engine_wire_work **link = &net->works;
     bool moved = false;
 
     while (*link) {
-        struct engine_net_work *work = *link;
+        struct engine_wire_work *work = *link;
         if (work->batch)
             moved = advance(net, work) || moved;
         if (!work->batch && is_over(work)) {
@@ -267,7 +267,7 @@ static bool advance_all(struct engine_net *net)
 
 /* ---- what the main thread says ---- */
 
-static bool concerns(const struct engine_net_work *work, uint32_t node)
+static bool concerns(const struct engine_wire_work *work, uint32_t node)
 {
     bool found = false;
 
@@ -276,49 +276,49 @@ static bool concerns(const struct engine_net_work *work, uint32_t node)
     return found && work->batch && !is_over(work);
 }
 
-static void lose(struct engine_net *net, struct engine_net_node *node, const char *text)
+static void lose(struct engine_wire *net, struct engine_wire_node *node, const char *text)
 {
-    engine_net_node_end(net, node, text);
-    for (struct engine_net_work *work = net->works; work; work = work->next) {
+    engine_wire_node_end(net, node, text);
+    for (struct engine_wire_work *work = net->works; work; work = work->next) {
         if (concerns(work, node->number))
-            engine_net_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
+            engine_wire_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
     }
 }
 
-static void hear(struct engine_net *net, struct engine_net_news *news)
+static void hear(struct engine_wire *net, struct engine_wire_news *news)
 {
-    struct engine_net_node *node = engine_net_node_at(net, news->node);
-    struct engine_net_lane *lane = node ? &node->lanes[news->lane] : NULL;
+    struct engine_wire_node *node = engine_wire_node_at(net, news->node);
+    struct engine_wire_lane *lane = node ? &node->lanes[news->lane] : NULL;
 
     if (!node)
         end_everything(net, "this node's engine is out of memory");
     if (node && news->fd < 0)
         lose(net, node, news->text);
     else if (node && !node->lost && !lane->port)
-        engine_net_lane_open(net, lane, news->fd);
+        engine_wire_lane_open(net, lane, news->fd);
     else if (news->fd >= 0)
         close(news->fd);
     free(news);
 }
 
-static void cancel(struct engine_net *net)
+static void cancel(struct engine_wire *net)
 {
-    for (struct engine_net_work *work = net->works; work; work = work->next) {
+    for (struct engine_wire_work *work = net->works; work; work = work->next) {
         pthread_mutex_lock(&net->lock);
         bool cancelled = work->cancelled;
         pthread_mutex_unlock(&net->lock);
         if (cancelled)
-            engine_net_fail(net, work, HVI_ERR_CANCELLED, work->node[work->here], "");
+            engine_wire_fail(net, work, HVI_ERR_CANCELLED, work->node[work->here], "");
     }
 }
 
 struct calls {
-    struct engine_net_work *works;
-    struct engine_net_news *news;
+    struct engine_wire_work *works;
+    struct engine_wire_news *news;
     bool cancels, no_memory, stopping;
 };
 
-static struct calls take_calls(struct engine_net *net)
+static struct calls take_calls(struct engine_wire *net)
 {
     pthread_mutex_lock(&net->lock);
     const struct calls calls = {net->started_first, net->news_first, net->cancels, net->no_memory,
@@ -332,20 +332,20 @@ static struct calls take_calls(struct engine_net *net)
 }
 
 /* Works come behind those that are there. True when the thread is to end as soon as it can. */
-static bool take_in(struct engine_net *net)
+static bool take_in(struct engine_wire *net)
 {
     struct calls calls = take_calls(net);
-    struct engine_net_work **end = &net->works;
+    struct engine_wire_work **end = &net->works;
 
     while (calls.news) {
-        struct engine_net_news *news = calls.news;
+        struct engine_wire_news *news = calls.news;
         calls.news = news->next;
         hear(net, news);
     }
     while (*end)
         end = &(*end)->next;
     while (calls.works) {
-        struct engine_net_work *work = calls.works;
+        struct engine_wire_work *work = calls.works;
         calls.works = work->next;
         work->next = NULL;
         *end = work;
@@ -361,58 +361,58 @@ static bool take_in(struct engine_net *net)
 
 /* ---- deadlines ---- */
 
-static bool moves(struct engine_net *net, const struct engine_net_work *work)
+static bool moves(struct engine_wire *net, const struct engine_wire_work *work)
 {
     for (uint32_t i = 0; i < work->run_count; i++) {
-        if (work->runs[i].at != ENGINE_NET_NONE && lane_of(net, &work->runs[i])->moved)
+        if (work->runs[i].at != ENGINE_WIRE_NONE && lane_of(net, &work->runs[i])->moved)
             return true;
     }
     return false;
 }
 
 /* What it has waited for: something to receive, if there is. */
-static const struct engine_net_run *waited_for(const struct engine_net_work *work)
+static const struct engine_wire_run *waited_for(const struct engine_wire_work *work)
 {
-    const struct engine_net_run *found = NULL;
+    const struct engine_wire_run *found = NULL;
 
     for (uint32_t i = 0; i < work->run_count; i++) {
-        const struct engine_net_run *run = &work->runs[i];
-        if (run->at != ENGINE_NET_NONE && (!found || (found->sends && !run->sends)))
+        const struct engine_wire_run *run = &work->runs[i];
+        if (run->at != ENGINE_WIRE_NONE && (!found || (found->sends && !run->sends)))
             found = run;
     }
     return found;
 }
 
-static void give_up_waiting(struct engine_net *net, struct engine_net_work *work)
+static void give_up_waiting(struct engine_wire *net, struct engine_wire_work *work)
 {
-    const struct engine_net_run *run = waited_for(work);
+    const struct engine_wire_run *run = waited_for(work);
     char text[ENGINE_TEXT_BYTES];
 
     if (!run)
         return;
-    const struct engine_net_lane *lane = lane_of(net, run);
+    const struct engine_wire_lane *lane = lane_of(net, run);
     const char *what = run->sends ? "has taken nothing" : "has sent nothing";
     snprintf(text, sizeof text, "node %" PRIu32 " %s for %.1f s", lane->node->number,
              lane->port ? what : "could not be connected to",
              (double)work->idle_ns / (double)HVI_NS_SEC);
     if (work->batch)
-        engine_net_fail(net, work, HVI_ERR_STALLED, lane->node->number, text);
+        engine_wire_fail(net, work, HVI_ERR_STALLED, lane->node->number, text);
     else
-        engine_net_node_end(net, lane->node, text);
+        engine_wire_node_end(net, lane->node, text);
     work->idle_ns = 0;
 }
 
 /* It has failed, and the rest of a message does not go away. */
-static void give_up_sending(struct engine_net *net, struct engine_net_work *work)
+static void give_up_sending(struct engine_wire *net, struct engine_wire_work *work)
 {
     for (uint32_t i = 0; i < work->run_count && work->sending > 0; i++) {
-        struct engine_net_lane *lane = lane_of(net, &work->runs[i]);
+        struct engine_wire_lane *lane = lane_of(net, &work->runs[i]);
         if (lane->sender == work)
-            engine_net_node_end(net, lane->node, "a message could not be sent to its end");
+            engine_wire_node_end(net, lane->node, "a message could not be sent to its end");
     }
 }
 
-static void tick_work(struct engine_net *net, struct engine_net_work *work, uint64_t step_ns,
+static void tick_work(struct engine_wire *net, struct engine_wire_work *work, uint64_t step_ns,
                       uint64_t most_ns)
 {
     uint64_t limit_ns = work->idle_limit_ns < most_ns ? work->idle_limit_ns : most_ns;
@@ -423,27 +423,27 @@ static void tick_work(struct engine_net *net, struct engine_net_work *work, uint
             give_up_sending(net, work);
     }
     bool closes = most_ns != UINT64_MAX;
-    bool staged = work->stage && !engine_net_stage_is_over(work->stage, NULL, NULL);
+    bool staged = work->stage && !engine_wire_stage_is_over(work->stage, NULL, NULL);
     if (work->status == HVI_OK && (!work->begun || is_over(work)) && !(closes && staged))
         return; /* it waits for a rank's memory, or for this thread */
     work->idle_ns = moves(net, work) ? 0 : work->idle_ns + step_ns;
     if (staged && work->idle_ns >= limit_ns)
-        engine_net_fail(net, work, HVI_ERR_STALLED, work->node[work->here],
-                        "a rank's memory does not answer, and the engine ends");
+        engine_wire_fail(net, work, HVI_ERR_STALLED, work->node[work->here],
+                         "a rank's memory does not answer, and the engine ends");
     if (work->idle_ns >= limit_ns)
         give_up_waiting(net, work);
 }
 
-static void tick(struct engine_net *net, uint64_t most_ns)
+static void tick(struct engine_wire *net, uint64_t most_ns)
 {
     uint64_t now_ns = hvi_clock_ns(), step_ns = now_ns - net->ticked_ns;
 
-    if (step_ns < ENGINE_NET_TICK_NS)
+    if (step_ns < ENGINE_WIRE_TICK_NS)
         return;
     net->ticked_ns = now_ns;
     if (step_ns > ENGINE_SILENT_NS)
         step_ns = ENGINE_SILENT_NS;
-    for (struct engine_net_work *work = net->works; work; work = work->next)
+    for (struct engine_wire_work *work = net->works; work; work = work->next)
         tick_work(net, work, step_ns, most_ns);
     for (uint32_t i = 0; i < net->node_count; i++) {
         for (uint32_t lane = 0; net->nodes[i] && lane < net->lanes; lane++)
@@ -453,35 +453,35 @@ static void tick(struct engine_net *net, uint64_t most_ns)
 
 /* ---- the loop ---- */
 
-static bool move(struct engine_net *net)
+static bool move(struct engine_wire *net)
 {
     bool moved = false;
 
     for (uint32_t i = 0; i < net->node_count; i++) {
         for (uint32_t lane = 0; net->nodes[i] && lane < net->lanes; lane++) {
-            moved = engine_net_lane_receive(net, &net->nodes[i]->lanes[lane]) || moved;
-            moved = engine_net_lane_send(net, &net->nodes[i]->lanes[lane]) || moved;
+            moved = engine_wire_lane_receive(net, &net->nodes[i]->lanes[lane]) || moved;
+            moved = engine_wire_lane_send(net, &net->nodes[i]->lanes[lane]) || moved;
         }
     }
     return moved;
 }
 
-static void look(struct engine_net *net, int timeout_ms)
+static void look(struct engine_wire *net, int timeout_ms)
 {
     struct epoll_event events[EVENTS_AT_ONCE];
     uint64_t count = 0;
 
     int found = epoll_wait(net->epoll_fd, events, EVENTS_AT_ONCE, timeout_ms);
     for (int i = 0; i < found; i++) {
-        struct engine_net_lane *lane = events[i].data.ptr;
+        struct engine_wire_lane *lane = events[i].data.ptr;
         if (!lane)
             (void)!read(net->event_fd, &count, sizeof count);
         else if (lane->port)
-            engine_net_tcp.ready(lane->port, events[i].events);
+            engine_wire_tcp.ready(lane->port, events[i].events);
     }
 }
 
-static void sleep_now(struct engine_net *net)
+static void sleep_now(struct engine_wire *net)
 {
     pthread_mutex_lock(&net->lock);
     net->asleep = !atomic_load_explicit(&net->called, memory_order_relaxed);
@@ -489,32 +489,32 @@ static void sleep_now(struct engine_net *net)
     pthread_mutex_unlock(&net->lock);
     if (!asleep)
         return;
-    look(net, net->works ? (int)(ENGINE_NET_TICK_NS / HVI_NS_MS) : -1);
+    look(net, net->works ? (int)(ENGINE_WIRE_TICK_NS / HVI_NS_MS) : -1);
     pthread_mutex_lock(&net->lock);
     net->asleep = false;
     pthread_mutex_unlock(&net->lock);
 }
 
-static bool has_batches(const struct engine_net *net)
+static bool has_batches(const struct engine_wire *net)
 {
     bool found = false;
 
-    for (const struct engine_net_work *work = net->works; work; work = work->next)
+    for (const struct engine_wire_work *work = net->works; work; work = work->next)
         found = found || work->batch;
     return found;
 }
 
-static void drop_all(struct engine_net *net)
+static void drop_all(struct engine_wire *net)
 {
     while (net->works) {
-        struct engine_net_work *work = net->works;
+        struct engine_wire_work *work = net->works;
         net->works = work->next;
         drop(net, work);
     }
     for (uint32_t i = 0; i < net->node_count; i++) {
-        for (uint32_t lane = 0; net->nodes[i] && lane < ENGINE_NET_LANES_MAX; lane++) {
+        for (uint32_t lane = 0; net->nodes[i] && lane < ENGINE_WIRE_LANES_MAX; lane++) {
             net->nodes[i]->lanes[lane].sending = NULL;
-            engine_net_lane_close(&net->nodes[i]->lanes[lane]);
+            engine_wire_lane_close(&net->nodes[i]->lanes[lane]);
             free(net->nodes[i]->lanes[lane].scratch);
         }
         free(net->nodes[i]);
@@ -522,9 +522,9 @@ static void drop_all(struct engine_net *net)
     free(net->nodes);
 }
 
-void *engine_net_thread(void *user)
+void *engine_wire_thread(void *user)
 {
-    struct engine_net *net = user;
+    struct engine_wire *net = user;
     uint32_t idle = 0, busy = 0;
     bool stopping = false;
 
@@ -539,7 +539,7 @@ void *engine_net_thread(void *user)
         idle = moved ? 0 : idle + 1;
         if (moved && ++busy % PASSES_PER_LOOK == 0)
             look(net, 0);
-        else if (!moved && net->works && idle < ENGINE_NET_SPINS)
+        else if (!moved && net->works && idle < ENGINE_WIRE_SPINS)
             look(net, 0);
         else if (!moved && !(stopping && !has_batches(net)))
             sleep_now(net);

@@ -1,47 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The net thread's state: nodes, their lanes, the works under way. */
-#ifndef ENGINE_NET_THREAD_H
-#define ENGINE_NET_THREAD_H
+#ifndef ENGINE_WIRE_THREAD_H
+#define ENGINE_WIRE_THREAD_H
 
 #include "daemon/engine/exec/net.h"
 
 #include <pthread.h>
 
 /* One connection to a node. */
-struct engine_net_lane {
-    struct engine_net_node *node;
+struct engine_wire_lane {
+    struct engine_wire_node *node;
     uint32_t number;
     void *port; /* NULL: not there yet, or given up */
-    struct engine_net_run *out_first, *out_last, *in_first, *in_last;
+    struct engine_wire_run *out_first, *out_last, *in_first, *in_last;
     /* Of the first run in each direction, the message that is being moved; NULL: none. */
-    struct engine_net_message *sending, *receiving;
-    struct engine_net_work *sender, *receiver;
+    struct engine_wire_message *sending, *receiving;
+    struct engine_wire_work *sender, *receiver;
     bool has_head; /* of a message whose turn has not come */
     bool moved;    /* something, since the last tick */
-    unsigned char head_out[ENGINE_NET_HEAD_BYTES], head_in[ENGINE_NET_HEAD_BYTES];
-    unsigned char *scratch; /* ENGINE_NET_CHUNK_BYTES */
+    unsigned char head_out[ENGINE_WIRE_HEAD_BYTES], head_in[ENGINE_WIRE_HEAD_BYTES];
+    unsigned char *scratch; /* ENGINE_WIRE_CHUNK_BYTES */
 };
 
-struct engine_net_node {
+struct engine_wire_node {
     uint32_t number;
     bool lost; /* for good; .text says why */
     char text[ENGINE_TEXT_BYTES];
-    struct engine_net_lane lanes[ENGINE_NET_LANES_MAX];
+    struct engine_wire_lane lanes[ENGINE_WIRE_LANES_MAX];
 };
 
 /* What the main thread says about a node. */
-struct engine_net_news {
-    struct engine_net_news *next;
+struct engine_wire_news {
+    struct engine_wire_news *next;
     uint32_t node, lane;
     int fd; /* -1: the node is lost */
     char text[ENGINE_TEXT_BYTES];
 };
 
 /* The context of the row. */
-struct engine_net {
+struct engine_wire {
     struct engine_backend_config config;
     uint32_t lanes;
-    struct engine_net_tools tools;
+    struct engine_wire_tools tools;
 
     /* The main thread's. */
     bool runs; /* there is a thread */
@@ -52,8 +52,8 @@ struct engine_net {
 
     /* Under the lock, or as it says. */
     pthread_mutex_t lock;
-    struct engine_net_work *started_first, *started_last;
-    struct engine_net_news *news_first, *news_last;
+    struct engine_wire_work *started_first, *started_last;
+    struct engine_wire_news *news_first, *news_last;
     bool cancels;   /* some work is to be cancelled */
     bool no_memory; /* to follow a work, or to pass news on: the lanes cannot be kept in step */
     bool stopping;
@@ -68,54 +68,55 @@ struct engine_net {
     void *host;
 
     /* The net thread's. */
-    struct engine_net_node **nodes; /* [node_count] by number; NULL: not heard of */
+    struct engine_wire_node **nodes; /* [node_count] by number; NULL: not heard of */
     uint32_t node_count;
-    struct engine_net_work *works;
+    struct engine_wire_work *works;
     uint64_t ticked_ns;
 };
 
 /* ---- net_thread.c ---- */
 
-void *engine_net_thread(void *net);
+void *engine_wire_thread(void *net);
 /* Wakes the thread if it sleeps. The lock is held. */
-void engine_net_call(struct engine_net *net);
+void engine_wire_call(struct engine_wire *net);
 /* The node or NULL without memory. */
-struct engine_net_node *engine_net_node_at(struct engine_net *net, uint32_t number);
+struct engine_wire_node *engine_wire_node_at(struct engine_wire *net, uint32_t number);
 /* What of the work has not been done is not done. Once it has failed, this does nothing. `culprit`: the number
  * of the node to blame. */
-void engine_net_fail(struct engine_net *net, struct engine_net_work *work, int status,
-                     uint32_t culprit, const char *text);
+void engine_wire_fail(struct engine_wire *net, struct engine_wire_work *work, int status,
+                      uint32_t culprit, const char *text);
 
 /* ---- net_lane.c: the net thread ---- */
 
 /* The lane has come. */
-void engine_net_lane_open(struct engine_net *net, struct engine_net_lane *lane, int fd);
-void engine_net_lane_close(struct engine_net_lane *lane);
-void engine_net_lane_join(struct engine_net_lane *lane, struct engine_net_run *run);
+void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd);
+void engine_wire_lane_close(struct engine_wire_lane *lane);
+void engine_wire_lane_join(struct engine_wire_lane *lane, struct engine_wire_run *run);
 /* Moves something. True: there may be more. */
-bool engine_net_lane_send(struct engine_net *net, struct engine_net_lane *lane);
-bool engine_net_lane_receive(struct engine_net *net, struct engine_net_lane *lane);
+bool engine_wire_lane_send(struct engine_wire *net, struct engine_wire_lane *lane);
+bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *lane);
 /* What comes for this work goes to the lane's scratch. */
-void engine_net_lane_divert(struct engine_net_lane *lane, const struct engine_net_work *work);
+void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work);
 /* Gives up all lanes of a node, for good. `text` is what works are told that fail by it. */
-void engine_net_node_end(struct engine_net *net, struct engine_net_node *node, const char *text);
+void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node, const char *text);
 
 /* ---- net_stage.c ---- */
 
 /* NULL without memory. */
-struct engine_net_stage *engine_net_stage_new(struct engine_net *net, struct engine_net_work *work);
-void engine_net_stage_free(struct engine_net_stage *stage);
+struct engine_wire_stage *engine_wire_stage_new(struct engine_wire *net,
+                                                struct engine_wire_work *work);
+void engine_wire_stage_free(struct engine_wire_stage *stage);
 /* Begins to read the inputs, or to write the outputs. */
-void engine_net_stage_read(struct engine_net_stage *stage);
-void engine_net_stage_write(struct engine_net_stage *stage);
-void engine_net_stage_cancel(struct engine_net_stage *stage);
+void engine_wire_stage_read(struct engine_wire_stage *stage);
+void engine_wire_stage_write(struct engine_wire_stage *stage);
+void engine_wire_stage_cancel(struct engine_wire_stage *stage);
 /* Whether nothing is under way. *status_p and *fault_p: how it ended. */
-bool engine_net_stage_is_over(struct engine_net_stage *stage, int *status_p,
-                              struct engine_fault *fault_p);
+bool engine_wire_stage_is_over(struct engine_wire_stage *stage, int *status_p,
+                               struct engine_fault *fault_p);
 /* The batch by which the host backend knows it. */
-const struct engine_batch *engine_net_stage_batch(const struct engine_net_stage *stage);
+const struct engine_batch *engine_wire_stage_batch(const struct engine_wire_stage *stage);
 
 /* What the host backend calls. */
-void engine_net_stage_post(void *user, struct engine_batch *batch);
+void engine_wire_stage_post(void *user, struct engine_batch *batch);
 
 #endif
