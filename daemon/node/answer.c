@@ -42,7 +42,7 @@ void node_answer_text(struct node *node, const struct node_asker *asker, int sta
     struct hvi_admin_reply reply = {.status = status};
 
     snprintf(reply.text, sizeof(reply.text), "%s", text);
-    node_admin_send(node, asker, &reply);
+    node_gate_reply(node, asker, &reply);
 }
 
 /* ---- the answer's life
@@ -60,7 +60,7 @@ static void answer_free(struct node_answer *answer)
 
 static void answer_finish(struct node_answer *answer)
 {
-    node_admin_send(answer->node, &answer->asker, &answer->reply);
+    node_gate_reply(answer->node, &answer->asker, &answer->reply);
     answer_free(answer);
 }
 
@@ -328,7 +328,7 @@ static void answer_status(struct node *node, const struct node_asker *asker)
     daemon->refused = node->counters.refused;
     daemon->ranks_lost = node->counters.ranks_lost;
     daemon->log_lost = hvi_log_lost();
-    node_admin_send(node, asker, &reply);
+    node_gate_reply(node, asker, &reply);
 }
 
 static void answer_jobs(struct node *node, const struct node_asker *asker)

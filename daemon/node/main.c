@@ -114,7 +114,7 @@ static int start(struct node *node)
     if (status == HVI_OK)
         status = node_listen_open(node);
     if (status == HVI_OK)
-        status = node_admin_open(node);
+        status = node_gate_open(node);
     return status;
 }
 
@@ -123,7 +123,7 @@ static void finish(struct node *node)
     node_listen_close(node);
     node_attach_close_all(node, HVI_ERR_DRAINING,
                           "hvdd is shutting down and takes no new sessions");
-    node_admin_close(node);
+    node_gate_close(node);
     node_link_forget_all(node);
     node_jobs_fini(&node->jobs);
     node_rundir_close(&node->rundir);
@@ -138,8 +138,7 @@ static void finish(struct node *node)
 
 int main(int argc, char **argv)
 {
-    static struct node node = {
-        .attach_fd = -1, .admin_inherited_fd = -1, .rundir = NODE_RUNDIR_INIT};
+    static struct node node = {.attach_fd = -1, .admin_fd = -1, .rundir = NODE_RUNDIR_INIT};
     int code = 1;
 
     fill_standard_fds();

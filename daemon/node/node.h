@@ -96,8 +96,21 @@ struct node_counters {
     uint64_t attaches, refused, ranks_lost;
 };
 
-struct node_admin;  /* admin.c */
 struct node_answer; /* answer.c: a question that engines are working on */
+
+/* hvdd-gate, the process that strangers talk to (gate.c). */
+struct node_gate {
+    char path[HVI_WIRE_PATH * 2];
+    int program_fd; /* of that file, open for all of hvdd's life */
+    pid_t pid;      /* 0: not running */
+    int pidfd, link_fd;
+    uint64_t started_ns, next_beat, backoff_ns;
+    bool asked;         /* the last beat has no answer yet */
+    uint64_t silent_ns; /* for how long it has not answered */
+    sd_event_source *exit, *io, *beat, *again;
+    struct node_outgoing *outbox;
+    size_t outbox_bytes;
+};
 
 struct node {
     struct node_command command;
@@ -121,9 +134,10 @@ struct node {
     bool attach_inherited; /* from a socket unit: its file is not ours to remove */
     struct node_acceptor attach_acceptor;
 
-    int admin_inherited_fd; /* -1, or a listening socket for admin.c */
+    int admin_fd; /* listening, for the gate */
     char admin_path[HVI_WIRE_PATH];
-    struct node_admin *admin;
+    bool admin_inherited; /* from a socket unit: its file is not ours to remove */
+    struct node_gate gate;
     struct node_answer *answers;
     uint32_t answer_count;
 
@@ -195,8 +209,13 @@ void node_attach_close_all(struct node *node, int status, const char *text);
 /* ---- spawn.c: engine processes
  * ------------------------------------------------------------------------------------ */
 
-/* Finds the engine's program. Logs. */
+/* Finds the programs of engine and gate. Logs. */
 int node_spawn_find(struct node *node);
+/* Starts a program with `link_fd` as descriptor 3, our stdout and stderr and no other descriptor, in
+ * a session of its own: by its path, so that it is named as people know it; by `program_fd` when the
+ * package was removed or moved meanwhile. errno number. */
+int node_spawn_program(const char *path, int program_fd, const char *name, int link_fd,
+                       pid_t *pid_p);
 /* Starts the engine of a generation and sends EngineStart. HVI_OK or HVI_ERR_DAEMON with a
  * sentence; logs. */
 int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
@@ -241,22 +260,23 @@ int node_beat_start(struct node_engine *engine);
 void node_beat_heard(struct node_engine *engine);
 void node_beat_close(struct node *node);
 
-/* ---- admin.c: admin.sock; answer.c: what the requests get
- * ------------------------------------------------------- */
+/* ---- gate.c: the process that strangers talk to; answer.c: what admin requests get
+ * -------------------------------- */
 
 /* Where a reply goes, and who asked. */
 struct node_asker {
-    uint64_t connection;
-    bool delimiter; /* the empty frame of a REQ socket */
+    uint64_t ticket; /* the gate's */
     uid_t uid;
     uint64_t request;
 };
 
-int node_admin_open(struct node *node);
-void node_admin_close(struct node *node);
-/* Fills in version and request number and sends; a peer that has gone gets nothing. A connection's next request is
- * read when this one has its reply. */
-void node_admin_send(struct node *node, const struct node_asker *asker,
+/* Binds admin.sock, or takes the inherited socket, and starts the gate. From then on the gate is kept
+ * running. HVI_OK or HVI_ERR_DAEMON; logs. */
+int node_gate_open(struct node *node);
+/* Ends the gate and waits for its end, a quarter of a second at most before it is killed. */
+void node_gate_close(struct node *node);
+/* Fills in version and request number and sends; an asker that has gone gets nothing. */
+void node_gate_reply(struct node *node, const struct node_asker *asker,
                      struct hvi_admin_reply *reply);
 
 /* Answers now, or within a second when engines have to be asked first. */
@@ -276,7 +296,7 @@ void node_answer_close(struct node *node);
 /* ---- notify.c: systemd
  * -------------------------------------------------------------------------------------------- */
 
-/* Sorts the descriptors that systemd passed into node->attach_fd and node->admin_inherited_fd.
+/* Sorts the descriptors that systemd passed into node->attach_fd and node->admin_fd.
  * Logs. */
 int node_notify_inherit(struct node *node);
 /* READY=1, the fd store, --ready-fd, the watchdog. */

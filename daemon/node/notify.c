@@ -55,9 +55,10 @@ static bool take(struct node *node, int fd)
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, NULL, 0) > 0)
         return take_attach(node, fd);
-    if (sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0 && node->admin_inherited_fd < 0 &&
+    if (sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0 && node->admin_fd < 0 &&
         bound_path(fd, node->admin_path, sizeof(node->admin_path))) {
-        node->admin_inherited_fd = fd;
+        node->admin_fd = fd;
+        node->admin_inherited = true;
         return true;
     }
     return false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Engine processes. posix_spawn (vfork underneath) keeps the start cheap. The engine gets
+ * Engine processes, and how the gate is started. posix_spawn (vfork underneath) keeps the start cheap. The engine gets
  * descriptors 0..3 and no other: /dev/null, our stdout and stderr, and its end of the link. It is a
  * session of its own, so that a Ctrl-C in the terminal reaches hvdd alone, and nothing ties its
  * life to ours: jobs outlive hvdd. */
@@ -23,34 +23,69 @@
 
 extern char **environ;
 
-int node_spawn_find(struct node *node)
+/* In libexec/hvdd beside the folder of hvdd. */
+static void beside_hvdd(const char *name, char *path_p, size_t path_size)
 {
     char self[HVI_WIRE_PATH];
-    ssize_t length;
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     char *slash;
 
-    if (node->config.engine[0] != '\0') {
+    self[length > 0 ? length : 0] = '\0';
+    slash = strrchr(self, '/');
+    if (slash != NULL)
+        *slash = '\0';
+    snprintf(path_p, path_size, "%s/../libexec/hvdd/%s", self, name);
+}
+
+static void beside_engine(struct node *node)
+{
+    const char *slash = strrchr(node->engine_path, '/');
+    int folder = slash == NULL ? 0 : (int)(slash + 1 - node->engine_path);
+
+    snprintf(node->gate.path, sizeof(node->gate.path), "%.*shvdd-gate",
+             folder < HVI_WIRE_PATH ? folder : HVI_WIRE_PATH, node->engine_path);
+}
+
+static void choose_paths(struct node *node)
+{
+    if (node->config.engine[0] != '\0')
         snprintf(node->engine_path, sizeof(node->engine_path), "%s", node->config.engine);
-    } else {
-        length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-        self[length > 0 ? length : 0] = '\0';
-        slash = strrchr(self, '/');
-        if (slash != NULL)
-            *slash = '\0';
-        snprintf(node->engine_path, sizeof(node->engine_path), "%s/../libexec/hvdd/hvdd-engine",
-                 self);
-    }
-    node->engine_fd = open(node->engine_path, O_PATH | O_CLOEXEC);
-    if (node->engine_fd >= 0 && access(node->engine_path, X_OK) == 0)
-        return HVI_OK;
-    HVI_LOG(HVI_LOG_ERROR, "spawn", "no-engine",
-            "cannot run hvdd-engine; give its path with --engine", "path=%s error=\"%s\"",
-            node->engine_path, strerror(errno));
-    return HVI_ERR_DAEMON;
+    else
+        beside_hvdd("hvdd-engine", node->engine_path, sizeof(node->engine_path));
+    if (node->config.gate[0] != '\0')
+        snprintf(node->gate.path, sizeof(node->gate.path), "%s", node->config.gate);
+    else
+        beside_hvdd("hvdd-gate", node->gate.path, sizeof(node->gate.path));
+    if (node->config.gate[0] == '\0' && access(node->gate.path, X_OK) != 0)
+        beside_engine(node);
+}
+
+/* Opens a program for all of hvdd's life; -1 after logging. */
+static int open_program(const char *path, const char *name)
+{
+    char sentence[100];
+    int fd = open(path, O_PATH | O_CLOEXEC);
+
+    if (fd >= 0 && access(path, X_OK) == 0)
+        return fd;
+    snprintf(sentence, sizeof(sentence), "cannot run hvdd-%s; give its path with --%s", name, name);
+    HVI_LOG(HVI_LOG_ERROR, "spawn", "no-program", sentence, "path=%s error=\"%s\"", path,
+            strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+int node_spawn_find(struct node *node)
+{
+    choose_paths(node);
+    node->engine_fd = open_program(node->engine_path, "engine");
+    node->gate.program_fd = open_program(node->gate.path, "gate");
+    return node->engine_fd >= 0 && node->gate.program_fd >= 0 ? HVI_OK : HVI_ERR_DAEMON;
 }
 
 /* Our environment without what systemd told to us alone. Free the array only. */
-static char **engine_environment(void)
+static char **child_environment(void)
 {
     static const char *const ours[] = {"NOTIFY_SOCKET=",  "LISTEN_FDS=",    "LISTEN_PID=",
                                        "LISTEN_FDNAMES=", "WATCHDOG_USEC=", "WATCHDOG_PID="};
@@ -83,13 +118,12 @@ static int set_attributes(posix_spawnattr_t *attributes)
                                                     POSIX_SPAWN_SETSID);
 }
 
-/* errno number. */
-static int run_engine(const char *path, int link_fd, pid_t *pid_p)
+static int run_program(const char *path, const char *name, int link_fd, pid_t *pid_p)
 {
-    char *argv[] = {(char *)"hvdd-engine", NULL};
+    char *argv[] = {(char *)(uintptr_t)name, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
-    char **environment = engine_environment();
+    char **environment = child_environment();
     int error = ENOMEM;
 
     if (environment == NULL)
@@ -113,6 +147,18 @@ no_attributes:
 no_actions:
     free(environment);
     return error;
+}
+
+int node_spawn_program(const char *path, int program_fd, const char *name, int link_fd,
+                       pid_t *pid_p)
+{
+    char opened[64];
+    int error = run_program(path, name, link_fd, pid_p);
+
+    if (error != ENOENT)
+        return error;
+    snprintf(opened, sizeof(opened), "/proc/%d/fd/%d", (int)getpid(), program_fd);
+    return run_program(opened, name, link_fd, pid_p);
 }
 
 static int send_start(struct node *node, struct node_engine *engine)
@@ -197,19 +243,6 @@ static int fail_spawn(const struct node_generation *generation, const char *step
     return HVI_ERR_DAEMON;
 }
 
-/* By its path, so that it is named as people know it; by what we opened at the start when the
- * package was removed or moved meanwhile. errno number. */
-static int run_found_engine(const struct node *node, int link_fd, pid_t *pid_p)
-{
-    char opened[64];
-    int error = run_engine(node->engine_path, link_fd, pid_p);
-
-    if (error != ENOENT)
-        return error;
-    snprintf(opened, sizeof(opened), "/proc/%d/fd/%d", (int)getpid(), node->engine_fd);
-    return run_engine(opened, link_fd, pid_p);
-}
-
 int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
                       size_t text_size)
 {
@@ -219,7 +252,7 @@ int node_spawn_engine(struct node *node, struct node_generation *generation, cha
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
         return fail_spawn(generation, "socketpair", errno, text_p, text_size);
-    error = run_found_engine(node, link[1], &pid);
+    error = node_spawn_program(node->engine_path, node->engine_fd, "hvdd-engine", link[1], &pid);
     close(link[1]);
     if (error != 0) {
         close(link[0]);

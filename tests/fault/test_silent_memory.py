@@ -140,7 +140,7 @@ def test_a_stopped_job_does_not_wait_for_memory(threads):
             outcome = job.ranks[number % 2].wait(op)
             assert outcome.status == Status.ERR_JOB_STOPPED, outcome
             check_prompt("the job was stopped", outcome.at_ns - at_ns, STOPPED_NS)
-        wait_until(lambda: not procs.children(daemon.pid), "the engine to end")
+        wait_until(lambda: not daemon.engines(), "the engine to end")
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -4,11 +4,11 @@
 #include "fuzz.h"
 
 #include "base/status.h"
-#include "daemon/node/zmtp.h"
+#include "daemon/gate/zmtp.h"
 
 #include <string.h>
 
-#define HELD_MAX (9u + NODE_ZMTP_BODY_MAX)
+#define HELD_MAX (9u + GATE_ZMTP_BODY_MAX)
 
 struct outcome {
     unsigned messages;
@@ -16,9 +16,9 @@ struct outcome {
     int status;
 };
 
-static void note(struct outcome *outcome, const struct node_zmtp_message *message)
+static void note(struct outcome *outcome, const struct gate_zmtp_message *message)
 {
-    HVT_FUZZ_REQUIRE(message->length <= NODE_ZMTP_BODY_MAX);
+    HVT_FUZZ_REQUIRE(message->length <= GATE_ZMTP_BODY_MAX);
     HVT_FUZZ_REQUIRE(message->whole || message->length == 0);
     outcome->messages++;
     outcome->digest = outcome->digest * 31 + message->delimiter * 2u + message->whole;
@@ -26,28 +26,28 @@ static void note(struct outcome *outcome, const struct node_zmtp_message *messag
         outcome->digest = outcome->digest * 31 + message->body[i];
 }
 
-static struct outcome talk(enum node_zmtp_stage stage, const uint8_t *data, size_t size,
+static struct outcome talk(enum gate_zmtp_stage stage, const uint8_t *data, size_t size,
                            size_t piece)
 {
-    struct node_zmtp zmtp = {.stage = stage};
-    struct node_zmtp_message message;
+    struct gate_zmtp zmtp = {.stage = stage};
+    struct gate_zmtp_message message;
     struct outcome outcome = {.status = HVI_INPROGRESS};
 
     while (size > 0 && outcome.status == HVI_INPROGRESS) {
         size_t room, now = size < piece ? size : piece;
-        unsigned char *into = node_zmtp_room(&zmtp, &room);
+        unsigned char *into = gate_zmtp_room(&zmtp, &room);
         HVT_FUZZ_REQUIRE(into != NULL && room > 0 && zmtp.room <= HELD_MAX);
         if (now > room)
             now = room;
         memcpy(into, data, now);
-        node_zmtp_filled(&zmtp, now);
+        gate_zmtp_filled(&zmtp, now);
         data += now;
         size -= now;
-        while ((outcome.status = node_zmtp_next(&zmtp, &message)) == HVI_OK)
+        while ((outcome.status = gate_zmtp_next(&zmtp, &message)) == HVI_OK)
             note(&outcome, &message);
     }
     HVT_FUZZ_REQUIRE(outcome.status == HVI_INPROGRESS || outcome.status == HVI_ERR_PROTOCOL);
-    node_zmtp_fini(&zmtp);
+    gate_zmtp_fini(&zmtp);
     return outcome;
 }
 
@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0)
         return 0;
-    enum node_zmtp_stage stage = data[0] % 3;
+    enum gate_zmtp_stage stage = data[0] % 3;
     struct outcome whole = talk(stage, data + 1, size - 1, size);
     struct outcome pieces = talk(stage, data + 1, size - 1, size % 97 + 1);
 
@@ -71,11 +71,11 @@ size_t hvt_fuzz_seed(unsigned index, uint8_t *bytes_p, size_t room)
         "\x02\x01\x00\x00\x03one\x00\x03two\x03\0\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x05three"
         "\x04\x05\x04PING\x01\x01x\x00\x01y";
 
-    HVT_FUZZ_REQUIRE(node_zmtp_hello_bytes < room && sizeof(frames) < room);
+    HVT_FUZZ_REQUIRE(gate_zmtp_hello_bytes < room && sizeof(frames) < room);
     if (index == 0) {
-        bytes_p[0] = NODE_ZMTP_GREETING;
-        memcpy(bytes_p + 1, node_zmtp_hello, node_zmtp_hello_bytes);
-        return 1 + node_zmtp_hello_bytes;
+        bytes_p[0] = GATE_ZMTP_GREETING;
+        memcpy(bytes_p + 1, gate_zmtp_hello, gate_zmtp_hello_bytes);
+        return 1 + gate_zmtp_hello_bytes;
     }
     memcpy(bytes_p, frames, sizeof(frames) - 1);
     return index == 1 ? sizeof(frames) - 1 : 0;

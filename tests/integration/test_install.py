@@ -61,7 +61,7 @@ def assert_runs(installed: Installation, program: pathlib.Path) -> None:
 
 def test_everything_is_where_it_belongs(installed):
     libdir = cache_entry("CMAKE_INSTALL_LIBDIR")
-    wanted = {"bin/hvdd", "bin/hvdctl", "bin/hvdrun", "bin/hvd-perf", "libexec/hvdd/hvdd-engine",
+    wanted = {"bin/hvdd", "bin/hvdctl", "bin/hvdrun", "bin/hvd-perf", "libexec/hvdd/hvdd-engine", "libexec/hvdd/hvdd-gate",
               "include/hvd/hvd.h", f"{libdir}/libhvdclient.so", f"{libdir}/libhvdclient.so.0",
               f"{libdir}/libhvdclient.a", f"{libdir}/pkgconfig/hvd.pc", f"{libdir}/cmake/hvd/hvdConfig.cmake",
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
@@ -80,7 +80,7 @@ def test_man_pages_are_installed(installed):
 
 def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
-    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-engine|include/hvd/hvd\.h"
+    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate)|include/hvd/hvd\.h"
                        rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvd_tensorflow\.so|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
                        r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []

@@ -33,6 +33,7 @@ MAY_INCLUDE = {
                     "client/slots", "client/complete", "client/session", "client/submit"),
     "client/api": ("base", "shm", "proto", "client"),
     "daemon/node": ("base", "shm", "proto"),
+    "daemon/gate": ("base", "proto"),
     "daemon/engine": ("base", "reduce", "shm", "proto", "daemon/engine"),
     "daemon/engine/order": ("base", "reduce", "shm/abi.h", "shm/agreement.h"),
     "daemon/engine/exec": ("base", "reduce", "shm", "daemon/engine/order"),

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A DEALER with the empty delimiter frame that a REQ socket would send: hvdd's ROUTER sees a normal
  * request, while we may give up on an answer and ask again, which REQ forbids. An answer to a
- * question that was given up is recognised by its number and dropped. */
+ * question that was given up is recognised by its number and dropped.
+ *
+ * A connection that ends takes its question along: hvdd's gate was restarted. libzmq connects again
+ * by itself and says so to `monitor`, and the question is asked again; every request may be. */
 #include "tools/common/admin_client.h"
 
 #include "base/clock.h"
@@ -18,8 +21,11 @@
 struct admin_client {
     void *context;
     void *socket;
+    void *monitor; /* of disconnections */
     uint64_t next_request;
 };
+
+#define MONITOR "inproc://monitor"
 
 static int set_options(void *socket)
 {
@@ -44,8 +50,10 @@ static int open_socket(struct admin_client *client, const char *dir)
     if (client->context == NULL)
         return from_errno(errno);
     client->socket = zmq_socket(client->context, ZMQ_DEALER);
-    if (client->socket == NULL || set_options(client->socket) != 0 ||
-        zmq_connect(client->socket, endpoint) != 0)
+    client->monitor = zmq_socket(client->context, ZMQ_PAIR);
+    if (client->socket == NULL || client->monitor == NULL || set_options(client->socket) != 0 ||
+        zmq_socket_monitor(client->socket, MONITOR, ZMQ_EVENT_DISCONNECTED) != 0 ||
+        zmq_connect(client->monitor, MONITOR) != 0 || zmq_connect(client->socket, endpoint) != 0)
         return from_errno(errno);
     return HVI_OK;
 }
@@ -73,6 +81,8 @@ void admin_client_close(struct admin_client *client)
         return;
     if (client->socket != NULL)
         zmq_close(client->socket);
+    if (client->monitor != NULL)
+        zmq_close(client->monitor);
     if (client->context != NULL)
         zmq_ctx_term(client->context);
     free(client);
@@ -110,10 +120,10 @@ static int send_request(struct admin_client *client, const struct hvi_admin_requ
 }
 
 /* The last frame of the next message: the delimiter before it carries nothing. */
-static int receive_body(struct admin_client *client, zmq_msg_t *body)
+static int receive_body(void *socket, zmq_msg_t *body)
 {
     do {
-        if (zmq_msg_recv(body, client->socket, ZMQ_DONTWAIT) < 0)
+        if (zmq_msg_recv(body, socket, ZMQ_DONTWAIT) < 0)
             return errno == EAGAIN || errno == EINTR ? HVI_INPROGRESS : HVI_ERR_NO_MEMORY;
     } while (zmq_msg_more(body));
     return HVI_OK;
@@ -124,7 +134,7 @@ static int receive_reply(struct admin_client *client, uint64_t request,
 {
     zmq_msg_t body;
     zmq_msg_init(&body);
-    int status = receive_body(client, &body);
+    int status = receive_body(client->socket, &body);
     if (status == HVI_OK)
         status = hvi_admin_reply_decode(zmq_msg_data(&body), zmq_msg_size(&body), reply_p, text_p,
                                         text_size);
@@ -134,6 +144,29 @@ static int receive_reply(struct admin_client *client, uint64_t request,
         return HVI_INPROGRESS;
     }
     return status;
+}
+
+/* HVI_OK: something has come; HVI_INPROGRESS: the connection has ended; or an error. */
+static int wait_for_reply(struct admin_client *client, uint64_t deadline_ns)
+{
+    for (;;) {
+        zmq_pollitem_t items[] = {{.socket = client->socket, .events = ZMQ_POLLIN},
+                                  {.socket = client->monitor, .events = ZMQ_POLLIN}};
+        const int ready = zmq_poll(items, 2, hvi_deadline_poll_ms(deadline_ns));
+        if (ready < 0 && errno != EINTR)
+            return HVI_ERR_NO_MEMORY;
+        if (ready > 0 && items[0].revents != 0)
+            return HVI_OK;
+        if (ready > 0) {
+            zmq_msg_t event;
+            zmq_msg_init(&event);
+            (void)receive_body(client->monitor, &event);
+            zmq_msg_close(&event);
+            return HVI_INPROGRESS;
+        }
+        if (hvi_deadline_passed(deadline_ns))
+            return HVI_ERR_TIMEOUT;
+    }
 }
 
 int admin_client_call(struct admin_client *client, struct hvi_admin_request *request,
@@ -146,8 +179,11 @@ int admin_client_call(struct admin_client *client, struct hvi_admin_request *req
     if (status != HVI_OK)
         return status;
     do {
-        status = wait_for(client, ZMQ_POLLIN, deadline_ns);
-        if (status == HVI_OK)
+        status = wait_for_reply(client, deadline_ns);
+        if (status == HVI_INPROGRESS)
+            status = send_request(client, request, deadline_ns) == HVI_OK ? HVI_INPROGRESS
+                                                                          : HVI_ERR_TIMEOUT;
+        else if (status == HVI_OK)
             status = receive_reply(client, request->request, reply_p, text_p, text_size);
     } while (status == HVI_INPROGRESS);
     return status;

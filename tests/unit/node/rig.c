@@ -201,18 +201,21 @@ static void copy_for_another_user(const struct rig *rig, char *path, size_t byte
 /* Starts it; the read end of --ready-fd. */
 static int launch(struct rig *rig, const char *const *arguments)
 {
-    static char program[512], engine[512], ready_text[16], parent_text[16];
+    static char program[512], engine[512], gate[512], ready_text[16], parent_text[16];
     char *argv[ARGUMENTS_MAX] = {
-        program,     (char *)"--runtime-dir", rig->dir,       (char *)"--engine",
-        engine,      (char *)"--ready-fd",    ready_text,     (char *)"--parent-fd",
-        parent_text, (char *)"--log-level",   (char *)"debug"};
-    int count = 11, ready[2], parent[2];
+        program,     (char *)"--runtime-dir", rig->dir,        (char *)"--engine",
+        engine,      (char *)"--ready-fd",    ready_text,      (char *)"--parent-fd",
+        parent_text, (char *)"--log-level",   (char *)"debug", (char *)"--gate",
+        gate};
+    int count = 13, ready[2], parent[2];
 
     snprintf(program, sizeof(program), "%s", build("bin/hvdd"));
     snprintf(engine, sizeof(engine), "%s", build("tests/hvt_fake_engine"));
+    snprintf(gate, sizeof(gate), "%s", build("libexec/hvdd/hvdd-gate"));
     if (rig->uid != 0) {
         copy_for_another_user(rig, program, sizeof(program));
         copy_for_another_user(rig, engine, sizeof(engine));
+        copy_for_another_user(rig, gate, sizeof(gate));
     }
     for (; arguments != NULL && *arguments != NULL; arguments++)
         argv[count++] = (char *)(uintptr_t)*arguments;

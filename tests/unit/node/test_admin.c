@@ -287,6 +287,117 @@ START_TEST(many_requests_at_once_are_all_answered)
 }
 END_TEST
 
+/* ---- a gate that dies ---- */
+
+/* The pid that follows the last "gate-started" in the log. */
+static pid_t gate_pid(void)
+{
+    char line[512], pid[16] = "";
+    FILE *in = fopen(rig.log, "re");
+
+    ck_assert_ptr_nonnull(in);
+    while (fgets(line, sizeof(line), in) != NULL)
+        if (strstr(line, "gate-started") != NULL)
+            snprintf(pid, sizeof(pid), "%s", strstr(line, "pid=") + 4);
+    fclose(in);
+    ck_assert_int_gt(atoi(pid), 0);
+    return (pid_t)atoi(pid);
+}
+
+/* Sends the gate a signal; how long the next answer then takes. */
+static uint64_t answer_after(int signal_number)
+{
+    uint64_t began_ns;
+
+    ck_assert_int_eq(kill(gate_pid(), signal_number), 0);
+    began_ns = hvi_clock_ns();
+    ask(HVI_ADMIN_RANKS, "a", HVI_OK);
+    ck_assert_uint_eq(reply.rank_count, 2);
+    hvi_admin_reply_free(&reply);
+    return hvi_clock_ns() - began_ns;
+}
+
+START_TEST(a_gate_that_is_killed_is_started_again_and_jobs_do_not_notice)
+{
+    int a, b;
+
+    rig_start(&rig, plain);
+    a = rig_join(&rig, "a", 0, 2);
+    ck_assert_uint_lt(answer_after(SIGKILL), hvt_patience(HVI_NS_SEC));
+    ck_assert_uint_lt(answer_after(SIGKILL), hvt_patience(HVI_NS_SEC)); /* after a back-off */
+    ck_assert_int_eq(kill(gate_pid(), SIGKILL), 0);
+    b = rig_join(&rig, "a", 1, 2);
+    rig_wait_log(&rig, "gate-ended", 3);
+    ck_assert_int_eq(rig_log_count(&rig, "engine-started"), 1);
+    close(a);
+    close(b);
+    stop();
+}
+END_TEST
+
+START_TEST(a_gate_that_stands_still_is_killed_and_attaches_go_on)
+{
+    int a, b;
+
+    rig_start(&rig, plain);
+    a = rig_join(&rig, "a", 0, 2);
+    ck_assert_int_eq(kill(gate_pid(), SIGSTOP), 0);
+    uint64_t began_ns = hvi_clock_ns();
+    b = rig_join(&rig, "a", 1, 2);
+    ck_assert_uint_lt(hvi_clock_ns() - began_ns, hvt_patience(HVI_NS_SEC));
+    ask(HVI_ADMIN_RANKS, "a", HVI_OK);
+    ck_assert_uint_lt(hvi_clock_ns() - began_ns, hvt_patience(4 * HVI_NS_SEC));
+    hvi_admin_reply_free(&reply);
+    ck_assert_int_eq(rig_log_count(&rig, "gate-killed"), 1);
+    close(a);
+    close(b);
+    stop();
+}
+END_TEST
+
+START_TEST(a_gate_ends_with_hvdd_even_where_it_stands_still)
+{
+    pid_t gate;
+    uint64_t end = hvi_deadline_after(RIG_MS * (int64_t)HVI_NS_MS);
+
+    rig_start(&rig, plain);
+    ask(HVI_ADMIN_STATUS, "", HVI_OK);
+    hvi_admin_reply_free(&reply);
+    gate = gate_pid();
+    ck_assert_int_eq(kill(gate, SIGSTOP), 0);
+    rig_kill(&rig, SIGKILL);
+    ck_assert_int_eq(rig_wait(&rig), 128 + SIGKILL);
+    while (kill(gate, 0) == 0 && !hvi_deadline_passed(end))
+        waitpid(gate, NULL, WNOHANG), usleep(2000);
+    ck_assert_int_ne(kill(gate, 0), 0);
+}
+END_TEST
+
+START_TEST(a_question_that_waits_when_the_gate_dies_is_asked_again)
+{
+    char word[16];
+    int a;
+
+    setenv("FAKE_ENGINE", "mute", 1); /* the answer takes a second */
+    rig_start(&rig, plain);
+    a = rig_join(&rig, "a", 0, 2);
+    ask(HVI_ADMIN_STATUS, "", HVI_OK);
+    snprintf(word, sizeof(word), "%d", (int)gate_pid());
+    pid_t killer = fork();
+    if (killer == 0) {
+        usleep(300000);
+        _exit(kill((pid_t)atoi(word), SIGKILL));
+    }
+    ask(HVI_ADMIN_RANKS, "a", HVI_OK);
+    ck_assert_ptr_nonnull(strstr(reply.text, "did not answer within a second"));
+    hvi_admin_reply_free(&reply);
+    ck_assert_int_eq(waitpid(killer, NULL, 0), killer);
+    ck_assert_int_eq(rig_log_count(&rig, "gate-ended"), 1);
+    close(a);
+    stop();
+}
+END_TEST
+
 /* ---- by hand ------------------------------------------------------------------------------------------------------ */
 
 static void put(int fd, const void *bytes, size_t length)
@@ -424,6 +535,10 @@ int main(void)
     tcase_add_test(tcase, job_stop_ends_the_engine_and_the_next_attach_starts_anew);
     tcase_add_test(tcase, how_a_process_ended_reaches_the_engine_that_had_it);
     tcase_add_test(tcase, another_user_may_look_but_not_stop);
+    tcase_add_test(tcase, a_gate_that_is_killed_is_started_again_and_jobs_do_not_notice);
+    tcase_add_test(tcase, a_gate_that_stands_still_is_killed_and_attaches_go_on);
+    tcase_add_test(tcase, a_gate_ends_with_hvdd_even_where_it_stands_still);
+    tcase_add_test(tcase, a_question_that_waits_when_the_gate_dies_is_asked_again);
     tcase_add_test(tcase, many_requests_at_once_are_all_answered);
     tcase_add_test(tcase, a_request_that_is_no_protobuf_gets_a_sentence);
     tcase_add_test(tcase, bytes_that_are_no_zmtp_hurt_nobody);

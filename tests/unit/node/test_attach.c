@@ -418,8 +418,8 @@ START_TEST(running_out_of_descriptors_neither_spins_nor_kills_hvdd)
     int fds[CLIENTS];
     struct rusage usage;
 
-    /* A connection needs two, and the first one the loop's timer: with the first two limits it is not kept, with the
-     * third the next one cannot be accepted. */
+    /* A connection needs two: with the first limit it is not kept, with the second the next one cannot be accepted, with
+     * the third the next one is not kept. The loop's timer is there since the gate was started. */
     for (rig.nofile = idle + 1; rig.nofile <= idle + 3; rig.nofile++) {
         int paused = rig_log_count(&rig, "cannot-accept");
         int refused = rig_log_count(&rig, "hvdd is out of ");
@@ -441,7 +441,6 @@ START_TEST(running_out_of_descriptors_neither_spins_nor_kills_hvdd)
     }
     ck_assert_int_gt(rig_log_count(&rig, "cannot-accept"), 0);
     ck_assert_int_gt(rig_log_count(&rig, "hvdd is out of descriptors"), 0);
-    ck_assert_int_gt(rig_log_count(&rig, "hvdd is out of memory or descriptors"), 0);
     ck_assert_int_eq(getrusage(RUSAGE_CHILDREN, &usage), 0);
     ck_assert_int_lt(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec, 1);
 }

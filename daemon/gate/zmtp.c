@@ -2,9 +2,9 @@
  *   greeting (64 bytes) --> READY command --> frames: flags, length (1 or 8 bytes), body
  *
  * A body matters only as the last frame of its message, so no message is put together: frames are looked at one by one
- * and forgotten, and what a peer can make hvdd hold is one frame. Commands after READY (PING, of peers that speak 3.1
+ * and forgotten, and what a peer can make the gate hold is one frame. Commands after READY (PING, of peers that speak 3.1
  * with each other) mean nothing to a 3.0 peer. */
-#include "daemon/node/zmtp.h"
+#include "daemon/gate/zmtp.h"
 
 #include "base/status.h"
 
@@ -16,7 +16,7 @@
 #define MECHANISM_AT   12u
 #define HEADER_MAX     9u
 #define ROOM_LEAST     1024u
-#define ROOM_MOST      (HEADER_MAX + NODE_ZMTP_BODY_MAX)
+#define ROOM_MOST      (HEADER_MAX + GATE_ZMTP_BODY_MAX)
 
 #define FLAG_MORE    1u
 #define FLAG_LONG    2u
@@ -26,14 +26,14 @@ static const unsigned char mechanism[20] = "NULL";
 static const unsigned char ready[] = {5, 'R', 'E', 'A', 'D', 'Y'};
 
 /* Signature, version 3.0, mechanism, no server role, filler; then READY with Socket-Type. */
-const unsigned char node_zmtp_hello[] = "\xff\0\0\0\0\0\0\0\0\x7f"             /* signature */
+const unsigned char gate_zmtp_hello[] = "\xff\0\0\0\0\0\0\0\0\x7f"             /* signature */
                                         "\x03\x00"                             /* version */
                                         "NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0" /* mechanism */
                                         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"     /* client, filler */
                                         "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"
                                         "\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06ROUTER";
-const size_t node_zmtp_hello_bytes = sizeof(node_zmtp_hello) - 1;
-_Static_assert(sizeof(node_zmtp_hello) == GREETING_BYTES + 2 + 28 + 1, "the greeting has 64 bytes");
+const size_t gate_zmtp_hello_bytes = sizeof(gate_zmtp_hello) - 1;
+_Static_assert(sizeof(gate_zmtp_hello) == GREETING_BYTES + 2 + 28 + 1, "the greeting has 64 bytes");
 
 struct frame {
     unsigned flags;
@@ -41,14 +41,14 @@ struct frame {
     size_t length;
 };
 
-void node_zmtp_fini(struct node_zmtp *zmtp)
+void gate_zmtp_fini(struct gate_zmtp *zmtp)
 {
     free(zmtp->bytes);
     memset(zmtp, 0, sizeof(*zmtp));
 }
 
 /* Forgets what is done with; an idle connection holds no memory. */
-static void compact(struct node_zmtp *zmtp)
+static void compact(struct gate_zmtp *zmtp)
 {
     zmtp->used -= zmtp->at;
     if (zmtp->used > 0) {
@@ -61,7 +61,7 @@ static void compact(struct node_zmtp *zmtp)
     zmtp->at = 0;
 }
 
-unsigned char *node_zmtp_room(struct node_zmtp *zmtp, size_t *room_p)
+unsigned char *gate_zmtp_room(struct gate_zmtp *zmtp, size_t *room_p)
 {
     compact(zmtp);
     if (zmtp->used == zmtp->room) {
@@ -78,12 +78,12 @@ unsigned char *node_zmtp_room(struct node_zmtp *zmtp, size_t *room_p)
     return zmtp->bytes + zmtp->used;
 }
 
-void node_zmtp_filled(struct node_zmtp *zmtp, size_t length)
+void gate_zmtp_filled(struct gate_zmtp *zmtp, size_t length)
 {
     zmtp->used += length;
 }
 
-static int take_greeting(struct node_zmtp *zmtp)
+static int take_greeting(struct gate_zmtp *zmtp)
 {
     const unsigned char *bytes = zmtp->bytes;
 
@@ -95,7 +95,7 @@ static int take_greeting(struct node_zmtp *zmtp)
         memcmp(bytes + MECHANISM_AT, mechanism, sizeof(mechanism)) != 0)
         return HVI_ERR_PROTOCOL;
     zmtp->at = GREETING_BYTES;
-    zmtp->stage = NODE_ZMTP_HANDSHAKE;
+    zmtp->stage = GATE_ZMTP_HANDSHAKE;
     return HVI_OK;
 }
 
@@ -105,10 +105,10 @@ static size_t read_length(const unsigned char *bytes)
 
     for (int i = 0; i < 8; i++)
         length = length << 8 | bytes[i];
-    return length > NODE_ZMTP_BODY_MAX ? NODE_ZMTP_BODY_MAX + 1u : (size_t)length;
+    return length > GATE_ZMTP_BODY_MAX ? GATE_ZMTP_BODY_MAX + 1u : (size_t)length;
 }
 
-static int take_frame(struct node_zmtp *zmtp, struct frame *frame_p)
+static int take_frame(struct gate_zmtp *zmtp, struct frame *frame_p)
 {
     const unsigned char *bytes = zmtp->bytes + zmtp->at;
     size_t left = zmtp->used - zmtp->at, header, length;
@@ -121,7 +121,7 @@ static int take_frame(struct node_zmtp *zmtp, struct frame *frame_p)
     if (left < header)
         return HVI_INPROGRESS;
     length = header == 2 ? bytes[1] : read_length(bytes + 1);
-    if (length > NODE_ZMTP_BODY_MAX)
+    if (length > GATE_ZMTP_BODY_MAX)
         return HVI_ERR_PROTOCOL;
     if (left < header + length)
         return HVI_INPROGRESS;
@@ -130,18 +130,18 @@ static int take_frame(struct node_zmtp *zmtp, struct frame *frame_p)
     return HVI_OK;
 }
 
-static int take_ready(struct node_zmtp *zmtp, const struct frame *frame)
+static int take_ready(struct gate_zmtp *zmtp, const struct frame *frame)
 {
     if ((frame->flags & FLAG_COMMAND) == 0 || frame->length < sizeof(ready) ||
         memcmp(frame->body, ready, sizeof(ready)) != 0)
         return HVI_ERR_PROTOCOL;
-    zmtp->stage = NODE_ZMTP_MESSAGES;
+    zmtp->stage = GATE_ZMTP_MESSAGES;
     return HVI_INPROGRESS;
 }
 
 /* HVI_OK when the frame ends a message. */
-static int take_part(struct node_zmtp *zmtp, const struct frame *frame,
-                     struct node_zmtp_message *message_p)
+static int take_part(struct gate_zmtp *zmtp, const struct frame *frame,
+                     struct gate_zmtp_message *message_p)
 {
     bool more = (frame->flags & FLAG_MORE) != 0;
 
@@ -155,7 +155,7 @@ static int take_part(struct node_zmtp *zmtp, const struct frame *frame,
         zmtp->several = true;
         return HVI_INPROGRESS;
     }
-    *message_p = (struct node_zmtp_message){.body = frame->body,
+    *message_p = (struct gate_zmtp_message){.body = frame->body,
                                             .length = zmtp->several ? 0 : frame->length,
                                             .delimiter = zmtp->delimiter,
                                             .whole = !zmtp->several};
@@ -164,24 +164,24 @@ static int take_part(struct node_zmtp *zmtp, const struct frame *frame,
     return HVI_OK;
 }
 
-int node_zmtp_next(struct node_zmtp *zmtp, struct node_zmtp_message *message_p)
+int gate_zmtp_next(struct gate_zmtp *zmtp, struct gate_zmtp_message *message_p)
 {
     struct frame frame;
     int status = HVI_INPROGRESS;
 
-    if (zmtp->stage == NODE_ZMTP_GREETING && (status = take_greeting(zmtp)) != HVI_OK)
+    if (zmtp->stage == GATE_ZMTP_GREETING && (status = take_greeting(zmtp)) != HVI_OK)
         return status;
     do {
         status = take_frame(zmtp, &frame);
         if (status != HVI_OK)
             return status;
-        status = zmtp->stage == NODE_ZMTP_HANDSHAKE ? take_ready(zmtp, &frame)
+        status = zmtp->stage == GATE_ZMTP_HANDSHAKE ? take_ready(zmtp, &frame)
                                                     : take_part(zmtp, &frame, message_p);
     } while (status == HVI_INPROGRESS);
     return status;
 }
 
-size_t node_zmtp_head(bool delimiter, size_t length, unsigned char *bytes_p)
+size_t gate_zmtp_head(bool delimiter, size_t length, unsigned char *bytes_p)
 {
     size_t at = 0;
 

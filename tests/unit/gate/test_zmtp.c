@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What libzmq's peers send, in pieces of every size, and what they never send. */
 #include "base/status.h"
-#include "daemon/node/zmtp.h"
+#include "daemon/gate/zmtp.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdio.h>
@@ -16,8 +16,8 @@
 
 _Static_assert(LENGTH(GREETING) == 64, "a greeting has 64 bytes");
 
-static struct node_zmtp zmtp;
-static struct node_zmtp_message message;
+static struct gate_zmtp zmtp;
+static struct gate_zmtp_message message;
 /* What came of the last feed: each message as "D" if it has a delimiter, "!" if it is not whole, its body and ";". */
 static char seen[4096];
 
@@ -29,7 +29,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    node_zmtp_fini(&zmtp);
+    gate_zmtp_fini(&zmtp);
 }
 
 static void note(void)
@@ -48,16 +48,16 @@ static int feed(const void *bytes, size_t length, size_t piece)
 
     while (length > 0 && status == HVI_INPROGRESS) {
         size_t room, now = length < piece ? length : piece;
-        unsigned char *into = node_zmtp_room(&zmtp, &room);
+        unsigned char *into = gate_zmtp_room(&zmtp, &room);
         ck_assert_ptr_nonnull(into);
         ck_assert_uint_gt(room, 0);
         if (now > room)
             now = room;
         memcpy(into, at, now);
-        node_zmtp_filled(&zmtp, now);
+        gate_zmtp_filled(&zmtp, now);
         at += now;
         length -= now;
-        while ((status = node_zmtp_next(&zmtp, &message)) == HVI_OK)
+        while ((status = gate_zmtp_next(&zmtp, &message)) == HVI_OK)
             note();
     }
     return status;
@@ -66,7 +66,7 @@ static int feed(const void *bytes, size_t length, size_t piece)
 static void shake_hands(void)
 {
     ck_assert_int_eq(feed(GREETING READY, LENGTH(GREETING) + LENGTH(READY), 4096), HVI_INPROGRESS);
-    ck_assert_int_eq(zmtp.stage, NODE_ZMTP_MESSAGES);
+    ck_assert_int_eq(zmtp.stage, GATE_ZMTP_MESSAGES);
 }
 
 #define FEED(text) feed(text, LENGTH(text), 4096)
@@ -84,7 +84,7 @@ START_TEST(messages_come_whole_in_pieces_of_any_size)
                                               "\x00\x04"
                                               "last";
     for (size_t piece = 1; piece <= sizeof(talk); piece++) {
-        node_zmtp_fini(&zmtp);
+        gate_zmtp_fini(&zmtp);
         seen[0] = '\0';
         ck_assert_int_eq(feed(talk, LENGTH(talk), piece), HVI_INPROGRESS);
         ck_assert_str_eq(seen, "Done;two;Dthree;;D;D!;!;last;");
@@ -100,14 +100,14 @@ START_TEST(a_connection_that_waits_holds_no_memory)
     ck_assert_int_eq(FEED("\x00\x03"
                           "one"),
                      HVI_INPROGRESS);
-    node_zmtp_room(&zmtp, &room);
+    gate_zmtp_room(&zmtp, &room);
     ck_assert_uint_le(room, 1024);
 }
 END_TEST
 
 START_TEST(the_largest_frame_fits_and_a_larger_one_is_an_error)
 {
-    static unsigned char frame[9 + NODE_ZMTP_BODY_MAX] = {2, 0, 0, 0, 0, 0, 1, 0, 0};
+    static unsigned char frame[9 + GATE_ZMTP_BODY_MAX] = {2, 0, 0, 0, 0, 0, 1, 0, 0};
     static const char larger[] = "\x02\0\0\0\0\0\x01\0\x01";
     static const char huge[] = "\x02\xff\xff\xff\xff\xff\xff\xff\xff";
 
@@ -115,10 +115,10 @@ START_TEST(the_largest_frame_fits_and_a_larger_one_is_an_error)
     for (size_t piece = 1000; piece < sizeof(frame); piece *= 3)
         ck_assert_int_eq(feed(frame, sizeof(frame), piece), HVI_INPROGRESS);
     ck_assert_str_eq(seen, ";;;;"); /* zeros */
-    ck_assert_uint_eq(message.length, NODE_ZMTP_BODY_MAX);
+    ck_assert_uint_eq(message.length, GATE_ZMTP_BODY_MAX);
     ck_assert_uint_le(zmtp.room, sizeof(frame));
     ck_assert_int_eq(FEED(larger), HVI_ERR_PROTOCOL);
-    node_zmtp_fini(&zmtp);
+    gate_zmtp_fini(&zmtp);
     shake_hands();
     ck_assert_int_eq(FEED(huge), HVI_ERR_PROTOCOL);
 }
@@ -150,7 +150,7 @@ static const struct {
 START_TEST(what_is_no_zmtp_3_is_an_error)
 {
     for (size_t piece = 1; piece < 100; piece++) {
-        node_zmtp_fini(&zmtp);
+        gate_zmtp_fini(&zmtp);
         ck_assert_msg(feed(wrong[_i].bytes, wrong[_i].length, piece) == HVI_ERR_PROTOCOL, "%s",
                       wrong[_i].title);
     }
@@ -160,13 +160,13 @@ END_TEST
 
 START_TEST(hvdd_says_what_its_own_rules_accept)
 {
-    unsigned char head[NODE_ZMTP_HEAD_MAX];
+    unsigned char head[GATE_ZMTP_HEAD_MAX];
 
-    ck_assert_int_eq(feed(node_zmtp_hello, node_zmtp_hello_bytes, 7), HVI_INPROGRESS);
-    ck_assert_int_eq(zmtp.stage, NODE_ZMTP_MESSAGES);
-    ck_assert_int_eq(feed(head, node_zmtp_head(true, 5, head), 3), HVI_INPROGRESS);
+    ck_assert_int_eq(feed(gate_zmtp_hello, gate_zmtp_hello_bytes, 7), HVI_INPROGRESS);
+    ck_assert_int_eq(zmtp.stage, GATE_ZMTP_MESSAGES);
+    ck_assert_int_eq(feed(head, gate_zmtp_head(true, 5, head), 3), HVI_INPROGRESS);
     ck_assert_int_eq(FEED("reply"), HVI_INPROGRESS);
-    ck_assert_int_eq(feed(head, node_zmtp_head(false, 0, head), 3), HVI_INPROGRESS);
+    ck_assert_int_eq(feed(head, gate_zmtp_head(false, 0, head), 3), HVI_INPROGRESS);
     ck_assert_str_eq(seen, "Dreply;;");
 }
 END_TEST

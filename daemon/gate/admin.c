@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * admin.sock, where ZeroMQ's clients (hvdctl, hvdrun) ask. The gate accepts and speaks ZMTP itself
+ * (zmtp.c): libzmq accepts every connection, and ends the process when accept finds no descriptor
+ * (ADR 0013). Here a user has a number of connections, and the other users have theirs. The
+ * listening socket is hvdd's: connections that come while there is no gate wait in it.
+ *
+ *   accepted --greeting, READY--> idle --request--> asked --hvdd's reply--> sending --all sent--> idle
+ *      |                                                                       |
+ *      +--2 s without a handshake: closed                                      +--10 s unread: closed
+ *
+ * A connection has one request under way. What the peer sends meanwhile stays in the kernel, so a
+ * peer that does not read its replies makes only itself wait. Each turn of the loop takes up one
+ * request per connection, from a deferred source. Where a connection ends below a function that
+ * still uses it, it is marked as broken; the handlers of the event loop free it. A connection's
+ * number is the ticket of its request, and differs from those of an earlier gate. */
+#include "daemon/gate/gate.h"
+
+#include "base/status.h"
+#include "daemon/gate/zmtp.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+/* Connections; also shares of the gate's descriptors. */
+#define CONNECTIONS_MAX      256u
+#define CONNECTIONS_PER_USER 64u
+#define SHARE                8u
+#define SHARE_PER_USER       16u
+
+#define HANDSHAKE_US 2000000u
+#define SENDING_US   10000000u
+#define PAUSE_US     100000u /* without descriptors */
+
+#define ACCEPTS_PER_WAKE 32
+#define REPLY_BYTES_MAX  (32u * 1024u * 1024u)
+
+struct connection {
+    struct gate *gate;
+    struct connection *prev, *next;
+    uint64_t number;
+    int fd;
+    struct ucred peer; /* from the kernel */
+    sd_event_source *io, *timer;
+    struct gate_zmtp zmtp;
+    bool asked;     /* its request has no whole reply yet */
+    bool delimiter; /* the request came with the empty frame of a REQ socket */
+    bool broken;    /* to be freed */
+    /* The reply that is being gathered (asked) or sent; NULL: none. */
+    unsigned char *body;
+    unsigned char head[GATE_ZMTP_HEAD_MAX];
+    size_t head_bytes, body_bytes, sent;
+};
+
+struct gate_admin {
+    int fd; /* listening */
+    sd_event_source *accept, *resume;
+    uint64_t pause_logged_ns;
+    sd_event_source *again;
+    struct connection *connections;
+    uint32_t count;
+    uint64_t last_number;
+    uint64_t limit_logged_ns, limit_refused;
+};
+
+static void look_again(struct gate_admin *admin)
+{
+    sd_event_source_set_enabled(admin->again, SD_EVENT_ONESHOT);
+}
+
+/* ---- a connection ---- */
+
+static void connection_free(struct connection *connection)
+{
+    struct gate_admin *admin = connection->gate->admin;
+
+    DL_DELETE(admin->connections, connection);
+    admin->count--;
+    sd_event_source_disable_unref(connection->io);
+    sd_event_source_disable_unref(connection->timer);
+    gate_zmtp_fini(&connection->zmtp);
+    free(connection->body);
+    close(connection->fd);
+    free(connection);
+}
+
+/* What the loop waits for: the end of the connection in any case. */
+static void watch(struct connection *connection)
+{
+    uint32_t events = connection->asked ? 0 : connection->body != NULL ? EPOLLOUT : EPOLLIN;
+
+    sd_event_source_set_io_events(connection->io, events);
+}
+
+static void set_deadline(struct connection *connection, uint64_t usec)
+{
+    sd_event_source_set_time_relative(connection->timer, usec);
+    sd_event_source_set_enabled(connection->timer, SD_EVENT_ONESHOT);
+}
+
+/* Sends what the kernel takes of the reply. */
+static void send_on(struct connection *connection)
+{
+    size_t in_head =
+        connection->sent < connection->head_bytes ? connection->head_bytes - connection->sent : 0;
+    size_t in_body = connection->sent - (connection->head_bytes - in_head);
+    struct iovec parts[] = {
+        {.iov_base = connection->head + connection->head_bytes - in_head, .iov_len = in_head},
+        {.iov_base = connection->body + in_body, .iov_len = connection->body_bytes - in_body}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t sent = sendmsg(connection->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    if (sent < 0 && errno != EAGAIN && errno != EINTR)
+        connection->broken = true;
+    if (sent > 0)
+        connection->sent += (size_t)sent;
+    if (connection->sent < connection->head_bytes + connection->body_bytes)
+        return;
+    free(connection->body);
+    connection->body = NULL;
+    sd_event_source_set_enabled(connection->timer, SD_EVENT_OFF);
+}
+
+/* The reply is whole: sends it. A reply that was lost (NULL) leaves the connection as it was. */
+static void finish_reply(struct connection *connection)
+{
+    connection->asked = false;
+    look_again(connection->gate->admin);
+    if (connection->body == NULL || connection->broken)
+        return;
+    connection->head_bytes =
+        gate_zmtp_head(connection->delimiter, connection->body_bytes, connection->head);
+    connection->sent = 0;
+    set_deadline(connection, SENDING_US);
+    send_on(connection);
+}
+
+static void append(struct connection *connection, const unsigned char *bytes, size_t length)
+{
+    size_t whole = connection->body_bytes + length;
+    unsigned char *body = whole <= REPLY_BYTES_MAX ? realloc(connection->body, whole + 1) : NULL;
+
+    if (body == NULL) {
+        connection->broken = true;
+        return;
+    }
+    memcpy(body + connection->body_bytes, bytes, length);
+    connection->body = body;
+    connection->body_bytes = whole;
+}
+
+void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply)
+{
+    struct connection *connection = NULL;
+
+    if (gate->admin != NULL)
+        DL_SEARCH_SCALAR(gate->admin->connections, connection, number, reply->ticket);
+    if (connection == NULL || !connection->asked) /* it has gone */
+        return;
+    append(connection, reply->part, reply->part_bytes);
+    if (!reply->more)
+        finish_reply(connection);
+    look_again(gate->admin); /* frees it where it is broken */
+}
+
+/* An answer of the gate itself. */
+static void answer_text(struct connection *connection, uint64_t request, int status,
+                        const char *text)
+{
+    struct hvi_admin_reply reply = {
+        .protocol_version = HVI_PROTOCOL_VERSION, .request = request, .status = status};
+    unsigned char *bytes = NULL;
+    size_t length;
+
+    snprintf(reply.text, sizeof(reply.text), "%s", text);
+    if (hvi_admin_reply_encode(&reply, &bytes, &length) == HVI_OK)
+        append(connection, bytes, length);
+    free(bytes);
+    finish_reply(connection);
+}
+
+/* ---- requests ---- */
+
+/* Written anew, so that hvdd reads what the gate has understood and nothing of the stranger's. */
+static void pass_on(struct connection *connection, const struct hvi_admin_request *request)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_ASK};
+
+    msg.ask.ticket = connection->number;
+    msg.ask.uid = connection->peer.uid;
+    if (hvi_admin_request_encode(request, &msg.ask.request, &msg.ask.request_bytes) != HVI_OK) {
+        connection->broken = true;
+        return;
+    }
+    gate_link_send(connection->gate, &msg);
+    free(msg.ask.request);
+}
+
+static void handle(struct connection *connection, const struct gate_zmtp_message *message)
+{
+    const struct hvi_gate_start *start = &connection->gate->start;
+    struct hvi_admin_request request;
+    char text[200] = "it is not one frame", sentence[300];
+
+    if (!message->whole || hvi_admin_request_decode(message->body, message->length, &request, text,
+                                                    sizeof(text)) != HVI_OK) {
+        HVI_LOG(HVI_LOG_WARN, "admin", "bad-request", "an admin request cannot be read",
+                "uid=%u error=\"%s\"", (unsigned)connection->peer.uid, text);
+        snprintf(sentence, sizeof(sentence), "hvdd cannot read this request: %s", text);
+        answer_text(connection, 0, HVI_ERR_PROTOCOL, sentence);
+    } else if (request.protocol_version != HVI_PROTOCOL_VERSION) {
+        snprintf(sentence, sizeof(sentence),
+                 "this tool speaks protocol %u, hvdd %s speaks protocol %u",
+                 request.protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
+        answer_text(connection, request.request, HVI_ERR_VERSION, sentence);
+    } else if (start->private_mode && connection->peer.uid != start->uid) {
+        HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused", "another user asked a private hvdd",
+                "uid=%u", (unsigned)connection->peer.uid);
+        answer_text(connection, request.request, HVI_ERR_REFUSED,
+                    "this hvdd is private to another user");
+    } else {
+        pass_on(connection, &request);
+    }
+}
+
+/* Takes up the next request, if it has come and the last one has its reply. */
+static void serve(struct connection *connection)
+{
+    bool greeted = connection->zmtp.stage == GATE_ZMTP_MESSAGES;
+    struct gate_zmtp_message message;
+    int status;
+
+    if (connection->asked || connection->body != NULL || connection->broken)
+        return;
+    status = gate_zmtp_next(&connection->zmtp, &message);
+    if (status == HVI_ERR_PROTOCOL) {
+        HVI_LOG(HVI_LOG_DEBUG, "admin", "admin-garbage",
+                "a connection to admin.sock was closed: what came is no ZeroMQ 3", "pid=%d uid=%u",
+                (int)connection->peer.pid, (unsigned)connection->peer.uid);
+        connection->broken = true;
+        return;
+    }
+    if (!greeted && connection->zmtp.stage == GATE_ZMTP_MESSAGES)
+        sd_event_source_set_enabled(connection->timer, SD_EVENT_OFF);
+    if (status != HVI_OK)
+        return;
+    connection->asked = true;
+    connection->delimiter = message.delimiter;
+    connection->body_bytes = 0;
+    handle(connection, &message);
+    look_again(connection->gate->admin);
+}
+
+static void serve_and_settle(struct connection *connection)
+{
+    serve(connection);
+    if (connection->broken)
+        connection_free(connection);
+    else
+        watch(connection);
+}
+
+static int on_again(sd_event_source *source, void *user)
+{
+    struct gate *gate = user;
+    struct connection *connection, *spare;
+
+    (void)source;
+    DL_FOREACH_SAFE(gate->admin->connections, connection, spare)
+    {
+        serve_and_settle(connection);
+    }
+    return 0;
+}
+
+static void read_on(struct connection *connection)
+{
+    size_t room;
+    unsigned char *bytes = gate_zmtp_room(&connection->zmtp, &room);
+    ssize_t length = bytes == NULL ? 0 : recv(connection->fd, bytes, room, MSG_DONTWAIT);
+
+    if (length > 0)
+        gate_zmtp_filled(&connection->zmtp, (size_t)length);
+    else if (length == 0 || (errno != EAGAIN && errno != EINTR))
+        connection->broken = true;
+}
+
+static int on_io(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct connection *connection = user;
+
+    (void)source, (void)fd;
+    if ((events & EPOLLIN) != 0)
+        read_on(connection);
+    else if ((events & (EPOLLHUP | EPOLLERR)) != 0)
+        connection->broken = true;
+    else if (connection->body != NULL)
+        send_on(connection);
+    serve_and_settle(connection);
+    return 0;
+}
+
+static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct connection *connection = user;
+
+    (void)source, (void)usec;
+    HVI_LOG(HVI_LOG_DEBUG, "admin", "admin-silent",
+            connection->body != NULL ? "a connection to admin.sock was closed: it does not read"
+                                     : "a connection to admin.sock was closed: it says nothing",
+            "pid=%d uid=%u", (int)connection->peer.pid, (unsigned)connection->peer.uid);
+    connection_free(connection);
+    return 0;
+}
+
+/* ---- accept ---- */
+
+static uint32_t at_most(uint32_t limit, uint64_t share)
+{
+    return share < limit ? (uint32_t)share : limit;
+}
+
+static bool has_hung_up(int fd)
+{
+    struct pollfd poll_fd = {.fd = fd};
+    return poll(&poll_fd, 1, 0) != 0 && (poll_fd.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+/* Connections of a user, without those that are over and that the loop has not come to yet. */
+static uint32_t count_of(struct gate_admin *admin, uid_t uid)
+{
+    struct connection *connection, *spare;
+    uint32_t count = 0;
+
+    DL_FOREACH_SAFE(admin->connections, connection, spare)
+    {
+        if (connection->peer.uid != uid)
+            continue;
+        if (has_hung_up(connection->fd))
+            connection_free(connection);
+        else
+            count++;
+    }
+    return count;
+}
+
+static bool has_room(struct gate *gate, uid_t uid)
+{
+    struct gate_admin *admin = gate->admin;
+    uint32_t own = count_of(admin, uid);
+
+    return own < at_most(CONNECTIONS_PER_USER, gate->descriptors / SHARE_PER_USER) &&
+           admin->count < at_most(CONNECTIONS_MAX, gate->descriptors / SHARE);
+}
+
+/* One line a second, whatever comes. */
+static void log_limit(struct gate_admin *admin, uid_t uid)
+{
+    uint64_t now = hvi_clock_ns();
+
+    admin->limit_refused++;
+    if (admin->limit_logged_ns != 0 && now - admin->limit_logged_ns < HVI_NS_SEC)
+        return;
+    HVI_LOG(HVI_LOG_WARN, "admin", "admin-limit",
+            "a connection to admin.sock was closed: its user, or all together, have as many as "
+            "they may",
+            "uid=%u refused=%llu", (unsigned)uid, (unsigned long long)admin->limit_refused);
+    admin->limit_logged_ns = now;
+    admin->limit_refused = 0;
+}
+
+/* False: out of memory or descriptors. */
+static bool start(struct connection *connection)
+{
+    sd_event *event = connection->gate->event;
+
+    return sd_event_add_io(event, &connection->io, connection->fd, EPOLLIN, on_io, connection) >=
+               0 &&
+           sd_event_add_time_relative(event, &connection->timer, CLOCK_MONOTONIC, HANDSHAKE_US, 0,
+                                      on_deadline, connection) >= 0 &&
+           send(connection->fd, gate_zmtp_hello, gate_zmtp_hello_bytes,
+                MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)gate_zmtp_hello_bytes;
+}
+
+static struct connection *connection_new(struct gate *gate, int fd, const struct ucred *peer)
+{
+    struct connection *connection = calloc(1, sizeof(*connection));
+
+    if (connection == NULL)
+        return NULL;
+    connection->gate = gate;
+    connection->fd = fd;
+    connection->peer = *peer;
+    connection->number = ++gate->admin->last_number;
+    DL_APPEND(gate->admin->connections, connection);
+    gate->admin->count++;
+    return connection;
+}
+
+static void take(struct gate *gate, int fd)
+{
+    struct connection *connection;
+    struct ucred peer;
+    socklen_t size = sizeof(peer);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+        close(fd);
+        return;
+    }
+    if (!has_room(gate, peer.uid)) {
+        log_limit(gate->admin, peer.uid);
+        close(fd);
+        return;
+    }
+    connection = connection_new(gate, fd, &peer);
+    if (connection == NULL)
+        close(fd);
+    else if (!start(connection))
+        connection_free(connection);
+}
+
+static int on_resume(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct gate_admin *admin = user;
+
+    (void)source, (void)usec;
+    sd_event_source_set_enabled(admin->accept, SD_EVENT_ON);
+    return 0;
+}
+
+/* A socket that cannot be accepted from stays readable: the loop would spin. */
+static void pause_accepting(struct gate_admin *admin, int error)
+{
+    uint64_t now = hvi_clock_ns();
+
+    if (admin->pause_logged_ns == 0 || now - admin->pause_logged_ns >= HVI_NS_SEC)
+        HVI_LOG(HVI_LOG_WARN, "admin", "cannot-accept",
+                "a connection to admin.sock waits because it cannot be accepted", "error=\"%s\"",
+                strerror(error));
+    admin->pause_logged_ns = now;
+    sd_event_source_set_enabled(admin->accept, SD_EVENT_OFF);
+    sd_event_source_set_time_relative(admin->resume, PAUSE_US);
+    sd_event_source_set_enabled(admin->resume, SD_EVENT_ONESHOT);
+}
+
+static int on_connection(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct gate *gate = user;
+
+    (void)source, (void)events;
+    for (int i = 0; i < ACCEPTS_PER_WAKE; i++) {
+        int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (peer >= 0) {
+            take(gate, peer);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            pause_accepting(gate->admin, errno);
+        break;
+    }
+    return 0;
+}
+
+/* ---- life ---- */
+
+int gate_admin_open(struct gate *gate, int listen_fd)
+{
+    struct gate_admin *admin = calloc(1, sizeof(*admin));
+
+    if (admin == NULL) {
+        close(listen_fd);
+        return HVI_ERR_NO_MEMORY;
+    }
+    gate->admin = admin;
+    admin->fd = listen_fd;
+    admin->last_number = hvi_clock_ns();
+    if (sd_event_add_defer(gate->event, &admin->again, on_again, gate) >= 0 &&
+        sd_event_add_time_relative(gate->event, &admin->resume, CLOCK_MONOTONIC, 0, 0, on_resume,
+                                   admin) >= 0 &&
+        sd_event_add_io(gate->event, &admin->accept, listen_fd, EPOLLIN, on_connection, gate) >= 0)
+        return HVI_OK;
+    HVI_LOG(HVI_LOG_ERROR, "admin", "no-event", "the gate cannot watch admin.sock", "");
+    gate_admin_close(gate);
+    return HVI_ERR_NO_MEMORY;
+}
+
+void gate_admin_close(struct gate *gate)
+{
+    struct gate_admin *admin = gate->admin;
+
+    if (admin == NULL)
+        return;
+    sd_event_source_disable_unref(admin->accept);
+    sd_event_source_disable_unref(admin->resume);
+    sd_event_source_disable_unref(admin->again);
+    while (admin->connections != NULL)
+        connection_free(admin->connections);
+    close(admin->fd);
+    gate->admin = NULL;
+    free(admin);
+}

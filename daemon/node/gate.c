@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdd-gate: hvdd starts it, keeps it running and answers what it asks. The gate reads what strangers
+ * send, so it may die or hang at any time:
+ *
+ *   running --its process ends--> waiting --back-off--> running
+ *      |                             ^
+ *      +--silent for gate-silence: killed
+ *
+ * The first restart is immediate. Each further one waits twice as long as the last, 100 ms to 5 s,
+ * unless the gate has lived for 10 s. hvdd keeps the listening sockets, so whatever connects meanwhile
+ * waits in them. A question that a dead gate had asked gets an answer with a ticket that no gate knows
+ * any more. */
+#include "daemon/node/node.h"
+
+#include "base/fate.h"
+#include "base/status.h"
+#include "proto/gate.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#define BEAT_NS          (250 * HVI_NS_MS)
+#define BACKOFF_LEAST_NS (100 * HVI_NS_MS)
+#define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
+#define STEADY_NS        (10 * HVI_NS_SEC) /* a gate that has lived so long is restarted at once */
+#define END_MS           250               /* for the gate to end by itself */
+#define MESSAGES_AT_ONCE 64
+#define OUTBOX_BYTES     (64u * 1024u * 1024u)
+
+static void start_gate(struct node *node);
+
+static void kill_gate(struct node *node, const char *why)
+{
+    HVI_LOG(HVI_LOG_WARN, "gate", "gate-killed", why, "pid=%d", (int)node->gate.pid);
+    pidfd_send_signal(node->gate.pidfd, SIGKILL, NULL, 0);
+}
+
+/* ---- sending ---- */
+
+static void drop_first(struct node_gate *gate)
+{
+    struct node_outgoing *first = gate->outbox;
+
+    DL_DELETE(gate->outbox, first);
+    gate->outbox_bytes -= first->length;
+    free(first);
+}
+
+static void flush(struct node_gate *gate)
+{
+    while (gate->outbox != NULL) {
+        int status =
+            hvi_packet_send(gate->link_fd, gate->outbox->bytes, gate->outbox->length, NULL, 0, 0);
+        if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_LIMIT)
+            return;
+        drop_first(gate); /* sent, or the link is broken: its process will end */
+    }
+    sd_event_source_set_io_events(gate->io, EPOLLIN);
+}
+
+static void queue(struct node *node, const unsigned char *bytes, size_t length)
+{
+    struct node_gate *gate = &node->gate;
+    struct node_outgoing *outgoing = NULL;
+
+    if (gate->outbox_bytes + length <= OUTBOX_BYTES)
+        outgoing = malloc(sizeof(*outgoing) + length);
+    if (outgoing == NULL) {
+        kill_gate(node, "no room to queue what the gate has to be told");
+        return;
+    }
+    outgoing->length = length;
+    outgoing->fd_count = 0;
+    memcpy(outgoing->bytes, bytes, length);
+    DL_APPEND(gate->outbox, outgoing);
+    gate->outbox_bytes += length;
+    sd_event_source_set_io_events(gate->io, EPOLLIN | EPOLLOUT);
+}
+
+/* Sends now or queues; where there is no gate, nothing. */
+static void send_msg(struct node *node, const struct hvi_gate_msg *msg, const int *fds,
+                     uint32_t fd_count)
+{
+    size_t length;
+    int status = hvi_gate_msg_encode(msg, node->encoded, sizeof(node->encoded), &length);
+
+    if (node->gate.io == NULL)
+        return;
+    if (status != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "gate", "no-message", "a message for the gate cannot be written",
+                "kind=%d status=%s", (int)msg->kind, hvi_status_name(status));
+        return;
+    }
+    if (node->gate.outbox == NULL)
+        status = hvi_packet_send(node->gate.link_fd, node->encoded, length, fds, fd_count, 0);
+    else
+        status = HVI_ERR_TIMEOUT;
+    if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_LIMIT)
+        queue(node, node->encoded, length);
+}
+
+/* ---- admin requests ---- */
+
+static void send_parts(struct node *node, uint64_t ticket, unsigned char *bytes, size_t length)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_REPLY};
+    size_t sent = 0;
+
+    msg.reply.ticket = ticket;
+    do {
+        size_t left = length - sent;
+        msg.reply.part = bytes + sent;
+        msg.reply.part_bytes = left < HVI_GATE_PART_MAX ? left : HVI_GATE_PART_MAX;
+        sent += msg.reply.part_bytes;
+        msg.reply.more = sent < length;
+        send_msg(node, &msg, NULL, 0);
+    } while (sent < length);
+}
+
+void node_gate_reply(struct node *node, const struct node_asker *asker,
+                     struct hvi_admin_reply *reply)
+{
+    struct hvi_admin_reply instead = {.status = HVI_ERR_DAEMON,
+                                      .text = "hvdd could not write its reply; see its log"};
+    unsigned char *bytes = NULL;
+    size_t length;
+    int status;
+
+    reply->protocol_version = instead.protocol_version = HVI_PROTOCOL_VERSION;
+    reply->request = instead.request = asker->request;
+    status = hvi_admin_reply_encode(reply, &bytes, &length);
+    if (status != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "gate", "no-reply", "an admin reply could not be written",
+                "request=%llu status=%s", (unsigned long long)asker->request,
+                hvi_status_name(status));
+        if (hvi_admin_reply_encode(&instead, &bytes, &length) != HVI_OK)
+            return;
+    }
+    send_parts(node, asker->ticket, bytes, length);
+    free(bytes);
+}
+
+static bool handle_ask(struct node *node, const struct hvi_gate_ask *ask)
+{
+    struct node_asker asker = {.ticket = ask->ticket, .uid = ask->uid};
+    struct hvi_admin_request request;
+
+    if (hvi_admin_request_decode(ask->request, ask->request_bytes, &request, NULL, 0) != HVI_OK ||
+        request.protocol_version != HVI_PROTOCOL_VERSION)
+        return false;
+    asker.request = request.request;
+    node_answer_request(node, &asker, &request);
+    return true;
+}
+
+/* ---- receiving ---- */
+
+static void heard(struct node_gate *gate, const struct hvi_gate_beat *beat)
+{
+    if (beat->number != gate->next_beat)
+        return;
+    gate->asked = false;
+    gate->silent_ns = 0;
+}
+
+static void read_message(struct node *node)
+{
+    struct hvi_packet *packet = &node->packet;
+    struct hvi_gate_msg msg;
+    bool good = false;
+
+    if (packet->fd_count == 0 &&
+        hvi_gate_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVI_OK) {
+        good = true;
+        if (msg.kind == HVI_GATE_BEAT)
+            heard(&node->gate, &msg.beat);
+        else
+            good = msg.kind == HVI_GATE_ASK && handle_ask(node, &msg.ask);
+        hvi_gate_msg_free(&msg);
+    }
+    hvi_packet_close_fds(packet);
+    if (!good)
+        kill_gate(node, "the gate broke the protocol");
+}
+
+/* What the gate has said by now. False: its link is broken. */
+static bool read_link(struct node *node)
+{
+    for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
+        int status = hvi_packet_receive(node->gate.link_fd, &node->packet, 0);
+        if (status == HVI_ERR_TIMEOUT)
+            return true;
+        if (status != HVI_OK)
+            return false;
+        read_message(node);
+    }
+    return true;
+}
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct node *node = user;
+
+    (void)fd;
+    if ((events & EPOLLOUT) != 0)
+        flush(&node->gate);
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !read_link(node)) {
+        sd_event_source_set_enabled(source, SD_EVENT_OFF);
+        pidfd_send_signal(node->gate.pidfd, SIGKILL, NULL, 0);
+    }
+    return 0;
+}
+
+/* ---- whether it lives ---- */
+
+/* Ticks are counted, not time: where hvdd or the machine stood still, that is one tick. What the gate
+ * has said already is read before it is judged. */
+static int on_beat(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node *node = user;
+    struct node_gate *gate = &node->gate;
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_BEAT};
+
+    (void)usec;
+    sd_event_source_set_time_relative(source, BEAT_NS / 1000);
+    sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+    if (gate->asked)
+        read_link(node);
+    if (gate->asked) {
+        gate->silent_ns += BEAT_NS;
+        if (gate->silent_ns == (uint64_t)node->config.gate_silence / BEAT_NS * BEAT_NS)
+            kill_gate(node, "the gate has not answered for gate-silence: it was stopped, or is "
+                            "stuck");
+        return 0;
+    }
+    msg.beat.number = ++gate->next_beat;
+    gate->asked = true;
+    send_msg(node, &msg, NULL, 0);
+    return 0;
+}
+
+/* ---- its process ---- */
+
+static void forget(struct node_gate *gate)
+{
+    gate->io = sd_event_source_disable_unref(gate->io);
+    gate->exit = sd_event_source_disable_unref(gate->exit);
+    gate->beat = sd_event_source_disable_unref(gate->beat);
+    while (gate->outbox != NULL)
+        drop_first(gate);
+    if (gate->link_fd >= 0)
+        close(gate->link_fd);
+    if (gate->pidfd >= 0)
+        close(gate->pidfd);
+    gate->link_fd = gate->pidfd = -1;
+    gate->pid = 0;
+}
+
+static int on_again(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node *node = user;
+
+    (void)source, (void)usec;
+    node->gate.again = sd_event_source_disable_unref(node->gate.again);
+    start_gate(node);
+    return 0;
+}
+
+/* Starts the next gate, at once or later. */
+static void start_later(struct node *node)
+{
+    struct node_gate *gate = &node->gate;
+    uint64_t lived_ns = hvi_clock_ns() - gate->started_ns, delay_ns;
+
+    if (lived_ns >= STEADY_NS)
+        gate->backoff_ns = 0;
+    delay_ns = gate->backoff_ns;
+    gate->backoff_ns = delay_ns == 0 ? BACKOFF_LEAST_NS : delay_ns * 2;
+    if (gate->backoff_ns > BACKOFF_MOST_NS)
+        gate->backoff_ns = BACKOFF_MOST_NS;
+    if (sd_event_add_time_relative(node->event, &gate->again, CLOCK_MONOTONIC, delay_ns / 1000, 1,
+                                   on_again, node) < 0)
+        HVI_LOG(HVI_LOG_ERROR, "gate", "no-gate",
+                "the gate is not started again: no memory for a timer", "");
+}
+
+static int on_exit_of_gate(sd_event_source *source, const siginfo_t *info, void *user)
+{
+    struct node *node = user;
+    struct hvi_fate fate = {.kind =
+                                info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
+                            .code = info->si_status};
+    char text[128], sentence[160];
+
+    (void)source;
+    hvi_fate_describe(fate, text, sizeof(text));
+    snprintf(sentence, sizeof(sentence), "the gate %s and is started again", text);
+    HVI_LOG(HVI_LOG_WARN, "gate", "gate-ended", sentence, "pid=%d", (int)info->si_pid);
+    forget(&node->gate);
+    start_later(node);
+    return 0;
+}
+
+static void send_start(struct node *node)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_START};
+
+    msg.start.private_mode = node->private_mode;
+    msg.start.uid = node->uid;
+    msg.start.log_level = (int32_t)hvi_log_level();
+    send_msg(node, &msg, &node->admin_fd, 1);
+}
+
+/* False: errno says why; nothing is left. */
+static bool watch_gate(struct node *node)
+{
+    struct node_gate *gate = &node->gate;
+    int r;
+
+    gate->pidfd = hvi_pidfd_open(gate->pid);
+    if (gate->pidfd < 0)
+        return false;
+    r = sd_event_add_io(node->event, &gate->io, gate->link_fd, EPOLLIN, on_link, node);
+    if (r >= 0)
+        r = sd_event_add_child_pidfd(node->event, &gate->exit, gate->pidfd, WEXITED,
+                                     on_exit_of_gate, node);
+    if (r >= 0)
+        r = sd_event_add_time_relative(node->event, &gate->beat, CLOCK_MONOTONIC, BEAT_NS / 1000, 1,
+                                       on_beat, node);
+    errno = r < 0 ? -r : 0;
+    return r >= 0;
+}
+
+static void log_no_gate(const struct node *node, int error)
+{
+    HVI_LOG(HVI_LOG_ERROR, "gate", "no-gate", "cannot start hvdd-gate", "path=%s error=\"%s\"",
+            node->gate.path, strerror(error));
+}
+
+static void start_gate(struct node *node)
+{
+    struct node_gate *gate = &node->gate;
+    int link[2], error;
+
+    gate->started_ns = hvi_clock_ns();
+    gate->asked = false;
+    gate->silent_ns = 0;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0) {
+        log_no_gate(node, errno);
+        start_later(node);
+        return;
+    }
+    error = node_spawn_program(gate->path, gate->program_fd, "hvdd-gate", link[1], &gate->pid);
+    close(link[1]);
+    gate->link_fd = link[0];
+    if (error == 0 && watch_gate(node)) {
+        HVI_LOG(HVI_LOG_DEBUG, "gate", "gate-started", "the gate was started", "pid=%d",
+                (int)gate->pid);
+        send_start(node);
+        return;
+    }
+    log_no_gate(node, error != 0 ? error : errno);
+    if (error == 0) {
+        kill(gate->pid, SIGKILL);
+        waitpid(gate->pid, NULL, 0);
+    }
+    forget(gate);
+    start_later(node);
+}
+
+/* ---- life ---- */
+
+/* admin.sock: systemd's or our own; -1 after logging. */
+static int admin_socket(struct node *node)
+{
+    if (node->admin_fd >= 0)
+        return node->admin_fd;
+    if (node_rundir_socket_path(&node->rundir, "admin.sock", node->admin_path,
+                                sizeof(node->admin_path)))
+        return node_listen_bind(node->admin_path, SOCK_STREAM,
+                                node->private_mode ? 0600 : (mode_t)node->config.admin_mode);
+    HVI_LOG(HVI_LOG_ERROR, "gate", "no-admin", "the admin socket's path is too long", "dir=%s",
+            node->rundir.path);
+    return -1;
+}
+
+int node_gate_open(struct node *node)
+{
+    node->gate.link_fd = node->gate.pidfd = -1;
+    node->admin_fd = admin_socket(node);
+    if (node->admin_fd < 0)
+        return HVI_ERR_DAEMON;
+    start_gate(node);
+    return HVI_OK;
+}
+
+/* The end of its link ends it; it sends first what it has been told. */
+static void end_gate(struct node_gate *gate)
+{
+    struct pollfd ended = {.fd = gate->pidfd, .events = POLLIN};
+
+    if (gate->pid == 0)
+        return;
+    gate->exit = sd_event_source_disable_unref(gate->exit);
+    gate->io = sd_event_source_disable_unref(gate->io);
+    close(gate->link_fd);
+    gate->link_fd = -1;
+    if (poll(&ended, 1, END_MS) != 1)
+        pidfd_send_signal(gate->pidfd, SIGKILL, NULL, 0);
+    waitid(P_PIDFD, (id_t)gate->pidfd, &(siginfo_t){0}, WEXITED);
+}
+
+void node_gate_close(struct node *node)
+{
+    node_answer_close(node);
+    node->gate.again = sd_event_source_disable_unref(node->gate.again);
+    end_gate(&node->gate);
+    if (node->gate.started_ns != 0)
+        forget(&node->gate);
+    if (node->admin_fd < 0)
+        return;
+    close(node->admin_fd);
+    if (!node->admin_inherited)
+        unlink(node->admin_path);
+    node->admin_fd = -1;
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The messages of gate.proto: their tables, and both directions of each. */
+#include "proto/gate.h"
+
+#include "base/log.h"
+#include "base/status.h"
+#include "proto/wire_rows.h"
+
+#include <string.h>
+
+#include "gate.pb-c.h"
+
+/* ---- between hvdd and its gate --------------------------------------------------------------- */
+
+static const struct wire_field gate_start_fields[] = {
+    FLAG(1, hvi_gate_start, private_mode),
+    U32(2, hvi_gate_start, uid),
+    NUMBER(3, hvi_gate_start, log_level, HVI_LOG_ERROR, HVI_LOG_TRACE),
+};
+static const struct wire_table gate_start = TABLE(gate_start, gate_start_fields, 0);
+
+static const struct wire_field gate_ask_fields[] = {
+    U64(1, hvi_gate_ask, ticket),
+    U32(2, hvi_gate_ask, uid),
+    BYTES(3, hvi_gate_ask, request, request_bytes, 1, HVI_GATE_REQUEST_MAX),
+};
+static const struct wire_table gate_ask = TABLE(gate_ask, gate_ask_fields, 0);
+
+static const struct wire_field gate_reply_fields[] = {
+    U64(1, hvi_gate_reply, ticket),
+    BYTES(2, hvi_gate_reply, part, part_bytes, 0, HVI_GATE_PART_MAX),
+    FLAG(3, hvi_gate_reply, more),
+};
+static const struct wire_table gate_reply = TABLE(gate_reply, gate_reply_fields, 0);
+
+static const struct wire_field gate_beat_fields[] = {
+    U64(1, hvi_gate_beat, number),
+};
+static const struct wire_table gate_beat = TABLE(gate_beat, gate_beat_fields, 0);
+
+static const struct wire_body gate_bodies[HVI_GATE_KIND_END] = {
+    [HVI_GATE_START] = {"start", &gate_start},
+    [HVI_GATE_ASK] = {"ask", &gate_ask},
+    [HVI_GATE_REPLY] = {"reply", &gate_reply},
+    [HVI_GATE_BEAT] = {"beat", &gate_beat},
+};
+
+static const struct wire_body *gate_body(unsigned kind)
+{
+    if (kind < HVI_GATE_START || kind >= HVI_GATE_KIND_END)
+        return NULL;
+    return &gate_bodies[kind];
+}
+
+static int as_encode_error(int status)
+{
+    return status == HVI_ERR_PROTOCOL ? HVI_ERR_INVALID : status;
+}
+
+static int pack(const ProtobufCMessage *message, unsigned char *buffer, size_t size,
+                size_t *length_p)
+{
+    size_t length = protobuf_c_message_get_packed_size(message);
+
+    if (length > size)
+        return HVI_ERR_LIMIT;
+    *length_p = protobuf_c_message_pack(message, buffer);
+    return HVI_OK;
+}
+
+int hvi_gate_msg_encode(const struct hvi_gate_msg *msg, unsigned char *buffer, size_t size,
+                        size_t *length_p)
+{
+    const struct wire_body *body = gate_body(msg->kind);
+    Hvd__GateMessage message = HVD__GATE_MESSAGE__INIT;
+    struct wire_context context;
+    ProtobufCMessage *part;
+    int status;
+
+    if (body == NULL)
+        return HVI_ERR_INVALID;
+    hvi_wire_context_init(&context, NULL, 0);
+    status = hvi_wire_put(&context, body->table, &msg->start, &part);
+    if (status == HVI_OK) {
+        message.body_case = (Hvd__GateMessage__BodyCase)msg->kind;
+        message.start = (void *)part; /* every alternative of the union is a message pointer */
+        status = pack(&message.base, buffer, size, length_p);
+    }
+    hvi_wire_context_fini(&context);
+    return as_encode_error(status);
+}
+
+static int get_gate_msg(struct wire_context *context, const unsigned char *bytes, size_t length,
+                        struct hvi_gate_msg *msg)
+{
+    const struct wire_body *body;
+    Hvd__GateMessage *message;
+    int status = HVI_OK;
+
+    if (length > HVI_PACKET_BYTES_MAX)
+        return hvi_wire_refuse(context, "gate_message", "%zu bytes, at most %u", length,
+                               HVI_PACKET_BYTES_MAX);
+    message =
+        (void *)hvi_wire_unpack(context, &hvd__gate_message__descriptor, bytes, length, &status);
+    if (message == NULL)
+        return status;
+    body = gate_body(message->body_case);
+    if (body == NULL)
+        return hvi_wire_refuse(context, "gate_message", "no body, or one that is not known here");
+    msg->kind = (enum hvi_gate_kind)message->body_case;
+    hvi_wire_enter(context, body->name, -1);
+    status = hvi_wire_get(context, body->table, &message->start->base, &msg->start);
+    if (status != HVI_OK)
+        hvi_wire_release(body->table, &msg->start);
+    return status;
+}
+
+int hvi_gate_msg_decode(const unsigned char *bytes, size_t length, struct hvi_gate_msg *msg_p,
+                        char *text_p, size_t text_size)
+{
+    struct wire_context context;
+    struct hvi_gate_msg msg;
+    int status;
+
+    memset(&msg, 0, sizeof(msg));
+    hvi_wire_context_init(&context, text_p, text_size);
+    status = get_gate_msg(&context, bytes, length, &msg);
+    if (status == HVI_OK)
+        *msg_p = msg;
+    hvi_wire_context_fini(&context);
+    return status;
+}
+
+void hvi_gate_msg_free(struct hvi_gate_msg *msg)
+{
+    const struct wire_body *body = gate_body(msg->kind);
+
+    if (body != NULL)
+        hvi_wire_release(body->table, &msg->start);
+}
