@@ -20,6 +20,14 @@ struct hvi_gate_start {
     bool private_mode;
     uint32_t uid;
     int32_t log_level;
+    uint64_t node; /* of this hvdd's start */
+    char name[HVI_WIRE_NODE_NAME];
+    char mesh_listen[HVI_WIRE_PATH]; /* ADDRESS:PORT, or "" */
+    char mesh_join[HVI_WIRE_PATH];   /* HOST:PORT, or "" */
+    char mesh_key[HVI_WIRE_PATH];    /* file */
+    char interface[HVI_WIRE_PATH];
+    uint32_t port_first, port_last;
+    uint64_t start_timeout_ns;
 };
 struct hvi_gate_ask {
     uint64_t ticket;
@@ -37,14 +45,44 @@ struct hvi_gate_beat {
     uint64_t number;
 };
 
+struct hvi_gate_state {
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    uint32_t port; /* 0: none */
+};
+struct hvi_node_register {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint32_t uid;
+    uint64_t generation;
+    char key_digest[HVI_WIRE_SHORT_TEXT];
+    unsigned char *node; /* allocated by decode: a Packet with an EngineNode */
+    size_t node_bytes;
+};
+struct hvi_node_withdraw {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint32_t uid;
+    uint64_t generation;
+};
+struct hvi_node_roster {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint32_t uid;
+    uint64_t generation;
+    unsigned char *roster; /* allocated by decode: a Packet with an EngineRoster */
+    size_t roster_bytes;
+};
+
 /* Numbers equal the field numbers of GateMessage.body. */
 enum hvi_gate_kind {
     HVI_GATE_START = 1,
     HVI_GATE_ASK,
     HVI_GATE_REPLY,
     HVI_GATE_BEAT,
+    HVI_GATE_STATE,
+    HVI_GATE_NODE_REGISTER,
+    HVI_GATE_NODE_WITHDRAW,
+    HVI_GATE_NODE_ROSTER,
 };
-#define HVI_GATE_KIND_END (HVI_GATE_BEAT + 1)
+#define HVI_GATE_KIND_END (HVI_GATE_NODE_ROSTER + 1)
 
 struct hvi_gate_msg {
     enum hvi_gate_kind kind;
@@ -53,6 +91,10 @@ struct hvi_gate_msg {
         struct hvi_gate_ask ask;
         struct hvi_gate_reply reply;
         struct hvi_gate_beat beat;
+        struct hvi_gate_state state;
+        struct hvi_node_register node_register;
+        struct hvi_node_withdraw node_withdraw;
+        struct hvi_node_roster node_roster;
     };
 };
 
@@ -62,5 +104,48 @@ int hvi_gate_msg_encode(const struct hvi_gate_msg *msg, unsigned char *buffer, s
 int hvi_gate_msg_decode(const unsigned char *bytes, size_t length, struct hvi_gate_msg *msg_p,
                         char *text_p, size_t text_size);
 void hvi_gate_msg_free(struct hvi_gate_msg *msg);
+
+/* ---- between the gates of two nodes ---- */
+
+#define HVI_MESH_VERSION    1u
+#define HVI_MESH_BYTES_MAX  (HVI_PACKET_BYTES_MAX + 4096u)
+#define HVI_MESH_PACKET_MAX (HVI_PACKET_BYTES_MAX - 1024u) /* bytes of a Packet inside */
+
+struct hvi_mesh_hello {
+    char name[HVI_WIRE_NODE_NAME];
+    char announced[HVI_WIRE_NODE_ADDRESS]; /* "": the address it connects from */
+    char dialed[HVI_WIRE_NODE_ADDRESS];
+};
+
+/* Numbers equal the field numbers of MeshMessage.body. */
+enum hvi_mesh_kind {
+    HVI_MESH_NONE = 0, /* a sign of life */
+    HVI_MESH_HELLO = 20,
+    HVI_MESH_NODE_REGISTER,
+    HVI_MESH_NODE_WITHDRAW,
+    HVI_MESH_NODE_ROSTER,
+};
+#define HVI_MESH_KIND_END (HVI_MESH_NODE_ROSTER + 1)
+
+struct hvi_mesh_msg {
+    uint32_t oldest, newest;
+    uint64_t node, talk, peer_talk, number, heard;
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    enum hvi_mesh_kind kind;
+    union {
+        struct hvi_mesh_hello hello;
+        struct hvi_node_register node_register;
+        struct hvi_node_withdraw node_withdraw;
+        struct hvi_node_roster node_roster;
+    };
+};
+
+/* As above. */
+int hvi_mesh_msg_encode(const struct hvi_mesh_msg *msg, unsigned char *buffer, size_t size,
+                        size_t *length_p);
+int hvi_mesh_msg_decode(const unsigned char *bytes, size_t length, struct hvi_mesh_msg *msg_p,
+                        char *text_p, size_t text_size);
+void hvi_mesh_msg_free(struct hvi_mesh_msg *msg);
 
 #endif

@@ -1,0 +1,669 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A job is known by its owner and id. It has the nodes that wait, and the last epoch:
+ *
+ *   register --> waiting --all ranks 0..size-1 are there--> met: everybody gets the roster
+ *                  |  ^                                       |
+ *                  |  +--a registration of another generation-+
+ *                  +--withdrawn, or replaced by a later generation of the same node
+ *                  +--they contradict each other, or time is over: everybody that waits gets a sentence
+ *
+ * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
+ * same registration again gets the same roster. An epoch's number is never used again: it counts up
+ * from a random one. */
+#include "daemon/gate/rendezvous.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+
+#include <arpa/inet.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#define EPOCH_BITS 48 /* of the first epoch's number, so that counting does not overflow */
+
+/* A node that waits, or one that has met. */
+struct member {
+    struct member *prev, *next;
+    struct gate_registration said;
+    uint64_t since_ns;
+    uint32_t place; /* in the roster */
+};
+
+struct gate_rendezvous_job {
+    struct gate_rendezvous_job *prev, *next;
+    char id[HVI_JOB_ID_MAX + 1];
+    uint32_t uid;
+    struct member *waiting; /* by lowest rank */
+    struct member *met;
+    struct hvi_engine_roster roster; /* of those that have met; the rows' ranks are theirs */
+};
+
+/* ---- members ---- */
+
+static int32_t lowest(const struct gate_registration *said)
+{
+    int32_t rank = said->engine.ranks[0];
+
+    for (size_t i = 1; i < said->engine.rank_count; i++)
+        rank = said->engine.ranks[i] < rank ? said->engine.ranks[i] : rank;
+    return rank;
+}
+
+static int by_lowest(const struct member *a, const struct member *b)
+{
+    int32_t first = lowest(&a->said), second = lowest(&b->said);
+
+    return (first > second) - (first < second);
+}
+
+static struct member *member_new(const struct gate_registration *said, uint64_t now_ns)
+{
+    struct member *member = calloc(1, sizeof(*member));
+    size_t bytes = said->engine.rank_count * sizeof(*said->engine.ranks);
+
+    if (member == NULL)
+        return NULL;
+    member->said = *said;
+    member->since_ns = now_ns;
+    member->said.engine.ranks = malloc(bytes);
+    if (member->said.engine.ranks == NULL) {
+        free(member);
+        return NULL;
+    }
+    memcpy(member->said.engine.ranks, said->engine.ranks, bytes);
+    return member;
+}
+
+static void member_free(struct member **list, struct member *member)
+{
+    DL_DELETE(*list, member);
+    free(member->said.engine.ranks);
+    free(member);
+}
+
+static struct member *member_of(struct member *list, uint64_t node)
+{
+    struct member *member;
+
+    DL_FOREACH(list, member)
+    {
+        if (member->said.node == node)
+            return member;
+    }
+    return NULL;
+}
+
+/* ---- jobs ---- */
+
+static struct gate_rendezvous_job *job_find(const struct gate_rendezvous *rendezvous,
+                                            const char *id, uint32_t uid)
+{
+    struct gate_rendezvous_job *job;
+
+    DL_FOREACH(rendezvous->jobs, job)
+    {
+        if (job->uid == uid && strcmp(job->id, id) == 0)
+            return job;
+    }
+    return NULL;
+}
+
+static void forget_met(struct gate_rendezvous_job *job)
+{
+    while (job->met != NULL)
+        member_free(&job->met, job->met);
+    free(job->roster.nodes);
+    free(job->roster.key);
+    memset(&job->roster, 0, sizeof(job->roster));
+}
+
+static void job_free(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+{
+    while (job->waiting != NULL)
+        member_free(&job->waiting, job->waiting);
+    forget_met(job);
+    DL_DELETE(rendezvous->jobs, job);
+    rendezvous->job_count--;
+    free(job);
+}
+
+static void free_unused(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+{
+    if (job->waiting == NULL && job->met == NULL)
+        job_free(rendezvous, job);
+}
+
+/* Where there is no room, the oldest job in which nobody waits makes some. NULL: there is none. */
+static struct gate_rendezvous_job *job_new(struct gate_rendezvous *rendezvous, const char *id,
+                                           uint32_t uid)
+{
+    struct gate_rendezvous_job *job;
+
+    if (rendezvous->job_count >= GATE_RENDEZVOUS_JOBS_MAX) {
+        DL_FOREACH(rendezvous->jobs, job)
+        {
+            if (job->waiting == NULL)
+                break;
+        }
+        if (job == NULL)
+            return NULL;
+        job_free(rendezvous, job);
+    }
+    job = calloc(1, sizeof(*job));
+    if (job == NULL)
+        return NULL;
+    snprintf(job->id, sizeof(job->id), "%s", id);
+    job->uid = uid;
+    DL_APPEND(rendezvous->jobs, job);
+    rendezvous->job_count++;
+    return job;
+}
+
+/* ---- answers ---- */
+
+static void answer(struct gate_rendezvous *rendezvous, const struct gate_registration *said,
+                   const struct hvi_engine_roster *roster)
+{
+    const struct gate_registrant to = {
+        .node = said->node, .job = said->job, .uid = said->uid, .generation = said->generation};
+
+    rendezvous->calls->answer(rendezvous->user, &to, roster);
+}
+
+static void refuse(struct gate_rendezvous *rendezvous, const struct gate_registration *said,
+                   int status, const char *text)
+{
+    struct hvi_engine_roster roster = {.status = status};
+
+    snprintf(roster.text, sizeof(roster.text), "%s", text);
+    answer(rendezvous, said, &roster);
+}
+
+/* Everybody that waits. */
+static void refuse_all(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                       int status, const char *text)
+{
+    while (job->waiting != NULL) {
+        refuse(rendezvous, &job->waiting->said, status, text);
+        member_free(&job->waiting, job->waiting);
+    }
+}
+
+/* ---- sentences ---- */
+
+struct sentence {
+    char text[HVI_TEXT_MAX + 1];
+    size_t used;
+};
+
+static void say(struct sentence *sentence, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void say(struct sentence *sentence, const char *format, ...)
+{
+    size_t room = sizeof(sentence->text) - sentence->used;
+    va_list arguments;
+    int length;
+
+    va_start(arguments, format);
+    length = vsnprintf(sentence->text + sentence->used, room, format, arguments);
+    va_end(arguments);
+    if (length > 0)
+        sentence->used += (size_t)length < room ? (size_t)length : room - 1;
+}
+
+/* "0-3,8": the ranks of which `has` is `wanted`. */
+static void say_ranks(struct sentence *sentence, const bool *has, int32_t size, bool wanted)
+{
+    const char *separator = "";
+
+    for (int32_t first = 0; first < size; first++) {
+        int32_t last = first;
+        if (has[first] != wanted)
+            continue;
+        while (last + 1 < size && has[last + 1] == wanted)
+            last++;
+        say(sentence, last > first ? "%s%d-%d" : "%s%d", separator, first, last);
+        separator = ",";
+        first = last;
+    }
+}
+
+static void mark(bool *has, int32_t size, const struct gate_registration *said)
+{
+    for (size_t i = 0; i < said->engine.rank_count; i++)
+        if (said->engine.ranks[i] >= 0 && said->engine.ranks[i] < size)
+            has[said->engine.ranks[i]] = true;
+}
+
+static void say_node(struct sentence *sentence, const struct gate_registration *said)
+{
+    say(sentence, "%s (%s)", said->name, said->address[0] != '\0' ? said->address : "here");
+}
+
+/* ---- whether they agree ---- */
+
+/* True: the two cannot be in one job, and the sentence says why. */
+static bool contradict(const struct gate_registration *a, const struct gate_registration *b,
+                       struct sentence *sentence, int *status_p)
+{
+    if (a->engine.size != b->engine.size) {
+        say(sentence, "the nodes of job '%s' disagree about its size: ", a->job);
+        say_node(sentence, a);
+        say(sentence, " says %d, ", a->engine.size);
+        say_node(sentence, b);
+        say(sentence, " says %d", b->engine.size);
+        *status_p = HVI_ERR_BAD_SIZE;
+        return true;
+    }
+    for (size_t i = 0; i < a->engine.rank_count; i++) {
+        for (size_t k = 0; k < b->engine.rank_count; k++) {
+            if (a->engine.ranks[i] != b->engine.ranks[k])
+                continue;
+            say(sentence, "rank %d of job '%s' is on two nodes, ", a->engine.ranks[i], a->job);
+            say_node(sentence, a);
+            say(sentence, " and ");
+            say_node(sentence, b);
+            say(sentence, "; start each rank once");
+            *status_p = HVI_ERR_DUPLICATE_RANK;
+            return true;
+        }
+    }
+    if (a->engine.wire_oldest <= b->engine.wire_newest &&
+        b->engine.wire_oldest <= a->engine.wire_newest)
+        return false;
+    say(sentence, "the engines of job '%s' speak no common version: ", a->job);
+    say_node(sentence, a);
+    say(sentence, " speaks %u to %u, ", a->engine.wire_oldest, a->engine.wire_newest);
+    say_node(sentence, b);
+    say(sentence, " speaks %u to %u; install the same hvdd on both", b->engine.wire_oldest,
+        b->engine.wire_newest);
+    *status_p = HVI_ERR_VERSION;
+    return true;
+}
+
+/* HVI_OK, or why this registration makes no sense by itself. */
+static int check_alone(const struct gate_registration *said, struct sentence *sentence)
+{
+    const struct hvi_engine_node *engine = &said->engine;
+
+    if (engine->rank_count == 0 || engine->rank_count > (size_t)engine->size) {
+        say(sentence, "node ");
+        say_node(sentence, said);
+        say(sentence, " brings %zu ranks to job '%s' of size %d", engine->rank_count, said->job,
+            engine->size);
+        return HVI_ERR_BAD_SIZE;
+    }
+    for (size_t i = 0; i < engine->rank_count; i++) {
+        bool twice = false;
+        for (size_t k = 0; k < i; k++)
+            twice = twice || engine->ranks[k] == engine->ranks[i];
+        if (!twice && engine->ranks[i] >= 0 && engine->ranks[i] < engine->size)
+            continue;
+        say(sentence, "node ");
+        say_node(sentence, said);
+        say(sentence, twice ? " brings rank %d of job '%s' twice" : " brings rank %d to job '%s'",
+            engine->ranks[i], said->job);
+        if (!twice)
+            say(sentence, ", whose ranks are 0..%d", engine->size - 1);
+        return twice ? HVI_ERR_DUPLICATE_RANK : HVI_ERR_BAD_RANK;
+    }
+    return HVI_OK;
+}
+
+/* ---- meeting ---- */
+
+bool gate_rendezvous_is_loopback(const char *address)
+{
+    struct in6_addr six;
+    struct in_addr four;
+
+    if (inet_pton(AF_INET, address, &four) == 1)
+        return (ntohl(four.s_addr) >> 24) == 127;
+    return inet_pton(AF_INET6, address, &six) == 1 && IN6_IS_ADDR_LOOPBACK(&six);
+}
+
+/* The rendezvous' own node, and one that reached it over the loopback, are known to others by the
+ * rendezvous' address; where all are on one machine the loopback will do. */
+static const char *address_of(const struct gate_rendezvous *rendezvous,
+                              const struct gate_registration *said, bool one_machine)
+{
+    bool beside_us = said->address[0] == '\0' || gate_rendezvous_is_loopback(said->address);
+
+    if (!beside_us)
+        return said->address;
+    if (rendezvous->own_address[0] != '\0' &&
+        (said->address[0] == '\0' ||
+         (!one_machine && !gate_rendezvous_is_loopback(rendezvous->own_address))))
+        return rendezvous->own_address;
+    return said->address[0] != '\0' ? said->address : "127.0.0.1";
+}
+
+static bool on_one_machine(const struct gate_rendezvous_job *job)
+{
+    const struct member *member;
+
+    DL_FOREACH(job->waiting, member)
+    {
+        if (member->said.address[0] != '\0' && !gate_rendezvous_is_loopback(member->said.address))
+            return false;
+    }
+    return true;
+}
+
+static void fill_row(const struct gate_rendezvous *rendezvous, const struct member *member,
+                     bool one_machine, struct hvi_node_row *row_p)
+{
+    snprintf(row_p->name, sizeof(row_p->name), "%s", member->said.name);
+    snprintf(row_p->address, sizeof(row_p->address), "%s",
+             address_of(rendezvous, &member->said, one_machine));
+    row_p->port = member->said.engine.port;
+    row_p->ranks = member->said.engine.ranks;
+    row_p->rank_count = member->said.engine.rank_count;
+}
+
+static void answer_met(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                       const struct member *member)
+{
+    struct hvi_engine_roster roster = job->roster;
+
+    roster.node = member->place;
+    answer(rendezvous, &member->said, &roster);
+}
+
+/* Everybody that waits has met. False: out of memory. */
+static bool meet(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+{
+    struct hvi_engine_roster *roster = &job->roster;
+    bool one_machine = on_one_machine(job);
+    struct member *member;
+    size_t count;
+
+    DL_COUNT(job->waiting, member, count);
+    forget_met(job);
+    roster->nodes = calloc(count, sizeof(*roster->nodes));
+    roster->key = malloc(HVI_WIRE_EPOCH_KEY);
+    if (roster->nodes == NULL || roster->key == NULL) {
+        forget_met(job);
+        return false;
+    }
+    roster->key_bytes = HVI_WIRE_EPOCH_KEY;
+    rendezvous->calls->random(rendezvous->user, roster->key, HVI_WIRE_EPOCH_KEY);
+    roster->epoch = ++rendezvous->last_epoch;
+    roster->wire = UINT32_MAX;
+    DL_SORT(job->waiting, by_lowest);
+    DL_FOREACH(job->waiting, member)
+    {
+        member->place = (uint32_t)roster->node_count;
+        fill_row(rendezvous, member, one_machine, &roster->nodes[roster->node_count++]);
+        if (member->said.engine.wire_newest < roster->wire)
+            roster->wire = member->said.engine.wire_newest;
+    }
+    job->met = job->waiting;
+    job->waiting = NULL;
+    DL_FOREACH(job->met, member)
+    answer_met(rendezvous, job, member);
+    return true;
+}
+
+static void meet_if_all(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+{
+    const struct member *member;
+    size_t ranks = 0, nodes = 0;
+
+    DL_FOREACH(job->waiting, member)
+    {
+        ranks += member->said.engine.rank_count;
+        nodes++;
+    }
+    /* None is there twice, and each is one of 0..size-1. */
+    if (ranks < (size_t)job->waiting->said.engine.size)
+        return;
+    if (nodes > HVI_WIRE_NODES_MAX)
+        refuse_all(rendezvous, job, HVI_ERR_LIMIT, "the job has more nodes than hvdd can serve");
+    else if (!meet(rendezvous, job))
+        refuse_all(rendezvous, job, HVI_ERR_DAEMON, "the rendezvous is out of memory");
+}
+
+/* ---- registering ---- */
+
+/* True: it was answered, or has nothing to wait for. */
+static bool is_known(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                     const struct gate_registration *said)
+{
+    struct member *member = member_of(job->met, said->node);
+
+    if (member != NULL && member->said.generation == said->generation) {
+        answer_met(rendezvous, job, member);
+        return true;
+    }
+    member = member_of(job->waiting, said->node);
+    if (member != NULL && member->said.generation > said->generation)
+        return true; /* an older engine, whose news came late */
+    return false;
+}
+
+static bool check_key(struct gate_rendezvous *rendezvous, const struct gate_rendezvous_job *job,
+                      const struct gate_registration *said)
+{
+    const struct member *first = job->waiting;
+    struct sentence sentence = {.text = ""};
+
+    if (first == NULL || strcmp(first->said.key_digest, said->key_digest) == 0)
+        return true;
+    say(&sentence, "node ");
+    say_node(&sentence, said);
+    say(&sentence, " has another job key (HVD_JOB_KEY) for job '%s' than ", said->job);
+    say_node(&sentence, &first->said);
+    refuse(rendezvous, said, HVI_ERR_REFUSED, sentence.text);
+    return false;
+}
+
+/* Puts it among those that wait; NULL after it was refused. */
+static struct member *add(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                          const struct gate_registration *said, uint64_t now_ns)
+{
+    struct member *old = member_of(job->waiting, said->node);
+    struct member *member = member_new(said, now_ns);
+
+    if (member == NULL) {
+        refuse(rendezvous, said, HVI_ERR_DAEMON, "the rendezvous is out of memory");
+        return NULL;
+    }
+    if (old != NULL) {
+        if (old->said.generation == said->generation)
+            member->since_ns = old->since_ns;
+        member_free(&job->waiting, old);
+    }
+    DL_APPEND(job->waiting, member);
+    return member;
+}
+
+static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                   const struct member *newest)
+{
+    struct sentence sentence = {.text = ""};
+    const struct member *other;
+    int status;
+
+    DL_FOREACH(job->waiting, other)
+    {
+        if (other == newest || !contradict(&other->said, &newest->said, &sentence, &status))
+            continue;
+        refuse_all(rendezvous, job, status, sentence.text);
+        return;
+    }
+    meet_if_all(rendezvous, job);
+}
+
+void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
+                              const struct gate_registration *registration, uint64_t now_ns)
+{
+    struct gate_rendezvous_job *job = job_find(rendezvous, registration->job, registration->uid);
+    struct sentence sentence = {.text = ""};
+    struct member *member;
+    int status = check_alone(registration, &sentence);
+
+    if (status != HVI_OK) {
+        refuse(rendezvous, registration, status, sentence.text);
+        return;
+    }
+    if (job == NULL)
+        job = job_new(rendezvous, registration->job, registration->uid);
+    if (job == NULL) {
+        refuse(rendezvous, registration, HVI_ERR_DAEMON_LIMIT,
+               "the rendezvous has as many jobs as it can keep, or is out of memory");
+        return;
+    }
+    if (is_known(rendezvous, job, registration) || !check_key(rendezvous, job, registration))
+        return;
+    member = add(rendezvous, job, registration, now_ns);
+    if (member != NULL)
+        settle(rendezvous, job, member);
+    free_unused(rendezvous, job);
+}
+
+void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
+                              const struct gate_registrant *registrant)
+{
+    struct gate_rendezvous_job *job = job_find(rendezvous, registrant->job, registrant->uid);
+    struct member *member;
+
+    if (job == NULL)
+        return;
+    member = member_of(job->waiting, registrant->node);
+    if (member != NULL && member->said.generation <= registrant->generation)
+        member_free(&job->waiting, member);
+    member = member_of(job->met, registrant->node);
+    /* The roster's rows point to the ranks of those that have met: it goes with the last of them. */
+    if (member != NULL && member->said.generation <= registrant->generation)
+        member->said.generation = UINT64_MAX;
+    DL_FOREACH(job->met, member)
+    {
+        if (member->said.generation != UINT64_MAX)
+            break;
+    }
+    if (member == NULL)
+        forget_met(job);
+    free_unused(rendezvous, job);
+}
+
+void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
+{
+    struct gate_rendezvous_job *job, *spare;
+
+    DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
+    {
+        struct member *member = member_of(job->waiting, node);
+        if (member != NULL)
+            member_free(&job->waiting, member);
+        free_unused(rendezvous, job);
+    }
+}
+
+/* ---- time ---- */
+
+static uint64_t waits_since(const struct gate_rendezvous_job *job)
+{
+    const struct member *member;
+    uint64_t since_ns = UINT64_MAX;
+
+    DL_FOREACH(job->waiting, member)
+    {
+        if (member->since_ns < since_ns)
+            since_ns = member->since_ns;
+    }
+    return since_ns;
+}
+
+static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+{
+    int32_t size = job->waiting->said.engine.size;
+    bool *has = calloc((size_t)size, sizeof(*has));
+    struct sentence sentence = {.text = ""};
+    const struct member *member;
+    const char *separator = "";
+
+    say(&sentence, "job '%s' is not complete after the start timeout of %llu s: ", job->id,
+        (unsigned long long)(rendezvous->timeout_ns / HVI_NS_SEC));
+    if (has != NULL) {
+        DL_FOREACH(job->waiting, member)
+        mark(has, size, &member->said);
+        say(&sentence, "ranks ");
+        say_ranks(&sentence, has, size, false);
+        say(&sentence, " of %d are missing; ", size);
+    }
+    say(&sentence, "these nodes have come: ");
+    DL_FOREACH(job->waiting, member)
+    {
+        say(&sentence, "%s", separator);
+        say_node(&sentence, &member->said);
+        if (has != NULL) {
+            memset(has, 0, (size_t)size * sizeof(*has));
+            mark(has, size, &member->said);
+            say(&sentence, " with ranks ");
+            say_ranks(&sentence, has, size, true);
+        }
+        separator = ", ";
+    }
+    free(has);
+    refuse_all(rendezvous, job, HVI_ERR_ATTACH_TIMEOUT, sentence.text);
+}
+
+void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
+{
+    struct gate_rendezvous_job *job, *spare;
+
+    if (rendezvous->timeout_ns == 0)
+        return;
+    DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
+    {
+        uint64_t since_ns = waits_since(job);
+        if (since_ns > now_ns || now_ns - since_ns < rendezvous->timeout_ns)
+            continue;
+        give_up(rendezvous, job);
+        free_unused(rendezvous, job);
+    }
+}
+
+/* ---- life ---- */
+
+void gate_rendezvous_init(struct gate_rendezvous *rendezvous,
+                          const struct gate_rendezvous_calls *calls, void *user,
+                          uint64_t timeout_ns)
+{
+    *rendezvous = (struct gate_rendezvous){.calls = calls, .user = user, .timeout_ns = timeout_ns};
+    calls->random(user, &rendezvous->last_epoch, sizeof(rendezvous->last_epoch));
+    rendezvous->last_epoch &= (UINT64_C(1) << EPOCH_BITS) - 1;
+}
+
+void gate_rendezvous_fini(struct gate_rendezvous *rendezvous)
+{
+    while (rendezvous->jobs != NULL)
+        job_free(rendezvous, rendezvous->jobs);
+}
+
+void gate_rendezvous_jobs_of(const struct gate_rendezvous *rendezvous, uint64_t node, char *text_p,
+                             size_t text_size)
+{
+    const struct gate_rendezvous_job *job;
+    size_t used = 0;
+
+    text_p[0] = '\0';
+    DL_FOREACH(rendezvous->jobs, job)
+    {
+        const struct member *met = member_of(job->met, node);
+        bool in = member_of(job->waiting, node) != NULL ||
+                  (met != NULL && met->said.generation != UINT64_MAX);
+        int length =
+            !in ? 0
+                : snprintf(text_p + used, text_size - used, "%s%s", used > 0 ? ", " : "", job->id);
+        used += length > 0 ? (size_t)length : 0;
+        if (used >= text_size)
+            return;
+    }
+}

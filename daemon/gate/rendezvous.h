@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Where the nodes of a job meet. Pure: no socket, no event loop, no clock but `now_ns`. One thread.
+ * Answers go to a function that is called from inside register and tick; it may not call back. */
+#ifndef HVD_GATE_RENDEZVOUS_H
+#define HVD_GATE_RENDEZVOUS_H
+
+#include "proto/wire.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GATE_RENDEZVOUS_JOBS_MAX 1024u
+
+/* What a node brings. */
+struct gate_registration {
+    uint64_t node; /* which hvdd */
+    char name[HVI_WIRE_NODE_NAME];
+    char address[HVI_WIRE_NODE_ADDRESS]; /* of its engines, as others reach it; "": unknown */
+    char job[HVI_JOB_ID_MAX + 1];
+    uint32_t uid;
+    uint64_t generation; /* of the job on that node */
+    char key_digest[HVI_WIRE_SHORT_TEXT];
+    struct hvi_engine_node engine; /* its ranks are copied */
+};
+
+/* To whom an answer goes. */
+struct gate_registrant {
+    uint64_t node;
+    const char *job;
+    uint32_t uid;
+    uint64_t generation;
+};
+
+struct gate_rendezvous_calls {
+    void (*answer)(void *user, const struct gate_registrant *to,
+                   const struct hvi_engine_roster *roster);
+    void (*random)(void *user, void *bytes_p, size_t length);
+};
+
+struct gate_rendezvous_job;
+
+struct gate_rendezvous {
+    const struct gate_rendezvous_calls *calls;
+    void *user;
+    uint64_t timeout_ns;
+    uint64_t last_epoch;
+    char own_address[HVI_WIRE_NODE_ADDRESS]; /* of the rendezvous' node; "": unknown */
+    struct gate_rendezvous_job *jobs;
+    uint32_t job_count;
+};
+
+void gate_rendezvous_init(struct gate_rendezvous *rendezvous,
+                          const struct gate_rendezvous_calls *calls, void *user,
+                          uint64_t timeout_ns);
+void gate_rendezvous_fini(struct gate_rendezvous *rendezvous);
+
+/* A node has all its ranks. It is answered now, when the others have come, or when they have not come
+ * in time. The same registration again changes nothing; after its answer it gets that answer again. */
+void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
+                              const struct gate_registration *registration, uint64_t now_ns);
+/* That engine has gone. */
+void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
+                              const struct gate_registrant *registrant);
+/* That node does not answer: what it waits for is withdrawn. */
+void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
+/* Answers those that have waited too long. */
+void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns);
+
+/* Jobs that a node waits in or has met in, "a, b, ...", as far as they fit. */
+void gate_rendezvous_jobs_of(const struct gate_rendezvous *rendezvous, uint64_t node, char *text_p,
+                             size_t text_size);
+
+/* A numeric address that only this machine reaches. */
+bool gate_rendezvous_is_loopback(const char *address);
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/gate/interface.h"
+
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+
+static const struct gate_interface machine[] = {
+    {.name = "lo", .address = "127.0.0.1", .loopback = true},
+    {.name = "eth0", .address = "192.0.2.3"},
+    {.name = "eth0", .address = "2001:db8:1::3"},
+    {.name = "docker0", .address = "198.51.100.1"},
+    {.name = "ib0", .address = "203.0.113.7"},
+};
+
+static const struct {
+    const char *wanted, *address, *text;
+} rows[] = {
+    {"eth0", "192.0.2.3", NULL},
+    {"ib0,eth0", "203.0.113.7", NULL},
+    {"eth7,ib0", "203.0.113.7", NULL},
+    {"^docker0,eth0", "203.0.113.7", NULL},
+    {"^docker0", "192.0.2.3", NULL},
+    {"203.0.112.0/22", "203.0.113.7", NULL},
+    {"^192.0.0.0/16,2001:db8::/32,198.51.96.0/19", "203.0.113.7", NULL},
+    {"2001:db8:1::/48", "2001:db8:1::3", NULL},
+    {"198.51.100.1", "198.51.100.1", NULL},
+    {"lo", "127.0.0.1", NULL},
+    {"0.0.0.0/0", "127.0.0.1", NULL},
+    {"192.0.2.2/31", "192.0.2.3", NULL},
+    {"192.0.2.4/31", NULL,
+     "HVD_INTERFACE=192.0.2.4/31 names no interface of this machine that is up; see `ip address`"},
+    {"eth1", NULL,
+     "HVD_INTERFACE=eth1 names no interface of this machine that is up; see `ip address`"},
+    {"^eth0,docker0,ib0", NULL, "HVD_INTERFACE=^eth0,docker0,ib0 leaves no interface"},
+    {"10.0.0.0/33", NULL,
+     "HVD_INTERFACE: \"10.0.0.0/33\" is no network; write a name, or a network as 10.0.0.0/8"},
+    {"eth0/8", NULL,
+     "HVD_INTERFACE: \"eth0/8\" is no network; write a name, or a network as 10.0.0.0/8"},
+    {"10.0.0.0/", NULL,
+     "HVD_INTERFACE: \"10.0.0.0/\" is no network; write a name, or a network as 10.0.0.0/8"},
+};
+
+START_TEST(names_lists_exclusions_and_networks_choose_an_address)
+{
+    const struct gate_interface *chosen = NULL;
+    char text[300] = "";
+    int status = gate_interface_choose(rows[_i].wanted, machine, 5, &chosen, text, sizeof(text));
+
+    if (rows[_i].address != NULL) {
+        ck_assert_int_eq(status, HVI_OK);
+        ck_assert_str_eq(chosen->address, rows[_i].address);
+    } else {
+        ck_assert_int_ne(status, HVI_OK);
+        ck_assert_str_eq(text, rows[_i].text);
+    }
+}
+END_TEST
+
+START_TEST(the_loopback_of_this_machine_is_found_by_its_network)
+{
+    struct gate_interface chosen;
+    char text[300];
+
+    ck_assert_int_eq(gate_interface_find("127.0.0.0/8", &chosen, text, sizeof(text)), HVI_OK);
+    ck_assert_str_eq(chosen.address, "127.0.0.1");
+    ck_assert(chosen.loopback);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gate interface");
+    TCase *tcase = tcase_create("interface");
+
+    tcase_add_loop_test(tcase, names_lists_exclusions_and_networks_choose_an_address, 0,
+                        (int)(sizeof(rows) / sizeof(rows[0])));
+    tcase_add_test(tcase, the_loopback_of_this_machine_is_found_by_its_network);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
