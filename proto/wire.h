@@ -142,6 +142,16 @@ struct hvi_job_row {
     uint64_t age_ns, ops, bytes;
 };
 
+struct hvi_mesh_row {
+    char node[HVI_WIRE_SHORT_TEXT];
+    char name[HVI_WIRE_NODE_NAME];
+    char address[HVI_WIRE_NODE_ADDRESS];
+    uint32_t port;
+    char state[HVI_WIRE_SHORT_TEXT];
+    uint64_t heard_ns;
+    char jobs[256];
+};
+
 struct hvi_engine_start {
     char job[HVI_JOB_ID_MAX + 1];
     uint64_t generation;
@@ -332,8 +342,9 @@ enum hvi_admin_kind {
     HVI_ADMIN_JOB_STOP,
     HVI_ADMIN_PROCESS_EXITED,
     HVI_ADMIN_TRACE,
+    HVI_ADMIN_NODES,
 };
-#define HVI_ADMIN_KIND_END (HVI_ADMIN_TRACE + 1)
+#define HVI_ADMIN_KIND_END (HVI_ADMIN_NODES + 1)
 
 struct hvi_admin_request {
     uint32_t protocol_version;
@@ -357,6 +368,7 @@ struct hvi_daemon_status {
     char state[HVI_WIRE_SHORT_TEXT];
     uint32_t jobs, sessions;
     uint64_t attaches, refused, ranks_lost, log_lost;
+    uint32_t mesh_port; /* 0: it listens for no other nodes */
 };
 
 struct hvi_admin_reply {
@@ -375,6 +387,8 @@ struct hvi_admin_reply {
     uint64_t rows_left_out;
     struct hvi_trace_row *traces;
     size_t trace_count;
+    struct hvi_mesh_row *nodes;
+    size_t node_count;
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */

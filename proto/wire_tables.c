@@ -66,6 +66,14 @@ static const struct wire_field trace_row_fields[] = {
 };
 static const struct wire_table trace_row = TABLE(trace_row, trace_row_fields, 0);
 
+static const struct wire_field mesh_row_fields[] = {
+    TEXT(1, hvi_mesh_row, node, ANY),     TEXT(2, hvi_mesh_row, name, FILLED),
+    TEXT(3, hvi_mesh_row, address, ANY),  NUMBER(4, hvi_mesh_row, port, 0, UINT16_MAX),
+    TEXT(5, hvi_mesh_row, state, FILLED), U64(6, hvi_mesh_row, heard_ns),
+    TEXT(7, hvi_mesh_row, jobs, ANY),
+};
+static const struct wire_table mesh_row = TABLE(mesh_row, mesh_row_fields, 0);
+
 static const struct wire_field job_row_fields[] = {
     TEXT(1, hvi_job_row, job, JOB),
     U64(2, hvi_job_row, generation),
@@ -341,6 +349,8 @@ const struct wire_body hvi_wire_packet_bodies[] = {
 static const struct wire_table status_request = {.descriptor = &hvd__status_request__descriptor};
 static const struct wire_table jobs_request = {.descriptor = &hvd__jobs_request__descriptor};
 
+static const struct wire_table nodes_request = {.descriptor = &hvd__nodes_request__descriptor};
+
 static const struct wire_field ranks_request_fields[] = {
     TEXT(1, hvi_admin_request, job, JOB),
 };
@@ -383,6 +393,7 @@ const struct wire_body hvi_wire_admin_bodies[] = {
     [HVI_ADMIN_JOB_STOP] = {"job_stop", &job_stop},
     [HVI_ADMIN_PROCESS_EXITED] = {"process_exited", &process_exited},
     [HVI_ADMIN_TRACE] = {"trace", &trace_request},
+    [HVI_ADMIN_NODES] = {"nodes", &nodes_request},
 };
 
 static const struct wire_field admin_request_fields[] = {
@@ -406,6 +417,7 @@ static const struct wire_field daemon_fields[] = {
     U64(10, hvi_daemon_status, refused),
     U64(11, hvi_daemon_status, ranks_lost),
     U64(12, hvi_daemon_status, log_lost),
+    NUMBER(30, hvi_daemon_status, mesh_port, 0, UINT16_MAX),
 };
 static const struct wire_table daemon_status = TABLE(status_reply, daemon_fields, 0);
 
@@ -424,5 +436,6 @@ static const struct wire_field admin_reply_fields[] = {
     LIST(8, hvi_admin_reply, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
     U64(9, hvi_admin_reply, rows_left_out),
     LIST(10, hvi_admin_reply, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
+    LIST(30, hvi_admin_reply, nodes, node_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &mesh_row),
 };
 const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);

@@ -171,19 +171,35 @@ void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply)
 }
 
 /* An answer of the gate itself. */
-static void answer_text(struct connection *connection, uint64_t request, int status,
-                        const char *text)
+static void answer(struct connection *connection, uint64_t request, struct hvi_admin_reply *reply)
 {
-    struct hvi_admin_reply reply = {
-        .protocol_version = HVI_PROTOCOL_VERSION, .request = request, .status = status};
     unsigned char *bytes = NULL;
     size_t length;
 
-    snprintf(reply.text, sizeof(reply.text), "%s", text);
-    if (hvi_admin_reply_encode(&reply, &bytes, &length) == HVI_OK)
+    reply->protocol_version = HVI_PROTOCOL_VERSION;
+    reply->request = request;
+    if (hvi_admin_reply_encode(reply, &bytes, &length) == HVI_OK)
         append(connection, bytes, length);
     free(bytes);
     finish_reply(connection);
+}
+
+static void answer_text(struct connection *connection, uint64_t request, int status,
+                        const char *text)
+{
+    struct hvi_admin_reply reply = {.status = status};
+
+    snprintf(reply.text, sizeof(reply.text), "%s", text);
+    answer(connection, request, &reply);
+}
+
+static void answer_nodes(struct connection *connection, uint64_t request)
+{
+    struct hvi_admin_reply reply = {.status = HVI_OK};
+
+    gate_mesh_rows(connection->gate, &reply);
+    answer(connection, request, &reply);
+    hvi_admin_reply_free(&reply);
 }
 
 /* ---- requests ---- */
@@ -225,6 +241,8 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
                 "uid=%u", (unsigned)connection->peer.uid);
         answer_text(connection, request.request, HVI_ERR_REFUSED,
                     "this hvdd is private to another user");
+    } else if (request.kind == HVI_ADMIN_NODES) {
+        answer_nodes(connection, request.request);
     } else {
         pass_on(connection, &request);
     }

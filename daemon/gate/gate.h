@@ -17,6 +17,7 @@
 
 struct gate_outgoing; /* link.c */
 struct gate_admin;    /* admin.c */
+struct gate_mesh;     /* mesh.c */
 
 struct gate {
     sd_event *event;
@@ -29,6 +30,7 @@ struct gate {
     size_t outbox_bytes;
 
     struct gate_admin *admin;
+    struct gate_mesh *mesh;
 
     unsigned char encoded[HVI_PACKET_BYTES_MAX]; /* scratch for one message out, one in */
     struct hvi_packet packet;
@@ -58,5 +60,17 @@ int gate_admin_open(struct gate *gate, int listen_fd);
 void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply);
 /* Closes every connection. */
 void gate_admin_close(struct gate *gate);
+
+/* ---- mesh.c: the gates of other nodes ---- */
+
+/* Listens or joins, as GateStart says, and tells hvdd what became of it. Logs. */
+int gate_mesh_open(struct gate *gate);
+/* An engine's registration: answered by a NodeRoster for hvdd, sooner or later. May take the packet out
+ * of it. */
+void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered);
+void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withdrawn);
+/* Fills in the nodes that this gate knows. */
+void gate_mesh_rows(struct gate *gate, struct hvi_admin_reply *reply);
+void gate_mesh_close(struct gate *gate);
 
 #endif

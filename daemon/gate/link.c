@@ -97,6 +97,10 @@ static bool handle(struct gate *gate, struct hvi_gate_msg *msg)
         gate_admin_answer(gate, &msg->reply);
     else if (msg->kind == HVI_GATE_BEAT)
         gate_link_send(gate, msg);
+    else if (msg->kind == HVI_GATE_NODE_REGISTER)
+        gate_mesh_register(gate, &msg->node_register);
+    else if (msg->kind == HVI_GATE_NODE_WITHDRAW)
+        gate_mesh_withdraw(gate, &msg->node_withdraw);
     else
         return false;
     return true;

@@ -46,8 +46,10 @@ static int serve(struct gate *gate, int listen_fd)
 
     if (sd_event_default(&gate->event) < 0)
         return 1;
-    if (gate_link_open(gate) == HVI_OK && gate_admin_open(gate, listen_fd) == HVI_OK)
+    if (gate_link_open(gate) == HVI_OK && gate_admin_open(gate, listen_fd) == HVI_OK &&
+        gate_mesh_open(gate) == HVI_OK)
         code = sd_event_loop(gate->event);
+    gate_mesh_close(gate);
     gate_admin_close(gate);
     gate_link_close(gate);
     sd_event_unref(gate->event);

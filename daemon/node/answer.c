@@ -328,6 +328,7 @@ static void answer_status(struct node *node, const struct node_asker *asker)
     daemon->refused = node->counters.refused;
     daemon->ranks_lost = node->counters.ranks_lost;
     daemon->log_lost = hvi_log_lost();
+    daemon->mesh_port = node->mesh.port;
     node_gate_reply(node, asker, &reply);
 }
 
@@ -498,6 +499,9 @@ void node_answer_request(struct node *node, const struct node_asker *asker,
         break;
     case HVI_ADMIN_PROCESS_EXITED:
         answer_process_exited(node, asker, request);
+        break;
+    case HVI_ADMIN_NODES:
+        node_answer_text(node, asker, HVI_ERR_UNSUPPORTED, "the gate answers this");
         break;
     }
 }

@@ -164,6 +164,7 @@ static int make_generation(struct node *node, const struct node_peer *peer,
         snprintf(decision->text, sizeof(decision->text), "hvdd is out of memory");
         return HVI_ERR_DAEMON;
     }
+    decision->generation->seats = node_attach_seats(request);
     status = node_spawn_engine(node, decision->generation, decision->text, sizeof(decision->text));
     if (status != HVI_OK)
         node_generation_end(&node->jobs, decision->generation, "its engine could not be started");

@@ -2,7 +2,6 @@
  * Which generation an attach goes to, or why it is refused: the rules of docs/design/spine.md, as a
  * pure function over the job table. Cheap and general checks come first, so that a peer learns
  * nothing about a job it may not join. */
-#include "daemon/node/mesh.h"
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -67,11 +66,12 @@ int32_t node_attach_seat(const struct hvi_attach_request *request)
 static bool check_nodes(const struct node *node, const struct hvi_attach_request *request,
                         struct node_decision *decision)
 {
-    if (!hvdd_mesh_is_there(node))
+    if (!node_mesh_wanted(node))
         return refuse(
             decision, HVI_ERR_UNSUPPORTED,
             "rank %d of job '%s' is one of %d ranks on %d nodes (%s%s%slocal_size %d, cross_size "
-            "%d), and hvdd serves jobs on one node only; start all ranks on one node",
+            "%d), and this hvdd has no mesh to other nodes; start the job with hvdrun -H, or hvdd "
+            "with --mesh-listen or --mesh-join",
             request->rank, request->job, request->size, nodes_of(request),
             request->origin[0] != '\0' ? "from " : "", request->origin,
             request->origin[0] != '\0' ? ": " : "", request->local_size, request->cross_size);

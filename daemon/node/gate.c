@@ -109,6 +109,11 @@ static void send_msg(struct node *node, const struct hvi_gate_msg *msg, const in
         queue(node, node->encoded, length);
 }
 
+void node_gate_send(struct node *node, const struct hvi_gate_msg *msg)
+{
+    send_msg(node, msg, NULL, 0);
+}
+
 /* ---- admin requests ---- */
 
 static void send_parts(struct node *node, uint64_t ticket, unsigned char *bytes, size_t length)
@@ -173,6 +178,25 @@ static void heard(struct node_gate *gate, const struct hvi_gate_beat *beat)
     gate->silent_ns = 0;
 }
 
+/* False: the gate says what cannot be. */
+static bool handle(struct node *node, const struct hvi_gate_msg *msg)
+{
+    switch (msg->kind) {
+    case HVI_GATE_BEAT:
+        heard(&node->gate, &msg->beat);
+        return true;
+    case HVI_GATE_STATE:
+        node_mesh_state(node, &msg->state);
+        return true;
+    case HVI_GATE_ASK:
+        return handle_ask(node, &msg->ask);
+    case HVI_GATE_NODE_ROSTER:
+        return node_mesh_roster(node, &msg->node_roster);
+    default:
+        return false;
+    }
+}
+
 static void read_message(struct node *node)
 {
     struct hvi_packet *packet = &node->packet;
@@ -181,11 +205,7 @@ static void read_message(struct node *node)
 
     if (packet->fd_count == 0 &&
         hvi_gate_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVI_OK) {
-        good = true;
-        if (msg.kind == HVI_GATE_BEAT)
-            heard(&node->gate, &msg.beat);
-        else
-            good = msg.kind == HVI_GATE_ASK && handle_ask(node, &msg.ask);
+        good = handle(node, &msg);
         hvi_gate_msg_free(&msg);
     }
     hvi_packet_close_fds(packet);
@@ -318,7 +338,9 @@ static void send_start(struct node *node)
     msg.start.private_mode = node->private_mode;
     msg.start.uid = node->uid;
     msg.start.log_level = (int32_t)hvi_log_level();
+    node_mesh_fill_start(node, &msg.start);
     send_msg(node, &msg, &node->admin_fd, 1);
+    node_mesh_tell_all(node);
 }
 
 /* False: errno says why; nothing is left. */
@@ -423,6 +445,7 @@ static void end_gate(struct node_gate *gate)
 void node_gate_close(struct node *node)
 {
     node_answer_close(node);
+    node_mesh_close(node);
     node->gate.again = sd_event_source_disable_unref(node->gate.again);
     end_gate(&node->gate);
     if (node->gate.started_ns != 0)

@@ -206,7 +206,7 @@ int node_generation_new(struct node_jobs *jobs, const char *id, uid_t uid, const
         goto no_job;
     generation->job = job;
     generation->number = number != 0 ? number : job->last_number + 1;
-    generation->size = size;
+    generation->size = generation->seats = size;
     generation->state = NODE_JOB_FORMING;
     generation->counts[NODE_SLOT_ABSENT] = seats;
     generation->seats = seats;

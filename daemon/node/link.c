@@ -7,7 +7,6 @@
  * last is still on the link then and is read first, so a clean exit after "rank 0 left" is not
  * taken for a loss. A link that breaks while the process lives takes no new ranks, and the process
  * gets 5 s to go. */
-#include "daemon/node/mesh.h"
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -255,38 +254,16 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
     return true;
 }
 
-void hvdd_node_roster(struct node *node, const struct node_generation *generation,
-                      const struct hvi_engine_roster *roster)
-{
-    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER, .engine_roster = *roster};
-
-    (void)node;
-    if (node_link_send(generation->engine, &msg, NULL, 0) != HVI_ERR_INVALID)
-        return;
-    msg.engine_roster = (struct hvi_engine_roster){.status = HVI_ERR_LIMIT};
-    snprintf(msg.engine_roster.text, sizeof(msg.engine_roster.text),
-             "the list of the %zu nodes of job '%s' does not fit a message of %u bytes",
-             roster->node_count, generation->job->id, HVI_PACKET_BYTES_MAX);
-    node_link_send(generation->engine, &msg, NULL, 0);
-}
-
 /* False: the engine of a job that is here wholly, or of one with other sizes. */
-static bool handle_node(struct node_engine *engine, const struct hvi_engine_node *said)
+static bool handle_node(struct node_engine *engine, const struct hvi_packet *packet,
+                        const struct hvi_engine_node *said)
 {
-    struct node_generation *generation = engine->generation;
-    struct hvi_engine_roster none = {0};
+    const struct node_generation *generation = engine->generation;
 
     if (!node_generation_spans(generation) || said->size != generation->size ||
         said->rank_count != (size_t)generation->seats)
         return false;
-    none.status = hvdd_gate_node(engine->node, generation, said);
-    if (none.status == HVI_OK)
-        return true;
-    snprintf(none.text, sizeof(none.text),
-             "hvdd on this node cannot bring job '%s' together with its other nodes: it is in no "
-             "mesh (any more)",
-             generation->job->id);
-    hvdd_node_roster(engine->node, generation, &none);
+    node_mesh_engine_node(engine, packet->bytes, packet->length);
     return true;
 }
 
@@ -310,7 +287,7 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
     else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);
     else if (msg.kind == HVI_PACKET_ENGINE_NODE)
-        good = handle_node(engine, &msg.engine_node);
+        good = handle_node(engine, packet, &msg.engine_node);
     else
         good = false;
     if (!good)
@@ -378,6 +355,7 @@ static void engine_free(struct node_engine *engine)
         close(engine->link_fd);
     if (engine->pidfd >= 0)
         close(engine->pidfd);
+    free(engine->node_packet);
     free(engine);
 }
 
@@ -435,6 +413,7 @@ void node_link_end(struct node_engine *engine, bool clean, const char *fate)
     if (!clean)
         node->counters.ranks_lost += (uint64_t)node_generation_present(generation);
     node_answer_engine_gone(node, engine);
+    node_mesh_engine_gone(engine);
     node_attach_engine_gone(node, generation, clean, fate);
     engine_free(engine);
     node_generation_end(&node->jobs, generation,

@@ -108,6 +108,8 @@ static int start(struct node *node)
     if (status == HVI_OK)
         status = node_spawn_find(node);
     if (status == HVI_OK)
+        status = node_mesh_init(node);
+    if (status == HVI_OK)
         status = open_rundir(node);
     if (status == HVI_OK)
         status = node_notify_inherit(node);
@@ -157,9 +159,11 @@ int main(int argc, char **argv)
         HVI_LOG(HVI_LOG_INFO, "main", "ready", "hvdd accepts attaches",
                 "version=%s dir=%s private=%s pid=%d", HVD_VERSION_TEXT, node.rundir.path,
                 node.private_mode ? "yes" : "no", (int)getpid());
-        node_notify_ready(&node);
+        if (!node_mesh_wanted(&node))
+            node_notify_ready(&node); /* else when the mesh is there */
         node_stop_check(&node);
-        code = sd_event_loop(node.event) < 0 ? 1 : 0;
+        code = sd_event_loop(node.event);
+        code = code < 0 ? 1 : code;
     }
     finish(&node);
     if (code == 0)

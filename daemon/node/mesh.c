@@ -1,17 +1,314 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/node/mesh.h"
-
-#include "base/status.h"
+/* SPDX-License-Identifier: Apache-2.0
+ * Jobs that span nodes, as hvdd sees them: what an engine says of its node goes to the gate, and what
+ * the rendezvous answers goes to that engine. hvdd keeps what an engine said until it has its answer,
+ * and tells each new gate again. */
 #include "daemon/node/node.h"
 
-bool hvdd_mesh_is_there(const struct node *node)
+#include "base/status.h"
+#include "proto/gate.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#define PORT_FIRST       9600u
+#define PORT_LAST        9631u
+#define START_TIMEOUT_NS (30 * HVI_NS_SEC)
+#define PORT_FILE        "mesh.port"
+#define KEY_FILE         "mesh.key"
+
+/* ---- options ---- */
+
+bool node_mesh_wanted(const struct node *node)
 {
-    return node->mesh;
+    return node->config.mesh_listen[0] != '\0' || node->config.mesh_join[0] != '\0';
 }
 
-int hvdd_gate_node(struct node *node, const struct node_generation *generation,
-                   const struct hvi_engine_node *said)
+/* The option, else the environment's, else "". */
+static const char *option_or(const char *option, const char *name, const char *other_name)
 {
-    (void)node, (void)generation, (void)said;
-    return HVI_ERR_UNSUPPORTED;
+    const char *value = option[0] != '\0' ? option : getenv(name);
+
+    if (value == NULL && other_name != NULL)
+        value = getenv(other_name);
+    return value == NULL ? "" : value;
+}
+
+static bool parse_ports(const char *text, uint32_t *first_p, uint32_t *last_p)
+{
+    unsigned first, last;
+    char end;
+
+    if (sscanf(text, "%5u-%5u%c", &first, &last, &end) != 2 || first == 0 || first > last ||
+        last > UINT16_MAX)
+        return false;
+    *first_p = first;
+    *last_p = last;
+    return true;
+}
+
+static bool parse_seconds(const char *text, uint64_t *ns_p)
+{
+    char *end;
+    double seconds = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !(seconds >= 0 && seconds <= 86400))
+        return false;
+    *ns_p = (uint64_t)(seconds * (double)HVI_NS_SEC);
+    return true;
+}
+
+/* Where nobody has chosen a port, a new gate listens where the last one did. */
+static void fill_listen(const struct node *node, char *listen_p, size_t size)
+{
+    const char *wanted = node->config.mesh_listen, *colon = strrchr(wanted, ':');
+
+    if (node->mesh.port != 0 && colon != NULL && strcmp(colon, ":0") == 0)
+        snprintf(listen_p, size, "%.*s:%u", (int)(colon - wanted), wanted,
+                 (unsigned)node->mesh.port);
+    else
+        snprintf(listen_p, size, "%s", wanted);
+}
+
+static void fill_key(const struct node *node, char *key_p, size_t size)
+{
+    const char *given = option_or(node->config.mesh_key, "HVD_KEY_FILE", NULL);
+
+    if (given[0] != '\0')
+        snprintf(key_p, size, "%s", given);
+    else
+        snprintf(key_p, size, "%.200s/" KEY_FILE, node->rundir.path);
+}
+
+void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p)
+{
+    start_p->node = node->mesh.node;
+    if (gethostname(start_p->name, sizeof(start_p->name)) != 0 || start_p->name[0] == '\0')
+        snprintf(start_p->name, sizeof(start_p->name), "node");
+    start_p->name[sizeof(start_p->name) - 1] = '\0';
+    if (!node_mesh_wanted(node))
+        return;
+    fill_listen(node, start_p->mesh_listen, sizeof(start_p->mesh_listen));
+    snprintf(start_p->mesh_join, sizeof(start_p->mesh_join), "%s", node->config.mesh_join);
+    fill_key(node, start_p->mesh_key, sizeof(start_p->mesh_key));
+    snprintf(start_p->interface, sizeof(start_p->interface), "%s",
+             option_or(node->config.interface, "HVD_INTERFACE", "HOROVOD_GLOO_IFACE"));
+    start_p->port_first = node->mesh.port_first;
+    start_p->port_last = node->mesh.port_last;
+    start_p->start_timeout_ns = node->mesh.start_timeout_ns;
+}
+
+/* HVI_OK, or HVI_ERR_INVALID after logging. */
+int node_mesh_init(struct node *node)
+{
+    const char *ports = option_or(node->config.port_range, "HVD_PORT_RANGE", NULL);
+    const char *timeout = getenv("HVD_START_TIMEOUT");
+    struct node_mesh *mesh = &node->mesh;
+    const char *wrong = NULL;
+
+    mesh->port_first = PORT_FIRST;
+    mesh->port_last = PORT_LAST;
+    mesh->start_timeout_ns = START_TIMEOUT_NS;
+    while (mesh->node == 0)
+        if (getrandom(&mesh->node, sizeof(mesh->node), 0) != (ssize_t)sizeof(mesh->node))
+            mesh->node = 0;
+    if (node->config.mesh_listen[0] != '\0' && node->config.mesh_join[0] != '\0')
+        wrong = "a hvdd listens for other nodes or joins one that does: give --mesh-listen or "
+                "--mesh-join, not both";
+    else if (ports[0] != '\0' && !parse_ports(ports, &mesh->port_first, &mesh->port_last))
+        wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
+    else if (node->config.start_timeout != 0)
+        mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
+    else if (timeout != NULL && !parse_seconds(timeout, &mesh->start_timeout_ns))
+        wrong = "HVD_START_TIMEOUT is no number of seconds";
+    if (wrong == NULL)
+        return HVI_OK;
+    HVI_LOG(HVI_LOG_ERROR, "mesh", "bad-mesh", wrong, "");
+    return HVI_ERR_INVALID;
+}
+
+/* ---- the port ---- */
+
+static void port_path(const struct node *node, const char *suffix, char path_p[PATH_MAX])
+{
+    snprintf(path_p, PATH_MAX, "%s/" PORT_FILE "%s", node->rundir.path, suffix);
+}
+
+static void write_port(const struct node *node)
+{
+    char path[PATH_MAX], fresh[PATH_MAX];
+    FILE *out;
+
+    port_path(node, "", path);
+    port_path(node, ".new", fresh);
+    out = fopen(fresh, "we");
+    if (out != NULL && fprintf(out, "%u\n", (unsigned)node->mesh.port) > 0 && fclose(out) == 0 &&
+        rename(fresh, path) == 0)
+        return;
+    HVI_LOG(HVI_LOG_WARN, "mesh", "no-port-file",
+            "the port of the mesh cannot be written to a file", "path=%s error=\"%s\"", path,
+            strerror(errno));
+}
+
+void node_mesh_state(struct node *node, const struct hvi_gate_state *state)
+{
+    if (state->status != HVI_OK) {
+        HVI_LOG(HVI_LOG_ERROR, "mesh", "no-mesh", state->text, "");
+        if (!node->ready)
+            sd_event_exit(node->event, 1);
+        return;
+    }
+    node->mesh.port = state->port;
+    if (state->port != 0)
+        write_port(node);
+    if (!node->ready)
+        node_notify_ready(node);
+}
+
+void node_mesh_close(struct node *node)
+{
+    char path[PATH_MAX];
+
+    if (node->mesh.port == 0)
+        return;
+    port_path(node, "", path);
+    unlink(path);
+}
+
+/* ---- what engines say and are told ---- */
+
+static void fill_register(const struct node_engine *engine, struct hvi_gate_msg *msg_p)
+{
+    const struct node_generation *generation = engine->generation;
+    struct hvi_node_register *registered = &msg_p->node_register;
+
+    msg_p->kind = HVI_GATE_NODE_REGISTER;
+    snprintf(registered->job, sizeof(registered->job), "%s", generation->job->id);
+    snprintf(registered->key_digest, sizeof(registered->key_digest), "%s",
+             generation->job->key_digest);
+    registered->uid = generation->job->uid;
+    registered->generation = generation->number;
+    registered->node = engine->node_packet;
+    registered->node_bytes = engine->node_packet_bytes;
+}
+
+static void send_register(struct node_engine *engine)
+{
+    struct hvi_gate_msg msg;
+
+    memset(&msg, 0, sizeof(msg));
+    fill_register(engine, &msg);
+    node_gate_send(engine->node, &msg);
+}
+
+static void refuse(struct node_engine *engine, int status, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER};
+
+    msg.engine_roster.status = status;
+    snprintf(msg.engine_roster.text, sizeof(msg.engine_roster.text), "%s", text);
+    node_link_send(engine, &msg, NULL, 0);
+}
+
+void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length)
+{
+    unsigned char *copy = length <= HVI_MESH_PACKET_MAX ? malloc(length) : NULL;
+
+    if (!node_mesh_wanted(engine->node)) {
+        free(copy);
+        refuse(engine, HVI_ERR_UNSUPPORTED, "this hvdd has no mesh to other nodes");
+        return;
+    }
+    if (copy == NULL) {
+        refuse(engine, HVI_ERR_DAEMON, "hvdd is out of memory, or the engine's ranks are too many");
+        return;
+    }
+    memcpy(copy, bytes, length);
+    free(engine->node_packet);
+    engine->node_packet = copy;
+    engine->node_packet_bytes = length;
+    engine->met = false;
+    HVI_LOG(HVI_LOG_INFO, "mesh", "node-complete",
+            "all ranks of a job on this node are there; the other nodes are waited for",
+            "job=%s generation=%llu", engine->generation->job->id,
+            (unsigned long long)engine->generation->number);
+    send_register(engine);
+}
+
+void node_mesh_engine_gone(struct node_engine *engine)
+{
+    struct hvi_gate_msg msg;
+
+    if (engine->node_packet == NULL)
+        return;
+    memset(&msg, 0, sizeof(msg));
+    msg.kind = HVI_GATE_NODE_WITHDRAW;
+    snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s",
+             engine->generation->job->id);
+    msg.node_withdraw.uid = engine->generation->job->uid;
+    msg.node_withdraw.generation = engine->generation->number;
+    node_gate_send(engine->node, &msg);
+}
+
+void node_mesh_tell_all(struct node *node)
+{
+    struct node_engine *engine;
+
+    DL_FOREACH(node->engines, engine)
+    {
+        if (engine->node_packet != NULL && !engine->met)
+            send_register(engine);
+    }
+}
+
+static struct node_engine *engine_of(struct node *node, const struct hvi_node_roster *roster)
+{
+    struct node_engine *engine;
+
+    DL_FOREACH(node->engines, engine)
+    {
+        const struct node_generation *generation = engine->generation;
+        if (generation->number == roster->generation && generation->job->uid == roster->uid &&
+            strcmp(generation->job->id, roster->job) == 0)
+            return engine;
+    }
+    return NULL;
+}
+
+static void log_roster(const struct node_engine *engine, const struct hvi_engine_roster *roster)
+{
+    if (roster->status == HVI_OK)
+        HVI_LOG(HVI_LOG_INFO, "mesh", "job-met", "the nodes of a job have met",
+                "job=%s generation=%llu epoch=%llu node=%u nodes=%zu address=%s",
+                engine->generation->job->id, (unsigned long long)engine->generation->number,
+                (unsigned long long)roster->epoch, roster->node, roster->node_count,
+                roster->node < roster->node_count ? roster->nodes[roster->node].address : "");
+    else
+        HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", roster->text,
+                "job=%s generation=%llu status=%s", engine->generation->job->id,
+                (unsigned long long)engine->generation->number, hvi_status_name(roster->status));
+}
+
+bool node_mesh_roster(struct node *node, const struct hvi_node_roster *roster)
+{
+    struct node_engine *engine = engine_of(node, roster);
+    struct hvi_packet_msg msg;
+    bool good;
+
+    if (hvi_packet_msg_decode(roster->roster, roster->roster_bytes, &msg, NULL, 0) != HVI_OK)
+        return false;
+    good = msg.kind == HVI_PACKET_ENGINE_ROSTER;
+    if (good && engine != NULL && engine->node_packet != NULL && !engine->met) {
+        engine->met = true;
+        log_roster(engine, &msg.engine_roster);
+        node_link_send(engine, &msg, NULL, 0);
+    }
+    hvi_packet_msg_free(&msg);
+    return good;
 }

@@ -82,6 +82,9 @@ struct node_engine {
     uint64_t silent_ns;         /* for how long */
     struct node_outgoing *outbox;
     size_t outbox_count, outbox_bytes;
+    unsigned char *node_packet; /* its EngineNode as it came; NULL: it has said none */
+    size_t node_packet_bytes;
+    bool met; /* the rendezvous has answered it */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */
@@ -112,6 +115,14 @@ struct node_gate {
     size_t outbox_bytes;
 };
 
+/* Jobs that span nodes (mesh.c). */
+struct node_mesh {
+    uint64_t node; /* random: this hvdd's start */
+    uint32_t port; /* that the gate listens on; 0: none */
+    uint32_t port_first, port_last;
+    uint64_t start_timeout_ns;
+};
+
 struct node {
     struct node_command command;
     struct node_config config;
@@ -138,13 +149,14 @@ struct node {
     char admin_path[HVI_WIRE_PATH];
     bool admin_inherited; /* from a socket unit: its file is not ours to remove */
     struct node_gate gate;
+    struct node_mesh mesh;
+    bool ready; /* said so */
     struct node_answer *answers;
     uint32_t answer_count;
 
     struct node_pending *pendings;
     uint32_t pending_count;
     struct node_jobs jobs;
-    bool mesh; /* a gate brings the engines of several nodes together */
     struct node_engine *engines;
     sd_event_source *beat;
     uint64_t next_session, next_query;
@@ -292,6 +304,31 @@ void node_answer_report(struct node *node, const struct node_engine *engine,
 void node_answer_engine_gone(struct node *node, const struct node_engine *engine);
 /* Drops all unanswered questions. */
 void node_answer_close(struct node *node);
+
+struct hvi_gate_msg;
+struct hvi_gate_start;
+struct hvi_gate_state;
+struct hvi_node_roster;
+
+/* Sends now or queues; where there is no gate just now, nothing. */
+void node_gate_send(struct node *node, const struct hvi_gate_msg *msg);
+
+/* ---- mesh.c: jobs that span nodes ---- */
+
+/* Reads the options of the mesh. HVI_OK or HVI_ERR_INVALID; logs. */
+int node_mesh_init(struct node *node);
+bool node_mesh_wanted(const struct node *node);
+void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p);
+/* What has become of the mesh; hvdd is ready when it is. */
+void node_mesh_state(struct node *node, const struct hvi_gate_state *state);
+/* An engine's EngineNode, a Packet of `length` bytes. */
+void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length);
+void node_mesh_engine_gone(struct node_engine *engine);
+/* A new gate: it is told what all engines wait for. */
+void node_mesh_tell_all(struct node *node);
+/* The rendezvous' answer goes to its engine. False: it is none. */
+bool node_mesh_roster(struct node *node, const struct hvi_node_roster *roster);
+void node_mesh_close(struct node *node);
 
 /* ---- notify.c: systemd
  * -------------------------------------------------------------------------------------------- */

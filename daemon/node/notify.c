@@ -101,6 +101,7 @@ void node_notify_ready(struct node *node)
 {
     int fd = (int)node->config.ready_fd;
 
+    node->ready = true;
     send_status(node, "READY=1\n");
     if (getenv("NOTIFY_SOCKET") != NULL && !node->attach_inherited &&
         sd_pid_notify_with_fds(0, 0, "FDSTORE=1\nFDNAME=attach", &node->attach_fd, 1) > 0)
@@ -110,7 +111,8 @@ void node_notify_ready(struct node *node)
                 "");
     if (fd < 0)
         return;
-    if (write(fd, "ready\n", 6) < 0)
+    if (node->mesh.port != 0 ? dprintf(fd, "ready %u\n", (unsigned)node->mesh.port) < 0
+                             : dprintf(fd, "ready\n") < 0)
         HVI_LOG(HVI_LOG_WARN, "notify", "no-ready", "cannot write to --ready-fd",
                 "fd=%d error=\"%s\"", fd, strerror(errno));
     close(fd);

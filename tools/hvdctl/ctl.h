@@ -40,6 +40,8 @@ void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply);
+void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* The rows of a trace, gathered over as many replies as it took. Sorting: rank by rank, oldest
  * first, those in flight last. */
@@ -78,6 +80,9 @@ int ctl_trace(const struct ctl *ctl, char **args, int count);
 int ctl_timeline(const struct ctl *ctl, char **args, int count);
 /* `hvdctl top`: until interrupted, or once. */
 int ctl_top(const struct ctl *ctl, char **args, int count);
+
+/* `hvdctl key new PREFIX`. */
+int ctl_key_new(const struct ctl *ctl, char **args, int count);
 
 /* Looks at this machine. CTL_OK, or CTL_REFUSED when something would keep hvdd from working. */
 int ctl_doctor(const struct ctl *ctl);

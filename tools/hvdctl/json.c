@@ -67,6 +67,26 @@ void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     add_u64(object, "refused", daemon->refused);
     add_u64(object, "ranks_lost", daemon->ranks_lost);
     add_u64(object, "log_lost", daemon->log_lost);
+    add_u64(object, "mesh_port", daemon->mesh_port);
+    print(ctl, document);
+}
+
+void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON *array = cJSON_AddArrayToObject(document, "nodes");
+    for (size_t i = 0; i < reply->node_count; i++) {
+        const struct hvi_mesh_row *row = &reply->nodes[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "node", row->node);
+        cJSON_AddStringToObject(object, "name", row->name);
+        cJSON_AddStringToObject(object, "address", row->address);
+        add_u64(object, "port", row->port);
+        cJSON_AddStringToObject(object, "state", row->state);
+        add_u64(object, "heard_ns", row->heard_ns);
+        cJSON_AddStringToObject(object, "jobs", row->jobs);
+    }
+    add_note(document, reply);
     print(ctl, document);
 }
 

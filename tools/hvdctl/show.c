@@ -108,8 +108,42 @@ void ctl_show_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
          daemon->attaches);
     line(ctl, "refused", "%" PRIu64, daemon->refused);
     line(ctl, "ranks lost", "%" PRIu64, daemon->ranks_lost);
+    if (daemon->mesh_port != 0)
+        line(ctl, "mesh port", "%" PRIu32, daemon->mesh_port);
     if (daemon->log_lost > 0)
         line(ctl, "log", "%" PRIu64 " lines could not be written", daemon->log_lost);
+}
+
+void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    static const struct ctl_column columns[] = {{"NODE", false}, {"ADDRESS", false},
+                                                {"PORT", true},  {"STATE", false},
+                                                {"HEARD", true}, {"JOBS", false}};
+    if (reply->node_count == 0) {
+        line(ctl, "nodes", "%s", reply->text[0] != '\0' ? reply->text : "none");
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->node_count; i++) {
+        const struct hvi_mesh_row *row = &reply->nodes[i];
+        const bool bad = strcmp(row->state, "apart") == 0 || strcmp(row->state, "refused") == 0 ||
+                         strcmp(row->state, "unreached") == 0;
+        ctl_table_add(table, CTL_PLAIN, "%s", row->name);
+        ctl_table_add(table, CTL_PLAIN, "%s", row->address[0] != '\0' ? row->address : "-");
+        if (row->port != 0)
+            ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->port);
+        else
+            ctl_table_add(table, CTL_PLAIN, "-");
+        ctl_table_add(table, bad ? CTL_BAD : CTL_PLAIN, "%s", row->state);
+        if (row->heard_ns != 0)
+            add_duration(table, row->heard_ns);
+        else
+            ctl_table_add(table, CTL_PLAIN, "-");
+        ctl_table_add(table, CTL_PLAIN, "%s", row->jobs);
+    }
+    finish(ctl, table, reply->rows_left_out);
+    if (reply->text[0] != '\0')
+        line(ctl, "mesh", "%s", reply->text);
 }
 
 void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)

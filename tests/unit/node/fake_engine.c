@@ -10,6 +10,7 @@
  * When hvdd goes away it comes back with EngineHello every 50 ms, as the real one does. */
 #include "base/clock.h"
 #include "base/digest.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
@@ -29,6 +30,7 @@
 static struct hvi_engine_start start;
 static struct hvi_rank_row rows[HVI_RANKS_MAX];
 static int clients[HVI_RANKS_MAX];
+static int32_t seats[HVI_RANKS_MAX]; /* ranks by local rank */
 static char digest[HVI_DIGEST_TEXT];
 static int link_fd = LINK_FD;
 static int present, came;
@@ -56,6 +58,23 @@ static void tell(int rank, enum hvi_session_state state, const char *name)
     msg.engine_session.rank = rank;
     msg.engine_session.pid = rows[rank].pid;
     msg.engine_session.state = state;
+    send_to(link_fd, &msg);
+}
+
+/* With the last trainer of a job that spans nodes. */
+static void tell_node(void)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_NODE};
+    const char *port = getenv("FAKE_ENGINE_PORT"), *wire = getenv("FAKE_ENGINE_WIRE");
+
+    if (start.seats == 0 || present != start.seats)
+        return;
+    msg.engine_node.size = start.size;
+    msg.engine_node.ranks = seats;
+    msg.engine_node.rank_count = (size_t)start.seats;
+    msg.engine_node.port = port != NULL ? (uint32_t)atoi(port) : 9999;
+    msg.engine_node.wire_oldest = msg.engine_node.wire_newest =
+        wire != NULL ? (uint32_t)atoi(wire) : 1;
     send_to(link_fd, &msg);
 }
 
@@ -92,10 +111,34 @@ static void adopt(const struct hvi_engine_adopt *adopted)
     reply.attach_reply.generation = start.generation;
     reply.attach_reply.engine_pid = (int32_t)getpid();
     send_to(clients[rank], &reply);
-    hvi_packet_msg_free(&attach);
     present++;
     came++;
+    if (attach.attach_request.local_rank < HVI_RANKS_MAX)
+        seats[attach.attach_request.local_rank] = rank;
+    hvi_packet_msg_free(&attach);
     tell(rank, HVI_SESSION_STATE_ATTACHED, "attached");
+    tell_node();
+}
+
+/* What the rendezvous said, as a line of the log. */
+static void note_roster(const struct hvi_engine_roster *roster)
+{
+    char nodes[1024] = "", key[HVI_WIRE_EPOCH_KEY * 2 + 1] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < roster->node_count; i++) {
+        used += (size_t)snprintf(nodes + used, sizeof(nodes) - used, "%s%s:%u/", i > 0 ? ";" : "",
+                                 roster->nodes[i].address, roster->nodes[i].port);
+        for (size_t k = 0; k < roster->nodes[i].rank_count; k++)
+            used += (size_t)snprintf(nodes + used, sizeof(nodes) - used, "%s%d", k > 0 ? "," : "",
+                                     roster->nodes[i].ranks[k]);
+    }
+    for (size_t i = 0; i < roster->key_bytes; i++)
+        snprintf(key + 2 * i, 3, "%02x", roster->key[i]);
+    HVI_LOG(HVI_LOG_INFO, "fake", "roster", roster->status == HVI_OK ? "met" : roster->text,
+            "job=%s status=%d epoch=%llu node=%u wire=%u nodes=%s key=%s", start.job,
+            roster->status, (unsigned long long)roster->epoch, roster->node, roster->wire, nodes,
+            key);
 }
 
 static void report(const struct hvi_engine_query *query)
@@ -148,6 +191,8 @@ static void read_link(void)
         report(&msg.engine_query);
     else if (msg.kind == HVI_PACKET_ENGINE_FATE)
         fate(&msg.engine_fate);
+    else if (msg.kind == HVI_PACKET_ENGINE_ROSTER)
+        note_roster(&msg.engine_roster);
     else if (msg.kind == HVI_PACKET_ENGINE_STOP && !is("stubborn"))
         exit(0);
     hvi_packet_msg_free(&msg);
@@ -168,7 +213,7 @@ static void read_client(int rank)
         tell(rank, HVI_SESSION_STATE_LEFT, "left");
     else
         tell(rank, HVI_SESSION_STATE_LOST, "lost");
-    if (present == 0 && came == start.size)
+    if (present == 0 && came == (start.seats != 0 ? start.seats : start.size))
         exit(0);
 }
 
@@ -220,6 +265,7 @@ int main(void)
 {
     struct hvi_packet_msg msg;
 
+    hvi_log_init("hvt_fake_engine", HVI_LOG_INFO);
     if (hvi_packet_receive(LINK_FD, &packet, hvi_deadline_after(5 * (int64_t)HVI_NS_SEC)) !=
             HVI_OK ||
         hvi_packet_msg_decode(packet.bytes, packet.length, &msg, NULL, 0) != HVI_OK ||

@@ -345,7 +345,7 @@ void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
     memset(request_p, 0, sizeof *request_p);
     request_p->protocol_version = HVI_PROTOCOL_VERSION;
     request_p->kind = (enum hvi_admin_kind)(HVI_ADMIN_STATUS + index / 2);
-    bool about_job = request_p->kind >= HVI_ADMIN_RANKS;
+    bool about_job = request_p->kind >= HVI_ADMIN_RANKS && request_p->kind != HVI_ADMIN_NODES;
     if (about_job && request_p->kind != HVI_ADMIN_STALLS)
         request_p->job[0] = 'j';
     if (!full)
@@ -404,6 +404,21 @@ static struct hvi_job_row *job_rows(size_t count)
     return rows;
 }
 
+static struct hvi_mesh_row *mesh_rows(size_t count)
+{
+    struct hvi_mesh_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        rows[i].port = UINT16_MAX;
+        rows[i].heard_ns = UINT64_MAX;
+        FILL(rows[i].node, true);
+        FILL(rows[i].name, true);
+        FILL(rows[i].address, false);
+        FILL(rows[i].state, true);
+        FILL(rows[i].jobs, true);
+    }
+    return rows;
+}
+
 void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
 {
     memset(reply_p, 0, sizeof *reply_p);
@@ -424,4 +439,6 @@ void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
     reply_p->stalls = stall_rows(reply_p->stall_count, huge ? HVI_RANKS_MAX : 3);
     reply_p->trace_count = huge ? HVI_WIRE_TRACES_MAX : 2;
     reply_p->traces = trace_rows(reply_p->trace_count);
+    reply_p->node_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->nodes = mesh_rows(reply_p->node_count);
 }

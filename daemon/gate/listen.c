@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The side of the mesh that listens and has the rendezvous. A node is known by the random number of its
+ * hvdd's start. With its first message that number is bound to the key that it came with: a message
+ * with another key, or over a connection whose routing id says another node, is refused. */
+#include "daemon/gate/mesh.h"
+
+#include "base/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include <utlist.h>
+
+struct mesh_peer {
+    struct gate_mesh *mesh;
+    struct mesh_peer *prev, *next;
+    uint64_t node;
+    char route[GATE_ROUTE_TEXT], key[GATE_KEY_TEXT];
+    char name[HVI_WIRE_NODE_NAME];
+    char announced[HVI_WIRE_NODE_ADDRESS], seen[HVI_WIRE_NODE_ADDRESS];
+    struct gate_talk talk;
+    int connection; /* its last message's */
+    uint64_t heard_ns;
+    bool refused; /* its version was: said once */
+};
+
+/* ---- peers ---- */
+
+static struct mesh_peer *peer_find(const struct gate_mesh *mesh, uint64_t node)
+{
+    struct mesh_peer *peer;
+
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (peer->node == node)
+            return peer;
+    }
+    return NULL;
+}
+
+static void peer_free(struct gate_mesh *mesh, struct mesh_peer *peer)
+{
+    gate_rendezvous_forget(&mesh->rendezvous, peer->node);
+    DL_DELETE(mesh->peers, peer);
+    mesh->peer_count--;
+    gate_talk_fini(&peer->talk);
+    free(peer);
+}
+
+static struct mesh_peer *peer_new(struct gate_mesh *mesh, uint64_t node,
+                                  const struct gate_sender *from)
+{
+    struct mesh_peer *peer = mesh->peer_count < MESH_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
+
+    if (peer == NULL)
+        return NULL;
+    peer->mesh = mesh;
+    peer->node = node;
+    snprintf(peer->route, sizeof(peer->route), "%s", from->route);
+    snprintf(peer->key, sizeof(peer->key), "%s", from->key);
+    snprintf(peer->name, sizeof(peer->name), "%s", from->route);
+    gate_talk_init(&peer->talk, mesh_random(), false);
+    DL_APPEND(mesh->peers, peer);
+    mesh->peer_count++;
+    return peer;
+}
+
+/* Its engines', as others reach them. */
+static const char *address_of(const struct mesh_peer *peer)
+{
+    return peer->announced[0] != '\0' ? peer->announced : peer->seen;
+}
+
+static void transmit(void *user, struct hvi_mesh_msg *msg)
+{
+    struct mesh_peer *peer = user;
+
+    mesh_send(peer->mesh, peer->route, msg);
+}
+
+/* ---- the rendezvous ---- */
+
+static void log_met(const struct gate_registrant *to, const struct hvi_engine_roster *roster)
+{
+    char nodes[1024];
+    size_t used = 0;
+
+    nodes[0] = '\0';
+    for (size_t i = 0; i < roster->node_count && used < sizeof(nodes); i++)
+        used += (size_t)snprintf(nodes + used, sizeof(nodes) - used, "%s%s=%s:%u", i > 0 ? "," : "",
+                                 roster->nodes[i].name, roster->nodes[i].address,
+                                 roster->nodes[i].port);
+    HVI_LOG(HVI_LOG_INFO, "mesh", "job-met", "the nodes of a job have met",
+            "job=%s epoch=%llu wire=%u nodes=%s", to->job, (unsigned long long)roster->epoch,
+            roster->wire, nodes);
+}
+
+static void fill_answer(struct gate_mesh *mesh, const struct gate_registrant *to,
+                        const struct hvi_engine_roster *roster, struct hvi_node_roster *answer_p)
+{
+    struct hvi_engine_roster instead = {.status = HVI_ERR_LIMIT,
+                                        .text =
+                                            "the job has more nodes or ranks than its roster can "
+                                            "tell"};
+
+    *answer_p = (struct hvi_node_roster){.uid = to->uid, .generation = to->generation};
+    snprintf(answer_p->job, sizeof(answer_p->job), "%s", to->job);
+    answer_p->roster = mesh_pack_roster(mesh, roster, &answer_p->roster_bytes);
+    if (answer_p->roster == NULL)
+        answer_p->roster = mesh_pack_roster(mesh, &instead, &answer_p->roster_bytes);
+}
+
+static void answer(void *user, const struct gate_registrant *to,
+                   const struct hvi_engine_roster *roster)
+{
+    struct gate_mesh *mesh = user;
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER};
+    struct mesh_peer *peer = peer_find(mesh, to->node);
+
+    if (roster->status == HVI_OK && roster->node == 0)
+        log_met(to, roster);
+    if (roster->status != HVI_OK)
+        HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", roster->text, "job=%s generation=%llu",
+                to->job, (unsigned long long)to->generation);
+    fill_answer(mesh, to, roster, &msg.node_roster);
+    if (msg.node_roster.roster == NULL)
+        return; /* out of memory: it is asked for again, or its time runs out */
+    if (to->node == mesh->gate->start.node) {
+        mesh_tell_roster(mesh, &msg.node_roster);
+        free(msg.node_roster.roster);
+    } else if (peer == NULL) {
+        free(msg.node_roster.roster);
+    } else if (gate_talk_say(&peer->talk, &msg) != HVI_OK) {
+        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+    }
+}
+
+static void throw_dice(void *user, void *bytes_p, size_t length)
+{
+    (void)user;
+    while (getrandom(bytes_p, length, 0) != (ssize_t)length)
+        ;
+}
+
+static const struct gate_rendezvous_calls rendezvous_calls = {.answer = answer,
+                                                              .random = throw_dice};
+
+/* False: it is no EngineNode. */
+static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const char *address,
+                  const struct hvi_node_register *registered)
+{
+    struct gate_registration said = {.node = node, .generation = registered->generation};
+    struct hvi_packet_msg msg;
+    bool good;
+
+    if (hvi_packet_msg_decode(registered->node, registered->node_bytes, &msg, NULL, 0) != HVI_OK)
+        return false;
+    good = msg.kind == HVI_PACKET_ENGINE_NODE;
+    if (good) {
+        said.uid = registered->uid;
+        said.engine = msg.engine_node;
+        snprintf(said.name, sizeof(said.name), "%s", name);
+        snprintf(said.address, sizeof(said.address), "%s", address);
+        snprintf(said.job, sizeof(said.job), "%s", registered->job);
+        snprintf(said.key_digest, sizeof(said.key_digest), "%s", registered->key_digest);
+        gate_rendezvous_register(&mesh->rendezvous, &said, hvi_clock_ns());
+    }
+    hvi_packet_msg_free(&msg);
+    return good;
+}
+
+static void take_back(struct gate_mesh *mesh, uint64_t node,
+                      const struct hvi_node_withdraw *withdrawn)
+{
+    const struct gate_registrant registrant = {.node = node,
+                                               .job = withdrawn->job,
+                                               .uid = withdrawn->uid,
+                                               .generation = withdrawn->generation};
+
+    gate_rendezvous_withdraw(&mesh->rendezvous, &registrant);
+}
+
+static void flush_all(struct gate_mesh *mesh)
+{
+    uint64_t now_ns = hvi_clock_ns();
+    struct mesh_peer *peer;
+
+    DL_FOREACH(mesh->peers, peer)
+    gate_talk_flush(&peer->talk, now_ns, transmit, peer);
+}
+
+void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered)
+{
+    if (!bring(mesh, mesh->gate->start.node, mesh->gate->start.name, mesh->announced, registered))
+        mesh_tell_error(mesh, registered, HVI_ERR_PROTOCOL, "the engine's EngineNode is none");
+    flush_all(mesh);
+}
+
+void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
+{
+    take_back(mesh, mesh->gate->start.node, withdrawn);
+}
+
+/* ---- messages ---- */
+
+static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *hello)
+{
+    struct gate_rendezvous *rendezvous = &peer->mesh->rendezvous;
+
+    snprintf(peer->name, sizeof(peer->name), "%s", hello->name);
+    snprintf(peer->announced, sizeof(peer->announced), "%s", hello->announced);
+    /* Where others have found us; a node beside us may have found the loopback. */
+    if (!peer->mesh->own_fixed && hello->dialed[0] != '\0' &&
+        (rendezvous->own_address[0] == '\0' ||
+         gate_rendezvous_is_loopback(rendezvous->own_address)))
+        snprintf(rendezvous->own_address, sizeof(rendezvous->own_address), "%s", hello->dialed);
+    HVI_LOG(HVI_LOG_INFO, "mesh", "node-joined", "a node has joined the mesh",
+            "node=%s name=%s address=%s announced=%s dialed=%s", peer->route, peer->name,
+            peer->seen, peer->announced, hello->dialed);
+}
+
+static void handle_body(struct mesh_peer *peer, const struct hvi_mesh_msg *msg)
+{
+    struct gate_mesh *mesh = peer->mesh;
+    bool good = true;
+
+    if (msg->kind == HVI_MESH_HELLO)
+        handle_hello(peer, &msg->hello);
+    else if (msg->kind == HVI_MESH_NODE_REGISTER)
+        good = bring(mesh, peer->node, peer->name, address_of(peer), &msg->node_register);
+    else if (msg->kind == HVI_MESH_NODE_WITHDRAW)
+        take_back(mesh, peer->node, &msg->node_withdraw);
+    else
+        good = false;
+    if (!good)
+        mesh_log_refused(mesh, "a node says what it may not say", peer->seen);
+}
+
+/* NULL: refused. */
+static struct mesh_peer *peer_of(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg,
+                                 const struct gate_sender *from)
+{
+    struct mesh_peer *peer = peer_find(mesh, msg->node);
+    char expected[GATE_ROUTE_TEXT];
+
+    mesh_route(msg->node, expected);
+    if (strcmp(expected, from->route) != 0 || (peer != NULL && strcmp(peer->key, from->key) != 0)) {
+        mesh_log_refused(mesh, "a node claims to be another one", from->address);
+        return NULL;
+    }
+    if (peer == NULL)
+        peer = peer_new(mesh, msg->node, from);
+    if (peer == NULL)
+        mesh_log_refused(mesh, "there is no room for one more node", from->address);
+    return peer;
+}
+
+static void refuse_version(struct mesh_peer *peer, const char *text)
+{
+    struct hvi_mesh_msg msg = {.status = HVI_ERR_VERSION, .talk = peer->talk.own};
+
+    if (!peer->refused)
+        HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-version", text, "address=%s", peer->seen);
+    peer->refused = true;
+    snprintf(msg.text, sizeof(msg.text), "%s", text);
+    mesh_send(peer->mesh, peer->route, &msg);
+}
+
+static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg,
+                 const struct gate_sender *from)
+{
+    struct mesh_peer *peer = peer_of(mesh, msg, from);
+    char text[HVI_TEXT_MAX + 1];
+    unsigned news;
+
+    if (peer == NULL)
+        return;
+    peer->heard_ns = hvi_clock_ns();
+    peer->connection = from->connection;
+    snprintf(peer->seen, sizeof(peer->seen), "%s", from->address);
+    if (!mesh_speaks(mesh, msg, msg->kind == HVI_MESH_HELLO ? msg->hello.name : peer->name, text,
+                     sizeof(text))) {
+        refuse_version(peer, text);
+        return;
+    }
+    news = gate_talk_take(&peer->talk, msg, mesh_random());
+    if ((news & GATE_TALK_ANEW) != 0)
+        gate_rendezvous_forget(&mesh->rendezvous, peer->node);
+    if ((news & GATE_TALK_BODY) != 0)
+        handle_body(peer, msg);
+    flush_all(mesh);
+}
+
+static void received(void *user, const struct gate_sender *from, const unsigned char *bytes,
+                     size_t length)
+{
+    struct gate_mesh *mesh = user;
+    struct hvi_mesh_msg msg;
+
+    if (hvi_mesh_msg_decode(bytes, length, &msg, NULL, 0) != HVI_OK) {
+        mesh_log_refused(mesh, "a message of the mesh cannot be read", from->address);
+        return;
+    }
+    take(mesh, &msg, from);
+    hvi_mesh_msg_free(&msg);
+}
+
+/* A node that was killed must not wait on. One whose connection was cut comes back as a stranger and
+ * says everything again. */
+static void disconnected(void *user, int connection)
+{
+    struct gate_mesh *mesh = user;
+    struct mesh_peer *peer, *spare;
+
+    DL_FOREACH_SAFE(mesh->peers, peer, spare)
+    {
+        if (peer->connection != connection)
+            continue;
+        HVI_LOG(HVI_LOG_INFO, "mesh", "node-left", "the connection of a node has ended",
+                "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
+        peer_free(mesh, peer);
+    }
+}
+
+/* ---- life ---- */
+
+static const struct gate_socket_calls socket_calls = {.received = received,
+                                                      .disconnected = disconnected};
+
+/* The address of --mesh-listen, unless it stands for all. */
+static void set_own_address(struct gate_mesh *mesh)
+{
+    char *own = mesh->rendezvous.own_address;
+    const char *listens = mesh->gate->start.mesh_listen, *colon = strrchr(listens, ':');
+    size_t skip = listens[0] == '[';
+
+    if (mesh->announced[0] != '\0')
+        snprintf(own, sizeof(mesh->rendezvous.own_address), "%s", mesh->announced);
+    else if (colon != NULL)
+        snprintf(own, sizeof(mesh->rendezvous.own_address), "%.*s",
+                 (int)(colon - listens - (ptrdiff_t)(2 * skip)), listens + skip);
+    if (strcmp(own, "*") == 0 || strcmp(own, "0.0.0.0") == 0 || strcmp(own, "::") == 0)
+        own[0] = '\0';
+    mesh->own_fixed = own[0] != '\0';
+}
+
+int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
+    const struct hvi_gate_start *start = &mesh->gate->start;
+    int status = gate_socket_listen(mesh->gate->event, &mesh->keys, start->mesh_listen,
+                                    start->port_first, start->port_last, &socket_calls, mesh,
+                                    &mesh->socket, &mesh->port, text_p, text_size);
+
+    if (status != HVI_OK)
+        return status;
+    gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns);
+    set_own_address(mesh);
+    HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-listens", "the mesh listens", "address=%s port=%u keys=%zu",
+            start->mesh_listen, (unsigned)mesh->port, mesh->keys.client_count);
+    return HVI_OK;
+}
+
+void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
+{
+    struct mesh_peer *peer, *spare;
+
+    gate_rendezvous_tick(&mesh->rendezvous, now_ns);
+    DL_FOREACH_SAFE(mesh->peers, peer, spare)
+    {
+        if (now_ns <= peer->heard_ns || now_ns - peer->heard_ns < MESH_SILENT_NS)
+            continue;
+        HVI_LOG(HVI_LOG_INFO, "mesh", "node-silent", "a node has not been heard and is forgotten",
+                "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
+        peer_free(mesh, peer);
+    }
+    flush_all(mesh);
+}
+
+void mesh_listen_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply)
+{
+    const struct mesh_peer *peer;
+    struct hvi_mesh_row *row = mesh_add_row(reply);
+
+    if (row != NULL) {
+        mesh_route(mesh->gate->start.node, row->node);
+        snprintf(row->name, sizeof(row->name), "%s", mesh->gate->start.name);
+        snprintf(row->address, sizeof(row->address), "%s", mesh->rendezvous.own_address);
+        snprintf(row->state, sizeof(row->state), "listens");
+        row->port = mesh->port;
+        gate_rendezvous_jobs_of(&mesh->rendezvous, mesh->gate->start.node, row->jobs,
+                                sizeof(row->jobs));
+    }
+    DL_FOREACH(mesh->peers, peer)
+    {
+        row = mesh_add_row(reply);
+        if (row == NULL)
+            continue;
+        snprintf(row->node, sizeof(row->node), "%s", peer->route);
+        snprintf(row->name, sizeof(row->name), "%s", peer->name);
+        snprintf(row->address, sizeof(row->address), "%s", address_of(peer));
+        snprintf(row->state, sizeof(row->state), "%s", peer->refused ? "refused" : "joined");
+        row->heard_ns = now_ns - peer->heard_ns;
+        gate_rendezvous_jobs_of(&mesh->rendezvous, peer->node, row->jobs, sizeof(row->jobs));
+    }
+}
+
+void mesh_listen_close(struct gate_mesh *mesh)
+{
+    while (mesh->peers != NULL)
+        peer_free(mesh, mesh->peers);
+    gate_rendezvous_fini(&mesh->rendezvous);
+}

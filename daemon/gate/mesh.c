@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The mesh of one gate: it listens, or it joins, or it has none, and then there is no socket and no
+ * libzmq at work. A mesh that cannot be opened is reported to hvdd and tried again. */
+#include "daemon/gate/mesh.h"
+
+#include "base/status.h"
+#include "daemon/gate/interface.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define TICK_US 100000u
+#define OPEN_NS (2 * HVI_NS_SEC)
+
+uint64_t mesh_random(void)
+{
+    uint64_t number = 0;
+
+    while (number == 0)
+        if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number))
+            number = 0;
+    return number;
+}
+
+void mesh_route(uint64_t node, char route_p[GATE_ROUTE_TEXT])
+{
+    snprintf(route_p, GATE_ROUTE_TEXT, "%016" PRIx64, node);
+}
+
+void mesh_send(struct gate_mesh *mesh, const char *route, struct hvi_mesh_msg *msg)
+{
+    size_t length;
+
+    msg->oldest = msg->newest = HVI_MESH_VERSION;
+    msg->node = mesh->gate->start.node;
+    if (hvi_mesh_msg_encode(msg, mesh->encoded, sizeof(mesh->encoded), &length) == HVI_OK)
+        gate_socket_send(mesh->socket, route, mesh->encoded, length);
+    else
+        HVI_LOG(HVI_LOG_ERROR, "mesh", "no-message", "a message of the mesh cannot be written",
+                "kind=%d", (int)msg->kind);
+}
+
+bool mesh_speaks(const struct gate_mesh *mesh, const struct hvi_mesh_msg *msg, const char *name,
+                 char *text_p, size_t text_size)
+{
+    if (msg->oldest <= HVI_MESH_VERSION && HVI_MESH_VERSION <= msg->newest)
+        return true;
+    snprintf(text_p, text_size,
+             "node %s speaks versions %u to %u of the mesh, node %s (hvdd %s) speaks %u to %u; "
+             "install the same hvdd on both",
+             name, msg->oldest, msg->newest, mesh->gate->start.name, HVD_VERSION_TEXT,
+             HVI_MESH_VERSION, HVI_MESH_VERSION);
+    return false;
+}
+
+void mesh_log_refused(struct gate_mesh *mesh, const char *why, const char *address)
+{
+    uint64_t now = hvi_clock_ns();
+
+    if (mesh->logged_ns != 0 && now - mesh->logged_ns < HVI_NS_SEC)
+        return;
+    mesh->logged_ns = now;
+    HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-message-refused", why, "address=%s", address);
+}
+
+/* ---- rosters ---- */
+
+void mesh_tell_roster(struct gate_mesh *mesh, const struct hvi_node_roster *roster)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_ROSTER, .node_roster = *roster};
+
+    gate_link_send(mesh->gate, &msg);
+}
+
+unsigned char *mesh_pack_roster(struct gate_mesh *mesh, const struct hvi_engine_roster *roster,
+                                size_t *length_p)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER, .engine_roster = *roster};
+    unsigned char *bytes = NULL;
+
+    if (hvi_packet_msg_encode(&msg, mesh->gate->encoded, HVI_MESH_PACKET_MAX, length_p) != HVI_OK)
+        return NULL;
+    bytes = malloc(*length_p);
+    if (bytes != NULL)
+        memcpy(bytes, mesh->gate->encoded, *length_p);
+    return bytes;
+}
+
+void mesh_tell_error(struct gate_mesh *mesh, const struct hvi_node_register *registered, int status,
+                     const char *text)
+{
+    struct hvi_engine_roster error = {.status = status};
+    struct hvi_node_roster roster = {.uid = registered->uid, .generation = registered->generation};
+
+    snprintf(error.text, sizeof(error.text), "%s", text);
+    snprintf(roster.job, sizeof(roster.job), "%s", registered->job);
+    roster.roster = mesh_pack_roster(mesh, &error, &roster.roster_bytes);
+    if (roster.roster != NULL)
+        mesh_tell_roster(mesh, &roster);
+    free(roster.roster);
+}
+
+/* ---- hvdd's requests ---- */
+
+static const char no_mesh[] =
+    "this hvdd has no mesh to other nodes; start it with --mesh-listen or --mesh-join, or the job "
+    "with hvdrun -H";
+
+void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered)
+{
+    struct gate_mesh *mesh = gate->mesh;
+
+    if (mesh->socket == NULL)
+        mesh_tell_error(mesh, registered, HVI_ERR_UNSUPPORTED,
+                        mesh->failure[0] != '\0' ? mesh->failure : no_mesh);
+    else if (mesh->listens)
+        mesh_listen_register(mesh, registered);
+    else
+        mesh_join_register(mesh, registered);
+}
+
+void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withdrawn)
+{
+    struct gate_mesh *mesh = gate->mesh;
+
+    if (mesh->socket == NULL)
+        return;
+    if (mesh->listens)
+        mesh_listen_withdraw(mesh, withdrawn);
+    else
+        mesh_join_withdraw(mesh, withdrawn);
+}
+
+struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply)
+{
+    struct hvi_mesh_row *rows = NULL;
+
+    if (reply->node_count < HVI_WIRE_ROWS_MAX)
+        rows = realloc(reply->nodes, (reply->node_count + 1) * sizeof(*rows));
+    if (rows == NULL) {
+        reply->rows_left_out++;
+        return NULL;
+    }
+    reply->nodes = rows;
+    rows[reply->node_count] = (struct hvi_mesh_row){.port = 0};
+    return &rows[reply->node_count++];
+}
+
+void gate_mesh_rows(struct gate *gate, struct hvi_admin_reply *reply)
+{
+    const struct gate_mesh *mesh = gate->mesh;
+    uint64_t now_ns = hvi_clock_ns();
+
+    if (mesh->socket == NULL)
+        snprintf(reply->text, sizeof(reply->text), "%s",
+                 mesh->failure[0] != '\0' ? mesh->failure : no_mesh);
+    else if (mesh->listens)
+        mesh_listen_rows(mesh, now_ns, reply);
+    else
+        mesh_join_rows(mesh, now_ns, reply);
+}
+
+/* ---- life ---- */
+
+static bool is_wanted(const struct gate *gate)
+{
+    return gate->start.mesh_listen[0] != '\0' || gate->start.mesh_join[0] != '\0';
+}
+
+static int choose_address(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
+    const char *wanted = mesh->gate->start.interface;
+    struct gate_interface chosen;
+    int status;
+
+    if (wanted[0] == '\0')
+        return HVI_OK;
+    status = gate_interface_find(wanted, &chosen, text_p, text_size);
+    if (status != HVI_OK)
+        return status;
+    snprintf(mesh->announced, sizeof(mesh->announced), "%s", chosen.address);
+    HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-interface",
+            "this node announces the address of an interface", "interface=%s address=%s wanted=%s",
+            chosen.name, chosen.address, wanted);
+    return HVI_OK;
+}
+
+static int try_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
+    const struct hvi_gate_start *start = &mesh->gate->start;
+    int status = choose_address(mesh, text_p, text_size);
+
+    if (status == HVI_OK)
+        status = gate_keys_read(start->mesh_key, mesh->listens, &mesh->keys, text_p, text_size);
+    if (status != HVI_OK)
+        return status;
+    status = mesh->listens ? mesh_listen_open(mesh, text_p, text_size)
+                           : mesh_join_open(mesh, text_p, text_size);
+    if (status != HVI_OK)
+        gate_keys_fini(&mesh->keys);
+    return status;
+}
+
+static void open_and_tell(struct gate_mesh *mesh)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_STATE};
+    struct hvi_gate_state *state = &msg.state;
+
+    state->status = try_open(mesh, state->text, sizeof(state->text));
+    state->port = state->status == HVI_OK ? mesh->port : 0;
+    if (state->status != HVI_OK) {
+        mesh->open_ns = hvi_clock_ns() + OPEN_NS;
+        if (strcmp(mesh->failure, state->text) == 0)
+            return; /* hvdd knows */
+        snprintf(mesh->failure, sizeof(mesh->failure), "%s", state->text);
+    } else {
+        mesh->failure[0] = '\0';
+    }
+    gate_link_send(mesh->gate, &msg);
+}
+
+static int on_tick(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct gate_mesh *mesh = user;
+    uint64_t now_ns = hvi_clock_ns();
+
+    (void)usec;
+    sd_event_source_set_time_relative(source, TICK_US);
+    sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+    if (mesh->socket == NULL) {
+        if (now_ns >= mesh->open_ns)
+            open_and_tell(mesh);
+        return 0;
+    }
+    gate_socket_tick(mesh->socket, now_ns);
+    if (mesh->listens)
+        mesh_listen_tick(mesh, now_ns);
+    else
+        mesh_join_tick(mesh, now_ns);
+    return 0;
+}
+
+int gate_mesh_open(struct gate *gate)
+{
+    struct gate_mesh *mesh = calloc(1, sizeof(*mesh));
+
+    if (mesh == NULL)
+        return HVI_ERR_NO_MEMORY;
+    gate->mesh = mesh;
+    mesh->gate = gate;
+    mesh->listens = gate->start.mesh_listen[0] != '\0';
+    if (!is_wanted(gate))
+        return HVI_OK;
+    open_and_tell(mesh);
+    if (sd_event_add_time_relative(gate->event, &mesh->tick, CLOCK_MONOTONIC, TICK_US, 1000,
+                                   on_tick, mesh) >= 0)
+        return HVI_OK;
+    HVI_LOG(HVI_LOG_ERROR, "mesh", "no-event", "the mesh has no timer", "");
+    return HVI_ERR_NO_MEMORY;
+}
+
+void gate_mesh_close(struct gate *gate)
+{
+    struct gate_mesh *mesh = gate->mesh;
+
+    if (mesh == NULL)
+        return;
+    sd_event_source_disable_unref(mesh->tick);
+    if (mesh->socket != NULL && mesh->listens)
+        mesh_listen_close(mesh);
+    else if (mesh->socket != NULL)
+        mesh_join_close(mesh);
+    gate_socket_close(mesh->socket);
+    gate_keys_fini(&mesh->keys);
+    gate->mesh = NULL;
+    free(mesh);
+}
