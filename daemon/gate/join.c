@@ -82,15 +82,14 @@ static void say_everything(struct gate_mesh *mesh)
 
 /* ---- what hvdd's engines register ---- */
 
-static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job, uint32_t uid,
-                                 uint64_t generation)
+/* A job id is one user's on a node. */
+static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job, uint64_t generation)
 {
     struct mesh_own *own;
 
     DL_FOREACH(mesh->own, own)
     {
-        if (own->registered.uid == uid && own->registered.generation == generation &&
-            strcmp(own->registered.job, job) == 0)
+        if (own->registered.generation == generation && strcmp(own->registered.job, job) == 0)
             return own;
     }
     return NULL;
@@ -105,7 +104,7 @@ static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
 
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered)
 {
-    struct mesh_own *own = own_find(mesh, registered->job, registered->uid, registered->generation);
+    struct mesh_own *own = own_find(mesh, registered->job, registered->generation);
 
     if (own != NULL)
         own_free(mesh, own);
@@ -127,7 +126,7 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_WITHDRAW, .node_withdraw = *withdrawn};
-    struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->uid, withdrawn->generation);
+    struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->generation);
 
     if (own != NULL)
         own_free(mesh, own);
@@ -163,7 +162,7 @@ static void note_failure(struct gate_mesh *mesh, const char *text)
 
 static void handle_roster(struct gate_mesh *mesh, const struct hvi_node_roster *roster)
 {
-    struct mesh_own *own = own_find(mesh, roster->job, roster->uid, roster->generation);
+    struct mesh_own *own = own_find(mesh, roster->job, roster->generation);
 
     if (own == NULL || own->answered)
         return;

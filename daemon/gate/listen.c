@@ -147,6 +147,12 @@ static void throw_dice(void *user, void *bytes_p, size_t length)
 static const struct gate_rendezvous_calls rendezvous_calls = {.answer = answer,
                                                               .random = throw_dice};
 
+/* A private hvdd serves one user, who may have other numbers on other nodes. */
+static uint32_t owner(const struct gate_mesh *mesh, uint32_t uid)
+{
+    return mesh->gate->start.private_mode ? mesh->gate->start.uid : uid;
+}
+
 /* False: it is no EngineNode. */
 static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const char *address,
                   const struct hvi_node_register *registered)
@@ -159,7 +165,7 @@ static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const
         return false;
     good = msg.kind == HVI_PACKET_ENGINE_NODE;
     if (good) {
-        said.uid = registered->uid;
+        said.uid = owner(mesh, registered->uid);
         said.engine = msg.engine_node;
         snprintf(said.name, sizeof(said.name), "%s", name);
         snprintf(said.address, sizeof(said.address), "%s", address);
@@ -176,7 +182,7 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
 {
     const struct gate_registrant registrant = {.node = node,
                                                .job = withdrawn->job,
-                                               .uid = withdrawn->uid,
+                                               .uid = owner(mesh, withdrawn->uid),
                                                .generation = withdrawn->generation};
 
     gate_rendezvous_withdraw(&mesh->rendezvous, &registrant);

@@ -42,6 +42,7 @@ static void start_gate(struct node *node);
 static void kill_gate(struct node *node, const char *why)
 {
     HVI_LOG(HVI_LOG_WARN, "gate", "gate-killed", why, "pid=%d", (int)node->gate.pid);
+    node->gate.killed = true;
     pidfd_send_signal(node->gate.pidfd, SIGKILL, NULL, 0);
 }
 
@@ -258,7 +259,7 @@ static int on_beat(sd_event_source *source, uint64_t usec, void *user)
         read_link(node);
     if (gate->asked) {
         gate->silent_ns += BEAT_NS;
-        if (gate->silent_ns == (uint64_t)node->config.gate_silence / BEAT_NS * BEAT_NS)
+        if (gate->silent_ns >= (uint64_t)node->config.gate_silence && !gate->killed)
             kill_gate(node, "the gate has not answered for gate-silence: it was stopped, or is "
                             "stuck");
         return 0;
@@ -375,7 +376,7 @@ static void start_gate(struct node *node)
     int link[2], error;
 
     gate->started_ns = hvi_clock_ns();
-    gate->asked = false;
+    gate->asked = gate->killed = false;
     gate->silent_ns = 0;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0) {
         log_no_gate(node, errno);

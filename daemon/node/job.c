@@ -248,7 +248,8 @@ static enum node_job_state derive_state(const struct node_generation *generation
         return NODE_JOB_FAILED;
     if (node_generation_left(generation))
         return NODE_JOB_CLOSING;
-    if (generation->counts[NODE_SLOT_ATTACHED] == generation->seats)
+    if (generation->counts[NODE_SLOT_ATTACHED] ==
+        (generation->seats != 0 ? generation->seats : generation->size))
         return NODE_JOB_RUNNING;
     return NODE_JOB_FORMING;
 }

@@ -274,7 +274,7 @@ static struct node_engine *engine_of(struct node *node, const struct hvi_node_ro
     DL_FOREACH(node->engines, engine)
     {
         const struct node_generation *generation = engine->generation;
-        if (generation->number == roster->generation && generation->job->uid == roster->uid &&
+        if (generation->number == roster->generation &&
             strcmp(generation->job->id, roster->job) == 0)
             return engine;
     }

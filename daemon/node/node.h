@@ -108,7 +108,8 @@ struct node_gate {
     pid_t pid;      /* 0: not running */
     int pidfd, link_fd;
     uint64_t started_ns, next_beat, backoff_ns;
-    bool asked;         /* the last beat has no answer yet */
+    bool asked; /* the last beat has no answer yet */
+    bool killed;
     uint64_t silent_ns; /* for how long it has not answered */
     sd_event_source *exit, *io, *beat, *again;
     struct node_outgoing *outbox;

@@ -323,8 +323,19 @@ def test_a_peer_with_a_key_can_neither_be_another_node_nor_end_the_gate(keys):
         for number, body in ((2, 23), (3, 21)):
             peer.send(wire.message((1, 1), (2, 1), (3, 7), (4, 5), (6, number), (body, registered)))
         meet(first, second)
-        gate = first.gate()
-        assert gate and not first.lines("gate-ended")
+        assert first.gate() and not first.lines("gate-ended")
+
+
+def test_a_user_may_have_other_numbers_on_other_nodes(keys):
+    """Both hvdds are private, and the key says that their user is one."""
+    node = wire.field(22, wire.message((1, 2), (2, 1), (3, 4242), (4, 1), (5, 1)))
+    with listener(keys) as first, Peer(keys, port_of(first), 7) as peer, attached(first, "j", [0], 2):
+        peer.send(hello(7))
+        registered = wire.message((1, "j"), (2, 12345), (3, 9), (4, ""), (5, node))
+        peer.send(wire.message((1, 1), (2, 1), (3, 7), (4, 5), (6, 2), (21, registered)))
+        assert roster(first, "j")["nodes"] == "127.0.0.1:9999/0;127.0.0.1:4242/1"
+        told = wait_until(lambda: peer.receive().get(23), "the roster", step=0)
+        assert wire.decode(told[0])[3] == [9]
 
 
 # ---- failures ----

@@ -55,6 +55,27 @@ START_TEST(jobs_are_a_table)
 }
 END_TEST
 
+START_TEST(nodes_are_a_table_and_a_missing_mesh_a_sentence)
+{
+    struct hvi_mesh_row rows[] = {
+        {.name = "a", .address = "192.0.2.1", .port = 9600, .state = "listens", .jobs = "x, y"},
+        {.name = "b", .address = "192.0.2.2", .state = "joined", .heard_ns = 1500000, .jobs = "x"},
+        {.name = "c", .state = "refused", .heard_ns = 65000000000ull},
+    };
+    struct ctl ctl = hvt_ctl();
+    struct hvi_admin_reply reply = {.nodes = rows, .node_count = 3};
+    ctl_show_nodes(&ctl, &reply);
+    EXPECT(ctl, "NODE  ADDRESS    PORT  STATE        HEARD  JOBS\n"
+                "a     192.0.2.1  9600  listens          -  x, y\n"
+                "b     192.0.2.2     -  joined      1.5 ms  x\n"
+                "c     -             -  refused  1 min 5 s\n");
+    ctl = hvt_ctl();
+    reply = (struct hvi_admin_reply){.text = "this hvdd has no mesh"};
+    ctl_show_nodes(&ctl, &reply);
+    EXPECT(ctl, "nodes        this hvdd has no mesh\n");
+}
+END_TEST
+
 START_TEST(ranks_say_what_became_of_each)
 {
     struct ctl ctl = hvt_ctl();
@@ -181,6 +202,7 @@ int main(void)
 {
     Suite *suite = suite_create("tools/hvdctl/show");
     TCase *tests = tcase_create("show");
+    tcase_add_test(tests, nodes_are_a_table_and_a_missing_mesh_a_sentence);
     tcase_add_test(tests, status_is_a_short_list);
     tcase_add_test(tests, lost_log_lines_are_mentioned_only_when_there_are_any);
     tcase_add_test(tests, jobs_are_a_table);
