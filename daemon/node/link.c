@@ -503,7 +503,6 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
         node_generation_end(&node->jobs, generation, "hvdd cannot watch its engine");
         return refuse_hello(node, peer, hello, "hvdd is out of memory or descriptors");
     }
-    generation->seats = 0;
     engine->beats = hello->beats; /* an older one does not know the question */
     if (hello->started_ns != 0 && hello->started_ns < generation->started_ns)
         generation->started_ns = hello->started_ns;
