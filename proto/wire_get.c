@@ -164,6 +164,17 @@ static int get_ints(struct wire_context *context, const struct wire_field *field
     return HVI_OK;
 }
 
+static int get_longs(const struct wire_field *field, const int64_t *longs, size_t count,
+                     void *plain)
+{
+    void *copy;
+    int status = adopt(field, plain, count, sizeof *longs, &copy);
+    if (status != HVI_OK)
+        return status;
+    memcpy(copy, longs, count * sizeof *longs);
+    return HVI_OK;
+}
+
 static int get_rows(struct wire_context *context, const struct wire_field *field,
                     const ProtobufCFieldDescriptor *descriptor, ProtobufCMessage *const *rows,
                     size_t count, void *plain)
@@ -190,6 +201,8 @@ static int get_repeated(struct wire_context *context, const struct wire_field *f
         return status;
     if (field->kind == WIRE_INTS)
         return get_ints(context, field, descriptor, list, count, plain);
+    if (field->kind == WIRE_LONGS)
+        return get_longs(field, list, count, plain);
     return get_rows(context, field, descriptor, list, count, plain);
 }
 
@@ -219,6 +232,7 @@ static int get_field(struct wire_context *context, const struct wire_table *tabl
     case WIRE_BYTES:
         return get_bytes(context, field, descriptor, message, plain);
     case WIRE_INTS:
+    case WIRE_LONGS:
     case WIRE_ROWS:
         return get_repeated(context, field, descriptor, message, plain);
     case WIRE_PART:
@@ -249,11 +263,18 @@ static void release_rows(const struct wire_field *field, char *rows, size_t coun
         hvi_wire_release(field->rows, rows + i * field->room);
 }
 
+static bool is_list(uint8_t kind)
+{
+    return kind == WIRE_BYTES || kind == WIRE_INTS || kind == WIRE_LONGS || kind == WIRE_ROWS;
+}
+
 void hvi_wire_release(const struct wire_table *table, void *plain)
 {
     for (uint32_t i = 0; i < table->field_count; i++) {
         const struct wire_field *field = &table->fields[i];
-        if (field->kind != WIRE_BYTES && field->kind != WIRE_INTS && field->kind != WIRE_ROWS)
+        if (field->kind == WIRE_PART)
+            hvi_wire_release(field->rows, (char *)plain + field->offset);
+        if (!is_list(field->kind))
             continue;
         void *list;
         size_t *count = (void *)((char *)plain + field->count_offset);

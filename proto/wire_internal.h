@@ -19,6 +19,7 @@ enum wire_kind {
     WIRE_TEXT,  /* char[room], NUL-terminated */
     WIRE_BYTES, /* unsigned char *, size_t */
     WIRE_INTS,  /* int32_t *, size_t */
+    WIRE_LONGS, /* int64_t *, size_t; any value */
     WIRE_ROWS,  /* struct *, size_t */
     WIRE_PART,  /* one embedded struct, bool: is it there */
 };

@@ -103,6 +103,11 @@ static int put_ints(struct wire_context *context, const ProtobufCFieldDescriptor
     return HVI_OK;
 }
 
+static void put_longs(const ProtobufCFieldDescriptor *descriptor, const void *longs, char *base)
+{
+    memcpy(base + descriptor->offset, &longs, sizeof longs);
+}
+
 static int put_rows(struct wire_context *context, const struct wire_field *field,
                     const ProtobufCFieldDescriptor *descriptor, const char *rows, size_t count,
                     char *base)
@@ -131,6 +136,8 @@ static int put_repeated(struct wire_context *context, const struct wire_field *f
         return status;
     if (field->kind == WIRE_INTS)
         status = put_ints(context, descriptor, list, count, base);
+    else if (field->kind == WIRE_LONGS)
+        put_longs(descriptor, list, base);
     else
         status = put_rows(context, field, descriptor, list, count, base);
     if (status == HVI_OK)
@@ -163,6 +170,7 @@ static int put_field(struct wire_context *context, const struct wire_table *tabl
     case WIRE_BYTES:
         return put_bytes(context, field, descriptor, plain, base);
     case WIRE_INTS:
+    case WIRE_LONGS:
     case WIRE_ROWS:
         return put_repeated(context, field, descriptor, plain, base);
     case WIRE_PART:

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvi_mesh: the messages of mesh.proto as plain structs, as in proto/wire.h. Lists that a decode has
+ * made go with hvi_mesh_free; an encode only reads them. Any thread; nothing blocks or logs. */
+#ifndef HVI_PROTO_MESH_H
+#define HVI_PROTO_MESH_H
+
+#include "base/types.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define HVI_MESH_NODES_MAX 1048576u
+#define HVI_MESH_RANKS_MAX 1048576u
+#define HVI_MESH_BYTES_MAX (1024u * 1024u) /* one message of a control connection */
+
+enum hvi_mesh_what {
+    HVI_MESH_BROUGHT = 1, /* report: every rank of the node has come, or has joined */
+    HVI_MESH_SIZED = 2,   /* report: every output here takes its result. Verdict: ask for them */
+    HVI_MESH_STARTS = 3,  /* verdict: it is carried out now */
+    HVI_MESH_FAILED =
+        4, /* report: it has failed before all came. Verdict: it is over on every rank */
+    HVI_MESH_GIVE_UP = 5, /* report: what was brought should fail, if it has not started */
+};
+
+struct hvi_mesh_name {
+    unsigned char *name; /* UTF-8 without NUL */
+    size_t name_bytes;   /* 0: unnamed */
+    uint32_t kind;
+    uint64_t number;
+};
+struct hvi_mesh_said {
+    uint32_t kind, dtype, reduce_op;
+    int32_t root;
+    uint64_t prescale, postscale; /* bits of the double */
+    int64_t *dims;
+    size_t ndim;
+    uint32_t group_size, group_index;
+    struct hvi_mesh_name leader;
+    bool has_leader;
+    int64_t *integers;
+    size_t integer_count;
+    int32_t *places;
+    size_t place_count; /* 0: all members of the node */
+};
+struct hvi_mesh_report {
+    uint32_t what;
+    uint64_t seen;
+    uint32_t set;
+    uint64_t serial;
+    uint32_t kind;
+    struct hvi_mesh_name tensor;
+    bool has_tensor;
+    struct hvi_mesh_said *said;
+    size_t said_count;
+    uint64_t room;
+    bool more;
+    int32_t last;
+    int32_t status, culprit;
+    char text[HVI_TEXT_MAX + 1];
+};
+struct hvi_mesh_verdict {
+    uint32_t what;
+    uint64_t number, sequence;
+    uint32_t set;
+    uint64_t serial;
+    uint32_t kind;
+    struct hvi_mesh_name tensor;
+    bool has_tensor;
+    int32_t *joined;
+    size_t joined_count;
+    int64_t *rows;
+    size_t row_count;
+    int32_t last;
+    int32_t status, culprit;
+    char text[HVI_TEXT_MAX + 1];
+};
+struct hvi_mesh_broken {
+    int32_t status, culprit;
+    char text[HVI_TEXT_MAX + 1];
+};
+struct hvi_mesh_packet {
+    uint32_t from, to;
+    bool has_report, has_verdict, has_broken;
+    struct hvi_mesh_report report;
+    struct hvi_mesh_verdict verdict;
+    struct hvi_mesh_broken broken;
+};
+
+/* *bytes_p is the caller's to free(3). HVI_OK, HVI_ERR_INVALID (would not decode), HVI_ERR_LIMIT,
+ * HVI_ERR_NO_MEMORY. */
+int hvi_mesh_encode(const struct hvi_mesh_packet *packet, unsigned char **bytes_p,
+                    size_t *length_p);
+/* HVI_OK, HVI_ERR_PROTOCOL with a sentence, HVI_ERR_NO_MEMORY. On error nothing needs freeing. */
+int hvi_mesh_decode(const unsigned char *bytes, size_t length, struct hvi_mesh_packet *packet_p,
+                    char *text_p, size_t text_size);
+void hvi_mesh_free(struct hvi_mesh_packet *packet);
+
+#endif

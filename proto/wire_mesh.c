@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Every message of mesh.proto as a table, as in wire_tables.c. What depends on the job (which node
+ * has which ranks, how many members a set has) is for the receiver to check. */
+#include "proto/mesh.h"
+#include "proto/wire_internal.h"
+
+#include "base/status.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "mesh.pb-c.h"
+
+#define KIND_OF(s, m)                                                                              \
+    _Generic(((struct s *)0)->m, int32_t                                                           \
+             : WIRE_I32, uint32_t                                                                  \
+             : WIRE_U32, uint64_t                                                                  \
+             : WIRE_U64, bool                                                                      \
+             : WIRE_BOOL)
+#define NUMBER_OR(n, s, m, least, most, if_absent)                                                 \
+    {                                                                                              \
+        .number = (n), .kind = KIND_OF(s, m), .offset = offsetof(struct s, m), .low = (least),     \
+        .high = (most), .absent = (if_absent)                                                      \
+    }
+#define NUMBER(n, s, m, least, most) NUMBER_OR(n, s, m, least, most, 0)
+#define U32(n, s, m)                 NUMBER(n, s, m, 0, UINT32_MAX)
+#define U64(n, s, m)                 NUMBER(n, s, m, 0, UINT64_MAX)
+#define FLAG(n, s, m)                NUMBER(n, s, m, 0, 1)
+#define RANK(n, s, m)                NUMBER_OR(n, s, m, -1, HVI_MESH_RANKS_MAX - 1, -1)
+#define STATUS(n, s, m)              NUMBER(n, s, m, -999, 0)
+#define NODE(n, s, m)                NUMBER(n, s, m, 0, HVI_MESH_NODES_MAX - 1)
+#define WHAT(n, s, m)                NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_GIVE_UP)
+#define TEXT(n, s, m)                                                                              \
+    {                                                                                              \
+        .number = (n), .kind = WIRE_TEXT, .offset = offsetof(struct s, m),                         \
+        .room = sizeof(((struct s *)0)->m)                                                         \
+    }
+#define LIST(n, s, m, c, k, most, t)                                                               \
+    {                                                                                              \
+        .number = (n), .kind = (k), .offset = offsetof(struct s, m),                               \
+        .count_offset = offsetof(struct s, c), .room = sizeof(*((struct s *)0)->m),                \
+        .high = (most), .rows = (t)                                                                \
+    }
+#define PART(n, s, m, h, t)                                                                        \
+    {                                                                                              \
+        .number = (n), .kind = WIRE_PART, .offset = offsetof(struct s, m),                         \
+        .count_offset = offsetof(struct s, h), .rows = (t)                                         \
+    }
+#define TABLE(s, f)                                                                                \
+    {                                                                                              \
+        .descriptor = &hvd__##s##__descriptor, .fields = (f),                                      \
+        .field_count = sizeof(f) / sizeof((f)[0])                                                  \
+    }
+
+#define ROWS_MOST (64u * HVI_MESH_RANKS_MAX) /* alltoall: a row for each pair, as far as they fit */
+
+static const struct wire_field name_fields[] = {
+    LIST(1, hvi_mesh_name, name, name_bytes, WIRE_BYTES, HVI_NAME_MAX, NULL),
+    U32(2, hvi_mesh_name, kind),
+    U64(3, hvi_mesh_name, number),
+};
+static const struct wire_table name_table = TABLE(mesh_name, name_fields);
+
+static const struct wire_field said_fields[] = {
+    U32(1, hvi_mesh_said, kind),
+    U32(2, hvi_mesh_said, dtype),
+    U32(3, hvi_mesh_said, reduce_op),
+    NUMBER(4, hvi_mesh_said, root, INT32_MIN, INT32_MAX),
+    U64(5, hvi_mesh_said, prescale),
+    U64(6, hvi_mesh_said, postscale),
+    LIST(7, hvi_mesh_said, dims, ndim, WIRE_LONGS, HVI_DIMS_MAX, NULL),
+    U32(8, hvi_mesh_said, group_size),
+    U32(9, hvi_mesh_said, group_index),
+    PART(10, hvi_mesh_said, leader, has_leader, &name_table),
+    LIST(11, hvi_mesh_said, integers, integer_count, WIRE_LONGS, HVI_MESH_RANKS_MAX, NULL),
+    LIST(12, hvi_mesh_said, places, place_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
+};
+static const struct wire_table said_table = TABLE(mesh_said, said_fields);
+
+static const struct wire_field report_fields[] = {
+    WHAT(1, hvi_mesh_report, what),
+    U64(2, hvi_mesh_report, seen),
+    U32(3, hvi_mesh_report, set),
+    U64(4, hvi_mesh_report, serial),
+    U32(5, hvi_mesh_report, kind),
+    PART(6, hvi_mesh_report, tensor, has_tensor, &name_table),
+    LIST(7, hvi_mesh_report, said, said_count, WIRE_ROWS, HVI_RANKS_MAX, &said_table),
+    U64(8, hvi_mesh_report, room),
+    FLAG(9, hvi_mesh_report, more),
+    RANK(10, hvi_mesh_report, last),
+    STATUS(11, hvi_mesh_report, status),
+    RANK(12, hvi_mesh_report, culprit),
+    TEXT(13, hvi_mesh_report, text),
+};
+static const struct wire_table report_table = TABLE(mesh_report, report_fields);
+
+static const struct wire_field verdict_fields[] = {
+    WHAT(1, hvi_mesh_verdict, what),
+    U64(2, hvi_mesh_verdict, number),
+    U64(3, hvi_mesh_verdict, sequence),
+    U32(4, hvi_mesh_verdict, set),
+    U64(5, hvi_mesh_verdict, serial),
+    U32(6, hvi_mesh_verdict, kind),
+    PART(7, hvi_mesh_verdict, tensor, has_tensor, &name_table),
+    LIST(8, hvi_mesh_verdict, joined, joined_count, WIRE_INTS, HVI_MESH_RANKS_MAX, NULL),
+    LIST(9, hvi_mesh_verdict, rows, row_count, WIRE_LONGS, ROWS_MOST, NULL),
+    RANK(10, hvi_mesh_verdict, last),
+    STATUS(11, hvi_mesh_verdict, status),
+    RANK(12, hvi_mesh_verdict, culprit),
+    TEXT(13, hvi_mesh_verdict, text),
+};
+static const struct wire_table verdict_table = TABLE(mesh_verdict, verdict_fields);
+
+static const struct wire_field broken_fields[] = {
+    STATUS(1, hvi_mesh_broken, status),
+    RANK(2, hvi_mesh_broken, culprit),
+    TEXT(3, hvi_mesh_broken, text),
+};
+static const struct wire_table broken_table = TABLE(mesh_broken, broken_fields);
+
+static const struct wire_field packet_fields[] = {
+    NODE(1, hvi_mesh_packet, from),
+    NODE(2, hvi_mesh_packet, to),
+    PART(3, hvi_mesh_packet, report, has_report, &report_table),
+    PART(4, hvi_mesh_packet, verdict, has_verdict, &verdict_table),
+    PART(5, hvi_mesh_packet, broken, has_broken, &broken_table),
+};
+static const struct wire_table packet_table = TABLE(mesh_packet, packet_fields);
+
+static int bodies(const struct hvi_mesh_packet *packet)
+{
+    return packet->has_report + packet->has_verdict + packet->has_broken;
+}
+
+static bool is_whole(const struct hvi_mesh_packet *packet)
+{
+    return bodies(packet) == 1 && packet->report.has_tensor == packet->has_report &&
+           packet->verdict.has_tensor == packet->has_verdict;
+}
+
+static int pack(const ProtobufCMessage *message, unsigned char **bytes_p, size_t *length_p)
+{
+    size_t length = protobuf_c_message_get_packed_size(message);
+
+    if (length > HVI_MESH_BYTES_MAX)
+        return HVI_ERR_LIMIT;
+    unsigned char *bytes = malloc(length ? length : 1);
+    if (!bytes)
+        return HVI_ERR_NO_MEMORY;
+    *length_p = protobuf_c_message_pack(message, bytes);
+    *bytes_p = bytes;
+    return HVI_OK;
+}
+
+int hvi_mesh_encode(const struct hvi_mesh_packet *packet, unsigned char **bytes_p, size_t *length_p)
+{
+    struct wire_context context;
+    ProtobufCMessage *message;
+
+    if (!is_whole(packet))
+        return HVI_ERR_INVALID;
+    hvi_wire_context_init(&context, NULL, 0);
+    int status = hvi_wire_put(&context, &packet_table, packet, &message);
+    if (status == HVI_OK)
+        status = pack(message, bytes_p, length_p);
+    hvi_wire_context_fini(&context);
+    return status == HVI_ERR_PROTOCOL ? HVI_ERR_INVALID : status;
+}
+
+static int decode(struct wire_context *context, const unsigned char *bytes, size_t length,
+                  struct hvi_mesh_packet *packet)
+{
+    int status = HVI_OK;
+
+    if (length > HVI_MESH_BYTES_MAX)
+        return hvi_wire_refuse(context, "mesh_packet", "%zu bytes, at most %u", length,
+                               HVI_MESH_BYTES_MAX);
+    const ProtobufCMessage *message =
+        hvi_wire_unpack(context, packet_table.descriptor, bytes, length, &status);
+    if (!message)
+        return status;
+    status = hvi_wire_get(context, &packet_table, message, packet);
+    if (status == HVI_OK && bodies(packet) != 1)
+        status =
+            hvi_wire_refuse(context, "mesh_packet", "%d bodies instead of one", bodies(packet));
+    if (status != HVI_OK)
+        hvi_mesh_free(packet);
+    return status;
+}
+
+int hvi_mesh_decode(const unsigned char *bytes, size_t length, struct hvi_mesh_packet *packet_p,
+                    char *text_p, size_t text_size)
+{
+    struct wire_context context;
+
+    memset(packet_p, 0, sizeof *packet_p);
+    hvi_wire_context_init(&context, text_p, text_size);
+    int status = decode(&context, bytes, length, packet_p);
+    hvi_wire_context_fini(&context);
+    return status;
+}
+
+void hvi_mesh_free(struct hvi_mesh_packet *packet)
+{
+    hvi_wire_release(&packet_table, packet);
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The messages of mesh.proto: what goes in comes out, and what cannot be is refused. */
+#include "base/status.h"
+#include "proto/mesh.h"
+#include "tests/unit/hvt_main.h"
+
+static int64_t longs[] = {0, 1, -1, INT64_MAX, INT64_MIN};
+static int32_t ints[] = {0, 7, INT32_MAX};
+static unsigned char name[] = "layer.0/w";
+
+static struct hvi_mesh_packet packet, again;
+static unsigned char *bytes;
+static size_t length;
+static char text[256];
+
+static void setup(void)
+{
+    memset(&packet, 0, sizeof packet);
+    packet.from = 3;
+    packet.to = 0;
+}
+
+static void fill_name(struct hvi_mesh_name *name_p)
+{
+    name_p->name = name;
+    name_p->name_bytes = sizeof name - 1;
+}
+
+static int travel(void)
+{
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_OK);
+    int status = hvi_mesh_decode(bytes, length, &again, text, sizeof text);
+    free(bytes);
+    return status;
+}
+
+START_TEST(a_report_arrives_as_it_was)
+{
+    struct hvi_mesh_said said[2] = {{.kind = 2,
+                                     .dtype = 7,
+                                     .root = -1,
+                                     .prescale = UINT64_MAX,
+                                     .dims = longs,
+                                     .ndim = 4,
+                                     .group_size = 3,
+                                     .group_index = 1,
+                                     .has_leader = true,
+                                     .integers = longs,
+                                     .integer_count = 5,
+                                     .places = ints,
+                                     .place_count = 2},
+                                    {.kind = 6}};
+
+    setup();
+    fill_name(&said[0].leader);
+    packet.has_report = true;
+    packet.report = (struct hvi_mesh_report){.what = HVI_MESH_BROUGHT,
+                                             .seen = 9,
+                                             .set = 4,
+                                             .serial = 77,
+                                             .kind = 2,
+                                             .has_tensor = true,
+                                             .said = said,
+                                             .said_count = 2,
+                                             .room = UINT64_MAX,
+                                             .more = true,
+                                             .last = -1,
+                                             .culprit = -1};
+    fill_name(&packet.report.tensor);
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert(again.has_report && !again.has_verdict && !again.has_broken);
+    ck_assert_uint_eq(again.from, 3);
+    ck_assert_uint_eq(again.report.serial, 77);
+    ck_assert_uint_eq(again.report.room, UINT64_MAX);
+    ck_assert(again.report.more);
+    ck_assert_int_eq(again.report.last, -1);
+    ck_assert_uint_eq(again.report.said_count, 2);
+    ck_assert_mem_eq(again.report.said[0].integers, longs, sizeof longs);
+    ck_assert_uint_eq(again.report.said[0].ndim, 4);
+    ck_assert_mem_eq(again.report.said[0].leader.name, name, sizeof name - 1);
+    ck_assert_int_eq(again.report.said[0].places[1], 7);
+    ck_assert(!again.report.said[1].has_leader);
+    hvi_mesh_free(&again);
+}
+END_TEST
+
+START_TEST(a_verdict_arrives_as_it_was)
+{
+    setup();
+    packet.has_verdict = true;
+    packet.verdict = (struct hvi_mesh_verdict){.what = HVI_MESH_FAILED,
+                                               .number = 5,
+                                               .sequence = 12,
+                                               .has_tensor = true,
+                                               .joined = ints,
+                                               .joined_count = 2,
+                                               .rows = longs,
+                                               .row_count = 5,
+                                               .last = 4,
+                                               .status = HVI_ERR_MISMATCH,
+                                               .culprit = -1,
+                                               .text = "ranks disagree"};
+    packet.verdict.tensor.kind = 6;
+    packet.verdict.tensor.number = 1000;
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert_uint_eq(again.verdict.number, 5);
+    ck_assert_uint_eq(again.verdict.tensor.name_bytes, 0);
+    ck_assert_uint_eq(again.verdict.tensor.number, 1000);
+    ck_assert_mem_eq(again.verdict.rows, longs, sizeof longs);
+    ck_assert_int_eq(again.verdict.status, HVI_ERR_MISMATCH);
+    ck_assert_str_eq(again.verdict.text, "ranks disagree");
+    hvi_mesh_free(&again);
+}
+END_TEST
+
+START_TEST(a_packet_has_one_body)
+{
+    setup();
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
+    packet.has_broken = true;
+    packet.broken.status = HVI_ERR_RANK_LOST;
+    ck_assert_int_eq(travel(), HVI_OK);
+    packet.has_report = true;
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
+    packet.has_report = false;
+    packet.broken.status = 5;
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
+    ck_assert_int_eq(
+        hvi_mesh_decode((const unsigned char *)"\x08\x03\x10\x00", 4, &again, text, sizeof text),
+        HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "mesh_packet: 0 bodies instead of one");
+}
+END_TEST
+
+START_TEST(a_message_that_is_cut_short_is_refused)
+{
+    setup();
+    packet.has_broken = true;
+    packet.broken.status = HVI_ERR_RANK_LOST;
+    snprintf(packet.broken.text, sizeof packet.broken.text, "rank 3 is gone");
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_OK);
+    for (size_t kept = 0; kept < length; kept++)
+        ck_assert_int_eq(hvi_mesh_decode(bytes, kept, &again, text, sizeof text), HVI_ERR_PROTOCOL);
+    free(bytes);
+}
+END_TEST
+
+START_TEST(a_message_has_a_bound)
+{
+    size_t count = HVI_MESH_BYTES_MAX / 8;
+    int64_t *many = malloc(count * sizeof *many);
+
+    ck_assert_ptr_nonnull(many);
+    setup();
+    for (size_t i = 0; i < count; i++)
+        many[i] = -1; /* ten bytes each */
+    packet.has_verdict = true;
+    packet.verdict = (struct hvi_mesh_verdict){.what = HVI_MESH_STARTS,
+                                               .has_tensor = true,
+                                               .rows = many,
+                                               .row_count = count,
+                                               .last = -1,
+                                               .culprit = -1};
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_LIMIT);
+    free(many);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("proto/mesh");
+    TCase *tcase = tcase_create("mesh");
+
+    tcase_add_test(tcase, a_report_arrives_as_it_was);
+    tcase_add_test(tcase, a_verdict_arrives_as_it_was);
+    tcase_add_test(tcase, a_packet_has_one_body);
+    tcase_add_test(tcase, a_message_that_is_cut_short_is_refused);
+    tcase_add_test(tcase, a_message_has_a_bound);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
