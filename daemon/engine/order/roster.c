@@ -5,6 +5,7 @@
 #include "base/status.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int32_t rank_of(const struct engine_roster *roster, uint32_t at)
 {
@@ -33,8 +34,76 @@ int engine_roster_init(struct engine_roster *roster, int32_t size, const int32_t
     return HVI_OK;
 }
 
+static int compare_ranks(const void *a, const void *b)
+{
+    int32_t left = *(const int32_t *)a, right = *(const int32_t *)b;
+
+    return (left > right) - (left < right);
+}
+
+/* Every rank of the job once. */
+static bool each_once(const struct engine_node *nodes, uint32_t count, uint8_t *met, int32_t size)
+{
+    int64_t all = 0;
+
+    for (uint32_t node = 0; node < count; node++) {
+        for (uint32_t i = 0; i < nodes[node].count; i++) {
+            int32_t rank = nodes[node].ranks[i];
+            if (rank < 0 || rank >= size || met[rank])
+                return false;
+            met[rank] = 1;
+            all++;
+        }
+    }
+    return all == size;
+}
+
+static bool is_ours(const struct engine_roster *roster, const struct engine_node *node)
+{
+    engine_seat seat;
+
+    for (uint32_t i = 0; i < node->count; i++) {
+        if (!engine_roster_seat(roster, node->ranks[i], &seat))
+            return false;
+    }
+    return node->count == roster->seats;
+}
+
+int engine_roster_set_nodes(struct engine_roster *roster, const struct engine_node *nodes,
+                            uint32_t count, uint32_t here)
+{
+    uint8_t *met = calloc((size_t)roster->size, 1);
+    uint32_t *first = calloc((size_t)count + 1, sizeof *first);
+    int32_t *of_nodes = calloc((size_t)roster->size, sizeof *of_nodes);
+    int status = met && first && of_nodes ? HVI_OK : HVI_ERR_NO_MEMORY;
+
+    if (status == HVI_OK && (here >= count || !each_once(nodes, count, met, roster->size) ||
+                             !is_ours(roster, &nodes[here])))
+        status = HVI_ERR_INVALID;
+    free(met);
+    if (status != HVI_OK) {
+        free(first);
+        free(of_nodes);
+        return status;
+    }
+    for (uint32_t node = 0; node < count; node++) {
+        size_t bytes = nodes[node].count * sizeof *of_nodes;
+        if (bytes > 0)
+            memcpy(of_nodes + first[node], nodes[node].ranks, bytes);
+        qsort(of_nodes + first[node], nodes[node].count, sizeof *of_nodes, compare_ranks);
+        first[node + 1] = first[node] + nodes[node].count;
+    }
+    roster->nodes = count;
+    roster->here = here;
+    roster->first = first;
+    roster->of_nodes = of_nodes;
+    return HVI_OK;
+}
+
 void engine_roster_fini(struct engine_roster *roster)
 {
+    free(roster->first);
+    free(roster->of_nodes);
     free(roster->ranks);
     free(roster->by_rank);
     *roster = (struct engine_roster){0};

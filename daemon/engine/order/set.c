@@ -44,6 +44,74 @@ static void fill_places(struct engine_set *set, const struct engine_roster *rost
     }
 }
 
+struct engine_places *engine_places_new(uint32_t nodes, uint32_t members)
+{
+    struct engine_places *span =
+        calloc(1, sizeof *span + 2 * ((size_t)nodes + members) * sizeof(uint32_t));
+
+    if (!span)
+        return NULL;
+    span->node = (uint32_t *)(void *)(span + 1);
+    span->places = span->node + nodes;
+    span->home = span->places + nodes;
+    span->place = span->home + members;
+    span->here = UINT32_MAX;
+    return span;
+}
+
+uint32_t engine_places_find(const struct engine_places *span, uint32_t node)
+{
+    uint32_t low = 0, high = span->nodes;
+
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (span->node[middle] < node)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < span->nodes && span->node[low] == node ? low : UINT32_MAX;
+}
+
+/* The members of a node of the job. */
+static void fill_node(const struct engine_set *set, const struct engine_roster *roster,
+                      uint32_t node, struct engine_places *span)
+{
+    uint32_t index = span->nodes, places = 0;
+
+    for (uint32_t i = roster->first[node]; i < roster->first[node + 1]; i++) {
+        int32_t set_rank = engine_set_rank(set, roster->of_nodes[i]);
+        if (set_rank < 0)
+            continue;
+        span->home[set_rank] = index;
+        span->place[set_rank] = places++;
+    }
+    if (places == 0)
+        return;
+    span->node[index] = node;
+    span->places[index] = places;
+    if (node == roster->here)
+        span->here = index;
+    span->nodes++;
+}
+
+/* HVI_OK or HVI_ERR_NO_MEMORY. */
+static int fill_span(struct engine_set *set, const struct engine_roster *roster)
+{
+    if (roster->nodes < 2 || set->places == set->size)
+        return HVI_OK;
+    struct engine_places *span = engine_places_new(roster->nodes, set->size);
+    if (!span)
+        return HVI_ERR_NO_MEMORY;
+    for (uint32_t node = 0; node < roster->nodes; node++)
+        fill_node(set, roster, node, span);
+    if (span->nodes > 1)
+        set->span = span;
+    else
+        free(span);
+    return HVI_OK;
+}
+
 /* `ranks` NULL: every rank. */
 static struct engine_set *set_new(struct engine_sets *sets, const int64_t *ranks, uint32_t count)
 {
@@ -63,11 +131,26 @@ static struct engine_set *set_new(struct engine_sets *sets, const int64_t *ranks
     set->index = (int16_t *)(void *)(set->seats + places);
     for (uint32_t i = 0; i < listed; i++)
         set->members[i] = (int32_t)ranks[i];
-    set->serial = sets->serials++;
     set->size = count;
     set->refs = 1;
     fill_places(set, roster);
+    if (fill_span(set, roster) != HVI_OK) {
+        free(set);
+        return NULL;
+    }
+    set->serial = sets->serials++;
     return set;
+}
+
+int engine_sets_span(struct engine_sets *sets)
+{
+    int status = HVI_OK;
+
+    for (uint32_t id = 0; id < sets->next_id && status == HVI_OK; id++) {
+        if (sets->by_id[id] && !sets->by_id[id]->span)
+            status = fill_span(sets->by_id[id], sets->roster);
+    }
+    return status;
 }
 
 int engine_sets_init(struct engine_sets *sets, const struct engine_roster *roster)
@@ -171,7 +254,17 @@ void engine_set_put(struct engine_set *set)
     if (--set->refs > 0)
         return;
     HVI_ASSERT(!set->first && !set->partial_first);
+    free(set->span);
     free(set);
+}
+
+void engine_set_place_all(struct engine_set *set)
+{
+    set->places = set->size;
+    set->ranks = set->members;
+    set->numbers = NULL;
+    set->seats = NULL;
+    set->index = NULL;
 }
 
 void engine_set_restart(struct engine_set *set)

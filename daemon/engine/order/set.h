@@ -23,6 +23,16 @@ struct engine_unnamed {
     uint32_t penalty;   /* grants that the last revocation has held back; 0: none */
 };
 
+/* Where the members are, if they are on several nodes. With the set, or with an op that leaves nodes
+ * out. */
+struct engine_places {
+    uint32_t nodes, here; /* nodes with members; ours among them, or UINT32_MAX */
+    uint32_t *node;       /* [nodes] their numbers in the job, ascending */
+    uint32_t *places;     /* [nodes] members on each */
+    uint32_t *home,
+        *place; /* [members of the set] by set rank: index into .node, and the place there */
+};
+
 struct engine_set {
     uint32_t id;     /* reused after a removal, oldest first */
     uint64_t serial; /* never reused: names belong to it, not to the id */
@@ -39,10 +49,11 @@ struct engine_set {
     struct engine_op *join; /* the ranks that have joined; NULL: none */
     uint32_t joined;        /* how many */
     struct engine_unnamed unnamed[ENGINE_SET_UNNAMED];
-    int32_t *members; /* [size], ascending, ranks of the job; NULL: every rank */
+    int32_t *members;           /* [size], ascending, ranks of the job; NULL: every rank */
+    struct engine_places *span; /* NULL: all on one node, or the job's nodes are not known */
     /* The members with a seat here, in the order of their ranks. A member's place in these arrays is
      * its place in those of every op. */
-    int32_t *ranks;     /* [places] ranks of the job */
+    int32_t *ranks;     /* [places] ranks of the job; NULL, see engine_set_place_all: places are */
     uint32_t *numbers;  /* [places] set ranks: places among all members */
     engine_seat *seats; /* [places] */
     int16_t *index;     /* [seats of this node] places; -1: no member */
@@ -59,6 +70,8 @@ struct engine_sets {
 
 /* With set 0. `roster` outlives the table. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_sets_init(struct engine_sets *sets, const struct engine_roster *roster);
+/* The roster has learnt of the job's nodes since. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_sets_span(struct engine_sets *sets);
 /* Drops the table's references; a set goes with its last one. Harmless on a zeroed table. */
 void engine_sets_fini(struct engine_sets *sets);
 /* NULL when there is none. */
@@ -74,8 +87,14 @@ int engine_sets_add(struct engine_sets *sets, const int64_t *ranks, uint32_t cou
 void engine_sets_remove(struct engine_sets *sets, struct engine_set *set);
 struct engine_set *engine_set_get(struct engine_set *set);
 void engine_set_put(struct engine_set *set);
+/* For a table that judges what nodes report: every member has a place, which is its set rank. */
+void engine_set_place_all(struct engine_set *set);
 /* The set's unnamed ops are numbered from 1 again. */
 void engine_set_restart(struct engine_set *set);
+/* Of `places`, for a set of so many members; in one piece, for free(3). NULL: out of memory. */
+struct engine_places *engine_places_new(uint32_t nodes, uint32_t members);
+/* The index of a node of the job; UINT32_MAX: it has no members. */
+uint32_t engine_places_find(const struct engine_places *span, uint32_t node);
 /* The set rank of a rank of the job; -1: no member. */
 int32_t engine_set_rank(const struct engine_set *set, int32_t rank);
 /* The place of a rank of the job; -1: no member, or no seat here. */
@@ -84,6 +103,12 @@ int32_t engine_set_find(const struct engine_set *set, int32_t rank);
 static inline int32_t engine_set_place(const struct engine_set *set, engine_seat seat)
 {
     return set->index[seat.n];
+}
+
+/* The rank at a place. */
+static inline int32_t engine_set_rank_at(const struct engine_set *set, uint32_t place)
+{
+    return set->ranks ? set->ranks[place] : (int32_t)place;
 }
 
 /* The rank of a set rank. */

@@ -653,6 +653,68 @@ START_TEST(a_set_with_members_on_other_nodes_takes_no_ops_yet)
 }
 END_TEST
 
+/* Ranks 2 and 5 are here, on node 1. */
+static void begin_nodes(struct engine_roster *six)
+{
+    static const int32_t ranks[3][3] = {{4, 0}, {5, 2}, {1, 3}};
+    const struct engine_node nodes[] = {{ranks[0], 2}, {ranks[1], 2}, {ranks[2], 2}};
+
+    ck_assert_int_eq(engine_roster_init(six, 6, ranks[1], 2), HVI_OK);
+    ck_assert_int_eq(engine_roster_set_nodes(six, nodes, 3, 1), HVI_OK);
+}
+
+START_TEST(a_roster_knows_each_rank_of_the_job_once)
+{
+    static const int32_t ranks[] = {0, 1, 2, 3, 6};
+    const struct engine_node missing[] = {{ranks, 2}, {ranks + 2, 1}};
+    const struct engine_node twice[] = {{ranks, 2}, {ranks + 1, 3}};
+    const struct engine_node beyond[] = {{ranks, 2}, {ranks + 3, 2}};
+    const struct engine_node whole[] = {{ranks + 2, 2}, {ranks, 2}};
+    struct engine_roster four = {0};
+
+    ck_assert_int_eq(engine_roster_init(&four, 4, ranks, 2), HVI_OK);
+    ck_assert_int_eq(engine_roster_set_nodes(&four, missing, 2, 0), HVI_ERR_INVALID);
+    ck_assert_int_eq(engine_roster_set_nodes(&four, twice, 2, 0), HVI_ERR_INVALID);
+    ck_assert_int_eq(engine_roster_set_nodes(&four, beyond, 2, 0), HVI_ERR_INVALID);
+    ck_assert_int_eq(engine_roster_set_nodes(&four, whole, 2, 0), HVI_ERR_INVALID); /* not ours */
+    ck_assert_int_eq(engine_roster_set_nodes(&four, whole, 2, 2), HVI_ERR_INVALID);
+    ck_assert_uint_eq(four.nodes, 0);
+    ck_assert_int_eq(engine_roster_set_nodes(&four, whole, 2, 1), HVI_OK);
+    ck_assert_int_eq(four.of_nodes[four.first[1]], 0);
+    engine_roster_fini(&four);
+}
+END_TEST
+
+START_TEST(a_set_knows_where_its_members_are)
+{
+    struct engine_roster six = {0};
+    struct engine_sets sets = {0};
+    struct engine_set *set;
+
+    begin_nodes(&six);
+    ck_assert_int_eq(engine_sets_init(&sets, &six), HVI_OK);
+    ck_assert_uint_eq(sets.by_id[0]->span->nodes, 3);
+    ck_assert_uint_eq(sets.by_id[0]->span->here, 1);
+    ck_assert_uint_eq(sets.by_id[0]->span->home[4], 0);
+    ck_assert_uint_eq(sets.by_id[0]->span->place[4], 1);
+    ck_assert_int_eq(engine_sets_add(&sets, (int64_t[]){1, 3, 4}, 3, &set), HVI_OK);
+    ck_assert_uint_eq(set->span->nodes, 2);
+    ck_assert_uint_eq(set->span->here, UINT32_MAX);
+    ck_assert_uint_eq(set->span->node[1], 2);
+    ck_assert_uint_eq(set->span->places[1], 2);
+    ck_assert_uint_eq(set->span->home[0], 1);
+    ck_assert_uint_eq(set->span->place[1], 1);
+    ck_assert_uint_eq(engine_places_find(set->span, 2), 1);
+    ck_assert_uint_eq(engine_places_find(set->span, 1), UINT32_MAX);
+    ck_assert_int_eq(engine_sets_add(&sets, (int64_t[]){2, 5}, 2, &set), HVI_OK);
+    ck_assert_ptr_null(set->span); /* as on one node */
+    ck_assert_int_eq(engine_sets_add(&sets, (int64_t[]){1, 3}, 2, &set), HVI_OK);
+    ck_assert_ptr_null(set->span);
+    engine_sets_fini(&sets);
+    engine_roster_fini(&six);
+}
+END_TEST
+
 START_TEST(splits_are_by_set_rank_and_parts_by_place)
 {
     int64_t splits[3] = {1, 9, 4};
@@ -686,6 +748,8 @@ static TCase *roster_tests(void)
     tcase_add_test(tcase, a_seat_joins_and_the_last_rank_is_the_answer);
     tcase_add_test(tcase, a_send_meets_its_recv_by_rank);
     tcase_add_test(tcase, a_set_with_members_on_other_nodes_takes_no_ops_yet);
+    tcase_add_test(tcase, a_roster_knows_each_rank_of_the_job_once);
+    tcase_add_test(tcase, a_set_knows_where_its_members_are);
     tcase_add_test(tcase, splits_are_by_set_rank_and_parts_by_place);
     return tcase;
 }
