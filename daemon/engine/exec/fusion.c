@@ -2,8 +2,8 @@
  * Fusion saves the cost of handing over, not copies: operands are already shared, so a batch is
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
  * that it can be cut into chunks, and so is one with operands that are not mapped, so that a fault is
- * its own, and an adasum, which has scratch memory and several passes of its own. A work over several nodes is
- * one, too: all nodes would have to cut batches alike. */
+ * its own, and an adasum, which has scratch memory and several passes of its own. A work with members
+ * on other nodes is alone as well: their engines batch by what is ready there, and that differs. */
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"

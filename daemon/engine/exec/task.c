@@ -39,7 +39,29 @@ static int32_t root_of(const struct engine_op *op, const struct hvi_submission *
 {
     if (op->kind == HVI_KIND_SEND)
         return engine_set_find(op->set, op->from);
-    return op->kind == HVI_KIND_BROADCAST ? engine_set_find(op->set, copy->root) : -1;
+    return op->kind == HVI_KIND_BROADCAST ? engine_set_rank(op->set, copy->root) : -1;
+}
+
+/* Who takes part. A send between two ranks of this node is its own affair. */
+static const struct engine_span *span_of(struct engine_task *task)
+{
+    const struct engine_op *op = &task->op;
+    const struct engine_places *places = op->without ? op->without : op->set->span;
+
+    if (!places || op->partial)
+        return NULL;
+    task->span = (struct engine_span){
+        .sequence = op->sequence,
+        .nodes = places->nodes,
+        .here = places->here,
+        .node = places->node,
+        .places = places->places,
+        .members = op->set->size,
+        .home = places->home,
+        .place = places->place,
+        .joined = op->joined,
+    };
+    return &task->span;
 }
 
 void engine_task_prepare(struct engine_op *op)
@@ -57,6 +79,7 @@ void engine_task_prepare(struct engine_op *op)
     work->postscale = copy->postscale;
     work->count = copy->count;
     work->bytes = op->bytes;
+    work->span = span_of(task);
     work->sizes = op->sizes;
     work->missing = 0;
     work->in = task->in;

@@ -2,6 +2,9 @@
  * Agree: what the ranks of a complete op have to say alike, and the one sentence they all get when
  * they do not. Pure but for what a tensor remembers.
  *
+ * Where a set has members on several nodes, root.c makes such an op of what the nodes report: all
+ * members have places there. Those that say the same share a part, so a part's .place means nothing.
+ *
  * Steady state: a tensor remembers what its ranks agreed on last (struct engine_agreed). A part that
  * repeats it is only counted, and when all did, they agree with each other, and what they ask for
  * was found possible before: nothing is checked. Ops whose parts differ by right (splits) are always
@@ -16,6 +19,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define KIND(name) (1u << HVI_KIND_##name)
@@ -191,16 +195,20 @@ static const struct aspect *first_difference(const struct engine_part *a,
 static void append_speakers(struct engine_sentence *sentence, const struct engine_op *op,
                             const struct aspect *aspect, uint32_t speaker)
 {
-    int32_t ranks[ENGINE_SEATS_MAX];
+    int32_t *ranks = malloc(op->set->places * sizeof *ranks);
     char text[512];
     uint32_t count = 0;
 
-    for (uint32_t i = speaker; i < op->set->places; i++) {
+    for (uint32_t i = speaker; ranks && i < op->set->places; i++) {
         if (op->parts[i] && aspect->same(op->parts[speaker], op->parts[i]))
-            ranks[count++] = op->set->ranks[i];
+            ranks[count++] = engine_set_rank_at(op->set, i);
     }
-    engine_ranks_text(ranks, count, text, sizeof text);
+    if (ranks)
+        engine_ranks_text(ranks, count, text, sizeof text);
+    else
+        snprintf(text, sizeof text, "rank %d", engine_set_rank_at(op->set, speaker));
     engine_sentence_append(sentence, "%s", text);
+    free(ranks);
 }
 
 static bool is_first_to_say(const struct engine_op *op, const struct aspect *aspect, uint32_t i)
@@ -236,7 +244,7 @@ static void describe_difference(const struct engine_op *op, const struct aspect 
     }
 }
 
-/* The first place at which two ranks' groups have different tensors. */
+/* The first place at which two ranks' groups have different tensors. The members with a seat here. */
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size)
 {
     const struct engine_part *first = engine_op_first_part(leader), *mine, *theirs;
@@ -287,24 +295,25 @@ refuse(const struct engine_op *op, char *text_p, size_t text_size, const char *f
 static int check_root(const struct engine_op *op, char *text_p, size_t text_size)
 {
     int32_t root = engine_op_first_part(op)->copy.root;
-    int32_t place = engine_set_find(op->set, root);
+    int32_t set_rank = engine_set_rank(op->set, root);
     char members[400];
 
-    if (engine_set_rank(op->set, root) < 0) {
+    if (set_rank < 0) {
         engine_ranks_text(op->set->members, op->set->size, members, sizeof members);
         return refuse(op, text_p, text_size, "root rank %d is not a member of process set %u (%s)",
                       root, op->set->id, members);
     }
-    if (place >= 0 && !op->parts[place])
+    if (!op->parts[set_rank])
         return refuse(op, text_p, text_size, "root rank %d has joined and has nothing to send",
                       root);
     return HVI_OK;
 }
 
-static int check_splits_of(const struct engine_op *op, const struct engine_part *part, char *text_p,
+static int check_splits_of(const struct engine_op *op, uint32_t from, char *text_p,
                            size_t text_size)
 {
-    int32_t rank = op->set->ranks[part->place];
+    const struct engine_part *part = op->parts[from];
+    int32_t rank = engine_set_rank_at(op->set, from);
     int64_t sum = 0;
 
     if (!part->integers) {
@@ -334,7 +343,7 @@ static int check_splits(const struct engine_op *op, char *text_p, size_t text_si
 
     for (uint32_t i = 0; i < op->set->places && status == HVI_OK; i++) {
         if (op->parts[i])
-            status = check_splits_of(op, op->parts[i], text_p, text_size);
+            status = check_splits_of(op, i, text_p, text_size);
     }
     return status;
 }
@@ -397,20 +406,28 @@ static int check_possible(const struct engine_op *op, char *text_p, size_t text_
     return status;
 }
 
-int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size)
+int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_size)
 {
     const struct engine_part *first = engine_op_first_part(op);
     const struct aspect *worst = NULL;
 
-    for (uint32_t i = first->place + 1; i < op->set->places; i++) {
-        const struct aspect *aspect = op->parts[i] ? first_difference(first, op->parts[i]) : NULL;
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        const struct engine_part *part = op->parts[i];
+        const struct aspect *aspect = part && part != first ? first_difference(first, part) : NULL;
         if (aspect && (!worst || aspect < worst))
             worst = aspect;
     }
     if (!worst)
-        return check_possible(op, text_p, text_size);
+        return HVI_OK;
     describe_difference(op, worst, text_p, text_size);
     return HVI_ERR_MISMATCH;
+}
+
+int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    int status = engine_agree_compare(op, text_p, text_size);
+
+    return status == HVI_OK ? check_possible(op, text_p, text_size) : status;
 }
 
 /* ---- what was agreed on last ---- */

@@ -8,6 +8,8 @@
 /* The parts of a complete op: HVI_OK if all agree and what they ask for can be done, else
  * HVI_ERR_MISMATCH, HVI_ERR_UNSUPPORTED or HVI_ERR_INVALID and one sentence for every rank. Pure. */
 int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size);
+/* The first half: HVI_OK or HVI_ERR_MISMATCH. */
+int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_size);
 /* A group whose first op is complete and agreed, but not all that should follow it: which rank says
  * what. */
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size);

@@ -16,6 +16,7 @@
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/span.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -184,6 +185,10 @@ static void start(struct engine_order *order, struct engine_op *leader)
 
     leader->group_started = true;
     leader->group_sizing = leader->group_running = leader->group_held;
+    if (leader->set->span) {
+        engine_span_report_group(order, leader);
+        return;
+    }
     do {
         if (!engine_op_proceed(order, part->op))
             return;

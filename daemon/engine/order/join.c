@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "daemon/engine/order/group.h"
+#include "daemon/engine/order/span.h"
 
 bool engine_join_has(const struct engine_set *set, uint32_t place)
 {
@@ -53,8 +54,18 @@ static void everybody_has(struct engine_order *order, struct engine_set *set, ui
         if (join->parts[i]->arrived_ns > join->parts[last]->arrived_ns)
             last = i;
     }
+    if (set->span)
+        engine_span_report_join(order, join, set->ranks[last]);
+    else
+        engine_join_end(order, set, set->ranks[last]);
+}
+
+void engine_join_end(struct engine_order *order, struct engine_set *set, int32_t last)
+{
+    struct engine_op *join = set->join;
+
     for (uint32_t i = 0; i < set->places; i++)
-        join->parts[i]->rows = set->ranks[last];
+        join->parts[i]->rows = last;
     set->join = NULL;
     set->joined = 0;
     engine_set_restart(set);

@@ -10,6 +10,8 @@ int engine_join_submit(struct engine_order *order, struct engine_part *part);
 /* Whether this member has joined and not every member has. */
 bool engine_join_has(const struct engine_set *set, uint32_t place);
 
+/* Within order/: every member has joined, here and on other nodes. */
+void engine_join_end(struct engine_order *order, struct engine_set *set, int32_t last);
 /* Within order/: it has more data after all. */
 void engine_join_undo(struct engine_op *join, uint32_t place);
 

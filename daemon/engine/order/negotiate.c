@@ -30,6 +30,7 @@
 #include "daemon/engine/order/partial.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
+#include "daemon/engine/order/span.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,8 +39,8 @@
 
 /* ---- an op's life ---- */
 
-static const char *const state_texts[ENGINE_OP_STATES] = {"waiting", "held",      "sizing",
-                                                          "ready",   "executing", "failed"};
+static const char *const state_texts[ENGINE_OP_STATES] = {
+    "waiting", "held", "reported", "sizing", "ready", "executing", "failed"};
 
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause)
 {
@@ -111,7 +112,8 @@ static bool is_waiting(const struct engine_op *op)
     return op->state <= ENGINE_OP_SIZING;
 }
 
-struct engine_op *engine_op_new(struct engine_order *order, const struct engine_part *part)
+static struct engine_op *op_make(struct engine_order *order, struct engine_set *set,
+                                 struct engine_tensor *tensor, uint16_t kind)
 {
     struct engine_op *op = order->free_ops;
 
@@ -121,15 +123,15 @@ struct engine_op *engine_op_new(struct engine_order *order, const struct engine_
         op = order->sink->new_op(order->user);
     if (!op)
         return NULL;
-    memset(op->parts, 0, part->set->places * sizeof *op->parts);
-    op->tensor = part->tensor;
+    memset(op->parts, 0, set->places * sizeof *op->parts);
+    op->tensor = tensor;
     op->tensor->refs++;
-    op->set = engine_set_get(part->set);
-    op->kind = part->copy.kind;
+    op->set = engine_set_get(set);
+    op->kind = kind;
     op->partial = engine_partial_is(op->kind);
     op->state = ENGINE_OP_WAITING;
     op->parts_present = 0;
-    op->missing = part->set->places - (op->kind == HVI_KIND_JOIN ? 0 : part->set->joined);
+    op->missing = set->places - (op->kind == HVI_KIND_JOIN ? 0 : set->joined);
     op->outputs_missing = 0;
     op->repeating = 0;
     op->replayed = false;
@@ -141,6 +143,17 @@ struct engine_op *engine_op_new(struct engine_order *order, const struct engine_
     op->group_started = false;
     op->status = HVI_OK;
     op->culprit = -1;
+    op->reported = op->given_up = op->sized = false;
+    op->joined_count = 0;
+    return op;
+}
+
+struct engine_op *engine_op_new(struct engine_order *order, const struct engine_part *part)
+{
+    struct engine_op *op = op_make(order, part->set, part->tensor, part->copy.kind);
+
+    if (!op)
+        return NULL;
     list_waiting(order, op);
     if (op->kind != HVI_KIND_JOIN && !op->partial)
         op->tensor->waiting = op;
@@ -156,6 +169,12 @@ static void op_free(struct engine_order *order, struct engine_op *op)
     engine_set_put(op->set);
     free(op->matrix);
     free(op->text);
+    if (op->reported) {
+        free(op->joined);
+        free(op->without);
+        op->joined = NULL;
+        op->without = NULL;
+    }
     op->tensor = NULL;
     op->set = NULL;
     op->matrix = NULL;
@@ -314,32 +333,74 @@ static void fail_join(struct engine_order *order, struct engine_op *op, int stat
     finish_waiting(order, op, status, text, culprit);
 }
 
-void engine_op_fail(struct engine_order *order, struct engine_op *op, int status, const char *text,
-                    int32_t culprit)
+/* `decided`: what the root says, or NULL. It hears of the others, and says of each that it has failed. */
+static void fail_together(struct engine_order *order, struct engine_op *origin,
+                          const struct engine_op *decided, int status, const char *text,
+                          int32_t culprit)
 {
-    struct engine_op *fallen, *next;
+    struct engine_op *fallen = fall_together(order, origin), *next;
 
-    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", order->job,
-            hvi_status_name(status));
-    if (op == op->set->join) {
-        fail_join(order, op, status, text, culprit);
-        return;
-    }
-    if (op->partial) { /* whoever comes later does not come to this one */
-        finish_waiting(order, op, status, text, culprit);
-        return;
-    }
-    fallen = fall_together(order, op);
     for (struct engine_op *each = fallen; each; each = each->fallen)
-        note_absence(each, op);
+        note_absence(each, origin);
     for (struct engine_op *each = fallen; each; each = next) {
         next = each->fallen;
+        if (each->set->span && each != decided)
+            engine_span_has_failed(order, each, status, text, culprit);
         answer_parts(order, each, status, text, culprit);
         if (each->missing > 0 && !each->set->removed)
             remember_failed(order, each, status, text, culprit);
         else
             op_free(order, each);
     }
+}
+
+static void log_failure(const struct engine_order *order, int status, const char *text)
+{
+    HVI_LOG(HVI_LOG_WARN, "negotiate", "op-failed", text, "job=%s status=%s", order->job,
+            hvi_status_name(status));
+}
+
+void engine_op_fail_here(struct engine_order *order, struct engine_op *op, int status,
+                         const char *text, int32_t culprit)
+{
+    log_failure(order, status, text);
+    fail_together(order, op, op, status, text, culprit);
+}
+
+void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
+                           struct engine_tensor *tensor, uint16_t kind, int status,
+                           const char *text, int32_t culprit)
+{
+    struct engine_op *op = tensor->waiting;
+
+    if (op) /* other nodes have come a second time: our ranks never will to the first */
+        forget_failed(order, op);
+    op = op_make(order, set, tensor, kind);
+    if (!op)
+        return;
+    op->tensor->waiting = op;
+    engine_op_set_state(op, ENGINE_OP_FAILED, "it failed on another node");
+    note_absence(op, op);
+    if (op->missing > 0)
+        remember_failed(order, op, status, text, culprit);
+    else
+        op_free(order, op);
+}
+
+void engine_op_fail(struct engine_order *order, struct engine_op *op, int status, const char *text,
+                    int32_t culprit)
+{
+    if (op->reported) {
+        engine_span_give_up(order, op, status, text, culprit);
+        return;
+    }
+    log_failure(order, status, text);
+    if (op == op->set->join)
+        fail_join(order, op, status, text, culprit);
+    else if (op->partial) /* whoever comes later does not come to this one */
+        finish_waiting(order, op, status, text, culprit);
+    else
+        fail_together(order, op, NULL, status, text, culprit);
 }
 
 void engine_negotiate_fail_all(struct engine_order *order, int status, const char *text,
@@ -399,7 +460,9 @@ void engine_op_ready(struct engine_order *order, struct engine_op *op)
 
 static void outputs_known(struct engine_order *order, struct engine_op *op)
 {
-    if (op->group)
+    if (op->reported)
+        engine_span_sized(order, op);
+    else if (op->group)
         engine_group_sized(order, op);
     else
         engine_op_ready(order, op);
@@ -419,7 +482,7 @@ static bool output_fits(struct engine_order *order, struct engine_op *op,
 }
 
 /* Ranks that gave no output are asked for one, now that the size is known. */
-static bool ask_for_outputs(struct engine_order *order, struct engine_op *op)
+bool engine_op_ask_for_outputs(struct engine_order *order, struct engine_op *op)
 {
     for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_part *part = op->parts[i];
@@ -435,6 +498,8 @@ static bool ask_for_outputs(struct engine_order *order, struct engine_op *op)
         part->output_asked = true;
         order->sink->ask_output(part);
     }
+    if (op->outputs_missing == 0)
+        outputs_known(order, op);
     return true;
 }
 
@@ -447,11 +512,31 @@ bool engine_op_proceed(struct engine_order *order, struct engine_op *op)
         engine_op_fail(order, op, status, text, -1);
         return false;
     }
-    if (engine_sizes_asks(op->kind) && !ask_for_outputs(order, op))
-        return false;
-    if (op->outputs_missing == 0)
-        outputs_known(order, op);
+    if (engine_sizes_asks(op->kind))
+        return engine_op_ask_for_outputs(order, op);
+    outputs_known(order, op);
     return true;
+}
+
+/* Every rank of this node has come. The root compares; but a group is reported as one, so its members
+ * have to say the same here. */
+static bool complete_here(struct engine_order *order, struct engine_op *op)
+{
+    char text[HVI_TEXT_MAX + 1];
+    bool grouped = false;
+
+    op->kind = engine_op_first_part(op)->copy.kind;
+    for (uint32_t i = 0; i < op->set->places; i++)
+        grouped = grouped || (op->parts[i] && op->parts[i]->leader);
+    if (!grouped) {
+        engine_span_report(order, op, false);
+        return true;
+    }
+    int status = engine_agree_compare(op, text, sizeof text);
+    if (status == HVI_OK)
+        return engine_group_hold(order, op);
+    engine_op_fail(order, op, status, text, -1);
+    return false;
 }
 
 bool engine_op_complete(struct engine_order *order, struct engine_op *op)
@@ -460,6 +545,8 @@ bool engine_op_complete(struct engine_order *order, struct engine_op *op)
     int status = HVI_OK;
 
     HVI_ASSERT(op->state == ENGINE_OP_WAITING && op->missing == 0);
+    if (op->set->span)
+        return complete_here(order, op);
     op->ready_ns = order->now_ns;
     order->observer->op_complete(order->user, op);
     op->kind = engine_op_first_part(op)->copy.kind;
@@ -536,6 +623,8 @@ void engine_negotiate_output(struct engine_order *order, struct engine_part *par
 {
     struct engine_op *op = part->op;
 
+    if (op->state == ENGINE_OP_REPORTED) /* another output did not fit */
+        return;
     HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
     if (output_fits(order, op, part) && --op->outputs_missing == 0)
         outputs_known(order, op);
@@ -569,6 +658,8 @@ static bool may_withdraw(const struct engine_part *part)
     const struct engine_op *op = part->op;
 
     if (!op || (op->state != ENGINE_OP_WAITING && op->state != ENGINE_OP_HELD))
+        return false;
+    if (op->set->span && op == op->set->join) /* other nodes may count on it */
         return false;
     return !op->group || !op->group->group_started;
 }

@@ -47,11 +47,21 @@ struct engine_part {
  *    +--mismatch, rank lost or left, set removed, policy, too small--> over   (HELD, SIZING too)
  *    +--the same before all ranks came--> FAILED --the others came--> over    (HELD, SIZING too)
  *
+ * Where the set has members on several nodes, the root of the job decides (span.c):
+ *
+ *   WAITING --last rank of this node came--> REPORTED --it starts--> READY
+ *      |                                      ^  |  |
+ *      +--grouped, whole group so far--> HELD-+  |  +--an output is missing--> SIZING
+ *                                             ^  |                               |
+ *                                             |  +--the root says so--> over     |
+ *                                             +--outputs came, or do not fit-----+
+ *
  * One setter: engine_op_set_state in negotiate.c. */
 enum engine_op_state {
     ENGINE_OP_WAITING,
-    ENGINE_OP_HELD,   /* complete and agreed; its group is not, or not all outputs are known */
-    ENGINE_OP_SIZING, /* waits for outputs whose size is known only now */
+    ENGINE_OP_HELD,     /* complete and agreed; its group is not, or not all outputs are known */
+    ENGINE_OP_REPORTED, /* this node is ready, and the root has been told */
+    ENGINE_OP_SIZING,   /* waits for outputs whose size is known only now */
     ENGINE_OP_READY,
     ENGINE_OP_EXECUTING,
     ENGINE_OP_FAILED, /* over for those that came: the others meet the same sentence */
@@ -78,6 +88,14 @@ struct engine_op {
     /* Complete: what has to be moved, as struct engine_work says. */
     uint64_t bytes;
     const uint64_t *sizes;
+    /* Of a set with members on several nodes. */
+    bool reported;     /* the root knows of it, and will say how it ends */
+    bool given_up;     /* and has been asked to fail it */
+    bool sized;        /* .bytes and .sizes are known */
+    uint64_t sequence; /* once it starts: the same on every node */
+    uint32_t joined_count;
+    uint8_t *joined;               /* [members], once it is sized; NULL: nobody has */
+    struct engine_places *without; /* .set->span without nodes that take no part; NULL: all do */
     /* The observers'. */
     uint64_t warn_ns;                      /* when to warn (again); 0: not yet */
     uint64_t timeline_ns;                  /* of its last event */
@@ -94,8 +112,8 @@ struct engine_op {
     int32_t culprit;
     char *text;
     /* By place in the set, with room for every seat of this node: no member elsewhere is in them. */
-    uint64_t *own_sizes;        /* for .sizes, which an alltoall has in .matrix */
-    uint64_t *matrix;           /* allocated for the time being */
+    uint64_t *own_sizes; /* for .sizes, which an alltoall has in .matrix */
+    uint64_t *matrix;    /* allocated for the time being; on several nodes for all of .sizes */
     struct engine_part **parts; /* NULL: missing or joined */
     uint8_t *came;              /* FAILED: ranks that will not come (any more) */
 };
@@ -142,6 +160,16 @@ bool engine_op_complete(struct engine_order *order, struct engine_op *op);
 /* Plans sizes, asks for outputs, readies. False if it failed. */
 bool engine_op_proceed(struct engine_order *order, struct engine_op *op);
 void engine_op_ready(struct engine_order *order, struct engine_op *op);
+/* Sizes are known: asks for outputs that ranks have not given. False if one does not fit: it failed, or
+ * the root has been asked to fail it. */
+bool engine_op_ask_for_outputs(struct engine_order *order, struct engine_op *op);
+/* The root says so: the op, on this node. */
+void engine_op_fail_here(struct engine_order *order, struct engine_op *op, int status,
+                         const char *text, int32_t culprit);
+/* The same before any rank of this node has brought it. */
+void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
+                           struct engine_tensor *tensor, uint16_t kind, int status,
+                           const char *text, int32_t culprit);
 /* Over: every part has its answer. Frees the op. */
 void engine_op_finish(struct engine_order *order, struct engine_op *op, int status,
                       const char *text, int32_t culprit);

@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/status.h"
+#include "daemon/engine/order/span.h"
 
 #include <stdio.h>
 
@@ -29,6 +30,7 @@ void engine_order_fini(struct engine_order *order)
         order->free_ops = op->next;
         order->sink->free_op(op);
     }
+    engine_span_close(order);
     engine_sets_fini(&order->sets);
     engine_tensors_fini(&order->tensors);
 }

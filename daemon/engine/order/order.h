@@ -5,6 +5,9 @@
  *                       |  agree.c, sizes.c, set_ops.c
  *                       +--> sink: answers, outputs that are asked for
  *                       +--> observer: what became of ops, tensors and sets
+ *                       +--> span.c: reports to the root of the job; its verdicts come back
+ *
+ *        reports of all nodes --> root.c --> verdicts
  *
  * Pure: no session, no shared memory, no event loop, and no clock but .now_ns, which the caller sets.
  * It calls upward only through the two tables. Engine thread; nothing blocks. */
@@ -14,6 +17,7 @@
 #include "daemon/engine/order/op.h"
 #include "daemon/engine/order/set.h"
 #include "daemon/engine/order/tensor.h"
+#include "proto/mesh.h"
 
 #define ENGINE_FAILED_MAX 4096u /* failed ops that are remembered for ranks still to come */
 
@@ -52,6 +56,16 @@ struct engine_order_observer {
     void (*set_gone)(void *user, struct engine_set *set);
 };
 
+/* The way to the root of a job that is on several nodes. */
+struct engine_order_span {
+    /* The report is for the root; it and what it points at are gone afterwards. Nothing may come back
+     * into order/ meanwhile. */
+    void (*report)(void *user, const struct hvi_mesh_report *report);
+};
+
+struct engine_span_scratch;
+struct engine_root;
+
 struct engine_order {
     const char *job; /* for the log */
     const struct engine_roster *roster;
@@ -75,6 +89,13 @@ struct engine_order {
     struct engine_op *ready_first, *ready_last;
     uint32_t ready_count;
     struct engine_op *free_ops;
+    /* Several nodes: engine_span_open. */
+    const struct engine_order_span *span;
+    void *span_user;
+    uint64_t seen;     /* verdicts of the root that were carried out */
+    uint64_t sequence; /* of the last work that started */
+    struct engine_span_scratch *scratch;
+    const struct engine_root *root; /* of the job, if it is here: who has not come */
 };
 
 /* Set 0 has all ranks. `order` is zeroed; `roster` outlives it. HVI_OK or HVI_ERR_NO_MEMORY. */

@@ -23,6 +23,15 @@ static void give_id(struct engine_order *order, struct engine_op *op, uint32_t i
     engine_op_finish(order, op, HVI_OK, NULL, -1);
 }
 
+/* Every node finds the same: all carry out the same changes in the same order. */
+static void refuse(struct engine_order *order, struct engine_op *op, int status, const char *text)
+{
+    if (op->set->span)
+        engine_op_fail_here(order, op, status, text, -1);
+    else
+        engine_op_fail(order, op, status, text, -1);
+}
+
 static void add(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
@@ -49,7 +58,7 @@ static void add(struct engine_order *order, struct engine_op *op)
     if (status == HVI_OK)
         give_id(order, op, set->id);
     else
-        engine_op_fail(order, op, status, text, -1);
+        refuse(order, op, status, text);
 }
 
 /* By `op`, which may be an op of the set. */
@@ -78,7 +87,7 @@ static void remove_set(struct engine_order *order, struct engine_op *op)
                  id == 0 ? "has every rank and stays"
                  : set   ? "was opened by its members, who close it"
                          : "does not exist");
-        engine_op_fail(order, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text, -1);
+        refuse(order, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text);
         return;
     }
     end_set(order, op, set);
@@ -92,6 +101,16 @@ void engine_set_execute(struct engine_order *order, struct engine_op *op)
         end_set(order, op, op->set);
     else
         remove_set(order, op);
+}
+
+/* In a set with members on other nodes. */
+static bool is_possible(const struct engine_set *set, const struct engine_part *part)
+{
+    uint16_t kind = part->copy.kind;
+
+    if (kind == HVI_KIND_SEND || kind == HVI_KIND_RECV)
+        return engine_set_find(set, part->copy.root) >= 0;
+    return set->span && kind != HVI_KIND_SET_OPEN;
 }
 
 int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
@@ -114,9 +133,10 @@ int engine_set_check(const struct engine_set *set, const struct engine_part *par
                  label, rank, set->id, members);
         return HVI_ERR_INVALID;
     }
-    if (set->places < set->size) {
-        snprintf(text_p, text_size, "%s '%s': process set %u has members on other nodes", kind,
-                 label, set->id);
+    if (set->places < set->size && !is_possible(set, part)) {
+        snprintf(text_p, text_size, "%s '%s': process set %u has members on other nodes%s", kind,
+                 label, set->id,
+                 set->span ? ", and between nodes this kind of op is not there" : "");
         return HVI_ERR_UNSUPPORTED;
     }
     if (engine_join_has(set, (uint32_t)place)) {

@@ -99,8 +99,30 @@ int64_t engine_sizes_split(const struct engine_op *op, uint32_t from, uint32_t t
 
     if (!part)
         return 0;
-    return part->integers ? part->integers[op->set->numbers[to]]
+    return part->integers ? part->integers[op->set->numbers ? op->set->numbers[to] : to]
                           : part->copy.dims[0] / op->set->size;
+}
+
+static uint64_t sent_bytes(const struct engine_op *op, uint32_t from, uint32_t to)
+{
+    return op->parts[from] ? (uint64_t)engine_sizes_split(op, from, to) * row_bytes(op->parts[from])
+                           : 0;
+}
+
+/* What a member gets in all. */
+static int sum_column(const struct engine_op *op, uint32_t to, int64_t *rows_p, uint64_t *bytes_p,
+                      char *text_p, size_t text_size)
+{
+    *rows_p = 0;
+    *bytes_p = 0;
+    for (uint32_t from = 0; from < op->set->places; from++) {
+        if (!add_rows(rows_p, engine_sizes_split(op, from, to)) ||
+            !hvi_add_checked(*bytes_p, sent_bytes(op, from, to), bytes_p))
+            return refuse(op, HVI_ERR_INVALID, text_p, text_size,
+                          "the size of rank %d's result overflows",
+                          engine_set_rank_at(op->set, to));
+    }
+    return HVI_OK;
 }
 
 /* A rank's input has at least the rows of its splits: agree.c has checked it. */
@@ -115,16 +137,13 @@ static int plan_alltoall(struct engine_op *op, char *text_p, size_t text_size)
     op->bytes = 0;
     for (uint32_t to = 0; to < size; to++) {
         struct engine_part *receiver = op->parts[to];
-        uint64_t bytes = 0;
-        int64_t rows = 0;
-        for (uint32_t from = 0; from < size; from++) {
-            int64_t split = engine_sizes_split(op, from, to);
-            uint64_t sent = op->parts[from] ? (uint64_t)split * row_bytes(op->parts[from]) : 0;
-            op->matrix[(size_t)from * size + to] = sent;
-            if (!add_rows(&rows, split) || !hvi_add_checked(bytes, sent, &bytes))
-                return refuse(op, HVI_ERR_INVALID, text_p, text_size,
-                              "the size of rank %d's result overflows", op->set->ranks[to]);
-        }
+        uint64_t bytes;
+        int64_t rows;
+        int status = sum_column(op, to, &rows, &bytes, text_p, text_size);
+        if (status != HVI_OK)
+            return status;
+        for (uint32_t from = 0; from < size; from++)
+            op->matrix[(size_t)from * size + to] = sent_bytes(op, from, to);
         if (!receiver)
             continue;
         receiver->rows = rows;
@@ -163,6 +182,174 @@ int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size)
     }
 }
 
+/* ---- on several nodes ---- */
+
+static uint64_t most_of_scatter(const struct engine_op *op)
+{
+    const struct engine_part *first = engine_op_first_part(op);
+    int64_t rows = first->copy.dims[0], members = op->parts_present;
+
+    return (uint64_t)(rows / members + (rows % members > 0)) * row_bytes(first);
+}
+
+int engine_sizes_whole(struct engine_op *op, uint64_t *most_p, char *text_p, size_t text_size)
+{
+    int64_t rows;
+    uint64_t bytes;
+    int status = HVI_OK;
+
+    *most_p = 0;
+    op->sizes = op->own_sizes;
+    if (op->kind == HVI_KIND_ALLGATHER) {
+        status = plan_gather(op, text_p, text_size);
+        *most_p = op->bytes;
+    }
+    if (op->kind == HVI_KIND_REDUCESCATTER)
+        *most_p = most_of_scatter(op);
+    for (uint32_t to = 0; op->kind == HVI_KIND_ALLTOALL && to < op->set->places; to++) {
+        status = sum_column(op, to, &rows, &bytes, text_p, text_size);
+        if (status != HVI_OK)
+            return status;
+        *most_p = bytes > *most_p ? bytes : *most_p;
+    }
+    return status;
+}
+
+/* Of the inputs of any member. */
+static uint64_t bytes_of_row(const struct engine_part *part)
+{
+    uint64_t bytes = hvi_dtype_bytes(part->copy.dtype);
+
+    for (uint32_t i = 1; i < part->copy.ndim; i++) {
+        if (!hvi_mul_checked(bytes, (uint64_t)part->copy.dims[i], &bytes))
+            return 0; /* then there are no rows */
+    }
+    return bytes;
+}
+
+static int spread_gather(struct engine_op *op, const int64_t *rows)
+{
+    const struct engine_part *first = engine_op_first_part(op);
+    uint64_t row = bytes_of_row(first);
+    int64_t all = 0;
+
+    op->matrix = calloc(op->set->size, sizeof *op->matrix);
+    if (!op->matrix)
+        return HVI_ERR_NO_MEMORY;
+    op->bytes = 0;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (rows[i] < 0 || !add_rows(&all, rows[i]) ||
+            !hvi_mul_checked((uint64_t)rows[i], row, &op->matrix[i]) ||
+            !hvi_add_checked(op->bytes, op->matrix[i], &op->bytes))
+            return HVI_ERR_PROTOCOL;
+    }
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (!op->parts[i])
+            continue;
+        op->parts[i]->rows = all;
+        op->parts[i]->out_bytes = op->bytes;
+        if (rows[op->set->numbers[i]] != op->parts[i]->copy.dims[0])
+            return HVI_ERR_PROTOCOL;
+    }
+    return HVI_OK;
+}
+
+static int spread_scatter(struct engine_op *op)
+{
+    const struct engine_part *first = engine_op_first_part(op);
+    int64_t members = (int64_t)op->set->size - op->joined_count, before = 0;
+    uint64_t row = bytes_of_row(first);
+
+    op->matrix = calloc(op->set->size, sizeof *op->matrix);
+    if (!op->matrix)
+        return HVI_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (op->joined && op->joined[i])
+            continue;
+        int64_t rows = first->copy.dims[0] / members + (before++ < first->copy.dims[0] % members);
+        int32_t place = engine_set_find(op->set, engine_set_member(op->set, i));
+        op->matrix[i] = (uint64_t)rows * row;
+        if (place >= 0 && op->parts[place]) {
+            op->parts[place]->rows = rows;
+            op->parts[place]->out_bytes = op->matrix[i];
+        }
+    }
+    return HVI_OK;
+}
+
+/* One of ours: what it sends to each member, and what it gets from each. */
+static int spread_one(struct engine_op *op, uint32_t place, uint64_t row, const int64_t *rows)
+{
+    struct engine_part *part = op->parts[place];
+    uint64_t *sent = op->matrix + (size_t)place * op->set->size;
+    uint64_t *got = sent + (size_t)op->set->places * op->set->size;
+    uint64_t *got_rows = got + (size_t)op->set->places * op->set->size;
+    uint64_t bytes = 0;
+    int64_t all = 0;
+
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        int64_t split = part->integers ? part->integers[i] : part->copy.dims[0] / op->set->size;
+        sent[i] = (uint64_t)split * row;
+        if (rows[i] < 0 || !add_rows(&all, rows[i]) ||
+            !hvi_mul_checked((uint64_t)rows[i], row, &got[i]) ||
+            !hvi_add_checked(bytes, got[i], &bytes))
+            return HVI_ERR_PROTOCOL;
+        got_rows[i] = (uint64_t)rows[i];
+    }
+    part->rows = all;
+    part->out_bytes = bytes;
+    if (op->bytes < bytes)
+        op->bytes = bytes;
+    if (op->bytes < part->in_bytes)
+        op->bytes = part->in_bytes;
+    return HVI_OK;
+}
+
+static int spread_alltoall(struct engine_op *op, const int64_t *rows)
+{
+    uint64_t row = bytes_of_row(engine_op_first_part(op));
+    int status = HVI_OK;
+
+    op->matrix = calloc(3 * (size_t)op->set->places * op->set->size, sizeof *op->matrix);
+    if (!op->matrix)
+        return HVI_ERR_NO_MEMORY;
+    op->bytes = 0;
+    for (uint32_t i = 0; i < op->set->places && status == HVI_OK; i++) {
+        if (op->parts[i])
+            status = spread_one(op, i, row, rows + (size_t)i * op->set->size);
+    }
+    return status;
+}
+
+int engine_sizes_spread(struct engine_op *op, const int64_t *rows, size_t count)
+{
+    size_t due = op->kind == HVI_KIND_ALLGATHER  ? op->set->size
+                 : op->kind == HVI_KIND_ALLTOALL ? (size_t)op->set->places * op->set->size
+                                                 : 0;
+    int status = HVI_OK;
+
+    if (count != due)
+        return HVI_ERR_PROTOCOL;
+    op->bytes = engine_op_first_part(op)->in_bytes;
+    if (op->kind == HVI_KIND_ALLGATHER)
+        status = spread_gather(op, rows);
+    else if (op->kind == HVI_KIND_ALLTOALL)
+        status = spread_alltoall(op, rows);
+    else if (op->kind == HVI_KIND_REDUCESCATTER)
+        status = spread_scatter(op);
+    else
+        plan_alike(op);
+    op->sizes = op->matrix;
+    return status;
+}
+
+int64_t engine_sizes_received(const struct engine_op *op, uint32_t to, uint32_t from)
+{
+    size_t plane = (size_t)op->set->places * op->set->size;
+
+    return (int64_t)op->matrix[2 * plane + (size_t)to * op->set->size + from];
+}
+
 /* Where a member's input may lie inside its output, or its output inside its input: see exec/backend.h.
  */
 static bool is_in_place(const struct engine_op *op, const struct engine_part *part)
@@ -171,7 +358,7 @@ static bool is_in_place(const struct engine_op *op, const struct engine_part *pa
 
     if (op->kind == HVI_KIND_ALLTOALL)
         return false;
-    for (uint32_t i = 0; i < part->place; i++)
+    for (uint32_t i = 0; i < op->set->numbers[part->place]; i++)
         before += op->sizes[i];
     if (op->kind == HVI_KIND_ALLGATHER)
         return part->copy.in_offset == part->copy.out_offset + before;

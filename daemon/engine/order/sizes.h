@@ -9,6 +9,14 @@
 /* Bytes and rows of every operand of a complete op: .bytes and .sizes of the op, .out_bytes and .rows
  * of the parts. HVI_OK; HVI_ERR_INVALID, HVI_ERR_NO_MEMORY with a sentence. */
 int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size);
+/* The op of root.c, by set rank: that all sizes can be had, and the most bytes that an output gets. As
+ * engine_sizes_plan; the parts keep nothing. */
+int engine_sizes_whole(struct engine_op *op, uint64_t *most_p, char *text_p, size_t text_size);
+/* As engine_sizes_plan, of an op that has members on other nodes: from the `count` rows that the root
+ * has told (struct hvi_mesh_verdict). HVI_OK; HVI_ERR_NO_MEMORY; HVI_ERR_PROTOCOL: they cannot be. */
+int engine_sizes_spread(struct engine_op *op, const int64_t *rows, size_t count);
+/* alltoall, after engine_sizes_spread: the rows that our member at place `to` gets from a set rank. */
+int64_t engine_sizes_received(const struct engine_op *op, uint32_t to, uint32_t from);
 /* Whether ranks may leave it to the engine to say how large their output is. */
 bool engine_sizes_asks(uint16_t kind);
 /* Whether the part's output takes its result: HVI_OK, HVI_ERR_TOO_SMALL, HVI_ERR_INVALID. */

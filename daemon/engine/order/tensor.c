@@ -96,6 +96,7 @@ static struct engine_tensor *get_unnamed(struct engine_tensors *tensors, uint64_
     tensor->pair = pair;
     tensor->set = set;
     tensor->agreed.valid = false;
+    tensor->failing = 0;
     insert(tensors, tensor, hash);
     return tensor;
 }

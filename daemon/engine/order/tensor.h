@@ -32,6 +32,7 @@ struct engine_tensor {
     uint64_t hash;
     uint64_t anon_seq;       /* unnamed: matched by (anon_kind, anon_seq, pair) */
     struct engine_pair pair; /* of a SEND and its RECV, whose .anon_seq is the tag; else 0 */
+    uint32_t failing;        /* ops of it here that failed before the root says that they do */
     uint32_t refs;           /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;

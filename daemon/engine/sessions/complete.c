@@ -194,9 +194,10 @@ void engine_complete_splits(const struct engine_op *op)
             continue;
         char *at = (char *)request->aux->map.base + part->copy.aux_offset +
                    (uint64_t)part->copy.aux_count * sizeof(int64_t);
-        for (uint32_t from = 0; from < op->set->places; from++) {
-            int64_t rows = engine_sizes_split(op, from, to);
-            memcpy(at + op->set->numbers[from] * sizeof rows, &rows, sizeof rows);
+        for (uint32_t from = 0; from < op->set->size; from++) {
+            int64_t rows = op->set->span ? engine_sizes_received(op, to, from)
+                                         : engine_sizes_split(op, from, to);
+            memcpy(at + from * sizeof rows, &rows, sizeof rows);
         }
     }
 }

@@ -121,11 +121,23 @@ START_TEST(the_threshold_decides_and_none_means_alone)
 }
 END_TEST
 
+START_TEST(a_work_with_members_on_other_nodes_is_alone)
+{
+    static const struct engine_span span;
+    struct engine_work few[3] = {{.bytes = 4}, {.bytes = 4, .span = &span}, {.bytes = 4}};
+    const struct engine_work *const in_turn[] = {&few[0], &few[1], &few[2]};
+
+    ck_assert_uint_eq(engine_fusion_take(in_turn, 3, ENGINE_FUSION_BATCH_BYTES), 1);
+    ck_assert_uint_eq(engine_fusion_take(in_turn + 1, 2, ENGINE_FUSION_BATCH_BYTES), 1);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/fusion");
     TCase *tcase = tcase_create("fusion");
 
+    tcase_add_test(tcase, a_work_with_members_on_other_nodes_is_alone);
     tcase_add_loop_test(tcase, batches_partition_the_sequence_and_keep_every_rule, 0, 20);
     tcase_add_test(tcase, a_large_op_is_alone_wherever_it_stands);
     tcase_add_test(tcase, a_small_adasum_is_alone_wherever_it_stands);

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Mesh: order/'s reports and the root's verdicts as messages.
+ *
+ *   order/span.c --report--> [node, its parent, ...] --> node 0: order/root.c
+ *        ^                                                      |
+ *        +------verdict------ [..., node] <---------------------+
+ *
+ * A message has the numbers of the nodes that it comes from and goes to. A neighbour is believed only
+ * about nodes behind it in the tree. What a message says of ops is checked where it is used: by
+ * root.c and span.c, which know the sets; a peer that sends what cannot be breaks the job, with a
+ * sentence, because its idea of the order is no longer ours.
+ *
+ * On node 0 order/ and the root are both here. They may not be called while one of them calls, so what
+ * they say waits in a list until engine_mesh_run.
+ *
+ * A job that cannot go on says so once: up to the root, and from there to all nodes. */
+#include "daemon/engine/mesh/mesh.h"
+
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/order/span.h"
+#include "daemon/engine/order/verdict.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct engine_mesh_letter {
+    struct engine_mesh_letter *next;
+    size_t length;
+    unsigned char bytes[];
+};
+
+static uint32_t parent_of(uint32_t node)
+{
+    return (node - 1) / ENGINE_MESH_CHILDREN;
+}
+
+/* The neighbour in whose direction another node lies. */
+static uint32_t towards(uint32_t here, uint32_t node)
+{
+    while (node > here) {
+        uint32_t parent = parent_of(node);
+        if (parent == here)
+            return node;
+        node = parent;
+    }
+    return parent_of(here);
+}
+
+static void fall(struct engine_mesh *mesh, int status, int32_t culprit, const char *text);
+
+static void give_up(struct engine_mesh *mesh, const char *what, int status)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof text, "node %u of the job cannot go on: %s: %s", mesh->roster->here, what,
+             hvi_status_text(status));
+    fall(mesh, HVI_ERR_NODE_LOST, -1, text);
+}
+
+/* ---- sending ---- */
+
+static int keep(struct engine_mesh *mesh, const unsigned char *bytes, size_t length)
+{
+    struct engine_mesh_letter *letter = malloc(sizeof *letter + length);
+
+    if (!letter)
+        return HVI_ERR_NO_MEMORY;
+    letter->next = NULL;
+    letter->length = length;
+    memcpy(letter->bytes, bytes, length);
+    if (mesh->last)
+        mesh->last->next = letter;
+    else
+        mesh->first = letter;
+    mesh->last = letter;
+    return HVI_OK;
+}
+
+static int post(struct engine_mesh *mesh, uint32_t to, const unsigned char *bytes, size_t length)
+{
+    uint32_t here = mesh->roster->here;
+
+    if (to == here)
+        return keep(mesh, bytes, length);
+    return mesh->way->send(mesh->way_user, towards(here, to), bytes, length);
+}
+
+/* mesh->packet. */
+static int send(struct engine_mesh *mesh, uint32_t to)
+{
+    unsigned char *bytes;
+    size_t length;
+
+    mesh->packet.from = mesh->roster->here;
+    mesh->packet.to = to;
+    int status = hvi_mesh_encode(&mesh->packet, &bytes, &length);
+    if (status != HVI_OK)
+        return status;
+    status = post(mesh, to, bytes, length);
+    free(bytes);
+    return status;
+}
+
+static void report(void *user, const struct hvi_mesh_report *report)
+{
+    struct engine_mesh *mesh = user;
+
+    if (mesh->broken_status != HVI_OK)
+        return;
+    mesh->packet = (struct hvi_mesh_packet){.has_report = true, .report = *report};
+    int status = send(mesh, 0);
+    if (status != HVI_OK && status != HVI_ERR_NODE_LOST)
+        give_up(mesh, "a report", status);
+}
+
+static void verdict(void *user, uint32_t node, const struct hvi_mesh_verdict *verdict)
+{
+    struct engine_mesh *mesh = user;
+
+    if (mesh->broken_status != HVI_OK)
+        return;
+    mesh->packet = (struct hvi_mesh_packet){.has_verdict = true, .verdict = *verdict};
+    int status = send(mesh, node);
+    if (status != HVI_OK && status != HVI_ERR_NODE_LOST)
+        give_up(mesh, "a verdict", status);
+}
+
+static const struct engine_order_span span_calls = {report};
+static const struct engine_root_calls root_calls = {verdict};
+
+int engine_mesh_open(struct engine_mesh *mesh)
+{
+    int status = HVI_OK;
+
+    if (mesh->roster->here == 0)
+        status = engine_root_init(&mesh->root, mesh->roster, &root_calls, mesh);
+    if (status == HVI_OK)
+        status = engine_span_open(mesh->order, &span_calls, mesh);
+    if (status == HVI_OK && mesh->roster->here == 0)
+        mesh->order->root = &mesh->root;
+    return status;
+}
+
+static struct engine_mesh_letter *take(struct engine_mesh *mesh)
+{
+    struct engine_mesh_letter *letter = mesh->first;
+
+    if (!letter)
+        return NULL;
+    mesh->first = letter->next;
+    if (!mesh->first)
+        mesh->last = NULL;
+    return letter;
+}
+
+void engine_mesh_close(struct engine_mesh *mesh)
+{
+    struct engine_mesh_letter *letter;
+
+    while ((letter = take(mesh)))
+        free(letter);
+    if (mesh->order)
+        mesh->order->root = NULL;
+    engine_root_fini(&mesh->root);
+}
+
+/* ---- the end ---- */
+
+static void tell(struct engine_mesh *mesh, uint32_t to, int status, int32_t culprit,
+                 const char *text)
+{
+    mesh->packet = (struct hvi_mesh_packet){.has_broken = true,
+                                            .broken = {.status = status, .culprit = culprit}};
+    snprintf(mesh->packet.broken.text, sizeof mesh->packet.broken.text, "%s", text);
+    int sent = send(mesh, to);
+    if (sent != HVI_OK) /* a node that cannot be reached will be lost by its own clock */
+        HVI_LOG(HVI_LOG_WARN, "mesh", "not-told", hvi_status_text(sent), "job=%s node=%u",
+                mesh->order->job, to);
+}
+
+/* The root tells every node, the one that said so included: it knows already and ignores it. */
+static void spread(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
+{
+    if (mesh->roster->here != 0) {
+        tell(mesh, 0, status, culprit, text);
+        return;
+    }
+    for (uint32_t node = 1; node < mesh->roster->nodes; node++)
+        tell(mesh, node, status, culprit, text);
+}
+
+/* The first reason stays, but for a stop. */
+static bool is_news(struct engine_mesh *mesh, int status)
+{
+    if (mesh->broken_status == status ||
+        (mesh->broken_status != HVI_OK && status != HVI_ERR_JOB_STOPPED))
+        return false;
+    mesh->broken_status = status;
+    return true;
+}
+
+void engine_mesh_break(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
+{
+    char there[HVI_TEXT_MAX + 1];
+
+    if (!is_news(mesh, status))
+        return;
+    snprintf(there, sizeof there, "%.*s (node %u)", HVI_TEXT_MAX - 32, text, mesh->roster->here);
+    spread(mesh, status, culprit, there);
+}
+
+/* order/ may be what calls: it hears of it from engine_mesh_run. */
+static void break_here(struct engine_mesh *mesh, int32_t culprit, const char *text)
+{
+    mesh->broken_culprit = culprit;
+    snprintf(mesh->broken_text, sizeof mesh->broken_text, "%s", text);
+    mesh->broken_news = true;
+}
+
+static void fall(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
+{
+    if (!is_news(mesh, status))
+        return;
+    HVI_LOG(HVI_LOG_WARN, "mesh", "job-broken", text, "job=%s node=%u status=%s", mesh->order->job,
+            mesh->roster->here, hvi_status_name(status));
+    spread(mesh, status, culprit, text);
+    break_here(mesh, culprit, text);
+}
+
+void engine_mesh_node_lost(struct engine_mesh *mesh, uint32_t node, const char *text)
+{
+    (void)node; /* the text names it */
+    fall(mesh, HVI_ERR_NODE_LOST, -1, text);
+    engine_mesh_run(mesh);
+}
+
+/* From another node. The root passes it on; the others have it from the root. */
+static void hear_of_break(struct engine_mesh *mesh, const struct hvi_mesh_broken *broken)
+{
+    int status = broken->status < HVI_OK ? broken->status : HVI_ERR_NODE_LOST;
+
+    if (!is_news(mesh, status))
+        return;
+    if (mesh->roster->here == 0)
+        spread(mesh, status, broken->culprit, broken->text);
+    break_here(mesh, broken->culprit, broken->text);
+}
+
+/* ---- receiving ---- */
+
+static void disbelieve(struct engine_mesh *mesh, uint32_t node, const char *why)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof text, "node %u of the job sent node %u what cannot be: %.800s", node,
+             mesh->roster->here, why);
+    fall(mesh, HVI_ERR_NODE_LOST, -1, text);
+}
+
+/* It is for this node. */
+static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *packet)
+{
+    char text[HVI_TEXT_MAX + 1] = "";
+    int status = HVI_OK;
+
+    if (packet->has_broken) {
+        hear_of_break(mesh, &packet->broken);
+        return;
+    }
+    if (mesh->broken_status != HVI_OK)
+        return;
+    if (packet->has_report)
+        status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);
+    else
+        status = engine_verdict_hear(mesh->order, &packet->verdict, text, sizeof text);
+    if (status == HVI_ERR_PROTOCOL)
+        disbelieve(mesh, packet->from, text);
+    else if (status != HVI_OK)
+        give_up(mesh, packet->has_report ? "a report" : "a verdict", status);
+}
+
+/* Who may say what to whom. NULL: it is in order. */
+static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
+                           const struct hvi_mesh_packet *packet)
+{
+    uint32_t here = mesh->roster->here, nodes = mesh->roster->nodes;
+
+    if (packet->from >= nodes || packet->to >= nodes)
+        return "a message of a node that there is not";
+    if (packet->from == here || towards(here, packet->from) != node)
+        return "a message of a node that is not behind it";
+    if (packet->to != here && towards(here, packet->to) == node)
+        return "a message that should not have come here";
+    if (packet->has_report && packet->to != 0)
+        return "a report that is not for the root";
+    if (packet->has_verdict && packet->from != 0)
+        return "a verdict that is not the root's";
+    if (packet->has_broken && packet->to != 0 && packet->from != 0)
+        return "news that pass the root by";
+    return NULL;
+}
+
+void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned char *bytes,
+                         size_t length)
+{
+    struct hvi_mesh_packet packet;
+    char text[256] = "";
+    int status = hvi_mesh_decode(bytes, length, &packet, text, sizeof text);
+
+    if (status != HVI_OK) {
+        if (status == HVI_ERR_NO_MEMORY)
+            give_up(mesh, "a message", status);
+        else
+            disbelieve(mesh, node, text);
+        engine_mesh_run(mesh);
+        return;
+    }
+    const char *why = refusal(mesh, node, &packet);
+    if (why)
+        disbelieve(mesh, node, why);
+    else if (packet.to == mesh->roster->here)
+        carry_out(mesh, &packet);
+    else if (post(mesh, packet.to, bytes, length) == HVI_ERR_NO_MEMORY)
+        give_up(mesh, "a message to be passed on", HVI_ERR_NO_MEMORY);
+    hvi_mesh_free(&packet);
+    engine_mesh_run(mesh);
+}
+
+bool engine_mesh_run(struct engine_mesh *mesh)
+{
+    struct engine_mesh_letter *letter;
+    struct hvi_mesh_packet packet;
+    bool found = false;
+
+    while ((letter = take(mesh))) {
+        char text[256] = "";
+        int status = hvi_mesh_decode(letter->bytes, letter->length, &packet, text, sizeof text);
+        found = true;
+        free(letter);
+        if (status != HVI_OK) { /* what this node has encoded itself */
+            give_up(mesh, "a message to itself", status);
+            continue;
+        }
+        carry_out(mesh, &packet);
+        hvi_mesh_free(&packet);
+    }
+    if (!mesh->broken_news)
+        return found;
+    mesh->broken_news = false;
+    mesh->calls->broken(mesh->user, mesh->broken_status, mesh->broken_culprit, mesh->broken_text);
+    return true;
+}

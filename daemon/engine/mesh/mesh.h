@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * engine_mesh: what the engines of a job say to each other about its ops. Node 0 is the root. Messages
+ * travel along the tree (of node n > 0 the parent is (n - 1) / 16); nodes between pass them on. Main
+ * thread; nothing blocks. */
+#ifndef ENGINE_MESH_MESH_H
+#define ENGINE_MESH_MESH_H
+
+#include "daemon/engine/order/root.h"
+
+#define ENGINE_MESH_CHILDREN 16u
+
+/* The way to a neighbour: mesh/link.h. */
+struct engine_mesh_way {
+    /* In order; the bytes are copied. HVI_OK; HVI_ERR_NODE_LOST: engine_mesh_node_lost follows; else
+     * the message could not be sent. */
+    int (*send)(void *user, uint32_t node, const unsigned char *bytes, size_t length);
+};
+
+struct engine_mesh_calls {
+    /* Once, and once more for a stop, from engine_mesh_run: no op can finish any more, for what happened
+     * on another node. The receiver breaks order/ (engine_order_break) and fails what waits. */
+    void (*broken)(void *user, int status, int32_t culprit, const char *text);
+};
+
+struct engine_mesh_letter;
+struct engine_order;
+
+struct engine_mesh {
+    struct engine_order *order;
+    const struct engine_roster *roster; /* knows the job's nodes */
+    const struct engine_mesh_way *way;
+    void *way_user;
+    const struct engine_mesh_calls *calls;
+    void *user;
+    /* Zero at first. */
+    int broken_status; /* not HVI_OK: nothing is said of ops any more */
+    int32_t broken_culprit;
+    char broken_text[HVI_TEXT_MAX + 1];
+    bool broken_news;        /* for calls->broken */
+    struct engine_root root; /* of node 0 */
+    struct engine_mesh_letter *first,
+        *last;                     /* between this node's order/ and the root, both here */
+    struct hvi_mesh_packet packet; /* that is being made */
+};
+
+/* Everything up to the comment is set, the rest zero; order/ has begun and has no ops of sets with
+ * members elsewhere. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_mesh_open(struct engine_mesh *mesh);
+/* Harmless on a zeroed one. order/ may say nothing afterwards. */
+void engine_mesh_close(struct engine_mesh *mesh);
+/* What a neighbour has sent. */
+void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned char *bytes,
+                         size_t length);
+/* Delivers what order/ and the root have to say to each other on this node: to be called after anything
+ * that may have submitted, answered or ended an op. True if there was something. */
+bool engine_mesh_run(struct engine_mesh *mesh);
+/* No op can finish any more, for what happened on this node, which order/ knows: a rank is lost or has
+ * left, or the job was stopped. The other nodes hear of it. */
+void engine_mesh_break(struct engine_mesh *mesh, int status, int32_t culprit, const char *text);
+/* A neighbour is gone: likewise, and calls->broken. */
+void engine_mesh_node_lost(struct engine_mesh *mesh, uint32_t node, const char *text);
+
+#endif

@@ -1,0 +1,1155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Root: what negotiate.c does with the parts of ranks, with the reports of nodes.
+ *
+ *   WAITING --last node reported, all agree--> starts --> over
+ *    |  |              |                         ^
+ *    |  |              +--not every output is sure to fit--> SIZING --all nodes say SIZED--> starts
+ *    |  +--the same, in a group--> HELD --its whole group is so far--^
+ *    +--mismatch, or a node says so--> over, on every node
+ *
+ * An op here is an engine_op with a part for every member of its set, by set rank, so that agree.c and
+ * sizes.c judge it as if all ranks were on one node. The parts are made of what nodes say: ranks that
+ * say the same share one, which goes with the op. The array of parts is one for all ops, filled while
+ * an op is judged: nothing else here is sized by ranks.
+ *
+ * A node of which all members have joined is present with nothing.
+ *
+ * A failure reaches nodes that have not reported the op. What such a node says of the op before it has
+ * seen the verdict (.seen) is of the op that failed, and is dropped, once: `struct stale`. If that was
+ * a member of a group, the rest of the node's group fails as well. */
+#include "daemon/engine/order/root.h"
+
+#include "base/assert.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/sizes.h"
+#include "daemon/engine/order/span.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What some members say alike. */
+struct voice {
+    struct voice *next;
+    struct engine_part part;
+};
+
+/* A node's share of an op. */
+struct share {
+    bool came;
+    struct engine_part *one;   /* all its members say this; NULL: see .each */
+    struct engine_part **each; /* by place there; NULL: joined */
+};
+
+struct meeting {
+    struct engine_op op; /* .missing: nodes */
+    struct voice *voices;
+    uint64_t room;              /* that every output has */
+    uint32_t unsized;           /* SIZING: nodes that have not said that their outputs take it */
+    uint32_t unfinished;        /* leader: nodes of which the group is being reported */
+    struct engine_op **members; /* leader: those that are held, by index */
+    uint32_t member_count;      /* that there should be */
+    int32_t last;               /* JOIN: the last rank */
+    struct share shares[];      /* by node of the set */
+};
+
+/* A node may still report an op that has failed. */
+struct stale {
+    struct stale *next;
+    struct engine_tensor *tensor;
+    uint64_t number; /* of the verdict that says so */
+    int status;
+    int32_t culprit;
+    char *text;
+};
+
+struct engine_root_node {
+    uint64_t number;             /* of its last verdict */
+    struct stale *first, **last; /* oldest first */
+    /* The group that is being reported; and why it fails, when it is all here. */
+    struct engine_tensor *open;
+    struct stale *dropped;
+};
+
+#define GROUP_MAX 65536u /* members, whatever a node says */
+
+struct hearing {
+    struct engine_root *root;
+    uint32_t node, index; /* in the job, in the set */
+    const struct hvi_mesh_report *report;
+    struct engine_set *set;
+    struct engine_tensor *tensor;
+    char *text;
+    size_t text_size;
+};
+
+static struct meeting *meeting_of(const struct engine_op *op)
+{
+    return (struct meeting *)(uintptr_t)op;
+}
+
+int engine_root_init(struct engine_root *root, const struct engine_roster *roster,
+                     const struct engine_root_calls *calls, void *user)
+{
+    root->roster = roster;
+    root->calls = calls;
+    root->user = user;
+    root->nodes = calloc(roster->nodes, sizeof *root->nodes);
+    root->parts = calloc((size_t)roster->size, sizeof *root->parts);
+    root->sizes = calloc((size_t)roster->size, sizeof *root->sizes);
+    root->joined = calloc((size_t)roster->size, sizeof *root->joined);
+    if (!root->nodes || !root->parts || !root->sizes || !root->joined ||
+        engine_sets_init(&root->sets, roster) != HVI_OK) {
+        engine_root_fini(root);
+        return HVI_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < roster->nodes; i++)
+        root->nodes[i].last = &root->nodes[i].first;
+    engine_set_place_all(root->sets.by_id[0]);
+    return HVI_OK;
+}
+
+/* ---- meetings ---- */
+
+static struct meeting *meeting_new(struct engine_root *root, struct engine_set *set,
+                                   struct engine_tensor *tensor, uint16_t kind)
+{
+    struct meeting *meeting =
+        calloc(1, sizeof *meeting + set->span->nodes * sizeof meeting->shares[0]);
+
+    if (!meeting)
+        return NULL;
+    struct engine_op *op = &meeting->op;
+    op->set = engine_set_get(set);
+    op->tensor = tensor;
+    tensor->refs++;
+    op->kind = kind;
+    op->first_ns = root->now_ns;
+    op->culprit = -1;
+    op->missing = set->span->nodes;
+    meeting->room = UINT64_MAX;
+    meeting->last = -1;
+    op->prev = root->last;
+    if (op->prev)
+        op->prev->next = op;
+    else
+        root->first = op;
+    root->last = op;
+    root->count++;
+    if (kind == HVI_KIND_JOIN)
+        set->join = op;
+    else
+        tensor->waiting = op;
+    return meeting;
+}
+
+static void unlist(struct engine_root *root, struct engine_op *op)
+{
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        root->first = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    else
+        root->last = op->prev;
+    op->next = op->prev = NULL;
+    root->count--;
+    if (op->set->join == op)
+        op->set->join = NULL;
+    if (op->tensor->waiting == op)
+        op->tensor->waiting = NULL;
+}
+
+/* Unlisted. */
+static void meeting_free(struct engine_root *root, struct meeting *meeting)
+{
+    struct voice *next;
+
+    for (uint32_t i = 0; i < meeting->op.set->span->nodes; i++)
+        free(meeting->shares[i].each);
+    for (struct voice *voice = meeting->voices; voice; voice = next) {
+        next = voice->next;
+        if (voice->part.leader)
+            engine_tensor_put(&root->tensors, voice->part.leader);
+        free(voice->part.integers);
+        free(voice);
+    }
+    free(meeting->members);
+    engine_tensor_put(&root->tensors, meeting->op.tensor);
+    engine_set_put(meeting->op.set);
+    free(meeting);
+}
+
+static void drop(struct engine_root *root, struct engine_op *op)
+{
+    unlist(root, op);
+    meeting_free(root, meeting_of(op));
+}
+
+static bool has_joined(const struct engine_set *set, uint32_t index)
+{
+    return set->join && meeting_of(set->join)->shares[index].came;
+}
+
+/* ---- stale reports ---- */
+
+static void stale_free(struct engine_root *root, struct stale *stale)
+{
+    engine_tensor_put(&root->tensors, stale->tensor);
+    free(stale->text);
+    free(stale);
+}
+
+static struct stale *stale_new(const struct engine_op *op, uint64_t number, int status,
+                               const char *text, int32_t culprit)
+{
+    struct stale *stale = calloc(1, sizeof *stale);
+
+    if (!stale)
+        return NULL;
+    stale->tensor = op->tensor;
+    stale->tensor->refs++;
+    stale->number = number;
+    stale->status = status;
+    stale->culprit = culprit;
+    stale->text = strdup(text);
+    return stale;
+}
+
+static void remember_stale(struct engine_root_node *node, struct stale *stale)
+{
+    if (!stale)
+        return;
+    *node->last = stale;
+    node->last = &stale->next;
+}
+
+static void forget_seen(struct engine_root *root, struct engine_root_node *node, uint64_t seen)
+{
+    while (node->first && node->first->number <= seen) {
+        struct stale *stale = node->first;
+        node->first = stale->next;
+        if (!node->first)
+            node->last = &node->first;
+        stale_free(root, stale);
+    }
+}
+
+/* Out of the list, or NULL. */
+static struct stale *take_stale(struct engine_root_node *node, const struct engine_tensor *tensor)
+{
+    struct stale **link = &node->first, *stale;
+
+    while (*link && (*link)->tensor != tensor)
+        link = &(*link)->next;
+    stale = *link;
+    if (!stale)
+        return NULL;
+    *link = stale->next;
+    if (!stale->next)
+        node->last = link;
+    stale->next = NULL;
+    return stale;
+}
+
+void engine_root_fini(struct engine_root *root)
+{
+    while (root->first)
+        drop(root, root->first);
+    for (uint32_t i = 0; root->nodes && i < root->roster->nodes; i++) {
+        forget_seen(root, &root->nodes[i], UINT64_MAX);
+        if (root->nodes[i].dropped)
+            stale_free(root, root->nodes[i].dropped);
+        if (root->nodes[i].open)
+            engine_tensor_put(&root->tensors, root->nodes[i].open);
+    }
+    engine_sets_fini(&root->sets);
+    engine_tensors_fini(&root->tensors);
+    free(root->nodes);
+    free(root->parts);
+    free(root->sizes);
+    free(root->joined);
+    *root = (struct engine_root){0};
+}
+
+/* ---- verdicts ---- */
+
+static struct hvi_mesh_verdict *begin(struct engine_root *root, const struct engine_op *op,
+                                      enum hvi_mesh_what what)
+{
+    root->verdict = (struct hvi_mesh_verdict){
+        .what = what,
+        .set = op->set->id,
+        .serial = op->set->serial,
+        .kind = op->kind,
+        .tensor = engine_span_name(op->tensor),
+        .has_tensor = true,
+        .last = -1,
+        .culprit = -1,
+    };
+    return &root->verdict;
+}
+
+static void send(struct engine_root *root, uint32_t node)
+{
+    root->verdict.number = ++root->nodes[node].number;
+    root->calls->verdict(root->user, node, &root->verdict);
+}
+
+static bool has_leader(const struct engine_op *op, const struct engine_tensor *leader)
+{
+    for (const struct voice *voice = meeting_of(op)->voices; voice; voice = voice->next) {
+        if (voice->part.leader == leader)
+            return true;
+    }
+    return false;
+}
+
+/* The nodes that have not reported it get to know, too. */
+static void tell_failure(struct engine_root *root, struct engine_op *op, int status,
+                         const char *text, int32_t culprit)
+{
+    const struct engine_places *span = op->set->span;
+    struct hvi_mesh_verdict *verdict = begin(root, op, HVI_MESH_FAILED);
+
+    verdict->status = status;
+    verdict->culprit = culprit;
+    snprintf(verdict->text, sizeof verdict->text, "%s", text);
+    for (uint32_t i = 0; i < span->nodes; i++) {
+        struct engine_root_node *node = &root->nodes[span->node[i]];
+        send(root, span->node[i]);
+        if (!meeting_of(op)->shares[i].came)
+            remember_stale(node, stale_new(op, node->number, status, text, culprit));
+        else if (node->open && !node->dropped && has_leader(op, node->open))
+            node->dropped = stale_new(op, node->number, status, text, culprit);
+    }
+}
+
+static void fall(struct engine_root *root, struct engine_op *op, struct engine_op ***last_p)
+{
+    unlist(root, op);
+    op->fallen = NULL;
+    **last_p = op;
+    *last_p = &op->fallen;
+}
+
+static void fall_with(struct engine_root *root, const struct engine_tensor *leader,
+                      struct engine_op ***last_p)
+{
+    struct engine_op *next;
+
+    for (struct engine_op *op = root->first; op; op = next) {
+        next = op->next;
+        if (has_leader(op, leader))
+            fall(root, op, last_p);
+    }
+}
+
+/* The op and whatever is bound to it by a group. */
+static void fail(struct engine_root *root, struct engine_op *origin, int status, const char *text,
+                 int32_t culprit)
+{
+    struct engine_op *first = NULL, **last = &first, *next;
+
+    fall(root, origin, &last);
+    for (struct engine_op *op = first; op; op = op->fallen) {
+        for (const struct voice *voice = meeting_of(op)->voices; voice; voice = voice->next) {
+            if (voice->part.leader)
+                fall_with(root, voice->part.leader, &last);
+        }
+    }
+    for (struct engine_op *op = first; op; op = next) {
+        next = op->fallen;
+        tell_failure(root, op, status, text, culprit);
+        meeting_free(root, meeting_of(op));
+    }
+}
+
+/* ---- an op of all ranks ---- */
+
+static struct engine_part *part_of(const struct meeting *meeting, uint32_t set_rank)
+{
+    const struct engine_places *span = meeting->op.set->span;
+    const struct share *share = &meeting->shares[span->home[set_rank]];
+
+    if (!share->came)
+        return NULL;
+    return share->one ? share->one : share->each ? share->each[span->place[set_rank]] : NULL;
+}
+
+/* What is judged from here on. */
+static void assemble(struct engine_root *root, struct engine_op *op)
+{
+    op->parts = root->parts;
+    op->own_sizes = root->sizes;
+    op->parts_present = 0;
+    root->joined_count = 0;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        op->parts[i] = part_of(meeting_of(op), i);
+        if (op->parts[i])
+            op->parts_present++;
+        else
+            root->joined[root->joined_count++] = (int32_t)i;
+    }
+}
+
+static int64_t rows_of(const struct engine_op *op, uint32_t set_rank)
+{
+    return op->parts[set_rank] ? op->parts[set_rank]->copy.dims[0] : 0;
+}
+
+/* Those that a node needs: NULL with a count of 0 if none. False: out of memory. */
+static bool make_rows(struct engine_root *root, const struct engine_op *op, uint32_t index)
+{
+    const struct engine_places *span = op->set->span;
+    struct hvi_mesh_verdict *verdict = &root->verdict;
+    size_t size = op->set->size, lines = 1;
+
+    free(verdict->rows);
+    verdict->rows = NULL;
+    verdict->row_count = 0;
+    if (op->kind == HVI_KIND_ALLTOALL)
+        lines = span->places[index];
+    else if (op->kind != HVI_KIND_ALLGATHER)
+        return true;
+    verdict->rows = calloc(lines * size, sizeof *verdict->rows);
+    if (!verdict->rows)
+        return false;
+    verdict->row_count = lines * size;
+    for (uint32_t i = 0; op->kind == HVI_KIND_ALLGATHER && i < size; i++)
+        verdict->rows[i] = rows_of(op, i);
+    for (uint32_t to = 0; op->kind == HVI_KIND_ALLTOALL && to < size; to++) {
+        int64_t *line = verdict->rows + span->place[to] * size;
+        for (uint32_t from = 0; span->home[to] == index && from < size; from++)
+            line[from] = engine_sizes_split(op, from, to);
+    }
+    return true;
+}
+
+/* To every node that takes part. The op has been assembled. */
+static int announce(struct engine_root *root, const struct engine_op *op, enum hvi_mesh_what what)
+{
+    const struct engine_places *span = op->set->span;
+    struct hvi_mesh_verdict *verdict = begin(root, op, what);
+    bool sizes = what == HVI_MESH_SIZED || op->state != ENGINE_OP_SIZING, made = true;
+
+    if (what == HVI_MESH_STARTS)
+        verdict->sequence = ++root->sequence;
+    if (op->kind != HVI_KIND_JOIN && sizes) {
+        verdict->joined = root->joined;
+        verdict->joined_count = root->joined_count;
+    }
+    verdict->last = meeting_of(op)->last;
+    for (uint32_t i = 0; i < span->nodes && made; i++) {
+        if (!meeting_of(op)->shares[i].came)
+            continue;
+        if (sizes && (i == 0 || op->kind == HVI_KIND_ALLTOALL || !verdict->rows))
+            made = make_rows(root, op, i);
+        if (made)
+            send(root, span->node[i]);
+    }
+    free(verdict->rows);
+    verdict->rows = NULL;
+    return made ? HVI_OK : HVI_ERR_NO_MEMORY;
+}
+
+/* The same as every engine does when it hears of it. */
+static int change_sets(struct engine_root *root, const struct engine_op *op)
+{
+    const struct engine_part *part = engine_op_first_part(op);
+    struct engine_set *set;
+    struct engine_op *next;
+
+    if (op->kind == HVI_KIND_SET_ADD) {
+        if (engine_sets_find_ranks(&root->sets, part->integers, part->integer_count))
+            return HVI_OK;
+        int status = engine_sets_add(&root->sets, part->integers, part->integer_count, &set);
+        if (status == HVI_OK)
+            engine_set_place_all(set);
+        return status == HVI_ERR_LIMIT ? HVI_OK : status;
+    }
+    set = part->copy.root > 0 ? engine_sets_find(&root->sets, (uint32_t)part->copy.root) : NULL;
+    if (!set)
+        return HVI_OK;
+    for (struct engine_op *waiting = root->first; waiting; waiting = next) {
+        next = waiting->next;
+        if (waiting->set == set)
+            drop(root, waiting);
+    }
+    engine_sets_remove(&root->sets, set);
+    return HVI_OK;
+}
+
+/* It cannot fail any more. */
+static int start(struct engine_root *root, struct engine_op *op)
+{
+    int status;
+
+    assemble(root, op);
+    status = announce(root, op, HVI_MESH_STARTS);
+    if (status == HVI_OK && (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_REMOVE))
+        status = change_sets(root, op);
+    drop(root, op);
+    return status;
+}
+
+/* ---- groups ---- */
+
+static int start_group(struct engine_root *root, struct engine_op *leader)
+{
+    struct engine_op **members = meeting_of(leader)->members;
+    uint32_t count = leader->group_held;
+    int status = HVI_OK;
+
+    meeting_of(leader)->members = NULL; /* the leader goes first */
+    for (uint32_t i = 0; i < count && status == HVI_OK; i++)
+        status = start(root, members[i]);
+    free(members);
+    return status;
+}
+
+static int sized(struct engine_root *root, struct engine_op *op)
+{
+    if (!op->group)
+        return start(root, op);
+    return --op->group->group_sizing == 0 ? start_group(root, op->group) : HVI_OK;
+}
+
+/* Complete and agreed, and so is its group. Here outputs are asked for if they have to be. */
+static int proceed(struct engine_root *root, struct engine_op *op)
+{
+    struct meeting *meeting = meeting_of(op);
+    char text[HVI_TEXT_MAX + 1];
+    uint64_t most = 0;
+    int status;
+
+    if (!engine_sizes_asks(op->kind))
+        return sized(root, op);
+    assemble(root, op);
+    status = engine_sizes_whole(op, &most, text, sizeof text);
+    if (status != HVI_OK) {
+        fail(root, op, status, text, -1);
+        return HVI_OK;
+    }
+    if (most <= meeting->room && meeting->room > 0)
+        return sized(root, op);
+    for (uint32_t i = 0; i < op->set->span->nodes; i++)
+        meeting->unsized += meeting->shares[i].came;
+    status = announce(root, op, HVI_MESH_SIZED);
+    op->state = ENGINE_OP_SIZING;
+    return status;
+}
+
+/* All members are there. */
+static int proceed_group(struct engine_root *root, struct engine_op *leader)
+{
+    struct engine_op **members = meeting_of(leader)->members;
+    uint32_t count = leader->group_held, before = root->count;
+    int status = HVI_OK;
+
+    leader->group_started = true;
+    leader->group_sizing = count;
+    for (uint32_t i = 0; i < count && status == HVI_OK && root->count == before; i++)
+        status = proceed(root, members[i]); /* the group goes as a whole, if it goes */
+    return status;
+}
+
+static bool take_place(struct engine_op *leader, const struct engine_part *part,
+                       struct engine_op *op)
+{
+    struct meeting *meeting = meeting_of(leader);
+
+    if (!meeting->members) {
+        meeting->members = calloc(part->copy.group_size, sizeof *meeting->members);
+        meeting->member_count = meeting->members ? part->copy.group_size : 0;
+    }
+    if (meeting->member_count != part->copy.group_size || meeting->members[part->copy.group_index])
+        return false;
+    meeting->members[part->copy.group_index] = op;
+    return true;
+}
+
+static int hold(struct engine_root *root, struct engine_op *op)
+{
+    const struct engine_part *part = engine_op_first_part(op);
+    struct engine_op *leader = part->leader->waiting;
+
+    if (!leader || leader->state > ENGINE_OP_HELD || !take_place(leader, part, op)) {
+        fail(root, op, HVI_ERR_MISMATCH, "the ranks disagree on the members of a group", -1);
+        return HVI_OK;
+    }
+    op->state = ENGINE_OP_HELD;
+    op->group = leader;
+    leader->group_held++;
+    return leader->group_held == part->copy.group_size ? proceed_group(root, leader) : HVI_OK;
+}
+
+/* The tensor that a node names at an index of the group; NULL: none. */
+static const struct engine_tensor *member_at(const struct engine_root *root,
+                                             const struct engine_op *leader, uint32_t set_rank,
+                                             uint32_t index)
+{
+    for (const struct engine_op *op = root->first; op; op = op->next) {
+        const struct engine_part *part = op->set == leader->set && op->kind != HVI_KIND_JOIN
+                                             ? part_of(meeting_of(op), set_rank)
+                                             : NULL;
+        if (part && part->leader == leader->tensor && part->copy.group_index == index)
+            return op->tensor;
+    }
+    return NULL;
+}
+
+/* The first place at which two ranks' groups have different tensors. */
+static void describe_group(const struct engine_root *root, const struct engine_op *leader,
+                           char *text_p, size_t text_size)
+{
+    const struct engine_part *first = engine_op_first_part(leader);
+    char label[ENGINE_LABEL], my_name[ENGINE_LABEL], their_name[ENGINE_LABEL];
+    uint32_t mine = 0;
+
+    engine_tensor_label(leader->tensor, label);
+    snprintf(text_p, text_size, "%s '%s': ranks disagree on the members of its group",
+             hvi_kind_text(first->copy.kind), label);
+    while (!leader->parts[mine])
+        mine++;
+    for (uint32_t theirs = mine + 1; theirs < leader->set->places; theirs++) {
+        for (uint32_t at = 0; leader->parts[theirs] && at < first->copy.group_size; at++) {
+            const struct engine_tensor *here = member_at(root, leader, mine, at);
+            const struct engine_tensor *there = member_at(root, leader, theirs, at);
+            if (here == there || !here || !there)
+                continue;
+            engine_tensor_label(here, my_name);
+            engine_tensor_label(there, their_name);
+            snprintf(text_p, text_size,
+                     "%s '%s': ranks disagree on member %u of %u of its group: rank %d said "
+                     "'%s'; rank %d said '%s'",
+                     hvi_kind_text(first->copy.kind), label, at + 1, first->copy.group_size,
+                     engine_set_rank_at(leader->set, mine), my_name,
+                     engine_set_rank_at(leader->set, theirs), their_name);
+            return;
+        }
+    }
+}
+
+/* A held leader whose nodes have all reported their groups: fails if they are not the same. */
+static void check_group(struct engine_root *root, struct engine_op *leader)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    if (leader->state != ENGINE_OP_HELD || leader->group_started ||
+        meeting_of(leader)->unfinished > 0 ||
+        leader->group_held == meeting_of(leader)->voices->part.copy.group_size)
+        return;
+    assemble(root, leader);
+    describe_group(root, leader, text, sizeof text);
+    fail(root, leader, HVI_ERR_MISMATCH, text, -1);
+}
+
+/* ---- from waiting to a verdict ---- */
+
+static int complete(struct engine_root *root, struct engine_op *op)
+{
+    char text[HVI_TEXT_MAX + 1];
+    int status;
+
+    if (op->kind == HVI_KIND_JOIN)
+        return start(root, op);
+    assemble(root, op);
+    op->kind = engine_op_first_part(op)->copy.kind;
+    status = engine_agree_check(op, text, sizeof text);
+    if (status != HVI_OK) {
+        fail(root, op, status, text, -1);
+        return HVI_OK;
+    }
+    return engine_op_first_part(op)->leader ? hold(root, op) : proceed(root, op);
+}
+
+/* The node is not waited for any more. Completing an op may take others along: then from the start. */
+static int sweep(struct engine_root *root, const struct engine_set *set)
+{
+    struct engine_op *op = root->first;
+    int status = HVI_OK;
+
+    while (op && status == HVI_OK) {
+        struct engine_op *next = op->next;
+        if (op->set == set && op != set->join && op->state == ENGINE_OP_WAITING &&
+            op->missing == 0) {
+            status = complete(root, op);
+            next = root->first;
+        }
+        op = next;
+    }
+    for (op = root->first; op && status == HVI_OK;) {
+        uint32_t before = root->count;
+        if (op->set == set && op->group == op)
+            check_group(root, op);
+        op = root->count < before ? root->first : op->next;
+    }
+    return status;
+}
+
+/* ---- reports ---- */
+
+static int __attribute__((format(printf, 2, 3)))
+disbelieve(const struct hearing *hearing, const char *format, ...)
+{
+    size_t used =
+        (size_t)snprintf(hearing->text, hearing->text_size, "node %u: report: ", hearing->node);
+    va_list arguments;
+
+    if (used >= hearing->text_size)
+        return HVI_ERR_PROTOCOL;
+    va_start(arguments, format);
+    vsnprintf(hearing->text + used, hearing->text_size - used, format, arguments);
+    va_end(arguments);
+    return HVI_ERR_PROTOCOL;
+}
+
+static bool moves(uint32_t kind)
+{
+    return kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_BROADCAST ||
+           kind == HVI_KIND_ALLTOALL || kind == HVI_KIND_REDUCESCATTER;
+}
+
+static double number_of(uint64_t bits)
+{
+    double number;
+
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+/* What intake.c checks of a submission. */
+static int take_shape(const struct hearing *hearing, const struct hvi_mesh_said *said,
+                      struct engine_part *part)
+{
+    uint32_t element = said->dtype <= UINT8_MAX ? hvi_dtype_bytes((uint8_t)said->dtype) : 0;
+    uint64_t count = 1;
+    bool empty = false, fits = true;
+
+    if (element == 0 || said->reduce_op > UINT8_MAX || said->ndim > HVI_DIMS_MAX)
+        return disbelieve(hearing, "dtype %u, reduce op %u, %zu dimensions", said->dtype,
+                          said->reduce_op, said->ndim);
+    for (size_t i = 0; i < said->ndim; i++) {
+        if (said->dims[i] < 0)
+            return disbelieve(hearing, "a dimension is %" PRId64, said->dims[i]);
+        part->copy.dims[i] = said->dims[i];
+        empty = empty || said->dims[i] == 0;
+    }
+    for (size_t i = 0; i < said->ndim && !empty; i++)
+        fits = fits && hvi_mul_checked(count, (uint64_t)said->dims[i], &count);
+    count = empty ? 0 : count;
+    if (!fits || !hvi_mul_checked(count, element, &part->in_bytes))
+        return disbelieve(hearing, "the shape's size overflows");
+    part->copy.dtype = (uint8_t)said->dtype;
+    part->copy.reduce_op = (uint8_t)said->reduce_op;
+    part->copy.ndim = (uint8_t)said->ndim;
+    part->copy.count = count;
+    part->copy.prescale = number_of(said->prescale);
+    part->copy.postscale = number_of(said->postscale);
+    return HVI_OK;
+}
+
+static int take_group(const struct hearing *hearing, const struct hvi_mesh_said *said,
+                      struct engine_part *part)
+{
+    if (!said->has_leader)
+        return HVI_OK;
+    if (said->group_index >= said->group_size || said->group_size > GROUP_MAX || !moves(said->kind))
+        return disbelieve(hearing, "member %u of a group of %u", said->group_index,
+                          said->group_size);
+    part->leader = engine_span_tensor(&hearing->root->tensors, hearing->set->serial, &said->leader);
+    if (!part->leader)
+        return disbelieve(hearing, "a group without a name");
+    part->copy.group_size = said->group_size;
+    part->copy.group_index = said->group_index;
+    return HVI_OK;
+}
+
+static int take_integers(const struct hearing *hearing, const struct hvi_mesh_said *said,
+                         struct engine_part *part)
+{
+    if (said->integer_count == 0)
+        return HVI_OK;
+    if (said->kind != HVI_KIND_SET_ADD &&
+        (said->kind != HVI_KIND_ALLTOALL || said->integer_count != hearing->set->size))
+        return disbelieve(hearing, "%zu integers", said->integer_count);
+    part->integers = malloc(said->integer_count * sizeof *part->integers);
+    if (!part->integers)
+        return HVI_ERR_NO_MEMORY;
+    memcpy(part->integers, said->integers, said->integer_count * sizeof *part->integers);
+    part->integer_count = (uint32_t)said->integer_count;
+    return HVI_OK;
+}
+
+static int take_part(const struct hearing *hearing, const struct hvi_mesh_said *said,
+                     struct engine_part *part)
+{
+    int status = HVI_OK;
+
+    if (said->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)said->kind) ||
+        engine_partial_is((uint16_t)said->kind) || said->kind == HVI_KIND_JOIN)
+        return disbelieve(hearing, "an op of kind %u", said->kind);
+    part->copy.kind = (uint16_t)said->kind;
+    part->copy.root = said->root;
+    part->copy.process_set = hearing->set->id;
+    if (moves(said->kind))
+        status = take_shape(hearing, said, part);
+    if (status == HVI_OK &&
+        (said->kind == HVI_KIND_ALLREDUCE || said->kind == HVI_KIND_REDUCESCATTER) &&
+        !hvi_reduce_is_known(part->copy.reduce_op))
+        status = disbelieve(hearing, "reduce op %u", said->reduce_op);
+    if (status == HVI_OK)
+        status = take_group(hearing, said, part);
+    return status == HVI_OK ? take_integers(hearing, said, part) : status;
+}
+
+static bool says_same(const struct engine_part *a, const struct engine_part *b)
+{
+    return memcmp(&a->copy, &b->copy, sizeof a->copy) == 0 && a->leader == b->leader &&
+           a->integer_count == b->integer_count &&
+           (a->integer_count == 0 ||
+            memcmp(a->integers, b->integers, a->integer_count * sizeof *a->integers) == 0);
+}
+
+#define VOICES_COMPARED 4u /* newer ones: as a rule all nodes say the same, or each rank its own */
+
+/* One that says the same, or a new one. NULL with *status_p. */
+static struct engine_part *listen(const struct hearing *hearing, struct meeting *meeting,
+                                  const struct hvi_mesh_said *said, int *status_p)
+{
+    struct voice *voice = calloc(1, sizeof *voice), *other = meeting->voices;
+
+    *status_p = voice ? HVI_OK : HVI_ERR_NO_MEMORY;
+    if (!voice)
+        return NULL;
+    *status_p = take_part(hearing, said, &voice->part);
+    for (uint32_t i = 0; i < VOICES_COMPARED && other && !says_same(&other->part, &voice->part);
+         i++)
+        other = i + 1 < VOICES_COMPARED ? other->next : NULL;
+    if (*status_p == HVI_OK && !other) {
+        voice->next = meeting->voices;
+        meeting->voices = voice;
+        return &voice->part;
+    }
+    if (voice->part.leader)
+        engine_tensor_put(&hearing->root->tensors, voice->part.leader);
+    free(voice->part.integers);
+    free(voice);
+    return *status_p == HVI_OK ? &other->part : NULL;
+}
+
+static int spread(const struct hearing *hearing, struct share *share,
+                  const struct hvi_mesh_said *said, struct engine_part *part)
+{
+    uint32_t places = hearing->set->span->places[hearing->index];
+
+    for (size_t i = 0; i < said->place_count; i++) {
+        int32_t place = said->places[i];
+        if (place < 0 || (uint32_t)place >= places || share->each[place])
+            return disbelieve(hearing, "it has no member %d to speak for", place);
+        share->each[place] = part;
+    }
+    return said->place_count > 0 ? HVI_OK : disbelieve(hearing, "something that no rank said");
+}
+
+/* What the node's ranks say. */
+static int take_said(const struct hearing *hearing, struct meeting *meeting)
+{
+    const struct hvi_mesh_report *report = hearing->report;
+    struct share *share = &meeting->shares[hearing->index];
+    uint32_t places = hearing->set->span->places[hearing->index];
+    int status = HVI_OK;
+
+    if (report->said_count == 0 || report->said_count > places)
+        return disbelieve(hearing, "%zu opinions of %u ranks", report->said_count, places);
+    if (report->said_count == 1 && report->said[0].place_count == 0) {
+        share->one = listen(hearing, meeting, &report->said[0], &status);
+        return status;
+    }
+    share->each = calloc(places, sizeof *share->each);
+    if (!share->each)
+        return HVI_ERR_NO_MEMORY;
+    for (size_t i = 0; i < report->said_count && status == HVI_OK; i++) {
+        struct engine_part *part = listen(hearing, meeting, &report->said[i], &status);
+        if (part)
+            status = spread(hearing, share, &report->said[i], part);
+    }
+    return status;
+}
+
+/* The op of this name, or a new one. */
+static int meet(const struct hearing *hearing, struct meeting **meeting_p)
+{
+    bool join = hearing->report->kind == HVI_KIND_JOIN;
+    struct engine_op *op = join ? hearing->set->join : hearing->tensor->waiting;
+
+    if (!op && hearing->root->count >= ENGINE_ROOT_WAITING_MAX)
+        return HVI_ERR_LIMIT;
+    if (hearing->report->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)hearing->report->kind) ||
+        engine_partial_is((uint16_t)hearing->report->kind))
+        return disbelieve(hearing, "an op of kind %u", hearing->report->kind);
+    *meeting_p = op ? meeting_of(op)
+                    : meeting_new(hearing->root, hearing->set, hearing->tensor,
+                                  (uint16_t)hearing->report->kind);
+    if (!*meeting_p)
+        return HVI_ERR_NO_MEMORY;
+    if (!op && !join && hearing->set->join)
+        (*meeting_p)->op.missing -= meeting_of(hearing->set->join)->op.joined_count;
+    return HVI_OK;
+}
+
+static int join(const struct hearing *hearing, struct meeting *meeting)
+{
+    struct engine_set *set = hearing->set;
+    int32_t last = hearing->report->last;
+    int32_t set_rank = engine_set_rank(set, last);
+
+    if (set_rank < 0 || set->span->home[set_rank] != hearing->index)
+        return disbelieve(hearing, "rank %d is not there to join", last);
+    if (meeting->shares[hearing->index].came)
+        return disbelieve(hearing, "its ranks have joined already");
+    meeting->shares[hearing->index].came = true;
+    meeting->last = last;
+    meeting->op.joined_count++; /* nodes */
+    meeting->op.missing--;
+    for (struct engine_op *op = hearing->root->first; op; op = op->next) {
+        if (op->set == set && op != &meeting->op && op->state == ENGINE_OP_WAITING &&
+            !meeting_of(op)->shares[hearing->index].came)
+            op->missing--;
+    }
+    int status = sweep(hearing->root, set);
+    if (status == HVI_OK && meeting->op.missing == 0)
+        status = complete(hearing->root, &meeting->op);
+    return status;
+}
+
+/* A member of the node's group had failed before: the others do, too. */
+static void fail_rest(const struct hearing *hearing, const struct engine_tensor *leader)
+{
+    struct engine_root *root = hearing->root;
+    struct engine_root_node *node = &root->nodes[hearing->node];
+    struct stale *stale = node->dropped;
+
+    node->dropped = NULL;
+    for (struct engine_op *op = root->first; op; op = op->next) {
+        if (op->set == hearing->set && has_leader(op, leader) &&
+            meeting_of(op)->shares[hearing->index].came) {
+            fail(root, op, stale->status, stale->text ? stale->text : "its group has failed",
+                 stale->culprit);
+            break;
+        }
+    }
+    stale_free(root, stale);
+}
+
+/* The last member of a node's group is here. */
+static void finish_group(const struct hearing *hearing)
+{
+    struct engine_root_node *node = &hearing->root->nodes[hearing->node];
+    struct engine_tensor *leader = node->open;
+    struct engine_op *op;
+
+    if (node->dropped)
+        fail_rest(hearing, leader);
+    node->open = NULL;
+    op = leader->waiting;
+    if (op && meeting_of(op)->shares[hearing->index].came && meeting_of(op)->unfinished > 0) {
+        meeting_of(op)->unfinished--;
+        check_group(hearing->root, op);
+    }
+    engine_tensor_put(&hearing->root->tensors, leader);
+}
+
+/* A member of a group: it is judged as a whole when the last one is here. */
+static int open_group(const struct hearing *hearing)
+{
+    const struct hvi_mesh_report *report = hearing->report;
+    struct engine_root_node *node = &hearing->root->nodes[hearing->node];
+    struct engine_tensor *leader;
+
+    if (report->said_count == 0 || !report->said[0].has_leader)
+        return report->more || node->open ? disbelieve(hearing, "a group with another op in it")
+                                          : HVI_OK;
+    leader =
+        engine_span_tensor(&hearing->root->tensors, hearing->set->serial, &report->said[0].leader);
+    if (!leader)
+        return disbelieve(hearing, "a group without a name");
+    if (node->open)
+        engine_tensor_put(&hearing->root->tensors, leader);
+    if (node->open && node->open != leader)
+        return disbelieve(hearing, "two groups at a time");
+    node->open = leader;
+    return HVI_OK;
+}
+
+static int bring(const struct hearing *hearing)
+{
+    struct engine_root *root = hearing->root;
+    const struct hvi_mesh_report *report = hearing->report;
+    struct meeting *meeting;
+    int status = meet(hearing, &meeting);
+
+    if (status != HVI_OK)
+        return status;
+    if (report->kind == HVI_KIND_JOIN)
+        return join(hearing, meeting);
+    struct share *share = &meeting->shares[hearing->index];
+    if (share->came || has_joined(hearing->set, hearing->index) ||
+        meeting->op.state != ENGINE_OP_WAITING)
+        return disbelieve(hearing, "it had reported this op already, or its ranks have joined");
+    status = take_said(hearing, meeting);
+    if (status != HVI_OK)
+        return status;
+    share->came = true;
+    if (meeting->room > report->room)
+        meeting->room = report->room;
+    if (report->said[0].has_leader && report->said[0].group_index == 0)
+        meeting->unfinished++;
+    return --meeting->op.missing == 0 ? complete(root, &meeting->op) : HVI_OK;
+}
+
+static int brought(const struct hearing *hearing)
+{
+    struct engine_root_node *node = &hearing->root->nodes[hearing->node];
+    int status = open_group(hearing);
+
+    if (status != HVI_OK)
+        return status;
+    struct stale *stale = take_stale(node, hearing->tensor);
+    if (!stale)
+        status = bring(hearing);
+    else if (node->dropped || !node->open)
+        stale_free(hearing->root, stale);
+    else
+        node->dropped = stale;
+    if (status == HVI_OK && node->open && !hearing->report->more)
+        finish_group(hearing);
+    return status;
+}
+
+static int has_sized(const struct hearing *hearing)
+{
+    struct engine_op *op = hearing->tensor->waiting;
+
+    if (!op || op->state != ENGINE_OP_SIZING || !meeting_of(op)->shares[hearing->index].came)
+        return HVI_OK; /* it has failed meanwhile */
+    if (--meeting_of(op)->unsized > 0)
+        return HVI_OK;
+    return sized(hearing->root, op);
+}
+
+static int has_failed(const struct hearing *hearing)
+{
+    const struct hvi_mesh_report *report = hearing->report;
+    struct stale *stale = take_stale(&hearing->root->nodes[hearing->node], hearing->tensor);
+    struct meeting *meeting;
+
+    if (stale) {
+        stale_free(hearing->root, stale);
+        return HVI_OK;
+    }
+    int status = meet(hearing, &meeting);
+    if (status != HVI_OK)
+        return status;
+    if (meeting->shares[hearing->index].came || meeting->op.state != ENGINE_OP_WAITING)
+        return disbelieve(hearing, "it had reported this op already");
+    meeting->shares[hearing->index].came = true;
+    fail(hearing->root, &meeting->op, report->status, report->text, report->culprit);
+    return HVI_OK;
+}
+
+static int gives_up(const struct hearing *hearing)
+{
+    const struct hvi_mesh_report *report = hearing->report;
+    struct engine_op *op = hearing->tensor->waiting;
+
+    if (op && meeting_of(op)->shares[hearing->index].came)
+        fail(hearing->root, op, report->status, report->text, report->culprit);
+    return HVI_OK;
+}
+
+static int hear(const struct hearing *hearing)
+{
+    const struct hvi_mesh_report *report = hearing->report;
+    bool fails = report->what == HVI_MESH_FAILED || report->what == HVI_MESH_GIVE_UP;
+
+    if (fails && (report->status >= HVI_OK || report->kind == HVI_KIND_JOIN))
+        return disbelieve(hearing, "a failure with status %d", report->status);
+    switch (report->what) {
+    case HVI_MESH_BROUGHT:
+        return brought(hearing);
+    case HVI_MESH_SIZED:
+        return has_sized(hearing);
+    case HVI_MESH_FAILED:
+        return has_failed(hearing);
+    case HVI_MESH_GIVE_UP:
+        return gives_up(hearing);
+    default:
+        return disbelieve(hearing, "there is no report of kind %u", report->what);
+    }
+}
+
+int engine_root_report(struct engine_root *root, uint32_t node,
+                       const struct hvi_mesh_report *report, char *text_p, size_t text_size)
+{
+    struct hearing hearing = {
+        root, node, 0, report, engine_sets_find(&root->sets, report->set), NULL, text_p, text_size};
+
+    if (node >= root->roster->nodes || report->seen > root->nodes[node].number)
+        return disbelieve(&hearing, "it has seen verdict %" PRIu64, report->seen);
+    forget_seen(root, &root->nodes[node], report->seen);
+    if (!hearing.set || hearing.set->serial != report->serial)
+        return report->serial < root->sets.serials
+                   ? HVI_OK /* it has been removed */
+                   : disbelieve(&hearing, "process set %u is not there", report->set);
+    if (hearing.set->span)
+        hearing.index = engine_places_find(hearing.set->span, node);
+    if (!hearing.set->span || hearing.index == UINT32_MAX)
+        return disbelieve(&hearing, "it has no members in process set %u", report->set);
+    hearing.tensor = engine_span_tensor(&root->tensors, report->serial, &report->tensor);
+    if (!hearing.tensor)
+        return disbelieve(&hearing, "an op without a name");
+    engine_set_get(hearing.set);
+    int status = hear(&hearing);
+    engine_tensor_put(&root->tensors, hearing.tensor);
+    engine_set_put(hearing.set);
+    return status;
+}
+
+/* ---- who is missing ---- */
+
+uint32_t engine_root_missing(const struct engine_root *root, uint32_t node,
+                             const struct engine_op *reported, int32_t *ranks_p, uint32_t most)
+{
+    const struct engine_op *op = root->first;
+    uint32_t count = 0;
+
+    while (op && !(op->set->serial == reported->set->serial &&
+                   (op->kind == HVI_KIND_JOIN) == (reported->kind == HVI_KIND_JOIN) &&
+                   (op->kind == HVI_KIND_JOIN ||
+                    (op->tensor->hash == reported->tensor->hash &&
+                     op->tensor->anon == reported->tensor->anon &&
+                     op->tensor->name_bytes == reported->tensor->name_bytes &&
+                     (op->tensor->anon || memcmp(op->tensor->name, reported->tensor->name,
+                                                 op->tensor->name_bytes) == 0)))))
+        op = op->next;
+    if (!op)
+        return 0;
+    const struct engine_places *span = op->set->span;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        uint32_t home = span->home[i];
+        if (meeting_of(op)->shares[home].came || span->node[home] == node ||
+            (op->kind != HVI_KIND_JOIN && has_joined(op->set, home)))
+            continue;
+        if (count < most)
+            ranks_p[count] = engine_set_rank_at(op->set, i);
+        count++;
+    }
+    return count;
+}

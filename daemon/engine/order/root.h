@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The root of a job: where the reports of all nodes meet. Pure: no I/O and no clock but .now_ns, which
+ * the caller sets. One thread. */
+#ifndef ENGINE_ORDER_ROOT_H
+#define ENGINE_ORDER_ROOT_H
+
+#include "daemon/engine/order/op.h"
+#include "daemon/engine/order/set.h"
+#include "daemon/engine/order/tensor.h"
+#include "proto/mesh.h"
+
+#define ENGINE_ROOT_WAITING_MAX 65536u /* tensors that wait for nodes */
+
+struct engine_root_calls {
+    /* The verdict is for a node of the job. It and what it points at are gone afterwards. Nothing may
+     * come back into the root meanwhile. */
+    void (*verdict)(void *user, uint32_t node, const struct hvi_mesh_verdict *verdict);
+};
+
+struct engine_root_node;
+
+struct engine_root {
+    const struct engine_roster *roster;
+    const struct engine_root_calls *calls;
+    void *user;
+    uint64_t now_ns;
+    uint64_t sequence; /* of the last work */
+    struct engine_sets sets;
+    struct engine_tensors tensors;
+    struct engine_op *first, *last; /* that wait for nodes, oldest first */
+    uint32_t count;
+    struct engine_root_node *nodes; /* [nodes of the roster] */
+    /* By rank: what is judged at the moment, and what a verdict points at. */
+    struct engine_part **parts;
+    uint64_t *sizes;
+    int32_t *joined;
+    uint32_t joined_count;
+    struct hvi_mesh_verdict verdict;
+};
+
+/* `root` is zeroed; `roster` knows the job's nodes and outlives it. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_root_init(struct engine_root *root, const struct engine_roster *roster,
+                     const struct engine_root_calls *calls, void *user);
+/* Harmless on a zeroed one. */
+void engine_root_fini(struct engine_root *root);
+/* The next report of a node. HVI_OK; HVI_ERR_PROTOCOL with a sentence: the node is not to be believed
+ * any more; HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT: the job cannot go on. */
+int engine_root_report(struct engine_root *root, uint32_t node,
+                       const struct hvi_mesh_report *report, char *text_p, size_t text_size);
+/* The ranks, ascending and at most `most` of them, on other nodes than `node` that have not come to
+ * the op that this node has reported. The count of all of them: 0 if there is no such op. */
+uint32_t engine_root_missing(const struct engine_root *root, uint32_t node,
+                             const struct engine_op *reported, int32_t *ranks_p, uint32_t most);
+
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Jobs on several nodes in one process: an engine_order and an engine_mesh for each node, and between
+ * them the edges of the tree, which delay messages but keep their order. The same job on one
+ * node is the reference. */
+#ifndef HVT_SPAN_H
+#define HVT_SPAN_H
+
+#include "daemon/engine/mesh/mesh.h"
+#include "daemon/engine/order/group.h"
+#include "daemon/engine/order/order.h"
+
+#define HVT_NODES 24
+#define HVT_RANKS 64
+#define HVT_EACH  48 /* parts of a rank in a step */
+
+struct hvt_message {
+    struct hvt_message *next;
+    size_t length;
+    unsigned char bytes[];
+};
+
+struct hvt_queue {
+    struct hvt_message *first, **last;
+};
+
+struct hvt_job;
+
+struct hvt_node {
+    struct hvt_job *job;
+    uint32_t number;
+    struct engine_roster roster;
+    struct engine_order order;
+    struct engine_mesh mesh;
+    struct hvt_queue up, down; /* to and from its parent */
+    uint32_t breaks;           /* of which it has heard */
+    uint64_t sequence;         /* of the last work that was carried out */
+    uint64_t started[4096];
+    uint32_t started_count;
+};
+
+struct hvt_part {
+    struct engine_part part;
+    struct hvt_node *node;
+    bool used, over, dropped, asked;
+    int status;
+    int32_t culprit;
+    uint64_t room; /* of the output that is given when it is asked for */
+    int64_t integers[HVT_RANKS];
+    char text[HVI_TEXT_MAX + 1];
+};
+
+struct hvt_job {
+    uint32_t nodes;
+    int32_t size;
+    uint64_t random;
+    uint32_t home[HVT_RANKS];
+    engine_seat seat[HVT_RANKS];
+    struct hvt_node node[HVT_NODES];
+    struct engine_group groups[HVT_RANKS];
+    struct hvt_part parts[HVT_RANKS][HVT_EACH];
+};
+
+/* What one rank brings. */
+struct hvt_bring {
+    const char *name;
+    uint32_t set;
+    uint16_t kind;
+    uint8_t dtype, reduce_op, ndim;
+    int64_t dims[4];
+    int32_t root;
+    double prescale;
+    uint32_t group_size, group_index;
+    uint32_t integer_count;
+    const int64_t *integers;
+    bool given;    /* the output comes at once */
+    uint64_t room; /* of the output */
+};
+
+/* Ranks are dealt to nodes in turn, or at random. nodes 1: the reference. */
+void hvt_job_begin(struct hvt_job *job, uint32_t nodes, int32_t size, uint64_t seed, bool deal);
+/* Nothing may wait. */
+void hvt_job_end(struct hvt_job *job);
+/* Of a new step: all parts are forgotten, and all must be over. */
+void hvt_job_step(struct hvt_job *job);
+/* A part with what is said; `which` of this rank. engine_set_check has refused it: its sentence is the
+ * answer. */
+struct hvt_part *hvt_job_bring(struct hvt_job *job, int32_t rank, uint32_t which,
+                               const struct hvt_bring *bring);
+/* Delivers what is under way, in an order of chance, gives outputs and ends works, until nothing moves. */
+void hvt_job_run(struct hvt_job *job);
+/* At most so many deliveries. False: nothing is under way. */
+bool hvt_job_run_some(struct hvt_job *job, uint32_t deliveries);
+/* The op that a rank waits in. */
+struct engine_op *hvt_job_op(struct hvt_job *job, int32_t rank, uint32_t which);
+/* What an engine does when a rank of its node is gone: everything that waits there fails, and the other
+ * nodes hear of it. */
+void hvt_job_break(struct hvt_job *job, uint32_t node, int status, int32_t culprit,
+                   const char *text);
+
+uint64_t hvt_span_random(uint64_t *state);
+
+#endif

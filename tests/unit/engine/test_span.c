@@ -1,0 +1,794 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ops of sets with members on several nodes: 2, 3 and 20 nodes against one. */
+#include "base/status.h"
+#include "base/types.h"
+#include "daemon/engine/order/negotiate.h"
+#include "tests/unit/engine/hvt_span.h"
+#include "tests/unit/hvt_main.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct hvt_job job, one;
+
+static const struct layout {
+    uint32_t nodes;
+    int32_t size;
+} layouts[] = {{2, 4}, {2, 7}, {3, 8}, {20, 60}};
+#define LAYOUTS (int)(sizeof layouts / sizeof layouts[0])
+
+static void begin(const struct layout *layout, uint64_t seed)
+{
+    hvt_job_begin(&job, layout->nodes, layout->size, seed, seed % 2);
+    hvt_job_begin(&one, 1, layout->size, seed, false);
+}
+
+static void end(void)
+{
+    hvt_job_end(&job);
+    hvt_job_end(&one);
+}
+
+static void run(void)
+{
+    hvt_job_run(&job);
+    hvt_job_run(&one);
+}
+
+static void bring(int32_t rank, uint32_t which, const struct hvt_bring *what)
+{
+    hvt_job_bring(&job, rank, which, what);
+    hvt_job_bring(&one, rank, which, what);
+}
+
+/* The same answers on one node as on several. */
+static void compare(void)
+{
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t i = 0; i < HVT_EACH; i++) {
+            const struct hvt_part *there = &job.parts[rank][i], *here = &one.parts[rank][i];
+            if (!here->used)
+                continue;
+            ck_assert_msg(there->over == here->over,
+                          "rank %d, part %u (%s): over %d, on one node %d", rank, i,
+                          hvi_kind_text(here->part.copy.kind), there->over, here->over);
+            if (!here->over)
+                continue;
+            ck_assert_str_eq(there->text, here->text);
+            ck_assert_int_eq(there->status, here->status);
+            ck_assert_int_eq(there->culprit, here->culprit);
+            if (here->status != HVI_OK)
+                continue;
+            ck_assert_msg(there->part.rows == here->part.rows &&
+                              there->part.out_bytes == here->part.out_bytes,
+                          "rank %d, part %u (%s)", rank, i, hvi_kind_text(here->part.copy.kind));
+        }
+    }
+}
+
+static void step(void)
+{
+    run();
+    compare();
+    hvt_job_step(&job);
+    hvt_job_step(&one);
+}
+
+static struct hvt_bring allreduce(const char *name, int64_t count)
+{
+    return (struct hvt_bring){.name = name,
+                              .kind = HVI_KIND_ALLREDUCE,
+                              .dtype = HVI_DTYPE_FLOAT32,
+                              .reduce_op = HVI_REDUCE_SUM,
+                              .ndim = 1,
+                              .dims = {count},
+                              .root = -1,
+                              .prescale = 1};
+}
+
+static void expect(int32_t rank, uint32_t which, int status, const char *text)
+{
+    ck_assert(job.parts[rank][which].over);
+    ck_assert_int_eq(job.parts[rank][which].status, status);
+    ck_assert_str_eq(job.parts[rank][which].text, text);
+}
+
+/* ---- one thing at a time ---- */
+
+START_TEST(the_last_node_makes_it_start_everywhere)
+{
+    struct hvt_bring what = allreduce("w1", 10);
+
+    begin(&layouts[_i], 1);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        ck_assert(!job.parts[0][0].over);
+        bring(rank, 0, &what);
+        run();
+    }
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(ranks_on_all_nodes_stand_in_the_sentence_of_a_mismatch)
+{
+    struct hvt_bring what = allreduce("w1", 40);
+
+    begin(&layouts[0], 2);
+    what.ndim = 2;
+    what.dims[0] = 10;
+    for (int32_t rank = 0; rank < 4; rank++) {
+        what.dims[1] = rank == 2 ? 5 : 4;
+        bring(rank, 0, &what);
+    }
+    run();
+    expect(
+        0, 0, HVI_ERR_MISMATCH,
+        "allreduce 'w1': ranks disagree on shape: ranks 0,1,3 said [10, 4]; rank 2 said [10, 5]");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(a_failure_waits_for_ranks_that_come_late)
+{
+    struct hvt_bring what = allreduce("w1", 10);
+
+    begin(&layouts[_i], 3);
+    bring(1, 0, &what);
+    run();
+    engine_op_fail(&job.node[job.home[1]].order, hvt_job_op(&job, 1, 0), HVI_ERR_STALLED,
+                   "it is late", 0);
+    engine_op_fail(&one.node[0].order, hvt_job_op(&one, 1, 0), HVI_ERR_STALLED, "it is late", 0);
+    run();
+    expect(1, 0, HVI_ERR_STALLED, "it is late");
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (rank != 1)
+            bring(rank, 0, &what);
+    }
+    step();
+    for (int32_t rank = 0; rank < one.size; rank++) /* the next of this name is a new one */
+        bring(rank, 0, &what);
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(a_failure_crosses_with_reports)
+{
+    struct hvt_bring what = allreduce("w1", 10);
+
+    for (uint64_t seed = 1; seed < 60; seed++) {
+        begin(&layouts[_i], seed);
+        for (int32_t rank = 0; rank + 1 < one.size; rank++)
+            hvt_job_bring(&job, rank, 0, &what);
+        hvt_job_run_some(&job, (uint32_t)seed % 7);
+        struct engine_op *op = hvt_job_op(&job, (int32_t)(seed % 2), 0);
+        if (op)
+            engine_op_fail(&job.node[job.home[seed % 2]].order, op, HVI_ERR_STALLED, "late", -1);
+        hvt_job_run_some(&job, (uint32_t)seed % 5);
+        hvt_job_bring(&job, one.size - 1, 0, &what);
+        hvt_job_run(&job);
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            ck_assert_msg(job.parts[rank][0].over, "rank %d of seed %d", rank, (int)seed);
+            ck_assert_int_eq(job.parts[rank][0].status, job.parts[0][0].status);
+        }
+        hvt_job_step(&job);
+        for (int32_t rank = 0; rank < one.size; rank++)
+            bring(rank, 0, &what);
+        step();
+        end();
+    }
+}
+END_TEST
+
+static struct hvt_bring join_of(uint32_t set)
+{
+    return (struct hvt_bring){.name = "join", .set = set, .kind = HVI_KIND_JOIN, .root = -1};
+}
+
+START_TEST(ranks_that_have_joined_are_not_waited_for)
+{
+    struct hvt_bring what = allreduce("w1", 10), root = allreduce("w2", 4), joined = join_of(0);
+
+    begin(&layouts[_i], 4);
+    root.kind = HVI_KIND_BROADCAST;
+    root.root = 0;
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (rank % 2 || rank % 3)
+            continue;
+        bring(rank, 2, &joined);
+    }
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (!(rank % 2 || rank % 3))
+            continue;
+        bring(rank, 0, &what);
+        bring(rank, 1, &root);
+    }
+    run();
+    expect(1, 1, HVI_ERR_INVALID, "broadcast 'w2': root rank 0 has joined and has nothing to send");
+    compare();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (!(rank % 2 || rank % 3))
+            continue;
+        run();
+        bring(rank, 2, &joined);
+    }
+    run();
+    ck_assert_int_eq(job.parts[0][2].part.rows, one.parts[0][2].part.rows);
+    step();
+    for (int32_t rank = 0; rank < one.size; rank++) /* and now they are back */
+        bring(rank, 0, &what);
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(groups_start_together_or_fail_together)
+{
+    begin(&layouts[_i], 5);
+    for (int turn = 0; turn < 3; turn++) {
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            bool other = job.home[rank] == 1;
+            struct hvt_bring a = allreduce("a", 1), b = allreduce("b", turn == 1 && other ? 3 : 2);
+            struct hvt_bring c = allreduce(turn == 2 && other ? "d" : "c", 3);
+            a.group_size = b.group_size = c.group_size = 3;
+            b.group_index = 1;
+            c.group_index = 2;
+            bring(rank, 0, &a);
+            bring(rank, 1, &b);
+            bring(rank, 2, &c);
+        }
+        run();
+        ck_assert_int_eq(job.parts[0][0].status, turn == 0 ? HVI_OK : HVI_ERR_MISMATCH);
+        step();
+    }
+    end();
+}
+END_TEST
+
+static struct hvt_bring set_add(const char *name, const int64_t *ranks, uint32_t count)
+{
+    return (struct hvt_bring){.name = name,
+                              .kind = HVI_KIND_SET_ADD,
+                              .root = -1,
+                              .integers = ranks,
+                              .integer_count = count};
+}
+
+START_TEST(sets_have_the_same_ids_everywhere)
+{
+    static const int64_t ranks[][3] = {{0, 1, 2}, {1, 2, 3}, {0, 3}};
+    struct hvt_bring w = allreduce("w1", 4);
+
+    begin(&layouts[_i], 6);
+    for (int turn = 0; turn < 3; turn++) {
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            struct hvt_bring more[3] = {set_add("x", ranks[0], 3), set_add("y", ranks[1], 3),
+                                        set_add("z", ranks[2], 2)};
+            for (uint32_t i = 0; i < 3; i++) {
+                bring(rank, i, &more[i]);
+                run();
+            }
+        }
+        for (uint32_t i = 0; i < 3 && turn == 1; i++)
+            ck_assert_int_eq(job.parts[0][i].status, HVI_ERR_EXISTS);
+        uint32_t id = turn == 0 ? (uint32_t)job.parts[0][0].part.rows : 1;
+        step();
+        w.set = id;
+        for (int32_t rank = 0; rank < 4; rank++)
+            bring(rank, 0, &w);
+        for (int32_t rank = 0; rank < one.size && turn == 1; rank++) {
+            struct hvt_bring gone = {.name = "gone", .kind = HVI_KIND_SET_REMOVE, .root = 2};
+            bring(rank, 1, &gone);
+        }
+        step();
+    }
+    end();
+}
+END_TEST
+
+START_TEST(what_waits_in_a_set_that_is_removed_fails)
+{
+    static const int64_t some[] = {0, 1, 2};
+    struct hvt_bring add = set_add("x", some, 3), w = allreduce("w1", 4);
+    struct hvt_bring gone = {.name = "gone", .kind = HVI_KIND_SET_REMOVE, .root = 1};
+
+    begin(&layouts[_i], 7);
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring(rank, 0, &add);
+    step();
+    w.set = 1;
+    for (int32_t rank = 0; rank < 2; rank++)
+        bring(rank, 0, &w);
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring(rank, 1, &gone);
+    run();
+    expect(0, 0, HVI_ERR_NOT_FOUND,
+           "allreduce 'w1': process set 1 was removed while the op waited");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(a_rank_that_is_lost_ends_what_waits_on_every_node)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+
+    begin(&layouts[_i], 8);
+    for (int32_t rank = 0; rank + 1 < one.size; rank++)
+        bring(rank, 0, &what);
+    hvt_job_run_some(&job, 2);
+    uint32_t home = job.home[one.size - 1];
+    hvt_job_break(&job, home, HVI_ERR_RANK_LOST, one.size - 1, "rank was killed");
+    hvt_job_break(&one, 0, HVI_ERR_RANK_LOST, one.size - 1, "rank was killed");
+    run();
+    for (int32_t rank = 0; rank + 1 < one.size; rank++) {
+        ck_assert_int_eq(job.parts[rank][0].status, HVI_ERR_RANK_LOST);
+        ck_assert_int_eq(job.parts[rank][0].culprit, one.size - 1);
+    }
+    for (uint32_t i = 0; i < job.nodes; i++) {
+        ck_assert_uint_eq(job.node[i].breaks, i != home);
+        ck_assert_int_eq(job.node[i].order.broken_status, HVI_ERR_RANK_LOST);
+    }
+    end();
+}
+END_TEST
+
+START_TEST(a_node_that_is_lost_breaks_the_job_and_a_stop_is_told_once_more)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+
+    begin(&layouts[_i], 9);
+    bring(0, 0, &what);
+    engine_mesh_node_lost(&job.node[0].mesh, 1, "node 1 (b) is gone");
+    hvt_job_run(&job);
+    expect(0, 0, HVI_ERR_NODE_LOST, "node 1 (b) is gone");
+    hvt_job_break(&job, 0, HVI_ERR_JOB_STOPPED, -1, "it was stopped");
+    hvt_job_run(&job);
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_int_eq(job.node[i].order.broken_status, HVI_ERR_JOB_STOPPED);
+    ck_assert_str_eq(job.node[1].order.broken_text, "it was stopped (node 0)");
+    engine_negotiate_fail_all(&one.node[0].order, HVI_ERR_JOB_STOPPED, "over", -1);
+    end();
+}
+END_TEST
+
+START_TEST(a_reported_op_waits_and_the_root_knows_for_whom)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+    int32_t ranks[2] = {-1, -1};
+
+    begin(&layouts[0], 10); /* ranks 0 and 2 are on node 0 */
+    hvt_job_bring(&job, 0, 0, &what);
+    struct engine_op *op = hvt_job_op(&job, 0, 0);
+    ck_assert_int_eq(op->state, ENGINE_OP_WAITING);
+    hvt_job_bring(&job, 2, 0, &what);
+    ck_assert_int_eq(op->state, ENGINE_OP_REPORTED);
+    hvt_job_run(&job);
+    ck_assert_ptr_eq(job.node[0].order.waiting_first, op);
+    ck_assert_uint_eq(engine_root_missing(job.node[0].order.root, 0, op, ranks, 1), 2);
+    ck_assert_int_eq(ranks[0], 1);
+    ck_assert_int_eq(ranks[1], -1);
+    ck_assert(!engine_negotiate_withdraw(&job.node[0].order, &job.parts[0][0].part,
+                                         HVI_ERR_CANCELLED, "no more"));
+    hvt_job_bring(&job, 1, 0, &what);
+    ck_assert_int_eq(hvt_job_op(&job, 1, 0)->state, ENGINE_OP_WAITING);
+    hvt_job_bring(&job, 3, 0, &what);
+    hvt_job_run(&job);
+    ck_assert_int_eq(job.parts[3][0].status, HVI_OK);
+    hvt_job_step(&job);
+    end();
+}
+END_TEST
+
+START_TEST(outputs_are_asked_for_before_a_work_has_its_place_in_the_order)
+{
+    struct hvt_bring gather = allreduce("g", 2), sum = allreduce("w1", 4);
+
+    gather.kind = HVI_KIND_ALLGATHER;
+    gather.room = 4096;
+    begin(&layouts[0], 10);
+    for (int32_t rank = 0; rank < 4; rank++)
+        hvt_job_bring(&job, rank, 0, &gather);
+    for (int32_t rank = 0; rank < 4; rank++)
+        hvt_job_bring(&job, rank, 1, &sum);
+    hvt_job_run(&job);
+    ck_assert_int_eq(job.parts[0][0].status, HVI_OK);
+    ck_assert_uint_eq(job.node[0].sequence, 2);
+    hvt_job_step(&job);
+    gather.room = 1; /* one output that does not fit is the end of it everywhere */
+    for (int32_t rank = 0; rank < 4; rank++) {
+        hvt_job_bring(&job, rank, 0, &gather);
+        gather.room = 4096;
+    }
+    hvt_job_run(&job);
+    for (int32_t rank = 0; rank < 4; rank++) {
+        expect(rank, 0, HVI_ERR_TOO_SMALL,
+               "allgather 'g': the output of rank 0 has room for 1 bytes, the result has 32");
+        ck_assert_int_eq(job.parts[rank][0].culprit, 0);
+    }
+    ck_assert_uint_eq(job.node[0].sequence, 2);
+    hvt_job_step(&job);
+    end();
+}
+END_TEST
+
+static struct hvt_bring to_rank(uint16_t kind, int32_t peer)
+{
+    return (struct hvt_bring){.name = "pair", .kind = kind, .root = peer};
+}
+
+START_TEST(what_is_not_there_between_nodes_is_refused_with_a_sentence)
+{
+    struct hvt_bring recv = to_rank(HVI_KIND_RECV, -1), open = to_rank(HVI_KIND_SET_OPEN, -1);
+    struct hvt_bring send = to_rank(HVI_KIND_SEND, 1);
+
+    begin(&layouts[0], 10);
+    hvt_job_bring(&job, 0, 0, &send);
+    hvt_job_bring(&job, 0, 1, &recv);
+    hvt_job_bring(&job, 0, 2, &open);
+    expect(
+        0, 0, HVI_ERR_UNSUPPORTED,
+        "send 'pair': process set 0 has members on other nodes, and between nodes this kind of op "
+        "is not there");
+    ck_assert_int_eq(job.parts[0][1].status, HVI_ERR_UNSUPPORTED);
+    ck_assert_int_eq(job.parts[0][2].status, HVI_ERR_UNSUPPORTED);
+    end();
+}
+END_TEST
+
+/* ---- programs of chance ---- */
+
+static uint64_t chance;
+
+static uint32_t below(uint32_t bound)
+{
+    return (uint32_t)(hvt_span_random(&chance) >> 24) % bound;
+}
+
+struct plan {
+    char name[32];
+    struct hvt_bring of[HVT_RANKS];
+    int64_t splits[HVT_RANKS][HVT_RANKS];
+};
+static struct plan plans[HVT_EACH];
+
+static uint32_t members_of(uint32_t set)
+{
+    return one.node[0].order.sets.by_id[set]->size;
+}
+
+static void plan_splits(struct plan *plan, int32_t rank, uint32_t members)
+{
+    struct hvt_bring *what = &plan->of[rank];
+    int64_t rows = 0;
+
+    if (below(3) == 0) {
+        what->dims[0] = (int64_t)(below(3) * members);
+        return;
+    }
+    for (uint32_t i = 0; i < members; i++) {
+        plan->splits[rank][i] = below(4);
+        rows += plan->splits[rank][i];
+    }
+    what->dims[0] = rows - (below(200) == 0);
+    if (what->dims[0] < 0)
+        what->dims[0] = 0;
+    what->integers = plan->splits[rank];
+    what->integer_count = members;
+}
+
+static void plan_op(struct plan *plan, uint32_t number, uint32_t set)
+{
+    static const uint16_t kinds[] = {HVI_KIND_ALLREDUCE, HVI_KIND_ALLGATHER,     HVI_KIND_BROADCAST,
+                                     HVI_KIND_ALLTOALL,  HVI_KIND_REDUCESCATTER, HVI_KIND_BARRIER};
+    struct hvt_bring what = allreduce(plan->name, 1 + below(20));
+    bool given = below(2), small = below(12) == 0;
+
+    snprintf(plan->name, sizeof plan->name, "w%u", number);
+    what.set = set;
+    what.kind = kinds[below(6)];
+    what.ndim = (uint8_t)(1 + below(2));
+    what.dims[1] = below(4);
+    if (what.kind == HVI_KIND_BROADCAST)
+        what.root = (int32_t)below((uint32_t)one.size);
+    what.room = 1u << 20;
+    what.given = given;
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        plan->of[rank] = what;
+        if (what.kind == HVI_KIND_ALLGATHER)
+            plan->of[rank].dims[0] = below(5);
+        if (what.kind == HVI_KIND_ALLTOALL)
+            plan_splits(plan, rank, members_of(set));
+        if (given && below(40) == 0)
+            plan->of[rank].given = false;
+    }
+    int32_t odd = (int32_t)below((uint32_t)one.size);
+    if (small)
+        plan->of[odd].room = 3;
+    switch (below(10)) {
+    case 0:
+        plan->of[odd].dtype = HVI_DTYPE_INT64;
+        break;
+    case 1:
+        plan->of[odd].dims[1]++;
+        plan->of[odd].reduce_op = HVI_REDUCE_MAX;
+        break;
+    case 2:
+        plan->of[odd].kind = HVI_KIND_BARRIER;
+        plan->of[odd].integer_count = 0;
+        break;
+    default:
+        break;
+    }
+}
+
+static bool is_member(uint32_t set, int32_t rank)
+{
+    return engine_set_rank(one.node[0].order.sets.by_id[set], rank) >= 0;
+}
+
+static void add_sets(void)
+{
+    int64_t ranks[HVT_RANKS];
+
+    for (uint32_t set = 1; set < 4; set++) {
+        uint32_t count = 0;
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            if (below(set + 1) == 0 || (rank == one.size - 1 && count == 0))
+                ranks[count++] = rank;
+        }
+        struct hvt_bring what = set_add("s", ranks, count);
+        for (int32_t rank = 0; rank < one.size; rank++)
+            bring(rank, set, &what);
+        run();
+    }
+    step();
+}
+
+/* Every rank brings all ops of the step, in an order of its own, with the net between; some join in the
+ * middle. */
+static void play(uint32_t ops, uint32_t joiners)
+{
+    uint32_t order[HVT_RANKS][HVT_EACH], done[HVT_RANKS] = {0}, stop[HVT_RANKS];
+    uint32_t left = 0;
+    struct hvt_bring joined = join_of(0);
+
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        stop[rank] = (uint32_t)rank < joiners ? below(ops) : ops;
+        for (uint32_t i = 0; i < ops; i++)
+            order[rank][i] = i;
+        for (uint32_t i = ops; i > 1 && (uint32_t)rank >= joiners; i--) {
+            uint32_t other = below(i), mine = order[rank][i - 1];
+            order[rank][i - 1] = order[rank][other];
+            order[rank][other] = mine;
+        }
+        left += stop[rank];
+    }
+    for (uint32_t rank = 0; rank < joiners; rank++) {
+        for (uint32_t i = 0; i < stop[rank]; i++)
+            bring((int32_t)rank, order[rank][i], &plans[order[rank][i]].of[rank]);
+        left -= stop[rank];
+        done[rank] = stop[rank];
+        bring((int32_t)rank, ops, &joined);
+    }
+    while (left > 0) {
+        uint32_t rank = below((uint32_t)one.size);
+        if (done[rank] == stop[rank])
+            continue;
+        uint32_t which = order[rank][done[rank]++];
+        left--;
+        if (is_member(plans[which].of[rank].set, (int32_t)rank))
+            bring((int32_t)rank, which, &plans[which].of[rank]);
+        if (below(3) == 0)
+            hvt_job_run_some(&job, below(6));
+    }
+    run();
+    compare();
+    for (uint32_t rank = joiners; rank < (uint32_t)one.size && joiners > 0; rank++) {
+        bring((int32_t)rank, ops, &joined);
+        run();
+    }
+    step();
+}
+
+/* What a step does not bring to an end on one node either. */
+START_TEST(the_same_program_gives_the_same_answers_on_one_node_and_on_many)
+{
+    for (uint64_t seed = 1; seed <= (layouts[_i].nodes > 3 ? 6 : 60); seed++) {
+        chance = seed * 7919 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        add_sets();
+        for (uint32_t turn = 0; turn < 6; turn++) {
+            uint32_t joiners = turn % 3 == 2 ? 1 + below((uint32_t)one.size - 1) : 0;
+            uint32_t ops = 1 + below(12);
+            for (uint32_t i = 0; i < ops; i++)
+                plan_op(&plans[i], i, joiners > 0 ? 0 : below(one.node[0].order.sets.next_id));
+            play(ops, joiners);
+        }
+        for (uint32_t i = 0; i < job.nodes; i++) {
+            ck_assert_str_eq(job.node[i].order.broken_text, "");
+            ck_assert_uint_gt(job.node[i].started_count, 0);
+        }
+        end();
+    }
+}
+END_TEST
+
+/* ---- chaos ---- */
+
+static struct {
+    char name[8];
+    uint32_t set;
+} in_flight[HVT_RANKS][HVT_EACH];
+
+/* A part that may be used (again); HVT_EACH: none. */
+static uint32_t free_part(int32_t rank, uint32_t from)
+{
+    while (from < HVT_EACH && job.parts[rank][from].used && !job.parts[rank][from].over)
+        from++;
+    return from;
+}
+
+static bool is_in_flight(int32_t rank, const char *name, uint32_t set)
+{
+    for (uint32_t i = 0; i < HVT_EACH; i++) {
+        if (job.parts[rank][i].used && !job.parts[rank][i].over && in_flight[rank][i].set == set &&
+            strcmp(in_flight[rank][i].name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void bring_again(int32_t rank, uint32_t which, const struct hvt_bring *what)
+{
+    memset(&job.parts[rank][which], 0, sizeof job.parts[rank][which]);
+    snprintf(in_flight[rank][which].name, sizeof in_flight[rank][which].name, "%s", what->name);
+    in_flight[rank][which].set = what->set;
+    hvt_job_bring(&job, rank, which, what);
+}
+
+static void bring_chance(int32_t rank)
+{
+    char name[8];
+    struct hvt_bring what = allreduce(name, below(200) == 0 ? 2 : 1);
+    uint32_t which = free_part(rank, 0);
+
+    uint32_t number = below(4);
+    snprintf(name, sizeof name, "w%u", number);
+    what.set = number % 2;
+    if (number == 3)
+        what.kind = HVI_KIND_ALLGATHER;
+    what.room = below(100) == 0 ? 3 : 4096;
+    what.given = below(2);
+    if (which < HVT_EACH && !is_in_flight(rank, name, what.set))
+        bring_again(rank, which, &what);
+}
+
+static void bring_group(int32_t rank)
+{
+    uint32_t first = 3 * below(2), size = 2 + first % 2, which = 0;
+    char names[3][8];
+    struct hvt_bring what[3];
+
+    for (uint32_t i = 0; i < size; i++) {
+        snprintf(names[i], sizeof names[i], "g%u", (first + i + (i > 0 && below(100) == 0)) % 7);
+        if (is_in_flight(rank, names[i], 0) || (i > 1 && strcmp(names[i], names[i - 1]) == 0))
+            return;
+        what[i] = allreduce(names[i], below(200) == 0 ? 2 : 1);
+        what[i].group_size = size;
+        what[i].group_index = i;
+        if (i == 1)
+            what[i].kind = HVI_KIND_ALLGATHER;
+        what[i].room = below(200) == 0 ? 3 : 4096;
+    }
+    for (uint32_t i = 0, at = 0; i < size; i++, at++) {
+        at = free_part(rank, at);
+        if (at == HVT_EACH)
+            return;
+    }
+    for (uint32_t i = 0; i < size; i++, which++) {
+        which = free_part(rank, which);
+        bring_again(rank, which, &what[i]);
+    }
+}
+
+static void disturb(int32_t rank)
+{
+    struct hvt_part *part = &job.parts[rank][below(HVT_EACH)];
+    struct engine_op *op = part->used && !part->over ? part->part.op : NULL;
+    struct engine_order *order = &job.node[job.home[rank]].order;
+
+    if (!op || op->state >= ENGINE_OP_READY)
+        return;
+    if (below(2))
+        engine_op_fail(order, op, HVI_ERR_STALLED, "it has waited too long", -1);
+    else
+        engine_negotiate_withdraw(order, &part->part, HVI_ERR_CANCELLED, "cancelled");
+}
+
+/* What has waited longest on some node, as a stall's end. */
+static void end_stall(void)
+{
+    struct engine_order *order = &job.node[below(job.nodes)].order;
+
+    if (order->waiting_first)
+        engine_op_fail(order, order->waiting_first, HVI_ERR_STALLED, "it has waited longest", -1);
+}
+
+/* The works of all nodes fit in one order. */
+static void check_order(void)
+{
+    static uint64_t by_sequence[1u << 16];
+
+    memset(by_sequence, 0, sizeof by_sequence);
+    for (uint32_t i = 0; i < job.nodes; i++) {
+        for (uint32_t at = 0; at < job.node[i].started_count; at++) {
+            uint64_t work = job.node[i].started[at], sequence = work >> 16;
+            ck_assert_uint_lt(sequence, 1u << 16);
+            ck_assert(by_sequence[sequence] == 0 || by_sequence[sequence] == work);
+            by_sequence[sequence] = work;
+        }
+    }
+}
+
+START_TEST(whatever_fails_every_part_is_answered_and_the_order_is_one)
+{
+    for (uint64_t seed = 1; seed <= (layouts[_i].nodes > 3 ? 3 : 25); seed++) {
+        chance = seed * 104729 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        add_sets();
+        for (uint32_t turn = 0; turn < 400 * (uint32_t)one.size; turn++) {
+            int32_t rank = (int32_t)below((uint32_t)one.size);
+            if (below(3) == 0)
+                bring_group(rank);
+            else
+                bring_chance(rank);
+            if (below(15 * (uint32_t)one.size) == 0)
+                disturb(rank);
+            if (below(10 * (uint32_t)one.size) == 0)
+                end_stall();
+            if (below(3) == 0)
+                hvt_job_run_some(&job, below(8));
+        }
+        hvt_job_run(&job);
+        for (uint32_t i = 0; i < job.nodes; i++)
+            ck_assert_str_eq(job.node[i].order.broken_text, "");
+        ck_assert_uint_gt(job.node[0].started_count, 20);
+        check_order();
+        hvt_job_break(&job, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+        hvt_job_run(&job);
+        hvt_job_step(&job);
+        end();
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/span");
+    TCase *tcase = tcase_create("span");
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, the_last_node_makes_it_start_everywhere, 0, LAYOUTS);
+    tcase_add_test(tcase, ranks_on_all_nodes_stand_in_the_sentence_of_a_mismatch);
+    tcase_add_test(tcase, a_reported_op_waits_and_the_root_knows_for_whom);
+    tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
+    tcase_add_test(tcase, what_is_not_there_between_nodes_is_refused_with_a_sentence);
+    tcase_add_loop_test(tcase, a_failure_waits_for_ranks_that_come_late, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_failure_crosses_with_reports, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, ranks_that_have_joined_are_not_waited_for, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, groups_start_together_or_fail_together, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, sets_have_the_same_ids_everywhere, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, what_waits_in_a_set_that_is_removed_fails, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_rank_that_is_lost_ends_what_waits_on_every_node, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_node_that_is_lost_breaks_the_job_and_a_stop_is_told_once_more, 0,
+                        LAYOUTS);
+    tcase_add_loop_test(tcase, the_same_program_gives_the_same_answers_on_one_node_and_on_many, 0,
+                        LAYOUTS);
+    tcase_add_loop_test(tcase, whatever_fails_every_part_is_answered_and_the_order_is_one, 0,
+                        LAYOUTS);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
