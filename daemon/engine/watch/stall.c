@@ -91,6 +91,21 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
         engine_sentence_append(sentence, "] (not attached)");
 }
 
+/* "ranks 1,3 on other nodes: [w1]" */
+static void append_elsewhere(struct engine_sentence *sentence, const struct round *round,
+                             uint64_t chosen)
+{
+    for (uint32_t i = 0; i < round->count; i++) {
+        char ranks[256], label[ENGINE_LABEL];
+        if ((chosen >> i & 1) == 0 || round->ops[i]->state != ENGINE_OP_REPORTED)
+            continue;
+        engine_stall_describe_elsewhere(round->watch, round->ops[i], ranks, sizeof ranks);
+        engine_tensor_label(round->ops[i]->tensor, label);
+        label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
+        engine_sentence_append(sentence, "\n%s: [%s]", ranks, label);
+    }
+}
+
 /* Horovod's words, which people search for, and what it does not know. */
 static void describe_round(const struct round *round, uint64_t chosen, char *text_p, size_t size)
 {
@@ -105,6 +120,7 @@ static void describe_round(const struct round *round, uint64_t chosen, char *tex
         (double)round->watch->stall_warn_ns / (double)HVI_NS_SEC);
     for (uint16_t i = 0; i < round->watch->sessions->seats; i++)
         append_missing(&sentence, round, chosen, (engine_seat){i});
+    append_elsewhere(&sentence, round, chosen);
     cut_whole(&sentence);
 }
 
@@ -222,7 +238,7 @@ static struct engine_op *overdue(const struct engine_watch *watch, uint64_t now_
 {
     struct engine_op *op = watch->order->waiting_first;
 
-    while (op && op->kind == HVI_KIND_JOIN)
+    while (op && (op->kind == HVI_KIND_JOIN || op->given_up))
         op = op->next;
     return op && now_ns >= op->first_ns + watch->stall_act_ns ? op : NULL;
 }

@@ -39,5 +39,8 @@ const char *engine_stall_kind(const struct engine_op *op);
 /* "rank 2 (pid 4711, stopped), rank 3 (not attached)"; a long list is cut and the rest counted. */
 void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
                            char *text_p, size_t size);
+/* The same of ranks on other nodes: "ranks 1,3 on other nodes". Only the root of the job knows which. */
+void engine_stall_describe_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
+                                     char *text_p, size_t size);
 
 #endif

@@ -12,6 +12,7 @@
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/root.h"
 #include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
@@ -21,7 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LABEL_MAX 80 /* bytes of a tensor name in "waits in" */
+#define ELSEWHERE_SHOWN 64u /* ranks on other nodes in one row */
+#define LABEL_MAX       80  /* bytes of a tensor name in "waits in" */
 
 bool engine_stall_misses(const struct engine_op *op, uint32_t member)
 {
@@ -87,6 +89,31 @@ static void fill_missing(const struct engine_watch *watch, engine_seat seat,
     fill_waits_in(oldest, missing);
 }
 
+/* At most ELSEWHERE_SHOWN of them are in ranks_p. 0: this node does not know, or it waits for none. */
+static uint32_t missing_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
+                                  int32_t *ranks_p)
+{
+    const struct engine_order *order = watch->order;
+
+    if (op->state != ENGINE_OP_REPORTED || !order->root)
+        return 0;
+    return engine_root_missing(order->root, order->roster->here, op, ranks_p, ELSEWHERE_SHOWN);
+}
+
+static void fill_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
+                           struct hvi_stall_row *row)
+{
+    int32_t ranks[ELSEWHERE_SHOWN];
+    uint32_t count = missing_elsewhere(watch, op, ranks);
+
+    for (uint32_t i = 0; i < count && i < ELSEWHERE_SHOWN; i++) {
+        struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
+        missing->rank = ranks[i];
+        snprintf(missing->process, sizeof missing->process, "elsewhere");
+        snprintf(missing->waits_in, sizeof missing->waits_in, "on another node");
+    }
+}
+
 static int fill_row(const struct engine_watch *watch, const struct engine_op *op,
                     const struct engine_op *const *oldest, uint64_t now_ns,
                     struct hvi_stall_row *row)
@@ -95,7 +122,7 @@ static int fill_row(const struct engine_watch *watch, const struct engine_op *op
     const struct engine_part *part = engine_op_first_part(op);
 
     row->ready = calloc(members, sizeof *row->ready);
-    row->missing = calloc(members, sizeof *row->missing);
+    row->missing = calloc(members + ELSEWHERE_SHOWN, sizeof *row->missing);
     if (!row->ready || !row->missing)
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
@@ -110,6 +137,7 @@ static int fill_row(const struct engine_watch *watch, const struct engine_op *op
         else if (op->parts[i])
             row->ready[row->ready_count++] = op->set->ranks[i];
     }
+    fill_elsewhere(watch, op, row);
     return HVI_OK;
 }
 
@@ -275,6 +303,20 @@ int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t li
     return HVI_OK;
 }
 
+void engine_stall_describe_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
+                                     char *text_p, size_t size)
+{
+    int32_t ranks[ELSEWHERE_SHOWN];
+    uint32_t count = missing_elsewhere(watch, op, ranks);
+    uint32_t shown = count < ELSEWHERE_SHOWN ? count : ELSEWHERE_SHOWN;
+    size_t used = count > 0 ? engine_ranks_text(ranks, shown, text_p, size) : 0;
+
+    if (count == 0)
+        snprintf(text_p, size, "ranks on other nodes");
+    else if (used < size)
+        snprintf(text_p + used, size - used, "%s on other nodes", count > shown ? ",..." : "");
+}
+
 void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
                            char *text_p, size_t size)
 {
@@ -301,4 +343,6 @@ void engine_stall_describe(const struct engine_watch *watch, const struct engine
     }
     if (more > 0)
         snprintf(text_p + used, size - used, " and %u more", more);
+    else if (op->state == ENGINE_OP_REPORTED)
+        engine_stall_describe_elsewhere(watch, op, text_p, size);
 }
