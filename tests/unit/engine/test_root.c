@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What nodes and the root do not believe of each other, each with its sentence; and the root alone. */
+#include "base/status.h"
+#include "daemon/engine/order/span.h"
+#include "daemon/engine/order/verdict.h"
+#include "tests/unit/engine/hvt_span.h"
+#include "tests/unit/hvt_main.h"
+
+#include <string.h>
+
+static struct hvt_job job;
+static char text[512];
+
+/* ---- reports ---- */
+
+static unsigned char name[] = "w", other[] = "v", latin[] = "\xe9";
+static int64_t dims[] = {4, 1}, splits[] = {1, 1, 1, 1};
+static int32_t places[] = {0, 1}, twice[] = {1, 1}, beyond[] = {2};
+static struct hvi_mesh_said said[3];
+static struct hvi_mesh_report report;
+
+/* Of node 1 of two, with ranks 1 and 3. */
+static void fill(void)
+{
+    memset(said, 0, sizeof said);
+    said[0] = (struct hvi_mesh_said){
+        .kind = HVI_KIND_ALLREDUCE,
+        .dtype = HVI_DTYPE_FLOAT32,
+        .reduce_op = HVI_REDUCE_SUM,
+        .root = -1,
+        .dims = dims,
+        .ndim = 2,
+    };
+    dims[0] = 4;
+    report = (struct hvi_mesh_report){
+        .what = HVI_MESH_BROUGHT,
+        .kind = HVI_KIND_ALLREDUCE,
+        .tensor = {.name = name, .name_bytes = 1},
+        .has_tensor = true,
+        .said = said,
+        .said_count = 1,
+        .last = -1,
+        .culprit = -1,
+    };
+}
+
+static void group(uint32_t size, uint32_t index)
+{
+    said[0].has_leader = true;
+    said[0].leader = (struct hvi_mesh_name){.name = name, .name_bytes = 1};
+    said[0].group_size = size;
+    said[0].group_index = index;
+}
+
+static void no_such_dtype(void)
+{
+    said[0].dtype = 99;
+}
+
+static void negative_dimension(void)
+{
+    dims[0] = -1;
+}
+
+static void too_large(void)
+{
+    dims[0] = INT64_MAX;
+}
+
+static void group_beyond(void)
+{
+    group(2, 2);
+}
+
+static void group_without_a_name(void)
+{
+    group(2, 0);
+    said[0].leader.name = latin;
+}
+
+static void more_of_no_group(void)
+{
+    report.more = true;
+}
+
+static void integers(void)
+{
+    said[0].integers = splits;
+    said[0].integer_count = 4;
+}
+
+static void splits_of_others(void)
+{
+    said[0].kind = HVI_KIND_ALLTOALL;
+    said[0].integers = splits;
+    said[0].integer_count = 3;
+}
+
+static void no_such_kind(void)
+{
+    said[0].kind = 4;
+}
+
+static void a_send(void)
+{
+    report.kind = HVI_KIND_SEND;
+}
+
+static void no_such_reduce(void)
+{
+    said[0].reduce_op = 77;
+}
+
+static void a_place_twice(void)
+{
+    said[0].places = twice;
+    said[0].place_count = 2;
+}
+
+static void a_place_beyond(void)
+{
+    said[0].places = beyond;
+    said[0].place_count = 1;
+}
+
+static void nobody_says_it(void)
+{
+    said[0].places = places;
+    said[0].place_count = 1;
+    said[1] = said[0];
+    said[1].place_count = 0;
+    report.said_count = 2;
+}
+
+static void too_many_say(void)
+{
+    said[2] = said[1] = said[0];
+    report.said_count = 3;
+}
+
+static void nothing_said(void)
+{
+    report.said_count = 0;
+}
+
+static void joined_elsewhere(void)
+{
+    report.kind = HVI_KIND_JOIN;
+    report.last = 2;
+}
+
+static void a_failure_that_is_none(void)
+{
+    report.what = HVI_MESH_FAILED;
+}
+
+static void a_verdict(void)
+{
+    report.what = HVI_MESH_STARTS;
+}
+
+static void it_saw_more(void)
+{
+    report.seen = 1;
+}
+
+static void no_such_set(void)
+{
+    report.set = 3;
+    report.serial = 3;
+}
+
+static void no_name(void)
+{
+    report.tensor.name = latin;
+}
+
+static const struct {
+    void (*lie)(void);
+    const char *sentence;
+} lies[] = {
+    {no_such_dtype, "dtype 99, reduce op 1, 2 dimensions"},
+    {negative_dimension, "a dimension is -1"},
+    {too_large, "the shape's size overflows"},
+    {group_beyond, "member 2 of a group of 2"},
+    {group_without_a_name, "a group without a name"},
+    {more_of_no_group, "a group with another op in it"},
+    {integers, "4 integers"},
+    {splits_of_others, "3 integers"},
+    {no_such_kind, "an op of kind 4"},
+    {a_send, "an op of kind 10"},
+    {no_such_reduce, "reduce op 77"},
+    {a_place_twice, "it has no member 1 to speak for"},
+    {a_place_beyond, "it has no member 2 to speak for"},
+    {nobody_says_it, "something that no rank said"},
+    {too_many_say, "3 opinions of 2 ranks"},
+    {nothing_said, "0 opinions of 2 ranks"},
+    {joined_elsewhere, "rank 2 is not there to join"},
+    {a_failure_that_is_none, "a failure with status 0"},
+    {a_verdict, "there is no report of kind 3"},
+    {it_saw_more, "it has seen verdict 1"},
+    {no_such_set, "process set 3 is not there"},
+    {no_name, "an op without a name"},
+};
+#define LIES (int)(sizeof lies / sizeof lies[0])
+
+static int tell(uint32_t node)
+{
+    return engine_root_report(&job.node[0].mesh.root, node, &report, text, sizeof text);
+}
+
+static void stop(void)
+{
+    for (uint32_t i = 0; i < job.nodes; i++)
+        hvt_job_break(&job, i, HVI_ERR_JOB_STOPPED, -1, "over");
+    hvt_job_run(&job);
+    hvt_job_end(&job);
+}
+
+START_TEST(a_node_is_not_believed_that)
+{
+    char sentence[128];
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    lies[_i].lie();
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    snprintf(sentence, sizeof sentence, "node 1: report: %s", lies[_i].sentence);
+    ck_assert_str_eq(text, sentence);
+    stop();
+}
+END_TEST
+
+START_TEST(a_node_says_each_thing_once)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text,
+                     "node 1: report: it had reported this op already, or its ranks have joined");
+    report.what = HVI_MESH_FAILED;
+    report.status = HVI_ERR_STALLED;
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 1: report: it had reported this op already");
+    fill();
+    report.kind = HVI_KIND_JOIN;
+    report.last = 3;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 1: report: its ranks have joined already");
+    stop();
+}
+END_TEST
+
+START_TEST(groups_come_one_after_the_other)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    group(2, 0);
+    report.more = true;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    report.tensor.name = other;
+    said[0].leader.name = other;
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 1: report: two groups at a time");
+    stop();
+}
+END_TEST
+
+START_TEST(a_group_without_its_first_member_fails)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    group(2, 1);
+    report.tensor.name = other;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_int_eq(tell(0), HVI_OK);
+    ck_assert_ptr_null(job.node[0].mesh.root.first);
+    stop();
+}
+END_TEST
+
+START_TEST(what_comes_too_late_is_ignored)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    report.what = HVI_MESH_SIZED;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    report.what = HVI_MESH_GIVE_UP;
+    report.status = HVI_ERR_STALLED;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_ptr_null(job.node[0].mesh.root.first);
+    stop();
+}
+END_TEST
+
+/* ---- verdicts ---- */
+
+static struct hvi_mesh_verdict verdict;
+
+/* Node 1 has reported an allreduce 'w' and, as 'v', an allgather. */
+static void report_two(void)
+{
+    struct hvt_bring what = {.name = "w",
+                             .kind = HVI_KIND_ALLREDUCE,
+                             .dtype = HVI_DTYPE_FLOAT32,
+                             .reduce_op = HVI_REDUCE_SUM,
+                             .ndim = 1,
+                             .dims = {4},
+                             .prescale = 1};
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    for (int32_t rank = 1; rank < 4; rank += 2) {
+        what.name = "w";
+        what.kind = HVI_KIND_ALLREDUCE;
+        hvt_job_bring(&job, rank, 0, &what);
+        what.name = "v";
+        what.kind = HVI_KIND_ALLGATHER;
+        hvt_job_bring(&job, rank, 1, &what);
+    }
+    verdict = (struct hvi_mesh_verdict){
+        .what = HVI_MESH_STARTS,
+        .number = 1,
+        .sequence = 1,
+        .kind = HVI_KIND_ALLREDUCE,
+        .tensor = {.name = name, .name_bytes = 1},
+        .has_tensor = true,
+        .last = -1,
+        .culprit = -1,
+    };
+}
+
+static void out_of_turn(void)
+{
+    verdict.number = 3;
+}
+
+static void of_no_set(void)
+{
+    verdict.serial = 9;
+}
+
+static void without_a_name(void)
+{
+    verdict.tensor.name = latin;
+}
+
+static void of_no_kind(void)
+{
+    verdict.what = HVI_MESH_BROUGHT;
+}
+
+static void of_nothing(void)
+{
+    verdict.tensor = (struct hvi_mesh_name){.kind = HVI_KIND_BARRIER, .number = 4};
+}
+
+static void of_the_past(void)
+{
+    verdict.sequence = 0;
+}
+
+static void without_sizes(void)
+{
+    verdict.what = HVI_MESH_SIZED;
+}
+
+static void with_a_join_beyond(void)
+{
+    verdict.joined = beyond;
+    verdict.joined_count = 1;
+    beyond[0] = 4;
+}
+
+static void with_a_join_of_ours(void)
+{
+    verdict.joined = twice;
+    verdict.joined_count = 1;
+}
+
+static void with_rows(void)
+{
+    verdict.rows = splits;
+    verdict.row_count = 4;
+}
+
+static void with_the_rows_of_others(void)
+{
+    verdict.tensor.name = other;
+    verdict.rows = splits;
+    verdict.row_count = 4;
+}
+
+static void with_a_success(void)
+{
+    verdict.what = HVI_MESH_FAILED;
+}
+
+static const struct {
+    void (*lie)(void);
+    const char *sentence;
+} false_verdicts[] = {
+    {out_of_turn, "verdict 3: 1 was due"},
+    {of_no_set, "verdict 1: process set 0 is not there"},
+    {without_a_name, "verdict 1: it has no name"},
+    {of_no_kind, "verdict 1: there is no verdict of kind 1"},
+    {of_nothing, "verdict 1: nothing of this name was reported"},
+    {of_the_past, "verdict 1: work 0 after 0"},
+    {without_sizes, "verdict 1: there are no outputs to ask for"},
+    {with_a_join_beyond, "verdict 1: set rank 4 cannot have joined"},
+    {with_a_join_of_ours, "verdict 1: it is wrong about rank 1"},
+    {with_rows, "verdict 1: its sizes cannot be"},
+    {with_the_rows_of_others, "verdict 1: its sizes cannot be"},
+    {with_a_success, "verdict 1: a failure of kind 0 with status 0"},
+};
+#define FALSE_VERDICTS (int)(sizeof false_verdicts / sizeof false_verdicts[0])
+
+START_TEST(the_root_is_not_believed_a_verdict)
+{
+    report_two();
+    false_verdicts[_i].lie();
+    ck_assert_int_eq(engine_verdict_hear(&job.node[1].order, &verdict, text, sizeof text),
+                     HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, false_verdicts[_i].sentence);
+    stop();
+}
+END_TEST
+
+/* ---- packets ---- */
+
+static struct hvi_mesh_packet packet;
+
+static void deliver(uint32_t node, uint32_t from)
+{
+    unsigned char *bytes;
+    size_t length;
+
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_OK);
+    engine_mesh_message(&job.node[node].mesh, from, bytes, length);
+    free(bytes);
+}
+
+static void expect(uint32_t node, const char *sentence)
+{
+    ck_assert_int_eq(job.node[node].order.broken_status, HVI_ERR_NODE_LOST);
+    ck_assert_str_eq(job.node[node].order.broken_text, sentence);
+    hvt_job_run(&job);
+    for (uint32_t i = 0; i < job.nodes; i++) /* all hear of it */
+        ck_assert_str_eq(job.node[i].order.broken_text, sentence);
+    stop();
+}
+
+static void begin_tree(void)
+{
+    hvt_job_begin(&job, 20, 20, 2, false); /* nodes 17 to 19 are behind node 1 */
+    memset(&packet, 0, sizeof packet);
+    packet.has_broken = true;
+    packet.broken.status = HVI_ERR_RANK_LOST;
+}
+
+START_TEST(a_neighbour_speaks_for_what_is_behind_it_only)
+{
+    begin_tree();
+    packet.from = 2;
+    deliver(0, 1);
+    expect(
+        0,
+        "node 1 of the job sent node 0 what cannot be: a message of a node that is not behind it");
+}
+END_TEST
+
+START_TEST(a_message_goes_on_and_not_back)
+{
+    begin_tree();
+    packet.from = 17;
+    packet.to = 18;
+    deliver(0, 1);
+    expect(
+        0,
+        "node 1 of the job sent node 0 what cannot be: a message that should not have come here");
+}
+END_TEST
+
+START_TEST(a_message_is_of_a_node_of_the_job)
+{
+    begin_tree();
+    packet.from = 20;
+    deliver(0, 1);
+    expect(0,
+           "node 1 of the job sent node 0 what cannot be: a message of a node that there is not");
+}
+END_TEST
+
+START_TEST(reports_are_for_the_root_and_verdicts_from_it)
+{
+    begin_tree();
+    packet.has_broken = false;
+    packet.has_verdict = true;
+    packet.verdict = (struct hvi_mesh_verdict){
+        .what = HVI_MESH_STARTS, .has_tensor = true, .last = -1, .culprit = -1};
+    packet.from = 1;
+    deliver(0, 1);
+    expect(0, "node 1 of the job sent node 0 what cannot be: a verdict that is not the root's");
+    begin_tree();
+    packet.has_broken = false;
+    packet.has_report = true;
+    fill();
+    packet.report = report;
+    packet.from = 17;
+    packet.to = 1;
+    deliver(1, 17);
+    expect(1, "node 17 of the job sent node 1 what cannot be: a report that is not for the root");
+}
+END_TEST
+
+START_TEST(news_of_the_end_come_by_the_root)
+{
+    begin_tree();
+    packet.from = 17;
+    packet.to = 2;
+    deliver(1, 17);
+    expect(1, "node 17 of the job sent node 1 what cannot be: news that pass the root by");
+}
+END_TEST
+
+START_TEST(what_is_no_message_ends_the_job)
+{
+    begin_tree();
+    engine_mesh_message(&job.node[0].mesh, 3, (const unsigned char *)"\xff\xff", 2);
+    expect(0,
+           "node 3 of the job sent node 0 what cannot be: MeshPacket: malformed, cut short, or a "
+           "required field is missing");
+}
+END_TEST
+
+START_TEST(a_false_report_ends_the_job)
+{
+    begin_tree();
+    packet.has_broken = false;
+    packet.has_report = true;
+    fill();
+    packet.report = report;
+    packet.report.seen = 7;
+    packet.from = 17;
+    deliver(1, 17);
+    hvt_job_run(&job);
+    expect(0,
+           "node 17 of the job sent node 0 what cannot be: node 17: report: it has seen verdict 7");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/root");
+    TCase *tcase = tcase_create("root");
+
+    tcase_set_timeout(tcase, 30);
+    tcase_add_loop_test(tcase, a_node_is_not_believed_that, 0, LIES);
+    tcase_add_test(tcase, a_node_says_each_thing_once);
+    tcase_add_test(tcase, groups_come_one_after_the_other);
+    tcase_add_test(tcase, a_group_without_its_first_member_fails);
+    tcase_add_test(tcase, what_comes_too_late_is_ignored);
+    tcase_add_loop_test(tcase, the_root_is_not_believed_a_verdict, 0, FALSE_VERDICTS);
+    tcase_add_test(tcase, a_neighbour_speaks_for_what_is_behind_it_only);
+    tcase_add_test(tcase, a_message_goes_on_and_not_back);
+    tcase_add_test(tcase, a_message_is_of_a_node_of_the_job);
+    tcase_add_test(tcase, reports_are_for_the_root_and_verdicts_from_it);
+    tcase_add_test(tcase, news_of_the_end_come_by_the_root);
+    tcase_add_test(tcase, what_is_no_message_ends_the_job);
+    tcase_add_test(tcase, a_false_report_ends_the_job);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
