@@ -129,10 +129,16 @@ static void missing(void *user, struct engine_op *op, uint64_t address)
     engine_missing_failed(&engine->sessions, op, address);
 }
 
+static void lane_wanted(void *user, uint32_t node, uint32_t lane)
+{
+    engine_nodes_connect(user, node, lane);
+}
+
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
     .missing = missing,
+    .lane_wanted = lane_wanted,
 };
 
 /* ---- what comes out of slots ---- */
@@ -201,6 +207,11 @@ static void tell(void *user, engine_seat seat)
     engine_rendezvous_tell(user);
 }
 
+static void broken(void *user, int status, int32_t culprit, const char *text)
+{
+    engine_nodes_break(user, status, culprit, text);
+}
+
 static void settings(void *user, int32_t rank, const struct hvi_setting *settings, size_t count)
 {
     engine_settings_take(user, rank, settings, count);
@@ -223,6 +234,7 @@ static void timeline_stop(void *user, const struct engine_asker *asker)
 
 const struct engine_sessions_calls engine_calls_sessions = {
     .tell = tell,
+    .broken = broken,
     .settings = settings,
     .timeline_start = timeline_start,
     .timeline_stop = timeline_stop,

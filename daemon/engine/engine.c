@@ -189,7 +189,6 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->link_fd = link_fd;
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
-    engine->nodes.listen_fd = -1;
     engine->slots.map.region.fd = -1;
     engine->settings_rank = INT32_MAX;
     engine->started_ns = hvi_clock_ns();
@@ -217,7 +216,7 @@ bool engine_fini(struct engine *engine)
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
     engine_rendezvous_close(engine);
-    engine_nodes_close(&engine->nodes);
+    engine_nodes_hang_up(&engine->nodes);
     bool ended = engine_dispatch_close(&engine->exec);
     engine_remote_settle(&engine->sessions);
     engine_slots_give_up(&engine->slots);
@@ -226,6 +225,7 @@ bool engine_fini(struct engine *engine)
     }
     engine_negotiate_fail_all(&engine->order, HVI_ERR_JOB_STOPPED, "the engine ends", -1);
     engine_timeline_close(&engine->watch);
+    engine_nodes_close(&engine->nodes);
     engine_order_fini(&engine->order);
     engine_slots_stop(&engine->slots);
     engine_sessions_fini(&engine->sessions);

@@ -57,6 +57,7 @@ static bool pass(struct engine *engine)
     if (engine->order.ready_count > 0)
         engine_dispatch_ready(&engine->exec);
     found = engine_dispatch_reap(&engine->exec) || found;
+    found = engine_nodes_run(engine) || found;
     if (engine->sessions.owed > 0)
         engine_complete_owed(&engine->sessions);
     if (engine->sessions.doomed) {

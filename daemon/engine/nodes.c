@@ -1,91 +1,269 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Nobody may connect before both sides have the epoch's key: a connection that comes is closed. */
+ *   net      a connection is there      CONTROL: to the link    DATA: to the backend
+ *            none can be made           the node is lost
+ *   link     all edges are up           the rendezvous is over, and what ranks have submitted is taken in
+ *            a message                  to the mesh
+ *            a node is lost             mesh tells the root, backends fail its works
+ *   mesh     the job is broken          every rank is told
+ *
+ * A work that has started goes on when the job is broken: a rank that is gone has brought its part. But a node
+ * may have failed the op just before it was told to start it, and brings nothing then. So GRACE_NS after the loss
+ * of a rank or a node what still executes is cancelled. A rank that left in order waited for no op. */
 #include "daemon/engine/nodes.h"
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "base/status.h"
-#include "daemon/engine/event/event.h"
+#include "daemon/engine/engine.h"
 
-#include <errno.h>
-#include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#define BACKLOG 128
+#define GRACE_NS   (500 * HVI_NS_MS)
+#define REACH_NS   (10 * HVI_NS_SEC) /* for all connections of this node */
+#define PORT_FIRST 9600u
+#define PORT_LAST  9631u
 
-/* All addresses of both families, or of IPv4 where there is no other. */
-static int bind_any(int fd, int family)
+/* ---- the job is broken ---- */
+
+static int on_grace(sd_event_source *source, uint64_t usec, void *user)
 {
-    const struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_ANY_INIT};
-    const struct sockaddr_in four = {.sin_family = AF_INET};
-    int off = 0;
+    struct engine *engine = user;
 
-    if (family == AF_INET)
-        return bind(fd, (const struct sockaddr *)&four, sizeof four);
-    if (setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) != 0)
-        return -1;
-    return bind(fd, (const struct sockaddr *)&six, sizeof six);
-}
-
-static int listen_on(int family, uint16_t *port_p)
-{
-    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    union {
-        struct sockaddr any;
-        struct sockaddr_in four;
-        struct sockaddr_in6 six;
-    } bound;
-    socklen_t length = sizeof bound;
-
-    if (fd < 0)
-        return -1;
-    if (bind_any(fd, family) != 0 || listen(fd, BACKLOG) != 0 ||
-        getsockname(fd, &bound.any, &length) != 0) {
-        int error = errno;
-        close(fd);
-        errno = error;
-        return -1;
-    }
-    *port_p = ntohs(family == AF_INET6 ? bound.six.sin6_port : bound.four.sin_port);
-    return fd;
-}
-
-static int on_connection(sd_event_source *source, int fd, uint32_t events, void *user)
-{
-    (void)source, (void)events, (void)user;
-    int connection = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (connection >= 0)
-        close(connection);
+    (void)source, (void)usec;
+    engine_dispatch_cancel_spans(&engine->exec);
     return 0;
 }
 
-int engine_nodes_open(struct engine_nodes *nodes, struct sd_event *event, uint16_t *port_p)
+static void begin_grace(struct engine *engine, int status)
 {
-    nodes->listen_fd = listen_on(AF_INET6, port_p);
-    if (nodes->listen_fd < 0)
-        nodes->listen_fd = listen_on(AF_INET, port_p);
-    if (nodes->listen_fd < 0)
-        return HVI_ERR_LIMIT;
-    int added =
-        sd_event_add_io(event, &nodes->source, nodes->listen_fd, EPOLLIN, on_connection, nodes);
-    if (added >= 0)
-        return HVI_OK;
-    engine_nodes_close(nodes);
-    errno = -added;
-    return HVI_ERR_LIMIT;
+    if (status == HVI_ERR_RANK_LEFT || engine->nodes.grace || !engine->nodes.linked)
+        return;
+    if (sd_event_add_time_relative(engine->event, &engine->nodes.grace, CLOCK_MONOTONIC,
+                                   GRACE_NS / 1000, 1000, on_grace, engine) < 0)
+        engine_dispatch_cancel_spans(&engine->exec);
 }
 
-void engine_nodes_start(struct engine_nodes *nodes, const struct hvi_engine_roster *roster)
+static void broken(void *user, int status, int32_t culprit, const char *text)
 {
+    struct engine *engine = user;
+
+    if (engine->sessions.held)
+        engine_rendezvous_failed(engine, status, text);
+    else if (status == HVI_ERR_JOB_STOPPED)
+        engine_sessions_fail(&engine->sessions, status, text);
+    else
+        engine_sessions_break(&engine->sessions, status, culprit, text);
+    begin_grace(engine, status);
+}
+
+void engine_nodes_break(struct engine *engine, int status, int32_t culprit, const char *text)
+{
+    if (!engine->nodes.linked)
+        return;
+    engine_mesh_break(&engine->nodes.mesh, status, culprit, text);
+    begin_grace(engine, status);
+}
+
+static const struct engine_mesh_calls mesh_calls = {broken};
+
+/* ---- control links ---- */
+
+static void ready(void *user)
+{
+    engine_rendezvous_met(user);
+}
+
+static void message(void *user, uint32_t node, const unsigned char *bytes, size_t length)
+{
+    struct engine *engine = user;
+
+    engine->order.now_ns = hvi_clock_ns();
+    engine_mesh_message(&engine->nodes.mesh, node, bytes, length);
+}
+
+static void node_left(void *user, uint32_t node)
+{
+    const struct engine *engine = user;
+
+    HVI_LOG(HVI_LOG_DEBUG, "nodes", "node-left", "a node of the job has ended in order",
+            "job=%s node=%u", engine->start.job, node);
+}
+
+static void node_lost(void *user, uint32_t node, const char *text)
+{
+    struct engine *engine = user;
+
+    engine->order.now_ns = hvi_clock_ns();
+    engine_mesh_node_lost(&engine->nodes.mesh, node, text);
+    engine_dispatch_lost(&engine->exec, node, text);
+}
+
+static const struct engine_mesh_link_calls link_calls = {
+    .ready = ready, .message = message, .node_left = node_left, .node_lost = node_lost};
+
+static int send_to(void *user, uint32_t node, const unsigned char *bytes, size_t length)
+{
+    struct engine_nodes *nodes = user;
+
+    return nodes->linked ? engine_mesh_send(&nodes->link, node, bytes, length) : HVI_ERR_NODE_LOST;
+}
+
+static const struct engine_mesh_way way = {send_to};
+
+/* ---- connections ---- */
+
+static void connected(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,
+                      int fd)
+{
+    struct engine *engine = user;
+
+    if (purpose == ENGINE_NET_CONTROL)
+        engine_mesh_link_connected(&engine->nodes.link, node, fd);
+    else
+        engine_dispatch_lane(&engine->exec, node, lane, fd);
+}
+
+static void failed(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,
+                   const char *text)
+{
+    struct engine *engine = user;
+
+    (void)lane;
+    if (purpose == ENGINE_NET_CONTROL)
+        engine_mesh_link_failed(&engine->nodes.link, node, text);
+    else
+        node_lost(engine, node, text);
+}
+
+static const struct engine_net_calls net_calls = {.connected = connected, .failed = failed};
+
+void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane)
+{
+    if (engine_net_connect(&engine->nodes.net, node, ENGINE_NET_DATA, lane,
+                           hvi_deadline_after(REACH_NS)) != HVI_OK)
+        engine_dispatch_lost(&engine->exec, node, "the engine is out of memory");
+}
+
+static void find_ports(uint16_t *first_p, uint16_t *last_p)
+{
+    const char *range = getenv("HVD_PORT_RANGE");
+    unsigned first, last;
+
+    *first_p = PORT_FIRST;
+    *last_p = PORT_LAST;
+    if (range && sscanf(range, "%5u-%5u", &first, &last) == 2 && first > 0 && first <= last &&
+        last <= UINT16_MAX) {
+        *first_p = (uint16_t)first;
+        *last_p = (uint16_t)last;
+    }
+}
+
+int engine_nodes_open(struct engine *engine, uint16_t *port_p, char text_p[ENGINE_NET_TEXT])
+{
+    uint16_t first, last;
+
+    find_ports(&first, &last);
+    int status =
+        engine_net_listen(&engine->nodes.net, engine->event, NULL, first, last, port_p, text_p);
+    engine->nodes.listens = status == HVI_OK;
+    return status;
+}
+
+/* ---- the roster ---- */
+
+static int set_nodes(struct engine *engine, const struct hvi_engine_roster *roster)
+{
+    struct engine_node *nodes = calloc(roster->node_count, sizeof *nodes);
+
+    if (!nodes)
+        return HVI_ERR_NO_MEMORY;
+    for (size_t i = 0; i < roster->node_count; i++)
+        nodes[i] =
+            (struct engine_node){roster->nodes[i].ranks, (uint32_t)roster->nodes[i].rank_count};
+    int status =
+        engine_roster_set_nodes(&engine->roster, nodes, (uint32_t)roster->node_count, roster->node);
+    free(nodes);
+    return status;
+}
+
+static int start_net(struct engine *engine, const struct hvi_engine_roster *roster, char *text_p)
+{
+    struct engine_net_config config = {.job = engine->start.job,
+                                       .epoch = roster->epoch,
+                                       .key = roster->key,
+                                       .node = roster->node,
+                                       .nodes = (uint32_t)roster->node_count,
+                                       .calls = &net_calls,
+                                       .user = engine};
+    struct engine_net_peer *peers = calloc(roster->node_count, sizeof *peers);
+
+    if (!peers)
+        return HVI_ERR_NO_MEMORY;
+    for (size_t i = 0; i < roster->node_count; i++)
+        peers[i] = (struct engine_net_peer){.address = roster->nodes[i].address,
+                                            .port = (uint16_t)roster->nodes[i].port,
+                                            .name = roster->nodes[i].name};
+    config.peers = peers;
+    int status = engine_net_start(&engine->nodes.net, &config, text_p);
+    free(peers);
+    return status;
+}
+
+static int open_link(struct engine *engine, const struct hvi_engine_roster *roster)
+{
+    const struct engine_mesh_link_config config = {.event = engine->event,
+                                                   .net = &engine->nodes.net,
+                                                   .node = roster->node,
+                                                   .nodes = (uint32_t)roster->node_count,
+                                                   .deadline_ns = hvi_deadline_after(REACH_NS),
+                                                   .calls = &link_calls,
+                                                   .user = engine};
+    int status = engine_mesh_link_open(&engine->nodes.link, &config);
+
+    engine->nodes.linked = status == HVI_OK;
+    return status;
+}
+
+int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *roster,
+                       char text_p[ENGINE_NET_TEXT])
+{
+    struct engine_nodes *nodes = &engine->nodes;
+    int status = set_nodes(engine, roster);
+
+    snprintf(text_p, ENGINE_NET_TEXT, "the engine of job '%s' cannot follow the list of its nodes",
+             engine->start.job);
     snprintf(nodes->name, sizeof nodes->name, "%s", roster->nodes[roster->node].name);
+    nodes->mesh.order = &engine->order;
+    nodes->mesh.roster = &engine->roster;
+    nodes->mesh.way = &way;
+    nodes->mesh.way_user = nodes;
+    nodes->mesh.calls = &mesh_calls;
+    nodes->mesh.user = engine;
+    if (status == HVI_OK)
+        status = engine_mesh_open(&nodes->mesh);
+    if (status == HVI_OK)
+        status = start_net(engine, roster, text_p);
+    return status == HVI_OK ? open_link(engine, roster) : status;
+}
+
+bool engine_nodes_run(struct engine *engine)
+{
+    return engine->nodes.linked && engine_mesh_run(&engine->nodes.mesh);
+}
+
+void engine_nodes_hang_up(struct engine_nodes *nodes)
+{
+    nodes->grace = sd_event_source_disable_unref(nodes->grace);
+    if (nodes->linked)
+        engine_mesh_link_close(&nodes->link);
+    if (nodes->listens)
+        engine_net_close(&nodes->net);
+    nodes->linked = nodes->listens = false;
 }
 
 void engine_nodes_close(struct engine_nodes *nodes)
 {
-    nodes->source = sd_event_source_disable_unref(nodes->source);
-    if (nodes->listen_fd >= 0)
-        close(nodes->listen_fd);
-    nodes->listen_fd = -1;
+    engine_mesh_close(&nodes->mesh);
 }

@@ -1,31 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The border between the engine and those of the job's other nodes (docs/design/nodes.md, border 2).
- * Engine thread; nothing blocks. */
+ * The engines of the job's other nodes: net/ brings connections, mesh/ says what happens to ops and who is
+ * gone, exec/ moves data. Here they meet (docs/design/nodes.md). Engine thread; nothing blocks. */
 #ifndef ENGINE_NODES_H
 #define ENGINE_NODES_H
 
+#include "daemon/engine/mesh/link.h"
+#include "daemon/engine/mesh/mesh.h"
+#include "daemon/engine/net/net.h"
 #include "proto/wire.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
-struct sd_event;
-struct sd_event_source;
+struct engine;
 
 /* What this engine speaks with them. */
-#define ENGINE_NODES_WIRE_OLDEST 1u
-#define ENGINE_NODES_WIRE_NEWEST 1u
+#define ENGINE_NODES_WIRE_OLDEST ENGINE_NET_WIRE
+#define ENGINE_NODES_WIRE_NEWEST ENGINE_NET_WIRE
 
 struct engine_nodes {
-    int listen_fd; /* -1: not open */
-    struct sd_event_source *source;
+    struct engine_net net;
+    struct engine_mesh_link link;
+    struct engine_mesh mesh;
+    bool listens, linked; /* net is open; link is */
+    sd_event_source *grace;
     char name[HVI_WIRE_NODE_NAME]; /* of this node, for sentences; "": the whole job is here */
 };
 
-/* Listens for them, on *port_p. HVI_OK, or HVI_ERR_LIMIT with errno set. */
-int engine_nodes_open(struct engine_nodes *nodes, struct sd_event *event, uint16_t *port_p);
-/* The roster, which has been checked, is there. */
-void engine_nodes_start(struct engine_nodes *nodes, const struct hvi_engine_roster *roster);
-/* Harmless on one that was never open. */
+/* Listens for them, on *port_p. HVI_OK, or the reason why not. */
+int engine_nodes_open(struct engine *engine, uint16_t *port_p, char text_p[ENGINE_NET_TEXT]);
+/* The roster, which has been checked, is there, and order has begun: connects. engine_rendezvous_met follows,
+ * or engine_rendezvous_failed. HVI_OK, or the reason why not. */
+int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *roster,
+                       char text_p[ENGINE_NET_TEXT]);
+/* What order/ and the root say to each other on this node. True if there was something. */
+bool engine_nodes_run(struct engine *engine);
+/* No op can finish any more, for what happened here: the other nodes hear of it. */
+void engine_nodes_break(struct engine *engine, int status, int32_t culprit, const char *text);
+/* Backends need this connection. */
+void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane);
+/* Says goodbye. order/ may still say something, which nobody hears. Harmless on one that was never open. */
+void engine_nodes_hang_up(struct engine_nodes *nodes);
+/* Before order/ ends. Harmless likewise. */
 void engine_nodes_close(struct engine_nodes *nodes);
 
 #endif

@@ -20,7 +20,7 @@
 
 static bool waits(const struct engine *engine)
 {
-    return engine->sessions.held && !engine->sessions.stopping;
+    return engine->sessions.held && !engine->sessions.stopping && !engine->rendezvous.met;
 }
 
 static bool all_are_here(const struct engine *engine)
@@ -167,14 +167,13 @@ void engine_rendezvous_configure(struct engine *engine, const char *text)
 static bool listens(struct engine *engine)
 {
     struct engine_rendezvous *rendezvous = &engine->rendezvous;
-    char text[HVI_TEXT_MAX + 1];
+    char text[HVI_TEXT_MAX + 1], why[ENGINE_NET_TEXT];
 
-    if (rendezvous->port != 0 ||
-        engine_nodes_open(&engine->nodes, engine->event, &rendezvous->port) == HVI_OK)
+    if (rendezvous->port != 0 || engine_nodes_open(engine, &rendezvous->port, why) == HVI_OK)
         return true;
     snprintf(text, sizeof text,
              "the engine of job '%s' (pid %d) cannot listen for the job's other nodes: %s",
-             engine->start.job, (int)getpid(), strerror(errno));
+             engine->start.job, (int)getpid(), why);
     fail(engine, HVI_ERR_LIMIT, text);
     return false;
 }
@@ -306,16 +305,34 @@ void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_ros
         status = engine_open_order(engine, ranks);
         snprintf(text, sizeof text, "the engine of job '%s' is out of memory", engine->start.job);
     }
+    if (status == HVI_OK) {
+        engine->rendezvous.met = true;
+        status = engine_nodes_start(engine, roster, text);
+    }
     if (status != HVI_OK) {
         fail(engine, status, text);
         return;
     }
-    engine_nodes_start(&engine->nodes, roster);
     HVI_LOG(HVI_LOG_INFO, "rendezvous", "nodes-met", "all nodes of the job are there",
             "job=%s generation=%llu epoch=%" PRIu64 " nodes=%zu node=%u", engine->start.job,
             (unsigned long long)engine->start.generation, roster->epoch, roster->node_count,
             roster->node);
     engine_rendezvous_close(engine);
+}
+
+void engine_rendezvous_met(struct engine *engine)
+{
+    if (!engine->sessions.held || engine->sessions.stopping)
+        return;
+    HVI_LOG(HVI_LOG_INFO, "rendezvous", "nodes-connected", "the job's engines are connected",
+            "job=%s generation=%llu", engine->start.job,
+            (unsigned long long)engine->start.generation);
     engine->sessions.held = false;
     engine_intake_drain_all(&engine->sessions);
+}
+
+void engine_rendezvous_failed(struct engine *engine, int status, const char *text)
+{
+    if (!engine->sessions.stopping)
+        fail(engine, status, text);
 }

@@ -27,6 +27,7 @@ struct engine_rendezvous {
     uint64_t warned_ns; /* when the log last said what is waited for */
     uint16_t port;      /* 0: not listening yet */
     bool untold;        /* EngineNode is due: the link was full */
+    bool met;           /* the roster is there; engines connect */
     struct sd_event_source *timer;
 };
 
@@ -41,6 +42,10 @@ void engine_rendezvous_configure(struct engine *engine, const char *text);
 void engine_rendezvous_tell(struct engine *engine);
 /* The rendezvous' answer. */
 void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_roster *roster);
+/* The job's engines are connected: what was submitted is taken in. */
+void engine_rendezvous_met(struct engine *engine);
+/* They will not be. */
+void engine_rendezvous_failed(struct engine *engine, int status, const char *text);
 /* What is waited for, as the row of a stalled op. The caller frees it with engine_stall_rows_free. HVI_OK or
  * HVI_ERR_NO_MEMORY. */
 int engine_rendezvous_row(const struct engine *engine, struct hvi_stall_row *row_p);

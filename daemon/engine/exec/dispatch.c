@@ -335,6 +335,15 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
 
 /* ---- other nodes ---- */
 
+void engine_dispatch_cancel_spans(struct engine_exec *exec)
+{
+    HVI_ASSERT(exec->order->broken_status != HVI_OK);
+    for (struct engine_batch *batch = exec->running; batch; batch = batch->running_next) {
+        if (batch->works[0]->span && batch->backend < BACKENDS)
+            engine_backends[batch->backend]->cancel(exec->backend_contexts[batch->backend], batch);
+    }
+}
+
 static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
 {
     uint32_t i = 0;

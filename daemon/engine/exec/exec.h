@@ -81,6 +81,8 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
 /* Ends everything that is ready and was not started, and cancels what was started: that ends as what has
  * broken the job says. */
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
+/* The job is broken: cancels what executes over several nodes. It ends as what has broken the job says. */
+void engine_dispatch_cancel_spans(struct engine_exec *exec);
 /* As engine_wire_backend_lane and engine_wire_backend_lost. */
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd);
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);

@@ -172,13 +172,32 @@ static void notify(struct engine_session *session, int status, const char *text,
 }
 
 static void notify_others(struct engine_sessions *sessions, int status, const char *text,
-                          const struct engine_rank *gone)
+                          int32_t rank, pid_t pid)
 {
     for (uint32_t i = 0; i < sessions->seats; i++) {
         struct engine_session *session = sessions->ranks[i].session;
-        if (session && &sessions->ranks[i] != gone)
-            notify(session, status, text, gone->rank, gone->pid, false);
+        if (session && session->rank != rank)
+            notify(session, status, text, rank, pid, false);
     }
+}
+
+/* No op can finish any more. */
+static void fail_waiting(struct engine_sessions *sessions, int status, int32_t culprit,
+                         const char *text)
+{
+    engine_order_break(sessions->order, status, culprit, text);
+    sessions->order->now_ns = hvi_clock_ns();
+    engine_slots_revoke_all(sessions->slots);
+    engine_negotiate_fail_all(sessions->order, status, text, culprit);
+    engine_remote_settle(sessions);
+    engine_complete_ring(sessions);
+}
+
+void engine_sessions_break(struct engine_sessions *sessions, int status, int32_t culprit,
+                           const char *text)
+{
+    fail_waiting(sessions, status, culprit, text);
+    notify_others(sessions, status, text, culprit, 0);
 }
 
 static void log_gone(const struct engine_sessions *sessions, const struct engine_rank *slot,
@@ -206,14 +225,10 @@ static void lose(struct engine_sessions *sessions, engine_seat seat, enum engine
         engine_sessions_fail(sessions, status, text);
         return;
     }
-    engine_order_break(sessions->order, status, slot->rank, text);
-    sessions->order->now_ns = hvi_clock_ns();
-    engine_slots_revoke_all(sessions->slots);
-    engine_negotiate_fail_all(sessions->order, status, text, slot->rank);
-    engine_remote_settle(sessions);
-    engine_complete_ring(sessions);
-    notify_others(sessions, status, text, slot);
+    fail_waiting(sessions, status, slot->rank, text);
+    notify_others(sessions, status, text, slot->rank, slot->pid);
     sessions->calls->tell(sessions->user, seat);
+    sessions->calls->broken(sessions->user, status, slot->rank, text);
     engine_liveness_check_empty(sessions);
 }
 
@@ -666,6 +681,7 @@ void engine_sessions_fail(struct engine_sessions *sessions, int status, const ch
     }
     engine_remote_settle(sessions);
     engine_dispatch_watch(sessions->exec);
+    sessions->calls->broken(sessions->user, status, -1, text);
 }
 
 /* The rank learns that its session is over: it may do what it likes with its memory. */

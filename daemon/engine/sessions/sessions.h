@@ -39,6 +39,8 @@ struct engine_asker {
 struct engine_sessions_calls {
     /* The state of the seat's rank has changed: hvdd learns it. */
     void (*tell)(void *user, engine_seat seat);
+    /* No op can finish any more, for what happened on this node. */
+    void (*broken)(void *user, int status, int32_t culprit, const char *text);
     /* What a rank that attaches has set. */
     void (*settings)(void *user, int32_t rank, const struct hvi_setting *settings, size_t count);
     /* A rank starts or stops the timeline, as watch/timeline.h says. */
@@ -220,6 +222,9 @@ void engine_session_end(struct engine_session *session, enum engine_rank_state s
 void engine_session_violation(struct engine_session *session, const char *reason);
 /* Ends the sessions that have .doom. */
 void engine_sessions_end_doomed(struct engine_sessions *sessions);
+/* No op can finish any more, for what happened on another node: fails what waits, and tells every rank. */
+void engine_sessions_break(struct engine_sessions *sessions, int status, int32_t culprit,
+                           const char *text);
 /* Closes every session because the job is stopped. Ranks that are closing already keep their reason.
  * hvdd is told nothing: the engine ends when every rank has been told. */
 void engine_sessions_stop(struct engine_sessions *sessions, const char *reason);
