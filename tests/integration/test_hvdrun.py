@@ -6,72 +6,17 @@ import os
 import pathlib
 import pty
 import re
-import secrets
 import select
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, Expired, procs, program, sanitized, scaled, wait_until
+from hvt import Daemon, procs, program, sanitized, scaled, wait_until
 from hvt.build import SOURCE
-from hvt.daemon import clean_environment
-
-
-class Launcher:
-    """hvdrun runs in a runtime directory and with a token of this test's own; leaving checks that nothing is left."""
-
-    def __init__(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-run-"))
-        self.token = secrets.token_hex(8)
-        self.environment = dict(clean_environment(), XDG_RUNTIME_DIR=str(self.folder), HVD_TEST_TOKEN=self.token)
-
-    def start(self, *arguments: str, **more) -> subprocess.Popen:
-        """A running hvdrun with pipes for all three streams, unless told otherwise."""
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-        environment = self.environment | streams.pop("environment", {})
-        called = streams.pop("called", "hvdrun")
-        return subprocess.Popen([called, *arguments], executable=program("hvdrun"), env=environment, cwd=self.folder, **streams)
-
-    def run(self, *arguments: str, given: bytes | None = None, seconds: float = 30, **more) -> subprocess.CompletedProcess:
-        """A finished hvdrun with its output as text (or as bytes, with text=False)."""
-        text = more.pop("text", True)
-        if given is not None:
-            more["stdin"] = subprocess.PIPE
-        process = self.start(*arguments, **more)
-        try:
-            out, err = process.communicate(given, timeout=scaled(seconds))
-        except subprocess.TimeoutExpired as error:
-            process.kill()
-            process.communicate()
-            raise Expired(f"hvdrun {' '.join(arguments)} did not end") from error
-        if text:
-            out, err = (out or b"").decode(), (err or b"").decode()
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
-
-    def processes(self) -> dict[int, str]:
-        """Everything that this test has started and that still runs."""
-        return procs.with_token(self.token)
-
-    def directories(self) -> list[str]:
-        """Runtime directories of private daemons."""
-        return [name for name in os.listdir(self.folder) if name.startswith("hvdrun-")]
-
-    def check_gone(self) -> None:
-        """No process and no runtime directory is left."""
-        wait_until(lambda: not self.processes(), lambda: f"processes to end: {self.processes()}", 10, 0.02)
-        wait_until(lambda: not self.directories(), lambda: f"directories to go: {self.directories()}", 10, 0.02)
-
-    def sweep(self) -> None:
-        """Ends whatever a failed test has left."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.folder, ignore_errors=True)
+from hvt.launcher import Launcher, line_of
 
 
 @pytest.fixture
@@ -83,22 +28,6 @@ def launcher() -> Iterator[Launcher]:
         running.check_gone()
     finally:
         running.sweep()
-
-
-def line_of(stream, pattern: bytes, seconds: float = 15) -> bytes:
-    """Reads until a line matches."""
-    deadline = time.monotonic() + scaled(seconds)
-    seen = b""
-    while time.monotonic() < deadline:
-        if not select.select([stream], [], [], 0.1)[0]:
-            continue
-        part = os.read(stream.fileno(), 65536)
-        seen += part
-        for line in seen.split(b"\n"):
-            if re.search(pattern, line):
-                return line
-        assert part, f"the stream ended without {pattern!r}: {seen!r}"
-    raise Expired(f"no line matches {pattern!r}: {seen!r}")
 
 
 # ---- what the ranks get ----------------------------------------------------------------------------------------------
@@ -148,7 +77,7 @@ def test_options_for_the_ranks_reach_their_environment(launcher):
     assert done.stderr.splitlines() == [
         "hvdrun: --autotune, --autotune-log-file: accepted without effect: hvdd has nothing of what it tunes (fusion buffer, "
         "cycle time, response cache, hierarchy)",
-        "hvdrun: --hierarchical-allreduce: accepted without effect: one machine has no hierarchy to choose"]
+        "hvdrun: --hierarchical-allreduce: accepted without effect: there is no hierarchy to choose"]
 
 
 def test_a_job_without_options_tells_the_ranks_nothing_more(launcher):
@@ -197,7 +126,7 @@ def test_ranks_find_what_torch_distributed_looks_for(launcher):
 
 
 def test_a_hostfile_gives_the_slots(launcher):
-    (launcher.folder / "hosts").write_text("# this machine, twice\nlocalhost slots=1\n127.0.0.1 slots=2\n")
+    (launcher.folder / "hosts").write_text("# this machine, named twice\nlocalhost slots=1\nlocalhost:2\n")
     done = launcher.run("-hostfile", "hosts", "sh", "-c", "echo $HVD_LOCAL_RANK of $HVD_LOCAL_SIZE")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank} of 3" for rank in range(3)]
     done = launcher.run("-np", "4", "--hostfile", "hosts", "true")
@@ -848,8 +777,9 @@ def test_hvd_perf_is_one_rank_under_a_launcher(launcher):
 
 @pytest.mark.parametrize("line, word", [
     ("-np 0 true", "-np"), ("-np x true", "'x'"), ("true", "-np N"), ("-np 2", "which command"),
-    ("-np 2 -H other:2 true", "this machine only"), ("-np 2 --hostfile h true", "cannot read the hostfile h"),
-    ("-np 2 -H other true", "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."),
+    ("-np 2 -H -other:2 true", "Invalid host input, please make sure it has format as : worker-0:2,worker-1:2."),
+    ("-np 2 --hostfile h true", "cannot read the hostfile h"),
+    ("-np 2 -H other true", "Requested more processes (2) than there are available slots (1)"),
     ("-np 3 -H localhost:2 true", "Requested more processes (3) than there are available slots (2)"),
     ("-np 2 --cycle-time-ms -1 true", "cycle_time_ms=-1 must be >= 0"), ("-np 2 --min-np 1 true", "give -np N"),
     ("-np 2 --nonsense true", "--nonsense")])

@@ -55,7 +55,7 @@ static bool list_names(size_t row, const char *mark, const char *arg_mark, char 
     for (size_t i = 0; i < run_flag_count && out != NULL; i++) {
         const struct run_flag *flag = &run_flags[i];
         const bool same = flag->effect == first->effect && strcmp(flag->text, first->text) == 0;
-        if (i != row && (first->effect == RUN_FLAG_WORKS || !same))
+        if (i != row && (first->effect < RUN_FLAG_IDLE || !same))
             continue;
         if (i < row)
             break;
@@ -112,7 +112,8 @@ void run_flags_help(FILE *out, const char *program)
     fprintf(
         out,
         "Usage: %s -np N [options] command...\n\n"
-        "Starts N processes of a job on this machine, with a private hvdd unless one is named.\n"
+        "Starts N processes of a job, on this machine or on the hosts that are named, with a\n"
+        "private hvdd on each unless one is named. Other hosts are reached by ssh.\n"
         "Options stand before the command; everything after it belongs to the command. They take\n"
         "one dash or two, and may be abbreviated.\n",
         program);

@@ -20,9 +20,10 @@ enum run_flag_kind {
     RUN_FLAG_RANKS,
     RUN_FLAG_LEVEL,
     RUN_FLAG_BINDING,
+    RUN_FLAG_VARIABLE,
 };
 
-enum run_flag_effect { RUN_FLAG_WORKS, RUN_FLAG_IDLE, RUN_FLAG_REFUSED };
+enum run_flag_effect { RUN_FLAG_WORKS, RUN_FLAG_SPREAD, RUN_FLAG_IDLE, RUN_FLAG_REFUSED };
 
 #define RUN_FLAG_NO_MEMBER ((size_t)-1)
 

@@ -7,33 +7,56 @@
 #include <ctype.h>
 #include <errno.h>
 #include <ifaddrs.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define SLOTS_MAX  1000000L
-#define NAME_BYTES 256
+#define SLOTS_MAX 1000000L
+#define HOSTS_MAX 65536u
+#define BLANKS    " \t\r\n"
+
+/* ---- is it here? ---- */
+
+static bool is_loopback(int family, const void *address)
+{
+    struct in_addr four;
+    if (family == AF_INET6)
+        return memcmp(address, &in6addr_loopback, sizeof in6addr_loopback) == 0;
+    memcpy(&four, address, sizeof four);
+    return ntohl(four.s_addr) >> 24 == 127;
+}
+
+static bool has_address(const struct ifaddrs *at, int family, const void *address)
+{
+    struct sockaddr_in four;
+    struct sockaddr_in6 six;
+    if (at->ifa_addr == NULL || at->ifa_addr->sa_family != family)
+        return false;
+    if (family == AF_INET) {
+        memcpy(&four, at->ifa_addr, sizeof four);
+        return memcmp(&four.sin_addr, address, sizeof four.sin_addr) == 0;
+    }
+    memcpy(&six, at->ifa_addr, sizeof six);
+    return memcmp(&six.sin6_addr, address, sizeof six.sin6_addr) == 0;
+}
 
 static bool is_our_address(const char *host)
 {
-    struct in_addr wanted;
+    unsigned char wanted[sizeof(struct in6_addr)];
+    char plain[RUN_HOST_NAME_MAX + 1];
     struct ifaddrs *list = NULL;
     bool found = false;
-    if (inet_pton(AF_INET, host, &wanted) != 1)
+    snprintf(plain, sizeof plain, "%.*s", (int)strcspn(host, "%"), host); /* fe80::1%eth0 */
+    const int family = strchr(plain, ':') != NULL ? AF_INET6 : AF_INET;
+    if (inet_pton(family, plain, wanted) != 1)
         return false;
-    if (ntohl(wanted.s_addr) >> 24 == 127)
+    if (is_loopback(family, wanted))
         return true;
     if (getifaddrs(&list) != 0)
         return false;
-    for (const struct ifaddrs *at = list; at != NULL && !found; at = at->ifa_next) {
-        struct sockaddr_in address;
-        if (at->ifa_addr == NULL || at->ifa_addr->sa_family != AF_INET)
-            continue;
-        memcpy(&address, at->ifa_addr, sizeof address);
-        found = address.sin_addr.s_addr == wanted.s_addr;
-    }
+    for (const struct ifaddrs *at = list; at != NULL && !found; at = at->ifa_next)
+        found = has_address(at, family, wanted);
     freeifaddrs(list);
     return found;
 }
@@ -41,7 +64,7 @@ static bool is_our_address(const char *host)
 /* By full name, by its first part, or by address. */
 static bool is_this_machine(const char *host)
 {
-    char name[NAME_BYTES] = "";
+    char name[RUN_HOST_NAME_MAX + 1] = "";
     gethostname(name, sizeof name - 1);
     if (strcmp(host, "localhost") == 0 || strcmp(host, name) == 0 || is_our_address(host))
         return true;
@@ -49,95 +72,150 @@ static bool is_this_machine(const char *host)
     return name[0] != '\0' && strcmp(host, name) == 0;
 }
 
-/* "name:4". False for anything else. */
-static bool split(const char *entry, size_t length, char name_p[NAME_BYTES], long *slots_p)
+/* ---- one host ---- */
+
+/* A name could be taken for an option of ssh, or for another host. */
+static bool is_name(const char *text, size_t length, const char *marks)
+{
+    if (length == 0 || length > RUN_HOST_NAME_MAX || text[0] == '-')
+        return false;
+    for (size_t i = 0; i < length; i++)
+        if (!isalnum((unsigned char)text[i]) && strchr(marks, text[i]) == NULL)
+            return false;
+    return true;
+}
+
+/* "4" after the colon. */
+static bool parse_slots(const char *text, size_t length, long *slots_p)
 {
     char number[16];
-    const char *colon = memchr(entry, ':', length);
-    if (colon == NULL || colon == entry || colon - entry >= NAME_BYTES)
-        return false;
-    const size_t name_length = (size_t)(colon - entry);
-    const size_t digits = length - name_length - 1;
-    for (size_t i = 0; i < name_length; i++)
-        if (!isalnum((unsigned char)entry[i]) && strchr("_.-", entry[i]) == NULL)
+    for (size_t i = 0; i < length; i++)
+        if (!isdigit((unsigned char)text[i]))
             return false;
-    for (size_t i = 0; i < digits; i++)
-        if (!isdigit((unsigned char)colon[1 + i]))
-            return false;
-    if (digits == 0 || digits >= sizeof number)
+    if (length == 0 || length >= sizeof number)
         return false;
-    snprintf(name_p, NAME_BYTES, "%.*s", (int)name_length, entry);
-    snprintf(number, sizeof number, "%.*s", (int)digits, colon + 1);
+    snprintf(number, sizeof number, "%.*s", (int)length, text);
     return text_parse_int(number, 0, SLOTS_MAX, slots_p) == 0;
 }
 
-static int refuse_remote(const char *host, char *text_p, size_t size)
+/* "name", "name:4", "[::1]", "[::1]:4". False for anything else. */
+static bool split(const char *entry, size_t length, struct run_host *host_p)
 {
-    snprintf(text_p, size,
-             "%s is not this machine, and hvdrun starts processes on this machine only: name "
-             "localhost, or leave the hosts out",
-             host);
-    return -1;
+    const bool bracket = length > 0 && entry[0] == '[';
+    const char *name = bracket ? entry + 1 : entry;
+    const char *past = memchr(entry, bracket ? ']' : ':', length);
+    const size_t name_length =
+        past != NULL ? (size_t)(past - name) : length - (size_t)(name - entry);
+    if ((bracket && past == NULL) || !is_name(name, name_length, bracket ? ":.%-_" : "_.-@"))
+        return false;
+    *host_p = (struct run_host){.slots = 1};
+    snprintf(host_p->name, sizeof host_p->name, "%.*s", (int)name_length, name);
+    const char *rest = bracket ? past + 1 : past != NULL ? past : entry + length;
+    const size_t left = length - (size_t)(rest - entry);
+    if (left == 0)
+        return true;
+    return rest[0] == ':' && parse_slots(rest + 1, left - 1, &host_p->slots);
 }
 
-int run_hosts_parse(const char *hosts, long *slots_p, char *text_p, size_t text_size)
+static int add(struct run_hosts *hosts, const struct run_host *host, char *text_p, size_t size)
 {
-    char name[NAME_BYTES];
-    long slots = 0;
+    for (size_t i = 0; i < hosts->count; i++)
+        if (strcmp(hosts->list[i].name, host->name) == 0) {
+            hosts->list[i].slots += host->slots;
+            return 0;
+        }
+    struct run_host *list =
+        hosts->count < HOSTS_MAX ? realloc(hosts->list, (hosts->count + 1) * sizeof *list) : NULL;
+    if (list == NULL) {
+        snprintf(text_p, size, "too many hosts");
+        return -1;
+    }
+    hosts->list = list;
+    list[hosts->count] = *host;
+    list[hosts->count++].here = is_this_machine(host->name);
+    return 0;
+}
+
+/* ---- -H ---- */
+
+static int parse_list(const char *hosts, struct run_hosts *hosts_p, char *text_p, size_t text_size)
+{
+    struct run_host host;
     for (const char *entry = hosts;; entry++) {
-        long more;
         const size_t length = strcspn(entry, ",");
-        if (!split(entry, length, name, &more)) {
+        if (!split(entry, length, &host)) {
             snprintf(text_p, text_size,
                      "Invalid host input, please make sure it has format as : "
                      "worker-0:2,worker-1:2.");
             return -1;
         }
-        if (!is_this_machine(name))
-            return refuse_remote(name, text_p, text_size);
-        slots += more;
+        if (add(hosts_p, &host, text_p, text_size) != 0)
+            return -1;
         entry += length;
         if (*entry == '\0')
-            break;
+            return 0;
     }
-    *slots_p = slots;
-    return 0;
+}
+
+int run_hosts_parse(const char *hosts, struct run_hosts *hosts_p, char *text_p, size_t text_size)
+{
+    *hosts_p = (struct run_hosts){.count = 0};
+    const int status = parse_list(hosts, hosts_p, text_p, text_size);
+    if (status != 0)
+        run_hosts_fini(hosts_p);
+    return status;
+}
+
+/* ---- --hostfile ---- */
+
+/* "slots=2"; *given_p says that there was a number. */
+static bool take_word(const char *word, struct run_host *host, bool *given_p)
+{
+    static const char *const ignored[] = {"max_slots=", "max-slots="};
+    long number;
+    for (size_t i = 0; i < 2; i++)
+        if (strncmp(word, ignored[i], strlen(ignored[i])) == 0)
+            return text_parse_int(word + strlen(ignored[i]), 0, SLOTS_MAX, &number) == 0;
+    if (strncmp(word, "slots=", 6) != 0 || *given_p ||
+        text_parse_int(word + 6, 0, SLOTS_MAX, &host->slots) != 0)
+        return false;
+    *given_p = true;
+    return true;
 }
 
 /* One line of a hostfile. */
-static int take_line(char *line, long *slots_p, char *text_p, size_t size)
+static int take_line(char *line, struct run_hosts *hosts, char *text_p, size_t size)
 {
     char *rest;
-    long more;
-    const char *name = strtok_r(line, " \t\r\n", &rest);
-    if (name == NULL || name[0] == '#')
+    struct run_host host;
+    line[strcspn(line, "#")] = '\0';
+    const char *word = strtok_r(line, BLANKS, &rest);
+    if (word == NULL)
         return 0;
-    const char *slots = strtok_r(NULL, " \t\r\n", &rest);
-    if (slots == NULL || strncmp(slots, "slots=", 6) != 0 ||
-        text_parse_int(slots + 6, 0, SLOTS_MAX, &more) != 0) {
-        snprintf(text_p, size, "a line is a host and its slots, as in: localhost slots=4");
-        return -1;
-    }
-    if (!is_this_machine(name))
-        return refuse_remote(name, text_p, size);
-    *slots_p += more;
-    return 0;
+    bool good = split(word, strlen(word), &host);
+    bool given = good && strlen(word) > strlen(host.name) + (word[0] == '[' ? 2 : 0);
+    while (good && (word = strtok_r(NULL, BLANKS, &rest)) != NULL)
+        good = take_word(word, &host, &given);
+    if (good)
+        return add(hosts, &host, text_p, size);
+    snprintf(text_p, size, "a line is a host and its slots, as in: worker-0 slots=4");
+    return -1;
 }
 
-int run_hosts_read(const char *path, long *slots_p, char *text_p, size_t text_size)
+int run_hosts_read(const char *path, struct run_hosts *hosts_p, char *text_p, size_t text_size)
 {
     char reason[512];
     char *line = NULL;
     size_t room = 0;
-    long slots = 0;
     int status = 0;
+    *hosts_p = (struct run_hosts){.count = 0};
     FILE *file = fopen(path, "re");
     if (file == NULL) {
         snprintf(text_p, text_size, "cannot read the hostfile %s: %s", path, strerror(errno));
         return -1;
     }
     for (int number = 1; status == 0 && getline(&line, &room, file) >= 0; number++) {
-        status = take_line(line, &slots, reason, sizeof reason);
+        status = take_line(line, hosts_p, reason, sizeof reason);
         if (status != 0)
             snprintf(text_p, text_size, "%s:%d: %s", path, number, reason);
     }
@@ -147,7 +225,56 @@ int run_hosts_read(const char *path, long *slots_p, char *text_p, size_t text_si
     }
     free(line);
     fclose(file);
-    if (status == 0)
-        *slots_p = slots;
+    if (status != 0)
+        run_hosts_fini(hosts_p);
     return status;
+}
+
+/* ---- ranks ---- */
+
+long run_hosts_slots(const struct run_hosts *hosts)
+{
+    long slots = 0;
+    for (size_t i = 0; i < hosts->count; i++)
+        slots += hosts->list[i].slots;
+    return slots;
+}
+
+void run_hosts_fill(struct run_hosts *hosts, int ranks)
+{
+    size_t kept = 0;
+    int next = 0;
+    for (size_t i = 0; i < hosts->count; i++) {
+        struct run_host *host = &hosts->list[i];
+        host->first_rank = next;
+        host->ranks = host->slots < ranks - next ? (int)host->slots : ranks - next;
+        next += host->ranks;
+        if (host->ranks > 0)
+            hosts->list[kept++] = *host;
+    }
+    hosts->count = kept;
+}
+
+bool run_hosts_are_spread(const struct run_hosts *hosts)
+{
+    return hosts->count > 1 || (hosts->count == 1 && !hosts->list[0].here);
+}
+
+void run_hosts_cross(const struct run_hosts *hosts, size_t host, int local_rank, int *cross_rank_p,
+                     int *cross_size_p)
+{
+    *cross_rank_p = 0;
+    *cross_size_p = 0;
+    for (size_t i = 0; i < hosts->count; i++) {
+        if (hosts->list[i].ranks <= local_rank)
+            continue;
+        *cross_rank_p += i < host ? 1 : 0;
+        *cross_size_p += 1;
+    }
+}
+
+void run_hosts_fini(struct run_hosts *hosts)
+{
+    free(hosts->list);
+    *hosts = (struct run_hosts){.count = 0};
 }

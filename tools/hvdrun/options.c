@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/types.h"
+#include "proto/launch.h"
 #include "tools/common/text.h"
 #include "tools/hvdrun/config.h"
 #include "tools/hvdrun/flags.h"
@@ -86,10 +87,30 @@ static int check_seconds(const struct taking *taking, uint64_t *ns_p)
 static int set_ranks(const struct taking *taking)
 {
     long number;
-    if (text_parse_int(taking->value, 1, HVI_RANKS_MAX, &number) != 0)
+    if (text_parse_int(taking->value, 1, HVI_LAUNCH_SIZE_MAX, &number) != 0)
         return complain(taking, "-np takes a number of processes from 1 to %d, not '%s'",
-                        HVI_RANKS_MAX, taking->value);
+                        HVI_LAUNCH_SIZE_MAX, taking->value);
     taking->options->ranks = (int)number;
+    return 0;
+}
+
+/* NAME=value, or NAME for the value that it has here. */
+static int add_variable(const struct taking *taking)
+{
+    struct run_options *options = taking->options;
+    const char *value = taking->value;
+    const char *inherited = strchr(value, '=') == NULL ? getenv(value) : NULL;
+    char *text;
+    if (value[0] == '\0' || value[0] == '=')
+        return complain(taking, "-x takes NAME or NAME=VALUE, not '%s'", value);
+    if (strchr(value, '=') == NULL && inherited == NULL)
+        return complain(taking, "-x %s: there is no such variable; give -x %s=VALUE", value, value);
+    if (options->variable_count == RUN_VARIABLES_MAX)
+        return complain(taking, "-x: at most %d variables", RUN_VARIABLES_MAX);
+    if (asprintf(&text, "%s%s%s", value, inherited != NULL ? "=" : "",
+                 inherited != NULL ? inherited : "") < 0)
+        return complain(taking, "out of memory");
+    options->variables[options->variable_count++] = text;
     return 0;
 }
 
@@ -139,6 +160,8 @@ static int set_member(const struct taking *taking, char room[32], const char **e
     case RUN_FLAG_SECONDS:
         return check_seconds(taking, has_member ? member : &ns);
     case RUN_FLAG_COUNT:
+        if (has_member)
+            *(const char **)member = taking->value;
         return check_count(taking, MANY, &count);
     case RUN_FLAG_NUMBER:
     case RUN_FLAG_FRACTION:
@@ -155,6 +178,8 @@ static int set_member(const struct taking *taking, char room[32], const char **e
         return set_level(taking);
     case RUN_FLAG_BINDING:
         return set_binding(taking);
+    case RUN_FLAG_VARIABLE:
+        return add_variable(taking);
     }
     return -1;
 }
@@ -208,7 +233,7 @@ static int take(const struct taking *taking)
         return complain(taking, "--%s is not available: %s", flag->name, flag->text);
     if (set_member(taking, room, &value) != 0)
         return -1;
-    if (flag->effect == RUN_FLAG_IDLE)
+    if (flag->effect == RUN_FLAG_IDLE || flag->effect == RUN_FLAG_SPREAD)
         note_idle(taking->options, flag);
     return flag->variable != NULL ? set_export(taking, value) : 0;
 }
@@ -296,27 +321,40 @@ static int take_entry(void *context, const struct run_config_entry *entry, char 
 
 /* ---- the whole ---- */
 
+static int read_hosts(const struct taking *taking)
+{
+    struct run_options *options = taking->options;
+    if (options->hosts != NULL && options->hostfile != NULL)
+        return complain(taking, "--hosts and --hostfile exclude each other: give one of them");
+    if (options->hosts != NULL)
+        return run_hosts_parse(options->hosts, &options->places, taking->text, taking->text_size);
+    if (options->hostfile != NULL)
+        return run_hosts_read(options->hostfile, &options->places, taking->text, taking->text_size);
+    return 0;
+}
+
+/* Every host serves so many ranks at most. */
 static int check_hosts(const struct taking *taking)
 {
     struct run_options *options = taking->options;
-    long slots;
-    if (options->hosts != NULL && options->hostfile != NULL)
-        return complain(taking, "--hosts and --hostfile exclude each other: give one of them");
-    if (options->hosts != NULL) {
-        if (run_hosts_parse(options->hosts, &slots, taking->text, taking->text_size) != 0)
-            return -1;
-    } else if (options->hostfile != NULL) {
-        if (run_hosts_read(options->hostfile, &slots, taking->text, taking->text_size) != 0)
-            return -1;
-    } else {
-        return 0;
-    }
-    if (options->ranks == 0 && slots > 0 && slots <= HVI_RANKS_MAX)
+    if (read_hosts(taking) != 0)
+        return -1;
+    const long slots = run_hosts_slots(&options->places);
+    if (options->ranks == 0 && slots <= HVI_LAUNCH_SIZE_MAX)
         options->ranks = (int)slots;
-    if (options->ranks > slots)
+    if ((options->hosts != NULL || options->hostfile != NULL) && options->ranks > slots)
         return complain(taking,
                         "Requested more processes (%d) than there are available slots (%ld)",
                         options->ranks, slots);
+    run_hosts_fill(&options->places, options->ranks);
+    for (size_t i = 0; i < options->places.count; i++)
+        if (options->places.list[i].ranks > HVI_RANKS_MAX)
+            return complain(taking, "one host has 1 to %d processes, and %s would have %d",
+                            HVI_RANKS_MAX, options->places.list[i].name,
+                            options->places.list[i].ranks);
+    if (options->places.count == 0 && options->ranks > HVI_RANKS_MAX)
+        return complain(taking, "-np takes a number of processes from 1 to %d on one host, not %d",
+                        HVI_RANKS_MAX, options->ranks);
     return 0;
 }
 
@@ -404,7 +442,11 @@ void run_options_fini(struct run_options *options)
 {
     for (size_t i = 0; i < options->export_count; i++)
         free(options->exports[i]);
+    for (size_t i = 0; i < options->variable_count; i++)
+        free(options->variables[i]);
     options->export_count = 0;
+    options->variable_count = 0;
+    run_hosts_fini(&options->places);
 }
 
 const char *run_options_program(const struct run_options *options)
@@ -414,6 +456,14 @@ const char *run_options_program(const struct run_options *options)
 
 /* ---- what is printed ---- */
 
+/* Why it has no effect in this job; NULL: it has one. */
+static const char *why_idle(const struct run_options *options, const struct run_flag *flag)
+{
+    if (flag->effect == RUN_FLAG_IDLE)
+        return flag->text;
+    return run_hosts_are_spread(&options->places) ? NULL : "every process runs on this machine";
+}
+
 void run_options_tell_idle(const struct run_options *options, FILE *out)
 {
     bool told[RUN_IDLE_MAX] = {false};
@@ -421,12 +471,13 @@ void run_options_tell_idle(const struct run_options *options, FILE *out)
         fprintf(out, "hvdrun: %s has what means nothing to hvdrun and is ignored: %s\n",
                 options->config_file, options->unknown);
     for (size_t i = 0; i < options->idle_count; i++) {
-        const char *why = options->idle[i]->text;
-        if (told[i])
+        const char *why = why_idle(options, options->idle[i]);
+        if (told[i] || why == NULL)
             continue;
         fputs("hvdrun: ", out);
         for (size_t other = i; other < options->idle_count; other++) {
-            if (strcmp(options->idle[other]->text, why) != 0)
+            const char *its = why_idle(options, options->idle[other]);
+            if (its == NULL || strcmp(its, why) != 0)
                 continue;
             fprintf(out, "%s--%s", other > i ? ", " : "", options->idle[other]->name);
             told[other] = true;

@@ -4,19 +4,26 @@
 #ifndef HVI_TOOLS_HVDRUN_OPTIONS_H
 #define HVI_TOOLS_HVDRUN_OPTIONS_H
 
+#include "tools/hvdrun/hosts.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#define RUN_EXPORTS_MAX 32
-#define RUN_IDLE_MAX    64
+#define RUN_EXPORTS_MAX   32
+#define RUN_VARIABLES_MAX 64
+#define RUN_IDLE_MAX      64
 
 struct run_flag;
 
 struct run_options {
     int ranks;
     const char *hosts, *hostfile; /* as given; NULL: not given, like the others here */
+    struct run_hosts places;      /* what they come to, filled with the ranks; none: this machine */
+    const char *ssh_command, *ssh_port, *ssh_identity; /* how other hosts are reached */
+    const char *remote_hvdrun, *remote_dir;            /* where hvdrun and the ranks are there */
+    const char *interfaces; /* which of this host's addresses the others are told */
     const char *address;
     const char *hvdd;
     const char *output_dir;
@@ -32,6 +39,9 @@ struct run_options {
     /* "HOROVOD_X=value" for the ranks, one per X, on the heap. */
     char *exports[RUN_EXPORTS_MAX];
     size_t export_count;
+    /* "NAME=value" for the ranks, as asked for, on the heap. */
+    char *variables[RUN_VARIABLES_MAX];
+    size_t variable_count;
     /* What was asked for without effect, in the order in which it was last given. */
     const struct run_flag *idle[RUN_IDLE_MAX];
     size_t idle_count;

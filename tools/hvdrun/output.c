@@ -169,6 +169,14 @@ void run_sink_init(struct run_sink *sink_p, int fd)
     sink_p->nonblocking = true;
 }
 
+void run_sink_init_own(struct run_sink *sink_p, int fd)
+{
+    memset(sink_p, 0, sizeof *sink_p);
+    sink_p->fd = fd;
+    sink_p->owned = true;
+    sink_p->nonblocking = fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) == 0;
+}
+
 void run_sink_fini(struct run_sink *sink)
 {
     if (sink->owned)
@@ -328,10 +336,22 @@ void run_stream_read(struct run_stream *stream)
 {
     static char bytes[READ_BYTES];
     const ssize_t length = read(stream->fd, bytes, sizeof bytes);
-    if (length > 0)
+    if (length > 0 && stream->take != NULL)
+        stream->take(stream->take_context, stream->take_index, bytes, (size_t)length);
+    else if (length > 0)
         take_bytes(stream, bytes, (size_t)length);
     else if (length == 0 || (errno != EINTR && errno != EAGAIN))
         run_stream_end(stream);
+}
+
+void run_stream_feed(struct run_stream *stream, const char *bytes, size_t length)
+{
+    take_bytes(stream, bytes, length);
+}
+
+void run_stream_show(struct run_stream *stream)
+{
+    show_held(stream);
 }
 
 /* The rest of the line may be in the pipe already, unread because the sink is full: then it is no slow line. */
@@ -357,6 +377,7 @@ void run_stream_end(struct run_stream *stream)
 
 void run_stream_fini(struct run_stream *stream)
 {
+    show_held(stream);
     run_stream_end(stream);
     if (stream->file_fd >= 0)
         close(stream->file_fd);

@@ -50,6 +50,8 @@ struct run_sink {
 };
 
 void run_sink_init(struct run_sink *sink_p, int fd);
+/* A pipe or socket of our own, which run_sink_fini closes. */
+void run_sink_init_own(struct run_sink *sink_p, int fd);
 void run_sink_fini(struct run_sink *sink);
 /* Writes what can be written now. */
 void run_sink_flush(struct run_sink *sink);
@@ -57,6 +59,9 @@ void run_sink_flush(struct run_sink *sink);
 bool run_sink_is_full(const struct run_sink *sink);
 /* A message of hvdrun itself: always on a line of its own. */
 void run_sink_say(struct run_sink *sink, const char *text);
+
+/* What was read, as it is. */
+typedef void run_stream_take(void *context, int index, const char *bytes, size_t length);
 
 /* One output pipe of one process. */
 struct run_stream {
@@ -67,15 +72,22 @@ struct run_stream {
     struct run_prefix prefix;
     struct run_buffer held; /* the unfinished line */
     uint64_t held_until_ns; /* when the unfinished line is shown; 0: nothing held */
-    struct run_sink *sink;
+    struct run_sink *sink;  /* also of `take`: while it is full nothing is read */
+    run_stream_take *take;  /* gets what is read, instead of lines to the sink; NULL: none */
+    void *take_context;
+    int take_index;
 };
 
 void run_stream_init(struct run_stream *stream_p, int fd, struct run_sink *sink);
 /* Reads once if there is something, and hands complete lines to the sink. At end of file the rest
  * follows and fd is closed. */
 void run_stream_read(struct run_stream *stream);
+/* The same for bytes that came another way; `fd` is -1. */
+void run_stream_feed(struct run_stream *stream, const char *bytes, size_t length);
 /* Shows an unfinished line that has waited long enough. */
 void run_stream_tick(struct run_stream *stream, uint64_t now_ns);
+/* Shows what is held, whether there is a pipe or not. */
+void run_stream_show(struct run_stream *stream);
 /* Shows what is held and closes the pipe: its writer gets SIGPIPE from now on. */
 void run_stream_end(struct run_stream *stream);
 void run_stream_fini(struct run_stream *stream);

@@ -68,7 +68,8 @@ _Noreturn static void child(const struct run_spawn *spawn, pid_t parent, int err
         restore_heritage(spawn->heritage);
         if (spawn->core > 0)
             bind_to_core(spawn->core);
-        execvpe(spawn->argv[0], spawn->argv, spawn->envp);
+        environ = spawn->envp; /* whose PATH counts */
+        execvp(spawn->argv[0], spawn->argv);
     }
     const int error = errno;
     const ssize_t written = write(error_fd, &error, sizeof error);

@@ -25,7 +25,6 @@ struct run_proc {
     pid_t pid; /* 0: not started */
     int pidfd; /* -1 once it has ended */
     bool reaped;
-    bool told; /* we asked it to end */
     struct hvi_fate fate;
 };
 

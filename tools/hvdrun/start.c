@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0
- * The environment of a rank, its files and its process. */
-#include "tools/hvdrun/run.h"
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hvdrun/start.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,13 +7,12 @@
 #include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define SETTINGS_MAX     (40 + 2 * RUN_EXPORTS_MAX)
+#define SETTINGS_MAX     (40 + 2 * RUN_EXPORTS_MAX + RUN_VARIABLES_MAX)
 #define PIPE_BYTES       (256 * 1024)
 #define PIPE_BYTES_RANKS 32 /* with more ranks, large pipes would use up the user's pipe budget */
 
@@ -37,25 +35,23 @@ static void set(struct settings *settings, const char *format, ...)
     settings->list[settings->count++] = text;
 }
 
-static void identity(const struct run *run, int rank, struct settings *settings)
+static void identity(const struct run_node_plan *plan, int index, struct settings *settings)
 {
     static const char *const families[] = {"HVD", "HOROVOD"};
-    const int size = run->options.ranks;
+    const struct run_place *place = &plan->places[index];
     for (size_t i = 0; i < 2; i++) {
-        set(settings, "%s_RANK=%d", families[i], rank);
-        set(settings, "%s_SIZE=%d", families[i], size);
-        set(settings, "%s_LOCAL_RANK=%d", families[i], rank);
-        set(settings, "%s_LOCAL_SIZE=%d", families[i], size);
-        set(settings, "%s_CROSS_RANK=0", families[i]);
-        set(settings, "%s_CROSS_SIZE=1", families[i]);
+        set(settings, "%s_RANK=%d", families[i], place->rank);
+        set(settings, "%s_SIZE=%d", families[i], plan->size);
+        set(settings, "%s_LOCAL_RANK=%d", families[i], index);
+        set(settings, "%s_LOCAL_SIZE=%d", families[i], plan->options->ranks);
+        set(settings, "%s_CROSS_RANK=%d", families[i], place->cross_rank);
+        set(settings, "%s_CROSS_SIZE=%d", families[i], place->cross_size);
     }
 }
 
-/* A TCP port on which nobody listens, or 0: the user's MASTER_PORT then stays what it is. */
-static int free_port(void)
+int run_start_free_port(void)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {.s_addr = htonl(INADDR_ANY)}};
     socklen_t bytes = sizeof address;
     int port = 0;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -69,111 +65,64 @@ static int free_port(void)
 }
 
 /* What torch.distributed's "env://" reads, so that its programs run as under torchrun. */
-static void identity_for_torch(const struct run *run, int rank, struct settings *settings)
+static void identity_for_torch(const struct run_node_plan *plan, int index,
+                               struct settings *settings)
 {
-    set(settings, "RANK=%d", rank);
-    set(settings, "WORLD_SIZE=%d", run->options.ranks);
-    set(settings, "LOCAL_RANK=%d", rank);
-    set(settings, "LOCAL_WORLD_SIZE=%d", run->options.ranks);
-    if (run->torch_port == 0)
+    set(settings, "RANK=%d", plan->places[index].rank);
+    set(settings, "WORLD_SIZE=%d", plan->size);
+    set(settings, "LOCAL_RANK=%d", index);
+    set(settings, "LOCAL_WORLD_SIZE=%d", plan->options->ranks);
+    if (plan->master_port == 0) /* the user's own MASTER_PORT stays what it is */
         return;
-    set(settings, "MASTER_ADDR=127.0.0.1");
-    set(settings, "MASTER_PORT=%d", run->torch_port);
+    set(settings, "MASTER_ADDR=%s", plan->master_address);
+    set(settings, "MASTER_PORT=%d", plan->master_port);
 }
 
 /* What was asked for on the command line wins over an HVD_X that was inherited. */
-static void options_of(const struct run *run, struct settings *settings)
+static void options_of(const struct run_options *options, struct settings *settings)
 {
-    const struct run_options *options = &run->options;
     for (size_t i = 0; i < options->export_count; i++) {
         const char *name = strchr(options->exports[i], '_');
         set(settings, "HVD%.*s", (int)strcspn(name, "="), name);
         settings->list[settings->count++] = options->exports[i];
     }
+    for (size_t i = 0; i < options->variable_count; i++)
+        settings->list[settings->count++] = options->variables[i];
 }
 
-static void make_settings(const struct run *run, int rank, struct settings *settings_p)
+static void make_settings(const struct run_node *node, int index, struct settings *settings_p)
 {
+    const struct run_node_plan *plan = node->plan;
     char host[HOST_NAME_MAX + 1] = "localhost";
     memset(settings_p, 0, sizeof *settings_p);
     gethostname(host, sizeof host - 1);
-    identity(run, rank, settings_p);
-    identity_for_torch(run, rank, settings_p);
+    identity(plan, index, settings_p);
+    identity_for_torch(plan, index, settings_p);
     set(settings_p, "HOROVOD_HOSTNAME=%s", host);
-    set(settings_p, "HVD_ADDRESS=%s", run->address);
-    set(settings_p, "HVD_JOB_ID=%s", run->job);
-    set(settings_p, "HVD_JOB_KEY=%s", run->key);
+    set(settings_p, "HVD_ADDRESS=%s", node->address);
+    set(settings_p, "HVD_JOB_ID=%s", plan->job);
+    set(settings_p, "HVD_JOB_KEY=%s", plan->key);
     set(settings_p, "PYTHONUNBUFFERED=1");
-    options_of(run, settings_p);
+    options_of(plan->options, settings_p);
 }
 
 /* 1 + the rank's core with --bind-to core: those that hvdrun may use, in turn. 0: any. */
-static int core_of(const struct run *run, int rank)
+static int core_of(const struct run_node *node, int index)
 {
     cpu_set_t usable;
-    if (!run->options.bind_to_core || sched_getaffinity(0, sizeof usable, &usable) != 0)
+    if (!node->plan->options->bind_to_core || sched_getaffinity(0, sizeof usable, &usable) != 0)
         return 0;
-    int skip = rank % CPU_COUNT(&usable);
+    int skip = index % CPU_COUNT(&usable);
     for (int core = 0; core < CPU_SETSIZE; core++)
         if (CPU_ISSET((size_t)core, &usable) && skip-- == 0)
             return core + 1;
     return 0;
 }
 
-/* ---- files ---- */
-
-static int make_parents(const char *path)
-{
-    char part[PATH_MAX];
-    const int length = snprintf(part, sizeof part, "%s", path);
-    if (length < 0 || (size_t)length >= sizeof part)
-        return ENAMETOOLONG;
-    for (char *slash = strchr(part + 1, '/');; slash = strchr(slash + 1, '/')) {
-        if (slash != NULL)
-            *slash = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            return errno;
-        if (slash == NULL)
-            return 0;
-        *slash = '/';
-    }
-}
-
-static int digits(int number)
-{
-    int count = 1;
-    for (; number >= 10; number /= 10)
-        count++;
-    return count;
-}
-
-/* DIR/rank.03/stdout and stderr. False after a complaint. */
-static bool open_files(struct run *run, int rank)
-{
-    static const char *const names[] = {"stdout", "stderr"};
-    char dir[PATH_MAX - 16];
-    char path[PATH_MAX];
-    if (run->options.output_dir == NULL)
-        return true;
-    const int length = snprintf(dir, sizeof dir, "%s/rank.%0*d", run->options.output_dir,
-                                digits(run->options.ranks - 1), rank);
-    int error = length >= (int)sizeof dir ? ENAMETOOLONG : make_parents(dir);
-    for (int i = 0; i < 2 && error == 0; i++) {
-        struct run_stream *stream = &run->ranks[rank].streams[i];
-        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-        stream->file_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (stream->file_fd < 0)
-            error = errno;
-    }
-    if (error != 0)
-        run_say(run, "cannot keep the output of rank %d in %s: %s", rank, dir, strerror(error));
-    return error == 0;
-}
-
 /* ---- processes ---- */
 
 /* Pipes for stdout and stderr; write ends in ends_p. */
-static int open_pipes(struct run *run, int rank, int ends_p[2])
+static int open_pipes(struct run_node *node, int index, int ends_p[2])
 {
     for (int i = 0; i < 2; i++) {
         int fds[2];
@@ -183,74 +132,74 @@ static int open_pipes(struct run *run, int rank, int ends_p[2])
                 close(ends_p[0]);
             return error;
         }
-        if (run->options.ranks <= PIPE_BYTES_RANKS)
+        if (node->plan->options->ranks <= PIPE_BYTES_RANKS)
             fcntl(fds[1], F_SETPIPE_SZ, PIPE_BYTES);
-        run->ranks[rank].streams[i].fd = fds[0];
+        node->plan->streams[2 * index + i].fd = fds[0];
         ends_p[i] = fds[1];
     }
     return 0;
 }
 
-static int start_process(struct run *run, int rank, int input_fd, const int ends[2])
+static int start_process(struct run_node *node, int index, int input_fd, const int ends[2])
 {
     struct settings settings;
-    make_settings(run, rank, &settings);
+    make_settings(node, index, &settings);
     char **env = run_env_make(environ, settings.list);
     if (env == NULL)
         return ENOMEM;
     const struct run_spawn plan = {
-        .argv = run->options.command,
+        .argv = node->plan->options->command,
         .envp = env,
         .stdin_fd = input_fd,
         .stdout_fd = ends[0],
         .stderr_fd = ends[1],
         .death_signal = SIGKILL,
-        .core = core_of(run, rank),
-        .heritage = &run->heritage,
+        .core = core_of(node, index),
+        .heritage = node->plan->heritage,
         .announce = run_guard_add,
-        .guard = &run->guard,
+        .guard = &node->guard,
     };
-    const int error = run_proc_start(&plan, &run->ranks[rank].proc);
+    const int error = run_proc_start(&plan, &node->ranks[index].proc);
     run_env_free(env);
     return error;
 }
 
-static int start_rank(struct run *run, int rank, int null_fd)
+static int start_rank(struct run_node *node, int index, int input_fd, char *text_p, size_t size)
 {
     int ends[2];
-    if (!open_files(run, rank))
-        return 1;
-    int error = open_pipes(run, rank, ends);
+    const int rank = node->plan->places[index].rank;
+    const char *command = node->plan->options->command[0];
+    int error = open_pipes(node, index, ends);
     if (error == 0) {
-        error = start_process(run, rank, rank == 0 ? run->input.child_fd : null_fd, ends);
+        error = start_process(node, index, input_fd, ends);
         close(ends[0]);
         close(ends[1]);
     }
     if (error != 0) {
-        run_say(run, "cannot start rank %d: %s: %s", rank, run->options.command[0],
-                error == ENOENT ? "command not found" : strerror(error));
+        snprintf(text_p, size, "cannot start rank %d: %s: %s", rank, command,
+                 error == ENOENT ? "command not found" : strerror(error));
         return error == ENOENT ? 127 : error == EACCES || error == ENOEXEC ? 126 : 1;
     }
-    run->alive++;
-    if (run->options.verbose)
-        run_say(run, "rank %d is pid %d: %s", rank, (int)run->ranks[rank].proc.pid,
-                run->options.command[0]);
+    node->alive++;
+    if (node->plan->options->verbose) {
+        snprintf(text_p, size, "rank %d is pid %d: %s", rank, (int)node->ranks[index].proc.pid,
+                 command);
+        node->plan->calls.say(node->plan->calls.context, text_p);
+    }
     return 0;
 }
 
-int run_start_ranks(struct run *run)
+int run_start_ranks(struct run_node *node, int input_fd, char *text_p, size_t text_size)
 {
     int code = 0;
     const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null_fd < 0) {
-        run_say(run, "cannot open /dev/null: %s", strerror(errno));
+        snprintf(text_p, text_size, "cannot open /dev/null: %s", strerror(errno));
         return 1;
     }
-    run->torch_port = free_port();
-    for (int i = 0; i < run->options.ranks && code == 0; i++)
-        code = start_rank(run, i, null_fd);
+    for (int i = 0; i < node->plan->options->ranks && code == 0; i++)
+        code = start_rank(node, i, node->plan->places[i].rank == 0 ? input_fd : null_fd, text_p,
+                          text_size);
     close(null_fd);
-    if (run->input.child_fd != STDIN_FILENO)
-        close(run->input.child_fd);
     return code;
 }

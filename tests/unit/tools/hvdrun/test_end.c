@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Exit codes and the summary: who failed first, and what became of the others. */
-#include "tools/hvdrun/run.h"
+#include "tools/hvdrun/end.h"
 
 #include "tests/unit/hvt_main.h"
 
@@ -15,10 +15,10 @@
         free(text);                                                                                \
     } while (0)
 
-static struct run_rank ended(enum hvi_fate_kind kind, int code, bool told)
+static struct run_outcome ended(enum hvi_fate_kind kind, int code, bool told)
 {
-    return (struct run_rank){.proc = {.pid = 1, .told = told, .fate = {.kind = kind, .code = code}},
-                             .ended = true};
+    return (struct run_outcome){
+        .pid = 1, .told = told, .fate = {.kind = kind, .code = code}, .ended = true};
 }
 
 START_TEST(a_signal_is_128_more)
@@ -32,7 +32,7 @@ END_TEST
 
 START_TEST(the_first_failure_comes_first_and_equals_are_grouped)
 {
-    const struct run_rank ranks[] = {
+    const struct run_outcome ranks[] = {
         ended(HVI_FATE_SIGNALED, SIGTERM, true),  ended(HVI_FATE_SIGNALED, SIGTERM, true),
         ended(HVI_FATE_SIGNALED, SIGKILL, false), ended(HVI_FATE_SIGNALED, SIGTERM, true),
         ended(HVI_FATE_EXITED, 0, false),         ended(HVI_FATE_SIGNALED, SIGKILL, true),
@@ -49,7 +49,7 @@ END_TEST
 
 START_TEST(ranks_that_never_ran_are_said_to)
 {
-    const struct run_rank ranks[] = {
+    const struct run_outcome ranks[] = {
         ended(HVI_FATE_SIGNALED, SIGTERM, true), {.ended = false}, {.ended = false}};
     EXPECT(ranks, 3, -1,
            "hvdrun:   rank 0: ended by hvdrun (SIGTERM)\nhvdrun:   ranks 1-2: never started\n");
@@ -58,7 +58,7 @@ END_TEST
 
 START_TEST(a_thousand_ranks_are_one_line)
 {
-    static struct run_rank ranks[1024];
+    static struct run_outcome ranks[1024];
     for (int i = 0; i < 1024; i++)
         ranks[i] = ended(HVI_FATE_EXITED, 0, false);
     EXPECT(ranks, 1024, -1, "hvdrun:   ranks 0-1023: exited with code 0\n");
@@ -67,7 +67,7 @@ END_TEST
 
 START_TEST(a_ragged_thousand_is_cut_not_overrun)
 {
-    static struct run_rank ranks[1024];
+    static struct run_outcome ranks[1024];
     char *text = NULL;
     size_t size = 0;
     for (int i = 0; i < 1024; i++)

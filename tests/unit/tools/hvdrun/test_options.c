@@ -209,7 +209,9 @@ START_TEST(a_number_of_ranks_must_make_sense)
     EXPECT_ERROR("-np -1 true", "'-1'");
     EXPECT_ERROR("-np four true", "'four'");
     EXPECT_ERROR("-np 2x true", "'2x'");
-    EXPECT_ERROR("-np 1025 true", "1 to 1024");
+    EXPECT_ERROR("-np 1025 true", "1 to 1024 on one host, not 1025");
+    EXPECT_ERROR("-np 1048577 true", "1 to 1048576, not '1048577'");
+    EXPECT_ERROR("-H h1:1024,h2:1025 true", "1 to 1024 processes, and h2 would have 1025");
     EXPECT_ERROR("-np", "needs a value");
     EXPECT_ERROR("true", "-np N");
     EXPECT_ERROR("-np 2", "which command");
@@ -220,14 +222,50 @@ START_TEST(hosts_give_the_slots)
 {
     ck_assert_int_eq(parse("-H localhost:3 true"), 0);
     ck_assert_int_eq(options.ranks, 3);
+    ck_assert(!run_hosts_are_spread(&options.places));
     ck_assert_int_eq(parse("-np 2 --hosts 127.0.0.1:4 true"), 0);
     ck_assert_int_eq(options.ranks, 2);
-    EXPECT_ERROR("-np 2 -H worker-1:2 true", "worker-1 is not this machine");
-    EXPECT_ERROR("-np 2 -H localhost true", "Invalid host input");
+    ck_assert_int_eq(options.places.list[0].ranks, 2);
+    EXPECT_ERROR("-np 2 -H localhost true",
+                 "Requested more processes (2) than there are available slots (1)");
+    EXPECT_ERROR("-np 2 -H localhost:x true", "Invalid host input");
     EXPECT_ERROR("-np 5 -H localhost:4 true",
                  "Requested more processes (5) than there are available slots (4)");
     EXPECT_ERROR("-np 2 -H localhost:2 -hostfile f true", "--hosts and --hostfile");
     EXPECT_ERROR("-H localhost:0 true", "how many processes?");
+}
+END_TEST
+
+START_TEST(other_hosts_are_reached_as_asked_for)
+{
+    ck_assert_int_eq(parse("-H h1:2,h2:1500 -np 4 -p 2222 -i key --ssh-command rsh --remote-hvdrun "
+                           "/r --remote-dir /d --network-interfaces eth0 true"),
+                     0);
+    ck_assert(run_hosts_are_spread(&options.places));
+    ck_assert_uint_eq(options.places.count, 2);
+    ck_assert_int_eq(options.places.list[1].first_rank, 2);
+    ck_assert_int_eq(options.places.list[1].ranks, 2);
+    ck_assert_str_eq(options.ssh_port, "2222");
+    ck_assert_str_eq(options.ssh_identity, "key");
+    ck_assert_str_eq(options.ssh_command, "rsh");
+    ck_assert_str_eq(options.remote_hvdrun, "/r");
+    ck_assert_str_eq(options.remote_dir, "/d");
+    ck_assert_str_eq(options.interfaces, "eth0");
+    EXPECT_ERROR("-H h1:2 -p ssh true", "--ssh-port takes a whole number");
+}
+END_TEST
+
+START_TEST(variables_for_the_ranks_are_given_or_taken_from_here)
+{
+    setenv("HVT_HERE", "value here", 1);
+    ck_assert_int_eq(parse("-np 1 -x A=b=c -x HVT_HERE --export E= true"), 0);
+    ck_assert_uint_eq(options.variable_count, 3);
+    ck_assert_str_eq(options.variables[0], "A=b=c");
+    ck_assert_str_eq(options.variables[1], "HVT_HERE=value here");
+    ck_assert_str_eq(options.variables[2], "E=");
+    unsetenv("HVT_HERE");
+    EXPECT_ERROR("-np 1 -x HVT_HERE true", "there is no such variable; give -x HVT_HERE=VALUE");
+    EXPECT_ERROR("-np 1 -x =b true", "-x takes NAME or NAME=VALUE, not '=b'");
 }
 END_TEST
 
@@ -325,10 +363,13 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
                      "hvdrun: --gloo: accepted without effect: there is one controller, hvdd\n");
     ck_assert_str_eq(idle_words("-np 2 --tcp -p 22 --network-interface lo --network-interface eth0 "
                                 "-i key true"),
-                     "hvdrun: --tcp, --network-interface: accepted without effect: no network is "
-                     "used on one machine\n"
-                     "hvdrun: --ssh-port, --ssh-identity-file: accepted without effect: hvdrun "
-                     "starts processes on this machine only, without ssh\n");
+                     "hvdrun: --tcp: accepted without effect: hvdd uses nothing else\n"
+                     "hvdrun: --ssh-port, --network-interfaces, --ssh-identity-file: accepted "
+                     "without effect: every process runs on this machine\n");
+    ck_assert_str_eq(idle_words("-np 2 -H h1:2 -p 22 --network-interface lo -i key true"), "");
+    ck_assert_str_eq(idle_words("-np 2 -H localhost:2 -p 22 true"),
+                     "hvdrun: --ssh-port: accepted without effect: every process runs on this "
+                     "machine\n");
     ck_assert_str_eq(idle_words("-np 2 --no-autotune --no-torus-allreduce "
                                 "--no-mpi-threads-disable --cache-capacity 9 true"),
                      "");
@@ -519,6 +560,8 @@ int main(void)
     tcase_add_test(tests, long_options_may_be_abbreviated);
     tcase_add_test(tests, a_number_of_ranks_must_make_sense);
     tcase_add_test(tests, hosts_give_the_slots);
+    tcase_add_test(tests, other_hosts_are_reached_as_asked_for);
+    tcase_add_test(tests, variables_for_the_ranks_are_given_or_taken_from_here);
     tcase_add_test(tests, every_other_option_of_horovodrun_is_accepted);
     tcase_add_test(tests, elastic_jobs_are_refused_with_what_to_do);
     tcase_add_test(tests, what_has_no_effect_is_told_once_per_reason);

@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * An agent greets, gets what is to run, starts hvdd, says that it is ready, starts its ranks when
+ * every host is ready, and sends on what they print and how they end. It decides nothing but one
+ * thing: when its standard input ends before the job does, hvdrun or the way to it is gone, and it
+ * ends everything that it has started. */
+#include "tools/hvdrun/agent.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "tools/hvdrun/channel.h"
+#include "tools/hvdrun/node.h"
+#include "tools/hvdrun/self.h"
+#include "tools/hvdrun/start.h"
+#include "tools/hvdrun/words.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#define LAST_WORDS_NS (5 * HVI_NS_SEC) /* for output on its way when everything has ended */
+
+struct agent {
+    struct run_channel channel;
+    struct run_heritage heritage;
+    int signal_fd;
+    struct run_polls polls;
+
+    struct hvi_launch_start start; /* what is to run; its kind of message comes once */
+    bool has_start, opened, gone_on, failed;
+    struct run_options options;
+    char **command, **environment, **settings;
+    struct run_place *places;
+    struct run_stream *streams;
+    struct run_stream log;
+    char master_address[256];
+    struct run_node_plan plan;
+    struct run_node node;
+
+    int input_fd; /* the pipe to rank 0; -1: none (any more) */
+    int input_read_fd;
+    struct run_buffer input;
+    bool input_ends;
+
+    bool lost; /* hvdrun is gone */
+    uint64_t kill_at_ns;
+};
+
+static void send_message(struct agent *agent, const struct hvi_launch_msg *msg)
+{
+    if (run_channel_send(&agent->channel, msg) != HVI_OK)
+        agent->channel.out.error = ENOMEM;
+}
+
+/* Messages carry UTF-8, and names of files may be anything. */
+static void put_text(struct hvi_launch_msg *msg, const char *text)
+{
+    char *at = msg->text.text;
+    const size_t length = hvi_utf8_cut(text, strlen(text), sizeof msg->text.text - 1);
+    snprintf(at, sizeof msg->text.text, "%.*s", (int)length, text);
+    if (hvi_utf8_valid(at, strlen(at)))
+        return;
+    for (; *at != '\0'; at++)
+        *at = (unsigned char)*at < 0x80 ? *at : '?';
+}
+
+static void say(void *context, const char *text)
+{
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_SAY};
+    put_text(&msg, text);
+    send_message(context, &msg);
+}
+
+static void fail(struct agent *agent, int code, const char *text)
+{
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_FAILED, .text = {.code = (uint32_t)code}};
+    put_text(&msg, text);
+    send_message(agent, &msg);
+    agent->failed = true;
+}
+
+static void greet(struct agent *agent)
+{
+    struct utsname names;
+    struct hvi_launch_msg msg = {
+        .kind = HVI_LAUNCH_HELLO,
+        .hello = {.launch_version = HVI_LAUNCH_VERSION, .version = HVD_VERSION_TEXT}};
+    const char *connection = getenv("SSH_CONNECTION"); /* theirs, port, ours, port */
+    char ours[64] = "";
+    if (connection != NULL && sscanf(connection, "%*s %*s %63s", ours) == 1)
+        snprintf(msg.hello.address, sizeof msg.hello.address, "%s", ours);
+    snprintf(msg.hello.machine, sizeof msg.hello.machine, "%.63s",
+             uname(&names) == 0 ? names.machine : "unknown");
+    run_buffer_append(&agent->channel.out.pending, HVI_LAUNCH_MARK, strlen(HVI_LAUNCH_MARK));
+    send_message(agent, &msg);
+}
+
+/* ---- what the node tells ---- */
+
+static void send_output(void *context, int index, const char *bytes, size_t length)
+{
+    struct agent *agent = context;
+    const struct hvi_launch_msg msg = {
+        .kind = HVI_LAUNCH_OUTPUT,
+        .data = {.rank = agent->places[index / 2].rank,
+                 .stream = 1 + (uint32_t)index % 2,
+                 .data = (unsigned char *)(uintptr_t)bytes,
+                 .bytes = length},
+    };
+    send_message(agent, &msg);
+}
+
+static void send_log(void *context, int index, const char *bytes, size_t length)
+{
+    const struct hvi_launch_msg msg = {
+        .kind = HVI_LAUNCH_LOG,
+        .data = {.data = (unsigned char *)(uintptr_t)bytes, .bytes = length},
+    };
+    (void)index;
+    send_message(context, &msg);
+}
+
+static void send_exits(void *context, const struct run_exit *exits, size_t count)
+{
+    static struct hvi_launch_exit rows[HVI_RANKS_MAX + 1];
+    struct agent *agent = context;
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_EXITED,
+                                       .exited = {.exits = rows, .exit_count = count}};
+    for (size_t i = 0; i < count; i++)
+        rows[i] = (struct hvi_launch_exit){
+            .rank = agent->places[exits[i].index].rank,
+            .pid = exits[i].pid,
+            .signaled = exits[i].fate.kind == HVI_FATE_SIGNALED,
+            .code = exits[i].fate.code,
+            .dying = exits[i].dying,
+        };
+    send_message(agent, &msg);
+}
+
+/* ---- start ---- */
+
+static bool take_settings(struct agent *agent)
+{
+    const struct hvi_launch_start *start = &agent->start;
+    size_t count = 0;
+    for (; agent->settings[count] != NULL; count++) {
+        const bool export = count < start->exports;
+        if ((export && count >= RUN_EXPORTS_MAX) ||
+            (!export && agent->options.variable_count >= RUN_VARIABLES_MAX))
+            return false;
+        if (export)
+            agent->options.exports[agent->options.export_count++] = agent->settings[count];
+        else
+            agent->options.variables[agent->options.variable_count++] = agent->settings[count];
+    }
+    return true;
+}
+
+/* A node's options are those of the job, but for the number of ranks. */
+static const char *take_options(struct agent *agent)
+{
+    const struct hvi_launch_start *start = &agent->start;
+    agent->command = run_words_unpack(start->command, start->command_bytes);
+    agent->environment = run_words_unpack(start->environment, start->environment_bytes);
+    agent->settings = run_words_unpack(start->settings, start->settings_bytes);
+    agent->options = (struct run_options){
+        .ranks = (int)start->rank_count,
+        .command = agent->command,
+        .address = start->address[0] != '\0' ? start->address : NULL,
+        .hvdd = start->hvdd[0] != '\0' ? start->hvdd : NULL,
+        .log_level = start->log_level[0] != '\0' ? start->log_level : NULL,
+        .start_timeout_ns = start->start_timeout_ns,
+        .grace_ns = start->grace_ns,
+        .verbose = start->verbose,
+        .bind_to_core = start->bind_to_core,
+    };
+    if (agent->command == NULL || agent->environment == NULL || agent->settings == NULL)
+        return "out of memory";
+    return take_settings(agent) ? NULL : "too many settings for the ranks";
+}
+
+static const char *make_streams(struct agent *agent)
+{
+    const size_t ranks = agent->start.rank_count;
+    agent->places = calloc(ranks, sizeof *agent->places);
+    agent->streams = calloc(2 * ranks, sizeof *agent->streams);
+    if (agent->places == NULL || agent->streams == NULL)
+        return "out of memory";
+    for (size_t i = 0; i < ranks; i++)
+        agent->places[i] = (struct run_place){
+            .rank = agent->start.ranks[i].rank,
+            .cross_rank = agent->start.ranks[i].cross_rank,
+            .cross_size = agent->start.ranks[i].cross_size,
+        };
+    for (size_t i = 0; i < 2 * ranks; i++) {
+        run_stream_init(&agent->streams[i], -1, &agent->channel.out);
+        agent->streams[i].take = send_output;
+        agent->streams[i].take_context = agent;
+        agent->streams[i].take_index = (int)i;
+    }
+    agent->log.take = send_log;
+    agent->log.take_context = agent;
+    return NULL;
+}
+
+/* Everything that is started here, hvdd included, has what travelled over what this login has. */
+static const char *take_environment(struct agent *agent)
+{
+    char **env = run_env_make(environ, agent->environment);
+    if (env == NULL)
+        return "out of memory";
+    environ = env; /* for good */
+    return NULL;
+}
+
+static void open_node(struct agent *agent)
+{
+    char text[2048];
+    struct hvi_launch_msg ready = {.kind = HVI_LAUNCH_READY};
+    agent->plan = (struct run_node_plan){
+        .options = &agent->options,
+        .heritage = &agent->heritage,
+        .places = agent->places,
+        .size = agent->start.size,
+        .job = agent->start.job,
+        .key = agent->start.job_key,
+        .interrupt_fd = agent->channel.fd, /* hvdrun says nothing more until we are ready */
+        .streams = agent->streams,
+        .log = &agent->log,
+        .calls = {.context = agent, .say = say, .exited = send_exits},
+    };
+    agent->opened = true;
+    if (run_node_open(&agent->node, &agent->plan, text, sizeof text) != 0) {
+        fail(agent, 1, text);
+        return;
+    }
+    if (agent->places[0].rank == 0)
+        ready.ready.torch_port = (uint32_t)run_start_free_port();
+    send_message(agent, &ready);
+}
+
+static void take_start(struct agent *agent)
+{
+    char text[4400];
+    const struct hvi_launch_start *start = &agent->start;
+    if (start->launch_version != HVI_LAUNCH_VERSION) {
+        snprintf(text, sizeof text,
+                 "the hvdrun here speaks version %u of the launch protocol, "
+                 "the one that calls it version %u",
+                 HVI_LAUNCH_VERSION, start->launch_version);
+        fail(agent, 1, text);
+        return;
+    }
+    run_self_raise_fds(&agent->heritage, (int)start->rank_count);
+    const char *why = take_options(agent);
+    if (why == NULL)
+        why = make_streams(agent);
+    if (why == NULL)
+        why = take_environment(agent);
+    if (why != NULL) {
+        fail(agent, 1, why);
+        return;
+    }
+    if (chdir(start->directory) != 0) {
+        snprintf(text, sizeof text, "cannot enter %s: %s; --remote-dir names another directory",
+                 start->directory, strerror(errno));
+        fail(agent, 1, text);
+        return;
+    }
+    setenv("PWD", start->directory, 1);
+    open_node(agent);
+}
+
+/* ---- go ---- */
+
+static void open_input(struct agent *agent)
+{
+    int fds[2];
+    if (agent->places[0].rank != 0 || pipe2(fds, O_CLOEXEC) != 0)
+        return;
+    fcntl(fds[1], F_SETFL, O_NONBLOCK);
+    agent->input_read_fd = fds[0];
+    agent->input_fd = fds[1];
+}
+
+static void send_started(struct agent *agent)
+{
+    static int32_t pids[HVI_RANKS_MAX];
+    const struct hvi_launch_msg msg = {
+        .kind = HVI_LAUNCH_STARTED,
+        .started = {.pids = pids, .pid_count = agent->start.rank_count},
+    };
+    for (size_t i = 0; i < agent->start.rank_count; i++)
+        pids[i] = agent->node.ranks[i].proc.pid;
+    send_message(agent, &msg);
+}
+
+static void end_ranks(struct agent *agent);
+
+static void take_go(struct agent *agent, const struct hvi_launch_go *go)
+{
+    char text[2048];
+    agent->gone_on = true;
+    snprintf(agent->master_address, sizeof agent->master_address, "%s", go->master_address);
+    agent->plan.master_address = agent->master_address;
+    agent->plan.master_port = (int)go->master_port;
+    open_input(agent);
+    const int code = run_node_start(&agent->node, agent->input_read_fd, text, sizeof text);
+    if (agent->input_read_fd >= 0)
+        close(agent->input_read_fd);
+    agent->input_read_fd = -1;
+    if (code == 0) {
+        send_started(agent);
+        return;
+    }
+    fail(agent, code, text);
+    end_ranks(agent);
+}
+
+/* ---- input of rank 0 ---- */
+
+static void write_input(struct agent *agent)
+{
+    struct hvi_launch_msg taken = {.kind = HVI_LAUNCH_INPUT_TAKEN};
+    while (agent->input_fd >= 0 && agent->input.used > 0) {
+        const ssize_t written =
+            write(agent->input_fd, agent->input.data + agent->input.start, agent->input.used);
+        if (written > 0) {
+            run_buffer_consume(&agent->input, (size_t)written);
+            taken.number.number += (uint32_t)written;
+        } else if (errno == EAGAIN) {
+            break;
+        } else if (errno != EINTR) { /* rank 0 reads no more: nor does hvdrun, without our word */
+            close(agent->input_fd);
+            agent->input_fd = -1;
+        }
+    }
+    if (taken.number.number > 0)
+        send_message(agent, &taken);
+    if (agent->input_ends && agent->input.used == 0 && agent->input_fd >= 0) {
+        close(agent->input_fd);
+        agent->input_fd = -1;
+    }
+}
+
+static void input_is_wanted(void *context, int index)
+{
+    (void)index;
+    write_input(context);
+}
+
+/* hvdrun never has more than HVI_LAUNCH_DATA_MAX bytes on the way. */
+static bool take_input(struct agent *agent, const struct hvi_launch_data *data)
+{
+    if (agent->input.used + data->bytes > HVI_LAUNCH_DATA_MAX)
+        return false;
+    if (agent->input_fd < 0)
+        return true;
+    if (run_buffer_append(&agent->input, (const char *)data->data, data->bytes) != HVI_OK)
+        return false;
+    write_input(agent);
+    return true;
+}
+
+/* ---- the end ---- */
+
+/* SIGTERM now, SIGKILL after the grace time, and then what they have left running. */
+static void end_ranks(struct agent *agent)
+{
+    if (agent->kill_at_ns != 0)
+        return;
+    run_node_signal(&agent->node, SIGTERM);
+    run_node_signal(&agent->node, SIGCONT);
+    agent->kill_at_ns = hvi_deadline_after((int64_t)agent->options.grace_ns);
+}
+
+static void lose(struct agent *agent)
+{
+    agent->lost = true;
+    agent->channel.out.error = EPIPE;
+    run_buffer_consume(&agent->channel.out.pending, agent->channel.out.pending.used);
+    if (agent->channel.fd >= 0)
+        close(agent->channel.fd);
+    agent->channel.fd = -1;
+    if (agent->gone_on)
+        end_ranks(agent);
+}
+
+static bool is_ending(const struct agent *agent)
+{
+    return agent->lost || agent->failed;
+}
+
+static void tick_end(struct agent *agent, uint64_t now_ns)
+{
+    if (!is_ending(agent) || !agent->gone_on)
+        return;
+    if (agent->kill_at_ns != 0 && now_ns >= agent->kill_at_ns && agent->node.alive > 0) {
+        agent->kill_at_ns = HVI_NEVER;
+        run_node_signal(&agent->node, SIGKILL);
+    }
+    if (agent->node.alive == 0)
+        run_node_end(&agent->node, false);
+}
+
+static bool is_done(const struct agent *agent)
+{
+    if (agent->gone_on)
+        return agent->node.stage == RUN_DONE;
+    return is_ending(agent);
+}
+
+/* ---- messages ---- */
+
+static bool take_running(struct agent *agent, const struct hvi_launch_msg *msg)
+{
+    switch (msg->kind) {
+    case HVI_LAUNCH_INPUT:
+        return take_input(agent, &msg->data);
+    case HVI_LAUNCH_INPUT_END:
+        agent->input_ends = true;
+        write_input(agent);
+        return true;
+    case HVI_LAUNCH_SIGNAL:
+        run_node_signal(&agent->node, (int)msg->number.number);
+        return true;
+    case HVI_LAUNCH_CLOSE:
+        for (size_t i = msg->number.number - 1; i < 2 * agent->start.rank_count; i += 2)
+            run_stream_end(&agent->streams[i]);
+        return true;
+    case HVI_LAUNCH_END:
+        if (agent->node.alive > 0)
+            return false;
+        run_node_end(&agent->node, msg->end.linger);
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool take(void *context, struct hvi_launch_msg *msg, char *text_p, size_t text_size)
+{
+    struct agent *agent = context;
+    if (msg->kind == HVI_LAUNCH_START && !agent->has_start) {
+        agent->start = msg->start;
+        msg->start = (struct hvi_launch_start){.size = 0}; /* its lists are ours now */
+        agent->has_start = true;
+        take_start(agent);
+        return true;
+    }
+    if (msg->kind == HVI_LAUNCH_GO && agent->opened && !agent->failed && !agent->gone_on) {
+        take_go(agent, &msg->go);
+        return true;
+    }
+    if (agent->gone_on && take_running(agent, msg))
+        return true;
+    snprintf(text_p, text_size, "message %d has no place here", (int)msg->kind);
+    return false;
+}
+
+static void read_channel(void *context, int index)
+{
+    struct agent *agent = context;
+    char text[512];
+    (void)index;
+    const enum run_channel_state state =
+        run_channel_read(&agent->channel, take, agent, text, sizeof text);
+    if (state == RUN_CHANNEL_BROKEN)
+        fail(agent, 1, text);
+    if (state != RUN_CHANNEL_OPEN)
+        lose(agent);
+}
+
+static void read_signals(void *context, int index)
+{
+    struct agent *agent = context;
+    struct signalfd_siginfo info;
+    (void)index;
+    while (read(agent->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT || info.ssi_signo == SIGHUP ||
+            info.ssi_signo == SIGQUIT)
+            lose(agent);
+}
+
+/* ---- the loop ---- */
+
+static void room_to_write(void *context, int index)
+{
+    struct agent *agent = context;
+    (void)index;
+    run_sink_flush(&agent->channel.out);
+}
+
+static uint64_t next_time(const struct agent *agent)
+{
+    uint64_t next_ns = agent->gone_on ? run_node_next_ns(&agent->node) : HVI_NEVER;
+    if (agent->kill_at_ns != 0 && agent->kill_at_ns < next_ns)
+        next_ns = agent->kill_at_ns;
+    return next_ns;
+}
+
+static bool poll_once(struct agent *agent)
+{
+    struct run_polls *polls = &agent->polls;
+    run_polls_clear(polls);
+    run_polls_add(polls, agent->signal_fd, POLLIN, read_signals, agent, 0);
+    run_polls_add(polls, agent->channel.fd, POLLIN, read_channel, agent, 0);
+    if (agent->channel.out.pending.used > 0)
+        run_polls_add(polls, agent->channel.out.fd, POLLOUT, room_to_write, agent, 0);
+    if (agent->input.used > 0)
+        run_polls_add(polls, agent->input_fd, POLLOUT, input_is_wanted, agent, 0);
+    if (agent->gone_on)
+        run_node_poll(&agent->node, polls);
+    return run_polls_wait(polls, next_time(agent));
+}
+
+static void loop(struct agent *agent)
+{
+    while (!is_done(agent)) {
+        if (!poll_once(agent))
+            lose(agent);
+        const uint64_t now_ns = hvi_clock_ns();
+        if (agent->gone_on)
+            run_node_tick(&agent->node, now_ns);
+        tick_end(agent, now_ns);
+    }
+}
+
+/* What is still to be written, while hvdrun reads it. */
+static void finish_output(struct agent *agent)
+{
+    struct run_sink *out = &agent->channel.out;
+    const uint64_t deadline_ns = hvi_deadline_after((int64_t)LAST_WORDS_NS);
+    run_sink_flush(out);
+    while (out->pending.used > 0 && out->error == 0 && !hvi_deadline_passed(deadline_ns)) {
+        struct pollfd item = {.fd = out->fd, .events = POLLOUT};
+        poll(&item, 1, hvi_deadline_poll_ms(deadline_ns));
+        run_sink_flush(out);
+    }
+}
+
+static void finish(struct agent *agent)
+{
+    if (agent->opened)
+        run_node_close(&agent->node);
+    finish_output(agent);
+    struct hvi_launch_msg start = {.kind = HVI_LAUNCH_START, .start = agent->start};
+    hvi_launch_msg_free(&start);
+    if (agent->input_fd >= 0)
+        close(agent->input_fd);
+    run_buffer_fini(&agent->input);
+    run_channel_fini(&agent->channel);
+    run_polls_fini(&agent->polls);
+    free(agent->command);
+    free(agent->environment);
+    free(agent->settings);
+    free(agent->places);
+    free(agent->streams);
+}
+
+int run_agent(void)
+{
+    static struct agent agent;
+    agent = (struct agent){.input_fd = -1, .input_read_fd = -1};
+    agent.channel.fd = STDIN_FILENO;
+    agent.channel.marked = true;
+    run_sink_init(&agent.channel.out, STDOUT_FILENO);
+    run_stream_init(&agent.log, -1, &agent.channel.out);
+    agent.signal_fd = run_self_open_signals(&agent.heritage);
+    greet(&agent);
+    loop(&agent);
+    finish(&agent);
+    return agent.lost || agent.failed ? 1 : 0;
+}

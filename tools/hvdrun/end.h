@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which failure ends a job, when the other ranks are ended, and what is said about it. Knows ranks of
+ * one node and of many alike; acts through run_end_hands. Main thread; waits nowhere. */
+#ifndef HVI_TOOLS_HVDRUN_END_H
+#define HVI_TOOLS_HVDRUN_END_H
+
+#include "tools/hvdrun/node.h"
+
+#include <stdio.h>
+
+struct run_outcome {
+    pid_t pid; /* 0: not started */
+    bool ended;
+    bool told; /* we asked it to end */
+    struct hvi_fate fate;
+    const char *host; /* NULL: this machine, where all ranks are */
+};
+
+struct run_end_hands {
+    void *context;
+    void (*say)(void *context, const char *text);
+    /* To every process of the job and what it has started. */
+    void (*signal)(void *context, int signal_number);
+    /* What hvdd reports from here on is a consequence, no news. */
+    void (*mute)(void *context);
+    /* All ranks have ended. */
+    void (*over)(void *context, bool linger);
+};
+
+struct run_end {
+    const struct run_options *options;
+    struct run_end_hands hands;
+    struct run_outcome *ranks;
+    int count, alive;
+    int waiting;      /* ranks that are still to be started */
+    int first_failed; /* rank, -1: none */
+    int exit_code;
+    int stop_signal;                 /* the first one from outside that asks to end; 0: none */
+    uint64_t term_at_ns, kill_at_ns; /* for ranks that still run; 0: not planned */
+    bool killed, over;
+    bool given_up;  /* the job ends for another reason than a rank's failure */
+    bool impatient; /* a second signal asked to end: output that cannot be written is given up */
+};
+
+/* False without memory. */
+bool run_end_init(struct run_end *end_p, const struct run_options *options, int ranks,
+                  const struct run_end_hands *hands);
+void run_end_fini(struct run_end *end);
+
+void run_end_started(struct run_end *end, int rank, pid_t pid, const char *host);
+/* So many ranks will never be started; run_end_give_up goes before. */
+void run_end_not_started(struct run_end *end, int ranks);
+/* These have ended together (their indices are ranks). Acts on the first failure. */
+void run_end_exited(struct run_end *end, const struct run_exit *exits, size_t count);
+/* The job cannot go on, which is no rank's fault: SIGTERM to everything that runs, SIGKILL after the
+ * grace time. */
+void run_end_give_up(struct run_end *end);
+/* A signal from outside. */
+void run_end_signal(struct run_end *end, int signal_number);
+/* What time alone brings: SIGTERM, SIGKILL. */
+void run_end_tick(struct run_end *end, uint64_t now_ns);
+/* The next time for run_end_tick; HVI_NEVER for none. */
+uint64_t run_end_next_ns(const struct run_end *end);
+
+/* Summary and verdict, without the last newline; NULL where there is nothing to say. For free. */
+char *run_end_report(const struct run_end *end);
+/* Who ended how, grouped, for people. */
+void run_end_summary(FILE *out, const struct run_outcome *ranks, int count, int first_failed);
+/* 128 + signal, or the exit status. */
+int run_end_exit_code(struct hvi_fate fate);
+
+#endif

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The process leads a group of its own, so that Ctrl-C does not reach it. ssh dies with hvdrun; an
+ * agent here is left to see the end of its input, and to clean up. */
+#include "tools/hvdrun/link.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TRIES_MAX   6u
+#define RETRY_NS    (200 * HVI_NS_MS) /* doubles with each try */
+#define STRAGGLE_NS (5 * HVI_NS_SEC)  /* between the end of the agent and that of ssh */
+#define LAST_READS  4096
+
+/* ---- stderr ---- */
+
+/* Of much only the end is kept. */
+static void keep_words(void *context, int index, const char *bytes, size_t length)
+{
+    struct run_link *link = context;
+    const size_t room = sizeof link->words - 1;
+    size_t used = strlen(link->words);
+    (void)index;
+    if (length > room) {
+        bytes += length - room;
+        length = room;
+    }
+    if (used + length > room) {
+        const size_t drop = used + length - room;
+        memmove(link->words, link->words + drop, used - drop);
+        used -= drop;
+    }
+    memcpy(link->words + used, bytes, length);
+    link->words[used + length] = '\0';
+}
+
+void run_link_settle(struct run_link *link)
+{
+    link->settled = true;
+    link->errors.take = NULL;
+    if (link->words[0] != '\0')
+        run_stream_feed(&link->errors, link->words, strlen(link->words));
+    link->words[0] = '\0';
+}
+
+static void read_errors(void *context, int index)
+{
+    struct run_link *link = context;
+    (void)index;
+    if (link->errors.fd >= 0)
+        run_stream_read(&link->errors);
+}
+
+/* ---- the start ---- */
+
+void run_link_init(struct run_link *link_p, const struct run_options *options,
+                   const struct run_heritage *heritage, const struct run_host *host,
+                   struct run_sink *err)
+{
+    memset(link_p, 0, sizeof *link_p);
+    link_p->options = options;
+    link_p->heritage = heritage;
+    link_p->host = host;
+    link_p->proc.pidfd = -1;
+    link_p->channel.fd = -1;
+    link_p->channel.out.error = EPIPE;
+    run_stream_init(&link_p->errors, -1, err);
+    link_p->errors.take = keep_words;
+    link_p->errors.take_context = link_p;
+}
+
+static void close_pairs(int pairs[3][2])
+{
+    for (int i = 0; i < 3; i++)
+        for (int side = 0; side < 2; side++)
+            if (pairs[i][side] >= 0)
+                close(pairs[i][side]);
+}
+
+/* Its stdin, stdout and stderr. */
+static int spawn(struct run_link *link, int pairs[3][2])
+{
+    for (int i = 0; i < 3; i++)
+        if (pipe2(pairs[i], O_CLOEXEC) != 0)
+            return errno;
+    const struct run_spawn plan = {
+        .argv = link->ssh.argv,
+        .envp = environ,
+        .stdin_fd = pairs[0][0],
+        .stdout_fd = pairs[1][1],
+        .stderr_fd = pairs[2][1],
+        .death_signal = link->host->here ? 0 : SIGKILL,
+        .heritage = link->heritage,
+    };
+    return run_proc_start(&plan, &link->proc);
+}
+
+static void take_ends(struct run_link *link, int pairs[3][2])
+{
+    close(pairs[0][0]);
+    close(pairs[1][1]);
+    close(pairs[2][1]);
+    link->channel = (struct run_channel){.fd = pairs[1][0]};
+    fcntl(pairs[1][0], F_SETFL, O_NONBLOCK);
+    run_sink_init_own(&link->channel.out, pairs[0][1]);
+    link->errors.fd = pairs[2][0];
+    link->words[0] = '\0';
+    link->state = RUN_LINK_OPEN;
+}
+
+void run_link_start(struct run_link *link)
+{
+    int pairs[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
+    link->state = RUN_LINK_GONE;
+    link->tries++;
+    if (run_ssh_make(link->options, link->host, &link->ssh, link->text, sizeof link->text) != 0)
+        return;
+    const int error = spawn(link, pairs);
+    if (error == 0) {
+        take_ends(link, pairs);
+        return;
+    }
+    snprintf(link->text, sizeof link->text, "cannot start %s: %s", link->ssh.argv[0],
+             strerror(error));
+    close_pairs(pairs);
+    run_ssh_fini(&link->ssh);
+}
+
+void run_link_send(struct run_link *link, const struct hvi_launch_msg *msg)
+{
+    if (run_channel_send(&link->channel, msg) == HVI_OK || link->text[0] != '\0')
+        return;
+    snprintf(link->text, sizeof link->text,
+             "what is to run there cannot be told: it is too long, or a name in it is not UTF-8");
+    run_link_close(link, 0);
+}
+
+/* ---- the end ---- */
+
+void run_link_close(struct run_link *link, uint64_t patience_ns)
+{
+    if (link->state == RUN_LINK_WAITING)
+        link->state = RUN_LINK_GONE;
+    if (link->state == RUN_LINK_GONE)
+        return;
+    link->closed = true;
+    run_channel_fini(&link->channel);
+    if (link->kill_at_ns == 0)
+        link->kill_at_ns = hvi_deadline_after((int64_t)patience_ns);
+}
+
+/* What has come so far. */
+static void read_rest(struct run_link *link)
+{
+    char text[1024] = "";
+    for (int i = 0; i < LAST_READS && link->channel.fd >= 0; i++) {
+        struct pollfd item = {.fd = link->channel.fd, .events = POLLIN};
+        if (poll(&item, 1, 0) <= 0 || run_channel_read(&link->channel, link->take, link->context,
+                                                       text, sizeof text) != RUN_CHANNEL_OPEN)
+            break;
+    }
+    for (int i = 0; i < LAST_READS && link->errors.fd >= 0; i++) {
+        struct pollfd item = {.fd = link->errors.fd, .events = POLLIN};
+        if (poll(&item, 1, 0) <= 0)
+            break;
+        run_stream_read(&link->errors);
+    }
+}
+
+/* sshd refuses connections at random when there are many that have not logged in yet. */
+static bool tries_again(struct run_link *link)
+{
+    if (link->closed || link->settled || link->channel.marked || link->tries >= TRIES_MAX ||
+        !run_ssh_was_dropped(link->fate, link->words))
+        return false;
+    link->retry_ns = hvi_deadline_after((int64_t)(RETRY_NS << link->tries));
+    return true;
+}
+
+/* Its process is over: what it has sent is taken to the end, and what is said of it is decided. */
+static void finish(struct run_link *link)
+{
+    read_rest(link);
+    link->fate = link->proc.fate;
+    run_channel_fini(&link->channel);
+    run_stream_end(&link->errors);
+    run_proc_signal(&link->proc, SIGKILL); /* what it may have left in its group */
+    run_proc_reap(&link->proc);
+    link->proc = (struct run_proc){.pidfd = -1};
+    link->kill_at_ns = 0;
+    link->state = tries_again(link) ? RUN_LINK_WAITING : RUN_LINK_GONE;
+    if (link->state == RUN_LINK_GONE && !link->closed && !link->settled && link->text[0] == '\0')
+        run_ssh_explain(&link->ssh, link->host, link->fate, link->words, link->text,
+                        sizeof link->text);
+    run_ssh_fini(&link->ssh);
+}
+
+static void look_at_process(void *context, int index)
+{
+    struct run_link *link = context;
+    (void)index;
+    if (link->state == RUN_LINK_OPEN && run_proc_look(&link->proc))
+        finish(link);
+}
+
+/* ---- in the loop ---- */
+
+static void read_channel(void *context, int index)
+{
+    struct run_link *link = context;
+    char text[1024];
+    (void)index;
+    if (link->channel.fd < 0)
+        return;
+    const enum run_channel_state state =
+        run_channel_read(&link->channel, link->take, link->context, text, sizeof text);
+    if (state == RUN_CHANNEL_OPEN)
+        return;
+    if (state == RUN_CHANNEL_BROKEN && link->text[0] == '\0')
+        snprintf(link->text, sizeof link->text, "what comes from there makes no sense: %s", text);
+    if (state == RUN_CHANNEL_BROKEN) {
+        run_link_close(link, STRAGGLE_NS);
+    } else { /* the agent has gone; its process says how */
+        close(link->channel.fd);
+        link->channel.fd = -1;
+    }
+    if (link->kill_at_ns == 0)
+        link->kill_at_ns = hvi_deadline_after((int64_t)STRAGGLE_NS);
+}
+
+static void room_to_write(void *context, int index)
+{
+    struct run_link *link = context;
+    (void)index;
+    run_sink_flush(&link->channel.out);
+}
+
+void run_link_poll(struct run_link *link, struct run_polls *polls, bool reading)
+{
+    if (link->state != RUN_LINK_OPEN)
+        return;
+    if (reading)
+        run_polls_add(polls, link->channel.fd, POLLIN, read_channel, link, 0);
+    if (link->channel.out.pending.used > 0)
+        run_polls_add(polls, link->channel.out.fd, POLLOUT, room_to_write, link, 0);
+    if (!run_sink_is_full(link->errors.sink))
+        run_polls_add(polls, link->errors.fd, POLLIN, read_errors, link, 0);
+    run_polls_add(polls, link->proc.pidfd, POLLIN, look_at_process, link, 0);
+}
+
+void run_link_tick(struct run_link *link, uint64_t now_ns)
+{
+    if (link->state != RUN_LINK_OPEN)
+        return;
+    run_stream_tick(&link->errors, now_ns);
+    if (link->kill_at_ns != 0 && now_ns >= link->kill_at_ns) {
+        link->kill_at_ns = HVI_NEVER;
+        run_proc_signal(&link->proc, SIGKILL);
+    }
+}
+
+uint64_t run_link_next_ns(const struct run_link *link)
+{
+    uint64_t next_ns = HVI_NEVER;
+    if (link->state == RUN_LINK_WAITING && link->retry_ns != 0)
+        next_ns = link->retry_ns;
+    if (link->state == RUN_LINK_OPEN && link->kill_at_ns != 0)
+        next_ns = link->kill_at_ns;
+    if (link->errors.held_until_ns != 0 && link->errors.held_until_ns < next_ns)
+        next_ns = link->errors.held_until_ns;
+    return next_ns;
+}
+
+void run_link_fini(struct run_link *link)
+{
+    if (link->state == RUN_LINK_OPEN) {
+        run_proc_signal(&link->proc, SIGKILL);
+        run_proc_reap(&link->proc);
+        run_ssh_fini(&link->ssh);
+    }
+    run_channel_fini(&link->channel);
+    run_stream_fini(&link->errors);
+    link->state = RUN_LINK_GONE;
+}

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How a node ends.
+ *
+ *   RUNNING --end, to linger--> LINGER --1 s, or output closed--> LEFTOVER
+ *      \--------end, after a failure or a kill-----------------------^   |
+ *                              DONE <--all written-- DRAIN <--gone, or SIGKILL
+ *
+ * Ended ranks stay zombies until LEFTOVER: that keeps their groups' numbers ours, and lets the
+ * engine read their exit status from /proc. Order of birth: guard, hvdd, ranks, admin client: so
+ * every fork happens before libzmq's threads exist. */
+#include "tools/hvdrun/node.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "tools/hvdrun/start.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LINGER_NS  HVI_NS_SEC
+#define ESCAPED_NS HVI_NS_SEC        /* output held open by a process that left its group */
+#define ADMIN_NS   (200 * HVI_NS_MS) /* hvdrun never waits longer for hvdd */
+#define UNKILLABLE_NS                                                                              \
+    (5 * HVI_NS_SEC) /* a process that SIGKILL does not end (stuck in the kernel) */
+#define GROUP_POLL_NS (10 * HVI_NS_MS)
+#define DRAIN_READS   64
+
+static int count_of(const struct run_node *node)
+{
+    return node->ranks != NULL ? node->plan->options->ranks : 0;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(const struct run_node *node,
+                                                      const char *format, ...)
+{
+    char text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    node->plan->calls.say(node->plan->calls.context, text);
+}
+
+/* ---- the start ---- */
+
+/* Finds or starts the daemon. False with a sentence. */
+static bool find_daemon(struct run_node *node, char *text_p, size_t text_size)
+{
+    struct address address;
+    const struct run_options *options = node->plan->options;
+    if (address_is_configured(options->address)) {
+        const int status = address_find(options->address, &address);
+        snprintf(node->address, sizeof node->address, "%s", address.dir);
+        if (status != HVI_OK)
+            snprintf(text_p, text_size,
+                     "no hvdd answers at %s; start one, or leave out --address and HVD_ADDRESS to "
+                     "get a private one",
+                     address.why);
+        return status == HVI_OK;
+    }
+    const struct run_daemon_plan plan = {
+        .options = options,
+        .heritage = node->plan->heritage,
+        .guard = &node->guard,
+        .signal_fd = node->plan->interrupt_fd,
+    };
+    if (run_daemon_start(&plan, &node->daemon, text_p, text_size) != HVI_OK)
+        return false;
+    node->plan->log->fd = node->daemon.stderr_fd;
+    node->daemon.stderr_fd = -1;
+    snprintf(node->address, sizeof node->address, "%s", node->daemon.dir);
+    if (options->verbose)
+        say(node, "private hvdd: pid %d in %s", (int)node->daemon.proc.pid, node->daemon.dir);
+    return true;
+}
+
+int run_node_open(struct run_node *node_p, const struct run_node_plan *plan, char *text_p,
+                  size_t text_size)
+{
+    memset(node_p, 0, sizeof *node_p);
+    node_p->plan = plan;
+    node_p->daemon = (struct run_daemon){.parent_fd = -1, .stderr_fd = -1, .proc = {.pidfd = -1}};
+    node_p->guard.fd = -1;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    node_p->ranks = calloc((size_t)plan->options->ranks, sizeof *node_p->ranks);
+    const int error = node_p->ranks == NULL ? ENOMEM : run_guard_start(&node_p->guard);
+    for (int i = 0; i < count_of(node_p); i++)
+        node_p->ranks[i].proc.pidfd = -1;
+    if (error == 0)
+        return find_daemon(node_p, text_p, text_size) ? 0 : -1;
+    snprintf(text_p, text_size, "cannot start: %s", strerror(error));
+    return -1;
+}
+
+int run_node_start(struct run_node *node, int input_fd, char *text_p, size_t text_size)
+{
+    const int code = run_start_ranks(node, input_fd, text_p, text_size);
+    if (node->alive > 0 && admin_client_open(node->address, &node->admin) != HVI_OK)
+        node->daemon_silent = true;
+    return code;
+}
+
+/* ---- ranks that have ended ---- */
+
+/* What the process has written is shown before what is said about its end. */
+static void drain_output(struct run_node *node, int index)
+{
+    for (int i = 0; i < 2; i++) {
+        struct run_stream *stream = &node->plan->streams[2 * index + i];
+        for (int reads = 0; stream->fd >= 0 && reads < DRAIN_READS; reads++) {
+            struct pollfd item = {.fd = stream->fd, .events = POLLIN};
+            if (run_sink_is_full(stream->sink) || poll(&item, 1, 0) <= 0)
+                break;
+            run_stream_read(stream);
+        }
+    }
+}
+
+static void tell_daemon(struct run_node *node, int index)
+{
+    const struct run_proc *proc = &node->ranks[index].proc;
+    struct hvi_admin_request request = {
+        .kind = HVI_ADMIN_PROCESS_EXITED,
+        .rank = node->plan->places[index].rank,
+        .pid = proc->pid,
+        .signaled = proc->fate.kind == HVI_FATE_SIGNALED,
+        .code = proc->fate.code,
+    };
+    struct hvi_admin_reply reply;
+    if (node->admin == NULL || node->daemon_silent || node->daemon_gone)
+        return;
+    snprintf(request.job, sizeof request.job, "%s", node->plan->job);
+    const int status = admin_client_call(node->admin, &request,
+                                         hvi_deadline_after((int64_t)ADMIN_NS), &reply, NULL, 0);
+    if (status == HVI_OK)
+        hvi_admin_reply_free(&reply);
+    else
+        node->daemon_silent = true; /* once is enough: the next rank must not wait too */
+}
+
+/* A rank that was killed but is no zombie yet, because the kernel takes its memory apart first: its
+ * peers may have learned of it and ended before. */
+static bool find_dying(struct run_node *node, struct run_exit *exit_p)
+{
+    for (int i = 0; i < count_of(node); i++) {
+        struct run_node_rank *rank = &node->ranks[i];
+        struct hvi_fate fate;
+        if (rank->ended || rank->proc.pid <= 0 ||
+            !hvi_fate_is_ending(rank->proc.pid, rank->proc.pidfd, &fate) ||
+            fate.kind != HVI_FATE_SIGNALED)
+            continue;
+        *exit_p = (struct run_exit){.index = i, .pid = rank->proc.pid, .fate = fate, .dying = true};
+        return true;
+    }
+    return false;
+}
+
+/* Those whose pidfd was ready, in exits_p. */
+static size_t take_ended(struct run_node *node, struct run_exit *exits_p)
+{
+    size_t count = 0;
+    for (int i = 0; i < count_of(node); i++) {
+        struct run_node_rank *rank = &node->ranks[i];
+        if (!rank->signalled)
+            continue;
+        rank->signalled = false;
+        if (rank->ended || !run_proc_look(&rank->proc))
+            continue;
+        rank->ended = true;
+        node->alive--;
+        exits_p[count++] =
+            (struct run_exit){.index = i, .pid = rank->proc.pid, .fate = rank->proc.fate};
+    }
+    return count;
+}
+
+static bool explains_nothing(const struct run_exit *exits, size_t count)
+{
+    bool failed = false;
+    for (size_t i = 0; i < count; i++) {
+        if (exits[i].fate.kind == HVI_FATE_SIGNALED)
+            return false;
+        failed |= exits[i].fate.kind != HVI_FATE_EXITED || exits[i].fate.code != 0;
+    }
+    return failed;
+}
+
+static void collect(struct run_node *node)
+{
+    static struct run_exit exits[HVI_RANKS_MAX + 1];
+    size_t count = take_ended(node, exits);
+    for (size_t i = 0; i < count; i++) {
+        tell_daemon(node, exits[i].index);
+        drain_output(node, exits[i].index);
+    }
+    if (explains_nothing(exits, count) && find_dying(node, &exits[count]))
+        count++;
+    if (count > 0)
+        node->plan->calls.exited(node->plan->calls.context, exits, count);
+}
+
+/* ---- stages ---- */
+
+static void enter_stage(struct run_node *node, enum run_stage stage, uint64_t lasts_ns)
+{
+    node->stage = stage;
+    node->stage_ends_ns = hvi_deadline_after((int64_t)lasts_ns);
+}
+
+static void signal_groups(struct run_node *node, int signal_number)
+{
+    for (int i = 0; i < count_of(node); i++)
+        run_proc_signal(&node->ranks[i].proc, signal_number);
+}
+
+/* From here on nothing is a zombie of ours any more, and a group that answers is a leftover. */
+static void enter_leftover(struct run_node *node)
+{
+    signal_groups(node, SIGTERM);
+    signal_groups(node, SIGCONT);
+    for (int i = 0; i < count_of(node); i++) {
+        run_guard_drop(&node->guard, node->ranks[i].proc.pid);
+        run_proc_reap(&node->ranks[i].proc);
+    }
+    enter_stage(node, RUN_LEFTOVER, node->killed ? 0 : node->plan->options->grace_ns);
+}
+
+void run_node_end(struct run_node *node, bool linger)
+{
+    if (node->stage != RUN_RUNNING)
+        return;
+    if (linger && !node->killed)
+        enter_stage(node, RUN_LINGER, LINGER_NS);
+    else
+        enter_leftover(node);
+}
+
+void run_node_signal(struct run_node *node, int signal_number)
+{
+    signal_groups(node, signal_number);
+    if (signal_number != SIGKILL)
+        return;
+    node->killed = true;
+    if (node->stage == RUN_LINGER)
+        enter_leftover(node);
+    if (node->stage >= RUN_LEFTOVER)
+        node->stage_ends_ns = 0;
+}
+
+static bool outputs_closed(const struct run_node *node)
+{
+    for (int i = 0; i < 2 * count_of(node); i++)
+        if (node->plan->streams[i].fd >= 0)
+            return false;
+    return true;
+}
+
+/* Nothing to write and nothing to read; a pipe that is open all the same is held by a process that
+ * left its group. */
+static bool output_is_written(const struct run_node *node)
+{
+    if (node->plan->log->sink->pending.used > 0)
+        return false;
+    for (int i = 0; i < 2 * count_of(node); i++) {
+        const struct run_stream *stream = &node->plan->streams[i];
+        struct pollfd item = {.fd = stream->fd, .events = POLLIN};
+        if (stream->sink->pending.used > 0 || stream->held.used > 0 ||
+            (item.fd >= 0 && poll(&item, 1, 0) > 0))
+            return false;
+    }
+    return true;
+}
+
+/* True when no group has a member left; those that have get SIGKILL if `force`. Orphans are ours to
+ * reap: this process is their subreaper. */
+static bool groups_gone(struct run_node *node, bool force)
+{
+    bool gone = true;
+    for (int i = 0; i < count_of(node); i++) {
+        struct run_node_rank *rank = &node->ranks[i];
+        if (rank->group_gone || rank->proc.pid <= 0)
+            continue;
+        while (waitpid(-rank->proc.pid, NULL, WNOHANG) > 0)
+            continue;
+        rank->group_gone = kill(-rank->proc.pid, force ? SIGKILL : 0) != 0 && errno == ESRCH;
+        gone &= rank->group_gone;
+    }
+    return gone;
+}
+
+static void stage_tick(struct run_node *node, uint64_t now_ns)
+{
+    const bool over = now_ns >= node->stage_ends_ns;
+    switch (node->stage) {
+    case RUN_RUNNING:
+    case RUN_DONE:
+        break;
+    case RUN_LINGER:
+        if (over || outputs_closed(node))
+            enter_leftover(node);
+        break;
+    case RUN_LEFTOVER:
+        if (groups_gone(node, over) || now_ns >= node->stage_ends_ns + UNKILLABLE_NS)
+            enter_stage(node, RUN_DRAIN, ESCAPED_NS);
+        break;
+    case RUN_DRAIN:
+        if (node->impatient || (output_is_written(node) && (outputs_closed(node) || over)))
+            node->stage = RUN_DONE;
+        break;
+    }
+}
+
+/* ---- in the loop ---- */
+
+static void note_end(void *context, int index)
+{
+    struct run_node *node = context;
+    node->ranks[index].signalled = true;
+}
+
+static void read_stream(void *context, int index)
+{
+    struct run_node *node = context;
+    if (node->plan->streams[index].fd >= 0)
+        run_stream_read(&node->plan->streams[index]);
+}
+
+static void read_log(void *context, int index)
+{
+    struct run_node *node = context;
+    (void)index;
+    run_stream_read(node->plan->log);
+}
+
+static void look_at_daemon(void *context, int index)
+{
+    struct run_node *node = context;
+    char fate[128];
+    (void)index;
+    if (!run_proc_look(&node->daemon.proc))
+        return;
+    node->daemon_gone = true;
+    hvi_fate_describe(node->daemon.proc.fate, fate, sizeof fate);
+    say(node, "the private hvdd (pid %d) %s; running jobs go on, but nobody can attach any more",
+        (int)node->daemon.proc.pid, fate);
+}
+
+void run_node_poll(struct run_node *node, struct run_polls *polls)
+{
+    for (int i = 0; i < count_of(node); i++) {
+        const struct run_node_rank *rank = &node->ranks[i];
+        if (!rank->ended && rank->proc.pid > 0)
+            run_polls_add(polls, rank->proc.pidfd, POLLIN, note_end, node, i);
+    }
+    for (int i = 0; i < 2 * count_of(node); i++)
+        if (!run_sink_is_full(node->plan->streams[i].sink))
+            run_polls_add(polls, node->plan->streams[i].fd, POLLIN, read_stream, node, i);
+    if (!node->daemon_gone)
+        run_polls_add(polls, node->daemon.proc.pidfd, POLLIN, look_at_daemon, node, 0);
+    if (!run_sink_is_full(node->plan->log->sink))
+        run_polls_add(polls, node->plan->log->fd, POLLIN, read_log, node, 0);
+}
+
+void run_node_tick(struct run_node *node, uint64_t now_ns)
+{
+    collect(node);
+    run_stream_tick(node->plan->log, now_ns);
+    stage_tick(node, now_ns);
+}
+
+uint64_t run_node_next_ns(const struct run_node *node)
+{
+    uint64_t next_ns = HVI_NEVER;
+    if (node->plan->log->held_until_ns != 0)
+        next_ns = node->plan->log->held_until_ns;
+    if (node->stage == RUN_LEFTOVER || node->stage == RUN_DRAIN)
+        return hvi_deadline_after((int64_t)GROUP_POLL_NS);
+    if (node->stage == RUN_LINGER && node->stage_ends_ns < next_ns)
+        next_ns = node->stage_ends_ns;
+    return next_ns;
+}
+
+void run_node_close(struct run_node *node)
+{
+    admin_client_close(node->admin);
+    run_daemon_stop(&node->daemon);
+    for (int i = 0; i < 2 * count_of(node); i++)
+        run_stream_end(&node->plan->streams[i]);
+    if (node->plan->log->fd >= 0)
+        run_stream_read(node->plan->log);
+    run_stream_end(node->plan->log);
+    run_guard_stop(&node->guard);
+    free(node->ranks);
+    node->ranks = NULL;
+}

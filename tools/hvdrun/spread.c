@@ -1,0 +1,797 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The start has three steps, each for all hosts before the next: every agent greets, so that nothing
+ * is told to a host while another one is out of reach or has another version; every agent gets what
+ * is to run and has its hvdd ready; the ranks start. A host that fails in a step does not keep the
+ * others from being heard: what is wrong on each of them is said at once.
+ *
+ *   GREET --all have greeted--> PREPARE --all are ready--> RUN --all ranks ended--> END --agents gone--> DONE
+ *     \--a host failed, or a signal--\--------------> ABORT --agents gone--------------------------------^
+ *
+ * Which failure ends the job is decided in end.c as for one machine. Output comes as it was written
+ * and is put into lines here; while ours is not read, theirs is not either. */
+#include "tools/hvdrun/spread.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "tools/common/text.h"
+#include "tools/hvdrun/display.h"
+#include "tools/hvdrun/end.h"
+#include "tools/hvdrun/link.h"
+#include "tools/hvdrun/route.h"
+#include "tools/hvdrun/self.h"
+#include "tools/hvdrun/stdin.h"
+#include "tools/hvdrun/words.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#define OPENING_MAX 32u               /* agents that have not greeted yet: logins at a time */
+#define LEAVE_NS    (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
+#define INPUT_PART  (64u * 1024u)
+
+enum stage { STAGE_GREET, STAGE_PREPARE, STAGE_RUN, STAGE_END, STAGE_ABORT, STAGE_DONE };
+
+/* A host of the job. */
+struct place {
+    struct run_link link;
+    struct run_stream log; /* of its hvdd */
+    char address[64];      /* how it was reached; "": not known */
+    uint32_t torch_port;
+    bool greeted, ready, running, lost;
+};
+
+struct spread {
+    const struct run_options *options;
+    const struct run_hosts *hosts;
+    struct run_heritage heritage;
+    int signal_fd;
+    struct run_display display;
+    struct run_end end;
+    struct run_polls polls;
+    struct place *places;
+    char job[64], key[40];
+    enum stage stage;
+    uint64_t deadline_ns; /* of the start */
+    int exit_code;
+
+    struct run_stdin input;
+    size_t input_window; /* bytes that rank 0 may still be sent */
+    bool input_ended;
+};
+
+/* ---- sentences ---- */
+
+__attribute__((format(printf, 3, 4))) static void blame(struct spread *spread, struct place *place,
+                                                        const char *format, ...)
+{
+    va_list args;
+    (void)spread;
+    if (place->link.text[0] != '\0')
+        return;
+    va_start(args, format);
+    vsnprintf(place->link.text, sizeof place->link.text, format, args);
+    va_end(args);
+}
+
+static void say(void *context, const char *text)
+{
+    struct spread *spread = context;
+    run_display_say(&spread->display, "%s", text);
+}
+
+/* ---- what the end of the job asks for ---- */
+
+static void send_to_all(struct spread *spread, const struct hvi_launch_msg *msg)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (spread->places[i].running)
+            run_link_send(&spread->places[i].link, msg);
+}
+
+static void send_signal(void *context, int signal_number)
+{
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_SIGNAL,
+                                       .number = {.number = (uint32_t)signal_number}};
+    send_to_all(context, &msg);
+}
+
+static void mute(void *context)
+{
+    struct spread *spread = context;
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        spread->places[i].log.muted = !spread->options->verbose;
+}
+
+static void all_ended(void *context, bool linger)
+{
+    struct spread *spread = context;
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_END, .end = {.linger = linger}};
+    send_to_all(spread, &msg);
+    spread->stage = STAGE_END;
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        struct run_link *link = &spread->places[i].link;
+        if (link->state == RUN_LINK_OPEN && link->kill_at_ns == 0)
+            link->kill_at_ns = hvi_deadline_after((int64_t)(spread->options->grace_ns + LEAVE_NS));
+    }
+}
+
+/* ---- the start: greet ---- */
+
+static void abort_start(struct spread *spread)
+{
+    if (spread->stage >= STAGE_RUN)
+        return;
+    spread->stage = STAGE_ABORT;
+    if (spread->exit_code == 0)
+        spread->exit_code = 1;
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        run_link_close(&spread->places[i].link, spread->places[i].greeted ? LEAVE_NS : 0);
+}
+
+/* One sentence for each host that has failed, in their order. */
+static void tell_failures(struct spread *spread)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (spread->places[i].link.text[0] != '\0')
+            run_display_say(&spread->display, "%s: %s", spread->hosts->list[i].name,
+                            spread->places[i].link.text);
+}
+
+static void take_hello(struct spread *spread, struct place *place,
+                       const struct hvi_launch_hello *hello)
+{
+    struct utsname names;
+    char version[64];
+    char machine[64];
+    place->greeted = true;
+    snprintf(place->address, sizeof place->address, "%s", hello->address);
+    text_safe(hello->version, version, sizeof version);
+    text_safe(hello->machine, machine, sizeof machine);
+    if (hello->launch_version != HVI_LAUNCH_VERSION ||
+        strcmp(hello->version, HVD_VERSION_TEXT) != 0)
+        blame(spread, place,
+              "hvdrun there is version %s (launch protocol %u), the one here is version %s (launch "
+              "protocol %u); install the same one",
+              version, hello->launch_version, HVD_VERSION_TEXT, HVI_LAUNCH_VERSION);
+    else if (uname(&names) == 0 && strcmp(hello->machine, names.machine) != 0)
+        blame(
+            spread, place,
+            "the host is of another architecture (%s) than this one (%s); a job's hosts are alike",
+            machine, names.machine);
+}
+
+/* At most OPENING_MAX at a time: each host's sshd sees one, but a name server, a bastion or this
+ * machine sees them all. */
+static void start_links(struct spread *spread, uint64_t now_ns)
+{
+    size_t opening = 0;
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        opening += spread->places[i].link.state == RUN_LINK_OPEN && !spread->places[i].greeted;
+    for (size_t i = 0; i < spread->hosts->count && opening < OPENING_MAX; i++) {
+        struct run_link *link = &spread->places[i].link;
+        if (link->state != RUN_LINK_WAITING || now_ns < link->retry_ns)
+            continue;
+        run_link_start(link);
+        opening++;
+        if (spread->options->verbose && link->state == RUN_LINK_OPEN)
+            run_display_say(&spread->display, "%s: %s is pid %d", link->host->name,
+                            link->ssh.argv[0], (int)link->proc.pid);
+    }
+}
+
+/* ---- the start: prepare ---- */
+
+/* What the ranks are given beside the environment: options, then variables. */
+static int pack_settings(const struct run_options *options, struct run_buffer *out)
+{
+    char *list[RUN_EXPORTS_MAX + RUN_VARIABLES_MAX + 1] = {NULL};
+    memcpy(list, options->exports, options->export_count * sizeof *list);
+    memcpy(list + options->export_count, options->variables,
+           options->variable_count * sizeof *list);
+    return run_words_pack(list, NULL, out);
+}
+
+static bool make_ranks(const struct spread *spread, size_t host, struct hvi_launch_start *start)
+{
+    const struct run_host *at = &spread->hosts->list[host];
+    start->rank_count = (size_t)at->ranks;
+    start->ranks = calloc(start->rank_count, sizeof *start->ranks);
+    for (int i = 0; start->ranks != NULL && i < at->ranks; i++) {
+        struct hvi_launch_rank *rank = &start->ranks[i];
+        int cross_rank;
+        int cross_size;
+        run_hosts_cross(spread->hosts, host, i, &cross_rank, &cross_size);
+        *rank = (struct hvi_launch_rank){
+            .rank = at->first_rank + i, .cross_rank = cross_rank, .cross_size = cross_size};
+    }
+    return start->ranks != NULL;
+}
+
+static void put(char *text_p, size_t size, const char *text)
+{
+    snprintf(text_p, size, "%s", text != NULL ? text : "");
+}
+
+static bool find_directory(const struct spread *spread, const struct run_host *host,
+                           char *directory_p, size_t size)
+{
+    if (!host->here && spread->options->remote_dir != NULL) {
+        put(directory_p, size, spread->options->remote_dir);
+        return true;
+    }
+    return getcwd(directory_p, size) != NULL;
+}
+
+/* Lists of words that every host is sent. */
+struct lists {
+    struct run_buffer command, environment, settings;
+};
+
+static bool make_lists(const struct run_options *options, struct lists *lists)
+{
+    return run_words_pack(options->command, NULL, &lists->command) == HVI_OK &&
+           run_words_pack(environ, run_words_travel, &lists->environment) == HVI_OK &&
+           pack_settings(options, &lists->settings) == HVI_OK;
+}
+
+static void send_start(struct spread *spread, size_t host, const struct lists *lists)
+{
+    const struct run_options *options = spread->options;
+    struct place *place = &spread->places[host];
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_START};
+    struct hvi_launch_start *start = &msg.start;
+    start->launch_version = HVI_LAUNCH_VERSION;
+    start->size = options->ranks;
+    start->command = (unsigned char *)lists->command.data;
+    start->command_bytes = lists->command.used;
+    start->environment = (unsigned char *)lists->environment.data;
+    start->environment_bytes = lists->environment.used;
+    start->settings = (unsigned char *)lists->settings.data;
+    start->settings_bytes = lists->settings.used;
+    start->exports = (uint32_t)options->export_count;
+    start->start_timeout_ns = options->start_timeout_ns;
+    start->grace_ns = options->grace_ns;
+    start->verbose = options->verbose;
+    start->bind_to_core = options->bind_to_core;
+    put(start->job, sizeof start->job, spread->job);
+    put(start->job_key, sizeof start->job_key, spread->key);
+    put(start->address, sizeof start->address, options->address);
+    put(start->hvdd, sizeof start->hvdd, options->hvdd);
+    put(start->log_level, sizeof start->log_level, options->log_level);
+    if (!find_directory(spread, &spread->hosts->list[host], start->directory,
+                        sizeof start->directory))
+        blame(spread, place, "the working directory here has no name: %s", strerror(errno));
+    else if (!make_ranks(spread, host, start))
+        blame(spread, place, "%s", strerror(ENOMEM));
+    else
+        run_link_send(&place->link, &msg);
+    free(start->ranks);
+}
+
+static void prepare_all(struct spread *spread)
+{
+    struct lists lists = {0};
+    spread->stage = STAGE_PREPARE;
+    if (make_lists(spread->options, &lists)) {
+        for (size_t i = 0; i < spread->hosts->count; i++)
+            send_start(spread, i, &lists);
+    } else {
+        run_display_say(&spread->display, "out of memory");
+        abort_start(spread);
+    }
+    run_buffer_fini(&lists.command);
+    run_buffer_fini(&lists.environment);
+    run_buffer_fini(&lists.settings);
+}
+
+/* ---- the start: run ---- */
+
+/* The first of the other hosts, by its numeric address; NULL: none is known. */
+static const char *find_peer(const struct spread *spread)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (!spread->hosts->list[i].here && spread->places[i].address[0] != '\0')
+            return spread->places[i].address;
+    return NULL;
+}
+
+static bool all_here(const struct spread *spread)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (!spread->hosts->list[i].here)
+            return false;
+    return true;
+}
+
+/* By which rank 0's host is reached by the others. False with a sentence. */
+static bool find_master(const struct spread *spread, char *address_p, size_t size, char *text_p,
+                        size_t text_size)
+{
+    const struct run_host *first = &spread->hosts->list[0];
+    const char *at = strchr(first->name, '@');
+    const char *peer = find_peer(spread);
+    const char *interfaces = spread->options->interfaces;
+    if (interfaces == NULL)
+        interfaces = getenv("HVD_INTERFACE");
+    if (all_here(spread))
+        put(address_p, size, "127.0.0.1");
+    else if (!first->here)
+        put(address_p, size,
+            spread->places[0].address[0] != '\0' ? spread->places[0].address
+            : at != NULL                         ? at + 1
+                                                 : first->name);
+    else if (peer != NULL)
+        return run_route_own(peer, interfaces, address_p, size, text_p, text_size) == 0;
+    else
+        return gethostname(address_p, size) == 0;
+    return true;
+}
+
+static void run_all(struct spread *spread)
+{
+    char text[512] = "this host has no name";
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_GO,
+                                 .go = {.master_port = spread->places[0].torch_port}};
+    if (!find_master(spread, msg.go.master_address, sizeof msg.go.master_address, text,
+                     sizeof text)) {
+        run_display_say(&spread->display, "%s", text);
+        abort_start(spread);
+        return;
+    }
+    spread->stage = STAGE_RUN;
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        spread->places[i].running = true;
+        run_link_settle(&spread->places[i].link);
+    }
+    send_to_all(spread, &msg);
+}
+
+/* What has become of the hosts decides the next step. */
+static void tick_start(struct spread *spread, uint64_t now_ns)
+{
+    const bool late = now_ns >= spread->deadline_ns;
+    size_t failed = 0;
+    size_t done = 0;
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        struct place *place = &spread->places[i];
+        const bool there = spread->stage == STAGE_GREET ? place->greeted : place->ready;
+        if (late && !there)
+            blame(spread, place, "%s within %.0f s (--start-timeout)",
+                  place->greeted ? "its hvdd did not get ready" : "did not answer",
+                  (double)spread->options->start_timeout_ns / 1e9);
+        failed += place->link.text[0] != '\0';
+        done += there || place->link.text[0] != '\0';
+    }
+    if (done < spread->hosts->count)
+        return;
+    if (failed > 0) {
+        tell_failures(spread);
+        abort_start(spread);
+    } else if (spread->stage == STAGE_GREET) {
+        prepare_all(spread);
+    } else {
+        run_all(spread);
+    }
+}
+
+/* ---- ranks ---- */
+
+static bool has_rank(const struct run_host *host, int32_t rank)
+{
+    return rank >= host->first_rank && rank < host->first_rank + host->ranks;
+}
+
+static bool take_started(struct spread *spread, struct place *place,
+                         const struct hvi_launch_started *started)
+{
+    const struct run_host *host = place->link.host;
+    if (place->lost || started->pid_count != (size_t)host->ranks ||
+        spread->end.ranks[host->first_rank].pid != 0)
+        return false;
+    for (int i = 0; i < host->ranks; i++) {
+        if (started->pids[i] <= 0)
+            return false;
+        run_end_started(&spread->end, host->first_rank + i, started->pids[i], host->name);
+    }
+    return true;
+}
+
+static bool take_exited(struct spread *spread, const struct place *place,
+                        const struct hvi_launch_exited *exited)
+{
+    static struct run_exit exits[HVI_RANKS_MAX + 1];
+    for (size_t i = 0; i < exited->exit_count; i++) {
+        const struct hvi_launch_exit *row = &exited->exits[i];
+        if (!has_rank(place->link.host, row->rank) || spread->end.ranks[row->rank].pid != row->pid)
+            return false;
+        exits[i] = (struct run_exit){
+            .index = row->rank,
+            .pid = row->pid,
+            .fate = {row->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED, row->code},
+            .dying = row->dying,
+        };
+    }
+    run_end_exited(&spread->end, exits, exited->exit_count);
+    return true;
+}
+
+static void take_output(struct spread *spread, const struct hvi_launch_data *data)
+{
+    struct run_stream *stream = &spread->display.streams[2 * (size_t)data->rank + data->stream - 1];
+    if (!spread->end.impatient)
+        run_stream_feed(stream, (const char *)data->data, data->bytes);
+}
+
+/* The job cannot go on, and this host's ranks, if they have not been started, never will be. */
+static void give_up(struct spread *spread, const struct run_host *host)
+{
+    const bool started = spread->end.ranks[host->first_rank].pid != 0;
+    run_end_give_up(&spread->end);
+    if (!started)
+        run_end_not_started(&spread->end, host->ranks);
+}
+
+/* The agent cannot go on: before the ranks run that is its host's failure, later the job's. */
+static void take_failed(struct spread *spread, struct place *place,
+                        const struct hvi_launch_text *failed)
+{
+    char text[2200];
+    text_safe(failed->text, text, sizeof text);
+    if (spread->exit_code == 0)
+        spread->exit_code = (int)failed->code;
+    if (spread->stage < STAGE_RUN) {
+        blame(spread, place, "%s", text);
+        return;
+    }
+    run_display_say(&spread->display, "%s: %s", place->link.host->name, text);
+    if (place->lost)
+        return;
+    place->lost = true;
+    give_up(spread, place->link.host);
+}
+
+/* ---- messages ---- */
+
+static bool take_running(struct spread *spread, struct place *place,
+                         const struct hvi_launch_msg *msg)
+{
+    switch (msg->kind) {
+    case HVI_LAUNCH_STARTED:
+        return take_started(spread, place, &msg->started);
+    case HVI_LAUNCH_OUTPUT:
+        if (!has_rank(place->link.host, msg->data.rank))
+            return false;
+        take_output(spread, &msg->data);
+        return true;
+    case HVI_LAUNCH_EXITED:
+        return take_exited(spread, place, &msg->exited);
+    case HVI_LAUNCH_INPUT_TAKEN:
+        if (place != &spread->places[0] ||
+            msg->number.number > HVI_LAUNCH_DATA_MAX - spread->input_window)
+            return false;
+        spread->input_window += msg->number.number;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool take_any(struct spread *spread, struct place *place, const struct hvi_launch_msg *msg)
+{
+    char text[2200];
+    switch (msg->kind) {
+    case HVI_LAUNCH_READY:
+        place->torch_port = msg->ready.torch_port;
+        place->ready = true;
+        return spread->stage == STAGE_PREPARE;
+    case HVI_LAUNCH_LOG:
+        run_stream_feed(&place->log, (const char *)msg->data.data, msg->data.bytes);
+        return true;
+    case HVI_LAUNCH_SAY:
+        text_safe(msg->text.text, text, sizeof text);
+        run_display_say(&spread->display, "%s: %s", place->link.host->name, text);
+        return true;
+    case HVI_LAUNCH_FAILED:
+        take_failed(spread, place, &msg->text);
+        return true;
+    default:
+        return place->running && take_running(spread, place, msg);
+    }
+}
+
+struct take_context {
+    struct spread *spread;
+    struct place *place;
+};
+
+static bool take(void *context, struct hvi_launch_msg *msg, char *text_p, size_t text_size)
+{
+    struct take_context *at = context;
+    if (msg->kind == HVI_LAUNCH_HELLO && !at->place->greeted) {
+        take_hello(at->spread, at->place, &msg->hello);
+        return true;
+    }
+    if (at->place->greeted && take_any(at->spread, at->place, msg))
+        return true;
+    snprintf(text_p, text_size, "message %d has no place here", (int)msg->kind);
+    return false;
+}
+
+/* ---- hosts that are gone ---- */
+
+static void lose_ranks(struct spread *spread, const struct run_host *host)
+{
+    static struct run_exit exits[HVI_RANKS_MAX + 1];
+    size_t count = 0;
+    for (int rank = host->first_rank; rank < host->first_rank + host->ranks; rank++)
+        if (spread->end.ranks[rank].pid != 0 && !spread->end.ranks[rank].ended)
+            exits[count++] = (struct run_exit){.index = rank,
+                                               .pid = spread->end.ranks[rank].pid,
+                                               .fate = {.kind = HVI_FATE_UNKNOWN}};
+    if (count > 0)
+        run_end_exited(&spread->end, exits, count);
+}
+
+/* While the job runs, a link that goes takes its ranks along. */
+static void check_links(struct spread *spread)
+{
+    char how[128];
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        struct place *place = &spread->places[i];
+        struct run_link *link = &place->link;
+        if (link->state != RUN_LINK_GONE || !place->running)
+            continue;
+        place->running = false;
+        if (!spread->end.over && !place->lost) {
+            hvi_fate_describe(link->fate, how, sizeof how);
+            run_display_say(&spread->display,
+                            "lost the agent on %s: %s %s; what it has started there it ends",
+                            link->host->name, link->host->here ? "hvdrun --node" : "ssh",
+                            link->text[0] != '\0' ? link->text : how);
+            if (spread->exit_code == 0)
+                spread->exit_code = 1;
+            if (spread->end.ranks[link->host->first_rank].pid == 0)
+                give_up(spread, link->host);
+        }
+        lose_ranks(spread, link->host);
+    }
+}
+
+static bool links_are_gone(const struct spread *spread)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (spread->places[i].link.state != RUN_LINK_GONE)
+            return false;
+    return true;
+}
+
+/* ---- input of rank 0 ---- */
+
+static void end_input(struct spread *spread)
+{
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_INPUT_END};
+    spread->input_ended = true;
+    run_link_send(&spread->places[0].link, &msg);
+}
+
+static void read_input(void *context, int index)
+{
+    struct spread *spread = context;
+    static unsigned char bytes[INPUT_PART];
+    const size_t most = spread->input_window < sizeof bytes ? spread->input_window : sizeof bytes;
+    (void)index;
+    const ssize_t length = read(spread->input.child_fd, bytes, most);
+    if (length == 0 || (length < 0 && errno != EINTR && errno != EAGAIN))
+        end_input(spread);
+    if (length <= 0)
+        return;
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_INPUT,
+                                       .data = {.data = bytes, .bytes = (size_t)length}};
+    spread->input_window -= (size_t)length;
+    run_link_send(&spread->places[0].link, &msg);
+}
+
+/* A terminal is read through a pipe, see stdin.h. */
+static void relay_input(void *context, int index)
+{
+    struct spread *spread = context;
+    (void)index;
+    run_stdin_handle(&spread->input);
+}
+
+static void poll_input(struct spread *spread)
+{
+    const struct pollfd terminal = run_stdin_poll(&spread->input, hvi_clock_ns());
+    if (spread->stage != STAGE_RUN || spread->end.ranks[0].pid == 0)
+        return;
+    run_polls_add(&spread->polls, terminal.fd, terminal.events, relay_input, spread, 0);
+    if (!spread->input_ended && spread->input_window > 0)
+        run_polls_add(&spread->polls, spread->input.child_fd, POLLIN, read_input, spread, 0);
+}
+
+/* ---- the loop ---- */
+
+static void read_signals(void *context, int index)
+{
+    struct spread *spread = context;
+    struct signalfd_siginfo info;
+    (void)index;
+    while (read(spread->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        const int number = (int)info.ssi_signo;
+        if (spread->stage >= STAGE_RUN && spread->stage != STAGE_ABORT) {
+            run_end_signal(&spread->end, number);
+        } else if (number == SIGTSTP) {
+            raise(SIGSTOP);
+        } else if (number != SIGCONT && number != SIGUSR1 && number != SIGUSR2) {
+            if (spread->stage != STAGE_ABORT)
+                run_display_say(&spread->display, "interrupted while the hosts were starting");
+            abort_start(spread);
+        }
+    }
+}
+
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+static uint64_t next_time(const struct spread *spread)
+{
+    uint64_t next_ns =
+        earlier(run_end_next_ns(&spread->end), run_display_next_ns(&spread->display));
+    if (spread->stage < STAGE_RUN)
+        next_ns = earlier(next_ns, spread->deadline_ns);
+    if (spread->input.pipe_fd >= 0 && spread->input.retry_ns != 0)
+        next_ns = earlier(next_ns, spread->input.retry_ns);
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        next_ns = earlier(next_ns, run_link_next_ns(&spread->places[i].link));
+        if (spread->places[i].log.held_until_ns != 0)
+            next_ns = earlier(next_ns, spread->places[i].log.held_until_ns);
+    }
+    return next_ns;
+}
+
+static void poll_once(struct spread *spread)
+{
+    const bool reading = spread->end.impatient || !run_display_is_full(&spread->display);
+    run_polls_clear(&spread->polls);
+    run_polls_add(&spread->polls, spread->signal_fd, POLLIN, read_signals, spread, 0);
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        run_link_poll(&spread->places[i].link, &spread->polls, reading);
+    run_display_poll(&spread->display, &spread->polls);
+    poll_input(spread);
+    if (run_polls_wait(&spread->polls, next_time(spread)))
+        return;
+    run_display_say(&spread->display, "out of memory");
+    spread->exit_code = 1;
+    spread->stage = STAGE_DONE;
+}
+
+/* Nobody reads our stdout or stderr any more: neither is theirs read. */
+static void flush(struct spread *spread)
+{
+    const unsigned gone = run_display_flush(&spread->display);
+    for (uint32_t stream = 1; stream <= HVI_LAUNCH_STREAMS; stream++) {
+        const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_CLOSE, .number = {.number = stream}};
+        if ((gone & (1u << (stream - 1))) != 0)
+            send_to_all(spread, &msg);
+    }
+}
+
+static void tick(struct spread *spread)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+    run_display_tick(&spread->display, now_ns);
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        run_link_tick(&spread->places[i].link, now_ns);
+        run_stream_tick(&spread->places[i].log, now_ns);
+    }
+    if (spread->stage == STAGE_GREET)
+        start_links(spread, now_ns);
+    if (spread->stage < STAGE_RUN)
+        tick_start(spread, now_ns);
+    check_links(spread);
+    flush(spread);
+    run_end_tick(&spread->end, now_ns);
+    if (spread->stage == STAGE_ABORT && links_are_gone(spread))
+        spread->stage = STAGE_DONE;
+    if (spread->stage == STAGE_END && links_are_gone(spread) &&
+        (spread->end.impatient || run_display_is_empty(&spread->display)))
+        spread->stage = STAGE_DONE;
+}
+
+/* ---- the whole ---- */
+
+static bool make_links(struct spread *spread, struct take_context *contexts)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        struct place *place = &spread->places[i];
+        contexts[i] = (struct take_context){.spread = spread, .place = place};
+        run_link_init(&place->link, spread->options, &spread->heritage, &spread->hosts->list[i],
+                      spread->display.err);
+        place->link.take = take;
+        place->link.context = &contexts[i];
+        run_stream_init(&place->log, -1, spread->display.err);
+    }
+    return run_display_make_streams(&spread->display, spread->options->ranks);
+}
+
+static bool prepare(struct spread *spread)
+{
+    const struct run_end_hands hands = {
+        .context = spread, .say = say, .signal = send_signal, .mute = mute, .over = all_ended};
+    run_self_raise_fds(&spread->heritage, spread->options->ranks);
+    spread->signal_fd = run_self_open_signals(&spread->heritage);
+    run_self_random_hex(spread->key, 32);
+    memcpy(spread->job, "hvdrun-", 7);
+    run_self_random_hex(spread->job + 7, 16);
+    int error = spread->signal_fd < 0 ? errno : run_stdin_init(&spread->input);
+    if (error == 0 && !run_end_init(&spread->end, spread->options, spread->options->ranks, &hands))
+        error = ENOMEM;
+    if (error != 0)
+        run_display_say(&spread->display, "cannot start: %s", strerror(error));
+    return error == 0;
+}
+
+static void report(struct spread *spread)
+{
+    char *text = run_end_report(&spread->end);
+    if (text != NULL && spread->end.over)
+        run_sink_say(spread->display.err, text);
+    free(text);
+    if (spread->end.exit_code != 0)
+        spread->exit_code = spread->end.exit_code;
+    if (!run_display_report(&spread->display) && spread->exit_code == 0)
+        spread->exit_code = 1;
+}
+
+static void finish(struct spread *spread)
+{
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        run_link_fini(&spread->places[i].link);
+        run_stream_fini(&spread->places[i].log);
+    }
+    run_stdin_fini(&spread->input);
+    run_display_close(&spread->display);
+    run_polls_fini(&spread->polls);
+    run_end_fini(&spread->end);
+}
+
+int run_spread(const struct run_options *options)
+{
+    static struct spread spread;
+    const size_t hosts = options->places.count;
+    struct take_context *contexts = calloc(hosts, sizeof *contexts);
+    spread = (struct spread){.options = options,
+                             .hosts = &options->places,
+                             .input = {.pipe_fd = -1},
+                             .input_window = HVI_LAUNCH_DATA_MAX,
+                             .exit_code = 1};
+    spread.places = calloc(hosts, sizeof *spread.places);
+    run_display_open(&spread.display, options);
+    if (spread.places == NULL || contexts == NULL) {
+        run_display_say(&spread.display, "out of memory");
+        return 1;
+    }
+    if (prepare(&spread) && make_links(&spread, contexts)) {
+        spread.exit_code = 0;
+        spread.deadline_ns = hvi_deadline_after((int64_t)options->start_timeout_ns);
+        start_links(&spread, hvi_clock_ns());
+        while (spread.stage != STAGE_DONE) {
+            poll_once(&spread);
+            tick(&spread);
+        }
+        report(&spread);
+    }
+    finish(&spread);
+    free(contexts);
+    free(spread.places);
+    return spread.exit_code;
+}
