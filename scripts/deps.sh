@@ -19,7 +19,7 @@ uthash-dev libcjson-dev libinih-dev libyaml-dev libhwloc-dev scdoc'
 
 test_packages='check libsubunit-dev python3 python3-pytest python3-venv openmpi-bin slurm-wlm munge g++ make
 clang libclang-rt-dev|libclang-rt-14-dev|libclang-common-14-dev clang-format-14|clang-format
-shellcheck universal-ctags systemd git gnuplot-nox'
+shellcheck universal-ctags systemd git gnuplot-nox openssh-client openssh-server'
 
 arm_packages='gcc-aarch64-linux-gnu qemu-user'
 

@@ -120,6 +120,22 @@ def test_one_other_host_alone_is_reached_too(hosts):
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:/home-of-h1 1" for rank in range(2)]
 
 
+def test_the_master_is_reached_by_an_address_that_leads_there(hosts):
+    def address(*words: str) -> str:
+        done = hosts.run(*words, "sh", "-c", "echo $MASTER_ADDR")
+        assert done.returncode == 0, done.stderr
+        found, = {line.split(":", 1)[1] for line in done.stdout.splitlines()}
+        return found
+
+    assert address("-H", "known:1,localhost:1") == "127.0.0.1", "as sshd says"
+    assert address("-H", "me@h1:1,localhost:1") == "h1", "without sshd's word"
+    assert address("-H", "localhost:1,known:1") == "127.0.0.1", "the way to the other host"
+    assert address("-H", "localhost:1,known:1", "--network-interfaces", "lo") == "127.0.0.1"
+    done = hosts.run("-H", "localhost:1,known:1", "--network-interfaces", "nonexistent0", "touch", "ran")
+    assert done.returncode == 1 and not (hosts.folder / "ran").exists()
+    assert done.stderr == "hvdrun: no address of this host is one of 'nonexistent0'\n"
+
+
 def test_variables_travel_by_horovods_rules(hosts):
     given = {"TRAVELS": "a b\nc=d", "OWN": "overwritten", "CUDA_VISIBLE_DEVICES": "3", "BASH_FUNC_f%%": "() { :; }",
              "SSH_AUTH_SOCK": "/s", "DISPLAY": ":9", "HOSTNAME": "wrong", "HOME": "/home-here", "EMPTY": "",
