@@ -131,6 +131,10 @@ def test_the_master_is_reached_by_an_address_that_leads_there(hosts):
     assert address("-H", "me@h1:1,localhost:1") == "h1", "without sshd's word"
     assert address("-H", "localhost:1,known:1") == "127.0.0.1", "the way to the other host"
     assert address("-H", "localhost:1,known:1", "--network-interfaces", "lo") == "127.0.0.1"
+    done = hosts.run("-H", "h1:1", "--network-interfaces", "lo,eth9", "env")
+    for word in ("NCCL_SOCKET_IFNAME=lo,eth9", "HOROVOD_GLOO_IFACE=lo", "HVD_INTERFACE=lo,eth9"):
+        assert f"[0]<stdout>:{word}\n" in done.stdout
+    assert "NCCL_SOCKET" not in hosts.run("-H", "h1:1", "--network-interfaces", "^lo", "env").stdout
     done = hosts.run("-H", "localhost:1,known:1", "--network-interfaces", "nonexistent0", "touch", "ran")
     assert done.returncode == 1 and not (hosts.folder / "ran").exists()
     assert done.stderr == "hvdrun: no address of this host is one of 'nonexistent0'\n"

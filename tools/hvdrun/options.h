@@ -40,7 +40,7 @@ struct run_options {
     char *exports[RUN_EXPORTS_MAX];
     size_t export_count;
     /* "NAME=value" for the ranks, as asked for, on the heap. */
-    char *variables[RUN_VARIABLES_MAX];
+    char *variables[RUN_VARIABLES_MAX + 2]; /* --network-interfaces adds two on other hosts */
     size_t variable_count;
     /* What was asked for without effect, in the order in which it was last given. */
     const struct run_flag *idle[RUN_IDLE_MAX];

@@ -188,6 +188,21 @@ static void start_links(struct spread *spread, uint64_t now_ns)
 
 /* ---- the start: prepare ---- */
 
+/* Interfaces by name are for others that use the network too, as with horovodrun; neither
+ * exceptions nor networks are what they understand. */
+static int pack_interfaces(const char *interfaces, struct run_buffer *out)
+{
+    char nccl[512];
+    char gloo[512];
+    char *list[] = {nccl, gloo, NULL};
+    if (interfaces == NULL || strpbrk(interfaces, "^/ ") != NULL)
+        return HVI_OK;
+    snprintf(nccl, sizeof nccl, "NCCL_SOCKET_IFNAME=%s", interfaces);
+    snprintf(gloo, sizeof gloo, "HOROVOD_GLOO_IFACE=%.*s", (int)strcspn(interfaces, ","),
+             interfaces);
+    return run_words_pack(list, NULL, out);
+}
+
 /* What the ranks are given beside the environment: options, then variables. */
 static int pack_settings(const struct run_options *options, struct run_buffer *out)
 {
@@ -195,7 +210,8 @@ static int pack_settings(const struct run_options *options, struct run_buffer *o
     memcpy(list, options->exports, options->export_count * sizeof *list);
     memcpy(list + options->export_count, options->variables,
            options->variable_count * sizeof *list);
-    return run_words_pack(list, NULL, out);
+    const int status = run_words_pack(list, NULL, out);
+    return status != HVI_OK ? status : pack_interfaces(options->interfaces, out);
 }
 
 static bool make_ranks(const struct spread *spread, size_t host, struct hvi_launch_start *start)
@@ -317,9 +333,6 @@ static bool find_master(const struct spread *spread, char *address_p, size_t siz
     const struct run_host *first = &spread->hosts->list[0];
     const char *at = strchr(first->name, '@');
     const char *peer = find_peer(spread);
-    const char *interfaces = spread->options->interfaces;
-    if (interfaces == NULL)
-        interfaces = getenv("HVD_INTERFACE");
     if (all_here(spread))
         put(address_p, size, "127.0.0.1");
     else if (!first->here)
@@ -328,7 +341,8 @@ static bool find_master(const struct spread *spread, char *address_p, size_t siz
             : at != NULL                         ? at + 1
                                                  : first->name);
     else if (peer != NULL)
-        return run_route_own(peer, interfaces, address_p, size, text_p, text_size) == 0;
+        return run_route_own(peer, getenv("HVD_INTERFACE"), address_p, size, text_p, text_size) ==
+               0;
     else
         return gethostname(address_p, size) == 0;
     return true;
@@ -774,6 +788,8 @@ int run_spread(const struct run_options *options)
                              .input = {.pipe_fd = -1},
                              .input_window = HVI_LAUNCH_DATA_MAX,
                              .exit_code = 1};
+    if (options->interfaces != NULL)
+        setenv("HVD_INTERFACE", options->interfaces, 1); /* for every host */
     spread.places = calloc(hosts, sizeof *spread.places);
     run_display_open(&spread.display, options);
     if (spread.places == NULL || contexts == NULL) {

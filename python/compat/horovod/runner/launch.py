@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--blacklist-cooldown-range", dest="cooldown_range", type=int, nargs=2, metavar=("MIN", "MAX"),
                         help=_REFUSED)
     hosts = parser.add_mutually_exclusive_group()
-    hosts.add_argument("-H", "--hosts", metavar="localhost:N", help="this machine with N slots")
+    hosts.add_argument("-H", "--hosts", metavar="h1:N,h2:M", help="hosts with N and M slots")
     hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="the same from a file")
     hosts.add_argument("--host-discovery-script", metavar="FILE", help=_REFUSED)
     controllers = parser.add_mutually_exclusive_group()

@@ -4,6 +4,11 @@
 
 #include "tests/unit/hvt_main.h"
 
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
 #define EXPECT(ranks, count, first, golden)                                                        \
     do {                                                                                           \
         char *text = NULL;                                                                         \
@@ -80,6 +85,180 @@ START_TEST(a_ragged_thousand_is_cut_not_overrun)
 }
 END_TEST
 
+/* ---- decisions, with hands that write down what they are asked for ---- */
+
+static char log_text[1024];
+static struct run_options options;
+static struct run_end end;
+
+static void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+static void note(const char *format, ...)
+{
+    va_list args;
+    const size_t used = strlen(log_text);
+    va_start(args, format);
+    vsnprintf(log_text + used, sizeof log_text - used, format, args);
+    va_end(args);
+}
+
+static void note_say(void *context, const char *text)
+{
+    (void)context;
+    note("%s\n", text);
+}
+
+static void note_signal(void *context, int signal_number)
+{
+    (void)context;
+    note("signal %d\n", signal_number);
+}
+
+static void note_mute(void *context)
+{
+    (void)context;
+}
+
+static void note_over(void *context, bool linger)
+{
+    (void)context;
+    note("over%s\n", linger ? ", lingering" : "");
+}
+
+/* A job whose ranks all run: rank i is pid 100 + i, on host h0 or h1 in turn. */
+static void begin(int ranks, int started)
+{
+    static const char *const hosts[] = {"h0", "h1"};
+    const struct run_end_hands hands = {
+        .say = note_say, .signal = note_signal, .mute = note_mute, .over = note_over};
+    options = (struct run_options){.grace_ns = 5000, .report_ns = 1000};
+    log_text[0] = '\0';
+    run_end_fini(&end);
+    ck_assert(run_end_init(&end, &options, ranks, &hands));
+    for (int i = 0; i < started; i++)
+        run_end_started(&end, i, 100 + i, hosts[i % 2]);
+}
+
+static void exit_of(int rank, enum hvi_fate_kind kind, int code, bool dying)
+{
+    const struct run_exit row = {
+        .index = rank, .pid = 100 + rank, .fate = {kind, code}, .dying = dying};
+    run_end_exited(&end, &row, 1);
+}
+
+START_TEST(all_that_end_well_may_linger)
+{
+    begin(2, 2);
+    exit_of(0, HVI_FATE_EXITED, 0, false);
+    ck_assert_str_eq(log_text, "");
+    exit_of(1, HVI_FATE_EXITED, 0, false);
+    ck_assert_str_eq(log_text, "over, lingering\n");
+    ck_assert_int_eq(end.exit_code, 0);
+    ck_assert_ptr_null(run_end_report(&end));
+}
+END_TEST
+
+START_TEST(a_job_is_not_over_while_a_host_is_still_starting)
+{
+    begin(2, 1);
+    exit_of(0, HVI_FATE_EXITED, 0, false);
+    ck_assert_str_eq(log_text, "");
+    run_end_started(&end, 1, 101, "h1");
+    exit_of(1, HVI_FATE_EXITED, 0, false);
+    ck_assert_str_eq(log_text, "over, lingering\n");
+}
+END_TEST
+
+START_TEST(the_first_failure_is_named_with_its_host_and_ends_the_others_in_time)
+{
+    begin(3, 3);
+    exit_of(1, HVI_FATE_EXITED, 3, false);
+    ck_assert_str_eq(log_text, "rank 1 (pid 101) on h1 exited with code 3\n"
+                               "Terminating remaining workers after failure of Process 1.\n");
+    log_text[0] = '\0';
+    run_end_tick(&end, end.term_at_ns - 1);
+    ck_assert_str_eq(log_text, "");
+    run_end_tick(&end, end.term_at_ns);
+    ck_assert_str_eq(log_text, "signal 15\nsignal 18\n");
+    log_text[0] = '\0';
+    exit_of(2, HVI_FATE_SIGNALED, SIGTERM, false);
+    run_end_tick(&end, end.kill_at_ns);
+    ck_assert_str_eq(log_text, "1 rank is still running after the grace time; killing\n"
+                               "signal 9\nsignal 18\n");
+    exit_of(0, HVI_FATE_SIGNALED, SIGKILL, false);
+    ck_assert_int_eq(end.exit_code, 3);
+    ck_assert(end.over);
+}
+END_TEST
+
+START_TEST(a_dying_rank_is_blamed_and_ends_later)
+{
+    const struct run_exit rows[] = {
+        {.index = 0, .pid = 100, .fate = {HVI_FATE_EXITED, 1}},
+        {.index = 1, .pid = 101, .fate = {HVI_FATE_SIGNALED, SIGKILL}, .dying = true}};
+    begin(2, 2);
+    run_end_exited(&end, rows, 2);
+    ck_assert_int_eq(end.first_failed, 1);
+    ck_assert_int_eq(end.exit_code, 137);
+    ck_assert(!end.over);
+    exit_of(1, HVI_FATE_SIGNALED, SIGKILL, false);
+    ck_assert(end.over);
+}
+END_TEST
+
+START_TEST(a_rank_whose_host_is_lost_has_failed)
+{
+    begin(2, 2);
+    exit_of(1, HVI_FATE_UNKNOWN, 0, false);
+    ck_assert_int_eq(end.exit_code, 1);
+    ck_assert_ptr_nonnull(strstr(log_text, "rank 1 (pid 101) on h1 is gone (how is not known)"));
+    exit_of(0, HVI_FATE_EXITED, 0, false);
+    char *report = run_end_report(&end);
+    ck_assert_ptr_nonnull(
+        strstr(report, "rank 1 on h1: is gone (how is not known), the first to fail"));
+    free(report);
+}
+END_TEST
+
+START_TEST(when_the_job_is_given_up_no_rank_is_blamed)
+{
+    begin(3, 1);
+    run_end_give_up(&end);
+    run_end_not_started(&end, 1);
+    ck_assert_str_eq(log_text, "signal 15\nsignal 18\n");
+    run_end_started(&end, 1, 101, "h1");
+    exit_of(0, HVI_FATE_SIGNALED, SIGTERM, false);
+    ck_assert(!end.over);
+    exit_of(1, HVI_FATE_SIGNALED, SIGTERM, false);
+    ck_assert_str_eq(log_text, "signal 15\nsignal 18\nover\n");
+    ck_assert_int_eq(end.first_failed, -1);
+    ck_assert_ptr_null(run_end_report(&end));
+}
+END_TEST
+
+START_TEST(nothing_that_runs_is_over_at_once_when_given_up)
+{
+    begin(2, 0);
+    run_end_give_up(&end);
+    run_end_not_started(&end, 2);
+    ck_assert_str_eq(log_text, "signal 15\nsignal 18\nover\n");
+}
+END_TEST
+
+START_TEST(a_second_signal_kills)
+{
+    begin(1, 1);
+    run_end_signal(&end, SIGINT);
+    ck_assert_str_eq(log_text, "received signal 2 (SIGINT); passed on to every rank\nsignal 2\n");
+    log_text[0] = '\0';
+    run_end_signal(&end, SIGINT);
+    ck_assert_str_eq(log_text, "received signal 2 (SIGINT) again; killing\nsignal 9\nsignal 18\n");
+    ck_assert(end.impatient);
+    exit_of(0, HVI_FATE_SIGNALED, SIGKILL, false);
+    ck_assert_int_eq(end.exit_code, 137);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/end");
@@ -89,6 +268,14 @@ int main(void)
     tcase_add_test(tests, ranks_that_never_ran_are_said_to);
     tcase_add_test(tests, a_thousand_ranks_are_one_line);
     tcase_add_test(tests, a_ragged_thousand_is_cut_not_overrun);
+    tcase_add_test(tests, all_that_end_well_may_linger);
+    tcase_add_test(tests, a_job_is_not_over_while_a_host_is_still_starting);
+    tcase_add_test(tests, the_first_failure_is_named_with_its_host_and_ends_the_others_in_time);
+    tcase_add_test(tests, a_dying_rank_is_blamed_and_ends_later);
+    tcase_add_test(tests, a_rank_whose_host_is_lost_has_failed);
+    tcase_add_test(tests, when_the_job_is_given_up_no_rank_is_blamed);
+    tcase_add_test(tests, nothing_that_runs_is_over_at_once_when_given_up);
+    tcase_add_test(tests, a_second_signal_kills);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
