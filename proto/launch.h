@@ -21,6 +21,7 @@
 #define HVI_LAUNCH_WORDS_MAX  (4u * 1024u * 1024u)  /* a command, an environment */
 #define HVI_LAUNCH_SIZE_MAX   1048576               /* ranks of a job */
 #define HVI_LAUNCH_STREAMS    2u
+#define HVI_LAUNCH_RESULT     3u /* the stream of what a rank of hvd.run returns */
 #define HVI_LAUNCH_SIGNAL_MAX 64u
 
 enum hvi_launch_kind {
@@ -40,6 +41,7 @@ enum hvi_launch_kind {
     HVI_LAUNCH_SIGNAL = 24,
     HVI_LAUNCH_CLOSE = 25,
     HVI_LAUNCH_END = 26,
+    HVI_LAUNCH_CALL = 27,
     HVI_LAUNCH_KIND_END,
 };
 
@@ -56,10 +58,10 @@ struct hvi_launch_started {
     int32_t *pids; /* allocated by decode, like every pointer here */
     size_t pid_count;
 };
-/* Output, log and input alike. */
+/* Output, log, input and call alike. */
 struct hvi_launch_data {
     int32_t rank;    /* of output */
-    uint32_t stream; /* of output: 1 or 2 */
+    uint32_t stream; /* of output: 1 to 3 */
     unsigned char *data;
     size_t bytes;
 };
@@ -101,6 +103,7 @@ struct hvi_launch_start {
     char log_level[16];
     uint64_t start_timeout_ns, grace_ns;
     bool verbose, bind_to_core;
+    uint64_t call_bytes;
     uint32_t exports; /* settings that begin with HOROVOD_; no more than there are */
 };
 struct hvi_launch_go {
@@ -121,7 +124,7 @@ struct hvi_launch_msg {
         struct hvi_launch_hello hello;
         struct hvi_launch_ready ready;
         struct hvi_launch_started started;
-        struct hvi_launch_data data; /* output, log, input */
+        struct hvi_launch_data data; /* output, log, input, call */
         struct hvi_launch_text text; /* say, failed */
         struct hvi_launch_exited exited;
         struct hvi_launch_start start;

@@ -43,7 +43,7 @@ static const struct wire_table started = TABLE(launch_started, started_fields, 0
 
 static const struct wire_field output_fields[] = {
     NUMBER(1, hvi_launch_data, rank, 0, HVI_LAUNCH_SIZE_MAX - 1),
-    NUMBER(2, hvi_launch_data, stream, 1, HVI_LAUNCH_STREAMS),
+    NUMBER(2, hvi_launch_data, stream, 1, HVI_LAUNCH_RESULT),
     DATA(3),
 };
 static const struct wire_table output = TABLE(launch_output, output_fields, 0);
@@ -51,6 +51,7 @@ static const struct wire_table output = TABLE(launch_output, output_fields, 0);
 static const struct wire_field data_fields[] = {DATA(1)};
 static const struct wire_table log_bytes = TABLE(launch_log, data_fields, 0);
 static const struct wire_table input = TABLE(launch_input, data_fields, 0);
+static const struct wire_table call = TABLE(launch_call, data_fields, 0);
 
 static const struct wire_field text_fields[] = {
     TEXT(1, hvi_launch_text, text, FILLED),
@@ -103,6 +104,7 @@ static const struct wire_field start_fields[] = {
     FLAG(15, hvi_launch_start, verbose),
     FLAG(16, hvi_launch_start, bind_to_core),
     U32(17, hvi_launch_start, exports),
+    U64(18, hvi_launch_start, call_bytes),
 };
 static const struct wire_table start = TABLE(launch_start, start_fields, 0);
 
@@ -151,6 +153,7 @@ static const struct wire_body bodies[HVI_LAUNCH_KIND_END] = {
     [HVI_LAUNCH_SIGNAL] = {"signal", &signal_number},
     [HVI_LAUNCH_CLOSE] = {"close", &close_stream},
     [HVI_LAUNCH_END] = {"end", &end},
+    [HVI_LAUNCH_CALL] = {"call", &call},
 };
 
 static const struct wire_body *body_of(unsigned kind)

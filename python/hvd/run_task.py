@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of hvd.run: makes the call that the caller has written down, and leaves its result beside it."""
+"""One rank of hvd.run: makes the call that the caller has written down, and leaves its result beside it. On several hosts
+hvdrun brings the call, as a file that HVD_RUN_CALL names, and takes the result, from the descriptor HVD_RUN_RESULT."""
 from __future__ import annotations
 
 import dataclasses
@@ -30,8 +31,12 @@ class Result:
     error: str
     when_ns: int
 
-    def write(self, folder: pathlib.Path, rank: int) -> None:
-        """Whole or not at all."""
+    def write(self, folder: pathlib.Path, rank: int, pipe: int | None) -> None:
+        """Whole or not at all; into `pipe` if there is one, whose reader tells a part from a whole."""
+        if pipe is not None:
+            with os.fdopen(pipe, "wb") as file:
+                file.write(pickle.dumps(dataclasses.astuple(self)))
+            return
         unfinished = folder / f"unfinished.{rank}"
         unfinished.write_bytes(pickle.dumps(dataclasses.astuple(self)))
         unfinished.rename(folder / f"result.{rank}")
@@ -41,7 +46,7 @@ class Result:
         """None: that rank has left none."""
         try:
             return cls(*pickle.loads((folder / f"result.{rank}").read_bytes()))
-        except FileNotFoundError:
+        except (FileNotFoundError, EOFError, pickle.UnpicklingError):  # a rank that was killed may leave a part
             return None
 
 
@@ -62,9 +67,9 @@ def _end_with_caller() -> None:
     threading.Thread(target=watch, name="hvd-run-caller", daemon=True).start()
 
 
-def _call(folder: pathlib.Path) -> Result:
+def _call(file: pathlib.Path) -> Result:
     try:
-        function, arguments, keywords = pickle.loads((folder / CALL).read_bytes())
+        function, arguments, keywords = pickle.loads(file.read_bytes())
         value: Any = pickler.dumps(function(*arguments, **keywords))
     except BaseException:  # pylint: disable=broad-except
         # The caller raises it. SystemExit and KeyboardInterrupt count too: there is no result.
@@ -73,12 +78,16 @@ def _call(folder: pathlib.Path) -> Result:
 
 
 def main(where: str) -> None:
-    """`where`: the folder with the call. Ends the process with 1 when there is no result."""
+    """`where`: the folder with the call, on the caller's host. Ends the process with 1 when there is no result."""
     rank = int(os.environ["HVD_RANK"])
+    brought = os.environ.pop("HVD_RUN_CALL", None)
+    pipe = os.environ.pop("HVD_RUN_RESULT", None)
+    if pipe is not None:
+        os.set_inheritable(int(pipe), False)
     if rank == 0:
         _end_with_caller()
-    result = _call(pathlib.Path(where))
-    result.write(pathlib.Path(where), rank)
+    result = _call(pathlib.Path(brought) if brought is not None else pathlib.Path(where, CALL))
+    result.write(pathlib.Path(where), rank, None if pipe is None else int(pipe))
     if not result.ok:
         sys.stderr.write(result.error)
         sys.exit(1)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvd.run: calls a function on several ranks of this machine and returns what each gave back.
+"""hvd.run: calls a function on several ranks and returns what each gave back.
 
 The function travels in a private folder (0700, in the temporary directory), pickled by cloudpickle where that is
-installed; hvdrun starts the ranks, each of which is hvd.run_task and leaves its result there. No port is opened. The
-ranks' standard input is a pipe from here, so rank 0 learns when this process dies.
+installed; hvdrun starts the ranks, each of which is hvd.run_task and leaves its result there. Where hosts are named,
+hvdrun brings call and results over ssh. No port is opened. The ranks' standard input is a pipe from here, so rank 0
+learns when this process dies.
 """
 from __future__ import annotations
 
@@ -43,17 +44,19 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
         use_mpi: bool | None = None, mpi_args: str | None = None, network_interface: str | None = None,
         network_interfaces: str | Sequence[str] | None = None, executable: str | None = None, np: int | None = None,
         min_np: int | None = None, max_np: int | None = None) -> list[Any]:
-    """Calls `func(*args, **kwargs)` in `num_proc` processes of this machine, the ranks of one job; returns their
-    results by rank.
+    """Calls `func(*args, **kwargs)` in `num_proc` processes, the ranks of one job; returns their results by rank.
 
     func: anything that cloudpickle can take, lambdas and functions of a notebook included; without cloudpickle, a
         function of a module. It calls hvd.init() itself. Results must be picklable.
-    hosts, hostfile: this machine with enough slots, "localhost:4".
+    hosts, hostfile: where, "h1:4,h2:4" or a file with lines "h1 slots=4"; not given: this machine. ssh reaches other
+        hosts without a question, and they have this Python, this package and hvdrun where they are here. hvd.init()
+        does not join ranks of several hosts yet.
+    ssh_port, ssh_identity_file, network_interfaces: as hvdrun's options.
     start_timeout: seconds for the private hvdd to start.
     output_filename: a folder for each rank's output, which is shown here in any case.
     executable: another Python for the ranks, which must have this package.
-    use_gloo, use_mpi, mpi_args, network_interfaces, ssh_port, ssh_identity_file, disable_cache: taken and without
-        effect, as hvdrun then says. network_interface, np: deprecated names of others.
+    use_gloo, use_mpi, mpi_args, disable_cache: taken and without effect, as hvdrun then says. network_interface, np:
+        deprecated names of others.
     min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np: of elastic
         jobs, which are not there yet: NotImplementedError.
 
@@ -83,8 +86,16 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
         "output-filename": output_filename, "verbose": bool(verbose), "gloo": bool(use_gloo), "mpi": bool(use_mpi),
         "mpi-args": mpi_args, "network-interfaces": interfaces})
     with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
-        program = _write_call(pathlib.Path(folder), func, tuple(args), dict(kwargs or {}), executable)
-        status, said = _launch([*options, executable or sys.executable, program])
+        call_path = _write_call(pathlib.Path(folder), func, tuple(args), dict(kwargs or {}))
+        path = f"sys.path[:] = {sys.path!r}" if _is_this_python(executable) else ""
+        text = _RANK.format(path=path, folder=folder)
+        if hosts is not None or hostfile is not None:  # other hosts do not see the folder
+            options += ["--call-dir", folder]
+            program = ["-c", text]
+        else:
+            program = [str(call_path.with_name("rank.py"))]
+            pathlib.Path(program[0]).write_text(text, encoding="utf-8")
+        status, said = _launch([*options, executable or sys.executable, *program])
         return _results(pathlib.Path(folder), num_proc, status, said)
 
 
@@ -106,18 +117,19 @@ def _options(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _write_call(folder: pathlib.Path, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-                executable: str | None) -> str:
-    """The call and the ranks' program in `folder`; the program's path."""
+def _is_this_python(executable: str | None) -> bool:
+    return executable is None or (os.path.exists(executable) and os.path.samefile(executable, sys.executable))
+
+
+def _write_call(folder: pathlib.Path, func: Callable[..., Any], args: tuple[Any, ...],
+                kwargs: dict[str, Any]) -> pathlib.Path:
+    """The call as a file in `folder`; its path."""
     if run_task.pickler is pickle and getattr(func, "__module__", None) == "__main__":
         raise ValueError(f"hvd.run: {func!r} belongs to the main program, which the ranks cannot import; "
                          "install cloudpickle, or move the function into a module")
-    (folder / run_task.CALL).write_bytes(run_task.pickler.dumps((func, args, kwargs)))
-    same = executable is None or (os.path.exists(executable) and os.path.samefile(executable, sys.executable))
-    program = folder / "rank.py"
-    program.write_text(_RANK.format(path=f"sys.path[:] = {sys.path!r}" if same else "", folder=str(folder)),
-                       encoding="utf-8")
-    return str(program)
+    path = folder / run_task.CALL
+    path.write_bytes(run_task.pickler.dumps((func, args, kwargs)))
+    return path
 
 
 def program(name: str) -> str:

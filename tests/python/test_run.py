@@ -14,6 +14,7 @@ import conftest
 
 import hvd
 from hvd import runner
+from hvt.hosts import Hosts
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +99,51 @@ def leaves():
 def test_a_rank_that_exits_has_no_result():
     with pytest.raises(RuntimeError, match="(?s)rank 0 of 1 failed.*SystemExit: 3"):
         hvd.run(leaves)
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    """Other hosts, which do not see the caller's folder."""
+    running = Hosts()
+    monkeypatch.setenv("HVD_SSH", running.environment["HVD_SSH"])
+    monkeypatch.setenv("HVD_TEST_TOKEN", running.token)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(running.folder))
+    try:
+        yield running
+        running.check_gone()
+    finally:
+        running.sweep()
+
+
+def where(value):
+    names = ("HVD_RANK", "HVD_SIZE", "HVD_CROSS_RANK", "HVD_RUN_CALL", "HVD_RUN_RESULT")
+    return [os.environ.get(name) for name in names] + [value]
+
+
+def test_a_call_reaches_several_hosts_and_every_result_comes_back(hosts):
+    large = os.urandom(5_000_000)
+    assert hvd.run(where, args=(large,), hosts="h1:2,h2:1", num_proc=3) == [
+        ["0", "3", "0", None, None, large], ["1", "3", "0", None, None, large], ["2", "3", "1", None, None, large]]
+    assert len(hosts.words()) == 2
+
+
+def raises_on_two():
+    if os.environ["HVD_RANK"] == "1":
+        raise KeyError("no such dial")
+    time.sleep(1000)
+
+
+def test_a_rank_that_raises_on_another_host_is_named_with_its_traceback(hosts):
+    with pytest.raises(RuntimeError, match="(?s)rank 1 of 2 failed.*KeyError: 'no such dial'") as caught:
+        hvd.run(raises_on_two, hosts="h1:1,h2:1", num_proc=2)
+    assert "Without a result: rank 0." in str(caught.value) and "rank 1 (pid" in str(caught.value)
+    assert len(hosts.words()) == 2
+
+
+def test_a_host_that_cannot_be_reached_is_named(hosts):
+    with pytest.raises(RuntimeError, match="dead: cannot be reached: ssh: connect to host dead"):
+        hvd.run(where, args=(1,), hosts="h1:1,dead:1", num_proc=2)
+    assert hosts
 
 
 def reads():

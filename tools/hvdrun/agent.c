@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -37,7 +38,10 @@ struct agent {
     char **command, **environment, **settings;
     struct run_place *places;
     struct run_stream *streams;
+    struct run_stream *results; /* NULL: not of hvd.run */
     struct run_stream log;
+    int call_fd;         /* a file in memory with what is to be called */
+    uint64_t call_bytes; /* that have come */
     char master_address[256];
     struct run_node_plan plan;
     struct run_node node;
@@ -115,6 +119,19 @@ static void send_output(void *context, int index, const char *bytes, size_t leng
     send_message(agent, &msg);
 }
 
+static void send_result(void *context, int index, const char *bytes, size_t length)
+{
+    struct agent *agent = context;
+    const struct hvi_launch_msg msg = {
+        .kind = HVI_LAUNCH_OUTPUT,
+        .data = {.rank = agent->places[index].rank,
+                 .stream = HVI_LAUNCH_RESULT,
+                 .data = (unsigned char *)(uintptr_t)bytes,
+                 .bytes = length},
+    };
+    send_message(agent, &msg);
+}
+
 static void send_log(void *context, int index, const char *bytes, size_t length)
 {
     const struct hvi_launch_msg msg = {
@@ -184,11 +201,34 @@ static const char *take_options(struct agent *agent)
     return take_settings(agent) ? NULL : "too many settings for the ranks";
 }
 
+/* The streams of `count` pipes, which go to hvdrun as they are. */
+static struct run_stream *make_relays(struct agent *agent, size_t count, run_stream_take *relay)
+{
+    struct run_stream *streams = calloc(count, sizeof *streams);
+    for (size_t i = 0; streams != NULL && i < count; i++) {
+        run_stream_init(&streams[i], -1, &agent->channel.out);
+        streams[i].take = relay;
+        streams[i].take_context = agent;
+        streams[i].take_index = (int)i;
+    }
+    return streams;
+}
+
+/* hvd.run's: what is to be called, and what it returns. */
+static const char *make_call(struct agent *agent)
+{
+    if (agent->start.call_bytes == 0)
+        return NULL;
+    agent->call_fd = memfd_create("hvdrun-call", MFD_CLOEXEC);
+    agent->results = make_relays(agent, agent->start.rank_count, send_result);
+    return agent->call_fd < 0 || agent->results == NULL ? "no memory for the call" : NULL;
+}
+
 static const char *make_streams(struct agent *agent)
 {
     const size_t ranks = agent->start.rank_count;
     agent->places = calloc(ranks, sizeof *agent->places);
-    agent->streams = calloc(2 * ranks, sizeof *agent->streams);
+    agent->streams = make_relays(agent, 2 * ranks, send_output);
     if (agent->places == NULL || agent->streams == NULL)
         return "out of memory";
     for (size_t i = 0; i < ranks; i++)
@@ -197,15 +237,9 @@ static const char *make_streams(struct agent *agent)
             .cross_rank = agent->start.ranks[i].cross_rank,
             .cross_size = agent->start.ranks[i].cross_size,
         };
-    for (size_t i = 0; i < 2 * ranks; i++) {
-        run_stream_init(&agent->streams[i], -1, &agent->channel.out);
-        agent->streams[i].take = send_output;
-        agent->streams[i].take_context = agent;
-        agent->streams[i].take_index = (int)i;
-    }
     agent->log.take = send_log;
     agent->log.take_context = agent;
-    return NULL;
+    return make_call(agent);
 }
 
 /* Everything that is started here, hvdd included, has what travelled over what this login has. */
@@ -231,6 +265,8 @@ static void open_node(struct agent *agent)
         .key = agent->start.job_key,
         .interrupt_fd = agent->channel.fd, /* hvdrun says nothing more until we are ready */
         .streams = agent->streams,
+        .results = agent->results,
+        .call_fd = agent->call_fd,
         .log = &agent->log,
         .calls = {.context = agent, .say = say, .exited = send_exits},
     };
@@ -301,6 +337,20 @@ static void send_started(struct agent *agent)
 }
 
 static void end_ranks(struct agent *agent);
+
+static bool take_call(struct agent *agent, const struct hvi_launch_data *data)
+{
+    if (data->bytes > agent->start.call_bytes - agent->call_bytes)
+        return false;
+    agent->call_bytes += data->bytes;
+    for (size_t at = 0; at < data->bytes && !agent->failed;) {
+        const ssize_t written = write(agent->call_fd, data->data + at, data->bytes - at);
+        if (written <= 0 && errno != EINTR)
+            fail(agent, 1, "no memory for what hvd.run is to call");
+        at += written > 0 ? (size_t)written : 0;
+    }
+    return true;
+}
 
 static void take_go(struct agent *agent, const struct hvi_launch_go *go)
 {
@@ -453,7 +503,10 @@ static bool take(void *context, struct hvi_launch_msg *msg, char *text_p, size_t
         take_start(agent);
         return true;
     }
-    if (msg->kind == HVI_LAUNCH_GO && agent->opened && !agent->failed && !agent->gone_on) {
+    const bool prepared = agent->opened && !agent->failed && !agent->gone_on;
+    if (msg->kind == HVI_LAUNCH_CALL && prepared && take_call(agent, &msg->data))
+        return true;
+    if (msg->kind == HVI_LAUNCH_GO && prepared && agent->call_bytes == agent->start.call_bytes) {
         take_go(agent, &msg->go);
         return true;
     }
@@ -561,12 +614,15 @@ static void finish(struct agent *agent)
     free(agent->settings);
     free(agent->places);
     free(agent->streams);
+    free(agent->results);
+    if (agent->call_fd >= 0)
+        close(agent->call_fd);
 }
 
 int run_agent(void)
 {
     static struct agent agent;
-    agent = (struct agent){.input_fd = -1, .input_read_fd = -1};
+    agent = (struct agent){.input_fd = -1, .input_read_fd = -1, .call_fd = -1};
     agent.channel.fd = STDIN_FILENO;
     agent.channel.marked = true;
     run_sink_init(&agent.channel.out, STDOUT_FILENO);

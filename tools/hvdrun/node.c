@@ -108,18 +108,23 @@ int run_node_start(struct run_node *node, int input_fd, char *text_p, size_t tex
 
 /* ---- ranks that have ended ---- */
 
+static void drain(struct run_stream *stream)
+{
+    for (int reads = 0; stream->fd >= 0 && reads < DRAIN_READS; reads++) {
+        struct pollfd item = {.fd = stream->fd, .events = POLLIN};
+        if (run_sink_is_full(stream->sink) || poll(&item, 1, 0) <= 0)
+            break;
+        run_stream_read(stream);
+    }
+}
+
 /* What the process has written is shown before what is said about its end. */
 static void drain_output(struct run_node *node, int index)
 {
-    for (int i = 0; i < 2; i++) {
-        struct run_stream *stream = &node->plan->streams[2 * index + i];
-        for (int reads = 0; stream->fd >= 0 && reads < DRAIN_READS; reads++) {
-            struct pollfd item = {.fd = stream->fd, .events = POLLIN};
-            if (run_sink_is_full(stream->sink) || poll(&item, 1, 0) <= 0)
-                break;
-            run_stream_read(stream);
-        }
-    }
+    for (int i = 0; i < 2; i++)
+        drain(&node->plan->streams[2 * index + i]);
+    if (node->plan->results != NULL)
+        drain(&node->plan->results[index]);
 }
 
 static void tell_daemon(struct run_node *node, int index)
@@ -261,19 +266,25 @@ static bool outputs_closed(const struct run_node *node)
     return true;
 }
 
+static bool is_written(const struct run_stream *stream)
+{
+    struct pollfd item = {.fd = stream->fd, .events = POLLIN};
+    return stream->sink->pending.used == 0 && stream->held.used == 0 &&
+           (item.fd < 0 || poll(&item, 1, 0) <= 0);
+}
+
 /* Nothing to write and nothing to read; a pipe that is open all the same is held by a process that
  * left its group. */
 static bool output_is_written(const struct run_node *node)
 {
     if (node->plan->log->sink->pending.used > 0)
         return false;
-    for (int i = 0; i < 2 * count_of(node); i++) {
-        const struct run_stream *stream = &node->plan->streams[i];
-        struct pollfd item = {.fd = stream->fd, .events = POLLIN};
-        if (stream->sink->pending.used > 0 || stream->held.used > 0 ||
-            (item.fd >= 0 && poll(&item, 1, 0) > 0))
+    for (int i = 0; i < 2 * count_of(node); i++)
+        if (!is_written(&node->plan->streams[i]))
             return false;
-    }
+    for (int i = 0; node->plan->results != NULL && i < count_of(node); i++)
+        if (!is_written(&node->plan->results[i]))
+            return false;
     return true;
 }
 
@@ -331,6 +342,13 @@ static void read_stream(void *context, int index)
         run_stream_read(&node->plan->streams[index]);
 }
 
+static void read_result(void *context, int index)
+{
+    struct run_node *node = context;
+    if (node->plan->results[index].fd >= 0)
+        run_stream_read(&node->plan->results[index]);
+}
+
 static void read_log(void *context, int index)
 {
     struct run_node *node = context;
@@ -361,6 +379,9 @@ void run_node_poll(struct run_node *node, struct run_polls *polls)
     for (int i = 0; i < 2 * count_of(node); i++)
         if (!run_sink_is_full(node->plan->streams[i].sink))
             run_polls_add(polls, node->plan->streams[i].fd, POLLIN, read_stream, node, i);
+    for (int i = 0; node->plan->results != NULL && i < count_of(node); i++)
+        if (!run_sink_is_full(node->plan->results[i].sink))
+            run_polls_add(polls, node->plan->results[i].fd, POLLIN, read_result, node, i);
     if (!node->daemon_gone)
         run_polls_add(polls, node->daemon.proc.pidfd, POLLIN, look_at_daemon, node, 0);
     if (!run_sink_is_full(node->plan->log->sink))
@@ -392,6 +413,8 @@ void run_node_close(struct run_node *node)
     run_daemon_stop(&node->daemon);
     for (int i = 0; i < 2 * count_of(node); i++)
         run_stream_end(&node->plan->streams[i]);
+    for (int i = 0; node->plan->results != NULL && i < count_of(node); i++)
+        run_stream_end(&node->plan->results[i]);
     if (node->plan->log->fd >= 0)
         run_stream_read(node->plan->log);
     run_stream_end(node->plan->log);

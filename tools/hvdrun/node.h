@@ -43,6 +43,8 @@ struct run_node_plan {
     int master_port;
     int interrupt_fd;           /* readable: stop waiting for hvdd */
     struct run_stream *streams; /* two for each rank */
+    struct run_stream *results; /* one for each rank of hvd.run; NULL: it is another program */
+    int call_fd;                /* what these are to call; a file */
     struct run_stream *log;     /* what hvdd writes to stderr */
     struct run_node_calls calls;
 };

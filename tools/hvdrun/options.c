@@ -241,7 +241,7 @@ static int take(const struct taking *taking)
 /* ---- the command line ---- */
 
 /* getopt's `val` of a row: beyond the characters, of which ':' and '?' mean something. */
-enum { OPTION_FIRST = 256, OPTION_HELP_MAN = OPTION_FIRST + FLAGS_MAX };
+enum { OPTION_FIRST = 256, OPTION_HELP_MAN = OPTION_FIRST + FLAGS_MAX, OPTION_CALL_DIR };
 
 static void build_getopt(struct option *out)
 {
@@ -256,13 +256,15 @@ static void build_getopt(struct option *out)
             };
     }
     *out++ = (struct option){.name = "help-man", .val = OPTION_HELP_MAN};
+    *out++ =
+        (struct option){.name = "call-dir", .has_arg = required_argument, .val = OPTION_CALL_DIR};
     *out = (struct option){.name = NULL};
 }
 
 /* -1 after a complaint. */
 static int parse_line(int argc, char **argv, struct taking *taking)
 {
-    struct option table[2 * FLAGS_MAX + 2];
+    struct option table[2 * FLAGS_MAX + 3];
     HVI_ASSERT(run_flag_count <= FLAGS_MAX);
     build_getopt(table);
     optind = 0; /* start anew */
@@ -278,6 +280,10 @@ static int parse_line(int argc, char **argv, struct taking *taking)
             return complain(taking, "unknown or ambiguous option %s", argv[at]);
         if (found == OPTION_HELP_MAN) {
             taking->options->help_man = true;
+            continue;
+        }
+        if (found == OPTION_CALL_DIR) {
+            taking->options->call_dir = optarg;
             continue;
         }
         taking->flag = &run_flags[found - OPTION_FIRST];

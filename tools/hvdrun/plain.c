@@ -107,6 +107,7 @@ static bool open_node(struct plain *plain)
         .master_port = run_start_free_port(),
         .interrupt_fd = plain->signal_fd,
         .streams = plain->display.streams,
+        .call_fd = -1,
         .log = &plain->log,
         .calls = {.context = plain, .say = say, .exited = take_exits},
     };

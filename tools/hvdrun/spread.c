@@ -23,18 +23,21 @@
 #include "tools/hvdrun/words.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #define OPENING_MAX 32u               /* agents that have not greeted yet: logins at a time */
 #define LEAVE_NS    (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
 #define INPUT_PART  (64u * 1024u)
+#define CALL_QUEUED (1024u * 1024u) /* of hvd.run's call, on its way to one host */
 
 enum stage { STAGE_GREET, STAGE_PREPARE, STAGE_RUN, STAGE_END, STAGE_ABORT, STAGE_DONE };
 
@@ -44,6 +47,7 @@ struct place {
     struct run_stream log; /* of its hvdd */
     char address[64];      /* how it was reached; "": not known */
     uint32_t torch_port;
+    uint64_t call_sent; /* bytes */
     bool greeted, ready, running, lost;
 };
 
@@ -60,6 +64,10 @@ struct spread {
     enum stage stage;
     uint64_t deadline_ns; /* of the start */
     int exit_code;
+
+    int call_fd; /* what hvd.run's ranks are to call; -1: it is another program */
+    uint64_t call_bytes;
+    int *results; /* files of what ranks return, by rank; -1: nothing has come */
 
     struct run_stdin input;
     size_t input_window; /* bytes that rank 0 may still be sent */
@@ -272,6 +280,7 @@ static void send_start(struct spread *spread, size_t host, const struct lists *l
     start->settings = (unsigned char *)lists->settings.data;
     start->settings_bytes = lists->settings.used;
     start->exports = (uint32_t)options->export_count;
+    start->call_bytes = spread->call_bytes;
     start->start_timeout_ns = options->start_timeout_ns;
     start->grace_ns = options->grace_ns;
     start->verbose = options->verbose;
@@ -305,6 +314,80 @@ static void prepare_all(struct spread *spread)
     run_buffer_fini(&lists.command);
     run_buffer_fini(&lists.environment);
     run_buffer_fini(&lists.settings);
+}
+
+/* ---- hvd.run ---- */
+
+static bool open_call(struct spread *spread)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    const char *dir = spread->options->call_dir;
+    if (dir == NULL)
+        return true;
+    const int length = snprintf(path, sizeof path, "%s/call", dir);
+    spread->call_fd = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    spread->results = malloc((size_t)spread->options->ranks * sizeof *spread->results);
+    for (int i = 0; spread->results != NULL && i < spread->options->ranks; i++)
+        spread->results[i] = -1;
+    if (spread->call_fd >= 0 && spread->results != NULL && fstat(spread->call_fd, &st) == 0) {
+        spread->call_bytes = (uint64_t)st.st_size;
+        return true;
+    }
+    run_display_say(&spread->display, "cannot read the call in %s: %s", dir, strerror(errno));
+    return false;
+}
+
+/* As much of the call as there is room for on the way. */
+static void send_call(struct spread *spread, struct place *place)
+{
+    static unsigned char bytes[HVI_LAUNCH_DATA_MAX];
+    while (place->call_sent < spread->call_bytes && place->link.state == RUN_LINK_OPEN &&
+           place->link.channel.out.pending.used < CALL_QUEUED) {
+        const ssize_t length = pread(spread->call_fd, bytes, sizeof bytes, (off_t)place->call_sent);
+        if (length <= 0) {
+            blame(spread, place, "cannot read the call: %s", strerror(errno));
+            return;
+        }
+        const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_CALL,
+                                           .data = {.data = bytes, .bytes = (size_t)length}};
+        place->call_sent += (uint64_t)length;
+        run_link_send(&place->link, &msg);
+    }
+}
+
+/* The rank's file is opened when something comes, so that a rank without a result has none. */
+static bool take_result(struct spread *spread, const struct hvi_launch_data *data)
+{
+    char path[PATH_MAX];
+    if (spread->results == NULL)
+        return false;
+    int *fd = &spread->results[data->rank];
+    if (*fd < 0) {
+        snprintf(path, sizeof path, "%s/result.%d", spread->options->call_dir, (int)data->rank);
+        *fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    }
+    for (size_t at = 0; at < data->bytes;) {
+        const ssize_t written = write(*fd, data->data + at, data->bytes - at);
+        if (written < 0 && errno != EINTR) {
+            run_display_say(&spread->display, "cannot keep the result of rank %d: %s",
+                            (int)data->rank, strerror(errno));
+            spread->exit_code = 1;
+            break;
+        }
+        at += written > 0 ? (size_t)written : 0;
+    }
+    return true;
+}
+
+static void close_call(struct spread *spread)
+{
+    for (int i = 0; spread->results != NULL && i < spread->options->ranks; i++)
+        if (spread->results[i] >= 0)
+            close(spread->results[i]);
+    free(spread->results);
+    if (spread->call_fd >= 0)
+        close(spread->call_fd);
 }
 
 /* ---- the start: run ---- */
@@ -375,8 +458,13 @@ static void tick_start(struct spread *spread, uint64_t now_ns)
     size_t done = 0;
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct place *place = &spread->places[i];
-        const bool there = spread->stage == STAGE_GREET ? place->greeted : place->ready;
-        if (late && !there)
+        const bool answered = spread->stage == STAGE_GREET ? place->greeted : place->ready;
+        if (spread->stage == STAGE_PREPARE && answered)
+            send_call(spread, place);
+        const bool there = spread->stage == STAGE_GREET
+                               ? answered
+                               : answered && place->call_sent == spread->call_bytes;
+        if (late && !answered)
             blame(spread, place, "%s within %.0f s (--start-timeout)",
                   place->greeted ? "its hvdd did not get ready" : "did not answer",
                   (double)spread->options->start_timeout_ns / 1e9);
@@ -436,11 +524,14 @@ static bool take_exited(struct spread *spread, const struct place *place,
     return true;
 }
 
-static void take_output(struct spread *spread, const struct hvi_launch_data *data)
+static bool take_output(struct spread *spread, const struct hvi_launch_data *data)
 {
+    if (data->stream == HVI_LAUNCH_RESULT)
+        return take_result(spread, data);
     struct run_stream *stream = &spread->display.streams[2 * (size_t)data->rank + data->stream - 1];
     if (!spread->end.impatient)
         run_stream_feed(stream, (const char *)data->data, data->bytes);
+    return true;
 }
 
 /* The job cannot go on, and this host's ranks, if they have not been started, never will be. */
@@ -480,10 +571,7 @@ static bool take_running(struct spread *spread, struct place *place,
     case HVI_LAUNCH_STARTED:
         return take_started(spread, place, &msg->started);
     case HVI_LAUNCH_OUTPUT:
-        if (!has_rank(place->link.host, msg->data.rank))
-            return false;
-        take_output(spread, &msg->data);
-        return true;
+        return has_rank(place->link.host, msg->data.rank) && take_output(spread, &msg->data);
     case HVI_LAUNCH_EXITED:
         return take_exited(spread, place, &msg->exited);
     case HVI_LAUNCH_INPUT_TAKEN:
@@ -660,7 +748,7 @@ static uint64_t next_time(const struct spread *spread)
 {
     uint64_t next_ns =
         earlier(run_end_next_ns(&spread->end), run_display_next_ns(&spread->display));
-    if (spread->stage < STAGE_RUN)
+    if (spread->stage < STAGE_RUN && hvi_clock_ns() < spread->deadline_ns)
         next_ns = earlier(next_ns, spread->deadline_ns);
     if (spread->input.pipe_fd >= 0 && spread->input.retry_ns != 0)
         next_ns = earlier(next_ns, spread->input.retry_ns);
@@ -773,6 +861,7 @@ static void finish(struct spread *spread)
         run_stream_fini(&spread->places[i].log);
     }
     run_stdin_fini(&spread->input);
+    close_call(spread);
     run_display_close(&spread->display);
     run_polls_fini(&spread->polls);
     run_end_fini(&spread->end);
@@ -785,6 +874,7 @@ int run_spread(const struct run_options *options)
     struct take_context *contexts = calloc(hosts, sizeof *contexts);
     spread = (struct spread){.options = options,
                              .hosts = &options->places,
+                             .call_fd = -1,
                              .input = {.pipe_fd = -1},
                              .input_window = HVI_LAUNCH_DATA_MAX,
                              .exit_code = 1};
@@ -796,7 +886,7 @@ int run_spread(const struct run_options *options)
         run_display_say(&spread.display, "out of memory");
         return 1;
     }
-    if (prepare(&spread) && make_links(&spread, contexts)) {
+    if (prepare(&spread) && make_links(&spread, contexts) && open_call(&spread)) {
         spread.exit_code = 0;
         spread.deadline_ns = hvi_deadline_after((int64_t)options->start_timeout_ns);
         start_links(&spread, hvi_clock_ns());

@@ -90,7 +90,8 @@ static void options_of(const struct run_options *options, struct settings *setti
         settings->list[settings->count++] = options->variables[i];
 }
 
-static void make_settings(const struct run_node *node, int index, struct settings *settings_p)
+static void make_settings(const struct run_node *node, int index, int result_fd,
+                          struct settings *settings_p)
 {
     const struct run_node_plan *plan = node->plan;
     char host[HOST_NAME_MAX + 1] = "localhost";
@@ -103,6 +104,10 @@ static void make_settings(const struct run_node *node, int index, struct setting
     set(settings_p, "HVD_JOB_ID=%s", plan->job);
     set(settings_p, "HVD_JOB_KEY=%s", plan->key);
     set(settings_p, "PYTHONUNBUFFERED=1");
+    if (plan->results != NULL) {
+        set(settings_p, "HVD_RUN_CALL=/proc/self/fd/%d", plan->call_fd);
+        set(settings_p, "HVD_RUN_RESULT=%d", result_fd);
+    }
     options_of(plan->options, settings_p);
 }
 
@@ -121,29 +126,42 @@ static int core_of(const struct run_node *node, int index)
 
 /* ---- processes ---- */
 
-/* Pipes for stdout and stderr; write ends in ends_p. */
-static int open_pipes(struct run_node *node, int index, int ends_p[2])
+static void close_all(int ends[3])
 {
-    for (int i = 0; i < 2; i++) {
-        int fds[2];
-        if (pipe2(fds, O_CLOEXEC) != 0) {
-            const int error = errno;
-            if (i == 1)
-                close(ends_p[0]);
-            return error;
-        }
-        if (node->plan->options->ranks <= PIPE_BYTES_RANKS)
-            fcntl(fds[1], F_SETPIPE_SZ, PIPE_BYTES);
-        node->plan->streams[2 * index + i].fd = fds[0];
-        ends_p[i] = fds[1];
-    }
+    for (int i = 0; i < 3; i++)
+        if (ends[i] >= 0)
+            close(ends[i]);
+}
+
+static int open_pipe(struct run_stream *stream, bool large, int *end_p)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) != 0)
+        return errno;
+    if (large)
+        fcntl(fds[1], F_SETPIPE_SZ, PIPE_BYTES);
+    stream->fd = fds[0];
+    *end_p = fds[1];
     return 0;
 }
 
-static int start_process(struct run_node *node, int index, int input_fd, const int ends[2])
+/* Pipes for stdout, stderr and a result; write ends in ends_p, for close_all. */
+static int open_pipes(struct run_node *node, int index, int ends_p[3])
+{
+    const bool large = node->plan->options->ranks <= PIPE_BYTES_RANKS;
+    int error = open_pipe(&node->plan->streams[2 * index], large, &ends_p[0]);
+    if (error == 0)
+        error = open_pipe(&node->plan->streams[2 * index + 1], large, &ends_p[1]);
+    if (error == 0 && node->plan->results != NULL)
+        error = open_pipe(&node->plan->results[index], large, &ends_p[2]);
+    return error;
+}
+
+static int start_process(struct run_node *node, int index, int input_fd, const int ends[3])
 {
     struct settings settings;
-    make_settings(node, index, &settings);
+    const int keep[] = {ends[2], node->plan->call_fd, -1};
+    make_settings(node, index, ends[2], &settings);
     char **env = run_env_make(environ, settings.list);
     if (env == NULL)
         return ENOMEM;
@@ -153,6 +171,7 @@ static int start_process(struct run_node *node, int index, int input_fd, const i
         .stdin_fd = input_fd,
         .stdout_fd = ends[0],
         .stderr_fd = ends[1],
+        .keep_fds = node->plan->results != NULL ? keep : NULL,
         .death_signal = SIGKILL,
         .core = core_of(node, index),
         .heritage = node->plan->heritage,
@@ -166,15 +185,13 @@ static int start_process(struct run_node *node, int index, int input_fd, const i
 
 static int start_rank(struct run_node *node, int index, int input_fd, char *text_p, size_t size)
 {
-    int ends[2];
+    int ends[3] = {-1, -1, -1};
     const int rank = node->plan->places[index].rank;
     const char *command = node->plan->options->command[0];
     int error = open_pipes(node, index, ends);
-    if (error == 0) {
+    if (error == 0)
         error = start_process(node, index, input_fd, ends);
-        close(ends[0]);
-        close(ends[1]);
-    }
+    close_all(ends);
     if (error != 0) {
         snprintf(text_p, size, "cannot start rank %d: %s: %s", rank, command,
                  error == ENOENT ? "command not found" : strerror(error));

@@ -39,6 +39,7 @@ static void make_start(struct hvi_launch_start *start, bool full)
     strcpy(start->log_level, "warning");
     start->start_timeout_ns = UINT64_MAX;
     start->grace_ns = 1;
+    start->call_bytes = 1u << 20;
     start->verbose = start->bind_to_core = true;
 }
 
@@ -118,6 +119,14 @@ static void make_to_agent(unsigned index, struct hvi_launch_msg *msg)
     case 7:
         msg->kind = HVI_LAUNCH_CLOSE;
         msg->number.number = 1;
+        break;
+    case 10:
+        msg->kind = HVI_LAUNCH_CALL;
+        msg->data = (struct hvi_launch_data){.data = much, .bytes = sizeof much};
+        break;
+    case 11:
+        msg->kind = HVI_LAUNCH_OUTPUT;
+        msg->data = (struct hvi_launch_data){0, HVI_LAUNCH_RESULT, data, sizeof data};
         break;
     default:
         msg->kind = HVI_LAUNCH_END;

@@ -121,8 +121,8 @@ START_TEST(what_makes_no_sense_is_not_sent)
     msg.exited.exit_count = 0;
     expect_refused("no exits");
     hvt_launch_sample(4, &msg);
-    msg.data.stream = 3;
-    expect_refused("a third stream");
+    msg.data.stream = 4;
+    expect_refused("a fourth stream");
     msg.data.stream = 1;
     msg.data.bytes = 0;
     expect_refused("no bytes");
