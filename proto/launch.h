@@ -34,6 +34,7 @@ enum hvi_launch_kind {
     HVI_LAUNCH_EXITED = 7,
     HVI_LAUNCH_FAILED = 8,
     HVI_LAUNCH_INPUT_TAKEN = 9,
+    HVI_LAUNCH_LOOKED = 10,
     HVI_LAUNCH_START = 20,
     HVI_LAUNCH_GO = 21,
     HVI_LAUNCH_INPUT = 22,
@@ -42,6 +43,7 @@ enum hvi_launch_kind {
     HVI_LAUNCH_CLOSE = 25,
     HVI_LAUNCH_END = 26,
     HVI_LAUNCH_CALL = 27,
+    HVI_LAUNCH_LOOK = 28,
     HVI_LAUNCH_KIND_END,
 };
 

@@ -114,6 +114,8 @@ static const struct wire_field go_fields[] = {
 };
 static const struct wire_table go = TABLE(launch_go, go_fields, 0);
 
+static const struct wire_table looked = {.descriptor = &hvd__launch_looked__descriptor};
+static const struct wire_table look = {.descriptor = &hvd__launch_look__descriptor};
 static const struct wire_table input_end = {.descriptor = &hvd__launch_input_end__descriptor};
 
 static const struct wire_field taken_fields[] = {
@@ -154,6 +156,8 @@ static const struct wire_body bodies[HVI_LAUNCH_KIND_END] = {
     [HVI_LAUNCH_CLOSE] = {"close", &close_stream},
     [HVI_LAUNCH_END] = {"end", &end},
     [HVI_LAUNCH_CALL] = {"call", &call},
+    [HVI_LAUNCH_LOOKED] = {"looked", &looked},
+    [HVI_LAUNCH_LOOK] = {"look", &look},
 };
 
 static const struct wire_body *body_of(unsigned kind)

@@ -3,6 +3,7 @@
 left on any of them. test_hvdrun_ssh.py is the same with a real sshd."""
 import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import procs, program, scaled, wait_until
+from hvt import procs, program, sanitized, scaled, wait_until
 from hvt.hosts import Hosts
 from hvt.launcher import line_of
 
@@ -269,6 +270,18 @@ def test_a_failure_on_another_host_ends_all_and_is_named_with_its_host(hosts):
     assert "hvdrun:   rank 2 on h2: was killed by signal 9 (SIGKILL), the first to fail\n" in done.stderr
     assert "hvdrun:   ranks 0-1,3: ended by hvdrun (SIGTERM)\n" in done.stderr
     assert done.stderr.endswith("Process name: 2\nExit code: 137\n")
+
+
+def test_of_a_kill_and_its_consequences_on_another_host_the_kill_is_blamed(hosts):
+    """The kernel takes some 70 ms for a GiB before a killed process is a zombie; the other rank sees it die and exits."""
+    has_room = procs.available_bytes() > 3 << 30 and not sanitized()
+    fill = {"do": "fill", "bytes": (1 << 30) if has_room else (64 << 20)}
+    (hosts.folder / "lines").write_text(json.dumps(fill) + "\n" + json.dumps({"do": "exit", "signal": 9}) + "\n")
+    script = (f"if [ $HVD_RANK = 1 ]; then echo $$ > pid; exec {program('hvt-rank')} < lines >/dev/null; fi; "
+              "until [ -s pid ]; do :; done; read pid < pid; "
+              "while [ -n \"$(head -c 1 /proc/$pid/maps 2>/dev/null)\" ]; do :; done; exit 1")
+    done = hosts.run("-H", "h1:1,h2:1", "sh", "-c", script)
+    assert done.returncode == 137 and "rank 1 on h2: was killed by signal 9 (SIGKILL), the first to fail" in done.stderr, done.stderr
 
 
 def test_ranks_that_ignore_sigterm_are_killed_on_every_host(hosts):

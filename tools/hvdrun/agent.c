@@ -467,6 +467,15 @@ static bool is_done(const struct agent *agent)
 
 /* ---- messages ---- */
 
+static void look(struct agent *agent)
+{
+    struct run_exit dying;
+    const struct hvi_launch_msg looked = {.kind = HVI_LAUNCH_LOOKED};
+    if (run_node_find_dying(&agent->node, &dying))
+        send_exits(agent, &dying, 1);
+    send_message(agent, &looked);
+}
+
 static bool take_running(struct agent *agent, const struct hvi_launch_msg *msg)
 {
     switch (msg->kind) {
@@ -482,6 +491,9 @@ static bool take_running(struct agent *agent, const struct hvi_launch_msg *msg)
     case HVI_LAUNCH_CLOSE:
         for (size_t i = msg->number.number - 1; i < 2 * agent->start.rank_count; i += 2)
             run_stream_end(&agent->streams[i]);
+        return true;
+    case HVI_LAUNCH_LOOK:
+        look(agent);
         return true;
     case HVI_LAUNCH_END:
         if (agent->node.alive > 0)

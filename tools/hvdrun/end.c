@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LOOK_NS HVI_NS_SEC /* for other hosts to say whether a rank of theirs is being killed */
+
 int run_end_exit_code(struct hvi_fate fate)
 {
     switch (fate.kind) {
@@ -219,8 +221,40 @@ static const struct run_exit *pick_first(const struct run_exit *exits, size_t co
     return pick;
 }
 
+/* It was its own fault, as far as can be found out. */
+static void blame_suspect(struct run_end *end)
+{
+    if (end->look_until_ns == 0)
+        return;
+    end->look_until_ns = 0;
+    first_failure(end, &end->suspect);
+}
+
+/* A rank that was killed is the reason itself; for one that exits the reason may be on another
+ * host, where the kernel still takes the killed rank apart. */
+static void consider(struct run_end *end, const struct run_exit *failed)
+{
+    if (end->first_failed >= 0 || end->given_up)
+        return;
+    if (failed->fate.kind == HVI_FATE_SIGNALED || end->hands.look == NULL) {
+        end->look_until_ns = 0;
+        first_failure(end, failed);
+    } else if (end->look_until_ns == 0) {
+        end->suspect = *failed;
+        end->look_until_ns = hvi_deadline_after((int64_t)LOOK_NS);
+        end->hands.look(end->hands.context);
+    }
+}
+
+void run_end_looked(struct run_end *end)
+{
+    blame_suspect(end);
+}
+
 static void check_over(struct run_end *end)
 {
+    if (end->alive + end->waiting == 0)
+        blame_suspect(end);
     if (end->alive + end->waiting > 0 || end->over)
         return;
     end->over = true;
@@ -242,8 +276,8 @@ void run_end_exited(struct run_end *end, const struct run_exit *exits, size_t co
         if (!exits[i].dying)
             say_end(end, exits[i].index);
     const struct run_exit *first = pick_first(exits, count);
-    if (first != NULL && end->first_failed < 0 && !end->given_up)
-        first_failure(end, first);
+    if (first != NULL)
+        consider(end, first);
     check_over(end);
 }
 
@@ -276,6 +310,7 @@ static void end_all(struct run_end *end)
 void run_end_give_up(struct run_end *end)
 {
     end->given_up = true;
+    end->look_until_ns = 0;
     if (end->alive + end->waiting > 0 && end->kill_at_ns == 0)
         end_all(end);
 }
@@ -315,6 +350,8 @@ void run_end_signal(struct run_end *end, int signal_number)
 
 void run_end_tick(struct run_end *end, uint64_t now_ns)
 {
+    if (end->look_until_ns != 0 && now_ns >= end->look_until_ns)
+        blame_suspect(end);
     if (end->term_at_ns != 0 && now_ns >= end->term_at_ns)
         end_all(end);
     if (end->kill_at_ns == 0 || now_ns < end->kill_at_ns || end->alive == 0)
@@ -329,6 +366,8 @@ uint64_t run_end_next_ns(const struct run_end *end)
     uint64_t next_ns = HVI_NEVER;
     if (end->term_at_ns != 0)
         next_ns = end->term_at_ns;
+    if (end->look_until_ns != 0 && end->look_until_ns < next_ns)
+        next_ns = end->look_until_ns;
     if (end->kill_at_ns != 0 && end->alive > 0 && end->kill_at_ns < next_ns)
         next_ns = end->kill_at_ns;
     return next_ns;

@@ -23,6 +23,9 @@ struct run_end_hands {
     void (*signal)(void *context, int signal_number);
     /* What hvdd reports from here on is a consequence, no news. */
     void (*mute)(void *context);
+    /* Looks on every host for a rank that is being killed, which is to be told by run_end_exited;
+     * run_end_looked follows. NULL: whoever tells of ends has looked before. */
+    void (*look)(void *context);
     /* All ranks have ended. */
     void (*over)(void *context, bool linger);
 };
@@ -37,6 +40,8 @@ struct run_end {
     int exit_code;
     int stop_signal;                 /* the first one from outside that asks to end; 0: none */
     uint64_t term_at_ns, kill_at_ns; /* for ranks that still run; 0: not planned */
+    struct run_exit suspect; /* has failed; another rank, that was killed, may be the reason */
+    uint64_t look_until_ns;  /* 0: nobody is looking */
     bool killed, over;
     bool given_up;  /* the job ends for another reason than a rank's failure */
     bool impatient; /* a second signal asked to end: output that cannot be written is given up */
@@ -52,6 +57,7 @@ void run_end_started(struct run_end *end, int rank, pid_t pid, const char *host)
 void run_end_not_started(struct run_end *end, int ranks);
 /* These have ended together (their indices are ranks). Acts on the first failure. */
 void run_end_exited(struct run_end *end, const struct run_exit *exits, size_t count);
+void run_end_looked(struct run_end *end);
 /* The job cannot go on, which is no rank's fault: SIGTERM to everything that runs, SIGKILL after the
  * grace time. */
 void run_end_give_up(struct run_end *end);

@@ -151,7 +151,7 @@ static void tell_daemon(struct run_node *node, int index)
 
 /* A rank that was killed but is no zombie yet, because the kernel takes its memory apart first: its
  * peers may have learned of it and ended before. */
-static bool find_dying(struct run_node *node, struct run_exit *exit_p)
+bool run_node_find_dying(struct run_node *node, struct run_exit *exit_p)
 {
     for (int i = 0; i < count_of(node); i++) {
         struct run_node_rank *rank = &node->ranks[i];
@@ -204,7 +204,7 @@ static void collect(struct run_node *node)
         tell_daemon(node, exits[i].index);
         drain_output(node, exits[i].index);
     }
-    if (explains_nothing(exits, count) && find_dying(node, &exits[count]))
+    if (explains_nothing(exits, count) && run_node_find_dying(node, &exits[count]))
         count++;
     if (count > 0)
         node->plan->calls.exited(node->plan->calls.context, exits, count);

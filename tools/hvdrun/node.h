@@ -93,6 +93,8 @@ void run_node_tick(struct run_node *node, uint64_t now_ns);
 /* The next time for run_node_tick; HVI_NEVER for none. */
 uint64_t run_node_next_ns(const struct run_node *node);
 
+/* A rank that is being killed and has not ended yet; false: there is none. */
+bool run_node_find_dying(struct run_node *node, struct run_exit *exit_p);
 /* To every process and what it has started. SIGKILL also ends every patience with what is left. */
 void run_node_signal(struct run_node *node, int signal_number);
 /* Every rank of the job has ended: leftovers may linger, or get SIGTERM at once. */

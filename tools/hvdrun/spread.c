@@ -65,6 +65,8 @@ struct spread {
     uint64_t deadline_ns; /* of the start */
     int exit_code;
 
+    size_t looking; /* hosts that have not said whether a rank of theirs is being killed */
+
     int call_fd; /* what hvd.run's ranks are to call; -1: it is another program */
     uint64_t call_bytes;
     int *results; /* files of what ranks return, by rank; -1: nothing has come */
@@ -117,6 +119,21 @@ static void mute(void *context)
         spread->places[i].log.muted = !spread->options->verbose;
 }
 
+static void look(void *context)
+{
+    struct spread *spread = context;
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_LOOK};
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        spread->looking += spread->places[i].running;
+    send_to_all(spread, &msg);
+}
+
+/* When an agent that has been told that the job is over must have gone. */
+static uint64_t leave_until(const struct spread *spread)
+{
+    return hvi_deadline_after((int64_t)(spread->options->grace_ns + LEAVE_NS));
+}
+
 static void all_ended(void *context, bool linger)
 {
     struct spread *spread = context;
@@ -126,7 +143,7 @@ static void all_ended(void *context, bool linger)
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct run_link *link = &spread->places[i].link;
         if (link->state == RUN_LINK_OPEN && link->kill_at_ns == 0)
-            link->kill_at_ns = hvi_deadline_after((int64_t)(spread->options->grace_ns + LEAVE_NS));
+            link->kill_at_ns = leave_until(spread);
     }
 }
 
@@ -574,6 +591,10 @@ static bool take_running(struct spread *spread, struct place *place,
         return has_rank(place->link.host, msg->data.rank) && take_output(spread, &msg->data);
     case HVI_LAUNCH_EXITED:
         return take_exited(spread, place, &msg->exited);
+    case HVI_LAUNCH_LOOKED:
+        if (spread->looking > 0 && --spread->looking == 0)
+            run_end_looked(&spread->end);
+        return true;
     case HVI_LAUNCH_INPUT_TAKEN:
         if (place != &spread->places[0] ||
             msg->number.number > HVI_LAUNCH_DATA_MAX - spread->input_window)
@@ -653,9 +674,11 @@ static void check_links(struct spread *spread)
         place->running = false;
         if (!spread->end.over && !place->lost) {
             hvi_fate_describe(link->fate, how, sizeof how);
-            run_display_say(&spread->display,
-                            "lost the agent on %s: %s %s; what it has started there it ends",
-                            link->host->name, link->host->here ? "hvdrun --node" : "ssh",
+            run_display_say(&spread->display, "lost the agent on %s: %s%s; it ends its ranks",
+                            link->host->name,
+                            link->text[0] != '\0' ? ""
+                            : link->host->here    ? "hvdrun --node "
+                                                  : "ssh ",
                             link->text[0] != '\0' ? link->text : how);
             if (spread->exit_code == 0)
                 spread->exit_code = 1;
@@ -791,8 +814,12 @@ static void tick(struct spread *spread)
 {
     const uint64_t now_ns = hvi_clock_ns();
     run_display_tick(&spread->display, now_ns);
+    const bool unread = !spread->end.impatient && run_display_is_full(&spread->display);
     for (size_t i = 0; i < spread->hosts->count; i++) {
-        run_link_tick(&spread->places[i].link, now_ns);
+        struct run_link *link = &spread->places[i].link;
+        if (unread && spread->stage == STAGE_END && link->state == RUN_LINK_OPEN)
+            link->kill_at_ns = leave_until(spread); /* its output waits for our reader */
+        run_link_tick(link, now_ns);
         run_stream_tick(&spread->places[i].log, now_ns);
     }
     if (spread->stage == STAGE_GREET)
@@ -827,8 +854,12 @@ static bool make_links(struct spread *spread, struct take_context *contexts)
 
 static bool prepare(struct spread *spread)
 {
-    const struct run_end_hands hands = {
-        .context = spread, .say = say, .signal = send_signal, .mute = mute, .over = all_ended};
+    const struct run_end_hands hands = {.context = spread,
+                                        .say = say,
+                                        .signal = send_signal,
+                                        .mute = mute,
+                                        .look = look,
+                                        .over = all_ended};
     run_self_raise_fds(&spread->heritage, spread->options->ranks);
     spread->signal_fd = run_self_open_signals(&spread->heritage);
     run_self_random_hex(spread->key, 32);

@@ -124,6 +124,12 @@ static void make_to_agent(unsigned index, struct hvi_launch_msg *msg)
         msg->kind = HVI_LAUNCH_CALL;
         msg->data = (struct hvi_launch_data){.data = much, .bytes = sizeof much};
         break;
+    case 12:
+        msg->kind = HVI_LAUNCH_LOOK;
+        break;
+    case 13:
+        msg->kind = HVI_LAUNCH_LOOKED;
+        break;
     case 11:
         msg->kind = HVI_LAUNCH_OUTPUT;
         msg->data = (struct hvi_launch_data){0, HVI_LAUNCH_RESULT, data, sizeof data};

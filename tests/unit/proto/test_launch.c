@@ -116,7 +116,7 @@ START_TEST(what_makes_no_sense_is_not_sent)
     EXPECT_REFUSED(strcpy(msg.start.job, "a b"));
     EXPECT_REFUSED(msg.start.job_key[0] = '\0');
     EXPECT_REFUSED(msg.kind = HVI_LAUNCH_KIND_END);
-    EXPECT_REFUSED(msg.kind = (enum hvi_launch_kind)10);
+    EXPECT_REFUSED(msg.kind = (enum hvi_launch_kind)11);
     hvt_launch_sample(7, &msg);
     msg.exited.exit_count = 0;
     expect_refused("no exits");

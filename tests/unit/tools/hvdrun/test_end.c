@@ -206,6 +206,50 @@ START_TEST(a_dying_rank_is_blamed_and_ends_later)
 }
 END_TEST
 
+static void note_look(void *context)
+{
+    (void)context;
+    note("look\n");
+}
+
+START_TEST(on_several_hosts_a_killed_rank_is_looked_for_before_an_exit_is_blamed)
+{
+    begin(2, 2);
+    end.hands.look = note_look;
+    exit_of(0, HVI_FATE_EXITED, 1, false);
+    ck_assert_str_eq(log_text, "look\n");
+    exit_of(1, HVI_FATE_SIGNALED, SIGSEGV, true);
+    ck_assert_int_eq(end.first_failed, 1);
+    run_end_looked(&end);
+    ck_assert_int_eq(end.first_failed, 1);
+    ck_assert_int_eq(end.exit_code, 139);
+}
+END_TEST
+
+START_TEST(an_exit_is_blamed_when_nothing_else_is_found)
+{
+    begin(2, 2);
+    end.hands.look = note_look;
+    exit_of(0, HVI_FATE_EXITED, 1, false);
+    ck_assert_int_eq(end.first_failed, -1);
+    run_end_looked(&end);
+    ck_assert_int_eq(end.first_failed, 0);
+    begin(2, 2);
+    end.hands.look = note_look;
+    exit_of(0, HVI_FATE_EXITED, 1, false);
+    ck_assert(run_end_next_ns(&end) == end.look_until_ns);
+    run_end_tick(&end, end.look_until_ns);
+    ck_assert_int_eq(end.first_failed, 0);
+    begin(2, 2);
+    end.hands.look = note_look;
+    exit_of(0, HVI_FATE_EXITED, 1, false);
+    exit_of(1, HVI_FATE_EXITED, 2, false);
+    ck_assert_int_eq(end.first_failed, 0);
+    ck_assert_int_eq(end.exit_code, 1);
+    ck_assert(end.over);
+}
+END_TEST
+
 START_TEST(a_rank_whose_host_is_lost_has_failed)
 {
     begin(2, 2);
@@ -272,6 +316,8 @@ int main(void)
     tcase_add_test(tests, a_job_is_not_over_while_a_host_is_still_starting);
     tcase_add_test(tests, the_first_failure_is_named_with_its_host_and_ends_the_others_in_time);
     tcase_add_test(tests, a_dying_rank_is_blamed_and_ends_later);
+    tcase_add_test(tests, on_several_hosts_a_killed_rank_is_looked_for_before_an_exit_is_blamed);
+    tcase_add_test(tests, an_exit_is_blamed_when_nothing_else_is_found);
     tcase_add_test(tests, a_rank_whose_host_is_lost_has_failed);
     tcase_add_test(tests, when_the_job_is_given_up_no_rank_is_blamed);
     tcase_add_test(tests, nothing_that_runs_is_over_at_once_when_given_up);
