@@ -36,6 +36,7 @@ struct agent {
     bool has_start, opened, gone_on, failed;
     struct run_options options;
     char **command, **environment, **settings;
+    char **login_environment, **whole_environment; /* before and after the start */
     struct run_place *places;
     struct run_stream *streams;
     struct run_stream *results; /* NULL: not of hvd.run */
@@ -245,10 +246,17 @@ static const char *make_streams(struct agent *agent)
 /* Everything that is started here, hvdd included, has what travelled over what this login has. */
 static const char *take_environment(struct agent *agent)
 {
+    char directory[sizeof agent->start.directory + 4];
+    char *const settings[] = {directory, NULL};
+    snprintf(directory, sizeof directory, "PWD=%s", agent->start.directory);
     char **env = run_env_make(environ, agent->environment);
-    if (env == NULL)
+    if (env != NULL)
+        agent->whole_environment = run_env_make(env, settings);
+    run_env_free(env);
+    if (agent->whole_environment == NULL)
         return "out of memory";
-    environ = env; /* for good */
+    agent->login_environment = environ;
+    environ = agent->whole_environment;
     return NULL;
 }
 
@@ -308,7 +316,6 @@ static void take_start(struct agent *agent)
         fail(agent, 1, text);
         return;
     }
-    setenv("PWD", start->directory, 1);
     open_node(agent);
 }
 
@@ -621,6 +628,9 @@ static void finish(struct agent *agent)
     run_buffer_fini(&agent->input);
     run_channel_fini(&agent->channel);
     run_polls_fini(&agent->polls);
+    if (agent->login_environment != NULL)
+        environ = agent->login_environment;
+    run_env_free(agent->whole_environment);
     free(agent->command);
     free(agent->environment);
     free(agent->settings);

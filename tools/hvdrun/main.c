@@ -10,6 +10,7 @@
  *   spread.c   a job on other hosts  agent.c   hvdrun --node, there
  *   link.c     one agent, from here  channel.c what they say to each other
  *   ssh.c      how it is started     words.c   which variables travel
+ *   task.c     what a host is told   call.c    what hvd.run brings and takes
  *   route.c    this host's address   build.c   --check-build
  *
  * One thread of our own (libzmq adds its two once the ranks run). Each rank leads a process group;

@@ -14,30 +14,26 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "tools/common/text.h"
+#include "tools/hvdrun/call.h"
 #include "tools/hvdrun/display.h"
 #include "tools/hvdrun/end.h"
-#include "tools/hvdrun/link.h"
 #include "tools/hvdrun/route.h"
 #include "tools/hvdrun/self.h"
 #include "tools/hvdrun/stdin.h"
-#include "tools/hvdrun/words.h"
+#include "tools/hvdrun/task.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #define OPENING_MAX 32u               /* agents that have not greeted yet: logins at a time */
 #define LEAVE_NS    (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
 #define INPUT_PART  (64u * 1024u)
-#define CALL_QUEUED (1024u * 1024u) /* of hvd.run's call, on its way to one host */
 
 enum stage { STAGE_GREET, STAGE_PREPARE, STAGE_RUN, STAGE_END, STAGE_ABORT, STAGE_DONE };
 
@@ -67,10 +63,7 @@ struct spread {
 
     size_t looking; /* hosts that have not said whether a rank of theirs is being killed */
 
-    int call_fd; /* what hvd.run's ranks are to call; -1: it is another program */
-    uint64_t call_bytes;
-    int *results; /* files of what ranks return, by rank; -1: nothing has come */
-
+    struct run_call call;
     struct run_stdin input;
     size_t input_window; /* bytes that rank 0 may still be sent */
     bool input_ended;
@@ -213,198 +206,19 @@ static void start_links(struct spread *spread, uint64_t now_ns)
 
 /* ---- the start: prepare ---- */
 
-/* Interfaces by name are for others that use the network too, as with horovodrun; neither
- * exceptions nor networks are what they understand. */
-static int pack_interfaces(const char *interfaces, struct run_buffer *out)
-{
-    char nccl[512];
-    char gloo[512];
-    char *list[] = {nccl, gloo, NULL};
-    if (interfaces == NULL || strpbrk(interfaces, "^/ ") != NULL)
-        return HVI_OK;
-    snprintf(nccl, sizeof nccl, "NCCL_SOCKET_IFNAME=%s", interfaces);
-    snprintf(gloo, sizeof gloo, "HOROVOD_GLOO_IFACE=%.*s", (int)strcspn(interfaces, ","),
-             interfaces);
-    return run_words_pack(list, NULL, out);
-}
-
-/* What the ranks are given beside the environment: options, then variables. */
-static int pack_settings(const struct run_options *options, struct run_buffer *out)
-{
-    char *list[RUN_EXPORTS_MAX + RUN_VARIABLES_MAX + 1] = {NULL};
-    memcpy(list, options->exports, options->export_count * sizeof *list);
-    memcpy(list + options->export_count, options->variables,
-           options->variable_count * sizeof *list);
-    const int status = run_words_pack(list, NULL, out);
-    return status != HVI_OK ? status : pack_interfaces(options->interfaces, out);
-}
-
-static bool make_ranks(const struct spread *spread, size_t host, struct hvi_launch_start *start)
-{
-    const struct run_host *at = &spread->hosts->list[host];
-    start->rank_count = (size_t)at->ranks;
-    start->ranks = calloc(start->rank_count, sizeof *start->ranks);
-    for (int i = 0; start->ranks != NULL && i < at->ranks; i++) {
-        struct hvi_launch_rank *rank = &start->ranks[i];
-        int cross_rank;
-        int cross_size;
-        run_hosts_cross(spread->hosts, host, i, &cross_rank, &cross_size);
-        *rank = (struct hvi_launch_rank){
-            .rank = at->first_rank + i, .cross_rank = cross_rank, .cross_size = cross_size};
-    }
-    return start->ranks != NULL;
-}
-
-static void put(char *text_p, size_t size, const char *text)
-{
-    snprintf(text_p, size, "%s", text != NULL ? text : "");
-}
-
-static bool find_directory(const struct spread *spread, const struct run_host *host,
-                           char *directory_p, size_t size)
-{
-    if (!host->here && spread->options->remote_dir != NULL) {
-        put(directory_p, size, spread->options->remote_dir);
-        return true;
-    }
-    return getcwd(directory_p, size) != NULL;
-}
-
-/* Lists of words that every host is sent. */
-struct lists {
-    struct run_buffer command, environment, settings;
-};
-
-static bool make_lists(const struct run_options *options, struct lists *lists)
-{
-    return run_words_pack(options->command, NULL, &lists->command) == HVI_OK &&
-           run_words_pack(environ, run_words_travel, &lists->environment) == HVI_OK &&
-           pack_settings(options, &lists->settings) == HVI_OK;
-}
-
-static void send_start(struct spread *spread, size_t host, const struct lists *lists)
-{
-    const struct run_options *options = spread->options;
-    struct place *place = &spread->places[host];
-    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_START};
-    struct hvi_launch_start *start = &msg.start;
-    start->launch_version = HVI_LAUNCH_VERSION;
-    start->size = options->ranks;
-    start->command = (unsigned char *)lists->command.data;
-    start->command_bytes = lists->command.used;
-    start->environment = (unsigned char *)lists->environment.data;
-    start->environment_bytes = lists->environment.used;
-    start->settings = (unsigned char *)lists->settings.data;
-    start->settings_bytes = lists->settings.used;
-    start->exports = (uint32_t)options->export_count;
-    start->call_bytes = spread->call_bytes;
-    start->start_timeout_ns = options->start_timeout_ns;
-    start->grace_ns = options->grace_ns;
-    start->verbose = options->verbose;
-    start->bind_to_core = options->bind_to_core;
-    put(start->job, sizeof start->job, spread->job);
-    put(start->job_key, sizeof start->job_key, spread->key);
-    put(start->address, sizeof start->address, options->address);
-    put(start->hvdd, sizeof start->hvdd, options->hvdd);
-    put(start->log_level, sizeof start->log_level, options->log_level);
-    if (!find_directory(spread, &spread->hosts->list[host], start->directory,
-                        sizeof start->directory))
-        blame(spread, place, "the working directory here has no name: %s", strerror(errno));
-    else if (!make_ranks(spread, host, start))
-        blame(spread, place, "%s", strerror(ENOMEM));
-    else
-        run_link_send(&place->link, &msg);
-    free(start->ranks);
-}
-
 static void prepare_all(struct spread *spread)
 {
-    struct lists lists = {0};
+    struct run_task task;
     spread->stage = STAGE_PREPARE;
-    if (make_lists(spread->options, &lists)) {
+    if (run_task_init(&task, spread->options, spread->job, spread->key, spread->call.bytes) ==
+        HVI_OK) {
         for (size_t i = 0; i < spread->hosts->count; i++)
-            send_start(spread, i, &lists);
+            run_task_send(&task, i, &spread->places[i].link);
     } else {
         run_display_say(&spread->display, "out of memory");
         abort_start(spread);
     }
-    run_buffer_fini(&lists.command);
-    run_buffer_fini(&lists.environment);
-    run_buffer_fini(&lists.settings);
-}
-
-/* ---- hvd.run ---- */
-
-static bool open_call(struct spread *spread)
-{
-    char path[PATH_MAX];
-    struct stat st;
-    const char *dir = spread->options->call_dir;
-    if (dir == NULL)
-        return true;
-    const int length = snprintf(path, sizeof path, "%s/call", dir);
-    spread->call_fd = length < (int)sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    spread->results = malloc((size_t)spread->options->ranks * sizeof *spread->results);
-    for (int i = 0; spread->results != NULL && i < spread->options->ranks; i++)
-        spread->results[i] = -1;
-    if (spread->call_fd >= 0 && spread->results != NULL && fstat(spread->call_fd, &st) == 0) {
-        spread->call_bytes = (uint64_t)st.st_size;
-        return true;
-    }
-    run_display_say(&spread->display, "cannot read the call in %s: %s", dir, strerror(errno));
-    return false;
-}
-
-/* As much of the call as there is room for on the way. */
-static void send_call(struct spread *spread, struct place *place)
-{
-    static unsigned char bytes[HVI_LAUNCH_DATA_MAX];
-    while (place->call_sent < spread->call_bytes && place->link.state == RUN_LINK_OPEN &&
-           place->link.channel.out.pending.used < CALL_QUEUED) {
-        const ssize_t length = pread(spread->call_fd, bytes, sizeof bytes, (off_t)place->call_sent);
-        if (length <= 0) {
-            blame(spread, place, "cannot read the call: %s", strerror(errno));
-            return;
-        }
-        const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_CALL,
-                                           .data = {.data = bytes, .bytes = (size_t)length}};
-        place->call_sent += (uint64_t)length;
-        run_link_send(&place->link, &msg);
-    }
-}
-
-/* The rank's file is opened when something comes, so that a rank without a result has none. */
-static bool take_result(struct spread *spread, const struct hvi_launch_data *data)
-{
-    char path[PATH_MAX];
-    if (spread->results == NULL)
-        return false;
-    int *fd = &spread->results[data->rank];
-    if (*fd < 0) {
-        snprintf(path, sizeof path, "%s/result.%d", spread->options->call_dir, (int)data->rank);
-        *fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    }
-    for (size_t at = 0; at < data->bytes;) {
-        const ssize_t written = write(*fd, data->data + at, data->bytes - at);
-        if (written < 0 && errno != EINTR) {
-            run_display_say(&spread->display, "cannot keep the result of rank %d: %s",
-                            (int)data->rank, strerror(errno));
-            spread->exit_code = 1;
-            break;
-        }
-        at += written > 0 ? (size_t)written : 0;
-    }
-    return true;
-}
-
-static void close_call(struct spread *spread)
-{
-    for (int i = 0; spread->results != NULL && i < spread->options->ranks; i++)
-        if (spread->results[i] >= 0)
-            close(spread->results[i]);
-    free(spread->results);
-    if (spread->call_fd >= 0)
-        close(spread->call_fd);
+    run_task_fini(&task);
 }
 
 /* ---- the start: run ---- */
@@ -424,6 +238,11 @@ static bool all_here(const struct spread *spread)
         if (!spread->hosts->list[i].here)
             return false;
     return true;
+}
+
+static void put(char *text_p, size_t size, const char *text)
+{
+    snprintf(text_p, size, "%s", text);
 }
 
 /* By which rank 0's host is reached by the others. False with a sentence. */
@@ -477,10 +296,10 @@ static void tick_start(struct spread *spread, uint64_t now_ns)
         struct place *place = &spread->places[i];
         const bool answered = spread->stage == STAGE_GREET ? place->greeted : place->ready;
         if (spread->stage == STAGE_PREPARE && answered)
-            send_call(spread, place);
+            run_call_send(&spread->call, &place->link, &place->call_sent);
         const bool there = spread->stage == STAGE_GREET
                                ? answered
-                               : answered && place->call_sent == spread->call_bytes;
+                               : answered && place->call_sent == spread->call.bytes;
         if (late && !answered)
             blame(spread, place, "%s within %.0f s (--start-timeout)",
                   place->greeted ? "its hvdd did not get ready" : "did not answer",
@@ -543,8 +362,13 @@ static bool take_exited(struct spread *spread, const struct place *place,
 
 static bool take_output(struct spread *spread, const struct hvi_launch_data *data)
 {
-    if (data->stream == HVI_LAUNCH_RESULT)
-        return take_result(spread, data);
+    char text[512];
+    if (data->stream == HVI_LAUNCH_RESULT) {
+        if (run_call_take(&spread->call, data, text, sizeof text) == 0)
+            return true;
+        run_display_say(&spread->display, "%s", text);
+        return false;
+    }
     struct run_stream *stream = &spread->display.streams[2 * (size_t)data->rank + data->stream - 1];
     if (!spread->end.impatient)
         run_stream_feed(stream, (const char *)data->data, data->bytes);
@@ -873,6 +697,16 @@ static bool prepare(struct spread *spread)
     return error == 0;
 }
 
+static bool open_call(struct spread *spread)
+{
+    char text[512];
+    if (run_call_open(&spread->call, spread->options->call_dir, spread->options->ranks, text,
+                      sizeof text) == 0)
+        return true;
+    run_display_say(&spread->display, "%s", text);
+    return false;
+}
+
 static void report(struct spread *spread)
 {
     char *text = run_end_report(&spread->end);
@@ -892,7 +726,7 @@ static void finish(struct spread *spread)
         run_stream_fini(&spread->places[i].log);
     }
     run_stdin_fini(&spread->input);
-    close_call(spread);
+    run_call_close(&spread->call);
     run_display_close(&spread->display);
     run_polls_fini(&spread->polls);
     run_end_fini(&spread->end);
@@ -904,8 +738,8 @@ int run_spread(const struct run_options *options)
     const size_t hosts = options->places.count;
     struct take_context *contexts = calloc(hosts, sizeof *contexts);
     spread = (struct spread){.options = options,
+                             .call = {.fd = -1},
                              .hosts = &options->places,
-                             .call_fd = -1,
                              .input = {.pipe_fd = -1},
                              .input_window = HVI_LAUNCH_DATA_MAX,
                              .exit_code = 1};

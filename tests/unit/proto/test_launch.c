@@ -103,7 +103,7 @@ START_TEST(what_makes_no_sense_is_not_sent)
     EXPECT_REFUSED((msg.start.ranks = cross, msg.start.rank_count = 1));
     EXPECT_REFUSED(msg.start.command_bytes = 0);
     EXPECT_REFUSED(msg.start.command_bytes -= 1);
-    EXPECT_REFUSED(msg.start.command = (unsigned char *)"\0a");
+    EXPECT_REFUSED((msg.start.command = (unsigned char *)"\0a", msg.start.command_bytes = 3));
     EXPECT_REFUSED(msg.start.environment_bytes -= 1);
     EXPECT_REFUSED(
         (msg.start.environment = (unsigned char *)"=x", msg.start.environment_bytes = 3));

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/hvdrun/task.h"
+
+#include "base/status.h"
+#include "tools/hvdrun/words.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Interfaces by name are for others that use the network too, as with horovodrun; neither
+ * exceptions nor networks are what they understand. */
+static int pack_interfaces(const char *interfaces, struct run_buffer *out)
+{
+    char nccl[512];
+    char gloo[512];
+    char *list[] = {nccl, gloo, NULL};
+    if (interfaces == NULL || strpbrk(interfaces, "^/ ") != NULL)
+        return HVI_OK;
+    snprintf(nccl, sizeof nccl, "NCCL_SOCKET_IFNAME=%s", interfaces);
+    snprintf(gloo, sizeof gloo, "HOROVOD_GLOO_IFACE=%.*s", (int)strcspn(interfaces, ","),
+             interfaces);
+    return run_words_pack(list, NULL, out);
+}
+
+/* What the ranks are given beside the environment: options, then variables. */
+static int pack_settings(const struct run_options *options, struct run_buffer *out)
+{
+    char *list[RUN_EXPORTS_MAX + RUN_VARIABLES_MAX + 1] = {NULL};
+    memcpy(list, options->exports, options->export_count * sizeof *list);
+    memcpy(list + options->export_count, options->variables,
+           options->variable_count * sizeof *list);
+    const int status = run_words_pack(list, NULL, out);
+    return status != HVI_OK ? status : pack_interfaces(options->interfaces, out);
+}
+
+static bool make_ranks(const struct run_hosts *hosts, size_t host, struct hvi_launch_start *start)
+{
+    const struct run_host *at = &hosts->list[host];
+    start->rank_count = (size_t)at->ranks;
+    start->ranks = calloc(start->rank_count, sizeof *start->ranks);
+    for (int i = 0; start->ranks != NULL && i < at->ranks; i++) {
+        struct hvi_launch_rank *rank = &start->ranks[i];
+        int cross_rank;
+        int cross_size;
+        run_hosts_cross(hosts, host, i, &cross_rank, &cross_size);
+        *rank = (struct hvi_launch_rank){
+            .rank = at->first_rank + i, .cross_rank = cross_rank, .cross_size = cross_size};
+    }
+    return start->ranks != NULL;
+}
+
+static void put(char *text_p, size_t size, const char *text)
+{
+    snprintf(text_p, size, "%s", text != NULL ? text : "");
+}
+
+static bool find_directory(const struct run_options *options, const struct run_host *host,
+                           char *directory_p, size_t size)
+{
+    if (!host->here && options->remote_dir != NULL) {
+        put(directory_p, size, options->remote_dir);
+        return true;
+    }
+    return getcwd(directory_p, size) != NULL;
+}
+
+int run_task_init(struct run_task *task_p, const struct run_options *options, const char *job,
+                  const char *key, uint64_t call_bytes)
+{
+    *task_p =
+        (struct run_task){.options = options, .job = job, .key = key, .call_bytes = call_bytes};
+    int status = run_words_pack(options->command, NULL, &task_p->command);
+    if (status == HVI_OK)
+        status = run_words_pack(environ, run_words_travel, &task_p->environment);
+    return status == HVI_OK ? pack_settings(options, &task_p->settings) : status;
+}
+
+void run_task_fini(struct run_task *task)
+{
+    run_buffer_fini(&task->command);
+    run_buffer_fini(&task->environment);
+    run_buffer_fini(&task->settings);
+}
+
+static void fill(const struct run_task *task, struct hvi_launch_start *start)
+{
+    const struct run_options *options = task->options;
+    start->launch_version = HVI_LAUNCH_VERSION;
+    start->size = options->ranks;
+    start->command = (unsigned char *)task->command.data;
+    start->command_bytes = task->command.used;
+    start->environment = (unsigned char *)task->environment.data;
+    start->environment_bytes = task->environment.used;
+    start->settings = (unsigned char *)task->settings.data;
+    start->settings_bytes = task->settings.used;
+    start->exports = (uint32_t)options->export_count;
+    start->call_bytes = task->call_bytes;
+    start->start_timeout_ns = options->start_timeout_ns;
+    start->grace_ns = options->grace_ns;
+    start->verbose = options->verbose;
+    start->bind_to_core = options->bind_to_core;
+    put(start->job, sizeof start->job, task->job);
+    put(start->job_key, sizeof start->job_key, task->key);
+    put(start->address, sizeof start->address, options->address);
+    put(start->hvdd, sizeof start->hvdd, options->hvdd);
+    put(start->log_level, sizeof start->log_level, options->log_level);
+}
+
+void run_task_send(const struct run_task *task, size_t host, struct run_link *link)
+{
+    const struct run_options *options = task->options;
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_START};
+    struct hvi_launch_start *start = &msg.start;
+    fill(task, start);
+    if (!find_directory(options, link->host, start->directory, sizeof start->directory))
+        snprintf(link->text, sizeof link->text, "the working directory here has no name: %s",
+                 strerror(errno));
+    else if (!make_ranks(&options->places, host, start))
+        snprintf(link->text, sizeof link->text, "%s", strerror(ENOMEM));
+    else
+        run_link_send(link, &msg);
+    free(start->ranks);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What each host is told to run. Main thread. */
+#ifndef HVI_TOOLS_HVDRUN_TASK_H
+#define HVI_TOOLS_HVDRUN_TASK_H
+
+#include "tools/hvdrun/link.h"
+
+/* What is the same for every host. */
+struct run_task {
+    const struct run_options *options;
+    const char *job, *key;
+    uint64_t call_bytes; /* see call.h */
+    struct run_buffer command, environment, settings;
+};
+
+/* Collects command, environment and settings. HVI_OK or HVI_ERR_NO_MEMORY; run_task_fini in both
+ * cases. */
+int run_task_init(struct run_task *task_p, const struct run_options *options, const char *job,
+                  const char *key, uint64_t call_bytes);
+/* Tells the agent of the host with this number; what goes wrong stands in the link's text. */
+void run_task_send(const struct run_task *task, size_t host, struct run_link *link);
+void run_task_fini(struct run_task *task);
+
+#endif
