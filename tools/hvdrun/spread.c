@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #define OPENING_MAX 32u               /* agents that have not greeted yet: logins at a time */
+#define OBEY_NS     (3 * HVI_NS_SEC)  /* for agents to say that their ranks have been killed */
 #define LEAVE_NS    (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
 #define INPUT_PART  (64u * 1024u)
 
@@ -100,9 +101,15 @@ static void send_to_all(struct spread *spread, const struct hvi_launch_msg *msg)
 
 static void send_signal(void *context, int signal_number)
 {
+    struct spread *spread = context;
     const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_SIGNAL,
                                        .number = {.number = (uint32_t)signal_number}};
-    send_to_all(context, &msg);
+    send_to_all(spread, &msg);
+    for (size_t i = 0; i < spread->hosts->count && signal_number == SIGKILL; i++) {
+        struct run_link *link = &spread->places[i].link;
+        if (link->state == RUN_LINK_OPEN && link->kill_at_ns == 0)
+            link->kill_at_ns = hvi_deadline_after((int64_t)OBEY_NS); /* it may stand still */
+    }
 }
 
 static void mute(void *context)
@@ -135,7 +142,7 @@ static void all_ended(void *context, bool linger)
     spread->stage = STAGE_END;
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct run_link *link = &spread->places[i].link;
-        if (link->state == RUN_LINK_OPEN && link->kill_at_ns == 0)
+        if (link->state == RUN_LINK_OPEN)
             link->kill_at_ns = leave_until(spread);
     }
 }
@@ -301,7 +308,7 @@ static void tick_start(struct spread *spread, uint64_t now_ns)
                                ? answered
                                : answered && place->call_sent == spread->call.bytes;
         if (late && !answered)
-            blame(spread, place, "%s within %.0f s (--start-timeout)",
+            blame(spread, place, "%s within %g s (--start-timeout)",
                   place->greeted ? "its hvdd did not get ready" : "did not answer",
                   (double)spread->options->start_timeout_ns / 1e9);
         failed += place->link.text[0] != '\0';
