@@ -44,6 +44,7 @@ enum hvi_launch_kind {
     HVI_LAUNCH_END = 26,
     HVI_LAUNCH_CALL = 27,
     HVI_LAUNCH_LOOK = 28,
+    HVI_LAUNCH_BEAT = 29,
     HVI_LAUNCH_KIND_END,
 };
 
@@ -105,7 +106,7 @@ struct hvi_launch_start {
     char log_level[16];
     uint64_t start_timeout_ns, grace_ns;
     bool verbose, bind_to_core;
-    uint64_t call_bytes;
+    uint64_t call_bytes, silence_ns;
     uint32_t exports; /* settings that begin with HOROVOD_; no more than there are */
 };
 struct hvi_launch_go {

@@ -105,6 +105,7 @@ static const struct wire_field start_fields[] = {
     FLAG(16, hvi_launch_start, bind_to_core),
     U32(17, hvi_launch_start, exports),
     U64(18, hvi_launch_start, call_bytes),
+    U64(19, hvi_launch_start, silence_ns),
 };
 static const struct wire_table start = TABLE(launch_start, start_fields, 0);
 
@@ -116,6 +117,7 @@ static const struct wire_table go = TABLE(launch_go, go_fields, 0);
 
 static const struct wire_table looked = {.descriptor = &hvd__launch_looked__descriptor};
 static const struct wire_table look = {.descriptor = &hvd__launch_look__descriptor};
+static const struct wire_table beat = {.descriptor = &hvd__launch_beat__descriptor};
 static const struct wire_table input_end = {.descriptor = &hvd__launch_input_end__descriptor};
 
 static const struct wire_field taken_fields[] = {
@@ -158,6 +160,7 @@ static const struct wire_body bodies[HVI_LAUNCH_KIND_END] = {
     [HVI_LAUNCH_CALL] = {"call", &call},
     [HVI_LAUNCH_LOOKED] = {"looked", &looked},
     [HVI_LAUNCH_LOOK] = {"look", &look},
+    [HVI_LAUNCH_BEAT] = {"beat", &beat},
 };
 
 static const struct wire_body *body_of(unsigned kind)

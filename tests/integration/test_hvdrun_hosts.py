@@ -448,6 +448,28 @@ def test_an_agent_that_stands_still_is_given_up_when_all_is_killed(relayed):
         relayed.check_gone()
 
 
+def test_an_agent_that_hears_nothing_of_hvdrun_ends_its_ranks(hosts):
+    """As when a cable is cut: hvdrun is there, but nothing comes."""
+    with running(hosts, "-H", "h1:1,h2:1", "--silence-time", "3", "sh", "-c", READY) as process:
+        time.sleep(3.5)  # not a wait for something: beats keep the agents for longer than the silence
+        assert len(agents(hosts)) >= 2
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not agents(hosts), "the agents to end", 15)
+        process.send_signal(signal.SIGCONT)
+        process.communicate(timeout=scaled(20))
+        assert process.returncode != 0
+
+
+def test_a_job_that_is_stopped_at_the_terminal_stays(hosts):
+    with running(hosts, "-H", "h1:1,h2:1", "--silence-time", "2", "sh", "-c", "echo ready; sleep 4; echo done") as process:
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: procs.state(process.pid) == "T", "hvdrun to stop")
+        time.sleep(3)  # not a wait for something: longer than the silence
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=scaled(20))
+        assert process.returncode == 0 and out.count(b"done") == 2, err
+
+
 def test_nothing_is_left_when_hvdrun_is_killed(relayed):
     with running(relayed, "-H", "localhost:1,h2:1", "sh", "-c", READY) as process:
         process.kill()

@@ -16,6 +16,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,9 @@ struct agent {
     struct run_buffer input;
     bool input_ends;
 
-    bool lost; /* hvdrun is gone */
+    uint64_t heard_ns, looked_ns; /* when a message came, and when we have last run */
+    bool paused;                  /* hvdrun has been stopped by the user, as its ranks have */
+    bool lost;                    /* hvdrun is gone */
     uint64_t kill_at_ns;
 };
 
@@ -494,6 +497,7 @@ static bool take_running(struct agent *agent, const struct hvi_launch_msg *msg)
         return true;
     case HVI_LAUNCH_SIGNAL:
         run_node_signal(&agent->node, (int)msg->number.number);
+        agent->paused = msg->number.number == SIGTSTP;
         return true;
     case HVI_LAUNCH_CLOSE:
         for (size_t i = msg->number.number - 1; i < 2 * agent->start.rank_count; i += 2)
@@ -529,7 +533,7 @@ static bool take(void *context, struct hvi_launch_msg *msg, char *text_p, size_t
         take_go(agent, &msg->go);
         return true;
     }
-    if (agent->gone_on && take_running(agent, msg))
+    if (msg->kind == HVI_LAUNCH_BEAT || (agent->gone_on && take_running(agent, msg)))
         return true;
     snprintf(text_p, text_size, "message %d has no place here", (int)msg->kind);
     return false;
@@ -540,6 +544,8 @@ static void read_channel(void *context, int index)
     struct agent *agent = context;
     char text[512];
     (void)index;
+    agent->heard_ns = hvi_clock_ns();
+    agent->paused = false;
     const enum run_channel_state state =
         run_channel_read(&agent->channel, take, agent, text, sizeof text);
     if (state == RUN_CHANNEL_BROKEN)
@@ -561,6 +567,17 @@ static void read_signals(void *context, int index)
 
 /* ---- the loop ---- */
 
+/* Silence counts only while we run ourselves. */
+static void check_silence(struct agent *agent, uint64_t now_ns)
+{
+    const uint64_t silence_ns = agent->start.silence_ns;
+    if (now_ns - agent->looked_ns > silence_ns / 2)
+        agent->heard_ns = now_ns;
+    agent->looked_ns = now_ns;
+    if (silence_ns != 0 && !agent->paused && !agent->lost && now_ns - agent->heard_ns >= silence_ns)
+        lose(agent);
+}
+
 static void room_to_write(void *context, int index)
 {
     struct agent *agent = context;
@@ -573,6 +590,9 @@ static uint64_t next_time(const struct agent *agent)
     uint64_t next_ns = agent->gone_on ? run_node_next_ns(&agent->node) : HVI_NEVER;
     if (agent->kill_at_ns != 0 && agent->kill_at_ns < next_ns)
         next_ns = agent->kill_at_ns;
+    const uint64_t look_ns = agent->looked_ns + agent->start.silence_ns / 4;
+    if (agent->start.silence_ns != 0 && !agent->lost && look_ns < next_ns)
+        next_ns = look_ns;
     return next_ns;
 }
 
@@ -597,6 +617,7 @@ static void loop(struct agent *agent)
         if (!poll_once(agent))
             lose(agent);
         const uint64_t now_ns = hvi_clock_ns();
+        check_silence(agent, now_ns);
         if (agent->gone_on)
             run_node_tick(&agent->node, now_ns);
         tick_end(agent, now_ns);

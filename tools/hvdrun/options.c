@@ -404,6 +404,7 @@ static void set_defaults(struct run_options *options_p, const char *program)
         .start_timeout_ns = 30 * HVI_NS_SEC,
         .report_ns = HVI_NS_SEC,
         .grace_ns = 5 * HVI_NS_SEC,
+        .silence_ns = 30 * HVI_NS_SEC,
         .compat = strcmp(slash != NULL ? slash + 1 : program, "horovodrun") == 0,
     };
 }

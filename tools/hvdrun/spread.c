@@ -34,6 +34,7 @@
 #define OPENING_MAX 32u               /* agents that have not greeted yet: logins at a time */
 #define OBEY_NS     (3 * HVI_NS_SEC)  /* for agents to say that their ranks have been killed */
 #define LEAVE_NS    (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
+#define BEATS       6u                /* in the time after which an agent is alone */
 #define INPUT_PART  (64u * 1024u)
 
 enum stage { STAGE_GREET, STAGE_PREPARE, STAGE_RUN, STAGE_END, STAGE_ABORT, STAGE_DONE };
@@ -62,7 +63,8 @@ struct spread {
     uint64_t deadline_ns; /* of the start */
     int exit_code;
 
-    size_t looking; /* hosts that have not said whether a rank of theirs is being killed */
+    uint64_t beat_at_ns; /* the next one to all */
+    size_t looking;      /* hosts that have not said whether a rank of theirs is being killed */
 
     struct run_call call;
     struct run_stdin input;
@@ -604,6 +606,8 @@ static uint64_t next_time(const struct spread *spread)
         earlier(run_end_next_ns(&spread->end), run_display_next_ns(&spread->display));
     if (spread->stage < STAGE_RUN && hvi_clock_ns() < spread->deadline_ns)
         next_ns = earlier(next_ns, spread->deadline_ns);
+    if (spread->options->silence_ns != 0)
+        next_ns = earlier(next_ns, spread->beat_at_ns);
     if (spread->input.pipe_fd >= 0 && spread->input.retry_ns != 0)
         next_ns = earlier(next_ns, spread->input.retry_ns);
     for (size_t i = 0; i < spread->hosts->count; i++) {
@@ -641,6 +645,18 @@ static void flush(struct spread *spread)
     }
 }
 
+/* An agent that is starting its hvdd takes what comes as a sign that all is over: none goes there. */
+static void send_beats(struct spread *spread, uint64_t now_ns)
+{
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_BEAT};
+    if (spread->options->silence_ns == 0 || now_ns < spread->beat_at_ns)
+        return;
+    spread->beat_at_ns = now_ns + spread->options->silence_ns / BEATS;
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (spread->places[i].ready)
+            run_link_send(&spread->places[i].link, &msg);
+}
+
 static void tick(struct spread *spread)
 {
     const uint64_t now_ns = hvi_clock_ns();
@@ -658,6 +674,7 @@ static void tick(struct spread *spread)
     if (spread->stage < STAGE_RUN)
         tick_start(spread, now_ns);
     check_links(spread);
+    send_beats(spread, now_ns);
     flush(spread);
     run_end_tick(&spread->end, now_ns);
     if (spread->stage == STAGE_ABORT && links_are_gone(spread))

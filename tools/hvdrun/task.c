@@ -100,6 +100,7 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
     start->call_bytes = task->call_bytes;
     start->start_timeout_ns = options->start_timeout_ns;
     start->grace_ns = options->grace_ns;
+    start->silence_ns = options->silence_ns;
     start->verbose = options->verbose;
     start->bind_to_core = options->bind_to_core;
     put(start->job, sizeof start->job, task->job);

@@ -40,6 +40,7 @@ static void make_start(struct hvi_launch_start *start, bool full)
     start->start_timeout_ns = UINT64_MAX;
     start->grace_ns = 1;
     start->call_bytes = 1u << 20;
+    start->silence_ns = 1;
     start->verbose = start->bind_to_core = true;
 }
 
@@ -126,6 +127,9 @@ static void make_to_agent(unsigned index, struct hvi_launch_msg *msg)
         break;
     case 12:
         msg->kind = HVI_LAUNCH_LOOK;
+        break;
+    case 14:
+        msg->kind = HVI_LAUNCH_BEAT;
         break;
     case 13:
         msg->kind = HVI_LAUNCH_LOOKED;
