@@ -56,6 +56,7 @@ struct hvi_launch_hello {
 };
 struct hvi_launch_ready {
     uint32_t torch_port; /* 0: none was free, or rank 0 is not there */
+    uint32_t mesh_port;  /* 0: hvdd does not listen */
 };
 struct hvi_launch_started {
     int32_t *pids; /* allocated by decode, like every pointer here */
@@ -108,6 +109,7 @@ struct hvi_launch_start {
     bool verbose, bind_to_core;
     uint64_t call_bytes, silence_ns;
     uint32_t exports; /* settings that begin with HOROVOD_; no more than there are */
+    char mesh_listen[320], mesh_join[320], mesh_key[256];
 };
 struct hvi_launch_go {
     char master_address[256];

@@ -33,6 +33,7 @@ static const struct wire_table hello = TABLE(launch_hello, hello_fields, 0);
 
 static const struct wire_field ready_fields[] = {
     NUMBER(1, hvi_launch_ready, torch_port, 0, 65535),
+    NUMBER(2, hvi_launch_ready, mesh_port, 0, 65535),
 };
 static const struct wire_table ready = TABLE(launch_ready, ready_fields, 0);
 
@@ -106,6 +107,9 @@ static const struct wire_field start_fields[] = {
     U32(17, hvi_launch_start, exports),
     U64(18, hvi_launch_start, call_bytes),
     U64(19, hvi_launch_start, silence_ns),
+    TEXT(20, hvi_launch_start, mesh_listen, ANY),
+    TEXT(21, hvi_launch_start, mesh_join, ANY),
+    TEXT(22, hvi_launch_start, mesh_key, ANY),
 };
 static const struct wire_table start = TABLE(launch_start, start_fields, 0);
 

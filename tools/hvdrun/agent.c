@@ -263,6 +263,12 @@ static const char *take_environment(struct agent *agent)
     return NULL;
 }
 
+/* NULL: none is wanted. */
+static const char *if_any(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
 static void open_node(struct agent *agent)
 {
     char text[2048];
@@ -274,6 +280,9 @@ static void open_node(struct agent *agent)
         .size = agent->start.size,
         .job = agent->start.job,
         .key = agent->start.job_key,
+        .mesh = {.listen = if_any(agent->start.mesh_listen),
+                 .join = if_any(agent->start.mesh_join),
+                 .key = if_any(agent->start.mesh_key)},
         .interrupt_fd = agent->channel.fd, /* hvdrun says nothing more until we are ready */
         .streams = agent->streams,
         .results = agent->results,
@@ -288,6 +297,7 @@ static void open_node(struct agent *agent)
     }
     if (agent->places[0].rank == 0)
         ready.ready.torch_port = (uint32_t)run_start_free_port();
+    ready.ready.mesh_port = run_daemon_mesh_port(&agent->node.daemon);
     send_message(agent, &ready);
 }
 

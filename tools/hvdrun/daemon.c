@@ -3,12 +3,14 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "tools/common/mesh_key.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -105,9 +107,10 @@ static void add(struct arguments *arguments, const char *name, const char *value
         arguments->list[arguments->count++] = (char *)(uintptr_t)value;
 }
 
-static void make_arguments(const struct run_options *options, const char *program, const char *dir,
+static void make_arguments(const struct run_daemon_plan *how, const char *program, const char *dir,
                            int ready_fd, int parent_fd, struct arguments *out)
 {
+    const struct run_options *options = how->options;
     memset(out, 0, sizeof *out);
     snprintf(out->numbers[0], ARGUMENT_BYTES, "%d", ready_fd);
     snprintf(out->numbers[1], ARGUMENT_BYTES, "%d", parent_fd);
@@ -117,6 +120,35 @@ static void make_arguments(const struct run_options *options, const char *progra
     add(out, "--ready-fd", out->numbers[0]);
     add(out, "--parent-fd", out->numbers[1]);
     add(out, "--log-level", options->log_level != NULL ? options->log_level : "warning");
+    if (how->mesh.listen != NULL)
+        add(out, "--mesh-listen", how->mesh.listen);
+    if (how->mesh.join != NULL)
+        add(out, "--mesh-join", how->mesh.join);
+}
+
+/* hvdd finds it by its name. */
+static int write_key(const char *dir, const char *key, char *text_p, size_t size)
+{
+    char path[ADDRESS_DIR_MAX + 16];
+    snprintf(path, sizeof path, "%s/mesh.key", dir);
+    if (key == NULL || mesh_key_write(path, key) == 0)
+        return HVI_OK;
+    snprintf(text_p, size, "cannot write %s: %s", path, strerror(errno));
+    return HVI_ERR_LIMIT;
+}
+
+uint32_t run_daemon_mesh_port(const struct run_daemon *daemon)
+{
+    char path[ADDRESS_DIR_MAX + 16];
+    unsigned port = 0;
+    snprintf(path, sizeof path, "%s/mesh.port", daemon->dir);
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return 0;
+    if (fscanf(file, "%5u", &port) != 1)
+        port = 0;
+    fclose(file);
+    return port;
 }
 
 /* A daemon of ours must not take hvdrun's own service manager for its own. */
@@ -132,7 +164,7 @@ static int spawn(const struct run_daemon_plan *how, struct run_daemon *daemon, c
     const int keep[] = {ready[1], parent[0], -1};
     const int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     find_program(how->options, program, sizeof program);
-    make_arguments(how->options, program, daemon->dir, ready[1], parent[0], &arguments);
+    make_arguments(how, program, daemon->dir, ready[1], parent[0], &arguments);
     char **env = run_env_make(environ, daemon_settings);
     const struct run_spawn plan = {
         .argv = arguments.list,
@@ -238,6 +270,8 @@ int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daem
 {
     *daemon_p = (struct run_daemon){.parent_fd = -1, .stderr_fd = -1, .proc = {.pidfd = -1}};
     int status = make_dir(plan->guard, daemon_p, text_p, text_size);
+    if (status == HVI_OK)
+        status = write_key(daemon_p->dir, plan->mesh.key, text_p, text_size);
     if (status == HVI_OK)
         status = start(plan, daemon_p, text_p, text_size);
     if (status != HVI_OK)

@@ -15,8 +15,15 @@ struct run_daemon {
     int stderr_fd; /* what it logs; the caller reads it once started, and may take it (set to -1) */
 };
 
+/* A hvdd that meets those of the job's other hosts. */
+struct run_mesh {
+    const char *listen, *join; /* ADDRESS:PORT, one of the two; NULL */
+    const char *key;           /* what its key file says; NULL: no mesh */
+};
+
 struct run_daemon_plan {
     const struct run_options *options;
+    struct run_mesh mesh;
     const struct run_heritage *heritage;
     struct run_guard *guard;
     int signal_fd; /* readable: stop waiting */
@@ -27,6 +34,8 @@ struct run_daemon_plan {
  * left behind. */
 int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daemon_p, char *text_p,
                      size_t text_size);
+/* On which port it listens for the others' hvdds. 0: it does not. */
+uint32_t run_daemon_mesh_port(const struct run_daemon *daemon);
 /* Ends it (SIGTERM, then SIGKILL after 5 s) and removes the directory. Harmless on one that never
  * started. */
 void run_daemon_stop(struct run_daemon *daemon);

@@ -66,6 +66,7 @@ static bool find_daemon(struct run_node *node, char *text_p, size_t text_size)
     }
     const struct run_daemon_plan plan = {
         .options = options,
+        .mesh = node->plan->mesh,
         .heritage = node->plan->heritage,
         .guard = &node->guard,
         .signal_fd = node->plan->interrupt_fd,

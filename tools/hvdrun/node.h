@@ -41,6 +41,7 @@ struct run_node_plan {
     const char *job, *key;
     const char *master_address; /* for torch.distributed; its port 0: none was free */
     int master_port;
+    struct run_mesh mesh;       /* of a private hvdd */
     int interrupt_fd;           /* readable: stop waiting for hvdd */
     struct run_stream *streams; /* two for each rank */
     struct run_stream *results; /* one for each rank of hvd.run; NULL: it is another program */

@@ -4,7 +4,7 @@
  * is to run and has its hvdd ready; the ranks start. A host that fails in a step does not keep the
  * others from being heard: what is wrong on each of them is said at once.
  *
- *   GREET --all have greeted--> PREPARE --all are ready--> RUN --all ranks ended--> END --agents gone--> DONE
+ *   GREET --all have greeted--> MEET --the first is ready--> PREPARE --all are ready--> RUN --all ranks ended--> END --agents gone--> DONE
  *     \--a host failed, or a signal--\--------------> ABORT --agents gone--------------------------------^
  *
  * Which failure ends the job is decided in end.c as for one machine. Output comes as it was written
@@ -37,14 +37,22 @@
 #define BEATS       6u                /* in the time after which an agent is alone */
 #define INPUT_PART  (64u * 1024u)
 
-enum stage { STAGE_GREET, STAGE_PREPARE, STAGE_RUN, STAGE_END, STAGE_ABORT, STAGE_DONE };
+enum stage {
+    STAGE_GREET,
+    STAGE_MEET,
+    STAGE_PREPARE,
+    STAGE_RUN,
+    STAGE_END,
+    STAGE_ABORT,
+    STAGE_DONE
+};
 
 /* A host of the job. */
 struct place {
     struct run_link link;
     struct run_stream log; /* of its hvdd */
     char address[64];      /* how it was reached; "": not known */
-    uint32_t torch_port;
+    uint32_t torch_port, mesh_port;
     uint64_t call_sent; /* bytes */
     bool greeted, ready, running, lost;
 };
@@ -66,6 +74,7 @@ struct spread {
     uint64_t beat_at_ns; /* the next one to all */
     size_t looking;      /* hosts that have not said whether a rank of theirs is being killed */
 
+    struct run_task task;
     struct run_call call;
     struct run_stdin input;
     size_t input_window; /* bytes that rank 0 may still be sent */
@@ -215,23 +224,6 @@ static void start_links(struct spread *spread, uint64_t now_ns)
 
 /* ---- the start: prepare ---- */
 
-static void prepare_all(struct spread *spread)
-{
-    struct run_task task;
-    spread->stage = STAGE_PREPARE;
-    if (run_task_init(&task, spread->options, spread->job, spread->key, spread->call.bytes) ==
-        HVI_OK) {
-        for (size_t i = 0; i < spread->hosts->count; i++)
-            run_task_send(&task, i, &spread->places[i].link);
-    } else {
-        run_display_say(&spread->display, "out of memory");
-        abort_start(spread);
-    }
-    run_task_fini(&task);
-}
-
-/* ---- the start: run ---- */
-
 /* The first of the other hosts, by its numeric address; NULL: none is known. */
 static const char *find_peer(const struct spread *spread)
 {
@@ -276,6 +268,57 @@ static bool find_master(const struct spread *spread, char *address_p, size_t siz
     return true;
 }
 
+/* Private hvdds of several hosts have to meet. */
+static bool meets(const struct spread *spread)
+{
+    return spread->hosts->count > 1 && spread->options->address == NULL;
+}
+
+static bool make_meeting(struct spread *spread)
+{
+    char address[256], text[512] = "this host has no name";
+    const char *why = text;
+    if (find_master(spread, address, sizeof address, text, sizeof text) &&
+        run_task_meet(&spread->task, address, &why) == 0)
+        return true;
+    run_display_say(&spread->display, "the hosts' hvdds cannot meet: %s", why);
+    return false;
+}
+
+static void tell_hosts(struct spread *spread, size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++)
+        run_task_send(&spread->task, i, &spread->places[i].link);
+}
+
+/* The first host's hvdd is where the others' meet. */
+static void begin_prepare(struct spread *spread)
+{
+    const bool meet = meets(spread);
+    if (run_task_init(&spread->task, spread->options, spread->job, spread->key,
+                      spread->call.bytes) != HVI_OK) {
+        run_display_say(&spread->display, "out of memory");
+        abort_start(spread);
+    } else if (meet && !make_meeting(spread)) {
+        abort_start(spread);
+    } else {
+        spread->stage = meet ? STAGE_MEET : STAGE_PREPARE;
+        tell_hosts(spread, 0, meet ? 1 : spread->hosts->count);
+    }
+}
+
+static void prepare_others(struct spread *spread)
+{
+    char address[256], text[512];
+    if (!find_master(spread, address, sizeof address, text, sizeof text))
+        snprintf(address, sizeof address, "localhost"); /* it has been found before */
+    run_task_join(&spread->task, address, spread->places[0].mesh_port);
+    spread->stage = STAGE_PREPARE;
+    tell_hosts(spread, 1, spread->hosts->count);
+}
+
+/* ---- the start: run ---- */
+
 static void run_all(struct spread *spread)
 {
     char text[512] = "this host has no name";
@@ -299,14 +342,17 @@ static void run_all(struct spread *spread)
 static void tick_start(struct spread *spread, uint64_t now_ns)
 {
     const bool late = now_ns >= spread->deadline_ns;
+    const size_t asked = spread->stage == STAGE_MEET ? 1 : spread->hosts->count;
     size_t failed = 0;
     size_t done = 0;
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct place *place = &spread->places[i];
+        if (i >= asked && place->link.text[0] == '\0')
+            continue;
         const bool answered = spread->stage == STAGE_GREET ? place->greeted : place->ready;
         if (spread->stage == STAGE_PREPARE && answered)
             run_call_send(&spread->call, &place->link, &place->call_sent);
-        const bool there = spread->stage == STAGE_GREET
+        const bool there = spread->stage != STAGE_PREPARE
                                ? answered
                                : answered && place->call_sent == spread->call.bytes;
         if (late && !answered)
@@ -316,13 +362,15 @@ static void tick_start(struct spread *spread, uint64_t now_ns)
         failed += place->link.text[0] != '\0';
         done += there || place->link.text[0] != '\0';
     }
-    if (done < spread->hosts->count)
+    if (done < asked)
         return;
     if (failed > 0) {
         tell_failures(spread);
         abort_start(spread);
     } else if (spread->stage == STAGE_GREET) {
-        prepare_all(spread);
+        begin_prepare(spread);
+    } else if (spread->stage == STAGE_MEET) {
+        prepare_others(spread);
     } else {
         run_all(spread);
     }
@@ -445,8 +493,9 @@ static bool take_any(struct spread *spread, struct place *place, const struct hv
     switch (msg->kind) {
     case HVI_LAUNCH_READY:
         place->torch_port = msg->ready.torch_port;
+        place->mesh_port = msg->ready.mesh_port;
         place->ready = true;
-        return spread->stage == STAGE_PREPARE;
+        return spread->stage == STAGE_MEET || spread->stage == STAGE_PREPARE;
     case HVI_LAUNCH_LOG:
         run_stream_feed(&place->log, (const char *)msg->data.data, msg->data.bytes);
         return true;
@@ -745,6 +794,7 @@ static void report(struct spread *spread)
 
 static void finish(struct spread *spread)
 {
+    run_task_fini(&spread->task);
     for (size_t i = 0; i < spread->hosts->count; i++) {
         run_link_fini(&spread->places[i].link);
         run_stream_fini(&spread->places[i].log);

@@ -78,8 +78,27 @@ int run_task_init(struct run_task *task_p, const struct run_options *options, co
     return status == HVI_OK ? pack_settings(options, &task_p->settings) : status;
 }
 
+static void put_place(char *text_p, size_t size, const char *address, uint32_t port)
+{
+    const bool six = strchr(address, ':') != NULL;
+    snprintf(text_p, size, "%s%s%s:%u", six ? "[" : "", address, six ? "]" : "", port);
+}
+
+int run_task_meet(struct run_task *task, const char *address, const char **why_p)
+{
+    put_place(task->mesh_listen, sizeof task->mesh_listen, address, 0);
+    return mesh_key_make(task->server_key, task->client_key, why_p);
+}
+
+void run_task_join(struct run_task *task, const char *address, uint32_t port)
+{
+    put_place(task->mesh_join, sizeof task->mesh_join, address, port);
+}
+
 void run_task_fini(struct run_task *task)
 {
+    explicit_bzero(task->server_key, sizeof task->server_key);
+    explicit_bzero(task->client_key, sizeof task->client_key);
     run_buffer_fini(&task->command);
     run_buffer_fini(&task->environment);
     run_buffer_fini(&task->settings);
@@ -116,6 +135,9 @@ void run_task_send(const struct run_task *task, size_t host, struct run_link *li
     struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_START};
     struct hvi_launch_start *start = &msg.start;
     fill(task, start);
+    put(start->mesh_listen, sizeof start->mesh_listen, host == 0 ? task->mesh_listen : "");
+    put(start->mesh_join, sizeof start->mesh_join, host == 0 ? "" : task->mesh_join);
+    put(start->mesh_key, sizeof start->mesh_key, host == 0 ? task->server_key : task->client_key);
     if (!find_directory(options, link->host, start->directory, sizeof start->directory))
         snprintf(link->text, sizeof link->text, "the working directory here has no name: %s",
                  strerror(errno));

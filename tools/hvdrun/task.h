@@ -3,13 +3,17 @@
 #ifndef HVI_TOOLS_HVDRUN_TASK_H
 #define HVI_TOOLS_HVDRUN_TASK_H
 
+#include "tools/common/mesh_key.h"
 #include "tools/hvdrun/link.h"
 
 /* What is the same for every host. */
 struct run_task {
     const struct run_options *options;
     const char *job, *key;
-    uint64_t call_bytes; /* see call.h */
+    uint64_t call_bytes;   /* see call.h */
+    char mesh_listen[320]; /* of the first host's hvdd; "": hosts do not meet */
+    char mesh_join[320];   /* of the others' */
+    char server_key[MESH_KEY_TEXT], client_key[MESH_KEY_TEXT];
     struct run_buffer command, environment, settings;
 };
 
@@ -17,6 +21,10 @@ struct run_task {
  * cases. */
 int run_task_init(struct run_task *task_p, const struct run_options *options, const char *job,
                   const char *key, uint64_t call_bytes);
+/* Private hvdds of several hosts meet: keys for them, and where the first listens. 0, or -1 with a reason. */
+int run_task_meet(struct run_task *task, const char *address, const char **why_p);
+/* Where the others find it. */
+void run_task_join(struct run_task *task, const char *address, uint32_t port);
 /* Tells the agent of the host with this number; what goes wrong stands in the link's text. */
 void run_task_send(const struct run_task *task, size_t host, struct run_link *link);
 void run_task_fini(struct run_task *task);

@@ -37,6 +37,9 @@ static void make_start(struct hvi_launch_start *start, bool full)
     strcpy(start->address, "/run/hvdd");
     strcpy(start->hvdd, "/usr/sbin/hvdd");
     strcpy(start->log_level, "warning");
+    strcpy(start->mesh_listen, "192.0.2.1:0");
+    strcpy(start->mesh_join, "[2001:db8::1]:9600");
+    strcpy(start->mesh_key, "server x\nclient y\nsecret z\n");
     start->start_timeout_ns = UINT64_MAX;
     start->grace_ns = 1;
     start->call_bytes = 1u << 20;
@@ -56,7 +59,7 @@ static void make_from_agent(unsigned index, struct hvi_launch_msg *msg)
         break;
     case 2:
         msg->kind = HVI_LAUNCH_READY;
-        msg->ready.torch_port = 65535;
+        msg->ready.torch_port = msg->ready.mesh_port = 65535;
         break;
     case 3:
         msg->kind = HVI_LAUNCH_STARTED;
