@@ -498,7 +498,7 @@ START_TEST(a_node_that_does_not_come_is_named_when_the_time_is_over)
     hvt_op_start(&op, 1);
     hvt_op_wait(&op, 1);
     /* Of the small one, all that node 1 needs was sent before. */
-    expect_status(&op, 1, _i ? HVI_ERR_NODE_LOST : HVI_OK);
+    ck_assert_int_eq(op.part[1].batch.status == HVI_OK, _i == 0);
     if (_i == 0)
         expect_another_op(&cluster, "01", 2);
     hvt_op_free(&op);
@@ -799,7 +799,7 @@ START_TEST(silent_memory_has_the_deadline_of_its_batch_or_a_cancel)
     hvt_op_make_remote(&op, 1, true, false);
     struct uffdio_range range = make_silent(&op, 1);
     if (_i == 0)
-        op.part[1].batch.answer_ns = 3 * ANSWER_NS;
+        op.part[1].batch.answer_ns = 10 * ANSWER_NS; /* so that it is seen before */
     hvt_op_start_all(&op);
     while (!row->silent(cluster.node[1].context, &op.part[1].batch, &fault)) {
         ck_assert(!hvi_deadline_passed(deadline_ns));
@@ -825,7 +825,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("contract/span");
-    TCase *tcase = tcase_create("span");
+    TCase *tcase = tcase_create("results");
 
     find_row();
     if (!row)
@@ -842,6 +842,8 @@ int main(void)
     tcase_add_test(tcase, the_same_layout_gives_the_same_bits_every_time);
     tcase_add_test(tcase, a_job_on_one_node_pays_no_thread);
     tcase_add_test(tcase, closing_finishes_what_was_started);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("failures");
     tcase_add_test(tcase, a_lane_that_is_cut_fails_the_work_on_every_node);
     tcase_add_test(tcase, a_lane_that_is_cut_in_the_middle_hangs_no_node);
     tcase_add_test(tcase, a_lost_node_fails_its_works_now_and_later);

@@ -175,18 +175,20 @@ static void begin(struct engine_wire *net, struct engine_wire_work *work)
     engine_wire_fail(net, work, status, work->node[work->here], "");
 }
 
+/* True when only its outputs may be left to be written. */
 static bool step(struct engine_wire *net, struct engine_wire_work *work, bool *moved_p)
 {
     struct engine_fault fault = {.rank = -1};
+    bool moved = true;
     int status = HVI_OK;
 
-    *moved_p = true;
     if (work->copy_at < work->copy_count)
         status = engine_wire_copy(&net->tools, work, &work->copies[work->copy_at++], &fault);
     else if (work->in.over == work->in.count && !work->finished)
         status = engine_wire_finish(&net->tools, work, &work->finished, &fault);
     else
-        *moved_p = false;
+        moved = false;
+    *moved_p = *moved_p || moved;
     if (status != HVI_OK) {
         work->fault = fault;
         engine_wire_fail(net, work, status, work->node[work->here], "");
@@ -342,6 +344,8 @@ static bool take_in(struct engine_wire *net)
         calls.news = news->next;
         hear(net, news);
     }
+    if (!net->works)
+        net->ticked_ns = hvi_clock_ns();
     while (*end)
         end = &(*end)->next;
     while (calls.works) {

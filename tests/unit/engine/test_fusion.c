@@ -13,6 +13,7 @@ static const struct engine_work *ready[WORKS];
 
 static void fill(uint64_t *random)
 {
+    static const struct engine_span span;
     static const uint64_t sizes[] = {0, 4, 4096, 32768, 32769, 65536, 1u << 20, 1ull << 40};
 
     for (uint32_t i = 0; i < WORKS; i++) {
@@ -21,6 +22,7 @@ static void fill(uint64_t *random)
         works[i].kinds = 1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_MAPPED;
         if (bits >> 60 == 0)
             works[i].kinds |= 1u << ENGINE_OPERAND_PROCESS;
+        works[i].span = bits >> 60 == 1 ? &span : NULL;
         ready[i] = &works[i];
     }
 }
@@ -34,6 +36,7 @@ static void check_batch(const struct engine_work *const *batch, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         bytes += batch[i]->bytes;
         ck_assert(count == 1 || !engine_work_has(batch[i], ENGINE_OPERAND_PROCESS));
+        ck_assert(count == 1 || !batch[i]->span);
         ck_assert(count == 1 || batch[i]->bytes <= ENGINE_FUSION_SMALL_BYTES);
     }
     ck_assert(count == 1 || bytes <= ENGINE_FUSION_BATCH_BYTES);
@@ -49,7 +52,7 @@ static void check_greedy(const struct engine_work *const *batch, uint32_t count)
         bytes += batch[i]->bytes;
     ck_assert(count == ENGINE_BATCH_WORKS || next->bytes > ENGINE_FUSION_SMALL_BYTES ||
               batch[0]->bytes > ENGINE_FUSION_SMALL_BYTES || bytes > ENGINE_FUSION_BATCH_BYTES ||
-              engine_work_has(next, ENGINE_OPERAND_PROCESS) ||
+              next->span || batch[0]->span || engine_work_has(next, ENGINE_OPERAND_PROCESS) ||
               engine_work_has(batch[0], ENGINE_OPERAND_PROCESS));
 }
 
