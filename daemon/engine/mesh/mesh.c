@@ -269,7 +269,7 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         hear_of_break(mesh, &packet->broken);
         return;
     }
-    if (mesh->broken_status != HVI_OK)
+    if (mesh->broken_status != HVI_OK || mesh->order->broken_status != HVI_OK)
         return;
     if (packet->has_report)
         status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);

@@ -32,7 +32,7 @@ static void refuse(struct engine_order *order, struct engine_op *op, int status,
         engine_op_fail(order, op, status, text, -1);
 }
 
-static void add(struct engine_order *order, struct engine_op *op)
+static int add(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
     char text[ENGINE_LABEL + MEMBERS_TEXT + 160], members[MEMBERS_TEXT], label[ENGINE_LABEL];
@@ -59,6 +59,7 @@ static void add(struct engine_order *order, struct engine_op *op)
         give_id(order, op, set->id);
     else
         refuse(order, op, status, text);
+    return status == HVI_ERR_NO_MEMORY ? status : HVI_OK;
 }
 
 /* By `op`, which may be an op of the set. */
@@ -93,14 +94,15 @@ static void remove_set(struct engine_order *order, struct engine_op *op)
     end_set(order, op, set);
 }
 
-void engine_set_execute(struct engine_order *order, struct engine_op *op)
+int engine_set_execute(struct engine_order *order, struct engine_op *op)
 {
     if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_OPEN)
-        add(order, op);
-    else if (op->kind == HVI_KIND_SET_CLOSE)
+        return add(order, op);
+    if (op->kind == HVI_KIND_SET_CLOSE)
         end_set(order, op, op->set);
     else
         remove_set(order, op);
+    return HVI_OK;
 }
 
 /* In a set with members on other nodes. */

@@ -11,7 +11,8 @@ int engine_set_check(const struct engine_set *set, const struct engine_part *par
                      size_t text_size);
 
 /* Within order/: carries out a complete, agreed SET_ADD, SET_REMOVE, SET_OPEN or SET_CLOSE and
- * finishes it. */
-void engine_set_execute(struct engine_order *order, struct engine_op *op);
+ * finishes it. HVI_OK; HVI_ERR_NO_MEMORY: the set could not be made, which on several nodes this one has
+ * alone. */
+int engine_set_execute(struct engine_order *order, struct engine_op *op);
 
 #endif

@@ -144,8 +144,7 @@ static int start(struct hearing *hearing)
     if (is_of_sets(op->kind)) {
         if (op->parts_present < op->set->places)
             return disbelieve(hearing, "sets change without a rank that has joined");
-        engine_set_execute(order, op);
-        return HVI_OK;
+        return engine_set_execute(order, op); /* ids have to be the same everywhere */
     }
     int status = size_up(hearing);
     if (status != HVI_OK)
