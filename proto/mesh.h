@@ -21,6 +21,7 @@ enum hvi_mesh_what {
     HVI_MESH_FAILED =
         4, /* report: it has failed before all came. Verdict: it is over on every rank */
     HVI_MESH_GIVE_UP = 5, /* report: what was brought should fail, if it has not started */
+    HVI_MESH_RETRACT = 6, /* report: a rank takes its part back. Verdict: it was in time */
 };
 
 struct hvi_mesh_name {

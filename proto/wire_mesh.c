@@ -29,7 +29,7 @@
 #define RANK(n, s, m)                NUMBER_OR(n, s, m, -1, HVI_MESH_RANKS_MAX - 1, -1)
 #define STATUS(n, s, m)              NUMBER(n, s, m, -999, 0)
 #define NODE(n, s, m)                NUMBER(n, s, m, 0, HVI_MESH_NODES_MAX - 1)
-#define WHAT(n, s, m)                NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_GIVE_UP)
+#define WHAT(n, s, m)                NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_RETRACT)
 #define TEXT(n, s, m)                                                                              \
     {                                                                                              \
         .number = (n), .kind = WIRE_TEXT, .offset = offsetof(struct s, m),                         \

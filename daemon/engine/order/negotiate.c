@@ -143,7 +143,7 @@ static struct engine_op *op_make(struct engine_order *order, struct engine_set *
     op->group_started = false;
     op->status = HVI_OK;
     op->culprit = -1;
-    op->reported = op->given_up = op->sized = false;
+    op->reported = op->given_up = op->retracting = op->sized = false;
     op->joined_count = 0;
     return op;
 }
@@ -632,6 +632,15 @@ void engine_negotiate_output(struct engine_order *order, struct engine_part *par
 
 /* ---- taking a part back ---- */
 
+void engine_negotiate_cancel_text(const struct engine_part *part, char *text_p, size_t text_size)
+{
+    char label[ENGINE_LABEL];
+
+    engine_tensor_label(part->tensor, label);
+    snprintf(text_p, text_size, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
+             label, part->rank);
+}
+
 static void withdraw_one(struct engine_order *order, struct engine_part *part, int status,
                          const char *text)
 {
@@ -653,6 +662,33 @@ static void withdraw_one(struct engine_order *order, struct engine_part *part, i
     order->sink->answer(part, status, text, part->rank);
 }
 
+void engine_op_return(struct engine_order *order, struct engine_op *op)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    op->reported = op->retracting = op->given_up = false;
+    engine_op_set_state(op, ENGINE_OP_WAITING, "a rank takes its part back");
+    for (uint32_t left = op->parts_present, i = 0; left > 0; i++) {
+        struct engine_part *part = op->parts[i];
+        if (!part)
+            continue;
+        left--;
+        if (!part->withdrawn)
+            continue;
+        engine_negotiate_cancel_text(part, text, sizeof text);
+        withdraw_one(order, part, HVI_ERR_CANCELLED, text);
+    }
+}
+
+/* A group is reported as one and stays so. */
+static bool may_retract(const struct engine_part *part)
+{
+    const struct engine_op *op = part->op;
+
+    return op && op->state == ENGINE_OP_REPORTED && !op->sized && !part->sibling &&
+           op != op->set->join;
+}
+
 static bool may_withdraw(const struct engine_part *part)
 {
     const struct engine_op *op = part->op;
@@ -669,6 +705,11 @@ bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *p
 {
     struct engine_part *next = part, *each;
 
+    if (may_retract(part)) {
+        part->withdrawn = true;
+        engine_span_retract(order, part->op);
+        return true;
+    }
     if (!may_withdraw(part))
         return false;
     /* First all, because they count at the group's first op, which may go. */

@@ -32,6 +32,7 @@ struct engine_part {
     uint64_t out_bytes;  /* once the op is complete */
     int64_t rows;        /* for the answer */
     bool repeats;        /* says what was agreed on last */
+    bool withdrawn;      /* its op is reported, and the root is asked to give it back */
     bool output_asked;   /* the sink has been asked for an output, and none has come */
     uint64_t arrived_ns; /* when the rank says it submitted, as far as that is credible */
     struct hvi_submission copy;
@@ -55,6 +56,7 @@ struct engine_part {
  *                                             ^  |                               |
  *                                             |  +--the root says so--> over     |
  *                                             +--outputs came, or do not fit-----+
+ *                                             +--a rank takes its part back, in time--> WAITING
  *
  * One setter: engine_op_set_state in negotiate.c. */
 enum engine_op_state {
@@ -91,6 +93,7 @@ struct engine_op {
     /* Of a set with members on several nodes. */
     bool reported;     /* the root knows of it, and will say how it ends */
     bool given_up;     /* and has been asked to fail it */
+    bool retracting;   /* and has been asked to give it back */
     bool sized;        /* .bytes and .sizes are known */
     uint64_t sequence; /* once it starts: the same on every node */
     uint32_t joined_count;
@@ -170,6 +173,8 @@ void engine_op_fail_here(struct engine_order *order, struct engine_op *op, int s
 void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
                            struct engine_tensor *tensor, uint16_t kind, int status,
                            const char *text, int32_t culprit);
+/* The root has given a reported op back: it waits, without the parts that ranks have withdrawn. */
+void engine_op_return(struct engine_order *order, struct engine_op *op);
 /* Over: every part has its answer. Frees the op. */
 void engine_op_finish(struct engine_order *order, struct engine_op *op, int status,
                       const char *text, int32_t culprit);

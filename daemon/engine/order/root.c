@@ -7,6 +7,8 @@
  *    |  +--the same, in a group--> HELD --its whole group is so far--^
  *    +--mismatch, or a node says so--> over, on every node
  *
+ * A node may take back what it has reported (RETRACT) while others are missing; groups stay.
+ *
  * An op here is an engine_op with a part for every member of its set, by set rank, so that agree.c and
  * sizes.c judge it as if all ranks were on one node. The parts are made of what nodes say: ranks that
  * say the same share one, which goes with the op. The array of parts is one for all ops, filled while
@@ -1074,6 +1076,28 @@ static int gives_up(const struct hearing *hearing)
     return HVI_OK;
 }
 
+/* In time, while other nodes are missing. Else the node will have another verdict. */
+static int retracts(const struct hearing *hearing)
+{
+    struct engine_root *root = hearing->root;
+    struct engine_op *op = hearing->tensor->waiting;
+    struct share *share = op ? &meeting_of(op)->shares[hearing->index] : NULL;
+    bool left = false;
+
+    if (!op || !share->came || op->state != ENGINE_OP_WAITING || op->kind == HVI_KIND_JOIN)
+        return HVI_OK;
+    free(share->each);
+    *share = (struct share){0};
+    op->missing++;
+    begin(root, op, HVI_MESH_RETRACT);
+    send(root, hearing->node);
+    for (uint32_t i = 0; i < op->set->span->nodes; i++)
+        left = left || meeting_of(op)->shares[i].came;
+    if (!left)
+        drop(root, op);
+    return HVI_OK;
+}
+
 static int hear(const struct hearing *hearing)
 {
     const struct hvi_mesh_report *report = hearing->report;
@@ -1090,6 +1114,8 @@ static int hear(const struct hearing *hearing)
         return has_failed(hearing);
     case HVI_MESH_GIVE_UP:
         return gives_up(hearing);
+    case HVI_MESH_RETRACT:
+        return retracts(hearing);
     default:
         return disbelieve(hearing, "there is no report of kind %u", report->what);
     }

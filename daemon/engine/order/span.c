@@ -307,6 +307,15 @@ void engine_span_give_up(struct engine_order *order, struct engine_op *op, int s
     tell_failure(order, op, HVI_MESH_GIVE_UP, status, text, culprit);
 }
 
+void engine_span_retract(struct engine_order *order, struct engine_op *op)
+{
+    if (op->retracting)
+        return;
+    op->retracting = true;
+    begin(order, op, HVI_MESH_RETRACT);
+    tell(order);
+}
+
 void engine_span_has_failed(struct engine_order *order, struct engine_op *op, int status,
                             const char *text, int32_t culprit)
 {

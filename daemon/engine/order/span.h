@@ -30,6 +30,8 @@ void engine_span_sized(struct engine_order *order, struct engine_op *op);
 /* A reported op should fail: the root decides. */
 void engine_span_give_up(struct engine_order *order, struct engine_op *op, int status,
                          const char *text, int32_t culprit);
+/* A rank takes its part back from a reported op: the root gives it back, if it is in time. */
+void engine_span_retract(struct engine_order *order, struct engine_op *op);
 /* It has failed here; the root says so later to all. */
 void engine_span_has_failed(struct engine_order *order, struct engine_op *op, int status,
                             const char *text, int32_t culprit);

@@ -164,6 +164,14 @@ static int ask(struct hearing *hearing)
     return status;
 }
 
+static int give_back(struct hearing *hearing)
+{
+    if (!hearing->op->retracting || hearing->op->sized)
+        return disbelieve(hearing, "it was not asked for");
+    engine_op_return(hearing->order, hearing->op);
+    return HVI_OK;
+}
+
 static int end(struct hearing *hearing)
 {
     const struct hvi_mesh_verdict *verdict = hearing->verdict;
@@ -194,10 +202,12 @@ static int carry_out(struct hearing *hearing)
 
     if (what == HVI_MESH_FAILED)
         return end(hearing);
-    if (what != HVI_MESH_STARTS && what != HVI_MESH_SIZED)
+    if (what != HVI_MESH_STARTS && what != HVI_MESH_SIZED && what != HVI_MESH_RETRACT)
         return disbelieve(hearing, "there is no verdict of kind %u", what);
     if (!op || op->state != ENGINE_OP_REPORTED)
         return disbelieve(hearing, "nothing of this name was reported");
+    if (what == HVI_MESH_RETRACT)
+        return give_back(hearing);
     return what == HVI_MESH_STARTS ? start(hearing) : ask(hearing);
 }
 

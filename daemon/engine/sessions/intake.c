@@ -411,6 +411,7 @@ static void fill_part(struct engine_part *part, const struct engine_session *ses
     part->out_bytes = 0;
     part->rows = 0;
     part->repeats = false;
+    part->withdrawn = false;
     part->output_asked = false;
     part->arrived_ns = copy->submit_ns >= session->attached_ns && copy->submit_ns <= now_ns
                            ? copy->submit_ns
@@ -563,16 +564,14 @@ static void take_output(struct engine_request *request, const struct hvi_submiss
 
 static void take_cancel(struct engine_session *session, uint64_t cookie)
 {
-    char text[ENGINE_LABEL + 64], label[ENGINE_LABEL];
+    char text[ENGINE_LABEL + 64];
 
     engine_slots_revoke_op(session->sessions->slots, session->seat, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
     struct engine_part *part = request ? &request->slots.share.part : NULL;
     if (!part || !part->op || !engine_session_is_open(session))
         return;
-    engine_tensor_label(part->tensor, label);
-    snprintf(text, sizeof text, "%s '%s' was cancelled on rank %d", hvi_kind_text(part->copy.kind),
-             label, part->rank);
+    engine_negotiate_cancel_text(part, text, sizeof text);
     engine_negotiate_withdraw(session->order, part, HVI_ERR_CANCELLED, text);
 }
 

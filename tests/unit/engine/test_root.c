@@ -392,6 +392,11 @@ static void with_the_rows_of_others(void)
     verdict.row_count = 4;
 }
 
+static void unasked(void)
+{
+    verdict.what = HVI_MESH_RETRACT;
+}
+
 static void with_a_success(void)
 {
     verdict.what = HVI_MESH_FAILED;
@@ -412,6 +417,7 @@ static const struct {
     {with_a_join_of_ours, "verdict 1: it is wrong about rank 1"},
     {with_rows, "verdict 1: its sizes cannot be"},
     {with_the_rows_of_others, "verdict 1: its sizes cannot be"},
+    {unasked, "verdict 1: it was not asked for"},
     {with_a_success, "verdict 1: a failure of kind 0 with status 0"},
 };
 #define FALSE_VERDICTS (int)(sizeof false_verdicts / sizeof false_verdicts[0])

@@ -370,8 +370,6 @@ START_TEST(a_reported_op_waits_and_the_root_knows_for_whom)
     ck_assert_uint_eq(engine_root_missing(job.node[0].order.root, 0, op, ranks, 1), 2);
     ck_assert_int_eq(ranks[0], 1);
     ck_assert_int_eq(ranks[1], -1);
-    ck_assert(!engine_negotiate_withdraw(&job.node[0].order, &job.parts[0][0].part,
-                                         HVI_ERR_CANCELLED, "no more"));
     hvt_job_bring(&job, 1, 0, &what);
     ck_assert_int_eq(hvt_job_op(&job, 1, 0)->state, ENGINE_OP_WAITING);
     hvt_job_bring(&job, 3, 0, &what);
@@ -379,6 +377,58 @@ START_TEST(a_reported_op_waits_and_the_root_knows_for_whom)
     ck_assert_int_eq(job.parts[3][0].status, HVI_OK);
     hvt_job_step(&job);
     end();
+}
+END_TEST
+
+START_TEST(a_rank_takes_back_what_its_node_has_reported)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+
+    begin(&layouts[0], 10);
+    for (int32_t rank = 0; rank < 3; rank++)
+        bring(rank, 0, &what);
+    run();
+    ck_assert(engine_negotiate_withdraw(&job.node[0].order, &job.parts[2][0].part,
+                                        HVI_ERR_CANCELLED,
+                                        "allreduce 'w1' was cancelled on rank 2"));
+    ck_assert(engine_negotiate_withdraw(&one.node[0].order, &one.parts[2][0].part,
+                                        HVI_ERR_CANCELLED,
+                                        "allreduce 'w1' was cancelled on rank 2"));
+    run();
+    expect(2, 0, HVI_ERR_CANCELLED, "allreduce 'w1' was cancelled on rank 2");
+    ck_assert(!job.parts[0][0].over);
+    compare();
+    bring(3, 0, &what);
+    run();
+    ck_assert(!job.parts[3][0].over);
+    bring(2, 1, &what);
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(what_is_taken_back_too_late_goes_on)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+
+    for (uint64_t seed = 1; seed < 40; seed++) {
+        hvt_job_begin(&job, 2, 4, 2 * seed, false);
+        for (int32_t rank = 0; rank < 4; rank++)
+            hvt_job_bring(&job, rank, 0, &what);
+        hvt_job_run_some(&job, (uint32_t)seed % 4);
+        struct engine_op *op = hvt_job_op(&job, 1, 0);
+        bool taken = op && engine_negotiate_withdraw(&job.node[1].order, &job.parts[1][0].part,
+                                                     HVI_ERR_CANCELLED, "");
+        hvt_job_run(&job);
+        ck_assert(taken || job.parts[1][0].status == HVI_OK);
+        ck_assert(job.parts[1][0].over);
+        if (job.parts[1][0].status == HVI_ERR_CANCELLED)
+            hvt_job_bring(&job, 1, 1, &what);
+        hvt_job_run(&job);
+        ck_assert_int_eq(job.parts[0][0].status, HVI_OK);
+        hvt_job_step(&job);
+        hvt_job_end(&job);
+    }
 }
 END_TEST
 
@@ -774,6 +824,8 @@ int main(void)
     tcase_add_loop_test(tcase, the_last_node_makes_it_start_everywhere, 0, LAYOUTS);
     tcase_add_test(tcase, ranks_on_all_nodes_stand_in_the_sentence_of_a_mismatch);
     tcase_add_test(tcase, a_reported_op_waits_and_the_root_knows_for_whom);
+    tcase_add_test(tcase, a_rank_takes_back_what_its_node_has_reported);
+    tcase_add_test(tcase, what_is_taken_back_too_late_goes_on);
     tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
     tcase_add_test(tcase, what_is_not_there_between_nodes_is_refused_with_a_sentence);
     tcase_add_loop_test(tcase, a_failure_waits_for_ranks_that_come_late, 0, LAYOUTS);
