@@ -9,9 +9,10 @@ from hvt.ctl import Ctl, CtlError
 from hvt.daemon import SERVICE, Daemon, as_service, stopped
 from hvt.job import Job, job_of
 from hvt.log import Line, parse_line
+from hvt.nodes import Node, Nodes
 from hvt.rank import Rank, RankError, open_job
 from hvt.status import Status
 from hvt.wait import Expired, check_prompt, wait_until
 
-__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Job", "Line", "Rank", "RankError", "SERVICE", "Status", "as_service",
+__all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Job", "Line", "Node", "Nodes", "Rank", "RankError", "SERVICE", "Status", "as_service",
            "check_prompt", "job_of", "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]

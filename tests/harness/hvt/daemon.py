@@ -15,27 +15,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvt import procs
-from hvt.build import BUILD, SOURCE, program, program_for_strangers, scaled
+from hvt.build import BUILD, program, program_for_strangers, scaled
 from hvt.ctl import Ctl
+from hvt.environment import clean_environment
 from hvt.log import Line, parse_line
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
 from hvt.wire import Raw
 
 SERVICE = 64738  # nobody's user id
-_FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
 # The last three: of a process that TSan instruments and that was killed, and what hvt_step.c and hvt_heap.c write.
 _OURS = ("run", "log", "hvdd.conf", "tsan.", "step.", "heap.")
-_FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
-                  "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM", "TORCHELASTIC_RUN_ID")
-
-
-def clean_environment() -> dict[str, str]:
-    """This process's environment without anything that names a rank, a job or a daemon."""
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES}
-    kept.setdefault("TSAN_OPTIONS", f"suppressions={SOURCE / 'tests' / 'tsan.supp'}")
-    return kept
 
 
 def as_service() -> dict[str, Any]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures and the `soak` mark, shared by the integration and the fault tests (their conftest.py imports this)."""
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from hvt.daemon import Daemon
+from hvt.nodes import Nodes, missing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,3 +34,13 @@ def daemon() -> Iterator[Daemon]:
     """A running private hvdd; leaving it checks that nothing is left behind."""
     with Daemon() as running:
         yield running
+
+
+@pytest.fixture
+def make_nodes() -> Iterator[Callable[..., Nodes]]:
+    """What makes `Nodes`, which end with the test. Where none can be made, the test is skipped."""
+    why = missing()
+    if why:
+        pytest.skip(why)
+    with contextlib.ExitStack() as stack:
+        yield lambda count=2, **options: stack.enter_context(Nodes(count, **options))
