@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from hvt import Expired, Nodes, check_prompt, procs, scaled, wait_until
+from hvt import Daemon, Expired, Job, Nodes, check_prompt, procs, scaled, wait_until
 
 HARNESS = pathlib.Path(__file__).resolve().parents[1] / "harness"
 SILENCE_S = 0.4  # how long nothing has to come
@@ -153,6 +153,18 @@ def test_two_sets_of_nodes_do_not_meet(make_nodes):
     first, second = make_nodes(), make_nodes()
     with Pair(first[0], first[1]) as pair, pytest.raises(ConnectionRefusedError):
         second[0].call(socket.create_connection, (second[1].address, pair.port), scaled(5))
+
+
+def test_a_hvdd_in_each_node_knows_only_its_own_ranks(make_nodes):
+    nodes = make_nodes()
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(Daemon(node=node)) for node in nodes]
+        jobs = [Job(daemon, 2, "same") for daemon in daemons]
+        for job, daemon, node in zip(jobs, daemons, nodes):
+            job.check_usable()
+            assert [row["pid"] for row in daemon.ctl.json("ranks", "same")["ranks"]] == [
+                node.inner_pid(rank.pid) for rank in job.ranks]
+            assert {daemon.pid, *daemon.engines(), *(rank.pid for rank in job.ranks)} == set(node.processes())
 
 
 # ---- ssh ----

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 from hvt.build import program, program_for_strangers, scaled
+from hvt.nodes import Node
 
 
 class CtlError(RuntimeError):
@@ -21,7 +22,8 @@ class CtlError(RuntimeError):
 class Ctl:
     """hvdctl against one daemon."""
 
-    def __init__(self, address: pathlib.Path, environment: dict[str, str] | None = None):
+    def __init__(self, address: pathlib.Path, environment: dict[str, str] | None = None, node: Node | None = None):
+        self._run = node.run if node else subprocess.run
         self.environment = dict(os.environ if environment is None else environment, HVD_ADDRESS=str(address))
 
     def run(self, *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -29,8 +31,8 @@ class Ctl:
         path, environment = program("hvdctl"), self.environment
         if user is not None:
             path, environment = program_for_strangers("hvdctl", environment)
-        return subprocess.run([path, *arguments], env=environment, capture_output=True, text=True,
-                              timeout=scaled(20), check=False, user=user, stdin=subprocess.DEVNULL)
+        return self._run([path, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                         timeout=scaled(20), check=False, user=user, stdin=subprocess.DEVNULL)
 
     def json(self, *arguments: str, user: int | None = None) -> Any:
         """The JSON of one successful hvdctl; CtlError otherwise."""

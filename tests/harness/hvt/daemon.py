@@ -19,6 +19,7 @@ from hvt.build import BUILD, program, program_for_strangers, scaled
 from hvt.ctl import Ctl
 from hvt.environment import clean_environment
 from hvt.log import Line, parse_line
+from hvt.nodes import Node
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
 from hvt.wire import Raw
@@ -52,15 +53,17 @@ class Daemon:
 
     def __init__(self, *, options: dict[str, Any] | None = None, prefix: tuple[str, ...] = (),
                  preexec: Any = None, stderr: str | None = None, folder_mode: int = 0o700,
-                 user: dict[str, Any] | None = None, preload: str | None = None):
+                 user: dict[str, Any] | None = None, preload: str | None = None, node: Node | None = None):
         """`options` become --name=value; `prefix` is a command line put before hvdd; `stderr` replaces the log file;
-        `user`: as_service(), where hvdd serves several users; `preload`: a library of the build that every process gets."""
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
+        `user`: as_service(), where hvdd serves several users; `preload`: a library of the build that every process gets;
+        `node`: where all of it runs."""
+        self.node = node
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-", dir=node.folder if node else None))
         self.folder.chmod(folder_mode)
         self.user = user or {}
         self.address = self.folder / "run"
         self.token = secrets.token_hex(8)
-        self.environment = dict(clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
+        self.environment = dict(node.environment() if node else clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
         if preload:
             self.environment["LD_PRELOAD"] = str(BUILD / "lib" / preload)
         self.config_path = self.folder / "hvdd.conf"
@@ -71,7 +74,7 @@ class Daemon:
             os.chown(self.folder, self.user["user"], self.user["group"])
             self._program, self.options["engine"], self.environment = service_programs(self.environment)
         self.log_path = self.folder / "log"
-        self.ctl = Ctl(self.address, self.environment)
+        self.ctl = Ctl(self.address, self.environment, node)
         self.process: subprocess.Popen[bytes] | None = None
         self.ranks: list[Rank] = []
         self.baseline: dict[int, str] = {}
@@ -118,9 +121,10 @@ class Daemon:
         notify.chmod(0o777)
         ready.settimeout(scaled(10))
         with open(self._stderr or self.log_path, "ab") as log:
-            self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            env=dict(self.environment, NOTIFY_SOCKET=str(notify)),
-                                            preexec_fn=self._preexec, cwd="/", **self.user)
+            popen = self.node.popen if self.node else subprocess.Popen
+            self.process = popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                 env=dict(self.environment, NOTIFY_SOCKET=str(notify)),
+                                 preexec_fn=self._preexec, cwd="/", **self.user)
         try:
             self._await_ready(ready)
         finally:
@@ -187,7 +191,7 @@ class Daemon:
     def rank(self, *, environment: dict[str, str] | None = None, user: int | None = None, **more: Any) -> Rank:
         """A new rank process that knows this daemon's address and is ended with the daemon."""
         settings = dict(self.environment, HVD_ADDRESS=str(self.address), **(environment or {}))
-        rank = Rank(settings, user=user, **more)
+        rank = Rank(settings, user=user, node=self.node, **more)
         self.ranks.append(rank)
         return rank
 

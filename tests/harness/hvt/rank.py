@@ -16,6 +16,7 @@ from typing import Any
 
 from hvt import arith
 from hvt.build import program, program_for_strangers, scaled
+from hvt.nodes import Node
 from hvt.status import Status
 from hvt.wait import Expired
 
@@ -67,14 +68,16 @@ def _outcome(reply: dict[str, Any]) -> Outcome:
 class Rank:
     """The process; `Daemon.rank` starts it. Session 0 is meant where none is given."""
 
-    def __init__(self, environment: dict[str, str], user: int | None = None, prefix: Sequence[str] = ()):
+    def __init__(self, environment: dict[str, str], user: int | None = None, prefix: Sequence[str] = (),
+                 node: Node | None = None):
         name = "hvt-rank-steps" if "HVT_STEP" in environment else "hvt-rank"
         path, more = program(name), {}
         if user is not None:
             path, environment = program_for_strangers(name, environment)
             more = {"user": user, "group": user, "extra_groups": []}
-        self.process = subprocess.Popen([*prefix, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, env=environment, cwd="/", **more)
+        popen = node.popen if node else subprocess.Popen
+        self.process = popen([*prefix, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=environment, cwd="/", **more)
         self._pending = b""
 
     @property
