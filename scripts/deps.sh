@@ -6,9 +6,10 @@
 #   scripts/deps.sh build    what cmake needs (the library, the daemons, the tools, man pages)
 #   scripts/deps.sh demo     what scripts/demo.sh needs
 #   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
+#   scripts/deps.sh nodes    what scripts/nodes.sh needs: build, and what nodes are made of
 #   scripts/deps.sh arm      what scripts/arm.sh needs: test and more
 #   scripts/deps.sh nightly  what scripts/coverage.sh and scripts/debian13.sh need: test and more
-#   scripts/deps.sh list [build|demo|test|arm|nightly]    prints the list and does nothing
+#   scripts/deps.sh list [build|demo|test|nodes|arm|nightly]    prints the list and does nothing
 #
 # "a|b" is one need: either package does; a missing one is installed as the first that this system offers.
 set -euo pipefail
@@ -18,9 +19,10 @@ libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev libsodium-dev
 uthash-dev libcjson-dev libinih-dev libyaml-dev libhwloc-dev scdoc'
 
 test_packages='check libsubunit-dev python3 python3-pytest python3-venv openmpi-bin slurm-wlm munge g++ make
-iproute2 nftables openssh-client openssh-server
 clang libclang-rt-dev|libclang-rt-14-dev|libclang-common-14-dev clang-format-14|clang-format
 shellcheck universal-ctags systemd git gnuplot-nox openssh-client openssh-server'
+
+nodes_packages='iproute2 nftables openssh-client openssh-server'
 
 arm_packages='gcc-aarch64-linux-gnu qemu-user'
 
@@ -29,11 +31,12 @@ nightly_packages='gcovr debootstrap'
 packages_for() {
     case $1 in
     build | demo) echo "$build_packages" ;;
-    test) echo "$build_packages $test_packages" ;;
-    arm) echo "$build_packages $test_packages $arm_packages" ;;
-    nightly) echo "$build_packages $test_packages $nightly_packages" ;;
+    test) echo "$build_packages $test_packages $nodes_packages" ;;
+    nodes) echo "$build_packages $nodes_packages python3 python3-venv git" ;;
+    arm) echo "$build_packages $test_packages $nodes_packages $arm_packages" ;;
+    nightly) echo "$build_packages $test_packages $nodes_packages $nightly_packages" ;;
     *)
-        echo "usage: deps.sh build|demo|test|arm|nightly, or deps.sh list [build|demo|test|arm|nightly]" >&2
+        echo "usage: deps.sh build|demo|test|nodes|arm|nightly, or deps.sh list [build|demo|test|nodes|arm|nightly]" >&2
         exit 2
         ;;
     esac

@@ -31,6 +31,12 @@ def test_a_script_for_horovod_prints_what_horovod_prints(ranks, name, arguments)
             [float(number) for number in NUMBER.findall(wanted)], rel=2e-3, abs=1e-4), line
 
 
+def test_the_script_that_two_nodes_train_learns_on_one(ranks):
+    lines = lines_of(ranks, str(PROGRAMS / "horovod_torch.py"))
+    said = [re.match(r"rank (\d) of 2 on .*: (accuracy ([0-9.]+) %, weights [0-9a-f]+)$", line) for line in lines]
+    assert [match[1] for match in said] == ["0", "1"] and said[0][2] == said[1][2] and float(said[0][3]) >= 80
+
+
 @pytest.mark.parametrize("name, epochs, least", [("digits", "5", 88),
                                                  pytest.param("resnet", "3", 80, marks=pytest.mark.whole)])
 def test_an_example_learns_the_digits(ranks, name, epochs, least):
