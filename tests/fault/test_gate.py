@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdd-gate, killed and stopped under requests and under a job."""
 import os
+import pathlib
+import re
 import signal
 import threading
 import time
 
-from hvt import check_prompt, procs, wait_until
+from hvt import check_prompt, procs, sanitized, wait_until
 from hvt.job import Job
 
 
@@ -34,6 +36,19 @@ def test_a_stopped_gate_is_replaced_and_attaches_go_on(daemon):
     check_prompt("hvdctl was answered", time.monotonic_ns() - began_ns, 3_000_000_000)
     assert procs.state(gate) == "X"
     job.check_usable()
+
+
+def test_a_gate_has_no_capability_and_limits_of_its_own(daemon):
+    gate = wait_until(daemon.gate, "the gate to run")
+    daemon.ctl.json("status")  # it has set itself up by then
+    status = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{gate}/status").read_text(encoding="ascii").splitlines())
+    assert int(status["CapPrm"], 16) == int(status["CapEff"], 16) == int(status["CapInh"], 16) == 0
+    assert int(status["NoNewPrivs"]) == 1 and (sanitized() or int(status["Threads"]) == 1)
+    limits = pathlib.Path(f"/proc/{gate}/limits").read_text(encoding="ascii")
+    found = {name: int(re.search(rf"^{name} +(\d+)", limits, re.MULTILINE).group(1)) for name in
+             ["Max open files"] + ([] if sanitized() else ["Max data size", "Max core file size"])}
+    assert found.pop("Max open files") <= 1024
+    assert sanitized() or found == {"Max data size": 256 << 20, "Max core file size": 0}
 
 
 def test_hvdctl_is_answered_each_time_while_gates_are_killed(daemon):
