@@ -104,11 +104,10 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
     start_p->start_timeout_ns = node->mesh.start_timeout_ns;
 }
 
-/* HVI_OK, or HVI_ERR_INVALID after logging. */
 int node_mesh_init(struct node *node)
 {
     const char *ports = option_or(node->config.port_range, "HVD_PORT_RANGE", NULL);
-    const char *timeout = getenv("HVD_START_TIMEOUT");
+    const char *timeout = option_or("", "HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT");
     struct node_mesh *mesh = &node->mesh;
     const char *wrong = NULL;
 
@@ -125,7 +124,7 @@ int node_mesh_init(struct node *node)
         wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
     else if (node->config.start_timeout != 0)
         mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
-    else if (timeout != NULL && !parse_seconds(timeout, &mesh->start_timeout_ns))
+    else if (timeout[0] != '\0' && !parse_seconds(timeout, &mesh->start_timeout_ns))
         wrong = "HVD_START_TIMEOUT is no number of seconds";
     if (wrong == NULL)
         return HVI_OK;

@@ -4,7 +4,8 @@
  * question that was given up is recognised by its number and dropped.
  *
  * A connection that ends takes its question along: hvdd's gate was restarted. libzmq connects again
- * by itself and says so to `monitor`, and the question is asked again; every request may be. */
+ * by itself and tells `monitor`, and the question is asked again; every request may be. Where nothing
+ * listens any more, hvdd has gone. */
 #include "tools/common/admin_client.h"
 
 #include "base/clock.h"
@@ -14,6 +15,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <zmq.h>
 
 #define REPLY_BYTES_MAX (64 * 1024 * 1024)
@@ -23,6 +25,7 @@ struct admin_client {
     void *socket;
     void *monitor; /* of disconnections */
     uint64_t next_request;
+    char dir[ADDRESS_DIR_MAX + 1];
 };
 
 #define MONITOR "inproc://monitor"
@@ -52,7 +55,8 @@ static int open_socket(struct admin_client *client, const char *dir)
     client->socket = zmq_socket(client->context, ZMQ_DEALER);
     client->monitor = zmq_socket(client->context, ZMQ_PAIR);
     if (client->socket == NULL || client->monitor == NULL || set_options(client->socket) != 0 ||
-        zmq_socket_monitor(client->socket, MONITOR, ZMQ_EVENT_DISCONNECTED) != 0 ||
+        zmq_socket_monitor(client->socket, MONITOR,
+                           ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CONNECT_RETRIED) != 0 ||
         zmq_connect(client->monitor, MONITOR) != 0 || zmq_connect(client->socket, endpoint) != 0)
         return from_errno(errno);
     return HVI_OK;
@@ -66,6 +70,7 @@ int admin_client_open(const char *dir, struct admin_client **client_p)
     struct admin_client *client = calloc(1, sizeof *client);
     if (client == NULL)
         return HVI_ERR_NO_MEMORY;
+    snprintf(client->dir, sizeof client->dir, "%s", dir);
     const int status = open_socket(client, dir);
     if (status != HVI_OK) {
         admin_client_close(client);
@@ -146,6 +151,24 @@ static int receive_reply(struct admin_client *client, uint64_t request,
     return status;
 }
 
+/* What the monitor says, when it has said something: HVI_INPROGRESS: ask again; HVI_ERR_NO_DAEMON;
+ * HVI_OK: nothing of interest. */
+static int read_event(struct admin_client *client)
+{
+    unsigned char bytes[6];
+    uint16_t event = 0;
+    zmq_msg_t rest;
+
+    if (zmq_recv(client->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) == (int)sizeof bytes)
+        memcpy(&event, bytes, sizeof event);
+    zmq_msg_init(&rest);
+    (void)receive_body(client->monitor, &rest);
+    zmq_msg_close(&rest);
+    if (address_probe(client->dir) != 0)
+        return HVI_ERR_NO_DAEMON;
+    return event == ZMQ_EVENT_DISCONNECTED ? HVI_INPROGRESS : HVI_OK;
+}
+
 /* HVI_OK: something has come; HVI_INPROGRESS: the connection has ended; or an error. */
 static int wait_for_reply(struct admin_client *client, uint64_t deadline_ns)
 {
@@ -157,13 +180,9 @@ static int wait_for_reply(struct admin_client *client, uint64_t deadline_ns)
             return HVI_ERR_NO_MEMORY;
         if (ready > 0 && items[0].revents != 0)
             return HVI_OK;
-        if (ready > 0) {
-            zmq_msg_t event;
-            zmq_msg_init(&event);
-            (void)receive_body(client->monitor, &event);
-            zmq_msg_close(&event);
-            return HVI_INPROGRESS;
-        }
+        const int status = ready > 0 ? read_event(client) : HVI_OK;
+        if (status != HVI_OK)
+            return status;
         if (hvi_deadline_passed(deadline_ns))
             return HVI_ERR_TIMEOUT;
     }

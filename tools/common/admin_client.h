@@ -18,8 +18,9 @@ int admin_client_open(const char *dir, struct admin_client **client_p);
 void admin_client_close(struct admin_client *client);
 
 /* Sends `request` (its version and number are filled in here) and waits for the answer that carries
- * its number. HVI_OK: an answer came; reply_p->status says what hvdd thinks of the request, and the
+ * its number; asks again when the connection ends. HVI_OK: an answer came; reply_p->status says what hvdd thinks of the request, and the
  * caller frees it with hvi_admin_reply_free. HVI_ERR_TIMEOUT: no answer by `deadline_ns`.
+ * HVI_ERR_NO_DAEMON: hvdd has gone meanwhile.
  * HVI_ERR_PROTOCOL: an answer that does not decode, with a sentence in text_p. HVI_ERR_INVALID: the
  * request does not encode. HVI_ERR_NO_MEMORY. */
 int admin_client_call(struct admin_client *client, struct hvi_admin_request *request,

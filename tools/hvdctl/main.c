@@ -99,6 +99,9 @@ int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
         status = admin_client_call(client, request, hvi_deadline_after((int64_t)ctl->timeout_ns),
                                    reply_p, text, sizeof text);
     admin_client_close(client);
+    if (status == HVI_ERR_NO_DAEMON && address.why[0] == '\0') /* it was there a moment ago */
+        snprintf(address.why, sizeof address.why, "%.200s (%s)", address.dir,
+                 strerror(ECONNREFUSED));
     if (status != HVI_OK)
         return explain_failure(ctl, &address, status, text);
     if (reply_p->status != HVI_OK) {

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a gate is told of the mesh: options, the environment, and what became of the gate before it. */
+#include "base/status.h"
+#include "daemon/node/node.h"
+#include "proto/gate.h"
+#include "tests/unit/hvt_main.h"
+
+static struct node node;
+static struct hvi_gate_start start;
+
+static void setup(void)
+{
+    memset(&node, 0, sizeof(node));
+    memset(&start, 0, sizeof(start));
+    node_config_defaults(&node.config);
+    snprintf(node.rundir.path, sizeof(node.rundir.path), "/run/x");
+    unsetenv("HVD_KEY_FILE");
+    unsetenv("HVD_PORT_RANGE");
+    unsetenv("HVD_INTERFACE");
+    unsetenv("HOROVOD_GLOO_IFACE");
+    unsetenv("HVD_START_TIMEOUT");
+    unsetenv("HOROVOD_START_TIMEOUT");
+}
+
+static void fill(void)
+{
+    ck_assert_int_eq(node_mesh_init(&node), HVI_OK);
+    node_mesh_fill_start(&node, &start);
+}
+
+START_TEST(a_hvdd_without_mesh_options_tells_its_gate_of_none)
+{
+    setenv("HVD_KEY_FILE", "/somewhere", 1);
+    setenv("HVD_INTERFACE", "eth0", 1);
+    fill();
+    ck_assert(!node_mesh_wanted(&node));
+    ck_assert_str_eq(start.mesh_listen, "");
+    ck_assert_str_eq(start.mesh_join, "");
+    ck_assert_str_eq(start.mesh_key, "");
+    ck_assert_str_eq(start.interface, "");
+    ck_assert_uint_ne(start.node, 0);
+    ck_assert_str_ne(start.name, "");
+}
+END_TEST
+
+START_TEST(what_is_not_given_has_its_default)
+{
+    snprintf(node.config.mesh_listen, sizeof(node.config.mesh_listen), "[::]:0");
+    fill();
+    ck_assert(node_mesh_wanted(&node));
+    ck_assert_str_eq(start.mesh_listen, "[::]:0");
+    ck_assert_str_eq(start.mesh_key, "/run/x/mesh.key");
+    ck_assert_uint_eq(start.port_first, 9600);
+    ck_assert_uint_eq(start.port_last, 9631);
+    ck_assert_uint_eq(start.start_timeout_ns, 30 * HVI_NS_SEC);
+}
+END_TEST
+
+START_TEST(the_environment_gives_what_the_options_do_not)
+{
+    snprintf(node.config.mesh_join, sizeof(node.config.mesh_join), "host:9600");
+    setenv("HVD_KEY_FILE", "/home/key", 1);
+    setenv("HVD_PORT_RANGE", "7000-7000", 1);
+    setenv("HOROVOD_GLOO_IFACE", "ib0", 1);
+    setenv("HVD_START_TIMEOUT", "1.5", 1);
+    fill();
+    ck_assert_str_eq(start.mesh_key, "/home/key");
+    ck_assert_str_eq(start.interface, "ib0");
+    ck_assert_uint_eq(start.port_first, 7000);
+    ck_assert_uint_eq(start.port_last, 7000);
+    ck_assert_uint_eq(start.start_timeout_ns, 3 * HVI_NS_SEC / 2);
+    setenv("HVD_INTERFACE", "^docker0", 1);
+    snprintf(node.config.mesh_key, sizeof(node.config.mesh_key), "/etc/key");
+    node.config.start_timeout = (int64_t)HVI_NS_SEC;
+    fill();
+    ck_assert_str_eq(start.mesh_key, "/etc/key");
+    ck_assert_str_eq(start.interface, "^docker0");
+    ck_assert_uint_eq(start.start_timeout_ns, HVI_NS_SEC);
+}
+END_TEST
+
+START_TEST(the_next_gate_listens_where_the_last_one_did)
+{
+    snprintf(node.config.mesh_listen, sizeof(node.config.mesh_listen), "0.0.0.0:0");
+    node.mesh.port = 9607;
+    fill();
+    ck_assert_str_eq(start.mesh_listen, "0.0.0.0:9607");
+    snprintf(node.config.mesh_listen, sizeof(node.config.mesh_listen), "0.0.0.0:80");
+    fill();
+    ck_assert_str_eq(start.mesh_listen, "0.0.0.0:80");
+}
+END_TEST
+
+START_TEST(options_that_make_no_sense_are_refused)
+{
+    static const char *const ranges[] = {"9600",    "9600-", "9610-9600", "0-5",
+                                         "1-65536", "1-2x",  "a-b"};
+
+    for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
+        snprintf(node.config.port_range, sizeof(node.config.port_range), "%s", ranges[i]);
+        ck_assert_msg(node_mesh_init(&node) == HVI_ERR_INVALID, "%s", ranges[i]);
+    }
+    setup();
+    setenv("HVD_START_TIMEOUT", "soon", 1);
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
+    setup();
+    snprintf(node.config.mesh_listen, sizeof(node.config.mesh_listen), "0.0.0.0:0");
+    snprintf(node.config.mesh_join, sizeof(node.config.mesh_join), "host:9600");
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("node mesh");
+    TCase *tcase = tcase_create("mesh");
+
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, a_hvdd_without_mesh_options_tells_its_gate_of_none);
+    tcase_add_test(tcase, what_is_not_given_has_its_default);
+    tcase_add_test(tcase, the_environment_gives_what_the_options_do_not);
+    tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);
+    tcase_add_test(tcase, options_that_make_no_sense_are_refused);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
