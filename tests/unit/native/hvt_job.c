@@ -173,18 +173,34 @@ void hvt_job_kill(struct hvt_job *job, int rank)
     ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
-/* hvdd's only child. */
+static int is_engine(int pid)
+{
+    char path[64], name[32] = "";
+
+    snprintf(path, sizeof path, "/proc/%d/comm", pid);
+    FILE *comm = fopen(path, "r");
+    if (!comm)
+        return 0;
+    int read = fscanf(comm, "%31s", name);
+    fclose(comm);
+    return read == 1 && strcmp(name, "hvdd-engine") == 0;
+}
+
+/* The other child of hvdd is its gate. */
 void hvt_job_kill_engine(struct hvt_job *job)
 {
     char path[64];
-    int pid = 0;
+    int pid = 0, engine = 0;
 
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)job->hvdd, (int)job->hvdd);
     FILE *children = fopen(path, "r");
     ck_assert_ptr_nonnull(children);
-    ck_assert_int_eq(fscanf(children, "%d", &pid), 1);
+    while (fscanf(children, "%d", &pid) == 1)
+        if (is_engine(pid))
+            engine = pid;
     fclose(children);
-    kill(pid, SIGKILL);
+    ck_assert_int_ne(engine, 0);
+    kill(engine, SIGKILL);
 }
 
 void hvt_job_join(struct hvt_job *job)

@@ -59,12 +59,12 @@ END_TEST
 START_TEST(the_environment_gives_what_the_options_do_not)
 {
     snprintf(node.config.mesh_join, sizeof(node.config.mesh_join), "host:9600");
-    setenv("HVD_KEY_FILE", "/home/key", 1);
+    setenv("HVD_KEY_FILE", "/etc/hvd/key", 1);
     setenv("HVD_PORT_RANGE", "7000-7000", 1);
     setenv("HOROVOD_GLOO_IFACE", "ib0", 1);
     setenv("HVD_START_TIMEOUT", "1.5", 1);
     fill();
-    ck_assert_str_eq(start.mesh_key, "/home/key");
+    ck_assert_str_eq(start.mesh_key, "/etc/hvd/key");
     ck_assert_str_eq(start.interface, "ib0");
     ck_assert_uint_eq(start.port_first, 7000);
     ck_assert_uint_eq(start.port_last, 7000);
