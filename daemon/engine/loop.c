@@ -54,10 +54,10 @@ static bool pass(struct engine *engine)
     found = engine_slots_look(&engine->slots) || found;
     if (found && engine->watch.timeline)
         engine_timeline_cycle(&engine->watch);
+    found = engine_nodes_run(engine) || found; /* the root's own ops become ready by it */
     if (engine->order.ready_count > 0)
         engine_dispatch_ready(&engine->exec);
     found = engine_dispatch_reap(&engine->exec) || found;
-    found = engine_nodes_run(engine) || found;
     if (engine->sessions.owed > 0)
         engine_complete_owed(&engine->sessions);
     if (engine->sessions.doomed) {
