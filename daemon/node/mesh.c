@@ -217,13 +217,17 @@ static void refuse(struct node_engine *engine, int status, const char *text)
 
 void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length)
 {
-    unsigned char *copy = length <= HVI_MESH_PACKET_MAX ? malloc(length) : NULL;
+    char text[HVI_TEXT_MAX + 1];
 
     if (!node_mesh_wanted(engine->node)) {
-        free(copy);
-        refuse(engine, HVI_ERR_UNSUPPORTED, "this hvdd has no mesh to other nodes");
+        snprintf(text, sizeof(text),
+                 "hvdd cannot bring job '%s' together, for it has no mesh to other nodes; start "
+                 "the job with hvdrun -H, or hvdd with --mesh-listen or --mesh-join",
+                 engine->generation->job->id);
+        refuse(engine, HVI_ERR_UNSUPPORTED, text);
         return;
     }
+    unsigned char *copy = length <= HVI_MESH_PACKET_MAX ? malloc(length) : NULL;
     if (copy == NULL) {
         refuse(engine, HVI_ERR_DAEMON, "hvdd is out of memory, or the engine's ranks are too many");
         return;
