@@ -30,13 +30,17 @@ static bool all_are_here(const struct engine *engine)
 
 /* ---- what is said ---- */
 
-/* "its other nodes", "local ranks 1,3 of this node". */
+/* "nodes: ...", "local ranks 1,3 of this node". */
 static void describe(const struct engine *engine, char *text_p, size_t size)
 {
     const struct engine_sessions *sessions = &engine->sessions;
     int32_t missing[ENGINE_SEATS_MAX];
     uint32_t count = 0;
 
+    if (engine->rendezvous.met) {
+        snprintf(text_p, size, "connections to the engines of its other nodes");
+        return;
+    }
     for (uint32_t seat = 0; seat < sessions->seats; seat++) {
         if (sessions->ranks[seat].state == ENGINE_RANK_ABSENT)
             missing[count++] = (int32_t)seat;

@@ -94,6 +94,7 @@ void hvt_bench_turn(struct hvt_bench *bench)
     while (sd_event_run(engine->event, 0) > 0) {
     }
     engine_intake_drain_all(&engine->sessions);
+    engine_nodes_run(engine);
     engine_dispatch_ready(&engine->exec);
     while (engine_dispatch_help(&engine->exec)) {
     }

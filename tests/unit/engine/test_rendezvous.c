@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * An engine of a job with ranks on other nodes, until they have met: seats 0 to 3 of this node are the ranks
- * 5, 2, 900000 and 7 of a million. The test is hvdd, the rendezvous and the trainers. */
+ * 5, 2, 900000 and 7 of a million. The test is hvdd, the rendezvous, the trainers and the other nodes'
+ * engines, as far as their connections go. */
 #include "base/clock.h"
 #include "base/status.h"
 #include "daemon/engine/sessions/intake.h"
@@ -18,6 +19,7 @@
 
 #define SIZE  1000000
 #define SEATS 4
+#define NODES 3
 
 static const int32_t ours[SEATS] = {5, 2, 900000, 7};
 static struct hvt_bench bench;
@@ -32,8 +34,89 @@ static void set_up(void)
     node.link = bench.link;
 }
 
+/* ---- the other nodes ---- */
+
+/* Its engine: net/ and the link of mesh/, in the bench's event loop. Node 1 is the bench. */
+struct other {
+    struct engine_net net;
+    struct engine_mesh_link link;
+    uint16_t port;
+    int ready, messages;
+};
+
+static struct other others[NODES];
+static bool others_listen, others_meet;
+
+static void on_connected(void *user, uint32_t from, enum engine_net_purpose purpose, uint32_t lane,
+                         int fd)
+{
+    struct other *other = user;
+
+    (void)lane;
+    ck_assert_int_eq(purpose, ENGINE_NET_CONTROL);
+    engine_mesh_link_connected(&other->link, from, fd);
+}
+
+static void on_failed(void *user, uint32_t to, enum engine_net_purpose purpose, uint32_t lane,
+                      const char *text)
+{
+    struct other *other = user;
+
+    (void)purpose, (void)lane;
+    engine_mesh_link_failed(&other->link, to, text);
+}
+
+static void on_ready(void *user)
+{
+    struct other *other = user;
+
+    other->ready++;
+}
+
+static void on_message(void *user, uint32_t from, const unsigned char *bytes, size_t length)
+{
+    struct other *other = user;
+
+    (void)bytes, (void)length;
+    if (from == 1)
+        other->messages++;
+}
+
+static void on_left(void *user, uint32_t who)
+{
+    (void)user, (void)who;
+}
+
+static void on_lost(void *user, uint32_t who, const char *text)
+{
+    (void)user;
+    ck_abort_msg("node %u: %s", who, text);
+}
+
+static const struct engine_net_calls net_calls = {on_connected, on_failed};
+static const struct engine_mesh_link_calls link_calls = {on_ready, on_message, on_left, on_lost};
+
+static void others_open(void)
+{
+    char text[ENGINE_NET_TEXT];
+
+    for (int i = 0; i < NODES && !others_listen; i++) {
+        struct other *other = &others[i];
+        ck_assert_msg(i == 1 || engine_net_listen(&other->net, bench.engine->event, "127.0.0.1", 0,
+                                                  0, &other->port, text) == HVI_OK,
+                      "%s", text);
+    }
+    others_listen = true;
+}
+
 static void tear_down(void)
 {
+    for (int i = 0; i < NODES; i++) {
+        if (others_meet && i != 1)
+            engine_mesh_link_close(&others[i].link);
+        if (others_listen && i != 1)
+            engine_net_close(&others[i].net);
+    }
     hvt_bench_fini(&bench);
 }
 
@@ -54,7 +137,7 @@ static void attach_all(void)
 static struct {
     struct hvi_engine_roster roster;
     unsigned char key[HVI_WIRE_EPOCH_KEY];
-    struct hvi_node_row nodes[3];
+    struct hvi_node_row nodes[NODES];
 } said;
 
 /* Node 0 has the ranks 0, 1, 3, 4; node 2 has the rest. */
@@ -72,10 +155,12 @@ static void fill_said(void)
             rest[count++] = rank;
     }
     ck_assert_uint_eq(count, SIZE - 8);
-    for (int i = 0; i < 3; i++) {
+    others_open();
+    others[1].port = bench.engine->rendezvous.port;
+    for (int i = 0; i < NODES; i++) {
         snprintf(said.nodes[i].name, sizeof said.nodes[i].name, "h%d", i + 1);
-        snprintf(said.nodes[i].address, sizeof said.nodes[i].address, "10.0.0.%d", i + 1);
-        said.nodes[i].port = 4000;
+        snprintf(said.nodes[i].address, sizeof said.nodes[i].address, "127.0.0.1");
+        said.nodes[i].port = others[i].port;
     }
     said.nodes[0].ranks = first;
     said.nodes[0].rank_count = 4;
@@ -88,15 +173,63 @@ static void fill_said(void)
                                              .key_bytes = sizeof said.key,
                                              .node = 1,
                                              .nodes = said.nodes,
-                                             .node_count = 3,
+                                             .node_count = NODES,
                                              .wire = ENGINE_NODES_WIRE_NEWEST};
 }
 
-static void meet(void)
+/* Our engine learns of them; they do not answer yet. */
+static void say_roster(void)
 {
     fill_said();
     engine_rendezvous_roster(bench.engine, &said.roster);
     free(said.nodes[2].ranks);
+}
+
+static void start_other(uint32_t number)
+{
+    struct other *other = &others[number];
+    struct engine_net_peer peers[NODES];
+    struct engine_net_config config = {.job = bench.engine->start.job,
+                                       .epoch = said.roster.epoch,
+                                       .key = said.key,
+                                       .node = number,
+                                       .nodes = NODES,
+                                       .peers = peers,
+                                       .calls = &net_calls,
+                                       .user = other};
+    const struct engine_mesh_link_config link = {.event = bench.engine->event,
+                                                 .net = &other->net,
+                                                 .node = number,
+                                                 .nodes = NODES,
+                                                 .deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS),
+                                                 .calls = &link_calls,
+                                                 .user = other};
+    char text[ENGINE_NET_TEXT];
+
+    for (int i = 0; i < NODES; i++)
+        peers[i] = (struct engine_net_peer){
+            .address = said.nodes[i].address, .port = others[i].port, .name = said.nodes[i].name};
+    ck_assert_msg(engine_net_start(&other->net, &config, text) == HVI_OK, "%s", text);
+    ck_assert_int_eq(engine_mesh_link_open(&other->link, &link), HVI_OK);
+}
+
+static void start_others(void)
+{
+    uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    start_other(0);
+    start_other(2);
+    others_meet = true;
+    while (bench.engine->sessions.held || others[0].ready == 0 || others[2].ready == 0) {
+        ck_assert(!hvi_deadline_passed(end_ns));
+        sd_event_run(bench.engine->event, 100000);
+    }
+}
+
+static void meet(void)
+{
+    say_roster();
+    start_others();
 }
 
 static void refuse(int status, const char *text)
@@ -235,18 +368,20 @@ END_TEST
 
 /* ---- meeting ---- */
 
-static bool is_closed(uint16_t port)
+/* Somebody listens there, and says nothing to one who has not proved that he belongs to the job. */
+static bool is_silent(uint16_t port)
 {
     struct sockaddr_in address = {
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    char byte;
+    char bytes[32] = "";
 
     ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(send(fd, bytes, sizeof bytes, 0), sizeof bytes);
     hvt_bench_turn(&bench);
-    bool closed = recv(fd, &byte, 1, 0) <= 0;
+    bool silent = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT) <= 0;
     close(fd);
-    return closed;
+    return silent;
 }
 
 START_TEST(the_rendezvous_hears_of_the_node_when_its_last_rank_has_come)
@@ -256,7 +391,7 @@ START_TEST(the_rendezvous_hears_of_the_node_when_its_last_rank_has_come)
     ck_assert_uint_eq(bench.engine->rendezvous.port, 0);
     ck_assert_int_eq(attach(SEATS - 1), HVI_OK);
     expect_node();
-    ck_assert(is_closed(bench.engine->rendezvous.port));
+    ck_assert(is_silent(bench.engine->rendezvous.port));
 }
 END_TEST
 
@@ -268,13 +403,16 @@ START_TEST(what_ranks_submit_is_held_until_all_nodes_are_there)
     hvt_bench_turn(&bench);
     ck_assert_uint_eq(taken(0), 1);
     ck_assert(!hvt_peer_has_completion(&bench.peers[0]));
-    meet();
+    say_roster();
+    hvt_bench_turn(&bench);
+    ck_assert_uint_eq(taken(0), 1); /* they are known, and not connected */
+    start_others();
     ck_assert_uint_eq(taken(0), 0);
     ck_assert_uint_eq(taken(2), 0);
     ck_assert_uint_eq(bench.engine->order.sets.by_id[0]->size, SIZE);
     ck_assert_uint_eq(bench.engine->order.sets.by_id[0]->places, SEATS);
     ck_assert_int_eq(bench.engine->order.sets.by_id[0]->ranks[0], 2);
-    meet(); /* once more changes nothing */
+    say_roster(); /* once more changes nothing */
     ck_assert(!bench.engine->sessions.stopping);
 }
 END_TEST
@@ -326,14 +464,15 @@ START_TEST(what_is_waited_for_is_in_the_table_of_stalls)
     struct hvi_packet_msg reply;
 
     ck_assert_int_eq(attach(1), HVI_OK);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         static const char *const words[] = {"waits for local ranks 0,2,3 of this node",
-                                            "waits for nodes: all 4 ranks of this one are here"};
+                                            "waits for nodes: all 4 ranks of this one are here",
+                                            "waits for connections to the engines of its other"};
         hvt_node_send(&node, &ask, NULL, 0);
         hvt_bench_turn(&bench);
         ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_REPORT, &reply));
-        ck_assert_uint_eq(reply.engine_report.stall_count, i < 2 ? 1 : 0);
-        if (i < 2) {
+        ck_assert_uint_eq(reply.engine_report.stall_count, i < 3 ? 1 : 0);
+        if (i < 3) {
             const struct hvi_stall_row *row = &reply.engine_report.stalls[0];
             ck_assert_msg(strstr(row->tensor, words[i]), "%s", row->tensor);
             ck_assert_str_eq(row->op, "start");
@@ -344,7 +483,9 @@ START_TEST(what_is_waited_for_is_in_the_table_of_stalls)
         for (int32_t seat = 0; i == 0 && seat < SEATS; seat++)
             ck_assert(seat == 1 || attach(seat) == HVI_OK);
         if (i == 1)
-            meet();
+            say_roster();
+        if (i == 2)
+            start_others();
     }
 }
 END_TEST
@@ -429,7 +570,7 @@ END_TEST
 START_TEST(a_roster_that_was_not_asked_for_ends_every_session)
 {
     ck_assert_int_eq(attach(0), HVI_OK);
-    meet();
+    say_roster();
     hvt_bench_turn(&bench);
     ck_assert(engine_sessions_are_over(&bench.engine->sessions));
 }
@@ -541,6 +682,20 @@ START_TEST(a_rank_that_is_lost_later_is_named_with_its_node)
     ck_assert(!msg.notice.session_ended);
     ck_assert_int_eq(msg.notice.rank, 2);
     ck_assert_msg(strstr(msg.notice.text, "rank 2 on h2 (pid "), "%s", msg.notice.text);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(others[0].messages, 1); /* and the root, which tells the other nodes */
+}
+END_TEST
+
+/* A node that does not connect. */
+START_TEST(engines_that_do_not_connect_end_every_session)
+{
+    attach_all();
+    submit(0);
+    say_roster();
+    engine_mesh_link_failed(&bench.engine->nodes.link, 2, "node 2 (h3) cannot be reached: a wall");
+    engine_nodes_run(bench.engine);
+    expect_end(-1, HVI_ERR_NODE_LOST, "node 2 (h3) cannot be reached: a wall");
 }
 END_TEST
 
@@ -664,6 +819,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_dies_before_all_have_met_ends_the_others);
     tcase_add_test(tcase, a_job_that_is_stopped_while_it_waits_ends);
     tcase_add_test(tcase, a_rank_that_is_lost_later_is_named_with_its_node);
+    tcase_add_test(tcase, engines_that_do_not_connect_end_every_session);
     tcase_add_test(tcase, a_restarted_hvdd_is_told_of_seats_and_of_the_node);
     suite_add_tcase(suite, tcase);
     tcase_add_test(program, an_engine_that_waits_for_nodes_sleeps);
