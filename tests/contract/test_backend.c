@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "tests/contract/hvt_rows.h"
 #include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
@@ -49,36 +50,13 @@ static void on_post(void *user, struct engine_batch *batch)
     atomic_fetch_add_explicit(&bench->done, 1, memory_order_release);
 }
 
-/* Row `number` of those that take works of one node; NULL: there are no more. */
-static const struct engine_backend *row_at(int number)
-{
-    struct engine_work work = {.kind = HVI_KIND_BARRIER, .ranks = RANKS};
-    static struct engine_batch batch;
-
-    batch = (struct engine_batch){.works = {&work}, .count = 1};
-    for (int i = 0; engine_backends[i]; i++) {
-        if (engine_backends[i]->accepts(&batch) && number-- == 0)
-            return engine_backends[i];
-    }
-    return NULL;
-}
-
-static int rows(void)
-{
-    int count = 0;
-
-    while (row_at(count))
-        count++;
-    return count;
-}
-
 /* Test index -> (row, threads). */
 static void open_bench(struct bench *bench, int index)
 {
     struct engine_backend_config config = {
         .threads = thread_counts[index % THREAD_COUNTS], .post = on_post, .user = bench};
 
-    *bench = (struct bench){.backend = row_at(index / THREAD_COUNTS)};
+    *bench = (struct bench){.backend = hvt_row_at(index / THREAD_COUNTS)};
     ck_assert_int_eq(bench->backend->open(&config, &bench->context), HVI_OK);
 }
 
@@ -820,7 +798,7 @@ int main(void)
 {
     Suite *suite = suite_create("contract/backend");
     TCase *tcase = tcase_create("backend");
-    int all = rows() * THREAD_COUNTS;
+    int all = hvt_rows() * THREAD_COUNTS;
 
     tcase_add_loop_test(tcase, an_allreduce_gives_the_reference_bits_at_every_size, 0, all);
     tcase_add_loop_test(tcase, a_broadcast_copies_the_root_and_reads_nobody_else, 0, all);
@@ -833,7 +811,7 @@ int main(void)
     tcase_add_loop_test(tcase, the_others_of_a_fused_batch_are_done, 0, all);
     tcase_add_loop_test(tcase, the_steps_of_a_plan_come_one_after_the_other, 0, all);
     tcase_add_loop_test(tcase, a_batch_that_is_cancelled_is_posted_once, 0, all);
-    tcase_add_loop_test(tcase, nothing_of_a_queued_batch_is_done_once_it_is_cancelled, 0, rows());
+    tcase_add_loop_test(tcase, nothing_of_a_queued_batch_is_done_once_it_is_cancelled, 0, hvt_rows());
     tcase_add_loop_test(tcase, what_is_over_is_not_cancelled, 0, all);
     tcase_add_loop_test(tcase, a_deadline_ends_its_batch_and_no_other, 0, all);
     tcase_add_loop_test(tcase, a_batch_that_waits_can_be_cancelled, 0, all);

@@ -11,6 +11,7 @@
 #include "base/fate.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "tests/contract/hvt_rows.h"
 #include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/hvt_main.h"
 
@@ -141,21 +142,12 @@ static void on_post(void *user, struct engine_batch *batch)
     atomic_fetch_add_explicit(&((struct bench *)user)->done, 1, memory_order_release);
 }
 
-static int rows(void)
-{
-    int count = 0;
-
-    while (engine_backends[count])
-        count++;
-    return count;
-}
-
 static void open_bench(struct bench *bench, int row, uint32_t threads)
 {
     struct engine_backend_config config = {.threads = threads, .post = on_post, .user = bench};
 
     memset(bench, 0, sizeof *bench);
-    bench->backend = engine_backends[row];
+    bench->backend = hvt_row_at(row);
     ck_assert_int_eq(bench->backend->open(&config, &bench->context), HVI_OK);
 }
 
@@ -867,8 +859,8 @@ int main(void)
 {
     Suite *suite = suite_create("contract/collectives");
     TCase *tcase = tcase_create("backend");
-    int settings = rows() * THREAD_COUNTS;
-    int all = rows() * HVI_DTYPE_COUNT;
+    int settings = hvt_rows() * THREAD_COUNTS;
+    int all = hvt_rows() * HVI_DTYPE_COUNT;
 
     tcase_set_timeout(tcase, 240);
     tcase_add_checked_fixture(tcase, open_arena, close_arena);
@@ -876,16 +868,16 @@ int main(void)
     tcase_add_loop_test(tcase, every_exchange_puts_the_bytes_where_they_belong, 0, all);
     tcase_add_loop_test(tcase, large_ops_are_cut_into_pieces_without_a_seam, 0,
                         settings * MEMORIES);
-    tcase_add_loop_test(tcase, the_largest_units_have_no_seams_either, 0, rows() * MEMORIES);
+    tcase_add_loop_test(tcase, the_largest_units_have_no_seams_either, 0, hvt_rows() * MEMORIES);
     tcase_add_loop_test(tcase, adasum_is_close_to_the_plain_tree_in_double, 0, all);
-    tcase_add_loop_test(tcase, adasum_has_the_same_bits_for_any_thread_count_and_memory, 0, rows());
-    tcase_add_loop_test(tcase, adasum_of_what_has_no_length_is_the_sum, 0, rows());
+    tcase_add_loop_test(tcase, adasum_has_the_same_bits_for_any_thread_count_and_memory, 0, hvt_rows());
+    tcase_add_loop_test(tcase, adasum_of_what_has_no_length_is_the_sum, 0, hvt_rows());
     tcase_add_loop_test(tcase, memory_that_is_not_there_fails_the_op_and_names_the_rank, 0,
                         settings * WRONGS);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("big");
     tcase_set_timeout(tcase, 240);
-    tcase_add_loop_test(tcase, more_than_four_gigabytes_arrive_whole, 0, rows());
+    tcase_add_loop_test(tcase, more_than_four_gigabytes_arrive_whole, 0, hvt_rows());
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
