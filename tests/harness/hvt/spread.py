@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job whose ranks are hvt-ranks on several nodes, started by hvdrun."""
+import contextlib
+import itertools
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+from hvt import procs
+from hvt.build import program, scaled
+from hvt.job import Job
+from hvt.nodes import Node, Nodes
+from hvt.rank import Rank, RankError
+from hvt.wait import wait_until
+
+_TALKS = 'exec "$1" <"$2/in.$HVD_RANK" >"$2/out.$HVD_RANK" 2>"$2/err.$HVD_RANK"'
+
+
+class _Process:
+    """What Rank needs of a subprocess.Popen, for a process that hvdrun has started: named pipes lead to it."""
+
+    def __init__(self, folder: pathlib.Path, rank: int):
+        for name in ("in", "out"):
+            os.mkfifo(folder / f"{name}.{rank}")
+        (folder / f"err.{rank}").touch()
+        self.stdin = os.fdopen(os.open(folder / f"in.{rank}", os.O_RDWR | os.O_CLOEXEC), "wb")
+        self.stdout = os.fdopen(os.open(folder / f"out.{rank}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        self.stderr = (folder / f"err.{rank}").open("rb")
+        self.pid = 0
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """0 when it has ended; only hvdrun knows how."""
+        if self.returncode is None and self.pid and procs.state(self.pid) in "ZX":
+            self.returncode = 0
+        return self.returncode
+
+    def wait(self, timeout: float = 5) -> int:
+        """Until it has ended."""
+        wait_until(lambda: self.poll() is not None, f"rank process {self.pid} to end", timeout / scaled(1))
+        return 0
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class SpreadRank(Rank):
+    """A Rank at the end of two named pipes."""
+
+    def __init__(self, folder: pathlib.Path, rank: int):  # pylint: disable=super-init-not-called
+        self.process = _Process(folder, rank)
+        self.number = rank
+        self._pending = b""
+
+
+class SpreadJob(Job):
+    """hvdrun on the first node, and the ranks that it has started, attached. `slots`: ranks on each node."""
+
+    def __init__(self, nodes: Nodes, slots: Sequence[int], *arguments: str):  # pylint: disable=super-init-not-called
+        self.nodes, self.slots = nodes, slots
+        self.size = sum(slots)
+        self.name = ""
+        self._ops = itertools.count()
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="job-", dir=nodes.shared))
+        self.stderr = folder / "hvdrun"
+        self.ranks = [SpreadRank(folder, rank) for rank in range(self.size)]
+        hosts = ",".join(f"{node.name}:{count}" for node, count in zip(nodes, slots))
+        with self.stderr.open("wb") as log:
+            self.launcher = nodes[0].popen([program("hvdrun"), "-H", hosts, "--report-time", "30", *arguments, "sh", "-c", _TALKS,
+                                            "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log)
+        self._open()
+
+    def _open(self) -> None:
+        for rank in self.ranks:
+            rank.post("open")
+        for rank in self.ranks:
+            outcome = rank.collect_outcome()
+            if not outcome.ok:
+                raise RankError("hvd_open", outcome)
+        for rank in self.ranks:
+            rank.process.pid = self.pid_of(rank.number)
+
+    def node_of(self, rank: int) -> Node:
+        """Where a rank runs."""
+        return self.nodes[next(n for n in range(len(self.slots)) if rank < sum(self.slots[:n + 1]))]
+
+    def ranks_of(self, node: Node) -> list[int]:
+        """The ranks that run there."""
+        return [rank for rank in range(self.size) if self.node_of(rank) is node]
+
+    def pid_of(self, rank: int) -> int:
+        """A rank's process."""
+        pipe = f"{self.stderr.parent}/in.{rank}"
+        return next(pid for pid in self.node_of(rank).processes() if procs.fds(pid).get(0) == pipe)
+
+    def process_of(self, node: Node, name: str) -> int:
+        """The node's only process of that program: hvdd, hvdd-engine, hvdd-gate."""
+        found = [pid for pid, line in node.processes().items() if line.split(" ")[0].rsplit("/", 1)[-1] == name]
+        assert len(found) == 1, (name, node.processes())
+        return found[0]
+
+    def said(self) -> str:
+        """What hvdrun, the daemons and the ranks have written so far."""
+        return self.stderr.read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """Ends every rank; then hvdrun ends."""
+        for rank in self.ranks:
+            rank.stop()
+        self.await_end()
+
+    def await_end(self, seconds: float = 15) -> int:
+        """hvdrun's exit status."""
+        try:
+            return self.launcher.wait(scaled(seconds))
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"hvdrun does not end: {self.said()}") from error

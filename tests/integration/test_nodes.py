@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdrun, hvdd and ranks on several nodes: every op is right wherever its ranks are, and nothing is left behind."""
+import json
+
+import pytest
+
+from hvt import Status, arith, program
+from hvt.spread import SpreadJob
+
+INT32 = arith.DTYPES["int32"]
+OPS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
+# Each op in a session of its own: the nodes meet again and again.
+PERF = 'for op in $OPS; do "$PERF" -o $op -c -b 4 -e 1M -f 512 -w 1 -i 3 --json || exit 1; done'
+
+
+def perf_command(hosts, ops, *arguments):
+    return [program("hvdrun"), "-H", hosts, "--no-prefix", "-x", f"OPS={' '.join(ops)}", "-x", f"PERF={program('hvd-perf')}", *arguments,
+            "sh", "-c", PERF]
+
+
+def check_perf(code, out, err, ops):
+    assert code == 0 and not err, err
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert {row["op"] for row in rows if "op" in row} == set(ops), out
+    assert len(rows) >= 3 * len(ops) - 2 and not any(row.get("errors") for row in rows), out
+
+
+def check_nothing_left(nodes):
+    for node in nodes:
+        node.check_clean()
+
+
+@pytest.mark.parametrize("hosts", ["n1:2,n2:2", "n1:1,n2:3"])
+def test_every_op_is_right_between_two_nodes(make_nodes, hosts):
+    nodes = make_nodes(2, ssh=True)
+    done = nodes[0].run(perf_command(hosts, OPS), timeout=60)
+    check_perf(done.returncode, done.stdout, done.stderr, OPS)
+    check_nothing_left(nodes)
+
+
+def test_every_op_is_right_on_three_nodes_that_have_only_ipv6(make_nodes):
+    nodes = make_nodes(3, ssh=True, families=(6,), ssh_port=2222)
+    hosts = ",".join(f"[{node.address6}]:{number}" for number, node in enumerate(nodes, 1))
+    done = nodes[0].run(perf_command(hosts, OPS, "-p", "2222", "-i", str(nodes.key)), timeout=60)
+    check_perf(done.returncode, done.stdout, done.stderr, OPS)
+    check_nothing_left(nodes)
+
+
+def test_two_jobs_at_once_on_the_same_nodes(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    ops = ("allreduce", "alltoall")
+    started = [node.popen(perf_command(hosts, ops), stdout=-1, stderr=-1, text=True)
+               for node, hosts in ((nodes[0], "n1:2,n2:1"), (nodes[1], "n2:1,n1:2"))]
+    for process in started:
+        out, err = process.communicate(timeout=60)
+        check_perf(process.returncode, out, err, ops)
+    check_nothing_left(nodes)
+
+
+# ---- what ranks say to each other ----
+
+def check_sets(job):
+    """A process set on one node, and one over both: an op in it is the sum of its ranks only."""
+    for members in ([2, 3], [1, 2]):
+        number = job.add_set(members)
+        inputs = [arith.pack(INT32, [rank + 1, 5]) for rank in members]
+        for outcome in job.run("allreduce", dtype="int32", dims=[2], data=inputs, reduce_op="sum", ranks=members, process_set=number):
+            assert outcome.ok, outcome
+            assert outcome.data == arith.allreduce(INT32, "sum", inputs)
+        job.remove_set(number)
+
+
+def check_mismatch(job, odd):
+    shapes = [[10, 5] if rank == odd else [10, 4] for rank in range(job.size)]
+    outcomes = job.run("allreduce", name=f"w{odd}", dtype="float32", dims=shapes, reduce_op="sum")
+    assert {outcome.status for outcome in outcomes} == {Status.ERR_MISMATCH}, outcomes
+    assert len({outcome.text for outcome in outcomes}) == 1, outcomes
+    others = ",".join(str(rank) for rank in range(job.size) if rank != odd)
+    for word in (f"w{odd}", f"rank {odd} ", others, "[10, 4]", "[10, 5]"):
+        assert word in outcomes[0].text, outcomes[0].text
+
+
+def check_join(job):
+    """Ranks of both nodes have joined: the others add up without them, and all learn who was last."""
+    ended = {rank: job.ranks[rank].submit("join") for rank in (0, 3)}
+    data = arith.pack(INT32, [7, -2])
+    for outcome in job.run("allreduce", dtype="int32", dims=[2], data=[data, data], reduce_op="sum", ranks=[1, 2]):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", [data, data]), outcome
+    ended |= {rank: job.ranks[rank].submit("join") for rank in (1, 2)}
+    outcomes = [job.ranks[rank].outcome(op) for rank, op in ended.items()]
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    assert len({outcome.joined for outcome in outcomes}) == 1 and outcomes[0].joined in (1, 2), outcomes
+
+
+def test_sets_mismatches_and_join_over_two_nodes(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (2, 2))
+    job.check_usable()
+    check_sets(job)
+    check_mismatch(job, 0)
+    check_mismatch(job, 3)
+    check_join(job)
+    job.check_usable()
+    job.close()
+    assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
