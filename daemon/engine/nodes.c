@@ -118,11 +118,13 @@ static void connected(void *user, uint32_t node, enum engine_net_purpose purpose
                       int fd)
 {
     struct engine *engine = user;
+    char name[ENGINE_NET_TEXT];
 
+    engine_net_describe(&engine->nodes.net, node, name);
     if (purpose == ENGINE_NET_CONTROL)
         engine_mesh_link_connected(&engine->nodes.link, node, fd);
     else
-        engine_dispatch_lane(&engine->exec, node, lane, fd);
+        engine_dispatch_lane(&engine->exec, node, lane, fd, name);
 }
 
 static void failed(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,

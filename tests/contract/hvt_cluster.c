@@ -93,6 +93,14 @@ static void make_ends(const struct hvt_cluster *cluster, int *ends_p)
     ck_assert_int_eq(fcntl(ends_p[1], F_SETFL, O_NONBLOCK), 0);
 }
 
+static const char *const names[] = {"node 0 (a)", "node 1 (b)", "node 2 (c)", "node 3 (d)",
+                                    "node 4 (e)", "node 5 (f)", "node 6 (g)", "node 7 (h)"};
+
+static const char *name_of(uint32_t node)
+{
+    return names[node % (sizeof names / sizeof *names)];
+}
+
 void hvt_cluster_connect(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane)
 {
     int ends[2];
@@ -102,8 +110,8 @@ void hvt_cluster_connect(struct hvt_cluster *cluster, uint32_t a, uint32_t b, ui
     make_ends(cluster, ends);
     cluster->fd[a][b][lane] = dup(ends[0]);
     cluster->fd[b][a][lane] = dup(ends[1]);
-    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0]);
-    engine_wire_backend_lane(cluster->node[b].context, a, lane, ends[1]);
+    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0], name_of(b));
+    engine_wire_backend_lane(cluster->node[b].context, a, lane, ends[1], name_of(a));
 }
 
 int hvt_cluster_pretend(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane)
@@ -111,7 +119,7 @@ int hvt_cluster_pretend(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uin
     int ends[2];
 
     make_ends(cluster, ends);
-    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0]);
+    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0], name_of(b));
     ck_assert_int_eq(fcntl(ends[1], F_SETFL, 0), 0);
     return ends[1];
 }

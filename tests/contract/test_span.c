@@ -495,7 +495,7 @@ START_TEST(a_node_that_does_not_come_is_named_when_the_time_is_over)
     ck_assert_uint_lt(hvi_clock_ns() - begun_ns, hvt_patience(2 * ANSWER_NS + HVI_NS_SEC));
     expect_status(&op, 0, HVI_ERR_STALLED);
     ck_assert_int_eq(op.part[0].batch.fault.rank, -1);
-    expect_text(&op, 0, "node 1 has sent nothing");
+    expect_text(&op, 0, "node 1 (b) has sent nothing");
     hvt_op_start(&op, 1);
     hvt_op_wait(&op, 1);
     /* Of the small one, all that node 1 needs was sent before. */
@@ -625,7 +625,7 @@ START_TEST(an_unexpected_head_ends_the_lane_and_nothing_is_written)
     ck_assert_int_eq(write(fd, message, sizeof message), (ssize_t)sizeof message);
     hvt_op_wait(&op, 0);
     expect_status(&op, 0, HVI_ERR_NODE_LOST);
-    expect_text(&op, 0, "node 1 has sent what does not belong here");
+    expect_text(&op, 0, "node 1 (b) has sent what does not belong here");
     for (uint32_t i = 0; i < 1000; i++)
         ck_assert_int_eq(op.member[0].out[i], 0x5a);
     close(fd);

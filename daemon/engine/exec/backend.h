@@ -207,8 +207,9 @@ extern const struct engine_backend engine_backend_net;
 #define ENGINE_WIRE_LANES_MAX 8u
 
 /* The caller of start() calls these, too. `fd`, an authenticated, non-blocking stream to the node, becomes
- * the backend's. One that is there already, or out of range, is closed. */
-void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd);
+ * the backend's. One that is there already, or out of range, is closed. `name`: the node in sentences. */
+void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd,
+                              const char *name);
 /* The node is gone, or cannot be reached: works that it takes part in fail with HVI_ERR_NODE_LOST and this
  * text, now and later. */
 void engine_wire_backend_lost(void *context, uint32_t node, const char *text);

@@ -353,9 +353,10 @@ static void *context_of(const struct engine_exec *exec, const struct engine_back
     return exec->backend_contexts[i];
 }
 
-void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd)
+void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
+                          const char *name)
 {
-    engine_wire_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd);
+    engine_wire_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd, name);
 }
 
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text)

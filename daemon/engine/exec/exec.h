@@ -84,7 +84,8 @@ void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text
 /* The job is broken: cancels what executes over several nodes. It ends as what has broken the job says. */
 void engine_dispatch_cancel_spans(struct engine_exec *exec);
 /* As engine_wire_backend_lane and engine_wire_backend_lost. */
-void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd);
+void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
+                          const char *name);
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);
 /* From now on no transfer of the process' memory begins: what is left of its works fails piece by piece.
  * One that has begun and does not answer is given up by engine_dispatch_watch after ENGINE_SILENT_NS. */

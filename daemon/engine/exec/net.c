@@ -351,7 +351,7 @@ static void tell(struct engine_wire *net, uint32_t node, uint32_t lane, int fd, 
     pthread_mutex_unlock(&net->lock);
 }
 
-void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd)
+void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd, const char *name)
 {
     struct engine_wire *net = context;
 
@@ -359,7 +359,7 @@ void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int f
         close(fd);
         return;
     }
-    tell(net, node, lane, fd, "");
+    tell(net, node, lane, fd, name);
     if (node < net->asked_count)
         net->asked[node] |= (uint8_t)(1u << lane);
 }

@@ -170,11 +170,10 @@ static void end_lane(struct engine_wire *net, struct engine_wire_lane *lane, int
     char text[ENGINE_TEXT_BYTES];
 
     if (error == ECONNRESET)
-        snprintf(text, sizeof text, "node %" PRIu32 " has closed its connection",
-                 lane->node->number);
+        snprintf(text, sizeof text, "%s has closed its connection", lane->node->name);
     else
-        snprintf(text, sizeof text, "the connection to node %" PRIu32 " has failed: %s",
-                 lane->node->number, strerror(error));
+        snprintf(text, sizeof text, "the connection to %s has failed: %s", lane->node->name,
+                 strerror(error));
     engine_wire_node_end(net, lane->node, text);
 }
 
@@ -262,8 +261,7 @@ static void refuse(struct engine_wire *net, struct engine_wire_lane *lane, const
 {
     char text[ENGINE_TEXT_BYTES];
 
-    snprintf(text, sizeof text, "node %" PRIu32 " has sent what does not belong here: %s",
-             lane->node->number, why);
+    snprintf(text, sizeof text, "%s has sent what does not belong here: %s", lane->node->name, why);
     engine_wire_node_end(net, lane->node, text);
 }
 
@@ -305,8 +303,8 @@ static void take_failure(struct engine_wire *net, struct engine_wire_lane *lane,
         snprintf(text, sizeof text, "node %" PRIu32 " has given up its part", culprit);
         status = HVI_ERR_NODE_LOST;
     } else if (status == HVI_ERR_NODE_LOST || status == HVI_ERR_STALLED) {
-        snprintf(text, sizeof text, "node %" PRIu32 " does not answer, says node %" PRIu32, culprit,
-                 lane->node->number);
+        snprintf(text, sizeof text, "node %" PRIu32 " does not answer, says %s", culprit,
+                 lane->node->name);
     } else {
         snprintf(text, sizeof text, "node %" PRIu32 " could not do its part: %s", culprit,
                  hvi_status_text(status));

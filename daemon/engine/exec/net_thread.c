@@ -61,6 +61,7 @@ struct engine_wire_node *engine_wire_node_at(struct engine_wire *net, uint32_t n
     if (!node)
         return NULL;
     node->number = number;
+    snprintf(node->name, sizeof node->name, "node %" PRIu32, number);
     for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++) {
         node->lanes[i].node = node;
         node->lanes[i].number = i;
@@ -296,9 +297,10 @@ static void hear(struct engine_wire *net, struct engine_wire_news *news)
         end_everything(net, "this node's engine is out of memory");
     if (node && news->fd < 0)
         lose(net, node, news->text);
-    else if (node && !node->lost && !lane->port)
+    else if (node && !node->lost && !lane->port) {
+        snprintf(node->name, sizeof node->name, "%.*s", ENGINE_WIRE_NAME - 1, news->text);
         engine_wire_lane_open(net, lane, news->fd);
-    else if (news->fd >= 0)
+    } else if (news->fd >= 0)
         close(news->fd);
     free(news);
 }
@@ -396,7 +398,7 @@ static void give_up_waiting(struct engine_wire *net, struct engine_wire_work *wo
         return;
     const struct engine_wire_lane *lane = lane_of(net, run);
     const char *what = run->sends ? "has taken nothing" : "has sent nothing";
-    snprintf(text, sizeof text, "node %" PRIu32 " %s for %.1f s", lane->node->number,
+    snprintf(text, sizeof text, "%s %s for %.1f s", lane->node->name,
              lane->port ? what : "could not be connected to",
              (double)work->idle_ns / (double)HVI_NS_SEC);
     if (work->batch)

@@ -22,9 +22,12 @@ struct engine_wire_lane {
     unsigned char *scratch; /* ENGINE_WIRE_CHUNK_BYTES */
 };
 
+#define ENGINE_WIRE_NAME 96
+
 struct engine_wire_node {
     uint32_t number;
-    bool lost; /* for good; .text says why */
+    char name[ENGINE_WIRE_NAME]; /* in sentences */
+    bool lost;                   /* for good; .text says why */
     char text[ENGINE_TEXT_BYTES];
     struct engine_wire_lane lanes[ENGINE_WIRE_LANES_MAX];
 };
@@ -33,8 +36,8 @@ struct engine_wire_node {
 struct engine_wire_news {
     struct engine_wire_news *next;
     uint32_t node, lane;
-    int fd; /* -1: the node is lost */
-    char text[ENGINE_TEXT_BYTES];
+    int fd;                       /* -1: the node is lost */
+    char text[ENGINE_TEXT_BYTES]; /* why; of a connection: the node's name */
 };
 
 /* The context of the row. */
