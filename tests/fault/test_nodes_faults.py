@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several nodes can suffer: a rank, an engine, a daemon is killed, the cable is cut, strangers knock. Every rank of every node is
+told in time who is to blame, or notices nothing; and nothing is left on any node."""
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+
+from hvt import Status, check_prompt, scaled, sockets, wait_until
+from hvt.spread import SpreadJob
+
+LOST_NS = 1_000_000_000
+SILENT_NS = 2_500_000_000
+
+
+@contextlib.contextmanager
+def spread(nodes, slots):
+    """A job, of which nothing is left afterwards."""
+    job = SpreadJob(nodes, slots)
+    job.check_usable()
+    yield job
+    for rank in job.ranks:
+        rank.stop(20)
+    job.await_end()
+    for node in nodes:
+        node.check_clean(10)
+
+
+@pytest.fixture
+def job(make_nodes):
+    """Two ranks on each of two nodes."""
+    with spread(make_nodes(2, ssh=True), (2, 2)) as running:
+        yield running
+
+
+def begin(job, elements=1024):
+    """The ranks add up until something happens."""
+    for rank in job.ranks:
+        rank.post("loop", name="steady", for_ms=int(scaled(60) * 1000), elements=elements, until_stdin=True)
+    check_undisturbed(job, 0.3)
+
+
+def check_undisturbed(job, seconds):
+    """No rank stops adding up meanwhile."""
+    time.sleep(seconds)
+    for rank in job.ranks:
+        assert not rank.has_reply(), (rank.collect(), job.said())
+
+
+def end(job):
+    """They have all added up something, and stop."""
+    for rank in job.ranks:
+        rank.post("stop")
+    for rank in job.ranks:
+        reply = rank.collect()
+        assert reply["status"] == Status.OK and reply["done"] > 0, (reply, job.said())
+        assert rank.collect()["status"] == Status.OK
+
+
+def check_told(job, ranks, at_ns, status, words, within_ns):
+    """What ended the ranks' ops, and when."""
+    for rank in ranks:
+        outcome = job.ranks[rank].collect_outcome()
+        print(f"rank {rank} after {(outcome.at_ns - at_ns) / 1e6:.1f} ms: {outcome.status.name}: {outcome.text}")
+        assert outcome.status == status, outcome
+        for word in words:
+            assert re.search(rf"\b{word}\b", outcome.text), f"{word!r} is not in: {outcome.text}"
+        check_prompt(f"rank {rank} learned of it", outcome.at_ns - at_ns, within_ns)
+        wait_until(lambda: job.ranks[rank].state().status == status, f"the session of rank {rank} to end", 1)  # pylint: disable=cell-var-from-loop
+
+
+# ---- processes ----
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_killed_rank_is_named_on_every_node(job, victim):
+    begin(job)
+    at_ns = job.ranks[victim].kill()
+    others = [rank for rank in range(4) if rank != victim]
+    check_told(job, others, at_ns, Status.ERR_RANK_LOST, [f"rank {victim}", "SIGKILL", job.node_of(victim).name], LOST_NS)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, victim):
+    lost, other = job.nodes[victim], job.nodes[1 - victim]
+    begin(job)
+    at_ns = time.monotonic_ns()
+    os.kill(job.process_of(lost, "hvdd-engine"), signal.SIGKILL)
+    check_told(job, job.ranks_of(lost), at_ns, Status.ERR_ENGINE_LOST, [], LOST_NS)
+    check_told(job, job.ranks_of(other), at_ns, Status.ERR_NODE_LOST, [lost.name], LOST_NS)
+
+
+def test_the_death_of_every_daemon_disturbs_no_running_step(job):
+    begin(job)
+    for name in ("hvdd-gate", "hvdd"):
+        for node in job.nodes:
+            os.kill(job.process_of(node, name), signal.SIGKILL)
+    check_undisturbed(job, 1)
+    end(job)
+    job.check_usable()
+
+
+# ---- the network ----
+
+@pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20)])
+def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):
+    first, second = job.nodes
+    begin(job, elements)
+    at_ns = time.monotonic_ns()
+    getattr(second, fault)()
+    check_told(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name], SILENT_NS)
+    check_told(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, [first.name], SILENT_NS)
+    second.heal()
+
+
+def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes):
+    nodes = make_nodes(3, ssh=True)
+    with spread(nodes, (1, 1, 1)) as job:
+        begin(job)
+        at_ns = time.monotonic_ns()
+        nodes.partition(nodes[:2], nodes[2:])
+        check_told(job, [0, 1], at_ns, Status.ERR_NODE_LOST, ["n3"], SILENT_NS)
+        check_told(job, [2], at_ns, Status.ERR_NODE_LOST, ["n1|n2"], SILENT_NS)
+        for node in nodes:
+            node.heal()
+
+
+def listening(node):
+    """Where its daemons and engines listen, as others reach it."""
+    found = []
+    for each in sockets.of_process(node.pid):
+        if each.kind in ("tcp", "tcp6") and each.state == "LISTEN" and each.port != 22:
+            host = each.local[1:each.local.index("]")]
+            found.append(({"::": node.address6, "0.0.0.0": node.address}.get(host, host), each.port))
+    return found
+
+
+def knock(stack, client, place, words):
+    """A stranger who says something, and stays."""
+    stranger = client.call(socket.create_connection, place, scaled(5))
+    stack.enter_context(stranger)
+    with contextlib.suppress(OSError):
+        stranger.sendall(words)
+
+
+def test_strangers_at_every_port_disturb_no_running_op(job):
+    begin(job)
+    with contextlib.ExitStack() as stack:
+        for client, server in zip(job.nodes, reversed(job.nodes)):
+            places = listening(server)
+            assert len(places) == (2 if server is job.nodes[0] else 1), places  # the engine, and the rendezvous
+            for place in places:
+                for words in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536), bytes(4096), b"\xff" * 300) * 8:
+                    knock(stack, client, place, words)
+        check_undisturbed(job, 1)
+    end(job)
+    job.check_usable()
