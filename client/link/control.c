@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <utlist.h>
 
 #define CONTROL_BYTES    1024u /* the largest request */
 #define CONTROL_SLICE_MS 5     /* another thread may have received our acknowledgement */
@@ -46,9 +47,8 @@ static void handle_notice(struct client_link *link, const struct hvi_notice *not
 
 static void handle_ack(struct client_link *link, const struct hvi_ack *ack)
 {
-    struct client_pending *pending = link->pending;
-    while (pending && pending->request != ack->request)
-        pending = pending->next;
+    struct client_pending *pending;
+    LL_SEARCH_SCALAR(link->pending, pending, request, ack->request);
     if (!pending) /* given up, or never waited for */
         return;
     pending->done = true;
@@ -143,14 +143,6 @@ static int send_request(struct client_link *link, const struct hvi_packet_msg *m
     }
 }
 
-static void unlink_pending(struct client_link *link, struct client_pending *pending)
-{
-    struct client_pending **at = &link->pending;
-    while (*at != pending)
-        at = &(*at)->next;
-    *at = pending->next;
-}
-
 /* Sends msg (whose request number is pending->request) and waits for its Ack. pending->status and
  * text are set when HVD_OK is returned; the engine's verdict is in there. */
 static int call(struct client_link *link, const struct hvi_packet_msg *msg, int fd,
@@ -158,8 +150,7 @@ static int call(struct client_link *link, const struct hvi_packet_msg *msg, int 
 {
     struct client_patience patience = client_patience_of(timeout_ns);
     pending->done = false;
-    pending->next = link->pending;
-    link->pending = pending;
+    LL_PREPEND(link->pending, pending);
     int rc = send_request(link, msg, fd, &patience);
     while (rc == HVD_OK && !pending->done) {
         if (link->end_status != HVD_OK)
@@ -171,7 +162,7 @@ static int call(struct client_link *link, const struct hvi_packet_msg *msg, int 
     }
     if (pending->done)
         rc = HVD_OK;
-    unlink_pending(link, pending);
+    LL_DELETE(link->pending, pending);
     return rc;
 }
 

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
+#include <utlist.h>
 
 #define EXIT_UNMAPPABLE 70 /* EX_SOFTWARE: neither a copy nor a guard can be had */
 
@@ -54,6 +55,7 @@ static void after_fork_in_child(void)
         if (is_there(at))
             make_private(at);
         close(at->fd);
+        at->fd = -1;
     }
     rows = NULL; /* they are the parent's */
     pthread_mutex_unlock(&lock);
@@ -77,25 +79,13 @@ void client_forked_unlock(void)
 
 void client_forked_add(struct client_forked *row)
 {
-    row->next = rows;
-    rows = row;
+    LL_PREPEND(rows, row);
 }
 
 void client_forked_remove(struct client_forked *row)
 {
-    struct client_forked **link = &rows;
-    while (*link && *link != row)
-        link = &(*link)->next;
-    if (*link)
-        *link = row->next;
-}
-
-bool client_forked_has(const struct client_forked *row)
-{
-    const struct client_forked *at = rows;
-    while (at && at != row)
-        at = at->next;
-    return at != NULL;
+    if (row->fd >= 0)
+        LL_DELETE(rows, row);
 }
 
 bool client_forked_identify(int fd, struct client_memfd *memfd)

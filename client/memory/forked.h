@@ -16,7 +16,7 @@ struct client_forked {
     uintptr_t last; /* where another mapping of it begins within the range; range.end: nowhere */
     struct client_memfd memfd; /* whatever else lies there by then is left alone */
     bool ours;                 /* only we unmap it: nothing else can lie there */
-    int fd;                    /* of the file; stays open while the row is on the list */
+    int fd; /* of the file; stays open while the row is on the list; -1: not on it, in a child */
     struct client_forked *next;
 };
 
@@ -26,8 +26,6 @@ void client_forked_unlock(void);
 /* With the lock. */
 void client_forked_add(struct client_forked *row);
 void client_forked_remove(struct client_forked *row);
-/* Whether the list has the row: not in a child. With the lock. */
-bool client_forked_has(const struct client_forked *row);
 
 /* What the kernel calls the file behind a descriptor; `memfd->name` is the caller's. */
 bool client_forked_identify(int fd, struct client_memfd *memfd);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include <utlist.h>
 
 struct client_process_memory {
     struct hvi_region region;
@@ -56,8 +57,7 @@ int hvd_mem_alloc(size_t bytes, void **ptr_p)
     int rc = make(bytes, memory);
     if (rc == HVD_OK) {
         client_forked_add(&memory->pages);
-        memory->next = all;
-        all = memory;
+        LL_PREPEND(all, memory);
     }
     client_forked_unlock();
     if (rc == HVD_OK) {
@@ -71,32 +71,27 @@ int hvd_mem_alloc(size_t bytes, void **ptr_p)
                         bytes, hvi_status_text(rc));
 }
 
-/* The link to the row that begins at `ptr`, with the lock. */
-static struct client_process_memory **link_to(const void *ptr)
+/* Whether the process that has made it is another one. */
+static bool is_inherited(const struct client_process_memory *memory)
 {
-    struct client_process_memory **link = &all;
-    while (*link && (*link)->region.base != ptr)
-        link = &(*link)->next;
-    return link;
+    return memory->pages.fd < 0;
 }
 
 int hvd_mem_free(void *ptr)
 {
     int rc = HVD_OK;
     client_forked_lock();
-    struct client_process_memory **link = link_to(ptr);
-    struct client_process_memory *memory = ptr ? *link : NULL;
-    bool is_child = memory && !client_forked_has(&memory->pages);
-    uint32_t holders = memory && !is_child ? memory->holders : 0;
+    struct client_process_memory *memory;
+    LL_SEARCH_SCALAR(all, memory, region.base, ptr);
+    uint32_t holders = memory && !is_inherited(memory) ? memory->holders : 0;
     if (!memory)
         rc = HVD_ERR_NOT_FOUND;
     else if (holders > 0)
         rc = HVD_ERR_BUSY;
     if (rc == HVD_OK) {
-        *link = memory->next;
+        LL_DELETE(all, memory);
         client_forked_remove(&memory->pages);
-        if (is_child)
-            memory->region.fd = -1; /* forked.c has closed it */
+        memory->region.fd = memory->pages.fd; /* forked.c may have closed it */
     }
     client_forked_unlock();
     if (rc == HVD_ERR_NOT_FOUND)
@@ -118,7 +113,7 @@ struct client_process_memory *client_process_memory_hold(uintptr_t address, uint
     while (at && (address < at->pages.range.start || address >= at->pages.range.end ||
                   bytes > at->pages.range.end - address))
         at = at->next;
-    if (at && !client_forked_has(&at->pages))
+    if (at && is_inherited(at))
         at = NULL;
     if (at)
         at->holders++;

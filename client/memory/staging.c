@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 #define SHARED_REGION                                                                              \
     (1024u * 1024u) /* smaller blocks than an eighth of this share such a region */
@@ -41,22 +42,12 @@ static uint32_t class_of(uint64_t bytes)
 
 static void push_free(struct client_staging *staging, struct client_staging_block *block)
 {
-    struct client_staging_block **first = &staging->free_first[block->owner->class_index];
-    block->prev = NULL;
-    block->next = *first;
-    if (*first)
-        (*first)->prev = block;
-    *first = block;
+    DL_PREPEND(staging->free_first[block->owner->class_index], block);
 }
 
 static void take_free(struct client_staging *staging, struct client_staging_block *block)
 {
-    if (block->prev)
-        block->prev->next = block->next;
-    else
-        staging->free_first[block->owner->class_index] = block->next;
-    if (block->next)
-        block->next->prev = block->prev;
+    DL_DELETE(staging->free_first[block->owner->class_index], block);
 }
 
 static struct client_staging_block *pop_free(struct client_staging *staging, uint32_t class_index)
@@ -102,11 +93,7 @@ static void destroy(struct client_staging_region *region)
 
 static void adopt(struct client_staging *staging, struct client_staging_region *region)
 {
-    region->prev = NULL;
-    region->next = staging->regions;
-    if (staging->regions)
-        staging->regions->prev = region;
-    staging->regions = region;
+    DL_PREPEND(staging->regions, region);
     staging->idle_bytes += region->region.bytes;
     for (uint32_t i = 0; i < region->block_count; i++)
         push_free(staging, &region->blocks[i]);
@@ -118,12 +105,7 @@ static void retire(struct client_staging *staging, struct client_staging_region 
     HVI_ASSERT(region->used_count == 0);
     for (uint32_t i = 0; i < region->block_count; i++)
         take_free(staging, &region->blocks[i]);
-    if (region->prev)
-        region->prev->next = region->next;
-    else
-        staging->regions = region->next;
-    if (region->next)
-        region->next->prev = region->prev;
+    DL_DELETE(staging->regions, region);
     staging->idle_bytes -= region->region.bytes;
     client_control_region_forget(staging->link, region->id);
     destroy(region);
@@ -194,13 +176,12 @@ void client_staging_withdraw(struct client_staging *staging,
                              const struct client_staging_block *block)
 {
     struct client_staging_region *region = block->owner;
-    struct client_staging_block *next;
+    struct client_staging_block *at, *next;
     if (region->withdrawn)
         return;
     region->withdrawn = true;
-    for (struct client_staging_block *at = staging->free_first[region->class_index]; at;
-         at = next) {
-        next = at->next;
+    DL_FOREACH_SAFE(staging->free_first[region->class_index], at, next)
+    {
         if (at->owner == region)
             take_free(staging, at);
     }

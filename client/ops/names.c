@@ -12,6 +12,7 @@
 
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
+#include <utlist.h>
 
 /* What the hash table looks up: the process set, then the name. */
 #define PREFIX sizeof(int)
@@ -30,42 +31,19 @@ struct client_name {
     size_t capacity;  /* of the key, with NUL */
     char *key;
     struct client_grant grant;
-    struct client_name *older, *newer;
+    struct client_name *prev, *next;
     UT_hash_handle hh;
 };
 
 /* More ids than ops: give_away always finds one. */
 _Static_assert(HVI_TENSOR_IDS > HVD_OPS_MAX, "an id for every op and one to spare");
 
-static void unlink_entry(struct client_names *names, struct client_name *entry)
-{
-    if (entry->older)
-        entry->older->newer = entry->newer;
-    else
-        names->oldest = entry->newer;
-    if (entry->newer)
-        entry->newer->older = entry->older;
-    else
-        names->newest = entry->older;
-}
-
-static void append(struct client_names *names, struct client_name *entry)
-{
-    entry->older = names->newest;
-    entry->newer = NULL;
-    if (names->newest)
-        names->newest->newer = entry;
-    else
-        names->oldest = entry;
-    names->newest = entry;
-}
-
 static void touch(struct client_names *names, struct client_name *entry)
 {
-    if (names->newest == entry)
+    if (names->oldest->prev == entry) /* utlist: the head's prev is the tail */
         return;
-    unlink_entry(names, entry);
-    append(names, entry);
+    DL_DELETE(names->oldest, entry);
+    DL_APPEND(names->oldest, entry);
 }
 
 static void make_key(int process_set, const char *name, size_t bytes, struct key *key_p)
@@ -122,7 +100,7 @@ static struct client_name *add(struct client_names *names, const struct key *key
         return NULL;
     }
     entry->id = names->count++;
-    append(names, entry);
+    DL_APPEND(names->oldest, entry);
     return entry;
 }
 
@@ -132,7 +110,7 @@ static struct client_name *give_away(struct client_names *names, const struct ke
 {
     struct client_name *entry = names->oldest;
     while (entry->holders > 0)
-        entry = entry->newer;
+        entry = entry->next;
     if (entry->hh.tbl)
         HASH_DELETE(hh, names->by_name, entry);
     memset(&entry->hh, 0, sizeof(entry->hh));
@@ -229,7 +207,7 @@ void client_names_set_defined(struct client_name *entry)
 
 void client_names_forget_set(struct client_names *names, int process_set)
 {
-    for (struct client_name *entry = names->oldest; entry; entry = entry->newer) {
+    for (struct client_name *entry = names->oldest; entry; entry = entry->next) {
         if (entry->process_set != process_set)
             continue;
         entry->defined = false;
@@ -242,7 +220,7 @@ void client_names_fini(struct client_names *names)
     HASH_CLEAR(hh, names->by_name);
     while (names->oldest) {
         struct client_name *entry = names->oldest;
-        unlink_entry(names, entry);
+        DL_DELETE(names->oldest, entry);
         free(entry->key);
         free(entry);
     }

@@ -17,10 +17,10 @@
 struct client_name; /* names.c */
 
 struct client_names {
-    struct client_name *by_name;         /* uthash */
-    struct client_name *oldest, *newest; /* by last use */
-    struct client_name *last; /* of the previous lookup: most programs repeat themselves */
-    uint32_t count;           /* ids given out so far */
+    struct client_name *by_name; /* uthash */
+    struct client_name *oldest;  /* utlist, by last use */
+    struct client_name *last;    /* of the previous lookup: most programs repeat themselves */
+    uint32_t count;              /* ids given out so far */
 };
 
 /* Finds or makes the entry for `name` in a process set and claims it for one op: it is in flight until

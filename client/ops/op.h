@@ -74,9 +74,10 @@ struct hvd_op {
     } slot;
     int status; /* final once DONE */
     int culprit;
-    const char *error;   /* "" or the sentence */
-    char *error_owned;   /* what to free of it */
-    struct hvd_op *next; /* in the free list or the sized list */
+    const char *error; /* "" or the sentence */
+    char *error_owned; /* what to free of it */
+    struct hvd_op *prev,
+        *next; /* in the free list, or in that of SIZED ops; .prev: in that alone */
     char anon_text[48];
 };
 

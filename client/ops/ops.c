@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 #define EDGE(state) (1u << (state))
 
@@ -101,28 +102,15 @@ struct hvd_op *client_ops_find(struct client_ops *ops, uint64_t cookie)
 
 void client_ops_queue(struct client_ops *ops, struct hvd_op *op)
 {
-    op->next = NULL;
-    if (ops->sized_last)
-        ops->sized_last->next = op;
-    else
-        ops->sized_first = op;
-    ops->sized_last = op;
+    DL_APPEND(ops->sized_first, op);
 }
 
 void client_ops_unqueue(struct client_ops *ops, struct hvd_op *op)
 {
-    struct hvd_op *before = NULL;
-    for (struct hvd_op *at = ops->sized_first; at && at != op; at = at->next)
-        before = at;
-    struct hvd_op *found = before ? before->next : ops->sized_first;
-    if (found != op) /* being fed just now */
+    if (!op->prev) /* being fed just now */
         return;
-    if (before)
-        before->next = op->next;
-    else
-        ops->sized_first = op->next;
-    if (ops->sized_last == op)
-        ops->sized_last = before;
+    DL_DELETE(ops->sized_first, op);
+    op->prev = NULL;
 }
 
 void client_op_release(struct client_ops *ops, struct hvd_op *op)

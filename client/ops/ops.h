@@ -17,13 +17,13 @@ struct client_memory;
 struct client_ops {
     struct hvd_op *slots; /* HVD_OPS_MAX of them, untouched pages until used */
     struct hvd_op *free_first;
-    uint32_t fresh;                          /* slots never used start here */
-    uint32_t in_flight;                      /* PREPARING, IN_FLIGHT, SIZED */
-    uint32_t unseen;                         /* finished ops that no call has looked at */
-    uint32_t orphans;                        /* abandoned ops that may be in a slot */
-    struct hvd_op *sized_first, *sized_last; /* ops that wait for memory, oldest first */
-    int rank;                                /* this process's */
-    struct client_memory *memory;            /* where operands lie */
+    uint32_t fresh;               /* slots never used start here */
+    uint32_t in_flight;           /* PREPARING, IN_FLIGHT, SIZED */
+    uint32_t unseen;              /* finished ops that no call has looked at */
+    uint32_t orphans;             /* abandoned ops that may be in a slot */
+    struct hvd_op *sized_first;   /* utlist: ops that wait for memory, oldest first */
+    int rank;                     /* this process's */
+    struct client_memory *memory; /* where operands lie */
     struct client_names names;
     struct client_sets sets;
 };

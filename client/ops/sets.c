@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 _Static_assert(HVI_KIND_SET_CLOSE < CLIENT_KINDS, "every kind is an index");
 
@@ -123,10 +124,7 @@ void client_sets_insert(struct client_sets *sets, struct client_set *set)
 
 void client_sets_remove(struct client_sets *sets, struct client_set *set)
 {
-    struct client_set **link = &sets->first;
-    while (*link != set)
-        link = &(*link)->next;
-    *link = set->next;
+    LL_DELETE(sets->first, set);
     sets->last = sets->first;
     free(set);
 }
