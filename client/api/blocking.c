@@ -53,25 +53,18 @@ static int run(struct hvd_session *session, struct client_request *request)
 int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
                   const struct hvd_tensor *out, enum hvd_reduce_op reduce_op)
 {
-    struct client_request request = {.what = "hvd_allreduce",
-                                     .kind = HVI_KIND_ALLREDUCE,
-                                     .name = name,
-                                     .in = in,
-                                     .out = out,
-                                     .reduce_op = (int)reduce_op,
-                                     .root = -1};
+    struct client_request request =
+        client_request_of("hvd_allreduce", HVI_KIND_ALLREDUCE, name, in, out, NULL);
+    request.reduce_op = (int)reduce_op;
     return run(session, &request);
 }
 
 int hvd_broadcast(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
                   const struct hvd_tensor *out, int root)
 {
-    struct client_request request = {.what = "hvd_broadcast",
-                                     .kind = HVI_KIND_BROADCAST,
-                                     .name = name,
-                                     .in = in,
-                                     .out = out,
-                                     .root = root};
+    struct client_request request =
+        client_request_of("hvd_broadcast", HVI_KIND_BROADCAST, name, in, out, NULL);
+    request.root = root;
     return run(session, &request);
 }
 
@@ -106,8 +99,8 @@ static int copy_result(const struct hvd_op *op, struct hvd_tensor *result_p)
 int hvd_allgather(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
                   struct hvd_tensor *result_p)
 {
-    struct client_request request = {
-        .what = "hvd_allgather", .kind = HVI_KIND_ALLGATHER, .name = name, .in = in, .root = -1};
+    struct client_request request =
+        client_request_of("hvd_allgather", HVI_KIND_ALLGATHER, name, in, NULL, NULL);
     struct hvd_op *op;
     int rc = client_session_check_fork(session, "hvd_allgather");
     if (rc != HVD_OK)

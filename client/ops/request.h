@@ -38,6 +38,21 @@ struct client_request {
     uint64_t copied_ns; /* how long that took; 0: not timed */
 };
 
+/* A request of the public function `what`, for its caller to complete; NULL for what it has not. */
+static inline struct client_request client_request_of(const char *what, uint8_t kind,
+                                                      const char *name, const struct hvd_tensor *in,
+                                                      const struct hvd_tensor *out,
+                                                      const struct hvd_op_options *options)
+{
+    return (struct client_request){.what = what,
+                                   .kind = kind,
+                                   .name = name,
+                                   .in = in,
+                                   .out = out,
+                                   .root = -1,
+                                   .options = options};
+}
+
 /* "hvd_allreduce('w1')": how the sentences about a request begin. */
 #define CLIENT_LABEL_MAX (HVD_NAME_MAX + 128)
 void client_request_label(const struct client_request *request, char *text_p, size_t text_size);
