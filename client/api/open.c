@@ -71,7 +71,7 @@ static int load_options(const struct hvd_options *given, struct hvd_options *opt
 
 static int map_channel(struct hvd_session *session)
 {
-    int fd = hvi_packet_take_fd(session->link.packet, 0);
+    int fd = hvi_packet_take_fd(&session->link.packet, 0);
     int rc = hvi_channel_map(fd, &session->link.channel);
     if (rc != HVD_OK) {
         close(fd);
@@ -85,7 +85,7 @@ static int map_channel(struct hvd_session *session)
 
 static int map_bell(struct hvd_session *session)
 {
-    int fd = hvi_packet_take_fd(session->link.packet, 1);
+    int fd = hvi_packet_take_fd(&session->link.packet, 1);
     int rc = hvi_bell_map(fd, &session->link.bell_region, &session->link.bell);
     if (rc != HVD_OK) {
         close(fd);
@@ -102,17 +102,17 @@ static int map_bell(struct hvd_session *session)
 /* Not every job has slots. */
 static int map_slots(struct hvd_session *session)
 {
-    if (session->link.packet->fd_count <= CLIENT_ATTACH_FDS)
+    if (session->link.packet.fd_count <= CLIENT_ATTACH_FDS)
         return HVD_OK;
     return client_slots_map(&session->slots,
-                            hvi_packet_take_fd(session->link.packet, CLIENT_ATTACH_FDS));
+                            hvi_packet_take_fd(&session->link.packet, CLIENT_ATTACH_FDS));
 }
 
 /* The session never waits in an eventfd, whatever flags it came with. */
 static void take_events(struct hvd_session *session)
 {
-    session->link.engine_event_fd = hvi_packet_take_fd(session->link.packet, 2);
-    session->link.client_event_fd = hvi_packet_take_fd(session->link.packet, 3);
+    session->link.engine_event_fd = hvi_packet_take_fd(&session->link.packet, 2);
+    session->link.client_event_fd = hvi_packet_take_fd(&session->link.packet, 3);
     fcntl(session->link.engine_event_fd, F_SETFL, O_NONBLOCK);
     fcntl(session->link.client_event_fd, F_SETFL, O_NONBLOCK);
 }
@@ -141,60 +141,39 @@ static unsigned usable_cores(void)
     return online > 0 ? (unsigned)online : 1;
 }
 
-static void close_fd(int fd)
+static void close_fds(struct client_link *link)
 {
-    if (fd >= 0)
-        close(fd);
+    int *const fds[] = {&link->epoll_fd, &link->client_event_fd, &link->engine_event_fd,
+                        &link->socket_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
 }
 
 /* Everything but the goodbye. Harmless on a half-made session. */
 static void destroy(struct hvd_session *session)
 {
-    close_fd(session->link.epoll_fd);
-    close_fd(session->link.client_event_fd);
-    close_fd(session->link.engine_event_fd);
-    close_fd(session->link.socket_fd);
+    close_fds(&session->link);
     client_ops_fini(&session->ops);
     client_memory_fini(&session->memory);
     hvi_region_fini(&session->link.bell_region);
     client_slots_fini(&session->slots);
     if (session->link.channel.header)
         hvi_channel_fini(&session->link.channel);
-    if (session->link.packet)
-        hvi_packet_close_fds(session->link.packet);
-    free(session->link.packet);
+    hvi_packet_close_fds(&session->link.packet);
     if (session->link.alive_page)
         munmap((void *)session->link.alive_page, HVI_PAGE);
     pthread_mutex_destroy(&session->link.mutex);
     free(session);
 }
 
-static void drain(struct hvd_session *session)
-{
-    client_complete_drain(&session->complete);
-}
-
-static void fail_all(struct hvd_session *session)
-{
-    client_complete_fail_all(&session->complete);
-}
-
-static void take_peer_region(struct hvd_session *session, const struct hvi_peer_region *told,
-                             int fd)
-{
-    client_peers_told(&session->memory.peers, told, fd);
-}
-
-static void ask_peers_again(struct hvd_session *session)
-{
-    client_peers_ask_again(&session->memory.peers);
-}
-
 static const struct client_link_calls link_calls = {
-    .drain = drain,
-    .ended = fail_all,
-    .peer_region = take_peer_region,
-    .message_lost = ask_peers_again,
+    .drain = client_complete_drain,
+    .ended = client_complete_fail_all,
+    .peer_region = client_peers_told,
+    .message_lost = client_peers_ask_again,
 };
 
 static struct hvd_session *new_session(void)
@@ -203,7 +182,8 @@ static struct hvd_session *new_session(void)
     if (!session)
         return NULL;
     session->link.calls = &link_calls;
-    session->link.session = session;
+    session->link.complete = &session->complete;
+    session->link.peers = &session->memory.peers;
     session->ring.link = &session->link;
     client_memory_init(&session->memory, &session->link);
     session->link.socket_fd = -1;
@@ -216,12 +196,6 @@ static struct hvd_session *new_session(void)
     session->complete.ops = &session->ops;
     session->complete.slots = &session->slots;
     pthread_mutex_init(&session->link.mutex, NULL);
-    session->link.packet = malloc(sizeof(*session->link.packet));
-    if (!session->link.packet) {
-        destroy(session);
-        return NULL;
-    }
-    session->link.packet->fd_count = 0;
     return session;
 }
 
@@ -248,7 +222,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
                         session->link.identity.size) != HVD_OK)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops and %d ranks",
                             HVD_OPS_MAX, session->link.identity.size);
-    rc = client_attach(options, &session->link.identity, session->link.packet, &address,
+    rc = client_attach(options, &session->link.identity, &session->link.packet, &address,
                        &session->link.engine_pid);
     if (rc != HVD_OK)
         return rc;
@@ -290,41 +264,27 @@ int hvd_open(const struct hvd_options *given, struct hvd_session **session_p)
     return HVD_OK;
 }
 
-/* In a forked child: lets go of the descriptors, so that the parent's connection ends with the
- * parent. The memory is a copy that another thread may have been changing at the fork; it is left
- * alone. */
-static void abandon(struct hvd_session *session)
-{
-    close_fd(session->link.epoll_fd);
-    close_fd(session->link.client_event_fd);
-    close_fd(session->link.engine_event_fd);
-    close_fd(session->link.socket_fd);
-    session->link.epoll_fd = -1;
-    session->link.client_event_fd = -1;
-    session->link.engine_event_fd = -1;
-    session->link.socket_fd = -1;
-}
-
 int hvd_close(struct hvd_session *session)
 {
     if (!session)
         return HVD_OK;
     int rc = client_session_enter(session, "hvd_close");
     if (rc != HVD_OK) {
-        abandon(session);
+        /* A forked child: without its descriptors the parent's connection ends with the parent. The
+         * memory is a copy that another thread may have been changing at the fork; it is left alone. */
+        close_fds(&session->link);
         return rc;
     }
     session->link.log = NULL; /* the engine may end right behind us, and that is no news */
     bool quiet = client_control_detach(&session->link);
     client_session_leave(session);
     destroy(session);
-    return quiet
-               ? HVD_OK
-               : client_error(
-                     HVD_ERR_TIMEOUT,
-                     "hvd_close: the session is over, but the engine has not said within a second "
-                     "that nobody works on its ops any more; leave their memory alone for the "
-                     "moment");
+    if (quiet)
+        return HVD_OK;
+    return client_error(HVD_ERR_TIMEOUT,
+                        "hvd_close: the session is over, but the engine has not said within a "
+                        "second that nobody works on its ops any more; leave their memory alone "
+                        "for the moment");
 }
 
 /* ---- what is fixed at open ---- */

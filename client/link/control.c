@@ -23,8 +23,7 @@
 struct client_pending {
     uint64_t request;
     bool done;
-    int status;
-    char text[HVI_TEXT_MAX + 1];
+    struct hvi_ack ack; /* once it is done */
     struct client_pending *next;
 };
 
@@ -34,7 +33,7 @@ static void handle_notice(struct client_link *link, const struct hvi_notice *not
      * the others say so themselves. */
     enum hvd_log_level level = notice->status == HVD_ERR_RANK_LEFT ? HVD_LOG_INFO : HVD_LOG_WARN;
     if (notice->session_ended) {
-        link->calls->drain(link->session); /* what was finished before stays finished */
+        link->calls->drain(link->complete); /* what was finished before stays finished */
         client_link_end(link, notice->status, "%s", notice->text);
         return;
     }
@@ -52,14 +51,13 @@ static void handle_ack(struct client_link *link, const struct hvi_ack *ack)
     if (!pending) /* given up, or never waited for */
         return;
     pending->done = true;
-    pending->status = ack->status;
-    memcpy(pending->text, ack->text, sizeof(pending->text));
+    pending->ack = *ack;
 }
 
 /* hvdd's: the engine has answered the attach, and was lost before it could tell hvdd so. */
 static void handle_refusal(struct client_link *link, const struct hvi_attach_reply *reply)
 {
-    link->calls->drain(link->session);
+    link->calls->drain(link->complete);
     client_link_end(link, HVD_ERR_ENGINE_LOST, "%s; close this session and open a new one",
                     reply->text);
 }
@@ -68,8 +66,7 @@ static void handle(struct client_link *link)
 {
     struct hvi_packet_msg msg;
     char why[HVI_TEXT_MAX + 1];
-    int rc =
-        hvi_packet_msg_decode(link->packet->bytes, link->packet->length, &msg, why, sizeof(why));
+    int rc = hvi_packet_msg_decode(link->packet.bytes, link->packet.length, &msg, why, sizeof(why));
     if (rc == HVD_ERR_NO_MEMORY) /* lost one message; an acknowledgement times out */
         return;
     if (rc != HVD_OK) {
@@ -84,8 +81,8 @@ static void handle(struct client_link *link)
     else if (msg.kind == HVI_PACKET_ATTACH_REPLY && msg.attach_reply.status != HVD_OK)
         handle_refusal(link, &msg.attach_reply);
     else if (msg.kind == HVI_PACKET_PEER_REGION)
-        link->calls->peer_region(link->session, &msg.peer_region,
-                                 hvi_packet_take_fd(link->packet, 0));
+        link->calls->peer_region(link->peers, &msg.peer_region,
+                                 hvi_packet_take_fd(&link->packet, 0));
     else
         client_link_end(link, HVD_ERR_PROTOCOL,
                         "the engine (pid %d) sent a message of kind %d that is not for clients",
@@ -98,14 +95,14 @@ void client_control_look(struct client_link *link)
     for (unsigned i = 0; i < CONTROL_PER_LOOK; i++) {
         if (link->end_status != HVD_OK)
             return;
-        int rc = hvi_packet_receive(link->socket_fd, link->packet, 0);
+        int rc = hvi_packet_receive(link->socket_fd, &link->packet, 0);
         if (rc == HVD_OK) {
             handle(link);
-            hvi_packet_close_fds(link->packet);
+            hvi_packet_close_fds(&link->packet);
         } else if (rc == HVD_ERR_CLOSED) {
             client_liveness_gone(link);
         } else if (rc == HVD_ERR_LIMIT) { /* a descriptor that this process has no room for */
-            link->calls->message_lost(link->session);
+            link->calls->message_lost(link->peers);
         } else if (rc == HVD_ERR_PROTOCOL) {
             client_link_end(link, rc, "the engine (pid %d) sent a message that is too long",
                             link->engine_pid);
@@ -143,8 +140,8 @@ static int send_request(struct client_link *link, const struct hvi_packet_msg *m
     }
 }
 
-/* Sends msg (whose request number is pending->request) and waits for its Ack. pending->status and
- * text are set when HVD_OK is returned; the engine's verdict is in there. */
+/* Sends msg (whose request number is pending->request) and waits for its Ack, which pending->ack is
+ * when HVD_OK is returned; the engine's verdict is in there. */
 static int call(struct client_link *link, const struct hvi_packet_msg *msg, int fd,
                 uint64_t timeout_ns, struct client_pending *pending)
 {
@@ -166,36 +163,47 @@ static int call(struct client_link *link, const struct hvi_packet_msg *msg, int 
     return rc;
 }
 
+/* The engine's word on a request that it may refuse; sets the last error. `told` says what the engine
+ * was told, `refused` what it refuses. */
+static int ask(struct client_link *link, const struct hvi_packet_msg *msg, int fd, const char *what,
+               const char *told, const char *refused, struct client_pending *pending)
+{
+    const struct hvi_ack *ack = &pending->ack;
+    int rc = call(link, msg, fd, CLIENT_ACK_NS, pending);
+    if (rc == HVD_ERR_CLOSED) {
+        client_control_look(link);
+        if (link->end_status != HVD_OK)
+            return client_link_usable(link, what);
+    }
+    if (rc != HVD_OK)
+        return client_error(rc, "%s: the engine (pid %d) %sdid not answer: %s", what,
+                            link->engine_pid, told, hvi_status_text(rc));
+    if (ack->status != HVD_OK)
+        return client_error(ack->status < 0 ? ack->status : HVD_ERR_PROTOCOL, "%s: %s%s", what,
+                            refused, ack->text[0] ? ack->text : hvi_status_text(ack->status));
+    return HVD_OK;
+}
+
 int client_control_region_add(struct client_link *link, const struct hvi_region *region,
                               bool process_memory, const char *what, uint32_t *region_id_p)
 {
     struct client_pending pending = {.request = ++link->last_request};
     uint32_t region_id = ++link->last_region;
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
+    char told[96], refused[96];
     msg.region_add.request = pending.request;
     msg.region_add.region = region_id;
     msg.region_add.bytes = region->bytes;
     msg.region_add.process_memory = process_memory;
-    int rc = call(link, &msg, region->fd, CLIENT_ACK_NS, &pending);
-    if (rc == HVD_ERR_CLOSED) {
-        client_control_look(link);
-        if (link->end_status != HVD_OK)
-            return client_link_usable(link, what);
-    }
-    if (rc != HVD_OK) {
+    snprintf(told, sizeof(told), "was told of %" PRIu64 " bytes of memory and ", region->bytes);
+    snprintf(refused, sizeof(refused),
+             "the engine refused %" PRIu64 " bytes of memory: ", region->bytes);
+    int rc = ask(link, &msg, region->fd, what, told, refused, &pending);
+    if (rc == HVD_OK)
+        *region_id_p = region_id;
+    else if (!pending.done)
         client_control_region_forget(link, region_id);
-        return client_error(rc,
-                            "%s: the engine (pid %d) was told of %" PRIu64
-                            " bytes of memory and did not answer: %s",
-                            what, link->engine_pid, region->bytes, hvi_status_text(rc));
-    }
-    if (pending.status != HVD_OK)
-        return client_error(pending.status < 0 ? pending.status : HVD_ERR_PROTOCOL,
-                            "%s: the engine refused %" PRIu64 " bytes of memory: %s", what,
-                            region->bytes,
-                            pending.text[0] ? pending.text : hvi_status_text(pending.status));
-    *region_id_p = region_id;
-    return HVD_OK;
+    return rc;
 }
 
 static struct hvi_packet_msg remove_msg(uint64_t request, uint32_t region_id)
@@ -232,26 +240,6 @@ bool client_control_detach(struct client_link *link)
     return call(link, &msg, -1, CLIENT_DETACH_NS, &pending) != HVD_ERR_TIMEOUT;
 }
 
-/* The engine's word on a request that it may refuse; sets the last error. */
-static int ask(struct client_link *link, const struct hvi_packet_msg *msg, int fd, const char *what,
-               struct client_pending *pending)
-{
-    int rc = call(link, msg, fd, CLIENT_ACK_NS, pending);
-    if (rc == HVD_ERR_CLOSED) {
-        client_control_look(link);
-        if (link->end_status != HVD_OK)
-            return client_link_usable(link, what);
-    }
-    if (rc != HVD_OK)
-        return client_error(rc, "%s: the engine (pid %d) did not answer: %s", what,
-                            link->engine_pid, hvi_status_text(rc));
-    if (pending->status != HVD_OK)
-        return client_error(pending->status < 0 ? pending->status : HVD_ERR_PROTOCOL, "%s: %s",
-                            what,
-                            pending->text[0] ? pending->text : hvi_status_text(pending->status));
-    return HVD_OK;
-}
-
 int client_control_timeline_start(struct client_link *link, int fd, const char *path,
                                   bool mark_cycles)
 {
@@ -264,7 +252,7 @@ int client_control_timeline_start(struct client_link *link, int fd, const char *
     msg.timeline_start.mark_cycles = mark_cycles;
     if (hvi_utf8_valid(path, kept)) /* a file's name need not be text */
         memcpy(shown, path, kept);
-    return ask(link, &msg, fd, "hvd_timeline_start", &pending);
+    return ask(link, &msg, fd, "hvd_timeline_start", "", "", &pending);
 }
 
 int client_control_timeline_stop(struct client_link *link)
@@ -272,15 +260,13 @@ int client_control_timeline_stop(struct client_link *link)
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_STOP};
     msg.timeline_stop.request = pending.request;
-    return ask(link, &msg, -1, "hvd_timeline_stop", &pending);
+    return ask(link, &msg, -1, "hvd_timeline_stop", "", "", &pending);
 }
 
 bool client_control_peer_ask(struct client_link *link, int32_t rank, uint32_t region)
 {
-    unsigned char bytes[CONTROL_BYTES];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_PEER_ASK};
-    size_t length = 0;
+    struct client_patience none = {0};
     msg.peer_ask = (struct hvi_peer_ask){.rank = rank, .region = region};
-    int rc = hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &length);
-    return rc == HVD_OK && hvi_packet_send(link->socket_fd, bytes, length, NULL, 0, 0) == HVD_OK;
+    return send_request(link, &msg, -1, &none) == HVD_OK;
 }

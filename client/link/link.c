@@ -25,7 +25,7 @@ void client_link_end(struct client_link *link, int status, const char *format, .
     link->end_status = status < 0 ? status : HVD_ERR_PROTOCOL;
     client_link_log(link, HVD_LOG_ERROR, link->end_text);
     shutdown(link->socket_fd, SHUT_RDWR);
-    link->calls->ended(link->session);
+    link->calls->ended(link->complete);
 }
 
 void client_link_log(struct client_link *link, enum hvd_log_level level, const char *text)

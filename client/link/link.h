@@ -29,19 +29,20 @@ struct client_log_line {
     char text[HVI_TEXT_MAX + 1];
 };
 
+struct client_complete;
+struct client_peers;
 struct client_pending;
-struct hvd_session;
 
 /* What the link has to tell the rooms above it; all with the lock, none for a single op. */
 struct client_link_calls {
     /* The completions that the engine has written are to be read. */
-    void (*drain)(struct hvd_session *session);
+    void (*drain)(struct client_complete *complete);
     /* .end_status has been set: every op in flight fails with it. */
-    void (*ended)(struct hvd_session *session);
+    void (*ended)(struct client_complete *complete);
     /* The engine's word on a peer's region. `fd`, -1 for none, is the callee's. */
-    void (*peer_region)(struct hvd_session *session, const struct hvi_peer_region *told, int fd);
+    void (*peer_region)(struct client_peers *peers, const struct hvi_peer_region *told, int fd);
     /* A message of the engine may have been lost. */
-    void (*message_lost)(struct hvd_session *session);
+    void (*message_lost)(struct client_peers *peers);
 };
 
 struct client_link {
@@ -57,14 +58,14 @@ struct client_link {
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;
     const struct client_link_calls *calls;
-    struct hvd_session *session; /* for the calls */
+    struct client_complete *complete; /* for the calls, as .peers */
+    struct client_peers *peers;
 
     pthread_mutex_t mutex;
     struct hvi_channel channel;
     int epoll_fd; /* -1 until hvd_event_fd */
 
     /* The socket. */
-    struct hvi_packet *packet; /* to receive into */
     uint64_t last_request;
     uint32_t last_region;
     struct client_pending *pending;
@@ -83,6 +84,7 @@ struct client_link {
 
     struct client_log_line log_lines[CLIENT_LOG_LINES];
     uint32_t log_count;
+    struct hvi_packet packet; /* to receive into */
 };
 
 /* All need the lock. */

@@ -38,7 +38,7 @@ struct client_patience client_liveness_patience(const struct hvi_bell_page *bell
 static void end(struct client_link *link, struct hvi_fate fate)
 {
     char how[128] = "is gone", silence[64] = "";
-    link->calls->drain(link->session);
+    link->calls->drain(link->complete);
     if (fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED)
         hvi_fate_describe(fate, how, sizeof(how));
     if (link->silence.given_ns >= SILENT_NS && link->silence.limit_ns != HVI_NEVER)
@@ -72,7 +72,7 @@ static bool kill_engine(const struct client_link *link)
 
 static void end_silent(struct client_link *link)
 {
-    link->calls->drain(link->session);
+    link->calls->drain(link->complete);
     link->engine_remains = true;
     client_link_end(link, HVD_ERR_ENGINE_LOST,
                     "the engine of job '%s' (pid %d) has not moved for %u s: it was stopped, or is "

@@ -145,7 +145,7 @@ int client_staging_get(struct client_staging *staging, uint64_t bytes, const cha
         return client_error(HVD_ERR_NO_MEMORY, "%s: %" PRIu64 " bytes are too many", what, bytes);
     block = pop_free(staging, class_index);
     if (!block) {
-        staging->link->calls->drain(staging->link->session); /* finished ops may hold some */
+        staging->link->calls->drain(staging->link->complete); /* finished ops may hold some */
         block = pop_free(staging, class_index);
     }
     while (!block) { /* another thread may take what we make */

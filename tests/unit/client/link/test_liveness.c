@@ -18,16 +18,16 @@
 static struct client_link to_engine;
 static int drained, ended;
 
-static void drain(struct hvd_session *session)
+static void drain(struct client_complete *complete)
 {
-    (void)session;
+    (void)complete;
     ck_assert_int_eq(ended, 0);
     drained++;
 }
 
-static void on_end(struct hvd_session *session)
+static void on_end(struct client_complete *complete)
 {
-    (void)session;
+    (void)complete;
     ended++;
 }
 
