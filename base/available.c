@@ -8,13 +8,13 @@
  * path that the file does not say: what is not there is left out, and the top is looked at in any case. */
 #include "base/available.h"
 
-#include <fcntl.h>
+#include "base/file.h"
+
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define PATH_BYTES 1024
 #define TEXT_BYTES 8192
@@ -29,18 +29,6 @@ static const struct version first = {"/sys/fs/cgroup/memory", "memory.limit_in_b
                                      "total_active_file "};
 static const struct version second = {"/sys/fs/cgroup", "memory.max", "memory.current",
                                       "inactive_file ", "active_file "};
-
-/* The beginning of a small file as a string. */
-static bool read_text(const char *path, char text_p[TEXT_BYTES])
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t bytes = fd >= 0 ? read(fd, text_p, TEXT_BYTES - 1) : -1;
-
-    if (fd >= 0)
-        close(fd);
-    text_p[bytes > 0 ? bytes : 0] = '\0';
-    return bytes > 0;
-}
 
 /* The number of the line that begins with `key`; 0: there is none. */
 static uint64_t number_of(const char *text, const char *key)
@@ -61,7 +49,7 @@ static bool read_number(const char *folder, const char *name, uint64_t *number_p
     char path[3 * PATH_BYTES], text[TEXT_BYTES];
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    return read_text(path, text) && sscanf(text, "%" SCNu64, number_p) == 1;
+    return hvi_file_read(path, text, sizeof text) > 0 && sscanf(text, "%" SCNu64, number_p) == 1;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -79,7 +67,7 @@ static uint64_t left_in(const char *folder, const struct version *version)
         return UINT64_MAX;
     snprintf(path, sizeof path, "%s/memory.stat", folder);
     uint64_t reclaimable = 0;
-    if (read_text(path, text))
+    if (hvi_file_read(path, text, sizeof text) > 0)
         reclaimable = number_of(text, version->inactive) + number_of(text, version->active) +
                       number_of(text, "slab_reclaimable "); /* version 2 alone says it */
     used -= least(reclaimable, used);
@@ -122,7 +110,7 @@ static uint64_t left_by_cgroups(const char *root)
     uint64_t left = UINT64_MAX;
 
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    if (!read_text(path, text))
+    if (hvi_file_read(path, text, sizeof text) <= 0)
         return UINT64_MAX;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
         left = least(left, left_by_line(root, line));
@@ -134,7 +122,7 @@ uint64_t hvi_memory_available(const char *root)
     char path[PATH_BYTES], text[TEXT_BYTES];
 
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    bool known = read_text(path, text) && strstr(text, "MemAvailable:");
+    bool known = hvi_file_read(path, text, sizeof text) > 0 && strstr(text, "MemAvailable:");
     uint64_t machine = known ? number_of(text, "MemAvailable:") * 1024 : UINT64_MAX;
     return least(machine, left_by_cgroups(root));
 }

@@ -14,9 +14,11 @@
  * somebody acts on. */
 #include "base/fate.h"
 
+#include "base/file.h"
+
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
@@ -87,20 +89,6 @@ static bool ask_wait(pid_t pid, struct hvi_fate *fate_p)
     return true;
 }
 
-/* Reads /proc/PID/stat, or a file like it, into `text`, NUL-terminated. Returns 0 or an errno. */
-static int read_stat(const char *path, char *text, size_t size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return errno;
-    ssize_t bytes = read(fd, text, size - 1);
-    int error = bytes < 0 ? errno : 0;
-    close(fd);
-    if (error == 0)
-        text[bytes] = '\0';
-    return error;
-}
-
 /* The command name (field 2) may hold anything, also ") Z 1", so fields are counted after the last
  * ')'. */
 static bool parse_stat(const char *text, struct stat_fields *fields_p)
@@ -126,14 +114,15 @@ static bool parse_stat(const char *text, struct stat_fields *fields_p)
     return true;
 }
 
-/* Returns 0, an errno, or EBADMSG when the file is not what it should be. */
+/* Looks at /proc/PID/stat, or a file like it. Returns 0, an errno, or EBADMSG when the file is not what
+ * it should be. */
 static int look_in(const char *path, struct stat_fields *fields_p)
 {
     char text[2048];
-    int error = read_stat(path, text, sizeof(text));
-    if (error == 0 && !parse_stat(text, fields_p))
-        error = EBADMSG;
-    return error;
+    int bytes = hvi_file_read(path, text, sizeof(text));
+    if (bytes < 0)
+        return -bytes;
+    return parse_stat(text, fields_p) ? 0 : EBADMSG;
 }
 
 static int look_in_proc(pid_t pid, struct stat_fields *fields_p)
@@ -271,40 +260,20 @@ char hvi_process_state(pid_t pid)
 
 const char *hvi_process_state_text(char state)
 {
-    switch (state) {
-    case 'R':
-        return "running";
-    case 'S':
-        return "sleeping";
-    case 'D':
-        return "in kernel";
-    case 'T':
-        return "stopped";
-    case 't':
-        return "traced";
-    case 'Z':
-        return "zombie";
-    case 'X':
-        return "gone";
-    case 'I':
-        return "idle";
-    default:
-        return "in an unknown state";
-    }
+    static const char *const texts[UCHAR_MAX + 1] = {
+        ['R'] = "running", ['S'] = "sleeping", ['D'] = "in kernel", ['T'] = "stopped",
+        ['t'] = "traced",  ['Z'] = "zombie",   ['X'] = "gone",      ['I'] = "idle",
+    };
+    const char *text = texts[(unsigned char)state];
+    return text ? text : "in an unknown state";
 }
 
 void hvi_process_waits_in(pid_t pid, char *text_p, size_t size)
 {
     char path[64];
 
-    text_p[0] = '\0';
     snprintf(path, sizeof path, "/proc/%d/wchan", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    ssize_t got = read(fd, text_p, size - 1);
-    close(fd);
-    text_p[got > 0 ? got : 0] = '\0';
+    (void)hvi_file_read(path, text_p, size);
     if (strcmp(text_p, "0") == 0)
         text_p[0] = '\0';
 }

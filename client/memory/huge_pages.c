@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/memory/huge_pages.h"
 
+#include "base/file.h"
 #include "base/huge.h"
 #include "shm/abi.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define TRY_AGAIN 64u /* uses: memory that was freed and came back has small pages again */
 #define SETTING   "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -20,12 +19,8 @@ static void find_out(void)
 {
     char text[64];
     const char *wish = getenv("HVD_HUGE_PAGES");
-    int fd = open(SETTING, O_RDONLY | O_CLOEXEC);
-    ssize_t bytes = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
-    if (fd >= 0)
-        close(fd);
-    text[bytes > 0 ? bytes : 0] = '\0';
-    possible = bytes > 0 && !strstr(text, "[never]") && !(wish && strcmp(wish, "0") == 0);
+    possible = hvi_file_read(SETTING, text, sizeof(text)) > 0 && !strstr(text, "[never]") &&
+               !(wish && strcmp(wish, "0") == 0);
 }
 
 bool client_huge_pages_possible(void)
