@@ -23,7 +23,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
@@ -194,19 +193,9 @@ static bool write_stderr(const char *text, size_t bytes)
 static bool send_journal(enum hvi_log_level level, const char *topic, const char *id,
                          const struct line *message)
 {
-    char priority[16], identifier[64], topic_field[128], id_field[128],
-        message_field[LINE_BYTES + 16];
-    struct iovec fields[5];
-    snprintf(priority, sizeof(priority), "PRIORITY=%d", level_priorities[level_index(level)]);
-    snprintf(identifier, sizeof(identifier), "SYSLOG_IDENTIFIER=%s", program_name);
-    snprintf(topic_field, sizeof(topic_field), "HVD_TOPIC=%s", topic);
-    snprintf(id_field, sizeof(id_field), "HVD_ID=%s", id);
-    snprintf(message_field, sizeof(message_field), "MESSAGE=%.*s", (int)message->bytes,
-             message->text);
-    char *const texts[5] = {message_field, priority, identifier, topic_field, id_field};
-    for (int i = 0; i < 5; i++)
-        fields[i] = (struct iovec){texts[i], strlen(texts[i])};
-    return sd_journal_sendv(fields, 5) == 0;
+    return sd_journal_send("MESSAGE=%.*s", (int)message->bytes, message->text, "PRIORITY=%d",
+                           level_priorities[level_index(level)], "SYSLOG_IDENTIFIER=%s",
+                           program_name, "HVD_TOPIC=%s", topic, "HVD_ID=%s", id, NULL) == 0;
 }
 
 static void put_body(struct line *line, const char *topic, const char *id, const char *sentence,
