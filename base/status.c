@@ -41,23 +41,3 @@ bool hvi_status_is_known(int status)
 {
     return find_row(status) != NULL;
 }
-
-bool hvi_status_is_op(int status)
-{
-    return status <= -100 && status > -200;
-}
-
-bool hvi_status_is_session(int status)
-{
-    return status <= -200 && status > -300;
-}
-
-bool hvi_status_is_job(int status)
-{
-    return status <= -300 && status > -400;
-}
-
-bool hvi_status_is_daemon(int status)
-{
-    return status <= -400 && status > -500;
-}

@@ -20,10 +20,4 @@ const char *hvi_status_text(int status);
 /* True for every number that stands in status.def. */
 bool hvi_status_is_known(int status);
 
-/* Range predicates. INPROGRESS is neither ok nor an error. */
-bool hvi_status_is_op(int status);
-bool hvi_status_is_session(int status);
-bool hvi_status_is_job(int status);
-bool hvi_status_is_daemon(int status);
-
 #endif

@@ -32,27 +32,6 @@ START_TEST(every_row_has_its_own_number_name_and_sentence)
 }
 END_TEST
 
-START_TEST(every_error_is_in_exactly_one_range)
-{
-    for (size_t i = 0; i < ROWS; i++) {
-        int ranges = hvi_status_is_op(numbers[i]) + hvi_status_is_session(numbers[i]) +
-                     hvi_status_is_job(numbers[i]) + hvi_status_is_daemon(numbers[i]);
-        ck_assert_int_eq(ranges, numbers[i] < 0 ? 1 : 0);
-    }
-}
-END_TEST
-
-START_TEST(ranges_end_where_the_next_begins)
-{
-    ck_assert(!hvi_status_is_op(-99) && hvi_status_is_op(-100) && hvi_status_is_op(-199));
-    ck_assert(!hvi_status_is_op(-200) && hvi_status_is_session(-200) &&
-              hvi_status_is_session(-299));
-    ck_assert(!hvi_status_is_session(-300) && hvi_status_is_job(-300) && hvi_status_is_job(-399));
-    ck_assert(!hvi_status_is_job(-400) && hvi_status_is_daemon(-400) && hvi_status_is_daemon(-499));
-    ck_assert(!hvi_status_is_daemon(-500));
-}
-END_TEST
-
 START_TEST(in_progress_is_neither_ok_nor_an_error)
 {
     ck_assert_int_ne(HVI_INPROGRESS, HVI_OK);
@@ -91,8 +70,6 @@ int main(void)
     Suite *suite = suite_create("base/status");
     TCase *tcase = tcase_create("table");
     tcase_add_test(tcase, every_row_has_its_own_number_name_and_sentence);
-    tcase_add_test(tcase, every_error_is_in_exactly_one_range);
-    tcase_add_test(tcase, ranges_end_where_the_next_begins);
     tcase_add_test(tcase, in_progress_is_neither_ok_nor_an_error);
     tcase_add_test(tcase, frozen_numbers_have_not_moved);
     tcase_add_test(tcase, an_unknown_number_has_a_name_too);

@@ -37,8 +37,17 @@ START_TEST(every_error_is_in_exactly_one_range)
         int ranges = HVD_IS_OP_ERROR(n) + HVD_IS_SESSION_ERROR(n) + HVD_IS_JOB_ERROR(n) +
                      HVD_IS_DAEMON_ERROR(n);
         ck_assert_int_eq(ranges, n < 0 ? 1 : 0);
-        ck_assert_int_eq(HVD_IS_JOB_ERROR(n), hvi_status_is_job(n));
     }
+}
+END_TEST
+
+START_TEST(ranges_end_where_the_next_begins)
+{
+    ck_assert(!HVD_IS_OP_ERROR(-99) && HVD_IS_OP_ERROR(-100) && HVD_IS_OP_ERROR(-199));
+    ck_assert(!HVD_IS_OP_ERROR(-200) && HVD_IS_SESSION_ERROR(-200) && HVD_IS_SESSION_ERROR(-299));
+    ck_assert(!HVD_IS_SESSION_ERROR(-300) && HVD_IS_JOB_ERROR(-300) && HVD_IS_JOB_ERROR(-399));
+    ck_assert(!HVD_IS_JOB_ERROR(-400) && HVD_IS_DAEMON_ERROR(-400) && HVD_IS_DAEMON_ERROR(-499));
+    ck_assert(!HVD_IS_DAEMON_ERROR(-500));
 }
 END_TEST
 
@@ -167,6 +176,7 @@ int main(void)
     TCase *tcase = tcase_create("status");
     tcase_add_test(tcase, every_status_has_its_name);
     tcase_add_test(tcase, every_error_is_in_exactly_one_range);
+    tcase_add_test(tcase, ranges_end_where_the_next_begins);
     tcase_add_test(tcase, element_sizes_are_those_of_the_table);
     tcase_add_test(tcase, the_version_is_that_of_the_header);
     tcase_add_test(tcase, the_last_error_belongs_to_the_thread);
