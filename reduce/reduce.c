@@ -12,14 +12,8 @@
 #include <cpuid.h>
 #endif
 
-extern const struct hvi_kernels hvi_kernels_plain;
-#ifdef HVI_KERNELS_X86
-extern const struct hvi_kernels hvi_kernels_avx2;
-extern const struct hvi_kernels hvi_kernels_avx512;
-#endif
-#ifdef HVI_KERNELS_ARM
-extern const struct hvi_kernels hvi_kernels_neon;
-#endif
+extern const struct hvi_kernels hvi_kernels_plain, hvi_kernels_avx2, hvi_kernels_avx512,
+    hvi_kernels_neon;
 
 static bool is_float(uint32_t dtype)
 {
@@ -66,37 +60,31 @@ static bool has_avx512(void)
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-const struct hvi_kernels *hvi_kernels_at(unsigned index)
-{
-    if (index == 0)
-        return &hvi_kernels_plain;
-    if (index == 1)
-        return has_avx2() ? &hvi_kernels_avx2 : NULL;
-    if (index == 2)
-        return has_avx512() ? &hvi_kernels_avx512 : NULL;
-    return NULL;
-}
-#elif defined(HVI_KERNELS_ARM)
-/* Every aarch64 has NEON. */
-const struct hvi_kernels *hvi_kernels_at(unsigned index)
-{
-    if (index == 0)
-        return &hvi_kernels_plain;
-    return index == 1 ? &hvi_kernels_neon : NULL;
-}
-#else
-const struct hvi_kernels *hvi_kernels_at(unsigned index)
-{
-    return index == 0 ? &hvi_kernels_plain : NULL;
-}
 #endif
+
+const struct hvi_kernels *hvi_kernels_at(unsigned index)
+{
+    switch (index) {
+    case 0:
+        return &hvi_kernels_plain;
+#if defined(HVI_KERNELS_X86)
+    case 1:
+        return has_avx2() ? &hvi_kernels_avx2 : NULL;
+    case 2:
+        return has_avx512() ? &hvi_kernels_avx512 : NULL;
+#elif defined(HVI_KERNELS_ARM)
+    case 1:
+        return &hvi_kernels_neon; /* every aarch64 has NEON */
+#endif
+    default:
+        return NULL;
+    }
+}
 
 const struct hvi_kernels *hvi_kernels_best(void)
 {
-    for (unsigned i = HVI_KERNEL_SETS; i-- > 1;) {
-        const struct hvi_kernels *set = hvi_kernels_at(i);
-        if (set)
-            return set;
-    }
-    return hvi_kernels_at(0);
+    unsigned index = HVI_KERNEL_SETS - 1;
+    while (!hvi_kernels_at(index))
+        index--;
+    return hvi_kernels_at(index);
 }
