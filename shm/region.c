@@ -150,37 +150,41 @@ static void take_huge_pages(int fd, void *base, uint64_t bytes)
     }
 }
 
-/* A hint; not every kernel has it for shared memory. */
-static void ask_for_huge_pages(const struct hvi_region *region)
+/* How the pages of a region come to be. */
+enum pages {
+    RESERVED, /* at once, huge ones first */
+    LAZY,     /* by touch, as huge ones */
+    SPARSE,   /* by touch, as small ones: one touch would bring 512 pages */
+};
+
+/* A hint; not every kernel has it for shared memory. Every mapping gives it: the one that touches first
+ * decides. */
+static void advise(const struct hvi_region *region, enum pages pages)
 {
-    if (region->bytes >= HVI_HUGE_BYTES)
+    if (pages == SPARSE)
+        (void)madvise(region->base, region->bytes, MADV_NOHUGEPAGE);
+    else if (region->bytes >= HVI_HUGE_BYTES)
         (void)madvise(region->base, region->bytes, MADV_HUGEPAGE);
 }
 
-/* One touch would bring 512 pages. Every mapping says so: the one that touches first decides. */
-static void ask_for_small_pages(const struct hvi_region *region)
-{
-    (void)madvise(region->base, region->bytes, MADV_NOHUGEPAGE);
-}
-
-static int check_request(uint64_t bytes)
+static int check_request(uint64_t bytes, enum pages pages)
 {
     if (bytes == 0 || bytes > ABSURD_BYTES)
         return HVI_ERR_INVALID;
     if (!file_size_is_allowed(bytes))
         return HVI_ERR_LIMIT;
-    if (bytes >= LARGE_BYTES && bytes > hvi_memory_available(""))
+    if (pages == RESERVED && bytes >= LARGE_BYTES && bytes > hvi_memory_available(""))
         return HVI_ERR_NO_MEMORY;
     return HVI_OK;
 }
 
 /* Returns 0 or an errno; on failure the mapping may be there. */
-static int make_memory(int fd, uint64_t bytes, bool sparse, void **base_p)
+static int make_memory(int fd, uint64_t bytes, enum pages pages, void **base_p)
 {
     if (ftruncate(fd, (off_t)bytes) != 0)
         return errno;
     int error = map_shared(fd, bytes, base_p);
-    if (error == 0 && !sparse) {
+    if (error == 0 && pages == RESERVED) {
         take_huge_pages(fd, *base_p, bytes);
         error = reserve(fd, bytes);
     }
@@ -189,61 +193,42 @@ static int make_memory(int fd, uint64_t bytes, bool sparse, void **base_p)
     return error;
 }
 
-/* `rounded` to pages. */
-static int create(const char *label, uint64_t rounded, bool sparse, struct hvi_region *region_p)
+static int create(const char *label, uint64_t bytes, enum pages pages, struct hvi_region *region_p)
 {
+    uint64_t rounded = 0;
+    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded))
+        return HVI_ERR_INVALID;
+    int status = check_request(rounded, pages);
+    if (status != HVI_OK)
+        return status;
     struct hvi_region region = {.base = NULL, .bytes = rounded, .fd = open_memfd(label)};
     if (region.fd < 0)
         return status_of_errno(errno);
-    int error = make_memory(region.fd, rounded, sparse, &region.base);
+    int error = make_memory(region.fd, rounded, pages, &region.base);
     if (error != 0) {
         if (region.base)
             munmap(region.base, rounded);
         close(region.fd);
         return status_of_errno(error);
     }
+    advise(&region, pages);
     *region_p = region;
     return HVI_OK;
 }
 
 int hvi_region_create(const char *label, uint64_t bytes, struct hvi_region *region_p)
 {
-    uint64_t rounded = 0;
-    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded))
-        return HVI_ERR_INVALID;
-    int status = check_request(rounded);
-    if (status == HVI_OK)
-        status = create(label, rounded, false, region_p);
-    if (status == HVI_OK)
-        ask_for_huge_pages(region_p);
-    return status;
-}
-
-static int create_unreserved(const char *label, uint64_t bytes, struct hvi_region *region_p)
-{
-    uint64_t rounded = 0;
-    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded) || rounded == 0 ||
-        rounded > ABSURD_BYTES)
-        return HVI_ERR_INVALID;
-    if (!file_size_is_allowed(rounded))
-        return HVI_ERR_LIMIT;
-    return create(label, rounded, true, region_p);
+    return create(label, bytes, RESERVED, region_p);
 }
 
 int hvi_region_create_sparse(const char *label, uint64_t bytes, struct hvi_region *region_p)
 {
-    int status = create_unreserved(label, bytes, region_p);
-    if (status == HVI_OK)
-        ask_for_small_pages(region_p);
-    return status;
+    return create(label, bytes, SPARSE, region_p);
 }
 
 int hvi_region_create_lazy(const char *label, uint64_t bytes, struct hvi_region *region_p)
 {
-    int status = create_unreserved(label, bytes, region_p);
-    if (status == HVI_OK)
-        ask_for_huge_pages(region_p);
-    return status;
+    return create(label, bytes, LAZY, region_p);
 }
 
 static bool is_sealed_memfd(int fd, uint64_t bytes)
@@ -258,7 +243,7 @@ static bool is_sealed_memfd(int fd, uint64_t bytes)
     return fstat(fd, &info) == 0 && info.st_size >= 0 && (uint64_t)info.st_size == bytes;
 }
 
-static int map_checked(int fd, uint64_t bytes, struct hvi_region *region_p)
+static int map(int fd, uint64_t bytes, enum pages pages, struct hvi_region *region_p)
 {
     if (bytes == 0 || bytes > ABSURD_BYTES || bytes % PAGE_BYTES != 0 ||
         !is_sealed_memfd(fd, bytes))
@@ -270,15 +255,18 @@ static int map_checked(int fd, uint64_t bytes, struct hvi_region *region_p)
     if (error != 0)
         return HVI_ERR_NO_MEMORY;
     *region_p = (struct hvi_region){.base = base, .bytes = bytes, .fd = fd};
+    advise(region_p, pages);
     return HVI_OK;
 }
 
 int hvi_region_map(int fd, uint64_t bytes, struct hvi_region *region_p)
 {
-    int status = map_checked(fd, bytes, region_p);
-    if (status == HVI_OK)
-        ask_for_huge_pages(region_p);
-    return status;
+    return map(fd, bytes, RESERVED, region_p);
+}
+
+int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p)
+{
+    return map(fd, bytes, SPARSE, region_p);
 }
 
 /* MAP_FIXED into space that is ours already. */
@@ -303,26 +291,17 @@ static int move_between_guards(struct hvi_region *region)
 
 int hvi_region_map_guarded(int fd, uint64_t bytes, struct hvi_region *region_p)
 {
-    int status = map_checked(fd, bytes, region_p);
+    struct hvi_region region = HVI_REGION_INIT;
+    int status = hvi_region_map(fd, bytes, &region);
     if (status == HVI_OK)
-        status = move_between_guards(region_p);
-    if (status == HVI_OK) {
-        ask_for_huge_pages(region_p);
-    } else if (region_p->base) {
-        munmap(region_p->base, region_p->bytes);
-        region_p->base = NULL; /* the descriptor stays the caller's */
-        region_p->bytes = 0;
-        region_p->fd = -1;
+        status = move_between_guards(&region);
+    if (status != HVI_OK) {
+        region.fd = -1; /* stays the caller's */
+        hvi_region_fini(&region);
+        return status;
     }
-    return status;
-}
-
-int hvi_region_map_sparse(int fd, uint64_t bytes, struct hvi_region *region_p)
-{
-    int status = map_checked(fd, bytes, region_p);
-    if (status == HVI_OK)
-        ask_for_small_pages(region_p);
-    return status;
+    *region_p = region;
+    return HVI_OK;
 }
 
 void hvi_region_close_fd(struct hvi_region *region)
