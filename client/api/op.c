@@ -33,7 +33,7 @@ const char *hvd_op_name(const struct hvd_op *op)
     struct hvd_op *mutable = &op->session->ops.slots[op->index];
     const char *text = mutable->anon_text;
     if (op->name)
-        text = client_names_text(op->name);
+        text = op->name->text;
     else if (!mutable->anon_text[0])
         client_op_describe(op, mutable->anon_text, sizeof(mutable->anon_text));
     client_session_leave(op->session);

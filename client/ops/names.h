@@ -14,13 +14,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct client_name; /* names.c */
+struct client_name {
+    uint32_t id;
+    bool defined; /* the engine knows what the id means */
+    const char *text;
+    size_t bytes;
+    struct client_grant grant;
+};
+
+struct client_name_entry; /* names.c */
 
 struct client_names {
-    struct client_name *by_name; /* uthash */
-    struct client_name *oldest;  /* utlist, by last use */
-    struct client_name *last;    /* of the previous lookup: most programs repeat themselves */
-    uint32_t count;              /* ids given out so far */
+    struct client_name_entry *by_name; /* uthash */
+    struct client_name_entry *oldest;  /* utlist, by last use */
+    struct client_name_entry *last;    /* of the previous lookup: most programs repeat themselves */
+    uint32_t count;                    /* ids given out so far */
 };
 
 /* Finds or makes the entry for `name` in a process set and claims it for one op: it is in flight until
@@ -28,19 +36,11 @@ struct client_names {
  * (in flight), HVD_ERR_INVALID (not UTF-8, empty or too long), HVD_ERR_NO_MEMORY; the last error is
  * not set. */
 int client_names_claim(struct client_names *names, int process_set, const char *name,
-                       struct client_name **entry_p);
+                       struct client_name **name_p);
 /* The op is complete (or was never submitted): the name may be claimed again. */
-void client_names_landed(struct client_name *entry);
+void client_names_landed(struct client_name *name);
 /* The op is released. */
-void client_names_put(struct client_name *entry);
-
-struct client_grant *client_names_grant(struct client_name *entry);
-uint32_t client_names_id(const struct client_name *entry);
-const char *client_names_text(const struct client_name *entry);
-size_t client_names_bytes(const struct client_name *entry);
-/* Whether the engine knows what this id means. */
-bool client_names_is_defined(const struct client_name *entry);
-void client_names_set_defined(struct client_name *entry);
+void client_names_put(struct client_name *name);
 /* The engine has forgotten the set's names. */
 void client_names_forget_set(struct client_names *names, int process_set);
 

@@ -26,8 +26,7 @@ void client_op_describe(const struct hvd_op *op, char *text_p, size_t text_size)
     if (op->kind == HVI_KIND_SEND || op->kind == HVI_KIND_RECV)
         describe_pair(op, text_p, text_size);
     else if (op->name)
-        snprintf(text_p, text_size, "%s '%s'", hvi_kind_text(op->kind),
-                 client_names_text(op->name));
+        snprintf(text_p, text_size, "%s '%s'", hvi_kind_text(op->kind), op->name->text);
     else
         snprintf(text_p, text_size, "%s.noname.%llu", hvi_kind_text(op->kind),
                  (unsigned long long)op->anon_seq);

@@ -37,13 +37,13 @@ struct client_grant *client_grant_for(const struct client_request *request, stru
     struct client_unnamed_slot *unnamed = client_grant_unnamed(set, request->kind);
     if (!unnamed)
         return NULL;
-    return request->claimed ? client_names_grant(request->claimed) : &unnamed->grant;
+    return request->claimed ? &request->claimed->grant : &unnamed->grant;
 }
 
 struct client_grant *client_grant_of(struct client_ops *ops, const struct hvd_op *op)
 {
     if (op->name)
-        return client_names_grant(op->name);
+        return &op->name->grant;
     struct client_set *set = client_sets_find(&ops->sets, op->process_set);
     struct client_unnamed_slot *unnamed = set ? client_grant_unnamed(set, op->kind) : NULL;
     return unnamed && unnamed->last == op ? &unnamed->grant : NULL;

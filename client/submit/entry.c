@@ -69,13 +69,13 @@ static void fill_name(struct client_ring *ring, struct client_set *set, struct h
         slot->anon_seq = op->anon_seq;
         return;
     }
-    slot->tensor_id = client_names_id(op->name);
-    if (client_names_is_defined(op->name))
+    slot->tensor_id = op->name->id;
+    if (op->name->defined)
         return;
-    slot->name_bytes = (uint32_t)client_names_bytes(op->name);
+    slot->name_bytes = (uint32_t)op->name->bytes;
     slot->flags = HVI_SUBMIT_NAMED;
-    slot->name_offset = client_ring_write_name(ring, client_names_text(op->name), slot->name_bytes);
-    client_names_set_defined(op->name);
+    slot->name_offset = client_ring_write_name(ring, op->name->text, slot->name_bytes);
+    op->name->defined = true;
 }
 
 void client_entry_fill(struct client_ring *ring, struct client_set *set,

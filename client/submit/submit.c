@@ -122,8 +122,8 @@ static int look_around(struct hvd_session *session, const struct client_request 
         rc = client_members_check_closing(*set_p, requests->what);
     for (uint32_t i = 0; i < count; i++) {
         const struct client_name *name = requests[i].claimed;
-        if (name && !client_names_is_defined(name))
-            name_bytes += client_names_bytes(name);
+        if (name && !name->defined)
+            name_bytes += name->bytes;
     }
     return rc == HVD_OK ? client_ring_room(&session->ring, requests->what, count, name_bytes) : rc;
 }

@@ -40,8 +40,8 @@ static void release(struct client_name *entry)
 static uint32_t use(const char *name)
 {
     struct client_name *entry = claim(name);
-    uint32_t id = client_names_id(entry);
-    client_names_set_defined(entry);
+    uint32_t id = entry->id;
+    entry->defined = true;
     release(entry);
     return id;
 }
@@ -60,13 +60,13 @@ END_TEST
 START_TEST(a_name_is_defined_once)
 {
     struct client_name *entry = claim("w");
-    ck_assert(!client_names_is_defined(entry));
-    client_names_set_defined(entry);
+    ck_assert(!entry->defined);
+    entry->defined = true;
     release(entry);
     entry = claim("w");
-    ck_assert(client_names_is_defined(entry));
-    ck_assert_str_eq(client_names_text(entry), "w");
-    ck_assert_uint_eq(client_names_bytes(entry), 1);
+    ck_assert(entry->defined);
+    ck_assert_str_eq(entry->text, "w");
+    ck_assert_uint_eq(entry->bytes, 1);
 }
 END_TEST
 
@@ -92,7 +92,7 @@ START_TEST(names_that_are_none_are_refused)
     ck_assert_int_eq(client_names_claim(&names, 0, "\xc3", &entry), HVD_ERR_INVALID);
     ck_assert_int_eq(client_names_claim(&names, 0, long_name, &entry), HVD_ERR_INVALID);
     ck_assert_uint_eq(names.count, 0);
-    ck_assert_uint_eq(client_names_bytes(claim(long_name + 1)), HVD_NAME_MAX);
+    ck_assert_uint_eq(claim(long_name + 1)->bytes, HVD_NAME_MAX);
 }
 END_TEST
 
@@ -119,16 +119,16 @@ START_TEST(a_name_means_something_else_in_every_process_set)
     struct client_name *entries[3];
     for (int set = 0; set < 3; set++) {
         ck_assert_int_eq(client_names_claim(&names, set, "w", &entries[set]), HVD_OK);
-        ck_assert_str_eq(client_names_text(entries[set]), "w");
-        ck_assert_uint_eq(client_names_bytes(entries[set]), 1);
-        client_names_set_defined(entries[set]);
+        ck_assert_str_eq(entries[set]->text, "w");
+        ck_assert_uint_eq(entries[set]->bytes, 1);
+        entries[set]->defined = true;
     }
     ck_assert_ptr_ne(entries[0], entries[1]);
-    ck_assert_uint_ne(client_names_id(entries[1]), client_names_id(entries[2]));
+    ck_assert_uint_ne(entries[1]->id, entries[2]->id);
     client_names_forget_set(&names, 1);
-    ck_assert(client_names_is_defined(entries[0]));
-    ck_assert(!client_names_is_defined(entries[1]));
-    ck_assert(client_names_is_defined(entries[2]));
+    ck_assert(entries[0]->defined);
+    ck_assert(!entries[1]->defined);
+    ck_assert(entries[2]->defined);
     for (int set = 0; set < 3; set++)
         release(entries[set]);
 }
@@ -142,8 +142,8 @@ START_TEST(the_least_recently_used_name_goes)
     ck_assert_uint_eq(fresh, 1);
     ck_assert_uint_eq(use("tensor.0"), first);
     struct client_name *entry = claim("tensor.1"); /* forgotten: must be defined again */
-    ck_assert(!client_names_is_defined(entry));
-    ck_assert_uint_eq(client_names_id(entry), 2);
+    ck_assert(!entry->defined);
+    ck_assert_uint_eq(entry->id, 2);
 }
 END_TEST
 
@@ -152,7 +152,7 @@ START_TEST(a_held_name_is_not_given_away)
     struct client_name *held = claim("tensor.0");
     client_names_landed(held); /* finished, but hvd_op_name still points at it */
     fill(1, 2 * HVI_TENSOR_IDS);
-    ck_assert_str_eq(client_names_text(held), "tensor.0");
+    ck_assert_str_eq(held->text, "tensor.0");
     struct client_name *again = claim("tensor.0");
     ck_assert_ptr_eq(again, held);
 }

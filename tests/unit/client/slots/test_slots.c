@@ -344,7 +344,7 @@ START_TEST(a_grant_that_is_void_leaves_the_op_as_it_was)
     ck_assert(!op->slot.active && !op->slot.brought);
     ck_assert_ptr_null(op->out.shared);
     ck_assert_uint_eq(atomic_load(&hvi_slot_part(&job, SLOT, seats[0])->cookie), 0);
-    ck_assert_str_eq(client_names_text(op->name), "w");
+    ck_assert_str_eq(op->name->text, "w");
 }
 END_TEST
 
@@ -409,7 +409,7 @@ START_TEST(a_grant_for_no_slot_is_none)
     const struct hvi_completion completion = {.grant = HVI_SLOTS + 1};
 
     client_grant_take(&ranks[0].slots, op, &completion);
-    ck_assert(!client_names_grant(op->name)->valid);
+    ck_assert(!op->name->grant.valid);
 }
 END_TEST
 
