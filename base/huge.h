@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Huge pages: their size where hvdd uses them, and pieces of advice that headers may be too old for. */
+ * Huge pages: their size where hvdd uses them, and advice that headers may be too old for. */
 #ifndef HVI_BASE_HUGE_H
 #define HVI_BASE_HUGE_H
 
@@ -8,12 +8,6 @@
 
 #define HVI_HUGE_BYTES (UINT64_C(2) << 20)
 
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 /* Linux 5.14 */
-#endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
-#endif
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif

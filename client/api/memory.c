@@ -25,12 +25,11 @@ static int announce(struct hvd_session *session, struct client_memory_row *row, 
     return rc;
 }
 
-/* Makes a region of skew + bytes and a row for it; for hvd_alloc `ptr` is NULL: the region is the
- * memory. */
-static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint64_t bytes,
-               const char *what, struct client_memory_row **row_p)
+/* Makes a region and a row for it; for hvd_alloc `ptr` is NULL: the region is the memory. */
+static int add(struct hvd_session *session, const void *ptr, uint64_t bytes, const char *what,
+               void **shared_p)
 {
-    uint64_t region_bytes;
+    uint64_t region_bytes, skew = (uintptr_t)ptr % REGISTER_ALIGN;
     struct client_memory_row *row = calloc(1, sizeof(*row));
     if (!row)
         return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
@@ -44,20 +43,19 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t skew, uint
                             "limits of this machine",
                             what, bytes, hvi_status_text(rc));
     }
-    row->base = ptr ? (uintptr_t)ptr : (uintptr_t)row->region.base;
+    void *shared = row->region.base;
+    row->base = ptr ? (uintptr_t)ptr : (uintptr_t)shared;
     row->given = (const void *)row->base;
     row->bytes = bytes;
     row->kind = ptr ? CLIENT_MEMORY_TWIN : CLIENT_MEMORY_MAPPED;
     row->skew = skew;
     rc = announce(session, row, what);
     hvi_region_close_fd(&row->region);
-    if (rc != HVD_OK) {
-        hvi_region_fini(&row->region);
-        free(row);
-        return rc;
-    }
-    *row_p = row;
-    return HVD_OK;
+    if (rc == HVD_OK)
+        *shared_p = shared;
+    else
+        (void)client_table_release(row);
+    return rc;
 }
 
 /* Takes the row that `ptr` names out of the table, with the lock. */
@@ -103,18 +101,13 @@ static int drop(struct hvd_session *session, void *ptr, bool is_alloc, const cha
 
 int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p)
 {
-    struct client_memory_row *row;
     int rc = client_session_check_fork(session, "hvd_alloc");
     if (rc != HVD_OK)
         return rc;
     if (bytes == 0 || !ptr_p)
         return client_error(HVD_ERR_INVALID, "hvd_alloc: %s",
                             ptr_p ? "0 bytes were asked for" : "ptr_p is NULL");
-    rc = add(session, NULL, 0, bytes, "hvd_alloc", &row);
-    if (rc != HVD_OK)
-        return rc;
-    *ptr_p = row->region.base;
-    return HVD_OK;
+    return add(session, NULL, bytes, "hvd_alloc", ptr_p);
 }
 
 int hvd_free(struct hvd_session *session, void *ptr)
@@ -124,40 +117,46 @@ int hvd_free(struct hvd_session *session, void *ptr)
 
 /* All of it, whichever part `ptr` lies in. */
 static int add_process_memory(struct hvd_session *session, const void *ptr,
-                              struct client_process_memory *memory)
+                              struct client_process_memory *memory, const struct hvi_region *region)
 {
     struct client_memory_row *row = calloc(1, sizeof(*row));
-    int rc = HVD_OK;
-    if (row) {
-        row->region = *client_process_memory_region(memory);
-        row->base = (uintptr_t)row->region.base;
-        row->bytes = row->region.bytes;
-        row->given = ptr;
-        row->kind = CLIENT_MEMORY_MAPPED;
-        row->process_memory = memory;
-        rc = announce(session, row, "hvd_register");
-    } else {
-        rc = client_error(HVD_ERR_NO_MEMORY, "hvd_register: out of memory");
-    }
-    if (rc != HVD_OK) {
+    if (!row) {
         client_process_memory_put(memory);
-        free(row);
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_register: out of memory");
     }
+    *row = (struct client_memory_row){.base = (uintptr_t)region->base,
+                                      .given = ptr,
+                                      .bytes = region->bytes,
+                                      .kind = CLIENT_MEMORY_MAPPED,
+                                      .region = *region,
+                                      .process_memory = memory};
+    int rc = announce(session, row, "hvd_register");
+    if (rc != HVD_OK)
+        (void)client_table_release(row);
+    return rc;
+}
+
+static int check_range(const struct hvd_session *session, const char *what, const void *ptr,
+                       size_t bytes)
+{
+    int rc = client_session_check_fork(session, what);
+    if (rc == HVD_OK && (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr))
+        rc = client_error(HVD_ERR_INVALID, "%s: [%p, +%zu) is no memory", what, ptr, bytes);
     return rc;
 }
 
 int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
 {
-    struct client_memory_row *row;
-    int rc = client_session_check_fork(session, "hvd_register");
+    struct hvi_region region;
+    void *twin;
+    int rc = check_range(session, "hvd_register", ptr, bytes);
     if (rc != HVD_OK)
         return rc;
-    if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
-        return client_error(HVD_ERR_INVALID, "hvd_register: [%p, +%zu) is no memory", ptr, bytes);
-    struct client_process_memory *memory = client_process_memory_hold((uintptr_t)ptr, bytes);
+    struct client_process_memory *memory =
+        client_process_memory_hold((uintptr_t)ptr, bytes, &region);
     if (memory)
-        return add_process_memory(session, ptr, memory);
-    return add(session, ptr, (uintptr_t)ptr % REGISTER_ALIGN, bytes, "hvd_register", &row);
+        return add_process_memory(session, ptr, memory, &region);
+    return add(session, ptr, bytes, "hvd_register", &twin);
 }
 
 /* An op in flight, staged or not, will write to its output. */
@@ -224,12 +223,9 @@ static int adopt(struct hvd_session *session, const void *ptr, struct client_ran
 int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes)
 {
     struct client_range range;
-    int rc = client_session_check_fork(session, "hvd_adopt");
-    if (rc != HVD_OK)
-        return rc;
-    if (!ptr || bytes == 0 || (uintptr_t)ptr + bytes < (uintptr_t)ptr)
-        return client_error(HVD_ERR_INVALID, "hvd_adopt: [%p, +%zu) is no memory", ptr, bytes);
-    rc = client_adopt_choose(ptr, bytes, &range);
+    int rc = check_range(session, "hvd_adopt", ptr, bytes);
+    if (rc == HVD_OK)
+        rc = client_adopt_choose(ptr, bytes, &range);
     return rc == HVD_OK ? adopt(session, ptr, range) : rc;
 }
 

@@ -242,38 +242,22 @@ static uint64_t bytes_of(struct client_range range)
     return range.end - range.start;
 }
 
-static void name_memfd(struct client_memfd *memfd)
-{
-    static atomic_uint count;
-    snprintf(memfd->name, sizeof(memfd->name), "hvd-adopt-%d-%u", (int)getpid(),
-             atomic_fetch_add(&count, 1));
-}
-
 int client_adopt_prepare(struct client_range range, struct hvi_region *region_p,
                          struct client_adoption **adoption_p)
 {
     struct client_adoption *adoption = calloc(1, sizeof(*adoption));
-    struct hvi_region region = HVI_REGION_INIT;
     if (!adoption)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
     struct client_forked *pages = &adoption->pages;
     pages->range = range;
     pages->last = range.end - (bytes_of(range) > PAGE_BYTES ? PAGE_BYTES : 0);
-    name_memfd(&pages->memfd);
-    int rc = hvi_region_create(pages->memfd.name, bytes_of(range), &region);
-    if (rc == HVD_OK && !client_forked_identify(region.fd, &pages->memfd))
-        rc = HVD_ERR_NO_MEMORY;
+    int rc =
+        client_forked_create("hvd_adopt", "hvd-adopt", bytes_of(range), false, pages, region_p);
     if (rc != HVD_OK) {
-        hvi_region_fini(&region);
         free(adoption);
-        return client_error(rc,
-                            "hvd_adopt: %" PRIu64 " bytes of shared memory: %s; 'hvdctl doctor' "
-                            "shows the limits of this machine",
-                            bytes_of(range), hvi_status_text(rc));
+        return rc;
     }
-    memcpy(region.base, (const void *)range.start, bytes_of(range));
-    pages->fd = region.fd;
-    *region_p = region;
+    memcpy(region_p->base, (const void *)range.start, bytes_of(range));
     *adoption_p = adoption;
     return HVD_OK;
 }

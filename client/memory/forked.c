@@ -2,7 +2,13 @@
  * See forked.h. In the child only system calls: other threads of the parent may have held any lock. */
 #include "client/memory/forked.h"
 
+#include "base/status.h"
+#include "client/error.h"
+
+#include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -88,7 +94,8 @@ void client_forked_remove(struct client_forked *row)
         LL_DELETE(rows, row);
 }
 
-bool client_forked_identify(int fd, struct client_memfd *memfd)
+/* What the kernel calls the file behind a descriptor. */
+static bool identify(int fd, struct client_memfd *memfd)
 {
     struct stat info;
     if (fstat(fd, &info) != 0)
@@ -97,4 +104,26 @@ bool client_forked_identify(int fd, struct client_memfd *memfd)
     memfd->dev_minor = minor(info.st_dev);
     memfd->inode = info.st_ino;
     return true;
+}
+
+int client_forked_create(const char *what, const char *label, uint64_t bytes, bool lazy,
+                         struct client_forked *row, struct hvi_region *region_p)
+{
+    static atomic_uint count;
+    char *name = row->memfd.name;
+    snprintf(name, sizeof(row->memfd.name), "%s-%d-%u", label, (int)getpid(),
+             atomic_fetch_add(&count, 1));
+    int rc = lazy ? hvi_region_create_lazy(name, bytes, region_p)
+                  : hvi_region_create(name, bytes, region_p);
+    if (rc == HVI_OK && !identify(region_p->fd, &row->memfd)) {
+        hvi_region_fini(region_p);
+        rc = HVI_ERR_NO_MEMORY;
+    }
+    if (rc != HVI_OK)
+        return client_error(rc,
+                            "%s: %" PRIu64 " bytes of shared memory: %s; 'hvdctl doctor' shows the "
+                            "limits of this machine",
+                            what, bytes, hvi_status_text(rc));
+    row->fd = region_p->fd;
+    return HVI_OK;
 }

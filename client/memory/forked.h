@@ -8,6 +8,7 @@
 #define HVD_CLIENT_FORKED_H
 
 #include "client/memory/mapping.h"
+#include "shm/region.h"
 
 #include <stdbool.h>
 
@@ -27,7 +28,9 @@ void client_forked_unlock(void);
 void client_forked_add(struct client_forked *row);
 void client_forked_remove(struct client_forked *row);
 
-/* What the kernel calls the file behind a descriptor; `memfd->name` is the caller's. */
-bool client_forked_identify(int fd, struct client_memfd *memfd);
+/* A region of `bytes` for the row, which gets its file: ".memfd" and ".fd". `lazy` as in
+ * hvi_region_create_lazy. Errors as there, with the last error set for the public function `what`. */
+int client_forked_create(const char *what, const char *label, uint64_t bytes, bool lazy,
+                         struct client_forked *row, struct hvi_region *region_p);
 
 #endif

@@ -43,9 +43,9 @@ int client_operand_scratch(struct client_memory *memory, const char *what, uint6
         int rc = client_staging_get(&memory->staging, bytes, what, &operand->block);
         if (rc != HVD_OK)
             return rc;
-        operand->region = client_staging_region_id(operand->block);
+        operand->region = operand->block->region;
         operand->offset = operand->block->offset;
-        operand->shared = client_staging_address(operand->block);
+        operand->shared = operand->block->address;
     }
     return HVD_OK;
 }

@@ -3,16 +3,13 @@
  * is that of forked.c, so that a child finds every row either there or not. */
 #include "client/memory/process_memory.h"
 
-#include "base/status.h"
 #include "client/error.h"
 #include "client/memory/forked.h"
 #include "hvd/hvd.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 #include <utlist.h>
 
 struct client_process_memory {
@@ -24,27 +21,6 @@ struct client_process_memory {
 
 static struct client_process_memory *all;
 
-static int make(uint64_t bytes, struct client_process_memory *memory)
-{
-    static uint32_t count; /* with the lock */
-    struct hvi_region *region = &memory->region;
-    struct client_forked *pages = &memory->pages;
-    snprintf(pages->memfd.name, sizeof(pages->memfd.name), "hvd-mem-%d-%" PRIu32, (int)getpid(),
-             count++);
-    int rc = hvi_region_create_lazy(pages->memfd.name, bytes, region);
-    if (rc != HVD_OK)
-        return rc;
-    if (!client_forked_identify(region->fd, &pages->memfd)) {
-        hvi_region_fini(region);
-        return HVD_ERR_NO_MEMORY;
-    }
-    pages->range.start = (uintptr_t)region->base;
-    pages->range.end = pages->last = pages->range.start + region->bytes;
-    pages->fd = region->fd;
-    pages->ours = true;
-    return HVD_OK;
-}
-
 int hvd_mem_alloc(size_t bytes, void **ptr_p)
 {
     if (bytes == 0 || !ptr_p)
@@ -53,22 +29,21 @@ int hvd_mem_alloc(size_t bytes, void **ptr_p)
     struct client_process_memory *memory = calloc(1, sizeof(*memory));
     if (!memory)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_mem_alloc: out of memory");
+    struct client_forked *pages = &memory->pages;
     client_forked_lock();
-    int rc = make(bytes, memory);
+    int rc = client_forked_create("hvd_mem_alloc", "hvd-mem", bytes, true, pages, &memory->region);
     if (rc == HVD_OK) {
-        client_forked_add(&memory->pages);
+        pages->range.start = (uintptr_t)memory->region.base;
+        pages->range.end = pages->last = pages->range.start + memory->region.bytes;
+        pages->ours = true;
+        client_forked_add(pages);
         LL_PREPEND(all, memory);
+        *ptr_p = memory->region.base;
     }
     client_forked_unlock();
-    if (rc == HVD_OK) {
-        *ptr_p = memory->region.base;
-        return HVD_OK;
-    }
-    free(memory);
-    return client_error(rc,
-                        "hvd_mem_alloc: %zu bytes of shared memory: %s; 'hvdctl doctor' shows the "
-                        "limits of this machine",
-                        bytes, hvi_status_text(rc));
+    if (rc != HVD_OK)
+        free(memory);
+    return rc;
 }
 
 /* Whether the process that has made it is another one. */
@@ -106,7 +81,8 @@ int hvd_mem_free(void *ptr)
     return HVD_OK;
 }
 
-struct client_process_memory *client_process_memory_hold(uintptr_t address, uint64_t bytes)
+struct client_process_memory *client_process_memory_hold(uintptr_t address, uint64_t bytes,
+                                                         struct hvi_region *region_p)
 {
     client_forked_lock();
     struct client_process_memory *at = all;
@@ -115,8 +91,10 @@ struct client_process_memory *client_process_memory_hold(uintptr_t address, uint
         at = at->next;
     if (at && is_inherited(at))
         at = NULL;
-    if (at)
+    if (at) {
         at->holders++;
+        *region_p = at->region;
+    }
     client_forked_unlock();
     return at;
 }
@@ -126,9 +104,4 @@ void client_process_memory_put(struct client_process_memory *memory)
     client_forked_lock();
     memory->holders--;
     client_forked_unlock();
-}
-
-const struct hvi_region *client_process_memory_region(const struct client_process_memory *memory)
-{
-    return &memory->region;
 }

@@ -10,10 +10,9 @@
 struct client_process_memory;
 
 /* The memory that holds all of [address, address + bytes), held until it is put; NULL: none does, or
- * this is a forked child, where it is not shared. */
-struct client_process_memory *client_process_memory_hold(uintptr_t address, uint64_t bytes);
+ * this is a forked child, where it is not shared. *region_p, with its descriptor, is valid until then. */
+struct client_process_memory *client_process_memory_hold(uintptr_t address, uint64_t bytes,
+                                                         struct hvi_region *region_p);
 void client_process_memory_put(struct client_process_memory *memory);
-/* Valid while it is held, and its descriptor with it. */
-const struct hvi_region *client_process_memory_region(const struct client_process_memory *memory);
 
 #endif

@@ -80,6 +80,7 @@ static int create(uint32_t class_index, struct client_staging_region **region_p)
     for (uint32_t i = 0; i < count; i++) {
         region->blocks[i].owner = region;
         region->blocks[i].offset = i * block_bytes;
+        region->blocks[i].address = (unsigned char *)region->region.base + i * block_bytes;
     }
     *region_p = region;
     return HVD_OK;
@@ -95,8 +96,10 @@ static void adopt(struct client_staging *staging, struct client_staging_region *
 {
     DL_PREPEND(staging->regions, region);
     staging->idle_bytes += region->region.bytes;
-    for (uint32_t i = 0; i < region->block_count; i++)
+    for (uint32_t i = 0; i < region->block_count; i++) {
+        region->blocks[i].region = region->id;
         push_free(staging, &region->blocks[i]);
+    }
 }
 
 /* An idle region: away with it. */
@@ -185,16 +188,6 @@ void client_staging_withdraw(struct client_staging *staging,
         if (at->owner == region)
             take_free(staging, at);
     }
-}
-
-uint32_t client_staging_region_id(const struct client_staging_block *block)
-{
-    return block->owner->id;
-}
-
-void *client_staging_address(const struct client_staging_block *block)
-{
-    return (unsigned char *)block->owner->region.base + block->offset;
 }
 
 void client_staging_fini(struct client_staging *staging)

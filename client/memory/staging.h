@@ -17,7 +17,9 @@ struct client_staging_region;
 
 struct client_staging_block {
     struct client_staging_region *owner;
-    uint64_t offset;                          /* in the owner's region */
+    uint32_t region; /* the owner's, as the engine knows it */
+    uint64_t offset; /* in there */
+    void *address;
     struct client_staging_block *prev, *next; /* free list */
 };
 
@@ -39,9 +41,6 @@ void client_staging_put(struct client_staging *staging, struct client_staging_bl
  * engine may still write to this block after it was put. Needs the lock. */
 void client_staging_withdraw(struct client_staging *staging,
                              const struct client_staging_block *block);
-
-uint32_t client_staging_region_id(const struct client_staging_block *block);
-void *client_staging_address(const struct client_staging_block *block);
 
 /* Session end: unmaps everything, used or not. */
 void client_staging_fini(struct client_staging *staging);
