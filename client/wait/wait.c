@@ -42,16 +42,13 @@ static bool session_state_says_ended(const struct hvd_session *session)
 void client_wait_progress(struct hvd_session *session, bool look)
 {
     client_complete_drain(&session->complete);
-    if (!look && session->link.epoll_fd < 0 && session->memory.peers.asked == 0 &&
-        !session_state_says_ended(session) &&
-        hvi_clock_ns() - session->link.looked_ns < CLIENT_LOOK_NS) {
-        if (session->ops.sized_first)
-            client_output_feed(&session->ops, &session->ring);
-        return;
+    if (look || session->link.epoll_fd >= 0 || session->memory.peers.asked > 0 ||
+        session_state_says_ended(session) ||
+        hvi_clock_ns() - session->link.looked_ns >= CLIENT_LOOK_NS) {
+        session->link.looked_ns = hvi_clock_ns();
+        session->link.look_due = false;
+        client_control_look(&session->link);
     }
-    session->link.looked_ns = hvi_clock_ns();
-    session->link.look_due = false;
-    client_control_look(&session->link);
     if (session->ops.sized_first)
         client_output_feed(&session->ops, &session->ring);
 }
@@ -190,14 +187,14 @@ bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
     return !hvi_bell_wait(session->link.channel.header, seen, &session->policy, deadline_ns);
 }
 
-static int timed_out(const struct hvd_op *op, int64_t timeout_ns)
+int client_wait_timed_out(const struct hvd_op *op, const char *what, int64_t timeout_ns)
 {
     char text[HVI_TEXT_MAX / 2];
     client_op_describe(op, text, sizeof(text));
     return client_error(HVD_ERR_TIMEOUT,
-                        "hvd_wait: %s is not finished after %.3f s; it goes on, and 'hvdctl "
-                        "stalls' shows which ranks are missing",
-                        text, (double)timeout_ns / 1e9);
+                        "%s: %s is not finished after %.3f s; it goes on, and 'hvdctl stalls' "
+                        "shows which ranks are missing",
+                        what, text, (double)timeout_ns / 1e9);
 }
 
 /* A thread in hvd_wait. */
@@ -224,7 +221,7 @@ static int look_late(struct waiter *waiter)
         client_slots_polled(&op->session->slots, op);
         rc = client_wait_look_at(op->session, op);
     }
-    return rc == HVD_INPROGRESS ? timed_out(op, waiter->timeout_ns) : rc;
+    return rc == HVD_INPROGRESS ? client_wait_timed_out(op, "hvd_wait", waiter->timeout_ns) : rc;
 }
 
 /* With the lock. HVD_INPROGRESS, or how the call ends. */

@@ -21,6 +21,8 @@ void client_wait_sync_event(struct hvd_session *session);
  * 100 ms at most: for a caller that is going to sleep on something that only the engine rings. `op`
  * NULL: all. Gives up the lock; the session may have ended. */
 void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op);
+/* HVD_ERR_TIMEOUT, with the last error set for the public function `what`. */
+int client_wait_timed_out(const struct hvd_op *op, const char *what, int64_t timeout_ns);
 /* Without the lock: nothing was to be seen after the bell read `seen`. Sleeps a slice at most; a
  * short nap if `copying`: another thread copies a result, and no bell rings for that. True when the
  * socket should be looked at. */

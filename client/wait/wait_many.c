@@ -25,6 +25,7 @@ struct wait_set {
     int count;
     const char *what;
     int first;                 /* the first op that is not known to be finished */
+    int failed;                /* the first one that has failed, -1: none */
     bool mixed;                /* several sessions */
     bool copying;              /* another thread copies a result of ours */
     bool look;                 /* at the socket */
@@ -46,7 +47,7 @@ static int next_op(const struct wait_set *set, int i)
 
 static int init(struct wait_set *set, struct hvd_op *const *ops, int count, const char *what)
 {
-    *set = (struct wait_set){.ops = ops, .count = count, .what = what};
+    *set = (struct wait_set){.ops = ops, .count = count, .what = what, .failed = -1};
     if (count < 0 || (count > 0 && !ops))
         return client_error(HVD_ERR_INVALID, "%s: %d ops at %p", what, count, (const void *)ops);
     set->first = next_op(set, 0);
@@ -93,9 +94,10 @@ static void leave(struct hvd_session *session)
     client_session_leave(session);
 }
 
-/* Looks at ops from `i` on as long as they are of one session and unfinished. *i_p becomes the one
- * that is finished, or the first of another session. */
-static int look_along(struct wait_set *set, int *i_p)
+/* Looks at ops from `i` on as long as they are of one session and finished, or as long as they are not.
+ * *i_p becomes the one that ends this. Returns what that one says; HVD_INPROGRESS if it is of another
+ * session. */
+static int look_along(struct wait_set *set, bool finished, int *i_p)
 {
     int i = *i_p;
     int rc = enter(set, i);
@@ -105,13 +107,22 @@ static int look_along(struct wait_set *set, int *i_p)
     rc = HVD_INPROGRESS;
     while (i < set->count && set->ops[i]->session == session) {
         rc = look_at(set, i);
-        if (rc != HVD_INPROGRESS)
+        if (finished == (rc == HVD_INPROGRESS))
             break;
+        if (finished && rc != HVD_OK && set->failed < 0)
+            set->failed = i;
         i = next_op(set, i + 1);
+        rc = HVD_INPROGRESS;
     }
     leave(session);
     *i_p = i;
     return rc;
+}
+
+static uint64_t end_of_slice(uint64_t deadline_ns)
+{
+    uint64_t end_ns = hvi_clock_ns() + MIXED_SLICE_NS;
+    return end_ns < deadline_ns ? end_ns : deadline_ns;
 }
 
 /* Peers that are about to come are waited for awake; after that the engine gets the op, so that the
@@ -123,9 +134,7 @@ static void rest_awake(struct wait_set *set, uint64_t deadline_ns)
     if (client_medium_help(&op->session->slots, op, &set->watch, UINT32_MAX) > 0)
         return;
     if (set->watch.medium && client_watch_runs(&op->session->slots, &set->watch)) {
-        uint64_t slice_ns = hvi_clock_ns() + MIXED_SLICE_NS;
-        set->look = client_watch_wait(&op->session->slots, &set->watch,
-                                      slice_ns < deadline_ns ? slice_ns : deadline_ns);
+        set->look = client_watch_wait(&op->session->slots, &set->watch, end_of_slice(deadline_ns));
         return;
     }
     sched_yield();
@@ -142,28 +151,21 @@ static void rest(struct wait_set *set, uint64_t deadline_ns)
         rest_awake(set, deadline_ns);
         return;
     }
-    uint64_t until_ns = deadline_ns;
-    if (set->mixed) {
-        uint64_t slice_ns = hvi_clock_ns() + MIXED_SLICE_NS;
-        until_ns = slice_ns < deadline_ns ? slice_ns : deadline_ns;
-    }
-    set->look = client_wait_sleep(set->bell, set->copying, set->seen, until_ns);
+    set->look = client_wait_sleep(set->bell, set->copying, set->seen,
+                                  set->mixed ? end_of_slice(deadline_ns) : deadline_ns);
     set->look &= !set->mixed; /* its slices are short; progress looks when it is time */
     set->copying = false;
 }
 
-static int timed_out(const struct wait_set *set, int i, int64_t timeout_ns)
+static int timed_out(const struct wait_set *set, int64_t timeout_ns)
 {
-    char text[HVI_TEXT_MAX / 2];
-    int rc = client_op_enter(set->ops[i], set->what);
+    struct hvd_op *op = set->ops[set->first];
+    int rc = client_op_enter(op, set->what);
     if (rc != HVD_OK)
         return rc;
-    client_op_describe(set->ops[i], text, sizeof(text));
-    client_session_leave(set->ops[i]->session);
-    return client_error(HVD_ERR_TIMEOUT,
-                        "%s: %s is not finished after %.3f s; it goes on, and 'hvdctl stalls' "
-                        "shows which ranks are missing",
-                        set->what, text, (double)timeout_ns / 1e9);
+    rc = client_wait_timed_out(op, set->what, timeout_ns);
+    client_session_leave(op->session);
+    return rc;
 }
 
 static int wait_any(struct wait_set *set, int64_t timeout_ns, int *index_p)
@@ -172,14 +174,14 @@ static int wait_any(struct wait_set *set, int64_t timeout_ns, int *index_p)
     for (;;) {
         bool late = hvi_deadline_passed(deadline_ns);
         for (int i = set->first; i < set->count;) {
-            int rc = look_along(set, &i);
+            int rc = look_along(set, false, &i);
             if (rc == HVD_INPROGRESS)
                 continue;
             *index_p = i;
             return rc;
         }
         if (late)
-            return timed_out(set, set->first, timeout_ns);
+            return timed_out(set, timeout_ns);
         rest(set, deadline_ns);
     }
 }
@@ -201,30 +203,6 @@ int hvd_wait_any(struct hvd_op *const *ops, int count, int64_t timeout_ns, int *
     return rc;
 }
 
-/* Moves set->first past finished ops of one session; *failed_p is the first one that failed. */
-static int advance(struct wait_set *set, int *failed_p)
-{
-    int i = set->first;
-    int rc = enter(set, i);
-    if (rc != HVD_OK)
-        return rc;
-    struct hvd_session *session = set->ops[i]->session;
-    while (i < set->count && set->ops[i]->session == session) {
-        rc = look_at(set, i);
-        if (rc == HVD_INPROGRESS)
-            break;
-        if (rc != HVD_OK && *failed_p < 0)
-            *failed_p = i;
-        i = next_op(set, i + 1);
-    }
-    leave(session);
-    bool moved = i != set->first;
-    if (moved)
-        set->slots_seen = 0;
-    set->first = i;
-    return moved ? HVD_OK : HVD_INPROGRESS;
-}
-
 /* Lets every session that still has ops here go on. */
 static int look_everywhere(struct wait_set *set)
 {
@@ -241,21 +219,23 @@ static int look_everywhere(struct wait_set *set)
 }
 
 /* Until all are finished. */
-static int wait_all(struct wait_set *set, int64_t timeout_ns, int *failed_p)
+static int wait_all(struct wait_set *set, int64_t timeout_ns)
 {
     uint64_t deadline_ns = timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns);
     while (set->first < set->count) {
         bool late = hvi_deadline_passed(deadline_ns);
+        int first = set->first;
         int rc = set->mixed ? look_everywhere(set) : HVD_OK;
         if (rc == HVD_OK)
-            rc = advance(set, failed_p);
-        if (rc == HVD_OK)
-            continue;
+            rc = look_along(set, true, &set->first);
         if (rc != HVD_INPROGRESS)
             return rc;
-        if (late)
-            return timed_out(set, set->first, timeout_ns);
-        rest(set, deadline_ns);
+        if (set->first != first)
+            set->slots_seen = 0;
+        else if (late)
+            return timed_out(set, timeout_ns);
+        else
+            rest(set, deadline_ns);
     }
     return HVD_OK;
 }
@@ -263,11 +243,10 @@ static int wait_all(struct wait_set *set, int64_t timeout_ns, int *failed_p)
 int hvd_wait_all(struct hvd_op *const *ops, int count, int64_t timeout_ns)
 {
     struct wait_set set;
-    int failed = -1;
     int rc = init(&set, ops, count, "hvd_wait_all");
     if (rc == HVD_OK)
-        rc = wait_all(&set, timeout_ns, &failed);
-    if (rc != HVD_OK || failed < 0)
+        rc = wait_all(&set, timeout_ns);
+    if (rc != HVD_OK || set.failed < 0)
         return rc;
-    return hvd_test(ops[failed]); /* its sentence becomes the last error */
+    return hvd_test(ops[set.failed]); /* its sentence becomes the last error */
 }
