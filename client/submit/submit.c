@@ -93,7 +93,7 @@ static void copy_in(struct hvd_session *session, struct client_request *request)
     pthread_mutex_lock(&session->link.mutex);
 }
 
-/* Takes everything back. */
+/* Takes everything back; the requests may be submitted again. */
 static void give_up(struct hvd_session *session, struct client_request *requests, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -104,6 +104,8 @@ static void give_up(struct hvd_session *session, struct client_request *requests
             client_names_landed(request->claimed);
             client_names_put(request->claimed);
         }
+        request->op = NULL;
+        request->claimed = NULL;
     }
 }
 

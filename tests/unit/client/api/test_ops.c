@@ -5,8 +5,10 @@
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static struct hvt_fake *fake;
 static struct hvd_session *session;
@@ -432,6 +434,30 @@ START_TEST(all_ops_in_flight_is_a_full_ring)
 }
 END_TEST
 
+static void *late_barrier(void *rc_p)
+{
+    *(int *)rc_p = hvd_barrier(session, "late");
+    return NULL;
+}
+
+START_TEST(a_blocking_call_that_waits_for_room_ends_with_the_session)
+{
+    const struct timespec nap = {.tv_nsec = 20 * 1000 * 1000}; /* it tries every 50 us */
+    pthread_t thread;
+    struct hvd_op *op;
+    int rc = HVD_OK;
+    for (int i = 0; i < HVD_OPS_MAX; i++) {
+        ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_OK);
+        hvt_fake_take(engine);
+    }
+    ck_assert_int_eq(pthread_create(&thread, NULL, late_barrier, &rc), 0);
+    nanosleep(&nap, NULL);
+    hvt_fake_die(engine);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_int_eq(rc, HVD_ERR_ENGINE_LOST);
+}
+END_TEST
+
 START_TEST(an_abandoned_op_is_released_by_its_completion)
 {
     struct hvd_tensor t = hvd_tensor_1d(memory, HVD_FLOAT32, 1);
@@ -503,6 +529,7 @@ int main(void)
     tcase_add_test(tcase, the_area_for_names_can_be_full_and_is_freed_with_the_ring);
     tcase_add_test(tcase, finished_ops_that_nobody_releases_are_a_limit_of_their_own);
     tcase_add_test(tcase, all_ops_in_flight_is_a_full_ring);
+    tcase_add_test(tcase, a_blocking_call_that_waits_for_room_ends_with_the_session);
     tcase_add_test(tcase, an_abandoned_op_is_released_by_its_completion);
     tcase_add_test(tcase, a_released_op_is_told_from_a_live_one);
     tcase_add_test(tcase, a_null_result_pointer_is_refused);
