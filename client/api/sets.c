@@ -139,21 +139,11 @@ int hvd_process_set_rank(struct hvd_session *session, int id)
     return rank;
 }
 
-int hvd_process_set_size(struct hvd_session *session, int id)
+static int tell_ranks(struct hvd_session *session, const char *what, int id, int *ranks_p,
+                      int capacity)
 {
     struct client_set *set = NULL;
-    int rc = enter(session, "hvd_process_set_size", id, &set);
-    if (rc != HVD_OK)
-        return rc;
-    int size = set->size;
-    client_session_leave(session);
-    return size;
-}
-
-int hvd_process_set_ranks(struct hvd_session *session, int id, int *ranks_p, int capacity)
-{
-    struct client_set *set = NULL;
-    int rc = enter(session, "hvd_process_set_ranks", id, &set);
+    int rc = enter(session, what, id, &set);
     if (rc != HVD_OK)
         return rc;
     int size = set->size;
@@ -161,6 +151,16 @@ int hvd_process_set_ranks(struct hvd_session *session, int id, int *ranks_p, int
         ranks_p[i] = set->ranks[i];
     client_session_leave(session);
     return size;
+}
+
+int hvd_process_set_size(struct hvd_session *session, int id)
+{
+    return tell_ranks(session, "hvd_process_set_size", id, NULL, 0);
+}
+
+int hvd_process_set_ranks(struct hvd_session *session, int id, int *ranks_p, int capacity)
+{
+    return tell_ranks(session, "hvd_process_set_ranks", id, ranks_p, capacity);
 }
 
 int hvd_process_set_ids(struct hvd_session *session, int *ids_p, int capacity)

@@ -19,12 +19,11 @@
 /* Not blocking: a FIFO without a reader is refused at once, and the engine refuses the others. */
 static int open_file(const char *path, int *fd_p)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
-    if (fd < 0)
-        return client_error(HVD_ERR_INVALID, "hvd_timeline_start: cannot open '%s': %s", path,
-                            strerror(errno));
-    *fd_p = fd;
-    return HVD_OK;
+    *fd_p = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+    if (*fd_p >= 0)
+        return HVD_OK;
+    return client_error(HVD_ERR_INVALID, "hvd_timeline_start: cannot open '%s': %s", path,
+                        strerror(errno));
 }
 
 int hvd_timeline_start(struct hvd_session *session, const char *path, int mark_cycles)
@@ -33,8 +32,6 @@ int hvd_timeline_start(struct hvd_session *session, const char *path, int mark_c
     if (!path || !path[0])
         return client_error(HVD_ERR_INVALID, "hvd_timeline_start: path is %s",
                             path ? "empty" : "NULL");
-    if (!session)
-        return client_error(HVD_ERR_INVALID, "hvd_timeline_start: session is NULL");
     int rc = client_session_check_fork(session, "hvd_timeline_start");
     if (rc == HVD_OK)
         rc = open_file(path, &fd); /* may block: not under the lock */
@@ -42,9 +39,7 @@ int hvd_timeline_start(struct hvd_session *session, const char *path, int mark_c
         return rc;
     rc = client_session_enter(session, "hvd_timeline_start");
     if (rc == HVD_OK) {
-        rc = client_link_usable(&session->link, "hvd_timeline_start");
-        if (rc == HVD_OK)
-            rc = client_control_timeline_start(&session->link, fd, path, mark_cycles != 0);
+        rc = client_control_timeline_start(&session->link, fd, path, mark_cycles != 0);
         client_session_leave(session);
     }
     close(fd);
@@ -56,9 +51,7 @@ int hvd_timeline_stop(struct hvd_session *session)
     int rc = client_session_enter(session, "hvd_timeline_stop");
     if (rc != HVD_OK)
         return rc;
-    rc = client_link_usable(&session->link, "hvd_timeline_stop");
-    if (rc == HVD_OK)
-        rc = client_control_timeline_stop(&session->link);
+    rc = client_control_timeline_stop(&session->link);
     client_session_leave(session);
     return rc;
 }

@@ -169,7 +169,10 @@ static int ask(struct client_link *link, const struct hvi_packet_msg *msg, int f
                const char *told, const char *refused, struct client_pending *pending)
 {
     const struct hvi_ack *ack = &pending->ack;
-    int rc = call(link, msg, fd, CLIENT_ACK_NS, pending);
+    int rc = client_link_usable(link, what);
+    if (rc != HVD_OK)
+        return rc;
+    rc = call(link, msg, fd, CLIENT_ACK_NS, pending);
     if (rc == HVD_ERR_CLOSED) {
         client_control_look(link);
         if (link->end_status != HVD_OK)

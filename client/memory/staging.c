@@ -127,9 +127,7 @@ static int grow(struct client_staging *staging, uint32_t class_index, const char
                             " bytes of shared memory to stage ordinary memory: %s; 'hvdctl doctor' "
                             "shows the limits of this machine",
                             what, class_bytes(class_index), hvi_status_text(rc));
-    rc = client_link_usable(staging->link, what);
-    if (rc == HVD_OK)
-        rc = client_control_region_add(staging->link, &region->region, false, what, &region->id);
+    rc = client_control_region_add(staging->link, &region->region, false, what, &region->id);
     hvi_region_close_fd(&region->region);
     if (rc != HVD_OK) {
         destroy(region);

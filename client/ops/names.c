@@ -27,7 +27,6 @@ struct client_name_entry {
     int process_set;
     bool in_flight;
     uint32_t holders; /* ops that are not released */
-    size_t capacity;  /* of the key, with NUL */
     char *key;        /* where .name.text lies */
     struct client_name_entry *prev, *next;
     UT_hash_handle hh;
@@ -73,14 +72,11 @@ static struct client_name_entry *find(struct client_names *names, const struct k
 
 static bool set_key(struct client_name_entry *entry, const struct key *key)
 {
-    if (entry->capacity < key->bytes + 1) {
-        char *text = realloc(entry->key, key->bytes + 1);
-        if (!text)
-            return false;
-        entry->key = text;
-        entry->capacity = key->bytes + 1;
-    }
-    memcpy(entry->key, key->text, key->bytes + 1);
+    char *text = realloc(entry->key, key->bytes + 1);
+    if (!text)
+        return false;
+    memcpy(text, key->text, key->bytes + 1);
+    entry->key = text;
     memcpy(&entry->process_set, key->text, PREFIX);
     entry->name.text = entry->key + PREFIX;
     entry->name.bytes = key->bytes - PREFIX;

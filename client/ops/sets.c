@@ -24,7 +24,8 @@ struct client_set *client_set_new(const int *ranks, int size, int rank)
     struct client_set *set = calloc(1, sizeof(*set) + (size_t)size * sizeof(set->ranks[0]));
     if (!set)
         return NULL;
-    memcpy(set->ranks, ranks, (size_t)size * sizeof(set->ranks[0]));
+    for (int i = 0; i < size; i++)
+        set->ranks[i] = ranks ? ranks[i] : i;
     qsort(set->ranks, (size_t)size, sizeof(set->ranks[0]), compare_ranks);
     set->size = size;
     set->rank = client_set_place(set, rank);
@@ -33,16 +34,8 @@ struct client_set *client_set_new(const int *ranks, int size, int rank)
 
 int client_sets_init(struct client_sets *sets, int rank, int size)
 {
-    struct client_set *all = calloc(1, sizeof(*all) + (size_t)size * sizeof(all->ranks[0]));
-    if (!all)
-        return HVD_ERR_NO_MEMORY;
-    for (int i = 0; i < size; i++)
-        all->ranks[i] = i;
-    all->size = size;
-    all->rank = rank;
-    sets->first = all;
-    sets->last = all;
-    return HVD_OK;
+    sets->first = sets->last = client_set_new(NULL, size, rank);
+    return sets->first ? HVD_OK : HVD_ERR_NO_MEMORY;
 }
 
 void client_sets_fini(struct client_sets *sets)

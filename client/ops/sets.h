@@ -39,8 +39,8 @@ struct client_sets {
 int client_sets_init(struct client_sets *sets, int rank, int size);
 void client_sets_fini(struct client_sets *sets);
 
-/* A set that is in no table yet, to be released with free(3); `ranks` in any order. NULL: no
- * memory. */
+/* A set that is in no table yet, to be released with free(3); `ranks` in any order, or NULL
+ * for 0 to size - 1. NULL: no memory. */
 struct client_set *client_set_new(const int *ranks, int size, int rank);
 /* NULL when there is none. */
 struct client_set *client_sets_find(struct client_sets *sets, int id);

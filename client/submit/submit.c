@@ -22,12 +22,56 @@
 #include "client/slots/grants.h"
 #include "client/submit/check.h"
 #include "client/submit/entry.h"
-#include "client/submit/members.h"
 #include "client/submit/operands.h"
 
 #include <string.h>
 
 #define COPY_LOCKED_MAX 32768u /* larger inputs are copied without the lock */
+
+/* Reads completions before it finds none that this rank may use: a join may be over, a set added. */
+static struct client_set *find_set(struct hvd_session *session, int id)
+{
+    struct client_set *set = client_sets_find(&session->ops.sets, id);
+    if (client_set_is_usable(set))
+        return set;
+    client_complete_drain(&session->complete);
+    return client_sets_find(&session->ops.sets, id);
+}
+
+/* The request's set takes ops of this rank. */
+static int check_set(struct hvd_session *session, const struct client_request *request,
+                     struct client_set **set_p)
+{
+    char label[CLIENT_LABEL_MAX];
+    *set_p = find_set(session, request->process_set);
+    if (client_set_is_usable(*set_p))
+        return HVD_OK;
+    client_request_label(request, label, sizeof(label));
+    return client_set_refuse(*set_p, request->process_set, session->ops.rank, label);
+}
+
+static int check_removal(struct hvd_session *session, const char *what, int id)
+{
+    const struct client_set *set = find_set(session, id);
+    if (!set || set->removing)
+        return client_set_refuse(set, id, session->ops.rank, what);
+    if (!set->opened)
+        return HVD_OK;
+    return client_error(HVD_ERR_INVALID,
+                        "%s: process set %d was opened by its members, who close it by "
+                        "hvd_process_set_close_async",
+                        what, id);
+}
+
+static int check_closing(const struct client_set *set, const char *what)
+{
+    if (set->opened)
+        return HVD_OK;
+    return client_error(HVD_ERR_INVALID,
+                        "%s: process set %d was not opened by its members alone; all ranks of the "
+                        "job remove it by hvd_process_set_remove",
+                        what, set->id);
+}
 
 static int claim_name(struct hvd_session *session, struct client_request *request)
 {
@@ -117,11 +161,11 @@ static int look_around(struct hvd_session *session, const struct client_request 
     int rc = client_ring_ready(&session->ring, requests->what);
     if (rc != HVD_OK)
         return rc;
-    rc = client_members_use(&session->complete, requests, set_p);
+    rc = check_set(session, requests, set_p);
     if (rc == HVD_OK && requests->kind == HVI_KIND_SET_REMOVE)
-        rc = client_members_check_removal(&session->complete, requests->what, requests->root);
+        rc = check_removal(session, requests->what, requests->root);
     if (rc == HVD_OK && requests->kind == HVI_KIND_SET_CLOSE)
-        rc = client_members_check_closing(*set_p, requests->what);
+        rc = check_closing(*set_p, requests->what);
     for (uint32_t i = 0; i < count; i++) {
         const struct client_name *name = requests[i].claimed;
         if (name && !name->defined)
