@@ -55,8 +55,7 @@ static void fill_header(struct hvi_channel_header *header, uint32_t channel_inde
     header->channel_index = channel_index;
 }
 
-static struct hvi_channel make_view(const struct hvi_region *region, uint32_t channel_index,
-                                    uint64_t epoch)
+static struct hvi_channel make_view(const struct hvi_region *region, uint32_t channel_index)
 {
     unsigned char *base = region->base;
     struct hvi_channel_header *header = region->base;
@@ -67,7 +66,6 @@ static struct hvi_channel make_view(const struct hvi_region *region, uint32_t ch
         .texts = (struct hvi_text_cell *)(void *)(base + TEXTS_OFFSET),
         .inline_base = base + INLINE_OFFSET,
         .channel_index = channel_index,
-        .epoch = epoch,
     };
     hvi_ring_init(&channel.sq, base + SQ_OFFSET, sizeof(struct hvi_submission), HVI_SQ_SLOTS,
                   &header->sq_head, &header->sq_tail);
@@ -89,7 +87,7 @@ int hvi_channel_create(uint32_t channel_index, uint64_t epoch, struct hvi_channe
     /* Relaxed: the descriptor is sent after this, which orders it before anything the client reads.
      */
     atomic_store_explicit(&header->session_state, HVI_SESSION_OPEN, memory_order_relaxed);
-    *channel_p = make_view(&region, channel_index, epoch);
+    *channel_p = make_view(&region, channel_index);
     return HVI_OK;
 }
 
@@ -147,7 +145,7 @@ int hvi_channel_map(int fd, struct hvi_channel *channel_p)
         hvi_region_fini(&region);
         return status;
     }
-    *channel_p = make_view(&region, fixed.channel_index, fixed.epoch);
+    *channel_p = make_view(&region, fixed.channel_index);
     channel_p->features = fixed.features;
     return HVI_OK;
 }

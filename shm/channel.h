@@ -22,7 +22,6 @@ struct hvi_channel {
     struct hvi_text_cell *texts;
     unsigned char *inline_base; /* HVI_INLINE_BYTES: region 0 */
     uint32_t channel_index;
-    uint64_t epoch;
     uint64_t features;  /* HVI_FEATURE_* */
     uint32_t text_next; /* engine: next cell to write */
     uint32_t text_turn; /* engine: turn of the last write */

@@ -125,7 +125,7 @@ START_TEST(the_reply_carries_the_session_and_four_descriptors)
     ck_assert_uint_eq(bench.peers[1].reply.generation, 1);
     ck_assert_int_eq(bench.peers[1].reply.engine_pid, getpid());
     ck_assert_uint_eq(bench.peers[1].channel.channel_index, 1);
-    ck_assert_uint_eq(bench.peers[1].channel.epoch, 2);
+    ck_assert_uint_eq(bench.peers[1].channel.header->epoch, 2);
     ck_assert_uint_eq(bench.peers[1].channel.header->session_state, HVI_SESSION_OPEN);
     hvt_bench_fini(&bench);
 }

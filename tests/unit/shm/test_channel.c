@@ -52,7 +52,7 @@ START_TEST(both_views_agree)
 {
     ck_assert_uint_eq(pair.engine.channel_index, 5);
     ck_assert_uint_eq(pair.client.channel_index, 5);
-    ck_assert_uint_eq(pair.client.epoch, 7);
+    ck_assert_uint_eq(pair.client.header->epoch, 7);
     ck_assert_uint_eq(pair.engine.region.bytes, pair.client.region.bytes);
     ck_assert_uint_eq(pair.engine.region.bytes, pair.engine.header->total_bytes);
     unsigned char *engine = pair.engine.region.base, *client = pair.client.region.base;
