@@ -202,22 +202,19 @@ static int adopt(struct hvd_session *session, const void *ptr, struct client_ran
     row->given = ptr;
     row->kind = CLIENT_MEMORY_MAPPED;
     int rc = client_adopt_prepare(range, &row->region, &row->adoption);
-    if (rc != HVD_OK) {
-        free(row);
-        return rc;
-    }
-    rc = client_session_enter(session, "hvd_adopt");
+    if (rc == HVD_OK)
+        rc = client_session_enter(session, "hvd_adopt");
     if (rc == HVD_OK) {
         rc = enter_adopted(session, row);
         client_session_leave(session);
     }
-    if (rc != HVD_OK) {
+    if (rc == HVD_OK) {
+        client_adopt_touch(range);
+    } else {
         client_adopt_cancel(row->adoption, &row->region);
         free(row);
-        return rc;
     }
-    client_adopt_touch(range);
-    return HVD_OK;
+    return rc;
 }
 
 int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes)

@@ -66,10 +66,6 @@
     "mmap, "                                                                                       \
     "or a malloc large enough for a mapping of its own (mallopt M_MMAP_THRESHOLD)"
 
-struct client_adoption {
-    struct client_forked pages; /* .last: see realloc */
-};
-
 static atomic_int maps_fd = -1; /* /proc/self/maps; relaxed: the descriptor says it all */
 static pthread_once_t maps_once = PTHREAD_ONCE_INIT;
 
@@ -243,16 +239,16 @@ static uint64_t bytes_of(struct client_range range)
 }
 
 int client_adopt_prepare(struct client_range range, struct hvi_region *region_p,
-                         struct client_adoption **adoption_p)
+                         struct client_forked **adoption_p)
 {
-    struct client_adoption *adoption = calloc(1, sizeof(*adoption));
+    struct client_forked *adoption = calloc(1, sizeof(*adoption));
     if (!adoption)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
-    struct client_forked *pages = &adoption->pages;
-    pages->range = range;
-    pages->last = range.end - (bytes_of(range) > PAGE_BYTES ? PAGE_BYTES : 0);
+    adoption->range = range;
+    /* See realloc. */
+    adoption->last = range.end - (bytes_of(range) > PAGE_BYTES ? PAGE_BYTES : 0);
     int rc =
-        client_forked_create("hvd_adopt", "hvd-adopt", bytes_of(range), false, pages, region_p);
+        client_forked_create("hvd_adopt", "hvd-adopt", bytes_of(range), false, adoption, region_p);
     if (rc != HVD_OK) {
         free(adoption);
         return rc;
@@ -262,7 +258,7 @@ int client_adopt_prepare(struct client_range range, struct hvi_region *region_p,
     return HVD_OK;
 }
 
-void client_adopt_cancel(struct client_adoption *adoption, struct hvi_region *region)
+void client_adopt_cancel(struct client_forked *adoption, struct hvi_region *region)
 {
     hvi_region_fini(region);
     free(adoption);
@@ -275,17 +271,17 @@ static bool move_over(void *pages, struct client_range range)
                   (void *)range.start) != MAP_FAILED;
 }
 
-int client_adopt_replace(struct client_adoption *adoption, struct hvi_region *region)
+int client_adopt_replace(struct client_forked *adoption, struct hvi_region *region)
 {
-    struct client_range range = adoption->pages.range;
+    struct client_range range = adoption->range;
     pthread_once(&maps_once, watch_forks);
     client_forked_lock();
     bool moved = move_over(region->base, range);
     if (moved) {
-        (void)madvise((void *)adoption->pages.last, range.end - adoption->pages.last, MADV_RANDOM);
+        (void)madvise((void *)adoption->last, range.end - adoption->last, MADV_RANDOM);
         region->base = (void *)range.start;
         region->fd = -1; /* the adoption's from now on */
-        client_forked_add(&adoption->pages);
+        client_forked_add(adoption);
         if (atomic_load_explicit(&maps_fd, memory_order_relaxed) < 0)
             atomic_store_explicit(&maps_fd, open("/proc/self/maps", O_RDONLY | O_CLOEXEC),
                                   memory_order_relaxed);
@@ -304,17 +300,17 @@ void client_adopt_touch(struct client_range range)
     (void)madvise((void *)range.start, bytes_of(range), MADV_POPULATE_READ);
 }
 
-bool client_adopt_is_intact(const struct client_adoption *adoption)
+bool client_adopt_is_intact(const struct client_forked *adoption)
 {
-    struct client_range body = {adoption->pages.range.start, adoption->pages.last};
+    struct client_range body = {adoption->range.start, adoption->last};
     return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed), body,
-                                   &adoption->pages.memfd);
+                                   &adoption->memfd);
 }
 
 /* ---- the end ---- */
 
 struct search {
-    const struct client_adoption *adoption;
+    const struct client_forked *adoption;
     struct client_range parts[PARTS_MAX];
     uint32_t count;
 };
@@ -322,10 +318,10 @@ struct search {
 static bool collect(void *user, const struct client_mapping *mapping)
 {
     struct search *search = user;
-    const struct client_memfd *memfd = &search->adoption->pages.memfd;
-    if (is_inside(mapping->range, search->adoption->pages.range) &&
-        mapping->inode == memfd->inode && mapping->dev_major == memfd->dev_major &&
-        mapping->dev_minor == memfd->dev_minor && strcmp(mapping->flags, "rw-s") == 0)
+    const struct client_memfd *memfd = &search->adoption->memfd;
+    if (is_inside(mapping->range, search->adoption->range) && mapping->inode == memfd->inode &&
+        mapping->dev_major == memfd->dev_major && mapping->dev_minor == memfd->dev_minor &&
+        strcmp(mapping->flags, "rw-s") == 0)
         search->parts[search->count++] = mapping->range;
     return search->count < PARTS_MAX;
 }
@@ -343,7 +339,7 @@ static bool make_private(struct client_range range)
     return false;
 }
 
-bool client_adopt_end(struct client_adoption *adoption)
+bool client_adopt_end(struct client_forked *adoption)
 {
     struct search search = {.adoption = adoption};
     client_forked_lock();
@@ -351,11 +347,11 @@ bool client_adopt_end(struct client_adoption *adoption)
     for (uint32_t i = 0; i < search.count; i++)
         done = make_private(search.parts[i]) && done;
     if (done)
-        client_forked_remove(&adoption->pages); /* else a forked child still needs its own view */
+        client_forked_remove(adoption); /* else a forked child still needs its own view */
     client_forked_unlock();
     if (!done)
         return false;
-    close(adoption->pages.fd);
+    close(adoption->fd);
     free(adoption);
     return true;
 }

@@ -21,16 +21,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct client_forked *rows;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void before_fork(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
 static bool is_there(const struct client_forked *row)
 {
     struct client_range body = {row->range.start, row->last};
@@ -69,7 +59,7 @@ static void after_fork_in_child(void)
 
 static void set_up(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_atfork(client_forked_lock, client_forked_unlock, after_fork_in_child);
 }
 
 void client_forked_lock(void)

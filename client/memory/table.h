@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct client_adoption;
+struct client_forked;
 struct client_process_memory;
 struct client_link;
 
@@ -25,7 +25,7 @@ struct client_memory_row {
     uint32_t region_id;
     uint32_t users; /* operands of ops */
     struct hvi_region region;
-    struct client_adoption *adoption;             /* whose pages the region has replaced, or NULL */
+    struct client_forked *adoption;               /* whose pages the region has replaced, or NULL */
     struct client_process_memory *process_memory; /* that the region is, or NULL */
 };
 
