@@ -26,7 +26,6 @@
 #include "shm/bell.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <unistd.h>
 
 #define BELL_WORDS 16u

@@ -17,7 +17,6 @@
 
 #include <fcntl.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SQ_OFFSET     HVI_PAGE
 #define CQ_OFFSET     (SQ_OFFSET + HVI_SQ_SLOTS * (uint32_t)sizeof(struct hvi_submission))

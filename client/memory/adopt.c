@@ -41,9 +41,7 @@
  *   mapped by itself, in whole pages, all of these are adopted. */
 #include "client/memory/adopt.h"
 
-#include "base/bits.h"
 #include "base/huge.h"
-#include "base/status.h"
 #include "client/error.h"
 #include "client/memory/forked.h"
 #include "hvd/hvd.h"

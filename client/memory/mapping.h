@@ -5,7 +5,6 @@
 #define HVD_CLIENT_MAPPING_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 struct client_range {

@@ -11,8 +11,6 @@
 #include "client/memory/memory.h"
 #include "hvd/hvd.h"
 
-#include <string.h>
-
 void client_operand_classify(struct client_memory *memory, void *data, uint64_t bytes,
                              struct client_operand *operand_p)
 {

@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/pages.h"
-#include "base/status.h"
 #include "client/link/control.h"
 #include "client/link/link.h"
 

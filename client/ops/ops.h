@@ -9,7 +9,6 @@
 #include "client/ops/op.h"
 #include "client/ops/sets.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 
 struct client_memory;
