@@ -4,6 +4,8 @@
  * the link of its exact range in /proc/self/map_files. */
 #include "client/memory/mapping.h"
 
+#include "base/file.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,15 +62,11 @@ bool client_mapping_each(bool (*visit)(void *user, const struct client_mapping *
 /* VmLck of /proc/self/status: 0 spares us smaps, for which the kernel walks all page tables. */
 static bool nothing_is_locked(void)
 {
-    FILE *file = fopen("/proc/self/status", "re");
-    char line[256];
-    uint64_t kib = 1;
-    if (!file)
-        return false;
-    while (fgets(line, sizeof(line), file) && sscanf(line, "VmLck: %" SCNu64, &kib) != 1)
-        ;
-    fclose(file);
-    return kib == 0;
+    char text[8192];
+    const char *line = NULL;
+    if (hvi_file_read("/proc/self/status", text, sizeof(text)) > 0)
+        line = strstr(text, "\nVmLck:");
+    return line && strtoull(strchr(line, ':') + 1, NULL, 10) == 0;
 }
 
 bool client_mapping_is_locked(struct client_range range)
