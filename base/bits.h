@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Checked arithmetic and alignment. The _checked functions return false on overflow and then leave
+ * Checked arithmetic. The _checked functions return false on overflow and then leave
  * the output alone. */
 #ifndef HVI_BASE_BITS_H
 #define HVI_BASE_BITS_H
@@ -29,21 +29,6 @@ static inline bool hvi_mul_checked(uint64_t a, uint64_t b, uint64_t *product_p)
 static inline bool hvi_range_fits(uint64_t offset, uint64_t bytes, uint64_t area)
 {
     return offset <= area && bytes <= area - offset;
-}
-
-static inline bool hvi_is_pow2(uint64_t x)
-{
-    return x != 0 && (x & (x - 1)) == 0;
-}
-
-/* Rounds up to a multiple of `align` (a power of two); false on overflow. */
-static inline bool hvi_align_up_checked(uint64_t x, uint64_t align, uint64_t *up_p)
-{
-    uint64_t sum;
-    if (!hvi_add_checked(x, align - 1, &sum))
-        return false;
-    *up_p = sum & ~(align - 1);
-    return true;
 }
 
 /* Of `count` buckets for numbers of any size: 0 for 0, i for 2^(i-1) .. 2^i - 1, the last one for

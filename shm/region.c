@@ -23,7 +23,6 @@
 #include "shm/region.h"
 
 #include "base/available.h"
-#include "base/bits.h"
 #include "base/huge.h"
 #include "base/status.h"
 
@@ -192,9 +191,7 @@ static int make_memory(int fd, uint64_t bytes, enum pages pages, void **base_p)
 
 static int create(const char *label, uint64_t bytes, enum pages pages, struct hvi_region *region_p)
 {
-    uint64_t rounded = 0;
-    if (!hvi_align_up_checked(bytes, PAGE_BYTES, &rounded))
-        return HVI_ERR_INVALID;
+    uint64_t rounded = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES; /* 0 if the sum wraps */
     int status = check_request(rounded, pages);
     if (status != HVI_OK)
         return status;

@@ -12,7 +12,6 @@
 #include "shm/ring.h"
 
 #include "base/assert.h"
-#include "base/bits.h"
 #include "base/status.h"
 
 #include <stddef.h>
@@ -26,7 +25,7 @@ static unsigned char *slot_at(const struct hvi_ring *ring, uint32_t index)
 void hvi_ring_init(struct hvi_ring *ring, void *slots, uint32_t slot_bytes, uint32_t slot_count,
                    _Atomic uint32_t *head, _Atomic uint32_t *tail)
 {
-    HVI_ASSERT(hvi_is_pow2(slot_count) && slot_bytes > 0);
+    HVI_ASSERT(slot_count > 0 && (slot_count & (slot_count - 1)) == 0 && slot_bytes > 0);
     *ring = (struct hvi_ring){
         .slots = slots,
         .head = head,

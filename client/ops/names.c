@@ -63,13 +63,6 @@ static bool is_last(const struct client_name_entry *entry, int process_set, cons
            memcmp(entry->name.text, name, bytes) == 0;
 }
 
-static struct client_name_entry *find(struct client_names *names, const struct key *key)
-{
-    struct client_name_entry *entry;
-    HASH_FIND(hh, names->by_name, key->text, key->bytes, entry);
-    return entry;
-}
-
 static bool set_key(struct client_name_entry *entry, const struct key *key)
 {
     char *text = realloc(entry->key, key->bytes + 1);
@@ -128,11 +121,12 @@ static struct client_name_entry *give_away(struct client_names *names, const str
 static int look_up(struct client_names *names, int process_set, const char *name, size_t bytes,
                    struct client_name_entry **entry_p)
 {
+    struct client_name_entry *entry;
     struct key key;
     if (bytes == 0 || bytes > HVI_NAME_MAX)
         return HVD_ERR_INVALID;
     make_key(process_set, name, bytes, &key);
-    struct client_name_entry *entry = find(names, &key);
+    HASH_FIND(hh, names->by_name, key.text, key.bytes, entry);
     if (!entry && !hvi_utf8_valid(name, bytes))
         return HVD_ERR_INVALID;
     if (!entry)

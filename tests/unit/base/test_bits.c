@@ -40,28 +40,6 @@ START_TEST(a_range_fits_only_inside_its_area)
 }
 END_TEST
 
-START_TEST(powers_of_two_have_one_bit)
-{
-    ck_assert(!hvi_is_pow2(0));
-    for (int bit = 0; bit < 64; bit++) {
-        ck_assert(hvi_is_pow2(UINT64_C(1) << bit));
-        ck_assert(bit < 2 || !hvi_is_pow2((UINT64_C(1) << bit) - 1));
-    }
-}
-END_TEST
-
-START_TEST(aligning_rounds_up_and_stops_at_the_top)
-{
-    uint64_t up = 7;
-    ck_assert(hvi_align_up_checked(0, 4096, &up) && up == 0);
-    ck_assert(hvi_align_up_checked(1, 4096, &up) && up == 4096);
-    ck_assert(hvi_align_up_checked(4096, 4096, &up) && up == 4096);
-    up = 7;
-    ck_assert(!hvi_align_up_checked(UINT64_MAX - 4094, 4096, &up));
-    ck_assert(up == 7);
-}
-END_TEST
-
 START_TEST(buckets_are_powers_of_two_and_the_last_one_takes_the_rest)
 {
     ck_assert_uint_eq(hvi_log2_bucket(0, 8), 0);
@@ -82,8 +60,6 @@ int main(void)
     tcase_add_test(tcase, adding_stops_at_the_top);
     tcase_add_test(tcase, multiplying_stops_at_the_top);
     tcase_add_test(tcase, a_range_fits_only_inside_its_area);
-    tcase_add_test(tcase, powers_of_two_have_one_bit);
-    tcase_add_test(tcase, aligning_rounds_up_and_stops_at_the_top);
     tcase_add_test(tcase, buckets_are_powers_of_two_and_the_last_one_takes_the_rest);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
