@@ -47,10 +47,8 @@
 #include "hvd/hvd.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,22 +61,6 @@
     "lies in a heap of malloc's, whose pages other data will use after free; use hvd_alloc, "      \
     "mmap, "                                                                                       \
     "or a malloc large enough for a mapping of its own (mallopt M_MMAP_THRESHOLD)"
-
-static atomic_int maps_fd = -1; /* /proc/self/maps; relaxed: the descriptor says it all */
-static pthread_once_t maps_once = PTHREAD_ONCE_INIT;
-
-/* It shows the parent. */
-static void close_maps_in_child(void)
-{
-    int fd = atomic_exchange_explicit(&maps_fd, -1, memory_order_relaxed);
-    if (fd >= 0)
-        close(fd);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, close_maps_in_child);
-}
 
 /* ---- what may be adopted ---- */
 
@@ -272,7 +254,6 @@ static bool move_over(void *pages, struct client_range range)
 int client_adopt_replace(struct client_forked *adoption, struct hvi_region *region)
 {
     struct client_range range = adoption->range;
-    pthread_once(&maps_once, watch_forks);
     client_forked_lock();
     bool moved = move_over(region->base, range);
     if (moved) {
@@ -280,9 +261,6 @@ int client_adopt_replace(struct client_forked *adoption, struct hvi_region *regi
         region->base = (void *)range.start;
         region->fd = -1; /* the adoption's from now on */
         client_forked_add(adoption);
-        if (atomic_load_explicit(&maps_fd, memory_order_relaxed) < 0)
-            atomic_store_explicit(&maps_fd, open("/proc/self/maps", O_RDONLY | O_CLOEXEC),
-                                  memory_order_relaxed);
     }
     client_forked_unlock();
     if (moved)
@@ -296,13 +274,6 @@ int client_adopt_replace(struct client_forked *adoption, struct hvi_region *regi
 void client_adopt_touch(struct client_range range)
 {
     (void)madvise((void *)range.start, bytes_of(range), MADV_POPULATE_READ);
-}
-
-bool client_adopt_is_intact(const struct client_forked *adoption)
-{
-    struct client_range body = {adoption->range.start, adoption->last};
-    return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed), body,
-                                   &adoption->memfd);
 }
 
 /* ---- the end ---- */

@@ -27,10 +27,6 @@ void client_adopt_touch(struct client_range range);
 /* Undoes client_adopt_prepare; harmless if that has failed. */
 void client_adopt_cancel(struct client_forked *adoption, struct hvi_region *region);
 
-/* Whether the adopted pages are still there: they may have been unmapped behind our back, and
- * something else may lie there now. */
-bool client_adopt_is_intact(const struct client_forked *adoption);
-
 /* What is left of the adopted pages becomes private memory with the same contents. Frees
  * `adoption`; if there is no memory for the copy (false) they stay as they are, and the process
  * keeps a descriptor. */

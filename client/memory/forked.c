@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "client/error.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,6 +20,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct client_forked *rows;
+static atomic_int maps_fd = -1; /* /proc/self/maps; relaxed: the descriptor says it all */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static bool is_there(const struct client_forked *row)
@@ -53,7 +55,10 @@ static void after_fork_in_child(void)
         close(at->fd);
         at->fd = -1;
     }
-    rows = NULL; /* they are the parent's */
+    rows = NULL; /* they are the parent's, whom the other descriptor shows too */
+    int fd = atomic_exchange_explicit(&maps_fd, -1, memory_order_relaxed);
+    if (fd >= 0)
+        close(fd);
     pthread_mutex_unlock(&lock);
 }
 
@@ -76,12 +81,22 @@ void client_forked_unlock(void)
 void client_forked_add(struct client_forked *row)
 {
     LL_PREPEND(rows, row);
+    if (!row->ours && atomic_load_explicit(&maps_fd, memory_order_relaxed) < 0)
+        atomic_store_explicit(&maps_fd, open("/proc/self/maps", O_RDONLY | O_CLOEXEC),
+                              memory_order_relaxed);
 }
 
 void client_forked_remove(struct client_forked *row)
 {
     if (row->fd >= 0)
         LL_DELETE(rows, row);
+}
+
+bool client_forked_is_intact(const struct client_forked *row)
+{
+    struct client_range body = {row->range.start, row->last};
+    return client_mapping_is_memfd(atomic_load_explicit(&maps_fd, memory_order_relaxed), body,
+                                   &row->memfd);
 }
 
 /* What the kernel calls the file behind a descriptor. */

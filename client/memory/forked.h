@@ -28,6 +28,9 @@ void client_forked_unlock(void);
 void client_forked_add(struct client_forked *row);
 void client_forked_remove(struct client_forked *row);
 
+/* Whether the row's pages but the last are still there: they may have been unmapped behind our back, and
+ * something else may lie there now. Without the lock. */
+bool client_forked_is_intact(const struct client_forked *row);
 /* A region of `bytes` for the row, which gets its file: ".memfd" and ".fd". `lazy` as in
  * hvi_region_create_lazy. Errors as there, with the last error set for the public function `what`. */
 int client_forked_create(const char *what, const char *label, uint64_t bytes, bool lazy,

@@ -12,6 +12,7 @@
 #include "client/link/control.h"
 #include "client/link/link.h"
 #include "client/memory/adopt.h"
+#include "client/memory/forked.h"
 #include "client/memory/process_memory.h"
 
 #include <inttypes.h>
@@ -63,7 +64,7 @@ bool client_table_use(uint32_t element, struct client_operand *operand)
     const struct client_memory_row *row = operand->row;
     uint64_t offset = row->skew + (uint64_t)((uintptr_t)operand->data - row->base);
     if (offset % element || row->withdrawn ||
-        (row->adoption && !client_adopt_is_intact(row->adoption)))
+        (row->adoption && !client_forked_is_intact(row->adoption)))
         return false;
     operand->region = row->region_id;
     operand->offset = offset;
@@ -125,7 +126,7 @@ static void sweep(struct client_table *table, uintptr_t base, uint64_t bytes)
 {
     struct client_memory_row *row;
     while ((row = overlapping(table, base, bytes)) && row->adoption && row->users == 0 &&
-           !client_adopt_is_intact(row->adoption)) {
+           !client_forked_is_intact(row->adoption)) {
         client_table_remove(table, row);
         client_control_region_remove(table->link, row->region_id);
         (void)client_table_release(row);
