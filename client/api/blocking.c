@@ -1,42 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The blocking forms: submit, wait without limit, release. A full ring is waited out by short naps:
  * the engine takes slots all the time and rings no bell for it. */
+#include "client/api/blocking.h"
+
 #include "base/types.h"
-#include "client/api/sets.h"
 #include "client/error.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
 #include "client/submit/submit.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define FULL_NAP_NS 50000
 
-/* True after a nap when the ring was full. */
-static bool again(struct hvd_session *session, int rc)
+int client_api_submit(struct hvd_session *session, struct client_request *request,
+                      struct hvd_op **op_p)
 {
-    struct timespec nap = {.tv_nsec = FULL_NAP_NS};
-    if (rc != HVD_ERR_RING_FULL)
-        return false;
-    hvd_session_status(session); /* reads completions and the socket */
-    nanosleep(&nap, NULL);
-    return true;
-}
-
-static int submit_patiently(struct hvd_session *session, struct client_request *request,
-                            struct hvd_op **op_p)
-{
+    const struct timespec nap = {.tv_nsec = FULL_NAP_NS};
     int rc;
-    do {
-        rc = client_submit(session, request, 1, op_p);
-    } while (again(session, rc));
+    while ((rc = client_submit(session, request, 1, op_p)) == HVD_ERR_RING_FULL) {
+        hvd_session_status(session); /* reads completions and the socket */
+        nanosleep(&nap, NULL);
+    }
     return rc;
 }
 
-static int wait_and_free(struct hvd_op *op)
+int client_api_wait(struct hvd_op *op)
 {
     int rc = hvd_wait(op, -1);
     hvd_op_free(op);
@@ -46,8 +37,8 @@ static int wait_and_free(struct hvd_op *op)
 static int run(struct hvd_session *session, struct client_request *request)
 {
     struct hvd_op *op;
-    int rc = submit_patiently(session, request, &op);
-    return rc == HVD_OK ? wait_and_free(op) : rc;
+    int rc = client_api_submit(session, request, &op);
+    return rc == HVD_OK ? client_api_wait(op) : rc;
 }
 
 int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
@@ -107,7 +98,7 @@ int hvd_allgather(struct hvd_session *session, const char *name, const struct hv
         return rc;
     if (!result_p)
         return client_error(HVD_ERR_INVALID, "hvd_allgather: result_p is NULL");
-    rc = submit_patiently(session, &request, &op);
+    rc = client_api_submit(session, &request, &op);
     if (rc != HVD_OK)
         return rc;
     rc = hvd_wait(op, -1);
@@ -121,7 +112,7 @@ int hvd_join(struct hvd_session *session, int *last_rank_p)
 {
     struct client_request request = {.what = "hvd_join", .kind = HVI_KIND_JOIN, .root = -1};
     struct hvd_op *op;
-    int rc = submit_patiently(session, &request, &op);
+    int rc = client_api_submit(session, &request, &op);
     if (rc != HVD_OK)
         return rc;
     rc = hvd_wait(op, -1);
@@ -129,34 +120,4 @@ int hvd_join(struct hvd_session *session, int *last_rank_p)
         *last_rank_p = hvd_op_joined_rank(op);
     hvd_op_free(op);
     return rc;
-}
-
-int hvd_process_set_add(struct hvd_session *session, const int *ranks, int count, int *id_p)
-{
-    struct hvd_op *op;
-    int rc = client_session_check_fork(session, "hvd_process_set_add");
-    if (rc != HVD_OK)
-        return rc;
-    if (!id_p)
-        return client_error(HVD_ERR_INVALID, "hvd_process_set_add: id_p is NULL");
-    do {
-        rc = client_api_add_set(session, "hvd_process_set_add", ranks, count, &op);
-    } while (again(session, rc));
-    if (rc != HVD_OK)
-        return rc;
-    rc = hvd_wait(op, -1);
-    if (rc == HVD_OK)
-        *id_p = hvd_op_process_set(op);
-    hvd_op_free(op);
-    return rc;
-}
-
-int hvd_process_set_remove(struct hvd_session *session, int id)
-{
-    struct hvd_op *op;
-    int rc;
-    do {
-        rc = client_api_remove_set(session, "hvd_process_set_remove", id, &op);
-    } while (again(session, rc));
-    return rc == HVD_OK ? wait_and_free(op) : rc;
 }

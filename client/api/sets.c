@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_process_set_*. */
-#include "client/api/sets.h"
-
 #include "base/types.h"
+#include "client/api/blocking.h"
 #include "client/error.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
@@ -43,8 +42,15 @@ static int check_new_set(const struct hvd_session *session, const char *what,
     return HVD_OK;
 }
 
-static int make_set(struct hvd_session *session, struct client_request *request, const int *ranks,
-                    int count, struct hvd_op **op_p)
+static int submit(struct hvd_session *session, struct client_request *request, bool patient,
+                  struct hvd_op **op_p)
+{
+    return patient ? client_api_submit(session, request, op_p)
+                   : client_submit(session, request, 1, op_p);
+}
+
+static int make_set(struct hvd_session *session, struct client_request *request, bool patient,
+                    const int *ranks, int count, struct hvd_op **op_p)
 {
     int rc = client_session_check_fork(session, request->what);
     if (rc == HVD_OK)
@@ -57,17 +63,38 @@ static int make_set(struct hvd_session *session, struct client_request *request,
     request->new_set->opened = request->kind == HVI_KIND_SET_OPEN;
     rc = check_new_set(session, request->what, request->new_set);
     if (rc == HVD_OK)
-        rc = client_submit(session, request, 1, op_p);
+        rc = submit(session, request, patient, op_p);
     if (rc != HVD_OK)
         free(request->new_set);
     return rc;
 }
 
-int client_api_add_set(struct hvd_session *session, const char *what, const int *ranks, int count,
-                       struct hvd_op **op_p)
+int hvd_process_set_add_async(struct hvd_session *session, const int *ranks, int count,
+                              struct hvd_op **op_p)
 {
-    struct client_request request = {.what = what, .kind = HVI_KIND_SET_ADD, .root = -1};
-    return make_set(session, &request, ranks, count, op_p);
+    struct client_request request = {
+        .what = "hvd_process_set_add_async", .kind = HVI_KIND_SET_ADD, .root = -1};
+    return make_set(session, &request, false, ranks, count, op_p);
+}
+
+int hvd_process_set_add(struct hvd_session *session, const int *ranks, int count, int *id_p)
+{
+    struct client_request request = {
+        .what = "hvd_process_set_add", .kind = HVI_KIND_SET_ADD, .root = -1};
+    struct hvd_op *op;
+    int rc = client_session_check_fork(session, request.what);
+    if (rc != HVD_OK)
+        return rc;
+    if (!id_p)
+        return client_error(HVD_ERR_INVALID, "%s: id_p is NULL", request.what);
+    rc = make_set(session, &request, true, ranks, count, &op);
+    if (rc != HVD_OK)
+        return rc;
+    rc = hvd_wait(op, -1);
+    if (rc == HVD_OK)
+        *id_p = hvd_op_process_set(op);
+    hvd_op_free(op);
+    return rc;
 }
 
 int hvd_process_set_open_async(struct hvd_session *session, const int *ranks, int count, int tag,
@@ -77,7 +104,7 @@ int hvd_process_set_open_async(struct hvd_session *session, const int *ranks, in
         .what = "hvd_process_set_open_async", .kind = HVI_KIND_SET_OPEN, .root = -1, .tag = tag};
     if (tag < 0)
         return client_error(HVD_ERR_INVALID, "%s: tag %d is negative", request.what, tag);
-    return make_set(session, &request, ranks, count, op_p);
+    return make_set(session, &request, false, ranks, count, op_p);
 }
 
 int hvd_process_set_close_async(struct hvd_session *session, int id, struct hvd_op **op_p)
@@ -92,25 +119,26 @@ int hvd_process_set_close_async(struct hvd_session *session, int id, struct hvd_
     return client_submit(session, &request, 1, op_p);
 }
 
-int client_api_remove_set(struct hvd_session *session, const char *what, int id,
-                          struct hvd_op **op_p)
+static int remove_set(struct hvd_session *session, const char *what, int id, bool patient,
+                      struct hvd_op **op_p)
 {
     struct client_request request = {.what = what, .kind = HVI_KIND_SET_REMOVE, .root = id};
     if (id == 0)
         return client_error(HVD_ERR_INVALID, "%s: process set 0, all ranks, cannot be removed",
                             what);
-    return client_submit(session, &request, 1, op_p);
-}
-
-int hvd_process_set_add_async(struct hvd_session *session, const int *ranks, int count,
-                              struct hvd_op **op_p)
-{
-    return client_api_add_set(session, "hvd_process_set_add_async", ranks, count, op_p);
+    return submit(session, &request, patient, op_p);
 }
 
 int hvd_process_set_remove_async(struct hvd_session *session, int id, struct hvd_op **op_p)
 {
-    return client_api_remove_set(session, "hvd_process_set_remove_async", id, op_p);
+    return remove_set(session, "hvd_process_set_remove_async", id, false, op_p);
+}
+
+int hvd_process_set_remove(struct hvd_session *session, int id)
+{
+    struct hvd_op *op;
+    int rc = remove_set(session, "hvd_process_set_remove", id, true, &op);
+    return rc == HVD_OK ? client_api_wait(op) : rc;
 }
 
 /* Locks the session and finds a set. */

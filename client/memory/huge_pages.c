@@ -38,14 +38,13 @@ static bool collapse(uint64_t first, uint64_t end)
  * model lie side by side, and few begin at a border. */
 bool client_huge_pages_collapse(const void *data, uint64_t bytes)
 {
-    uint64_t low = (uint64_t)(uintptr_t)data / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
-    uint64_t high =
-        ((uint64_t)(uintptr_t)data + bytes + HVI_HUGE_BYTES - 1) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    uint64_t base = (uint64_t)(uintptr_t)data;
+    uint64_t low = base / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    uint64_t high = (base + bytes + HVI_HUGE_BYTES - 1) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
     if (collapse(low, high))
         return true;
-    uint64_t first =
-        ((uint64_t)(uintptr_t)data + HVI_HUGE_BYTES - 1) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
-    uint64_t end = ((uint64_t)(uintptr_t)data + bytes) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    uint64_t first = (base + HVI_HUGE_BYTES - 1) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+    uint64_t end = (base + bytes) / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
     return collapse(first, end) && (end - first) * 2 >= bytes;
 }
 
