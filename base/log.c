@@ -92,14 +92,9 @@ int hvi_log_level_parse(const char *text)
     return -1;
 }
 
-static size_t level_index(enum hvi_log_level level)
-{
-    return level > HVI_LOG_TRACE ? HVI_LOG_TRACE : (size_t)level;
-}
-
 const char *hvi_log_level_text(enum hvi_log_level level)
 {
-    return level_texts[level_index(level)];
+    return level_texts[level];
 }
 
 uint64_t hvi_log_lost(void)
@@ -194,8 +189,8 @@ static bool send_journal(enum hvi_log_level level, const char *topic, const char
                          const struct line *message)
 {
     return sd_journal_send("MESSAGE=%.*s", (int)message->bytes, message->text, "PRIORITY=%d",
-                           level_priorities[level_index(level)], "SYSLOG_IDENTIFIER=%s",
-                           program_name, "HVD_TOPIC=%s", topic, "HVD_ID=%s", id, NULL) == 0;
+                           level_priorities[level], "SYSLOG_IDENTIFIER=%s", program_name,
+                           "HVD_TOPIC=%s", topic, "HVD_ID=%s", id, NULL) == 0;
 }
 
 static void put_body(struct line *line, const char *topic, const char *id, const char *sentence,
