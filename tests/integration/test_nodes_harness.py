@@ -164,7 +164,7 @@ def test_a_hvdd_in_each_node_knows_only_its_own_ranks(make_nodes):
             job.check_usable()
             assert [row["pid"] for row in daemon.ctl.json("ranks", "same")["ranks"]] == [
                 node.inner_pid(rank.pid) for rank in job.ranks]
-            assert {daemon.pid, *daemon.engines(), *(rank.pid for rank in job.ranks)} == set(node.processes())
+            assert {daemon.pid, daemon.gate(), *daemon.engines(), *(rank.pid for rank in job.ranks)} == set(node.processes())
 
 
 # ---- ssh ----
