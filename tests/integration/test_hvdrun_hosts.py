@@ -94,7 +94,7 @@ def test_ranks_are_numbered_over_the_hosts(hosts):
             assert (seen[rank][f"{family}_RANK"], seen[rank][f"{family}_SIZE"]) == (str(rank), "4")
         assert [seen[rank][name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == [
             str(rank), "4", str(numbers[0]), str(numbers[1])]
-    assert {seen[rank]["MASTER_ADDR"] for rank in seen} == {"h1"} and len({seen[rank]["MASTER_PORT"] for rank in seen}) == 1
+    assert {seen[rank]["MASTER_ADDR"] for rank in seen} == {"127.0.0.1"} and len({seen[rank]["MASTER_PORT"] for rank in seen}) == 1
     assert len({seen[rank]["HVD_JOB_KEY"] for rank in seen}) == 1 and len({seen[rank]["HVD_JOB_ID"] for rank in seen}) == 1
     assert seen[0]["HVD_ADDRESS"] != seen[1]["HVD_ADDRESS"] == seen[3]["HVD_ADDRESS"]
     assert sorted(hosts.words()) == [f"{host} '{program('hvdrun')}' --node" for host in ("h1", "h2")]
@@ -128,17 +128,17 @@ def test_the_master_is_reached_by_an_address_that_leads_there(hosts):
         found, = {line.split(":", 1)[1] for line in done.stdout.splitlines()}
         return found
 
-    assert address("-H", "known:1,localhost:1") == "127.0.0.1", "as sshd says"
-    assert address("-H", "me@h1:1,localhost:1") == "h1", "without sshd's word"
-    assert address("-H", "localhost:1,known:1") == "127.0.0.1", "the way to the other host"
-    assert address("-H", "localhost:1,known:1", "--network-interfaces", "lo") == "127.0.0.1"
+    assert address("-H", "h1:1,localhost:1") == "127.0.0.1", "as sshd says"
+    assert address("-H", "me@mute:1,localhost:1") == "mute", "without sshd's word"
+    assert address("-H", "localhost:1,h1:1") == "127.0.0.1", "the way to the other host"
+    assert address("-H", "localhost:1,h1:1", "--network-interfaces", "lo") == "127.0.0.1"
     done = hosts.run("-H", "h1:1", "--network-interfaces", "lo,eth9", "env")
     for word in ("NCCL_SOCKET_IFNAME=lo,eth9", "HOROVOD_GLOO_IFACE=lo", "HVD_INTERFACE=lo,eth9"):
         assert f"[0]<stdout>:{word}\n" in done.stdout
     assert "NCCL_SOCKET" not in hosts.run("-H", "h1:1", "--network-interfaces", "^lo", "env").stdout
-    done = hosts.run("-H", "localhost:1,known:1", "--network-interfaces", "nonexistent0", "touch", "ran")
+    done = hosts.run("-H", "localhost:1,h1:1", "--network-interfaces", "nonexistent0", "touch", "ran")
     assert done.returncode == 1 and not (hosts.folder / "ran").exists()
-    assert done.stderr == "hvdrun: no address of this host is one of 'nonexistent0'\n"
+    assert done.stderr == "hvdrun: the hosts' hvdds cannot meet: no address of this host is one of 'nonexistent0'\n"
 
 
 def test_variables_travel_by_horovods_rules(hosts):
