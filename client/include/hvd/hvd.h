@@ -200,8 +200,9 @@ HVD_API void hvd_options_init(struct hvd_options *options);
  * `options` NULL means all defaults. Blocks up to timeout_ns. Errors: HVD_ERR_NO_DAEMON, _REFUSED,
  * _VERSION, _BAD_RANK, _BAD_SIZE, _DUPLICATE_RANK, _ATTACH_TIMEOUT, _DRAINING, _DAEMON,
  * _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID; _UNSUPPORTED when the job's ranks are on
- * several nodes (local_size below size, or cross_size above 1) and hvdd serves one only. Nothing is left behind on failure. May be
- * repeated any number of times in one process. */
+ * several nodes (local_size below size, or cross_size above 1) and hvdd is in no mesh with others.
+ * That nodes do not meet, or cannot reach each other, is an error of the first call that needs them.
+ * Nothing is left behind on failure. May be repeated any number of times in one process. */
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
 /* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in
