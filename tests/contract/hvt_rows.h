@@ -4,6 +4,7 @@
 #define HVT_ROWS_H
 
 #include "daemon/engine/exec/backend.h"
+#include "shm/abi.h"
 
 /* Row `number` of them; NULL: there are no more. */
 static inline const struct engine_backend *hvt_row_at(int number)

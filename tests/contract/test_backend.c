@@ -811,7 +811,8 @@ int main(void)
     tcase_add_loop_test(tcase, the_others_of_a_fused_batch_are_done, 0, all);
     tcase_add_loop_test(tcase, the_steps_of_a_plan_come_one_after_the_other, 0, all);
     tcase_add_loop_test(tcase, a_batch_that_is_cancelled_is_posted_once, 0, all);
-    tcase_add_loop_test(tcase, nothing_of_a_queued_batch_is_done_once_it_is_cancelled, 0, hvt_rows());
+    tcase_add_loop_test(tcase, nothing_of_a_queued_batch_is_done_once_it_is_cancelled, 0,
+                        hvt_rows());
     tcase_add_loop_test(tcase, what_is_over_is_not_cancelled, 0, all);
     tcase_add_loop_test(tcase, a_deadline_ends_its_batch_and_no_other, 0, all);
     tcase_add_loop_test(tcase, a_batch_that_waits_can_be_cancelled, 0, all);

@@ -870,7 +870,8 @@ int main(void)
                         settings * MEMORIES);
     tcase_add_loop_test(tcase, the_largest_units_have_no_seams_either, 0, hvt_rows() * MEMORIES);
     tcase_add_loop_test(tcase, adasum_is_close_to_the_plain_tree_in_double, 0, all);
-    tcase_add_loop_test(tcase, adasum_has_the_same_bits_for_any_thread_count_and_memory, 0, hvt_rows());
+    tcase_add_loop_test(tcase, adasum_has_the_same_bits_for_any_thread_count_and_memory, 0,
+                        hvt_rows());
     tcase_add_loop_test(tcase, adasum_of_what_has_no_length_is_the_sum, 0, hvt_rows());
     tcase_add_loop_test(tcase, memory_that_is_not_there_fails_the_op_and_names_the_rank, 0,
                         settings * WRONGS);
