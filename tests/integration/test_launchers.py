@@ -59,7 +59,7 @@ def test_a_job_on_two_nodes_is_refused_by_a_daemon_without_a_mesh(daemon, launch
     check_prompt("the rank was refused", time.monotonic_ns() - began_ns, 100_000_000)
     assert outcome.status == Status.ERR_UNSUPPORTED, outcome
     assert f"rank 1 of job 'wide' is one of 4 ranks on 2 nodes (from {launcher}: local_size 2, " in outcome.text
-    assert "start all ranks on one node" in outcome.text
+    assert "start the job with hvdrun -H, or hvdd with --mesh-listen or --mesh-join" in outcome.text
     assert not daemon.jobs() and len(daemon.lines("attach-refused")) == 1
 
 
