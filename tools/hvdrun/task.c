@@ -4,7 +4,9 @@
 #include "base/status.h"
 #include "tools/hvdrun/words.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,9 +86,16 @@ static void put_place(char *text_p, size_t size, const char *address, uint32_t p
     snprintf(text_p, size, "%s%s%s:%u", six ? "[" : "", address, six ? "]" : "", port);
 }
 
+static bool is_numeric(const char *address)
+{
+    struct in6_addr found; /* room for either */
+    return inet_pton(AF_INET, address, &found) == 1 || inet_pton(AF_INET6, address, &found) == 1;
+}
+
+/* hvdd listens at numbers alone, and what a name means here it may not mean there. */
 int run_task_meet(struct run_task *task, const char *address, const char **why_p)
 {
-    put_place(task->mesh_listen, sizeof task->mesh_listen, address, 0);
+    put_place(task->mesh_listen, sizeof task->mesh_listen, is_numeric(address) ? address : "*", 0);
     return mesh_key_make(task->server_key, task->client_key, why_p);
 }
 
