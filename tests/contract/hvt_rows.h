@@ -3,8 +3,8 @@
 #ifndef HVT_ROWS_H
 #define HVT_ROWS_H
 
+#include "base/types.h"
 #include "daemon/engine/exec/backend.h"
-#include "shm/abi.h"
 
 /* Row `number` of them; NULL: there are no more. */
 static inline const struct engine_backend *hvt_row_at(int number)
