@@ -13,6 +13,8 @@
 #include <utlist.h>
 
 #define GRACE_NS (5 * HVI_NS_SEC) /* for the answer of a rendezvous whose own time is over */
+/* hvdds that serve one job end together, some a moment before others. */
+#define UNSAID_NS (2 * HVI_NS_SEC)
 
 struct mesh_own {
     struct mesh_own *prev, *next;
@@ -150,14 +152,23 @@ static void answer_all(struct gate_mesh *mesh, int status, const char *text)
 
 /* ---- messages ---- */
 
-static void note_failure(struct gate_mesh *mesh, const char *text)
+static void say_failure(struct gate_mesh *mesh)
+{
+    mesh->unsaid_ns = 0;
+    HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-not-joined",
+            "this node cannot talk with the rendezvous of the mesh", "address=%s error=\"%s\"",
+            mesh->gate->start.mesh_join, mesh->failure);
+}
+
+static void note_failure(struct gate_mesh *mesh, const char *text, bool known)
 {
     if (strcmp(mesh->failure, text) == 0)
         return;
     snprintf(mesh->failure, sizeof(mesh->failure), "%s", text);
-    HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-not-joined",
-            "this node cannot talk with the rendezvous of the mesh", "address=%s error=\"%s\"",
-            mesh->gate->start.mesh_join, text);
+    if (known)
+        say_failure(mesh);
+    else
+        mesh->unsaid_ns = hvi_clock_ns() + UNSAID_NS;
 }
 
 static void handle_roster(struct gate_mesh *mesh, const struct hvi_node_roster *roster)
@@ -178,7 +189,7 @@ static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg)
     if (msg->status != HVI_OK ||
         !mesh_speaks(mesh, msg, mesh->gate->start.mesh_join, text, sizeof(text))) {
         const char *why = msg->status != HVI_OK ? msg->text : text;
-        note_failure(mesh, why);
+        note_failure(mesh, why, true);
         answer_all(mesh, HVI_ERR_VERSION, why);
         return;
     }
@@ -188,6 +199,7 @@ static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg)
                 mesh->announced);
     mesh->heard_ns = hvi_clock_ns();
     mesh->failure[0] = '\0';
+    mesh->unsaid_ns = 0;
     news = gate_talk_take(&mesh->talk, msg, mesh_random());
     if ((news & GATE_TALK_ANEW) != 0)
         say_everything(mesh);
@@ -228,7 +240,7 @@ static void failed(void *user, const char *text, bool known)
     struct gate_mesh *mesh = user;
 
     if (known || mesh->failure[0] == '\0')
-        note_failure(mesh, text);
+        note_failure(mesh, text, known);
 }
 
 /* ---- life ---- */
@@ -272,6 +284,8 @@ static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns)
 {
     flush(mesh);
+    if (mesh->unsaid_ns != 0 && now_ns >= mesh->unsaid_ns)
+        say_failure(mesh);
     give_up_late(mesh, now_ns);
 }
 

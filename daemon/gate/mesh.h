@@ -40,6 +40,7 @@ struct gate_mesh {
     char address[HVI_WIRE_NODE_ADDRESS]; /* where the listener was found; "": not yet */
     uint64_t heard_ns;                   /* when it last said something; 0: never */
     char failure[HVI_TEXT_MAX + 1];      /* why it does not */
+    uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
 };
 
 /* ---- mesh.c ---- */

@@ -392,6 +392,17 @@ def test_a_listener_that_is_killed_and_comes_back_is_joined_again(keys):
                 check_met(first, second, "j")
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_listener_that_ends_is_told_of_where_that_lasts(keys, told):
+    """The hvdds of a job end together, one of them first."""
+    with listener(keys) as first, joiner(keys, port_of(first)) as second:
+        wait_until(lambda: len(first.ctl.json("nodes")["nodes"]) == 2, "the node to join")
+        assert first.terminate() == 0
+        wait_until(lambda: second.ctl.json("nodes")["nodes"][0]["state"] == "apart", "the joiner to miss it", 2)
+        if told:
+            second.expect_line("mesh-not-joined", "connection")
+
+
 class Relay:
     """A TCP relay to a port, whose connections can be cut."""
 
