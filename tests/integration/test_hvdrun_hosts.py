@@ -499,7 +499,7 @@ def test_a_job_goes_on_without_the_hvdd_of_a_host(hosts):
 
 def test_no_secret_is_on_a_command_line_or_with_others(hosts):
     secret = "correct-horse-battery-staple"
-    with running(hosts, "-H", "h1:1,localhost:1", "sh", "-c", "echo ready; sleep 1000",
+    with running(hosts, "-H", "h1:1,localhost:1", "sh", "-c", "echo ready; exec sleep 1000",
                  environment={"MY_TOKEN": secret}) as process:
         ranks = [pid for pid, line in hosts.processes().items() if line.startswith(("sh -c echo", "sleep"))]
         environ = dict(entry.split("=", 1) for entry in

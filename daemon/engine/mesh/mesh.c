@@ -203,12 +203,8 @@ static bool is_news(struct engine_mesh *mesh, int status)
 
 void engine_mesh_break(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
 {
-    char there[HVI_TEXT_MAX + 1];
-
-    if (!is_news(mesh, status))
-        return;
-    snprintf(there, sizeof there, "%.*s (node %u)", HVI_TEXT_MAX - 32, text, mesh->roster->here);
-    spread(mesh, status, culprit, there);
+    if (is_news(mesh, status))
+        spread(mesh, status, culprit, text);
 }
 
 /* order/ may be what calls: it hears of it from engine_mesh_run. */
