@@ -170,7 +170,7 @@ def test_a_job_on_two_nodes_is_an_error_of_init(ranks, launcher):
     assert done.returncode != 0
     assert "ValueError: Horovod initialization failed. hvd_open: rank 0 of job" in done.stderr
     assert f"is one of 4 ranks on 2 nodes (from {launcher}: " in done.stderr
-    assert "hvdd serves jobs on one node only" in done.stderr
+    assert "this hvdd has no mesh to other nodes; start the job with hvdrun -H" in done.stderr
 
 
 def test_torchrun_over_two_nodes_is_an_error_of_every_rank(ranks):
