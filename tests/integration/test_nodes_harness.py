@@ -336,7 +336,7 @@ def test_what_remains_is_told_and_everything_in_a_node_can_be_killed(make_nodes)
     assert found["files"] == ["/run/left"] and found["sockets"] == ["tcp [0.0.0.0]:7777 [0.0.0.0]:0 LISTEN"]
     assert not n1.remains()
     n2.kill_all()
-    assert n2.remains() == {"files": ["/run/left"]} and mine.returncode == -signal.SIGKILL
+    assert n2.remains() == {"files": ["/run/left"]} and mine.wait(timeout=10) == -signal.SIGKILL
     assert n1.run(["ssh", "n2", "true"]).returncode == 255
     n2.start_sshd()
     assert n1.run(["ssh", "n2", "rm /run/left"]).returncode == 0

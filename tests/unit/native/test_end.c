@@ -352,15 +352,14 @@ static void submit_large(struct hvd_session *session, int number)
         exit(97);
 }
 
-/* Four of the eight: the step is interrupted; the others: the session is closed. */
-START_TEST(an_op_that_executes_has_its_memory_to_its_end)
+/* Four of the eight: the step is interrupted; the others: the session is closed. False: the op was over
+ * before that. */
+static bool end_large(int number)
 {
-    struct step step = large_step(_i);
+    struct step step = large_step(number);
 
-    signal(SIGINT, on_interrupt);
-    hvd_tf_watch_interrupts();
     hvt_job_start(&job);
-    hvt_job_open(&job, RANKS, "submit large", _i);
+    hvt_job_open(&job, RANKS, "submit large", number);
     TF_Tensor *input = hvt_vector_new(TF_FLOAT, LARGE, step.home);
     for (int64_t k = 0; k < LARGE; k++)
         ((float *)TF_TensorData(input))[k] = 1;
@@ -368,13 +367,13 @@ START_TEST(an_op_that_executes_has_its_memory_to_its_end)
     struct hvt_call *call = hvt_call_new(kernel, &input, 1);
     ck_assert_int_eq(hvd_barrier(job.session, "submitted"), HVD_OK);
     hvt_call_run(call);
-    ck_assert(!hvt_call_has_ended(call));
-    if (_i < 4)
+    bool executes = !hvt_call_has_ended(call);
+    if (number < 4)
         raise(SIGINT);
     else
         hvt_job_close(&job);
     ck_assert(hvt_call_wait(call));
-    if (_i < 4) {
+    if (number < 4) {
         ck_assert_msg(hvt_call_code(call) == TF_OK, "%s", hvt_call_text(call));
         ck_assert_int_eq(wrong(&step, TF_TensorData(hvt_call_output(call, 0))), 0);
     }
@@ -386,6 +385,17 @@ START_TEST(an_op_that_executes_has_its_memory_to_its_end)
         ck_assert_int_eq(hvt_tf_tensors(), 0);
     ck_assert_uint_eq(hvt_tf_spoiled(), 0);
     hvt_job_stop(&job);
+    return executes;
+}
+
+START_TEST(an_op_that_executes_has_its_memory_to_its_end)
+{
+    int tries = 1;
+
+    signal(SIGINT, on_interrupt);
+    hvd_tf_watch_interrupts();
+    while (!end_large(_i))
+        ck_assert_int_le(++tries, 10);
 }
 END_TEST
 
