@@ -177,12 +177,11 @@ static const struct wire_body *body_of(unsigned kind)
 static int check_words(struct wire_context *context, const char *name, const unsigned char *bytes,
                        size_t length, bool named)
 {
-    const char *at = (const char *)bytes;
-    const char *const past = at + length;
-    if (length > 0 && past[-1] != '\0')
+    const char *const strings = (const char *)bytes;
+    if (length > 0 && strings[length - 1] != '\0')
         return hvi_wire_refuse(context, name, "the last string has no end");
-    for (; length > 0 && at < past; at += strlen(at) + 1)
-        if (named && (at[0] == '=' || strchr(at, '=') == NULL))
+    for (size_t at = 0; at < length; at += strlen(strings + at) + 1)
+        if (named && (strings[at] == '=' || strchr(strings + at, '=') == NULL))
             return hvi_wire_refuse(context, name, "a string without NAME=");
     return HVI_OK;
 }
@@ -206,12 +205,14 @@ static int check_ranks(struct wire_context *context, const struct hvi_launch_sta
 
 static int check_exports(struct wire_context *context, const struct hvi_launch_start *message)
 {
-    const char *at = (const char *)message->settings;
-    const char *const past = at + message->settings_bytes;
-    for (uint32_t i = 0; i < message->exports; i++, at += strlen(at) + 1)
-        if (message->settings_bytes == 0 || at >= past || strncmp(at, "HOROVOD_", 8) != 0)
+    const char *const settings = (const char *)message->settings;
+    size_t at = 0;
+    for (uint32_t i = 0; i < message->exports; i++) {
+        if (at >= message->settings_bytes || strncmp(settings + at, "HOROVOD_", 8) != 0)
             return hvi_wire_refuse(context, "exports", "%u, and setting %u does not fit",
                                    message->exports, i);
+        at += strlen(settings + at) + 1;
+    }
     return HVI_OK;
 }
 

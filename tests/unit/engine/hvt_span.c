@@ -401,7 +401,6 @@ static void check_sizes(const struct engine_op *op)
 
     for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_part *part = op->parts[i];
-        const uint64_t *got = op->sizes + ((size_t)op->set->places + i) * size;
         uint64_t bytes = 0;
         int64_t rows = 0;
         if (!part)
@@ -411,7 +410,7 @@ static void check_sizes(const struct engine_op *op)
         if (op->kind == HVI_KIND_ALLGATHER)
             REQUIRE(op->sizes[op->set->numbers[i]] == part->in_bytes);
         for (uint32_t from = 0; op->kind == HVI_KIND_ALLTOALL && from < size; from++) {
-            bytes += got[from];
+            bytes += op->sizes[((size_t)op->set->places + i) * size + from];
             rows += engine_sizes_received(op, i, from);
         }
         if (op->kind == HVI_KIND_ALLTOALL)
