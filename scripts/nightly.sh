@@ -11,7 +11,7 @@
 # huge        tensors of more than 4 GiB
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
-# fuzz        every fuzzer for ten minutes
+# fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
 # soak        half an hour of kills, thousands of lies; beside them half an hour of random programs with a seed from the clock
 #
 # A change of what a step covers comes with a run of that step: its report is committed as docs/measurements/DATE-nightly.md.
@@ -23,17 +23,15 @@ folder=$PWD/build-nightly
 budget_s=6000
 rows=()
 failed=0
-step=
+declare -A group=() began=()
 
 # The build that huge and soak run on; CI's, where CI has run here.
 build_release() {
-    scripts/deps.sh test
     cmake --preset release >/dev/null
     cmake --build build-release -j "$(nproc)"
 }
 
 step_o3() {
-    scripts/deps.sh build
     cmake -S . -B build-o3 -G Ninja -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF -DHVD_WERROR=ON
     cmake --build build-o3 -j "$(nproc)"
 }
@@ -45,7 +43,7 @@ step_huge() {
 }
 step_coverage() { scripts/coverage.sh; }
 step_debian13() { scripts/debian13.sh; }
-step_fuzz() { scripts/fuzz.sh 600; }
+step_fuzz() { nice -n 19 scripts/fuzz.sh 600; }
 step_soak() {
     local status=0 property
     build_release
@@ -58,28 +56,37 @@ step_soak() {
     return "$status"
 }
 
-# run_step NAME: its row of the report.
-run_step() {
-    local began=$SECONDS status=0 result=ok said
+begin_step() {
     echo "==== nightly: $1, $((SECONDS / 60)) min so far"
-    set -m # a process group of its own, which end_step ends
+    began[$1]=$(date +%s)
+    set -m # a process group of its own, which end_steps ends
     "step_$1" </dev/null >"$folder/$1.log" 2>&1 & # in the background errexit stays in force
-    step=$!
+    group[$1]=$!
     set +m
-    wait "$step" || status=$?
-    step=
+}
+
+# finish_step NAME: its row of the report. It ended when it last wrote a line.
+finish_step() {
+    local status=0 result=ok said took
+    wait "${group[$1]}" || status=$?
+    unset "group[$1]"
+    took=$(($(date -r "$folder/$1.log" +%s) - began[$1]))
     if [ "$status" != 0 ]; then
         result="FAILED ($status)"
         failed=$((failed + 1))
         tail -n 40 "$folder/$1.log"
     fi
     said=$(grep -v '^[[:space:]]*$' "$folder/$1.log" | tail -n 1 | tr '|' '/' || true)
-    rows+=("| $1 | $result | $((SECONDS - began)) s | ${said:0:120} |")
-    echo "==== nightly: $1 $result after $((SECONDS - began)) s"
+    rows+=("| $1 | $result | $took s | ${said:0:120} |")
+    write_report >"$folder/report.md"
+    echo "==== nightly: $1 $result after $took s"
 }
 
-end_step() {
-    [ -z "$step" ] || kill -TERM -- "-$step"
+end_steps() {
+    local leader
+    for leader in "${group[@]}"; do
+        kill -TERM -- "-$leader"
+    done
     exit 130
 }
 
@@ -105,13 +112,17 @@ for name in "$@"; do
 done
 [ $# -gt 0 ] || set -- "${all[@]}"
 
-trap end_step INT TERM
+trap end_steps INT TERM
 mkdir -p "$folder"
 export CLICOLOR=0 NO_COLOR=1
+scripts/deps.sh nightly
+case " $* " in *" fuzz "*) begin_step fuzz ;; esac
 for name in "$@"; do
-    run_step "$name"
-    write_report >"$folder/report.md"
+    [ "$name" != fuzz ] || continue
+    begin_step "$name"
+    finish_step "$name"
 done
+[ -z "${group[fuzz]:-}" ] || finish_step fuzz
 cat "$folder/report.md"
 [ "$SECONDS" -le "$budget_s" ] || echo "nightly: WARNING: $SECONDS s, over the budget of $budget_s s"
 echo "nightly: $(($# - failed)) of $# steps ok, report: build-nightly/report.md"
