@@ -822,6 +822,7 @@ int main(void)
     tcase_add_test(tcase, engines_that_do_not_connect_end_every_session);
     tcase_add_test(tcase, a_restarted_hvdd_is_told_of_seats_and_of_the_node);
     suite_add_tcase(suite, tcase);
+    tcase_set_tags(program, "programs");
     tcase_add_test(program, an_engine_that_waits_for_nodes_sleeps);
     suite_add_tcase(suite, program);
     return hvt_run_suite(suite);
