@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The row "net": works with members on several nodes. One thread of its own does them, started by the first
- * lane or work. What the main thread calls here makes a plan, and leaves it to the thread.
+ * lane or work. What the main thread calls here makes a plan, and leaves it to the thread, unless the work is
+ * small and the thread asleep.
  *
  * Kinds that move nothing are over at once: the verdict that started them has brought the nodes together. */
 #include "daemon/engine/exec/net_thread.h"
@@ -230,6 +231,12 @@ static struct engine_wire_work *make_work(struct engine_wire *net, struct engine
     return work;
 }
 
+/* A few microseconds of work, and bytes that one look at the lanes may bring. */
+static bool is_small(const struct engine_wire_work *work)
+{
+    return !work->stage && work->work->bytes <= ENGINE_WIRE_SMALL_BYTES;
+}
+
 static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
 {
     pthread_mutex_lock(&net->lock);
@@ -238,8 +245,13 @@ static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
     else
         net->started_first = work;
     net->started_last = work;
+    bool drives = net->driver == ENGINE_WIRE_NOBODY && is_small(work);
+    if (drives)
+        net->driver = ENGINE_WIRE_MAIN;
     engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
+    if (drives)
+        engine_wire_drive(net);
 }
 
 /* The lanes are out of step from here on. */

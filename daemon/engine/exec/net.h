@@ -45,6 +45,8 @@
 /* Looks at the lanes without a sleep. 64 MiB on two busy cores: 46 ms with 1, 34 with 200, 81 with 2000; here
  * each look is a system call, and 4 B took 17 us with 1, 20 with 20, 34 with 100. */
 #define ENGINE_WIRE_SPINS 20u
+/* Most looks of the main thread at a small work. */
+#define ENGINE_WIRE_DRIVES 200u
 /* How often deadlines are looked at. */
 #define ENGINE_WIRE_TICK_NS (20 * HVI_NS_MS)
 

@@ -40,6 +40,13 @@ struct engine_wire_news {
     char text[ENGINE_TEXT_BYTES]; /* why; of a connection: the node's name */
 };
 
+/* Who moves the works. */
+enum engine_wire_driver {
+    ENGINE_WIRE_THREAD,
+    ENGINE_WIRE_NOBODY, /* there are none: the net thread sleeps until it is called */
+    ENGINE_WIRE_MAIN,   /* the main thread, for a moment */
+};
+
 /* The context of the row. */
 struct engine_wire {
     struct engine_backend_config config;
@@ -60,6 +67,7 @@ struct engine_wire {
     bool cancels;   /* some work is to be cancelled */
     bool no_memory; /* to follow a work, or to pass news on: the lanes cannot be kept in step */
     bool stopping;
+    enum engine_wire_driver driver;
     bool asleep;
     _Atomic bool called; /* one of these has changed; relaxed: the lock orders what it stands for */
     _Atomic bool ended;  /* the thread has; release, acquire by net.c */
@@ -70,7 +78,7 @@ struct engine_wire {
     pthread_mutex_t host_lock;
     void *host;
 
-    /* The net thread's. */
+    /* The driver's. */
     struct engine_wire_node **nodes; /* [node_count] by number; NULL: not heard of */
     uint32_t node_count;
     struct engine_wire_work *works;
@@ -80,6 +88,9 @@ struct engine_wire {
 /* ---- net_thread.c ---- */
 
 void *engine_wire_thread(void *net);
+/* The main thread, as the driver: does what has been started as far as that goes without a sleep, and leaves the
+ * rest to the net thread. */
+void engine_wire_drive(struct engine_wire *net);
 /* Wakes the thread if it sleeps. The lock is held. */
 void engine_wire_call(struct engine_wire *net);
 /* The node or NULL without memory. */
@@ -89,7 +100,7 @@ struct engine_wire_node *engine_wire_node_at(struct engine_wire *net, uint32_t n
 void engine_wire_fail(struct engine_wire *net, struct engine_wire_work *work, int status,
                       uint32_t culprit, const char *text);
 
-/* ---- net_lane.c: the net thread ---- */
+/* ---- net_lane.c: the driver ---- */
 
 /* The lane has come. */
 void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd);
