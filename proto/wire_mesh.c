@@ -2,7 +2,7 @@
  * Every message of mesh.proto as a table, as in wire_tables.c. What depends on the job (which node
  * has which ranks, how many members a set has) is for the receiver to check. */
 #include "proto/mesh.h"
-#include "proto/wire_internal.h"
+#include "proto/wire_rows.h"
 
 #include "base/status.h"
 
@@ -11,55 +11,24 @@
 
 #include "mesh.pb-c.h"
 
-#define KIND_OF(s, m)                                                                              \
-    _Generic(((struct s *)0)->m, int32_t                                                           \
-             : WIRE_I32, uint32_t                                                                  \
-             : WIRE_U32, uint64_t                                                                  \
-             : WIRE_U64, bool                                                                      \
-             : WIRE_BOOL)
-#define NUMBER_OR(n, s, m, least, most, if_absent)                                                 \
-    {                                                                                              \
-        .number = (n), .kind = KIND_OF(s, m), .offset = offsetof(struct s, m), .low = (least),     \
-        .high = (most), .absent = (if_absent)                                                      \
-    }
-#define NUMBER(n, s, m, least, most) NUMBER_OR(n, s, m, least, most, 0)
-#define U32(n, s, m)                 NUMBER(n, s, m, 0, UINT32_MAX)
-#define U64(n, s, m)                 NUMBER(n, s, m, 0, UINT64_MAX)
-#define FLAG(n, s, m)                NUMBER(n, s, m, 0, 1)
-#define RANK(n, s, m)                NUMBER_OR(n, s, m, -1, HVI_MESH_RANKS_MAX - 1, -1)
-#define STATUS(n, s, m)              NUMBER(n, s, m, -999, 0)
-#define NODE(n, s, m)                NUMBER(n, s, m, 0, HVI_MESH_NODES_MAX - 1)
-#define WHAT(n, s, m)                NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_RETRACT)
-#define TEXT(n, s, m)                                                                              \
-    {                                                                                              \
-        .number = (n), .kind = WIRE_TEXT, .offset = offsetof(struct s, m),                         \
-        .room = sizeof(((struct s *)0)->m)                                                         \
-    }
-#define LIST(n, s, m, c, k, most, t)                                                               \
-    {                                                                                              \
-        .number = (n), .kind = (k), .offset = offsetof(struct s, m),                               \
-        .count_offset = offsetof(struct s, c), .room = sizeof(*((struct s *)0)->m),                \
-        .high = (most), .rows = (t)                                                                \
-    }
+#define RANK_OR_NONE(n, s, m) NUMBER_OR(n, s, m, -1, HVI_MESH_RANKS_MAX - 1, -1)
+#define OUTCOME(n, s, m)      NUMBER(n, s, m, STATUS_LEAST, 0)
+#define NODE(n, s, m)         NUMBER(n, s, m, 0, HVI_MESH_NODES_MAX - 1)
+#define WHAT(n, s, m)         NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_RETRACT)
 #define PART(n, s, m, h, t)                                                                        \
     {                                                                                              \
         .number = (n), .kind = WIRE_PART, .offset = offsetof(struct s, m),                         \
         .count_offset = offsetof(struct s, h), .rows = (t)                                         \
     }
-#define TABLE(s, f)                                                                                \
-    {                                                                                              \
-        .descriptor = &hvd__##s##__descriptor, .fields = (f),                                      \
-        .field_count = sizeof(f) / sizeof((f)[0])                                                  \
-    }
 
 #define ROWS_MOST (64u * HVI_MESH_RANKS_MAX) /* alltoall: a row for each pair, as far as they fit */
 
 static const struct wire_field name_fields[] = {
-    LIST(1, hvi_mesh_name, name, name_bytes, WIRE_BYTES, HVI_NAME_MAX, NULL),
+    BYTES(1, hvi_mesh_name, name, name_bytes, 0, HVI_NAME_MAX),
     U32(2, hvi_mesh_name, kind),
     U64(3, hvi_mesh_name, number),
 };
-static const struct wire_table name_table = TABLE(mesh_name, name_fields);
+static const struct wire_table name_table = TABLE(mesh_name, name_fields, 0);
 
 static const struct wire_field said_fields[] = {
     U32(1, hvi_mesh_said, kind),
@@ -75,7 +44,7 @@ static const struct wire_field said_fields[] = {
     LIST(11, hvi_mesh_said, integers, integer_count, WIRE_LONGS, HVI_MESH_RANKS_MAX, NULL),
     LIST(12, hvi_mesh_said, places, place_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
 };
-static const struct wire_table said_table = TABLE(mesh_said, said_fields);
+static const struct wire_table said_table = TABLE(mesh_said, said_fields, 0);
 
 static const struct wire_field report_fields[] = {
     WHAT(1, hvi_mesh_report, what),
@@ -87,12 +56,12 @@ static const struct wire_field report_fields[] = {
     LIST(7, hvi_mesh_report, said, said_count, WIRE_ROWS, HVI_RANKS_MAX, &said_table),
     U64(8, hvi_mesh_report, room),
     FLAG(9, hvi_mesh_report, more),
-    RANK(10, hvi_mesh_report, last),
-    STATUS(11, hvi_mesh_report, status),
-    RANK(12, hvi_mesh_report, culprit),
-    TEXT(13, hvi_mesh_report, text),
+    RANK_OR_NONE(10, hvi_mesh_report, last),
+    OUTCOME(11, hvi_mesh_report, status),
+    RANK_OR_NONE(12, hvi_mesh_report, culprit),
+    TEXT(13, hvi_mesh_report, text, ANY),
 };
-static const struct wire_table report_table = TABLE(mesh_report, report_fields);
+static const struct wire_table report_table = TABLE(mesh_report, report_fields, 0);
 
 static const struct wire_field verdict_fields[] = {
     WHAT(1, hvi_mesh_verdict, what),
@@ -104,19 +73,19 @@ static const struct wire_field verdict_fields[] = {
     PART(7, hvi_mesh_verdict, tensor, has_tensor, &name_table),
     LIST(8, hvi_mesh_verdict, joined, joined_count, WIRE_INTS, HVI_MESH_RANKS_MAX, NULL),
     LIST(9, hvi_mesh_verdict, rows, row_count, WIRE_LONGS, ROWS_MOST, NULL),
-    RANK(10, hvi_mesh_verdict, last),
-    STATUS(11, hvi_mesh_verdict, status),
-    RANK(12, hvi_mesh_verdict, culprit),
-    TEXT(13, hvi_mesh_verdict, text),
+    RANK_OR_NONE(10, hvi_mesh_verdict, last),
+    OUTCOME(11, hvi_mesh_verdict, status),
+    RANK_OR_NONE(12, hvi_mesh_verdict, culprit),
+    TEXT(13, hvi_mesh_verdict, text, ANY),
 };
-static const struct wire_table verdict_table = TABLE(mesh_verdict, verdict_fields);
+static const struct wire_table verdict_table = TABLE(mesh_verdict, verdict_fields, 0);
 
 static const struct wire_field broken_fields[] = {
-    STATUS(1, hvi_mesh_broken, status),
-    RANK(2, hvi_mesh_broken, culprit),
-    TEXT(3, hvi_mesh_broken, text),
+    OUTCOME(1, hvi_mesh_broken, status),
+    RANK_OR_NONE(2, hvi_mesh_broken, culprit),
+    TEXT(3, hvi_mesh_broken, text, ANY),
 };
-static const struct wire_table broken_table = TABLE(mesh_broken, broken_fields);
+static const struct wire_table broken_table = TABLE(mesh_broken, broken_fields, 0);
 
 static const struct wire_field packet_fields[] = {
     NODE(1, hvi_mesh_packet, from),
@@ -125,7 +94,7 @@ static const struct wire_field packet_fields[] = {
     PART(4, hvi_mesh_packet, verdict, has_verdict, &verdict_table),
     PART(5, hvi_mesh_packet, broken, has_broken, &broken_table),
 };
-static const struct wire_table packet_table = TABLE(mesh_packet, packet_fields);
+static const struct wire_table packet_table = TABLE(mesh_packet, packet_fields, 0);
 
 static int bodies(const struct hvi_mesh_packet *packet)
 {
