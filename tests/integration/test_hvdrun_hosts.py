@@ -448,6 +448,18 @@ def test_an_agent_that_stands_still_is_given_up_when_all_is_killed(relayed):
         relayed.check_gone()
 
 
+def test_an_agent_that_stands_still_is_given_up_after_the_silence_time(relayed):
+    """Its ranks have all ended, but it cannot say so."""
+    with running(relayed, "-H", "h1:1,h2:1", "--silence-time", "2", "sh", "-c", "echo ready; sleep 0.5") as process:
+        stopped = agents(relayed)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        _, err = process.communicate(timeout=scaled(20))
+        assert process.returncode == 1
+        assert re.search(rb"hvdrun: lost the agent on h[12]: it has said nothing for 2 s \(--silence-time\)", err), err
+        os.kill(stopped, signal.SIGCONT)
+        relayed.check_gone()
+
+
 def test_an_agent_that_hears_nothing_of_hvdrun_ends_its_ranks(hosts):
     """As when a cable is cut: hvdrun is there, but nothing comes."""
     with running(hosts, "-H", "h1:1,h2:1", "--silence-time", "3", "sh", "-c", READY) as process:

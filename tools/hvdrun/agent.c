@@ -543,7 +543,11 @@ static bool take(void *context, struct hvi_launch_msg *msg, char *text_p, size_t
         take_go(agent, &msg->go);
         return true;
     }
-    if (msg->kind == HVI_LAUNCH_BEAT || (agent->gone_on && take_running(agent, msg)))
+    if (msg->kind == HVI_LAUNCH_BEAT) { /* hvdrun asks whether we live */
+        send_message(agent, msg);
+        return true;
+    }
+    if (agent->gone_on && take_running(agent, msg))
         return true;
     snprintf(text_p, text_size, "message %d has no place here", (int)msg->kind);
     return false;

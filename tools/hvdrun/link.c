@@ -217,6 +217,7 @@ static void read_channel(void *context, int index)
     (void)index;
     if (link->channel.fd < 0)
         return;
+    link->heard_ns = hvi_clock_ns();
     const enum run_channel_state state =
         run_channel_read(&link->channel, link->take, link->context, text, sizeof text);
     if (state == RUN_CHANNEL_OPEN)

@@ -34,6 +34,7 @@ struct run_link {
     char words[2048];         /* what came there before run_link_settle */
     unsigned tries;
     uint64_t retry_ns;
+    uint64_t heard_ns;   /* when something came; who counts silence may put it off */
     uint64_t kill_at_ns; /* its process goes on without us: killed then; 0: not planned */
     char text[2304];     /* what is wrong: why it never got ready, or what makes no sense */
 };

@@ -71,7 +71,8 @@ struct spread {
     uint64_t deadline_ns; /* of the start */
     int exit_code;
 
-    uint64_t beat_at_ns; /* the next one to all */
+    uint64_t beat_at_ns; /* the next one to all, who answer it */
+    uint64_t looked_ns;  /* when we have last run */
     size_t looking;      /* hosts that have not said whether a rank of theirs is being killed */
 
     struct run_task task;
@@ -496,6 +497,8 @@ static bool take_any(struct spread *spread, struct place *place, const struct hv
         place->mesh_port = msg->ready.mesh_port;
         place->ready = true;
         return spread->stage == STAGE_MEET || spread->stage == STAGE_PREPARE;
+    case HVI_LAUNCH_BEAT:
+        return place->ready;
     case HVI_LAUNCH_LOG:
         run_stream_feed(&place->log, (const char *)msg->data.data, msg->data.bytes);
         return true;
@@ -706,11 +709,33 @@ static void send_beats(struct spread *spread, uint64_t now_ns)
             run_link_send(&spread->places[i].link, &msg);
 }
 
+/* Silence counts only while we run ourselves, and read what comes. */
+static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
+{
+    const uint64_t silence_ns = spread->options->silence_ns;
+    const bool deaf = unread || now_ns - spread->looked_ns > silence_ns / 2;
+    spread->looked_ns = now_ns;
+    if (silence_ns == 0 || spread->stage > STAGE_RUN)
+        return;
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        struct place *place = &spread->places[i];
+        struct run_link *link = &place->link;
+        if (deaf || !place->ready)
+            link->heard_ns = now_ns;
+        if (link->channel.fd < 0 || now_ns - link->heard_ns < silence_ns)
+            continue;
+        blame(spread, place, "it has said nothing for %g s (--silence-time)",
+              (double)silence_ns / 1e9);
+        run_link_close(link, 0);
+    }
+}
+
 static void tick(struct spread *spread)
 {
     const uint64_t now_ns = hvi_clock_ns();
     run_display_tick(&spread->display, now_ns);
     const bool unread = !spread->end.impatient && run_display_is_full(&spread->display);
+    check_silence(spread, now_ns, unread);
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct run_link *link = &spread->places[i].link;
         if (unread && spread->stage == STAGE_END && link->state == RUN_LINK_OPEN)
