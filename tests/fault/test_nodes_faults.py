@@ -105,6 +105,15 @@ def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, v
     check_told(job, job.ranks_of(other), at_ns, Status.ERR_NODE_LOST, [lost.name])
 
 
+def test_a_killed_agent_ends_its_ranks_and_its_node_is_named_on_the_others(job):
+    """Its hvdd sees that its parent is gone, and stops the job."""
+    first, second = job.nodes
+    begin(job)
+    at_ns = time.monotonic_ns()
+    os.kill(job.agent_of(second), signal.SIGKILL)
+    check_told(job, job.ranks_of(first), at_ns, Status.ERR_JOB_STOPPED, [second.name, "hvdd"])
+
+
 def test_the_death_of_every_daemon_disturbs_no_running_step(job):
     begin(job)
     for name in ("hvdd-gate", "hvdd"):
@@ -138,6 +147,26 @@ def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes):
         check_told_of_silence(job, [2], at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
         for node in nodes:
             node.heal()
+
+
+def test_everything_in_flight_ends_when_a_node_is_lost_and_the_ranks_can_open_again(job):
+    """An op of a set, a join, a group, a set that is made, a barrier: each waits for a rank that does not come."""
+    pair = job.add_set([1, 2])
+    member = {"dtype": "float32", "dims": [4]}
+    ops = {0: job.ranks[0].submit("join"),
+           1: job.ranks[1].submit("allreduce", "in-a-set", dtype="float32", dims=[4], process_set=pair),
+           2: job.ranks[2].submit("set_add", ranks=[0, 3]),
+           3: job.ranks[3].group("allreduce", "grouped", [member, member])[1]}
+    first, second = job.nodes
+    at_ns = time.monotonic_ns()
+    second.cut()
+    for rank, op in ops.items():
+        job.ranks[rank].post_wait(op)
+    check_told_of_silence(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name])
+    check_told_of_silence(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, [first.name])
+    second.heal()
+    job.reopen()
+    job.check_usable()
 
 
 def listening(node):

@@ -651,12 +651,14 @@ void engine_sessions_end_doomed(struct engine_sessions *sessions)
 
 void engine_sessions_stop(struct engine_sessions *sessions, const char *reason)
 {
+    const char *node = sessions->node;
     char text[HVI_TEXT_MAX + 1];
     int kept = (int)hvi_utf8_cut(reason, strlen(reason), REASON_MAX);
 
     if (sessions->order->broken_status == HVI_ERR_JOB_STOPPED)
         return;
-    snprintf(text, sizeof text, "job '%s' was stopped: %.*s", sessions->start->job, kept, reason);
+    snprintf(text, sizeof text, "job '%s' was stopped%s%s: %.*s", sessions->start->job,
+             node[0] != '\0' ? " on " : "", node, kept, reason);
     HVI_LOG(HVI_LOG_INFO, "session", "job-stopped", text, "job=%s generation=%llu attached=%u",
             sessions->start->job, (unsigned long long)sessions->start->generation,
             sessions->attached);

@@ -36,6 +36,11 @@ def cmdline(pid: int) -> str:
     return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
+def name(pid: int) -> str:
+    """What a process calls itself; "" when it is gone."""
+    return _read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+
+
 def waits_in(pid: int) -> str:
     """The function of the kernel that a process sleeps in; "0" or "" where it does not or that is not shown."""
     return _read(f"/proc/{pid}/wchan").decode(errors="replace")

@@ -74,6 +74,16 @@ class SpreadJob(Job):
             self.launcher = nodes[0].popen([program("hvdrun"), "-H", hosts, "--report-time", "30", *arguments, "sh", "-c", _TALKS,
                                             "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log)
         self._open()
+        for rank in self.ranks:
+            rank.process.pid = self.pid_of(rank.number)
+
+    def reopen(self) -> None:
+        """Every rank closes its session, whatever became of it, and opens another."""
+        for rank in self.ranks:
+            rank.post("close")
+        for rank in self.ranks:
+            rank.collect()
+        self._open()
 
     def _open(self) -> None:
         for rank in self.ranks:
@@ -82,8 +92,6 @@ class SpreadJob(Job):
             outcome = rank.collect_outcome()
             if not outcome.ok:
                 raise RankError("hvd_open", outcome)
-        for rank in self.ranks:
-            rank.process.pid = self.pid_of(rank.number)
 
     def node_of(self, rank: int) -> Node:
         """Where a rank runs."""
@@ -102,6 +110,12 @@ class SpreadJob(Job):
         """The node's only process of that program: hvdd, hvdd-engine, hvdd-gate."""
         found = [pid for pid, line in node.processes().items() if line.split(" ")[0].rsplit("/", 1)[-1] == name]
         assert len(found) == 1, (name, node.processes())
+        return found[0]
+
+    def agent_of(self, node: Node) -> int:
+        """The node's hvdrun --node; its guard has a name of its own."""
+        found = [pid for pid, line in node.processes().items() if line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun"]
+        assert len(found) == 1, node.processes()
         return found[0]
 
     def said(self) -> str:
