@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from hvt import Status, check_prompt, scaled, sockets, wait_until
+from hvt import Status, check_prompt, program, scaled, sockets, wait_until
+from hvt.namespaces import mount
 from hvt.spread import SpreadJob
 
 LOST_NS = 1_000_000_000
@@ -114,6 +115,23 @@ def test_a_killed_agent_ends_its_ranks_and_its_node_is_named_on_the_others(job):
     check_told(job, job.ranks_of(first), at_ns, Status.ERR_JOB_STOPPED, [second.name, "hvdd"])
 
 
+def test_two_jobs_share_their_nodes_and_one_does_not_notice_the_end_of_the_other(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    with spread(nodes, (1, 1)) as steady:
+        begin(steady)
+        usual = [set(node.processes()) for node in nodes]
+        other = SpreadJob(nodes, (1, 2))
+        begin(other)
+        at_ns = time.monotonic_ns()
+        engine = next(pid for pid, line in nodes[1].processes().items() if pid not in usual[1] and "hvdd-engine" in line)
+        os.kill(engine, signal.SIGKILL)
+        check_told(other, [0], at_ns, Status.ERR_NODE_LOST, ["n2"])
+        other.close()
+        wait_until(lambda: [set(node.processes()) for node in nodes] == usual, "the other job to be gone from both nodes", 10)
+        check_undisturbed(steady, 0)
+        end(steady)
+
+
 def test_the_death_of_every_daemon_disturbs_no_running_step(job):
     begin(job)
     for name in ("hvdd-gate", "hvdd"):
@@ -124,14 +142,31 @@ def test_the_death_of_every_daemon_disturbs_no_running_step(job):
     job.check_usable()
 
 
+def test_a_node_without_room_on_its_disk_is_named_and_nothing_is_left(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    folder = nodes[1].path(nodes[1].runtime)
+    nodes[1].call(mount, "tmpfs", nodes[1].runtime, "tmpfs", 0, "mode=700,size=4k")
+    (folder / "full").write_bytes(bytes(4096))
+    done = nodes[1].run([program("hvdrun"), "-H", "n1:1,n2:1", "touch", "ran"])
+    assert done.returncode == 1 and not (nodes.shared / "ran").exists()
+    assert re.fullmatch(r"hvdrun: n2: cannot write /run/user/0/hvdrun-\w+/mesh.key: No space left on device\n", done.stderr), done.stderr
+    for node in nodes:
+        node.check_clean(10)
+    assert os.listdir(folder) == ["full"]
+
+
 # ---- the network ----
 
-@pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20)])
+@pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20), ("in", 1024)])
 def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):
+    """"in": what it sends arrives."""
     first, second = job.nodes
     begin(job, elements)
     at_ns = time.monotonic_ns()
-    getattr(second, fault)()
+    if fault == "unplug":
+        second.unplug()
+    else:
+        second.cut("in" if fault == "in" else "both")
     check_told_of_silence(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name])
     check_told_of_silence(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, [first.name])
     second.heal()
@@ -147,6 +182,29 @@ def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes):
         check_told_of_silence(job, [2], at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
         for node in nodes:
             node.heal()
+
+
+def test_a_node_without_power_is_named_and_the_others_are_left_clean(make_nodes):
+    """It comes back empty; what still waits for it then, hears so."""
+    nodes = make_nodes(2, ssh=True, bridge=True)
+    with spread(nodes, (1, 1)) as job:
+        begin(job)
+        at_ns = time.monotonic_ns()
+        nodes.restart(nodes[1])
+        check_told_of_silence(job, [0], at_ns, Status.ERR_NODE_LOST, ["n2"])
+        job.ranks[0].stop()
+        job.launcher.send_signal(signal.SIGCONT)  # goes to every agent
+        assert job.await_end() != 0 and "hvdrun: lost the agent on n2: " in job.said(), job.said()
+
+
+def test_a_bad_network_costs_time_alone(job):
+    """1 % is lost both ways, and 20 Mbit/s are left."""
+    for node in job.nodes:
+        node.lose(1)
+        node.limit_rate("20mbit")
+    begin(job, elements=20_000)
+    check_undisturbed(job, 1)
+    end(job)
 
 
 def test_everything_in_flight_ends_when_a_node_is_lost_and_the_ranks_can_open_again(job):
