@@ -11,7 +11,9 @@
 #include "tests/unit/hvt_process.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <linux/userfaultfd.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -546,6 +548,23 @@ END_TEST
 
 /* ---- cancelling ---- */
 
+#define HEAD_BYTES 48u
+
+/* So many bytes of node 0 have come to node 1's end of their connection. */
+static void wait_until_sent(const struct hvt_cluster *cluster, uint64_t bytes)
+{
+    const uint64_t deadline_ns = hvi_deadline_after((int64_t)hvt_patience(2 * HVI_NS_SEC));
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+
+    while (getsockopt(cluster->fd[0][1][0], IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+           info.tcpi_bytes_acked < bytes) {
+        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "%llu bytes have come",
+                      (unsigned long long)info.tcpi_bytes_acked);
+        usleep(100);
+    }
+}
+
 START_TEST(a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step)
 {
     static struct hvt_op op;
@@ -556,7 +575,7 @@ START_TEST(a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step)
     hvt_op_init(&op, &cluster, "01", HVI_KIND_ALLREDUCE);
     hvt_op_make(&op, _i ? 4000000 : 1000, 1, &random);
     hvt_op_start(&op, 0);
-    usleep(2000);
+    wait_until_sent(&cluster, HEAD_BYTES + (_i ? 0 : op.model.bytes));
     uint64_t begun_ns = hvi_clock_ns();
     row->cancel(cluster.node[0].context, &op.part[0].batch);
     row->cancel(cluster.node[0].context, &op.part[0].batch);
@@ -576,8 +595,6 @@ START_TEST(a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step)
 END_TEST
 
 /* ---- words of the other end ---- */
-
-#define HEAD_BYTES 48u
 
 /* A broadcast of 1,000 bytes from node 1, which this test is. */
 static void make_victim(struct hvt_cluster *cluster, struct hvt_op *op)
