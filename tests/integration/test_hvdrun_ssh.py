@@ -150,7 +150,7 @@ def test_a_host_without_hvdrun_is_named(server):
     assert done.returncode == 1 and "hvdrun: n1: there is no /nonexistent/hvdrun; " in done.stderr
 
 
-READY = "echo ready; trap 'echo caught; exit 3' TERM; while :; do sleep 0.05; done"
+READY = "trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
 
 
 def start(server: Server) -> subprocess.Popen:

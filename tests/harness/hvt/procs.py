@@ -75,6 +75,14 @@ def fds(pid: int) -> dict[int, str]:
     return found
 
 
+def has_open(pid: int, fd: int, path: str | os.PathLike[str]) -> bool:
+    """Whether the descriptor is of this file, by whatever name the process knows it."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.stat(path))
+    except OSError:
+        return False
+
+
 def memfds(pid: int) -> list[str]:
     """The memfds that a process holds open or has mapped."""
     held = [target for target in fds(pid).values() if "/memfd:hv" in target]

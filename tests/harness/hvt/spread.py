@@ -103,8 +103,8 @@ class SpreadJob(Job):
 
     def pid_of(self, rank: int) -> int:
         """A rank's process."""
-        pipe = f"{self.stderr.parent}/in.{rank}"
-        return next(pid for pid in self.node_of(rank).processes() if procs.fds(pid).get(0) == pipe)
+        pipe = self.stderr.parent / f"in.{rank}"
+        return next(pid for pid in self.node_of(rank).processes() if procs.has_open(pid, 0, pipe))
 
     def process_of(self, node: Node, name: str) -> int:
         """The node's only process of that program: hvdd, hvdd-engine, hvdd-gate."""
