@@ -22,6 +22,9 @@ enum hvi_mesh_what {
         4, /* report: it has failed before all came. Verdict: it is over on every rank */
     HVI_MESH_GIVE_UP = 5, /* report: what was brought should fail, if it has not started */
     HVI_MESH_RETRACT = 6, /* report: a rank takes its part back. Verdict: it was in time */
+    /* Of a SEND the receiver's node decides. BROUGHT, RETRACT and GIVE_UP of the sender's node become
+     * verdicts for it. Its reports are SIZED (a recv has met the send: it starts on both nodes), RETRACT
+     * and FAILED, which become verdicts for the sender's node. */
 };
 
 struct hvi_mesh_name {
@@ -44,6 +47,11 @@ struct hvi_mesh_said {
     int32_t *places;
     size_t place_count; /* 0: all members of the node */
 };
+/* A send between nodes. The tensor's name has its tag. */
+struct hvi_mesh_pair {
+    int32_t from, to;
+    uint64_t id; /* the sender's node's */
+};
 struct hvi_mesh_report {
     uint32_t what;
     uint64_t seen;
@@ -59,6 +67,9 @@ struct hvi_mesh_report {
     int32_t last;
     int32_t status, culprit;
     char text[HVI_TEXT_MAX + 1];
+    struct hvi_mesh_pair pair; /* SEND */
+    bool has_pair;
+    uint64_t id; /* SET_OPEN: the node's */
 };
 struct hvi_mesh_verdict {
     uint32_t what;
@@ -75,6 +86,13 @@ struct hvi_mesh_verdict {
     int32_t last;
     int32_t status, culprit;
     char text[HVI_TEXT_MAX + 1];
+    struct hvi_mesh_pair pair;
+    bool has_pair;
+    uint64_t id;
+    struct hvi_mesh_said said;
+    bool has_said;
+    uint32_t new_set;
+    uint64_t new_serial;
 };
 struct hvi_mesh_broken {
     int32_t status, culprit;

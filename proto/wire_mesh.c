@@ -46,6 +46,13 @@ static const struct wire_field said_fields[] = {
 };
 static const struct wire_table said_table = TABLE(mesh_said, said_fields, 0);
 
+static const struct wire_field pair_fields[] = {
+    NUMBER(1, hvi_mesh_pair, from, 0, HVI_MESH_RANKS_MAX - 1),
+    NUMBER(2, hvi_mesh_pair, to, 0, HVI_MESH_RANKS_MAX - 1),
+    U64(3, hvi_mesh_pair, id),
+};
+static const struct wire_table pair_table = TABLE(mesh_pair, pair_fields, 0);
+
 static const struct wire_field report_fields[] = {
     WHAT(1, hvi_mesh_report, what),
     U64(2, hvi_mesh_report, seen),
@@ -60,6 +67,8 @@ static const struct wire_field report_fields[] = {
     OUTCOME(11, hvi_mesh_report, status),
     RANK_OR_NONE(12, hvi_mesh_report, culprit),
     TEXT(13, hvi_mesh_report, text, ANY),
+    PART(48, hvi_mesh_report, pair, has_pair, &pair_table),
+    U64(49, hvi_mesh_report, id),
 };
 static const struct wire_table report_table = TABLE(mesh_report, report_fields, 0);
 
@@ -77,6 +86,11 @@ static const struct wire_field verdict_fields[] = {
     OUTCOME(11, hvi_mesh_verdict, status),
     RANK_OR_NONE(12, hvi_mesh_verdict, culprit),
     TEXT(13, hvi_mesh_verdict, text, ANY),
+    PART(48, hvi_mesh_verdict, pair, has_pair, &pair_table),
+    U64(49, hvi_mesh_verdict, id),
+    PART(50, hvi_mesh_verdict, said, has_said, &said_table),
+    U32(51, hvi_mesh_verdict, new_set),
+    U64(52, hvi_mesh_verdict, new_serial),
 };
 static const struct wire_table verdict_table = TABLE(mesh_verdict, verdict_fields, 0);
 

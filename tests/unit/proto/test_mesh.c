@@ -80,6 +80,7 @@ START_TEST(a_report_arrives_as_it_was)
     ck_assert_mem_eq(again.report.said[0].leader.name, name, sizeof name - 1);
     ck_assert_int_eq(again.report.said[0].places[1], 7);
     ck_assert(!again.report.said[1].has_leader);
+    ck_assert(!again.report.has_pair);
     hvi_mesh_free(&again);
 }
 END_TEST
@@ -109,6 +110,52 @@ START_TEST(a_verdict_arrives_as_it_was)
     ck_assert_mem_eq(again.verdict.rows, longs, sizeof longs);
     ck_assert_int_eq(again.verdict.status, HVI_ERR_MISMATCH);
     ck_assert_str_eq(again.verdict.text, "ranks disagree");
+    hvi_mesh_free(&again);
+}
+END_TEST
+
+START_TEST(what_is_said_of_a_send_arrives_as_it_was)
+{
+    setup();
+    packet.has_report = true;
+    packet.report = (struct hvi_mesh_report){.what = HVI_MESH_BROUGHT,
+                                             .kind = 10,
+                                             .has_tensor = true,
+                                             .tensor = {.kind = 10, .number = 5},
+                                             .pair = {3, 7, UINT64_MAX},
+                                             .has_pair = true,
+                                             .id = 12,
+                                             .culprit = -1};
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert(again.report.has_pair);
+    ck_assert_int_eq(again.report.pair.from, 3);
+    ck_assert_int_eq(again.report.pair.to, 7);
+    ck_assert_uint_eq(again.report.pair.id, UINT64_MAX);
+    ck_assert_uint_eq(again.report.id, 12);
+    hvi_mesh_free(&again);
+    packet.report.pair.from = -1;
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
+
+    setup();
+    packet.has_report = false;
+    packet.has_verdict = true;
+    packet.verdict = (struct hvi_mesh_verdict){.what = HVI_MESH_BROUGHT,
+                                               .kind = 10,
+                                               .has_tensor = true,
+                                               .pair = {3, 7, 1},
+                                               .has_pair = true,
+                                               .said = {.kind = 10, .dims = longs, .ndim = 2},
+                                               .has_said = true,
+                                               .new_set = 9,
+                                               .new_serial = 1000,
+                                               .id = 4};
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert(again.verdict.has_pair && again.verdict.has_said);
+    ck_assert_uint_eq(again.verdict.said.ndim, 2);
+    ck_assert_int_eq(again.verdict.said.dims[1], 1);
+    ck_assert_uint_eq(again.verdict.new_set, 9);
+    ck_assert_uint_eq(again.verdict.new_serial, 1000);
+    ck_assert_uint_eq(again.verdict.id, 4);
     hvi_mesh_free(&again);
 }
 END_TEST
@@ -173,6 +220,7 @@ int main(void)
 
     tcase_add_test(tcase, a_report_arrives_as_it_was);
     tcase_add_test(tcase, a_verdict_arrives_as_it_was);
+    tcase_add_test(tcase, what_is_said_of_a_send_arrives_as_it_was);
     tcase_add_test(tcase, a_packet_has_one_body);
     tcase_add_test(tcase, a_message_that_is_cut_short_is_refused);
     tcase_add_test(tcase, a_message_has_a_bound);
