@@ -446,7 +446,7 @@ HVD_API int hvd_process_set_remove(struct hvd_session *session, int id);
 /* The same among the members alone: the other ranks of the job need not know. Sets are opened by
  * those ranks that give the same `ranks` (as above, this rank among them; also all ranks) and the
  * same `tag` (0 or more), each in the order in which they do so; there may be any number with the
- * same ranks. Finished when all of them have come; hvd_op_process_set is the id.
+ * same ranks. Finished when all of them have come, on all nodes; hvd_op_process_set is the id.
  * A set that was opened is closed by its members, each once; then what waits in it fails. From its
  * submission on this rank may submit nothing on the set; nobody has to wait for it. */
 HVD_API int hvd_process_set_open_async(struct hvd_session *session, const int *ranks, int count,

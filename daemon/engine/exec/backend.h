@@ -82,7 +82,7 @@ struct engine_work {
     /* NULL: all members have a seat here. Else .ranks, .in and .out are those that have, by place; .root
      * is a set rank; .sizes is [.members] for allgather and reducescatter, and for alltoall
      * [2][.ranks][.members]: bytes that each of ours sends to each member, then what it gets from each.
-     * A SEND has two nodes, or one. */
+     * A SEND has two nodes, or one. Its span may have two members only, the sender and the receiver. */
     const struct engine_span *span;
     const struct engine_operand *in;
     struct engine_operand *out; /* the backend sets .late, and nothing else */

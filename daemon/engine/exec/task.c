@@ -37,8 +37,8 @@ void engine_task_keep(const struct engine_task *task)
 
 static int32_t root_of(const struct engine_op *op, const struct hvi_submission *copy)
 {
-    if (op->kind == HVI_KIND_SEND)
-        return engine_set_find(op->set, op->from);
+    if (op->kind == HVI_KIND_SEND) /* between nodes its members are the sender and the receiver */
+        return op->without ? 0 : engine_set_find(op->set, op->from);
     return op->kind == HVI_KIND_BROADCAST ? engine_set_rank(op->set, copy->root) : -1;
 }
 
@@ -48,7 +48,7 @@ static const struct engine_span *span_of(struct engine_task *task)
     const struct engine_op *op = &task->op;
     const struct engine_places *places = op->without ? op->without : op->set->span;
 
-    if (!places || op->partial)
+    if (!places || (op->partial && !op->without))
         return NULL;
     task->span = (struct engine_span){
         .sequence = op->sequence,
@@ -56,7 +56,7 @@ static const struct engine_span *span_of(struct engine_task *task)
         .here = places->here,
         .node = places->node,
         .places = places->places,
-        .members = op->set->size,
+        .members = op->partial ? 2 : op->set->size,
         .home = places->home,
         .place = places->place,
         .joined = op->joined,

@@ -423,6 +423,25 @@ int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_s
     return HVI_ERR_MISMATCH;
 }
 
+int engine_agree_pair(const struct engine_tensor *tensor, const struct engine_part *send,
+                      const struct engine_part *recv, char *text_p, size_t text_size)
+{
+    const struct engine_part *low = send->rank < recv->rank ? send : recv;
+    const struct engine_part *high = low == send ? recv : send;
+    const struct aspect *aspect = first_difference(low, high);
+    char low_said[256], high_said[256], label[ENGINE_LABEL];
+
+    if (!aspect)
+        return HVI_OK;
+    engine_tensor_label(tensor, label);
+    aspect->say(low, low_said, sizeof low_said);
+    aspect->say(high, high_said, sizeof high_said);
+    snprintf(text_p, text_size, "%s '%s': ranks disagree on %s: rank %d said %s; rank %d said %s",
+             hvi_kind_text(low->copy.kind), label, aspect->name, low->rank, low_said, high->rank,
+             high_said);
+    return HVI_ERR_MISMATCH;
+}
+
 int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size)
 {
     int status = engine_agree_compare(op, text_p, text_size);

@@ -10,6 +10,9 @@
 int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size);
 /* The first half: HVI_OK or HVI_ERR_MISMATCH. */
 int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_size);
+/* The same for a send and a recv on different nodes. HVI_OK or HVI_ERR_MISMATCH. */
+int engine_agree_pair(const struct engine_tensor *tensor, const struct engine_part *send,
+                      const struct engine_part *recv, char *text_p, size_t text_size);
 /* A group whose first op is complete and agreed, but not all that should follow it: which rank says
  * what. */
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size);

@@ -145,6 +145,7 @@ static struct engine_op *op_make(struct engine_order *order, struct engine_set *
     op->culprit = -1;
     op->reported = op->given_up = op->retracting = op->sized = false;
     op->joined_count = 0;
+    op->new_set = 0;
     return op;
 }
 
@@ -364,7 +365,10 @@ void engine_op_fail_here(struct engine_order *order, struct engine_op *op, int s
                          const char *text, int32_t culprit)
 {
     log_failure(order, status, text);
-    fail_together(order, op, op, status, text, culprit);
+    if (op->partial)
+        finish_waiting(order, op, status, text, culprit);
+    else
+        fail_together(order, op, op, status, text, culprit);
 }
 
 void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
@@ -390,6 +394,10 @@ void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
 void engine_op_fail(struct engine_order *order, struct engine_op *op, int status, const char *text,
                     int32_t culprit)
 {
+    if (op->reported && op->partial) {
+        engine_partial_give_up(order, op, status, text, culprit);
+        return;
+    }
     if (op->reported) {
         engine_span_give_up(order, op, status, text, culprit);
         return;
@@ -707,7 +715,10 @@ bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *p
 
     if (may_retract(part)) {
         part->withdrawn = true;
-        engine_span_retract(order, part->op);
+        if (part->op->partial)
+            engine_partial_retract(order, part->op);
+        else
+            engine_span_retract(order, part->op);
         return true;
     }
     if (!may_withdraw(part))

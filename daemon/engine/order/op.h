@@ -94,11 +94,16 @@ struct engine_op {
     bool reported;     /* the root knows of it, and will say how it ends */
     bool given_up;     /* and has been asked to fail it */
     bool retracting;   /* and has been asked to give it back */
-    bool sized;        /* .bytes and .sizes are known */
+    bool sized;        /* .bytes and .sizes are known; SEND: a recv has met it */
     uint64_t sequence; /* once it starts: the same on every node */
+    uint64_t number;   /* reported SEND: the sender's node's; SET_OPEN: this node's */
+    uint32_t new_set;  /* SET_ADD, SET_OPEN: the root has made it; 0: it could not */
+    uint64_t new_serial;
     uint32_t joined_count;
-    uint8_t *joined;               /* [members], once it is sized; NULL: nobody has */
-    struct engine_places *without; /* .set->span without nodes that take no part; NULL: all do */
+    uint8_t *joined; /* [members], once it is sized; NULL: nobody has */
+    /* .set->span without nodes that take no part; NULL: all do. SEND between nodes: the members are the
+     * sender and the receiver. */
+    struct engine_places *without;
     /* The observers'. */
     uint64_t warn_ns;                      /* when to warn (again); 0: not yet */
     uint64_t timeline_ns;                  /* of its last event */

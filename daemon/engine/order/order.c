@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/status.h"
+#include "daemon/engine/order/pair.h"
 #include "daemon/engine/order/span.h"
 
 #include <stdio.h>
@@ -29,6 +30,10 @@ void engine_order_fini(struct engine_order *order)
         struct engine_op *op = order->free_ops;
         order->free_ops = op->next;
         order->sink->free_op(op);
+    }
+    for (uint32_t id = 0; id < order->sets.next_id; id++) {
+        if (order->sets.by_id[id])
+            engine_pair_forget(order, order->sets.by_id[id]);
     }
     engine_span_close(order);
     engine_sets_fini(&order->sets);

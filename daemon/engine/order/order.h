@@ -5,9 +5,9 @@
  *                       |  agree.c, sizes.c, set_ops.c
  *                       +--> sink: answers, outputs that are asked for
  *                       +--> observer: what became of ops, tensors and sets
- *                       +--> span.c: reports to the root of the job; its verdicts come back
+ *                       +--> span.c, pair.c, opening.c: reports to the root of the job; its verdicts come back
  *
- *        reports of all nodes --> root.c --> verdicts
+ *        reports of all nodes --> root.c, root_partial.c --> verdicts
  *
  * Pure: no session, no shared memory, no event loop, and no clock but .now_ns, which the caller sets.
  * It calls upward only through the two tables. Engine thread; nothing blocks. */
@@ -94,6 +94,8 @@ struct engine_order {
     void *span_user;
     uint64_t seen;     /* verdicts of the root that were carried out */
     uint64_t sequence; /* of the last work that started */
+    uint64_t partials; /* SEND, SET_OPEN: numbers that were given to reported ones */
+    uint64_t offers;   /* in all sets, see pair.c */
     struct engine_span_scratch *scratch;
     const struct engine_root *root; /* of the job, if it is here: who has not come */
 };

@@ -10,12 +10,19 @@
  * them (who has joined sends nothing, and is waited for), and no name is bound to one op, because
  * any number may wait with one tag. Everything else (stalls, cancel, deaths, timeline) finds them
  * where it finds every waiting op. One that fails or is taken back is gone: nobody meets its
- * sentence later. */
+ * sentence later.
+ *
+ * On several nodes, ranks meet here as far as they are on this one: a send to another node is told there
+ * and ends up in pair.c of that node; a set is opened by the root, when its members here have met
+ * (opening.c). Both are then reported ops. */
 #include "daemon/engine/order/partial.h"
 
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/opening.h"
+#include "daemon/engine/order/pair.h"
+#include "daemon/engine/order/root_partial.h"
 #include "daemon/engine/order/set_ops.h"
 
 #include <inttypes.h>
@@ -90,7 +97,8 @@ static bool is_pair(const struct engine_op *op, const struct engine_part *part)
     const struct engine_part *other = engine_op_first_part(op);
     int32_t peer = part->copy.root;
 
-    if (other->copy.kind == part->copy.kind || other->copy.anon_seq != part->copy.anon_seq)
+    if (op->reported || other->copy.kind == part->copy.kind ||
+        other->copy.anon_seq != part->copy.anon_seq)
         return false;
     if (part->copy.kind == HVI_KIND_SEND)
         return op->to == peer && (op->from == part->rank || op->from < 0);
@@ -125,11 +133,63 @@ bool engine_partial_awaits(const struct engine_op *op, uint32_t member)
     return op->from < 0 || op->from == rank || op->to == rank;
 }
 
+bool engine_partial_awaits_others(const struct engine_op *op)
+{
+    if (!op->set->span || op->kind == HVI_KIND_SET_OPEN)
+        return op->reported;
+    if (op->kind == HVI_KIND_SEND)
+        return engine_set_find(op->set, op->to) < 0;
+    return engine_set_find(op->set, op->from) < 0; /* or from any rank */
+}
+
+uint32_t engine_partial_others(const struct engine_order *order, const struct engine_op *op,
+                               int32_t *ranks_p, uint32_t most)
+{
+    int32_t peer = op->kind == HVI_KIND_SEND ? op->to : op->from;
+
+    if (op->kind == HVI_KIND_SET_OPEN)
+        return order->root ? engine_root_missing_openers(order->root, order->roster->here,
+                                                         op->number, ranks_p, most)
+                           : 0;
+    if (peer < 0) /* any */
+        return 0;
+    if (most > 0)
+        ranks_p[0] = peer;
+    return 1;
+}
+
+void engine_partial_retract(struct engine_order *order, struct engine_op *op)
+{
+    if (op->kind == HVI_KIND_SET_OPEN)
+        engine_opening_retract(order, op);
+    else
+        engine_pair_retract(order, op);
+}
+
+void engine_partial_give_up(struct engine_order *order, struct engine_op *op, int status,
+                            const char *text, int32_t culprit)
+{
+    if (op->kind == HVI_KIND_SET_OPEN)
+        engine_opening_give_up(order, op, status, text, culprit);
+    else
+        engine_pair_give_up(order, op, status, text, culprit);
+}
+
+/* Of the new set, with a seat here. */
+static uint32_t openers_here(const struct engine_part *part)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < part->integer_count; i++)
+        count += engine_set_find(part->set, (int32_t)part->integers[i]) >= 0;
+    return count;
+}
+
 static void begin(struct engine_op *op, const struct engine_part *part)
 {
     bool sends = part->copy.kind == HVI_KIND_SEND;
 
-    op->missing = part->copy.kind == HVI_KIND_SET_OPEN ? part->integer_count : 2;
+    op->missing = part->copy.kind == HVI_KIND_SET_OPEN ? openers_here(part) : 2;
     op->from = sends ? part->rank : part->copy.root;
     op->to = sends ? part->copy.root : part->rank;
 }
@@ -167,11 +227,28 @@ static void complete_pair(struct engine_order *order, struct engine_op *op)
     engine_op_ready(order, op);
 }
 
+static void complete(struct engine_order *order, struct engine_op *op)
+{
+    op->ready_ns = order->now_ns;
+    if (op->kind != HVI_KIND_SET_OPEN)
+        complete_pair(order, op);
+    else if (op->set->span)
+        engine_opening_report(order, op);
+    else
+        engine_set_execute(order, op);
+}
+
 int engine_partial_submit(struct engine_order *order, struct engine_part *part)
 {
     struct engine_op *op = find(part);
+    struct engine_offer *offer = NULL;
+    uint64_t since_ns = 0;
 
-    if (!op) {
+    if (part->copy.kind == HVI_KIND_RECV)
+        offer = engine_pair_find(part, &since_ns);
+    if (offer && op && op->first_ns <= since_ns)
+        offer = NULL;
+    if (!op || offer) {
         op = engine_op_new(order, part);
         if (!op)
             return HVI_ERR_NO_MEMORY;
@@ -179,12 +256,11 @@ int engine_partial_submit(struct engine_order *order, struct engine_part *part)
     }
     settle_sender(order, op, part);
     engine_op_add_part(order, op, part);
-    if (op->missing > 0)
-        return HVI_OK;
-    op->ready_ns = order->now_ns;
-    if (op->kind == HVI_KIND_SET_OPEN)
-        engine_set_execute(order, op);
-    else
-        complete_pair(order, op);
+    if (offer)
+        engine_pair_take(order, op, offer);
+    else if (op->missing == 0)
+        complete(order, op);
+    else if (part->copy.kind == HVI_KIND_SEND && engine_set_find(part->set, op->to) < 0)
+        engine_pair_offer(order, op);
     return HVI_OK;
 }

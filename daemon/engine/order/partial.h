@@ -15,5 +15,17 @@ int engine_partial_check(const struct engine_part *part, char *text_p, size_t te
 int engine_partial_submit(struct engine_order *order, struct engine_part *part);
 /* Whether the op, which has no part of this member, waits for it. */
 bool engine_partial_awaits(const struct engine_op *op, uint32_t member);
+/* Whether it waits for ranks on other nodes. */
+bool engine_partial_awaits_others(const struct engine_op *op);
+/* Those, ascending and at most `most` of them. The count of all: 0 if this node does not know. */
+uint32_t engine_partial_others(const struct engine_order *order, const struct engine_op *op,
+                               int32_t *ranks_p, uint32_t most);
+
+/* ---- within order/ ---- */
+
+/* Of a reported op: as engine_span_retract, engine_span_give_up. */
+void engine_partial_retract(struct engine_order *order, struct engine_op *op);
+void engine_partial_give_up(struct engine_order *order, struct engine_op *op, int status,
+                            const char *text, int32_t culprit);
 
 #endif

@@ -25,6 +25,8 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/root_partial.h"
+#include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
 
@@ -263,6 +265,7 @@ void engine_root_fini(struct engine_root *root)
 {
     while (root->first)
         drop(root, root->first);
+    engine_root_partial_fini(root);
     for (uint32_t i = 0; root->nodes && i < root->roster->nodes; i++) {
         forget_seen(root, &root->nodes[i], UINT64_MAX);
         if (root->nodes[i].dropped)
@@ -301,6 +304,11 @@ static void send(struct engine_root *root, uint32_t node)
 {
     root->verdict.number = ++root->nodes[node].number;
     root->calls->verdict(root->user, node, &root->verdict);
+}
+
+void engine_root_send(struct engine_root *root, uint32_t node)
+{
+    send(root, node);
 }
 
 static bool has_leader(const struct engine_op *op, const struct engine_tensor *leader)
@@ -447,6 +455,8 @@ static int announce(struct engine_root *root, const struct engine_op *op, enum h
         verdict->joined_count = root->joined_count;
     }
     verdict->last = meeting_of(op)->last;
+    verdict->new_set = op->new_set;
+    verdict->new_serial = op->new_serial;
     for (uint32_t i = 0; i < span->nodes && made; i++) {
         if (!meeting_of(op)->shares[i].came)
             continue;
@@ -460,42 +470,51 @@ static int announce(struct engine_root *root, const struct engine_op *op, enum h
     return made ? HVI_OK : HVI_ERR_NO_MEMORY;
 }
 
-/* The same as every engine does when it hears of it. */
-static int change_sets(struct engine_root *root, const struct engine_op *op)
+/* Every engine finds for itself whether there is one of these ranks already. */
+static int add_set(struct engine_root *root, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
     struct engine_set *set;
+
+    if (engine_sets_find_ranks(&root->sets, part->integers, part->integer_count))
+        return HVI_OK;
+    int status = engine_sets_add(&root->sets, part->integers, part->integer_count, &set);
+    if (status != HVI_OK)
+        return status == HVI_ERR_LIMIT ? HVI_OK : status;
+    engine_set_place_all(set);
+    op->new_set = set->id;
+    op->new_serial = set->serial;
+    return HVI_OK;
+}
+
+/* By `op`, which may be an op of the set. */
+static void end_set(struct engine_root *root, const struct engine_op *op)
+{
+    uint32_t id = op->kind == HVI_KIND_SET_CLOSE ? op->set->id
+                                                 : (uint32_t)engine_op_first_part(op)->copy.root;
+    struct engine_set *set = engine_sets_find(&root->sets, id);
     struct engine_op *next;
 
-    if (op->kind == HVI_KIND_SET_ADD) {
-        if (engine_sets_find_ranks(&root->sets, part->integers, part->integer_count))
-            return HVI_OK;
-        int status = engine_sets_add(&root->sets, part->integers, part->integer_count, &set);
-        if (status == HVI_OK)
-            engine_set_place_all(set);
-        return status == HVI_ERR_LIMIT ? HVI_OK : status;
-    }
-    set = part->copy.root > 0 ? engine_sets_find(&root->sets, (uint32_t)part->copy.root) : NULL;
-    if (!set)
-        return HVI_OK;
     for (struct engine_op *waiting = root->first; waiting; waiting = next) {
         next = waiting->next;
-        if (waiting->set == set)
+        if (waiting->set == set && waiting != op)
             drop(root, waiting);
     }
     engine_sets_remove(&root->sets, set);
-    return HVI_OK;
 }
 
 /* It cannot fail any more. */
 static int start(struct engine_root *root, struct engine_op *op)
 {
-    int status;
+    int status = HVI_OK;
 
     assemble(root, op);
-    status = announce(root, op, HVI_MESH_STARTS);
-    if (status == HVI_OK && (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_REMOVE))
-        status = change_sets(root, op);
+    if (op->kind == HVI_KIND_SET_ADD)
+        status = add_set(root, op);
+    if (status == HVI_OK)
+        status = announce(root, op, HVI_MESH_STARTS);
+    if (status == HVI_OK && (op->kind == HVI_KIND_SET_REMOVE || op->kind == HVI_KIND_SET_CLOSE))
+        end_set(root, op);
     drop(root, op);
     return status;
 }
@@ -664,6 +683,8 @@ static int complete(struct engine_root *root, struct engine_op *op)
     assemble(root, op);
     op->kind = engine_op_first_part(op)->copy.kind;
     status = engine_agree_check(op, text, sizeof text);
+    if (status == HVI_OK && op->kind == HVI_KIND_SET_REMOVE)
+        status = engine_set_check_removal(&root->sets, op, text, sizeof text);
     if (status != HVI_OK) {
         fail(root, op, status, text, -1);
         return HVI_OK;
@@ -1134,6 +1155,8 @@ int engine_root_report(struct engine_root *root, uint32_t node,
         return report->serial < root->sets.serials
                    ? HVI_OK /* it has been removed */
                    : disbelieve(&hearing, "process set %u is not there", report->set);
+    if (engine_root_is_partial(hearing.set, report))
+        return engine_root_partial(root, node, hearing.set, report, text_p, text_size);
     if (hearing.set->span)
         hearing.index = engine_places_find(hearing.set->span, node);
     if (!hearing.set->span || hearing.index == UINT32_MAX)

@@ -18,6 +18,7 @@ struct engine_root_calls {
 };
 
 struct engine_root_node;
+struct engine_root_opening;
 
 struct engine_root {
     const struct engine_roster *roster;
@@ -29,6 +30,8 @@ struct engine_root {
     struct engine_tensors tensors;
     struct engine_op *first, *last; /* that wait for nodes, oldest first */
     uint32_t count;
+    struct engine_root_opening *openings, *openings_last; /* root_partial.c's, oldest first */
+    uint32_t opening_count;
     struct engine_root_node *nodes; /* [nodes of the roster] */
     /* By rank: what is judged at the moment, and what a verdict points at. */
     struct engine_part **parts;
@@ -51,5 +54,10 @@ int engine_root_report(struct engine_root *root, uint32_t node,
  * the op that this node has reported. The count of all of them: 0 if there is no such op. */
 uint32_t engine_root_missing(const struct engine_root *root, uint32_t node,
                              const struct engine_op *reported, int32_t *ranks_p, uint32_t most);
+
+/* ---- within order/ ---- */
+
+/* .verdict, to a node. */
+void engine_root_send(struct engine_root *root, uint32_t node);
 
 #endif

@@ -146,6 +146,7 @@ int engine_sets_span(struct engine_sets *sets)
 {
     int status = HVI_OK;
 
+    sets->given = true;
     for (uint32_t id = 0; id < sets->next_id && status == HVI_OK; id++) {
         if (sets->by_id[id] && !sets->by_id[id]->span)
             status = fill_span(sets->by_id[id], sets->roster);
@@ -232,11 +233,32 @@ int engine_sets_add(struct engine_sets *sets, const int64_t *ranks, uint32_t cou
     return HVI_OK;
 }
 
+int engine_sets_give(struct engine_sets *sets, const int64_t *ranks, uint32_t count, uint32_t id,
+                     uint64_t serial, struct engine_set **set_p)
+{
+    HVI_ASSERT(sets->given);
+    if (id == 0 || id >= ENGINE_SETS_MAX || sets->by_id[id] || serial < sets->serials)
+        return HVI_ERR_PROTOCOL;
+    sets->serials = serial;
+    struct engine_set *set = set_new(sets, ranks, count);
+    if (!set)
+        return HVI_ERR_NO_MEMORY;
+    set->id = id;
+    sets->by_id[id] = set;
+    sets->count++;
+    if (sets->next_id <= id)
+        sets->next_id = id + 1;
+    *set_p = set;
+    return HVI_OK;
+}
+
 void engine_sets_remove(struct engine_sets *sets, struct engine_set *set)
 {
     HVI_ASSERT(set->id != 0 && sets->by_id[set->id] == set);
     sets->by_id[set->id] = NULL;
-    sets->freed[(sets->freed_first + sets->freed_count++) % ENGINE_SETS_MAX] = (uint16_t)set->id;
+    if (!sets->given)
+        sets->freed[(sets->freed_first + sets->freed_count++) % ENGINE_SETS_MAX] =
+            (uint16_t)set->id;
     sets->count--;
     set->removed = true;
     engine_set_put(set);
@@ -253,7 +275,7 @@ void engine_set_put(struct engine_set *set)
     HVI_ASSERT(set->refs > 0);
     if (--set->refs > 0)
         return;
-    HVI_ASSERT(!set->first && !set->partial_first);
+    HVI_ASSERT(!set->first && !set->partial_first && !set->offers);
     free(set->span);
     free(set);
 }

@@ -11,9 +11,11 @@
 #include <stdint.h>
 
 #define ENGINE_SETS_MAX    1024u /* of a job at a time, set 0 included */
-#define ENGINE_SET_UNNAMED 3     /* kinds whose unnamed ops follow each other in a slot */
+#define ENGINE_SETS_FULL   "the job has 1024 process sets already; remove one first"
+#define ENGINE_SET_UNNAMED 3 /* kinds whose unnamed ops follow each other in a slot */
 
 struct engine_op;
+struct engine_offer;
 
 /* The observer's: the set's unnamed ops of one kind, one after the other. See slots/slots.c. */
 struct engine_unnamed {
@@ -46,8 +48,9 @@ struct engine_set {
     struct engine_op *first, *last, *cursor;
     /* Waiting ops of which only some members are part (partial.c), oldest first. */
     struct engine_op *partial_first, *partial_last;
-    struct engine_op *join; /* the ranks that have joined; NULL: none */
-    uint32_t joined;        /* how many */
+    struct engine_offer *offers, *offers_last; /* pair.c's, oldest first */
+    struct engine_op *join;                    /* the ranks that have joined; NULL: none */
+    uint32_t joined;                           /* how many */
     struct engine_unnamed unnamed[ENGINE_SET_UNNAMED];
     int32_t *members;           /* [size], ascending, ranks of the job; NULL: every rank */
     struct engine_places *span; /* NULL: all on one node, or the job's nodes are not known */
@@ -63,6 +66,7 @@ struct engine_sets {
     const struct engine_roster *roster;
     uint64_t serials;
     uint32_t count, next_id;
+    bool given; /* ids and serials are the root's, which alone knows all sets */
     struct engine_set *by_id[ENGINE_SETS_MAX];
     uint16_t freed[ENGINE_SETS_MAX]; /* ring of ids */
     uint32_t freed_first, freed_count;
@@ -70,7 +74,8 @@ struct engine_sets {
 
 /* With set 0. `roster` outlives the table. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_sets_init(struct engine_sets *sets, const struct engine_roster *roster);
-/* The roster has learnt of the job's nodes since. HVI_OK or HVI_ERR_NO_MEMORY. */
+/* The roster has learnt of the job's nodes since. From now on, engine_sets_give adds sets. HVI_OK or
+ * HVI_ERR_NO_MEMORY. */
 int engine_sets_span(struct engine_sets *sets);
 /* Drops the table's references; a set goes with its last one. Harmless on a zeroed table. */
 void engine_sets_fini(struct engine_sets *sets);
@@ -83,6 +88,10 @@ struct engine_set *engine_sets_find_ranks(const struct engine_sets *sets, const 
  * HVI_ERR_NO_MEMORY. */
 int engine_sets_add(struct engine_sets *sets, const int64_t *ranks, uint32_t count,
                     struct engine_set **set_p);
+/* The same, with the root's id and serial. HVI_OK; HVI_ERR_NO_MEMORY; HVI_ERR_PROTOCOL: the id is in
+ * use or out of range, or the serial is old. */
+int engine_sets_give(struct engine_sets *sets, const int64_t *ranks, uint32_t count, uint32_t id,
+                     uint64_t serial, struct engine_set **set_p);
 /* Out of the table; its id is free again. Not for set 0. */
 void engine_sets_remove(struct engine_sets *sets, struct engine_set *set);
 struct engine_set *engine_set_get(struct engine_set *set);

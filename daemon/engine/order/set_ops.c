@@ -4,6 +4,8 @@
 
 #include "base/status.h"
 #include "daemon/engine/order/join.h"
+#include "daemon/engine/order/opening.h"
+#include "daemon/engine/order/pair.h"
 
 #include <stdio.h>
 
@@ -32,6 +34,19 @@ static void refuse(struct engine_order *order, struct engine_op *op, int status,
         engine_op_fail(order, op, status, text, -1);
 }
 
+/* On several nodes the root has made the set, or, if there are too many already, it has not. */
+static int make(struct engine_order *order, const struct engine_op *op, struct engine_set **set_p)
+{
+    const struct engine_part *part = engine_op_first_part(op);
+
+    if (!order->sets.given)
+        return engine_sets_add(&order->sets, part->integers, part->integer_count, set_p);
+    if (op->new_set == 0)
+        return HVI_ERR_LIMIT;
+    return engine_sets_give(&order->sets, part->integers, part->integer_count, op->new_set,
+                            op->new_serial, set_p);
+}
+
 static int add(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
@@ -43,16 +58,19 @@ static int add(struct engine_order *order, struct engine_op *op)
     engine_tensor_label(op->tensor, label);
     if (op->kind == HVI_KIND_SET_OPEN)
         set = NULL; /* its members may have others of the same ranks */
+    if (set && order->sets.given && op->new_set != 0)
+        return HVI_ERR_PROTOCOL;
     if (set) {
         members_text(set, members);
         snprintf(text, sizeof text, "%s '%s': process set %u has exactly these ranks already (%s)",
                  hvi_kind_text(op->kind), label, set->id, members);
     } else {
-        status = engine_sets_add(&order->sets, part->integers, part->integer_count, &set);
+        status = make(order, op, &set);
         snprintf(text, sizeof text, "%s '%s': %s", hvi_kind_text(op->kind), label,
-                 status == HVI_ERR_LIMIT ? "the job has 1024 process sets already; remove one first"
-                                         : hvi_status_text(status));
+                 status == HVI_ERR_LIMIT ? ENGINE_SETS_FULL : hvi_status_text(status));
     }
+    if (status == HVI_ERR_PROTOCOL)
+        return status;
     if (status == HVI_OK)
         set->opened = op->kind == HVI_KIND_SET_OPEN;
     if (status == HVI_OK)
@@ -69,29 +87,47 @@ static void end_set(struct engine_order *order, struct engine_op *op, struct eng
     if (order->broken_status != HVI_OK)
         return; /* a liar was found there; that was this op's end too */
     engine_op_fail_set(order, set, op);
+    engine_pair_forget(order, set);
     uint32_t id = set->id;
     order->observer->set_gone(order->user, set);
     engine_sets_remove(&order->sets, set);
     give_id(order, op, id);
 }
 
+int engine_set_check_removal(const struct engine_sets *sets, const struct engine_op *op,
+                             char *text_p, size_t text_size)
+{
+    int32_t id = engine_op_first_part(op)->copy.root;
+    const struct engine_set *set = id > 0 ? engine_sets_find(sets, (uint32_t)id) : NULL;
+    char label[ENGINE_LABEL];
+
+    if (set && !set->opened)
+        return HVI_OK;
+    engine_tensor_label(op->tensor, label);
+    snprintf(text_p, text_size, "%s '%s': process set %d %s", hvi_kind_text(op->kind), label, id,
+             id == 0 ? "has every rank and stays"
+             : set   ? "was opened by its members, who close it"
+                     : "does not exist");
+    return id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND;
+}
+
 static void remove_set(struct engine_order *order, struct engine_op *op)
 {
-    int32_t id = op->parts[0]->copy.root;
-    struct engine_set *set = id > 0 ? engine_sets_find(&order->sets, (uint32_t)id) : NULL;
-    char text[ENGINE_LABEL + 128], label[ENGINE_LABEL];
+    char text[ENGINE_LABEL + 128];
+    int status = engine_set_check_removal(&order->sets, op, text, sizeof text);
 
-    engine_tensor_label(op->tensor, label);
-    if (!set || set->opened) {
-        snprintf(text, sizeof text, "%s '%s': process set %d %s", hvi_kind_text(op->kind), label,
-                 id,
-                 id == 0 ? "has every rank and stays"
-                 : set   ? "was opened by its members, who close it"
-                         : "does not exist");
-        refuse(order, op, id == 0 || set ? HVI_ERR_INVALID : HVI_ERR_NOT_FOUND, text);
-        return;
-    }
-    end_set(order, op, set);
+    if (status != HVI_OK)
+        refuse(order, op, status, text);
+    else
+        end_set(order, op,
+                engine_sets_find(&order->sets, (uint32_t)engine_op_first_part(op)->copy.root));
+}
+
+static void close_set(struct engine_order *order, struct engine_op *op)
+{
+    if (order->sets.given && !op->set->span)
+        engine_opening_closed(order, op->set);
+    end_set(order, op, op->set);
 }
 
 int engine_set_execute(struct engine_order *order, struct engine_op *op)
@@ -99,20 +135,10 @@ int engine_set_execute(struct engine_order *order, struct engine_op *op)
     if (op->kind == HVI_KIND_SET_ADD || op->kind == HVI_KIND_SET_OPEN)
         return add(order, op);
     if (op->kind == HVI_KIND_SET_CLOSE)
-        end_set(order, op, op->set);
+        close_set(order, op);
     else
         remove_set(order, op);
     return HVI_OK;
-}
-
-/* In a set with members on other nodes. */
-static bool is_possible(const struct engine_set *set, const struct engine_part *part)
-{
-    uint16_t kind = part->copy.kind;
-
-    if (kind == HVI_KIND_SEND || kind == HVI_KIND_RECV)
-        return engine_set_find(set, part->copy.root) >= 0;
-    return set->span && kind != HVI_KIND_SET_OPEN;
 }
 
 int engine_set_check(const struct engine_set *set, const struct engine_part *part, char *text_p,
@@ -135,10 +161,9 @@ int engine_set_check(const struct engine_set *set, const struct engine_part *par
                  label, rank, set->id, members);
         return HVI_ERR_INVALID;
     }
-    if (set->places < set->size && !is_possible(set, part)) {
-        snprintf(text_p, text_size, "%s '%s': process set %u has members on other nodes%s", kind,
-                 label, set->id,
-                 set->span ? ", and between nodes this kind of op is not there" : "");
+    if (set->places < set->size && !set->span) {
+        snprintf(text_p, text_size, "%s '%s': process set %u has members on other nodes", kind,
+                 label, set->id);
         return HVI_ERR_UNSUPPORTED;
     }
     if (engine_join_has(set, (uint32_t)place)) {

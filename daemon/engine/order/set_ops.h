@@ -12,7 +12,11 @@ int engine_set_check(const struct engine_set *set, const struct engine_part *par
 
 /* Within order/: carries out a complete, agreed SET_ADD, SET_REMOVE, SET_OPEN or SET_CLOSE and
  * finishes it. HVI_OK; HVI_ERR_NO_MEMORY: the set could not be made, which on several nodes this one has
- * alone. */
+ * alone; HVI_ERR_PROTOCOL: what the root says that it has made cannot be. */
 int engine_set_execute(struct engine_order *order, struct engine_op *op);
+/* Whether the set of a SET_REMOVE, in which all ranks agree, can be removed: HVI_OK, HVI_ERR_INVALID or
+ * HVI_ERR_NOT_FOUND with a sentence. */
+int engine_set_check_removal(const struct engine_sets *sets, const struct engine_op *op,
+                             char *text_p, size_t text_size);
 
 #endif

@@ -111,22 +111,30 @@ struct engine_tensor *engine_span_tensor(struct engine_tensors *tensors, uint64_
 
 /* ---- reports ---- */
 
-static struct hvi_mesh_report *begin(struct engine_order *order, const struct engine_op *op,
-                                     enum hvi_mesh_what what)
+struct hvi_mesh_report *engine_span_begin(struct engine_order *order, const struct engine_set *set,
+                                          uint16_t kind, enum hvi_mesh_what what)
 {
     struct hvi_mesh_report *report = &order->scratch->report;
 
     *report = (struct hvi_mesh_report){
         .what = what,
         .seen = order->seen,
-        .set = op->set->id,
-        .serial = op->set->serial,
-        .kind = op->kind,
-        .tensor = engine_span_name(op->tensor),
+        .set = set->id,
+        .serial = set->serial,
+        .kind = kind,
         .has_tensor = true,
         .last = -1,
         .culprit = -1,
     };
+    return report;
+}
+
+static struct hvi_mesh_report *begin(struct engine_order *order, const struct engine_op *op,
+                                     enum hvi_mesh_what what)
+{
+    struct hvi_mesh_report *report = engine_span_begin(order, op->set, op->kind, what);
+
+    report->tensor = engine_span_name(op->tensor);
     return report;
 }
 

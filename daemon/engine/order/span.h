@@ -17,6 +17,9 @@ struct engine_tensor *engine_span_tensor(struct engine_tensors *tensors, uint64_
 
 /* ---- within order/ ---- */
 
+/* A report about an op of the set, without a tensor. It is there until the next one. */
+struct hvi_mesh_report *engine_span_begin(struct engine_order *order, const struct engine_set *set,
+                                          uint16_t kind, enum hvi_mesh_what what);
 /* Harmless where it was not opened. */
 void engine_span_close(struct engine_order *order);
 /* Every rank of this node has come; `more`: the next member of its group follows. */

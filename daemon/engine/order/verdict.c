@@ -13,6 +13,8 @@
 
 #include "base/status.h"
 #include "daemon/engine/order/join.h"
+#include "daemon/engine/order/opening.h"
+#include "daemon/engine/order/pair.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
@@ -128,6 +130,18 @@ static bool is_of_sets(uint16_t kind)
     return kind == HVI_KIND_SET_ADD || kind == HVI_KIND_SET_REMOVE || kind == HVI_KIND_SET_CLOSE;
 }
 
+static int change_sets(struct hearing *hearing)
+{
+    struct engine_op *op = hearing->op;
+
+    op->new_set = hearing->verdict->new_set;
+    op->new_serial = hearing->verdict->new_serial;
+    int status = engine_set_execute(hearing->order, op);
+    return status == HVI_ERR_PROTOCOL
+               ? disbelieve(hearing, "process set %u cannot be new", hearing->verdict->new_set)
+               : status;
+}
+
 static int start(struct hearing *hearing)
 {
     struct engine_order *order = hearing->order;
@@ -144,7 +158,7 @@ static int start(struct hearing *hearing)
     if (is_of_sets(op->kind)) {
         if (op->parts_present < op->set->places)
             return disbelieve(hearing, "sets change without a rank that has joined");
-        return engine_set_execute(order, op); /* ids have to be the same everywhere */
+        return change_sets(hearing);
     }
     int status = size_up(hearing);
     if (status != HVI_OK)
@@ -224,6 +238,10 @@ int engine_verdict_hear(struct engine_order *order, const struct hvi_mesh_verdic
     if (!hearing.set || hearing.set->serial != verdict->serial || !hearing.set->span ||
         hearing.set->places == 0)
         return disbelieve(&hearing, "process set %u is not there", verdict->set);
+    if (verdict->kind == HVI_KIND_SEND)
+        return engine_pair_hear(order, hearing.set, verdict, text_p, text_size);
+    if (verdict->kind == HVI_KIND_SET_OPEN)
+        return engine_opening_hear(order, hearing.set, verdict, text_p, text_size);
     hearing.tensor = engine_span_tensor(&order->tensors, verdict->serial, &verdict->tensor);
     if (!hearing.tensor)
         return disbelieve(&hearing, "it has no name");

@@ -97,7 +97,7 @@ static void append_elsewhere(struct engine_sentence *sentence, const struct roun
 {
     for (uint32_t i = 0; i < round->count; i++) {
         char ranks[256], label[ENGINE_LABEL];
-        if ((chosen >> i & 1) == 0 || round->ops[i]->state != ENGINE_OP_REPORTED)
+        if ((chosen >> i & 1) == 0 || !engine_stall_waits_elsewhere(round->ops[i]))
             continue;
         engine_stall_describe_elsewhere(round->watch, round->ops[i], ranks, sizeof ranks);
         engine_tensor_label(round->ops[i]->tensor, label);

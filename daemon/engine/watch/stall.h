@@ -36,6 +36,8 @@ void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count);
 /* Whether the op waits for this member: for its submission, or for its output. */
 bool engine_stall_misses(const struct engine_op *op, uint32_t member);
 const char *engine_stall_kind(const struct engine_op *op);
+/* Whether it waits for ranks on other nodes, as far as this node knows. */
+bool engine_stall_waits_elsewhere(const struct engine_op *op);
 /* "rank 2 (pid 4711, stopped), rank 3 (not attached)"; a long list is cut and the rest counted. */
 void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
                            char *text_p, size_t size);

@@ -36,6 +36,11 @@ bool engine_stall_misses(const struct engine_op *op, uint32_t member)
     return op->state == ENGINE_OP_SIZING && part->output_asked;
 }
 
+bool engine_stall_waits_elsewhere(const struct engine_op *op)
+{
+    return op->partial ? engine_partial_awaits_others(op) : op->state == ENGINE_OP_REPORTED;
+}
+
 const char *engine_stall_kind(const struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
@@ -95,7 +100,11 @@ static uint32_t missing_elsewhere(const struct engine_watch *watch, const struct
 {
     const struct engine_order *order = watch->order;
 
-    if (op->state != ENGINE_OP_REPORTED || !order->root)
+    if (!engine_stall_waits_elsewhere(op))
+        return 0;
+    if (op->partial)
+        return engine_partial_others(order, op, ranks_p, ELSEWHERE_SHOWN);
+    if (!order->root)
         return 0;
     return engine_root_missing(order->root, order->roster->here, op, ranks_p, ELSEWHERE_SHOWN);
 }
@@ -343,6 +352,9 @@ void engine_stall_describe(const struct engine_watch *watch, const struct engine
     }
     if (more > 0)
         snprintf(text_p + used, size - used, " and %u more", more);
-    else if (op->state == ENGINE_OP_REPORTED)
-        engine_stall_describe_elsewhere(watch, op, text_p, size);
+    if (more > 0 || !engine_stall_waits_elsewhere(op))
+        return;
+    if (used > 0)
+        used += (size_t)snprintf(text_p + used, size - used, ", ");
+    engine_stall_describe_elsewhere(watch, op, text_p + used, size - used);
 }

@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/partial.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 
@@ -276,6 +277,7 @@ static void fill(struct hvt_part *my, const struct hvt_bring *bring)
                                          .reduce_op = bring->reduce_op,
                                          .ndim = bring->ndim,
                                          .root = bring->root,
+                                         .anon_seq = bring->tag,
                                          .process_set = bring->set,
                                          .prescale = bring->prescale,
                                          .postscale = 1,
@@ -295,6 +297,10 @@ static void fill(struct hvt_part *my, const struct hvt_bring *bring)
         part->copy.out_region = 2;
         part->copy.out_capacity = engine_sizes_asks(bring->kind) ? bring->room : part->in_bytes;
     }
+    if (bring->kind == HVI_KIND_SEND)
+        part->copy.out_region = HVI_REGION_NONE;
+    if (bring->kind == HVI_KIND_RECV)
+        part->copy.in_region = HVI_REGION_NONE;
     if (bring->integer_count > 0)
         memcpy(my->integers, bring->integers, bring->integer_count * sizeof *bring->integers);
     part->integers = bring->integer_count > 0 ? my->integers : NULL;
@@ -326,9 +332,14 @@ struct hvt_part *hvt_job_bring(struct hvt_job *job, int32_t rank, uint32_t which
     my->part.rank = rank;
     my->part.arrived_ns = ++order->now_ns;
     fill(my, bring);
-    my->part.tensor = engine_tensor_get_named(&order->tensors, set ? set->serial : 0, bring->name,
-                                              (uint32_t)strlen(bring->name));
+    my->part.set = set;
+    my->part.tensor = engine_partial_is(bring->kind)
+                          ? engine_partial_tensor(&order->tensors, &my->part)
+                          : engine_tensor_get_named(&order->tensors, set ? set->serial : 0,
+                                                    bring->name, (uint32_t)strlen(bring->name));
     status = engine_set_check(set, &my->part, text, sizeof text);
+    if (status == HVI_OK && engine_partial_is(bring->kind))
+        status = engine_partial_check(&my->part, text, sizeof text);
     if (status != HVI_OK) {
         engine_tensor_put(&order->tensors, my->part.tensor);
         refuse(my, status, text);
@@ -338,6 +349,8 @@ struct hvt_part *hvt_job_bring(struct hvt_job *job, int32_t rank, uint32_t which
     my->part.place = (uint16_t)engine_set_place(set, my->part.seat);
     if (bring->kind == HVI_KIND_JOIN)
         status = engine_join_submit(order, &my->part);
+    else if (engine_partial_is(bring->kind))
+        status = engine_partial_submit(order, &my->part);
     else if (bring->group_size > 0)
         status = engine_group_take(order, &job->groups[rank], &my->part);
     else
@@ -394,6 +407,24 @@ static void check_places(const struct hvt_node *node, const struct engine_op *op
         REQUIRE(!op->parts[i] == (op->joined && op->joined[op->set->numbers[i]]));
 }
 
+/* The sender and the receiver, one of which is here. */
+static void check_pair(const struct hvt_node *node, const struct engine_op *op)
+{
+    const struct engine_places *two = op->without;
+    const int32_t ranks[2] = {op->from, op->to};
+
+    REQUIRE(two->nodes == 2 && two->node[0] < two->node[1] && op->parts_present == 1);
+    REQUIRE(two->here < 2 && two->node[two->here] == node->number);
+    for (uint32_t i = 0; i < 2; i++) {
+        int32_t place = engine_set_find(op->set, ranks[i]);
+        REQUIRE(two->home[i] < 2 && two->node[two->home[i]] == node->job->home[ranks[i]]);
+        REQUIRE((place >= 0) == (two->home[i] == two->here));
+        if (place >= 0)
+            REQUIRE(two->place[i] == (uint32_t)place && op->parts[place] &&
+                    op->parts[place]->in_bytes == op->bytes);
+    }
+}
+
 /* Each of ours gets what all send to it, and rows and bytes agree. */
 static void check_sizes(const struct engine_op *op)
 {
@@ -429,9 +460,12 @@ static bool execute(struct hvt_node *node)
         order->ready_last = op->next ? order->ready_last : NULL;
         order->ready_count--;
         engine_op_set_state(op, ENGINE_OP_EXECUTING, "the test");
-        if (op->set->span) {
+        if (op->set->span && (!op->partial || op->without)) {
             REQUIRE(op->sequence > node->sequence);
-            check_places(node, op);
+            if (op->partial)
+                check_pair(node, op);
+            else
+                check_places(node, op);
             check_sizes(op);
             node->sequence = op->sequence;
             if (node->started_count < sizeof node->started / sizeof node->started[0])

@@ -72,6 +72,7 @@ struct hvt_bring {
     uint32_t group_size, group_index;
     uint32_t integer_count;
     const int64_t *integers;
+    uint64_t tag;  /* SEND, RECV, SET_OPEN */
     bool given;    /* the output comes at once */
     uint64_t room; /* of the output */
 };

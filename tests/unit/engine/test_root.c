@@ -101,9 +101,67 @@ static void no_such_kind(void)
     said[0].kind = 4;
 }
 
+static void a_recv(void)
+{
+    report.kind = HVI_KIND_RECV;
+}
+
 static void a_send(void)
 {
     report.kind = HVI_KIND_SEND;
+    report.pair = (struct hvi_mesh_pair){.from = 1, .to = 0};
+    report.has_pair = true;
+}
+
+static void a_send_of_no_rank(void)
+{
+    a_send();
+    report.pair.to = 4;
+}
+
+static void a_send_of_another_node(void)
+{
+    a_send();
+    report.pair = (struct hvi_mesh_pair){.from = 0, .to = 1};
+}
+
+static void a_send_to_itself(void)
+{
+    a_send();
+    report.pair.to = 3;
+}
+
+static void a_send_of_nobody(void)
+{
+    a_send();
+    report.said_count = 0;
+}
+
+static void an_opening(void)
+{
+    report.kind = HVI_KIND_SET_OPEN;
+    said[0].integers = dims;
+    said[0].integer_count = 1;
+    dims[0] = 0;
+}
+
+static void an_opening_of_nobody(void)
+{
+    an_opening();
+    said[0].integer_count = 0;
+}
+
+static void an_opening_with_a_rank_twice(void)
+{
+    an_opening();
+    said[0].integers = splits;
+    said[0].integer_count = 2;
+}
+
+static void an_opening_that_starts(void)
+{
+    an_opening();
+    report.what = HVI_MESH_STARTS;
 }
 
 static void no_such_reduce(void)
@@ -188,7 +246,15 @@ static const struct {
     {integers, "4 integers"},
     {splits_of_others, "3 integers"},
     {no_such_kind, "an op of kind 4"},
-    {a_send, "an op of kind 10"},
+    {a_recv, "an op of kind 11"},
+    {a_send_of_no_rank, "a send between ranks 1 and 4 of process set 0"},
+    {a_send_of_another_node, "what it says of a send from node 0 to node 1"},
+    {a_send_to_itself, "what it says of a send from node 1 to node 1"},
+    {a_send_of_nobody, "a send with 0 senders"},
+    {an_opening, "it has no member of the process set"},
+    {an_opening_of_nobody, "a process set without ranks"},
+    {an_opening_with_a_rank_twice, "a process set with rank 1"},
+    {an_opening_that_starts, "what it says of a process set that is being opened"},
     {no_such_reduce, "reduce op 77"},
     {a_place_twice, "it has no member 1 to speak for"},
     {a_place_beyond, "it has no member 2 to speak for"},
@@ -253,6 +319,33 @@ START_TEST(a_node_says_each_thing_once)
 }
 END_TEST
 
+START_TEST(a_node_opens_and_closes_what_is_its_own)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    an_opening();
+    dims[0] = 1;
+    dims[1] = 3;
+    said[0].integer_count = 2;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_uint_eq(job.node[0].mesh.root.sets.count, 2);
+    dims[0] = 0;
+    dims[1] = 1;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 1: report: it had reported this op already");
+    report.kind = HVI_KIND_SET_CLOSE;
+    report.set = 1;
+    report.serial = 1;
+    ck_assert_int_eq(tell(0), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 0: report: process set 1 is not its own to close");
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert_int_eq(tell(1), HVI_OK); /* it is closed already */
+    ck_assert_uint_eq(job.node[0].mesh.root.sets.count, 1);
+    stop();
+}
+END_TEST
+
 START_TEST(groups_come_one_after_the_other)
 {
     hvt_job_begin(&job, 2, 4, 2, false);
@@ -299,7 +392,8 @@ END_TEST
 
 static struct hvi_mesh_verdict verdict;
 
-/* Node 1 has reported an allreduce 'w' and, as 'v', an allgather. */
+/* Node 1 has reported an allreduce 'w' and, as 'v', an allgather; the sends of ranks 1 and 3, to rank 0;
+ * two openings; and 's', a new set. */
 static void report_two(void)
 {
     struct hvt_bring what = {.name = "w",
@@ -318,6 +412,17 @@ static void report_two(void)
         what.name = "v";
         what.kind = HVI_KIND_ALLGATHER;
         hvt_job_bring(&job, rank, 1, &what);
+        what.kind = HVI_KIND_SEND;
+        hvt_job_bring(&job, rank, 2, &what);
+        what.kind = HVI_KIND_SET_OPEN;
+        what.integers = (const int64_t[]){0, rank};
+        what.integer_count = 2;
+        hvt_job_bring(&job, rank, 3, &what);
+        what.name = "s";
+        what.kind = HVI_KIND_SET_ADD;
+        what.integers = (const int64_t[]){0, 1};
+        hvt_job_bring(&job, rank, 4, &what);
+        what.integer_count = 0;
     }
     verdict = (struct hvi_mesh_verdict){
         .what = HVI_MESH_STARTS,
@@ -402,6 +507,83 @@ static void with_a_success(void)
     verdict.what = HVI_MESH_FAILED;
 }
 
+static void of_nobodys_send(void)
+{
+    verdict.kind = HVI_KIND_SEND;
+}
+
+/* From rank 1, as it was reported. */
+static void of_a_send(void)
+{
+    verdict.kind = HVI_KIND_SEND;
+    verdict.pair = (struct hvi_mesh_pair){.from = 1, .to = 0, .id = 1};
+    verdict.has_pair = true;
+}
+
+static void of_another_send(void)
+{
+    of_a_send();
+    verdict.pair.id = 3;
+}
+
+static void of_a_send_in_the_past(void)
+{
+    of_a_send();
+    verdict.sequence = 0;
+}
+
+static void of_a_send_unasked(void)
+{
+    of_a_send();
+    verdict.what = HVI_MESH_RETRACT;
+}
+
+static void of_a_send_with_a_success(void)
+{
+    of_a_send();
+    verdict.what = HVI_MESH_FAILED;
+}
+
+static void of_a_send_with_sizes(void)
+{
+    of_a_send();
+    verdict.what = HVI_MESH_SIZED;
+}
+
+static void of_an_offer(void)
+{
+    of_a_send();
+    verdict.pair = (struct hvi_mesh_pair){.from = 0, .to = 1, .id = 1};
+    verdict.what = HVI_MESH_BROUGHT;
+}
+
+static void of_an_offer_with_a_success(void)
+{
+    of_an_offer();
+    verdict.what = HVI_MESH_GIVE_UP;
+}
+
+static void of_no_opening(void)
+{
+    verdict.kind = HVI_KIND_SET_OPEN;
+    verdict.new_set = 1;
+    verdict.id = 9;
+}
+
+static void of_a_set_beyond(void)
+{
+    verdict.kind = HVI_KIND_SET_OPEN;
+    verdict.new_set = ENGINE_SETS_MAX;
+    verdict.id = 2;
+}
+
+static void of_an_added_set_beyond(void)
+{
+    verdict.kind = HVI_KIND_SET_ADD;
+    verdict.tensor.name = (unsigned char *)(uintptr_t) "s";
+    verdict.new_set = ENGINE_SETS_MAX;
+}
+
 static const struct {
     void (*lie)(void);
     const char *sentence;
@@ -419,6 +601,17 @@ static const struct {
     {with_the_rows_of_others, "verdict 1: its sizes cannot be"},
     {unasked, "verdict 1: it was not asked for"},
     {with_a_success, "verdict 1: a failure of kind 0 with status 0"},
+    {of_nobodys_send, "verdict 1: rank 0 sends nothing to rank 0 between this node and others"},
+    {of_another_send, "verdict 1: nothing of this number was reported"},
+    {of_a_send_in_the_past, "verdict 1: work 0 after 0"},
+    {of_a_send_unasked, "verdict 1: it was not asked for"},
+    {of_a_send_with_a_success, "verdict 1: a failure with status 0"},
+    {of_a_send_with_sizes, "verdict 1: there is no verdict of kind 2 for a send"},
+    {of_an_offer, "verdict 1: rank 0 cannot send that"},
+    {of_an_offer_with_a_success, "verdict 1: a failure with status 0"},
+    {of_no_opening, "verdict 1: of kind 3, about opening 9 of process set 1 as it cannot be"},
+    {of_a_set_beyond, "verdict 1: of kind 3, about opening 2 of process set 1024 as it cannot be"},
+    {of_an_added_set_beyond, "verdict 1: process set 1024 cannot be new"},
 };
 #define FALSE_VERDICTS (int)(sizeof false_verdicts / sizeof false_verdicts[0])
 
@@ -564,6 +757,7 @@ int main(void)
     tcase_set_timeout(tcase, 30);
     tcase_add_loop_test(tcase, a_node_is_not_believed_that, 0, LIES);
     tcase_add_test(tcase, a_node_says_each_thing_once);
+    tcase_add_test(tcase, a_node_opens_and_closes_what_is_its_own);
     tcase_add_test(tcase, groups_come_one_after_the_other);
     tcase_add_test(tcase, a_group_without_its_first_member_fails);
     tcase_add_test(tcase, what_comes_too_late_is_ignored);

@@ -3,6 +3,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/partial.h"
 #include "tests/unit/engine/hvt_span.h"
 #include "tests/unit/hvt_main.h"
 
@@ -59,7 +60,8 @@ static void compare(void)
             ck_assert_int_eq(there->culprit, here->culprit);
             if (here->status != HVI_OK)
                 continue;
-            ck_assert_msg(there->part.rows == here->part.rows &&
+            bool from_any = here->part.copy.kind == HVI_KIND_RECV && here->part.copy.root < 0;
+            ck_assert_msg((there->part.rows == here->part.rows || from_any) &&
                               there->part.out_bytes == here->part.out_bytes,
                           "rank %d, part %u (%s)", rank, i, hvi_kind_text(here->part.copy.kind));
         }
@@ -464,38 +466,390 @@ START_TEST(outputs_are_asked_for_before_a_work_has_its_place_in_the_order)
 }
 END_TEST
 
-static struct hvt_bring to_rank(uint16_t kind, int32_t peer)
-{
-    return (struct hvt_bring){.name = "pair", .kind = kind, .root = peer};
-}
-
-START_TEST(what_is_not_there_between_nodes_is_refused_with_a_sentence)
-{
-    struct hvt_bring recv = to_rank(HVI_KIND_RECV, -1), open = to_rank(HVI_KIND_SET_OPEN, -1);
-    struct hvt_bring send = to_rank(HVI_KIND_SEND, 1);
-
-    begin(&layouts[0], 10);
-    hvt_job_bring(&job, 0, 0, &send);
-    hvt_job_bring(&job, 0, 1, &recv);
-    hvt_job_bring(&job, 0, 2, &open);
-    expect(
-        0, 0, HVI_ERR_UNSUPPORTED,
-        "send 'pair': process set 0 has members on other nodes, and between nodes this kind of op "
-        "is not there");
-    ck_assert_int_eq(job.parts[0][1].status, HVI_ERR_UNSUPPORTED);
-    ck_assert_int_eq(job.parts[0][2].status, HVI_ERR_UNSUPPORTED);
-    end();
-}
-END_TEST
-
-/* ---- programs of chance ---- */
-
-static uint64_t chance;
+static uint64_t chance = 1;
 
 static uint32_t below(uint32_t bound)
 {
     return (uint32_t)(hvt_span_random(&chance) >> 24) % bound;
 }
+
+/* ---- some members only ---- */
+
+static const int64_t three[] = {0, 1, 2};
+
+static struct hvt_bring pair_of(uint16_t kind, int32_t peer, int64_t count)
+{
+    struct hvt_bring what = allreduce("", count);
+
+    what.kind = kind;
+    what.root = peer;
+    what.tag = 3;
+    return what;
+}
+
+static struct hvt_bring opening(const int64_t *ranks, uint32_t count)
+{
+    return (struct hvt_bring){
+        .kind = HVI_KIND_SET_OPEN, .root = -1, .tag = 3, .integers = ranks, .integer_count = count};
+}
+
+START_TEST(a_send_meets_a_recv_on_another_node)
+{
+    struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), recv = pair_of(HVI_KIND_RECV, 0, 4);
+
+    for (int late = 0; late < 2; late++) { /* ranks 0 and 2 are on node 0 */
+        begin(&layouts[0], 10);
+        bring(late, 0, late ? &recv : &send);
+        run();
+        ck_assert(!job.parts[late][0].over);
+        bring(1 - late, 0, late ? &send : &recv);
+        run();
+        ck_assert_int_eq(job.parts[0][0].status, HVI_OK);
+        ck_assert_int_eq(job.parts[1][0].part.rows, 0);
+        ck_assert_uint_eq(job.parts[1][0].part.out_bytes, 16);
+        ck_assert_uint_eq(job.node[0].sequence, 1);
+        ck_assert_uint_eq(job.node[1].sequence, 1);
+        step();
+        end();
+    }
+}
+END_TEST
+
+START_TEST(what_they_disagree_on_stands_in_both_ranks_sentence)
+{
+    struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), recv = pair_of(HVI_KIND_RECV, 0, 5);
+    struct hvt_bring back = pair_of(HVI_KIND_SEND, 0, 5), any = pair_of(HVI_KIND_RECV, -1, 5);
+
+    begin(&layouts[0], 10);
+    back.dtype = HVI_DTYPE_INT32;
+    bring(1, 0, &recv);
+    bring(0, 0, &send);
+    bring(1, 1, &back);
+    run();
+    bring(0, 1, &any);
+    run();
+    expect(
+        0, 0, HVI_ERR_MISMATCH,
+        "send '0-to-1.tag-3': ranks disagree on number of elements: rank 0 said 4; rank 1 said 5");
+    expect(1, 1, HVI_ERR_MISMATCH,
+           "recv '1-to-0.tag-3': ranks disagree on dtype: rank 0 said float32; rank 1 said int32");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(sends_from_one_rank_to_another_keep_their_order)
+{
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        begin(&layouts[0], 2 * seed);
+        for (int64_t i = 0; i < 8; i++) {
+            struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 1 + i);
+            bring(0, (uint32_t)i, &send);
+            hvt_job_run_some(&job, below(4));
+        }
+        for (int64_t i = 0; i < 8; i++) {
+            struct hvt_bring recv = pair_of(HVI_KIND_RECV, i % 2 ? -1 : 0, 1 + i);
+            bring(1, (uint32_t)i, &recv);
+            hvt_job_run_some(&job, below(4));
+        }
+        run();
+        for (uint32_t i = 0; i < 8; i++)
+            ck_assert_int_eq(job.parts[1][i].status, HVI_OK);
+        step();
+        end();
+    }
+}
+END_TEST
+
+START_TEST(a_recv_from_any_rank_takes_what_came_first)
+{
+    struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), any = pair_of(HVI_KIND_RECV, -1, 4);
+
+    begin(&layouts[0], 10); /* ranks 1 and 3 are on node 1 */
+    bring(3, 0, &send);
+    bring(0, 0, &send);
+    run();
+    job.node[1].order.now_ns++;
+    bring(1, 0, &any);
+    bring(1, 1, &any);
+    run();
+    ck_assert_int_eq(job.parts[1][0].part.rows, 3);
+    ck_assert_int_eq(job.parts[1][1].part.rows, 0);
+    hvt_job_step(&job);
+    hvt_job_step(&one);
+    bring(2, 0, &send);
+    run();
+    bring(3, 0, &send);
+    bring(1, 0, &any);
+    bring(1, 1, &any);
+    run();
+    ck_assert_int_eq(job.parts[1][0].part.rows, 2);
+    ck_assert_int_eq(job.parts[1][1].part.rows, 3);
+    step();
+    end();
+}
+END_TEST
+
+static bool withdraw(int32_t rank, uint32_t which)
+{
+    char text[HVI_TEXT_MAX + 1];
+    struct engine_part *there = &job.parts[rank][which].part, *here = &one.parts[rank][which].part;
+
+    engine_negotiate_cancel_text(here, text, sizeof text);
+    ck_assert(engine_negotiate_withdraw(&one.node[0].order, here, HVI_ERR_CANCELLED, text));
+    return engine_negotiate_withdraw(&job.node[job.home[rank]].order, there, HVI_ERR_CANCELLED,
+                                     text);
+}
+
+START_TEST(a_send_is_taken_back_and_the_next_one_meets_the_recv)
+{
+    struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), recv = pair_of(HVI_KIND_RECV, 0, 5);
+
+    begin(&layouts[0], 10);
+    bring(0, 0, &send);
+    send.dims[0] = 5;
+    bring(0, 1, &send);
+    run();
+    ck_assert(withdraw(0, 0));
+    ck_assert(!job.parts[0][0].over);
+    run();
+    expect(0, 0, HVI_ERR_CANCELLED, "send '0-to-1.tag-3' was cancelled on rank 0");
+    bring(1, 0, &recv);
+    run();
+    ck_assert_int_eq(job.parts[1][0].status, HVI_OK);
+    step();
+    bring(1, 0, &recv);
+    ck_assert(withdraw(1, 0));
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(a_send_that_is_taken_back_too_late_goes_on)
+{
+    struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), recv = pair_of(HVI_KIND_RECV, -1, 4);
+
+    for (uint64_t seed = 1; seed < 60; seed++) {
+        hvt_job_begin(&job, 2, 4, 2 * seed, false);
+        hvt_job_bring(&job, 1, 0, &recv);
+        hvt_job_bring(&job, 0, 0, &send);
+        hvt_job_run_some(&job, (uint32_t)seed % 5);
+        struct engine_op *op = hvt_job_op(&job, 0, 0), *met = hvt_job_op(&job, 1, 0);
+        if (op && seed % 3 == 0)
+            engine_op_fail(&job.node[0].order, op, HVI_ERR_STALLED, "late", -1);
+        else if (op)
+            engine_negotiate_withdraw(&job.node[0].order, &job.parts[0][0].part, HVI_ERR_CANCELLED,
+                                      "");
+        if (met && met->reported) /* it cannot be taken back any more */
+            ck_assert(!engine_negotiate_withdraw(&job.node[1].order, &job.parts[1][0].part,
+                                                 HVI_ERR_CANCELLED, ""));
+        if (met && met->reported && seed % 2)
+            engine_op_fail(&job.node[1].order, met, HVI_ERR_STALLED, "late", -1);
+        hvt_job_run(&job);
+        ck_assert(job.parts[0][0].over);
+        ck_assert(job.parts[1][0].over == (job.parts[0][0].status == HVI_OK));
+        if (!job.parts[1][0].over)
+            hvt_job_bring(&job, 0, 1, &send);
+        hvt_job_run(&job);
+        ck_assert_int_eq(job.parts[1][0].status, HVI_OK);
+        hvt_job_step(&job);
+        hvt_job_end(&job);
+    }
+}
+END_TEST
+
+START_TEST(what_waits_for_other_nodes_ranks_knows_for_which)
+{
+    struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), any = pair_of(HVI_KIND_RECV, -1, 4);
+    struct hvt_bring recv = pair_of(HVI_KIND_RECV, 3, 4), open = opening(three, 3);
+    struct engine_order *order = &job.node[0].order;
+    int32_t ranks[2] = {-1, -1};
+
+    begin(&layouts[0], 10);
+    bring(0, 0, &send);
+    any.tag = 4;
+    bring(0, 1, &any);
+    bring(0, 2, &recv);
+    bring(0, 3, &open);
+    run();
+    ck_assert(engine_partial_awaits_others(hvt_job_op(&job, 0, 0)));
+    ck_assert_uint_eq(engine_partial_others(order, hvt_job_op(&job, 0, 0), ranks, 2), 1);
+    ck_assert_int_eq(ranks[0], 1);
+    ck_assert(engine_partial_awaits_others(hvt_job_op(&job, 0, 1)));
+    ck_assert_uint_eq(engine_partial_others(order, hvt_job_op(&job, 0, 1), ranks, 2), 0);
+    ck_assert_uint_eq(engine_partial_others(order, hvt_job_op(&job, 0, 2), ranks, 2), 1);
+    ck_assert_int_eq(ranks[0], 3);
+    ck_assert(!engine_partial_awaits_others(hvt_job_op(&job, 0, 3))); /* rank 2 is not there */
+    bring(2, 3, &open);
+    run();
+    ck_assert(engine_partial_awaits_others(hvt_job_op(&job, 2, 3)));
+    ck_assert_uint_eq(engine_partial_others(order, hvt_job_op(&job, 0, 3), ranks, 2), 1);
+    ck_assert_int_eq(ranks[0], 1);
+    hvt_job_break(&job, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+    hvt_job_break(&one, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(its_members_alone_open_and_close_a_set)
+{
+    static const int64_t lists[][3] = {{0, 1, 3}, {0, 2, 0}, {1, 3, 0}};
+    static const uint32_t counts[] = {3, 2, 2};
+    struct hvt_bring w = allreduce("w1", 4), close = {.name = "c", .kind = HVI_KIND_SET_CLOSE};
+    struct hvt_bring remove = {.name = "gone", .kind = HVI_KIND_SET_REMOVE, .root = 1};
+
+    begin(&layouts[0], 10); /* the first one spans, the others are on nodes 0 and 1 */
+    for (uint32_t i = 0; i < 3; i++) {
+        struct hvt_bring open = opening(lists[i], counts[i]);
+        for (uint32_t at = 0; at < counts[i]; at++) {
+            ck_assert(!job.parts[lists[i][0]][i].over);
+            bring((int32_t)lists[i][at], i, &open);
+            run();
+        }
+        for (uint32_t at = 0; at < counts[i]; at++)
+            ck_assert_int_eq(job.parts[lists[i][at]][i].part.rows, i + 1);
+    }
+    step();
+    ck_assert_ptr_null(job.node[0].order.sets.by_id[3]);
+    ck_assert_ptr_null(job.node[1].order.sets.by_id[2]);
+    ck_assert_ptr_null(job.node[0].order.sets.by_id[2]->span);
+    for (int32_t rank = 0; rank < 4; rank++) {
+        remove.root = 3;
+        bring(rank, 1, &remove);
+    }
+    run();
+    expect(0, 1, HVI_ERR_INVALID,
+           "process_set_remove 'gone': process set 3 was opened by its members, who close it");
+    step();
+    for (uint32_t i = 0; i < 3; i++) {
+        w.set = close.set = i + 1;
+        for (uint32_t at = 0; at < counts[i]; at++) {
+            bring((int32_t)lists[i][at], 2 * i, &w);
+            bring((int32_t)lists[i][at], 2 * i + 1, &close);
+        }
+        run();
+    }
+    step();
+    ck_assert_uint_eq(job.node[0].order.root->sets.count, 1);
+    ck_assert_uint_eq(job.node[0].order.sets.count, 1);
+    ck_assert_uint_eq(job.node[1].order.sets.count, 1);
+    end();
+}
+END_TEST
+
+START_TEST(ids_stay_one_for_all_whoever_opens_and_closes)
+{
+    static const int64_t first[] = {0, 2}, second[] = {1, 3}, across[] = {0, 1};
+    struct hvt_bring open = opening(first, 2), add = set_add("s", across, 2);
+    struct hvt_bring close = {.name = "c", .kind = HVI_KIND_SET_CLOSE};
+
+    begin(&layouts[0], 10);
+    for (uint32_t turn = 0; turn < 2100; turn++) { /* of 1023 ids */
+        open = opening(turn % 2 ? second : first, 2);
+        for (uint32_t i = 0; i < 2; i++)
+            bring((int32_t)open.integers[i], 0, &open);
+        run();
+        close.set = (uint32_t)job.parts[open.integers[0]][0].part.rows;
+        for (uint32_t i = 0; i < 2; i++)
+            bring((int32_t)open.integers[i], 1, &close);
+        step();
+    }
+    open = opening(second, 2);
+    bring(1, 0, &open);
+    bring(3, 0, &open);
+    for (int32_t rank = 0; rank < 4; rank++)
+        bring(rank, 1, &add);
+    run();
+    for (int32_t rank = 0; rank < 4; rank++)
+        ck_assert_int_eq(job.parts[rank][1].part.rows, job.parts[0][1].part.rows);
+    ck_assert_int_ne(job.parts[0][1].part.rows, job.parts[1][0].part.rows);
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(there_are_as_many_sets_as_on_one_node)
+{
+    static const int64_t far[] = {1, 3}, across[] = {0, 1};
+    struct hvt_bring open = opening(far, 2), add = set_add("s", across, 2);
+
+    begin(&layouts[0], 10);
+    for (uint32_t i = 1; i < ENGINE_SETS_MAX; i++) {
+        bring(1, 0, &open);
+        bring(3, 0, &open);
+        step();
+    }
+    bring(1, 0, &open);
+    bring(3, 0, &open);
+    for (int32_t rank = 0; rank < 4; rank++)
+        bring(rank, 1, &add);
+    run();
+    expect(3, 0, HVI_ERR_LIMIT,
+           "process_set_open 'tag-3': the job has 1024 process sets already; remove one first");
+    expect(0, 1, HVI_ERR_LIMIT,
+           "process_set_add 's': the job has 1024 process sets already; remove one first");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(an_opening_is_taken_back_or_fails_on_every_node)
+{
+    struct hvt_bring open = opening(three, 3);
+
+    begin(&layouts[0], 10);
+    bring(0, 0, &open);
+    bring(2, 0, &open);
+    run();
+    ck_assert(withdraw(2, 0));
+    run();
+    expect(2, 0, HVI_ERR_CANCELLED, "process_set_open 'tag-3' was cancelled on rank 2");
+    bring(1, 0, &open);
+    run();
+    compare();
+    ck_assert(!job.parts[1][0].over);
+    engine_op_fail(&job.node[1].order, hvt_job_op(&job, 1, 0), HVI_ERR_STALLED, "late", -1);
+    engine_op_fail(&one.node[0].order, hvt_job_op(&one, 1, 0), HVI_ERR_STALLED, "late", -1);
+    run();
+    expect(1, 0, HVI_ERR_STALLED, "late");
+    ck_assert(!job.parts[0][0].over); /* its node had nothing reported */
+    bring(2, 1, &open);
+    bring(1, 1, &open);
+    hvt_job_run(&job);
+    ck_assert_int_eq(job.parts[0][0].status, HVI_OK);
+    ck_assert_int_eq(job.parts[1][1].part.rows, 1);
+    hvt_job_step(&job);
+    hvt_job_break(&one, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+    end();
+}
+END_TEST
+
+START_TEST(a_send_in_a_set_that_is_closed_fails)
+{
+    struct hvt_bring open = opening(three, 3), send = pair_of(HVI_KIND_SEND, 1, 4);
+    struct hvt_bring close = {.name = "c", .kind = HVI_KIND_SET_CLOSE, .set = 1};
+
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        begin(&layouts[0], 2 * seed);
+        for (int32_t rank = 0; rank < 3; rank++)
+            bring(rank, 0, &open);
+        step();
+        send.set = 1;
+        bring(0, 0, &send);
+        hvt_job_run_some(&job, (uint32_t)seed % 4);
+        for (int32_t rank = 0; rank < 3; rank++)
+            bring(rank, 1, &close);
+        run();
+        expect(0, 0, HVI_ERR_NOT_FOUND,
+               "send '0-to-1.tag-3': process set 1 was removed while the op waited");
+        step();
+        end();
+    }
+}
+END_TEST
+
+/* ---- programs of chance ---- */
 
 struct plan {
     char name[32];
@@ -574,6 +928,28 @@ static void plan_op(struct plan *plan, uint32_t number, uint32_t set)
     }
 }
 
+/* One member sends, another receives; all others bring nothing. */
+static void plan_pair(struct plan *plan, uint32_t set)
+{
+    const struct engine_set *members = one.node[0].order.sets.by_id[set];
+    uint32_t from = below(members->size),
+             to = (from + 1 + below(members->size - 1)) % members->size;
+    int32_t sender = engine_set_member(members, from), receiver = engine_set_member(members, to);
+    struct hvt_bring what = pair_of(HVI_KIND_SEND, receiver, 1 + below(2));
+    bool any = below(4) == 0;
+
+    what.set = set;
+    what.tag = any ? 2 : below(2);
+    what.dims[0] = any ? 3 : what.dims[0];
+    memset(plan->of, 0, sizeof plan->of);
+    plan->of[sender] = what;
+    what.kind = HVI_KIND_RECV;
+    what.root = any ? -1 : sender;
+    if (!any && below(10) == 0)
+        what.dtype = HVI_DTYPE_FLOAT64;
+    plan->of[receiver] = what;
+}
+
 static bool is_member(uint32_t set, int32_t rank)
 {
     return engine_set_rank(one.node[0].order.sets.by_id[set], rank) >= 0;
@@ -629,7 +1005,7 @@ static void play(uint32_t ops, uint32_t joiners)
             continue;
         uint32_t which = order[rank][done[rank]++];
         left--;
-        if (is_member(plans[which].of[rank].set, (int32_t)rank))
+        if (plans[which].of[rank].name && is_member(plans[which].of[rank].set, (int32_t)rank))
             bring((int32_t)rank, which, &plans[which].of[rank]);
         if (below(3) == 0)
             hvt_job_run_some(&job, below(6));
@@ -653,8 +1029,13 @@ START_TEST(the_same_program_gives_the_same_answers_on_one_node_and_on_many)
         for (uint32_t turn = 0; turn < 6; turn++) {
             uint32_t joiners = turn % 3 == 2 ? 1 + below((uint32_t)one.size - 1) : 0;
             uint32_t ops = 1 + below(12);
-            for (uint32_t i = 0; i < ops; i++)
-                plan_op(&plans[i], i, joiners > 0 ? 0 : below(one.node[0].order.sets.next_id));
+            for (uint32_t i = 0; i < ops; i++) {
+                uint32_t set = joiners > 0 ? 0 : below(one.node[0].order.sets.next_id);
+                if (joiners == 0 && below(3) == 0 && members_of(set) > 1)
+                    plan_pair(&plans[i], set);
+                else
+                    plan_op(&plans[i], i, set);
+            }
             play(ops, joiners);
         }
         for (uint32_t i = 0; i < job.nodes; i++) {
@@ -673,10 +1054,18 @@ static struct {
     uint32_t set;
 } in_flight[HVT_RANKS][HVT_EACH];
 
+/* It has opened a set, which is to be closed. */
+static bool has_opened(const struct hvt_part *part)
+{
+    return part->used && part->over && part->status == HVI_OK &&
+           part->part.copy.kind == HVI_KIND_SET_OPEN;
+}
+
 /* A part that may be used (again); HVT_EACH: none. */
 static uint32_t free_part(int32_t rank, uint32_t from)
 {
-    while (from < HVT_EACH && job.parts[rank][from].used && !job.parts[rank][from].over)
+    while (from < HVT_EACH && job.parts[rank][from].used &&
+           (!job.parts[rank][from].over || has_opened(&job.parts[rank][from])))
         from++;
     return from;
 }
@@ -744,6 +1133,45 @@ static void bring_group(int32_t rank)
     }
 }
 
+static void bring_close(int32_t rank, struct hvt_part *opened)
+{
+    struct hvt_bring what = {
+        .name = "c", .kind = HVI_KIND_SET_CLOSE, .set = (uint32_t)opened->part.rows};
+
+    opened->used = false;
+    bring_again(rank, free_part(rank, 0), &what);
+}
+
+static void bring_partial(int32_t rank)
+{
+    static const int64_t lists[][3] = {{0, 1, 2}, {0, 1, 0}, {1, 3, 0}, {0, 2, 0}};
+    uint32_t waiting = 0, list = below(4), which = free_part(rank, 0);
+    struct hvt_bring what = opening(lists[list], list == 0 ? 3 : 2);
+    bool opens = false;
+
+    for (uint32_t i = 0; i < HVT_EACH; i++) {
+        struct hvt_part *part = &job.parts[rank][i];
+        waiting += part->used && !part->over && engine_partial_is(part->part.copy.kind);
+        if (!has_opened(part))
+            continue;
+        bring_close(rank, part);
+        return;
+    }
+    if (waiting > 8 || which == HVT_EACH)
+        return;
+    for (uint32_t i = 0; i < what.integer_count; i++)
+        opens = opens || what.integers[i] == rank;
+    if (!opens || below(3)) {
+        int32_t peer = (rank + 1 + (int32_t)below((uint32_t)job.size - 1)) % job.size;
+        what = pair_of(below(2) ? HVI_KIND_SEND : HVI_KIND_RECV, peer, 1 + (below(50) == 0));
+        what.root = what.kind == HVI_KIND_RECV && below(3) == 0 ? -1 : peer;
+        what.set = below(2);
+    }
+    what.name = "p";
+    what.tag = below(2);
+    bring_again(rank, which, &what);
+}
+
 static void disturb(int32_t rank)
 {
     struct hvt_part *part = &job.parts[rank][below(HVT_EACH)];
@@ -791,8 +1219,11 @@ START_TEST(whatever_fails_every_part_is_answered_and_the_order_is_one)
         add_sets();
         for (uint32_t turn = 0; turn < 400 * (uint32_t)one.size; turn++) {
             int32_t rank = (int32_t)below((uint32_t)one.size);
-            if (below(3) == 0)
+            uint32_t what = below(6);
+            if (what < 2)
                 bring_group(rank);
+            else if (what < 3)
+                bring_partial(rank);
             else
                 bring_chance(rank);
             if (below(15 * (uint32_t)one.size) == 0)
@@ -827,7 +1258,18 @@ int main(void)
     tcase_add_test(tcase, a_rank_takes_back_what_its_node_has_reported);
     tcase_add_test(tcase, what_is_taken_back_too_late_goes_on);
     tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
-    tcase_add_test(tcase, what_is_not_there_between_nodes_is_refused_with_a_sentence);
+    tcase_add_test(tcase, a_send_meets_a_recv_on_another_node);
+    tcase_add_test(tcase, what_they_disagree_on_stands_in_both_ranks_sentence);
+    tcase_add_test(tcase, sends_from_one_rank_to_another_keep_their_order);
+    tcase_add_test(tcase, a_recv_from_any_rank_takes_what_came_first);
+    tcase_add_test(tcase, a_send_is_taken_back_and_the_next_one_meets_the_recv);
+    tcase_add_test(tcase, a_send_that_is_taken_back_too_late_goes_on);
+    tcase_add_test(tcase, what_waits_for_other_nodes_ranks_knows_for_which);
+    tcase_add_test(tcase, its_members_alone_open_and_close_a_set);
+    tcase_add_test(tcase, ids_stay_one_for_all_whoever_opens_and_closes);
+    tcase_add_test(tcase, there_are_as_many_sets_as_on_one_node);
+    tcase_add_test(tcase, an_opening_is_taken_back_or_fails_on_every_node);
+    tcase_add_test(tcase, a_send_in_a_set_that_is_closed_fails);
     tcase_add_loop_test(tcase, a_failure_waits_for_ranks_that_come_late, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_failure_crosses_with_reports, 0, LAYOUTS);
     tcase_add_loop_test(tcase, ranks_that_have_joined_are_not_waited_for, 0, LAYOUTS);
