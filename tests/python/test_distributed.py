@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 
 import pytest
 
-from conftest import PROGRAMS, TORCHRUN
+from conftest import BUILD, PROGRAMS, TORCHRUN
 
 torch = pytest.importorskip("torch")
 
@@ -16,6 +17,14 @@ def test_every_operation_and_type_gives_what_it_should(ranks, np):
     done = ranks.run(np, str(PROGRAMS / "groups.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all is well") == np
+
+
+@pytest.mark.parametrize("program", ["nodes.py", pytest.param("groups.py", marks=pytest.mark.whole)])
+def test_two_nodes_have_groups_sends_and_a_mesh(ranks, program):
+    hvdrun = str(BUILD / "bin" / "hvdrun")
+    done = ranks.start([hvdrun, "-H", "localhost:2,127.0.0.1:2", sys.executable, str(PROGRAMS / program)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("of 4: all is well") == 4
 
 
 def losses(done) -> list[str]:
