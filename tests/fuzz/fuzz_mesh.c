@@ -6,12 +6,13 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "daemon/engine/order/negotiate.h"
 #include "tests/unit/engine/hvt_span.h"
 
 #include <string.h>
 
 #define RANKS  4 /* 0 and 2 are on node 0, 1 and 3 on node 1 */
-#define STAGES 6
+#define STAGES 9
 
 static struct hvt_job job;
 static struct hvt_message *seeds[256];
@@ -33,6 +34,46 @@ static struct hvt_bring make(const char *name, uint16_t kind)
 static void bring(int32_t rank, uint32_t which, const struct hvt_bring *what)
 {
     hvt_job_bring(&job, rank, which, what);
+}
+
+/* Sends and recvs that cross, from any rank too, and sets that members open on one node and on both; in the
+ * last stage the sends are taken back. */
+static void set_out_some(unsigned stage)
+{
+    static const int64_t both[] = {0, 1}, far[] = {1, 3};
+    struct hvt_bring send = make("p", HVI_KIND_SEND), recv = make("p", HVI_KIND_RECV);
+    struct hvt_bring open = {.kind = HVI_KIND_SET_OPEN, .integers = both, .integer_count = 2};
+
+    send.root = 1;
+    recv.root = 1;
+    bring(0, 0, &send);
+    bring(0, 1, &recv);
+    bring(0, 2, &open);
+    send.root = 0;
+    bring(1, 0, &send);
+    recv.tag = send.tag = 1;
+    recv.root = -1;
+    bring(1, 1, &recv);
+    open.integers = far;
+    bring(3, 2, &open);
+    if (stage == 6)
+        return;
+    hvt_job_run(&job);
+    open.integers = both;
+    bring(1, 2, &open);
+    recv.root = 0;
+    bring(3, 3, &recv);
+    if (stage == 7)
+        return;
+    send.root = 3;
+    bring(2, 3, &send);
+    struct engine_op *op = hvt_job_op(&job, 2, 3);
+    engine_negotiate_withdraw(&job.node[0].order, &job.parts[2][3].part, HVI_ERR_CANCELLED, "");
+    HVT_FUZZ_REQUIRE(op != NULL);
+    engine_op_fail(&job.node[0].order, op, HVI_ERR_STALLED, "late", -1);
+    struct hvt_bring close = {.name = "c", .kind = HVI_KIND_SET_CLOSE, .set = 1};
+    if (job.parts[0][2].over && job.parts[0][2].part.rows == 1)
+        bring(0, 4, &close);
 }
 
 /* What waits for the message. */
@@ -94,7 +135,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     hvi_log_set_level(HVI_LOG_ERROR);
     hvt_job_begin(&job, 2, RANKS, 1 + data[1], false);
-    set_out(data[1] % STAGES);
+    if (data[1] % STAGES < 6)
+        set_out(data[1] % STAGES);
+    else
+        set_out_some(data[1] % STAGES);
     uint32_t to = data[0] % 2;
     engine_mesh_message(&job.node[to].mesh, 1 - to, data + 2, size - 2);
     hvt_job_run(&job);
@@ -121,7 +165,10 @@ static void make_seeds(void)
 {
     for (unsigned stage = 0; stage < STAGES; stage++) {
         hvt_job_begin(&job, 2, RANKS, 1 + stage, false);
-        set_out(stage);
+        if (stage < 6)
+            set_out(stage);
+        else
+            set_out_some(stage);
         do {
             keep(&job.node[1].up, 0, stage);
             keep(&job.node[1].down, 1, stage);
