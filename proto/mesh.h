@@ -25,6 +25,12 @@ enum hvi_mesh_what {
     /* Of a SEND the receiver's node decides. BROUGHT, RETRACT and GIVE_UP of the sender's node become
      * verdicts for it. Its reports are SIZED (a recv has met the send: it starts on both nodes), RETRACT
      * and FAILED, which become verdicts for the sender's node. */
+
+    /* Of no op: .set is 0 and .tensor empty. See order/schedule.h. */
+    HVI_MESH_REPEATS = 32, /* verdict: the last works repeat without verdicts */
+    HVI_MESH_HALT = 33,    /* report: they should not. Verdict: they do not */
+    HVI_MESH_HALTED = 34,  /* report: so far this node has come */
+    HVI_MESH_RESUMES = 35, /* verdict: so far all have come, and ops are reported again */
 };
 
 struct hvi_mesh_name {
@@ -70,6 +76,7 @@ struct hvi_mesh_report {
     struct hvi_mesh_pair pair; /* SEND */
     bool has_pair;
     uint64_t id; /* SET_OPEN: the node's */
+    uint64_t sequence;
 };
 struct hvi_mesh_verdict {
     uint32_t what;
@@ -93,6 +100,8 @@ struct hvi_mesh_verdict {
     bool has_said;
     uint32_t new_set;
     uint64_t new_serial;
+    uint64_t least;
+    uint32_t count;
 };
 struct hvi_mesh_broken {
     int32_t status, culprit;

@@ -14,7 +14,7 @@
 #define RANK_OR_NONE(n, s, m) NUMBER_OR(n, s, m, -1, HVI_MESH_RANKS_MAX - 1, -1)
 #define OUTCOME(n, s, m)      NUMBER(n, s, m, STATUS_LEAST, 0)
 #define NODE(n, s, m)         NUMBER(n, s, m, 0, HVI_MESH_NODES_MAX - 1)
-#define WHAT(n, s, m)         NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_RETRACT)
+#define WHAT(n, s, m)         NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_RESUMES)
 #define PART(n, s, m, h, t)                                                                        \
     {                                                                                              \
         .number = (n), .kind = WIRE_PART, .offset = offsetof(struct s, m),                         \
@@ -69,6 +69,7 @@ static const struct wire_field report_fields[] = {
     TEXT(13, hvi_mesh_report, text, ANY),
     PART(48, hvi_mesh_report, pair, has_pair, &pair_table),
     U64(49, hvi_mesh_report, id),
+    U64(32, hvi_mesh_report, sequence),
 };
 static const struct wire_table report_table = TABLE(mesh_report, report_fields, 0);
 
@@ -91,6 +92,8 @@ static const struct wire_field verdict_fields[] = {
     PART(50, hvi_mesh_verdict, said, has_said, &said_table),
     U32(51, hvi_mesh_verdict, new_set),
     U64(52, hvi_mesh_verdict, new_serial),
+    U64(32, hvi_mesh_verdict, least),
+    U32(33, hvi_mesh_verdict, count),
 };
 static const struct wire_table verdict_table = TABLE(mesh_verdict, verdict_fields, 0);
 

@@ -8,7 +8,11 @@
  *
  * A work that has started goes on when the job is broken: a rank that is gone has brought its part. But a node
  * may have failed the op just before it was told to start it, and brings nothing then. So GRACE_NS after the loss
- * of a rank or a node what still executes is cancelled. A rank that left in order waited for no op. */
+ * of a rank or a node what still executes is cancelled. A rank that left in order waited for no op,
+ * but its node may have started fewer works than others: those that are tentative are cancelled, too.
+ *
+ * When nothing has moved for STILL_NS while a step is replayed (order/schedule.h), something does not come, and
+ * the root is asked to negotiate. */
 #include "daemon/engine/nodes.h"
 
 #include "base/clock.h"
@@ -21,6 +25,7 @@
 #include <string.h>
 
 #define GRACE_NS   (500 * HVI_NS_MS)
+#define STILL_NS   (150 * HVI_NS_MS)
 #define REACH_NS   (10 * HVI_NS_SEC) /* for all connections of this node */
 #define PORT_FIRST 9600u
 #define PORT_LAST  9631u
@@ -36,9 +41,24 @@ static int on_grace(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+static int on_left(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)usec;
+    engine_dispatch_cancel_tentative(&engine->exec);
+    return 0;
+}
+
 static void begin_grace(struct engine *engine, int status)
 {
-    if (status == HVI_ERR_RANK_LEFT || engine->nodes.grace || !engine->nodes.linked)
+    if (!engine->nodes.linked)
+        return;
+    if (status == HVI_ERR_RANK_LEFT && !engine->nodes.left &&
+        sd_event_add_time_relative(engine->event, &engine->nodes.left, CLOCK_MONOTONIC,
+                                   GRACE_NS / 1000, 1000, on_left, engine) < 0)
+        engine_dispatch_cancel_tentative(&engine->exec);
+    if (status == HVI_ERR_RANK_LEFT || engine->nodes.grace)
         return;
     if (sd_event_add_time_relative(engine->event, &engine->nodes.grace, CLOCK_MONOTONIC,
                                    GRACE_NS / 1000, 1000, on_grace, engine) < 0)
@@ -66,7 +86,54 @@ void engine_nodes_break(struct engine *engine, int status, int32_t culprit, cons
     begin_grace(engine, status);
 }
 
-static const struct engine_mesh_calls mesh_calls = {broken};
+static void withdraw(void *user, uint64_t least, uint64_t top)
+{
+    struct engine *engine = user;
+
+    engine_dispatch_withdraw(&engine->exec, least, top);
+}
+
+static const struct engine_mesh_calls mesh_calls = {broken, withdraw};
+
+/* ---- a step is replayed ---- */
+
+static void watch_schedule(struct engine *engine);
+
+static int on_still(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine *engine = user;
+    const struct engine_schedule *schedule = &engine->order.schedule;
+
+    (void)source, (void)usec;
+    engine->nodes.watches = false;
+    if (!engine_schedule_waits(schedule))
+        return 0;
+    engine->order.now_ns = hvi_clock_ns();
+    if (schedule->progress == engine->nodes.progress &&
+        (!schedule->first || engine_dispatch_is_tentative(&engine->exec, schedule->first)))
+        engine_schedule_halt(&engine->order);
+    else
+        watch_schedule(engine);
+    return 0;
+}
+
+static void watch_schedule(struct engine *engine)
+{
+    struct engine_nodes *nodes = &engine->nodes;
+    int error;
+
+    nodes->progress = engine->order.schedule.progress;
+    if (!nodes->still)
+        error = sd_event_add_time_relative(engine->event, &nodes->still, CLOCK_MONOTONIC,
+                                           STILL_NS / 1000, 1000, on_still, engine);
+    else
+        error = sd_event_source_set_time_relative(nodes->still, STILL_NS / 1000);
+    if (error >= 0)
+        error = sd_event_source_set_enabled(nodes->still, SD_EVENT_ONESHOT);
+    nodes->watches = error >= 0;
+    if (error < 0) /* without a clock there is no waiting */
+        engine_schedule_halt(&engine->order);
+}
 
 /* ---- control links ---- */
 
@@ -252,12 +319,19 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
 
 bool engine_nodes_run(struct engine *engine)
 {
-    return engine->nodes.linked && engine_mesh_run(&engine->nodes.mesh);
+    if (!engine->nodes.linked)
+        return false;
+    if (!engine->nodes.watches && engine_schedule_waits(&engine->order.schedule) &&
+        !engine->order.schedule.asked)
+        watch_schedule(engine);
+    return engine_mesh_run(&engine->nodes.mesh);
 }
 
 void engine_nodes_hang_up(struct engine_nodes *nodes)
 {
     nodes->grace = sd_event_source_disable_unref(nodes->grace);
+    nodes->left = sd_event_source_disable_unref(nodes->left);
+    nodes->still = sd_event_source_disable_unref(nodes->still);
     if (nodes->linked)
         engine_mesh_link_close(&nodes->link);
     if (nodes->listens)

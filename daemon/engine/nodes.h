@@ -23,7 +23,10 @@ struct engine_nodes {
     struct engine_mesh_link link;
     struct engine_mesh mesh;
     bool listens, linked; /* net is open; link is */
-    sd_event_source *grace;
+    sd_event_source *grace, *left;
+    sd_event_source *still;        /* while a step is replayed */
+    bool watches;                  /* .still runs */
+    uint64_t progress;             /* of the schedule, then */
     char name[HVI_WIRE_NODE_NAME]; /* of this node, for sentences; "": the whole job is here */
 };
 

@@ -15,6 +15,9 @@
 #define ENGINE_PLAN_STEPS  12u  /* most steps of one batch */
 #define ENGINE_TEXT_BYTES  192u
 
+/* The status of a tentative work that was withdrawn: nothing of it has been done. */
+#define ENGINE_BATCH_WITHDRAWN 1
+
 /* Remote-process memory that has not answered for so long is waited for by one thread only. */
 #define ENGINE_SILENT_NS UINT64_C(100000000)
 
@@ -29,6 +32,10 @@ struct engine_span {
      * Members of one node have ascending places in the order of their set ranks. */
     const uint32_t *home, *place;
     const uint8_t *joined; /* [members]; NULL: no member has */
+    /* Not all nodes may start the work. Until it is known that they all have, which makes it committed, no
+     * output is touched and no failure is posted but HVI_ERR_NODE_LOST, HVI_ERR_STALLED and
+     * HVI_ERR_CANCELLED; and it may be withdrawn (engine_wire_backend_withdraw). */
+    bool tentative;
 };
 
 /* One op that every member of its process set has agreed on. The arrays have one entry per member
@@ -140,7 +147,7 @@ struct engine_batch {
      * gone, or the connection to it. HVI_ERR_CANCELLED: outputs are undefined. HVI_ERR_NO_MEMORY: no scratch
      * memory for an adasum, nothing was written; or, with .fault.missing, no page of a mapped operand
      * of a batch of one work: outputs are undefined. */
-    int status;
+    int status;                /* or ENGINE_BATCH_WITHDRAWN */
     struct engine_fault fault; /* the first one; .rank is -1 and .missing 0 when there was none */
     char text[ENGINE_TEXT_BYTES]; /* a sentence that says more than .status; "": there is none. The
                                    * starter empties it. */
@@ -213,6 +220,12 @@ void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int f
 /* The node is gone, or cannot be reached: works that it takes part in fail with HVI_ERR_NODE_LOST and this
  * text, now and later. */
 void engine_wire_backend_lost(void *context, uint32_t node, const char *text);
+/* Tentative works with numbers from `least` on, and below `top`, which were started before, are not done, as
+ * some node will not start them. Each is posted, withdrawn. Before any of the call's batches has been
+ * posted, start() may be called for works from `top` on. */
+void engine_wire_backend_withdraw(void *context, uint64_t least, uint64_t top);
+/* Whether the started batch's work waits for other nodes to start it. */
+bool engine_wire_backend_is_tentative(void *context, const struct engine_batch *batch);
 
 /* NULL-terminated, in order of preference. */
 extern const struct engine_backend *const engine_backends[];

@@ -227,6 +227,8 @@ void engine_dispatch_ready(struct engine_exec *exec)
 static void describe(const struct engine_batch *batch, char *text_p, size_t size)
 {
     *text_p = '\0';
+    if (batch->status == ENGINE_BATCH_WITHDRAWN)
+        return;
     if (batch->status != HVI_OK && batch->text[0] != '\0')
         snprintf(text_p, size, "%s", batch->text);
     else if (batch->status == HVI_ERR_LIMIT)
@@ -236,6 +238,20 @@ static void describe(const struct engine_batch *batch, char *text_p, size_t size
         snprintf(text_p, size, "the backend failed: %s", hvi_status_text(batch->status));
 }
 
+/* What has broken the job ends what it cancels. A tentative op has waited for a rank, as if nobody had
+ * started it. */
+static void end_cancelled(struct engine_exec *exec, struct engine_batch *batch)
+{
+    const struct engine_order *order = exec->order;
+    struct engine_op *op = op_of(batch->works[0]);
+
+    if (op->tentative)
+        engine_op_done(exec->order, op, order->broken_status, order->broken_text,
+                       order->broken_culprit);
+    else
+        end_works(exec, batch->works, batch->count, order->broken_status, order->broken_text);
+}
+
 static void finish(struct engine_exec *exec, struct engine_batch *batch)
 {
     char text[ENGINE_TEXT_BYTES];
@@ -243,15 +259,16 @@ static void finish(struct engine_exec *exec, struct engine_batch *batch)
     unlink_running(batch);
     if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS)) { /* alone in its batch */
         exec->remote--;
-        if (batch->status != HVI_OK)
+        if (batch->status != HVI_OK && batch->status != ENGINE_BATCH_WITHDRAWN)
             engine_task_keep(task_of(batch->works[0]));
     }
     if (batch->fault.missing != 0)
         batch->works[0]->missing = batch->fault.missing;
     describe(batch, text, sizeof text);
-    if (batch->status == HVI_ERR_CANCELLED)
-        end_works(exec, batch->works, batch->count, exec->order->broken_status,
-                  exec->order->broken_text);
+    if (batch->status == ENGINE_BATCH_WITHDRAWN)
+        engine_schedule_returned(exec->order, op_of(batch->works[0]));
+    else if (batch->status == HVI_ERR_CANCELLED)
+        end_cancelled(exec, batch);
     else if (batch->status != HVI_OK && batch->fault.rank >= 0)
         exec->calls->fault(exec->user, op_of(batch->works[0]), batch->status, &batch->fault);
     else
@@ -344,6 +361,17 @@ void engine_dispatch_cancel_spans(struct engine_exec *exec)
     }
 }
 
+void engine_dispatch_cancel_tentative(struct engine_exec *exec)
+{
+    HVI_ASSERT(exec->order->broken_status != HVI_OK);
+    for (struct engine_batch *batch = exec->running; batch; batch = batch->running_next) {
+        void *context = batch->backend < BACKENDS ? exec->backend_contexts[batch->backend] : NULL;
+        if (context && op_of(batch->works[0])->tentative &&
+            engine_wire_backend_is_tentative(context, batch))
+            engine_backends[batch->backend]->cancel(context, batch);
+    }
+}
+
 static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
 {
     uint32_t i = 0;
@@ -351,6 +379,20 @@ static void *context_of(const struct engine_exec *exec, const struct engine_back
     while (engine_backends[i] != backend)
         i++;
     return exec->backend_contexts[i];
+}
+
+void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t top)
+{
+    engine_wire_backend_withdraw(context_of(exec, &engine_backend_net), least, top);
+}
+
+bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct engine_op *op)
+{
+    const struct engine_batch *batch = exec->running;
+
+    while (batch && op_of(batch->works[0]) != op)
+        batch = batch->running_next;
+    return batch && engine_wire_backend_is_tentative(context_of(exec, &engine_backend_net), batch);
 }
 
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,

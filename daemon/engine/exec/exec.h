@@ -83,6 +83,12 @@ const struct engine_op *engine_dispatch_next_silent(struct engine_exec *exec,
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text);
 /* The job is broken: cancels what executes over several nodes. It ends as what has broken the job says. */
 void engine_dispatch_cancel_spans(struct engine_exec *exec);
+/* The same of works that wait for other nodes to start them. */
+void engine_dispatch_cancel_tentative(struct engine_exec *exec);
+/* As engine_order_span's withdraw. */
+void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t top);
+/* Whether the op, which is tentative and executes, waits for other nodes to start it. */
+bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct engine_op *op);
 /* As engine_wire_backend_lane and engine_wire_backend_lost. */
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
                           const char *name);

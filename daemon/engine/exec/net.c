@@ -3,7 +3,8 @@
  * lane or work. What the main thread calls here makes a plan, and leaves it to the thread, unless the work is
  * small and the thread asleep.
  *
- * Kinds that move nothing are over at once: the verdict that started them has brought the nodes together. */
+ * Kinds that move nothing are over at once: the verdict that started them has brought the nodes together. Where
+ * there was none, their messages say that all nodes have started them. */
 #include "daemon/engine/exec/net_thread.h"
 
 #include "base/pages.h"
@@ -277,7 +278,8 @@ static void net_start(void *context, struct engine_batch *batch)
 
     batch->fault = (struct engine_fault){.rank = -1};
     batch->over = false;
-    if (batch->works[0]->bytes == 0 || !moves(batch->works[0])) {
+    if (!batch->works[0]->span->tentative &&
+        (batch->works[0]->bytes == 0 || !moves(batch->works[0]))) {
         end_at_once(net, batch, HVI_OK);
         return;
     }
@@ -379,6 +381,31 @@ void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int f
 void engine_wire_backend_lost(void *context, uint32_t node, const char *text)
 {
     tell(context, node, 0, -1, text);
+}
+
+/* ---- tentative works ---- */
+
+void engine_wire_backend_withdraw(void *context, uint64_t least, uint64_t top)
+{
+    struct engine_wire *net = context;
+
+    pthread_mutex_lock(&net->lock);
+    if (net->withdraw_top == 0 || net->withdraw_least > least)
+        net->withdraw_least = least;
+    net->withdraw_top = top;
+    engine_wire_call(net);
+    pthread_mutex_unlock(&net->lock);
+}
+
+bool engine_wire_backend_is_tentative(void *context, const struct engine_batch *batch)
+{
+    struct engine_wire *net = context;
+
+    pthread_mutex_lock(&net->lock);
+    const struct engine_wire_work *work = batch->over ? NULL : batch->state;
+    bool waits = work && atomic_load_explicit(&work->waits, memory_order_relaxed);
+    pthread_mutex_unlock(&net->lock);
+    return waits;
 }
 
 const struct engine_backend engine_backend_net = {

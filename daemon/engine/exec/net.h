@@ -13,7 +13,12 @@
  * void, a head without bytes that says why, and what comes for it is thrown away. So a lane never
  * loses step, and the job's other works go on. A lane is given up, with all lanes to that node, if it
  * breaks, if a head on it is not the expected one, or if a message cannot be sent to its end; messages to and
- * from that node count as over then, and works that still needed them fail with HVI_ERR_NODE_LOST. */
+ * from that node count as over then, and works that still needed them fail with HVI_ERR_NODE_LOST.
+ *
+ * A tentative work begins with messages that prove that all nodes have started it: a small allreduce has only
+ * such, other works have empty ones before the rest. When it is withdrawn, the messages that have not begun are
+ * taken off the lanes, and a head of such a work is thrown away with its bytes by the node that has not started
+ * it, or has withdrawn it, too: when it starts a later work. A later work's head waits until then. */
 #ifndef ENGINE_WIRE_H
 #define ENGINE_WIRE_H
 
@@ -47,6 +52,8 @@
 #define ENGINE_WIRE_SPINS 20u
 /* Most looks of the main thread at a small work. */
 #define ENGINE_WIRE_DRIVES 200u
+/* The steps of the messages with which the nodes tell each other that they have started a tentative work. */
+#define ENGINE_WIRE_MEETING UINT32_C(0x80000000)
 /* How often deadlines are looked at. */
 #define ENGINE_WIRE_TICK_NS (20 * HVI_NS_MS)
 
@@ -130,6 +137,9 @@ struct engine_wire_work {
     uint32_t copy_count, copy_room, copy_at;
     bool in_order; /* a message to send waits for all before .after, too */
     uint32_t in_prefix;
+    uint32_t
+        gate; /* tentative: the first ones to receive, which prove that all have started it; else 0 */
+    bool tentative;
     enum engine_wire_finish finish;
 
     /* Where the operands are. By place; NULL: there is none. */
@@ -159,11 +169,20 @@ struct engine_wire_work {
     uint64_t idle_ns;   /* without a byte, from tick to tick */
     uint64_t failed_ns; /* since it failed, from tick to tick */
     int status;         /* HVI_OK: so far */
-    uint32_t culprit;   /* number of a node */
+    bool final;         /* it is posted with this, committed or not */
+    bool withdrawn;
+    uint32_t culprit; /* number of a node */
     struct engine_fault fault;
     char text[ENGINE_TEXT_BYTES];
-    bool cancelled; /* under struct engine_wire's lock */
+    bool cancelled;     /* under struct engine_wire's lock */
+    _Atomic bool waits; /* tentative and not committed; relaxed: nothing else is read by it */
 };
+
+/* All nodes have started it. */
+static inline bool engine_wire_is_committed(const struct engine_wire_work *work)
+{
+    return work->in_prefix >= work->gate;
+}
 
 /* Some operand is remote-process memory. */
 static inline bool engine_wire_is_staged(const struct engine_work *work)

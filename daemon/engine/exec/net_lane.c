@@ -3,6 +3,7 @@
  *
  *      0  magic              24  where in the op's vector
  *      4  lanes, this lane   32  bytes that follow
+ *      6  tentative: 0 or 1
  *      8  sequence           40  the node to blame for status, else 0
  *     16  step               44  0
  *     20  status: 0, or how the work has failed; then no bytes follow
@@ -30,7 +31,7 @@ static const struct engine_wire_transport *const transport = &engine_wire_tcp;
 struct head {
     uint32_t magic;
     uint8_t lanes, lane;
-    uint16_t zero;
+    uint16_t tentative;
     uint64_t sequence;
     uint32_t step;
     uint32_t status; /* -status */
@@ -78,13 +79,15 @@ static void go_on(struct engine_wire_run **first)
         *first = run->next;
     while (!run->sends && work->in_prefix < work->in.count && work->in.list[work->in_prefix].over)
         work->in_prefix++;
+    if (work->tentative && engine_wire_is_committed(work))
+        atomic_store_explicit(&work->waits, false, memory_order_relaxed);
 }
 
 /* ---- the lane itself ---- */
 
 static void expect_head(struct engine_wire_lane *lane)
 {
-    lane->has_head = false;
+    lane->has_head = lane->throws = false;
     lane->receiving = NULL;
     lane->receiver = NULL;
     transport->post_receive(lane->port, lane->head_in, sizeof lane->head_in);
@@ -128,6 +131,40 @@ void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_
 {
     if (lane->receiving && lane->receiver == work)
         transport->post_receive(lane->port, lane->scratch, transport->missing(lane->port));
+}
+
+static void unlink_run(struct engine_wire_lane *lane, struct engine_wire_run *run)
+{
+    struct engine_wire_run **link = run->sends ? &lane->out_first : &lane->in_first;
+    struct engine_wire_run **last = run->sends ? &lane->out_last : &lane->in_last, *before = NULL;
+
+    while (*link != run) {
+        before = *link;
+        link = &before->next;
+    }
+    *link = run->next;
+    if (*last == run)
+        *last = before;
+}
+
+void engine_wire_lane_leave(struct engine_wire_lane *lane, struct engine_wire_run *run)
+{
+    struct engine_wire_messages *messages = messages_of(run);
+    bool moving = run->sends ? lane->sender == run->work : lane->receiver == run->work;
+
+    if (run->at == ENGINE_WIRE_NONE)
+        return;
+    uint32_t left = moving ? message_of(run)->next : run->at;
+    for (; left != ENGINE_WIRE_NONE; left = messages->list[left].next)
+        messages->over++;
+    if (moving) {
+        message_of(run)->next = ENGINE_WIRE_NONE;
+        if (!run->sends)
+            engine_wire_lane_divert(lane, run->work);
+        return;
+    }
+    unlink_run(lane, run);
+    run->at = ENGINE_WIRE_NONE;
 }
 
 /* The work has no message left on the lanes of a node that is gone. */
@@ -188,6 +225,7 @@ static void write_head(const struct engine_wire *net, struct engine_wire_lane *l
         .magic = htole32(MAGIC),
         .lanes = (uint8_t)net->lanes,
         .lane = (uint8_t)lane->number,
+        .tentative = htole16(work->tentative),
         .sequence = htole64(work->sequence),
         .step = htole32(message->step),
         .status = htole32((uint32_t)-work->status),
@@ -199,8 +237,20 @@ static void write_head(const struct engine_wire *net, struct engine_wire_lane *l
     memcpy(lane->head_out, &head, sizeof head);
 }
 
+/* Before all nodes have started it only what says so is sent, in its order even if the work has failed: it is
+ * what others believe. */
+static bool may_meet(const struct engine_wire_work *work, const struct engine_wire_message *message)
+{
+    if ((message->step & ENGINE_WIRE_MEETING) == 0 && work->finish != ENGINE_WIRE_FINISH_SLOTS)
+        return false;
+    return (work->begun || work->status != HVI_OK) &&
+           (message->after == ENGINE_WIRE_NONE || work->in_prefix > message->after);
+}
+
 static bool may_send(const struct engine_wire_work *work, const struct engine_wire_message *message)
 {
+    if (!engine_wire_is_committed(work))
+        return may_meet(work, message);
     if (work->status != HVI_OK)
         return true;
     if (!work->begun)
@@ -218,7 +268,7 @@ static void begin_sending(struct engine_wire *net, struct engine_wire_lane *lane
     struct engine_fault fault = {.rank = -1};
 
     lane->sending = message_of(run);
-    if (work->status == HVI_OK) {
+    if (work->status == HVI_OK && lane->sending->bytes > 0) {
         int status = engine_wire_prepare(&net->tools, work, lane->sending, &data, &fault);
         if (status != HVI_OK) {
             work->fault = fault;
@@ -276,7 +326,8 @@ static const char *compare(const struct engine_wire *net, const struct engine_wi
         return "it is no message";
     if (head->lanes != net->lanes)
         return "HVD_NET_LANES is not the same on both nodes";
-    if (head->lane != lane->number || head->zero != 0 || head->zero2 != 0)
+    if (head->lane != lane->number || head->zero2 != 0 ||
+        le16toh(head->tentative) != work->tentative)
         return "a message of another connection";
     if (!fails && head->culprit != 0)
         return "blame without a failure";
@@ -328,6 +379,11 @@ static void take_head(struct engine_wire *net, struct engine_wire_lane *lane)
     }
     if (head.status != 0) {
         take_failure(net, lane, &head, work);
+        go_on(&lane->in_first);
+        expect_head(lane);
+        return;
+    }
+    if (message->bytes == 0) {
         go_on(&lane->in_first);
         expect_head(lane);
         return;
@@ -395,18 +451,54 @@ static void take_message(struct engine_wire *net, struct engine_wire_lane *lane)
     expect_head(lane);
 }
 
-static bool can_take_head(const struct engine_wire_lane *lane)
+enum turn { TURN_WAITS, TURN_COMES, TURN_IS_OVER };
+
+/* A message of a tentative work before those that are expected is of one that was withdrawn. One after them says
+ * that what is expected will be withdrawn here, too, if it is tentative. */
+static enum turn turn_of(const struct engine_wire_lane *lane)
 {
-    return lane->has_head && lane->in_first &&
-           (lane->in_first->work->begun || lane->in_first->work->status != HVI_OK);
+    const struct engine_wire_work *work = lane->in_first ? lane->in_first->work : NULL;
+    struct head head;
+
+    if (!work)
+        return TURN_WAITS;
+    memcpy(&head, lane->head_in, sizeof head);
+    uint64_t sequence = le64toh(head.sequence);
+    if (le32toh(head.magic) == MAGIC && le16toh(head.tentative) == 1 && sequence < work->sequence)
+        return TURN_IS_OVER;
+    if (le32toh(head.magic) == MAGIC && work->tentative && sequence > work->sequence)
+        return TURN_WAITS;
+    return work->begun || work->status != HVI_OK ? TURN_COMES : TURN_WAITS;
+}
+
+static void throw_away(struct engine_wire *net, struct engine_wire_lane *lane)
+{
+    struct head head;
+
+    memcpy(&head, lane->head_in, sizeof head);
+    uint64_t bytes = le64toh(head.bytes);
+    if (bytes > ENGINE_WIRE_CHUNK_BYTES) {
+        refuse(net, lane, "a message that is too large");
+        return;
+    }
+    expect_head(lane);
+    if (bytes == 0)
+        return;
+    lane->throws = true;
+    transport->post_receive(lane->port, lane->scratch, bytes);
 }
 
 bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *lane)
 {
+    enum turn turn = lane->has_head ? turn_of(lane) : TURN_COMES;
     uintptr_t address = 0;
 
-    if (!lane->port || (lane->has_head && !can_take_head(lane)))
+    if (!lane->port || turn == TURN_WAITS)
         return false;
+    if (lane->has_head && turn == TURN_IS_OVER) {
+        throw_away(net, lane);
+        return true;
+    }
     if (lane->has_head) {
         take_head(net, lane);
         return true;
@@ -423,6 +515,8 @@ bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *
     lane->moved = lane->moved || progress != ENGINE_WIRE_WAITS;
     if (progress == ENGINE_WIRE_OVER && lane->receiving)
         take_message(net, lane);
+    else if (progress == ENGINE_WIRE_OVER && lane->throws)
+        expect_head(lane);
     else if (progress == ENGINE_WIRE_OVER)
         lane->has_head = true;
     return progress != ENGINE_WIRE_WAITS;

@@ -235,6 +235,29 @@ static void copy_to_all(struct plan *plan, const unsigned char *from, uint64_t a
         add_copy(plan, from, (unsigned char *)plan->net->outs[i] + at, at, bytes);
 }
 
+/* ---- tentative works ---- */
+
+/* Every node hears, from one that has heard of half of them, that all have started. */
+static void plan_meeting(struct plan *plan)
+{
+    struct engine_wire_work *net = plan->net;
+    uint32_t nodes = net->nodes, step = ENGINE_WIRE_MEETING;
+
+    for (uint32_t d = 1; d < nodes; d *= 2, step++) {
+        struct engine_wire_message model = {.what = ENGINE_WIRE_PASS,
+                                            .peer = (net->here + d) % nodes,
+                                            .step = step,
+                                            .after = net->in.count > 0 ? net->in.count - 1
+                                                                       : ENGINE_WIRE_NONE};
+        add(plan, true, &model);
+        model.what = ENGINE_WIRE_PLACE;
+        model.peer = (net->here + nodes - d) % nodes;
+        model.after = ENGINE_WIRE_NONE;
+        add(plan, false, &model);
+    }
+    net->gate = net->in.count;
+}
+
 /* ---- rings ---- */
 
 struct ring {
@@ -374,7 +397,7 @@ static void plan_broadcast(struct plan *plan)
     const struct engine_work *work = plan->work;
     uint32_t nodes = net->nodes, root = plan->span->home[work->root];
     uint32_t self = (net->here + nodes - root) % nodes; /* counted from the root's node */
-    uint32_t low = self & (~self + 1), chunk = 0;
+    uint32_t low = self & (~self + 1), chunk = 0, first = net->in.count;
     bool tree = work->bytes <= ENGINE_WIRE_TREE_BYTES;
     struct engine_wire_message model = {
         .what = ENGINE_WIRE_SPREAD, .after = ENGINE_WIRE_NONE, .bytes = work->bytes};
@@ -389,7 +412,7 @@ static void plan_broadcast(struct plan *plan)
         model.peer = (root + (tree ? self - low : self - 1)) % nodes;
         add_stretch(plan, false, model, &chunk);
         model.what = ENGINE_WIRE_PASS;
-        model.after = 0;
+        model.after = first;
     }
     for (uint32_t d = tree ? low / 2 : 1; d > 0; d /= 2) {
         chunk = 0;
@@ -783,6 +806,12 @@ static bool make_runs(struct engine_wire_work *net)
     return true;
 }
 
+/* To have all its messages is to know that all nodes have started it. */
+static bool is_direct(const struct engine_work *work)
+{
+    return is_small(work) && !engine_wire_is_adasum(work);
+}
+
 static bool make_plan(struct engine_wire_work *net)
 {
     struct plan plan = {.net = net,
@@ -796,8 +825,12 @@ static bool make_plan(struct engine_wire_work *net)
         plan.failed = !find_parts(&plan);
     else if (net->work->kind == HVI_KIND_ALLTOALL)
         plan.failed = !group_ranks(&plan);
-    if (!plan.failed)
+    if (net->tentative && !is_direct(net->work))
+        plan_meeting(&plan);
+    if (!plan.failed && net->work->bytes > 0)
         plan_kind(&plan);
+    if (net->tentative && is_direct(net->work))
+        net->gate = net->in.count;
     free(plan.part_at);
     free(plan.part_bytes);
     free(plan.rank);
@@ -808,6 +841,8 @@ static bool make_plan(struct engine_wire_work *net)
 static bool copy_span(struct engine_wire_work *net, const struct engine_span *span)
 {
     net->sequence = span->sequence;
+    net->tentative = span->tentative;
+    net->waits = span->tentative;
     net->nodes = span->nodes;
     net->here = span->here;
     net->node = malloc(span->nodes * sizeof *net->node);
@@ -828,7 +863,8 @@ struct engine_wire_work *engine_wire_work_new(struct engine_batch *batch, uint32
     net->lanes = lanes;
     net->fault = (struct engine_fault){.rank = -1};
     if (!copy_span(net, net->work->span) ||
-        (net->work->bytes > 0 && (!find_operands(net, stream_bytes) || !make_plan(net)))) {
+        (net->work->bytes > 0 && !find_operands(net, stream_bytes)) ||
+        ((net->work->bytes > 0 || net->tentative) && !make_plan(net))) {
         engine_wire_work_free(net);
         return NULL;
     }

@@ -102,6 +102,8 @@ void engine_wire_fail(struct engine_wire *net, struct engine_wire_work *work, in
     if (work->status != HVI_OK || !work->batch)
         return;
     work->status = status;
+    work->final =
+        status == HVI_ERR_NODE_LOST || status == HVI_ERR_STALLED || status == HVI_ERR_CANCELLED;
     work->culprit = culprit;
     work->idle_ns = 0;
     snprintf(work->text, sizeof work->text, "%s", text);
@@ -142,6 +144,7 @@ static void take_alone(struct engine_wire *net, struct engine_wire_work *work)
 {
     end_everything(net, "this node's engine is out of memory");
     work->status = HVI_ERR_NO_MEMORY;
+    work->final = true;
     work->run_count = 0;
     work->out.over = work->out.count;
     work->in.over = work->in.count;
@@ -189,7 +192,7 @@ static bool step(struct engine_wire *net, struct engine_wire_work *work, bool *m
     bool moved = true;
     int status = HVI_OK;
 
-    if (work->copy_at < work->copy_count)
+    if (work->copy_at < work->copy_count && engine_wire_is_committed(work))
         status = engine_wire_copy(&net->tools, work, &work->copies[work->copy_at++], &fault);
     else if (work->in.over == work->in.count && !work->finished)
         status = engine_wire_finish(&net->tools, work, &work->finished, &fault);
@@ -221,10 +224,12 @@ static bool write_outputs(struct engine_wire *net, struct engine_wire_work *work
     return true;
 }
 
-/* A work that has failed waits for threads and sockets that look at its operands. */
+/* A work that has failed waits for threads and sockets that look at its operands, and a tentative one for the
+ * other nodes: without them it has not even failed. What a withdrawn one sends is no operand. */
 static bool is_let_go(const struct engine_wire_work *work)
 {
-    return work->sending == 0 &&
+    return (work->sending == 0 || work->withdrawn) &&
+           (work->final || engine_wire_is_committed(work)) &&
            (!work->stage || engine_wire_stage_is_over(work->stage, NULL, NULL));
 }
 
@@ -317,25 +322,56 @@ static void cancel(struct engine_wire *net)
         pthread_mutex_lock(&net->lock);
         bool cancelled = work->cancelled;
         pthread_mutex_unlock(&net->lock);
-        if (cancelled)
-            engine_wire_fail(net, work, HVI_ERR_CANCELLED, work->node[work->here], "");
+        if (!cancelled)
+            continue;
+        engine_wire_fail(net, work, HVI_ERR_CANCELLED, work->node[work->here], "");
+        work->final = true;
+    }
+}
+
+/* Some node has not started it, and never will. */
+static void withdraw_work(struct engine_wire *net, struct engine_wire_work *work)
+{
+    for (uint32_t i = 0; i < work->run_count; i++)
+        engine_wire_lane_leave(lane_of(net, &work->runs[i]), &work->runs[i]);
+    work->status = ENGINE_BATCH_WITHDRAWN;
+    work->withdrawn = work->final = true;
+    work->fault = (struct engine_fault){.rank = -1};
+    work->text[0] = '\0';
+    if (work->stage)
+        engine_wire_stage_cancel(work->stage);
+}
+
+static void withdraw(struct engine_wire *net, uint64_t least, uint64_t top)
+{
+    for (struct engine_wire_work *work = net->works; work; work = work->next) {
+        if (work->batch && work->tentative && !work->final && !engine_wire_is_committed(work) &&
+            work->sequence >= least && work->sequence < top)
+            withdraw_work(net, work);
     }
 }
 
 struct calls {
     struct engine_wire_work *works;
     struct engine_wire_news *news;
+    uint64_t least, top;
     bool cancels, no_memory, stopping;
 };
 
 static struct calls take_calls(struct engine_wire *net)
 {
     pthread_mutex_lock(&net->lock);
-    const struct calls calls = {net->started_first, net->news_first, net->cancels, net->no_memory,
-                                net->stopping};
+    const struct calls calls = {.works = net->started_first,
+                                .news = net->news_first,
+                                .least = net->withdraw_least,
+                                .top = net->withdraw_top,
+                                .cancels = net->cancels,
+                                .no_memory = net->no_memory,
+                                .stopping = net->stopping};
     net->started_first = net->started_last = NULL;
     net->news_first = net->news_last = NULL;
     net->cancels = net->no_memory = false;
+    net->withdraw_least = net->withdraw_top = 0;
     atomic_store_explicit(&net->called, false, memory_order_relaxed);
     pthread_mutex_unlock(&net->lock);
     return calls;
@@ -366,6 +402,8 @@ static bool take_in(struct engine_wire *net)
     }
     if (calls.no_memory)
         end_everything(net, "this node's engine is out of memory");
+    if (calls.top > 0)
+        withdraw(net, calls.least, calls.top);
     if (calls.cancels)
         cancel(net);
     return calls.stopping;
@@ -411,6 +449,7 @@ static void give_up_waiting(struct engine_wire *net, struct engine_wire_work *wo
         engine_wire_fail(net, work, HVI_ERR_STALLED, lane->node->number, text);
     else
         engine_wire_node_end(net, lane->node, text);
+    work->final = true;
     work->idle_ns = 0;
 }
 
@@ -429,6 +468,8 @@ static void tick_work(struct engine_wire *net, struct engine_wire_work *work, ui
 {
     uint64_t limit_ns = work->idle_limit_ns < most_ns ? work->idle_limit_ns : most_ns;
 
+    if (work->withdrawn) /* what is left of a message goes when the other node reads it */
+        return;
     if (work->status != HVI_OK && work->batch) {
         work->failed_ns += step_ns;
         if (work->failed_ns >= ENGINE_SILENT_NS)

@@ -17,6 +17,7 @@ struct engine_wire_lane {
     struct engine_wire_message *sending, *receiving;
     struct engine_wire_work *sender, *receiver;
     bool has_head; /* of a message whose turn has not come */
+    bool throws;   /* what comes is of a work that was withdrawn */
     bool moved;    /* something, since the last tick */
     unsigned char head_out[ENGINE_WIRE_HEAD_BYTES], head_in[ENGINE_WIRE_HEAD_BYTES];
     unsigned char *scratch; /* ENGINE_WIRE_CHUNK_BYTES */
@@ -64,8 +65,10 @@ struct engine_wire {
     pthread_mutex_t lock;
     struct engine_wire_work *started_first, *started_last;
     struct engine_wire_news *news_first, *news_last;
-    bool cancels;   /* some work is to be cancelled */
-    bool no_memory; /* to follow a work, or to pass news on: the lanes cannot be kept in step */
+    bool cancels; /* some work is to be cancelled */
+    uint64_t withdraw_least,
+        withdraw_top; /* tentative works that are to be withdrawn: from, below */
+    bool no_memory;   /* to follow a work, or to pass news on: the lanes cannot be kept in step */
     bool stopping;
     enum engine_wire_driver driver;
     bool asleep;
@@ -109,6 +112,8 @@ void engine_wire_lane_join(struct engine_wire_lane *lane, struct engine_wire_run
 /* Moves something. True: there may be more. */
 bool engine_wire_lane_send(struct engine_wire *net, struct engine_wire_lane *lane);
 bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *lane);
+/* The run's messages that have not begun are over. */
+void engine_wire_lane_leave(struct engine_wire_lane *lane, struct engine_wire_run *run);
 /* What comes for this work goes to the lane's scratch. */
 void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work);
 /* Gives up all lanes of a node, for good. `text` is what works are told that fail by it. */

@@ -60,6 +60,7 @@ static const struct engine_span *span_of(struct engine_task *task)
         .home = places->home,
         .place = places->place,
         .joined = op->joined,
+        .tentative = op->tentative,
     };
     return &task->span;
 }

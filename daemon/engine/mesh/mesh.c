@@ -61,7 +61,8 @@ static void give_up(struct engine_mesh *mesh, const char *what, int status)
 
 /* ---- sending ---- */
 
-static int keep(struct engine_mesh *mesh, const unsigned char *bytes, size_t length)
+static int keep(struct engine_mesh_letter **first, struct engine_mesh_letter **last,
+                const unsigned char *bytes, size_t length)
 {
     struct engine_mesh_letter *letter = malloc(sizeof *letter + length);
 
@@ -70,11 +71,11 @@ static int keep(struct engine_mesh *mesh, const unsigned char *bytes, size_t len
     letter->next = NULL;
     letter->length = length;
     memcpy(letter->bytes, bytes, length);
-    if (mesh->last)
-        mesh->last->next = letter;
+    if (*first)
+        (*last)->next = letter;
     else
-        mesh->first = letter;
-    mesh->last = letter;
+        *first = letter;
+    *last = letter;
     return HVI_OK;
 }
 
@@ -83,7 +84,7 @@ static int post(struct engine_mesh *mesh, uint32_t to, const unsigned char *byte
     uint32_t here = mesh->roster->here;
 
     if (to == here)
-        return keep(mesh, bytes, length);
+        return keep(&mesh->first, &mesh->last, bytes, length);
     return mesh->way->send(mesh->way_user, towards(here, to), bytes, length);
 }
 
@@ -127,7 +128,14 @@ static void verdict(void *user, uint32_t node, const struct hvi_mesh_verdict *ve
         give_up(mesh, "a verdict", status);
 }
 
-static const struct engine_order_span span_calls = {report};
+static void withdraw(void *user, uint64_t least, uint64_t top)
+{
+    const struct engine_mesh *mesh = user;
+
+    mesh->calls->withdraw(mesh->user, least, top);
+}
+
+static const struct engine_order_span span_calls = {report, withdraw};
 static const struct engine_root_calls root_calls = {verdict};
 
 int engine_mesh_open(struct engine_mesh *mesh)
@@ -140,18 +148,16 @@ int engine_mesh_open(struct engine_mesh *mesh)
         status = engine_span_open(mesh->order, &span_calls, mesh);
     if (status == HVI_OK && mesh->roster->here == 0)
         mesh->order->root = &mesh->root;
+    mesh->root.replay = &mesh->order->replay;
     return status;
 }
 
-static struct engine_mesh_letter *take(struct engine_mesh *mesh)
+static struct engine_mesh_letter *take(struct engine_mesh_letter **first)
 {
-    struct engine_mesh_letter *letter = mesh->first;
+    struct engine_mesh_letter *letter = *first;
 
-    if (!letter)
-        return NULL;
-    mesh->first = letter->next;
-    if (!mesh->first)
-        mesh->last = NULL;
+    if (letter)
+        *first = letter->next;
     return letter;
 }
 
@@ -159,7 +165,9 @@ void engine_mesh_close(struct engine_mesh *mesh)
 {
     struct engine_mesh_letter *letter;
 
-    while ((letter = take(mesh)))
+    while ((letter = take(&mesh->first)))
+        free(letter);
+    while ((letter = take(&mesh->late_first)))
         free(letter);
     if (mesh->order)
         mesh->order->root = NULL;
@@ -255,6 +263,25 @@ static void disbelieve(struct engine_mesh *mesh, uint32_t node, const char *why)
     fall(mesh, HVI_ERR_NODE_LOST, -1, text);
 }
 
+/* Verdicts may be of ops whose works are being withdrawn. */
+static bool is_late(const struct engine_mesh *mesh)
+{
+    return mesh->order->schedule.returning > 0;
+}
+
+static int keep_late(struct engine_mesh *mesh, const struct hvi_mesh_packet *packet)
+{
+    unsigned char *bytes;
+    size_t length;
+    int status = hvi_mesh_encode(packet, &bytes, &length);
+
+    if (status != HVI_OK)
+        return status;
+    status = keep(&mesh->late_first, &mesh->late_last, bytes, length);
+    free(bytes);
+    return status;
+}
+
 /* It is for this node. */
 static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *packet)
 {
@@ -269,6 +296,8 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         return;
     if (packet->has_report)
         status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);
+    else if (is_late(mesh))
+        status = keep_late(mesh, packet);
     else
         status = engine_verdict_hear(mesh->order, &packet->verdict, text, sizeof text);
     if (status == HVI_ERR_PROTOCOL)
@@ -305,6 +334,8 @@ void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned
     char text[256] = "";
     int status = hvi_mesh_decode(bytes, length, &packet, text, sizeof text);
 
+    if (mesh->late_first) /* it came before this */
+        engine_mesh_run(mesh);
     if (status != HVI_OK) {
         if (status == HVI_ERR_NO_MEMORY)
             give_up(mesh, "a message", status);
@@ -324,13 +355,20 @@ void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned
     engine_mesh_run(mesh);
 }
 
+static struct engine_mesh_letter *next_letter(struct engine_mesh *mesh)
+{
+    struct engine_mesh_letter *letter = is_late(mesh) ? NULL : take(&mesh->late_first);
+
+    return letter ? letter : take(&mesh->first);
+}
+
 bool engine_mesh_run(struct engine_mesh *mesh)
 {
     struct engine_mesh_letter *letter;
     struct hvi_mesh_packet packet;
     bool found = false;
 
-    while ((letter = take(mesh))) {
+    while ((letter = next_letter(mesh))) {
         char text[256] = "";
         int status = hvi_mesh_decode(letter->bytes, letter->length, &packet, text, sizeof text);
         found = true;

@@ -20,6 +20,8 @@ struct engine_mesh_calls {
     /* Once, and once more for a stop, from engine_mesh_run: no op can finish any more, for what happened
      * on another node. The receiver breaks order/ (engine_order_break) and fails what waits. */
     void (*broken)(void *user, int status, int32_t culprit, const char *text);
+    /* As engine_order_span's. NULL where nothing executes tentatively. */
+    void (*withdraw)(void *user, uint64_t least, uint64_t top);
 };
 
 struct engine_mesh_letter;
@@ -39,8 +41,9 @@ struct engine_mesh {
     bool broken_news;        /* for calls->broken */
     struct engine_root root; /* of node 0 */
     struct engine_mesh_letter *first,
-        *last;                     /* between this node's order/ and the root, both here */
-    struct hvi_mesh_packet packet; /* that is being made */
+        *last; /* between this node's order/ and the root, both here */
+    struct engine_mesh_letter *late_first, *late_last; /* verdicts that wait for withdrawn works */
+    struct hvi_mesh_packet packet;                     /* that is being made */
 };
 
 /* Everything up to the comment is set, the rest zero; order/ has begun and has no ops of sets with

@@ -40,7 +40,7 @@
 /* ---- an op's life ---- */
 
 static const char *const state_texts[ENGINE_OP_STATES] = {
-    "waiting", "held", "reported", "sizing", "ready", "executing", "failed"};
+    "waiting", "held", "scheduled", "reported", "sizing", "ready", "executing", "failed"};
 
 void engine_op_set_state(struct engine_op *op, enum engine_op_state state, const char *cause)
 {
@@ -86,6 +86,8 @@ static void unlist_waiting(struct engine_order *order, struct engine_op *op)
     struct engine_op **first = op->partial ? &set->partial_first : &set->first;
     struct engine_op **last = op->partial ? &set->partial_last : &set->last;
 
+    if (op->state == ENGINE_OP_SCHEDULED)
+        engine_schedule_leave(order, op);
     if (op->prev)
         op->prev->next = op->next;
     else
@@ -144,6 +146,7 @@ static struct engine_op *op_make(struct engine_order *order, struct engine_set *
     op->status = HVI_OK;
     op->culprit = -1;
     op->reported = op->given_up = op->retracting = op->sized = false;
+    op->tentative = op->withdrawn = false;
     op->joined_count = 0;
     op->new_set = 0;
     return op;
@@ -164,6 +167,8 @@ struct engine_op *engine_op_new(struct engine_order *order, const struct engine_
 
 static void op_free(struct engine_order *order, struct engine_op *op)
 {
+    if (op->tentative)
+        engine_schedule_over(order, op);
     if (op->tensor->waiting == op)
         op->tensor->waiting = NULL;
     engine_tensor_put(&order->tensors, op->tensor);
@@ -454,7 +459,7 @@ void engine_op_fail_set(struct engine_order *order, struct engine_set *set,
 void engine_op_ready(struct engine_order *order, struct engine_op *op)
 {
     unlist_waiting(order, op);
-    if (op->tensor->waiting == op)
+    if (op->tensor->waiting == op && !op->tentative) /* that may come back */
         op->tensor->waiting = NULL;
     engine_op_set_state(op, ENGINE_OP_READY, "every rank has come");
     if (order->ready_last)
@@ -537,7 +542,8 @@ static bool complete_here(struct engine_order *order, struct engine_op *op)
     for (uint32_t i = 0; i < op->set->places; i++)
         grouped = grouped || (op->parts[i] && op->parts[i]->leader);
     if (!grouped) {
-        engine_span_report(order, op, false);
+        if (!engine_schedule_take(order, op))
+            engine_span_report(order, op, false);
         return true;
     }
     int status = engine_agree_compare(op, text, sizeof text);
@@ -701,11 +707,17 @@ static bool may_withdraw(const struct engine_part *part)
 {
     const struct engine_op *op = part->op;
 
-    if (!op || (op->state != ENGINE_OP_WAITING && op->state != ENGINE_OP_HELD))
+    if (!op || op->state > ENGINE_OP_SCHEDULED)
         return false;
     if (op->set->span && op == op->set->join) /* other nodes may count on it */
         return false;
     return !op->group || !op->group->group_started;
+}
+
+static void unschedule(struct engine_order *order, struct engine_op *op)
+{
+    engine_schedule_leave(order, op);
+    engine_op_set_state(op, ENGINE_OP_WAITING, "a rank takes its part back");
 }
 
 bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *part, int status,
@@ -727,6 +739,8 @@ bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *p
     do {
         if (next->op->state == ENGINE_OP_HELD)
             engine_group_unhold(next->op);
+        else if (next->op->state == ENGINE_OP_SCHEDULED)
+            unschedule(order, next->op);
         next = next->sibling;
     } while (next && next != part);
     next = part;
@@ -736,6 +750,29 @@ bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *p
         withdraw_one(order, each, status, text);
     } while (next && next != part);
     return true;
+}
+
+/* Among the others that wait, where it was. */
+void engine_op_come_back(struct engine_order *order, struct engine_op *op)
+{
+    struct engine_op *newer;
+
+    engine_op_set_state(op, ENGINE_OP_REPORTED, "its work was withdrawn");
+    list_waiting(order, op);
+    newer = order->waiting_first;
+    while (newer != op && newer->first_ns <= op->first_ns)
+        newer = newer->next;
+    if (newer == op)
+        return;
+    order->waiting_last = op->prev;
+    op->prev->next = NULL;
+    op->next = newer;
+    op->prev = newer->prev;
+    if (op->prev)
+        op->prev->next = op;
+    else
+        order->waiting_first = op;
+    newer->prev = op;
 }
 
 void engine_op_done(struct engine_order *order, struct engine_op *op, int status, const char *text,

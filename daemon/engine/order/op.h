@@ -58,12 +58,20 @@ struct engine_part {
  *                                             +--outputs came, or do not fit-----+
  *                                             +--a rank takes its part back, in time--> WAITING
  *
+ * Where steps are replayed (schedule.c), an op may pass by that:
+ *
+ *   WAITING --> SCHEDULED --its turn--> READY --> EXECUTING --> over
+ *      ^          |    |                             |
+ *      +--a part--+    +----> REPORTED <--withdrawn--+
+ *         is taken back
+ *
  * One setter: engine_op_set_state in negotiate.c. */
 enum engine_op_state {
     ENGINE_OP_WAITING,
-    ENGINE_OP_HELD,     /* complete and agreed; its group is not, or not all outputs are known */
-    ENGINE_OP_REPORTED, /* this node is ready, and the root has been told */
-    ENGINE_OP_SIZING,   /* waits for outputs whose size is known only now */
+    ENGINE_OP_HELD,      /* complete and agreed; its group is not, or not all outputs are known */
+    ENGINE_OP_SCHEDULED, /* this node is ready, and it is no news: it waits for its turn */
+    ENGINE_OP_REPORTED,  /* this node is ready, and the root has been told */
+    ENGINE_OP_SIZING,    /* waits for outputs whose size is known only now */
     ENGINE_OP_READY,
     ENGINE_OP_EXECUTING,
     ENGINE_OP_FAILED, /* over for those that came: the others meet the same sentence */
@@ -72,7 +80,7 @@ enum engine_op_state {
 
 struct engine_op {
     struct engine_op *next, *prev; /* waiting ops, failed ops, oldest first; .next: free, ready */
-    struct engine_op *set_next, *set_prev; /* waiting ops of its set */
+    struct engine_op *set_next, *set_prev; /* waiting ops of its set; tentative ones */
     struct engine_op *fallen;              /* list of ops that fail together */
     struct engine_tensor *tensor;
     struct engine_set *set;
@@ -95,6 +103,8 @@ struct engine_op {
     bool given_up;     /* and has been asked to fail it */
     bool retracting;   /* and has been asked to give it back */
     bool sized;        /* .bytes and .sizes are known; SEND: a recv has met it */
+    bool tentative;    /* started by the schedule, without the other nodes' word; not over */
+    bool withdrawn;    /* likewise, and it comes back: engine_schedule_returned */
     uint64_t sequence; /* once it starts: the same on every node */
     uint64_t number;   /* reported SEND: the sender's node's; SET_OPEN: this node's */
     uint32_t new_set;  /* SET_ADD, SET_OPEN: the root has made it; 0: it could not */
@@ -178,6 +188,8 @@ void engine_op_fail_here(struct engine_order *order, struct engine_op *op, int s
 void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
                            struct engine_tensor *tensor, uint16_t kind, int status,
                            const char *text, int32_t culprit);
+/* A work that had started is reported, and waits for the root's word. */
+void engine_op_come_back(struct engine_order *order, struct engine_op *op);
 /* The root has given a reported op back: it waits, without the parts that ranks have withdrawn. */
 void engine_op_return(struct engine_order *order, struct engine_op *op);
 /* Over: every part has its answer. Frees the op. */

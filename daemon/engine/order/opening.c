@@ -27,11 +27,6 @@ static struct hvi_mesh_report *begin(struct engine_order *order, const struct en
     return report;
 }
 
-static void tell(struct engine_order *order, const struct hvi_mesh_report *report)
-{
-    order->span->report(order->span_user, report);
-}
-
 void engine_opening_report(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
@@ -46,7 +41,7 @@ void engine_opening_report(struct engine_order *order, struct engine_op *op)
     struct hvi_mesh_report *report = begin(order, op, HVI_MESH_BROUGHT);
     report->said = &said;
     report->said_count = 1;
-    tell(order, report);
+    engine_span_tell(order, report);
 }
 
 void engine_opening_retract(struct engine_order *order, struct engine_op *op)
@@ -54,7 +49,7 @@ void engine_opening_retract(struct engine_order *order, struct engine_op *op)
     if (op->retracting)
         return;
     op->retracting = true;
-    tell(order, begin(order, op, HVI_MESH_RETRACT));
+    engine_span_tell(order, begin(order, op, HVI_MESH_RETRACT));
 }
 
 void engine_opening_give_up(struct engine_order *order, struct engine_op *op, int status,
@@ -67,7 +62,7 @@ void engine_opening_give_up(struct engine_order *order, struct engine_op *op, in
     report->status = status;
     report->culprit = culprit;
     snprintf(report->text, sizeof report->text, "%s", text);
-    tell(order, report);
+    engine_span_tell(order, report);
 }
 
 void engine_opening_closed(struct engine_order *order, const struct engine_set *set)
@@ -76,7 +71,7 @@ void engine_opening_closed(struct engine_order *order, const struct engine_set *
         engine_span_begin(order, set, HVI_KIND_SET_CLOSE, HVI_MESH_BROUGHT);
 
     report->tensor = (struct hvi_mesh_name){.kind = HVI_KIND_SET_CLOSE};
-    tell(order, report);
+    engine_span_tell(order, report);
 }
 
 static struct engine_op *find_reported(const struct engine_set *set, uint64_t id)

@@ -6,8 +6,9 @@
  *                       +--> sink: answers, outputs that are asked for
  *                       +--> observer: what became of ops, tensors and sets
  *                       +--> span.c, pair.c, opening.c: reports to the root of the job; its verdicts come back
+ *                       +--> schedule.c: works that repeat without either
  *
- *        reports of all nodes --> root.c, root_partial.c --> verdicts
+ *        reports of all nodes --> root.c (steps.c), root_partial.c --> verdicts
  *
  * Pure: no session, no shared memory, no event loop, and no clock but .now_ns, which the caller sets.
  * It calls upward only through the two tables. Engine thread; nothing blocks. */
@@ -15,6 +16,7 @@
 #define ENGINE_ORDER_ORDER_H
 
 #include "daemon/engine/order/op.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/set.h"
 #include "daemon/engine/order/tensor.h"
 #include "proto/mesh.h"
@@ -61,6 +63,9 @@ struct engine_order_span {
     /* The report is for the root; it and what it points at are gone afterwards. Nothing may come back
      * into order/ meanwhile. */
     void (*report)(void *user, const struct hvi_mesh_report *report);
+    /* Tentative works from `least` to `top` - 1 are not done: engine_schedule_returned follows for each
+     * that is in the table of ready ops no more, unless it ends in another way. */
+    void (*withdraw)(void *user, uint64_t least, uint64_t top);
 };
 
 struct engine_span_scratch;
@@ -97,6 +102,7 @@ struct engine_order {
     uint64_t partials; /* SEND, SET_OPEN: numbers that were given to reported ones */
     uint64_t offers;   /* in all sets, see pair.c */
     struct engine_span_scratch *scratch;
+    struct engine_schedule schedule;
     const struct engine_root *root; /* of the job, if it is here: who has not come */
 };
 

@@ -78,18 +78,13 @@ static struct hvi_mesh_report *begin_op(struct engine_order *order, const struct
     return begin(order, op->set, what, pair, op->tensor->anon_seq);
 }
 
-static void tell(struct engine_order *order, const struct hvi_mesh_report *report)
-{
-    order->span->report(order->span_user, report);
-}
-
 static void tell_failure(struct engine_order *order, struct hvi_mesh_report *report, int status,
                          const char *text, int32_t culprit)
 {
     report->status = status;
     report->culprit = culprit;
     snprintf(report->text, sizeof report->text, "%s", text);
-    tell(order, report);
+    engine_span_tell(order, report);
 }
 
 void engine_pair_offer(struct engine_order *order, struct engine_op *op)
@@ -105,7 +100,7 @@ void engine_pair_offer(struct engine_order *order, struct engine_op *op)
     struct hvi_mesh_report *report = begin_op(order, op, HVI_MESH_BROUGHT);
     report->said = &said;
     report->said_count = 1;
-    tell(order, report);
+    engine_span_tell(order, report);
 }
 
 void engine_pair_retract(struct engine_order *order, struct engine_op *op)
@@ -113,7 +108,7 @@ void engine_pair_retract(struct engine_order *order, struct engine_op *op)
     if (op->retracting)
         return;
     op->retracting = true;
-    tell(order, begin_op(order, op, HVI_MESH_RETRACT));
+    engine_span_tell(order, begin_op(order, op, HVI_MESH_RETRACT));
 }
 
 void engine_pair_give_up(struct engine_order *order, struct engine_op *op, int status,
@@ -222,7 +217,7 @@ static void meet(struct engine_order *order, struct engine_op *op, struct engine
     recv->rows = op->from;
     recv->out_bytes = recv->in_bytes;
     engine_op_set_state(op, ENGINE_OP_REPORTED, "it has met a send of another node");
-    tell(order, begin_op(order, op, HVI_MESH_SIZED));
+    engine_span_tell(order, begin_op(order, op, HVI_MESH_SIZED));
 }
 
 void engine_pair_take(struct engine_order *order, struct engine_op *op, struct engine_offer *offer)
@@ -300,7 +295,7 @@ static int answer(const struct hearing *hearing)
     if (fails)
         tell_failure(hearing->order, report, verdict->status, verdict->text, verdict->culprit);
     else
-        tell(hearing->order, report);
+        engine_span_tell(hearing->order, report);
     return HVI_OK;
 }
 

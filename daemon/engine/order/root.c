@@ -18,7 +18,12 @@
  *
  * A failure reaches nodes that have not reported the op. What such a node says of the op before it has
  * seen the verdict (.seen) is of the op that failed, and is dropped, once: `struct stale`. If that was
- * a member of a group, the rest of the node's group fails as well. */
+ * a member of a group, the rest of the node's group fails as well.
+ *
+ *   works repeat (steps.c) --REPEATS--> live --a report, HALT--> halting --all HALTED--> RESUMES
+ *
+ * While it is live nodes start works by themselves (schedule.c), and the root starts and fails none: reports
+ * wait until all nodes have been halted. */
 #include "daemon/engine/order/root.h"
 
 #include "base/assert.h"
@@ -26,6 +31,7 @@
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
 #include "daemon/engine/order/root_partial.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
@@ -72,7 +78,9 @@ struct stale {
 };
 
 struct engine_root_node {
-    uint64_t number;             /* of its last verdict */
+    uint64_t number;    /* of its last verdict */
+    uint64_t announced; /* of the last one that says that works repeat */
+    bool halted;
     struct stale *first, **last; /* oldest first */
     /* The group that is being reported; and why it fails, when it is all here. */
     struct engine_tensor *open;
@@ -80,6 +88,15 @@ struct engine_root_node {
 };
 
 #define GROUP_MAX 65536u /* members, whatever a node says */
+
+/* The message that it was. */
+struct engine_root_late {
+    struct engine_root_late *next;
+    size_t length;
+    unsigned char *bytes;
+};
+
+#define LATE_MAX (4 * ENGINE_ROOT_WAITING_MAX)
 
 struct hearing {
     struct engine_root *root;
@@ -107,7 +124,8 @@ int engine_root_init(struct engine_root *root, const struct engine_roster *roste
     root->sizes = calloc((size_t)roster->size, sizeof *root->sizes);
     root->joined = calloc((size_t)roster->size, sizeof *root->joined);
     if (!root->nodes || !root->parts || !root->sizes || !root->joined ||
-        engine_sets_init(&root->sets, roster) != HVI_OK) {
+        engine_sets_init(&root->sets, roster) != HVI_OK ||
+        engine_steps_init(&root->steps) != HVI_OK) {
         engine_root_fini(root);
         return HVI_ERR_NO_MEMORY;
     }
@@ -261,8 +279,28 @@ static struct stale *take_stale(struct engine_root_node *node, const struct engi
     return stale;
 }
 
+static struct engine_root_late *take_late(struct engine_root *root)
+{
+    struct engine_root_late *late = root->late;
+
+    if (!late)
+        return NULL;
+    root->late = late->next;
+    root->late_count--;
+    return late;
+}
+
+static void late_free(struct engine_root_late *late)
+{
+    free(late->bytes);
+    free(late);
+}
+
 void engine_root_fini(struct engine_root *root)
 {
+    while (root->late)
+        late_free(take_late(root));
+    engine_steps_fini(&root->steps, &root->tensors);
     while (root->first)
         drop(root, root->first);
     engine_root_partial_fini(root);
@@ -503,6 +541,87 @@ static void end_set(struct engine_root *root, const struct engine_op *op)
     engine_sets_remove(&root->sets, set);
 }
 
+/* ---- works that repeat ---- */
+
+static struct hvi_mesh_verdict *begin_for_all(struct engine_root *root, enum hvi_mesh_what what)
+{
+    root->verdict = (struct hvi_mesh_verdict){
+        .what = what,
+        .serial = root->sets.by_id[0]->serial,
+        .has_tensor = true,
+        .last = -1,
+        .culprit = -1,
+    };
+    return &root->verdict;
+}
+
+static void send_to_all(struct engine_root *root)
+{
+    for (uint32_t node = 0; node < root->roster->nodes; node++)
+        send(root, node);
+}
+
+/* Of every node and rank of its set, and nodes move it or wait for each other. */
+static bool may_repeat(const struct engine_root *root, const struct engine_op *op)
+{
+    if (!root->replay || !*root->replay || !engine_schedule_may_repeat(op) || op->set->join ||
+        op->set->span->nodes != root->roster->nodes || root->joined_count > 0)
+        return false;
+    const struct engine_part *first = engine_op_first_part(op);
+    return !first->leader && (first->in_bytes > 0 || op->kind == HVI_KIND_BARRIER);
+}
+
+/* The op has been assembled, and starts. */
+static int watch_steps(struct engine_root *root, const struct engine_op *op)
+{
+    if (!may_repeat(root, op)) {
+        engine_steps_forget(&root->steps, &root->tensors);
+        return HVI_OK;
+    }
+    struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
+    if (!name)
+        return HVI_ERR_NO_MEMORY;
+    uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
+    engine_tensor_put(&root->tensors, name);
+    if (count == 0)
+        return HVI_OK;
+    struct hvi_mesh_verdict *verdict = begin_for_all(root, HVI_MESH_REPEATS);
+    verdict->count = root->repeating = count;
+    verdict->sequence = root->sequence + 1;
+    send_to_all(root);
+    for (uint32_t node = 0; node < root->roster->nodes; node++)
+        root->nodes[node].announced = root->nodes[node].number;
+    root->live = true;
+    return HVI_OK;
+}
+
+static void halt(struct engine_root *root)
+{
+    if (root->halting)
+        return;
+    root->halting = true;
+    root->halted = 0;
+    root->top = 0;
+    for (uint32_t node = 0; node < root->roster->nodes; node++)
+        root->nodes[node].halted = false;
+    begin_for_all(root, HVI_MESH_HALT);
+    send_to_all(root);
+}
+
+/* All nodes have said how far they have come. */
+static void resume(struct engine_root *root, uint64_t least)
+{
+    struct hvi_mesh_verdict *verdict = begin_for_all(root, HVI_MESH_RESUMES);
+
+    engine_steps_learn(&root->steps, (least - (root->sequence + 1)) / root->repeating);
+    engine_steps_forget(&root->steps, &root->tensors);
+    verdict->least = least;
+    verdict->sequence = root->top;
+    root->sequence = root->top - 1;
+    root->live = root->halting = false;
+    send_to_all(root);
+}
+
 /* It cannot fail any more. */
 static int start(struct engine_root *root, struct engine_op *op)
 {
@@ -515,6 +634,8 @@ static int start(struct engine_root *root, struct engine_op *op)
         status = announce(root, op, HVI_MESH_STARTS);
     if (status == HVI_OK && (op->kind == HVI_KIND_SET_REMOVE || op->kind == HVI_KIND_SET_CLOSE))
         end_set(root, op);
+    if (status == HVI_OK)
+        status = watch_steps(root, op);
     drop(root, op);
     return status;
 }
@@ -1142,14 +1263,12 @@ static int hear(const struct hearing *hearing)
     }
 }
 
-int engine_root_report(struct engine_root *root, uint32_t node,
-                       const struct hvi_mesh_report *report, char *text_p, size_t text_size)
+static int judge(struct engine_root *root, uint32_t node, const struct hvi_mesh_report *report,
+                 char *text_p, size_t text_size)
 {
     struct hearing hearing = {
         root, node, 0, report, engine_sets_find(&root->sets, report->set), NULL, text_p, text_size};
 
-    if (node >= root->roster->nodes || report->seen > root->nodes[node].number)
-        return disbelieve(&hearing, "it has seen verdict %" PRIu64, report->seen);
     forget_seen(root, &root->nodes[node], report->seen);
     if (!hearing.set || hearing.set->serial != report->serial)
         return report->serial < root->sets.serials
@@ -1169,6 +1288,90 @@ int engine_root_report(struct engine_root *root, uint32_t node,
     engine_tensor_put(&root->tensors, hearing.tensor);
     engine_set_put(hearing.set);
     return status;
+}
+
+/* ---- reports while works repeat ---- */
+
+static int keep_late(struct engine_root *root, uint32_t node, const struct hvi_mesh_report *report)
+{
+    const struct hvi_mesh_packet packet = {.from = node, .has_report = true, .report = *report};
+    struct engine_root_late *late = root->late_count < LATE_MAX ? calloc(1, sizeof *late) : NULL;
+
+    if (!late)
+        return root->late_count < LATE_MAX ? HVI_ERR_NO_MEMORY : HVI_ERR_LIMIT;
+    int status = hvi_mesh_encode(&packet, &late->bytes, &late->length);
+    if (status != HVI_OK) {
+        free(late);
+        return status;
+    }
+    if (root->late)
+        *root->late_end = late;
+    else
+        root->late = late;
+    root->late_end = &late->next;
+    root->late_count++;
+    return HVI_OK;
+}
+
+static int judge_late(struct engine_root *root, const struct engine_root_late *late, char *text_p,
+                      size_t text_size)
+{
+    struct hvi_mesh_packet packet;
+    int status = hvi_mesh_decode(late->bytes, late->length, &packet, text_p, text_size);
+
+    if (status != HVI_OK)
+        return status;
+    status = judge(root, packet.from, &packet.report, text_p, text_size);
+    hvi_mesh_free(&packet);
+    return status;
+}
+
+static int has_halted(struct engine_root *root, uint32_t node, uint64_t next, char *text_p,
+                      size_t text_size)
+{
+    int status = HVI_OK;
+
+    root->nodes[node].halted = true;
+    if (root->halted == 0 || root->least > next)
+        root->least = next;
+    if (root->top < next)
+        root->top = next;
+    if (++root->halted < root->roster->nodes)
+        return HVI_OK;
+    resume(root, root->least);
+    while (root->late && !root->live && status == HVI_OK) {
+        struct engine_root_late *late = take_late(root);
+        status = judge_late(root, late, text_p, text_size);
+        late_free(late);
+    }
+    if (root->late && root->live)
+        halt(root);
+    return status;
+}
+
+int engine_root_report(struct engine_root *root, uint32_t node,
+                       const struct hvi_mesh_report *report, char *text_p, size_t text_size)
+{
+    const struct hearing hearing = {root, node, 0, report, NULL, NULL, text_p, text_size};
+
+    if (node >= root->roster->nodes || report->seen > root->nodes[node].number)
+        return disbelieve(&hearing, "it has seen verdict %" PRIu64, report->seen);
+    if (report->what == HVI_MESH_HALTED) {
+        if (!root->halting || root->nodes[node].halted || report->sequence <= root->sequence ||
+            report->sequence > INT64_MAX)
+            return disbelieve(&hearing, "it cannot have halted before work %" PRIu64,
+                              report->sequence);
+        return has_halted(root, node, report->sequence, text_p, text_size);
+    }
+    if (report->what == HVI_MESH_HALT) {
+        if (root->live && report->seen >= root->nodes[node].announced)
+            halt(root);
+        return HVI_OK;
+    }
+    if (!root->live)
+        return judge(root, node, report, text_p, text_size);
+    halt(root);
+    return keep_late(root, node, report);
 }
 
 /* ---- who is missing ---- */

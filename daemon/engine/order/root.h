@@ -6,6 +6,7 @@
 
 #include "daemon/engine/order/op.h"
 #include "daemon/engine/order/set.h"
+#include "daemon/engine/order/steps.h"
 #include "daemon/engine/order/tensor.h"
 #include "proto/mesh.h"
 
@@ -19,6 +20,7 @@ struct engine_root_calls {
 
 struct engine_root_node;
 struct engine_root_opening;
+struct engine_root_late;
 
 struct engine_root {
     const struct engine_roster *roster;
@@ -33,6 +35,15 @@ struct engine_root {
     struct engine_root_opening *openings, *openings_last; /* root_partial.c's, oldest first */
     uint32_t opening_count;
     struct engine_root_node *nodes; /* [nodes of the roster] */
+    /* Works that repeat. */
+    struct engine_steps steps;
+    const bool *replay;                        /* whether they may; NULL: no */
+    bool live, halting;                        /* nodes start them; nodes are being stopped */
+    uint32_t repeating;                        /* works of the step */
+    uint32_t halted;                           /* nodes that have said how far they have come */
+    uint64_t least, top;                       /* the least of them, the most */
+    struct engine_root_late *late, **late_end; /* reports that came meanwhile */
+    uint32_t late_count;
     /* By rank: what is judged at the moment, and what a verdict points at. */
     struct engine_part **parts;
     uint64_t *sizes;

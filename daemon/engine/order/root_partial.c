@@ -114,6 +114,7 @@ static int start_pair(const struct hearing *hearing, uint32_t sender, uint32_t r
 {
     struct hvi_mesh_verdict *verdict = begin(hearing, HVI_MESH_STARTS);
 
+    engine_steps_forget(&hearing->root->steps, &hearing->root->tensors);
     verdict->pair = hearing->report->pair;
     verdict->has_pair = true;
     verdict->sequence = ++hearing->root->sequence;

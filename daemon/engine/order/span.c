@@ -78,6 +78,7 @@ void engine_span_close(struct engine_order *order)
     if (!scratch)
         return;
     forget_failing(&order->tensors);
+    engine_schedule_close(order);
     free(scratch->said);
     free(scratch->speakers);
     free(scratch->says);
@@ -251,21 +252,37 @@ static uint64_t room_of(const struct engine_op *op)
     return room;
 }
 
-static void tell(struct engine_order *order)
+void engine_span_tell(struct engine_order *order, const struct hvi_mesh_report *report)
 {
-    order->span->report(order->span_user, &order->scratch->report);
+    if (!engine_schedule_holds(order, report))
+        order->span->report(order->span_user, report);
 }
 
-void engine_span_report(struct engine_order *order, struct engine_op *op, bool more)
+static void tell(struct engine_order *order)
+{
+    engine_span_tell(order, &order->scratch->report);
+}
+
+static void tell_brought(struct engine_order *order, struct engine_op *op, bool more)
 {
     struct hvi_mesh_report *report = begin(order, op, HVI_MESH_BROUGHT);
 
     op->reported = true;
-    engine_op_set_state(op, ENGINE_OP_REPORTED, "every rank of this node has come");
     quote(order, op, report);
     report->room = room_of(op);
     report->more = more;
     tell(order);
+}
+
+void engine_span_report(struct engine_order *order, struct engine_op *op, bool more)
+{
+    engine_op_set_state(op, ENGINE_OP_REPORTED, "every rank of this node has come");
+    tell_brought(order, op, more);
+}
+
+void engine_span_report_again(struct engine_order *order, struct engine_op *op)
+{
+    tell_brought(order, op, false);
 }
 
 void engine_span_report_group(struct engine_order *order, struct engine_op *leader)

@@ -20,10 +20,14 @@ struct engine_tensor *engine_span_tensor(struct engine_tensors *tensors, uint64_
 /* A report about an op of the set, without a tensor. It is there until the next one. */
 struct hvi_mesh_report *engine_span_begin(struct engine_order *order, const struct engine_set *set,
                                           uint16_t kind, enum hvi_mesh_what what);
+/* To the root: at once, or when what repeats has been halted. */
+void engine_span_tell(struct engine_order *order, const struct hvi_mesh_report *report);
 /* Harmless where it was not opened. */
 void engine_span_close(struct engine_order *order);
 /* Every rank of this node has come; `more`: the next member of its group follows. */
 void engine_span_report(struct engine_order *order, struct engine_op *op, bool more);
+/* The work of a tentative op is withdrawn: the same, but its state stays. */
+void engine_span_report_again(struct engine_order *order, struct engine_op *op);
 /* All members of a group are complete on this node. */
 void engine_span_report_group(struct engine_order *order, struct engine_op *leader);
 /* All ranks of this node have joined, `last` as the last. */

@@ -97,6 +97,8 @@ static struct engine_tensor *get_unnamed(struct engine_tensors *tensors, uint64_
     tensor->set = set;
     tensor->agreed.valid = false;
     tensor->failing = 0;
+    tensor->entry = 0;
+    tensor->last = 0;
     insert(tensors, tensor, hash);
     return tensor;
 }
@@ -105,6 +107,11 @@ struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uin
                                              uint16_t kind, uint64_t anon_seq)
 {
     return get_unnamed(tensors, set, kind, (struct engine_pair){0, 0}, anon_seq);
+}
+
+struct engine_tensor *engine_tensor_get_barriers(struct engine_tensors *tensors, uint64_t set)
+{
+    return engine_tensor_get_anon(tensors, set, HVI_KIND_BARRIER, UINT64_MAX);
 }
 
 struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,

@@ -33,7 +33,9 @@ struct engine_tensor {
     uint64_t anon_seq;       /* unnamed: matched by (anon_kind, anon_seq, pair) */
     struct engine_pair pair; /* of a SEND and its RECV, whose .anon_seq is the tag; else 0 */
     uint32_t failing;        /* ops of it here that failed before the root says that they do */
-    uint32_t refs;           /* session tables, parts in flight, ops */
+    uint32_t entry;          /* of the step that is replayed: 1 + its place; 0: none */
+    uint64_t last; /* the root's: round (steps.h) of its last work; barriers': their last number */
+    uint32_t refs; /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;
     uint32_t timeline_epoch,
@@ -57,6 +59,8 @@ struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, ui
                                               const char *name, uint32_t name_bytes);
 struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
                                              uint16_t kind, uint64_t anon_seq);
+/* What stands for all unnamed barriers of a set in a step that repeats. */
+struct engine_tensor *engine_tensor_get_barriers(struct engine_tensors *tensors, uint64_t set);
 struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,
                                              struct engine_pair pair, uint64_t tag);
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor);

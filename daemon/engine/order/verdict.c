@@ -116,8 +116,10 @@ static int size_up(struct hearing *hearing)
     if (status != HVI_OK || op->sized)
         return status;
     op->sized = true;
-    op->ready_ns = hearing->order->now_ns;
-    hearing->order->observer->op_complete(hearing->order->user, op);
+    if (op->ready_ns == 0) { /* else its work was withdrawn */
+        op->ready_ns = hearing->order->now_ns;
+        hearing->order->observer->op_complete(hearing->order->user, op);
+    }
     if (op->joined)
         status = leave_out(op);
     if (status == HVI_OK)
@@ -164,6 +166,7 @@ static int start(struct hearing *hearing)
     if (status != HVI_OK)
         return status;
     op->sequence = hearing->verdict->sequence;
+    engine_schedule_note(order, op);
     engine_op_ready(order, op);
     return HVI_OK;
 }
@@ -235,6 +238,8 @@ int engine_verdict_hear(struct engine_order *order, const struct hvi_mesh_verdic
     if (verdict->number != order->seen + 1)
         return disbelieve(&hearing, "%" PRIu64 " was due", order->seen + 1);
     order->seen++;
+    if (engine_schedule_is_meant(verdict->what))
+        return engine_schedule_hear(order, verdict, text_p, text_size);
     if (!hearing.set || hearing.set->serial != verdict->serial || !hearing.set->span ||
         hearing.set->places == 0)
         return disbelieve(&hearing, "process set %u is not there", verdict->set);

@@ -5,6 +5,7 @@
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 
@@ -130,6 +131,7 @@ static int send(void *user, uint32_t to, const unsigned char *bytes, size_t leng
         queue = &node->job->node[to].down;
     }
     REQUIRE(message);
+    node->job->messages++;
     message->next = NULL;
     message->length = length;
     memcpy(message->bytes, bytes, length);
@@ -170,6 +172,22 @@ static void fail_all(struct hvt_node *node, int status, int32_t culprit, const c
 {
     engine_order_break(&node->order, status, culprit, text);
     engine_negotiate_fail_all(&node->order, status, text, culprit);
+    for (uint32_t i = 0; i < node->tentative_count; i++)
+        engine_op_done(&node->order, node->tentative[i], status, text, culprit);
+    node->tentative_count = 0;
+}
+
+static void withdraw(void *user, uint64_t least, uint64_t top)
+{
+    const struct hvt_node *node = user;
+    uint32_t found = 0;
+
+    for (uint32_t i = 0; i < node->tentative_count; i++) {
+        uint64_t sequence = node->tentative[i]->sequence;
+        REQUIRE(sequence < top && node->tentative[i]->withdrawn == (sequence >= least));
+        found += sequence >= least;
+    }
+    REQUIRE(found > 0);
 }
 
 static void broken(void *user, int status, int32_t culprit, const char *text)
@@ -181,7 +199,7 @@ static void broken(void *user, int status, int32_t culprit, const char *text)
 }
 
 static const struct engine_mesh_way way = {send};
-static const struct engine_mesh_calls mesh_calls = {broken};
+static const struct engine_mesh_calls mesh_calls = {broken, withdraw};
 
 /* ---- jobs ---- */
 
@@ -449,6 +467,61 @@ static void check_sizes(const struct engine_op *op)
     }
 }
 
+/* Nobody has done a work that some have withdrawn, or were never going to start. */
+static void check_done(const struct hvt_job *job)
+{
+    for (uint64_t i = 0; i <= job->begun_top && i < HVT_SEQUENCES; i++)
+        REQUIRE(job->lied || job->done[i] == 0 || job->done[i] == job->nodes);
+}
+
+static void note_started(struct hvt_node *node, const struct engine_op *op)
+{
+    if (node->started_count < sizeof node->started / sizeof node->started[0])
+        node->started[node->started_count++] = op->sequence << 16 | (op->tensor->hash & 0xffff);
+}
+
+/* As the backend: a tentative work ends when all nodes have started it, or when it is withdrawn. */
+static bool end_tentative(struct hvt_node *node)
+{
+    struct hvt_job *job = node->job;
+    bool moved = false;
+
+    for (uint32_t i = 0; i < node->tentative_count; i++) {
+        struct engine_op *op = node->tentative[i];
+        bool all = job->begun[op->sequence % HVT_SEQUENCES] == job->nodes;
+        REQUIRE(!(all && op->withdrawn) || job->lied);
+        all = all && !op->withdrawn;
+        if ((!all && !op->withdrawn) || hvt_span_random(&job->random) >> 20 & 1) {
+            moved = moved || all || op->withdrawn;
+            continue;
+        }
+        memmove(&node->tentative[i], &node->tentative[i + 1],
+                (--node->tentative_count - i) * sizeof(struct engine_op *));
+        i--;
+        moved = true;
+        if (op->withdrawn) {
+            node->withdrawn++;
+            engine_schedule_returned(&node->order, op);
+            continue;
+        }
+        node->replayed++;
+        job->done[op->sequence % HVT_SEQUENCES]++;
+        note_started(node, op);
+        engine_op_done(&node->order, op, HVI_OK, NULL, -1);
+    }
+    return moved;
+}
+
+static void begin_tentative(struct hvt_node *node, struct engine_op *op)
+{
+    REQUIRE(node->tentative_count < HVT_TENTATIVE);
+    REQUIRE(op->sequence < HVT_SEQUENCES || node->job->lied);
+    node->job->begun[op->sequence % HVT_SEQUENCES]++;
+    if (node->job->begun_top < op->sequence)
+        node->job->begun_top = op->sequence;
+    node->tentative[node->tentative_count++] = op;
+}
+
 static bool execute(struct hvt_node *node)
 {
     struct engine_order *order = &node->order;
@@ -468,14 +541,17 @@ static bool execute(struct hvt_node *node)
                 check_places(node, op);
             check_sizes(op);
             node->sequence = op->sequence;
-            if (node->started_count < sizeof node->started / sizeof node->started[0])
-                node->started[node->started_count++] =
-                    op->sequence << 16 | (op->tensor->hash & 0xffff);
         }
-        engine_op_done(order, op, HVI_OK, NULL, -1);
         done = true;
+        if (op->tentative) {
+            begin_tentative(node, op);
+            continue;
+        }
+        if (op->set->span && (!op->partial || op->without))
+            note_started(node, op);
+        engine_op_done(order, op, HVI_OK, NULL, -1);
     }
-    return done;
+    return end_tentative(node) || done;
 }
 
 bool hvt_job_run_some(struct hvt_job *job, uint32_t deliveries)
@@ -492,15 +568,34 @@ bool hvt_job_run_some(struct hvt_job *job, uint32_t deliveries)
     moved = give_outputs(job) || moved;
     if (queues > 0)
         moved = engine_mesh_run(&job->node[0].mesh) || moved;
+    for (uint32_t i = 1; i < job->nodes; i++)
+        moved = engine_mesh_run(&job->node[i].mesh) || moved;
     for (uint32_t i = 0; i < job->nodes; i++)
         moved = execute(&job->node[i]) || moved;
     return moved;
 }
 
+/* The clock. */
+static bool halt_what_waits(struct hvt_job *job)
+{
+    bool asked = false;
+
+    for (uint32_t i = 0; i < job->nodes && !asked; i++) {
+        const struct engine_schedule *schedule = &job->node[i].order.schedule;
+        asked = engine_schedule_waits(schedule) && !schedule->asked;
+        if (asked)
+            engine_schedule_halt(&job->node[i].order);
+    }
+    return asked;
+}
+
 void hvt_job_run(struct hvt_job *job)
 {
-    while (hvt_job_run_some(job, 1 + (uint32_t)(hvt_span_random(&job->random) >> 16) % 8))
-        continue;
+    do {
+        while (hvt_job_run_some(job, 1 + (uint32_t)(hvt_span_random(&job->random) >> 16) % 8))
+            continue;
+    } while (halt_what_waits(job));
+    check_done(job);
 }
 
 void hvt_job_break(struct hvt_job *job, uint32_t node, int status, int32_t culprit,

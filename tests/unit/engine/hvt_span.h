@@ -9,9 +9,11 @@
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/order/order.h"
 
-#define HVT_NODES 24
-#define HVT_RANKS 64
-#define HVT_EACH  48 /* parts of a rank in a step */
+#define HVT_NODES     24
+#define HVT_RANKS     64
+#define HVT_EACH      48 /* parts of a rank in a step */
+#define HVT_TENTATIVE 256
+#define HVT_SEQUENCES 65536
 
 struct hvt_message {
     struct hvt_message *next;
@@ -36,6 +38,9 @@ struct hvt_node {
     uint64_t sequence;         /* of the last work that was carried out */
     uint64_t started[4096];
     uint32_t started_count;
+    struct engine_op *tentative[HVT_TENTATIVE]; /* what executes and may be withdrawn */
+    uint32_t tentative_count;
+    uint64_t replayed, withdrawn; /* works */
 };
 
 struct hvt_part {
@@ -58,6 +63,11 @@ struct hvt_job {
     struct hvt_node node[HVT_NODES];
     struct engine_group groups[HVT_RANKS];
     struct hvt_part parts[HVT_RANKS][HVT_EACH];
+    uint64_t messages; /* between nodes */
+    bool lied;         /* some message is not a node's */
+    /* Nodes that have a tentative work, and that have done it. */
+    uint8_t begun[HVT_SEQUENCES], done[HVT_SEQUENCES];
+    uint64_t begun_top; /* sequence */
 };
 
 /* What one rank brings. */
@@ -87,7 +97,8 @@ void hvt_job_step(struct hvt_job *job);
  * answer. */
 struct hvt_part *hvt_job_bring(struct hvt_job *job, int32_t rank, uint32_t which,
                                const struct hvt_bring *bring);
-/* Delivers what is under way, in an order of chance, gives outputs and ends works, until nothing moves. */
+/* Delivers what is under way, in an order of chance, gives outputs and ends works, until nothing moves; what
+ * is waited for in a step that repeats for too long is asked for in another way. */
 void hvt_job_run(struct hvt_job *job);
 /* At most so many deliveries. False: nothing is under way. */
 bool hvt_job_run_some(struct hvt_job *job, uint32_t deliveries);

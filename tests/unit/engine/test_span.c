@@ -4,6 +4,7 @@
 #include "base/types.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/schedule.h"
 #include "tests/unit/engine/hvt_span.h"
 #include "tests/unit/hvt_main.h"
 
@@ -1246,6 +1247,226 @@ START_TEST(whatever_fails_every_part_is_answered_and_the_order_is_one)
 }
 END_TEST
 
+/* ---- steps that repeat ---- */
+
+#define STEP 5
+
+static const char *const names[STEP + 1] = {"a", "b", "c", "d", "e", "f"};
+
+/* Each rank brings `ops` of the names in an order of its own, but what `odd` says of one of them. */
+static void play_step(uint32_t ops, const struct hvt_bring *odd, int32_t odd_rank, uint32_t odd_op)
+{
+    uint32_t done[HVT_RANKS] = {0}, left = ops * (uint32_t)one.size, turn[HVT_RANKS];
+
+    for (int32_t rank = 0; rank < one.size; rank++)
+        turn[rank] = below(ops);
+    while (left > 0) {
+        int32_t rank = (int32_t)below((uint32_t)one.size);
+        uint32_t op = (done[rank] + turn[rank]) % ops;
+        struct hvt_bring what = allreduce(names[op], 3 + op);
+        if (op == 1)
+            what.kind = HVI_KIND_BROADCAST;
+        what.root = op == 1 ? 1 : -1;
+        if (done[rank] == ops)
+            continue;
+        done[rank]++;
+        left--;
+        bring(rank, op, odd && op == odd_op && rank == odd_rank ? odd : &what);
+        if (below(3) == 0)
+            hvt_job_run_some(&job, below(6));
+    }
+}
+
+static bool is_live(void)
+{
+    bool live = true;
+
+    for (uint32_t i = 0; i < job.nodes; i++)
+        live = live && job.node[i].order.schedule.live;
+    return live;
+}
+
+static void play_until_live(uint32_t ops)
+{
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        play_step(ops, NULL, -1, 0);
+        step();
+    }
+    ck_assert(is_live());
+}
+
+START_TEST(steps_that_repeat_cost_no_message)
+{
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        chance = seed * 31 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        play_until_live(seed == 1 ? 1 : STEP);
+        uint64_t messages = job.messages;
+        for (uint32_t turn = 0; turn < 10; turn++) {
+            for (int32_t rank = 0; rank < one.size; rank++) {
+                for (uint32_t op = 0; op < (seed == 1 ? 1 : STEP); op++) {
+                    struct hvt_bring what = allreduce(names[op], 3 + op);
+                    if (op == 1)
+                        what.kind = HVI_KIND_BROADCAST;
+                    what.root = op == 1 ? 1 : -1;
+                    bring(rank, op, &what);
+                }
+            }
+            step();
+        }
+        ck_assert_uint_eq(job.messages, messages);
+        for (uint32_t i = 0; i < job.nodes; i++)
+            ck_assert_uint_ge(job.node[i].replayed, 10);
+        end();
+    }
+}
+END_TEST
+
+START_TEST(what_differs_in_a_step_that_repeats_fails_as_ever)
+{
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        struct hvt_bring odd = allreduce("c", 99);
+        chance = seed * 31 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        play_until_live(STEP);
+        play_step(STEP, &odd, (int32_t)below((uint32_t)one.size), 2);
+        run();
+        ck_assert_int_eq(job.parts[0][2].status, HVI_ERR_MISMATCH);
+        step();
+        ck_assert(!is_live());
+        check_order();
+        play_step(STEP, NULL, -1, 0);
+        step();
+        end();
+    }
+}
+END_TEST
+
+/* A work that has started on some nodes is not lost. */
+START_TEST(what_does_not_come_in_a_step_that_repeats_is_waited_for)
+{
+    struct hvt_bring what = allreduce("a", 3);
+    int32_t ranks[HVT_RANKS];
+
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1);
+    play_until_live(1);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] != 1)
+            bring(rank, 0, &what);
+    }
+    run(); /* the clock has run, too */
+    ck_assert_uint_eq(job.node[0].withdrawn, 1);
+    ck_assert(!is_live());
+    struct engine_op *op = hvt_job_op(&job, 0, 0);
+    ck_assert_int_eq(op->state, ENGINE_OP_REPORTED);
+    ck_assert_uint_gt(engine_root_missing(&job.node[0].mesh.root, 0, op, ranks, HVT_RANKS), 0);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] == 1)
+            bring(rank, 0, &what);
+    }
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(a_rank_joins_or_takes_back_while_a_step_repeats)
+{
+    struct hvt_bring what = allreduce("a", 3), join = join_of(0);
+
+    chance = 9 + (uint64_t)_i;
+    begin(&layouts[_i], 1);
+    play_until_live(STEP);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] != 1)
+            bring(rank, 0, &what);
+    }
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] != 1)
+            bring(rank, 1, &join);
+    }
+    run();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] == 1)
+            bring(rank, 0, &what);
+    }
+    run();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] == 1)
+            bring(rank, 1, &join);
+    }
+    run();
+    ck_assert_int_eq(job.parts[0][0].status, HVI_OK);
+    hvt_job_step(&job);
+    hvt_job_step(&one);
+    play_until_live(1);
+    hvt_job_bring(&job, 0, 0, &what);
+    engine_negotiate_withdraw(&job.node[job.home[0]].order, &job.parts[0][0].part,
+                              HVI_ERR_CANCELLED, "taken back");
+    hvt_job_run(&job);
+    expect(0, 0, HVI_ERR_CANCELLED, "taken back");
+    hvt_job_step(&job);
+    play_step(1, NULL, -1, 0);
+    step();
+    end();
+}
+END_TEST
+
+/* A rank may wait for the end of a step before it begins the next. */
+static bool may_bring(int32_t rank, uint32_t op, bool waits)
+{
+    for (uint32_t i = 0; waits && op == 0 && i < STEP; i++) {
+        if (is_in_flight(rank, names[i], 0))
+            return false;
+    }
+    return !is_in_flight(rank, names[op], 0) && free_part(rank, 0) < HVT_EACH;
+}
+
+/* Ranks go through the same steps, each at its own pace, as long as what they wait for lets them. */
+START_TEST(whatever_happens_while_steps_repeat_every_part_is_answered)
+{
+    uint64_t replayed = 0, withdrawn = 0;
+
+    for (uint64_t seed = 1; seed <= (layouts[_i].nodes > 3 ? 4 : 24); seed++) {
+        uint32_t at[HVT_RANKS] = {0};
+        uint32_t trouble = seed % 4 == 0 ? 0 : 300 * (uint32_t)(seed % 4);
+        chance = seed * 7 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        for (uint32_t turn = 0; turn < (one.size > 10 ? 150 : 400) * (uint32_t)one.size; turn++) {
+            int32_t rank = (int32_t)below((uint32_t)one.size);
+            uint32_t op = at[rank] % STEP;
+            if (trouble > 0 && below(trouble) == 0)
+                op = STEP;
+            struct hvt_bring what =
+                allreduce(names[op], trouble > 0 && below(2 * trouble) == 0 ? 2 : 1);
+            if (may_bring(rank, op, seed % 8 < 6)) {
+                bring_again(rank, free_part(rank, 0), &what);
+                at[rank] += op < STEP;
+            }
+            if (trouble > 0 && below(2 * trouble) == 0)
+                disturb(rank);
+            if (trouble > 0 && below(trouble) == 0)
+                engine_schedule_halt(&job.node[below(job.nodes)].order);
+            if (below(2) == 0)
+                hvt_job_run_some(&job, below(8));
+        }
+        hvt_job_run(&job);
+        for (uint32_t i = 0; i < job.nodes; i++) {
+            ck_assert_str_eq(job.node[i].order.broken_text, "");
+            replayed += job.node[i].replayed;
+            withdrawn += job.node[i].withdrawn;
+        }
+        check_order();
+        hvt_job_break(&job, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+        hvt_job_run(&job);
+        hvt_job_step(&job);
+        end();
+    }
+    ck_assert_uint_gt(replayed, 1000);
+    ck_assert_uint_gt(withdrawn, 20);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/span");
@@ -1282,6 +1503,12 @@ int main(void)
     tcase_add_loop_test(tcase, the_same_program_gives_the_same_answers_on_one_node_and_on_many, 0,
                         LAYOUTS);
     tcase_add_loop_test(tcase, whatever_fails_every_part_is_answered_and_the_order_is_one, 0,
+                        LAYOUTS);
+    tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, whatever_happens_while_steps_repeat_every_part_is_answered, 0,
                         LAYOUTS);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

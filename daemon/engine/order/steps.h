@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Steps: whether the works of a job repeat. The root's; pure.
+ *
+ * A round ends before the first tensor that comes a second time. A step is a round with the tensors of the
+ * round before it, in whatever order. */
+#ifndef ENGINE_ORDER_STEPS_H
+#define ENGINE_ORDER_STEPS_H
+
+#include "daemon/engine/order/tensor.h"
+
+#define ENGINE_STEP_MAX 4096u /* works */
+
+struct engine_steps {
+    uint64_t round;                 /* that works are of now */
+    struct engine_tensor **list[2]; /* [ENGINE_STEP_MAX] of this round, and of the one before it */
+    uint32_t count[2], now;         /* now: which */
+    uint32_t known;                 /* of this round, those that are of both */
+    uint32_t alike;                 /* rounds like the one before, without another between them */
+    uint32_t needed;                /* of these */
+};
+
+/* `steps` is zeroed. HVI_OK or HVI_ERR_NO_MEMORY. */
+int engine_steps_init(struct engine_steps *steps);
+/* Harmless on a zeroed one. */
+void engine_steps_fini(struct engine_steps *steps, struct engine_tensors *tensors);
+/* A work of it has started. So many works are a step that has repeated often enough; 0: it has not. */
+uint32_t engine_steps_note(struct engine_steps *steps, struct engine_tensors *tensors,
+                           struct engine_tensor *tensor);
+/* Something else has happened. */
+void engine_steps_forget(struct engine_steps *steps, struct engine_tensors *tensors);
+/* A step has been replayed so often: the less, the longer the next one is watched. */
+void engine_steps_learn(struct engine_steps *steps, uint64_t rounds);
+
+#endif
