@@ -594,6 +594,205 @@ START_TEST(a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step)
 }
 END_TEST
 
+/* ---- tentative works ---- */
+
+#define LACKING_BYTES (8ull << 20)
+
+/* A page is there, the rest is not: the memfd is cut short under the mapping. */
+static unsigned char *map_lacking(void)
+{
+    int fd = memfd_create("lacking", MFD_CLOEXEC);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, LACKING_BYTES), 0);
+    void *memory = mmap(NULL, LACKING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(memory, MAP_FAILED);
+    ck_assert_int_eq(ftruncate(fd, 4096), 0);
+    close(fd);
+    return memory;
+}
+
+static void make_tentative(struct hvt_op *op)
+{
+    for (uint32_t n = 0; n < op->nodes; n++)
+        op->part[n].span.tentative = true;
+}
+
+static bool waits(struct hvt_cluster *cluster, struct hvt_op *op, uint32_t n)
+{
+    return engine_wire_backend_is_tentative(cluster->node[op->node[n]].context, &op->part[n].batch);
+}
+
+START_TEST(a_tentative_work_gives_the_same)
+{
+    static const uint64_t some[] = {1, 1000, 16385, 300007};
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 91, sequence = 0;
+
+    hvt_cluster_open(&cluster, row, layouts[_i].nodes, layouts[_i].lanes, layouts[_i].tcp);
+    for (int k = 0; k < KIND_COUNT; k++) {
+        init_op(&op, &cluster, layouts[_i].members, kinds[k], &random);
+        op.in_place = k % 2 == 0;
+        hvt_op_make(&op, some[(k + _i) % 4], ++sequence, &random);
+        make_tentative(&op);
+        hvt_op_start_all(&op);
+        hvt_op_check(&op);
+        hvt_op_free(&op);
+    }
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* What works leave behind that some nodes have started, and all have withdrawn. */
+static void leave_works(struct hvt_cluster *cluster, const char *members, uint64_t first,
+                        uint64_t *random)
+{
+    static struct hvt_op op[3];
+    static const uint32_t those[] = {HVI_KIND_ALLREDUCE, HVI_KIND_BROADCAST, HVI_KIND_ALLREDUCE};
+    static const uint64_t some[] = {1000, 100003, 300007};
+    uint32_t late = (uint32_t)(hvt_random(random) % 8);
+
+    for (uint32_t i = 0; i < 3; i++) {
+        init_op(&op[i], cluster, members, those[i], random);
+        op[i].in_place = i != 1;
+        hvt_op_make(&op[i], some[i], first + i, random);
+        make_tentative(&op[i]);
+        for (uint32_t n = 0; n < op[i].nodes; n++) {
+            if (op[i].nodes > 1 && n != late % op[i].nodes && n >= i * op[i].nodes / 3)
+                hvt_op_start(&op[i], n);
+        }
+    }
+    usleep(3000);
+    for (uint32_t n = 0; n < cluster->nodes; n++)
+        engine_wire_backend_withdraw(cluster->node[n].context, first, first + 3);
+    for (uint32_t i = 0; i < 3; i++) {
+        for (uint32_t n = 0; n < op[i].nodes; n++) {
+            if (!op[i].part[n].started)
+                continue;
+            hvt_op_wait(&op[i], n);
+            ck_assert_int_eq(op[i].part[n].batch.status, ENGINE_BATCH_WITHDRAWN);
+            ck_assert(!waits(cluster, &op[i], n));
+        }
+        for (uint32_t m = 0; m < op[i].members; m++) {
+            if (i == 1 && !op[i].member[m].joined)
+                ck_assert_int_eq(op[i].member[m].out[0], 0x5a);
+        }
+        hvt_op_free(&op[i]);
+    }
+}
+
+START_TEST(withdrawn_works_have_done_nothing_and_the_lanes_keep_step)
+{
+    struct hvt_cluster cluster;
+    uint64_t random = 97 + (uint64_t)_i;
+
+    hvt_cluster_open(&cluster, row, layouts[_i].nodes, layouts[_i].lanes, layouts[_i].tcp);
+    for (uint64_t turn = 0; turn < 4; turn++) {
+        leave_works(&cluster, layouts[_i].members, 10 * turn + 1, &random);
+        if (turn != 1) /* else what was left piles up */
+            expect_another_op(&cluster, layouts[_i].members, 10 * turn + 5);
+    }
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* A node that comes late has no part in what others had withdrawn before it did. */
+START_TEST(a_later_work_waits_until_the_earlier_one_is_withdrawn_here_too)
+{
+    static struct hvt_op op, later;
+    struct hvt_cluster cluster;
+    uint64_t random = 101;
+
+    hvt_cluster_open(&cluster, row, 3, 1, true);
+    hvt_op_init(&op, &cluster, "012", HVI_KIND_ALLREDUCE);
+    hvt_op_make(&op, 1000, 1, &random);
+    make_tentative(&op);
+    hvt_op_start(&op, 0);
+    hvt_op_start(&op, 1);
+    usleep(2000);
+    ck_assert(waits(&cluster, &op, 0) && waits(&cluster, &op, 1));
+    engine_wire_backend_withdraw(cluster.node[0].context, 1, 2);
+    hvt_op_wait(&op, 0);
+    hvt_op_init(&later, &cluster, "012", HVI_KIND_ALLREDUCE);
+    hvt_op_make(&later, 1000, 2, &random);
+    hvt_op_start(&later, 0);
+    hvt_op_start(&later, 2);
+    usleep(2000);
+    ck_assert(!op.part[1].posted && !later.part[2].posted);
+    engine_wire_backend_withdraw(cluster.node[1].context, 1, 2);
+    hvt_op_wait(&op, 1);
+    hvt_op_start(&later, 1);
+    hvt_op_check(&later);
+    hvt_op_free(&op);
+    hvt_op_free(&later);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+START_TEST(a_tentative_barrier_waits_for_all_nodes)
+{
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 103;
+
+    hvt_cluster_open(&cluster, row, 6, 1, false);
+    hvt_op_init(&op, &cluster, "012345", HVI_KIND_BROADCAST);
+    op.model.root = 0;
+    hvt_op_make(&op, 0, 1, &random);
+    make_tentative(&op);
+    for (uint32_t n = 0; n < 6; n++)
+        op.part[n].work.kind = HVI_KIND_BARRIER;
+    for (uint32_t n = 0; n < 6; n++) {
+        if (n != 3)
+            hvt_op_start(&op, n);
+    }
+    usleep(3000);
+    for (uint32_t n = 0; n < 6; n++)
+        ck_assert(!op.part[n].posted);
+    hvt_op_start(&op, 3);
+    hvt_op_wait_all(&op);
+    for (uint32_t n = 0; n < 6; n++)
+        expect_status(&op, n, HVI_OK);
+    hvt_op_free(&op);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* It fails when all nodes have started it: before, it may not have been tried. */
+START_TEST(a_tentative_work_that_cannot_be_done_fails_when_all_have_come_or_is_withdrawn)
+{
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 107;
+    unsigned char *lacking = map_lacking();
+
+    hvt_cluster_open(&cluster, row, 6, 1, true);
+    hvt_op_init(&op, &cluster, "012345", HVI_KIND_ALLREDUCE);
+    hvt_op_make(&op, _i % 2 ? 10000 : 300000, 1, &random);
+    op.part[2].in[0].address = lacking;
+    make_tentative(&op);
+    for (uint32_t n = 0; n < 5; n++)
+        hvt_op_start(&op, n);
+    usleep(5000);
+    for (uint32_t n = 0; n < 5; n++)
+        ck_assert(!op.part[n].posted);
+    if (_i < 2)
+        hvt_op_start(&op, 5);
+    for (uint32_t n = 0; n < 6 && _i >= 2; n++)
+        engine_wire_backend_withdraw(cluster.node[n].context, 1, 2);
+    for (uint32_t n = 0; n < (_i < 2 ? 6 : 5); n++) {
+        hvt_op_wait(&op, n);
+        expect_status(&op, n, _i < 2 ? HVI_ERR_NO_MEMORY : ENGINE_BATCH_WITHDRAWN);
+        ck_assert_int_eq(op.part[n].batch.fault.missing != 0, n == 2 && _i < 2);
+    }
+    hvt_op_free(&op);
+    expect_another_op(&cluster, "0123450", 2);
+    hvt_cluster_close(&cluster);
+    munmap(lacking, LACKING_BYTES);
+}
+END_TEST
+
 /* ---- words of the other end ---- */
 
 /* A broadcast of 1,000 bytes from node 1, which this test is. */
@@ -709,22 +908,6 @@ START_TEST(nodes_with_different_numbers_of_lanes_are_told)
 END_TEST
 
 /* ---- memory of ranks ---- */
-
-#define LACKING_BYTES (8ull << 20)
-
-/* A page is there, the rest is not: the memfd is cut short under the mapping. */
-static unsigned char *map_lacking(void)
-{
-    int fd = memfd_create("lacking", MFD_CLOEXEC);
-
-    ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(ftruncate(fd, LACKING_BYTES), 0);
-    void *memory = mmap(NULL, LACKING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    ck_assert_ptr_ne(memory, MAP_FAILED);
-    ck_assert_int_eq(ftruncate(fd, 4096), 0);
-    close(fd);
-    return memory;
-}
 
 /* Kinds; inputs and outputs; small and large. */
 START_TEST(a_missing_page_fails_the_work_and_the_lanes_keep_step)
@@ -884,6 +1067,13 @@ int main(void)
     tcase_add_loop_test(tcase, a_node_that_does_not_come_is_named_when_the_time_is_over, 0, 2);
     tcase_add_test(tcase, a_node_that_cannot_be_connected_to_is_named);
     tcase_add_loop_test(tcase, a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step, 0, 2);
+    tcase_add_loop_test(tcase, a_tentative_work_gives_the_same, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, withdrawn_works_have_done_nothing_and_the_lanes_keep_step, 0,
+                        LAYOUTS);
+    tcase_add_test(tcase, a_later_work_waits_until_the_earlier_one_is_withdrawn_here_too);
+    tcase_add_test(tcase, a_tentative_barrier_waits_for_all_nodes);
+    tcase_add_loop_test(
+        tcase, a_tentative_work_that_cannot_be_done_fails_when_all_have_come_or_is_withdrawn, 0, 4);
     tcase_add_test(tcase, the_expected_head_is_taken);
     tcase_add_loop_test(tcase, an_unexpected_head_ends_the_lane_and_nothing_is_written, 0, 48);
     tcase_add_test(tcase, noise_ends_the_lane);
