@@ -27,6 +27,7 @@
 #define HVI_WIRE_NODES_MAX     1024 /* nodes of a job */
 #define HVI_WIRE_NODE_NAME     64
 #define HVI_WIRE_NODE_ADDRESS  64
+#define HVI_WIRE_LANES_MAX     8 /* connections for data between two engines */
 #define HVI_WIRE_EPOCH_KEY     32
 
 struct hvi_setting {
@@ -162,6 +163,7 @@ struct hvi_engine_start {
     int32_t log_level;
     uint64_t linger_ns, silence_ns;
     int32_t seats; /* 0: size */
+    uint32_t port_first, port_last, net_lanes;
 };
 struct hvi_engine_adopt {
     uint64_t session;
@@ -219,7 +221,7 @@ struct hvi_engine_node {
     int32_t size;
     int32_t *ranks; /* allocated; by seat */
     size_t rank_count;
-    uint32_t port, wire_oldest, wire_newest;
+    uint32_t port, wire_oldest, wire_newest, lanes;
 };
 struct hvi_node_row {
     char name[HVI_WIRE_NODE_NAME];
@@ -237,7 +239,7 @@ struct hvi_engine_roster {
     uint32_t node;              /* the receiver */
     struct hvi_node_row *nodes; /* allocated; by their lowest rank */
     size_t node_count;
-    uint32_t wire;
+    uint32_t wire, lanes;
 };
 struct hvi_timeline_request {
     uint32_t protocol_version;

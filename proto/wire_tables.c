@@ -197,6 +197,9 @@ static const struct wire_field engine_start_fields[] = {
     U64(11, hvi_engine_start, linger_ns),
     U64(12, hvi_engine_start, silence_ns),
     NUMBER(13, hvi_engine_start, seats, 0, HVI_RANKS_MAX),
+    NUMBER(74, hvi_engine_start, port_first, 0, UINT16_MAX),
+    NUMBER(75, hvi_engine_start, port_last, 0, UINT16_MAX),
+    NUMBER(76, hvi_engine_start, net_lanes, 0, HVI_WIRE_LANES_MAX),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 
@@ -276,6 +279,7 @@ static const struct wire_field engine_node_fields[] = {
     NUMBER(3, hvi_engine_node, port, 1, UINT16_MAX),
     U32(4, hvi_engine_node, wire_oldest),
     U32(5, hvi_engine_node, wire_newest),
+    NUMBER(66, hvi_engine_node, lanes, 0, HVI_WIRE_LANES_MAX),
 };
 static const struct wire_table engine_node = TABLE(engine_node, engine_node_fields, 0);
 
@@ -299,6 +303,7 @@ static const struct wire_field engine_roster_fields[] = {
     NUMBER(5, hvi_engine_roster, node, 0, HVI_WIRE_NODES_MAX - 1),
     LIST(6, hvi_engine_roster, nodes, node_count, WIRE_ROWS, HVI_WIRE_NODES_MAX, &node_row),
     U32(7, hvi_engine_roster, wire),
+    NUMBER(68, hvi_engine_roster, lanes, 0, HVI_WIRE_LANES_MAX),
 };
 static const struct wire_table engine_roster = TABLE(engine_roster, engine_roster_fields, 0);
 

@@ -24,11 +24,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRACE_NS   (500 * HVI_NS_MS)
-#define STILL_NS   (150 * HVI_NS_MS)
-#define REACH_NS   (10 * HVI_NS_SEC) /* for all connections of this node */
-#define PORT_FIRST 9600u
-#define PORT_LAST  9631u
+#define GRACE_NS (500 * HVI_NS_MS)
+#define STILL_NS (150 * HVI_NS_MS)
+#define REACH_NS (10 * HVI_NS_SEC) /* for all connections of this node */
+
+_Static_assert(ENGINE_WIRE_LANES_MAX == HVI_WIRE_LANES_MAX, "a roster's lanes");
 
 /* ---- the job is broken ---- */
 
@@ -215,27 +215,12 @@ void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane)
         engine_dispatch_lost(&engine->exec, node, "the engine is out of memory");
 }
 
-static void find_ports(uint16_t *first_p, uint16_t *last_p)
-{
-    const char *range = getenv("HVD_PORT_RANGE");
-    unsigned first, last;
-
-    *first_p = PORT_FIRST;
-    *last_p = PORT_LAST;
-    if (range && sscanf(range, "%5u-%5u", &first, &last) == 2 && first > 0 && first <= last &&
-        last <= UINT16_MAX) {
-        *first_p = (uint16_t)first;
-        *last_p = (uint16_t)last;
-    }
-}
-
 int engine_nodes_open(struct engine *engine, uint16_t *port_p, char text_p[ENGINE_NET_TEXT])
 {
-    uint16_t first, last;
+    int status = engine_net_listen(&engine->nodes.net, engine->event, NULL,
+                                   (uint16_t)engine->start.port_first,
+                                   (uint16_t)engine->start.port_last, port_p, text_p);
 
-    find_ports(&first, &last);
-    int status =
-        engine_net_listen(&engine->nodes.net, engine->event, NULL, first, last, port_p, text_p);
     engine->nodes.listens = status == HVI_OK;
     return status;
 }
@@ -304,6 +289,7 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
     snprintf(text_p, ENGINE_NET_TEXT, "the engine of job '%s' cannot follow the list of its nodes",
              engine->start.job);
     snprintf(nodes->name, sizeof nodes->name, "%s", roster->nodes[roster->node].name);
+    engine_dispatch_set_lanes(&engine->exec, roster->lanes);
     nodes->mesh.order = &engine->order;
     nodes->mesh.roster = &engine->roster;
     nodes->mesh.way = &way;

@@ -191,12 +191,14 @@ void engine_rendezvous_tell(struct engine *engine)
         return;
     for (uint32_t seat = 0; seat < engine->sessions.seats; seat++)
         ranks[seat] = engine->sessions.ranks[seat].rank;
-    msg.engine_node = (struct hvi_engine_node){.size = engine->start.size,
-                                               .ranks = ranks,
-                                               .rank_count = engine->sessions.seats,
-                                               .port = engine->rendezvous.port,
-                                               .wire_oldest = ENGINE_NODES_WIRE_OLDEST,
-                                               .wire_newest = ENGINE_NODES_WIRE_NEWEST};
+    msg.engine_node = (struct hvi_engine_node){
+        .size = engine->start.size,
+        .ranks = ranks,
+        .rank_count = engine->sessions.seats,
+        .port = engine->rendezvous.port,
+        .wire_oldest = ENGINE_NODES_WIRE_OLDEST,
+        .wire_newest = ENGINE_NODES_WIRE_NEWEST,
+        .lanes = engine->start.net_lanes > 0 ? engine->start.net_lanes : ENGINE_WIRE_LANES};
     int status = engine_link_send(engine, &msg);
     engine->rendezvous.untold = status == HVI_ERR_TIMEOUT;
     if (engine->rendezvous.untold)

@@ -375,6 +375,20 @@ static void answer_met(struct gate_rendezvous *rendezvous, struct gate_rendezvou
     answer(rendezvous, &member->said, &roster);
 }
 
+/* As the node of rank 0 wishes, unless one of them knows of one connection only. */
+static uint32_t lanes_of(const struct member *sorted)
+{
+    uint32_t lanes = sorted->said.engine.lanes;
+    const struct member *member;
+
+    DL_FOREACH(sorted, member)
+    {
+        if (member->said.engine.lanes == 0)
+            lanes = 1;
+    }
+    return lanes;
+}
+
 /* Everybody that waits has met. False: out of memory. */
 static bool meet(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
 {
@@ -403,6 +417,7 @@ static bool meet(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job 
         if (member->said.engine.wire_newest < roster->wire)
             roster->wire = member->said.engine.wire_newest;
     }
+    roster->lanes = lanes_of(job->waiting);
     job->met = job->waiting;
     job->waiting = NULL;
     DL_FOREACH(job->met, member)

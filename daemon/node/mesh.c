@@ -53,6 +53,17 @@ static bool parse_ports(const char *text, uint32_t *first_p, uint32_t *last_p)
     return true;
 }
 
+static bool parse_lanes(const char *text, uint32_t *lanes_p)
+{
+    unsigned lanes;
+    char end;
+
+    if (sscanf(text, "%2u%c", &lanes, &end) != 1 || lanes == 0 || lanes > HVI_WIRE_LANES_MAX)
+        return false;
+    *lanes_p = lanes;
+    return true;
+}
+
 static bool parse_seconds(const char *text, uint64_t *ns_p)
 {
     char *end;
@@ -107,12 +118,14 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
 int node_mesh_init(struct node *node)
 {
     const char *ports = option_or(node->config.port_range, "HVD_PORT_RANGE", NULL);
+    const char *lanes = option_or("", "HVD_NET_LANES", NULL);
     const char *timeout = option_or("", "HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT");
     struct node_mesh *mesh = &node->mesh;
     const char *wrong = NULL;
 
     mesh->port_first = PORT_FIRST;
     mesh->port_last = PORT_LAST;
+    mesh->net_lanes = 1;
     mesh->start_timeout_ns = START_TIMEOUT_NS;
     while (mesh->node == 0)
         if (getrandom(&mesh->node, sizeof(mesh->node), 0) != (ssize_t)sizeof(mesh->node))
@@ -122,6 +135,8 @@ int node_mesh_init(struct node *node)
                 "--mesh-join, not both";
     else if (ports[0] != '\0' && !parse_ports(ports, &mesh->port_first, &mesh->port_last))
         wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
+    else if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))
+        wrong = "HVD_NET_LANES is no number from 1 to 8";
     else if (node->config.start_timeout != 0)
         mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
     else if (timeout[0] != '\0' && !parse_seconds(timeout, &mesh->start_timeout_ns))
@@ -130,6 +145,14 @@ int node_mesh_init(struct node *node)
         return HVI_OK;
     HVI_LOG(HVI_LOG_ERROR, "mesh", "bad-mesh", wrong, "");
     return HVI_ERR_INVALID;
+}
+
+void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *start_p)
+{
+    start_p->port_first = node->mesh.port_first;
+    start_p->port_last = node->mesh.port_last;
+    start_p->net_lanes =
+        node->config.net_lanes > 0 ? (uint32_t)node->config.net_lanes : node->mesh.net_lanes;
 }
 
 /* ---- the port ---- */

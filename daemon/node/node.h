@@ -121,6 +121,7 @@ struct node_mesh {
     uint64_t node; /* random: this hvdd's start */
     uint32_t port; /* that the gate listens on; 0: none */
     uint32_t port_first, port_last;
+    uint32_t net_lanes; /* where the option says none */
     uint64_t start_timeout_ns;
 };
 
@@ -320,6 +321,8 @@ void node_gate_send(struct node *node, const struct hvi_gate_msg *msg);
 int node_mesh_init(struct node *node);
 bool node_mesh_wanted(const struct node *node);
 void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p);
+/* What an engine has to know of it. */
+void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *start_p);
 /* What has become of the mesh; hvdd is ready when it is. */
 void node_mesh_state(struct node *node, const struct hvi_gate_state *state);
 /* An engine's EngineNode, a Packet of `length` bytes. */

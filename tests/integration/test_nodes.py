@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdrun, hvdd and ranks on several nodes: every op is right wherever its ranks are, and nothing is left behind."""
 import json
+import re
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_two_jobs_at_once_on_the_same_nodes(make_nodes):
     for process in started:
         out, err = process.communicate(timeout=60)
         check_perf(process.returncode, out, err, ops)
+    check_nothing_left(nodes)
+
+
+def test_lanes_and_ports_that_were_asked_for_carry_the_data(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 1), environment={"HVD_NET_LANES": "2", "HVD_PORT_RANGE": "9700-9702"})
+    data = [bytes([rank + 1, 0, 0, 0]) * (1 << 18) for rank in range(2)]
+    for outcome in job.run("allreduce", dtype="int32", dims=[1 << 18], data=data, reduce_op="sum"):
+        assert outcome.ok and outcome.data == b"\3\0\0\0" * (1 << 18), outcome.status
+    seen = nodes[0].run(["ss", "-tinOH", "state", "established"], check=True).stdout
+    lanes = [sent for port, sent in re.findall(r":(9700|9701|9702)\b.* bytes_sent:(\d+)", seen) if int(sent) > 100_000]
+    assert len(lanes) == 2 and sum(int(sent) for sent in lanes) < 1_200_000, seen
+    job.close()
+    assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)
 
 

@@ -213,6 +213,9 @@ extern const struct engine_backend engine_backend_net;
 #define ENGINE_WIRE_LANES     1u /* connections to each neighbour, by default */
 #define ENGINE_WIRE_LANES_MAX 8u
 
+/* Before the first work: connections to each neighbour, the same on all nodes; 0: ENGINE_WIRE_LANES. */
+void engine_wire_backend_set_lanes(void *context, uint32_t lanes);
+
 /* The caller of start() calls these, too. `fd`, an authenticated, non-blocking stream to the node, becomes
  * the backend's. One that is there already, or out of range, is closed. `name`: the node in sentences. */
 void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd,

@@ -68,7 +68,6 @@ int engine_dispatch_open(struct engine_exec *exec)
         .post = post,
         .user = exec,
         .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
-        .lanes = exec->lanes,
     };
 
     exec->main_thread = pthread_self();
@@ -393,6 +392,11 @@ bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct e
     while (batch && op_of(batch->works[0]) != op)
         batch = batch->running_next;
     return batch && engine_wire_backend_is_tentative(context_of(exec, &engine_backend_net), batch);
+}
+
+void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes)
+{
+    engine_wire_backend_set_lanes(context_of(exec, &engine_backend_net), lanes);
 }
 
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,

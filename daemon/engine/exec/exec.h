@@ -40,7 +40,6 @@ struct engine_exec {
     uint64_t fusion_bytes;
     uint64_t answer_ns; /* how long memory of a rank's process may take to answer */
     bool group_fusion;  /* groups may be batched with other ops */
-    uint32_t lanes;     /* data connections to each neighbour; 0: the default */
 
     struct engine_batch *free_batches;
     void *backend_contexts[4];    /* one per row of engine_backends */
@@ -89,6 +88,8 @@ void engine_dispatch_cancel_tentative(struct engine_exec *exec);
 void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t top);
 /* Whether the op, which is tentative and executes, waits for other nodes to start it. */
 bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct engine_op *op);
+/* As engine_wire_backend_set_lanes. */
+void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes);
 /* As engine_wire_backend_lane and engine_wire_backend_lost. */
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
                           const char *name);

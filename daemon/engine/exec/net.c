@@ -45,6 +45,15 @@ static void close_files(struct engine_wire *net)
     net->epoll_fd = net->event_fd = -1;
 }
 
+void engine_wire_backend_set_lanes(void *context, uint32_t lanes)
+{
+    struct engine_wire *net = context;
+
+    net->lanes = lanes > 0 ? lanes : ENGINE_WIRE_LANES;
+    if (net->lanes > ENGINE_WIRE_LANES_MAX)
+        net->lanes = ENGINE_WIRE_LANES_MAX;
+}
+
 static int net_open(const struct engine_backend_config *config, void **context_p)
 {
     struct engine_host_cache cache = engine_host_cache_find(CACHES);
@@ -53,9 +62,7 @@ static int net_open(const struct engine_backend_config *config, void **context_p
     if (!net)
         return HVI_ERR_NO_MEMORY;
     net->config = *config;
-    net->lanes = config->lanes > 0 ? config->lanes : ENGINE_WIRE_LANES;
-    if (net->lanes > ENGINE_WIRE_LANES_MAX)
-        net->lanes = ENGINE_WIRE_LANES_MAX;
+    engine_wire_backend_set_lanes(net, config->lanes);
     net->tools.kernels = hvi_kernels_best();
     net->tools.stream_bytes = cache.bytes > 0 ? cache.bytes : CACHE_BYTES_UNKNOWN;
     net->epoll_fd = net->event_fd = -1;

@@ -59,9 +59,11 @@ class SpreadRank(Rank):
 
 
 class SpreadJob(Job):
-    """hvdrun on the first node, and the ranks that it has started, attached. `slots`: ranks on each node."""
+    """hvdrun on the first node, and the ranks that it has started, attached. `slots`: ranks on each node; `environment`: what
+    hvdrun has beside the node's."""
 
-    def __init__(self, nodes: Nodes, slots: Sequence[int], *arguments: str):  # pylint: disable=super-init-not-called
+    def __init__(self, nodes: Nodes, slots: Sequence[int], *arguments: str,
+                 environment: dict[str, str] | None = None):  # pylint: disable=super-init-not-called
         self.nodes, self.slots = nodes, slots
         self.size = sum(slots)
         self.name = ""
@@ -72,7 +74,8 @@ class SpreadJob(Job):
         hosts = ",".join(f"{node.name}:{count}" for node, count in zip(nodes, slots))
         with self.stderr.open("wb") as log:
             self.launcher = nodes[0].popen([program("hvdrun"), "-H", hosts, "--report-time", "30", *arguments, "sh", "-c", _TALKS,
-                                            "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log)
+                                            "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log,
+                                           env=nodes[0].environment() | (environment or {}))
         self._open()
         for rank in self.ranks:
             rank.process.pid = self.pid_of(rank.number)

@@ -14,7 +14,7 @@ struct answer {
     int status;
     char text[HVI_TEXT_MAX + 1];
     uint64_t epoch;
-    uint32_t index, wire;
+    uint32_t index, wire, lanes;
     size_t nodes;
     char rows[512]; /* "name address:port r,r;..." */
     unsigned char key[HVI_WIRE_EPOCH_KEY];
@@ -39,6 +39,7 @@ static void note(void *user, const struct gate_registrant *to,
                               .epoch = roster->epoch,
                               .index = roster->node,
                               .wire = roster->wire,
+                              .lanes = roster->lanes,
                               .nodes = roster->node_count};
     snprintf(answer->text, sizeof(answer->text), "%s", roster->text);
     if (roster->status == HVI_OK) {
@@ -141,6 +142,26 @@ START_TEST(all_ranks_together_get_a_roster_by_lowest_rank)
     }
     ck_assert_uint_eq(answers[0].node, 3);
     ck_assert_uint_eq(answers[2].node, 1);
+}
+END_TEST
+
+START_TEST(the_node_of_rank_0_decides_how_many_lanes_there_are)
+{
+    const uint32_t wishes[][4] = {{2, 1, 3, 2}, {1, 8, 8, 1}, {8, 0, 2, 1}, {0, 2, 2, 1}};
+
+    for (uint64_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
+        const int32_t first[] = {0, -1}, second[] = {1, -1}, third[] = {2, -1};
+        const int32_t *const ranks[] = {first, second, third};
+        for (uint64_t node = 3; node-- > 0;) {
+            struct gate_registration *said = node_with(node + 1, 3, ranks[node]);
+            said->generation = i + 1;
+            said->engine.lanes = wishes[i][node];
+            bring(said);
+        }
+        ck_assert_uint_eq(answer_count, 3 * i + 3);
+        for (uint64_t node = 0; node < 3; node++)
+            ck_assert_uint_eq(answers[3 * i + node].lanes, wishes[i][3]);
+    }
 }
 END_TEST
 
@@ -394,6 +415,7 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, all_ranks_together_get_a_roster_by_lowest_rank);
+    tcase_add_test(tcase, the_node_of_rank_0_decides_how_many_lanes_there_are);
     tcase_add_test(tcase, the_same_registration_again_gets_the_same_answer_again);
     tcase_add_test(tcase, a_later_generation_meets_in_the_next_epoch);
     tcase_add_test(tcase, a_node_that_registers_anew_before_the_roster_is_replaced);

@@ -16,6 +16,7 @@ static void setup(void)
     snprintf(node.rundir.path, sizeof(node.rundir.path), "/run/x");
     unsetenv("HVD_KEY_FILE");
     unsetenv("HVD_PORT_RANGE");
+    unsetenv("HVD_NET_LANES");
     unsetenv("HVD_INTERFACE");
     unsetenv("HOROVOD_GLOO_IFACE");
     unsetenv("HVD_START_TIMEOUT");
@@ -91,14 +92,43 @@ START_TEST(the_next_gate_listens_where_the_last_one_did)
 }
 END_TEST
 
+START_TEST(engines_are_told_of_ports_and_lanes)
+{
+    struct hvi_engine_start engine = {.port_first = 0};
+
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert_uint_eq(engine.port_first, 9600);
+    ck_assert_uint_eq(engine.port_last, 9631);
+    ck_assert_uint_eq(engine.net_lanes, 1);
+    snprintf(node.config.port_range, sizeof(node.config.port_range), "7000-7007");
+    setenv("HVD_PORT_RANGE", "8000-8001", 1);
+    setenv("HVD_NET_LANES", "2", 1);
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert_uint_eq(engine.port_first, 7000);
+    ck_assert_uint_eq(engine.port_last, 7007);
+    ck_assert_uint_eq(engine.net_lanes, 2);
+    node.config.net_lanes = 8; /* as after a reload */
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert_uint_eq(engine.net_lanes, 8);
+}
+END_TEST
+
 START_TEST(options_that_make_no_sense_are_refused)
 {
     static const char *const ranges[] = {"9600",    "9600-", "9610-9600", "0-5",
                                          "1-65536", "1-2x",  "a-b"};
+    static const char *const lanes[] = {"0", "9", "many", "2x", "-1"};
 
     for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {
         snprintf(node.config.port_range, sizeof(node.config.port_range), "%s", ranges[i]);
         ck_assert_msg(node_mesh_init(&node) == HVI_ERR_INVALID, "%s", ranges[i]);
+    }
+    setup();
+    for (size_t i = 0; i < sizeof(lanes) / sizeof(lanes[0]); i++) {
+        setenv("HVD_NET_LANES", lanes[i], 1);
+        ck_assert_msg(node_mesh_init(&node) == HVI_ERR_INVALID, "%s", lanes[i]);
     }
     setup();
     setenv("HVD_START_TIMEOUT", "soon", 1);
@@ -120,6 +150,7 @@ int main(void)
     tcase_add_test(tcase, what_is_not_given_has_its_default);
     tcase_add_test(tcase, the_environment_gives_what_the_options_do_not);
     tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);
+    tcase_add_test(tcase, engines_are_told_of_ports_and_lanes);
     tcase_add_test(tcase, options_that_make_no_sense_are_refused);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
