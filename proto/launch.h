@@ -35,6 +35,9 @@ enum hvi_launch_kind {
     HVI_LAUNCH_FAILED = 8,
     HVI_LAUNCH_INPUT_TAKEN = 9,
     HVI_LAUNCH_LOOKED = 10,
+    HVI_LAUNCH_UP = 11,
+    HVI_LAUNCH_TAKEN = 12,
+    HVI_LAUNCH_GONE = 13,
     HVI_LAUNCH_START = 20,
     HVI_LAUNCH_GO = 21,
     HVI_LAUNCH_INPUT = 22,
@@ -45,6 +48,9 @@ enum hvi_launch_kind {
     HVI_LAUNCH_CALL = 27,
     HVI_LAUNCH_LOOK = 28,
     HVI_LAUNCH_BEAT = 29,
+    HVI_LAUNCH_OPEN = 30,
+    HVI_LAUNCH_DOWN = 31,
+    HVI_LAUNCH_HANG_UP = 32,
     HVI_LAUNCH_KIND_END,
 };
 
@@ -122,6 +128,31 @@ struct hvi_launch_number {
 struct hvi_launch_end {
     bool linger;
 };
+/* Of processes that a relay has started: each has a number. Up and down alike. */
+struct hvi_launch_pass {
+    uint32_t number;
+    uint32_t stream; /* of up: 1 or 2 */
+    unsigned char *data;
+    size_t bytes;
+};
+struct hvi_launch_taken {
+    uint32_t number, bytes;
+};
+struct hvi_launch_gone {
+    uint32_t number;
+    bool signaled;
+    int32_t code;
+};
+struct hvi_launch_open {
+    uint32_t number;
+    unsigned char *command; /* as that of a start */
+    size_t command_bytes;
+    uint64_t patience_ns, silence_ns;
+};
+struct hvi_launch_hang_up {
+    uint32_t number;
+    bool kill;
+};
 
 struct hvi_launch_msg {
     enum hvi_launch_kind kind;
@@ -136,6 +167,11 @@ struct hvi_launch_msg {
         struct hvi_launch_go go;
         struct hvi_launch_number number; /* input taken, signal, close */
         struct hvi_launch_end end;
+        struct hvi_launch_pass pass; /* up, down */
+        struct hvi_launch_taken taken;
+        struct hvi_launch_gone gone;
+        struct hvi_launch_open open;
+        struct hvi_launch_hang_up hang_up;
     };
 };
 

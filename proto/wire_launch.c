@@ -144,6 +144,50 @@ static const struct wire_field end_fields[] = {
 };
 static const struct wire_table end = TABLE(launch_end, end_fields, 0);
 
+/* ---- relay ----------------------------------------------------------------------------------- */
+
+#define PASSED(n) LIST(n, hvi_launch_pass, data, bytes, WIRE_BYTES, HVI_LAUNCH_DATA_MAX, NULL)
+
+static const struct wire_field up_fields[] = {
+    U32(1, hvi_launch_pass, number),
+    NUMBER(2, hvi_launch_pass, stream, 1, HVI_LAUNCH_STREAMS),
+    PASSED(3),
+};
+static const struct wire_table up = TABLE(launch_up, up_fields, 0);
+
+static const struct wire_field relay_taken_fields[] = {
+    U32(1, hvi_launch_taken, number),
+    NUMBER(2, hvi_launch_taken, bytes, 1, UINT32_MAX),
+};
+static const struct wire_table taken = TABLE(launch_taken, relay_taken_fields, 0);
+
+static const struct wire_field gone_fields[] = {
+    U32(1, hvi_launch_gone, number),
+    FLAG(2, hvi_launch_gone, signaled),
+    NUMBER(3, hvi_launch_gone, code, 0, 255),
+};
+static const struct wire_table gone = TABLE(launch_gone, gone_fields, 0);
+
+static const struct wire_field open_fields[] = {
+    U32(1, hvi_launch_open, number),
+    BYTES(2, hvi_launch_open, command, command_bytes, 2, HVI_LAUNCH_WORDS_MAX),
+    U64(3, hvi_launch_open, patience_ns),
+    U64(4, hvi_launch_open, silence_ns),
+};
+static const struct wire_table open_process = TABLE(launch_open, open_fields, 0);
+
+static const struct wire_field down_fields[] = {
+    U32(1, hvi_launch_pass, number),
+    PASSED(2),
+};
+static const struct wire_table down = TABLE(launch_down, down_fields, 0);
+
+static const struct wire_field hang_up_fields[] = {
+    U32(1, hvi_launch_hang_up, number),
+    FLAG(2, hvi_launch_hang_up, kill),
+};
+static const struct wire_table hang_up = TABLE(launch_hang_up, hang_up_fields, 0);
+
 static const struct wire_body bodies[HVI_LAUNCH_KIND_END] = {
     [HVI_LAUNCH_HELLO] = {"hello", &hello},
     [HVI_LAUNCH_READY] = {"ready", &ready},
@@ -165,6 +209,12 @@ static const struct wire_body bodies[HVI_LAUNCH_KIND_END] = {
     [HVI_LAUNCH_LOOKED] = {"looked", &looked},
     [HVI_LAUNCH_LOOK] = {"look", &look},
     [HVI_LAUNCH_BEAT] = {"beat", &beat},
+    [HVI_LAUNCH_UP] = {"up", &up},
+    [HVI_LAUNCH_TAKEN] = {"taken", &taken},
+    [HVI_LAUNCH_GONE] = {"gone", &gone},
+    [HVI_LAUNCH_OPEN] = {"open", &open_process},
+    [HVI_LAUNCH_DOWN] = {"down", &down},
+    [HVI_LAUNCH_HANG_UP] = {"hang_up", &hang_up},
 };
 
 static const struct wire_body *body_of(unsigned kind)
@@ -216,13 +266,19 @@ static int check_exports(struct wire_context *context, const struct hvi_launch_s
     return HVI_OK;
 }
 
+static int check_command(struct wire_context *context, const unsigned char *command, size_t length)
+{
+    const int status = check_words(context, "command", command, length, false);
+    if (status == HVI_OK && command[0] == '\0')
+        return hvi_wire_refuse(context, "command", "the first word is empty");
+    return status;
+}
+
 static int check_start(struct wire_context *context, const struct hvi_launch_start *message)
 {
     int status = check_ranks(context, message);
     if (status == HVI_OK)
-        status = check_words(context, "command", message->command, message->command_bytes, false);
-    if (status == HVI_OK && message->command[0] == '\0')
-        status = hvi_wire_refuse(context, "command", "the first word is empty");
+        status = check_command(context, message->command, message->command_bytes);
     if (status == HVI_OK)
         status = check_words(context, "environment", message->environment,
                              message->environment_bytes, true);
@@ -237,6 +293,8 @@ static int check_whole(struct wire_context *context, const struct hvi_launch_msg
 {
     if (msg->kind == HVI_LAUNCH_START)
         return check_start(context, &msg->start);
+    if (msg->kind == HVI_LAUNCH_OPEN)
+        return check_command(context, msg->open.command, msg->open.command_bytes);
     if (msg->kind == HVI_LAUNCH_EXITED && msg->exited.exit_count == 0)
         return hvi_wire_refuse(context, "exits", "none");
     return HVI_OK;

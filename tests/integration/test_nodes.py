@@ -39,10 +39,10 @@ def test_every_op_is_right_between_two_nodes(make_nodes, hosts):
     check_nothing_left(nodes)
 
 
-def test_every_op_is_right_on_three_nodes_that_have_only_ipv6(make_nodes):
+def test_every_op_is_right_on_three_nodes_that_have_only_ipv6_and_one_starts_the_agent_of_another(make_nodes):
     nodes = make_nodes(3, ssh=True, families=(6,), ssh_port=2222)
     hosts = ",".join(f"[{node.address6}]:{number}" for number, node in enumerate(nodes, 1))
-    done = nodes[0].run(perf_command(hosts, OPS, "-p", "2222", "-i", str(nodes.key)), timeout=60)
+    done = nodes[0].run(perf_command(hosts, OPS, "-p", "2222", "-i", str(nodes.key), "--fan-out", "1"), timeout=60)
     check_perf(done.returncode, done.stdout, done.stderr, OPS)
     check_nothing_left(nodes)
 

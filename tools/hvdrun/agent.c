@@ -22,7 +22,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #define LAST_WORDS_NS (5 * HVI_NS_SEC) /* for output on its way when everything has ended */
@@ -90,22 +89,6 @@ static void fail(struct agent *agent, int code, const char *text)
     put_text(&msg, text);
     send_message(agent, &msg);
     agent->failed = true;
-}
-
-static void greet(struct agent *agent)
-{
-    struct utsname names;
-    struct hvi_launch_msg msg = {
-        .kind = HVI_LAUNCH_HELLO,
-        .hello = {.launch_version = HVI_LAUNCH_VERSION, .version = HVD_VERSION_TEXT}};
-    const char *connection = getenv("SSH_CONNECTION"); /* theirs, port, ours, port */
-    char ours[64] = "";
-    if (connection != NULL && sscanf(connection, "%*s %*s %63s", ours) == 1)
-        snprintf(msg.hello.address, sizeof msg.hello.address, "%s", ours);
-    snprintf(msg.hello.machine, sizeof msg.hello.machine, "%.63s",
-             uname(&names) == 0 ? names.machine : "unknown");
-    run_buffer_append(&agent->channel.out.pending, HVI_LAUNCH_MARK, strlen(HVI_LAUNCH_MARK));
-    send_message(agent, &msg);
 }
 
 /* ---- what the node tells ---- */
@@ -685,7 +668,7 @@ int run_agent(void)
     run_sink_init(&agent.channel.out, STDOUT_FILENO);
     run_stream_init(&agent.log, -1, &agent.channel.out);
     agent.signal_fd = run_self_open_signals(&agent.heritage);
-    greet(&agent);
+    run_channel_greet(&agent.channel);
     loop(&agent);
     finish(&agent);
     return agent.lost || agent.failed ? 1 : 0;

@@ -37,7 +37,7 @@ void run_call_send(const struct run_call *call, struct run_link *link, uint64_t 
 {
     static unsigned char bytes[HVI_LAUNCH_DATA_MAX];
     while (*sent_p < call->bytes && link->state == RUN_LINK_OPEN &&
-           link->channel.out.pending.used < QUEUED_MAX) {
+           run_link_queued(link) < QUEUED_MAX) {
         const ssize_t length = pread(call->fd, bytes, sizeof bytes, (off_t)*sent_p);
         if (length <= 0) {
             if (link->text[0] == '\0')

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #define READ_BYTES (64u * 1024u)
@@ -25,6 +26,24 @@ int run_channel_send(struct run_channel *channel, const struct hvi_launch_msg *m
     free(frame);
     run_sink_flush(&channel->out);
     return status;
+}
+
+void run_channel_greet(struct run_channel *channel)
+{
+    struct utsname names;
+    struct hvi_launch_msg msg = {
+        .kind = HVI_LAUNCH_HELLO,
+        .hello = {.launch_version = HVI_LAUNCH_VERSION, .version = HVD_VERSION_TEXT}};
+    const char *connection = getenv("SSH_CONNECTION"); /* theirs, port, ours, port */
+    char ours[64] = "";
+    if (connection != NULL && sscanf(connection, "%*s %*s %63s", ours) == 1)
+        snprintf(msg.hello.address, sizeof msg.hello.address, "%s", ours);
+    snprintf(msg.hello.machine, sizeof msg.hello.machine, "%.63s",
+             uname(&names) == 0 ? names.machine : "unknown");
+    if (run_buffer_append(&channel->out.pending, HVI_LAUNCH_MARK, strlen(HVI_LAUNCH_MARK)) !=
+            HVI_OK ||
+        run_channel_send(channel, &msg) != HVI_OK)
+        channel->out.error = ENOMEM;
 }
 
 /* Drops noise up to and including the mark. False: it has not come, and may not come any more. */
@@ -72,17 +91,12 @@ static enum run_channel_state take_frame(struct run_channel *channel, run_channe
     return *found_p ? RUN_CHANNEL_OPEN : RUN_CHANNEL_BROKEN;
 }
 
-enum run_channel_state run_channel_read(struct run_channel *channel, run_channel_take *take,
-                                        void *context, char *text_p, size_t text_size)
+enum run_channel_state run_channel_feed(struct run_channel *channel, const char *bytes,
+                                        size_t length, run_channel_take *take, void *context,
+                                        char *text_p, size_t text_size)
 {
-    static char bytes[READ_BYTES];
     bool found = true;
-    const ssize_t length = read(channel->fd, bytes, sizeof bytes);
-    if (length < 0 && (errno == EINTR || errno == EAGAIN))
-        return RUN_CHANNEL_OPEN;
-    if (length <= 0)
-        return RUN_CHANNEL_END;
-    if (run_buffer_append(&channel->in, bytes, (size_t)length) != HVI_OK) {
+    if (run_buffer_append(&channel->in, bytes, length) != HVI_OK) {
         snprintf(text_p, text_size, "out of memory");
         return RUN_CHANNEL_BROKEN;
     }
@@ -94,6 +108,18 @@ enum run_channel_state run_channel_read(struct run_channel *channel, run_channel
     while (state == RUN_CHANNEL_OPEN && found)
         state = take_frame(channel, take, context, &found, text_p, text_size);
     return state;
+}
+
+enum run_channel_state run_channel_read(struct run_channel *channel, run_channel_take *take,
+                                        void *context, char *text_p, size_t text_size)
+{
+    static char bytes[READ_BYTES];
+    const ssize_t length = read(channel->fd, bytes, sizeof bytes);
+    if (length < 0 && (errno == EINTR || errno == EAGAIN))
+        return RUN_CHANNEL_OPEN;
+    if (length <= 0)
+        return RUN_CHANNEL_END;
+    return run_channel_feed(channel, bytes, (size_t)length, take, context, text_p, text_size);
 }
 
 void run_channel_fini(struct run_channel *channel)

@@ -23,7 +23,13 @@ typedef bool run_channel_take(void *context, struct hvi_launch_msg *msg, char *t
 /* Puts a message into the queue, which is flushed as far as it goes. HVI_OK, or why it cannot be
  * sent (see hvi_launch_encode). A peer that is gone is seen when reading. */
 int run_channel_send(struct run_channel *channel, const struct hvi_launch_msg *msg);
-/* Reads once and hands on every complete message. BROKEN with a sentence. */
+/* What an agent says first. */
+void run_channel_greet(struct run_channel *channel);
+/* Hands on every message that is complete with these bytes. OPEN, or BROKEN with a sentence. */
+enum run_channel_state run_channel_feed(struct run_channel *channel, const char *bytes,
+                                        size_t length, run_channel_take *take, void *context,
+                                        char *text_p, size_t text_size);
+/* The same for what is read now, once. */
 enum run_channel_state run_channel_read(struct run_channel *channel, run_channel_take *take,
                                         void *context, char *text_p, size_t text_size);
 /* Closes both directions. */

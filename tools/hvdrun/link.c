@@ -7,8 +7,8 @@
 #include "base/status.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -74,70 +74,80 @@ void run_link_init(struct run_link *link_p, const struct run_options *options,
     link_p->errors.take_context = link_p;
 }
 
-static void close_pairs(int pairs[3][2])
-{
-    for (int i = 0; i < 3; i++)
-        for (int side = 0; side < 2; side++)
-            if (pairs[i][side] >= 0)
-                close(pairs[i][side]);
-}
-
 /* Its stdin, stdout and stderr. */
-static int spawn(struct run_link *link, int pairs[3][2])
+static int spawn(struct run_link *link)
 {
-    for (int i = 0; i < 3; i++)
-        if (pipe2(pairs[i], O_CLOEXEC) != 0)
-            return errno;
-    const struct run_spawn plan = {
+    int fds[3];
+    struct run_spawn plan = {
         .argv = link->ssh.argv,
         .envp = environ,
-        .stdin_fd = pairs[0][0],
-        .stdout_fd = pairs[1][1],
-        .stderr_fd = pairs[2][1],
         .death_signal = link->host->here ? 0 : SIGKILL,
         .heritage = link->heritage,
     };
-    return run_proc_start(&plan, &link->proc);
-}
-
-static void take_ends(struct run_link *link, int pairs[3][2])
-{
-    close(pairs[0][0]);
-    close(pairs[1][1]);
-    close(pairs[2][1]);
-    link->channel = (struct run_channel){.fd = pairs[1][0]};
-    fcntl(pairs[1][0], F_SETFL, O_NONBLOCK);
-    run_sink_init_own(&link->channel.out, pairs[0][1]);
-    link->errors.fd = pairs[2][0];
-    link->words[0] = '\0';
-    link->state = RUN_LINK_OPEN;
+    const int error = run_proc_start_piped(&plan, fds, &link->proc);
+    if (error != 0)
+        return error;
+    link->channel.fd = fds[1];
+    run_sink_init_own(&link->channel.out, fds[0]);
+    link->errors.fd = fds[2];
+    return 0;
 }
 
 void run_link_start(struct run_link *link)
 {
-    int pairs[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
+    int error = 0;
     link->state = RUN_LINK_GONE;
     link->tries++;
-    if (run_ssh_make(link->options, link->host, &link->ssh, link->text, sizeof link->text) != 0)
+    if (run_ssh_make(link->options, link->host, link->role, &link->ssh, link->text,
+                     sizeof link->text) != 0)
         return;
-    const int error = spawn(link, pairs);
+    link->channel = (struct run_channel){.fd = -1, .out = {.fd = -1}};
+    link->words[0] = '\0';
+    link->passed = 0;
+    if (link->way != NULL)
+        link->way->open(link->way->context, link->number, link->ssh.argv);
+    else
+        error = spawn(link);
     if (error == 0) {
-        take_ends(link, pairs);
+        link->state = RUN_LINK_OPEN;
         return;
     }
     snprintf(link->text, sizeof link->text, "cannot start %s: %s", link->ssh.argv[0],
              strerror(error));
-    close_pairs(pairs);
+    link->channel.out.error = EPIPE;
     run_ssh_fini(&link->ssh);
+}
+
+/* ---- what is said ---- */
+
+static int pass(struct run_link *link, const struct hvi_launch_msg *msg)
+{
+    unsigned char *frame;
+    size_t bytes;
+    if (link->channel.out.error != 0)
+        return HVI_OK;
+    const int status = hvi_launch_encode(msg, &frame, &bytes);
+    if (status != HVI_OK)
+        return status;
+    link->passed += bytes;
+    link->way->send(link->way->context, link->number, frame, bytes);
+    free(frame);
+    return HVI_OK;
 }
 
 void run_link_send(struct run_link *link, const struct hvi_launch_msg *msg)
 {
-    if (run_channel_send(&link->channel, msg) == HVI_OK || link->text[0] != '\0')
+    const int status = link->way != NULL ? pass(link, msg) : run_channel_send(&link->channel, msg);
+    if (status == HVI_OK || link->text[0] != '\0')
         return;
     snprintf(link->text, sizeof link->text,
              "what is to run there cannot be told: it is too long, or a name in it is not UTF-8");
     run_link_close(link, 0);
+}
+
+size_t run_link_queued(const struct run_link *link)
+{
+    return link->way != NULL ? link->passed : link->channel.out.pending.used;
 }
 
 /* ---- the end ---- */
@@ -149,6 +159,8 @@ void run_link_close(struct run_link *link, uint64_t patience_ns)
     if (link->state == RUN_LINK_GONE)
         return;
     link->closed = true;
+    if (link->way != NULL)
+        link->way->hang_up(link->way->context, link->number, false);
     run_channel_fini(&link->channel);
     if (link->kill_at_ns == 0)
         link->kill_at_ns = hvi_deadline_after((int64_t)patience_ns);
@@ -172,25 +184,43 @@ static void read_rest(struct run_link *link)
     }
 }
 
+/* A relay may lack the key or the way that we have. */
+static void go_oneself(struct run_link *link)
+{
+    link->way = NULL;
+    link->role = RUN_SSH_AGENT;
+    link->tries = 0;
+    link->retry_ns = 0;
+    link->text[0] = '\0';
+}
+
 /* sshd refuses connections at random when there are many that have not logged in yet. */
 static bool tries_again(struct run_link *link)
 {
-    if (link->closed || link->settled || link->channel.marked || link->tries >= TRIES_MAX ||
-        !run_ssh_was_dropped(link->fate, link->words))
+    if (link->closed || link->settled || link->channel.marked)
+        return false;
+    if (link->way != NULL) {
+        go_oneself(link);
+        return true;
+    }
+    if (link->tries >= TRIES_MAX || !run_ssh_was_dropped(link->fate, link->words))
         return false;
     link->retry_ns = hvi_deadline_after((int64_t)(RETRY_NS << link->tries));
     return true;
 }
 
 /* Its process is over: what it has sent is taken to the end, and what is said of it is decided. */
-static void finish(struct run_link *link)
+static void finish(struct run_link *link, struct hvi_fate fate)
 {
     read_rest(link);
-    link->fate = link->proc.fate;
+    link->fate = fate;
     run_channel_fini(&link->channel);
+    run_stream_show(&link->errors);
     run_stream_end(&link->errors);
-    run_proc_signal(&link->proc, SIGKILL); /* what it may have left in its group */
-    run_proc_reap(&link->proc);
+    if (link->proc.pid > 0) {
+        run_proc_signal(&link->proc, SIGKILL); /* what it may have left in its group */
+        run_proc_reap(&link->proc);
+    }
     link->proc = (struct run_proc){.pidfd = -1};
     link->kill_at_ns = 0;
     link->state = tries_again(link) ? RUN_LINK_WAITING : RUN_LINK_GONE;
@@ -205,10 +235,54 @@ static void look_at_process(void *context, int index)
     struct run_link *link = context;
     (void)index;
     if (link->state == RUN_LINK_OPEN && run_proc_look(&link->proc))
-        finish(link);
+        finish(link, link->proc.fate);
+}
+
+void run_link_gone(struct run_link *link, struct hvi_fate fate)
+{
+    if (link->state == RUN_LINK_OPEN)
+        finish(link, fate);
+}
+
+void run_link_cut(struct run_link *link, const char *why)
+{
+    if (link->state == RUN_LINK_WAITING)
+        go_oneself(link);
+    if (link->state != RUN_LINK_OPEN)
+        return;
+    if (!link->closed && link->text[0] == '\0')
+        snprintf(link->text, sizeof link->text, "%s", why);
+    finish(link, (struct hvi_fate){.kind = HVI_FATE_UNKNOWN});
 }
 
 /* ---- in the loop ---- */
+
+static void make_no_sense(struct run_link *link, const char *text)
+{
+    if (link->text[0] == '\0')
+        snprintf(link->text, sizeof link->text, "what comes from there makes no sense: %s", text);
+    run_link_close(link, STRAGGLE_NS);
+}
+
+void run_link_feed(struct run_link *link, uint32_t stream, const char *bytes, size_t length)
+{
+    char text[1024];
+    if (link->state != RUN_LINK_OPEN)
+        return;
+    if (stream != 1 && link->errors.take != NULL)
+        keep_words(link, 0, bytes, length);
+    else if (stream != 1)
+        run_stream_feed(&link->errors, bytes, length);
+    else if (!link->closed &&
+             run_channel_feed(&link->channel, bytes, length, link->take, link->context, text,
+                              sizeof text) == RUN_CHANNEL_BROKEN)
+        make_no_sense(link, text);
+}
+
+void run_link_taken(struct run_link *link, size_t bytes)
+{
+    link->passed -= bytes < link->passed ? bytes : link->passed;
+}
 
 static void read_channel(void *context, int index)
 {
@@ -222,10 +296,8 @@ static void read_channel(void *context, int index)
         run_channel_read(&link->channel, link->take, link->context, text, sizeof text);
     if (state == RUN_CHANNEL_OPEN)
         return;
-    if (state == RUN_CHANNEL_BROKEN && link->text[0] == '\0')
-        snprintf(link->text, sizeof link->text, "what comes from there makes no sense: %s", text);
     if (state == RUN_CHANNEL_BROKEN) {
-        run_link_close(link, STRAGGLE_NS);
+        make_no_sense(link, text);
     } else { /* the agent has gone; its process says how */
         close(link->channel.fd);
         link->channel.fd = -1;
@@ -261,7 +333,10 @@ void run_link_tick(struct run_link *link, uint64_t now_ns)
     run_stream_tick(&link->errors, now_ns);
     if (link->kill_at_ns != 0 && now_ns >= link->kill_at_ns) {
         link->kill_at_ns = HVI_NEVER;
-        run_proc_signal(&link->proc, SIGKILL);
+        if (link->way != NULL)
+            link->way->hang_up(link->way->context, link->number, true);
+        else
+            run_proc_signal(&link->proc, SIGKILL);
     }
 }
 
@@ -279,11 +354,12 @@ uint64_t run_link_next_ns(const struct run_link *link)
 
 void run_link_fini(struct run_link *link)
 {
-    if (link->state == RUN_LINK_OPEN) {
+    if (link->state == RUN_LINK_OPEN && link->proc.pid > 0) {
         run_proc_signal(&link->proc, SIGKILL);
         run_proc_reap(&link->proc);
-        run_ssh_fini(&link->ssh);
     }
+    if (link->state == RUN_LINK_OPEN)
+        run_ssh_fini(&link->ssh);
     run_channel_fini(&link->channel);
     run_stream_fini(&link->errors);
     link->state = RUN_LINK_GONE;

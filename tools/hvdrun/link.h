@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One agent as hvdrun sees it: the process that leads to it (ssh, or the agent itself on this
- * machine), the conversation with it, and what that process writes to stderr. Main thread; never
- * blocks. */
+ * One agent or relay as hvdrun sees it: the process that leads to it (ssh, or the agent itself on this
+ * machine), the conversation with it, and what that process writes to stderr. The process may be a
+ * relay's (tree.h) instead of ours. Main thread; never blocks. */
 #ifndef HVI_TOOLS_HVDRUN_LINK_H
 #define HVI_TOOLS_HVDRUN_LINK_H
 
@@ -17,13 +17,24 @@ enum run_link_state {
     RUN_LINK_GONE,
 };
 
+/* To a process that a relay starts; `number` is the link's. */
+struct run_link_way {
+    void *context;
+    void (*open)(void *context, uint32_t number, char *const *argv);
+    void (*send)(void *context, uint32_t number, const unsigned char *bytes, size_t length);
+    void (*hang_up)(void *context, uint32_t number, bool kill);
+};
+
 struct run_link {
     const struct run_options *options;
     const struct run_heritage *heritage;
     const struct run_host *host;
     run_channel_take *take;
     void *context; /* of take */
-    int index;     /* for the owner */
+    enum run_ssh_role role;
+    const struct run_link_way *way; /* NULL: a process of ours */
+    uint32_t number;                /* of the process there */
+    size_t passed;                  /* bytes for its stdin that are on their way */
     enum run_link_state state;
     struct run_ssh ssh;
     struct run_proc proc;
@@ -45,6 +56,8 @@ void run_link_init(struct run_link *link_p, const struct run_options *options,
 /* Starts the process. A failure makes it GONE, with a sentence. */
 void run_link_start(struct run_link *link);
 void run_link_send(struct run_link *link, const struct hvi_launch_msg *msg);
+/* Bytes that the agent has still to read. */
+size_t run_link_queued(const struct run_link *link);
 /* The start is over: from now on what comes on stderr is shown. */
 void run_link_settle(struct run_link *link);
 
@@ -53,6 +66,14 @@ void run_link_poll(struct run_link *link, struct run_polls *polls, bool reading)
 /* What time brings. */
 void run_link_tick(struct run_link *link, uint64_t now_ns);
 uint64_t run_link_next_ns(const struct run_link *link);
+
+/* What a relay says of the process: what it has written (stream 1 or 2), that it has read what was sent, that
+ * it has ended. A process that ends before it has spoken is tried again as one of ours. */
+void run_link_feed(struct run_link *link, uint32_t stream, const char *bytes, size_t length);
+void run_link_taken(struct run_link *link, size_t bytes);
+void run_link_gone(struct run_link *link, struct hvi_fate fate);
+/* The relay is gone, for this reason. */
+void run_link_cut(struct run_link *link, const char *why);
 
 /* Ends the conversation: the agent ends everything it has started and goes, and so does ssh; at the
  * latest after the time given they are killed. */

@@ -9,6 +9,7 @@
  *   end.c      who failed, what next display.c what is shown, output.c: prefixes and lines
  *   spread.c   a job on other hosts  agent.c   hvdrun --node, there
  *   link.c     one agent, from here  channel.c what they say to each other
+ *   tree.c     of many hosts, relays relay.c   hvdrun --relay, there
  *   ssh.c      how it is started     words.c   which variables travel
  *   task.c     what a host is told   call.c    what hvd.run brings and takes
  *   route.c    this host's address   build.c   --check-build
@@ -21,6 +22,7 @@
 #include "tools/hvdrun/flags.h"
 #include "tools/hvdrun/options.h"
 #include "tools/hvdrun/plain.h"
+#include "tools/hvdrun/relay.h"
 #include "tools/hvdrun/self.h"
 #include "tools/hvdrun/spread.h"
 
@@ -71,6 +73,8 @@ int main(int argc, char **argv)
     run_self_fill_fds();
     if (argc == 2 && strcmp(argv[1], "--node") == 0)
         return run_agent();
+    if (argc == 2 && strcmp(argv[1], "--relay") == 0)
+        return run_relay();
     if (run_options_parse(argc, argv, &options, text, sizeof text) != 0) {
         fprintf(stderr, "hvdrun: %s\nTry hvdrun --help.\n", text);
         return 2;

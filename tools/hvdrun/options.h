@@ -22,7 +22,8 @@ struct run_options {
     const char *hosts, *hostfile; /* as given; NULL: not given, like the others here */
     struct run_hosts places;      /* what they come to, filled with the ranks; none: this machine */
     const char *ssh_command, *ssh_port, *ssh_identity; /* how other hosts are reached */
-    const char *remote_hvdrun, *remote_dir;            /* where hvdrun and the ranks are there */
+    const char *fan_out;                    /* hosts that this one reaches itself, "0": all */
+    const char *remote_hvdrun, *remote_dir; /* where hvdrun and the ranks are there */
     const char
         *call_dir; /* hvd.run's: has the file `call`, gets a file `result.R` of each rank R */
     const char *interfaces; /* which of this host's addresses the others are told */

@@ -118,6 +118,38 @@ int run_proc_start(const struct run_spawn *spawn, struct run_proc *proc_p)
     return 0;
 }
 
+static void close_pairs(int pairs[3][2])
+{
+    for (int i = 0; i < 3; i++)
+        for (int side = 0; side < 2; side++)
+            if (pairs[i][side] >= 0)
+                close(pairs[i][side]);
+}
+
+int run_proc_start_piped(struct run_spawn *spawn, int fds_p[3], struct run_proc *proc_p)
+{
+    int pairs[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
+    int error = 0;
+    for (int i = 0; i < 3 && error == 0; i++)
+        error = pipe2(pairs[i], O_CLOEXEC) != 0 ? errno : 0;
+    spawn->stdin_fd = pairs[0][0];
+    spawn->stdout_fd = pairs[1][1];
+    spawn->stderr_fd = pairs[2][1];
+    if (error == 0)
+        error = run_proc_start(spawn, proc_p);
+    for (int i = 0; i < 3 && error == 0; i++) {
+        const int ours = i == 0 ? 1 : 0;
+        fds_p[i] = pairs[i][ours];
+        pairs[i][ours] = -1;
+    }
+    close_pairs(pairs);
+    if (error != 0)
+        return error;
+    fcntl(fds_p[1], F_SETFL, O_NONBLOCK);
+    fcntl(fds_p[2], F_SETFL, O_NONBLOCK);
+    return 0;
+}
+
 void run_proc_signal(const struct run_proc *proc, int signal_number)
 {
     if (proc->pid > 0 && !proc->reaped)

@@ -44,6 +44,9 @@ struct run_spawn {
 /* Starts a process in its own group. 0, or an errno (ENOENT, EACCES, ... from exec; EAGAIN, EMFILE
  * from fork). Returns once exec(2) has succeeded or failed. */
 int run_proc_start(const struct run_spawn *spawn, struct run_proc *proc_p);
+/* The same with three pipes in the place of the child's ends; *fds_p: ours of its stdin, stdout and stderr, the two
+ * that are read non-blocking. */
+int run_proc_start_piped(struct run_spawn *spawn, int fds_p[3], struct run_proc *proc_p);
 /* To the process and everything in its group. Harmless once it is reaped. */
 void run_proc_signal(const struct run_proc *proc, int signal_number);
 /* Learns how it ended, without reaping. False if it still runs. */

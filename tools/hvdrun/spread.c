@@ -21,6 +21,7 @@
 #include "tools/hvdrun/self.h"
 #include "tools/hvdrun/stdin.h"
 #include "tools/hvdrun/task.h"
+#include "tools/hvdrun/tree.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -31,11 +32,10 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#define OPENING_MAX 32u               /* agents that have not greeted yet: logins at a time */
-#define OBEY_NS     (3 * HVI_NS_SEC)  /* for agents to say that their ranks have been killed */
-#define LEAVE_NS    (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
-#define BEATS       6u                /* in the time after which an agent is alone */
-#define INPUT_PART  (64u * 1024u)
+#define OBEY_NS    (3 * HVI_NS_SEC)  /* for agents to say that their ranks have been killed */
+#define LEAVE_NS   (10 * HVI_NS_SEC) /* for agents to go, beside the grace time of their ranks */
+#define BEATS      6u                /* in the time after which an agent is alone */
+#define INPUT_PART (64u * 1024u)
 
 enum stage {
     STAGE_GREET,
@@ -66,6 +66,7 @@ struct spread {
     struct run_end end;
     struct run_polls polls;
     struct place *places;
+    struct run_tree tree;
     char job[64], key[40];
     enum stage stage;
     uint64_t deadline_ns; /* of the start */
@@ -204,25 +205,6 @@ static void take_hello(struct spread *spread, struct place *place,
             machine, names.machine);
 }
 
-/* At most OPENING_MAX at a time: each host's sshd sees one, but a name server, a bastion or this
- * machine sees them all. */
-static void start_links(struct spread *spread, uint64_t now_ns)
-{
-    size_t opening = 0;
-    for (size_t i = 0; i < spread->hosts->count; i++)
-        opening += spread->places[i].link.state == RUN_LINK_OPEN && !spread->places[i].greeted;
-    for (size_t i = 0; i < spread->hosts->count && opening < OPENING_MAX; i++) {
-        struct run_link *link = &spread->places[i].link;
-        if (link->state != RUN_LINK_WAITING || now_ns < link->retry_ns)
-            continue;
-        run_link_start(link);
-        opening++;
-        if (spread->options->verbose && link->state == RUN_LINK_OPEN)
-            run_display_say(&spread->display, "%s: %s is pid %d", link->host->name,
-                            link->ssh.argv[0], (int)link->proc.pid);
-    }
-}
-
 /* ---- the start: prepare ---- */
 
 /* The first of the other hosts, by its numeric address; NULL: none is known. */
@@ -336,6 +318,7 @@ static void run_all(struct spread *spread)
         spread->places[i].running = true;
         run_link_settle(&spread->places[i].link);
     }
+    run_tree_settle(&spread->tree);
     send_to_all(spread, &msg);
 }
 
@@ -576,6 +559,8 @@ static void check_links(struct spread *spread)
 
 static bool links_are_gone(const struct spread *spread)
 {
+    if (!run_tree_is_gone(&spread->tree))
+        return false;
     for (size_t i = 0; i < spread->hosts->count; i++)
         if (spread->places[i].link.state != RUN_LINK_GONE)
             return false;
@@ -662,6 +647,7 @@ static uint64_t next_time(const struct spread *spread)
         next_ns = earlier(next_ns, spread->beat_at_ns);
     if (spread->input.pipe_fd >= 0 && spread->input.retry_ns != 0)
         next_ns = earlier(next_ns, spread->input.retry_ns);
+    next_ns = earlier(next_ns, run_tree_next_ns(&spread->tree));
     for (size_t i = 0; i < spread->hosts->count; i++) {
         next_ns = earlier(next_ns, run_link_next_ns(&spread->places[i].link));
         if (spread->places[i].log.held_until_ns != 0)
@@ -677,6 +663,7 @@ static void poll_once(struct spread *spread)
     run_polls_add(&spread->polls, spread->signal_fd, POLLIN, read_signals, spread, 0);
     for (size_t i = 0; i < spread->hosts->count; i++)
         run_link_poll(&spread->places[i].link, &spread->polls, reading);
+    run_tree_poll(&spread->tree, &spread->polls, reading);
     run_display_poll(&spread->display, &spread->polls);
     poll_input(spread);
     if (run_polls_wait(&spread->polls, next_time(spread)))
@@ -743,8 +730,9 @@ static void tick(struct spread *spread)
         run_link_tick(link, now_ns);
         run_stream_tick(&spread->places[i].log, now_ns);
     }
+    run_tree_tick(&spread->tree, now_ns);
     if (spread->stage == STAGE_GREET)
-        start_links(spread, now_ns);
+        run_tree_start(&spread->tree, now_ns);
     if (spread->stage < STAGE_RUN)
         tick_start(spread, now_ns);
     check_links(spread);
@@ -760,6 +748,12 @@ static void tick(struct spread *spread)
 
 /* ---- the whole ---- */
 
+static struct run_link *link_of(void *context, size_t host)
+{
+    const struct spread *spread = context;
+    return &spread->places[host].link;
+}
+
 static bool make_links(struct spread *spread, struct take_context *contexts)
 {
     for (size_t i = 0; i < spread->hosts->count; i++) {
@@ -771,7 +765,10 @@ static bool make_links(struct spread *spread, struct take_context *contexts)
         place->link.context = &contexts[i];
         run_stream_init(&place->log, -1, spread->display.err);
     }
-    return run_display_make_streams(&spread->display, spread->options->ranks);
+    spread->tree = (struct run_tree){
+        .options = spread->options, .hosts = spread->hosts, .say = say, .context = spread};
+    return run_tree_init(&spread->tree, link_of, spread->display.err) == HVI_OK &&
+           run_display_make_streams(&spread->display, spread->options->ranks);
 }
 
 static bool prepare(struct spread *spread)
@@ -820,6 +817,7 @@ static void report(struct spread *spread)
 static void finish(struct spread *spread)
 {
     run_task_fini(&spread->task);
+    run_tree_fini(&spread->tree);
     for (size_t i = 0; i < spread->hosts->count; i++) {
         run_link_fini(&spread->places[i].link);
         run_stream_fini(&spread->places[i].log);
@@ -853,7 +851,7 @@ int run_spread(const struct run_options *options)
     if (prepare(&spread) && make_links(&spread, contexts) && open_call(&spread)) {
         spread.exit_code = 0;
         spread.deadline_ns = hvi_deadline_after((int64_t)options->start_timeout_ns);
-        start_links(&spread, hvi_clock_ns());
+        run_tree_start(&spread.tree, hvi_clock_ns());
         while (spread.stage != STAGE_DONE) {
             poll_once(&spread);
             tick(&spread);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define SSH_FAILED      255 /* ssh's exit status when the connection or the login fails */
+#define ROLE_ROOM       16
 #define CONNECT_S_LEAST 1u
 #define CONNECT_S_MOST  30u
 
@@ -86,24 +87,24 @@ static const char *command_of(const struct run_options *options)
 }
 
 int run_ssh_make(const struct run_options *options, const struct run_host *host,
-                 struct run_ssh *ssh_p, char *text_p, size_t text_size)
+                 enum run_ssh_role role, struct run_ssh *ssh_p, char *text_p, size_t text_size)
 {
     size_t count = 0;
     memset(ssh_p, 0, sizeof *ssh_p);
-    snprintf(ssh_p->node, sizeof ssh_p->node, "--node");
+    ssh_p->role = role == RUN_SSH_RELAY ? "--relay" : "--node";
     if (host->here || options->remote_hvdrun == NULL)
         run_self_path(ssh_p->hvdrun, sizeof ssh_p->hvdrun);
     else
         snprintf(ssh_p->hvdrun, sizeof ssh_p->hvdrun, "%s", options->remote_hvdrun);
-    if (host->here) {
+    if (host->here || role == RUN_SSH_BESIDE) {
         ssh_p->argv[0] = ssh_p->hvdrun;
-        ssh_p->argv[1] = ssh_p->node;
+        ssh_p->argv[1] = (char *)(uintptr_t)ssh_p->role;
         return 0;
     }
-    if (quote(ssh_p->hvdrun, ssh_p->remote, sizeof ssh_p->remote - sizeof ssh_p->node) &&
+    if (quote(ssh_p->hvdrun, ssh_p->remote, sizeof ssh_p->remote - ROLE_ROOM) &&
         add_command(ssh_p, &count, command_of(options)) && add_options(ssh_p, &count, options) &&
         add(ssh_p, &count, host->name) && add(ssh_p, &count, ssh_p->remote)) {
-        snprintf(ssh_p->remote + strlen(ssh_p->remote), sizeof ssh_p->node + 1, " %s", ssh_p->node);
+        snprintf(ssh_p->remote + strlen(ssh_p->remote), ROLE_ROOM, " %s", ssh_p->role);
         return 0;
     }
     snprintf(text_p, text_size, "the words for ssh are too many: %s", command_of(options));

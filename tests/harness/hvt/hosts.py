@@ -4,6 +4,7 @@ own, as a login would have. Its hosts' names say what befalls them:
 
   dead*   cannot be reached       busy*   drops the connection the first two times
   deaf*   never answers           noisy*  has a shell that greets
+  far*    can be reached by this machine, and by no other host
   mute*   has no word of sshd of where it was reached; all others were at 127.0.0.1
   anything else is fine"""
 import os
@@ -25,6 +26,11 @@ busy*)
         exit 255
     fi ;;
 deaf*) exec sleep 1000 ;;
+far*)
+    if [ -n "$SSH_CONNECTION" ]; then
+        echo "ssh: connect to host $1 port 22: Connection timed out" >&2
+        exit 255
+    fi ;;
 noisy*) echo "Welcome to $1!"; echo "a warning of $1" >&2 ;;
 esac
 case $1 in

@@ -148,11 +148,43 @@ static void make_to_agent(unsigned index, struct hvi_launch_msg *msg)
     }
 }
 
+static void make_of_relay(unsigned index, struct hvi_launch_msg *msg)
+{
+    switch (index) {
+    case 0:
+        msg->kind = HVI_LAUNCH_UP;
+        msg->pass = (struct hvi_launch_pass){UINT32_MAX, 2, data, sizeof data};
+        break;
+    case 1:
+        msg->kind = HVI_LAUNCH_TAKEN;
+        msg->taken = (struct hvi_launch_taken){7, UINT32_MAX};
+        break;
+    case 2:
+        msg->kind = HVI_LAUNCH_GONE;
+        msg->gone = (struct hvi_launch_gone){7, true, 9};
+        break;
+    case 3:
+        msg->kind = HVI_LAUNCH_OPEN;
+        msg->open = (struct hvi_launch_open){7, command, sizeof command - 1, UINT64_MAX, 1};
+        break;
+    case 4:
+        msg->kind = HVI_LAUNCH_DOWN;
+        msg->pass = (struct hvi_launch_pass){.number = 7, .data = much, .bytes = sizeof much};
+        break;
+    default:
+        msg->kind = HVI_LAUNCH_HANG_UP;
+        msg->hang_up = (struct hvi_launch_hang_up){7, true};
+        break;
+    }
+}
+
 void hvt_launch_sample(unsigned index, struct hvi_launch_msg *msg_p)
 {
     memset(msg_p, 0, sizeof *msg_p);
     if (index < 10)
         make_from_agent(index, msg_p);
-    else
+    else if (index < 25)
         make_to_agent(index - 10, msg_p);
+    if (index >= 25)
+        make_of_relay(index - 25, msg_p);
 }

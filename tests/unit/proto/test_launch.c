@@ -116,7 +116,7 @@ START_TEST(what_makes_no_sense_is_not_sent)
     EXPECT_REFUSED(strcpy(msg.start.job, "a b"));
     EXPECT_REFUSED(msg.start.job_key[0] = '\0');
     EXPECT_REFUSED(msg.kind = HVI_LAUNCH_KIND_END);
-    EXPECT_REFUSED(msg.kind = (enum hvi_launch_kind)11);
+    EXPECT_REFUSED(msg.kind = (enum hvi_launch_kind)19);
     hvt_launch_sample(7, &msg);
     msg.exited.exit_count = 0;
     expect_refused("no exits");
@@ -129,6 +129,12 @@ START_TEST(what_makes_no_sense_is_not_sent)
     hvt_launch_sample(8, &msg);
     msg.text.code = 0;
     expect_refused("a failure with code 0");
+    hvt_launch_sample(25, &msg);
+    msg.pass.stream = 3;
+    expect_refused("a third stream of a process");
+    hvt_launch_sample(28, &msg);
+    msg.open.command_bytes--;
+    expect_refused("a command whose last word has no end");
 }
 END_TEST
 

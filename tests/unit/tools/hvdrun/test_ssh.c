@@ -25,7 +25,8 @@ static const char *words_for(const char *name, bool here)
     static char line[4096];
     const struct run_host host = host_of(name, here);
     line[0] = '\0';
-    ck_assert_msg(run_ssh_make(&options, &host, &ssh, text, sizeof text) == 0, "%s", text);
+    ck_assert_msg(run_ssh_make(&options, &host, RUN_SSH_AGENT, &ssh, text, sizeof text) == 0, "%s",
+                  text);
     for (char **word = ssh.argv; *word != NULL; word++)
         snprintf(line + strlen(line), sizeof line - strlen(line), "%s%s",
                  word == ssh.argv ? "" : "|", *word);
@@ -113,7 +114,7 @@ START_TEST(too_many_words_are_refused)
     for (int i = 0; i < 100; i++)
         strcat(many, "a ");
     options.ssh_command = many;
-    ck_assert_int_eq(run_ssh_make(&options, &host, &ssh, text, sizeof text), -1);
+    ck_assert_int_eq(run_ssh_make(&options, &host, RUN_SSH_AGENT, &ssh, text, sizeof text), -1);
     ck_assert_ptr_nonnull(strstr(text, "too many"));
 }
 END_TEST
@@ -122,7 +123,7 @@ static const char *explained(bool here, enum hvi_fate_kind kind, int code, const
 {
     const struct run_host host = host_of("h1", here);
     reset();
-    ck_assert_int_eq(run_ssh_make(&options, &host, &ssh, text, sizeof text), 0);
+    ck_assert_int_eq(run_ssh_make(&options, &host, RUN_SSH_AGENT, &ssh, text, sizeof text), 0);
     if (!here)
         snprintf(ssh.hvdrun, sizeof ssh.hvdrun, "/x/hvdrun");
     run_ssh_explain(&ssh, &host, (struct hvi_fate){kind, code}, words, text, sizeof text);
