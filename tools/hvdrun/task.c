@@ -12,14 +12,33 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Interfaces by name are for others that use the network too, as with horovodrun; neither
- * exceptions nor networks are what they understand. */
+static bool is_numeric(const char *address)
+{
+    struct in6_addr found; /* room for either */
+    return inet_pton(AF_INET, address, &found) == 1 || inet_pton(AF_INET6, address, &found) == 1;
+}
+
+static bool are_names(const char *interfaces)
+{
+    char entry[64];
+    for (const char *at = interfaces; *at != '\0'; at += at[0] == ',') {
+        const size_t length = strcspn(at, ",");
+        snprintf(entry, sizeof entry, "%.*s", (int)length, at);
+        if (strpbrk(entry, "^/ ") != NULL || is_numeric(entry))
+            return false;
+        at += length;
+    }
+    return true;
+}
+
+/* Interfaces by name are for others that use the network too, as with horovodrun; exceptions, networks
+ * and addresses are not what they understand. */
 static int pack_interfaces(const char *interfaces, struct run_buffer *out)
 {
     char nccl[512];
     char gloo[512];
     char *list[] = {nccl, gloo, NULL};
-    if (interfaces == NULL || strpbrk(interfaces, "^/ ") != NULL)
+    if (interfaces == NULL || !are_names(interfaces))
         return HVI_OK;
     snprintf(nccl, sizeof nccl, "NCCL_SOCKET_IFNAME=%s", interfaces);
     snprintf(gloo, sizeof gloo, "HOROVOD_GLOO_IFACE=%.*s", (int)strcspn(interfaces, ","),
@@ -84,12 +103,6 @@ static void put_place(char *text_p, size_t size, const char *address, uint32_t p
 {
     const bool six = strchr(address, ':') != NULL;
     snprintf(text_p, size, "%s%s%s:%u", six ? "[" : "", address, six ? "]" : "", port);
-}
-
-static bool is_numeric(const char *address)
-{
-    struct in6_addr found; /* room for either */
-    return inet_pton(AF_INET, address, &found) == 1 || inet_pton(AF_INET6, address, &found) == 1;
 }
 
 /* hvdd listens at numbers alone, and what a name means here it may not mean there. */
