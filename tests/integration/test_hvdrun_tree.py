@@ -70,6 +70,13 @@ def test_much_output_is_whole_and_waits_for_its_reader(hosts):
     assert set(lines) == {f"[{rank}]<stdout>:{rank}-end" for rank in range(6)}
 
 
+def test_what_is_called_and_returned_passes_relays(hosts):
+    call = os.urandom(2_000_000)
+    (hosts.folder / "call").write_bytes(call)
+    done = hosts.run(*SIX, "--call-dir", str(hosts.folder), "sh", "-c", "cat $HVD_RUN_CALL > /proc/self/fd/$HVD_RUN_RESULT")
+    assert done.returncode == 0 and all((hosts.folder / f"result.{rank}").read_bytes() == call for rank in range(6)), done.stderr
+
+
 def test_memory_of_relays_stays_bounded_while_nobody_reads(hosts):
     process = hosts.start(*SIX, "yes")
     try:
