@@ -222,12 +222,14 @@ static int listen_on(const char *address, uint16_t port)
     return listen_at(&at, true);
 }
 
+/* From the last one down: a gate, which searches from the first one, is to find its port free when it comes
+ * back after its death. */
 static int find_port(struct engine_net *net, const char *address, uint16_t port_first,
                      uint16_t port_last, char *text_p)
 {
     int error = EADDRINUSE;
 
-    for (uint32_t port = port_first; port <= port_last && error == EADDRINUSE; port++) {
+    for (int port = port_last; port >= port_first && error == EADDRINUSE; port--) {
         net->fd = listen_on(address, (uint16_t)port);
         if (net->fd >= 0)
             return HVI_OK;

@@ -68,7 +68,7 @@ struct engine_net {
     void *user;
 };
 
-/* Listens on the first port of the range that is free; address: numeric, NULL: on all, IPv4 and IPv6.
+/* Listens on the last port of the range that is free; address: numeric, NULL: on all, IPv4 and IPv6.
  * 0 to 0: any port. Connections wait for engine_net_start. HVI_OK; HVI_ERR_INVALID: no such address;
  * HVI_ERR_LIMIT: no port, or the system refuses; HVI_ERR_NO_MEMORY; HVI_ERR_DAEMON. Then the text says
  * why and nothing is left open. */

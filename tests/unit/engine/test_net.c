@@ -482,6 +482,24 @@ START_TEST(a_full_range_of_ports_is_said_and_a_free_port_in_it_is_found)
 }
 END_TEST
 
+/* A gate takes the first port: after its death it is to be free for the next one. */
+START_TEST(the_last_port_of_a_range_is_taken)
+{
+    struct engine_net net;
+    char text[ENGINE_NET_TEXT] = "";
+    uint16_t first = 0, port = 0;
+
+    listen_side(0, "127.0.0.1", 0);
+    first = sides[0].port < UINT16_MAX - 2 ? sides[0].port : UINT16_MAX - 2;
+    int status =
+        engine_net_listen(&net, event, "127.0.0.1", first, (uint16_t)(first + 2), &port, text);
+    ck_assert_int_eq(status, HVI_OK);
+    ck_assert_uint_eq(port, first + 2);
+    engine_net_close(&net);
+    close_side(0);
+}
+END_TEST
+
 START_TEST(what_is_no_numeric_address_is_refused)
 {
     struct engine_net net;
@@ -755,6 +773,7 @@ int main(void)
     tcase_add_test(tcase, a_peer_that_does_not_answer_is_given_up_at_the_deadline);
     tcase_add_test(tcase, a_peer_that_does_not_connect_is_named_with_both_addresses);
     tcase_add_test(tcase, a_full_range_of_ports_is_said_and_a_free_port_in_it_is_found);
+    tcase_add_test(tcase, the_last_port_of_a_range_is_taken);
     tcase_add_test(tcase, what_is_no_numeric_address_is_refused);
     suite_add_tcase(suite, tcase);
     suite_add_tcase(suite, stranger_tests());
