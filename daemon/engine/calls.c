@@ -134,11 +134,17 @@ static void lane_wanted(void *user, uint32_t node, uint32_t lane)
     engine_nodes_connect(user, node, lane);
 }
 
+static void unexplained(void *user)
+{
+    engine_nodes_puzzled(user);
+}
+
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
     .missing = missing,
     .lane_wanted = lane_wanted,
+    .unexplained = unexplained,
 };
 
 /* ---- what comes out of slots ---- */

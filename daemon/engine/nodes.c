@@ -11,6 +11,9 @@
  * of a rank or a node what still executes is cancelled. A rank that left in order waited for no op,
  * but its node may have started fewer works than others: those that are tentative are cancelled, too.
  *
+ * The other way round, a data connection may end before the control links have brought the reason. A work that
+ * fails by that waits for REASON_NS, so that it ends with the job's reason on every rank.
+ *
  * When nothing has moved for STILL_NS while a step is replayed (order/schedule.h), something does not come, and
  * the root is asked to negotiate. */
 #include "daemon/engine/nodes.h"
@@ -24,9 +27,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRACE_NS (500 * HVI_NS_MS)
-#define STILL_NS (150 * HVI_NS_MS)
-#define REACH_NS (10 * HVI_NS_SEC) /* for all connections of this node */
+#define GRACE_NS  (500 * HVI_NS_MS)
+#define REASON_NS (250 * HVI_NS_MS) /* for the reason of a failure to come */
+#define STILL_NS  (150 * HVI_NS_MS)
+#define REACH_NS  (10 * HVI_NS_SEC) /* for all connections of this node */
 
 _Static_assert(ENGINE_WIRE_LANES_MAX == HVI_WIRE_LANES_MAX, "a roster's lanes");
 
@@ -65,6 +69,24 @@ static void begin_grace(struct engine *engine, int status)
         engine_dispatch_cancel_spans(&engine->exec);
 }
 
+static int on_patience(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)usec;
+    engine->nodes.patience = sd_event_source_disable_unref(engine->nodes.patience);
+    engine_dispatch_explain(&engine->exec);
+    return 0;
+}
+
+void engine_nodes_puzzled(struct engine *engine)
+{
+    if (!engine->nodes.patience &&
+        sd_event_add_time_relative(engine->event, &engine->nodes.patience, CLOCK_MONOTONIC,
+                                   REASON_NS / 1000, 1000, on_patience, engine) < 0)
+        engine_dispatch_explain(&engine->exec);
+}
+
 static void broken(void *user, int status, int32_t culprit, const char *text)
 {
     struct engine *engine = user;
@@ -75,6 +97,7 @@ static void broken(void *user, int status, int32_t culprit, const char *text)
         engine_sessions_fail(&engine->sessions, status, text);
     else
         engine_sessions_break(&engine->sessions, status, culprit, text);
+    engine_dispatch_explain(&engine->exec);
     begin_grace(engine, status);
 }
 
@@ -83,6 +106,7 @@ void engine_nodes_break(struct engine *engine, int status, int32_t culprit, cons
     if (!engine->nodes.linked)
         return;
     engine_mesh_break(&engine->nodes.mesh, status, culprit, text);
+    engine_dispatch_explain(&engine->exec);
     begin_grace(engine, status);
 }
 
@@ -318,6 +342,7 @@ void engine_nodes_hang_up(struct engine_nodes *nodes)
     nodes->grace = sd_event_source_disable_unref(nodes->grace);
     nodes->left = sd_event_source_disable_unref(nodes->left);
     nodes->still = sd_event_source_disable_unref(nodes->still);
+    nodes->patience = sd_event_source_disable_unref(nodes->patience);
     if (nodes->linked)
         engine_mesh_link_close(&nodes->link);
     if (nodes->listens)

@@ -24,6 +24,7 @@ struct engine_nodes {
     struct engine_mesh mesh;
     bool listens, linked; /* net is open; link is */
     sd_event_source *grace, *left;
+    sd_event_source *patience;     /* with works that have failed and not been explained */
     sd_event_source *still;        /* while a step is replayed */
     bool watches;                  /* .still runs */
     uint64_t progress;             /* of the schedule, then */
@@ -40,6 +41,8 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
 bool engine_nodes_run(struct engine *engine);
 /* No op can finish any more, for what happened here: the other nodes hear of it. */
 void engine_nodes_break(struct engine *engine, int status, int32_t culprit, const char *text);
+/* Works have failed and wait for the reason: it may be on its way from another node. */
+void engine_nodes_puzzled(struct engine *engine);
 /* Backends need this connection. */
 void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane);
 /* Says goodbye. order/ may still say something, which nobody hears. Harmless on one that was never open. */

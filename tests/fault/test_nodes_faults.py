@@ -96,6 +96,15 @@ def test_a_killed_rank_is_named_on_every_node(job, victim):
     check_told(job, others, at_ns, Status.ERR_RANK_LOST, [f"rank {victim}", "SIGKILL", job.node_of(victim).name])
 
 
+def test_a_node_that_goes_with_its_last_rank_is_not_blamed_for_it(make_nodes):
+    """Its connections end before the news of the rank's end has come."""
+    nodes = make_nodes(3, ssh=True)
+    with spread(nodes, (1, 1, 1)) as job:
+        begin(job, elements=16)
+        at_ns = job.ranks[2].kill()
+        check_told(job, [0, 1], at_ns, Status.ERR_RANK_LOST, ["rank 2", "SIGKILL", "n3"])
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, victim):
     lost, other = job.nodes[victim], job.nodes[1 - victim]

@@ -95,6 +95,7 @@ bool engine_dispatch_close(struct engine_exec *exec)
         exec->backend_contexts[i] = NULL;
     }
     engine_dispatch_reap(exec);
+    engine_dispatch_explain(exec);
     while (exec->free_batches) {
         struct engine_batch *batch = exec->free_batches;
         exec->free_batches = batch->next;
@@ -251,22 +252,24 @@ static void end_cancelled(struct engine_exec *exec, struct engine_batch *batch)
         end_works(exec, batch->works, batch->count, order->broken_status, order->broken_text);
 }
 
-static void finish(struct engine_exec *exec, struct engine_batch *batch)
+/* A node that goes takes its connections along; why it goes comes another way, and may come later. */
+static bool is_a_consequence(const struct engine_batch *batch)
 {
+    const bool of_the_job =
+        batch->status == HVI_ERR_NODE_LOST || batch->status == HVI_ERR_RANK_LOST;
+
+    return of_the_job && batch->works[0]->span && batch->fault.rank < 0;
+}
+
+static void complete(struct engine_exec *exec, struct engine_batch *batch)
+{
+    const bool broken = exec->order->broken_status != HVI_OK;
     char text[ENGINE_TEXT_BYTES];
 
-    unlink_running(batch);
-    if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS)) { /* alone in its batch */
-        exec->remote--;
-        if (batch->status != HVI_OK && batch->status != ENGINE_BATCH_WITHDRAWN)
-            engine_task_keep(task_of(batch->works[0]));
-    }
-    if (batch->fault.missing != 0)
-        batch->works[0]->missing = batch->fault.missing;
     describe(batch, text, sizeof text);
     if (batch->status == ENGINE_BATCH_WITHDRAWN)
         engine_schedule_returned(exec->order, op_of(batch->works[0]));
-    else if (batch->status == HVI_ERR_CANCELLED)
+    else if (batch->status == HVI_ERR_CANCELLED || (broken && is_a_consequence(batch)))
         end_cancelled(exec, batch);
     else if (batch->status != HVI_OK && batch->fault.rank >= 0)
         exec->calls->fault(exec->user, op_of(batch->works[0]), batch->status, &batch->fault);
@@ -276,21 +279,58 @@ static void finish(struct engine_exec *exec, struct engine_batch *batch)
     exec->free_batches = batch;
 }
 
-bool engine_dispatch_reap(struct engine_exec *exec)
+static void finish(struct engine_exec *exec, struct engine_batch *batch)
+{
+    unlink_running(batch);
+    if (engine_work_has(batch->works[0], ENGINE_OPERAND_PROCESS)) { /* alone in its batch */
+        exec->remote--;
+        if (batch->status != HVI_OK && batch->status != ENGINE_BATCH_WITHDRAWN)
+            engine_task_keep(task_of(batch->works[0]));
+    }
+    if (batch->fault.missing != 0)
+        batch->works[0]->missing = batch->fault.missing;
+    if (exec->calls->unexplained && exec->order->broken_status == HVI_OK &&
+        is_a_consequence(batch)) {
+        batch->next = exec->unexplained;
+        exec->unexplained = batch;
+        exec->calls->unexplained(exec->user);
+        return;
+    }
+    complete(exec, batch);
+}
+
+static struct engine_batch *oldest_first(struct engine_batch *newest)
 {
     struct engine_batch *oldest = NULL;
 
-    if (!atomic_load_explicit(&exec->posted, memory_order_relaxed))
-        return false;
-    /* Acquire, pairs with the release in post. */
-    struct engine_batch *newest =
-        atomic_exchange_explicit(&exec->posted, NULL, memory_order_acquire);
     while (newest) {
         struct engine_batch *next = newest->next;
         newest->next = oldest;
         oldest = newest;
         newest = next;
     }
+    return oldest;
+}
+
+void engine_dispatch_explain(struct engine_exec *exec)
+{
+    struct engine_batch *oldest = oldest_first(exec->unexplained);
+
+    exec->unexplained = NULL;
+    while (oldest) {
+        struct engine_batch *next = oldest->next;
+        complete(exec, oldest);
+        oldest = next;
+    }
+}
+
+bool engine_dispatch_reap(struct engine_exec *exec)
+{
+    if (!atomic_load_explicit(&exec->posted, memory_order_relaxed))
+        return false;
+    /* Acquire, pairs with the release in post. */
+    struct engine_batch *oldest =
+        oldest_first(atomic_exchange_explicit(&exec->posted, NULL, memory_order_acquire));
     exec->order->now_ns = hvi_clock_ns();
     while (oldest) {
         struct engine_batch *next = oldest->next;

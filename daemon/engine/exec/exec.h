@@ -29,6 +29,9 @@ struct engine_exec_calls {
     /* A data connection to this node is needed: engine_dispatch_lane, or engine_dispatch_lost, follows. NULL
      * where there are no other nodes. */
     void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
+    /* A work over several nodes has failed as if the job were over, and nobody has said why yet. It waits for
+     * engine_dispatch_explain: to be called when the job breaks, or a little later. NULL: it does not wait. */
+    void (*unexplained)(void *user);
 };
 
 struct engine_exec {
@@ -44,7 +47,9 @@ struct engine_exec {
     struct engine_batch *free_batches;
     void *backend_contexts[4];    /* one per row of engine_backends */
     struct engine_batch *running; /* batches that are not completed */
-    uint32_t remote;              /* batches with remote-process operands that are not completed */
+    struct engine_batch
+        *unexplained; /* failed ones that wait for engine_dispatch_explain, newest first */
+    uint32_t remote;  /* batches with remote-process operands that are not completed */
     pthread_t main_thread;
     /* Batches that are over, newest first. Any thread adds one, release; engine_dispatch_reap takes
      * all, acquire. */
@@ -90,6 +95,8 @@ void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t
 bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct engine_op *op);
 /* As engine_wire_backend_set_lanes. */
 void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes);
+/* Ends what waits for it: as what has broken the job says, or if nothing has, as it failed. */
+void engine_dispatch_explain(struct engine_exec *exec);
 /* As engine_wire_backend_lane and engine_wire_backend_lost. */
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
                           const char *name);
