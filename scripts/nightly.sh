@@ -12,7 +12,7 @@
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
 # fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
-# soak        half an hour of kills, thousands of lies; beside them half an hour of random programs with a seed from the clock
+# soak        half an hour of kills, kills on several nodes, thousands of lies; beside them half an hour of random programs with a seed from the clock
 #
 # A change of what a step covers comes with a run of that step: its report is committed as docs/measurements/DATE-nightly.md.
 set -euo pipefail
@@ -50,7 +50,8 @@ step_soak() {
     build-release/tests/hvt-property --seed clock --seconds 1800 --verbose >"$folder/property.log" 2>&1 &
     property=$!
     HVD_BUILD_DIR=$PWD/build-release tests/harness/run-pytest -s -rs --soak tests/fault/test_liar.py \
-        tests/fault/test_random_kills.py -k 'thousand_seeds or many_more or half_an_hour' || status=$?
+        tests/fault/test_random_kills.py tests/fault/test_node_kills.py \
+        -k 'thousand_seeds or many_more or half_an_hour or three_hundred' || status=$?
     wait "$property" || status=$?
     tail -n 20 "$folder/property.log"
     return "$status"
