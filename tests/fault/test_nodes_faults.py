@@ -256,6 +256,7 @@ def knock(stack, client, place, words):
 
 def test_strangers_at_every_port_disturb_no_running_op(job):
     begin(job)
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         for client, server in zip(job.nodes, reversed(job.nodes)):
             places = listening(server)
@@ -264,5 +265,7 @@ def test_strangers_at_every_port_disturb_no_running_op(job):
                 for words in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536), bytes(4096), b"\xff" * 300) * 8:
                     knock(stack, client, place, words)
         check_undisturbed(job, 1)
+    lines = job.said().count(" net connection-refused: ")
+    assert 2 <= lines <= 2 * (time.monotonic() - began + 1), job.said()
     end(job)
     job.check_usable()
