@@ -13,6 +13,7 @@
 #define HVI_MESH_NODES_MAX 1048576u
 #define HVI_MESH_RANKS_MAX 1048576u
 #define HVI_MESH_BYTES_MAX (1024u * 1024u) /* one message of a control connection */
+#define HVI_MESH_PART_MAX  (128u * 1024u)  /* a Packet in it */
 
 enum hvi_mesh_what {
     HVI_MESH_BROUGHT = 1, /* report: every rank of the node has come, or has joined */
@@ -107,12 +108,25 @@ struct hvi_mesh_broken {
     int32_t status, culprit;
     char text[HVI_TEXT_MAX + 1];
 };
+struct hvi_mesh_ask {
+    uint64_t number;
+    unsigned char *query; /* a Packet; none: the clock alone */
+    size_t query_bytes;
+};
+struct hvi_mesh_answer {
+    uint64_t number;
+    uint64_t heard_ns, said_ns; /* the sender's clock */
+    unsigned char *report;      /* a Packet */
+    size_t report_bytes;
+};
 struct hvi_mesh_packet {
     uint32_t from, to;
-    bool has_report, has_verdict, has_broken;
+    bool has_report, has_verdict, has_broken, has_ask, has_answer;
     struct hvi_mesh_report report;
     struct hvi_mesh_verdict verdict;
     struct hvi_mesh_broken broken;
+    struct hvi_mesh_ask ask;
+    struct hvi_mesh_answer answer;
 };
 
 /* *bytes_p is the caller's to free(3). HVI_OK, HVI_ERR_INVALID (would not decode), HVI_ERR_LIMIT,

@@ -105,6 +105,7 @@ struct hvi_rank_row {
     uint64_t lag_p50_ns, lag_p99_ns, lag_sum_ns, lag_ops, last_ops;
     uint64_t negotiated, replayed, express;
     int32_t seat;
+    uint32_t node; /* of the job */
     char origin[HVI_WIRE_SHORT_TEXT];
     char text[256];
 };
@@ -141,6 +142,29 @@ struct hvi_job_row {
     char state[HVI_WIRE_SHORT_TEXT];
     int32_t engine_pid;
     uint64_t age_ns, ops, bytes;
+    uint32_t nodes; /* 0: one */
+};
+
+enum hvi_link_purpose { HVI_LINK_CONTROL = 1, HVI_LINK_DATA = 2 };
+struct hvi_link_row {
+    uint32_t to, purpose, lane;
+    uint64_t bytes_sent, bytes_received, messages_sent, messages_received, retransmits, rtt_ns;
+};
+struct hvi_span_row {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint32_t node;
+    char name[HVI_WIRE_NODE_NAME];
+    char address[HVI_WIRE_NODE_ADDRESS];
+    uint32_t port;
+    bool here;      /* the node that was asked */
+    char text[256]; /* why its part is missing; "": it is there */
+    int32_t *ranks; /* allocated, as the lists that follow */
+    size_t rank_count;
+    struct hvi_link_row *links;
+    size_t link_count;
+    struct hvi_missing_rank *standing;
+    size_t standing_count;
+    uint64_t ahead_ns, ahead_error_ns; /* ahead: modulo 2^64 */
 };
 
 struct hvi_mesh_row {
@@ -208,6 +232,9 @@ struct hvi_engine_report {
     uint64_t rows_left_out;
     struct hvi_trace_row *traces;
     size_t trace_count;
+    bool has_span;
+    struct hvi_span_row span;
+    bool more; /* parts of other nodes follow */
 };
 struct hvi_engine_stop {
     char reason[HVI_TEXT_MAX + 1];
@@ -391,6 +418,8 @@ struct hvi_admin_reply {
     size_t trace_count;
     struct hvi_mesh_row *nodes;
     size_t node_count;
+    struct hvi_span_row *spans;
+    size_t span_count;
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */

@@ -104,18 +104,35 @@ static const struct wire_field broken_fields[] = {
 };
 static const struct wire_table broken_table = TABLE(mesh_broken, broken_fields, 0);
 
+static const struct wire_field ask_fields[] = {
+    U64(1, hvi_mesh_ask, number),
+    LIST(2, hvi_mesh_ask, query, query_bytes, WIRE_BYTES, HVI_MESH_PART_MAX, NULL),
+};
+static const struct wire_table ask_table = TABLE(mesh_ask, ask_fields, 0);
+
+static const struct wire_field answer_fields[] = {
+    U64(1, hvi_mesh_answer, number),
+    U64(2, hvi_mesh_answer, heard_ns),
+    U64(3, hvi_mesh_answer, said_ns),
+    LIST(4, hvi_mesh_answer, report, report_bytes, WIRE_BYTES, HVI_MESH_PART_MAX, NULL),
+};
+static const struct wire_table answer_table = TABLE(mesh_answer, answer_fields, 0);
+
 static const struct wire_field packet_fields[] = {
     NODE(1, hvi_mesh_packet, from),
     NODE(2, hvi_mesh_packet, to),
     PART(3, hvi_mesh_packet, report, has_report, &report_table),
     PART(4, hvi_mesh_packet, verdict, has_verdict, &verdict_table),
     PART(5, hvi_mesh_packet, broken, has_broken, &broken_table),
+    PART(64, hvi_mesh_packet, ask, has_ask, &ask_table),
+    PART(65, hvi_mesh_packet, answer, has_answer, &answer_table),
 };
 static const struct wire_table packet_table = TABLE(mesh_packet, packet_fields, 0);
 
 static int bodies(const struct hvi_mesh_packet *packet)
 {
-    return packet->has_report + packet->has_verdict + packet->has_broken;
+    return packet->has_report + packet->has_verdict + packet->has_broken + packet->has_ask +
+           packet->has_answer;
 }
 
 static bool is_whole(const struct hvi_mesh_packet *packet)

@@ -8,9 +8,10 @@
 
 #include "hvd.pb-c.h"
 
-#define SIZE_MOST    HVI_JOB_RANKS_MAX
-#define REGION_MOST  0xfffffffeu /* the last id means "no region" */
-#define THREADS_MOST 4096
+#define SIZE_MOST     HVI_JOB_RANKS_MAX
+#define REGION_MOST   0xfffffffeu /* the last id means "no region" */
+#define THREADS_MOST  4096
+#define NODE(n, s, m) NUMBER(n, s, m, 0, HVI_WIRE_NODES_MAX - 1)
 /* An adopted attach travels inside another packet, with some room for the rest. */
 #define ATTACH_MOST (HVI_PACKET_BYTES_MAX - 128)
 
@@ -34,6 +35,7 @@ static const struct wire_field rank_row_fields[] = {
     U64(17, hvi_rank_row, last_ops),     U64(18, hvi_rank_row, lag_sum_ns),
     U64(19, hvi_rank_row, negotiated),   U64(20, hvi_rank_row, replayed),
     U64(21, hvi_rank_row, express),      NUMBER(22, hvi_rank_row, seat, 0, HVI_RANKS_MAX - 1),
+    NODE(43, hvi_rank_row, node),
 };
 static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
 
@@ -66,6 +68,35 @@ static const struct wire_field trace_row_fields[] = {
 };
 static const struct wire_table trace_row = TABLE(trace_row, trace_row_fields, 0);
 
+static const struct wire_field link_row_fields[] = {
+    NODE(1, hvi_link_row, to),
+    NUMBER(2, hvi_link_row, purpose, HVI_LINK_CONTROL, HVI_LINK_DATA),
+    U32(3, hvi_link_row, lane),
+    U64(4, hvi_link_row, bytes_sent),
+    U64(5, hvi_link_row, bytes_received),
+    U64(6, hvi_link_row, messages_sent),
+    U64(7, hvi_link_row, messages_received),
+    U64(8, hvi_link_row, retransmits),
+    U64(9, hvi_link_row, rtt_ns),
+};
+static const struct wire_table link_row = TABLE(link_row, link_row_fields, 0);
+
+static const struct wire_field span_row_fields[] = {
+    NODE(1, hvi_span_row, node),
+    TEXT(2, hvi_span_row, name, FILLED),
+    TEXT(3, hvi_span_row, address, FILLED),
+    NUMBER(4, hvi_span_row, port, 1, UINT16_MAX),
+    TEXT(5, hvi_span_row, text, ANY),
+    LIST(6, hvi_span_row, ranks, rank_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
+    LIST(7, hvi_span_row, links, link_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &link_row),
+    LIST(8, hvi_span_row, standing, standing_count, WIRE_ROWS, HVI_RANKS_MAX, &missing_rank),
+    U64(9, hvi_span_row, ahead_ns),
+    U64(10, hvi_span_row, ahead_error_ns),
+    TEXT(11, hvi_span_row, job, JOB_OR_EMPTY),
+    FLAG(12, hvi_span_row, here),
+};
+static const struct wire_table span_row = TABLE(span_row, span_row_fields, 0);
+
 static const struct wire_field mesh_row_fields[] = {
     TEXT(1, hvi_mesh_row, node, ANY),     TEXT(2, hvi_mesh_row, name, FILLED),
     TEXT(3, hvi_mesh_row, address, ANY),  NUMBER(4, hvi_mesh_row, port, 0, UINT16_MAX),
@@ -85,6 +116,7 @@ static const struct wire_field job_row_fields[] = {
     U64(8, hvi_job_row, age_ns),
     U64(9, hvi_job_row, ops),
     U64(10, hvi_job_row, bytes),
+    NUMBER(31, hvi_job_row, nodes, 0, HVI_WIRE_NODES_MAX),
 };
 static const struct wire_table job_row = TABLE(job_row, job_row_fields, 0);
 
@@ -236,6 +268,12 @@ static const struct wire_field engine_report_fields[] = {
     LIST(3, hvi_engine_report, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
     U64(4, hvi_engine_report, rows_left_out),
     LIST(5, hvi_engine_report, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
+    {.number = 26,
+     .kind = WIRE_PART,
+     .offset = offsetof(struct hvi_engine_report, span),
+     .count_offset = offsetof(struct hvi_engine_report, has_span),
+     .rows = &span_row},
+    FLAG(27, hvi_engine_report, more),
 };
 static const struct wire_table engine_report = TABLE(engine_report, engine_report_fields, 0);
 
@@ -442,5 +480,6 @@ static const struct wire_field admin_reply_fields[] = {
     U64(9, hvi_admin_reply, rows_left_out),
     LIST(10, hvi_admin_reply, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
     LIST(30, hvi_admin_reply, nodes, node_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &mesh_row),
+    LIST(31, hvi_admin_reply, spans, span_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &span_row),
 };
 const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);

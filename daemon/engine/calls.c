@@ -4,6 +4,7 @@
  * watch/ tell hvdd, sessions/ starts the timeline. Here is who listens. */
 #include "base/types.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/report.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
@@ -244,4 +245,34 @@ const struct engine_sessions_calls engine_calls_sessions = {
     .settings = settings,
     .timeline_start = timeline_start,
     .timeline_stop = timeline_stop,
+};
+
+/* ---- what hvdd asks of all nodes ---- */
+
+static void fill_part(void *user, const struct hvi_engine_query *query,
+                      struct hvi_engine_report *report_p)
+{
+    engine_report_fill_part(user, query, report_p);
+}
+
+static void name_node(void *user, uint32_t node, struct hvi_span_row *span_p)
+{
+    engine_report_name(user, node, span_p);
+}
+
+static int send_report(void *user, struct hvi_packet_msg *msg)
+{
+    return engine_report_send(user, msg);
+}
+
+static void await_room(void *user)
+{
+    engine_link_await_room(user);
+}
+
+const struct engine_gather_calls engine_calls_gather = {
+    .fill = fill_part,
+    .name = name_node,
+    .send = send_report,
+    .await_room = await_room,
 };

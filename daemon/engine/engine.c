@@ -215,6 +215,7 @@ bool engine_fini(struct engine *engine)
         engine_link_close(engine);
     else if (engine->link_fd >= 0)
         close(engine->link_fd);
+    engine_gather_close(&engine->gathers);
     engine_rendezvous_close(engine);
     engine_nodes_hang_up(&engine->nodes);
     bool ended = engine_dispatch_close(&engine->exec);

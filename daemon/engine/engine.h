@@ -13,6 +13,7 @@
 #include "base/types.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
+#include "daemon/engine/gather.h"
 #include "daemon/engine/nodes.h"
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/rendezvous.h"
@@ -44,6 +45,7 @@ struct engine {
 
     struct engine_nodes nodes;           /* of a job with ranks on others */
     struct engine_rendezvous rendezvous; /* the same, until they have met */
+    struct engine_gathers gathers;       /* questions that they are answering */
     struct engine_roster roster;         /* as order: not there before they have met */
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
@@ -75,6 +77,7 @@ extern const struct engine_exec_calls engine_calls_exec;
 extern const struct engine_slots_calls engine_calls_slots;
 extern const struct engine_sessions_calls engine_calls_sessions;
 extern const struct engine_watch_calls engine_calls_watch;
+extern const struct engine_gather_calls engine_calls_gather;
 
 /* ---- loop.c ---- */
 

@@ -8,11 +8,9 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/report.h"
 #include "daemon/engine/sessions/liveness.h"
-#include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
-#include "daemon/engine/watch/trace.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -100,7 +98,7 @@ static void tell_untold(struct engine *engine)
     }
     if (engine->rendezvous.untold)
         engine_rendezvous_tell(engine);
-    if (engine->rendezvous.untold)
+    if (engine->rendezvous.untold || !engine_gather_flush(&engine->gathers))
         return;
     listen_for(engine, EPOLLIN);
 }
@@ -112,82 +110,22 @@ static void forget_untold(struct engine *engine)
         engine->sessions.ranks[seat].untold = false;
 }
 
-/* ---- reports ---- */
-
-/* Sends as many rows as fit one message and says how many did not. */
-static void send_report(struct engine *engine, struct hvi_packet_msg *msg)
-{
-    struct hvi_engine_report *report = &msg->engine_report;
-
-    while (engine->link_fd >= 0) {
-        int status = engine_link_send(engine, msg);
-        size_t *count = report->stall_count > 0 ? &report->stall_count : &report->rank_count;
-        if (status != HVI_ERR_LIMIT || *count == 0) {
-            if (status != HVI_OK && status != HVI_ERR_CLOSED)
-                HVI_LOG(HVI_LOG_WARN, "link", "report-lost", hvi_status_text(status), "job=%s",
-                        engine->start.job);
-            return;
-        }
-        size_t kept = *count / 2;
-        report->rows_left_out += *count - kept;
-        *count = kept;
-    }
-}
-
-static void report_ranks(struct engine *engine, struct hvi_packet_msg *msg)
-{
-    struct hvi_rank_row *rows = NULL;
-
-    if (engine_rank_rows(&engine->sessions, &rows, &msg->engine_report.rank_count) == HVI_OK)
-        msg->engine_report.ranks = rows;
-    send_report(engine, msg);
-    free(rows);
-}
-
-static void report_stalls(struct engine *engine, struct hvi_packet_msg *msg, uint64_t min_age_ns)
-{
-    struct hvi_engine_report *report = &msg->engine_report;
-    size_t count = 0;
-
-    engine_intake_drain_all(&engine->sessions); /* what has come already is not missing */
-    if (engine->sessions.held) {
-        report->stalls = calloc(1, sizeof *report->stalls);
-        if (report->stalls && hvi_clock_ns() - engine->started_ns >= min_age_ns)
-            count = engine_rendezvous_row(engine, report->stalls) == HVI_OK;
-    } else if (engine_stall_rows(&engine->watch, min_age_ns, HVI_WIRE_STALLS_MAX, &report->stalls,
-                                 &count, &report->rows_left_out) != HVI_OK)
-        report->stalls = NULL;
-    report->stall_count = count;
-    send_report(engine, msg);
-    engine_stall_rows_free(report->stalls, count);
-}
-
-static void report_trace(struct engine *engine, struct hvi_packet_msg *msg,
-                         const struct hvi_engine_query *query)
-{
-    struct hvi_engine_report *report = &msg->engine_report;
-
-    engine_intake_drain_all(&engine->sessions);
-    if (engine_trace_rows(&engine->watch, query->rank, query->limit, query->before, &report->traces,
-                          &report->trace_count, &report->rows_left_out) != HVI_OK)
-        report->traces = NULL;
-    send_report(engine, msg);
-    free(report->traces);
-}
+/* ---- questions ---- */
 
 static void answer(struct engine *engine, const struct hvi_engine_query *query)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REPORT};
 
-    msg.engine_report.request = query->request;
-    if (query->what == HVI_QUERY_ALIVE)
-        send_report(engine, &msg);
-    else if (query->what == HVI_QUERY_RANKS)
-        report_ranks(engine, &msg);
-    else if (query->what == HVI_QUERY_TRACE)
-        report_trace(engine, &msg, query);
-    else
-        report_stalls(engine, &msg, query->min_age_ns);
+    if (query->what != HVI_QUERY_ALIVE && engine->nodes.linked && !engine->sessions.held) {
+        engine_gather_start(&engine->gathers, query);
+        return;
+    }
+    engine_report_fill(engine, query, &msg.engine_report);
+    int status = engine_report_send(engine, &msg);
+    if (status != HVI_OK && status != HVI_ERR_CLOSED)
+        HVI_LOG(HVI_LOG_WARN, "link", "report-lost", hvi_status_text(status), "job=%s",
+                engine->start.job);
+    hvi_packet_msg_free(&msg);
 }
 
 /* ---- messages ---- */

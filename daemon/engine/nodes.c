@@ -117,7 +117,22 @@ static void withdraw(void *user, uint64_t least, uint64_t top)
     engine_dispatch_withdraw(&engine->exec, least, top);
 }
 
-static const struct engine_mesh_calls mesh_calls = {broken, withdraw};
+static void asked(void *user, uint32_t from, const struct hvi_mesh_ask *ask)
+{
+    struct engine *engine = user;
+
+    engine_gather_asked(&engine->gathers, from, ask);
+}
+
+static void answered(void *user, uint32_t from, const struct hvi_mesh_answer *answer)
+{
+    struct engine *engine = user;
+
+    engine_gather_answered(&engine->gathers, from, answer);
+}
+
+static const struct engine_mesh_calls mesh_calls = {
+    .broken = broken, .withdraw = withdraw, .asked = asked, .answered = answered};
 
 /* ---- a step is replayed ---- */
 
@@ -266,6 +281,20 @@ static int set_nodes(struct engine *engine, const struct hvi_engine_roster *rost
     return status;
 }
 
+static int keep_rows(struct engine_nodes *nodes, const struct hvi_engine_roster *roster)
+{
+    nodes->rows = calloc(roster->node_count, sizeof *nodes->rows);
+    if (!nodes->rows)
+        return HVI_ERR_NO_MEMORY;
+    for (size_t i = 0; i < roster->node_count; i++) {
+        struct engine_nodes_row *row = &nodes->rows[i];
+        snprintf(row->name, sizeof row->name, "%s", roster->nodes[i].name);
+        snprintf(row->address, sizeof row->address, "%s", roster->nodes[i].address);
+        row->port = roster->nodes[i].port;
+    }
+    return HVI_OK;
+}
+
 static int start_net(struct engine *engine, const struct hvi_engine_roster *roster, char *text_p)
 {
     struct engine_net_config config = {.job = engine->start.job,
@@ -304,6 +333,18 @@ static int open_link(struct engine *engine, const struct hvi_engine_roster *rost
     return status;
 }
 
+static void init_gathers(struct engine *engine)
+{
+    struct engine_gathers *gathers = &engine->gathers;
+
+    gathers->event = engine->event;
+    gathers->mesh = &engine->nodes.mesh;
+    gathers->roster = &engine->roster;
+    gathers->job = engine->start.job;
+    gathers->calls = &engine_calls_gather;
+    gathers->user = engine;
+}
+
 int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *roster,
                        char text_p[ENGINE_NET_TEXT])
 {
@@ -320,6 +361,9 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
     nodes->mesh.way_user = nodes;
     nodes->mesh.calls = &mesh_calls;
     nodes->mesh.user = engine;
+    init_gathers(engine);
+    if (status == HVI_OK)
+        status = keep_rows(nodes, roster);
     if (status == HVI_OK)
         status = engine_mesh_open(&nodes->mesh);
     if (status == HVI_OK)
@@ -353,4 +397,6 @@ void engine_nodes_hang_up(struct engine_nodes *nodes)
 void engine_nodes_close(struct engine_nodes *nodes)
 {
     engine_mesh_close(&nodes->mesh);
+    free(nodes->rows);
+    nodes->rows = NULL;
 }

@@ -18,6 +18,13 @@ struct engine;
 #define ENGINE_NODES_WIRE_OLDEST ENGINE_NET_WIRE
 #define ENGINE_NODES_WIRE_NEWEST ENGINE_NET_WIRE
 
+/* What the roster says of a node. */
+struct engine_nodes_row {
+    char name[HVI_WIRE_NODE_NAME];
+    char address[HVI_WIRE_NODE_ADDRESS];
+    uint32_t port;
+};
+
 struct engine_nodes {
     struct engine_net net;
     struct engine_mesh_link link;
@@ -28,6 +35,7 @@ struct engine_nodes {
     sd_event_source *still;        /* while a step is replayed */
     bool watches;                  /* .still runs */
     uint64_t progress;             /* of the schedule, then */
+    struct engine_nodes_row *rows; /* by number */
     char name[HVI_WIRE_NODE_NAME]; /* of this node, for sentences; "": the whole job is here */
 };
 

@@ -2,11 +2,13 @@
  * What an admin request gets. hvdd itself knows jobs and slots; ops, lags and stalls are known by
  * the engines alone, so such a request becomes an `answer`: the reply as far as it is known, one
  * question per engine, and a second's time. An engine that stays silent leaves no rows but a
- * sentence that says so. */
+ * sentence that says so. The engine of a job that spans nodes asks the others, and sends a report for each
+ * node (daemon/engine/gather.h). */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "daemon/node/merge.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +19,15 @@
 #define REASON_MAX     700 /* bytes of a stop reason that are passed on */
 #define ANSWERS_MAX    256
 #define ANSWER_WAIT_NS HVI_NS_SEC
+#define SPANS_WAIT_NS  (2 * HVI_NS_SEC) /* where an engine gives other nodes 0.8 s */
 
 /* One engine that was asked. */
 struct question {
     uint64_t number;                  /* EngineQuery.request */
     const struct node_engine *engine; /* NULL: answered, or gone */
     size_t row;                       /* reply.jobs[row], for a jobs request */
+    int32_t attached;                 /* the same: on the nodes whose parts have come */
+    uint32_t nodes;
 };
 
 struct node_answer {
@@ -30,10 +35,12 @@ struct node_answer {
     struct node_answer *prev, *next;
     struct node_asker asker;
     enum hvi_admin_kind kind;
+    uint64_t min_age_ns; /* stalls */
     sd_event_source *timer;
     struct hvi_admin_reply reply;
     struct question *questions;
     size_t question_count, open_count;
+    bool spans; /* an engine asks other nodes: it has more time */
 };
 
 void node_answer_text(struct node *node, const struct node_asker *asker, int status,
@@ -60,6 +67,7 @@ static void answer_free(struct node_answer *answer)
 
 static void answer_finish(struct node_answer *answer)
 {
+    node_merge_finish(&answer->reply, answer->min_age_ns);
     node_gate_reply(answer->node, &answer->asker, &answer->reply);
     answer_free(answer);
 }
@@ -81,8 +89,8 @@ static void tell_silent(struct node_answer *answer)
     if (first == NULL)
         return;
     snprintf(answer->reply.text, sizeof(answer->reply.text),
-             "the engine of job '%s' (pid %d) did not answer within a second",
-             first->generation->job->id, (int)first->pid);
+             "the engine of job '%s' (pid %d) did not answer within %s", first->generation->job->id,
+             (int)first->pid, answer->spans ? "2 s" : "a second");
     if (others > 0) {
         size_t used = strlen(answer->reply.text);
         snprintf(answer->reply.text + used, sizeof(answer->reply.text) - used,
@@ -143,6 +151,10 @@ static void ask_query(struct node_answer *answer, struct node_engine *engine,
     *question = (struct question){.number = msg.engine_query.request, .engine = engine, .row = row};
     answer->question_count++;
     answer->open_count++;
+    if (node_generation_spans(engine->generation) && !answer->spans) {
+        answer->spans = true;
+        sd_event_source_set_time_relative(answer->timer, SPANS_WAIT_NS / 1000);
+    }
     node_link_send(engine, &msg, NULL,
                    0); /* if this fails, the engine is about to end, which closes the question */
 }
@@ -157,42 +169,6 @@ static void ask(struct node_answer *answer, struct node_engine *engine, uint32_t
 
 /* ---- reports come in
  * ---------------------------------------------------------------------------------------------- */
-
-static void take_ranks(struct hvi_admin_reply *reply, struct hvi_engine_report *report)
-{
-    free(reply->ranks);
-    reply->ranks = report->ranks;
-    reply->rank_count = report->rank_count;
-    report->ranks = NULL;
-    report->rank_count = 0;
-}
-
-/* Moves rows as long as there is room; the others are counted. */
-static void take_stalls(struct hvi_admin_reply *reply, struct hvi_engine_report *report,
-                        const char *job)
-{
-    size_t room = HVI_WIRE_STALLS_MAX - reply->stall_count;
-    size_t moved = report->stall_count < room ? report->stall_count : room;
-    struct hvi_stall_row *rows = NULL;
-
-    if (moved > 0)
-        rows = realloc(reply->stalls, (reply->stall_count + moved) * sizeof(*rows));
-    if (rows == NULL) {
-        reply->rows_left_out += report->stall_count;
-        return;
-    }
-    reply->stalls = rows;
-    for (size_t i = 0; i < moved; i++) {
-        struct hvi_stall_row *row = &rows[reply->stall_count++];
-        *row = report->stalls[i];
-        snprintf(row->job, sizeof(row->job), "%s", job);
-        report->stalls[i].ready = NULL;
-        report->stalls[i].ready_count = 0;
-        report->stalls[i].missing = NULL;
-        report->stalls[i].missing_count = 0;
-    }
-    reply->rows_left_out += report->stall_count - moved;
-}
 
 static void fill_job_row(const struct node_generation *generation, struct hvi_job_row *row)
 {
@@ -220,29 +196,38 @@ static void sum_ranks(struct hvi_job_row *row, const struct hvi_engine_report *r
     }
 }
 
-static void take_traces(struct hvi_admin_reply *reply, struct hvi_engine_report *report)
+/* Of a job that spans nodes each node brings its part. */
+static void take_job(struct question *question, const struct hvi_engine_report *report,
+                     struct hvi_job_row *row)
 {
-    free(reply->traces);
-    reply->traces = report->traces;
-    reply->trace_count = report->trace_count;
-    report->traces = NULL;
-    report->trace_count = 0;
+    /* Once more: what the engine told before its report has been heard by now. */
+    fill_job_row(question->engine->generation, row);
+    sum_ranks(row, report);
+    if (!report->has_span)
+        return;
+    for (size_t i = 0; i < report->rank_count; i++)
+        question->attached += strcmp(report->ranks[i].state, "attached") == 0;
+    row->attached = question->attached;
+    row->nodes = ++question->nodes;
 }
 
-static void take_report(struct node_answer *answer, const struct question *question,
+static void take_report(struct node_answer *answer, struct question *question,
                         struct hvi_engine_report *report)
 {
-    answer->reply.rows_left_out += report->rows_left_out;
-    if (answer->kind == HVI_ADMIN_JOBS) {
-        /* Once more: what the engine told before its report has been heard by now. */
-        fill_job_row(question->engine->generation, &answer->reply.jobs[question->row]);
-        sum_ranks(&answer->reply.jobs[question->row], report);
-    } else if (answer->kind == HVI_ADMIN_RANKS)
-        take_ranks(&answer->reply, report);
+    const char *job = question->engine->generation->job->id;
+    struct hvi_admin_reply *reply = &answer->reply;
+
+    reply->rows_left_out += report->rows_left_out;
+    if (answer->kind == HVI_ADMIN_JOBS)
+        take_job(question, report, &reply->jobs[question->row]);
+    else if (answer->kind == HVI_ADMIN_RANKS)
+        node_merge_ranks(reply, report);
     else if (answer->kind == HVI_ADMIN_TRACE)
-        take_traces(&answer->reply, report);
+        node_merge_traces(reply, report);
     else
-        take_stalls(&answer->reply, report, question->engine->generation->job->id);
+        node_merge_stalls(reply, report, job);
+    if (report->has_span)
+        node_merge_span(reply, report, job);
 }
 
 static void close_question(struct node_answer *answer, struct question *question)
@@ -264,7 +249,8 @@ void node_answer_report(struct node *node, const struct node_engine *engine,
             if (question->engine != engine || question->number != report->request)
                 continue;
             take_report(answer, question, report);
-            close_question(answer, question);
+            if (!report->more)
+                close_question(answer, question);
             return;
         }
     }
@@ -419,6 +405,7 @@ static void answer_stalls(struct node *node, const struct node_asker *asker,
     answer = answer_new(node, asker, HVI_ADMIN_STALLS);
     if (answer == NULL)
         return;
+    answer->min_age_ns = request->min_age_ns;
     DL_FOREACH(node->engines, engine)
     {
         if (request->job[0] == '\0' || strcmp(request->job, engine->generation->job->id) == 0)
@@ -434,6 +421,7 @@ static void answer_job_stop(struct node *node, const struct node_asker *asker,
     struct node_job *job = find_own_job(node, asker, request);
     struct node_generation *generation;
     char text[HVI_TEXT_MAX + 1];
+    bool spans = false;
     int stopped = 0;
     int kept = (int)hvi_utf8_cut(request->reason, strlen(request->reason), REASON_MAX);
 
@@ -446,10 +434,11 @@ static void answer_job_stop(struct node *node, const struct node_asker *asker,
     DL_FOREACH(job->generations, generation)
     {
         node_link_stop(generation->engine, text);
+        spans = spans || node_generation_spans(generation);
         stopped++;
     }
-    snprintf(text, sizeof(text), "job '%s' is being stopped (%d engine%s)", job->id, stopped,
-             stopped == 1 ? "" : "s");
+    snprintf(text, sizeof(text), "job '%s' is being stopped (%d engine%s%s)", job->id, stopped,
+             stopped == 1 ? "" : "s", spans ? ", which tells those of the other nodes" : "");
     node_answer_text(node, asker, HVI_OK, text);
 }
 

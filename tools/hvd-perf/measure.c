@@ -346,7 +346,7 @@ int perf_measure(struct hvd_session *session, const struct perf_options *options
     bench->tensors.options = options;
     if (bench->times_ns != NULL && perf_tensors_get(&bench->tensors, session, options) == HVD_OK) {
         if (bench->rank == 0)
-            perf_print_header(stdout, options, bench->size);
+            perf_print_header(stdout, options, bench->size, hvd_cross_size(session));
         code = measure_sizes(bench);
     }
     perf_tensors_put(&bench->tensors);

@@ -75,7 +75,7 @@ struct perf_row {
 void perf_row_times(struct perf_row *row, int64_t *ns, size_t count, double divisor);
 bool perf_op_reduces(enum perf_op op);
 double perf_bus_factor(enum perf_op op, int ranks);
-void perf_print_header(FILE *out, const struct perf_options *options, int ranks);
+void perf_print_header(FILE *out, const struct perf_options *options, int ranks, int nodes);
 void perf_print_row(FILE *out, bool json, const struct perf_row *row);
 
 /* ---- values: what ranks put into their tensors, and what must come out ---- */

@@ -53,14 +53,17 @@ double perf_bus_factor(enum perf_op op, int ranks)
     return 0;
 }
 
-void perf_print_header(FILE *out, const struct perf_options *options, int ranks)
+void perf_print_header(FILE *out, const struct perf_options *options, int ranks, int nodes)
 {
+    char where[32] = "";
     if (options->json)
         return;
     const bool reduces = perf_op_reduces(options->op);
-    fprintf(out, "# hvd-perf %s: %s %s%s%s, %d ranks, %s memory%s\n", hvd_version(),
+    if (nodes > 1)
+        snprintf(where, sizeof where, " on %d nodes", nodes);
+    fprintf(out, "# hvd-perf %s: %s %s%s%s, %d ranks%s, buffers in %s memory%s\n", hvd_version(),
             perf_op_text(options->op), reduces ? perf_reduce_text(options->reduce_op) : "",
-            reduces ? " " : "", perf_dtype_text(options->dtype), ranks,
+            reduces ? " " : "", perf_dtype_text(options->dtype), ranks, where,
             perf_memory_text(options->memory), options->out_of_place ? ", out of place" : "");
     fprintf(out, "#%-10s %12s %12s %10s %10s %10s %8s %8s %8s %7s\n", "op", "bytes", "count",
             "median us", "p99 us", "min us", "alg GB/s", "bus GB/s", "errors", "iter");

@@ -41,14 +41,19 @@ void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply);
 void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+/* `jobs`: the reply to a jobs request, for the links. */
+void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
+                    const struct hvi_admin_reply *jobs);
+/* The connections between the nodes of jobs; nothing where there are none. */
+void ctl_show_links(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* The rows of a trace, gathered over as many replies as it took. Sorting: rank by rank, oldest
  * first, those in flight last. */
 void ctl_sort_trace(struct hvi_trace_row *rows, size_t count);
-void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count);
+void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count,
+                    const struct hvi_span_row *spans, size_t span_count);
 void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
-                    size_t count);
+                    size_t count, const struct hvi_span_row *spans, size_t span_count);
 
 /* A rank and what it did in an interval. */
 struct ctl_top_row {
@@ -71,6 +76,9 @@ void ctl_json_version(const struct ctl *ctl, const char *daemon_version);
 /* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
 int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
             struct hvi_admin_reply *reply_p);
+/* What keeps the answer from being all there is, a sentence for each node or engine, on stderr; with --json it is
+ * in the document. */
+void ctl_say_silent(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* Checks a job id from the command line; CTL_OK or CTL_USAGE after a complaint. */
 int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p);
 

@@ -71,7 +71,60 @@ void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     print(ctl, document);
 }
 
-void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+static void add_link(cJSON *array, const struct hvi_link_row *row)
+{
+    cJSON *object = add_object(array);
+    add_u64(object, "to", row->to);
+    cJSON_AddStringToObject(object, "kind", row->purpose == HVI_LINK_CONTROL ? "control" : "data");
+    add_u64(object, "lane", row->lane);
+    add_u64(object, "bytes_sent", row->bytes_sent);
+    add_u64(object, "bytes_received", row->bytes_received);
+    add_u64(object, "messages_sent", row->messages_sent);
+    add_u64(object, "messages_received", row->messages_received);
+    add_u64(object, "retransmits", row->retransmits);
+    add_u64(object, "rtt_ns", row->rtt_ns);
+}
+
+/* The nodes of jobs that span nodes; nothing where there are none. */
+static void add_spans(cJSON *document, const struct hvi_span_row *spans, size_t count)
+{
+    cJSON *array = count > 0 ? cJSON_AddArrayToObject(document, "job_nodes") : NULL;
+    for (size_t i = 0; i < count; i++) {
+        const struct hvi_span_row *span = &spans[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "job", span->job);
+        add_u64(object, "node", span->node);
+        cJSON_AddStringToObject(object, "name", span->name);
+        cJSON_AddStringToObject(object, "address", span->address);
+        add_u64(object, "port", span->port);
+        cJSON_AddBoolToObject(object, "here", span->here);
+        cJSON_AddBoolToObject(object, "answered", span->text[0] == '\0');
+        cJSON_AddStringToObject(object, "text", span->text);
+        cJSON *ranks = cJSON_AddArrayToObject(object, "ranks");
+        for (size_t k = 0; k < span->rank_count; k++)
+            cJSON_AddItemToArray(ranks, cJSON_CreateNumber(span->ranks[k]));
+        add_i64(object, "clock_ahead_ns", (int64_t)span->ahead_ns);
+        add_u64(object, "clock_error_ns", span->ahead_error_ns);
+        cJSON *links = cJSON_AddArrayToObject(object, "links");
+        for (size_t k = 0; k < span->link_count; k++)
+            add_link(links, &span->links[k]);
+    }
+}
+
+static void add_place(cJSON *object, const struct hvi_admin_reply *reply, uint32_t node)
+{
+    for (size_t i = 0; i < reply->span_count; i++) {
+        if (reply->spans[i].node != node)
+            continue;
+        add_u64(object, "node", node);
+        cJSON_AddStringToObject(object, "node_name", reply->spans[i].name);
+        cJSON_AddStringToObject(object, "node_address", reply->spans[i].address);
+        return;
+    }
+}
+
+void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
+                    const struct hvi_admin_reply *jobs)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "nodes");
@@ -86,6 +139,7 @@ void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_u64(object, "heard_ns", row->heard_ns);
         cJSON_AddStringToObject(object, "jobs", row->jobs);
     }
+    add_spans(document, jobs->spans, jobs->span_count);
     add_note(document, reply);
     print(ctl, document);
 }
@@ -103,11 +157,13 @@ void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         cJSON_AddStringToObject(object, "state", row->state);
         add_i64(object, "size", row->size);
         add_i64(object, "attached", row->attached);
+        add_u64(object, "nodes", row->nodes > 0 ? row->nodes : 1);
         add_i64(object, "engine_pid", row->engine_pid);
         add_u64(object, "age_ns", row->age_ns);
         add_u64(object, "ops", row->ops);
         add_u64(object, "bytes", row->bytes);
     }
+    add_spans(document, reply->spans, reply->span_count);
     add_note(document, reply);
     print(ctl, document);
 }
@@ -140,7 +196,9 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_adm
         add_u64(object, "region_bytes", row->region_bytes);
         cJSON_AddStringToObject(object, "origin", row->origin);
         cJSON_AddStringToObject(object, "text", row->text);
+        add_place(object, reply, row->node);
     }
+    add_spans(document, reply->spans, reply->span_count);
     add_note(document, reply);
     print(ctl, document);
 }
@@ -172,12 +230,13 @@ void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     cJSON *array = cJSON_AddArrayToObject(document, "stalls");
     for (size_t i = 0; i < reply->stall_count; i++)
         add_stall(array, &reply->stalls[i]);
+    add_spans(document, reply->spans, reply->span_count);
     add_note(document, reply);
     print(ctl, document);
 }
 
 void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
-                    size_t count)
+                    size_t count, const struct hvi_span_row *spans, size_t span_count)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON_AddStringToObject(document, "job", job);
@@ -198,6 +257,7 @@ void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_tra
         add_i64(object, "status", row->status);
         cJSON_AddStringToObject(object, "status_name", hvi_status_name(row->status));
     }
+    add_spans(document, spans, span_count);
     print(ctl, document);
 }
 

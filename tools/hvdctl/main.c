@@ -135,6 +135,21 @@ bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char
     return status == HVI_OK;
 }
 
+void ctl_say_silent(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    bool said = false;
+    if (ctl->json)
+        return;
+    for (size_t i = 0; i < reply->span_count; i++) {
+        if (reply->spans[i].text[0] == '\0')
+            continue;
+        ctl_complain(ctl, HVI_OK, "job '%s': %s", reply->spans[i].job, reply->spans[i].text);
+        said = true;
+    }
+    if (!said && reply->text[0] != '\0')
+        ctl_complain(ctl, HVI_OK, "%s", reply->text);
+}
+
 int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p)
 {
     if (!hvi_job_id_valid(job)) {
@@ -170,6 +185,7 @@ static int run_jobs(const struct ctl *ctl, char **args, int count)
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
+    ctl_say_silent(ctl, &reply);
     (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, &reply);
     hvi_admin_reply_free(&reply);
     return CTL_OK;
@@ -185,8 +201,7 @@ static int run_ranks(const struct ctl *ctl, char **args, int count)
         code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    if (reply.text[0] != '\0' && !ctl->json)
-        ctl_complain(ctl, reply.status, "%s", reply.text); /* e.g. the engine is silent */
+    ctl_say_silent(ctl, &reply);
     (ctl->json ? ctl_json_ranks : ctl_show_ranks)(ctl, args[0], &reply);
     hvi_admin_reply_free(&reply);
     return CTL_OK;
@@ -201,8 +216,7 @@ static int run_stalls(const struct ctl *ctl, char **args, int count)
         code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    if (reply.text[0] != '\0' && !ctl->json)
-        ctl_complain(ctl, reply.status, "%s", reply.text);
+    ctl_say_silent(ctl, &reply);
     (ctl->json ? ctl_json_stalls : ctl_show_stalls)(ctl, &reply);
     hvi_admin_reply_free(&reply);
     return CTL_OK;
@@ -211,14 +225,25 @@ static int run_stalls(const struct ctl *ctl, char **args, int count)
 static int run_nodes(const struct ctl *ctl, char **args, int count)
 {
     struct hvi_admin_request request = {.kind = HVI_ADMIN_NODES};
-    struct hvi_admin_reply reply;
+    struct hvi_admin_request jobs_request = {.kind = HVI_ADMIN_JOBS};
+    struct hvi_admin_reply reply, jobs;
     (void)args, (void)count;
-    const int code = ctl_ask(ctl, &request, &reply);
+    int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    (ctl->json ? ctl_json_nodes : ctl_show_nodes)(ctl, &reply);
+    code = ctl_ask(ctl, &jobs_request, &jobs);
+    if (code == CTL_OK) {
+        ctl_say_silent(ctl, &jobs);
+        if (ctl->json)
+            ctl_json_nodes(ctl, &reply, &jobs);
+        else
+            ctl_show_nodes(ctl, &reply);
+        if (!ctl->json)
+            ctl_show_links(ctl, &jobs);
+        hvi_admin_reply_free(&jobs);
+    }
     hvi_admin_reply_free(&reply);
-    return CTL_OK;
+    return code;
 }
 
 static int run_job_stop(const struct ctl *ctl, char **args, int count)

@@ -149,8 +149,8 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 {
     static const struct ctl_column columns[] = {
-        {"JOB", false}, {"GEN", true},    {"USER", false}, {"STATE", false}, {"RANKS", true},
-        {"AGE", true},  {"ENGINE", true}, {"OPS", true},   {"BYTES", true},
+        {"JOB", false},  {"GEN", true}, {"USER", false},  {"STATE", false}, {"RANKS", true},
+        {"NODES", true}, {"AGE", true}, {"ENGINE", true}, {"OPS", true},    {"BYTES", true},
     };
     if (reply->job_count == 0) {
         fputs("no jobs\n", ctl->out);
@@ -165,12 +165,41 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_user(table, row->uid);
         ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
         ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
+        ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->nodes > 0 ? row->nodes : 1);
         add_duration(table, row->age_ns);
         add_pid(table, row->engine_pid);
         add_count(table, row->ops);
         add_bytes(table, row->bytes);
     }
     finish(ctl, table, reply->rows_left_out);
+}
+
+static const struct hvi_span_row *span_of(const struct hvi_admin_reply *reply, uint32_t node)
+{
+    for (size_t i = 0; i < reply->span_count; i++) {
+        if (reply->spans[i].node == node)
+            return &reply->spans[i];
+    }
+    return NULL;
+}
+
+/* "1 b": two nodes may have one name. */
+static void add_node(struct ctl_table *table, const struct hvi_span_row *span)
+{
+    if (span != NULL)
+        ctl_table_add(table, CTL_PLAIN, "%" PRIu32 " %s", span->node, span->name);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
+}
+
+/* "1 b" and "10.0.0.2:9601", where the job is on several nodes. */
+static void add_place(struct ctl_table *table, const struct hvi_span_row *span)
+{
+    add_node(table, span);
+    if (span != NULL)
+        ctl_table_add(table, CTL_PLAIN, "%s:%" PRIu32, span->address, span->port);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
 }
 
 static void add_rank(struct ctl_table *table, const struct hvi_rank_row *row)
@@ -203,21 +232,75 @@ static void add_rank(struct ctl_table *table, const struct hvi_rank_row *row)
 void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply)
 {
     static const struct ctl_column columns[] = {
-        {"RANK", true},     {"PID", true},    {"USER", false}, {"STATE", false},
-        {"PROCESS", false}, {"OPS", true},    {"BYTES", true}, {"IN FLIGHT", true},
-        {"LAG MEAN", true}, {"P50", true},    {"P99", true},   {"MAX", true},
-        {"LAST", true},     {"MEMORY", true}, {"FROM", false}, {"NOTE", false},
+        {"NODE", false}, {"ADDRESS", false},  {"RANK", true},     {"PID", true},
+        {"USER", false}, {"STATE", false},    {"PROCESS", false}, {"OPS", true},
+        {"BYTES", true}, {"IN FLIGHT", true}, {"LAG MEAN", true}, {"P50", true},
+        {"P99", true},   {"MAX", true},       {"LAST", true},     {"MEMORY", true},
+        {"FROM", false}, {"NOTE", false},
     };
+    const size_t skipped = reply->span_count > 0 ? 0 : 2;
     if (reply->rank_count == 0) {
         char safe[256];
         text_safe(job, safe, sizeof safe);
         fprintf(ctl->out, "no ranks known of job %s\n", safe);
         return;
     }
-    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
-    for (size_t i = 0; i < reply->rank_count; i++)
+    struct ctl_table *table = ctl_table_new(columns + skipped, COUNT(columns) - skipped);
+    for (size_t i = 0; i < reply->rank_count; i++) {
+        if (skipped == 0)
+            add_place(table, span_of(reply, reply->ranks[i].node));
         add_rank(table, &reply->ranks[i]);
+    }
     finish(ctl, table, reply->rows_left_out);
+    ctl_show_links(ctl, reply);
+}
+
+static void add_link(struct ctl_table *table, const struct hvi_admin_reply *reply,
+                     const struct hvi_span_row *span, const struct hvi_link_row *row)
+{
+    const bool control = row->purpose == HVI_LINK_CONTROL;
+    const struct hvi_span_row *other = NULL;
+    for (size_t i = 0; i < reply->span_count; i++) {
+        if (reply->spans[i].node == row->to && strcmp(reply->spans[i].job, span->job) == 0)
+            other = &reply->spans[i];
+    }
+    ctl_table_add(table, CTL_PLAIN, "%s", span->job);
+    add_node(table, span);
+    add_node(table, other);
+    if (control)
+        ctl_table_add(table, CTL_PLAIN, "control");
+    else
+        ctl_table_add(table, CTL_PLAIN, "data %" PRIu32, row->lane);
+    add_bytes(table, row->bytes_sent);
+    add_bytes(table, row->bytes_received);
+    if (control) {
+        add_count(table, row->messages_sent);
+        add_count(table, row->messages_received);
+    } else {
+        ctl_table_add(table, CTL_PLAIN, "-");
+        ctl_table_add(table, CTL_PLAIN, "-");
+    }
+    ctl_table_add(table, row->retransmits > 0 ? CTL_NOTE : CTL_PLAIN, "%" PRIu64, row->retransmits);
+    add_duration(table, row->rtt_ns);
+}
+
+void ctl_show_links(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    static const struct ctl_column columns[] = {
+        {"JOB", false},        {"LINK OF", false}, {"TO", false},          {"KIND", false},
+        {"SENT", true},        {"RECEIVED", true}, {"MESSAGES OUT", true}, {"IN", true},
+        {"RETRANSMITS", true}, {"RTT", true},
+    };
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->span_count; i++) {
+        for (size_t k = 0; k < reply->spans[i].link_count; k++)
+            add_link(table, reply, &reply->spans[i], &reply->spans[i].links[k]);
+    }
+    if (ctl_table_rows(table) > 0) {
+        fputs("\n", ctl->out);
+        ctl_table_print(table, ctl->out, ctl->colours);
+    }
+    ctl_table_free(table);
 }
 
 /* "0-3,5": ranks as ranges, in the order given. */
@@ -256,8 +339,9 @@ static void missing_ranks(const struct hvi_stall_row *row, char *text_p, size_t 
                                      rank->pid, process, rank->waits_in[0] != '\0' ? " in " : "",
                                      rank->waits_in);
         else
-            used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId32 " (not attached)",
-                                     comma, rank->rank);
+            used += (size_t)snprintf(
+                text_p + used, size - used, "%s%" PRId32 " (%s)", comma, rank->rank,
+                strcmp(rank->process, "elsewhere") == 0 ? rank->waits_in : "not attached");
     }
     if (row->missing_count > shown_max)
         snprintf(text_p + used, size - used, " and %zu more", row->missing_count - shown_max);
@@ -332,7 +416,22 @@ static void add_trace(struct ctl_table *table, const struct hvi_trace_row *row, 
                       hvi_status_name(row->status));
 }
 
-void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count)
+/* How far the times of other nodes can be trusted. */
+static void show_clocks(const struct ctl *ctl, const struct hvi_span_row *spans, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        char error[32], safe[HVI_WIRE_NODE_NAME * 4];
+        if (spans[i].ahead_error_ns == 0)
+            continue;
+        text_duration(spans[i].ahead_error_ns, error, sizeof error);
+        text_safe(spans[i].name, safe, sizeof safe);
+        fprintf(ctl->out, "(the times of node %" PRIu32 ", %s, are right to within %s)\n",
+                spans[i].node, safe, error);
+    }
+}
+
+void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count,
+                    const struct hvi_span_row *spans, size_t span_count)
 {
     static const struct ctl_column columns[] = {
         {"RANK", true},   {"OP NO", true},  {"AGO", true},     {"TENSOR", false},
@@ -348,6 +447,7 @@ void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, siz
     for (size_t i = 0; i < count; i++)
         add_trace(table, &rows[i], now_ns);
     finish(ctl, table, 0);
+    show_clocks(ctl, spans, span_count);
 }
 
 void ctl_top_compare(struct ctl_top_row *row, const struct hvi_rank_row *before,

@@ -11,17 +11,43 @@
 struct rows {
     struct hvi_trace_row *all;
     size_t count;
+    struct hvi_span_row *spans; /* one for each node; without lists */
+    size_t span_count;
 };
+
+static void *more(void *memory, size_t bytes)
+{
+    void *grown = realloc(memory, bytes);
+    if (grown == NULL) {
+        fputs("hvdctl: out of memory\n", stderr);
+        exit(CTL_REFUSED);
+    }
+    return grown;
+}
+
+/* A node that was asked several times stays with its least certain clock. */
+static void note_span(struct rows *rows, const struct hvi_span_row *span)
+{
+    size_t at = 0;
+    while (at < rows->span_count && rows->spans[at].node != span->node)
+        at++;
+    if (at < rows->span_count && rows->spans[at].ahead_error_ns >= span->ahead_error_ns)
+        return;
+    if (at == rows->span_count)
+        rows->spans = more(rows->spans, ++rows->span_count * sizeof *rows->spans);
+    rows->spans[at] = *span;
+    rows->spans[at].ranks = NULL, rows->spans[at].rank_count = 0;
+    rows->spans[at].links = NULL, rows->spans[at].link_count = 0;
+    rows->spans[at].standing = NULL, rows->spans[at].standing_count = 0;
+}
 
 static void append(struct rows *rows, const struct hvi_admin_reply *reply)
 {
     struct hvi_trace_row *all =
-        realloc(rows->all, (rows->count + reply->trace_count + 1) * sizeof *all);
-    if (all == NULL) {
-        fputs("hvdctl: out of memory\n", stderr);
-        exit(CTL_REFUSED);
-    }
+        more(rows->all, (rows->count + reply->trace_count + 1) * sizeof *all);
     rows->all = all;
+    for (size_t i = 0; i < reply->span_count; i++)
+        note_span(rows, &reply->spans[i]);
     for (size_t i = 0; i < reply->trace_count; i++)
         all[rows->count++] = reply->traces[i];
 }
@@ -49,14 +75,13 @@ static int fetch_rank(const struct ctl *ctl, struct hvi_admin_request *request, 
         const int code = ctl_ask(ctl, request, &reply);
         if (code != CTL_OK)
             return code;
-        if (reply.text[0] != '\0' && !ctl->json)
-            ctl_complain(ctl, reply.status, "%s", reply.text);
+        ctl_say_silent(ctl, &reply);
         append(rows, &reply);
         left -= reply.trace_count < left ? (uint32_t)reply.trace_count : left;
         request->before = oldest(&reply);
-        const bool more = reply.rows_left_out > 0 && request->before > 1;
+        const bool goes_on = reply.rows_left_out > 0 && request->before > 1;
         hvi_admin_reply_free(&reply);
-        if (!more)
+        if (!goes_on)
             break;
     }
     return CTL_OK;
@@ -72,6 +97,9 @@ static int fetch(const struct ctl *ctl, struct hvi_admin_request *request, struc
     int code = ctl_ask(ctl, &ranks, &reply);
     if (code != CTL_OK)
         return code;
+    ctl_say_silent(ctl, &reply);
+    for (size_t i = 0; i < reply.span_count; i++)
+        note_span(rows, &reply.spans[i]);
     for (size_t i = 0; i < reply.rank_count && code == CTL_OK; i++)
         code = fetch_rank(ctl, request, reply.ranks[i].rank, rows);
     hvi_admin_reply_free(&reply);
@@ -89,10 +117,11 @@ int ctl_trace(const struct ctl *ctl, char **args, int count)
     if (code == CTL_OK) {
         ctl_sort_trace(rows.all, rows.count);
         if (ctl->json)
-            ctl_json_trace(ctl, args[0], rows.all, rows.count);
+            ctl_json_trace(ctl, args[0], rows.all, rows.count, rows.spans, rows.span_count);
         else
-            ctl_show_trace(ctl, rows.all, rows.count);
+            ctl_show_trace(ctl, rows.all, rows.count, rows.spans, rows.span_count);
     }
+    free(rows.spans);
     free(rows.all);
     return code;
 }

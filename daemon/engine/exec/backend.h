@@ -230,6 +230,14 @@ void engine_wire_backend_withdraw(void *context, uint64_t least, uint64_t top);
 /* Whether the started batch's work waits for other nodes to start it. */
 bool engine_wire_backend_is_tentative(void *context, const struct engine_batch *batch);
 
+/* What has gone over a lane. */
+struct engine_lane_row {
+    uint32_t node, lane;
+    uint64_t bytes_sent, bytes_received, retransmits, rtt_ns; /* as the kernel counts them */
+};
+/* Of the lanes that there are or were: index 0, 1, ... Returns false after the last. */
+bool engine_wire_backend_row(void *context, size_t index, struct engine_lane_row *row_p);
+
 /* NULL-terminated, in order of preference. */
 extern const struct engine_backend *const engine_backends[];
 

@@ -450,6 +450,11 @@ void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *t
     engine_wire_backend_lost(context_of(exec, &engine_backend_net), node, text);
 }
 
+bool engine_dispatch_lane_row(struct engine_exec *exec, size_t index, struct engine_lane_row *row_p)
+{
+    return engine_wire_backend_row(context_of(exec, &engine_backend_net), index, row_p);
+}
+
 void engine_process_forbid(struct engine_process *process)
 {
     /* Release, pairs with the acquire load in host_process.c. */

@@ -97,10 +97,12 @@ bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct e
 void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes);
 /* Ends what waits for it: as what has broken the job says, or if nothing has, as it failed. */
 void engine_dispatch_explain(struct engine_exec *exec);
-/* As engine_wire_backend_lane and engine_wire_backend_lost. */
+/* As engine_wire_backend_lane, engine_wire_backend_lost and engine_wire_backend_row. */
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
                           const char *name);
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);
+bool engine_dispatch_lane_row(struct engine_exec *exec, size_t index,
+                              struct engine_lane_row *row_p);
 /* From now on no transfer of the process' memory begins: what is left of its works fails piece by piece.
  * One that has begun and does not answer is given up by engine_dispatch_watch after ENGINE_SILENT_NS. */
 void engine_process_forbid(struct engine_process *process);

@@ -145,6 +145,7 @@ static bool net_close(void *context)
     pthread_mutex_destroy(&net->host_lock);
     free(net->tools.strip);
     free(net->asked);
+    free(net->figures);
     free(net);
     return true;
 }

@@ -113,13 +113,16 @@ void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lan
     }
     lane->moved = true;
     expect_head(lane);
+    engine_wire_figures_open(net, lane, fd);
     watch_port(net, lane);
 }
 
-void engine_wire_lane_close(struct engine_wire_lane *lane)
+void engine_wire_lane_close(struct engine_wire *net, struct engine_wire_lane *lane)
 {
-    if (lane->port)
+    if (lane->port) {
+        engine_wire_figures_close(net, lane);
         transport->close(lane->port);
+    }
     lane->port = NULL;
     if (lane->sending)
         lane->sender->sending--;
@@ -196,7 +199,7 @@ void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node
     }
     for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++) {
         struct engine_wire_lane *lane = &node->lanes[i];
-        engine_wire_lane_close(lane);
+        engine_wire_lane_close(net, lane);
         give_up(net, &lane->out_first, node);
         give_up(net, &lane->in_first, node);
     }

@@ -606,7 +606,7 @@ static void drop_all(struct engine_wire *net)
     for (uint32_t i = 0; i < net->node_count; i++) {
         for (uint32_t lane = 0; net->nodes[i] && lane < ENGINE_WIRE_LANES_MAX; lane++) {
             net->nodes[i]->lanes[lane].sending = NULL;
-            engine_wire_lane_close(&net->nodes[i]->lanes[lane]);
+            engine_wire_lane_close(net, &net->nodes[i]->lanes[lane]);
             free(net->nodes[i]->lanes[lane].scratch);
         }
         free(net->nodes[i]);

@@ -48,6 +48,13 @@ enum engine_wire_driver {
     ENGINE_WIRE_MAIN,   /* the main thread, for a moment */
 };
 
+/* A lane's connection: for those who ask how it does. */
+struct engine_wire_figure {
+    uint32_t node, lane;
+    int fd; /* -1: closed, and .last is all there is */
+    struct engine_lane_row last;
+};
+
 /* The context of the row. */
 struct engine_wire {
     struct engine_backend_config config;
@@ -75,6 +82,8 @@ struct engine_wire {
     _Atomic bool called; /* one of these has changed; relaxed: the lock orders what it stands for */
     _Atomic bool ended;  /* the thread has; release, acquire by net.c */
     int epoll_fd, event_fd;
+    struct engine_wire_figure *figures; /* [figure_count]; an .fd is open while it is there */
+    uint32_t figure_count;
 
     /* Remote-process memory is the host backend's, of which this is an instance of our own; NULL: none
      * yet. Under its lock, which is taken before the other. */
@@ -107,7 +116,7 @@ void engine_wire_fail(struct engine_wire *net, struct engine_wire_work *work, in
 
 /* The lane has come. */
 void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd);
-void engine_wire_lane_close(struct engine_wire_lane *lane);
+void engine_wire_lane_close(struct engine_wire *net, struct engine_wire_lane *lane);
 void engine_wire_lane_join(struct engine_wire_lane *lane, struct engine_wire_run *run);
 /* Moves something. True: there may be more. */
 bool engine_wire_lane_send(struct engine_wire *net, struct engine_wire_lane *lane);
@@ -118,6 +127,12 @@ void engine_wire_lane_leave(struct engine_wire_lane *lane, struct engine_wire_ru
 void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work);
 /* Gives up all lanes of a node, for good. `text` is what works are told that fail by it. */
 void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node, const char *text);
+
+/* ---- net_figures.c: the net thread ---- */
+
+/* The lane's connection is there, and is about to be closed. Without memory it has no figures. */
+void engine_wire_figures_open(struct engine_wire *net, const struct engine_wire_lane *lane, int fd);
+void engine_wire_figures_close(struct engine_wire *net, const struct engine_wire_lane *lane);
 
 /* ---- net_stage.c ---- */
 

@@ -45,9 +45,9 @@ struct engine_mesh_link_config {
 struct engine_mesh_row {
     uint32_t node;
     uint64_t bytes_sent, bytes_received, messages_sent, messages_received,
-        beats;                    /* beats: received */
-    uint64_t rtt_ns, rtt_most_ns; /* the last and the longest of beats; 0: none yet */
-    uint64_t retransmits;
+        beats;                           /* beats: received */
+    uint64_t rtt_ns, rtt_most_ns;        /* the last and the longest of beats; 0: none yet */
+    uint64_t retransmits, kernel_rtt_ns; /* the kernel's; its round-trip time is smoothed */
 };
 
 struct engine_mesh_peer;

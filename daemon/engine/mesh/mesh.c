@@ -13,6 +13,8 @@
  * On node 0 order/ and the root are both here. They may not be called while one of them calls, so what
  * they say waits in a list until engine_mesh_run.
  *
+ * What hvdctl asks on one node is asked of the others, and answered, the same way (gather.c).
+ *
  * A job that cannot go on says so once: up to the root, and from there to all nodes. */
 #include "daemon/engine/mesh/mesh.h"
 
@@ -133,6 +135,18 @@ static void withdraw(void *user, uint64_t least, uint64_t top)
     const struct engine_mesh *mesh = user;
 
     mesh->calls->withdraw(mesh->user, least, top);
+}
+
+int engine_mesh_ask(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_ask *ask)
+{
+    mesh->packet = (struct hvi_mesh_packet){.has_ask = true, .ask = *ask};
+    return send(mesh, to);
+}
+
+int engine_mesh_answer(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_answer *answer)
+{
+    mesh->packet = (struct hvi_mesh_packet){.has_answer = true, .answer = *answer};
+    return send(mesh, to);
 }
 
 static const struct engine_order_span span_calls = {report, withdraw};
@@ -292,6 +306,12 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         hear_of_break(mesh, &packet->broken);
         return;
     }
+    if (packet->has_ask && mesh->calls->asked)
+        mesh->calls->asked(mesh->user, packet->from, &packet->ask);
+    if (packet->has_answer && mesh->calls->answered)
+        mesh->calls->answered(mesh->user, packet->from, &packet->answer);
+    if (packet->has_ask || packet->has_answer)
+        return;
     if (mesh->broken_status != HVI_OK || mesh->order->broken_status != HVI_OK)
         return;
     if (packet->has_report)

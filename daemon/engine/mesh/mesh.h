@@ -22,6 +22,10 @@ struct engine_mesh_calls {
     void (*broken)(void *user, int status, int32_t culprit, const char *text);
     /* As engine_order_span's. NULL where nothing executes tentatively. */
     void (*withdraw)(void *user, uint64_t least, uint64_t top);
+    /* Another node asks what is known here, or answers. Both may be NULL, and may call engine_mesh_ask and
+     * engine_mesh_answer. A job that is broken is asked all the same. */
+    void (*asked)(void *user, uint32_t from, const struct hvi_mesh_ask *ask);
+    void (*answered)(void *user, uint32_t from, const struct hvi_mesh_answer *answer);
 };
 
 struct engine_mesh_letter;
@@ -60,6 +64,10 @@ bool engine_mesh_run(struct engine_mesh *mesh);
 /* No op can finish any more, for what happened on this node, which order/ knows: a rank is lost or has
  * left, or the job was stopped. The other nodes hear of it. */
 void engine_mesh_break(struct engine_mesh *mesh, int status, int32_t culprit, const char *text);
+/* To another node, along the tree; the bytes are copied. HVI_OK: it is on its way, and may be lost with a node
+ * between. Else it is not: HVI_ERR_NODE_LOST, HVI_ERR_NO_MEMORY. */
+int engine_mesh_ask(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_ask *ask);
+int engine_mesh_answer(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_answer *answer);
 /* A neighbour is gone: likewise, and calls->broken. */
 void engine_mesh_node_lost(struct engine_mesh *mesh, uint32_t node, const char *text);
 

@@ -64,14 +64,16 @@ int engine_mesh_peer_attach(struct engine_mesh_peer *peer, int fd, sd_event_io_h
     return engine_mesh_peer_beat(peer, peer->since_ns);
 }
 
-static uint64_t count_retransmits(int fd)
+/* Adds what the kernel knows of the connection. */
+static void ask_kernel(int fd, struct engine_mesh_row *row)
 {
     struct tcp_info info = {0};
     socklen_t length = sizeof info;
 
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
-        return 0;
-    return info.tcpi_total_retrans;
+        return;
+    row->retransmits += info.tcpi_total_retrans;
+    row->kernel_rtt_ns = (uint64_t)info.tcpi_rtt * 1000;
 }
 
 void engine_mesh_peer_detach(struct engine_mesh_peer *peer)
@@ -80,7 +82,7 @@ void engine_mesh_peer_detach(struct engine_mesh_peer *peer)
     engine_mesh_frames_fini(&peer->frames);
     if (peer->fd < 0)
         return;
-    peer->row.retransmits += count_retransmits(peer->fd);
+    ask_kernel(peer->fd, &peer->row);
     close(peer->fd);
     peer->fd = -1;
 }
@@ -90,7 +92,7 @@ void engine_mesh_peer_row(const struct engine_mesh_peer *peer, struct engine_mes
     *row_p = peer->row;
     row_p->node = peer->node;
     if (peer->fd >= 0)
-        row_p->retransmits += count_retransmits(peer->fd);
+        ask_kernel(peer->fd, row_p);
 }
 
 void engine_mesh_peer_free(struct engine_mesh_peer *peer)

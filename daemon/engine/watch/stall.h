@@ -32,6 +32,10 @@ void engine_stall_configure(struct engine_watch *watch,
  * *left_out_p counts the rest. Free with engine_stall_rows_free. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t limit,
                       struct hvi_stall_row **rows_p, size_t *count_p, uint64_t *left_out_p);
+/* What every rank of this node does, whatever it has submitted: its process and what it waits in; "joined" for
+ * one that has joined. Nothing without memory. The caller frees the rows. */
+void engine_stall_standing(const struct engine_watch *watch, struct hvi_missing_rank **rows_p,
+                           size_t *count_p);
 void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count);
 /* Whether the op waits for this member: for its submission, or for its output. */
 bool engine_stall_misses(const struct engine_op *op, uint32_t member);

@@ -109,18 +109,58 @@ static uint32_t missing_elsewhere(const struct engine_watch *watch, const struct
     return engine_root_missing(order->root, order->roster->here, op, ranks_p, ELSEWHERE_SHOWN);
 }
 
+/* Who may be missing there, as far as this node knows: all of them. */
+static uint32_t members_elsewhere(const struct engine_op *op, uint32_t here, int32_t *ranks_p)
+{
+    const struct engine_places *span = op->set->span;
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; span && i < op->set->size && count < ELSEWHERE_SHOWN; i++) {
+        if (span->node[span->home[i]] != here)
+            ranks_p[count++] = engine_set_member(op->set, i);
+    }
+    return count;
+}
+
 static void fill_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
                            struct hvi_stall_row *row)
 {
+    bool reported = op->state == ENGINE_OP_REPORTED, waits = op->state == ENGINE_OP_WAITING;
     int32_t ranks[ELSEWHERE_SHOWN];
     uint32_t count = missing_elsewhere(watch, op, ranks);
 
+    if ((waits || (reported && !watch->order->root)) && !op->partial)
+        count = members_elsewhere(op, watch->order->roster->here, ranks);
     for (uint32_t i = 0; i < count && i < ELSEWHERE_SHOWN; i++) {
         struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
         missing->rank = ranks[i];
         snprintf(missing->process, sizeof missing->process, "elsewhere");
         snprintf(missing->waits_in, sizeof missing->waits_in, "on another node");
     }
+}
+
+static bool has_joined(const struct engine_watch *watch, engine_seat seat)
+{
+    const struct engine_set *all = engine_sets_find(&watch->order->sets, 0);
+
+    return all && all->index[seat.n] >= 0 && engine_join_has(all, (uint32_t)all->index[seat.n]);
+}
+
+void engine_stall_standing(const struct engine_watch *watch, struct hvi_missing_rank **rows_p,
+                           size_t *count_p)
+{
+    uint32_t seats = watch->sessions->seats;
+    const struct engine_op **oldest = oldest_ops(watch);
+    struct hvi_missing_rank *rows = oldest ? calloc(seats, sizeof *rows) : NULL;
+
+    for (uint16_t i = 0; rows && i < seats; i++) {
+        fill_missing(watch, (engine_seat){i}, oldest[i], &rows[i]);
+        if (has_joined(watch, (engine_seat){i}))
+            snprintf(rows[i].process, sizeof rows[i].process, "joined");
+    }
+    free(oldest);
+    *rows_p = rows;
+    *count_p = rows ? seats : 0;
 }
 
 static int fill_row(const struct engine_watch *watch, const struct engine_op *op,

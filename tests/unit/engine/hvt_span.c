@@ -199,7 +199,7 @@ static void broken(void *user, int status, int32_t culprit, const char *text)
 }
 
 static const struct engine_mesh_way way = {send};
-static const struct engine_mesh_calls mesh_calls = {broken, withdraw};
+static const struct engine_mesh_calls mesh_calls = {.broken = broken, .withdraw = withdraw};
 
 /* ---- jobs ---- */
 

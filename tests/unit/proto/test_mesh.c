@@ -160,6 +160,39 @@ START_TEST(what_is_said_of_a_send_arrives_as_it_was)
 }
 END_TEST
 
+START_TEST(a_question_and_its_answer_arrive_as_they_were)
+{
+    unsigned char query[] = "query", part[HVI_MESH_PART_MAX] = {1, 2, 3};
+    setup();
+    packet.has_ask = true;
+    packet.ask = (struct hvi_mesh_ask){.number = UINT64_MAX, .query = query, .query_bytes = 5};
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert(again.has_ask && !again.has_answer);
+    ck_assert_uint_eq(again.ask.number, UINT64_MAX);
+    ck_assert_mem_eq(again.ask.query, query, 5);
+    hvi_mesh_free(&again);
+    packet.has_ask = false;
+    packet.has_answer = true;
+    packet.answer = (struct hvi_mesh_answer){.number = 3,
+                                             .heard_ns = UINT64_MAX - 1,
+                                             .said_ns = UINT64_MAX,
+                                             .report = part,
+                                             .report_bytes = sizeof part};
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert_uint_eq(again.answer.heard_ns, UINT64_MAX - 1);
+    ck_assert_uint_eq(again.answer.said_ns, UINT64_MAX);
+    ck_assert_uint_eq(again.answer.report_bytes, sizeof part);
+    ck_assert_mem_eq(again.answer.report, part, sizeof part);
+    hvi_mesh_free(&again);
+    packet.answer.report_bytes = 0; /* of the clock alone */
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert_uint_eq(again.answer.report_bytes, 0);
+    hvi_mesh_free(&again);
+    packet.answer.report_bytes = HVI_MESH_PART_MAX + 1;
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
+}
+END_TEST
+
 START_TEST(a_packet_has_one_body)
 {
     setup();
@@ -221,6 +254,7 @@ int main(void)
     tcase_add_test(tcase, a_report_arrives_as_it_was);
     tcase_add_test(tcase, a_verdict_arrives_as_it_was);
     tcase_add_test(tcase, what_is_said_of_a_send_arrives_as_it_was);
+    tcase_add_test(tcase, a_question_and_its_answer_arrive_as_they_were);
     tcase_add_test(tcase, a_packet_has_one_body);
     tcase_add_test(tcase, a_message_that_is_cut_short_is_refused);
     tcase_add_test(tcase, a_message_has_a_bound);

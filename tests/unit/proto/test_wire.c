@@ -31,7 +31,8 @@ static void blank_lists(struct hvi_packet_msg *msg)
         msg->engine_adopt.attach = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_REPORT)
         msg->engine_report.ranks = NULL, msg->engine_report.stalls = NULL,
-        msg->engine_report.traces = NULL;
+        msg->engine_report.traces = NULL, msg->engine_report.span.ranks = NULL,
+        msg->engine_report.span.links = NULL, msg->engine_report.span.standing = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_HELLO)
         msg->engine_hello.ranks = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_NODE)

@@ -39,6 +39,7 @@ static void fill_rank_row(struct hvi_rank_row *row, int32_t rank, bool full)
     row->lag_p50_ns = row->lag_p99_ns = row->lag_sum_ns = UINT64_MAX;
     row->lag_ops = row->last_ops = row->negotiated = row->replayed = row->express = UINT64_MAX;
     row->seat = HVI_RANKS_MAX - 1;
+    row->node = HVI_WIRE_NODES_MAX - 1;
     FILL(row->state, true);
     FILL(row->process, false);
     FILL(row->origin, true);
@@ -100,6 +101,42 @@ static struct hvi_stall_row *stall_rows(size_t count, size_t ranks)
             rows[i].job[0] = '\0';
     }
     return rows;
+}
+
+static void fill_span(struct hvi_span_row *span, bool full)
+{
+    *span = (struct hvi_span_row){.name = "n", .address = "10.0.0.1", .port = 1};
+    if (!full)
+        return;
+    *span = (struct hvi_span_row){.node = HVI_WIRE_NODES_MAX - 1,
+                                  .port = UINT16_MAX,
+                                  .here = true,
+                                  .rank_count = 3,
+                                  .link_count = 2,
+                                  .standing_count = 2,
+                                  .ahead_ns = UINT64_MAX,
+                                  .ahead_error_ns = UINT64_MAX};
+    FILL(span->job, false);
+    FILL(span->name, true);
+    FILL(span->address, false);
+    FILL(span->text, true);
+    span->ranks = zeroed(3, sizeof *span->ranks);
+    span->ranks[2] = INT32_MAX;
+    span->links = zeroed(2, sizeof *span->links);
+    span->links[0].purpose = HVI_LINK_CONTROL;
+    span->links[1] = (struct hvi_link_row){HVI_WIRE_NODES_MAX - 1,
+                                           HVI_LINK_DATA,
+                                           UINT32_MAX,
+                                           UINT64_MAX,
+                                           UINT64_MAX,
+                                           UINT64_MAX,
+                                           UINT64_MAX,
+                                           UINT64_MAX,
+                                           UINT64_MAX};
+    span->standing = zeroed(2, sizeof *span->standing);
+    for (int i = 0; i < 2; i++)
+        span->standing[i] = (struct hvi_missing_rank){.rank = i, .process = "R"};
+    FILL(span->standing[1].waits_in, true);
 }
 
 static void fill_attach_request(struct hvi_attach_request *request, bool full)
@@ -230,6 +267,8 @@ static void fill_engine_report(struct hvi_engine_report *report, bool full)
     report->stalls = stall_rows(report->stall_count, HVI_RANKS_MAX / 2);
     report->trace_count = 16;
     report->traces = trace_rows(report->trace_count);
+    report->has_span = report->more = true;
+    fill_span(&report->span, true);
 }
 
 static void fill_engine_packet(struct hvi_packet_msg *msg, bool full)
@@ -402,6 +441,7 @@ static struct hvi_job_row *job_rows(size_t count)
         rows[i].generation = rows[i].age_ns = rows[i].ops = rows[i].bytes = UINT64_MAX;
         rows[i].uid = UINT32_MAX;
         rows[i].size = rows[i].attached = 1048576;
+        rows[i].nodes = HVI_WIRE_NODES_MAX;
         rows[i].engine_pid = INT32_MAX;
         FILL(rows[i].state, true);
     }
@@ -445,4 +485,8 @@ void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
     reply_p->traces = trace_rows(reply_p->trace_count);
     reply_p->node_count = huge ? HVI_WIRE_ROWS_MAX : 2;
     reply_p->nodes = mesh_rows(reply_p->node_count);
+    reply_p->span_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->spans = zeroed(reply_p->span_count, sizeof *reply_p->spans);
+    for (size_t i = 0; i < reply_p->span_count; i++)
+        fill_span(&reply_p->spans[i], i % 2 == 0);
 }

@@ -50,6 +50,22 @@ static char *print(bool json, const struct perf_row *row)
     return text;
 }
 
+START_TEST(the_heading_says_on_how_many_nodes_the_ranks_are)
+{
+    const struct perf_options options = {.op = PERF_BARRIER};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    ck_assert_ptr_nonnull(out);
+    perf_print_header(out, &options, 4, 1);
+    perf_print_header(out, &options, 4, 2);
+    fclose(out);
+    ck_assert_ptr_nonnull(strstr(text, ", 4 ranks, buffers in shared memory\n"));
+    ck_assert_ptr_nonnull(strstr(text, ", 4 ranks on 2 nodes, buffers in shared memory\n"));
+    free(text);
+}
+END_TEST
+
 START_TEST(a_row_is_json_or_a_table_line)
 {
     struct perf_row row = {
@@ -96,6 +112,7 @@ int main(void)
     tcase_add_test(tests, median_percentile_and_minimum_are_the_usual_ones);
     tcase_add_test(tests, bus_bandwidth_is_nccl_tests_definition);
     tcase_add_test(tests, a_row_is_json_or_a_table_line);
+    tcase_add_test(tests, the_heading_says_on_how_many_nodes_the_ranks_are);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }

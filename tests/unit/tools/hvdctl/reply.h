@@ -14,6 +14,7 @@ static struct hvi_job_row hvt_jobs[] = {
      .uid = 0,
      .size = 4,
      .attached = 4,
+     .nodes = 2,
      .state = "running",
      .engine_pid = 4712,
      .age_ns = 65000000000ull,

@@ -48,9 +48,9 @@ START_TEST(jobs_are_a_table)
     struct hvi_admin_reply reply = hvt_reply;
     reply.rows_left_out = 3;
     ctl_show_jobs(&ctl, &reply);
-    EXPECT(ctl, "JOB     GEN  USER  STATE    RANKS        AGE  ENGINE        OPS    BYTES\n"
-                "digits    1  root  running    4/4  1 min 5 s    4712  1,234,567  1.5 GiB\n"
-                "b        12  root  failed     1/2     1.5 ms      99          0      0 B\n"
+    EXPECT(ctl, "JOB     GEN  USER  STATE    RANKS  NODES        AGE  ENGINE        OPS    BYTES\n"
+                "digits    1  root  running    4/4      2  1 min 5 s    4712  1,234,567  1.5 GiB\n"
+                "b        12  root  failed     1/2      1     1.5 ms      99          0      0 B\n"
                 "(3 more not shown)\n");
 }
 END_TEST
@@ -144,13 +144,14 @@ START_TEST(a_trace_is_sorted_by_rank_and_age_with_what_is_open_last)
     ck_assert_uint_eq(rows[1].number, 7);
     ck_assert_uint_eq(rows[2].number, 0);
     ck_assert_int_eq(rows[3].rank, 1);
-    ctl_show_trace(&ctl, rows, 4);
-    ctl_show_trace(&ctl, rows, 0);
+    ctl_show_trace(&ctl, rows, 4, &(struct hvi_span_row){.name = "b", .ahead_error_ns = 5000}, 1);
+    ctl_show_trace(&ctl, rows, 0, NULL, 0);
     fclose(ctl.out);
     ck_assert_ptr_nonnull(strstr(hvt_text, "u\\x1b"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "ERR_RANK_LOST\n"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "waiting\n"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "no ops yet\n"));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "node 0, b, are right to within 5.0 µs)\n"));
     free(hvt_text);
 }
 END_TEST
