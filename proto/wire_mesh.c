@@ -106,7 +106,7 @@ static const struct wire_table broken_table = TABLE(mesh_broken, broken_fields, 
 
 static const struct wire_field ask_fields[] = {
     U64(1, hvi_mesh_ask, number),
-    LIST(2, hvi_mesh_ask, query, query_bytes, WIRE_BYTES, HVI_MESH_PART_MAX, NULL),
+    BYTES(2, hvi_mesh_ask, query, query_bytes, 0, HVI_MESH_PART_MAX),
 };
 static const struct wire_table ask_table = TABLE(mesh_ask, ask_fields, 0);
 
@@ -114,7 +114,7 @@ static const struct wire_field answer_fields[] = {
     U64(1, hvi_mesh_answer, number),
     U64(2, hvi_mesh_answer, heard_ns),
     U64(3, hvi_mesh_answer, said_ns),
-    LIST(4, hvi_mesh_answer, report, report_bytes, WIRE_BYTES, HVI_MESH_PART_MAX, NULL),
+    BYTES(4, hvi_mesh_answer, report, report_bytes, 0, HVI_MESH_PART_MAX),
 };
 static const struct wire_table answer_table = TABLE(mesh_answer, answer_fields, 0);
 
