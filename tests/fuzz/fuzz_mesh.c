@@ -7,12 +7,13 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/order/negotiate.h"
+#include "daemon/engine/order/schedule.h"
 #include "tests/unit/engine/hvt_span.h"
 
 #include <string.h>
 
 #define RANKS  4 /* 0 and 2 are on node 0, 1 and 3 on node 1 */
-#define STAGES 9
+#define STAGES 11
 
 static struct hvt_job job;
 static struct hvt_message *seeds[256];
@@ -37,7 +38,7 @@ static void bring(int32_t rank, uint32_t which, const struct hvt_bring *what)
 }
 
 /* Sends and recvs that cross, from any rank too, and sets that members open on one node and on both; in the
- * last stage the sends are taken back. */
+ * last of three stages the sends are taken back. */
 static void set_out_some(unsigned stage)
 {
     static const int64_t both[] = {0, 1}, far[] = {1, 3};
@@ -76,8 +77,30 @@ static void set_out_some(unsigned stage)
         bring(0, 4, &close);
 }
 
+/* A step is about to repeat; or does, and some of it has started on node 1, which wants it to end. */
+static void set_out_to_repeat(bool repeats)
+{
+    struct hvt_bring sum = make("w", HVI_KIND_ALLREDUCE);
+
+    for (uint32_t turn = 0; turn < (repeats ? 3 : 2); turn++) {
+        for (int32_t rank = 0; rank < RANKS; rank++)
+            bring(rank, 0, &sum);
+        hvt_job_run(&job);
+        hvt_job_step(&job);
+    }
+    for (int32_t rank = 0; rank < RANKS; rank++) {
+        if (!repeats || rank % 2 == 1)
+            bring(rank, 0, &sum);
+    }
+    if (!repeats)
+        return;
+    HVT_FUZZ_REQUIRE(job.node[1].order.schedule.live);
+    hvt_job_run_some(&job, 0);
+    engine_schedule_halt(&job.node[1].order);
+}
+
 /* What waits for the message. */
-static void set_out(unsigned stage)
+static void set_out_many(unsigned stage)
 {
     static const int64_t ranks[] = {0, 1};
     static const int64_t splits[] = {1, 0, 2, 1};
@@ -111,6 +134,16 @@ static void set_out(unsigned stage)
         hvt_job_run(&job);
 }
 
+static void set_out(unsigned stage)
+{
+    if (stage < 6)
+        set_out_many(stage);
+    else if (stage < 9)
+        set_out_some(stage);
+    else
+        set_out_to_repeat(stage == 10);
+}
+
 static void finish(void)
 {
     if (job.node[0].order.broken_status == HVI_OK)
@@ -135,10 +168,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     hvi_log_set_level(HVI_LOG_ERROR);
     hvt_job_begin(&job, 2, RANKS, 1 + data[1], false);
-    if (data[1] % STAGES < 6)
-        set_out(data[1] % STAGES);
-    else
-        set_out_some(data[1] % STAGES);
+    set_out(data[1] % STAGES);
+    job.lied = true;
     uint32_t to = data[0] % 2;
     engine_mesh_message(&job.node[to].mesh, 1 - to, data + 2, size - 2);
     hvt_job_run(&job);
@@ -165,10 +196,7 @@ static void make_seeds(void)
 {
     for (unsigned stage = 0; stage < STAGES; stage++) {
         hvt_job_begin(&job, 2, RANKS, 1 + stage, false);
-        if (stage < 6)
-            set_out(stage);
-        else
-            set_out_some(stage);
+        set_out(stage);
         do {
             keep(&job.node[1].up, 0, stage);
             keep(&job.node[1].down, 1, stage);

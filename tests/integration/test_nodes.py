@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdrun, hvdd and ranks on several nodes: every op is right wherever its ranks are, and nothing is left behind."""
 import json
+import pathlib
 import re
 
 import pytest
 
 from hvt import Status, arith, program
+from hvt.ctl import Ctl
 from hvt.spread import SpreadJob
 
 INT32 = arith.DTYPES["int32"]
@@ -116,6 +118,56 @@ def test_sets_mismatches_and_join_over_two_nodes(make_nodes):
     check_mismatch(job, 3)
     check_join(job)
     job.check_usable()
+    job.close()
+    assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
+
+
+# ---- steps that repeat ----
+
+def replayed(job):
+    """Ops of each rank that have started without a message between engines."""
+    found = {}
+    for node in job.nodes:
+        text = pathlib.Path(f"/proc/{job.pid_of(job.ranks_of(node)[0])}/environ").read_text(encoding="utf-8")
+        given = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+        rows = Ctl(pathlib.Path(given["HVD_ADDRESS"]), node.environment(), node).json("ranks", given["HVD_JOB_ID"])["ranks"]
+        found |= {row["rank"]: row["replayed"] for row in rows}
+    return found
+
+
+def run_step(job, number):
+    """Two sums, small and large, and a broadcast."""
+    for name, elements in (("small", 2), ("large", 20000)):
+        inputs = [arith.pack(INT32, [rank + number] * elements) for rank in range(job.size)]
+        for outcome in job.run("allreduce", name=name, dtype="int32", dims=[elements], data=inputs, reduce_op="sum"):
+            assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), (name, outcome.text)
+    inputs = [arith.pack(INT32, [number, rank]) for rank in range(job.size)]
+    for outcome in job.run("broadcast", name="said", dtype="int32", dims=[2], data=inputs, root=1):
+        assert outcome.ok and outcome.data == inputs[1], outcome.text
+
+
+def run_until_replayed(job):
+    """A busy machine may stop a rank for so long that the others negotiate."""
+    before = replayed(job)
+    for turn in range(12):
+        for number in range(8):
+            run_step(job, 10 * turn + number)
+        after = replayed(job)
+        if all(after[rank] >= before[rank] + 6 for rank in after):
+            return
+    raise AssertionError(f"{before} {after}")
+
+
+def test_steps_that_repeat_are_replayed_until_one_differs(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (2, 1))
+    run_until_replayed(job)
+    shapes = [[20000], [20000], [7]]
+    outcomes = job.run("allreduce", name="large", dtype="int32", dims=shapes, reduce_op="sum")
+    assert {(outcome.status, outcome.text) for outcome in outcomes} == {
+        (Status.ERR_MISMATCH, "allreduce 'large': ranks disagree on shape: ranks 0,1 said [20000]; rank 2 said [7]")}, outcomes
+    run_until_replayed(job)
     job.close()
     assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)
