@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/order/schedule.h"
 
 #include <stdio.h>
 #include <stdlib.h>

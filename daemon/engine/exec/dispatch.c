@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/exec/fusion.h"
+#include "daemon/engine/order/schedule.h"
 
 #include <stddef.h>
 #include <stdio.h>

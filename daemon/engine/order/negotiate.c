@@ -28,6 +28,7 @@
 #include "daemon/engine/order/group.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"

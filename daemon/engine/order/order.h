@@ -16,7 +16,7 @@
 #define ENGINE_ORDER_ORDER_H
 
 #include "daemon/engine/order/op.h"
-#include "daemon/engine/order/schedule.h"
+#include "daemon/engine/order/replay.h"
 #include "daemon/engine/order/set.h"
 #include "daemon/engine/order/tensor.h"
 #include "proto/mesh.h"

@@ -24,9 +24,9 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
-#include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
+#include "daemon/engine/order/steps.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -22,6 +22,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "daemon/engine/order/schedule.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,6 +15,7 @@
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/opening.h"
 #include "daemon/engine/order/pair.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
