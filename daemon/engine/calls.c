@@ -81,6 +81,14 @@ static void op_over(void *user, struct engine_op *op, int status)
         engine_timeline_over(&engine->watch, op, status);
 }
 
+static void op_returns(void *user, struct engine_op *op)
+{
+    struct engine *engine = user;
+
+    if (engine->watch.timeline)
+        engine_timeline_returns(&engine->watch, op);
+}
+
 static void set_ends(void *user, struct engine_set *set)
 {
     struct engine *engine = user;
@@ -104,6 +112,7 @@ const struct engine_order_observer engine_calls_observer = {
     .op_over = op_over,
     .set_ends = set_ends,
     .set_gone = set_gone,
+    .op_returns = op_returns,
 };
 
 /* ---- what executes ---- */

@@ -56,6 +56,8 @@ struct engine_order_observer {
     void (*set_ends)(void *user, struct engine_set *set);
     /* It is out of the table. */
     void (*set_gone)(void *user, struct engine_set *set);
+    /* Its work was withdrawn: it waits again. */
+    void (*op_returns)(void *user, struct engine_op *op);
 };
 
 /* The way to the root of a job that is on several nodes. */

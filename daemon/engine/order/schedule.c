@@ -392,11 +392,13 @@ void engine_schedule_returned(struct engine_order *order, struct engine_op *op)
     HVI_ASSERT(op->withdrawn);
     engine_schedule_over(order, op);
     op->replayed = false;
-    if (order->broken_status == HVI_OK)
+    if (order->broken_status == HVI_OK) {
+        order->observer->op_returns(order->user, op);
         engine_op_come_back(order, op);
-    else
+    } else {
         engine_op_finish(order, op, order->broken_status, order->broken_text,
                          order->broken_culprit);
+    }
 }
 
 /* The works from `least` on. */

@@ -261,6 +261,16 @@ void engine_timeline_started(struct engine_watch *watch, struct engine_op *op)
     begin(watch->timeline, op, now_ns, TIMELINE_EXECUTE);
 }
 
+/* What it has begun as an op that executes ends: it is negotiated. */
+void engine_timeline_returns(struct engine_watch *watch, struct engine_op *op)
+{
+    if (!is_ours(watch, op))
+        return;
+    end(watch->timeline, op, watch->order->now_ns, NULL);
+    end(watch->timeline, op, watch->order->now_ns, NULL);
+    begin(watch->timeline, op, watch->order->now_ns, TIMELINE_NEGOTIATE);
+}
+
 void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int status)
 {
     const struct engine_part *part = engine_op_first_part(op);

@@ -35,6 +35,7 @@ void engine_timeline_part(struct engine_watch *watch, const struct engine_part *
 /* Every rank has come, and the op waits for its batch. */
 void engine_timeline_ready(struct engine_watch *watch, struct engine_op *op);
 void engine_timeline_started(struct engine_watch *watch, struct engine_op *op);
+void engine_timeline_returns(struct engine_watch *watch, struct engine_op *op);
 /* Finished, or failed in whatever state it is. */
 void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int status);
 /* A pass of the main loop that found something to do. */

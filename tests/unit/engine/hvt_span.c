@@ -114,8 +114,9 @@ static void set_changes(void *user, struct engine_set *set)
 }
 
 static const struct engine_order_sink sink = {answer, ask_output, drop, new_op, free_op};
-static const struct engine_order_observer observer = {
-    op_waits, part_came, op_happens, op_happens, op_happens, op_over, set_changes, set_changes};
+static const struct engine_order_observer observer = {op_waits,    part_came,   op_happens,
+                                                      op_happens,  op_happens,  op_over,
+                                                      set_changes, set_changes, op_happens};
 
 /* ---- the bus ---- */
 
