@@ -116,7 +116,7 @@ struct hvi_mesh_ask {
 struct hvi_mesh_answer {
     uint64_t number;
     uint64_t heard_ns, said_ns; /* the sender's clock */
-    unsigned char *report;      /* a Packet */
+    unsigned char *report;      /* a Packet, or records */
     size_t report_bytes;
 };
 struct hvi_mesh_packet {

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/event/event.h"
+#include "daemon/engine/mesh/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +13,7 @@
 
 #include <utlist.h>
 
-#define GATHERS_MAX  64u
-#define CLOCK_ROUNDS 8u
+#define GATHERS_MAX 64u
 
 enum part_state {
     PART_WAITS, /* the node has been asked */
@@ -27,7 +27,7 @@ struct part {
     enum part_state state;
     uint32_t rounds; /* of the clock, that are left */
     uint64_t asked_ns;
-    struct engine_gather_clock clock;
+    struct engine_mesh_clock clock;
     const char *why; /* SILENT */
     unsigned char *bytes;
     size_t length;
@@ -44,21 +44,6 @@ struct engine_gather {
     uint32_t count, unsent;
     struct part parts[];
 };
-
-void engine_gather_clock_take(struct engine_gather_clock *clock, uint64_t asked_ns,
-                              uint64_t heard_ns, uint64_t said_ns, uint64_t now_ns)
-{
-    uint64_t there_and_back = now_ns - asked_ns, inside = said_ns - heard_ns;
-
-    /* The other side may say anything. */
-    if (now_ns < asked_ns || said_ns < heard_ns || inside > there_and_back)
-        return;
-    uint64_t way_ns = there_and_back - inside;
-    if (clock->way_ns != 0 && clock->way_ns <= way_ns)
-        return;
-    clock->way_ns = way_ns > 0 ? way_ns : 1;
-    clock->ahead_ns = heard_ns - asked_ns - way_ns / 2;
-}
 
 /* ---- to hvdd ---- */
 
@@ -242,7 +227,7 @@ static void choose_nodes(struct engine_gather *gather)
         struct part *part = &gather->parts[gather->count++];
         part->node = node;
         part->state = node == roster->here ? PART_CAME : PART_WAITS;
-        part->rounds = query->what == HVI_QUERY_TRACE ? CLOCK_ROUNDS : 0;
+        part->rounds = query->what == HVI_QUERY_TRACE ? ENGINE_MESH_CLOCK_ROUNDS : 0;
     }
     if (gather->count == 0) /* there is no such rank */
         gather->parts[gather->count++] = (struct part){.node = roster->here, .state = PART_CAME};
@@ -327,8 +312,8 @@ void engine_gather_answered(struct engine_gathers *gathers, uint32_t from,
     if (!part)
         return; /* it comes late */
     if (part->rounds > 0) {
-        engine_gather_clock_take(&part->clock, part->asked_ns, answer->heard_ns, answer->said_ns,
-                                 hvi_clock_ns());
+        engine_mesh_clock_take(&part->clock, part->asked_ns, answer->heard_ns, answer->said_ns,
+                               hvi_clock_ns());
         part->rounds--;
         ask(gather, part);
     } else if (answer->report_bytes > 0) {

@@ -7,7 +7,7 @@
  *   hvdctl -> hvdd -> engine --ask--> engines of the other nodes
  *                  <- parts  <-answer-
  *
- * For a trace each node is first asked for its clock, CLOCK_ROUNDS times: of the round with the shortest way there
+ * For a trace each node is first asked for its clock, ENGINE_MESH_CLOCK_ROUNDS times: of the round with the shortest way there
  * and back, half of that way is the most by which the difference of the clocks can be wrong. The rows of another
  * node are converted to this node's clock. Engine thread; nothing blocks. */
 #ifndef ENGINE_GATHER_H
@@ -63,13 +63,5 @@ void engine_gather_close(struct engine_gathers *gathers);
 
 /* Leaves about half of a report's rows out, and counts them. False: there are none. */
 bool engine_gather_halve(struct hvi_engine_report *report);
-
-/* What one round tells of another clock: when we asked, when it heard and answered, when we heard. Pure. */
-struct engine_gather_clock {
-    uint64_t way_ns;   /* there and back, the shortest so far; 0: none */
-    uint64_t ahead_ns; /* its clock less ours, modulo 2^64 */
-};
-void engine_gather_clock_take(struct engine_gather_clock *clock, uint64_t asked_ns,
-                              uint64_t heard_ns, uint64_t said_ns, uint64_t now_ns);
 
 #endif

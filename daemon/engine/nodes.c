@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/order/schedule.h"
+#include "daemon/engine/watch/timeline.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,14 +123,16 @@ static void asked(void *user, uint32_t from, const struct hvi_mesh_ask *ask)
 {
     struct engine *engine = user;
 
-    engine_gather_asked(&engine->gathers, from, ask);
+    if (!engine_timeline_asked(&engine->watch, from, ask))
+        engine_gather_asked(&engine->gathers, from, ask);
 }
 
 static void answered(void *user, uint32_t from, const struct hvi_mesh_answer *answer)
 {
     struct engine *engine = user;
 
-    engine_gather_answered(&engine->gathers, from, answer);
+    if (!engine_timeline_answered(&engine->watch, from, answer))
+        engine_gather_answered(&engine->gathers, from, answer);
 }
 
 static const struct engine_mesh_calls mesh_calls = {
@@ -179,7 +182,10 @@ static void watch_schedule(struct engine *engine)
 
 static void ready(void *user)
 {
-    engine_rendezvous_met(user);
+    struct engine *engine = user;
+
+    engine_timeline_met(&engine->watch);
+    engine_rendezvous_met(engine);
 }
 
 static void message(void *user, uint32_t node, const unsigned char *bytes, size_t length)
@@ -367,6 +373,8 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
         status = keep_rows(nodes, roster);
     if (status == HVI_OK)
         status = engine_mesh_open(&nodes->mesh);
+    if (status == HVI_OK)
+        engine->watch.mesh = &nodes->mesh;
     if (status == HVI_OK)
         status = start_net(engine, roster, text_p);
     return status == HVI_OK ? open_link(engine, roster) : status;

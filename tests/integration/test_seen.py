@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job on two nodes, seen and stopped from each of them: hvdctl on any node tells of all of them, and names the one that does not
 answer."""
+import json
 import pathlib
 import time
 
@@ -137,6 +138,39 @@ def test_the_second_node_stops_the_job_and_a_stranger_does_not(job):
         assert outcome.status == Status.ERR_JOB_STOPPED and "enough" in outcome.text, outcome
 
 
+def check_timeline(events):
+    """Every rank's part of the op, by its node, on one clock."""
+    rows = {event["args"]["name"]: event["pid"] for event in events if event.get("name") == "process_name" and "name" in event["args"]}
+    assert set(rows) == {"0 n1: seen", "1 n2: seen"} and len(set(rows.values())) == 2, rows
+    ends = []
+    for node, name in enumerate(sorted(rows)):
+        mine = [event for event in events if event["pid"] == rows[name] and event["ph"] != "M"]
+        assert [event["name"] for event in mine if event["ph"] == "B"] == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE", "HOST_ALLREDUCE"], mine
+        assert len([event for event in mine if event["ph"] == "E"]) == 4, mine
+        assert sorted(event["name"] for event in mine if event["ph"] == "X" and event["dur"] == 0) == [str(2 * node), str(2 * node + 1)], mine
+        ends.append(max(event["ts"] for event in mine))
+        assert [event["ts"] for event in mine] == sorted(event["ts"] for event in mine), mine
+    starts = [event["ts"] for event in events if event.get("name") == "NEGOTIATE_ALLREDUCE"]
+    # No node is done before the other one has begun. Both have this machine's clock, which is measured to within some ms at worst.
+    assert len(starts) == 2 and max(starts) < min(ends) + 5000, (starts, ends)
+
+
+def test_a_timeline_has_the_parts_of_all_nodes(job):
+    (first, name), (second, _) = (ctl_on(job, node) for node in job.nodes)
+    path = job.nodes.shared / "seen.json"
+    for starter, stopper in ((second, first), (first, first)):
+        assert starter.run("timeline", name, "start", str(path)).returncode == 0
+        for ctl in (first, second):
+            refused = ctl.run("timeline", name, "start", str(path.with_suffix(".other")))
+            assert refused.returncode == 1 and "writes a timeline already" in refused.stderr, refused
+        data = [bytes(4)] * 4
+        assert all(outcome.ok for outcome in job.run("allreduce", name="seen", dtype="int32", dims=[1], data=data, reduce_op="sum"))
+        stopped = stopper.run("timeline", name, "stop")
+        assert stopped.returncode == 0, stopped
+        check_timeline(json.loads(path.read_text(encoding="utf-8")))
+    assert second.run("timeline", name, "stop").returncode == 0  # there is none: as on one node
+
+
 def ask(ctl, *command):
     """The answer, which came in time, in JSON and for people."""
     begun_ns = time.monotonic_ns()
@@ -156,7 +190,7 @@ def test_a_node_that_is_cut_off_is_named_and_the_rest_is_told(job):
         row, = [row for row in reply["job_nodes"] if not row["answered"]]
         assert row["name"] == there.name and there.address in row["text"], row
         assert row["text"].endswith(("did not answer within 0.8 s", "is lost, or has ended already")), row
-        assert said == f"hvdctl: job '{name}': {row['text']}\n", said
+        assert said.startswith(f"hvdctl: job '{name}': node 0 (n1) at {there.address}:") and said.count("\n") == 1, said
         if "ranks" in reply:
             assert [rank["rank"] for rank in reply["ranks"]] == job.ranks_of(here), reply
     there.heal()

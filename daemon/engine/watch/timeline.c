@@ -7,7 +7,7 @@
  * An op belongs to the timeline in which its last rank came: op->timeline_epoch says so. What all
  * ranks had submitted before the start, or was not over at the stop, is left out as a whole. The times
  * of one op never go back, because the viewer's rows are stacks. */
-#include "daemon/engine/watch/timeline.h"
+#include "daemon/engine/watch/timeline_nodes.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -16,7 +16,6 @@
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/control.h"
-#include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
 
@@ -31,22 +30,10 @@
 
 #define CLOSE_NS HVI_NS_SEC /* what a slow disk may take from the engine's end */
 
-struct engine_timeline {
-    struct timeline_writer writer;
-    pthread_t thread;
-    sd_event_source *source;
-    char path[HVI_WIRE_PATH];
-    bool mark_cycles;
-    bool start_pending, stop_pending, stopping;
-    struct engine_asker starter, stopper;
-    uint32_t epoch, rows;
-    uint64_t dropped; /* since the last DROPPED record */
-};
-
 /* ---- answers ---- */
 
-static void answer(struct engine_watch *watch, const struct engine_asker *asker, int status,
-                   const char *text)
+void engine_timeline_answer(struct engine_watch *watch, const struct engine_asker *asker,
+                            int status, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
 
@@ -78,9 +65,8 @@ static void publish(struct engine_timeline *timeline, uint64_t head)
     }
 }
 
-/* False when there is no room. */
-static bool push(struct engine_timeline *timeline, struct timeline_record *record,
-                 const void *payload, size_t payload_bytes)
+bool engine_timeline_push(struct engine_timeline *timeline, struct timeline_record *record,
+                          const void *payload, size_t payload_bytes)
 {
     struct timeline_ring *ring = timeline->writer.ring;
     uint64_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
@@ -108,21 +94,20 @@ static bool push(struct engine_timeline *timeline, struct timeline_record *recor
     return true;
 }
 
-/* What was lost since there was room last. */
-static void tell_dropped(struct engine_timeline *timeline, uint64_t ts_ns)
+void engine_timeline_tell_dropped(struct engine_timeline *timeline, uint64_t ts_ns)
 {
     struct timeline_record dropped = {
         .what = TIMELINE_DROPPED, .ts_ns = ts_ns, .number = timeline->dropped};
 
-    if (timeline->dropped > 0 && push(timeline, &dropped, NULL, 0))
+    if (timeline->dropped > 0 && engine_timeline_push(timeline, &dropped, NULL, 0))
         timeline->dropped = 0;
 }
 
 static bool record(struct engine_timeline *timeline, struct timeline_record event,
                    const void *payload, size_t payload_bytes)
 {
-    tell_dropped(timeline, event.ts_ns);
-    if (timeline->dropped == 0 && push(timeline, &event, payload, payload_bytes))
+    engine_timeline_tell_dropped(timeline, event.ts_ns);
+    if (timeline->dropped == 0 && engine_timeline_push(timeline, &event, payload, payload_bytes))
         return true;
     timeline->dropped++;
     return false;
@@ -132,11 +117,15 @@ static bool record(struct engine_timeline *timeline, struct timeline_record even
 static uint32_t row_of(struct engine_timeline *timeline, struct engine_tensor *tensor,
                        uint64_t ts_ns)
 {
-    char name[HVI_NAME_MAX + 1];
+    char name[TIMELINE_PREFIX + HVI_NAME_MAX + 1];
+    size_t used = strlen(timeline->prefix);
 
     if (tensor->timeline_epoch == timeline->epoch)
         return tensor->timeline_row;
-    engine_tensor_name(tensor, name);
+    if (timeline->rows + 1 >= TIMELINE_ROWS)
+        return 0;
+    memcpy(name, timeline->prefix, used);
+    engine_tensor_name(tensor, name + used);
     const struct timeline_record event = {
         .what = TIMELINE_NAME, .ts_ns = ts_ns, .row = timeline->rows + 1};
     if (!record(timeline, event, name, hvi_utf8_cut(name, strlen(name), TIMELINE_NAME_MAX)))
@@ -299,9 +288,10 @@ void engine_timeline_cycle(struct engine_watch *watch)
 
 /* ---- start and stop ---- */
 
-static void timeline_free(struct engine_timeline *timeline)
+void engine_timeline_free(struct engine_timeline *timeline)
 {
     sd_event_source_disable_unref(timeline->source);
+    engine_timeline_nodes_free(timeline);
     if (timeline->writer.wake_fd >= 0)
         close(timeline->writer.wake_fd);
     if (timeline->writer.done_fd >= 0)
@@ -319,13 +309,24 @@ static void over(struct engine_watch *watch)
     watch->timeline = NULL;
     watch->timeline_alive = NULL;
     if (timeline->stop_pending)
-        answer(watch, &timeline->stopper, HVI_OK, "");
+        engine_timeline_answer(watch, &timeline->stopper, HVI_OK, "");
+    engine_timeline_nodes_over(watch, timeline);
     HVI_LOG(HVI_LOG_INFO, "timeline", "timeline-stopped", "the file is complete", "job=%s path=%s",
             watch->start->job, timeline->path);
-    timeline_free(timeline);
+    engine_timeline_free(timeline);
 }
 
 static void tell_opened(struct engine_watch *watch, int status)
+{
+    struct engine_timeline *timeline = watch->timeline_alive;
+
+    timeline->opened = true;
+    if (status == HVI_OK && !timeline->stopping && engine_timeline_nodes_start(watch, timeline))
+        return; /* they answer first */
+    engine_timeline_begun(watch, status);
+}
+
+void engine_timeline_begun(struct engine_watch *watch, int status)
 {
     struct engine_timeline *timeline = watch->timeline_alive;
     char text[HVI_TEXT_MAX + 1] = "";
@@ -339,7 +340,7 @@ static void tell_opened(struct engine_watch *watch, int status)
                  timeline->writer.why);
         HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-refused", text, "job=%s", watch->start->job);
     }
-    answer(watch, &timeline->starter, status, text);
+    engine_timeline_answer(watch, &timeline->starter, status, text);
 }
 
 static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -354,7 +355,8 @@ static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
     bool closed = atomic_load_explicit(&timeline->writer.closed, memory_order_acquire);
     int status = atomic_load_explicit(&timeline->writer.opened, memory_order_acquire);
     /* Who is refused may try another file at once: not before the writer has ended. */
-    if (timeline->start_pending && (status == HVI_OK || (closed && status != HVI_INPROGRESS)))
+    if (timeline->start_pending && !timeline->opened &&
+        (status == HVI_OK || (closed && status != HVI_INPROGRESS)))
         tell_opened(watch, status);
     if (closed)
         over(watch);
@@ -384,7 +386,9 @@ static int timeline_new(struct engine_watch *watch, int fd, const char *path,
     if (!timeline)
         return HVI_ERR_NO_MEMORY;
     snprintf(timeline->path, sizeof timeline->path, "%s", path);
+    timeline->watch = watch;
     timeline->epoch = ++watch->timeline_epochs;
+    engine_timeline_nodes_name(watch, timeline);
     timeline->writer = (struct timeline_writer){
         .ring = aligned_alloc(64, sizeof *timeline->writer.ring),
         .file_fd = fd,
@@ -408,7 +412,7 @@ static int timeline_new(struct engine_watch *watch, int fd, const char *path,
     return HVI_OK;
 
 failed:
-    timeline_free(timeline);
+    engine_timeline_free(timeline);
     return status;
 }
 
@@ -420,13 +424,14 @@ void engine_timeline_start(struct engine_watch *watch, const struct engine_asker
     if (watch->timeline_alive) {
         snprintf(text, sizeof text, "job '%s' writes a timeline already, to '%s': stop it first",
                  watch->start->job, watch->timeline_alive->path);
-        answer(watch, asker, HVI_ERR_EXISTS, text);
+        engine_timeline_answer(watch, asker, HVI_ERR_EXISTS, text);
         close(fd);
         return;
     }
     int status = timeline_new(watch, fd, path, &watch->timeline_alive);
     if (status != HVI_OK) {
-        answer(watch, asker, status, "the engine is out of memory, threads or descriptors");
+        engine_timeline_answer(watch, asker, status,
+                               "the engine is out of memory, threads or descriptors");
         close(fd);
         return;
     }
@@ -437,12 +442,12 @@ void engine_timeline_start(struct engine_watch *watch, const struct engine_asker
     engine_slots_withhold(watch->slots, true); /* what ranks do by themselves is not seen */
 }
 
-static void begin_stop(struct engine_watch *watch)
+void engine_timeline_begin_stop(struct engine_watch *watch)
 {
     struct engine_timeline *timeline = watch->timeline_alive;
     const uint64_t one = 1;
 
-    tell_dropped(timeline, hvi_clock_ns());
+    engine_timeline_tell_dropped(timeline, hvi_clock_ns());
     atomic_store(&timeline->writer.dropped, timeline->dropped);
     watch->timeline = NULL;
     engine_slots_withhold(watch->slots, false);
@@ -457,16 +462,18 @@ void engine_timeline_stop(struct engine_watch *watch, const struct engine_asker 
     struct engine_timeline *timeline = watch->timeline_alive;
 
     if (!timeline) {
-        answer(watch, asker, HVI_OK, "");
+        engine_timeline_answer(watch, asker, HVI_OK, "");
         return;
     }
     if (timeline->stopping) {
-        answer(watch, asker, HVI_ERR_BUSY, "the timeline is being stopped already");
+        engine_timeline_answer(watch, asker, HVI_ERR_BUSY, "the timeline is being stopped already");
         return;
     }
     timeline->stop_pending = true;
     timeline->stopper = *asker;
-    begin_stop(watch);
+    timeline->stopping = true;
+    if (!engine_timeline_nodes_stop(watch, timeline))
+        engine_timeline_begin_stop(watch);
 }
 
 void engine_timeline_close(struct engine_watch *watch)
@@ -476,18 +483,24 @@ void engine_timeline_close(struct engine_watch *watch)
 
     if (!timeline)
         return;
-    if (!timeline->stopping)
-        begin_stop(watch);
+    if (timeline->nodes.guest) {
+        watch->timeline = watch->timeline_alive = NULL;
+        engine_timeline_free(timeline);
+        return;
+    }
+    if (!atomic_load(&timeline->writer.stop))
+        engine_timeline_begin_stop(watch);
     watch->timeline = watch->timeline_alive = NULL;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += (time_t)(CLOSE_NS / HVI_NS_SEC);
     if (pthread_timedjoin_np(timeline->thread, NULL, &until) == 0) {
-        timeline_free(timeline);
+        engine_timeline_free(timeline);
         return;
     }
     /* Its disk does not answer: the thread keeps what it uses, and ends with the process. */
     HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-stuck", "the file could not be completed in time",
             "job=%s path=%s", watch->start->job, timeline->path);
     timeline->source = sd_event_source_disable_unref(timeline->source);
+    engine_timeline_nodes_free(timeline);
     pthread_detach(timeline->thread);
 }

@@ -41,6 +41,19 @@ void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int 
 /* A pass of the main loop that found something to do. */
 void engine_timeline_cycle(struct engine_watch *watch);
 
+/* ---- timeline_nodes.c: the main thread; of a job that spans nodes ---- */
+
+struct hvi_mesh_ask;
+struct hvi_mesh_answer;
+
+/* The job's nodes have met: what was begun before is theirs, too. */
+void engine_timeline_met(struct engine_watch *watch);
+/* What another node asks for the timeline that it writes, or answers for ours. False: it is not about one. */
+bool engine_timeline_asked(struct engine_watch *watch, uint32_t from,
+                           const struct hvi_mesh_ask *ask);
+bool engine_timeline_answered(struct engine_watch *watch, uint32_t from,
+                              const struct hvi_mesh_answer *answer);
+
 /* ---- between the threads ---- */
 
 #define TIMELINE_RING_BYTES (4u * 1024u * 1024u) /* a power of two */

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 struct engine_exec;
+struct engine_mesh;
 struct engine_slots;
 struct engine_order;
 struct engine_sessions;
@@ -51,6 +52,8 @@ struct engine_watch {
     struct engine_timeline *timeline;       /* takes events; NULL: none, or it is being stopped */
     struct engine_timeline *timeline_alive; /* until its file is complete */
     uint32_t timeline_epochs;
+    struct engine_mesh
+        *mesh; /* to the job's other nodes; NULL: there are none, or they have not met */
 };
 
 #endif

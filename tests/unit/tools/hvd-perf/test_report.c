@@ -111,6 +111,7 @@ int main(void)
     TCase *tests = tcase_create("report");
     tcase_add_test(tests, median_percentile_and_minimum_are_the_usual_ones);
     tcase_add_test(tests, bus_bandwidth_is_nccl_tests_definition);
+    tcase_add_test(tests, the_heading_says_on_how_many_nodes_the_ranks_are);
     tcase_add_test(tests, a_row_is_json_or_a_table_line);
     tcase_add_test(tests, the_heading_says_on_how_many_nodes_the_ranks_are);
     suite_add_tcase(suite, tests);
