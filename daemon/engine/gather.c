@@ -78,6 +78,9 @@ static bool unpack(const struct engine_gather *gather, const struct part *part,
     }
     struct hvi_engine_report *report = &msg_p->engine_report;
     report->span.ahead_ns = part->clock.ahead_ns;
+    report->span.here = false;
+    for (size_t i = 0; i < report->rank_count; i++)
+        report->ranks[i].node = part->node;
     report->span.ahead_error_ns = (part->clock.way_ns + 1) / 2;
     for (size_t i = 0; i < report->trace_count; i++) {
         to_our_clock(part, &report->traces[i].submit_ns);
