@@ -17,7 +17,7 @@ from hvt.wait import Expired, wait_until  # noqa: E402 pylint: disable=wrong-imp
 
 HOSTS = "n1:2,n2:2"
 RANKS = 4
-LIMIT_S = 300  # of one training
+LIMIT_S = 300  # of one training, with a core to spare
 LOST_S = 2.0  # from the cut to the error on every rank, with a core to spare
 SILENCE_S = 30  # hvdrun's --silence-time, after which an agent whose cable is cut ends its ranks and itself
 LEAST = 80.0  # per cent of the test images
@@ -44,12 +44,16 @@ def say(text: str) -> None:
 
 
 def show(node: Node, command: list[str], path: str = "") -> subprocess.CompletedProcess[str]:
-    """A command on a node, and what it printed; `path`: what comes first in PATH."""
+    """A command on a node, and what it printed; `path`: what comes first in PATH. One that does not end has no exit status."""
     environment = node.environment()
     if path:
         environment["PATH"] = f"{path}:{environment['PATH']}"
     print(f"{node.name}$ {' '.join(map(str, command))}", flush=True)
-    done = node.run(command, env=environment, timeout=LIMIT_S)
+    try:
+        done = node.run(command, env=environment, timeout=LIMIT_S * patience())
+    except subprocess.TimeoutExpired as error:
+        out, err = (said.decode(errors="replace") if said else "" for said in (error.stdout, error.stderr))
+        done = subprocess.CompletedProcess(command, None, out, f"{err}did not end within {error.timeout:.0f} s\n")
     print(done.stdout + done.stderr, end="", flush=True)
     return done
 
