@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -204,6 +205,22 @@ def test_a_node_without_power_is_named_and_the_others_are_left_clean(make_nodes)
         job.ranks[0].stop()
         job.launcher.send_signal(signal.SIGCONT)  # goes to every agent
         assert job.await_end() != 0 and "hvdrun: lost the agent on n2: " in job.said(), job.said()
+
+
+def test_a_cable_that_is_cut_ends_ranks_on_both_sides_that_say_nothing_to_each_other(make_nodes):
+    first, second = make_nodes(2, ssh=True)
+    process = first.popen([program("hvdrun"), "-H", "n1:1,n2:1", "--silence-time", "2", "sleep", "1000"], stderr=subprocess.PIPE)
+
+    def ours(node):
+        return [line for line in node.processes().values() if not line.startswith("sshd")]
+
+    wait_until(lambda: all("sleep 1000" in ours(node) for node in (first, second)), "the ranks to start", 20)
+    second.cut()
+    _, err = process.communicate(timeout=scaled(20))
+    assert process.returncode == 1 and b"hvdrun: lost the agent on n2: it has said nothing for 2 s (--silence-time)" in err, err
+    for node in (first, second):
+        wait_until(lambda: not ours(node), lambda: f"nothing to run on {node.name}: {ours(node)}", 10)  # pylint: disable=cell-var-from-loop
+    second.heal()
 
 
 def test_a_bad_network_costs_time_alone(job):

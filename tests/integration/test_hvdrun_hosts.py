@@ -59,8 +59,8 @@ def variables(done: subprocess.CompletedProcess) -> dict[int, dict[str, str]]:
 
 
 def agents(hosts: Hosts) -> list[int]:
-    """The agents that run."""
-    return [pid for pid, line in hosts.processes().items() if line.endswith("hvdrun --node")]
+    """The agents that run; their guards have a name of their own."""
+    return [pid for pid, line in hosts.processes().items() if line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun"]
 
 
 @contextlib.contextmanager

@@ -54,6 +54,7 @@ struct place {
     char address[64];      /* how it was reached; "": not known */
     uint32_t torch_port, mesh_port;
     uint64_t call_sent; /* bytes */
+    size_t untaken;     /* bytes that waited to be sent when it was last looked at */
     bool greeted, ready, running, lost;
 };
 
@@ -707,8 +708,10 @@ static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct place *place = &spread->places[i];
         struct run_link *link = &place->link;
-        if (deaf || !place->ready)
+        const size_t untaken = link->channel.out.pending.used;
+        if (deaf || !place->ready || untaken < place->untaken)
             link->heard_ns = now_ns;
+        place->untaken = untaken;
         if (link->channel.fd < 0 || now_ns - link->heard_ns < silence_ns)
             continue;
         blame(spread, place, "it has said nothing for %g s (--silence-time)",
