@@ -26,7 +26,7 @@ union send_control {
 
 union receive_control {
     struct cmsghdr align;
-    char bytes[CMSG_SPACE(KERNEL_FDS_MAX * sizeof(int))];
+    char bytes[CMSG_SPACE(KERNEL_FDS_MAX * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
 };
 
 static int status_from_errno(int error)
@@ -125,12 +125,23 @@ static bool take_fds(struct hvi_packet *packet, struct cmsghdr *cmsg)
     return fits;
 }
 
+static void take_sender(struct hvi_packet *packet, struct cmsghdr *cmsg)
+{
+    struct ucred sender;
+
+    memcpy(&sender, CMSG_DATA(cmsg), sizeof sender);
+    packet->sender_pid = sender.pid;
+    packet->sender_uid = sender.uid;
+}
+
 static int take_message(struct hvi_packet *packet, struct msghdr *header, size_t length)
 {
     bool fits = true;
     for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(header); cmsg; cmsg = CMSG_NXTHDR(header, cmsg)) {
         if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS)
             fits = take_fds(packet, cmsg) && fits;
+        if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_CREDENTIALS)
+            take_sender(packet, cmsg);
     }
     int status = HVI_OK;
     if (length == 0)
@@ -151,6 +162,7 @@ int hvi_packet_receive(int socket_fd, struct hvi_packet *packet_p, uint64_t dead
 {
     packet_p->length = 0;
     packet_p->fd_count = 0;
+    packet_p->sender_pid = 0;
     for (;;) {
         union receive_control control;
         struct iovec iov = {.iov_base = packet_p->bytes, .iov_len = sizeof packet_p->bytes};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One message with its descriptors over a UNIX SOCK_SEQPACKET socket. Descriptors arrive
  * close-on-exec; a truncated message or truncated descriptors are an error and whatever arrived is
- * closed. Any thread; one per direction. */
+ * closed. On a socket with SO_PASSCRED the kernel says who has sent it. Any thread; one per direction. */
 #ifndef HVI_PROTO_PACKET_H
 #define HVI_PROTO_PACKET_H
 
@@ -16,6 +16,8 @@ struct hvi_packet {
     size_t length;
     int fds[HVI_PACKET_FDS_MAX];
     uint32_t fd_count;
+    int32_t sender_pid; /* 0: not told, or outside this pid namespace */
+    uint32_t sender_uid;
 };
 
 /* Sends; fds stay the caller's. Waits for room until `deadline_ns` (monotonic; 0: do not wait).
