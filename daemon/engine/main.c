@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvdd-engine: started by hvdd for one generation of one job, with a connected socket as
- * descriptor 3. */
+ * hvdd-engine: started by hvdd, or by its unit, for one generation of one job, with a connected socket
+ * as descriptor 3. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "proto/started.h"
 #include "reduce/reduce.h"
 
 #include <fcntl.h>
@@ -22,8 +23,8 @@ static int usage(int exit_code)
 {
     fprintf(exit_code == 0 ? stdout : stderr,
             "hvdd-engine %s\n"
-            "Executes the collective ops of one job. hvdd starts it, with a connected socket as\n"
-            "descriptor 3; it is of no use by hand. See hvdd(8).\n",
+            "Executes the collective ops of one job. hvdd or its unit starts it, with a\n"
+            "connected socket as descriptor 3; it is of no use by hand. See hvdd(8).\n",
             HVD_VERSION_TEXT);
     return exit_code;
 }
@@ -81,8 +82,10 @@ static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *sta
 static int run(struct engine *engine)
 {
     struct hvi_engine_start start;
-    int status = receive_start(&engine->packet, &start);
+    int status = hvi_started_tell(LINK_FD, "hvdd-engine");
 
+    if (status == HVI_OK)
+        status = receive_start(&engine->packet, &start);
     if (status != HVI_OK) {
         HVI_LOG(HVI_LOG_ERROR, "engine", "no-start", "hvdd has not said which job to run",
                 "error=\"%s\"",

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvdd-gate: started by hvdd with a connected socket as descriptor 3. It reads what strangers send
+ * hvdd-gate: started by hvdd, or by its unit, with a connected socket as descriptor 3. It reads what strangers send
  * to the node and passes hvdd what it has understood. */
 #include "daemon/gate/gate.h"
 
 #include "base/status.h"
+#include "proto/started.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -17,9 +18,9 @@ static int usage(int exit_code)
 {
     fprintf(exit_code == 0 ? stdout : stderr,
             "hvdd-gate %s\n"
-            "Speaks ZeroMQ for hvdd. hvdd starts it, with a connected socket as descriptor 3; it "
-            "is of\n"
-            "no use by hand. See hvdd(8).\n",
+            "Speaks ZeroMQ for hvdd. hvdd or its unit starts it, with a connected socket as "
+            "descriptor\n"
+            "3; it is of no use by hand. See hvdd(8).\n",
             HVD_VERSION_TEXT);
     return exit_code;
 }
@@ -46,6 +47,7 @@ static int serve(struct gate *gate, int listen_fd)
 
     if (sd_event_default(&gate->event) < 0)
         return 1;
+    sd_event_set_watchdog(gate->event, true); /* of its unit; nothing where hvdd has started it */
     if (gate_link_open(gate) == HVI_OK && gate_admin_open(gate, listen_fd) == HVI_OK &&
         gate_mesh_open(gate) == HVI_OK)
         code = sd_event_loop(gate->event);
@@ -69,7 +71,12 @@ int main(int argc, char **argv)
     set_signals();
     if (gate_limits_apply(&gate) != HVI_OK)
         return 1;
-    status = gate_link_start(&gate, LINK_FD, &listen_fd);
+    status = hvi_started_tell(LINK_FD, "hvdd-gate");
+    if (status == HVI_ERR_REFUSED)
+        HVI_LOG(HVI_LOG_ERROR, "link", "no-start", "this is not the connection of this user's hvdd",
+                "");
+    if (status == HVI_OK)
+        status = gate_link_start(&gate, LINK_FD, &listen_fd);
     if (status != HVI_OK)
         return status == HVI_ERR_CLOSED ? 0 : 1;
     hvi_log_set_level((enum hvi_log_level)gate.start.log_level);

@@ -78,7 +78,7 @@ int node_beat_start(struct node_engine *engine)
     struct node *node = engine->node;
     int enabled = SD_EVENT_OFF;
 
-    engine->beats = true;
+    engine->beats = engine->pidfd >= 0;
     if (node->beat == NULL)
         return sd_event_add_time_relative(node->event, &node->beat, CLOCK_MONOTONIC, BEAT_NS / 1000,
                                           SLACK_US, on_tick, node) < 0

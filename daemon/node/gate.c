@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvdd-gate: hvdd starts it, keeps it running and answers what it asks. The gate reads what strangers
- * send, so it may die or hang at any time:
+ * hvdd-gate: hvdd starts it, or has its unit start it, keeps it running and answers what it asks. The
+ * gate reads what strangers send, so it may die or hang at any time:
  *
  *   running --its process ends--> waiting --back-off--> running
  *      |                             ^
@@ -9,8 +9,12 @@
  * The first restart is immediate. Each further one waits twice as long as the last, 100 ms to 5 s,
  * unless the gate has lived for 10 s. hvdd keeps the listening sockets, so whatever connects meanwhile
  * waits in them. A question that a dead gate had asked gets an answer with a ticket that no gate knows
- * any more. */
+ * any more.
+ *
+ * A gate of a unit has no process before its first message (unit.c); until then the end of its link is
+ * its end. */
 #include "daemon/node/node.h"
+#include "daemon/node/unit.h"
 
 #include "base/fate.h"
 #include "base/status.h"
@@ -34,16 +38,31 @@
 #define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
 #define STEADY_NS        (10 * HVI_NS_SEC) /* a gate that has lived so long is restarted at once */
 #define END_MS           250               /* for the gate to end by itself */
+#define UNIT_NS          (5 * HVI_NS_SEC)  /* for its unit to start it */
+#define UNMET            "did not start (`journalctl -u hvdd-gate.socket -u 'hvdd-gate@*'` says why)"
 #define MESSAGES_AT_ONCE 64
 #define OUTBOX_BYTES     (64u * 1024u * 1024u)
 
 static void start_gate(struct node *node);
+static void replace(struct node *node, const char *fate);
+static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events, void *user);
+
+static void log_started(const struct node_gate *gate)
+{
+    HVI_LOG(HVI_LOG_DEBUG, "gate", "gate-started", "the gate was started", "pid=%d",
+            (int)gate->pid);
+}
 
 static void kill_gate(struct node *node, const char *why)
 {
-    HVI_LOG(HVI_LOG_WARN, "gate", "gate-killed", why, "pid=%d", (int)node->gate.pid);
-    node->gate.killed = true;
-    pidfd_send_signal(node->gate.pidfd, SIGKILL, NULL, 0);
+    struct node_gate *gate = &node->gate;
+
+    HVI_LOG(HVI_LOG_WARN, "gate", "gate-killed", why, "pid=%d", (int)gate->pid);
+    gate->killed = true;
+    if (gate->pidfd >= 0)
+        pidfd_send_signal(gate->pidfd, SIGKILL, NULL, 0);
+    else
+        shutdown(gate->link_fd, SHUT_RDWR); /* on_link sees it end, and its program too */
 }
 
 /* ---- sending ---- */
@@ -198,14 +217,40 @@ static bool handle(struct node *node, const struct hvi_gate_msg *msg)
     }
 }
 
+/* The first message of a gate of a unit. False: it is not what the unit should start. */
+static bool meet(struct node *node, const struct hvi_packet *packet)
+{
+    struct node_gate *gate = &node->gate;
+    char text[160];
+
+    gate->pidfd = node_unit_meet(packet, gate->link_fd, "hvdd-gate", text, sizeof(text));
+    gate->pid = gate->pidfd < 0 ? 0 : packet->sender_pid;
+    if (gate->pidfd >= 0 && sd_event_add_io(node->event, &gate->exit, gate->pidfd, EPOLLIN,
+                                            on_exit_of_stranger, node) < 0) {
+        snprintf(text, sizeof(text), "no memory to watch it");
+        close(gate->pidfd);
+        gate->pidfd = -1;
+    }
+    if (gate->pidfd < 0) {
+        HVI_LOG(HVI_LOG_ERROR, "gate", "bad-gate-unit", text, "socket=%s",
+                node->config.gate_socket);
+        return false;
+    }
+    sd_event_source_set_time_relative(gate->beat, BEAT_NS / 1000);
+    log_started(gate);
+    return true;
+}
+
 static void read_message(struct node *node)
 {
     struct hvi_packet *packet = &node->packet;
     struct hvi_gate_msg msg;
     bool good = false;
 
-    if (packet->fd_count == 0 &&
-        hvi_gate_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVI_OK) {
+    if (node->gate.pidfd < 0) {
+        good = meet(node, packet);
+    } else if (packet->fd_count == 0 &&
+               hvi_gate_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVI_OK) {
         good = handle(node, &msg);
         hvi_gate_msg_free(&msg);
     }
@@ -235,10 +280,13 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)fd;
     if ((events & EPOLLOUT) != 0)
         flush(&node->gate);
-    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !read_link(node)) {
-        sd_event_source_set_enabled(source, SD_EVENT_OFF);
+    if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0 || read_link(node))
+        return 0;
+    sd_event_source_set_enabled(source, SD_EVENT_OFF);
+    if (node->gate.pidfd >= 0)
         pidfd_send_signal(node->gate.pidfd, SIGKILL, NULL, 0);
-    }
+    else
+        replace(node, UNMET);
     return 0;
 }
 
@@ -255,6 +303,10 @@ static int on_beat(sd_event_source *source, uint64_t usec, void *user)
     (void)usec;
     sd_event_source_set_time_relative(source, BEAT_NS / 1000);
     sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+    if (gate->pidfd < 0) {
+        replace(node, UNMET);
+        return 0;
+    }
     if (gate->asked)
         read_link(node);
     if (gate->asked) {
@@ -315,20 +367,42 @@ static void start_later(struct node *node)
                 "the gate is not started again: no memory for a timer", "");
 }
 
+/* This one has ended. */
+static void replace(struct node *node, const char *fate)
+{
+    char sentence[200];
+
+    snprintf(sentence, sizeof(sentence), "the gate %s and is started again", fate);
+    HVI_LOG(HVI_LOG_WARN, "gate", "gate-ended", sentence, "pid=%d", (int)node->gate.pid);
+    forget(&node->gate);
+    start_later(node);
+}
+
+static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct node *node = user;
+    struct hvi_fate fate = hvi_fate_look(node->gate.pid, fd);
+    char text[128];
+
+    (void)source, (void)events;
+    if (fate.kind == HVI_FATE_ALIVE) /* gone, whatever /proc says about that pid now */
+        fate.kind = HVI_FATE_UNKNOWN;
+    hvi_fate_describe(fate, text, sizeof(text));
+    replace(node, text);
+    return 0;
+}
+
 static int on_exit_of_gate(sd_event_source *source, const siginfo_t *info, void *user)
 {
     struct node *node = user;
     struct hvi_fate fate = {.kind =
                                 info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
                             .code = info->si_status};
-    char text[128], sentence[160];
+    char text[128];
 
     (void)source;
     hvi_fate_describe(fate, text, sizeof(text));
-    snprintf(sentence, sizeof(sentence), "the gate %s and is started again", text);
-    HVI_LOG(HVI_LOG_WARN, "gate", "gate-ended", sentence, "pid=%d", (int)info->si_pid);
-    forget(&node->gate);
-    start_later(node);
+    replace(node, text);
     return 0;
 }
 
@@ -344,59 +418,76 @@ static void send_start(struct node *node)
     node_mesh_tell_all(node);
 }
 
-/* False: errno says why; nothing is left. */
-static bool watch_gate(struct node *node)
+/* Its link and its time; a negative errno. */
+static int watch_link(struct node *node, uint64_t first_beat_ns)
+{
+    struct node_gate *gate = &node->gate;
+    int r = sd_event_add_io(node->event, &gate->io, gate->link_fd, EPOLLIN, on_link, node);
+
+    if (r >= 0)
+        r = sd_event_add_time_relative(node->event, &gate->beat, CLOCK_MONOTONIC,
+                                       first_beat_ns / 1000, 1, on_beat, node);
+    return r < 0 ? r : 0;
+}
+
+static int watch_child(struct node *node)
 {
     struct node_gate *gate = &node->gate;
     int r;
 
     gate->pidfd = hvi_pidfd_open(gate->pid);
     if (gate->pidfd < 0)
-        return false;
-    r = sd_event_add_io(node->event, &gate->io, gate->link_fd, EPOLLIN, on_link, node);
-    if (r >= 0)
-        r = sd_event_add_child_pidfd(node->event, &gate->exit, gate->pidfd, WEXITED,
-                                     on_exit_of_gate, node);
-    if (r >= 0)
-        r = sd_event_add_time_relative(node->event, &gate->beat, CLOCK_MONOTONIC, BEAT_NS / 1000, 1,
-                                       on_beat, node);
-    errno = r < 0 ? -r : 0;
-    return r >= 0;
+        return -errno;
+    r = sd_event_add_child_pidfd(node->event, &gate->exit, gate->pidfd, WEXITED, on_exit_of_gate,
+                                 node);
+    return r < 0 ? r : watch_link(node, BEAT_NS);
 }
 
-static void log_no_gate(const struct node *node, int error)
+/* These return 0 or a negative errno. */
+static int start_child(struct node *node)
 {
-    HVI_LOG(HVI_LOG_ERROR, "gate", "no-gate", "cannot start hvdd-gate", "path=%s error=\"%s\"",
-            node->gate.path, strerror(error));
+    struct node_gate *gate = &node->gate;
+    int link[2], error;
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
+        return -errno;
+    gate->link_fd = link[0];
+    error = -node_spawn_program(gate->path, gate->program_fd, "hvdd-gate", link[1], &gate->pid);
+    close(link[1]);
+    if (error != 0)
+        return error;
+    error = watch_child(node);
+    if (error == 0) {
+        log_started(gate);
+    } else {
+        kill(gate->pid, SIGKILL);
+        waitpid(gate->pid, NULL, 0);
+    }
+    return error;
+}
+
+static int ask_unit(struct node *node)
+{
+    node->gate.link_fd = node_unit_connect(node->config.gate_socket);
+    return node->gate.link_fd < 0 ? -errno : watch_link(node, UNIT_NS);
 }
 
 static void start_gate(struct node *node)
 {
     struct node_gate *gate = &node->gate;
-    int link[2], error;
+    bool by_unit = node->config.gate_socket[0] != '\0';
+    int error;
 
     gate->started_ns = hvi_clock_ns();
     gate->asked = gate->killed = false;
     gate->silent_ns = 0;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0) {
-        log_no_gate(node, errno);
-        start_later(node);
-        return;
-    }
-    error = node_spawn_program(gate->path, gate->program_fd, "hvdd-gate", link[1], &gate->pid);
-    close(link[1]);
-    gate->link_fd = link[0];
-    if (error == 0 && watch_gate(node)) {
-        HVI_LOG(HVI_LOG_DEBUG, "gate", "gate-started", "the gate was started", "pid=%d",
-                (int)gate->pid);
+    error = by_unit ? ask_unit(node) : start_child(node);
+    if (error == 0) {
         send_start(node);
         return;
     }
-    log_no_gate(node, error != 0 ? error : errno);
-    if (error == 0) {
-        kill(gate->pid, SIGKILL);
-        waitpid(gate->pid, NULL, 0);
-    }
+    HVI_LOG(HVI_LOG_ERROR, "gate", "no-gate", "cannot start hvdd-gate", "path=%s error=\"%s\"",
+            by_unit ? node->config.gate_socket : gate->path, strerror(-error));
     forget(gate);
     start_later(node);
 }
@@ -440,6 +531,7 @@ static void end_gate(struct node_gate *gate)
     gate->link_fd = -1;
     if (poll(&ended, 1, END_MS) != 1)
         pidfd_send_signal(gate->pidfd, SIGKILL, NULL, 0);
+    /* One of a unit is not ours to wait for, and this returns at once. */
     waitid(P_PIDFD, (id_t)gate->pidfd, &(siginfo_t){0}, WEXITED);
 }
 

@@ -6,8 +6,10 @@
  * An engine ends in one place, node_link_end, called when its *process* is gone: whatever it said
  * last is still on the link then and is read first, so a clean exit after "rank 0 left" is not
  * taken for a loss. A link that breaks while the process lives takes no new ranks, and the process
- * gets 5 s to go. */
+ * gets 5 s to go. An engine that its unit starts has no process before its first message; until then
+ * the end of its link is its end. */
 #include "daemon/node/node.h"
+#include "daemon/node/unit.h"
 
 #include "base/status.h"
 
@@ -22,6 +24,7 @@
 #define MESSAGES_AT_ONCE 64
 #define OUTBOX_COUNT     4096u
 #define OUTBOX_BYTES     (16u * 1024u * 1024u)
+#define UNMET            "did not start (`journalctl -u hvdd-engine.socket -u 'hvdd-engine@*'` says why)"
 
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user);
 
@@ -181,6 +184,17 @@ void node_link_presence(struct node_engine *engine)
     node_stop_check(engine->node);
 }
 
+static int on_unmet(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_engine *engine = user;
+
+    (void)source, (void)usec;
+    node_link_poll(engine);
+    if (engine->pidfd < 0)
+        node_link_end(engine, false, UNMET);
+    return 0;
+}
+
 /* The engine speaks nonsense or not at all: no more ranks for it. */
 static void break_link(struct node_engine *engine)
 {
@@ -191,7 +205,9 @@ static void break_link(struct node_engine *engine)
     close(engine->link_fd);
     engine->link_fd = -1;
     engine->generation->stopping = true;
-    if (engine->kill == NULL)
+    if (engine->pidfd < 0)
+        arm(engine, &engine->unmet, 0, on_unmet);
+    else if (engine->kill == NULL)
         arm(engine, &engine->kill, NODE_ENGINE_GRACE_NS, on_kill);
 }
 
@@ -298,6 +314,29 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
     return good;
 }
 
+/* Its first message. False: it is not what the unit should start. */
+static bool meet(struct node_engine *engine, const struct hvi_packet *packet)
+{
+    char text[160];
+
+    engine->pidfd = node_unit_meet(packet, engine->link_fd, "hvdd-engine", text, sizeof(text));
+    engine->pid = engine->pidfd < 0 ? 0 : packet->sender_pid;
+    if (engine->pidfd >= 0 && node_spawn_watch(engine) < 0) {
+        snprintf(text, sizeof(text), "no memory to watch it");
+        close(engine->pidfd);
+        engine->pidfd = -1;
+    }
+    if (engine->pidfd < 0) {
+        HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine-unit", text, "job=%s socket=%s",
+                engine->generation->job->id, engine->node->config.engine_socket);
+        return false;
+    }
+    engine->beats = true;
+    engine->unmet = sd_event_source_disable_unref(engine->unmet);
+    node_spawn_log_started(engine);
+    return true;
+}
+
 /* At most `limit` messages. False: the link is broken. */
 static bool read_link(struct node_engine *engine, int limit)
 {
@@ -309,7 +348,7 @@ static bool read_link(struct node_engine *engine, int limit)
             return true;
         if (status != HVI_OK)
             return false;
-        bool good = handle_packet(engine, packet);
+        bool good = engine->pidfd < 0 ? meet(engine, packet) : handle_packet(engine, packet);
         hvi_packet_close_fds(packet);
         if (!good) {
             node_spawn_kill(engine, "the engine broke the protocol");
@@ -351,12 +390,24 @@ static void engine_free(struct node_engine *engine)
     sd_event_source_disable_unref(engine->linger);
     sd_event_source_disable_unref(engine->kill);
     sd_event_source_disable_unref(engine->stuck);
+    sd_event_source_disable_unref(engine->unmet);
     if (engine->link_fd >= 0)
         close(engine->link_fd);
     if (engine->pidfd >= 0)
         close(engine->pidfd);
     free(engine->node_packet);
     free(engine);
+}
+
+/* Where its unit starts it there is none yet. It has a little less time than an adoption may take: so
+ * ranks are told of the unit. */
+static int watch_process(struct node_engine *engine)
+{
+    uint64_t unmet_ns = (uint64_t)engine->node->config.attach_timeout / 8 * 7;
+
+    if (engine->pidfd >= 0)
+        return node_spawn_watch(engine);
+    return arm(engine, &engine->unmet, unmet_ns, on_unmet) ? 0 : -ENOMEM;
 }
 
 struct node_engine *node_link_new(struct node *node, struct node_generation *generation,
@@ -376,7 +427,7 @@ struct node_engine *node_link_new(struct node *node, struct node_generation *gen
     DL_APPEND(node->engines, engine);
     r = sd_event_add_io(node->event, &engine->io, link_fd, EPOLLIN, on_link, engine);
     if (r >= 0)
-        r = node_spawn_watch(engine);
+        r = watch_process(engine);
     if (r >= 0 && node_beat_start(engine) != HVI_OK)
         r = -ENOMEM;
     if (r < 0) {

@@ -70,13 +70,14 @@ struct node_engine {
     struct node *node;
     struct node_engine *prev, *next;
     struct node_generation *generation;
-    pid_t pid;
-    int pidfd, link_fd;         /* link_fd -1: broken */
-    bool child;                 /* false: started by an earlier hvdd */
+    pid_t pid;                  /* 0: started by its unit, and has not said who it is */
+    int pidfd, link_fd;         /* pidfd -1: likewise; link_fd -1: broken */
+    bool child;                 /* false: started by its unit, or by an earlier hvdd */
     sd_event_source *exit, *io; /* process end; link */
     sd_event_source *linger;    /* nobody attached */
     sd_event_source *kill;      /* told to stop, or link broken */
     sd_event_source *stuck;     /* outbox not empty */
+    sd_event_source *unmet;     /* it has not said who it is */
     bool beats;                 /* it is asked whether it lives (beat.c) */
     uint64_t beat;              /* EngineQuery.request since which it has said nothing; 0: none */
     uint64_t silent_ns;         /* for how long */
@@ -105,7 +106,7 @@ struct node_answer; /* answer.c: a question that engines are working on */
 struct node_gate {
     char path[HVI_WIRE_PATH * 2];
     int program_fd; /* of that file, open for all of hvdd's life */
-    pid_t pid;      /* 0: not running */
+    pid_t pid;      /* 0: not running, or its unit has not started it yet */
     int pidfd, link_fd;
     uint64_t started_ns, next_beat, backoff_ns;
     bool asked; /* the last beat has no answer yet */
@@ -223,27 +224,28 @@ void node_attach_close_all(struct node *node, int status, const char *text);
 /* ---- spawn.c: engine processes
  * ------------------------------------------------------------------------------------ */
 
-/* Finds the programs of engine and gate. Logs. */
+/* Finds the programs of engine and gate, where no unit starts them. Logs. */
 int node_spawn_find(struct node *node);
 /* Starts a program with `link_fd` as descriptor 3, our stdout and stderr and no other descriptor, in
  * a session of its own: by its path, so that it is named as people know it; by `program_fd` when the
  * package was removed or moved meanwhile. errno number. */
 int node_spawn_program(const char *path, int program_fd, const char *name, int link_fd,
                        pid_t *pid_p);
-/* Starts the engine of a generation and sends EngineStart. HVI_OK or HVI_ERR_DAEMON with a
- * sentence; logs. */
+/* Starts the engine of a generation, or has its unit do so, and sends EngineStart. HVI_OK or
+ * HVI_ERR_DAEMON with a sentence; logs. */
 int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
                       size_t text_size);
 /* Watches the process of engine->pidfd, which may be our child. Negative: -errno, as from sd-event.
  */
 int node_spawn_watch(struct node_engine *engine);
+void node_spawn_log_started(const struct node_engine *engine);
 void node_spawn_kill(struct node_engine *engine, const char *why);
 
 /* ---- link.c: one engine's connection
  * ------------------------------------------------------------------------------ */
 
-/* A new engine that talks over `link_fd`; on success owns both descriptors. NULL: out of memory or
- * descriptors; errno says why. */
+/* A new engine that talks over `link_fd`; on success owns both descriptors. With `pidfd` -1 its unit
+ * starts it, and its first message says who it is. NULL: out of memory or descriptors; errno says why. */
 struct node_engine *node_link_new(struct node *node, struct node_generation *generation,
                                   int link_fd, pid_t pid, int pidfd, bool child);
 /* Sends now or queues; fds stay the caller's. HVI_OK, HVI_ERR_INVALID (does not fit a packet),

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Engine processes, and how the gate is started. posix_spawn (vfork underneath) keeps the start cheap. The engine gets
+ * Engine processes, and how the gate is started; both where no unit does that (unit.c).
+ * posix_spawn (vfork underneath) keeps the start cheap. The engine gets
  * descriptors 0..3 and no other: /dev/null, our stdout and stderr, and its end of the link. It is a
  * session of its own, so that a Ctrl-C in the terminal reaches hvdd alone, and nothing ties its
  * life to ours: jobs outlive hvdd. */
 #include "daemon/node/node.h"
+#include "daemon/node/unit.h"
 
 #include "base/fate.h"
 #include "base/status.h"
@@ -78,10 +80,21 @@ static int open_program(const char *path, const char *name)
 
 int node_spawn_find(struct node *node)
 {
+    const struct node_config *config = &node->config;
+
     choose_paths(node);
-    node->engine_fd = open_program(node->engine_path, "engine");
-    node->gate.program_fd = open_program(node->gate.path, "gate");
-    return node->engine_fd >= 0 && node->gate.program_fd >= 0 ? HVI_OK : HVI_ERR_DAEMON;
+    node->engine_fd = node->gate.program_fd = -1;
+    if (config->engine_socket[0] == '\0') {
+        node->engine_fd = open_program(node->engine_path, "engine");
+        if (node->engine_fd < 0)
+            return HVI_ERR_DAEMON;
+    }
+    if (config->gate_socket[0] == '\0') {
+        node->gate.program_fd = open_program(node->gate.path, "gate");
+        if (node->gate.program_fd < 0)
+            return HVI_ERR_DAEMON;
+    }
+    return HVI_OK;
 }
 
 /* Our environment without what systemd told to us alone. Free the array only. */
@@ -244,6 +257,31 @@ static int fail_spawn(const struct node_generation *generation, const char *step
     return HVI_ERR_DAEMON;
 }
 
+void node_spawn_log_started(const struct node_engine *engine)
+{
+    HVI_LOG(HVI_LOG_INFO, "spawn", "engine-started", "an engine was started",
+            "job=%s generation=%llu pid=%d", engine->generation->job->id,
+            (unsigned long long)engine->generation->number, (int)engine->pid);
+}
+
+static int ask_unit(struct node *node, struct node_generation *generation, char *text_p,
+                    size_t text_size)
+{
+    const char *path = node->config.engine_socket;
+    int fd = node_unit_connect(path);
+    struct node_engine *engine = fd < 0 ? NULL : node_link_new(node, generation, fd, 0, -1, false);
+
+    if (engine == NULL) {
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        return fail_spawn(generation, path, error, text_p, text_size);
+    }
+    if (send_start(node, engine) != HVI_OK)
+        node_spawn_kill(engine, "it could not be told what to do");
+    return HVI_OK;
+}
+
 int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
                       size_t text_size)
 {
@@ -251,6 +289,8 @@ int node_spawn_engine(struct node *node, struct node_generation *generation, cha
     int link[2], pidfd, error;
     pid_t pid;
 
+    if (node->config.engine_socket[0] != '\0')
+        return ask_unit(node, generation, text_p, text_size);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
         return fail_spawn(generation, "socketpair", errno, text_p, text_size);
     error = node_spawn_program(node->engine_path, node->engine_fd, "hvdd-engine", link[1], &pid);
@@ -267,9 +307,7 @@ int node_spawn_engine(struct node *node, struct node_generation *generation, cha
         close(link[0]);
         return fail_spawn(generation, "watch", error, text_p, text_size);
     }
-    HVI_LOG(HVI_LOG_INFO, "spawn", "engine-started", "an engine was started",
-            "job=%s generation=%llu pid=%d", generation->job->id,
-            (unsigned long long)generation->number, (int)pid);
+    node_spawn_log_started(engine);
     if (send_start(node, engine) != HVI_OK)
         node_spawn_kill(engine, "it could not be told what to do");
     return HVI_OK;
@@ -281,6 +319,11 @@ void node_spawn_kill(struct node_engine *engine, const char *why)
     HVI_LOG(HVI_LOG_ERROR, "spawn", "engine-killed", why, "job=%s generation=%llu pid=%d",
             engine->generation->job->id, (unsigned long long)engine->generation->number,
             (int)engine->pid);
+    if (engine->pidfd < 0) {
+        if (engine->link_fd >= 0)
+            shutdown(engine->link_fd, SHUT_RDWR); /* link.c sees it end, and its program too */
+        return;
+    }
     if (pidfd_send_signal(engine->pidfd, SIGKILL, NULL, 0) != 0 && errno != ESRCH)
         HVI_LOG(HVI_LOG_ERROR, "spawn", "cannot-kill", "the engine could not be killed",
                 "pid=%d error=\"%s\"", (int)engine->pid, strerror(errno));

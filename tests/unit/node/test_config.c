@@ -288,9 +288,10 @@ END_TEST
 
 START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
 {
-    static const char *const restart[] = {"runtime-dir", "private",     "engine",       "gate",
-                                          "admin-mode",  "mesh-listen", "mesh-join",    "mesh-key",
-                                          "port-range",  "interface",   "start-timeout"};
+    static const char *const restart[] = {
+        "runtime-dir", "private",    "engine",       "gate",      "engine-socket",
+        "gate-socket", "admin-mode", "mesh-listen",  "mesh-join", "mesh-key",
+        "port-range",  "interface",  "start-timeout"};
     static const char *const command[] = {"ready-fd", "parent-fd"};
     size_t reloads = 0;
 
@@ -300,7 +301,7 @@ START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
         ck_assert_int_eq(node_config_find(command[i])->apply, NODE_APPLY_COMMAND);
     for (size_t i = 0; i < node_config_row_count; i++)
         reloads += node_config_rows[i].apply == NODE_APPLY_RELOAD;
-    ck_assert_uint_eq(reloads, node_config_row_count - 13);
+    ck_assert_uint_eq(reloads, node_config_row_count - 15);
 }
 END_TEST
 
