@@ -22,7 +22,8 @@ from hvt.install import Installation, run
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
 
-EXPOSURE_MAX = 10  # of 100, by systemd-analyze security
+EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.service": 15}  # of 100, by systemd-analyze security
+SOCKETS = ("hvdd.socket", "hvdd-admin.socket", "hvdd-engine.socket", "hvdd-gate.socket")
 
 
 def need(tool: str) -> str:
@@ -54,8 +55,13 @@ def folder() -> Iterator[pathlib.Path]:
 
 
 def units(installed: Installation) -> list[str]:
-    return [str(installed.prefix / "lib/systemd/system" / name) for name in ("hvdd.service", "hvdd.socket",
-                                                                                   "hvdd-admin.socket")]
+    return [str(installed.prefix / "lib/systemd/system" / name) for name in (*EXPOSURE_MAX, *SOCKETS)]
+
+
+def settings_of(unit: str) -> dict[str, str]:
+    """Of settings that stand there twice, the last."""
+    text = pathlib.Path(unit).read_text(encoding="utf-8")
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(installed):
@@ -73,8 +79,32 @@ def test_systemd_does_find_a_wrong_unit(installed, tmp_path):
     assert done.returncode != 0 or "no-such-program" in done.stderr
 
 
-def test_the_service_is_hardened(installed):
-    run(need("systemd-analyze"), "security", "--offline=yes", f"--threshold={EXPOSURE_MAX}", units(installed)[0])
+@pytest.mark.parametrize("name", EXPOSURE_MAX)
+def test_a_service_is_hardened(installed, name):
+    unit = next(unit for unit in units(installed) if unit.endswith(name))
+    run(need("systemd-analyze"), "security", "--offline=yes", f"--threshold={EXPOSURE_MAX[name]}", unit)
+
+
+def test_who_has_a_network(installed):
+    """hvdd has none and needs none; engines and the gate connect to other nodes."""
+    service, engine, gate = (settings_of(unit) for unit in units(installed)[:3])
+    assert (service["PrivateNetwork"], service["PrivateDevices"], service["RestrictAddressFamilies"]) == ("yes", "yes", "AF_UNIX")
+    for name in ("engine", "gate"):
+        listens = settings_of(str(installed.prefix / f"lib/systemd/system/hvdd-{name}.socket"))
+        assert f"--{name}-socket {listens['ListenSequentialPacket']}" in service["ExecStart"]
+        assert (listens["Accept"], listens["SocketMode"], listens["SocketUser"]) == ("yes", "0600", service["User"])
+        assert listens["TriggerLimitIntervalSec"] == "0", "a user who has many jobs could put the socket down"
+    for unit in (engine, gate):
+        assert "PrivateNetwork" not in unit and {"AF_UNIX", "AF_INET", "AF_INET6"} <= set(unit["RestrictAddressFamilies"].split())
+        assert unit["PrivateDevices"] == "yes" and unit["User"] == service["User"]
+        assert os.access(unit["ExecStart"], os.X_OK)
+
+
+def test_a_crash_or_a_restart_of_the_service_ends_no_engine(installed):
+    """Nothing binds an engine to hvdd.service, and what stops both stops hvdd first: it drains."""
+    engine = settings_of(units(installed)[1])
+    assert not {"Requires", "BindsTo", "PartOf", "Requisite", "StopPropagatedFrom"} & set(engine)
+    assert engine["Before"] == "hvdd.service"
 
 
 def test_engines_survive_a_restart_of_the_service(installed):
@@ -87,8 +117,7 @@ def test_engines_survive_a_restart_of_the_service(installed):
 def test_a_service_that_is_made_to_crash_again_and_again_comes_back(installed):
     """No start limit puts it down for good; a loop of restarts is slower than what a socket unit takes for a runaway
     (TriggerLimitBurst=20 in TriggerLimitIntervalSec=2s by default)."""
-    text = pathlib.Path(units(installed)[0]).read_text(encoding="utf-8")
-    settings = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    settings = settings_of(units(installed)[0])
     assert settings["StartLimitIntervalSec"] == "0" and settings["Restart"] == "on-failure"
     span = run(need("systemd-analyze"), "timespan", settings["RestartSec"]).stdout
     restart_us = int(re.search(r"μs: (\d+)", span).group(1))
