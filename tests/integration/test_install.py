@@ -66,6 +66,7 @@ def test_everything_is_where_it_belongs(installed):
               f"{libdir}/libhvdclient.a", f"{libdir}/pkgconfig/hvd.pc", f"{libdir}/cmake/hvd/hvdConfig.cmake",
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
               "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
+              *(f"lib/systemd/system/hvdd-{name}{kind}" for name in ("engine", "gate") for kind in (".socket", "@.service")),
               "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example",
               "share/doc/hvdd/examples/digits/digits.c", "share/doc/hvdd/examples/digits/ATTRIBUTION.md"}
     assert not wanted - installed.files()
@@ -82,7 +83,7 @@ def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
     known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate)|include/hvd/hvd\.h"
                        rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvd_tensorflow\.so|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
-                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin)?\.[a-z]+|share/(man|doc/hvdd)/.*")
+                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
 
@@ -174,9 +175,10 @@ def test_hvdctl_help_and_man_page_name_the_same_commands(installed):
 def test_installing_under_destdir_keeps_the_prefix_in_the_units(tmp_path):
     environment = dict(os.environ, DESTDIR=str(tmp_path))
     run("cmake", "--install", str(BUILD), "--prefix", "/opt/hvd", environment=environment)
-    unit = (tmp_path / "opt/hvd/lib/systemd/system/hvdd.service").read_text(encoding="utf-8")
-    assert "ExecStart=/opt/hvd/bin/hvdd " in unit
-    assert str(tmp_path) not in unit
+    for name, program in (("hvdd", "bin/hvdd "), ("hvdd-engine@", "libexec/hvdd/hvdd-engine\n"), ("hvdd-gate@", "libexec/hvdd/hvdd-gate\n")):
+        unit = (tmp_path / f"opt/hvd/lib/systemd/system/{name}.service").read_text(encoding="utf-8")
+        assert f"ExecStart=/opt/hvd/{program}" in unit
+        assert str(tmp_path) not in unit
 
 
 def test_the_stripped_environment_of_a_service_is_enough_for_hvdd(installed, tmp_path):

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -79,6 +80,14 @@ def test_a_gate_that_stands_still_is_replaced():
         assert procs.state(first) in "ZX"
 
 
+def test_the_gate_answers_the_watchdog_of_its_unit():
+    with tempfile.TemporaryDirectory(prefix="hvt-") as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"{folder}/notify")
+        manager.settimeout(scaled(5))
+        with UnitDaemon(unit_settings={"NOTIFY_SOCKET": f"{folder}/notify", "WATCHDOG_USEC": "200000"}):
+            assert all(b"WATCHDOG=1" in manager.recv(4096) for _ in range(2))
+
+
 def test_a_job_outlives_hvdd_and_the_gate_does_not(daemon):
     job = Job(daemon, 2)
     before = daemon.jobs()[0]
@@ -113,7 +122,7 @@ def refused(daemon: UnitDaemon) -> str:
     """What a rank is told."""
     outcome = daemon.rank().try_open("a", 0, 1)
     assert outcome.status == Status.ERR_DAEMON, outcome
-    daemon.allow("attach-refused")
+    daemon.allow("attach-refused", "engine-killed")  # the latter where it had ended before it was told what to do
     assert not daemon.jobs()
     return outcome.text
 
@@ -142,7 +151,7 @@ def test_an_engine_that_its_unit_cannot_start_is_an_error_that_says_where_to_loo
 def test_a_unit_that_starts_something_else_is_named(unit):
     says = f"printf 'hvdd-{unit}, protocol 0' >&3; exec sleep 60"
     with UnitDaemon() as daemon:
-        daemon.allow("engine-killed", "engine-ended", "gate-killed", "gate-ended", "no-gate", "attach-refused")
+        daemon.allow("engine-ended", "gate-killed", "gate-ended", "no-gate", "attach-refused")
         daemon.stop_unit(unit)
         daemon.start_unit(unit, ["sh", "-c", says])
         if unit == "engine":
