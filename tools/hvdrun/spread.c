@@ -708,7 +708,7 @@ static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct place *place = &spread->places[i];
         struct run_link *link = &place->link;
-        const size_t untaken = link->channel.out.pending.used;
+        const size_t untaken = run_link_queued(link);
         if (deaf || !place->ready || untaken < place->untaken)
             link->heard_ns = now_ns;
         place->untaken = untaken;
