@@ -572,8 +572,8 @@ void engine_wire_drive(struct engine_wire *net)
     uint32_t idle = 0;
 
     take_in(net);
-    for (uint32_t looks = 0; net->works && idle < ENGINE_WIRE_SPINS && looks < ENGINE_WIRE_DRIVES;
-         looks++) {
+    for (uint32_t looks = 0;
+         net->works && idle < ENGINE_WIRE_DRIVE_SPINS && looks < ENGINE_WIRE_DRIVES; looks++) {
         look(net, 0);
         bool moved = move(net);
         moved = advance_all(net) || moved;
