@@ -330,10 +330,11 @@ def test_what_remains_is_told_and_everything_in_a_node_can_be_killed(make_nodes)
     assert not n2.remains()
     n1.run(["ssh", "n2", "setsid sleep 61 >/dev/null 2>&1 </dev/null & touch /run/left"], check=True)
     mine = n2.popen([sys.executable, "-c", "import socket, time; s = socket.create_server(('', 7777)); time.sleep(60)"])
-    wait_until(lambda: [each.port for each in n2.sockets()] == [7777], "the port to be there, and nothing of ssh")
+    listens = ["tcp [0.0.0.0]:7777 [0.0.0.0]:0 LISTEN"]
+    wait_until(lambda: n2.sockets() == listens, "the port to be there, and nothing of ssh")
     found = n2.remains()
     assert "sleep 61" in found["processes"].values() and mine.pid in found["processes"]
-    assert found["files"] == ["/run/left"] and found["sockets"] == ["tcp [0.0.0.0]:7777 [0.0.0.0]:0 LISTEN"]
+    assert found["files"] == ["/run/left"] and found["sockets"] == listens
     assert not n1.remains()
     n2.kill_all()
     assert n2.remains() == {"files": ["/run/left"]} and mine.wait(timeout=10) == -signal.SIGKILL
