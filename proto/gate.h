@@ -62,6 +62,8 @@ struct hvi_node_withdraw {
     char job[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
     uint64_t generation;
+    int32_t status; /* HVI_OK: it ended in order */
+    char text[HVI_TEXT_MAX + 1];
 };
 struct hvi_node_roster {
     char job[HVI_JOB_ID_MAX + 1];

@@ -272,19 +272,27 @@ int engine_rendezvous_check(const struct hvi_engine_roster *roster, int32_t size
     return status;
 }
 
+/* Why there is no job; HVI_OK: there is one. */
+static int refusal(const struct hvi_engine_roster *roster, char *text_p, size_t text_size)
+{
+    if (roster->status == HVI_OK)
+        return HVI_OK;
+    snprintf(text_p, text_size, "%s",
+             roster->text[0] != '\0' ? roster->text : hvi_status_text(roster->status));
+    /* A broken protocol would be the rank's own. */
+    return roster->status < 0 && roster->status != HVI_ERR_PROTOCOL ? roster->status
+                                                                    : HVI_ERR_DAEMON;
+}
+
 /* Between hvdd and here nothing is lost or changed, so a roster that cannot be is somebody's bug. */
 static int check(const struct engine *engine, const struct hvi_engine_roster *roster,
                  const int32_t *ranks, char *text_p, size_t text_size)
 {
     char why[256] = "out of memory";
+    int status = refusal(roster, text_p, text_size);
 
-    if (roster->status != HVI_OK) {
-        snprintf(text_p, text_size, "%s",
-                 roster->text[0] != '\0' ? roster->text : hvi_status_text(roster->status));
-        /* A broken protocol would be the rank's own. */
-        return roster->status < 0 && roster->status != HVI_ERR_PROTOCOL ? roster->status
-                                                                        : HVI_ERR_DAEMON;
-    }
+    if (status != HVI_OK)
+        return status;
     if (all_are_here(engine) &&
         engine_rendezvous_check(roster, engine->start.size, ranks, engine->sessions.seats, why,
                                 sizeof why) == HVI_OK)
@@ -299,6 +307,11 @@ void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_ros
     char text[HVI_TEXT_MAX + 1];
     int32_t ranks[ENGINE_SEATS_MAX];
 
+    if (engine->sessions.held && engine->rendezvous.met && roster->status != HVI_OK) {
+        int why = refusal(roster, text, sizeof text);
+        engine_rendezvous_failed(engine, why, text);
+        return;
+    }
     if (!waits(engine)) {
         HVI_LOG(HVI_LOG_DEBUG, "rendezvous", "late-roster", "a roster that is not waited for",
                 "job=%s", engine->start.job);

@@ -175,10 +175,10 @@ static void handle_roster(struct gate_mesh *mesh, const struct hvi_node_roster *
 {
     struct mesh_own *own = own_find(mesh, roster->job, roster->generation);
 
-    if (own == NULL || own->answered)
+    if (own == NULL)
         return;
     own->answered = true;
-    mesh_tell_roster(mesh, roster);
+    mesh_tell_roster(mesh, roster); /* hvdd tells the same again from news */
 }
 
 static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg)

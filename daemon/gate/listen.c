@@ -185,7 +185,7 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
                                                .uid = owner(mesh, withdrawn->uid),
                                                .generation = withdrawn->generation};
 
-    gate_rendezvous_withdraw(&mesh->rendezvous, &registrant);
+    gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text);
 }
 
 static void flush_all(struct gate_mesh *mesh)
@@ -207,6 +207,7 @@ void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
     take_back(mesh, mesh->gate->start.node, withdrawn);
+    flush_all(mesh);
 }
 
 /* ---- messages ---- */

@@ -542,8 +542,21 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
     free_unused(rendezvous, job);
 }
 
+static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rendezvous_job *job,
+                     int status, const char *text)
+{
+    const struct member *member;
+
+    DL_FOREACH(job->met, member)
+    {
+        if (member->said.generation != UINT64_MAX)
+            refuse(rendezvous, &member->said, status, text);
+    }
+}
+
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
-                              const struct gate_registrant *registrant)
+                              const struct gate_registrant *registrant, int status,
+                              const char *text)
 {
     struct gate_rendezvous_job *job = job_find(rendezvous, registrant->job, registrant->uid);
     struct member *member;
@@ -555,8 +568,11 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
         member_free(&job->waiting, member);
     member = member_of(job->met, registrant->node);
     /* The roster's rows point to the ranks of those that have met: it goes with the last of them. */
-    if (member != NULL && member->said.generation <= registrant->generation)
+    if (member != NULL && member->said.generation <= registrant->generation) {
         member->said.generation = UINT64_MAX;
+        if (status != HVI_OK)
+            tell_met(rendezvous, job, status, text);
+    }
     DL_FOREACH(job->met, member)
     {
         if (member->said.generation != UINT64_MAX)

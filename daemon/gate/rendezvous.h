@@ -24,7 +24,7 @@ struct gate_registration {
     struct hvi_engine_node engine; /* its ranks are copied */
 };
 
-/* To whom an answer goes. */
+/* Whom an answer concerns. */
 struct gate_registrant {
     uint64_t node;
     const char *job;
@@ -59,9 +59,11 @@ void gate_rendezvous_fini(struct gate_rendezvous *rendezvous);
  * in time. The same registration again changes nothing; after its answer it gets that answer again. */
 void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns);
-/* That engine has gone. */
+/* That engine has gone. With a status other than HVI_OK those that it has met get that answer as well: they may
+ * be looking for it. */
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
-                              const struct gate_registrant *registrant);
+                              const struct gate_registrant *registrant, int status,
+                              const char *text);
 /* That node does not answer: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long. */

@@ -265,6 +265,8 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
                 (unsigned)generation->job->uid);
     else
         node_attach_wake_held(node);
+    if (state == NODE_SLOT_LOST && engine->lost == NULL)
+        engine->lost = strdup(session->text);
     node_attach_adopted(node, generation, session->rank);
     node_link_presence(engine);
     return true;
@@ -396,6 +398,7 @@ static void engine_free(struct node_engine *engine)
     if (engine->pidfd >= 0)
         close(engine->pidfd);
     free(engine->node_packet);
+    free(engine->lost);
     free(engine);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Jobs that span nodes, as hvdd sees them: what an engine says of its node goes to the gate, and what
  * the rendezvous answers goes to that engine. hvdd keeps what an engine said until it has its answer,
- * and tells each new gate again. */
+ * and tells each new gate again. A second answer says why a job that has met cannot begin: a rank may be
+ * gone before the engines are connected. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -279,6 +280,10 @@ void node_mesh_engine_gone(struct node_engine *engine)
              engine->generation->job->id);
     msg.node_withdraw.uid = engine->generation->job->uid;
     msg.node_withdraw.generation = engine->generation->number;
+    if (engine->lost != NULL) {
+        msg.node_withdraw.status = HVI_ERR_RANK_LOST;
+        snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", engine->lost);
+    }
     node_gate_send(engine->node, &msg);
 }
 
@@ -330,7 +335,8 @@ bool node_mesh_roster(struct node *node, const struct hvi_node_roster *roster)
     if (hvi_packet_msg_decode(roster->roster, roster->roster_bytes, &msg, NULL, 0) != HVI_OK)
         return false;
     good = msg.kind == HVI_PACKET_ENGINE_ROSTER;
-    if (good && engine != NULL && engine->node_packet != NULL && !engine->met) {
+    if (good && engine != NULL && engine->node_packet != NULL &&
+        (!engine->met || msg.engine_roster.status != HVI_OK)) {
         engine->met = true;
         log_roster(engine, &msg.engine_roster);
         node_link_send(engine, &msg, NULL, 0);

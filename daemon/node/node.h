@@ -85,7 +85,8 @@ struct node_engine {
     size_t outbox_count, outbox_bytes;
     unsigned char *node_packet; /* its EngineNode as it came; NULL: it has said none */
     size_t node_packet_bytes;
-    bool met; /* the rendezvous has answered it */
+    bool met;   /* the rendezvous has answered it */
+    char *lost; /* how its first lost rank ended; NULL: none is lost */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */

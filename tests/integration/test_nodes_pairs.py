@@ -120,6 +120,7 @@ def test_sends_and_opened_sets_over_two_nodes(make_nodes):
 @pytest.mark.parametrize("kind", ["recv", "set_open"])
 def test_a_killed_rank_ends_the_wait_of_the_other_node(make_nodes, kind):
     job = SpreadJob(make_nodes(2, ssh=True), (1, 2))
+    job.check_usable()  # the engines are connected
     more = {"ranks": [0, 2]} if kind == "set_open" else {"root": 2, "dims": [4], "dtype": "uint8"}
     op = job.ranks[0].submit(kind, **more)
     job.ranks[0].post_wait(op)

@@ -585,6 +585,16 @@ START_TEST(every_rank_learns_why_there_is_no_job)
 }
 END_TEST
 
+START_TEST(a_job_that_has_met_may_still_be_called_off)
+{
+    attach_all();
+    submit(1);
+    say_roster();
+    refuse(HVI_ERR_RANK_LOST, "rank 4 (pid 12) was killed by signal 9 (SIGKILL)");
+    expect_end(-1, HVI_ERR_RANK_LOST, "rank 4 (pid 12) was killed by signal 9 (SIGKILL)");
+}
+END_TEST
+
 /* As if it had begun to wait that long ago. */
 static void age(uint64_t seconds)
 {
@@ -812,6 +822,7 @@ int main(void)
                         sizeof spoil / sizeof spoil[0]);
     tcase_add_test(tcase, a_roster_that_was_not_asked_for_ends_every_session);
     tcase_add_test(tcase, every_rank_learns_why_there_is_no_job);
+    tcase_add_test(tcase, a_job_that_has_met_may_still_be_called_off);
     tcase_add_test(tcase, nodes_that_do_not_come_end_every_session_after_the_start_timeout);
     tcase_add_test(tcase,
                    ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout);

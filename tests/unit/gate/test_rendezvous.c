@@ -120,7 +120,7 @@ static void withdraw(uint64_t node, uint64_t generation)
 {
     const struct gate_registrant to = {
         .node = node, .job = "job", .uid = 1000, .generation = generation};
-    gate_rendezvous_withdraw(&meeting, &to);
+    gate_rendezvous_withdraw(&meeting, &to, HVI_OK, "");
 }
 
 START_TEST(all_ranks_together_get_a_roster_by_lowest_rank)
@@ -238,6 +238,29 @@ START_TEST(a_job_is_forgotten_when_all_that_met_have_gone)
     ck_assert_str_eq(answers[2].rows, "a 10.0.0.1:9601 0;b 10.0.0.2:9602 1;");
     withdraw(2, 1);
     ck_assert_uint_eq(meeting.job_count, 0);
+}
+END_TEST
+
+START_TEST(who_goes_with_a_reason_tells_it_to_those_that_it_has_met)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .generation = 1};
+
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed");
+    ck_assert_uint_eq(answer_count, 0); /* another engine of that node may come in time */
+    bring(node_with(2, 3, RANKS(1)));
+    bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 3);
+    withdraw(3, 1);
+    ck_assert_uint_eq(answer_count, 3);
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed");
+    ck_assert_uint_eq(answer_count, 4);
+    ck_assert_uint_eq(answers[3].node, 1);
+    ck_assert_int_eq(answers[3].status, HVI_ERR_RANK_LOST);
+    ck_assert_str_eq(answers[3].text, "rank 1 was killed");
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed"); /* repeated */
+    ck_assert_uint_eq(answer_count, 4);
 }
 END_TEST
 
@@ -421,6 +444,7 @@ int main(void)
     tcase_add_test(tcase, a_node_that_registers_anew_before_the_roster_is_replaced);
     tcase_add_test(tcase, a_node_that_goes_before_the_roster_is_removed);
     tcase_add_test(tcase, a_job_is_forgotten_when_all_that_met_have_gone);
+    tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
     tcase_add_test(tcase, a_rank_on_two_nodes_fails_on_both);
     tcase_add_test(tcase, nodes_that_disagree_about_the_size_fail);
     tcase_add_test(tcase, engines_without_a_common_version_fail);
