@@ -121,7 +121,8 @@ static void answer(void *user, const struct gate_registrant *to,
 
     if (roster->status == HVI_OK && roster->node == 0)
         log_met(to, roster);
-    if (roster->status != HVI_OK)
+    if (roster->status != HVI_OK &&
+        !to->met) /* what has become of a job that has met, engines know best */
         HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", roster->text, "job=%s generation=%llu",
                 to->job, (unsigned long long)to->generation);
     fill_answer(mesh, to, roster, &msg.node_roster);

@@ -165,22 +165,33 @@ static struct gate_rendezvous_job *job_new(struct gate_rendezvous *rendezvous, c
 
 /* ---- answers ---- */
 
-static void answer(struct gate_rendezvous *rendezvous, const struct gate_registration *said,
+static struct gate_registrant registrant_of(const struct gate_registration *said)
+{
+    return (struct gate_registrant){
+        .node = said->node, .job = said->job, .uid = said->uid, .generation = said->generation};
+}
+
+static void answer(struct gate_rendezvous *rendezvous, const struct gate_registrant *to,
                    const struct hvi_engine_roster *roster)
 {
-    const struct gate_registrant to = {
-        .node = said->node, .job = said->job, .uid = said->uid, .generation = said->generation};
+    rendezvous->calls->answer(rendezvous->user, to, roster);
+}
 
-    rendezvous->calls->answer(rendezvous->user, &to, roster);
+static void refuse_to(struct gate_rendezvous *rendezvous, const struct gate_registrant *to,
+                      int status, const char *text)
+{
+    struct hvi_engine_roster roster = {.status = status};
+
+    snprintf(roster.text, sizeof(roster.text), "%s", text);
+    answer(rendezvous, to, &roster);
 }
 
 static void refuse(struct gate_rendezvous *rendezvous, const struct gate_registration *said,
                    int status, const char *text)
 {
-    struct hvi_engine_roster roster = {.status = status};
+    const struct gate_registrant to = registrant_of(said);
 
-    snprintf(roster.text, sizeof(roster.text), "%s", text);
-    answer(rendezvous, said, &roster);
+    refuse_to(rendezvous, &to, status, text);
 }
 
 /* Everybody that waits. */
@@ -371,8 +382,10 @@ static void answer_met(struct gate_rendezvous *rendezvous, struct gate_rendezvou
 {
     struct hvi_engine_roster roster = job->roster;
 
+    const struct gate_registrant to = registrant_of(&member->said);
+
     roster.node = member->place;
-    answer(rendezvous, &member->said, &roster);
+    answer(rendezvous, &to, &roster);
 }
 
 /* As the node of rank 0 wishes, unless one of them knows of one connection only. */
@@ -549,8 +562,10 @@ static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rende
 
     DL_FOREACH(job->met, member)
     {
-        if (member->said.generation != UINT64_MAX)
-            refuse(rendezvous, &member->said, status, text);
+        struct gate_registrant to = registrant_of(&member->said);
+        to.met = true;
+        if (to.generation != UINT64_MAX)
+            refuse_to(rendezvous, &to, status, text);
     }
 }
 

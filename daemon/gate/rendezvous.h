@@ -30,6 +30,7 @@ struct gate_registrant {
     const char *job;
     uint32_t uid;
     uint64_t generation;
+    bool met; /* it has its roster already */
 };
 
 struct gate_rendezvous_calls {

@@ -337,8 +337,9 @@ bool node_mesh_roster(struct node *node, const struct hvi_node_roster *roster)
     good = msg.kind == HVI_PACKET_ENGINE_ROSTER;
     if (good && engine != NULL && engine->node_packet != NULL &&
         (!engine->met || msg.engine_roster.status != HVI_OK)) {
+        if (!engine->met)
+            log_roster(engine, &msg.engine_roster);
         engine->met = true;
-        log_roster(engine, &msg.engine_roster);
         node_link_send(engine, &msg, NULL, 0);
     }
     hvi_packet_msg_free(&msg);

@@ -74,7 +74,7 @@ def told(job, ranks, at_ns, status, words):
         for word in words:
             assert re.search(rf"\b{word}\b", outcome.text), f"{word!r} is not in: {outcome.text}"
         last_ns = max(last_ns, outcome.at_ns - at_ns)
-        wait_until(lambda: job.ranks[rank].state().status == outcome.status, f"the session of rank {rank} to end", 1)  # pylint: disable=cell-var-from-loop
+        wait_until(lambda: job.ranks[rank].state().status in statuses, f"the session of rank {rank} to end", 1)  # pylint: disable=cell-var-from-loop
     return last_ns
 
 

@@ -48,6 +48,7 @@ _DISGUISES: dict[Any, tuple[Any, frozenset[str]]] = {
 _BYTES = _native.DTYPES["uint8"]
 _ANY_RANK = -1
 _BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
+_LEAVING_S = 30.0
 #: Of a Work that Python returns older C++ code keeps the C++ part alone, which waits for ever once the Python part is gone.
 #: It has few at a time (seen in 2.0; 2.15 keeps both).
 _KEPT = 0 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15) else 8
@@ -175,16 +176,29 @@ class ProcessGroupHvd(dist.ProcessGroup):
         return number
 
     def shutdown(self) -> None:
-        """Gives the process set back; of the default group: closes the session if the group has opened it. What is
-        in flight fails. May be repeated."""
+        """Gives the process set back; of the default group: closes the session if the group has opened it, when the
+        other ranks do so, at the latest after 30 s. What is in flight fails. May be repeated."""
+        self._end(True)
+
+    def _end(self, patient: bool) -> None:
         session, self._session = self._session, None
         if session is None or session.pointer is None:
             return
         if self._set == 0:
             if self._owns_session:
+                if patient:
+                    self._await_others()
                 basics.shutdown()
         elif self._set is not None or (self._opening is not None and self._opening.poll()):
             self._close_set()
+
+    def _await_others(self) -> None:
+        """A rank that leaves ends the job, but ranks of other groups may not be done yet."""
+        try:
+            op = _ops.submit(lib.hvd_barrier_async, "torch.destroy_process_group", None, _ops.options(1.0, 1.0, 0))
+            op.wait_for(min(self._seconds, _LEAVING_S))
+        except (RuntimeError, ValueError):
+            pass  # somebody has left, or is lost
 
     def _close_set(self) -> None:
         try:
@@ -194,12 +208,12 @@ class ProcessGroupHvd(dist.ProcessGroup):
             pass  # the session is over, or a rank of the job: then so is the set
 
     def abort(self) -> None:
-        """shutdown()."""
-        self.shutdown()
+        """shutdown(), at once."""
+        self._end(False)
 
     def __del__(self) -> None:
         try:
-            self.shutdown()
+            self._end(False)
         except Exception:  # pylint: disable=broad-exception-caught
             pass  # the interpreter ends
 

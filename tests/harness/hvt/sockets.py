@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sockets of a network namespace, as /proc/PID/net of any process in it tells them."""
 import ipaddress
+import os
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,3 +47,8 @@ def of_process(pid: int) -> list[Socket]:
             if state != "TIME_WAIT":
                 found.append(Socket(kind, local, port, remote, state))
     return found + [Socket("unix", row[7], 0, "", "") for row in _rows(pid, "unix") if len(row) > 7]
+
+
+def unix_listens(path: pathlib.Path) -> bool:
+    """Whether a connection to this UNIX socket would be accepted."""
+    return any(row[7:] == [str(path)] and int(row[3], 16) & 0x10000 for row in _rows(os.getpid(), "unix"))

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from hvt import procs
+from hvt import procs, sockets
 from hvt.build import program
 from hvt.daemon import Daemon, service_programs
 from hvt.wait import wait_until
@@ -54,7 +54,7 @@ class UnitDaemon(Daemon):
         with open(self.log_path, "ab") as log:
             self._units[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
                                                  env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "err"}, **self.user)
-        wait_until(self.socket(name).exists, f"the unit {name} to listen")
+        wait_until(lambda: sockets.unix_listens(self.socket(name)), f"the unit {name} to listen")
 
     def stop_unit(self, name: str) -> None:
         """systemctl stop hvdd-NAME.socket, and what it has started."""

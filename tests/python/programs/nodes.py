@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+import time
 from typing import Any
 
 import torch
@@ -146,6 +147,16 @@ def sharded(rank: int) -> None:
     assert len(set(losses)) == 3
 
 
+def late(rank: int) -> None:
+    """Some groups are done before others, whose ops still succeed."""
+    odd = dist.new_group([1, 3])
+    if rank in (1, 3):
+        time.sleep(0.3)
+        ones = torch.ones(3)
+        dist.all_reduce(ones, group=odd)
+        assert ones.tolist() == [2.0] * 3
+
+
 def main() -> None:
     dist.init_process_group("hvd", timeout=TIMEOUT)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -154,6 +165,7 @@ def main() -> None:
     sends(rank, size)
     mesh(rank)
     sharded(rank)
+    late(rank)
     dist.destroy_process_group()
     print(f"rank {rank} of {size}: all is well")
 
