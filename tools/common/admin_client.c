@@ -65,6 +65,8 @@ static int open_socket(struct admin_client *client, const char *dir)
 int admin_client_open(const char *dir, struct admin_client **client_p)
 {
     const int error = address_probe(dir);
+    if (error == EMFILE || error == ENFILE)
+        return HVI_ERR_LIMIT;
     if (error != 0)
         return error == ENAMETOOLONG ? HVI_ERR_INVALID : HVI_ERR_NO_DAEMON;
     struct admin_client *client = calloc(1, sizeof *client);

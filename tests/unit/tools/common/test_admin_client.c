@@ -5,9 +5,11 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
 #include <pthread.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <zmq.h>
@@ -289,6 +291,16 @@ START_TEST(nothing_that_listens_is_no_daemon_and_a_long_path_invalid)
 }
 END_TEST
 
+START_TEST(a_lack_of_descriptors_is_not_taken_for_a_lack_of_hvdd)
+{
+    const struct rlimit old = hvt_forbid_fds();
+    ck_assert_int_eq(admin_client_open(root, &client), HVI_ERR_LIMIT);
+    ck_assert_ptr_null(client);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+    ck_assert_int_eq(admin_client_open(root, &client), HVI_OK);
+}
+END_TEST
+
 START_TEST(a_question_is_asked_again_when_the_gate_is_restarted)
 {
     struct player player;
@@ -314,6 +326,7 @@ int main(void)
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_is_restarted);
     tcase_add_test(tests, a_question_that_does_not_encode_is_not_sent);
     tcase_add_test(tests, nothing_that_listens_is_no_daemon_and_a_long_path_invalid);
+    tcase_add_test(tests, a_lack_of_descriptors_is_not_taken_for_a_lack_of_hvdd);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
