@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A job of several hosts: names of this machine, and others to which a script takes the place of ssh. */
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/tools/hvdrun/hvt_job.h"
+
+#include <signal.h>
+
+/* Both are this machine, and two hosts all the same. */
+#define HERE "-H localhost:1,127.0.0.1:1 --address @ --report-time 0.1 "
+
+static struct hvt_job job;
+
+static void setup(void)
+{
+    hvt_job_setup(&job);
+    hvt_job_write(&job, "ssh-script", "#!/bin/sh\nexec sh -c \"$2\"\n");
+}
+
+static void teardown(void)
+{
+    hvt_job_teardown(&job);
+}
+
+#define EXPECT_OUT(part) hvt_job_expect(&job, job.out, (part))
+#define EXPECT_ERR(part) hvt_job_expect(&job, job.err, (part))
+
+static void expect_end(int code)
+{
+    ck_assert_msg(job.code == code, "exit code %d after: %s%s", job.code, job.out, job.err);
+}
+
+/* ---- jobs that end well ---- */
+
+START_TEST(ranks_of_all_hosts_print_here)
+{
+    hvt_job_run(&job, "-np 2 " HERE,
+                "echo $HVD_RANK of $HVD_SIZE, $HVD_CROSS_RANK/$HVD_CROSS_SIZE; echo e >&2");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:0 of 2, 0/2\n");
+    EXPECT_OUT("[1]<stdout>:1 of 2, 1/2\n");
+    EXPECT_ERR("[0]<stderr>:e\n");
+    EXPECT_ERR("[1]<stderr>:e\n");
+}
+END_TEST
+
+START_TEST(what_is_typed_here_is_read_by_rank_0)
+{
+    hvt_job_start(&job, "-np 2 " HERE, "test $HVD_RANK = 1 || cat; echo end");
+    hvt_job_await(&job, "[1]<stdout>:end");
+    hvt_job_type(&job, "a line\n");
+    hvt_job_await(&job, "[0]<stdout>:a line\n");
+    hvt_job_end(&job);
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:end\n");
+}
+END_TEST
+
+START_TEST(other_hosts_are_reached_by_the_command_in_place_of_ssh)
+{
+    hvt_job_run(&job, "-np 3 -H h1:1,h2:2 --address @ --ssh-command @/ssh-script -x FOO=bar",
+                "echo $HVD_LOCAL_RANK/$HVD_LOCAL_SIZE $MASTER_ADDR $FOO");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:0/1 h1 bar\n");
+    EXPECT_OUT("[1]<stdout>:0/2 h1 bar\n");
+    EXPECT_OUT("[2]<stdout>:1/2 h1 bar\n");
+}
+END_TEST
+
+START_TEST(many_hosts_are_reached_through_relays)
+{
+    hvt_job_run(&job,
+                "-np 5 -H h1:1,h2:1,h3:1,h4:1,h5:1 --address @ --ssh-command @/ssh-script "
+                "--fan-out 2 --verbose",
+                "echo here");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:here\n");
+    EXPECT_OUT("[4]<stdout>:here\n");
+    EXPECT_ERR("h1: through h1\n");
+    EXPECT_ERR("h2: through h1\n");
+    EXPECT_ERR("h5: through h4\n");
+}
+END_TEST
+
+START_TEST(where_no_relay_starts_hosts_are_reached_directly)
+{
+    hvt_job_write(&job, "no-relays",
+                  "#!/bin/sh\ncase \"$2\" in *--relay) exit 1;; esac\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job,
+                "-np 3 -H h1:1,h2:1,h3:1 --address @ --ssh-command @/no-relays --fan-out 1 "
+                "--verbose",
+                "echo here");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:here\n");
+    EXPECT_OUT("[2]<stdout>:here\n");
+    ck_assert_ptr_null(strstr(job.err, "through"));
+}
+END_TEST
+
+START_TEST(a_dropped_connection_is_tried_again)
+{
+    hvt_job_write(&job, "drops-once",
+                  "#!/bin/sh\nif mkdir ${0%/*}/tried 2>/dev/null; then\n"
+                  "echo 'kex_exchange_identification: Connection closed by remote host' >&2\n"
+                  "exit 255; fi\nrmdir ${0%/*}/tried\necho welcome\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job, "-np 1 -H h1:1 --address @ --ssh-command @/drops-once", "echo here");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:here\n");
+    ck_assert_str_eq(job.err, "");
+}
+END_TEST
+
+START_TEST(calls_and_what_they_return_are_files_here)
+{
+    char path[128], returned[64] = "";
+    hvt_job_write(&job, "call", "the call");
+    hvt_job_run(&job, "-np 2 --call-dir @ " HERE,
+                "(cat $HVD_RUN_CALL; echo , $HVD_RANK) >/proc/self/fd/$HVD_RUN_RESULT");
+    expect_end(0);
+    for (int rank = 0; rank < 2; rank++) {
+        char wanted[64];
+        snprintf(path, sizeof path, "%s/result.%d", job.root, rank);
+        snprintf(wanted, sizeof wanted, "the call, %d\n", rank);
+        FILE *file = fopen(path, "re");
+        ck_assert_ptr_nonnull(file);
+        ck_assert_ptr_nonnull(fgets(returned, sizeof returned, file));
+        fclose(file);
+        ck_assert_str_eq(returned, wanted);
+    }
+}
+END_TEST
+
+START_TEST(private_hvdds_meet_at_the_first)
+{
+    hvt_job_write(&job, "hvdd-script",
+                  "#!/bin/sh\nfor word; do case $last in --ready-fd) ready=$word;; "
+                  "--parent-fd) parent=$word;; --runtime-dir) dir=$word;; "
+                  "--mesh-*) echo $last $word >&2;; esac; last=$word; done\n"
+                  "test -s $dir/mesh.key || exit 1\necho 9612 >$dir/mesh.port\n"
+                  "echo >/proc/self/fd/$ready\nexec cat /proc/self/fd/$parent\n");
+    hvt_job_run(&job, "-np 2 -H localhost:1,127.0.0.1:1 --hvdd @/hvdd-script --verbose",
+                "echo $MASTER_ADDR");
+    expect_end(0);
+    EXPECT_ERR("--mesh-listen 127.0.0.1:0\n");
+    EXPECT_ERR("--mesh-join 127.0.0.1:9612\n");
+    EXPECT_ERR("hvdrun: localhost: private hvdd: pid ");
+    EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+}
+END_TEST
+
+/* ---- jobs that do not ---- */
+
+START_TEST(a_rank_that_fails_ends_the_others)
+{
+    hvt_job_run(&job, "-np 2 " HERE, "test $HVD_RANK = 1 && exit 3; sleep 100");
+    expect_end(3);
+    EXPECT_ERR("rank 1 on 127.0.0.1: exited with code 3, the first to fail\n");
+    EXPECT_ERR("rank 0: ended by hvdrun (SIGTERM)\n");
+}
+END_TEST
+
+START_TEST(a_command_that_is_not_there_has_the_shells_exit_code)
+{
+    hvt_job_run(&job, "-np 2 " HERE "/nonexistent/train", "true");
+    expect_end(127);
+    EXPECT_ERR("hvdrun: localhost: cannot start rank 0: /nonexistent/train: command not found\n");
+}
+END_TEST
+
+START_TEST(hosts_that_cannot_be_reached_are_all_told)
+{
+    hvt_job_write(&job, "some-down",
+                  "#!/bin/sh\ncase $1 in\nh1) echo 'ssh: connect to host h1: refused' >&2; exit "
+                  "255;;\nh2) echo 'sh: not found' >&2; exit 127;;\n"
+                  "h3) echo; echo 'hvdrun --node speaks:'; printf '\\377\\377\\377\\377'; exit;;\n"
+                  "esac\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job,
+                "-np 4 -H h1:1,h2:1,h3:1,h4:1 --address @ --ssh-command @/some-down "
+                "--remote-hvdrun /x/hvdrun",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: h1: cannot be reached: ssh: connect to host h1: refused\n");
+    EXPECT_ERR("hvdrun: h2: there is no /x/hvdrun; install the same version there");
+    EXPECT_ERR("hvdrun: h3: what comes from there makes no sense: a message of 4294967295 bytes");
+    EXPECT_ERR("hvdrun: h4: there is no /x/hvdrun");
+    ck_assert_str_eq(job.out, "");
+}
+END_TEST
+
+START_TEST(a_host_that_does_not_answer_in_time_is_told)
+{
+    hvt_job_write(&job, "hangs", "#!/bin/sh\nexec sleep 100\n");
+    hvt_job_run(&job, "-np 1 -H h1:1 --address @ --ssh-command @/hangs --start-timeout 0.2",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: h1: did not answer within 0.2 s (--start-timeout)\n");
+}
+END_TEST
+
+START_TEST(an_interrupt_ends_the_start)
+{
+    hvt_job_write(&job, "hangs", "#!/bin/sh\nexec sleep 100\n");
+    hvt_job_start(&job, "-np 1 -H h1:1 --address @ --ssh-command @/hangs --verbose", "echo never");
+    hvt_job_await(&job, "is pid");
+    kill(job.pid, SIGINT);
+    hvt_job_end(&job);
+    expect_end(1);
+    EXPECT_ERR("hvdrun: interrupted while the hosts were starting\n");
+}
+END_TEST
+
+START_TEST(an_interrupt_reaches_the_ranks)
+{
+    hvt_job_start(&job, "-np 2 " HERE,
+                  "trap 'echo caught; exit 9' INT TERM; echo on; "
+                  "while :; do sleep 0.02; done");
+    hvt_job_await(&job, "[0]<stdout>:on");
+    hvt_job_await(&job, "[1]<stdout>:on");
+    kill(job.pid, SIGINT);
+    hvt_job_end(&job);
+    ck_assert_int_ne(job.code, 0);
+    EXPECT_OUT("[0]<stdout>:caught\n");
+    EXPECT_OUT("[1]<stdout>:caught\n");
+}
+END_TEST
+
+START_TEST(an_agent_that_is_killed_takes_its_ranks_along)
+{
+    hvt_job_start(&job, "-np 2 " HERE,
+                  "echo on; test $HVD_RANK = 0 && exec sleep 100; "
+                  "until test -e @/go; do sleep 0.01; done; kill -9 $PPID; exec sleep 100");
+    hvt_job_await(&job, "[0]<stdout>:on\n");
+    hvt_job_await(&job, "[1]<stdout>:on\n");
+    hvt_job_write(&job, "go", "");
+    hvt_job_end(&job);
+    expect_end(1);
+    EXPECT_ERR("hvdrun: lost the agent on 127.0.0.1: hvdrun --node was killed by signal 9 "
+               "(SIGKILL); it ends its ranks\n");
+    EXPECT_ERR("rank 0: ended by hvdrun (SIGTERM)\n");
+}
+END_TEST
+
+START_TEST(an_agent_that_stands_still_is_given_up)
+{
+    hvt_job_run(&job, "-np 2 --silence-time 0.3 " HERE,
+                "test $HVD_RANK = 1 && kill -STOP $PPID; exec sleep 100");
+    expect_end(1);
+    EXPECT_ERR("it has said nothing for 0.3 s (--silence-time)");
+}
+END_TEST
+
+START_TEST(a_call_that_is_not_there_is_told)
+{
+    hvt_job_run(&job, "-np 2 --call-dir /nonexistent " HERE, "true");
+    expect_end(1);
+    ck_assert_str_eq(job.err,
+                     "hvdrun: cannot read the call in /nonexistent: No such file or directory\n");
+}
+END_TEST
+
+static TCase *make_good_case(void)
+{
+    TCase *tests = tcase_create("good");
+    tcase_set_timeout(tests, 60);
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, ranks_of_all_hosts_print_here);
+    tcase_add_test(tests, what_is_typed_here_is_read_by_rank_0);
+    tcase_add_test(tests, other_hosts_are_reached_by_the_command_in_place_of_ssh);
+    tcase_add_test(tests, many_hosts_are_reached_through_relays);
+    tcase_add_test(tests, where_no_relay_starts_hosts_are_reached_directly);
+    tcase_add_test(tests, a_dropped_connection_is_tried_again);
+    tcase_add_test(tests, calls_and_what_they_return_are_files_here);
+    tcase_add_test(tests, private_hvdds_meet_at_the_first);
+    return tests;
+}
+
+static TCase *make_bad_case(void)
+{
+    TCase *tests = tcase_create("bad");
+    tcase_set_timeout(tests, 60);
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, a_rank_that_fails_ends_the_others);
+    tcase_add_test(tests, a_command_that_is_not_there_has_the_shells_exit_code);
+    tcase_add_test(tests, hosts_that_cannot_be_reached_are_all_told);
+    tcase_add_test(tests, a_host_that_does_not_answer_in_time_is_told);
+    tcase_add_test(tests, an_interrupt_ends_the_start);
+    tcase_add_test(tests, an_interrupt_reaches_the_ranks);
+    tcase_add_test(tests, an_agent_that_is_killed_takes_its_ranks_along);
+    tcase_add_test(tests, an_agent_that_stands_still_is_given_up);
+    tcase_add_test(tests, a_call_that_is_not_there_is_told);
+    return tests;
+}
+
+int main(int argc, char **argv)
+{
+    int code;
+    if (hvt_job_serves(argc, argv, &code))
+        return code;
+    Suite *suite = suite_create("tools/hvdrun/spread");
+    suite_add_tcase(suite, make_good_case());
+    suite_add_tcase(suite, make_bad_case());
+    return hvt_run_suite(suite);
+}
