@@ -146,6 +146,7 @@ void engine_net_conn_hand_over(struct engine_net *net, int fd, uint32_t node,
                                enum engine_net_purpose purpose, uint32_t lane)
 {
     tune(fd, purpose);
+    engine_net_pace_settle(net, fd, engine_net_pace_round_trip(fd));
     net->nodes[node].handed |= engine_net_conn_bit(purpose, lane);
     net->calls->connected(net->user, node, purpose, lane, fd);
 }

@@ -35,6 +35,14 @@ void engine_net_conn_log_refusal(struct engine_net *net, const struct sockaddr_s
                                  const char *why);
 uint16_t engine_net_conn_bit(enum engine_net_purpose purpose, uint32_t lane);
 
+/* ---- pace.c ---- */
+
+/* Before connect(), or before the first connection to a listening socket, whose connections have it too. */
+void engine_net_pace_begin(struct engine_net *net, int fd);
+/* The connection is there. */
+void engine_net_pace_settle(const struct engine_net *net, int fd, uint32_t round_trip_us);
+uint32_t engine_net_pace_round_trip(int fd);
+
 /* ---- address.c ---- */
 
 /* HVI_OK, or HVI_ERR_INVALID: this is no numeric address. */

@@ -165,6 +165,7 @@ static void attempt(struct engine_net_wish *wish)
         try_later(wish, strerror(errno));
         return;
     }
+    engine_net_pace_begin(wish->net, fd);
     int failed = connect(fd, (const struct sockaddr *)to, engine_net_address_length(to));
     int error = failed ? errno : 0;
     note_from(wish);

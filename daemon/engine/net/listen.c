@@ -264,6 +264,7 @@ int engine_net_listen(struct engine_net *net, sd_event *event, const char *addre
     int status = find_port(net, address, port_first, port_last, text_p);
     if (status != HVI_OK)
         return status;
+    engine_net_pace_begin(net, net->fd);
     if (getsockname(net->fd, (struct sockaddr *)&bound, &length) != 0 ||
         sd_event_add_io(event, &net->listening, net->fd, EPOLLIN, on_listening, net) < 0) {
         snprintf(text_p, ENGINE_NET_TEXT, "out of memory");

@@ -16,6 +16,7 @@
 #define ENGINE_NET_TEXT         512u /* room that a reason needs */
 #define ENGINE_NET_NAME         64u
 #define ENGINE_NET_ADDRESS_TEXT 80u
+#define ENGINE_NET_PACE_NAME    16u /* as the kernel has it */
 #define ENGINE_NET_HANDSHAKE_NS                                                                    \
     (5 * UINT64_C(1000000000))      /* for a handshake, and a connect before it */
 #define ENGINE_NET_WAITING_MAX 256u /* accepted connections that have not proved themselves */
@@ -61,6 +62,8 @@ struct engine_net {
     uint64_t logged_ns; /* when a refusal was last logged, and how many have come since */
     uint32_t unlogged;
     uint64_t paused_ns; /* when a lack of descriptors was last logged */
+    char
+        paced[ENGINE_NET_PACE_NAME]; /* the system's congestion control, where it is not ours; "" */
     struct engine_net_identity identity;
     struct engine_net_node *nodes; /* [identity.nodes]; NULL: not started */
     struct engine_net_wish *wishes;
