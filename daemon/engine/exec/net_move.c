@@ -149,7 +149,7 @@ static void touch_others(void *user)
 
     for (uint32_t i = 1; i < touch->work->out_count; i++)
         touch->tools->kernels->copy((char *)touch->work->outs[i] + message->at, message->data,
-                                    message->bytes, touch->work->streams);
+                                    message->bytes, touch->work->spread_streams);
 }
 
 unsigned char *engine_wire_target(const struct engine_wire_message *message, unsigned char *scratch)

@@ -228,11 +228,17 @@ static void add_copy(struct plan *plan, const unsigned char *from, unsigned char
     }
 }
 
-/* To the same place of all outputs. */
+/* To the same place of all outputs, each chunk while it is in the caches. */
 static void copy_to_all(struct plan *plan, const unsigned char *from, uint64_t at, uint64_t bytes)
 {
-    for (uint32_t i = 0; i < plan->net->out_count; i++)
-        add_copy(plan, from, (unsigned char *)plan->net->outs[i] + at, at, bytes);
+    while (bytes > 0) {
+        uint64_t now = bytes < ENGINE_WIRE_CHUNK_BYTES ? bytes : ENGINE_WIRE_CHUNK_BYTES;
+        for (uint32_t i = 0; i < plan->net->out_count; i++)
+            add_copy(plan, from, (unsigned char *)plan->net->outs[i] + at, at, now);
+        from += now;
+        at += now;
+        bytes -= now;
+    }
 }
 
 /* ---- tentative works ---- */
@@ -715,6 +721,7 @@ static bool find_operands(struct engine_wire_work *net, uint64_t stream_bytes)
         return false;
     net->prescale = work->prescale;
     net->streams = work->bytes > stream_bytes / work->ranks;
+    net->spread_streams = net->streams || work->bytes > ENGINE_WIRE_STREAM_BYTES / work->ranks;
     if (engine_wire_is_staged(work))
         use_staged(net);
     else
