@@ -26,7 +26,8 @@
 #define EVENTS_AT_ONCE 16
 #define EVENT_NS       (1 * HVI_NS_MS) /* sockets are looked at this often while ops flow */
 #define SPIN_NS        (100 * 1000ull) /* idle time before the main thread sleeps */
-#define OWED_US        1000            /* how often to look whether a slow reader has made room */
+#define BUSY_PASSES    64   /* without a piece of a large op: other threads are to do that */
+#define OWED_US        1000 /* how often to look whether a slow reader has made room */
 
 static bool drain_active(struct engine *engine)
 {
@@ -105,15 +106,18 @@ static void block(struct engine *engine)
 
 void engine_loop_run(struct engine *engine)
 {
-    uint32_t idle_passes = 0;
+    uint32_t idle_passes = 0, busy_passes = 0;
     uint64_t idle_ns = 0;
 
     while (!engine_sessions_are_over(&engine->sessions)) {
         if (pass(engine) || engine->order.ready_count > 0) {
             idle_passes = 0;
+            if (++busy_passes % BUSY_PASSES == 0)
+                engine_dispatch_busy(&engine->exec);
             look_at_events(engine, engine->order.now_ns);
             continue;
         }
+        busy_passes = 0;
         if (engine_dispatch_help(&engine->exec)) {
             idle_passes = 0;
             look_at_events(engine, hvi_clock_ns());

@@ -595,9 +595,13 @@ void hvt_op_wait(struct hvt_op *op, uint32_t index)
     while (!atomic_load_explicit(&op->part[index].posted, memory_order_acquire)) {
         ck_assert_msg(!hvi_deadline_passed(deadline_ns), "kind %u is not posted on node %u",
                       op->model.kind, op->node[index]);
-        for (uint32_t n = 0; n < op->cluster->nodes; n++)
+        bool helped = false;
+        for (uint32_t n = 0; n < op->cluster->nodes; n++) {
             op->cluster->backend->watch(op->cluster->node[n].context);
-        usleep(20);
+            helped = op->cluster->backend->help(op->cluster->node[n].context) || helped;
+        }
+        if (!helped)
+            usleep(20);
     }
 }
 

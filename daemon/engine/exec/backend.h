@@ -187,7 +187,8 @@ struct engine_backend {
      * Batches are independent of each other: a backend does them in any order, and several at once. One
      * whose batches must run in an order does them in the order of start(), which is that of the ops. */
     void (*start)(void *context, struct engine_batch *batch);
-    /* Does one piece of a started batch on the calling thread; false when there was none to take.
+    /* Does one piece of a started batch on the calling thread; false when there was none to take. There may
+     * be pieces that nobody else takes: it is to be called whenever there is nothing better to do.
      * Neither start() nor help() touches remote-process memory, as that may take for ever. */
     bool (*help)(void *context);
     /* Nothing more of the started batch begins, and it fails with HVI_ERR_CANCELLED, unless it has been
@@ -227,6 +228,8 @@ void engine_wire_backend_lost(void *context, uint32_t node, const char *text);
  * some node will not start them. Each is posted, withdrawn. Before any of the call's batches has been
  * posted, start() may be called for works from `top` on. */
 void engine_wire_backend_withdraw(void *context, uint64_t least, uint64_t top);
+/* help() will not be called soon: what it does is left to another thread. */
+void engine_wire_backend_busy(void *context);
 /* Whether the started batch's work waits for other nodes to start it. */
 bool engine_wire_backend_is_tentative(void *context, const struct engine_batch *batch);
 

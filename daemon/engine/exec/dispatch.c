@@ -440,6 +440,11 @@ void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes)
     engine_wire_backend_set_lanes(context_of(exec, &engine_backend_net), lanes);
 }
 
+void engine_dispatch_busy(struct engine_exec *exec)
+{
+    engine_wire_backend_busy(context_of(exec, &engine_backend_net));
+}
+
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
                           const char *name)
 {

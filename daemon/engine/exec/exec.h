@@ -71,6 +71,8 @@ void engine_dispatch_ready(struct engine_exec *exec);
 bool engine_dispatch_reap(struct engine_exec *exec);
 /* Does one piece of a backend's work; false when there is none. */
 bool engine_dispatch_help(struct engine_exec *exec);
+/* There is no time for it now. */
+void engine_dispatch_busy(struct engine_exec *exec);
 /* Fails works whose remote-process memory has not answered for exec->answer_ns. To be called now and then
  * while there are some (.remote). */
 void engine_dispatch_watch(struct engine_exec *exec);

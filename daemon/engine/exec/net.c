@@ -114,6 +114,7 @@ static void join_thread(struct engine_wire *net)
 {
     const struct timespec pause = {.tv_nsec = CLOSE_LOOK_NS};
 
+    engine_wire_backend_busy(net);
     pthread_mutex_lock(&net->lock);
     net->stopping = true;
     engine_wire_call(net);
@@ -246,21 +247,35 @@ static bool is_small(const struct engine_wire_work *work)
     return !work->stage && work->work->bytes <= ENGINE_WIRE_SMALL_BYTES;
 }
 
+/* So much is over before another thread has been woken, and goes in pieces. */
+static bool is_moderate(const struct engine_wire_work *work)
+{
+    return !work->stage && work->work->bytes <= ENGINE_WIRE_DRIVE_BYTES;
+}
+
 static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
 {
+    bool small = is_small(work), moderate = is_moderate(work);
+
     pthread_mutex_lock(&net->lock);
     if (net->started_last)
         net->started_last->next = work;
     else
         net->started_first = work;
     net->started_last = work;
-    bool drives = net->driver == ENGINE_WIRE_NOBODY && is_small(work);
+    bool drives = net->driver == ENGINE_WIRE_NOBODY && moderate;
     if (drives)
         net->driver = ENGINE_WIRE_MAIN;
     engine_wire_call(net);
     pthread_mutex_unlock(&net->lock);
-    if (drives)
+    if (net->drives) {
+        engine_wire_leave(net);
+    } else if (drives && small) {
         engine_wire_drive(net);
+    } else if (drives) {
+        net->drives = true;
+        net->drive_idle = 0;
+    }
 }
 
 /* The lanes are out of step from here on. */
@@ -304,10 +319,17 @@ static void net_start(void *context, struct engine_batch *batch)
     hand_over(net, work);
 }
 
+void engine_wire_backend_busy(void *context)
+{
+    struct engine_wire *net = context;
+
+    if (net->drives)
+        engine_wire_leave(net);
+}
+
 static bool net_help(void *context)
 {
-    (void)context;
-    return false;
+    return engine_wire_help(context);
 }
 
 static void net_cancel(void *context, struct engine_batch *batch)

@@ -59,6 +59,9 @@
 #define ENGINE_WIRE_DRIVE_SPINS 20u
 /* Most looks of the main thread at a small work. */
 #define ENGINE_WIRE_DRIVES 200u
+/* A work up to this is moved by the main thread, if there is no other. 1 MiB took 0.41 ms by the net thread and 0.32 so,
+ * on two nodes of two ranks, and 0.33 and 0.27 ms on two of one. */
+#define ENGINE_WIRE_DRIVE_BYTES (2u * 1024u * 1024u)
 /* The steps of the messages with which the nodes tell each other that they have started a tentative work. */
 #define ENGINE_WIRE_MEETING UINT32_C(0x80000000)
 /* How often deadlines are looked at. */

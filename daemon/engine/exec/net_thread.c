@@ -7,8 +7,10 @@
  *      +----------------------------+--fails--> posted when no byte of an operand is being sent; its messages
  *                                               go on void, then it is freed
  *
- * While nobody has works, the main thread moves a small one itself, right where it is started: two threads need
- * not be woken then, which takes longer than the work (4 B between two nodes).
+ * While nobody has works, the main thread moves one of a moderate size itself: two threads need not be woken
+ * then. A small one it begins right where it is started, as waking them takes longer than the work (4 B between two
+ * nodes); else it does a piece whenever it has nothing better to do, and leaves the rest to the net thread when
+ * nothing moves or another work comes.
  *
  * Time without a byte is counted from tick to tick, at most ENGINE_SILENT_NS for each: an engine that stood
  * still itself blames no node. A work that has waited for twice its batch's .answer_ns fails; twice, so that
@@ -566,9 +568,23 @@ static void sleep_until_called(struct engine_wire *net)
     pthread_mutex_unlock(&net->lock);
 }
 
-void engine_wire_drive(struct engine_wire *net)
+/* ---- the main thread as the driver ---- */
+
+void engine_wire_leave(struct engine_wire *net)
 {
     const uint64_t one = 1;
+
+    net->drives = false;
+    pthread_mutex_lock(&net->lock);
+    bool over = !net->works && !atomic_load_explicit(&net->called, memory_order_relaxed);
+    net->driver = over ? ENGINE_WIRE_NOBODY : ENGINE_WIRE_THREAD;
+    pthread_mutex_unlock(&net->lock);
+    while (!over && write(net->event_fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+}
+
+void engine_wire_drive(struct engine_wire *net)
+{
     uint32_t idle = 0;
 
     take_in(net);
@@ -579,12 +595,23 @@ void engine_wire_drive(struct engine_wire *net)
         moved = advance_all(net) || moved;
         idle = moved ? 0 : idle + 1;
     }
-    pthread_mutex_lock(&net->lock);
-    bool over = !net->works && !atomic_load_explicit(&net->called, memory_order_relaxed);
-    net->driver = over ? ENGINE_WIRE_NOBODY : ENGINE_WIRE_THREAD;
-    pthread_mutex_unlock(&net->lock);
-    while (!over && write(net->event_fd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
+    engine_wire_leave(net);
+}
+
+bool engine_wire_help(struct engine_wire *net)
+{
+    if (!net->drives)
+        return false;
+    if (atomic_load_explicit(&net->called, memory_order_relaxed))
+        take_in(net);
+    look(net, 0);
+    bool moved = move(net);
+    moved = advance_all(net) || moved;
+    tick(net, UINT64_MAX);
+    net->drive_idle = moved ? 0 : net->drive_idle + 1;
+    if (!net->works || net->drive_idle >= ENGINE_WIRE_SPINS)
+        engine_wire_leave(net);
+    return true;
 }
 
 static bool has_batches(const struct engine_wire *net)

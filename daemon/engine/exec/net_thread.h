@@ -45,7 +45,7 @@ struct engine_wire_news {
 enum engine_wire_driver {
     ENGINE_WIRE_THREAD,
     ENGINE_WIRE_NOBODY, /* there are none: the net thread sleeps until it is called */
-    ENGINE_WIRE_MAIN,   /* the main thread, for a moment */
+    ENGINE_WIRE_MAIN,   /* the main thread */
 };
 
 /* A lane's connection: for those who ask how it does. */
@@ -67,6 +67,8 @@ struct engine_wire {
     uint8_t
         *asked; /* [asked_count]: a bit for each lane of a node that was asked for or has come */
     uint32_t asked_count;
+    bool drives; /* as the driver, from call to call of help() */
+    uint32_t drive_idle;
 
     /* Under the lock, or as it says. */
     pthread_mutex_t lock;
@@ -103,6 +105,10 @@ void *engine_wire_thread(void *net);
 /* The main thread, as the driver: does what has been started as far as that goes without a sleep, and leaves the
  * rest to the net thread. */
 void engine_wire_drive(struct engine_wire *net);
+/* The main thread: if it is the driver (.drives), does a piece. */
+bool engine_wire_help(struct engine_wire *net);
+/* The main thread, as the driver, is it no longer. */
+void engine_wire_leave(struct engine_wire *net);
 /* Wakes the thread if it sleeps. The lock is held. */
 void engine_wire_call(struct engine_wire *net);
 /* The node or NULL without memory. */
