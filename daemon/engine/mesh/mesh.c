@@ -197,8 +197,10 @@ static void tell(struct engine_mesh *mesh, uint32_t to, int status, int32_t culp
                                             .broken = {.status = status, .culprit = culprit}};
     snprintf(mesh->packet.broken.text, sizeof mesh->packet.broken.text, "%s", text);
     int sent = send(mesh, to);
+    /* Of ranks that leave, some have left before: no news. */
+    enum hvi_log_level level = status == HVI_ERR_RANK_LEFT ? HVI_LOG_DEBUG : HVI_LOG_WARN;
     if (sent != HVI_OK) /* a node that cannot be reached will be lost by its own clock */
-        HVI_LOG(HVI_LOG_WARN, "mesh", "not-told", hvi_status_text(sent), "job=%s node=%u",
+        HVI_LOG(level, "mesh", "not-told", hvi_status_text(sent), "job=%s node=%u",
                 mesh->order->job, to);
 }
 
