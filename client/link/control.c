@@ -233,6 +233,14 @@ void client_control_region_forget(struct client_link *link, uint32_t region_id)
         send_request(link, &msg, -1, &none);
 }
 
+/* The engine lets nobody go before the nodes have met. Once an op has ended they have. */
+static uint64_t detach_ns(const struct client_link *link)
+{
+    bool spans = client_identity_seats(&link->identity) < link->identity.size;
+
+    return spans && link->channel.cq.own == 0 ? CLIENT_MEET_NS : CLIENT_DETACH_NS;
+}
+
 bool client_control_detach(struct client_link *link)
 {
     struct client_pending pending = {.request = ++link->last_request};
@@ -240,7 +248,7 @@ bool client_control_detach(struct client_link *link)
     msg.detach.request = pending.request;
     if (link->end_status != HVD_OK)
         return !link->engine_remains;
-    return call(link, &msg, -1, CLIENT_DETACH_NS, &pending) != HVD_ERR_TIMEOUT;
+    return call(link, &msg, -1, detach_ns(link), &pending) != HVD_ERR_TIMEOUT;
 }
 
 int client_control_timeline_start(struct client_link *link, int fd, const char *path,

@@ -15,6 +15,7 @@
 
 #define CLIENT_ACK_NS    (5ll * 1000 * 1000 * 1000) /* the engine's time to acknowledge */
 #define CLIENT_DETACH_NS (1ll * 1000 * 1000 * 1000)
+#define CLIENT_MEET_NS   (45ll * 1000 * 1000 * 1000) /* a start timeout, and connections */
 
 struct client_link;
 
@@ -35,7 +36,8 @@ void client_control_region_forget(struct client_link *link, uint32_t region_id);
 int client_control_timeline_start(struct client_link *link, int fd, const char *path,
                                   bool mark_cycles);
 int client_control_timeline_stop(struct client_link *link);
-/* A clean goodbye; waits CLIENT_DETACH_NS at most. False: the engine is there and has not answered, so it may still
+/* A clean goodbye; waits CLIENT_DETACH_NS at most, or CLIENT_MEET_NS where no op has ended and the job's nodes may
+ * not have met. False: the engine is there and has not answered, so it may still
  * be at work in the session's memory. */
 bool client_control_detach(struct client_link *link);
 

@@ -93,7 +93,8 @@ static void broken(void *user, int status, int32_t culprit, const char *text)
 {
     struct engine *engine = user;
 
-    if (engine->sessions.held)
+    /* A rank of a node that is connected already may leave; the others still meet. */
+    if (engine->sessions.held && status != HVI_ERR_RANK_LEFT)
         engine_rendezvous_failed(engine, status, text);
     else if (status == HVI_ERR_JOB_STOPPED)
         engine_sessions_fail(&engine->sessions, status, text);
@@ -210,6 +211,8 @@ static void node_lost(void *user, uint32_t node, const char *text)
 
     engine->order.now_ns = hvi_clock_ns();
     engine_mesh_node_lost(&engine->nodes.mesh, node, text);
+    if (engine->sessions.held) /* the job was broken before, and now it cannot meet */
+        engine_rendezvous_failed(engine, HVI_ERR_NODE_LOST, text);
     engine_dispatch_lost(&engine->exec, node, text);
 }
 

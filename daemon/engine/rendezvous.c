@@ -6,7 +6,9 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/control.h"
 #include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/watch/timeline.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -347,7 +349,9 @@ void engine_rendezvous_met(struct engine *engine)
             "job=%s generation=%llu", engine->start.job,
             (unsigned long long)engine->start.generation);
     engine->sessions.held = false;
-    engine_intake_drain_all(&engine->sessions);
+    if (engine_intake_drain_all(&engine->sessions) && engine->watch.timeline)
+        engine_timeline_cycle(&engine->watch);
+    engine_control_let_go(&engine->sessions);
 }
 
 void engine_rendezvous_failed(struct engine *engine, int status, const char *text)

@@ -5,7 +5,9 @@
  *   ranks of this node come --all are here--> EngineNode --> the rendezvous, by hvdd
  *   the rendezvous --> EngineRoster --> order opens, what was submitted is taken in
  *
- * What goes wrong before that ends every session of the node, and with them the engine: a rank that goes,
+ * A rank that leaves in order stays until they have met: ranks that open and close their sessions are in the
+ * same generation on every node then, whether they had an op or not.
+ * What goes wrong before that ends every session of the node, and with them the engine: a rank that is lost,
  * a job that is stopped, a roster that says why there is none, or none in time.
  * Engine thread; nothing blocks. */
 #ifndef ENGINE_RENDEZVOUS_H
@@ -42,7 +44,7 @@ void engine_rendezvous_configure(struct engine *engine, const char *text);
 void engine_rendezvous_tell(struct engine *engine);
 /* The rendezvous' answer. */
 void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_roster *roster);
-/* The job's engines are connected: what was submitted is taken in. */
+/* The job's engines are connected: what was submitted is taken in, and ranks that want to leave do. */
 void engine_rendezvous_met(struct engine *engine);
 /* They will not be. */
 void engine_rendezvous_failed(struct engine *engine, int status, const char *text);

@@ -49,6 +49,24 @@ def test_every_op_is_right_on_three_nodes_that_have_only_ipv6_and_one_starts_the
     check_nothing_left(nodes)
 
 
+def test_ranks_that_open_and_close_without_an_op_stay_in_step(make_nodes):
+    """Each at its own pace, as after init(), shutdown(), init(): whoever is in a generation has all others in it."""
+    nodes = make_nodes(3, ssh=True)
+    job = SpreadJob(nodes, (1, 2, 1))
+    for rank in job.ranks:
+        for _ in range(8):
+            rank.post("close")
+            rank.post("open")
+    for rank in job.ranks:
+        outcomes = [rank.collect_outcome() for _ in range(16)]
+        assert all(outcome.ok for outcome in outcomes), (rank.number, outcomes)
+    job.check_usable()
+    job.close()
+    assert job.await_end() == 0, job.said()
+    assert "warning" not in job.said(), job.said()
+    check_nothing_left(nodes)
+
+
 def test_two_jobs_at_once_on_the_same_nodes(make_nodes):
     nodes = make_nodes(2, ssh=True)
     ops = ("allreduce", "alltoall")

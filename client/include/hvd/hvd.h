@@ -209,7 +209,9 @@ HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **ses
  * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks until
  * nobody writes to the memory of ops any more, which may then be used for something else; but a second
  * at most: HVD_ERR_TIMEOUT, and the memory of ops in flight may still be written to for a while (the
- * engine, or a rank that works on such an op, was stopped). NULL is fine. Always frees. */
+ * engine, or a rank that works on such an op, was stopped). Where the job is on several nodes and no op has
+ * ended here, it waits until the nodes have met, so that whoever opens again meets the same ranks again;
+ * 45 seconds at most. NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
 /* Identity, fixed at open: -1 for a NULL session. cross_rank: index of this node; cross_size:

@@ -133,19 +133,38 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
 
 /* The Ack comes last (engine_control_farewell): by then hvdd has been told, so that a rank that comes
  * again at once is not taken for its former self, and no op writes to memory that stays the process's. */
-static void detach(struct engine_session *session, const struct hvi_detach *detach)
+static void let_go(struct engine_session *session)
 {
     char label[ENGINE_RANK_LABEL], text[sizeof label + 32];
 
+    engine_rank_label(session, label, sizeof label);
+    snprintf(text, sizeof text, "%s closed its session", label);
+    engine_session_end(session, ENGINE_RANK_LEFT, text);
+}
+
+static void detach(struct engine_session *session, const struct hvi_detach *detach)
+{
+    if (session->detached) {
+        engine_session_violation(session, "a second Detach");
+        return;
+    }
     engine_intake_drain_all(
         session->sessions); /* nobody's finished op shall fail because we leave */
     if (!engine_session_is_open(session))
         return;
     session->detached = true;
     session->detach_request = detach->request;
-    engine_rank_label(session, label, sizeof label);
-    snprintf(text, sizeof text, "%s closed its session", label);
-    engine_session_end(session, ENGINE_RANK_LEFT, text);
+    if (!session->sessions->held)
+        let_go(session);
+}
+
+void engine_control_let_go(struct engine_sessions *sessions)
+{
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        struct engine_session *session = sessions->ranks[seat].session;
+        if (session && session->detached && engine_session_is_open(session))
+            let_go(session);
+    }
 }
 
 void engine_control_farewell(struct engine_session *session)

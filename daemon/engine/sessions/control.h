@@ -10,6 +10,8 @@ bool engine_control_read(struct engine_session *session);
 /* Sends an Ack to the rank that asked, unless its session is over. */
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text);
+/* Ranks that have said Detach leave now; while sessions are held they stay (sessions.held). */
+void engine_control_let_go(struct engine_sessions *sessions);
 /* Answers the Detach of a session that is over, if there was one. */
 void engine_control_farewell(struct engine_session *session);
 /* Closes the socket. What the rank has sent while nothing was read is thrown away first: otherwise the

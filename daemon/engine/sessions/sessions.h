@@ -118,7 +118,7 @@ struct engine_session {
     uint64_t id;
     int socket_fd, pid_fd, event_fd;
     struct engine_process process; /* the trainer's, with .pid_fd */
-    bool detached;                 /* by this request, which waits for its Ack */
+    bool detached; /* by this request, which waits for its Ack; open: sessions.held */
     uint64_t detach_request;
     int end_status; /* closing: of the Notice that the rank gets; HVI_OK: none */
     struct sd_event_source *socket_source, *pid_source, *fate_source, *closing_source;

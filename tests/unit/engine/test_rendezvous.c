@@ -632,22 +632,129 @@ START_TEST(ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_
 }
 END_TEST
 
-START_TEST(a_rank_that_leaves_before_all_have_met_ends_the_others)
+static void leave(int32_t seat)
 {
     const struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH, .detach = {.request = 3}};
+
+    hvt_peer_send(&bench.peers[seat], &detach, -1);
+    hvt_bench_turn(&bench);
+}
+
+static void expect_farewell(int32_t seat)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(hvt_peer_expect(&bench.peers[seat], HVI_PACKET_ACK, &msg));
+    ck_assert_uint_eq(msg.ack.request, 3);
+    ck_assert_int_eq(msg.ack.status, HVI_OK);
+}
+
+static void expect_left_op(int32_t seat)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(hvt_peer_complete(&bench.peers[seat], text, sizeof text).status,
+                     HVI_ERR_RANK_LEFT);
+}
+
+START_TEST(a_rank_that_leaves_before_all_have_met_stays_until_they_have)
+{
     struct hvi_packet_msg msg;
 
     attach_all();
     submit(0);
-    hvt_peer_send(&bench.peers[1], &detach, -1);
-    expect_end(1, HVI_ERR_RANK_LEFT, "rank 2 (pid ");
-    ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_ACK, &msg));
-    ck_assert_int_eq(msg.ack.status, HVI_OK);
+    leave(1);
+    ck_assert_uint_eq(bench.engine->sessions.attached, SEATS);
+    ck_assert(!hvt_peer_has_completion(&bench.peers[0]));
+    meet();
+    expect_left_op(0);
+    expect_farewell(1);
     do
         ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_SESSION, &msg));
     while (msg.engine_session.state == HVI_SESSION_STATE_ATTACHED);
     ck_assert_int_eq(msg.engine_session.rank, 2);
     ck_assert_uint_eq(msg.engine_session.state, HVI_SESSION_STATE_LEFT);
+    ck_assert_uint_eq(bench.engine->sessions.attached, SEATS - 1);
+}
+END_TEST
+
+START_TEST(ranks_that_all_leave_before_all_have_met_do_so_when_they_have)
+{
+    attach_all();
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        leave(seat);
+    ck_assert(!bench.engine->sessions.stopping);
+    meet();
+    hvt_bench_turn(&bench);
+    for (int32_t seat = 0; seat < SEATS; seat++)
+        expect_farewell(seat);
+    ck_assert(engine_sessions_are_over(&bench.engine->sessions));
+}
+END_TEST
+
+START_TEST(a_rank_that_leaves_is_let_go_where_there_is_no_job)
+{
+    attach_all();
+    leave(1);
+    refuse(HVI_ERR_BAD_SIZE, "node h1 says 8 ranks, node h2 says 16");
+    expect_farewell(1);
+    expect_end(1, HVI_ERR_BAD_SIZE, "node h1 says 8 ranks, node h2 says 16");
+}
+END_TEST
+
+START_TEST(a_second_detach_is_refused)
+{
+    struct hvi_packet_msg msg;
+
+    attach_all();
+    leave(1);
+    leave(1);
+    ck_assert(hvt_peer_expect(&bench.peers[1], HVI_PACKET_NOTICE, &msg));
+    ck_assert_int_eq(msg.notice.status, HVI_ERR_PROTOCOL);
+    ck_assert_msg(strstr(msg.notice.text, "a second Detach"), "%s", msg.notice.text);
+}
+END_TEST
+
+/* The root says that a rank of a node that is connected already has left. */
+static void hear_that_one_left(void)
+{
+    struct hvi_packet_msg msg;
+    struct hvi_mesh_packet packet = {
+        .from = 0,
+        .to = 1,
+        .has_broken = true,
+        .broken = {.status = HVI_ERR_RANK_LEFT, .culprit = 0, .text = "rank 0 on h1 has left"}};
+    unsigned char *bytes;
+    size_t length;
+
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_OK);
+    engine_mesh_message(&bench.engine->nodes.mesh, 0, bytes, length);
+    engine_nodes_run(bench.engine);
+    free(bytes);
+    hvt_bench_turn(&bench);
+    for (int32_t seat = 0; seat < SEATS; seat++) {
+        ck_assert(hvt_peer_expect(&bench.peers[seat], HVI_PACKET_NOTICE, &msg));
+        ck_assert_int_eq(msg.notice.status, HVI_ERR_RANK_LEFT);
+        ck_assert(!msg.notice.session_ended);
+    }
+}
+
+START_TEST(a_rank_of_a_faster_node_that_leaves_ends_nobody_here)
+{
+    attach_all();
+    submit(0);
+    say_roster();
+    hear_that_one_left();
+    ck_assert(!bench.engine->sessions.stopping);
+    if (_i == 0) {
+        start_others();
+        expect_left_op(0);
+        ck_assert_uint_eq(bench.engine->sessions.attached, SEATS);
+        return;
+    }
+    engine_mesh_link_failed(&bench.engine->nodes.link, 2, "node 2 (h3) cannot be reached: a wall");
+    expect_end(-1, HVI_ERR_NODE_LOST, "node 2 (h3) cannot be reached: a wall");
 }
 END_TEST
 
@@ -681,13 +788,11 @@ END_TEST
 /* Once they have met, the others are told where it was. */
 START_TEST(a_rank_that_is_lost_later_is_named_with_its_node)
 {
-    const struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH, .detach = {.request = 3}};
     struct hvi_packet_msg msg;
 
     attach_all();
     meet();
-    hvt_peer_send(&bench.peers[1], &detach, -1);
-    hvt_bench_turn(&bench);
+    leave(1);
     ck_assert(hvt_peer_expect(&bench.peers[0], HVI_PACKET_NOTICE, &msg));
     ck_assert(!msg.notice.session_ended);
     ck_assert_int_eq(msg.notice.rank, 2);
@@ -826,7 +931,11 @@ int main(void)
     tcase_add_test(tcase, nodes_that_do_not_come_end_every_session_after_the_start_timeout);
     tcase_add_test(tcase,
                    ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout);
-    tcase_add_test(tcase, a_rank_that_leaves_before_all_have_met_ends_the_others);
+    tcase_add_test(tcase, a_rank_that_leaves_before_all_have_met_stays_until_they_have);
+    tcase_add_test(tcase, ranks_that_all_leave_before_all_have_met_do_so_when_they_have);
+    tcase_add_test(tcase, a_rank_that_leaves_is_let_go_where_there_is_no_job);
+    tcase_add_test(tcase, a_second_detach_is_refused);
+    tcase_add_loop_test(tcase, a_rank_of_a_faster_node_that_leaves_ends_nobody_here, 0, 2);
     tcase_add_test(tcase, a_rank_that_dies_before_all_have_met_ends_the_others);
     tcase_add_test(tcase, a_job_that_is_stopped_while_it_waits_ends);
     tcase_add_test(tcase, a_rank_that_is_lost_later_is_named_with_its_node);
