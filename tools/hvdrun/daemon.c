@@ -188,7 +188,7 @@ static int spawn(const struct run_daemon_plan *how, struct run_daemon *daemon, c
     return HVI_ERR_NO_DAEMON;
 }
 
-/* What a daemon that failed has written so far. */
+/* What a daemon that failed has written so far, in one line: the sentence may be that of one host of many. */
 static void read_words(int fd, char *words, size_t size)
 {
     struct pollfd item = {.fd = fd, .events = POLLIN};
@@ -202,6 +202,9 @@ static void read_words(int fd, char *words, size_t size)
     words[used] = '\0';
     while (used > 0 && words[used - 1] == '\n')
         words[--used] = '\0';
+    for (size_t i = 0; i < used; i++)
+        if (words[i] == '\n')
+            words[i] = ' ';
 }
 
 /* Waits for the byte on ready_fd. HVI_OK, or an error with a sentence. */
@@ -227,7 +230,7 @@ static int wait_ready(const struct run_daemon_plan *plan, const struct run_daemo
         return HVI_ERR_CANCELLED;
     }
     read_words(daemon->stderr_fd, words, sizeof words);
-    snprintf(text_p, size, "the private hvdd %s%s%s", story, words[0] != '\0' ? ":\n" : "", words);
+    snprintf(text_p, size, "the private hvdd %s%s%s", story, words[0] != '\0' ? ": " : "", words);
     return HVI_ERR_NO_DAEMON;
 }
 

@@ -102,7 +102,8 @@ static void print_group(FILE *out, const struct run_outcome *ranks, int count, i
                 used += (size_t)snprintf(list + used, sizeof list - used, "-%d", last);
         }
     }
-    const char *host = rank == first_failed ? ranks[rank].host : NULL;
+    /* Where it ended by our signal it is one of a group, which may be on several hosts. */
+    const char *host = rank == first_failed && members == 1 ? ranks[rank].host : NULL;
     fprintf(out, "hvdrun:   rank%s %s%s%s: %s\n", members > 1 ? "s" : "", list,
             host != NULL ? " on " : "", host != NULL ? host : "", text);
 }

@@ -52,6 +52,23 @@ START_TEST(the_first_failure_comes_first_and_equals_are_grouped)
 }
 END_TEST
 
+START_TEST(the_host_is_that_of_one_rank_and_not_of_a_group)
+{
+    struct run_outcome ranks[] = {ended(HVI_FATE_SIGNALED, SIGTERM, true),
+                                  ended(HVI_FATE_SIGNALED, SIGTERM, true),
+                                  ended(HVI_FATE_EXITED, 3, true)};
+
+    for (int i = 0; i < 3; i++)
+        ranks[i].host = i < 1 ? "h1" : "h2";
+    EXPECT(
+        ranks, 3, 0,
+        "hvdrun:   ranks 0-1: ended by hvdrun (SIGTERM)\nhvdrun:   rank 2: exited with code 3\n");
+    EXPECT(ranks, 3, 2,
+           "hvdrun:   rank 2 on h2: exited with code 3, the first to fail\n"
+           "hvdrun:   ranks 0-1: ended by hvdrun (SIGTERM)\n");
+}
+END_TEST
+
 START_TEST(ranks_that_never_ran_are_said_to)
 {
     const struct run_outcome ranks[] = {
@@ -309,6 +326,7 @@ int main(void)
     TCase *tests = tcase_create("end");
     tcase_add_test(tests, a_signal_is_128_more);
     tcase_add_test(tests, the_first_failure_comes_first_and_equals_are_grouped);
+    tcase_add_test(tests, the_host_is_that_of_one_rank_and_not_of_a_group);
     tcase_add_test(tests, ranks_that_never_ran_are_said_to);
     tcase_add_test(tests, a_thousand_ranks_are_one_line);
     tcase_add_test(tests, a_ragged_thousand_is_cut_not_overrun);
