@@ -22,7 +22,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -264,6 +266,56 @@ int hvd_open(const struct hvd_options *given, struct hvd_session **session_p)
     return HVD_OK;
 }
 
+/* ---- closing, now or at exit ---- */
+
+static struct hvd_session *_Atomic at_exit;
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+static int exit_error;
+
+static void on_process_exit(int status, void *unused)
+{
+    (void)unused;
+    struct hvd_session *session = atomic_exchange(&at_exit, NULL);
+    if (session && status == 0)
+        hvd_close(session);
+}
+
+static void install_exit(void)
+{
+    exit_error = on_exit(on_process_exit, NULL);
+}
+
+/* From now on the exit closes it. */
+static int leave_to_exit(struct hvd_session *session)
+{
+    struct hvd_session *none = NULL;
+
+    pthread_once(&exit_once, install_exit);
+    if (exit_error != 0)
+        return client_error(HVD_ERR_NO_MEMORY, "hvd_close_at_exit: out of memory");
+    if (!atomic_compare_exchange_strong(&at_exit, &none, session) && none != session)
+        return client_error(HVD_ERR_LIMIT, "hvd_close_at_exit: another session is closed then");
+    return HVD_OK;
+}
+
+int hvd_close_at_exit(struct hvd_session *session)
+{
+    if (!session)
+        return client_error(HVD_ERR_INVALID, "hvd_close_at_exit: the session is NULL");
+    int rc = client_session_enter(session, "hvd_close_at_exit");
+    if (rc != HVD_OK)
+        return rc;
+    if (session->ops.in_flight > 0)
+        rc = client_error(HVD_ERR_BUSY, "hvd_close_at_exit: %u ops are in flight",
+                          session->ops.in_flight);
+    else
+        rc = leave_to_exit(session);
+    if (rc == HVD_OK)
+        session->link.log = NULL; /* whoever listens may be gone by then */
+    client_session_leave(session);
+    return rc;
+}
+
 int hvd_close(struct hvd_session *session)
 {
     if (!session)
@@ -275,6 +327,8 @@ int hvd_close(struct hvd_session *session)
         close_fds(&session->link);
         return rc;
     }
+    struct hvd_session *chosen = session;
+    atomic_compare_exchange_strong(&at_exit, &chosen, NULL);
     session->link.log = NULL; /* the engine may end right behind us, and that is no news */
     bool quiet = client_control_detach(&session->link);
     client_session_leave(session);
@@ -282,8 +336,8 @@ int hvd_close(struct hvd_session *session)
     if (quiet)
         return HVD_OK;
     return client_error(HVD_ERR_TIMEOUT,
-                        "hvd_close: the session is over, but the engine has not said within a "
-                        "second that nobody works on its ops any more; leave their memory alone "
+                        "hvd_close: the session is over, but the engine has not said in "
+                        "time that nobody works on its ops any more; leave their memory alone "
                         "for the moment");
 }
 

@@ -128,8 +128,9 @@ class Session:
         """Takes over an op that is dropped. May be called in any thread at any time (by a finalizer)."""
         self.abandoned.append(Abandoned(pointer, keep, name, time.monotonic() + _NAME_KEPT_S))
 
-    def close(self) -> None:
-        """Closes it; waits in other threads end with HorovodInternalError first."""
+    def close(self, at_exit: bool = False) -> None:
+        """Closes it; waits in other threads end with HorovodInternalError first. `at_exit`: the interpreter ends, and
+        where nothing is in flight the session stays until the process does, whose exit status says how it was meant."""
         self.closing = True
         deadline = time.monotonic() + _CLOSE_PATIENCE_S
         while self._others() and time.monotonic() < deadline:
@@ -140,7 +141,8 @@ class Session:
         for watcher in self.watchers:
             watcher.closing(self)
         pointer, self.pointer = self.pointer, None
-        quiet = lib.hvd_close(pointer) == _native.OK
+        kept = at_exit and not self.abandoned and lib.hvd_close_at_exit(pointer) == _native.OK
+        quiet = kept or lib.hvd_close(pointer) == _native.OK
         for watcher in self.watchers:
             watcher.closed(self, quiet)
         self.abandoned.clear()
@@ -210,7 +212,7 @@ def watch(watcher: Watcher) -> None:
             watcher.opened(_current)
 
 
-def close_current() -> None:
+def close_current(at_exit: bool = False) -> None:
     """Closes the process' session, if there is one. A forked child only forgets its parent's."""
     global _current
     with _lock:
@@ -218,7 +220,7 @@ def close_current() -> None:
         if session is None or not _ours(session):
             return
         try:
-            session.close()
+            session.close(at_exit)
         except HorovodInternalError:
             _current = session
             raise
@@ -230,7 +232,7 @@ _exit_registered = False
 def _close_at_exit() -> None:
     global _exit_registered
     if not _exit_registered:
-        atexit.register(close_current)
+        atexit.register(close_current, at_exit=True)
         _exit_registered = True
 
 

@@ -113,7 +113,8 @@ def _identity_among(ranks: list[int]) -> dict[str, Any]:
 
 def shutdown() -> None:
     """Detaches this process. Ops that are not finished fail, here and on the ranks that wait for this one. Does nothing
-    when not attached. Also called when the interpreter ends."""
+    when not attached. Also called when the interpreter ends; if nothing is in flight then, the process stays attached until
+    it has ended, and other ranks are told its exit status if that is not 0."""
     _session.close_current()
     _sets.tear_down()
 

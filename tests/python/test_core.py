@@ -248,15 +248,16 @@ def lose_a_rank(how):
         raise
 
 
-@pytest.mark.parametrize("how", ["raise", "exit", "kill"])
-def test_a_lost_rank_is_named_to_the_others(ranks, how):
+@pytest.mark.parametrize("hosts", [(), ("-H", "localhost:1,127.0.0.1:2")])
+@pytest.mark.parametrize("how, fate, code", [("raise", "exited with code 1", 1), ("exit", "exited with code 3", 3),
+                                             ("kill", "was killed by signal 9 (SIGKILL)", 137)])
+def test_a_lost_rank_is_named_to_the_others(ranks, how, fate, code, hosts):
     done = ranks.run(3, "-c", f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_core; "
-                     f"test_core.lose_a_rank({how!r})", timeout=60)
-    assert done.returncode != 0
+                     f"test_core.lose_a_rank({how!r})", timeout=60, options=hosts)
+    first = f"rank 1 on 127.0.0.1: {fate}" if hosts else f"rank 1: {fate}"
+    assert done.returncode == code and f"{first}, the first to fail" in done.stderr, done.stdout + done.stderr
     told = [line for line in done.stdout.splitlines() if "survivor:" in line]
-    assert told and all("rank 1" in line for line in told), done.stdout + done.stderr
-    if how == "kill":
-        assert all("SIGKILL" in line for line in told)
+    assert told and all("rank 1" in line and fate in line for line in told), done.stdout + done.stderr
 
 
 def stand_still():

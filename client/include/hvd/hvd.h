@@ -214,6 +214,13 @@ HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **ses
  * 45 seconds at most. NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
+/* For a rank that has nothing left to do but to exit: the process' exit(0) closes the session. One with another
+ * status leaves that to the process' end, so that the ranks that wait for this one learn what became of it
+ * (HVD_ERR_RANK_LOST: "exited with code 3") and not before it has ended: whoever looks for the first
+ * failure finds it. Nothing may be in flight (HVD_ERR_BUSY), and the session's log function is not
+ * called any more. One session of a process (HVD_ERR_LIMIT); hvd_close may still be called. */
+HVD_API int hvd_close_at_exit(struct hvd_session *session);
+
 /* Identity, fixed at open: -1 for a NULL session. cross_rank: index of this node; cross_size:
  * number of nodes with a rank of this local_rank. Never block. */
 HVD_API int hvd_rank(const struct hvd_session *session);

@@ -67,6 +67,7 @@ static int use_everything(struct hvd_op *op)
     if (strcmp(hvd_job(session), "fake") != 0 || strcmp(hvd_op_error(op), "") != 0)
         return 250;
     hvd_op_free(op);
+    EXPECT_FORKED(hvd_close_at_exit(session));
     EXPECT_FORKED(hvd_close(session));
     return 0;
 }

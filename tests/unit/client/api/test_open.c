@@ -5,7 +5,10 @@
 #include "tests/unit/client/count.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -301,6 +304,66 @@ START_TEST(close_says_goodbye)
 }
 END_TEST
 
+/* ---- at exit ---- */
+
+static const struct {
+    int status;
+    bool closed; /* before */
+    bool detached;
+} exits[] = {{0, false, true}, {3, false, false}, {3, true, true}};
+
+static int leave_it_to_exit(struct hvt_fake *fake, bool closed)
+{
+    struct hvd_session *session = hvt_fake_open(fake);
+
+    if (hvd_close_at_exit(session) != HVD_OK || hvd_close_at_exit(session) != HVD_OK)
+        return 90;
+    return closed ? hvd_close(session) : 0;
+}
+
+START_TEST(a_good_exit_says_goodbye_and_a_bad_one_does_not)
+{
+    struct hvt_fake_script script = {0};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int wrong = leave_it_to_exit(fake, exits[_i].closed);
+        exit(wrong != 0 ? wrong : exits[_i].status);
+    }
+    int ended = hvt_wait_child(pid);
+    ck_assert(WIFEXITED(ended));
+    ck_assert_int_eq(WEXITSTATUS(ended), exits[_i].status);
+    ck_assert(hvt_fake_detached(hvt_fake_session(fake, 0)) == exits[_i].detached);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(only_one_idle_session_is_left_to_exit)
+{
+    struct hvt_fake_script script = {.manual = true};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *first = hvt_fake_open(fake), *second = hvt_fake_open(fake);
+    struct hvd_op *op;
+
+    ck_assert_int_eq(hvd_close_at_exit(NULL), HVD_ERR_INVALID);
+    ck_assert_int_eq(hvd_barrier_async(first, "b", NULL, &op), HVD_OK);
+    ck_assert_int_eq(hvd_close_at_exit(first), HVD_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "1 ops are in flight"));
+    hvt_fake_done(hvt_fake_session(fake, 0), hvt_fake_take(hvt_fake_session(fake, 0)).cookie,
+                  HVD_OK, NULL, -1);
+    ck_assert_int_eq(hvd_wait(op, 10000000000), HVD_OK);
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_close_at_exit(first), HVD_OK);
+    ck_assert_int_eq(hvd_close_at_exit(second), HVD_ERR_LIMIT);
+    ck_assert_int_eq(hvd_close(first), HVD_OK);
+    ck_assert_int_eq(hvd_close_at_exit(second), HVD_OK);
+    ck_assert_int_eq(hvd_close(second), HVD_OK);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
 START_TEST(close_waits_a_second_for_a_mute_engine_and_no_more)
 {
     struct hvt_fake_script script = {.mute = true};
@@ -435,6 +498,9 @@ int main(void)
     tcase_add_test(tcase, a_key_that_is_too_long_is_invalid);
     tcase_add_test(tcase, options_that_were_not_initialised_are_refused);
     tcase_add_test(tcase, close_says_goodbye);
+    tcase_add_loop_test(tcase, a_good_exit_says_goodbye_and_a_bad_one_does_not, 0,
+                        sizeof exits / sizeof exits[0]);
+    tcase_add_test(tcase, only_one_idle_session_is_left_to_exit);
     tcase_add_test(tcase, close_waits_a_second_for_a_mute_engine_and_no_more);
     tcase_add_test(tcase, three_hundred_sessions_leave_nothing);
     tcase_add_test(tcase, running_out_of_descriptors_is_an_error_at_every_step);
