@@ -91,9 +91,11 @@ int client_set_refuse(const struct client_set *set, int id, int rank, const char
 {
     char text[256];
     if (!set)
-        return client_error(HVD_ERR_NOT_FOUND,
-                            "%s: there is no process set %d; hvd_process_set_add makes one", label,
-                            id);
+        return client_error(
+            HVD_ERR_NOT_FOUND,
+            "%s: there is no process set %d that rank %d knows; hvd_process_set_add "
+            "makes one, and a set that some ranks have opened is theirs alone",
+            label, id, rank);
     client_set_describe(set, text, sizeof(text));
     if (set->removing)
         return client_error(HVD_ERR_NOT_FOUND, "%s: %s is being removed", label, text);

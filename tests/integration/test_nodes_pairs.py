@@ -69,6 +69,13 @@ def close_set(job, ranks, number):
         [(job.ranks[rank], job.ranks[rank].submit("set_close", set=number)) for rank in ranks]))
 
 
+def check_is_stranger(job, rank, number):
+    """To a set that others have opened: the words are those of one node (test_pairs.py)."""
+    outcome = job.ranks[rank].try_submit("barrier", process_set=number)
+    assert outcome.status == Status.ERR_NOT_FOUND, outcome
+    assert f"there is no process set {number} that rank {rank} knows" in outcome.text, outcome.text
+
+
 def check_opened_sets(job):
     """On the first node, on the second, over both; with ops and a send; and the ids are one for all."""
     lists = [[0, 1], [2, 3], [1, 2], [0, 1, 3], [2, 3]]
@@ -82,8 +89,8 @@ def check_opened_sets(job):
         got, sent = outcomes_of([recv(job, ranks[0], ranks[-1], 1, process_set=number),
                                  send(job, ranks[-1], ranks[0], b"s", process_set=number)])
         assert sent.ok and got.data == b"s"
-        others = [rank for rank in range(4) if rank not in ranks]
-        assert job.ranks[others[0]].try_submit("barrier", process_set=number).status == Status.ERR_NOT_FOUND
+        for rank in set(range(4)) - set(ranks):  # of the node that has members, and of the one that has none
+            check_is_stranger(job, rank, number)
     for ranks, number in zip(lists[:3], opened[:3]):
         close_set(job, ranks, number)
     assert job.add_set([0, 2]) not in opened[3:]

@@ -146,7 +146,7 @@ def test_members_open_use_and_close_a_set_that_the_others_do_not_know(job):
                                data=[arith.pack(INT32, [3]), arith.pack(INT32, [4])], process_set=number):
             assert outcome.ok and outcome.data == arith.pack(INT32, [7])
     refused = job.ranks[1].try_submit("barrier", process_set=first)
-    assert refused.status == Status.ERR_NOT_FOUND
+    assert refused.status == Status.ERR_NOT_FOUND and f"there is no process set {first} that rank 1 knows" in refused.text, refused
     got, sent = outcomes_of([recv(job, 0, 2, 1, process_set=first), send(job, 2, 0, b"s", process_set=first)])
     assert sent.ok and got.data == b"s"
     for number in (first, second):

@@ -147,7 +147,7 @@ START_TEST(only_members_submit_on_a_set)
     expect(allreduce("x", 1, &op), HVD_ERR_INVALID,
            "hvd_allreduce_async('x'): rank 1 is not a member of process set 1 (ranks 0,2)");
     expect(allreduce("x", 7, &op), HVD_ERR_NOT_FOUND,
-           "hvd_allreduce_async('x'): there is no process set 7");
+           "hvd_allreduce_async('x'): there is no process set 7 that rank 1 knows");
     expect(allreduce("x", -1, &op), HVD_ERR_NOT_FOUND, "no process set -1");
     ck_assert(hvt_fake_is_idle(engine));
     ck_assert_int_eq(allreduce("x", 2, &op), HVD_OK);
