@@ -109,7 +109,7 @@ void engine_loop_run(struct engine *engine)
     uint32_t idle_passes = 0, busy_passes = 0;
     uint64_t idle_ns = 0;
 
-    while (!engine_sessions_are_over(&engine->sessions)) {
+    while (!engine_sessions_are_over(&engine->sessions) || engine_timeline_stays(&engine->watch)) {
         if (pass(engine) || engine->order.ready_count > 0) {
             idle_passes = 0;
             if (++busy_passes % BUSY_PASSES == 0)

@@ -199,8 +199,9 @@ static void message(void *user, uint32_t node, const unsigned char *bytes, size_
 
 static void node_left(void *user, uint32_t node)
 {
-    const struct engine *engine = user;
+    struct engine *engine = user;
 
+    engine_timeline_node_gone(&engine->watch, node);
     HVI_LOG(HVI_LOG_DEBUG, "nodes", "node-left", "a node of the job has ended in order",
             "job=%s node=%u", engine->start.job, node);
 }
@@ -214,6 +215,7 @@ static void node_lost(void *user, uint32_t node, const char *text)
     if (engine->sessions.held) /* the job was broken before, and now it cannot meet */
         engine_rendezvous_failed(engine, HVI_ERR_NODE_LOST, text);
     engine_dispatch_lost(&engine->exec, node, text);
+    engine_timeline_node_gone(&engine->watch, node);
 }
 
 static const struct engine_mesh_link_calls link_calls = {

@@ -171,6 +171,25 @@ def test_a_timeline_has_the_parts_of_all_nodes(job):
     assert second.run("timeline", name, "stop").returncode == 0  # there is none: as on one node
 
 
+@pytest.mark.parametrize("last", [(2, 3), (0, 1)], ids=["the-writer-ends-first", "the-writer-ends-last"])
+def test_a_timeline_that_hvdrun_asked_for_has_the_parts_of_all_nodes(make_nodes, last):
+    """Nobody stops it: it is complete when the job is over, to the last op, whichever node is the first to end."""
+    nodes = make_nodes(2, ssh=True, families=(4,))
+    path = nodes.shared / "all.json"
+    job = SpreadJob(nodes, (2, 2), "--timeline-filename", str(path))
+    inputs = [bytes(4)] * 4
+    assert all(outcome.ok for outcome in job.run("allreduce", name="seen", dtype="int32", dims=[1], data=inputs, reduce_op="sum"))
+    for rank in sorted(range(4), key=lambda rank: rank in last):
+        job.ranks[rank].post("close")
+    for rank in job.ranks:
+        rank.stop()
+    assert job.await_end() == 0, job.said()
+    check_timeline(json.loads(path.read_text(encoding="utf-8")))
+    assert "timeline-" not in job.said(), job.said()  # no part is missing
+    for node in nodes:
+        node.check_clean()
+
+
 def ask(ctl, *command):
     """The answer, which came in time, in JSON and for people."""
     begun_ns = time.monotonic_ns()

@@ -53,6 +53,11 @@ bool engine_timeline_asked(struct engine_watch *watch, uint32_t from,
                            const struct hvi_mesh_ask *ask);
 bool engine_timeline_answered(struct engine_watch *watch, uint32_t from,
                               const struct hvi_mesh_answer *answer);
+/* No op and no question of that node comes any more. */
+void engine_timeline_node_gone(struct engine_watch *watch, uint32_t node);
+/* The engine has nothing left to do. True: what a node knows has still to come to where it is written, in
+ * 0.8 s at most; ask again after each event. */
+bool engine_timeline_stays(struct engine_watch *watch);
 
 /* ---- between the threads ---- */
 

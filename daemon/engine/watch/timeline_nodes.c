@@ -9,7 +9,10 @@
  * Everything is asked by a MeshAsk and answered by a MeshAnswer, so no more than one answer of a node is under way,
  * and a slow host makes guests drop records, which they count. A guest whose host has not asked for 5 s ends.
  * The difference of the clocks is measured once: an op's times may not go back. A guest that is asked to
- * stop by its own hvdd or trainer asks the host, whose answer comes when the file is complete. */
+ * stop by its own hvdd or trainer asks the host, whose answer comes when the file is complete.
+ *
+ * An engine that has nothing left to do stays until its records are where they belong: a host stops first, a
+ * guest says that it is over when it is asked next. Neither waits for more than 0.8 s, or for a node that is gone. */
 #include "daemon/engine/watch/timeline_nodes.h"
 
 #include "base/clock.h"
@@ -240,10 +243,10 @@ void engine_timeline_met(struct engine_watch *watch)
 {
     struct engine_timeline *timeline = watch->timeline_alive;
 
-    if (!timeline || timeline->nodes.guest || timeline->nodes.count > 0)
+    if (!timeline || timeline->nodes.guest)
         return;
     engine_timeline_nodes_name(watch, timeline);
-    if (timeline->opened && !timeline->stopping)
+    if (timeline->opened && !timeline->stopping && timeline->nodes.count == 0)
         engine_timeline_nodes_start(watch, timeline);
 }
 
@@ -286,24 +289,34 @@ static void end_guest(struct engine_watch *watch)
     engine_timeline_free(timeline);
 }
 
+/* The host will not write any more of it. */
+static void abandon(struct engine_watch *watch, const char *why)
+{
+    struct engine_timeline *timeline = watch->timeline_alive;
+
+    HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-left", why, "job=%s node=%u", watch->start->job,
+            timeline->nodes.host);
+    if (timeline->stop_pending)
+        engine_timeline_answer(watch, &timeline->stopper, HVI_ERR_TIMEOUT,
+                               "the node that writes the timeline does not answer");
+    end_guest(watch);
+}
+
 static int on_guest(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine_watch *watch = user;
     struct engine_timeline *timeline = watch->timeline_alive;
 
     (void)usec;
-    if (hvi_clock_ns() - timeline->nodes.heard_ns < GUEST_NS) {
+    if (!timeline->nodes.leaving && hvi_clock_ns() - timeline->nodes.heard_ns < GUEST_NS) {
         sd_event_source_set_time_relative(source, GUEST_NS / 1000);
         sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
         return 0;
     }
-    HVI_LOG(HVI_LOG_WARN, "timeline", "timeline-left",
-            "the node that writes the timeline has not asked for 5 s: this one's part ends",
-            "job=%s node=%u", watch->start->job, timeline->nodes.host);
-    if (timeline->stop_pending)
-        engine_timeline_answer(watch, &timeline->stopper, HVI_ERR_TIMEOUT,
-                               "the node that writes the timeline does not answer");
-    end_guest(watch);
+    abandon(watch,
+            timeline->nodes.leaving
+                ? "the node that writes the timeline has not asked for the last of this one's part"
+                : "the node that writes the timeline has not asked for 5 s: this one's part ends");
     return 0;
 }
 
@@ -383,6 +396,7 @@ static size_t fill_part(struct engine_watch *watch, struct engine_timeline *gues
     size_t used;
 
     guest->nodes.heard_ns = hvi_clock_ns();
+    goes_on = goes_on && !guest->nodes.leaving;
     if (!goes_on)
         stop_recording(watch, guest);
     used = take_out(guest->writer.ring, bytes_p + sizeof head, PART_MAX);
@@ -508,6 +522,53 @@ bool engine_timeline_answered(struct engine_watch *watch, uint32_t from,
 }
 
 /* ---- the end ---- */
+
+void engine_timeline_node_gone(struct engine_watch *watch, uint32_t node)
+{
+    struct engine_timeline *timeline = watch->timeline_alive;
+
+    if (timeline && timeline->nodes.guest && timeline->nodes.host == node) {
+        abandon(watch, "the node that writes the timeline is gone");
+        return;
+    }
+    for (uint32_t i = 0; timeline && i < timeline->nodes.count; i++) {
+        if (timeline->nodes.list[i].node != node || timeline->nodes.list[i].over)
+            continue;
+        lose(timeline, &timeline->nodes.list[i], "it is gone");
+        settle(timeline);
+        return;
+    }
+}
+
+static void leave(struct engine_watch *watch, struct engine_timeline *guest)
+{
+    if (guest->nodes.leaving)
+        return;
+    guest->nodes.leaving = true;
+    stop_recording(watch, guest);
+    if (sd_event_source_set_time_relative(guest->nodes.timer, WAIT_NS / 1000) < 0 ||
+        sd_event_source_set_enabled(guest->nodes.timer, SD_EVENT_ONESHOT) < 0)
+        end_guest(watch);
+}
+
+bool engine_timeline_stays(struct engine_watch *watch)
+{
+    struct engine_timeline *timeline = watch->timeline_alive;
+
+    if (!timeline)
+        return false;
+    if (timeline->nodes.guest) {
+        leave(watch, timeline);
+        return watch->timeline_alive;
+    }
+    if (timeline->nodes.count == 0)
+        return false;
+    if (!timeline->stopping) {
+        timeline->stopping = true;
+        engine_timeline_nodes_stop(watch, timeline);
+    }
+    return !atomic_load(&timeline->writer.stop);
+}
 
 bool engine_timeline_nodes_stop(struct engine_watch *watch, struct engine_timeline *timeline)
 {

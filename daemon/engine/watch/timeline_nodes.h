@@ -24,7 +24,7 @@ struct timeline_nodes {
     bool guest;           /* another node writes: this one keeps records until they are asked for */
     uint32_t host;        /* that one */
     uint64_t heard_ns;    /* when it last asked */
-    bool stop_asked;      /* it was asked to stop; .stopper waits */
+    bool leaving;         /* its engine has nothing else left to do */
     bool has_stopper;     /* of the node that writes: another one waits for its end */
     uint32_t stopper;
     uint64_t stopper_number;
