@@ -23,6 +23,7 @@
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/order/schedule.h"
+#include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
 
 #include <stdio.h>
@@ -195,6 +196,8 @@ static void message(void *user, uint32_t node, const unsigned char *bytes, size_
 
     engine->order.now_ns = hvi_clock_ns();
     engine_mesh_message(&engine->nodes.mesh, node, bytes, length);
+    if (engine->nodes.mesh.root.first) /* it waits, perhaps for our ranks */
+        engine_stall_arm(&engine->watch);
 }
 
 static void node_left(void *user, uint32_t node)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send and recv between ranks of two nodes, and process sets that their members alone open, on one node and over both."""
+import re
+
 import pytest
 
 from hvt import Status, arith
@@ -109,6 +111,23 @@ def check_waits_are_named(job):
     assert all(outcome.ok for outcome in outcomes), outcomes
 
 
+WHERE_TO_LOOK = "barrier waits for ranks on other nodes (the log of rank 0's node and hvdctl stalls say which)"
+
+
+def check_late_ranks_are_named(job, late, *words):
+    """In the log, and to the ranks of the first node by the library, whether they are late or not."""
+    name, before = f"late{late[0]}", len(job.said())
+    for rank in job.ranks[:2]:
+        rank.log()
+    ops = [(job.ranks[rank], job.ranks[rank].submit("barrier", name)) for rank in range(4) if rank not in late]
+    for each in words:
+        wait_until(lambda: re.search(each, job.said()[before:]), lambda: f"{each!r} in {job.said()[before:]}")  # pylint: disable=cell-var-from-loop
+    ops += [(job.ranks[rank], job.ranks[rank].submit("barrier", name)) for rank in late]
+    assert all(outcome.ok for outcome in outcomes_of(ops))
+    for rank in job.ranks[:2]:
+        assert any(name in line for line in rank.log()), rank.number
+
+
 def test_sends_and_opened_sets_over_two_nodes(make_nodes):
     nodes = make_nodes(2, ssh=True)
     job = SpreadJob(nodes, (2, 2), "-x", "HVD_STALL_CHECK_TIME_SECONDS=1")
@@ -117,6 +136,9 @@ def test_sends_and_opened_sets_over_two_nodes(make_nodes):
     check_mismatch_and_cancel(job)
     check_opened_sets(job)
     check_waits_are_named(job)
+    check_late_ranks_are_named(job, [0, 1], "barrier of ranks on other nodes waits for ranks 0,1", re.escape(WHERE_TO_LOOK))
+    check_late_ranks_are_named(job, [1], r"barrier waits for rank 1 \(pid \d+, \w+\)", re.escape(WHERE_TO_LOOK))
+    check_late_ranks_are_named(job, [2, 3], "barrier waits for ranks 2,3 on other nodes")
     job.check_usable()
     job.close()
     assert job.await_end() == 0, job.said()

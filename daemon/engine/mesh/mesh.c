@@ -316,6 +316,7 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         return;
     if (mesh->broken_status != HVI_OK || mesh->order->broken_status != HVI_OK)
         return;
+    mesh->root.now_ns = mesh->order->now_ns;
     if (packet->has_report)
         status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);
     else if (is_late(mesh))

@@ -1376,20 +1376,39 @@ int engine_root_report(struct engine_root *root, uint32_t node,
 
 /* ---- who is missing ---- */
 
+bool engine_root_is_same(const struct engine_op *op, const struct engine_op *reported)
+{
+    const struct engine_tensor *mine = op->tensor, *theirs = reported->tensor;
+
+    if (op->set->serial != reported->set->serial ||
+        (op->kind == HVI_KIND_JOIN) != (reported->kind == HVI_KIND_JOIN))
+        return false;
+    return op->kind == HVI_KIND_JOIN ||
+           (mine->hash == theirs->hash && mine->anon == theirs->anon &&
+            mine->name_bytes == theirs->name_bytes &&
+            (mine->anon || memcmp(mine->name, theirs->name, mine->name_bytes) == 0));
+}
+
+struct engine_op *engine_root_next_without(const struct engine_root *root, uint32_t node,
+                                           const struct engine_op *after)
+{
+    struct engine_op *op = after ? after->next : root->first;
+
+    for (; op; op = op->next) {
+        uint32_t index = engine_places_find(op->set->span, node);
+        if (index == UINT32_MAX || !meeting_of(op)->shares[index].came)
+            return op;
+    }
+    return NULL;
+}
+
 uint32_t engine_root_missing(const struct engine_root *root, uint32_t node,
                              const struct engine_op *reported, int32_t *ranks_p, uint32_t most)
 {
     const struct engine_op *op = root->first;
     uint32_t count = 0;
 
-    while (op && !(op->set->serial == reported->set->serial &&
-                   (op->kind == HVI_KIND_JOIN) == (reported->kind == HVI_KIND_JOIN) &&
-                   (op->kind == HVI_KIND_JOIN ||
-                    (op->tensor->hash == reported->tensor->hash &&
-                     op->tensor->anon == reported->tensor->anon &&
-                     op->tensor->name_bytes == reported->tensor->name_bytes &&
-                     (op->tensor->anon || memcmp(op->tensor->name, reported->tensor->name,
-                                                 op->tensor->name_bytes) == 0)))))
+    while (op && !engine_root_is_same(op, reported))
         op = op->next;
     if (!op)
         return 0;

@@ -61,10 +61,16 @@ void engine_root_fini(struct engine_root *root);
  * any more; HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT: the job cannot go on. */
 int engine_root_report(struct engine_root *root, uint32_t node,
                        const struct hvi_mesh_report *report, char *text_p, size_t text_size);
-/* The ranks, ascending and at most `most` of them, on other nodes than `node` that have not come to
- * the op that this node has reported. The count of all of them: 0 if there is no such op. */
+/* The ranks, ascending and at most `most` of them, on other nodes than `node` (UINT32_MAX: on all) that
+ * have not come to the op that this node has reported. The count of all of them: 0 if there is no such op. */
 uint32_t engine_root_missing(const struct engine_root *root, uint32_t node,
                              const struct engine_op *reported, int32_t *ranks_p, uint32_t most);
+/* The next op (the first: `after` NULL) that other nodes have reported and `node` has not, oldest first; NULL: there
+ * is none left. Of it the caller may write .warn_ns. */
+struct engine_op *engine_root_next_without(const struct engine_root *root, uint32_t node,
+                                           const struct engine_op *after);
+/* Whether an op of the root's, and one of order's, are the same. */
+bool engine_root_is_same(const struct engine_op *op, const struct engine_op *reported);
 
 /* ---- within order/ ---- */
 

@@ -5,7 +5,9 @@
  * watch the ranks). An op that is older than the check time is logged with the ranks that are
  * missing and what their processes do, and every rank that takes part is told by a Notice, again
  * and again a check time later, as Horovod does; ops that become due a little later are told in the
- * same round. At the policy's age it fails, or the job ends.
+ * same round. At the policy's age it fails, or the job ends. Of a job on several nodes, each does this for what
+ * its own ranks have brought, and the root for what none of its ranks has: other nodes know that they wait for
+ * nodes, and not for which, and a rank that has not come at all is in no table but the root's.
  *
  * Settings (settings.c says whose):
  *   STALL_CHECK_DISABLE             no warnings and no policy
@@ -26,6 +28,7 @@
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/order.h"
+#include "daemon/engine/order/root.h"
 #include "daemon/engine/order/sentence.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/intake.h"
@@ -41,6 +44,7 @@
 #define ROUND_OPS   64u /* ops told in one round; the others are counted */
 #define NAMES_SHOWN 6u  /* per missing rank, as in Horovod */
 #define NAME_SHOWN  100u
+#define RANKS_SHOWN 64u              /* of other nodes, in one line */
 #define LOOK_NS     (1 * HVI_NS_SEC) /* between looks at all rings, while ops wait */
 
 /* The ops of one round. */
@@ -60,6 +64,12 @@ static void cut_whole(const struct engine_sentence *sentence)
 
 /* ---- the warning ---- */
 
+static void label_of(const struct engine_op *op, char label_p[ENGINE_LABEL])
+{
+    engine_tensor_label(op->tensor, label_p);
+    label_p[hvi_utf8_cut(label_p, strlen(label_p), NAME_SHOWN)] = '\0';
+}
+
 /* "1: [w1, w2] (pid 4711, stopped)"; nothing for a rank that is not missing. */
 static void append_missing(struct engine_sentence *sentence, const struct round *round,
                            uint64_t chosen, engine_seat seat)
@@ -73,8 +83,7 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
         if ((chosen >> i & 1) == 0 || member < 0 ||
             !engine_stall_misses(round->ops[i], (uint32_t)member) || found > NAMES_SHOWN)
             continue;
-        engine_tensor_label(round->ops[i]->tensor, label);
-        label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
+        label_of(round->ops[i], label);
         if (found == 0)
             engine_sentence_append(sentence, "\n%d: [",
                                    engine_rank_at(round->watch->sessions, seat)->rank);
@@ -100,24 +109,29 @@ static void append_elsewhere(struct engine_sentence *sentence, const struct roun
         if ((chosen >> i & 1) == 0 || !engine_stall_waits_elsewhere(round->ops[i]))
             continue;
         engine_stall_describe_elsewhere(round->watch, round->ops[i], ranks, sizeof ranks);
-        engine_tensor_label(round->ops[i]->tensor, label);
-        label[hvi_utf8_cut(label, strlen(label), NAME_SHOWN)] = '\0';
+        label_of(round->ops[i], label);
         engine_sentence_append(sentence, "\n%s: [%s]", ranks, label);
     }
 }
 
-/* Horovod's words, which people search for, and what it does not know. */
-static void describe_round(const struct round *round, uint64_t chosen, char *text_p, size_t size)
+/* Horovod's words, which people search for. */
+static void append_words(const struct engine_watch *watch, struct engine_sentence *sentence)
 {
-    struct engine_sentence sentence = {.text = text_p, .size = size};
-
     engine_sentence_append(
-        &sentence,
+        sentence,
         "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of "
         "ranks and are waiting for remainder of ranks for more than %g seconds. This may "
         "indicate that different ranks are trying to submit different tensors or that only "
         "subset of ranks is submitting tensors, which will cause deadlock. \nMissing ranks:",
-        (double)round->watch->stall_warn_ns / (double)HVI_NS_SEC);
+        (double)watch->stall_warn_ns / (double)HVI_NS_SEC);
+}
+
+/* And what Horovod does not know. */
+static void describe_round(const struct round *round, uint64_t chosen, char *text_p, size_t size)
+{
+    struct engine_sentence sentence = {.text = text_p, .size = size};
+
+    append_words(round->watch, &sentence);
     for (uint16_t i = 0; i < round->watch->sessions->seats; i++)
         append_missing(&sentence, round, chosen, (engine_seat){i});
     append_elsewhere(&sentence, round, chosen);
@@ -199,6 +213,95 @@ static void warn(struct engine_watch *watch, uint64_t now_ns)
     notify_ranks(watch, &round);
 }
 
+/* ---- ops of other nodes, on the root ---- */
+
+static bool is_brought_here(const struct engine_order *order, const struct engine_op *op)
+{
+    for (const struct engine_op *mine = order->waiting_first; mine; mine = mine->next) {
+        if (!mine->partial && engine_root_is_same(op, mine))
+            return true;
+    }
+    return false;
+}
+
+static void missing_text(const struct engine_watch *watch, const struct engine_op *op, char *text_p,
+                         size_t size)
+{
+    int32_t ranks[RANKS_SHOWN];
+    uint32_t count = engine_root_missing(watch->order->root, UINT32_MAX, op, ranks, RANKS_SHOWN);
+    size_t used = engine_ranks_text(ranks, count < RANKS_SHOWN ? count : RANKS_SHOWN, text_p, size);
+
+    if (count > RANKS_SHOWN && used < size)
+        snprintf(text_p + used, size - used, " and %u more", count - RANKS_SHOWN);
+}
+
+static void log_others(const struct engine_watch *watch, const struct engine_op *op,
+                       uint64_t now_ns)
+{
+    char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
+
+    missing_text(watch, op, missing, sizeof missing);
+    engine_tensor_name(op->tensor, name);
+    snprintf(sentence, sizeof sentence, "%s of ranks on other nodes waits for %s",
+             hvi_kind_text(op->kind), missing);
+    HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
+            watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
+}
+
+/* False: the rank takes part in none of them. */
+static bool describe_others(const struct round *round, int32_t rank, char *text_p, size_t size)
+{
+    struct engine_sentence sentence = {.text = text_p, .size = size};
+    char missing[512], label[ENGINE_LABEL];
+    bool any = false;
+
+    append_words(round->watch, &sentence);
+    for (uint32_t i = 0; i < round->count; i++) {
+        if (engine_set_rank(round->ops[i]->set, rank) < 0)
+            continue;
+        missing_text(round->watch, round->ops[i], missing, sizeof missing);
+        label_of(round->ops[i], label);
+        engine_sentence_append(&sentence, "\n%s: [%s]", missing, label);
+        any = true;
+    }
+    cut_whole(&sentence);
+    return any;
+}
+
+static void tell_late_ranks(struct engine_watch *watch, const struct round *round)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
+
+    msg.notice.status = HVI_INPROGRESS;
+    msg.notice.rank = -1;
+    for (uint16_t i = 0; i < watch->sessions->seats; i++) {
+        const struct engine_rank *rank = engine_rank_at(watch->sessions, (engine_seat){i});
+        if (rank->session &&
+            describe_others(round, rank->rank, msg.notice.text, sizeof msg.notice.text))
+            engine_sessions_send(watch->sessions, rank->session->socket_fd, &msg, NULL, 0);
+    }
+}
+
+static void warn_of_others(struct engine_watch *watch, uint64_t now_ns)
+{
+    const struct engine_order *order = watch->order;
+    struct round round = {.watch = watch};
+    struct engine_op *op = NULL;
+
+    while (round.count < ROUND_OPS &&
+           (op = engine_root_next_without(order->root, order->roster->here, op)) != NULL) {
+        if (now_ns - op->first_ns < watch->stall_warn_ns)
+            break;
+        if (op->kind == HVI_KIND_JOIN || now_ns < op->warn_ns || is_brought_here(order, op))
+            continue;
+        op->warn_ns = now_ns + watch->stall_warn_ns;
+        log_others(watch, op, now_ns);
+        round.ops[round.count++] = op;
+    }
+    if (round.count > 0)
+        tell_late_ranks(watch, &round);
+}
+
 /* ---- the policy ---- */
 
 static int32_t first_missing(const struct engine_op *op)
@@ -261,6 +364,8 @@ void engine_stall_look(struct engine_watch *watch, uint64_t now_ns)
     if (watch->stall_warn_ns == 0)
         return;
     warn(watch, now_ns);
+    if (watch->order->root && watch->order->broken_status == HVI_OK)
+        warn_of_others(watch, now_ns);
     act(watch, now_ns);
 }
 
@@ -327,6 +432,14 @@ void engine_stall_look_at_held(struct engine_watch *watch, uint64_t now_ns)
 
 /* ---- the timer ---- */
 
+static bool is_idle(const struct engine_watch *watch)
+{
+    const struct engine_order *order = watch->order;
+
+    return !order->waiting_first && order->ready_count == 0 && watch->exec->remote == 0 &&
+           !(order->root && order->root->first && order->broken_status == HVI_OK);
+}
+
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine_watch *watch = user;
@@ -343,7 +456,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     engine_stall_look(watch, hvi_clock_ns()); /* what was drained has come after `now_ns` */
     if (watch->exec->remote > 0)
         engine_dispatch_watch(watch->exec);
-    if (!watch->order->waiting_first && watch->order->ready_count == 0 && watch->exec->remote == 0)
+    if (is_idle(watch))
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);
     sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
     return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);

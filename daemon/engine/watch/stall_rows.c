@@ -361,7 +361,10 @@ void engine_stall_describe_elsewhere(const struct engine_watch *watch, const str
     size_t used = count > 0 ? engine_ranks_text(ranks, shown, text_p, size) : 0;
 
     if (count == 0)
-        snprintf(text_p, size, "ranks on other nodes");
+        snprintf(text_p, size, "ranks on other nodes%s",
+                 op->partial || watch->order->root
+                     ? ""
+                     : " (the log of rank 0's node and hvdctl stalls say which)");
     else if (used < size)
         snprintf(text_p + used, size - used, "%s on other nodes", count > shown ? ",..." : "");
 }

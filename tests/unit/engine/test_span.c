@@ -383,6 +383,42 @@ START_TEST(a_reported_op_waits_and_the_root_knows_for_whom)
 }
 END_TEST
 
+START_TEST(the_root_knows_of_ops_that_no_rank_of_its_node_has_brought)
+{
+    struct hvt_bring first = allreduce("w1", 4), second = allreduce("w2", 4);
+    int32_t ranks[4];
+
+    begin(&layouts[0], 10); /* ranks 0 and 2 are on node 0 */
+    const struct engine_root *root = job.node[0].order.root;
+    ck_assert_ptr_null(engine_root_next_without(root, 0, NULL));
+    job.node[0].order.now_ns = 4711;
+    for (int32_t rank = 1; rank <= 3; rank += 2) {
+        hvt_job_bring(&job, rank, 0, &first);
+        hvt_job_bring(&job, rank, 1, &second);
+    }
+    hvt_job_run(&job);
+    struct engine_op *op = engine_root_next_without(root, 0, NULL);
+    ck_assert_uint_eq(op->first_ns, 4711);
+    ck_assert_uint_eq(engine_root_missing(root, UINT32_MAX, op, ranks, 4), 2);
+    ck_assert(ranks[0] == 0 && ranks[1] == 2);
+    ck_assert_ptr_nonnull(engine_root_next_without(root, 0, op));
+    ck_assert_ptr_null(engine_root_next_without(root, 1, NULL));
+    hvt_job_bring(&job, 2, 0, &first);
+    hvt_job_run(&job);
+    ck_assert_ptr_eq(engine_root_next_without(root, 0, NULL), op);
+    ck_assert(engine_root_is_same(op, hvt_job_op(&job, 2, 0)));
+    ck_assert(!engine_root_is_same(engine_root_next_without(root, 0, op), hvt_job_op(&job, 2, 0)));
+    hvt_job_bring(&job, 0, 0, &first);
+    for (int32_t rank = 0; rank <= 2; rank += 2)
+        hvt_job_bring(&job, rank, 1, &second);
+    hvt_job_run(&job);
+    ck_assert_ptr_null(engine_root_next_without(root, 0, NULL));
+    for (int32_t rank = 0; rank < 4; rank++)
+        ck_assert(job.parts[rank][0].status == HVI_OK && job.parts[rank][1].status == HVI_OK);
+    end();
+}
+END_TEST
+
 START_TEST(a_rank_takes_back_what_its_node_has_reported)
 {
     struct hvt_bring what = allreduce("w1", 4);
@@ -1487,6 +1523,7 @@ int main(void)
     tcase_add_loop_test(tcase, the_last_node_makes_it_start_everywhere, 0, LAYOUTS);
     tcase_add_test(tcase, ranks_on_all_nodes_stand_in_the_sentence_of_a_mismatch);
     tcase_add_test(tcase, a_reported_op_waits_and_the_root_knows_for_whom);
+    tcase_add_test(tcase, the_root_knows_of_ops_that_no_rank_of_its_node_has_brought);
     tcase_add_test(tcase, a_rank_takes_back_what_its_node_has_reported);
     tcase_add_test(tcase, what_is_taken_back_too_late_goes_on);
     tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
