@@ -436,7 +436,11 @@ int node_config_load(const struct node_command *command, struct node_config *con
 
 void node_config_print(const struct node_config *config, FILE *out)
 {
-    static const char *const applies[] = {"counts after a reload (SIGHUP)", "needs a restart", ""};
+    static const char *const applies[] = {
+        "counts after a reload (SIGHUP)",
+        "counts after a reload (SIGHUP), for engines that start later",
+        "counts after a reload (SIGHUP); engines that run already keep what they were started with",
+        "needs a restart", ""};
     char value[HVI_WIRE_PATH];
 
     fprintf(out, "[hvdd]\n");
@@ -462,8 +466,10 @@ static void print_escaped(const char *text, FILE *out)
 
 void node_config_print_man(FILE *out)
 {
-    static const char *const applies[] = {"Reloaded on SIGHUP.", "A change needs a restart.",
-                                          "Command line only."};
+    static const char *const applies[] = {
+        "Reloaded on SIGHUP.", "Reloaded on SIGHUP, for engines that start later.",
+        "Reloaded on SIGHUP; engines that run already keep what they were started with.",
+        "A change needs a restart.", "Command line only."};
     char range[160];
 
     for (size_t i = 0; i < node_config_row_count; i++) {

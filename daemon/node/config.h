@@ -44,7 +44,13 @@ enum node_config_type {
     NODE_TYPE_MODE,
 };
 
-enum node_config_apply { NODE_APPLY_RELOAD, NODE_APPLY_RESTART, NODE_APPLY_COMMAND };
+enum node_config_apply {
+    NODE_APPLY_RELOAD,
+    NODE_APPLY_LATER,  /* likewise, for engines that start later */
+    NODE_APPLY_PARTLY, /* likewise; what hvdd itself does by it changes at once */
+    NODE_APPLY_RESTART,
+    NODE_APPLY_COMMAND
+};
 
 struct node_config_row {
     const char *name;

@@ -103,16 +103,20 @@ void node_stop_check(struct node *node)
 static void apply_row(struct node *node, const struct node_config_row *row,
                       const struct node_config *fresh)
 {
+    static const char *const sentences[] = {
+        "an option was changed", "an option was changed, for engines that start from now on",
+        "an option was changed; engines that run keep what they were started with",
+        "a changed option counts only after a restart",
+        "an option of the command line cannot change"};
     char before[HVI_WIRE_PATH], after[HVI_WIRE_PATH];
-    bool applies = row->apply == NODE_APPLY_RELOAD;
+    bool applies = row->apply < NODE_APPLY_RESTART;
 
     if (!node_config_differs(row, &node->config, fresh))
         return;
     node_config_format(&node->config, row, before, sizeof(before));
     node_config_format(fresh, row, after, sizeof(after));
     HVI_LOG(applies ? HVI_LOG_INFO : HVI_LOG_WARN, "config",
-            applies ? "option-changed" : "option-needs-restart",
-            applies ? "an option was changed" : "a changed option counts only after a restart",
+            applies ? "option-changed" : "option-needs-restart", sentences[row->apply],
             "%s: %s -> %s", row->name, before, after);
     if (applies)
         node_config_copy(row, fresh, &node->config);
