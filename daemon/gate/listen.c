@@ -97,19 +97,24 @@ static void log_met(const struct gate_registrant *to, const struct hvi_engine_ro
             roster->wire, nodes);
 }
 
-static void fill_answer(struct gate_mesh *mesh, const struct gate_registrant *to,
-                        const struct hvi_engine_roster *roster, struct hvi_node_roster *answer_p)
+static void log_not_met(const struct gate_registrant *to, const char *why)
 {
-    struct hvi_engine_roster instead = {.status = HVI_ERR_LIMIT,
-                                        .text =
-                                            "the job has more nodes or ranks than its roster can "
-                                            "tell"};
+    HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", why, "job=%s generation=%llu", to->job,
+            (unsigned long long)to->generation);
+}
 
-    *answer_p = (struct hvi_node_roster){.uid = to->uid, .generation = to->generation};
-    snprintf(answer_p->job, sizeof(answer_p->job), "%s", to->job);
-    answer_p->roster = mesh_pack_roster(mesh, roster, &answer_p->roster_bytes);
-    if (answer_p->roster == NULL)
-        answer_p->roster = mesh_pack_roster(mesh, &instead, &answer_p->roster_bytes);
+/* Of a job that has met the engines know more. */
+static void log_answer(const struct gate_registrant *to, const struct hvi_engine_roster *roster,
+                       int fits)
+{
+    if (to->met)
+        return;
+    if (roster->status != HVI_OK)
+        log_not_met(to, roster->text);
+    else if (roster->node == 0 && fits == HVI_OK)
+        log_met(to, roster);
+    else if (roster->node == 0 && fits == HVI_ERR_LIMIT)
+        log_not_met(to, "the list of its nodes and ranks does not fit into a message");
 }
 
 static void answer(void *user, const struct gate_registrant *to,
@@ -119,14 +124,9 @@ static void answer(void *user, const struct gate_registrant *to,
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER};
     struct mesh_peer *peer = peer_find(mesh, to->node);
 
-    if (roster->status == HVI_OK && roster->node == 0)
-        log_met(to, roster);
-    if (roster->status != HVI_OK &&
-        !to->met) /* what has become of a job that has met, engines know best */
-        HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", roster->text, "job=%s generation=%llu",
-                to->job, (unsigned long long)to->generation);
-    fill_answer(mesh, to, roster, &msg.node_roster);
-    if (msg.node_roster.roster == NULL)
+    int status = mesh_fill_roster(mesh, to, roster, &msg.node_roster);
+    log_answer(to, roster, status);
+    if (status != HVI_OK && status != HVI_ERR_LIMIT)
         return; /* out of memory: it is asked for again, or its time runs out */
     if (to->node == mesh->gate->start.node) {
         mesh_tell_roster(mesh, &msg.node_roster);

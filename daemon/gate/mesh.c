@@ -77,18 +77,41 @@ void mesh_tell_roster(struct gate_mesh *mesh, const struct hvi_node_roster *rost
     gate_link_send(mesh->gate, &msg);
 }
 
-unsigned char *mesh_pack_roster(struct gate_mesh *mesh, const struct hvi_engine_roster *roster,
-                                size_t *length_p)
+static int pack(struct gate_mesh *mesh, const struct hvi_engine_roster *roster,
+                struct hvi_node_roster *answer_p)
 {
-    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER, .engine_roster = *roster};
-    unsigned char *bytes = NULL;
+    const struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER, .engine_roster = *roster};
+    int status = hvi_packet_msg_encode(&msg, mesh->gate->encoded, HVI_MESH_PACKET_MAX,
+                                       &answer_p->roster_bytes);
 
-    if (hvi_packet_msg_encode(&msg, mesh->gate->encoded, HVI_MESH_PACKET_MAX, length_p) != HVI_OK)
-        return NULL;
-    bytes = malloc(*length_p);
-    if (bytes != NULL)
-        memcpy(bytes, mesh->gate->encoded, *length_p);
-    return bytes;
+    if (status != HVI_OK)
+        return status;
+    answer_p->roster = malloc(answer_p->roster_bytes);
+    if (answer_p->roster == NULL)
+        return HVI_ERR_NO_MEMORY;
+    memcpy(answer_p->roster, mesh->gate->encoded, answer_p->roster_bytes);
+    return HVI_OK;
+}
+
+int mesh_fill_roster(struct gate_mesh *mesh, const struct gate_registrant *to,
+                     const struct hvi_engine_roster *roster, struct hvi_node_roster *answer_p)
+{
+    struct hvi_engine_roster instead = {.status = HVI_ERR_LIMIT};
+    size_t ranks = 0;
+
+    *answer_p = (struct hvi_node_roster){.uid = to->uid, .generation = to->generation};
+    snprintf(answer_p->job, sizeof(answer_p->job), "%s", to->job);
+    int status = pack(mesh, roster, answer_p);
+    if (status != HVI_ERR_LIMIT)
+        return status;
+    for (size_t i = 0; i < roster->node_count; i++)
+        ranks += roster->nodes[i].rank_count;
+    snprintf(instead.text, sizeof(instead.text),
+             "the list of the job's %zu nodes with %zu ranks does not fit into the %u KiB of a "
+             "message: use fewer ranks or nodes, or shorter names of hosts",
+             roster->node_count, ranks, HVI_MESH_PACKET_MAX / 1024);
+    status = pack(mesh, &instead, answer_p);
+    return status == HVI_OK ? HVI_ERR_LIMIT : status;
 }
 
 void mesh_tell_error(struct gate_mesh *mesh, const struct hvi_node_register *registered, int status,
@@ -99,8 +122,7 @@ void mesh_tell_error(struct gate_mesh *mesh, const struct hvi_node_register *reg
 
     snprintf(error.text, sizeof(error.text), "%s", text);
     snprintf(roster.job, sizeof(roster.job), "%s", registered->job);
-    roster.roster = mesh_pack_roster(mesh, &error, &roster.roster_bytes);
-    if (roster.roster != NULL)
+    if (pack(mesh, &error, &roster) == HVI_OK)
         mesh_tell_roster(mesh, &roster);
     free(roster.roster);
 }

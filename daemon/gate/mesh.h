@@ -60,9 +60,10 @@ void mesh_tell_roster(struct gate_mesh *mesh, const struct hvi_node_roster *rost
 /* A NodeRoster with an error, for hvdd. */
 void mesh_tell_error(struct gate_mesh *mesh, const struct hvi_node_register *registered, int status,
                      const char *text);
-/* Encodes a roster as the Packet of a NodeRoster; NULL: it does not fit, or out of memory. */
-unsigned char *mesh_pack_roster(struct gate_mesh *mesh, const struct hvi_engine_roster *roster,
-                                size_t *length_p);
+/* The NodeRoster with a roster for the one that has registered; free its .roster. HVI_OK; HVI_ERR_LIMIT: it does not
+ * fit, and *answer_p has an error instead; else what failed, and there is no answer. */
+int mesh_fill_roster(struct gate_mesh *mesh, const struct gate_registrant *to,
+                     const struct hvi_engine_roster *roster, struct hvi_node_roster *answer_p);
 /* Adds a row to an AdminReply and returns it; NULL: no room. */
 struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply);
 
