@@ -12,7 +12,8 @@
  * but its node may have started fewer works than others: those that are tentative are cancelled, too.
  *
  * The other way round, a data connection may end before the control links have brought the reason. A work that
- * fails by that waits for REASON_NS, so that it ends with the job's reason on every rank.
+ * fails by that waits for REASON_NS, so that it ends with the job's reason on every rank. Of two nodes that do not hear
+ * each other, one may find out a beat (300 ms) later than the other, and than all that the other tells.
  *
  * When nothing has moved for STILL_NS while a step is replayed (order/schedule.h), something does not come, and
  * the root is asked to negotiate. */
@@ -31,7 +32,7 @@
 #include <string.h>
 
 #define GRACE_NS  (500 * HVI_NS_MS)
-#define REASON_NS (250 * HVI_NS_MS) /* for the reason of a failure to come */
+#define REASON_NS (500 * HVI_NS_MS) /* for the reason of a failure to come */
 #define STILL_NS  (150 * HVI_NS_MS)
 #define REACH_NS  (10 * HVI_NS_SEC) /* for all connections of this node */
 

@@ -209,6 +209,21 @@ def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes):
             node.heal()
 
 
+def test_two_nodes_of_three_that_do_not_hear_each_other_blame_each_other_and_not_the_third(make_nodes):
+    """n1 misses n3 a beat before n3 misses n1. In between n2, which hears both, is told, and gives its part of the op up."""
+    nodes = make_nodes(3, ssh=True)
+    with spread(nodes, (1, 1, 1)) as job:
+        begin(job, elements=300_000)
+        at_ns = time.monotonic_ns()
+        nodes[0].cut("in", nodes[2])
+        time.sleep(0.28)
+        nodes[2].cut("in", nodes[0])
+        check_told_of_silence(job, [0, 1], at_ns, Status.ERR_NODE_LOST, ["n3"])
+        check_told_of_silence(job, [2], at_ns, Status.ERR_NODE_LOST, ["n1"])
+        for node in nodes:
+            node.heal()
+
+
 def test_a_node_without_power_is_named_and_the_others_are_left_clean(make_nodes):
     """It comes back empty; what still waits for it then, hears so."""
     nodes = make_nodes(2, ssh=True, bridge=True)
