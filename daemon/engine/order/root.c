@@ -571,6 +571,23 @@ static bool may_repeat(const struct engine_root *root, const struct engine_op *o
     return !first->leader && (first->in_bytes > 0 || op->kind == HVI_KIND_BARRIER);
 }
 
+/* Whether some node has reported an op of the step that repeats, for the next time: it would not start that by
+ * itself, and the others would. */
+static bool is_ahead(struct engine_root *root, const struct engine_op *started)
+{
+    for (const struct engine_op *op = root->first; op; op = op->next) {
+        if (op == started || !engine_schedule_may_repeat(op))
+            continue;
+        struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
+        bool in_step = !name || name->last == root->steps.round;
+        if (name)
+            engine_tensor_put(&root->tensors, name);
+        if (in_step)
+            return true;
+    }
+    return false;
+}
+
 /* The op has been assembled, and starts. */
 static int watch_steps(struct engine_root *root, const struct engine_op *op)
 {
@@ -583,7 +600,7 @@ static int watch_steps(struct engine_root *root, const struct engine_op *op)
         return HVI_ERR_NO_MEMORY;
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
-    if (count == 0)
+    if (count == 0 || is_ahead(root, op))
         return HVI_OK;
     struct hvi_mesh_verdict *verdict = begin_for_all(root, HVI_MESH_REPEATS);
     verdict->count = root->repeating = count;

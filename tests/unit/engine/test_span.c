@@ -1389,6 +1389,65 @@ START_TEST(what_differs_in_a_step_that_repeats_fails_as_ever)
 }
 END_TEST
 
+static void bring_from(uint32_t node, bool there, uint32_t which, const struct hvt_bring *what)
+{
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if ((job.home[rank] == node) == there)
+            bring(rank, which, what);
+    }
+}
+
+/* What node 1 has reported would not start by itself there, and the others would wait for it. */
+START_TEST(a_step_is_not_replayed_where_a_node_has_reported_of_the_next)
+{
+    struct hvt_bring first = allreduce("a", 3), second = allreduce("b", 4);
+    const struct engine_steps *steps = &job.node[0].mesh.root.steps;
+    uint32_t which = 0;
+
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1);
+    uint32_t needed = steps->needed;
+    bring_from(1, true, which, &first);
+    for (uint32_t turn = 0; turn < 8; turn++, which += 2) {
+        bring_from(1, false, which, &first);
+        run();
+        bring_from(1, true, which + 2, &first);
+        run();
+        for (int32_t rank = 0; rank < one.size; rank++)
+            bring(rank, which + 1, &second);
+        run();
+        ck_assert(!is_live());
+        ck_assert_uint_eq(job.node[1].withdrawn, 0);
+    }
+    ck_assert_uint_eq(steps->needed, needed); /* it has not been tried in vain */
+    bring_from(1, false, which, &first);
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring(rank, which + 1, &second);
+    step();
+    ck_assert(is_live()); /* nobody was ahead */
+    end();
+}
+END_TEST
+
+START_TEST(a_step_is_replayed_although_something_else_waits)
+{
+    struct hvt_bring other = allreduce("z", 3), what = allreduce("a", 3);
+
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1);
+    bring_from(1, true, 40, &other);
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        for (int32_t rank = 0; rank < one.size; rank++)
+            bring(rank, turn, &what);
+        run();
+    }
+    ck_assert(is_live());
+    bring_from(1, false, 40, &other);
+    step();
+    end();
+}
+END_TEST
+
 /* A work that has started on some nodes is not lost. */
 START_TEST(what_does_not_come_in_a_step_that_repeats_is_waited_for)
 {
@@ -1554,6 +1613,9 @@ int main(void)
                         LAYOUTS);
     tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_is_not_replayed_where_a_node_has_reported_of_the_next, 0,
+                        LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_is_replayed_although_something_else_waits, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
     tcase_add_loop_test(tcase, whatever_happens_while_steps_repeat_every_part_is_answered, 0,
