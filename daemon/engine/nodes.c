@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *   net      a connection is there      CONTROL: to the link    DATA: to the backend
  *            none can be made           the node is lost
- *   link     all edges are up           the rendezvous is over, and what ranks have submitted is taken in
+ *   link     all edges are up           the rendezvous is over, and what ranks have submitted is taken in, once a
+ *                                       timeline that rank 0 has begun already is begun on all nodes
  *            a message                  to the mesh
  *            a node is lost             mesh tells the root, backends fail its works
  *   mesh     the job is broken          every rank is told
@@ -183,12 +184,20 @@ static void watch_schedule(struct engine *engine)
 
 /* ---- control links ---- */
 
+/* At once, as a rule. */
+static void tell_rendezvous(struct engine *engine)
+{
+    engine->nodes.ready = engine_timeline_begins(&engine->watch);
+    if (!engine->nodes.ready)
+        engine_rendezvous_met(engine);
+}
+
 static void ready(void *user)
 {
     struct engine *engine = user;
 
     engine_timeline_met(&engine->watch);
-    engine_rendezvous_met(engine);
+    tell_rendezvous(engine);
 }
 
 static void message(void *user, uint32_t node, const unsigned char *bytes, size_t length)
@@ -393,6 +402,8 @@ bool engine_nodes_run(struct engine *engine)
 {
     if (!engine->nodes.linked)
         return false;
+    if (engine->nodes.ready)
+        tell_rendezvous(engine);
     if (!engine->nodes.watches && engine_schedule_waits(&engine->order.schedule) &&
         !engine->order.schedule.asked)
         watch_schedule(engine);

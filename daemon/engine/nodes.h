@@ -30,6 +30,7 @@ struct engine_nodes {
     struct engine_mesh_link link;
     struct engine_mesh mesh;
     bool listens, linked; /* net is open; link is */
+    bool ready;           /* all edges are up, and the rendezvous has still to be told */
     sd_event_source *grace, *left;
     sd_event_source *patience;     /* with works that have failed and not been explained */
     sd_event_source *still;        /* while a step is replayed */

@@ -5,7 +5,8 @@
  *                        \--it is not: Ack with the reason--> (none)
  *
  * An op belongs to the timeline in which its last rank came: op->timeline_epoch says so. What all
- * ranks had submitted before the start, or was not over at the stop, is left out as a whole. The times
+ * ranks had submitted before the start, or was not over at the stop, is left out as a whole; but what waits
+ * for ranks on other nodes then is in it, as if its ranks had just come. The times
  * of one op never go back, because the viewer's rows are stacks. */
 #include "daemon/engine/watch/timeline_nodes.h"
 
@@ -204,20 +205,21 @@ static void copied(struct engine_timeline *timeline, const struct engine_part *p
 }
 
 /* With the first rank that comes while the timeline runs; who came before comes at that moment. */
-static bool begin_op(struct engine_timeline *timeline, const struct engine_part *part)
+static bool begin_op(struct engine_timeline *timeline, const struct engine_part *part,
+                     uint64_t now_ns)
 {
     struct engine_op *op = part->op;
 
-    op->timeline_row = row_of(timeline, part->tensor, part->arrived_ns);
+    op->timeline_row = row_of(timeline, part->tensor, now_ns);
     if (op->timeline_row == 0)
         return false;
     op->timeline_epoch = timeline->epoch;
     op->timeline_ns = 0;
     op->timeline_kind = part->copy.kind;
-    begin(timeline, op, part->arrived_ns, TIMELINE_NEGOTIATE);
+    begin(timeline, op, now_ns, TIMELINE_NEGOTIATE);
     for (uint32_t i = 0; op->parts_present > 1 && i < op->set->places; i++) {
         if (op->parts[i] && op->parts[i] != part)
-            arrived(timeline, op, op->parts[i], part->arrived_ns);
+            arrived(timeline, op, op->parts[i], now_ns);
     }
     return true;
 }
@@ -226,10 +228,23 @@ void engine_timeline_part(struct engine_watch *watch, const struct engine_part *
 {
     struct engine_op *op = part->op;
 
-    if ((op->parts_present == 1 || !is_ours(watch, op)) && !begin_op(watch->timeline, part))
+    if ((op->parts_present == 1 || !is_ours(watch, op)) &&
+        !begin_op(watch->timeline, part, part->arrived_ns))
         return;
     arrived(watch->timeline, op, part, part->arrived_ns);
     copied(watch->timeline, part);
+}
+
+void engine_timeline_take_waiting(struct engine_watch *watch)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+
+    for (struct engine_op *op = watch->order->waiting_first; op; op = op->next) {
+        const struct engine_part *part = engine_op_first_part(op);
+        if ((op->state == ENGINE_OP_REPORTED || op->state == ENGINE_OP_SCHEDULED) && part &&
+            begin_op(watch->timeline, part, now_ns))
+            arrived(watch->timeline, op, part, now_ns);
+    }
 }
 
 void engine_timeline_ready(struct engine_watch *watch, struct engine_op *op)
@@ -440,6 +455,7 @@ void engine_timeline_start(struct engine_watch *watch, const struct engine_asker
     watch->timeline->starter = *asker;
     watch->timeline->start_pending = true;
     engine_slots_withhold(watch->slots, true); /* what ranks do by themselves is not seen */
+    engine_timeline_take_waiting(watch);
 }
 
 void engine_timeline_begin_stop(struct engine_watch *watch)

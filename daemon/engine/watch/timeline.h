@@ -48,6 +48,8 @@ struct hvi_mesh_answer;
 
 /* The job's nodes have met: what was begun before is theirs, too. */
 void engine_timeline_met(struct engine_watch *watch);
+/* Not all of them record yet, 0.8 s long at most: an op that runs now may be missing there. */
+bool engine_timeline_begins(const struct engine_watch *watch);
 /* What another node asks for the timeline that it writes, or answers for ours. False: it is not about one. */
 bool engine_timeline_asked(struct engine_watch *watch, uint32_t from,
                            const struct hvi_mesh_ask *ask);

@@ -246,8 +246,21 @@ void engine_timeline_met(struct engine_watch *watch)
     if (!timeline || timeline->nodes.guest)
         return;
     engine_timeline_nodes_name(watch, timeline);
-    if (timeline->opened && !timeline->stopping && timeline->nodes.count == 0)
+    if (timeline->nodes.count > 0)
+        return;
+    timeline->nodes.deadline_ns = hvi_clock_ns() + WAIT_NS;
+    if (timeline->opened && !timeline->stopping)
         engine_timeline_nodes_start(watch, timeline);
+}
+
+bool engine_timeline_begins(const struct engine_watch *watch)
+{
+    const struct engine_timeline *timeline = watch->timeline_alive;
+
+    if (!timeline || timeline->nodes.guest || timeline->stopping ||
+        hvi_clock_ns() >= timeline->nodes.deadline_ns)
+        return false;
+    return timeline->nodes.count > 0 ? !all_begun(&timeline->nodes) : !timeline->opened;
 }
 
 static void hear(struct engine_timeline *timeline, struct timeline_node *node,
@@ -348,6 +361,7 @@ static struct engine_timeline *begin_guest(struct engine_watch *watch, uint32_t 
     engine_timeline_nodes_name(watch, timeline);
     watch->timeline = watch->timeline_alive = timeline;
     engine_slots_withhold(watch->slots, true); /* what ranks do by themselves is not seen */
+    engine_timeline_take_waiting(watch);
     return timeline;
 }
 

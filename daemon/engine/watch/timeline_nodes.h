@@ -52,6 +52,8 @@ bool engine_timeline_push(struct engine_timeline *timeline, struct timeline_reco
                           const void *payload, size_t payload_bytes);
 /* What was lost since there was room last. */
 void engine_timeline_tell_dropped(struct engine_timeline *timeline, uint64_t ts_ns);
+/* Ops of which every rank here has come, and which wait for other nodes: from now on they are in it. */
+void engine_timeline_take_waiting(struct engine_watch *watch);
 void engine_timeline_answer(struct engine_watch *watch, const struct engine_asker *asker,
                             int status, const char *text);
 /* The starter hears how it went. */
