@@ -19,7 +19,7 @@ struct gate_registration {
     char address[HVI_WIRE_NODE_ADDRESS]; /* of its engines, as others reach it; "": unknown */
     char job[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
-    uint64_t generation; /* of the job on that node */
+    uint64_t generation; /* counts that node's engines */
     char key_digest[HVI_WIRE_SHORT_TEXT];
     struct hvi_engine_node engine; /* its ranks are copied */
 };

@@ -216,7 +216,7 @@ static void fill_register(const struct node_engine *engine, struct hvi_gate_msg 
     snprintf(registered->key_digest, sizeof(registered->key_digest), "%s",
              generation->job->key_digest);
     registered->uid = generation->job->uid;
-    registered->generation = generation->number;
+    registered->generation = engine->registration;
     registered->node = engine->node_packet;
     registered->node_bytes = engine->node_packet_bytes;
 }
@@ -261,6 +261,8 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
     engine->node_packet = copy;
     engine->node_packet_bytes = length;
     engine->met = false;
+    if (engine->registration == 0)
+        engine->registration = ++engine->node->mesh.registrations;
     HVI_LOG(HVI_LOG_INFO, "mesh", "node-complete",
             "all ranks of a job on this node are there; the other nodes are waited for",
             "job=%s generation=%llu", engine->generation->job->id,
@@ -279,7 +281,7 @@ void node_mesh_engine_gone(struct node_engine *engine)
     snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s",
              engine->generation->job->id);
     msg.node_withdraw.uid = engine->generation->job->uid;
-    msg.node_withdraw.generation = engine->generation->number;
+    msg.node_withdraw.generation = engine->registration;
     if (engine->lost != NULL) {
         msg.node_withdraw.status = HVI_ERR_RANK_LOST;
         snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", engine->lost);
@@ -305,7 +307,7 @@ static struct node_engine *engine_of(struct node *node, const struct hvi_node_ro
     DL_FOREACH(node->engines, engine)
     {
         const struct node_generation *generation = engine->generation;
-        if (generation->number == roster->generation &&
+        if (engine->registration == roster->generation &&
             strcmp(generation->job->id, roster->job) == 0)
             return engine;
     }

@@ -85,6 +85,7 @@ struct node_engine {
     size_t outbox_count, outbox_bytes;
     unsigned char *node_packet; /* its EngineNode as it came; NULL: it has said none */
     size_t node_packet_bytes;
+    uint64_t registration; /* at the rendezvous; no engine before it had this number */
     bool met;   /* the rendezvous has answered it */
     char *lost; /* how its first lost rank ended; NULL: none is lost */
 };
@@ -125,6 +126,7 @@ struct node_mesh {
     uint32_t port_first, port_last;
     uint32_t net_lanes; /* where the option says none */
     uint64_t start_timeout_ns;
+    uint64_t registrations; /* given out: a job's generations begin anew when it is forgotten */
 };
 
 struct node {

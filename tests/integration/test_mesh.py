@@ -119,6 +119,20 @@ def test_jobs_side_by_side_and_the_next_generation_meet_in_epochs_of_their_own(k
             assert len(set(epochs)) == 3
 
 
+def test_a_job_that_comes_again_is_not_taken_for_the_one_whose_end_nobody_told(keys):
+    with listener(keys) as first, joiner(keys, port_of(first)) as second:
+        second.allow("gate-ended", "mesh-not-joined")
+        with attached(first, "j", [0, 1], 4), attached(second, "j", [3, 2], 4):
+            check_met(first, second, "j")
+            gate = second.gate()
+            os.kill(gate, signal.SIGSTOP)
+        wait_until(lambda: all(daemon.lines("engine-ended") for daemon in (first, second)), "the job to end")
+        os.kill(gate, signal.SIGKILL)
+        with attached(first, "j", [0, 1], 4), attached(second, "j", [3, 2], 4):
+            wait_until(lambda: len(first.lines("roster")) == len(second.lines("roster")) == 2, "the next roster", 10)
+            assert len({line.pairs["epoch"] for line in first.lines("roster") + second.lines("roster")}) == 2
+
+
 def test_ipv6_and_an_announced_address(keys):
     with listener(keys, mesh_listen="[::1]:0", interface="127.0.0.0/8") as first:
         with joiner(keys, port_of(first), mesh_join=f"[::1]:{port_of(first)}") as second:

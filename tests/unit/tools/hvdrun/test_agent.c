@@ -456,7 +456,7 @@ START_TEST(a_hvdd_that_fails_is_told_with_its_words)
 {
     write_hvdd("echo no memory for anything >&2; exit 1\n");
     send_start("true");
-    expect_failure(1, "the private hvdd failed to start:\nno memory for anything");
+    expect_failure(1, "the private hvdd failed to start: no memory for anything");
 }
 END_TEST
 
