@@ -2,6 +2,7 @@
 #include "tests/unit/tools/hvdrun/hvt_talk.h"
 
 #include "base/clock.h"
+#include "base/fate.h"
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
@@ -147,4 +148,11 @@ size_t hvt_talk_words(unsigned char **bytes_p, const char *first, ...)
     va_end(words);
     *bytes_p = bytes;
     return used;
+}
+
+bool hvt_talk_is_over(pid_t pid)
+{
+    const char state = hvi_process_state(pid);
+
+    return state == 'Z' || state == 'X';
 }

@@ -36,4 +36,7 @@ int hvt_talk_end(struct hvt_talk *talk);
 /* Words as messages carry them; the last is NULL. The bytes stay until the next call. */
 size_t hvt_talk_words(unsigned char **bytes_p, const char *first, ...);
 
+/* Whether a process has ended, also one that its parent has not reaped yet. */
+bool hvt_talk_is_over(pid_t pid);
+
 #endif
