@@ -86,8 +86,8 @@ struct node_engine {
     unsigned char *node_packet; /* its EngineNode as it came; NULL: it has said none */
     size_t node_packet_bytes;
     uint64_t registration; /* at the rendezvous; no engine before it had this number */
-    bool met;   /* the rendezvous has answered it */
-    char *lost; /* how its first lost rank ended; NULL: none is lost */
+    bool met;              /* the rendezvous has answered it */
+    char *lost;            /* how its first lost rank ended; NULL: none is lost */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */
