@@ -174,7 +174,7 @@ END_TEST
 
 START_TEST(what_is_left_running_may_finish_its_words)
 {
-    hvt_job_run(&job, "-np 1 " HERE, "(sleep 0.1; echo late) & echo soon");
+    hvt_job_run(&job, "-np 1 " HERE, "echo soon; (sleep 0.1; echo late) &");
     expect_end(0);
     EXPECT_OUT("[0]<stdout>:soon\n[0]<stdout>:late\n");
 }
