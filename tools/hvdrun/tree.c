@@ -28,7 +28,7 @@ struct run_relay {
 static void open_process(void *context, uint32_t number, char *const *argv)
 {
     struct run_relay *relay = context;
-    struct run_buffer words = {NULL};
+    struct run_buffer words = {0};
     struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_OPEN,
                                  .open = {.number = number,
                                           .patience_ns = relay->tree->options->grace_ns + LEAVE_NS,
