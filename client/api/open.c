@@ -276,7 +276,11 @@ static void on_process_exit(int status, void *unused)
 {
     (void)unused;
     struct hvd_session *session = atomic_exchange(&at_exit, NULL);
-    if (session && status == 0)
+    if (!session || status != 0 || client_session_enter(session, "exit") != HVD_OK)
+        return;
+    bool idle = session->ops.in_flight == 0 && !session->link.pending;
+    client_session_leave(session);
+    if (idle) /* else another thread is inside; the end of the process tells the others */
         hvd_close(session);
 }
 

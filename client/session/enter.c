@@ -31,12 +31,14 @@ int client_session_enter(struct hvd_session *session, const char *what)
 static void leave_and_log(struct hvd_session *session)
 {
     struct client_log_line lines[CLIENT_LOG_LINES];
-    uint32_t count = session->link.log_count;
+    const hvd_log_fn log = session->link.log; /* NULL by now: hvd_close_at_exit was called */
+    void *const user = session->link.log_user;
+    uint32_t count = log ? session->link.log_count : 0;
     memcpy(lines, session->link.log_lines, count * sizeof(lines[0]));
     session->link.log_count = 0;
     pthread_mutex_unlock(&session->link.mutex);
     for (uint32_t i = 0; i < count; i++)
-        session->link.log(session->link.log_user, lines[i].level, lines[i].text);
+        log(user, lines[i].level, lines[i].text);
 }
 
 void client_session_leave(struct hvd_session *session)

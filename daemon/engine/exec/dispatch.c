@@ -343,11 +343,11 @@ bool engine_dispatch_reap(struct engine_exec *exec)
 
 bool engine_dispatch_help(struct engine_exec *exec)
 {
-    for (size_t i = 0; i < BACKENDS; i++) {
-        if (engine_backends[i]->help(exec->backend_contexts[i]))
-            return true;
-    }
-    return false;
+    bool helped = false;
+
+    for (size_t i = 0; i < BACKENDS; i++) /* each: what one has to do may be nobody else's */
+        helped = engine_backends[i]->help(exec->backend_contexts[i]) || helped;
+    return helped;
 }
 
 void engine_dispatch_drop(struct engine_exec *exec, int status, const char *text)

@@ -247,10 +247,12 @@ static bool is_small(const struct engine_wire_work *work)
     return !work->stage && work->work->bytes <= ENGINE_WIRE_SMALL_BYTES;
 }
 
-/* So much is over before another thread has been woken, and goes in pieces. */
+/* So much is over before another thread has been woken, and goes in pieces. An alltoall's bytes are one rank's. */
 static bool is_moderate(const struct engine_wire_work *work)
 {
-    return !work->stage && work->work->bytes <= ENGINE_WIRE_DRIVE_BYTES;
+    const uint32_t times = work->work->kind == HVI_KIND_ALLTOALL ? work->work->ranks : 1;
+
+    return !work->stage && work->work->bytes <= ENGINE_WIRE_DRIVE_BYTES / times;
 }
 
 static void hand_over(struct engine_wire *net, struct engine_wire_work *work)

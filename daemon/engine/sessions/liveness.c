@@ -70,14 +70,22 @@ void engine_liveness_close(struct engine_session *session)
     session->fate_source = sd_event_source_disable_unref(session->fate_source);
 }
 
+/* It has said Detach, and was kept because the nodes have not met. */
+static bool has_left(const struct engine_session *session, struct hvi_fate fate)
+{
+    return session->detached && fate.kind != HVI_FATE_SIGNALED &&
+           !(fate.kind == HVI_FATE_EXITED && fate.code != 0);
+}
+
 static void conclude(struct engine_session *session, struct hvi_fate fate)
 {
     char how[128], label[ENGINE_RANK_LABEL], text[sizeof how + sizeof label];
+    const bool left = has_left(session, fate);
 
     hvi_fate_describe(fate, how, sizeof how);
     engine_rank_label(session, label, sizeof label);
-    snprintf(text, sizeof text, "%s %s", label, how);
-    engine_session_end(session, ENGINE_RANK_LOST, text);
+    snprintf(text, sizeof text, "%s %s", label, left ? "closed its session" : how);
+    engine_session_end(session, left ? ENGINE_RANK_LEFT : ENGINE_RANK_LOST, text);
 }
 
 static bool is_final(struct hvi_fate fate)

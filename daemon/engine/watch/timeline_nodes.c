@@ -239,6 +239,12 @@ bool engine_timeline_nodes_start(struct engine_watch *watch, struct engine_timel
     return true;
 }
 
+static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec, (void)user;
+    return 0; /* the loop looks after each event */
+}
+
 void engine_timeline_met(struct engine_watch *watch)
 {
     struct engine_timeline *timeline = watch->timeline_alive;
@@ -251,6 +257,9 @@ void engine_timeline_met(struct engine_watch *watch)
     timeline->nodes.deadline_ns = hvi_clock_ns() + WAIT_NS;
     if (timeline->opened && !timeline->stopping)
         engine_timeline_nodes_start(watch, timeline);
+    else /* a file that is not open yet has no timer; this one ends with the loop */
+        sd_event_add_time_relative(watch->event, NULL, CLOCK_MONOTONIC, WAIT_NS / 1000 + 1000, 1000,
+                                   on_deadline, NULL);
 }
 
 bool engine_timeline_begins(const struct engine_watch *watch)

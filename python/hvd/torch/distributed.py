@@ -17,6 +17,7 @@ import collections
 import ctypes
 import inspect
 import os
+import sys
 import time
 import uuid
 import zlib
@@ -48,7 +49,7 @@ _DISGUISES: dict[Any, tuple[Any, frozenset[str]]] = {
 _BYTES = _native.DTYPES["uint8"]
 _ANY_RANK = -1
 _BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
-_LEAVING_S = 30.0
+_LEAVING_S = 5.0
 #: Of a Work that Python returns older C++ code keeps the C++ part alone, which waits for ever once the Python part is gone.
 #: It has few at a time (seen in 2.0; 2.15 keeps both).
 _KEPT = 0 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15) else 8
@@ -177,8 +178,9 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Gives the process set back; of the default group: closes the session if the group has opened it, when the
-        other ranks do so, at the latest after 30 s. What is in flight fails. May be repeated."""
-        self._end(True)
+        other ranks do so, at the latest after 5 s, or at once while an exception is on its way: then they may wait for
+        this rank. What is in flight fails. May be repeated."""
+        self._end(sys.exc_info()[0] is None)
 
     def _end(self, patient: bool) -> None:
         session, self._session = self._session, None
