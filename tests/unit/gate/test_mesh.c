@@ -1,0 +1,963 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The meshes of gates over the loopback, with the test as hvdd behind each; and nodes that have a key of the mesh and
+ * say what no gate says. */
+#include "daemon/gate/mesh.h"
+
+#include "base/status.h"
+#include "tests/unit/gate/hvt_log.h"
+#include "tests/unit/hvt_main.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <zmq.h>
+
+#define PATIENCE (10 * (int64_t)HVI_NS_SEC)
+#define LATER    (3600 * HVI_NS_SEC)
+#define SIDES    3
+
+struct pair {
+    char public[GATE_KEY_TEXT], secret[GATE_KEY_TEXT];
+};
+
+/* A gate and hvdd's end of its link. */
+struct side {
+    struct gate gate;
+    int hvdd;
+};
+
+static struct side sides[SIDES];
+static struct pair server, client, stranger_key;
+static sd_event *event;
+static char dir[64];
+static struct hvi_packet packet;
+static struct hvi_gate_msg heard;
+static struct hvi_packet_msg roster;
+static struct hvi_admin_reply rows;
+static void *context, *stranger;
+
+static void turn(void)
+{
+    ck_assert_int_ge(sd_event_run(event, 5000), 0);
+}
+
+/* ---- a gate ---- */
+
+static const char *put_keys(const char *name, const char *server_key, const char *secret)
+{
+    static char path[128];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    FILE *out = fopen(path, "we");
+
+    ck_assert_ptr_nonnull(out);
+    ck_assert_int_eq(fchmod(fileno(out), 0600), 0);
+    fprintf(out, "server %s\nclient %s\nclient %s\nsecret %s\n", server_key, client.public,
+            stranger_key.public, secret);
+    ck_assert_int_eq(fclose(out), 0);
+    return path;
+}
+
+static void prepare(struct side *side, const char *name, uint64_t node)
+{
+    struct hvi_gate_start *start = &side->gate.start;
+    int ends[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    side->hvdd = ends[0];
+    side->gate.link_fd = ends[1];
+    side->gate.event = sd_event_ref(event);
+    start->node = node;
+    start->uid = 1000;
+    snprintf(start->name, sizeof(start->name), "%s", name);
+    start->port_first = 20000 + (uint32_t)getpid() % 20000;
+    start->port_last = start->port_first + 500;
+    start->start_timeout_ns = 30 * HVI_NS_SEC;
+    ck_assert_int_eq(gate_link_open(&side->gate), HVI_OK);
+}
+
+static void open_mesh(struct side *side)
+{
+    ck_assert_int_eq(gate_mesh_open(&side->gate), HVI_OK);
+}
+
+/* The next message for hvdd. */
+static struct hvi_gate_msg *hear(struct side *side, enum hvi_gate_kind kind)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (hvi_packet_receive(side->hvdd, &packet, 0) == HVI_ERR_TIMEOUT) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%s says nothing", side->gate.start.name);
+        turn();
+    }
+    hvi_gate_msg_free(&heard);
+    ck_assert_int_eq(hvi_gate_msg_decode(packet.bytes, packet.length, &heard, NULL, 0), HVI_OK);
+    ck_assert_int_eq(heard.kind, kind);
+    return &heard;
+}
+
+static bool hears_nothing(struct side *side)
+{
+    for (int i = 0; i < 10; i++)
+        turn();
+    return hvi_packet_receive(side->hvdd, &packet, 0) == HVI_ERR_TIMEOUT;
+}
+
+/* The roster for a job of this generation, or the error instead. */
+static struct hvi_engine_roster *hear_roster(struct side *side, const char *job,
+                                             uint64_t generation)
+{
+    struct hvi_node_roster *answer = &hear(side, HVI_GATE_NODE_ROSTER)->node_roster;
+
+    ck_assert_str_eq(answer->job, job);
+    ck_assert_uint_eq(answer->generation, generation);
+    hvi_packet_msg_free(&roster);
+    ck_assert_int_eq(hvi_packet_msg_decode(answer->roster, answer->roster_bytes, &roster, NULL, 0),
+                     HVI_OK);
+    ck_assert_int_eq(roster.kind, HVI_PACKET_ENGINE_ROSTER);
+    return &roster.engine_roster;
+}
+
+static void expect_error(struct side *side, const char *job, int status, const char *text)
+{
+    struct hvi_engine_roster *error = hear_roster(side, job, 1);
+
+    ck_assert_int_eq(error->status, status);
+    ck_assert_msg(strstr(error->text, text) != NULL, "%s", error->text);
+}
+
+static struct hvi_node_register registration(const char *job, uint64_t generation, int32_t rank,
+                                             int32_t size)
+{
+    static unsigned char bytes[4096];
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_NODE,
+                                 .engine_node = {.size = size,
+                                                 .ranks = &rank,
+                                                 .rank_count = 1,
+                                                 .port = 9000 + (uint32_t)rank,
+                                                 .wire_oldest = 1,
+                                                 .wire_newest = 1,
+                                                 .lanes = 1}};
+    struct hvi_node_register said = {.uid = 1000, .generation = generation, .node = bytes};
+
+    snprintf(said.job, sizeof(said.job), "%s", job);
+    ck_assert_int_eq(hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &said.node_bytes), HVI_OK);
+    return said;
+}
+
+static void tell(struct side *side, const struct hvi_gate_msg *msg)
+{
+    static unsigned char bytes[HVI_PACKET_BYTES_MAX];
+    size_t length;
+
+    ck_assert_int_eq(hvi_gate_msg_encode(msg, bytes, sizeof(bytes), &length), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(side->hvdd, bytes, length, NULL, 0, 0), HVI_OK);
+    turn();
+}
+
+static void register_at(struct side *side, const char *job, uint64_t generation, int32_t rank,
+                        int32_t size)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_REGISTER};
+
+    msg.node_register = registration(job, generation, rank, size);
+    tell(side, &msg);
+}
+
+static void withdraw_at(struct side *side, const char *job, uint64_t generation)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_WITHDRAW};
+
+    snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s", job);
+    msg.node_withdraw.uid = 1000;
+    msg.node_withdraw.generation = generation;
+    tell(side, &msg);
+}
+
+static struct hvi_admin_reply *rows_of(struct side *side)
+{
+    hvi_admin_reply_free(&rows);
+    memset(&rows, 0, sizeof(rows));
+    gate_mesh_rows(&side->gate, &rows);
+    return &rows;
+}
+
+/* Until row `row` of what the gate knows is in that state. */
+static struct hvi_mesh_row *wait_row(struct side *side, size_t row, const char *state)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (rows_of(side)->node_count <= row || strcmp(rows.nodes[row].state, state) != 0) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%zu rows, not %s", rows.node_count, state);
+        turn();
+    }
+    return &rows.nodes[row];
+}
+
+static void wait_rows(struct side *side, size_t count)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (rows_of(side)->node_count != count) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%zu rows", rows.node_count);
+        turn();
+    }
+}
+
+static void wait_jobs(struct side *side, size_t row, const char *jobs)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (rows_of(side)->node_count <= row || strcmp(rows.nodes[row].jobs, jobs) != 0) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%zu rows, not %s", rows.node_count, jobs);
+        turn();
+    }
+}
+
+static void wait_text(struct side *side, const char *text)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (strstr(rows_of(side)->text, text) == NULL) {
+        ck_assert_msg(!hvi_deadline_passed(end), "\"%s\", not %s", rows.text, text);
+        turn();
+    }
+}
+
+static void wait_log(const char *text, int times)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (hvt_log_count(text) < times) {
+        ck_assert_msg(!hvi_deadline_passed(end), "the log does not say \"%s\"", text);
+        turn();
+    }
+}
+
+/* Listens at the loopback; its port. */
+static uint32_t listen_at(struct side *side)
+{
+    struct hvi_gate_start *start = &side->gate.start;
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:0");
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s",
+             put_keys("key.server", server.public, server.secret));
+    open_mesh(side);
+    hear(side, HVI_GATE_STATE);
+    ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+    ck_assert_uint_ge(heard.state.port, start->port_first);
+    return heard.state.port;
+}
+
+static void join_with(struct side *side, uint32_t port, const char *server_key, const char *secret)
+{
+    struct hvi_gate_start *start = &side->gate.start;
+
+    snprintf(start->mesh_join, sizeof(start->mesh_join), "127.0.0.1:%u", port);
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s",
+             put_keys("key.client", server_key, secret));
+    open_mesh(side);
+    hear(side, HVI_GATE_STATE);
+    ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+}
+
+static void join_at(struct side *side, uint32_t port)
+{
+    join_with(side, port, server.public, client.secret);
+}
+
+/* ---- somebody with a key ---- */
+
+static void set_text(void *zmq, int option, const char *text)
+{
+    ck_assert_int_eq(zmq_setsockopt(zmq, option, text, strlen(text)), 0);
+}
+
+static void set_int(void *zmq, int option, int value)
+{
+    ck_assert_int_eq(zmq_setsockopt(zmq, option, &value, sizeof(value)), 0);
+}
+
+/* A node with a key of the mesh, whose routing id says `route`. */
+static void *stranger_join(uint32_t port, const struct pair *key, const char *route)
+{
+    char endpoint[64];
+    void *zmq = zmq_socket(context, ZMQ_DEALER);
+
+    ck_assert_ptr_nonnull(zmq);
+    set_int(zmq, ZMQ_LINGER, 0);
+    set_text(zmq, ZMQ_CURVE_SERVERKEY, server.public);
+    set_text(zmq, ZMQ_CURVE_PUBLICKEY, key->public);
+    set_text(zmq, ZMQ_CURVE_SECRETKEY, key->secret);
+    set_text(zmq, ZMQ_ROUTING_ID, route);
+    snprintf(endpoint, sizeof(endpoint), "tcp://127.0.0.1:%u", port);
+    ck_assert_int_eq(zmq_connect(zmq, endpoint), 0);
+    return zmq;
+}
+
+/* A rendezvous that is none; its port. */
+static uint32_t stranger_listen(void)
+{
+    char endpoint[64] = "";
+    size_t size = sizeof(endpoint);
+
+    stranger = zmq_socket(context, ZMQ_ROUTER);
+    ck_assert_ptr_nonnull(stranger);
+    set_int(stranger, ZMQ_LINGER, 0);
+    set_int(stranger, ZMQ_CURVE_SERVER, 1);
+    set_text(stranger, ZMQ_CURVE_SECRETKEY, server.secret);
+    ck_assert_int_eq(zmq_bind(stranger, "tcp://127.0.0.1:*"), 0);
+    ck_assert_int_eq(zmq_getsockopt(stranger, ZMQ_LAST_ENDPOINT, endpoint, &size), 0);
+    return (uint32_t)atoi(strrchr(endpoint, ':') + 1);
+}
+
+static void send_bytes(void *zmq, const void *bytes, size_t length, int flags)
+{
+    ck_assert_int_eq(zmq_send(zmq, bytes, length, flags), (int)length);
+}
+
+static struct hvi_mesh_msg message(enum hvi_mesh_kind kind, uint64_t node, uint64_t number)
+{
+    struct hvi_mesh_msg msg = {.oldest = HVI_MESH_VERSION,
+                               .newest = HVI_MESH_VERSION,
+                               .node = node,
+                               .talk = 77,
+                               .number = number,
+                               .kind = kind};
+    return msg;
+}
+
+static void send_msg(void *zmq, const struct hvi_mesh_msg *msg)
+{
+    static unsigned char bytes[HVI_MESH_BYTES_MAX];
+    size_t length;
+
+    ck_assert_int_eq(hvi_mesh_msg_encode(msg, bytes, sizeof(bytes), &length), HVI_OK);
+    send_bytes(zmq, bytes, length, 0);
+}
+
+static void say_hello(void *zmq, uint64_t node, const char *name)
+{
+    struct hvi_mesh_msg msg = message(HVI_MESH_HELLO, node, 1);
+
+    snprintf(msg.hello.name, sizeof(msg.hello.name), "%s", name);
+    snprintf(msg.hello.announced, sizeof(msg.hello.announced), "192.0.2.7");
+    send_msg(zmq, &msg);
+}
+
+/* What the gate says next, the last frame of it; the caller frees it. */
+static struct hvi_mesh_msg stranger_hear(void *zmq)
+{
+    static unsigned char bytes[HVI_MESH_BYTES_MAX];
+    uint64_t end = hvi_deadline_after(PATIENCE);
+    struct hvi_mesh_msg msg;
+    int length, more = 1;
+    size_t size = sizeof(more);
+
+    while (more) {
+        while ((length = zmq_recv(zmq, bytes, sizeof(bytes), ZMQ_DONTWAIT)) < 0) {
+            ck_assert_msg(!hvi_deadline_passed(end), "the gate says nothing");
+            turn();
+        }
+        zmq_getsockopt(zmq, ZMQ_RCVMORE, &more, &size);
+    }
+    ck_assert_int_eq(hvi_mesh_msg_decode(bytes, (size_t)length, &msg, NULL, 0), HVI_OK);
+    return msg;
+}
+
+/* The next message of that kind. */
+static struct hvi_mesh_msg stranger_wait(void *zmq, enum hvi_mesh_kind kind)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    for (;;) {
+        struct hvi_mesh_msg msg = stranger_hear(zmq);
+        if (msg.kind == kind)
+            return msg;
+        hvi_mesh_msg_free(&msg);
+        ck_assert(!hvi_deadline_passed(end));
+    }
+}
+
+/* ---- each test ---- */
+
+static void setup(void)
+{
+    snprintf(dir, sizeof(dir), "/tmp/hvt-mesh-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    hvt_log_open();
+    ck_assert_int_ge(sd_event_new(&event), 0);
+    ck_assert_int_eq(zmq_curve_keypair(server.public, server.secret), 0);
+    ck_assert_int_eq(zmq_curve_keypair(client.public, client.secret), 0);
+    ck_assert_int_eq(zmq_curve_keypair(stranger_key.public, stranger_key.secret), 0);
+    context = zmq_ctx_new();
+    prepare(&sides[0], "alpha", 0xa);
+    prepare(&sides[1], "beta", 0xb);
+    prepare(&sides[2], "gamma", 0xc);
+}
+
+static void teardown(void)
+{
+    char command[100];
+
+    for (int i = 0; i < SIDES; i++) {
+        gate_mesh_close(&sides[i].gate);
+        gate_link_close(&sides[i].gate);
+        sd_event_unref(sides[i].gate.event);
+        close(sides[i].hvdd);
+    }
+    if (stranger != NULL)
+        zmq_close(stranger);
+    zmq_ctx_term(context);
+    hvi_gate_msg_free(&heard);
+    hvi_packet_msg_free(&roster);
+    hvi_admin_reply_free(&rows);
+    sd_event_unref(event);
+    snprintf(command, sizeof(command), "rm -rf %s", dir);
+    ck_assert_int_eq(system(command), 0);
+}
+
+/* ---- nodes that meet ---- */
+
+START_TEST(the_nodes_of_a_job_meet_and_get_one_roster)
+{
+    uint32_t port = listen_at(&sides[0]);
+    unsigned char key[HVI_WIRE_EPOCH_KEY];
+    struct hvi_engine_roster *got;
+
+    register_at(&sides[0], "job", 1, 0, 2);
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 5, 1, 2);
+    got = hear_roster(&sides[0], "job", 1);
+    ck_assert_msg(got->status == HVI_OK, "%s", got->text);
+    ck_assert_uint_eq(got->node_count, 2);
+    ck_assert_uint_eq(got->node, 0);
+    ck_assert_str_eq(got->nodes[0].name, "alpha");
+    ck_assert_str_eq(got->nodes[0].address, "127.0.0.1");
+    ck_assert_uint_eq(got->nodes[0].port, 9000);
+    ck_assert_str_eq(got->nodes[1].name, "beta");
+    ck_assert_str_eq(got->nodes[1].address, "127.0.0.1");
+    memcpy(key, got->key, sizeof(key));
+    got = hear_roster(&sides[1], "job", 5);
+    ck_assert_int_eq(got->status, HVI_OK);
+    ck_assert_uint_eq(got->node, 1);
+    ck_assert_mem_eq(got->key, key, sizeof(key));
+    wait_log("job=job epoch=", 1);
+    ck_assert_int_eq(hvt_log_count("the nodes of a job have met"), 1);
+}
+END_TEST
+
+START_TEST(each_gate_tells_which_nodes_it_knows_and_with_which_jobs)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "one", 1, 1, 2);
+    register_at(&sides[1], "two", 1, 1, 2);
+    wait_row(&sides[0], 1, "joined");
+    wait_jobs(&sides[0], 1, "one, two");
+    ck_assert_str_eq(rows.nodes[0].state, "listens");
+    ck_assert_str_eq(rows.nodes[0].name, "alpha");
+    ck_assert_str_eq(rows.nodes[0].address, "127.0.0.1");
+    ck_assert_uint_eq(rows.nodes[0].port, port);
+    ck_assert_str_eq(rows.nodes[1].name, "beta");
+    ck_assert_str_eq(rows.nodes[1].node, "000000000000000b");
+    wait_row(&sides[1], 1, "listens");
+    ck_assert_str_eq(rows.nodes[0].state, "joins");
+    ck_assert_str_eq(rows.nodes[0].jobs, "one, two");
+    ck_assert_str_eq(rows.nodes[1].address, "127.0.0.1");
+    withdraw_at(&sides[1], "one", 1);
+    wait_jobs(&sides[0], 1, "two");
+    ck_assert_str_eq(rows_of(&sides[1])->nodes[0].jobs, "two");
+}
+END_TEST
+
+START_TEST(what_an_engine_has_withdrawn_nobody_meets)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    register_at(&sides[0], "job", 1, 0, 2);
+    join_at(&sides[1], port);
+    wait_row(&sides[0], 1, "joined");
+    ck_assert_str_eq(rows.nodes[0].jobs, "job");
+    withdraw_at(&sides[0], "job", 1);
+    wait_jobs(&sides[0], 0, "");
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    ck_assert(hears_nothing(&sides[0]));
+    ck_assert(hears_nothing(&sides[1]));
+}
+END_TEST
+
+START_TEST(what_is_no_engine_node_gets_a_sentence_and_not_a_roster)
+{
+    struct hvi_packet_msg other = {.kind = HVI_PACKET_DETACH, .detach = {.request = 1}};
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_REGISTER};
+    unsigned char bytes[200];
+
+    listen_at(&sides[0]);
+    msg.node_register = registration("job", 1, 0, 2);
+    msg.node_register.node = bytes;
+    ck_assert_int_eq(
+        hvi_packet_msg_encode(&other, bytes, sizeof(bytes), &msg.node_register.node_bytes), HVI_OK);
+    tell(&sides[0], &msg);
+    expect_error(&sides[0], "job", HVI_ERR_PROTOCOL, "the engine's EngineNode is none");
+    memset(bytes, 0xff, sizeof(bytes));
+    tell(&sides[0], &msg);
+    expect_error(&sides[0], "job", HVI_ERR_PROTOCOL, "the engine's EngineNode is none");
+}
+END_TEST
+
+START_TEST(nodes_that_are_late_are_named_to_those_that_came)
+{
+    sides[0].gate.start.start_timeout_ns = 200 * HVI_NS_MS;
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    expect_error(&sides[1], "job", HVI_ERR_ATTACH_TIMEOUT, "ranks 0,2 of 3 are missing");
+    ck_assert_ptr_nonnull(strstr(roster.engine_roster.text, "beta (127.0.0.1)"));
+    ck_assert_int_eq(hvt_log_count("job-not-met"), 1);
+}
+END_TEST
+
+START_TEST(a_node_whose_connection_ends_does_not_wait_on)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    gate_mesh_close(&sides[1].gate);
+    wait_rows(&sides[0], 1);
+    wait_log("the connection of a node has ended", 1);
+    register_at(&sides[0], "job", 1, 0, 2);
+    ck_assert(hears_nothing(&sides[0]));
+}
+END_TEST
+
+START_TEST(a_node_that_says_nothing_for_five_seconds_is_forgotten)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_hello(stranger, 0xee, "quiet");
+    ck_assert_str_eq(wait_row(&sides[0], 1, "joined")->name, "quiet");
+    ck_assert_str_eq(rows.nodes[1].address, "192.0.2.7");
+    mesh_listen_tick(sides[0].gate.mesh, hvi_clock_ns() + MESH_SILENT_NS - HVI_NS_SEC);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 2);
+    mesh_listen_tick(sides[0].gate.mesh, hvi_clock_ns() + MESH_SILENT_NS);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
+    ck_assert_int_eq(hvt_log_count("a node has not been heard and is forgotten"), 1);
+}
+END_TEST
+
+START_TEST(a_rendezvous_that_begins_anew_is_told_everything_again)
+{
+    uint32_t port = listen_at(&sides[0]);
+    char endpoint[HVI_WIRE_PATH];
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    gate_mesh_close(&sides[0].gate);
+    snprintf(endpoint, sizeof(endpoint), "127.0.0.1:%u", port);
+    snprintf(sides[2].gate.start.mesh_listen, sizeof(sides[2].gate.start.mesh_listen), "%s",
+             endpoint);
+    snprintf(sides[2].gate.start.mesh_key, sizeof(sides[2].gate.start.mesh_key), "%s/key.server",
+             dir);
+    open_mesh(&sides[2]);
+    ck_assert_msg(hear(&sides[2], HVI_GATE_STATE)->state.status == HVI_OK, "%s", heard.state.text);
+    register_at(&sides[2], "job", 1, 0, 2);
+    ck_assert_int_eq(hear_roster(&sides[2], "job", 1)->status, HVI_OK);
+    ck_assert_str_eq(roster.engine_roster.nodes[0].name, "gamma");
+    ck_assert_int_eq(hear_roster(&sides[1], "job", 1)->status, HVI_OK);
+}
+END_TEST
+
+/* ---- a mesh that cannot be ---- */
+
+START_TEST(without_a_mesh_a_job_of_several_nodes_is_told_what_to_do)
+{
+    open_mesh(&sides[0]);
+    register_at(&sides[0], "job", 1, 0, 2);
+    expect_error(
+        &sides[0], "job", HVI_ERR_UNSUPPORTED,
+        "this hvdd has no mesh to other nodes; start it with --mesh-listen or --mesh-join");
+    withdraw_at(&sides[0], "job", 1);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 0);
+    ck_assert_ptr_nonnull(strstr(rows.text, "this hvdd has no mesh to other nodes"));
+    ck_assert(hears_nothing(&sides[0]));
+}
+END_TEST
+
+/* A mesh of these options cannot be opened: hvdd and its engines are told why. */
+static void expect_failure(struct side *side, const char *why)
+{
+    open_mesh(side);
+    hear(side, HVI_GATE_STATE);
+    ck_assert_int_ne(heard.state.status, HVI_OK);
+    ck_assert_uint_eq(heard.state.port, 0);
+    ck_assert_msg(strstr(heard.state.text, why) != NULL, "%s", heard.state.text);
+    register_at(side, "job", 1, 0, 2);
+    expect_error(side, "job", HVI_ERR_UNSUPPORTED, why);
+    ck_assert_ptr_nonnull(strstr(rows_of(side)->text, why));
+    gate_mesh_close(&side->gate);
+}
+
+START_TEST(an_address_that_is_none_is_named)
+{
+    static const char *const wrong[] = {"nowhere", ":80",        "host:",  "host:x",
+                                        "host:1x", "host:70000", "::1:80", "[::1:80"};
+    struct hvi_gate_start *start = &sides[0].gate.start;
+    char expected[100];
+
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s",
+             put_keys("key", server.public, server.secret));
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        snprintf(start->mesh_listen, sizeof(start->mesh_listen), "%s", wrong[i]);
+        snprintf(expected, sizeof(expected), "mesh-listen: \"%s\" is no ADDRESS:PORT", wrong[i]);
+        expect_failure(&sides[0], expected);
+    }
+    start->mesh_listen[0] = '\0';
+    snprintf(start->mesh_join, sizeof(start->mesh_join), "host:0");
+    expect_failure(&sides[0], "mesh-join: \"host:0\" is no HOST:PORT");
+}
+END_TEST
+
+START_TEST(a_key_file_of_the_other_kind_is_named)
+{
+    struct hvi_gate_start *start = &sides[0].gate.start;
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:0");
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s",
+             put_keys("key", server.public, client.secret));
+    expect_failure(&sides[0], "the node that listens needs the file PREFIX.server");
+    start->mesh_listen[0] = '\0';
+    snprintf(start->mesh_join, sizeof(start->mesh_join), "127.0.0.1:9");
+    put_keys("key", server.public, server.secret);
+    expect_failure(&sides[0], "a node that joins needs the file PREFIX.client");
+}
+END_TEST
+
+START_TEST(an_interface_that_is_not_there_is_named)
+{
+    struct hvi_gate_start *start = &sides[0].gate.start;
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:0");
+    snprintf(start->interface, sizeof(start->interface), "hvt-none0");
+    expect_failure(&sides[0], "hvt-none0");
+}
+END_TEST
+
+START_TEST(an_interface_gives_the_address_that_others_are_told)
+{
+    struct hvi_gate_start *start = &sides[1].gate.start;
+    uint32_t port = listen_at(&sides[0]);
+
+    snprintf(start->interface, sizeof(start->interface), "lo");
+    join_at(&sides[1], port);
+    ck_assert_str_eq(sides[1].gate.mesh->announced, "127.0.0.1");
+    ck_assert_str_eq(wait_row(&sides[0], 1, "joined")->address, "127.0.0.1");
+    ck_assert_int_eq(hvt_log_count("interface=lo address=127.0.0.1 wanted=lo"), 1);
+}
+END_TEST
+
+START_TEST(a_port_that_is_taken_is_said_once_and_tried_again)
+{
+    struct hvi_gate_start *start = &sides[1].gate.start;
+    uint32_t port = listen_at(&sides[0]);
+    char expected[100];
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:%u", port);
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s/key.server", dir);
+    open_mesh(&sides[1]);
+    hear(&sides[1], HVI_GATE_STATE);
+    ck_assert_int_eq(heard.state.status, HVI_ERR_DAEMON);
+    snprintf(expected, sizeof(expected),
+             "the mesh cannot listen at 127.0.0.1, port %u to %u: ", port, port);
+    ck_assert_ptr_eq(strstr(heard.state.text, expected), heard.state.text);
+    for (int i = 0; i < 3; i++) { /* hvdd knows that already */
+        sides[1].gate.mesh->open_ns = 0;
+        turn();
+    }
+    ck_assert(hears_nothing(&sides[1]));
+    gate_mesh_close(&sides[0].gate);
+    sides[1].gate.mesh->open_ns = 0;
+    ck_assert_int_eq(hear(&sides[1], HVI_GATE_STATE)->state.status, HVI_OK);
+    ck_assert_uint_eq(heard.state.port, port);
+}
+END_TEST
+
+START_TEST(a_taken_port_of_a_range_is_passed_over)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    sides[1].gate.start.port_first = port;
+    ck_assert_uint_gt(listen_at(&sides[1]), port);
+}
+END_TEST
+
+/* ---- keys ---- */
+
+START_TEST(a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines)
+{
+    struct pair unknown;
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert_int_eq(zmq_curve_keypair(unknown.public, unknown.secret), 0);
+    snprintf(client.public, sizeof(client.public), "%s", unknown.public); /* its own file has it */
+    join_with(&sides[1], port, server.public, unknown.secret);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_row(&sides[1], 0, "apart");
+    ck_assert_str_eq(rows.text,
+                     "it does not know our key: the two mesh key files are not of one pair");
+    ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
+    ck_assert_int_ge(hvt_log_count("a node whose key is not in the mesh key file was refused"), 1);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
+    mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(&sides[1], "job", HVI_ERR_ATTACH_TIMEOUT, "it does not know our key");
+    gate_socket_tick(sides[1].gate.mesh->socket, hvi_clock_ns() + LATER); /* tries anew */
+    ck_assert(hears_nothing(&sides[1]));
+    ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
+}
+END_TEST
+
+START_TEST(another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there)
+{
+    struct pair other;
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert_int_eq(zmq_curve_keypair(other.public, other.secret), 0);
+    join_with(&sides[1], port, other.public, client.secret);
+    wait_row(&sides[1], 0, "apart");
+    wait_text(&sides[1], "has another server key");
+    gate_mesh_close(&sides[0].gate);
+    join_at(&sides[2], port);
+    wait_row(&sides[2], 0, "apart");
+    ck_assert_str_eq(rows.text, "no connection can be made");
+    ck_assert_str_eq(rows.nodes[1].state, "unreached");
+    ck_assert_int_eq(hvt_log_count("no connection can be made"), 0); /* it may only be early */
+    mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + 3 * HVI_NS_SEC);
+    ck_assert_int_eq(hvt_log_count("no connection can be made"), 1);
+    register_at(&sides[2], "job", 1, 1, 2);
+    mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(&sides[2], "job", HVI_ERR_ATTACH_TIMEOUT,
+                 "node gamma has no answer about job 'job' from the rendezvous at 127.0.0.1:");
+    ck_assert_ptr_nonnull(
+        strstr(roster.engine_roster.text, "(never reached): no connection can be made"));
+}
+END_TEST
+
+/* ---- a node that lies ---- */
+
+START_TEST(bytes_of_a_node_that_are_no_message_change_nothing)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    send_bytes(stranger, "nonsense", 8, 0);
+    wait_log("a message of the mesh cannot be read", 1);
+    send_bytes(stranger, "two", 3, ZMQ_SNDMORE);
+    send_bytes(stranger, "frames", 6, 0);
+    wait_log("a message of the mesh has the wrong form", 1);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
+    say_hello(stranger, 0xee, "quiet");
+    wait_row(&sides[0], 1, "joined");
+}
+END_TEST
+
+START_TEST(a_node_cannot_speak_for_another_one)
+{
+    uint32_t port = listen_at(&sides[0]);
+    void *thief;
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_row(&sides[0], 1, "joined");
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_hello(stranger, 0xb, "not beta");
+    wait_log("a node claims to be another one", 1);
+    sides[0].gate.mesh->logged_ns = 0;
+    thief = stranger_join(port, &stranger_key, "000000000000000b"); /* the id, with another key */
+    say_hello(thief, 0xb, "not beta");
+    wait_log("a node claims to be another one", 2);
+    rows_of(&sides[0]);
+    for (size_t i = 0; i < rows.node_count; i++)
+        ck_assert_str_ne(rows.nodes[i].name, "not beta");
+    zmq_close(thief);
+}
+END_TEST
+
+START_TEST(a_node_may_not_say_what_a_rendezvous_says)
+{
+    uint32_t port = listen_at(&sides[0]);
+    struct hvi_mesh_msg msg = message(HVI_MESH_NODE_ROSTER, 0xee, 2);
+    struct hvi_node_register said = registration("job", 1, 0, 2);
+
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_hello(stranger, 0xee, "liar");
+    msg.node_roster = (struct hvi_node_roster){
+        .job = "job", .generation = 1, .roster = said.node, .roster_bytes = said.node_bytes};
+    send_msg(stranger, &msg);
+    wait_log("a node says what it may not say", 1);
+    sides[0].gate.mesh->logged_ns = 0;
+    msg = message(HVI_MESH_NODE_REGISTER, 0xee, 3);
+    said.node_bytes--;
+    msg.node_register = said;
+    send_msg(stranger, &msg);
+    wait_log("a node says what it may not say", 2);
+    ck_assert_str_eq(wait_row(&sides[0], 1, "joined")->jobs, "");
+}
+END_TEST
+
+START_TEST(a_node_of_another_version_is_refused_with_both_versions)
+{
+    uint32_t port = listen_at(&sides[0]);
+    struct hvi_mesh_msg msg = message(HVI_MESH_HELLO, 0xee, 1);
+
+    snprintf(msg.hello.name, sizeof(msg.hello.name), "future");
+    msg.oldest = 7;
+    msg.newest = 9;
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    send_msg(stranger, &msg);
+    send_msg(stranger, &msg);
+    for (int i = 0; i < 2; i++) {
+        struct hvi_mesh_msg answer = stranger_hear(stranger);
+        ck_assert_int_eq(answer.status, HVI_ERR_VERSION);
+        ck_assert_ptr_nonnull(strstr(answer.text, "node future speaks versions 7 to 9 of the mesh, "
+                                                  "node alpha (hvdd "));
+        ck_assert_ptr_nonnull(strstr(answer.text, "install the same hvdd on both"));
+        hvi_mesh_msg_free(&answer);
+    }
+    wait_row(&sides[0], 1, "refused");
+    ck_assert_int_eq(hvt_log_count("mesh-version"), 1);
+}
+END_TEST
+
+/* ---- a rendezvous that lies ---- */
+
+START_TEST(a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence)
+{
+    uint32_t port = stranger_listen();
+    struct hvi_mesh_msg hello, answer = message(HVI_MESH_NONE, 0xee, 0);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    hello = stranger_wait(stranger, HVI_MESH_HELLO);
+    ck_assert_str_eq(hello.hello.name, "beta");
+    ck_assert_str_eq(hello.hello.dialed, "127.0.0.1");
+    answer.status = HVI_ERR_VERSION;
+    snprintf(answer.text, sizeof(answer.text), "go away");
+    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &answer);
+    expect_error(&sides[1], "job", HVI_ERR_VERSION, "go away");
+    ck_assert_str_eq(rows_of(&sides[1])->text, "go away");
+    answer.status = HVI_OK;
+    answer.oldest = answer.newest = 9;
+    register_at(&sides[1], "next", 1, 1, 2);
+    wait_jobs(&sides[1], 0, "job, next");
+    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &answer);
+    wait_text(&sides[1], "speaks versions 9 to 9");
+    expect_error(&sides[1], "next", HVI_ERR_VERSION, "install the same hvdd on both");
+}
+END_TEST
+
+START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_for_never)
+{
+    uint32_t port = stranger_listen();
+    struct hvi_mesh_msg asked, answer = message(HVI_MESH_NODE_ROSTER, 0xee, 1);
+    struct hvi_packet_msg error = {.kind = HVI_PACKET_ENGINE_ROSTER,
+                                   .engine_roster = {.status = HVI_ERR_LIMIT, .text = "too many"}};
+    static const struct {
+        uint64_t number, generation;
+        const char *job;
+    } said[] = {{1, 3, "other"}, {2, 2, "job"}, {3, 3, "job"}, {3, 3, "job"}};
+    unsigned char bytes[500];
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 3, 1, 2);
+    asked = stranger_wait(stranger, HVI_MESH_NODE_REGISTER);
+    ck_assert_str_eq(asked.node_register.job, "job");
+    answer.node_roster.roster = bytes;
+    ck_assert_int_eq(
+        hvi_packet_msg_encode(&error, bytes, sizeof(bytes), &answer.node_roster.roster_bytes),
+        HVI_OK);
+    answer.peer_talk = asked.talk;
+    answer.heard = asked.number;
+    for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
+        snprintf(answer.node_roster.job, sizeof(answer.node_roster.job), "%s", said[i].job);
+        answer.node_roster.generation = said[i].generation;
+        answer.number = said[i].number;
+        send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
+        send_msg(stranger, &answer);
+    }
+    ck_assert_str_eq(hear_roster(&sides[1], "job", 3)->text, "too many");
+    ck_assert(hears_nothing(&sides[1]));
+    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
+    send_bytes(stranger, "nonsense", 8, 0);
+    wait_log("a message of the mesh cannot be read", 1);
+    hvi_mesh_msg_free(&asked);
+}
+END_TEST
+
+static void add_meeting(Suite *suite)
+{
+    TCase *tcase = tcase_create("meet");
+
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, the_nodes_of_a_job_meet_and_get_one_roster);
+    tcase_add_test(tcase, each_gate_tells_which_nodes_it_knows_and_with_which_jobs);
+    tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
+    tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
+    tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
+    tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
+    tcase_add_test(tcase, a_node_that_says_nothing_for_five_seconds_is_forgotten);
+    tcase_add_test(tcase, a_rendezvous_that_begins_anew_is_told_everything_again);
+    suite_add_tcase(suite, tcase);
+}
+
+static void add_failures(Suite *suite)
+{
+    TCase *tcase = tcase_create("failures");
+
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, without_a_mesh_a_job_of_several_nodes_is_told_what_to_do);
+    tcase_add_test(tcase, an_address_that_is_none_is_named);
+    tcase_add_test(tcase, a_key_file_of_the_other_kind_is_named);
+    tcase_add_test(tcase, an_interface_that_is_not_there_is_named);
+    tcase_add_test(tcase, an_interface_gives_the_address_that_others_are_told);
+    tcase_add_test(tcase, a_port_that_is_taken_is_said_once_and_tried_again);
+    tcase_add_test(tcase, a_taken_port_of_a_range_is_passed_over);
+    tcase_add_test(tcase, a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines);
+    tcase_add_test(tcase, another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there);
+    suite_add_tcase(suite, tcase);
+}
+
+static void add_liars(Suite *suite)
+{
+    TCase *tcase = tcase_create("liars");
+
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, bytes_of_a_node_that_are_no_message_change_nothing);
+    tcase_add_test(tcase, a_node_cannot_speak_for_another_one);
+    tcase_add_test(tcase, a_node_may_not_say_what_a_rendezvous_says);
+    tcase_add_test(tcase, a_node_of_another_version_is_refused_with_both_versions);
+    tcase_add_test(tcase, a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence);
+    tcase_add_test(tcase,
+                   an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_for_never);
+    suite_add_tcase(suite, tcase);
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("gate mesh");
+
+    add_meeting(suite);
+    add_failures(suite);
+    add_liars(suite);
+    return hvt_run_suite(suite);
+}
