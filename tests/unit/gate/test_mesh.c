@@ -676,11 +676,12 @@ START_TEST(a_port_that_is_taken_is_said_once_and_tried_again)
     snprintf(expected, sizeof(expected),
              "the mesh cannot listen at 127.0.0.1, port %u to %u: ", port, port);
     ck_assert_ptr_eq(strstr(heard.state.text, expected), heard.state.text);
-    for (int i = 0; i < 3; i++) { /* hvdd knows that already */
+    for (int i = 0; i < 2; i++) {
         sides[1].gate.mesh->open_ns = 0;
-        turn();
+        while (sides[1].gate.mesh->open_ns == 0)
+            turn();
     }
-    ck_assert(hears_nothing(&sides[1]));
+    ck_assert(hears_nothing(&sides[1])); /* hvdd knows that already */
     gate_mesh_close(&sides[0].gate);
     sides[1].gate.mesh->open_ns = 0;
     ck_assert_int_eq(hear(&sides[1], HVI_GATE_STATE)->state.status, HVI_OK);
