@@ -4,7 +4,7 @@
 #include "daemon/gate/mesh.h"
 
 #include "base/status.h"
-#include "tests/unit/gate/hvt_log.h"
+#include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
 #include <sys/socket.h>

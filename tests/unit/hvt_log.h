@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What this process has logged: stderr goes to a file that is nobody else's. */
-#ifndef HVT_GATE_LOG_H
-#define HVT_GATE_LOG_H
+#ifndef HVT_LOG_H
+#define HVT_LOG_H
 
 #include "base/log.h"
 
