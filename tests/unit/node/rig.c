@@ -245,8 +245,8 @@ static bool wait_ready(int fd)
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
     char line[16] = "";
 
-    bool ready = poll(&poll_fd, 1, RIG_MS) == 1 && read(fd, line, sizeof(line)) == 6 &&
-                 strcmp(line, "ready\n") == 0;
+    bool ready = poll(&poll_fd, 1, RIG_MS) == 1 && read(fd, line, sizeof(line) - 1) >= 6 &&
+                 (strcmp(line, "ready\n") == 0 || strncmp(line, "ready ", 6) == 0); /* PORT */
     close(fd);
     return ready;
 }
