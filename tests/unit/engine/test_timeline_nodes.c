@@ -287,7 +287,7 @@ START_TEST(a_node_that_sends_impossible_records_is_left_out_and_the_others_are_n
     unsigned char bytes[1024];
     uint64_t number;
 
-    memset(bytes, 0xc3, sizeof bytes);
+    memset(bytes, impossible[_i].record.payload == 2 ? 0xc3 : 'a', sizeof bytes);
     memcpy(bytes, &impossible[_i].record, sizeof impossible[_i].record);
     meet();
     send_start();
@@ -403,6 +403,58 @@ START_TEST(an_engine_with_nothing_left_to_do_stays_until_the_others_have_sent_th
     ck_assert(engine_timeline_stays(watch));
     end(2, number);
     ck_assert(!engine_timeline_stays(watch));
+}
+END_TEST
+
+/* As hvdd: starts one in `fd`, or stops it. */
+static void hvdd_asks(int fd, uint64_t request)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_TIMELINE};
+    unsigned char bytes[512];
+    size_t length;
+
+    msg.engine_timeline.request = request;
+    msg.engine_timeline.start = fd >= 0;
+    snprintf(msg.engine_timeline.path, sizeof msg.engine_timeline.path, "%s", path);
+    ck_assert_int_eq(hvi_packet_msg_encode(&msg, bytes, sizeof bytes, &length), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(bench.link, bytes, length, &fd, fd >= 0, 0), HVI_OK);
+}
+
+static void hvdd_hears(uint64_t request, int status)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    static struct hvi_packet packet;
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+
+    do {
+        hvi_packet_msg_free(&msg);
+        while (hvi_packet_receive(bench.link, &packet, 0) != HVI_OK) {
+            ck_assert(!hvi_deadline_passed(deadline_ns));
+            has_ack();
+        }
+        ck_assert_int_eq(hvi_packet_msg_decode(packet.bytes, packet.length, &msg, NULL, 0), HVI_OK);
+    } while (msg.kind != HVI_PACKET_ACK);
+    ck_assert_uint_eq(msg.ack.request, request);
+    ck_assert_msg(msg.ack.status == status, "%s", msg.ack.text);
+}
+
+START_TEST(hvdd_starts_and_stops_one_as_a_trainer_does)
+{
+    uint64_t number;
+
+    meet();
+    hvdd_asks(file_fd, 5);
+    number = begin(1);
+    begin(2);
+    hvdd_hears(5, HVI_OK);
+    hvdd_asks(file_fd, 6);
+    hvdd_hears(6, HVI_ERR_EXISTS);
+    hvdd_asks(-1, 7);
+    end(1, number);
+    hvdd_asks(-1, 8);
+    hvdd_hears(8, HVI_ERR_BUSY);
+    end(2, number);
+    hvdd_hears(7, HVI_OK);
 }
 END_TEST
 
@@ -525,6 +577,18 @@ START_TEST(a_guest_that_leaves_waits_for_its_host_less_than_a_second)
 }
 END_TEST
 
+START_TEST(a_guest_whose_engine_ends_leaves_nothing_behind)
+{
+    meet();
+    be_asked(1, OURS | 3, true);
+    engine_timeline_cycle(watch);
+    engine_timeline_close(watch); /* as the end of the engine does */
+    ck_assert_ptr_null(watch->timeline);
+    ck_assert_ptr_null(watch->timeline_alive);
+    ck_assert_uint_eq(what_of(be_asked(1, OURS | 3, false)), REFUSED);
+}
+END_TEST
+
 START_TEST(questions_of_another_kind_are_left_to_others)
 {
     unsigned char bytes[64];
@@ -571,11 +635,13 @@ int main(void)
     tcase_add_test(host, a_timeline_from_before_the_nodes_met_becomes_theirs);
     tcase_add_test(host, another_node_may_stop_it_and_hears_when_the_file_is_complete);
     tcase_add_test(host, an_engine_with_nothing_left_to_do_stays_until_the_others_have_sent_theirs);
+    tcase_add_test(host, hvdd_starts_and_stops_one_as_a_trainer_does);
     tcase_add_test(guest, a_guest_gives_its_records_to_its_host_alone);
     tcase_add_test(guest, a_guest_that_was_not_asked_for_long_sends_what_fits_and_counts_the_rest);
     tcase_add_test(guest, a_guests_trainer_that_stops_it_is_answered_by_the_host);
     tcase_add_test(guest, a_guest_whose_host_is_gone_ends_and_says_so);
     tcase_add_test(guest, a_guest_that_leaves_waits_for_its_host_less_than_a_second);
+    tcase_add_test(guest, a_guest_whose_engine_ends_leaves_nothing_behind);
     tcase_add_test(guest, questions_of_another_kind_are_left_to_others);
     return hvt_run_suite(suite);
 }
