@@ -275,8 +275,8 @@ static int exit_error;
 static void on_process_exit(int status, void *unused)
 {
     (void)unused;
-    struct hvd_session *session = atomic_exchange(&at_exit, NULL);
-    if (!session || status != 0 || client_session_enter(session, "exit") != HVD_OK)
+    struct hvd_session *session = status == 0 ? atomic_load(&at_exit) : NULL;
+    if (!session || client_session_enter(session, "exit") != HVD_OK)
         return;
     bool idle = session->ops.in_flight == 0 && !session->link.pending;
     client_session_leave(session);
