@@ -350,7 +350,7 @@ static struct hvi_mesh_msg stranger_hear(void *zmq)
     static unsigned char bytes[HVI_MESH_BYTES_MAX];
     uint64_t end = hvi_deadline_after(PATIENCE);
     struct hvi_mesh_msg msg;
-    int length, more = 1;
+    int length = 0, more = 1;
     size_t size = sizeof(more);
 
     while (more) {
