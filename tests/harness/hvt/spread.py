@@ -111,9 +111,10 @@ class SpreadJob(Job):
 
     def process_of(self, node: Node, name: str) -> int:
         """The node's only process of that program: hvdd, hvdd-engine, hvdd-gate."""
-        found = [pid for pid, line in node.processes().items() if line.split(" ")[0].rsplit("/", 1)[-1] == name]
-        assert len(found) == 1, (name, node.processes())
-        return found[0]
+        def look() -> int:
+            found = [pid for pid, line in node.processes().items() if line.split(" ")[0].rsplit("/", 1)[-1] == name]
+            return found[0] if len(found) == 1 else 0  # one that is about to start another has a copy for a moment
+        return wait_until(look, lambda: f"one process {name}: {node.processes()}")
 
     def agent_of(self, node: Node) -> int:
         """The node's hvdrun --node; its guard has a name of its own."""
