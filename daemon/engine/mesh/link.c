@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/mesh/peer.h"
+#include "daemon/engine/mesh/tree.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -116,22 +117,6 @@ static void put(struct engine_mesh_peer *peer, enum engine_mesh_kind kind,
 
 /* ---- to whom ---- */
 
-static uint32_t parent_of(uint32_t node)
-{
-    return (node - 1) / ENGINE_MESH_RADIX;
-}
-
-/* The neighbour in the tree through which `to` is reached. */
-static uint32_t next_hop(uint32_t here, uint32_t to)
-{
-    while (to > here) {
-        if (parent_of(to) == here)
-            return to;
-        to = parent_of(to);
-    }
-    return parent_of(here);
-}
-
 static struct engine_mesh_peer *add_peer(struct engine_mesh_link *link, uint32_t node,
                                          uint64_t deadline_ns)
 {
@@ -156,7 +141,7 @@ static int want(struct engine_mesh_peer *peer)
 
 static void call(struct engine_mesh_link *link, uint32_t from, uint32_t to)
 {
-    struct engine_mesh_peer *hop = link->by_node[next_hop(link->config.node, to)];
+    struct engine_mesh_peer *hop = link->by_node[engine_mesh_next_hop(link->config.node, to)];
     unsigned char body[8];
 
     engine_mesh_put_u32(body, from);
@@ -471,7 +456,7 @@ static int add_edges(struct engine_mesh_link *link)
     if (status == HVI_OK)
         status = add_edge(link, (here + nodes - 1) % nodes);
     if (status == HVI_OK && here > 0)
-        status = add_edge(link, parent_of(here));
+        status = add_edge(link, engine_mesh_parent(here));
     for (uint32_t i = 1; status == HVI_OK && i <= ENGINE_MESH_RADIX; i++) {
         if (here * ENGINE_MESH_RADIX + i < nodes)
             status = add_edge(link, here * ENGINE_MESH_RADIX + i);

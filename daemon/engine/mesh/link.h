@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Control connections to the job's other engines: along the tree (of node n > 0 the parent is
- * (n - 1) / 16), to both neighbours in the ring of all nodes, and to others when they are first sent
+ * Control connections to the job's other engines: along the tree (mesh/tree.h), to both neighbours in the ring of all nodes, and to others when they are first sent
  * something. They carry messages in order and tell when a node is gone. Main thread; nothing blocks. A job
  * on one node has no link. */
 #ifndef ENGINE_MESH_LINK_H
@@ -14,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_MESH_RADIX     16u
 #define ENGINE_MESH_BEAT_NS   (300 * UINT64_C(1000000))
 #define ENGINE_MESH_SILENT_NS (1500 * UINT64_C(1000000)) /* of a node that is gone */
 #define ENGINE_MESH_GAP_NS    (1000 * UINT64_C(1000000)) /* in our own loop: blame no other node */

@@ -20,6 +20,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "daemon/engine/mesh/tree.h"
 #include "daemon/engine/order/span.h"
 #include "daemon/engine/order/verdict.h"
 
@@ -32,23 +33,6 @@ struct engine_mesh_letter {
     size_t length;
     unsigned char bytes[];
 };
-
-static uint32_t parent_of(uint32_t node)
-{
-    return (node - 1) / ENGINE_MESH_CHILDREN;
-}
-
-/* The neighbour in whose direction another node lies. */
-static uint32_t towards(uint32_t here, uint32_t node)
-{
-    while (node > here) {
-        uint32_t parent = parent_of(node);
-        if (parent == here)
-            return node;
-        node = parent;
-    }
-    return parent_of(here);
-}
 
 static void fall(struct engine_mesh *mesh, int status, int32_t culprit, const char *text);
 
@@ -87,7 +71,7 @@ static int post(struct engine_mesh *mesh, uint32_t to, const unsigned char *byte
 
     if (to == here)
         return keep(&mesh->first, &mesh->last, bytes, length);
-    return mesh->way->send(mesh->way_user, towards(here, to), bytes, length);
+    return mesh->way->send(mesh->way_user, engine_mesh_next_hop(here, to), bytes, length);
 }
 
 /* mesh->packet. */
@@ -337,9 +321,9 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
 
     if (packet->from >= nodes || packet->to >= nodes)
         return "a message of a node that there is not";
-    if (packet->from == here || towards(here, packet->from) != node)
+    if (packet->from == here || engine_mesh_next_hop(here, packet->from) != node)
         return "a message of a node that is not behind it";
-    if (packet->to != here && towards(here, packet->to) == node)
+    if (packet->to != here && engine_mesh_next_hop(here, packet->to) == node)
         return "a message that should not have come here";
     if (packet->has_report && packet->to != 0)
         return "a report that is not for the root";

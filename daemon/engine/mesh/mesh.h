@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * engine_mesh: what the engines of a job say to each other about its ops. Node 0 is the root. Messages
- * travel along the tree (of node n > 0 the parent is (n - 1) / 16); nodes between pass them on. Main
+ * travel along the tree (mesh/tree.h); nodes between pass them on. Main
  * thread; nothing blocks. */
 #ifndef ENGINE_MESH_MESH_H
 #define ENGINE_MESH_MESH_H
 
 #include "daemon/engine/order/root.h"
-
-#define ENGINE_MESH_CHILDREN 16u
 
 /* The way to a neighbour: mesh/link.h. */
 struct engine_mesh_way {

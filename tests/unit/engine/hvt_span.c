@@ -2,6 +2,7 @@
 #include "tests/unit/engine/hvt_span.h"
 
 #include "base/status.h"
+#include "daemon/engine/mesh/tree.h"
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/partial.h"
@@ -127,8 +128,8 @@ static int send(void *user, uint32_t to, const unsigned char *bytes, size_t leng
     struct hvt_queue *queue = &node->up;
     struct hvt_message *message = malloc(sizeof *message + length);
 
-    if (node->number == 0 || to != (node->number - 1) / ENGINE_MESH_CHILDREN) {
-        REQUIRE((to - 1) / ENGINE_MESH_CHILDREN == node->number);
+    if (node->number == 0 || to != engine_mesh_parent(node->number)) {
+        REQUIRE(engine_mesh_parent(to) == node->number);
         queue = &node->job->node[to].down;
     }
     REQUIRE(message);
@@ -157,7 +158,7 @@ static bool deliver(struct hvt_job *job, uint32_t which)
 {
     struct hvt_node *node = &job->node[which / 2];
     struct hvt_message *message = take(which % 2 ? &node->down : &node->up);
-    uint32_t parent = node->number > 0 ? (node->number - 1) / ENGINE_MESH_CHILDREN : 0;
+    uint32_t parent = node->number > 0 ? engine_mesh_parent(node->number) : 0;
 
     if (!message)
         return false;
