@@ -32,12 +32,12 @@
 #include "daemon/engine/order/agree.h"
 #include "daemon/engine/order/root_partial.h"
 #include "daemon/engine/order/schedule.h"
+#include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -856,20 +856,8 @@ static int sweep(struct engine_root *root, const struct engine_set *set)
 
 /* ---- reports ---- */
 
-static int __attribute__((format(printf, 2, 3)))
-disbelieve(const struct hearing *hearing, const char *format, ...)
-{
-    size_t used =
-        (size_t)snprintf(hearing->text, hearing->text_size, "node %u: report: ", hearing->node);
-    va_list arguments;
-
-    if (used >= hearing->text_size)
-        return HVI_ERR_PROTOCOL;
-    va_start(arguments, format);
-    vsnprintf(hearing->text + used, hearing->text_size - used, format, arguments);
-    va_end(arguments);
-    return HVI_ERR_PROTOCOL;
-}
+#define disbelieve(hearing, ...)                                                                   \
+    engine_sentence_bad_report((hearing)->text, (hearing)->text_size, (hearing)->node, __VA_ARGS__)
 
 static bool moves(uint32_t kind)
 {

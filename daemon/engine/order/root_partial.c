@@ -9,9 +9,9 @@
 #include "daemon/engine/order/root_partial.h"
 
 #include "base/status.h"
+#include "daemon/engine/order/sentence.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,20 +41,8 @@ struct hearing {
     size_t text_size;
 };
 
-static int __attribute__((format(printf, 2, 3)))
-disbelieve(const struct hearing *hearing, const char *format, ...)
-{
-    size_t used =
-        (size_t)snprintf(hearing->text, hearing->text_size, "node %u: report: ", hearing->node);
-    va_list arguments;
-
-    if (used >= hearing->text_size)
-        return HVI_ERR_PROTOCOL;
-    va_start(arguments, format);
-    vsnprintf(hearing->text + used, hearing->text_size - used, format, arguments);
-    va_end(arguments);
-    return HVI_ERR_PROTOCOL;
-}
+#define disbelieve(hearing, ...)                                                                   \
+    engine_sentence_bad_report((hearing)->text, (hearing)->text_size, (hearing)->node, __VA_ARGS__)
 
 static uint32_t node_of(const struct engine_root *root, int32_t rank)
 {

@@ -24,12 +24,12 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
 #include "daemon/engine/order/steps.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -304,21 +304,6 @@ bool engine_schedule_holds(struct engine_order *order, const struct hvi_mesh_rep
 
 /* ---- from the root ---- */
 
-static int __attribute__((format(printf, 4, 5)))
-disbelieve(const struct hvi_mesh_verdict *verdict, char *text_p, size_t text_size,
-           const char *format, ...)
-{
-    size_t used = (size_t)snprintf(text_p, text_size, "verdict %" PRIu64 ": ", verdict->number);
-    va_list arguments;
-
-    if (used >= text_size)
-        return HVI_ERR_PROTOCOL;
-    va_start(arguments, format);
-    vsnprintf(text_p + used, text_size - used, format, arguments);
-    va_end(arguments);
-    return HVI_ERR_PROTOCOL;
-}
-
 /* False: a tensor is in it twice. */
 static bool take_list(struct engine_schedule *schedule, uint32_t count)
 {
@@ -343,13 +328,15 @@ static int begin(struct engine_order *order, const struct hvi_mesh_verdict *verd
 
     if (schedule->live || schedule->halted || count == 0 || count > schedule->past_count ||
         verdict->sequence <= order->sequence)
-        return disbelieve(verdict, text_p, text_size, "the last %u works cannot repeat as %" PRIu64,
-                          count, verdict->sequence);
+        return engine_sentence_bad_verdict(text_p, text_size, verdict->number,
+                                           "the last %u works cannot repeat as %" PRIu64, count,
+                                           verdict->sequence);
     schedule->list = calloc(count, sizeof(struct engine_tensor *));
     if (!schedule->list)
         return HVI_ERR_NO_MEMORY;
     if (!take_list(schedule, count))
-        return disbelieve(verdict, text_p, text_size, "a tensor comes twice in a step");
+        return engine_sentence_bad_verdict(text_p, text_size, verdict->number,
+                                           "a tensor comes twice in a step");
     HVI_LOG(HVI_LOG_DEBUG, "schedule", "step-repeats", "its works start without the root",
             "job=%s works=%" PRIu32, order->job, count);
     schedule->at = 0;
@@ -365,7 +352,7 @@ static int halt(struct engine_order *order, const struct hvi_mesh_verdict *verdi
     struct engine_schedule *schedule = &order->schedule;
 
     if (!schedule->live)
-        return disbelieve(verdict, text_p, text_size, "nothing repeats");
+        return engine_sentence_bad_verdict(text_p, text_size, verdict->number, "nothing repeats");
     drop_list(order);
     schedule->live = false;
     schedule->halted = true;
@@ -444,9 +431,10 @@ static int resume(struct engine_order *order, const struct hvi_mesh_verdict *ver
     uint64_t next = order->sequence + 1;
 
     if (!schedule->halted || verdict->least > next || verdict->sequence < next)
-        return disbelieve(verdict, text_p, text_size,
-                          "works %" PRIu64 " to %" PRIu64 " cannot be, as %" PRIu64 " was next",
-                          verdict->least, verdict->sequence, next);
+        return engine_sentence_bad_verdict(text_p, text_size, verdict->number,
+                                           "works %" PRIu64 " to %" PRIu64 " cannot be, as %" PRIu64
+                                           " was next",
+                                           verdict->least, verdict->sequence, next);
     HVI_LOG(HVI_LOG_DEBUG, "schedule", "step-differs", "works start by the root's word again",
             "job=%s withdrawn=%" PRIu64, order->job, next - verdict->least);
     schedule->halted = false;
@@ -477,6 +465,6 @@ int engine_schedule_hear(struct engine_order *order, const struct hvi_mesh_verdi
     case HVI_MESH_RESUMES:
         return resume(order, verdict, text_p, text_size);
     default:
-        return disbelieve(verdict, text_p, text_size, "it is no verdict");
+        return engine_sentence_bad_verdict(text_p, text_size, verdict->number, "it is no verdict");
     }
 }

@@ -4,6 +4,7 @@
 #define ENGINE_SENTENCE_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 struct engine_sentence {
     char *text;
@@ -12,5 +13,11 @@ struct engine_sentence {
 
 void engine_sentence_append(struct engine_sentence *sentence, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Why a message of another node is not believed: "verdict 7: ...", "node 2: report: ...". HVI_ERR_PROTOCOL. */
+int engine_sentence_bad_verdict(char *text_p, size_t text_size, uint64_t number, const char *format,
+                                ...) __attribute__((format(printf, 4, 5)));
+int engine_sentence_bad_report(char *text_p, size_t text_size, uint32_t node, const char *format,
+                               ...) __attribute__((format(printf, 4, 5)));
 
 #endif

@@ -16,12 +16,12 @@
 #include "daemon/engine/order/opening.h"
 #include "daemon/engine/order/pair.h"
 #include "daemon/engine/order/schedule.h"
+#include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -35,20 +35,9 @@ struct hearing {
     size_t text_size;
 };
 
-static int __attribute__((format(printf, 2, 3)))
-disbelieve(const struct hearing *hearing, const char *format, ...)
-{
-    size_t used = (size_t)snprintf(hearing->text, hearing->text_size, "verdict %" PRIu64 ": ",
-                                   hearing->verdict->number);
-    va_list arguments;
-
-    if (used >= hearing->text_size)
-        return HVI_ERR_PROTOCOL;
-    va_start(arguments, format);
-    vsnprintf(hearing->text + used, hearing->text_size - used, format, arguments);
-    va_end(arguments);
-    return HVI_ERR_PROTOCOL;
-}
+#define disbelieve(hearing, ...)                                                                   \
+    engine_sentence_bad_verdict((hearing)->text, (hearing)->text_size, (hearing)->verdict->number, \
+                                __VA_ARGS__)
 
 /* By set rank, from a list; checked against who has come here. */
 static int take_joined(struct hearing *hearing)
