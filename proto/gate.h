@@ -53,7 +53,7 @@ struct hvi_gate_state {
 struct hvi_node_register {
     char job[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
-    uint64_t generation;
+    uint64_t registration;
     char key_digest[HVI_WIRE_SHORT_TEXT];
     unsigned char *node; /* allocated by decode: a Packet with an EngineNode */
     size_t node_bytes;
@@ -61,14 +61,14 @@ struct hvi_node_register {
 struct hvi_node_withdraw {
     char job[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
-    uint64_t generation;
+    uint64_t registration;
     int32_t status; /* HVI_OK: it ended in order */
     char text[HVI_TEXT_MAX + 1];
 };
 struct hvi_node_roster {
     char job[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
-    uint64_t generation;
+    uint64_t registration;
     unsigned char *roster; /* allocated by decode: a Packet with an EngineRoster */
     size_t roster_bytes;
 };

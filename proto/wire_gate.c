@@ -57,15 +57,15 @@ static const struct wire_table gate_state = TABLE(gate_state, gate_state_fields,
 static const struct wire_field node_register_fields[] = {
     TEXT(1, hvi_node_register, job, JOB),
     U32(2, hvi_node_register, uid),
-    U64(3, hvi_node_register, generation),
+    U64(3, hvi_node_register, registration),
     TEXT(4, hvi_node_register, key_digest, ANY),
     BYTES(5, hvi_node_register, node, node_bytes, 1, HVI_MESH_PACKET_MAX),
 };
 static const struct wire_table node_register = TABLE(node_register, node_register_fields, 0);
 
 static const struct wire_field node_withdraw_fields[] = {
-    TEXT(1, hvi_node_withdraw, job, JOB),  U32(2, hvi_node_withdraw, uid),
-    U64(3, hvi_node_withdraw, generation), STATUS(4, hvi_node_withdraw, status),
+    TEXT(1, hvi_node_withdraw, job, JOB),    U32(2, hvi_node_withdraw, uid),
+    U64(3, hvi_node_withdraw, registration), STATUS(4, hvi_node_withdraw, status),
     TEXT(5, hvi_node_withdraw, text, ANY),
 };
 static const struct wire_table node_withdraw = TABLE(node_withdraw, node_withdraw_fields, 0);
@@ -73,7 +73,7 @@ static const struct wire_table node_withdraw = TABLE(node_withdraw, node_withdra
 static const struct wire_field node_roster_fields[] = {
     TEXT(1, hvi_node_roster, job, JOB),
     U32(2, hvi_node_roster, uid),
-    U64(3, hvi_node_roster, generation),
+    U64(3, hvi_node_roster, registration),
     BYTES(4, hvi_node_roster, roster, roster_bytes, 1, HVI_MESH_PACKET_MAX),
 };
 static const struct wire_table node_roster = TABLE(node_roster, node_roster_fields, 0);

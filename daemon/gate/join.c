@@ -85,13 +85,14 @@ static void say_everything(struct gate_mesh *mesh)
 /* ---- what hvdd's engines register ---- */
 
 /* A job id is one user's on a node. */
-static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job, uint64_t generation)
+static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job,
+                                 uint64_t registration)
 {
     struct mesh_own *own;
 
     DL_FOREACH(mesh->own, own)
     {
-        if (own->registered.generation == generation && strcmp(own->registered.job, job) == 0)
+        if (own->registered.registration == registration && strcmp(own->registered.job, job) == 0)
             return own;
     }
     return NULL;
@@ -106,7 +107,7 @@ static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
 
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered)
 {
-    struct mesh_own *own = own_find(mesh, registered->job, registered->generation);
+    struct mesh_own *own = own_find(mesh, registered->job, registered->registration);
 
     if (own != NULL)
         own_free(mesh, own);
@@ -128,7 +129,7 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_WITHDRAW, .node_withdraw = *withdrawn};
-    struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->generation);
+    struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->registration);
 
     if (own != NULL)
         own_free(mesh, own);
@@ -173,7 +174,7 @@ static void note_failure(struct gate_mesh *mesh, const char *text, bool known)
 
 static void handle_roster(struct gate_mesh *mesh, const struct hvi_node_roster *roster)
 {
-    struct mesh_own *own = own_find(mesh, roster->job, roster->generation);
+    struct mesh_own *own = own_find(mesh, roster->job, roster->registration);
 
     if (own == NULL)
         return;

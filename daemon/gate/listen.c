@@ -99,8 +99,8 @@ static void log_met(const struct gate_registrant *to, const struct hvi_engine_ro
 
 static void log_not_met(const struct gate_registrant *to, const char *why)
 {
-    HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", why, "job=%s generation=%llu", to->job,
-            (unsigned long long)to->generation);
+    HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", why, "job=%s registration=%llu", to->job,
+            (unsigned long long)to->registration);
 }
 
 /* Of a job that has met the engines know more. */
@@ -158,7 +158,7 @@ static uint32_t owner(const struct gate_mesh *mesh, uint32_t uid)
 static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const char *address,
                   const struct hvi_node_register *registered)
 {
-    struct gate_registration said = {.node = node, .generation = registered->generation};
+    struct gate_registration said = {.node = node, .registration = registered->registration};
     struct hvi_packet_msg msg;
     bool good;
 
@@ -184,7 +184,7 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
     const struct gate_registrant registrant = {.node = node,
                                                .job = withdrawn->job,
                                                .uid = owner(mesh, withdrawn->uid),
-                                               .generation = withdrawn->generation};
+                                               .registration = withdrawn->registration};
 
     gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text);
 }

@@ -99,7 +99,7 @@ int mesh_fill_roster(struct gate_mesh *mesh, const struct gate_registrant *to,
     struct hvi_engine_roster instead = {.status = HVI_ERR_LIMIT};
     size_t ranks = 0;
 
-    *answer_p = (struct hvi_node_roster){.uid = to->uid, .generation = to->generation};
+    *answer_p = (struct hvi_node_roster){.uid = to->uid, .registration = to->registration};
     snprintf(answer_p->job, sizeof(answer_p->job), "%s", to->job);
     int status = pack(mesh, roster, answer_p);
     if (status != HVI_ERR_LIMIT)
@@ -118,7 +118,8 @@ void mesh_tell_error(struct gate_mesh *mesh, const struct hvi_node_register *reg
                      const char *text)
 {
     struct hvi_engine_roster error = {.status = status};
-    struct hvi_node_roster roster = {.uid = registered->uid, .generation = registered->generation};
+    struct hvi_node_roster roster = {.uid = registered->uid,
+                                     .registration = registered->registration};
 
     snprintf(error.text, sizeof(error.text), "%s", text);
     snprintf(roster.job, sizeof(roster.job), "%s", registered->job);

@@ -3,8 +3,8 @@
  *
  *   register --> waiting --all ranks 0..size-1 are there--> met: everybody gets the roster
  *                  |  ^                                       |
- *                  |  +--a registration of another generation-+
- *                  +--withdrawn, or replaced by a later generation of the same node
+ *                  |  +--one with another number-----------------+
+ *                  +--withdrawn, or replaced by a later registration of the same node
  *                  +--they contradict each other, or time is over: everybody that waits gets a sentence
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
@@ -168,7 +168,7 @@ static struct gate_rendezvous_job *job_new(struct gate_rendezvous *rendezvous, c
 static struct gate_registrant registrant_of(const struct gate_registration *said)
 {
     return (struct gate_registrant){
-        .node = said->node, .job = said->job, .uid = said->uid, .generation = said->generation};
+        .node = said->node, .job = said->job, .uid = said->uid, .registration = said->registration};
 }
 
 static void answer(struct gate_rendezvous *rendezvous, const struct gate_registrant *to,
@@ -465,12 +465,12 @@ static bool is_known(struct gate_rendezvous *rendezvous, struct gate_rendezvous_
 {
     struct member *member = member_of(job->met, said->node);
 
-    if (member != NULL && member->said.generation == said->generation) {
+    if (member != NULL && member->said.registration == said->registration) {
         answer_met(rendezvous, job, member);
         return true;
     }
     member = member_of(job->waiting, said->node);
-    if (member != NULL && member->said.generation > said->generation)
+    if (member != NULL && member->said.registration > said->registration)
         return true; /* an older engine, whose news came late */
     return false;
 }
@@ -503,7 +503,7 @@ static struct member *add(struct gate_rendezvous *rendezvous, struct gate_rendez
         return NULL;
     }
     if (old != NULL) {
-        if (old->said.generation == said->generation)
+        if (old->said.registration == said->registration)
             member->since_ns = old->since_ns;
         member_free(&job->waiting, old);
     }
@@ -564,7 +564,7 @@ static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rende
     {
         struct gate_registrant to = registrant_of(&member->said);
         to.met = true;
-        if (to.generation != UINT64_MAX)
+        if (to.registration != UINT64_MAX)
             refuse_to(rendezvous, &to, status, text);
     }
 }
@@ -579,18 +579,18 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
     if (job == NULL)
         return;
     member = member_of(job->waiting, registrant->node);
-    if (member != NULL && member->said.generation <= registrant->generation)
+    if (member != NULL && member->said.registration <= registrant->registration)
         member_free(&job->waiting, member);
     member = member_of(job->met, registrant->node);
     /* The roster's rows point to the ranks of those that have met: it goes with the last of them. */
-    if (member != NULL && member->said.generation <= registrant->generation) {
-        member->said.generation = UINT64_MAX;
+    if (member != NULL && member->said.registration <= registrant->registration) {
+        member->said.registration = UINT64_MAX;
         if (status != HVI_OK)
             tell_met(rendezvous, job, status, text);
     }
     DL_FOREACH(job->met, member)
     {
-        if (member->said.generation != UINT64_MAX)
+        if (member->said.registration != UINT64_MAX)
             break;
     }
     if (member == NULL)
@@ -704,7 +704,7 @@ void gate_rendezvous_jobs_of(const struct gate_rendezvous *rendezvous, uint64_t 
     {
         const struct member *met = member_of(job->met, node);
         bool in = member_of(job->waiting, node) != NULL ||
-                  (met != NULL && met->said.generation != UINT64_MAX);
+                  (met != NULL && met->said.registration != UINT64_MAX);
         int length =
             !in ? 0
                 : snprintf(text_p + used, text_size - used, "%s%s", used > 0 ? ", " : "", job->id);

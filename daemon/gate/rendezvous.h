@@ -19,7 +19,7 @@ struct gate_registration {
     char address[HVI_WIRE_NODE_ADDRESS]; /* of its engines, as others reach it; "": unknown */
     char job[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
-    uint64_t generation; /* counts that node's engines */
+    uint64_t registration; /* counts that node's engines */
     char key_digest[HVI_WIRE_SHORT_TEXT];
     struct hvi_engine_node engine; /* its ranks are copied */
 };
@@ -29,7 +29,7 @@ struct gate_registrant {
     uint64_t node;
     const char *job;
     uint32_t uid;
-    uint64_t generation;
+    uint64_t registration;
     bool met; /* it has its roster already */
 };
 

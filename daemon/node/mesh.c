@@ -216,7 +216,7 @@ static void fill_register(const struct node_engine *engine, struct hvi_gate_msg 
     snprintf(registered->key_digest, sizeof(registered->key_digest), "%s",
              generation->job->key_digest);
     registered->uid = generation->job->uid;
-    registered->generation = engine->registration;
+    registered->registration = engine->registration;
     registered->node = engine->node_packet;
     registered->node_bytes = engine->node_packet_bytes;
 }
@@ -281,7 +281,7 @@ void node_mesh_engine_gone(struct node_engine *engine)
     snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s",
              engine->generation->job->id);
     msg.node_withdraw.uid = engine->generation->job->uid;
-    msg.node_withdraw.generation = engine->registration;
+    msg.node_withdraw.registration = engine->registration;
     if (engine->lost != NULL) {
         msg.node_withdraw.status = HVI_ERR_RANK_LOST;
         snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", engine->lost);
@@ -307,7 +307,7 @@ static struct node_engine *engine_of(struct node *node, const struct hvi_node_ro
     DL_FOREACH(node->engines, engine)
     {
         const struct node_generation *generation = engine->generation;
-        if (engine->registration == roster->generation &&
+        if (engine->registration == roster->registration &&
             strcmp(generation->job->id, roster->job) == 0)
             return engine;
     }

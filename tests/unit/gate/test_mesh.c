@@ -102,14 +102,13 @@ static bool hears_nothing(struct side *side)
     return hvi_packet_receive(side->hvdd, &packet, 0) == HVI_ERR_TIMEOUT;
 }
 
-/* The roster for a job of this generation, or the error instead. */
-static struct hvi_engine_roster *hear_roster(struct side *side, const char *job,
-                                             uint64_t generation)
+/* The roster for a job of this number, or the error instead. */
+static struct hvi_engine_roster *hear_roster(struct side *side, const char *job, uint64_t number)
 {
     struct hvi_node_roster *answer = &hear(side, HVI_GATE_NODE_ROSTER)->node_roster;
 
     ck_assert_str_eq(answer->job, job);
-    ck_assert_uint_eq(answer->generation, generation);
+    ck_assert_uint_eq(answer->registration, number);
     hvi_packet_msg_free(&roster);
     ck_assert_int_eq(hvi_packet_msg_decode(answer->roster, answer->roster_bytes, &roster, NULL, 0),
                      HVI_OK);
@@ -125,7 +124,7 @@ static void expect_error(struct side *side, const char *job, int status, const c
     ck_assert_msg(strstr(error->text, text) != NULL, "%s", error->text);
 }
 
-static struct hvi_node_register registration(const char *job, uint64_t generation, int32_t rank,
+static struct hvi_node_register registration(const char *job, uint64_t number, int32_t rank,
                                              int32_t size)
 {
     static unsigned char bytes[4096];
@@ -137,7 +136,7 @@ static struct hvi_node_register registration(const char *job, uint64_t generatio
                                                  .wire_oldest = 1,
                                                  .wire_newest = 1,
                                                  .lanes = 1}};
-    struct hvi_node_register said = {.uid = 1000, .generation = generation, .node = bytes};
+    struct hvi_node_register said = {.uid = 1000, .registration = number, .node = bytes};
 
     snprintf(said.job, sizeof(said.job), "%s", job);
     ck_assert_int_eq(hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &said.node_bytes), HVI_OK);
@@ -154,22 +153,22 @@ static void tell(struct side *side, const struct hvi_gate_msg *msg)
     turn();
 }
 
-static void register_at(struct side *side, const char *job, uint64_t generation, int32_t rank,
+static void register_at(struct side *side, const char *job, uint64_t number, int32_t rank,
                         int32_t size)
 {
     struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_REGISTER};
 
-    msg.node_register = registration(job, generation, rank, size);
+    msg.node_register = registration(job, number, rank, size);
     tell(side, &msg);
 }
 
-static void withdraw_at(struct side *side, const char *job, uint64_t generation)
+static void withdraw_at(struct side *side, const char *job, uint64_t number)
 {
     struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_WITHDRAW};
 
     snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s", job);
     msg.node_withdraw.uid = 1000;
-    msg.node_withdraw.generation = generation;
+    msg.node_withdraw.registration = number;
     tell(side, &msg);
 }
 
@@ -749,7 +748,7 @@ START_TEST(a_node_may_not_say_what_a_rendezvous_says)
     stranger = stranger_join(port, &stranger_key, "00000000000000ee");
     say_hello(stranger, 0xee, "liar");
     msg.node_roster = (struct hvi_node_roster){
-        .job = "job", .generation = 1, .roster = said.node, .roster_bytes = said.node_bytes};
+        .job = "job", .registration = 1, .roster = said.node, .roster_bytes = said.node_bytes};
     send_msg(stranger, &msg);
     wait_log("a node says what it may not say", 1);
     sides[0].gate.mesh->logged_ns = 0;
@@ -822,7 +821,7 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
     struct hvi_packet_msg error = {.kind = HVI_PACKET_ENGINE_ROSTER,
                                    .engine_roster = {.status = HVI_ERR_LIMIT, .text = "too many"}};
     static const struct {
-        uint64_t number, generation;
+        uint64_t number, registration;
         const char *job;
     } said[] = {{1, 3, "other"}, {2, 2, "job"}, {3, 3, "job"}, {3, 3, "job"}};
     unsigned char bytes[500];
@@ -839,7 +838,7 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
     answer.heard = asked.number;
     for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++) {
         snprintf(answer.node_roster.job, sizeof(answer.node_roster.job), "%s", said[i].job);
-        answer.node_roster.generation = said[i].generation;
+        answer.node_roster.registration = said[i].registration;
         answer.number = said[i].number;
         send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
         send_msg(stranger, &answer);

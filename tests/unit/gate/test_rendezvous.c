@@ -8,9 +8,9 @@
 
 #define SECOND HVI_NS_SEC
 
-/* One answer, written down: "node/generation status node-index epoch text". */
+/* One answer, written down: "node/registration status node-index epoch text". */
 struct answer {
-    uint64_t node, generation;
+    uint64_t node, registration;
     int status;
     char text[HVI_TEXT_MAX + 1];
     uint64_t epoch;
@@ -34,7 +34,7 @@ static void note(void *user, const struct gate_registrant *to,
     (void)user;
     ck_assert_uint_lt(answer_count, 64);
     *answer = (struct answer){.node = to->node,
-                              .generation = to->generation,
+                              .registration = to->registration,
                               .status = roster->status,
                               .epoch = roster->epoch,
                               .index = roster->node,
@@ -94,7 +94,7 @@ static struct gate_registration *node_with(uint64_t node, int32_t size, const in
     snprintf(next->name, sizeof(next->name), "%c", (char)('a' + node - 1));
     snprintf(next->address, sizeof(next->address), "10.0.0.%u", (unsigned)node);
     snprintf(next->job, sizeof(next->job), "job");
-    next->generation = 1;
+    next->registration = 1;
     next->uid = 1000;
     next->engine = (struct hvi_engine_node){.size = size,
                                             .ranks = copies[turn % 8],
@@ -116,10 +116,10 @@ static void bring(struct gate_registration *said)
     gate_rendezvous_register(&meeting, said, 100 * SECOND);
 }
 
-static void withdraw(uint64_t node, uint64_t generation)
+static void withdraw(uint64_t node, uint64_t registration)
 {
     const struct gate_registrant to = {
-        .node = node, .job = "job", .uid = 1000, .generation = generation};
+        .node = node, .job = "job", .uid = 1000, .registration = registration};
     gate_rendezvous_withdraw(&meeting, &to, HVI_OK, "");
 }
 
@@ -154,7 +154,7 @@ START_TEST(the_node_of_rank_0_decides_how_many_lanes_there_are)
         const int32_t *const ranks[] = {first, second, third};
         for (uint64_t node = 3; node-- > 0;) {
             struct gate_registration *said = node_with(node + 1, 3, ranks[node]);
-            said->generation = i + 1;
+            said->registration = i + 1;
             said->engine.lanes = wishes[i][node];
             bring(said);
         }
@@ -186,11 +186,11 @@ START_TEST(a_later_generation_meets_in_the_next_epoch)
     bring(node_with(1, 2, RANKS(0)));
     bring(node_with(2, 2, RANKS(1)));
     again = node_with(1, 2, RANKS(0));
-    again->generation = 2;
+    again->registration = 2;
     bring(again);
     ck_assert_uint_eq(answer_count, 2);
     again = node_with(2, 2, RANKS(1));
-    again->generation = 7; /* each node counts its own */
+    again->registration = 7; /* each node counts its own */
     bring(again);
     ck_assert_uint_eq(answer_count, 4);
     ck_assert_uint_eq(answers[3].epoch, answers[0].epoch + 1);
@@ -204,13 +204,13 @@ START_TEST(a_node_that_registers_anew_before_the_roster_is_replaced)
 
     bring(node_with(1, 2, RANKS(0)));
     again = node_with(1, 2, RANKS(0));
-    again->generation = 2;
+    again->registration = 2;
     again->engine.port = 9999;
     bring(again);
     bring(node_with(1, 2, RANKS(0))); /* late news of the first */
     bring(node_with(2, 2, RANKS(1)));
     ck_assert_uint_eq(answer_count, 2);
-    ck_assert_uint_eq(answers[0].generation, 2);
+    ck_assert_uint_eq(answers[0].registration, 2);
     ck_assert_str_eq(answers[0].rows, "a 10.0.0.1:9999 0;b 10.0.0.2:9602 1;");
 }
 END_TEST
@@ -243,7 +243,7 @@ END_TEST
 
 START_TEST(who_goes_with_a_reason_tells_it_to_those_that_it_has_met)
 {
-    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .generation = 1};
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
 
     bring(node_with(1, 3, RANKS(0)));
     bring(node_with(2, 3, RANKS(1)));

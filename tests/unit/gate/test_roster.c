@@ -9,7 +9,7 @@ static struct gate_mesh *mesh;
 static struct hvi_engine_roster roster;
 static struct hvi_node_roster answer;
 static struct hvi_packet_msg heard;
-static const struct gate_registrant to = {.job = "wide", .uid = 1000, .generation = 7};
+static const struct gate_registrant to = {.job = "wide", .uid = 1000, .registration = 7};
 
 static void prepare(void)
 {
@@ -72,7 +72,7 @@ static int tell(void)
                      HVI_OK);
     ck_assert_int_eq(heard.kind, HVI_PACKET_ENGINE_ROSTER);
     ck_assert_str_eq(answer.job, "wide");
-    ck_assert_uint_eq(answer.generation, 7);
+    ck_assert_uint_eq(answer.registration, 7);
     return status;
 }
 

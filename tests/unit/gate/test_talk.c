@@ -42,7 +42,7 @@ static void say(struct end *end, uint64_t what)
 {
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_WITHDRAW};
 
-    msg.node_withdraw.generation = what;
+    msg.node_withdraw.registration = what;
     ck_assert_int_eq(gate_talk_say(&end->talk, &msg), HVI_OK);
 }
 
@@ -65,7 +65,7 @@ static void receive(int side, const struct hvi_mesh_msg *msg)
     if ((news & GATE_TALK_ANEW) != 0)
         on_anew(side);
     if ((news & GATE_TALK_BODY) != 0)
-        end->heard[end->heard_count++] = msg->node_withdraw.generation;
+        end->heard[end->heard_count++] = msg->node_withdraw.registration;
 }
 
 /* 100 ms pass; each message on the way arrives with `percent`. */

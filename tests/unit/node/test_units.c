@@ -292,7 +292,7 @@ static uint64_t register_engine(void)
     ck_assert_str_eq(heard.node_register.job, "a");
     ck_assert_uint_eq(heard.node_register.uid, getuid());
     ck_assert_uint_gt(heard.node_register.node_bytes, 0);
-    return heard.node_register.generation;
+    return heard.node_register.registration;
 }
 
 /* A trainer of job "a", whose engine is the test. */
@@ -312,7 +312,7 @@ static int start_engine(void)
     return trainer;
 }
 
-static void tell_roster(const char *job, uint64_t generation, const char *text)
+static void tell_roster(const char *job, uint64_t number, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_ROSTER};
     struct hvi_gate_msg roster = {.kind = HVI_GATE_NODE_ROSTER};
@@ -320,7 +320,7 @@ static void tell_roster(const char *job, uint64_t generation, const char *text)
 
     msg.engine_roster.status = HVI_ERR_ATTACH_TIMEOUT;
     snprintf(msg.engine_roster.text, sizeof(msg.engine_roster.text), "%s", text);
-    roster.node_roster.generation = generation;
+    roster.node_roster.registration = number;
     roster.node_roster.roster = bytes;
     snprintf(roster.node_roster.job, sizeof(roster.node_roster.job), "%s", job);
     ck_assert_int_eq(
@@ -341,7 +341,7 @@ START_TEST(an_engine_meets_through_the_gate_and_every_new_gate_hears_of_it)
     number = register_engine();
     start_gate(); /* that one is killed */
     hear(HVI_GATE_START);
-    ck_assert_uint_eq(hear(HVI_GATE_NODE_REGISTER)->node_register.generation, number);
+    ck_assert_uint_eq(hear(HVI_GATE_NODE_REGISTER)->node_register.registration, number);
     tell_roster("another", number, "wrong job");
     tell_roster("a", number + 1, "wrong number");
     tell_roster("a", number, "node beta is late");
@@ -351,7 +351,7 @@ START_TEST(an_engine_meets_through_the_gate_and_every_new_gate_hears_of_it)
     end_program(&engine);
     hear(HVI_GATE_NODE_WITHDRAW);
     ck_assert_str_eq(heard.node_withdraw.job, "a");
-    ck_assert_uint_eq(heard.node_withdraw.generation, number);
+    ck_assert_uint_eq(heard.node_withdraw.registration, number);
     close(trainer);
     stop();
 }

@@ -18,14 +18,14 @@ static char text[256];
 
 static const struct hvi_node_register registration = {.job = "job-1",
                                                       .uid = 1000,
-                                                      .generation = UINT64_MAX,
+                                                      .registration = UINT64_MAX,
                                                       .key_digest = "0123abcd",
                                                       .node = data,
                                                       .node_bytes = 300};
 static const struct hvi_node_withdraw withdrawal = {
-    .job = "job-1", .uid = UINT32_MAX, .generation = 7};
+    .job = "job-1", .uid = UINT32_MAX, .registration = 7};
 static const struct hvi_node_roster roster = {
-    .job = "job-1", .uid = 1000, .generation = 7, .roster = data, .roster_bytes = 1};
+    .job = "job-1", .uid = 1000, .registration = 7, .roster = data, .roster_bytes = 1};
 
 static void setup(void)
 {
@@ -164,7 +164,7 @@ START_TEST(what_a_message_carries_is_a_copy)
     memset(bytes, 0, length);
     ck_assert_str_eq(mesh_copy.node_register.job, "job-1");
     ck_assert_str_eq(mesh_copy.node_register.key_digest, "0123abcd");
-    ck_assert_uint_eq(mesh_copy.node_register.generation, UINT64_MAX);
+    ck_assert_uint_eq(mesh_copy.node_register.registration, UINT64_MAX);
     ck_assert_uint_eq(mesh_copy.node_register.node_bytes, 300);
     ck_assert_mem_eq(mesh_copy.node_register.node, data, 300);
     hvi_mesh_msg_free(&mesh_copy);
