@@ -122,10 +122,20 @@ static struct addrinfo *resolve(const char *address, int port, int flags)
     return found;
 }
 
+/* Without pacing (bbr's), which would be the limit here instead of the wire. A connection that has begun with it keeps it. */
+static int unpaced_socket(int family)
+{
+    int made = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (made >= 0 && setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) &&
+        setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "reno", 4))
+        fail("cannot choose a congestion control: %s", strerror(errno));
+    return made;
+}
+
 static int listen_at(const char *address, int port)
 {
     struct addrinfo *own = resolve(address, port, AI_PASSIVE);
-    int one = 1, listener = socket(own->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int one = 1, listener = unpaced_socket(own->ai_family);
     if (listener < 0 || setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) ||
         bind(listener, own->ai_addr, own->ai_addrlen) || listen(listener, CONNECTIONS_MAX))
         fail("cannot listen at %s port %d: %s", address, port, strerror(errno));
@@ -139,7 +149,7 @@ static int connect_to(const char *address, int port)
     struct addrinfo *peer = resolve(address, port, 0);
     double deadline_s = now_s() + SILENCE_MS / 1000.0;
     for (;;) {
-        int out = socket(peer->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        int out = unpaced_socket(peer->ai_family);
         if (out >= 0 && connect(out, peer->ai_addr, peer->ai_addrlen) == 0) {
             freeaddrinfo(peer);
             return out;
