@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 root=$PWD/build-arm/root
 tests=(-R '^unit\.(base|shm|wire_rules|node|engine)'
-    -E 'base_fate|shm_(bell|death|slots|region|traffic)|engine_(death|liar|process|remote|silent|stall|timeline)')
+    -E 'base_fate|shm_(bell|death|slots|region|traffic)|engine_(death|liar|pace|process|remote|silent|stall|timeline)')
 
 scripts/deps.sh arm
 mapfile -t libraries < <(scripts/deps.sh list build | grep -- -dev && echo check && echo libsubunit-dev)
