@@ -13,11 +13,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST  200         /* pieces of memory */
+#define MOST 200 /* pieces of memory */
 
 /* ---- memory ---- */
 
-static atomic_int countdown; /* 0: nothing is refused */
+static atomic_int countdown;       /* 0: nothing is refused */
 static atomic_bool refused, armed; /* else it is check(3) that asks */
 static bool by_main;
 static pthread_t main_thread;
@@ -33,7 +33,8 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
 
 static bool refuse(void)
 {
-    if (!atomic_load(&armed) || atomic_load(&countdown) == 0 || (pthread_equal(pthread_self(), main_thread) != 0) != by_main)
+    if (!atomic_load(&armed) || atomic_load(&countdown) == 0 ||
+        (pthread_equal(pthread_self(), main_thread) != 0) != by_main)
         return false;
     bool now = atomic_fetch_sub(&countdown, 1) == 1;
     if (now)
