@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The stall table: who is missing, what its process does, how old; and the settings. */
 #include "base/status.h"
+#include "base/utf8.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/hvt_ops.h"
+#include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
 #include <poll.h>
@@ -227,6 +229,79 @@ START_TEST(a_crowd_of_stalled_ops_fits_one_notice)
 }
 END_TEST
 
+START_TEST(more_ops_than_one_round_tells_are_counted)
+{
+    char name[8];
+
+    hvt_log_open();
+    hvt_bench_init(&bench, 2);
+    set_policy(ENGINE_STALL_WARN);
+    for (uint32_t i = 0; i < 70; i++) {
+        snprintf(name, sizeof name, "%u", i);
+        hvt_op_run(&bench, 0, HVI_KIND_ALLREDUCE, 1, name, 0);
+    }
+    engine_stall_look(&bench.engine->watch, hvi_clock_ns() + 2 * HVI_NS_SEC);
+    ck_assert_int_eq(hvt_log_count("stall op-stalled: "), 64);
+    ck_assert_int_eq(hvt_log_count("and more ops wait as long job=test-job count=6\n"), 1);
+    expect_notice(1, "\n1: [0, 1, 2, 3, 4, 5, ...] (pid ");
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_notice_that_is_too_long_ends_with_a_whole_character)
+{
+    struct hvi_packet_msg msg;
+    char name[600];
+
+    hvt_bench_init(&bench, 8);
+    set_policy(ENGINE_STALL_WARN);
+    for (int i = 0; i < 6; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        for (size_t j = strlen(name); j + 3 < sizeof name; j += 3)
+            memcpy(name + j, "\xe2\x82\xac", 4);
+        hvt_op_run(&bench, 0, HVI_KIND_ALLREDUCE, 1, name, 0);
+    }
+    engine_stall_look(&bench.engine->watch, hvi_clock_ns() + 2 * HVI_NS_SEC);
+    ck_assert(hvt_peer_expect(&bench.peers[7], HVI_PACKET_NOTICE, &msg));
+    ck_assert_uint_gt(strlen(msg.notice.text), HVI_TEXT_MAX - 3);
+    ck_assert(hvi_utf8_valid(msg.notice.text, strlen(msg.notice.text)));
+    hvi_packet_msg_free(&msg);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(missing_ranks_that_do_not_fit_a_sentence_are_counted)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_init(&bench, HVT_BENCH_RANKS);
+    set_policy(ENGINE_STALL_FAIL_OP);
+    submit(0, "w");
+    look_after(11);
+    ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], text, sizeof text).status, HVI_ERR_STALLED);
+    ck_assert_msg(strstr(text, "for rank 1 (pid ") != NULL, "%s", text);
+    ck_assert_msg(strstr(text, " more: more than the 10 s that ") != NULL, "%s", text);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
+START_TEST(a_rank_that_has_never_come_is_said_to_be_not_attached)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    hvt_bench_init_empty(&bench, 2);
+    ck_assert_int_eq(hvt_bench_attach(&bench, 0), HVI_OK);
+    set_policy(ENGINE_STALL_FAIL_OP);
+    submit(0, "w");
+    look_after(2);
+    expect_notice(0, "\n1: [w] (not attached)");
+    look_after(11);
+    ck_assert_int_eq(hvt_peer_complete(&bench.peers[0], text, sizeof text).status, HVI_ERR_STALLED);
+    ck_assert_msg(strstr(text, "for rank 1 (not attached): more") != NULL, "%s", text);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(fail_op_fails_the_old_op_and_no_other)
 {
     char text[1024], expected[64];
@@ -416,6 +491,10 @@ int main(void)
     tcase_add_test(tcase, a_missing_rank_that_waits_for_another_op_says_for_which);
     tcase_add_test(tcase, every_rank_is_told_of_a_stalled_op_again_and_again);
     tcase_add_test(tcase, a_crowd_of_stalled_ops_fits_one_notice);
+    tcase_add_test(tcase, more_ops_than_one_round_tells_are_counted);
+    tcase_add_test(tcase, a_notice_that_is_too_long_ends_with_a_whole_character);
+    tcase_add_test(tcase, missing_ranks_that_do_not_fit_a_sentence_are_counted);
+    tcase_add_test(tcase, a_rank_that_has_never_come_is_said_to_be_not_attached);
     tcase_add_test(tcase, fail_op_fails_the_old_op_and_no_other);
     tcase_add_test(tcase, stop_job_ends_the_job_with_the_reason);
     tcase_add_test(tcase, what_has_come_already_is_not_missing);

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Engines of two nodes without memory: of all pieces of memory that node 0 asks for during an op, one is refused, each
+ * in its turn. Whatever that is, every rank has an answer, the right one or an error with a sentence. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "daemon/engine/sessions/intake.h"
+#include "tests/unit/engine/hvt_nodes.h"
+#include "tests/unit/hvt_main.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST 200 /* pieces of memory */
+
+/* ---- memory ---- */
+
+static atomic_int countdown;       /* 0: nothing is refused */
+static atomic_bool refused, armed; /* else it is check(3) that asks */
+static bool by_main;
+static pthread_t main_thread;
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+
+static bool refuse(void)
+{
+    if (!atomic_load(&armed) || atomic_load(&countdown) == 0 ||
+        (pthread_equal(pthread_self(), main_thread) != 0) != by_main)
+        return false;
+    bool now = atomic_fetch_sub(&countdown, 1) == 1;
+    if (now)
+        atomic_store(&refused, true);
+    return now;
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+    return refuse() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    return refuse() ? NULL : __real_calloc(count, bytes);
+}
+
+void *__wrap_realloc(void *old, size_t bytes)
+{
+    return refuse() ? NULL : __real_realloc(old, bytes);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
+{
+    return refuse() ? NULL : __real_aligned_alloc(alignment, bytes);
+}
+
+/* Ready ops become works here. */
+void __real_engine_dispatch_ready(struct engine_exec *exec);
+void __wrap_engine_dispatch_ready(struct engine_exec *exec);
+
+void __wrap_engine_dispatch_ready(struct engine_exec *exec)
+{
+    atomic_store(&armed, exec == &hvt_nodes[0].engine->exec);
+    __real_engine_dispatch_ready(exec);
+    atomic_store(&armed, false);
+}
+
+/* ---- an op ---- */
+
+static void bring(uint32_t node, int32_t seat)
+{
+    struct hvt_bench *bench = &hvt_nodes[node];
+    struct hvi_submission op = hvt_op(bench, seat, HVI_KIND_ALLREDUCE, 1, "w", 0);
+
+    hvt_op_memory(bench, seat)[0] = 1;
+    hvt_peer_submit(&bench->peers[seat], &op);
+}
+
+static bool all_are_answered(void)
+{
+    bool all = true;
+
+    for (uint32_t n = 0; n < HVT_NODES; n++) {
+        for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+            all = all && hvt_peer_has_completion(&hvt_nodes[n].peers[seat]);
+    }
+    return all;
+}
+
+static void turn_until_all_are_answered(int number)
+{
+    uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (!all_are_answered()) {
+        ck_assert_msg(!hvi_deadline_passed(end_ns), "piece %d: a rank has no answer", number);
+        hvt_nodes_turn();
+        /* A better reason than that node 0 has hung up would not come. */
+        engine_dispatch_explain(&hvt_nodes[1].engine->exec);
+    }
+}
+
+/* True: it has come to a good end. */
+static bool expect_answer(uint32_t node, int32_t seat, int number)
+{
+    char text[HVI_TEXT_MAX + 1];
+    struct hvi_completion done = hvt_nodes_take(node, seat, text, sizeof text);
+
+    if (getenv("SHOW"))
+        printf("%d: node %u seat %d: %d %s\n", number, node, seat, done.status, text);
+    if (done.status == HVI_OK) {
+        ck_assert_float_eq(hvt_op_memory(&hvt_nodes[node], seat)[0], 4);
+        return true;
+    }
+    ck_assert_float_eq(hvt_op_memory(&hvt_nodes[node], seat)[0], 1);
+    ck_assert_msg(done.status < 0 && text[0] != '\0', "piece %d: status %d without a sentence",
+                  number, done.status);
+    return false;
+}
+
+/* True: a piece was refused. */
+static bool refuse_one(int number, bool warm)
+{
+    bool good = true;
+
+    hvt_nodes_open(NULL, 0);
+    for (uint32_t n = 0; n < HVT_NODES; n++)
+        hvt_nodes[n].engine->exec.answer_ns = 50 * HVI_NS_MS; /* a node that does not come stalls */
+    if (warm)
+        hvt_nodes_step("first");
+    atomic_store(&refused, false);
+    atomic_store(&countdown, number);
+    for (uint32_t n = 0; n < HVT_NODES; n++) {
+        for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+            bring(n, seat);
+    }
+    turn_until_all_are_answered(number);
+    atomic_store(&countdown, 0);
+    for (uint32_t n = 0; n < HVT_NODES; n++) {
+        for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+            good = expect_answer(n, seat, number) && good;
+    }
+    ck_assert_int_eq(good, !atomic_load(&refused));
+    hvt_nodes_close();
+    return atomic_load(&refused);
+}
+
+START_TEST(an_op_that_cannot_be_started_for_lack_of_memory_is_answered_on_all_nodes)
+{
+    int number = 1;
+
+    main_thread = pthread_self();
+    by_main = true;
+    while (refuse_one(number, _i > 0))
+        ck_assert_int_lt(number++, MOST);
+    ck_assert_int_gt(number, 3);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/no_memory");
+    TCase *tcase = tcase_create("no_memory");
+
+    tcase_add_loop_test(
+        tcase, an_op_that_cannot_be_started_for_lack_of_memory_is_answered_on_all_nodes, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
