@@ -5,7 +5,8 @@
  *                  |  ^                                       |
  *                  |  +--one with another number-----------------+
  *                  +--withdrawn, or replaced by a later registration of the same node
- *                  +--they contradict each other, or time is over: everybody that waits gets a sentence
+ *                  +--they contradict each other, time is over, or one is withdrawn with a reason: everybody that
+ *                     waits gets a sentence
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
@@ -579,8 +580,11 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
     if (job == NULL)
         return;
     member = member_of(job->waiting, registrant->node);
-    if (member != NULL && member->said.registration <= registrant->registration)
+    if (member != NULL && member->said.registration <= registrant->registration) {
         member_free(&job->waiting, member);
+        if (status != HVI_OK)
+            refuse_all(rendezvous, job, status, text);
+    }
     member = member_of(job->met, registrant->node);
     /* The roster's rows point to the ranks of those that have met: it goes with the last of them. */
     if (member != NULL && member->said.registration <= registrant->registration) {

@@ -60,8 +60,8 @@ void gate_rendezvous_fini(struct gate_rendezvous *rendezvous);
  * in time. The same registration again changes nothing; after its answer it gets that answer again. */
 void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns);
-/* That engine has gone. With a status other than HVI_OK those that it has met get that answer as well: they may
- * be looking for it. */
+/* That engine has gone. With a status other than HVI_OK those that wait with it get that answer and wait no longer. So do
+ * those that it has met: they may be looking for it. A node that registers later knows nothing of it. */
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
                               const struct gate_registrant *registrant, int status,
                               const char *text);
