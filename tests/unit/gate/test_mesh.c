@@ -782,6 +782,57 @@ END_TEST
 
 /* ---- keys ---- */
 
+START_TEST(a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines)
+{
+    struct pair unknown;
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert_int_eq(zmq_curve_keypair(unknown.public, unknown.secret), 0);
+    snprintf(client.public, sizeof(client.public), "%s", unknown.public); /* its own file has it */
+    join_with(&sides[1], port, server.public, unknown.secret);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_row(&sides[1], 0, "apart");
+    ck_assert_str_eq(rows.text,
+                     "it does not know our key: the two mesh key files are not of one pair");
+    ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
+    ck_assert_int_ge(hvt_log_count("a node whose key is not in the mesh key file was refused"), 1);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
+    wait_jobs(&sides[1], 0, "job");
+    mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(&sides[1], "job", HVI_ERR_ATTACH_TIMEOUT, "it does not know our key");
+    gate_socket_tick(sides[1].gate.mesh->socket, hvi_clock_ns() + LATER); /* tries anew */
+    ck_assert(hears_nothing(&sides[1]));
+    ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
+}
+END_TEST
+
+START_TEST(another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there)
+{
+    struct pair other;
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert_int_eq(zmq_curve_keypair(other.public, other.secret), 0);
+    join_with(&sides[1], port, other.public, client.secret);
+    wait_row(&sides[1], 0, "apart");
+    wait_text(&sides[1], "has another server key");
+    gate_mesh_close(&sides[0].gate);
+    join_at(&sides[2], port);
+    wait_row(&sides[2], 0, "apart");
+    ck_assert_str_eq(rows.text, "no connection can be made");
+    ck_assert_str_eq(rows.nodes[1].state, "unreached");
+    ck_assert_int_eq(hvt_log_count("no connection can be made"), 0); /* it may only be early */
+    mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + 3 * HVI_NS_SEC);
+    ck_assert_int_eq(hvt_log_count("no connection can be made"), 1);
+    register_at(&sides[2], "job", 1, 1, 2);
+    wait_jobs(&sides[2], 0, "job");
+    mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(&sides[2], "job", HVI_ERR_ATTACH_TIMEOUT,
+                 "node gamma has no answer about job 'job' from the rendezvous at 127.0.0.1:");
+    ck_assert_ptr_nonnull(
+        strstr(roster.engine_roster.text, "(never reached): no connection can be made"));
+}
+END_TEST
+
 /* ---- a node that lies ---- */
 
 START_TEST(bytes_of_a_node_that_are_no_message_change_nothing)
@@ -968,6 +1019,8 @@ static void add_failures(Suite *suite)
     tcase_add_test(tcase, an_interface_gives_the_address_that_others_are_told);
     tcase_add_test(tcase, a_port_that_is_taken_is_said_once_and_tried_again);
     tcase_add_test(tcase, a_taken_port_of_a_range_is_passed_over);
+    tcase_add_test(tcase, a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines);
+    tcase_add_test(tcase, another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there);
     suite_add_tcase(suite, tcase);
 }
 
