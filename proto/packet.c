@@ -4,7 +4,11 @@
  * Each call first tries without waiting and polls only when the kernel says "again", so the usual
  * case is one system call. The receiving control buffer has room for as many descriptors as the
  * kernel can send (253): a peer that sends too many is then told apart from a kernel that could
- * not install them, and in both cases every descriptor that did arrive is seen and closed. */
+ * not install them, and in both cases every descriptor that did arrive is seen and closed.
+ *
+ * A peer that closes with a message of ours unread resets the connection: the kernel reports that once
+ * before it gives the messages that the peer had sent. Receiving goes on after it, so that the peer's
+ * last words are read. */
 #include "proto/packet.h"
 
 #include "base/clock.h"
@@ -163,7 +167,7 @@ int hvi_packet_receive(int socket_fd, struct hvi_packet *packet_p, uint64_t dead
     packet_p->length = 0;
     packet_p->fd_count = 0;
     packet_p->sender_pid = 0;
-    for (;;) {
+    for (bool reset = false;;) {
         union receive_control control;
         struct iovec iov = {.iov_base = packet_p->bytes, .iov_len = sizeof packet_p->bytes};
         struct msghdr header = {
@@ -175,8 +179,10 @@ int hvi_packet_receive(int socket_fd, struct hvi_packet *packet_p, uint64_t dead
         ssize_t length = recvmsg(socket_fd, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (length >= 0)
             return take_message(packet_p, &header, (size_t)length);
-        if (errno == EINTR)
+        if (errno == EINTR || (errno == ECONNRESET && !reset)) {
+            reset = errno == ECONNRESET;
             continue;
+        }
         if (!would_block(errno))
             return status_from_errno(errno);
         int status = wait_ready(socket_fd, POLLIN, deadline_ns);

@@ -278,7 +278,8 @@ static void on_process_exit(int status, void *unused)
     struct hvd_session *session = status == 0 ? atomic_load(&at_exit) : NULL;
     if (!session || client_session_enter(session, "exit") != HVD_OK)
         return;
-    bool idle = session->ops.in_flight == 0 && !session->link.pending;
+    bool idle = session->ops.in_flight == 0 && !session->link.pending &&
+                session->link.farewell.request == 0;
     client_session_leave(session);
     if (idle) /* else another thread is inside; the end of the process tells the others */
         hvd_close(session);
@@ -320,6 +321,28 @@ int hvd_close_at_exit(struct hvd_session *session)
     return rc;
 }
 
+static int unquiet(const char *what)
+{
+    return client_error(HVD_ERR_TIMEOUT,
+                        "%s: the session is over, but the engine has not said in "
+                        "time that nobody works on its ops any more; leave their memory alone "
+                        "for the moment",
+                        what);
+}
+
+int hvd_close_wait(struct hvd_session *session, int64_t timeout_ns)
+{
+    if (!session)
+        return HVD_OK;
+    int rc = client_session_enter(session, "hvd_close_wait");
+    if (rc != HVD_OK)
+        return rc;
+    session->link.log = NULL; /* the engine may end right behind us, and that is no news */
+    rc = client_control_detach(&session->link, timeout_ns > 0 ? (uint64_t)timeout_ns : 0);
+    client_session_leave(session);
+    return rc == HVD_ERR_TIMEOUT ? unquiet("hvd_close_wait") : rc;
+}
+
 int hvd_close(struct hvd_session *session)
 {
     if (!session)
@@ -334,15 +357,11 @@ int hvd_close(struct hvd_session *session)
     struct hvd_session *chosen = session;
     atomic_compare_exchange_strong(&at_exit, &chosen, NULL);
     session->link.log = NULL; /* the engine may end right behind us, and that is no news */
-    bool quiet = client_control_detach(&session->link);
+    bool waited = session->link.farewell.request != 0;
+    rc = client_control_detach(&session->link, waited ? 0 : INT64_MAX);
     client_session_leave(session);
     destroy(session);
-    if (quiet)
-        return HVD_OK;
-    return client_error(HVD_ERR_TIMEOUT,
-                        "hvd_close: the session is over, but the engine has not said in "
-                        "time that nobody works on its ops any more; leave their memory alone "
-                        "for the moment");
+    return rc == HVD_OK ? HVD_OK : unquiet("hvd_close");
 }
 
 /* ---- what is fixed at open ---- */

@@ -47,6 +47,8 @@ static void handle_notice(struct client_link *link, const struct hvi_notice *not
 static void handle_ack(struct client_link *link, const struct hvi_ack *ack)
 {
     struct client_pending *pending;
+    if (link->farewell.said && ack->request == link->farewell.request)
+        link->farewell.done = true;
     LL_SEARCH_SCALAR(link->pending, pending, request, ack->request);
     if (!pending) /* given up, or never waited for */
         return;
@@ -241,14 +243,35 @@ static uint64_t detach_ns(const struct client_link *link)
     return spans && link->channel.cq.own == 0 ? CLIENT_MEET_NS : CLIENT_DETACH_NS;
 }
 
-bool client_control_detach(struct client_link *link)
+static void say_farewell(struct client_link *link)
 {
-    struct client_pending pending = {.request = ++link->last_request};
+    struct client_farewell *farewell = &link->farewell;
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
-    msg.detach.request = pending.request;
-    if (link->end_status != HVD_OK)
-        return !link->engine_remains;
-    return call(link, &msg, -1, detach_ns(link), &pending) != HVD_ERR_TIMEOUT;
+    struct client_patience none = {0};
+    if (farewell->request == 0) {
+        farewell->request = ++link->last_request;
+        farewell->patience = client_patience_of(detach_ns(link));
+    }
+    msg.detach.request = farewell->request;
+    farewell->said = farewell->said || send_request(link, &msg, -1, &none) == HVD_OK;
+}
+
+int client_control_detach(struct client_link *link, uint64_t wait_ns)
+{
+    uint64_t end_ns = hvi_deadline_after((int64_t)wait_ns);
+    for (;;) {
+        if (link->end_status == HVD_OK)
+            say_farewell(link);
+        if (link->farewell.done)
+            return HVD_OK;
+        if (link->end_status != HVD_OK)
+            return link->engine_remains ? HVD_ERR_TIMEOUT : HVD_OK;
+        if (client_patience_is_over(&link->farewell.patience))
+            return HVD_ERR_TIMEOUT;
+        if (hvi_deadline_passed(end_ns))
+            return HVD_INPROGRESS;
+        pause_for(link, link->farewell.said ? POLLIN : POLLOUT | POLLIN);
+    }
 }
 
 int client_control_timeline_start(struct client_link *link, int fd, const char *path,

@@ -36,10 +36,11 @@ void client_control_region_forget(struct client_link *link, uint32_t region_id);
 int client_control_timeline_start(struct client_link *link, int fd, const char *path,
                                   bool mark_cycles);
 int client_control_timeline_stop(struct client_link *link);
-/* A clean goodbye; waits CLIENT_DETACH_NS at most, or CLIENT_MEET_NS where no op has ended and the job's nodes may
- * not have met. False: the engine is there and has not answered, so it may still
- * be at work in the session's memory. */
-bool client_control_detach(struct client_link *link);
+/* A clean goodbye; the first call says it. Waits for the engine's word, `wait_ns` at most. HVD_OK: the engine and the ranks do not
+ * use the session's memory any more. HVD_INPROGRESS: to be called again. HVD_ERR_TIMEOUT: the engine is there and has
+ * not answered for CLIENT_DETACH_NS, or for CLIENT_MEET_NS where no op has ended and the job's nodes may not have met; so it may
+ * still be at work in that memory. */
+int client_control_detach(struct client_link *link, uint64_t wait_ns);
 
 /* Asks for a peer's region. Does not wait: the answer, a PeerRegion, comes when it comes. False: it could
  * not be sent now. */

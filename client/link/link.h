@@ -45,6 +45,13 @@ struct client_link_calls {
     void (*message_lost)(struct client_peers *peers);
 };
 
+/* The Detach, which is waited for in pieces. */
+struct client_farewell {
+    uint64_t request; /* its number; 0: the session is not being closed */
+    bool said, done;  /* sent; acknowledged */
+    struct client_patience patience;
+};
+
 struct client_link {
     /* Fixed at open. */
     volatile unsigned char *alive_page; /* 1 in the process that opened, 0 in a forked child */
@@ -69,6 +76,7 @@ struct client_link {
     uint64_t last_request;
     uint32_t last_region;
     struct client_pending *pending;
+    struct client_farewell farewell;
     uint64_t looked_ns;             /* at the socket */
     bool look_due;                  /* ops keep ending, and that is long ago */
     uint64_t engine_looked_ns;      /* at the engine's process */

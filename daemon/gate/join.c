@@ -21,6 +21,8 @@ struct mesh_own {
     struct hvi_node_register registered;
     uint64_t since_ns;
     bool answered;
+    bool gone; /* before the rendezvous was reached: it is still told why */
+    struct hvi_node_withdraw withdrawn;
 };
 
 /* ---- saying ---- */
@@ -70,21 +72,39 @@ static void say_registered(struct gate_mesh *mesh, const struct hvi_node_registe
     say(mesh, &msg);
 }
 
+static void say_withdrawn(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
+{
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_WITHDRAW, .node_withdraw = *withdrawn};
+
+    say(mesh, &msg);
+}
+
+static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
+{
+    DL_DELETE(mesh->own, own);
+    free(own->registered.node);
+    free(own);
+}
+
 static void say_everything(struct gate_mesh *mesh)
 {
-    const struct mesh_own *own;
+    struct mesh_own *own, *spare;
 
     say_hello(mesh);
-    DL_FOREACH(mesh->own, own)
+    DL_FOREACH_SAFE(mesh->own, own, spare)
     {
         if (!own->answered)
             say_registered(mesh, &own->registered);
+        if (!own->gone)
+            continue;
+        say_withdrawn(mesh, &own->withdrawn);
+        own_free(mesh, own);
     }
 }
 
 /* ---- what hvdd's engines register ---- */
 
-/* A job id is one user's on a node. */
+/* A job id is one user's on a node. NULL: not there. */
 static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job,
                                  uint64_t registration)
 {
@@ -98,19 +118,16 @@ static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job,
     return NULL;
 }
 
-static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
-{
-    DL_DELETE(mesh->own, own);
-    free(own->registered.node);
-    free(own);
-}
-
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered)
 {
-    struct mesh_own *own = own_find(mesh, registered->job, registered->registration);
+    struct mesh_own *own, *spare;
 
-    if (own != NULL)
-        own_free(mesh, own);
+    DL_FOREACH_SAFE(mesh->own, own, spare)
+    {
+        if (strcmp(own->registered.job, registered->job) == 0 &&
+            (own->gone || own->registered.registration == registered->registration))
+            own_free(mesh, own);
+    }
     own = calloc(1, sizeof(*own));
     if (own == NULL) {
         mesh_tell_error(mesh, registered, HVI_ERR_DAEMON, "the gate is out of memory");
@@ -128,13 +145,17 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
 
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
-    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_WITHDRAW, .node_withdraw = *withdrawn};
     struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->registration);
 
+    if (own != NULL && withdrawn->status != HVI_OK && !has_said_hello(mesh)) {
+        own->gone = true;
+        own->withdrawn = *withdrawn;
+        return;
+    }
     if (own != NULL)
         own_free(mesh, own);
     if (has_said_hello(mesh))
-        say(mesh, &msg);
+        say_withdrawn(mesh, withdrawn);
     flush(mesh);
 }
 
@@ -262,23 +283,32 @@ int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
     return status;
 }
 
+static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof(text),
+             "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s",
+             mesh->gate->start.name, own->registered.job, mesh->gate->start.mesh_join,
+             mesh->address[0] != '\0' ? mesh->address : "never reached",
+             mesh->failure[0] != '\0' ? mesh->failure : "it is silent");
+    own->answered = true;
+    mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
+}
+
 static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 {
     uint64_t timeout_ns = mesh->gate->start.start_timeout_ns;
-    char text[HVI_TEXT_MAX + 1];
-    struct mesh_own *own;
+    struct mesh_own *own, *spare;
 
-    DL_FOREACH(mesh->own, own)
+    DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (own->answered || timeout_ns == 0 || now_ns - own->since_ns < timeout_ns + GRACE_NS)
+        if (now_ns - own->since_ns < timeout_ns + GRACE_NS)
             continue;
-        snprintf(text, sizeof(text),
-                 "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s",
-                 mesh->gate->start.name, own->registered.job, mesh->gate->start.mesh_join,
-                 mesh->address[0] != '\0' ? mesh->address : "never reached",
-                 mesh->failure[0] != '\0' ? mesh->failure : "it is silent");
-        own->answered = true;
-        mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
+        if (own->gone)
+            own_free(mesh, own);
+        else if (!own->answered && timeout_ns != 0)
+            give_up(mesh, own);
     }
 }
 
@@ -304,7 +334,7 @@ void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_ad
                  mesh->failure[0] != '\0' ? "apart" : "joins");
         DL_FOREACH(mesh->own, own)
         {
-            if (used < sizeof(row->jobs))
+            if (!own->gone && used < sizeof(row->jobs))
                 used += (size_t)snprintf(row->jobs + used, sizeof(row->jobs) - used, "%s%s",
                                          used > 0 ? ", " : "", own->registered.job);
         }

@@ -186,7 +186,8 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
                                                .uid = owner(mesh, withdrawn->uid),
                                                .registration = withdrawn->registration};
 
-    gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text);
+    gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text,
+                             hvi_clock_ns());
 }
 
 static void flush_all(struct gate_mesh *mesh)

@@ -5,7 +5,12 @@
  *                  |  ^                                       |
  *                  |  +--one with another number-----------------+
  *                  +--withdrawn, or replaced by a later registration of the same node
- *                  +--they contradict each other, or time is over: everybody that waits gets a sentence
+ *                  +--they contradict each other, time is over, or one is withdrawn with a reason: everybody that
+ *                     waits gets a sentence
+ *
+ * A node may register a moment after another one has gone with a reason, although its ranks were there before: messages of different
+ * nodes come in any order. So for LOSS_NS the first registration of a node that has heard nothing of it is answered
+ * with that reason, too. A later engine of the node that has gone ends that: it begins a new attempt.
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
@@ -23,6 +28,7 @@
 
 #include <utlist.h>
 
+#define LOSS_NS    (2 * HVI_NS_SEC)
 #define EPOCH_BITS 48 /* of the first epoch's number, so that counting does not overflow */
 
 /* A node that waits, or one that has met. */
@@ -33,12 +39,23 @@ struct member {
     uint32_t place; /* in the roster */
 };
 
+/* Why those that waited wait no longer. */
+struct loss {
+    uint64_t node, registration; /* that has gone */
+    uint64_t until_ns;
+    int status;
+    char text[HVI_TEXT_MAX + 1];
+    size_t count;                       /* of .heard */
+    uint64_t heard[HVI_WIRE_NODES_MAX]; /* nodes that know it */
+};
+
 struct gate_rendezvous_job {
     struct gate_rendezvous_job *prev, *next;
     char id[HVI_JOB_ID_MAX + 1];
     uint32_t uid;
     struct member *waiting; /* by lowest rank */
     struct member *met;
+    struct loss *loss;               /* NULL: none, or long ago */
     struct hvi_engine_roster roster; /* of those that have met; the rows' ranks are theirs */
 };
 
@@ -121,11 +138,18 @@ static void forget_met(struct gate_rendezvous_job *job)
     memset(&job->roster, 0, sizeof(job->roster));
 }
 
+static void forget_loss(struct gate_rendezvous_job *job)
+{
+    free(job->loss);
+    job->loss = NULL;
+}
+
 static void job_free(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
 {
     while (job->waiting != NULL)
         member_free(&job->waiting, job->waiting);
     forget_met(job);
+    forget_loss(job);
     DL_DELETE(rendezvous->jobs, job);
     rendezvous->job_count--;
     free(job);
@@ -133,7 +157,7 @@ static void job_free(struct gate_rendezvous *rendezvous, struct gate_rendezvous_
 
 static void free_unused(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
 {
-    if (job->waiting == NULL && job->met == NULL)
+    if (job->waiting == NULL && job->met == NULL && job->loss == NULL)
         job_free(rendezvous, job);
 }
 
@@ -475,6 +499,29 @@ static bool is_known(struct gate_rendezvous *rendezvous, struct gate_rendezvous_
     return false;
 }
 
+/* True: it was answered, for its attempt has failed before it came. */
+static bool is_late(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                    const struct gate_registration *said, uint64_t now_ns)
+{
+    struct loss *loss = job->loss;
+
+    if (loss == NULL)
+        return false;
+    if (now_ns >= loss->until_ns ||
+        (said->node == loss->node && said->registration > loss->registration)) {
+        forget_loss(job);
+        return false;
+    }
+    for (size_t i = 0; i < loss->count; i++) {
+        if (loss->heard[i] == said->node)
+            return false;
+    }
+    if (loss->count < HVI_WIRE_NODES_MAX)
+        loss->heard[loss->count++] = said->node;
+    refuse(rendezvous, said, loss->status, loss->text);
+    return true;
+}
+
 static bool check_key(struct gate_rendezvous *rendezvous, const struct gate_rendezvous_job *job,
                       const struct gate_registration *said)
 {
@@ -547,7 +594,8 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                "the rendezvous has as many jobs as it can keep, or is out of memory");
         return;
     }
-    if (is_known(rendezvous, job, registration) || !check_key(rendezvous, job, registration))
+    if (is_known(rendezvous, job, registration) || !check_key(rendezvous, job, registration) ||
+        is_late(rendezvous, job, registration, now_ns))
         return;
     member = add(rendezvous, job, registration, now_ns);
     if (member != NULL)
@@ -569,9 +617,32 @@ static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rende
     }
 }
 
+/* Those that wait know it in a moment. */
+static void note_loss(struct gate_rendezvous_job *job, const struct gate_registrant *registrant,
+                      int status, const char *text, uint64_t now_ns)
+{
+    const struct member *member;
+
+    forget_loss(job);
+    job->loss = calloc(1, sizeof(*job->loss));
+    if (job->loss == NULL) /* a late one's time runs out */
+        return;
+    job->loss->node = registrant->node;
+    job->loss->registration = registrant->registration;
+    job->loss->until_ns = now_ns + LOSS_NS;
+    job->loss->status = status;
+    snprintf(job->loss->text, sizeof(job->loss->text), "%s", text);
+    job->loss->heard[job->loss->count++] = registrant->node;
+    DL_FOREACH(job->waiting, member)
+    {
+        if (job->loss->count < HVI_WIRE_NODES_MAX)
+            job->loss->heard[job->loss->count++] = member->said.node;
+    }
+}
+
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
                               const struct gate_registrant *registrant, int status,
-                              const char *text)
+                              const char *text, uint64_t now_ns)
 {
     struct gate_rendezvous_job *job = job_find(rendezvous, registrant->job, registrant->uid);
     struct member *member;
@@ -579,8 +650,13 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
     if (job == NULL)
         return;
     member = member_of(job->waiting, registrant->node);
-    if (member != NULL && member->said.registration <= registrant->registration)
+    if (member != NULL && member->said.registration <= registrant->registration) {
         member_free(&job->waiting, member);
+        if (status != HVI_OK) {
+            note_loss(job, registrant, status, text, now_ns);
+            refuse_all(rendezvous, job, status, text);
+        }
+    }
     member = member_of(job->met, registrant->node);
     /* The roster's rows point to the ranks of those that have met: it goes with the last of them. */
     if (member != NULL && member->said.registration <= registrant->registration) {
@@ -664,14 +740,14 @@ void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
 {
     struct gate_rendezvous_job *job, *spare;
 
-    if (rendezvous->timeout_ns == 0)
-        return;
     DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
     {
         uint64_t since_ns = waits_since(job);
-        if (since_ns > now_ns || now_ns - since_ns < rendezvous->timeout_ns)
-            continue;
-        give_up(rendezvous, job);
+        if (job->loss != NULL && now_ns >= job->loss->until_ns)
+            forget_loss(job);
+        if (rendezvous->timeout_ns != 0 && since_ns <= now_ns &&
+            now_ns - since_ns >= rendezvous->timeout_ns)
+            give_up(rendezvous, job);
         free_unused(rendezvous, job);
     }
 }

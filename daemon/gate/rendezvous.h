@@ -60,11 +60,11 @@ void gate_rendezvous_fini(struct gate_rendezvous *rendezvous);
  * in time. The same registration again changes nothing; after its answer it gets that answer again. */
 void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns);
-/* That engine has gone. With a status other than HVI_OK those that it has met get that answer as well: they may
- * be looking for it. */
+/* That engine has gone. With a status other than HVI_OK those that wait with it get that answer and wait no longer, and so do
+ * nodes that register for the first time in the next 2 s. Those that it has met get it as well: they may be looking for it. */
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
                               const struct gate_registrant *registrant, int status,
-                              const char *text);
+                              const char *text, uint64_t now_ns);
 /* That node does not answer: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long. */

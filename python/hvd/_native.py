@@ -83,6 +83,7 @@ _CALLS = {
     "hvd_options_init": (None, [POINTER(Options)]),
     "hvd_open": (c_int, [POINTER(Options), POINTER(c_void_p)]),
     "hvd_close": (c_int, [_SESSION]),
+    "hvd_close_wait": (c_int, [_SESSION, c_int64]),
     "hvd_close_at_exit": (c_int, [_SESSION]),
     "hvd_session_status": (c_int, [_SESSION]),
     "hvd_alloc": (c_int, [_SESSION, c_size_t, POINTER(c_void_p)]),

@@ -128,6 +128,17 @@ class Session:
         """Takes over an op that is dropped. May be called in any thread at any time (by a finalizer)."""
         self.abandoned.append(Abandoned(pointer, keep, name, time.monotonic() + _NAME_KEPT_S))
 
+    @staticmethod
+    def _let_go(pointer: int) -> bool:
+        """Whether nobody writes to the memory of its ops any more. The wait, which is long where a job's nodes have not met,
+        ends with what a signal handler raises; the session is gone then, too."""
+        try:
+            while lib.hvd_close_wait(pointer, SLICE_NS) == _native.INPROGRESS:
+                pass
+        finally:
+            quiet = lib.hvd_close(pointer) == _native.OK
+        return quiet
+
     def close(self, at_exit: bool = False) -> None:
         """Closes it; waits in other threads end with HorovodInternalError first. `at_exit`: the interpreter ends, and
         where nothing is in flight the session stays until the process does, whose exit status says how it was meant."""
@@ -141,11 +152,15 @@ class Session:
         for watcher in self.watchers:
             watcher.closing(self)
         pointer, self.pointer = self.pointer, None
-        kept = at_exit and not self.abandoned and lib.hvd_close_at_exit(pointer) == _native.OK
-        quiet = kept or lib.hvd_close(pointer) == _native.OK
-        for watcher in self.watchers:
-            watcher.closed(self, quiet)
-        self.abandoned.clear()
+        assert pointer is not None
+        quiet = False
+        try:
+            kept = at_exit and not self.abandoned and lib.hvd_close_at_exit(pointer) == _native.OK
+            quiet = kept or self._let_go(pointer)
+        finally:
+            for watcher in self.watchers:
+                watcher.closed(self, quiet)
+            self.abandoned.clear()
 
 
 _lock = threading.RLock()

@@ -17,6 +17,16 @@ from hvt.spread import SpreadJob
 
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_500_000_000
+ENGINE_PORT = 9631  # of the range, the last one that is free
+
+
+def check_over(job):
+    """Ends what is left of it; then there is nothing."""
+    for rank in job.ranks:
+        rank.stop(20)
+    job.await_end()
+    for node in job.nodes:
+        node.check_clean(10)
 
 
 @contextlib.contextmanager
@@ -25,11 +35,7 @@ def spread(nodes, slots):
     job = SpreadJob(nodes, slots)
     job.check_usable()
     yield job
-    for rank in job.ranks:
-        rank.stop(20)
-    job.await_end()
-    for node in nodes:
-        node.check_clean(10)
+    check_over(job)
 
 
 @pytest.fixture
@@ -104,6 +110,28 @@ def test_a_node_that_goes_with_its_last_rank_is_not_blamed_for_it(make_nodes):
         begin(job, elements=16)
         at_ns = job.ranks[2].kill()
         check_told(job, [0, 1], at_ns, Status.ERR_RANK_LOST, ["rank 2", "SIGKILL", "n3"])
+
+
+def test_a_rank_that_is_killed_before_the_engines_are_connected_is_named(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    nodes[1].drop_port(ENGINE_PORT)
+    job = SpreadJob(nodes, (1, 2))
+    job.ranks[0].post_wait(job.ranks[0].submit("barrier"))
+    at_ns = job.ranks[2].kill()
+    check_told(job, [0], at_ns, Status.ERR_RANK_LOST, ["rank 2", "SIGKILL"])
+    check_over(job)
+
+
+def test_a_rank_that_is_killed_while_its_node_waits_for_another_one_is_named(make_nodes):
+    """Rank 2's node has not come to the rendezvous yet."""
+    nodes = make_nodes(3, ssh=True)
+    job = SpreadJob(nodes, (1, 1, 1), late=[2])
+    job.ranks[0].post_wait(job.ranks[0].submit("barrier"))
+    ctl = job.ctl_of(0)
+    wait_until(lambda: [row["name"] for row in ctl.json("nodes")["nodes"] if row["jobs"]] == ["n1", "n2"], "both nodes to wait")
+    at_ns = job.ranks[1].kill()
+    check_told(job, [0], at_ns, Status.ERR_RANK_LOST, ["rank 1", "SIGKILL"])
+    check_over(job)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

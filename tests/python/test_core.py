@@ -10,6 +10,8 @@ import time
 import pytest
 
 from conftest import clean_environment
+from hvt import Daemon
+from hvt.build import program
 
 
 def check_identity_and_sets():
@@ -213,6 +215,33 @@ def check_interrupt():
 
 def test_control_c_ends_a_wait(ranks):
     assert ranks(2, check_interrupt)[0] < 5
+
+
+SHUTDOWN_BEFORE_THE_NODES_HAVE_MET = """
+import os, signal, threading, time
+import hvd
+hvd.init()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+start = time.monotonic()
+try:
+    hvd.shutdown()
+except KeyboardInterrupt:
+    print("interrupted", hvd.is_initialized())
+assert 0.2 < time.monotonic() - start < 5, time.monotonic() - start
+hvd.shutdown()
+"""
+
+
+def test_control_c_ends_a_shutdown_that_waits_for_other_nodes(tmp_path):
+    """A session of several nodes is kept until they have met: up to 45 s."""
+    keys = tmp_path / "mesh"
+    subprocess.run([program("hvdctl"), "key", "new", str(keys)], check=True, stdout=subprocess.DEVNULL)
+    with Daemon(options={"mesh-listen": "127.0.0.1:0", "mesh-key": keys, "port-range": "9732-9763"}) as daemon:
+        done = subprocess.run([sys.executable, "-c", SHUTDOWN_BEFORE_THE_NODES_HAVE_MET], capture_output=True, text=True,
+                              timeout=60, check=False, env=clean_environment(
+                                  HVD_ADDRESS=str(daemon.address), HVD_JOB_ID="early", HVD_RANK="0", HVD_SIZE="2",
+                                  HVD_LOCAL_RANK="0", HVD_LOCAL_SIZE="1", HVD_CROSS_RANK="0", HVD_CROSS_SIZE="2"))
+        assert (done.returncode, done.stdout) == (0, "interrupted False\n"), done
 
 
 def check_shutdown_in_another_thread():

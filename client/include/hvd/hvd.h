@@ -214,6 +214,12 @@ HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **ses
  * 45 seconds at most. NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
+/* The wait of hvd_close in pieces, for a caller who looks at signals in between. The first call says goodbye; waits for timeout_ns
+ * at most, and not at all if that is 0. HVD_INPROGRESS: the wait goes on, call it again. HVD_OK or HVD_ERR_TIMEOUT: it is over,
+ * as hvd_close would return. After the first call only hvd_close_wait and hvd_close may be called. hvd_close
+ * waits no longer then: it returns HVD_ERR_TIMEOUT where the wait was given up. NULL is fine. */
+HVD_API int hvd_close_wait(struct hvd_session *session, int64_t timeout_ns);
+
 /* For a rank that has nothing left to do but to exit: the process' exit(0) closes the session. One with another
  * status leaves that to the process' end, so that the ranks that wait for this one learn what became of it
  * (HVD_ERR_RANK_LOST: "exited with code 3") and not before it has ended: whoever looks for the first

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from hvt import procs
 from hvt.build import program, scaled
+from hvt.ctl import Ctl
 from hvt.job import Job
 from hvt.nodes import Node, Nodes
 from hvt.rank import Rank, RankError
@@ -60,10 +61,10 @@ class SpreadRank(Rank):
 
 class SpreadJob(Job):
     """hvdrun on the first node, and the ranks that it has started, attached. `slots`: ranks on each node; `environment`: what
-    hvdrun has beside the node's."""
+    hvdrun has beside the node's; `late`: ranks that do not attach yet."""
 
-    def __init__(self, nodes: Nodes, slots: Sequence[int], *arguments: str,
-                 environment: dict[str, str] | None = None):  # pylint: disable=super-init-not-called
+    def __init__(self, nodes: Nodes, slots: Sequence[int], *arguments: str, environment: dict[str, str] | None = None,
+                 late: Sequence[int] = ()):  # pylint: disable=super-init-not-called
         self.nodes, self.slots = nodes, slots
         self.size = sum(slots)
         self.name = ""
@@ -76,7 +77,7 @@ class SpreadJob(Job):
             self.launcher = nodes[0].popen([program("hvdrun"), "-H", hosts, "--report-time", "30", *arguments, "sh", "-c", _TALKS,
                                             "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log,
                                            env=nodes[0].environment() | (environment or {}))
-        self._open()
+        self._open([rank for rank in self.ranks if rank.number not in late])
         for rank in self.ranks:
             rank.process.pid = self.pid_of(rank.number)
 
@@ -86,12 +87,13 @@ class SpreadJob(Job):
             rank.post("close")
         for rank in self.ranks:
             rank.collect()
-        self._open()
+        self._open(self.ranks)
 
-    def _open(self) -> None:
-        for rank in self.ranks:
+    @staticmethod
+    def _open(ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
             rank.post("open")
-        for rank in self.ranks:
+        for rank in ranks:
             outcome = rank.collect_outcome()
             if not outcome.ok:
                 raise RankError("hvd_open", outcome)
@@ -108,6 +110,13 @@ class SpreadJob(Job):
         """A rank's process."""
         pipe = self.stderr.parent / f"in.{rank}"
         return next(pid for pid in self.node_of(rank).processes() if procs.has_open(pid, 0, pipe))
+
+    def ctl_of(self, rank: int) -> Ctl:
+        """hvdctl for the hvdd of a rank, on its node."""
+        given = pathlib.Path(f"/proc/{self.pid_of(rank)}/environ").read_bytes().split(b"\0")
+        address = next(each.partition(b"=")[2].decode() for each in given if each.startswith(b"HVD_ADDRESS="))
+        node = self.node_of(rank)
+        return Ctl(pathlib.Path(address), node.environment(), node)
 
     def process_of(self, node: Node, name: str) -> int:
         """The node's only process of that program: hvdd, hvdd-engine, hvdd-gate."""

@@ -172,6 +172,19 @@ static void withdraw_at(struct side *side, const char *job, uint64_t number)
     tell(side, &msg);
 }
 
+/* It has gone because of a rank. */
+static void lose_at(struct side *side, const char *job, uint64_t number, const char *text)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_WITHDRAW};
+
+    snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s", job);
+    snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", text);
+    msg.node_withdraw.uid = 1000;
+    msg.node_withdraw.registration = number;
+    msg.node_withdraw.status = HVI_ERR_RANK_LOST;
+    tell(side, &msg);
+}
+
 static struct hvi_admin_reply *rows_of(struct side *side)
 {
     hvi_admin_reply_free(&rows);
@@ -233,11 +246,11 @@ static void wait_log(const char *text, int times)
 }
 
 /* Listens at the loopback; its port. */
-static uint32_t listen_at(struct side *side)
+static uint32_t listen_at_port(struct side *side, uint32_t port)
 {
     struct hvi_gate_start *start = &side->gate.start;
 
-    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:0");
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:%u", port);
     snprintf(start->mesh_key, sizeof(start->mesh_key), "%s",
              put_keys("key.server", server.public, server.secret));
     open_mesh(side);
@@ -245,6 +258,11 @@ static uint32_t listen_at(struct side *side)
     ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
     ck_assert_uint_ge(heard.state.port, start->port_first);
     return heard.state.port;
+}
+
+static uint32_t listen_at(struct side *side)
+{
+    return listen_at_port(side, 0);
 }
 
 static void join_with(struct side *side, uint32_t port, const char *server_key, const char *secret)
@@ -487,6 +505,78 @@ START_TEST(what_an_engine_has_withdrawn_nobody_meets)
 }
 END_TEST
 
+START_TEST(nodes_that_wait_hear_why_a_rank_of_another_one_is_gone)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    register_at(&sides[0], "job", 1, 0, 4);
+    join_at(&sides[1], port);
+    join_at(&sides[2], port);
+    register_at(&sides[1], "job", 1, 1, 4);
+    register_at(&sides[2], "job", 1, 2, 4);
+    wait_jobs(&sides[0], 1, "job");
+    wait_jobs(&sides[0], 2, "job");
+    lose_at(&sides[1], "job", 1, "rank 1 was killed");
+    expect_error(&sides[0], "job", HVI_ERR_RANK_LOST, "rank 1 was killed");
+    expect_error(&sides[2], "job", HVI_ERR_RANK_LOST, "rank 1 was killed");
+    ck_assert(hears_nothing(&sides[1]));
+}
+END_TEST
+
+/* The port of a rendezvous that is not there yet. */
+static uint32_t early_port(void)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    gate_mesh_close(&sides[0].gate);
+    return port;
+}
+
+START_TEST(a_rank_that_goes_before_the_rendezvous_is_reached_is_named_later)
+{
+    uint32_t port = early_port();
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    register_at(&sides[1], "again", 1, 1, 2);
+    lose_at(&sides[1], "job", 1, "rank 1 was killed");
+    lose_at(&sides[1], "again", 1, "rank 1 was killed");
+    register_at(&sides[1], "again", 2, 1, 2); /* and comes again */
+    wait_jobs(&sides[1], 0, "again");
+    listen_at_port(&sides[2], port);
+    register_at(&sides[2], "again", 1, 0, 2);
+    register_at(&sides[2], "job", 1, 0, 3);
+    for (int i = 0; i < 2; i++) {
+        struct hvi_node_roster *answer = &hear(&sides[2], HVI_GATE_NODE_ROSTER)->node_roster;
+        hvi_packet_msg_free(&roster);
+        ck_assert_int_eq(
+            hvi_packet_msg_decode(answer->roster, answer->roster_bytes, &roster, NULL, 0), HVI_OK);
+        ck_assert_int_eq(roster.engine_roster.status,
+                         strcmp(answer->job, "job") == 0 ? HVI_ERR_RANK_LOST : HVI_OK);
+    }
+    ck_assert_int_eq(hear_roster(&sides[1], "again", 2)->status, HVI_OK);
+    ck_assert(hears_nothing(&sides[2]));
+}
+END_TEST
+
+START_TEST(what_the_rendezvous_was_not_told_in_time_is_forgotten)
+{
+    uint32_t port = early_port();
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    wait_jobs(&sides[1], 0, "job");
+    lose_at(&sides[1], "job", 1, "rank 1 was killed");
+    wait_jobs(&sides[1], 0, "");
+    mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + LATER);
+    listen_at_port(&sides[2], port);
+    register_at(&sides[2], "job", 1, 0, 3);
+    wait_row(&sides[2], 1, "joined");
+    ck_assert(hears_nothing(&sides[2]));
+    ck_assert(hears_nothing(&sides[1]));
+}
+END_TEST
+
 START_TEST(what_is_no_engine_node_gets_a_sentence_and_not_a_roster)
 {
     struct hvi_packet_msg other = {.kind = HVI_PACKET_DETACH, .detach = {.request = 1}};
@@ -553,19 +643,12 @@ END_TEST
 START_TEST(a_rendezvous_that_begins_anew_is_told_everything_again)
 {
     uint32_t port = listen_at(&sides[0]);
-    char endpoint[HVI_WIRE_PATH];
 
     join_at(&sides[1], port);
     register_at(&sides[1], "job", 1, 1, 2);
     wait_jobs(&sides[0], 1, "job");
     gate_mesh_close(&sides[0].gate);
-    snprintf(endpoint, sizeof(endpoint), "127.0.0.1:%u", port);
-    snprintf(sides[2].gate.start.mesh_listen, sizeof(sides[2].gate.start.mesh_listen), "%s",
-             endpoint);
-    snprintf(sides[2].gate.start.mesh_key, sizeof(sides[2].gate.start.mesh_key), "%s/key.server",
-             dir);
-    open_mesh(&sides[2]);
-    ck_assert_msg(hear(&sides[2], HVI_GATE_STATE)->state.status == HVI_OK, "%s", heard.state.text);
+    listen_at_port(&sides[2], port);
     register_at(&sides[2], "job", 1, 0, 2);
     ck_assert_int_eq(hear_roster(&sides[2], "job", 1)->status, HVI_OK);
     ck_assert_str_eq(roster.engine_roster.nodes[0].name, "gamma");
@@ -698,6 +781,57 @@ START_TEST(a_taken_port_of_a_range_is_passed_over)
 END_TEST
 
 /* ---- keys ---- */
+
+START_TEST(a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines)
+{
+    struct pair unknown;
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert_int_eq(zmq_curve_keypair(unknown.public, unknown.secret), 0);
+    snprintf(client.public, sizeof(client.public), "%s", unknown.public); /* its own file has it */
+    join_with(&sides[1], port, server.public, unknown.secret);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_row(&sides[1], 0, "apart");
+    ck_assert_str_eq(rows.text,
+                     "it does not know our key: the two mesh key files are not of one pair");
+    ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
+    ck_assert_int_ge(hvt_log_count("a node whose key is not in the mesh key file was refused"), 1);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
+    wait_jobs(&sides[1], 0, "job");
+    mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(&sides[1], "job", HVI_ERR_ATTACH_TIMEOUT, "it does not know our key");
+    gate_socket_tick(sides[1].gate.mesh->socket, hvi_clock_ns() + LATER); /* tries anew */
+    ck_assert(hears_nothing(&sides[1]));
+    ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
+}
+END_TEST
+
+START_TEST(another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there)
+{
+    struct pair other;
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert_int_eq(zmq_curve_keypair(other.public, other.secret), 0);
+    join_with(&sides[1], port, other.public, client.secret);
+    wait_row(&sides[1], 0, "apart");
+    wait_text(&sides[1], "has another server key");
+    gate_mesh_close(&sides[0].gate);
+    join_at(&sides[2], port);
+    wait_row(&sides[2], 0, "apart");
+    ck_assert_str_eq(rows.text, "no connection can be made");
+    ck_assert_str_eq(rows.nodes[1].state, "unreached");
+    ck_assert_int_eq(hvt_log_count("no connection can be made"), 0); /* it may only be early */
+    mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + 3 * HVI_NS_SEC);
+    ck_assert_int_eq(hvt_log_count("no connection can be made"), 1);
+    register_at(&sides[2], "job", 1, 1, 2);
+    wait_jobs(&sides[2], 0, "job");
+    mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(&sides[2], "job", HVI_ERR_ATTACH_TIMEOUT,
+                 "node gamma has no answer about job 'job' from the rendezvous at 127.0.0.1:");
+    ck_assert_ptr_nonnull(
+        strstr(roster.engine_roster.text, "(never reached): no connection can be made"));
+}
+END_TEST
 
 /* ---- a node that lies ---- */
 
@@ -861,6 +995,9 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, the_nodes_of_a_job_meet_and_get_one_roster);
     tcase_add_test(tcase, each_gate_tells_which_nodes_it_knows_and_with_which_jobs);
     tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
+    tcase_add_test(tcase, nodes_that_wait_hear_why_a_rank_of_another_one_is_gone);
+    tcase_add_test(tcase, a_rank_that_goes_before_the_rendezvous_is_reached_is_named_later);
+    tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
@@ -882,6 +1019,8 @@ static void add_failures(Suite *suite)
     tcase_add_test(tcase, an_interface_gives_the_address_that_others_are_told);
     tcase_add_test(tcase, a_port_that_is_taken_is_said_once_and_tried_again);
     tcase_add_test(tcase, a_taken_port_of_a_range_is_passed_over);
+    tcase_add_test(tcase, a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines);
+    tcase_add_test(tcase, another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there);
     suite_add_tcase(suite, tcase);
 }
 

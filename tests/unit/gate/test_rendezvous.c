@@ -77,6 +77,12 @@ static void teardown(void)
     gate_rendezvous_fini(&meeting);
 }
 
+static void setup_again(void)
+{
+    teardown();
+    setup();
+}
+
 /* A registration of node `node` ("a" is 1) with these ranks, ended by -1. */
 static struct gate_registration *node_with(uint64_t node, int32_t size, const int32_t *ranks)
 {
@@ -120,7 +126,7 @@ static void withdraw(uint64_t node, uint64_t registration)
 {
     const struct gate_registrant to = {
         .node = node, .job = "job", .uid = 1000, .registration = registration};
-    gate_rendezvous_withdraw(&meeting, &to, HVI_OK, "");
+    gate_rendezvous_withdraw(&meeting, &to, HVI_OK, "", 100 * SECOND);
 }
 
 START_TEST(all_ranks_together_get_a_roster_by_lowest_rank)
@@ -241,25 +247,98 @@ START_TEST(a_job_is_forgotten_when_all_that_met_have_gone)
 }
 END_TEST
 
+START_TEST(who_goes_with_a_reason_tells_it_to_those_that_wait_with_it)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
+    struct gate_registration *again;
+
+    bring(node_with(1, 4, RANKS(0)));
+    bring(node_with(2, 4, RANKS(1)));
+    bring(node_with(3, 4, RANKS(2)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_uint_eq(answers[0].node, 1);
+    ck_assert_uint_eq(answers[1].node, 3);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(answers[i].status, HVI_ERR_RANK_LOST);
+        ck_assert_str_eq(answers[i].text, "rank 1 was killed");
+    }
+    bring(node_with(1, 2, RANKS(0)));
+    again = node_with(2, 2, RANKS(1));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "late news", 100 * SECOND);
+    again->registration = 2;
+    bring(again);
+    ck_assert_uint_eq(answer_count, 4);
+    ck_assert_int_eq(answers[2].status, HVI_OK);
+    ck_assert_int_eq(answers[3].status, HVI_OK);
+}
+END_TEST
+
+START_TEST(who_registers_a_moment_later_hears_the_reason_once)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
+
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 99 * SECOND);
+    ck_assert_uint_eq(answer_count, 0);
+    bring(node_with(1, 3, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 1);
+    ck_assert_uint_eq(answers[0].node, 1);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_RANK_LOST);
+    ck_assert_str_eq(answers[0].text, "rank 1 was killed");
+    bring(node_with(1, 3, RANKS(0))); /* again: it waits for a new attempt */
+    ck_assert_uint_eq(answer_count, 1);
+    gate_rendezvous_tick(&meeting, 100 * SECOND);
+    bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_uint_eq(answers[1].node, 3);
+    gate_rendezvous_forget(&meeting, 1);
+    ck_assert_uint_eq(meeting.job_count, 1);
+    gate_rendezvous_tick(&meeting, 101 * SECOND);
+    ck_assert_uint_eq(meeting.job_count, 0);
+}
+END_TEST
+
+START_TEST(a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
+    struct gate_registration *later = node_with(2, 2, RANKS(1));
+
+    bring(node_with(2, 2, RANKS(1)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 98 * SECOND);
+    bring(node_with(1, 2, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 0);
+    bring(node_with(2, 2, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[1].status, HVI_OK);
+    setup_again();
+    bring(node_with(2, 2, RANKS(1)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 100 * SECOND);
+    later->registration = 2;
+    bring(later);
+    bring(node_with(1, 2, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[1].status, HVI_OK);
+}
+END_TEST
+
 START_TEST(who_goes_with_a_reason_tells_it_to_those_that_it_has_met)
 {
     const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
 
     bring(node_with(1, 3, RANKS(0)));
     bring(node_with(2, 3, RANKS(1)));
-    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed");
-    ck_assert_uint_eq(answer_count, 0); /* another engine of that node may come in time */
-    bring(node_with(2, 3, RANKS(1)));
     bring(node_with(3, 3, RANKS(2)));
     ck_assert_uint_eq(answer_count, 3);
     withdraw(3, 1);
     ck_assert_uint_eq(answer_count, 3);
-    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed");
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 100 * SECOND);
     ck_assert_uint_eq(answer_count, 4);
     ck_assert_uint_eq(answers[3].node, 1);
     ck_assert_int_eq(answers[3].status, HVI_ERR_RANK_LOST);
     ck_assert_str_eq(answers[3].text, "rank 1 was killed");
-    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed"); /* repeated */
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed",
+                             100 * SECOND); /* repeated */
     ck_assert_uint_eq(answer_count, 4);
 }
 END_TEST
@@ -444,6 +523,9 @@ int main(void)
     tcase_add_test(tcase, a_node_that_registers_anew_before_the_roster_is_replaced);
     tcase_add_test(tcase, a_node_that_goes_before_the_roster_is_removed);
     tcase_add_test(tcase, a_job_is_forgotten_when_all_that_met_have_gone);
+    tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_wait_with_it);
+    tcase_add_test(tcase, who_registers_a_moment_later_hears_the_reason_once);
+    tcase_add_test(tcase, a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
     tcase_add_test(tcase, a_rank_on_two_nodes_fails_on_both);
     tcase_add_test(tcase, nodes_that_disagree_about_the_size_fail);

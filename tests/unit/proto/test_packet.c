@@ -163,6 +163,21 @@ START_TEST(last_words_are_read)
 }
 END_TEST
 
+/* The same of a peer that has not read everything: the kernel says first that the connection was reset. */
+START_TEST(last_words_of_a_peer_that_has_not_read_ours_are_read)
+{
+    ck_assert_int_eq(hvi_packet_send(pair[0], "unread", 6, NULL, 0, soon()), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(pair[1], "good", 4, NULL, 0, soon()), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(pair[1], "bye", 3, NULL, 0, soon()), HVI_OK);
+    close_end(1);
+    ck_assert_int_eq(hvi_packet_receive(pair[0], &packet, soon()), HVI_OK);
+    ck_assert_uint_eq(packet.length, 4);
+    ck_assert_int_eq(hvi_packet_receive(pair[0], &packet, soon()), HVI_OK);
+    ck_assert_uint_eq(packet.length, 3);
+    ck_assert_int_eq(hvi_packet_receive(pair[0], &packet, soon()), HVI_ERR_CLOSED);
+}
+END_TEST
+
 START_TEST(not_a_socket)
 {
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -359,6 +374,7 @@ static void add_plain(TCase *tcase)
     tcase_add_test(tcase, small_socket_buffer_refuses_large_packet);
     tcase_add_test(tcase, closed_peer_is_seen);
     tcase_add_test(tcase, last_words_are_read);
+    tcase_add_test(tcase, last_words_of_a_peer_that_has_not_read_ours_are_read);
     tcase_add_test(tcase, not_a_socket);
     tcase_add_test(tcase, receive_has_a_deadline);
     tcase_add_test(tcase, full_socket_times_out);

@@ -68,6 +68,7 @@ static int use_everything(struct hvd_op *op)
         return 250;
     hvd_op_free(op);
     EXPECT_FORKED(hvd_close_at_exit(session));
+    EXPECT_FORKED(hvd_close_wait(session, 0));
     EXPECT_FORKED(hvd_close(session));
     return 0;
 }

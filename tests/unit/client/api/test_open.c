@@ -376,6 +376,57 @@ START_TEST(close_waits_a_second_for_a_mute_engine_and_no_more)
 }
 END_TEST
 
+START_TEST(the_wait_of_close_comes_in_pieces)
+{
+    struct hvt_fake_script script = {.mute = true};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session = hvt_fake_open(fake);
+    uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(hvd_close_wait(NULL, 0), HVD_OK);
+    ck_assert_int_eq(hvd_close_wait(session, 0), HVD_INPROGRESS);
+    ck_assert_int_eq(hvd_close_wait(session, -1), HVD_INPROGRESS);
+    ck_assert_int_eq(hvd_close_wait(session, 20000000), HVD_INPROGRESS);
+    ck_assert_uint_ge(hvi_clock_ns() - start_ns, 20 * HVI_NS_MS);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(500 * HVI_NS_MS));
+    while (hvd_close_wait(session, 20000000) == HVD_INPROGRESS) {
+    }
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(1500 * HVI_NS_MS));
+    ck_assert_int_eq(hvd_close_wait(session, 20000000), HVD_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvd_close_wait: the session is over, but"));
+    ck_assert_int_eq(hvd_close(session), HVD_ERR_TIMEOUT);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(close_does_not_go_on_with_a_wait_that_was_given_up)
+{
+    struct hvt_fake_script script = {.mute = true};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session = hvt_fake_open(fake);
+    ck_assert_int_eq(hvd_close_wait(session, 0), HVD_INPROGRESS);
+    uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(hvd_close(session), HVD_ERR_TIMEOUT);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(500 * HVI_NS_MS));
+    hvt_fake_stop(fake);
+}
+END_TEST
+
+START_TEST(an_engine_that_answers_ends_the_wait_of_close)
+{
+    struct hvt_fake_script script = {0};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session = hvt_fake_open(fake);
+    int rc;
+    while ((rc = hvd_close_wait(session, 20000000)) == HVD_INPROGRESS) {
+    }
+    ck_assert_int_eq(rc, HVD_OK);
+    ck_assert(hvt_fake_detached(hvt_fake_session(fake, 0)));
+    ck_assert_int_eq(hvd_close_wait(session, 0), HVD_OK);
+    ck_assert_int_eq(hvd_close(session), HVD_OK);
+    hvt_fake_stop(fake);
+}
+END_TEST
+
 static void open_use_close(const char *dir)
 {
     struct hvd_session *session;
@@ -502,6 +553,9 @@ int main(void)
                         sizeof exits / sizeof exits[0]);
     tcase_add_test(tcase, only_one_idle_session_is_left_to_exit);
     tcase_add_test(tcase, close_waits_a_second_for_a_mute_engine_and_no_more);
+    tcase_add_test(tcase, the_wait_of_close_comes_in_pieces);
+    tcase_add_test(tcase, close_does_not_go_on_with_a_wait_that_was_given_up);
+    tcase_add_test(tcase, an_engine_that_answers_ends_the_wait_of_close);
     tcase_add_test(tcase, three_hundred_sessions_leave_nothing);
     tcase_add_test(tcase, running_out_of_descriptors_is_an_error_at_every_step);
     suite_add_tcase(suite, tcase);
