@@ -379,7 +379,8 @@ def test_killed_gates_after_the_roster_change_nothing(keys):
             for daemon in (first, second):
                 os.kill(daemon.gate(), signal.SIGKILL)
             meet(first, second, "k")
-            assert len(first.lines("roster")) == len(second.lines("roster")) == 2
+            for daemon in (first, second):  # at its end an engine may hear that the ranks of the other one have gone
+                assert [line.pairs["job"] for line in daemon.lines("roster") if line.pairs["status"] == "0"] == ["j", "k"]
 
 
 def test_a_joiner_that_is_killed_makes_room_for_the_next_one(keys):
