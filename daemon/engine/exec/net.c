@@ -312,6 +312,10 @@ static void net_start(void *context, struct engine_batch *batch)
         work = make_work(net, batch);
     if (!work) {
         bool runs = net->runs;
+        if (!runs)
+            snprintf(batch->text, sizeof batch->text,
+                     "this node's engine could not start its thread for connections: out of "
+                     "memory, threads or descriptors");
         end_at_once(net, batch, runs ? HVI_ERR_NO_MEMORY : HVI_ERR_LIMIT);
         if (runs)
             lose_step(net);

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MOST 200 /* pieces of memory */
 
@@ -115,6 +116,8 @@ static bool expect_answer(uint32_t node, int32_t seat, int number)
     ck_assert_float_eq(hvt_op_memory(&hvt_nodes[node], seat)[0], 1);
     ck_assert_msg(done.status < 0 && text[0] != '\0', "piece %d: status %d without a sentence",
                   number, done.status);
+    ck_assert_msg(strstr(text, "ranks' memory") == NULL, "piece %d: no rank's memory is slow: %s",
+                  number, text);
     return false;
 }
 
