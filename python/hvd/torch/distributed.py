@@ -66,16 +66,19 @@ def _check(tensors: Sequence[Any]) -> None:
             raise ValueError(f"the process group hvd needs dense tensors, and this one has the layout {tensor.layout}")
 
 
+def _is_dense(tensor: Any) -> bool:
+    """Whether its memory is what it shows: contiguous, and no conjugate or negative view."""
+    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+
+
 def _dense(tensor: Any) -> Any:
-    """The tensor, or a contiguous copy of what cannot be taken where it lies; no conjugate or negative views."""
-    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-        return tensor
-    return tensor.resolve_neg().resolve_conj().contiguous()
+    """The tensor, or a copy of what cannot be taken where it lies."""
+    return tensor if _is_dense(tensor) else tensor.resolve_neg().resolve_conj().contiguous()
 
 
 def _room(tensor: Any) -> Any:
     """The tensor itself, or contiguous memory of its size whose contents are copied to it at the end."""
-    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if _is_dense(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _copy_back(pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None] | None:
@@ -648,7 +651,7 @@ def _joint(tensors: Sequence[Any], what: str) -> Any:
 def _are_neighbours(tensors: Sequence[Any]) -> bool:
     at = tensors[0].data_ptr()
     for tensor in tensors:
-        if tensor.data_ptr() != at or tensor.is_neg() or tensor.is_conj() or not tensor.is_contiguous():
+        if tensor.data_ptr() != at or not _is_dense(tensor):
             return False
         at += tensor.numel() * tensor.element_size()
     storage = tensors[0].untyped_storage()
