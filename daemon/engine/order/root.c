@@ -561,14 +561,11 @@ static void send_to_all(struct engine_root *root)
         send(root, node);
 }
 
-/* Of every node and rank of its set, and nodes move it or wait for each other. */
+/* Of every node and rank of its set. */
 static bool may_repeat(const struct engine_root *root, const struct engine_op *op)
 {
-    if (!root->replay || !*root->replay || !engine_schedule_may_repeat(op) || op->set->join ||
-        op->set->span->nodes != root->roster->nodes || root->joined_count > 0)
-        return false;
-    const struct engine_part *first = engine_op_first_part(op);
-    return !first->leader && (first->in_bytes > 0 || op->kind == HVI_KIND_BARRIER);
+    return root->replay && *root->replay && engine_schedule_may_repeat(op) && !op->set->join &&
+           op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
 }
 
 /* Whether some node has reported an op of the step that repeats, for the next time: it would not start that by
@@ -588,10 +585,18 @@ static bool is_ahead(struct engine_root *root, const struct engine_op *started)
     return false;
 }
 
-/* The op has been assembled, and starts. */
-static int watch_steps(struct engine_root *root, const struct engine_op *op)
+/* The rest of its group starts next. */
+static bool has_more(const struct engine_op *op)
 {
-    if (!may_repeat(root, op)) {
+    const struct engine_part *first = engine_op_first_part(op);
+
+    return first->leader && first->copy.group_index + 1 < first->copy.group_size;
+}
+
+/* The op has been assembled, and starts; it `repeats` if it, and its whole group, may. */
+static int watch_steps(struct engine_root *root, const struct engine_op *op, bool repeats)
+{
+    if (!repeats) {
         engine_steps_forget(&root->steps, &root->tensors);
         return HVI_OK;
     }
@@ -600,7 +605,7 @@ static int watch_steps(struct engine_root *root, const struct engine_op *op)
         return HVI_ERR_NO_MEMORY;
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
-    if (count == 0 || is_ahead(root, op))
+    if (count == 0 || has_more(op) || is_ahead(root, op))
         return HVI_OK;
     struct hvi_mesh_verdict *verdict = begin_for_all(root, HVI_MESH_REPEATS);
     verdict->count = root->repeating = count;
@@ -639,12 +644,11 @@ static void resume(struct engine_root *root, uint64_t least)
     send_to_all(root);
 }
 
-/* It cannot fail any more. */
-static int start(struct engine_root *root, struct engine_op *op)
+/* Of an op that has been assembled, and cannot fail any more. */
+static int start_as(struct engine_root *root, struct engine_op *op, bool repeats)
 {
     int status = HVI_OK;
 
-    assemble(root, op);
     if (op->kind == HVI_KIND_SET_ADD)
         status = add_set(root, op);
     if (status == HVI_OK)
@@ -652,9 +656,15 @@ static int start(struct engine_root *root, struct engine_op *op)
     if (status == HVI_OK && (op->kind == HVI_KIND_SET_REMOVE || op->kind == HVI_KIND_SET_CLOSE))
         end_set(root, op);
     if (status == HVI_OK)
-        status = watch_steps(root, op);
+        status = watch_steps(root, op, repeats);
     drop(root, op);
     return status;
+}
+
+static int start(struct engine_root *root, struct engine_op *op)
+{
+    assemble(root, op);
+    return start_as(root, op, may_repeat(root, op));
 }
 
 /* ---- groups ---- */
@@ -663,11 +673,18 @@ static int start_group(struct engine_root *root, struct engine_op *leader)
 {
     struct engine_op **members = meeting_of(leader)->members;
     uint32_t count = leader->group_held;
+    bool repeats = true;
     int status = HVI_OK;
 
     meeting_of(leader)->members = NULL; /* the leader goes first */
-    for (uint32_t i = 0; i < count && status == HVI_OK; i++)
-        status = start(root, members[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        assemble(root, members[i]);
+        repeats = repeats && may_repeat(root, members[i]);
+    }
+    for (uint32_t i = 0; i < count && status == HVI_OK; i++) {
+        assemble(root, members[i]);
+        status = start_as(root, members[i], repeats);
+    }
     free(members);
     return status;
 }

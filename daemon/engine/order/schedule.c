@@ -12,6 +12,10 @@
  *
  * Unnamed barriers have one name for all of a set, and come in the order of their numbers.
  *
+ * The members of a group stand side by side in the step, because the root starts them so. They wait for their turn
+ * together and start together, so every node stops between groups and never within one: a group is withdrawn as a
+ * whole.
+ *
  * Whatever else happens, and would be reported, waits here, and the root is asked to halt. It halts all nodes,
  * and hears from each how far it has come. Works that all have started go on. The others are withdrawn from
  * the backend: their ops are reported as if this was the first time, in the order in which they came, and
@@ -24,6 +28,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/group.h"
 #include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
@@ -221,6 +226,39 @@ bool engine_schedule_take(struct engine_order *order, struct engine_op *op)
     return takes;
 }
 
+/* The entry of each follows that of the one before it. */
+static bool is_in_list(const struct engine_schedule *schedule, const struct engine_part *first)
+{
+    const struct engine_part *part = first;
+    uint32_t due = first->op->tensor->entry;
+
+    do {
+        const struct engine_op *op = part->op;
+        if (!engine_schedule_may_repeat(op) || !repeats(op, op->tensor) || op->tensor->entry != due)
+            return false;
+        due = due % schedule->count + 1;
+        part = part->sibling;
+    } while (part != first);
+    return true;
+}
+
+bool engine_schedule_take_group(struct engine_order *order, struct engine_op *leader)
+{
+    struct engine_schedule *schedule = &order->schedule;
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
+
+    if (!schedule->live || schedule->asked || !is_in_list(schedule, first))
+        return false;
+    do {
+        engine_op_set_state(part->op, ENGINE_OP_SCHEDULED,
+                            "every rank of this node repeats its group");
+        schedule->waiting++;
+        part = part->sibling;
+    } while (part != first);
+    start_all(order);
+    return true;
+}
+
 void engine_schedule_leave(struct engine_order *order, const struct engine_op *op)
 {
     struct engine_schedule *schedule = &order->schedule;
@@ -379,7 +417,9 @@ void engine_schedule_returned(struct engine_order *order, struct engine_op *op)
     HVI_ASSERT(op->withdrawn);
     engine_schedule_over(order, op);
     op->replayed = false;
-    if (order->broken_status == HVI_OK) {
+    if (op->group) {
+        engine_group_returned(order, op);
+    } else if (order->broken_status == HVI_OK) {
         order->observer->op_returns(order->user, op);
         engine_op_come_back(order, op);
     } else {
@@ -410,6 +450,17 @@ static void withdraw(struct engine_order *order, uint64_t least, uint64_t top)
         order->span->withdraw(order->span_user, least, top);
 }
 
+static void report_group(struct engine_order *order, struct engine_op *leader)
+{
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
+
+    do {
+        engine_schedule_leave(order, part->op);
+        part = part->sibling;
+    } while (part != first);
+    engine_span_report_group(order, leader);
+}
+
 /* Those whose turn has not come. */
 static void report_waiting(struct engine_order *order)
 {
@@ -418,6 +469,10 @@ static void report_waiting(struct engine_order *order)
     for (; op && order->schedule.waiting > 0; op = op->next) {
         if (op->state != ENGINE_OP_SCHEDULED)
             continue;
+        if (op->group) {
+            report_group(order, op->group);
+            continue;
+        }
         engine_schedule_leave(order, op);
         engine_span_report(order, op, false);
     }

@@ -283,7 +283,9 @@ void engine_span_report(struct engine_order *order, struct engine_op *op, bool m
 
 void engine_span_report_again(struct engine_order *order, struct engine_op *op)
 {
-    tell_brought(order, op, false);
+    const struct hvi_submission *copy = &engine_op_first_part(op)->copy;
+
+    tell_brought(order, op, op->group && copy->group_index + 1 < copy->group_size);
 }
 
 void engine_span_report_group(struct engine_order *order, struct engine_op *leader)
