@@ -170,7 +170,12 @@ def run_group(job, number):
 
 
 def run_step(job, number):
-    """Two sums, small and large, a group of them, and a broadcast."""
+    """Two sums, small and large, one without a name, a group of them, and a broadcast."""
+    ops = [rank.submit("allreduce", None, dtype="int32", dims=[3], data=arith.pack(INT32, [number, at, 1]), reduce_op="sum")
+           for at, rank in enumerate(job.ranks)]
+    for rank, op in zip(job.ranks, ops):
+        outcome = rank.outcome(op)
+        assert outcome.ok and outcome.data == arith.pack(INT32, [job.size * number, sum(range(job.size)), job.size]), outcome.text
     for name, elements in (("small", 2), ("large", 20000)):
         inputs = [arith.pack(INT32, [rank + number] * elements) for rank in range(job.size)]
         for outcome in job.run("allreduce", name=name, dtype="int32", dims=[elements], data=inputs, reduce_op="sum"):

@@ -564,8 +564,11 @@ static void send_to_all(struct engine_root *root)
 /* Of every node and rank of its set. */
 static bool may_repeat(const struct engine_root *root, const struct engine_op *op)
 {
-    return root->replay && *root->replay && engine_schedule_may_repeat(op) && !op->set->join &&
-           op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
+    const bool of_all =
+        !op->set->join && op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
+
+    return root->replay && *root->replay && engine_schedule_may_repeat(op) && of_all &&
+           !(op->tensor->anon && engine_op_first_part(op)->leader);
 }
 
 /* Whether some node has reported an op of the step that repeats, for the next time: it would not start that by
@@ -576,13 +579,26 @@ static bool is_ahead(struct engine_root *root, const struct engine_op *started)
         if (op == started || !engine_schedule_may_repeat(op))
             continue;
         struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
-        bool in_step = !name || name->last == root->steps.round;
+        bool in_step = !name || name->last + 1 >= root->steps.round;
         if (name)
             engine_tensor_put(&root->tensors, name);
         if (in_step)
             return true;
     }
     return false;
+}
+
+/* A node is ahead at the end of each round if rounds end in the middle of what ranks take for a step, as they do
+ * after a halt in its middle. Then they begin anew where no node is ahead. */
+static bool may_announce(struct engine_root *root, const struct engine_op *op, bool repeats)
+{
+    bool looks = repeats || root->shifts;
+    bool ahead = looks && is_ahead(root, op);
+
+    if (looks && !ahead && !repeats)
+        engine_steps_forget(&root->steps, &root->tensors);
+    root->shifts = looks && ahead;
+    return repeats && !ahead;
 }
 
 /* The rest of its group starts next. */
@@ -603,9 +619,14 @@ static int watch_steps(struct engine_root *root, const struct engine_op *op, boo
     struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
     if (!name)
         return HVI_ERR_NO_MEMORY;
+    if (op->tensor->anon && !engine_agree_repeats_as(engine_op_first_part(op), name)) {
+        if (name->agreed.valid) /* a step has one of its kind */
+            engine_steps_forget(&root->steps, &root->tensors);
+        engine_agree_remember_as(op, name);
+    }
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
-    if (count == 0 || has_more(op) || is_ahead(root, op))
+    if (has_more(op) || !may_announce(root, op, count > 0))
         return HVI_OK;
     struct hvi_mesh_verdict *verdict = begin_for_all(root, HVI_MESH_REPEATS);
     verdict->count = root->repeating = count;

@@ -10,7 +10,8 @@
  * same works in the same order; but not all may come. The backend lets nothing of a tentative work touch an
  * output before every node has started it (exec/backend.h).
  *
- * Unnamed barriers have one name for all of a set, and come in the order of their numbers.
+ * Unnamed ops of a kind have one name for all of a set, and come in the order of their numbers: so a step has one
+ * of them at most.
  *
  * The members of a group stand side by side in the step, because the root starts them so. They wait for their turn
  * together and start together, so every node stops between groups and never within one: a group is withdrawn as a
@@ -48,22 +49,17 @@ struct engine_schedule_report {
 
 bool engine_schedule_may_repeat(const struct engine_op *op)
 {
-    return op->kind == HVI_KIND_BARRIER || (!op->tensor->anon && (op->kind == HVI_KIND_ALLREDUCE ||
-                                                                  op->kind == HVI_KIND_BROADCAST));
+    return op->kind == HVI_KIND_BARRIER || op->kind == HVI_KIND_ALLREDUCE ||
+           op->kind == HVI_KIND_BROADCAST;
 }
 
 struct engine_tensor *engine_schedule_name(struct engine_tensors *tensors,
                                            const struct engine_op *op)
 {
     if (op->tensor->anon)
-        return engine_tensor_get_barriers(tensors, op->set->serial);
+        return engine_tensor_get_unnamed(tensors, op->set->serial, op->kind);
     op->tensor->refs++;
     return op->tensor;
-}
-
-static bool is_barriers(const struct engine_tensor *tensor)
-{
-    return tensor->anon && tensor->anon_seq == UINT64_MAX;
 }
 
 /* ---- the list ---- */
@@ -73,7 +69,7 @@ static void drop_list(struct engine_order *order)
     struct engine_schedule *schedule = &order->schedule;
 
     for (uint32_t i = 0; i < schedule->count; i++) {
-        if (is_barriers(schedule->list[i]))
+        if (engine_tensor_is_unnamed(schedule->list[i]))
             schedule->list[i]->waiting = NULL;
         schedule->list[i]->entry = 0;
         engine_tensor_put(&order->tensors, schedule->list[i]);
@@ -129,8 +125,8 @@ void engine_schedule_note(struct engine_order *order, const struct engine_op *op
             engine_tensor_put(&order->tensors, name);
         return;
     }
-    engine_agree_remember(op);
-    if (is_barriers(name))
+    engine_agree_remember_as(op, name);
+    if (engine_tensor_is_unnamed(name))
         name->last = op->tensor->anon_seq;
     if (schedule->past_count == ENGINE_STEP_MAX)
         engine_tensor_put(&order->tensors, schedule->past[schedule->past_at]);
@@ -189,20 +185,31 @@ static void start_all(struct engine_order *order)
     struct engine_tensor *name = schedule->list[schedule->at];
 
     while (name->waiting && name->waiting->state == ENGINE_OP_SCHEDULED) {
-        if (is_barriers(name))
+        if (engine_tensor_is_unnamed(name))
             name->last = name->waiting->tensor->anon_seq;
         start(order, name->waiting);
         name = schedule->list[schedule->at];
     }
 }
 
+/* Every rank here says what all said of the last unnamed op of its kind. */
+static bool repeats_unnamed(const struct engine_op *op, const struct engine_tensor *name)
+{
+    if (name->waiting || op->tensor->anon_seq != name->last + 1)
+        return false;
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (!engine_agree_repeats_as(op->parts[i], name))
+            return false;
+    }
+    return true;
+}
+
 static bool repeats(const struct engine_op *op, const struct engine_tensor *name)
 {
     if (name->entry == 0 || op->parts_present < op->set->places)
         return false;
-    if (is_barriers(name))
-        return !name->waiting && op->tensor->anon_seq == name->last + 1;
-    return op->repeating == op->set->places;
+    return engine_tensor_is_unnamed(name) ? repeats_unnamed(op, name)
+                                          : op->repeating == op->set->places;
 }
 
 bool engine_schedule_take(struct engine_order *order, struct engine_op *op)

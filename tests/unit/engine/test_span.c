@@ -1397,34 +1397,91 @@ static void bring_from(uint32_t node, bool there, uint32_t which, const struct h
     }
 }
 
-/* What node 1 has reported would not start by itself there, and the others would wait for it. */
-START_TEST(a_step_is_not_replayed_where_a_node_has_reported_of_the_next)
+/* Without the clock. */
+static void settle(void)
+{
+    while (hvt_job_run_some(&job, 1 + below(8)))
+        continue;
+    hvt_job_run(&one);
+}
+
+/* What node 1 has reported would not start by itself there, and the others would wait for it: so the step is
+ * replayed from a place on where it has reported nothing. */
+START_TEST(a_step_is_replayed_where_a_node_is_an_op_ahead)
 {
     struct hvt_bring first = allreduce("a", 3), second = allreduce("b", 4);
-    const struct engine_steps *steps = &job.node[0].mesh.root.steps;
+    uint64_t messages = 0;
     uint32_t which = 0;
 
     chance = 5 + (uint64_t)_i;
     begin(&layouts[_i], 1);
-    uint32_t needed = steps->needed;
     bring_from(1, true, which, &first);
-    for (uint32_t turn = 0; turn < 8; turn++, which += 2) {
+    for (uint32_t turn = 0; turn < 12; turn++, which += 2) {
         bring_from(1, false, which, &first);
-        run();
+        settle();
         bring_from(1, true, which + 2, &first);
-        run();
+        settle();
         for (int32_t rank = 0; rank < one.size; rank++)
             bring(rank, which + 1, &second);
-        run();
-        ck_assert(!is_live());
-        ck_assert_uint_eq(job.node[1].withdrawn, 0);
+        settle();
+        if (turn == 8)
+            messages = job.messages;
     }
-    ck_assert_uint_eq(steps->needed, needed); /* it has not been tried in vain */
+    ck_assert(is_live());
+    ck_assert_uint_eq(job.messages, messages);
+    ck_assert_uint_eq(job.node[1].withdrawn, 0);
     bring_from(1, false, which, &first);
     for (int32_t rank = 0; rank < one.size; rank++)
         bring(rank, which + 1, &second);
     step();
-    ck_assert(is_live()); /* nobody was ahead */
+    end();
+}
+END_TEST
+
+/* All nodes but one have reported all of a step before the first of its works starts. */
+static void play_reported(uint32_t late)
+{
+    for (uint32_t part = 0; part < 2; part++) {
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            for (uint32_t op = 0; op < STEP; op++) {
+                struct hvt_bring what = allreduce(names[op], 3 + op);
+                if ((job.home[rank] == late) == (part == 1))
+                    bring(rank, op, &what);
+            }
+        }
+        for (uint32_t i = 0; part == 0 && i < 400; i++)
+            hvt_job_run_some(&job, 4);
+    }
+    step();
+}
+
+START_TEST(a_step_is_replayed_again_after_a_halt_in_its_middle)
+{
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    for (uint32_t turn = 0; turn < 8 && !is_live(); turn++)
+        play_reported(1);
+    ck_assert(is_live());
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t op = 0; op < 2; op++) {
+            struct hvt_bring what = allreduce(names[op], 3 + op);
+            bring(rank, op, &what);
+        }
+    }
+    run();
+    engine_schedule_halt(&job.node[0].order);
+    run();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t op = 2; op < STEP; op++) {
+            struct hvt_bring what = allreduce(names[op], 3 + op);
+            bring(rank, op, &what);
+        }
+    }
+    step();
+    ck_assert(!is_live());
+    for (uint32_t turn = 0; turn < 16 && !is_live(); turn++)
+        play_reported(1);
+    ck_assert(is_live());
     end();
 }
 END_TEST
@@ -1650,6 +1707,63 @@ START_TEST(a_group_that_is_being_withdrawn_ends_once_with_the_job)
 }
 END_TEST
 
+/* ---- an unnamed op in a step that repeats ---- */
+
+static void play_unnamed(uint64_t number, int64_t count, int32_t odd_rank, int64_t odd_count)
+{
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        struct hvt_bring a = allreduce("a", 3);
+        struct hvt_bring what = allreduce(NULL, rank == odd_rank ? odd_count : count);
+        what.tag = number;
+        bring(rank, (uint32_t)rank % 2, &a);
+        bring(rank, 1 - (uint32_t)rank % 2, &what);
+    }
+}
+
+START_TEST(an_unnamed_op_of_a_step_costs_no_message)
+{
+    uint64_t number = 40;
+
+    chance = 3 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    for (uint32_t turn = 0; turn < 8 && !is_live(); turn++) {
+        play_unnamed(number++, 7, -1, 0);
+        step();
+    }
+    ck_assert(is_live());
+    uint64_t messages = job.messages, replayed = job.node[0].replayed;
+    for (uint32_t turn = 0; turn < 5; turn++) {
+        play_unnamed(number++, 7, -1, 0);
+        step();
+    }
+    ck_assert_uint_eq(job.messages, messages);
+    ck_assert_uint_eq(job.node[0].replayed, replayed + 10);
+    play_unnamed(number, 7, 1, 8);
+    run();
+    ck_assert_int_eq(job.parts[1][0].status, HVI_ERR_MISMATCH);
+    step();
+    ck_assert(!is_live());
+    check_order();
+    end();
+}
+END_TEST
+
+/* What the number of the step's last one was does not matter when another has its turn. */
+START_TEST(an_unnamed_op_that_says_something_else_each_time_is_negotiated)
+{
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    for (uint32_t turn = 0; turn < 12; turn++) {
+        play_unnamed(turn + 1, 1 + turn % 2, -1, 0);
+        step();
+        ck_assert(!is_live());
+    }
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_uint_eq(job.node[i].withdrawn, 0);
+    end();
+}
+END_TEST
+
 /* A rank may wait for the end of a step before it begins the next. */
 static bool may_bring(int32_t rank, uint32_t op, bool waits)
 {
@@ -1763,8 +1877,8 @@ int main(void)
                         LAYOUTS);
     tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, a_step_is_not_replayed_where_a_node_has_reported_of_the_next, 0,
-                        LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_is_replayed_where_a_node_is_an_op_ahead, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_is_replayed_again_after_a_halt_in_its_middle, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_step_is_replayed_although_something_else_waits, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
@@ -1772,6 +1886,9 @@ int main(void)
     tcase_add_loop_test(tcase, a_group_is_withdrawn_as_a_whole_and_reported_again, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_group_that_differs_while_it_repeats_fails_as_a_whole, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_group_that_is_being_withdrawn_ends_once_with_the_job, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, an_unnamed_op_of_a_step_costs_no_message, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, an_unnamed_op_that_says_something_else_each_time_is_negotiated, 0,
+                        LAYOUTS);
     tcase_add_loop_test(tcase, whatever_happens_while_steps_repeat_every_part_is_answered, 0,
                         LAYOUTS);
     suite_add_tcase(suite, tcase);
