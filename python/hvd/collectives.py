@@ -124,7 +124,7 @@ def synchronize(handle: int) -> Any:
 
 def check_reduce_op(op: Any) -> None:
     """ValueError: no reduce op at all. ReduceOp of torch.distributed counts otherwise, so its SUM would be an average."""
-    if not isinstance(op, numbers.Integral):
+    if not isinstance(op, (int, numbers.Integral)):
         raise ValueError(f"a reduce op is needed, such as hvd.Average or hvd.Sum, not {op!r}")
 
 
