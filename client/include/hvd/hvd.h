@@ -92,6 +92,8 @@ enum hvd_status {
     HVD_ERR_JOB_STOPPED = -303,
     HVD_ERR_NODE_LOST =
         -304, /* a node of the job is gone or cannot be reached; the text names it */
+    HVD_ERR_WORKER_LOST =
+        -305, /* the process that has a GPU of the job is gone; the text names GPU, pid and why */
 
     HVD_ERR_NO_DAEMON = -400,
     HVD_ERR_DAEMON = -401,
