@@ -492,5 +492,8 @@ void node_answer_request(struct node *node, const struct node_asker *asker,
     case HVI_ADMIN_NODES:
         node_answer_text(node, asker, HVI_ERR_UNSUPPORTED, "the gate answers this");
         break;
+    case HVI_ADMIN_GPUS:
+        node_answer_text(node, asker, HVI_ERR_UNSUPPORTED, "this hvdd starts no GPU workers");
+        break;
     }
 }
