@@ -292,6 +292,11 @@ HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
  * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
+/* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
+ * lets go of it. HVD_ERR_UNSUPPORTED as long as tensors lie in memory of the host alone, as they do
+ * today: the engine has no device memory, which may be freed without this call. */
+HVD_API int hvd_device_forget(struct hvd_session *session, void *ptr);
+
 /* ---- ops ------------------------------------------------------------------------------------- */
 
 /* Optional extras of every _async op; NULL means the defaults that hvd_op_options_init fills in. */
@@ -511,6 +516,11 @@ HVD_API const char *hvd_op_name(const struct hvd_op *op);
 HVD_API const char *hvd_op_error(const struct hvd_op *op);
 /* After a failure: the global rank that caused it, or -1. */
 HVD_API int hvd_op_culprit(const struct hvd_op *op);
+/* Of an op on tensors of a CUDA device: what is enqueued in `stream` (CUstream or cudaStream_t) from now on
+ * begins when the op is over; the call waits for nothing. That is no success: a stream goes on also
+ * after a failure, with undefined outputs, and hvd_test or hvd_wait tells.
+ * HVD_ERR_UNSUPPORTED for an op of memory of the host, as every op is today: wait for it (hvd_wait). */
+HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);
 /* Releases a finished op. An op in flight is released once it finishes; until then its memory must
  * stay, and its output is then undefined. NULL is fine. */
 HVD_API void hvd_op_free(struct hvd_op *op);
