@@ -30,9 +30,9 @@ QUARANTINE = [
     ("mpi.h", ["bench/peers/mpi_bench.c"]),
     ("gloo/*", ["bench/peers/gloo_bench.cc"]),
     ("check.h", ["tests/*.[ch]"]),
-    ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/gpu/fake/fake_cuda.h"]),
-    ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/gpu/fake/fake_nccl.c"]),
-    # Nothing may include these yet: the GPU worker and the network backend bring their files and their rows.
+    ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/gpu/fake/fake_cuda.h", "tests/unit/gpu/test_abi.c"]),
+    ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/gpu/fake/fake_nccl.c", "tests/unit/gpu/test_abi.c"]),
+    # Nothing may include these: the product declares what it uses of CUDA itself (gpu/), and there is no network backend yet.
     ("cuda*.h", []),
     ("nccl*.h", []),
     ("nvml.h", []),
@@ -96,6 +96,8 @@ CASES = [
     _case("daemon/engine/exec/dispatch.c", "<cuda_runtime.h>", True),
     _case("daemon/engine/exec/dispatch.c", "<nccl.h>", True),
     _case("daemon/engine/exec/dispatch.c", "<ucp/api/ucp.h>", True),
+    _case("gpu/nvml.c", "<cuda.h>", True),
+    _case("tests/unit/gpu/test_abi.c", "<cuda.h>"),
     _case("tests/gpu/probes/probe_cuda.h", "<cuda.h>"),
     _case("tests/gpu/probes/probe1_timeline.c", "<cuda.h>", True),
     _case("tests/gpu/probes/probe_cuda.h", "<cuda_runtime.h>", True),
