@@ -2,6 +2,7 @@
 #include "gpu/cuda.h"
 
 #include "base/status.h"
+#include "base/uuid.h"
 #include "gpu/library.h"
 
 #include <dlfcn.h>
@@ -59,46 +60,12 @@ void hvi_cuda_describe(const struct hvi_cuda *cuda, int error, char *text_p, siz
     snprintf(text_p, text_size, "%s (%d)", name, error);
 }
 
-/* A dash stands before these bytes. */
-static bool has_dash(unsigned at)
-{
-    return at == 4 || at == 6 || at == 8 || at == 10;
-}
-
 void hvi_gpu_uuid_format(const struct hvi_cu_uuid *uuid, char text_p[HVI_GPU_UUID_TEXT])
 {
-    int length = snprintf(text_p, HVI_GPU_UUID_TEXT, "GPU-");
-
-    for (unsigned i = 0; i < 16; i++)
-        length += snprintf(text_p + length, HVI_GPU_UUID_TEXT - (size_t)length, "%s%02x",
-                           has_dash(i) ? "-" : "", uuid->bytes[i]);
-}
-
-static int digit(char c)
-{
-    static const char digits[] = "0123456789abcdef";
-    const char lower = c >= 'A' && c <= 'F' ? (char)(c - 'A' + 'a') : c;
-    const char *at = c == '\0' ? NULL : strchr(digits, lower);
-
-    return at == NULL ? -1 : (int)(at - digits);
+    hvi_uuid_format(uuid->bytes, text_p);
 }
 
 bool hvi_gpu_uuid_parse(const char *text, struct hvi_cu_uuid *uuid_p)
 {
-    struct hvi_cu_uuid uuid;
-
-    if (strlen(text) != HVI_GPU_UUID_TEXT - 1 || strncmp(text, "GPU-", 4) != 0)
-        return false;
-    text += 4;
-    for (unsigned i = 0; i < 16; i++) {
-        if (has_dash(i) && *text++ != '-')
-            return false;
-        const int high = digit(text[0]), low = high < 0 ? -1 : digit(text[1]);
-        if (low < 0)
-            return false;
-        uuid.bytes[i] = (unsigned char)(high << 4 | low);
-        text += 2;
-    }
-    *uuid_p = uuid;
-    return true;
+    return hvi_uuid_parse(text, uuid_p->bytes);
 }

@@ -38,7 +38,7 @@ struct hvi_gpu_engine {
 struct hvi_gpu_stop {
     char reason[HVI_TEXT_MAX + 1];
 };
-enum hvi_gpu_state_number { HVI_GPU_UP = 1, HVI_GPU_FAILED = 2 };
+enum hvi_gpu_state_number { HVI_GPU_UP = 1, HVI_GPU_FAILED = 2, HVI_GPU_STARTING = 3 };
 struct hvi_gpu_state {
     uint32_t state; /* enum hvi_gpu_state_number */
     char text[HVI_TEXT_MAX + 1];

@@ -48,7 +48,7 @@ static const struct wire_field stop_fields[] = {
 static const struct wire_table stop = TABLE(gpu_stop, stop_fields, 0);
 
 static const struct wire_field state_fields[] = {
-    NUMBER(1, hvi_gpu_state, state, HVI_GPU_UP, HVI_GPU_FAILED),
+    NUMBER(1, hvi_gpu_state, state, HVI_GPU_UP, HVI_GPU_STARTING),
     TEXT(2, hvi_gpu_state, text, ANY),
     PART(3, hvi_gpu_state, row, has_row, &hvi_wire_gpu_row),
 };

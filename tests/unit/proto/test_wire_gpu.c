@@ -99,7 +99,7 @@ START_TEST(what_may_not_be_said_is_not_sent)
     REFUSED(HVI_GPU_START, msg.start.settings = &plugin; msg.start.setting_count = 1);
     struct hvi_setting own = {.name = "HVD_CYCLE_TIME", .value = "1"};
     REFUSED(HVI_GPU_START, msg.start.settings = &own; msg.start.setting_count = 1);
-    REFUSED(HVI_GPU_STATE, msg.state.state = 3);
+    REFUSED(HVI_GPU_STATE, msg.state.state = 4);
     REFUSED(HVI_GPU_STATE, msg.state.row.state[0] = '\0');
     REFUSED(HVI_GPU_IMPORT, msg.import.import = 0);
     REFUSED(HVI_GPU_IMPORT, msg.import.pid = -1);
