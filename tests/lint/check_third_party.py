@@ -30,8 +30,8 @@ QUARANTINE = [
     ("mpi.h", ["bench/peers/mpi_bench.c"]),
     ("gloo/*", ["bench/peers/gloo_bench.cc"]),
     ("check.h", ["tests/*.[ch]"]),
-    ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/gpu/fake/fake_cuda.h", "tests/unit/gpu/test_abi.c"]),
-    ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/gpu/fake/fake_nccl.c", "tests/unit/gpu/test_abi.c"]),
+    ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/unit/gpu/test_abi.c"]),
+    ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/unit/gpu/test_abi.c"]),
     # Nothing may include these: the product declares what it uses of CUDA itself (gpu/), and there is no network backend yet.
     ("cuda*.h", []),
     ("nccl*.h", []),
