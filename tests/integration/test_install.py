@@ -81,9 +81,9 @@ def test_man_pages_are_installed(installed):
 
 def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
-    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate)|include/hvd/hvd\.h"
+    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate|gpu)|include/hvd/hvd\.h"
                        rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvd_tensorflow\.so|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
-                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
+                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate|gpu)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
 
