@@ -42,6 +42,24 @@ static void set_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
+/* The device is there. */
+static void go_up(struct gpu_worker *worker)
+{
+    const struct gpu_device *device = &worker->device;
+
+    if (worker->up)
+        return;
+    worker->up = true;
+    worker->imports.answer = gpu_serve_answer;
+    if (gpu_imports_open(&worker->imports, worker->event, &device->cuda, device->context,
+                         worker->start.uuid, worker->start.import_bytes_max) == HVI_OK) {
+        gpu_link_state(worker, HVI_GPU_UP, "");
+        return;
+    }
+    gpu_link_state(worker, HVI_GPU_FAILED, "no memory for a thread");
+    sd_event_exit(worker->event, 1);
+}
+
 /* The thread of the device has come further. */
 static int on_device(sd_event_source *source, int fd, uint32_t events, void *user)
 {
@@ -55,10 +73,9 @@ static int on_device(sd_event_source *source, int fd, uint32_t events, void *use
     if (state == HVI_INPROGRESS) {
         gpu_link_state(worker, HVI_GPU_STARTING,
                        atomic_load_explicit(&worker->device.step, memory_order_relaxed));
-    } else if (state == HVI_OK && !worker->up) {
-        worker->up = true;
-        gpu_link_state(worker, HVI_GPU_UP, "");
-    } else if (state != HVI_OK) {
+    } else if (state == HVI_OK) {
+        go_up(worker);
+    } else {
         HVI_LOG(HVI_LOG_WARN, "device", "no-device", worker->device.why, "job=%s",
                 worker->start.job);
         gpu_link_state(worker, HVI_GPU_FAILED, worker->device.why);
@@ -86,6 +103,7 @@ static int serve(struct gpu_worker *worker)
     if (gpu_link_open(worker) == HVI_OK && open_device(worker) == HVI_OK)
         code = sd_event_loop(worker->event);
     gpu_serve_close(worker);
+    gpu_imports_close(&worker->imports);
     if (!gpu_device_close(&worker->device))
         _exit(code); /* the driver has not returned, and would not let exit() return either */
     worker->device_event = sd_event_source_disable_unref(worker->device_event);

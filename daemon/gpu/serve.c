@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Engines' sockets. An engine gets its device channel with the hello. So far fence pages are taken and poisoned when their
- * session or their engine ends; imports, communicators and batches are refused, each with a sentence.
+ * Engines' sockets. An engine gets its device channel with the hello. Fence pages are poisoned when their session or their engine
+ * ends; memory is opened (import.c). Communicators are refused so far, and batches are not looked at.
  *
  * The end of an engine's socket is the end of the engine: what its sessions' streams wait for will not come. */
 #include "daemon/gpu/worker.h"
@@ -60,6 +60,12 @@ static bool ack(struct gpu_engine *engine, uint64_t request, int status, const c
 
     snprintf(msg.ack.text, sizeof(msg.ack.text), "%s", text);
     return send_msg(engine, &msg, NULL, 0) == HVI_OK;
+}
+
+/* One that has ended is noticed when its socket is read. */
+void gpu_serve_answer(void *engine, uint64_t request, int status, const char *text)
+{
+    (void)ack(engine, request, status, text);
 }
 
 /* ---- fence pages ---- */
@@ -145,9 +151,10 @@ static bool handle(struct gpu_engine *engine, const struct hvi_gpu_msg *msg)
     case HVI_GPU_SESSION_END:
         return end_session(engine, &msg->session_end);
     case HVI_GPU_IMPORT:
-        return msg->import.more || ack(engine, msg->import.request, HVI_ERR_UNSUPPORTED, NOT_YET);
+        return gpu_import_add(&engine->worker->imports, engine, &msg->import);
     case HVI_GPU_RELEASE:
-        return ack(engine, msg->release.request, HVI_ERR_NOT_FOUND, "there is no such import");
+        gpu_import_release(&engine->worker->imports, engine, &msg->release);
+        return true;
     case HVI_GPU_COMM_ID:
         return refuse_comm(engine, msg->comm_id.request);
     case HVI_GPU_COMM_JOIN:
@@ -185,6 +192,7 @@ static void engine_end(struct gpu_engine *engine)
 {
     struct gpu_worker *worker = engine->worker;
 
+    gpu_import_owner_gone(&worker->imports, engine);
     while (engine->pages != NULL) {
         hvi_fence_poison(&engine->pages->fences, false);
         drop_page(engine, engine->pages);

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/gpu/device.h"
+#include "daemon/gpu/import.h"
 #include "proto/gpu.h"
 #include "proto/packet.h"
 
@@ -23,6 +24,7 @@ struct gpu_worker {
     struct hvi_gpu_start start; /* without .settings */
     struct gpu_device device;
     bool up; /* hvdd knows that the device is there */
+    struct gpu_imports imports;
     struct gpu_engine *engines;
     struct hvi_packet packet; /* scratch for one message in, one out */
     unsigned char encoded[HVI_PACKET_BYTES_MAX];
@@ -43,6 +45,8 @@ void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, 
 
 /* A socket to an engine, which it owns. Says hello; where that cannot be, the socket ends. */
 void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *engine, int fd);
+/* GpuAck to an engine. */
+void gpu_serve_answer(void *engine, uint64_t request, int status, const char *text);
 /* Ends them all; their fences are poisoned. */
 void gpu_serve_close(struct gpu_worker *worker);
 
