@@ -3,6 +3,7 @@
 #include "base/types.h"
 
 #include <stddef.h>
+#include <string.h>
 
 struct dtype_row {
     uint32_t bytes;
@@ -28,6 +29,18 @@ static const char *const kinds[] = {
 #define HVI_KIND(name, number, text) [number] = (text),
 #include "base/types.def"
 #undef HVI_KIND
+};
+
+static const char *const memories[] = {
+#define HVI_MEMORY(name, number, text) [number] = (text),
+#include "base/types.def"
+#undef HVI_MEMORY
+};
+
+static const char *const nccl[] = {
+#define HVI_NCCL(name) "NCCL_" #name,
+#include "base/types.def"
+#undef HVI_NCCL
 };
 
 uint32_t hvi_dtype_bytes(uint32_t dtype)
@@ -58,4 +71,18 @@ bool hvi_kind_is_known(uint32_t kind)
 const char *hvi_kind_text(uint32_t kind)
 {
     return hvi_kind_is_known(kind) ? kinds[kind] : "?";
+}
+
+const char *hvi_memory_text(uint32_t memory)
+{
+    return memory < sizeof(memories) / sizeof(memories[0]) ? memories[memory] : "?";
+}
+
+bool hvi_nccl_is_allowed(const char *variable)
+{
+    for (size_t i = 0; i < sizeof(nccl) / sizeof(nccl[0]); i++) {
+        if (strcmp(variable, nccl[i]) == 0)
+            return true;
+    }
+    return false;
 }

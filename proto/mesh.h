@@ -14,6 +14,7 @@
 #define HVI_MESH_RANKS_MAX 1048576u
 #define HVI_MESH_BYTES_MAX (1024u * 1024u) /* one message of a control connection */
 #define HVI_MESH_PART_MAX  (128u * 1024u)  /* a Packet in it */
+#define HVI_MESH_GPUS_MAX  65536u          /* workers of one communicator */
 
 enum hvi_mesh_what {
     HVI_MESH_BROUGHT = 1, /* report: every rank of the node has come, or has joined */
@@ -52,7 +53,10 @@ struct hvi_mesh_said {
     int64_t *integers;
     size_t integer_count;
     int32_t *places;
-    size_t place_count; /* 0: all members of the node */
+    size_t place_count;  /* 0: all members of the node */
+    uint64_t *instances; /* GPU workers, by place; 0: memory of the host */
+    size_t instance_count;
+    uint32_t nccl_version;
 };
 /* A send between nodes. The tensor's name has its tag. */
 struct hvi_mesh_pair {
@@ -119,14 +123,23 @@ struct hvi_mesh_answer {
     unsigned char *report;      /* a Packet, or records */
     size_t report_bytes;
 };
+struct hvi_mesh_gpu {
+    uint32_t set;
+    uint64_t serial;
+    uint64_t *instances; /* by rank of the communicator */
+    size_t instance_count;
+    unsigned char id[HVI_NCCL_ID_BYTES]; /* zeros: there is none, and .text says why */
+    char text[HVI_TEXT_MAX + 1];
+};
 struct hvi_mesh_packet {
     uint32_t from, to;
-    bool has_report, has_verdict, has_broken, has_ask, has_answer;
+    bool has_report, has_verdict, has_broken, has_ask, has_answer, has_gpu;
     struct hvi_mesh_report report;
     struct hvi_mesh_verdict verdict;
     struct hvi_mesh_broken broken;
     struct hvi_mesh_ask ask;
     struct hvi_mesh_answer answer;
+    struct hvi_mesh_gpu gpu;
 };
 
 /* *bytes_p is the caller's to free(3). HVI_OK, HVI_ERR_INVALID (would not decode), HVI_ERR_LIMIT,

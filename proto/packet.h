@@ -5,11 +5,10 @@
 #ifndef HVI_PROTO_PACKET_H
 #define HVI_PROTO_PACKET_H
 
+#include "proto/wire.h"
+
 #include <stddef.h>
 #include <stdint.h>
-
-#define HVI_PACKET_BYTES_MAX (128u * 1024u)
-#define HVI_PACKET_FDS_MAX   8u
 
 struct hvi_packet {
     unsigned char bytes[HVI_PACKET_BYTES_MAX];

@@ -14,7 +14,6 @@
 #include "proto/wire_internal.h"
 
 #include "base/status.h"
-#include "proto/packet.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -15,6 +15,10 @@
 
 #define HVI_PROTOCOL_VERSION 1u
 
+/* Of one packet (proto/packet.h). */
+#define HVI_PACKET_BYTES_MAX (128u * 1024u)
+#define HVI_PACKET_FDS_MAX   8u
+
 #define HVI_WIRE_SETTINGS_MAX  64
 #define HVI_WIRE_SETTING_NAME  64
 #define HVI_WIRE_SETTING_VALUE 1024
@@ -29,6 +33,9 @@
 #define HVI_WIRE_NODE_ADDRESS  64
 #define HVI_WIRE_LANES_MAX     8 /* connections for data between two engines */
 #define HVI_WIRE_EPOCH_KEY     32
+#define HVI_WIRE_CHUNKS_MAX    HVI_PACKET_FDS_MAX
+#define HVI_WIRE_GPU_UUID      41 /* "GPU-…" with NUL */
+#define HVI_WIRE_GPU_HANDLE    64
 
 struct hvi_setting {
     char name[HVI_WIRE_SETTING_NAME];
@@ -63,6 +70,24 @@ struct hvi_region_add {
 struct hvi_region_remove {
     uint64_t request;
     uint32_t region;
+};
+enum hvi_device_kind { HVI_DEVICE_LEGACY = 1, HVI_DEVICE_VMM = 2, HVI_DEVICE_POOL = 3 };
+struct hvi_device_memory {
+    unsigned char uuid[HVI_UUID_BYTES];
+    uint64_t address, bytes, buffer_id;        /* .address: its first byte, in the trainer */
+    uint32_t kind;                             /* enum hvi_device_kind */
+    unsigned char handle[HVI_WIRE_GPU_HANDLE]; /* LEGACY, POOL */
+    uint64_t *chunks;                          /* VMM; allocated */
+    size_t chunk_count;
+};
+struct hvi_device_add {
+    uint64_t request;
+    uint32_t region;
+    struct hvi_device_memory memory;
+    bool more;
+};
+struct hvi_fence_add {
+    uint64_t request;
 };
 struct hvi_ack {
     uint64_t request;
@@ -177,6 +202,20 @@ struct hvi_mesh_row {
     char jobs[256];
 };
 
+struct hvi_gpu_row {
+    char uuid[HVI_WIRE_GPU_UUID];
+    char name[HVI_WIRE_NODE_NAME];
+    char job[HVI_JOB_ID_MAX + 1]; /* "": no worker */
+    uint32_t uid;
+    int32_t pid;
+    char state[HVI_WIRE_SHORT_TEXT];
+    uint64_t import_bytes, staging_bytes, own_bytes, free_bytes;
+    uint32_t imports, comms;
+    uint64_t batches;
+    uint32_t driver_version, nccl_version;
+    char links[256];
+};
+
 struct hvi_engine_start {
     char job[HVI_JOB_ID_MAX + 1];
     uint64_t generation;
@@ -188,6 +227,7 @@ struct hvi_engine_start {
     uint64_t linger_ns, silence_ns;
     int32_t seats; /* 0: size */
     uint32_t port_first, port_last, net_lanes;
+    bool gpu;
 };
 struct hvi_engine_adopt {
     uint64_t session;
@@ -294,6 +334,37 @@ struct hvi_engine_hello {
     int32_t seats; /* 0: size */
 };
 
+struct hvi_gpu_wanted {
+    uint64_t request;
+    unsigned char uuid[HVI_UUID_BYTES];
+    struct hvi_setting *settings; /* allocated; NCCL_* */
+    size_t setting_count;
+};
+struct hvi_gpu_worker {
+    uint64_t request; /* 0: unasked, the worker is gone */
+    int32_t status;
+    char text[HVI_TEXT_MAX + 1];
+    unsigned char uuid[HVI_UUID_BYTES];
+    uint64_t instance;
+    int32_t pid;
+};
+struct hvi_gpu_end {
+    uint64_t instance;
+    char reason[HVI_TEXT_MAX + 1];
+};
+struct hvi_engine_fences {
+    int32_t rank;
+};
+struct hvi_gpu_return {
+    uint32_t protocol_version;
+    char job[HVI_JOB_ID_MAX + 1];
+    uint32_t uid;
+    unsigned char uuid[HVI_UUID_BYTES];
+    uint64_t instance;
+    bool has_row;
+    struct hvi_gpu_row row;
+};
+
 /* Numbers equal the field numbers of Packet.body. */
 enum hvi_packet_kind {
     HVI_PACKET_ATTACH_REQUEST = 1,
@@ -319,8 +390,15 @@ enum hvi_packet_kind {
     HVI_PACKET_PEER_REGION,
     HVI_PACKET_ENGINE_NODE,
     HVI_PACKET_ENGINE_ROSTER,
+    HVI_PACKET_DEVICE_ADD,
+    HVI_PACKET_FENCE_ADD,
+    HVI_PACKET_GPU_WANTED,
+    HVI_PACKET_GPU_WORKER,
+    HVI_PACKET_GPU_END,
+    HVI_PACKET_ENGINE_FENCES,
+    HVI_PACKET_GPU_RETURN,
 };
-#define HVI_PACKET_KIND_END (HVI_PACKET_ENGINE_ROSTER + 1)
+#define HVI_PACKET_KIND_END (HVI_PACKET_GPU_RETURN + 1)
 
 struct hvi_packet_msg {
     enum hvi_packet_kind kind;
@@ -348,6 +426,13 @@ struct hvi_packet_msg {
         struct hvi_peer_region peer_region;
         struct hvi_engine_node engine_node;
         struct hvi_engine_roster engine_roster;
+        struct hvi_device_add device_add;
+        struct hvi_fence_add fence_add;
+        struct hvi_gpu_wanted gpu_wanted;
+        struct hvi_gpu_worker gpu_worker;
+        struct hvi_gpu_end gpu_end;
+        struct hvi_engine_fences engine_fences;
+        struct hvi_gpu_return gpu_return;
     };
 };
 
@@ -372,8 +457,9 @@ enum hvi_admin_kind {
     HVI_ADMIN_PROCESS_EXITED,
     HVI_ADMIN_TRACE,
     HVI_ADMIN_NODES,
+    HVI_ADMIN_GPUS,
 };
-#define HVI_ADMIN_KIND_END (HVI_ADMIN_NODES + 1)
+#define HVI_ADMIN_KIND_END (HVI_ADMIN_GPUS + 1)
 
 struct hvi_admin_request {
     uint32_t protocol_version;
@@ -420,6 +506,8 @@ struct hvi_admin_reply {
     size_t node_count;
     struct hvi_span_row *spans;
     size_t span_count;
+    struct hvi_gpu_row *gpus;
+    size_t gpu_count;
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */

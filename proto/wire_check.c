@@ -91,8 +91,15 @@ static int check_rule(struct wire_context *context, const char *name, enum wire_
                 HVI_JOB_ID_MAX);
         return HVI_OK;
     case WIRE_RULE_SETTING_NAME:
-        if (!has_prefix(text, "HVD_") && !has_prefix(text, "HOROVOD_"))
-            return hvi_wire_refuse(context, name, "must begin with HVD_ or HOROVOD_");
+        if (!has_prefix(text, "HVD_") && !has_prefix(text, "HOROVOD_") &&
+            !hvi_nccl_is_allowed(text))
+            return hvi_wire_refuse(context, name,
+                                   "must begin with HVD_ or HOROVOD_, or be a variable of NCCL "
+                                   "that a worker takes");
+        return HVI_OK;
+    case WIRE_RULE_NCCL_NAME:
+        if (!hvi_nccl_is_allowed(text))
+            return hvi_wire_refuse(context, name, "no variable of NCCL that a worker takes");
         return HVI_OK;
     }
     return HVI_OK;

@@ -145,6 +145,22 @@ static int get_bytes(struct wire_context *context, const struct wire_field *fiel
     return HVI_OK;
 }
 
+static int get_fixed(struct wire_context *context, const struct wire_field *field,
+                     const ProtobufCFieldDescriptor *descriptor, const ProtobufCMessage *message,
+                     void *plain_at)
+{
+    const char *base = (const char *)message;
+    const ProtobufCBinaryData *data = (const void *)(base + descriptor->offset);
+    if (descriptor->label == PROTOBUF_C_LABEL_OPTIONAL &&
+        !*(const protobuf_c_boolean *)(const void *)(base + descriptor->quantifier_offset))
+        return HVI_OK;
+    if (data->len != field->room)
+        return hvi_wire_refuse(context, descriptor->name, "%zu bytes, must be %u", data->len,
+                               field->room);
+    memcpy(plain_at, data->data, field->room);
+    return HVI_OK;
+}
+
 static int get_ints(struct wire_context *context, const struct wire_field *field,
                     const ProtobufCFieldDescriptor *descriptor, const int32_t *ints, size_t count,
                     void *plain)
@@ -214,7 +230,8 @@ static int get_part(struct wire_context *context, const struct wire_field *field
         *(ProtobufCMessage *const *)(const void *)((const char *)message + descriptor->offset);
     if (!part)
         return HVI_OK;
-    *(bool *)((char *)plain + field->count_offset) = true;
+    if (field->kind == WIRE_PART)
+        *(bool *)((char *)plain + field->count_offset) = true;
     hvi_wire_enter(context, descriptor->name, -1);
     int status = hvi_wire_get(context, field->rows, part, (char *)plain + field->offset);
     hvi_wire_leave(context);
@@ -231,11 +248,14 @@ static int get_field(struct wire_context *context, const struct wire_table *tabl
         return get_text(context, field, descriptor, message, at);
     case WIRE_BYTES:
         return get_bytes(context, field, descriptor, message, plain);
+    case WIRE_FIXED:
+        return get_fixed(context, field, descriptor, message, at);
     case WIRE_INTS:
     case WIRE_LONGS:
     case WIRE_ROWS:
         return get_repeated(context, field, descriptor, message, plain);
     case WIRE_PART:
+    case WIRE_WHOLE:
         return get_part(context, field, descriptor, message, plain);
     default:
         return get_number(context, field, descriptor, message, at);
@@ -272,7 +292,7 @@ void hvi_wire_release(const struct wire_table *table, void *plain)
 {
     for (uint32_t i = 0; i < table->field_count; i++) {
         const struct wire_field *field = &table->fields[i];
-        if (field->kind == WIRE_PART)
+        if (field->kind == WIRE_PART || field->kind == WIRE_WHOLE)
             hvi_wire_release(field->rows, (char *)plain + field->offset);
         if (!is_list(field->kind))
             continue;

@@ -18,10 +18,12 @@ enum wire_kind {
     WIRE_BOOL,
     WIRE_TEXT,  /* char[room], NUL-terminated */
     WIRE_BYTES, /* unsigned char *, size_t */
+    WIRE_FIXED, /* unsigned char[room], exactly so many; optional and absent: zeros */
     WIRE_INTS,  /* int32_t *, size_t */
-    WIRE_LONGS, /* int64_t *, size_t; any value */
+    WIRE_LONGS, /* int64_t * or uint64_t *, size_t; any value */
     WIRE_ROWS,  /* struct *, size_t */
     WIRE_PART,  /* one embedded struct, bool: is it there */
+    WIRE_WHOLE, /* one embedded struct, always there */
 };
 
 /* What a text must be beyond UTF-8 that fits its room. */
@@ -30,7 +32,8 @@ enum wire_rule {
     WIRE_RULE_FILLED,       /* not empty */
     WIRE_RULE_JOB,          /* a job id */
     WIRE_RULE_JOB_OR_EMPTY, /* a job id, or none */
-    WIRE_RULE_SETTING_NAME, /* HVD_* or HOROVOD_* */
+    WIRE_RULE_SETTING_NAME, /* HVD_* or HOROVOD_*, or as the next */
+    WIRE_RULE_NCCL_NAME,    /* hvi_nccl_is_allowed */
 };
 
 struct wire_table;
@@ -64,6 +67,9 @@ struct wire_body {
 
 extern const struct wire_body hvi_wire_packet_bodies[HVI_PACKET_KIND_END];
 extern const struct wire_body hvi_wire_admin_bodies[HVI_ADMIN_KIND_END];
+extern const struct wire_table hvi_wire_nccl_setting;
+extern const struct wire_table hvi_wire_device_memory;
+extern const struct wire_table hvi_wire_gpu_row;
 extern const struct wire_table hvi_wire_admin_request;
 extern const struct wire_table hvi_wire_admin_reply;
 extern const struct wire_table hvi_wire_attach_request_probe;

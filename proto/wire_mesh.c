@@ -15,11 +15,6 @@
 #define OUTCOME(n, s, m)      NUMBER(n, s, m, STATUS_LEAST, 0)
 #define NODE(n, s, m)         NUMBER(n, s, m, 0, HVI_MESH_NODES_MAX - 1)
 #define WHAT(n, s, m)         NUMBER(n, s, m, HVI_MESH_BROUGHT, HVI_MESH_RESUMES)
-#define PART(n, s, m, h, t)                                                                        \
-    {                                                                                              \
-        .number = (n), .kind = WIRE_PART, .offset = offsetof(struct s, m),                         \
-        .count_offset = offsetof(struct s, h), .rows = (t)                                         \
-    }
 
 #define ROWS_MOST (64u * HVI_MESH_RANKS_MAX) /* alltoall: a row for each pair, as far as they fit */
 
@@ -43,6 +38,8 @@ static const struct wire_field said_fields[] = {
     PART(10, hvi_mesh_said, leader, has_leader, &name_table),
     LIST(11, hvi_mesh_said, integers, integer_count, WIRE_LONGS, HVI_MESH_RANKS_MAX, NULL),
     LIST(12, hvi_mesh_said, places, place_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
+    LIST(13, hvi_mesh_said, instances, instance_count, WIRE_LONGS, HVI_RANKS_MAX, NULL),
+    U32(14, hvi_mesh_said, nccl_version),
 };
 static const struct wire_table said_table = TABLE(mesh_said, said_fields, 0);
 
@@ -118,6 +115,15 @@ static const struct wire_field answer_fields[] = {
 };
 static const struct wire_table answer_table = TABLE(mesh_answer, answer_fields, 0);
 
+static const struct wire_field gpu_fields[] = {
+    U32(1, hvi_mesh_gpu, set),
+    U64(2, hvi_mesh_gpu, serial),
+    LIST(3, hvi_mesh_gpu, instances, instance_count, WIRE_LONGS, HVI_MESH_GPUS_MAX, NULL),
+    FIXED(4, hvi_mesh_gpu, id),
+    TEXT(5, hvi_mesh_gpu, text, ANY),
+};
+static const struct wire_table gpu_table = TABLE(mesh_gpu, gpu_fields, 0);
+
 static const struct wire_field packet_fields[] = {
     NODE(1, hvi_mesh_packet, from),
     NODE(2, hvi_mesh_packet, to),
@@ -126,13 +132,14 @@ static const struct wire_field packet_fields[] = {
     PART(5, hvi_mesh_packet, broken, has_broken, &broken_table),
     PART(64, hvi_mesh_packet, ask, has_ask, &ask_table),
     PART(65, hvi_mesh_packet, answer, has_answer, &answer_table),
+    PART(66, hvi_mesh_packet, gpu, has_gpu, &gpu_table),
 };
 static const struct wire_table packet_table = TABLE(mesh_packet, packet_fields, 0);
 
 static int bodies(const struct hvi_mesh_packet *packet)
 {
     return packet->has_report + packet->has_verdict + packet->has_broken + packet->has_ask +
-           packet->has_answer;
+           packet->has_answer + packet->has_gpu;
 }
 
 static bool is_whole(const struct hvi_mesh_packet *packet)

@@ -89,6 +89,21 @@ static int put_bytes(struct wire_context *context, const struct wire_field *fiel
     return HVI_OK;
 }
 
+/* An optional one that is all zeros is left out. */
+static int put_fixed(const struct wire_field *field, const ProtobufCFieldDescriptor *descriptor,
+                     const unsigned char *bytes, char *base)
+{
+    ProtobufCBinaryData *data = (void *)(base + descriptor->offset);
+    if (descriptor->label == PROTOBUF_C_LABEL_OPTIONAL) {
+        if (bytes[0] == 0 && memcmp(bytes, bytes + 1, field->room - 1) == 0)
+            return HVI_OK;
+        *(protobuf_c_boolean *)(void *)(base + descriptor->quantifier_offset) = 1;
+    }
+    data->len = field->room;
+    memcpy(&data->data, &bytes, sizeof bytes);
+    return HVI_OK;
+}
+
 static int put_ints(struct wire_context *context, const ProtobufCFieldDescriptor *descriptor,
                     const int32_t *ints, size_t count, char *base)
 {
@@ -148,7 +163,7 @@ static int put_repeated(struct wire_context *context, const struct wire_field *f
 static int put_part(struct wire_context *context, const struct wire_field *field,
                     const ProtobufCFieldDescriptor *descriptor, const void *plain, char *base)
 {
-    if (!*(const bool *)((const char *)plain + field->count_offset))
+    if (field->kind == WIRE_PART && !*(const bool *)((const char *)plain + field->count_offset))
         return HVI_OK;
     ProtobufCMessage *part;
     hvi_wire_enter(context, descriptor->name, -1);
@@ -169,11 +184,14 @@ static int put_field(struct wire_context *context, const struct wire_table *tabl
         return put_text(context, field, descriptor, at, base);
     case WIRE_BYTES:
         return put_bytes(context, field, descriptor, plain, base);
+    case WIRE_FIXED:
+        return put_fixed(field, descriptor, (const unsigned char *)at, base);
     case WIRE_INTS:
     case WIRE_LONGS:
     case WIRE_ROWS:
         return put_repeated(context, field, descriptor, plain, base);
     case WIRE_PART:
+    case WIRE_WHOLE:
         return put_part(context, field, descriptor, plain, base);
     default:
         return put_number(context, field, descriptor, at, base);

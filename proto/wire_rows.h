@@ -30,6 +30,22 @@
         .number = (n), .kind = WIRE_TEXT, .rule = WIRE_RULE_##r, .offset = offsetof(struct s, m),  \
         .room = sizeof(((struct s *)0)->m)                                                         \
     }
+#define FIXED(n, s, m)                                                                             \
+    {                                                                                              \
+        .number = (n), .kind = WIRE_FIXED, .offset = offsetof(struct s, m),                        \
+        .room = sizeof(((struct s *)0)->m)                                                         \
+    }
+/* One embedded struct; `h` says whether it is there. */
+#define PART(n, s, m, h, t)                                                                        \
+    {                                                                                              \
+        .number = (n), .kind = WIRE_PART, .offset = offsetof(struct s, m),                         \
+        .count_offset = offsetof(struct s, h), .rows = (t)                                         \
+    }
+/* One that is always there. */
+#define WHOLE(n, s, m, t)                                                                          \
+    {                                                                                              \
+        .number = (n), .kind = WIRE_WHOLE, .offset = offsetof(struct s, m), .rows = (t)            \
+    }
 #define LIST(n, s, m, c, k, most, t)                                                               \
     {                                                                                              \
         .number = (n), .kind = (k), .offset = offsetof(struct s, m),                               \

@@ -4,7 +4,6 @@
 #include "proto/wire_rows.h"
 
 #include "base/log.h"
-#include "proto/packet.h"
 
 #include "hvd.pb-c.h"
 
@@ -22,6 +21,12 @@ static const struct wire_field setting_fields[] = {
     TEXT(2, hvi_setting, value, ANY),
 };
 static const struct wire_table setting = TABLE(setting, setting_fields, 0);
+
+static const struct wire_field nccl_setting_fields[] = {
+    TEXT(1, hvi_setting, name, NCCL_NAME),
+    TEXT(2, hvi_setting, value, ANY),
+};
+const struct wire_table hvi_wire_nccl_setting = TABLE(setting, nccl_setting_fields, 0);
 
 static const struct wire_field rank_row_fields[] = {
     RANK(1, hvi_rank_row, rank),         PID(2, hvi_rank_row, pid),
@@ -120,6 +125,37 @@ static const struct wire_field job_row_fields[] = {
 };
 static const struct wire_table job_row = TABLE(job_row, job_row_fields, 0);
 
+static const struct wire_field gpu_row_fields[] = {
+    TEXT(1, hvi_gpu_row, uuid, FILLED),
+    TEXT(2, hvi_gpu_row, name, ANY),
+    TEXT(3, hvi_gpu_row, job, JOB_OR_EMPTY),
+    U32(4, hvi_gpu_row, uid),
+    PID(5, hvi_gpu_row, pid),
+    TEXT(6, hvi_gpu_row, state, FILLED),
+    U64(7, hvi_gpu_row, import_bytes),
+    U64(8, hvi_gpu_row, staging_bytes),
+    U64(9, hvi_gpu_row, own_bytes),
+    U64(10, hvi_gpu_row, free_bytes),
+    U32(11, hvi_gpu_row, imports),
+    U32(12, hvi_gpu_row, comms),
+    U64(13, hvi_gpu_row, batches),
+    U32(14, hvi_gpu_row, driver_version),
+    U32(15, hvi_gpu_row, nccl_version),
+    TEXT(16, hvi_gpu_row, links, ANY),
+};
+const struct wire_table hvi_wire_gpu_row = TABLE(gpu_row, gpu_row_fields, 0);
+
+static const struct wire_field device_memory_fields[] = {
+    FIXED(1, hvi_device_memory, uuid),
+    U64(2, hvi_device_memory, address),
+    NUMBER(3, hvi_device_memory, bytes, 1, UINT64_MAX),
+    U64(4, hvi_device_memory, buffer_id),
+    NUMBER(5, hvi_device_memory, kind, HVI_DEVICE_LEGACY, HVI_DEVICE_POOL),
+    FIXED(6, hvi_device_memory, handle),
+    LIST(7, hvi_device_memory, chunks, chunk_count, WIRE_LONGS, HVI_WIRE_CHUNKS_MAX, NULL),
+};
+const struct wire_table hvi_wire_device_memory = TABLE(device_memory, device_memory_fields, 0);
+
 /* ---- packets --------------------------------------------------------------------------------- */
 
 static const struct wire_field attach_request_fields[] = {
@@ -168,6 +204,19 @@ static const struct wire_field region_remove_fields[] = {
     NUMBER(2, hvi_region_remove, region, 1, REGION_MOST),
 };
 static const struct wire_table region_remove = TABLE(region_remove, region_remove_fields, 0);
+
+static const struct wire_field device_add_fields[] = {
+    U64(1, hvi_device_add, request),
+    NUMBER(2, hvi_device_add, region, 1, REGION_MOST),
+    WHOLE(3, hvi_device_add, memory, &hvi_wire_device_memory),
+    FLAG(4, hvi_device_add, more),
+};
+static const struct wire_table device_add = TABLE(device_add, device_add_fields, 0);
+
+static const struct wire_field fence_add_fields[] = {
+    U64(1, hvi_fence_add, request),
+};
+static const struct wire_table fence_add = TABLE(fence_add, fence_add_fields, 0);
 
 static const struct wire_field ack_fields[] = {
     U64(1, hvi_ack, request),
@@ -232,6 +281,7 @@ static const struct wire_field engine_start_fields[] = {
     NUMBER(74, hvi_engine_start, port_first, 0, UINT16_MAX),
     NUMBER(75, hvi_engine_start, port_last, 0, UINT16_MAX),
     NUMBER(76, hvi_engine_start, net_lanes, 0, HVI_WIRE_LANES_MAX),
+    FLAG(77, hvi_engine_start, gpu),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 
@@ -268,11 +318,7 @@ static const struct wire_field engine_report_fields[] = {
     LIST(3, hvi_engine_report, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
     U64(4, hvi_engine_report, rows_left_out),
     LIST(5, hvi_engine_report, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
-    {.number = 26,
-     .kind = WIRE_PART,
-     .offset = offsetof(struct hvi_engine_report, span),
-     .count_offset = offsetof(struct hvi_engine_report, has_span),
-     .rows = &span_row},
+    PART(26, hvi_engine_report, span, has_span, &span_row),
     FLAG(27, hvi_engine_report, more),
 };
 static const struct wire_table engine_report = TABLE(engine_report, engine_report_fields, 0);
@@ -361,6 +407,42 @@ static const struct wire_field engine_timeline_fields[] = {
 };
 static const struct wire_table engine_timeline = TABLE(engine_timeline, engine_timeline_fields, 0);
 
+static const struct wire_field gpu_wanted_fields[] = {
+    U64(1, hvi_gpu_wanted, request),
+    FIXED(2, hvi_gpu_wanted, uuid),
+    LIST(3, hvi_gpu_wanted, settings, setting_count, WIRE_ROWS, HVI_WIRE_SETTINGS_MAX,
+         &hvi_wire_nccl_setting),
+};
+static const struct wire_table gpu_wanted = TABLE(gpu_wanted, gpu_wanted_fields, 0);
+
+static const struct wire_field gpu_worker_fields[] = {
+    U64(1, hvi_gpu_worker, request),    STATUS(2, hvi_gpu_worker, status),
+    TEXT(3, hvi_gpu_worker, text, ANY), FIXED(4, hvi_gpu_worker, uuid),
+    U64(5, hvi_gpu_worker, instance),   PID(6, hvi_gpu_worker, pid),
+};
+static const struct wire_table gpu_worker = TABLE(gpu_worker, gpu_worker_fields, 0);
+
+static const struct wire_field gpu_end_fields[] = {
+    U64(1, hvi_gpu_end, instance),
+    TEXT(2, hvi_gpu_end, reason, FILLED),
+};
+static const struct wire_table gpu_end = TABLE(gpu_end, gpu_end_fields, 0);
+
+static const struct wire_field engine_fences_fields[] = {
+    RANK(1, hvi_engine_fences, rank),
+};
+static const struct wire_table engine_fences = TABLE(engine_fences, engine_fences_fields, 0);
+
+static const struct wire_field gpu_return_fields[] = {
+    U32(1, hvi_gpu_return, protocol_version),
+    TEXT(2, hvi_gpu_return, job, JOB),
+    U32(3, hvi_gpu_return, uid),
+    FIXED(4, hvi_gpu_return, uuid),
+    U64(5, hvi_gpu_return, instance),
+    PART(6, hvi_gpu_return, row, has_row, &hvi_wire_gpu_row),
+};
+static const struct wire_table gpu_return = TABLE(gpu_return, gpu_return_fields, 1);
+
 const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_ATTACH_REQUEST] = {"attach_request", &attach_request},
     [HVI_PACKET_ATTACH_REPLY] = {"attach_reply", &attach_reply},
@@ -385,6 +467,13 @@ const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_PEER_REGION] = {"peer_region", &peer_region},
     [HVI_PACKET_ENGINE_NODE] = {"engine_node", &engine_node},
     [HVI_PACKET_ENGINE_ROSTER] = {"engine_roster", &engine_roster},
+    [HVI_PACKET_DEVICE_ADD] = {"device_add", &device_add},
+    [HVI_PACKET_FENCE_ADD] = {"fence_add", &fence_add},
+    [HVI_PACKET_GPU_WANTED] = {"gpu_wanted", &gpu_wanted},
+    [HVI_PACKET_GPU_WORKER] = {"gpu_worker", &gpu_worker},
+    [HVI_PACKET_GPU_END] = {"gpu_end", &gpu_end},
+    [HVI_PACKET_ENGINE_FENCES] = {"engine_fences", &engine_fences},
+    [HVI_PACKET_GPU_RETURN] = {"gpu_return", &gpu_return},
 };
 
 /* ---- admin ----------------------------------------------------------------------------------- */
@@ -393,6 +482,7 @@ static const struct wire_table status_request = {.descriptor = &hvd__status_requ
 static const struct wire_table jobs_request = {.descriptor = &hvd__jobs_request__descriptor};
 
 static const struct wire_table nodes_request = {.descriptor = &hvd__nodes_request__descriptor};
+static const struct wire_table gpus_request = {.descriptor = &hvd__gpus_request__descriptor};
 
 static const struct wire_field ranks_request_fields[] = {
     TEXT(1, hvi_admin_request, job, JOB),
@@ -437,6 +527,7 @@ const struct wire_body hvi_wire_admin_bodies[] = {
     [HVI_ADMIN_PROCESS_EXITED] = {"process_exited", &process_exited},
     [HVI_ADMIN_TRACE] = {"trace", &trace_request},
     [HVI_ADMIN_NODES] = {"nodes", &nodes_request},
+    [HVI_ADMIN_GPUS] = {"gpus", &gpus_request},
 };
 
 static const struct wire_field admin_request_fields[] = {
@@ -469,11 +560,7 @@ static const struct wire_field admin_reply_fields[] = {
     U64(2, hvi_admin_reply, request),
     STATUS(3, hvi_admin_reply, status),
     TEXT(4, hvi_admin_reply, text, ANY),
-    {.number = 5,
-     .kind = WIRE_PART,
-     .offset = offsetof(struct hvi_admin_reply, daemon),
-     .count_offset = offsetof(struct hvi_admin_reply, has_daemon),
-     .rows = &daemon_status},
+    PART(5, hvi_admin_reply, daemon, has_daemon, &daemon_status),
     LIST(6, hvi_admin_reply, jobs, job_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &job_row),
     LIST(7, hvi_admin_reply, ranks, rank_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &rank_row),
     LIST(8, hvi_admin_reply, stalls, stall_count, WIRE_ROWS, HVI_WIRE_STALLS_MAX, &stall_row),
@@ -481,5 +568,6 @@ static const struct wire_field admin_reply_fields[] = {
     LIST(10, hvi_admin_reply, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
     LIST(30, hvi_admin_reply, nodes, node_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &mesh_row),
     LIST(31, hvi_admin_reply, spans, span_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &span_row),
+    LIST(32, hvi_admin_reply, gpus, gpu_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &hvi_wire_gpu_row),
 };
 const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);

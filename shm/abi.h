@@ -34,7 +34,7 @@
 
 #define HVI_CHANNEL_MAGIC 0x6c6e616864764868ull /* "hHvdhanl" */
 #define HVI_BELL_MAGIC    0x6c6c656264764868ull
-#define HVI_ABI_VERSION   7u
+#define HVI_ABI_VERSION   8u
 
 #define HVI_CACHE_LINE    64u
 #define HVI_PAGE          4096u
@@ -103,7 +103,12 @@ struct hvi_submission {
     uint32_t group_size;
     uint32_t group_index;
     uint64_t copied_ns; /* that the client took to bring the input into the region; 0: not timed */
-    uint64_t reserved[5];
+    /* Of an op on device memory (shm/fence.h); offered by HVI_FEATURE_DEVICE, else all zero. */
+    uint64_t fence_turn; /* 0: no fence; all operands lie in memory of the host */
+    uint64_t after; /* held until all of the session's ops up to this .seq have started; 0: none */
+    uint32_t fence_cell; /* 1 .. HVI_FENCE_CELLS - 1; 0 without a fence */
+    uint32_t reserved1;
+    uint64_t reserved[2];
 };
 
 /* hvi_completion.kind */
@@ -179,7 +184,8 @@ struct hvi_channel_header {
 };
 
 #define HVI_FEATURE_PROCESS 1u /* operands may lie in HVI_REGION_PROCESS */
-#define HVI_FEATURES_KNOWN  HVI_FEATURE_PROCESS
+#define HVI_FEATURE_DEVICE  2u /* operands may lie on a GPU: the engine takes FenceAdd, DeviceAdd */
+#define HVI_FEATURES_KNOWN  (HVI_FEATURE_PROCESS | HVI_FEATURE_DEVICE)
 
 #define HVI_SESSION_OPEN  1u
 #define HVI_SESSION_ENDED 2u
@@ -235,8 +241,12 @@ HVI_AT(hvi_submission, aux_offset, 192);
 HVI_AT(hvi_submission, group_size, 200);
 HVI_AT(hvi_submission, group_index, 204);
 HVI_AT(hvi_submission, copied_ns, 208);
-HVI_AT(hvi_submission, reserved, 216);
-_Static_assert(sizeof(((struct hvi_submission *)0)->reserved) == 40, "ABI");
+HVI_AT(hvi_submission, fence_turn, 216);
+HVI_AT(hvi_submission, after, 224);
+HVI_AT(hvi_submission, fence_cell, 232);
+HVI_AT(hvi_submission, reserved1, 236);
+HVI_AT(hvi_submission, reserved, 240);
+_Static_assert(sizeof(((struct hvi_submission *)0)->reserved) == 16, "ABI");
 
 _Static_assert(sizeof(struct hvi_completion) == 64, "ABI");
 HVI_AT(hvi_completion, seq, 0);

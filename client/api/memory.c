@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvd_alloc, hvd_free, hvd_register, hvd_adopt and hvd_deregister. Creating a region (the kernel zeroes
+ * hvd_alloc, hvd_free, hvd_register, hvd_adopt, hvd_deregister and hvd_device_forget. Creating a region (the kernel zeroes
  * its pages) and waiting for acknowledgements happen without the lock. */
 #include "base/bits.h"
 #include "base/status.h"
@@ -229,4 +229,19 @@ int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes)
 int hvd_deregister(struct hvd_session *session, void *ptr)
 {
     return drop(session, ptr, false, "hvd_deregister");
+}
+
+/* Until the engine takes operands on a GPU (HVI_FEATURE_DEVICE) there is nothing to let go of. */
+int hvd_device_forget(struct hvd_session *session, void *ptr)
+{
+    int rc = client_session_enter(session, "hvd_device_forget");
+    if (rc != HVD_OK)
+        return rc;
+    rc =
+        client_error(HVD_ERR_UNSUPPORTED,
+                     "hvd_device_forget: the engine has no device memory, so %p is not held by it; "
+                     "free it as it is",
+                     ptr);
+    client_session_leave(session);
+    return rc;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What an op says of itself, hvd_cancel and hvd_op_free. */
+ * What an op says of itself, hvd_cancel, hvd_op_stream_wait and hvd_op_free. */
 #include "base/types.h"
 #include "client/error.h"
 #include "client/session/enter.h"
@@ -131,6 +131,23 @@ int hvd_cancel(struct hvd_op *op)
     if (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED)
         rc = client_entry_cancel(&session->ring, op, "hvd_cancel");
     client_session_leave(session);
+    return rc;
+}
+
+/* Every op is one of memory of the host until the engine takes operands on a GPU (HVI_FEATURE_DEVICE). */
+int hvd_op_stream_wait(struct hvd_op *op, void *stream)
+{
+    char text[HVI_TEXT_MAX / 2];
+    int rc = client_op_enter(op, "hvd_op_stream_wait");
+    (void)stream;
+    if (rc != HVD_OK)
+        return rc;
+    client_op_describe(op, text, sizeof(text));
+    rc = client_error(HVD_ERR_UNSUPPORTED,
+                      "hvd_op_stream_wait: %s is an op of memory of the host, which takes part in "
+                      "no stream; call hvd_wait before the stream uses its result",
+                      text);
+    client_session_leave(op->session);
     return rc;
 }
 

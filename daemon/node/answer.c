@@ -318,6 +318,19 @@ static void answer_status(struct node *node, const struct node_asker *asker)
     node_gate_reply(node, asker, &reply);
 }
 
+/* Workers; hvdd does not know the GPUs that have none. */
+static void answer_gpus(struct node *node, const struct node_asker *asker)
+{
+    struct hvi_admin_reply reply = {.status = HVI_OK};
+
+    if (node_gpu_rows(&node->gpu, &reply) != HVI_OK) {
+        node_answer_text(node, asker, HVI_ERR_DAEMON, "hvdd is out of memory");
+        return;
+    }
+    node_gate_reply(node, asker, &reply);
+    hvi_admin_reply_free(&reply);
+}
+
 static void answer_jobs(struct node *node, const struct node_asker *asker)
 {
     struct node_answer *answer = answer_new(node, asker, HVI_ADMIN_JOBS);
@@ -491,6 +504,9 @@ void node_answer_request(struct node *node, const struct node_asker *asker,
         break;
     case HVI_ADMIN_NODES:
         node_answer_text(node, asker, HVI_ERR_UNSUPPORTED, "the gate answers this");
+        break;
+    case HVI_ADMIN_GPUS:
+        answer_gpus(node, asker);
         break;
     }
 }

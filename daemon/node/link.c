@@ -285,20 +285,62 @@ static bool handle_node(struct node_engine *engine, const struct hvi_packet *pac
     return true;
 }
 
-static bool handle_packet(struct node_engine *engine, const struct hvi_packet *packet)
+/* ---- workers of GPUs ---- */
+
+static void tell_gpu(struct node_engine *engine, const struct hvi_gpu_worker *worker, int fd)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_GPU_WORKER, .gpu_worker = *worker};
+
+    node_link_send(engine, &msg, &fd, fd < 0 ? 0 : 1);
+}
+
+static void gpus_empty(void *user)
+{
+    node_stop_check(user);
+}
+
+const struct node_gpu_calls node_link_gpu_calls = {
+    .tell = tell_gpu, .spawn = node_spawn_program, .empty = gpus_empty};
+
+/* False: it is none of these, or has not the descriptor that belongs to it. */
+static bool handle_gpu(struct node_engine *engine, struct hvi_packet *packet,
+                       const struct hvi_packet_msg *msg)
+{
+    const struct node_generation *generation = engine->generation;
+    const struct node_gpu_asker asker = {.engine = engine,
+                                         .job = generation->job->id,
+                                         .uid = generation->job->uid,
+                                         .generation = generation->number,
+                                         .pid = engine->pid};
+    struct node_gpu *gpu = &engine->node->gpu;
+
+    if (msg->kind == HVI_PACKET_GPU_WANTED)
+        node_gpu_want(gpu, &asker, &msg->gpu_wanted);
+    else if (msg->kind == HVI_PACKET_GPU_END)
+        node_gpu_end(gpu, &asker, &msg->gpu_end);
+    else if (msg->kind != HVI_PACKET_ENGINE_FENCES || packet->fd_count != 1 ||
+             !node_gpu_fences(gpu, engine, msg->engine_fences.rank, packet->fds[0]))
+        return false;
+    else
+        hvi_packet_take_fd(packet, 0); /* the page's, and closed by now */
+    return true;
+}
+
+static bool handle_packet(struct node_engine *engine, struct hvi_packet *packet)
 {
     struct hvi_packet_msg msg;
     char text[200] = "";
     bool good = true;
 
-    if (packet->fd_count != 0 ||
-        hvi_packet_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text)) != HVI_OK) {
+    if (hvi_packet_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text)) != HVI_OK) {
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine", "an engine sent what cannot be read",
                 "job=%s pid=%d error=\"%s\"", engine->generation->job->id, (int)engine->pid, text);
         return false;
     }
     node_beat_heard(engine);
-    if (msg.kind == HVI_PACKET_ENGINE_SESSION)
+    if (packet->fd_count != 0 && msg.kind != HVI_PACKET_ENGINE_FENCES)
+        good = false;
+    else if (msg.kind == HVI_PACKET_ENGINE_SESSION)
         good = handle_session(engine, &msg.engine_session);
     else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
         node_answer_report(engine->node, engine, &msg.engine_report);
@@ -307,7 +349,7 @@ static bool handle_packet(struct node_engine *engine, const struct hvi_packet *p
     else if (msg.kind == HVI_PACKET_ENGINE_NODE)
         good = handle_node(engine, packet, &msg.engine_node);
     else
-        good = false;
+        good = handle_gpu(engine, packet, &msg);
     if (!good)
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine", "an engine sent what it may not send",
                 "job=%s pid=%d kind=%d", engine->generation->job->id, (int)engine->pid,
@@ -468,6 +510,7 @@ void node_link_end(struct node_engine *engine, bool clean, const char *fate)
         node->counters.ranks_lost += (uint64_t)node_generation_present(generation);
     node_answer_engine_gone(node, engine);
     node_mesh_engine_gone(engine);
+    node_gpu_engine_gone(&node->gpu, engine);
     node_attach_engine_gone(node, generation, clean, fate);
     engine_free(engine);
     node_generation_end(&node->jobs, generation,

@@ -117,6 +117,9 @@ static int start(struct node *node)
         status = node_listen_open(node);
     if (status == HVI_OK)
         status = node_gate_open(node);
+    if (status == HVI_OK)
+        node_gpu_open(&node->gpu, node->event, &node->config, &node_link_gpu_calls, node,
+                      node->gpu_path, node->attach_path);
     return status;
 }
 
@@ -126,6 +129,7 @@ static void finish(struct node *node)
     node_attach_close_all(node, HVI_ERR_DRAINING,
                           "hvdd is shutting down and takes no new sessions");
     node_gate_close(node);
+    node_gpu_close(&node->gpu);
     node_link_forget_all(node);
     node_jobs_fini(&node->jobs);
     node_rundir_close(&node->rundir);

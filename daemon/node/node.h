@@ -6,6 +6,7 @@
 #define HVD_NODE_NODE_H
 
 #include "daemon/node/config.h"
+#include "daemon/node/gpu.h"
 #include "daemon/node/job.h"
 #include "daemon/node/rundir.h"
 #include "proto/packet.h"
@@ -136,6 +137,7 @@ struct node {
     uid_t uid;
     char engine_path[HVI_WIRE_PATH * 2];
     int engine_fd; /* of that file, open for all of hvdd's life */
+    char gpu_path[HVI_WIRE_PATH * 2];
     uint64_t started_ns;
     uint64_t descriptors; /* that hvdd may have open */
 
@@ -156,6 +158,7 @@ struct node {
     bool admin_inherited; /* from a socket unit: its file is not ours to remove */
     struct node_gate gate;
     struct node_mesh mesh;
+    struct node_gpu gpu;
     bool ready; /* said so */
     struct node_answer *answers;
     uint32_t answer_count;
@@ -267,6 +270,8 @@ void node_link_presence(struct node_engine *engine);
 /* An EngineHello: rebuilds the generation. On HVI_OK owns fd and pidfd; logs. */
 int node_link_hello(struct node *node, const struct node_peer *peer,
                     const struct hvi_engine_hello *hello, int fd, int pidfd);
+/* What workers of GPUs need of hvdd. Their user is the node. */
+extern const struct node_gpu_calls node_link_gpu_calls;
 /* Frees all engines without ending them: they outlive hvdd. */
 void node_link_forget_all(struct node *node);
 

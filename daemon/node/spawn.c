@@ -39,13 +39,25 @@ static void beside_hvdd(const char *name, char *path_p, size_t path_size)
     snprintf(path_p, path_size, "%s/../libexec/hvdd/%s", self, name);
 }
 
-static void beside_engine(struct node *node)
+static void beside_engine(const struct node *node, const char *name, char *path_p, size_t path_size)
 {
     const char *slash = strrchr(node->engine_path, '/');
     int folder = slash == NULL ? 0 : (int)(slash + 1 - node->engine_path);
 
-    snprintf(node->gate.path, sizeof(node->gate.path), "%.*shvdd-gate",
-             folder < HVI_WIRE_PATH ? folder : HVI_WIRE_PATH, node->engine_path);
+    snprintf(path_p, path_size, "%.*s%s", folder < HVI_WIRE_PATH ? folder : HVI_WIRE_PATH,
+             node->engine_path, name);
+}
+
+/* `given`: by an option, or "". */
+static void choose_path(const struct node *node, const char *given, const char *name, char *path_p,
+                        size_t path_size)
+{
+    if (given[0] != '\0')
+        snprintf(path_p, path_size, "%s", given);
+    else
+        beside_hvdd(name, path_p, path_size);
+    if (given[0] == '\0' && access(path_p, X_OK) != 0)
+        beside_engine(node, name, path_p, path_size);
 }
 
 static void choose_paths(struct node *node)
@@ -54,12 +66,8 @@ static void choose_paths(struct node *node)
         snprintf(node->engine_path, sizeof(node->engine_path), "%s", node->config.engine);
     else
         beside_hvdd("hvdd-engine", node->engine_path, sizeof(node->engine_path));
-    if (node->config.gate[0] != '\0')
-        snprintf(node->gate.path, sizeof(node->gate.path), "%s", node->config.gate);
-    else
-        beside_hvdd("hvdd-gate", node->gate.path, sizeof(node->gate.path));
-    if (node->config.gate[0] == '\0' && access(node->gate.path, X_OK) != 0)
-        beside_engine(node);
+    choose_path(node, node->config.gate, "hvdd-gate", node->gate.path, sizeof(node->gate.path));
+    choose_path(node, node->config.gpu_program, "hvdd-gpu", node->gpu_path, sizeof(node->gpu_path));
 }
 
 /* Opens a program for all of hvdd's life; -1 after logging. */
@@ -195,6 +203,7 @@ static int send_start(struct node *node, struct node_engine *engine)
     start->linger_ns = (uint64_t)node->config.engine_linger; /* 0: link.c tells it at once */
     start->silence_ns = (uint64_t)node->config.engine_silence;
     start->seats = node_generation_spans(generation) ? generation->seats : 0;
+    start->gpu = node->config.gpu != 0;
     node_mesh_fill_engine(node, start);
     return node_link_send(engine, &msg, NULL, 0);
 }

@@ -92,7 +92,11 @@ static void check_idle(struct node *node)
 void node_stop_check(struct node *node)
 {
     check_idle(node);
-    if (node->phase != NODE_PHASE_RUNNING && node->engines == NULL)
+    if (node->phase == NODE_PHASE_RUNNING || node->engines != NULL)
+        return;
+    if (node->gpu.workers != NULL)
+        node_gpu_stop_all(&node->gpu, "hvdd shuts down");
+    else
         sd_event_exit(node->event, 0);
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU probes where there is no GPU: arguments, refusals, and the supervision of processes that hang, crash or fail.
 
-probe_selftest is a probe without CUDA (selftest.c); bare/libcuda.so.1 is a driver that is too old or sees no device."""
+probe_selftest is a probe without CUDA (selftest.c); tests/fakegpu's bare/libcuda.so.1 is a driver that is too old or sees no device."""
 import json
 import os
 import pathlib
@@ -14,11 +14,11 @@ import time
 import pytest
 
 PROGRAMS = pathlib.Path(os.environ["HVD_BUILD_DIR"], "gpu")
-FAKE = PROGRAMS / "bare"
+FAKE = PROGRAMS.parent / "fakegpu" / "bare"
 SELFTEST = PROGRAMS / "probe_selftest"
 PROBES = sorted(PROGRAMS.glob("probe[1-9]"))
 needs_probes = pytest.mark.skipif(not PROBES, reason="no CUDA toolkit: the probes are not built")
-needs_bare = pytest.mark.skipif(not (FAKE / "libcuda.so.1").exists(), reason="the fake driver is not built")
+needs_bare = pytest.mark.skipif(not PROBES or not (FAKE / "libcuda.so.1").exists(), reason="the probes, or the fake driver, are not built")
 
 
 def has_driver():
@@ -88,7 +88,7 @@ def test_without_a_driver_a_probe_says_so_and_exits_with_77(program):
 @pytest.mark.parametrize("version,have", [(11040, "11.4"), (12090, "12.9")])
 @pytest.mark.parametrize("program", PROBES, ids=lambda p: p.name)
 def test_a_driver_that_is_too_old_is_named_with_what_is_needed(program, version, have):
-    done = run(program, LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_VERSION=str(version))
+    done = run(program, LD_LIBRARY_PATH=str(FAKE), FAKEGPU=f"version={version}")
     assert done.returncode == 77
     assert done.stderr == f"{program.name}: driver too old: have CUDA {have}, need CUDA 13.0\n"
     assert done.json["reason"] == f"driver too old: have CUDA {have}, need CUDA 13.0"
@@ -96,14 +96,14 @@ def test_a_driver_that_is_too_old_is_named_with_what_is_needed(program, version,
 
 @needs_bare
 def test_a_driver_that_lacks_a_function_is_too_old_and_the_function_is_named():
-    done = run(PROBES[0], LD_LIBRARY_PATH=str(FAKE), FAKE_CUDA_DEVICES="1")
+    done = run(PROBES[0], LD_LIBRARY_PATH=str(FAKE))
     assert done.returncode == 77
     assert done.stderr.startswith("probe1: driver too old: have CUDA 13.0 without cu")
 
 
 @needs_bare
 def test_a_driver_without_a_device_is_told_from_no_driver():
-    done = run(PROBES[0], LD_LIBRARY_PATH=str(FAKE))
+    done = run(PROBES[0], LD_LIBRARY_PATH=str(FAKE), FAKEGPU="devices=0")
     assert (done.returncode, done.stderr) == (77, "probe1: no NVIDIA device: the driver (CUDA 13.0) sees none\n")
 
 

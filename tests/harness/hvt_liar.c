@@ -232,7 +232,8 @@ TWEAK(root_high, (sub->kind = HVI_KIND_BROADCAST, sub->root = 1000))
 TWEAK(root_negative, (sub->kind = HVI_KIND_BROADCAST, sub->root = -2))
 TWEAK(process_set, sub->process_set = 7)
 TWEAK(reserved_byte, sub->reserved0 = 1)
-TWEAK(reserved_word, sub->reserved[4] = 1ull << 63)
+TWEAK(reserved_word, sub->reserved[1] = 1ull << 63)
+TWEAK(fence_not_offered, sub->fence_turn = 1; sub->fence_cell = 1)
 TWEAK(adasum, (sub->reduce_op = HVI_REDUCE_ADASUM, sub->dtype = HVI_DTYPE_INT32))
 TWEAK(scale_nan, sub->prescale = NAN)
 TWEAK(submit_ns, sub->submit_ns = UINT64_MAX)
@@ -609,6 +610,7 @@ static const struct hvt_lie lies[] = {
     T("ended", root_negative),
     T("ended", reserved_byte),
     T("ended", reserved_word),
+    T("ended", fence_not_offered),
     A("ended", tail_far),
     A("ended", tail_half),
     A("ended", tail_back),

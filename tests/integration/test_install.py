@@ -61,12 +61,12 @@ def assert_runs(installed: Installation, program: pathlib.Path) -> None:
 
 def test_everything_is_where_it_belongs(installed):
     libdir = cache_entry("CMAKE_INSTALL_LIBDIR")
-    wanted = {"bin/hvdd", "bin/hvdctl", "bin/hvdrun", "bin/hvd-perf", "libexec/hvdd/hvdd-engine", "libexec/hvdd/hvdd-gate",
+    wanted = {"bin/hvdd", "bin/hvdctl", "bin/hvdrun", "bin/hvd-perf", "libexec/hvdd/hvdd-engine", "libexec/hvdd/hvdd-gate", "libexec/hvdd/hvdd-gpu",
               "include/hvd/hvd.h", f"{libdir}/libhvdclient.so", f"{libdir}/libhvdclient.so.0",
               f"{libdir}/libhvdclient.a", f"{libdir}/pkgconfig/hvd.pc", f"{libdir}/cmake/hvd/hvdConfig.cmake",
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
               "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
-              *(f"lib/systemd/system/hvdd-{name}{kind}" for name in ("engine", "gate") for kind in (".socket", "@.service")),
+              *(f"lib/systemd/system/hvdd-{name}{kind}" for name in ("engine", "gate", "gpu") for kind in (".socket", "@.service")),
               "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example",
               "share/doc/hvdd/examples/digits/digits.c", "share/doc/hvdd/examples/digits/ATTRIBUTION.md"}
     assert not wanted - installed.files()
@@ -81,9 +81,9 @@ def test_man_pages_are_installed(installed):
 
 def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
-    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate)|include/hvd/hvd\.h"
+    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate|gpu)|include/hvd/hvd\.h"
                        rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvd_tensorflow\.so|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
-                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
+                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate|gpu)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
 
@@ -175,7 +175,8 @@ def test_hvdctl_help_and_man_page_name_the_same_commands(installed):
 def test_installing_under_destdir_keeps_the_prefix_in_the_units(tmp_path):
     environment = dict(os.environ, DESTDIR=str(tmp_path))
     run("cmake", "--install", str(BUILD), "--prefix", "/opt/hvd", environment=environment)
-    for name, program in (("hvdd", "bin/hvdd "), ("hvdd-engine@", "libexec/hvdd/hvdd-engine\n"), ("hvdd-gate@", "libexec/hvdd/hvdd-gate\n")):
+    for name, program in (("hvdd", "bin/hvdd "), ("hvdd-engine@", "libexec/hvdd/hvdd-engine\n"), ("hvdd-gate@", "libexec/hvdd/hvdd-gate\n"),
+                          ("hvdd-gpu@", "libexec/hvdd/hvdd-gpu\n")):
         unit = (tmp_path / f"opt/hvd/lib/systemd/system/{name}.service").read_text(encoding="utf-8")
         assert f"ExecStart=/opt/hvd/{program}" in unit
         assert str(tmp_path) not in unit

@@ -22,8 +22,9 @@ from hvt.install import Installation, run
 from hvt.rank import Rank
 from hvt.wait import Expired, wait_until
 
-EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.service": 15}  # of 100, by systemd-analyze security
-SOCKETS = ("hvdd.socket", "hvdd-admin.socket", "hvdd-engine.socket", "hvdd-gate.socket")
+EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.service": 15,
+                "hvdd-gpu@.service": 19}  # of 100, by systemd-analyze security
+SOCKETS = ("hvdd.socket", "hvdd-admin.socket", "hvdd-engine.socket", "hvdd-gate.socket", "hvdd-gpu.socket")
 
 
 def need(tool: str) -> str:
@@ -86,25 +87,31 @@ def test_a_service_is_hardened(installed, name):
 
 
 def test_who_has_a_network(installed):
-    """hvdd has none and needs none; engines and the gate connect to other nodes."""
-    service, engine, gate = (settings_of(unit) for unit in units(installed)[:3])
+    """hvdd has none and needs none; engines, the gate and NCCL connect to other nodes."""
+    service, engine, gate, gpu = (settings_of(unit) for unit in units(installed)[:4])
     assert (service["PrivateNetwork"], service["PrivateDevices"], service["RestrictAddressFamilies"]) == ("yes", "yes", "AF_UNIX")
-    for name in ("engine", "gate"):
+    for name in ("engine", "gate", "gpu"):
         listens = settings_of(str(installed.prefix / f"lib/systemd/system/hvdd-{name}.socket"))
         assert f"--{name}-socket {listens['ListenSequentialPacket']}" in service["ExecStart"]
         assert (listens["Accept"], listens["SocketMode"], listens["SocketUser"]) == ("yes", "0600", service["User"])
         assert listens["TriggerLimitIntervalSec"] == "0", "a user who has many jobs could put the socket down"
-    for unit in (engine, gate):
+    for unit in (engine, gate, gpu):
         assert "PrivateNetwork" not in unit and {"AF_UNIX", "AF_INET", "AF_INET6"} <= set(unit["RestrictAddressFamilies"].split())
-        assert unit["PrivateDevices"] == "yes" and unit["User"] == service["User"]
-        assert os.access(unit["ExecStart"], os.X_OK)
+        assert unit["User"] == service["User"] and os.access(unit["ExecStart"], os.X_OK)
+
+
+def test_who_has_devices(installed):
+    """A GPU's worker alone, and NVIDIA's alone."""
+    service, engine, gate, gpu = (settings_of(unit) for unit in units(installed)[:4])
+    assert {unit["PrivateDevices"] for unit in (service, engine, gate)} == {"yes"} and "PrivateDevices" not in gpu
+    assert (gpu["DevicePolicy"], gpu["DeviceAllow"]) == ("closed", "char-nvidia* rw")
 
 
 def test_a_crash_or_a_restart_of_the_service_ends_no_engine(installed):
     """Nothing binds an engine to hvdd.service, and what stops both stops hvdd first: it drains."""
-    engine = settings_of(units(installed)[1])
-    assert not {"Requires", "BindsTo", "PartOf", "Requisite", "StopPropagatedFrom"} & set(engine)
-    assert engine["Before"] == "hvdd.service"
+    for unit in (settings_of(units(installed)[1]), settings_of(units(installed)[3])):
+        assert not {"Requires", "BindsTo", "PartOf", "Requisite", "StopPropagatedFrom"} & set(unit)
+        assert unit["Before"] == "hvdd.service"
 
 
 def test_engines_survive_a_restart_of_the_service(installed):

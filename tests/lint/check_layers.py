@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Includes point down only: base <- reduce <- shm; base <- proto; shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools; in the
-engine order <- exec, stats, memory, net <- slots, mesh <- sessions <- watch <- the loop; in the client attach <- link <- memory
+"""Includes point down only: base <- reduce <- shm; base <- proto, gpu; shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools;
+gpu <- client/device, daemon/gpu, tools/hvdctl; in the engine order <- exec, stats, memory, net <- slots, mesh, device <- sessions <- watch <- the loop; in the client attach <- link <- device <- memory
 <- ops <- slots <- complete <- session <- submit <- wait <- api; in the tools common <- one folder for each program.
 
 The table is docs/design/house.md. tests/ may see everything."""
@@ -15,21 +15,23 @@ MAY_INCLUDE = {
     "base": (),
     "reduce": ("base",),
     "shm": ("base", "reduce"),
+    "gpu": ("base",),
     "proto": ("base",),
     "client/include": (),
     "client": ("base", "client/include"),
     "client/attach": ("base", "proto", "shm/abi.h", "client/include", "client/error.h"),
     "client/link": ("base", "shm", "proto", "client/include", "client/error.h", "client/attach"),
-    "client/memory": ("base", "shm", "proto", "client/include", "client/error.h", "client/link"),
-    "client/ops": ("base", "shm", "client/include", "client/error.h", "client/memory"),
+    "client/device": ("base", "shm", "proto", "gpu", "client/include", "client/error.h", "client/link"),
+    "client/memory": ("base", "shm", "proto", "client/include", "client/error.h", "client/link", "client/device"),
+    "client/ops": ("base", "shm", "client/include", "client/error.h", "client/device", "client/memory"),
     "client/slots": ("base", "reduce", "shm", "client/include", "client/error.h", "client/step.h", "client/link", "client/memory",
                      "client/ops"),
     "client/complete": ("base", "shm", "client/include", "client/error.h", "client/link", "client/ops", "client/slots"),
     "client/session": ("base", "client/include", "client/error.h", "client/link", "client/memory", "client/ops", "client/slots",
                        "client/complete"),
-    "client/submit": ("base", "shm", "client/include", "client/error.h", "client/link", "client/memory", "client/ops",
+    "client/submit": ("base", "shm", "client/include", "client/error.h", "client/link", "client/device", "client/memory", "client/ops",
                       "client/slots", "client/complete", "client/session"),
-    "client/wait": ("base", "shm", "client/include", "client/error.h", "client/link", "client/memory", "client/ops",
+    "client/wait": ("base", "shm", "client/include", "client/error.h", "client/link", "client/device", "client/memory", "client/ops",
                     "client/slots", "client/complete", "client/session", "client/submit"),
     "client/api": ("base", "shm", "proto", "client"),
     "daemon/node": ("base", "shm", "proto"),
@@ -41,17 +43,18 @@ MAY_INCLUDE = {
     "daemon/engine/event": (),
     "daemon/engine/net": ("base", "daemon/engine/event"),
     "daemon/engine/mesh": ("base", "proto", "daemon/engine/order", "daemon/engine/net", "daemon/engine/event"),
+    "daemon/engine/device": ("base", "shm", "proto", "daemon/engine/event"),
     "daemon/engine/memory": ("base", "shm", "proto/wire.h"),
     "daemon/engine/stats": ("base", "shm/slots.h", "proto/wire.h", "daemon/engine/order"),
     "daemon/engine/slots": ("base", "reduce", "shm", "daemon/engine/exec", "daemon/engine/order",
                             "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
-    "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine/mesh", "daemon/engine/slots", "daemon/engine/exec", "daemon/engine/order",
+    "daemon/engine/sessions": ("base", "shm", "proto", "daemon/engine/device", "daemon/engine/mesh", "daemon/engine/slots", "daemon/engine/exec", "daemon/engine/order",
                                "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
     "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine/sessions", "daemon/engine/mesh", "daemon/engine/slots",
                             "daemon/engine/exec", "daemon/engine/order", "daemon/engine/stats", "daemon/engine/event"),
-    "daemon/gpu": ("base", "shm", "proto"),
+    "daemon/gpu": ("base", "shm", "proto", "gpu"),
     "tools/common": ("base", "proto"),
-    "tools/hvdctl": ("base", "proto", "tools/common"),
+    "tools/hvdctl": ("base", "proto", "gpu", "tools/common"),
     "tools/hvdrun": ("base", "proto", "tools/common"),
     "tools/hvd-perf": ("base", "tools/common/text.h", "client/include"),
     "python/native": (HVD_H,),
@@ -97,13 +100,13 @@ def find(tree):
 
 
 # The client's rooms, lowest first.
-_ROOMS = ("attach", "link", "memory", "ops", "slots", "complete", "session", "submit", "wait", "api")
+_ROOMS = ("attach", "link", "device", "memory", "ops", "slots", "complete", "session", "submit", "wait", "api")
 
 _BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H: "", "reduce/r.h": "",
          "client/error.h": "", "client/step.h": "", **{f"client/{room}/{room}.h": "" for room in _ROOMS},
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
          "daemon/engine/slots/l.h": "", "daemon/engine/net/n.h": "", "daemon/engine/mesh/m.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
-         "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "tests/t.h": "",
+         "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "gpu/c.h": "", "daemon/engine/device/d.h": "", "tests/t.h": "",
          "tools/common/t.h": "", "tools/hvdctl/ctl.h": ""}
 
 
@@ -168,6 +171,15 @@ CASES = [
     _case("daemon/engine/sessions/y.c", '"daemon/engine/mesh/m.h"'),
     _case("daemon/engine/stats/y.c", '"daemon/engine/exec/x.h"', True),
     _case("daemon/gpu/x.h", '"daemon/engine/e.h"', True),
+    _case("daemon/gpu/x.c", '"gpu/c.h"'),
+    _case("client/device/x.c", '"gpu/c.h"'),
+    _case("tools/hvdctl/x.c", '"gpu/c.h"'),
+    _case("client/memory/x.c", '"gpu/c.h"', True),
+    _case("daemon/node/x.c", '"gpu/c.h"', True),
+    _case("daemon/engine/device/x.c", '"gpu/c.h"', True),
+    _case("daemon/engine/sessions/y.c", '"daemon/engine/device/d.h"'),
+    _case("daemon/engine/exec/y.c", '"daemon/engine/device/d.h"', True),
+    _case("gpu/x.c", '"shm/s.h"', True),
     _case("tools/x.c", '"base/a.h"', True),
     _case("tools/hvdrun/x.c", '"shm/s.h"', True),
     _case("tools/hvdrun/x.c", '"client/c.h"', True),

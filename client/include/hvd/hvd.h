@@ -92,6 +92,8 @@ enum hvd_status {
     HVD_ERR_JOB_STOPPED = -303,
     HVD_ERR_NODE_LOST =
         -304, /* a node of the job is gone or cannot be reached; the text names it */
+    HVD_ERR_WORKER_LOST =
+        -305, /* the process that has a GPU of the job is gone; the text names GPU, pid and why */
 
     HVD_ERR_NO_DAEMON = -400,
     HVD_ERR_DAEMON = -401,
@@ -295,6 +297,11 @@ HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
  * HVD_ERR_NOT_FOUND. HVD_ERR_NO_MEMORY: adopted memory is forgotten, keeps its contents and stays
  * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
+
+/* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
+ * lets go of it. HVD_ERR_UNSUPPORTED as long as tensors lie in memory of the host alone, as they do
+ * today: the engine has no device memory, which may be freed without this call. */
+HVD_API int hvd_device_forget(struct hvd_session *session, void *ptr);
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
@@ -515,6 +522,11 @@ HVD_API const char *hvd_op_name(const struct hvd_op *op);
 HVD_API const char *hvd_op_error(const struct hvd_op *op);
 /* After a failure: the global rank that caused it, or -1. */
 HVD_API int hvd_op_culprit(const struct hvd_op *op);
+/* Of an op on tensors of a CUDA device: what is enqueued in `stream` (CUstream or cudaStream_t) from now on
+ * begins when the op is over; the call waits for nothing. That is no success: a stream goes on also
+ * after a failure, with undefined outputs, and hvd_test or hvd_wait tells.
+ * HVD_ERR_UNSUPPORTED for an op of memory of the host, as every op is today: wait for it (hvd_wait). */
+HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);
 /* Releases a finished op. An op in flight is released once it finishes; until then its memory must
  * stay, and its output is then undefined. NULL is fine. */
 HVD_API void hvd_op_free(struct hvd_op *op);

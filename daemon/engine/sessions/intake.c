@@ -323,7 +323,7 @@ static int check_answer(const struct hvi_submission *copy, const struct engine_i
 
 static bool reserved_is_zero(const struct hvi_submission *copy)
 {
-    uint64_t bits = copy->reserved0;
+    uint64_t bits = copy->reserved0 | copy->reserved1;
 
     for (size_t i = 0; i < sizeof copy->reserved / sizeof copy->reserved[0]; i++)
         bits |= copy->reserved[i];
@@ -342,6 +342,8 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
                          view->next_seq);
     if (!reserved_is_zero(copy))
         return violation(&reason, "reserved bytes that are not zero");
+    if (copy->fence_turn != 0 || copy->fence_cell != 0 || copy->after != 0)
+        return violation(&reason, "a fence, which this session was not offered");
     if (copy->kind == HVI_SUBMIT_CANCEL) {
         status = HVI_OK;
     } else if (copy->kind == HVI_SUBMIT_OUTPUT) {

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hvt.build import scaled
 
 PROTOCOL_VERSION = 1
-ABI_VERSION = 7
+ABI_VERSION = 8
 
 # Field numbers of Packet.body.
 ATTACH_REQUEST, ATTACH_REPLY, REGION_ADD, REGION_REMOVE, ACK, DETACH, NOTICE = range(1, 8)

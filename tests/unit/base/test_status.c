@@ -49,6 +49,7 @@ START_TEST(frozen_numbers_have_not_moved)
     ck_assert_int_eq(HVI_ERR_ATTACH_TIMEOUT, -208);
     ck_assert_int_eq(HVI_ERR_RANK_LOST, -300);
     ck_assert_int_eq(HVI_ERR_JOB_STOPPED, -303);
+    ck_assert_int_eq(HVI_ERR_WORKER_LOST, -305);
     ck_assert_int_eq(HVI_ERR_NO_DAEMON, -400);
     ck_assert_int_eq(HVI_ERR_DAEMON_LIMIT, -403);
 }

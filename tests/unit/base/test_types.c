@@ -29,6 +29,26 @@ START_TEST(sizes_are_what_the_machine_says)
 }
 END_TEST
 
+START_TEST(memory_has_two_kinds)
+{
+    ck_assert_str_eq(hvi_memory_text(HVI_MEMORY_HOST), "host");
+    ck_assert_str_eq(hvi_memory_text(HVI_MEMORY_DEVICE), "GPU");
+    ck_assert_str_eq(hvi_memory_text(2), "?");
+}
+END_TEST
+
+START_TEST(a_worker_takes_no_variable_that_names_a_file)
+{
+    ck_assert(hvi_nccl_is_allowed("NCCL_DEBUG"));
+    ck_assert(hvi_nccl_is_allowed("NCCL_HOSTID"));
+    const char *const refused[] = {
+        "NCCL_",          "NCCL_DEBUG_FILE", "NCCL_NET_PLUGIN", "NCCL_TOPO_FILE",
+        "NCCL_CONF_FILE", "DEBUG",           "nccl_debug",      ""};
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+        ck_assert_msg(!hvi_nccl_is_allowed(refused[i]), "%s", refused[i]);
+}
+END_TEST
+
 START_TEST(every_reduce_op_is_known_by_name)
 {
     uint32_t rows = 0;
@@ -80,6 +100,8 @@ int main(void)
     TCase *tcase = tcase_create("tables");
     tcase_add_test(tcase, every_dtype_has_a_size_and_a_name_of_its_own);
     tcase_add_test(tcase, sizes_are_what_the_machine_says);
+    tcase_add_test(tcase, memory_has_two_kinds);
+    tcase_add_test(tcase, a_worker_takes_no_variable_that_names_a_file);
     tcase_add_test(tcase, every_reduce_op_is_known_by_name);
     tcase_add_test(tcase, every_kind_is_known_by_name_and_gaps_are_not);
     tcase_add_test(tcase, unknown_numbers_have_no_size_and_a_question_mark);

@@ -92,13 +92,13 @@ START_TEST(a_foreign_version_is_refused_with_both_versions_named)
     request.protocol_version = 9;
     ASSERT_REFUSED(
         0, HVI_ERR_VERSION,
-        "this client speaks protocol 9 with ABI 7, hvdd %s speaks protocol 1 with ABI 7; use the "
+        "this client speaks protocol 9 with ABI 8, hvdd %s speaks protocol 1 with ABI 8; use the "
         "libhvdclient of hvdd's release",
         HVD_VERSION_TEXT);
     request.protocol_version = HVI_PROTOCOL_VERSION;
     request.abi_version = HVI_ABI_VERSION + 1;
     ck_assert_int_eq(decide(0), HVI_ERR_VERSION);
-    ck_assert_ptr_nonnull(strstr(decision.text, "ABI 7"));
+    ck_assert_ptr_nonnull(strstr(decision.text, "ABI 8"));
 }
 END_TEST
 

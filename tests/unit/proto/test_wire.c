@@ -39,6 +39,10 @@ static void blank_lists(struct hvi_packet_msg *msg)
         msg->engine_node.ranks = NULL;
     if (msg->kind == HVI_PACKET_ENGINE_ROSTER)
         msg->engine_roster.key = NULL, msg->engine_roster.nodes = NULL;
+    if (msg->kind == HVI_PACKET_DEVICE_ADD)
+        msg->device_add.memory.chunks = NULL;
+    if (msg->kind == HVI_PACKET_GPU_WANTED)
+        msg->gpu_wanted.settings = NULL;
 }
 
 START_TEST(packet_round_trip)

@@ -286,15 +286,19 @@ static void put_setting(const char *name, const char *value)
     put_block(&part, 13, row.bytes, row.used);
 }
 
+#define NO_SETTING                                                                                 \
+    "attach_request.settings[1].name: must begin with HVD_ or HOROVOD_, or be a variable of NCCL " \
+    "that a worker takes"
+
 START_TEST(settings_have_rules)
 {
     static const struct {
         const char *name, *sentence;
     } names[] = {
-        {"PATH", "attach_request.settings[1].name: must begin with HVD_ or HOROVOD_"},
-        {"", "attach_request.settings[1].name: must begin with HVD_ or HOROVOD_"},
-        {"HVD", "attach_request.settings[1].name: must begin with HVD_ or HOROVOD_"},
-        {"hvd_x", "attach_request.settings[1].name: must begin with HVD_ or HOROVOD_"},
+        {"PATH", NO_SETTING},
+        {"", NO_SETTING},
+        {"HVD", NO_SETTING},
+        {"hvd_x", NO_SETTING},
         {"HVD_\xff", "attach_request.settings[1].name: " NOT_UTF8},
     };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,7 +170,112 @@ static void fill_attach_request(struct hvi_attach_request *request, bool full)
         memcpy(request->settings[i].name, i % 2 ? "HVD_XXXX" : "HOROVOD_", 8);
         FILL(request->settings[i].value, true);
     }
+    snprintf(request->settings[2].name, sizeof request->settings[2].name, "NCCL_SOCKET_IFNAME");
     request->settings[1].value[0] = '\0';
+}
+
+static void fill_gpu_row(struct hvi_gpu_row *row, bool full)
+{
+    *row = (struct hvi_gpu_row){.uuid = "GPU-0", .state = "free"};
+    if (!full)
+        return;
+    *row = (struct hvi_gpu_row){.uid = UINT32_MAX,
+                                .pid = INT32_MAX,
+                                .import_bytes = UINT64_MAX,
+                                .staging_bytes = UINT64_MAX,
+                                .own_bytes = UINT64_MAX,
+                                .free_bytes = UINT64_MAX,
+                                .imports = UINT32_MAX,
+                                .comms = UINT32_MAX,
+                                .batches = UINT64_MAX,
+                                .driver_version = UINT32_MAX,
+                                .nccl_version = UINT32_MAX};
+    FILL(row->uuid, false);
+    FILL(row->name, true);
+    FILL(row->job, false);
+    FILL(row->state, false);
+    FILL(row->links, true);
+}
+
+static void fill_uuid(unsigned char uuid_p[HVI_UUID_BYTES])
+{
+    for (unsigned i = 0; i < HVI_UUID_BYTES; i++)
+        uuid_p[i] = (unsigned char)(255 - i);
+}
+
+static void fill_device_add(struct hvi_device_add *add, bool full)
+{
+    *add = (struct hvi_device_add){
+        .region = 1, .memory = {.bytes = 1, .kind = full ? HVI_DEVICE_VMM : HVI_DEVICE_LEGACY}};
+    if (!full)
+        return;
+    add->request = UINT64_MAX;
+    add->region = 0xfffffffe;
+    add->more = true;
+    add->memory.address = add->memory.bytes = add->memory.buffer_id = UINT64_MAX;
+    fill_uuid(add->memory.uuid);
+    memset(add->memory.handle, 0xab, sizeof add->memory.handle);
+    add->memory.chunk_count = HVI_WIRE_CHUNKS_MAX;
+    add->memory.chunks = zeroed(HVI_WIRE_CHUNKS_MAX, sizeof *add->memory.chunks);
+    add->memory.chunks[HVI_WIRE_CHUNKS_MAX - 1] = UINT64_MAX;
+}
+
+static void fill_gpu_wanted(struct hvi_gpu_wanted *wanted, bool full)
+{
+    if (!full)
+        return;
+    wanted->request = UINT64_MAX;
+    fill_uuid(wanted->uuid);
+    wanted->setting_count = HVI_WIRE_SETTINGS_MAX;
+    wanted->settings = zeroed(HVI_WIRE_SETTINGS_MAX, sizeof *wanted->settings);
+    for (size_t i = 0; i < HVI_WIRE_SETTINGS_MAX; i++) {
+        memcpy(wanted->settings[i].name, "NCCL_DEBUG", sizeof "NCCL_DEBUG");
+        FILL(wanted->settings[i].value, true);
+    }
+}
+
+static void fill_gpu_worker(struct hvi_gpu_worker *worker, bool full)
+{
+    if (!full)
+        return;
+    *worker = (struct hvi_gpu_worker){.request = UINT64_MAX,
+                                      .status = HVI_ERR_UNSUPPORTED,
+                                      .instance = UINT64_MAX,
+                                      .pid = INT32_MAX};
+    fill_uuid(worker->uuid);
+    FILL(worker->text, true);
+}
+
+static void fill_gpu_return(struct hvi_gpu_return *again, bool full)
+{
+    *again = (struct hvi_gpu_return){.protocol_version = HVI_PROTOCOL_VERSION, .job = "j"};
+    if (!full)
+        return;
+    FILL(again->job, false);
+    again->uid = UINT32_MAX;
+    fill_uuid(again->uuid);
+    again->instance = UINT64_MAX;
+    again->has_row = true;
+    fill_gpu_row(&again->row, true);
+}
+
+static void fill_gpu_packet(struct hvi_packet_msg *msg, bool full)
+{
+    if (msg->kind == HVI_PACKET_DEVICE_ADD) {
+        fill_device_add(&msg->device_add, full);
+    } else if (msg->kind == HVI_PACKET_FENCE_ADD) {
+        msg->fence_add.request = full ? UINT64_MAX : 0;
+    } else if (msg->kind == HVI_PACKET_GPU_WANTED) {
+        fill_gpu_wanted(&msg->gpu_wanted, full);
+    } else if (msg->kind == HVI_PACKET_GPU_WORKER) {
+        fill_gpu_worker(&msg->gpu_worker, full);
+    } else if (msg->kind == HVI_PACKET_GPU_END) {
+        msg->gpu_end = (struct hvi_gpu_end){full ? UINT64_MAX : 0, "it is stuck"};
+    } else if (msg->kind == HVI_PACKET_ENGINE_FENCES) {
+        msg->engine_fences.rank = full ? INT32_MAX : 0;
+    } else {
+        fill_gpu_return(&msg->gpu_return, full);
+    }
 }
 
 static void fill_session_packet(struct hvi_packet_msg *msg, bool full)
@@ -220,6 +326,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .port_first = UINT16_MAX,
         .port_last = UINT16_MAX,
         .net_lanes = HVI_WIRE_LANES_MAX,
+        .gpu = true,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
@@ -372,6 +479,8 @@ void hvt_packet_sample(unsigned index, struct hvi_packet_msg *msg_p)
     msg_p->kind = (enum hvi_packet_kind)(index / 2 + 1);
     if (msg_p->kind < HVI_PACKET_ENGINE_START)
         fill_session_packet(msg_p, index % 2);
+    else if (msg_p->kind >= HVI_PACKET_DEVICE_ADD)
+        fill_gpu_packet(msg_p, index % 2);
     else if (msg_p->kind >= HVI_PACKET_ENGINE_NODE)
         fill_node_packet(msg_p, index % 2);
     else if (msg_p->kind >= HVI_PACKET_PEER_ASK)
@@ -388,7 +497,7 @@ void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
     memset(request_p, 0, sizeof *request_p);
     request_p->protocol_version = HVI_PROTOCOL_VERSION;
     request_p->kind = (enum hvi_admin_kind)(HVI_ADMIN_STATUS + index / 2);
-    bool about_job = request_p->kind >= HVI_ADMIN_RANKS && request_p->kind != HVI_ADMIN_NODES;
+    bool about_job = request_p->kind >= HVI_ADMIN_RANKS && request_p->kind < HVI_ADMIN_NODES;
     if (about_job && request_p->kind != HVI_ADMIN_STALLS)
         request_p->job[0] = 'j';
     if (!full)
@@ -489,4 +598,8 @@ void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
     reply_p->spans = zeroed(reply_p->span_count, sizeof *reply_p->spans);
     for (size_t i = 0; i < reply_p->span_count; i++)
         fill_span(&reply_p->spans[i], i % 2 == 0);
+    reply_p->gpu_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->gpus = zeroed(reply_p->gpu_count, sizeof *reply_p->gpus);
+    for (size_t i = 0; i < reply_p->gpu_count; i++)
+        fill_gpu_row(&reply_p->gpus[i], i % 2 == 0);
 }

@@ -149,7 +149,7 @@ static const struct field {
 static bool is_legal_flip(const struct field *field, size_t bit)
 {
     if (strcmp(field->name, "features") == 0)
-        return bit == 0; /* HVI_FEATURE_PROCESS */
+        return bit < 2; /* HVI_FEATURES_KNOWN */
     return strcmp(field->name, "channel_index") == 0 && bit < 10;
 }
 

@@ -50,6 +50,7 @@ static int use_everything(struct hvd_op *op)
     EXPECT_FORKED(hvd_free(session, &x));
     EXPECT_FORKED(hvd_register(session, &x, 4));
     EXPECT_FORKED(hvd_deregister(session, &x));
+    EXPECT_FORKED(hvd_device_forget(session, &x));
     EXPECT_FORKED(hvd_event_fd(session, &fd));
     EXPECT_FORKED(hvd_test(op));
     EXPECT_FORKED(hvd_wait(op, -1));

@@ -44,6 +44,21 @@ static void finish(struct hvd_op *op, uint64_t cookie)
     hvd_op_free(op);
 }
 
+/* As long as no worker has a GPU for the job: refused with what to do instead, and nothing else has happened. */
+START_TEST(no_op_takes_part_in_a_stream)
+{
+    struct hvd_tensor t = hvd_tensor_1d(memory, HVD_FLOAT32, 3);
+    struct hvd_op *op = submit("w1", &t);
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ck_assert_int_eq(hvd_op_stream_wait(op, &t), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "'w1'"));
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "call hvd_wait before"));
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "free it as it is"));
+    finish(op, slot.cookie);
+}
+END_TEST
+
 START_TEST(an_allreduce_fills_its_slot)
 {
     struct hvd_tensor t = {.data = memory, .dtype = HVD_FLOAT32, .ndim = 2, .dims = {3, 2}};
@@ -72,6 +87,7 @@ START_TEST(an_allreduce_fills_its_slot)
     ck_assert_uint_eq(slot.out_capacity, 24);
     ck_assert_double_eq(slot.prescale, 0.5);
     ck_assert_double_eq(slot.postscale, 1.0);
+    ck_assert(slot.fence_turn == 0 && slot.fence_cell == 0 && slot.after == 0);
     for (size_t i = 0; i < sizeof slot.reserved / sizeof slot.reserved[0]; i++)
         ck_assert_uint_eq(slot.reserved[i], 0);
     hvt_fake_name(engine, &slot, name);
@@ -511,6 +527,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, an_allreduce_fills_its_slot);
+    tcase_add_test(tcase, no_op_takes_part_in_a_stream);
     tcase_add_test(tcase, a_name_travels_once_and_is_free_at_once);
     tcase_add_test(tcase, a_name_is_free_once_the_engine_is_done_though_nobody_has_looked);
     tcase_add_test(tcase, unnamed_ops_are_counted_per_kind);

@@ -110,6 +110,8 @@ START_TEST(null_is_an_error_with_a_sentence)
     expect_invalid(hvd_free(NULL, &x), "hvd_free");
     expect_invalid(hvd_register(NULL, &x, 4), "hvd_register");
     expect_invalid(hvd_deregister(NULL, &x), "hvd_deregister");
+    expect_invalid(hvd_device_forget(NULL, &x), "hvd_device_forget");
+    expect_invalid(hvd_op_stream_wait(NULL, NULL), "hvd_op_stream_wait");
     expect_invalid(hvd_allreduce_async(NULL, "a", &t, &t, HVD_SUM, NULL, &op),
                    "hvd_allreduce_async");
     expect_invalid(hvd_allgather_async(NULL, "a", &t, NULL, NULL, &op), "hvd_allgather_async");

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What kernels.cu computes, by name, for the fake driver. */
-#include "fake_cuda.h"
+#include "tests/fakegpu/probe_kernels.h"
+
+#include "tests/fakegpu/fake.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -13,13 +15,13 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void touch(const char *name, union fake_arg *a)
+static void touch(const char *name, union fake_argument *a)
 {
     (void)name;
     *(uint64_t *)a[0].p += 1;
 }
 
-static void work(const char *name, union fake_arg *a)
+static void work(const char *name, union fake_argument *a)
 {
     (void)name;
     uint64_t ns = (uint64_t)a[0].u32 * 5;
@@ -31,14 +33,14 @@ static uint32_t pattern(uint64_t i, uint32_t seed)
     return (uint32_t)(i * 2654435761u) ^ (seed * 0x9e3779b9u);
 }
 
-static void fill(const char *name, union fake_arg *a)
+static void fill(const char *name, union fake_argument *a)
 {
     (void)name;
     for (uint64_t i = 0; i < a[1].u64; i++)
         ((uint32_t *)a[0].p)[i] = pattern(i, a[2].u32);
 }
 
-static void check(const char *name, union fake_arg *a)
+static void check(const char *name, union fake_argument *a)
 {
     uint64_t bad = 0;
     (void)name;
@@ -47,7 +49,7 @@ static void check(const char *name, union fake_arg *a)
     *(uint64_t *)a[3].p += bad;
 }
 
-static void watch(const char *name, union fake_arg *a)
+static void watch(const char *name, union fake_argument *a)
 {
     uint64_t *row = a[0].p, begin = now_ns(), last = begin, longest = 0;
     (void)name;
@@ -61,10 +63,10 @@ static void watch(const char *name, union fake_arg *a)
     row[2] = longest;
 }
 
-static void out_of_bounds(const char *name, union fake_arg *a)
+static void out_of_bounds(const char *name, union fake_argument *a)
 {
     (void)name, (void)a;
-    fake_break(CUDA_ERROR_ILLEGAL_ADDRESS);
+    fake_break(HVI_CU_ILLEGAL_ADDRESS);
 }
 
 /* --- numbers: small ones, exact in each dtype --- */
@@ -108,14 +110,14 @@ static uint64_t per_vector(enum dtype dtype)
     return dtype == FP32 ? 4 : 8;
 }
 
-static void ramp(const char *name, union fake_arg *a)
+static void ramp(const char *name, union fake_argument *a)
 {
     enum dtype dtype = dtype_of(name);
     for (uint64_t i = 0; i < a[1].u64; i++)
         set(dtype, a[0].p, i, (float)((i + 3 * a[2].u32) % 8));
 }
 
-static void mean(const char *name, union fake_arg *a)
+static void mean(const char *name, union fake_argument *a)
 {
     enum dtype dtype = dtype_of(name);
     uint64_t bad = 0;
@@ -133,7 +135,7 @@ static int ranks_of(const char *name)
     return name[strlen(name) - 1] - '0';
 }
 
-static void reduce(const char *name, union fake_arg *a)
+static void reduce(const char *name, union fake_argument *a)
 {
     enum dtype dtype = dtype_of(name);
     int ranks = ranks_of(name);
@@ -144,11 +146,11 @@ static void reduce(const char *name, union fake_arg *a)
         for (int r = 0; r < ranks; r++)
             set(dtype, a[0].buffers[r], i, sum * a[2].f32);
     }
-    if (fake_variable("FAKE_CUDA_WRONG_REDUCE", 0))
+    if (fake_fault("wrong-reduce") != 0)
         set(dtype, a[0].buffers[ranks - 1], 1, 100);
 }
 
-static void pack(const char *name, union fake_arg *a)
+static void pack(const char *name, union fake_argument *a)
 {
     const struct {
         uint32_t from, to, count, unused;
@@ -166,7 +168,7 @@ static void pack(const char *name, union fake_arg *a)
     }
 }
 
-static const struct fake_kernel kernels[] = {
+static const struct fake_probe_kernel kernels[] = {
     {"probe_touch", "8", touch},      {"probe_work", "48", work},
     {"probe_fill", "884", fill},      {"probe_check", "8848", check},
     {"probe_watch", "88", watch},     {"probe_out_of_bounds", "8", out_of_bounds},
@@ -174,11 +176,25 @@ static const struct fake_kernel kernels[] = {
     {"probe_reduce_", "b84", reduce}, {"probe_pack_", "b8484", pack},
 };
 
-const struct fake_kernel *fake_kernel_find(const char *name)
+const struct fake_probe_kernel *fake_probe_kernel_find(const char *name)
 {
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
         if (strncmp(name, kernels[i].prefix, strlen(kernels[i].prefix)) == 0)
             return &kernels[i];
     }
     return NULL;
+}
+
+size_t fake_probe_kernel_arguments(const struct fake_probe_kernel *kernel, void **arguments,
+                                   void *to)
+{
+    union fake_argument *all = to;
+    size_t count = strlen(kernel->arguments);
+
+    for (size_t i = 0; i < count; i++) {
+        const char kind = kernel->arguments[i];
+        memset(&all[i], 0, sizeof(all[i]));
+        memcpy(&all[i], arguments[i], kind == '8' ? 8 : kind == '4' ? 4 : sizeof(all[i].buffers));
+    }
+    return count * sizeof(*all);
 }

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Steps of a start, each of which the driver may refuse, or not return from: hvdd's gpu-start ends that. */
+#include "daemon/gpu/device.h"
+
+#include "base/status.h"
+#include "base/uuid.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+static void ring(struct gpu_device *device)
+{
+    const uint64_t one = 1;
+    ssize_t written;
+
+    do
+        written = write(device->event_fd, &one, sizeof(one));
+    while (written < 0 && errno == EINTR);
+}
+
+static void begin(struct gpu_device *device, const char *step)
+{
+    atomic_store_explicit(&device->step, step, memory_order_relaxed);
+    ring(device);
+}
+
+/* False, with .why, for anything but HVI_CU_OK. */
+static bool is_good(struct gpu_device *device, int error)
+{
+    char text[100];
+
+    if (error == HVI_CU_OK)
+        return true;
+    hvi_cuda_describe(&device->cuda, error, text, sizeof(text));
+    snprintf(device->why, sizeof(device->why), "%s: %s",
+             atomic_load_explicit(&device->step, memory_order_relaxed), text);
+    return false;
+}
+
+static bool has_uuid(struct gpu_device *device, int index, bool *found_p)
+{
+    struct hvi_cu_uuid uuid;
+
+    if (!is_good(device, device->cuda.device_get(&device->ordinal, index)) ||
+        !is_good(device, device->cuda.device_uuid(&uuid, device->ordinal)))
+        return false;
+    *found_p = memcmp(uuid.bytes, device->uuid, sizeof(device->uuid)) == 0;
+    return true;
+}
+
+static bool find_device(struct gpu_device *device)
+{
+    int count = 0;
+    bool found = false;
+
+    begin(device, "cuDeviceGetCount");
+    if (!is_good(device, device->cuda.device_count(&count)))
+        return false;
+    begin(device, "cuDeviceGetUuid");
+    for (int i = 0; i < count && !found; i++) {
+        if (!has_uuid(device, i, &found))
+            return false;
+    }
+    if (!found)
+        snprintf(device->why, sizeof(device->why),
+                 "the driver shows hvdd's worker %d GPUs, and this is none of them", count);
+    return found;
+}
+
+static bool start(struct gpu_device *device)
+{
+    struct hvi_cuda *cuda = &device->cuda;
+    int memops = 0;
+
+    begin(device, "dlopen of libcuda.so.1");
+    if (hvi_cuda_open(false, cuda, device->why, sizeof(device->why)) != HVI_OK)
+        return false;
+    begin(device, "cuInit");
+    if (!is_good(device, cuda->init(0)) || !find_device(device))
+        return false;
+    begin(device, "cuDeviceGetAttribute");
+    if (!is_good(device,
+                 cuda->device_attribute(&memops, HVI_CU_DEVICE_MEMOPS_64, device->ordinal)) ||
+        !is_good(device, cuda->device_name(device->name, sizeof(device->name), device->ordinal)))
+        return false;
+    if (memops == 0) {
+        snprintf(device->why, sizeof(device->why),
+                 "%s has no 64-bit memory operations of streams, which fences need", device->name);
+        return false;
+    }
+    begin(device, "cuDevicePrimaryCtxRetain");
+    return is_good(device, cuda->context_retain(&device->context, device->ordinal)) &&
+           is_good(device, cuda->context_set(device->context));
+}
+
+static void *run(void *user)
+{
+    struct gpu_device *device = user;
+    int state;
+
+    pthread_setname_np(pthread_self(), "hvd-launch");
+    state = start(device) ? HVI_OK : HVI_ERR_UNSUPPORTED;
+    /* Release, pairs with gpu_device_state: what the thread has written is there. */
+    atomic_store_explicit(&device->state, state, memory_order_release);
+    ring(device);
+    return NULL;
+}
+
+int gpu_device_open(struct gpu_device *device, const unsigned char uuid[HVI_UUID_BYTES])
+{
+    memcpy(device->uuid, uuid, sizeof(device->uuid));
+    atomic_store(&device->step, "none");
+    atomic_store(&device->state, HVI_INPROGRESS);
+    device->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (device->event_fd < 0)
+        return HVI_ERR_NO_MEMORY;
+    if (pthread_create(&device->thread, NULL, run, device) == 0)
+        return HVI_OK;
+    close(device->event_fd);
+    device->event_fd = -1;
+    return HVI_ERR_NO_MEMORY;
+}
+
+int gpu_device_state(struct gpu_device *device)
+{
+    /* Acquire, pairs with the store in run(). */
+    return atomic_load_explicit(&device->state, memory_order_acquire);
+}
+
+bool gpu_device_close(struct gpu_device *device)
+{
+    if (device->event_fd < 0)
+        return true; /* it was never opened */
+    if (gpu_device_state(device) == HVI_INPROGRESS)
+        return false;
+    pthread_join(device->thread, NULL); /* it has nothing left to do */
+    if (gpu_device_state(device) == HVI_OK)
+        device->cuda.context_release(device->ordinal);
+    close(device->event_fd);
+    device->event_fd = -1;
+    return true;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Trainers' memory that this process has open. An allocation is opened once, whoever asks for it, and its key is (process,
+ * address, BUFFER_ID): never the bytes of the handle, which may repeat.
+ *
+ * opening ──► open ──last holder gives it back──► closing ──► gone
+ *    └─ error, told to its holders ──────────────────────────► gone
+ *
+ * The end of an engine gives nothing back: the survivors' next generation finds its memory open. The end of the exporting
+ * process closes what it had exported. Main thread; the driver is called in a thread of its own (hvd-import), because an open may
+ * wait for streams. */
+#ifndef HVD_GPU_IMPORT_H
+#define HVD_GPU_IMPORT_H
+
+#include "gpu/cuda.h"
+#include "proto/gpu.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <systemd/sd-event.h>
+
+struct gpu_import;
+struct gpu_exporter;
+struct gpu_call;
+
+struct gpu_imports {
+    const struct hvi_cuda *cuda; /* NULL: not open */
+    hvi_cu_context context;
+    unsigned char uuid[HVI_UUID_BYTES];
+    sd_event *event;
+    /* The answer to gpu_import_add and gpu_import_release, perhaps within it. */
+    void (*answer)(void *owner, uint64_t request, int status, const char *text);
+    uint64_t bytes, bytes_max; /* bytes_max 0: no limit */
+    uint32_t count;
+    struct gpu_import *imports;
+    struct gpu_exporter *exporters;
+
+    sd_event_source *finished;
+    int event_fd;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t more;
+    struct gpu_call *waiting, *done;
+    bool stop;
+};
+
+/* Starts the thread. HVI_OK or HVI_ERR_NO_MEMORY. */
+int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct hvi_cuda *cuda,
+                     hvi_cu_context context, const unsigned char uuid[HVI_UUID_BYTES],
+                     uint64_t bytes_max);
+/* Closes everything that is open. Owners are gone by now. Blocks as long as the driver does. */
+void gpu_imports_close(struct gpu_imports *imports);
+
+/* GpuImport of `owner`. False: its number is taken, or it is of a kind whose parts are not read yet. */
+bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said);
+/* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it. */
+void gpu_import_release(struct gpu_imports *imports, void *owner,
+                        const struct hvi_gpu_release *said);
+/* The owner's socket has ended: it gets no answers any more. */
+void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner);
+
+#endif

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The socket to hvdd, descriptor 3 at start. There is no outbox: hvdd reads, and a message that finds no room is one of many
+ * (beats, states) or the last (why this process ends), which hvdd then says in its own words.
+ *
+ * When hvdd goes, engines are served on; the worker ends with the last of them. */
+#include "daemon/gpu/worker.h"
+
+#include "base/status.h"
+#include "base/uuid.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define START_NS         (5 * HVI_NS_SEC)
+#define MESSAGES_AT_ONCE 64
+
+void gpu_link_send(struct gpu_worker *worker, const struct hvi_gpu_msg *msg)
+{
+    size_t length;
+
+    if (worker->link_fd < 0)
+        return;
+    if (hvi_gpu_msg_encode(msg, worker->encoded, sizeof(worker->encoded), &length) == HVI_OK)
+        (void)hvi_packet_send(worker->link_fd, worker->encoded, length, NULL, 0, 0);
+    else
+        HVI_LOG(HVI_LOG_ERROR, "link", "no-message", "a message for hvdd cannot be written",
+                "kind=%d", (int)msg->kind);
+}
+
+void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, const char *text)
+{
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_STATE, .state = {.state = state}};
+    struct hvi_gpu_row *row = &msg.state.row;
+
+    snprintf(msg.state.text, sizeof(msg.state.text), "%s", text);
+    if (state == HVI_GPU_UP) {
+        msg.state.has_row = true;
+        hvi_uuid_format(worker->start.uuid, row->uuid);
+        snprintf(row->name, sizeof(row->name), "%.*s", (int)sizeof(row->name) - 1,
+                 worker->device.name);
+        snprintf(row->state, sizeof(row->state), "up");
+        row->driver_version = (uint32_t)worker->device.cuda.version;
+    }
+    gpu_link_send(worker, &msg);
+}
+
+/* ---- receiving ---- */
+
+static void fail(struct gpu_worker *worker, const char *why)
+{
+    HVI_LOG(HVI_LOG_ERROR, "link", "bad-hvdd", why, "");
+    sd_event_exit(worker->event, 1);
+}
+
+static void read_message(struct gpu_worker *worker)
+{
+    struct hvi_packet *packet = &worker->packet;
+    struct hvi_gpu_msg msg;
+    int fd;
+
+    if (hvi_gpu_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) != HVI_OK) {
+        fail(worker, "hvdd sent what cannot be read");
+        return;
+    }
+    fd = hvi_packet_take_fd(packet, 0);
+    if ((fd >= 0) != (msg.kind == HVI_GPU_ENGINE)) {
+        fail(worker, "hvdd sent a message with the wrong descriptors");
+    } else if (msg.kind == HVI_GPU_BEAT) {
+        gpu_link_send(worker, &msg);
+    } else if (msg.kind == HVI_GPU_ENGINE) {
+        gpu_serve_engine(worker, &msg.engine, fd);
+        fd = -1;
+    } else if (msg.kind == HVI_GPU_STOP) {
+        HVI_LOG(HVI_LOG_INFO, "link", "stop", "hvdd ends this worker", "reason=\"%s\"",
+                msg.stop.reason);
+        sd_event_exit(worker->event, 0);
+    } else {
+        fail(worker, "hvdd sent what it may not send");
+    }
+    if (fd >= 0)
+        close(fd);
+    hvi_gpu_msg_free(&msg);
+}
+
+/* hvdd has gone. */
+static void lose(struct gpu_worker *worker)
+{
+    worker->link = sd_event_source_disable_unref(worker->link);
+    close(worker->link_fd);
+    worker->link_fd = -1;
+    if (worker->engines == NULL)
+        sd_event_exit(worker->event, 0);
+    else
+        HVI_LOG(HVI_LOG_WARN, "link", "no-hvdd", "hvdd has gone; engines are served on", "");
+}
+
+static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct gpu_worker *worker = user;
+
+    (void)source, (void)events;
+    for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
+        int status = hvi_packet_receive(fd, &worker->packet, 0);
+        if (status == HVI_ERR_TIMEOUT)
+            return 0;
+        if (status != HVI_OK) {
+            lose(worker);
+            return 0;
+        }
+        read_message(worker);
+        hvi_packet_close_fds(&worker->packet);
+    }
+    return 0;
+}
+
+/* ---- life ---- */
+
+/* Before the first thread. What the environment of hvdd says of these stays out. */
+static void set_environment(const struct hvi_gpu_start *start)
+{
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* streams that wait share no queue (P8) */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* nothing is loaded while a stream waits */
+    for (size_t i = 0; i < start->setting_count; i++)
+        setenv(start->settings[i].name, start->settings[i].value, 1);
+}
+
+int gpu_link_start(struct gpu_worker *worker, int link_fd)
+{
+    struct hvi_packet *packet = &worker->packet;
+    struct hvi_gpu_msg msg;
+    char text[200] = "it is not there";
+    int status = hvi_packet_receive(link_fd, packet, hvi_deadline_after(START_NS));
+
+    if (status == HVI_ERR_CLOSED)
+        return status; /* hvdd has gone already */
+    if (status == HVI_OK)
+        status = hvi_gpu_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text));
+    hvi_packet_close_fds(packet);
+    if (status == HVI_OK && msg.kind == HVI_GPU_START &&
+        msg.start.protocol_version == HVI_PROTOCOL_VERSION) {
+        worker->link_fd = link_fd;
+        worker->start = msg.start;
+        set_environment(&msg.start);
+        worker->start.settings = NULL;
+        worker->start.setting_count = 0;
+        hvi_gpu_msg_free(&msg);
+        return HVI_OK;
+    }
+    if (status == HVI_OK)
+        snprintf(text, sizeof(text), "it is of another kind or version");
+    HVI_LOG(HVI_LOG_ERROR, "link", "no-start", "hvdd's first message is no GpuStart",
+            "error=\"%s\"", text);
+    if (status == HVI_OK)
+        hvi_gpu_msg_free(&msg);
+    return HVI_ERR_PROTOCOL;
+}
+
+int gpu_link_open(struct gpu_worker *worker)
+{
+    if (sd_event_add_io(worker->event, &worker->link, worker->link_fd, EPOLLIN, on_link, worker) >=
+        0)
+        return HVI_OK;
+    HVI_LOG(HVI_LOG_ERROR, "link", "no-event", "the worker cannot watch its link to hvdd", "");
+    return HVI_ERR_NO_MEMORY;
+}
+
+void gpu_link_close(struct gpu_worker *worker)
+{
+    worker->link = sd_event_source_disable_unref(worker->link);
+    if (worker->link_fd >= 0)
+        close(worker->link_fd);
+    worker->link_fd = -1;
+}

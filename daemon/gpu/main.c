@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdd-gpu: started by hvdd, or by its unit, with a connected socket as descriptor 3. It has one GPU for one job of one user,
+ * through all generations of the job. This file puts the parts together; docs/design/gpu.md says what they do. */
+#include "daemon/gpu/worker.h"
+
+#include "base/status.h"
+#include "proto/started.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LINK_FD 3
+
+static int usage(int exit_code)
+{
+    fprintf(
+        exit_code == 0 ? stdout : stderr,
+        "hvdd-gpu %s\n"
+        "Has a GPU for a job. hvdd or its unit starts it, with a connected socket as descriptor\n"
+        "3; it is of no use by hand. See hvdd(8).\n",
+        HVD_VERSION_TEXT);
+    return exit_code;
+}
+
+static bool link_is_socket(void)
+{
+    int type = 0;
+    socklen_t length = sizeof(type);
+
+    return getsockopt(LINK_FD, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
+}
+
+/* hvdd decides when a worker ends, not a terminal. */
+static void set_signals(void)
+{
+    signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* The device is there. */
+static void go_up(struct gpu_worker *worker)
+{
+    const struct gpu_device *device = &worker->device;
+
+    if (worker->up)
+        return;
+    worker->up = true;
+    worker->imports.answer = gpu_serve_answer;
+    if (gpu_imports_open(&worker->imports, worker->event, &device->cuda, device->context,
+                         worker->start.uuid, worker->start.import_bytes_max) == HVI_OK) {
+        gpu_link_state(worker, HVI_GPU_UP, "");
+        return;
+    }
+    gpu_link_state(worker, HVI_GPU_FAILED, "no memory for a thread");
+    sd_event_exit(worker->event, 1);
+}
+
+/* The thread of the device has come further. */
+static int on_device(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct gpu_worker *worker = user;
+    int state = gpu_device_state(&worker->device);
+    uint64_t count;
+
+    (void)source, (void)events;
+    if (read(fd, &count, sizeof(count)) < 0 && state == HVI_INPROGRESS)
+        return 0;
+    if (state == HVI_INPROGRESS) {
+        gpu_link_state(worker, HVI_GPU_STARTING,
+                       atomic_load_explicit(&worker->device.step, memory_order_relaxed));
+    } else if (state == HVI_OK) {
+        go_up(worker);
+    } else {
+        HVI_LOG(HVI_LOG_WARN, "device", "no-device", worker->device.why, "job=%s",
+                worker->start.job);
+        gpu_link_state(worker, HVI_GPU_FAILED, worker->device.why);
+        sd_event_exit(worker->event, 1);
+    }
+    return 0;
+}
+
+static int open_device(struct gpu_worker *worker)
+{
+    if (gpu_device_open(&worker->device, worker->start.uuid) != HVI_OK)
+        return HVI_ERR_NO_MEMORY;
+    if (sd_event_add_io(worker->event, &worker->device_event, worker->device.event_fd, EPOLLIN,
+                        on_device, worker) >= 0)
+        return HVI_OK;
+    return HVI_ERR_NO_MEMORY;
+}
+
+static int serve(struct gpu_worker *worker)
+{
+    int code = 1;
+
+    if (sd_event_default(&worker->event) < 0)
+        return 1;
+    if (gpu_link_open(worker) == HVI_OK && open_device(worker) == HVI_OK)
+        code = sd_event_loop(worker->event);
+    gpu_serve_close(worker);
+    gpu_imports_close(&worker->imports);
+    if (!gpu_device_close(&worker->device))
+        _exit(code); /* the driver has not returned, and would not let exit() return either */
+    worker->device_event = sd_event_source_disable_unref(worker->device_event);
+    gpu_link_close(worker);
+    sd_event_unref(worker->event);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    static struct gpu_worker worker = {.link_fd = -1, .device = {.event_fd = -1}};
+    int status;
+
+    if (argc > 1)
+        return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
+    if (!link_is_socket())
+        return usage(2);
+    hvi_log_init("hvdd-gpu", HVI_LOG_INFO);
+    set_signals();
+    status = hvi_started_tell(LINK_FD, "hvdd-gpu");
+    if (status == HVI_ERR_REFUSED)
+        HVI_LOG(HVI_LOG_ERROR, "link", "no-start", "this is not the connection of this user's hvdd",
+                "");
+    if (status == HVI_OK)
+        status = gpu_link_start(&worker, LINK_FD);
+    if (status != HVI_OK)
+        return status == HVI_ERR_CLOSED ? 0 : 1;
+    hvi_log_set_level((enum hvi_log_level)worker.start.log_level);
+    return serve(&worker);
+}

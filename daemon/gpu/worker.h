@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the files of hvdd-gpu share. Main thread: sockets, beats and ends; it never calls the driver. */
+#ifndef HVD_GPU_WORKER_H
+#define HVD_GPU_WORKER_H
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/gpu/device.h"
+#include "daemon/gpu/import.h"
+#include "proto/gpu.h"
+#include "proto/packet.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <systemd/sd-event.h>
+
+struct gpu_engine; /* serve.c */
+
+struct gpu_worker {
+    sd_event *event;
+    int link_fd; /* to hvdd; -1: it has gone */
+    sd_event_source *link, *device_event;
+    struct hvi_gpu_start start; /* without .settings */
+    struct gpu_device device;
+    bool up; /* hvdd knows that the device is there */
+    struct gpu_imports imports;
+    struct gpu_engine *engines;
+    struct hvi_packet packet; /* scratch for one message in, one out */
+    unsigned char encoded[HVI_PACKET_BYTES_MAX];
+};
+
+/* ---- link.c: the socket to hvdd ---- */
+
+/* Waits for GpuStart, 5 s, and takes its settings into the environment. HVI_OK; HVI_ERR_CLOSED: hvdd has gone already;
+ * HVI_ERR_PROTOCOL, HVI_ERR_VERSION. Logs. */
+int gpu_link_start(struct gpu_worker *worker, int link_fd);
+int gpu_link_open(struct gpu_worker *worker);
+void gpu_link_close(struct gpu_worker *worker);
+void gpu_link_send(struct gpu_worker *worker, const struct hvi_gpu_msg *msg);
+/* GpuState with this text, and the numbers of the device once it is there. */
+void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, const char *text);
+
+/* ---- serve.c: the sockets to engines ---- */
+
+/* A socket to an engine, which it owns. Says hello; where that cannot be, the socket ends. */
+void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *engine, int fd);
+/* GpuAck to an engine. */
+void gpu_serve_answer(void *engine, uint64_t request, int status, const char *text);
+/* Ends them all; their fences are poisoned. */
+void gpu_serve_close(struct gpu_worker *worker);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the fake libnccl.so.2 and tests ask of the fake libcuda.so.1: fakegpu_api, by dlsym. */
+#ifndef FAKEGPU_API_H
+#define FAKEGPU_API_H
+
+#include "gpu/cuda.h"
+
+struct fakegpu_span {
+    uint64_t address;
+    size_t bytes;
+};
+
+/* A kernel by name, as the worker's kernels have it as soon as there are some. */
+#define FAKEGPU_KERNELS "daemon/gpu/kernels/kernels.h"
+#if __has_include(FAKEGPU_KERNELS)
+#include FAKEGPU_KERNELS
+#else
+struct hvd_kernel_row {
+    const char *name;
+    size_t argument_bytes;
+    void (*run)(const void *arguments, uint32_t blocks, uint32_t threads);
+};
+#endif
+
+struct fakegpu_api {
+    /* As a driver's call, on the current context: the work runs in the stream, with a copy of data. */
+    int (*enqueue)(hvi_cu_stream stream, void (*run)(void *), const void *data, size_t bytes,
+                   const struct fakegpu_span *spans, size_t count);
+    /* The current context's device, which all processes number alike; -1: there is none. */
+    int (*device)(void);
+    /* Whether work in streams is still run: nothing has broken the context. */
+    bool (*is_alive)(void);
+    /* Rows are looked at before all others, the newest first; the last has no name. They stay the caller's, for ever. */
+    void (*add_kernels)(const struct hvd_kernel_row *rows);
+};
+__attribute__((visibility("default"))) const struct fakegpu_api *fakegpu_api(void);
+
+#endif

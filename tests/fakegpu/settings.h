@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the fake libraries are told by the environment.
+ *
+ *   FAKEGPU="devices=4;nvlink=all"       what there is: name=value, with ';' between
+ *   FAKEGPU_FAULT="hvdd-gpu/sticky@3"    what goes wrong: [PROGRAM/]what[@n], with ';' between. Only in programs of that name.
+ *
+ * | FAKEGPU | otherwise | |
+ * |---|---|---|
+ * | devices=N | 1 | devices of the machine, 16 at most. CUDA_VISIBLE_DEVICES is heeded, numbers and UUIDs |
+ * | node=N | 0 | goes into the UUIDs, so that devices of two fake nodes differ |
+ * | memory=MIB | 600 | of each device, for each process |
+ * | used=MIB | 0 | of each device, as NVML says |
+ * | cc=MAJOR.MINOR | 9.0 | compute capability |
+ * | version=N, nccl=N | 13000, 22809 | of the driver, of NCCL |
+ * | nvlink=all, none, A-B+C-D | all | which devices have NVLink between them, and so peer access |
+ * | mig=N | none | the device that NVML says has MIG on |
+ * | nvml-holes=SEED | none | every fourth answer of NVML, as the seed has it, is NOT_SUPPORTED |
+ * | sync=strict, or alloc, free, open, close, load | | which calls wait for the work of all streams of the process: all that may,
+ *   or one kind; load is also a first launch (P2, section 2.4) |
+ * | handles=new | | the bytes of handles never repeat (P2's other answer) |
+ * | copies=release | | a copy releases a waiting stream (P4's other answer) |
+ * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
+ * | meet=FOLDER | /dev/shm | where ranks of NCCL meet; one that all fake nodes see |
+ *
+ * | FAKEGPU_FAULT | |
+ * |---|---|
+ * | sticky@n | the n-th launch is an illegal address: 700 from then on |
+ * | no-memory@n | the n-th allocation or import and all later ones: out of memory |
+ * | slow-open@ms | opening a handle takes so long |
+ * | delay@us | everything in a stream takes so much longer |
+ * | deaf | no store of a CPU releases a stream that waits in host memory (P4's other answer) |
+ * | no-memops | no 64-bit memory operations of streams |
+ * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |
+ * | wrong-reduce | the probes' kernels add a wrong element |
+ * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the
+ *   last ncclCommGetAsyncError tells of an error |
+ *
+ * Both are read once in a process. Any thread. */
+#ifndef FAKEGPU_SETTINGS_H
+#define FAKEGPU_SETTINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define FAKE_DEVICES 16
+
+/* The value of a name in FAKEGPU, or NULL. */
+const char *fake_setting(const char *name);
+int fake_number(const char *name, int otherwise);
+bool fake_says(const char *name, const char *value);
+/* The fault's n, 1 where it has none; 0: this program has not that fault. */
+int fake_fault(const char *what);
+/* Counts a call where the fault may happen: whether this one is the n-th. */
+bool fake_fault_now(const char *what);
+/* The same from the n-th on. */
+bool fake_fault_from_now(const char *what);
+
+/* Devices: physical numbers, which all processes share. */
+int fake_device_total(void);
+/* Of "1" or a UUID, as CUDA_VISIBLE_DEVICES has them, with `length` bytes; -1: there is none. */
+int fake_device_named(const char *name, size_t length);
+bool fake_linked(int one, int other);
+void fake_device_uuid(int physical, unsigned char bytes_p[16]);
+
+/* The test, or what it tests, has broken a rule: says which, and aborts. */
+_Noreturn __attribute__((format(printf, 1, 2))) void fake_blame(const char *format, ...);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The loader finds a libnccl.so.2 that is no library; folders and HVD_NCCL_LIB name stand-ins. */
+#include "daemon/gpu/nccl.h"
+
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+
+#define WHEEL                                                                                      \
+    "/"                                                                                            \
+    "nvidia/nccl/lib/libnccl.so.2"
+
+static char text[2048];
+static struct gpu_nccl nccl;
+
+static int try_open(const char *path)
+{
+    return gpu_nccl_open(path, &nccl, text, sizeof(text));
+}
+
+static void expect_clause(const char *clause)
+{
+    ck_assert_msg(strstr(text, clause) != NULL, "no \"%s\" in: %s", clause, text);
+}
+
+START_TEST(without_nccl_the_sentence_says_what_is_missing_where_and_which_version)
+{
+    unsetenv("HVD_NCCL_LIB");
+    ck_assert_int_eq(try_open(":nowhere/a::nowhere/b:"), HVI_ERR_UNSUPPORTED);
+    ck_assert_int_eq(strncmp(text, "no NCCL 2.18 or newer; libnccl.so.2: ", 37), 0);
+    expect_clause("file too short; nowhere/a" WHEEL ": cannot open shared object file: No such "
+                  "file or directory; nowhere/b" WHEEL);
+    expect_clause("; name it by HVD_NCCL_LIB, or in gpu-library-path the site-packages that have "
+                  "nvidia/nccl/lib/libnccl.so.2, of PyPI's nvidia-nccl-cu13 or nvidia-nccl-cu12");
+    ck_assert_int_eq(try_open(NULL), HVI_ERR_UNSUPPORTED);
+}
+END_TEST
+
+START_TEST(a_wheel_beside_torch_is_found_below_the_folders)
+{
+    unsetenv("HVD_NCCL_LIB");
+    ck_assert_int_eq(try_open("nowhere:" STANDINS "/part:" STANDINS "whole"), HVI_OK);
+    ck_assert_int_eq(nccl.number, 22809);
+    ck_assert_ptr_nonnull(nccl.receive);
+    ck_assert_ptr_null(nccl.last_error); /* which is not needed */
+}
+END_TEST
+
+START_TEST(an_old_library_and_one_without_a_function_are_passed_over)
+{
+    unsetenv("HVD_NCCL_LIB");
+    ck_assert_int_eq(try_open(STANDINS "part"), HVI_ERR_UNSUPPORTED);
+    expect_clause("; " STANDINS "part" WHEEL " has no ncclRecv");
+    setenv("STANDIN_VERSION", "21703", 1);
+    ck_assert_int_eq(try_open(STANDINS "whole"), HVI_ERR_UNSUPPORTED);
+    expect_clause("; " STANDINS "whole" WHEEL " is 2.17.3");
+    setenv("STANDIN_VERSION", "2804", 1);
+    ck_assert_int_eq(try_open(STANDINS "whole"), HVI_ERR_UNSUPPORTED);
+    expect_clause(WHEEL " is 2.8.4");
+    setenv("STANDIN_ERROR", "3", 1);
+    ck_assert_int_eq(try_open(STANDINS "whole"), HVI_ERR_UNSUPPORTED);
+    expect_clause(WHEEL " does not say its version");
+}
+END_TEST
+
+START_TEST(the_library_that_the_user_names_is_taken_or_none)
+{
+    setenv("HVD_NCCL_LIB", STANDINS "whole" WHEEL, 1);
+    ck_assert_int_eq(try_open(NULL), HVI_OK);
+    setenv("HVD_NCCL_LIB", "nowhere/libnccl.so.2", 1);
+    ck_assert_int_eq(try_open(STANDINS "whole"), HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(text,
+                     "no NCCL 2.18 or newer; nowhere/libnccl.so.2: cannot open shared object "
+                     "file: No such file or directory (HVD_NCCL_LIB says so, and nothing else "
+                     "was tried)");
+}
+END_TEST
+
+START_TEST(a_sentence_that_does_not_fit_ends)
+{
+    char small[20];
+
+    unsetenv("HVD_NCCL_LIB");
+    ck_assert_int_eq(gpu_nccl_open("nowhere", &nccl, small, sizeof(small)), HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(small, "no NCCL 2.18 or new");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gpu nccl");
+    TCase *tcase = tcase_create("nccl");
+
+    tcase_add_test(tcase, without_nccl_the_sentence_says_what_is_missing_where_and_which_version);
+    tcase_add_test(tcase, a_wheel_beside_torch_is_found_below_the_folders);
+    tcase_add_test(tcase, an_old_library_and_one_without_a_function_are_passed_over);
+    tcase_add_test(tcase, the_library_that_the_user_names_is_taken_or_none);
+    tcase_add_test(tcase, a_sentence_that_does_not_fit_ends);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

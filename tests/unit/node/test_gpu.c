@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Workers of GPUs, as hvdd sees them: real processes, which do what the name of their job says (fake_worker.c), and the real
+ * hvdd-gpu on a machine without a driver. */
+#include "base/status.h"
+#include "base/uuid.h"
+#include "daemon/node/node.h"
+#include "shm/fence.h"
+#include "tests/unit/hvt_log.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PATIENCE_NS (20 * HVI_NS_SEC)
+#define ENGINES     4
+
+struct answer {
+    struct node_engine *engine;
+    struct hvi_gpu_worker said;
+    int fd;
+};
+
+static sd_event *event;
+static struct node_config config;
+static struct node_gpu gpu;
+static struct answer answers[32];
+static int answer_count, empties, fds_before;
+static char engines[ENGINES]; /* only their addresses count */
+static unsigned char uuid[HVI_UUID_BYTES];
+
+static struct node_engine *engine_at(int index)
+{
+    return (struct node_engine *)(void *)&engines[index];
+}
+
+static void on_tell(struct node_engine *engine, const struct hvi_gpu_worker *worker, int fd)
+{
+    ck_assert_int_lt(answer_count, 32);
+    answers[answer_count++] = (struct answer){engine, *worker, fd < 0 ? -1 : dup(fd)};
+}
+
+static void on_empty(void *user)
+{
+    ck_assert_ptr_eq(user, &gpu);
+    empties++;
+}
+
+static const struct node_gpu_calls calls = {
+    .tell = on_tell, .spawn = node_spawn_program, .empty = on_empty};
+
+static void open_gpu(const char *program)
+{
+    char path[400];
+
+    snprintf(path, sizeof(path), "%s/%s", getenv("HVD_BUILD_DIR"), program);
+    node_gpu_open(&gpu, event, &config, &calls, &gpu, path, "/run/hvdd/attach.sock");
+}
+
+static void setup(void)
+{
+    sigset_t set;
+
+    hvt_log_open();
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    node_config_defaults(&config);
+    fds_before = hvt_count_fds();
+    ck_assert_int_ge(sd_event_new(&event), 0);
+    uuid[0] = 0xab;
+    open_gpu("tests/hvt_fake_worker");
+}
+
+static bool no_worker(void)
+{
+    return gpu.workers == NULL;
+}
+
+/* Turns the loop until that is so. */
+static void run_until(bool (*is_so)(void), const char *what)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE_NS);
+
+    while (!is_so()) {
+        ck_assert_msg(!hvi_deadline_passed(end), "never: %s", what);
+        ck_assert_int_ge(sd_event_run(event, 100000), 0);
+    }
+}
+
+/* Nothing stays: no process, no descriptor. */
+static void teardown(void)
+{
+    node_gpu_stop_all(&gpu, "the test is over");
+    run_until(no_worker, "no worker");
+    node_gpu_close(&gpu);
+    sd_event_unref(event);
+    for (int i = 0; i < answer_count; i++) {
+        if (answers[i].fd >= 0)
+            close(answers[i].fd);
+    }
+    ck_assert_int_eq(hvt_count_fds(), fds_before);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+}
+
+static struct node_gpu_asker asker_of(int index, const char *job)
+{
+    return (struct node_gpu_asker){
+        .engine = engine_at(index), .job = job, .uid = 1000, .generation = 3, .pid = 100 + index};
+}
+
+static void want(int index, const char *job, uint64_t request)
+{
+    struct node_gpu_asker asker = asker_of(index, job);
+    struct hvi_gpu_wanted wanted = {.request = request};
+
+    memcpy(wanted.uuid, uuid, sizeof(uuid));
+    node_gpu_want(&gpu, &asker, &wanted);
+}
+
+static int awaited;
+static bool has_answers(void)
+{
+    return answer_count >= awaited;
+}
+
+/* The answer of that number, from 0. */
+static const struct answer *answer(int number)
+{
+    awaited = number + 1;
+    run_until(has_answers, "an answer");
+    return &answers[number];
+}
+
+static const struct answer *expect(int number, int engine, uint64_t request, int status)
+{
+    const struct answer *got = answer(number);
+
+    ck_assert_ptr_eq(got->engine, engine_at(engine));
+    ck_assert_uint_eq(got->said.request, request);
+    ck_assert_msg(got->said.status == status, "%s: %s", hvi_status_name(got->said.status),
+                  got->said.text);
+    ck_assert_mem_eq(got->said.uuid, uuid, sizeof(uuid));
+    ck_assert_int_eq(got->fd >= 0, status == HVI_OK);
+    return got;
+}
+
+static void expect_text(const struct answer *got, const char *part)
+{
+    ck_assert_msg(strstr(got->said.text, part) != NULL, "\"%s\" is not in \"%s\"", part,
+                  got->said.text);
+}
+
+static const char *state_of_first(void)
+{
+    static struct hvi_gpu_row row;
+    struct hvi_admin_reply reply = {.status = HVI_OK};
+
+    ck_assert_int_eq(node_gpu_rows(&gpu, &reply), HVI_OK);
+    ck_assert_uint_ge(reply.gpu_count, 1);
+    row = reply.gpus[0];
+    hvi_admin_reply_free(&reply);
+    return row.state;
+}
+
+/* The other end is a worker: it says "w". */
+static void expect_worker(const struct answer *got)
+{
+    struct pollfd poll_fd = {.fd = got->fd, .events = POLLIN};
+    char byte = 0;
+
+    ck_assert_int_eq(poll(&poll_fd, 1, 20000), 1);
+    ck_assert_int_eq(read(got->fd, &byte, 1), 1);
+    ck_assert_int_eq(byte, 'w');
+}
+
+START_TEST(engines_of_a_job_share_a_worker_and_other_jobs_have_their_own)
+{
+    want(0, "up", 1);
+    want(1, "up", 2);
+    const struct answer *first = expect(0, 0, 1, HVI_OK), *second = expect(1, 1, 2, HVI_OK);
+    expect_worker(first);
+    expect_worker(second);
+    ck_assert_uint_eq(first->said.instance, second->said.instance);
+    ck_assert_int_eq(first->said.pid, second->said.pid);
+    want(2, "up2", 3);
+    ck_assert_uint_ne(expect(2, 2, 3, HVI_OK)->said.instance, first->said.instance);
+    uuid[1] = 1; /* another GPU */
+    want(0, "up", 4);
+    ck_assert_uint_ne(expect(3, 0, 4, HVI_OK)->said.instance, first->said.instance);
+    ck_assert_uint_eq(gpu.worker_count, 3);
+    want(0, "up", 5); /* it is up: at once */
+    expect(4, 0, 5, HVI_OK);
+    ck_assert_str_eq(state_of_first(), "up");
+    ck_assert_int_eq(hvt_log_count("worker-started"), 3);
+    ck_assert_int_eq(hvt_log_count("worker-up"), 3);
+}
+END_TEST
+
+START_TEST(a_worker_without_a_driver_is_an_answer_with_its_sentence)
+{
+    want(0, "fails", 1);
+    want(1, "fails", 2);
+    for (int i = 0; i < 2; i++)
+        ck_assert_str_eq(expect(i, i, (uint64_t)i + 1, HVI_ERR_UNSUPPORTED)->said.text,
+                         "GPU-ab000000-0000-0000-0000-000000000000: no NVIDIA driver");
+    run_until(no_worker, "its end");
+    ck_assert_int_eq(empties, 1);
+    want(0, "fails", 3); /* asked again, tried again */
+    expect(2, 0, 3, HVI_ERR_UNSUPPORTED);
+}
+END_TEST
+
+START_TEST(the_real_worker_says_that_there_is_no_driver)
+{
+    node_gpu_close(&gpu);
+    open_gpu("libexec/hvdd/hvdd-gpu");
+    want(0, "train", 1);
+    const struct answer *got = expect(0, 0, 1, HVI_ERR_UNSUPPORTED);
+    expect_text(got, "GPU-ab000000-0000-0000-0000-000000000000: no NVIDIA driver: libcuda.so.1");
+    expect_text(got, "hvdd needs an NVIDIA driver for CUDA 12.0 or newer");
+}
+END_TEST
+
+START_TEST(a_program_that_is_not_there_is_an_answer)
+{
+    node_gpu_close(&gpu);
+    open_gpu("libexec/hvdd/no-such-program");
+    want(0, "up", 1);
+    expect_text(expect(0, 0, 1, HVI_ERR_UNSUPPORTED), "no-such-program: No such file");
+    ck_assert_ptr_null(gpu.workers);
+}
+END_TEST
+
+START_TEST(nothing_is_started_where_the_option_says_no)
+{
+    config.gpu = 0;
+    want(0, "up", 1);
+    expect_text(expect(0, 0, 1, HVI_ERR_UNSUPPORTED), "gpu = no");
+    ck_assert_ptr_null(gpu.workers);
+}
+END_TEST
+
+START_TEST(limits_count_all_workers_and_those_of_a_user)
+{
+    config.gpu_workers_per_user = 1;
+    want(0, "up", 1);
+    expect(0, 0, 1, HVI_OK);
+    want(1, "up2", 2);
+    expect_text(expect(1, 1, 2, HVI_ERR_DAEMON_LIMIT), "gpu-workers-per-user");
+    config.gpu_workers_per_user = 2;
+    config.gpu_workers = 1;
+    want(1, "up2", 3);
+    expect_text(expect(2, 1, 3, HVI_ERR_DAEMON_LIMIT), "(gpu-workers)");
+    want(1, "up", 4); /* one that is there */
+    expect(3, 1, 4, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_worker_that_dies_is_told_to_each_of_its_engines_once)
+{
+    want(0, "dies", 1);
+    const struct answer *got = expect(0, 0, 1, HVI_OK);
+    uint64_t instance = got->said.instance;
+    got = expect(1, 0, 0, HVI_ERR_WORKER_LOST);
+    ck_assert_uint_eq(got->said.instance, instance);
+    expect_text(got, "exited with code 7");
+    run_until(no_worker, "its end");
+    ck_assert_int_eq(answer_count, 2);
+}
+END_TEST
+
+START_TEST(a_worker_that_is_killed_is_named_with_pid_and_signal)
+{
+    char part[100];
+    want(0, "up", 1);
+    pid_t pid = expect(0, 0, 1, HVI_OK)->said.pid;
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    snprintf(part, sizeof(part), "its worker (pid %d) was killed by signal 9", (int)pid);
+    expect_text(expect(1, 0, 0, HVI_ERR_WORKER_LOST), part);
+}
+END_TEST
+
+START_TEST(a_worker_that_stands_still_is_killed_with_the_reason)
+{
+    config.gpu_silence = HVI_NS_SEC;
+    want(0, "deaf", 1);
+    expect(0, 0, 1, HVI_OK);
+    expect_text(expect(1, 0, 0, HVI_ERR_WORKER_LOST), "has not answered for gpu-silence");
+    ck_assert_int_eq(hvt_log_count("worker-killed"), 1);
+}
+END_TEST
+
+START_TEST(a_worker_that_does_not_start_is_killed_and_its_last_step_named)
+{
+    config.gpu_start = (int64_t)hvt_patience(300 * HVI_NS_MS);
+    want(0, "late", 1);
+    want(1, "late", 2);
+    expect_text(expect(0, 0, 1, HVI_ERR_WORKER_LOST), "last step: cuInit");
+    expect(1, 1, 2, HVI_ERR_WORKER_LOST);
+}
+END_TEST
+
+START_TEST(a_worker_that_breaks_the_protocol_is_killed)
+{
+    want(0, "garbage", 1);
+    expect(0, 0, 1, HVI_OK);
+    expect_text(expect(1, 0, 0, HVI_ERR_WORKER_LOST), "broke the protocol");
+}
+END_TEST
+
+START_TEST(an_engine_ends_a_worker_of_its_own_job_alone)
+{
+    struct node_gpu_asker own = asker_of(0, "up"), other = asker_of(1, "up2");
+    struct hvi_gpu_end end = {.reason = "batch 7 does not move"};
+
+    want(0, "up", 1);
+    end.instance = expect(0, 0, 1, HVI_OK)->said.instance;
+    node_gpu_end(&gpu, &other, &end);
+    ck_assert_str_eq(state_of_first(), "up");
+    node_gpu_end(&gpu, &own, &end);
+    ck_assert_str_eq(state_of_first(), "ending");
+    want(1, "up", 2); /* while the old one ends: a new one */
+    expect_text(expect(1, 0, 0, HVI_ERR_WORKER_LOST), "was ended by hvdd: batch 7 does not move");
+    ck_assert_uint_ne(expect(2, 1, 2, HVI_OK)->said.instance, end.instance);
+}
+END_TEST
+
+START_TEST(a_worker_waits_idle_for_the_next_generation)
+{
+    want(0, "up", 1);
+    uint64_t instance = expect(0, 0, 1, HVI_OK)->said.instance;
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert_str_eq(state_of_first(), "idle");
+    want(1, "up", 2);
+    ck_assert_uint_eq(expect(1, 1, 2, HVI_OK)->said.instance, instance);
+    ck_assert_str_eq(state_of_first(), "up");
+    config.gpu_idle = 50 * HVI_NS_MS;
+    node_gpu_engine_gone(&gpu, engine_at(1));
+    run_until(no_worker, "its end");
+    ck_assert_int_eq(answer_count, 2); /* nobody had it */
+    ck_assert_int_ge(hvt_log_count("no engine of its job has used it for gpu-idle"), 1);
+}
+END_TEST
+
+START_TEST(an_engine_that_goes_before_its_worker_is_up_hears_nothing)
+{
+    config.gpu_idle = 0;
+    want(0, "up", 1);
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    run_until(no_worker, "its end");
+    ck_assert_int_eq(answer_count, 0);
+}
+END_TEST
+
+START_TEST(hvdd_ends_all_workers_and_starts_no_more)
+{
+    want(0, "up", 1);
+    expect(0, 0, 1, HVI_OK);
+    want(1, "late", 2);
+    node_gpu_stop_all(&gpu, "hvdd shuts down");
+    node_gpu_stop_all(&gpu, "hvdd shuts down");
+    run_until(no_worker, "their end");
+    ck_assert_int_eq(empties, 1);
+    ck_assert_int_eq(answer_count, 3); /* both engines were told */
+    want(0, "up", 3);
+    expect(3, 0, 3, HVI_ERR_DRAINING);
+}
+END_TEST
+
+START_TEST(fences_are_poisoned_with_their_engine)
+{
+    struct hvi_fence_page page[2];
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(hvi_fence_create(&page[i]), HVI_OK);
+        int fd = dup(page[i].map.fd);
+        ck_assert(node_gpu_fences(&gpu, engine_at(i), 5, fd));
+    }
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert(hvi_fence_is_ready(&page[0], 1, 1));
+    ck_assert_uint_eq(atomic_load(&page[0].cells[HVI_FENCE_CELLS - 1].done), HVI_FENCE_POISON);
+    ck_assert_uint_eq(atomic_load(&page[1].cells[1].done), 0);
+    int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    ck_assert(!node_gpu_fences(&gpu, engine_at(1), 6, fd));
+    close(fd); /* it stayed ours */
+    for (int i = 0; i < 2; i++)
+        hvi_fence_fini(&page[i]);
+}
+END_TEST
+
+START_TEST(states_have_these_edges_and_no_others)
+{
+    static const char *const expected[NODE_WORKER_STATES] = {"01011", "00111", "01011", "00001",
+                                                             "00000"};
+    for (int from = 0; from < NODE_WORKER_STATES; from++) {
+        for (int to = 0; to < NODE_WORKER_STATES; to++)
+            ck_assert_msg(
+                node_worker_edge((enum node_worker_state)from, (enum node_worker_state)to) ==
+                    (expected[from][to] == '1'),
+                "%d -> %d", from, to);
+    }
+}
+END_TEST
+
+START_TEST(a_gpu_has_a_name_that_can_be_read_back)
+{
+    char text[HVI_UUID_TEXT];
+    unsigned char again[HVI_UUID_BYTES];
+    for (unsigned i = 0; i < HVI_UUID_BYTES; i++)
+        uuid[i] = (unsigned char)(i * 17);
+    hvi_uuid_format(uuid, text);
+    ck_assert_str_eq(text, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+    ck_assert(hvi_uuid_parse(text, again));
+    ck_assert_mem_eq(again, uuid, sizeof(uuid));
+    ck_assert(!hvi_uuid_parse("GPU-00112233-4455-6677-8899-aabbccddeefg", again));
+    ck_assert(!hvi_uuid_parse("MIG-00112233-4455-6677-8899-aabbccddeeff", again));
+    memset(uuid, 0, sizeof(uuid));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("node_gpu");
+    TCase *tcase = tcase_create("workers");
+
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, engines_of_a_job_share_a_worker_and_other_jobs_have_their_own);
+    tcase_add_test(tcase, a_worker_without_a_driver_is_an_answer_with_its_sentence);
+    tcase_add_test(tcase, the_real_worker_says_that_there_is_no_driver);
+    tcase_add_test(tcase, a_program_that_is_not_there_is_an_answer);
+    tcase_add_test(tcase, nothing_is_started_where_the_option_says_no);
+    tcase_add_test(tcase, limits_count_all_workers_and_those_of_a_user);
+    tcase_add_test(tcase, a_worker_that_dies_is_told_to_each_of_its_engines_once);
+    tcase_add_test(tcase, a_worker_that_is_killed_is_named_with_pid_and_signal);
+    tcase_add_test(tcase, a_worker_that_stands_still_is_killed_with_the_reason);
+    tcase_add_test(tcase, a_worker_that_does_not_start_is_killed_and_its_last_step_named);
+    tcase_add_test(tcase, a_worker_that_breaks_the_protocol_is_killed);
+    tcase_add_test(tcase, an_engine_ends_a_worker_of_its_own_job_alone);
+    tcase_add_test(tcase, a_worker_waits_idle_for_the_next_generation);
+    tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
+    tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
+    tcase_add_test(tcase, fences_are_poisoned_with_their_engine);
+    tcase_add_test(tcase, states_have_these_edges_and_no_others);
+    tcase_add_test(tcase, a_gpu_has_a_name_that_can_be_read_back);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
