@@ -76,8 +76,6 @@ SAME(HVI_CU_MEMOP_WRITE_64, CU_STREAM_MEM_OP_WRITE_VALUE_64);
 SAME(0, CU_STREAM_WAIT_VALUE_GEQ);
 SAME(1, CU_MEM_LOCATION_TYPE_DEVICE);
 SAME(3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-SAME(1, (uintptr_t)CU_STREAM_LEGACY);
-SAME(2, (uintptr_t)CU_STREAM_PER_THREAD);
 
 /* What the fake libcuda has beyond it. */
 SIZE(fake_event, CUevent);
@@ -144,12 +142,23 @@ START_TEST(the_uuid_of_a_device_fits_its_text)
 }
 END_TEST
 
+/* Casts of numbers, which are no constants for every compiler. */
+START_TEST(the_default_streams_have_their_numbers)
+{
+#if __has_include(<cuda.h>)
+    ck_assert_uint_eq((uintptr_t)CU_STREAM_LEGACY, 1);
+    ck_assert_uint_eq((uintptr_t)CU_STREAM_PER_THREAD, 2);
+#endif
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu abi");
     TCase *tcase = tcase_create("abi");
 
     tcase_add_test(tcase, the_uuid_of_a_device_fits_its_text);
+    tcase_add_test(tcase, the_default_streams_have_their_numbers);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
