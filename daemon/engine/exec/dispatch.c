@@ -508,7 +508,10 @@ void engine_dispatch_fences_over(struct engine_exec *exec, uint32_t page)
 
 void engine_dispatch_set_gpu_timeout(struct engine_exec *exec, uint64_t timeout_ns)
 {
-    engine_gpu_backend_set_timeout(context_of(exec, &engine_backend_gpu), timeout_ns);
+    void *context = context_of(exec, &engine_backend_gpu);
+
+    if (context) /* the engine has started */
+        engine_gpu_backend_set_timeout(context, timeout_ns);
 }
 
 const struct engine_op *engine_dispatch_next_gated(struct engine_exec *exec,

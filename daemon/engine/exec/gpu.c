@@ -507,7 +507,7 @@ bool engine_gpu_backend_look(void *context)
     struct gpu *gpu = context;
     bool found = false, lies = false;
 
-    if (!gpu->workers)
+    if (!gpu || !gpu->workers) /* closed, or no worker has come */
         return false;
     for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
         if (gpu->workers[i].under_way > 0)
