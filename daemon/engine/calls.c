@@ -2,16 +2,23 @@
  * What the rooms below call: order/ hands over answers and tells what became of ops, exec/ tells what it
  * starts and what it could not reach, slots/ hands over what ranks brought there, sessions/ and
  * watch/ tell hvdd, sessions/ starts the timeline. Here is who listens. */
+#include "base/log.h"
+#include "base/status.h"
 #include "base/types.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/report.h"
 #include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/device.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/sessions/missing.h"
 #include "daemon/engine/sessions/remote.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
+
+#include <stdio.h>
+#include <string.h>
 
 static struct engine_op *new_op(void *user)
 {
@@ -121,6 +128,9 @@ static void started(void *user, struct engine_op *op)
 {
     struct engine *engine = user;
 
+    if (engine->sessions.fenced > 0)
+        engine_fence_started(op);
+
     if (engine->watch.timeline)
         engine_timeline_started(&engine->watch, op);
 }
@@ -149,12 +159,30 @@ static void unexplained(void *user)
     engine_nodes_puzzled(user);
 }
 
+static void comm_wanted(void *user, uint32_t comm, uint32_t count, const uint16_t *workers)
+{
+    struct engine *engine = user;
+    int status = engine_device_join(&engine->device, comm, count, workers);
+
+    if (status != HVI_OK)
+        engine_dispatch_comm(&engine->exec, comm, status, hvi_status_text(status));
+}
+
+static void worker_stuck(void *user, uint32_t worker, const char *text)
+{
+    struct engine *engine = user;
+
+    engine_device_end(&engine->device, worker, text);
+}
+
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
     .missing = missing,
     .lane_wanted = lane_wanted,
     .unexplained = unexplained,
+    .comm_wanted = comm_wanted,
+    .worker_stuck = worker_stuck,
 };
 
 /* ---- what comes out of slots ---- */
@@ -248,12 +276,18 @@ static void timeline_stop(void *user, const struct engine_asker *asker)
     engine_timeline_stop(&engine->watch, asker);
 }
 
+static void fences(void *user, engine_seat seat)
+{
+    engine_link_tell_fences(user, seat);
+}
+
 const struct engine_sessions_calls engine_calls_sessions = {
     .tell = tell,
     .broken = broken,
     .settings = settings,
     .timeline_start = timeline_start,
     .timeline_stop = timeline_stop,
+    .fences = fences,
 };
 
 /* ---- what hvdd asks of all nodes ---- */
@@ -284,4 +318,88 @@ const struct engine_gather_calls engine_calls_gather = {
     .name = name_node,
     .send = send_report,
     .await_room = await_room,
+};
+
+/* ---- workers of GPUs ---- */
+
+static int worker_wanted(void *user, uint64_t request, const unsigned char uuid[HVI_UUID_BYTES])
+{
+    struct engine *engine = user;
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_GPU_WANTED};
+
+    msg.gpu_wanted.request = request;
+    memcpy(msg.gpu_wanted.uuid, uuid, HVI_UUID_BYTES);
+    msg.gpu_wanted.settings = engine->nccl;
+    msg.gpu_wanted.setting_count = engine->nccl_count;
+    return engine_link_send(engine, &msg);
+}
+
+static void worker_end(void *user, uint64_t instance, const char *reason)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_GPU_END};
+
+    msg.gpu_end.instance = instance;
+    snprintf(msg.gpu_end.reason, sizeof msg.gpu_end.reason, "%s", reason);
+    engine_link_send(user, &msg);
+}
+
+static void worker_linked(void *user, uint32_t number)
+{
+    struct engine *engine = user;
+    struct engine_device_worker *worker = &engine->device.workers[number];
+    char label[ENGINE_DEVICE_LABEL];
+
+    engine_device_label(&engine->device, number, label);
+    engine_dispatch_worker(&engine->exec, number, &worker->channel, worker->event_fd, label);
+}
+
+/* Ops between GPUs cannot go on, and no worker is replaced within a generation. The first reason stays. */
+static void worker_lost(void *user, uint32_t worker, const char *text)
+{
+    struct engine *engine = user;
+
+    HVI_LOG(HVI_LOG_WARN, "device", "worker-lost", text, "job=%s generation=%llu",
+            engine->start.job, (unsigned long long)engine->start.generation);
+    engine_dispatch_worker_lost(&engine->exec, worker, text);
+    if (engine->order.broken_status == HVI_OK)
+        engine_sessions_break(&engine->sessions, HVI_ERR_WORKER_LOST, -1, text);
+}
+
+static void imported(void *user, uint64_t ticket, int status, const char *text)
+{
+    struct engine *engine = user;
+
+    engine_device_imported(&engine->sessions, ticket, status, text);
+}
+
+static void released(void *user, uint64_t ticket, int status, const char *text)
+{
+    struct engine *engine = user;
+
+    engine_device_released(&engine->sessions, ticket, status, text);
+}
+
+static void paged(void *user, uint64_t ticket, int status, const char *text)
+{
+    struct engine *engine = user;
+
+    engine_device_paged(&engine->sessions, ticket, status, text);
+}
+
+static void joined(void *user, uint32_t comm, int status, const char *text)
+{
+    struct engine *engine = user;
+
+    engine_dispatch_comm(&engine->exec, comm, status, text);
+}
+
+const struct engine_device_calls engine_calls_device = {
+    .want = worker_wanted,
+    .end = worker_end,
+    .linked = worker_linked,
+    .lost = worker_lost,
+    .imported = imported,
+    .released = released,
+    .paged = paged,
+    .joined = joined,
 };

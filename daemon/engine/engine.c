@@ -109,6 +109,7 @@ static int start_sessions(struct engine *engine)
     sessions->order = &engine->order;
     sessions->exec = &engine->exec;
     sessions->slots = &engine->slots;
+    sessions->device = &engine->device;
     sessions->stats = &engine->stats;
     sessions->event = engine->event;
     sessions->seats = seats_of(engine);
@@ -118,6 +119,18 @@ static int start_sessions(struct engine *engine)
     sessions->calls = &engine_calls_sessions;
     sessions->user = engine;
     return engine_sessions_init(sessions);
+}
+
+static int start_device(struct engine *engine)
+{
+    struct engine_device *device = &engine->device;
+
+    device->event = engine->event;
+    device->calls = &engine_calls_device;
+    device->user = engine;
+    device->generation = engine->start.generation;
+    device->enabled = engine->start.gpu;
+    return engine_device_open(device);
 }
 
 static void init_watch(struct engine *engine)
@@ -156,6 +169,8 @@ static int open_all(struct engine *engine)
         engine->bell->silence_ns = engine->start.silence_ns;
     if (status == HVI_OK)
         start_slots(engine);
+    if (status == HVI_OK)
+        status = start_device(engine);
     if (status == HVI_OK)
         status = start_sessions(engine);
     if (status == HVI_OK && spans)
@@ -230,6 +245,8 @@ bool engine_fini(struct engine *engine)
     engine_order_fini(&engine->order);
     engine_slots_stop(&engine->slots);
     engine_sessions_fini(&engine->sessions);
+    engine_device_close(&engine->device);
+    free(engine->nccl);
     sd_event_source_disable_unref(engine->watch.stall_source);
     sd_event_source_disable_unref(engine->engine_source);
     sd_event_source_disable_unref(engine->worker_source);

@@ -11,6 +11,7 @@
 #define ENGINE_ENGINE_H
 
 #include "base/types.h"
+#include "daemon/engine/device/device.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/gather.h"
@@ -50,6 +51,9 @@ struct engine {
     struct engine_order order; /* .now_ns: refreshed when a pass of the loop finds something */
     struct engine_exec exec;
     struct engine_stats stats;
+    struct engine_device device; /* workers of GPUs */
+    struct hvi_setting *nccl;    /* NCCL_* of the rank with the settings */
+    size_t nccl_count;
     struct engine_slots slots;
     struct engine_sessions sessions;
     struct engine_watch watch;
@@ -78,6 +82,7 @@ extern const struct engine_slots_calls engine_calls_slots;
 extern const struct engine_sessions_calls engine_calls_sessions;
 extern const struct engine_watch_calls engine_calls_watch;
 extern const struct engine_gather_calls engine_calls_gather;
+extern const struct engine_device_calls engine_calls_device;
 
 /* ---- loop.c ---- */
 
@@ -94,6 +99,8 @@ void engine_link_close(struct engine *engine);
 void engine_link_tell(struct engine *engine, engine_seat seat);
 /* Encodes and sends without waiting, if hvdd is there. */
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
+/* EngineFences: the seat's rank has a fence page. When the link is full, hvdd gets it as soon as it reads again. */
+void engine_link_tell_fences(struct engine *engine, engine_seat seat);
 /* The link is full: those that have .untold are asked when hvdd reads again. */
 void engine_link_await_room(struct engine *engine);
 

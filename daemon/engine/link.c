@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/report.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/watch/timeline.h"
 
@@ -58,6 +59,19 @@ static int send_state(struct engine *engine, const struct engine_rank *slot)
     return engine_link_send(engine, &msg);
 }
 
+static int send_fences(struct engine *engine, const struct engine_rank *slot)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_FENCES};
+    const struct engine_fences *fences = slot->session ? slot->session->fences : NULL;
+
+    if (!fences)
+        return HVI_OK;
+    if (engine->link_fd < 0)
+        return HVI_ERR_CLOSED;
+    msg.engine_fences.rank = slot->rank;
+    return engine_sessions_send(&engine->sessions, engine->link_fd, &msg, &fences->page.map.fd, 1);
+}
+
 static void listen_for(struct engine *engine, uint32_t events)
 {
     if (engine->link_source)
@@ -85,11 +99,27 @@ void engine_link_tell(struct engine *engine, engine_seat seat)
     }
 }
 
+void engine_link_tell_fences(struct engine *engine, engine_seat seat)
+{
+    struct engine_rank *slot = engine_rank_at(&engine->sessions, seat);
+    int status = send_fences(engine, slot);
+
+    slot->fences_untold = status == HVI_ERR_TIMEOUT;
+    if (status == HVI_ERR_TIMEOUT)
+        engine_link_await_room(engine);
+    else if (status != HVI_OK && status != HVI_ERR_CLOSED)
+        HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
+                engine->start.job, slot->rank);
+}
+
 /* hvdd reads again. */
 static void tell_untold(struct engine *engine)
 {
     for (uint32_t seat = 0; seat < engine->sessions.seats; seat++) {
         struct engine_rank *slot = &engine->sessions.ranks[seat];
+        if (slot->fences_untold && send_fences(engine, slot) == HVI_ERR_TIMEOUT)
+            return;
+        slot->fences_untold = false;
         if (!slot->untold)
             continue;
         if (send_state(engine, slot) == HVI_ERR_TIMEOUT)
@@ -103,11 +133,13 @@ static void tell_untold(struct engine *engine)
     listen_for(engine, EPOLLIN);
 }
 
-/* A new hvdd has been told everything. */
+/* A new hvdd has been told everything but the fence pages. */
 static void forget_untold(struct engine *engine)
 {
-    for (uint32_t seat = 0; seat < engine->sessions.seats; seat++)
+    for (uint16_t seat = 0; seat < engine->sessions.seats; seat++) {
         engine->sessions.ranks[seat].untold = false;
+        engine_link_tell_fences(engine, (engine_seat){seat});
+    }
 }
 
 /* ---- questions ---- */
@@ -181,6 +213,10 @@ static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
         return;
     case HVI_PACKET_ENGINE_ROSTER:
         engine_rendezvous_roster(engine, &msg->engine_roster);
+        return;
+    case HVI_PACKET_GPU_WORKER:
+        engine_device_told(&engine->device, &msg->gpu_worker,
+                           hvi_packet_take_fd(&engine->packet, 0));
         return;
     case HVI_PACKET_ENGINE_FATE:
         engine_liveness_told(&engine->sessions, &msg->engine_fate);

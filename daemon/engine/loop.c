@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/watch/timeline.h"
 #include "shm/bell.h"
@@ -59,6 +60,10 @@ static bool pass(struct engine *engine)
     if (engine->order.ready_count > 0)
         engine_dispatch_ready(&engine->exec);
     found = engine_dispatch_reap(&engine->exec) || found;
+    if (engine->sessions.releasable) {
+        engine_fence_release(&engine->sessions);
+        found = true;
+    }
     if (engine->sessions.owed > 0)
         engine_complete_owed(&engine->sessions);
     if (engine->sessions.doomed) {

@@ -7,6 +7,8 @@
  *   CACHE_CAPACITY         0: every op is checked; else what repeats is not. The number itself means
  *                          nothing, because a tensor remembers for itself
  *   STALL_*, MEMORY_TIMEOUT_SECONDS   see stall.c
+ *   GPU_TIMEOUT_SECONDS    how long an op on GPUs may take once it has begun; 0: 30. See exec/gpu.c
+ *   NCCL_*                 those of base/types.def go to the workers of GPUs
  *   START_TIMEOUT          how long a job with ranks on other nodes waits for them: see rendezvous.c
  *
  * A value that makes no sense is logged and ignored. */
@@ -52,6 +54,18 @@ static uint64_t parse(const struct hvi_setting *settings, size_t count, const ch
     return otherwise;
 }
 
+/* What workers of GPUs get of the rank's environment. Without memory: nothing. */
+static void take_nccl(struct engine *engine, const struct hvi_setting *settings, size_t count)
+{
+    free(engine->nccl);
+    engine->nccl_count = 0;
+    engine->nccl = engine->start.gpu && count > 0 ? calloc(count, sizeof *settings) : NULL;
+    for (size_t i = 0; engine->nccl && i < count; i++) {
+        if (hvi_nccl_is_allowed(settings[i].name))
+            engine->nccl[engine->nccl_count++] = settings[i];
+    }
+}
+
 void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
                           size_t count)
 {
@@ -63,6 +77,9 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
     engine->exec.group_fusion = parse(settings, count, "DISABLE_GROUP_FUSION", 0) == 0;
     const char *express = engine_setting_find(settings, count, "EXPRESS");
     engine->slots.apart = express && (strcmp(express, "0") == 0 || strcmp(express, "small") == 0);
+    take_nccl(engine, settings, count);
+    engine_dispatch_set_gpu_timeout(&engine->exec,
+                                    parse(settings, count, "GPU_TIMEOUT_SECONDS", 0) * HVI_NS_SEC);
     engine->order.replay = parse(settings, count, "CACHE_CAPACITY", 1) != 0;
     const struct engine_stall_settings stall = {
         .check_disable = engine_setting_find(settings, count, "STALL_CHECK_DISABLE"),

@@ -75,7 +75,11 @@ struct engine_span {
  * process_vm_writev, piece by piece. That memory is not to be trusted: it may vanish or change
  * meanwhile, which makes the op fail, or its result arbitrary, and nothing else. A work with such
  * operands is a batch of its own. Before and after each transfer the backend looks whether the process is
- * over or has ended, because then its pid may be another's: that is a failure (ESRCH). */
+ * over or has ended, because then its pid may be another's: that is a failure (ESRCH).
+ *
+ * Memory of GPUs. A work has operands of kind DEVICE and no others, or none of that kind. Both operands of a member
+ * are of one worker. The worker's stream waits for the .ready word of each member's fence, and stores its .done word
+ * when the member's output is written; the engine stores what no worker stores. */
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */
     uint32_t dtype;
@@ -94,6 +98,8 @@ struct engine_work {
     const struct engine_operand *in;
     struct engine_operand *out; /* the backend sets .late, and nothing else */
     uint32_t kinds; /* a bit for each kind of operand among them: 1 << enum engine_operand_kind */
+    uint32_t set;   /* number of the process set: works of one set run in the order of start() */
+    const struct engine_fence *fence; /* with operands on a GPU, one for each member; else NULL */
     const uint64_t *sizes;
     /* 0, or an address in mapped memory where a page could not be had. The backend sets it in a work
      * that shares its batch with others, which go on. It touches no operand of a work in which it is
@@ -169,6 +175,11 @@ struct engine_backend_config {
      * Once for each. NULL: none can be asked for. */
     void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
     uint32_t lanes; /* connections to each neighbour, the same on all nodes; 0: ENGINE_WIRE_LANES */
+    /* Main thread. Inside start(): these workers need a communicator; engine_gpu_backend_comm follows. Inside
+     * watch() or help(): a worker does not move or lies; engine_gpu_backend_lost follows, perhaps at once. NULL: there
+     * are no workers. */
+    void (*comm_wanted)(void *user, uint32_t comm, uint32_t count, const uint16_t *workers);
+    void (*worker_stuck)(void *user, uint32_t worker, const char *text);
 };
 
 struct engine_backend {
@@ -206,6 +217,7 @@ struct engine_backend {
 };
 
 extern const struct engine_backend engine_backend_host;
+/* The row "gpu" has a header of its own (gpu.h). */
 
 /* ---- the row "net": works with a span (net.c) ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Dispatch: ready ops become batches (fusion.c), a batch goes to the first backend that accepts it,
- * and finished batches come back. Host memory on one node, and over several, are the rows today; a GPU
- * worker is another.
+ * and finished batches come back. The rows are host memory on one node, the same over several, and
+ * memory of GPUs.
  *
  * Batches are kept for reuse. A backend posts a batch that is over from any thread: to one list, from
  * which the main thread takes all, and to our eventfd if the main thread may sleep. */
@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/exec/fusion.h"
+#include "daemon/engine/exec/gpu.h"
 #include "daemon/engine/order/schedule.h"
 
 #include <stddef.h>
@@ -21,10 +22,19 @@
 #include <unistd.h>
 
 const struct engine_backend *const engine_backends[] = {&engine_backend_host, &engine_backend_net,
-                                                        NULL};
+                                                        &engine_backend_gpu, NULL};
 #define BACKENDS (sizeof engine_backends / sizeof engine_backends[0] - 1)
 _Static_assert(BACKENDS <= sizeof(((struct engine_exec *)0)->backend_contexts) / sizeof(void *),
                "a context per backend");
+
+static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
+{
+    uint32_t i = 0;
+
+    while (engine_backends[i] != backend)
+        i++;
+    return exec->backend_contexts[i];
+}
 
 static struct engine_task *task_of(struct engine_work *work)
 {
@@ -62,6 +72,20 @@ static void ask_for_lane(void *user, uint32_t node, uint32_t lane)
     exec->calls->lane_wanted(exec->user, node, lane);
 }
 
+static void ask_for_comm(void *user, uint32_t comm, uint32_t count, const uint16_t *workers)
+{
+    struct engine_exec *exec = user;
+
+    exec->calls->comm_wanted(exec->user, comm, count, workers);
+}
+
+static void end_worker(void *user, uint32_t worker, const char *text)
+{
+    struct engine_exec *exec = user;
+
+    exec->calls->worker_stuck(exec->user, worker, text);
+}
+
 int engine_dispatch_open(struct engine_exec *exec)
 {
     struct engine_backend_config config = {
@@ -69,6 +93,8 @@ int engine_dispatch_open(struct engine_exec *exec)
         .post = post,
         .user = exec,
         .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
+        .comm_wanted = exec->calls->comm_wanted ? ask_for_comm : NULL,
+        .worker_stuck = exec->calls->worker_stuck ? end_worker : NULL,
     };
 
     exec->main_thread = pthread_self();
@@ -155,6 +181,7 @@ static void fill(struct engine_exec *exec, struct engine_batch *batch,
         engine_op_set_state(op_of(works[i]), ENGINE_OP_EXECUTING, "its batch starts");
     }
     exec->remote += engine_work_has(works[0], ENGINE_OPERAND_PROCESS); /* alone in its batch */
+    exec->devices += engine_work_has(works[0], ENGINE_OPERAND_DEVICE); /* no batch mixes */
 }
 
 static void show_start(struct engine_exec *exec, struct engine_work *const *works, uint32_t count)
@@ -302,6 +329,7 @@ static void finish(struct engine_exec *exec, struct engine_batch *batch)
         if (batch->status != HVI_OK && batch->status != ENGINE_BATCH_WITHDRAWN)
             engine_task_keep(task_of(batch->works[0]));
     }
+    exec->devices -= engine_work_has(batch->works[0], ENGINE_OPERAND_DEVICE);
     if (batch->fault.missing != 0)
         batch->works[0]->missing = batch->fault.missing;
     if (exec->calls->unexplained && exec->order->broken_status == HVI_OK &&
@@ -341,6 +369,8 @@ void engine_dispatch_explain(struct engine_exec *exec)
 
 bool engine_dispatch_reap(struct engine_exec *exec)
 {
+    if (exec->devices > 0)
+        engine_gpu_backend_look(context_of(exec, &engine_backend_gpu));
     if (!atomic_load_explicit(&exec->posted, memory_order_relaxed))
         return false;
     /* Acquire, pairs with the release in post. */
@@ -464,6 +494,54 @@ void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *t
 bool engine_dispatch_lane_row(struct engine_exec *exec, size_t index, struct engine_lane_row *row_p)
 {
     return engine_wire_backend_row(context_of(exec, &engine_backend_net), index, row_p);
+}
+
+/* ---- GPUs ---- */
+
+void engine_dispatch_worker(struct engine_exec *exec, uint32_t worker,
+                            struct hvi_device_channel *channel, int event_fd, const char *name)
+{
+    engine_gpu_backend_worker(context_of(exec, &engine_backend_gpu), worker, channel, event_fd,
+                              name);
+}
+
+void engine_dispatch_worker_lost(struct engine_exec *exec, uint32_t worker, const char *text)
+{
+    engine_gpu_backend_lost(context_of(exec, &engine_backend_gpu), worker, text);
+}
+
+void engine_dispatch_comm(struct engine_exec *exec, uint32_t comm, int status, const char *text)
+{
+    engine_gpu_backend_comm(context_of(exec, &engine_backend_gpu), comm, status, text);
+}
+
+void engine_dispatch_fences_over(struct engine_exec *exec, uint32_t page)
+{
+    engine_gpu_backend_session_over(context_of(exec, &engine_backend_gpu), page);
+}
+
+void engine_dispatch_set_gpu_timeout(struct engine_exec *exec, uint64_t timeout_ns)
+{
+    void *context = context_of(exec, &engine_backend_gpu);
+
+    if (context) /* the engine has started */
+        engine_gpu_backend_set_timeout(context, timeout_ns);
+}
+
+const struct engine_op *engine_dispatch_next_gated(struct engine_exec *exec,
+                                                   struct engine_exec_cursor *cursor,
+                                                   uint32_t *place_p)
+{
+    void *context = context_of(exec, &engine_backend_gpu);
+    struct engine_batch *batch = cursor->after ? cursor->after->running_next : exec->running;
+
+    for (; batch && exec->devices > 0; batch = batch->running_next) {
+        cursor->after = batch;
+        if (engine_work_has(batch->works[0], ENGINE_OPERAND_DEVICE) &&
+            engine_gpu_backend_waits(context, batch, place_p))
+            return op_of(batch->works[0]);
+    }
+    return NULL;
 }
 
 void engine_process_forbid(struct engine_process *process)

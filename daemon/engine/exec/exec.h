@@ -17,6 +17,8 @@
 
 #define ENGINE_ANSWER_NS (10 * HVI_NS_SEC) /* .answer_ns, if the job has set nothing else */
 
+struct hvi_device_channel;
+
 struct engine_exec_calls {
     /* The op's batch starts. */
     void (*started)(void *user, struct engine_op *op);
@@ -32,6 +34,10 @@ struct engine_exec_calls {
     /* A work over several nodes has failed as if the job were over, and nobody has said why yet. It waits for
      * engine_dispatch_explain: to be called when the job breaks, or a little later. NULL: it does not wait. */
     void (*unexplained)(void *user);
+    /* These workers of GPUs need a communicator: engine_dispatch_comm follows. NULL: there are no workers. */
+    void (*comm_wanted)(void *user, uint32_t comm, uint32_t count, const uint16_t *workers);
+    /* This worker does not move, or lies: engine_dispatch_worker_lost follows, perhaps at once. */
+    void (*worker_stuck)(void *user, uint32_t worker, const char *text);
 };
 
 struct engine_exec {
@@ -50,6 +56,7 @@ struct engine_exec {
     struct engine_batch
         *unexplained; /* failed ones that wait for engine_dispatch_explain, newest first */
     uint32_t remote;  /* batches with remote-process operands that are not completed */
+    uint32_t devices; /* the same with operands on GPUs */
     pthread_t main_thread;
     /* Batches that are over, newest first. Any thread adds one, release; engine_dispatch_reap takes
      * all, acquire. */
@@ -73,8 +80,8 @@ bool engine_dispatch_reap(struct engine_exec *exec);
 bool engine_dispatch_help(struct engine_exec *exec);
 /* There is no time for it now. */
 void engine_dispatch_busy(struct engine_exec *exec);
-/* Fails works whose remote-process memory has not answered for exec->answer_ns. To be called now and then
- * while there are some (.remote). */
+/* Fails works whose remote-process memory has not answered for exec->answer_ns, and ends workers of GPUs whose batches take
+ * too long. To be called now and then while there are some (.remote, .devices). */
 void engine_dispatch_watch(struct engine_exec *exec);
 /* A work whose remote-process memory has not answered for ENGINE_SILENT_NS, and what it waits for: the next
  * one from cursor {0} on. NULL: no more. */
@@ -105,6 +112,17 @@ void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);
 bool engine_dispatch_lane_row(struct engine_exec *exec, size_t index,
                               struct engine_lane_row *row_p);
+/* As engine_gpu_backend_worker, _lost, _comm, _session_over and _set_timeout. */
+void engine_dispatch_worker(struct engine_exec *exec, uint32_t worker,
+                            struct hvi_device_channel *channel, int event_fd, const char *name);
+void engine_dispatch_worker_lost(struct engine_exec *exec, uint32_t worker, const char *text);
+void engine_dispatch_comm(struct engine_exec *exec, uint32_t comm, int status, const char *text);
+void engine_dispatch_fences_over(struct engine_exec *exec, uint32_t page);
+void engine_dispatch_set_gpu_timeout(struct engine_exec *exec, uint64_t timeout_ns);
+/* A work on GPUs that waits for the stream of the rank at this place: the next one from cursor {0} on. NULL: no more. */
+const struct engine_op *engine_dispatch_next_gated(struct engine_exec *exec,
+                                                   struct engine_exec_cursor *cursor,
+                                                   uint32_t *place_p);
 /* From now on no transfer of the process' memory begins: what is left of its works fails piece by piece.
  * One that has begun and does not answer is given up by engine_dispatch_watch after ENGINE_SILENT_NS. */
 void engine_process_forbid(struct engine_process *process);

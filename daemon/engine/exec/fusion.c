@@ -4,10 +4,13 @@
  * that it can be cut into chunks, and so is one with operands that are not mapped, so that a fault is
  * its own, and an adasum, which has scratch memory and several passes of its own. A work with members
  * on other nodes is alone as well: their engines batch by what is ready there, and that differs. Small ones share
- * a transfer all the same (net_lane.c). */
+ * a transfer all the same (net_lane.c).
+ *
+ * On GPUs a batch saves launches: works of one set that are done alike are one. */
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
+#include "daemon/engine/exec/gpu.h"
 
 static bool is_adasum(const struct engine_work *work)
 {
@@ -26,12 +29,37 @@ static bool is_small(const struct engine_work *work)
            !work->span;
 }
 
+static bool is_small_on_device(const struct engine_work *work)
+{
+    return work->bytes < ENGINE_FUSION_DEVICE_SMALL && !is_adasum(work) && !work->span;
+}
+
+static uint32_t take_on_device(const struct engine_work *const *ready, uint32_t count)
+{
+    uint64_t bytes = ready[0]->bytes;
+    uint32_t taken = 1;
+
+    if (!is_small_on_device(ready[0]))
+        return 1;
+    while (taken < count && taken < HVI_DEVICE_WORKS) {
+        const struct engine_work *work = ready[taken];
+        if (!engine_work_has(work, ENGINE_OPERAND_DEVICE) || !is_small_on_device(work) ||
+            bytes + work->bytes > ENGINE_FUSION_DEVICE_BYTES || !engine_gpu_fuses(ready[0], work))
+            break;
+        bytes += work->bytes;
+        taken++;
+    }
+    return taken;
+}
+
 uint32_t engine_fusion_take(const struct engine_work *const *ready, uint32_t count,
                             uint64_t batch_bytes)
 {
     uint64_t bytes = ready[0]->bytes;
     uint32_t taken = 1;
 
+    if (batch_bytes != 0 && engine_work_has(ready[0], ENGINE_OPERAND_DEVICE))
+        return take_on_device(ready, count);
     if (!is_small(ready[0]) || batch_bytes == 0)
         return 1;
     while (taken < count && taken < ENGINE_BATCH_WORKS) {

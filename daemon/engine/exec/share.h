@@ -9,6 +9,7 @@
 struct engine_share {
     struct engine_part part;
     struct engine_operand in, out;
+    struct engine_fence fence;
 };
 
 static inline struct engine_share *engine_share_of(const struct engine_part *part)

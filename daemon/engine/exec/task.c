@@ -11,14 +11,16 @@
 struct engine_op *engine_task_new(int32_t seats)
 {
     size_t ranks = (size_t)seats;
-    size_t room = engine_op_room(seats) + ranks * 2 * sizeof(struct engine_operand);
+    size_t room = engine_op_room(seats) +
+                  ranks * (2 * sizeof(struct engine_operand) + sizeof(struct engine_fence));
     struct engine_task *task = calloc(1, sizeof *task + room);
 
     if (!task)
         return NULL;
     task->in = (struct engine_operand *)(task + 1);
     task->out = task->in + ranks;
-    engine_op_init(&task->op, seats, task->out + ranks);
+    task->fence = (struct engine_fence *)(task->out + ranks);
+    engine_op_init(&task->op, seats, task->fence + ranks);
     return &task->op;
 }
 
@@ -65,6 +67,16 @@ static const struct engine_span *span_of(struct engine_task *task)
     return &task->span;
 }
 
+static void take_fences(struct engine_task *task)
+{
+    const struct engine_op *op = &task->op;
+
+    for (uint32_t i = 0; i < op->set->places; i++)
+        task->fence[i] =
+            op->parts[i] ? engine_share_of(op->parts[i])->fence : (struct engine_fence){0};
+    task->work.fence = task->fence;
+}
+
 void engine_task_prepare(struct engine_op *op)
 {
     struct engine_task *task = engine_task_of(op);
@@ -86,10 +98,14 @@ void engine_task_prepare(struct engine_op *op)
     work->in = task->in;
     work->out = task->out;
     work->kinds = 0;
+    work->set = op->set->id;
+    work->fence = NULL;
     for (uint32_t i = 0; i < op->set->places; i++) {
         const struct engine_part *part = op->parts[i];
         task->in[i] = part ? engine_share_of(part)->in : (struct engine_operand){0};
         task->out[i] = part ? engine_share_of(part)->out : (struct engine_operand){0};
         work->kinds |= 1u << task->in[i].kind | 1u << task->out[i].kind;
     }
+    if (engine_work_has(work, ENGINE_OPERAND_DEVICE))
+        take_fences(task);
 }

@@ -11,6 +11,7 @@ struct engine_task {
     struct engine_work work;
     struct engine_span span;         /* of the work, if its set has members on other nodes */
     struct engine_operand *in, *out; /* [places of the set] for the work */
+    struct engine_fence *fence;      /* the same */
     int32_t lost_rank;               /* for the owner of a task that waits for news of this rank */
 };
 

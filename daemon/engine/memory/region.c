@@ -33,7 +33,9 @@ void engine_regions_init(struct engine_regions *regions, void *inline_base)
 
 static void free_region(struct engine_region *region)
 {
-    if (region->kept)
+    if (region->kind == ENGINE_REGION_DEVICE)
+        region->map.base = NULL;
+    else if (region->kept)
         hvi_region_close_fd(&region->map);
     else
         hvi_region_fini(&region->map);
@@ -52,7 +54,7 @@ void engine_regions_fini(struct engine_regions *regions)
     }
     regions->fresh = NULL;
     regions->count = 0;
-    regions->bytes = regions->process_bytes = 0;
+    regions->bytes = regions->process_bytes = regions->device_bytes = 0;
 }
 
 struct engine_region *engine_regions_find(const struct engine_regions *regions, uint32_t id)
@@ -92,7 +94,19 @@ static bool is_whole(int fd, uint64_t bytes)
 
 static uint64_t *bytes_of_kind(struct engine_regions *regions, const struct engine_region *region)
 {
+    if (region->kind == ENGINE_REGION_DEVICE)
+        return &regions->device_bytes;
     return region->process_memory ? &regions->process_bytes : &regions->bytes;
+}
+
+static void insert(struct engine_regions *regions, struct engine_region *region)
+{
+    struct engine_region **bucket = &regions->buckets[bucket_of(region->id)];
+
+    region->next = *bucket;
+    *bucket = region;
+    regions->count++;
+    *bytes_of_kind(regions, region) += region->map.bytes;
 }
 
 int engine_regions_add(struct engine_regions *regions, const struct hvi_region_add *add, int fd)
@@ -115,11 +129,39 @@ int engine_regions_add(struct engine_regions *regions, const struct hvi_region_a
         region->fresh_next = regions->fresh;
         regions->fresh = region;
     }
-    region->next = regions->buckets[bucket_of(add->region)];
-    regions->buckets[bucket_of(add->region)] = region;
-    regions->count++;
-    *bytes_of_kind(regions, region) += region->map.bytes;
+    insert(regions, region);
     return HVI_OK;
+}
+
+int engine_regions_add_device(struct engine_regions *regions, uint32_t id, uint64_t bytes,
+                              uint16_t worker, uint32_t import)
+{
+    struct engine_region *region = calloc(1, sizeof *region);
+
+    if (!region)
+        return HVI_ERR_NO_MEMORY;
+    region->kind = ENGINE_REGION_DEVICE;
+    region->map = (struct hvi_region){.bytes = bytes, .fd = -1};
+    region->id = id;
+    region->worker = worker;
+    region->import = import;
+    insert(regions, region);
+    return HVI_OK;
+}
+
+struct engine_region *engine_regions_next_device(const struct engine_regions *regions,
+                                                 const struct engine_region *after)
+{
+    uint32_t bucket = after ? bucket_of(after->id) : 0;
+    struct engine_region *region = after ? after->next : regions->buckets[0];
+
+    for (;;) {
+        while (region && region->kind != ENGINE_REGION_DEVICE)
+            region = region->next;
+        if (region || ++bucket >= ENGINE_REGION_BUCKETS)
+            return region;
+        region = regions->buckets[bucket];
+    }
 }
 
 /* Reading is enough: shared pages of a memfd are mapped writable at once, several per fault, which

@@ -15,6 +15,7 @@
 enum engine_region_kind {
     ENGINE_REGION_MAPPED,
     ENGINE_REGION_PROCESS, /* the trainer's own memory: HVI_REGION_PROCESS */
+    ENGINE_REGION_DEVICE,  /* a GPU's: .import of .worker; nothing is mapped */
 };
 
 struct engine_region {
@@ -23,6 +24,8 @@ struct engine_region {
     struct hvi_region map;        /* .fd is kept for peers, or closed; region 0: not owned */
     uint32_t shown;               /* a bit, by channel index, for each session that was given .fd */
     uint32_t id;
+    uint16_t worker;
+    uint32_t import;
     bool process_memory; /* the process's own memory, not the session's */
     bool kept; /* a transfer that was given up may still write there: it stays mapped for ever */
     uint32_t users; /* operands of ops in flight; while not 0 it stays mapped */
@@ -41,6 +44,7 @@ struct engine_regions {
     uint32_t count;              /* these three: with those that were removed but are kept */
     uint64_t bytes;              /* of all but these: */
     uint64_t process_bytes;      /* of what the processes have by themselves */
+    uint64_t device_bytes;       /* on GPUs */
 };
 
 /* Where the operands of a submission are. NULL without an operand. */
@@ -61,6 +65,12 @@ struct engine_region *engine_regions_find_operand(const struct engine_regions *r
 /* Maps `fd`, which it owns on success, as `add` says. The id must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
  * memfd of this size), HVI_ERR_NO_MEMORY. */
 int engine_regions_add(struct engine_regions *regions, const struct hvi_region_add *add, int fd);
+/* Memory of a GPU, which that worker has imported. The id must be free. HVI_OK, HVI_ERR_NO_MEMORY. */
+int engine_regions_add_device(struct engine_regions *regions, uint32_t id, uint64_t bytes,
+                              uint16_t worker, uint32_t import);
+/* The next one of memory of a GPU, from `after` (NULL: the first) on. NULL: no more. */
+struct engine_region *engine_regions_next_device(const struct engine_regions *regions,
+                                                 const struct engine_region *after);
 /* Fills the page tables of some more of what was added: up to 1 MiB, about a hundred microseconds.
  * False when there is nothing to do. A region may be used before; then its first use pays. */
 bool engine_regions_ready(struct engine_regions *regions);

@@ -86,6 +86,12 @@ static bool same_group(const struct engine_part *a, const struct engine_part *b)
                                                      a->copy.group_index == b->copy.group_index));
 }
 
+static bool same_memory(const struct engine_part *a, const struct engine_part *b)
+{
+    return a->memory == b->memory || a->memory == ENGINE_MEMORY_ANY ||
+           b->memory == ENGINE_MEMORY_ANY;
+}
+
 static bool same_integers(const struct engine_part *a, const struct engine_part *b)
 {
     return a->integer_count == b->integer_count &&
@@ -154,6 +160,11 @@ static void say_group(const struct engine_part *part, char *text_p, size_t size)
              part->copy.group_size, label);
 }
 
+static void say_memory(const struct engine_part *part, char *text_p, size_t size)
+{
+    snprintf(text_p, size, "%s", hvi_memory_text(part->memory));
+}
+
 static void say_integers(const struct engine_part *part, char *text_p, size_t size)
 {
     say_numbers(part->integers, part->integer_count, text_p, size);
@@ -175,9 +186,11 @@ static const struct aspect {
     {"process set", KIND(SET_REMOVE), same_root, say_root},
     {"scale factors", REDUCTIONS, same_scales, say_scales},
     {"group", TENSORS, same_group, say_group},
+    {"memory", TENSORS | PAIRS, same_memory, say_memory},
     {"ranks", KIND(SET_ADD), same_integers, say_integers},
 };
 #define ASPECTS (sizeof aspects / sizeof aspects[0])
+#define MEMORY  (ASPECTS - 2)
 
 static const struct aspect *first_difference(const struct engine_part *a,
                                              const struct engine_part *b)
@@ -191,6 +204,13 @@ static const struct aspect *first_difference(const struct engine_part *a,
 
 /* ---- who said what ---- */
 
+/* A part without bytes says nothing of memory. */
+static bool says_alike(const struct aspect *aspect, const struct engine_part *a,
+                       const struct engine_part *b)
+{
+    return aspect == &aspects[MEMORY] ? a->memory == b->memory : aspect->same(a, b);
+}
+
 /* The ranks that say what the member at place `speaker` says. */
 static void append_speakers(struct engine_sentence *sentence, const struct engine_op *op,
                             const struct aspect *aspect, uint32_t speaker)
@@ -200,7 +220,7 @@ static void append_speakers(struct engine_sentence *sentence, const struct engin
     uint32_t count = 0;
 
     for (uint32_t i = speaker; ranks && i < op->set->places; i++) {
-        if (op->parts[i] && aspect->same(op->parts[speaker], op->parts[i]))
+        if (op->parts[i] && says_alike(aspect, op->parts[speaker], op->parts[i]))
             ranks[count++] = engine_set_rank_at(op->set, i);
     }
     if (ranks)
@@ -213,10 +233,10 @@ static void append_speakers(struct engine_sentence *sentence, const struct engin
 
 static bool is_first_to_say(const struct engine_op *op, const struct aspect *aspect, uint32_t i)
 {
-    if (!op->parts[i])
+    if (!op->parts[i] || (aspect == &aspects[MEMORY] && op->parts[i]->memory == ENGINE_MEMORY_ANY))
         return false;
     for (uint32_t before = 0; before < i; before++) {
-        if (op->parts[before] && aspect->same(op->parts[before], op->parts[i]))
+        if (op->parts[before] && says_alike(aspect, op->parts[before], op->parts[i]))
             return false;
     }
     return true;
@@ -406,6 +426,32 @@ static int check_possible(const struct engine_op *op, char *text_p, size_t text_
     return status;
 }
 
+/* A part without bytes agrees with both kinds of memory, so the others are compared with each other. */
+static const struct aspect *memory_difference(const struct engine_op *op)
+{
+    const struct engine_part *said = NULL;
+
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        const struct engine_part *part = op->parts[i];
+        if (!part || part->memory == ENGINE_MEMORY_ANY)
+            continue;
+        if (said && said->memory != part->memory)
+            return &aspects[MEMORY];
+        said = part;
+    }
+    return NULL;
+}
+
+int engine_agree_memory(const struct engine_op *op, char *text_p, size_t text_size)
+{
+    const struct aspect *aspect = memory_difference(op);
+
+    if (!aspect)
+        return HVI_OK;
+    describe_difference(op, aspect, text_p, text_size);
+    return HVI_ERR_MISMATCH;
+}
+
 int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_size)
 {
     const struct engine_part *first = engine_op_first_part(op);
@@ -417,6 +463,8 @@ int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_s
         if (aspect && (!worst || aspect < worst))
             worst = aspect;
     }
+    if (!worst && first->memory == ENGINE_MEMORY_ANY)
+        worst = memory_difference(op);
     if (!worst)
         return HVI_OK;
     describe_difference(op, worst, text_p, text_size);
@@ -461,7 +509,7 @@ bool engine_agree_repeats_as(const struct engine_part *part, const struct engine
     const struct engine_agreed *agreed = &tensor->agreed;
     const struct hvi_submission *copy = &part->copy;
 
-    return agreed->valid && agreed->leader == part->leader &&
+    return agreed->valid && agreed->leader == part->leader && agreed->memory == part->memory &&
            agreed->group_size == copy->group_size && agreed->group_index == copy->group_index &&
            hvi_agreement_repeats(&agreed->said, copy);
 }
@@ -480,6 +528,7 @@ void engine_agree_remember_as(const struct engine_op *op, struct engine_tensor *
     if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->places)
         return;
     agreed->valid = true;
+    agreed->memory = first->memory;
     agreed->leader = first->leader;
     agreed->group_size = first->copy.group_size;
     agreed->group_index = first->copy.group_index;

@@ -10,6 +10,8 @@
 int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_size);
 /* The first half: HVI_OK or HVI_ERR_MISMATCH. */
 int engine_agree_compare(const struct engine_op *op, char *text_p, size_t text_size);
+/* The same of an op whose parts got their outputs late, for where these lie. */
+int engine_agree_memory(const struct engine_op *op, char *text_p, size_t text_size);
 /* The same for a send and a recv on different nodes. HVI_OK or HVI_ERR_MISMATCH. */
 int engine_agree_pair(const struct engine_tensor *tensor, const struct engine_part *send,
                       const struct engine_part *recv, char *text_p, size_t text_size);

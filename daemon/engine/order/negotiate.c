@@ -634,6 +634,17 @@ int engine_negotiate_submit(struct engine_order *order, struct engine_part *part
     return status;
 }
 
+/* A part without an input has said nothing of its memory before. */
+static bool memory_fits(struct engine_order *order, struct engine_op *op)
+{
+    char text[HVI_TEXT_MAX + 1];
+    int status = engine_agree_memory(op, text, sizeof text);
+
+    if (status != HVI_OK)
+        engine_op_fail(order, op, status, text, -1);
+    return status == HVI_OK;
+}
+
 void engine_negotiate_output(struct engine_order *order, struct engine_part *part)
 {
     struct engine_op *op = part->op;
@@ -641,6 +652,8 @@ void engine_negotiate_output(struct engine_order *order, struct engine_part *par
     if (op->state == ENGINE_OP_REPORTED) /* another output did not fit */
         return;
     HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
+    if (part->in_bytes == 0 && !memory_fits(order, op))
+        return;
     if (output_fits(order, op, part) && --op->outputs_missing == 0)
         outputs_known(order, op);
 }

@@ -13,6 +13,9 @@
 
 struct engine_order;
 
+#define ENGINE_MEMORY_ANY                                                                          \
+    255u /* .memory of a part without bytes: it agrees with each enum hvi_memory */
+
 /* One rank's share of an op: what the rank submitted, from its submission until its answer. The
  * caller makes it, and may have made it the beginning of something larger. */
 struct engine_part {
@@ -22,6 +25,7 @@ struct engine_part {
     struct engine_set *set;
     uint16_t place; /* in the set */
     engine_seat seat;
+    uint8_t memory; /* where its operands lie: enum hvi_memory, or ENGINE_MEMORY_ANY */
     int32_t rank;
     /* Grouped: the first member's tensor, and a ring over this rank's parts in their order. */
     struct engine_tensor *leader;

@@ -18,6 +18,7 @@ struct engine_op;
 /* What all ranks said when they last agreed: a part that says it again agrees with all that do. */
 struct engine_agreed {
     bool valid;
+    uint8_t memory;                     /* of the part */
     const struct engine_tensor *leader; /* compared, never followed */
     uint32_t group_size, group_index;
     struct hvi_agreement said;

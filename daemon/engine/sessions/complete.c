@@ -11,6 +11,7 @@
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/sizes.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/stats/stats.h"
 #include "shm/bell.h"
 
@@ -33,7 +34,7 @@ static void part_fini(struct engine_tensors *tensors, struct engine_part *part)
 
 static void let_go(const struct engine_operand *operand)
 {
-    if (operand->kind != ENGINE_OPERAND_MAPPED)
+    if (operand->kind != ENGINE_OPERAND_MAPPED && operand->kind != ENGINE_OPERAND_DEVICE)
         return;
     operand->region->users--;
     if (operand->late)
@@ -51,6 +52,8 @@ void engine_request_free(struct engine_request *request)
     *link = request->cookie_next;
     let_go(&request->slots.share.in);
     let_go(&request->slots.share.out);
+    if (session->fences)
+        engine_fence_over(request);
     if (request->aux)
         request->aux->users--;
     part_fini(&session->order->tensors, part);
@@ -155,6 +158,8 @@ void engine_complete_part(struct engine_part *part, int status, const char *text
     };
 
     HVI_ASSERT(status <= 0);
+    if (session->fences) /* a stream goes on before its rank can know why */
+        engine_fence_over(request);
     engine_slots_fold_trace(session->sessions->slots, part->seat);
     engine_trace_part(session->sessions->stats, part, status, completion.done_ns);
     if (completion.grant != 0)

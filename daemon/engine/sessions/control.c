@@ -5,6 +5,8 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "daemon/engine/sessions/device.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/peer.h"
 
@@ -15,7 +17,8 @@
 
 #define MESSAGES_AT_ONCE 16 /* others have to live too */
 
-static void ack(struct engine_session *session, uint64_t request, int status, const char *text)
+void engine_control_ack(struct engine_session *session, uint64_t request, int status,
+                        const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
 
@@ -37,7 +40,7 @@ void engine_control_answer(struct engine_sessions *sessions, const struct engine
     struct engine_session *session = slot ? slot->session : NULL;
 
     if (session && session->id == asker->session)
-        ack(session, asker->request, status, text);
+        engine_control_ack(session, asker->request, status, text);
 }
 
 /* Of one kind. */
@@ -108,11 +111,14 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
                 session->sessions->start->job, session->rank,
                 (int)engine_rank_at(session->sessions, session->seat)->pid,
                 (unsigned long long)add->bytes);
-    ack(session, add->request, status, text);
+    engine_control_ack(session, add->request, status, text);
 }
 
 static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)
 {
+    if (engine_device_remove(session, remove))
+        return;
+
     char text[128];
     const struct engine_region *region = engine_regions_find(&session->regions, remove->region);
     /* An op that is held may name it. */
@@ -128,7 +134,7 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
         snprintf(text, sizeof text, "there is no region %u", remove->region);
     if (status == HVI_ERR_BUSY)
         snprintf(text, sizeof text, "region %u is in use by an op in flight", remove->region);
-    ack(session, remove->request, status, text);
+    engine_control_ack(session, remove->request, status, text);
 }
 
 /* The Ack comes last (engine_control_farewell): by then hvdd has been told, so that a rank that comes
@@ -170,7 +176,7 @@ void engine_control_let_go(struct engine_sessions *sessions)
 void engine_control_farewell(struct engine_session *session)
 {
     if (session->detached)
-        ack(session, session->detach_request, HVI_OK, "");
+        engine_control_ack(session, session->detach_request, HVI_OK, "");
 }
 
 void engine_control_hang_up(struct engine_session *session)
@@ -207,6 +213,7 @@ static void stop_timeline(struct engine_session *session, const struct hvi_timel
 static void serve(struct engine_session *session, const struct hvi_packet_msg *msg)
 {
     if (msg->kind != HVI_PACKET_REGION_ADD && msg->kind != HVI_PACKET_TIMELINE_START &&
+        msg->kind != HVI_PACKET_DEVICE_ADD && msg->kind != HVI_PACKET_FENCE_ADD &&
         session->sessions->packet.fd_count > 0) {
         engine_session_violation(session, "descriptors that nobody asked for");
         return;
@@ -217,6 +224,12 @@ static void serve(struct engine_session *session, const struct hvi_packet_msg *m
         return;
     case HVI_PACKET_REGION_REMOVE:
         remove_region(session, &msg->region_remove);
+        return;
+    case HVI_PACKET_DEVICE_ADD:
+        engine_device_take(session, &msg->device_add);
+        return;
+    case HVI_PACKET_FENCE_ADD:
+        engine_fence_add(session, msg->fence_add.request);
         return;
     case HVI_PACKET_TIMELINE_START:
         start_timeline(session, &msg->timeline_start);

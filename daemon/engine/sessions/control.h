@@ -7,6 +7,9 @@
 
 /* Serves the client's socket. False at its end of file. The session may have ended afterwards. */
 bool engine_control_read(struct engine_session *session);
+/* Sends an Ack. */
+void engine_control_ack(struct engine_session *session, uint64_t request, int status,
+                        const char *text);
 /* Sends an Ack to the rank that asked, unless its session is over. */
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text);

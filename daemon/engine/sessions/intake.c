@@ -19,6 +19,7 @@
 #include "daemon/engine/order/partial.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/fence.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -147,7 +148,8 @@ static int check_integers(const struct hvi_submission *copy, const struct engine
     if (splits)
         count += view->set_size; /* the received ones go behind */
     struct engine_region *region = engine_regions_find(view->regions, copy->aux_region);
-    if (!region || !hvi_range_fits(copy->aux_offset, count * 8, region->map.bytes) ||
+    if (!region || region->kind != ENGINE_REGION_MAPPED ||
+        !hvi_range_fits(copy->aux_offset, count * 8, region->map.bytes) ||
         copy->aux_offset % 8 != 0)
         return violation(reason, "%" PRIu64 " integers at %" PRIu64 " of region %u", count,
                          copy->aux_offset, copy->aux_region);
@@ -321,6 +323,45 @@ static int check_answer(const struct hvi_submission *copy, const struct engine_i
     return check_output(copy, view, 0, 1, operands, reason);
 }
 
+static bool is_device(const struct engine_region *region)
+{
+    return region && region->kind == ENGINE_REGION_DEVICE;
+}
+
+/* An op on memory of a GPU has a fence, and both operands where one worker has them. One without bytes may
+ * have a fence. */
+static int check_fence(const struct hvi_submission *copy, const struct engine_intake_view *view,
+                       struct engine_operands *operands, const struct reason *reason)
+{
+    bool in = is_device(operands->in), out = is_device(operands->out);
+
+    if (!view->fences)
+        return violation(reason, "a fence, or memory of a GPU, in a session without a fence page");
+    if (out && operands->in_bytes == 0 && !in)
+        operands->in = NULL;
+    if ((in && operands->out && !out) || (out && operands->in && !in) ||
+        (in && out && operands->in->worker != operands->out->worker))
+        return violation(reason, "operands in regions %u and %u, which no worker has both",
+                         copy->in_region, copy->out_region);
+    if (copy->after != 0 && copy->after >= copy->seq - (copy->group != 0 ? copy->group_index : 0))
+        return violation(reason, "submission %" PRIu64 " after %" PRIu64, copy->seq, copy->after);
+    if (copy->fence_cell == 0 && copy->fence_turn != 0)
+        return violation(reason, "a fence's turn without a cell");
+    if (copy->fence_cell == 0)
+        return in || out ? violation(reason, "an operand on a GPU without a fence") : HVI_OK;
+    if (!in && !out && operands->in_bytes > 0)
+        return violation(reason, "a fence for memory of the host");
+    const char *why = engine_fences_refuse(view->fences, copy->fence_cell, copy->fence_turn);
+    return why ? violation(reason, "cell %u, turn %" PRIu64 ": %s", copy->fence_cell,
+                           copy->fence_turn, why)
+               : HVI_OK;
+}
+
+static bool has_fence(const struct hvi_submission *copy)
+{
+    return (copy->fence_turn | copy->after | copy->fence_cell) != 0;
+}
+
 static bool reserved_is_zero(const struct hvi_submission *copy)
 {
     uint64_t bits = copy->reserved0 | copy->reserved1;
@@ -342,8 +383,8 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
                          view->next_seq);
     if (!reserved_is_zero(copy))
         return violation(&reason, "reserved bytes that are not zero");
-    if (copy->fence_turn != 0 || copy->fence_cell != 0 || copy->after != 0)
-        return violation(&reason, "a fence, which this session was not offered");
+    if (has_fence(copy) && (copy->kind == HVI_SUBMIT_CANCEL || copy->kind == HVI_SUBMIT_OUTPUT))
+        return violation(&reason, "a fence of what is no op");
     if (copy->kind == HVI_SUBMIT_CANCEL) {
         status = HVI_OK;
     } else if (copy->kind == HVI_SUBMIT_OUTPUT) {
@@ -360,6 +401,9 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
             status = check_operands(copy, view, &operands, &reason);
         if (status == HVI_OK)
             status = check_integers(copy, view, &operands, &reason);
+        if (status == HVI_OK &&
+            (has_fence(copy) || is_device(operands.in) || is_device(operands.out)))
+            status = check_fence(copy, view, &operands, &reason);
     }
     if (status == HVI_OK)
         *operands_p = operands;
@@ -433,12 +477,26 @@ static struct engine_operand place(struct engine_session *session, struct engine
     if (region->kind == ENGINE_REGION_PROCESS) {
         operand.kind = ENGINE_OPERAND_PROCESS;
         operand.process = &session->process;
-    } else {
-        operand.kind = ENGINE_OPERAND_MAPPED;
-        operand.region = region;
-        region->users++;
+        return operand;
+    }
+    operand.kind = ENGINE_OPERAND_MAPPED;
+    operand.region = region;
+    region->users++;
+    if (region->kind == ENGINE_REGION_DEVICE) {
+        operand.kind = ENGINE_OPERAND_DEVICE;
+        operand.worker = region->worker;
+        operand.import = region->import;
     }
     return operand;
+}
+
+static uint8_t memory_of(const struct engine_operands *operands, uint64_t capacity)
+{
+    if (is_device(operands->in) || is_device(operands->out))
+        return HVI_MEMORY_DEVICE;
+    if (operands->in_bytes == 0 && (!operands->out || capacity == 0))
+        return ENGINE_MEMORY_ANY;
+    return HVI_MEMORY_HOST;
 }
 
 static struct engine_request *request_new(struct engine_session *session,
@@ -451,6 +509,8 @@ static struct engine_request *request_new(struct engine_session *session,
     request->slots.share.part.in_bytes = operands->in_bytes;
     request->slots.share.in = place(session, operands->in, copy->in_offset);
     request->slots.share.out = place(session, operands->out, copy->out_offset);
+    request->slots.share.part.memory = memory_of(operands, copy->out_capacity);
+    request->slots.share.fence.page = NULL;
     request->session = session;
     request->aux = operands->aux;
     if (operands->aux)
@@ -458,6 +518,8 @@ static struct engine_request *request_new(struct engine_session *session,
     request->owed = false;
     request->owed_text = NULL;
     request->slots.grant = 0;
+    if (session->fences)
+        engine_fence_take(request);
     return request;
 }
 
@@ -547,6 +609,17 @@ static int copy_integers(struct engine_request *request)
     return HVI_OK;
 }
 
+/* As check_fence, for an output that comes late. */
+static bool output_is_near(const struct engine_request *request, const struct engine_region *out)
+{
+    const struct engine_share *share = &request->slots.share;
+    bool on_device = is_device(out);
+
+    if (share->in.kind == ENGINE_OPERAND_DEVICE)
+        return !out || (on_device && out->worker == share->in.worker);
+    return !on_device || (share->fence.page && share->part.in_bytes == 0);
+}
+
 static void take_output(struct engine_request *request, const struct hvi_submission *copy,
                         const struct engine_operands *operands)
 {
@@ -556,8 +629,15 @@ static void take_output(struct engine_request *request, const struct hvi_submiss
         engine_session_violation(request->session, "an output that is not aligned to its elements");
         return;
     }
+    if (!output_is_near(request, operands->out)) {
+        engine_session_violation(request->session,
+                                 "an output that its input's worker does not have");
+        return;
+    }
     part->output_asked = false;
     request->slots.share.out = place(request->session, operands->out, copy->out_offset);
+    if (part->in_bytes == 0)
+        part->memory = memory_of(operands, copy->out_capacity);
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;
@@ -571,6 +651,8 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
     engine_slots_revoke_op(session->sessions->slots, session->seat, cookie);
     struct engine_request *request = engine_intake_find(session, cookie);
     struct engine_part *part = request ? &request->slots.share.part : NULL;
+    if (part && session->fences && engine_fence_cancel(request))
+        return;
     if (!part || !part->op || !engine_session_is_open(session))
         return;
     engine_negotiate_cancel_text(part, text, sizeof text);
@@ -644,11 +726,11 @@ static void negotiate(struct engine_request *request)
     }
 }
 
-static void negotiate_group(struct engine_request *request)
+static void negotiate_group(struct engine_request *request, struct engine_group *group)
 {
     struct engine_session *session = request->session;
 
-    if (engine_group_take(session->order, &session->grouped, &request->slots.share.part) != HVI_OK)
+    if (engine_group_take(session->order, group, &request->slots.share.part) != HVI_OK)
         engine_session_violation(session, IN_FLIGHT_TWICE);
 }
 
@@ -707,8 +789,23 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
         refuse(request, status, text, session->rank);
     else if (order->broken_status != HVI_OK)
         refuse(request, order->broken_status, order->broken_text, order->broken_culprit);
+    else if (session->fences && engine_fence_hold(request))
+        return;
     else if (copy->group != 0)
-        negotiate_group(request);
+        negotiate_group(request, &session->grouped);
+    else
+        negotiate(request);
+}
+
+void engine_intake_go_on(struct engine_request *request)
+{
+    struct engine_session *session = request->session;
+
+    revoke_slots(session->sessions, &request->slots.share.part);
+    if (!engine_session_is_open(session)) /* and it was dropped with it */
+        return;
+    if (request->slots.share.part.copy.group != 0)
+        negotiate_group(request, &request->waiting);
     else
         negotiate(request);
 }
@@ -728,6 +825,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
     struct engine_request *known = engine_intake_find(session, copy->cookie);
     const struct engine_intake_view view = {
         .regions = &session->regions,
+        .fences = session->fences,
         .next_seq = session->next_seq,
         .in_flight = session->in_flight,
         .rank = session->rank,

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct engine_fences;
 struct engine_request;
 struct engine_session;
 struct engine_sessions;
@@ -23,6 +24,7 @@ struct engine_tensor;
 /* What is known about the session when the submission arrives. */
 struct engine_intake_view {
     const struct engine_regions *regions;
+    const struct engine_fences *fences; /* NULL: the session has no fence page */
     uint64_t next_seq;
     uint32_t in_flight; /* ops of this session that have no completion yet */
     int32_t rank, size;
@@ -50,6 +52,8 @@ bool engine_intake_waits(const struct engine_session *session);
 /* Drains every attached session, whatever the bell says. */
 bool engine_intake_drain_all(struct engine_sessions *sessions);
 struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie);
+/* A request that was held: on to the ranks' meeting place. The session may have ended. */
+void engine_intake_go_on(struct engine_request *request);
 /* A submission that did not come through the ring (slots.c): everything in it but cookie, time and
  * number is the engine's own. Takes over the reference to `tensor`; NULL: there was no memory for it.
  * The session may have ended. */

@@ -5,6 +5,7 @@
 #define ENGINE_SESSIONS_REQUEST_H
 
 #include "daemon/engine/memory/region.h"
+#include "daemon/engine/order/group.h"
 #include "daemon/engine/slots/slots.h"
 #include "shm/abi.h"
 
@@ -16,7 +17,11 @@ struct engine_request {
     struct engine_request *cookie_next; /* in the session's table */
     struct engine_session *session;
     struct engine_region *aux;
-    bool owed; /* .completion waits for a free slot */
+    /* With a fence page: in its lists (fence.h). */
+    struct engine_request *unstarted_next, *unstarted_prev;
+    bool unstarted, held;
+    struct engine_group waiting; /* held, with the group that it completes */
+    bool owed;                   /* .completion waits for a free slot */
     char *owed_text;
     struct hvi_completion completion;
 };

@@ -24,6 +24,8 @@
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/control.h"
+#include "daemon/engine/sessions/device.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/sessions/peer.h"
@@ -189,6 +191,7 @@ static void fail_waiting(struct engine_sessions *sessions, int status, int32_t c
     sessions->order->now_ns = hvi_clock_ns();
     engine_slots_revoke_all(sessions->slots);
     engine_negotiate_fail_all(sessions->order, status, text, culprit);
+    engine_fence_fail_held(sessions, status, text, culprit);
     engine_remote_settle(sessions);
     engine_complete_ring(sessions);
 }
@@ -250,6 +253,8 @@ static void session_free(struct engine_session *session)
             engine_tensor_put(tensors, session->tensors[i]);
     }
     engine_slots_forget(session->sessions->slots, session->seat);
+    engine_device_let_go(session);
+    engine_fence_fini(session);
     engine_regions_fini(&session->regions);
     if (session->channel.header)
         hvi_channel_fini(&session->channel);
@@ -292,6 +297,7 @@ static int session_new(struct engine_sessions *sessions, engine_seat seat, uint6
     session->process.pid = engine_rank_at(sessions, seat)->pid;
     session->process.pid_fd = pid_fd;
     engine_remote_offer(session);
+    engine_device_offer(session);
     status = engine_liveness_open(session);
     if (status != HVI_OK)
         goto failed_watch;
@@ -585,7 +591,8 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
 }
 
 /* From now on the session takes nothing, and no transfer of its process' memory begins. */
-static void close_session(struct engine_session *session, int status, const char *cause)
+static void close_session(struct engine_session *session, int status, bool process_over,
+                          const char *cause)
 {
     struct engine_sessions *sessions = session->sessions;
 
@@ -595,6 +602,8 @@ static void close_session(struct engine_session *session, int status, const char
     engine_slots_leave(sessions->slots, session->seat);
     engine_liveness_close(session);
     drop_owed(session);
+    engine_fence_close(session, process_over);
+    engine_device_close_session(session);
     engine_group_drop(sessions->order, &session->grouped);
     engine_rank_at(sessions, session->seat)->session = NULL;
     session->closing_next = sessions->closing;
@@ -613,7 +622,7 @@ static void end(struct engine_session *session, enum engine_rank_state state, in
     engine_slots_finish(sessions->slots);
     if (!engine_session_is_open(session))
         return;
-    close_session(session, status, text);
+    close_session(session, status, state == ENGINE_RANK_LOST, text);
     lose(sessions, session->seat, state, text);
     engine_dispatch_watch(sessions->exec);
 }
@@ -674,11 +683,12 @@ void engine_sessions_fail(struct engine_sessions *sessions, int status, const ch
     engine_dispatch_drop(sessions->exec, status, text);
     engine_slots_revoke_all(sessions->slots);
     engine_negotiate_fail_all(sessions->order, status, text, -1);
+    engine_fence_fail_held(sessions, status, text, -1);
     engine_complete_ring(sessions);
     for (uint16_t i = 0; i < sessions->seats; i++) {
         if (!sessions->ranks[i].session)
             continue;
-        close_session(sessions->ranks[i].session, status, text);
+        close_session(sessions->ranks[i].session, status, false, text);
         set_state(sessions, (engine_seat){i}, ENGINE_RANK_ENDED, text);
     }
     engine_remote_settle(sessions);
@@ -694,6 +704,7 @@ static void tell_over(struct engine_session *session)
     bool broke = session->end_status == HVI_ERR_PROTOCOL;
 
     set_session_state(session, ENGINE_SESSION_OVER, "no op uses its memory any more");
+    engine_fence_poison(session);
     engine_control_farewell(session);
     if (session->end_status != HVI_OK)
         notify(session, session->end_status, slot->text, broke ? session->rank : -1,

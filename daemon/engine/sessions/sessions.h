@@ -6,6 +6,7 @@
  *          rings --> intake.c --> slots/ (what waits there comes first), order/
  *         order/ --> complete.c --> rings
  *          exec/ --> remote.c: a process whose memory is gone
+ *   sockets, device/ --> device.c: memory of GPUs; fence.c: fence pages, ops that wait for others to start
  *
  * It calls upward only through the table. Engine thread; nothing blocks unless it says so. */
 #ifndef ENGINE_SESSIONS_SESSIONS_H
@@ -25,8 +26,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+struct engine_device;
 struct engine_exec;
+struct engine_fences;
 struct engine_stats;
+struct engine_wish;
 struct sd_event;
 struct sd_event_source;
 
@@ -47,6 +51,8 @@ struct engine_sessions_calls {
     void (*timeline_start)(void *user, const struct engine_asker *asker, int fd, const char *path,
                            bool mark_cycles);
     void (*timeline_stop)(void *user, const struct engine_asker *asker);
+    /* The seat's rank has a fence page now: hvdd keeps a copy of its descriptor. */
+    void (*fences)(void *user, engine_seat seat);
 };
 
 /* A seat's row: the rank that has it.
@@ -77,6 +83,7 @@ struct engine_rank {
     char text[HVI_TEXT_MAX + 1]; /* why it is gone */
     bool fate_told;              /* by hvdrun, through hvdd */
     bool untold;                 /* hvdd does not know of its state: the link was full */
+    bool fences_untold;          /* the same of its fence page */
     struct hvi_fate fate;
 };
 
@@ -144,6 +151,7 @@ struct engine_session {
     struct engine_tensor **tensors; /* [HVI_TENSOR_IDS] */
     struct engine_request *cookies[HVI_CQ_SLOTS];
     struct engine_regions regions;
+    struct engine_fences *fences;  /* NULL: it has no fence page */
     uint32_t text_cell, text_turn; /* the sentence written last, to be shared by its completions */
     char text[HVI_TEXT_MAX + 1];
 };
@@ -153,6 +161,7 @@ struct engine_sessions {
     struct engine_order *order;
     struct engine_exec *exec;
     struct engine_slots *slots;
+    struct engine_device *device; /* workers of GPUs */
     struct engine_stats *stats;
     struct sd_event *event;
     uint32_t seats;   /* of this node: start->size where it has the whole job */
@@ -173,7 +182,11 @@ struct engine_sessions {
     struct engine_session *bells;   /* that have new completions */
     uint32_t owed;                  /* completions that wait for a reader */
     bool doomed;                    /* some session has .doom */
-    bool fresh_regions;             /* some session may have regions without page tables */
+    uint32_t fenced;                /* sessions with a fence page */
+    bool releasable;                /* ops that were held may go on (fence.h) */
+    struct engine_wish *wishes;     /* what ranks wait for workers to do */
+    uint64_t tickets;
+    bool fresh_regions; /* some session may have regions without page tables */
     struct engine_op
         *bereaved;            /* ops that a dying rank has stopped; they wait to hear how it ends */
     struct hvi_packet packet; /* scratch for receiving */

@@ -17,8 +17,10 @@ struct engine_region *engine_slots_region(const struct engine_slots *slots, engi
                                           uint32_t id)
 {
     const struct engine_regions *regions = slots->ranks[seat.n].regions;
+    struct engine_region *region =
+        regions && id != HVI_REGION_INLINE ? engine_regions_find(regions, id) : NULL;
 
-    return regions && id != HVI_REGION_INLINE ? engine_regions_find(regions, id) : NULL;
+    return region && region->kind == ENGINE_REGION_MAPPED ? region : NULL;
 }
 
 struct search {

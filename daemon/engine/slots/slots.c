@@ -203,7 +203,7 @@ static bool may(const struct engine_slots *slots, const struct engine_op *op)
         op->set->size > HVI_SLOT_RANKS || op->parts_present != op->set->size)
         return false;
     const struct hvi_submission *copy = &op->parts[0]->copy;
-    return kind_may(copy) &&
+    return kind_may(copy) && op->parts[0]->memory != HVI_MEMORY_DEVICE &&
            (op->parts[0]->in_bytes <= HVI_SLOT_PAYLOAD || may_be_medium(slots, op)) &&
            is_newest(op);
 }

@@ -441,6 +441,7 @@ static bool is_idle(const struct engine_watch *watch)
     const struct engine_order *order = watch->order;
 
     return !order->waiting_first && order->ready_count == 0 && watch->exec->remote == 0 &&
+           watch->exec->devices == 0 &&
            !(order->root && order->root->first && order->broken_status == HVI_OK);
 }
 
@@ -458,7 +459,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
         engine_intake_drain_all(watch->sessions);
     }
     engine_stall_look(watch, hvi_clock_ns()); /* what was drained has come after `now_ns` */
-    if (watch->exec->remote > 0)
+    if (watch->exec->remote > 0 || watch->exec->devices > 0)
         engine_dispatch_watch(watch->exec);
     if (is_idle(watch))
         return sd_event_source_set_enabled(source, SD_EVENT_OFF);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/engine/hvt_bench.h"
 #include "daemon/engine/sessions/complete.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 
 #include "base/fate.h"
@@ -103,6 +104,11 @@ void hvt_bench_turn(struct hvt_bench *bench)
     while (engine->exec.remote > 0) { /* the workers alone do these */
         ck_assert(!hvi_deadline_passed(deadline_ns));
         sched_yield();
+        engine_dispatch_reap(&engine->exec);
+    }
+    while (engine->sessions.releasable) {
+        engine_fence_release(&engine->sessions);
+        engine_dispatch_ready(&engine->exec);
         engine_dispatch_reap(&engine->exec);
     }
     engine_complete_owed(&engine->sessions);

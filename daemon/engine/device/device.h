@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The room device/: the workers that have this job's GPUs, as the loop and sessions/ see them.
+ *
+ *     hvdd ── GpuWorker + [socket] ──► worker.c ── hello, device channel ──► the loop hands it to exec/
+ *   sessions/ ── DeviceAdd ──────────► import.c ── GpuImport ─► worker ── GpuAck ─► imported()
+ *   sessions/ ── FenceAdd ───────────► pages.c  ── GpuPage ───► all workers, and those that come later
+ *      exec/ ── a new list of workers ► comm.c   ── GpuCommId, GpuCommJoin ─► joined()
+ *
+ * A worker is a number below ENGINE_DEVICE_WORKERS, for one GPU. An import and a page are numbers from 1 on
+ * that are never used again.
+ *
+ * Main thread; nothing blocks. The functions of the table are called from the event loop alone, and never
+ * inside a function that is declared here, but for engine_device_told. */
+#ifndef ENGINE_DEVICE_DEVICE_H
+#define ENGINE_DEVICE_DEVICE_H
+
+#include "daemon/engine/event/event.h"
+#include "proto/packet.h"
+#include "proto/wire.h"
+#include "shm/device.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define ENGINE_DEVICE_WORKERS 64u
+#define ENGINE_DEVICE_LABEL   (HVI_WIRE_GPU_UUID + HVI_WIRE_NODE_NAME + 64)
+#define ENGINE_DEVICE_BUCKETS 256u
+
+struct engine_device;
+struct engine_device_import;
+struct engine_device_page;
+struct engine_device_comm;
+struct engine_device_pending;
+struct engine_device_packet;
+
+struct engine_device_calls {
+    /* GpuWanted, to hvdd. HVI_OK, or an error: hvdd is not there. */
+    int (*want)(void *user, uint64_t request, const unsigned char uuid[HVI_UUID_BYTES]);
+    /* GpuEnd, to hvdd. */
+    void (*end)(void *user, uint64_t instance, const char *reason);
+    /* It takes batches from now on. */
+    void (*linked)(void *user, uint32_t worker);
+    /* It is gone, and its channel with it after this call: the job breaks with HVI_ERR_WORKER_LOST. */
+    void (*lost)(void *user, uint32_t worker, const char *text);
+    void (*imported)(void *user, uint64_t ticket, int status, const char *text);
+    void (*released)(void *user, uint64_t ticket, int status, const char *text);
+    void (*paged)(void *user, uint64_t ticket, int status, const char *text);
+    void (*joined)(void *user, uint32_t comm, int status, const char *text);
+};
+
+/*   none --DeviceAdd--> wanted --GpuWorker + socket--> greeting --GpuHello--> linked --gone--> leaving --why--> lost
+ *                         |                               |                     |                             ^
+ *                         +--refused, deadline--> refused <--gone, deadline     +--why is known, lie, stuck---+
+ *                                                  |
+ *                                     DeviceAdd, after 1 s --> wanted
+ *
+ * leaving: its socket has ended, and hvdd is given 50 ms to say why. lost is the end: the job breaks.
+ * One setter: set_state in worker.c. */
+enum engine_device_state {
+    ENGINE_DEVICE_NONE,
+    ENGINE_DEVICE_WANTED,
+    ENGINE_DEVICE_GREETING,
+    ENGINE_DEVICE_LINKED,
+    ENGINE_DEVICE_LEAVING,
+    ENGINE_DEVICE_LOST,
+    ENGINE_DEVICE_REFUSED,
+    ENGINE_DEVICE_STATES
+};
+
+struct engine_device_worker {
+    struct engine_device *device;
+    uint32_t number;
+    enum engine_device_state state;
+    unsigned char uuid[HVI_UUID_BYTES];
+    char uuid_text[HVI_WIRE_GPU_UUID], name[HVI_WIRE_NODE_NAME];
+    uint64_t request; /* wanted: GpuWanted's */
+    uint64_t
+        deadline_ns; /* wanted, greeting, leaving: when it is too late; refused: asked again from then on */
+    uint64_t instance;
+    pid_t pid;
+    int fd; /* -1 */
+    struct sd_event_source *source;
+    struct hvi_device_channel channel; /* linked, leaving */
+    int event_fd;                      /* of its launch thread */
+    uint32_t nccl_version;
+    int refused_status,
+        page_status;             /* page: a fence page that it could not register; else HVI_OK */
+    char text[HVI_TEXT_MAX + 1]; /* refused, lost: why; else of .page_status */
+    struct engine_device_pending *pending; /* answers that are due, oldest first */
+    struct engine_device_packet *unsent;   /* its socket is full */
+};
+
+struct engine_device {
+    sd_event *event;
+    const struct engine_device_calls *calls;
+    void *user;
+    uint64_t generation;
+    bool enabled; /* EngineStart.gpu */
+
+    int event_fd; /* eventfd that workers write when they have done something */
+    struct sd_event_source *event_source, *timer;
+    uint32_t count;
+    struct engine_device_worker workers[ENGINE_DEVICE_WORKERS];
+    uint64_t requests;
+    uint32_t last_import, last_page;
+    struct engine_device_import *imports[ENGINE_DEVICE_BUCKETS];
+    struct engine_device_page *pages;
+    struct engine_device_comm *comms; /* that are not ready yet; the first one is being made */
+    struct engine_device_comm *ready_comms;
+    struct hvi_packet packet;                  /* scratch for receiving */
+    unsigned char bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
+};
+
+/* The first four are set, the rest is zero. HVI_OK, HVI_ERR_LIMIT (descriptors). */
+int engine_device_open(struct engine_device *device);
+/* Calls nothing upward. Harmless on a zeroed one. */
+void engine_device_close(struct engine_device *device);
+/* hvdd's answer, or word of a worker that is gone. `fd` (-1: none) becomes the room's. */
+void engine_device_told(struct engine_device *device, const struct hvi_gpu_worker *told, int fd);
+/* This worker does not move, or lies: hvdd is asked to end it, and it is lost. Calls upward. */
+void engine_device_end(struct engine_device *device, uint32_t worker, const char *reason);
+/* "GPU-… (NVIDIA H200, pid 4711)" */
+void engine_device_label(const struct engine_device *device, uint32_t worker,
+                         char text_p[ENGINE_DEVICE_LABEL]);
+
+/* ---- memory ---- */
+
+/* What a DeviceAdd says, and whose process has it. */
+struct engine_device_add {
+    const struct hvi_device_memory *memory;
+    pid_t pid;
+    const int *fds; /* they are copied */
+    uint32_t fd_count;
+    bool more; /* engine_device_import_more follows */
+};
+
+/* HVI_OK: `imported` follows, perhaps after a worker was started. Else the error with a sentence. */
+int engine_device_import(struct engine_device *device, uint64_t ticket,
+                         const struct engine_device_add *add, uint32_t *worker_p,
+                         uint32_t *import_p, char *text_p, size_t text_size);
+/* Further chunks of it. HVI_OK, HVI_ERR_NOT_FOUND (it has failed), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT. */
+int engine_device_import_more(struct engine_device *device, uint32_t import,
+                              const struct engine_device_add *add);
+/* No batch uses it (any more). `released` follows unless `ticket` is 0, but never `imported`. HVI_ERR_NOT_FOUND: the
+ * worker does not have it, and nothing follows. */
+int engine_device_release(struct engine_device *device, uint64_t ticket, uint32_t import);
+
+/* ---- fence pages ---- */
+
+/* For all workers, and later ones; `fd` is copied. HVI_INPROGRESS: `paged` follows. HVI_OK: there is no worker yet. */
+int engine_device_page(struct engine_device *device, uint64_t ticket, int fd, uint32_t *page_p);
+/* Its session is over: workers store its ready words, and drop it after its batches. With `process_over` they drop its
+ * process' imports as well. */
+void engine_device_session_over(struct engine_device *device, uint32_t page, bool process_over);
+
+/* ---- communicators ---- */
+
+/* Of these workers, by rank. `joined` follows. HVI_OK, HVI_ERR_NO_MEMORY. */
+int engine_device_join(struct engine_device *device, uint32_t comm, uint32_t count,
+                       const uint16_t *workers);
+
+#endif

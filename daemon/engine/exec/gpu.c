@@ -1,0 +1,728 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The row "gpu": which batch goes to which workers, and when; and what becomes of it.
+ *
+ *   queued --room, communicator ready--> under way --each worker's answer--> posted
+ *     |                                      |
+ *     +--cancelled, session over, no comm----+--worker lost--> posted at once
+ *
+ * Works of one set start in the order of start(), and works with a communicator never overtake each other, whatever
+ * their sets: two nodes, or two workers, that launched them in different orders would wait for each
+ * other for ever. Works of one GPU alone are in no one's way.
+ *
+ * A batch that a worker has is never taken back. Its fences are opened instead: it runs through with undefined outputs,
+ * is answered, and fails here.
+ *
+ * A batch may wait for a rank's stream for ever: that is the rank's own work. From the moment at which it has begun on all
+ * workers it may take .timeout_ns. It has begun when its worker says so (of batches older than 100 ms), or
+ * when the worker has no older one and the engine sees that all its fences there are open.
+ *
+ * Untrusted: what a worker answers. A number that is not under way there, or an impossible index, ends that worker. */
+#include "daemon/engine/exec/gpu.h"
+
+#include "base/assert.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "shm/fence.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utlist.h>
+
+#define NAME_BYTES 96u
+
+/* A batch that is not posted. */
+struct job {
+    struct job *next, *prev;
+    struct engine_batch *batch;
+    struct engine_gpu_route route;
+    struct gpu_comm *comm; /* NULL: one worker */
+    bool queued;
+    uint64_t left, begun; /* a bit for each worker of the route, by index */
+    uint64_t begun_ns;    /* on all; 0: not yet */
+    uint64_t numbers[ENGINE_GPU_WORKERS];
+};
+
+struct gpu_comm {
+    struct gpu_comm *next;
+    uint32_t number;
+    int status; /* HVI_INPROGRESS: it is being made */
+    struct engine_gpu_route route;
+    char text[ENGINE_TEXT_BYTES];
+};
+
+struct gpu_worker {
+    bool linked, lost;
+    struct hvi_device_channel *channel;
+    int event_fd;
+    char name[NAME_BYTES];
+    char text[ENGINE_TEXT_BYTES]; /* lost: why */
+    uint64_t number;              /* of the last batch */
+    uint64_t answers;             /* .seq of the last answer */
+    uint32_t under_way;           /* batches that are not answered, also of those that are posted */
+    uint64_t waited_for[HVI_DEVICE_DONES]; /* by number: not answered; 0: none */
+    struct job *jobs[HVI_DEVICE_DONES];    /* by number; NULL: posted already */
+    const char *lie;                       /* it has told one: it is to be ended */
+};
+
+struct gpu {
+    struct engine_backend_config config;
+    uint64_t timeout_ns;
+    struct job *jobs; /* not posted, in the order of start() */
+    struct job *free_jobs;
+    uint32_t queued;
+    struct gpu_comm *comms;
+    uint32_t last_comm;
+    struct gpu_worker *workers; /* [ENGINE_GPU_WORKERS], once there is one */
+};
+
+/* ---- opening and closing ---- */
+
+static int gpu_open(const struct engine_backend_config *config, void **context_p)
+{
+    struct gpu *gpu = calloc(1, sizeof *gpu);
+
+    if (!gpu)
+        return HVI_ERR_NO_MEMORY;
+    gpu->config = *config;
+    gpu->timeout_ns = ENGINE_GPU_TIMEOUT_NS;
+    *context_p = gpu;
+    return HVI_OK;
+}
+
+void engine_gpu_backend_set_timeout(void *context, uint64_t timeout_ns)
+{
+    struct gpu *gpu = context;
+
+    gpu->timeout_ns = timeout_ns > 0 ? timeout_ns : ENGINE_GPU_TIMEOUT_NS;
+}
+
+/* ---- a batch is over ---- */
+
+static void post(struct gpu *gpu, struct job *job)
+{
+    struct engine_batch *batch = job->batch;
+
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        struct gpu_worker *worker = &gpu->workers[job->route.workers[i]];
+        if (!job->queued && worker->jobs[job->numbers[i] % HVI_DEVICE_DONES] == job)
+            worker->jobs[job->numbers[i] % HVI_DEVICE_DONES] = NULL;
+    }
+    gpu->queued -= job->queued;
+    DL_DELETE(gpu->jobs, job);
+    job->next = gpu->free_jobs;
+    gpu->free_jobs = job;
+    batch->state = NULL;
+    batch->over = true;
+    gpu->config.post(gpu->config.user, batch);
+}
+
+/* The first failure stays. */
+static void fail(struct engine_batch *batch, int status, const char *text)
+{
+    if (batch->status != HVI_OK)
+        return;
+    batch->status = status;
+    snprintf(batch->text, sizeof batch->text, "%.*s",
+             (int)hvi_utf8_cut(text, strlen(text), sizeof batch->text - 1), text);
+}
+
+static void fail_job(struct gpu *gpu, struct job *job, int status, const char *text)
+{
+    fail(job->batch, status, text);
+    post(gpu, job);
+}
+
+static bool gpu_close(void *context)
+{
+    struct gpu *gpu = context;
+
+    if (!gpu)
+        return true;
+    while (gpu->jobs)
+        fail_job(gpu, gpu->jobs, HVI_ERR_CANCELLED, "the engine ends");
+    while (gpu->free_jobs) {
+        struct job *job = gpu->free_jobs;
+        gpu->free_jobs = job->next;
+        free(job);
+    }
+    while (gpu->comms) {
+        struct gpu_comm *comm = gpu->comms;
+        gpu->comms = comm->next;
+        free(comm);
+    }
+    free(gpu->workers);
+    free(gpu);
+    return true;
+}
+
+/* ---- fences ---- */
+
+/* Whether all members that this worker of the route has, or with `index` UINT32_MAX any worker, have come. */
+static bool is_open(const struct job *job, uint32_t index, uint32_t *place_p)
+{
+    const struct engine_batch *batch = job->batch;
+
+    for (uint32_t w = 0; w < batch->count; w++) {
+        const struct engine_work *work = batch->works[w];
+        for (uint32_t i = 0; i < work->ranks; i++) {
+            const struct engine_fence *fence = &work->fence[i];
+            const struct engine_operand *operand =
+                work->in[i].kind == ENGINE_OPERAND_DEVICE ? &work->in[i] : &work->out[i];
+            if (!fence->page || operand->kind != ENGINE_OPERAND_DEVICE ||
+                (index != UINT32_MAX && operand->worker != job->route.workers[index]) ||
+                hvi_fence_is_ready(fence->page, fence->cell, fence->turn))
+                continue;
+            *place_p = i;
+            return false;
+        }
+    }
+    return true;
+}
+
+static void open_all(const struct job *job)
+{
+    const struct engine_batch *batch = job->batch;
+
+    for (uint32_t w = 0; w < batch->count; w++) {
+        const struct engine_work *work = batch->works[w];
+        for (uint32_t i = 0; i < work->ranks; i++) {
+            if (work->fence[i].page)
+                hvi_fence_store_ready(work->fence[i].page, work->fence[i].cell,
+                                      work->fence[i].turn);
+        }
+    }
+}
+
+static bool waits_for_page(const struct job *job, uint32_t page)
+{
+    const struct engine_batch *batch = job->batch;
+
+    for (uint32_t w = 0; w < batch->count; w++) {
+        const struct engine_work *work = batch->works[w];
+        for (uint32_t i = 0; i < work->ranks; i++) {
+            const struct engine_fence *fence = &work->fence[i];
+            if (fence->page && fence->id == page &&
+                !hvi_fence_is_ready(fence->page, fence->cell, fence->turn))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* ---- starting ---- */
+
+static void lie(struct gpu_worker *worker, const char *text)
+{
+    if (!worker->lie)
+        worker->lie = text;
+}
+
+static bool has_room(struct gpu *gpu, const struct job *job, uint32_t index)
+{
+    struct gpu_worker *worker = &gpu->workers[job->route.workers[index]];
+    uint32_t slots = 0;
+
+    if (worker->under_way >= HVI_DEVICE_DONES ||
+        worker->waited_for[(worker->number + 1) % HVI_DEVICE_DONES] != 0)
+        return false;
+    if (hvi_ring_space(&worker->channel->commands, &slots) == HVI_OK)
+        return slots >= engine_gpu_slots(job->batch, &job->route, index);
+    lie(worker, "an impossible index in its ring of commands");
+    return false;
+}
+
+static void publish(struct gpu *gpu, struct job *job)
+{
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        struct gpu_worker *worker = &gpu->workers[job->route.workers[i]];
+        uint32_t slots = engine_gpu_slots(job->batch, &job->route, i);
+        uint64_t number = ++worker->number;
+        engine_gpu_write(job->batch, &job->route, i, job->comm ? job->comm->number : 0, number,
+                         &worker->channel->commands);
+        worker->waited_for[number % HVI_DEVICE_DONES] = number;
+        worker->jobs[number % HVI_DEVICE_DONES] = job;
+        worker->under_way++;
+        job->numbers[i] = number;
+        job->left |= UINT64_C(1) << i;
+        hvi_device_publish(worker->channel, slots, worker->event_fd);
+    }
+    job->queued = false;
+    gpu->queued--;
+}
+
+/* Queued ones that may start now. */
+static void push(struct gpu *gpu)
+{
+    uint64_t held = 0; /* workers whose own works wait */
+    bool comms_held = false;
+    struct job *job, *next;
+
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        const uint64_t bit = UINT64_C(1) << job->route.workers[0];
+        bool may = job->queued &&
+                   (job->comm ? !comms_held && job->comm->status == HVI_OK : (held & bit) == 0);
+        if (gpu->queued == 0)
+            return;
+        if (!job->queued)
+            continue;
+        for (uint32_t i = 0; may && i < job->route.count; i++)
+            may = has_room(gpu, job, i);
+        if (may)
+            publish(gpu, job);
+        else if (job->comm)
+            comms_held = true;
+        else
+            held |= bit;
+    }
+}
+
+static bool is_same(const struct engine_gpu_route *a, const struct engine_gpu_route *b)
+{
+    return a->count == b->count &&
+           memcmp(a->workers, b->workers, a->count * sizeof a->workers[0]) == 0;
+}
+
+static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route *route)
+{
+    struct gpu_comm *comm = gpu->comms;
+
+    while (comm && !is_same(&comm->route, route))
+        comm = comm->next;
+    if (comm)
+        return comm;
+    comm = calloc(1, sizeof *comm);
+    if (!comm)
+        return NULL;
+    comm->number = ++gpu->last_comm;
+    comm->status = HVI_INPROGRESS;
+    comm->route = *route;
+    comm->next = gpu->comms;
+    gpu->comms = comm;
+    gpu->config.comm_wanted(gpu->config.user, comm->number, route->count, route->workers);
+    return comm;
+}
+
+/* The batch is a job, or has failed. */
+static struct job *make_job(struct gpu *gpu, struct engine_batch *batch)
+{
+    struct job *job = gpu->free_jobs;
+
+    if (job)
+        gpu->free_jobs = job->next;
+    else
+        job = malloc(sizeof *job);
+    if (!job) {
+        fail(batch, HVI_ERR_NO_MEMORY, "the engine is out of memory");
+        return NULL;
+    }
+    *job = (struct job){.batch = batch, .queued = true};
+    return job;
+}
+
+static bool check_route(struct gpu *gpu, struct job *job)
+{
+    struct engine_batch *batch = job->batch;
+
+    if (!gpu->workers || !engine_gpu_route(batch, &job->route)) {
+        fail(batch, HVI_ERR_UNSUPPORTED, "the GPUs of these operands cannot work together");
+        return false;
+    }
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        const struct gpu_worker *worker = &gpu->workers[job->route.workers[i]];
+        if (worker->lost || !worker->linked) {
+            fail(batch, HVI_ERR_WORKER_LOST, worker->text);
+            return false;
+        }
+        if (engine_gpu_slots(batch, &job->route, i) == 0) {
+            fail(batch, HVI_ERR_LIMIT, "the op has too many ranks on one GPU for its worker");
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool check_comm(struct gpu *gpu, struct job *job)
+{
+    if (job->route.count == 1)
+        return true;
+    job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route) : NULL;
+    if (!job->comm)
+        fail(job->batch, HVI_ERR_NO_MEMORY, "the engine is out of memory");
+    else if (job->comm->status < 0)
+        fail(job->batch, job->comm->status, job->comm->text);
+    return job->batch->status == HVI_OK;
+}
+
+static void gpu_start(void *context, struct engine_batch *batch)
+{
+    struct gpu *gpu = context;
+
+    batch->status = HVI_OK;
+    batch->fault = (struct engine_fault){.rank = -1};
+    batch->over = false;
+    struct job *job = make_job(gpu, batch);
+    if (!job || !check_route(gpu, job) || !check_comm(gpu, job)) {
+        if (job) {
+            job->next = gpu->free_jobs;
+            gpu->free_jobs = job;
+        }
+        batch->state = NULL;
+        batch->over = true;
+        gpu->config.post(gpu->config.user, batch);
+        return;
+    }
+    batch->state = job;
+    DL_APPEND(gpu->jobs, job);
+    gpu->queued++;
+    push(gpu);
+}
+
+static bool gpu_accepts(const struct engine_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->count; i++) {
+        const struct engine_work *work = batch->works[i];
+        if (work->kinds & ~(1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_DEVICE))
+            return false;
+        if (!engine_work_has(work, ENGINE_OPERAND_DEVICE) || work->span)
+            return false;
+    }
+    return true;
+}
+
+/* ---- answers ---- */
+
+/* "GPU-… (NVIDIA H200, pid 4711): out of memory" */
+static void describe(const struct gpu_worker *worker, const struct hvi_device_done *done,
+                     char *text_p, size_t size)
+{
+    size_t length = strnlen(done->text, sizeof done->text);
+    const bool said =
+        length > 0 && length < sizeof done->text && hvi_utf8_valid(done->text, length);
+
+    snprintf(text_p, size, "%s: %s", worker->name,
+             said ? done->text : hvi_status_text(done->status));
+}
+
+static void take_end(struct gpu *gpu, struct gpu_worker *worker, const struct hvi_device_done *done)
+{
+    const uint32_t at = (uint32_t)(done->number % HVI_DEVICE_DONES);
+    struct job *job = worker->jobs[at];
+    char text[ENGINE_TEXT_BYTES + NAME_BYTES];
+
+    worker->waited_for[at] = 0;
+    worker->jobs[at] = NULL;
+    worker->under_way--;
+    if (!job)
+        return;
+    if (done->status != HVI_OK) {
+        describe(worker, done, text, sizeof text);
+        fail(job->batch, done->status, text);
+    }
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        if (&gpu->workers[job->route.workers[i]] == worker)
+            job->left &= ~(UINT64_C(1) << i);
+    }
+    if (job->left == 0)
+        post(gpu, job);
+}
+
+static void take_begun(struct gpu *gpu, const struct gpu_worker *worker,
+                       const struct hvi_device_done *done)
+{
+    struct job *job = worker->jobs[done->number % HVI_DEVICE_DONES];
+
+    for (uint32_t i = 0; job && i < job->route.count; i++) {
+        if (&gpu->workers[job->route.workers[i]] == worker)
+            job->begun |= UINT64_C(1) << i;
+    }
+}
+
+/* An op's own failure, and nothing else that a worker may claim. */
+static bool is_credible(int32_t status)
+{
+    return status == HVI_OK ||
+           (status <= HVI_ERR_INVALID && status > HVI_ERR_CLOSED && hvi_status_is_known(status));
+}
+
+static void take_answer(struct gpu *gpu, struct gpu_worker *worker,
+                        const struct hvi_device_done *done)
+{
+    if (done->seq != worker->answers + 1) {
+        lie(worker, "an answer that is not the next one");
+        return;
+    }
+    worker->answers++;
+    if (done->number == 0 || worker->waited_for[done->number % HVI_DEVICE_DONES] != done->number)
+        lie(worker, "an answer to a batch that it does not have");
+    else if (done->status == HVI_INPROGRESS)
+        take_begun(gpu, worker, done);
+    else if (is_credible(done->status))
+        take_end(gpu, worker, done);
+    else
+        lie(worker, "an answer with a status that no batch has");
+}
+
+/* Not a post: the list of jobs may be walked. True if there was something. */
+static bool drain(struct gpu *gpu, struct gpu_worker *worker)
+{
+    struct hvi_device_done done;
+    uint32_t count = 0;
+
+    if (!worker->linked || worker->lie)
+        return false;
+    if (hvi_ring_available(&worker->channel->dones, &count) != HVI_OK) {
+        lie(worker, "an impossible index in its ring of answers");
+        return true;
+    }
+    for (uint32_t i = 0; i < count && !worker->lie; i++) {
+        hvi_ring_copy(&worker->channel->dones, i, &done);
+        take_answer(gpu, worker, &done);
+    }
+    if (count > 0)
+        hvi_ring_release(&worker->channel->dones, count);
+    return count > 0;
+}
+
+/* The receiver may call engine_gpu_backend_lost at once. */
+static void end_liars(struct gpu *gpu)
+{
+    char text[ENGINE_TEXT_BYTES];
+
+    for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
+        if (!gpu->workers[i].lie || !gpu->workers[i].linked)
+            continue;
+        snprintf(text, sizeof text, "it broke the protocol: %s", gpu->workers[i].lie);
+        if (gpu->config.worker_stuck)
+            gpu->config.worker_stuck(gpu->config.user, i, text);
+        if (gpu->workers[i].linked)
+            engine_gpu_backend_lost(gpu, i, text);
+    }
+}
+
+bool engine_gpu_backend_look(void *context)
+{
+    struct gpu *gpu = context;
+    bool found = false, lies = false;
+
+    if (!gpu || !gpu->workers) /* closed, or no worker has come */
+        return false;
+    for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
+        if (gpu->workers[i].under_way > 0)
+            found = drain(gpu, &gpu->workers[i]) || found;
+        lies = lies || gpu->workers[i].lie;
+    }
+    if (found && gpu->queued > 0)
+        push(gpu);
+    if (lies)
+        end_liars(gpu);
+    return found;
+}
+
+static bool gpu_help(void *context)
+{
+    return engine_gpu_backend_look(context);
+}
+
+/* ---- cancelling ---- */
+
+static void cancel(struct gpu *gpu, struct job *job)
+{
+    fail(job->batch, HVI_ERR_CANCELLED, "");
+    if (job->queued)
+        post(gpu, job);
+    else
+        open_all(job);
+}
+
+static void gpu_cancel(void *context, struct engine_batch *batch)
+{
+    struct gpu *gpu = context;
+
+    if (batch->over || !batch->state)
+        return;
+    cancel(gpu, batch->state);
+    push(gpu);
+}
+
+void engine_gpu_backend_session_over(void *context, uint32_t page)
+{
+    struct gpu *gpu = context;
+    struct job *job, *next;
+
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        if (waits_for_page(job, page))
+            cancel(gpu, job);
+    }
+    push(gpu);
+}
+
+/* ---- deadlines ---- */
+
+static bool is_oldest(const struct gpu_worker *worker, uint64_t number)
+{
+    for (uint32_t i = 0; i < HVI_DEVICE_DONES; i++) {
+        if (worker->waited_for[i] != 0 && worker->waited_for[i] < number)
+            return false;
+    }
+    return true;
+}
+
+static void look_whether_begun(struct gpu *gpu, struct job *job, uint64_t now_ns)
+{
+    const uint64_t all =
+        job->route.count == 64 ? UINT64_MAX : (UINT64_C(1) << job->route.count) - 1;
+    uint32_t place;
+
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        const uint64_t bit = UINT64_C(1) << i;
+        if ((job->begun & bit) != 0)
+            continue;
+        if ((job->left & bit) == 0 ||
+            (is_oldest(&gpu->workers[job->route.workers[i]], job->numbers[i]) &&
+             is_open(job, i, &place)))
+            job->begun |= bit;
+    }
+    if (job->begun == all)
+        job->begun_ns = now_ns;
+}
+
+static bool is_late(struct gpu *gpu, struct job *job, uint64_t now_ns)
+{
+    if (job->queued)
+        return false;
+    if (job->begun_ns == 0)
+        look_whether_begun(gpu, job, now_ns);
+    return job->begun_ns != 0 && now_ns - job->begun_ns > gpu->timeout_ns;
+}
+
+/* Its workers are ended, but for those that have answered. */
+static void give_up(struct gpu *gpu, const struct job *job)
+{
+    const struct engine_gpu_route route = job->route;
+    const uint64_t left = job->left;
+    char text[ENGINE_TEXT_BYTES];
+
+    snprintf(text, sizeof text,
+             "a batch that has begun is not over after %.1f s (HVD_GPU_TIMEOUT_SECONDS)",
+             (double)gpu->timeout_ns / (double)HVI_NS_SEC);
+    for (uint32_t i = 0; i < route.count; i++) {
+        if ((left >> i & 1) == 0)
+            continue;
+        if (gpu->config.worker_stuck)
+            gpu->config.worker_stuck(gpu->config.user, route.workers[i], text);
+        if (gpu->workers[route.workers[i]].linked)
+            engine_gpu_backend_lost(gpu, route.workers[i], text);
+    }
+}
+
+static void gpu_watch(void *context)
+{
+    struct gpu *gpu = context;
+    const uint64_t now_ns = hvi_clock_ns();
+    struct job *job = gpu->jobs;
+
+    while (job && !is_late(gpu, job, now_ns))
+        job = job->next;
+    if (job)
+        give_up(gpu, job);
+}
+
+static bool gpu_silent(void *context, const struct engine_batch *batch, struct engine_fault *fault)
+{
+    (void)context, (void)batch, (void)fault;
+    return false;
+}
+
+bool engine_gpu_backend_waits(void *context, const struct engine_batch *batch, uint32_t *place_p)
+{
+    const struct job *job = batch->over ? NULL : batch->state;
+
+    (void)context;
+    return job && !is_open(job, UINT32_MAX, place_p);
+}
+
+/* ---- workers and communicators ---- */
+
+void engine_gpu_backend_worker(void *context, uint32_t number, struct hvi_device_channel *channel,
+                               int event_fd, const char *name)
+{
+    struct gpu *gpu = context;
+
+    HVI_ASSERT(number < ENGINE_GPU_WORKERS);
+    if (!gpu->workers)
+        gpu->workers = calloc(ENGINE_GPU_WORKERS, sizeof *gpu->workers);
+    if (!gpu->workers) /* its batches fail */
+        return;
+    struct gpu_worker *worker = &gpu->workers[number];
+    HVI_ASSERT(!worker->linked);
+    *worker = (struct gpu_worker){.linked = true, .channel = channel, .event_fd = event_fd};
+    snprintf(worker->name, sizeof worker->name, "%s", name);
+}
+
+static bool goes_to(const struct engine_gpu_route *route, uint32_t number)
+{
+    for (uint32_t i = 0; i < route->count; i++) {
+        if (route->workers[i] == number)
+            return true;
+    }
+    return false;
+}
+
+void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
+{
+    struct gpu *gpu = context;
+    struct gpu_worker *worker = gpu->workers ? &gpu->workers[number] : NULL;
+    struct job *job, *next;
+
+    if (!worker || worker->lost)
+        return;
+    worker->linked = false;
+    worker->lost = true;
+    worker->lie = NULL;
+    worker->under_way = 0;
+    snprintf(worker->text, sizeof worker->text, "%.*s",
+             (int)hvi_utf8_cut(text, strlen(text), sizeof worker->text - 1), text);
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        if (goes_to(&job->route, number))
+            fail_job(gpu, job, HVI_ERR_WORKER_LOST, worker->text);
+    }
+    push(gpu);
+}
+
+void engine_gpu_backend_comm(void *context, uint32_t number, int status, const char *text)
+{
+    struct gpu *gpu = context;
+    struct gpu_comm *comm = gpu->comms;
+    struct job *job, *next;
+
+    while (comm && comm->number != number)
+        comm = comm->next;
+    if (!comm)
+        return;
+    comm->status = status;
+    snprintf(comm->text, sizeof comm->text, "%.*s",
+             (int)hvi_utf8_cut(text, strlen(text), sizeof comm->text - 1), text);
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        if (status != HVI_OK && job->comm == comm)
+            fail_job(gpu, job, status, comm->text);
+    }
+    push(gpu);
+}
+
+const struct engine_backend engine_backend_gpu = {
+    .name = "gpu",
+    .open = gpu_open,
+    .close = gpu_close,
+    .accepts = gpu_accepts,
+    .start = gpu_start,
+    .help = gpu_help,
+    .cancel = gpu_cancel,
+    .watch = gpu_watch,
+    .silent = gpu_silent,
+};

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The row "gpu": batches on memory of GPUs, as commands for the workers that have these GPUs (shm/device.h).
+ *
+ * Main thread, as start(); nothing blocks. A worker is a number below ENGINE_GPU_WORKERS. The row takes batches with
+ * operands of kind DEVICE. It does nothing with that memory itself. */
+#ifndef ENGINE_EXEC_GPU_H
+#define ENGINE_EXEC_GPU_H
+
+#include "daemon/engine/exec/backend.h"
+#include "shm/device.h"
+
+#define ENGINE_GPU_WORKERS 64u
+#define ENGINE_GPU_TIMEOUT_NS                                                                      \
+    UINT64_C(30000000000) /* from begun to the end, if the job has set nothing else */
+
+extern const struct engine_backend engine_backend_gpu;
+
+/* The worker takes batches. Channel and descriptor stay the caller's until engine_gpu_backend_lost. `name`: in sentences. */
+void engine_gpu_backend_worker(void *context, uint32_t worker, struct hvi_device_channel *channel,
+                               int event_fd, const char *name);
+/* Its batches fail with HVI_ERR_WORKER_LOST and the text, now and later. */
+void engine_gpu_backend_lost(void *context, uint32_t worker, const char *text);
+/* HVI_OK, or batches that want it fail with this status. */
+void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);
+/* The session of that page is over, and its .ready words are about to be poisoned: batches that wait for one of them are
+ * cancelled. */
+void engine_gpu_backend_session_over(void *context, uint32_t page);
+/* Takes what workers have answered. True if there was something. To be called while a batch of this row has not been posted. */
+bool engine_gpu_backend_look(void *context);
+/* A started batch waits for a member's .ready word: the member's place. */
+bool engine_gpu_backend_waits(void *context, const struct engine_batch *batch, uint32_t *place_p);
+/* How long a batch that has begun may take; 0: ENGINE_GPU_TIMEOUT_NS. */
+void engine_gpu_backend_set_timeout(void *context, uint64_t timeout_ns);
+
+/* ---- gpu_batch.c: pure ---- */
+
+/* The workers of a batch, by the lowest place that has memory there: a communicator's ranks. */
+struct engine_gpu_route {
+    uint32_t count;
+    uint16_t workers[ENGINE_GPU_WORKERS];
+};
+
+/* False: works of a batch do not have their operands on the same workers, or on too many. */
+bool engine_gpu_route(const struct engine_batch *batch, struct engine_gpu_route *route_p);
+/* Slots that the batch takes in the ring of the route's worker `index`. 0: it is too large. */
+uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_gpu_route *route,
+                          uint32_t index);
+/* Fills them in. `comm` 0: the route has one worker. */
+void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_route *route,
+                      uint32_t index, uint32_t comm, uint64_t number, struct hvi_ring *ring);
+/* Whether two works may be in one batch: workers plan it as one. */
+bool engine_gpu_fuses(const struct engine_work *a, const struct engine_work *b);
+
+#endif

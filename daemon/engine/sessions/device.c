@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Memory of GPUs.
+ *
+ * A worker answers later, so what a rank waits for is kept as a wish with a ticket. A region is in the
+ * session's table from the worker's word on; the rank may use it when it has the Ack. It is out of the
+ * table when the rank asks for that, and the Ack follows when the worker has let go: the rank may free its memory then.
+ *
+ * No engine of a job on several nodes takes memory of GPUs yet. */
+#include "daemon/engine/sessions/device.h"
+
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/engine/device/device.h"
+#include "daemon/engine/sessions/control.h"
+#include "daemon/engine/sessions/fence.h"
+#include "daemon/engine/sessions/intake.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct engine_wish {
+    struct engine_wish *next;
+    uint64_t ticket, request;
+    struct engine_session *session;
+    uint32_t region, worker, import; /* 0: of no import */
+    uint64_t bytes;
+    bool whole; /* its DeviceAdd has come to the end */
+};
+
+/* ---- wishes ---- */
+
+static struct engine_wish *wish_new(struct engine_session *session, uint64_t request,
+                                    uint32_t region)
+{
+    struct engine_sessions *sessions = session->sessions;
+    struct engine_wish *wish = calloc(1, sizeof *wish);
+
+    if (!wish)
+        return NULL;
+    wish->session = session;
+    wish->request = request;
+    wish->region = region;
+    wish->ticket = ++sessions->tickets;
+    wish->next = sessions->wishes;
+    sessions->wishes = wish;
+    return wish;
+}
+
+static struct engine_wish **find(struct engine_sessions *sessions, uint64_t ticket)
+{
+    struct engine_wish **link = &sessions->wishes;
+
+    while (*link && (*link)->ticket != ticket)
+        link = &(*link)->next;
+    return link;
+}
+
+uint64_t engine_device_wish(struct engine_session *session, uint64_t request, uint32_t region)
+{
+    const struct engine_wish *wish = wish_new(session, request, region);
+
+    return wish ? wish->ticket : 0;
+}
+
+void engine_device_unwish(struct engine_sessions *sessions, uint64_t ticket)
+{
+    struct engine_wish **link = find(sessions, ticket), *wish = *link;
+
+    if (!wish)
+        return;
+    *link = wish->next;
+    free(wish);
+}
+
+/* The wish is over. */
+static void answer(struct engine_sessions *sessions, struct engine_wish *wish, int status,
+                   const char *text)
+{
+    if (status != HVI_OK)
+        HVI_LOG(HVI_LOG_WARN, "device", "memory-refused", text, "job=%s rank=%d bytes=%llu",
+                sessions->start->job, wish->session->rank, (unsigned long long)wish->bytes);
+    engine_control_ack(wish->session, wish->request, status, text);
+    engine_device_unwish(sessions, wish->ticket);
+}
+
+/* ---- DeviceAdd ---- */
+
+void engine_device_offer(struct engine_session *session)
+{
+    const struct engine_sessions *sessions = session->sessions;
+
+    if (sessions->device->enabled && !engine_sessions_span(sessions))
+        hvi_channel_offer(&session->channel, session->channel.features | HVI_FEATURE_DEVICE);
+}
+
+static struct engine_wish *find_unfinished(const struct engine_session *session, uint32_t region)
+{
+    struct engine_wish *wish = session->sessions->wishes;
+
+    while (wish && (wish->session != session || wish->region != region))
+        wish = wish->next;
+    return wish;
+}
+
+static uint32_t count_wishes(const struct engine_session *session)
+{
+    uint32_t count = 0;
+
+    for (const struct engine_wish *wish = session->sessions->wishes; wish; wish = wish->next)
+        count += wish->session == session;
+    return count;
+}
+
+static int check(const struct engine_session *session, const struct hvi_device_add *add,
+                 char *text_p, size_t text_size)
+{
+    const struct hvi_engine_start *start = session->sessions->start;
+
+    if (engine_sessions_span(session->sessions)) {
+        snprintf(text_p, text_size,
+                 "a job with ranks on several nodes has no ops on memory of GPUs yet");
+        return HVI_ERR_UNSUPPORTED;
+    }
+    if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
+        add->region == HVI_REGION_PROCESS || engine_regions_find(&session->regions, add->region)) {
+        snprintf(text_p, text_size, "region id %u is taken", add->region);
+        return HVI_ERR_INVALID;
+    }
+    if (add->memory.bytes == 0 || add->memory.bytes > UINT64_C(1) << 62) {
+        snprintf(text_p, text_size, "there is no memory of that size");
+        return HVI_ERR_INVALID;
+    }
+    if (session->regions.count + count_wishes(session) >= start->regions_max) {
+        snprintf(text_p, text_size,
+                 "this session has %u regions, the limit is %u (regions-per-session)",
+                 session->regions.count, start->regions_max);
+        return HVI_ERR_LIMIT;
+    }
+    return HVI_OK;
+}
+
+static uint32_t fds_of(const struct hvi_device_memory *memory)
+{
+    if (memory->kind == HVI_DEVICE_VMM)
+        return (uint32_t)memory->chunk_count;
+    return memory->kind == HVI_DEVICE_POOL ? 1 : 0;
+}
+
+static void refuse(struct engine_session *session, uint64_t request, int status, const char *text)
+{
+    HVI_LOG(HVI_LOG_WARN, "device", "memory-refused", text, "job=%s rank=%d",
+            session->sessions->start->job, session->rank);
+    engine_control_ack(session, request, status, text);
+}
+
+static void take_first(struct engine_session *session, const struct hvi_device_add *add,
+                       const struct engine_device_add *said)
+{
+    struct engine_sessions *sessions = session->sessions;
+    char text[HVI_TEXT_MAX + 1];
+
+    int status = check(session, add, text, sizeof text);
+    if (status != HVI_OK) {
+        refuse(session, add->request, status, text);
+        return;
+    }
+    struct engine_wish *wish = wish_new(session, add->request, add->region);
+    if (!wish) {
+        refuse(session, add->request, HVI_ERR_NO_MEMORY, "the engine is out of memory");
+        return;
+    }
+    wish->bytes = add->memory.bytes;
+    wish->whole = !add->more;
+    status = engine_device_import(sessions->device, wish->ticket, said, &wish->worker,
+                                  &wish->import, text, sizeof text);
+    if (status != HVI_OK)
+        answer(sessions, wish, status, text);
+}
+
+static void take_more(struct engine_wish *wish, const struct hvi_device_add *add,
+                      const struct engine_device_add *said)
+{
+    struct engine_sessions *sessions = wish->session->sessions;
+
+    wish->request = add->request;
+    wish->whole = !add->more;
+    int status = engine_device_import_more(sessions->device, wish->import, said);
+    if (status == HVI_OK)
+        return;
+    engine_device_release(sessions->device, 0, wish->import);
+    answer(sessions, wish, status, hvi_status_text(status));
+}
+
+void engine_device_take(struct engine_session *session, const struct hvi_device_add *add)
+{
+    struct engine_sessions *sessions = session->sessions;
+    struct engine_wish *wish = find_unfinished(session, add->region);
+    const struct engine_device_add said = {.memory = &add->memory,
+                                           .pid = session->process.pid,
+                                           .fds = sessions->packet.fds,
+                                           .fd_count = sessions->packet.fd_count,
+                                           .more = add->more};
+
+    if (sessions->packet.fd_count != fds_of(&add->memory)) {
+        engine_session_violation(session, "a DeviceAdd without its descriptors");
+        return;
+    }
+    if (wish && wish->whole)
+        engine_session_violation(session, "a DeviceAdd of a region that is being added");
+    else if (wish)
+        take_more(wish, add, &said);
+    else
+        take_first(session, add, &said);
+}
+
+void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, int status,
+                            const char *text)
+{
+    struct engine_wish *wish = *find(sessions, ticket);
+
+    if (!wish)
+        return;
+    if (status == HVI_OK)
+        status = engine_regions_add_device(&wish->session->regions, wish->region, wish->bytes,
+                                           (uint16_t)wish->worker, wish->import);
+    if (status == HVI_ERR_NO_MEMORY)
+        engine_device_release(sessions->device, 0, wish->import);
+    answer(sessions, wish, status, text);
+}
+
+void engine_device_paged(struct engine_sessions *sessions, uint64_t ticket, int status,
+                         const char *text)
+{
+    struct engine_wish *wish = *find(sessions, ticket);
+
+    if (wish)
+        answer(sessions, wish, status, text);
+}
+
+/* ---- the end of a region ---- */
+
+bool engine_device_remove(struct engine_session *session, const struct hvi_region_remove *remove)
+{
+    struct engine_sessions *sessions = session->sessions;
+    const struct engine_region *region = engine_regions_find(&session->regions, remove->region);
+    char text[96];
+
+    if (!region || region->kind != ENGINE_REGION_DEVICE)
+        return false;
+    uint32_t import = region->import;
+    int status = engine_intake_waits(session)
+                     ? HVI_ERR_BUSY
+                     : engine_regions_remove(&session->regions, remove->region);
+    if (status != HVI_OK) {
+        snprintf(text, sizeof text, "region %u is in use by an op in flight", remove->region);
+        engine_control_ack(session, remove->request, status, text);
+        return true;
+    }
+    uint64_t ticket = engine_device_wish(session, remove->request, 0);
+    status = engine_device_release(sessions->device, ticket, import);
+    if (ticket != 0 && status == HVI_OK)
+        return true;
+    engine_device_unwish(sessions, ticket);
+    engine_control_ack(session, remove->request, HVI_OK, "");
+    return true;
+}
+
+void engine_device_released(struct engine_sessions *sessions, uint64_t ticket, int status,
+                            const char *text)
+{
+    struct engine_wish *wish = *find(sessions, ticket);
+
+    if (wish)
+        answer(sessions, wish, status, text);
+}
+
+/* ---- the end of a session ---- */
+
+void engine_device_close_session(struct engine_session *session)
+{
+    struct engine_sessions *sessions = session->sessions;
+    struct engine_wish **link = &sessions->wishes;
+
+    while (*link) {
+        struct engine_wish *wish = *link;
+        if (wish->session != session) {
+            link = &wish->next;
+            continue;
+        }
+        *link = wish->next;
+        if (wish->import != 0)
+            engine_device_release(sessions->device, 0, wish->import);
+        free(wish);
+    }
+}
+
+void engine_device_let_go(struct engine_session *session)
+{
+    const struct engine_region *region = NULL;
+
+    if (session->regions.device_bytes == 0 || (session->fences && session->fences->process_over))
+        return;
+    while ((region = engine_regions_next_device(&session->regions, region)) != NULL)
+        engine_device_release(session->sessions->device, 0, region->import);
+}

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Workers, fence pages and memory of GPUs: how they come, are refused and go. */
+#include "base/status.h"
+#include "daemon/engine/device/room.h"
+#include "tests/unit/engine/device/hvt_gpus.h"
+#include "tests/unit/hvt_main.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static struct hvt_gpus gpus;
+
+#define GPU0 "GPU-00000000-0000-0000-0000-000000000000"
+
+static struct engine_device_worker *worker_at(uint32_t number)
+{
+    return &gpus.bench.engine->device.workers[number];
+}
+
+START_TEST(where_hvdd_starts_no_worker_memory_is_refused_with_its_sentence)
+{
+    const char *sentence = "this node has no libcuda.so.1: install NVIDIA's driver";
+
+    hvt_gpus_init(&gpus, 2);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        hvt_rank_send_memory(&gpus, rank, 0, HVT_GPU_REGION);
+        if (rank == 0) /* the second is not asked for at once */
+            hvt_gpu_answer(&gpus, 0, HVI_ERR_UNSUPPORTED, sentence);
+        struct hvi_ack ack = hvt_rank_ack(&gpus, rank);
+        ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
+        ck_assert_str_eq(ack.text, sentence);
+    }
+    ck_assert(engine_session_is_open(gpus.bench.engine->sessions.ranks[0].session));
+    worker_at(0)->deadline_ns = 0; /* a second later it is asked for again */
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    hvt_gpu_answer(&gpus, 0, HVI_ERR_LIMIT, "too many workers (gpu-workers)");
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_LIMIT);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_node_without_workers_says_so_and_offers_nothing)
+{
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    ck_assert_uint_ne(gpus.bench.peers[0].channel.features & HVI_FEATURE_DEVICE, 0);
+    gpus.bench.engine->device.enabled = false;
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(ack.text, "hvdd starts no GPU workers on this node");
+    hvt_rank_send_fences(&gpus, 0);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_UNSUPPORTED);
+    hvt_gpus_fini(&gpus);
+    hvt_bench_init(&gpus.bench, 1);
+    ck_assert_uint_eq(gpus.bench.peers[0].channel.features & HVI_FEATURE_DEVICE, 0);
+    hvt_bench_fini(&gpus.bench);
+}
+END_TEST
+
+START_TEST(a_worker_that_does_not_come_in_time_is_refused_and_so_is_what_waits_for_it)
+{
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    worker_at(0)->deadline_ns = 0;
+    for (int i = 0; i < 50 && worker_at(0)->state == ENGINE_DEVICE_WANTED; i++) {
+        usleep(2000);
+        hvt_gpus_turn(&gpus);
+    }
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(ack.text, "hvdd has not answered"));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_worker_that_dies_before_its_hello_fails_the_registration_and_not_the_job)
+{
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    hvt_gpu_answer(&gpus, 0, HVI_OK, "");
+    hvt_gpu_die(&gpus, 0);
+    hvt_gpu_is_gone(&gpus, 0, "it was killed by signal 9 (SIGKILL)");
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_WORKER_LOST);
+    ck_assert_str_eq(ack.text,
+                     "the worker of " GPU0 " is lost: it was killed by signal 9 (SIGKILL)");
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+static void lie_at_hello(struct hvi_gpu_msg *msg, int kind)
+{
+    if (kind == 0)
+        msg->hello.abi_version++;
+    else if (kind == 1)
+        msg->hello.instance++;
+    else if (kind == 2)
+        memset(msg->hello.uuid, 'x', 3);
+}
+
+/* 3: no descriptors. 4: another message. */
+START_TEST(a_hello_that_is_not_credible_ends_the_worker)
+{
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_HELLO};
+    struct hvi_packet_msg end;
+    unsigned char bytes[HVI_UUID_BYTES];
+    struct hvt_worker *worker = &gpus.workers[0];
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    hvt_gpu_answer(&gpus, 0, HVI_OK, "");
+    ck_assert_int_eq(hvi_device_create(worker->instance, 1, &worker->channel), HVI_OK);
+    const int fds[2] = {worker->channel.map.fd, worker->channel.map.fd};
+    msg.hello.abi_version = HVI_ABI_VERSION;
+    msg.hello.instance = worker->instance;
+    snprintf(msg.hello.name, sizeof msg.hello.name, "Test GPU");
+    hvt_gpu_uuid(0, bytes, msg.hello.uuid);
+    lie_at_hello(&msg, _i);
+    if (_i == 4) {
+        msg = (struct hvi_gpu_msg){.kind = HVI_GPU_ACK};
+        msg.ack.request = 1;
+    }
+    hvt_gpu_say(&gpus, 0, &msg, fds, _i >= 3 ? 0 : 2);
+    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_END, &end));
+    ck_assert_uint_eq(end.gpu_end.instance, 100);
+    ck_assert_ptr_nonnull(strstr(end.gpu_end.reason, "it broke the protocol"));
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_WORKER_LOST);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(memory_is_registered_when_the_worker_has_it_and_gone_when_the_worker_let_go)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_packet_msg remove = {.kind = HVI_PACKET_REGION_REMOVE};
+    struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    uint32_t import = hvt_rank_use(&gpus, 0, 0);
+    const struct engine_regions *regions = &gpus.bench.engine->sessions.ranks[0].session->regions;
+    ck_assert_uint_eq(regions->device_bytes, HVT_GPU_BYTES);
+    ck_assert_uint_eq(regions->bytes, 0);
+    remove.region_remove.request = ++peer->request;
+    remove.region_remove.region = HVT_GPU_REGION;
+    hvt_peer_send(peer, &remove, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert_uint_eq(regions->count, 0);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    ck_assert_uint_eq(msg.release.import, import);
+    hvt_gpu_ack(&gpus, 0, msg.release.request, HVI_OK, "");
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_import_that_the_worker_refuses_is_refused_with_its_sentence)
+{
+    struct hvi_gpu_msg msg;
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    hvt_rank_send_memory(&gpus, 0, 0, 9);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    hvt_gpu_ack(&gpus, 0, msg.import.request, HVI_ERR_UNSUPPORTED,
+                "CUDA_ERROR_INVALID_CONTEXT (201) in cuIpcOpenMemHandle");
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(ack.text, "CUDA_ERROR_INVALID_CONTEXT (201) in cuIpcOpenMemHandle");
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_INVALID);
+    ck_assert_str_eq(ack.text, "region id 7 is taken");
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_import_without_an_answer_is_given_up_and_released_when_it_comes_after_all)
+{
+    struct hvi_gpu_msg msg, release;
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    hvt_rank_send_memory(&gpus, 0, 0, 9);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    for (int i = 0; i < 2; i++) { /* whatever is due */
+        worker_at(0)->pending->deadline_ns = 0;
+        usleep(30000);
+        hvt_gpus_turn(&gpus);
+        if (i == 0) {
+            ack = hvt_rank_ack(&gpus, 0);
+            ck_assert_int_eq(ack.status, HVI_ERR_TIMEOUT);
+            ck_assert_ptr_nonnull(strstr(ack.text, "has not answered in time: an import"));
+            ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &release));
+            ck_assert_uint_eq(release.release.import, msg.import.import);
+        }
+    }
+    hvt_gpu_ack(&gpus, 0, msg.import.request, HVI_OK, ""); /* no lie */
+    ck_assert_int_eq(worker_at(0)->state, ENGINE_DEVICE_LINKED);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_worker_that_cannot_register_a_page_takes_no_memory)
+{
+    struct hvi_gpu_msg msg;
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 2);
+    hvt_rank_use(&gpus, 0, 0);
+    hvt_rank_send_fences(&gpus, 1);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_PAGE, &msg));
+    hvt_gpu_ack(&gpus, 0, msg.page.request, HVI_ERR_NO_MEMORY, "cuMemHostRegister: out of memory");
+    ack = hvt_rank_ack(&gpus, 1);
+    ck_assert_int_eq(ack.status, HVI_ERR_NO_MEMORY);
+    hvt_rank_send_memory(&gpus, 1, 0, HVT_GPU_REGION);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    hvt_gpu_ack(&gpus, 0, msg.import.request, HVI_OK, "");
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    ack = hvt_rank_ack(&gpus, 1);
+    ck_assert_int_eq(ack.status, HVI_ERR_NO_MEMORY);
+    ck_assert_str_eq(ack.text, "the worker of " GPU0 " cannot take part in streams: "
+                               "cuMemHostRegister: out of memory");
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_second_page_and_one_that_is_none_are_refused)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_FENCE_ADD};
+    struct hvt_peer *peer = &gpus.bench.peers[1];
+    struct hvi_region other = HVI_REGION_INIT;
+
+    hvt_gpus_init(&gpus, 2);
+    hvt_rank_send_fences(&gpus, 0);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    hvt_rank_send_fences(&gpus, 0);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_EXISTS);
+    ck_assert_int_eq(hvi_region_create("hvt", HVI_FENCE_BYTES, &other), HVI_OK);
+    msg.fence_add.request = ++peer->request;
+    hvt_peer_send(peer, &msg, other.fd);
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 1).status, HVI_ERR_PROTOCOL);
+    hvi_region_fini(&other);
+    msg.fence_add.request = ++peer->request;
+    hvt_peer_send(peer, &msg, -1); /* without a descriptor: a lie */
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[1].state, ENGINE_RANK_ENDED);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    uint32_t import = hvt_rank_use(&gpus, 0, 0);
+    detach.detach.request = ++peer->request;
+    hvt_peer_send(peer, &detach, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_SESSION_END, &msg));
+    ck_assert_uint_eq(msg.session_end.page, gpus.page_numbers[0]);
+    ck_assert(!msg.session_end.process_over);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    ck_assert_uint_eq(msg.release.import, import);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 1, true), HVI_FENCE_POISON);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 8191, false), HVI_FENCE_POISON);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    hvt_rank_send_memory(&gpus, 0, 0, 9);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    uint64_t request = msg.import.request;
+    uint32_t import = msg.import.import;
+    detach.detach.request = ++peer->request;
+    hvt_peer_send(peer, &detach, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_SESSION_END, &msg));
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg)); /* the other one */
+    hvt_gpu_ack(&gpus, 0, request, HVI_OK, "");
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    ck_assert_uint_eq(msg.release.import, import);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(chunks_and_descriptors_go_to_the_worker_message_by_message)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
+    uint64_t chunk = HVT_GPU_BYTES / 2;
+    char uuid[HVI_WIRE_GPU_UUID];
+    struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    add.device_add.region = 9;
+    hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
+    add.device_add.memory.address = 0x7f0000000000;
+    add.device_add.memory.bytes = HVT_GPU_BYTES;
+    add.device_add.memory.kind = HVI_DEVICE_VMM;
+    add.device_add.memory.chunks = &chunk;
+    add.device_add.memory.chunk_count = 1;
+    for (int i = 0; i < 2; i++) {
+        add.device_add.request = ++peer->request;
+        add.device_add.more = i == 0;
+        hvt_peer_send(peer, &add, gpus.pages[0].map.fd);
+        hvt_gpus_turn(&gpus);
+        ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+        ck_assert_int_eq(msg.import.more, i == 0);
+        ck_assert_uint_eq(msg.import.memory.chunk_count, 1);
+        ck_assert_uint_eq(gpus.packet.fd_count, 1);
+        uint64_t request = msg.import.request;
+        hvi_gpu_msg_free(&msg);
+        if (i == 1)
+            hvt_gpu_ack(&gpus, 0, request, HVI_OK, "");
+    }
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    add.device_add.region = 10;
+    add.device_add.request = ++peer->request;
+    hvt_peer_send(peer, &add, -1); /* its chunk has no descriptor: a lie */
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(nccl_s_variables_of_the_lowest_rank_go_along_and_no_others)
+{
+    static const struct hvi_setting settings[] = {
+        {"NCCL_DEBUG", "INFO"}, {"NCCL_NET_PLUGIN", "/tmp/evil.so"}, {"HVD_EXPRESS", "1"}};
+    struct hvi_packet_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    gpus.bench.engine->settings_rank = INT32_MAX;
+    engine_settings_take(gpus.bench.engine, 0, settings, 3);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_WANTED, &msg));
+    ck_assert_uint_eq(msg.gpu_wanted.setting_count, 1);
+    ck_assert_str_eq(msg.gpu_wanted.settings[0].name, "NCCL_DEBUG");
+    ck_assert_str_eq(msg.gpu_wanted.settings[0].value, "INFO");
+    hvi_packet_msg_free(&msg);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_device_memory");
+    TCase *tcase = tcase_create("memory");
+
+    tcase_set_timeout(tcase, 60);
+    tcase_add_test(tcase, where_hvdd_starts_no_worker_memory_is_refused_with_its_sentence);
+    tcase_add_test(tcase, a_node_without_workers_says_so_and_offers_nothing);
+    tcase_add_test(tcase,
+                   a_worker_that_does_not_come_in_time_is_refused_and_so_is_what_waits_for_it);
+    tcase_add_test(tcase,
+                   a_worker_that_dies_before_its_hello_fails_the_registration_and_not_the_job);
+    tcase_add_loop_test(tcase, a_hello_that_is_not_credible_ends_the_worker, 0, 5);
+    tcase_add_test(tcase,
+                   memory_is_registered_when_the_worker_has_it_and_gone_when_the_worker_let_go);
+    tcase_add_test(tcase, an_import_that_the_worker_refuses_is_refused_with_its_sentence);
+    tcase_add_test(tcase,
+                   an_import_without_an_answer_is_given_up_and_released_when_it_comes_after_all);
+    tcase_add_test(tcase, a_worker_that_cannot_register_a_page_takes_no_memory);
+    tcase_add_test(tcase, a_second_page_and_one_that_is_none_are_refused);
+    tcase_add_test(tcase,
+                   a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
+    tcase_add_test(tcase, a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind);
+    tcase_add_test(tcase, chunks_and_descriptors_go_to_the_worker_message_by_message);
+    tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}

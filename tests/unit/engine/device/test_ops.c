@@ -1,0 +1,731 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ops on memory of GPUs: what workers are told, and how ops end. */
+#include "base/status.h"
+#include "tests/unit/engine/device/hvt_gpus.h"
+#include "tests/unit/hvt_main.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static struct hvt_gpus gpus;
+
+#define ALLREDUCE HVI_KIND_ALLREDUCE
+#define GPU0      "GPU-00000000-0000-0000-0000-000000000000"
+
+/* np ranks, rank n on GPU n % `count`. */
+static void open_gpus(int32_t size, uint32_t count)
+{
+    hvt_gpus_init(&gpus, size);
+    for (int32_t rank = 0; rank < size; rank++)
+        hvt_rank_use(&gpus, rank, (uint32_t)rank % count);
+}
+
+static void expect_done(int32_t rank, int status, const char *sentence)
+{
+    hvt_op_expect(&gpus.bench, rank, status, sentence);
+}
+
+/* ---- one GPU ---- */
+
+START_TEST(an_allreduce_of_ranks_on_one_gpu_is_a_batch_for_its_worker)
+{
+    const int32_t size = _i;
+
+    open_gpus(size, 1);
+    for (int32_t rank = 0; rank < size; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 1000, "w", 1, 5);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(batch.head.number, 1);
+    ck_assert_uint_eq(batch.head.comm, 0);
+    ck_assert_uint_eq(batch.head.works, 1);
+    const struct hvi_device_work *work = &batch.works[0];
+    ck_assert_uint_eq(work->kind, ALLREDUCE);
+    ck_assert_uint_eq(work->members, (uint32_t)size);
+    ck_assert_uint_eq(work->dtype, HVI_DTYPE_FLOAT32);
+    ck_assert_uint_eq(work->count, 1000);
+    ck_assert_uint_eq(work->bytes, 4000);
+    ck_assert_int_eq(work->root_member, -1);
+    for (int32_t rank = 0; rank < size; rank++) {
+        const struct hvi_device_member *member = &batch.members[0][rank];
+        ck_assert_uint_eq(member->place, (uint32_t)rank);
+        ck_assert_uint_ne(member->in_import, HVI_DEVICE_NONE);
+        ck_assert_uint_eq(member->in_import, member->out_import);
+        ck_assert_uint_eq(member->page, gpus.page_numbers[rank]);
+        ck_assert_uint_eq(member->cell, 1);
+        ck_assert_uint_eq(member->turn, 5);
+    }
+    hvt_op_expect_nothing(&gpus.bench, 0, size - 1);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    hvt_op_expect_all(&gpus.bench, 0, size - 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_broadcast_names_its_root_and_an_average_its_divisor)
+{
+    struct hvi_submission op;
+
+    open_gpus(3, 1);
+    for (int32_t rank = 0; rank < 3; rank++) {
+        op = hvt_gpu_op(&gpus, rank, HVI_KIND_BROADCAST, 8, "b", 1, 1);
+        op.root = 2;
+        op.out_offset = op.in_offset = 256;
+        hvt_op_submit(&gpus.bench, rank, op);
+    }
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    ck_assert_int_eq(batch.works[0].root, -1);
+    ck_assert_int_eq(batch.works[0].root_member, 2);
+    ck_assert_uint_eq(batch.members[0][1].out_offset, 256);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    hvt_op_expect_all(&gpus.bench, 0, 2, HVI_OK, NULL);
+    for (int32_t rank = 0; rank < 3; rank++) {
+        op = hvt_gpu_op(&gpus, rank, ALLREDUCE, 8, "a", 1, 2);
+        op.reduce_op = HVI_REDUCE_AVERAGE;
+        op.postscale = 0.5;
+        hvt_op_submit(&gpus.bench, rank, op);
+    }
+    batch = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(batch.works[0].divisor, 3);
+    ck_assert(batch.works[0].postscale == 0.5);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    hvt_op_expect_all(&gpus.bench, 0, 2, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(ops_that_are_alike_and_ready_together_are_one_batch)
+{
+    static const char *const names[] = {"a", "b", "c", "large", "max"};
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        for (uint32_t i = 0; i < 5; i++) {
+            op = hvt_gpu_op(&gpus, rank, ALLREDUCE, i == 3 ? 131072 : 10, names[i], i + 1, 1);
+            op.reduce_op = i == 4 ? HVI_REDUCE_MAX : HVI_REDUCE_SUM;
+            if (rank == 1)
+                hvt_peer_submit(&gpus.bench.peers[rank], &op);
+            else
+                hvt_op_submit(&gpus.bench, rank, op);
+        }
+    }
+    hvt_gpus_turn(&gpus);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(batch.head.works, 3);
+    ck_assert_uint_eq(batch.members[2][1].cell, 3);
+    struct hvt_batch large = hvt_gpu_take(&gpus, 0), max = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(large.head.works, 1);
+    ck_assert_uint_eq(max.works[0].reduce_op, HVI_REDUCE_MAX);
+    hvt_gpu_finish(&gpus, 0, &max); /* in any order */
+    hvt_gpu_finish(&gpus, 0, &batch);
+    hvt_gpu_finish(&gpus, 0, &large);
+    for (int i = 0; i < 5; i++)
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_op_without_bytes_is_over_at_once_and_releases_its_streams)
+{
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op = hvt_gpu_op(&gpus, rank, ALLREDUCE, 0, "w", 3, 9);
+        op.in_region = op.out_region = HVI_REGION_NONE;
+        op.out_capacity = 0;
+        hvt_op_submit(&gpus.bench, rank, op);
+    }
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 3, false), 9);
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_output_of_late_size_is_asked_for_and_the_worker_gets_all_sizes)
+{
+    struct hvi_submission op;
+    char text[HVI_TEXT_MAX + 1];
+    uint64_t cookies[2];
+
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        op = hvt_gpu_op(&gpus, rank, HVI_KIND_ALLGATHER, 4 + (uint64_t)rank, "g", 1, 1);
+        op.out_region = HVI_REGION_NONE;
+        op.out_capacity = 0;
+        cookies[rank] = hvt_op_submit(&gpus.bench, rank, op);
+    }
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_completion sized = hvt_peer_complete(&gpus.bench.peers[rank], text, sizeof text);
+        ck_assert_int_eq(sized.kind, HVI_COMPLETE_SIZED);
+        ck_assert_uint_eq(sized.bytes, 36);
+        op = (struct hvi_submission){.kind = HVI_SUBMIT_OUTPUT, .cookie = cookies[rank]};
+        op.in_region = op.aux_region = HVI_REGION_NONE;
+        op.out_region = HVT_GPU_REGION;
+        op.out_offset = 512;
+        op.out_capacity = sized.bytes;
+        hvt_op_submit(&gpus.bench, rank, op);
+    }
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(batch.works[0].sizes, 1);
+    ck_assert_uint_eq(batch.sizes[0][0].values[0], 16);
+    ck_assert_uint_eq(batch.sizes[0][0].values[1], 20);
+    ck_assert_uint_eq(batch.members[0][1].out_offset, 512);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* ---- several GPUs ---- */
+
+static void make_comm(uint32_t count)
+{
+    struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
+
+    hvt_gpus_turn(&gpus); /* it is asked for from the event loop */
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg));
+    id.comm_id.request = msg.comm_id.request;
+    memset(id.comm_id.id, 7, sizeof id.comm_id.id);
+    hvt_gpu_say(&gpus, 0, &id, NULL, 0);
+    for (uint32_t gpu = 0; gpu < count; gpu++) {
+        ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
+        ck_assert(hvt_gpu_hear(&gpus, gpu, HVI_GPU_COMM_JOIN, &msg));
+        ck_assert_uint_eq(msg.comm_join.rank, gpu);
+        ck_assert_uint_eq(msg.comm_join.instance_count, count);
+        ck_assert_uint_eq(msg.comm_join.instances[gpu], 100 + gpu);
+        ck_assert_mem_eq(msg.comm_join.id, id.comm_id.id, sizeof id.comm_id.id);
+        hvt_gpu_ack(&gpus, gpu, msg.comm_join.request, HVI_OK, "");
+        hvi_gpu_msg_free(&msg);
+    }
+}
+
+START_TEST(ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part)
+{
+    open_gpus(4, 2);
+    for (uint64_t turn = 1; turn <= 2; turn++) {
+        for (int32_t rank = 0; rank < 4; rank++)
+            hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, turn);
+        if (turn == 1)
+            make_comm(2);
+        struct hvt_batch batches[2] = {hvt_gpu_take(&gpus, 0), hvt_gpu_take(&gpus, 1)};
+        for (uint32_t gpu = 0; gpu < 2; gpu++) {
+            ck_assert_uint_eq(batches[gpu].head.comm, 1);
+            ck_assert_uint_eq(batches[gpu].head.comm_ranks, 2);
+            ck_assert_uint_eq(batches[gpu].head.comm_rank, gpu);
+            ck_assert_uint_eq(batches[gpu].works[0].members, 2);
+            ck_assert_uint_eq(batches[gpu].members[0][1].place, gpu + 2);
+        }
+        hvt_gpu_finish(&gpus, 1, &batches[1]);
+        hvt_op_expect_nothing(&gpus.bench, 0, 3);
+        hvt_gpu_finish(&gpus, 0, &batches[0]);
+        hvt_op_expect_all(&gpus.bench, 0, 3, HVI_OK, NULL);
+    }
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(the_root_of_a_broadcast_is_a_rank_of_the_communicator)
+{
+    open_gpus(2, 2);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op = hvt_gpu_op(&gpus, rank, HVI_KIND_BROADCAST, 8, "b", 1, 1);
+        op.root = 1;
+        hvt_op_submit(&gpus.bench, rank, op);
+    }
+    make_comm(2);
+    struct hvt_batch batches[2] = {hvt_gpu_take(&gpus, 0), hvt_gpu_take(&gpus, 1)};
+    ck_assert_int_eq(batches[0].works[0].root, 1);
+    ck_assert_int_eq(batches[0].works[0].root_member, -1);
+    ck_assert_int_eq(batches[1].works[0].root_member, 0);
+    hvt_gpu_finish(&gpus, 0, &batches[0]);
+    hvt_gpu_finish(&gpus, 1, &batches[1]);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
+{
+    struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
+    const char *text = "the communicator needs NCCL, and libnccl.so.2 is not there";
+
+    open_gpus(2, 2);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
+    hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg));
+    id.comm_id.request = msg.comm_id.request;
+    snprintf(id.comm_id.text, sizeof id.comm_id.text, "%s", text);
+    hvt_gpu_say(&gpus, 0, &id, NULL, 0);
+    hvt_gpus_turn(&gpus);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        hvt_op_expect(&gpus.bench, rank, HVI_ERR_UNSUPPORTED, NULL);
+        ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, 1, false), 1);
+    }
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* ---- what ranks may and may not ---- */
+
+START_TEST(ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on)
+{
+    const char *sentence =
+        "allreduce 'w': ranks disagree on memory: ranks 0,1 said GPU; rank 2 said host";
+
+    open_gpus(3, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "w", 1, 1);
+    hvt_op_run(&gpus.bench, 2, ALLREDUCE, 10, "w", 0);
+    hvt_op_expect_all(&gpus.bench, 0, 2, HVI_ERR_MISMATCH, sentence);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 1, false), 1);
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(what_was_agreed_on_of_the_host_is_not_repeated_by_a_gpu)
+{
+    open_gpus(2, 1);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int32_t rank = 0; rank < 2; rank++)
+            hvt_op_run(&gpus.bench, rank, ALLREDUCE, 2048, "w", 0);
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    }
+    hvt_op_run(&gpus.bench, 0, ALLREDUCE, 2048, "w", 0);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 2048, "w", 1, 1);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_MISMATCH, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* Lies about fences, one each. */
+static void spoil(struct hvi_submission *op, int lie)
+{
+    switch (lie) {
+    case 0:
+        op->fence_cell = 0;
+        op->fence_turn = 0;
+        break;
+    case 1:
+        op->fence_cell = HVI_FENCE_CELLS;
+        break;
+    case 2:
+        op->fence_turn = HVI_FENCE_TURNS;
+        break;
+    case 3:
+        op->fence_turn = 0;
+        break;
+    case 4:
+        op->after = 99;
+        break;
+    case 5:
+        op->in_region = HVI_REGION_INLINE;
+        break;
+    case 6:
+        op->in_region = op->out_region = HVI_REGION_INLINE;
+        break;
+    case 7:
+        op->out_offset = HVT_GPU_BYTES;
+        break;
+    default:
+        op->fence_cell = 0;
+        break;
+    }
+}
+#define LIES 9
+
+START_TEST(a_lie_about_a_fence_ends_the_session)
+{
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    spoil(&op, _i);
+    hvt_op_submit(&gpus.bench, 0, op);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 1, false), HVI_FENCE_POISON);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_cell_serves_one_op_at_a_time_and_its_turns_grow)
+{
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 7);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    if (_i == 0) { /* in flight */
+        hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "v", 1, 8);
+    } else {
+        hvt_gpu_finish(&gpus, 0, &batch);
+        hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "v", 1, (uint64_t)(_i == 1 ? 7 : 8));
+    }
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state,
+                     _i == 2 ? ENGINE_RANK_ATTACHED : ENGINE_RANK_ENDED);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(memory_that_is_used_cannot_be_removed)
+{
+    struct hvi_packet_msg remove = {.kind = HVI_PACKET_REGION_REMOVE};
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    remove.region_remove.request = ++peer->request;
+    remove.region_remove.region = HVT_GPU_REGION;
+    hvt_peer_send(peer, &remove, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_BUSY);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* ---- after ---- */
+
+START_TEST(an_op_waits_until_those_before_it_have_started)
+{
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.after = gpus.bench.peers[0].seq;
+    hvt_op_submit(&gpus.bench, 0, op);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "c", 3, 1); /* does not wait */
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "b", 2, 1);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "c", 3, 1);
+    struct hvt_batch c = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(c.members[0][0].cell, 3);
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0));
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "a", 1, 1);
+    struct hvt_batch a = hvt_gpu_take(&gpus, 0), b = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(a.members[0][0].cell, 1);
+    ck_assert_uint_eq(a.head.works, 1); /* never in one batch: b's streams may wait for a */
+    ck_assert_uint_eq(b.members[0][0].cell, 2);
+    hvt_gpu_finish(&gpus, 0, &c);
+    hvt_gpu_finish(&gpus, 0, &a);
+    hvt_gpu_finish(&gpus, 0, &b);
+    for (int i = 0; i < 3; i++)
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_op_that_was_held_goes_on_when_the_one_before_it_has_failed)
+{
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    uint64_t first = hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.after = gpus.bench.peers[0].seq;
+    hvt_op_submit(&gpus.bench, 0, op);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "b", 2, 1);
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0));
+    hvt_op_cancel(&gpus.bench, 0, first);
+    expect_done(0, HVI_ERR_CANCELLED, NULL);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 1, false), 1);
+    struct hvt_batch b = hvt_gpu_take(&gpus, 0);
+    hvt_gpu_finish(&gpus, 0, &b);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: cancelled; 1: a peer leaves; 2: its own rank leaves. */
+START_TEST(an_op_that_is_held_ends_as_one_that_waits)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[_i == 1 ? 1 : 0];
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.after = gpus.bench.peers[0].seq;
+    uint64_t cookie = hvt_op_submit(&gpus.bench, 0, op);
+    detach.detach.request = ++peer->request;
+    if (_i == 0) {
+        hvt_op_cancel(&gpus.bench, 0, cookie);
+        expect_done(0, HVI_ERR_CANCELLED, "allreduce 'b' was cancelled on rank 0");
+    } else {
+        hvt_peer_send(peer, &detach, -1);
+        hvt_gpus_turn(&gpus);
+    }
+    if (_i == 1) {
+        expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+        expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+    }
+    ck_assert_uint_ge(hvt_gpu_word(&gpus, 0, 2, false), 1);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_group_is_held_as_a_whole)
+{
+    struct hvi_submission ops[2];
+
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "a", 1, 1);
+    uint64_t after = gpus.bench.peers[0].seq;
+    for (int32_t rank = 0; rank < 2; rank++) {
+        ops[0] = hvt_gpu_op(&gpus, rank, ALLREDUCE, 10, "g", 2, 1);
+        ops[1] = hvt_gpu_op(&gpus, rank, ALLREDUCE, 10, "h", 3, 1);
+        hvt_op_group(ops, 2, 1);
+        ops[0].after = rank == 0 ? after : 0; /* the first member's counts for the last */
+        for (int i = 0; i < 2; i++)
+            hvt_op_submit(&gpus.bench, rank, ops[i]);
+    }
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0));
+    if (_i == 1) {
+        hvt_op_cancel(&gpus.bench, 0, gpus.bench.peers[0].cookie);
+        expect_done(0, HVI_ERR_CANCELLED, NULL);
+        expect_done(0, HVI_ERR_CANCELLED, NULL);
+        hvt_gpus_fini(&gpus);
+        return;
+    }
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "a", 1, 1);
+    struct hvt_batch a = hvt_gpu_take(&gpus, 0), group = hvt_gpu_take(&gpus, 0);
+    ck_assert_uint_eq(a.head.works, 1);
+    ck_assert_uint_eq(group.head.works, 2);
+    hvt_gpu_finish(&gpus, 0, &a);
+    hvt_gpu_finish(&gpus, 0, &group);
+    for (int i = 0; i < 3; i++)
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* ---- failures ---- */
+
+START_TEST(an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence)
+{
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    hvt_gpu_done(&gpus, 0, batch.head.number, HVI_ERR_NO_MEMORY, "64 MiB of staging memory");
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_NO_MEMORY,
+                      GPU0 " (Test GPU, pid 4711): 64 MiB of staging memory");
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* Bit 0: hvdd says why. Bit 1: the other worker has the batch too. */
+START_TEST(a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits)
+{
+    const uint32_t count = _i & 2 ? 2 : 1;
+    char text[HVI_TEXT_MAX + 1];
+    struct hvi_gpu_msg msg;
+
+    open_gpus(2, count);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    if (count == 2)
+        make_comm(2);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "waits", 2, 1);
+    hvt_gpu_die(&gpus, 0);
+    hvt_op_expect_nothing(&gpus.bench, 0, 1);
+    if (_i & 1)
+        hvt_gpu_is_gone(&gpus, 0, "it was killed by signal 9 (SIGKILL)");
+    for (int i = 0; i < 100 && gpus.bench.engine->order.broken_status == HVI_OK; i++) {
+        usleep(2000);
+        hvt_gpus_turn(&gpus);
+    }
+    snprintf(text, sizeof text, "the worker of " GPU0 " (Test GPU, pid 4711) is lost: %s",
+             _i & 1 ? "it was killed by signal 9 (SIGKILL)" : "its connection has ended");
+    hvt_gpus_turn(&gpus);
+    expect_done(1, HVI_ERR_WORKER_LOST, text);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_WORKER_LOST, NULL);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 0, 1, false), 1);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 1, 2, false), 1);
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_ERR_WORKER_LOST);
+    if (count == 2) {
+        ck_assert(hvt_gpu_hear(&gpus, 1, HVI_GPU_COMM_DROP, &msg));
+        ck_assert(msg.comm_drop.abort);
+    }
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "late", 3, 1);
+    expect_done(0, HVI_ERR_WORKER_LOST, text);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+static void wait_until_broken(void)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (gpus.bench.engine->order.broken_status == HVI_OK) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        usleep(2000);
+        engine_dispatch_watch(&gpus.bench.engine->exec);
+        hvt_gpus_turn(&gpus);
+    }
+}
+
+/* 0: all have come, and it says nothing. 1: it says that it has begun. */
+START_TEST(a_batch_that_has_begun_and_does_not_end_ends_its_worker)
+{
+    struct hvi_packet_msg end;
+
+    open_gpus(2, 1);
+    engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 20 * HVI_NS_MS);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    if (_i == 1) {
+        struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+        hvt_gpu_done(&gpus, 0, batch.head.number, HVI_INPROGRESS, "");
+    }
+    wait_until_broken();
+    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_END, &end));
+    ck_assert_uint_eq(end.gpu_end.instance, 100);
+    ck_assert_ptr_nonnull(strstr(end.gpu_end.reason, "HVD_GPU_TIMEOUT_SECONDS"));
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_WORKER_LOST, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose)
+{
+    struct engine_exec_cursor cursor = {NULL};
+    uint32_t place = 99;
+
+    open_gpus(2, 1);
+    engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    hvt_op_submit(&gpus.bench, 1, hvt_gpu_op(&gpus, 1, ALLREDUCE, 10, "w", 1, 1));
+    for (int i = 0; i < 5; i++) {
+        usleep(1000);
+        engine_dispatch_watch(&gpus.bench.engine->exec);
+    }
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    ck_assert_ptr_nonnull(engine_dispatch_next_gated(&gpus.bench.engine->exec, &cursor, &place));
+    ck_assert_uint_eq(place, 1);
+    ck_assert_ptr_null(engine_dispatch_next_gated(&gpus.bench.engine->exec, &cursor, &place));
+    engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 0);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: an answer that is not the next; 1: to no batch; 2: a status of the job's; 3: an impossible index. */
+START_TEST(a_worker_that_lies_in_its_answers_is_ended)
+{
+    struct hvi_device_header *header;
+
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    header = gpus.workers[0].channel.header;
+    if (_i == 0)
+        gpus.workers[0].answers++;
+    if (_i == 3)
+        atomic_store(&header->done_tail, 100000);
+    else
+        hvt_gpu_done(&gpus, 0, _i == 1 ? 7 : 1, _i == 2 ? HVI_ERR_JOB_STOPPED : HVI_OK, "");
+    wait_until_broken();
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_WORKER_LOST, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has_it_done)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[1];
+
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    hvt_op_submit(&gpus.bench, 1, hvt_gpu_op(&gpus, 1, ALLREDUCE, 10, "w", 1, 1));
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    detach.detach.request = ++peer->request;
+    hvt_peer_send(peer, &detach, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 1, 1, true), HVI_FENCE_POISON);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 1, 1, false), 0);
+    hvt_op_expect_nothing(&gpus.bench, 0, 0);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+    hvt_gpus_turn(&gpus);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, 1, 1, false), HVI_FENCE_POISON);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_op_whose_streams_had_come_before_a_rank_went_ends_well)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[1];
+
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    detach.detach.request = ++peer->request;
+    hvt_peer_send(peer, &detach, -1);
+    hvt_gpus_turn(&gpus);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    expect_done(0, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_job_that_is_stopped_opens_all_fences_and_waits_for_its_workers)
+{
+    open_gpus(2, 1);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_op_submit(&gpus.bench, rank, hvt_gpu_op(&gpus, rank, ALLREDUCE, 10, "w", 1, 1));
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    engine_sessions_stop(&gpus.bench.engine->sessions, "the test says so");
+    ck_assert_uint_ge(hvt_gpu_word(&gpus, 0, 1, true), 1);
+    ck_assert_ptr_nonnull(gpus.bench.engine->sessions.closing);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    hvt_gpus_turn(&gpus);
+    ck_assert_ptr_null(gpus.bench.engine->sessions.closing);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+static void add(TCase *tcase, const TTest *test, int from, int to)
+{
+    tcase_add_loop_test(tcase, test, from, to);
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_device_ops");
+    TCase *tcase = tcase_create("ops");
+
+    tcase_set_timeout(tcase, 60);
+    add(tcase, an_allreduce_of_ranks_on_one_gpu_is_a_batch_for_its_worker, 1, 5);
+    tcase_add_test(tcase, a_broadcast_names_its_root_and_an_average_its_divisor);
+    tcase_add_test(tcase, ops_that_are_alike_and_ready_together_are_one_batch);
+    tcase_add_test(tcase, an_op_without_bytes_is_over_at_once_and_releases_its_streams);
+    tcase_add_test(tcase, an_output_of_late_size_is_asked_for_and_the_worker_gets_all_sizes);
+    tcase_add_test(tcase, ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part);
+    tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
+    tcase_add_test(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it);
+    tcase_add_test(tcase, ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on);
+    tcase_add_test(tcase, what_was_agreed_on_of_the_host_is_not_repeated_by_a_gpu);
+    add(tcase, a_lie_about_a_fence_ends_the_session, 0, LIES);
+    add(tcase, a_cell_serves_one_op_at_a_time_and_its_turns_grow, 0, 3);
+    tcase_add_test(tcase, memory_that_is_used_cannot_be_removed);
+    tcase_add_test(tcase, an_op_waits_until_those_before_it_have_started);
+    tcase_add_test(tcase, an_op_that_was_held_goes_on_when_the_one_before_it_has_failed);
+    add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
+    add(tcase, a_group_is_held_as_a_whole, 0, 2);
+    tcase_add_test(tcase, an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence);
+    add(tcase, a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits, 0, 4);
+    add(tcase, a_batch_that_has_begun_and_does_not_end_ends_its_worker, 0, 2);
+    tcase_add_test(tcase, a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose);
+    add(tcase, a_worker_that_lies_in_its_answers_is_ended, 0, 4);
+    tcase_add_test(tcase,
+                   a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has_it_done);
+    tcase_add_test(tcase, an_op_whose_streams_had_come_before_a_rank_went_ends_well);
+    tcase_add_test(tcase, a_job_that_is_stopped_opens_all_fences_and_waits_for_its_workers);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
