@@ -131,15 +131,6 @@ bool engine_dispatch_close(struct engine_exec *exec)
     return ended;
 }
 
-static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
-{
-    uint32_t i = 0;
-
-    while (engine_backends[i] != backend)
-        i++;
-    return exec->backend_contexts[i];
-}
-
 static struct engine_batch *batch_new(struct engine_exec *exec)
 {
     struct engine_batch *batch = exec->free_batches;
