@@ -5,6 +5,8 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 static _Atomic bool is_initialised;
 static _Atomic bool is_forked; /* of a process that had initialised it */
@@ -70,12 +72,14 @@ static void watch_forks(void)
 int cu_init(unsigned flags)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const char *wish = getenv("CUDA_VISIBLE_DEVICES");
 
     if (flags != 0)
         return HVI_CU_INVALID_VALUE;
     if (atomic_load(&is_forked))
         return HVI_CU_NOT_INITIALIZED;
-    if (fake_device_total() == 0)
+    if (fake_device_total() == 0 ||
+        (wish != NULL && fake_device_named(wish, strcspn(wish, ",")) < 0))
         return HVI_CU_NO_DEVICE;
     pthread_once(&once, watch_forks);
     atomic_store(&is_initialised, true);

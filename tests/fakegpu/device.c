@@ -22,26 +22,6 @@ static _Thread_local struct hvi_cu_context *current;
 static _Atomic int sticky;
 static _Atomic bool is_doomed;
 
-/* "1" or a UUID: the physical number; -1: there is none. */
-static int device_named(const char *name)
-{
-    struct hvi_cu_uuid uuid, own;
-
-    if (!hvi_gpu_uuid_parse(name, &uuid)) {
-        char *end;
-        long number = strtol(name, &end, 10);
-        return *name != '\0' && *end == '\0' && number >= 0 && number < fake_device_total()
-                   ? (int)number
-                   : -1;
-    }
-    for (int i = 0; i < fake_device_total(); i++) {
-        fake_device_uuid(i, own.bytes);
-        if (memcmp(&own, &uuid, sizeof(own)) == 0)
-            return i;
-    }
-    return -1;
-}
-
 static void show(int physical)
 {
     contexts[visible] = (struct hvi_cu_context){.ordinal = visible, .physical = physical};
@@ -52,17 +32,17 @@ static void show(int physical)
 static void look(void)
 {
     const char *wish = getenv("CUDA_VISIBLE_DEVICES");
-    char *copy = wish == NULL ? NULL : strdup(wish), *next = copy, *name;
 
     for (int i = 0; wish == NULL && i < fake_device_total(); i++)
         show(i);
-    while ((name = strsep(&next, ",")) != NULL && visible < FAKE_DEVICES) {
-        int physical = device_named(name);
+    while (wish != NULL && visible < FAKE_DEVICES) {
+        const size_t length = strcspn(wish, ",");
+        const int physical = fake_device_named(wish, length);
         if (physical < 0)
             break;
         show(physical);
+        wish += length + (wish[length] == ',');
     }
-    free(copy);
 }
 
 struct hvi_cu_context *fake_context_of(int ordinal)

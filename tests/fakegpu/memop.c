@@ -95,7 +95,7 @@ void fake_copy(void *to, const void *from, int value, size_t bytes)
 
     pthread_mutex_lock(&lock);
     bool is_watched = false;
-    for (struct wait *wait = waits; wait != NULL && !is_releasing; wait = wait->next)
+    for (struct wait *wait = waits; wait != NULL; wait = wait->next)
         is_watched = is_watched || (uintptr_t)wait->at - (uintptr_t)to < bytes;
     if (!is_watched)
         pthread_mutex_unlock(&lock);
@@ -106,7 +106,7 @@ void fake_copy(void *to, const void *from, int value, size_t bytes)
     if (!is_watched)
         return;
     for (struct wait *wait = waits; wait != NULL; wait = wait->next) {
-        if ((uintptr_t)wait->at - (uintptr_t)to < bytes) {
+        if (!is_releasing && (uintptr_t)wait->at - (uintptr_t)to < bytes) {
             wait->is_ignoring = true;
             wait->ignored = atomic_load(wait->at);
         }

@@ -26,7 +26,7 @@ enum { /* results that the worker has no name for */
 };
 
 #define FAKE_NCCL_RANKS 64
-#define FAKE_NCCL_STAGE (1u << 20) /* bytes of a round */
+#define FAKE_NCCL_STAGE (1u << 18) /* bytes of a round */
 #define FAKE_NCCL_MAIL  (1u << 16)
 
 enum fake_nccl_kind { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECEIVE };

@@ -156,8 +156,9 @@ bool fake_nccl_wait(struct gpu_nccl_comm *comm, unsigned *round_p)
     const long ns = *round_p < 100 ? 20000 : 500000;
 
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
-    for (int i = 0; ++*round_p % 64 == 0 && i < comm->ranks; i++) {
-        if (is_gone(comm, i))
+    const bool is_looking = ++*round_p % 64 == 0;
+    for (int i = 0; i < comm->ranks; i++) {
+        if (is_looking && is_gone(comm, i))
             atomic_store(&comm->async_error, FAKE_NCCL_REMOTE_ERROR);
     }
     return !atomic_load(&comm->is_aborted);

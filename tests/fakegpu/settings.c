@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fakegpu/settings.h"
 
+#include "gpu/cuda.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -23,7 +25,7 @@ static struct row settings[ROWS + 1], faults[ROWS + 1];
 static void split(const char *variable, const char *between, struct row *rows)
 {
     const char *text = getenv(variable);
-    char *copy = strdup(text == NULL ? "" : text), *next = copy;
+    char *next = text == NULL || *text == '\0' ? NULL : strdup(text);
 
     for (int i = 0; i < ROWS && next != NULL && *next != '\0'; i++) {
         rows[i].name = strsep(&next, ";");
@@ -145,6 +147,22 @@ void fake_device_uuid(int physical, unsigned char bytes_p[16])
     memcpy(bytes_p, "fake gpu of no  ", 16);
     bytes_p[14] = (unsigned char)fake_number("node", 0);
     bytes_p[15] = (unsigned char)physical;
+}
+
+int fake_device_named(const char *name, size_t length)
+{
+    struct hvi_cu_uuid uuid;
+    char text[HVI_GPU_UUID_TEXT], number[16];
+
+    for (int i = 0; i < fake_device_total(); i++) {
+        fake_device_uuid(i, uuid.bytes);
+        hvi_gpu_uuid_format(&uuid, text);
+        snprintf(number, sizeof(number), "%d", i);
+        if ((strlen(text) == length && strncasecmp(name, text, length) == 0) ||
+            (strlen(number) == length && strncmp(name, number, length) == 0))
+            return i;
+    }
+    return -1;
 }
 
 void fake_blame(const char *format, ...)

@@ -15,7 +15,8 @@
  * | nvlink=all, none, A-B+C-D | all | which devices have NVLink between them, and so peer access |
  * | mig=N | none | the device that NVML says has MIG on |
  * | nvml-holes=SEED | none | every fourth answer of NVML, as the seed has it, is NOT_SUPPORTED |
- * | sync=strict, close | | which calls wait for the work of all streams of the process: all that may, or IPC's close alone (P2) |
+ * | sync=strict, or alloc, free, open, close, load | | which calls wait for the work of all streams of the process: all that may,
+ *   or one kind; load is also a first launch (P2, section 2.4) |
  * | handles=new | | the bytes of handles never repeat (P2's other answer) |
  * | copies=release | | a copy releases a waiting stream (P4's other answer) |
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
@@ -56,6 +57,8 @@ bool fake_fault_from_now(const char *what);
 
 /* Devices: physical numbers, which all processes share. */
 int fake_device_total(void);
+/* Of "1" or a UUID, as CUDA_VISIBLE_DEVICES has them, with `length` bytes; -1: there is none. */
+int fake_device_named(const char *name, size_t length);
 bool fake_linked(int one, int other);
 void fake_device_uuid(int physical, unsigned char bytes_p[16]);
 

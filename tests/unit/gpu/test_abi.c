@@ -2,6 +2,7 @@
  * The own types and numbers of gpu/cuda.h and daemon/gpu/nccl.h beside NVIDIA's headers, where those are: the compiler compares. */
 #include "daemon/gpu/nccl.h"
 #include "gpu/cuda.h"
+#include "tests/fakegpu/cuda_abi.h"
 #include "tests/unit/hvt_main.h"
 
 #if __has_include(<cuda.h>)
@@ -77,6 +78,38 @@ SAME(1, CU_MEM_LOCATION_TYPE_DEVICE);
 SAME(3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(1, (uintptr_t)CU_STREAM_LEGACY);
 SAME(2, (uintptr_t)CU_STREAM_PER_THREAD);
+
+/* What the fake libcuda has beyond it. */
+SIZE(fake_event, CUevent);
+SIZE(struct hvi_cu_ipc, CUipcEventHandle);
+SIZE(struct fake_allocation_properties, CUmemAllocationProp);
+SIZE(struct fake_pool_properties, CUmemPoolProps);
+SAME(offsetof(struct fake_allocation_properties, handle_types),
+     offsetof(CUmemAllocationProp, requestedHandleTypes));
+SAME(offsetof(struct fake_allocation_properties, location),
+     offsetof(CUmemAllocationProp, location));
+SAME(offsetof(struct fake_pool_properties, handle_types), offsetof(CUmemPoolProps, handleTypes));
+SAME(offsetof(struct fake_pool_properties, location), offsetof(CUmemPoolProps, location));
+SAME(FAKE_INVALID_DEVICE, CUDA_ERROR_INVALID_DEVICE);
+SAME(FAKE_INVALID_IMAGE, CUDA_ERROR_INVALID_IMAGE);
+SAME(FAKE_MAP_FAILED, CUDA_ERROR_MAP_FAILED);
+SAME(FAKE_PEERS_UNSUPPORTED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+SAME(FAKE_INVALID_HANDLE, CUDA_ERROR_INVALID_HANDLE);
+SAME(FAKE_ALREADY_REGISTERED, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+SAME(FAKE_NOT_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+SAME(FAKE_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+SAME(FAKE_UNKNOWN, CUDA_ERROR_UNKNOWN);
+SAME(FAKE_EVENT_NO_TIMING, CU_EVENT_DISABLE_TIMING);
+SAME(FAKE_EVENT_IPC, CU_EVENT_INTERPROCESS);
+SAME(FAKE_MEMORY_HOST, CU_MEMORYTYPE_HOST);
+SAME(FAKE_DEVICE_SMS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+SAME(FAKE_DEVICE_MODE, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE);
+#if CUDA_VERSION >= 12030
+SAME(FAKE_DEVICE_FABRIC, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+SAME(FAKE_DEVICE_MPS, CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+#endif
+SAME(1, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(1, CU_MEM_ATTACH_GLOBAL);
 
 #if __has_include(<nccl.h>)
 #include <nccl.h>

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/fakegpu/cuda_abi.h"
+#include "tests/fakegpu/hvt_fakegpu.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#define POISON ((uint64_t)INT64_MAX)
+
+static _Alignas(4096) _Atomic uint64_t page[512];
+
+/* A word of host memory, as the device sees it. */
+static hvi_cu_ptr host_word(void)
+{
+    hvi_cu_ptr address;
+
+    HVT_CU(hvt_cu.host_register(page, sizeof(page), HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP));
+    HVT_CU(hvt_cu.host_pointer(&address, page, 0));
+    return address;
+}
+
+START_TEST(a_wait_is_signed_and_cyclic)
+{
+    static const struct {
+        uint64_t word, value;
+        bool passes;
+    } rows[] = {
+        {5, 5, true},
+        {4, 5, false},
+        {POISON, 7, true},
+        {POISON, POISON - 1, true},
+        {2, UINT64_MAX, true},
+        {UINT64_C(1) << 63, 1, true},
+        {(UINT64_C(1) << 63) + 1, 1, false},
+    };
+
+    hvt_cu_begin("", "", 0);
+    hvi_cu_ptr word = host_word();
+    for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        hvi_cu_stream stream = hvt_cu_stream();
+        atomic_store(page, rows[i].word);
+        HVT_CU(hvt_cu.wait64(stream, word, rows[i].value, 0));
+        ck_assert_msg(rows[i].passes ? hvt_cu_ends(stream) : hvt_cu_waits(stream), "row %u", i);
+        atomic_store(page, rows[i].value);
+        ck_assert(hvt_cu_ends(stream));
+        HVT_CU(hvt_cu.stream_destroy(stream));
+    }
+}
+END_TEST
+
+START_TEST(a_streams_write_and_a_cpus_store_release_a_wait_and_a_copy_does_not)
+{
+    static const uint64_t five = 5;
+
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream waiter = hvt_cu_stream(), other = hvt_cu_stream();
+    hvi_cu_ptr host = host_word(), device = hvt_cu_alloc(64);
+    HVT_CU(hvt_cu.wait64(waiter, host, 1, 0));
+    ck_assert(hvt_cu_waits(waiter));
+    atomic_store(page, 1);
+    ck_assert(hvt_cu_ends(waiter));
+    HVT_CU(hvt_cu.wait64(waiter, device, 5, 0));
+    ck_assert(hvt_cu_waits(waiter));
+    HVT_CU(hvt_cu.copy_in(device, &five, sizeof(five), other));
+    ck_assert(hvt_cu_ends(other));
+    ck_assert_uint_eq(atomic_load(hvt_cu_word(device)), 5);
+    ck_assert(hvt_cu_waits(waiter));
+    HVT_CU(hvt_cu.write64(other, device, 5, 0));
+    ck_assert(hvt_cu_ends(waiter));
+    HVT_CU(hvt_cu.wait64(waiter, device, 5, 0)); /* it is there already, however it came */
+    ck_assert(hvt_cu_ends(waiter));
+}
+END_TEST
+
+START_TEST(with_the_other_answer_a_copy_releases_and_no_store_of_a_cpu)
+{
+    static const uint64_t five = 5;
+
+    hvt_cu_begin("copies=release", "deaf", 0);
+    hvi_cu_stream waiter = hvt_cu_stream(), other = hvt_cu_stream();
+    hvi_cu_ptr host = host_word(), device = hvt_cu_alloc(64);
+    HVT_CU(hvt_cu.wait64(waiter, device, 5, 0));
+    ck_assert(hvt_cu_waits(waiter));
+    HVT_CU(hvt_cu.copy_in(device, &five, sizeof(five), other));
+    ck_assert(hvt_cu_ends(waiter));
+    HVT_CU(hvt_cu.wait64(waiter, host, 1, 0));
+    ck_assert(hvt_cu_waits(waiter));
+    atomic_store(page, 1);
+    ck_assert(hvt_cu_waits(waiter));
+    HVT_CU(hvt_cu.write64(other, host, 1, 0));
+    ck_assert(hvt_cu_ends(waiter));
+}
+END_TEST
+
+START_TEST(a_batch_goes_in_order_and_has_fewer_than_256_operations)
+{
+    static union hvi_cu_memop ops[256];
+
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    hvi_cu_ptr word = host_word();
+    for (unsigned i = 0; i < 256; i++)
+        ops[i] = (union hvi_cu_memop){.op = {HVI_CU_MEMOP_WRITE_64, word + i * 8, i + 1, 0, 0}};
+    ops[0].op.operation = HVI_CU_MEMOP_WAIT_64;
+    ck_assert_int_eq(hvt_cu.memops(stream, 256, ops, 0), HVI_CU_INVALID_VALUE);
+    HVT_CU(hvt_cu.memops(stream, 255, ops, 0));
+    ck_assert(hvt_cu_waits(stream));
+    ck_assert_uint_eq(atomic_load(&page[1]), 0);
+    atomic_store(page, 1);
+    ck_assert(hvt_cu_ends(stream));
+    ck_assert_uint_eq(atomic_load(&page[254]), 255);
+}
+END_TEST
+
+START_TEST(a_word_that_is_not_registered_not_aligned_or_not_here_is_an_error)
+{
+    static _Alignas(4096) uint64_t stranger[512];
+
+    hvt_cu_begin("devices=2", "", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    hvi_cu_ptr word = host_word();
+    hvi_cu_context context;
+    ck_assert_int_eq(hvt_cu.write64(stream, (uintptr_t)stranger, 1, 0), HVI_CU_INVALID_VALUE);
+    ck_assert_int_eq(hvt_cu.write64(stream, word + 4, 1, 0), HVI_CU_INVALID_VALUE);
+    ck_assert_int_eq(hvt_cu.wait64(stream, word + sizeof(page), 1, 0), HVI_CU_INVALID_VALUE);
+    ck_assert_int_eq(hvt_cu.wait64(stream, word, 1, 1), HVI_CU_INVALID_VALUE);
+    HVT_CU(hvt_cu.context_retain(&context, 1));
+    HVT_CU(hvt_cu.context_set(context));
+    ck_assert_int_eq(hvt_cu.write64(stream, word, 1, 0), FAKE_INVALID_HANDLE);
+    hvi_cu_ptr other = hvt_cu_alloc(8);
+    HVT_CU(hvt_cu.context_retain(&context, 0));
+    HVT_CU(hvt_cu.context_set(context));
+    ck_assert_int_eq(hvt_cu.write64(stream, other, 1, 0), HVI_CU_INVALID_VALUE);
+    HVT_CU(hvt_cu.host_unregister(page));
+    ck_assert_int_eq(hvt_cu.host_unregister(page), FAKE_NOT_REGISTERED);
+}
+END_TEST
+
+START_TEST(without_memory_operations_they_are_not_supported)
+{
+    hvt_cu_begin("", "no-memops", 0);
+    ck_assert_int_eq(hvt_cu.write64(NULL, host_word(), 1, 0), HVI_CU_NOT_SUPPORTED);
+}
+END_TEST
+
+START_TEST(a_gated_stream_blocks_those_of_its_connection_and_no_others)
+{
+    hvi_cu_stream streams[8];
+
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
+    hvt_cu_begin("", "", 0);
+    hvi_cu_ptr word = host_word();
+    for (unsigned i = 0; i < 8; i++)
+        streams[i] = hvt_cu_stream();
+    HVT_CU(hvt_cu.wait64(streams[1], word, 1, 0));
+    for (unsigned i = 0; i < 8; i++)
+        HVT_CU(hvt_cu.write64(streams[i], word + 64, 1, 0));
+    for (unsigned i = 0; i < 8; i++)
+        ck_assert_msg(i % 4 == 1 ? hvt_cu_waits(streams[i]) : hvt_cu_ends(streams[i]), "%u", i);
+    atomic_store(page, 1);
+    ck_assert(hvt_cu_ends(streams[1]) && hvt_cu_ends(streams[5]));
+}
+END_TEST
+
+START_TEST(the_default_stream_waits_for_blocking_ones_and_they_for_it)
+{
+    hvi_cu_stream blocking;
+
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream free_one = hvt_cu_stream();
+    hvi_cu_ptr word = host_word();
+    HVT_CU(hvt_cu.stream_create(&blocking, 0));
+    HVT_CU(hvt_cu.wait64(blocking, word, 1, 0));
+    HVT_CU(hvt_cu.write64(NULL, word + 8, 7, 0));
+    HVT_CU(hvt_cu.write64(free_one, word + 16, 8, 0));
+    ck_assert(hvt_cu_ends(free_one));
+    ck_assert(hvt_cu_waits(NULL));
+    atomic_store(page, 1);
+    ck_assert(hvt_cu_ends(NULL));
+    HVT_CU(hvt_cu.wait64((hvi_cu_stream)1, word + 24, 1, 0)); /* the same as NULL */
+    HVT_CU(hvt_cu.write64(blocking, word + 32, 1, 0));
+    HVT_CU(hvt_cu.write64((hvi_cu_stream)2, word + 40, 1, 0));
+    ck_assert(hvt_cu_waits(blocking));
+    ck_assert(hvt_cu_waits((hvi_cu_stream)2));
+    atomic_store(&page[3], 1);
+    ck_assert(hvt_cu_ends(blocking));
+    ck_assert(hvt_cu_ends((hvi_cu_stream)2));
+}
+END_TEST
+
+START_TEST(a_stream_that_is_destroyed_does_what_it_has)
+{
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    hvi_cu_ptr word = host_word();
+    HVT_CU(hvt_cu.wait64(stream, word, 1, 0));
+    HVT_CU(hvt_cu.write64(stream, word + 8, 9, 0));
+    HVT_CU(hvt_cu.stream_destroy(stream));
+    ck_assert_int_eq(hvt_cu.stream_query(stream), FAKE_INVALID_HANDLE);
+    atomic_store(page, 1);
+    for (int i = 0; i < 5000 && atomic_load(&page[1]) != 9; i++)
+        hvt_nap(1);
+    ck_assert_uint_eq(atomic_load(&page[1]), 9);
+}
+END_TEST
+
+static void *open_the_gate(void *unused)
+{
+    hvt_nap(50);
+    atomic_store(page, 1);
+    return unused;
+}
+
+START_TEST(with_strict_synchronisation_an_allocation_waits_for_gated_streams)
+{
+    const bool is_strict = _i == 1;
+    pthread_t thread;
+
+    hvt_cu_begin(is_strict ? "sync=strict" : "", "", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    HVT_CU(hvt_cu.wait64(stream, host_word(), 1, 0));
+    if (!is_strict)
+        hvt_cu_alloc(8);
+    pthread_create(&thread, NULL, open_the_gate, NULL);
+    if (is_strict)
+        hvt_cu_alloc(8);
+    ck_assert(!is_strict || atomic_load(page) == 1);
+    pthread_join(thread, NULL);
+    ck_assert(hvt_cu_ends(stream));
+}
+END_TEST
+
+START_TEST(everything_in_a_stream_may_be_late)
+{
+    struct timespec before, after;
+
+    hvt_cu_begin("", "delay@100000", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    HVT_CU(hvt_cu.write64(stream, host_word(), 1, 0));
+    HVT_CU(hvt_cu.stream_synchronize(stream));
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    ck_assert_int_ge(
+        (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000, 99);
+}
+END_TEST
+
+static void begin_capture(hvi_cu_stream stream)
+{
+    int (*begin)(hvi_cu_stream, int);
+    void *symbol = hvt_cu_symbol("cuStreamBeginCapture_v2");
+    int status = 0;
+
+    memcpy(&begin, &symbol, sizeof(begin));
+    HVT_CU(begin(stream, 0));
+    HVT_CU(hvt_cu.stream_capturing(stream, &status));
+    ck_assert_int_eq(status, 1);
+}
+
+static void write_while_captured(void)
+{
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    begin_capture(stream);
+    hvt_cu.write64(stream, host_word(), 1, 0);
+}
+
+START_TEST(a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_fault)
+{
+    hvt_expect_blame(write_while_captured, "a stream that is being captured");
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream stream = hvt_cu_stream();
+    hvi_cu_ptr from = hvt_cu_alloc(8);
+    begin_capture(stream);
+    ck_assert_int_eq(hvt_cu.copy(from, from, 8, stream), FAKE_CAPTURE_UNSUPPORTED);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("fakegpu stream");
+    TCase *tcase = tcase_create("stream");
+
+    tcase_add_test(tcase, a_wait_is_signed_and_cyclic);
+    tcase_add_test(tcase, a_streams_write_and_a_cpus_store_release_a_wait_and_a_copy_does_not);
+    tcase_add_test(tcase, with_the_other_answer_a_copy_releases_and_no_store_of_a_cpu);
+    tcase_add_test(tcase, a_batch_goes_in_order_and_has_fewer_than_256_operations);
+    tcase_add_test(tcase, a_word_that_is_not_registered_not_aligned_or_not_here_is_an_error);
+    tcase_add_test(tcase, without_memory_operations_they_are_not_supported);
+    tcase_add_test(tcase, a_gated_stream_blocks_those_of_its_connection_and_no_others);
+    tcase_add_test(tcase, the_default_stream_waits_for_blocking_ones_and_they_for_it);
+    tcase_add_test(tcase, a_stream_that_is_destroyed_does_what_it_has);
+    tcase_add_loop_test(tcase, with_strict_synchronisation_an_allocation_waits_for_gated_streams, 0,
+                        2);
+    tcase_add_test(tcase, everything_in_a_stream_may_be_late);
+    tcase_add_test(tcase,
+                   a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_fault);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
