@@ -231,17 +231,35 @@ int hvd_deregister(struct hvd_session *session, void *ptr)
     return drop(session, ptr, false, "hvd_deregister");
 }
 
-/* Until the engine takes operands on a GPU (HVI_FEATURE_DEVICE) there is nothing to let go of. */
+/* Takes the row of the allocation that holds `ptr` out of the table, with the lock. */
+static int forget(struct hvd_session *session, const void *ptr)
+{
+    struct client_memory_row *row = client_table_find(&session->memory.table, ptr, 1);
+    if (!row || row->kind != CLIENT_MEMORY_DEVICE)
+        return client_error(
+            HVD_ERR_NOT_FOUND,
+            "hvd_device_forget: this session knows no allocation of device memory that holds %p",
+            ptr);
+    if (row->users > 0)
+        client_complete_drain(&session->complete);
+    if (row->users > 0)
+        return client_error(HVD_ERR_BUSY,
+                            "hvd_device_forget: %p is used by %" PRIu32
+                            " operands of ops that are not finished; wait for "
+                            "them first",
+                            ptr, row->users);
+    client_table_remove(&session->memory.table, row);
+    client_control_region_remove(&session->link, row->region_id);
+    (void)client_table_release(row);
+    return HVD_OK;
+}
+
 int hvd_device_forget(struct hvd_session *session, void *ptr)
 {
     int rc = client_session_enter(session, "hvd_device_forget");
     if (rc != HVD_OK)
         return rc;
-    rc =
-        client_error(HVD_ERR_UNSUPPORTED,
-                     "hvd_device_forget: the engine has no device memory, so %p is not held by it; "
-                     "free it as it is",
-                     ptr);
+    rc = forget(session, ptr);
     client_session_leave(session);
     return rc;
 }

@@ -134,20 +134,50 @@ int hvd_cancel(struct hvd_op *op)
     return rc;
 }
 
-/* Every op is one of memory of the host until the engine takes operands on a GPU (HVI_FEATURE_DEVICE). */
-int hvd_op_stream_wait(struct hvd_op *op, void *stream)
+static int refuse_host(const struct hvd_op *op)
 {
     char text[HVI_TEXT_MAX / 2];
+    client_op_describe(op, text, sizeof(text));
+    return client_error(
+        HVD_ERR_UNSUPPORTED,
+        "hvd_op_stream_wait: %s is an op of memory of the host, which takes part in "
+        "no stream; call hvd_wait before the stream uses its result",
+        text);
+}
+
+/* Without the lock for the driver's call; the op stays the caller's. */
+static int wait_in_stream(struct hvd_session *session, const struct hvd_op *op, void *stream)
+{
+    struct client_fence fence = op->fence;
+    struct client_device *device = session->memory.device;
+    int ordinal = op->device;
+    /* What is submitted from now on may be behind the wait. */
+    if (op->seq > session->ring.waited_seq)
+        session->ring.waited_seq = op->seq;
+    pthread_mutex_unlock(&session->link.mutex);
+    int rc = client_fence_wait(device, &fence, ordinal, stream, "hvd_op_stream_wait");
+    pthread_mutex_lock(&session->link.mutex);
+    return rc;
+}
+
+int hvd_op_stream_wait(struct hvd_op *op, void *stream)
+{
     int rc = client_op_enter(op, "hvd_op_stream_wait");
-    (void)stream;
     if (rc != HVD_OK)
         return rc;
-    client_op_describe(op, text, sizeof(text));
-    rc = client_error(HVD_ERR_UNSUPPORTED,
-                      "hvd_op_stream_wait: %s is an op of memory of the host, which takes part in "
-                      "no stream; call hvd_wait before the stream uses its result",
-                      text);
-    client_session_leave(op->session);
+    struct hvd_session *session = op->session;
+    client_wait_progress(session,
+                         false); /* a dead engine is noticed, and its streams are released */
+    if (op->fence.turn == 0)
+        rc = refuse_host(op);
+    else if (!stream)
+        rc = client_error(
+            HVD_ERR_INVALID,
+            "hvd_op_stream_wait: stream is NULL, which names none; the default streams are "
+            "CU_STREAM_LEGACY ((void *)1) and CU_STREAM_PER_THREAD ((void *)2)");
+    else if (op->fence.cell != 0)
+        rc = wait_in_stream(session, op, stream);
+    client_session_leave(session);
     return rc;
 }
 

@@ -171,9 +171,16 @@ static void destroy(struct hvd_session *session)
     free(session);
 }
 
+/* Streams that wait for this session's ops go on, whoever else is dead. */
+static void end_session(struct client_complete *complete)
+{
+    client_fence_poison(complete->ops->memory->device);
+    client_complete_fail_all(complete);
+}
+
 static const struct client_link_calls link_calls = {
     .drain = client_complete_drain,
-    .ended = client_complete_fail_all,
+    .ended = end_session,
     .peer_region = client_peers_told,
     .message_lost = client_peers_ask_again,
 };

@@ -125,15 +125,22 @@ static void pause_for(struct client_link *link, short events)
     client_control_look(link);
 }
 
-static int send_request(struct client_link *link, const struct hvi_packet_msg *msg, int fd,
+/* A request with its descriptors. */
+struct request {
+    const struct hvi_packet_msg *msg;
+    const int *fds;
+    uint32_t fd_count;
+};
+
+static int send_request(struct client_link *link, const struct request *request,
                         struct client_patience *patience)
 {
     unsigned char bytes[CONTROL_BYTES];
     size_t length = 0;
-    int rc = hvi_packet_msg_encode(msg, bytes, sizeof(bytes), &length);
+    int rc = hvi_packet_msg_encode(request->msg, bytes, sizeof(bytes), &length);
     HVI_ASSERT(rc == HVD_OK);
     for (;;) {
-        rc = hvi_packet_send(link->socket_fd, bytes, length, &fd, fd >= 0 ? 1 : 0, 0);
+        rc = hvi_packet_send(link->socket_fd, bytes, length, request->fds, request->fd_count, 0);
         if (rc != HVD_ERR_TIMEOUT || client_patience_is_over(patience))
             return rc;
         pause_for(link, POLLOUT | POLLIN);
@@ -142,15 +149,15 @@ static int send_request(struct client_link *link, const struct hvi_packet_msg *m
     }
 }
 
-/* Sends msg (whose request number is pending->request) and waits for its Ack, which pending->ack is
+/* Sends a request (whose number is pending->request) and waits for its Ack, which pending->ack is
  * when HVD_OK is returned; the engine's verdict is in there. */
-static int call(struct client_link *link, const struct hvi_packet_msg *msg, int fd,
-                uint64_t timeout_ns, struct client_pending *pending)
+static int call(struct client_link *link, const struct request *request, uint64_t timeout_ns,
+                struct client_pending *pending)
 {
     struct client_patience patience = client_patience_of(timeout_ns);
     pending->done = false;
     LL_PREPEND(link->pending, pending);
-    int rc = send_request(link, msg, fd, &patience);
+    int rc = send_request(link, request, &patience);
     while (rc == HVD_OK && !pending->done) {
         if (link->end_status != HVD_OK)
             rc = HVD_ERR_CLOSED;
@@ -167,14 +174,15 @@ static int call(struct client_link *link, const struct hvi_packet_msg *msg, int 
 
 /* The engine's word on a request that it may refuse; sets the last error. `told` says what the engine
  * was told, `refused` what it refuses. */
-static int ask(struct client_link *link, const struct hvi_packet_msg *msg, int fd, const char *what,
-               const char *told, const char *refused, struct client_pending *pending)
+static int ask_for(struct client_link *link, const struct request *request, uint64_t timeout_ns,
+                   const char *what, const char *told, const char *refused,
+                   struct client_pending *pending)
 {
     const struct hvi_ack *ack = &pending->ack;
     int rc = client_link_usable(link, what);
     if (rc != HVD_OK)
         return rc;
-    rc = call(link, msg, fd, CLIENT_ACK_NS, pending);
+    rc = call(link, request, timeout_ns, pending);
     if (rc == HVD_ERR_CLOSED) {
         client_control_look(link);
         if (link->end_status != HVD_OK)
@@ -187,6 +195,13 @@ static int ask(struct client_link *link, const struct hvi_packet_msg *msg, int f
         return client_error(ack->status < 0 ? ack->status : HVD_ERR_PROTOCOL, "%s: %s%s", what,
                             refused, ack->text[0] ? ack->text : hvi_status_text(ack->status));
     return HVD_OK;
+}
+
+static int ask(struct client_link *link, const struct hvi_packet_msg *msg, int fd, const char *what,
+               const char *told, const char *refused, struct client_pending *pending)
+{
+    struct request request = {msg, &fd, fd >= 0 ? 1 : 0};
+    return ask_for(link, &request, CLIENT_ACK_NS, what, told, refused, pending);
 }
 
 int client_control_region_add(struct client_link *link, const struct hvi_region *region,
@@ -211,6 +226,93 @@ int client_control_region_add(struct client_link *link, const struct hvi_region 
     return rc;
 }
 
+/* All chunks but the last ones, which are acknowledged for all; none are left out where there are none. */
+static int send_chunks(struct client_link *link, struct hvi_packet_msg *msg, const int *fds,
+                       struct client_patience *patience, uint32_t *sent_p)
+{
+    const struct hvi_device_memory all = msg->device_add.memory;
+    struct hvi_device_memory *part = &msg->device_add.memory;
+    int rc = HVD_OK;
+    uint32_t sent = 0;
+    while (rc == HVD_OK && all.chunk_count - sent > HVI_WIRE_CHUNKS_MAX) {
+        struct request request = {msg, fds + sent, HVI_WIRE_CHUNKS_MAX};
+        msg->device_add.more = true;
+        part->chunks = all.chunks + sent;
+        part->chunk_count = HVI_WIRE_CHUNKS_MAX;
+        rc = send_request(link, &request, patience);
+        sent += HVI_WIRE_CHUNKS_MAX;
+    }
+    msg->device_add.more = false;
+    if (all.chunk_count > 0) {
+        part->chunks = all.chunks + sent;
+        part->chunk_count = all.chunk_count - sent;
+    }
+    *sent_p = sent;
+    return rc;
+}
+
+int client_control_device_add(struct client_link *link, const struct hvi_device_memory *memory,
+                              const int *fds, uint32_t fd_count, uint64_t timeout_ns,
+                              const char *what, uint32_t *region_id_p)
+{
+    struct client_pending pending = {.request = ++link->last_request};
+    struct client_patience patience = client_patience_of(CLIENT_ACK_NS);
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DEVICE_ADD};
+    uint32_t region_id = ++link->last_region, sent = 0;
+    char told[96], refused[112];
+    msg.device_add =
+        (struct hvi_device_add){.request = pending.request, .region = region_id, .memory = *memory};
+    snprintf(told, sizeof(told),
+             "was told of %" PRIu64 " bytes of device memory at %#" PRIx64 " and ", memory->bytes,
+             memory->address);
+    snprintf(refused, sizeof(refused),
+             "the engine refused %" PRIu64 " bytes of device memory at %#" PRIx64 ": ",
+             memory->bytes, memory->address);
+    int rc = client_link_usable(link, what);
+    if (rc == HVD_OK && send_chunks(link, &msg, fds, &patience, &sent) != HVD_OK)
+        rc = client_error(HVD_ERR_TIMEOUT, "%s: the engine (pid %d) takes no messages", what,
+                          link->engine_pid);
+    struct request request = {&msg, fds + sent, fd_count - sent};
+    if (rc == HVD_OK)
+        rc = ask_for(link, &request, timeout_ns, what, told, refused, &pending);
+    if (rc == HVD_OK)
+        *region_id_p = region_id;
+    else if (!pending.done)
+        client_control_region_forget(link, region_id);
+    return rc;
+}
+
+int client_control_check_devices(const struct client_link *link, const char *what, const char *gpu)
+{
+    if (link->channel.features & HVI_FEATURE_DEVICE)
+        return HVD_OK;
+    return client_error(HVD_ERR_UNSUPPORTED,
+                        "%s: the tensor lies in memory of %s, and the engine of job '%s' (pid %d) "
+                        "has no worker for GPUs; 'hvdctl doctor' says what hvdd misses; until then "
+                        "copy the tensor to memory of the host before the call, or set "
+                        "HVD_GPU=staged, which does so for ops without a stream",
+                        what, gpu, link->identity.job, link->engine_pid);
+}
+
+void client_control_lock(struct client_link *link)
+{
+    pthread_mutex_lock(&link->mutex);
+}
+
+void client_control_unlock(struct client_link *link)
+{
+    pthread_mutex_unlock(&link->mutex);
+}
+
+int client_control_fence_add(struct client_link *link, int fd, const char *what)
+{
+    struct client_pending pending = {.request = ++link->last_request};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_FENCE_ADD};
+    msg.fence_add.request = pending.request;
+    return ask(link, &msg, fd, what, "was handed the session's fences and ",
+               "the engine refused the session's fences: ", &pending);
+}
+
 static struct hvi_packet_msg remove_msg(uint64_t request, uint32_t region_id)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_REMOVE};
@@ -223,16 +325,18 @@ void client_control_region_remove(struct client_link *link, uint32_t region_id)
 {
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = remove_msg(pending.request, region_id);
+    struct request request = {.msg = &msg};
     if (link->end_status == HVD_OK)
-        call(link, &msg, -1, CLIENT_ACK_NS, &pending);
+        call(link, &request, CLIENT_ACK_NS, &pending);
 }
 
 void client_control_region_forget(struct client_link *link, uint32_t region_id)
 {
     struct hvi_packet_msg msg = remove_msg(++link->last_request, region_id);
+    struct request request = {.msg = &msg};
     struct client_patience none = {0};
     if (link->end_status == HVD_OK)
-        send_request(link, &msg, -1, &none);
+        send_request(link, &request, &none);
 }
 
 /* The engine lets nobody go before the nodes have met. Once an op has ended they have. */
@@ -247,13 +351,14 @@ static void say_farewell(struct client_link *link)
 {
     struct client_farewell *farewell = &link->farewell;
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+    struct request request = {.msg = &msg};
     struct client_patience none = {0};
     if (farewell->request == 0) {
         farewell->request = ++link->last_request;
         farewell->patience = client_patience_of(detach_ns(link));
     }
     msg.detach.request = farewell->request;
-    farewell->said = farewell->said || send_request(link, &msg, -1, &none) == HVD_OK;
+    farewell->said = farewell->said || send_request(link, &request, &none) == HVD_OK;
 }
 
 int client_control_detach(struct client_link *link, uint64_t wait_ns)
@@ -300,7 +405,8 @@ int client_control_timeline_stop(struct client_link *link)
 bool client_control_peer_ask(struct client_link *link, int32_t rank, uint32_t region)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_PEER_ASK};
+    struct request request = {.msg = &msg};
     struct client_patience none = {0};
     msg.peer_ask = (struct hvi_peer_ask){.rank = rank, .region = region};
-    return send_request(link, &msg, -1, &none) == HVD_OK;
+    return send_request(link, &request, &none) == HVD_OK;
 }

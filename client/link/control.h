@@ -8,6 +8,7 @@
 #ifndef HVD_CLIENT_CONTROL_H
 #define HVD_CLIENT_CONTROL_H
 
+#include "proto/wire.h"
 #include "shm/region.h"
 
 #include <stdbool.h>
@@ -27,6 +28,13 @@ void client_control_look(struct client_link *link);
  * others as the engine says, HVD_ERR_TIMEOUT, or the session's end. */
 int client_control_region_add(struct client_link *link, const struct hvi_region *region,
                               bool process_memory, const char *what, uint32_t *region_id_p);
+/* Announces an allocation of device memory under a new id, with its handle's descriptors, which stay the caller's, and waits until a
+ * worker has opened it. Errors as above; HVD_ERR_UNSUPPORTED: it cannot be opened, or there is no worker. */
+int client_control_device_add(struct client_link *link, const struct hvi_device_memory *memory,
+                              const int *fds, uint32_t fd_count, uint64_t timeout_ns,
+                              const char *what, uint32_t *region_id_p);
+/* Hands the engine the session's fence page; `fd` stays the caller's. Waits as client_control_region_add does. */
+int client_control_fence_add(struct client_link *link, int fd, const char *what);
 /* Takes a region back and waits until the engine has. Failure is harmless and not told. */
 void client_control_region_remove(struct client_link *link, uint32_t region_id);
 /* As above without waiting. */
@@ -36,6 +44,13 @@ void client_control_region_forget(struct client_link *link, uint32_t region_id);
 int client_control_timeline_start(struct client_link *link, int fd, const char *path,
                                   bool mark_cycles);
 int client_control_timeline_stop(struct client_link *link);
+/* HVD_OK, or HVD_ERR_UNSUPPORTED if the engine takes no memory of devices; `gpu` is for the sentence. */
+int client_control_check_devices(const struct client_link *link, const char *what, const char *gpu);
+
+/* The session's lock, for calls that must not be made with it, into the driver of a device. */
+void client_control_lock(struct client_link *link);
+void client_control_unlock(struct client_link *link);
+
 /* A clean goodbye; the first call says it. Waits for the engine's word, `wait_ns` at most. HVD_OK: the engine and the ranks do not
  * use the session's memory any more. HVD_INPROGRESS: to be called again. HVD_ERR_TIMEOUT: the engine is there and has
  * not answered for CLIENT_DETACH_NS, or for CLIENT_MEET_NS where no op has ended and the job's nodes may not have met; so it may

@@ -14,6 +14,7 @@ struct client_link;
 struct client_ring {
     struct client_link *link;
     uint64_t seq;        /* of the last published slot */
+    uint64_t waited_seq; /* of the newest op that a stream of this session waits for */
     uint32_t names_tail; /* free-running byte index into the name area */
     /* names_tail after each slot: frees the area with the ring */
     uint32_t slot_names_end[HVI_SQ_SLOTS];

@@ -2,6 +2,16 @@
 #include "client/memory/memory.h"
 
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum client_device_policy device_policy(void)
+{
+    const char *text = getenv("HVD_GPU");
+    if (text && strcmp(text, "staged") == 0)
+        return CLIENT_DEVICE_STAGED;
+    return text && strcmp(text, "required") == 0 ? CLIENT_DEVICE_REQUIRED : CLIENT_DEVICE_AUTO;
+}
 
 void client_memory_init(struct client_memory *memory, struct client_link *link)
 {
@@ -10,6 +20,7 @@ void client_memory_init(struct client_memory *memory, struct client_link *link)
     memory->staging.link = link;
     memory->peers.link = link;
     memory->remote_policy = client_remote_policy();
+    memory->device_policy = device_policy();
 }
 
 void client_memory_fini(struct client_memory *memory)
@@ -18,6 +29,8 @@ void client_memory_fini(struct client_memory *memory)
     client_table_fini(&memory->table);
     client_peers_fini(&memory->peers);
     client_huge_pages_fini(&memory->huge_pages);
+    client_device_free(memory->device);
+    memory->device = NULL;
 }
 
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand)

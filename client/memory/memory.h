@@ -4,6 +4,7 @@
 #ifndef HVD_CLIENT_MEMORY_H
 #define HVD_CLIENT_MEMORY_H
 
+#include "client/device/device.h"
 #include "client/memory/huge_pages.h"
 #include "client/memory/inline.h"
 #include "client/memory/operand.h"
@@ -16,6 +17,13 @@
 
 struct client_link;
 
+/* HVD_GPU: "staged", "required"; anything else is auto. */
+enum client_device_policy {
+    CLIENT_DEVICE_AUTO,    /* memory that no worker can open is staged where the op has no stream */
+    CLIENT_DEVICE_STAGED,  /* all of it */
+    CLIENT_DEVICE_REQUIRED /* none */
+};
+
 struct client_memory {
     struct client_link *link;
     struct client_table table;
@@ -25,12 +33,19 @@ struct client_memory {
     struct client_huge_pages huge_pages;
     enum client_remote_policy remote_policy;
     bool said_staged; /* that the engine does not offer HVI_FEATURE_PROCESS */
+    struct client_hosts hosts;
+    struct client_device *device; /* NULL until a tensor on a device was seen */
+    enum client_device_policy device_policy;
+    bool said_device_staged;
 };
 
 /* Of zeroed memory. Reads the environment. */
 void client_memory_init(struct client_memory *memory, struct client_link *link);
 /* Unmaps everything; adopted memory becomes private. */
 void client_memory_fini(struct client_memory *memory);
+
+/* A line for the user's log, unless *said. */
+void client_memory_say_once(struct client_memory *memory, bool *said, const char *text);
 
 /* What it has of ours. */
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand);

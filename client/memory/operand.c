@@ -4,25 +4,27 @@
  * twin. What is left is ordinary memory: a small tensor gets inline cells; a large one is named to
  * the engine by its address (HVI_REGION_PROCESS), which reads and writes it there, where that is
  * allowed and faster (remote.c); else it gets a staging block, and so does a tensor that is not
- * aligned to its element. */
+ * aligned to its element.
+ * Memory of a CUDA device is in the table too, once it is known to the engine (on_device.c). */
 #include "client/memory/operand.h"
 
 #include "client/link/link.h"
 #include "client/memory/memory.h"
 #include "hvd/hvd.h"
 
-void client_operand_classify(struct client_memory *memory, void *data, uint64_t bytes,
+bool client_operand_classify(struct client_memory *memory, void *data, uint64_t bytes,
                              struct client_operand *operand_p)
 {
     struct client_memory_row *row =
         bytes > 0 ? client_table_find(&memory->table, data, bytes) : NULL;
     operand_p->data = data;
     operand_p->bytes = bytes;
-    if (!row)
-        return;
+    if (!row) /* no lazy "or": one branch of the caller's decides about both tensors */
+        return (bytes < CLIENT_HOST_ASK) & client_hosts_know(&memory->hosts, data);
     operand_p->kind = row->kind;
     operand_p->row = row;
     row->users++;
+    return row->kind != CLIENT_MEMORY_DEVICE;
 }
 
 int client_operand_scratch(struct client_memory *memory, const char *what, uint64_t bytes,
@@ -48,16 +50,21 @@ int client_operand_scratch(struct client_memory *memory, const char *what, uint6
     return HVD_OK;
 }
 
-/* Said once: every large op of ordinary memory pays for it. */
+void client_memory_say_once(struct client_memory *memory, bool *said, const char *text)
+{
+    if (!*said)
+        client_link_log(memory->link, HVD_LOG_INFO, text);
+    *said = true;
+}
+
+/* Every large op of ordinary memory pays for it. */
 static void say_staged(struct client_memory *memory)
 {
-    if (memory->said_staged)
-        return;
-    memory->said_staged = true;
-    client_link_log(memory->link, HVD_LOG_INFO,
-                    "ordinary memory is copied to and from shared memory, because the engine "
-                    "may not access this process's memory; 'hvdctl doctor' says more; memory "
-                    "from hvd_alloc or hvd_adopt needs no copies");
+    client_memory_say_once(
+        memory, &memory->said_staged,
+        "ordinary memory is copied to and from shared memory, because the engine may not access "
+        "this process's memory; 'hvdctl doctor' says more; memory from hvd_alloc or hvd_adopt "
+        "needs no copies");
 }
 
 /* Names ordinary memory to the engine by its address. False when it needs a copy. */
@@ -82,11 +89,21 @@ static bool use_address(struct client_memory *memory, uint32_t element,
     return true;
 }
 
+static bool use_device(struct client_operand *operand)
+{
+    operand->region = operand->row->region_id;
+    operand->offset = (uint64_t)((uintptr_t)operand->data - operand->row->base);
+    operand->shared = NULL;
+    return true;
+}
+
 bool client_operand_direct(struct client_memory *memory, uint32_t element,
                            struct client_operand *operand)
 {
-    if (operand->kind == CLIENT_MEMORY_TWIN)
-        return false;
+    if (operand->kind == CLIENT_MEMORY_ORDINARY)
+        return use_address(memory, element, operand);
+    if (operand->kind == CLIENT_MEMORY_DEVICE)
+        return use_device(operand);
     if (operand->kind == CLIENT_MEMORY_MAPPED) {
         if (operand->row->process_memory) /* its pages came as they were touched */
             client_huge_pages_note(&memory->huge_pages, &memory->link->mutex, operand->data,
@@ -94,8 +111,9 @@ bool client_operand_direct(struct client_memory *memory, uint32_t element,
         if (client_table_use(element, operand))
             return true;
         client_memory_put(memory, operand);
+        return use_address(memory, element, operand);
     }
-    return use_address(memory, element, operand);
+    return false;
 }
 
 int client_operand_locate(struct client_memory *memory, const char *what, uint32_t element,

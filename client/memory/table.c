@@ -72,9 +72,8 @@ bool client_table_use(uint32_t element, struct client_operand *operand)
     return true;
 }
 
-/* The first row that overlaps [base, base + bytes), or NULL. */
-static struct client_memory_row *overlapping(const struct client_table *table, uintptr_t base,
-                                             uint64_t bytes)
+struct client_memory_row *client_table_overlapping(const struct client_table *table, uintptr_t base,
+                                                   uint64_t bytes)
 {
     uint32_t above = upper_bound(table, base);
     if (above > 0 && base - table->rows[above - 1]->base < table->rows[above - 1]->bytes)
@@ -83,7 +82,7 @@ static struct client_memory_row *overlapping(const struct client_table *table, u
     return next ? table->rows[above] : NULL;
 }
 
-static bool insert(struct client_table *table, struct client_memory_row *row)
+bool client_table_enter(struct client_table *table, struct client_memory_row *row)
 {
     if (table->count == table->capacity) {
         uint32_t capacity = table->capacity ? 2 * table->capacity : 16;
@@ -108,6 +107,30 @@ void client_table_remove(struct client_table *table, struct client_memory_row *r
     table->last[0] = table->last[1] = NULL;
 }
 
+/* Rows of which no op has an operand any more. */
+void client_table_sweep(struct client_table *table)
+{
+    struct client_memory_row **at = &table->gone;
+    while (*at) {
+        struct client_memory_row *row = *at;
+        if (row->users > 0) {
+            at = &row->next_gone;
+            continue;
+        }
+        *at = row->next_gone;
+        client_control_region_forget(table->link, row->region_id);
+        free(row);
+    }
+}
+
+void client_table_retire(struct client_table *table, struct client_memory_row *row)
+{
+    client_table_remove(table, row);
+    row->next_gone = table->gone;
+    table->gone = row;
+    client_table_sweep(table);
+}
+
 bool client_table_release(struct client_memory_row *row)
 {
     bool done = true;
@@ -125,8 +148,8 @@ bool client_table_release(struct client_memory_row *row)
 static void sweep(struct client_table *table, uintptr_t base, uint64_t bytes)
 {
     struct client_memory_row *row;
-    while ((row = overlapping(table, base, bytes)) && row->adoption && row->users == 0 &&
-           !client_forked_is_intact(row->adoption)) {
+    while ((row = client_table_overlapping(table, base, bytes)) && row->adoption &&
+           row->users == 0 && !client_forked_is_intact(row->adoption)) {
         client_table_remove(table, row);
         client_control_region_remove(table->link, row->region_id);
         (void)client_table_release(row);
@@ -140,7 +163,7 @@ int client_table_announce(struct client_table *table, struct client_memory_row *
     if (rc != HVD_OK)
         return rc;
     sweep(table, row->base, row->bytes);
-    if (overlapping(table, row->base, row->bytes))
+    if (client_table_overlapping(table, row->base, row->bytes))
         return client_error(HVD_ERR_INVALID,
                             "%s: [%#" PRIxPTR ", +%" PRIu64
                             ") overlaps memory that this session has already",
@@ -149,7 +172,7 @@ int client_table_announce(struct client_table *table, struct client_memory_row *
                                    &row->region_id);
     if (rc != HVD_OK)
         return rc;
-    if (overlapping(table, row->base, row->bytes) || !insert(table, row)) {
+    if (client_table_overlapping(table, row->base, row->bytes) || !client_table_enter(table, row)) {
         client_control_region_forget(table->link, row->region_id);
         return client_error(HVD_ERR_NO_MEMORY, "%s: no memory for the session's table", what);
     }
@@ -163,7 +186,7 @@ struct client_memory_row *client_table_named(const struct client_table *table, c
         struct client_memory_row *row = table->rows[i];
         bool is_from_alloc =
             row->kind == CLIENT_MEMORY_MAPPED && !row->adoption && !row->process_memory;
-        if (row->given == ptr && is_from_alloc == is_alloc)
+        if (row->given == ptr && is_from_alloc == is_alloc && row->kind != CLIENT_MEMORY_DEVICE)
             return row;
     }
     return NULL;
@@ -174,6 +197,11 @@ void client_table_fini(struct client_table *table)
     for (uint32_t i = 0; i < table->count; i++)
         (void)client_table_release(
             table->rows[i]); /* adopted memory keeps its contents in any case */
+    while (table->gone) {
+        struct client_memory_row *row = table->gone;
+        table->gone = row->next_gone;
+        free(row);
+    }
     free(table->rows);
     memset(table, 0, sizeof(*table));
 }

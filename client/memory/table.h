@@ -19,7 +19,7 @@ struct client_memory_row {
     uintptr_t base;    /* the caller's first byte */
     const void *given; /* what names the row to hvd_free and hvd_deregister */
     uint64_t bytes;
-    enum client_memory_kind kind; /* CLIENT_MEMORY_TWIN or _MAPPED */
+    enum client_memory_kind kind; /* CLIENT_MEMORY_TWIN, _MAPPED or _DEVICE */
     bool withdrawn; /* the twin is not used any more: the engine may still write to it */
     uint64_t skew;  /* offset in the region of the caller's first byte */
     uint32_t region_id;
@@ -27,6 +27,10 @@ struct client_memory_row {
     struct hvi_region region;
     struct client_forked *adoption;               /* whose pages the region has replaced, or NULL */
     struct client_process_memory *process_memory; /* that the region is, or NULL */
+    /* Of a device's memory, whose region is with the worker alone. */
+    uint64_t buffer_id;
+    int device; /* ordinal */
+    struct client_memory_row *next_gone;
 };
 
 struct client_table {
@@ -34,6 +38,8 @@ struct client_table {
     struct client_memory_row **rows; /* by base; they never overlap */
     uint32_t count, capacity;
     struct client_memory_row *last[2]; /* that were found: an input's and an output's, mostly */
+    /* Of device memory that was freed while ops used it; they go when these are over. */
+    struct client_memory_row *gone;
 };
 
 /* The row that holds all of [ptr, ptr + bytes), or NULL. */
@@ -57,6 +63,15 @@ void client_table_remove(struct client_table *table, struct client_memory_row *r
 /* Unmaps what a row that is in no table has, or gives adopted and process memory back to the caller.
  * False: it stays shared for want of memory. Needs no lock. */
 bool client_table_release(struct client_memory_row *row);
+
+/* Enters a row of device memory, whose region the engine knows; it is the table's from now on. False: no memory. */
+bool client_table_enter(struct client_table *table, struct client_memory_row *row);
+/* The first row that overlaps, or NULL. */
+struct client_memory_row *client_table_overlapping(const struct client_table *table, uintptr_t base,
+                                                   uint64_t bytes);
+/* Takes out a row of device memory that is not there any more, and those taken out before that no op uses now. */
+void client_table_retire(struct client_table *table, struct client_memory_row *row);
+void client_table_sweep(struct client_table *table);
 
 /* Session end: unmaps everything; adopted memory becomes private. */
 void client_table_fini(struct client_table *table);

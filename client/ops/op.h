@@ -20,6 +20,7 @@
 #ifndef HVD_CLIENT_OP_H
 #define HVD_CLIENT_OP_H
 
+#include "client/device/device.h"
 #include "client/memory/operand.h"
 #include "hvd/hvd.h"
 
@@ -61,8 +62,12 @@ struct hvd_op {
     int members;                   /* alltoall: of the set */
     int removed_set;               /* process_set_remove, _close */
     struct client_set *new_set;    /* process_set_add, _open: owned until it is in the table */
-    int64_t number; /* join, recv, process_set_add, _open: what the engine answered */
-    int peer, tag;  /* send, recv */
+    int64_t number;            /* join, recv, process_set_add, _open: what the engine answered */
+    int peer, tag;             /* send, recv */
+    struct client_fence fence; /* of an op on device memory; .cell until DONE */
+    int device;                /* ordinal, of such an op */
+    uint64_t seq;              /* of its submission */
+    void *stage_to;            /* device memory that wants the result from .out.shared, or NULL */
     struct {
         bool active;  /* in a slot: client/slots/arrive.c */
         bool brought; /* its payload is or was there */

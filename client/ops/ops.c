@@ -202,6 +202,20 @@ static void set_landed(struct client_ops *ops, struct hvd_op *op)
     op->new_set = NULL;
 }
 
+/* Of an op whose result need not be copied by memcpy. */
+static void put_output(struct client_ops *ops, struct hvd_op *op)
+{
+    /* A worker may still write to the fence of an op that failed while it executed. These two did not. */
+    if (op->fence.cell)
+        client_fence_put(ops->memory->device, &op->fence,
+                         op->status != HVD_OK && op->status != HVD_ERR_MISMATCH &&
+                             op->status != HVD_ERR_CANCELLED);
+    if (op->status != HVD_OK)
+        op->stage_to = NULL;
+    if (!op->stage_to)
+        client_memory_put(ops->memory, &op->out);
+}
+
 void client_op_land(struct client_ops *ops, struct hvd_op *op)
 {
     if (op->state == CLIENT_OP_SIZED)
@@ -215,7 +229,7 @@ void client_op_land(struct client_ops *ops, struct hvd_op *op)
         client_memory_withdraw(ops->memory, &op->out);
     client_memory_put(ops->memory, &op->in);
     if (!op->copy_to && !client_op_owns_result(op))
-        client_memory_put(ops->memory, &op->out);
+        put_output(ops, op);
     if (op->name)
         client_names_landed(op->name);
     set_landed(ops, op);

@@ -3,6 +3,7 @@
 #ifndef HVD_CLIENT_REQUEST_H
 #define HVD_CLIENT_REQUEST_H
 
+#include "base/types.h"
 #include "hvd/hvd.h"
 
 #include <stdbool.h>
@@ -28,6 +29,7 @@ struct client_request {
     /* Worked out by client_check_options and client_check. */
     int process_set;
     double prescale, postscale;
+    void *stream; /* of options; NULL: none */
     uint32_t element;
     uint64_t count, in_bytes, out_bytes;
     int members; /* of the set */
@@ -56,6 +58,12 @@ static inline struct client_request client_request_of(const char *what, uint8_t 
 /* "hvd_allreduce('w1')": how the sentences about a request begin. */
 #define CLIENT_LABEL_MAX (HVD_NAME_MAX + 128)
 void client_request_label(const struct client_request *request, char *text_p, size_t text_size);
+
+/* Whether the data of the input is read on this rank. */
+static inline bool client_request_reads_input(const struct client_request *request, int rank)
+{
+    return request->kind != HVI_KIND_BROADCAST || request->root == rank;
+}
 
 /* What request->op keeps of the arguments for its end. Needs the session's lock. */
 void client_request_remember(struct client_request *request);

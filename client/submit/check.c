@@ -38,12 +38,6 @@ static bool is_pair(const struct client_request *request)
     return request->kind == HVI_KIND_SEND || request->kind == HVI_KIND_RECV;
 }
 
-/* Whether the data of the input is read on this rank. */
-static bool reads_input(const struct client_request *request, int rank)
-{
-    return request->kind != HVI_KIND_BROADCAST || request->root == rank;
-}
-
 /* Elements and bytes of a tensor, and of an element; checks everything but its data pointer. */
 static int measure(struct client_request *request, const char *which,
                    const struct hvd_tensor *tensor, uint64_t *count_p, uint64_t *bytes_p)
@@ -136,7 +130,7 @@ static int check_overlap(const struct client_request *request)
 
 static int check_data(const struct client_request *request, int rank)
 {
-    if (!request->in->data && request->in_bytes > 0 && reads_input(request, rank))
+    if (!request->in->data && request->in_bytes > 0 && client_request_reads_input(request, rank))
         return refuse(request, HVD_ERR_INVALID, "in has %" PRIu64 " bytes and its data is NULL",
                       request->in_bytes);
     if (!request->out)
@@ -144,7 +138,7 @@ static int check_data(const struct client_request *request, int rank)
     if (!request->out->data && request->out_bytes > 0)
         return refuse(request, HVD_ERR_INVALID, "out has %" PRIu64 " bytes and its data is NULL",
                       request->out_bytes);
-    return reads_input(request, rank) ? check_overlap(request) : HVD_OK;
+    return client_request_reads_input(request, rank) ? check_overlap(request) : HVD_OK;
 }
 
 /* ---- what is special about each kind ---- */
@@ -305,10 +299,7 @@ int client_check_options(struct client_request *request)
                           "options->struct_size is %zu; call hvd_op_options_init first", bytes);
         memcpy(&options, request->options, bytes < sizeof(options) ? bytes : sizeof(options));
     }
-    if (options.stream)
-        return refuse(request, HVD_ERR_UNSUPPORTED,
-                      "options->stream is given, but tensors in memory of the host take part in no "
-                      "stream; let the stream finish before the call and give NULL");
+    request->stream = options.stream;
     request->prescale = options.prescale_factor;
     request->postscale = options.postscale_factor;
     request->process_set = options.process_set;

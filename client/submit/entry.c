@@ -52,6 +52,16 @@ static void fill_operands(const struct client_request *request, struct hvi_submi
         slot->dims[i] = tensor->dims[i];
 }
 
+/* No branch: the op has no fence, mostly, and then all of it is 0. */
+static void fill_fence(const struct client_ring *ring, struct hvd_op *op,
+                       struct hvi_submission *slot)
+{
+    op->seq = slot->seq;
+    slot->fence_turn = op->fence.turn;
+    slot->fence_cell = op->fence.cell;
+    slot->after = op->fence.turn ? ring->waited_seq : 0;
+}
+
 /* Matched by its tag. */
 static bool is_tagged(uint8_t kind)
 {
@@ -94,6 +104,7 @@ void client_entry_fill(struct client_ring *ring, struct client_set *set,
         slot->group_index = request->group_index;
     }
     fill_operands(request, slot);
+    fill_fence(ring, request->op, slot);
     fill_name(ring, set, request->op, slot);
     client_ring_filled(ring, ahead);
 }

@@ -11,13 +11,15 @@
 #include "client/ops/sets.h"
 #include "shm/abi.h"
 
-void client_operands_classify(struct client_memory *memory, const struct client_request *request)
+bool client_operands_classify(struct client_memory *memory, const struct client_request *request)
 {
     struct hvd_op *op = request->op;
+    bool sure = request->stream == NULL;
     if (request->in)
-        client_operand_classify(memory, request->in->data, request->in_bytes, &op->in);
+        sure &= client_operand_classify(memory, request->in->data, request->in_bytes, &op->in);
     if (request->out)
-        client_operand_classify(memory, request->out->data, request->out_bytes, &op->out);
+        sure &= client_operand_classify(memory, request->out->data, request->out_bytes, &op->out);
+    return sure;
 }
 
 static int locate_input(struct client_memory *memory, struct client_request *request,
@@ -32,7 +34,11 @@ static int locate_output(struct client_memory *memory, const struct client_reque
                          struct hvd_op *op)
 {
     int rc = client_operand_locate(memory, request->what, request->element, &op->out);
-    op->copy_to = op->out.copied ? op->out.data : NULL;
+    op->copy_to = (op->out.copied & (op->out.bytes > 0)) ? op->out.data : NULL;
+    if (op->out.kind != CLIENT_MEMORY_STAGED)
+        return rc;
+    op->stage_to = op->copy_to;
+    op->copy_to = NULL;
     return rc;
 }
 

@@ -2,14 +2,15 @@
  * Submission. A small op costs one lock, one look at the name (usually the one of the last call),
  * one slot and the bell; it allocates nothing and makes no system call unless the engine sleeps.
  *
- * What memory the tensors lie in is found out first; the way of the op follows from it.
+ * What memory the tensors lie in is found out first; the way of the op follows from it. That is a look at
+ * tables, unless a tensor may lie on a device: then the driver is asked (on_device.c).
  *
  * A call submits one op or a group, and a group all or none: everything is checked, claimed,
  * classified, located and copied for each member before the first slot is written, and all slots
  * are published by one store.
  *
- * Three things make the submitter leave the lock: making a staging region, waiting for its
- * acknowledgement, and a large copy. Before that the op and the name are claimed (so that no other
+ * Four things make the submitter leave the lock: making a staging region, waiting for its
+ * acknowledgement, a large copy, and the driver of a device. Before that the op and the name are claimed (so that no other
  * thread takes them); after it the session, the process set and the ring are looked at again. */
 #include "client/submit/submit.h"
 
@@ -22,6 +23,7 @@
 #include "client/slots/grants.h"
 #include "client/submit/check.h"
 #include "client/submit/entry.h"
+#include "client/submit/on_device.h"
 #include "client/submit/operands.h"
 
 #include <string.h>
@@ -122,19 +124,22 @@ static int claim_op(struct hvd_session *session, struct client_request *request)
     return HVD_OK;
 }
 
-static void copy_in(struct hvd_session *session, struct client_request *request)
+static int copy_in(struct hvd_session *session, struct client_request *request)
 {
     if (!request->copy_in || request->in_bytes == 0)
-        return;
+        return HVD_OK;
+    if (request->op->in.kind == CLIENT_MEMORY_STAGED)
+        return client_on_device_copy_in(session, request);
     if (request->in_bytes <= COPY_LOCKED_MAX) {
         memcpy(request->op->in.shared, request->in->data, request->in_bytes);
-        return;
+        return HVD_OK;
     }
     pthread_mutex_unlock(&session->link.mutex);
     uint64_t start_ns = hvi_clock_ns();
     memcpy(request->op->in.shared, request->in->data, request->in_bytes);
     request->copied_ns = hvi_clock_ns() - start_ns;
     pthread_mutex_lock(&session->link.mutex);
+    return HVD_OK;
 }
 
 /* Takes everything back; the requests may be submitted again. */
@@ -142,6 +147,8 @@ static void give_up(struct hvd_session *session, struct client_request *requests
 {
     for (uint32_t i = 0; i < count; i++) {
         struct client_request *request = &requests[i];
+        if (request->op)
+            client_fence_put(session->memory.device, &request->op->fence, false);
         if (request->op)
             client_op_release(&session->ops, request->op);
         if (request->claimed) {
@@ -194,6 +201,7 @@ static void launch(struct hvd_session *session, struct client_set *set,
 static int submit(struct hvd_session *session, struct client_request *requests, uint32_t count)
 {
     struct client_set *set = NULL;
+    bool sure = true, may_arrive = count == 1;
     int rc = look_around(session, requests, count, &set);
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++)
         rc = client_check(&requests[i], session->link.identity.rank, set);
@@ -202,18 +210,23 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
         if (rc == HVD_OK)
             rc = claim_op(session, &requests[i]);
         if (rc == HVD_OK)
-            client_operands_classify(&session->memory, &requests[i]);
+            sure &= client_operands_classify(&session->memory, &requests[i]);
     }
-    if (rc == HVD_OK && count == 1 && client_arrive(&session->slots, set, requests))
+    if (!sure && rc == HVD_OK) {
+        rc = client_on_device_look(session, requests, count, &may_arrive);
+        if (rc == HVD_OK) /* the lock may have been given up */
+            rc = look_around(session, requests, count, &set);
+    }
+    if (rc == HVD_OK && may_arrive && client_arrive(&session->slots, set, requests))
         return HVD_OK;
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
         rc = client_operands_locate(&session->memory, &requests[i], session->link.identity.rank);
         if (rc == HVD_OK)
-            copy_in(session, &requests[i]);
+            rc = copy_in(session, &requests[i]);
     }
     if (rc == HVD_OK)
         rc = look_around(session, requests, count, &set);
-    if (rc == HVD_OK && count == 1 && client_arrive_medium(&session->slots, set, requests))
+    if (rc == HVD_OK && may_arrive && client_arrive_medium(&session->slots, set, requests))
         return HVD_OK;
     if (rc == HVD_OK)
         launch(session, set, requests, count);

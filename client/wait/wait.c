@@ -122,6 +122,23 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
     client_memory_put(&session->memory, &op->out);
 }
 
+/* The same to a device's memory. */
+static void stage_out(struct hvd_session *session, struct hvd_op *op)
+{
+    client_op_set_state(&session->ops, op, CLIENT_OP_COPYING);
+    pthread_mutex_unlock(&session->link.mutex);
+    int rc = op->out_bytes == 0 ? HVD_OK
+                                : client_device_copy_out(op->out.device, "hvd_wait", op->stage_to,
+                                                         op->out.shared, op->out_bytes);
+    pthread_mutex_lock(&session->link.mutex);
+    if (rc != HVD_OK) {
+        op->status = rc;
+        op->error_owned = strdup(hvd_last_error());
+        op->error = op->error_owned ? op->error_owned : "the copy to the device has failed";
+    }
+    client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
+}
+
 int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
 {
     if (op->slot.active)
@@ -130,7 +147,10 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op)
         copy_out(session, op);
     } else if (op->state == CLIENT_OP_DONE) {
         session->ops.unseen--;
-        client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
+        if (op->stage_to)
+            stage_out(session, op);
+        else
+            client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
         if (!client_op_owns_result(op))
             client_memory_put(&session->memory, &op->out);
     }

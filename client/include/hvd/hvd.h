@@ -143,8 +143,11 @@ enum hvd_log_level { HVD_LOG_ERROR = 0, HVD_LOG_WARN = 1, HVD_LOG_INFO = 2, HVD_
 struct hvd_session; /* one rank's attachment to its job */
 struct hvd_op;      /* one submitted op, from submission to hvd_op_free */
 
-/* A dense row-major tensor in memory of the host, which the caller owns. ndim 0 is a scalar (one
- * element). A dimension of 0 is legal; data may then be NULL. */
+/* A dense row-major tensor in memory of the host, or of a CUDA device, which the caller owns. ndim 0 is
+ * a scalar (one element). A dimension of 0 is legal; data may then be NULL.
+ *   Memory of a device is made known to the engine at its first use, by allocation: that blocks, 35 s at
+ * most, because the first one of a GPU starts hvdd's worker for it. All tensors of an op lie on one device
+ * or on the host. Where hvdd has no worker for the GPU: HVD_ERR_UNSUPPORTED, with what is missing. */
 struct hvd_tensor {
     void *data;
     enum hvd_dtype dtype;
@@ -299,8 +302,9 @@ HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
 /* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
- * lets go of it. HVD_ERR_UNSUPPORTED as long as tensors lie in memory of the host alone, as they do
- * today: the engine has no device memory, which may be freed without this call. */
+ * lets go of it. Without this call a free is noticed at the next use of that address, and until then
+ * the GPU's memory is not free. Blocks, 5 s at most. HVD_ERR_BUSY while an op in flight uses it,
+ * HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_device_forget(struct hvd_session *session, void *ptr);
 
 /* ---- ops ------------------------------------------------------------------------------------- */
@@ -312,8 +316,13 @@ struct hvd_op_options {
     double prescale_factor;  /* multiplies each input; 1.0 */
     double postscale_factor; /* multiplies the result; 1.0. Integers: in double, then truncated */
     int process_set;         /* an id from hvd_op_process_set or _add; 0: all ranks */
-    /* The CUDA stream (cudaStream_t) that the op takes part in; it stays the caller's. NULL: none. Memory
-     * of the host takes part in no stream: HVD_ERR_UNSUPPORTED for anything but NULL. */
+    /* Of tensors in memory of a CUDA device: the stream (CUstream, cudaStream_t) that the op takes part in;
+     * it stays the caller's. CU_STREAM_LEGACY and CU_STREAM_PER_THREAD name the default ones. The GPU waits
+     * for the work that the stream has now; the call waits for nothing. The result may be used
+     * after hvd_wait, or in a stream after hvd_op_stream_wait; until hvd_wait or hvd_test has seen
+     * the op finished the memory must not be freed. NULL: the memory is ready, the caller has seen to
+     * that. Memory of the host takes part in no stream: HVD_ERR_UNSUPPORTED for anything but NULL, and so
+     * is a stream that is being captured into a graph. HVD_ERR_INVALID: a stream of another device. */
     void *stream;
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);
@@ -524,8 +533,11 @@ HVD_API const char *hvd_op_error(const struct hvd_op *op);
 HVD_API int hvd_op_culprit(const struct hvd_op *op);
 /* Of an op on tensors of a CUDA device: what is enqueued in `stream` (CUstream or cudaStream_t) from now on
  * begins when the op is over; the call waits for nothing. That is no success: a stream goes on also
- * after a failure, with undefined outputs, and hvd_test or hvd_wait tells.
- * HVD_ERR_UNSUPPORTED for an op of memory of the host, as every op is today: wait for it (hvd_wait). */
+ * after a failure, with undefined outputs, and hvd_test or hvd_wait tells. It goes on too when the engine or
+ * the GPU's worker dies; when hvdd is dead as well, with the next call of this session: a
+ * thread that waits for its stream alone then waits for ever.
+ * HVD_ERR_UNSUPPORTED for an op of memory of the host (call hvd_wait) and while the stream is captured
+ * into a graph; HVD_ERR_INVALID for a stream of another device. */
 HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);
 /* Releases a finished op. An op in flight is released once it finishes; until then its memory must
  * stay, and its output is then undefined. NULL is fine. */

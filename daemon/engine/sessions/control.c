@@ -229,7 +229,7 @@ static void serve(struct engine_session *session, const struct hvi_packet_msg *m
         engine_device_take(session, &msg->device_add);
         return;
     case HVI_PACKET_FENCE_ADD:
-        engine_fence_add(session, msg->fence_add.request);
+        engine_device_take_page(session, msg->fence_add.request);
         return;
     case HVI_PACKET_TIMELINE_START:
         start_timeline(session, &msg->timeline_start);

@@ -11,6 +11,8 @@ void engine_device_offer(struct engine_session *session);
 /* DeviceAdd, with its descriptors in the packet. */
 void engine_device_take(struct engine_session *session, const struct hvi_device_add *add);
 /* True: the region is one of memory of a GPU, and the Ack was sent or follows. */
+/* FenceAdd, with its descriptor in the packet. */
+void engine_device_take_page(struct engine_session *session, uint64_t request);
 bool engine_device_remove(struct engine_session *session, const struct hvi_region_remove *remove);
 /* What the session waits for is not answered any more. */
 void engine_device_close_session(struct engine_session *session);

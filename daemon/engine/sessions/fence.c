@@ -10,65 +10,9 @@
 #include "daemon/engine/exec/exec.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/sessions/complete.h"
-#include "daemon/engine/sessions/control.h"
-#include "daemon/engine/sessions/device.h"
 #include "daemon/engine/sessions/intake.h"
 
 #include <stdlib.h>
-
-/* ---- the page ---- */
-
-static int open_page(struct engine_session *session, uint64_t request, const char **text_p)
-{
-    struct engine_sessions *sessions = session->sessions;
-    struct engine_fences *fences = calloc(1, sizeof *fences);
-    int status = HVI_ERR_NO_MEMORY;
-
-    if (fences)
-        status = hvi_fence_map(sessions->packet.fds[0], &fences->page);
-    *text_p = status == HVI_ERR_PROTOCOL ? "the descriptor is no fence page of this version"
-                                         : hvi_status_text(status);
-    if (status != HVI_OK) {
-        free(fences);
-        return status;
-    }
-    hvi_packet_take_fd(&sessions->packet, 0);
-    uint64_t ticket = engine_device_wish(session, request, 0);
-    status = ticket != 0 ? engine_device_page(sessions->device, ticket, fences->page.map.fd,
-                                              &fences->number)
-                         : HVI_ERR_NO_MEMORY;
-    if (status != HVI_INPROGRESS && ticket != 0)
-        engine_device_unwish(sessions, ticket);
-    *text_p = status == HVI_OK ? "" : hvi_status_text(status);
-    if (status < 0) {
-        hvi_fence_fini(&fences->page);
-        free(fences);
-        return status;
-    }
-    session->fences = fences;
-    sessions->fenced++;
-    sessions->calls->fences(sessions->user, session->seat);
-    return status;
-}
-
-void engine_fence_add(struct engine_session *session, uint64_t request)
-{
-    const char *text = "the session has a fence page already";
-    int status = HVI_ERR_EXISTS;
-
-    if (session->sessions->packet.fd_count != 1) {
-        engine_session_violation(session, "a FenceAdd without its descriptor");
-        return;
-    }
-    if (!session->sessions->device->enabled) {
-        status = HVI_ERR_UNSUPPORTED;
-        text = "hvdd starts no GPU workers on this node";
-    } else if (!session->fences) {
-        status = open_page(session, request, &text);
-    }
-    if (status != HVI_INPROGRESS)
-        engine_control_ack(session, request, status, text);
-}
 
 void engine_fence_fini(struct engine_session *session)
 {

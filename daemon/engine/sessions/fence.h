@@ -24,11 +24,6 @@ struct engine_fences {
     uint64_t turns[HVI_FENCE_CELLS]; /* used last */
 };
 
-/* FenceAdd, with its descriptor in the packet. */
-void engine_fence_add(struct engine_session *session, uint64_t request);
-/* The page is with all workers. */
-void engine_fence_paged(struct engine_session *session, uint64_t request, int status,
-                        const char *text);
 /* NULL: a submission may use this cell with this turn; else why not. Pure. */
 const char *engine_fences_refuse(const struct engine_fences *fences, uint32_t cell, uint64_t turn);
 /* A new request of a session with a page. */

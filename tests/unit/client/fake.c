@@ -45,6 +45,9 @@ struct hvt_fake_session {
     struct fake_sizing sizing[SIZING];
     uint64_t completion_seq;
     bool detached;
+    struct hvi_fence_page fences;
+    struct hvi_device_memory device; /* the last that was announced; without .chunks */
+    uint32_t devices, chunks;        /* announced; .chunks of the last one */
 };
 
 struct hvt_fake {
@@ -251,6 +254,35 @@ static void add_region(struct hvt_fake_session *session, const struct hvi_region
     send_ack(session, add->request, HVD_OK, NULL);
 }
 
+static void add_device(struct hvt_fake_session *session, const struct hvi_device_add *add,
+                       const struct hvi_packet *packet)
+{
+    const struct hvt_fake_script *script = &session->fake->script;
+    struct fake_region *region = find_region(session, 0);
+    uint32_t fds = add->memory.kind == HVI_DEVICE_POOL ? 1 : (uint32_t)add->memory.chunk_count;
+    HVI_ASSERT(packet->fd_count == fds);
+    HVI_ASSERT(find_region(session, add->region) == NULL);
+    session->chunks += (uint32_t)add->memory.chunk_count;
+    if (add->more)
+        return;
+    session->device = add->memory;
+    session->device.chunks = NULL;
+    session->devices++;
+    if (script->device_status == HVD_OK) {
+        HVI_ASSERT(session->fences.cells != NULL);
+        region->id = add->region;
+        region->map = (struct hvi_region)HVI_REGION_INIT;
+    }
+    send_ack(session, add->request, script->device_status, script->device_text);
+}
+
+static void add_fences(struct hvt_fake_session *session, const struct hvi_fence_add *add, int fd)
+{
+    HVI_ASSERT(session->fences.cells == NULL);
+    HVI_ASSERT(hvi_fence_map(fd, &session->fences) == HVD_OK);
+    send_ack(session, add->request, HVD_OK, NULL);
+}
+
 static void remove_region(struct hvt_fake_session *session, const struct hvi_region_remove *remove)
 {
     struct fake_region *region = find_region(session, remove->region);
@@ -284,6 +316,10 @@ static void control(struct hvt_fake_session *session)
         add_region(session, &msg.region_add, hvi_packet_take_fd(packet, 0));
     } else if (msg.kind == HVI_PACKET_REGION_REMOVE) {
         remove_region(session, &msg.region_remove);
+    } else if (msg.kind == HVI_PACKET_DEVICE_ADD) {
+        add_device(session, &msg.device_add, packet);
+    } else if (msg.kind == HVI_PACKET_FENCE_ADD) {
+        add_fences(session, &msg.fence_add, hvi_packet_take_fd(packet, 0));
     } else {
         HVI_ASSERT(msg.kind == HVI_PACKET_DETACH);
         session->detached = true;
@@ -579,6 +615,8 @@ static void free_session(struct hvt_fake_session *session)
         if (session->regions[i].id)
             hvi_region_fini(&session->regions[i].map);
     hvi_channel_fini(&session->channel);
+    if (session->fences.cells)
+        hvi_fence_fini(&session->fences);
     close(session->engine_event);
     close(session->client_event);
 }
@@ -702,12 +740,36 @@ uint32_t hvt_fake_regions(struct hvt_fake_session *session)
     return count;
 }
 
+struct hvi_fence_page *hvt_fake_fences(struct hvt_fake_session *session)
+{
+    return session->fences.cells ? &session->fences : NULL;
+}
+
+struct hvi_device_memory hvt_fake_device(struct hvt_fake_session *session, uint32_t *count_p,
+                                         uint32_t *chunks_p)
+{
+    pthread_mutex_lock(&session->fake->mutex);
+    struct hvi_device_memory device = session->device;
+    *count_p = session->devices;
+    *chunks_p = session->chunks;
+    pthread_mutex_unlock(&session->fake->mutex);
+    return device;
+}
+
 bool hvt_fake_detached(struct hvt_fake_session *session)
 {
     pthread_mutex_lock(&session->fake->mutex);
     bool detached = session->detached;
     pthread_mutex_unlock(&session->fake->mutex);
     return detached;
+}
+
+void hvt_fake_refuse_devices(struct hvt_fake *fake, int status, const char *text)
+{
+    pthread_mutex_lock(&fake->mutex);
+    fake->script.device_status = status;
+    fake->script.device_text = text;
+    pthread_mutex_unlock(&fake->mutex);
 }
 
 void hvt_fake_refuse_regions(struct hvt_fake *fake, int status, const char *text)

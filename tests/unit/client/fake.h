@@ -10,7 +10,9 @@
 #define HVT_CLIENT_FAKE_H
 
 #include "hvd/hvd.h"
+#include "proto/wire.h"
 #include "shm/abi.h"
+#include "shm/fence.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,6 +41,8 @@ struct hvt_fake_script {
     bool manual;       /* the test plays the engine */
     int region_status; /* Ack of RegionAdd */
     const char *region_text;
+    int device_status; /* Ack of DeviceAdd */
+    const char *device_text;
     bool mute;           /* no Ack at all */
     uint64_t features;   /* of the channel: HVI_FEATURE_* */
     uint64_t silence_ns; /* of the bell page, whose beat is the test's */
@@ -97,6 +101,13 @@ void hvt_fake_die(struct hvt_fake_session *session);
 struct hvi_channel_header *hvt_fake_header(struct hvt_fake_session *session);
 /* Regions the client has announced and not taken back. */
 uint32_t hvt_fake_regions(struct hvt_fake_session *session);
+/* The session's fence page, NULL before FenceAdd. */
+struct hvi_fence_page *hvt_fake_fences(struct hvt_fake_session *session);
+/* The device memory that was announced last; how many allocations were, and chunks of all. */
+struct hvi_device_memory hvt_fake_device(struct hvt_fake_session *session, uint32_t *count_p,
+                                         uint32_t *chunks_p);
+/* Later DeviceAdd are answered with this. */
+void hvt_fake_refuse_devices(struct hvt_fake *fake, int status, const char *text);
 /* Whether a Detach has come. */
 bool hvt_fake_detached(struct hvt_fake_session *session);
 /* Later RegionAdd are answered with this. */

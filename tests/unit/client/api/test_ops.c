@@ -44,7 +44,7 @@ static void finish(struct hvd_op *op, uint64_t cookie)
     hvd_op_free(op);
 }
 
-/* As long as no worker has a GPU for the job: refused with what to do instead, and nothing else has happened. */
+/* Refused with what to do instead, and nothing else has happened. */
 START_TEST(no_op_takes_part_in_a_stream)
 {
     struct hvd_tensor t = hvd_tensor_1d(memory, HVD_FLOAT32, 3);
@@ -53,9 +53,18 @@ START_TEST(no_op_takes_part_in_a_stream)
     ck_assert_int_eq(hvd_op_stream_wait(op, &t), HVD_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "'w1'"));
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "call hvd_wait before"));
-    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "free it as it is"));
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_NOT_FOUND);
     finish(op, slot.cookie);
+    struct hvd_op_options options;
+    hvd_op_options_init(&options);
+    options.stream = &t;
+    op = NULL;
+    ck_assert_int_eq(hvd_allreduce_async(session, "w1", &t, &t, HVD_SUM, &options, &op),
+                     HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "tensors in memory of the host"));
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, &options, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_null(op);
+    ck_assert(hvt_fake_is_idle(engine));
 }
 END_TEST
 

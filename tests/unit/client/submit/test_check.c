@@ -338,16 +338,19 @@ START_TEST(old_options_without_a_process_set_mean_all_ranks)
 }
 END_TEST
 
-START_TEST(host_memory_takes_part_in_no_stream)
+/* What memory the tensors are is not this room's question (submit/on_device.c). */
+START_TEST(the_stream_is_taken_from_options_that_have_one)
 {
     struct hvd_op_options options;
     hvd_op_options_init(&options);
     ck_assert_ptr_null(options.stream);
     options.stream = &options;
     request.options = &options;
-    expect(HVD_ERR_UNSUPPORTED, "options->stream is given, but tensors in memory of the host");
+    expect(HVD_OK, NULL);
+    ck_assert_ptr_eq(request.stream, &options);
     options.struct_size = offsetof(struct hvd_op_options, stream); /* of an older hvd.h */
     expect(HVD_OK, NULL);
+    ck_assert_ptr_null(request.stream);
 }
 END_TEST
 
@@ -391,7 +394,7 @@ int main(void)
     tcase_add_test(tcase, splits_must_add_up);
     tcase_add_test(tcase, an_alltoall_does_not_work_in_place);
     tcase_add_test(tcase, old_options_without_a_process_set_mean_all_ranks);
-    tcase_add_test(tcase, host_memory_takes_part_in_no_stream);
+    tcase_add_test(tcase, the_stream_is_taken_from_options_that_have_one);
     tcase_add_test(tcase, many_ranks_are_described_by_some);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Memory of CUDA devices, as the client sees it: which pointers are such memory, how an allocation is made
+ * known to the engine, and the fences by which streams and the engine's worker wait for each other
+ * (docs/design/gpu.md).
+ *
+ * libcuda is used when the process has it loaded, and never loaded by us. The driver is called without the
+ * session's lock: functions that say nothing about the lock are called without it. The driver's calls are
+ * made with a context of the right device; the thread has its own context again afterwards. */
+#ifndef HVD_CLIENT_DEVICE_H
+#define HVD_CLIENT_DEVICE_H
+
+#include "gpu/cuda.h"
+#include "shm/fence.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct client_link;
+
+/* ---- which memory is the host's ---- */
+
+#define CLIENT_HOST_SHIFT    21u /* no allocation of a device shares 2 MiB with memory of the host */
+#define CLIENT_HOST_GRANULES 64u
+#define CLIENT_HOST_ASK      32768u /* a tensor of so many bytes can pay for the question at each op */
+
+/* The granules that were memory of the host when it was asked. Needs the session's lock. Smaller tensors
+ * trust them: a granule that becomes a device's is noticed with the first large tensor or new granule. */
+struct client_hosts {
+    uintptr_t granules[CLIENT_HOST_GRANULES];
+    uint64_t era; /* of the driver, when they were asked */
+};
+
+/* True for NULL. */
+static inline bool client_hosts_know(const struct client_hosts *hosts, const void *data)
+{
+    uintptr_t granule = (uintptr_t)data >> CLIENT_HOST_SHIFT;
+    return hosts->granules[granule % CLIENT_HOST_GRANULES] == granule;
+}
+
+/* Adds what was found to be the host's; forgets all others first if the driver was loaded or initialised since. */
+void client_hosts_note(struct client_hosts *hosts, const void *data);
+void client_hosts_forget(struct client_hosts *hosts);
+
+/* ---- the driver ---- */
+
+/* This process has no libcuda, so all its memory is the host's. Some ten nanoseconds; with or without the lock. */
+bool client_driver_is_absent(void);
+/* The process' table. NULL: there is no libcuda, or none that can be used; *why_p is then "" or the sentence. Both live for
+ * ever. */
+const struct hvi_cuda *client_driver_get(const char **why_p);
+
+/* A context that was made current for some calls. */
+struct client_driver_scope {
+    const struct hvi_cuda *cuda;
+    hvi_cu_context before;
+    bool changed;
+};
+/* Makes a context of the device current; the primary one if the thread's is none of it. The driver's error. */
+int client_driver_enter(int device, struct client_driver_scope *scope_p);
+/* Memory of this device was seen, so there is a context of it. */
+void client_driver_note(int device);
+/* Keeps the thread's context; if it has none, one that this process has anyway. HVI_CU_INVALID_CONTEXT: there is none. */
+int client_driver_enter_any(struct client_driver_scope *scope_p);
+/* The same for a stream, whose context it is. HVI_CU_INVALID_VALUE for a stream of another device. */
+int client_driver_enter_stream(int device, void *stream, struct client_driver_scope *scope_p);
+void client_driver_leave(const struct client_driver_scope *scope);
+
+/* ---- allocations ---- */
+
+enum client_device_kind {
+    CLIENT_DEVICE_HOST,    /* also managed memory, which CPUs may use as it is */
+    CLIENT_DEVICE_SHARED,  /* can be opened by a worker */
+    CLIENT_DEVICE_UNSHARED /* no kind of handle */
+};
+
+struct client_device_memory {
+    enum client_device_kind kind;
+    uint64_t base, bytes; /* of the allocation */
+    uint64_t buffer_id;   /* never used again by another allocation of this process */
+    uint32_t handle;      /* enum hvi_device_kind, of CLIENT_DEVICE_SHARED */
+    void *pool;           /* of HVI_DEVICE_POOL */
+    int device;           /* ordinal in this process */
+    unsigned char uuid[16];
+};
+
+/* What the driver says of a pointer. HVD_OK, or HVD_ERR_UNSUPPORTED with the last error set. `what` is the call, for sentences;
+ * `which` is "in" or "out". */
+int client_device_classify(const void *data, const char *what, const char *which,
+                           struct client_device_memory *memory_p);
+/* BUFFER_ID of the address now; 0: none. */
+uint64_t client_device_buffer_id(const void *data);
+
+/* ---- of a session ---- */
+
+/* One op's cell of the fence page (shm/fence.h). */
+struct client_fence {
+    uint32_t cell; /* 0: none any more */
+    uint64_t turn; /* 0: the op has no fence */
+};
+
+/* Needs the session's lock, but for .making. */
+struct client_device {
+    struct client_link *link;
+    pthread_mutex_t making; /* of the page; never taken with the session's lock */
+    struct hvi_fence_page page;
+    bool page_known;    /* to the engine */
+    hvi_cu_ptr address; /* of the page for streams; 0: not registered yet */
+    bool imported;      /* an allocation was: a worker is there */
+    bool poisoned;
+    uint32_t fresh;                  /* cells never used start here */
+    uint32_t free_first, free_count; /* ring of cells that may be used again, the oldest first */
+    uint32_t retired;                /* cells that are not used any more */
+    uint16_t free_cells[HVI_FENCE_CELLS];
+    uint64_t turns[HVI_FENCE_CELLS]; /* last used */
+};
+
+/* NULL: no memory. */
+struct client_device *client_device_new(struct client_link *link);
+/* Releases all waiters. NULL is fine. */
+void client_device_free(struct client_device *device);
+
+/* Makes the fence page known to the engine, and the allocation: *region_p. Waits for Acks, 35 seconds at most. HVD_ERR_UNSUPPORTED:
+ * the engine, hvdd or the worker has said why, or the driver makes no handle: .kind is CLIENT_DEVICE_UNSHARED then; or others,
+ * with the last error set. */
+int client_device_register(struct client_device *device, struct client_device_memory *memory,
+                           const char *what, uint32_t *region_p);
+
+/* A cell for an op. HVD_ERR_LIMIT with the last error set. Needs the lock. */
+int client_fence_take(struct client_device *device, const char *what, struct client_fence *fence_p);
+/* The op is over; `retire`: a worker may still write to its cell. Needs the lock. Clears .cell. */
+void client_fence_put(struct client_device *device, struct client_fence *fence, bool retire);
+/* From now on, or in this stream after what it has now, the operands may be used. HVD_ERR_UNSUPPORTED while the stream is captured,
+ * HVD_ERR_INVALID for one of another device, with the last error set. */
+int client_fence_ready(struct client_device *device, const struct client_fence *fence, int ordinal,
+                       void *stream, const char *what);
+/* The stream waits until the op is over. Errors as above. */
+int client_fence_wait(struct client_device *device, const struct client_fence *fence, int ordinal,
+                      void *stream, const char *what);
+/* The session is over: releases every stream that waits for its ops. Needs the lock; calls no driver. NULL is fine. */
+void client_fence_poison(struct client_device *device);
+
+/* Copies between a device and the host; they wait for the copy. HVD_OK, or HVD_ERR_UNSUPPORTED with the last error set. */
+int client_device_copy_in(int ordinal, const char *what, void *host, const void *from,
+                          uint64_t bytes);
+int client_device_copy_out(int ordinal, const char *what, void *to, const void *host,
+                           uint64_t bytes);
+
+#endif

@@ -1,0 +1,561 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Tensors in memory of a CUDA device, on the fake libcuda, before a scripted engine: the test plays the engine and its worker. */
+#include "base/types.h"
+#include "client/session/session.h"
+#include "gpu/cuda.h"
+#include "tests/unit/client/fake.h"
+#include "tests/unit/hvt_main.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define COUNT  1000
+#define BYTES  (COUNT * sizeof(float))
+#define LEGACY ((void *)1)
+
+static struct hvi_cuda cuda;
+static struct hvt_fake *fake;
+static struct hvd_session *session;
+static struct hvt_fake_session *engine;
+static hvi_cu_stream stream;
+
+static void start(uint64_t features, const char *policy)
+{
+    struct hvt_fake_script script = {.manual = true, .features = features};
+    if (policy)
+        setenv("HVD_GPU", policy, 1);
+    fake = hvt_fake_start(&script);
+    session = hvt_fake_open(fake);
+    engine = hvt_fake_session(fake, 0);
+}
+
+/* Each test has its own process. */
+static void load(const char *settings, const char *faults)
+{
+    char text[512] = "";
+    hvi_cu_context context;
+    setenv("FAKEGPU", settings, 1);
+    setenv("FAKEGPU_FAULT", faults, 1);
+    ck_assert_msg(hvi_cuda_open(false, &cuda, text, sizeof(text)) == 0, "%s", text);
+    ck_assert_int_eq(cuda.init(0), 0);
+    ck_assert_int_eq(cuda.context_retain(&context, 0), 0);
+    ck_assert_int_eq(cuda.context_set(context), 0);
+    ck_assert_int_eq(cuda.stream_create(&stream, HVI_CU_STREAM_NON_BLOCKING), 0);
+}
+
+static void set_up(void)
+{
+    load("devices=2", "");
+    start(HVI_FEATURE_DEVICE, NULL);
+}
+
+static void tear_down(void)
+{
+    hvd_close(session);
+    hvt_fake_stop(fake);
+}
+
+static float *alloc(size_t bytes)
+{
+    hvi_cu_ptr address = 0;
+    ck_assert_int_eq(cuda.alloc(&address, bytes), 0);
+    return (float *)(uintptr_t)address;
+}
+
+static int submit_on(void *in, void *out, int64_t count, void *on, struct hvd_op **op_p)
+{
+    struct hvd_tensor a = hvd_tensor_1d(in, HVD_FLOAT32, count);
+    struct hvd_tensor b = hvd_tensor_1d(out, HVD_FLOAT32, count);
+    struct hvd_op_options options;
+    hvd_op_options_init(&options);
+    options.stream = on;
+    return hvd_allreduce_async(session, NULL, &a, &b, HVD_SUM, &options, op_p);
+}
+
+static struct hvi_submission submit(void *in, void *out, void *on, struct hvd_op **op_p)
+{
+    ck_assert_msg(submit_on(in, out, COUNT, on, op_p) == HVD_OK, "%s", hvd_last_error());
+    return hvt_fake_take(engine);
+}
+
+static void finish(struct hvd_op *op, const struct hvi_submission *slot, int status)
+{
+    hvt_fake_done(engine, slot->cookie, status, NULL, -1);
+    ck_assert_int_eq(hvd_wait(op, 5000000000), status);
+    hvd_op_free(op);
+}
+
+static uint32_t announced(void)
+{
+    uint32_t count, chunks;
+    hvt_fake_device(engine, &count, &chunks);
+    return count;
+}
+
+static bool is_ready(const struct hvi_submission *slot)
+{
+    return hvi_fence_is_ready(hvt_fake_fences(engine), slot->fence_cell, slot->fence_turn);
+}
+
+static void nap(long ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+}
+
+static bool becomes_ready(const struct hvi_submission *slot)
+{
+    for (int i = 0; i < 5000 && !is_ready(slot); i++)
+        nap(1);
+    return is_ready(slot);
+}
+
+/* A word in registered memory at which `stream` stands until open_gate. */
+static _Atomic uint64_t *close_gate(void)
+{
+    hvi_cu_ptr address;
+    void *word = aligned_alloc(4096, 4096);
+    memset(word, 0, 4096);
+    ck_assert_int_eq(cuda.host_register(word, 4096, HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP),
+                     0);
+    ck_assert_int_eq(cuda.host_pointer(&address, word, 0), 0);
+    ck_assert_int_eq(cuda.wait64(stream, address, 1, 0), 0);
+    return word;
+}
+
+static void open_gate(_Atomic uint64_t *gate)
+{
+    atomic_store(gate, 1);
+}
+
+static bool stream_ends(void)
+{
+    for (int i = 0; i < 5000; i++) {
+        if (cuda.stream_query(stream) != HVI_CU_NOT_READY)
+            return true;
+        nap(1);
+    }
+    return false;
+}
+
+START_TEST(an_allocation_becomes_known_once_and_tensors_in_it_are_offsets)
+{
+    uint32_t count, chunks;
+    float *memory = alloc(4 * BYTES);
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory + COUNT, memory + 2 * COUNT, NULL, &op);
+    struct hvi_device_memory told = hvt_fake_device(engine, &count, &chunks);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_uint_eq(told.kind, HVI_DEVICE_LEGACY);
+    ck_assert_uint_eq(told.address, (uintptr_t)memory);
+    ck_assert_uint_eq(told.bytes, 4 * BYTES);
+    ck_assert_uint_ne(told.buffer_id, 0);
+    ck_assert_uint_eq(slot.in_region, slot.out_region);
+    ck_assert_uint_eq(slot.in_offset, BYTES);
+    ck_assert_uint_eq(slot.out_offset, 2 * BYTES);
+    ck_assert_uint_eq(slot.out_capacity, BYTES);
+    ck_assert(is_ready(&slot)); /* without a stream it is, at once */
+    ck_assert_uint_eq(slot.after, 0);
+    finish(op, &slot, HVD_OK);
+    slot = submit(memory, memory, NULL, &op);
+    ck_assert_uint_eq(announced(), 1);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(an_op_of_a_stream_is_ready_when_the_stream_has_come_to_it)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    _Atomic uint64_t *gate = close_gate();
+    struct hvi_submission slot = submit(memory, memory, stream, &op);
+    nap(20);
+    ck_assert(!is_ready(&slot));
+    open_gate(gate);
+    ck_assert(becomes_ready(&slot));
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(a_stream_waits_for_the_op_and_later_ops_say_after_which)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *first, *second;
+    struct hvi_submission one = submit(memory, memory, stream, &first);
+    ck_assert_int_eq(hvd_op_stream_wait(first, stream), HVD_OK);
+    struct hvi_submission two = submit(memory, memory, stream, &second);
+    ck_assert_uint_eq(two.after, one.seq);
+    ck_assert_uint_ne(one.fence_cell, two.fence_cell);
+    nap(20);
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    hvi_fence_store_done(hvt_fake_fences(engine), one.fence_cell, one.fence_turn);
+    ck_assert(stream_ends());
+    ck_assert(becomes_ready(&two));
+    finish(first, &one, HVD_OK);
+    finish(second, &two, HVD_OK);
+}
+END_TEST
+
+START_TEST(a_finished_op_makes_no_stream_wait)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory, memory, stream, &op);
+    hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
+    ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_OK);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    ck_assert(stream_ends());
+    ck_assert_int_eq(hvd_op_stream_wait(op, NULL), HVD_ERR_INVALID);
+    hvd_op_free(op);
+}
+END_TEST
+
+START_TEST(a_cell_is_used_again_when_its_stream_has_come_and_never_after_a_failure)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    struct hvi_submission first = submit(memory, memory, NULL, &op);
+    finish(op, &first, HVD_OK);
+    struct hvi_submission again = submit(memory, memory, NULL, &op);
+    ck_assert_uint_eq(again.fence_cell, first.fence_cell);
+    ck_assert_uint_eq(again.fence_turn, first.fence_turn + 1);
+    finish(op, &again, HVD_ERR_MISMATCH);
+    again = submit(memory, memory, NULL, &op);
+    ck_assert_uint_eq(again.fence_cell, first.fence_cell);
+    finish(op, &again, HVD_ERR_STALLED);
+    again = submit(memory, memory, NULL, &op);
+    ck_assert_uint_ne(again.fence_cell, first.fence_cell);
+    finish(op, &again, HVD_OK);
+    _Atomic uint64_t *gate = close_gate();
+    struct hvi_submission late = submit(memory, memory, stream, &op);
+    ck_assert_uint_eq(late.fence_cell, again.fence_cell);
+    finish(op, &late, HVD_ERR_CANCELLED); /* its stream has not come */
+    again = submit(memory, memory, NULL, &op);
+    ck_assert_uint_ne(again.fence_cell, late.fence_cell);
+    open_gate(gate);
+    ck_assert(becomes_ready(&late));
+    finish(op, &again, HVD_OK);
+}
+END_TEST
+
+START_TEST(memory_that_was_freed_is_announced_anew)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    uint32_t region = slot.in_region;
+    finish(op, &slot, HVD_OK);
+    ck_assert_int_eq(cuda.free((uintptr_t)memory), 0);
+    float *again = alloc(BYTES);
+    slot = submit(again, again, NULL, &op);
+    ck_assert_uint_ne(slot.in_region, region);
+    ck_assert_uint_eq(announced(), 2);
+    if (again == memory)
+        ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(memory_is_forgotten_but_not_while_an_op_uses_it)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    ck_assert_int_eq(hvd_device_forget(session, memory + 7), HVD_ERR_BUSY);
+    finish(op, &slot, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, memory + 7), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 0);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_NOT_FOUND);
+    ck_assert_int_eq(hvd_deregister(session, memory), HVD_ERR_NOT_FOUND);
+}
+END_TEST
+
+START_TEST(a_dead_engine_releases_the_streams)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    submit(memory, memory, stream, &op);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    hvt_fake_die(engine);
+    nap(25);
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    ck_assert_int_eq(hvd_session_status(session), HVD_ERR_ENGINE_LOST);
+    ck_assert(stream_ends());
+    ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_ERR_ENGINE_LOST);
+    hvd_op_free(op);
+}
+END_TEST
+
+START_TEST(closing_releases_the_streams)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    submit(memory, memory, stream, &op);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    hvd_close(session);
+    session = NULL;
+    ck_assert(stream_ends());
+}
+END_TEST
+
+START_TEST(a_captured_stream_is_refused)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op = NULL;
+    int (*begin)(hvi_cu_stream, int);
+    void *symbol = dlsym(cuda.library, "cuStreamBeginCapture_v2");
+    memcpy(&begin, &symbol, sizeof(begin));
+    ck_assert_int_eq(begin(stream, 2), 0);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "captured into a CUDA graph"));
+    ck_assert(hvt_fake_is_idle(engine));
+    ck_assert_uint_eq(session->ops.in_flight, 0);
+}
+END_TEST
+
+START_TEST(a_stream_of_another_device_is_refused)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op = NULL;
+    hvi_cu_context before, other;
+    hvi_cu_stream there;
+    ck_assert_int_eq(cuda.context_get(&before), 0);
+    ck_assert_int_eq(cuda.context_retain(&other, 1), 0);
+    ck_assert_int_eq(cuda.context_set(other), 0);
+    ck_assert_int_eq(cuda.stream_create(&there, HVI_CU_STREAM_NON_BLOCKING), 0);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, there, &op), HVD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "another device"));
+    hvi_cu_context now;
+    ck_assert_int_eq(cuda.context_get(&now), 0);
+    ck_assert_ptr_eq(now, other); /* the thread's context is its own again */
+    ck_assert_int_eq(cuda.context_set(before), 0);
+}
+END_TEST
+
+static void *without_context(void *memory)
+{
+    struct hvd_op *op = NULL;
+    struct hvi_submission slot = submit(memory, memory, stream, &op);
+    ck_assert(becomes_ready(&slot));
+    finish(op, &slot, HVD_OK);
+    hvi_cu_context now;
+    ck_assert_int_eq(cuda.context_get(&now), 0);
+    ck_assert_ptr_null(now);
+    return NULL;
+}
+
+START_TEST(a_thread_without_a_context_may_submit)
+{
+    float *memory = alloc(BYTES);
+    pthread_t thread;
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    finish(op, &slot, HVD_OK);
+    ck_assert_int_eq(pthread_create(&thread, NULL, without_context, memory), 0);
+    pthread_join(thread, NULL);
+}
+END_TEST
+
+START_TEST(memory_of_host_and_device_in_one_op_is_refused)
+{
+    float *memory = alloc(BYTES);
+    float *host = malloc(BYTES);
+    struct hvd_op *op = NULL;
+    ck_assert_int_eq(submit_on(host, memory, COUNT, NULL, &op), HVD_ERR_INVALID);
+    ck_assert_ptr_nonnull(
+        strstr(hvd_last_error(), "out lies in device memory and in in memory of the host"));
+    ck_assert_int_eq(submit_on(memory, host, COUNT, NULL, &op), HVD_ERR_INVALID);
+    ck_assert(hvt_fake_is_idle(engine));
+    free(host);
+}
+END_TEST
+
+START_TEST(memory_of_the_host_goes_its_way_beside_libcuda_and_has_no_stream)
+{
+    float *host = calloc(COUNT, sizeof(float));
+    struct hvd_op *op = NULL;
+    struct hvi_submission slot = submit(host, host, NULL, &op);
+    ck_assert_uint_eq(slot.fence_turn, 0);
+    ck_assert_uint_eq(slot.fence_cell, 0);
+    ck_assert_ptr_null(session->memory.device);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_ERR_UNSUPPORTED);
+    finish(op, &slot, HVD_OK);
+    ck_assert_int_eq(submit_on(host, host, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "take part in no stream"));
+    ck_assert_uint_eq(announced(), 0);
+    free(host);
+}
+END_TEST
+
+START_TEST(two_sessions_and_a_granule_of_the_host_are_told_apart_from_device_memory)
+{
+    /* As large as what may be asked at each op: it was the host's when libcuda was not there. */
+    float *host = aligned_alloc(1 << 21, 1 << 21);
+    struct hvd_op *op = NULL;
+    memset(host, 0, BYTES);
+    struct hvi_submission slot = submit(host, host, NULL, &op);
+    finish(op, &slot, HVD_OK);
+    ck_assert(client_hosts_know(&session->memory.hosts, host));
+    float *memory = alloc(BYTES);
+    slot = submit(memory, memory, NULL, &op);
+    ck_assert_uint_ne(slot.fence_turn, 0);
+    ck_assert(!client_hosts_know(&session->memory.hosts, memory));
+    finish(op, &slot, HVD_OK);
+    free(host);
+}
+END_TEST
+
+static void tear_down_fake(void)
+{
+    hvd_close(session);
+    hvt_fake_stop(fake);
+}
+
+START_TEST(an_engine_without_workers_is_refused_with_what_is_missing_and_the_next_step)
+{
+    struct hvd_op *op = NULL;
+    load("", "");
+    start(0, NULL);
+    float *memory = alloc(BYTES);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(submit_on(memory, memory, COUNT, i ? stream : NULL, &op),
+                         HVD_ERR_UNSUPPORTED);
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "GPU-"));
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "has no worker for GPUs"));
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvdctl doctor"));
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVD_GPU=staged"));
+    }
+    ck_assert(hvt_fake_is_idle(engine));
+    ck_assert_uint_eq(session->ops.in_flight, 0);
+    tear_down_fake();
+}
+END_TEST
+
+START_TEST(a_worker_that_does_not_come_is_told_in_hvdds_words)
+{
+    struct hvd_op *op = NULL;
+    load("", "");
+    start(HVI_FEATURE_DEVICE, NULL);
+    hvt_fake_refuse_devices(fake, HVD_ERR_UNSUPPORTED, "no NVIDIA driver: install one");
+    float *memory = alloc(BYTES);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, NULL, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no NVIDIA driver: install one"));
+    hvt_fake_refuse_devices(fake, HVD_OK, NULL);
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    finish(op, &slot, HVD_OK);
+    tear_down_fake();
+}
+END_TEST
+
+START_TEST(staged_tensors_are_copied_in_and_out)
+{
+    struct hvd_op *op = NULL;
+    load("", "");
+    start(0, "staged");
+    float *in = alloc(BYTES), *out = alloc(BYTES);
+    float host[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        host[i] = (float)i;
+    memcpy(in, host, BYTES); /* the fake's memory is the CPU's too */
+    struct hvi_submission slot = submit(in, out, NULL, &op);
+    ck_assert_uint_eq(slot.fence_turn, 0);
+    float *shared = hvt_fake_memory(engine, slot.in_region, slot.in_offset);
+    ck_assert_mem_eq(shared, host, BYTES);
+    shared = hvt_fake_memory(engine, slot.out_region, slot.out_offset);
+    for (int i = 0; i < COUNT; i++)
+        shared[i] = (float)(2 * i);
+    hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
+    ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_OK);
+    ck_assert_mem_eq(in, host, BYTES);
+    for (int i = 0; i < COUNT; i++)
+        ck_assert(out[i] == (float)(2 * i));
+    hvd_op_free(op);
+    ck_assert_int_eq(submit_on(in, out, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVD_GPU=staged"));
+    tear_down_fake();
+}
+END_TEST
+
+START_TEST(a_stage_whose_op_fails_leaves_the_output_alone)
+{
+    struct hvd_op *op = NULL;
+    load("", "");
+    start(0, "staged");
+    float *memory = alloc(BYTES);
+    memory[0] = 5;
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    *(float *)hvt_fake_memory(engine, slot.out_region, slot.out_offset) = 7;
+    finish(op, &slot, HVD_ERR_MISMATCH);
+    ck_assert(memory[0] == 5);
+    tear_down_fake();
+}
+END_TEST
+
+START_TEST(streams_without_memory_operations_are_refused)
+{
+    struct hvd_op *op = NULL;
+    load("", "no-memops");
+    start(HVI_FEATURE_DEVICE, NULL);
+    float *memory = alloc(BYTES);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no 64-bit memory operations"));
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    finish(op, &slot, HVD_OK);
+    tear_down_fake();
+}
+END_TEST
+
+START_TEST(libcuda_that_comes_late_is_noticed)
+{
+    struct hvd_op *op = NULL;
+    start(HVI_FEATURE_DEVICE, NULL);
+    float *host = calloc(COUNT, sizeof(float));
+    struct hvi_submission slot = submit(host, host, NULL, &op);
+    finish(op, &slot, HVD_OK);
+    ck_assert(client_driver_is_absent());
+    load("", "");
+    ck_assert(!client_driver_is_absent());
+    float *memory = alloc(BYTES);
+    slot = submit(memory, memory, NULL, &op);
+    ck_assert_uint_ne(slot.fence_turn, 0);
+    finish(op, &slot, HVD_OK);
+    free(host);
+    tear_down_fake();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("client device");
+    TCase *tcase = tcase_create("with a worker");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, an_allocation_becomes_known_once_and_tensors_in_it_are_offsets);
+    tcase_add_test(tcase, an_op_of_a_stream_is_ready_when_the_stream_has_come_to_it);
+    tcase_add_test(tcase, a_stream_waits_for_the_op_and_later_ops_say_after_which);
+    tcase_add_test(tcase, a_finished_op_makes_no_stream_wait);
+    tcase_add_test(tcase, a_cell_is_used_again_when_its_stream_has_come_and_never_after_a_failure);
+    tcase_add_test(tcase, memory_that_was_freed_is_announced_anew);
+    tcase_add_test(tcase, memory_is_forgotten_but_not_while_an_op_uses_it);
+    tcase_add_test(tcase, a_dead_engine_releases_the_streams);
+    tcase_add_test(tcase, closing_releases_the_streams);
+    tcase_add_test(tcase, a_captured_stream_is_refused);
+    tcase_add_test(tcase, a_stream_of_another_device_is_refused);
+    tcase_add_test(tcase, a_thread_without_a_context_may_submit);
+    tcase_add_test(tcase, memory_of_host_and_device_in_one_op_is_refused);
+    tcase_add_test(tcase, memory_of_the_host_goes_its_way_beside_libcuda_and_has_no_stream);
+    tcase_add_test(tcase, two_sessions_and_a_granule_of_the_host_are_told_apart_from_device_memory);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("without");
+    tcase_add_test(tcase,
+                   an_engine_without_workers_is_refused_with_what_is_missing_and_the_next_step);
+    tcase_add_test(tcase, a_worker_that_does_not_come_is_told_in_hvdds_words);
+    tcase_add_test(tcase, staged_tensors_are_copied_in_and_out);
+    tcase_add_test(tcase, a_stage_whose_op_fails_leaves_the_output_alone);
+    tcase_add_test(tcase, streams_without_memory_operations_are_refused);
+    tcase_add_test(tcase, libcuda_that_comes_late_is_noticed);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
