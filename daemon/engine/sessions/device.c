@@ -55,14 +55,15 @@ static struct engine_wish **find(struct engine_sessions *sessions, uint64_t tick
     return link;
 }
 
-uint64_t engine_device_wish(struct engine_session *session, uint64_t request, uint32_t region)
+/* A ticket for a request of the session's; 0: no memory. `region` 0: it is of the fence page. */
+static uint64_t wish_ticket(struct engine_session *session, uint64_t request, uint32_t region)
 {
     const struct engine_wish *wish = wish_new(session, request, region);
 
     return wish ? wish->ticket : 0;
 }
 
-void engine_device_unwish(struct engine_sessions *sessions, uint64_t ticket)
+static void wish_drop(struct engine_sessions *sessions, uint64_t ticket)
 {
     struct engine_wish **link = find(sessions, ticket), *wish = *link;
 
@@ -80,7 +81,7 @@ static void answer(struct engine_sessions *sessions, struct engine_wish *wish, i
         HVI_LOG(HVI_LOG_WARN, "device", "memory-refused", text, "job=%s rank=%d bytes=%llu",
                 sessions->start->job, wish->session->rank, (unsigned long long)wish->bytes);
     engine_control_ack(wish->session, wish->request, status, text);
-    engine_device_unwish(sessions, wish->ticket);
+    wish_drop(sessions, wish->ticket);
 }
 
 /* ---- DeviceAdd ---- */
@@ -256,11 +257,11 @@ bool engine_device_remove(struct engine_session *session, const struct hvi_regio
         engine_control_ack(session, remove->request, status, text);
         return true;
     }
-    uint64_t ticket = engine_device_wish(session, remove->request, 0);
+    uint64_t ticket = wish_ticket(session, remove->request, 0);
     status = engine_device_release(sessions->device, ticket, import);
     if (ticket != 0 && status == HVI_OK)
         return true;
-    engine_device_unwish(sessions, ticket);
+    wish_drop(sessions, ticket);
     engine_control_ack(session, remove->request, HVI_OK, "");
     return true;
 }
@@ -321,12 +322,12 @@ static int open_page(struct engine_session *session, uint64_t request, const cha
         return status;
     }
     hvi_packet_take_fd(&sessions->packet, 0);
-    uint64_t ticket = engine_device_wish(session, request, 0);
+    uint64_t ticket = wish_ticket(session, request, 0);
     status = ticket != 0 ? engine_device_page(sessions->device, ticket, fences->page.map.fd,
                                               &fences->number)
                          : HVI_ERR_NO_MEMORY;
     if (status != HVI_INPROGRESS && ticket != 0)
-        engine_device_unwish(sessions, ticket);
+        wish_drop(sessions, ticket);
     *text_p = status == HVI_OK ? "" : hvi_status_text(status);
     if (status < 0) {
         hvi_fence_fini(&fences->page);

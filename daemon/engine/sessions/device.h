@@ -10,17 +10,14 @@
 void engine_device_offer(struct engine_session *session);
 /* DeviceAdd, with its descriptors in the packet. */
 void engine_device_take(struct engine_session *session, const struct hvi_device_add *add);
-/* True: the region is one of memory of a GPU, and the Ack was sent or follows. */
 /* FenceAdd, with its descriptor in the packet. */
 void engine_device_take_page(struct engine_session *session, uint64_t request);
+/* True: the region is one of memory of a GPU, and the Ack was sent or follows. */
 bool engine_device_remove(struct engine_session *session, const struct hvi_region_remove *remove);
 /* What the session waits for is not answered any more. */
 void engine_device_close_session(struct engine_session *session);
 /* No op uses its memory any more. */
 void engine_device_let_go(struct engine_session *session);
-/* A ticket for a request of the session's; 0: no memory. `region` 0: it is of the fence page. */
-uint64_t engine_device_wish(struct engine_session *session, uint64_t request, uint32_t region);
-void engine_device_unwish(struct engine_sessions *sessions, uint64_t ticket);
 
 /* As the functions of struct engine_device_calls. */
 void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, int status,
