@@ -70,7 +70,7 @@ struct client_link {
 
     pthread_mutex_t mutex;
     struct hvi_channel channel;
-    int epoll_fd;        /* -1 until hvd_event_fd */
+    int epoll_fd; /* -1 until hvd_event_fd */
 
     /* The socket. */
     uint64_t last_request;

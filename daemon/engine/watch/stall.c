@@ -33,7 +33,6 @@
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
-#include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
 

@@ -13,7 +13,7 @@
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
 #include "daemon/engine/order/root.h"
-#include "daemon/engine/sessions/sessions.h"
+#include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
 
