@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 struct handle {
-    int pid, fd, device;
+    int pid, fd, device, zero; /* no byte is left to chance: handles are compared */
     uint64_t bytes;
     uint64_t number; /* with handles=new */
 };
@@ -29,8 +29,8 @@ int cu_ipc_get(struct hvi_cu_ipc *handle_p, hvi_cu_ptr base)
 
     if (error != HVI_CU_OK || range == NULL || (uintptr_t)range->base != base)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    struct handle handle = {getpid(), range->fd, range->device, range->bytes,
-                            fake_says("handles", "new") ? range->id : 0};
+    struct handle handle = {getpid(), range->fd,    range->device,
+                            0,        range->bytes, fake_says("handles", "new") ? range->id : 0};
     *handle_p = (struct hvi_cu_ipc){{0}};
     memcpy(handle_p, &handle, sizeof(handle));
     range->is_shared = true;

@@ -557,7 +557,7 @@ START_TEST(engines_of_another_job_or_epoch_are_refused_and_tell_why_they_failed)
         listen_side(1, "127.0.0.1", 0);
         start_side_as(0, strangers[i].job, strangers[i].epoch);
         start_side(1);
-        engine_net_connect(&sides[0].net, 1, CTL, hvi_deadline_after((int64_t)SEC / 5));
+        engine_net_connect(&sides[0].net, 1, CTL, hvi_deadline_after((int64_t)SEC));
         until(sides[0].failed == 1, SOON);
         ck_assert(logged(strangers[i].why));
         ck_assert(logged("peer=127.0.0.1:"));
