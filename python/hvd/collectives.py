@@ -11,6 +11,7 @@ Thread-safe; the same name may not be in flight twice on one process set.
 from __future__ import annotations
 
 import itertools
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,11 +122,18 @@ def synchronize(handle: int) -> Any:
     return entry[1]()
 
 
+def check_reduce_op(op: Any) -> None:
+    """ValueError: no reduce op at all. ReduceOp of torch.distributed counts otherwise, so its SUM would be an average."""
+    if not isinstance(op, (int, numbers.Integral)):
+        raise ValueError(f"a reduce op is needed, such as hvd.Average or hvd.Sum, not {op!r}")
+
+
 def reduce_op_of(op: int | None, average: bool | None) -> int:
     """The reduce op that a call means by its `op` and its deprecated `average`."""
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        check_reduce_op(op)
         return op
     if average is None:
         return Average
@@ -247,6 +255,7 @@ class Collectives:
 
     @staticmethod
     def _check_reducescatter(op: int, tensors: Sequence[Any]) -> None:
+        check_reduce_op(op)
         if any(len(tensor.shape) == 0 for tensor in tensors):
             raise ValueError("Reducescatter does not support scalar inputs")
         if op == Adasum:

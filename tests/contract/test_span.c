@@ -352,6 +352,87 @@ START_TEST(many_works_of_several_sets_are_under_way)
 }
 END_TEST
 
+static void expect_another_op(struct hvt_cluster *cluster, const char *members, uint64_t sequence)
+{
+    static struct hvt_op op;
+    uint64_t random = sequence;
+
+    hvt_op_init(&op, cluster, members, HVI_KIND_ALLREDUCE);
+    hvt_op_make(&op, 30000, sequence, &random);
+    hvt_op_start_all(&op);
+    hvt_op_check(&op);
+    hvt_op_free(&op);
+}
+
+/* ---- small works go together ---- */
+
+static uint32_t segments_sent(const struct hvt_cluster *cluster)
+{
+    struct tcp_info info = {0};
+    socklen_t size = sizeof info;
+
+    ck_assert_int_eq(getsockopt(cluster->fd[0][1][0], IPPROTO_TCP, TCP_INFO, &info, &size), 0);
+    return info.tcpi_data_segs_out;
+}
+
+static void start_together(struct hvt_cluster *cluster, struct hvt_op *ops, uint32_t count,
+                           uint32_t n)
+{
+    engine_wire_backend_gather(cluster->node[n].context);
+    for (uint32_t i = 0; i < count; i++)
+        hvt_op_start(&ops[i], n);
+    engine_wire_backend_go(cluster->node[n].context);
+}
+
+START_TEST(small_works_that_start_together_go_together)
+{
+    static struct hvt_op ops[MANY];
+    struct hvt_cluster cluster;
+    uint64_t random = 19;
+
+    hvt_cluster_open(&cluster, row, 2, 1, true);
+    expect_another_op(&cluster, "0011", 1);
+    for (uint32_t i = 0; i < MANY; i++) {
+        init_op(&ops[i], &cluster, "0011", HVI_KIND_ALLREDUCE, &random);
+        hvt_op_make(&ops[i], 1 + i, 2 + i, &random);
+        for (uint32_t n = 0; n < 2; n++)
+            ops[i].part[n].span.tentative = _i;
+    }
+    uint32_t before = segments_sent(&cluster);
+    for (uint32_t n = 0; n < 2; n++)
+        start_together(&cluster, ops, MANY, n);
+    for (uint32_t i = 0; i < MANY; i++) {
+        hvt_op_check(&ops[i]);
+        hvt_op_free(&ops[i]);
+    }
+    ck_assert_uint_le(segments_sent(&cluster) - before, 2 + MANY / 8);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* The other node takes nothing before it has started them, too: the connection and what is packed are full. */
+START_TEST(small_works_that_find_no_room_wait_for_it)
+{
+    static struct hvt_op ops[3 * MANY];
+    struct hvt_cluster cluster;
+    uint64_t random = 23;
+
+    hvt_cluster_open(&cluster, row, 2, 1, _i);
+    for (uint32_t i = 0; i < 3 * MANY; i++) {
+        init_op(&ops[i], &cluster, "01", HVI_KIND_ALLREDUCE, &random);
+        hvt_op_make(&ops[i], i % 7 == 0 ? 40000 : 2000, 1 + i, &random);
+    }
+    start_together(&cluster, ops, 3 * MANY, 0);
+    usleep(3000);
+    start_together(&cluster, ops, 3 * MANY, 1);
+    for (uint32_t i = 0; i < 3 * MANY; i++) {
+        hvt_op_check(&ops[i]);
+        hvt_op_free(&ops[i]);
+    }
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
 START_TEST(the_same_layout_gives_the_same_bits_every_time)
 {
     static struct hvt_op op;
@@ -453,18 +534,6 @@ static void expect_status(const struct hvt_op *op, uint32_t index, int status)
 {
     ck_assert_msg(op->part[index].batch.status == status, "node %u: %s (%s)", op->node[index],
                   hvi_status_text(op->part[index].batch.status), op->part[index].batch.text);
-}
-
-static void expect_another_op(struct hvt_cluster *cluster, const char *members, uint64_t sequence)
-{
-    static struct hvt_op op;
-    uint64_t random = sequence;
-
-    hvt_op_init(&op, cluster, members, HVI_KIND_ALLREDUCE);
-    hvt_op_make(&op, 30000, sequence, &random);
-    hvt_op_start_all(&op);
-    hvt_op_check(&op);
-    hvt_op_free(&op);
 }
 
 START_TEST(a_lane_that_is_cut_fails_the_work_on_every_node)
@@ -1117,6 +1186,11 @@ int main(void)
     tcase_add_test(tcase, the_same_layout_gives_the_same_bits_every_time);
     tcase_add_test(tcase, a_job_on_one_node_pays_no_thread);
     tcase_add_test(tcase, closing_finishes_what_was_started);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("together");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, small_works_that_start_together_go_together, 0, 2);
+    tcase_add_loop_test(tcase, small_works_that_find_no_room_wait_for_it, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("failures");
     tcase_add_test(tcase, a_lane_that_is_cut_fails_the_work_on_every_node);

@@ -218,7 +218,8 @@ def test_a_path_too_long_for_a_socket_is_usage():
 
 @pytest.mark.parametrize("words, part", [
     ((), "which command"), (("frobnicate",), "frobnicate"), (("job", "frobnicate"), "job frobnicate"), (("ranks",), "JOB"),
-    (("ranks", "a", "b"), "JOB"), (("status", "x"), "usage"), (("status", "--timeout", "soon"), "soon"),
+    (("ranks", "a", "b"), "JOB"), (("status", "x"), "usage: hvdctl status\n"), (("job",), "See hvdctl help job."),
+    (("timeline", "j"), "JOB stop"), (("status", "--timeout", "soon"), "soon"),
     (("stalls", "--min-age", "-1"), "-1"), (("ranks", "no/slash"), "no/slash"), (("help", "frobnicate"), "frobnicate")])
 def test_wrong_usage_is_exit_code_2_and_says_what(words, part):
     done = run(*words)

@@ -261,6 +261,7 @@ def test_loss_takes_its_share_of_the_packets_and_tcp_goes_on(make_nodes):
                 while to.recv(100):
                     count += 1
             return count
+    wait_until(arrived, "a first packet")
     assert arrived() == 150
     n2.lose(30)
     assert 60 < arrived() < 145

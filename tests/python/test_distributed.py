@@ -133,6 +133,34 @@ def test_an_interpreter_ends_after_the_callbacks_of_futures(ranks, tmp_path):
     assert done.returncode == 0 and done.stdout.count("called back") == 2, done.stdout + done.stderr
 
 
+def check_callbacks_that_wait() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+
+    def summed(value: float, then: object = None) -> float:
+        room = torch.full((4,), value)
+        future = dist.all_reduce(room, async_op=True).get_future()
+        return float((future if then is None else future.then(then)).wait()[0][0])
+
+    def waits(future: object) -> list[torch.Tensor]:
+        work = dist.all_reduce(future.value()[0], async_op=True)
+        work.get_future()
+        work.wait()
+        return work.result()
+
+    assert summed(1.0, lambda future: [torch.tensor([summed(float(future.value()[0][0]), waits)])]) == 8.0
+    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
+    futures = [work.get_future().then(lambda future: [torch.tensor([summed(1.0)])]) for work in works]
+    assert [float(future.wait()[0][0]) for future in futures] == [2.0] * 4
+    dist.destroy_process_group()
+
+
+def test_callbacks_of_futures_may_wait_for_other_futures_as_powersgd_does(ranks):
+    ranks(2, check_callbacks_that_wait)
+
+
 def check_two_identities(store: str) -> None:
     import torch.distributed as dist
 

@@ -24,6 +24,12 @@ def check_arguments(hvd):
         (lambda: hvd.grouped_allgather([x, x.to("meta")]), "Tensors in list must be on same device."),
         (lambda: hvd.allreduce(x.to("meta")), "no contents"),
         (lambda: hvd.allreduce(x, op=17), "17"),
+        (lambda: hvd.allreduce(x, op="sum"), "a reduce op is needed, such as hvd.Average or hvd.Sum, not 'sum'"),
+        (lambda: hvd.allreduce_(x, op=torch.distributed.ReduceOp.SUM), "a reduce op is needed"),  # whose number is Average's
+        (lambda: hvd.grouped_reducescatter([x], op=None), "a reduce op is needed"),
+        (lambda: hvd.DistributedOptimizer(torch.optim.SGD([x], 1.0), op="sum"), "a reduce op is needed"),
+        (lambda: hvd.DistributedOptimizer(torch.optim.SGD([x], 1.0), compression="fp16"), "hvd.Compression.fp16, not 'fp16'"),
+        (lambda: hvd.allreduce(torch._neg_view(x)), "resolve_neg"),  # pylint: disable=protected-access
         (lambda: hvd.allreduce(torch.ones(2, dtype=torch.bool), op=hvd.Sum), "bool"),
         (lambda: hvd.broadcast(x, hvd.size()), f"invalid root rank {hvd.size()} for provided process set"),
         (lambda: hvd.broadcast(x, -1), "invalid root rank -1"),

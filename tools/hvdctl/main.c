@@ -306,7 +306,7 @@ static const struct command commands[] = {
      "ops/s, bytes/s and lag per rank, live (--interval S, --once)"},
     {"trace", NULL, "JOB", 1, 1, ctl_trace,
      "the last ops of its ranks, dead ones too (--rank R, --last N)"},
-    {"timeline", NULL, "JOB start FILE", 2, 3, ctl_timeline,
+    {"timeline", NULL, "JOB start FILE", 0, 3, ctl_timeline,
      "write a Chrome trace of a running job (--mark-cycles); JOB stop"},
     {"job", "stop", "JOB", 1, 1, run_job_stop,
      "end a job with an error on its ranks (--reason TEXT)"},
@@ -472,6 +472,15 @@ static const struct command *find_command(char **words, int count, int *used_p)
     return NULL;
 }
 
+static bool is_noun(const char *word)
+{
+    for (size_t i = 0; i < COUNT(commands); i++) {
+        if (strcmp(commands[i].noun, word) == 0)
+            return true;
+    }
+    return false;
+}
+
 static int dispatch(const struct ctl *ctl, char **words, int count)
 {
     int used = 0;
@@ -481,14 +490,17 @@ static int dispatch(const struct ctl *ctl, char **words, int count)
     }
     const struct command *row = find_command(words, count, &used);
     if (row == NULL) {
-        ctl_complain(ctl, HVI_ERR_INVALID, "no such command: %s%s%s. See hvdctl help.", words[0],
-                     count > 1 ? " " : "", count > 1 ? words[1] : "");
+        const bool known = is_noun(words[0]);
+        ctl_complain(ctl, HVI_ERR_INVALID, "no such command: %s%s%s. See hvdctl help%s%s.",
+                     words[0], count > 1 ? " " : "", count > 1 ? words[1] : "", known ? " " : "",
+                     known ? words[0] : "");
         return CTL_USAGE;
     }
     count -= used;
     if (count < row->args_min || count > row->args_max) {
-        ctl_complain(ctl, HVI_ERR_INVALID, "usage: hvdctl %s%s%s %s", row->noun,
-                     row->verb != NULL ? " " : "", row->verb != NULL ? row->verb : "", row->args);
+        ctl_complain(ctl, HVI_ERR_INVALID, "usage: hvdctl %s%s%s%s%s", row->noun,
+                     row->verb != NULL ? " " : "", row->verb != NULL ? row->verb : "",
+                     row->args[0] != '\0' ? " " : "", row->args);
         return CTL_USAGE;
     }
     return row->run(ctl, words + used, count);

@@ -136,8 +136,9 @@ int ctl_timeline(const struct ctl *ctl, char **args, int count)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_REQUEST};
     struct hvi_admin_request checked;
-    const bool starts = strcmp(args[1], "start") == 0;
-    if ((!starts && strcmp(args[1], "stop") != 0) || count != (starts ? 3 : 2)) {
+    const bool starts = count == 3 && strcmp(args[1], "start") == 0;
+    const bool stops = count == 2 && strcmp(args[1], "stop") == 0;
+    if (!starts && !stops) {
         ctl_complain(ctl, HVI_ERR_INVALID, "usage: hvdctl timeline JOB start FILE, or JOB stop");
         return CTL_USAGE;
     }

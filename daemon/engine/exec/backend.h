@@ -228,6 +228,9 @@ void engine_wire_backend_lost(void *context, uint32_t node, const char *text);
  * some node will not start them. Each is posted, withdrawn. Before any of the call's batches has been
  * posted, start() may be called for works from `top` on. */
 void engine_wire_backend_withdraw(void *context, uint64_t least, uint64_t top);
+/* From the first call until the second, works are started together, and the small ones among them go in one piece. */
+void engine_wire_backend_gather(void *context);
+void engine_wire_backend_go(void *context);
 /* help() will not be called soon: what it does is left to another thread. */
 void engine_wire_backend_busy(void *context);
 /* Whether the started batch's work waits for other nodes to start it. */

@@ -105,6 +105,15 @@ bool engine_dispatch_close(struct engine_exec *exec)
     return ended;
 }
 
+static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
+{
+    uint32_t i = 0;
+
+    while (engine_backends[i] != backend)
+        i++;
+    return exec->backend_contexts[i];
+}
+
 static struct engine_batch *batch_new(struct engine_exec *exec)
 {
     struct engine_batch *batch = exec->free_batches;
@@ -208,7 +217,10 @@ static void forget_ready(struct engine_exec *exec, uint32_t count)
 void engine_dispatch_ready(struct engine_exec *exec)
 {
     struct engine_work *works[ENGINE_BATCH_WORKS];
+    const bool several = exec->order->ready_count > 1;
 
+    if (several)
+        engine_wire_backend_gather(context_of(exec, &engine_backend_net));
     while (exec->order->ready_first) {
         uint32_t count = look(exec, works);
         struct engine_batch *batch = batch_new(exec);
@@ -223,6 +235,8 @@ void engine_dispatch_ready(struct engine_exec *exec)
             end_works(exec, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory");
         }
     }
+    if (several)
+        engine_wire_backend_go(context_of(exec, &engine_backend_net));
 }
 
 static void describe(const struct engine_batch *batch, char *text_p, size_t size)
@@ -410,15 +424,6 @@ void engine_dispatch_cancel_tentative(struct engine_exec *exec)
             engine_wire_backend_is_tentative(context, batch))
             engine_backends[batch->backend]->cancel(context, batch);
     }
-}
-
-static void *context_of(const struct engine_exec *exec, const struct engine_backend *backend)
-{
-    uint32_t i = 0;
-
-    while (engine_backends[i] != backend)
-        i++;
-    return exec->backend_contexts[i];
 }
 
 void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t top)

@@ -3,7 +3,8 @@
  * only a list. Small ops that are ready together go together; a large op is a batch of its own, so
  * that it can be cut into chunks, and so is one with operands that are not mapped, so that a fault is
  * its own, and an adasum, which has scratch memory and several passes of its own. A work with members
- * on other nodes is alone as well: their engines batch by what is ready there, and that differs. */
+ * on other nodes is alone as well: their engines batch by what is ready there, and that differs. Small ones share
+ * a transfer all the same (net_lane.c). */
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"

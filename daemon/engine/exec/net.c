@@ -241,30 +241,25 @@ static struct engine_wire_work *make_work(struct engine_wire *net, struct engine
     return work;
 }
 
-/* A few microseconds of work, and bytes that one look at the lanes may bring. */
-static bool is_small(const struct engine_wire_work *work)
-{
-    return !work->stage && work->work->bytes <= ENGINE_WIRE_SMALL_BYTES;
-}
-
-/* So much is over before another thread has been woken, and goes in pieces. An alltoall's bytes are one rank's. */
-static bool is_moderate(const struct engine_wire_work *work)
+/* An alltoall's bytes are one rank's. A staged work waits for others. */
+static uint64_t bytes_of(const struct engine_wire_work *work)
 {
     const uint32_t times = work->work->kind == HVI_KIND_ALLTOALL ? work->work->ranks : 1;
 
-    return !work->stage && work->work->bytes <= ENGINE_WIRE_DRIVE_BYTES / times;
+    return work->stage ? UINT64_MAX / 2 / ENGINE_WIRE_GATHER : work->work->bytes * times;
 }
 
-static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
+/* Those that were gathered. */
+static void go(struct engine_wire *net)
 {
-    bool small = is_small(work), moderate = is_moderate(work);
+    /* A few microseconds of work, and bytes that one look at the lanes may bring. */
+    bool small = net->gathered <= ENGINE_WIRE_SMALL_BYTES;
+    /* So much is over before another thread has been woken, and goes in pieces. */
+    bool moderate = net->gathered <= ENGINE_WIRE_DRIVE_BYTES;
 
+    net->gathered = 0;
+    net->gathered_count = 0;
     pthread_mutex_lock(&net->lock);
-    if (net->started_last)
-        net->started_last->next = work;
-    else
-        net->started_first = work;
-    net->started_last = work;
     bool drives = net->driver == ENGINE_WIRE_NOBODY && moderate;
     if (drives)
         net->driver = ENGINE_WIRE_MAIN;
@@ -278,6 +273,35 @@ static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
         net->drives = true;
         net->drive_idle = 0;
     }
+}
+
+static void hand_over(struct engine_wire *net, struct engine_wire_work *work)
+{
+    net->gathered += bytes_of(work);
+    net->gathered_count++;
+    pthread_mutex_lock(&net->lock);
+    if (net->started_last)
+        net->started_last->next = work;
+    else
+        net->started_first = work;
+    net->started_last = work;
+    pthread_mutex_unlock(&net->lock);
+    if (!net->gathers || net->gathered_count == ENGINE_WIRE_GATHER)
+        go(net);
+}
+
+void engine_wire_backend_gather(void *context)
+{
+    ((struct engine_wire *)context)->gathers = true;
+}
+
+void engine_wire_backend_go(void *context)
+{
+    struct engine_wire *net = context;
+
+    net->gathers = false;
+    if (net->gathered_count > 0)
+        go(net);
 }
 
 /* The lanes are out of step from here on. */

@@ -41,6 +41,8 @@
 #define ENGINE_WIRE_CHUNK_LANES (64u * 1024u)
 /* An allreduce up to this goes whole to all nodes: one step for two nodes instead of two. */
 #define ENGINE_WIRE_SMALL_BYTES (64u * 1024u)
+/* A small allreduce's message up to this is copied, so that it goes together with others that are ready. */
+#define ENGINE_WIRE_PACKED_BYTES (16u * 1024u)
 /* As long as all vectors together have no more than this. */
 #define ENGINE_WIRE_SMALL_ALL_BYTES (1024u * 1024u)
 /* Up to so many nodes each sends to each; more double their vectors in steps. */
@@ -64,6 +66,8 @@
 #define ENGINE_WIRE_DRIVE_BYTES (2u * 1024u * 1024u)
 /* The steps of the messages with which the nodes tell each other that they have started a tentative work. */
 #define ENGINE_WIRE_MEETING UINT32_C(0x80000000)
+/* Most works that are started together. */
+#define ENGINE_WIRE_GATHER 64u
 /* How often deadlines are looked at. */
 #define ENGINE_WIRE_TICK_NS (20 * HVI_NS_MS)
 

@@ -816,7 +816,7 @@ static bool make_runs(struct engine_wire_work *net)
 /* To have all its messages is to know that all nodes have started it. */
 static bool is_direct(const struct engine_work *work)
 {
-    return is_small(work) && !engine_wire_is_adasum(work);
+    return work->bytes > 0 && is_small(work) && !engine_wire_is_adasum(work);
 }
 
 static bool make_plan(struct engine_wire_work *net)

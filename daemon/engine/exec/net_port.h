@@ -15,6 +15,8 @@ enum engine_wire_progress {
     ENGINE_WIRE_OVER,  /* all were: nothing is posted any more */
 };
 
+#define ENGINE_WIRE_PACK_BYTES (64u * 1024u) /* most that a port keeps of what is packed */
+
 struct engine_wire_transport {
     const char *name;
     /* Takes the connection. NULL without memory: then it is closed. */
@@ -26,11 +28,17 @@ struct engine_wire_transport {
     /* `head`, then `body`, which may be empty. */
     void (*post_send)(void *port, const void *head, uint64_t head_bytes, const void *body,
                       uint64_t body_bytes);
+    /* Takes a copy, which goes with the next send(), before what is posted by then. False: there is no room for it
+     * now, or a send is posted. */
+    bool (*pack)(void *port, const void *head, uint64_t head_bytes, const void *body,
+                 uint64_t body_bytes);
+    /* Whether there are copies that have not gone. */
+    bool (*packed)(const void *port);
     /* In the place of what is posted, if anything is. */
     void (*post_receive)(void *port, void *to, uint64_t bytes);
     /* Of the posted receive: bytes that have not come. */
     uint64_t (*missing)(const void *port);
-    /* enum engine_wire_progress; -EFAULT: the memory that was posted cannot be read or written;
+    /* OVER: nothing is packed any more either. enum engine_wire_progress; -EFAULT: the memory that was posted cannot be read or written;
      * -ECONNRESET: the other end has closed. */
     int (*send)(void *port);
     int (*receive)(void *port);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Transfers over a stream socket. What is posted is moved by as few calls as possible: head and body in
  * one, and a receive also asks for the bytes behind it, so that a small message and the head of the
- * next need one call.
+ * next need one call. Small messages are copied to one piece of memory first, which goes in one call.
  *
  * The socket is watched edge-triggered. A call that moved less than it was asked for has emptied or filled
  * the kernel's buffer, and none follows before epoll says so; but once the other end has said that it is
@@ -24,13 +24,16 @@
 struct tcp {
     int fd;
     bool readable, writable;
-    bool closing; /* the other end */
-    struct iovec out[2];
+    bool closing;        /* the other end */
+    struct iovec out[3]; /* what is packed, a head, a body */
     unsigned char *to;
     uint64_t wanted;
     uint32_t ahead_at, ahead_end;
     unsigned char ahead[AHEAD_BYTES];
+    unsigned char pack[ENGINE_WIRE_PACK_BYTES];
 };
+
+enum { PACK, HEAD, BODY, PIECES };
 
 static void *tcp_open(int fd)
 {
@@ -79,8 +82,33 @@ static void tcp_post_send(void *port, const void *head, uint64_t head_bytes, con
 {
     struct tcp *tcp = port;
 
-    tcp->out[0] = (struct iovec){(void *)(uintptr_t)head, head_bytes};
-    tcp->out[1] = (struct iovec){(void *)(uintptr_t)body, body_bytes};
+    tcp->out[HEAD] = (struct iovec){(void *)(uintptr_t)head, head_bytes};
+    tcp->out[BODY] = (struct iovec){(void *)(uintptr_t)body, body_bytes};
+}
+
+static bool tcp_packed(const void *port)
+{
+    return ((const struct tcp *)port)->out[PACK].iov_len > 0;
+}
+
+static bool tcp_pack(void *port, const void *head, uint64_t head_bytes, const void *body,
+                     uint64_t body_bytes)
+{
+    struct tcp *tcp = port;
+    struct iovec *pack = &tcp->out[PACK];
+
+    if (pack->iov_len == 0)
+        pack->iov_base = tcp->pack;
+    unsigned char *end = (unsigned char *)pack->iov_base + pack->iov_len;
+    uint64_t room = (uint64_t)(tcp->pack + sizeof tcp->pack - end);
+    if (tcp->out[HEAD].iov_len + tcp->out[BODY].iov_len > 0 || head_bytes > room ||
+        body_bytes > room - head_bytes)
+        return false;
+    memcpy(end, head, head_bytes);
+    if (body_bytes > 0)
+        memcpy(end + head_bytes, body, body_bytes);
+    pack->iov_len += head_bytes + body_bytes;
+    return true;
 }
 
 static void tcp_post_receive(void *port, void *to, uint64_t bytes)
@@ -98,7 +126,7 @@ static uint64_t tcp_missing(const void *port)
 
 static void forget_sent(struct tcp *tcp, size_t bytes)
 {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < PIECES; i++) {
         size_t now = bytes < tcp->out[i].iov_len ? bytes : tcp->out[i].iov_len;
         tcp->out[i].iov_base = (char *)tcp->out[i].iov_base + now;
         tcp->out[i].iov_len -= now;
@@ -109,8 +137,8 @@ static void forget_sent(struct tcp *tcp, size_t bytes)
 static int tcp_send(void *port)
 {
     struct tcp *tcp = port;
-    struct msghdr message = {.msg_iov = tcp->out, .msg_iovlen = 2};
-    size_t all = tcp->out[0].iov_len + tcp->out[1].iov_len;
+    struct msghdr message = {.msg_iov = tcp->out, .msg_iovlen = PIECES};
+    size_t all = tcp->out[PACK].iov_len + tcp->out[HEAD].iov_len + tcp->out[BODY].iov_len;
 
     if (!tcp->writable)
         return ENGINE_WIRE_WAITS;
@@ -187,6 +215,8 @@ const struct engine_wire_transport engine_wire_tcp = {
     .fd = tcp_fd,
     .ready = tcp_ready,
     .post_send = tcp_post_send,
+    .pack = tcp_pack,
+    .packed = tcp_packed,
     .post_receive = tcp_post_receive,
     .missing = tcp_missing,
     .send = tcp_send,

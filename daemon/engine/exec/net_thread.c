@@ -508,6 +508,17 @@ static void tick(struct engine_wire *net, uint64_t most_ns)
 
 /* ---- the loop ---- */
 
+static bool is_unsent(const struct engine_wire *net)
+{
+    bool unsent = false;
+
+    for (uint32_t i = 0; i < net->node_count; i++) {
+        for (uint32_t lane = 0; net->nodes[i] && lane < net->lanes; lane++)
+            unsent = unsent || engine_wire_lane_unsent(&net->nodes[i]->lanes[lane]);
+    }
+    return unsent;
+}
+
 static bool move(struct engine_wire *net)
 {
     bool moved = false;
@@ -576,7 +587,8 @@ void engine_wire_leave(struct engine_wire *net)
 
     net->drives = false;
     pthread_mutex_lock(&net->lock);
-    bool over = !net->works && !atomic_load_explicit(&net->called, memory_order_relaxed);
+    bool over =
+        !net->works && !is_unsent(net) && !atomic_load_explicit(&net->called, memory_order_relaxed);
     net->driver = over ? ENGINE_WIRE_NOBODY : ENGINE_WIRE_THREAD;
     pthread_mutex_unlock(&net->lock);
     while (!over && write(net->event_fd, &one, sizeof one) < 0 && errno == EINTR) {
@@ -623,6 +635,20 @@ static bool has_batches(const struct engine_wire *net)
     return found;
 }
 
+/* Packed messages of works that are over here, which another node may wait for. */
+static void send_rest(struct engine_wire *net)
+{
+    uint64_t began_ns = hvi_clock_ns();
+
+    while (is_unsent(net) && hvi_clock_ns() - began_ns < CLOSE_NS) {
+        look(net, (int)(ENGINE_WIRE_TICK_NS / HVI_NS_MS));
+        for (uint32_t i = 0; i < net->node_count; i++) {
+            for (uint32_t lane = 0; net->nodes[i] && lane < net->lanes; lane++)
+                engine_wire_lane_send(net, &net->nodes[i]->lanes[lane]);
+        }
+    }
+}
+
 static void drop_all(struct engine_wire *net)
 {
     while (net->works) {
@@ -660,11 +686,12 @@ void *engine_wire_thread(void *user)
             look(net, 0);
         else if (!moved && net->works && idle < ENGINE_WIRE_SPINS)
             look(net, 0);
-        else if (!moved && !stopping && !net->works)
+        else if (!moved && !stopping && !net->works && !is_unsent(net))
             sleep_until_called(net);
         else if (!moved && !(stopping && !has_batches(net)))
             sleep_now(net);
     }
+    send_rest(net);
     drop_all(net);
     /* Release, pairs with the acquire in net.c's close. */
     atomic_store_explicit(&net->ended, true, memory_order_release);

@@ -67,7 +67,10 @@ struct engine_wire {
     uint8_t
         *asked; /* [asked_count]: a bit for each lane of a node that was asked for or has come */
     uint32_t asked_count;
-    bool drives; /* as the driver, from call to call of help() */
+    bool gathers;            /* what is started goes together, later */
+    uint64_t gathered;       /* bytes of it, on all ranks */
+    uint32_t gathered_count; /* works */
+    bool drives;             /* as the driver, from call to call of help() */
     uint32_t drive_idle;
 
     /* Under the lock, or as it says. */
@@ -127,6 +130,8 @@ void engine_wire_lane_join(struct engine_wire_lane *lane, struct engine_wire_run
 /* Moves something. True: there may be more. */
 bool engine_wire_lane_send(struct engine_wire *net, struct engine_wire_lane *lane);
 bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *lane);
+/* Whether there are packed messages that the kernel has not taken. */
+bool engine_wire_lane_unsent(const struct engine_wire_lane *lane);
 /* The run's messages that have not begun are over. */
 void engine_wire_lane_leave(struct engine_wire_lane *lane, struct engine_wire_run *run);
 /* What comes for this work goes to the lane's scratch. */

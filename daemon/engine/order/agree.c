@@ -453,7 +453,12 @@ int engine_agree_check(const struct engine_op *op, char *text_p, size_t text_siz
 
 bool engine_agree_repeats(const struct engine_part *part)
 {
-    const struct engine_agreed *agreed = &part->tensor->agreed;
+    return engine_agree_repeats_as(part, part->tensor);
+}
+
+bool engine_agree_repeats_as(const struct engine_part *part, const struct engine_tensor *tensor)
+{
+    const struct engine_agreed *agreed = &tensor->agreed;
     const struct hvi_submission *copy = &part->copy;
 
     return agreed->valid && agreed->leader == part->leader &&
@@ -463,8 +468,13 @@ bool engine_agree_repeats(const struct engine_part *part)
 
 void engine_agree_remember(const struct engine_op *op)
 {
+    engine_agree_remember_as(op, op->tensor);
+}
+
+void engine_agree_remember_as(const struct engine_op *op, struct engine_tensor *tensor)
+{
     const struct engine_part *first = engine_op_first_part(op);
-    struct engine_agreed *agreed = &op->tensor->agreed;
+    struct engine_agreed *agreed = &tensor->agreed;
     uint32_t kinds = (TENSORS | KIND(BARRIER)) & ~KIND(ALLTOALL);
 
     if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->places)

@@ -18,7 +18,11 @@ int engine_agree_pair(const struct engine_tensor *tensor, const struct engine_pa
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size);
 /* Whether the part repeats what its tensor's ranks agreed on last. */
 bool engine_agree_repeats(const struct engine_part *part);
+/* The same of another tensor, which stands for the part's. */
+bool engine_agree_repeats_as(const struct engine_part *part, const struct engine_tensor *tensor);
 /* Remembers what a complete op agreed on, if it may be repeated without a check. */
 void engine_agree_remember(const struct engine_op *op);
+/* The same under another tensor. */
+void engine_agree_remember_as(const struct engine_op *op, struct engine_tensor *tensor);
 
 #endif

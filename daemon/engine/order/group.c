@@ -16,6 +16,7 @@
 #include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/span.h"
 
 #include <stdio.h>
@@ -186,7 +187,8 @@ static void start(struct engine_order *order, struct engine_op *leader)
     leader->group_started = true;
     leader->group_sizing = leader->group_running = leader->group_held;
     if (leader->set->span) {
-        engine_span_report_group(order, leader);
+        if (!engine_schedule_take_group(order, leader))
+            engine_span_report_group(order, leader);
         return;
     }
     do {
@@ -247,28 +249,61 @@ void engine_group_sized(struct engine_order *order, struct engine_op *op)
 
 /* ---- a group is done ---- */
 
-void engine_group_done(struct engine_order *order, struct engine_op *op, int status,
-                       const char *text, int32_t culprit)
+static void note_failure(struct engine_op *leader, int status, const char *text, int32_t culprit)
 {
-    struct engine_op *leader = op->group;
-    uint32_t left;
-
-    if (status != HVI_OK && leader->status == HVI_OK) {
-        leader->status = status;
-        leader->culprit = culprit;
-        leader->text = text ? strdup(text) : NULL;
-    }
-    if (--leader->group_running > 0)
+    if (status == HVI_OK || leader->status != HVI_OK)
         return;
+    leader->status = status;
+    leader->culprit = culprit;
+    leader->text = text ? strdup(text) : NULL;
+}
+
+static void finish_all(struct engine_order *order, struct engine_op *leader)
+{
     struct engine_part *part = engine_op_first_part(leader);
+    int32_t culprit = leader->culprit;
+    int status = leader->status;
     char *why = leader->text;
-    status = leader->status;
-    culprit = leader->culprit;
+
     leader->text = NULL;
-    for (left = part->copy.group_size; left > 0; left--) {
+    for (uint32_t left = part->copy.group_size; left > 0; left--) {
         struct engine_part *next = part->sibling;
         engine_op_finish(order, part->op, status, why, culprit);
         part = next;
     }
     free(why);
+}
+
+void engine_group_done(struct engine_order *order, struct engine_op *op, int status,
+                       const char *text, int32_t culprit)
+{
+    struct engine_op *leader = op->group;
+
+    if (op->tentative)
+        engine_schedule_over(order, op);
+    note_failure(leader, status, text, culprit);
+    if (--leader->group_running == 0)
+        finish_all(order, leader);
+}
+
+/* ---- its works are withdrawn ---- */
+
+void engine_group_returned(struct engine_order *order, struct engine_op *op)
+{
+    struct engine_op *leader = op->group;
+
+    if (--leader->group_running > 0)
+        return;
+    note_failure(leader, order->broken_status, order->broken_text, order->broken_culprit);
+    if (leader->status != HVI_OK) {
+        finish_all(order, leader);
+        return;
+    }
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
+    do {
+        leader->group_running++;
+        order->observer->op_returns(order->user, part->op);
+        engine_op_come_back(order, part->op);
+        part = part->sibling;
+    } while (part != first);
 }

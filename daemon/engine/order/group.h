@@ -36,5 +36,7 @@ void engine_group_sized(struct engine_order *order, struct engine_op *op);
 /* One more member is done; with the last one, all are over. */
 void engine_group_done(struct engine_order *order, struct engine_op *op, int status,
                        const char *text, int32_t culprit);
+/* The work of one more member has been withdrawn; with the last one, all come back. */
+void engine_group_returned(struct engine_order *order, struct engine_op *op);
 
 #endif

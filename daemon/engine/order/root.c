@@ -561,14 +561,14 @@ static void send_to_all(struct engine_root *root)
         send(root, node);
 }
 
-/* Of every node and rank of its set, and nodes move it or wait for each other. */
+/* Of every node and rank of its set. */
 static bool may_repeat(const struct engine_root *root, const struct engine_op *op)
 {
-    if (!root->replay || !*root->replay || !engine_schedule_may_repeat(op) || op->set->join ||
-        op->set->span->nodes != root->roster->nodes || root->joined_count > 0)
-        return false;
-    const struct engine_part *first = engine_op_first_part(op);
-    return !first->leader && (first->in_bytes > 0 || op->kind == HVI_KIND_BARRIER);
+    const bool of_all =
+        !op->set->join && op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
+
+    return root->replay && *root->replay && engine_schedule_may_repeat(op) && of_all &&
+           !(op->tensor->anon && engine_op_first_part(op)->leader);
 }
 
 /* Whether some node has reported an op of the step that repeats, for the next time: it would not start that by
@@ -579,7 +579,7 @@ static bool is_ahead(struct engine_root *root, const struct engine_op *started)
         if (op == started || !engine_schedule_may_repeat(op))
             continue;
         struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
-        bool in_step = !name || name->last == root->steps.round;
+        bool in_step = !name || name->last + 1 >= root->steps.round;
         if (name)
             engine_tensor_put(&root->tensors, name);
         if (in_step)
@@ -588,19 +588,45 @@ static bool is_ahead(struct engine_root *root, const struct engine_op *started)
     return false;
 }
 
-/* The op has been assembled, and starts. */
-static int watch_steps(struct engine_root *root, const struct engine_op *op)
+/* A node is ahead at the end of each round if rounds end in the middle of what ranks take for a step, as they do
+ * after a halt in its middle. Then they begin anew where no node is ahead. */
+static bool may_announce(struct engine_root *root, const struct engine_op *op, bool repeats)
 {
-    if (!may_repeat(root, op)) {
+    bool looks = repeats || root->shifts;
+    bool ahead = looks && is_ahead(root, op);
+
+    if (looks && !ahead && !repeats)
+        engine_steps_forget(&root->steps, &root->tensors);
+    root->shifts = looks && ahead;
+    return repeats && !ahead;
+}
+
+/* The rest of its group starts next. */
+static bool has_more(const struct engine_op *op)
+{
+    const struct engine_part *first = engine_op_first_part(op);
+
+    return first->leader && first->copy.group_index + 1 < first->copy.group_size;
+}
+
+/* The op has been assembled, and starts; it `repeats` if it, and its whole group, may. */
+static int watch_steps(struct engine_root *root, const struct engine_op *op, bool repeats)
+{
+    if (!repeats) {
         engine_steps_forget(&root->steps, &root->tensors);
         return HVI_OK;
     }
     struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
     if (!name)
         return HVI_ERR_NO_MEMORY;
+    if (op->tensor->anon && !engine_agree_repeats_as(engine_op_first_part(op), name)) {
+        if (name->agreed.valid) /* a step has one of its kind */
+            engine_steps_forget(&root->steps, &root->tensors);
+        engine_agree_remember_as(op, name);
+    }
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
-    if (count == 0 || is_ahead(root, op))
+    if (has_more(op) || !may_announce(root, op, count > 0))
         return HVI_OK;
     struct hvi_mesh_verdict *verdict = begin_for_all(root, HVI_MESH_REPEATS);
     verdict->count = root->repeating = count;
@@ -639,12 +665,11 @@ static void resume(struct engine_root *root, uint64_t least)
     send_to_all(root);
 }
 
-/* It cannot fail any more. */
-static int start(struct engine_root *root, struct engine_op *op)
+/* Of an op that has been assembled, and cannot fail any more. */
+static int start_as(struct engine_root *root, struct engine_op *op, bool repeats)
 {
     int status = HVI_OK;
 
-    assemble(root, op);
     if (op->kind == HVI_KIND_SET_ADD)
         status = add_set(root, op);
     if (status == HVI_OK)
@@ -652,9 +677,15 @@ static int start(struct engine_root *root, struct engine_op *op)
     if (status == HVI_OK && (op->kind == HVI_KIND_SET_REMOVE || op->kind == HVI_KIND_SET_CLOSE))
         end_set(root, op);
     if (status == HVI_OK)
-        status = watch_steps(root, op);
+        status = watch_steps(root, op, repeats);
     drop(root, op);
     return status;
+}
+
+static int start(struct engine_root *root, struct engine_op *op)
+{
+    assemble(root, op);
+    return start_as(root, op, may_repeat(root, op));
 }
 
 /* ---- groups ---- */
@@ -663,11 +694,18 @@ static int start_group(struct engine_root *root, struct engine_op *leader)
 {
     struct engine_op **members = meeting_of(leader)->members;
     uint32_t count = leader->group_held;
+    bool repeats = true;
     int status = HVI_OK;
 
     meeting_of(leader)->members = NULL; /* the leader goes first */
-    for (uint32_t i = 0; i < count && status == HVI_OK; i++)
-        status = start(root, members[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        assemble(root, members[i]);
+        repeats = repeats && may_repeat(root, members[i]);
+    }
+    for (uint32_t i = 0; i < count && status == HVI_OK; i++) {
+        assemble(root, members[i]);
+        status = start_as(root, members[i], repeats);
+    }
     free(members);
     return status;
 }

@@ -39,6 +39,7 @@ struct engine_root {
     struct engine_steps steps;
     const bool *replay;                        /* whether they may; NULL: no */
     bool live, halting;                        /* nodes start them; nodes are being stopped */
+    bool shifts;                               /* steps are to begin where no node is ahead */
     uint32_t repeating;                        /* works of the step */
     uint32_t halted;                           /* nodes that have said how far they have come */
     uint64_t least, top;                       /* the least of them, the most */

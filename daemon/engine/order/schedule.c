@@ -10,7 +10,12 @@
  * same works in the same order; but not all may come. The backend lets nothing of a tentative work touch an
  * output before every node has started it (exec/backend.h).
  *
- * Unnamed barriers have one name for all of a set, and come in the order of their numbers.
+ * Unnamed ops of a kind have one name for all of a set, and come in the order of their numbers: so a step has one
+ * of them at most.
+ *
+ * The members of a group stand side by side in the step, because the root starts them so. They wait for their turn
+ * together and start together, so every node stops between groups and never within one: a group is withdrawn as a
+ * whole.
  *
  * Whatever else happens, and would be reported, waits here, and the root is asked to halt. It halts all nodes,
  * and hears from each how far it has come. Works that all have started go on. The others are withdrawn from
@@ -24,6 +29,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
+#include "daemon/engine/order/group.h"
 #include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
@@ -43,22 +49,17 @@ struct engine_schedule_report {
 
 bool engine_schedule_may_repeat(const struct engine_op *op)
 {
-    return op->kind == HVI_KIND_BARRIER || (!op->tensor->anon && (op->kind == HVI_KIND_ALLREDUCE ||
-                                                                  op->kind == HVI_KIND_BROADCAST));
+    return op->kind == HVI_KIND_BARRIER || op->kind == HVI_KIND_ALLREDUCE ||
+           op->kind == HVI_KIND_BROADCAST;
 }
 
 struct engine_tensor *engine_schedule_name(struct engine_tensors *tensors,
                                            const struct engine_op *op)
 {
     if (op->tensor->anon)
-        return engine_tensor_get_barriers(tensors, op->set->serial);
+        return engine_tensor_get_unnamed(tensors, op->set->serial, op->kind);
     op->tensor->refs++;
     return op->tensor;
-}
-
-static bool is_barriers(const struct engine_tensor *tensor)
-{
-    return tensor->anon && tensor->anon_seq == UINT64_MAX;
 }
 
 /* ---- the list ---- */
@@ -68,7 +69,7 @@ static void drop_list(struct engine_order *order)
     struct engine_schedule *schedule = &order->schedule;
 
     for (uint32_t i = 0; i < schedule->count; i++) {
-        if (is_barriers(schedule->list[i]))
+        if (engine_tensor_is_unnamed(schedule->list[i]))
             schedule->list[i]->waiting = NULL;
         schedule->list[i]->entry = 0;
         engine_tensor_put(&order->tensors, schedule->list[i]);
@@ -124,8 +125,8 @@ void engine_schedule_note(struct engine_order *order, const struct engine_op *op
             engine_tensor_put(&order->tensors, name);
         return;
     }
-    engine_agree_remember(op);
-    if (is_barriers(name))
+    engine_agree_remember_as(op, name);
+    if (engine_tensor_is_unnamed(name))
         name->last = op->tensor->anon_seq;
     if (schedule->past_count == ENGINE_STEP_MAX)
         engine_tensor_put(&order->tensors, schedule->past[schedule->past_at]);
@@ -184,20 +185,31 @@ static void start_all(struct engine_order *order)
     struct engine_tensor *name = schedule->list[schedule->at];
 
     while (name->waiting && name->waiting->state == ENGINE_OP_SCHEDULED) {
-        if (is_barriers(name))
+        if (engine_tensor_is_unnamed(name))
             name->last = name->waiting->tensor->anon_seq;
         start(order, name->waiting);
         name = schedule->list[schedule->at];
     }
 }
 
+/* Every rank here says what all said of the last unnamed op of its kind. */
+static bool repeats_unnamed(const struct engine_op *op, const struct engine_tensor *name)
+{
+    if (name->waiting || op->tensor->anon_seq != name->last + 1)
+        return false;
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (!engine_agree_repeats_as(op->parts[i], name))
+            return false;
+    }
+    return true;
+}
+
 static bool repeats(const struct engine_op *op, const struct engine_tensor *name)
 {
     if (name->entry == 0 || op->parts_present < op->set->places)
         return false;
-    if (is_barriers(name))
-        return !name->waiting && op->tensor->anon_seq == name->last + 1;
-    return op->repeating == op->set->places;
+    return engine_tensor_is_unnamed(name) ? repeats_unnamed(op, name)
+                                          : op->repeating == op->set->places;
 }
 
 bool engine_schedule_take(struct engine_order *order, struct engine_op *op)
@@ -219,6 +231,39 @@ bool engine_schedule_take(struct engine_order *order, struct engine_op *op)
     if (takes)
         start_all(order);
     return takes;
+}
+
+/* The entry of each follows that of the one before it. */
+static bool is_in_list(const struct engine_schedule *schedule, const struct engine_part *first)
+{
+    const struct engine_part *part = first;
+    uint32_t due = first->op->tensor->entry;
+
+    do {
+        const struct engine_op *op = part->op;
+        if (!engine_schedule_may_repeat(op) || !repeats(op, op->tensor) || op->tensor->entry != due)
+            return false;
+        due = due % schedule->count + 1;
+        part = part->sibling;
+    } while (part != first);
+    return true;
+}
+
+bool engine_schedule_take_group(struct engine_order *order, struct engine_op *leader)
+{
+    struct engine_schedule *schedule = &order->schedule;
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
+
+    if (!schedule->live || schedule->asked || !is_in_list(schedule, first))
+        return false;
+    do {
+        engine_op_set_state(part->op, ENGINE_OP_SCHEDULED,
+                            "every rank of this node repeats its group");
+        schedule->waiting++;
+        part = part->sibling;
+    } while (part != first);
+    start_all(order);
+    return true;
 }
 
 void engine_schedule_leave(struct engine_order *order, const struct engine_op *op)
@@ -379,7 +424,9 @@ void engine_schedule_returned(struct engine_order *order, struct engine_op *op)
     HVI_ASSERT(op->withdrawn);
     engine_schedule_over(order, op);
     op->replayed = false;
-    if (order->broken_status == HVI_OK) {
+    if (op->group) {
+        engine_group_returned(order, op);
+    } else if (order->broken_status == HVI_OK) {
         order->observer->op_returns(order->user, op);
         engine_op_come_back(order, op);
     } else {
@@ -410,6 +457,17 @@ static void withdraw(struct engine_order *order, uint64_t least, uint64_t top)
         order->span->withdraw(order->span_user, least, top);
 }
 
+static void report_group(struct engine_order *order, struct engine_op *leader)
+{
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
+
+    do {
+        engine_schedule_leave(order, part->op);
+        part = part->sibling;
+    } while (part != first);
+    engine_span_report_group(order, leader);
+}
+
 /* Those whose turn has not come. */
 static void report_waiting(struct engine_order *order)
 {
@@ -418,6 +476,10 @@ static void report_waiting(struct engine_order *order)
     for (; op && order->schedule.waiting > 0; op = op->next) {
         if (op->state != ENGINE_OP_SCHEDULED)
             continue;
+        if (op->group) {
+            report_group(order, op->group);
+            continue;
+        }
         engine_schedule_leave(order, op);
         engine_span_report(order, op, false);
     }

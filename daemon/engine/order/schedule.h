@@ -29,6 +29,8 @@ void engine_schedule_close(struct engine_order *order);
 void engine_schedule_note(struct engine_order *order, const struct engine_op *op);
 /* Every rank of this node has come to the op. False: it is to be reported. */
 bool engine_schedule_take(struct engine_order *order, struct engine_op *op);
+/* The same of a group, all members of which are held. */
+bool engine_schedule_take_group(struct engine_order *order, struct engine_op *leader);
 /* A SCHEDULED op waits for its turn no more. */
 void engine_schedule_leave(struct engine_order *order, const struct engine_op *op);
 /* A tentative op is over. */

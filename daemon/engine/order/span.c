@@ -106,7 +106,7 @@ struct engine_tensor *engine_span_tensor(struct engine_tensors *tensors, uint64_
                    ? engine_tensor_get_named(tensors, serial, text, (uint32_t)name->name_bytes)
                    : NULL;
     if (name->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)name->kind) ||
-        engine_partial_is((uint16_t)name->kind))
+        engine_partial_is((uint16_t)name->kind) || name->number == UINT64_MAX)
         return NULL;
     return engine_tensor_get_anon(tensors, serial, (uint16_t)name->kind, name->number);
 }
@@ -283,7 +283,9 @@ void engine_span_report(struct engine_order *order, struct engine_op *op, bool m
 
 void engine_span_report_again(struct engine_order *order, struct engine_op *op)
 {
-    tell_brought(order, op, false);
+    const struct hvi_submission *copy = &engine_op_first_part(op)->copy;
+
+    tell_brought(order, op, op->group && copy->group_index + 1 < copy->group_size);
 }
 
 void engine_span_report_group(struct engine_order *order, struct engine_op *leader)

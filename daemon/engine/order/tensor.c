@@ -109,9 +109,10 @@ struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uin
     return get_unnamed(tensors, set, kind, (struct engine_pair){0, 0}, anon_seq);
 }
 
-struct engine_tensor *engine_tensor_get_barriers(struct engine_tensors *tensors, uint64_t set)
+struct engine_tensor *engine_tensor_get_unnamed(struct engine_tensors *tensors, uint64_t set,
+                                                uint16_t kind)
 {
-    return engine_tensor_get_anon(tensors, set, HVI_KIND_BARRIER, UINT64_MAX);
+    return engine_tensor_get_anon(tensors, set, kind, UINT64_MAX);
 }
 
 struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,

@@ -54,12 +54,15 @@ struct round {
     uint32_t count, more;
 };
 
-/* Not in the middle of a character. */
+/* Not in the middle of a character, of which at most three bytes are there. */
 static void cut_whole(const struct engine_sentence *sentence)
 {
-    if (sentence->used >= sentence->size)
-        sentence->text[hvi_utf8_cut(sentence->text, strlen(sentence->text), sentence->size - 1)] =
-            '\0';
+    size_t length = strlen(sentence->text);
+    size_t least = length > 3 ? length - 3 : 0;
+
+    while (length > least && !hvi_utf8_valid(sentence->text, length))
+        length--;
+    sentence->text[length] = '\0';
 }
 
 /* ---- the warning ---- */
@@ -377,7 +380,8 @@ static void describe_holders(const struct engine_watch *watch, const struct engi
     struct engine_sentence sentence = {.text = text_p, .size = size};
 
     engine_sentence_append(&sentence, "%s '%.*s' waits for", hvi_kind_text(held->slot->agreed.kind),
-                           (int)NAME_SHOWN, held->name);
+                           (int)hvi_utf8_cut(held->name, strlen(held->name), NAME_SHOWN),
+                           held->name);
     for (uint16_t i = 0; i < watch->sessions->seats; i++) {
         const engine_seat seat = {i};
         if ((held->holders >> i & 1u) == 0)

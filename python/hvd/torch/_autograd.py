@@ -16,7 +16,7 @@ import torch
 from hvd.basics import Average, Sum
 from hvd.collectives import complete
 from hvd.process_sets import ProcessSet
-from hvd.torch._framework import engine
+from hvd.torch._framework import dense, engine
 
 _grad_enabled = torch.is_grad_enabled
 _empty_like = torch.empty_like
@@ -54,7 +54,7 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         op, name, *scales_and_set = ctx.how
-        return (allreduce(grad.contiguous(), op, _backward_name(name), *scales_and_set),) + (None,) * 5
+        return (allreduce(dense(grad), op, _backward_name(name), *scales_and_set),) + (None,) * 5
 
 
 def allreduce(tensor: Any, op: int, name: str | None, prescale: float, postscale: float,
@@ -74,7 +74,7 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         op, name, *scales_and_set = ctx.how
-        return (None, *grouped_allreduce([grad.contiguous() for grad in grads], op, _backward_name(name),
+        return (None, *grouped_allreduce([dense(grad) for grad in grads], op, _backward_name(name),
                                          *scales_and_set))
 
 
@@ -109,7 +109,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         name, process_set = ctx.how
-        grad = allreduce(grad.contiguous(), Average, _backward_name(name), 1.0, 1.0, process_set)
+        grad = allreduce(dense(grad), Average, _backward_name(name), 1.0, 1.0, process_set)
         return _own_rows([grad], ctx.rows, process_set)[0], None, None
 
 
@@ -131,7 +131,7 @@ class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         name, process_set = ctx.how
-        averaged = grouped_allreduce([grad.contiguous() for grad in grads], Average, _backward_name(name), 1.0, 1.0,
+        averaged = grouped_allreduce([dense(grad) for grad in grads], Average, _backward_name(name), 1.0, 1.0,
                                      process_set)
         return (None, *_own_rows(averaged, ctx.rows, process_set))
 
@@ -155,7 +155,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         root_rank, name, process_set = ctx.how
-        grad = allreduce(grad.contiguous(), Average, _backward_name(name), 1.0, 1.0, process_set)
+        grad = allreduce(dense(grad), Average, _backward_name(name), 1.0, 1.0, process_set)
         members = process_set.ranks or ()
         if members[process_set.rank() or 0] != root_rank:
             grad = grad * 0
@@ -186,7 +186,7 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, _grad_of_splits: Any) -> Any:
         name, process_set = ctx.how
-        back, _ = alltoall(grad.contiguous(), ctx.received, _backward_name(name), int32_like(None), process_set)
+        back, _ = alltoall(dense(grad), ctx.received, _backward_name(name), int32_like(None), process_set)
         if ctx.unsent:
             back = torch.cat([back, back.new_zeros((ctx.unsent, *back.shape[1:]))])
         return back, None, None, None, None
@@ -206,7 +206,7 @@ def alltoall(tensor: Any, splits: Sequence[int] | None, name: str | None, make_s
 
 def _scaled(grad: Any, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Any:
     factor = prescale * postscale * (_members(process_set) if op == Sum else 1)
-    return (grad if factor == 1.0 else grad * factor).contiguous()
+    return dense(grad if factor == 1.0 else grad * factor)
 
 
 class _Reducescatter(torch.autograd.Function):

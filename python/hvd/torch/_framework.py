@@ -16,6 +16,11 @@ _strided = torch.strided
 _logger = logging.getLogger("hvd")
 
 
+def dense(tensor: Any) -> Any:
+    """The tensor, or a copy of one that cannot be sent from where it is."""
+    return tensor.resolve_neg().contiguous()
+
+
 class Torch(collectives.Framework):
     """Dense tensors in host memory are used where they are. Others are copied to pinned host memory and back: the
     copies are ordered after what the current stream has to do, and are finished when a call returns."""
@@ -32,6 +37,8 @@ class Torch(collectives.Framework):
                              "sparse gradients, or to_dense()")
         if not tensor.is_contiguous():
             raise ValueError("Tensor is required to be contiguous.")
+        if tensor.is_neg():  # its memory holds what it is the negative of
+            raise ValueError("a view that negates is not supported; use tensor.resolve_neg()")
         return _describe(tensor.data_ptr(), code, tensor.shape)
 
     def address(self, tensor: Any) -> int:

@@ -2,8 +2,9 @@
 """What a collective of torch.distributed returns: a Work over one or several ops, and its future.
 
 Who waits for a Work does so in the library, asleep. A future has to be completed by somebody: from `get_future()` on the
-Work belongs to one thread, started when the first future is wanted, that sleeps in the library until one of its works is
-finished (DDP's reducer waits for futures only).
+Work belongs to a thread, started when the first future is wanted, that sleeps in the library until one of its works is
+finished (DDP's reducer waits for futures only). A callback may wait for another future, as DDP's PowerSGD does: then a
+second thread sees to that one.
 """
 from __future__ import annotations
 
@@ -118,6 +119,7 @@ class Work(_Base):
         seconds = timeout.total_seconds() if timeout > _NO_TIMEOUT else self.seconds
         if not self.done:
             if self._over is not None:
+                _completer.waits()
                 if not self._over.wait(seconds):
                     raise self.too_long(seconds)
             else:
@@ -189,46 +191,80 @@ class Work(_Base):
 
 
 class _Completer:
-    """The thread that completes futures. It sleeps while there is none."""
+    """The threads that complete futures: one, and more where callbacks themselves want futures, which they may wait for.
+    At most one of them, the leader, looks after works; the others run callbacks or sleep."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._works: list[tuple[Work, float]] = []
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._calling: set[int] = set()  # threads that run callbacks
+        self._led = False
+        self._idle = 0
         self._ended = False
 
     def add(self, work: Work) -> None:
         """Completes the work's future when it is over, or too late."""
         with self._changed:
             self._works.append((work, time.monotonic() + work.seconds))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="hvd-futures", daemon=True)
-                self._thread.start()
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if not self._threads or threading.get_ident() in self._calling:
+                self._lead()
+            elif self._idle:
+                self._changed.notify()
+
+    def waits(self) -> None:
+        """The calling thread is about to wait for a work: if it runs callbacks, another thread has to lead."""
+        if threading.get_ident() in self._calling:
+            with self._changed:
+                self._lead()
+
+    def _lead(self) -> None:
+        if self._led or self._ended:
+            return
+        if self._idle:
             self._changed.notify()
+            return
+        thread = threading.Thread(target=self._run, name="hvd-futures", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._works and not self._ended:
+                while (self._led or not self._works) and not self._ended:
+                    self._idle += 1
                     self._changed.wait()
+                    self._idle -= 1
                 if self._ended:
                     return
+                self._led = True
                 works = list(self._works)
             _sleep([work for work, _ in works])
             over = [work for work, deadline in works if _is_over(work, deadline)]
             with self._changed:
                 self._works = [entry for entry in self._works if entry[0] not in over]
-            for work in over:
-                work.complete_future()
+                self._led = False
+                self._calling.add(threading.get_ident())
+                if self._works and self._idle:
+                    self._changed.notify()
+            try:
+                for work in over:
+                    work.complete_future()
+            finally:
+                with self._changed:
+                    self._calling.discard(threading.get_ident())
 
     def end(self) -> None:
         """The interpreter is about to go: a thread that came back from torch's C++ then would abort the process."""
         with self._changed:
             self._ended = True
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_END_SECONDS)
+            self._changed.notify_all()
+            threads = list(self._threads)
+        deadline = time.monotonic() + _END_SECONDS
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _is_over(work: Work, deadline: float) -> bool:

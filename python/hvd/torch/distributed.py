@@ -8,8 +8,9 @@ The default group is the process' session: it is opened with the rank and size t
 so, and all its collectives are those of hvd. Another group is a process set that its members open by themselves.
 
 Ops may be given non-contiguous tensors (they are copied) and any element type that only has to be moved; reductions know
-the types of hvd and complex numbers (SUM, AVG, PREMUL_SUM), integers know BAND, BOR and BXOR too. Shapes need not be equal,
-numbers of elements must. Every failure is a DistributedError, a RuntimeError, whose text names ranks and reasons.
+the types of hvd and complex numbers (SUM, AVG, PREMUL_SUM), integers know BAND, BOR and BXOR too; SUM of bool is "any" and
+PRODUCT is "all", as with gloo and NCCL. Shapes need not be equal, numbers of elements must. Every failure is a
+DistributedError, a RuntimeError, whose text names ranks and reasons.
 """
 from __future__ import annotations
 
@@ -39,6 +40,8 @@ __all__ = ["DistributedError", "ProcessGroupHvd"]
 #: torch's reductions -> the library's.
 _REDUCTIONS = {"SUM": basics.Sum, "AVG": basics.Average, "MIN": basics.Min, "MAX": basics.Max,
                "PRODUCT": basics.Product, "PREMUL_SUM": basics.Sum}
+#: Of bool, as with gloo and NCCL: whether any, and whether all.
+_OF_BOOL = {"SUM": basics.Max, "PRODUCT": basics.Min}
 _BITWISE = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
 #: Element types that are reduced as others: (the other, the ops for which that is right).
 _LINEAR = frozenset(("SUM", "AVG", "PREMUL_SUM"))
@@ -63,16 +66,19 @@ def _check(tensors: Sequence[Any]) -> None:
             raise ValueError(f"the process group hvd needs dense tensors, and this one has the layout {tensor.layout}")
 
 
+def _is_dense(tensor: Any) -> bool:
+    """Whether its memory is what it shows: contiguous, and no conjugate or negative view."""
+    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+
+
 def _dense(tensor: Any) -> Any:
-    """The tensor, or a contiguous copy of what cannot be taken where it lies; no conjugate or negative views."""
-    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-        return tensor
-    return tensor.resolve_neg().resolve_conj().contiguous()
+    """The tensor, or a copy of what cannot be taken where it lies."""
+    return tensor if _is_dense(tensor) else tensor.resolve_neg().resolve_conj().contiguous()
 
 
 def _room(tensor: Any) -> Any:
     """The tensor itself, or contiguous memory of its size whose contents are copied to it at the end."""
-    return tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if _is_dense(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _copy_back(pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None] | None:
@@ -121,7 +127,7 @@ class _Reduction:
             return
         if name not in _REDUCTIONS:
             raise ValueError(f"ReduceOp.{name} is not known to the process group hvd")
-        self.op = _REDUCTIONS[name]
+        self.op = _OF_BOOL.get(name, _REDUCTIONS[name]) if dtype is torch.bool else _REDUCTIONS[name]
         other, allowed = _DISGUISES.get(dtype, (None, frozenset()))
         if name in allowed:
             self.code = CODES[other]
@@ -645,7 +651,7 @@ def _joint(tensors: Sequence[Any], what: str) -> Any:
 def _are_neighbours(tensors: Sequence[Any]) -> bool:
     at = tensors[0].data_ptr()
     for tensor in tensors:
-        if tensor.data_ptr() != at or tensor.is_neg() or tensor.is_conj() or not tensor.is_contiguous():
+        if tensor.data_ptr() != at or not _is_dense(tensor):
             return False
         at += tensor.numel() * tensor.element_size()
     storage = tensors[0].untyped_storage()

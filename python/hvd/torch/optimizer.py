@@ -288,6 +288,9 @@ def DistributedOptimizer(optimizer: Any, named_parameters: Any = None,  # pylint
     if hasattr(optimizer, "_hvd_watch"):
         raise ValueError("hvd.DistributedOptimizer: this optimizer is distributed already; its gradients would be reduced "
                          "twice. Wrap it once")
+    collectives.check_reduce_op(op)
+    if not callable(getattr(compression, "compress", None)):
+        raise ValueError(f"compression is a compressor such as hvd.Compression.fp16, not {compression!r}")
     if gradient_predivide_factor != 1.0:
         if rocm_built():
             raise ValueError("gradient_predivide_factor not supported yet with ROCm")

@@ -137,12 +137,13 @@ class Case:
         room = torch.full((2,), 1 + 2j, dtype=torch.complex64)
         dist.all_reduce(room, group=self.group)
         same(room, torch.full((2,), self.size * (1 + 2j), dtype=torch.complex64), "complex SUM")
-        for op, wanted in ((dist.ReduceOp.BAND, self.size == 1), (dist.ReduceOp.BOR, True), (dist.ReduceOp.MIN, self.size == 1)):
+        for op, wanted in ((dist.ReduceOp.BAND, self.size == 1), (dist.ReduceOp.BOR, True), (dist.ReduceOp.MIN, self.size == 1),
+                           (dist.ReduceOp.SUM, True), (dist.ReduceOp.PRODUCT, self.size == 1)):
             room = torch.tensor([self.rank == 0])
             dist.all_reduce(room, op, group=self.group)
             assert bool(room) == wanted
         refused = [(torch.ones(1, dtype=torch.complex64), dist.ReduceOp.MAX), (torch.ones(1), dist.ReduceOp.BAND),
-                   (torch.ones(1, dtype=torch.bool), dist.ReduceOp.SUM), (torch.ones(1, device="meta"), dist.ReduceOp.SUM)]
+                   (torch.ones(1, dtype=torch.bool), dist.ReduceOp.AVG), (torch.ones(1, device="meta"), dist.ReduceOp.SUM)]
         for tensor, op in refused:
             try:
                 dist.all_reduce(tensor, op, group=self.group)

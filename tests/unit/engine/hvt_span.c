@@ -335,6 +335,19 @@ static void refuse(struct hvt_part *my, int status, const char *text)
     snprintf(my->text, sizeof my->text, "%s", text);
 }
 
+static struct engine_tensor *tensor_of(struct engine_order *order, const struct hvt_part *my,
+                                       const struct hvt_bring *bring)
+{
+    uint64_t serial = my->part.set ? my->part.set->serial : 0;
+
+    if (engine_partial_is(bring->kind))
+        return engine_partial_tensor(&order->tensors, &my->part);
+    if (!bring->name)
+        return engine_tensor_get_anon(&order->tensors, serial, bring->kind, bring->tag);
+    return engine_tensor_get_named(&order->tensors, serial, bring->name,
+                                   (uint32_t)strlen(bring->name));
+}
+
 struct hvt_part *hvt_job_bring(struct hvt_job *job, int32_t rank, uint32_t which,
                                const struct hvt_bring *bring)
 {
@@ -353,10 +366,7 @@ struct hvt_part *hvt_job_bring(struct hvt_job *job, int32_t rank, uint32_t which
     my->part.arrived_ns = ++order->now_ns;
     fill(my, bring);
     my->part.set = set;
-    my->part.tensor = engine_partial_is(bring->kind)
-                          ? engine_partial_tensor(&order->tensors, &my->part)
-                          : engine_tensor_get_named(&order->tensors, set ? set->serial : 0,
-                                                    bring->name, (uint32_t)strlen(bring->name));
+    my->part.tensor = tensor_of(order, my, bring);
     status = engine_set_check(set, &my->part, text, sizeof text);
     if (status == HVI_OK && engine_partial_is(bring->kind))
         status = engine_partial_check(&my->part, text, sizeof text);

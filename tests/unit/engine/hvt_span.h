@@ -72,7 +72,7 @@ struct hvt_job {
 
 /* What one rank brings. */
 struct hvt_bring {
-    const char *name;
+    const char *name; /* NULL: unnamed, and .tag is its number */
     uint32_t set;
     uint16_t kind;
     uint8_t dtype, reduce_op, ndim;

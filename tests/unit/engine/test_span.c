@@ -1397,34 +1397,91 @@ static void bring_from(uint32_t node, bool there, uint32_t which, const struct h
     }
 }
 
-/* What node 1 has reported would not start by itself there, and the others would wait for it. */
-START_TEST(a_step_is_not_replayed_where_a_node_has_reported_of_the_next)
+/* Without the clock. */
+static void settle(void)
+{
+    while (hvt_job_run_some(&job, 1 + below(8)))
+        continue;
+    hvt_job_run(&one);
+}
+
+/* What node 1 has reported would not start by itself there, and the others would wait for it: so the step is
+ * replayed from a place on where it has reported nothing. */
+START_TEST(a_step_is_replayed_where_a_node_is_an_op_ahead)
 {
     struct hvt_bring first = allreduce("a", 3), second = allreduce("b", 4);
-    const struct engine_steps *steps = &job.node[0].mesh.root.steps;
+    uint64_t messages = 0;
     uint32_t which = 0;
 
     chance = 5 + (uint64_t)_i;
     begin(&layouts[_i], 1);
-    uint32_t needed = steps->needed;
     bring_from(1, true, which, &first);
-    for (uint32_t turn = 0; turn < 8; turn++, which += 2) {
+    for (uint32_t turn = 0; turn < 12; turn++, which += 2) {
         bring_from(1, false, which, &first);
-        run();
+        settle();
         bring_from(1, true, which + 2, &first);
-        run();
+        settle();
         for (int32_t rank = 0; rank < one.size; rank++)
             bring(rank, which + 1, &second);
-        run();
-        ck_assert(!is_live());
-        ck_assert_uint_eq(job.node[1].withdrawn, 0);
+        settle();
+        if (turn == 8)
+            messages = job.messages;
     }
-    ck_assert_uint_eq(steps->needed, needed); /* it has not been tried in vain */
+    ck_assert(is_live());
+    ck_assert_uint_eq(job.messages, messages);
+    ck_assert_uint_eq(job.node[1].withdrawn, 0);
     bring_from(1, false, which, &first);
     for (int32_t rank = 0; rank < one.size; rank++)
         bring(rank, which + 1, &second);
     step();
-    ck_assert(is_live()); /* nobody was ahead */
+    end();
+}
+END_TEST
+
+/* All nodes but one have reported all of a step before the first of its works starts. */
+static void play_reported(uint32_t late)
+{
+    for (uint32_t part = 0; part < 2; part++) {
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            for (uint32_t op = 0; op < STEP; op++) {
+                struct hvt_bring what = allreduce(names[op], 3 + op);
+                if ((job.home[rank] == late) == (part == 1))
+                    bring(rank, op, &what);
+            }
+        }
+        for (uint32_t i = 0; part == 0 && i < 400; i++)
+            hvt_job_run_some(&job, 4);
+    }
+    step();
+}
+
+START_TEST(a_step_is_replayed_again_after_a_halt_in_its_middle)
+{
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    for (uint32_t turn = 0; turn < 8 && !is_live(); turn++)
+        play_reported(1);
+    ck_assert(is_live());
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t op = 0; op < 2; op++) {
+            struct hvt_bring what = allreduce(names[op], 3 + op);
+            bring(rank, op, &what);
+        }
+    }
+    run();
+    engine_schedule_halt(&job.node[0].order);
+    run();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t op = 2; op < STEP; op++) {
+            struct hvt_bring what = allreduce(names[op], 3 + op);
+            bring(rank, op, &what);
+        }
+    }
+    step();
+    ck_assert(!is_live());
+    for (uint32_t turn = 0; turn < 16 && !is_live(); turn++)
+        play_reported(1);
+    ck_assert(is_live());
     end();
 }
 END_TEST
@@ -1518,6 +1575,195 @@ START_TEST(a_rank_joins_or_takes_back_while_a_step_repeats)
 }
 END_TEST
 
+/* ---- groups in a step that repeats ---- */
+
+/* "c" and "d". */
+static void bring_pair(int32_t rank, uint32_t which,
+                       void (*bring_one)(int32_t, uint32_t, const struct hvt_bring *))
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        struct hvt_bring what = allreduce(names[2 + i], 3 + i);
+        what.group_size = 2;
+        what.group_index = i;
+        bring_one(rank, which + i, &what);
+    }
+}
+
+/* "a", the group of "c" and "d", "e"; each node in an order of its own. */
+static void play_grouped(uint32_t turn, uint32_t without)
+{
+    struct hvt_bring a = allreduce("a", 3), e = allreduce("e", 5);
+
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        uint32_t first = (turn + job.home[rank]) % 3;
+        for (uint32_t i = 0; job.home[rank] != without && i < 3; i++) {
+            if ((first + i) % 3 == 0)
+                bring(rank, 0, &a);
+            else if ((first + i) % 3 == 1)
+                bring_pair(rank, 2, bring);
+            else
+                bring(rank, 4, &e);
+        }
+    }
+}
+
+static void play_grouped_until_live(void)
+{
+    for (uint32_t turn = 0; turn < 8 && !is_live(); turn++) {
+        play_grouped(turn, UINT32_MAX);
+        step();
+    }
+    ck_assert(is_live());
+}
+
+START_TEST(a_group_that_repeats_costs_no_message)
+{
+    chance = 3 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    play_grouped_until_live();
+    uint64_t messages = job.messages;
+    for (uint32_t turn = 0; turn < 5; turn++) {
+        uint64_t replayed = job.node[0].replayed;
+        play_grouped(turn, UINT32_MAX);
+        step();
+        ck_assert_uint_eq(job.node[0].replayed, replayed + 4);
+    }
+    ck_assert_uint_eq(job.messages, messages);
+    end();
+}
+END_TEST
+
+START_TEST(a_group_is_withdrawn_as_a_whole_and_reported_again)
+{
+    chance = 7 + (uint64_t)_i;
+    begin(&layouts[_i], 2 + (uint64_t)_i);
+    play_grouped_until_live();
+    play_grouped(0, 1);
+    run(); /* the clock has run, too */
+    ck_assert_uint_eq(job.node[0].withdrawn, 4);
+    ck_assert(!is_live());
+    for (uint32_t i = 2; i < 4; i++)
+        ck_assert_int_eq(hvt_job_op(&job, 0, i)->state, ENGINE_OP_REPORTED);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        struct hvt_bring a = allreduce("a", 3), e = allreduce("e", 5);
+        if (job.home[rank] != 1)
+            continue;
+        bring(rank, 4, &e);
+        bring_pair(rank, 2, bring);
+        bring(rank, 0, &a);
+    }
+    step();
+    check_order();
+    end();
+}
+END_TEST
+
+START_TEST(a_group_that_differs_while_it_repeats_fails_as_a_whole)
+{
+    struct hvt_bring c = allreduce("c", 3), d = allreduce("d", 99);
+
+    c.group_size = d.group_size = 2;
+    d.group_index = 1;
+    chance = 11 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    play_grouped_until_live();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] != 1)
+            bring_pair(rank, 2, bring);
+    }
+    bring_from(1, true, 2, &c); /* a node compares the groups of its own ranks itself */
+    bring_from(1, true, 3, &d);
+    run();
+    ck_assert_int_eq(job.parts[0][2].status, HVI_ERR_MISMATCH);
+    ck_assert_int_eq(job.parts[0][3].status, HVI_ERR_MISMATCH);
+    step();
+    check_order();
+    play_grouped_until_live();
+    end();
+}
+END_TEST
+
+/* Some members have come back already, and others have not, when the job is over. */
+START_TEST(a_group_that_is_being_withdrawn_ends_once_with_the_job)
+{
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        chance = seed * 13 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        play_grouped_until_live();
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            if (job.home[rank] != 1)
+                bring_pair(rank, 2, bring);
+        }
+        for (uint32_t i = 0; i < 3; i++)
+            hvt_job_run_some(&job, below(6));
+        engine_schedule_halt(&job.node[0].order);
+        for (uint32_t i = below(24); i > 0; i--)
+            hvt_job_run_some(&job, 1);
+        hvt_job_break(&job, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+        hvt_job_break(&one, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+        step();
+        end();
+    }
+}
+END_TEST
+
+/* ---- an unnamed op in a step that repeats ---- */
+
+static void play_unnamed(uint64_t number, int64_t count, int32_t odd_rank, int64_t odd_count)
+{
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        struct hvt_bring a = allreduce("a", 3);
+        struct hvt_bring what = allreduce(NULL, rank == odd_rank ? odd_count : count);
+        what.tag = number;
+        bring(rank, (uint32_t)rank % 2, &a);
+        bring(rank, 1 - (uint32_t)rank % 2, &what);
+    }
+}
+
+START_TEST(an_unnamed_op_of_a_step_costs_no_message)
+{
+    uint64_t number = 40;
+
+    chance = 3 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    for (uint32_t turn = 0; turn < 8 && !is_live(); turn++) {
+        play_unnamed(number++, 7, -1, 0);
+        step();
+    }
+    ck_assert(is_live());
+    uint64_t messages = job.messages, replayed = job.node[0].replayed;
+    for (uint32_t turn = 0; turn < 5; turn++) {
+        play_unnamed(number++, 7, -1, 0);
+        step();
+    }
+    ck_assert_uint_eq(job.messages, messages);
+    ck_assert_uint_eq(job.node[0].replayed, replayed + 10);
+    play_unnamed(number, 7, 1, 8);
+    run();
+    ck_assert_int_eq(job.parts[1][0].status, HVI_ERR_MISMATCH);
+    step();
+    ck_assert(!is_live());
+    check_order();
+    end();
+}
+END_TEST
+
+/* What the number of the step's last one was does not matter when another has its turn. */
+START_TEST(an_unnamed_op_that_says_something_else_each_time_is_negotiated)
+{
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    for (uint32_t turn = 0; turn < 12; turn++) {
+        play_unnamed(turn + 1, 1 + turn % 2, -1, 0);
+        step();
+        ck_assert(!is_live());
+    }
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_uint_eq(job.node[i].withdrawn, 0);
+    end();
+}
+END_TEST
+
 /* A rank may wait for the end of a step before it begins the next. */
 static bool may_bring(int32_t rank, uint32_t op, bool waits)
 {
@@ -1526,6 +1772,29 @@ static bool may_bring(int32_t rank, uint32_t op, bool waits)
             return false;
     }
     return !is_in_flight(rank, names[op], 0) && free_part(rank, 0) < HVT_EACH;
+}
+
+/* How many ops of the step: "c" and "d" may be a group. */
+static uint32_t bring_next(int32_t rank, uint32_t op, uint32_t trouble, bool waits, bool grouped)
+{
+    struct hvt_bring what = allreduce(names[op], trouble > 0 && below(2 * trouble) == 0 ? 2 : 1);
+
+    if (!may_bring(rank, op, waits))
+        return 0;
+    if (!grouped || op != 2) {
+        bring_again(rank, free_part(rank, 0), &what);
+        return op < STEP;
+    }
+    uint32_t first = free_part(rank, 0), second = free_part(rank, first + 1);
+    if (second >= HVT_EACH || is_in_flight(rank, names[3], 0))
+        return 0;
+    what.group_size = 2;
+    bring_again(rank, first, &what);
+    what = allreduce(names[3], 1);
+    what.group_size = 2;
+    what.group_index = 1;
+    bring_again(rank, second, &what);
+    return 2;
 }
 
 /* Ranks go through the same steps, each at its own pace, as long as what they wait for lets them. */
@@ -1543,12 +1812,7 @@ START_TEST(whatever_happens_while_steps_repeat_every_part_is_answered)
             uint32_t op = at[rank] % STEP;
             if (trouble > 0 && below(trouble) == 0)
                 op = STEP;
-            struct hvt_bring what =
-                allreduce(names[op], trouble > 0 && below(2 * trouble) == 0 ? 2 : 1);
-            if (may_bring(rank, op, seed % 8 < 6)) {
-                bring_again(rank, free_part(rank, 0), &what);
-                at[rank] += op < STEP;
-            }
+            at[rank] += bring_next(rank, op, trouble, seed % 8 < 6, seed % 3 == 0);
             if (trouble > 0 && below(2 * trouble) == 0)
                 disturb(rank);
             if (trouble > 0 && below(trouble) == 0)
@@ -1613,11 +1877,18 @@ int main(void)
                         LAYOUTS);
     tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, a_step_is_not_replayed_where_a_node_has_reported_of_the_next, 0,
-                        LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_is_replayed_where_a_node_is_an_op_ahead, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_is_replayed_again_after_a_halt_in_its_middle, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_step_is_replayed_although_something_else_waits, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_that_repeats_costs_no_message, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_is_withdrawn_as_a_whole_and_reported_again, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_that_differs_while_it_repeats_fails_as_a_whole, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_that_is_being_withdrawn_ends_once_with_the_job, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, an_unnamed_op_of_a_step_costs_no_message, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, an_unnamed_op_that_says_something_else_each_time_is_negotiated, 0,
+                        LAYOUTS);
     tcase_add_loop_test(tcase, whatever_happens_while_steps_repeat_every_part_is_answered, 0,
                         LAYOUTS);
     suite_add_tcase(suite, tcase);

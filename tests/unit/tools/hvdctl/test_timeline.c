@@ -204,7 +204,7 @@ static const struct {
     {"timeline digits start", 2, "usage: hvdctl timeline JOB start FILE, or JOB stop"},
     {"timeline digits stop @/x", 2, "usage: hvdctl timeline JOB start FILE, or JOB stop"},
     {"timeline dig/its stop", 2, "'dig/its' is no job id"},
-    {"timeline digits start @/none/t", 1, "/none/t: No such file or directory"},
+    {"timeline digits start @/none/t", 1, "none/t: No such file or directory"},
     {"timeline digits start @", 1, ": Is a directory"},
     {"timeline digits start @/fifo", 1, "/fifo: No such device or address"}, /* read by nobody */
 };
