@@ -529,7 +529,8 @@ int main(int argc, char **argv)
     } else {
         code = dispatch(&ctl, argv + optind, argc - optind);
     }
-    if (fflush(stdout) != 0 && code == CTL_OK)
+    /* What an earlier flush could not write, as that of top, is in the stream's error alone. */
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == CTL_OK)
         code = CTL_REFUSED;
     return code;
 }

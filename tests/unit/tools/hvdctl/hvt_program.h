@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvdctl as a user starts it, beside a hvdd that a thread plays: it answers the questions that are asked of the admin
+ * socket, one line of a script each. */
+#ifndef HVT_TOOLS_HVDCTL_PROGRAM_H
+#define HVT_TOOLS_HVDCTL_PROGRAM_H
+
+#include "proto/wire.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+#define HVT_LINES_MAX 16
+
+/* What a hvdd of that version says of itself. */
+#define HVT_DAEMON(version_text)                                                                   \
+    {                                                                                              \
+        .version = version_text, .pid = 17, .state = "running", .runtime_dir = "/run/there"        \
+    }
+
+/* A question that is expected, and what becomes of it. */
+struct hvt_line {
+    enum hvi_admin_kind kind;
+    struct hvi_admin_reply reply;
+    size_t cut;  /* so many bytes are missing at the answer's end */
+    bool silent; /* no answer */
+    bool gone;   /* no answer, and hvdd is not there any more */
+};
+
+extern char hvt_root[64];                                 /* HVD_ADDRESS */
+extern struct hvi_admin_request hvt_asked[HVT_LINES_MAX]; /* by line */
+extern int hvt_code;                                      /* the exit status */
+extern char hvt_out[32768], hvt_err[8192];                /* what hvdctl has printed */
+extern const char *hvt_out_path;                          /* where stdout goes; NULL: to hvt_out */
+
+void hvt_program_setup(void);
+void hvt_program_teardown(void);
+
+/* Runs hvdctl with words that are separated by blanks; @ is the folder. No hvdd answers. */
+void hvt_run(const char *words);
+/* The same, with a hvdd; fails unless it is asked each line of the script. */
+void hvt_run_played(const struct hvt_line *lines, size_t count, const char *words);
+
+/* A path in the folder; the text lives until the next call. */
+const char *hvt_path(const char *name);
+/* Fails unless hvdctl has ended with that status, and has said that on stderr ("": nothing at all). */
+void hvt_expect_end(int code, const char *complaint);
+/* The one document on stdout, to be deleted by the caller. */
+cJSON *hvt_document(void);
+/* Fails unless stdout is {"error": {...}} of that status. */
+void hvt_expect_error(int status);
+
+#define HVT_RUN(lines, words) hvt_run_played((lines), sizeof(lines) / sizeof((lines)[0]), (words))
+
+#endif

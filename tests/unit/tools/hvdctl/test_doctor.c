@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `hvdctl doctor`: what it finds of a hvdd, of limits and of directories that the test has made; of the rest of the
+ * machine only that each check says something, and that the exit status follows. */
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
+#include "tests/unit/tools/hvdctl/hvt_program.h"
+
+#include <sys/stat.h>
+
+static const char *const checks[] = {
+    "kernel",        "cores",       "memory",
+    "sealed memfd",  "pidfd",       "open files",
+    "locked memory", "/dev/shm",    "huge pages (shmem)",
+    "ptrace scope",  "/proc",       "runtime directory",
+    "systemd",       "CUDA driver", "NCCL",
+    "hvdd",
+};
+#define CHECKS (sizeof checks / sizeof checks[0])
+
+static const char *string(const cJSON *object, const char *name)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
+}
+
+/* Of doctor --json that has run; fails unless the exit status is as the document says. */
+static cJSON *findings(void)
+{
+    cJSON *document = hvt_document();
+    const cJSON *object;
+    int problems = 0;
+    cJSON_ArrayForEach(object, cJSON_GetObjectItem(document, "checks")) problems +=
+        strcmp(string(object, "result"), "problem") == 0;
+    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(document, "problems")),
+                     problems);
+    hvt_expect_end(problems == 0 ? 0 : 1, "");
+    return document;
+}
+
+/* Fails unless that check has come to that result, with that in its value and, unless "", its advice. */
+static void expect(const cJSON *document, const char *check, const char *result, const char *value,
+                   const char *next)
+{
+    const cJSON *object;
+    cJSON_ArrayForEach(object, cJSON_GetObjectItem(document, "checks"))
+    {
+        if (strcmp(string(object, "check"), check) != 0)
+            continue;
+        ck_assert_str_eq(string(object, "result"), result);
+        ck_assert_msg(strstr(string(object, "value"), value) != NULL, "%s",
+                      string(object, "value"));
+        if (next[0] == '\0')
+            ck_assert_str_eq(string(object, "next"), "");
+        ck_assert_msg(strstr(string(object, "next"), next) != NULL, "%s", string(object, "next"));
+        return;
+    }
+    ck_abort_msg("no check %s", check);
+}
+
+START_TEST(every_check_says_something)
+{
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    const cJSON *array = cJSON_GetObjectItem(document, "checks");
+    ck_assert_int_eq(cJSON_GetArraySize(array), (int)CHECKS);
+    for (int i = 0; i < (int)CHECKS; i++) {
+        const cJSON *object = cJSON_GetArrayItem(array, i);
+        ck_assert_str_eq(string(object, "check"), checks[i]);
+        ck_assert_str_ne(string(object, "value"), "");
+        if (strcmp(string(object, "result"), "problem") == 0)
+            ck_assert_str_ne(string(object, "next"), "");
+    }
+    expect(document, "kernel", "ok", "Linux ", "");
+    expect(document, "sealed memfd", "ok", "works", "");
+    expect(document, "pidfd", "ok", "works", "");
+    cJSON_Delete(document);
+}
+END_TEST
+
+START_TEST(the_table_ends_with_a_sum)
+{
+    ck_assert_int_eq(chmod(hvt_root, 0750), 0);
+    hvt_run("doctor");
+    hvt_expect_end(1, "");
+    for (size_t i = 0; i < CHECKS; i++)
+        ck_assert_msg(strstr(hvt_out, checks[i]) != NULL, "%s: %s", checks[i], hvt_out);
+    ck_assert_ptr_nonnull(strstr(hvt_out, "\nproblem  runtime directory   /tmp/hvt-ctl-"));
+    ck_assert_ptr_nonnull(strstr(hvt_out, "-> chmod 0700 /tmp/hvt-ctl-"));
+    const char *last = strstr(hvt_out, "\n\n");
+    ck_assert_ptr_nonnull(last);
+    ck_assert_ptr_nonnull(strstr(last, " problem"));
+    ck_assert_ptr_null(strchr(hvt_out, '\033'));
+}
+END_TEST
+
+START_TEST(a_runtime_directory_must_be_there_and_closed_to_others)
+{
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    expect(document, "runtime directory", "ok", hvt_root, "");
+    cJSON_Delete(document);
+    ck_assert_int_eq(chmod(hvt_root, 0711), 0);
+    hvt_run("doctor --json");
+    document = findings();
+    expect(document, "runtime directory", "problem", "mode 0711; must be owner ", "chmod 0700 ");
+    cJSON_Delete(document);
+    setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+    hvt_run("doctor --json");
+    document = findings();
+    expect(document, "runtime directory", "problem", "/nonexistent: No such file",
+           "unset XDG_RUNTIME_DIR");
+    cJSON_Delete(document);
+    unsetenv("XDG_RUNTIME_DIR");
+    hvt_run("doctor --json");
+    document = findings();
+    expect(document, "runtime directory", "ok", "no XDG_RUNTIME_DIR; /tmp will do", "");
+    cJSON_Delete(document);
+}
+END_TEST
+
+static const struct {
+    rlim_t files;
+    const char *result, *next;
+} limits[] = {
+    {200, "problem", "LimitNOFILE="},
+    {1000, "note", "LimitNOFILE="},
+    {1024, "ok", ""},
+};
+
+START_TEST(few_open_files_are_a_note_or_a_problem)
+{
+    struct rlimit limit;
+    char value[64];
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = limits[_i].files;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    snprintf(value, sizeof value, "%d open files (", (int)limits[_i].files);
+    expect(document, "open files", limits[_i].result, value, limits[_i].next);
+    cJSON_Delete(document);
+}
+END_TEST
+
+START_TEST(locked_memory_is_told_and_never_a_problem)
+{
+    struct rlimit limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    limit.rlim_cur = 65536;
+    ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    expect(document, "locked memory", "ok", "64.0 KiB; enough", "");
+    cJSON_Delete(document);
+}
+END_TEST
+
+START_TEST(a_hvdd_of_this_version_is_fine_and_another_version_a_note)
+{
+    const struct hvt_line same[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.has_daemon = true, .daemon = HVT_DAEMON(HVD_VERSION_TEXT)},
+    }};
+    const struct hvt_line other[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.has_daemon = true, .daemon = HVT_DAEMON("9.8.7")},
+    }};
+    HVT_RUN(same, "doctor --json");
+    cJSON *document = findings();
+    expect(document, "hvdd", "ok", HVD_VERSION_TEXT ", pid 17, in /run/there", "");
+    cJSON_Delete(document);
+    HVT_RUN(other, "doctor --json");
+    document = findings();
+    expect(document, "hvdd", "note", "9.8.7, pid 17; hvdctl is " HVD_VERSION_TEXT,
+           "restart hvdd after an upgrade");
+    cJSON_Delete(document);
+}
+END_TEST
+
+START_TEST(a_hvdd_that_answers_with_an_error_is_a_problem)
+{
+    const struct hvt_line lines[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.status = HVI_ERR_VERSION, .text = "version 9 is spoken here"},
+    }};
+    HVT_RUN(lines, "doctor --json");
+    cJSON *document = findings();
+    expect(document, "hvdd", "problem", "answers with an error: version 9 is spoken here",
+           "install the same version of hvdd and hvdctl");
+    cJSON_Delete(document);
+}
+END_TEST
+
+START_TEST(a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note)
+{
+    const struct hvt_line silent[] = {{.kind = HVI_ADMIN_STATUS, .silent = true}};
+    const struct hvt_line cut[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.has_daemon = true, .daemon = HVT_DAEMON("9.8.7")},
+        .cut = 1,
+    }};
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    expect(document, "hvdd", "note", "(nothing there)", "start one (hvdd, or ");
+    cJSON_Delete(document);
+    HVT_RUN(silent, "doctor --json --timeout 0.02");
+    document = findings();
+    expect(document, "hvdd", "note", "(it does not answer)", "start one (hvdd, or ");
+    cJSON_Delete(document);
+    HVT_RUN(cut, "doctor --json");
+    document = findings();
+    expect(document, "hvdd", "note", hvi_status_text(HVI_ERR_PROTOCOL), "start one (hvdd, or ");
+    cJSON_Delete(document);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tools/hvdctl/doctor");
+    TCase *tests = tcase_create("doctor");
+    tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
+    tcase_add_test(tests, every_check_says_something);
+    tcase_add_test(tests, the_table_ends_with_a_sum);
+    tcase_add_test(tests, a_runtime_directory_must_be_there_and_closed_to_others);
+    tcase_add_loop_test(tests, few_open_files_are_a_note_or_a_problem, 0, 3);
+    tcase_add_test(tests, locked_memory_is_told_and_never_a_problem);
+    tcase_add_test(tests, a_hvdd_of_this_version_is_fine_and_another_version_a_note);
+    tcase_add_test(tests, a_hvdd_that_answers_with_an_error_is_a_problem);
+    tcase_add_test(tests, a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note);
+    suite_add_tcase(suite, tests);
+    return hvt_run_suite(suite);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `hvdctl key new`: two files or none. */
+#include "base/status.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/tools/hvdctl/hvt_program.h"
+
+#include <limits.h>
+#include <sys/stat.h>
+
+static void write_file(const char *name, const char *text)
+{
+    FILE *file = fopen(hvt_path(name), "we");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(text, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
+static void read_file(const char *name, char *text_p, size_t size)
+{
+    FILE *file = fopen(hvt_path(name), "re");
+    ck_assert_ptr_nonnull(file);
+    text_p[fread(text_p, 1, size - 1, file)] = '\0';
+    fclose(file);
+}
+
+static bool is_there(const char *name)
+{
+    return access(hvt_path(name), F_OK) == 0;
+}
+
+START_TEST(two_files_that_only_their_owner_reads_know_each_other)
+{
+    char server[256], client[256];
+    struct stat st;
+    hvt_run("key new @/k");
+    hvt_expect_end(0, "");
+    ck_assert_ptr_eq(strstr(hvt_out, "made /tmp/hvt-ctl-"), hvt_out);
+    ck_assert_ptr_nonnull(strstr(hvt_out, "/k.client for those that join\n"));
+    read_file("k.server", server, sizeof server);
+    read_file("k.client", client, sizeof client);
+    const char *secret = strstr(server, "secret ");
+    ck_assert_ptr_nonnull(secret);
+    ck_assert_int_eq(strncmp(server, client, (size_t)(secret - server)), 0);
+    ck_assert_str_ne(server, client);
+    ck_assert_int_eq(stat(hvt_path("k.client"), &st), 0);
+    ck_assert_uint_eq(st.st_mode & 0777, 0600);
+    ck_assert_ptr_null(strstr(hvt_out, secret + strlen("secret ")));
+}
+END_TEST
+
+START_TEST(json_says_what_was_made)
+{
+    hvt_run("key new @/k --json");
+    hvt_expect_end(0, "");
+    cJSON *document = hvt_document();
+    const char *done = cJSON_GetStringValue(cJSON_GetObjectItem(document, "done"));
+    ck_assert_ptr_nonnull(strstr(done, "/k.server for the node that listens"));
+    cJSON_Delete(document);
+}
+END_TEST
+
+START_TEST(a_file_that_is_there_stays_as_it_is_and_no_other_is_made)
+{
+    static const char *const names[] = {"k.server", "k.client"};
+    char text[64];
+    write_file(names[_i], "mine\n");
+    hvt_run("key new @/k --json");
+    hvt_expect_end(1, "hvdctl: cannot make the key file /tmp/hvt-ctl-");
+    ck_assert_ptr_nonnull(strstr(hvt_err, names[_i]));
+    ck_assert_ptr_nonnull(strstr(hvt_err, ": File exists\n"));
+    hvt_expect_error(HVI_ERR_INVALID);
+    read_file(names[_i], text, sizeof text);
+    ck_assert_str_eq(text, "mine\n");
+    ck_assert(!is_there(names[1 - _i]));
+}
+END_TEST
+
+START_TEST(a_folder_that_is_not_there_and_a_path_that_is_too_long_are_told)
+{
+    static char words[PATH_MAX + 64] = "key new /";
+    hvt_run("key new @/none/k");
+    hvt_expect_end(1, "none/k.server: No such file or directory\n");
+    ck_assert_str_eq(hvt_out, "");
+    memset(words + strlen(words), 'x', PATH_MAX);
+    hvt_run(words);
+    hvt_expect_end(1, "hvdctl: cannot make the key file /xxx");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tools/hvdctl/key");
+    TCase *tests = tcase_create("key");
+    tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
+    tcase_add_test(tests, two_files_that_only_their_owner_reads_know_each_other);
+    tcase_add_test(tests, json_says_what_was_made);
+    tcase_add_loop_test(tests, a_file_that_is_there_stays_as_it_is_and_no_other_is_made, 0, 2);
+    tcase_add_test(tests, a_folder_that_is_not_there_and_a_path_that_is_too_long_are_told);
+    suite_add_tcase(suite, tests);
+    return hvt_run_suite(suite);
+}
