@@ -410,7 +410,7 @@ static void take_end(struct gpu *gpu, struct gpu_worker *worker, const struct hv
 {
     const uint32_t at = (uint32_t)(done->number % HVI_DEVICE_DONES);
     struct job *job = worker->jobs[at];
-    char text[ENGINE_TEXT_BYTES + NAME_BYTES];
+    char text[ENGINE_TEXT_BYTES + NAME_BYTES + 2];
 
     worker->waited_for[at] = 0;
     worker->jobs[at] = NULL;
