@@ -212,14 +212,15 @@ static void *play(void *context)
     struct player *player = context;
     unsigned char identity[64];
     for (size_t i = 0; i < player->count; i++) {
+        if (player->lines[i].silent) /* who does not wait long may not even have asked */
+            continue;
         const int bytes = take_question(player, i, identity);
         if (player->lines[i].gone) {
             zmq_close(player->socket); /* and with it the listening socket */
             player->socket = NULL;
             return NULL;
         }
-        if (!player->lines[i].silent)
-            answer(player, i, identity, bytes);
+        answer(player, i, identity, bytes);
     }
     return NULL;
 }
