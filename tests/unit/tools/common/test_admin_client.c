@@ -314,7 +314,7 @@ END_TEST
 
 #ifdef __SANITIZE_ADDRESS__
 /* libzmq loses messages that are on their way while a socket closes without linger, now and then. */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
     return "leak:libzmq.so";
