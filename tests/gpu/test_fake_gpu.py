@@ -98,7 +98,8 @@ def test_4_a_store_that_releases_nobody_is_an_answer():
     assert values["stream_other_releases"] == "yes"
     assert values["memcpy_releases"] == "no", "unless copies=release"
     assert values["host_same_releases"] == "no"
-    assert "host_same_p50" not in values and "host_other_releases" not in values
+    # A stream that comes to its wait after the store, on a busy machine, passes at once: so the first of the hundred may be timed.
+    assert "host_other_releases" not in values
 
 
 def test_5_a_wrong_element_is_counted():
