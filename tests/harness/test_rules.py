@@ -204,6 +204,12 @@ add_test(unit.writes "/bin/sh" "-c" "printf '%b' \\"$NOTES\\" >>\\"$HVT_EVENTS\\
 add_test(unit.off "/bin/false")
 set_tests_properties(unit.off PROPERTIES DISABLED TRUE)
 add_test(unit.bad "/bin/false")
+add_test(chance.once "/bin/sh" "-c" "test -e once || { touch once; exit 1; }")
+add_test(chance.twice "/bin/sh" "-c" "echo x >>twice; test $(wc -l <twice) -gt 2")
+add_test(chance.race "/bin/sh" "-c" "test -e race || { touch race; echo 'WARNING: ThreadSanitizer: data race'; exit 1; }")
+add_test(chance.crash "/bin/sh" "-c" "test -e crash || { touch crash; kill -SEGV $$; }")
+add_test(chance.hang "/bin/sh" "-c" "test -e hang || { touch hang; sleep 9; }")
+set_tests_properties(chance.hang PROPERTIES TIMEOUT 1)
 """
 
 
@@ -247,6 +253,20 @@ def test_five_tests_may_be_late_in_a_run(tmp_path, count, code):
         done = ctest(tmp_path, "", "-R", "unit.writes", notes=notes)
         assert done.returncode == code and f"late, of at most 5: {count}\n    fault/test_x.py::test_0: 12 ms" in done.stdout
         assert ("TOO MANY" in done.stdout) == bool(code)
+
+
+def test_a_test_that_failed_by_chance_is_listed(tmp_path):
+    done = ctest(tmp_path, "", "-R", "chance.once|unit.good")
+    assert done.returncode == 0, done.stdout
+    assert "FLAKY: failed beside others and passed 2 times alone, of at most 2: 1\n    chance.once: " in done.stdout
+    done = ctest(tmp_path, "", "-R", "chance.once|unit.good")
+    assert done.returncode == 0 and "FLAKY" not in done.stdout
+
+
+@pytest.mark.parametrize("tests", ["twice", "race", "crash", "hang", "once|unit.bad", "once|race", "once|twice|unit.bad"])
+def test_what_fails_twice_crashes_hangs_or_races_did_not_fail_by_chance(tmp_path, tests):
+    done = ctest(tmp_path, "", "-R", tests)
+    assert done.returncode == 8 and "FLAKY" not in done.stdout, done.stdout
 
 
 def test_the_exit_status_is_ctests(tmp_path):
