@@ -120,9 +120,10 @@ static void let_go(struct engine_device_worker *worker)
         hvi_device_fini(&worker->channel);
 }
 
-/* Before it was linked: what waits for it fails, and the job goes on. */
+/* Before it was linked: what waits for it fails, and the job goes on. So whatever the reason is, it ends no more than an op. */
 static void refuse(struct engine_device_worker *worker, int status, const char *text)
 {
+    status = status <= HVI_ERR_CLOSED ? HVI_ERR_UNSUPPORTED : status;
     set_state(worker, ENGINE_DEVICE_REFUSED, text);
     let_go(worker);
     worker->refused_status = status;

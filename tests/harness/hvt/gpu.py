@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hvdd on a machine with GPUs, which are tests/fakegpu's."""
 import contextlib
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +13,13 @@ FAKE = BUILD / "fakegpu"
 
 
 class GpuDaemon(Daemon):
-    """`gpu` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
+    """`fake` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
 
-    def __init__(self, gpu: str = "devices=2", faults: str = "", *, folder: pathlib.Path = FAKE, **more: Any):
-        """`folder`: of the libraries."""
+    def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
         options = {"gpu-idle": f"{scaled(0.5)}s"} | more.pop("options", {})
         super().__init__(options=options, **more)
         # What a trainer frees while a worker has it open stays (P3): most tests free as they like.
-        self.environment |= {"LD_LIBRARY_PATH": str(folder), "FAKEGPU": f"free=keeps;meet={self.folder};{gpu}", "FAKEGPU_FAULT": faults}
+        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"free=keeps;meet={self.folder};{fake}", "FAKEGPU_FAULT": faults}
 
     def workers(self) -> list[int]:
         """Pids of the living workers of this daemon, also of one before it."""
@@ -43,8 +41,12 @@ class GpuDaemon(Daemon):
 
 
 @contextlib.contextmanager
-def gpus(gpu: str = "devices=2", *allowed: str, faults: str = "", **options: Any) -> Iterator[GpuDaemon]:
-    """A running one; `allowed`: ids of warnings that the test causes; options are hvdd's, with _ for -."""
-    with GpuDaemon(gpu, faults, options={name.replace("_", "-"): value for name, value in options.items()}) as daemon:
+def gpus(fake: str = "devices=2", *allowed: str, faults: str = "", environment: dict[str, str] | None = None,
+         **options: Any) -> Iterator[GpuDaemon]:
+    """A running one; `allowed`: ids of warnings that the test causes; `environment`: of hvdd, and of ranks that have nothing else said;
+    options are hvdd's, with _ for -."""
+    daemon = GpuDaemon(fake, faults, options={name.replace("_", "-"): value for name, value in options.items()})
+    daemon.environment |= environment or {}
+    with daemon:
         daemon.allow(*allowed)
         yield daemon
