@@ -322,7 +322,7 @@ static bool is_on_gpu(const struct hvt_buffer *buffer)
 static void forget(void *session, void *data)
 {
     int status = hvd_device_forget(session, data);
-    if (status < 0 && hvd_session_status(session) == HVD_OK) {
+    if (status < 0 && status != HVD_ERR_NOT_FOUND && hvd_session_status(session) == HVD_OK) {
         fprintf(stderr, "hvt-rank: hvd_device_forget: %s\n", hvd_last_error());
         exit(3);
     }
