@@ -19,7 +19,6 @@
 #include "base/types.h"
 #include "daemon/gpu/nccl.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define ALIGNMENT 16u  /* of a segment in staging */
@@ -743,15 +742,15 @@ static bool is_reduction(uint32_t kind)
     return kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_REDUCESCATTER;
 }
 
-int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *means, char *text_p,
-                  size_t text_size)
+int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *means,
+                  const char **text_p)
 {
     const struct hvi_device_work *said = &batch->works[0].said;
     struct maker maker = {.batch = batch, .means = means};
 
+    *text_p = "";
     if (is_reduction(said->kind) && said->reduce_op == HVI_REDUCE_ADASUM) {
-        snprintf(text_p, text_size,
-                 "a GPU's worker does no adasum yet; let the tensor lie in memory of the host");
+        *text_p = "a GPU's worker does no adasum yet; let the tensor lie in memory of the host";
         return HVI_ERR_UNSUPPORTED;
     }
     if (batch->comm == 0)

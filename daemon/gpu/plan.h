@@ -9,8 +9,6 @@
 #include "daemon/gpu/batch.h"
 #include "daemon/gpu/kernels/kernels.h"
 
-#include <stddef.h>
-
 #define GPU_PLAN_SMALL (UINT64_C(512) << 10) /* works below it are packed */
 
 enum gpu_step_kind {
@@ -52,8 +50,8 @@ struct gpu_plan_means {
     bool (*step)(void *user, const struct gpu_step *step);
 };
 
-/* HVI_OK; HVI_ERR_UNSUPPORTED with a sentence: nothing has been stepped, on any worker of the communicator. */
-int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *means, char *text_p,
-                  size_t text_size);
+/* HVI_OK; HVI_ERR_UNSUPPORTED with a constant sentence: nothing has been stepped, on any worker of the communicator. */
+int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *means,
+                  const char **text_p);
 
 #endif
