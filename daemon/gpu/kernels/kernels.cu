@@ -148,9 +148,10 @@ INLINE uint64_t head_of(const struct job *job, uint64_t count, uint32_t size, ui
         const uint64_t head =                                                                      \
             NAME##_can_wide(&job->math) ? head_of(job, count, SIZE, WIDE_##SIZE) : count;          \
         const uint64_t cells = (count - head) / lanes, middle = cells * lanes;                     \
+        const uint64_t start = head * sizeof(one_##SIZE);                                          \
         LOOP for (uint64_t i = share.first; i < cells; i += share.step)                            \
         {                                                                                          \
-            NAME##_wide(job, head *(SIZE) + i * WIDE_##SIZE);                                      \
+            NAME##_wide(job, start + i * WIDE_##SIZE);                                             \
         }                                                                                          \
         LOOP for (uint64_t i = share.first; i < count - middle; i += share.step)                   \
         {                                                                                          \
