@@ -73,7 +73,8 @@ static void end_reduce(struct maker *maker)
 {
     const struct hvd_reduce_args *args = &maker->step.reduce;
 
-    maker->step.kind = args->ins == 1 ? GPU_STEP_SPREAD : GPU_STEP_REDUCE;
+    maker->step.kind =
+        GPU_STEP_REDUCE; /* of one input too: a spread would keep the payload of a NaN */
     if (args->outs > 0 && args->count > 0)
         emit(maker);
 }
@@ -525,7 +526,9 @@ static void spread_copy(struct maker *maker, const struct gpu_work *work, uint64
         if (work->members[i].out != 0 && work->members[i].out != from)
             args->out[args->outs++] = work->members[i].out;
     }
-    end_reduce(maker);
+    maker->step.kind = GPU_STEP_SPREAD;
+    if (args->outs > 0)
+        emit(maker);
 }
 
 static void broadcast_together(struct maker *maker)
