@@ -182,20 +182,30 @@ void hvt_gpu_open(int stream)
     atomic_store(streams[stream].gate, streams[stream].gates);
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 bool hvt_gpu_drain(int stream, int64_t timeout_ms)
 {
     const struct timespec nap = {.tv_nsec = 100000};
+    const int64_t end_ms = now_ms() + timeout_ms;
 
     enter(streams[stream].gpu);
-    for (int64_t i = 0; i < timeout_ms * 10; i++) {
+    for (;;) {
         int error = cuda.stream_query(streams[stream].stream);
         if (error == HVI_CU_OK)
             return true;
         if (error != HVI_CU_NOT_READY)
             check(error, "cuStreamQuery");
+        if (now_ms() >= end_ms)
+            return false;
         nanosleep(&nap, NULL);
     }
-    return false;
 }
 
 /* ---- copies ---- */
