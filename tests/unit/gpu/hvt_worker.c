@@ -213,29 +213,62 @@ uint64_t hvt_engine_release(struct hvt_worker *worker, uint32_t import)
     return worker->requests;
 }
 
-void hvt_engines_join(struct hvt_worker *const *workers, uint32_t count, uint32_t comm)
+static void send_join(struct hvt_worker *worker, uint32_t comm, uint32_t rank,
+                      const unsigned char *id, uint64_t *instances, uint32_t count)
+{
+    struct hvi_gpu_msg join = {.kind = HVI_GPU_COMM_JOIN,
+                               .comm_join = {.request = 901,
+                                             .comm = comm,
+                                             .rank = rank,
+                                             .instances = instances,
+                                             .instance_count = count}};
+
+    memcpy(join.comm_join.id, id, HVI_NCCL_ID_BYTES);
+    hvt_worker_send(worker->engine_fd, &join, NULL, 0);
+}
+
+/* The id from a worker. */
+static void ask_id(struct hvt_worker *worker, unsigned char id_p[HVI_NCCL_ID_BYTES])
 {
     struct hvi_gpu_msg ask = {.kind = HVI_GPU_COMM_ID, .comm_id = {.request = 900}};
-    struct hvi_gpu_msg join = {.kind = HVI_GPU_COMM_JOIN};
+
+    hvt_worker_send(worker->engine_fd, &ask, NULL, 0);
+    hvt_worker_hear(worker, worker->engine_fd);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_COMM_ID);
+    ck_assert_str_eq(worker->msg.comm_id.text, "");
+    memcpy(id_p, worker->msg.comm_id.id, HVI_NCCL_ID_BYTES);
+}
+
+void hvt_engine_ask_join(struct hvt_worker *worker, uint32_t count)
+{
+    unsigned char id[HVI_NCCL_ID_BYTES];
+    uint64_t instances[8] = {worker->instance};
+
+    ask_id(worker, id);
+    for (uint32_t i = 1; i < count; i++)
+        instances[i] = 1000 + i;
+    send_join(worker, 1, 0, id, instances, count);
+}
+
+void hvt_engines_name(struct hvt_worker *const *workers, uint32_t count, uint32_t comm,
+                      const unsigned char *id)
+{
     uint64_t instances[8];
 
-    hvt_worker_send(workers[0]->engine_fd, &ask, NULL, 0);
-    hvt_worker_hear(workers[0], workers[0]->engine_fd);
-    ck_assert_int_eq(workers[0]->msg.kind, HVI_GPU_COMM_ID);
-    ck_assert_str_eq(workers[0]->msg.comm_id.text, "");
-    memcpy(join.comm_join.id, workers[0]->msg.comm_id.id, sizeof(join.comm_join.id));
     for (uint32_t i = 0; i < count; i++)
         instances[i] = workers[i]->instance;
-    join.comm_join.comm = comm;
-    join.comm_join.request = 901;
-    join.comm_join.instances = instances;
-    join.comm_join.instance_count = count;
-    for (uint32_t i = 0; i < count; i++) {
-        join.comm_join.rank = i;
-        hvt_worker_send(workers[i]->engine_fd, &join, NULL, 0);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        send_join(workers[i], comm, i, id, instances, count);
     for (uint32_t i = 0; i < count; i++)
         hvt_engine_expect_ack(workers[i], 901, HVI_OK);
+}
+
+void hvt_engines_join(struct hvt_worker *const *workers, uint32_t count, uint32_t comm)
+{
+    unsigned char id[HVI_NCCL_ID_BYTES];
+
+    ask_id(workers[0], id);
+    hvt_engines_name(workers, count, comm, id);
 }
 
 /* ---- batches ---- */

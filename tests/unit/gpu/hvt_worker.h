@@ -58,6 +58,12 @@ uint64_t hvt_engine_release(struct hvt_worker *worker, uint32_t import);
 /* A communicator of these, by rank: id, and all join it as `comm`. */
 void hvt_engines_join(struct hvt_worker *const *workers, uint32_t count, uint32_t comm);
 
+/* The same with this id. */
+void hvt_engines_name(struct hvt_worker *const *workers, uint32_t count, uint32_t comm,
+                      const unsigned char *id);
+/* It is to join one of `count`, of which the others are not there. No one waits for the answer. */
+void hvt_engine_ask_join(struct hvt_worker *worker, uint32_t count);
+
 /* A batch: head, then works, each with its members and numbers; then all of it is published. Returns its number. */
 void hvt_batch_begin(struct hvt_worker *worker, uint32_t works, uint32_t comm, uint32_t ranks,
                      uint32_t rank);
