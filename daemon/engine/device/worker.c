@@ -136,7 +136,10 @@ static void lose(struct engine_device_worker *worker, const char *why)
 {
     struct engine_device *device = worker->device;
     char label[ENGINE_DEVICE_LABEL], text[HVI_TEXT_MAX + 1];
+    size_t named = strlen(worker->uuid_text);
 
+    if (strncmp(why, worker->uuid_text, named) == 0 && strncmp(why + named, ": ", 2) == 0)
+        why += named + 2; /* hvdd names the GPU as well */
     engine_device_label(device, worker->number, label);
     snprintf(text, sizeof text, "the worker of %s is lost: %.700s", label, why);
     if (worker->state == ENGINE_DEVICE_GREETING || worker->state == ENGINE_DEVICE_WANTED) {
