@@ -29,6 +29,7 @@ void gpu_guard_fail(struct gpu_worker *worker, const char *text)
         (void)gpu_memory_poison(engine);
     }
     gpu_link_state(worker, HVI_GPU_FAILED, text);
+    (void)pthread_detach(worker->device.thread);
     _exit(1); /* the driver may not return, and would not let exit() return either */
 }
 

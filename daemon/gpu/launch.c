@@ -27,7 +27,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
+
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -74,16 +74,13 @@ static void give_back(struct gpu_launch *launch, struct gpu_order *order)
     ring(launch->back_fd);
 }
 
-/* The main thread's. */
-static int on_back(sd_event_source *event_source, int fd, uint32_t events, void *user)
+void gpu_launch_back(struct gpu_launch *launch)
 {
-    struct gpu_launch *launch = user;
     struct gpu_order *back, *order;
     uint64_t count;
 
-    (void)event_source, (void)events;
-    if (read(fd, &count, sizeof(count)) < 0)
-        return 0;
+    if (read(launch->back_fd, &count, sizeof(count)) < 0)
+        return;
     pthread_mutex_lock(&launch->lock);
     back = launch->back;
     launch->back = NULL;
@@ -97,7 +94,6 @@ static int on_back(sd_event_source *event_source, int fd, uint32_t events, void 
         else
             order->done(order); /* which may free it */
     }
-    return 0;
 }
 
 /* ---- what batches may name ---- */
@@ -693,7 +689,7 @@ void gpu_launch_run(struct gpu_launch *launch)
     give_back(launch, launch->stopping);
 }
 
-int gpu_launch_open(struct gpu_launch *launch, sd_event *event)
+int gpu_launch_open(struct gpu_launch *launch)
 {
     launch->calls.usual_ns = launch->call_ns > 0 ? launch->call_ns : CALL_NS;
     launch->stop.kind = GPU_ORDER_STOP;
@@ -701,8 +697,7 @@ int gpu_launch_open(struct gpu_launch *launch, sd_event *event)
     pthread_mutex_init(&launch->lock, NULL);
     launch->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     launch->back_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (launch->wake_fd >= 0 && launch->back_fd >= 0 &&
-        sd_event_add_io(event, &launch->back_event, launch->back_fd, EPOLLIN, on_back, launch) >= 0)
+    if (launch->wake_fd >= 0 && launch->back_fd >= 0)
         return HVI_OK;
     gpu_launch_close(launch);
     return HVI_ERR_NO_MEMORY;
@@ -710,7 +705,6 @@ int gpu_launch_open(struct gpu_launch *launch, sd_event *event)
 
 void gpu_launch_close(struct gpu_launch *launch)
 {
-    launch->back_event = sd_event_source_disable_unref(launch->back_event);
     if (launch->wake_fd >= 0)
         close(launch->wake_fd);
     if (launch->back_fd >= 0)

@@ -15,8 +15,6 @@
 
 #include <pthread.h>
 
-#include <systemd/sd-event.h>
-
 enum gpu_order_kind {
     GPU_ORDER_OPEN,    /* a source: its ring is read from now on. Comes back at once */
     GPU_ORDER_WELCOME, /* .fd: the engine's eventfd */
@@ -103,8 +101,8 @@ struct gpu_launch {
     void (*failed)(void *user, const char *text);
     void *user;
 
-    int wake_fd, back_fd; /* eventfds: the thread's, main's */
-    sd_event_source *back_event;
+    int wake_fd,
+        back_fd; /* eventfds: the thread's; main's, which calls gpu_launch_back when it is readable */
     pthread_mutex_t lock; /* of the two lists */
     struct gpu_order *orders, *back;
     _Atomic bool has_orders;
@@ -126,8 +124,10 @@ struct gpu_launch {
 };
 
 /* The caller has set the first four fields. HVI_OK, HVI_ERR_NO_MEMORY. */
-int gpu_launch_open(struct gpu_launch *launch, sd_event *event);
+int gpu_launch_open(struct gpu_launch *launch);
 void gpu_launch_close(struct gpu_launch *launch);
+/* Calls .done of what is back, or .failed. */
+void gpu_launch_back(struct gpu_launch *launch);
 
 /* In the thread of the device, whose context is current. False, with a sentence: the worker cannot start. */
 bool gpu_launch_prepare(struct gpu_launch *launch, const struct hvi_cuda *cuda, char *text_p,

@@ -89,6 +89,16 @@ static void on_failure(void *user, const char *text)
     gpu_guard_fail(user, text);
 }
 
+/* The launch thread has something to say. */
+static int on_launch(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct gpu_worker *worker = user;
+
+    (void)source, (void)fd, (void)events;
+    gpu_launch_back(&worker->launch);
+    return 0;
+}
+
 static int open_launch(struct gpu_worker *worker)
 {
     struct gpu_launch *launch = &worker->launch;
@@ -99,7 +109,11 @@ static int open_launch(struct gpu_worker *worker)
     launch->comm_ns = worker->start.comm_ns;
     launch->failed = on_failure;
     launch->user = worker;
-    return gpu_launch_open(launch, worker->event);
+    if (gpu_launch_open(launch) == HVI_OK &&
+        sd_event_add_io(worker->event, &worker->launch_event, launch->back_fd, EPOLLIN, on_launch,
+                        worker) >= 0)
+        return HVI_OK;
+    return HVI_ERR_NO_MEMORY;
 }
 
 static bool prepare(void *user, const struct hvi_cuda *cuda, char *text_p, size_t text_size)
@@ -142,6 +156,7 @@ static int serve(struct gpu_worker *worker)
         _exit(code); /* the driver has not returned, and would not let exit() return either */
     gpu_imports_close(&worker->imports);
     (void)gpu_device_close(&worker->device);
+    worker->launch_event = sd_event_source_disable_unref(worker->launch_event);
     gpu_launch_close(&worker->launch);
     worker->guard = sd_event_source_disable_unref(worker->guard);
     worker->device_event = sd_event_source_disable_unref(worker->device_event);

@@ -28,7 +28,7 @@ struct gpu_worker {
     struct gpu_imports imports;
     struct gpu_launch launch;
     struct gpu_engine *engines;
-    sd_event_source *guard;
+    sd_event_source *guard, *launch_event;
     bool is_ending; /* the event loop ends when all that has to is over */
     int exit_code;
     uint64_t end_ns;

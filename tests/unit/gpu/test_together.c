@@ -130,30 +130,60 @@ static void allreduce(uint64_t count)
         hvt_job_expect_sum(rank, ranks, (uint32_t)count, 1);
 }
 
-START_TEST(a_rank_on_each_gpu)
+/* ---- reductions ---- */
+
+static void average(void)
+{
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    work.reduce_op = HVI_REDUCE_AVERAGE;
+    work.divisor = ranks;
+    work.prescale = 2;
+    work.postscale = (double)ranks;
+    hvt_job_fill(SMALL);
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        hvt_job_expect_sum(rank, ranks, SMALL, 2);
+}
+
+/* Small and large works in turn: what is packed, and what is not. */
+static void many_works(void)
+{
+    const uint32_t counts[5] = {3, SMALL, LARGE, 1, 17};
+    uint64_t at = 0;
+
+    hvt_job_fill(3 + SMALL + LARGE + 1 + 17);
+    hvt_job_next_turn(ranks);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        hvt_batch_begin(both[gpu], 5, comm, 2, (uint32_t)gpu);
+        at = 0;
+        for (int i = 0; i < 5; i++, at += counts[i - 1] * sizeof(float))
+            add_work(gpu, hvt_job_work(HVI_KIND_ALLREDUCE, 1, counts[i]), NULL, at);
+        hvt_batch_publish(both[gpu]);
+    }
+    open_gates();
+    expect_done();
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        hvt_job_expect_sum(rank, ranks, (uint32_t)(at / sizeof(float)), 1);
+        ck_assert_uint_eq(((unsigned char *)hvt_job_out(rank))[at], HVT_UNTOUCHED);
+    }
+}
+
+START_TEST(one_rank_on_each_gpu)
 {
     start("01");
     allreduce(SMALL);
-    hvt_job_fill(LARGE);
-    allreduce(LARGE);
-}
-END_TEST
-
-START_TEST(several_ranks_on_each_gpu)
-{
-    start("0110");
-    allreduce(SMALL);
-    hvt_job_fill(LARGE);
-    allreduce(LARGE);
+    average();
+    many_works();
 }
 END_TEST
 
 START_TEST(more_ranks_on_one_gpu_than_on_the_other)
 {
-    start("010");
+    start("0100");
     allreduce(SMALL);
-    hvt_job_fill(LARGE);
-    allreduce(LARGE);
+    average();
+    many_works();
 }
 END_TEST
 
@@ -172,74 +202,21 @@ START_TEST(nothing_runs_before_the_last_rank_has_come)
 }
 END_TEST
 
-static void average_of(const char *places)
+static void largest(void)
 {
     struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
 
-    start(places);
-    work.reduce_op = HVI_REDUCE_AVERAGE;
-    work.divisor = ranks;
-    work.prescale = 2;
-    work.postscale = (double)ranks;
+    work.reduce_op = HVI_REDUCE_MAX;
     run(&work, -1, NULL);
-    hvt_job_expect_sum(ranks - 1, ranks, SMALL, 2);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        ck_assert_mem_eq(hvt_job_out(rank), hvt_job_in(ranks - 1), SMALL * sizeof(float));
 }
 
-START_TEST(scales_and_averages_of_one_rank_each)
-{
-    average_of("01");
-}
-END_TEST
-
-START_TEST(scales_and_averages_of_several_ranks)
-{
-    average_of("1001");
-}
-END_TEST
-
-/* Small and large works in turn: what is packed, and what is not. */
-static void many_works(const char *places)
-{
-    const uint32_t counts[5] = {3, SMALL, LARGE, 1, 17};
-    uint64_t at = 0;
-
-    start(places);
-    hvt_job_next_turn(ranks);
-    for (int gpu = 0; gpu < 2; gpu++) {
-        hvt_batch_begin(both[gpu], 5, comm, 2, (uint32_t)gpu);
-        at = 0;
-        for (int i = 0; i < 5; i++, at += counts[i - 1] * sizeof(float))
-            add_work(gpu, hvt_job_work(HVI_KIND_ALLREDUCE, 1, counts[i]), NULL, at);
-        hvt_batch_publish(both[gpu]);
-    }
-    ck_assert_uint_lt(at, HVT_HALF);
-    hvt_job_fill((uint32_t)(at / sizeof(float)));
-    open_gates();
-    expect_done();
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        hvt_job_expect_sum(rank, ranks, (uint32_t)(at / sizeof(float)), 1);
-        ck_assert_uint_eq(((unsigned char *)hvt_job_out(rank))[at], HVT_UNTOUCHED);
-    }
-}
-
-START_TEST(a_batch_of_many_works_of_one_rank_each)
-{
-    many_works("01");
-}
-END_TEST
-
-START_TEST(a_batch_of_many_works_of_several_ranks)
-{
-    many_works("0100");
-}
-END_TEST
-
-/* 16 bits, which NCCL has not. */
-START_TEST(a_type_that_nccl_lacks_is_gathered)
+/* 16 bits, which NCCL has not: gathered. */
+static void sum_of_int16(void)
 {
     struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
 
-    start("0010");
     work.dtype = HVI_DTYPE_INT16;
     work.bytes = SMALL * sizeof(int16_t);
     for (uint32_t rank = 0; rank < ranks; rank++) {
@@ -252,40 +229,34 @@ START_TEST(a_type_that_nccl_lacks_is_gathered)
             ck_assert_int_eq(((int16_t *)hvt_job_out(rank))[i], (int16_t)(600 + 4 * i));
     }
 }
-END_TEST
 
-START_TEST(the_largest_of_all)
+START_TEST(other_operations_and_types)
 {
-    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
-
-    start("010");
-    work.reduce_op = HVI_REDUCE_MAX;
-    run(&work, -1, NULL);
-    for (uint32_t rank = 0; rank < ranks; rank++)
-        ck_assert_mem_eq(hvt_job_out(rank), hvt_job_in(2), SMALL * sizeof(float));
+    start("0110");
+    largest();
+    sum_of_int16();
 }
 END_TEST
 
-START_TEST(a_broadcast_from_a_rank_of_either_gpu)
+/* ---- other kinds ---- */
+
+static void broadcast(void)
 {
     const struct hvi_device_work work = hvt_job_work(HVI_KIND_BROADCAST, 1, SMALL);
 
-    start("0110");
     for (int root = 0; root < (int)ranks; root++) {
         run(&work, root, NULL);
         for (uint32_t rank = 0; rank < ranks; rank++)
             ck_assert_mem_eq(hvt_job_out(rank), hvt_job_in((uint32_t)root), SMALL * sizeof(float));
     }
 }
-END_TEST
 
-START_TEST(an_allgather_of_unequal_parts)
+static void allgather(void)
 {
     const uint64_t sizes[] = {40, 4, 0, 4000};
     struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLGATHER, 1, 0);
     uint64_t at = 0;
 
-    start("0110");
     work.bytes = 4044;
     run(&work, -1, sizes);
     for (uint32_t from = 0; from < ranks; at += sizes[from++]) {
@@ -293,14 +264,12 @@ START_TEST(an_allgather_of_unequal_parts)
             ck_assert_mem_eq((char *)hvt_job_out(rank) + at, hvt_job_in(from), sizes[from]);
     }
 }
-END_TEST
 
-START_TEST(an_alltoall_of_unequal_parts)
+static void alltoall(void)
 {
     const uint64_t sizes[] = {4, 8, 0, 12, 400, 0, 16, 20, 24, 28, 32, 4000, 4, 4, 4, 4};
     struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLTOALL, 1, 0);
 
-    start("0110");
     work.bytes = 8192;
     run(&work, -1, sizes);
     for (uint32_t to = 0; to < ranks; to++) {
@@ -315,15 +284,14 @@ START_TEST(an_alltoall_of_unequal_parts)
         }
     }
 }
-END_TEST
 
-START_TEST(a_reducescatter_of_unequal_slices)
+static void reducescatter(void)
 {
     const uint64_t sizes[] = {40, 2000, 0, 1960};
     struct hvi_device_work work = hvt_job_work(HVI_KIND_REDUCESCATTER, 1, SMALL);
     uint32_t first = 0;
 
-    start("1001");
+    hvt_job_fill(SMALL);
     run(&work, -1, sizes);
     for (uint32_t rank = 0; rank < ranks; first += (uint32_t)(sizes[rank++] / sizeof(float))) {
         const float *out = hvt_job_out(rank);
@@ -331,6 +299,15 @@ START_TEST(a_reducescatter_of_unequal_slices)
             ck_assert_float_eq(out[i], (float)(6000 + 4 * ((first + i) % 997)));
         ck_assert_uint_eq(((unsigned char *)hvt_job_out(rank))[sizes[rank]], HVT_UNTOUCHED);
     }
+}
+
+START_TEST(pieces_go_where_they_belong)
+{
+    start("0110");
+    broadcast();
+    allgather();
+    alltoall();
+    reducescatter();
 }
 END_TEST
 
@@ -454,20 +431,11 @@ int main(void)
     TCase *tcase = tcase_create("together");
 
     tcase_add_checked_fixture(tcase, NULL, hvt_job_end);
-    tcase_add_test(tcase, a_rank_on_each_gpu);
-    tcase_add_test(tcase, several_ranks_on_each_gpu);
+    tcase_add_test(tcase, one_rank_on_each_gpu);
     tcase_add_test(tcase, more_ranks_on_one_gpu_than_on_the_other);
     tcase_add_test(tcase, nothing_runs_before_the_last_rank_has_come);
-    tcase_add_test(tcase, scales_and_averages_of_one_rank_each);
-    tcase_add_test(tcase, scales_and_averages_of_several_ranks);
-    tcase_add_test(tcase, a_batch_of_many_works_of_one_rank_each);
-    tcase_add_test(tcase, a_batch_of_many_works_of_several_ranks);
-    tcase_add_test(tcase, a_type_that_nccl_lacks_is_gathered);
-    tcase_add_test(tcase, the_largest_of_all);
-    tcase_add_test(tcase, a_broadcast_from_a_rank_of_either_gpu);
-    tcase_add_test(tcase, an_allgather_of_unequal_parts);
-    tcase_add_test(tcase, an_alltoall_of_unequal_parts);
-    tcase_add_test(tcase, a_reducescatter_of_unequal_slices);
+    tcase_add_test(tcase, other_operations_and_types);
+    tcase_add_test(tcase, pieces_go_where_they_belong);
     tcase_add_test(tcase, a_send_between_two_gpus);
     tcase_add_test(tcase, a_communicator_outlives_its_engine);
     tcase_add_test(tcase, a_worker_outlives_the_other_of_its_communicator);
