@@ -94,7 +94,8 @@ struct hvt_buffer {
     void *data;
     size_t bytes;
     enum hvt_memory memory;
-    void *host; /* of a GPU: what is copied there */
+    void *host;   /* of a GPU: what is copied there */
+    bool is_lent; /* .host is a stream's, which may come to it later */
 };
 
 struct hvt_op {
@@ -106,6 +107,8 @@ struct hvt_op {
 static struct hvd_session *sessions[SESSIONS];
 static struct hvt_op ops[OPS];
 static void *memories[MEMORIES];
+static void **lent; /* memory that streams may still read; reachable, it is no leak */
+static size_t lent_count;
 static struct hvt_op abandoned[256]; /* keeps their memory reachable: it is no leak */
 static size_t abandoned_count;
 
@@ -328,11 +331,23 @@ static void forget(void *session, void *data)
     }
 }
 
+static void keep_lent(void *data)
+{
+    void **more = realloc(lent, (lent_count + 1) * sizeof *lent);
+    if (!more)
+        abort();
+    lent = more;
+    lent[lent_count++] = data;
+}
+
 static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffer)
 {
     if (is_on_gpu(buffer)) {
         hvt_gpu_free(buffer->data, session ? forget : NULL, session);
-        free(buffer->host);
+        if (buffer->is_lent)
+            keep_lent(buffer->host);
+        else
+            free(buffer->host);
         *buffer = (struct hvt_buffer){0};
         return;
     }
@@ -457,7 +472,7 @@ static int get_buffer(struct hvd_session *session, enum hvt_memory memory, int g
     if (status != HVD_OK && memory == HVT_REGISTERED)
         free(data);
     if (status == HVD_OK)
-        *buffer_p = (struct hvt_buffer){data, bytes, memory, NULL};
+        *buffer_p = (struct hvt_buffer){data, bytes, memory, NULL, false};
     return status;
 }
 
@@ -475,8 +490,10 @@ static void *contents(struct hvt_buffer *buffer)
 
 static void settle(struct hvt_buffer *buffer, int stream)
 {
-    if (is_on_gpu(buffer) && buffer->bytes > 0)
-        hvt_gpu_copy_in(stream, buffer->data, contents(buffer), buffer->bytes);
+    if (!is_on_gpu(buffer) || buffer->bytes == 0)
+        return;
+    buffer->is_lent |= stream >= 0;
+    hvt_gpu_copy_in(stream, buffer->data, contents(buffer), buffer->bytes);
 }
 
 static enum hvt_memory get_memory(const cJSON *command, const char *name)
