@@ -42,6 +42,11 @@ function(hvd_global_flags)
   include_directories(${PROJECT_SOURCE_DIR})
 endfunction()
 
+# HVD_NVCC: CUDA's compiler, where the toolkit is.
+macro(hvd_find_nvcc)
+  find_program(HVD_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+endmacro()
+
 # hvd_library(name sources... [LINK targets...]): an internal static library.
 function(hvd_library name)
   cmake_parse_arguments(A "" "" "LINK" ${ARGN})

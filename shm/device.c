@@ -21,6 +21,7 @@
 #include "shm/device.h"
 
 #include "base/status.h"
+#include "base/types.h"
 #include "shm/abi.h"
 
 #include <errno.h>
@@ -35,6 +36,21 @@ _Static_assert(CHANNEL_BYTES % HVI_PAGE == 0, "a channel is whole pages");
 
 /* The part of the header that never changes. */
 #define FIXED_BYTES offsetof(struct hvi_device_header, command_tail)
+
+uint64_t hvi_device_count_sizes(uint32_t kind, uint32_t ranks)
+{
+    if (kind == HVI_KIND_ALLTOALL)
+        return (uint64_t)ranks * ranks;
+    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_REDUCESCATTER ? ranks : 0;
+}
+
+bool hvi_device_has_homes(uint32_t kind, uint32_t reduce_op)
+{
+    const bool reduces = kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_REDUCESCATTER;
+
+    return kind == HVI_KIND_ALLGATHER || kind == HVI_KIND_ALLTOALL ||
+           (reduces && reduce_op == HVI_REDUCE_ADASUM);
+}
 
 static void fill_header(struct hvi_device_header *header, uint64_t instance, uint64_t epoch)
 {

@@ -58,9 +58,10 @@ struct hvi_device_work {
     uint32_t divisor;    /* an average's: members of the set on all nodes; 0: none */
     uint64_t count, bytes;
     double prescale, postscale;
-    /* Slots of hvi_device_sizes behind the members, with as many numbers as the kind has: the
-     * engine's engine_work.sizes. */
-    uint32_t sizes, reserved1;
+    /* Slots of hvi_device_sizes behind the members: the engine's engine_work.sizes, as many numbers as the kind
+     * has, and at once behind them the homes of hvi_device_has_homes. */
+    uint32_t sizes;
+    uint32_t ranks; /* members of the set, joined ones included; places are below it */
 };
 struct hvi_device_member {
     uint32_t command;               /* HVI_DEVICE_MEMBER */
@@ -74,6 +75,7 @@ struct hvi_device_member {
 struct hvi_device_sizes {
     uint64_t values[8];
 };
+#define HVI_DEVICE_NOWHERE UINT64_MAX
 
 struct hvi_device_done {
     uint64_t seq;    /* 1, 2, 3, ... per channel */
@@ -144,6 +146,7 @@ HVI_DEVICE_AT(hvi_device_work, bytes, 32);
 HVI_DEVICE_AT(hvi_device_work, prescale, 40);
 HVI_DEVICE_AT(hvi_device_work, postscale, 48);
 HVI_DEVICE_AT(hvi_device_work, sizes, 56);
+HVI_DEVICE_AT(hvi_device_work, ranks, 60);
 
 _Static_assert(sizeof(struct hvi_device_member) == 64, "ABI");
 HVI_DEVICE_AT(hvi_device_member, command, 0);
@@ -189,6 +192,12 @@ struct hvi_device_channel {
     struct hvi_ring dones;    /* worker: producer; engine: consumer */
     uint64_t instance, epoch; /* as the header said when it was made or mapped */
 };
+
+/* Numbers of .sizes of a work of this kind. */
+uint64_t hvi_device_count_sizes(uint32_t kind, uint32_t ranks);
+/* Whether a work with a communicator has homes: for each place the communicator's rank that has its memory,
+ * HVI_DEVICE_NOWHERE for a joined one. Workers then tell each other whose bytes are whose without a word. */
+bool hvi_device_has_homes(uint32_t kind, uint32_t reduce_op);
 
 /* Worker: makes a channel. `instance` is the worker's, `epoch` the engine's generation. The descriptor
  * to send is channel->map.fd. Errors as hvi_region_create. */

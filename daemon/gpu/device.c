@@ -92,8 +92,12 @@ static bool start(struct gpu_device *device)
         return false;
     }
     begin(device, "cuDevicePrimaryCtxRetain");
-    return is_good(device, cuda->context_retain(&device->context, device->ordinal)) &&
-           is_good(device, cuda->context_set(device->context));
+    if (!is_good(device, cuda->context_retain(&device->context, device->ordinal)) ||
+        !is_good(device, cuda->context_set(device->context)))
+        return false;
+    begin(device, "its streams, kernels and staging memory");
+    return device->prepare == NULL ||
+           device->prepare(device->user, cuda, device->why, sizeof(device->why));
 }
 
 static void *run(void *user)
@@ -106,6 +110,8 @@ static void *run(void *user)
     /* Release, pairs with gpu_device_state: what the thread has written is there. */
     atomic_store_explicit(&device->state, state, memory_order_release);
     ring(device);
+    if (state == HVI_OK && device->serve != NULL)
+        device->serve(device->user);
     return NULL;
 }
 
@@ -136,7 +142,7 @@ bool gpu_device_close(struct gpu_device *device)
         return true; /* it was never opened */
     if (gpu_device_state(device) == HVI_INPROGRESS)
         return false;
-    pthread_join(device->thread, NULL); /* it has nothing left to do */
+    pthread_join(device->thread, NULL);
     if (gpu_device_state(device) == HVI_OK)
         device->cuda.context_release(device->ordinal);
     close(device->event_fd);

@@ -17,6 +17,11 @@ struct gpu_device {
     _Atomic int state; /* the thread: release; pairs with the acquire in gpu_device_state */
     pthread_t thread;
     unsigned char uuid[HVI_UUID_BYTES];
+    /* In the thread, whose context is current: what belongs to the start (false, with a sentence: it fails), and what the
+     * thread does then, until it has to end. NULL: nothing. */
+    bool (*prepare)(void *user, const struct hvi_cuda *cuda, char *text_p, size_t text_size);
+    void (*serve)(void *user);
+    void *user;
 
     /* The thread's until gpu_device_state says that it is over, then constant. */
     struct hvi_cuda cuda;
@@ -26,11 +31,11 @@ struct gpu_device {
     char why[400]; /* it has failed */
 };
 
-/* Starts the thread, which looks for the driver and the device. HVI_OK or HVI_ERR_NO_MEMORY. */
+/* Starts the thread, which looks for the driver and the device. The caller may have set .prepare, .serve and .user. HVI_OK or HVI_ERR_NO_MEMORY. */
 int gpu_device_open(struct gpu_device *device, const unsigned char uuid[HVI_UUID_BYTES]);
 /* HVI_INPROGRESS; HVI_OK: it is there; HVI_ERR_UNSUPPORTED: .why says what is missing. */
 int gpu_device_state(struct gpu_device *device);
-/* Gives the context back. False: the driver has not returned, and the process can only be ended. */
+/* Waits for the thread, which has been told to end, and gives the context back. False: the driver has not returned, and the process can only be ended. */
 bool gpu_device_close(struct gpu_device *device);
 
 #endif

@@ -62,7 +62,8 @@ struct gpu_exporter {
 struct gpu_call {
     struct gpu_call *prev, *next;
     struct gpu_import *import;
-    bool closes;
+    struct gpu_pin *pin; /* it is of a pin, and of no import */
+    bool closes;         /* or takes the registration back */
     struct hvi_cu_ipc handle;
     uint64_t bytes;
     hvi_cu_ptr base; /* in, to close; out */
@@ -77,11 +78,11 @@ static int status_of(int error)
     return error == HVI_CU_OUT_OF_MEMORY ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
 }
 
-static bool is_good(const struct gpu_imports *imports, struct gpu_call *call, const char *what,
-                    int error)
+static bool is_good(struct gpu_imports *imports, struct gpu_call *call, const char *what, int error)
 {
     char name[80];
 
+    gpu_calls_end(&imports->calls);
     if (error == HVI_CU_OK)
         return true;
     hvi_cuda_describe(imports->cuda, error, name, sizeof(name));
@@ -90,17 +91,33 @@ static bool is_good(const struct gpu_imports *imports, struct gpu_call *call, co
     return false;
 }
 
-static void open_handle(const struct gpu_imports *imports, struct gpu_call *call)
+#define CALL(imports, call, name, expression)                                                      \
+    (gpu_calls_begin(&(imports)->calls, (name), (imports)->calls.usual_ns),                        \
+     is_good((imports), (call), (name), (expression)))
+
+static void register_pin(struct gpu_imports *imports, struct gpu_call *call)
+{
+    const struct gpu_pin *pin = call->pin;
+
+    if (CALL(imports, call, "cuMemHostRegister",
+             imports->cuda->host_register(pin->base, pin->bytes,
+                                          HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) &&
+        !CALL(imports, call, "cuMemHostGetDevicePointer",
+              imports->cuda->host_pointer(&call->base, pin->base, 0)))
+        imports->cuda->host_unregister(pin->base);
+}
+
+static void open_handle(struct gpu_imports *imports, struct gpu_call *call)
 {
     const struct hvi_cuda *cuda = imports->cuda;
     hvi_cu_ptr base = 0;
     size_t bytes = 0;
 
-    if (!is_good(imports, call, "cuIpcOpenMemHandle",
-                 cuda->ipc_open(&call->base, call->handle, HVI_CU_IPC_LAZY_PEER)))
+    if (!CALL(imports, call, "cuIpcOpenMemHandle",
+              cuda->ipc_open(&call->base, call->handle, HVI_CU_IPC_LAZY_PEER)))
         return;
-    if (is_good(imports, call, "cuMemGetAddressRange",
-                cuda->address_range(&base, &bytes, call->base)) &&
+    if (CALL(imports, call, "cuMemGetAddressRange",
+             cuda->address_range(&base, &bytes, call->base)) &&
         base == call->base && bytes >= call->bytes)
         return;
     if (call->status == HVI_OK) {
@@ -145,8 +162,13 @@ static void work(struct gpu_imports *imports)
 
     imports->cuda->context_set(imports->context);
     while ((call = take_call(imports)) != NULL) {
-        if (call->closes)
-            is_good(imports, call, "cuIpcCloseMemHandle", imports->cuda->ipc_close(call->base));
+        if (call->pin != NULL && call->closes)
+            CALL(imports, call, "cuMemHostUnregister",
+                 imports->cuda->host_unregister(call->pin->base));
+        else if (call->pin != NULL)
+            register_pin(imports, call);
+        else if (call->closes)
+            CALL(imports, call, "cuIpcCloseMemHandle", imports->cuda->ipc_close(call->base));
         else
             open_handle(imports, call);
         give_call(imports, call);
@@ -192,6 +214,14 @@ static void import_free(struct gpu_imports *imports, struct gpu_import *import)
     free(import);
 }
 
+static void queue(struct gpu_imports *imports, struct gpu_call *call)
+{
+    pthread_mutex_lock(&imports->lock);
+    DL_APPEND(imports->waiting, call);
+    pthread_cond_signal(&imports->more);
+    pthread_mutex_unlock(&imports->lock);
+}
+
 /* HVI_OK or HVI_ERR_NO_MEMORY. */
 static int push(struct gpu_imports *imports, struct gpu_import *import, bool closes)
 {
@@ -204,10 +234,7 @@ static int push(struct gpu_imports *imports, struct gpu_import *import, bool clo
     call->handle = import->handle;
     call->bytes = import->bytes;
     call->base = import->base;
-    pthread_mutex_lock(&imports->lock);
-    DL_APPEND(imports->waiting, call);
-    pthread_cond_signal(&imports->more);
-    pthread_mutex_unlock(&imports->lock);
+    queue(imports, call);
     return HVI_OK;
 }
 
@@ -269,6 +296,10 @@ static void opened(struct gpu_imports *imports, const struct gpu_call *call)
     struct gpu_import *import = call->import;
     struct holder *holder;
 
+    if (call->status == HVI_OK) {
+        import->state = OPEN;
+        import->base = call->base;
+    }
     DL_FOREACH(import->holders, holder)
     imports->answer(holder->owner, holder->request, call->status, call->text);
     if (call->status != HVI_OK) {
@@ -277,8 +308,6 @@ static void opened(struct gpu_imports *imports, const struct gpu_call *call)
         import_free(imports, import);
         return;
     }
-    import->state = OPEN;
-    import->base = call->base;
     if (import->holders == NULL) /* nobody waits for it any more */
         begin_close(imports, import);
     if (import->state == OPEN && import->releaser != NULL) { /* somebody has come meanwhile */
@@ -297,6 +326,24 @@ static void closed(struct gpu_imports *imports, const struct gpu_call *call)
     import_free(imports, call->import);
 }
 
+/* The call is kept for the end of the pin. */
+static void pinned(struct gpu_call *call)
+{
+    struct gpu_pin *pin = call->pin;
+    const bool is_over = call->closes || call->status != HVI_OK;
+
+    if (call->closes && call->status != HVI_OK)
+        HVI_LOG(HVI_LOG_ERROR, "import", "not-unregistered", call->text, "bytes=%zu", pin->bytes);
+    pin->address = call->base;
+    pin->status = call->status;
+    snprintf(pin->text, sizeof(pin->text), "%s", call->text);
+    if (is_over) {
+        free(call);
+        pin->call = NULL;
+    }
+    pin->done(pin);
+}
+
 static void reap(struct gpu_imports *imports)
 {
     struct gpu_call *done, *call;
@@ -307,6 +354,10 @@ static void reap(struct gpu_imports *imports)
     pthread_mutex_unlock(&imports->lock);
     while ((call = done) != NULL) {
         DL_DELETE(done, call);
+        if (call->pin != NULL) {
+            pinned(call);
+            continue;
+        }
         if (call->closes)
             closed(imports, call);
         else
@@ -515,6 +566,35 @@ void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner)
     }
 }
 
+void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint32_t number,
+                      hvi_cu_ptr *base_p, uint64_t *bytes_p)
+{
+    struct gpu_import *import = NULL;
+    const struct holder *holder = find_holder(imports, owner, number, &import);
+
+    HVI_ASSERT(holder != NULL && import->state == OPEN);
+    *base_p = import->base;
+    *bytes_p = import->bytes;
+}
+
+/* ---- pins ---- */
+
+int gpu_import_pin(struct gpu_imports *imports, struct gpu_pin *pin)
+{
+    pin->call = calloc(1, sizeof(*pin->call));
+    if (pin->call == NULL)
+        return HVI_ERR_NO_MEMORY;
+    pin->call->pin = pin;
+    queue(imports, pin->call);
+    return HVI_OK;
+}
+
+void gpu_import_unpin(struct gpu_imports *imports, struct gpu_pin *pin)
+{
+    pin->call->closes = true;
+    queue(imports, pin->call);
+}
+
 /* ---- life ---- */
 
 int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct hvi_cuda *cuda,
@@ -527,6 +607,7 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
     memcpy(imports->uuid, uuid, sizeof(imports->uuid));
     pthread_mutex_init(&imports->lock, NULL);
     pthread_cond_init(&imports->more, NULL);
+    imports->calls.cuda = cuda;
     imports->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     imports->cuda = cuda;
     if (imports->event_fd >= 0 &&

@@ -11,7 +11,7 @@
 #ifndef HVD_GPU_IMPORT_H
 #define HVD_GPU_IMPORT_H
 
-#include "gpu/cuda.h"
+#include "daemon/gpu/calls.h"
 #include "proto/gpu.h"
 
 #include <pthread.h>
@@ -24,7 +24,19 @@ struct gpu_import;
 struct gpu_exporter;
 struct gpu_call;
 
+/* Host memory that streams use: registered with the driver, and given back. */
+struct gpu_pin {
+    void *base;
+    size_t bytes;
+    hvi_cu_ptr address; /* for streams, once it is registered */
+    int status;         /* of the last call */
+    char text[160];
+    void (*done)(struct gpu_pin *pin); /* main thread */
+    struct gpu_call *call;
+};
+
 struct gpu_imports {
+    struct gpu_calls calls;      /* of the thread; .usual_ns is the caller's */
     const struct hvi_cuda *cuda; /* NULL: not open */
     hvi_cu_context context;
     unsigned char uuid[HVI_UUID_BYTES];
@@ -57,7 +69,16 @@ bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_g
 /* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it. */
 void gpu_import_release(struct gpu_imports *imports, void *owner,
                         const struct hvi_gpu_release *said);
+/* Where an import of `owner` that is open lies. */
+void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint32_t number,
+                      hvi_cu_ptr *base_p, uint64_t *bytes_p);
 /* The owner's socket has ended: it gets no answers any more. */
 void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner);
+
+/* Registers .base and .bytes; .done follows, with .status. The caller keeps the pin until gpu_import_unpin is done with it, or
+ * .status is an error. HVI_OK or HVI_ERR_NO_MEMORY. */
+int gpu_import_pin(struct gpu_imports *imports, struct gpu_pin *pin);
+/* Takes the registration back: nothing uses it. .done follows. */
+void gpu_import_unpin(struct gpu_imports *imports, struct gpu_pin *pin);
 
 #endif

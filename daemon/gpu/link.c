@@ -52,7 +52,7 @@ void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, 
 static void fail(struct gpu_worker *worker, const char *why)
 {
     HVI_LOG(HVI_LOG_ERROR, "link", "bad-hvdd", why, "");
-    sd_event_exit(worker->event, 1);
+    gpu_guard_end(worker, 1);
 }
 
 static void read_message(struct gpu_worker *worker)
@@ -76,7 +76,7 @@ static void read_message(struct gpu_worker *worker)
     } else if (msg.kind == HVI_GPU_STOP) {
         HVI_LOG(HVI_LOG_INFO, "link", "stop", "hvdd ends this worker", "reason=\"%s\"",
                 msg.stop.reason);
-        sd_event_exit(worker->event, 0);
+        gpu_guard_end(worker, 0);
     } else {
         fail(worker, "hvdd sent what it may not send");
     }
@@ -92,7 +92,7 @@ static void lose(struct gpu_worker *worker)
     close(worker->link_fd);
     worker->link_fd = -1;
     if (worker->engines == NULL)
-        sd_event_exit(worker->event, 0);
+        gpu_guard_end(worker, 0);
     else
         HVI_LOG(HVI_LOG_WARN, "link", "no-hvdd", "hvdd has gone; engines are served on", "");
 }

@@ -51,13 +51,13 @@ static void go_up(struct gpu_worker *worker)
         return;
     worker->up = true;
     worker->imports.answer = gpu_serve_answer;
+    worker->imports.calls.usual_ns = worker->launch.calls.usual_ns;
     if (gpu_imports_open(&worker->imports, worker->event, &device->cuda, device->context,
                          worker->start.uuid, worker->start.import_bytes_max) == HVI_OK) {
         gpu_link_state(worker, HVI_GPU_UP, "");
         return;
     }
-    gpu_link_state(worker, HVI_GPU_FAILED, "no memory for a thread");
-    sd_event_exit(worker->event, 1);
+    gpu_guard_fail(worker, "no memory for a thread");
 }
 
 /* The thread of the device has come further. */
@@ -84,8 +84,57 @@ static int on_device(sd_event_source *source, int fd, uint32_t events, void *use
     return 0;
 }
 
+static void on_failure(void *user, const char *text)
+{
+    gpu_guard_fail(user, text);
+}
+
+/* The launch thread has something to say. */
+static int on_launch(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct gpu_worker *worker = user;
+
+    (void)source, (void)fd, (void)events;
+    gpu_launch_back(&worker->launch);
+    return 0;
+}
+
+static int open_launch(struct gpu_worker *worker)
+{
+    struct gpu_launch *launch = &worker->launch;
+
+    launch->kernels = worker->start.kernels;
+    launch->library_path = worker->start.library_path;
+    launch->call_ns = worker->start.call_ns;
+    launch->comm_ns = worker->start.comm_ns;
+    launch->failed = on_failure;
+    launch->user = worker;
+    if (gpu_launch_open(launch) == HVI_OK &&
+        sd_event_add_io(worker->event, &worker->launch_event, launch->back_fd, EPOLLIN, on_launch,
+                        worker) >= 0)
+        return HVI_OK;
+    return HVI_ERR_NO_MEMORY;
+}
+
+static bool prepare(void *user, const struct hvi_cuda *cuda, char *text_p, size_t text_size)
+{
+    struct gpu_worker *worker = user;
+
+    return gpu_launch_prepare(&worker->launch, cuda, text_p, text_size);
+}
+
+static void run_launch(void *user)
+{
+    struct gpu_worker *worker = user;
+
+    gpu_launch_run(&worker->launch);
+}
+
 static int open_device(struct gpu_worker *worker)
 {
+    worker->device.prepare = prepare;
+    worker->device.serve = run_launch;
+    worker->device.user = worker;
     if (gpu_device_open(&worker->device, worker->start.uuid) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     if (sd_event_add_io(worker->event, &worker->device_event, worker->device.event_fd, EPOLLIN,
@@ -100,12 +149,16 @@ static int serve(struct gpu_worker *worker)
 
     if (sd_event_default(&worker->event) < 0)
         return 1;
-    if (gpu_link_open(worker) == HVI_OK && open_device(worker) == HVI_OK)
+    if (open_launch(worker) == HVI_OK && gpu_link_open(worker) == HVI_OK &&
+        gpu_guard_open(worker) == HVI_OK && open_device(worker) == HVI_OK)
         code = sd_event_loop(worker->event);
-    gpu_serve_close(worker);
-    gpu_imports_close(&worker->imports);
-    if (!gpu_device_close(&worker->device))
+    if (!worker->launch.is_stopped && gpu_device_state(&worker->device) != HVI_ERR_UNSUPPORTED)
         _exit(code); /* the driver has not returned, and would not let exit() return either */
+    gpu_imports_close(&worker->imports);
+    (void)gpu_device_close(&worker->device);
+    worker->launch_event = sd_event_source_disable_unref(worker->launch_event);
+    gpu_launch_close(&worker->launch);
+    worker->guard = sd_event_source_disable_unref(worker->guard);
     worker->device_event = sd_event_source_disable_unref(worker->device_event);
     gpu_link_close(worker);
     sd_event_unref(worker->event);
@@ -114,7 +167,8 @@ static int serve(struct gpu_worker *worker)
 
 int main(int argc, char **argv)
 {
-    static struct gpu_worker worker = {.link_fd = -1, .device = {.event_fd = -1}};
+    static struct gpu_worker worker = {
+        .link_fd = -1, .device = {.event_fd = -1}, .launch = {.wake_fd = -1, .back_fd = -1}};
     int status;
 
     if (argc > 1)

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Engines' sockets. An engine gets its device channel with the hello. Fence pages are poisoned when their session or their engine
- * ends; memory is opened (import.c). Communicators are refused so far, and batches are not looked at.
+ * Engines' sockets. An engine gets its device channel with the hello; its ring is the launch thread's. What it says is for
+ * memory.c and joins.c.
  *
  * The end of an engine's socket is the end of the engine: what its sessions' streams wait for will not come. */
-#include "daemon/gpu/worker.h"
+#include "daemon/gpu/engine.h"
 
 #include "base/status.h"
 #include "base/uuid.h"
 #include "shm/abi.h"
-#include "shm/device.h"
-#include "shm/fence.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,27 +18,7 @@
 #include <utlist.h>
 
 #define MESSAGES_AT_ONCE 64
-#define NOT_YET                                                                                    \
-    "this worker of hvdd " HVD_VERSION_TEXT                                                        \
-    " moves no data yet; let tensors lie in memory of the host"
-
-struct gpu_page {
-    struct gpu_page *prev, *next;
-    uint32_t number;
-    struct hvi_fence_page fences;
-};
-
-struct gpu_engine {
-    struct gpu_engine *prev, *next;
-    struct gpu_worker *worker;
-    uint64_t generation;
-    int32_t pid;
-    int fd, wake_fd; /* wake_fd: the engine writes it when the launch thread sleeps */
-    int event_fd;    /* the engine's loop polls it; -1 before GpuWelcome */
-    sd_event_source *io;
-    struct hvi_device_channel channel;
-    struct gpu_page *pages;
-};
+#define LEAVING_NS       (2 * HVI_NS_SEC)
 
 static int send_msg(struct gpu_engine *engine, const struct hvi_gpu_msg *msg, const int *fds,
                     uint32_t fd_count)
@@ -54,72 +32,17 @@ static int send_msg(struct gpu_engine *engine, const struct hvi_gpu_msg *msg, co
     return status;
 }
 
-static bool ack(struct gpu_engine *engine, uint64_t request, int status, const char *text)
+int gpu_engine_send(struct gpu_engine *engine, const struct hvi_gpu_msg *msg)
+{
+    return engine->fd < 0 ? HVI_ERR_CLOSED : send_msg(engine, msg, NULL, 0);
+}
+
+int gpu_engine_ack(struct gpu_engine *engine, uint64_t request, int status, const char *text)
 {
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_ACK, .ack = {.request = request, .status = status}};
 
     snprintf(msg.ack.text, sizeof(msg.ack.text), "%s", text);
-    return send_msg(engine, &msg, NULL, 0) == HVI_OK;
-}
-
-/* One that has ended is noticed when its socket is read. */
-void gpu_serve_answer(void *engine, uint64_t request, int status, const char *text)
-{
-    (void)ack(engine, request, status, text);
-}
-
-/* ---- fence pages ---- */
-
-static struct gpu_page *find_page(struct gpu_engine *engine, uint32_t number)
-{
-    struct gpu_page *page;
-
-    DL_FOREACH(engine->pages, page)
-    {
-        if (page->number == number)
-            return page;
-    }
-    return NULL;
-}
-
-static void drop_page(struct gpu_engine *engine, struct gpu_page *page)
-{
-    DL_DELETE(engine->pages, page);
-    hvi_fence_fini(&page->fences);
-    free(page);
-}
-
-/* False: the engine says what cannot be. */
-static bool add_page(struct gpu_engine *engine, const struct hvi_gpu_page *said)
-{
-    struct hvi_packet *packet = &engine->worker->packet;
-    struct gpu_page *page;
-    int status;
-
-    if (packet->fd_count != 1 || find_page(engine, said->page) != NULL)
-        return false;
-    page = calloc(1, sizeof(*page));
-    status = page == NULL ? HVI_ERR_NO_MEMORY : hvi_fence_map(packet->fds[0], &page->fences);
-    if (status != HVI_OK) {
-        free(page);
-        return ack(engine, said->request, status, "the fence page cannot be mapped");
-    }
-    hvi_packet_take_fd(packet, 0);
-    hvi_region_close_fd(&page->fences.map);
-    page->number = said->page;
-    DL_APPEND(engine->pages, page);
-    return ack(engine, said->request, HVI_OK, "");
-}
-
-static bool end_session(struct gpu_engine *engine, const struct hvi_gpu_session_end *end)
-{
-    struct gpu_page *page = find_page(engine, end->page);
-
-    if (page == NULL)
-        return false;
-    hvi_fence_poison(&page->fences, true);
-    drop_page(engine, page);
-    return true;
+    return gpu_engine_send(engine, &msg);
 }
 
 /* ---- messages ---- */
@@ -130,37 +53,31 @@ static bool welcome(struct gpu_engine *engine, const struct hvi_gpu_welcome *sai
         said->generation != engine->generation)
         return false;
     engine->event_fd = hvi_packet_take_fd(&engine->worker->packet, 0);
+    engine->source.welcome.fd = engine->event_fd;
+    gpu_launch_order(&engine->worker->launch, &engine->source.welcome);
     return true;
 }
 
-static bool refuse_comm(struct gpu_engine *engine, uint64_t request)
-{
-    struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id = {.request = request}};
-
-    snprintf(msg.comm_id.text, sizeof(msg.comm_id.text), NOT_YET);
-    return send_msg(engine, &msg, NULL, 0) == HVI_OK;
-}
-
-static bool handle(struct gpu_engine *engine, const struct hvi_gpu_msg *msg)
+static bool handle(struct gpu_engine *engine, struct hvi_gpu_msg *msg)
 {
     switch (msg->kind) {
     case HVI_GPU_WELCOME:
         return welcome(engine, &msg->welcome);
     case HVI_GPU_PAGE:
-        return add_page(engine, &msg->page);
+        return gpu_memory_page(engine, &msg->page);
     case HVI_GPU_SESSION_END:
-        return end_session(engine, &msg->session_end);
+        gpu_guard_hurry(engine->worker);
+        return gpu_memory_session_end(engine, &msg->session_end);
     case HVI_GPU_IMPORT:
-        return gpu_import_add(&engine->worker->imports, engine, &msg->import);
+        return gpu_memory_import(engine, &msg->import);
     case HVI_GPU_RELEASE:
-        gpu_import_release(&engine->worker->imports, engine, &msg->release);
-        return true;
+        return gpu_memory_release(engine, &msg->release);
     case HVI_GPU_COMM_ID:
-        return refuse_comm(engine, msg->comm_id.request);
+        return gpu_joins_id(engine, &msg->comm_id);
     case HVI_GPU_COMM_JOIN:
-        return ack(engine, msg->comm_join.request, HVI_ERR_UNSUPPORTED, NOT_YET);
+        return gpu_joins_join(engine, &msg->comm_join);
     case HVI_GPU_COMM_DROP:
-        return true;
+        return gpu_joins_drop(engine, &msg->comm_drop);
     default:
         return false;
     }
@@ -188,18 +105,15 @@ static bool read_message(struct gpu_engine *engine)
     return good;
 }
 
-static void engine_end(struct gpu_engine *engine)
+/* ---- the end of one ---- */
+
+void gpu_engine_settle(struct gpu_engine *engine)
 {
     struct gpu_worker *worker = engine->worker;
 
-    gpu_import_owner_gone(&worker->imports, engine);
-    while (engine->pages != NULL) {
-        hvi_fence_poison(&engine->pages->fences, false);
-        drop_page(engine, engine->pages);
-    }
-    sd_event_source_disable_unref(engine->io);
+    if (!engine->is_drained || engine->pages != NULL || engine->asks > 0)
+        return;
     hvi_device_fini(&engine->channel);
-    close(engine->fd);
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
     if (engine->event_fd >= 0)
@@ -207,7 +121,43 @@ static void engine_end(struct gpu_engine *engine)
     DL_DELETE(worker->engines, engine);
     free(engine);
     if (worker->engines == NULL && worker->link_fd < 0)
-        sd_event_exit(worker->event, 0); /* hvdd has gone before */
+        gpu_guard_end(worker, 0); /* hvdd has gone before */
+}
+
+/* The launch thread has nothing of it any more. */
+static void on_drained(struct gpu_order *order)
+{
+    struct gpu_engine *engine = order->user;
+
+    engine->is_drained = true;
+    gpu_memory_drop(engine);
+    gpu_engine_settle(engine);
+}
+
+static void engine_end(struct gpu_engine *engine)
+{
+    if (engine->is_leaving)
+        return;
+    engine->is_leaving = true;
+    engine->deadline_ns = hvi_deadline_after(LEAVING_NS);
+    engine->late = "the batches of an engine that has ended are not over after 2 s";
+    (void)gpu_memory_poison(engine);
+    engine->io = sd_event_source_disable_unref(engine->io);
+    close(engine->fd);
+    engine->fd = -1;
+    gpu_guard_hurry(engine->worker);
+    gpu_launch_order(&engine->worker->launch, &engine->source.close);
+}
+
+/* Its ring has what cannot be. */
+static void on_lie(struct gpu_order *order)
+{
+    struct gpu_engine *engine = order->user;
+
+    HVI_LOG(HVI_LOG_ERROR, "serve", "bad-batch", "an engine wants what cannot be",
+            "pid=%d generation=%llu error=\"%s\"", (int)engine->pid,
+            (unsigned long long)engine->generation, order->text);
+    engine_end(engine);
 }
 
 static int on_engine(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -243,16 +193,65 @@ static int say_hello(struct gpu_engine *engine)
     snprintf(msg.hello.name, sizeof(msg.hello.name), "%.*s", (int)sizeof(msg.hello.name) - 1,
              worker->device.name);
     hvi_uuid_format(worker->start.uuid, msg.hello.uuid);
-    snprintf(msg.hello.nccl_text, sizeof(msg.hello.nccl_text), NOT_YET);
+    msg.hello.nccl_version = (uint32_t)atomic_load(&worker->launch.comms.version);
     return send_msg(engine, &msg, fds, 2);
+}
+
+static void nothing(struct gpu_order *order)
+{
+    (void)order;
+}
+
+static void make_source(struct gpu_engine *engine)
+{
+    struct gpu_source *source = &engine->source;
+    const struct gpu_order order = {.user = engine, .source = source, .done = nothing};
+
+    source->channel = &engine->channel;
+    source->wake_fd = engine->wake_fd;
+    source->generation = engine->generation;
+    source->open = source->welcome = source->close = source->lie = order;
+    source->open.kind = GPU_ORDER_OPEN;
+    source->welcome.kind = GPU_ORDER_WELCOME;
+    source->close.kind = GPU_ORDER_CLOSE;
+    source->close.done = on_drained;
+    source->lie.done = on_lie;
+}
+
+/* HVI_OK; else what there is is the caller's. */
+static int open_engine(struct gpu_engine *engine)
+{
+    struct gpu_worker *worker = engine->worker;
+    int status;
+
+    engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine->wake_fd < 0)
+        return HVI_ERR_LIMIT;
+    status = hvi_device_create(worker->start.instance, engine->generation, &engine->channel);
+    if (status == HVI_OK &&
+        sd_event_add_io(worker->event, &engine->io, engine->fd, EPOLLIN, on_engine, engine) < 0)
+        status = HVI_ERR_NO_MEMORY;
+    make_source(engine);
+    return status == HVI_OK ? say_hello(engine) : status;
+}
+
+static void refuse_engine(struct gpu_engine *engine, int status)
+{
+    HVI_LOG(HVI_LOG_ERROR, "serve", "no-engine", "an engine cannot be served",
+            "pid=%d generation=%llu status=%s", (int)engine->pid,
+            (unsigned long long)engine->generation, hvi_status_name(status));
+    sd_event_source_disable_unref(engine->io);
+    close(engine->fd);
+    engine->is_drained = true; /* the launch thread has never heard of it */
+    gpu_engine_settle(engine);
 }
 
 void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *said, int fd)
 {
     struct gpu_engine *engine = calloc(1, sizeof(*engine));
-    int status = HVI_ERR_NO_MEMORY;
 
-    if (engine == NULL) {
+    if (engine == NULL || worker->is_ending || !worker->up) {
+        free(engine);
         close(fd);
         return;
     }
@@ -260,29 +259,22 @@ void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *sa
     engine->generation = said->generation;
     engine->pid = said->engine_pid;
     engine->fd = fd;
-    engine->event_fd = -1;
+    engine->event_fd = engine->wake_fd = -1;
     engine->channel.map.fd = -1;
     DL_APPEND(worker->engines, engine);
-    engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (engine->wake_fd >= 0)
-        status = hvi_device_create(worker->start.instance, said->generation, &engine->channel);
-    if (status == HVI_OK &&
-        sd_event_add_io(worker->event, &engine->io, fd, EPOLLIN, on_engine, engine) < 0)
-        status = HVI_ERR_NO_MEMORY;
-    if (status == HVI_OK)
-        status = say_hello(engine);
-    if (status == HVI_OK) {
-        hvi_region_close_fd(&engine->channel.map);
+    int status = open_engine(engine);
+    if (status != HVI_OK) {
+        refuse_engine(engine, status);
         return;
     }
-    HVI_LOG(HVI_LOG_ERROR, "serve", "no-engine", "an engine cannot be served",
-            "pid=%d generation=%llu status=%s", (int)engine->pid,
-            (unsigned long long)engine->generation, hvi_status_name(status));
-    engine_end(engine);
+    hvi_region_close_fd(&engine->channel.map);
+    gpu_launch_order(&worker->launch, &engine->source.open);
 }
 
 void gpu_serve_close(struct gpu_worker *worker)
 {
-    while (worker->engines != NULL)
-        engine_end(worker->engines);
+    struct gpu_engine *engine, *next;
+
+    DL_FOREACH_SAFE(worker->engines, engine, next)
+    engine_end(engine);
 }

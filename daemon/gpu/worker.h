@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "daemon/gpu/device.h"
 #include "daemon/gpu/import.h"
+#include "daemon/gpu/launch.h"
 #include "proto/gpu.h"
 #include "proto/packet.h"
 
@@ -15,7 +16,7 @@
 
 #include <systemd/sd-event.h>
 
-struct gpu_engine; /* serve.c */
+struct gpu_engine; /* engine.h */
 
 struct gpu_worker {
     sd_event *event;
@@ -25,7 +26,12 @@ struct gpu_worker {
     struct gpu_device device;
     bool up; /* hvdd knows that the device is there */
     struct gpu_imports imports;
+    struct gpu_launch launch;
     struct gpu_engine *engines;
+    sd_event_source *guard, *launch_event;
+    bool is_ending; /* the event loop ends when all that has to is over */
+    int exit_code;
+    uint64_t end_ns;
     struct hvi_packet packet; /* scratch for one message in, one out */
     unsigned char encoded[HVI_PACKET_BYTES_MAX];
 };
@@ -47,7 +53,17 @@ void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, 
 void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *engine, int fd);
 /* GpuAck to an engine. */
 void gpu_serve_answer(void *engine, uint64_t request, int status, const char *text);
-/* Ends them all; their fences are poisoned. */
+/* Begins to end them all; their fences are poisoned. */
 void gpu_serve_close(struct gpu_worker *worker);
+
+/* ---- guard.c: deadlines and poison ---- */
+
+int gpu_guard_open(struct gpu_worker *worker);
+/* There is something to poison, again and again. */
+void gpu_guard_hurry(struct gpu_worker *worker);
+/* Ends in order: engines, then the launch thread, then the event loop. */
+void gpu_guard_end(struct gpu_worker *worker, int exit_code);
+/* Ends now, with a sentence for hvdd. */
+_Noreturn void gpu_guard_fail(struct gpu_worker *worker, const char *text);
 
 #endif

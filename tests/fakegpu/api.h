@@ -3,24 +3,13 @@
 #ifndef FAKEGPU_API_H
 #define FAKEGPU_API_H
 
+#include "daemon/gpu/kernels/kernels.h"
 #include "gpu/cuda.h"
 
 struct fakegpu_span {
     uint64_t address;
     size_t bytes;
 };
-
-/* A kernel by name, as the worker's kernels have it as soon as there are some. */
-#define FAKEGPU_KERNELS "daemon/gpu/kernels/kernels.h"
-#if __has_include(FAKEGPU_KERNELS)
-#include FAKEGPU_KERNELS
-#else
-struct hvd_kernel_row {
-    const char *name;
-    size_t argument_bytes;
-    void (*run)(const void *arguments, uint32_t blocks, uint32_t threads);
-};
-#endif
 
 struct fakegpu_api {
     /* As a driver's call, on the current context: the work runs in the stream, with a copy of data. */

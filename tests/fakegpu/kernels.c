@@ -7,6 +7,7 @@
  * device's or too short is an illegal address, which stays (cuda.h; P9). */
 #include "tests/fakegpu/stream.h"
 
+#include "base/types.h"
 #include "tests/fakegpu/probe_kernels.h"
 
 #include <pthread.h>
@@ -17,9 +18,6 @@
 #define PARAMETER_BYTES 4096 /* of a kernel, before CUDA 12.1 */
 #define SPANS_MAX       (PARAMETER_BYTES / 8)
 #define ADDED_MAX       16
-
-/* Linked in as soon as the worker has kernels. */
-extern const struct hvd_kernel_row hvd_kernel_rows[] __attribute__((weak));
 
 struct hvi_cu_kernel {
     struct hvi_cu_kernel *next;
@@ -65,7 +63,7 @@ static const struct hvd_kernel_row *row_named(const char *name)
         if (row != NULL)
             return row;
     }
-    return hvd_kernel_rows == NULL ? NULL : find_row(hvd_kernel_rows, name);
+    return find_row(hvd_kernel_rows, name);
 }
 
 /* Needs the lock. Kernels are kept: a handle may be used for ever. */
@@ -147,9 +145,6 @@ static void add_span(struct spans *spans, uint64_t address, size_t bytes)
         spans->span[spans->count++] = (struct fakegpu_span){address, bytes};
 }
 
-#ifdef HVD_KERNEL_PIECES
-#include "base/types.h"
-
 static bool is_named(const char *name, const char *one, const char *other)
 {
     return strcmp(name, one) == 0 || strcmp(name, other) == 0;
@@ -184,14 +179,6 @@ static bool own_spans(const char *name, const void *arguments, struct spans *spa
     }
     return true;
 }
-#else
-static bool own_spans(const char *name, const void *arguments, struct spans *spans)
-{
-    (void)name, (void)arguments, (void)spans;
-    return false;
-}
-#endif
-
 /* Of another kernel: what looks like an address of our memory is one. */
 static void guess_spans(const void *arguments, size_t bytes, struct spans *spans)
 {

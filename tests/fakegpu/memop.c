@@ -150,6 +150,25 @@ static void check_capture(hvi_cu_stream handle)
             "a memory operation in a stream that is being captured: it would run with the graph");
 }
 
+/* The last one apart: who sees what it has written may take back the memory of the others. */
+static int enqueue(hvi_cu_stream stream, struct operations *all, const struct fakegpu_span *spans,
+                   unsigned count)
+{
+    const size_t bytes = sizeof(*all) + sizeof(union hvi_cu_memop);
+    int error = HVI_CU_OK;
+
+    all->count = count - 1;
+    if (count > 1)
+        error =
+            fake_enqueue(stream, run_operations, all,
+                         sizeof(*all) + (count - 1) * sizeof(union hvi_cu_memop), spans, count - 1);
+    if (count == 0 || error != HVI_CU_OK)
+        return error;
+    all->count = 1;
+    all->ops[0] = all->ops[count - 1];
+    return fake_enqueue(stream, run_operations, all, bytes, &spans[count - 1], 1);
+}
+
 int cu_memops(hvi_cu_stream stream, unsigned count, union hvi_cu_memop *ops, unsigned flags)
 {
     char data[sizeof(struct operations) + MOST * sizeof(union hvi_cu_memop)]
@@ -163,15 +182,13 @@ int cu_memops(hvi_cu_stream stream, unsigned count, union hvi_cu_memop *ops, uns
     if (fake_fault("no-memops") != 0)
         return HVI_CU_NOT_SUPPORTED;
     check_capture(stream);
-    all->count = count;
     for (unsigned i = 0; i < count; i++) {
         if (!is_sound(&ops[i]))
             return HVI_CU_INVALID_VALUE;
         all->ops[i] = ops[i];
         spans[i] = (struct fakegpu_span){ops[i].op.address, 8};
     }
-    return fake_enqueue(stream, run_operations, all,
-                        sizeof(*all) + count * sizeof(union hvi_cu_memop), spans, count);
+    return enqueue(stream, all, spans, count);
 }
 
 static int one(hvi_cu_stream stream, uint32_t operation, hvi_cu_ptr address, uint64_t value,

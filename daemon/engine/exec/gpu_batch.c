@@ -60,20 +60,18 @@ static uint32_t count_members(const struct engine_work *work, uint16_t worker)
     return count;
 }
 
-static uint64_t count_sizes(const struct engine_work *work)
+static uint64_t count_numbers(const struct engine_work *work, bool with_comm)
 {
-    uint64_t ranks = work->ranks;
+    uint64_t sizes = work->sizes ? hvi_device_count_sizes(work->kind, work->ranks) : 0;
 
-    if (!work->sizes)
-        return 0;
-    if (work->kind == HVI_KIND_ALLTOALL)
-        return ranks * ranks;
-    return work->kind == HVI_KIND_ALLGATHER || work->kind == HVI_KIND_REDUCESCATTER ? ranks : 0;
+    if (with_comm && hvi_device_has_homes(work->kind, work->reduce_op))
+        return sizes + work->ranks;
+    return sizes;
 }
 
-static uint64_t count_size_slots(const struct engine_work *work)
+static uint64_t count_size_slots(const struct engine_work *work, bool with_comm)
 {
-    return (count_sizes(work) + SIZES_PER_SLOT - 1) / SIZES_PER_SLOT;
+    return (count_numbers(work, with_comm) + SIZES_PER_SLOT - 1) / SIZES_PER_SLOT;
 }
 
 uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_gpu_route *route,
@@ -87,7 +85,7 @@ uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_
         uint32_t members = count_members(batch->works[w], route->workers[index]);
         if (members > HVI_DEVICE_MEMBERS)
             return 0;
-        slots += 1 + members + count_size_slots(batch->works[w]);
+        slots += 1 + members + count_size_slots(batch->works[w], route->count > 1);
     }
     return slots <= HVI_DEVICE_SLOTS ? (uint32_t)slots : 0;
 }
@@ -110,7 +108,8 @@ static struct hvi_device_work make_work(const struct engine_work *work,
         .bytes = work->bytes,
         .prescale = work->prescale,
         .postscale = work->postscale,
-        .sizes = (uint32_t)count_size_slots(work),
+        .sizes = (uint32_t)count_size_slots(work, with_comm),
+        .ranks = work->ranks,
     };
 
     if (work->root < 0)
@@ -148,14 +147,27 @@ static struct hvi_device_member make_member(const struct engine_work *work, uint
     return command;
 }
 
-static uint32_t write_sizes(const struct engine_work *work, struct hvi_ring *ring, uint32_t at)
+/* Number `at` of a work's sizes and homes. */
+static uint64_t number_of(const struct engine_work *work, const struct engine_gpu_route *route,
+                          uint64_t at)
 {
-    uint64_t count = count_sizes(work);
+    const uint64_t sizes = work->sizes ? hvi_device_count_sizes(work->kind, work->ranks) : 0;
+
+    if (at < sizes)
+        return work->sizes[at];
+    uint16_t worker = worker_of(work, (uint32_t)(at - sizes));
+    return worker == UINT16_MAX ? HVI_DEVICE_NOWHERE : index_of(route, worker);
+}
+
+static uint32_t write_numbers(const struct engine_work *work, const struct engine_gpu_route *route,
+                              bool with_comm, struct hvi_ring *ring, uint32_t at)
+{
+    const uint64_t count = count_numbers(work, with_comm);
 
     for (uint64_t from = 0; from < count; from += SIZES_PER_SLOT) {
         struct hvi_device_sizes sizes = {{0}};
-        uint64_t some = count - from < SIZES_PER_SLOT ? count - from : SIZES_PER_SLOT;
-        memcpy(sizes.values, work->sizes + from, some * sizeof *work->sizes);
+        for (uint64_t i = 0; i < SIZES_PER_SLOT && from + i < count; i++)
+            sizes.values[i] = number_of(work, route, from + i);
         memcpy(hvi_ring_slot(ring, at++), &sizes, sizeof sizes);
     }
     return at;
@@ -173,7 +185,7 @@ static uint32_t write_work(const struct engine_work *work, const struct engine_g
         const struct hvi_device_member member = make_member(work, i);
         memcpy(hvi_ring_slot(ring, at++), &member, sizeof member);
     }
-    return write_sizes(work, ring, at);
+    return write_numbers(work, route, with_comm, ring, at);
 }
 
 void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_route *route,

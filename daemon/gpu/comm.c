@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Communicators.
+ *
+ * An error that NCCL tells of is another worker's end as a rule. The engine knows of that as well and drops the communicator,
+ * and this worker stays. So an error has a second; then it is this worker's end. */
+#include "daemon/gpu/comm.h"
+
+#include "base/clock.h"
+#include "base/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#define ABORT_NS (2 * HVI_NS_SEC)
+#define ERROR_NS HVI_NS_SEC
+
+_Static_assert(sizeof(struct gpu_nccl_id) == HVI_NCCL_ID_BYTES, "an id is passed on as bytes");
+
+static void describe(const struct gpu_comms *comms, gpu_nccl_comm handle, int result, char *text_p,
+                     size_t text_size)
+{
+    const char *more = comms->nccl.last_error == NULL ? NULL : comms->nccl.last_error(handle);
+
+    snprintf(text_p, text_size, "%s%s%.120s", comms->nccl.error(result),
+             more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "");
+}
+
+static bool is_good(struct gpu_comms *comms, const char *name, gpu_nccl_comm handle, int result)
+{
+    char text[300];
+
+    gpu_calls_end(comms->calls);
+    if (result == GPU_NCCL_OK)
+        return true;
+    describe(comms, handle, result, text, sizeof(text));
+    gpu_calls_fail(comms->calls, name, text);
+    return false;
+}
+
+/* One call of NCCL's. */
+#define CALL(comms, name, handle, expression)                                                      \
+    (gpu_calls_begin((comms)->calls, (name), (comms)->calls->usual_ns),                            \
+     is_good((comms), (name), (handle), (expression)))
+
+/* ---- the library ---- */
+
+static int open_library(struct gpu_comms *comms, char *text_p, size_t text_size)
+{
+    if (comms->nccl.library != NULL)
+        return HVI_OK;
+    if (comms->why[0] == '\0') {
+        gpu_calls_begin(comms->calls, "dlopen of libnccl.so.2", comms->calls->usual_ns);
+        int status = gpu_nccl_open(comms->path, &comms->nccl, comms->why, sizeof(comms->why));
+        gpu_calls_end(comms->calls);
+        if (status == HVI_OK) {
+            atomic_store(&comms->version, comms->nccl.number);
+            return HVI_OK;
+        }
+    }
+    snprintf(text_p, text_size, "%s", comms->why);
+    return HVI_ERR_UNSUPPORTED;
+}
+
+int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
+                 size_t text_size)
+{
+    struct gpu_nccl_id id;
+    int status = open_library(comms, text_p, text_size);
+
+    if (status != HVI_OK)
+        return status;
+    gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->calls->usual_ns);
+    const int result = comms->nccl.unique_id(&id);
+    gpu_calls_end(comms->calls);
+    if (result == GPU_NCCL_OK) {
+        memcpy(id_p, id.bytes, sizeof(id.bytes));
+        return HVI_OK;
+    }
+    describe(comms, NULL, result, text_p, text_size);
+    return HVI_ERR_UNSUPPORTED;
+}
+
+/* ---- names ---- */
+
+static struct gpu_comm_name *find_name(const struct gpu_comms *comms, const void *owner,
+                                       uint32_t number)
+{
+    struct gpu_comm_name *name;
+
+    DL_FOREACH(comms->names, name)
+    {
+        if (name->owner == owner && name->number == number)
+            return name;
+    }
+    return NULL;
+}
+
+const struct gpu_comm_name *gpu_comms_find(const struct gpu_comms *comms, const void *owner,
+                                           uint32_t number)
+{
+    return find_name(comms, owner, number);
+}
+
+void gpu_comms_owner_gone(struct gpu_comms *comms, const void *owner)
+{
+    struct gpu_comm_name *name, *next;
+
+    DL_FOREACH_SAFE(comms->names, name, next)
+    {
+        if (name->owner != owner)
+            continue;
+        DL_DELETE(comms->names, name);
+        free(name);
+    }
+}
+
+static int add_name(struct gpu_comms *comms, const struct gpu_join *join, struct gpu_comm *comm)
+{
+    struct gpu_comm_name *name = calloc(1, sizeof(*name));
+
+    if (name == NULL)
+        return HVI_ERR_NO_MEMORY;
+    name->owner = join->owner;
+    name->number = join->number;
+    name->rank = join->rank;
+    name->count = join->count;
+    name->comm = comm;
+    DL_APPEND(comms->names, name);
+    return HVI_OK;
+}
+
+/* ---- joining ---- */
+
+static struct gpu_comm *find_same(const struct gpu_comms *comms, const struct gpu_join *join)
+{
+    struct gpu_comm *comm;
+
+    DL_FOREACH(comms->comms, comm)
+    {
+        if (comm->rank == join->rank && comm->count == join->count &&
+            memcmp(comm->instances, join->instances, join->count * sizeof(uint64_t)) == 0)
+            return comm;
+    }
+    return NULL;
+}
+
+/* NULL with an error and a sentence. */
+static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *join, int *status_p,
+                             char *text_p, size_t text_size)
+{
+    struct gpu_comm *comm = malloc(sizeof(*comm) + join->count * sizeof(uint64_t));
+    struct gpu_nccl_id id;
+
+    *status_p = HVI_ERR_NO_MEMORY;
+    if (comm == NULL)
+        return NULL;
+    *comm = (struct gpu_comm){.rank = join->rank, .count = join->count};
+    memcpy(comm->instances, join->instances, join->count * sizeof(uint64_t));
+    memcpy(id.bytes, join->id, sizeof(id.bytes));
+    gpu_calls_begin(comms->calls, "ncclCommInitRank", comms->join_ns);
+    const int result = comms->nccl.init_rank(&comm->handle, (int)join->count, id, (int)join->rank);
+    gpu_calls_end(comms->calls);
+    if (result == GPU_NCCL_OK) {
+        DL_APPEND(comms->comms, comm);
+        comms->count++;
+        return comm;
+    }
+    *status_p = HVI_ERR_UNSUPPORTED;
+    describe(comms, NULL, result, text_p, text_size);
+    free(comm);
+    return NULL;
+}
+
+int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
+                   size_t text_size)
+{
+    struct gpu_comm *comm = find_same(comms, join);
+    int status = comm != NULL ? HVI_OK : open_library(comms, text_p, text_size);
+
+    if (status != HVI_OK)
+        return status;
+    if (comm == NULL && comms->count >= GPU_COMMS_MAX) {
+        snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
+        return HVI_ERR_LIMIT;
+    }
+    if (comm == NULL)
+        comm = make(comms, join, &status, text_p, text_size);
+    return comm == NULL ? status : add_name(comms, join, comm);
+}
+
+/* ---- the end of one ---- */
+
+static bool abort_comm(struct gpu_comms *comms, struct gpu_comm *comm)
+{
+    struct gpu_comm_name *name;
+
+    gpu_calls_begin(comms->calls, "ncclCommAbort", ABORT_NS);
+    const bool good = is_good(comms, "ncclCommAbort", NULL, comms->nccl.abort(comm->handle));
+    DL_FOREACH(comms->names, name)
+    {
+        if (name->comm == comm)
+            name->comm = NULL;
+    }
+    DL_DELETE(comms->comms, comm);
+    comms->count--;
+    free(comm);
+    return good;
+}
+
+bool gpu_comms_drop(struct gpu_comms *comms, const void *owner, uint32_t number, bool abort)
+{
+    struct gpu_comm_name *name = find_name(comms, owner, number);
+
+    if (name == NULL || name->comm == NULL)
+        return true; /* it could not join, or is gone */
+    if (abort)
+        return abort_comm(comms, name->comm);
+    name->comm = NULL;
+    return true;
+}
+
+void gpu_comms_close(struct gpu_comms *comms)
+{
+    while (comms->comms != NULL)
+        (void)abort_comm(comms, comms->comms);
+}
+
+bool gpu_comms_look(struct gpu_comms *comms, uint64_t finished, uint64_t now_ns)
+{
+    struct gpu_comm *comm;
+
+    DL_FOREACH(comms->comms, comm)
+    {
+        int error = GPU_NCCL_OK;
+        if (comm->used <= finished)
+            continue;
+        if (!CALL(comms, "ncclCommGetAsyncError", comm->handle,
+                  comms->nccl.async_error(comm->handle, &error)))
+            return false;
+        if (error == GPU_NCCL_OK || error == GPU_NCCL_IN_PROGRESS)
+            continue;
+        if (comm->error_ns == 0)
+            comm->error_ns = now_ns;
+        else if (now_ns - comm->error_ns > ERROR_NS)
+            return is_good(comms, "NCCL", comm->handle, error);
+    }
+    return true;
+}
+
+/* ---- ops ---- */
+
+static const char *name_of(enum gpu_step_kind kind)
+{
+    switch (kind) {
+    case GPU_STEP_ALL_REDUCE:
+        return "ncclAllReduce";
+    case GPU_STEP_BROADCAST:
+        return "ncclBroadcast";
+    case GPU_STEP_ALL_GATHER:
+        return "ncclAllGather";
+    case GPU_STEP_SEND:
+        return "ncclSend";
+    case GPU_STEP_RECEIVE:
+        return "ncclRecv";
+    case GPU_STEP_GROUP:
+        return "ncclGroupStart";
+    default:
+        return "ncclGroupEnd";
+    }
+}
+
+static int call(const struct gpu_nccl *nccl, gpu_nccl_comm handle, void *stream,
+                const struct gpu_step *step)
+{
+    const void *in = (const void *)(uintptr_t)step->nccl.in;
+    void *out = (void *)(uintptr_t)step->nccl.out; /* which only the device follows */
+    const size_t count = step->nccl.count;
+    const int type = step->nccl.type, peer = step->nccl.peer;
+
+    switch (step->kind) {
+    case GPU_STEP_ALL_REDUCE:
+        return nccl->all_reduce(in, out, count, type, step->nccl.op, handle, stream);
+    case GPU_STEP_BROADCAST:
+        return nccl->broadcast(in, out, count, type, peer, handle, stream);
+    case GPU_STEP_ALL_GATHER:
+        return nccl->all_gather(in, out, count, type, handle, stream);
+    case GPU_STEP_SEND:
+        return nccl->send(in, count, type, peer, handle, stream);
+    case GPU_STEP_RECEIVE:
+        return nccl->receive(out, count, type, peer, handle, stream);
+    case GPU_STEP_GROUP:
+        return nccl->group_start();
+    default:
+        return nccl->group_end();
+    }
+}
+
+bool gpu_comms_call(struct gpu_comms *comms, const struct gpu_comm *comm, void *stream,
+                    const struct gpu_step *step)
+{
+    return CALL(comms, name_of(step->kind), comm->handle,
+                call(&comms->nccl, comm->handle, stream, step));
+}

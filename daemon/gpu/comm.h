@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Communicators of NCCL. The launch thread's: NCCL wants one thread for all calls of a communicator.
+ *
+ * A communicator is of processes, by their instances, and outlives the engine that wanted it: the next generation's names it
+ * again, and no one joins. It ends by an abort, which goes to all its workers, or with this process; so either all of its
+ * workers have it, or none. */
+#ifndef HVD_GPU_COMM_H
+#define HVD_GPU_COMM_H
+
+#include "base/types.h"
+#include "daemon/gpu/calls.h"
+#include "daemon/gpu/nccl.h"
+#include "daemon/gpu/plan.h"
+
+#define GPU_COMMS_MAX 16u
+
+struct gpu_comm {
+    struct gpu_comm *prev, *next;
+    gpu_nccl_comm handle;
+    uint32_t rank, count;
+    uint64_t used;     /* number of the last batch in the stream of NCCL */
+    uint64_t error_ns; /* since when NCCL tells of an error; 0: it does not */
+    uint64_t instances[];
+};
+
+/* A number of an engine's for one. */
+struct gpu_comm_name {
+    struct gpu_comm_name *prev, *next;
+    const void *owner;
+    uint32_t number, rank, count;
+    struct gpu_comm *comm; /* NULL: it was dropped */
+};
+
+struct gpu_comms {
+    struct gpu_calls *calls;
+    const char *path; /* where libnccl is looked for, besides the loader's places */
+    uint64_t join_ns; /* the longest join */
+    struct gpu_nccl nccl;
+    _Atomic int version; /* 0: it is not open. Any thread may read it */
+    char why[400];       /* it cannot be opened */
+    uint32_t count;
+    struct gpu_comm *comms;
+    struct gpu_comm_name *names;
+};
+
+/* What an engine (`owner`) asks. */
+struct gpu_join {
+    const void *owner;
+    uint32_t number; /* the owner's */
+    unsigned char id[HVI_NCCL_ID_BYTES];
+    uint32_t rank, count;
+    const uint64_t *instances; /* [count], by rank */
+};
+
+/* HVI_OK, or an error with a sentence. */
+int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
+                 size_t text_size);
+/* Blocks until all have joined. HVI_OK, or an error with a sentence. */
+int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
+                   size_t text_size);
+/* NULL: the owner has never joined one as that number. */
+const struct gpu_comm_name *gpu_comms_find(const struct gpu_comms *comms, const void *owner,
+                                           uint32_t number);
+/* The owner uses it no more; with `abort` it ends, whoever else names it. False: .calls->failed. */
+bool gpu_comms_drop(struct gpu_comms *comms, const void *owner, uint32_t number, bool abort);
+void gpu_comms_owner_gone(struct gpu_comms *comms, const void *owner);
+/* Asks those that are in use. `finished`: number of the last batch that is done in the stream. False: one is broken, and no
+ * engine has dropped it within a second. */
+bool gpu_comms_look(struct gpu_comms *comms, uint64_t finished, uint64_t now_ns);
+/* A step of NCCL's. False: .calls->failed. */
+bool gpu_comms_call(struct gpu_comms *comms, const struct gpu_comm *comm, void *stream,
+                    const struct gpu_step *step);
+/* Aborts them all. */
+void gpu_comms_close(struct gpu_comms *comms);
+
+#endif

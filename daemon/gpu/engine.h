@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * An engine, as the main thread has it: serve.c (its socket, its life), memory.c (what its batches may name), joins.c (its
+ * communicators). Main thread.
+ *
+ *   serving ──its socket ends, it lies──► leaving ──launch: its batches are over──► drained ──pages given back──► gone
+ *
+ * leaving: what its sessions' streams wait for will not come, so its pages are poisoned, again and again until its batches are
+ * over; guard.c ends this process where that takes too long. */
+#ifndef HVD_GPU_ENGINE_H
+#define HVD_GPU_ENGINE_H
+
+#include "daemon/gpu/worker.h"
+
+struct gpu_page;
+struct gpu_held;
+
+struct gpu_engine {
+    struct gpu_engine *prev, *next;
+    struct gpu_worker *worker;
+    uint64_t generation;
+    int32_t pid;
+    int fd;       /* -1: it is leaving */
+    int wake_fd;  /* the engine writes it when the launch thread sleeps */
+    int event_fd; /* the engine's loop polls it; -1 before GpuWelcome */
+    sd_event_source *io;
+    struct hvi_device_channel channel;
+    struct gpu_source source;
+    struct gpu_page *pages;
+    struct gpu_held *held; /* imports */
+    uint32_t asks;         /* of communicators, that are not back */
+    bool is_leaving, is_drained;
+    uint64_t
+        deadline_ns; /* leaving, or a join that is not wanted any more: it is over by then; 0: none */
+    const char *late; /* what is not over then */
+};
+
+/* ---- serve.c ---- */
+
+/* HVI_OK, or the engine has not read its messages: it is noticed when the socket is. */
+int gpu_engine_send(struct gpu_engine *engine, const struct hvi_gpu_msg *msg);
+int gpu_engine_ack(struct gpu_engine *engine, uint64_t request, int status, const char *text);
+/* Frees it, if it has left and nothing of it is under way. */
+void gpu_engine_settle(struct gpu_engine *engine);
+
+/* ---- memory.c: messages. False: the engine says what cannot be ---- */
+
+bool gpu_memory_page(struct gpu_engine *engine, const struct hvi_gpu_page *said);
+bool gpu_memory_session_end(struct gpu_engine *engine, const struct hvi_gpu_session_end *end);
+bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *said);
+bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release *said);
+/* Of its pages those that are over, or all if it leaves. True: there are some. */
+bool gpu_memory_poison(struct gpu_engine *engine);
+/* Its batches are over: imports and pages are given back. */
+void gpu_memory_drop(struct gpu_engine *engine);
+
+/* ---- joins.c: messages. False: there is no memory for an order ---- */
+
+bool gpu_joins_id(struct gpu_engine *engine, const struct hvi_gpu_comm_id *said);
+bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said);
+bool gpu_joins_drop(struct gpu_engine *engine, const struct hvi_gpu_comm_drop *said);
+
+#endif

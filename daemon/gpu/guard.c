@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Deadlines, which the main thread keeps for the threads that call the driver: it calls none itself, so that it can. And the
+ * poison of pages whose batches are not over.
+ *
+ * What does not end ends this process, with the reason: the driver and NCCL know no other way out of a call, and a stream
+ * cannot be taken back. */
+#include "daemon/gpu/engine.h"
+
+#include "base/status.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#define POISON_NS  (10 * HVI_NS_MS)
+#define TICK_NS    (250 * HVI_NS_MS)
+#define END_NS     (2 * HVI_NS_SEC)
+#define PARTS_TICK 4u /* of the longest call: how late it may be seen */
+
+void gpu_guard_fail(struct gpu_worker *worker, const char *text)
+{
+    struct gpu_engine *engine;
+
+    HVI_LOG(HVI_LOG_ERROR, "guard", "failed", text, "job=%s", worker->start.job);
+    DL_FOREACH(worker->engines, engine)
+    {
+        engine->is_leaving = true;
+        (void)gpu_memory_poison(engine);
+    }
+    gpu_link_state(worker, HVI_GPU_FAILED, text);
+    (void)pthread_detach(worker->device.thread);
+    _exit(1); /* the driver may not return, and would not let exit() return either */
+}
+
+static void look_at_calls(struct gpu_worker *worker, uint64_t now_ns)
+{
+    const struct gpu_launch *launch = &worker->launch;
+    /* Relaxed: a hint; an open or a registration may wait for streams (P2), and then it may last. */
+    const bool is_flying = atomic_load_explicit(&launch->flying, memory_order_relaxed) > 0;
+    char text[200], sentence[300];
+    uint64_t batch;
+
+    if (worker->up && gpu_calls_look(&launch->calls, now_ns, text, sizeof(text))) {
+        batch = atomic_load_explicit(&launch->calls.batch, memory_order_relaxed);
+        snprintf(sentence, sizeof(sentence), "its launch thread is %s (batch %llu)", text,
+                 (unsigned long long)batch);
+        gpu_guard_fail(worker, sentence);
+    }
+    if (worker->up && !is_flying &&
+        gpu_calls_look(&worker->imports.calls, now_ns, text, sizeof(text))) {
+        snprintf(sentence, sizeof(sentence), "its thread for memory is %s", text);
+        gpu_guard_fail(worker, sentence);
+    }
+}
+
+static bool look_at_engines(struct gpu_worker *worker, uint64_t now_ns)
+{
+    struct gpu_engine *engine, *next;
+    bool found = false;
+
+    DL_FOREACH_SAFE(worker->engines, engine, next)
+    {
+        found = gpu_memory_poison(engine) || found || engine->is_leaving;
+        if (engine->deadline_ns != 0 && now_ns > engine->deadline_ns && !engine->is_drained)
+            gpu_guard_fail(worker, engine->late);
+    }
+    return found;
+}
+
+static uint64_t tick_of(const struct gpu_worker *worker)
+{
+    const uint64_t part = worker->launch.calls.usual_ns / PARTS_TICK;
+
+    return part < TICK_NS ? part : TICK_NS;
+}
+
+static void arm(struct gpu_worker *worker, uint64_t ns)
+{
+    sd_event_source_set_time_relative(worker->guard, ns / 1000);
+    sd_event_source_set_enabled(worker->guard, SD_EVENT_ONESHOT);
+}
+
+/* Whether everything that has to end before this process has. */
+static void look_at_end(struct gpu_worker *worker, uint64_t now_ns)
+{
+    if (!worker->is_ending)
+        return;
+    if (worker->engines == NULL && (!worker->up || worker->launch.is_stopped))
+        sd_event_exit(worker->event, worker->exit_code);
+    else if (now_ns > worker->end_ns)
+        gpu_guard_fail(worker, "its streams are not empty 2 s after it was told to end");
+}
+
+static int on_tick(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct gpu_worker *worker = user;
+    const uint64_t now_ns = hvi_clock_ns();
+
+    (void)source, (void)usec;
+    look_at_calls(worker, now_ns);
+    bool is_hurried = look_at_engines(worker, now_ns) || worker->is_ending;
+    look_at_end(worker, now_ns);
+    arm(worker, is_hurried ? POISON_NS : tick_of(worker));
+    return 0;
+}
+
+void gpu_guard_hurry(struct gpu_worker *worker)
+{
+    arm(worker, POISON_NS);
+}
+
+int gpu_guard_open(struct gpu_worker *worker)
+{
+    if (sd_event_add_time_relative(worker->event, &worker->guard, CLOCK_MONOTONIC,
+                                   tick_of(worker) / 1000, 1000, on_tick, worker) >= 0)
+        return HVI_OK;
+    return HVI_ERR_NO_MEMORY;
+}
+
+static void nothing(struct gpu_order *order)
+{
+    (void)order;
+}
+
+void gpu_guard_end(struct gpu_worker *worker, int exit_code)
+{
+    if (worker->is_ending)
+        return;
+    worker->is_ending = true;
+    worker->exit_code = exit_code;
+    worker->end_ns = hvi_deadline_after(END_NS);
+    gpu_serve_close(worker);
+    if (worker->up) {
+        worker->launch.stop.done = nothing;
+        gpu_launch_order(&worker->launch, &worker->launch.stop);
+    }
+    arm(worker, 0);
+}

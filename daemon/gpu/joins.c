@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What engines ask of communicators, as orders of the launch thread. A join that the engine drops, or whose engine ends, may
+ * never come back: a peer that has gone does not join. It has two seconds more. */
+#include "daemon/gpu/engine.h"
+
+#include "base/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DROPPED_NS (2 * HVI_NS_SEC)
+
+struct ask {
+    struct gpu_order order;
+    uint64_t *instances;
+};
+
+static void done(struct gpu_order *order)
+{
+    struct ask *ask = (struct ask *)order; /* its first member */
+    struct gpu_engine *engine = order->user;
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id = {.request = order->request}};
+
+    if (order->kind == GPU_ORDER_ID) {
+        memcpy(msg.comm_id.id, order->join.id, sizeof(msg.comm_id.id));
+        snprintf(msg.comm_id.text, sizeof(msg.comm_id.text), "%s", order->text);
+        (void)gpu_engine_send(engine, &msg);
+    } else if (order->kind == GPU_ORDER_JOIN) {
+        (void)gpu_engine_ack(engine, order->request, order->status, order->text);
+    }
+    if (--engine->asks == 0 && !engine->is_leaving)
+        engine->deadline_ns = 0;
+    free(ask->instances);
+    free(ask);
+    gpu_engine_settle(engine);
+}
+
+static struct ask *make_ask(struct gpu_engine *engine, enum gpu_order_kind kind, uint32_t number,
+                            uint64_t request)
+{
+    struct ask *ask = calloc(1, sizeof(*ask));
+
+    if (ask == NULL)
+        return NULL;
+    ask->order.kind = kind;
+    ask->order.done = done;
+    ask->order.user = engine;
+    ask->order.source = &engine->source;
+    ask->order.request = request;
+    ask->order.join.owner = &engine->source;
+    ask->order.join.number = number;
+    engine->asks++;
+    return ask;
+}
+
+bool gpu_joins_id(struct gpu_engine *engine, const struct hvi_gpu_comm_id *said)
+{
+    struct ask *ask = make_ask(engine, GPU_ORDER_ID, 0, said->request);
+
+    if (ask != NULL)
+        gpu_launch_order(&engine->worker->launch, &ask->order);
+    return ask != NULL;
+}
+
+bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said)
+{
+    struct ask *ask;
+
+    if (said->comm == 0 || said->rank >= said->instance_count ||
+        said->instances[said->rank] != engine->worker->start.instance)
+        return false;
+    ask = make_ask(engine, GPU_ORDER_JOIN, said->comm, said->request);
+    if (ask == NULL)
+        return false;
+    memcpy(ask->order.join.id, said->id, sizeof(ask->order.join.id));
+    ask->order.join.rank = said->rank;
+    ask->order.join.count = (uint32_t)said->instance_count;
+    ask->order.join.instances = ask->instances = said->instances; /* taken from the message */
+    said->instances = NULL;
+    said->instance_count = 0;
+    gpu_launch_order(&engine->worker->launch, &ask->order);
+    return true;
+}
+
+bool gpu_joins_drop(struct gpu_engine *engine, const struct hvi_gpu_comm_drop *said)
+{
+    const bool is_busy = engine->asks > 0;
+    struct ask *ask = make_ask(engine, GPU_ORDER_DROP, said->comm, 0);
+
+    if (ask == NULL)
+        return false;
+    ask->order.abort = said->abort;
+    if (is_busy && said->abort) {
+        engine->deadline_ns = hvi_deadline_after(DROPPED_NS);
+        engine->late = "a join that its engine has dropped is not over after 2 s";
+    }
+    gpu_launch_order(&engine->worker->launch, &ask->order);
+    return true;
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Streams. Each kernel is launched once at the start, with nothing to do: whatever the driver loads at a first launch is there
+ * before a stream waits for anything (gpu-facts: a load may wait for streams).
+ *
+ * A BatchMemOp has fewer than 256 operations (cuda.h). */
+#include "daemon/gpu/streams.h"
+
+#include "base/assert.h"
+#include "daemon/gpu/kernels/image.h"
+#include "shm/fence.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define WORDS_BYTES 4096u
+_Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page");
+#define MEMOPS_MAX   255u
+#define THREADS      256u
+#define THREAD_BYTES 64u /* of one input, for each thread of a grid */
+#define BLOCKS_MAX   1024u
+
+static const char *const kernel_names[GPU_STREAM_KERNELS] = {
+    [GPU_STEP_REDUCE] = "hvd_reduce", [GPU_STEP_SPREAD] = "hvd_spread",
+    [GPU_STEP_PACK] = "hvd_pack",     [GPU_STEP_UNPACK] = "hvd_unpack",
+    [GPU_STEP_MOVE] = "hvd_move",
+};
+
+/* ---- kernels ---- */
+
+/* NULL, with a sentence: it cannot be read. Stays mapped. */
+static const void *map_image(const char *file, char *text_p, size_t text_size)
+{
+    int fd = open(file, O_RDONLY | O_CLOEXEC);
+    struct stat about;
+    void *image = MAP_FAILED;
+
+    if (fd >= 0 && fstat(fd, &about) == 0 && about.st_size > 0)
+        image = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    else if (fd >= 0)
+        errno = EINVAL;
+    if (image == MAP_FAILED)
+        snprintf(text_p, text_size, "%s: %s", file, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return image == MAP_FAILED ? NULL : image;
+}
+
+static bool load_image(struct gpu_streams *streams, const char *file)
+{
+    static const uint64_t nothing[8]; /* which every driver refuses */
+    struct gpu_calls *calls = streams->calls;
+    const bool is_built_in = gpu_kernels_image_bytes > 0;
+    const void *image = is_built_in ? (const void *)gpu_kernels_image : nothing;
+    char text[200];
+
+    if (file[0] != '\0')
+        image = map_image(file, text, sizeof(text));
+    if (image == NULL) {
+        gpu_calls_fail(calls, "gpu-kernels", text);
+        return false;
+    }
+    gpu_calls_begin(calls, "cuLibraryLoadData", calls->usual_ns);
+    const int error =
+        calls->cuda->library_load(&streams->library, image, NULL, NULL, 0, NULL, NULL, 0);
+    gpu_calls_end(calls);
+    if (error != HVI_CU_OK && file[0] == '\0' && !is_built_in) {
+        gpu_calls_fail(calls, "cuLibraryLoadData",
+                       "this hvdd-gpu was built without nvcc and has no kernels; gpu-kernels "
+                       "(hvdd.conf) names a file that has");
+        return false;
+    }
+    return gpu_calls_good(calls, "cuLibraryLoadData", error);
+}
+
+static bool launch(struct gpu_streams *streams, struct gpu_stream *stream, enum gpu_step_kind kind,
+                   const void *arguments, uint64_t bytes)
+{
+    uint64_t blocks = bytes / (THREADS * THREAD_BYTES) + 1;
+    void *parameters[1] = {(void *)(uintptr_t)arguments};
+
+    stream->works++;
+    return GPU_CALL(
+        streams->calls, "cuLaunchKernel",
+        streams->calls->cuda->launch(streams->kernels[kind],
+                                     (unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), 1, 1,
+                                     THREADS, 1, 1, 0, stream->handle, parameters, NULL));
+}
+
+static bool find_kernels(struct gpu_streams *streams)
+{
+    struct gpu_calls *calls = streams->calls;
+
+    for (int i = 0; i < GPU_STREAM_KERNELS; i++) {
+        if (!GPU_CALL(calls, kernel_names[i],
+                      calls->cuda->library_kernel(&streams->kernels[i], streams->library,
+                                                  kernel_names[i])))
+            return false;
+    }
+    return true;
+}
+
+static bool launch_first(struct gpu_streams *streams)
+{
+    static const struct gpu_step nothing;
+    struct gpu_calls *calls = streams->calls;
+    struct gpu_stream *stream = &streams->streams[0];
+
+    for (int i = 0; i < GPU_STREAM_KERNELS; i++) {
+        if (!launch(streams, stream, (enum gpu_step_kind)i, &nothing.reduce, 0))
+            return false;
+    }
+    stream->works = 0;
+    return GPU_CALL(calls, "cuStreamSynchronize", calls->cuda->stream_synchronize(stream->handle));
+}
+
+/* ---- opening ---- */
+
+static bool make_words(struct gpu_streams *streams)
+{
+    struct gpu_calls *calls = streams->calls;
+    void *page =
+        mmap(NULL, WORDS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    hvi_cu_ptr address;
+
+    if (page == MAP_FAILED) {
+        gpu_calls_fail(calls, "mmap", strerror(errno));
+        return false;
+    }
+    streams->words = page;
+    if (!GPU_CALL(calls, "cuMemHostRegister",
+                  calls->cuda->host_register(page, WORDS_BYTES,
+                                             HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) ||
+        !GPU_CALL(calls, "cuMemHostGetDevicePointer", calls->cuda->host_pointer(&address, page, 0)))
+        return false;
+    for (uint32_t i = 0; i < GPU_STREAMS; i++) {
+        streams->streams[i].words = &streams->words[i];
+        streams->streams[i].address = address + i * sizeof(struct gpu_words);
+    }
+    return true;
+}
+
+static bool make_staging(struct gpu_streams *streams)
+{
+    struct gpu_calls *calls = streams->calls;
+    size_t free_bytes = 0, total = 0;
+    char text[100];
+
+    gpu_calls_begin(calls, "cuMemAlloc", calls->usual_ns);
+    const int error = calls->cuda->alloc(&streams->staging, GPU_STREAM_STAGING);
+    if (error != HVI_CU_OUT_OF_MEMORY)
+        return gpu_calls_good(calls, "cuMemAlloc of the staging memory", error);
+    calls->cuda->memory_info(&free_bytes, &total);
+    snprintf(text, sizeof(text), "%llu bytes are needed, and %zu of %zu are free",
+             (unsigned long long)GPU_STREAM_STAGING, free_bytes, total);
+    gpu_calls_fail(calls, "cuMemAlloc of the staging memory", text);
+    return false;
+}
+
+bool gpu_streams_open(struct gpu_streams *streams, const char *file)
+{
+    struct gpu_calls *calls = streams->calls;
+
+    for (uint32_t i = 0; i < GPU_STREAMS; i++) {
+        if (!GPU_CALL(calls, "cuStreamCreate",
+                      calls->cuda->stream_create(&streams->streams[i].handle,
+                                                 HVI_CU_STREAM_NON_BLOCKING)))
+            return false;
+    }
+    return make_words(streams) && make_staging(streams) && load_image(streams, file) &&
+           find_kernels(streams) && launch_first(streams);
+}
+
+void gpu_streams_close(struct gpu_streams *streams)
+{
+    struct gpu_calls *calls = streams->calls;
+
+    if (streams->staging != 0)
+        (void)GPU_CALL(calls, "cuMemFree", calls->cuda->free(streams->staging));
+    for (uint32_t i = 0; i < GPU_STREAMS; i++) {
+        if (streams->streams[i].handle != NULL)
+            (void)GPU_CALL(calls, "cuStreamDestroy",
+                           calls->cuda->stream_destroy(streams->streams[i].handle));
+    }
+    if (streams->words == NULL)
+        return;
+    (void)GPU_CALL(calls, "cuMemHostUnregister", calls->cuda->host_unregister(streams->words));
+    munmap(streams->words, WORDS_BYTES);
+    streams->words = NULL;
+}
+
+/* ---- waits and writes ---- */
+
+struct memops {
+    uint32_t count;
+    union hvi_cu_memop ops[MEMOPS_MAX];
+};
+
+static bool flush(struct gpu_streams *streams, struct gpu_stream *stream, struct memops *memops)
+{
+    const uint32_t count = memops->count;
+
+    memops->count = 0;
+    stream->works++;
+    return GPU_CALL(streams->calls, "cuStreamBatchMemOp",
+                    streams->calls->cuda->memops(stream->handle, count, memops->ops, 0));
+}
+
+static bool add(struct gpu_streams *streams, struct gpu_stream *stream, struct memops *memops,
+                uint32_t operation, hvi_cu_ptr address, uint64_t value)
+{
+    if (memops->count == MEMOPS_MAX && !flush(streams, stream, memops))
+        return false;
+    memops->ops[memops->count++] =
+        (union hvi_cu_memop){.op = {.operation = operation, .address = address, .value = value}};
+    return true;
+}
+
+bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
+                      const struct gpu_batch *batch)
+{
+    struct memops memops;
+
+    memops.count = 0;
+    stream->works_before = stream->works;
+    for (uint32_t i = 0; i < batch->member_count; i++) {
+        const struct gpu_member *member = &batch->members[i];
+        if (member->fence != 0 &&
+            !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64,
+                 member->fence + offsetof(struct hvi_fence, ready), member->turn))
+            return false;
+    }
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+               stream->address + offsetof(struct gpu_words, begun), stream->queued) &&
+           flush(streams, stream, &memops);
+}
+
+bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
+                        const struct gpu_batch *batch)
+{
+    struct memops memops;
+
+    memops.count = 0;
+    for (uint32_t i = 0; i < batch->member_count; i++) {
+        const struct gpu_member *member = &batch->members[i];
+        if (member->fence != 0 &&
+            !add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+                 member->fence + offsetof(struct hvi_fence, done), member->turn))
+            return false;
+    }
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+               stream->address + offsetof(struct gpu_words, finished), stream->queued) &&
+           flush(streams, stream, &memops);
+}
+
+bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
+                        const struct gpu_step *step)
+{
+    HVI_ASSERT(step->kind < GPU_STREAM_KERNELS);
+    return launch(streams, stream, step->kind, &step->reduce, step->bytes);
+}
+
+bool gpu_streams_sound(struct gpu_streams *streams, struct gpu_stream *stream)
+{
+    struct gpu_calls *calls = streams->calls;
+
+    gpu_calls_begin(calls, "cuStreamQuery", calls->usual_ns);
+    const int error = calls->cuda->stream_query(stream->handle);
+    return gpu_calls_good(calls, "a stream", error == HVI_CU_NOT_READY ? HVI_CU_OK : error);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The streams of a worker, its kernels, its staging memory, and how steps get into a stream. The launch thread's.
+ *
+ *   a batch in its stream:   wait for each member's .ready | begun = its number | steps | each .done = turn | finished = its number
+ *
+ * begun and finished are words of this process, one pair for each stream; numbers of a stream are 1, 2, 3, ... */
+#ifndef HVD_GPU_STREAMS_H
+#define HVD_GPU_STREAMS_H
+
+#include "daemon/gpu/calls.h"
+#include "daemon/gpu/plan.h"
+
+#define GPU_STREAM_NCCL    0u /* everything with a communicator */
+#define GPU_STREAM_LOCAL   1u /* and the following: sets of one GPU, by set number */
+#define GPU_STREAMS        5u
+#define GPU_STREAM_KERNELS (GPU_STEP_MOVE + 1)
+#define GPU_STREAM_STAGING (UINT64_C(64) << 20)
+#define GPU_STREAM_WORKS_MAX                                                                       \
+    512u /* things in a stream, behind which no further batch is put: calls would wait (CUDA's queues) */
+
+/* Release by the stream's write; pair with the acquire of the launch thread. */
+struct gpu_words {
+    _Alignas(64) _Atomic uint64_t begun, finished;
+};
+
+struct gpu_stream {
+    hvi_cu_stream handle;
+    struct gpu_words *words;
+    hvi_cu_ptr address;    /* of .words */
+    uint64_t queued;       /* number of the last batch */
+    uint32_t works;        /* things in it */
+    uint32_t works_before; /* when the batch at hand was begun */
+};
+
+struct gpu_streams {
+    struct gpu_calls *calls;
+    struct gpu_stream streams[GPU_STREAMS];
+    struct gpu_words *words; /* a page of this process; NULL: not open */
+    hvi_cu_library library;
+    hvi_cu_kernel kernels[GPU_STREAM_KERNELS];
+    hvi_cu_ptr staging;
+};
+
+/* Makes all of it; `file`: an image of the kernels, "": the one that is built in. False: .calls->why. */
+bool gpu_streams_open(struct gpu_streams *streams, const char *file);
+/* Gives back what nothing uses any more. */
+void gpu_streams_close(struct gpu_streams *streams);
+
+/* False of these: .calls->failed. */
+bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
+                      const struct gpu_batch *batch);
+bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
+                        const struct gpu_step *step);
+bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
+                        const struct gpu_batch *batch);
+/* Whether the context is sound, as far as the driver knows. */
+bool gpu_streams_sound(struct gpu_streams *streams, struct gpu_stream *stream);
+
+static inline uint64_t gpu_stream_begun(const struct gpu_stream *stream)
+{
+    return atomic_load_explicit(&stream->words->begun, memory_order_acquire);
+}
+
+static inline uint64_t gpu_stream_finished(const struct gpu_stream *stream)
+{
+    return atomic_load_explicit(&stream->words->finished, memory_order_acquire);
+}
+
+#endif

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The real hvdd-gpu on the fake driver: batches on one GPU, and what ends them. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tests/unit/gpu/hvt_job.h"
+#include "tests/unit/hvt_main.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#define COUNT 1000u
+
+static struct hvt_worker *const worker = &hvt_workers[0];
+
+static void nap(long ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+}
+
+/* One GPU with ranks 0 and 1. */
+static void start_pair(const char *fault, const struct hvt_worker_wish *wish)
+{
+    hvt_job_start(1, fault, wish);
+    hvt_job_attach(0, 0);
+    hvt_job_attach(1, 0);
+    hvt_job_fill(COUNT);
+}
+
+static void setup(void)
+{
+    const struct hvt_worker_wish wish = {0};
+
+    start_pair("", &wish);
+}
+
+/* An allreduce of the first ranks. */
+static uint64_t allreduce(uint32_t size, uint64_t count)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, (uint16_t)size, count);
+
+    hvt_job_next_turn(size);
+    hvt_batch_begin(worker, 1, 0, 0, 0);
+    hvt_batch_add(worker, &work);
+    for (uint32_t rank = 0; rank < size; rank++) {
+        const struct hvi_device_member member = hvt_job_member(rank);
+        hvt_batch_add(worker, &member);
+    }
+    return hvt_batch_publish(worker);
+}
+
+static void open_gates(void)
+{
+    hvt_job_open_gate(0);
+    hvt_job_open_gate(1);
+}
+
+static void expect_launched(uint64_t batch)
+{
+    const uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+
+    while (atomic_load(&worker->channel.header->launched) < batch)
+        ck_assert(!hvi_deadline_passed(end));
+}
+
+static uint64_t done_word(uint32_t rank)
+{
+    return atomic_load(&hvt_ranks[rank].fences.cells[1].done);
+}
+
+START_TEST(ranks_of_one_gpu_are_summed_once_all_of_their_streams_have_come)
+{
+    uint64_t batch = allreduce(2, COUNT);
+    hvt_job_open_gate(1);
+    nap(20);
+    ck_assert(!hvt_batch_is_answered(worker));
+    ck_assert(!hvt_job_is_released(0) && !hvt_job_is_released(1));
+    ck_assert_uint_eq(*(unsigned char *)hvt_job_out(0), HVT_UNTOUCHED);
+    hvt_job_open_gate(0);
+    hvt_batch_expect(worker, batch);
+    ck_assert(hvt_job_is_released(0) && hvt_job_is_released(1));
+    hvt_job_expect_sum(0, 2, COUNT, 1);
+    hvt_job_expect_sum(1, 2, COUNT, 1);
+}
+END_TEST
+
+START_TEST(a_batch_that_waits_is_not_told_to_have_begun)
+{
+    uint64_t batch = allreduce(2, COUNT);
+    nap(150);
+    ck_assert(!hvt_batch_is_answered(worker));
+    open_gates();
+    hvt_batch_expect(worker, batch);
+}
+END_TEST
+
+START_TEST(many_batches_follow_each_other)
+{
+    for (int i = 0; i < 600; i++) { /* more than there are answers in the ring */
+        uint64_t batch = allreduce(2, 4);
+        open_gates();
+        hvt_batch_expect(worker, batch);
+    }
+    hvt_job_expect_sum(0, 2, 4, 1);
+}
+END_TEST
+
+START_TEST(a_gated_set_does_not_hold_up_another)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, COUNT);
+    struct hvi_device_member member;
+
+    uint64_t gated = allreduce(2, 4);
+    member = hvt_job_member(1);
+    member.cell = 0;
+    member.place = 0;
+    hvt_batch_begin(worker, 1, 0, 0, 0);
+    hvt_batch_add(worker, &work);
+    hvt_batch_add(worker, &member);
+    struct hvi_device_batch *head = hvi_ring_slot(&worker->channel.commands, 0);
+    head->stream = 1;
+    hvt_batch_expect(worker, hvt_batch_publish(worker));
+    ck_assert_mem_eq(hvt_job_out(1), hvt_job_in(1), COUNT * sizeof(float));
+    open_gates();
+    hvt_batch_expect(worker, gated);
+}
+END_TEST
+
+/* More batches than a stream takes: the rest waits in the ring. */
+START_TEST(a_stream_that_is_full_takes_no_more_until_it_has_room)
+{
+    uint64_t last = 0;
+
+    for (int i = 0; i < 400; i++)
+        last = allreduce(1, 4);
+    nap(20);
+    ck_assert_uint_lt(atomic_load(&worker->channel.header->launched), last);
+    hvt_job_open_gate(0);
+    for (uint64_t batch = 1; batch <= last; batch++)
+        hvt_batch_expect(worker, batch);
+    ck_assert_uint_eq(done_word(0), hvt_ranks[0].turn);
+}
+END_TEST
+
+/* ---- ends ---- */
+
+START_TEST(a_lie_ends_its_engine_and_no_other)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, COUNT);
+    struct hvi_device_member member;
+
+    hvt_job_next_turn(1);
+    member = hvt_job_member(0);
+    member.out_offset = HVT_BYTES - 4 * COUNT + 4;
+    hvt_batch_begin(worker, 1, 0, 0, 0);
+    hvt_batch_add(worker, &work);
+    hvt_batch_add(worker, &member);
+    hvt_batch_publish(worker);
+    hvt_worker_expect_closed(worker, worker->engine_fd);
+    ck_assert_uint_eq(done_word(0), HVI_FENCE_POISON);
+    hvt_engine_close(worker);
+
+    hvt_engine_open(worker);
+    hvt_job_attach(0, 0);
+    uint64_t batch = allreduce(1, COUNT);
+    hvt_job_open_gate(0);
+    hvt_batch_expect(worker, batch);
+    hvt_job_expect_sum(0, 1, COUNT, 1);
+}
+END_TEST
+
+START_TEST(the_end_of_an_engine_releases_all_and_leaves_memory_to_the_next)
+{
+    uint64_t batch = allreduce(2, COUNT);
+    expect_launched(batch);
+    hvt_engine_close(worker);
+    uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+    while (!hvt_job_is_released(0) || !hvt_job_is_released(1))
+        ck_assert(!hvi_deadline_passed(end));
+    hvt_engine_open(worker);
+    hvt_job_attach(0, 0);
+    hvt_job_attach(1, 0);
+    hvt_job_fill(COUNT);
+    batch = allreduce(2, COUNT);
+    open_gates();
+    hvt_batch_expect(worker, batch);
+    hvt_job_expect_sum(1, 2, COUNT, 1);
+}
+END_TEST
+
+START_TEST(the_poison_of_a_dead_engines_pages_outlasts_its_batches)
+{
+    uint64_t batch = allreduce(2, COUNT);
+    expect_launched(batch);
+    hvt_engine_close(worker);
+    uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+    for (int quiet_ms = 0; quiet_ms < 50;
+         quiet_ms++) { /* the stream has written its turn by then */
+        ck_assert(!hvi_deadline_passed(end));
+        if (done_word(0) != HVI_FENCE_POISON || done_word(1) != HVI_FENCE_POISON)
+            quiet_ms = 0;
+        nap(1);
+    }
+}
+END_TEST
+
+START_TEST(the_end_of_a_session_lets_its_batches_run_through)
+{
+    struct hvi_gpu_msg over = {.kind = HVI_GPU_SESSION_END, .session_end = {.page = 2}};
+
+    uint64_t batch = allreduce(2, COUNT);
+    hvt_worker_send(worker->engine_fd, &over, NULL, 0);
+    nap(20);
+    ck_assert(!hvt_batch_is_answered(worker)); /* rank 0 is still waited for */
+    hvt_job_open_gate(0);
+    hvt_batch_expect(worker, batch);
+    ck_assert(hvt_job_is_released(0));
+}
+END_TEST
+
+START_TEST(memory_is_given_back_when_its_batches_are_over)
+{
+    uint64_t batch = allreduce(2, COUNT);
+    expect_launched(batch);
+    uint64_t request = hvt_engine_release(worker, hvt_ranks[0].import);
+    nap(20);
+    ck_assert_int_eq(hvi_packet_receive(worker->engine_fd, &worker->packet, 0), HVI_ERR_TIMEOUT);
+    open_gates();
+    hvt_batch_expect(worker, batch);
+    hvt_engine_expect_ack(worker, request, HVI_OK);
+}
+END_TEST
+
+static void expect_failure(const char *part)
+{
+    hvt_worker_expect_state(worker, HVI_GPU_FAILED);
+    ck_assert_msg(strstr(worker->msg.state.text, part) != NULL, "%s", worker->msg.state.text);
+    ck_assert_int_eq(hvt_worker_end(worker), 1);
+}
+
+START_TEST(a_broken_context_ends_the_worker_with_the_reason)
+{
+    const struct hvt_worker_wish wish = {0};
+
+    start_pair("hvdd-gpu/sticky@6", &wish); /* the first five are those of the start */
+    allreduce(1, COUNT);
+    hvt_job_open_gate(0);
+    expect_failure("(700)");
+    ck_assert_uint_eq(done_word(0), HVI_FENCE_POISON);
+}
+END_TEST
+
+/* What P4 may say: no store of a CPU releases a stream. */
+START_TEST(streams_that_do_not_run_dry_end_the_worker)
+{
+    const struct hvt_worker_wish wish = {0};
+
+    start_pair("hvdd-gpu/deaf", &wish);
+    uint64_t batch = allreduce(1, COUNT);
+    expect_launched(batch);
+    nap(5);
+    hvt_engine_close(worker);
+    expect_failure("not over after 2 s");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gpu_launch");
+    TCase *tcase = tcase_create("launch"), *faulty = tcase_create("faulty");
+
+    tcase_add_checked_fixture(tcase, setup, hvt_job_end);
+    tcase_add_checked_fixture(faulty, NULL, hvt_job_end);
+    tcase_add_test(tcase, ranks_of_one_gpu_are_summed_once_all_of_their_streams_have_come);
+    tcase_add_test(tcase, a_batch_that_waits_is_not_told_to_have_begun);
+    tcase_add_test(tcase, many_batches_follow_each_other);
+    tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);
+    tcase_add_test(tcase, a_stream_that_is_full_takes_no_more_until_it_has_room);
+    tcase_add_test(tcase, a_lie_ends_its_engine_and_no_other);
+    tcase_add_test(tcase, the_end_of_an_engine_releases_all_and_leaves_memory_to_the_next);
+    tcase_add_test(tcase, the_poison_of_a_dead_engines_pages_outlasts_its_batches);
+    tcase_add_test(tcase, the_end_of_a_session_lets_its_batches_run_through);
+    tcase_add_test(tcase, memory_is_given_back_when_its_batches_are_over);
+    tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
+    tcase_add_test(faulty, streams_that_do_not_run_dry_end_the_worker);
+    suite_add_tcase(suite, tcase);
+    suite_add_tcase(suite, faulty);
+    return hvt_run_suite(suite);
+}

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Two real workers with a communicator of the fake NCCL, which aborts them if their ops differ. Ranks lie on GPUs as the tests
+ * say; a joined rank lies nowhere. */
+#include "base/clock.h"
+#include "base/status.h"
+#include "tests/unit/gpu/hvt_job.h"
+#include "tests/unit/hvt_main.h"
+
+#include <signal.h>
+#include <time.h>
+
+#define COMM  5u
+#define SMALL 1000u
+#define LARGE ((512u << 10) / 4 + 3) /* elements: more than what is packed */
+
+static struct hvt_worker *const both[] = {&hvt_workers[0], &hvt_workers[1]};
+static uint32_t ranks; /* of the job */
+static int gpus[HVT_RANKS];
+static uint32_t comm = COMM; /* its number at both engines */
+
+static void nap(long ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+}
+
+/* `places`: the GPU of each rank, "0110". */
+static void attach_all(const char *places)
+{
+    ranks = (uint32_t)strlen(places);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        gpus[rank] = places[rank] - '0';
+        hvt_job_attach(rank, gpus[rank]);
+    }
+    hvt_job_fill(LARGE);
+}
+
+static void start(const char *places)
+{
+    const struct hvt_worker_wish wish = {0};
+
+    hvt_job_start(2, "", &wish);
+    attach_all(places);
+    hvt_engines_join(both, 2, COMM);
+}
+
+static uint16_t count_on(int gpu)
+{
+    uint16_t count = 0;
+
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        count = (uint16_t)(count + (gpus[rank] == gpu));
+    return count;
+}
+
+/* What a worker is told of a work: its members, sizes and homes. */
+static void add_work(int gpu, struct hvi_device_work work, const uint64_t *sizes, uint64_t offset)
+{
+    const uint32_t size_count = (uint32_t)hvi_device_count_sizes(work.kind, ranks);
+    uint64_t numbers[HVT_RANKS * HVT_RANKS + HVT_RANKS];
+    uint32_t count = size_count;
+
+    work.members = count_on(gpu);
+    work.ranks = ranks;
+    for (uint32_t i = 0; i < size_count; i++)
+        numbers[i] = sizes[i];
+    for (uint32_t rank = 0; hvi_device_has_homes(work.kind, work.reduce_op) && rank < ranks; rank++)
+        numbers[count++] = (uint64_t)gpus[rank];
+    work.sizes = (count + 7) / 8;
+    hvt_batch_add(&hvt_workers[gpu], &work);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        struct hvi_device_member member = hvt_job_member(rank);
+        member.in_offset += offset;
+        member.out_offset += offset;
+        if (gpus[rank] == gpu)
+            hvt_batch_add(&hvt_workers[gpu], &member);
+    }
+    hvt_batch_numbers(&hvt_workers[gpu], numbers, count);
+}
+
+static struct hvi_device_work rooted(struct hvi_device_work work, uint32_t root, int gpu)
+{
+    work.root = gpus[root];
+    work.root_member = -1;
+    if (gpus[root] != gpu)
+        return work;
+    work.root_member = 0;
+    for (uint32_t rank = 0; rank < root; rank++)
+        work.root_member += gpus[rank] == gpu;
+    return work;
+}
+
+/* One work of all ranks; `root` -1: it has none. */
+static void publish(const struct hvi_device_work *work, int root, const uint64_t *sizes)
+{
+    hvt_job_next_turn(ranks);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        hvt_batch_begin(both[gpu], 1, comm, 2, (uint32_t)gpu);
+        add_work(gpu, root < 0 ? *work : rooted(*work, (uint32_t)root, gpu), sizes, 0);
+        hvt_batch_publish(both[gpu]);
+    }
+}
+
+static void open_gates(void)
+{
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        hvt_job_open_gate(rank);
+}
+
+static void expect_done(void)
+{
+    for (int gpu = 0; gpu < 2; gpu++)
+        hvt_batch_expect(both[gpu], both[gpu]->batches);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        ck_assert(hvt_job_is_released(rank));
+}
+
+static void run(const struct hvi_device_work *work, int root, const uint64_t *sizes)
+{
+    publish(work, root, sizes);
+    open_gates();
+    expect_done();
+}
+
+static void allreduce(uint64_t count)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, count);
+
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        hvt_job_expect_sum(rank, ranks, (uint32_t)count, 1);
+}
+
+/* ---- reductions ---- */
+
+static void average(void)
+{
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    work.reduce_op = HVI_REDUCE_AVERAGE;
+    work.divisor = ranks;
+    work.prescale = 2;
+    work.postscale = (double)ranks;
+    hvt_job_fill(SMALL);
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        hvt_job_expect_sum(rank, ranks, SMALL, 2);
+}
+
+/* Small and large works in turn: what is packed, and what is not. */
+static void many_works(void)
+{
+    const uint32_t counts[5] = {3, SMALL, LARGE, 1, 17};
+    uint64_t at = 0;
+
+    hvt_job_fill(3 + SMALL + LARGE + 1 + 17);
+    hvt_job_next_turn(ranks);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        hvt_batch_begin(both[gpu], 5, comm, 2, (uint32_t)gpu);
+        at = 0;
+        for (int i = 0; i < 5; i++, at += counts[i - 1] * sizeof(float))
+            add_work(gpu, hvt_job_work(HVI_KIND_ALLREDUCE, 1, counts[i]), NULL, at);
+        hvt_batch_publish(both[gpu]);
+    }
+    open_gates();
+    expect_done();
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        hvt_job_expect_sum(rank, ranks, (uint32_t)(at / sizeof(float)), 1);
+        ck_assert_uint_eq(((unsigned char *)hvt_job_out(rank))[at], HVT_UNTOUCHED);
+    }
+}
+
+START_TEST(one_rank_on_each_gpu)
+{
+    start("01");
+    allreduce(SMALL);
+    average();
+    many_works();
+}
+END_TEST
+
+START_TEST(more_ranks_on_one_gpu_than_on_the_other)
+{
+    start("0100");
+    allreduce(SMALL);
+    average();
+    many_works();
+}
+END_TEST
+
+START_TEST(nothing_runs_before_the_last_rank_has_come)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    start("01");
+    publish(&work, -1, NULL);
+    hvt_job_open_gate(0);
+    nap(20);
+    ck_assert(!hvt_batch_is_answered(both[0]) && !hvt_job_is_released(0));
+    hvt_job_open_gate(1);
+    expect_done();
+    hvt_job_expect_sum(0, 2, SMALL, 1);
+}
+END_TEST
+
+static void largest(void)
+{
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    work.reduce_op = HVI_REDUCE_MAX;
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        ck_assert_mem_eq(hvt_job_out(rank), hvt_job_in(ranks - 1), SMALL * sizeof(float));
+}
+
+/* 16 bits, which NCCL has not: gathered. */
+static void sum_of_int16(void)
+{
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    work.dtype = HVI_DTYPE_INT16;
+    work.bytes = SMALL * sizeof(int16_t);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        for (uint32_t i = 0; i < SMALL; i++)
+            ((int16_t *)hvt_job_in(rank))[i] = (int16_t)(rank * 100 + i);
+    }
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        for (uint32_t i = 0; i < SMALL; i++)
+            ck_assert_int_eq(((int16_t *)hvt_job_out(rank))[i], (int16_t)(600 + 4 * i));
+    }
+}
+
+START_TEST(other_operations_and_types)
+{
+    start("0110");
+    largest();
+    sum_of_int16();
+}
+END_TEST
+
+/* ---- other kinds ---- */
+
+static void broadcast(void)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_BROADCAST, 1, SMALL);
+
+    for (int root = 0; root < (int)ranks; root++) {
+        run(&work, root, NULL);
+        for (uint32_t rank = 0; rank < ranks; rank++)
+            ck_assert_mem_eq(hvt_job_out(rank), hvt_job_in((uint32_t)root), SMALL * sizeof(float));
+    }
+}
+
+static void allgather(void)
+{
+    const uint64_t sizes[] = {40, 4, 0, 4000};
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLGATHER, 1, 0);
+    uint64_t at = 0;
+
+    work.bytes = 4044;
+    run(&work, -1, sizes);
+    for (uint32_t from = 0; from < ranks; at += sizes[from++]) {
+        for (uint32_t rank = 0; rank < ranks; rank++)
+            ck_assert_mem_eq((char *)hvt_job_out(rank) + at, hvt_job_in(from), sizes[from]);
+    }
+}
+
+static void alltoall(void)
+{
+    const uint64_t sizes[] = {4, 8, 0, 12, 400, 0, 16, 20, 24, 28, 32, 4000, 4, 4, 4, 4};
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLTOALL, 1, 0);
+
+    work.bytes = 8192;
+    run(&work, -1, sizes);
+    for (uint32_t to = 0; to < ranks; to++) {
+        uint64_t at = 0;
+        for (uint32_t from = 0; from < ranks; from++) {
+            uint64_t before = 0;
+            for (uint32_t i = 0; i < to; i++)
+                before += sizes[from * ranks + i];
+            ck_assert_mem_eq((char *)hvt_job_out(to) + at, (char *)hvt_job_in(from) + before,
+                             sizes[from * ranks + to]);
+            at += sizes[from * ranks + to];
+        }
+    }
+}
+
+static void reducescatter(void)
+{
+    const uint64_t sizes[] = {40, 2000, 0, 1960};
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_REDUCESCATTER, 1, SMALL);
+    uint32_t first = 0;
+
+    hvt_job_fill(SMALL);
+    run(&work, -1, sizes);
+    for (uint32_t rank = 0; rank < ranks; first += (uint32_t)(sizes[rank++] / sizeof(float))) {
+        const float *out = hvt_job_out(rank);
+        for (uint32_t i = 0; i < sizes[rank] / sizeof(float); i++)
+            ck_assert_float_eq(out[i], (float)(6000 + 4 * ((first + i) % 997)));
+        ck_assert_uint_eq(((unsigned char *)hvt_job_out(rank))[sizes[rank]], HVT_UNTOUCHED);
+    }
+}
+
+START_TEST(pieces_go_where_they_belong)
+{
+    start("0110");
+    broadcast();
+    allgather();
+    alltoall();
+    reducescatter();
+}
+END_TEST
+
+/* From rank 1 to rank 0. */
+START_TEST(a_send_between_two_gpus)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_SEND, 1, SMALL);
+
+    start("01");
+    hvt_job_next_turn(2);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        struct hvi_device_work said = rooted(work, 1, gpu);
+        struct hvi_device_member member = hvt_job_member((uint32_t)gpu);
+        said.ranks = 2;
+        *(gpu == 0 ? &member.in_import : &member.out_import) = HVI_DEVICE_NONE;
+        hvt_batch_begin(both[gpu], 1, comm, 2, (uint32_t)gpu);
+        hvt_batch_add(both[gpu], &said);
+        hvt_batch_add(both[gpu], &member);
+        hvt_batch_publish(both[gpu]);
+    }
+    open_gates();
+    expect_done();
+    ck_assert_mem_eq(hvt_job_out(0), hvt_job_in(1), SMALL * sizeof(float));
+}
+END_TEST
+
+/* ---- communicators ---- */
+
+START_TEST(a_communicator_outlives_its_engine)
+{
+    static const unsigned char no_id[HVI_NCCL_ID_BYTES] = "no one can join by this";
+
+    start("01");
+    allreduce(SMALL);
+    for (int gpu = 0; gpu < 2; gpu++)
+        hvt_engine_close(both[gpu]);
+    for (int gpu = 0; gpu < 2; gpu++)
+        hvt_engine_open(both[gpu]);
+    ck_assert_uint_ge(both[0]->msg.hello.nccl_version, 21800);
+    attach_all("01");
+    hvt_engines_name(both, 2, COMM + 1, no_id);
+    comm = COMM + 1;
+    allreduce(SMALL);
+}
+END_TEST
+
+/* The other worker dies with an op under way: the engine drops the communicator, and this one serves on. */
+START_TEST(a_worker_outlives_the_other_of_its_communicator)
+{
+    struct hvi_gpu_msg drop = {.kind = HVI_GPU_COMM_DROP, .comm_drop = {COMM, true}};
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    start("01");
+    hvt_job_next_turn(2);
+    hvt_batch_begin(both[0], 1, comm, 2, 0);
+    add_work(0, work, NULL, 0);
+    hvt_batch_publish(both[0]);
+    hvt_job_open_gate(0);
+    kill(both[1]->pid, SIGKILL);
+    ck_assert_int_eq(hvt_worker_end(both[1]), 128 + SIGKILL);
+    nap(50);
+    hvt_worker_send(both[0]->engine_fd, &drop, NULL, 0);
+    hvt_batch_expect(both[0], both[0]->batches); /* of garbage; the engine knows */
+    hvt_batch_begin(both[0], 1, comm, 2, 0);
+    add_work(0, work, NULL, 0);
+    hvt_batch_publish(both[0]);
+    ck_assert_int_eq(hvt_batch_answer(both[0]).status, HVI_ERR_CANCELLED);
+}
+END_TEST
+
+START_TEST(a_drop_opens_the_gates_of_what_it_aborts)
+{
+    struct hvi_gpu_msg drop = {.kind = HVI_GPU_COMM_DROP, .comm_drop = {COMM, true}};
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    start("01");
+    publish(&work, -1, NULL);
+    nap(20);
+    for (int gpu = 0; gpu < 2; gpu++)
+        hvt_worker_send(both[gpu]->engine_fd, &drop, NULL, 0);
+    expect_done();
+}
+END_TEST
+
+/* No engine says anything. */
+START_TEST(an_error_of_nccl_ends_the_worker_with_the_reason)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    start("01");
+    hvt_job_next_turn(2);
+    hvt_batch_begin(both[0], 1, comm, 2, 0);
+    add_work(0, work, NULL, 0);
+    hvt_batch_publish(both[0]);
+    hvt_job_open_gate(0);
+    kill(both[1]->pid, SIGKILL);
+    ck_assert_int_eq(hvt_worker_end(both[1]), 128 + SIGKILL);
+    hvt_worker_expect_state(both[0], HVI_GPU_FAILED);
+    ck_assert_msg(strstr(both[0]->msg.state.text, "remote process exited") != NULL, "%s",
+                  both[0]->msg.state.text);
+    ck_assert_int_eq(hvt_worker_end(both[0]), 1);
+}
+END_TEST
+
+START_TEST(a_join_that_does_not_end_ends_the_worker_with_the_reason)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 200 * HVI_NS_MS, .comm_ns = 200 * HVI_NS_MS};
+
+    hvt_job_start(1, "hvdd-gpu/nccl-join-hang", &wish);
+    hvt_engine_ask_join(both[0], 2);
+    hvt_worker_expect_state(both[0], HVI_GPU_FAILED);
+    ck_assert_msg(strstr(both[0]->msg.state.text, "ncclCommInitRank") != NULL, "%s",
+                  both[0]->msg.state.text);
+    ck_assert_int_eq(hvt_worker_end(both[0]), 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gpu_together");
+    TCase *tcase = tcase_create("together");
+
+    tcase_add_checked_fixture(tcase, NULL, hvt_job_end);
+    tcase_add_test(tcase, one_rank_on_each_gpu);
+    tcase_add_test(tcase, more_ranks_on_one_gpu_than_on_the_other);
+    tcase_add_test(tcase, nothing_runs_before_the_last_rank_has_come);
+    tcase_add_test(tcase, other_operations_and_types);
+    tcase_add_test(tcase, pieces_go_where_they_belong);
+    tcase_add_test(tcase, a_send_between_two_gpus);
+    tcase_add_test(tcase, a_communicator_outlives_its_engine);
+    tcase_add_test(tcase, a_worker_outlives_the_other_of_its_communicator);
+    tcase_add_test(tcase, a_drop_opens_the_gates_of_what_it_aborts);
+    tcase_add_test(tcase, an_error_of_nccl_ends_the_worker_with_the_reason);
+    tcase_add_test(tcase, a_join_that_does_not_end_ends_the_worker_with_the_reason);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
