@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 
 import pytest
@@ -75,6 +76,29 @@ def check_repeated_groups(folder: str) -> None:
 
 def test_groups_are_made_and_destroyed_again_and_again(ranks, tmp_path):
     ranks(2, check_repeated_groups, str(tmp_path))
+
+
+ONE_STORE_FOR_TWO_JOBS = """
+import time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import hvd.torch
+for number in range(2):
+    dist.init_process_group("hvd", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    room = torch.ones(1)
+    dist.all_reduce(room)
+    dist.destroy_process_group()
+    print("job", number, "gives", float(room), flush=True)
+    time.sleep(0.5 if rank == 0 else 0)  # rank 1 is first to ask what the next job is called
+"""
+
+
+def test_torchruns_store_outlives_a_job_and_serves_the_next(ranks):
+    done = ranks.start([*TORCHRUN, "--nproc-per-node", "2", "--no-python", sys.executable, "-c", ONE_STORE_FOR_TWO_JOBS])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"job . gives [0-9.]+", done.stdout)) == 2 * ["job 0 gives 2.0"] + 2 * ["job 1 gives 2.0"]
 
 
 def check_death(kind: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import inspect
+import itertools
 import os
 import sys
 import time
@@ -53,6 +54,8 @@ _BYTES = _native.DTYPES["uint8"]
 _ANY_RANK = -1
 _BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
 _LEAVING_S = 5.0
+#: A store outlives the default group, so each of a process' jobs has a key of its own: every rank has made as many.
+_job_numbers = itertools.count()
 #: Of a Work that Python returns older C++ code keeps the C++ part alone, which waits for ever once the Python part is gone.
 #: It has few at a time (seen in 2.0; 2.15 keeps both).
 _KEPT = 0 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15) else 8
@@ -715,9 +718,10 @@ def _session_for(store: Any, rank: int, size: int) -> bool:
     """The process' session as this rank of so many; whether it was opened now."""
     fields: dict[str, Any] = {"rank": rank, "size": size}
     if not _session.is_open() and not os.environ.get("HVD_JOB_ID"):
+        key = f"hvd/job/{next(_job_numbers)}"
         if rank == 0:
-            store.set("hvd/job", f"torch-{uuid.uuid4().hex[:16]}")
-        fields["job"] = store.get("hvd/job").decode()
+            store.set(key, f"torch-{uuid.uuid4().hex[:16]}")
+        fields["job"] = store.get(key).decode()
     opened = basics.attach(fields)
     session = _session.current()
     if (session.rank, session.size) != (rank, size):
