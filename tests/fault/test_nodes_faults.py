@@ -276,6 +276,19 @@ def test_a_bad_network_costs_time_alone(job):
     end(job)
 
 
+def test_a_very_bad_network_makes_no_wrong_sum_and_no_hang(job):
+    """10 % is lost both ways: it is slow, or so slow that a node is missed."""
+    for node in job.nodes:
+        node.lose(10)
+    for rank in job.ranks:
+        rank.post("loop", name="unsteady", count=30, elements=20_000)
+    for rank in job.ranks:
+        reply = rank.collect(60)
+        assert reply["status"] == Status.OK or reply["status"] == Status.ERR_NODE_LOST and re.search(r"\bn[12]\b", reply["text"]), reply
+    for node in job.nodes:
+        node.heal()
+
+
 def test_everything_in_flight_ends_when_a_node_is_lost_and_the_ranks_can_open_again(job):
     """An op of a set, a join, a group, a set that is made, a barrier: each waits for a rank that does not come."""
     pair = job.add_set([1, 2])
