@@ -18,6 +18,7 @@ from hvt.spread import SpreadJob
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_500_000_000
 ENGINE_PORT = 9631  # of the range, the last one that is free
+MESH_PORT = 9600  # the first one
 
 
 def check_over(job):
@@ -194,6 +195,20 @@ def test_a_node_without_room_on_its_disk_is_named_and_nothing_is_left(make_nodes
 
 
 # ---- the network ----
+
+def test_a_host_that_cannot_reach_the_first_ones_daemon_is_named_and_nothing_runs(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    nodes[0].drop_port(MESH_PORT)
+    limit_s = scaled(6)
+    began = time.monotonic()
+    done = nodes[1].run([program("hvdrun"), "-H", "n1:1,n2:1", "--start-timeout", f"{limit_s:g}", "touch", "ran"], timeout=3 * limit_s)
+    assert done.returncode == 1 and not (nodes.shared / "ran").exists()
+    assert re.match(rf"hvdrun: n2: its hvdd has not reached that of the first host at \S+:{MESH_PORT} in time; is there a firewall",
+                    done.stderr), done.stderr
+    assert time.monotonic() - began < 2 * limit_s
+    for node in nodes:
+        node.check_clean(10)
+
 
 @pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20), ("in", 1024)])
 def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):

@@ -73,7 +73,10 @@ START_TEST(several_ranks_were_killed)
 {
     const struct run_outcome ranks[] = {ended(HVI_FATE_SIGNALED, SIGINT, false),
                                         ended(HVI_FATE_SIGNALED, SIGINT, false)};
+    const struct run_outcome gone[] = {ended(HVI_FATE_UNKNOWN, 0, false),
+                                       ended(HVI_FATE_UNKNOWN, 0, false)};
     EXPECT(ranks, 2, -1, "hvdrun:   ranks 0-1: were killed by signal 2 (SIGINT)\n");
+    EXPECT(gone, 2, -1, "hvdrun:   ranks 0-1: are gone (how is not known)\n");
 }
 END_TEST
 
