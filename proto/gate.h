@@ -49,6 +49,7 @@ struct hvi_gate_state {
     int32_t status;
     char text[HVI_TEXT_MAX + 1];
     uint32_t port; /* 0: none */
+    bool joined;   /* it listens, or has spoken with the one that it joins */
 };
 struct hvi_node_register {
     char job[HVI_JOB_ID_MAX + 1];

@@ -51,6 +51,7 @@ static const struct wire_field gate_state_fields[] = {
     STATUS(1, hvi_gate_state, status),
     TEXT(2, hvi_gate_state, text, ANY),
     NUMBER(3, hvi_gate_state, port, 0, UINT16_MAX),
+    FLAG(4, hvi_gate_state, joined),
 };
 static const struct wire_table gate_state = TABLE(gate_state, gate_state_fields, 0);
 

@@ -101,8 +101,10 @@ static void make_silent(const struct engine_gather *gather, const struct part *p
     memset(report, 0, sizeof *report);
     report->has_span = true;
     gathers->calls->name(gathers->user, part->node, span);
-    snprintf(span->text, sizeof span->text, "node %u (%s) at %s:%u %s", part->node, span->name,
-             span->address, span->port, part->why);
+    snprintf(span->text, sizeof span->text,
+             strchr(span->address, ':') != NULL ? "node %u (%s) at [%s]:%u %s"
+                                                : "node %u (%s) at %s:%u %s",
+             part->node, span->name, span->address, span->port, part->why);
 }
 
 static void make(struct engine_gather *gather, struct part *part, struct hvi_packet_msg *msg)

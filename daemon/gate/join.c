@@ -203,6 +203,16 @@ static void handle_roster(struct gate_mesh *mesh, const struct hvi_node_roster *
     mesh_tell_roster(mesh, roster); /* hvdd tells the same again from news */
 }
 
+static void tell_joined(struct gate_mesh *mesh)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_STATE, .state = {.joined = true}};
+
+    HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-joined", "this node has joined the mesh",
+            "rendezvous=%s address=%s announced=%s", mesh->gate->start.mesh_join, mesh->address,
+            mesh->announced);
+    gate_link_send(mesh->gate, &msg);
+}
+
 static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg)
 {
     char text[HVI_TEXT_MAX + 1];
@@ -216,9 +226,7 @@ static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg)
         return;
     }
     if (mesh->heard_ns == 0 || mesh->failure[0] != '\0')
-        HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-joined", "this node has joined the mesh",
-                "rendezvous=%s address=%s announced=%s", mesh->gate->start.mesh_join, mesh->address,
-                mesh->announced);
+        tell_joined(mesh);
     mesh->heard_ns = hvi_clock_ns();
     mesh->failure[0] = '\0';
     mesh->unsaid_ns = 0;
@@ -255,6 +263,7 @@ static void connected(void *user, const char *address)
     if (!has_said_hello(mesh))
         say_everything(mesh);
     gate_talk_hurry(&mesh->talk);
+    flush(mesh);
 }
 
 static void failed(void *user, const char *text, bool known)

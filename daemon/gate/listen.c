@@ -89,8 +89,10 @@ static void log_met(const struct gate_registrant *to, const struct hvi_engine_ro
 
     nodes[0] = '\0';
     for (size_t i = 0; i < roster->node_count && used < sizeof(nodes); i++)
-        used += (size_t)snprintf(nodes + used, sizeof(nodes) - used, "%s%s=%s:%u", i > 0 ? "," : "",
-                                 roster->nodes[i].name, roster->nodes[i].address,
+        used += (size_t)snprintf(nodes + used, sizeof(nodes) - used,
+                                 strchr(roster->nodes[i].address, ':') != NULL ? "%s%s=[%s]:%u"
+                                                                               : "%s%s=%s:%u",
+                                 i > 0 ? "," : "", roster->nodes[i].name, roster->nodes[i].address,
                                  roster->nodes[i].port);
     HVI_LOG(HVI_LOG_INFO, "mesh", "job-met", "the nodes of a job have met",
             "job=%s epoch=%llu wire=%u nodes=%s", to->job, (unsigned long long)roster->epoch,

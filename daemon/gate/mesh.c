@@ -236,6 +236,7 @@ static void open_and_tell(struct gate_mesh *mesh)
 
     state->status = try_open(mesh, state->text, sizeof(state->text));
     state->port = state->status == HVI_OK ? mesh->port : 0;
+    state->joined = state->status == HVI_OK && mesh->listens;
     if (state->status != HVI_OK) {
         mesh->open_ns = hvi_clock_ns() + OPEN_NS;
         if (strcmp(mesh->failure, state->text) == 0)

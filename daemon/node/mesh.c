@@ -20,7 +20,7 @@
 
 #define PORT_FIRST       9600u
 #define PORT_LAST        9631u
-#define START_TIMEOUT_NS (30 * HVI_NS_SEC)
+#define START_TIMEOUT_NS (600 * HVI_NS_SEC) /* as the engine's: frameworks load meanwhile */
 #define PORT_FILE        "mesh.port"
 #define KEY_FILE         "mesh.key"
 
@@ -192,6 +192,8 @@ void node_mesh_state(struct node *node, const struct hvi_gate_state *state)
         write_port(node);
     if (!node->ready)
         node_notify_ready(node);
+    if (state->joined)
+        node_notify_joined(node);
 }
 
 void node_mesh_close(struct node *node)
@@ -323,7 +325,7 @@ static void log_roster(const struct node_engine *engine, const struct hvi_engine
                 (unsigned long long)roster->epoch, roster->node, roster->node_count,
                 roster->node < roster->node_count ? roster->nodes[roster->node].address : "");
     else
-        HVI_LOG(HVI_LOG_WARN, "mesh", "job-not-met", roster->text,
+        HVI_LOG(HVI_LOG_INFO, "mesh", "job-not-met", roster->text, /* its engine warns */
                 "job=%s generation=%llu status=%s", engine->generation->job->id,
                 (unsigned long long)engine->generation->number, hvi_status_name(roster->status));
 }

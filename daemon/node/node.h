@@ -159,7 +159,8 @@ struct node {
     struct node_gate gate;
     struct node_mesh mesh;
     struct node_gpu gpu;
-    bool ready; /* said so */
+    bool ready;  /* said so */
+    bool joined; /* --ready-fd has been written to */
     struct node_answer *answers;
     uint32_t answer_count;
 
@@ -350,8 +351,10 @@ void node_mesh_close(struct node *node);
 /* Sorts the descriptors that systemd passed into node->attach_fd and node->admin_fd.
  * Logs. */
 int node_notify_inherit(struct node *node);
-/* READY=1, the fd store, --ready-fd, the watchdog. */
+/* READY=1, the fd store, the watchdog; --ready-fd of a hvdd without a mesh. */
 void node_notify_ready(struct node *node);
+/* --ready-fd, once: of one with a mesh when it listens, or has reached the one that it joins. */
+void node_notify_joined(struct node *node);
 void node_notify_reloading(struct node *node);
 void node_notify_reloaded(struct node *node);
 void node_notify_stopping(struct node *node);

@@ -97,10 +97,22 @@ static void send_status(struct node *node, const char *prefix)
                node->jobs.session_count);
 }
 
-void node_notify_ready(struct node *node)
+void node_notify_joined(struct node *node)
 {
     int fd = (int)node->config.ready_fd;
 
+    if (fd < 0 || node->joined)
+        return;
+    node->joined = true;
+    if (node->mesh.port != 0 ? dprintf(fd, "ready %u\n", (unsigned)node->mesh.port) < 0
+                             : dprintf(fd, "ready\n") < 0)
+        HVI_LOG(HVI_LOG_WARN, "notify", "no-ready", "cannot write to --ready-fd",
+                "fd=%d error=\"%s\"", fd, strerror(errno));
+    close(fd);
+}
+
+void node_notify_ready(struct node *node)
+{
     node->ready = true;
     send_status(node, "READY=1\n");
     if (getenv("NOTIFY_SOCKET") != NULL && !node->attach_inherited &&
@@ -109,13 +121,8 @@ void node_notify_ready(struct node *node)
     if (sd_event_set_watchdog(node->event, true) < 0)
         HVI_LOG(HVI_LOG_WARN, "notify", "no-watchdog", "the watchdog of systemd cannot be served",
                 "");
-    if (fd < 0)
-        return;
-    if (node->mesh.port != 0 ? dprintf(fd, "ready %u\n", (unsigned)node->mesh.port) < 0
-                             : dprintf(fd, "ready\n") < 0)
-        HVI_LOG(HVI_LOG_WARN, "notify", "no-ready", "cannot write to --ready-fd",
-                "fd=%d error=\"%s\"", fd, strerror(errno));
-    close(fd);
+    if (!node_mesh_wanted(node))
+        node_notify_joined(node);
 }
 
 void node_notify_reloading(struct node *node)

@@ -18,6 +18,7 @@ from hvt.spread import SpreadJob
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_500_000_000
 ENGINE_PORT = 9631  # of the range, the last one that is free
+MESH_PORT = 9600  # the first one
 
 
 def check_over(job):
@@ -195,6 +196,20 @@ def test_a_node_without_room_on_its_disk_is_named_and_nothing_is_left(make_nodes
 
 # ---- the network ----
 
+def test_a_host_that_cannot_reach_the_first_ones_daemon_is_named_and_nothing_runs(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    nodes[0].drop_port(MESH_PORT)
+    limit_s = scaled(6)
+    began = time.monotonic()
+    done = nodes[1].run([program("hvdrun"), "-H", "n1:1,n2:1", "--start-timeout", f"{limit_s:g}", "touch", "ran"], timeout=3 * limit_s)
+    assert done.returncode == 1 and not (nodes.shared / "ran").exists()
+    assert re.match(rf"hvdrun: n2: its hvdd has not reached that of the first host at \S+:{MESH_PORT} in time; is there a firewall",
+                    done.stderr), done.stderr
+    assert time.monotonic() - began < 2 * limit_s
+    for node in nodes:
+        node.check_clean(10)
+
+
 @pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20), ("in", 1024)])
 def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):
     """"in": what it sends arrives."""
@@ -274,6 +289,19 @@ def test_a_bad_network_costs_time_alone(job):
     begin(job, elements=20_000)
     check_undisturbed(job, 1)
     end(job)
+
+
+def test_a_very_bad_network_makes_no_wrong_sum_and_no_hang(job):
+    """10 % is lost both ways: it is slow, or so slow that a node is missed."""
+    for node in job.nodes:
+        node.lose(10)
+    for rank in job.ranks:
+        rank.post("loop", name="unsteady", count=30, elements=20_000)
+    for rank in job.ranks:
+        reply = rank.collect(60)
+        assert reply["status"] == Status.OK or reply["status"] == Status.ERR_NODE_LOST and re.search(r"\bn[12]\b", reply["text"]), reply
+    for node in job.nodes:
+        node.heal()
 
 
 def test_everything_in_flight_ends_when_a_node_is_lost_and_the_ranks_can_open_again(job):

@@ -213,12 +213,14 @@ static void add_node(struct ctl_table *table, const struct hvi_span_row *span)
         ctl_table_add(table, CTL_PLAIN, "-");
 }
 
-/* "1 b" and "10.0.0.2:9601", where the job is on several nodes. */
+/* "1 b" and "10.0.0.2:9601" or "[2001:db8::2]:9601", where the job is on several nodes. */
 static void add_place(struct ctl_table *table, const struct hvi_span_row *span)
 {
     add_node(table, span);
     if (span != NULL)
-        ctl_table_add(table, CTL_PLAIN, "%s:%" PRIu32, span->address, span->port);
+        ctl_table_add(table, CTL_PLAIN,
+                      strchr(span->address, ':') != NULL ? "[%s]:%" PRIu32 : "%s:%" PRIu32,
+                      span->address, span->port);
     else
         ctl_table_add(table, CTL_PLAIN, "-");
 }

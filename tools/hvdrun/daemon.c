@@ -230,7 +230,15 @@ static int wait_ready(const struct run_daemon_plan *plan, const struct run_daemo
         return HVI_ERR_CANCELLED;
     }
     read_words(daemon->stderr_fd, words, sizeof words);
-    snprintf(text_p, size, "the private hvdd %s%s%s", story, words[0] != '\0' ? ": " : "", words);
+    if (found == 0 && plan->mesh.join != NULL)
+        snprintf(text_p, size,
+                 "its hvdd has not reached that of the first host at %s in time; is there a "
+                 "firewall between the two? The ports of HVD_PORT_RANGE (9600-9631) have to be "
+                 "open%s%s",
+                 plan->mesh.join, words[0] != '\0' ? ": " : "", words);
+    else
+        snprintf(text_p, size, "the private hvdd %s%s%s", story, words[0] != '\0' ? ": " : "",
+                 words);
     return HVI_ERR_NO_DAEMON;
 }
 

@@ -104,8 +104,16 @@ static void print_group(FILE *out, const struct run_outcome *ranks, int count, i
     }
     /* Where it ended by our signal it is one of a group, which may be on several hosts. */
     const char *host = rank == first_failed && members == 1 ? ranks[rank].host : NULL;
-    fprintf(out, "hvdrun:   rank%s %s%s%s: %s\n", members > 1 ? "s" : "", list,
-            host != NULL ? " on " : "", host != NULL ? host : "", text);
+    const bool were = members > 1 && strncmp(text, "was ", 4) == 0;
+    const bool are = members > 1 && strncmp(text, "is ", 3) == 0;
+    fprintf(out, "hvdrun:   rank%s %s%s%s: %s%s\n", members > 1 ? "s" : "", list,
+            host != NULL ? " on " : "", host != NULL ? host : "",
+            were  ? "were "
+            : are ? "are "
+                  : "",
+            text + (were  ? 4
+                    : are ? 3
+                          : 0));
 }
 
 void run_end_summary(FILE *out, const struct run_outcome *ranks, int count, int first_failed)

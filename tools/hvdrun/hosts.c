@@ -183,12 +183,28 @@ static bool take_word(const char *word, struct run_host *host, bool *given_p)
     return true;
 }
 
+/* "slots = 2" is written as often as "slots=2". */
+static void drop_blanks_around_equals(char *line)
+{
+    char *out = line;
+    for (const char *at = line; *at != '\0'; at++) {
+        const char *next = at + strspn(at, BLANKS);
+        if (next > at && (*next == '=' || (out > line && out[-1] == '=')))
+            at = next;
+        if (*at == '\0')
+            break;
+        *out++ = *at;
+    }
+    *out = '\0';
+}
+
 /* One line of a hostfile. */
 static int take_line(char *line, struct run_hosts *hosts, char *text_p, size_t size)
 {
     char *rest;
     struct run_host host;
     line[strcspn(line, "#")] = '\0';
+    drop_blanks_around_equals(line);
     const char *word = strtok_r(line, BLANKS, &rest);
     if (word == NULL)
         return 0;

@@ -269,10 +269,13 @@ static bool make_meeting(struct spread *spread)
     return false;
 }
 
+/* A hvdd that does not get ready is given up early enough for its host to say why. */
 static void tell_hosts(struct spread *spread, size_t first, size_t end)
 {
+    const uint64_t now_ns = hvi_clock_ns();
+    const uint64_t left_ns = spread->deadline_ns > now_ns ? spread->deadline_ns - now_ns : 0;
     for (size_t i = first; i < end; i++)
-        run_task_send(&spread->task, i, &spread->places[i].link);
+        run_task_send(&spread->task, i, left_ns / 4 * 3, &spread->places[i].link);
 }
 
 /* The first host's hvdd is where the others' meet. */

@@ -152,16 +152,36 @@ static void last_line(const char *words, char *line_p, size_t size)
     text_safe(safe, line_p, size);
 }
 
+/* What to do where ssh's own words do not say it. "": they do, or it is not known. */
+static void advise(const char *words, const char *host, char *advice_p, size_t size)
+{
+    advice_p[0] = '\0';
+    if (strstr(words, "REMOTE HOST IDENTIFICATION HAS CHANGED") != NULL)
+        snprintf(advice_p, size,
+                 " Its key is another one than before: if that is right, forget the old one with "
+                 "ssh-keygen -R, and log in once with: ssh %s",
+                 host);
+    else if (strstr(words, "Host key verification failed") != NULL)
+        snprintf(advice_p, size, " Its key is not known here yet: log in once with: ssh %s", host);
+    else if (strstr(words, "Permission denied") != NULL)
+        snprintf(advice_p, size,
+                 " It has to let you in without a password: try ssh-copy-id %s, or name the key "
+                 "with -i",
+                 host);
+}
+
 void run_ssh_explain(const struct run_ssh *ssh, const struct run_host *host, struct hvi_fate fate,
                      const char *words, char *text_p, size_t text_size)
 {
     char line[1024];
     char how[128];
+    char advice[512];
     last_line(words, line, sizeof line);
+    advise(words, host->name, advice, sizeof advice);
     hvi_fate_describe(fate, how, sizeof how);
     if (!host->here && exited_with(fate, SSH_FAILED))
-        snprintf(text_p, text_size, "cannot be reached: %s",
-                 line[0] != '\0' ? line : "ssh does not say why");
+        snprintf(text_p, text_size, "cannot be reached: %s%s",
+                 line[0] != '\0' ? line : "ssh does not say why", advice);
     else if (exited_with(fate, 127))
         snprintf(text_p, text_size,
                  "there is no %s; install the same version there, or say where it is with "

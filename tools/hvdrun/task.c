@@ -139,7 +139,6 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
     start->settings_bytes = task->settings.used;
     start->exports = (uint32_t)options->export_count;
     start->call_bytes = task->call_bytes;
-    start->start_timeout_ns = options->start_timeout_ns;
     start->grace_ns = options->grace_ns;
     start->silence_ns = options->silence_ns;
     start->verbose = options->verbose;
@@ -151,12 +150,14 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
     put(start->log_level, sizeof start->log_level, options->log_level);
 }
 
-void run_task_send(const struct run_task *task, size_t host, struct run_link *link)
+void run_task_send(const struct run_task *task, size_t host, uint64_t patience_ns,
+                   struct run_link *link)
 {
     const struct run_options *options = task->options;
     struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_START};
     struct hvi_launch_start *start = &msg.start;
     fill(task, start);
+    start->start_timeout_ns = patience_ns;
     put(start->mesh_listen, sizeof start->mesh_listen, host == 0 ? task->mesh_listen : "");
     put(start->mesh_join, sizeof start->mesh_join, host == 0 ? "" : task->mesh_join);
     put(start->mesh_key, sizeof start->mesh_key, host == 0 ? task->server_key : task->client_key);

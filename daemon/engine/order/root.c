@@ -571,6 +571,23 @@ static bool may_repeat(const struct engine_root *root, const struct engine_op *o
            !(op->tensor->anon && engine_op_first_part(op)->leader);
 }
 
+/* By what a work is known again: an unnamed one by what its ranks say. The caller holds one reference. NULL: no
+ * memory, or nobody has said anything. */
+static struct engine_tensor *step_name(struct engine_root *root, const struct engine_op *op)
+{
+    const struct voice *voice = meeting_of(op)->voices;
+    struct hvi_agreement said;
+
+    if (!op->tensor->anon) {
+        op->tensor->refs++;
+        return op->tensor;
+    }
+    if (!voice)
+        return NULL;
+    hvi_agreement_of(&voice->part.copy, voice->part.in_bytes, &said);
+    return engine_tensor_get_saying(&root->tensors, op->set->serial, &said);
+}
+
 /* Whether some node has reported an op of the step that repeats, for the next time: it would not start that by
  * itself, and the others would. */
 static bool is_ahead(struct engine_root *root, const struct engine_op *started)
@@ -578,8 +595,8 @@ static bool is_ahead(struct engine_root *root, const struct engine_op *started)
     for (const struct engine_op *op = root->first; op; op = op->next) {
         if (op == started || !engine_schedule_may_repeat(op))
             continue;
-        struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
-        bool in_step = !name || name->last + 1 >= root->steps.round;
+        struct engine_tensor *name = step_name(root, op);
+        bool in_step = !name || engine_steps_have(&root->steps, name);
         if (name)
             engine_tensor_put(&root->tensors, name);
         if (in_step)
@@ -616,14 +633,9 @@ static int watch_steps(struct engine_root *root, const struct engine_op *op, boo
         engine_steps_forget(&root->steps, &root->tensors);
         return HVI_OK;
     }
-    struct engine_tensor *name = engine_schedule_name(&root->tensors, op);
+    struct engine_tensor *name = step_name(root, op);
     if (!name)
         return HVI_ERR_NO_MEMORY;
-    if (op->tensor->anon && !engine_agree_repeats_as(engine_op_first_part(op), name)) {
-        if (name->agreed.valid) /* a step has one of its kind */
-            engine_steps_forget(&root->steps, &root->tensors);
-        engine_agree_remember_as(op, name);
-    }
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
     if (has_more(op) || !may_announce(root, op, count > 0))

@@ -10,8 +10,10 @@
  * same works in the same order; but not all may come. The backend lets nothing of a tentative work touch an
  * output before every node has started it (exec/backend.h).
  *
- * Unnamed ops of a kind have one name for all of a set, and come in the order of their numbers: so a step has one
- * of them at most.
+ * Unnamed ops of a kind and set come in the order of their numbers. Where a step has n of them, the next one of each is
+ * n further on. The entry is the tensor of the op that was the last of it when the step was announced; its .last is the
+ * number of the one that has started last. What stands for all of the kind and set (engine_tensor_get_unnamed) has in
+ * .last the number of the first entry, and in .entry how many there are; each entry holds a reference of it.
  *
  * The members of a group stand side by side in the step, because the root starts them so. They wait for their turn
  * together and start together, so every node stops between groups and never within one: a group is withdrawn as a
@@ -45,21 +47,66 @@ struct engine_schedule_report {
     struct hvi_mesh_packet packet;
 };
 
-/* ---- names ---- */
-
 bool engine_schedule_may_repeat(const struct engine_op *op)
 {
     return op->kind == HVI_KIND_BARRIER || op->kind == HVI_KIND_ALLREDUCE ||
            op->kind == HVI_KIND_BROADCAST;
 }
 
-struct engine_tensor *engine_schedule_name(struct engine_tensors *tensors,
-                                           const struct engine_op *op)
+/* ---- unnamed ops ---- */
+
+static struct engine_tensor *family_of(struct engine_order *order,
+                                       const struct engine_tensor *tensor)
 {
-    if (op->tensor->anon)
-        return engine_tensor_get_unnamed(tensors, op->set->serial, op->kind);
-    op->tensor->refs++;
-    return op->tensor;
+    return engine_tensor_get_unnamed(&order->tensors, tensor->set, tensor->anon_kind);
+}
+
+static int join_family(struct engine_order *order, struct engine_tensor *tensor)
+{
+    struct engine_tensor *family = family_of(order, tensor);
+
+    if (!family)
+        return HVI_ERR_NO_MEMORY;
+    if (family->entry++ == 0)
+        family->last = tensor->anon_seq;
+    tensor->last = tensor->anon_seq;
+    return HVI_OK;
+}
+
+static void leave_family(struct engine_order *order, struct engine_tensor *tensor)
+{
+    struct engine_tensor *family = family_of(order, tensor);
+
+    HVI_ASSERT(family);
+    family->entry = 0;
+    tensor->waiting = NULL;
+    engine_tensor_put(&order->tensors, family);
+    engine_tensor_put(&order->tensors, family); /* the entry's */
+}
+
+/* Of the step, for an op of this name: the caller holds one reference. NULL: there is none, or no memory. *count_p: how
+ * many unnamed ones of its kind the step has. */
+static struct engine_tensor *entry_of(struct engine_order *order, struct engine_tensor *tensor,
+                                      uint32_t *count_p)
+{
+    struct engine_tensor *entry = NULL;
+
+    *count_p = 0;
+    if (!tensor->anon) {
+        tensor->refs++;
+        return tensor;
+    }
+    struct engine_tensor *family = family_of(order, tensor);
+    if (!family)
+        return NULL;
+    if (family->entry > 0) {
+        uint64_t place = (tensor->anon_seq - family->last) % family->entry;
+        entry = engine_tensor_get_anon(&order->tensors, tensor->set, tensor->anon_kind,
+                                       family->last + place);
+        *count_p = family->entry;
+    }
+    engine_tensor_put(&order->tensors, family);
+    return entry;
 }
 
 /* ---- the list ---- */
@@ -69,8 +116,8 @@ static void drop_list(struct engine_order *order)
     struct engine_schedule *schedule = &order->schedule;
 
     for (uint32_t i = 0; i < schedule->count; i++) {
-        if (engine_tensor_is_unnamed(schedule->list[i]))
-            schedule->list[i]->waiting = NULL;
+        if (schedule->list[i]->anon)
+            leave_family(order, schedule->list[i]);
         schedule->list[i]->entry = 0;
         engine_tensor_put(&order->tensors, schedule->list[i]);
     }
@@ -119,20 +166,15 @@ void engine_schedule_note(struct engine_order *order, const struct engine_op *op
         return;
     if (!schedule->past)
         schedule->past = calloc(ENGINE_STEP_MAX, sizeof(struct engine_tensor *));
-    struct engine_tensor *name = engine_schedule_name(&order->tensors, op);
-    if (!schedule->past || !name) { /* then the root's word that it repeats is refused */
-        if (name)
-            engine_tensor_put(&order->tensors, name);
+    if (!schedule->past) /* then the root's word that it repeats is refused */
         return;
-    }
-    engine_agree_remember_as(op, name);
-    if (engine_tensor_is_unnamed(name))
-        name->last = op->tensor->anon_seq;
+    engine_agree_remember(op);
+    op->tensor->refs++;
     if (schedule->past_count == ENGINE_STEP_MAX)
         engine_tensor_put(&order->tensors, schedule->past[schedule->past_at]);
     else
         schedule->past_count++;
-    schedule->past[schedule->past_at] = name;
+    schedule->past[schedule->past_at] = op->tensor;
     schedule->past_at = (schedule->past_at + 1) % ENGINE_STEP_MAX;
 }
 
@@ -185,49 +227,50 @@ static void start_all(struct engine_order *order)
     struct engine_tensor *name = schedule->list[schedule->at];
 
     while (name->waiting && name->waiting->state == ENGINE_OP_SCHEDULED) {
-        if (engine_tensor_is_unnamed(name))
+        if (name->anon)
             name->last = name->waiting->tensor->anon_seq;
         start(order, name->waiting);
         name = schedule->list[schedule->at];
     }
 }
 
-/* Every rank here says what all said of the last unnamed op of its kind. */
-static bool repeats_unnamed(const struct engine_op *op, const struct engine_tensor *name)
+/* It is the next one of its entry, and every rank here says what all said of that. */
+static bool repeats_unnamed(const struct engine_op *op, const struct engine_tensor *entry,
+                            uint32_t count)
 {
-    if (name->waiting || op->tensor->anon_seq != name->last + 1)
+    if (entry->waiting || op->tensor->anon_seq != entry->last + count)
         return false;
     for (uint32_t i = 0; i < op->set->places; i++) {
-        if (!engine_agree_repeats_as(op->parts[i], name))
+        if (!engine_agree_repeats_as(op->parts[i], entry))
             return false;
     }
     return true;
 }
 
-static bool repeats(const struct engine_op *op, const struct engine_tensor *name)
+static bool repeats(const struct engine_op *op, const struct engine_tensor *entry, uint32_t count)
 {
-    if (name->entry == 0 || op->parts_present < op->set->places)
+    if (entry->entry == 0 || op->parts_present < op->set->places)
         return false;
-    return engine_tensor_is_unnamed(name) ? repeats_unnamed(op, name)
-                                          : op->repeating == op->set->places;
+    return entry->anon ? repeats_unnamed(op, entry, count) : op->repeating == op->set->places;
 }
 
 bool engine_schedule_take(struct engine_order *order, struct engine_op *op)
 {
     struct engine_schedule *schedule = &order->schedule;
+    uint32_t count;
 
     if (!schedule->live || schedule->asked || !engine_schedule_may_repeat(op))
         return false;
-    struct engine_tensor *name = engine_schedule_name(&order->tensors, op);
-    bool takes = name && repeats(op, name);
+    struct engine_tensor *entry = entry_of(order, op->tensor, &count);
+    bool takes = entry && repeats(op, entry, count);
     if (takes) {
         engine_op_set_state(op, ENGINE_OP_SCHEDULED,
                             "every rank of this node repeats what it said");
-        name->waiting = op;
+        entry->waiting = op;
         schedule->waiting++;
     }
-    if (name)
-        engine_tensor_put(&order->tensors, name);
+    if (entry)
+        engine_tensor_put(&order->tensors, entry);
     if (takes)
         start_all(order);
     return takes;
@@ -241,7 +284,8 @@ static bool is_in_list(const struct engine_schedule *schedule, const struct engi
 
     do {
         const struct engine_op *op = part->op;
-        if (!engine_schedule_may_repeat(op) || !repeats(op, op->tensor) || op->tensor->entry != due)
+        if (!engine_schedule_may_repeat(op) || op->tensor->anon || !repeats(op, op->tensor, 0) ||
+            op->tensor->entry != due)
             return false;
         due = due % schedule->count + 1;
         part = part->sibling;
@@ -268,13 +312,15 @@ bool engine_schedule_take_group(struct engine_order *order, struct engine_op *le
 
 void engine_schedule_leave(struct engine_order *order, const struct engine_op *op)
 {
-    struct engine_schedule *schedule = &order->schedule;
+    uint32_t count;
 
-    schedule->waiting--;
-    for (uint32_t i = 0; op->tensor->anon && i < schedule->count; i++) {
-        if (schedule->list[i]->waiting == op)
-            schedule->list[i]->waiting = NULL;
-    }
+    order->schedule.waiting--;
+    struct engine_tensor *entry = entry_of(order, op->tensor, &count);
+    if (!entry)
+        return;
+    if (entry->anon && entry->waiting == op)
+        entry->waiting = NULL;
+    engine_tensor_put(&order->tensors, entry);
 }
 
 void engine_schedule_over(struct engine_order *order, struct engine_op *op)
@@ -349,20 +395,23 @@ bool engine_schedule_holds(struct engine_order *order, const struct hvi_mesh_rep
 
 /* ---- from the root ---- */
 
-/* False: a tensor is in it twice. */
-static bool take_list(struct engine_schedule *schedule, uint32_t count)
+/* HVI_ERR_PROTOCOL: a tensor is in it twice. */
+static int take_list(struct engine_order *order, uint32_t count)
 {
+    struct engine_schedule *schedule = &order->schedule;
     uint32_t first = schedule->past_at + ENGINE_STEP_MAX - count;
 
     for (uint32_t i = 0; i < count; i++) {
         struct engine_tensor *tensor = schedule->past[(first + i) % ENGINE_STEP_MAX];
         if (tensor->entry > 0)
-            return false;
+            return HVI_ERR_PROTOCOL;
+        if (tensor->anon && join_family(order, tensor) != HVI_OK)
+            return HVI_ERR_NO_MEMORY;
         tensor->refs++;
         tensor->entry = ++schedule->count;
         schedule->list[i] = tensor;
     }
-    return true;
+    return HVI_OK;
 }
 
 static int begin(struct engine_order *order, const struct hvi_mesh_verdict *verdict, char *text_p,
@@ -379,9 +428,12 @@ static int begin(struct engine_order *order, const struct hvi_mesh_verdict *verd
     schedule->list = calloc(count, sizeof(struct engine_tensor *));
     if (!schedule->list)
         return HVI_ERR_NO_MEMORY;
-    if (!take_list(schedule, count))
+    int status = take_list(order, count);
+    if (status == HVI_ERR_PROTOCOL)
         return engine_sentence_bad_verdict(text_p, text_size, verdict->number,
                                            "a tensor comes twice in a step");
+    if (status != HVI_OK)
+        return status;
     HVI_LOG(HVI_LOG_DEBUG, "schedule", "step-repeats", "its works start without the root",
             "job=%s works=%" PRIu32, order->job, count);
     schedule->at = 0;

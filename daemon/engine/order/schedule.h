@@ -8,8 +8,6 @@
 
 struct engine_op;
 struct engine_order;
-struct engine_tensor;
-struct engine_tensors;
 
 /* Nothing has moved for a while: asks the root to go on with the word of all nodes. */
 void engine_schedule_halt(struct engine_order *order);
@@ -18,11 +16,8 @@ void engine_schedule_returned(struct engine_order *order, struct engine_op *op);
 
 /* ---- within order/ ---- */
 
-/* Whether a work of this op may be started without the root: its kind and its name. */
+/* Whether a work of this op may be started without the root: its kind. */
 bool engine_schedule_may_repeat(const struct engine_op *op);
-/* By what name it repeats: the caller holds one reference. NULL: out of memory. */
-struct engine_tensor *engine_schedule_name(struct engine_tensors *tensors,
-                                           const struct engine_op *op);
 /* Drops what it holds. Harmless on a zeroed one. */
 void engine_schedule_close(struct engine_order *order);
 /* The root has started it. */

@@ -98,7 +98,7 @@ static struct engine_tensor *get_unnamed(struct engine_tensors *tensors, uint64_
     tensor->agreed.valid = false;
     tensor->failing = 0;
     tensor->entry = 0;
-    tensor->last = 0;
+    tensor->last = tensor->work = 0;
     insert(tensors, tensor, hash);
     return tensor;
 }
@@ -113,6 +113,17 @@ struct engine_tensor *engine_tensor_get_unnamed(struct engine_tensors *tensors, 
                                                 uint16_t kind)
 {
     return engine_tensor_get_anon(tensors, set, kind, UINT64_MAX);
+}
+
+struct engine_tensor *engine_tensor_get_saying(struct engine_tensors *tensors, uint64_t set,
+                                               const struct hvi_agreement *said)
+{
+    const unsigned char *bytes = (const unsigned char *)said;
+    uint64_t hash = 14695981039346656037ull;
+
+    for (size_t i = 0; i < sizeof *said; i++)
+        hash = (hash ^ bytes[i]) * 1099511628211ull;
+    return engine_tensor_get_anon(tensors, set, (uint16_t)said->kind, hash);
 }
 
 struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,

@@ -35,8 +35,8 @@ struct engine_tensor {
     struct engine_pair pair; /* of a SEND and its RECV, whose .anon_seq is the tag; else 0 */
     uint32_t failing;        /* ops of it here that failed before the root says that they do */
     uint32_t entry;          /* of the step that is replayed: 1 + its place; 0: none */
-    uint64_t
-        last; /* the root's: round (steps.h) of its last work; unnamed ops': their last number */
+    uint64_t last; /* the root's: round (steps.h) of its last work; others: see schedule.c */
+    uint64_t work; /* the root's: number of its last work (steps.h) */
     uint32_t refs; /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;
@@ -61,13 +61,12 @@ struct engine_tensor *engine_tensor_get_named(struct engine_tensors *tensors, ui
                                               const char *name, uint32_t name_bytes);
 struct engine_tensor *engine_tensor_get_anon(struct engine_tensors *tensors, uint64_t set,
                                              uint16_t kind, uint64_t anon_seq);
-/* What stands for all unnamed ops of a kind in a set, in a step that repeats. */
+/* What stands for all unnamed ops of a kind in a set. */
 struct engine_tensor *engine_tensor_get_unnamed(struct engine_tensors *tensors, uint64_t set,
                                                 uint16_t kind);
-static inline bool engine_tensor_is_unnamed(const struct engine_tensor *tensor)
-{
-    return tensor->anon && tensor->anon_seq == UINT64_MAX;
-}
+/* The same for those that say this; not in the same table. */
+struct engine_tensor *engine_tensor_get_saying(struct engine_tensors *tensors, uint64_t set,
+                                               const struct hvi_agreement *said);
 struct engine_tensor *engine_tensor_get_pair(struct engine_tensors *tensors, uint64_t set,
                                              struct engine_pair pair, uint64_t tag);
 void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *tensor);

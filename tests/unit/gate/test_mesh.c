@@ -24,6 +24,7 @@ struct pair {
 struct side {
     struct gate gate;
     int hvdd;
+    uint32_t joined; /* how often hvdd has heard that the rendezvous was reached */
 };
 
 static struct side sides[SIDES];
@@ -80,17 +81,28 @@ static void open_mesh(struct side *side)
     ck_assert_int_eq(gate_mesh_open(&side->gate), HVI_OK);
 }
 
+/* Whether hvdd has a message, but that its node has joined: that is counted. */
+static bool hears(struct side *side)
+{
+    while (hvi_packet_receive(side->hvdd, &packet, 0) != HVI_ERR_TIMEOUT) {
+        hvi_gate_msg_free(&heard);
+        ck_assert_int_eq(hvi_gate_msg_decode(packet.bytes, packet.length, &heard, NULL, 0), HVI_OK);
+        if (heard.kind != HVI_GATE_STATE || !heard.state.joined || heard.state.port != 0)
+            return true;
+        side->joined++;
+    }
+    return false;
+}
+
 /* The next message for hvdd. */
 static struct hvi_gate_msg *hear(struct side *side, enum hvi_gate_kind kind)
 {
     uint64_t end = hvi_deadline_after(PATIENCE);
 
-    while (hvi_packet_receive(side->hvdd, &packet, 0) == HVI_ERR_TIMEOUT) {
+    while (!hears(side)) {
         ck_assert_msg(!hvi_deadline_passed(end), "%s says nothing", side->gate.start.name);
         turn();
     }
-    hvi_gate_msg_free(&heard);
-    ck_assert_int_eq(hvi_gate_msg_decode(packet.bytes, packet.length, &heard, NULL, 0), HVI_OK);
     ck_assert_int_eq(heard.kind, kind);
     return &heard;
 }
@@ -99,7 +111,20 @@ static bool hears_nothing(struct side *side)
 {
     for (int i = 0; i < 10; i++)
         turn();
-    return hvi_packet_receive(side->hvdd, &packet, 0) == HVI_ERR_TIMEOUT;
+    return !hears(side);
+}
+
+/* hvdd hears each time that the rendezvous has been reached. */
+static void wait_joined(struct side *side, uint32_t times)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (side->joined < times) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%s has not joined", side->gate.start.name);
+        turn();
+        ck_assert(!hears(side));
+    }
+    ck_assert_uint_eq(side->joined, times);
 }
 
 /* The roster for a job of this number, or the error instead. */
@@ -256,6 +281,7 @@ static uint32_t listen_at_port(struct side *side, uint32_t port)
     open_mesh(side);
     hear(side, HVI_GATE_STATE);
     ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+    ck_assert(heard.state.joined);
     ck_assert_uint_ge(heard.state.port, start->port_first);
     return heard.state.port;
 }
@@ -275,6 +301,7 @@ static void join_with(struct side *side, uint32_t port, const char *server_key, 
     open_mesh(side);
     hear(side, HVI_GATE_STATE);
     ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+    ck_assert(!heard.state.joined);
 }
 
 static void join_at(struct side *side, uint32_t port)
@@ -460,6 +487,7 @@ START_TEST(the_nodes_of_a_job_meet_and_get_one_roster)
     ck_assert_mem_eq(got->key, key, sizeof(key));
     wait_log("job=job epoch=", 1);
     ck_assert_int_eq(hvt_log_count("the nodes of a job have met"), 1);
+    wait_joined(&sides[1], 1);
 }
 END_TEST
 
@@ -830,6 +858,7 @@ START_TEST(another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there)
                  "node gamma has no answer about job 'job' from the rendezvous at 127.0.0.1:");
     ck_assert_ptr_nonnull(
         strstr(roster.engine_roster.text, "(never reached): no connection can be made"));
+    ck_assert_uint_eq(sides[1].joined + sides[2].joined, 0);
 }
 END_TEST
 

@@ -53,7 +53,7 @@ START_TEST(what_is_not_given_has_its_default)
     ck_assert_str_eq(start.mesh_key, "/run/x/mesh.key");
     ck_assert_uint_eq(start.port_first, 9600);
     ck_assert_uint_eq(start.port_last, 9631);
-    ck_assert_uint_eq(start.start_timeout_ns, 30 * HVI_NS_SEC);
+    ck_assert_uint_eq(start.start_timeout_ns, 600 * HVI_NS_SEC);
 }
 END_TEST
 

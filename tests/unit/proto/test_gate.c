@@ -65,8 +65,8 @@ static void sample_gate(enum hvi_gate_kind kind)
         gate.beat.number = UINT64_MAX;
         break;
     case HVI_GATE_STATE:
-        gate.state =
-            (struct hvi_gate_state){.status = HVI_ERR_REFUSED, .text = "why", .port = UINT16_MAX};
+        gate.state = (struct hvi_gate_state){
+            .status = HVI_ERR_REFUSED, .text = "why", .port = UINT16_MAX, .joined = true};
         break;
     case HVI_GATE_NODE_REGISTER:
         gate.node_register = registration;

@@ -111,6 +111,25 @@ START_TEST(ranks_say_what_became_of_each)
 }
 END_TEST
 
+START_TEST(a_rank_of_several_nodes_has_the_address_of_its_own)
+{
+    struct hvi_span_row spans[] = {
+        {.node = 0, .name = "a", .address = "192.0.2.1", .port = 9600, .job = "x"},
+        {.node = 1, .name = "b", .address = "2001:db8::2", .port = 9601, .job = "x"},
+    };
+    struct hvi_rank_row rows[] = {{.rank = 0, .node = 0, .state = "absent"},
+                                  {.rank = 1, .node = 1, .state = "absent"}};
+    struct ctl ctl = hvt_ctl();
+    const struct hvi_admin_reply reply = {
+        .spans = spans, .span_count = 2, .ranks = rows, .rank_count = 2};
+    ctl_show_ranks(&ctl, "x", &reply);
+    fclose(ctl.out);
+    ck_assert_ptr_nonnull(strstr(hvt_text, "\n0 a   192.0.2.1:9600         0 "));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "\n1 b   [2001:db8::2]:9601     1 "));
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(stalls_name_the_missing_ranks_and_their_state)
 {
     struct ctl ctl = hvt_ctl();
@@ -228,6 +247,7 @@ int main(void)
     tcase_add_test(tests, jobs_are_a_table);
     tcase_add_test(tests, workers_of_gpus_are_a_table);
     tcase_add_test(tests, ranks_say_what_became_of_each);
+    tcase_add_test(tests, a_rank_of_several_nodes_has_the_address_of_its_own);
     tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
     tcase_add_test(tests, nothing_is_said_in_words);
     tcase_add_test(tests, a_crowd_of_missing_ranks_is_counted);

@@ -69,6 +69,17 @@ START_TEST(the_host_is_that_of_one_rank_and_not_of_a_group)
 }
 END_TEST
 
+START_TEST(several_ranks_were_killed)
+{
+    const struct run_outcome ranks[] = {ended(HVI_FATE_SIGNALED, SIGINT, false),
+                                        ended(HVI_FATE_SIGNALED, SIGINT, false)};
+    const struct run_outcome gone[] = {ended(HVI_FATE_UNKNOWN, 0, false),
+                                       ended(HVI_FATE_UNKNOWN, 0, false)};
+    EXPECT(ranks, 2, -1, "hvdrun:   ranks 0-1: were killed by signal 2 (SIGINT)\n");
+    EXPECT(gone, 2, -1, "hvdrun:   ranks 0-1: are gone (how is not known)\n");
+}
+END_TEST
+
 START_TEST(ranks_that_never_ran_are_said_to)
 {
     const struct run_outcome ranks[] = {
@@ -327,6 +338,7 @@ int main(void)
     tcase_add_test(tests, a_signal_is_128_more);
     tcase_add_test(tests, the_first_failure_comes_first_and_equals_are_grouped);
     tcase_add_test(tests, the_host_is_that_of_one_rank_and_not_of_a_group);
+    tcase_add_test(tests, several_ranks_were_killed);
     tcase_add_test(tests, ranks_that_never_ran_are_said_to);
     tcase_add_test(tests, a_thousand_ranks_are_one_line);
     tcase_add_test(tests, a_ragged_thousand_is_cut_not_overrun);

@@ -162,6 +162,10 @@ START_TEST(a_file_has_a_host_per_line)
                                "2001:db8::1=6@15+6");
     ck_assert_int_eq(read_file("h1 slots=2"), 0);
     ck_assert_int_eq((int)run_hosts_slots(&hosts), 2);
+    ck_assert_msg(read_file("h1 slots = 2\nh2 slots =3 max_slots= 4\nh3 \tslots=\t5 \n") == 0, "%s",
+                  text);
+    run_hosts_fill(&hosts, 10);
+    ck_assert_str_eq(listed(), "h1=2@0+2 h2=3@2+3 h3=5@5+5");
     ck_assert_int_eq(read_file(""), 0);
     ck_assert_uint_eq(hosts.count, 0);
 }
@@ -170,7 +174,8 @@ END_TEST
 START_TEST(a_wrong_line_is_named)
 {
     static const char *const wrong[] = {"h1 2",         "h1 slots=-1",    "h1 slots=1 slots=1",
-                                        "h1:2 slots=2", "h1 max_slots=x", "h1 cpus=2"};
+                                        "h1:2 slots=2", "h1 max_slots=x", "h1 cpus=2",
+                                        "h1 = 2",       "h1 slots = ",    "= 2"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char content[64];
         snprintf(content, sizeof content, "ok slots=2\n%s\n", wrong[i]);

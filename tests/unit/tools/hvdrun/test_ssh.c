@@ -133,8 +133,8 @@ static const char *explained(bool here, enum hvi_fate_kind kind, int code, const
 
 START_TEST(failures_are_told_apart)
 {
-    ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 255, "Warning: x\nPermission denied\r\n"),
-                     "cannot be reached: Permission denied");
+    ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 255, "Warning: x\nNo route to host\r\n"),
+                     "cannot be reached: No route to host");
     ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 255, ""),
                      "cannot be reached: ssh does not say why");
     ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 127, "sh: 1: not found\n"),
@@ -147,6 +147,26 @@ START_TEST(failures_are_told_apart)
                      "ssh exited with code 2 before it was ready: hvdrun: unknown option --node");
     ck_assert_ptr_nonnull(strstr(explained(true, HVI_FATE_SIGNALED, 9, ""),
                                  "was killed by signal 9 (SIGKILL) before it was ready"));
+}
+END_TEST
+
+START_TEST(what_to_do_about_keys_is_said)
+{
+    ck_assert_str_eq(
+        explained(false, HVI_FATE_EXITED, 255, "me@h1: Permission denied (publickey).\n"),
+        "cannot be reached: me@h1: Permission denied (publickey). It has to let you in "
+        "without a password: try ssh-copy-id h1, or name the key with -i");
+    ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 255,
+                               "No ED25519 host key is known for h1 and you have requested strict "
+                               "checking.\nHost key verification failed.\r\n"),
+                     "cannot be reached: Host key verification failed. Its key is not known here "
+                     "yet: log in once with: ssh h1");
+    ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 255,
+                               "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n"
+                               "Host key verification failed.\n"),
+                     "cannot be reached: Host key verification failed. Its key is another one than "
+                     "before: if that is right, forget the old one with ssh-keygen -R, and log in "
+                     "once with: ssh h1");
 }
 END_TEST
 
@@ -174,6 +194,7 @@ int main(void)
     tcase_add_test(tests, the_agent_of_this_machine_is_this_program);
     tcase_add_test(tests, too_many_words_are_refused);
     tcase_add_test(tests, failures_are_told_apart);
+    tcase_add_test(tests, what_to_do_about_keys_is_said);
     tcase_add_test(tests, only_a_dropped_connection_is_tried_again);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
