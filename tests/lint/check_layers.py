@@ -52,7 +52,8 @@ MAY_INCLUDE = {
                                "daemon/engine/memory", "daemon/engine/stats", "daemon/engine/event"),
     "daemon/engine/watch": ("base", "shm", "proto", "daemon/engine/sessions", "daemon/engine/mesh", "daemon/engine/slots",
                             "daemon/engine/exec", "daemon/engine/order", "daemon/engine/stats", "daemon/engine/event"),
-    "daemon/gpu": ("base", "shm", "proto", "gpu"),
+    "daemon/gpu": ("base", "shm", "proto", "gpu", "daemon/gpu/kernels"),
+    "daemon/gpu/kernels": ("base",),
     "tools/common": ("base", "proto"),
     "tools/hvdctl": ("base", "proto", "gpu", "tools/common"),
     "tools/hvdrun": ("base", "proto", "tools/common"),
@@ -106,7 +107,7 @@ _BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H
          "client/error.h": "", "client/step.h": "", **{f"client/{room}/{room}.h": "" for room in _ROOMS},
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
          "daemon/engine/slots/l.h": "", "daemon/engine/net/n.h": "", "daemon/engine/mesh/m.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
-         "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "gpu/c.h": "", "daemon/engine/device/d.h": "", "tests/t.h": "",
+         "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "daemon/gpu/kernels/k.h": "", "gpu/c.h": "", "daemon/engine/device/d.h": "", "tests/t.h": "",
          "tools/common/t.h": "", "tools/hvdctl/ctl.h": ""}
 
 
@@ -115,6 +116,8 @@ def _case(path, include, accused=False):
 
 
 CASES = [
+    _case("daemon/gpu/x.c", '"daemon/gpu/kernels/k.h"'),
+    _case("daemon/gpu/kernels/x.cu", '"daemon/gpu/g.h"', True),
     _case("shm/x.c", '"base/a.h"'),
     _case("shm/x.c", '"s.h"'),
     _case("client/x.c", '"hvd/hvd.h"'),

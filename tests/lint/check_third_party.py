@@ -32,6 +32,7 @@ QUARANTINE = [
     ("check.h", ["tests/*.[ch]"]),
     ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/unit/gpu/test_abi.c"]),
     ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/unit/gpu/test_abi.c"]),
+    ("cuda_*16.h", ["tests/gpu/probes/kernels.cu"]),
     # Nothing may include these: the product declares what it uses of CUDA itself (gpu/), and there is no network backend yet.
     ("cuda*.h", []),
     ("nccl*.h", []),
@@ -101,6 +102,8 @@ CASES = [
     _case("tests/gpu/probes/probe_cuda.h", "<cuda.h>"),
     _case("tests/gpu/probes/probe1_timeline.c", "<cuda.h>", True),
     _case("tests/gpu/probes/probe_cuda.h", "<cuda_runtime.h>", True),
+    _case("tests/gpu/probes/kernels.cu", "<cuda_fp16.h>"),
+    _case("daemon/gpu/kernels/kernels.cu", "<cuda_fp16.h>", True),
     _case("tests/gpu/probes/probe_nccl.c", "<nccl.h>"),
     _case("base/log.c", "<systemd/sd-journal.h>"),
     _case("base/clock.c", "<systemd/sd-journal.h>", True),

@@ -19,7 +19,7 @@ import sys
 import tempfile
 
 SKIP = 77
-C_ENDINGS = (".c", ".h", ".inc")
+C_ENDINGS = (".c", ".h", ".inc", ".cu")
 
 Offence = collections.namedtuple("Offence", "path line text")
 

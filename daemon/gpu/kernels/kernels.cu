@@ -89,7 +89,7 @@ INLINE void put_wide_8(wide *cell, int i, uint64_t bits)
     INLINE void NAME##_##WIDTH(const struct job *job, uint64_t at)                                 \
     {                                                                                              \
         ACC acc[LANES] = {0}, value[LANES];                                                        \
-        CELL cell[BATCH];                                                                          \
+        CELL cell[BATCH] = {0};                                                                    \
         LOOP for (uint32_t from = 0; from < job->ins; from += BATCH)                               \
         {                                                                                          \
             UNROLL for (uint32_t k = 0; k < BATCH; k++)                                            \
@@ -481,7 +481,8 @@ INLINE void add_lane(const struct hvd_adasum_args *args, uint64_t unit, uint64_t
     const uint64_t end = first + (left < HVD_ADASUM_CHUNK ? left : HVD_ADASUM_CHUNK);
     const struct vector a = a_of(args, (uint32_t)(unit / chunks));
     const struct vector b = b_of(args, (uint32_t)(unit / chunks));
-    double *sums = doubles(args->dots, unit * HVD_ADASUM_DOTS + 3), x[AHEAD], y[AHEAD];
+    double *sums = doubles(args->dots, unit * HVD_ADASUM_DOTS + 3);
+    double x[AHEAD] = {0}, y[AHEAD] = {0};
     double ab = 0, aa = 0, bb = 0;
 
     LOOP for (uint64_t at = first + (uint64_t)lane; at < end; at += AHEAD * LANES)
@@ -566,7 +567,7 @@ INLINE void blend_pair(const struct hvd_adasum_args *args, uint32_t pair, struct
     const uint64_t *out = args->outs == 0 ? &args->pair[pair].into : args->out;
     const double *factors = doubles(args->factors, (uint64_t)pair * HVD_ADASUM_FACTORS);
     const double fa = factors[0], fb = factors[1];
-    double x[AHEAD], y[AHEAD];
+    double x[AHEAD] = {0}, y[AHEAD] = {0};
 
     LOOP for (uint64_t at = share.first; at < args->count; at += AHEAD * share.step)
     {

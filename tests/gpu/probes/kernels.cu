@@ -29,14 +29,16 @@ static __device__ u32 pattern(u64 i, u32 seed)
 
 extern "C" __global__ void probe_fill(u32 *p, u64 words, u32 seed)
 {
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < words; i += (u64)gridDim.x * blockDim.x)
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < words;
+         i += (u64)gridDim.x * blockDim.x)
         p[i] = pattern(i, seed);
 }
 
 extern "C" __global__ void probe_check(const u32 *p, u64 words, u32 seed, u64 *bad)
 {
     u64 mine = 0;
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < words; i += (u64)gridDim.x * blockDim.x)
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < words;
+         i += (u64)gridDim.x * blockDim.x)
         mine += p[i] != pattern(i, seed);
     if (mine)
         atomicAdd(bad, mine);
@@ -144,7 +146,8 @@ template <> struct vec<__nv_bfloat16> : vec16<__nv_bfloat162> {
 
 /* The sum over N buffers of U vectors, `stride` apart; all N * U loads are issued before the first is used. */
 template <typename T, int N, int U>
-static __device__ void sum_at(const buffers &b, u64 i, u64 stride, u64 count, float scale, uint4 *out)
+static __device__ void sum_at(const buffers &b, u64 i, u64 stride, u64 count, float scale,
+                              uint4 *out)
 {
     uint4 v[U][N];
 #pragma unroll
@@ -179,7 +182,8 @@ template <typename T, int N> static __device__ void reduce(const buffers &b, u64
 
 /* N ranks' scattered tensors, summed into one packed buffer: a block per tile. */
 template <typename T, int N>
-static __device__ void pack(const buffers &b, const tile *tiles, u32 tile_count, uint4 *packed, float scale)
+static __device__ void pack(const buffers &b, const tile *tiles, u32 tile_count, uint4 *packed,
+                            float scale)
 {
     enum { U = N >= 4 ? 1 : 4 / N };
     for (u32 t = blockIdx.x; t < tile_count; t += gridDim.x) {
@@ -201,14 +205,17 @@ static __device__ void pack(const buffers &b, const tile *tiles, u32 tile_count,
 /* Element i of rank r is (i + 3 r) % 8: sums of up to eight are exact in bfloat16, and so is their mean. */
 template <typename T> static __device__ void ramp(T *p, u64 count, u32 rank)
 {
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x)
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count;
+         i += (u64)gridDim.x * blockDim.x)
         p[i] = (T)(float)((i + 3 * rank) % 8);
 }
 
 /* Compares with the mean over `ranks`; element i of a packed buffer came from element i of its tile. */
-template <typename T> static __device__ void check_mean(const T *p, u64 count, u32 ranks, float scale, u64 *bad)
+template <typename T>
+static __device__ void check_mean(const T *p, u64 count, u32 ranks, float scale, u64 *bad)
 {
-    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count;
+         i += (u64)gridDim.x * blockDim.x) {
         float sum = 0;
         for (u32 r = 0; r < ranks; r++)
             sum += (float)((i + 3 * r) % 8);
@@ -217,29 +224,31 @@ template <typename T> static __device__ void check_mean(const T *p, u64 count, u
     }
 }
 
-#define KERNELS_OF_N(T, name, N)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(512) probe_reduce_##name##_##N(buffers b, u64 count, float scale)    \
-    {                                                                                                                  \
-        reduce<T, N>(b, count, scale);                                                                                 \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(512)                                                                  \
-        probe_pack_##name##_##N(buffers b, const tile *tiles, u32 tile_count, uint4 *packed, float scale)              \
-    {                                                                                                                  \
-        pack<T, N>(b, tiles, tile_count, packed, scale);                                                               \
+#define KERNELS_OF_N(T, name, N)                                                                   \
+    extern "C" __global__ void __launch_bounds__(512)                                              \
+        probe_reduce_##name##_##N(buffers b, u64 count, float scale)                               \
+    {                                                                                              \
+        reduce<T, N>(b, count, scale);                                                             \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(512) probe_pack_##name##_##N(                     \
+        buffers b, const tile *tiles, u32 tile_count, uint4 *packed, float scale)                  \
+    {                                                                                              \
+        pack<T, N>(b, tiles, tile_count, packed, scale);                                           \
     }
 
-#define KERNELS_OF(T, name)                                                                                            \
-    KERNELS_OF_N(T, name, 1)                                                                                           \
-    KERNELS_OF_N(T, name, 2)                                                                                           \
-    KERNELS_OF_N(T, name, 4)                                                                                           \
-    KERNELS_OF_N(T, name, 8)                                                                                           \
-    extern "C" __global__ void probe_ramp_##name(T *p, u64 count, u32 rank)                                            \
-    {                                                                                                                  \
-        ramp<T>(p, count, rank);                                                                                       \
-    }                                                                                                                  \
-    extern "C" __global__ void probe_mean_##name(const T *p, u64 count, u32 ranks, float scale, u64 *bad)              \
-    {                                                                                                                  \
-        check_mean<T>(p, count, ranks, scale, bad);                                                                    \
+#define KERNELS_OF(T, name)                                                                        \
+    KERNELS_OF_N(T, name, 1)                                                                       \
+    KERNELS_OF_N(T, name, 2)                                                                       \
+    KERNELS_OF_N(T, name, 4)                                                                       \
+    KERNELS_OF_N(T, name, 8)                                                                       \
+    extern "C" __global__ void probe_ramp_##name(T *p, u64 count, u32 rank)                        \
+    {                                                                                              \
+        ramp<T>(p, count, rank);                                                                   \
+    }                                                                                              \
+    extern "C" __global__ void probe_mean_##name(const T *p, u64 count, u32 ranks, float scale,    \
+                                                 u64 *bad)                                         \
+    {                                                                                              \
+        check_mean<T>(p, count, ranks, scale, bad);                                                \
     }
 
 KERNELS_OF(float, fp32)
