@@ -218,6 +218,16 @@ static int announce(struct client_device *device, const struct handle *handle, c
     return rc;
 }
 
+int client_device_announce(struct client_device *device, const char *what)
+{
+    pthread_mutex_lock(&device->making);
+    client_control_lock(device->link);
+    int rc = announce_page(device, what);
+    client_control_unlock(device->link);
+    pthread_mutex_unlock(&device->making);
+    return rc;
+}
+
 int client_device_register(struct client_device *device, struct client_device_memory *memory,
                            const char *what, uint32_t *region_p)
 {

@@ -58,11 +58,13 @@ struct client_driver_scope {
 };
 /* Makes a context of the device current; the primary one if the thread's is none of it. The driver's error. */
 int client_driver_enter(int device, struct client_driver_scope *scope_p);
+#define CLIENT_DEVICE_ANY                                                                          \
+    (-1) /* the ordinal of an op without bytes: its streams may be of any device */
 /* Memory of this device was seen, so there is a context of it. */
 void client_driver_note(int device);
 /* Keeps the thread's context; if it has none, one that this process has anyway. HVI_CU_INVALID_CONTEXT: there is none. */
 int client_driver_enter_any(struct client_driver_scope *scope_p);
-/* The same for a stream, whose context it is. HVI_CU_INVALID_VALUE for a stream of another device. */
+/* The same for a stream, whose context it is. HVI_CU_INVALID_VALUE for a stream of another device; CLIENT_DEVICE_ANY has none. */
 int client_driver_enter_stream(int device, void *stream, struct client_driver_scope *scope_p);
 void client_driver_leave(const struct client_driver_scope *scope);
 
@@ -125,6 +127,9 @@ void client_device_free(struct client_device *device);
  * with the last error set. */
 int client_device_register(struct client_device *device, struct client_device_memory *memory,
                            const char *what, uint32_t *region_p);
+
+/* The fence page alone, for ops without bytes. Errors as above. */
+int client_device_announce(struct client_device *device, const char *what);
 
 /* A cell for an op. HVD_ERR_LIMIT with the last error set. Needs the lock. */
 int client_fence_take(struct client_device *device, const char *what, struct client_fence *fence_p);

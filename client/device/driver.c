@@ -174,12 +174,13 @@ int client_driver_enter_stream(int device, void *stream, struct client_driver_sc
     int error = begin(scope_p);
     if (error == HVI_CU_OK &&
         !scope_p->before) /* even what a stream's context is may be asked in one only */
-        error = client_driver_enter(device, scope_p);
+        error = device == CLIENT_DEVICE_ANY ? client_driver_enter_any(scope_p)
+                                            : client_driver_enter(device, scope_p);
     if (error == HVI_CU_OK && !is_default(stream))
         error = scope_p->cuda->stream_context(stream, &context);
     if (error == HVI_CU_OK && !is_default(stream))
         error = make_current(scope_p, context);
-    if (error == HVI_CU_OK && !is_current(scope_p->cuda, device))
+    if (error == HVI_CU_OK && device != CLIENT_DEVICE_ANY && !is_current(scope_p->cuda, device))
         error = HVI_CU_INVALID_VALUE;
     if (error != HVI_CU_OK)
         client_driver_leave(scope_p);

@@ -175,7 +175,8 @@ static int prepare(struct client_device *device, const struct hvi_cuda *cuda, in
     pthread_mutex_lock(&device->making);
     int rc = HVD_OK;
     if (device->address == 0) {
-        error = cuda->device_get(&number, ordinal);
+        error = ordinal == CLIENT_DEVICE_ANY ? cuda->context_device(&number)
+                                             : cuda->device_get(&number, ordinal);
         if (error == HVI_CU_OK)
             error = cuda->device_attribute(&possible, HVI_CU_DEVICE_MEMOPS_64, number);
         if (error != HVI_CU_OK || !possible)

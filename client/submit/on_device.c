@@ -75,6 +75,14 @@ static int check_device(const struct client_request *request, const struct used 
     return HVD_OK;
 }
 
+/* Tensors without bytes lie nowhere, and may be in a stream. */
+static bool is_empty(const struct hvd_session *session, const struct client_request *request,
+                     const struct used *used)
+{
+    return used->count == 0 && (request->in || request->out) &&
+           (session->link.channel.features & HVI_FEATURE_DEVICE) != 0;
+}
+
 /* Memory of the host takes part in no stream. */
 static int check_host(const struct client_request *request, const char *label)
 {
@@ -116,29 +124,53 @@ static int look(struct hvd_session *session, struct client_request *request, boo
     if (rc != HVD_OK)
         return rc;
     *device_p = used.count > 0 && is_on_device(used.operand[0]);
-    if (!*device_p)
+    if (!*device_p && !(request->stream && is_empty(session, request, &used)))
         return check_host(request, label);
+    *device_p = true;
     return check_device(request, &used, label);
 }
 
-/* The ordinal, if the op has a fence: not when its tensors are staged. */
-static int fenced_on(const struct client_request *request, int rank)
+/* Whether the op has a fence: not when its tensors are staged. */
+static bool is_fenced(const struct client_request *request, int rank, int *ordinal_p)
 {
     struct used used = used_by(request, rank);
-    for (int i = 0; i < used.count; i++)
-        if (used.operand[i]->kind == CLIENT_MEMORY_DEVICE)
-            return used.operand[i]->device;
-    return -1;
+    *ordinal_p = CLIENT_DEVICE_ANY;
+    if (used.count == 0)
+        return request->stream != NULL;
+    for (int i = 0; i < used.count; i++) {
+        if (used.operand[i]->kind != CLIENT_MEMORY_DEVICE)
+            continue;
+        *ordinal_p = used.operand[i]->device;
+        return true;
+    }
+    return false;
+}
+
+/* The engine knows the page since the first allocation; before that, an op without bytes makes it known. */
+static int find_page(struct hvd_session *session, int ordinal, const char *label)
+{
+    if (!session->memory.device)
+        session->memory.device = client_device_new(&session->link);
+    if (!session->memory.device)
+        return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", label);
+    if (ordinal != CLIENT_DEVICE_ANY || session->memory.device->page_known)
+        return HVD_OK;
+    pthread_mutex_unlock(&session->link.mutex);
+    int rc = client_device_announce(session->memory.device, label);
+    pthread_mutex_lock(&session->link.mutex);
+    return rc;
 }
 
 /* A cell for the op, of which the stream writes the first half. */
 static int fence(struct hvd_session *session, struct client_request *request, int ordinal)
 {
     char label[CLIENT_LABEL_MAX];
-    struct client_device *device = session->memory.device;
     struct hvd_op *op = request->op;
     client_request_label(request, label, sizeof(label));
-    int rc = client_fence_take(device, label, &op->fence);
+    int rc = find_page(session, ordinal, label);
+    struct client_device *device = session->memory.device;
+    if (rc == HVD_OK)
+        rc = client_fence_take(device, label, &op->fence);
     op->device = ordinal;
     if (rc != HVD_OK)
         return rc;
@@ -158,8 +190,8 @@ int client_on_device_look(struct hvd_session *session, struct client_request *re
         *may_arrive_p &= !device;
     }
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
-        int ordinal = fenced_on(&requests[i], session->link.identity.rank);
-        if (ordinal >= 0)
+        int ordinal;
+        if (is_fenced(&requests[i], session->link.identity.rank, &ordinal))
             rc = fence(session, &requests[i], ordinal);
     }
     return rc;

@@ -68,7 +68,7 @@ static void end_reduce(struct gpu_maker *maker)
 {
     const struct hvd_reduce_args *args = &maker->step.reduce;
 
-    maker->step.kind = args->ins == 1 ? GPU_STEP_SPREAD : GPU_STEP_REDUCE;
+    maker->step.kind = GPU_STEP_REDUCE; /* a spread would keep the payload of a NaN */
     if (args->outs > 0 && args->count > 0)
         gpu_maker_emit(maker);
 }
@@ -528,7 +528,9 @@ static void spread_copy(struct gpu_maker *maker, const struct gpu_work *work, ui
         if (work->members[i].out != 0 && work->members[i].out != from)
             args->out[args->outs++] = work->members[i].out;
     }
-    end_reduce(maker);
+    maker->step.kind = GPU_STEP_SPREAD;
+    if (args->outs > 0)
+        gpu_maker_emit(maker);
 }
 
 static void broadcast_together(struct gpu_maker *maker)

@@ -681,14 +681,33 @@ static struct node_worker *find(const struct node_gpu *gpu, const struct node_gp
     return NULL;
 }
 
-static uint32_t count_of(const struct node_gpu *gpu, uid_t uid)
+/* Those that end give their place up. */
+static uint32_t count_of(const struct node_gpu *gpu, const uid_t *uid)
 {
     const struct node_worker *worker;
     uint32_t count = 0;
 
     DL_FOREACH(gpu->workers, worker)
-    count += worker->uid == uid;
+    count += worker->state < NODE_WORKER_ENDING && (uid == NULL || worker->uid == *uid);
     return count;
+}
+
+/* Whether there is a place within a limit: a worker that no engine has ends before another one is refused. `uid` NULL: of any
+ * user. */
+static bool find_place(const struct node_gpu *gpu, const uid_t *uid, int64_t limit)
+{
+    struct node_worker *worker;
+
+    if (count_of(gpu, uid) < (uint64_t)limit)
+        return true;
+    DL_FOREACH(gpu->workers, worker)
+    {
+        if (worker->state != NODE_WORKER_IDLE || (uid != NULL && worker->uid != *uid))
+            continue;
+        stop_worker(worker, "another job's worker needs its place");
+        return limit > 0;
+    }
+    return false;
 }
 
 /* Why no further worker may be started; HVI_OK: nothing stands against it. */
@@ -705,15 +724,15 @@ static int check_start(const struct node_gpu *gpu, const struct node_gpu_asker *
         snprintf(text_p, text_size, "hvdd is shutting down and starts no workers");
         return HVI_ERR_DRAINING;
     }
-    if (gpu->worker_count >= (uint64_t)config->gpu_workers) {
-        snprintf(text_p, text_size, "hvdd has %u workers for GPUs already (gpu-workers)",
-                 gpu->worker_count);
-        return HVI_ERR_DAEMON_LIMIT;
-    }
-    if (count_of(gpu, asker->uid) >= (uint64_t)config->gpu_workers_per_user) {
+    if (!find_place(gpu, &asker->uid, config->gpu_workers_per_user)) {
         snprintf(text_p, text_size,
                  "user %u has %u workers for GPUs already (gpu-workers-per-user)",
-                 (unsigned)asker->uid, count_of(gpu, asker->uid));
+                 (unsigned)asker->uid, count_of(gpu, &asker->uid));
+        return HVI_ERR_DAEMON_LIMIT;
+    }
+    if (!find_place(gpu, NULL, config->gpu_workers)) {
+        snprintf(text_p, text_size, "hvdd has %u workers for GPUs already (gpu-workers)",
+                 count_of(gpu, NULL));
         return HVI_ERR_DAEMON_LIMIT;
     }
     return HVI_OK;

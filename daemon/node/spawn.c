@@ -203,8 +203,7 @@ static int send_start(struct node *node, struct node_engine *engine)
     start->linger_ns = (uint64_t)node->config.engine_linger; /* 0: link.c tells it at once */
     start->silence_ns = (uint64_t)node->config.engine_silence;
     start->seats = node_generation_spans(generation) ? generation->seats : 0;
-    /* hvdd-gpu moves no data yet: what an engine gave it would wait for ever. Then: node->config.gpu != 0. */
-    start->gpu = false;
+    start->gpu = node->config.gpu != 0;
     node_mesh_fill_engine(node, start);
     return node_link_send(engine, &msg, NULL, 0);
 }

@@ -12,8 +12,9 @@
  * "reducescatter" | "alltoall" | "barrier" | "join" | "set_add" | "set_remove" | "send" | "recv" |
  * "set_open" | "set_close", "name": S, "tag": N,
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
- * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting", "out_memory": as "memory", which stands for
- * it otherwise, "silent": "in" | "out" (the second half of that memory does not answer), "in_place": B, "reduce_op": N,
+ * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting" | "device" (of a GPU, hvt_gpu.h) | "own" (the same, an
+ * allocation of its own), "gpu": N, "stream": N (of "stream"), "out_memory", "out_gpu": as "memory" and "gpu", which stand for
+ * them otherwise, "silent": "in" | "out" (the second half of that memory does not answer), "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
  * "pattern": N (instead of data: byte i is N * (i mod 251)), "ranks": [..], "set": N}                                                       -> "op": N
  *     {"do": "group", "session": 0, "kind": ..., "name": S, "members": [{as for submit}, ..], the
@@ -23,6 +24,10 @@
  * "splits": [..] (received), "joined": N, "set": N, "source": N, "wrong": N (against the pattern)
  *     {"do": "wait_any" | "wait_all", "ops": [..] (-1: NULL), "timeout_ms": N}     -> "index": N
  *     {"do": "cancel", "op": N}
+ *     {"do": "stream", "gpu": N} -> "stream": N            {"do": "gate", "stream": N, "open": B}
+ *     {"do": "stream_wait", "op": N, "stream": N}
+ *     {"do": "drain", "stream": N, "timeout_ms": N} -> "ended": B, "at_ns"
+ *     {"do": "read", "op": N, "stream": N, "timeout_ms": N} -> "ended": B, "at_ns", "data": H   the output, in the stream's order
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
  *     {"do": "free" | "abandon", "op": N}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
@@ -48,6 +53,8 @@
  * "data" is hexadecimal; without it the input is zeros (of "bytes" or of the shape). Output memory
  * of a library-provided allgather result lives until "free". End of input: every session is closed
  * and the program ends. Times are CLOCK_MONOTONIC. */
+#include "tests/harness/hvt_gpu.h"
+
 #include <hvd/hvd.h>
 
 #include <cjson/cJSON.h>
@@ -73,12 +80,22 @@
 #define OPS      8192
 #define MEMORIES 256
 
-enum hvt_memory { HVT_MALLOC, HVT_SHARED, HVT_REGISTERED, HVT_ADOPTED, HVT_LASTING };
+enum hvt_memory {
+    HVT_MALLOC,
+    HVT_SHARED,
+    HVT_REGISTERED,
+    HVT_ADOPTED,
+    HVT_LASTING,
+    HVT_DEVICE,
+    HVT_OWN
+};
 
 struct hvt_buffer {
     void *data;
     size_t bytes;
     enum hvt_memory memory;
+    void *host;   /* of a GPU: what is copied there */
+    bool is_lent; /* .host is a stream's, which may come to it later */
 };
 
 struct hvt_op {
@@ -90,6 +107,8 @@ struct hvt_op {
 static struct hvd_session *sessions[SESSIONS];
 static struct hvt_op ops[OPS];
 static void *memories[MEMORIES];
+static void **lent; /* memory that streams may still read; reachable, it is no leak */
+static size_t lent_count;
 static struct hvt_op abandoned[256]; /* keeps their memory reachable: it is no leak */
 static size_t abandoned_count;
 
@@ -298,8 +317,40 @@ static void do_answer(const cJSON *command, cJSON *reply)
     add_int(reply, "written", written);
 }
 
+static bool is_on_gpu(const struct hvt_buffer *buffer)
+{
+    return buffer->memory == HVT_DEVICE || buffer->memory == HVT_OWN;
+}
+
+static void forget(void *session, void *data)
+{
+    int status = hvd_device_forget(session, data);
+    if (status < 0 && status != HVD_ERR_NOT_FOUND && hvd_session_status(session) == HVD_OK) {
+        fprintf(stderr, "hvt-rank: hvd_device_forget: %s\n", hvd_last_error());
+        exit(3);
+    }
+}
+
+static void keep_lent(void *data)
+{
+    void **more = realloc(lent, (lent_count + 1) * sizeof *lent);
+    if (!more)
+        abort();
+    lent = more;
+    lent[lent_count++] = data;
+}
+
 static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffer)
 {
+    if (is_on_gpu(buffer)) {
+        hvt_gpu_free(buffer->data, session ? forget : NULL, session);
+        if (buffer->is_lent)
+            keep_lent(buffer->host);
+        else
+            free(buffer->host);
+        *buffer = (struct hvt_buffer){0};
+        return;
+    }
     if (buffer->data)
         note_freed(buffer);
     if (buffer->data && buffer->memory == HVT_SHARED && session)
@@ -400,13 +451,15 @@ static int last(struct hvd_session *session, size_t bytes, void **data_p)
     return status;
 }
 
-static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_t bytes,
+static int get_buffer(struct hvd_session *session, enum hvt_memory memory, int gpu, size_t bytes,
                       struct hvt_buffer *buffer_p)
 {
     void *data = NULL;
     int status = HVD_OK;
     size_t some = bytes ? bytes : 1;
-    if (memory == HVT_SHARED)
+    if (memory == HVT_DEVICE || memory == HVT_OWN)
+        data = hvt_gpu_alloc(gpu, bytes, memory == HVT_OWN);
+    else if (memory == HVT_SHARED)
         status = hvd_alloc(session, some, &data);
     else if (memory == HVT_ADOPTED)
         status = adopt_pages(session, bytes + 1, &data);
@@ -419,8 +472,28 @@ static int get_buffer(struct hvd_session *session, enum hvt_memory memory, size_
     if (status != HVD_OK && memory == HVT_REGISTERED)
         free(data);
     if (status == HVD_OK)
-        *buffer_p = (struct hvt_buffer){data, bytes, memory};
+        *buffer_p = (struct hvt_buffer){data, bytes, memory, NULL, false};
     return status;
+}
+
+/* Where the buffer's contents are written, before `settle`. */
+static void *contents(struct hvt_buffer *buffer)
+{
+    if (!is_on_gpu(buffer))
+        return buffer->data;
+    if (!buffer->host)
+        buffer->host = calloc(1, buffer->bytes + 1);
+    if (!buffer->host)
+        abort();
+    return buffer->host;
+}
+
+static void settle(struct hvt_buffer *buffer, int stream)
+{
+    if (!is_on_gpu(buffer) || buffer->bytes == 0)
+        return;
+    buffer->is_lent |= stream >= 0;
+    hvt_gpu_copy_in(stream, buffer->data, contents(buffer), buffer->bytes);
 }
 
 static enum hvt_memory get_memory(const cJSON *command, const char *name)
@@ -432,6 +505,10 @@ static enum hvt_memory get_memory(const cJSON *command, const char *name)
         return HVT_ADOPTED;
     if (text && strcmp(text, "lasting") == 0)
         return HVT_LASTING;
+    if (text && strcmp(text, "device") == 0)
+        return HVT_DEVICE;
+    if (text && strcmp(text, "own") == 0)
+        return HVT_OWN;
     return text && strcmp(text, "registered") == 0 ? HVT_REGISTERED : HVT_MALLOC;
 }
 
@@ -509,6 +586,30 @@ static int silence_side(const struct hvt_op *op, const char *side)
     return silence(strcmp(side, "out") == 0 ? &op->out : &op->in);
 }
 
+static void prepare_input(const cJSON *command, struct hvt_buffer *in)
+{
+    const char *hex = get_text(command, "data");
+    if (hex)
+        from_hex(hex, contents(in), strlen(hex) / 2);
+    if (cJSON_HasObjectItem(command, "pattern"))
+        fill_pattern(contents(in), in->bytes, (unsigned)get_int(command, "pattern", 1));
+    settle(in, (int)get_int(command, "stream", -1));
+}
+
+static int prepare_output(const cJSON *command, struct hvd_session *session, size_t bytes,
+                          struct hvt_buffer *out)
+{
+    const char *memory = cJSON_HasObjectItem(command, "out_memory") ? "out_memory" : "memory";
+    const char *gpu = cJSON_HasObjectItem(command, "out_gpu") ? "out_gpu" : "gpu";
+    int status =
+        get_buffer(session, get_memory(command, memory), (int)get_int(command, gpu, 0), bytes, out);
+    if (status == HVD_OK && bytes) {
+        memset(contents(out), (int)get_int(command, "out_fill", 0xee), bytes);
+        settle(out, (int)get_int(command, "stream", -1));
+    }
+    return status;
+}
+
 /* Makes the operands' memory. */
 static int prepare(const cJSON *command, struct hvd_session *session, struct hvt_op *op,
                    struct hvt_request *request)
@@ -524,13 +625,11 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
     get_tensor(command, given ? "out_dims" : "dims", &request->out, &out_bytes);
     if (hex && strlen(hex) / 2 > in_bytes)
         in_bytes = strlen(hex) / 2;
-    int status = get_buffer(session, get_memory(command, "memory"), in_bytes, &op->in);
+    int status = get_buffer(session, get_memory(command, "memory"), (int)get_int(command, "gpu", 0),
+                            in_bytes, &op->in);
     if (status != HVD_OK)
         return status;
-    if (hex)
-        from_hex(hex, op->in.data, strlen(hex) / 2);
-    if (cJSON_HasObjectItem(command, "pattern"))
-        fill_pattern(op->in.data, in_bytes, (unsigned)get_int(command, "pattern", 1));
+    prepare_input(command, &op->in);
     request->in.data = op->in.data;
     request->has_out = given || sized;
     if (get_bool(command, "in_place")) {
@@ -539,12 +638,7 @@ static int prepare(const cJSON *command, struct hvd_session *session, struct hvt
     }
     if (!request->has_out)
         return HVD_OK;
-    status = get_buffer(
-        session,
-        get_memory(command, cJSON_HasObjectItem(command, "out_memory") ? "out_memory" : "memory"),
-        out_bytes, &op->out);
-    if (status == HVD_OK && out_bytes)
-        memset(op->out.data, (int)get_int(command, "out_fill", 0xee), out_bytes);
+    status = prepare_output(command, session, out_bytes, &op->out);
     request->out.data = op->out.data;
     return status;
 }
@@ -555,6 +649,7 @@ static void get_options(const cJSON *command, struct hvd_op_options *options_p)
     options_p->prescale_factor = get_double(command, "prescale", 1.0);
     options_p->postscale_factor = get_double(command, "postscale", 1.0);
     options_p->process_set = (int)get_int(command, "process_set", 0);
+    options_p->stream = hvt_gpu_handle((int)get_int(command, "stream", -1));
 }
 
 static void get_integers(const cJSON *command, const char *name, struct hvt_request *request)
@@ -749,7 +844,27 @@ static void do_group(const cJSON *command, cJSON *reply)
 
 /* ---- looking at ops ---- */
 
-static void add_output(cJSON *reply, const struct hvd_tensor *result)
+/* Of an op whose memory may be a GPU's: a copy, which is freed by the caller; or NULL, and the bytes are where they are. */
+static unsigned char *copy_of(const struct hvt_op *op, const void *data, size_t bytes)
+{
+    if (!is_on_gpu(&op->in) && !is_on_gpu(&op->out))
+        return NULL;
+    unsigned char *copy = malloc(bytes + 1);
+    if (!copy)
+        abort();
+    if (bytes > 0)
+        hvt_gpu_copy_out(-1, copy, data, bytes);
+    return copy;
+}
+
+static void add_bytes(cJSON *reply, const struct hvt_op *op, const void *data, size_t bytes)
+{
+    unsigned char *copy = copy_of(op, data, bytes);
+    add_hex(reply, "data", copy ? copy : data, bytes);
+    free(copy);
+}
+
+static void add_output(cJSON *reply, const struct hvt_op *op, const struct hvd_tensor *result)
 {
     size_t bytes = hvd_dtype_size(result->dtype);
     cJSON *dims = cJSON_AddArrayToObject(reply, "dims");
@@ -758,16 +873,20 @@ static void add_output(cJSON *reply, const struct hvd_tensor *result)
         bytes *= (size_t)result->dims[i];
     }
     if (result->data || bytes == 0)
-        add_hex(reply, "data", result->data, bytes);
+        add_bytes(reply, op, result->data, bytes);
 }
 
-static void add_wrong(const cJSON *command, cJSON *reply, const struct hvd_tensor *result)
+static void add_wrong(const cJSON *command, cJSON *reply, const struct hvt_op *op,
+                      const struct hvd_tensor *result)
 {
     size_t bytes = hvd_dtype_size(result->dtype);
     for (int i = 0; i < result->ndim; i++)
         bytes *= (size_t)result->dims[i];
-    add_int(reply, "wrong",
-            count_wrong(result->data, bytes, (unsigned)get_int(command, "pattern", 1)));
+    unsigned char *copy = copy_of(op, result->data, bytes);
+    add_int(
+        reply, "wrong",
+        count_wrong(copy ? copy : result->data, bytes, (unsigned)get_int(command, "pattern", 1)));
+    free(copy);
 }
 
 /* What else the kinds have to say at their end. */
@@ -797,11 +916,11 @@ static void add_result(const cJSON *command, cJSON *reply, const struct hvt_op *
     bool wanted = get_bool(command, "output");
     if (status == HVD_OK && cJSON_HasObjectItem(command, "pattern") &&
         hvd_op_result(op->op, &result) == HVD_OK)
-        add_wrong(command, reply, &result);
+        add_wrong(command, reply, op, &result);
     if (status == HVD_OK && wanted && hvd_op_result(op->op, &result) == HVD_OK)
-        add_output(reply, &result);
+        add_output(reply, op, &result);
     else if (status < 0 && wanted && op->out.data)
-        add_hex(reply, "data", op->out.data, op->out.bytes);
+        add_bytes(reply, op, op->out.data, op->out.bytes);
     if (status < 0 && status != HVD_ERR_TIMEOUT) {
         cJSON_AddStringToObject(reply, "error", hvd_op_error(op->op));
         add_int(reply, "culprit", hvd_op_culprit(op->op));
@@ -1002,7 +1121,7 @@ static void do_loop(const cJSON *command, cJSON *reply)
     struct hvd_session *session = get_session(command);
     struct hvt_buffer buffer = {0};
     int status =
-        get_buffer(session, get_memory(command, "memory"),
+        get_buffer(session, get_memory(command, "memory"), (int)get_int(command, "gpu", 0),
                    (size_t)(elements * get_int(command, "buffers", 1)) * sizeof(float), &buffer);
     if (status == HVD_OK)
         status = loop(command, session, buffer.data, elements, &done);
@@ -1029,6 +1148,57 @@ static void do_kept(const cJSON *command, cJSON *reply)
     add_int(reply, "status", kept.data ? HVD_OK : HVD_ERR_INVALID);
     add_int(reply, "first", first);
     add_int(reply, "last", last);
+}
+
+/* ---- streams ---- */
+
+static void do_stream(const cJSON *command, cJSON *reply)
+{
+    add_int(reply, "status", HVD_OK);
+    add_int(reply, "stream", hvt_gpu_stream((int)get_int(command, "gpu", 0)));
+}
+
+static void do_gate(const cJSON *command, cJSON *reply)
+{
+    int stream = (int)get_int(command, "stream", 0);
+    if (get_bool(command, "open"))
+        hvt_gpu_open(stream);
+    else
+        hvt_gpu_gate(stream);
+    add_int(reply, "status", HVD_OK);
+}
+
+static void do_stream_wait(const cJSON *command, cJSON *reply)
+{
+    add_status(reply, hvd_op_stream_wait(get_op(command)->op,
+                                         hvt_gpu_handle((int)get_int(command, "stream", -1))));
+}
+
+static bool drain(const cJSON *command, cJSON *reply)
+{
+    bool ended =
+        hvt_gpu_drain((int)get_int(command, "stream", 0), get_int(command, "timeout_ms", 5000));
+    add_int(reply, "at_ns", now_ns());
+    add_int(reply, "status", HVD_OK);
+    cJSON_AddBoolToObject(reply, "ended", ended);
+    return ended;
+}
+
+static void do_drain(const cJSON *command, cJSON *reply)
+{
+    drain(command, reply);
+}
+
+static void do_read(const cJSON *command, cJSON *reply)
+{
+    const struct hvt_op *op = get_op(command);
+    const struct hvt_buffer *out = op->out.data ? &op->out : &op->in; /* in place */
+    unsigned char *copy = malloc(out->bytes + 1);
+    hvt_gpu_copy_out((int)get_int(command, "stream", 0), copy, out->data, out->bytes);
+    if (!drain(command, reply))
+        return; /* the copy is the stream's for ever */
+    add_hex(reply, "data", copy, out->bytes);
+    free(copy);
 }
 
 /* ---- the rest ---- */
@@ -1149,7 +1319,8 @@ static const struct hvt_command commands[] = {
     {"group", do_group},     {"wait_any", do_wait_any}, {"wait_all", do_wait_all},
     {"cancel", do_cancel},   {"sets", do_sets},         {"log", do_log},
     {"unmap", do_unmap},     {"timeline", do_timeline}, {"kept", do_kept},
-    {"answer", do_answer},
+    {"answer", do_answer},   {"stream", do_stream},     {"gate", do_gate},
+    {"read", do_read},       {"drain", do_drain},       {"stream_wait", do_stream_wait},
 };
 
 static void run(const cJSON *command)

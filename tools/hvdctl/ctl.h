@@ -44,6 +44,9 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* `jobs`: the reply to a jobs request, for the links. */
 void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
                     const struct hvi_admin_reply *jobs);
+/* Workers of GPUs. */
+void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* The connections between the nodes of jobs; nothing where there are none. */
 void ctl_show_links(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);

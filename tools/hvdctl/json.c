@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]},
- * {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
+ * {"gpus": [...]}, {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
  * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
 #include "tools/hvdctl/ctl.h"
@@ -140,6 +140,26 @@ void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
         cJSON_AddStringToObject(object, "jobs", row->jobs);
     }
     add_spans(document, jobs->spans, jobs->span_count);
+    add_note(document, reply);
+    print(ctl, document);
+}
+
+void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON *array = cJSON_AddArrayToObject(document, "gpus");
+    for (size_t i = 0; i < reply->gpu_count; i++) {
+        const struct hvi_gpu_row *row = &reply->gpus[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "gpu", row->uuid);
+        cJSON_AddStringToObject(object, "name", row->name);
+        cJSON_AddStringToObject(object, "job", row->job);
+        add_u64(object, "uid", row->uid);
+        add_i64(object, "pid", row->pid);
+        cJSON_AddStringToObject(object, "state", row->state);
+        add_u64(object, "driver_version", row->driver_version);
+        add_u64(object, "nccl_version", row->nccl_version);
+    }
     add_note(document, reply);
     print(ctl, document);
 }

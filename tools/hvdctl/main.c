@@ -246,6 +246,19 @@ static int run_nodes(const struct ctl *ctl, char **args, int count)
     return code;
 }
 
+static int run_gpus(const struct ctl *ctl, char **args, int count)
+{
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_GPUS};
+    struct hvi_admin_reply reply;
+    (void)args, (void)count;
+    const int code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    (ctl->json ? ctl_json_gpus : ctl_show_gpus)(ctl, &reply);
+    hvi_admin_reply_free(&reply);
+    return CTL_OK;
+}
+
 static int run_job_stop(const struct ctl *ctl, char **args, int count)
 {
     struct hvi_admin_request request = {.kind = HVI_ADMIN_JOB_STOP};
@@ -311,6 +324,7 @@ static const struct command commands[] = {
     {"job", "stop", "JOB", 1, 1, run_job_stop,
      "end a job with an error on its ranks (--reason TEXT)"},
     {"nodes", NULL, "", 0, 0, run_nodes, "the other nodes that this one knows, and their jobs"},
+    {"gpus", NULL, "", 0, 0, run_gpus, "the workers that have GPUs for jobs"},
     {"key", "new", "PREFIX", 1, 1, ctl_key_new,
      "make PREFIX.server and PREFIX.client, keys for jobs on several nodes"},
     {"doctor", NULL, "", 0, 0, run_doctor,

@@ -183,6 +183,27 @@ static const struct hvi_span_row *span_of(const struct hvi_admin_reply *reply, u
     return NULL;
 }
 
+void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+{
+    static const struct ctl_column columns[] = {{"GPU", false},  {"NAME", false}, {"JOB", false},
+                                                {"USER", false}, {"PID", true},   {"STATE", false}};
+    if (reply->gpu_count == 0) {
+        line(ctl, "gpus", "no worker runs; one is started for each GPU of a job that uses it");
+        return;
+    }
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->gpu_count; i++) {
+        const struct hvi_gpu_row *row = &reply->gpus[i];
+        ctl_table_add(table, CTL_PLAIN, "%s", row->uuid);
+        ctl_table_add(table, CTL_PLAIN, "%s", row->name[0] != '\0' ? row->name : "-");
+        ctl_table_add(table, CTL_PLAIN, "%s", row->job);
+        add_user(table, row->uid);
+        add_pid(table, row->pid);
+        ctl_table_add(table, CTL_PLAIN, "%s", row->state);
+    }
+    finish(ctl, table, reply->rows_left_out);
+}
+
 /* "1 b": two nodes may have one name. */
 static void add_node(struct ctl_table *table, const struct hvi_span_row *span)
 {

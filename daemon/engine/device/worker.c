@@ -120,9 +120,10 @@ static void let_go(struct engine_device_worker *worker)
         hvi_device_fini(&worker->channel);
 }
 
-/* Before it was linked: what waits for it fails, and the job goes on. */
+/* Before it was linked: what waits for it fails, and the job goes on. So whatever the reason is, it ends no more than an op. */
 static void refuse(struct engine_device_worker *worker, int status, const char *text)
 {
+    status = status <= HVI_ERR_CLOSED ? HVI_ERR_UNSUPPORTED : status;
     set_state(worker, ENGINE_DEVICE_REFUSED, text);
     let_go(worker);
     worker->refused_status = status;
@@ -135,7 +136,10 @@ static void lose(struct engine_device_worker *worker, const char *why)
 {
     struct engine_device *device = worker->device;
     char label[ENGINE_DEVICE_LABEL], text[HVI_TEXT_MAX + 1];
+    size_t named = strlen(worker->uuid_text);
 
+    if (strncmp(why, worker->uuid_text, named) == 0 && strncmp(why + named, ": ", 2) == 0)
+        why += named + 2; /* hvdd names the GPU as well */
     engine_device_label(device, worker->number, label);
     snprintf(text, sizeof text, "the worker of %s is lost: %.700s", label, why);
     if (worker->state == ENGINE_DEVICE_GREETING || worker->state == ENGINE_DEVICE_WANTED) {

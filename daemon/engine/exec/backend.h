@@ -13,7 +13,7 @@
 
 #define ENGINE_BATCH_WORKS 256u /* most ops in one batch */
 #define ENGINE_PLAN_STEPS  12u  /* most steps of one batch */
-#define ENGINE_TEXT_BYTES  192u
+#define ENGINE_TEXT_BYTES  320u
 
 /* The status of a tentative work that was withdrawn: nothing of it has been done. */
 #define ENGINE_BATCH_WITHDRAWN 1

@@ -67,14 +67,22 @@ static const struct engine_span *span_of(struct engine_task *task)
     return &task->span;
 }
 
-static void take_fences(struct engine_task *task)
+/* Of an op on memory of GPUs. What does not lie there has no bytes: agree.c has seen to that. */
+static void prepare_device(struct engine_task *task)
 {
     const struct engine_op *op = &task->op;
+    const struct engine_operand none = {.kind = ENGINE_OPERAND_NONE};
 
-    for (uint32_t i = 0; i < op->set->places; i++)
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (task->in[i].kind != ENGINE_OPERAND_DEVICE)
+            task->in[i] = none;
+        if (task->out[i].kind != ENGINE_OPERAND_DEVICE)
+            task->out[i] = none;
         task->fence[i] =
             op->parts[i] ? engine_share_of(op->parts[i])->fence : (struct engine_fence){0};
+    }
     task->work.fence = task->fence;
+    task->work.kinds = 1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_DEVICE;
 }
 
 void engine_task_prepare(struct engine_op *op)
@@ -107,5 +115,5 @@ void engine_task_prepare(struct engine_op *op)
         work->kinds |= 1u << task->in[i].kind | 1u << task->out[i].kind;
     }
     if (engine_work_has(work, ENGINE_OPERAND_DEVICE))
-        take_fences(task);
+        prepare_device(task);
 }

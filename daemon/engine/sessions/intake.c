@@ -339,6 +339,8 @@ static int check_fence(const struct hvi_submission *copy, const struct engine_in
         return violation(reason, "a fence, or memory of a GPU, in a session without a fence page");
     if (out && operands->in_bytes == 0 && !in)
         operands->in = NULL;
+    if (in && copy->out_capacity == 0 && !out)
+        operands->out = NULL;
     if ((in && operands->out && !out) || (out && operands->in && !in) ||
         (in && out && operands->in->worker != operands->out->worker))
         return violation(reason, "operands in regions %u and %u, which no worker has both",

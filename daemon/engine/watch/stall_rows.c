@@ -217,10 +217,10 @@ static int fill_held_row(const struct engine_watch *watch, const struct engine_h
     return HVI_OK;
 }
 
-/* It executes, and a rank's own memory does not answer. */
-static int fill_silent_row(const struct engine_watch *watch, const struct engine_op *op,
-                           const struct engine_fault *fault, uint64_t now_ns,
-                           struct hvi_stall_row *row)
+/* It executes, and waits for the rank at this place. */
+static int fill_executing_row(const struct engine_watch *watch, const struct engine_op *op,
+                              uint32_t place, const char *waits_in, uint64_t now_ns,
+                              struct hvi_stall_row *row)
 {
     const struct engine_part *part = engine_op_first_part(op);
 
@@ -235,11 +235,9 @@ static int fill_silent_row(const struct engine_watch *watch, const struct engine
     row->age_ns = now_ns - op->first_ns;
     for (uint32_t i = 0; i < op->set->places; i++) {
         struct hvi_missing_rank *missing = &row->missing[row->missing_count];
-        if ((int32_t)i == fault->rank) {
+        if (i == place) {
             fill_missing(watch, op->set->seats[i], NULL, missing);
-            snprintf(missing->waits_in, sizeof missing->waits_in,
-                     "its memory, which does not answer while the op executes (%s, 0x%" PRIx64 ")",
-                     fault->writing ? "output" : "input", fault->address);
+            snprintf(missing->waits_in, sizeof missing->waits_in, "%s", waits_in);
             row->missing_count++;
         } else if (op->parts[i]) {
             row->ready[row->ready_count++] = op->set->ranks[i];
@@ -300,6 +298,7 @@ static int add_silent(struct engine_watch *watch, struct table *table)
     struct engine_exec_cursor cursor = {NULL};
     const struct engine_op *op;
     struct engine_fault fault;
+    char text[sizeof((struct hvi_missing_rank *)0)->waits_in];
     int status = HVI_OK;
 
     while (status == HVI_OK &&
@@ -307,8 +306,32 @@ static int add_silent(struct engine_watch *watch, struct table *table)
         if (!is_old(op->first_ns, table->now_ns, table->min_age_ns))
             continue;
         struct hvi_stall_row *row = next_row(table);
+        snprintf(text, sizeof text,
+                 "its memory, which does not answer while the op executes (%s, 0x%" PRIx64 ")",
+                 fault.writing ? "output" : "input", fault.address);
         if (row)
-            status = fill_silent_row(watch, op, &fault, table->now_ns, row);
+            status = fill_executing_row(watch, op, (uint32_t)fault.rank, text, table->now_ns, row);
+    }
+    return status;
+}
+
+/* Ops on GPUs whose worker waits for what a rank has in its stream. */
+static int add_gated(struct engine_watch *watch, struct table *table)
+{
+    struct engine_exec_cursor cursor = {NULL};
+    const struct engine_op *op;
+    uint32_t place;
+    int status = HVI_OK;
+
+    while (status == HVI_OK &&
+           (op = engine_dispatch_next_gated(watch->exec, &cursor, &place)) != NULL) {
+        if (!is_old(op->first_ns, table->now_ns, table->min_age_ns))
+            continue;
+        struct hvi_stall_row *row = next_row(table);
+        if (row)
+            status =
+                fill_executing_row(watch, op, place, "its stream, which has not come to the op yet",
+                                   table->now_ns, row);
     }
     return status;
 }
@@ -340,6 +363,8 @@ int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t li
 
     if (status == HVI_OK)
         status = add_silent(watch, &table);
+    if (status == HVI_OK)
+        status = add_gated(watch, &table);
     if (status == HVI_OK)
         status = add_held(watch, &table);
     if (status != HVI_OK) {

@@ -261,6 +261,21 @@ START_TEST(limits_count_all_workers_and_those_of_a_user)
 }
 END_TEST
 
+START_TEST(an_idle_worker_gives_its_place_up)
+{
+    config.gpu_workers_per_user = 1;
+    want(0, "up", 1);
+    expect(0, 0, 1, HVI_OK);
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    want(1, "up2", 2);
+    expect(1, 1, 2, HVI_OK);
+    config.gpu_workers = 1;
+    node_gpu_engine_gone(&gpu, engine_at(1));
+    want(0, "up", 3);
+    expect(2, 0, 3, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_worker_that_dies_is_told_to_each_of_its_engines_once)
 {
     want(0, "dies", 1);
@@ -437,6 +452,7 @@ int main(void)
     tcase_add_test(tcase, a_program_that_is_not_there_is_an_answer);
     tcase_add_test(tcase, nothing_is_started_where_the_option_says_no);
     tcase_add_test(tcase, limits_count_all_workers_and_those_of_a_user);
+    tcase_add_test(tcase, an_idle_worker_gives_its_place_up);
     tcase_add_test(tcase, a_worker_that_dies_is_told_to_each_of_its_engines_once);
     tcase_add_test(tcase, a_worker_that_is_killed_is_named_with_pid_and_signal);
     tcase_add_test(tcase, a_worker_that_stands_still_is_killed_with_the_reason);

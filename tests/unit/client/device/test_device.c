@@ -199,6 +199,25 @@ START_TEST(a_stream_waits_for_the_op_and_later_ops_say_after_which)
 }
 END_TEST
 
+START_TEST(tensors_without_bytes_take_part_in_streams)
+{
+    struct hvd_op *op;
+    float host;
+    ck_assert_msg(submit_on(&host, &host, 0, stream, &op) == HVD_OK, "%s", hvd_last_error());
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ck_assert_uint_ne(slot.fence_turn, 0);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    nap(20);
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    hvi_fence_store_done(hvt_fake_fences(engine), slot.fence_cell, slot.fence_turn);
+    ck_assert(stream_ends());
+    finish(op, &slot, HVD_OK);
+    float *memory = alloc(BYTES);
+    slot = submit(memory, memory, stream, &op);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
 START_TEST(a_finished_op_makes_no_stream_wait)
 {
     float *memory = alloc(BYTES);
@@ -535,6 +554,7 @@ int main(void)
     tcase_add_test(tcase, an_allocation_becomes_known_once_and_tensors_in_it_are_offsets);
     tcase_add_test(tcase, an_op_of_a_stream_is_ready_when_the_stream_has_come_to_it);
     tcase_add_test(tcase, a_stream_waits_for_the_op_and_later_ops_say_after_which);
+    tcase_add_test(tcase, tensors_without_bytes_take_part_in_streams);
     tcase_add_test(tcase, a_finished_op_makes_no_stream_wait);
     tcase_add_test(tcase, a_cell_is_used_again_when_its_stream_has_come_and_never_after_a_failure);
     tcase_add_test(tcase, memory_that_was_freed_is_announced_anew);

@@ -87,7 +87,7 @@ START_TEST(a_worker_that_dies_before_its_hello_fails_the_registration_and_not_th
     hvt_gpu_die(&gpus, 0);
     hvt_gpu_is_gone(&gpus, 0, "it was killed by signal 9 (SIGKILL)");
     ack = hvt_rank_ack(&gpus, 0);
-    ck_assert_int_eq(ack.status, HVI_ERR_WORKER_LOST);
+    ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
     ck_assert_str_eq(ack.text,
                      "the worker of " GPU0 " is lost: it was killed by signal 9 (SIGKILL)");
     ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
@@ -131,7 +131,7 @@ START_TEST(a_hello_that_is_not_credible_ends_the_worker)
     ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_END, &end));
     ck_assert_uint_eq(end.gpu_end.instance, 100);
     ck_assert_ptr_nonnull(strstr(end.gpu_end.reason, "it broke the protocol"));
-    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_WORKER_LOST);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_UNSUPPORTED);
     hvt_gpus_fini(&gpus);
 }
 END_TEST

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ops on memory of GPUs: what workers are told, and how ops end. */
 #include "base/status.h"
+#include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/device/hvt_gpus.h"
 #include "tests/unit/hvt_main.h"
 
@@ -592,7 +593,10 @@ END_TEST
 START_TEST(a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose)
 {
     struct engine_exec_cursor cursor = {NULL};
+    struct hvi_stall_row *rows;
     uint32_t place = 99;
+    uint64_t left_out;
+    size_t count;
 
     open_gpus(2, 1);
     engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 1);
@@ -606,6 +610,12 @@ START_TEST(a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose)
     ck_assert_ptr_nonnull(engine_dispatch_next_gated(&gpus.bench.engine->exec, &cursor, &place));
     ck_assert_uint_eq(place, 1);
     ck_assert_ptr_null(engine_dispatch_next_gated(&gpus.bench.engine->exec, &cursor, &place));
+    ck_assert_int_eq(engine_stall_rows(&gpus.bench.engine->watch, 0, 4, &rows, &count, &left_out),
+                     HVI_OK);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(rows[0].missing[0].rank, 1);
+    ck_assert_str_eq(rows[0].missing[0].waits_in, "its stream, which has not come to the op yet");
+    engine_stall_rows_free(rows, count);
     engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 0);
     hvt_gpus_fini(&gpus);
 }

@@ -172,6 +172,21 @@ START_TEST(nodes_take_two_questions)
 }
 END_TEST
 
+START_TEST(gpus_are_asked_for)
+{
+    struct hvi_gpu_row row = {.uuid = "GPU-1", .name = "Fake", .job = "x", .state = "idle"};
+    const struct hvt_line line = {.kind = HVI_ADMIN_GPUS, .reply = {.gpus = &row, .gpu_count = 1}};
+    hvt_run_played(&line, 1, "gpus");
+    hvt_expect_end(0, "");
+    expect_out("idle");
+    hvt_run_played(&line, 1, "gpus --json");
+    cJSON *document = hvt_document();
+    const cJSON *gpu = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "gpus"), 0);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(gpu, "gpu")), "GPU-1");
+    cJSON_Delete(document);
+}
+END_TEST
+
 START_TEST(a_job_is_stopped_with_a_reason)
 {
     const struct hvt_line says[] = {
@@ -277,7 +292,7 @@ START_TEST(a_refusal_of_any_command_ends_with_1)
         {HVI_ADMIN_STATUS, "status"},      {HVI_ADMIN_JOBS, "jobs"},
         {HVI_ADMIN_RANKS, "ranks x"},      {HVI_ADMIN_JOB_STOP, "job stop x"},
         {HVI_ADMIN_NODES, "nodes"},        {HVI_ADMIN_TRACE, "trace x --rank 0"},
-        {HVI_ADMIN_RANKS, "top x --once"},
+        {HVI_ADMIN_RANKS, "top x --once"}, {HVI_ADMIN_GPUS, "gpus"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         const struct hvt_line line = {.kind = all[i].kind,
@@ -356,6 +371,7 @@ int main(void)
     tcase_add_test(tests, jobs_ranks_and_stalls_have_two_forms);
     tcase_add_test(tests, stalls_are_asked_for_with_an_age_and_without_a_job);
     tcase_add_test(tests, nodes_take_two_questions);
+    tcase_add_test(tests, gpus_are_asked_for);
     tcase_add_test(tests, a_job_is_stopped_with_a_reason);
     tcase_add_test(tests, version_is_told_with_and_without_a_hvdd);
     tcase_add_test(tests, a_node_that_is_silent_is_told_beside_the_table);

@@ -76,6 +76,25 @@ START_TEST(nodes_are_a_table_and_a_missing_mesh_a_sentence)
 }
 END_TEST
 
+START_TEST(workers_of_gpus_are_a_table)
+{
+    struct hvi_gpu_row rows[] = {
+        {.uuid = "GPU-1", .name = "Fake", .job = "x", .pid = 7, .state = "up"},
+        {.uuid = "GPU-2", .job = "long", .state = "starting"},
+    };
+    struct ctl ctl = hvt_ctl();
+    struct hvi_admin_reply reply = {.gpus = rows, .gpu_count = 2};
+    ctl_show_gpus(&ctl, &reply);
+    EXPECT(ctl, "GPU    NAME  JOB   USER  PID  STATE\n"
+                "GPU-1  Fake  x     root    7  up\n"
+                "GPU-2  -     long  root    -  starting\n");
+    ctl = hvt_ctl();
+    reply.gpu_count = 0;
+    ctl_show_gpus(&ctl, &reply);
+    EXPECT(ctl, "gpus         no worker runs; one is started for each GPU of a job that uses it\n");
+}
+END_TEST
+
 START_TEST(ranks_say_what_became_of_each)
 {
     struct ctl ctl = hvt_ctl();
@@ -207,6 +226,7 @@ int main(void)
     tcase_add_test(tests, status_is_a_short_list);
     tcase_add_test(tests, lost_log_lines_are_mentioned_only_when_there_are_any);
     tcase_add_test(tests, jobs_are_a_table);
+    tcase_add_test(tests, workers_of_gpus_are_a_table);
     tcase_add_test(tests, ranks_say_what_became_of_each);
     tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
     tcase_add_test(tests, nothing_is_said_in_words);

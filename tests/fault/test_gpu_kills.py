@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of a job on GPUs die or stop, in each of the states that an op has: nobody waits for them longer than docs/design/gpu.md
+says, neither on the host nor in a stream."""
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvt import Status, arith, check_prompt, procs, scaled, wait_until
+from hvt.gpu import GpuDaemon, gpus
+from hvt.job import Job
+
+PROMISED_NS = 100_000_000
+SILENCE_NS = 1_000_000_000  # gpu-silence, engine-silence and HVD_GPU_TIMEOUT_SECONDS, where a test has set them
+INT32 = arith.DTYPES["int32"]
+EXPECTED = ("op-failed", "rank-lost", "job-failed", "engine-killed", "engine-exited", "engine-ended", "engine-lost", "engine-silent",
+            "worker-lost", "worker-ended", "worker-killed", "worker-state", "worker-silent", "comm-failed", "memory-refused", "no-hvdd", "failed")
+
+
+class Case:
+    """Three ranks, of which rank 2 dies or holds the others up: rank 0 waits on the host, rank 1 in a stream."""
+
+    def __init__(self, daemon: GpuDaemon, gpu_of: list[int], **more):
+        self.daemon, self.gpus = daemon, gpu_of
+        self.job = Job(daemon, 3, **more)
+        self.streams = [rank.ask("stream", gpu=gpu)["stream"] for rank, gpu in zip(self.job.ranks, gpu_of)]
+        self.ops: dict[int, int] = {}
+        self.name = 0
+
+    def submit(self, number: int) -> None:
+        """The next allreduce in the rank's stream."""
+        self.ops[number] = self.job.ranks[number].submit(
+            "allreduce", f"w{self.name}", dtype="int32", dims=[1000], data=arith.pack(INT32, [number] * 1000), reduce_op="sum",
+            memory="device", gpu=self.gpus[number], stream=self.streams[number])
+
+    def ask(self, number: int, do: str, **more) -> dict:
+        """A command about the rank's stream."""
+        return self.job.ranks[number].ask(do, stream=self.streams[number], **more)
+
+    def warm(self) -> None:
+        """An op that all workers have done."""
+        for number in range(3):
+            self.submit(number)
+        for number, rank in enumerate(self.job.ranks):
+            outcome = rank.outcome(self.ops.pop(number))
+            assert outcome.ok and outcome.data == arith.pack(INT32, [3] * 1000), outcome
+        self.name += 1
+
+    def wait(self, state: str) -> None:
+        """Ranks 0 and 1 wait for an op in this state."""
+        ranks = self.job.ranks
+        if state == "gated":
+            ranks[2].ask("gate", stream=self.streams[2])
+        for number in (0, 1) if state == "missing" else (0, 1, 2):
+            self.submit(number)
+        ranks[1].ask("stream_wait", op=self.ops[1], stream=self.streams[1])
+        ranks[0].post("wait", op=self.ops[0], timeout_ms=int(scaled(15) * 1000))
+        ranks[1].post("drain", stream=self.streams[1], timeout_ms=int(scaled(15) * 1000))
+        if state == "gated":
+            time.sleep(0.02)
+
+    def meet_again(self, keep: bool) -> None:
+        """The next generation works. `keep`: with rank 2's process."""
+        ranks = self.job.ranks
+        if not keep:
+            ranks[2] = self.daemon.rank()
+            self.streams[2] = ranks[2].ask("stream", gpu=self.gpus[2])["stream"]
+        for number, rank in enumerate(ranks):
+            if keep or number < 2:
+                wait_until(lambda who=rank: who.state().status < 0, "the rank to know of it")
+                rank.close()
+        for number, rank in enumerate(ranks):
+            rank.post("open", job=self.job.name, rank=number, size=3)
+        for rank in ranks:
+            outcome = rank.collect_outcome()
+            assert outcome.ok, outcome
+        self.name += 1
+        self.warm()
+
+    def open_gate(self) -> None:
+        """Rank 2's stream goes on."""
+        self.job.ranks[2].ask("gate", stream=self.streams[2], open=True)
+
+
+def hear(case: Case, status: Status, word: str = "") -> int:
+    """Ranks 0 and 1 hear this and go on; when the later one did."""
+    host, stream = case.job.ranks[0].collect_outcome(), case.job.ranks[1].collect()
+    assert host.status == status, host
+    assert word in host.text, host.text
+    assert stream["ended"], "the stream waits for ever"
+    outcome = case.job.ranks[1].wait(case.ops[1])
+    assert outcome.status == status, outcome
+    return max(host.at_ns, stream["at_ns"])
+
+
+def check(case: Case, at_ns: int, status: Status, word: str = "") -> None:
+    """And in time."""
+    check_prompt("the ranks heard and went on", hear(case, status, word) - at_ns, PROMISED_NS)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> int:
+    at_ns = time.monotonic_ns()
+    os.kill(pid, number)
+    return at_ns
+
+
+@contextlib.contextmanager
+def stopping(pid: int) -> Iterator[int]:
+    at_ns = kill(pid, signal.SIGSTOP)
+    try:
+        yield at_ns
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module", name="daemon")
+def one_daemon():
+    with gpus("devices=2", *EXPECTED, gpu_idle="1s") as running:
+        yield running
+
+
+def rows(case: Case) -> list[dict]:
+    return [row for row in case.daemon.ctl.json("gpus")["gpus"] if row["job"] == case.job.name]
+
+
+def engine(case: Case) -> int:
+    return next(row["engine_pid"] for row in case.daemon.jobs() if row["job"] == case.job.name)
+
+
+@pytest.fixture(name="case", params=[[0, 0, 0], [0, 1, 0]], ids=str)
+def make_case(daemon, request):
+    case = Case(daemon, request.param)
+    case.warm()
+    yield case
+    case.job.close()
+
+
+STATES = ("missing", "gated")
+
+
+# ---- SIGKILL ----
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_trainer_is_killed(case, state):
+    before = sorted(row["pid"] for row in rows(case))
+    case.wait(state)
+    check(case, case.job.ranks[2].kill(), Status.ERR_RANK_LOST, "rank 2")
+    case.meet_again(keep=False)
+    assert sorted(row["pid"] for row in rows(case)) == before, "the workers did not stay"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_worker_is_killed(case, state):
+    victim = rows(case)[0]
+    case.wait(state)
+    check(case, kill(victim["pid"]), Status.ERR_WORKER_LOST, f"pid {victim['pid']}) was killed by signal 9")
+    assert victim["gpu"] in case.job.ranks[2].state().text
+    if state == "gated":
+        case.open_gate()
+    case.meet_again(keep=True)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_engine_is_killed(case, state):
+    before = sorted(row["pid"] for row in rows(case))
+    case.wait(state)
+    check(case, kill(engine(case)), Status.ERR_ENGINE_LOST)
+    if state == "gated":
+        case.open_gate()
+    case.meet_again(keep=True)
+    assert sorted(row["pid"] for row in rows(case)) == before, "the workers did not stay"
+
+
+@pytest.fixture(scope="module", name="slow")
+def slow_daemon():
+    with gpus("devices=2", *EXPECTED, faults="hvdd-gpu/delay@40000", gpu_idle="1s") as running:
+        yield running
+
+
+RUNNING = {
+    "worker": (lambda case: rows(case)[0]["pid"], Status.ERR_WORKER_LOST),
+    "engine": (engine, Status.ERR_ENGINE_LOST),
+}
+
+
+def begin_slowly(slow: GpuDaemon, gpu_of: list[int]) -> Case:
+    case = Case(slow, gpu_of)
+    case.warm()
+    case.wait("running")
+    time.sleep(0.06)
+    assert not case.job.ranks[0].has_reply(), "it is over already"
+    return case
+
+
+@pytest.mark.parametrize("gpu_of", [[0, 0, 0], [0, 1, 0]], ids=str)
+@pytest.mark.parametrize("victim", RUNNING)
+def test_one_is_killed_while_a_batch_runs(slow, victim, gpu_of):
+    find, status = RUNNING[victim]
+    case = begin_slowly(slow, gpu_of)
+    check(case, kill(find(case)), status)
+    case.meet_again(keep=True)
+    case.job.close()
+
+
+def test_what_a_dead_trainer_has_brought_is_done_without_it(slow):
+    case = begin_slowly(slow, [0, 1, 0])
+    case.job.ranks[2].kill()
+    hear(case, Status.OK)
+    case.meet_again(keep=False)
+    case.job.close()
+
+
+def test_a_worker_is_killed_while_it_starts(daemon):
+    job = Job(daemon, 1, environment={"FAKEGPU_FAULT": ""})
+    rank = job.ranks[0]
+    before = set(daemon.workers())
+    rank.post_submit("allreduce", "x", dtype="int32", dims=[4], memory="device")
+    wait_until(lambda: set(daemon.workers()) - before, "a worker", step=0.0005)
+    at_ns = kill((set(daemon.workers()) - before).pop())
+    outcome = rank.collect_outcome()
+    if not outcome.ok:  # it may have been up already
+        assert outcome.status in (Status.ERR_UNSUPPORTED, Status.ERR_WORKER_LOST) and "signal 9" in outcome.text, outcome
+    assert time.monotonic_ns() - at_ns < 3_000_000_000
+    job.close()
+
+
+# ---- hvdd ----
+
+
+@contextlib.contextmanager
+def own_case(gpu_of: list[int], faults: str = "", **options) -> Iterator[Case]:
+    """With a hvdd of its own, which may die."""
+    with gpus("devices=2", *EXPECTED, faults=faults, **options) as daemon:
+        case = Case(daemon, gpu_of)
+        yield case
+        case.job.close()
+
+
+def test_hvdd_is_killed_and_nobody_notices():
+    with own_case([0, 1, 0]) as case:
+        case.warm()
+        case.wait("gated")
+        case.daemon.kill()
+        case.open_gate()
+        assert case.job.ranks[0].collect_outcome().ok and case.job.ranks[1].collect()["ended"]
+        case.name += 1
+        case.warm()
+        case.daemon.start()
+        case.warm()
+        case.job.close()
+        wait_until(lambda: not case.daemon.engines() and not case.daemon.workers(), "engine and workers to end", 10)
+
+
+def test_what_a_new_hvdd_is_told_releases_the_streams_as_before():
+    with own_case([0, 1, 0]) as case:
+        case.warm()
+        case.daemon.kill()
+        case.daemon.start()
+        wait_until(lambda: [row["job"] for row in case.daemon.jobs()] == [case.job.name], "the engine to come")
+        case.wait("missing")
+        pids = [engine(case), *case.daemon.workers()]
+        for pid in pids:
+            at_ns = kill(pid)
+        assert case.job.ranks[0].collect_outcome().status in (Status.ERR_ENGINE_LOST, Status.ERR_WORKER_LOST)
+        stream = case.job.ranks[1].collect()
+        assert stream["ended"]
+        check_prompt("the stream went on", stream["at_ns"] - at_ns, PROMISED_NS)
+
+
+@pytest.mark.parametrize("state", ["missing", "gated"])
+def test_engine_and_workers_are_killed_at_once(case, state):
+    case.wait(state)
+    pids = [engine(case), *(row["pid"] for row in rows(case))]
+    for pid in pids:
+        at_ns = kill(pid)
+    outcomes = case.job.ranks[0].collect_outcome(), case.job.ranks[1].collect()
+    assert outcomes[0].status in (Status.ERR_ENGINE_LOST, Status.ERR_WORKER_LOST), outcomes
+    check_prompt("the host heard", outcomes[0].at_ns - at_ns, PROMISED_NS)
+    assert outcomes[1]["ended"]
+    check_prompt("the stream went on", outcomes[1]["at_ns"] - at_ns, PROMISED_NS)
+    if state == "gated":
+        case.open_gate()
+    case.meet_again(keep=True)
+
+
+def test_when_all_are_killed_the_next_call_lets_the_stream_go_on():
+    with own_case([0, 1, 0]) as case:
+        case.warm()
+        for number in (0, 1):
+            case.submit(number)
+        ranks = case.job.ranks
+        ranks[1].ask("stream_wait", op=case.ops[1], stream=case.streams[1])
+        ranks[0].post("wait", op=case.ops[0], timeout_ms=int(scaled(15) * 1000))
+        pids = [case.daemon.pid, engine(case), *case.daemon.workers()]
+        for pid in pids:  # none of them sees another one die
+            kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            at_ns = kill(pid)
+        case.daemon.wait()
+        host = ranks[0].collect_outcome()
+        assert host.status == Status.ERR_ENGINE_LOST, host
+        check_prompt("the host heard", host.at_ns - at_ns, PROMISED_NS)
+        assert not case.ask(1, "drain", timeout_ms=50)["ended"], "nobody is left who could have done that"
+        assert ranks[1].test(case.ops[1]).status == Status.ERR_ENGINE_LOST
+        assert case.ask(1, "drain")["ended"]
+        case.daemon.start()
+
+
+# ---- SIGSTOP ----
+
+
+def test_a_worker_that_stands_still_is_ended_after_gpu_silence():
+    with own_case([0, 1, 0], gpu_silence="1s") as case:
+        case.warm()
+        case.wait("gated")
+        victim = rows(case)[0]
+        with stopping(victim["pid"]) as at_ns:
+            took_ns = hear(case, Status.ERR_WORKER_LOST, "gpu-silence") - at_ns
+        check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_100_000_000)
+        case.open_gate()
+        case.meet_again(keep=True)
+
+
+def test_an_engine_that_stands_still_is_ended_after_engine_silence():
+    with own_case([0, 1, 0], engine_silence="1s") as case:
+        case.warm()
+        case.wait("gated")
+        with stopping(engine(case)) as at_ns:
+            took_ns = hear(case, Status.ERR_ENGINE_LOST) - at_ns
+        check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_100_000_000)
+        case.open_gate()
+        case.meet_again(keep=True)
+
+
+def test_a_trainer_that_stands_still_is_named_and_nothing_fails(daemon):
+    case = Case(daemon, [0, 0, 0])
+    case.warm()
+    case.wait("gated")
+    with stopping(case.job.ranks[2].pid):
+        stalls = wait_until(lambda: daemon.ctl.json("stalls", case.job.name, "--min-age", "0.05")["stalls"], "the op to be shown")
+        assert [row["rank"] for row in stalls[0]["missing"]] == [2], stalls
+    case.open_gate()
+    host, stream = case.job.ranks[0].collect_outcome(), case.job.ranks[1].collect()
+    assert host.ok and stream["ended"], (host, stream)
+    case.job.close()
+
+
+# ---- the driver and NCCL ----
+
+
+@pytest.mark.parametrize("fault, word, gpu_of", [("sticky@12", "ILLEGAL_ADDRESS", [0, 0, 0]), ("nccl-error@2", "NCCL", [0, 1, 0])])
+def test_an_error_that_stays_ends_the_worker_with_its_reason(fault, word, gpu_of):
+    with own_case(gpu_of, faults=f"hvdd-gpu/{fault}") as case:
+        for _ in range(20):
+            for number in range(3):
+                case.submit(number)
+            at_ns = time.monotonic_ns()
+            outcomes = [rank.wait(case.ops[number]) for number, rank in enumerate(case.job.ranks)]
+            case.name += 1
+            if not outcomes[0].ok:
+                break
+        for outcome in outcomes:
+            assert outcome.status == Status.ERR_WORKER_LOST and word in outcome.text, outcome
+            check_prompt("the host heard", outcome.at_ns - at_ns, 100_000_000 if word == "ILLEGAL_ADDRESS" else 1_500_000_000)
+
+
+def test_an_op_that_hangs_on_a_gpu_is_given_up():
+    with own_case([0, 1, 0], faults="hvdd-gpu/nccl-hang@2") as case:
+        case.job.close()
+        case.job = Job(case.daemon, 3, environment={"HVD_GPU_TIMEOUT_SECONDS": "1"})
+        case.streams = [rank.ask("stream", gpu=gpu)["stream"] for rank, gpu in zip(case.job.ranks, case.gpus)]
+        case.warm()
+        case.wait("running")
+        at_ns = time.monotonic_ns()
+        took_ns = hear(case, Status.ERR_WORKER_LOST, "HVD_GPU_TIMEOUT_SECONDS") - at_ns
+        check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_000_000_000)
+        case.meet_again(keep=True)
+
+
+def test_no_memory_for_an_import_is_that_registration_alone():
+    with own_case([0, 0, 0], faults="hvdd-gpu/no-memory@2") as case:
+        outcome = case.job.ranks[0].try_submit("allreduce", "x", dtype="int32", dims=[4], memory="own")
+        assert outcome.status == Status.ERR_NO_MEMORY, outcome
+        assert "OUT_OF_MEMORY" in outcome.text, outcome
+        case.job.check_usable()
+        assert procs.state(case.daemon.worker()) not in "XZ"

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hvdd on a machine with GPUs, which are tests/fakegpu's."""
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from hvt import procs
+from hvt.build import BUILD, scaled
+from hvt.daemon import Daemon
+from hvt.wait import wait_until
+
+FAKE = BUILD / "fakegpu"
+
+
+class GpuDaemon(Daemon):
+    """`fake` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
+
+    def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
+        options = {"gpu-idle": f"{scaled(0.5)}s"} | more.pop("options", {})
+        super().__init__(options=options, **more)
+        # What a trainer frees while a worker has it open stays (P3): most tests free as they like.
+        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"free=keeps;meet={self.folder};{fake}", "FAKEGPU_FAULT": faults}
+
+    def workers(self) -> list[int]:
+        """Pids of the living workers of this daemon, also of one before it."""
+        return [pid for pid, line in procs.with_token(self.token).items() if "hvdd-gpu" in line.split(" ")[0]]
+
+    def worker(self) -> int:
+        """The pid of the only worker, as soon as it is there."""
+        return wait_until(lambda: next(iter(self.workers()), 0), "a worker", 10)
+
+    def wait_no_workers(self, seconds: float = 10) -> None:
+        """Until the idle ones have ended."""
+        wait_until(lambda: not self.workers(), "workers to end", seconds, 0.02)
+
+    def check_clean(self) -> None:
+        """As in a hvdd without workers, once they have ended."""
+        self.wait_no_jobs()
+        self.wait_no_workers()
+        super().check_clean()
+
+
+@contextlib.contextmanager
+def gpus(fake: str = "devices=2", *allowed: str, faults: str = "", environment: dict[str, str] | None = None,
+         **options: Any) -> Iterator[GpuDaemon]:
+    """A running one; `allowed`: ids of warnings that the test causes; `environment`: of hvdd, and of ranks that have nothing else said;
+    options are hvdd's, with _ for -."""
+    daemon = GpuDaemon(fake, faults, options={name.replace("_", "-"): value for name, value in options.items()})
+    daemon.environment |= environment or {}
+    with daemon:
+        daemon.allow(*allowed)
+        yield daemon

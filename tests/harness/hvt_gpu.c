@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Each GPU has an arena, so that most tensors lie in one allocation, at odd offsets, as with a framework's allocator. It starts
+ * again from its beginning when nothing in it is used any more. */
+#include "tests/harness/hvt_gpu.h"
+
+#include "gpu/cuda.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define GPUS        16
+#define ARENA_BYTES (48u << 20)
+#define ALIGNMENT   256u
+#define OWN_MAX     256
+
+static struct hvi_cuda cuda;
+
+static struct gpu {
+    hvi_cu_context context;
+    hvi_cu_stream copies;
+    hvi_cu_ptr arena;
+    size_t used, users;
+} gpus[GPUS];
+
+static struct {
+    hvi_cu_stream stream;
+    int gpu;
+    _Atomic uint64_t *gate; /* in memory that the driver knows; NULL: none */
+    hvi_cu_ptr gate_address;
+    uint64_t gates; /* so many have been closed */
+} streams[HVT_GPU_STREAMS];
+
+static int stream_count;
+static hvi_cu_ptr own[OWN_MAX];
+
+static void check(int error, const char *what)
+{
+    char text[64] = "";
+
+    if (error == HVI_CU_OK)
+        return;
+    hvi_cuda_describe(&cuda, error, text, sizeof text);
+    fprintf(stderr, "hvt-rank: %s: %s\n", what, text);
+    exit(3);
+}
+
+static void open_driver(void)
+{
+    char text[512];
+
+    if (hvi_cuda_open(false, &cuda, text, sizeof text) != 0) {
+        fprintf(stderr, "hvt-rank: %s\n", text);
+        exit(3);
+    }
+    check(cuda.init(0), "cuInit");
+}
+
+static struct gpu *enter(int number)
+{
+    struct gpu *gpu = &gpus[number];
+    hvi_cu_device device;
+
+    if (!cuda.library)
+        open_driver();
+    if (!gpu->context) {
+        check(cuda.device_get(&device, number), "cuDeviceGet");
+        check(cuda.context_retain(&gpu->context, device), "cuDevicePrimaryCtxRetain");
+        check(cuda.context_set(gpu->context), "cuCtxSetCurrent");
+        check(cuda.stream_create(&gpu->copies, HVI_CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+    }
+    check(cuda.context_set(gpu->context), "cuCtxSetCurrent");
+    return gpu;
+}
+
+/* ---- memory ---- */
+
+static void *alloc_own(size_t bytes)
+{
+    for (int i = 0; i < OWN_MAX; i++) {
+        if (own[i])
+            continue;
+        check(cuda.alloc(&own[i], bytes), "cuMemAlloc");
+        return (void *)(uintptr_t)own[i];
+    }
+    fputs("hvt-rank: too many allocations\n", stderr);
+    exit(3);
+}
+
+void *hvt_gpu_alloc(int number, size_t bytes, bool is_own)
+{
+    struct gpu *gpu = enter(number);
+
+    bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
+    if (is_own || bytes > ARENA_BYTES)
+        return alloc_own(bytes);
+    if (!gpu->arena)
+        check(cuda.alloc(&gpu->arena, ARENA_BYTES), "cuMemAlloc");
+    if (gpu->users++ == 0)
+        gpu->used = 0;
+    if (bytes > ARENA_BYTES - gpu->used) {
+        fputs("hvt-rank: the arena is full\n", stderr);
+        exit(3);
+    }
+    gpu->used += bytes;
+    return (void *)(uintptr_t)(gpu->arena + gpu->used - bytes);
+}
+
+static struct gpu *arena_of(const void *data)
+{
+    for (int i = 0; i < GPUS; i++) {
+        if (gpus[i].arena && (uintptr_t)data - gpus[i].arena < ARENA_BYTES)
+            return &gpus[i];
+    }
+    return NULL;
+}
+
+void hvt_gpu_free(void *data, void (*forget)(void *user, void *data), void *user)
+{
+    struct gpu *gpu = arena_of(data);
+
+    if (gpu) {
+        gpu->users--;
+        return;
+    }
+    for (int i = 0; i < OWN_MAX; i++) {
+        if (own[i] != (uintptr_t)data)
+            continue;
+        if (forget)
+            forget(user, data);
+        check(cuda.free(own[i]), "cuMemFree");
+        own[i] = 0;
+    }
+}
+
+/* ---- streams ---- */
+
+int hvt_gpu_stream(int number)
+{
+    enter(number);
+    if (stream_count == HVT_GPU_STREAMS) {
+        fputs("hvt-rank: too many streams\n", stderr);
+        exit(3);
+    }
+    check(cuda.stream_create(&streams[stream_count].stream, HVI_CU_STREAM_NON_BLOCKING),
+          "cuStreamCreate");
+    streams[stream_count].gpu = number;
+    return stream_count++;
+}
+
+void *hvt_gpu_handle(int stream)
+{
+    return stream < 0 ? NULL : streams[stream].stream;
+}
+
+static void make_gate(int stream)
+{
+    void *page = aligned_alloc(4096, 4096);
+
+    if (!page)
+        abort();
+    streams[stream].gate = page;
+    atomic_init(streams[stream].gate, 0);
+    check(cuda.host_register(page, 4096, HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP),
+          "cuMemHostRegister");
+    check(cuda.host_pointer(&streams[stream].gate_address, page, 0), "cuMemHostGetDevicePointer");
+}
+
+void hvt_gpu_gate(int stream)
+{
+    enter(streams[stream].gpu);
+    if (!streams[stream].gate)
+        make_gate(stream);
+    check(cuda.wait64(streams[stream].stream, streams[stream].gate_address, ++streams[stream].gates,
+                      0),
+          "cuStreamWaitValue64");
+}
+
+void hvt_gpu_open(int stream)
+{
+    atomic_store(streams[stream].gate, streams[stream].gates);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+bool hvt_gpu_drain(int stream, int64_t timeout_ms)
+{
+    const struct timespec nap = {.tv_nsec = 100000};
+    const int64_t end_ms = now_ms() + timeout_ms;
+
+    enter(streams[stream].gpu);
+    for (;;) {
+        int error = cuda.stream_query(streams[stream].stream);
+        if (error == HVI_CU_OK)
+            return true;
+        if (error != HVI_CU_NOT_READY)
+            check(error, "cuStreamQuery");
+        if (now_ms() >= end_ms)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+}
+
+/* ---- copies ---- */
+
+static int device_of(const void *data)
+{
+    int attribute = HVI_CU_POINTER_DEVICE, device = -1;
+    void *place = &device;
+
+    check(cuda.pointer_attributes(1, &attribute, &place, (uintptr_t)data),
+          "cuPointerGetAttributes");
+    return device;
+}
+
+void hvt_gpu_copy_in(int stream, void *to, const void *from, size_t bytes)
+{
+    struct gpu *gpu = enter(stream < 0 ? device_of(to) : streams[stream].gpu);
+    hvi_cu_stream by = stream < 0 ? gpu->copies : streams[stream].stream;
+
+    check(cuda.copy_in((uintptr_t)to, from, bytes, by), "cuMemcpyHtoDAsync");
+    if (stream < 0)
+        check(cuda.stream_synchronize(by), "cuStreamSynchronize");
+}
+
+void hvt_gpu_copy_out(int stream, void *to, const void *from, size_t bytes)
+{
+    struct gpu *gpu = enter(stream < 0 ? device_of(from) : streams[stream].gpu);
+    hvi_cu_stream by = stream < 0 ? gpu->copies : streams[stream].stream;
+
+    check(cuda.copy_out(to, (uintptr_t)from, bytes, by), "cuMemcpyDtoHAsync");
+    if (stream < 0)
+        check(cuda.stream_synchronize(by), "cuStreamSynchronize");
+}

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in memory of GPUs, through real hvdd, engines, workers and trainers, on the fake driver. What contract.device does with every
+type and kind is done here once, and what only processes have: streams, refusals, generations."""
+import pytest
+
+from hvt import Status, arith, wait_until
+from hvt.gpu import FAKE, gpus
+from hvt.job import Job, outcomes_of
+from hvt.rank import Rank
+
+FLOAT, INT32 = arith.DTYPES["float32"], arith.DTYPES["int32"]
+REFUSED = ("memory-refused", "op-failed", "worker-refused", "worker-ended", "no-device")
+
+
+@pytest.fixture(scope="module", name="daemon")
+def one_daemon():
+    with gpus("devices=2", "op-failed", gpu_idle="1s") as running:
+        yield running
+
+
+def inputs_of(count: int, elements: int) -> list[bytes]:
+    return [arith.pack(INT32, [rank * 1000 + i % 97 for i in range(elements)]) for rank in range(count)]
+
+
+def reduce_on(job: Job, gpu_of: list[int], elements: int = 64, **more) -> None:
+    """An allreduce of tensors on these GPUs."""
+    inputs = inputs_of(len(gpu_of), elements)
+    for outcome in job.run("allreduce", dtype="int32", dims=[elements], data=inputs, reduce_op="sum", memory="device",
+                           each={"gpu": gpu_of}, **more):
+        assert outcome.ok, outcome
+        assert outcome.data == arith.allreduce(INT32, "sum", inputs)
+
+
+# ---- the way of an op ----
+
+
+@pytest.mark.parametrize("gpu_of", [[0], [0, 0], [0, 1], [1, 0, 1]], ids=str)
+def test_allreduce(daemon, gpu_of):
+    job = Job(daemon, len(gpu_of))
+    for elements in (0, 1, 1000, 300_001):
+        reduce_on(job, gpu_of, elements)
+        reduce_on(job, gpu_of, elements, in_place=True)
+    job.check_usable()  # tensors of the host beside them
+    job.close()
+
+
+def exchange(job: Job, gpu_of: list[int]) -> None:
+    """Kinds that only move bytes."""
+    each, size = {"gpu": gpu_of}, job.size
+    rows = [3 * rank for rank in range(size)]
+    gathered = [arith.pack(INT32, [rank * 100 + i for i in range(2 * rows[rank])]) for rank in range(size)]
+    for outcome in job.run("allgather", dtype="int32", dims=[[count, 2] for count in rows], data=gathered, memory="device",
+                           out_dims=[sum(rows), 2], each=each):
+        assert outcome.ok and outcome.data == b"".join(gathered), outcome
+    cast = inputs_of(size, 500)
+    for outcome in job.run("broadcast", dtype="int32", dims=[500], data=cast, root=size - 1, memory="device", each=each):
+        assert outcome.ok and outcome.data == cast[-1], outcome
+    blocks = [[bytes([16 * a + b]) * (a + 2 * b) for b in range(size)] for a in range(size)]
+    sent = [b"".join(row) for row in blocks]
+    outcomes = job.run("alltoall", dtype="uint8", dims=[[len(data)] for data in sent], data=sent, memory="device", out_dims=[100],
+                       each=each | {"splits": [[len(block) for block in row] for row in blocks]})
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.ok and outcome.data == b"".join(row[rank] for row in blocks), outcome
+        assert outcome.splits == [len(row[rank]) for row in blocks]
+
+
+@pytest.mark.parametrize("gpu_of", [[0, 0, 0], [0, 1, 0]], ids=str)
+def test_bytes_arrive_where_they_belong(daemon, gpu_of):
+    job = Job(daemon, 3)
+    exchange(job, gpu_of)
+    inputs = inputs_of(3, 7)
+    whole = arith.allreduce(INT32, "sum", inputs)
+    outcomes = job.run("reducescatter", dtype="int32", dims=[7], data=inputs, reduce_op="sum", memory="device",
+                       each={"gpu": gpu_of, "out_dims": [[3], [2], [2]]})
+    assert b"".join(outcome.data for outcome in outcomes) == whole
+    job.close()
+
+
+@pytest.mark.parametrize("gpu_of", [[0, 0], [0, 1]], ids=str)
+def test_a_send_and_a_recv(daemon, gpu_of):
+    job = Job(daemon, 2)
+    data = bytes(range(200))
+    for from_rank in (0, 1):
+        one, other = job.ranks[from_rank], job.ranks[1 - from_rank]
+        sent = one.submit("send", root=1 - from_rank, dtype="uint8", dims=[200], data=data, memory="device", gpu=gpu_of[from_rank])
+        got = other.submit("recv", root=from_rank, dtype="uint8", dims=[200], memory="device", gpu=gpu_of[1 - from_rank])
+        outcomes = outcomes_of([(one, sent), (other, got)])
+        assert outcomes[0].ok and outcomes[1].ok and outcomes[1].data == data, outcomes
+    job.close()
+
+
+@pytest.mark.parametrize("gpu_of", [[0, 0, 0], [0, 0, 1]], ids=str)
+def test_groups_sets_joins_and_barriers(daemon, gpu_of):
+    job = Job(daemon, 3)
+    inputs = inputs_of(3, 20)
+    ops = [(rank, op) for number, rank in enumerate(job.ranks)
+           for op in rank.group("allreduce", "g", [{"dtype": "int32", "dims": [20], "data": inputs[number], "memory": "device",
+                                                    "gpu": gpu_of[number]}] * 5, reduce_op="sum")]
+    assert all(outcome.data == arith.allreduce(INT32, "sum", inputs) for outcome in outcomes_of(ops))
+    number = job.add_set([0, 2])
+    pair = [gpu_of[0], gpu_of[2]]
+    reduce_on(job, pair, ranks=[0, 2], process_set=number)
+    for outcome in job.run("barrier"):
+        assert outcome.ok
+    joined = job.ranks[1].submit("join")
+    for outcome in job.run("allreduce", dtype="int32", dims=[20], data=inputs[:2], reduce_op="sum", memory="device", ranks=[0, 2],
+                           each={"gpu": pair}):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs[:2]), outcome
+    joins = [rank.submit("join") for rank in (job.ranks[0], job.ranks[2])]
+    assert all(rank.outcome(op).ok for rank, op in zip((job.ranks[0], job.ranks[2], job.ranks[1]), joins + [joined]))
+    job.close()
+
+
+def test_many_ops_in_flight_are_done_in_few_batches(daemon):
+    job = Job(daemon, 2)
+    inputs = inputs_of(2, 33)
+    ops = [[rank.submit("allreduce", f"many{i}", dtype="int32", dims=[33], data=inputs[number], reduce_op="sum", memory="device", gpu=number)
+            for i in range(150)] for number, rank in enumerate(job.ranks)]
+    for number, rank in enumerate(job.ranks):
+        assert rank.wait_all(ops[number]).ok
+        for op in ops[number]:
+            assert rank.outcome(op).data == arith.allreduce(INT32, "sum", inputs)
+    job.close()
+
+
+def test_an_allocation_of_its_own_is_given_back(daemon):
+    job = Job(daemon, 2)
+    for _ in range(3):
+        inputs = inputs_of(2, 100)
+        for outcome in job.run("allreduce", dtype="int32", dims=[100], data=inputs, reduce_op="sum", memory="own"):
+            assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+    job.close()
+
+
+# ---- streams ----
+
+
+class Streamer:
+    """A job whose ranks have a stream each."""
+
+    def __init__(self, job: Job, gpu_of: list[int]):
+        self.job, self.gpus = job, gpu_of
+        self.streams = [rank.ask("stream", gpu=gpu)["stream"] for rank, gpu in zip(job.ranks, gpu_of)]
+
+    def submit(self, number: int, data: bytes, **more) -> int:
+        """An allreduce in the rank's stream."""
+        return self.job.ranks[number].submit("allreduce", dtype="int32", dims=[len(data) // 4], data=data, reduce_op="sum", memory="device",
+                                             gpu=self.gpus[number], stream=self.streams[number], **more)
+
+    def ask(self, number: int, do: str, **more):
+        """A command about the rank's stream."""
+        return self.job.ranks[number].ask(do, stream=self.streams[number], **more)
+
+
+@pytest.fixture(name="streamer", params=[[0, 0], [0, 1]], ids=str)
+def make_streamer(daemon, request):
+    job = Job(daemon, 2)
+    yield Streamer(job, request.param)
+    job.close()
+
+
+def test_an_op_waits_for_what_its_streams_have(streamer):
+    inputs = inputs_of(2, 5000)
+    streamer.ask(0, "gate")
+    ops = [streamer.submit(number, inputs[number]) for number in range(2)]
+    ranks = streamer.job.ranks
+    assert ranks[0].wait(ops[0], 0.1).status == Status.ERR_TIMEOUT
+    assert ranks[1].test(ops[1]).status == Status.INPROGRESS
+    streamer.ask(0, "gate", open=True)
+    for rank, op in zip(ranks, ops):
+        outcome = rank.outcome(op)
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+
+
+def test_streams_go_on_when_the_op_is_over_and_have_its_result(streamer):
+    inputs = inputs_of(2, 3000)
+    first = streamer.submit(0, inputs[0])
+    assert streamer.ask(0, "stream_wait", op=first)["status"] == Status.OK
+    assert not streamer.ask(0, "drain", timeout_ms=50)["ended"], "the stream did not wait"
+    second = streamer.submit(1, inputs[1])
+    streamer.ask(1, "stream_wait", op=second)
+    for number, op in enumerate((first, second)):
+        reply = streamer.ask(number, "read", op=op)
+        assert reply["ended"] and bytes.fromhex(reply["data"]) == arith.allreduce(INT32, "sum", inputs)
+        assert streamer.job.ranks[number].outcome(op).ok
+
+
+def test_what_ranks_submit_in_different_orders_does_not_lock_their_streams(streamer):
+    inputs = inputs_of(2, 10)
+    ops: list[dict[str, int]] = [{}, {}]
+    for number, order in enumerate((("a", "b"), ("b", "a"))):
+        for name in order:
+            ops[number][name] = streamer.submit(number, inputs[number], name=name)
+    for number in range(2):
+        for op in ops[number].values():
+            streamer.ask(number, "stream_wait", op=op)
+        assert streamer.ask(number, "drain")["ended"]
+        for op in ops[number].values():
+            assert streamer.job.ranks[number].outcome(op).data == arith.allreduce(INT32, "sum", inputs)
+
+
+def test_a_chain_in_streams_needs_no_wait_of_the_host(streamer):
+    inputs = inputs_of(2, 40)
+    ops: list[list[int]] = [[], []]
+    for _ in range(20):
+        for number in range(2):
+            op = streamer.submit(number, inputs[number])
+            assert streamer.ask(number, "stream_wait", op=op)["status"] == Status.OK
+            ops[number].append(op)
+    for number, rank in enumerate(streamer.job.ranks):
+        assert streamer.ask(number, "drain")["ended"]
+        assert all(rank.outcome(op).data == arith.allreduce(INT32, "sum", inputs) for op in ops[number])
+
+
+def test_an_op_that_fails_lets_its_streams_go_on(streamer):
+    ops = [streamer.submit(0, bytes(40), name="f"), streamer.submit(1, bytes(48), name="f")]
+    for number, op in enumerate(ops):
+        streamer.ask(number, "stream_wait", op=op)
+        assert streamer.ask(number, "drain")["ended"]
+        assert streamer.job.ranks[number].outcome(op).status == Status.ERR_MISMATCH
+
+
+def test_a_cancelled_op_lets_its_stream_go_on(streamer):
+    rank = streamer.job.ranks[0]
+    op = streamer.submit(0, bytes(40), name="alone")
+    streamer.ask(0, "stream_wait", op=op)
+    rank.cancel(op)
+    assert streamer.ask(0, "drain")["ended"]
+    assert rank.outcome(op).status == Status.ERR_CANCELLED
+
+
+# ---- what does not go ----
+
+
+def test_host_and_device_in_one_op_is_a_mismatch(daemon):
+    job = Job(daemon, 3)
+    outcomes = job.run("allreduce", dtype="int32", dims=[4], reduce_op="sum", name="w", each={"memory": ["device", "malloc", "device"]})
+    for outcome in outcomes:
+        assert outcome.status == Status.ERR_MISMATCH
+        assert outcome.text == "allreduce 'w': ranks disagree on memory: ranks 0,2 said GPU; rank 1 said host", outcome
+    reduce_on(job, [0, 0, 1])
+    job.close()
+
+
+def test_in_and_out_lie_on_one_device(daemon):
+    job = Job(daemon, 1)
+    rank = job.ranks[0]
+    refused = rank.try_submit("allreduce", "x", dtype="int32", dims=[4], memory="device", out_memory="malloc")
+    assert refused.status == Status.ERR_INVALID and "both must lie in one" in refused.text
+    refused = rank.try_submit("allreduce", "x", dtype="int32", dims=[4], memory="device", out_gpu=1)
+    assert refused.status == Status.ERR_INVALID and "they must lie on one" in refused.text
+    other = rank.ask("stream", gpu=1)["stream"]
+    refused = rank.try_submit("allreduce", "x", dtype="int32", dims=[4], memory="device", stream=other)
+    assert refused.status == Status.ERR_INVALID and "of another device" in refused.text
+    reduce_on(job, [0])
+    job.close()
+
+
+def refuse(rank: Rank, **more):
+    """What a rank is told when it comes with memory of a GPU."""
+    outcome = rank.try_submit("allreduce", "refused", dtype="int32", dims=[4], memory="device", **more)
+    assert outcome.status == Status.ERR_UNSUPPORTED, outcome
+    return outcome.text
+
+
+STAGED = {"HVD_GPU": "staged"}
+
+
+def test_staged_needs_no_worker_and_takes_no_stream(daemon):
+    job = Job(daemon, 2, environment=STAGED)
+    for elements in (1, 3000, 200_000):
+        reduce_on(job, [0, 1], elements)
+    reduce_on(job, [0, 1], in_place=True)
+    exchange(job, [0, 1])
+    assert not [row for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name]
+    assert any("HVD_GPU=staged" in line for line in job.ranks[0].log())
+    stream = job.ranks[0].ask("stream", gpu=0)["stream"]
+    assert "HVD_GPU=staged" in refuse(job.ranks[0], stream=stream)
+    job.close()
+
+
+REFUSALS = {
+    "gpu = no": ({"gpu": "no"}, {}, "has no worker for GPUs"),
+    "no driver": ({}, {"LD_LIBRARY_PATH": ""}, "libcuda.so.1"),
+    "a driver that is too bare": ({}, {"LD_LIBRARY_PATH": str(FAKE / "bare")}, "libcuda.so.1"),
+    "no memory operations": ({}, {"FAKEGPU_FAULT": "hvdd-gpu/no-memops"}, "memory operations"),
+    "no more workers": ({"gpu-workers": "0"}, {}, "gpu-workers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refusal_says_what_is_missing_and_the_job_goes_on(case):
+    options, environment, word = REFUSALS[case]
+    with gpus("devices=1", *REFUSED, environment=environment, **options) as daemon:
+        job = Job(daemon, 2, environment={"LD_LIBRARY_PATH": str(FAKE)})
+        text = refuse(job.ranks[0])
+        assert word in text, text
+        job.check_usable()
+        refuse(job.ranks[1])
+        staged = Job(daemon, 2, environment={"LD_LIBRARY_PATH": str(FAKE)} | STAGED)
+        reduce_on(staged, [0, 0])
+
+
+# ---- hvdctl, generations ----
+
+
+def test_hvdctl_shows_the_workers(daemon):
+    job = Job(daemon, 2)
+    reduce_on(job, [0, 1])
+    rows = [row for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name]
+    assert sorted(row["state"] for row in rows) == ["up", "up"] and len({row["gpu"] for row in rows}) == 2, rows
+    assert {row["pid"] for row in rows} <= set(daemon.workers())
+    assert job.name in daemon.ctl.run("gpus").stdout
+    job.close()
+    wait_until(lambda: all(row["state"] != "up" for row in daemon.ctl.json("gpus")["gpus"]), "the workers to be idle")
+
+
+def test_a_worker_serves_the_next_generation_of_its_job(daemon):
+    daemon.allow("rank-lost", "job-failed", "engine-ended")
+    job = Job(daemon, 2)
+    reduce_on(job, [0, 1])
+    before = sorted(row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name)
+    job.ranks[1].kill()
+    wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "the loss to be known")
+    job.ranks[0].close()
+    job.ranks[1] = daemon.rank()
+    for number, rank in enumerate(job.ranks):
+        rank.post("open", job=job.name, rank=number, size=2)
+    for rank in job.ranks:
+        assert rank.collect_outcome().ok
+    reduce_on(job, [0, 1])
+    assert sorted(row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name) == before
+    job.close()
