@@ -68,8 +68,7 @@ static void end_reduce(struct gpu_maker *maker)
 {
     const struct hvd_reduce_args *args = &maker->step.reduce;
 
-    maker->step.kind =
-        GPU_STEP_REDUCE; /* of one input too: a spread would keep the payload of a NaN */
+    maker->step.kind = GPU_STEP_REDUCE; /* a spread would keep the payload of a NaN */
     if (args->outs > 0 && args->count > 0)
         gpu_maker_emit(maker);
 }

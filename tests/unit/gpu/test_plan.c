@@ -418,7 +418,7 @@ START_TEST(an_average_is_divided_in_its_output)
     the_work->reduce_op = HVI_REDUCE_AVERAGE;
     the_work->divisor = 3;
     plan();
-    EXPECT_STEPS(GPU_STEP_ALL_REDUCE, GPU_STEP_SPREAD);
+    EXPECT_STEPS(GPU_STEP_ALL_REDUCE, GPU_STEP_REDUCE);
     ck_assert_int_eq(steps[0].nccl.op, GPU_NCCL_SUM);
     ck_assert_uint_eq(steps[1].reduce.in[0], steps[1].reduce.out[0]);
     ck_assert_uint_eq(steps[1].reduce.divisor, 3);
@@ -459,7 +459,7 @@ START_TEST(a_large_work_goes_in_chunks_of_the_staging_memory)
         ck_assert_uint_eq(steps[3 * i].reduce.out[0], STAGING);
         ck_assert_int_eq(steps[3 * i + 1].kind, GPU_STEP_ALL_REDUCE);
         ck_assert_uint_eq(steps[3 * i + 1].nccl.count, staging_bytes / 4);
-        ck_assert_int_eq(steps[3 * i + 2].kind, GPU_STEP_SPREAD);
+        ck_assert_int_eq(steps[3 * i + 2].kind, GPU_STEP_REDUCE);
         ck_assert_uint_eq(steps[3 * i + 2].reduce.out[1], 2 * BASE + BASE / 2 + i * staging_bytes);
     }
 }

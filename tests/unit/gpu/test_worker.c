@@ -45,7 +45,7 @@ START_TEST(it_finds_its_gpu_and_says_what_it_is)
 {
     hvt_worker_expect_state(&worker, HVI_GPU_UP);
     ck_assert(worker.msg.state.has_row);
-    ck_assert_str_eq(worker.msg.state.row.uuid, "GPU-66616b65-2067-7075-206f-66206e6f0000");
+    ck_assert_str_eq(worker.msg.state.row.uuid, HVT_GPU_0);
     ck_assert_uint_eq(worker.msg.state.row.driver_version, 13000);
     ck_assert_uint_gt(strlen(worker.msg.state.row.name), 0);
 }
