@@ -713,11 +713,14 @@ static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_j
     say(&sentence, "job '%s' is not complete after the start timeout of %llu s: ", job->id,
         (unsigned long long)(rendezvous->timeout_ns / HVI_NS_SEC));
     if (has != NULL) {
+        int32_t missing = size;
         DL_FOREACH(job->waiting, member)
         mark(has, size, &member->said);
-        say(&sentence, "ranks ");
+        for (int32_t rank = 0; rank < size; rank++)
+            missing -= has[rank];
+        say(&sentence, missing == 1 ? "rank " : "ranks ");
         say_ranks(&sentence, has, size, false);
-        say(&sentence, " of %d are missing; ", size);
+        say(&sentence, " of %d %s missing; ", size, missing == 1 ? "is" : "are");
     }
     say(&sentence, "these nodes have come: ");
     DL_FOREACH(job->waiting, member)

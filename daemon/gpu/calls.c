@@ -46,16 +46,19 @@ bool gpu_calls_good(struct gpu_calls *calls, const char *name, int error)
     return false;
 }
 
-bool gpu_calls_look(const struct gpu_calls *calls, uint64_t now_ns, char *text_p, size_t text_size)
+bool gpu_calls_look(const struct gpu_calls *calls, uint64_t from_ns, uint64_t now_ns, char *text_p,
+                    size_t text_size)
 {
     /* Acquire, pairs with the release in gpu_calls_begin. A call that has begun meanwhile has a later .since_ns. */
     const char *name = atomic_load_explicit(&calls->name, memory_order_acquire);
     const uint64_t since_ns = atomic_load_explicit(&calls->since_ns, memory_order_relaxed);
     const uint64_t limit_ns = atomic_load_explicit(&calls->limit_ns, memory_order_relaxed);
 
-    if (name == NULL || now_ns < since_ns || now_ns - since_ns < limit_ns)
+    const uint64_t first_ns = since_ns > from_ns ? since_ns : from_ns;
+
+    if (name == NULL || now_ns < first_ns || now_ns - first_ns < limit_ns)
         return false;
     snprintf(text_p, text_size, "in %s for %.1f s", name,
-             (double)(now_ns - since_ns) / (double)HVI_NS_SEC);
+             (double)(now_ns - first_ns) / (double)HVI_NS_SEC);
     return true;
 }

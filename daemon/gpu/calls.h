@@ -29,8 +29,9 @@ void gpu_calls_end(struct gpu_calls *calls);
 bool gpu_calls_good(struct gpu_calls *calls, const char *name, int error);
 /* In words. */
 void gpu_calls_fail(struct gpu_calls *calls, const char *name, const char *text);
-/* Any thread. True: the call it is in has lasted too long; the sentence says which. */
-bool gpu_calls_look(const struct gpu_calls *calls, uint64_t now_ns, char *text_p, size_t text_size);
+/* Any thread. True: the call it is in has lasted too long, counted from `from_ns` at the earliest; the sentence says which. */
+bool gpu_calls_look(const struct gpu_calls *calls, uint64_t from_ns, uint64_t now_ns, char *text_p,
+                    size_t text_size);
 
 /* One call of the driver: whether it was good. */
 #define GPU_CALL(calls, name, expression)                                                          \

@@ -27,7 +27,7 @@ struct gpu_engine {
     struct gpu_source source;
     struct gpu_page *pages;
     struct gpu_held *held; /* imports */
-    uint32_t asks;         /* of communicators, that are not back */
+    uint32_t asks, joins;  /* of communicators, that are not back; joins among them */
     bool is_leaving, is_drained;
     uint64_t
         deadline_ns; /* leaving, or a join that is not wanted any more: it is over by then; 0: none */

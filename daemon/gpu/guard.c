@@ -36,19 +36,20 @@ void gpu_guard_fail(struct gpu_worker *worker, const char *text)
 static void look_at_calls(struct gpu_worker *worker, uint64_t now_ns)
 {
     const struct gpu_launch *launch = &worker->launch;
-    /* Relaxed: a hint; an open or a registration may wait for streams (P2), and then it may last. */
-    const bool is_flying = atomic_load_explicit(&launch->flying, memory_order_relaxed) > 0;
     char text[200], sentence[300];
     uint64_t batch;
 
-    if (worker->up && gpu_calls_look(&launch->calls, now_ns, text, sizeof(text))) {
+    /* Relaxed: a hint. An open or a registration may wait for streams (P2), and then it may last. */
+    if (atomic_load_explicit(&launch->flying, memory_order_relaxed) > 0)
+        worker->flying_ns = now_ns;
+    if (worker->up && gpu_calls_look(&launch->calls, 0, now_ns, text, sizeof(text))) {
         batch = atomic_load_explicit(&launch->calls.batch, memory_order_relaxed);
         snprintf(sentence, sizeof(sentence), "its launch thread is %s (batch %llu)", text,
                  (unsigned long long)batch);
         gpu_guard_fail(worker, sentence);
     }
-    if (worker->up && !is_flying &&
-        gpu_calls_look(&worker->imports.calls, now_ns, text, sizeof(text))) {
+    if (worker->up &&
+        gpu_calls_look(&worker->imports.calls, worker->flying_ns, now_ns, text, sizeof(text))) {
         snprintf(sentence, sizeof(sentence), "its thread for memory is %s", text);
         gpu_guard_fail(worker, sentence);
     }

@@ -28,9 +28,11 @@ static void done(struct gpu_order *order)
         (void)gpu_engine_send(engine, &msg);
     } else if (order->kind == GPU_ORDER_JOIN) {
         (void)gpu_engine_ack(engine, order->request, order->status, order->text);
+        engine->joins--;
+        if (!engine->is_leaving)
+            engine->deadline_ns = 0;
     }
-    if (--engine->asks == 0 && !engine->is_leaving)
-        engine->deadline_ns = 0;
+    engine->asks--;
     free(ask->instances);
     free(ask);
     gpu_engine_settle(engine);
@@ -79,19 +81,19 @@ bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said)
     ask->order.join.instances = ask->instances = said->instances; /* taken from the message */
     said->instances = NULL;
     said->instance_count = 0;
+    engine->joins++;
     gpu_launch_order(&engine->worker->launch, &ask->order);
     return true;
 }
 
 bool gpu_joins_drop(struct gpu_engine *engine, const struct hvi_gpu_comm_drop *said)
 {
-    const bool is_busy = engine->asks > 0;
     struct ask *ask = make_ask(engine, GPU_ORDER_DROP, said->comm, 0);
 
     if (ask == NULL)
         return false;
     ask->order.abort = said->abort;
-    if (is_busy && said->abort) {
+    if (engine->joins > 0 && said->abort) {
         engine->deadline_ns = hvi_deadline_after(DROPPED_NS);
         engine->late = "a join that its engine has dropped is not over after 2 s";
     }

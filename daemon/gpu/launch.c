@@ -21,6 +21,7 @@
 #include "base/log.h"
 #include "base/relax.h"
 #include "base/status.h"
+#include "base/types.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -321,8 +322,10 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
 {
     struct gpu_stream *stream = &launch->streams.streams[number];
     struct stepping stepping = {launch, stream, NULL};
-    const struct gpu_plan_means means = {launch->streams.staging, GPU_STREAM_STAGING, &stepping,
-                                         step};
+    const bool is_local = launch->batch.comm == 0;
+    const struct gpu_plan_means means = {
+        launch->streams.staging + (is_local ? GPU_STREAM_STAGING : 0),
+        is_local ? GPU_STREAM_SCRATCH : GPU_STREAM_STAGING, &stepping, step};
 
     if (launch->batch.comm != 0)
         stepping.comm = gpu_comms_find(&launch->comms, source, launch->batch.comm)->comm;
@@ -353,17 +356,23 @@ static void take_off(struct gpu_launch *launch, struct gpu_source *source, uint3
     atomic_fetch_add_explicit(&launch->flying, 1, memory_order_relaxed);
 }
 
-static uint32_t stream_of(const struct hvi_device_batch *head)
+/* Of the head and the first work. Adasums of one GPU share their scratch memory, and so a stream. */
+static uint32_t stream_of(const union gpu_slot *slots)
 {
-    return head->comm != 0 ? GPU_STREAM_NCCL
-                           : GPU_STREAM_LOCAL + head->stream % (GPU_STREAMS - GPU_STREAM_LOCAL);
+    const struct hvi_device_batch *head = &slots[0].batch;
+
+    if (head->comm != 0)
+        return GPU_STREAM_NCCL;
+    if (head->slots > 1 && slots[1].work.reduce_op == HVI_REDUCE_ADASUM)
+        return GPU_STREAM_LOCAL;
+    return GPU_STREAM_LOCAL + head->stream % (GPU_STREAMS - GPU_STREAM_LOCAL);
 }
 
 /* Its slots are copied. */
 static void launch_batch(struct gpu_launch *launch, struct gpu_source *source)
 {
     const struct hvi_device_batch *head = &launch->slots[0].batch;
-    struct reading reading = {launch, source, stream_of(head)};
+    struct reading reading = {launch, source, stream_of(launch->slots)};
     const struct gpu_batch_names names = {&reading, name_import, name_page, name_comm};
     struct gpu_stream *stream = &launch->streams.streams[reading.stream];
     struct gpu_flight *flight = &source->flights[head->number % HVI_DEVICE_DONES];
@@ -402,10 +411,13 @@ static bool copy_batch(struct gpu_launch *launch, struct gpu_source *source, uin
         lied(launch, source, "a batch that is none");
         return false;
     }
-    source->is_held = launch->streams.streams[stream_of(head)].works >= GPU_STREAM_WORKS_MAX;
+    if (head->slots > 1)
+        hvi_ring_copy(&source->channel->commands, 1, &launch->slots[1]);
+    source->is_held =
+        launch->streams.streams[stream_of(launch->slots)].works >= GPU_STREAM_WORKS_MAX;
     if (source->is_held)
         return false;
-    for (uint32_t i = 1; i < head->slots; i++)
+    for (uint32_t i = 2; i < head->slots; i++)
         hvi_ring_copy(&source->channel->commands, i, &launch->slots[i]);
     hvi_ring_release(&source->channel->commands, head->slots);
     return true;

@@ -238,7 +238,7 @@ void gpu_serve_answer(void *owner, uint64_t request, int status, const char *tex
     }
     if (held != NULL && status != HVI_OK) {
         free_held(held);
-    } else if (held != NULL) {
+    } else if (held != NULL && !engine->is_leaving) {
         held->state = KNOWN;
         gpu_import_where(&engine->worker->imports, engine, held->thing.number, &held->thing.address,
                          &held->thing.bytes);

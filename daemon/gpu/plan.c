@@ -13,7 +13,7 @@
  * Types that NCCL cannot reduce to the bit, or at all, are gathered: every worker gets the parts of all and reduces them
  * itself, in the order of the communicator's ranks. float8 is among them on every GPU, as workers would have to agree on what
  * theirs can. A reducescatter is an allreduce of which each member gets its slice. */
-#include "daemon/gpu/plan.h"
+#include "daemon/gpu/maker.h"
 
 #include "base/status.h"
 #include "base/types.h"
@@ -24,20 +24,13 @@
 #define ALIGNMENT 16u  /* of a segment in staging */
 #define PARTS     256u /* of the parts of all workers */
 
-struct maker {
-    const struct gpu_batch *batch;
-    const struct gpu_plan_means *means;
-    bool is_over; /* the taker of steps has had enough */
-    struct gpu_step step;
-};
-
-static void emit(struct maker *maker)
+void gpu_maker_emit(struct gpu_maker *maker)
 {
     if (!maker->is_over && !maker->means->step(maker->means->user, &maker->step))
         maker->is_over = true;
 }
 
-static uint32_t element_of(const struct maker *maker)
+uint32_t gpu_maker_element(const struct gpu_maker *maker)
 {
     return hvi_dtype_bytes(maker->batch->works[0].said.dtype);
 }
@@ -48,16 +41,18 @@ enum part { WHOLE, FIRST, LAST }; /* of a reduction: before, and after other wor
 
 static uint32_t op_of(const struct gpu_work *work)
 {
-    return work->said.reduce_op == HVI_REDUCE_AVERAGE ? HVI_REDUCE_SUM : work->said.reduce_op;
+    const uint32_t op = work->said.reduce_op; /* an adasum of one member is a sum */
+
+    return op == HVI_REDUCE_AVERAGE || op == HVI_REDUCE_ADASUM ? HVI_REDUCE_SUM : op;
 }
 
 /* The caller adds inputs and outputs, and calls end_reduce. */
-static struct hvd_reduce_args *begin_reduce(struct maker *maker, const struct gpu_work *work,
+static struct hvd_reduce_args *begin_reduce(struct gpu_maker *maker, const struct gpu_work *work,
                                             enum part part, uint64_t count)
 {
     struct hvd_reduce_args *args = &maker->step.reduce;
 
-    maker->step.bytes = count * element_of(maker);
+    maker->step.bytes = count * gpu_maker_element(maker);
     args->dtype = work->said.dtype;
     args->reduce_op = op_of(work);
     args->ins = args->outs = 0;
@@ -69,39 +64,38 @@ static struct hvd_reduce_args *begin_reduce(struct maker *maker, const struct gp
     return args;
 }
 
-static void end_reduce(struct maker *maker)
+static void end_reduce(struct gpu_maker *maker)
 {
     const struct hvd_reduce_args *args = &maker->step.reduce;
 
-    maker->step.kind =
-        GPU_STEP_REDUCE; /* of one input too: a spread would keep the payload of a NaN */
+    maker->step.kind = GPU_STEP_REDUCE; /* a spread would keep the payload of a NaN */
     if (args->outs > 0 && args->count > 0)
-        emit(maker);
+        gpu_maker_emit(maker);
 }
 
-static void begin_moves(struct maker *maker)
+void gpu_maker_begin_moves(struct gpu_maker *maker)
 {
     maker->step.kind = GPU_STEP_MOVE;
     maker->step.bytes = 0;
     maker->step.move.pieces = maker->step.move.reserved = 0;
 }
 
-static void end_moves(struct maker *maker)
+void gpu_maker_end_moves(struct gpu_maker *maker)
 {
     if (maker->step.move.pieces > 0)
-        emit(maker);
-    begin_moves(maker);
+        gpu_maker_emit(maker);
+    gpu_maker_begin_moves(maker);
 }
 
 /* Moves of one step are independent of each other. */
-static void move(struct maker *maker, uint64_t to, uint64_t from, uint64_t bytes)
+void gpu_maker_move(struct gpu_maker *maker, uint64_t to, uint64_t from, uint64_t bytes)
 {
     struct hvd_move_args *args = &maker->step.move;
 
     if (bytes == 0 || to == from)
         return;
     if (args->pieces == HVD_KERNEL_MOVES)
-        end_moves(maker);
+        gpu_maker_end_moves(maker);
     args->piece[args->pieces].to = to;
     args->piece[args->pieces].from = from;
     args->piece[args->pieces++].bytes = bytes;
@@ -145,13 +139,13 @@ static int nccl_op(const struct gpu_work *work)
     }
 }
 
-static void call_nccl(struct maker *maker, enum gpu_step_kind kind, uint64_t in, uint64_t out,
-                      uint64_t bytes, int peer)
+void gpu_maker_call(struct gpu_maker *maker, enum gpu_step_kind kind, uint64_t in, uint64_t out,
+                    uint64_t bytes, int peer)
 {
     maker->step = (struct gpu_step){
         .kind = kind,
         .nccl = {.in = in, .out = out, .count = bytes, .type = GPU_NCCL_UINT8, .peer = peer}};
-    emit(maker);
+    gpu_maker_emit(maker);
 }
 
 /* ---- members ---- */
@@ -165,7 +159,7 @@ static uint64_t first_out(const struct gpu_work *work)
     return 0;
 }
 
-static const struct gpu_member *member_at(const struct gpu_work *work, uint32_t place)
+const struct gpu_member *gpu_maker_member(const struct gpu_work *work, uint32_t place)
 {
     for (uint32_t i = 0; i < work->said.members; i++) {
         if (work->members[i].place == place)
@@ -176,7 +170,7 @@ static const struct gpu_member *member_at(const struct gpu_work *work, uint32_t 
 
 /* ---- reductions of one GPU ---- */
 
-static void reduce_here(struct maker *maker, const struct gpu_work *work)
+static void reduce_here(struct gpu_maker *maker, const struct gpu_work *work)
 {
     struct hvd_reduce_args *args = begin_reduce(maker, work, WHOLE, work->said.count);
 
@@ -189,21 +183,29 @@ static void reduce_here(struct maker *maker, const struct gpu_work *work)
 }
 
 /* Each slice is a reduction of its own. */
-static void scatter_here(struct maker *maker, const struct gpu_work *work)
+static void scatter_here(struct gpu_maker *maker, const struct gpu_work *work)
 {
     uint64_t at = 0;
 
     for (uint32_t place = 0; place < work->said.ranks; at += work->sizes[place++]) {
-        const struct gpu_member *member = member_at(work, place);
+        const struct gpu_member *member = gpu_maker_member(work, place);
         if (member == NULL || member->out == 0)
             continue;
         struct hvd_reduce_args *args =
-            begin_reduce(maker, work, WHOLE, work->sizes[place] / element_of(maker));
+            begin_reduce(maker, work, WHOLE, work->sizes[place] / gpu_maker_element(maker));
         for (uint32_t i = 0; i < work->said.members; i++)
             args->in[args->ins++] = work->members[i].in + at;
         args->out[args->outs++] = member->out;
         end_reduce(maker);
     }
+}
+
+void gpu_maker_sole(struct gpu_maker *maker, const struct gpu_work *work)
+{
+    if (work->said.kind == HVI_KIND_ALLREDUCE)
+        reduce_here(maker, work);
+    else
+        scatter_here(maker, work);
 }
 
 /* ---- rounds ---- */
@@ -221,7 +223,7 @@ struct round {
     struct segment segments[HVI_DEVICE_WORKS];
 };
 
-static bool is_gathered(const struct maker *maker)
+static bool is_gathered(const struct gpu_maker *maker)
 {
     return reducible_type(maker->batch->works[0].said.dtype) < 0;
 }
@@ -232,7 +234,7 @@ static uint64_t round_up(uint64_t value, uint64_t to)
 }
 
 /* The most bytes of a round: staging has one part, or that of this worker and those of all. */
-static uint64_t round_limit(const struct maker *maker)
+static uint64_t round_limit(const struct gpu_maker *maker)
 {
     const uint64_t bytes = maker->means->staging_bytes;
 
@@ -262,7 +264,7 @@ static uint64_t sole_output(const struct round *round)
     return work->members[0].out + segment->first;
 }
 
-static void set_pack(struct maker *maker, enum gpu_step_kind kind, const struct round *round,
+static void set_pack(struct gpu_maker *maker, enum gpu_step_kind kind, const struct round *round,
                      uint64_t base)
 {
     const struct hvi_device_work *said = &round->segments[0].work->said;
@@ -280,7 +282,7 @@ static void set_pack(struct maker *maker, enum gpu_step_kind kind, const struct 
 }
 
 /* One member here: all segments in one step. */
-static void pack(struct maker *maker, enum gpu_step_kind kind, const struct round *round,
+static void pack(struct gpu_maker *maker, enum gpu_step_kind kind, const struct round *round,
                  uint64_t base)
 {
     struct hvd_pack_args *args = &maker->step.pack;
@@ -294,17 +296,17 @@ static void pack(struct maker *maker, enum gpu_step_kind kind, const struct roun
             continue;
         args->piece[args->pieces].piece = piece + segment->first;
         args->piece[args->pieces].at = segment->at;
-        args->piece[args->pieces++].count = segment->bytes / element_of(maker);
+        args->piece[args->pieces++].count = segment->bytes / gpu_maker_element(maker);
     }
     if (args->pieces > 0)
-        emit(maker);
+        gpu_maker_emit(maker);
 }
 
-static void reduce_to_staging(struct maker *maker, const struct segment *segment)
+static void reduce_to_staging(struct gpu_maker *maker, const struct segment *segment)
 {
     const struct gpu_work *work = segment->work;
     struct hvd_reduce_args *args =
-        begin_reduce(maker, work, FIRST, segment->bytes / element_of(maker));
+        begin_reduce(maker, work, FIRST, segment->bytes / gpu_maker_element(maker));
 
     for (uint32_t i = 0; i < work->said.members; i++)
         args->in[args->ins++] = work->members[i].in + segment->first;
@@ -313,7 +315,7 @@ static void reduce_to_staging(struct maker *maker, const struct segment *segment
 }
 
 /* What the members here bring. Returns where it lies. */
-static uint64_t bring(struct maker *maker, const struct round *round)
+static uint64_t bring(struct gpu_maker *maker, const struct round *round)
 {
     const uint64_t sole = sole_input(round);
 
@@ -330,7 +332,7 @@ static uint64_t bring(struct maker *maker, const struct round *round)
 
 /* Adds parts of workers from `done` on, as many as a kernel takes. What the earlier ones were reduced to lies in the place of
  * the first. Returns how many are done then. */
-static uint32_t add_parts(struct maker *maker, const struct round *round, uint64_t at,
+static uint32_t add_parts(struct gpu_maker *maker, const struct round *round, uint64_t at,
                           uint32_t done)
 {
     struct hvd_reduce_args *args = &maker->step.reduce;
@@ -344,7 +346,7 @@ static uint32_t add_parts(struct maker *maker, const struct round *round, uint64
 }
 
 /* The step has its outputs, and reduces the parts of all workers into them. `at`: bytes into the round. */
-static void reduce_parts(struct maker *maker, const struct round *round, uint64_t at)
+static void reduce_parts(struct gpu_maker *maker, const struct round *round, uint64_t at)
 {
     struct hvd_reduce_args *args = &maker->step.reduce;
     const struct hvd_reduce_args last = *args;
@@ -365,7 +367,7 @@ static void reduce_parts(struct maker *maker, const struct round *round, uint64_
 }
 
 /* The step has its outputs. */
-static void finish_step(struct maker *maker, const struct round *round, uint64_t at)
+static void finish_step(struct gpu_maker *maker, const struct round *round, uint64_t at)
 {
     struct hvd_reduce_args *args = &maker->step.reduce;
 
@@ -377,12 +379,12 @@ static void finish_step(struct maker *maker, const struct round *round, uint64_t
     end_reduce(maker);
 }
 
-static void spread_segment(struct maker *maker, const struct round *round,
+static void spread_segment(struct gpu_maker *maker, const struct round *round,
                            const struct segment *segment)
 {
     const struct gpu_work *work = segment->work;
     struct hvd_reduce_args *args =
-        begin_reduce(maker, work, LAST, segment->bytes / element_of(maker));
+        begin_reduce(maker, work, LAST, segment->bytes / gpu_maker_element(maker));
 
     for (uint32_t i = 0; i < work->said.members; i++) {
         if (work->members[i].out != 0)
@@ -392,7 +394,7 @@ static void spread_segment(struct maker *maker, const struct round *round,
 }
 
 /* Of a reducescatter: what of the members' slices lies in the segment. */
-static void scatter_segment(struct maker *maker, const struct round *round,
+static void scatter_segment(struct gpu_maker *maker, const struct round *round,
                             const struct segment *segment)
 {
     const struct gpu_work *work = segment->work;
@@ -400,14 +402,14 @@ static void scatter_segment(struct maker *maker, const struct round *round,
     uint64_t at = 0;
 
     for (uint32_t place = 0; place < work->said.ranks; at += work->sizes[place++]) {
-        const struct gpu_member *member = member_at(work, place);
+        const struct gpu_member *member = gpu_maker_member(work, place);
         const uint64_t from = at > segment->first ? at : segment->first;
         const uint64_t slice_end = at + work->sizes[place];
         const uint64_t to = slice_end < end ? slice_end : end;
         if (member == NULL || member->out == 0 || from >= to)
             continue;
         struct hvd_reduce_args *args =
-            begin_reduce(maker, work, LAST, (to - from) / element_of(maker));
+            begin_reduce(maker, work, LAST, (to - from) / gpu_maker_element(maker));
         args->out[args->outs++] = member->out + (from - at);
         finish_step(maker, round, segment->at + (from - segment->first));
     }
@@ -421,7 +423,7 @@ static bool is_finished(const struct round *round)
     return sole_output(round) != 0 && said->divisor == 0 && said->postscale == 1;
 }
 
-static void hand_out(struct maker *maker, const struct round *round)
+static void hand_out(struct gpu_maker *maker, const struct round *round)
 {
     const struct hvi_device_work *said = &round->segments[0].work->said;
 
@@ -440,14 +442,14 @@ static void hand_out(struct maker *maker, const struct round *round)
     }
 }
 
-static void run_round(struct maker *maker, struct round *round)
+static void run_round(struct gpu_maker *maker, struct round *round)
 {
     const struct gpu_work *work = round->segments[0].work;
     const uint64_t input = bring(maker, round);
 
     if (is_gathered(maker)) {
         round->result = maker->means->staging + round_up(round->bytes, PARTS);
-        call_nccl(maker, GPU_STEP_ALL_GATHER, input, round->result, round->bytes, 0);
+        gpu_maker_call(maker, GPU_STEP_ALL_GATHER, input, round->result, round->bytes, 0);
     } else {
         round->result = sole_output(round);
         if (round->result == 0)
@@ -455,10 +457,10 @@ static void run_round(struct maker *maker, struct round *round)
         maker->step = (struct gpu_step){.kind = GPU_STEP_ALL_REDUCE,
                                         .nccl = {.in = input,
                                                  .out = round->result,
-                                                 .count = round->bytes / element_of(maker),
+                                                 .count = round->bytes / gpu_maker_element(maker),
                                                  .type = reducible_type(work->said.dtype),
                                                  .op = nccl_op(work)}};
-        emit(maker);
+        gpu_maker_emit(maker);
     }
     hand_out(maker, round);
     round->count = 0;
@@ -479,7 +481,7 @@ static bool is_small(const struct gpu_work *work, uint64_t limit)
     return work->said.bytes < GPU_PLAN_SMALL && work->said.bytes <= limit;
 }
 
-static void reduce_together(struct maker *maker)
+static void reduce_together(struct gpu_maker *maker)
 {
     const struct gpu_batch *batch = maker->batch;
     const uint64_t limit = round_limit(maker);
@@ -513,10 +515,10 @@ static uint64_t root_input(const struct gpu_work *work)
 }
 
 /* From an address to all outputs but that one. */
-static void spread_copy(struct maker *maker, const struct gpu_work *work, uint64_t from)
+static void spread_copy(struct gpu_maker *maker, const struct gpu_work *work, uint64_t from)
 {
     struct hvd_reduce_args *args =
-        begin_reduce(maker, work, WHOLE, work->said.bytes / element_of(maker));
+        begin_reduce(maker, work, WHOLE, work->said.bytes / gpu_maker_element(maker));
 
     args->reduce_op = HVI_REDUCE_SUM;
     args->divisor = 0;
@@ -528,22 +530,22 @@ static void spread_copy(struct maker *maker, const struct gpu_work *work, uint64
     }
     maker->step.kind = GPU_STEP_SPREAD;
     if (args->outs > 0)
-        emit(maker);
+        gpu_maker_emit(maker);
 }
 
-static void broadcast_together(struct maker *maker)
+static void broadcast_together(struct gpu_maker *maker)
 {
     const struct gpu_batch *batch = maker->batch;
 
-    call_nccl(maker, GPU_STEP_GROUP, 0, 0, 0, 0);
+    gpu_maker_call(maker, GPU_STEP_GROUP, 0, 0, 0, 0);
     for (uint32_t i = 0; i < batch->work_count; i++) {
         const struct gpu_work *work = &batch->works[i];
         const uint64_t in = root_input(work), out = first_out(work);
         if (work->said.bytes > 0)
-            call_nccl(maker, GPU_STEP_BROADCAST, in != 0 ? in : out, out != 0 ? out : in,
-                      work->said.bytes, work->said.root);
+            gpu_maker_call(maker, GPU_STEP_BROADCAST, in != 0 ? in : out, out != 0 ? out : in,
+                           work->said.bytes, work->said.root);
     }
-    call_nccl(maker, GPU_STEP_GROUP_END, 0, 0, 0, 0);
+    gpu_maker_call(maker, GPU_STEP_GROUP_END, 0, 0, 0, 0);
     for (uint32_t i = 0; i < batch->work_count; i++) {
         const struct gpu_work *work = &batch->works[i];
         if (work->said.bytes > 0)
@@ -553,20 +555,20 @@ static void broadcast_together(struct maker *maker)
 
 /* ---- pieces ---- */
 
-static void move_send(struct maker *maker, const struct gpu_work *work)
+static void move_send(struct gpu_maker *maker, const struct gpu_work *work)
 {
-    move(maker, first_out(work), root_input(work), work->said.bytes);
+    gpu_maker_move(maker, first_out(work), root_input(work), work->said.bytes);
 }
 
-static void move_allgather(struct maker *maker, const struct gpu_work *work)
+static void move_allgather(struct gpu_maker *maker, const struct gpu_work *work)
 {
     uint64_t at = 0;
 
     for (uint32_t place = 0; place < work->said.ranks; at += work->sizes[place++]) {
-        const struct gpu_member *from = member_at(work, place);
+        const struct gpu_member *from = gpu_maker_member(work, place);
         for (uint32_t i = 0; from != NULL && i < work->said.members; i++) {
             if (work->members[i].out != 0)
-                move(maker, work->members[i].out + at, from->in, work->sizes[place]);
+                gpu_maker_move(maker, work->members[i].out + at, from->in, work->sizes[place]);
         }
     }
 }
@@ -588,85 +590,87 @@ static uint64_t exchanged(const struct gpu_work *work, uint32_t from, uint32_t t
     return work->sizes[(uint64_t)from * work->said.ranks + to];
 }
 
-static void move_alltoall(struct maker *maker, const struct gpu_work *work)
+static void move_alltoall(struct gpu_maker *maker, const struct gpu_work *work)
 {
     for (uint32_t i = 0; i < work->said.members; i++) {
         for (uint32_t j = 0; j < work->said.members; j++) {
             const struct gpu_member *from = &work->members[i], *to = &work->members[j];
-            move(maker, to->out + before(work, from->place, to->place, true),
-                 from->in + before(work, from->place, to->place, false),
-                 exchanged(work, from->place, to->place));
+            gpu_maker_move(maker, to->out + before(work, from->place, to->place, true),
+                           from->in + before(work, from->place, to->place, false),
+                           exchanged(work, from->place, to->place));
         }
     }
 }
 
 /* ---- letters: what workers send each other, in the order of (from, to) on both sides ---- */
 
-static void letter(struct maker *maker, bool is_sent, uint64_t address, uint64_t bytes,
-                   uint64_t peer)
+void gpu_maker_letter(struct gpu_maker *maker, bool is_sent, uint64_t address, uint64_t bytes,
+                      uint64_t peer)
 {
     if (bytes == 0 || peer == HVI_DEVICE_NOWHERE)
         return;
-    call_nccl(maker, is_sent ? GPU_STEP_SEND : GPU_STEP_RECEIVE, is_sent ? address : 0,
-              is_sent ? 0 : address, bytes, (int)peer);
+    gpu_maker_call(maker, is_sent ? GPU_STEP_SEND : GPU_STEP_RECEIVE, is_sent ? address : 0,
+                   is_sent ? 0 : address, bytes, (int)peer);
 }
 
 /* Once to each other worker, into its first output. */
-static void post_allgather(struct maker *maker, const struct gpu_work *work)
+static void post_allgather(struct gpu_maker *maker, const struct gpu_work *work)
 {
     const struct gpu_batch *batch = maker->batch;
     uint64_t at = 0;
 
     for (uint32_t place = 0; place < work->said.ranks; at += work->sizes[place++]) {
-        const struct gpu_member *from = member_at(work, place);
+        const struct gpu_member *from = gpu_maker_member(work, place);
         if (from == NULL) {
-            letter(maker, false, first_out(work) + at, work->sizes[place], work->homes[place]);
+            gpu_maker_letter(maker, false, first_out(work) + at, work->sizes[place],
+                             work->homes[place]);
             continue;
         }
         for (uint32_t peer = 0; peer < batch->comm_ranks; peer++) {
             if (peer != batch->comm_rank)
-                letter(maker, true, from->in, work->sizes[place], peer);
+                gpu_maker_letter(maker, true, from->in, work->sizes[place], peer);
         }
     }
 }
 
-static void post_alltoall(struct maker *maker, const struct gpu_work *work)
+static void post_alltoall(struct gpu_maker *maker, const struct gpu_work *work)
 {
     for (uint32_t from = 0; from < work->said.ranks; from++) {
-        const struct gpu_member *sender = member_at(work, from);
+        const struct gpu_member *sender = gpu_maker_member(work, from);
         for (uint32_t to = 0; to < work->said.ranks; to++) {
-            const struct gpu_member *receiver = member_at(work, to);
+            const struct gpu_member *receiver = gpu_maker_member(work, to);
             if (sender != NULL && receiver == NULL)
-                letter(maker, true, sender->in + before(work, from, to, false),
-                       exchanged(work, from, to), work->homes[to]);
+                gpu_maker_letter(maker, true, sender->in + before(work, from, to, false),
+                                 exchanged(work, from, to), work->homes[to]);
             else if (sender == NULL && receiver != NULL)
-                letter(maker, false, receiver->out + before(work, from, to, true),
-                       exchanged(work, from, to), work->homes[from]);
+                gpu_maker_letter(maker, false, receiver->out + before(work, from, to, true),
+                                 exchanged(work, from, to), work->homes[from]);
         }
     }
 }
 
-static void post_send(struct maker *maker, const struct gpu_work *work)
+static void post_send(struct gpu_maker *maker, const struct gpu_work *work)
 {
     const bool is_sent = work->said.root_member >= 0;
 
-    letter(maker, is_sent, is_sent ? root_input(work) : first_out(work), work->said.bytes,
-           1 - maker->batch->comm_rank);
+    gpu_maker_letter(maker, is_sent, is_sent ? root_input(work) : first_out(work), work->said.bytes,
+                     1 - maker->batch->comm_rank);
 }
 
 /* What came to the first output is the others' as well. */
-static void share_allgather(struct maker *maker, const struct gpu_work *work)
+static void share_allgather(struct gpu_maker *maker, const struct gpu_work *work)
 {
     const uint64_t from = first_out(work);
     uint64_t at = 0;
 
     for (uint32_t place = 0; place < work->said.ranks; at += work->sizes[place++]) {
-        for (uint32_t i = 0; member_at(work, place) == NULL && i < work->said.members; i++)
-            move(maker, work->members[i].out + at, from + at, work->sizes[place]);
+        for (uint32_t i = 0; gpu_maker_member(work, place) == NULL && i < work->said.members; i++)
+            gpu_maker_move(maker, work->members[i].out + at, from + at, work->sizes[place]);
     }
 }
 
-static void for_each(struct maker *maker, void (*make)(struct maker *, const struct gpu_work *))
+static void for_each(struct gpu_maker *maker,
+                     void (*make)(struct gpu_maker *, const struct gpu_work *))
 {
     for (uint32_t i = 0; i < maker->batch->work_count; i++) {
         if (maker->batch->works[i].said.bytes > 0)
@@ -674,23 +678,25 @@ static void for_each(struct maker *maker, void (*make)(struct maker *, const str
     }
 }
 
-static void move_each(struct maker *maker, void (*make)(struct maker *, const struct gpu_work *))
+static void move_each(struct gpu_maker *maker,
+                      void (*make)(struct gpu_maker *, const struct gpu_work *))
 {
-    begin_moves(maker);
+    gpu_maker_begin_moves(maker);
     for_each(maker, make);
-    end_moves(maker);
+    gpu_maker_end_moves(maker);
 }
 
-static void post_each(struct maker *maker, void (*make)(struct maker *, const struct gpu_work *))
+static void post_each(struct gpu_maker *maker,
+                      void (*make)(struct gpu_maker *, const struct gpu_work *))
 {
-    call_nccl(maker, GPU_STEP_GROUP, 0, 0, 0, 0);
+    gpu_maker_call(maker, GPU_STEP_GROUP, 0, 0, 0, 0);
     for_each(maker, make);
-    call_nccl(maker, GPU_STEP_GROUP_END, 0, 0, 0, 0);
+    gpu_maker_call(maker, GPU_STEP_GROUP_END, 0, 0, 0, 0);
 }
 
 /* ---- the whole ---- */
 
-static void make_here(struct maker *maker, uint32_t kind)
+static void make_here(struct gpu_maker *maker, uint32_t kind)
 {
     switch (kind) {
     case HVI_KIND_ALLREDUCE:
@@ -716,7 +722,7 @@ static void make_here(struct maker *maker, uint32_t kind)
     }
 }
 
-static void make_together(struct maker *maker, uint32_t kind)
+static void make_together(struct gpu_maker *maker, uint32_t kind)
 {
     switch (kind) {
     case HVI_KIND_ALLREDUCE:
@@ -749,13 +755,11 @@ int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *me
                   const char **text_p)
 {
     const struct hvi_device_work *said = &batch->works[0].said;
-    struct maker maker = {.batch = batch, .means = means};
+    struct gpu_maker maker = {.batch = batch, .means = means};
 
     *text_p = "";
-    if (is_reduction(said->kind) && said->reduce_op == HVI_REDUCE_ADASUM) {
-        *text_p = "a GPU's worker does no adasum yet; let the tensor lie in memory of the host";
-        return HVI_ERR_UNSUPPORTED;
-    }
+    if (is_reduction(said->kind) && said->reduce_op == HVI_REDUCE_ADASUM)
+        return gpu_maker_adasum(&maker, text_p);
     if (batch->comm == 0)
         make_here(&maker, said->kind);
     else

@@ -17,6 +17,9 @@ enum gpu_step_kind {
     GPU_STEP_PACK,
     GPU_STEP_UNPACK,
     GPU_STEP_MOVE,
+    GPU_STEP_ADASUM_DOTS,
+    GPU_STEP_ADASUM_FACTORS,
+    GPU_STEP_ADASUM_BLEND,
     GPU_STEP_ALL_REDUCE, /* NCCL */
     GPU_STEP_BROADCAST,
     GPU_STEP_ALL_GATHER,
@@ -35,6 +38,7 @@ struct gpu_step {
         struct hvd_reduce_args reduce; /* REDUCE, SPREAD */
         struct hvd_pack_args pack;     /* PACK, UNPACK */
         struct hvd_move_args move;
+        struct hvd_adasum_args adasum;
         struct {
             uint64_t in, out, count;
             int type, op, peer; /* NCCL's; peer: or the root */
@@ -43,14 +47,14 @@ struct gpu_step {
 };
 
 struct gpu_plan_means {
-    uint64_t staging,
-        staging_bytes; /* the same number of bytes on all workers, and aligned to 256 */
+    /* Memory that nothing else uses at that place of the stream, aligned to 256; as many bytes on all workers. */
+    uint64_t staging, staging_bytes;
     void *user;
     /* Each step in its order. False: no further one. */
     bool (*step)(void *user, const struct gpu_step *step);
 };
 
-/* HVI_OK; HVI_ERR_UNSUPPORTED with a constant sentence: nothing has been stepped, on any worker of the communicator. */
+/* HVI_OK; HVI_ERR_LIMIT with a constant sentence: nothing has been stepped, on any worker of the communicator. */
 int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *means,
                   const char **text_p);
 

@@ -19,6 +19,7 @@
 
 #define MESSAGES_AT_ONCE 64
 #define LEAVING_NS       (2 * HVI_NS_SEC)
+#define JOINING_NS       (5 * HVI_NS_SEC) /* a join that all have begun takes 1 to 3 s (P9) */
 
 static int send_msg(struct gpu_engine *engine, const struct hvi_gpu_msg *msg, const int *fds,
                     uint32_t fd_count)
@@ -139,8 +140,10 @@ static void engine_end(struct gpu_engine *engine)
     if (engine->is_leaving)
         return;
     engine->is_leaving = true;
-    engine->deadline_ns = hvi_deadline_after(LEAVING_NS);
-    engine->late = "the batches of an engine that has ended are not over after 2 s";
+    engine->deadline_ns = hvi_deadline_after(engine->joins > 0 ? JOINING_NS : LEAVING_NS);
+    engine->late = engine->joins > 0
+                       ? "a join of an engine that has ended is not over after 5 s"
+                       : "the batches of an engine that has ended are not over after 2 s";
     (void)gpu_memory_poison(engine);
     engine->io = sd_event_source_disable_unref(engine->io);
     close(engine->fd);

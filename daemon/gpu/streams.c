@@ -25,9 +25,14 @@ _Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page"
 #define BLOCKS_MAX   1024u
 
 static const char *const kernel_names[GPU_STREAM_KERNELS] = {
-    [GPU_STEP_REDUCE] = "hvd_reduce", [GPU_STEP_SPREAD] = "hvd_spread",
-    [GPU_STEP_PACK] = "hvd_pack",     [GPU_STEP_UNPACK] = "hvd_unpack",
+    [GPU_STEP_REDUCE] = "hvd_reduce",
+    [GPU_STEP_SPREAD] = "hvd_spread",
+    [GPU_STEP_PACK] = "hvd_pack",
+    [GPU_STEP_UNPACK] = "hvd_unpack",
     [GPU_STEP_MOVE] = "hvd_move",
+    [GPU_STEP_ADASUM_DOTS] = "hvd_adasum_dots",
+    [GPU_STEP_ADASUM_FACTORS] = "hvd_adasum_factors",
+    [GPU_STEP_ADASUM_BLEND] = "hvd_adasum_blend",
 };
 
 /* ---- kernels ---- */
@@ -147,16 +152,17 @@ static bool make_words(struct gpu_streams *streams)
 static bool make_staging(struct gpu_streams *streams)
 {
     struct gpu_calls *calls = streams->calls;
+    const size_t bytes = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH;
     size_t free_bytes = 0, total = 0;
     char text[100];
 
     gpu_calls_begin(calls, "cuMemAlloc", calls->usual_ns);
-    const int error = calls->cuda->alloc(&streams->staging, GPU_STREAM_STAGING);
+    const int error = calls->cuda->alloc(&streams->staging, bytes);
     if (error != HVI_CU_OUT_OF_MEMORY)
         return gpu_calls_good(calls, "cuMemAlloc of the staging memory", error);
     calls->cuda->memory_info(&free_bytes, &total);
-    snprintf(text, sizeof(text), "%llu bytes are needed, and %zu of %zu are free",
-             (unsigned long long)GPU_STREAM_STAGING, free_bytes, total);
+    snprintf(text, sizeof(text), "%zu bytes are needed, and %zu of %zu are free", bytes, free_bytes,
+             total);
     gpu_calls_fail(calls, "cuMemAlloc of the staging memory", text);
     return false;
 }

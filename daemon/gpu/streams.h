@@ -13,8 +13,9 @@
 #define GPU_STREAM_NCCL    0u /* everything with a communicator */
 #define GPU_STREAM_LOCAL   1u /* and the following: sets of one GPU, by set number */
 #define GPU_STREAMS        5u
-#define GPU_STREAM_KERNELS (GPU_STEP_MOVE + 1)
-#define GPU_STREAM_STAGING (UINT64_C(64) << 20)
+#define GPU_STREAM_KERNELS (GPU_STEP_ADASUM_BLEND + 1)
+#define GPU_STREAM_STAGING (UINT64_C(64) << 20) /* for what has a communicator */
+#define GPU_STREAM_SCRATCH (UINT64_C(16) << 20) /* for adasums in GPU_STREAM_LOCAL */
 #define GPU_STREAM_WORKS_MAX                                                                       \
     512u /* things in a stream, behind which no further batch is put: calls would wait (CUDA's queues) */
 
@@ -38,7 +39,7 @@ struct gpu_streams {
     struct gpu_words *words; /* a page of this process; NULL: not open */
     hvi_cu_library library;
     hvi_cu_kernel kernels[GPU_STREAM_KERNELS];
-    hvi_cu_ptr staging;
+    hvi_cu_ptr staging; /* the scratch memory lies behind it */
 };
 
 /* Makes all of it; `file`: an image of the kernels, "": the one that is built in. False: .calls->why. */

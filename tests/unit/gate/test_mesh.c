@@ -631,9 +631,11 @@ START_TEST(nodes_that_are_late_are_named_to_those_that_came)
 
     join_at(&sides[1], port);
     register_at(&sides[1], "job", 1, 1, 3);
+    register_at(&sides[1], "other", 1, 1, 2);
     expect_error(&sides[1], "job", HVI_ERR_ATTACH_TIMEOUT, "ranks 0,2 of 3 are missing");
     ck_assert_ptr_nonnull(strstr(roster.engine_roster.text, "beta (127.0.0.1)"));
-    ck_assert_int_eq(hvt_log_count("job-not-met"), 1);
+    expect_error(&sides[1], "other", HVI_ERR_ATTACH_TIMEOUT, "rank 0 of 2 is missing");
+    ck_assert_int_eq(hvt_log_count("job-not-met"), 2);
 }
 END_TEST
 

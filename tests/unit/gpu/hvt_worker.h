@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #define HVT_PATIENCE_NS (20 * (int64_t)HVI_NS_SEC)
+#define HVT_GPU_0       "GPU-66616b65-2067-7075-206f-66206e6f0000" /* the first device of the fake */
 #define HVT_GENERATION  3u
 
 struct hvt_worker {

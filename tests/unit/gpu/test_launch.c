@@ -2,6 +2,7 @@
  * The real hvdd-gpu on the fake driver: batches on one GPU, and what ends them. */
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/uuid.h"
 #include "tests/unit/gpu/hvt_job.h"
 #include "tests/unit/hvt_main.h"
 
@@ -241,11 +242,26 @@ START_TEST(a_broken_context_ends_the_worker_with_the_reason)
 {
     const struct hvt_worker_wish wish = {0};
 
-    start_pair("hvdd-gpu/sticky@6", &wish); /* the first five are those of the start */
+    start_pair("hvdd-gpu/sticky@9", &wish); /* the first eight are those of the start */
     allreduce(1, COUNT);
     hvt_job_open_gate(0);
     expect_failure("(700)");
     ck_assert_uint_eq(done_word(0), HVI_FENCE_POISON);
+}
+END_TEST
+
+START_TEST(an_open_that_does_not_end_ends_the_worker_with_the_reason)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 200 * HVI_NS_MS};
+    struct hvi_gpu_msg told = {.kind = HVI_GPU_IMPORT, .import = {.request = 1, .import = 1}};
+
+    hvt_job_start(1, "hvdd-gpu/slow-open@20000", &wish);
+    told.import.memory.kind = HVI_DEVICE_LEGACY;
+    told.import.memory.address = told.import.memory.bytes = 4096;
+    told.import.pid = getpid();
+    ck_assert(hvi_uuid_parse(HVT_GPU_0, told.import.memory.uuid));
+    hvt_worker_send(worker->engine_fd, &told, NULL, 0);
+    expect_failure("cuIpcOpenMemHandle");
 }
 END_TEST
 
@@ -281,6 +297,7 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_session_lets_its_batches_run_through);
     tcase_add_test(tcase, memory_is_given_back_when_its_batches_are_over);
     tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
+    tcase_add_test(faulty, an_open_that_does_not_end_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, streams_that_do_not_run_dry_end_the_worker);
     suite_add_tcase(suite, tcase);
     suite_add_tcase(suite, faulty);

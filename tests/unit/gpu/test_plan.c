@@ -5,7 +5,10 @@
 #include "daemon/gpu/nccl.h"
 #include "daemon/gpu/plan.h"
 #include "shm/fence.h"
+#include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/hvt_main.h"
+
+#include <math.h>
 
 #define BASE    UINT64_C(0x100000)   /* of import n: n * BASE, so many bytes */
 #define PAGE    UINT64_C(0x77000000) /* of fence page 1 */
@@ -415,7 +418,7 @@ START_TEST(an_average_is_divided_in_its_output)
     the_work->reduce_op = HVI_REDUCE_AVERAGE;
     the_work->divisor = 3;
     plan();
-    EXPECT_STEPS(GPU_STEP_ALL_REDUCE, GPU_STEP_SPREAD);
+    EXPECT_STEPS(GPU_STEP_ALL_REDUCE, GPU_STEP_REDUCE);
     ck_assert_int_eq(steps[0].nccl.op, GPU_NCCL_SUM);
     ck_assert_uint_eq(steps[1].reduce.in[0], steps[1].reduce.out[0]);
     ck_assert_uint_eq(steps[1].reduce.divisor, 3);
@@ -456,7 +459,7 @@ START_TEST(a_large_work_goes_in_chunks_of_the_staging_memory)
         ck_assert_uint_eq(steps[3 * i].reduce.out[0], STAGING);
         ck_assert_int_eq(steps[3 * i + 1].kind, GPU_STEP_ALL_REDUCE);
         ck_assert_uint_eq(steps[3 * i + 1].nccl.count, staging_bytes / 4);
-        ck_assert_int_eq(steps[3 * i + 2].kind, GPU_STEP_SPREAD);
+        ck_assert_int_eq(steps[3 * i + 2].kind, GPU_STEP_REDUCE);
         ck_assert_uint_eq(steps[3 * i + 2].reduce.out[1], 2 * BASE + BASE / 2 + i * staging_bytes);
     }
 }
@@ -486,18 +489,138 @@ START_TEST(what_nccl_lacks_is_gathered_and_reduced_in_the_order_of_ranks)
 }
 END_TEST
 
-START_TEST(adasum_is_refused_before_a_step)
-{
-    const struct gpu_plan_means means = {STAGING, staging_bytes, NULL, take_step};
-    const char *text = NULL;
+/* ---- adasum, done by the host build of the kernels in real memory ---- */
 
-    write_fine(false);
+#define ADASUM_COUNT (HVD_ADASUM_CHUNK + 77u)
+
+static double memory[IMPORTS + 1][2][ADASUM_COUNT]; /* inputs and outputs */
+static double staging[16 * ADASUM_COUNT];
+
+static bool find_memory(void *user, uint32_t number, uint64_t *address_p, uint64_t *bytes_p)
+{
+    (void)user;
+    *address_p = (uintptr_t)memory[number];
+    *bytes_p = sizeof(memory[number]);
+    return number <= IMPORTS;
+}
+
+static bool run_step(void *user, const struct gpu_step *step)
+{
+    static const char *const kernels[] = {
+        "hvd_reduce", "hvd_spread",      "hvd_pack",           "hvd_unpack",
+        "hvd_move",   "hvd_adasum_dots", "hvd_adasum_factors", "hvd_adasum_blend"};
+    const struct hvd_kernel_row *row = hvd_kernel_rows;
+
+    (void)user;
+    step_count++;
+    while (strcmp(row->name, kernels[step->kind]) != 0)
+        row++;
+    row->run(&step->reduce, 3, 64);
+    return true;
+}
+
+/* The operands of so many members lie in `memory`, in place or not. Returns what the plan says. */
+static int run_adasum(uint16_t kind, uint16_t members, uint32_t dtype, bool in_place)
+{
+    const struct gpu_batch_names real = {NULL, find_memory, find_page, find_comm};
+    const struct gpu_plan_means means = {(uintptr_t)staging, staging_bytes, NULL, run_step};
+    const uint32_t element = hvi_dtype_bytes(dtype);
+    const char *text;
+
+    begin(1, false);
+    the_work = add_work(kind, members, ADASUM_COUNT);
+    the_work->dtype = (uint8_t)dtype;
+    the_work->bytes = ADASUM_COUNT * (uint64_t)element;
     the_work->reduce_op = HVI_REDUCE_ADASUM;
-    ck_assert_ptr_null(read_batch());
+    the_work->postscale = 2;
+    for (uint32_t i = 0; i < members; i++)
+        add_member(i, i + 1)->out_offset = in_place ? 0 : sizeof(memory[0][0]);
+    if (kind == HVI_KIND_REDUCESCATTER) {
+        const uint64_t sizes[] = {8 * (uint64_t)element, the_work->bytes - 8 * (uint64_t)element,
+                                  0};
+        add_numbers(the_work, sizes, 3);
+    }
+    slots[0].batch.slots = filled;
+    const char *lie = gpu_batch_read(slots, filled, &real, &batch);
+    ck_assert_msg(lie == NULL, "%s", lie);
     step_count = 0;
-    ck_assert_int_eq(gpu_plan_make(&batch, &means, &text), HVI_ERR_UNSUPPORTED);
+    return gpu_plan_make(&batch, &means, &text);
+}
+
+/* Fills the inputs in; `expected_p` becomes what an adasum of them is, twice. */
+static void fill_adasum(uint16_t members, uint32_t dtype, double *expected_p)
+{
+    static double vectors[8 * ADASUM_COUNT];
+    uint64_t random = members + dtype;
+
+    memset(memory, 0, sizeof(memory));
+    for (uint32_t i = 0; i < members; i++) {
+        for (uint32_t k = 0; k < ADASUM_COUNT; k++) {
+            hvt_reference_put(dtype, memory[i + 1][0], k,
+                              (double)(int64_t)hvt_random(&random) / 9223372036854775808.0);
+            vectors[i * ADASUM_COUNT + k] = hvt_reference_get(dtype, memory[i + 1][0], k);
+        }
+    }
+    hvt_reference_adasum(vectors, members, ADASUM_COUNT);
+    for (uint32_t k = 0; k < ADASUM_COUNT; k++)
+        expected_p[k] = 2 * vectors[k];
+}
+
+static void expect_adasum(uint32_t dtype, const void *out, const double *expected, uint32_t count)
+{
+    const double error = dtype == HVI_DTYPE_FLOAT32   ? 1e-5
+                         : dtype == HVI_DTYPE_FLOAT64 ? 1e-12
+                                                      : 0.01;
+
+    for (uint32_t k = 0; k < count; k++) {
+        const double got = hvt_reference_get(dtype, out, k);
+        if (fabs(got - expected[k]) > error * (1 + fabs(expected[k])))
+            ck_abort_msg("element %u: %g instead of %g", k, got, expected[k]);
+    }
+}
+
+static void check_adasum(uint16_t members, uint32_t dtype, bool in_place)
+{
+    static double expected[ADASUM_COUNT];
+
+    staging_bytes = sizeof(staging);
+    fill_adasum(members, dtype, expected);
+    ck_assert_int_eq(run_adasum(HVI_KIND_ALLREDUCE, members, dtype, in_place), HVI_OK);
+    for (uint32_t i = 0; i < members; i++)
+        expect_adasum(dtype, memory[i + 1][in_place ? 0 : 1], expected, ADASUM_COUNT);
+}
+
+START_TEST(an_adasum_follows_its_tree)
+{
+    for (uint16_t members = 2; members <= 7; members++) {
+        check_adasum(members, HVI_DTYPE_FLOAT32, members % 2 == 0);
+        check_adasum(members, HVI_DTYPE_FLOAT16, members % 2 == 1);
+    }
+    check_adasum(5, HVI_DTYPE_FLOAT64, true);
+    check_adasum(1, HVI_DTYPE_FLOAT32, false);
+}
+END_TEST
+
+START_TEST(an_adasum_is_scattered)
+{
+    static double expected[ADASUM_COUNT];
+
+    staging_bytes = sizeof(staging);
+    for (uint32_t dtype = HVI_DTYPE_FLOAT16; dtype <= HVI_DTYPE_FLOAT32; dtype++) {
+        fill_adasum(3, dtype, expected);
+        ck_assert_int_eq(run_adasum(HVI_KIND_REDUCESCATTER, 3, dtype, false), HVI_OK);
+        expect_adasum(dtype, memory[1][1], expected, 8);
+        expect_adasum(dtype, memory[2][1], expected + 8, ADASUM_COUNT - 8);
+    }
+}
+END_TEST
+
+START_TEST(an_adasum_without_room_is_refused_before_a_step)
+{
+    staging_bytes = 2048;
+    ck_assert_int_eq(run_adasum(HVI_KIND_ALLREDUCE, 4, HVI_DTYPE_FLOAT16, false), HVI_ERR_LIMIT);
     ck_assert_uint_eq(step_count, 0);
-    ck_assert_ptr_nonnull(strstr(text, "memory of the host"));
+    ck_assert_int_eq(run_adasum(HVI_KIND_ALLREDUCE, 4, HVI_DTYPE_FLOAT32, false), HVI_OK);
 }
 END_TEST
 
@@ -650,7 +773,9 @@ int main(void)
     tcase_add_test(tcase, small_works_are_packed_and_large_ones_are_not);
     tcase_add_test(tcase, a_large_work_goes_in_chunks_of_the_staging_memory);
     tcase_add_test(tcase, what_nccl_lacks_is_gathered_and_reduced_in_the_order_of_ranks);
-    tcase_add_test(tcase, adasum_is_refused_before_a_step);
+    tcase_add_test(tcase, an_adasum_follows_its_tree);
+    tcase_add_test(tcase, an_adasum_is_scattered);
+    tcase_add_test(tcase, an_adasum_without_room_is_refused_before_a_step);
     tcase_add_test(tcase, workers_call_nccl_alike_whatever_members_they_have);
     tcase_add_test(tcase, what_a_worker_sends_the_other_receives);
     suite_add_tcase(suite, tcase);

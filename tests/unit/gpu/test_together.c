@@ -3,6 +3,7 @@
  * say; a joined rank lies nowhere. */
 #include "base/clock.h"
 #include "base/status.h"
+#include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/gpu/hvt_job.h"
 #include "tests/unit/hvt_main.h"
 
@@ -230,10 +231,28 @@ static void sum_of_int16(void)
     }
 }
 
+static void adasum(void)
+{
+    static double vectors[HVT_RANKS * SMALL];
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    for (uint32_t i = 0; i < ranks * SMALL; i++)
+        vectors[i] = (double)((float *)hvt_job_in(i / SMALL))[i % SMALL];
+    hvt_reference_adasum(vectors, ranks, SMALL);
+    work.reduce_op = HVI_REDUCE_ADASUM;
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        for (uint32_t i = 0; i < SMALL; i++)
+            ck_assert_double_eq_tol((double)((float *)hvt_job_out(rank))[i], vectors[i],
+                                    1e-4 * (1 + vectors[i]));
+    }
+}
+
 START_TEST(other_operations_and_types)
 {
     start("0110");
     largest();
+    adasum();
     sum_of_int16();
 }
 END_TEST
