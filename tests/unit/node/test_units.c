@@ -175,6 +175,7 @@ static void tell_state(int status, const char *text, uint32_t port)
 
     msg.state.status = status;
     msg.state.port = port;
+    msg.state.joined = status == HVI_OK; /* which one that listens always is */
     snprintf(msg.state.text, sizeof(msg.state.text), "%s", text);
     tell(gate.link, &msg);
 }
