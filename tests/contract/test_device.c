@@ -607,7 +607,8 @@ static int add_set(struct rank *rank)
     if (hvd_process_set_add_async(rank->session, set_ranks, set_size, &it) != HVD_OK ||
         hvd_wait(it, DEADLINE_NS) != HVD_OK)
         return blame(rank, "%s", hvd_last_error());
-    set_id = hvd_op_process_set(it);
+    if (rank->number == 0) /* all have the same */
+        set_id = hvd_op_process_set(it);
     hvd_op_free(it);
     return 0;
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvt import procs
-from hvt.build import BUILD, scaled
+from hvt.build import BUILD
 from hvt.daemon import Daemon
 from hvt.wait import wait_until
 
@@ -16,10 +16,10 @@ class GpuDaemon(Daemon):
     """`fake` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
 
     def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
-        options = {"gpu-idle": f"{scaled(0.5)}s"} | more.pop("options", {})
+        options = {"gpu-idle": "200ms"} | more.pop("options", {})
         super().__init__(options=options, **more)
-        # What a trainer frees while a worker has it open stays (P3): most tests free as they like.
-        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"free=keeps;meet={self.folder};{fake}", "FAKEGPU_FAULT": faults}
+        # What a trainer frees while a worker has it open stays (P3): most tests free as they like. The first of two settings counts.
+        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"{fake};free=keeps;meet={self.folder}", "FAKEGPU_FAULT": faults}
 
     def workers(self) -> list[int]:
         """Pids of the living workers of this daemon, also of one before it."""
