@@ -345,6 +345,12 @@ def test_lists_are_split_evenly():
     assert util.is_iterable([1]) and util.is_iterable("a") and not util.is_iterable(3)
 
 
+def test_a_cached_function_is_called_once_for_the_same_arguments():
+    calls = []
+    double = util._cache(lambda number: calls.append(number) or 2 * number)
+    assert [double(1), double(1), double(2), double(1)] == [2, 2, 4, 2] and calls == [1, 2]
+
+
 def test_the_environment_is_as_before_after_env(monkeypatch):
     monkeypatch.setenv("HVT_A", "1")
     with util.env(HVT_A=None, HVT_B="2"):

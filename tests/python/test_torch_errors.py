@@ -98,6 +98,20 @@ def check_disagreements(hvd):
     assert isinstance(raised.value, RuntimeError) and "weights" in str(raised.value)
 
 
+def check_what_horovod_refuses(hvd, away):
+    """Every collective is there for the others while rank `away` is in join()."""
+    import torch
+    here = [rank for rank in range(hvd.size()) if rank != away]
+    mine = torch.full((1,), float(hvd.rank()))
+    assert hvd.allgather(mine, name="g").tolist() == here
+    assert float(hvd.broadcast(mine, here[-1], name="b")) == here[-1]
+    with pytest.raises(hvd.HorovodInternalError, match=f"root rank {away} has joined"):
+        hvd.broadcast(mine, away, name="b of nothing")
+    rows, counts = hvd.alltoall(mine.repeat(hvd.size()), [1] * hvd.size(), name="a")
+    assert rows.tolist() == here and counts.tolist() == [int(rank in here) for rank in range(hvd.size())]
+    assert hvd.reducescatter(torch.ones(len(here)), op=hvd.Sum, name="r").tolist() == [float(len(here))]
+
+
 def check_join(hvd):
     import torch
     for first in range(hvd.size()):
@@ -105,6 +119,7 @@ def check_join(hvd):
         if hvd.rank() != first:
             total = hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"while {first} is away")
             assert total.tolist() == [hvd.size() - 1.0] * 3
+            check_what_horovod_refuses(hvd, first)
         last = hvd.join()
         assert last != first or hvd.size() == 1
     assert hvd.join(device=-1) in range(hvd.size())

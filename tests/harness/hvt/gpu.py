@@ -18,8 +18,8 @@ class GpuDaemon(Daemon):
     def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
         options = {"gpu-idle": "200ms"} | more.pop("options", {})
         super().__init__(options=options, **more)
-        # What a trainer frees while a worker has it open stays (P3): most tests free as they like.
-        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"free=keeps;meet={self.folder};{fake}", "FAKEGPU_FAULT": faults}
+        # What a trainer frees while a worker has it open stays (P3): most tests free as they like. The first of two settings counts.
+        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"{fake};free=keeps;meet={self.folder}", "FAKEGPU_FAULT": faults}
 
     def workers(self) -> list[int]:
         """Pids of the living workers of this daemon, also of one before it."""

@@ -8,6 +8,7 @@
 #include "tests/unit/hvt_main.h"
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #define COMM  5u
@@ -385,6 +386,7 @@ START_TEST(a_worker_outlives_the_other_of_its_communicator)
     add_work(0, work, NULL, 0);
     hvt_batch_publish(both[0]);
     hvt_job_open_gate(0);
+    ck_assert_int_eq(hvt_batch_answer(both[0]).status, HVI_INPROGRESS); /* it has begun */
     kill(both[1]->pid, SIGKILL);
     ck_assert_int_eq(hvt_worker_end(both[1]), 128 + SIGKILL);
     nap(50);
@@ -408,6 +410,42 @@ START_TEST(a_drop_opens_the_gates_of_what_it_aborts)
     for (int gpu = 0; gpu < 2; gpu++)
         hvt_worker_send(both[gpu]->engine_fd, &drop, NULL, 0);
     expect_done();
+}
+END_TEST
+
+/* One batch of a dead engine hangs in NCCL; what another one's stream writes does not last. */
+START_TEST(poison_is_repeated_until_all_batches_are_over)
+{
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+    struct hvi_device_member member;
+    _Atomic uint64_t *done;
+
+    start("01");
+    hvt_job_next_turn(2);
+    hvt_batch_begin(both[0], 1, comm, 2, 0);
+    add_work(0, work, NULL, 0);
+    hvt_batch_publish(both[0]);
+    hvt_job_open_gate(0);
+    member = hvt_job_member(0);
+    member.cell = 2;
+    hvt_batch_begin(both[0], 1, 0, 0, 0);
+    hvt_batch_add(both[0], &work);
+    hvt_batch_add(both[0], &member);
+    hvt_batch_publish(both[0]);
+    nap(20);
+    hvt_engine_close(both[0]);
+    done = &hvt_ranks[0].fences.cells[2].done;
+    uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+    for (int quiet_ms = 0; quiet_ms < 50;
+         quiet_ms++) { /* the stream has written its turn by then */
+        ck_assert(!hvi_deadline_passed(end));
+        if (atomic_load(done) != HVI_FENCE_POISON)
+            quiet_ms = 0;
+        nap(1);
+    }
+    ck_assert_int_eq(waitpid(both[0]->pid, NULL, WNOHANG), 0); /* nor did the worker's end do it */
+    kill(both[0]->pid, SIGKILL);
+    hvt_worker_end(both[0]);
 }
 END_TEST
 
@@ -459,6 +497,7 @@ int main(void)
     tcase_add_test(tcase, a_communicator_outlives_its_engine);
     tcase_add_test(tcase, a_worker_outlives_the_other_of_its_communicator);
     tcase_add_test(tcase, a_drop_opens_the_gates_of_what_it_aborts);
+    tcase_add_test(tcase, poison_is_repeated_until_all_batches_are_over);
     tcase_add_test(tcase, an_error_of_nccl_ends_the_worker_with_the_reason);
     tcase_add_test(tcase, a_join_that_does_not_end_ends_the_worker_with_the_reason);
     suite_add_tcase(suite, tcase);

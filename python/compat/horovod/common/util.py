@@ -2,6 +2,7 @@
 """Helpers that scripts and their tests import."""
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -15,6 +16,9 @@ from hvd.collectives import reduce_op_of
 from horovod.common.exceptions import HorovodVersionMismatchError, get_version_mismatch_message
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+
+#: A decorator: each call with the same arguments gives the first one's result. Tests of Horovod import it.
+_cache = functools.lru_cache(maxsize=None)
 
 
 def _words(name: str) -> str:
