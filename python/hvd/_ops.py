@@ -10,7 +10,7 @@ import ctypes
 import functools
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd import _native
@@ -154,6 +154,8 @@ def _name_in(arguments: Sequence[Any]) -> bytes | None:
 
 
 _NO_ROOM = (_native.ERR_RING_FULL, _native.ERR_LIMIT)
+#: Waits for an op of this name that only a stream waits for (_streams.py); whether there was one.
+wait_for_namesake: Callable[[bytes | None], bool] = lambda name: False
 
 
 def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False, session: Session | None = None,
@@ -172,6 +174,8 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
                 status = function(pointer, *arguments, pointers)
                 if status == 0:
                     break
+                if status == _native.ERR_DUPLICATE_NAME and wait_for_namesake(name):
+                    continue
                 if status not in _NO_ROOM:
                     _native.check(status)
             finally:
@@ -202,8 +206,8 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
                 return
             pointers[0] = None
             op = Op(session, pointer, keep, False, _name_in(arguments))
-        elif status in _NO_ROOM:
-            op = None
+        elif status in _NO_ROOM or status == _native.ERR_DUPLICATE_NAME:
+            op = None  # submit() knows what to do
         else:
             _native.check(status)
     except BaseException:

@@ -15,6 +15,7 @@ Knows no framework: `current` gives the handle of the stream that is current whe
 from __future__ import annotations
 
 import collections
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -66,12 +67,13 @@ def look() -> None:
             raise HorovodInternalError(oldest.error)
 
 
-def _wait_for_namesake(name: bytes | None) -> None:
-    if name is not None:
-        for op in list(_unseen):
-            if op.name == name:
-                op.wait_here()
+def _wait_for_namesake(name: bytes | None) -> bool:
+    """Waits for the ops of this name; whether there was one."""
+    found = [op for op in list(_unseen) if op.name == name] if name is not None else []
+    for op in found:
+        op.wait_here()
     look()
+    return bool(found)
 
 
 def submit(current: Callable[[], int], function: Any, keep: Any, name: bytes | None, *arguments: Any, count: int = 0,
@@ -103,3 +105,5 @@ class _AtTheEnd(_session.Watcher):
 
 
 _session.watch(_AtTheEnd())
+_ops.wait_for_namesake = _wait_for_namesake  # a name that was a device's may be the host's next
+os.register_at_fork(after_in_child=_unseen.clear)

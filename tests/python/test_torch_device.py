@@ -237,6 +237,17 @@ def check_optimizer(hvd, cuda):
     train(hvd, cuda, *model_on(cuda), backward_passes_per_step=2)
     train(hvd, cuda, *model_on(cuda), close=1e-2, compression=hvd.Compression.fp16)
     train(hvd, cuda, *model_on(cuda), close=1e-2, compression=hvd.Compression.bf16)
+    pair = model_on(cuda)  # Adasum's changes, of ranks on the host and of ranks on the device
+    both = [hvd.DistributedOptimizer(torch.optim.SGD(one.parameters(), lr=0.1), one.named_parameters(), op=hvd.Adasum) for one in pair]
+    torch.manual_seed(hvd.rank())
+    x, y = torch.randn(4, 8), torch.randn(4, 1)
+    for _ in range(2):
+        for one, optimizer in zip(pair, both):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(one(x), y).backward()
+            optimizer.step()
+    for one, other in zip(*(one.parameters() for one in pair)):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         next(there.parameters()).fill_(hvd.rank())
     hvd.broadcast_parameters(there.state_dict(), 0)

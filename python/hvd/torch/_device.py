@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,35 +50,45 @@ def _note(kept: Any) -> None:
 
 
 class _Sized:
-    """An op that is submitted when the sizes of its results are known. Like an _ops.Op to those who wait."""
+    """An op that is submitted when the sizes of its results are known. Like an _ops.Op to those who wait. Any thread may come to
+    submit it; what goes wrong then is raised by its own wait()."""
 
     def __init__(self, sizes: Started, begin: Callable[[Any], Sequence[StreamOp]]) -> None:
         self._sizes, self._learn = sizes
         self._begin = begin
-        self._ops: Sequence[StreamOp] | None = None
+        self._ops: Sequence[StreamOp] | None = None  # not None: submitted, or failed
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
         _starting.append(self)
 
     @property
     def status(self) -> int:
         """As an Op's: the first one that is not well counts."""
-        ops: Sequence[collectives.Pending] = self._sizes if self._ops is None else self._ops
-        told = [op.status for op in ops if op.status != _native.OK]
-        return told[0] if told else (_native.OK if self._ops is not None else _native.INPROGRESS)
+        told = [op.status for op in (*self._sizes, *(self._ops or ())) if op.status != _native.OK]
+        return told[0] if told else (_native.OK if self._ops else _native.INPROGRESS)
 
-    def go_on(self) -> None:
-        """Submits it if the sizes are known. Never waits for other ranks."""
-        if self._ops is None and all(op.poll() for op in self._sizes):
-            self._submit()
+    def go_on(self, patient: bool) -> None:
+        """Submits it if the sizes are known. Never waits for other ranks; `patient`: for a thread that does the same."""
+        if not self._lock.acquire(blocking=patient):  # pylint: disable=consider-using-with
+            return
+        try:
+            if self._ops is None and all(op.poll() for op in self._sizes):
+                self._ops = ()
+                if self in _starting:
+                    _starting.remove(self)
+                if all(op.status == _native.OK for op in self._sizes):
+                    self._submit()
+        finally:
+            self._lock.release()
 
     def _submit(self) -> None:
         try:
-            _starting.remove(self)
-        except ValueError:  # another thread does it
-            return
-        if any(op.status < 0 for op in self._sizes):
-            self._ops = ()
-            return
-        self._ops = self._begin(self._learn())
+            self._ops = self._begin(self._learn())
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            self._error = error
+        except BaseException:
+            self._error = HorovodInternalError("this op was interrupted before it was submitted")
+            raise
 
     def poll(self) -> bool:
         """Whether it is finished, on the device too."""
@@ -88,8 +99,10 @@ class _Sized:
         """Waits for the sizes; then lets the current stream wait for the op."""
         for size in self._sizes:
             size.wait()
-        self.go_on()
+        self.go_on(True)
         go_on()
+        if self._error is not None:
+            raise self._error
         for op in self._ops or ():
             op.wait()
 
@@ -100,7 +113,13 @@ _starting: list[_Sized] = []
 def go_on() -> None:
     """Submits the ops whose sizes have become known."""
     for op in list(_starting):
-        op.go_on()
+        op.go_on(False)
+
+
+def begin_session() -> None:
+    """What belonged to an earlier session is over; the engine knows no memory yet."""
+    _starting.clear()
+    _known.clear()
 
 
 class OnDevice(Collectives):

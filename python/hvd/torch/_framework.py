@@ -75,6 +75,7 @@ class Torch(collectives.Framework):
             self._session = session
             self._why_not.clear()
             self.on_device.count_anew()
+            _device.begin_session()
         device = tensor.device
         why = self._why_not.get(device)
         if why is None:
