@@ -121,8 +121,11 @@ static int make_known(struct client_memory *memory, struct client_device_memory 
         memory->device = client_device_new(memory->link);
     if (!memory->device)
         return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
+    int rc = clear_way(memory, known, what); /* a worker closes before it opens */
+    if (rc != HVD_OK)
+        return rc;
     client_control_unlock(memory->link);
-    int rc = client_device_register(memory->device, known, what, &region);
+    rc = client_device_register(memory->device, known, what, &region);
     client_control_lock(memory->link);
     if (rc != HVD_OK)
         return rc;

@@ -46,6 +46,13 @@ struct gpu_import {
     uint64_t release;
 };
 
+/* An import in whose way lies what a batch may still use, or what is not given back yet. */
+struct gpu_parked {
+    struct gpu_parked *prev, *next;
+    void *owner;
+    struct hvi_gpu_import said; /* without chunks */
+};
+
 /* A process that has memory open here. */
 struct gpu_exporter {
     struct gpu_exporter *prev, *next;
@@ -291,6 +298,8 @@ static struct gpu_exporter *exporter_get(struct gpu_imports *imports, pid_t pid,
 
 /* ---- what the thread has done ---- */
 
+static void unpark(struct gpu_imports *imports);
+
 static void opened(struct gpu_imports *imports, const struct gpu_call *call)
 {
     struct gpu_import *import = call->import;
@@ -364,6 +373,7 @@ static void reap(struct gpu_imports *imports)
             opened(imports, call);
         free(call);
     }
+    unpark(imports);
 }
 
 static int on_finished(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -490,7 +500,6 @@ static int get_import(struct gpu_imports *imports, const struct hvi_gpu_import *
     }
     *import_p = find_memory(imports, exporter, &said->memory, &busy);
     if (*import_p == NULL && busy) {
-        snprintf(text_p, text_size, "an earlier allocation at this address is still in use");
         status = HVI_ERR_BUSY;
     } else if (*import_p == NULL) {
         status = check(imports, &said->memory, text_p, text_size);
@@ -501,27 +510,90 @@ static int get_import(struct gpu_imports *imports, const struct hvi_gpu_import *
     return status;
 }
 
+/* HVI_OK or HVI_ERR_NO_MEMORY. */
+static int park(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said)
+{
+    struct gpu_parked *parked = calloc(1, sizeof(*parked));
+
+    if (parked == NULL)
+        return HVI_ERR_NO_MEMORY;
+    parked->owner = owner;
+    parked->said = *said;
+    parked->said.memory.chunks = NULL;
+    parked->said.memory.chunk_count = 0;
+    DL_APPEND(imports->parked, parked);
+    return HVI_OK;
+}
+
+static void add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said)
+{
+    struct gpu_import *import = NULL;
+    struct holder *holder = calloc(1, sizeof(*holder));
+    char text[300] = "";
+    int status =
+        holder == NULL ? HVI_ERR_NO_MEMORY : get_import(imports, said, &import, text, sizeof(text));
+
+    if (status == HVI_OK) {
+        *holder = (struct holder){.owner = owner, .number = said->import, .request = said->request};
+        DL_APPEND(import->holders, holder);
+        if (import->state == OPEN)
+            imports->answer(owner, said->request, HVI_OK, "");
+        return;
+    }
+    free(holder);
+    if (status == HVI_ERR_BUSY)
+        status = park(imports, owner, said);
+    if (status != HVI_OK)
+        imports->answer(owner, said->request, status, text);
+}
+
+/* Something was given back. Those that still wait are parked again, in their order. */
+static void unpark(struct gpu_imports *imports)
+{
+    struct gpu_parked *waiting = imports->parked, *parked;
+
+    imports->parked = NULL;
+    while ((parked = waiting) != NULL) {
+        DL_DELETE(waiting, parked);
+        add(imports, parked->owner, &parked->said);
+        free(parked);
+    }
+}
+
+static bool is_parked(const struct gpu_imports *imports, const void *owner, uint32_t number)
+{
+    const struct gpu_parked *parked;
+
+    DL_FOREACH(imports->parked, parked)
+    {
+        if (parked->owner == owner && (number == 0 || parked->said.import == number))
+            return true;
+    }
+    return false;
+}
+
+/* `number` 0: all of the owner. */
+static void forget_parked(struct gpu_imports *imports, const void *owner, uint32_t number)
+{
+    struct gpu_parked *parked, *after;
+
+    DL_FOREACH_SAFE(imports->parked, parked, after)
+    {
+        if (parked->owner != owner || (number != 0 && parked->said.import != number))
+            continue;
+        DL_DELETE(imports->parked, parked);
+        free(parked);
+    }
+}
+
 bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said)
 {
     struct gpu_import *import = NULL;
-    struct holder *holder;
-    char text[300] = "";
-    int status;
 
-    if (said->more || find_holder(imports, owner, said->import, &import) != NULL)
+    if (said->more || is_parked(imports, owner, said->import) ||
+        find_holder(imports, owner, said->import, &import) != NULL)
         return false;
-    holder = calloc(1, sizeof(*holder));
-    status =
-        holder == NULL ? HVI_ERR_NO_MEMORY : get_import(imports, said, &import, text, sizeof(text));
-    if (status != HVI_OK) {
-        free(holder);
-        imports->answer(owner, said->request, status, text);
-        return true;
-    }
-    *holder = (struct holder){.owner = owner, .number = said->import, .request = said->request};
-    DL_APPEND(import->holders, holder);
-    if (import->state == OPEN)
-        imports->answer(owner, said->request, HVI_OK, "");
+    add(imports, owner, said);
     return true;
 }
 
@@ -532,12 +604,15 @@ void gpu_import_release(struct gpu_imports *imports, void *owner,
     struct holder *holder = find_holder(imports, owner, said->import, &import);
 
     if (holder == NULL) {
+        if (said->import != 0)
+            forget_parked(imports, owner, said->import);
         imports->answer(owner, said->request, HVI_ERR_NOT_FOUND, "there is no such import");
         return;
     }
     drop_holder(import, holder);
     if (import->state == OPEN && import->holders == NULL)
         begin_close(imports, import);
+    unpark(imports);
     if (import->holders != NULL || import->state == OPEN || import->releaser != NULL) {
         imports->answer(owner, said->request, HVI_OK,
                         ""); /* it stays open for others, or for now */
@@ -552,6 +627,7 @@ void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner)
     struct gpu_import *import, *next;
     struct holder *holder, *after;
 
+    forget_parked(imports, owner, 0);
     DL_FOREACH_SAFE(imports->imports, import, next)
     {
         DL_FOREACH_SAFE(import->holders, holder, after)
@@ -564,6 +640,7 @@ void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner)
         if (import->state == OPEN && import->holders == NULL && import->exporter->over)
             begin_close(imports, import);
     }
+    unpark(imports);
 }
 
 void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint32_t number,

@@ -21,6 +21,7 @@
 #include <systemd/sd-event.h>
 
 struct gpu_import;
+struct gpu_parked;
 struct gpu_exporter;
 struct gpu_call;
 
@@ -47,6 +48,7 @@ struct gpu_imports {
     uint32_t count;
     struct gpu_import *imports;
     struct gpu_exporter *exporters;
+    struct gpu_parked *parked; /* wait for memory at their addresses to be given back */
 
     sd_event_source *finished;
     int event_fd;
@@ -64,7 +66,8 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
 /* Closes everything that is open. Owners are gone by now. Blocks as long as the driver does. */
 void gpu_imports_close(struct gpu_imports *imports);
 
-/* GpuImport of `owner`. False: its number is taken, or it is of a kind whose parts are not read yet. */
+/* GpuImport of `owner`. It waits while somebody holds an earlier allocation at its address. False: its number is taken, or it is
+ * of a kind whose parts are not read yet. */
 bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said);
 /* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it. */
 void gpu_import_release(struct gpu_imports *imports, void *owner,

@@ -12,8 +12,8 @@
  * A batch is never taken back, and never skipped: one that cannot be done waits for its members and writes their .done like
  * any other, and its answer says why.
  *
- * Naps are an eighth of the time since something has happened, from 20 us to 1 ms: no interrupt, no host function. Whoever
- * publishes a batch ends one. */
+ * Naps are an eighth of the time since something has happened, from 20 us to 1 ms: no interrupt, no host function. A published
+ * batch ends a nap. */
 #include "daemon/gpu/launch.h"
 
 #include "base/assert.h"

@@ -150,7 +150,7 @@ static void check_capture(hvi_cu_stream handle)
             "a memory operation in a stream that is being captured: it would run with the graph");
 }
 
-/* The last one apart: who sees what it has written may take back the memory of the others. */
+/* The last one is work of its own: a process that sees what it has written may take back the memory of the others. */
 static int enqueue(hvi_cu_stream stream, struct operations *all, const struct fakegpu_span *spans,
                    unsigned count)
 {

@@ -23,13 +23,13 @@
  *                                       -> "at_ns", "culprit", "error", "dims", "data": H,
  * "splits": [..] (received), "joined": N, "set": N, "source": N, "wrong": N (against the pattern)
  *     {"do": "wait_any" | "wait_all", "ops": [..] (-1: NULL), "timeout_ms": N}     -> "index": N
- *     {"do": "cancel", "op": N}
+ *     {"do": "cancel", "op": N}          {"do": "where", "op": N} -> "in": N   the address of its input
  *     {"do": "stream", "gpu": N} -> "stream": N            {"do": "gate", "stream": N, "open": B}
  *     {"do": "stream_wait", "op": N, "stream": N}
  *     {"do": "drain", "stream": N, "timeout_ms": N} -> "ended": B, "at_ns"
  *     {"do": "read", "op": N, "stream": N, "timeout_ms": N} -> "ended": B, "at_ns", "data": H   the output, in the stream's order
  *     {"do": "sets", "session": 0}                  -> "sets": [{"id", "rank", "ranks"}, ..]
- *     {"do": "free" | "abandon", "op": N}
+ *     {"do": "free" | "abandon", "op": N, "unsaid": B (the library is not told that memory goes)}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
  * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting), "rest_us": N (asleep after
  * each round)}
@@ -1015,12 +1015,18 @@ static void do_sets(const cJSON *command, cJSON *reply)
 static void do_free(const cJSON *command, cJSON *reply)
 {
     struct hvt_op *op = get_op(command);
-    struct hvd_session *session = sessions[op->session];
+    struct hvd_session *session = get_bool(command, "unsaid") ? NULL : sessions[op->session];
     hvd_op_free(op->op);
     op->op = NULL;
     release_buffer(session, &op->in);
     release_buffer(session, &op->out);
     add_int(reply, "status", HVD_OK);
+}
+
+static void do_where(const cJSON *command, cJSON *reply)
+{
+    add_int(reply, "status", HVD_OK);
+    add_int(reply, "in", (int64_t)(uintptr_t)get_op(command)->in.data);
 }
 
 /* hvd_op_free of an op in flight; its memory stays until the end of the program, as the header
@@ -1321,6 +1327,7 @@ static const struct hvt_command commands[] = {
     {"unmap", do_unmap},     {"timeline", do_timeline}, {"kept", do_kept},
     {"answer", do_answer},   {"stream", do_stream},     {"gate", do_gate},
     {"read", do_read},       {"drain", do_drain},       {"stream_wait", do_stream_wait},
+    {"where", do_where},
 };
 
 static void run(const cJSON *command)

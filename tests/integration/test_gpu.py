@@ -124,12 +124,28 @@ def test_many_ops_in_flight_are_done_in_few_batches(daemon):
     job.close()
 
 
-def test_an_allocation_of_its_own_is_given_back(daemon):
+def test_memory_that_is_forgotten_is_free_when_the_call_returns():
+    with gpus("devices=2;free=strict") as daemon:  # where the fake ends a rank that frees what a worker has open
+        job = Job(daemon, 2)
+        for gpu_of in ([0, 0], [0, 1], [1, 1]):
+            inputs = inputs_of(2, 100)
+            for outcome in job.run("allreduce", dtype="int32", dims=[100], data=inputs, reduce_op="sum", memory="own", each={"gpu": gpu_of}):
+                assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+
+
+def test_memory_that_is_freed_without_a_word_is_not_taken_for_its_successor(daemon):
     job = Job(daemon, 2)
-    for _ in range(3):
-        inputs = inputs_of(2, 100)
-        for outcome in job.run("allreduce", dtype="int32", dims=[100], data=inputs, reduce_op="sum", memory="own"):
+    addresses = set()
+    for turn in range(4):
+        inputs = inputs_of(2, 100 + turn)
+        ops = [rank.submit("allreduce", dtype="int32", dims=[100 + turn], data=inputs[number], reduce_op="sum", memory="own", gpu=number)
+               for number, rank in enumerate(job.ranks)]
+        for rank, op in zip(job.ranks, ops):
+            outcome = rank.wait(op, want_output=True)
             assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+            addresses.add(rank.ask("where", op=op)["in"])
+            rank.ask("free", op=op, unsaid=True)
+    assert len(addresses) < 8, "no address came again"
     job.close()
 
 

@@ -21,14 +21,14 @@ class GpuDaemon(Daemon):
     """`fake` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
 
     def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
+        if REAL and (faults or not re.fullmatch("devices=[0-9]", fake)):
+            pytest.skip("needs the fake driver")
         options = {"gpu-idle": "200ms"} | more.pop("options", {})
         super().__init__(options=options, **more)
         if REAL:
-            if faults or not re.fullmatch("devices=[0-9]", fake):
-                pytest.skip("needs the fake driver")
             return
-        # What a trainer frees while a worker has it open stays (P3): most tests free as they like.
-        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"free=keeps;meet={self.folder};{fake}", "FAKEGPU_FAULT": faults}
+        # What a trainer frees while a worker has it open stays (P3): most tests free as they like. The first of two settings counts.
+        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"{fake};free=keeps;meet={self.folder}", "FAKEGPU_FAULT": faults}
 
     def workers(self) -> list[int]:
         """Pids of the living workers of this daemon, also of one before it."""
