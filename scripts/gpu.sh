@@ -20,10 +20,13 @@ Measures what the GPU of this machine allows (docs/design/gpu-facts.md), in less
   --device N        the N-th visible GPU (0)
   --programs DIR    run the programs probe1 to probe9 of DIR, build nothing
   --build-only      build the probes into build-gpu/ and run nothing
+  --suite           no probe: the tests of hvdd's way of GPUs, on the real driver, from a build that is there; what they say
+                    goes to gpu-suite.txt in DIR as well. Takes many minutes; some want two GPUs
   --help            this text
 
 Environment: CUDA_HOME (else nvcc from PATH, else /usr/local/cuda), CC (else cc, gcc or clang), HVD_NCCL_LIB (else NCCL's
-wheel beside PyTorch, else libnccl.so.2 by the loader), HVD_PYTHON (python3; the one that has PyTorch).
+wheel beside PyTorch, else libnccl.so.2 by the loader), HVD_PYTHON (python3; the one that has PyTorch). For --suite:
+HVD_BUILD_DIR (build-release/), HVD_PYTHON_ENV (python-env in it).
 
 Exit status: 0 all were measured, or refused with a reason (in the table); 1 one failed, crashed or hung (the table says
 which, the others are measured); 2 wrong usage; 77 nothing can be measured here: no NVIDIA driver, driver too old, no CUDA
@@ -47,6 +50,7 @@ out=$root/build-gpu
 arguments=()
 programs=
 build_only=
+suite=
 
 take_only() {
     [[ $1 =~ ^[1-9](,[1-9])*$ ]] || usage "--only $1: probes are 1 to 9, separated by commas"
@@ -70,12 +74,40 @@ while [ $# -gt 0 ]; do
             ;;
         --quick) arguments+=(--quick) && shift ;;
         --build-only) build_only=1 && shift ;;
+        --suite) suite=1 && shift ;;
         --help) help && exit 0 ;;
         *) usage "unexpected argument: $1" ;;
     esac
 done
 
 python=${HVD_PYTHON:-python3}
+
+# The tests that have a meaning on a real driver, one file after the other; what only the fake can be told is skipped by them, and
+# contract.device, which writes to the fake's memory by the CPU, is not among them. Ends the script.
+run_suite() {
+    local file status=0 devices=(/dev/nvidia[0-9]*)
+    export HVD_BUILD_DIR=${HVD_BUILD_DIR:-$root/build-release} HVT_GPU=real PYTHONDONTWRITEBYTECODE=1
+    export HVD_PYTHON_ENV=${HVD_PYTHON_ENV:-$HVD_BUILD_DIR/python-env}
+    [ -e "${devices[0]}" ] || refuse "no GPU: there is no /dev/nvidia0"
+    [ -x "$HVD_BUILD_DIR/libexec/hvdd/hvdd-gpu" ] || refuse "no build in $HVD_BUILD_DIR: build the release preset, or set HVD_BUILD_DIR"
+    mkdir -p "$out" || exit 1
+    {
+        date -u +%Y-%m-%dT%H:%M:%SZ
+        nvidia-smi -L
+        "$HVD_BUILD_DIR/libexec/hvdd/hvdd-gpu" --can
+    } | tee "$out/gpu-suite.txt"
+    for file in integration/test_gpu.py fault/test_gpu_kills.py; do
+        "$root/tests/harness/run-pytest" "$root/tests/$file" 2>&1 | tee -a "$out/gpu-suite.txt"
+        [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
+    done
+    "$HVD_PYTHON_ENV/bin/python" -m pytest -q -rs -p no:cacheprovider --confcutdir="$root/tests/python" \
+        "$root/tests/python/test_torch_cuda.py" 2>&1 | tee -a "$out/gpu-suite.txt"
+    [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
+    echo "gpu.sh: $out/gpu-suite.txt" >&2
+    exit "$status"
+}
+
+[ -n "$suite" ] && run_suite
 
 # in_wheels PATH: the first file of that name below a folder that Python imports from.
 in_wheels() {

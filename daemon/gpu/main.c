@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvdd-gpu: started by hvdd, or by its unit, with a connected socket as descriptor 3. It has one GPU for one job of one user,
  * through all generations of the job. This file puts the parts together; docs/design/gpu.md says what they do. */
+#include "daemon/gpu/can.h"
 #include "daemon/gpu/worker.h"
 
 #include "base/status.h"
@@ -21,7 +22,9 @@ static int usage(int exit_code)
         exit_code == 0 ? stdout : stderr,
         "hvdd-gpu %s\n"
         "Has a GPU for a job. hvdd or its unit starts it, with a connected socket as descriptor\n"
-        "3; it is of no use by hand. See hvdd(8).\n",
+        "3; it is of no use by hand. See hvdd(8).\n"
+        "\n"
+        "  --can    says which kernels, driver and NCCL a worker would find here\n",
         HVD_VERSION_TEXT);
     return exit_code;
 }
@@ -171,6 +174,8 @@ int main(int argc, char **argv)
         .link_fd = -1, .device = {.event_fd = -1}, .launch = {.wake_fd = -1, .back_fd = -1}};
     int status;
 
+    if (argc == 2 && strcmp(argv[1], "--can") == 0)
+        return gpu_can(stdout);
     if (argc > 1)
         return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
     if (!link_is_socket())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import struct
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
@@ -23,6 +24,7 @@ ERR_MISMATCH = -102
 ERR_TIMEOUT = -103
 ERR_RING_FULL = -104
 ERR_UNSUPPORTED = -105
+ERR_BUSY = -107
 ERR_LIMIT = -110
 ERR_NOT_FOUND = -111
 ERR_EXISTS = -112
@@ -111,6 +113,8 @@ _CALLS = {
     "hvd_test": (c_int, [_OP]),
     "hvd_wait": (c_int, [_OP, c_int64]),
     "hvd_cancel": (c_int, [_OP]),
+    "hvd_op_stream_wait": (c_int, [_OP, c_void_p]),
+    "hvd_device_forget": (c_int, [_SESSION, c_void_p]),
     "hvd_wait_any": (c_int, [_OP_P, c_int, c_int64, POINTER(c_int)]),
     "hvd_timeline_start": (c_int, [_SESSION, c_char_p, c_int]),
     "hvd_timeline_stop": (c_int, [_SESSION]),
@@ -140,6 +144,14 @@ def library_path(name: str) -> str:
         return os.path.join(os.path.dirname(wanted), name)
     ours = installation() / "lib" / name
     return str(ours) if ours.exists() else name
+
+
+def program_path(name: str) -> str | None:
+    """A helper program of hvdd (libexec/hvdd): beside the library, else that of the hvdd in PATH; None: it is not there."""
+    hvdd = shutil.which("hvdd")
+    folders = [os.path.dirname(library_path("libhvdclient.so.0")), os.path.dirname(hvdd) if hvdd else ""]
+    places = [os.path.join(folder, os.pardir, "libexec", "hvdd", name) for folder in folders if folder]
+    return next((place for place in places if os.access(place, os.X_OK)), None)
 
 
 def _load() -> tuple[ctypes.CDLL, ctypes.PyDLL]:

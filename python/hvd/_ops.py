@@ -10,7 +10,7 @@ import ctypes
 import functools
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd import _native
@@ -72,6 +72,8 @@ class Op:
         if self.status < 0:
             raise _native.HorovodInternalError(self.error)
 
+    wait_here = wait
+
     def wait_for(self, seconds: float) -> bool:
         """As wait(), at most so long; whether it is finished."""
         left = int(seconds * 1e9)
@@ -121,11 +123,11 @@ class Op:
 
 
 @functools.lru_cache(maxsize=1024)
-def options(prescale: float, postscale: float, process_set: int) -> Any:
-    """What the library wants as `options`: None for the defaults."""
-    if (prescale, postscale, process_set) == (1.0, 1.0, 0):
+def options(prescale: float, postscale: float, process_set: int, stream: int | None = None) -> Any:
+    """What the library wants as `options`: None for the defaults. `stream`: of a device, for tensors in its memory."""
+    if (prescale, postscale, process_set, stream) == (1.0, 1.0, 0, None):
         return None
-    return ctypes.pointer(OpOptions(_OP_OPTIONS_SIZE, prescale, postscale, process_set))
+    return ctypes.pointer(OpOptions(_OP_OPTIONS_SIZE, prescale, postscale, process_set, stream))
 
 
 def _unreleased() -> list[Op]:
@@ -152,12 +154,14 @@ def _name_in(arguments: Sequence[Any]) -> bytes | None:
 
 
 _NO_ROOM = (_native.ERR_RING_FULL, _native.ERR_LIMIT)
+#: Waits for an op of this name that only a stream waits for (_streams.py); whether there was one.
+wait_for_namesake: Callable[[bytes | None], bool] = lambda name: False
 
 
 def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False, session: Session | None = None,
-           count: int = 0) -> Any:
-    """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group.
-    Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
+           count: int = 0, make: type[Op] = Op) -> Any:
+    """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group, of class
+    `make`. Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
     session = session or current()
     name = _name_in(arguments)
     pointers = (ctypes.c_void_p * (count or 1))()
@@ -170,12 +174,14 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
                 status = function(pointer, *arguments, pointers)
                 if status == 0:
                     break
+                if status == _native.ERR_DUPLICATE_NAME and wait_for_namesake(name):
+                    continue
                 if status not in _NO_ROOM:
                     _native.check(status)
             finally:
                 session.leave()
             _make_room(session, status)
-        ops = [Op(session, started, keep, owns_result, name) for started in pointers]
+        ops = [make(session, started, keep, owns_result, name) for started in pointers]
     except BaseException:  # Ctrl-C between the library's return and the Ops
         _abandon(session, pointers, keep)
         raise
@@ -200,8 +206,8 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
                 return
             pointers[0] = None
             op = Op(session, pointer, keep, False, _name_in(arguments))
-        elif status in _NO_ROOM:
-            op = None
+        elif status in _NO_ROOM or status == _native.ERR_DUPLICATE_NAME:
+            op = None  # submit() knows what to do
         else:
             _native.check(status)
     except BaseException:

@@ -2,7 +2,9 @@
 """init, shutdown, who am I, and what this build can do."""
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
@@ -214,9 +216,24 @@ def gloo_built() -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=None)
+def _workers_find() -> dict[str, int]:
+    """What hvdd's workers of GPUs would find on this machine, by `hvdd-gpu --can`: kernels, driver, nccl. Opens no device."""
+    program = _native.program_path("hvdd-gpu")
+    if program is None:
+        return {}
+    try:
+        told = subprocess.run([program, "--can"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, text=True,
+                              timeout=20).stdout
+        return {line.split()[0]: int(line.split()[1]) for line in told.splitlines()}
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return {}
+
+
 def nccl_built() -> int:
-    """NCCL's version code, e.g. 22809; 0: this build moves no GPU memory by NCCL."""
-    return 0
+    """NCCL's version code, e.g. 22809, where hvdd's workers move memory between GPUs by it; 0: they find no NCCL, or
+    cuda_built() is False. Asks the hvdd-gpu that is installed beside this package's library, once."""
+    return _workers_find().get("nccl", 0) if cuda_built() else 0
 
 
 def ddl_built() -> bool:
@@ -230,8 +247,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether this build works on GPU memory where it lies. False: it goes through host memory."""
-    return False
+    """Whether hvdd works on memory of GPUs where it lies: this build has kernels, and the machine a driver. False: tensors of
+    GPUs go through memory of the host. Asks as nccl_built() does; what an engine refuses later, `hvdctl doctor` explains."""
+    found = _workers_find()
+    return found.get("kernels", 0) > 0 and found.get("driver", 0) > 0
 
 
 def rocm_built() -> bool:

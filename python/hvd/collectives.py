@@ -14,7 +14,7 @@ import itertools
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from hvd import _native, _ops, _session
 from hvd._native import Tensor, lib, quick
@@ -24,10 +24,10 @@ from hvd.process_sets import ProcessSet, global_process_set, id_of
 
 
 class Framework:
-    """What collectives need of a tensor library. Tensors that `on_host` denies go through `to_host` and `from_host`."""
+    """What collectives need of a tensor library. Tensors that `on_host` denies are those of the Collectives `elsewhere`."""
 
     def describe(self, tensor: Any) -> bytes:
-        """A host tensor for the library, by _native.describe. ValueError: not dense row-major, or a type no op has."""
+        """A tensor for the library, by _native.describe. ValueError: not dense row-major, or a type no op has."""
         raise NotImplementedError
 
     def address(self, tensor: Any) -> int:
@@ -38,21 +38,13 @@ class Framework:
         """A new dense tensor of this shape, with the type and device of `like`."""
         raise NotImplementedError
 
-    def empty_host(self, shape: Sequence[int], like: Any) -> Any:
-        """A new dense tensor of this shape in host memory, with the type of `like`, which is elsewhere."""
-        raise NotImplementedError
-
     def on_host(self, tensor: Any) -> bool:
-        """Whether the engine can work on the tensor's memory."""
+        """Whether the tensor lies in memory of the host."""
         del tensor
         return True
 
-    def to_host(self, tensor: Any) -> Any:
-        """A copy in host memory, finished when this returns."""
-        raise NotImplementedError
-
-    def from_host(self, host: Any, tensor: Any) -> None:
-        """Copies `host` into `tensor` of the same shape; finished when this returns."""
+    def elsewhere(self, tensor: Any) -> Collectives:
+        """What does the ops of a tensor that is not on the host."""
         raise NotImplementedError
 
 
@@ -74,8 +66,22 @@ class Handle(int):
         _pending.pop(int(self), None)
 
 
+class Pending(Protocol):
+    """An _ops.Op, to those who wait for it, or what is like one."""
+
+    @property
+    def status(self) -> int:
+        """INPROGRESS until it is seen finished."""
+
+    def poll(self) -> bool:
+        """Whether it is finished. Never waits for other ranks."""
+
+    def wait(self) -> None:
+        """Waits until it is finished, or lets the device's current stream wait. HorovodInternalError: it failed."""
+
+
 #: The ops of a call, and what makes its result once all of them are finished.
-Started = tuple[Sequence[_ops.Op], Callable[[], Any]]
+Started = tuple[Sequence[Pending], Callable[[], Any]]
 
 _pending: dict[int, Started] = {}
 _numbers = itertools.count()
@@ -142,7 +148,7 @@ def reduce_op_of(op: int | None, average: bool | None) -> int:
     return Average if average else Sum
 
 
-def _name(kind: str, name: str | None) -> bytes | None:
+def library_name(kind: str, name: str | None) -> bytes | None:
     """The library's name: Horovod's `<kind>.<name>`; None: it numbers the unnamed ones itself."""
     return None if name is None else f"{kind}.{name}".encode()
 
@@ -153,142 +159,106 @@ class Collectives:
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
 
-    def _source(self, tensor: Any) -> Any:
-        framework = self.framework
-        return tensor if framework.on_host(tensor) else framework.to_host(tensor)
-
     # ---- outputs of known shape ----
 
-    def _host_pair(self, tensor: Any, output: Any) -> tuple[Any, Any]:
-        source = self._source(tensor)
-        if output is tensor:
-            return source, source
-        if self.framework.on_host(output):
-            return source, output
-        return source, self.framework.empty_host(tuple(output.shape), output)
-
-    def _arrived(self, target: Any, output: Any) -> Any:
-        if target is not output:
-            self.framework.from_host(target, output)
-        return output
-
-    def _reducing(self, source: Any, target: Any, op: int, name: str | None, prescale: float, postscale: float,
+    def _reducing(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float, postscale: float,
                   process_set: ProcessSet) -> Any:
         """The arguments of _ops.submit and _ops.run."""
         options = _ops.options(prescale, postscale, id_of(process_set, "Allreduce"))
         describe = self.framework.describe
-        given = describe(source)
-        return (lib.hvd_allreduce_async, (source, target), _name("allreduce", name), given,
-                given if target is source else describe(target), op, options)
+        given = describe(tensor)
+        return (lib.hvd_allreduce_async, (tensor, output), library_name("allreduce", name), given,
+                given if output is tensor else describe(output), op, options)
 
     def start_allreduce(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float = 1.0,
                         postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """output (may be tensor) = reduction over the set."""
-        source, target = self._host_pair(tensor, output)
-        started = _ops.submit(*self._reducing(source, target, op, name, prescale, postscale, process_set))
-        return (started,), lambda: self._arrived(target, output)
+        if not self.framework.on_host(tensor):
+            return self.framework.elsewhere(tensor).start_allreduce(tensor, output, op, name, prescale, postscale,
+                                                                    process_set)
+        started = _ops.submit(*self._reducing(tensor, output, op, name, prescale, postscale, process_set))
+        return (started,), lambda: output
 
     def allreduce(self, tensor: Any, output: Any, op: int, name: str | None, prescale: float = 1.0,
                   postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Any:
         """start_allreduce() and complete(), made short for small tensors."""
-        source, target = self._host_pair(tensor, output)
-        _ops.run(*self._reducing(source, target, op, name, prescale, postscale, process_set))
-        return self._arrived(target, output)
+        if not self.framework.on_host(tensor):
+            return complete(self.start_allreduce(tensor, output, op, name, prescale, postscale, process_set))
+        _ops.run(*self._reducing(tensor, output, op, name, prescale, postscale, process_set))
+        return output
 
-    def _broadcasting(self, source: Any, target: Any, root_rank: int, name: str | None,
+    def _broadcasting(self, tensor: Any, output: Any, root_rank: int, name: str | None,
                       process_set: ProcessSet) -> Any:
-        set_id = id_of(process_set, "Broadcast")
-        if not 0 <= root_rank < _session.current().size or (set_id and root_rank not in (process_set.ranks or ())):
-            raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
+        set_id = broadcast_set(root_rank, process_set)
         describe = self.framework.describe
-        given = describe(source)
-        return (lib.hvd_broadcast_async, (source, target), _name("broadcast", name), given,
-                given if target is source else describe(target), root_rank, _ops.options(1.0, 1.0, set_id))
+        given = describe(tensor)
+        return (lib.hvd_broadcast_async, (tensor, output), library_name("broadcast", name), given,
+                given if output is tensor else describe(output), root_rank, _ops.options(1.0, 1.0, set_id))
 
     def start_broadcast(self, tensor: Any, output: Any, root_rank: int, name: str | None,
                         process_set: ProcessSet = global_process_set) -> Started:
         """output (may be tensor) = tensor of the global rank `root_rank`."""
-        source, target = self._host_pair(tensor, output)
-        started = _ops.submit(*self._broadcasting(source, target, root_rank, name, process_set))
-        return (started,), lambda: self._arrived(target, output)
+        if not self.framework.on_host(tensor):
+            return self.framework.elsewhere(tensor).start_broadcast(tensor, output, root_rank, name, process_set)
+        started = _ops.submit(*self._broadcasting(tensor, output, root_rank, name, process_set))
+        return (started,), lambda: output
 
     def broadcast(self, tensor: Any, output: Any, root_rank: int, name: str | None,
                   process_set: ProcessSet = global_process_set) -> Any:
         """start_broadcast() and complete(), made short for small tensors."""
-        source, target = self._host_pair(tensor, output)
-        _ops.run(*self._broadcasting(source, target, root_rank, name, process_set))
-        return self._arrived(target, output)
+        if not self.framework.on_host(tensor):
+            return complete(self.start_broadcast(tensor, output, root_rank, name, process_set))
+        _ops.run(*self._broadcasting(tensor, output, root_rank, name, process_set))
+        return output
 
     # ---- results whose shape the engine tells ----
 
     def _fetch(self, op: _ops.Op, like: Any) -> Any:
-        """The result of an op from the library's memory, in a tensor of the framework on the device of `like`."""
+        """The result of an op from the library's memory, in a tensor of the framework."""
         where = op.result()
-        framework = self.framework
-        result = framework.empty(where.shape, like)
-        on_host = framework.on_host(result)
-        host = result if on_host else framework.empty_host(where.shape, like)
-        _native.copy_bytes(framework.address(host), where.data, _bytes_of(where))
+        result = self.framework.empty(where.shape, like)
+        _native.copy_bytes(self.framework.address(result), where.data, _bytes_of(where))
         op.release()
-        if not on_host:
-            framework.from_host(host, result)
         return result
 
     def start_allgather(self, tensor: Any, name: str | None, process_set: ProcessSet = global_process_set,
                         kind: str = "allgather") -> Started:
         """Rows of all members, by set rank. `kind`: what the library's name for it begins with."""
+        if not self.framework.on_host(tensor):
+            return self.framework.elsewhere(tensor).start_allgather(tensor, name, process_set, kind)
         options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
-        source = self._source(tensor)
-        op = _ops.submit(lib.hvd_allgather_async, source, _name(kind, name),
-                         self.framework.describe(source), None, options, owns_result=True)
+        op = _ops.submit(lib.hvd_allgather_async, tensor, library_name(kind, name), self.framework.describe(tensor), None,
+                         options, owns_result=True)
         return (op,), lambda: self._fetch(op, tensor)
 
     def start_reducescatter(self, tensor: Any, op: int, name: str | None, prescale: float = 1.0,
                             postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """This rank's rows of the reduction; the first dim0 % n members get one row more."""
+        if not self.framework.on_host(tensor):
+            return self.framework.elsewhere(tensor).start_reducescatter(tensor, op, name, prescale, postscale,
+                                                                        process_set)
         options = _ops.options(prescale, postscale, id_of(process_set, "Reducescatter"))
-        self._check_reducescatter(op, [tensor])
-        source = self._source(tensor)
-        started = _ops.submit(lib.hvd_reducescatter_async, source, _name("reducescatter", name),
-                              self.framework.describe(source), None, op, options, owns_result=True)
+        check_reducescatter(op, [tensor])
+        started = _ops.submit(lib.hvd_reducescatter_async, tensor, library_name("reducescatter", name),
+                              self.framework.describe(tensor), None, op, options, owns_result=True)
         return (started,), lambda: self._fetch(started, tensor)
-
-    @staticmethod
-    def _check_reducescatter(op: int, tensors: Sequence[Any]) -> None:
-        check_reduce_op(op)
-        if any(len(tensor.shape) == 0 for tensor in tensors):
-            raise ValueError("Reducescatter does not support scalar inputs")
-        if op == Adasum:
-            raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
 
     def start_alltoall(self, tensor: Any, splits: Sequence[int] | None, name: str | None,
                        make_splits: Callable[[list[int]], Any],
                        process_set: ProcessSet = global_process_set) -> Started:
         """The result is (rows received, make_splits(rows received from each member))."""
+        if not self.framework.on_host(tensor):
+            return self.framework.elsewhere(tensor).start_alltoall(tensor, splits, name, make_splits, process_set)
         set_id = id_of(process_set, "Alltoall")
-        members = _session.current().size if set_id == 0 else len(process_set.ranks or ())
-        self._check_splits(tensor, splits, members)
-        source = self._source(tensor)
-        op = _ops.submit(lib.hvd_alltoall_async, source, _name("alltoall", name),
-                         self.framework.describe(source), _ops.splits_array(splits), None,
-                         _ops.options(1.0, 1.0, set_id), owns_result=True)
+        members = member_count(set_id, process_set)
+        check_splits(tensor, splits, members)
+        op = _ops.submit(lib.hvd_alltoall_async, tensor, library_name("alltoall", name), self.framework.describe(tensor),
+                         _ops.splits_array(splits), None, _ops.options(1.0, 1.0, set_id), owns_result=True)
 
         def finish() -> Any:
             received = op.received_splits(members)
             return self._fetch(op, tensor), make_splits(received)
         return (op,), finish
-
-    @staticmethod
-    def _check_splits(tensor: Any, splits: Sequence[int] | None, members: int) -> None:
-        rows = tensor.shape[0] if len(tensor.shape) else 0
-        if splits is None:
-            if rows % members:
-                raise ValueError("splits not provided, but first dimension of tensor is not an even multiple of the "
-                                 "number of workers.")
-        elif len(splits) != members:
-            raise ValueError("Number of entries in splits does not equal number of workers.")
-        elif sum(splits) > rows:
-            raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
 
     # ---- groups: all of the ops or none, and they finish together; results are tuples ----
 
@@ -296,32 +266,36 @@ class Collectives:
                                 prescale: float = 1.0, postscale: float = 1.0,
                                 process_set: ProcessSet = global_process_set) -> Started:
         """outputs[i] (may be tensors[i]) = reduction over the set."""
+        if tensors and not self.framework.on_host(tensors[0]):
+            return self.framework.elsewhere(tensors[0]).start_grouped_allreduce(tensors, outputs, op, name, prescale,
+                                                                                postscale, process_set)
         options = _ops.options(prescale, postscale, id_of(process_set, "Allreduce"))
-        pairs = [self._host_pair(tensor, output) for tensor, output in zip(tensors, outputs)]
-        given = self._described([source for source, _ in pairs])
-        wanted = self._described([target for _, target in pairs])
-        ops = _ops.submit(lib.hvd_grouped_allreduce_async, pairs, _name("grouped_allreduce", name), given, wanted,
-                          len(pairs), op, options, count=len(pairs))
-        return ops, lambda: tuple(self._arrived(target, output) for (_, target), output in zip(pairs, outputs))
+        ops = _ops.submit(lib.hvd_grouped_allreduce_async, (tensors, outputs), library_name("grouped_allreduce", name),
+                          self._described(tensors), self._described(outputs), len(tensors), op, options,
+                          count=len(tensors))
+        return ops, lambda: tuple(outputs)
 
     def start_grouped_allgather(self, tensors: Sequence[Any], name: str | None,
                                 process_set: ProcessSet = global_process_set) -> Started:
         """Rows of all members for each tensor."""
+        if tensors and not self.framework.on_host(tensors[0]):
+            return self.framework.elsewhere(tensors[0]).start_grouped_allgather(tensors, name, process_set)
         options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
-        sources = [self._source(tensor) for tensor in tensors]
-        ops = _ops.submit(lib.hvd_grouped_allgather_async, sources, _name("grouped_allgather", name),
-                          self._described(sources), None, len(sources), options, owns_result=True, count=len(sources))
+        ops = _ops.submit(lib.hvd_grouped_allgather_async, tensors, library_name("grouped_allgather", name),
+                          self._described(tensors), None, len(tensors), options, owns_result=True, count=len(tensors))
         return ops, lambda: self._fetch_all(ops, tensors)
 
     def start_grouped_reducescatter(self, tensors: Sequence[Any], op: int, name: str | None, prescale: float = 1.0,
                                     postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """This rank's rows of each reduction."""
+        if tensors and not self.framework.on_host(tensors[0]):
+            return self.framework.elsewhere(tensors[0]).start_grouped_reducescatter(tensors, op, name, prescale,
+                                                                                    postscale, process_set)
         options = _ops.options(prescale, postscale, id_of(process_set, "Reducescatter"))
-        self._check_reducescatter(op, tensors)
-        sources = [self._source(tensor) for tensor in tensors]
-        ops = _ops.submit(lib.hvd_grouped_reducescatter_async, sources, _name("grouped_reducescatter", name),
-                          self._described(sources), None, len(sources), op, options, owns_result=True,
-                          count=len(sources))
+        check_reducescatter(op, tensors)
+        ops = _ops.submit(lib.hvd_grouped_reducescatter_async, tensors, library_name("grouped_reducescatter", name),
+                          self._described(tensors), None, len(tensors), op, options, owns_result=True,
+                          count=len(tensors))
         return ops, lambda: self._fetch_all(ops, tensors)
 
     def _described(self, tensors: Sequence[Any]) -> bytes:
@@ -329,6 +303,44 @@ class Collectives:
 
     def _fetch_all(self, ops: Sequence[_ops.Op], tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self._fetch(op, tensor) for op, tensor in zip(ops, tensors))
+
+
+# ---- what a call must be ----
+
+
+def broadcast_set(root_rank: int, process_set: ProcessSet) -> int:
+    """The set's number. ValueError: the root is no member."""
+    set_id = id_of(process_set, "Broadcast")
+    if not 0 <= root_rank < _session.current().size or (set_id and root_rank not in (process_set.ranks or ())):
+        raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
+    return set_id
+
+
+def member_count(set_id: int, process_set: ProcessSet) -> int:
+    """How many ranks the set has."""
+    return _session.current().size if set_id == 0 else len(process_set.ranks or ())
+
+
+def check_reducescatter(op: int, tensors: Sequence[Any]) -> None:
+    """ValueError or HorovodInternalError, as Horovod's users know them."""
+    check_reduce_op(op)
+    if any(len(tensor.shape) == 0 for tensor in tensors):
+        raise ValueError("Reducescatter does not support scalar inputs")
+    if op == Adasum:
+        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+
+
+def check_splits(tensor: Any, splits: Sequence[int] | None, members: int) -> None:
+    """ValueError: splits that the tensor's rows or the set's members do not allow."""
+    rows = tensor.shape[0] if len(tensor.shape) else 0
+    if splits is None:
+        if rows % members:
+            raise ValueError("splits not provided, but first dimension of tensor is not an even multiple of the "
+                             "number of workers.")
+    elif len(splits) != members:
+        raise ValueError("Number of entries in splits does not equal number of workers.")
+    elif sum(splits) > rows:
+        raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
 
 
 # ---- what needs no tensor ----

@@ -178,3 +178,10 @@ def test_results_of_before_stay_whole_when_a_run_is_refused(programs, tmp_path):
     write_program(programs / "probe5", "#!/bin/sh\necho 'probe5: no NVIDIA driver' >&2\nexit 77\n")
     assert run("--programs", programs, "--out", tmp_path / "out", "--only", "1").returncode == 77
     assert (tmp_path / "out" / JSON).read_text() == before
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
+def test_the_suite_without_a_gpu_says_so(tmp_path):
+    done = run("--suite", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (77, "") and "no GPU" in done.stderr
+    assert not (tmp_path / "out").exists()

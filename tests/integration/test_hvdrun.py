@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvt import Daemon, procs, program, sanitized, scaled, wait_until
-from hvt.build import SOURCE
+from hvt.build import BUILD as BUILD_FOLDER, SOURCE
 from hvt.launcher import Launcher, line_of
 
 
@@ -831,6 +831,18 @@ def test_check_build_asks_python_which_frameworks_there_are(launcher):
     assert done.stdout == BUILD.format(name=f"Horovod v{version}", torch="X", tensorflow=" ") and not done.stderr
     (launcher.folder / "site/hvd/torch/__init__.py").unlink()
     assert "[ ] PyTorch" in launcher.run("--check-build", environment=python).stdout
+
+
+def test_check_build_ticks_nccl_where_workers_find_it_and_a_driver(launcher):
+    """As hvdd-gpu --can says, which opens the libraries: here those of the fake."""
+    fakes = {"LD_LIBRARY_PATH": str(BUILD_FOLDER / "fakegpu"), "HVDRUN_PYTHON": "/usr/bin/python3"}
+    told = subprocess.run([program("hvdd-gpu"), "--can"], env=fakes, capture_output=True, text=True, check=True).stdout
+    found = {line.split()[0]: int(line.split()[1]) for line in told.splitlines()}
+    assert (found["driver"], found["nccl"]) == (13000, 22809) and found["kernels"] in (0, 1), told
+    mark = "X" if found["kernels"] else " "
+    assert f"    [{mark}] NCCL\n" in launcher.run("--check-build", environment=fakes).stdout
+    none = {"HVD_NCCL_LIB": "/nonexistent/libnccl.so.2"}
+    assert "    [ ] NCCL\n" in launcher.run("--check-build", environment=fakes | none).stdout
 
 
 @pytest.mark.parametrize("python, why", [("/nonexistent/python", "No such file or directory"), ("/bin/false", "it failed")])

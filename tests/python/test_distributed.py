@@ -101,6 +101,40 @@ def test_torchruns_store_outlives_a_job_and_serves_the_next(ranks):
     assert sorted(re.findall(r"job . gives [0-9.]+", done.stdout)) == 2 * ["job 0 gives 2.0"] + 2 * ["job 1 gives 2.0"]
 
 
+def check_devices(folder: str) -> None:
+    import os
+
+    import torch.distributed as dist
+
+    import hvd.torch as hvd
+
+    def begin(backend: str):
+        dist.init_process_group(backend, init_method=f"file://{folder}/{backend}", rank=int(os.environ["RANK"]), world_size=2)
+        return dist.distributed_c10d._get_default_group()
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for backend, of_cpu, of_cuda in (("cpu:hvd,cuda:hvd", "hvd", "hvd"), ("hvd", "hvd", "hvd"), ("cpu:hvd", "hvd", "hvd"),
+                                     ("cpu:hvd,cuda:gloo", "hvd", "gloo"), ("cpu:gloo,cuda:hvd", "gloo", "hvd")):
+        world = begin(backend)
+        assert world._get_backend(cpu).name() == of_cpu and world._get_backend(cuda).name() == of_cuda, backend
+        assert hvd.is_initialized()
+        for group in (None, dist.new_group([0, 1])):
+            room = torch.full((3,), float(dist.get_rank()))
+            work = dist.all_reduce(room, group=group, async_op=True)
+            work.wait()
+            assert room.tolist() == [1.0] * 3 and (type(work).__module__ == "hvd.torch._work") == (of_cpu == "hvd"), backend
+            everything = [None, None]
+            dist.all_gather_object(everything, dist.get_rank(), group=group)
+            assert everything == [0, 1], backend
+            dist.barrier(group=group)
+        dist.destroy_process_group()
+        assert not hvd.is_initialized()
+
+
+def test_backends_are_given_by_device(ranks, tmp_path):
+    """Without a GPU the tensors are the host's; which backend a device has is asked for all the same."""
+    ranks(2, check_devices, str(tmp_path))
+
+
 def check_death(kind: str) -> str:
     import os
     import signal

@@ -2,9 +2,11 @@
 #include "tools/hvdrun/build.h"
 
 #include "base/clock.h"
+#include "tools/hvdrun/self.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -40,13 +42,9 @@ static const char question[] = "import sys\n"
                                "        print(name)\n";
 
 /* Starts it with our stderr, because what Python complains about helps. An errno, or 0. */
-static int start(const char *python, int answer_fd, pid_t *pid_p)
+static int start(char *const argv[], int answer_fd, pid_t *pid_p)
 {
-    char *argv[4 + RUN_BUILD_FRAMEWORKS] = {(char *)(uintptr_t)python, (char[]){"-c"},
-                                            (char *)(uintptr_t)question};
     posix_spawn_file_actions_t actions;
-    for (size_t i = 0; i < RUN_BUILD_FRAMEWORKS; i++)
-        argv[3 + i] = (char *)(uintptr_t)frameworks[i].module;
     int error = posix_spawn_file_actions_init(&actions);
     if (error != 0)
         return error;
@@ -54,7 +52,7 @@ static int start(const char *python, int answer_fd, pid_t *pid_p)
     if (error == 0)
         error = posix_spawn_file_actions_adddup2(&actions, answer_fd, STDOUT_FILENO);
     if (error == 0)
-        error = posix_spawnp(pid_p, python, &actions, NULL, argv, environ);
+        error = posix_spawnp(pid_p, argv[0], &actions, NULL, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     return error;
 }
@@ -95,14 +93,14 @@ static void take_answer(char *answer, struct run_build *build)
 }
 
 /* The process's answer, once it has ended well; else why there is none. */
-static const char *converse(const char *python, char *answer_p, size_t size)
+static const char *converse(char *const argv[], char *answer_p, size_t size)
 {
     int fds[2];
     int status = 0;
     pid_t pid;
     if (pipe2(fds, O_CLOEXEC) != 0)
         return strerror(errno);
-    const int error = start(python, fds[1], &pid);
+    const int error = start(argv, fds[1], &pid);
     close(fds[1]);
     const bool answered = error == 0 && read_answer(fds[0], answer_p, size);
     close(fds[0]);
@@ -117,14 +115,44 @@ static const char *converse(const char *python, char *answer_p, size_t size)
     return status == 0 ? NULL : "it failed";
 }
 
+/* The number behind a word at the beginning of a line; 0 without such a line. */
+static int number_of(const char *answer, const char *word)
+{
+    const size_t length = strlen(word);
+    for (const char *line = answer; line != NULL && *line != '\0'; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, word, length) == 0 && line[length] == ' ')
+            return atoi(line + length);
+    }
+    return 0;
+}
+
+bool run_build_has_nccl(void)
+{
+    char self[PATH_MAX], program[PATH_MAX + 32], answer[8192];
+    run_self_path(self, sizeof self);
+    char *slash = strrchr(self, '/');
+    if (slash != NULL)
+        *slash = '\0';
+    snprintf(program, sizeof program, "%s/../libexec/hvdd/hvdd-gpu", self);
+    char *const argv[] = {program, (char[]){"--can"}, NULL};
+    return access(program, X_OK) == 0 && converse(argv, answer, sizeof answer) == NULL &&
+           number_of(answer, "kernels") > 0 && number_of(answer, "driver") > 0 &&
+           number_of(answer, "nccl") > 0;
+}
+
 int run_build_ask(struct run_build *build_p, char *text_p, size_t text_size)
 {
     char answer[1024];
     const char *named = getenv("HVDRUN_PYTHON");
     const char *python = named != NULL && named[0] != '\0' ? named : "python3";
+    char *argv[4 + RUN_BUILD_FRAMEWORKS] = {(char *)(uintptr_t)python, (char[]){"-c"},
+                                            (char *)(uintptr_t)question};
+    for (size_t i = 0; i < RUN_BUILD_FRAMEWORKS; i++)
+        argv[3 + i] = (char *)(uintptr_t)frameworks[i].module;
     *build_p = (struct run_build){.frameworks = {false}};
     snprintf(build_p->python, sizeof build_p->python, "%s", python);
-    const char *why = converse(python, answer, sizeof answer);
+    const char *why = converse(argv, answer, sizeof answer);
     if (why == NULL) {
         take_answer(answer, build_p);
         return 0;
@@ -141,18 +169,19 @@ void run_build_print(FILE *out, const char *name, const char *version,
     fprintf(out, "%s v%s:\n\nAvailable Frameworks:\n", name, version);
     for (size_t i = 0; i < RUN_BUILD_FRAMEWORKS; i++)
         fprintf(out, "    [%c] %s\n", build->frameworks[i] ? 'X' : ' ', frameworks[i].shown);
-    fputs("\n"
-          "Available Controllers:\n"
-          "    [ ] MPI\n"
-          "    [ ] Gloo\n"
-          "    [X] hvdd\n"
-          "\n"
-          "Available Tensor Operations:\n"
-          "    [ ] NCCL\n"
-          "    [ ] DDL\n"
-          "    [ ] CCL\n"
-          "    [ ] MPI\n"
-          "    [ ] Gloo\n"
-          "    [X] hvdd\n",
-          out);
+    fprintf(out,
+            "\n"
+            "Available Controllers:\n"
+            "    [ ] MPI\n"
+            "    [ ] Gloo\n"
+            "    [X] hvdd\n"
+            "\n"
+            "Available Tensor Operations:\n"
+            "    [%c] NCCL\n"
+            "    [ ] DDL\n"
+            "    [ ] CCL\n"
+            "    [ ] MPI\n"
+            "    [ ] Gloo\n"
+            "    [X] hvdd\n",
+            build->has_nccl ? 'X' : ' ');
 }

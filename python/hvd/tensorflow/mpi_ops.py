@@ -9,6 +9,7 @@ Names pair the ops of different ranks; unnamed eager ops of a kind meet in the o
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +44,18 @@ _TYPES = _types()
 # ---- what is checked at once ----
 
 
+@functools.lru_cache(maxsize=None)
+def _tell_of_gpus() -> None:
+    """Says once where tensors of GPUs go, which TensorFlow itself does without a word."""
+    if tf.config.get_visible_devices("GPU"):
+        _library.logger.warning(
+            "hvd.tensorflow: tensors on GPUs, gradients among them, are copied to memory of the host and back by TensorFlow for "
+            "each op: its C interface gives ops no stream of a GPU (docs/coming-from-horovod.md)")
+
+
 def _tensor(value: Any, what: str, rows: bool = False) -> Any:
     """A dense tensor of a type that ops have; one with a first dimension, where the op is about that."""
+    _tell_of_gpus()
     if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(f"{what} takes dense tensors, not a {type(value).__name__}; convert it with "
                         f"{'tf.sparse.to_dense' if isinstance(value, tf.SparseTensor) else 'to_tensor()'}, or send its "

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hvd import _native
+from hvd import _native, _ops
 from hvd._session import Session
 from hvd.exceptions import NotInitializedError
 
@@ -43,6 +43,10 @@ def _tell_once(reason: str) -> None:
 class Bucket:
     """A piece of memory, zeroed, that tensors can lie in. It lives as long as they do; this object ends the sharing."""
 
+    #: The device in whose streams gradients come and go; None: they are copied when the copying call returns.
+    device: Any = None
+    _session: Session | None = None
+
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         slack = _HUGE_PAGE if size >= _HUGE_PAGE else 0
@@ -50,7 +54,6 @@ class Bucket:
         begin = torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
         self._skew = -begin % _HUGE_PAGE if slack else 0
         self.address = begin + self._skew
-        self._session: Session | None = None
 
     def share(self, session: Session) -> None:
         """Lets the session's engine work on it in place; where that cannot be, says so once. Blocks for the copy."""
@@ -71,6 +74,31 @@ class Bucket:
         flat = torch.frombuffer(self._memory, dtype=dtype, count=like.numel(), offset=self._skew + offset)
         placed = torch.empty(0, dtype=dtype)  # not a view of `flat`: nothing autograd might remember
         return placed.set_(flat.untyped_storage(), 0, like.shape, dense_strides(like))
+
+    def holds_gradients_of(self, parameter: Any) -> bool:
+        """Whether p.grad itself can lie here."""
+        return bool(parameter.is_cpu)
+
+    def copy_in(self, place: Any, gradient: Any) -> None:
+        """To one of its tensors."""
+        place.copy_(gradient)
+
+    def copy_out(self, gradient: Any, place: Any) -> None:
+        """From one of its tensors."""
+        gradient.copy_(place)
+
+    def clear(self, place: Any) -> None:
+        """One of its tensors is zero."""
+        place.zero_()
+
+    def allreduce(self, name: bytes, tensor: bytes, op: int, how: tuple[float, float, int],
+                  session: Session | None) -> _ops.Op:
+        """Starts the reduction, in place, of what `tensor` describes. `how`: scale factors and process set."""
+        return _ops.submit(_native.lib.hvd_allreduce_async, self, name, tensor, tensor, op, _ops.options(*how),
+                           session=session)
+
+    def delivered(self) -> None:
+        """All copies of this step have been started."""
 
     def __del__(self) -> None:
         session = self._session

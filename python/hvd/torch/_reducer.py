@@ -13,44 +13,39 @@ they do on ranks that are new in the job.
 
 A slot is *direct* when p.grad itself lies in the bucket. With the gradient still there from the last step, autograd adds
 to it in place. After zero_grad(set_to_none=True) autograd makes a tensor of its own, which the hook copies: cheaper
-than zeroes before and an addition after. Slots that are not direct (device memory, compressed gradients, deltas) have
-a wire tensor in the bucket and are copied in before the op and out after it.
+than zeroes before and an addition after. Slots that are not direct (compressed gradients, deltas, devices that the engine
+does not reach) have a wire tensor in the bucket and are copied in before the op and out after it.
+
+Gradients on a CUDA device: their buckets are there too, an op takes part in the stream in which the last gradient of its
+segment came, and finish() lets the current stream wait, not the caller. Where the engine does not reach the device, buckets
+are pinned memory of the host. A copy to it is asynchronous, and its op is submitted when the copy is found done: at a later
+gradient, at the latest in the hook of the step's last one, which waits for the copies one by one.
 """
 from __future__ import annotations
 
+import collections
 import functools
-import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from hvd import _native, _ops, _session, collectives
-from hvd._native import lib
 from hvd.basics import Average, Sum
 from hvd.process_sets import ProcessSet, id_of
-from hvd.torch import _buckets, mpi_ops
-from hvd.torch._framework import CODES, engine
+from hvd.torch import _buckets, _cuda, _device_buckets, mpi_ops
+from hvd.torch._framework import CODES, engine, framework
 from hvd.torch.compression import Compression
 
 #: Complex numbers are reduced as pairs: type of the elements on the wire, and how many make one.
 _PAIRS = {torch.complex64: (torch.float32, 2), torch.complex128: (torch.float64, 2)}
 _CASTS = {Compression.none: None, Compression.fp16: torch.float16, Compression.bf16: torch.bfloat16}
 
-_logger = logging.getLogger("hvd")
-_told_devices: set[str] = set()
-
 TOO_MANY_PASSES = ("Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                    "backward_passes_per_step to accumulate gradients locally.")
-
-
-def _tell_about(device: Any) -> None:
-    if device.type not in _told_devices:
-        _told_devices.add(device.type)
-        _logger.warning("gradients on %s travel through host memory: this build works on host memory only", device.type)
 
 
 def _item_size(dtype: Any) -> int:
@@ -95,8 +90,8 @@ class Slot:
 
 
 class Segment:
-    """Slots that one op reduces. `missing` of them have not come yet."""
-    __slots__ = ("slots", "missing", "name", "tensor", "bucket", "op")
+    """Slots that one op reduces. `missing` of them have not come yet; of a device, the others came in `streams`."""
+    __slots__ = ("slots", "missing", "name", "tensor", "bucket", "op", "streams")
 
     def __init__(self, slots: list[Slot], name: str) -> None:
         self.slots = slots
@@ -105,12 +100,20 @@ class Segment:
         self.tensor = b""
         self.bucket: Any = None
         self.op: _ops.Op | None = None
+        self.streams: list[Any] = []
 
 
 def _empty_sparse(like: Any, sparse_dim: int) -> Any:
     indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=like.device)
     values = torch.empty((0, *like.shape[sparse_dim:]), dtype=like.dtype, device=like.device)
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
+
+
+def _numbers_of_devices(slots: Iterable[Slot]) -> dict[Any, int]:
+    """A number for each device of the parameters, the same on ranks whose devices have other numbers; 0: the host."""
+    found = {slot.parameter.device for slot in slots}
+    elsewhere = sorted((device for device in found if device.type != "cpu"), key=str)
+    return {torch.device("cpu"): 0, **{device: number for number, device in enumerate(elsewhere, 1)}}
 
 
 def _references(slot: Slot) -> int:
@@ -145,7 +148,9 @@ class Reducer:
         self._segments: list[Segment] = []
         self._launched: list[Segment] = []
         self._session: _session.Session | None = None
-        self._options: Any = None
+        self._how = (prescale, postscale, 0)
+        #: Segments of pinned memory whose copies have been started, and the event of each copy.
+        self._copying: collections.deque[tuple[Segment, Any]] = collections.deque()
         self._nodes: list[Any] = []
         self._hooks: list[Any] = []
 
@@ -185,28 +190,37 @@ class Reducer:
 
     def _plan(self, slots: list[Slot], session: _session.Session) -> None:
         """Gives slots their segments and their places in buckets."""
-        for slot in slots:
-            if slot.parameter.device.type != "cpu":
-                _tell_about(slot.parameter.device)
         by_name = {slot.name: slot for slot in slots if slot.parameter.numel()}
         wire = {name: self._wire_type(slot.parameter.dtype) for name, slot in by_name.items()}
         sizes = {name: slot.parameter.numel() * _item_size(wire[name]) for name, slot in by_name.items()}
-        composed = _buckets.compose(((name, sizes[name], str(wire[name]), by_name[name].group) for name in by_name),
-                                    self._joins_small)
+        device_number = _numbers_of_devices(by_name.values())
+        where = {name: device_number[slot.parameter.device] for name, slot in by_name.items()}
+        composed = _buckets.compose(((name, sizes[name], (str(wire[name]), where[name]), by_name[name].group)
+                                     for name in by_name), self._joins_small)
         limit = max(_buckets.BUCKET_BYTES, sum(sizes.values()) // _buckets.BUCKETS_MOST)
-        waiting: list[tuple[Segment, int]] = []
-        filled = 0
-        for names in composed:
-            size = sum(_buckets.padded(sizes[name]) for name in names)
-            if waiting and filled + size > limit:
-                self._fill_bucket(_buckets.Bucket(filled), waiting, wire, sizes, session)
-                waiting, filled = [], 0
-            more = f"+{len(names) - 1}" if len(names) > 1 else ""
-            waiting.append((Segment([by_name[name] for name in names], f"allreduce.{names[0]}{more}"), size))
-            filled += size
-        if waiting:
-            self._fill_bucket(_buckets.Bucket(filled), waiting, wire, sizes, session)
+        for number in sorted(set(where.values())):
+            waiting: list[tuple[Segment, int]] = []
+            filled = 0
+            for names in (names for names in composed if where[names[0]] == number):
+                size = sum(_buckets.padded(sizes[name]) for name in names)
+                if waiting and filled + size > limit:
+                    self._fill_bucket(self._bucket(filled, waiting), waiting, wire, sizes, session)
+                    waiting, filled = [], 0
+                more = f"+{len(names) - 1}" if len(names) > 1 else ""
+                waiting.append((Segment([by_name[name] for name in names], f"allreduce.{names[0]}{more}"), size))
+                filled += size
+            if waiting:
+                self._fill_bucket(self._bucket(filled, waiting), waiting, wire, sizes, session)
         self._planned += by_name.values()
+
+    def _bucket(self, size: int, segments: list[tuple[Segment, int]]) -> _buckets.Bucket:
+        """Memory of the kind that fits the segments' parameters, which lie on one device."""
+        parameter = segments[0][0].slots[0].parameter
+        if framework.on_host(parameter) or not _cuda.cuda.holds(parameter):
+            return _buckets.Bucket(size)
+        if framework.is_reached(parameter) or self.compression not in _CASTS:  # a compressor works on the device
+            return _device_buckets.OnDevice(size, parameter.device)
+        return _device_buckets.Pinned(size, parameter.device)
 
     def _fill_bucket(self, bucket: _buckets.Bucket, segments: list[tuple[Segment, int]], wire: dict[str, Any],
                      sizes: dict[str, int], session: _session.Session) -> None:
@@ -220,8 +234,8 @@ class Reducer:
                 slot.settle_in()
                 parameter = slot.parameter
                 slot.like = (parameter.dtype, parameter.device)
-                slot.direct = (self._allows_direct and parameter.device.type == "cpu"
-                               and slot.wire is parameter.dtype)
+                slot.direct = (self._allows_direct and slot.wire is parameter.dtype
+                               and bucket.holds_gradients_of(parameter))
                 at += _buckets.padded(sizes[slot.name])
             segment.tensor = self._describe(segment, bucket.address + begin, extent)
             self._segments.append(segment)
@@ -255,13 +269,14 @@ class Reducer:
             if self._session is not None:
                 self.set_passes(self.passes)  # the step that was under way ended with its session
             self._forget_plan()
-            self._options = _ops.options(*self._scales, id_of(self._process_set, "Allreduce"))
+            self._how = (*self._scales, id_of(self._process_set, "Allreduce"))
             self._plan([slot for slot in self._slots.values() if slot.parameter.requires_grad], session)
             self._session = session
 
     def _forget_plan(self) -> None:
         self._session = None
         self._planned, self._segments, self._launched = [], [], []
+        self._copying.clear()
         for slot in self._slots.values():
             slot.place, slot.segment, slot.pending, slot.sparse, slot.arrived = None, None, None, None, False
 
@@ -324,14 +339,16 @@ class Reducer:
             if gradient.layout is torch.strided and slot.direct:
                 self._settle(slot, gradient.detach())
             else:
-                slot.home().copy_(dense.detach())
+                assert slot.segment is not None
+                slot.segment.bucket.copy_in(slot.home(), dense.detach())
 
     def _take_nothing(self, slot: Slot) -> None:
         """This rank has no gradient: it sends zeroes."""
         if slot.sparse_dim is not None and self._travels_sparse(slot):
             slot.sparse = _empty_sparse(slot.parameter, slot.sparse_dim)
         else:
-            slot.home().zero_()
+            assert slot.segment is not None
+            slot.segment.bucket.clear(slot.home())
 
     def _travels_sparse(self, slot: Slot) -> bool:
         assert slot.segment is not None
@@ -348,6 +365,8 @@ class Reducer:
     def _arrive(self, slot: Slot) -> None:
         segment = slot.segment
         assert segment is not None
+        if segment.bucket.device is not None:
+            segment.streams.append(_cuda.cuda.stream(segment.bucket.device))
         with self._lock:
             slot.arrived = True
             segment.missing -= 1
@@ -358,14 +377,37 @@ class Reducer:
 
     def _launch(self, segment: Segment) -> None:
         only = segment.slots[0] if len(segment.slots) == 1 else None
+        bucket = segment.bucket
+        if bucket.device is not None:
+            _device_buckets.order(bucket.device, segment.streams)
         if only is not None and only.sparse is not None:
             only.pending = self._start_sparse(only)
+        elif isinstance(bucket, _device_buckets.Pinned):
+            self._copying.append((segment, _cuda.cuda.event(_cuda.cuda.stream(bucket.device))))
         elif self.compression in _CASTS:
-            segment.op = _ops.submit(lib.hvd_allreduce_async, segment.bucket, segment.name, segment.tensor,
-                                     segment.tensor, self.op, self._options, session=self._session)
+            self._submit(segment)
         else:
             for slot in segment.slots:
                 slot.pending = self._start_compressed(slot)
+        if self._copying:
+            self._submit_copied(len(self._launched) == len(self._segments))
+
+    def _submit(self, segment: Segment) -> None:
+        segment.op = segment.bucket.allreduce(segment.name, segment.tensor, self.op, self._how, self._session)
+
+    def _submit_copied(self, everything: bool) -> None:
+        """Submits what has been copied to the host. `everything`: waits for the copies that are under way."""
+        while True:
+            try:
+                segment, copied = self._copying.popleft()
+            except IndexError:
+                return
+            if everything:
+                copied.synchronize()
+            elif not copied.query():
+                self._copying.appendleft((segment, copied))
+                return
+            self._submit(segment)
 
     def _start_sparse(self, slot: Slot) -> Callable[[], Any]:
         """Gathers values and indices. The values go under the name that the dense gradient would have, so a rank that
@@ -414,11 +456,14 @@ class Reducer:
                 if not slot.arrived:
                     self._take(slot)
                     self._arrive(slot)
+            self._submit_copied(True)
             for segment in self._launched:
                 if segment.op is not None:
                     segment.op.wait()
             for slot in self._planned:
                 self._deliver(slot)
+            for segment in self._launched:
+                segment.bucket.delivered()
         except BaseException:
             self.abandon()
             raise
@@ -480,7 +525,8 @@ class Reducer:
         elif slot.direct:
             parameter.grad = slot.home()
             parameter.grad.copy_(result)  # nothing when it is the same
-        elif gradient is None or gradient.requires_grad:
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(result)
         else:
-            gradient.copy_(result)
+            if gradient is None or gradient.requires_grad:
+                gradient = parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            assert slot.segment is not None
+            slot.segment.bucket.copy_out(gradient, result)

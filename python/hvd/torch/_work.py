@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a collective of torch.distributed returns: a Work over one or several ops, and its future.
 
-Who waits for a Work does so in the library, asleep. A future has to be completed by somebody: from `get_future()` on the
-Work belongs to a thread, started when the first future is wanted, that sleeps in the library until one of its works is
-finished (DDP's reducer waits for futures only). A callback may wait for another future, as DDP's PowerSGD does: then a
-second thread sees to that one.
+Who waits for a Work does so in the library, asleep. Of a Work on CUDA tensors the current stream waits, and no thread.
+A future has to be completed by somebody: from `get_future()` on the Work belongs to a thread, started when the first future is
+wanted, that sleeps in the library until one of its works is finished (DDP's reducer waits for futures only). A callback may
+wait for another future, as DDP's PowerSGD does: then a second thread sees to that one.
 """
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ import torch.distributed as dist
 from hvd import _native
 from hvd._native import lib
 from hvd._ops import Op
+from hvd._streams import StreamOp
 from hvd.exceptions import HorovodInternalError
+from hvd.torch import _cuda
 
 _Base: Any = getattr(dist, "Work", None) or dist._Work  # pylint: disable=protected-access
 _TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)
@@ -35,6 +37,11 @@ _END_SECONDS = 10  # for callbacks that still run when the interpreter ends
 
 class DistributedError(HorovodInternalError, _TorchError):
     """A collective of the process group failed or took too long: the daemon's sentence, which names the ranks."""
+
+
+def _cuda_devices(outputs: Sequence[Any]) -> list[Any]:
+    """Those that the outputs lie on."""
+    return sorted({tensor.device for tensor in outputs if tensor.is_cuda}, key=str)
 
 
 class Work(_Base):
@@ -55,6 +62,7 @@ class Work(_Base):
         self._lock = threading.Lock()
         self._over: threading.Event | None = None  # set when the thread that completes futures has it
         self._promise: Any = None
+        self._devices: list[Any] = []
         self._future: Any = None
 
     # ---- towards the end; the caller has the lock, or is the thread ----
@@ -96,6 +104,8 @@ class Work(_Base):
     def complete_future(self) -> None:
         """After the end: wakes who waits for it."""
         assert self._over is not None
+        for device in self._devices:  # the copies that finish() has made, in this thread's stream
+            _cuda.cuda.event(_cuda.cuda.stream(device)).synchronize()
         self._over.set()
         self._promise.set_result(None)
 
@@ -103,7 +113,9 @@ class Work(_Base):
         deadline = time.monotonic() + seconds
         for op in self.ops:
             try:
-                if not op.wait_for(deadline - time.monotonic()) and not op.poll():
+                if isinstance(op, StreamOp):
+                    op.wait()
+                elif not op.wait_for(deadline - time.monotonic()) and not op.poll():
                     raise self.too_long(seconds)
             except DistributedError:
                 raise
@@ -174,7 +186,8 @@ class Work(_Base):
         """A torch.futures.Future of the output tensors. Its callbacks run in the thread that completes it."""
         with self._lock:
             if self._future is None:
-                self._promise = torch.futures.Future()
+                self._devices = _cuda_devices(self.outputs)
+                self._promise = torch.futures.Future(devices=self._devices) if self._devices else torch.futures.Future()
                 # Only what a callback raises is an error for C++, where DDP waits: set_exception() is known to Python alone.
                 self._future = self._promise.then(self._outcome)
                 if self.done:

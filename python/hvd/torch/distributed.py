@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend "hvd" of torch.distributed, for CPU tensors: known to torch once this module (or hvd.torch) is imported.
+"""The backend "hvd" of torch.distributed: known to torch once this module (or hvd.torch) is imported.
 
     import hvd.torch
-    torch.distributed.init_process_group("hvd")
+    torch.distributed.init_process_group("hvd")                  # or "cpu:hvd,cuda:hvd": tensors of the host and of CUDA devices
+    torch.distributed.init_process_group("cpu:hvd,cuda:nccl")    # the devices of other backends are left to them
+
+Ops on CUDA tensors take part in the current stream, and wait() lets it wait, as NCCL's do; except all_to_all, gather, scatter and
+recv from any source, whose wait() blocks until the op is done. Devices that the engine does not reach go through the host.
 
 The default group is the process' session: it is opened with the rank and size that torch gives unless hvd.init() has done
 so, and all its collectives are those of hvd. Another group is a process set that its members open by themselves.
@@ -25,15 +29,16 @@ import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import reduce as fold
+from functools import reduce as fold, wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hvd import _native, _ops, _session, basics, process_sets
+from hvd import _native, _ops, _session, basics
 from hvd._native import describe, lib, quick
-from hvd.torch._framework import CODES
+from hvd.torch import _device
+from hvd.torch._framework import CODES, framework
 from hvd.torch._work import DistributedError, Work
 
 __all__ = ["DistributedError", "ProcessGroupHvd"]
@@ -63,25 +68,36 @@ _KEPT = 0 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2
 
 def _check(tensors: Sequence[Any]) -> None:
     for tensor in tensors:
-        if tensor.device.type != "cpu":
-            raise ValueError(f"the process group hvd works on CPU tensors, and this one is on {tensor.device}")
         if tensor.layout is not torch.strided:
             raise ValueError(f"the process group hvd needs dense tensors, and this one has the layout {tensor.layout}")
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether its memory is what it shows: contiguous, and no conjugate or negative view."""
-    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+    """Whether the engine can work on it: contiguous, no conjugate or negative view, and where the engine reaches."""
+    return bool(tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj() and _is_reached(tensor))
+
+
+def _is_reached(tensor: Any) -> bool:
+    return framework.on_host(tensor) or framework.is_reached(tensor)
 
 
 def _dense(tensor: Any) -> Any:
     """The tensor, or a copy of what cannot be taken where it lies."""
-    return tensor if _is_dense(tensor) else tensor.resolve_neg().resolve_conj().contiguous()
+    if _is_dense(tensor):
+        return tensor
+    whole = tensor.resolve_neg().resolve_conj().contiguous()
+    return whole if _is_reached(whole) else framework.staged.to_host([whole])[0]
+
+
+def _empty(shape: Any, like: Any, dtype: Any = None) -> Any:
+    """New memory where the engine works on `like`: there, or on the host."""
+    place = like.device if _is_reached(like) else "cpu"
+    return torch.empty(shape, dtype=dtype or like.dtype, device=place)
 
 
 def _room(tensor: Any) -> Any:
     """The tensor itself, or contiguous memory of its size whose contents are copied to it at the end."""
-    return tensor if _is_dense(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if _is_dense(tensor) else _empty(tensor.shape, tensor)
 
 
 def _copy_back(pairs: Sequence[tuple[Any, Any]]) -> Callable[[], None] | None:
@@ -152,8 +168,9 @@ class ProcessGroupHvd(dist.ProcessGroup):
     supports_coalescing = False
 
     def __init__(self, rank: int, size: int, ranks: Sequence[int], timeout: timedelta,
-                 opening: _ops.Op | None, owns_session: bool = False) -> None:
+                 opening: _ops.Op | None, owns_session: bool = False, rest: _Rest | None = None) -> None:
         super().__init__(rank, size)
+        self._rest = rest or _Rest(None, ["cpu", "cuda"])
         self._rank, self._size = rank, size
         self._ranks = list(ranks)
         self._seconds = timeout.total_seconds()
@@ -168,12 +185,22 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     # ---- the process set ----
 
-    def _options(self, prescale: float = 1.0) -> Any:
+    def _number(self) -> int:
         if self._session is None:
             raise DistributedError("this process group was destroyed")
         if self._set is None:
             self._set = self._opened()
-        return _ops.options(prescale, 1.0, self._set)
+        return self._set
+
+    def _start(self, function: Any, keep: Any, *arguments: Any, prescale: float = 1.0, count: int = 0) -> Any:
+        """_ops.submit, or _device.submit where the (first) tensor of `keep` lies on a device."""
+        first = keep
+        while isinstance(first, (tuple, list)):
+            first = first[0]
+        if framework.on_host(first):
+            return _ops.submit(function, keep, *arguments, _ops.options(prescale, 1.0, self._number()), count=count)
+        options = _ops.options(prescale, 1.0, self._number(), _device.handle_on(first.device))
+        return _device.submit(first.device, function, keep, *arguments, options, count=count)
 
     def _opened(self) -> int:
         opening = self._opening
@@ -193,6 +220,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     def _end(self, patient: bool) -> None:
         session, self._session = self._session, None
+        self._rest.end()
         if session is None or session.pointer is None:
             return
         if self._set == 0:
@@ -240,6 +268,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
     def setGroupName(self, name: str) -> None:  # pylint: disable=invalid-name
         """By torch, once."""
         self._names["name"] = name
+        self._rest.set_name(name)
 
     def getGroupName(self) -> str:  # pylint: disable=invalid-name
         """What torch calls the group."""
@@ -254,14 +283,13 @@ class ProcessGroupHvd(dist.ProcessGroup):
         return self._names["desc"]
 
     def _get_backend(self, device: Any) -> Any:
-        del device
-        return self
+        return self._rest.backend(device) or self
 
     @property
     def _device_types(self) -> list[Any]:
         # While torch makes the group it takes one with a device for its own kind, and asks C++ for what is not there.
         is_made = self in dist.distributed_c10d._world.pg_map  # pylint: disable=protected-access
-        return [torch.device("cpu")] if is_made else []
+        return self._rest.devices() if is_made else []
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For the waits that begin from now on."""
@@ -304,6 +332,16 @@ class ProcessGroupHvd(dist.ProcessGroup):
             self._collected.append(work)
         return work
 
+    def _group(self, function: Any, keep: Any, given: Sequence[bytes], wanted: Sequence[bytes], *rest: Any,
+               prescale: float = 1.0) -> list[_ops.Op]:
+        """A grouped op, in as many groups as it needs."""
+        ops: list[_ops.Op] = []
+        for begin in range(0, len(given), _native.GROUP_MAX):
+            count = len(given[begin:begin + _native.GROUP_MAX])
+            ops += self._start(function, keep, None, b"".join(given[begin:begin + count]),
+                               b"".join(wanted[begin:begin + count]), count, *rest, prescale=prescale, count=count)
+        return ops
+
     # ---- reductions ----
 
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Work:
@@ -315,16 +353,15 @@ class ProcessGroupHvd(dist.ProcessGroup):
             return self._allreduce_bits(tensor, reduction, opts)
         room = _dense(tensor)
         where = reduction.describe(room)
-        op = _ops.submit(lib.hvd_allreduce_async, room, None, where, where, reduction.op,
-                         self._options(reduction.prescale))
+        op = self._start(lib.hvd_allreduce_async, room, None, where, where, reduction.op,
+                         prescale=reduction.prescale)
         return self._work("all_reduce", op, tensors, opts, _copy_back([(tensor, room)]))
 
     def _allreduce_bits(self, tensor: Any, reduction: _Reduction, opts: Any, into: bool = True) -> Work:
         """Everybody's elements to everybody, who combines them."""
         given = _dense(tensor)
-        everything = torch.empty((self._size, tensor.numel()), dtype=tensor.dtype)
-        op = _ops.submit(lib.hvd_allgather_async, (given, everything), None, _moved(given), _moved(everything),
-                         self._options())
+        everything = _empty((self._size, tensor.numel()), tensor)
+        op = self._start(lib.hvd_allgather_async, (given, everything), None, _moved(given), _moved(everything))
 
         def finish() -> None:
             if into:
@@ -341,8 +378,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
             return _joined("all_reduce_coalesced", works, tensors)
         rooms = [_dense(tensor) for tensor in tensors]
         where = [one.describe(room) for one, room in zip(reductions, rooms)]
-        ops = _grouped(lib.hvd_grouped_allreduce_async, rooms, where, where, reductions[0].op if reductions else 0,
-                       self._options(reductions[0].prescale if reductions else 1.0))
+        ops = self._group(lib.hvd_grouped_allreduce_async, rooms, where, where, reductions[0].op if reductions else 0,
+                       prescale=reductions[0].prescale if reductions else 1.0)
         return self._work("all_reduce_coalesced", ops, tensors, opts, _copy_back(list(zip(tensors, rooms))))
 
     def reduce(self, tensors: Sequence[Any], opts: Any = None) -> Work:
@@ -354,8 +391,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
             return self._allreduce_bits(tensor, reduction, opts, into=opts.rootRank == self._rank)
         given = _dense(tensor)
         room = given if opts.rootRank == self._rank else torch.empty_like(given)
-        op = _ops.submit(lib.hvd_allreduce_async, (given, room), None, reduction.describe(given),
-                         reduction.describe(room), reduction.op, self._options(reduction.prescale))
+        op = self._start(lib.hvd_allreduce_async, (given, room), None, reduction.describe(given),
+                         reduction.describe(room), reduction.op, prescale=reduction.prescale)
         at_root = _copy_back([(tensor, room)]) if opts.rootRank == self._rank else None
         return self._work("reduce", op, tensors, opts, at_root)
 
@@ -369,12 +406,12 @@ class ProcessGroupHvd(dist.ProcessGroup):
         room, given = _room(output), _dense(given)
         if reduction.bitwise is not None:
             return self._scatter_bits(what, output, given, reduction, opts)
-        op = _ops.submit(lib.hvd_reducescatter_async, (given, room), None, reduction.describe(given, self._size),
-                         reduction.describe(room, 1), reduction.op, self._options(reduction.prescale))
+        op = self._start(lib.hvd_reducescatter_async, (given, room), None, reduction.describe(given, self._size),
+                         reduction.describe(room, 1), reduction.op, prescale=reduction.prescale)
         return self._work(what, op, [output], opts, _copy_back([(output, room)]))
 
     def _scatter_bits(self, what: str, output: Any, given: Any, reduction: _Reduction, opts: Any) -> Work:
-        parts = torch.empty((self._size, output.numel()), dtype=output.dtype)
+        parts = _empty((self._size, output.numel()), output)
         op = self._exchange(given, parts, None)
 
         def finish() -> None:
@@ -407,11 +444,11 @@ class ProcessGroupHvd(dist.ProcessGroup):
                            [self._scatter_reduced("reduce_scatter_tensor", output, given, opts)
                             for output, given in zip(outputs, inputs)], outputs)
         rooms, sources = [_room(output) for output in outputs], [_dense(given) for given in inputs]
-        ops = _grouped(lib.hvd_grouped_reducescatter_async, (sources, rooms),
+        ops = self._group(lib.hvd_grouped_reducescatter_async, (sources, rooms),
                        [one.describe(given, self._size) for one, given in zip(reductions, sources)],
                        [one.describe(room, 1) for one, room in zip(reductions, rooms)],
                        reductions[0].op if reductions else 0,
-                       self._options(reductions[0].prescale if reductions else 1.0))
+                       prescale=reductions[0].prescale if reductions else 1.0)
         return self._work("reduce_scatter_tensor_coalesced", ops, outputs, opts, _copy_back(list(zip(outputs, rooms))))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -424,7 +461,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         tensor, = _one(tensors, "broadcast")
         room = _dense(tensor) if opts.rootRank == self._rank else _room(tensor)
         where = _moved(room)
-        op = _ops.submit(lib.hvd_broadcast_async, room, None, where, where, self._ranks[opts.rootRank], self._options())
+        op = self._start(lib.hvd_broadcast_async, room, None, where, where, self._ranks[opts.rootRank])
         back = _copy_back([(tensor, room)]) if opts.rootRank != self._rank else None
         return self._work("broadcast", op, tensors, opts, back)
 
@@ -438,7 +475,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
     def all_gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """The members' tensors one behind the other in `output`."""
         source, room = self._gather_into("all_gather_into_tensor", output, given)
-        op = _ops.submit(lib.hvd_allgather_async, (source, room), None, _moved(source), _moved(room), self._options())
+        op = self._start(lib.hvd_allgather_async, (source, room), None, _moved(source), _moved(room))
         return self._work("all_gather_into_tensor", op, [output], opts, _copy_back([(output, room)]))
 
     _allgather_base = all_gather_single
@@ -446,8 +483,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Several, together."""
         pairs = [self._gather_into("all_gather_into_tensor_coalesced", *pair) for pair in zip(outputs, inputs)]
-        ops = _grouped(lib.hvd_grouped_allgather_async, pairs, [_moved(source) for source, _ in pairs],
-                       [_moved(room) for _, room in pairs], self._options())
+        ops = self._group(lib.hvd_grouped_allgather_async, pairs, [_moved(source) for source, _ in pairs],
+                       [_moved(room) for _, room in pairs])
         return self._work("all_gather_into_tensor_coalesced", ops, outputs, opts,
                           _copy_back([(output, room) for output, (_, room) in zip(outputs, pairs)]))
 
@@ -461,18 +498,18 @@ class ProcessGroupHvd(dist.ProcessGroup):
         if len(targets) != self._size or targets[self._rank].numel() != given.numel():
             raise ValueError(f"all_gather: the output list needs {self._size} tensors, this rank's of {given.numel()} "
                              "elements")
-        room, finish = _scattered(targets, given.dtype)
-        op = _ops.submit(lib.hvd_allgather_async, (source, room), None, _moved(source), _moved(room), self._options())
+        room, finish = _scattered(targets, given)
+        op = self._start(lib.hvd_allgather_async, (source, room), None, _moved(source), _moved(room))
         return self._work("all_gather", op, targets, opts, finish)
 
     def allgather_coalesced(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Work:
         """outputs[member][i] = inputs[i] of that member."""
         _check(inputs)
         lists = [[member[at] for member in outputs] for at in range(len(inputs))]
-        rooms = [_scattered(targets, given.dtype) for targets, given in zip(lists, inputs)]
+        rooms = [_scattered(targets, given) for targets, given in zip(lists, inputs)]
         sources = [_dense(given) for given in inputs]
-        ops = _grouped(lib.hvd_grouped_allgather_async, (sources, rooms), [_moved(source) for source in sources],
-                       [_moved(room) for room, _ in rooms], self._options())
+        ops = self._group(lib.hvd_grouped_allgather_async, (sources, rooms), [_moved(source) for source in sources],
+                       [_moved(room) for room, _ in rooms])
 
         def finish() -> None:
             for _, one in rooms:
@@ -484,8 +521,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
         """An alltoall of elements; `splits` counts them."""
         _, each = _bytes_code(given)
         counts = None if splits is None else [count * each for count in splits]
-        return _ops.submit(lib.hvd_alltoall_async, (given, room), None, _moved(given), _ops.splits_array(counts),
-                           _moved(room), self._options())
+        return self._start(lib.hvd_alltoall_async, (given, room), None, _moved(given), _ops.splits_array(counts),
+                           _moved(room))
 
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Everybody's tensor in the root's list."""
@@ -496,7 +533,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         if is_root and len(targets) != self._size:
             raise ValueError(f"gather: the root's list needs {self._size} tensors")
         _check(targets)
-        room, finish = _scattered(targets, given.dtype)
+        room, finish = _scattered(targets, given)
         source = _dense(given)
         op = self._exchange(source, room, self._only(opts.rootRank, given.numel()))
         return self._work("gather", op, targets, opts, finish)
@@ -508,7 +545,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         sources = list(inputs[0]) if opts.rootRank == self._rank and inputs else []
         if opts.rootRank == self._rank and len(sources) != self._size:
             raise ValueError(f"scatter: the root's list needs {self._size} tensors")
-        given = _joint(sources, "scatter") if sources else torch.empty(0, dtype=output.dtype)
+        given = _joint(sources, "scatter") if sources else _empty(0, output)
         room = _room(output)
         op = self._exchange(given, room, [tensor.numel() for tensor in sources] or [0] * self._size)
         return self._work("scatter", op, [output], opts,
@@ -525,6 +562,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         _, each = _bytes_code(room)
 
         def finish() -> None:
+            op.wait_here()
             received = op.received_splits(self._size)
             op.release()
             for member, count in wanted:
@@ -540,7 +578,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         _check([*outputs, *inputs])
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all: both lists need {self._size} tensors")
-        room, back = _scattered(list(outputs), inputs[0].dtype)
+        room, back = _scattered(list(outputs), inputs[0])
         op = self._exchange(_joint(inputs, "all_to_all"), room, [tensor.numel() for tensor in inputs])
         wanted = [(member, tensor.numel()) for member, tensor in enumerate(outputs)]
         return self._work("all_to_all", op, outputs, opts, self._checked("all_to_all", op, wanted, room, back))
@@ -560,7 +598,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         """Finished when every member has called it."""
-        return self._work("barrier", _ops.submit(lib.hvd_barrier_async, None, None, self._options()), [], opts)
+        op = _ops.submit(lib.hvd_barrier_async, None, None, _ops.options(1.0, 1.0, self._number()))
+        return self._work("barrier", op, [], opts)
 
     # ---- point to point ----
 
@@ -568,7 +607,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         """To group rank `dst`; finished when it has been received."""
         tensor, = _one(tensors, "send")
         source = _dense(tensor)
-        op = _ops.submit(lib.hvd_send_async, source, _moved(source), self._ranks[dst], tag, self._options())
+        op = self._start(lib.hvd_send_async, source, _moved(source), self._ranks[dst], tag)
         return self._work("send", op, tensors)
 
     def recv(self, tensors: Sequence[Any], src: int, tag: int) -> Work:
@@ -582,7 +621,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
     def _receive(self, tensors: Sequence[Any], source: int, tag: int) -> Work:
         tensor, = _one(tensors, "recv")
         room = _room(tensor)
-        op = _ops.submit(lib.hvd_recv_async, room, _moved(room), source, tag, self._options())
+        op = self._start(lib.hvd_recv_async, room, _moved(room), source, tag)
         back = _copy_back([(tensor, room)])
         if source != _ANY_RANK:
             work = self._work("recv", op, tensors, None, back)
@@ -591,6 +630,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         op.owns_result = True  # it says whose data it was
 
         def finish() -> None:
+            op.wait_here()
             work.source = self._ranks.index(quick.hvd_op_source(op.pointer))
             op.release()
             if back is not None:
@@ -625,6 +665,70 @@ class ProcessGroupHvd(dist.ProcessGroup):
             raise _missing(missing, limit)
         for work in [self.send([token], member, _BARRIER_TAG) for member in range(1, self._size)]:
             work.wait(limit)
+
+
+class _Rest:
+    """The devices of a group that other backends have ("cpu:hvd,cuda:nccl"). torch takes a Python group for the whole group, and
+    drops the one that it was making. That one, `group`, is kept here and has the other backends. `ours`: the types of the
+    devices that hvd has."""
+
+    def __init__(self, group: Any, ours: Sequence[str], others: Sequence[str] = ()) -> None:
+        self._group = group
+        self._ours = ours
+        self.others = frozenset(others)
+
+    def group_of(self, tensor: Any) -> Any:
+        """The group that does the ops of a tensor; None: hvd."""
+        return self._group if tensor is not None and tensor.device.type in self.others else None
+
+    def backend(self, device: Any) -> Any:
+        """Another backend's, for a device; None: hvd."""
+        device = torch.device(device)
+        return self._group._get_backend(device) if device.type in self.others else None  # pylint: disable=protected-access
+
+    def devices(self) -> list[Any]:
+        """What torch may ask for: devices of this machine."""
+        return [torch.device(name) for name in (*self._ours, *sorted(self.others))
+                if name == "cpu" or getattr(torch, name).is_available()]
+
+    def set_name(self, name: str) -> None:
+        """The group's."""
+        if self.others:
+            self._group._set_group_name(name)  # pylint: disable=protected-access
+
+    def end(self) -> None:
+        """Gives the other backends back."""
+        self._group = None
+        self.others = frozenset()
+
+
+def _first_tensor(value: Any) -> Any:
+    """The first tensor in a call's arguments, lists of lists included."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (list, tuple)):
+        return next((found for found in map(_first_tensor, value) if found is not None), None)
+    return None
+
+
+def _by_device(method: Any) -> Any:
+    """A collective that other backends do for tensors on their devices."""
+    @wraps(method)
+    def dispatch(self: ProcessGroupHvd, *arguments: Any, **named: Any) -> Any:
+        if self._rest.others:  # pylint: disable=protected-access
+            group = self._rest.group_of(_first_tensor(arguments))  # pylint: disable=protected-access
+            if group is not None:
+                return getattr(group, method.__name__)(*arguments, **named)
+        return method(self, *arguments, **named)
+    return dispatch
+
+
+for _kind in ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base",
+              "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "broadcast", "all_gather_single",
+              "_allgather_base", "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "allgather",
+              "allgather_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "alltoall_base", "send", "recv",
+              "recv_anysource"):
+    setattr(ProcessGroupHvd, _kind, _by_device(getattr(ProcessGroupHvd, _kind)))
 
 
 def _missing(ranks: Sequence[int], limit: timedelta) -> DistributedError:
@@ -665,12 +769,12 @@ def _neighbours(tensors: Sequence[Any]) -> Any:
     return tensors[0].detach().as_strided((sum(tensor.numel() for tensor in tensors),), (1,))
 
 
-def _scattered(tensors: Sequence[Any], dtype: Any) -> tuple[Any, Callable[[], None] | None]:
-    """Memory for all of them one behind the other, and what copies it to them at the end."""
+def _scattered(tensors: Sequence[Any], like: Any) -> tuple[Any, Callable[[], None] | None]:
+    """Memory for all of them one behind the other, of the type of `like`, and what copies it to them at the end."""
     if tensors and _are_neighbours(tensors):
         return _neighbours(tensors), None
     counts = [tensor.numel() for tensor in tensors]
-    room = torch.empty(sum(counts), dtype=dtype)
+    room = _empty(sum(counts), tensors[0] if tensors else like, like.dtype)
 
     def copy() -> None:
         for tensor, part in zip(tensors, room.split(counts)):
@@ -690,16 +794,6 @@ def _elements(tensor: Any, splits: Sequence[int], size: int) -> list[int]:
     if rows % size:
         raise ValueError(f"all_to_all_single: {rows} rows cannot be cut into {size} equal parts; give splits")
     return [tensor.numel() // size] * size
-
-
-def _grouped(function: Any, keep: Any, given: Sequence[bytes], wanted: Sequence[bytes], *rest: Any) -> list[_ops.Op]:
-    """A grouped op, in as many groups as it needs."""
-    ops: list[_ops.Op] = []
-    for begin in range(0, len(given), _native.GROUP_MAX):
-        count = len(given[begin:begin + _native.GROUP_MAX])
-        ops += _ops.submit(function, keep, None, b"".join(given[begin:begin + count]),
-                           b"".join(wanted[begin:begin + count]), count, *rest, count=count)
-    return ops
 
 
 def _joined(what: str, works: Sequence[Work], outputs: Sequence[Any]) -> Work:
@@ -730,26 +824,58 @@ def _session_for(store: Any, rank: int, size: int) -> bool:
     return opened
 
 
-def _create(options: Any, _backend_options: Any) -> ProcessGroupHvd:
+def _wanted_backends() -> dict[str, str]:
+    """Of the group that torch is making: device -> backend. torch tells a backend its own part only, so the caller is asked."""
+    frame: Any = sys._getframe()  # pylint: disable=protected-access
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config: Any = frame.f_locals.get("backend_config") if frame is not None else None
+    return dict(config.get_device_backend_map()) if hasattr(config, "get_device_backend_map") else {}
+
+
+def _rest_of(options: Any, backend_options: Any) -> _Rest | None:
+    """The other backends of the group that torch is making; those that torch has not made yet are made."""
+    wanted = {torch.device(device).type: name for device, name in _wanted_backends().items()}
+    others = {device: name for device, name in wanted.items() if name != "hvd"}
+    if not others:
+        return _Rest(None, list(wanted)) if wanted else None
+    group = options.process_group
+    store = options.store
+    for device, name in others.items():
+        try:
+            group._get_backend(torch.device(device))  # pylint: disable=protected-access
+        except RuntimeError:
+            options.store = dist.PrefixStore(f"{device}/", store)
+            plugin = dist.Backend._plugins[name.upper()]  # pylint: disable=protected-access
+            made = (plugin.creator_fn(options, backend_options) if plugin.extended_api else
+                    plugin.creator_fn(options.store, options.group_rank, options.group_size, options.timeout))
+            kind = dist.Backend.backend_type_map.get(name, dist.ProcessGroup.BackendType.CUSTOM)
+            group._register_backend(torch.device(device), kind, made)  # pylint: disable=protected-access
+    options.store = store
+    return _Rest(group, [device for device, name in wanted.items() if name == "hvd"], list(others))
+
+
+def _create(options: Any, backend_options: Any) -> ProcessGroupHvd:
     """Called by torch on the members of a new group."""
+    rest = _rest_of(options, backend_options)
     ranks = list(options.global_ranks_in_group)
     if not ranks:
         opened = _session_for(options.store, options.group_rank, options.group_size)
         return ProcessGroupHvd(options.group_rank, options.group_size, range(options.group_size), options.timeout, None,
-                               opened)
+                               opened, rest)
     if ranks != sorted(ranks):
         raise ValueError(f"new_group: the ranks of a process group of hvd are in ascending order, not {ranks}")
     wanted = (ctypes.c_int * len(ranks))(*ranks)
     tag = zlib.crc32(str(options.group_id).encode()) & 0x7fffffff
     opening = _ops.submit(lib.hvd_process_set_open_async, None, wanted, len(ranks), tag, owns_result=True)
-    return ProcessGroupHvd(options.group_rank, options.group_size, ranks, options.timeout, opening)
+    return ProcessGroupHvd(options.group_rank, options.group_size, ranks, options.timeout, opening, rest=rest)
 
 
 def register() -> None:
     """Makes the backend "hvd" known to torch. May be repeated."""
     if "HVD" not in dist.Backend._plugins:  # pylint: disable=protected-access
         takes_devices = "devices" in inspect.signature(dist.Backend.register_backend).parameters  # since torch 2.1
-        more: dict[str, Any] = {"devices": ["cpu"]} if takes_devices else {}
+        more: dict[str, Any] = {"devices": ["cpu", "cuda"]} if takes_devices else {}
         dist.Backend.register_backend("hvd", _create, extended_api=True, **more)
 
 

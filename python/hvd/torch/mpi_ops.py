@@ -2,8 +2,9 @@
 """The collectives on torch tensors, under the name of Horovod's module.
 
 Tensors are dense and contiguous, of type uint8, int8, int16, int32, int64, bool, float16, bfloat16, float32, float64,
-and where torch has them uint16, float8_e4m3fn and float8_e5m2; on any device, though only host memory is worked on where it lies. What is
-wrong with the arguments is a ValueError at once; an op that fails under way raises HorovodInternalError.
+and where torch has them uint16, float8_e4m3fn and float8_e5m2; on any device. CUDA tensors are worked on where they
+lie, if hvdd has a worker for their GPU: ops take part in the current stream, and synchronize() lets the current stream wait,
+not the caller; an error is then raised by a later call. What is wrong with the arguments is a ValueError at once; an op that fails under way raises HorovodInternalError.
 
 Names pair the ops of different ranks; unnamed ops of a kind meet in the order of their calls.
 """
@@ -23,7 +24,7 @@ from hvd.collectives import Handle, barrier, hand_out, poll, reduce_op_of, synch
 from hvd.exceptions import HorovodInternalError  # noqa: F401
 from hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401
 from hvd.torch import _autograd
-from hvd.torch._framework import engine
+from hvd.torch._framework import engine, framework
 from hvd.torch.compression import Compression
 
 _Tensor = torch.Tensor
@@ -305,4 +306,6 @@ def join(device: int = -1) -> int:
     """This rank has no more data: it takes part in the others' ops with neutral elements until all ranks have joined.
     Blocks; the rank that joined last. `device` is accepted and has no meaning: nothing is allocated for it."""
     del device
-    return collectives.join(_sets.global_process_set)
+    last = collectives.join(_sets.global_process_set)
+    framework.on_device.count_anew()
+    return last

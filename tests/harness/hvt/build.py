@@ -78,7 +78,7 @@ def program_for_strangers(name: str, environment: Mapping[str, str]) -> tuple[st
     return str(folder / name), dict(environment, LD_LIBRARY_PATH=str(folder))
 
 
-_FOLDERS = {"hvdd-engine": "libexec/hvdd", "hvdd-gate": "libexec/hvdd"}
+_FOLDERS = {"hvdd-engine": "libexec/hvdd", "hvdd-gate": "libexec/hvdd", "hvdd-gpu": "libexec/hvdd"}
 
 
 def program(name: str) -> str:

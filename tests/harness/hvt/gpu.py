@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hvdd on a machine with GPUs, which are tests/fakegpu's."""
+"""A hvdd on a machine with GPUs, which are tests/fakegpu's, or with HVT_GPU=real the machine's own (scripts/gpu.sh --suite)."""
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from hvt import procs
 from hvt.build import BUILD
@@ -10,14 +14,19 @@ from hvt.daemon import Daemon
 from hvt.wait import wait_until
 
 FAKE = BUILD / "fakegpu"
+REAL = os.environ.get("HVT_GPU") == "real"
 
 
 class GpuDaemon(Daemon):
     """`fake` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
 
     def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
+        if REAL and (faults or not re.fullmatch("devices=[0-9]", fake)):
+            pytest.skip("needs the fake driver")
         options = {"gpu-idle": "200ms"} | more.pop("options", {})
         super().__init__(options=options, **more)
+        if REAL:
+            return
         # What a trainer frees while a worker has it open stays (P3): most tests free as they like. The first of two settings counts.
         self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"{fake};free=keeps;meet={self.folder}", "FAKEGPU_FAULT": faults}
 

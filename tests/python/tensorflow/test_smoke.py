@@ -53,6 +53,25 @@ def test_what_a_script_does_on_two_ranks(ranks):
     ranks(2, check_what_a_script_does)
 
 
+def check_word_about_gpus():
+    """TensorFlow's own copies of tensors on GPUs are told of once, where it sees GPUs."""
+    import modes
+    tf, hvd = modes.start()
+    from hvd.tensorflow import _library, mpi_ops
+    said = []
+    _library.logger.warning = said.append
+    assert hvd.allreduce(tf.ones(2)).shape == (2,) and not said
+    mpi_ops._tell_of_gpus.cache_clear()
+    tf.config.get_visible_devices = lambda kind=None: ["/physical_device:GPU:0"]
+    for _ in range(2):
+        hvd.allreduce(tf.ones(2))
+    assert len(said) == 1 and "memory of the host" in said[0], said
+
+
+def test_where_tensors_of_gpus_go_is_said_once(ranks):
+    ranks(1, check_word_about_gpus)
+
+
 def test_hvdrun_says_that_tensorflow_is_there():
     done = subprocess.run([os.fspath(BUILD / "bin" / "hvdrun"), "--check-build"], text=True, capture_output=True, timeout=60,
                           env=clean_environment(HVDRUN_PYTHON=sys.executable), check=False)
