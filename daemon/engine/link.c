@@ -274,6 +274,7 @@ static void lose_link(struct engine *engine)
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-gone", "hvdd has gone; the job goes on",
             "job=%s attached=%u", engine->start.job, engine->sessions.attached);
     hang_up(engine);
+    engine_rendezvous_alone(engine, hvi_clock_ns());
     engine_liveness_check_empty(&engine->sessions);
     retry_later(engine);
 }

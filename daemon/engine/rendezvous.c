@@ -19,6 +19,7 @@
 
 /* The rendezvous knows which nodes are missing, so its answer has this much longer. */
 #define GRACE_NS (5 * HVI_NS_SEC)
+#define ALONE_NS (10 * HVI_NS_SEC) /* for a new hvdd, which a service has within a second */
 
 static bool waits(const struct engine *engine)
 {
@@ -96,6 +97,11 @@ static uint64_t deadline_ns(const struct engine *engine)
            (all_are_here(engine) ? GRACE_NS : 0);
 }
 
+static bool is_alone_for_good(const struct engine *engine, uint64_t now_ns)
+{
+    return engine->sessions.alone && now_ns >= engine->rendezvous.alone_ns + ALONE_NS;
+}
+
 static void arm(struct engine *engine)
 {
     uint64_t now_ns = hvi_clock_ns(), due_ns = deadline_ns(engine);
@@ -103,6 +109,8 @@ static void arm(struct engine *engine)
 
     if (warn_ns > 0 && engine->rendezvous.warned_ns + warn_ns < due_ns)
         due_ns = engine->rendezvous.warned_ns + warn_ns;
+    if (engine->sessions.alone && engine->rendezvous.alone_ns + ALONE_NS < due_ns)
+        due_ns = engine->rendezvous.alone_ns + ALONE_NS;
     sd_event_source_set_time_relative(engine->rendezvous.timer,
                                       due_ns > now_ns ? (due_ns - now_ns) / 1000 + 1 : 0);
     sd_event_source_set_enabled(engine->rendezvous.timer, SD_EVENT_ONESHOT);
@@ -117,6 +125,13 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     if (!waits(engine))
         return 0;
     describe(engine, what, sizeof what);
+    if (is_alone_for_good(engine, hvi_clock_ns())) {
+        snprintf(text, sizeof text,
+                 "hvdd has been gone for %u s, and job '%s' still waits for %s; start it again",
+                 (unsigned)(ALONE_NS / HVI_NS_SEC), engine->start.job, what);
+        fail(engine, HVI_ERR_JOB_STOPPED, text);
+        return 0;
+    }
     if (hvi_deadline_passed(deadline_ns(engine))) {
         snprintf(text, sizeof text, "job '%s' has waited %g s (HVD_START_TIMEOUT) for %s",
                  engine->start.job, (double)engine->rendezvous.timeout_ns / (double)HVI_NS_SEC,
@@ -339,6 +354,13 @@ void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_ros
             (unsigned long long)engine->start.generation, roster->epoch, roster->node_count,
             roster->node);
     engine_rendezvous_close(engine);
+}
+
+void engine_rendezvous_alone(struct engine *engine, uint64_t since_ns)
+{
+    engine->rendezvous.alone_ns = since_ns;
+    if (waits(engine))
+        arm(engine);
 }
 
 void engine_rendezvous_met(struct engine *engine)
