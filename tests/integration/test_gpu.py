@@ -269,6 +269,7 @@ def test_in_and_out_lie_on_one_device(daemon):
     other = rank.ask("stream", gpu=1)["stream"]
     refused = rank.try_submit("allreduce", "x", dtype="int32", dims=[4], memory="device", stream=other)
     assert refused.status == Status.ERR_INVALID and "of another device" in refused.text
+    assert rank.ask("drain", stream=other)["ended"]  # of the copy of x's input, whose memory is used again
     reduce_on(job, [0])
     job.close()
 
