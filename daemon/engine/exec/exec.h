@@ -20,7 +20,7 @@
 struct hvi_device_channel;
 
 struct engine_exec_calls {
-    /* The op's batch starts. */
+    /* The op's batch begins: of GPUs, when its workers have it; an op that fails before never does. */
     void (*started)(void *user, struct engine_op *op);
     /* The memory of a rank's process could not be reached. The op is the receiver's, who ends it with
      * engine_op_done now or later. */

@@ -75,6 +75,7 @@ struct gpu {
     struct gpu_comm *comms;
     uint32_t last_comm;
     struct gpu_worker *workers; /* [ENGINE_GPU_WORKERS], once there is one */
+    uint32_t worker_count;      /* their numbers are below it */
 };
 
 /* ---- opening and closing ---- */
@@ -250,6 +251,7 @@ static void publish(struct gpu *gpu, struct job *job)
     }
     job->queued = false;
     gpu->queued--;
+    gpu->config.started(gpu->config.user, job->batch);
 }
 
 /* Queued ones that may start now. */
@@ -491,7 +493,7 @@ static void end_liars(struct gpu *gpu)
 {
     char text[ENGINE_TEXT_BYTES];
 
-    for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
+    for (uint32_t i = 0; i < gpu->worker_count; i++) {
         if (!gpu->workers[i].lie || !gpu->workers[i].linked)
             continue;
         snprintf(text, sizeof text, "it broke the protocol: %s", gpu->workers[i].lie);
@@ -509,7 +511,7 @@ bool engine_gpu_backend_look(void *context)
 
     if (!gpu || !gpu->workers) /* closed, or no worker has come */
         return false;
-    for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
+    for (uint32_t i = 0; i < gpu->worker_count; i++) {
         if (gpu->workers[i].under_way > 0)
             found = drain(gpu, &gpu->workers[i]) || found;
         lies = lies || gpu->workers[i].lie;
@@ -659,6 +661,8 @@ void engine_gpu_backend_worker(void *context, uint32_t number, struct hvi_device
         return;
     struct gpu_worker *worker = &gpu->workers[number];
     HVI_ASSERT(!worker->linked);
+    if (number >= gpu->worker_count)
+        gpu->worker_count = number + 1;
     *worker = (struct gpu_worker){.linked = true, .channel = channel, .event_fd = event_fd};
     snprintf(worker->name, sizeof worker->name, "%s", name);
 }
@@ -717,6 +721,7 @@ void engine_gpu_backend_comm(void *context, uint32_t number, int status, const c
 
 const struct engine_backend engine_backend_gpu = {
     .name = "gpu",
+    .says_started = true,
     .open = gpu_open,
     .close = gpu_close,
     .accepts = gpu_accepts,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ops on memory of GPUs: what workers are told, and how ops end. */
 #include "base/status.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/device/hvt_gpus.h"
 #include "tests/unit/hvt_main.h"
@@ -416,6 +417,27 @@ START_TEST(an_op_waits_until_those_before_it_have_started)
 }
 END_TEST
 
+/* Else a stream that waits for a, and gates b, would gate the very worker that a needs. */
+START_TEST(an_op_has_not_started_before_its_workers_have_it)
+{
+    struct hvi_submission op;
+
+    open_gpus(2, 2);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.after = gpus.bench.peers[0].seq;
+    hvt_op_submit(&gpus.bench, 0, op);
+    const struct engine_fences *fences = gpus.bench.engine->sessions.ranks[0].session->fences;
+    hvt_gpus_turn(&gpus);
+    ck_assert_ptr_nonnull(fences->held); /* a has no communicator yet */
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    ck_assert_ptr_null(fences->held);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(an_op_that_was_held_goes_on_when_the_one_before_it_has_failed)
 {
     struct hvi_submission op;
@@ -724,6 +746,7 @@ int main(void)
     add(tcase, a_cell_serves_one_op_at_a_time_and_its_turns_grow, 0, 3);
     tcase_add_test(tcase, memory_that_is_used_cannot_be_removed);
     tcase_add_test(tcase, an_op_waits_until_those_before_it_have_started);
+    tcase_add_test(tcase, an_op_has_not_started_before_its_workers_have_it);
     tcase_add_test(tcase, an_op_that_was_held_goes_on_when_the_one_before_it_has_failed);
     add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
     add(tcase, a_group_is_held_as_a_whole, 0, 2);
