@@ -10,7 +10,8 @@
  * There is no outbox: what hvdd tells a worker is short, and a worker whose socket is full is as stuck as one that is silent.
  *
  * A session's fence page is mapped here for the time of its engine: when engine and worker die together, nobody else
- * can release the streams that wait. */
+ * can release the streams that wait. Of an engine that has gone .ready words are poisoned at once, so that batches run through, and
+ * .done words when the workers that it had have gone: one that lives may still write the ranks' memory, and says itself when not. */
 #include "daemon/node/gpu.h"
 
 #include "base/assert.h"
@@ -39,8 +40,10 @@
 
 #include <utlist.h>
 
-#define BEAT_NS          HVI_NS_SEC
-#define GRACE_NS         (5 * HVI_NS_SEC) /* a worker that was told to end is killed after it */
+#define BEAT_NS  HVI_NS_SEC
+#define GRACE_NS (5 * HVI_NS_SEC) /* a worker that was told to end is killed after it */
+#define REST_NS                                                                                    \
+    (10 * HVI_NS_SEC) /* by then a worker has let an engine's batches run through, or has ended */
 #define MESSAGES_AT_ONCE 64
 #define UNMET            "did not start (`journalctl -u hvdd-gpu.socket -u 'hvdd-gpu@*'` says why)"
 
@@ -84,6 +87,16 @@ struct node_fences {
     struct hvi_fence_page page;
 };
 
+/* What an engine that has gone leaves behind, while workers that it had have not. */
+struct node_rest {
+    struct node_rest *prev, *next;
+    struct node_gpu *gpu;
+    sd_event_source *timer;
+    struct node_fences *fences;
+    uint32_t count;
+    uint64_t instances[]; /* of those workers; 0: it has gone */
+};
+
 /* Cut at a character: a message with half of one could not be sent. */
 static void copy_text(char *text_p, size_t size, const char *text)
 {
@@ -95,6 +108,7 @@ static void copy_text(char *text_p, size_t size, const char *text)
 
 static void read_link(struct node_worker *worker);
 static void on_gone(struct node_worker *worker, const char *fate);
+static void rests_without(struct node_gpu *gpu, uint64_t instance);
 
 /* ---- states ---- */
 
@@ -548,6 +562,7 @@ static void on_gone(struct node_worker *worker, const char *fate)
             worker->job, (int)worker->pid, fate);
     tell_end(worker, text);
     set_state(worker, NODE_WORKER_GONE, fate);
+    rests_without(gpu, worker->instance);
     worker_free(worker);
     if (gpu->workers == NULL)
         gpu->calls->empty(gpu->user);
@@ -574,6 +589,7 @@ static int send_start(struct node_worker *worker, const struct hvi_gpu_wanted *w
 {
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_START};
     struct hvi_gpu_start *start = &msg.start;
+    const struct node_config *config = worker->gpu->config;
 
     start->protocol_version = HVI_PROTOCOL_VERSION;
     snprintf(start->job, sizeof(start->job), "%s", worker->job);
@@ -582,6 +598,10 @@ static int send_start(struct node_worker *worker, const struct hvi_gpu_wanted *w
     start->instance = worker->instance;
     snprintf(start->attach_path, sizeof(start->attach_path), "%s", worker->gpu->attach_path);
     start->log_level = (int32_t)hvi_log_level();
+    snprintf(start->kernels, sizeof(start->kernels), "%s", config->gpu_kernels);
+    snprintf(start->library_path, sizeof(start->library_path), "%s", config->gpu_library_path);
+    start->comm_ns = (uint64_t)config->gpu_comm_timeout;
+    start->import_bytes_max = (uint64_t)config->gpu_import_limit;
     start->settings = wanted->settings; /* only read */
     start->setting_count = wanted->setting_count;
     return send_msg(worker, &msg, NULL, 0);
@@ -807,10 +827,10 @@ void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
 
 /* ---- fences ---- */
 
-static void fences_free(struct node_gpu *gpu, struct node_fences *fences)
+static void fences_free(struct node_fences **list, struct node_fences *fences)
 {
     hvi_fence_fini(&fences->page);
-    DL_DELETE(gpu->fences, fences);
+    DL_DELETE(*list, fences);
     free(fences);
 }
 
@@ -826,7 +846,7 @@ bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t r
     DL_FOREACH_SAFE(gpu->fences, old, after)
     {
         if (old->engine == engine && old->rank == rank)
-            fences_free(gpu, old); /* of an earlier session */
+            fences_free(&gpu->fences, old); /* of an earlier session */
     }
     fences->engine = engine;
     fences->rank = rank;
@@ -834,16 +854,90 @@ bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t r
     return true;
 }
 
+static void rest_free(struct node_rest *rest)
+{
+    while (rest->fences != NULL)
+        fences_free(&rest->fences, rest->fences);
+    sd_event_source_disable_unref(rest->timer);
+    DL_DELETE(rest->gpu->rests, rest);
+    free(rest);
+}
+
+static void rest_end(struct node_rest *rest)
+{
+    struct node_fences *fences;
+
+    DL_FOREACH(rest->fences, fences)
+    hvi_fence_poison(&fences->page, false);
+    rest_free(rest);
+}
+
+static int on_rest(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    rest_end(user);
+    return 0;
+}
+
+/* That worker has gone. */
+static void rests_without(struct node_gpu *gpu, uint64_t instance)
+{
+    struct node_rest *rest, *after;
+
+    DL_FOREACH_SAFE(gpu->rests, rest, after)
+    {
+        uint32_t left = 0;
+        for (uint32_t i = 0; i < rest->count; i++) {
+            if (rest->instances[i] == instance)
+                rest->instances[i] = 0;
+            left += rest->instances[i] != 0;
+        }
+        if (left == 0)
+            rest_end(rest);
+    }
+}
+
+/* Of the workers that the engine has; NULL: it has none, or there is no memory. */
+static struct node_rest *rest_new(struct node_gpu *gpu, const struct node_engine *engine)
+{
+    struct node_rest *rest = calloc(1, sizeof(*rest) + gpu->worker_count * sizeof(uint64_t));
+    const struct node_worker *worker;
+    const struct node_want *want;
+
+    if (rest == NULL)
+        return NULL;
+    DL_FOREACH(gpu->workers, worker)
+    {
+        DL_SEARCH_SCALAR(worker->wants, want, engine, engine);
+        if (want != NULL && want->linked)
+            rest->instances[rest->count++] = worker->instance;
+    }
+    if (rest->count == 0 || sd_event_add_time_relative(gpu->event, &rest->timer, CLOCK_MONOTONIC,
+                                                       REST_NS / 1000, 1000, on_rest, rest) < 0) {
+        free(rest);
+        return NULL;
+    }
+    rest->gpu = gpu;
+    DL_APPEND(gpu->rests, rest);
+    return rest;
+}
+
 static void poison(struct node_gpu *gpu, const struct node_engine *engine)
 {
+    struct node_rest *rest = rest_new(gpu, engine);
     struct node_fences *fences, *after;
 
     DL_FOREACH_SAFE(gpu->fences, fences, after)
     {
         if (fences->engine != engine)
             continue;
-        hvi_fence_poison(&fences->page, false);
-        fences_free(gpu, fences);
+        hvi_fence_poison(&fences->page, rest != NULL);
+        if (rest == NULL) {
+            fences_free(&gpu->fences, fences);
+            continue;
+        }
+        DL_DELETE(gpu->fences, fences);
+        DL_APPEND(rest->fences, fences);
     }
 }
 
@@ -918,7 +1012,9 @@ void node_gpu_close(struct node_gpu *gpu)
     while (gpu->workers != NULL)
         worker_free(gpu->workers);
     while (gpu->fences != NULL)
-        fences_free(gpu, gpu->fences);
+        fences_free(&gpu->fences, gpu->fences);
+    while (gpu->rests != NULL)
+        rest_free(gpu->rests);
     gpu->beat = sd_event_source_disable_unref(gpu->beat);
     if (gpu->event != NULL && gpu->program_fd >= 0)
         close(gpu->program_fd);

@@ -29,6 +29,7 @@ enum node_worker_state {
 struct node_engine;
 struct node_worker;
 struct node_fences;
+struct node_rest;
 
 /* What the rest of hvdd does for workers. */
 struct node_gpu_calls {
@@ -51,6 +52,7 @@ struct node_gpu {
     struct node_worker *workers;
     uint32_t worker_count;
     struct node_fences *fences;
+    struct node_rest *rests; /* of engines that have gone */
     sd_event_source *beat;
     bool stopping;
     unsigned char encoded[HVI_PACKET_BYTES_MAX];
@@ -75,7 +77,8 @@ void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
 /* GpuEnd of an engine. A worker that is not of its job, or is gone, is left alone. */
 void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
                   const struct hvi_gpu_end *end);
-/* EngineFences: a session's page, poisoned by node_gpu_engine_gone. False: `fd` is none, and stays the caller's. */
+/* EngineFences: a session's page. node_gpu_engine_gone poisons its .ready words, and .done when no worker that the engine had
+ * can write the session's memory any more: when they have gone, or after 10 s. False: `fd` is none, and stays the caller's. */
 bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int fd);
 /* Its process has ended. */
 void node_gpu_engine_gone(struct node_gpu *gpu, struct node_engine *engine);

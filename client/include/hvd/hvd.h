@@ -322,7 +322,12 @@ struct hvd_op_options {
      * after hvd_wait, or in a stream after hvd_op_stream_wait; until hvd_wait or hvd_test has seen
      * the op finished the memory must not be freed. NULL: the memory is ready, the caller has seen to
      * that. Memory of the host takes part in no stream: HVD_ERR_UNSUPPORTED for anything but NULL, and so
-     * is a stream that is being captured into a graph. HVD_ERR_INVALID: a stream of another device. */
+     * is a stream that is being captured into a graph. HVD_ERR_INVALID: a stream of another device.
+     *   An op that fails, or is cancelled, after its GPU has got it writes its outputs all the same, with
+     * anything, and perhaps before this stream has come to it: what the stream itself does there until then
+     * may be lost. Once hvd_wait or hvd_test says that it is over nothing writes there any more, but after
+     * HVD_ERR_ENGINE_LOST, and where hvdd is dead: then for 10 s more at most, as the GPU's worker may
+     * outlive both. Do not reload weights into such outputs before. */
     void *stream;
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);

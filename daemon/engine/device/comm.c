@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Communicators: NCCL's id from the first worker, then all join.
+ * Communicators: all say that they have NCCL, then all join.
  *
- *   wanted --its turn--> id --GpuCommId--> joining --all GpuAcks--> ready --a worker lost--> aborted
- *                        |                    |
- *                        +--error, late, a worker lost--> failed
+ *   wanted --its turn--> ids --all GpuCommIds--> joining --all GpuAcks--> ready --a worker lost--> aborted
+ *                         |                         |
+ *                         +--error, late, a worker lost--> failed
+ *
+ * Each is asked for an id, and that of the first is taken: a worker that joins one that another cannot join sits in NCCL until it
+ * is ended, so who cannot is to say it before.
  *
  * One at a time, in the order in which they were asked for: a worker's launch thread joins, and two
  * workers that joined two communicators in different orders would wait for each other.
@@ -19,8 +22,9 @@
 
 struct engine_device_comm {
     struct engine_device_comm *next;
-    uint32_t number, count, waiting; /* waiting: GpuAcks that are due */
+    uint32_t number, count, waiting; /* waiting: GpuCommIds, or GpuAcks, that are due */
     bool joining, started;
+    unsigned char id[HVI_NCCL_ID_BYTES];
     uint16_t workers[];
 };
 
@@ -86,14 +90,20 @@ static bool versions_agree(const struct engine_device *device,
     return true;
 }
 
-static int ask_id(struct engine_device *device, struct engine_device_comm *comm)
+static int ask_ids(struct engine_device *device, struct engine_device_comm *comm)
 {
-    struct engine_device_worker *first = &device->workers[comm->workers[0]];
-    struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID};
-    int status = engine_device_expect(first, ENGINE_DEVICE_COMM_ID, comm->number,
-                                      ENGINE_DEVICE_COMM_NS, &msg.comm_id.request);
+    int status = HVI_OK;
 
-    return status == HVI_OK ? engine_device_send(first, &msg, NULL, 0) : status;
+    for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
+        struct engine_device_worker *worker = &device->workers[comm->workers[i]];
+        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID};
+        status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number,
+                                      ENGINE_DEVICE_COMM_NS, &msg.comm_id.request);
+        if (status == HVI_OK)
+            status = engine_device_send(worker, &msg, NULL, 0);
+        comm->waiting += status == HVI_OK;
+    }
+    return status;
 }
 
 static void start_next(struct engine_device *device)
@@ -108,9 +118,9 @@ static void start_next(struct engine_device *device)
         finish(device, comm, HVI_ERR_UNSUPPORTED, text);
         return;
     }
-    int status = ask_id(device, comm);
+    int status = ask_ids(device, comm);
     if (status != HVI_OK)
-        finish(device, comm, status, "the first worker cannot be asked for a communicator's id");
+        finish(device, comm, status, "a worker cannot be asked for a communicator's id");
 }
 
 /* Not before the event loop comes round: `joined` is no answer inside of the question. */
@@ -150,13 +160,13 @@ int engine_device_join(struct engine_device *device, uint32_t number, uint32_t c
 }
 
 static int send_join(struct engine_device *device, const struct engine_device_comm *comm,
-                     uint32_t rank, const unsigned char *id, uint64_t *instances)
+                     uint32_t rank, uint64_t *instances)
 {
     struct engine_device_worker *worker = &device->workers[comm->workers[rank]];
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_JOIN};
 
     msg.comm_join.comm = comm->number;
-    memcpy(msg.comm_join.id, id, HVI_NCCL_ID_BYTES);
+    memcpy(msg.comm_join.id, comm->id, HVI_NCCL_ID_BYTES);
     msg.comm_join.rank = rank;
     msg.comm_join.instances = instances;
     msg.comm_join.instance_count = comm->count;
@@ -165,8 +175,7 @@ static int send_join(struct engine_device *device, const struct engine_device_co
     return status == HVI_OK ? engine_device_send(worker, &msg, NULL, 0) : status;
 }
 
-static void send_joins(struct engine_device *device, struct engine_device_comm *comm,
-                       const unsigned char *id)
+static void send_joins(struct engine_device *device, struct engine_device_comm *comm)
 {
     uint64_t instances[ENGINE_DEVICE_WORKERS];
     int status = HVI_OK;
@@ -175,7 +184,7 @@ static void send_joins(struct engine_device *device, struct engine_device_comm *
         instances[i] = device->workers[comm->workers[i]].instance;
     comm->joining = true;
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
-        status = send_join(device, comm, i, id, instances);
+        status = send_join(device, comm, i, instances);
         comm->waiting += status == HVI_OK;
     }
     if (status != HVI_OK)
@@ -196,7 +205,10 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
                  worker->uuid_text, comm->count, answer->text);
         finish(device, comm, answer->status, text);
     } else if (wait == ENGINE_DEVICE_COMM_ID && !comm->joining) {
-        send_joins(device, comm, answer->id);
+        if (worker->number == comm->workers[0])
+            memcpy(comm->id, answer->id, sizeof comm->id);
+        if (--comm->waiting == 0)
+            send_joins(device, comm);
     } else if (wait == ENGINE_DEVICE_COMM_JOIN && --comm->waiting == 0) {
         finish(device, comm, HVI_OK, "");
     }

@@ -50,13 +50,14 @@ struct engine_device_calls {
     void (*joined)(void *user, uint32_t comm, int status, const char *text);
 };
 
-/*   none --DeviceAdd--> wanted --GpuWorker + socket--> greeting --GpuHello--> linked --gone--> leaving --why--> lost
- *                         |                               |                     |                             ^
- *                         +--refused, deadline--> refused <--gone, deadline     +--why is known, lie, stuck---+
+/*   none --DeviceAdd--> wanted --GpuWorker + socket--> greeting --GpuHello--> linked --gone, lie, stuck--> leaving
+ *                         |                               |                     |                             |
+ *                         +--refused, deadline--> refused <--gone, deadline     +--hvdd says why--> lost <----+
  *                                                  |
  *                                     DeviceAdd, after 1 s --> wanted
  *
- * leaving: its socket has ended, and hvdd is given 50 ms to say why. lost is the end: the job breaks.
+ * leaving: its socket has ended, or hvdd was asked to end it; it may still write ranks' memory until hvdd says that it is dead.
+ * lost is the end: the job breaks.
  * One setter: set_state in worker.c. */
 enum engine_device_state {
     ENGINE_DEVICE_NONE,
@@ -87,7 +88,7 @@ struct engine_device_worker {
     uint32_t nccl_version;
     int refused_status,
         page_status;             /* page: a fence page that it could not register; else HVI_OK */
-    char text[HVI_TEXT_MAX + 1]; /* refused, lost: why; else of .page_status */
+    char text[HVI_TEXT_MAX + 1]; /* refused, leaving, lost: why; else of .page_status */
     struct engine_device_pending *pending; /* answers that are due, oldest first */
     struct engine_device_packet *unsent;   /* its socket is full */
 };
@@ -119,7 +120,7 @@ int engine_device_open(struct engine_device *device);
 void engine_device_close(struct engine_device *device);
 /* hvdd's answer, or word of a worker that is gone. `fd` (-1: none) becomes the room's. */
 void engine_device_told(struct engine_device *device, const struct hvi_gpu_worker *told, int fd);
-/* This worker does not move, or lies: hvdd is asked to end it, and it is lost. Calls upward. */
+/* This worker does not move, or lies: hvdd is asked to end it, and it is lost when hvdd has seen its end, 5 s later at most. */
 void engine_device_end(struct engine_device *device, uint32_t worker, const char *reason);
 /* "GPU-… (NVIDIA H200, pid 4711)" */
 void engine_device_label(const struct engine_device *device, uint32_t worker,

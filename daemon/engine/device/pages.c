@@ -2,7 +2,8 @@
  * Fence pages: each session has one, and every worker registers it before it gets an op of the session.
  *
  * A worker that comes later gets all pages before its first import, and answers in this order. If it cannot register one, it
- * takes no import: the ranks are told so at their next DeviceAdd, and stage what lies on its GPU. */
+ * takes no import: the ranks are told so at their next DeviceAdd, and stage what lies on its GPU. One that answers late
+ * takes imports again. */
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/device/room.h"
@@ -98,15 +99,23 @@ void engine_device_page_answered(struct engine_device_worker *worker, uint32_t n
     struct engine_device *device = worker->device;
     struct engine_device_page *page = *find(device, number);
 
+    if (answer->status == HVI_OK && worker->page_status == HVI_ERR_TIMEOUT &&
+        !engine_device_is_late(worker)) {
+        worker->page_status = HVI_OK;
+        HVI_LOG(HVI_LOG_INFO, "device", "page-late", "a worker has registered all pages after all",
+                "gpu=%s", worker->uuid_text);
+    }
     if (!page) /* its session is over */
         return;
-    if (answer->status != HVI_OK) {
+    if (answer->status == HVI_ERR_TIMEOUT) {
+        cannot(worker, answer->status, answer->text); /* the session has its page all the same */
+    } else if (answer->status != HVI_OK) {
         page->status = answer->status;
         snprintf(page->text, sizeof page->text, "%s", answer->text);
         cannot(worker, answer->status, answer->text);
     }
     if (page->waiting > 0)
-        page->waiting--;
+        page->waiting--; /* no more, if it was late */
     uint64_t ticket = page->waiting == 0 ? page->ticket : 0;
     if (ticket == 0)
         return;

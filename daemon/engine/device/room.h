@@ -24,8 +24,8 @@ enum engine_device_wait {
 struct engine_device_pending {
     struct engine_device_pending *next;
     enum engine_device_wait wait;
-    uint64_t request, deadline_ns;
-    uint32_t number; /* import, page or communicator */
+    uint64_t request, deadline_ns; /* UINT64_MAX: of a page, and its time is over */
+    uint32_t number;               /* import, page or communicator */
 };
 
 struct engine_device_answer {
@@ -49,6 +49,8 @@ int engine_device_expect(struct engine_device_worker *worker, enum engine_device
                          uint32_t number, uint64_t within_ns, uint64_t *request_p);
 /* The newest expectation is taken back: its message could not be sent. */
 void engine_device_unexpect(struct engine_device_worker *worker, uint64_t request);
+/* Whether a page is still to be answered whose time is over. */
+bool engine_device_is_late(const struct engine_device_worker *worker);
 /* Sees to it that deadlines are looked at. */
 void engine_device_watch(struct engine_device *device);
 

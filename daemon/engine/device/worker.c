@@ -6,8 +6,9 @@
  * fence pages and all imports that wait for it, in this order. So an import that is acknowledged has all
  * pages behind it.
  *
- * Why a worker is gone is known to hvdd alone, and its word may come after the end of the socket. So a linked worker
- * that has gone is given up 50 ms later, or as soon as hvdd has said why.
+ * Why a worker is gone is known to hvdd alone, and that it is: a process whose sockets are closed, or that was killed, may still
+ * write memory of ranks until hvdd has seen its end. So a linked worker is lost when hvdd says so, whatever has happened before;
+ * where hvdd says nothing, 1 s after the end of its socket, or 5 s after it was to be ended.
  *
  * Nothing here is believed: a message that is out of place ends the worker, as if it had crashed. */
 #include "base/assert.h"
@@ -25,7 +26,8 @@
 #include <unistd.h>
 
 #define MESSAGES_AT_ONCE 16
-#define LEAVING_NS       (50 * HVI_NS_MS)
+#define LEAVING_NS       (1 * HVI_NS_SEC) /* from the end of its socket to hvdd's word */
+#define ENDED_NS         (5 * HVI_NS_SEC) /* the same from GpuEnd on */
 #define TICK_US          20000u
 #define UNSENT_MAX       4096u /* messages that a worker has not read */
 
@@ -160,11 +162,18 @@ void engine_device_end(struct engine_device *device, uint32_t number, const char
 {
     struct engine_device_worker *worker = &device->workers[number];
 
-    if (worker->state != ENGINE_DEVICE_GREETING && worker->state != ENGINE_DEVICE_LINKED &&
-        worker->state != ENGINE_DEVICE_LEAVING)
+    if (worker->state != ENGINE_DEVICE_GREETING && worker->state != ENGINE_DEVICE_LINKED)
         return;
     device->calls->end(device->user, worker->instance, reason);
-    lose(worker, reason);
+    if (worker->state == ENGINE_DEVICE_GREETING) {
+        lose(worker, reason);
+        return;
+    }
+    set_state(worker, ENGINE_DEVICE_LEAVING, reason);
+    snprintf(worker->text, sizeof worker->text, "%s", reason);
+    hang_up(worker);
+    worker->deadline_ns = hvi_clock_ns() + ENDED_NS;
+    engine_device_watch(device);
 }
 
 static void lied(struct engine_device_worker *worker, const char *what)
@@ -412,8 +421,10 @@ static void handle(struct engine_device_worker *worker)
 
 static void socket_ended(struct engine_device_worker *worker)
 {
-    if (worker->state == ENGINE_DEVICE_LINKED)
+    if (worker->state == ENGINE_DEVICE_LINKED) {
         set_state(worker, ENGINE_DEVICE_LEAVING, "its connection has ended");
+        snprintf(worker->text, sizeof worker->text, "its connection has ended");
+    }
     hang_up(worker);
     worker->deadline_ns = hvi_clock_ns() + LEAVING_NS;
     engine_device_watch(worker->device);
@@ -508,6 +519,39 @@ static const char *wait_text(enum engine_device_wait wait)
     return texts[wait];
 }
 
+bool engine_device_is_late(const struct engine_device_worker *worker)
+{
+    const struct engine_device_pending *pending = worker->pending;
+
+    while (pending && pending->deadline_ns != UINT64_MAX)
+        pending = pending->next;
+    return pending;
+}
+
+/* Whether an answer has a time that is not over. */
+static bool is_due(const struct engine_device_worker *worker)
+{
+    const struct engine_device_pending *pending = worker->pending;
+
+    while (pending && pending->deadline_ns == UINT64_MAX)
+        pending = pending->next;
+    return pending;
+}
+
+/* A page's answer counts also when it is late: until then the worker takes no imports. */
+static void give_up(struct engine_device_worker *worker, struct engine_device_pending *pending,
+                    const struct engine_device_answer *answer)
+{
+    if (pending->wait == ENGINE_DEVICE_PAGE) {
+        pending->deadline_ns = UINT64_MAX;
+        give_answer(worker, pending, answer);
+        return;
+    }
+    take_pending(worker, pending->request);
+    give_answer(worker, pending, answer);
+    free(pending);
+}
+
 /* The oldest ones are not always the first to be late: joins may take longer. */
 static void look_at_pending(struct engine_device_worker *worker, uint64_t now_ns)
 {
@@ -521,11 +565,17 @@ static void look_at_pending(struct engine_device_worker *worker, uint64_t now_ns
         snprintf(text, sizeof text, "the worker of %s has not answered in time: %s",
                  worker->uuid_text, wait_text(pending->wait));
         const struct engine_device_answer answer = {HVI_ERR_TIMEOUT, text, NULL};
-        struct engine_device_pending *late = take_pending(worker, pending->request);
-        give_answer(worker, late, &answer);
-        free(late);
+        give_up(worker, pending, &answer);
         next = worker->pending; /* anything may have happened to the list */
     }
+}
+
+static void give_up_waiting(struct engine_device_worker *worker)
+{
+    char why[sizeof worker->text];
+
+    memcpy(why, worker->text, sizeof why);
+    lose(worker, why);
 }
 
 static bool look_at(struct engine_device_worker *worker, uint64_t now_ns)
@@ -545,11 +595,11 @@ static bool look_at(struct engine_device_worker *worker, uint64_t now_ns)
         break;
     case ENGINE_DEVICE_LEAVING:
         if (late)
-            lose(worker, "its connection has ended");
+            give_up_waiting(worker);
         break;
     case ENGINE_DEVICE_LINKED:
         look_at_pending(worker, now_ns);
-        return worker->pending != NULL;
+        return is_due(worker);
     default:
         return false;
     }

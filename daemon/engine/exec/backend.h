@@ -176,14 +176,18 @@ struct engine_backend_config {
     void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
     uint32_t lanes; /* connections to each neighbour, the same on all nodes; 0: ENGINE_WIRE_LANES */
     /* Main thread. Inside start(): these workers need a communicator; engine_gpu_backend_comm follows. Inside
-     * watch() or help(): a worker does not move or lies; engine_gpu_backend_lost follows, perhaps at once. NULL: there
-     * are no workers. */
+     * watch() or help(): a worker does not move or lies; engine_gpu_backend_lost follows when it is dead, perhaps at
+     * once. NULL: there are no workers. */
     void (*comm_wanted)(void *user, uint32_t comm, uint32_t count, const uint16_t *workers);
     void (*worker_stuck)(void *user, uint32_t worker, const char *text);
+    /* Main thread, of a row with .says_started, once for a batch that begins: from here on nothing that is not under
+     * way already can keep it from its end. Inside start(), help() and engine_gpu_backend_*. */
+    void (*started)(void *user, struct engine_batch *batch);
 };
 
 struct engine_backend {
     const char *name;
+    bool says_started; /* it calls .started; the batches of other rows begin in start() */
     /* HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (threads). Blocks while threads start. */
     int (*open)(const struct engine_backend_config *config, void **context_p);
     /* Finishes what was started, then releases everything. False: threads that were given up still

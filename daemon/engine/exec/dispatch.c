@@ -86,6 +86,14 @@ static void end_worker(void *user, uint32_t worker, const char *text)
     exec->calls->worker_stuck(exec->user, worker, text);
 }
 
+static void show_start(void *user, struct engine_batch *batch)
+{
+    struct engine_exec *exec = user;
+
+    for (uint32_t i = 0; i < batch->count; i++)
+        exec->calls->started(exec->user, op_of(batch->works[i]));
+}
+
 int engine_dispatch_open(struct engine_exec *exec)
 {
     struct engine_backend_config config = {
@@ -95,6 +103,7 @@ int engine_dispatch_open(struct engine_exec *exec)
         .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
         .comm_wanted = exec->calls->comm_wanted ? ask_for_comm : NULL,
         .worker_stuck = exec->calls->worker_stuck ? end_worker : NULL,
+        .started = show_start,
     };
 
     exec->main_thread = pthread_self();
@@ -175,12 +184,6 @@ static void fill(struct engine_exec *exec, struct engine_batch *batch,
     exec->devices += engine_work_has(works[0], ENGINE_OPERAND_DEVICE); /* no batch mixes */
 }
 
-static void show_start(struct engine_exec *exec, struct engine_work *const *works, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        exec->calls->started(exec->user, op_of(works[i]));
-}
-
 static void start(struct engine_exec *exec, struct engine_batch *batch)
 {
     uint32_t i = 0;
@@ -188,6 +191,8 @@ static void start(struct engine_exec *exec, struct engine_batch *batch)
     while (i < BACKENDS && !engine_backends[i]->accepts(batch))
         i++;
     batch->backend = i;
+    if (i == BACKENDS || !engine_backends[i]->says_started)
+        show_start(exec, batch);
     if (i < BACKENDS) {
         engine_backends[i]->start(exec->backend_contexts[i], batch);
         return;
@@ -247,7 +252,6 @@ void engine_dispatch_ready(struct engine_exec *exec)
         forget_ready(exec, count);
         if (batch) {
             fill(exec, batch, works, count);
-            show_start(exec, works, count);
             start(exec, batch);
         } else {
             end_works(exec, works, count, HVI_ERR_NO_MEMORY, "the engine is out of memory");

@@ -20,7 +20,7 @@
 struct hvi_device_channel;
 
 struct engine_exec_calls {
-    /* The op's batch starts. */
+    /* The op's batch begins: of GPUs, when its workers have it; an op that fails before never does. */
     void (*started)(void *user, struct engine_op *op);
     /* The memory of a rank's process could not be reached. The op is the receiver's, who ends it with
      * engine_op_done now or later. */
@@ -36,7 +36,7 @@ struct engine_exec_calls {
     void (*unexplained)(void *user);
     /* These workers of GPUs need a communicator: engine_dispatch_comm follows. NULL: there are no workers. */
     void (*comm_wanted)(void *user, uint32_t comm, uint32_t count, const uint16_t *workers);
-    /* This worker does not move, or lies: engine_dispatch_worker_lost follows, perhaps at once. */
+    /* This worker does not move, or lies: engine_dispatch_worker_lost follows when it is dead, perhaps at once. */
     void (*worker_stuck)(void *user, uint32_t worker, const char *text);
 };
 

@@ -64,6 +64,8 @@ struct gpu_worker {
     uint64_t waited_for[HVI_DEVICE_DONES]; /* by number: not answered; 0: none */
     struct job *jobs[HVI_DEVICE_DONES];    /* by number; NULL: posted already */
     const char *lie;                       /* it has told one: it is to be ended */
+    bool
+        ended; /* it is being ended: nothing goes to it or is taken from it; engine_gpu_backend_lost follows */
 };
 
 struct gpu {
@@ -75,6 +77,7 @@ struct gpu {
     struct gpu_comm *comms;
     uint32_t last_comm;
     struct gpu_worker *workers; /* [ENGINE_GPU_WORKERS], once there is one */
+    uint32_t worker_count;      /* their numbers are below it */
 };
 
 /* ---- opening and closing ---- */
@@ -224,7 +227,7 @@ static bool has_room(struct gpu *gpu, const struct job *job, uint32_t index)
     struct gpu_worker *worker = &gpu->workers[job->route.workers[index]];
     uint32_t slots = 0;
 
-    if (worker->under_way >= HVI_DEVICE_DONES ||
+    if (worker->ended || worker->under_way >= HVI_DEVICE_DONES ||
         worker->waited_for[(worker->number + 1) % HVI_DEVICE_DONES] != 0)
         return false;
     if (hvi_ring_space(&worker->channel->commands, &slots) == HVI_OK)
@@ -250,6 +253,7 @@ static void publish(struct gpu *gpu, struct job *job)
     }
     job->queued = false;
     gpu->queued--;
+    gpu->config.started(gpu->config.user, job->batch);
 }
 
 /* Queued ones that may start now. */
@@ -471,7 +475,7 @@ static bool drain(struct gpu *gpu, struct gpu_worker *worker)
     struct hvi_device_done done;
     uint32_t count = 0;
 
-    if (!worker->linked || worker->lie)
+    if (!worker->linked || worker->lie || worker->ended)
         return false;
     if (hvi_ring_available(&worker->channel->dones, &count) != HVI_OK) {
         lie(worker, "an impossible index in its ring of answers");
@@ -486,19 +490,31 @@ static bool drain(struct gpu *gpu, struct gpu_worker *worker)
     return count > 0;
 }
 
-/* The receiver may call engine_gpu_backend_lost at once. */
+/* Its batches fail when it is known to be dead: until then it may write their outputs. The receiver may call
+ * engine_gpu_backend_lost at once. */
+static void end_worker(struct gpu *gpu, uint32_t number, const char *text)
+{
+    struct gpu_worker *worker = &gpu->workers[number];
+
+    if (!worker->linked || worker->ended)
+        return;
+    worker->ended = true;
+    worker->lie = NULL;
+    if (gpu->config.worker_stuck)
+        gpu->config.worker_stuck(gpu->config.user, number, text);
+    else
+        engine_gpu_backend_lost(gpu, number, text);
+}
+
 static void end_liars(struct gpu *gpu)
 {
     char text[ENGINE_TEXT_BYTES];
 
-    for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
-        if (!gpu->workers[i].lie || !gpu->workers[i].linked)
+    for (uint32_t i = 0; i < gpu->worker_count; i++) {
+        if (!gpu->workers[i].lie)
             continue;
         snprintf(text, sizeof text, "it broke the protocol: %s", gpu->workers[i].lie);
-        if (gpu->config.worker_stuck)
-            gpu->config.worker_stuck(gpu->config.user, i, text);
-        if (gpu->workers[i].linked)
-            engine_gpu_backend_lost(gpu, i, text);
+        end_worker(gpu, i, text);
     }
 }
 
@@ -509,7 +525,7 @@ bool engine_gpu_backend_look(void *context)
 
     if (!gpu || !gpu->workers) /* closed, or no worker has come */
         return false;
-    for (uint32_t i = 0; i < ENGINE_GPU_WORKERS; i++) {
+    for (uint32_t i = 0; i < gpu->worker_count; i++) {
         if (gpu->workers[i].under_way > 0)
             found = drain(gpu, &gpu->workers[i]) || found;
         lies = lies || gpu->workers[i].lie;
@@ -599,7 +615,7 @@ static bool is_late(struct gpu *gpu, struct job *job, uint64_t now_ns)
     return job->begun_ns != 0 && now_ns - job->begun_ns > gpu->timeout_ns;
 }
 
-/* Its workers are ended, but for those that have answered. */
+/* Its workers are ended, but for those that have answered, and those that are being ended. */
 static void give_up(struct gpu *gpu, const struct job *job)
 {
     const struct engine_gpu_route route = job->route;
@@ -610,13 +626,19 @@ static void give_up(struct gpu *gpu, const struct job *job)
              "a batch that has begun is not over after %.1f s (HVD_GPU_TIMEOUT_SECONDS)",
              (double)gpu->timeout_ns / (double)HVI_NS_SEC);
     for (uint32_t i = 0; i < route.count; i++) {
-        if ((left >> i & 1) == 0)
-            continue;
-        if (gpu->config.worker_stuck)
-            gpu->config.worker_stuck(gpu->config.user, route.workers[i], text);
-        if (gpu->workers[route.workers[i]].linked)
-            engine_gpu_backend_lost(gpu, route.workers[i], text);
+        if ((left >> i & 1) != 0)
+            end_worker(gpu, route.workers[i], text);
     }
+}
+
+/* All workers that have not answered are being ended. */
+static bool is_given_up(const struct gpu *gpu, const struct job *job)
+{
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        if ((job->left >> i & 1) != 0 && !gpu->workers[job->route.workers[i]].ended)
+            return false;
+    }
+    return job->left != 0;
 }
 
 static void gpu_watch(void *context)
@@ -625,7 +647,7 @@ static void gpu_watch(void *context)
     const uint64_t now_ns = hvi_clock_ns();
     struct job *job = gpu->jobs;
 
-    while (job && !is_late(gpu, job, now_ns))
+    while (job && (is_given_up(gpu, job) || !is_late(gpu, job, now_ns)))
         job = job->next;
     if (job)
         give_up(gpu, job);
@@ -659,6 +681,8 @@ void engine_gpu_backend_worker(void *context, uint32_t number, struct hvi_device
         return;
     struct gpu_worker *worker = &gpu->workers[number];
     HVI_ASSERT(!worker->linked);
+    if (number >= gpu->worker_count)
+        gpu->worker_count = number + 1;
     *worker = (struct gpu_worker){.linked = true, .channel = channel, .event_fd = event_fd};
     snprintf(worker->name, sizeof worker->name, "%s", name);
 }
@@ -683,6 +707,7 @@ void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
     worker->linked = false;
     worker->lost = true;
     worker->lie = NULL;
+    worker->ended = false;
     worker->under_way = 0;
     snprintf(worker->text, sizeof worker->text, "%.*s",
              (int)hvi_utf8_cut(text, strlen(text), sizeof worker->text - 1), text);
@@ -717,6 +742,7 @@ void engine_gpu_backend_comm(void *context, uint32_t number, int status, const c
 
 const struct engine_backend engine_backend_gpu = {
     .name = "gpu",
+    .says_started = true,
     .open = gpu_open,
     .close = gpu_close,
     .accepts = gpu_accepts,

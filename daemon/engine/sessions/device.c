@@ -154,6 +154,23 @@ static void refuse(struct engine_session *session, uint64_t request, int status,
     engine_control_ack(session, request, status, text);
 }
 
+/* Workers import what cudaMalloc gives, and nothing else yet: no message of such memory goes to one. The Ack answers its last
+ * piece. */
+static void refuse_kind(struct engine_session *session, const struct hvi_device_add *add)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    if (add->more)
+        return;
+    snprintf(
+        text, sizeof text,
+        "memory of %s cannot be imported yet, but that of cudaMalloc; HVD_GPU=staged copies it "
+        "through the host, for ops without a stream",
+        add->memory.kind == HVI_DEVICE_VMM ? "cuMemCreate (PyTorch: expandable_segments)"
+                                           : "a pool (cudaMallocAsync)");
+    refuse(session, add->request, HVI_ERR_UNSUPPORTED, text);
+}
+
 static void take_first(struct engine_session *session, const struct hvi_device_add *add,
                        const struct engine_device_add *said)
 {
@@ -210,6 +227,8 @@ void engine_device_take(struct engine_session *session, const struct hvi_device_
         engine_session_violation(session, "a DeviceAdd of a region that is being added");
     else if (wish)
         take_more(wish, add, &said);
+    else if (add->memory.kind != HVI_DEVICE_LEGACY)
+        refuse_kind(session, add);
     else
         take_first(session, add, &said);
 }

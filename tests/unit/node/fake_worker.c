@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A GPU's worker without a GPU, for tests of hvdd. What it does follows from the job's name: "up" serves; "late" says which step
- * it is at and no more; "fails" has no driver; "dies" ends once it has an engine; "deaf" stands still once it is up; "garbage" says what only hvdd
- * says. */
+ * A GPU's worker without a GPU, for tests of hvdd. What it does follows from the job's name: "up" serves; "options" does if it has
+ * its options; "late" says which step it is at and no more; "fails" has no driver; "dies" ends once it has an engine; "deaf" stands
+ * still once it is up; "garbage" says what only hvdd says. */
 #include "base/status.h"
 #include "proto/gpu.h"
 #include "proto/packet.h"
@@ -42,6 +42,13 @@ static void hear(void)
         _exit(91);
 }
 
+/* What test_gpu.c has set. */
+static bool has_options(const struct hvi_gpu_start *start)
+{
+    return strcmp(start->kernels, "/kernels") == 0 && strcmp(start->library_path, "/a:/b") == 0 &&
+           start->comm_ns == 7 && start->import_bytes_max == 8;
+}
+
 static void begin(const char *job)
 {
     say_state(HVI_GPU_STARTING, "cuInit");
@@ -75,7 +82,10 @@ int main(void)
     if (msg.kind != HVI_GPU_START)
         return 93;
     snprintf(job, sizeof(job), "%s", msg.start.job);
+    const bool good = has_options(&msg.start);
     hvi_gpu_msg_free(&msg);
+    if (strcmp(job, "options") == 0 && !good)
+        return 94;
     begin(job);
     for (;;) {
         hear();

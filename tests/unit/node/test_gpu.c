@@ -226,6 +226,17 @@ START_TEST(the_real_worker_says_that_there_is_no_driver)
 }
 END_TEST
 
+START_TEST(a_worker_gets_its_options)
+{
+    snprintf(config.gpu_kernels, sizeof(config.gpu_kernels), "/kernels");
+    snprintf(config.gpu_library_path, sizeof(config.gpu_library_path), "/a:/b");
+    config.gpu_comm_timeout = 7;
+    config.gpu_import_limit = 8;
+    want(0, "options", 1);
+    expect(0, 0, 1, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_program_that_is_not_there_is_an_answer)
 {
     node_gpu_close(&gpu);
@@ -410,6 +421,34 @@ START_TEST(fences_are_poisoned_with_their_engine)
 }
 END_TEST
 
+static uint64_t done_word(const struct hvi_fence_page *page)
+{
+    return atomic_load(&page->cells[1].done);
+}
+
+/* Its worker may still write the memory of the ranks. 0: then it dies; 1: then it is killed. */
+START_TEST(the_done_words_of_an_engine_that_has_gone_wait_for_its_worker)
+{
+    struct hvi_fence_page page;
+
+    ck_assert_int_eq(hvi_fence_create(&page), HVI_OK);
+    want(0, "up", 1);
+    pid_t pid = expect(0, 0, 1, HVI_OK)->said.pid;
+    ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, dup(page.map.fd)));
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert(hvi_fence_is_ready(&page, 1, 1));
+    ck_assert_uint_eq(done_word(&page), 0);
+    if (_i == 0)
+        node_gpu_stop_all(&gpu, "the test says so");
+    else
+        kill(pid, SIGKILL);
+    run_until(no_worker, "its end");
+    ck_assert_uint_eq(done_word(&page), HVI_FENCE_POISON);
+    ck_assert_ptr_null(gpu.rests);
+    hvi_fence_fini(&page);
+}
+END_TEST
+
 START_TEST(states_have_these_edges_and_no_others)
 {
     static const char *const expected[NODE_WORKER_STATES] = {"01011", "00111", "01011", "00001",
@@ -449,6 +488,7 @@ int main(void)
     tcase_add_test(tcase, engines_of_a_job_share_a_worker_and_other_jobs_have_their_own);
     tcase_add_test(tcase, a_worker_without_a_driver_is_an_answer_with_its_sentence);
     tcase_add_test(tcase, the_real_worker_says_that_there_is_no_driver);
+    tcase_add_test(tcase, a_worker_gets_its_options);
     tcase_add_test(tcase, a_program_that_is_not_there_is_an_answer);
     tcase_add_test(tcase, nothing_is_started_where_the_option_says_no);
     tcase_add_test(tcase, limits_count_all_workers_and_those_of_a_user);
@@ -463,6 +503,7 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
     tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
     tcase_add_test(tcase, fences_are_poisoned_with_their_engine);
+    tcase_add_loop_test(tcase, the_done_words_of_an_engine_that_has_gone_wait_for_its_worker, 0, 2);
     tcase_add_test(tcase, states_have_these_edges_and_no_others);
     tcase_add_test(tcase, a_gpu_has_a_name_that_can_be_read_back);
     suite_add_tcase(suite, tcase);

@@ -233,6 +233,33 @@ START_TEST(a_worker_that_cannot_register_a_page_takes_no_memory)
 }
 END_TEST
 
+START_TEST(a_worker_that_registers_a_page_late_takes_memory_then)
+{
+    struct hvi_gpu_msg page, msg;
+
+    hvt_gpus_init(&gpus, 2);
+    hvt_rank_use(&gpus, 0, 0);
+    hvt_rank_send_fences(&gpus, 1);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_PAGE, &page));
+    worker_at(0)->pending->deadline_ns = 0;
+    usleep(30000);
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 1).status, HVI_OK); /* of the session's page alone */
+    for (int late = 1; late >= 0; late--) {
+        hvt_rank_send_memory(&gpus, 1, 0, HVT_GPU_REGION);
+        ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+        hvt_gpu_ack(&gpus, 0, msg.import.request, HVI_OK, "");
+        ck_assert_int_eq(hvt_rank_ack(&gpus, 1).status, late ? HVI_ERR_TIMEOUT : HVI_OK);
+        if (late) {
+            ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+            hvt_gpu_ack(&gpus, 0, msg.release.request, HVI_OK, "");
+            hvt_gpu_ack(&gpus, 0, page.page.request, HVI_OK, "");
+        }
+    }
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_second_page_and_one_that_is_none_are_refused)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_FENCE_ADD};
@@ -304,38 +331,41 @@ START_TEST(a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behin
 }
 END_TEST
 
-START_TEST(chunks_and_descriptors_go_to_the_worker_message_by_message)
+START_TEST(memory_that_is_not_cudamalloc_s_is_refused_once_and_never_sent)
 {
     struct hvt_peer *peer = &gpus.bench.peers[0];
     struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
     uint64_t chunk = HVT_GPU_BYTES / 2;
     char uuid[HVI_WIRE_GPU_UUID];
-    struct hvi_gpu_msg msg;
+    struct hvi_ack ack;
 
     hvt_gpus_init(&gpus, 1);
     hvt_rank_use(&gpus, 0, 0);
     add.device_add.region = 9;
+    add.device_add.request = ++peer->request;
     hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
     add.device_add.memory.address = 0x7f0000000000;
     add.device_add.memory.bytes = HVT_GPU_BYTES;
-    add.device_add.memory.kind = HVI_DEVICE_VMM;
+    add.device_add.memory.kind = _i == 0 ? HVI_DEVICE_VMM : HVI_DEVICE_POOL;
     add.device_add.memory.chunks = &chunk;
-    add.device_add.memory.chunk_count = 1;
-    for (int i = 0; i < 2; i++) {
-        add.device_add.request = ++peer->request;
+    add.device_add.memory.chunk_count = _i == 0;
+    for (int i = _i; i < 2; i++) { /* a reservation of several chunks comes in several messages */
         add.device_add.more = i == 0;
         hvt_peer_send(peer, &add, gpus.pages[0].map.fd);
         hvt_gpus_turn(&gpus);
-        ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
-        ck_assert_int_eq(msg.import.more, i == 0);
-        ck_assert_uint_eq(msg.import.memory.chunk_count, 1);
-        ck_assert_uint_eq(gpus.packet.fd_count, 1);
-        uint64_t request = msg.import.request;
-        hvi_gpu_msg_free(&msg);
-        if (i == 1)
-            hvt_gpu_ack(&gpus, 0, request, HVI_OK, "");
     }
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(ack.text, "cannot be imported yet, but that of cudaMalloc"));
+    hvt_gpu_expect_nothing(&gpus, 0);
+    hvt_rank_send_memory(&gpus, 0, 0, 9); /* the id is free, and this is the only Ack */
+    struct hvi_gpu_msg msg;
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    hvt_gpu_ack(&gpus, 0, msg.import.request, HVI_OK, "");
     ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    hvi_gpu_msg_free(&msg);
+    add.device_add.memory.kind = HVI_DEVICE_VMM;
+    add.device_add.memory.chunk_count = 1;
     add.device_add.region = 10;
     add.device_add.request = ++peer->request;
     hvt_peer_send(peer, &add, -1); /* its chunk has no descriptor: a lie */
@@ -387,7 +417,9 @@ int main(void)
     tcase_add_test(tcase,
                    a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
     tcase_add_test(tcase, a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind);
-    tcase_add_test(tcase, chunks_and_descriptors_go_to_the_worker_message_by_message);
+    tcase_add_loop_test(tcase, memory_that_is_not_cudamalloc_s_is_refused_once_and_never_sent, 0,
+                        2);
+    tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
     tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

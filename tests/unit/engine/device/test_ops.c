@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Ops on memory of GPUs: what workers are told, and how ops end. */
 #include "base/status.h"
+#include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/watch/stall.h"
 #include "tests/unit/engine/device/hvt_gpus.h"
 #include "tests/unit/hvt_main.h"
@@ -184,10 +185,12 @@ static void make_comm(uint32_t count)
     struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
 
     hvt_gpus_turn(&gpus); /* it is asked for from the event loop */
-    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg));
-    id.comm_id.request = msg.comm_id.request;
-    memset(id.comm_id.id, 7, sizeof id.comm_id.id);
-    hvt_gpu_say(&gpus, 0, &id, NULL, 0);
+    for (uint32_t gpu = count; gpu-- > 0;) {
+        ck_assert(hvt_gpu_hear(&gpus, gpu, HVI_GPU_COMM_ID, &msg));
+        id.comm_id.request = msg.comm_id.request;
+        memset(id.comm_id.id, 7 + (int)gpu, sizeof id.comm_id.id);
+        hvt_gpu_say(&gpus, gpu, &id, NULL, 0);
+    }
     for (uint32_t gpu = 0; gpu < count; gpu++) {
         ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
         ck_assert(hvt_gpu_hear(&gpus, gpu, HVI_GPU_COMM_JOIN, &msg));
@@ -245,8 +248,10 @@ START_TEST(the_root_of_a_broadcast_is_a_rank_of_the_communicator)
 }
 END_TEST
 
+/* Nobody joins one that another cannot join: it would sit in NCCL. By who cannot. */
 START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
 {
+    const uint32_t who = (uint32_t)_i, other = 1 - who;
     struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
     const char *text = "the communicator needs NCCL, and libnccl.so.2 is not there";
 
@@ -254,11 +259,16 @@ START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
     for (int32_t rank = 0; rank < 2; rank++)
         hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
     hvt_gpus_turn(&gpus);
-    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg));
+    ck_assert(hvt_gpu_hear(&gpus, other, HVI_GPU_COMM_ID, &msg));
     id.comm_id.request = msg.comm_id.request;
+    memset(id.comm_id.id, 7, sizeof id.comm_id.id);
+    hvt_gpu_say(&gpus, other, &id, NULL, 0);
+    ck_assert(hvt_gpu_hear(&gpus, who, HVI_GPU_COMM_ID, &msg));
+    id.comm_id = (struct hvi_gpu_comm_id){.request = msg.comm_id.request};
     snprintf(id.comm_id.text, sizeof id.comm_id.text, "%s", text);
-    hvt_gpu_say(&gpus, 0, &id, NULL, 0);
+    hvt_gpu_say(&gpus, who, &id, NULL, 0);
     hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_hear(&gpus, other, HVI_GPU_COMM_DROP, &msg)); /* and no GpuCommJoin */
     for (int32_t rank = 0; rank < 2; rank++) {
         hvt_op_expect(&gpus.bench, rank, HVI_ERR_UNSUPPORTED, NULL);
         ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, 1, false), 1);
@@ -416,6 +426,27 @@ START_TEST(an_op_waits_until_those_before_it_have_started)
 }
 END_TEST
 
+/* Else a stream that waits for a, and gates b, would gate the very worker that a needs. */
+START_TEST(an_op_has_not_started_before_its_workers_have_it)
+{
+    struct hvi_submission op;
+
+    open_gpus(2, 2);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.after = gpus.bench.peers[0].seq;
+    hvt_op_submit(&gpus.bench, 0, op);
+    const struct engine_fences *fences = gpus.bench.engine->sessions.ranks[0].session->fences;
+    hvt_gpus_turn(&gpus);
+    ck_assert_ptr_nonnull(fences->held); /* a has no communicator yet */
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    ck_assert_ptr_null(fences->held);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(an_op_that_was_held_goes_on_when_the_one_before_it_has_failed)
 {
     struct hvi_submission op;
@@ -517,6 +548,18 @@ START_TEST(an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence)
 }
 END_TEST
 
+static void wait_until_broken(void)
+{
+    uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+
+    while (gpus.bench.engine->order.broken_status == HVI_OK) {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        usleep(2000);
+        engine_dispatch_watch(&gpus.bench.engine->exec);
+        hvt_gpus_turn(&gpus);
+    }
+}
+
 /* Bit 0: hvdd says why. Bit 1: the other worker has the batch too. */
 START_TEST(a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits)
 {
@@ -534,10 +577,7 @@ START_TEST(a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits)
     hvt_op_expect_nothing(&gpus.bench, 0, 1);
     if (_i & 1)
         hvt_gpu_is_gone(&gpus, 0, "it was killed by signal 9 (SIGKILL)");
-    for (int i = 0; i < 100 && gpus.bench.engine->order.broken_status == HVI_OK; i++) {
-        usleep(2000);
-        hvt_gpus_turn(&gpus);
-    }
+    wait_until_broken();
     snprintf(text, sizeof text, "the worker of " GPU0 " (Test GPU, pid 4711) is lost: %s",
              _i & 1 ? "it was killed by signal 9 (SIGKILL)" : "its connection has ended");
     hvt_gpus_turn(&gpus);
@@ -556,23 +596,32 @@ START_TEST(a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits)
 }
 END_TEST
 
-static void wait_until_broken(void)
+/* The engine asks hvdd to end it, and no op is over before that says that it is dead. */
+static void expect_end_of_worker(const char *reason)
 {
+    const struct engine_device_worker *worker = &gpus.bench.engine->device.workers[0];
     uint64_t deadline_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    struct hvi_packet_msg end;
 
-    while (gpus.bench.engine->order.broken_status == HVI_OK) {
+    while (worker->state == ENGINE_DEVICE_LINKED) {
         ck_assert(!hvi_deadline_passed(deadline_ns));
         usleep(2000);
         engine_dispatch_watch(&gpus.bench.engine->exec);
         hvt_gpus_turn(&gpus);
     }
+    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_END, &end));
+    ck_assert_uint_eq(end.gpu_end.instance, 100);
+    ck_assert_ptr_nonnull(strstr(end.gpu_end.reason, reason));
+    engine_dispatch_watch(&gpus.bench.engine->exec);
+    hvt_op_expect_nothing(&gpus.bench, 0, 1);
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpu_is_gone(&gpus, 0, "it was ended by hvdd");
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_WORKER_LOST, NULL);
 }
 
 /* 0: all have come, and it says nothing. 1: it says that it has begun. */
 START_TEST(a_batch_that_has_begun_and_does_not_end_ends_its_worker)
 {
-    struct hvi_packet_msg end;
-
     open_gpus(2, 1);
     engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 20 * HVI_NS_MS);
     for (int32_t rank = 0; rank < 2; rank++)
@@ -581,11 +630,7 @@ START_TEST(a_batch_that_has_begun_and_does_not_end_ends_its_worker)
         struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
         hvt_gpu_done(&gpus, 0, batch.head.number, HVI_INPROGRESS, "");
     }
-    wait_until_broken();
-    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_END, &end));
-    ck_assert_uint_eq(end.gpu_end.instance, 100);
-    ck_assert_ptr_nonnull(strstr(end.gpu_end.reason, "HVD_GPU_TIMEOUT_SECONDS"));
-    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_WORKER_LOST, NULL);
+    expect_end_of_worker("HVD_GPU_TIMEOUT_SECONDS");
     hvt_gpus_fini(&gpus);
 }
 END_TEST
@@ -636,8 +681,7 @@ START_TEST(a_worker_that_lies_in_its_answers_is_ended)
         atomic_store(&header->done_tail, 100000);
     else
         hvt_gpu_done(&gpus, 0, _i == 1 ? 7 : 1, _i == 2 ? HVI_ERR_JOB_STOPPED : HVI_OK, "");
-    wait_until_broken();
-    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_WORKER_LOST, NULL);
+    expect_end_of_worker("it broke the protocol");
     hvt_gpus_fini(&gpus);
 }
 END_TEST
@@ -717,13 +761,14 @@ int main(void)
     tcase_add_test(tcase, an_output_of_late_size_is_asked_for_and_the_worker_gets_all_sizes);
     tcase_add_test(tcase, ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part);
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
-    tcase_add_test(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it);
+    add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 2);
     tcase_add_test(tcase, ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on);
     tcase_add_test(tcase, what_was_agreed_on_of_the_host_is_not_repeated_by_a_gpu);
     add(tcase, a_lie_about_a_fence_ends_the_session, 0, LIES);
     add(tcase, a_cell_serves_one_op_at_a_time_and_its_turns_grow, 0, 3);
     tcase_add_test(tcase, memory_that_is_used_cannot_be_removed);
     tcase_add_test(tcase, an_op_waits_until_those_before_it_have_started);
+    tcase_add_test(tcase, an_op_has_not_started_before_its_workers_have_it);
     tcase_add_test(tcase, an_op_that_was_held_goes_on_when_the_one_before_it_has_failed);
     add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
     add(tcase, a_group_is_held_as_a_whole, 0, 2);
