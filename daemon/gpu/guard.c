@@ -25,7 +25,7 @@ void gpu_guard_fail(struct gpu_worker *worker, const char *text)
     HVI_LOG(HVI_LOG_ERROR, "guard", "failed", text, "job=%s", worker->start.job);
     DL_FOREACH(worker->engines, engine)
     {
-        engine->is_leaving = true;
+        engine->is_leaving = engine->is_drained = true; /* its batches end with this process */
         (void)gpu_memory_poison(engine);
     }
     gpu_link_state(worker, HVI_GPU_FAILED, text);

@@ -20,6 +20,7 @@
  * | handles=new | | the bytes of handles never repeat (P2's other answer) |
  * | copies=release | | a copy releases a waiting stream (P4's other answer) |
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
+ * | connect=first | | the first op of a communicator, or its group, waits in its call for all ranks (NCCL 2.22) |
  * | meet=FOLDER | /dev/shm | where ranks of NCCL meet; one that all fake nodes see |
  *
  * | FAKEGPU_FAULT | |
