@@ -14,8 +14,9 @@
 
 #include <utlist.h>
 
-#define ABORT_NS (2 * HVI_NS_SEC)
-#define ERROR_NS HVI_NS_SEC
+#define ABORT_NS   (2 * HVI_NS_SEC)
+#define COMM_BYTES (UINT64_C(256) << 20) /* free, and there was memory enough for a communicator */
+#define ERROR_NS   HVI_NS_SEC
 
 _Static_assert(sizeof(struct gpu_nccl_id) == HVI_NCCL_ID_BYTES, "an id is passed on as bytes");
 
@@ -57,6 +58,13 @@ static int open_library(struct gpu_comms *comms, char *text_p, size_t text_size)
     }
     snprintf(text_p, text_size, "%s", comms->why);
     return HVI_ERR_UNSUPPORTED;
+}
+
+void gpu_comms_open(struct gpu_comms *comms)
+{
+    char text[sizeof(comms->why)];
+
+    (void)open_library(comms, text, sizeof(text)); /* .why stays */
 }
 
 int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
@@ -142,6 +150,18 @@ static struct gpu_comm *find_same(const struct gpu_comms *comms, const struct gp
     return NULL;
 }
 
+/* Of a join that NCCL says the driver has failed. A broken context fails here too, and ends this process. */
+static int status_of(struct gpu_comms *comms, int result)
+{
+    size_t free_bytes = 0, total = 0;
+
+    if (result != GPU_NCCL_CUDA_ERROR ||
+        !GPU_CALL(comms->calls, "cuMemGetInfo",
+                  comms->calls->cuda->memory_info(&free_bytes, &total)))
+        return HVI_ERR_UNSUPPORTED;
+    return free_bytes < COMM_BYTES ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
+}
+
 /* NULL with an error and a sentence. */
 static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *join, int *status_p,
                              char *text_p, size_t text_size)
@@ -163,7 +183,7 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
         comms->count++;
         return comm;
     }
-    *status_p = HVI_ERR_UNSUPPORTED;
+    *status_p = status_of(comms, result);
     describe(comms, NULL, result, text_p, text_size);
     free(comm);
     return NULL;

@@ -41,7 +41,7 @@ struct gpu_engine {
 
 /* ---- serve.c ---- */
 
-/* HVI_OK, or the engine has not read its messages: it is noticed when the socket is. */
+/* HVI_OK; else the engine has gone, or does not read its messages, and its socket ends. */
 int gpu_engine_send(struct gpu_engine *engine, const struct hvi_gpu_msg *msg);
 int gpu_engine_ack(struct gpu_engine *engine, uint64_t request, int status, const char *text);
 /* Frees it, if it has left and nothing of it is under way. */

@@ -255,6 +255,8 @@ bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *s
 
     if (said->import == 0 || find_held(engine, said->import) != NULL)
         return false;
+    if (said->more)
+        return gpu_import_add(&engine->worker->imports, engine, said);
     held = calloc(1, sizeof(*held));
     if (held == NULL)
         return gpu_engine_ack(engine, said->request, HVI_ERR_NO_MEMORY,

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <utlist.h>
@@ -36,7 +37,11 @@ static int send_msg(struct gpu_engine *engine, const struct hvi_gpu_msg *msg, co
 
 int gpu_engine_send(struct gpu_engine *engine, const struct hvi_gpu_msg *msg)
 {
-    return engine->fd < 0 ? HVI_ERR_CLOSED : send_msg(engine, msg, NULL, 0);
+    int status = engine->fd < 0 ? HVI_ERR_CLOSED : send_msg(engine, msg, NULL, 0);
+
+    if (status != HVI_OK && engine->fd >= 0)
+        (void)shutdown(engine->fd, SHUT_RDWR); /* on_engine sees it, and ends the engine */
+    return status;
 }
 
 int gpu_engine_ack(struct gpu_engine *engine, uint64_t request, int status, const char *text)

@@ -471,6 +471,14 @@ static void publish_one(int gpu, const struct hvi_device_work *work)
     hvt_job_open_gate((uint32_t)gpu);
 }
 
+static void await_launched(int gpu)
+{
+    const uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+
+    while (atomic_load(&both[gpu]->channel.header->launched) < both[gpu]->batches)
+        ck_assert(!hvi_deadline_passed(end));
+}
+
 static void await_poison(const _Atomic uint64_t *word)
 {
     const uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
@@ -538,6 +546,36 @@ START_TEST(a_first_op_may_wait_for_the_other_worker)
 }
 END_TEST
 
+/* The first hangs in NCCL, and the engine reads neither that it has begun nor the ends of the others, as many as there is room
+ * for: its own end waits for room. */
+START_TEST(the_end_of_a_batch_waits_for_room)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, 4);
+    struct hvi_device_member member;
+
+    start("01");
+    hvt_job_next_turn(2);
+    publish_one(0, &work);
+    nap(150);
+    member = hvt_job_member(0);
+    member.cell = 0;
+    for (uint32_t i = 1; i < HVI_DEVICE_DONES; i++) {
+        hvt_batch_begin(both[0], 1, 0, 0, 0);
+        hvt_batch_add(both[0], &work);
+        hvt_batch_add(both[0], &member);
+        hvt_batch_publish(both[0]);
+        await_launched(0);
+    }
+    publish_one(1, &work);
+    hvt_batch_expect(both[1], both[1]->batches);
+    nap(20);
+    ck_assert_int_eq(hvt_batch_answer(both[0]).status, HVI_INPROGRESS);
+    for (uint64_t number = 2; number <= HVI_DEVICE_DONES; number++)
+        hvt_batch_expect(both[0], number);
+    hvt_batch_expect(both[0], 1);
+}
+END_TEST
+
 /* No engine says anything. */
 START_TEST(an_error_of_nccl_ends_the_worker_with_the_reason)
 {
@@ -591,6 +629,7 @@ int main(void)
     tcase_add_test(tcase, done_words_are_poisoned_when_no_batch_writes);
     tcase_add_test(tcase, a_new_engine_gets_its_hello_when_no_batch_of_the_old_one_writes);
     tcase_add_test(tcase, a_first_op_may_wait_for_the_other_worker);
+    tcase_add_test(tcase, the_end_of_a_batch_waits_for_room);
     tcase_add_test(tcase, an_error_of_nccl_ends_the_worker_with_the_reason);
     tcase_add_test(tcase, a_join_that_does_not_end_ends_the_worker_with_the_reason);
     suite_add_tcase(suite, tcase);

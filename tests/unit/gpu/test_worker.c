@@ -69,7 +69,7 @@ START_TEST(an_engine_gets_a_device_channel)
     hvt_engine_open(&worker);
     ck_assert_uint_eq(worker.msg.hello.abi_version, HVI_ABI_VERSION);
     ck_assert_uint_eq(worker.msg.hello.instance, worker.instance);
-    ck_assert_uint_eq(worker.msg.hello.nccl_version, 0); /* nothing has needed it */
+    ck_assert_uint_eq(worker.msg.hello.nccl_version, 22809); /* before anything has needed it */
     ck_assert_uint_eq(worker.channel.instance, worker.instance);
     ck_assert_uint_eq(worker.channel.epoch, HVT_GENERATION);
 }
