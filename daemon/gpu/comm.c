@@ -14,8 +14,9 @@
 
 #include <utlist.h>
 
-#define ABORT_NS (2 * HVI_NS_SEC)
-#define ERROR_NS HVI_NS_SEC
+#define ABORT_NS   (2 * HVI_NS_SEC)
+#define COMM_BYTES (UINT64_C(256) << 20) /* free, and there was memory enough for a communicator */
+#define ERROR_NS   HVI_NS_SEC
 
 _Static_assert(sizeof(struct gpu_nccl_id) == HVI_NCCL_ID_BYTES, "an id is passed on as bytes");
 
@@ -40,11 +41,6 @@ static bool is_good(struct gpu_comms *comms, const char *name, gpu_nccl_comm han
     return false;
 }
 
-/* One call of NCCL's. */
-#define CALL(comms, name, handle, expression)                                                      \
-    (gpu_calls_begin((comms)->calls, (name), (comms)->calls->usual_ns),                            \
-     is_good((comms), (name), (handle), (expression)))
-
 /* ---- the library ---- */
 
 static int open_library(struct gpu_comms *comms, char *text_p, size_t text_size)
@@ -52,7 +48,7 @@ static int open_library(struct gpu_comms *comms, char *text_p, size_t text_size)
     if (comms->nccl.library != NULL)
         return HVI_OK;
     if (comms->why[0] == '\0') {
-        gpu_calls_begin(comms->calls, "dlopen of libnccl.so.2", comms->calls->usual_ns);
+        gpu_calls_begin(comms->calls, "dlopen of libnccl.so.2", comms->join_ns);
         int status = gpu_nccl_open(comms->path, &comms->nccl, comms->why, sizeof(comms->why));
         gpu_calls_end(comms->calls);
         if (status == HVI_OK) {
@@ -64,6 +60,13 @@ static int open_library(struct gpu_comms *comms, char *text_p, size_t text_size)
     return HVI_ERR_UNSUPPORTED;
 }
 
+void gpu_comms_open(struct gpu_comms *comms)
+{
+    char text[sizeof(comms->why)];
+
+    (void)open_library(comms, text, sizeof(text)); /* .why stays */
+}
+
 int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
                  size_t text_size)
 {
@@ -72,7 +75,7 @@ int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES],
 
     if (status != HVI_OK)
         return status;
-    gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->calls->usual_ns);
+    gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->join_ns);
     const int result = comms->nccl.unique_id(&id);
     gpu_calls_end(comms->calls);
     if (result == GPU_NCCL_OK) {
@@ -147,6 +150,18 @@ static struct gpu_comm *find_same(const struct gpu_comms *comms, const struct gp
     return NULL;
 }
 
+/* Of a join that NCCL says the driver has failed. A broken context fails here too, and ends this process. */
+static int status_of(struct gpu_comms *comms, int result)
+{
+    size_t free_bytes = 0, total = 0;
+
+    if (result != GPU_NCCL_CUDA_ERROR ||
+        !GPU_CALL(comms->calls, "cuMemGetInfo",
+                  comms->calls->cuda->memory_info(&free_bytes, &total)))
+        return HVI_ERR_UNSUPPORTED;
+    return free_bytes < COMM_BYTES ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
+}
+
 /* NULL with an error and a sentence. */
 static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *join, int *status_p,
                              char *text_p, size_t text_size)
@@ -168,7 +183,7 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
         comms->count++;
         return comm;
     }
-    *status_p = HVI_ERR_UNSUPPORTED;
+    *status_p = status_of(comms, result);
     describe(comms, NULL, result, text_p, text_size);
     free(comm);
     return NULL;
@@ -237,8 +252,9 @@ bool gpu_comms_look(struct gpu_comms *comms, uint64_t finished, uint64_t now_ns)
         int error = GPU_NCCL_OK;
         if (comm->used <= finished)
             continue;
-        if (!CALL(comms, "ncclCommGetAsyncError", comm->handle,
-                  comms->nccl.async_error(comm->handle, &error)))
+        gpu_calls_begin(comms->calls, "ncclCommGetAsyncError", comms->calls->usual_ns);
+        if (!is_good(comms, "ncclCommGetAsyncError", comm->handle,
+                     comms->nccl.async_error(comm->handle, &error)))
             return false;
         if (error == GPU_NCCL_OK || error == GPU_NCCL_IN_PROGRESS)
             continue;
@@ -298,9 +314,13 @@ static int call(const struct gpu_nccl *nccl, gpu_nccl_comm handle, void *stream,
     }
 }
 
+/* The first ops of a communicator connect its workers within their call, which waits for the others: it has as long as a join.
+ * One that does not come is the engine's to end. */
 bool gpu_comms_call(struct gpu_comms *comms, const struct gpu_comm *comm, void *stream,
                     const struct gpu_step *step)
 {
-    return CALL(comms, name_of(step->kind), comm->handle,
-                call(&comms->nccl, comm->handle, stream, step));
+    const char *name = name_of(step->kind);
+
+    gpu_calls_begin(comms->calls, name, comms->join_ns);
+    return is_good(comms, name, comm->handle, call(&comms->nccl, comm->handle, stream, step));
 }

@@ -52,6 +52,8 @@ struct gpu_join {
     const uint64_t *instances; /* [count], by rank */
 };
 
+/* Opens the library, whose version engines compare. Without it the worker serves sets of one GPU, and a later call says why. */
+void gpu_comms_open(struct gpu_comms *comms);
 /* HVI_OK, or an error with a sentence. */
 int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
                  size_t text_size);

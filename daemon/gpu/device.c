@@ -95,7 +95,7 @@ static bool start(struct gpu_device *device)
     if (!is_good(device, cuda->context_retain(&device->context, device->ordinal)) ||
         !is_good(device, cuda->context_set(device->context)))
         return false;
-    begin(device, "its streams, kernels and staging memory");
+    begin(device, "its streams, kernels, staging memory and NCCL");
     return device->prepare == NULL ||
            device->prepare(device->user, cuda, device->why, sizeof(device->why));
 }

@@ -2,10 +2,15 @@
  * An engine, as the main thread has it: serve.c (its socket, its life), memory.c (what its batches may name), joins.c (its
  * communicators). Main thread.
  *
+ *   waiting ──the one before is drained──► serving
  *   serving ──its socket ends, it lies──► leaving ──launch: its batches are over──► drained ──pages given back──► gone
  *
- * leaving: what its sessions' streams wait for will not come, so its pages are poisoned, again and again until its batches are
- * over; guard.c ends this process where that takes too long. */
+ * waiting: a batch of an engine that has ended may still write the ranks' memory, which this one's would use. It gets its hello
+ * once that one is drained.
+ *
+ * leaving: what its sessions' streams wait for will not come. The .ready words of its pages are poisoned, again and again until
+ * its batches are over: they run dry. Only then their .done words are: until then a batch may write what they speak of.
+ * guard.c ends this process where that takes too long. */
 #ifndef HVD_GPU_ENGINE_H
 #define HVD_GPU_ENGINE_H
 
@@ -27,16 +32,16 @@ struct gpu_engine {
     struct gpu_source source;
     struct gpu_page *pages;
     struct gpu_held *held; /* imports */
-    uint32_t asks, joins;  /* of communicators, that are not back; joins among them */
-    bool is_leaving, is_drained;
-    uint64_t
-        deadline_ns; /* leaving, or a join that is not wanted any more: it is over by then; 0: none */
-    const char *late; /* what is not over then */
+    uint32_t asks, joins,
+        aborts; /* of communicators, that are not back; joins, aborts among them */
+    bool is_waiting, is_leaving, is_drained;
+    uint64_t deadline_ns; /* leaving, or what is aborted: it is over by then; 0: none */
+    const char *late;     /* what is not over then */
 };
 
 /* ---- serve.c ---- */
 
-/* HVI_OK, or the engine has not read its messages: it is noticed when the socket is. */
+/* HVI_OK; else the engine has gone, or does not read its messages, and its socket ends. */
 int gpu_engine_send(struct gpu_engine *engine, const struct hvi_gpu_msg *msg);
 int gpu_engine_ack(struct gpu_engine *engine, uint64_t request, int status, const char *text);
 /* Frees it, if it has left and nothing of it is under way. */
@@ -48,7 +53,7 @@ bool gpu_memory_page(struct gpu_engine *engine, const struct hvi_gpu_page *said)
 bool gpu_memory_session_end(struct gpu_engine *engine, const struct hvi_gpu_session_end *end);
 bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *said);
 bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release *said);
-/* Of its pages those that are over, or all if it leaves. True: there are some. */
+/* The .ready words of its pages that are over, or of all if it leaves; all words once it is drained. True: there are some. */
 bool gpu_memory_poison(struct gpu_engine *engine);
 /* Its batches are over: imports and pages are given back. */
 void gpu_memory_drop(struct gpu_engine *engine);

@@ -25,7 +25,7 @@ void gpu_guard_fail(struct gpu_worker *worker, const char *text)
     HVI_LOG(HVI_LOG_ERROR, "guard", "failed", text, "job=%s", worker->start.job);
     DL_FOREACH(worker->engines, engine)
     {
-        engine->is_leaving = true;
+        engine->is_leaving = engine->is_drained = true; /* its batches end with this process */
         (void)gpu_memory_poison(engine);
     }
     gpu_link_state(worker, HVI_GPU_FAILED, text);
@@ -39,9 +39,10 @@ static void look_at_calls(struct gpu_worker *worker, uint64_t now_ns)
     char text[200], sentence[300];
     uint64_t batch;
 
-    /* Relaxed: a hint. An open or a registration may wait for streams (P2), and then it may last. */
-    if (atomic_load_explicit(&launch->flying, memory_order_relaxed) > 0)
-        worker->flying_ns = now_ns;
+    /* Relaxed: hints. An open or a registration may wait for what was in streams when it began (P2), and then it may last. */
+    if (atomic_load_explicit(&launch->oldest_ns, memory_order_relaxed) <=
+        atomic_load_explicit(&worker->imports.calls.since_ns, memory_order_relaxed))
+        worker->excused_ns = now_ns;
     if (worker->up && gpu_calls_look(&launch->calls, 0, now_ns, text, sizeof(text))) {
         batch = atomic_load_explicit(&launch->calls.batch, memory_order_relaxed);
         snprintf(sentence, sizeof(sentence), "its launch thread is %s (batch %llu)", text,
@@ -49,7 +50,7 @@ static void look_at_calls(struct gpu_worker *worker, uint64_t now_ns)
         gpu_guard_fail(worker, sentence);
     }
     if (worker->up &&
-        gpu_calls_look(&worker->imports.calls, worker->flying_ns, now_ns, text, sizeof(text))) {
+        gpu_calls_look(&worker->imports.calls, worker->excused_ns, now_ns, text, sizeof(text))) {
         snprintf(sentence, sizeof(sentence), "its thread for memory is %s", text);
         gpu_guard_fail(worker, sentence);
     }

@@ -80,6 +80,18 @@ struct gpu_call {
 
 /* ---- the thread ---- */
 
+/* Every later call of this process gives the same (driver API: "the process must be terminated"). */
+static bool is_sticky(int error)
+{
+    static const int errors[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
+
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+        if (errors[i] == error)
+            return true;
+    }
+    return false;
+}
+
 static int status_of(int error)
 {
     return error == HVI_CU_OUT_OF_MEMORY ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
@@ -95,12 +107,22 @@ static bool is_good(struct gpu_imports *imports, struct gpu_call *call, const ch
     hvi_cuda_describe(imports->cuda, error, name, sizeof(name));
     call->status = status_of(error);
     snprintf(call->text, sizeof(call->text), "%s: %s", what, name);
+    if (is_sticky(error))
+        gpu_calls_fail(&imports->calls, what, name);
     return false;
 }
 
 #define CALL(imports, call, name, expression)                                                      \
     (gpu_calls_begin(&(imports)->calls, (name), (imports)->calls.usual_ns),                        \
      is_good((imports), (call), (name), (expression)))
+
+/* After a failure, which is what is told. */
+#define UNDO(imports, name, expression)                                                            \
+    do {                                                                                           \
+        gpu_calls_begin(&(imports)->calls, (name), (imports)->calls.usual_ns);                     \
+        (void)(expression);                                                                        \
+        gpu_calls_end(&(imports)->calls);                                                          \
+    } while (0)
 
 static void register_pin(struct gpu_imports *imports, struct gpu_call *call)
 {
@@ -111,7 +133,14 @@ static void register_pin(struct gpu_imports *imports, struct gpu_call *call)
                                           HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) &&
         !CALL(imports, call, "cuMemHostGetDevicePointer",
               imports->cuda->host_pointer(&call->base, pin->base, 0)))
-        imports->cuda->host_unregister(pin->base);
+        UNDO(imports, "cuMemHostUnregister", imports->cuda->host_unregister(pin->base));
+}
+
+/* A small allocation may lie within a block, of which the driver speaks then (P2). */
+static bool is_within(const struct gpu_call *call, hvi_cu_ptr base, size_t bytes)
+{
+    return base <= call->base && call->base - base <= bytes &&
+           call->bytes <= bytes - (call->base - base);
 }
 
 static void open_handle(struct gpu_imports *imports, struct gpu_call *call)
@@ -125,14 +154,14 @@ static void open_handle(struct gpu_imports *imports, struct gpu_call *call)
         return;
     if (CALL(imports, call, "cuMemGetAddressRange",
              cuda->address_range(&base, &bytes, call->base)) &&
-        base == call->base && bytes >= call->bytes)
+        is_within(call, base, bytes))
         return;
     if (call->status == HVI_OK) {
         call->status = HVI_ERR_INVALID;
         snprintf(call->text, sizeof(call->text),
                  "the allocation has %zu bytes, and %" PRIu64 " were said", bytes, call->bytes);
     }
-    cuda->ipc_close(call->base);
+    UNDO(imports, "cuIpcCloseMemHandle", cuda->ipc_close(call->base));
 }
 
 static struct gpu_call *take_call(struct gpu_imports *imports)
@@ -374,6 +403,8 @@ static void reap(struct gpu_imports *imports)
         free(call);
     }
     unpark(imports);
+    if (imports->calls.failed && imports->failed != NULL)
+        imports->failed(imports->user, imports->calls.why);
 }
 
 static int on_finished(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -590,7 +621,9 @@ bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_g
 {
     struct gpu_import *import = NULL;
 
-    if (said->more || is_parked(imports, owner, said->import) ||
+    if (said->more)
+        return said->memory.kind != HVI_DEVICE_LEGACY; /* the last piece is answered: UNSUPPORTED */
+    if (is_parked(imports, owner, said->import) ||
         find_holder(imports, owner, said->import, &import) != NULL)
         return false;
     add(imports, owner, said);

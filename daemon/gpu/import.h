@@ -44,6 +44,9 @@ struct gpu_imports {
     sd_event *event;
     /* The answer to gpu_import_add and gpu_import_release, perhaps within it. */
     void (*answer)(void *owner, uint64_t request, int status, const char *text);
+    /* The context is broken: this process has to end. NULL: no one hears it. */
+    void (*failed)(void *user, const char *text);
+    void *user;
     uint64_t bytes, bytes_max; /* bytes_max 0: no limit */
     uint32_t count;
     struct gpu_import *imports;
@@ -66,8 +69,8 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
 /* Closes everything that is open. Owners are gone by now. Blocks as long as the driver does. */
 void gpu_imports_close(struct gpu_imports *imports);
 
-/* GpuImport of `owner`. It waits while somebody holds an earlier allocation at its address. False: its number is taken, or it is
- * of a kind whose parts are not read yet. */
+/* GpuImport of `owner`. It waits while somebody holds an earlier allocation at its address. Of memory in several pieces, which is
+ * of no kind that is read yet, the last one is answered. False: its number is taken, or it cannot have pieces. */
 bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said);
 /* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it. */
 void gpu_import_release(struct gpu_imports *imports, void *owner,

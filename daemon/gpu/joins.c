@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What engines ask of communicators, as orders of the launch thread. A join that the engine drops, or whose engine ends, may
- * never come back: a peer that has gone does not join. It has two seconds more. */
+ * never come back: a peer that has gone does not join. So may the first op of a communicator. They have two seconds more. */
 #include "daemon/gpu/engine.h"
 
 #include "base/status.h"
@@ -29,9 +29,11 @@ static void done(struct gpu_order *order)
     } else if (order->kind == GPU_ORDER_JOIN) {
         (void)gpu_engine_ack(engine, order->request, order->status, order->text);
         engine->joins--;
-        if (!engine->is_leaving)
-            engine->deadline_ns = 0;
+    } else if (order->abort) {
+        engine->aborts--;
     }
+    if (!engine->is_leaving)
+        engine->deadline_ns = engine->aborts > 0 ? hvi_deadline_after(DROPPED_NS) : 0;
     engine->asks--;
     free(ask->instances);
     free(ask);
@@ -93,9 +95,12 @@ bool gpu_joins_drop(struct gpu_engine *engine, const struct hvi_gpu_comm_drop *s
     if (ask == NULL)
         return false;
     ask->order.abort = said->abort;
-    if (engine->joins > 0 && said->abort) {
-        engine->deadline_ns = hvi_deadline_after(DROPPED_NS);
-        engine->late = "a join that its engine has dropped is not over after 2 s";
+    if (said->abort) {
+        engine->aborts++;
+        if (!engine->is_leaving)
+            engine->deadline_ns = hvi_deadline_after(DROPPED_NS);
+        engine->late = "a communicator that its engine has dropped is still joined or connected "
+                       "after 2 s";
     }
     gpu_launch_order(&engine->worker->launch, &ask->order);
     return true;

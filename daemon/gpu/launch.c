@@ -212,21 +212,23 @@ static bool answer(struct gpu_launch *launch, struct gpu_source *source,
 
 /* ---- landing: what has begun, and what has finished ---- */
 
-static void land(struct gpu_launch *launch, uint32_t stream, struct gpu_flight *flight)
+/* False: its engine has left no room for the answer, which waits. That it has begun may have taken the place. */
+static bool land(struct gpu_launch *launch, uint32_t stream, struct gpu_flight *flight)
 {
     struct gpu_source *source = flight->source;
 
+    if (flight->begun_ns == 0)
+        flight->begun_ns = hvi_clock_ns();
+    if (!answer(launch, source, flight, flight->status, 1) && !source->is_closed)
+        return false;
     launch->first[stream] = flight->next;
     if (flight->next == NULL)
         launch->last[stream] = &launch->first[stream];
     launch->streams.streams[stream].works -= flight->works;
-    if (flight->begun_ns == 0)
-        flight->begun_ns = hvi_clock_ns();
-    if (!answer(launch, source, flight, flight->status, 1))
-        lied(launch, source, "more batches under way than it may have");
     flight->number = 0;
     source->under_way--;
-    atomic_fetch_sub_explicit(&launch->flying, 1, memory_order_relaxed);
+    launch->flying--;
+    return true;
 }
 
 static void look_at_begun(struct gpu_launch *launch, uint32_t stream, uint64_t now_ns)
@@ -243,6 +245,18 @@ static void look_at_begun(struct gpu_launch *launch, uint32_t stream, uint64_t n
     }
 }
 
+/* For main: what a call of another thread may wait for. */
+static void note_oldest(struct gpu_launch *launch)
+{
+    uint64_t oldest_ns = UINT64_MAX;
+
+    for (uint32_t i = 0; i < GPU_STREAMS; i++) {
+        if (launch->first[i] != NULL && launch->first[i]->since_ns < oldest_ns)
+            oldest_ns = launch->first[i]->since_ns;
+    }
+    atomic_store_explicit(&launch->oldest_ns, oldest_ns, memory_order_relaxed);
+}
+
 /* True: something has finished. */
 static bool look_at_streams(struct gpu_launch *launch)
 {
@@ -254,11 +268,11 @@ static bool look_at_streams(struct gpu_launch *launch)
             continue;
         look_at_begun(launch, i, now_ns);
         const uint64_t finished = gpu_stream_finished(&launch->streams.streams[i]);
-        while (launch->first[i] != NULL && launch->first[i]->place <= finished) {
-            land(launch, i, launch->first[i]);
+        while (launch->first[i] != NULL && launch->first[i]->place <= finished &&
+               land(launch, i, launch->first[i]))
             found = true;
-        }
     }
+    note_oldest(launch);
     return found;
 }
 
@@ -353,7 +367,8 @@ static void take_off(struct gpu_launch *launch, struct gpu_source *source, uint3
     *launch->last[stream] = flight;
     launch->last[stream] = &flight->next;
     source->under_way++;
-    atomic_fetch_add_explicit(&launch->flying, 1, memory_order_relaxed);
+    launch->flying++;
+    note_oldest(launch);
 }
 
 /* Of the head and the first work. Adasums of one GPU share their scratch memory, and so a stream. */
@@ -565,7 +580,7 @@ static bool take_orders(struct gpu_launch *launch)
 
 static bool is_flying(const struct gpu_launch *launch)
 {
-    return atomic_load_explicit(&launch->flying, memory_order_relaxed) > 0;
+    return launch->flying > 0;
 }
 
 /* One after the other is asked whether it is sound: a broken context finishes nothing. */
@@ -671,10 +686,12 @@ bool gpu_launch_prepare(struct gpu_launch *launch, const struct hvi_cuda *cuda, 
     launch->comms.join_ns = comm_ns;
     for (uint32_t i = 0; i < GPU_STREAMS; i++)
         launch->last[i] = &launch->first[i];
-    if (gpu_streams_open(&launch->streams, launch->kernels))
-        return true;
-    snprintf(text_p, text_size, "%s", launch->calls.why);
-    return false;
+    if (!gpu_streams_open(&launch->streams, launch->kernels)) {
+        snprintf(text_p, text_size, "%s", launch->calls.why);
+        return false;
+    }
+    gpu_comms_open(&launch->comms);
+    return true;
 }
 
 void gpu_launch_run(struct gpu_launch *launch)

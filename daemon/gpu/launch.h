@@ -109,14 +109,16 @@ struct gpu_launch {
     struct gpu_order stop, failure;
     bool is_stopped; /* main's: .stop is back */
 
-    struct gpu_calls calls;  /* of the thread; main looks at them */
-    _Atomic uint64_t flying; /* batches under way, for main to see */
+    struct gpu_calls calls; /* of the thread; main looks at them */
+    _Atomic uint64_t
+        oldest_ns; /* since when the oldest batch is under way; UINT64_MAX: none is. For main to see */
 
     /* The launch thread's. */
     struct gpu_streams streams;
     struct gpu_comms comms;
     struct gpu_source *sources;
     struct gpu_flight *first[GPU_STREAMS], **last[GPU_STREAMS];
+    uint32_t flying; /* batches under way */
     struct gpu_order *forgets, *stopping;
     uint64_t busy_ns, sound_ns;
     struct gpu_batch batch;

@@ -14,7 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LINK_FD 3
+#define LINK_FD       3
+#define CLOSE_SECONDS 5
 
 static int usage(int exit_code)
 {
@@ -45,6 +46,11 @@ static void set_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
+static void on_failure(void *user, const char *text)
+{
+    gpu_guard_fail(user, text);
+}
+
 /* The device is there. */
 static void go_up(struct gpu_worker *worker)
 {
@@ -54,6 +60,8 @@ static void go_up(struct gpu_worker *worker)
         return;
     worker->up = true;
     worker->imports.answer = gpu_serve_answer;
+    worker->imports.failed = on_failure;
+    worker->imports.user = worker;
     worker->imports.calls.usual_ns = worker->launch.calls.usual_ns;
     if (gpu_imports_open(&worker->imports, worker->event, &device->cuda, device->context,
                          worker->start.uuid, worker->start.import_bytes_max) == HVI_OK) {
@@ -85,11 +93,6 @@ static int on_device(sd_event_source *source, int fd, uint32_t events, void *use
         sd_event_exit(worker->event, 1);
     }
     return 0;
-}
-
-static void on_failure(void *user, const char *text)
-{
-    gpu_guard_fail(user, text);
 }
 
 /* The launch thread has something to say. */
@@ -156,7 +159,8 @@ static int serve(struct gpu_worker *worker)
         gpu_guard_open(worker) == HVI_OK && open_device(worker) == HVI_OK)
         code = sd_event_loop(worker->event);
     if (!worker->launch.is_stopped && gpu_device_state(&worker->device) != HVI_ERR_UNSUPPORTED)
-        _exit(code); /* the driver has not returned, and would not let exit() return either */
+        _exit(code);      /* the driver has not returned, and would not let exit() return either */
+    alarm(CLOSE_SECONDS); /* calls of the driver, which no guard looks at any more */
     gpu_imports_close(&worker->imports);
     (void)gpu_device_close(&worker->device);
     worker->launch_event = sd_event_source_disable_unref(worker->launch_event);

@@ -93,6 +93,7 @@ static void unregister(struct gpu_page *page)
     gpu_import_unpin(&page->engine->worker->imports, &page->pin);
 }
 
+/* No batch writes what this page's .done speaks of. */
 static void page_forgotten(struct gpu_order *order)
 {
     struct gpu_page *page = order->user;
@@ -113,6 +114,7 @@ static void on_pin(struct gpu_pin *pin)
         (void)gpu_engine_ack(engine, page->request, pin->status, pin->text);
         free_page(page);
     } else if (page->is_over || engine->is_leaving) {
+        hvi_fence_poison(&page->fences, !engine->is_leaving);
         unregister(page);
     } else {
         page->state = KNOWN;
@@ -185,7 +187,7 @@ bool gpu_memory_poison(struct gpu_engine *engine)
     {
         if ((!page->is_over && !engine->is_leaving) || page->state == GOING)
             continue;
-        hvi_fence_poison(&page->fences, !engine->is_leaving);
+        hvi_fence_poison(&page->fences, !engine->is_drained);
         found = true;
     }
     return found;
@@ -253,6 +255,8 @@ bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *s
 
     if (said->import == 0 || find_held(engine, said->import) != NULL)
         return false;
+    if (said->more)
+        return gpu_import_add(&engine->worker->imports, engine, said);
     held = calloc(1, sizeof(*held));
     if (held == NULL)
         return gpu_engine_ack(engine, said->request, HVI_ERR_NO_MEMORY,

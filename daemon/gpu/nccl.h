@@ -13,6 +13,7 @@ typedef struct gpu_nccl_comm *gpu_nccl_comm;
 
 enum {
     GPU_NCCL_OK = 0,
+    GPU_NCCL_CUDA_ERROR = 1,
     GPU_NCCL_IN_PROGRESS = 7,
 };
 enum {
@@ -49,7 +50,7 @@ struct gpu_nccl {
 /* Looks at: HVD_NCCL_LIB, and where that is set at nothing else; libnccl.so.2 by the loader; nvidia/nccl/lib below each folder
  * of `path`, with colons between them: gpu-library-path (hvdd.conf), which has site-packages of the system's Pythons. At least
  * 2.18; what is older is passed over. HVI_OK; HVI_ERR_UNSUPPORTED with a sentence: what is missing, where it was looked for,
- * which version is needed. A job whose sets lie on one GPU each never opens it. */
+ * which version is needed. */
 int gpu_nccl_open(const char *path, struct gpu_nccl *nccl_p, char *text_p, size_t text_size);
 
 #endif

@@ -10,9 +10,9 @@
  * staging; all workers cut the same rounds. Each worker brings its part into staging (or has it in one input), one NCCL call
  * goes over the round, and the result goes to the outputs (or is there already).
  *
- * Types that NCCL cannot reduce to the bit, or at all, are gathered: every worker gets the parts of all and reduces them
- * itself, in the order of the communicator's ranks. float8 is among them on every GPU, as workers would have to agree on what
- * theirs can. A reducescatter is an allreduce of which each member gets its slice. */
+ * What NCCL cannot reduce to the bit, or at all, is gathered: every worker gets the parts of all and reduces them itself, in the
+ * order of the communicator's ranks. float8 is among it on every GPU, as workers would have to agree on what theirs can; and
+ * minimum and maximum of floating types, as NCCL's lose a NaN. A reducescatter is an allreduce of which each member gets its slice. */
 #include "daemon/gpu/maker.h"
 
 #include "base/status.h"
@@ -46,6 +46,33 @@ static uint32_t op_of(const struct gpu_work *work)
     return op == HVI_REDUCE_AVERAGE || op == HVI_REDUCE_ADASUM ? HVI_REDUCE_SUM : op;
 }
 
+/* Whether an average is scaled before anything is added, lest a sum that is stored in its own narrow type overflows. Of float8,
+ * whose parts are added in a wide type, only sums of several members of one worker are stored. */
+static bool is_scaled_early(const struct gpu_maker *maker, const struct gpu_work *work)
+{
+    const struct hvi_device_work *said = &work->said;
+
+    if (said->divisor == 0)
+        return false;
+    if (said->dtype == HVI_DTYPE_FLOAT8_E4M3 || said->dtype == HVI_DTYPE_FLOAT8_E5M2)
+        return said->ranks > maker->batch->comm_ranks;
+    return said->dtype == HVI_DTYPE_FLOAT16;
+}
+
+/* Of what goes to other workers. */
+static double first_scale(const struct gpu_maker *maker, const struct gpu_work *work)
+{
+    const double divisor = is_scaled_early(maker, work) ? (double)work->said.divisor : 1;
+
+    return work->said.prescale / divisor;
+}
+
+/* Of what has come from them. */
+static uint32_t last_divisor(const struct gpu_maker *maker, const struct gpu_work *work)
+{
+    return is_scaled_early(maker, work) ? 0 : work->said.divisor;
+}
+
 /* The caller adds inputs and outputs, and calls end_reduce. */
 static struct hvd_reduce_args *begin_reduce(struct gpu_maker *maker, const struct gpu_work *work,
                                             enum part part, uint64_t count)
@@ -57,9 +84,17 @@ static struct hvd_reduce_args *begin_reduce(struct gpu_maker *maker, const struc
     args->reduce_op = op_of(work);
     args->ins = args->outs = 0;
     args->flags = 0;
-    args->divisor = part == FIRST ? 0 : work->said.divisor;
-    args->prescale = part == LAST ? 1 : work->said.prescale;
-    args->postscale = part == FIRST ? 1 : work->said.postscale;
+    args->divisor = work->said.divisor;
+    args->prescale = work->said.prescale;
+    args->postscale = work->said.postscale;
+    if (part == FIRST) {
+        args->divisor = 0;
+        args->prescale = first_scale(maker, work);
+        args->postscale = 1;
+    } else if (part == LAST) {
+        args->divisor = last_divisor(maker, work);
+        args->prescale = 1;
+    }
     args->count = count;
     return args;
 }
@@ -223,9 +258,19 @@ struct round {
     struct segment segments[HVI_DEVICE_WORKS];
 };
 
+static bool is_floating(uint32_t dtype)
+{
+    return dtype == HVI_DTYPE_FLOAT16 || dtype == HVI_DTYPE_FLOAT32 || dtype == HVI_DTYPE_FLOAT64 ||
+           dtype == HVI_DTYPE_BFLOAT16;
+}
+
+/* A batch is of one type and operation. */
 static bool is_gathered(const struct gpu_maker *maker)
 {
-    return reducible_type(maker->batch->works[0].said.dtype) < 0;
+    const struct hvi_device_work *said = &maker->batch->works[0].said;
+    const bool is_extreme = said->reduce_op == HVI_REDUCE_MIN || said->reduce_op == HVI_REDUCE_MAX;
+
+    return reducible_type(said->dtype) < 0 || (is_extreme && is_floating(said->dtype));
 }
 
 static uint64_t round_up(uint64_t value, uint64_t to)
@@ -242,12 +287,12 @@ static uint64_t round_limit(const struct gpu_maker *maker)
 }
 
 /* A round of one segment whose members here bring one input needs no copy of it. 0: it does. */
-static uint64_t sole_input(const struct round *round)
+static uint64_t sole_input(const struct gpu_maker *maker, const struct round *round)
 {
     const struct segment *segment = &round->segments[0];
     const struct gpu_work *work = segment->work;
 
-    if (round->count > 1 || work->said.members > 1 || work->said.prescale != 1)
+    if (round->count > 1 || work->said.members > 1 || first_scale(maker, work) != 1)
         return 0;
     return work->members[0].in + segment->first;
 }
@@ -267,17 +312,17 @@ static uint64_t sole_output(const struct round *round)
 static void set_pack(struct gpu_maker *maker, enum gpu_step_kind kind, const struct round *round,
                      uint64_t base)
 {
-    const struct hvi_device_work *said = &round->segments[0].work->said;
+    const struct gpu_work *work = round->segments[0].work;
     struct hvd_pack_args *args = &maker->step.pack;
     const bool packs = kind == GPU_STEP_PACK;
 
     maker->step.kind = kind;
     maker->step.bytes = round->bytes;
-    args->dtype = said->dtype;
+    args->dtype = work->said.dtype;
     args->pieces = args->flags = 0;
-    args->divisor = packs ? 0 : said->divisor;
-    args->prescale = packs ? said->prescale : 1;
-    args->postscale = packs ? 1 : said->postscale;
+    args->divisor = packs ? 0 : last_divisor(maker, work);
+    args->prescale = packs ? first_scale(maker, work) : 1;
+    args->postscale = packs ? 1 : work->said.postscale;
     args->base = base;
 }
 
@@ -317,7 +362,7 @@ static void reduce_to_staging(struct gpu_maker *maker, const struct segment *seg
 /* What the members here bring. Returns where it lies. */
 static uint64_t bring(struct gpu_maker *maker, const struct round *round)
 {
-    const uint64_t sole = sole_input(round);
+    const uint64_t sole = sole_input(maker, round);
 
     if (sole != 0)
         return sole;
@@ -416,18 +461,18 @@ static void scatter_segment(struct gpu_maker *maker, const struct round *round,
 }
 
 /* Whether what NCCL has left in an output is the result. */
-static bool is_finished(const struct round *round)
+static bool is_finished(const struct gpu_maker *maker, const struct round *round)
 {
-    const struct hvi_device_work *said = &round->segments[0].work->said;
+    const struct gpu_work *work = round->segments[0].work;
 
-    return sole_output(round) != 0 && said->divisor == 0 && said->postscale == 1;
+    return sole_output(round) != 0 && last_divisor(maker, work) == 0 && work->said.postscale == 1;
 }
 
 static void hand_out(struct gpu_maker *maker, const struct round *round)
 {
     const struct hvi_device_work *said = &round->segments[0].work->said;
 
-    if (!is_gathered(maker) && is_finished(round))
+    if (!is_gathered(maker) && is_finished(maker, round))
         return;
     if (said->kind == HVI_KIND_ALLREDUCE && said->members == 1 && !is_gathered(maker) &&
         round->count > 1) {

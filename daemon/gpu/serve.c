@@ -9,10 +9,12 @@
 #include "base/uuid.h"
 #include "shm/abi.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <utlist.h>
@@ -35,7 +37,11 @@ static int send_msg(struct gpu_engine *engine, const struct hvi_gpu_msg *msg, co
 
 int gpu_engine_send(struct gpu_engine *engine, const struct hvi_gpu_msg *msg)
 {
-    return engine->fd < 0 ? HVI_ERR_CLOSED : send_msg(engine, msg, NULL, 0);
+    int status = engine->fd < 0 ? HVI_ERR_CLOSED : send_msg(engine, msg, NULL, 0);
+
+    if (status != HVI_OK && engine->fd >= 0)
+        (void)shutdown(engine->fd, SHUT_RDWR); /* on_engine sees it, and ends the engine */
+    return status;
 }
 
 int gpu_engine_ack(struct gpu_engine *engine, uint64_t request, int status, const char *text)
@@ -125,14 +131,18 @@ void gpu_engine_settle(struct gpu_engine *engine)
         gpu_guard_end(worker, 0); /* hvdd has gone before */
 }
 
+static void open_waiting(struct gpu_worker *worker);
+
 /* The launch thread has nothing of it any more. */
 static void on_drained(struct gpu_order *order)
 {
     struct gpu_engine *engine = order->user;
+    struct gpu_worker *worker = engine->worker;
 
     engine->is_drained = true;
     gpu_memory_drop(engine);
     gpu_engine_settle(engine);
+    open_waiting(worker);
 }
 
 static void engine_end(struct gpu_engine *engine)
@@ -140,6 +150,12 @@ static void engine_end(struct gpu_engine *engine)
     if (engine->is_leaving)
         return;
     engine->is_leaving = true;
+    if (engine->is_waiting) { /* the launch thread has never heard of it */
+        close(engine->fd);
+        engine->is_drained = true;
+        gpu_engine_settle(engine);
+        return;
+    }
     engine->deadline_ns = hvi_deadline_after(engine->joins > 0 ? JOINING_NS : LEAVING_NS);
     engine->late = engine->joins > 0
                        ? "a join of an engine that has ended is not over after 5 s"
@@ -238,6 +254,32 @@ static int open_engine(struct gpu_engine *engine)
     return status == HVI_OK ? say_hello(engine) : status;
 }
 
+/* One that has ended, and whose batches are not over. */
+static bool has_undrained(const struct gpu_worker *worker)
+{
+    const struct gpu_engine *engine;
+
+    DL_FOREACH(worker->engines, engine)
+    {
+        if (engine->is_leaving && !engine->is_drained)
+            return true;
+    }
+    return false;
+}
+
+/* The event loop may not have seen it yet. */
+static void end_dead(struct gpu_worker *worker)
+{
+    struct gpu_engine *engine, *next;
+
+    DL_FOREACH_SAFE(worker->engines, engine, next)
+    {
+        struct pollfd end = {.fd = engine->fd};
+        if (!engine->is_waiting && !engine->is_leaving && poll(&end, 1, 0) > 0)
+            engine_end(engine); /* no events are asked for, so it has hung up */
+    }
+}
+
 static void refuse_engine(struct gpu_engine *engine, int status)
 {
     HVI_LOG(HVI_LOG_ERROR, "serve", "no-engine", "an engine cannot be served",
@@ -247,6 +289,33 @@ static void refuse_engine(struct gpu_engine *engine, int status)
     close(engine->fd);
     engine->is_drained = true; /* the launch thread has never heard of it */
     gpu_engine_settle(engine);
+}
+
+static void begin(struct gpu_engine *engine)
+{
+    int status;
+
+    engine->is_waiting = false;
+    status = open_engine(engine);
+    if (status != HVI_OK) {
+        refuse_engine(engine, status);
+        return;
+    }
+    hvi_region_close_fd(&engine->channel.map);
+    gpu_launch_order(&engine->worker->launch, &engine->source.open);
+}
+
+static void open_waiting(struct gpu_worker *worker)
+{
+    struct gpu_engine *engine, *next;
+
+    if (has_undrained(worker))
+        return;
+    DL_FOREACH_SAFE(worker->engines, engine, next)
+    {
+        if (engine->is_waiting)
+            begin(engine);
+    }
 }
 
 void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *said, int fd)
@@ -264,14 +333,10 @@ void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *sa
     engine->fd = fd;
     engine->event_fd = engine->wake_fd = -1;
     engine->channel.map.fd = -1;
+    end_dead(worker);
     DL_APPEND(worker->engines, engine);
-    int status = open_engine(engine);
-    if (status != HVI_OK) {
-        refuse_engine(engine, status);
-        return;
-    }
-    hvi_region_close_fd(&engine->channel.map);
-    gpu_launch_order(&worker->launch, &engine->source.open);
+    engine->is_waiting = true;
+    open_waiting(worker);
 }
 
 void gpu_serve_close(struct gpu_worker *worker)

@@ -97,10 +97,11 @@ int cu_address_range(hvi_cu_ptr *base_p, size_t *bytes_p, hvi_cu_ptr address)
 
     if (error != HVI_CU_OK || range == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_NOT_FOUND;
+    const size_t around = range->kind == RANGE_IMPORTED && fake_says("ranges", "block") ? 4096 : 0;
     if (base_p != NULL)
-        *base_p = (uintptr_t)range->base;
+        *base_p = (uintptr_t)range->base - around;
     if (bytes_p != NULL)
-        *bytes_p = range->bytes;
+        *bytes_p = range->bytes + 2 * around;
     return HVI_CU_OK;
 }
 

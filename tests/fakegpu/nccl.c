@@ -179,6 +179,9 @@ static int enqueue(const struct fake_nccl_op *ops, size_t count)
     batch->is_hanging = fake_fault_now("nccl-hang");
     batch->is_failing = fake_fault_now("nccl-error");
     memcpy(batch->ops, ops, count * sizeof(*ops));
+    if (!ops->comm->is_connected && fake_says("connect", "first"))
+        (void)fake_nccl_meet(ops->comm); /* nothing of it is in a stream yet */
+    ops->comm->is_connected = true;
     for (size_t i = 0; i < count; i++)
         span_count += add_spans(&ops[i], spans + span_count);
     atomic_fetch_add(&ops->comm->pending, 1);

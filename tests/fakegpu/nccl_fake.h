@@ -66,6 +66,7 @@ struct gpu_nccl_comm {
     uint64_t turn, number; /* the stream's */
     _Atomic int pending, async_error;
     _Atomic bool is_aborted;
+    bool is_connected;
 };
 
 struct fake_nccl_op {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What ops do. A collective goes in rounds: each rank puts a piece into its stage, all meet, each takes what is its own from the
- * stages, all meet again. Sums are those of reduce/, in the order of ranks. A send is a letter for each 64 KiB, in a box that
- * each pair of ranks has. */
+ * stages, all meet again. Sums are those of reduce/, in the order of ranks; minimum and maximum lose NaNs, as
+ * NCCL's. A send is a letter for each 64 KiB, in a box that each pair of ranks has. */
 #include "tests/fakegpu/nccl_fake.h"
 
 #include "base/types.h"
 #include "reduce/reduce.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,66 @@ static void reduce_words(const struct fake_nccl_op *op, void *out, size_t count)
     }
 }
 
+static void reduce_some(const struct fake_nccl_op *op, const void *const *in, uint32_t ins,
+                        void *out, size_t count)
+{
+    const struct hvi_reduction reduction = {.dtype = types[op->type].dtype,
+                                            .reduce_op = reductions[op->op],
+                                            .ranks = ins,
+                                            .ins = ins,
+                                            .outs = 1,
+                                            .in = in,
+                                            .out = &out,
+                                            .prescale = 1,
+                                            .postscale = 1};
+
+    if (count > 0)
+        hvi_kernels_best()->reduce(&reduction, 0, count);
+}
+
+static bool is_nan(int type, const void *element)
+{
+    uint16_t half;
+    float single;
+    double wide;
+
+    switch (type) {
+    case GPU_NCCL_FLOAT16:
+    case GPU_NCCL_BFLOAT16:
+        memcpy(&half, element, sizeof(half));
+        return (half & 0x7fffu) > (type == GPU_NCCL_FLOAT16 ? 0x7c00u : 0x7f80u);
+    case GPU_NCCL_FLOAT32:
+        memcpy(&single, element, sizeof(single));
+        return isnan(single);
+    case GPU_NCCL_FLOAT64:
+        memcpy(&wide, element, sizeof(wide));
+        return isnan(wide);
+    case GPU_NCCL_E4M3:
+        return (*(const uint8_t *)element & 0x7fu) == 0x7fu;
+    case GPU_NCCL_E5M2:
+        return (*(const uint8_t *)element & 0x7fu) > 0x7cu;
+    default:
+        return false;
+    }
+}
+
+/* As fminf and fmaxf, a NaN is passed over where another rank has a number. */
+static void reduce_extreme(const struct fake_nccl_op *op, char *out, size_t count)
+{
+    const size_t element = types[op->type].bytes;
+
+    for (size_t i = 0; i < count; i++) {
+        const void *in[FAKE_NCCL_RANKS] = {stage_of(op->comm, 0) + i * element};
+        uint32_t ins = 0;
+        for (int rank = 0; rank < op->comm->ranks; rank++) {
+            const char *from = stage_of(op->comm, rank) + i * element;
+            if (!is_nan(op->type, from))
+                in[ins++] = from;
+        }
+        reduce_some(op, in, ins > 0 ? ins : 1, out + i * element, 1);
+    }
+}
+
 static void reduce(const struct fake_nccl_op *op, void *out, size_t bytes)
 {
     const void *in[FAKE_NCCL_RANKS];
@@ -77,19 +138,13 @@ static void reduce(const struct fake_nccl_op *op, void *out, size_t bytes)
         reduce_words(op, out, count);
         return;
     }
+    if (op->op == GPU_NCCL_MIN || op->op == GPU_NCCL_MAX) {
+        reduce_extreme(op, out, count);
+        return;
+    }
     for (int rank = 0; rank < op->comm->ranks; rank++)
         in[rank] = stage_of(op->comm, rank);
-    const struct hvi_reduction reduction = {.dtype = types[op->type].dtype,
-                                            .reduce_op = reductions[op->op],
-                                            .ranks = (uint32_t)op->comm->ranks,
-                                            .ins = (uint32_t)op->comm->ranks,
-                                            .outs = 1,
-                                            .in = in,
-                                            .out = &out,
-                                            .prescale = 1,
-                                            .postscale = 1};
-    if (count > 0)
-        hvi_kernels_best()->reduce(&reduction, 0, count);
+    reduce_some(op, in, (uint32_t)op->comm->ranks, out, count);
 }
 
 /* `segment`: of a reduce_scatter, the rank whose part it is. */

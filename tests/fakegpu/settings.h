@@ -20,6 +20,8 @@
  * | handles=new | | the bytes of handles never repeat (P2's other answer) |
  * | copies=release | | a copy releases a waiting stream (P4's other answer) |
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
+ * | ranges=block | | the address range of an opened handle is that of a block around it (P2) |
+ * | connect=first | | the first op of a communicator, or its group, waits in its call for all ranks (NCCL 2.22) |
  * | meet=FOLDER | /dev/shm | where ranks of NCCL meet; one that all fake nodes see |
  *
  * | FAKEGPU_FAULT | |
@@ -27,6 +29,7 @@
  * | sticky@n | the n-th launch is an illegal address: 700 from then on |
  * | no-memory@n | the n-th allocation or import and all later ones: out of memory |
  * | slow-open@ms | opening a handle takes so long |
+ * | broken-open@n | the n-th one finds the context broken: 700 |
  * | delay@us | everything in a stream takes so much longer |
  * | deaf | no store of a CPU releases a stream that waits in host memory (P4's other answer) |
  * | no-memops | no 64-bit memory operations of streams |

@@ -91,6 +91,8 @@ int cu_ipc_open(hvi_cu_ptr *address_p, struct hvi_cu_ipc ipc, unsigned flags)
     if (slow_ms > 0)
         nanosleep(&(struct timespec){slow_ms / 1000, slow_ms % 1000 * 1000000L}, NULL);
     fake_may_synchronize("open");
+    if (fake_fault_now("broken-open"))
+        return HVI_CU_ILLEGAL_ADDRESS;
     if (handle.pid == getpid())
         return HVI_CU_INVALID_CONTEXT;
     struct range *range = find_open(&ipc);

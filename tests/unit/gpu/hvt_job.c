@@ -23,7 +23,10 @@ static void open_driver(int gpus)
 
 void hvt_job_start(int gpus, const char *fault, const struct hvt_worker_wish *wish)
 {
-    setenv("FAKEGPU", gpus == 2 ? "devices=2" : "devices=1", 1);
+    char fake[100];
+
+    snprintf(fake, sizeof(fake), "devices=%d%s", gpus, wish->fake != NULL ? wish->fake : "");
+    setenv("FAKEGPU", fake, 1);
     setenv("FAKEGPU_FAULT", fault, 1);
     for (int i = 0; i < gpus; i++)
         hvt_worker_start(&hvt_workers[i], i, wish);

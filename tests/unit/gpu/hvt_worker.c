@@ -126,17 +126,22 @@ void hvt_worker_stop(struct hvt_worker *worker)
 
 /* ---- the engine ---- */
 
-void hvt_engine_open(struct hvt_worker *worker)
+void hvt_engine_tell(struct hvt_worker *worker)
 {
     struct hvi_gpu_msg told = {.kind = HVI_GPU_ENGINE,
                                .engine = {HVT_GENERATION, (int32_t)getpid()}};
-    struct hvi_gpu_msg welcome = {.kind = HVI_GPU_WELCOME, .welcome = {HVT_GENERATION}};
     int ends[2];
 
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     hvt_worker_send(worker->link_fd, &told, &ends[1], 1);
     close(ends[1]);
     worker->engine_fd = ends[0];
+}
+
+void hvt_engine_greet(struct hvt_worker *worker)
+{
+    struct hvi_gpu_msg welcome = {.kind = HVI_GPU_WELCOME, .welcome = {HVT_GENERATION}};
+
     hvt_worker_hear(worker, worker->engine_fd);
     ck_assert_int_eq(worker->msg.kind, HVI_GPU_HELLO);
     ck_assert_uint_eq(worker->packet.fd_count, 2);
@@ -146,6 +151,12 @@ void hvt_engine_open(struct hvt_worker *worker)
     worker->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     hvt_worker_send(worker->engine_fd, &welcome, &worker->event_fd, 1);
     worker->batches = worker->answers = 0;
+}
+
+void hvt_engine_open(struct hvt_worker *worker)
+{
+    hvt_engine_tell(worker);
+    hvt_engine_greet(worker);
 }
 
 void hvt_engine_close(struct hvt_worker *worker)

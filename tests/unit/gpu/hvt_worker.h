@@ -33,6 +33,7 @@ struct hvt_worker {
 struct hvt_worker_wish {
     uint64_t call_ns, comm_ns;
     const char *uuid; /* NULL: that of the GPU */
+    const char *fake; /* more for FAKEGPU; NULL: nothing */
 };
 
 void hvt_worker_start(struct hvt_worker *worker, int gpu, const struct hvt_worker_wish *wish);
@@ -48,6 +49,9 @@ void hvt_worker_expect_closed(struct hvt_worker *worker, int fd);
 
 /* The engine's end. */
 void hvt_engine_open(struct hvt_worker *worker);
+/* Its halves: the worker is told of the engine; its hello, and the welcome. */
+void hvt_engine_tell(struct hvt_worker *worker);
+void hvt_engine_greet(struct hvt_worker *worker);
 void hvt_engine_close(struct hvt_worker *worker);
 void hvt_engine_expect_ack(struct hvt_worker *worker, uint64_t request, int status);
 void hvt_engine_page(struct hvt_worker *worker, uint32_t number, const struct hvi_fence_page *page);

@@ -115,6 +115,7 @@ SIZE(struct gpu_nccl_id, ncclUniqueId);
 SIZE(gpu_nccl_comm, ncclComm_t);
 SAME(GPU_NCCL_OK, ncclSuccess);
 SAME(GPU_NCCL_IN_PROGRESS, ncclInProgress);
+SAME(GPU_NCCL_CUDA_ERROR, ncclUnhandledCudaError);
 SAME(GPU_NCCL_INT8, ncclInt8);
 SAME(GPU_NCCL_UINT8, ncclUint8);
 SAME(GPU_NCCL_INT32, ncclInt32);

@@ -139,6 +139,12 @@ static void setup(void)
         gpu_imports_open(&imports, event, &device.cuda, device.context, uuid, 8 * BYTES), HVI_OK);
 }
 
+static void setup_blocks(void)
+{
+    setenv("FAKEGPU", "ranges=block", 1);
+    setup();
+}
+
 static void end_exporter(void)
 {
     int status;
@@ -336,6 +342,33 @@ START_TEST(what_cannot_be_imported_is_an_answer)
 }
 END_TEST
 
+/* Chunks of VMM are said in pieces. */
+START_TEST(memory_in_pieces_is_answered_at_the_last_one)
+{
+    struct exported memory = allocate();
+    struct hvi_gpu_import said = ask(1, 1, &memory);
+
+    said.more = true;
+    ck_assert(!gpu_import_add(&imports, &owners[0], &said)); /* it has none */
+    said.memory.kind = HVI_DEVICE_VMM;
+    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert_int_eq(answer_count, 0);
+    said.more = false;
+    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    expect(0, 0, 1, HVI_ERR_UNSUPPORTED);
+}
+END_TEST
+
+START_TEST(a_small_allocation_may_lie_within_a_block)
+{
+    struct exported memory = allocate();
+
+    add(0, 1, 1, &memory);
+    expect(0, 0, 1, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_number_that_is_taken_breaks_the_protocol)
 {
     struct exported memory = allocate();
@@ -350,7 +383,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("gpu_import");
-    TCase *tcase = tcase_create("imports");
+    TCase *tcase = tcase_create("imports"), *blocks = tcase_create("blocks");
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, memory_is_opened_once_and_closed_with_its_last_holder);
@@ -360,6 +393,10 @@ int main(void)
     tcase_add_test(tcase, an_address_that_was_freed_and_allocated_again_is_opened_again);
     tcase_add_test(tcase, what_cannot_be_imported_is_an_answer);
     tcase_add_test(tcase, a_number_that_is_taken_breaks_the_protocol);
+    tcase_add_test(tcase, memory_in_pieces_is_answered_at_the_last_one);
     suite_add_tcase(suite, tcase);
+    tcase_add_checked_fixture(blocks, setup_blocks, teardown);
+    tcase_add_test(blocks, a_small_allocation_may_lie_within_a_block);
+    suite_add_tcase(suite, blocks);
     return hvt_run_suite(suite);
 }

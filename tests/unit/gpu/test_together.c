@@ -7,8 +7,9 @@
 #include "tests/unit/gpu/hvt_job.h"
 #include "tests/unit/hvt_main.h"
 
+#include <math.h>
+#include <poll.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #define COMM  5u
@@ -249,6 +250,54 @@ static void adasum(void)
     }
 }
 
+/* Every element of all ranks' inputs, and of their outputs. */
+static void average_of(uint32_t dtype, const void *element, uint32_t bytes)
+{
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    work.dtype = (uint8_t)dtype;
+    work.bytes = (uint64_t)SMALL * bytes;
+    work.reduce_op = HVI_REDUCE_AVERAGE;
+    work.divisor = ranks;
+    for (uint32_t i = 0; i < ranks * SMALL; i++)
+        memcpy((char *)hvt_job_in(i / SMALL) + (i % SMALL) * bytes, element, bytes);
+    run(&work, -1, NULL);
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        ck_assert_mem_eq(hvt_job_out(rank), hvt_job_in(rank), (size_t)SMALL * bytes);
+}
+
+/* Of four: their sum is more than the type has. */
+START_TEST(averages_of_narrow_types_do_not_overflow)
+{
+    static const uint16_t half = 0x7753;           /* 30000 */
+    static const uint8_t e4m3 = 0x78, e5m2 = 0x7b; /* 256, 57344 */
+
+    start("0110");
+    average_of(HVI_DTYPE_FLOAT16, &half, sizeof(half));
+    average_of(HVI_DTYPE_FLOAT8_E4M3, &e4m3, sizeof(e4m3));
+    average_of(HVI_DTYPE_FLOAT8_E5M2, &e5m2, sizeof(e5m2));
+}
+END_TEST
+
+START_TEST(minimum_and_maximum_keep_a_nan)
+{
+    static const uint8_t ops[2] = {HVI_REDUCE_MIN, HVI_REDUCE_MAX};
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    start("01");
+    ((float *)hvt_job_in(1))[7] = NAN;
+    for (uint32_t op = 0; op < 2; op++) {
+        work.reduce_op = ops[op];
+        run(&work, -1, NULL);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            const float *out = hvt_job_out(rank);
+            ck_assert(isnan(out[7]));
+            ck_assert_float_eq(out[8], ((float *)hvt_job_in(op))[8]);
+        }
+    }
+}
+END_TEST
+
 START_TEST(other_operations_and_types)
 {
     start("0110");
@@ -413,39 +462,117 @@ START_TEST(a_drop_opens_the_gates_of_what_it_aborts)
 }
 END_TEST
 
-/* One batch of a dead engine hangs in NCCL; what another one's stream writes does not last. */
-START_TEST(poison_is_repeated_until_all_batches_are_over)
+/* One batch, whose part on this GPU is there: it waits in NCCL for the other one. */
+static void publish_one(int gpu, const struct hvi_device_work *work)
 {
-    struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
-    struct hvi_device_member member;
-    _Atomic uint64_t *done;
+    hvt_batch_begin(both[gpu], 1, comm, 2, (uint32_t)gpu);
+    add_work(gpu, *work, NULL, 0);
+    hvt_batch_publish(both[gpu]);
+    hvt_job_open_gate((uint32_t)gpu);
+}
+
+static void await_launched(int gpu)
+{
+    const uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+
+    while (atomic_load(&both[gpu]->channel.header->launched) < both[gpu]->batches)
+        ck_assert(!hvi_deadline_passed(end));
+}
+
+static void await_poison(const _Atomic uint64_t *word)
+{
+    const uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+
+    while (atomic_load(word) != HVI_FENCE_POISON) {
+        ck_assert(!hvi_deadline_passed(end));
+        nap(1);
+    }
+}
+
+/* A batch of a dead engine hangs in NCCL, and would write the rank's output. */
+START_TEST(done_words_are_poisoned_when_no_batch_writes)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+    const struct hvi_fence *cell;
 
     start("01");
     hvt_job_next_turn(2);
-    hvt_batch_begin(both[0], 1, comm, 2, 0);
-    add_work(0, work, NULL, 0);
-    hvt_batch_publish(both[0]);
-    hvt_job_open_gate(0);
-    member = hvt_job_member(0);
-    member.cell = 2;
-    hvt_batch_begin(both[0], 1, 0, 0, 0);
-    hvt_batch_add(both[0], &work);
-    hvt_batch_add(both[0], &member);
-    hvt_batch_publish(both[0]);
+    publish_one(0, &work);
     nap(20);
     hvt_engine_close(both[0]);
-    done = &hvt_ranks[0].fences.cells[2].done;
-    uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
-    for (int quiet_ms = 0; quiet_ms < 50;
-         quiet_ms++) { /* the stream has written its turn by then */
-        ck_assert(!hvi_deadline_passed(end));
-        if (atomic_load(done) != HVI_FENCE_POISON)
-            quiet_ms = 0;
-        nap(1);
+    cell = &hvt_ranks[0].fences.cells[2];
+    await_poison(&cell->ready);
+    nap(50);
+    ck_assert_uint_eq(atomic_load(&cell->done), 0);
+    publish_one(1, &work);
+    await_poison(&cell->done);
+    hvt_batch_expect(both[1], both[1]->batches);
+}
+END_TEST
+
+START_TEST(a_new_engine_gets_its_hello_when_no_batch_of_the_old_one_writes)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    start("01");
+    hvt_job_next_turn(2);
+    publish_one(0, &work);
+    nap(20);
+    hvt_engine_close(both[0]);
+    hvt_engine_tell(both[0]);
+    struct pollfd hello = {.fd = both[0]->engine_fd, .events = POLLIN};
+    ck_assert_int_eq(poll(&hello, 1, 100), 0);
+    publish_one(1, &work);
+    hvt_engine_greet(both[0]);
+    hvt_batch_expect(both[1], both[1]->batches);
+}
+END_TEST
+
+/* It is no local call: the other worker may be in a join of another communicator. */
+START_TEST(a_first_op_may_wait_for_the_other_worker)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 200 * HVI_NS_MS, .fake = ";connect=first"};
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    hvt_job_start(2, "", &wish);
+    attach_all("01");
+    hvt_engines_join(both, 2, COMM);
+    hvt_job_next_turn(2);
+    publish_one(0, &work);
+    nap(500);
+    publish_one(1, &work);
+    expect_done();
+    hvt_job_expect_sum(0, 2, SMALL, 1);
+}
+END_TEST
+
+/* The first hangs in NCCL, and the engine reads neither that it has begun nor the ends of the others, as many as there is room
+ * for: its own end waits for room. */
+START_TEST(the_end_of_a_batch_waits_for_room)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, 4);
+    struct hvi_device_member member;
+
+    start("01");
+    hvt_job_next_turn(2);
+    publish_one(0, &work);
+    nap(150);
+    member = hvt_job_member(0);
+    member.cell = 0;
+    for (uint32_t i = 1; i < HVI_DEVICE_DONES; i++) {
+        hvt_batch_begin(both[0], 1, 0, 0, 0);
+        hvt_batch_add(both[0], &work);
+        hvt_batch_add(both[0], &member);
+        hvt_batch_publish(both[0]);
+        await_launched(0);
     }
-    ck_assert_int_eq(waitpid(both[0]->pid, NULL, WNOHANG), 0); /* nor did the worker's end do it */
-    kill(both[0]->pid, SIGKILL);
-    hvt_worker_end(both[0]);
+    publish_one(1, &work);
+    hvt_batch_expect(both[1], both[1]->batches);
+    nap(20);
+    ck_assert_int_eq(hvt_batch_answer(both[0]).status, HVI_INPROGRESS);
+    for (uint64_t number = 2; number <= HVI_DEVICE_DONES; number++)
+        hvt_batch_expect(both[0], number);
+    hvt_batch_expect(both[0], 1);
 }
 END_TEST
 
@@ -492,12 +619,17 @@ int main(void)
     tcase_add_test(tcase, more_ranks_on_one_gpu_than_on_the_other);
     tcase_add_test(tcase, nothing_runs_before_the_last_rank_has_come);
     tcase_add_test(tcase, other_operations_and_types);
+    tcase_add_test(tcase, averages_of_narrow_types_do_not_overflow);
+    tcase_add_test(tcase, minimum_and_maximum_keep_a_nan);
     tcase_add_test(tcase, pieces_go_where_they_belong);
     tcase_add_test(tcase, a_send_between_two_gpus);
     tcase_add_test(tcase, a_communicator_outlives_its_engine);
     tcase_add_test(tcase, a_worker_outlives_the_other_of_its_communicator);
     tcase_add_test(tcase, a_drop_opens_the_gates_of_what_it_aborts);
-    tcase_add_test(tcase, poison_is_repeated_until_all_batches_are_over);
+    tcase_add_test(tcase, done_words_are_poisoned_when_no_batch_writes);
+    tcase_add_test(tcase, a_new_engine_gets_its_hello_when_no_batch_of_the_old_one_writes);
+    tcase_add_test(tcase, a_first_op_may_wait_for_the_other_worker);
+    tcase_add_test(tcase, the_end_of_a_batch_waits_for_room);
     tcase_add_test(tcase, an_error_of_nccl_ends_the_worker_with_the_reason);
     tcase_add_test(tcase, a_join_that_does_not_end_ends_the_worker_with_the_reason);
     suite_add_tcase(suite, tcase);
