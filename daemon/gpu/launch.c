@@ -225,6 +225,7 @@ static bool land(struct gpu_launch *launch, uint32_t stream, struct gpu_flight *
     if (flight->next == NULL)
         launch->last[stream] = &launch->first[stream];
     launch->streams.streams[stream].works -= flight->works;
+    launch->streams.streams[stream].works_before -= flight->works;
     flight->number = 0;
     source->under_way--;
     launch->flying--;
@@ -318,12 +319,36 @@ struct stepping {
     struct gpu_launch *launch;
     struct gpu_stream *stream;
     struct gpu_comm *comm;
+    uint32_t steps;
 };
+
+static void ask_whether_sound(struct gpu_launch *launch, uint64_t now_ns);
+
+/* A long batch is put into its stream in portions: a full queue would keep this thread in a call of the driver, where it is
+ * taken for stuck. What has finished meanwhile is answered; orders wait. False: the driver or NCCL has failed. */
+static bool await_room(struct stepping *stepping)
+{
+    struct gpu_launch *launch = stepping->launch;
+    const uint64_t batch = atomic_load_explicit(&launch->calls.batch, memory_order_relaxed);
+
+    if (!gpu_streams_mark(&launch->streams, stepping->stream))
+        return false;
+    while (!launch->calls.failed && !gpu_stream_has_room(stepping->stream)) {
+        const struct timespec nap = {.tv_nsec = (long)NAP_MIN_NS};
+        (void)look_at_streams(launch);
+        ask_whether_sound(launch, hvi_clock_ns());
+        (void)nanosleep(&nap, NULL);
+    }
+    atomic_store_explicit(&launch->calls.batch, batch, memory_order_relaxed);
+    return !launch->calls.failed;
+}
 
 static bool step(void *user, const struct gpu_step *one)
 {
     struct stepping *stepping = user;
 
+    if (++stepping->steps % GPU_STREAM_PORTION == 0 && !await_room(stepping))
+        return false;
     if (one->kind < (int)GPU_STREAM_KERNELS)
         return gpu_streams_launch(&stepping->launch->streams, stepping->stream, one);
     stepping->stream->works++;
@@ -335,7 +360,7 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
                             struct gpu_flight *flight)
 {
     struct gpu_stream *stream = &launch->streams.streams[number];
-    struct stepping stepping = {launch, stream, NULL};
+    struct stepping stepping = {launch, stream, NULL, 0};
     const bool is_local = launch->batch.comm == 0;
     const struct gpu_plan_means means = {
         launch->streams.staging + (is_local ? GPU_STREAM_STAGING : 0),
@@ -391,7 +416,6 @@ static void launch_batch(struct gpu_launch *launch, struct gpu_source *source)
     const struct gpu_batch_names names = {&reading, name_import, name_page, name_comm};
     struct gpu_stream *stream = &launch->streams.streams[reading.stream];
     struct gpu_flight *flight = &source->flights[head->number % HVI_DEVICE_DONES];
-    const uint32_t works_before = stream->works;
 
     if (head->number != source->number + 1 || flight->number != 0 || source->event_fd < 0) {
         lied(launch, source, "a batch that is not the next one");
@@ -408,7 +432,7 @@ static void launch_batch(struct gpu_launch *launch, struct gpu_source *source)
     atomic_store_explicit(&launch->calls.batch, head->number, memory_order_relaxed);
     take_off(launch, source, reading.stream, flight);
     if (put_into_stream(launch, source, reading.stream, flight)) {
-        flight->works = stream->works - works_before;
+        flight->works = stream->works - stream->works_before;
         /* Release, pairs with an acquire of the engine's. */
         atomic_store_explicit(&source->channel->header->launched, head->number,
                               memory_order_release);

@@ -245,6 +245,16 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
            flush(streams, stream, &memops);
 }
 
+bool gpu_streams_mark(struct gpu_streams *streams, struct gpu_stream *stream)
+{
+    struct memops memops;
+
+    memops.count = 0;
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+               stream->address + offsetof(struct gpu_words, portions), ++stream->portions) &&
+           flush(streams, stream, &memops);
+}
+
 bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_batch *batch)
 {

@@ -3,7 +3,8 @@
  *
  *   a batch in its stream:   wait for each member's .ready | begun = its number | steps | each .done = turn | finished = its number
  *
- * begun and finished are words of this process, one pair for each stream; numbers of a stream are 1, 2, 3, ... */
+ * begun and finished are words of this process, one pair for each stream; numbers of a stream are 1, 2, 3, ... A third word
+ * counts the portions of steps of long batches. */
 #ifndef HVD_GPU_STREAMS_H
 #define HVD_GPU_STREAMS_H
 
@@ -16,12 +17,13 @@
 #define GPU_STREAM_KERNELS (GPU_STEP_ADASUM_BLEND + 1)
 #define GPU_STREAM_STAGING (UINT64_C(64) << 20) /* for what has a communicator */
 #define GPU_STREAM_SCRATCH (UINT64_C(16) << 20) /* for adasums in GPU_STREAM_LOCAL */
+#define GPU_STREAM_PORTION 128u /* steps of a batch, of which two portions may lie in the stream */
 #define GPU_STREAM_WORKS_MAX                                                                       \
     512u /* things in a stream, behind which no further batch is put: calls would wait (CUDA's queues) */
 
 /* Release by the stream's write; pair with the acquire of the launch thread. */
 struct gpu_words {
-    _Alignas(64) _Atomic uint64_t begun, finished;
+    _Alignas(64) _Atomic uint64_t begun, finished, portions;
 };
 
 struct gpu_stream {
@@ -29,6 +31,7 @@ struct gpu_stream {
     struct gpu_words *words;
     hvi_cu_ptr address;    /* of .words */
     uint64_t queued;       /* number of the last batch */
+    uint64_t portions;     /* of steps of long batches, ever */
     uint32_t works;        /* things in it */
     uint32_t works_before; /* when the batch at hand was begun */
 };
@@ -52,6 +55,8 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
                       const struct gpu_batch *batch);
 bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_step *step);
+/* Behind a portion of steps. */
+bool gpu_streams_mark(struct gpu_streams *streams, struct gpu_stream *stream);
 bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_batch *batch);
 /* Whether the context is sound, as far as the driver knows. */
@@ -60,6 +65,12 @@ bool gpu_streams_sound(struct gpu_streams *streams, struct gpu_stream *stream);
 static inline uint64_t gpu_stream_begun(const struct gpu_stream *stream)
 {
     return atomic_load_explicit(&stream->words->begun, memory_order_acquire);
+}
+
+static inline bool gpu_stream_has_room(const struct gpu_stream *stream)
+{
+    return stream->portions - atomic_load_explicit(&stream->words->portions, memory_order_acquire) <
+           2;
 }
 
 static inline uint64_t gpu_stream_finished(const struct gpu_stream *stream)

@@ -142,6 +142,47 @@ START_TEST(a_stream_that_is_full_takes_no_more_until_it_has_room)
 }
 END_TEST
 
+/* A reducescatter has a step for each member. */
+static uint64_t publish_long(void)
+{
+    const uint64_t sizes[4] = {4, 4, 4, 4};
+    struct hvi_device_work work = hvt_job_work(HVI_KIND_REDUCESCATTER, 4, 4);
+
+    work.sizes = 1;
+    hvt_job_next_turn(4);
+    hvt_batch_begin(worker, HVI_DEVICE_WORKS, 0, 0, 0);
+    for (uint32_t i = 0; i < HVI_DEVICE_WORKS; i++) {
+        hvt_batch_add(worker, &work);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            const struct hvi_device_member member = hvt_job_member(rank);
+            hvt_batch_add(worker, &member);
+        }
+        hvt_batch_numbers(worker, sizes, 4);
+    }
+    return hvt_batch_publish(worker);
+}
+
+/* Else the driver's queue would be full, and the call would wait in it. */
+START_TEST(a_long_batch_goes_into_its_stream_in_portions)
+{
+    uint64_t gated;
+
+    hvt_job_attach(2, 0);
+    hvt_job_attach(3, 0);
+    gated = publish_long();
+    nap(20);
+    ck_assert_uint_lt(atomic_load(&worker->channel.header->launched), gated);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        hvt_job_open_gate(rank);
+    hvt_batch_expect(worker, gated);
+    ck_assert_uint_eq(done_word(3), hvt_ranks[3].turn);
+    gated = allreduce(2, 4);
+    expect_launched(gated);
+    open_gates();
+    hvt_batch_expect(worker, gated);
+}
+END_TEST
+
 /* ---- ends ---- */
 
 START_TEST(a_lie_ends_its_engine_and_no_other)
@@ -311,6 +352,7 @@ int main(void)
     tcase_add_test(tcase, many_batches_follow_each_other);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);
     tcase_add_test(tcase, a_stream_that_is_full_takes_no_more_until_it_has_room);
+    tcase_add_test(tcase, a_long_batch_goes_into_its_stream_in_portions);
     tcase_add_test(tcase, a_lie_ends_its_engine_and_no_other);
     tcase_add_test(tcase, the_end_of_an_engine_releases_all_and_leaves_memory_to_the_next);
     tcase_add_test(tcase, the_poison_of_a_dead_engines_pages_outlasts_its_batches);

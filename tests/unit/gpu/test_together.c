@@ -546,6 +546,26 @@ START_TEST(a_first_op_may_wait_for_the_other_worker)
 }
 END_TEST
 
+START_TEST(a_first_op_of_a_dropped_communicator_ends_the_worker_with_the_reason)
+{
+    const struct hvt_worker_wish wish = {.fake = ";connect=first"};
+    struct hvi_gpu_msg drop = {.kind = HVI_GPU_COMM_DROP, .comm_drop = {COMM, true}};
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    hvt_job_start(2, "", &wish);
+    attach_all("01");
+    hvt_engines_join(both, 2, COMM);
+    hvt_job_next_turn(2);
+    publish_one(0, &work);
+    nap(50);
+    hvt_worker_send(both[0]->engine_fd, &drop, NULL, 0);
+    hvt_worker_expect_state(both[0], HVI_GPU_FAILED);
+    ck_assert_msg(strstr(both[0]->msg.state.text, "joined or connected") != NULL, "%s",
+                  both[0]->msg.state.text);
+    ck_assert_int_eq(hvt_worker_end(both[0]), 1);
+}
+END_TEST
+
 /* The first hangs in NCCL, and the engine reads neither that it has begun nor the ends of the others, as many as there is room
  * for: its own end waits for room. */
 START_TEST(the_end_of_a_batch_waits_for_room)
@@ -629,6 +649,7 @@ int main(void)
     tcase_add_test(tcase, done_words_are_poisoned_when_no_batch_writes);
     tcase_add_test(tcase, a_new_engine_gets_its_hello_when_no_batch_of_the_old_one_writes);
     tcase_add_test(tcase, a_first_op_may_wait_for_the_other_worker);
+    tcase_add_test(tcase, a_first_op_of_a_dropped_communicator_ends_the_worker_with_the_reason);
     tcase_add_test(tcase, the_end_of_a_batch_waits_for_room);
     tcase_add_test(tcase, an_error_of_nccl_ends_the_worker_with_the_reason);
     tcase_add_test(tcase, a_join_that_does_not_end_ends_the_worker_with_the_reason);
