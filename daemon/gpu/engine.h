@@ -27,7 +27,9 @@ struct gpu_engine {
     struct gpu_source source;
     struct gpu_page *pages;
     struct gpu_held *held; /* imports */
-    uint32_t asks, joins;  /* of communicators, that are not back; joins among them */
+    uint64_t *instances;   /* of the job's workers that lived when it came */
+    uint32_t instance_count;
+    uint32_t asks, joins; /* of communicators, that are not back; joins among them */
     bool is_leaving, is_drained;
     uint64_t
         deadline_ns; /* leaving, or a join that is not wanted any more: it is over by then; 0: none */
