@@ -34,6 +34,8 @@ struct hvi_gpu_beat {
 struct hvi_gpu_engine {
     uint64_t generation;
     int32_t engine_pid;
+    uint64_t *instances; /* of the job's workers that live; none: not said */
+    size_t instance_count;
 };
 struct hvi_gpu_stop {
     char reason[HVI_TEXT_MAX + 1];
@@ -85,6 +87,7 @@ struct hvi_gpu_comm_id {
     uint64_t request;
     unsigned char id[HVI_NCCL_ID_BYTES]; /* zeros: the question, or there is none */
     char text[HVI_TEXT_MAX + 1];
+    bool check;
 };
 struct hvi_gpu_comm_join {
     uint64_t request;

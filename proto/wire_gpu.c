@@ -39,6 +39,7 @@ static const struct wire_table beat = TABLE(gpu_beat, beat_fields, 0);
 static const struct wire_field engine_fields[] = {
     U64(1, hvi_gpu_engine, generation),
     PID(2, hvi_gpu_engine, engine_pid),
+    LIST(3, hvi_gpu_engine, instances, instance_count, WIRE_LONGS, HVI_GPU_COMM_RANKS_MAX, NULL),
 };
 static const struct wire_table engine = TABLE(gpu_engine, engine_fields, 0);
 
@@ -105,6 +106,7 @@ static const struct wire_field comm_id_fields[] = {
     U64(1, hvi_gpu_comm_id, request),
     FIXED(2, hvi_gpu_comm_id, id),
     TEXT(3, hvi_gpu_comm_id, text, ANY),
+    FLAG(4, hvi_gpu_comm_id, check),
 };
 static const struct wire_table comm_id = TABLE(gpu_comm_id, comm_id_fields, 0);
 

@@ -73,7 +73,7 @@ int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES],
     struct gpu_nccl_id id;
     int status = open_library(comms, text_p, text_size);
 
-    if (status != HVI_OK)
+    if (status != HVI_OK || id_p == NULL)
         return status;
     gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->join_ns);
     const int result = comms->nccl.unique_id(&id);
@@ -235,6 +235,37 @@ bool gpu_comms_drop(struct gpu_comms *comms, const void *owner, uint32_t number,
         return abort_comm(comms, name->comm);
     name->comm = NULL;
     return true;
+}
+
+static bool is_named(const struct gpu_comms *comms, const struct gpu_comm *comm)
+{
+    const struct gpu_comm_name *name;
+
+    DL_SEARCH_SCALAR(comms->names, name, comm, comm);
+    return name != NULL;
+}
+
+static bool are_alive(const struct gpu_comm *comm, const uint64_t *instances, uint32_t count)
+{
+    for (uint32_t i = 0; i < comm->count; i++) {
+        uint32_t at = 0;
+        while (at < count && instances[at] != comm->instances[i])
+            at++;
+        if (at == count)
+            return false;
+    }
+    return true;
+}
+
+void gpu_comms_alive(struct gpu_comms *comms, const uint64_t *instances, uint32_t count)
+{
+    struct gpu_comm *comm, *next;
+
+    DL_FOREACH_SAFE(comms->comms, comm, next)
+    {
+        if (count > 0 && !is_named(comms, comm) && !are_alive(comm, instances, count))
+            (void)abort_comm(comms, comm);
+    }
 }
 
 void gpu_comms_close(struct gpu_comms *comms)

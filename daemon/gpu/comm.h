@@ -54,7 +54,7 @@ struct gpu_join {
 
 /* Opens the library, whose version engines compare. Without it the worker serves sets of one GPU, and a later call says why. */
 void gpu_comms_open(struct gpu_comms *comms);
-/* HVI_OK, or an error with a sentence. */
+/* HVI_OK, or an error with a sentence. `id_p` NULL: only whether NCCL is there. */
 int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
                  size_t text_size);
 /* Blocks until all have joined. HVI_OK, or an error with a sentence. */
@@ -65,6 +65,9 @@ const struct gpu_comm_name *gpu_comms_find(const struct gpu_comms *comms, const 
                                            uint32_t number);
 /* The owner uses it no more; with `abort` it ends, whoever else names it. False: .calls->failed. */
 bool gpu_comms_drop(struct gpu_comms *comms, const void *owner, uint32_t number, bool abort);
+/* Of the job's workers these live, or it is not known (`count` 0). Communicators that no engine names, and that another worker is
+ * in, are aborted: their like will not come again. */
+void gpu_comms_alive(struct gpu_comms *comms, const uint64_t *instances, uint32_t count);
 void gpu_comms_owner_gone(struct gpu_comms *comms, const void *owner);
 /* Asks those that are in use. `finished`: number of the last batch that is done in the stream. False: one is broken, and no
  * engine has dropped it within a second. */

@@ -25,6 +25,7 @@ static void done(struct gpu_order *order)
     if (order->kind == GPU_ORDER_ID) {
         memcpy(msg.comm_id.id, order->join.id, sizeof(msg.comm_id.id));
         snprintf(msg.comm_id.text, sizeof(msg.comm_id.text), "%s", order->text);
+        msg.comm_id.check = order->check;
         (void)gpu_engine_send(engine, &msg);
     } else if (order->kind == GPU_ORDER_JOIN) {
         (void)gpu_engine_ack(engine, order->request, order->status, order->text);
@@ -62,9 +63,11 @@ bool gpu_joins_id(struct gpu_engine *engine, const struct hvi_gpu_comm_id *said)
 {
     struct ask *ask = make_ask(engine, GPU_ORDER_ID, 0, said->request);
 
-    if (ask != NULL)
-        gpu_launch_order(&engine->worker->launch, &ask->order);
-    return ask != NULL;
+    if (ask == NULL)
+        return false;
+    ask->order.check = said->check;
+    gpu_launch_order(&engine->worker->launch, &ask->order);
+    return true;
 }
 
 bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said)

@@ -548,6 +548,7 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
     case GPU_ORDER_OPEN:
         order->source->event_fd = -1;
         DL_APPEND(launch->sources, order->source);
+        gpu_comms_alive(&launch->comms, order->join.instances, order->join.count);
         return true;
     case GPU_ORDER_WELCOME:
         order->source->event_fd = order->fd;
@@ -563,8 +564,8 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
         forget(launch, order);
         return false;
     case GPU_ORDER_ID:
-        order->status =
-            gpu_comms_id(&launch->comms, order->join.id, order->text, sizeof(order->text));
+        order->status = gpu_comms_id(&launch->comms, order->check ? NULL : order->join.id,
+                                     order->text, sizeof(order->text));
         return true;
     case GPU_ORDER_JOIN:
         order->status =

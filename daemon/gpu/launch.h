@@ -16,13 +16,14 @@
 #include <pthread.h>
 
 enum gpu_order_kind {
-    GPU_ORDER_OPEN,    /* a source: its ring is read from now on. Comes back at once */
+    /* A source: its ring is read from now on; .join.instances as gpu_comms_alive. Comes back at once. */
+    GPU_ORDER_OPEN,
     GPU_ORDER_WELCOME, /* .fd: the engine's eventfd */
     GPU_ORDER_CLOSE, /* of a source: its ring is not read any more. Back when its batches are over */
     GPU_ORDER_ADD,   /* .thing */
     GPU_ORDER_FORGET, /* .thing: back when no batch that was published before uses it */
     GPU_ORDER_LIE, /* the launch thread's: .text is the source's lie, and its ring is not read any more */
-    GPU_ORDER_ID,     /* .join.id comes back */
+    GPU_ORDER_ID,     /* .join.id comes back; with .check nothing but .status */
     GPU_ORDER_JOIN,   /* .join */
     GPU_ORDER_DROP,   /* .join.number, .abort */
     GPU_ORDER_STOP,   /* back when all batches are over; the thread ends */
@@ -42,7 +43,7 @@ struct gpu_order {
     int fd;
     uint64_t request; /* the engine's */
     struct gpu_join join;
-    bool abort;
+    bool abort, check;
     int status;
     char text[400];
 };

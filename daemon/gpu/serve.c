@@ -126,6 +126,7 @@ void gpu_engine_settle(struct gpu_engine *engine)
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     DL_DELETE(worker->engines, engine);
+    free(engine->instances);
     free(engine);
     if (worker->engines == NULL && worker->link_fd < 0)
         gpu_guard_end(worker, 0); /* hvdd has gone before */
@@ -231,6 +232,8 @@ static void make_source(struct gpu_engine *engine)
     source->generation = engine->generation;
     source->open = source->welcome = source->close = source->lie = order;
     source->open.kind = GPU_ORDER_OPEN;
+    source->open.join.instances = engine->instances;
+    source->open.join.count = engine->instance_count;
     source->welcome.kind = GPU_ORDER_WELCOME;
     source->close.kind = GPU_ORDER_CLOSE;
     source->close.done = on_drained;
@@ -318,7 +321,7 @@ static void open_waiting(struct gpu_worker *worker)
     }
 }
 
-void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *said, int fd)
+void gpu_serve_engine(struct gpu_worker *worker, struct hvi_gpu_engine *said, int fd)
 {
     struct gpu_engine *engine = calloc(1, sizeof(*engine));
 
@@ -328,6 +331,10 @@ void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *sa
         return;
     }
     engine->worker = worker;
+    engine->instances = said->instances; /* taken */
+    engine->instance_count = (uint32_t)said->instance_count;
+    said->instances = NULL;
+    said->instance_count = 0;
     engine->generation = said->generation;
     engine->pid = said->engine_pid;
     engine->fd = fd;

@@ -51,7 +51,7 @@ void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, 
 /* ---- serve.c: the sockets to engines ---- */
 
 /* A socket to an engine, which it owns. Says hello; where that cannot be, the socket ends. */
-void gpu_serve_engine(struct gpu_worker *worker, const struct hvi_gpu_engine *engine, int fd);
+void gpu_serve_engine(struct gpu_worker *worker, struct hvi_gpu_engine *engine, int fd);
 /* GpuAck to an engine. */
 void gpu_serve_answer(void *engine, uint64_t request, int status, const char *text);
 /* Begins to end them all; their fences are poisoned. */

@@ -246,12 +246,39 @@ static void stop_worker(struct node_worker *worker, const char *reason)
 
 /* ---- engines ---- */
 
+/* The job's workers that live: NCCL's communicators that another one is in are of no use any more. NULL: no memory. */
+static uint64_t *living(const struct node_worker *worker, size_t *count_p)
+{
+    const struct node_worker *each;
+    uint64_t *instances = calloc(worker->gpu->worker_count, sizeof(*instances));
+
+    *count_p = 0;
+    DL_FOREACH(worker->gpu->workers, each)
+    {
+        if (instances != NULL && each->state < NODE_WORKER_ENDING && each->uid == worker->uid &&
+            strcmp(each->job, worker->job) == 0)
+            instances[(*count_p)++] = each->instance;
+    }
+    return instances;
+}
+
+/* GpuEngine with its descriptor. */
+static int send_engine(struct node_worker *worker, const struct node_want *want, int fd)
+{
+    struct hvi_gpu_msg msg = {
+        .kind = HVI_GPU_ENGINE,
+        .engine = {.generation = want->generation, .engine_pid = (int32_t)want->pid}};
+
+    msg.engine.instances = living(worker, &msg.engine.instance_count);
+    int status = send_msg(worker, &msg, &fd, 1);
+    free(msg.engine.instances);
+    return status;
+}
+
 /* A socket of its own between an engine and the worker. */
 static void link_engine(struct node_worker *worker, struct node_want *want)
 {
     struct hvi_gpu_worker answer = {.request = want->request};
-    struct hvi_gpu_msg msg = {.kind = HVI_GPU_ENGINE,
-                              .engine = {want->generation, (int32_t)want->pid}};
     int ends[2] = {-1, -1}, status;
 
     fill_answer(worker, &answer);
@@ -259,7 +286,7 @@ static void link_engine(struct node_worker *worker, struct node_want *want)
         answer.status = HVI_ERR_LIMIT;
         snprintf(answer.text, sizeof(answer.text), "%s: no socket to its worker: %s", worker->name,
                  strerror(errno));
-    } else if ((status = send_msg(worker, &msg, &ends[0], 1)) != HVI_OK) {
+    } else if ((status = send_engine(worker, want, ends[0])) != HVI_OK) {
         answer.status = HVI_ERR_WORKER_LOST;
         snprintf(answer.text, sizeof(answer.text), "%s: its worker (pid %d) %s", worker->name,
                  (int)worker->pid, status == HVI_ERR_CLOSED ? "has ended" : "does not read");

@@ -123,7 +123,9 @@ enum hvd_dtype {
 };
 
 /* Reductions accumulate in rank order, shorter floats in float32, so results are bitwise the same
- * for a given size. Integer averages truncate toward zero; integer sums wrap. */
+ * for a given size. Integer averages truncate toward zero; integer sums wrap.
+ *   Between GPUs NCCL adds, in its own order, and may round shorter floats more than once; HVD_MIN and HVD_MAX
+ * of floats keep NaNs there too; an average of float16 or float8 is divided before the sum. */
 enum hvd_reduce_op {
     HVD_AVERAGE = 0,
     HVD_SUM = 1,

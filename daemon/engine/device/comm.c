@@ -5,7 +5,7 @@
  *                         |                         |
  *                         +--error, late, a worker lost--> failed
  *
- * Each is asked for an id, and that of the first is taken: a worker that joins one that another cannot join sits in NCCL until it
+ * The first is asked for an id, and the others whether they could give one: a worker that joins one that another cannot join sits in NCCL until it
  * is ended, so who cannot is to say it before.
  *
  * One at a time, in the order in which they were asked for: a worker's launch thread joins, and two
@@ -96,7 +96,7 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
 
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
         struct engine_device_worker *worker = &device->workers[comm->workers[i]];
-        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID};
+        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id.check = i > 0};
         status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number,
                                       ENGINE_DEVICE_COMM_NS, &msg.comm_id.request);
         if (status == HVI_OK)

@@ -395,7 +395,8 @@ static void serve(struct engine_device_worker *worker, const struct hvi_gpu_msg 
         const struct engine_device_answer answer = {msg->ack.status, msg->ack.text, NULL};
         answered(worker, msg->ack.request, &answer);
     } else if (msg->kind == HVI_GPU_COMM_ID) {
-        bool there = memcmp(msg->comm_id.id, none, sizeof none) != 0;
+        bool there = msg->comm_id.check ? msg->comm_id.text[0] == '\0'
+                                        : memcmp(msg->comm_id.id, none, sizeof none) != 0;
         const struct engine_device_answer answer = {there ? HVI_OK : HVI_ERR_UNSUPPORTED,
                                                     msg->comm_id.text,
                                                     there ? msg->comm_id.id : NULL};

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The loader finds a libnccl.so.2 that is no library; folders and HVD_NCCL_LIB name stand-ins. */
-#include "daemon/gpu/nccl.h"
+#include "daemon/gpu/comm.h"
 
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
+
+#include <stdlib.h>
 
 #define WHEEL                                                                                      \
     "/"                                                                                            \
@@ -85,6 +87,55 @@ START_TEST(a_sentence_that_does_not_fit_ends)
 }
 END_TEST
 
+/* ---- communicators ---- */
+
+static uint32_t aborted;
+
+static int note_abort(gpu_nccl_comm handle)
+{
+    aborted |= 1u << (uintptr_t)handle;
+    return GPU_NCCL_OK;
+}
+
+static struct gpu_comm *add_comm(struct gpu_comms *comms, uintptr_t handle, uint64_t other)
+{
+    struct gpu_comm *comm = calloc(1, sizeof(*comm) + 2 * sizeof(uint64_t));
+
+    ck_assert_ptr_nonnull(comm);
+    comm->handle = (gpu_nccl_comm)handle;
+    comm->count = 2;
+    comm->instances[0] = 7;
+    comm->instances[1] = other;
+    comm->prev = comms->comms ? comms->comms->prev : comm; /* the first one's is the last */
+    if (comms->comms)
+        comms->comms->prev = comm->prev->next = comm;
+    else
+        comms->comms = comm;
+    comms->count++;
+    return comm;
+}
+
+START_TEST(communicators_of_workers_that_have_gone_are_let_go_unless_they_are_named)
+{
+    static const uint64_t living[] = {9, 7};
+    struct gpu_calls calls = {.usual_ns = 1};
+    struct gpu_comms comms = {.calls = &calls, .nccl.abort = note_abort};
+    struct gpu_comm_name name = {.owner = &comms, .number = 1};
+
+    add_comm(&comms, 1, 8);
+    add_comm(&comms, 2, 9);
+    name.comm = add_comm(&comms, 3, 8);
+    comms.names = name.prev = &name;
+    gpu_comms_alive(&comms, NULL, 0); /* it is not known */
+    ck_assert_uint_eq(aborted, 0);
+    gpu_comms_alive(&comms, living, 2);
+    ck_assert_uint_eq(aborted, 1u << 1);
+    ck_assert_uint_eq(comms.count, 2);
+    gpu_comms_close(&comms);
+    ck_assert_uint_eq(aborted, 1u << 1 | 1u << 2 | 1u << 3);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu nccl");
@@ -95,6 +146,7 @@ int main(void)
     tcase_add_test(tcase, an_old_library_and_one_without_a_function_are_passed_over);
     tcase_add_test(tcase, the_library_that_the_user_names_is_taken_or_none);
     tcase_add_test(tcase, a_sentence_that_does_not_fit_ends);
+    tcase_add_test(tcase, communicators_of_workers_that_have_gone_are_let_go_unless_they_are_named);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -68,6 +68,8 @@ static void begin(const char *job)
 /* To the engine: one byte, the way that this worker can be told from others. */
 static void greet(const char *job, int fd)
 {
+    if (msg.engine.instance_count == 0)
+        _exit(95);
     if (strcmp(job, "dies") == 0)
         _exit(7);
     if (write(fd, "w", 1) != 1)

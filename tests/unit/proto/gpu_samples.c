@@ -55,7 +55,7 @@ static void sample_of_hvdd(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
     else if (kind == HVI_GPU_BEAT)
         msg->beat.number = UINT64_MAX;
     else if (kind == HVI_GPU_ENGINE)
-        msg->engine = (struct hvi_gpu_engine){UINT64_MAX, INT32_MAX};
+        msg->engine = (struct hvi_gpu_engine){UINT64_MAX, INT32_MAX, longs, HVI_GPU_COMM_RANKS_MAX};
     else if (kind == HVI_GPU_STOP)
         msg->stop = (struct hvi_gpu_stop){"idle for 60 s"};
     else
@@ -79,7 +79,7 @@ static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
     else if (kind == HVI_GPU_ACK)
         msg->ack = (struct hvi_gpu_ack){UINT64_MAX, HVI_ERR_NO_MEMORY, "no"};
     else if (kind == HVI_GPU_COMM_ID)
-        msg->comm_id = (struct hvi_gpu_comm_id){.request = 1, .id = {0, 0, 9}};
+        msg->comm_id = (struct hvi_gpu_comm_id){.request = 1, .id = {0, 0, 9}, .check = true};
     else if (kind == HVI_GPU_COMM_JOIN)
         msg->comm_join = (struct hvi_gpu_comm_join){.request = 1,
                                                     .comm = 1,

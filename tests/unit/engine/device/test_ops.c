@@ -188,7 +188,9 @@ static void make_comm(uint32_t count)
     for (uint32_t gpu = count; gpu-- > 0;) {
         ck_assert(hvt_gpu_hear(&gpus, gpu, HVI_GPU_COMM_ID, &msg));
         id.comm_id.request = msg.comm_id.request;
-        memset(id.comm_id.id, 7 + (int)gpu, sizeof id.comm_id.id);
+        ck_assert_int_eq(msg.comm_id.check, gpu > 0); /* an id that nobody joins by is not made */
+        id.comm_id.check = msg.comm_id.check;
+        memset(id.comm_id.id, gpu > 0 ? 0 : 7, sizeof id.comm_id.id);
         hvt_gpu_say(&gpus, gpu, &id, NULL, 0);
     }
     for (uint32_t gpu = 0; gpu < count; gpu++) {
@@ -261,10 +263,12 @@ START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
     hvt_gpus_turn(&gpus);
     ck_assert(hvt_gpu_hear(&gpus, other, HVI_GPU_COMM_ID, &msg));
     id.comm_id.request = msg.comm_id.request;
-    memset(id.comm_id.id, 7, sizeof id.comm_id.id);
+    id.comm_id.check = msg.comm_id.check;
+    memset(id.comm_id.id, other == 0 ? 7 : 0, sizeof id.comm_id.id);
     hvt_gpu_say(&gpus, other, &id, NULL, 0);
     ck_assert(hvt_gpu_hear(&gpus, who, HVI_GPU_COMM_ID, &msg));
-    id.comm_id = (struct hvi_gpu_comm_id){.request = msg.comm_id.request};
+    id.comm_id =
+        (struct hvi_gpu_comm_id){.request = msg.comm_id.request, .check = msg.comm_id.check};
     snprintf(id.comm_id.text, sizeof id.comm_id.text, "%s", text);
     hvt_gpu_say(&gpus, who, &id, NULL, 0);
     hvt_gpus_turn(&gpus);
