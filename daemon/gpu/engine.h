@@ -32,7 +32,7 @@ struct gpu_engine {
     struct gpu_source source;
     struct gpu_page *pages;
     struct gpu_held *held; /* imports */
-    uint64_t *instances; /* of the job's workers that lived when it came */
+    uint64_t *instances;   /* of the job's workers that lived when it came */
     uint32_t instance_count;
     uint32_t asks, joins,
         aborts; /* of communicators, that are not back; joins, aborts among them */

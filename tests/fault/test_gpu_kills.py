@@ -14,6 +14,7 @@ from hvt.gpu import GpuDaemon, gpus
 from hvt.job import Job
 
 PROMISED_NS = 100_000_000
+DRAINED_NS = 2_000_000_000
 SILENCE_NS = 1_000_000_000  # gpu-silence, engine-silence and HVD_GPU_TIMEOUT_SECONDS, where a test has set them
 INT32 = arith.DTYPES["int32"]
 EXPECTED = ("op-failed", "rank-lost", "job-failed", "engine-killed", "engine-exited", "engine-ended", "engine-lost", "engine-silent",
@@ -85,15 +86,20 @@ class Case:
         self.job.ranks[2].ask("gate", stream=self.streams[2], open=True)
 
 
-def hear(case: Case, status: Status, word: str = "") -> int:
-    """Ranks 0 and 1 hear this and go on; when the later one did."""
+def hear_each(case: Case, status: Status, word: str = "") -> tuple[int, int]:
+    """Rank 0 hears this, and rank 1's stream goes on: when."""
     host, stream = case.job.ranks[0].collect_outcome(), case.job.ranks[1].collect()
     assert host.status == status, host
     assert word in host.text, host.text
     assert stream["ended"], "the stream waits for ever"
     outcome = case.job.ranks[1].wait(case.ops[1])
     assert outcome.status == status, outcome
-    return max(host.at_ns, stream["at_ns"])
+    return host.at_ns, stream["at_ns"]
+
+
+def hear(case: Case, status: Status, word: str = "") -> int:
+    """The same; when the later one did."""
+    return max(hear_each(case, status, word))
 
 
 def check(case: Case, at_ns: int, status: Status, word: str = "") -> None:
@@ -206,7 +212,11 @@ def begin_slowly(slow: GpuDaemon, gpu_of: list[int]) -> Case:
 def test_one_is_killed_while_a_batch_runs(slow, victim, gpu_of):
     find, status = RUNNING[victim]
     case = begin_slowly(slow, gpu_of)
-    check(case, kill(find(case)), status)
+    at_ns = kill(find(case))
+    heard_ns, went_on_ns = hear_each(case, status)
+    check_prompt("the host heard", heard_ns - at_ns, PROMISED_NS)
+    # A worker that lives may write outputs until what it has begun is over.
+    check_prompt("the stream went on", went_on_ns - at_ns, PROMISED_NS if victim == "worker" else DRAINED_NS)
     case.meet_again(keep=True)
     case.job.close()
 
