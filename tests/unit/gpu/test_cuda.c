@@ -3,9 +3,11 @@
 #include "gpu/cuda.h"
 
 #include "base/status.h"
+#include "gpu/library.h"
 #include "tests/unit/hvt_main.h"
 
 #include <dlfcn.h>
+#include <string.h>
 
 #define NEEDED "hvdd needs an NVIDIA driver for CUDA 12.0 or newer (525)"
 
@@ -76,6 +78,17 @@ START_TEST(an_error_has_its_name_and_its_number)
 }
 END_TEST
 
+START_TEST(what_the_loader_says_is_told_without_the_name_at_its_beginning)
+{
+    ck_assert_ptr_null(dlopen("/there/is/none.so", RTLD_NOW));
+    ck_assert(strstr(hvi_gpu_library_error("/there/is/none.so"), "none.so") == NULL);
+    ck_assert_ptr_null(dlopen("/there/is/none.so", RTLD_NOW));
+    ck_assert(strstr(hvi_gpu_library_error("another.so"), "/there/is/none.so: ") != NULL);
+    ck_assert_str_eq(hvi_gpu_library_error("another.so"), "it is not loaded");
+    ck_assert_str_eq(hvi_gpu_library_path(dlopen(NULL, RTLD_NOW)), "?"); /* the program itself */
+}
+END_TEST
+
 START_TEST(a_uuid_is_written_as_nvidia_smi_writes_it_and_read_back)
 {
     static const char *const others[] = {
@@ -112,6 +125,7 @@ int main(void)
     tcase_add_test(tcase, a_library_that_the_process_has_not_is_not_loaded_where_that_was_asked);
     tcase_add_test(tcase, an_old_driver_a_silent_one_and_one_without_a_function_are_refused);
     tcase_add_test(tcase, an_error_has_its_name_and_its_number);
+    tcase_add_test(tcase, what_the_loader_says_is_told_without_the_name_at_its_beginning);
     tcase_add_test(tcase, a_uuid_is_written_as_nvidia_smi_writes_it_and_read_back);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
