@@ -80,10 +80,10 @@ END_TEST
 
 START_TEST(what_the_loader_says_is_told_without_the_name_at_its_beginning)
 {
-    ck_assert_ptr_null(dlopen("/there/is/none.so", RTLD_NOW));
-    ck_assert(strstr(hvi_gpu_library_error("/there/is/none.so"), "none.so") == NULL);
-    ck_assert_ptr_null(dlopen("/there/is/none.so", RTLD_NOW));
-    ck_assert(strstr(hvi_gpu_library_error("another.so"), "/there/is/none.so: ") != NULL);
+    ck_assert_ptr_null(dlopen("none/such.so", RTLD_NOW));
+    ck_assert(strstr(hvi_gpu_library_error("none/such.so"), "such.so") == NULL);
+    ck_assert_ptr_null(dlopen("none/such.so", RTLD_NOW));
+    ck_assert(strstr(hvi_gpu_library_error("another.so"), "none/such.so: ") != NULL);
     ck_assert_str_eq(hvi_gpu_library_error("another.so"), "it is not loaded");
     ck_assert_str_eq(hvi_gpu_library_path(dlopen(NULL, RTLD_NOW)), "?"); /* the program itself */
 }
