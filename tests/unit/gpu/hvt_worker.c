@@ -128,8 +128,9 @@ void hvt_worker_stop(struct hvt_worker *worker)
 
 void hvt_engine_tell(struct hvt_worker *worker)
 {
-    struct hvi_gpu_msg told = {.kind = HVI_GPU_ENGINE,
-                               .engine = {HVT_GENERATION, (int32_t)getpid()}};
+    struct hvi_gpu_msg told = {
+        .kind = HVI_GPU_ENGINE,
+        .engine = {.generation = HVT_GENERATION, .engine_pid = (int32_t)getpid()}};
     int ends[2];
 
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
