@@ -423,21 +423,32 @@ START_TEST(a_communicator_outlives_its_engine)
 }
 END_TEST
 
-/* The other worker dies with an op under way: the engine drops the communicator, and this one serves on. */
-START_TEST(a_worker_outlives_the_other_of_its_communicator)
+/* The first worker has its part of a batch of both, and the other has none. */
+static void begin_alone(struct hvi_device_work work)
 {
-    struct hvi_gpu_msg drop = {.kind = HVI_GPU_COMM_DROP, .comm_drop = {COMM, true}};
-    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
-
     start("01");
     hvt_job_next_turn(2);
     hvt_batch_begin(both[0], 1, comm, 2, 0);
     add_work(0, work, NULL, 0);
     hvt_batch_publish(both[0]);
     hvt_job_open_gate(0);
-    ck_assert_int_eq(hvt_batch_answer(both[0]).status, HVI_INPROGRESS); /* it has begun */
+}
+
+static void kill_the_other(void)
+{
     kill(both[1]->pid, SIGKILL);
     ck_assert_int_eq(hvt_worker_end(both[1]), 128 + SIGKILL);
+}
+
+/* The other worker dies with an op under way: the engine drops the communicator, and this one serves on. */
+START_TEST(a_worker_outlives_the_other_of_its_communicator)
+{
+    struct hvi_gpu_msg drop = {.kind = HVI_GPU_COMM_DROP, .comm_drop = {COMM, true}};
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
+
+    begin_alone(work);
+    ck_assert_int_eq(hvt_batch_answer(both[0]).status, HVI_INPROGRESS); /* it has begun */
+    kill_the_other();
     nap(50);
     hvt_worker_send(both[0]->engine_fd, &drop, NULL, 0);
     hvt_batch_expect(both[0], both[0]->batches); /* of garbage; the engine knows */
@@ -616,14 +627,8 @@ START_TEST(an_error_of_nccl_ends_the_worker_with_the_reason)
 {
     const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
 
-    start("01");
-    hvt_job_next_turn(2);
-    hvt_batch_begin(both[0], 1, comm, 2, 0);
-    add_work(0, work, NULL, 0);
-    hvt_batch_publish(both[0]);
-    hvt_job_open_gate(0);
-    kill(both[1]->pid, SIGKILL);
-    ck_assert_int_eq(hvt_worker_end(both[1]), 128 + SIGKILL);
+    begin_alone(work);
+    kill_the_other();
     hvt_worker_expect_state(both[0], HVI_GPU_FAILED);
     ck_assert_msg(strstr(both[0]->msg.state.text, "remote process exited") != NULL, "%s",
                   both[0]->msg.state.text);
