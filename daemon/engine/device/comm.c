@@ -5,8 +5,8 @@
  *                         |                         |
  *                         +--error, late, a worker lost--> failed
  *
- * The first is asked for an id, and the others whether they could give one: a worker that joins one that another cannot join sits in NCCL until it
- * is ended, so who cannot is to say it before.
+ * The first worker is asked for an id. The others are asked whether they have NCCL. A worker cannot leave ncclCommInitRank, so a
+ * worker without NCCL must say so before any worker joins.
  *
  * One at a time, in the order in which they were asked for: a worker's launch thread joins, and two
  * workers that joined two communicators in different orders would wait for each other.
