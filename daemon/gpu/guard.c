@@ -120,11 +120,6 @@ int gpu_guard_open(struct gpu_worker *worker)
     return HVI_ERR_NO_MEMORY;
 }
 
-static void nothing(struct gpu_order *order)
-{
-    (void)order;
-}
-
 void gpu_guard_end(struct gpu_worker *worker, int exit_code)
 {
     if (worker->is_ending)
@@ -133,9 +128,7 @@ void gpu_guard_end(struct gpu_worker *worker, int exit_code)
     worker->exit_code = exit_code;
     worker->end_ns = hvi_deadline_after(END_NS);
     gpu_serve_close(worker);
-    if (worker->up) {
-        worker->launch.stop.done = nothing;
+    if (worker->up)
         gpu_launch_order(&worker->launch, &worker->launch.stop);
-    }
     arm(worker, 0);
 }

@@ -92,7 +92,7 @@ void gpu_launch_back(struct gpu_launch *launch)
             launch->is_stopped = true;
         else if (order == &launch->failure)
             launch->failed(launch->user, order->text);
-        else
+        else if (order->done != NULL)
             order->done(order); /* which may free it */
     }
 }

@@ -36,7 +36,7 @@ struct gpu_thing;
 struct gpu_order {
     struct gpu_order *prev, *next;
     enum gpu_order_kind kind;
-    void (*done)(struct gpu_order *order);
+    void (*done)(struct gpu_order *order); /* NULL: its end matters to nothing */
     void *user;
     struct gpu_source *source;
     struct gpu_thing *thing;

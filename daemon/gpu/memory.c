@@ -37,18 +37,12 @@ struct gpu_held {
     struct gpu_thing thing;
 };
 
-static void nothing(struct gpu_order *order)
-{
-    (void)order;
-}
-
 /* The launch thread knows it from now on, and the engine may. */
 static void make_known(struct gpu_engine *engine, struct gpu_thing *thing,
                        void (*forgotten)(struct gpu_order *order), void *user)
 {
     thing->source = &engine->source;
     thing->add.kind = GPU_ORDER_ADD;
-    thing->add.done = nothing;
     thing->forget.kind = GPU_ORDER_FORGET;
     thing->forget.done = forgotten;
     thing->forget.user = user;

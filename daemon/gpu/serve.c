@@ -217,15 +217,10 @@ static int say_hello(struct gpu_engine *engine)
     return send_msg(engine, &msg, fds, 2);
 }
 
-static void nothing(struct gpu_order *order)
-{
-    (void)order;
-}
-
 static void make_source(struct gpu_engine *engine)
 {
     struct gpu_source *source = &engine->source;
-    const struct gpu_order order = {.user = engine, .source = source, .done = nothing};
+    const struct gpu_order order = {.user = engine, .source = source};
 
     source->channel = &engine->channel;
     source->wake_fd = engine->wake_fd;
