@@ -482,8 +482,10 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("node_gpu");
-    TCase *tcase = tcase_create("workers");
+    TCase *tcase = tcase_create("workers"), *words = tcase_create("words");
 
+    tcase_set_tags(
+        tcase, "programs"); /* which nothing runs where the processor is emulated: scripts/arm.sh */
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, engines_of_a_job_share_a_worker_and_other_jobs_have_their_own);
     tcase_add_test(tcase, a_worker_without_a_driver_is_an_answer_with_its_sentence);
@@ -504,8 +506,9 @@ int main(void)
     tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
     tcase_add_test(tcase, fences_are_poisoned_with_their_engine);
     tcase_add_loop_test(tcase, the_done_words_of_an_engine_that_has_gone_wait_for_its_worker, 0, 2);
-    tcase_add_test(tcase, states_have_these_edges_and_no_others);
-    tcase_add_test(tcase, a_gpu_has_a_name_that_can_be_read_back);
     suite_add_tcase(suite, tcase);
+    tcase_add_test(words, states_have_these_edges_and_no_others);
+    tcase_add_test(words, a_gpu_has_a_name_that_can_be_read_back);
+    suite_add_tcase(suite, words);
     return hvt_run_suite(suite);
 }
