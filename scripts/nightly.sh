@@ -7,7 +7,7 @@
 #
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
-# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15
+# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and the examples with Keras 2 on the newest
 # huge        tensors of more than 4 GiB
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
@@ -36,7 +36,7 @@ step_o3() {
     cmake --build build-o3 -j "$(nproc)"
 }
 step_arm() { scripts/arm.sh; }
-step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R tf215; }
+step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras.examples'; }
 step_huge() {
     build_release
     HVD_BUILD_DIR=$PWD/build-release HVT_HUGE=1 tests/harness/run-pytest -q -rs tests/integration/test_huge.py
