@@ -85,6 +85,11 @@ void hvi_fence_store_ready(struct hvi_fence_page *page, uint32_t cell, uint64_t 
     store(&cell_at(page, cell)->ready, turn);
 }
 
+void hvi_fence_store_skip(struct hvi_fence_page *page, uint32_t cell, uint64_t turn)
+{
+    store(&cell_at(page, cell)->skip, turn);
+}
+
 bool hvi_fence_is_ready(const struct hvi_fence_page *page, uint32_t cell, uint64_t turn)
 {
     /* Acquire, pairs with the exchange in store(). */
@@ -100,4 +105,10 @@ void hvi_fence_poison(struct hvi_fence_page *page, bool ready_only)
         if (!ready_only)
             atomic_store_explicit(&page->cells[i].done, HVI_FENCE_POISON, memory_order_seq_cst);
     }
+}
+
+void hvi_fence_skip_all(struct hvi_fence_page *page)
+{
+    for (uint32_t i = 1; i < HVI_FENCE_CELLS; i++) /* seq_cst, as store() */
+        atomic_store_explicit(&page->cells[i].skip, HVI_FENCE_POISON, memory_order_seq_cst);
 }

@@ -32,7 +32,11 @@ struct hvi_fence {
     /* The worker's stream: the turn, after the op's last write. The engine: the turn, of an op that no
      * worker has. Poison: the session is over. Pairs with the wait of the client's stream. */
     _Atomic uint64_t done;
-    uint64_t reserved[6];
+    /* The turn, of an op that is cancelled: the worker's kernels write nothing for its batch. The engine stores it
+     * before it stores .ready; the worker stores poison, of an engine that is over. No other process does, and no
+     * stream. Pairs with the look of each block of a kernel (daemon/gpu/kernels). */
+    _Atomic uint64_t skip;
+    uint64_t reserved[5];
 };
 /* In cell 0. */
 struct hvi_fence_head {
@@ -40,7 +44,9 @@ struct hvi_fence_head {
     uint32_t abi_version, cells;
     uint64_t reserved[6];
 };
-_Static_assert(sizeof(struct hvi_fence) == 64 && offsetof(struct hvi_fence, done) == 8, "ABI");
+_Static_assert(sizeof(struct hvi_fence) == 64 && offsetof(struct hvi_fence, done) == 8 &&
+                   offsetof(struct hvi_fence, skip) == 16,
+               "ABI");
 _Static_assert(sizeof(struct hvi_fence_head) == 64 &&
                    offsetof(struct hvi_fence_head, abi_version) == 8 &&
                    offsetof(struct hvi_fence_head, cells) == 12,
@@ -62,9 +68,13 @@ void hvi_fence_fini(struct hvi_fence_page *page);
 /* Stores `turn` (1 .. HVI_FENCE_TURNS - 1) unless the word is there or beyond, which poison is. `cell`: 1 .. HVI_FENCE_CELLS - 1. */
 void hvi_fence_store_done(struct hvi_fence_page *page, uint32_t cell, uint64_t turn);
 void hvi_fence_store_ready(struct hvi_fence_page *page, uint32_t cell, uint64_t turn);
+/* Before .ready is stored for a stream that has not come. */
+void hvi_fence_store_skip(struct hvi_fence_page *page, uint32_t cell, uint64_t turn);
 /* Whether .ready has come to `turn`, as a stream's wait sees it: (int64_t)(word - turn) >= 0. */
 bool hvi_fence_is_ready(const struct hvi_fence_page *page, uint32_t cell, uint64_t turn);
 /* Every word of every cell, or every .ready alone. Idempotent. */
 void hvi_fence_poison(struct hvi_fence_page *page, bool ready_only);
+/* Worker: poison in every .skip, before any page of that engine gets it in its .ready. Idempotent. */
+void hvi_fence_skip_all(struct hvi_fence_page *page);
 
 #endif

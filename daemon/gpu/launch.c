@@ -498,28 +498,6 @@ static bool drain_all(struct gpu_launch *launch)
 
 /* ---- orders ---- */
 
-/* NCCL ends an op that waits for a peer, but not what an op waits for in its stream. */
-static void open_gates(struct gpu_source *source)
-{
-    for (uint32_t i = 0; i < GPU_SOURCE_THINGS; i++) {
-        for (struct gpu_thing *thing = source->things[i]; thing != NULL; thing = thing->next) {
-            if (thing->is_page)
-                hvi_fence_poison(thing->fences, true);
-        }
-    }
-}
-
-static void drop_comm(struct gpu_launch *launch, struct gpu_order *order)
-{
-    const struct gpu_comm_name *name =
-        gpu_comms_find(&launch->comms, order->source, order->join.number);
-
-    if (name != NULL && name->comm != NULL && order->abort &&
-        name->comm->used > gpu_stream_finished(&launch->streams.streams[GPU_STREAM_NCCL]))
-        open_gates(order->source);
-    (void)gpu_comms_drop(&launch->comms, order->source, order->join.number, order->abort);
-}
-
 /* Batches that name it may lie in the ring. */
 static void forget(struct gpu_launch *launch, struct gpu_order *order)
 {
@@ -572,7 +550,7 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
             gpu_comms_join(&launch->comms, &order->join, order->text, sizeof(order->text));
         return true;
     case GPU_ORDER_DROP:
-        drop_comm(launch, order);
+        (void)gpu_comms_drop(&launch->comms, order->source, order->join.number, order->abort);
         return true;
     default:
         HVI_ASSERT(order->kind == GPU_ORDER_STOP);

@@ -8,6 +8,7 @@
 struct gpu_maker {
     const struct gpu_batch *batch;
     const struct gpu_plan_means *means;
+    struct hvd_kernel_guard guard;
     bool is_over; /* the taker of steps has had enough */
     struct gpu_step step;
 };

@@ -179,6 +179,11 @@ bool gpu_memory_poison(struct gpu_engine *engine)
 
     DL_FOREACH(engine->pages, page)
     {
+        if (engine->is_leaving)
+            hvi_fence_skip_all(&page->fences);
+    }
+    DL_FOREACH(engine->pages, page)
+    {
         if ((!page->is_over && !engine->is_leaving) || page->state == GOING)
             continue;
         hvi_fence_poison(&page->fences, !engine->is_drained);

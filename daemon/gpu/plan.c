@@ -18,14 +18,26 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "daemon/gpu/nccl.h"
+#include "shm/fence.h"
 
 #include <string.h>
 
 #define ALIGNMENT 16u  /* of a segment in staging */
 #define PARTS     256u /* of the parts of all workers */
 
+/* Whether the step is a kernel that may write into members' memory; the others write into staging. */
+static bool is_guarded(enum gpu_step_kind kind)
+{
+    return kind == GPU_STEP_REDUCE || kind == GPU_STEP_SPREAD || kind == GPU_STEP_UNPACK ||
+           kind == GPU_STEP_MOVE || kind == GPU_STEP_ADASUM_BLEND;
+}
+
 void gpu_maker_emit(struct gpu_maker *maker)
 {
+    const struct hvd_kernel_guard none = {0};
+
+    if (maker->step.kind <= GPU_STEP_ADASUM_BLEND)
+        maker->step.guard = is_guarded(maker->step.kind) ? maker->guard : none;
     if (!maker->is_over && !maker->means->step(maker->means->user, &maker->step))
         maker->is_over = true;
 }
@@ -796,11 +808,25 @@ static bool is_reduction(uint32_t kind)
     return kind == HVI_KIND_ALLREDUCE || kind == HVI_KIND_REDUCESCATTER;
 }
 
+/* An engine that cancels a batch says so in the cells of all its members: one of them is enough. */
+static struct hvd_kernel_guard guard_of(const struct gpu_batch *batch)
+{
+    struct hvd_kernel_guard guard = {0};
+
+    for (uint32_t i = 0; i < batch->member_count && guard.skip == 0; i++) {
+        const struct gpu_member *member = &batch->members[i];
+        if (member->fence != 0)
+            guard = (struct hvd_kernel_guard){member->fence + offsetof(struct hvi_fence, skip),
+                                              member->turn};
+    }
+    return guard;
+}
+
 int gpu_plan_make(const struct gpu_batch *batch, const struct gpu_plan_means *means,
                   const char **text_p)
 {
     const struct hvi_device_work *said = &batch->works[0].said;
-    struct gpu_maker maker = {.batch = batch, .means = means};
+    struct gpu_maker maker = {.batch = batch, .means = means, .guard = guard_of(batch)};
 
     *text_p = "";
     if (is_reduction(said->kind) && said->reduce_op == HVI_REDUCE_ADASUM)

@@ -35,6 +35,7 @@ struct gpu_step {
     uint64_t
         bytes; /* a kernel's: that it reads of one input, or moves; what its grid is made for */
     union {
+        struct hvd_kernel_guard guard; /* first in those of all kernels */
         struct hvd_reduce_args reduce; /* REDUCE, SPREAD */
         struct hvd_pack_args pack;     /* PACK, UNPACK */
         struct hvd_move_args move;

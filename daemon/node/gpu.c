@@ -10,8 +10,8 @@
  * There is no outbox: what hvdd tells a worker is short, and a worker whose socket is full is as stuck as one that is silent.
  *
  * A session's fence page is mapped here for the time of its engine: when engine and worker die together, nobody else
- * can release the streams that wait. Of an engine that has gone .ready words are poisoned at once, so that batches run through, and
- * .done words when the workers that it had have gone: one that lives may still write the ranks' memory, and says itself when not. */
+ * can release the streams that wait. Of an engine that has gone all words are poisoned when the workers that it had have gone. One
+ * that lives opens its gates itself, after it has told its kernels to write nothing, and says itself when nothing is written. */
 #include "daemon/node/gpu.h"
 
 #include "base/assert.h"
@@ -958,8 +958,8 @@ static void poison(struct node_gpu *gpu, const struct node_engine *engine)
     {
         if (fences->engine != engine)
             continue;
-        hvi_fence_poison(&fences->page, rest != NULL);
         if (rest == NULL) {
+            hvi_fence_poison(&fences->page, false);
             fences_free(&gpu->fences, fences);
             continue;
         }

@@ -77,7 +77,7 @@ void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
 /* GpuEnd of an engine. A worker that is not of its job, or is gone, is left alone. */
 void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
                   const struct hvi_gpu_end *end);
-/* EngineFences: a session's page. node_gpu_engine_gone poisons its .ready words, and .done when no worker that the engine had
+/* EngineFences: a session's page. node_gpu_engine_gone poisons its words when no worker that the engine had
  * can write the session's memory any more: when they have gone, or after 10 s. False: `fd` is none, and stays the caller's. */
 bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int fd);
 /* Its process has ended. */

@@ -325,9 +325,10 @@ struct hvd_op_options {
      * the op finished the memory must not be freed. NULL: the memory is ready, the caller has seen to
      * that. Memory of the host takes part in no stream: HVD_ERR_UNSUPPORTED for anything but NULL, and so
      * is a stream that is being captured into a graph. HVD_ERR_INVALID: a stream of another device.
-     *   An op that fails, or is cancelled, after its GPU has got it writes its outputs all the same, with
-     * anything, and perhaps before this stream has come to it: what the stream itself does there until then
-     * may be lost. Once hvd_wait or hvd_test says that it is over nothing writes there any more, but after
+     *   An op that is cancelled, or fails with a rank, after its GPU has got it writes no output before this
+     * stream has come to it. Of ops between GPUs what NCCL has cannot be stopped: it may write there, with
+     * anything, and what the stream itself does there until then may be lost. Once hvd_wait or hvd_test says
+     * that the op is over nothing writes there any more, but after
      * HVD_ERR_ENGINE_LOST, and where hvdd is dead: then for 10 s more at most, as the GPU's worker may
      * outlive both. Do not reload weights into such outputs before. */
     void *stream;

@@ -9,8 +9,8 @@
  * their sets: two nodes, or two workers, that launched them in different orders would wait for each
  * other for ever. Works of one GPU alone are in no one's way.
  *
- * A batch that a worker has is never taken back. Its fences are opened instead: it runs through with undefined outputs,
- * is answered, and fails here.
+ * A batch that a worker has is never taken back. Its fences are opened instead, with .skip before: it runs through, its
+ * kernels write nothing, it is answered, and fails here.
  *
  * A batch may wait for a rank's stream for ever: that is the rank's own work. From the moment at which it has begun on all
  * workers it may take .timeout_ns. It has begun when its worker says so (of batches older than 100 ms), or
@@ -184,18 +184,26 @@ static bool is_open(const struct job *job, uint32_t index, uint32_t *place_p)
     return true;
 }
 
-static void open_all(const struct job *job)
+static void for_fences(const struct job *job,
+                       void (*store)(struct hvi_fence_page *page, uint32_t cell, uint64_t turn))
 {
     const struct engine_batch *batch = job->batch;
 
     for (uint32_t w = 0; w < batch->count; w++) {
         const struct engine_work *work = batch->works[w];
         for (uint32_t i = 0; i < work->ranks; i++) {
-            if (work->fence[i].page)
-                hvi_fence_store_ready(work->fence[i].page, work->fence[i].cell,
-                                      work->fence[i].turn);
+            const struct engine_fence *fence = &work->fence[i];
+            if (fence->page)
+                store(fence->page, fence->cell, fence->turn);
         }
     }
+}
+
+/* A worker's kernels look at any one .skip word of the batch: all have it before a stream is let through. */
+static void open_all(const struct job *job)
+{
+    for_fences(job, hvi_fence_store_skip);
+    for_fences(job, hvi_fence_store_ready);
 }
 
 static bool waits_for_page(const struct job *job, uint32_t page)
@@ -696,6 +704,21 @@ static bool goes_to(const struct engine_gpu_route *route, uint32_t number)
     return false;
 }
 
+/* The other workers of the batch may still write their ranks' memory: they have its communicator to abort, and then its
+ * streams run dry, once all gates are open. */
+static void lose_part(struct gpu *gpu, struct job *job, uint32_t number)
+{
+    fail(job->batch, HVI_ERR_WORKER_LOST, gpu->workers[number].text);
+    if (!job->queued)
+        open_all(job);
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        if (job->route.workers[i] == number)
+            job->left &= ~(UINT64_C(1) << i);
+    }
+    if (job->left == 0)
+        post(gpu, job);
+}
+
 void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
 {
     struct gpu *gpu = context;
@@ -714,7 +737,7 @@ void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
         if (goes_to(&job->route, number))
-            fail_job(gpu, job, HVI_ERR_WORKER_LOST, worker->text);
+            lose_part(gpu, job, number);
     }
     push(gpu);
 }

@@ -18,7 +18,8 @@ extern const struct engine_backend engine_backend_gpu;
 /* The worker takes batches. Channel and descriptor stay the caller's until engine_gpu_backend_lost. `name`: in sentences. */
 void engine_gpu_backend_worker(void *context, uint32_t worker, struct hvi_device_channel *channel,
                                int event_fd, const char *name);
-/* Its batches fail with HVI_ERR_WORKER_LOST and the text, now and later. */
+/* Its batches fail with HVI_ERR_WORKER_LOST and the text, now and later; those that other workers have as well, when
+ * these have answered. */
 void engine_gpu_backend_lost(void *context, uint32_t worker, const char *text);
 /* HVI_OK, or batches that want it fail with this status. */
 void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);

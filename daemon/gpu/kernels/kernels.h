@@ -20,10 +20,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* First in every struct. Each block looks at the word first, and does nothing when it is at .turn or beyond, as streams
+ * compare (shm/fence.h): the batch is cancelled. skip 0: it does not look. */
+struct hvd_kernel_guard {
+    uint64_t skip, turn; /* the word's address */
+};
+
 #define HVD_KERNEL_PIECES 64
 #define HVD_KERNEL_MOVES  128
 
 struct hvd_reduce_args {
+    struct hvd_kernel_guard guard;
     uint32_t dtype, reduce_op, ins, outs;
     uint32_t divisor, flags; /* divisor 0: none */
     double prescale, postscale;
@@ -32,6 +39,7 @@ struct hvd_reduce_args {
 };
 
 struct hvd_pack_args {
+    struct hvd_kernel_guard guard;
     uint32_t dtype, pieces, divisor, flags;
     double prescale, postscale;
     uint64_t base;
@@ -41,6 +49,7 @@ struct hvd_pack_args {
 };
 
 struct hvd_move_args {
+    struct hvd_kernel_guard guard;
     uint32_t pieces, reserved;
     struct {
         uint64_t to, from, bytes;
@@ -55,6 +64,7 @@ struct hvd_move_args {
 /* Vectors are of dtype, and prescaled; those that a stage has written are float32, of float64 float64. Into one of its own two
  * a pair may be written. The last stage has one pair and writes the outputs instead, postscaled. */
 struct hvd_adasum_args {
+    struct hvd_kernel_guard guard;
     uint32_t dtype, pairs, outs, flags; /* outs 0: not the last stage */
     uint32_t a_is_stage, b_is_stage;    /* a bit for each pair: a stage has written it */
     double prescale, postscale;

@@ -4,6 +4,7 @@
 #ifndef GPU_PORTABLE_H
 #define GPU_PORTABLE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -36,11 +37,21 @@ typedef struct ANY_TYPE {
 #define UNROLL _Pragma("unroll")
 #define LOOP   _Pragma("unroll 1")
 
-/* NAME(args): BODY(&args, place, phase) for each phase. */
+/* A word that other processors store. */
+INLINE uint64_t load_word(uint64_t address)
+{
+    return *(const volatile uint64_t *)(uintptr_t)address;
+}
+
+/* NAME(args): BODY(&args, place, phase) for each phase, unless args.guard says otherwise. One thread of a block looks: the word
+ * lies in the host's memory. */
 #define KERNEL(NAME, ARGS, PHASES, BODY)                                                           \
     extern "C" __global__ void __launch_bounds__(1024) NAME(const __grid_constant__ ARGS args)     \
     {                                                                                              \
         const struct place place = {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x};               \
+        if (args.guard.skip != 0 &&                                                                \
+            __syncthreads_or(threadIdx.x == 0 && is_past(args.guard.skip, args.guard.turn)))       \
+            return;                                                                                \
         UNROLL for (int phase = 0; phase < (PHASES); phase++)                                      \
         {                                                                                          \
             if (phase > 0)                                                                         \
@@ -91,14 +102,22 @@ INLINE uint16_t machine_narrow_f16(float value)
 #define UNROLL
 #define LOOP
 
+INLINE uint64_t load_word(uint64_t address)
+{
+    return __atomic_load_n((const uint64_t *)(uintptr_t)address, __ATOMIC_ACQUIRE);
+}
+
 #define KERNEL(NAME, ARGS, PHASES, BODY)                                                           \
     static void NAME##_host(const void *arguments, uint32_t blocks, uint32_t threads)              \
     {                                                                                              \
+        const ARGS *args = (const ARGS *)arguments;                                                \
         struct place place = {.blocks = blocks, .threads = threads};                               \
         for (place.block = 0; place.block < blocks; place.block++) {                               \
+            if (args->guard.skip != 0 && is_past(args->guard.skip, args->guard.turn))              \
+                continue;                                                                          \
             for (int phase = 0; phase < (PHASES); phase++) {                                       \
                 for (place.thread = 0; place.thread < threads; place.thread++)                     \
-                    BODY((const ARGS *)arguments, place, phase);                                   \
+                    BODY(args, place, phase);                                                      \
             }                                                                                      \
         }                                                                                          \
     }
@@ -132,5 +151,11 @@ INLINE uint64_t as_bits_64(double value)
 }
 
 #endif
+
+/* Whether the word is at `turn` or beyond. */
+INLINE bool is_past(uint64_t address, uint64_t turn)
+{
+    return (int64_t)(load_word(address) - turn) >= 0;
+}
 
 #endif

@@ -403,6 +403,47 @@ START_TEST(pieces_of_bytes_move_from_anywhere_to_anywhere)
 }
 END_TEST
 
+/* Of a cancelled batch: all that writes outputs. 0: the word is below the turn; 1: at it; 2: poison. */
+START_TEST(a_kernel_whose_batch_is_cancelled_writes_nothing)
+{
+    const uint64_t words[] = {6, 7, INT64_MAX};
+    const struct hvd_kernel_guard guard = {(uintptr_t)&words[_i], 7};
+    const struct hvd_reduce_args reduce = {.guard = guard,
+                                           .dtype = HVI_DTYPE_UINT8,
+                                           .reduce_op = HVI_REDUCE_SUM,
+                                           .ins = 1,
+                                           .outs = 1,
+                                           .prescale = 1,
+                                           .postscale = 1,
+                                           .count = BYTES,
+                                           .in = {(uintptr_t)ins[0]},
+                                           .out = {(uintptr_t)outs[0]}};
+    const struct hvd_pack_args unpack = {.guard = guard,
+                                         .dtype = HVI_DTYPE_UINT8,
+                                         .pieces = 1,
+                                         .prescale = 1,
+                                         .postscale = 1,
+                                         .base = (uintptr_t)ins[0],
+                                         .piece = {{(uintptr_t)outs[1], 0, BYTES}}};
+    const struct hvd_move_args move = {
+        .guard = guard, .pieces = 1, .piece = {{(uintptr_t)outs[2], (uintptr_t)ins[0], BYTES}}};
+
+    memset(ins[0], 1, BYTES);
+    memset(ins[1], 0, BYTES);
+    for (uint32_t grid = 0; grid < GRIDS; grid++) {
+        memset(outs[0], 0, 3 * BYTES);
+        run("hvd_reduce", &reduce, grid);
+        run("hvd_unpack", &unpack, grid);
+        run("hvd_move", &move, grid);
+        for (int i = 0; i < 3; i++)
+            ck_assert(memcmp(outs[i], _i == 0 ? ins[0] : ins[1], BYTES) == 0);
+        memset(outs[0], 0, BYTES);
+        run("hvd_spread", &reduce, grid);
+        ck_assert_uint_eq(outs[0][0], _i == 0);
+    }
+}
+END_TEST
+
 START_TEST(nothing_to_do_writes_nothing)
 {
     const struct hvd_reduce_args reduce = {
@@ -693,6 +734,7 @@ int main(void)
     tcase_add_loop_test(tcase, pieces_are_packed_and_unpacked_scaled_or_as_they_are, 0,
                         HVI_DTYPE_COUNT);
     tcase_add_test(tcase, pieces_of_bytes_move_from_anywhere_to_anywhere);
+    tcase_add_loop_test(tcase, a_kernel_whose_batch_is_cancelled_writes_nothing, 0, 3);
     tcase_add_test(tcase, nothing_to_do_writes_nothing);
     tcase_add_loop_test(tcase, adasum_has_the_bits_of_the_engine, 0, HVI_DTYPE_COUNT);
     tcase_add_loop_test(tcase, adasum_adds_a_vector_without_length_as_it_is, 0, 2);

@@ -84,6 +84,36 @@ START_TEST(ranks_of_one_gpu_are_summed_once_all_of_their_streams_have_come)
 }
 END_TEST
 
+static void expect_untouched(uint32_t rank, uint32_t bytes)
+{
+    const unsigned char *out = hvt_job_out(rank);
+
+    for (uint32_t i = 0; i < bytes; i++) {
+        if (out[i] != HVT_UNTOUCHED)
+            ck_abort_msg("byte %u of rank %u was written", i, rank);
+    }
+}
+
+/* Rank 0's stream has not come, and still uses that memory. */
+START_TEST(a_cancelled_batch_runs_through_and_writes_nothing)
+{
+    uint64_t batch = allreduce(2, COUNT);
+    hvt_job_open_gate(1);
+    expect_launched(batch);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        hvi_fence_store_skip(&hvt_ranks[rank].fences, 1, hvt_ranks[rank].turn);
+    hvt_job_open_gate(0);
+    hvt_batch_expect(worker, batch);
+    ck_assert(hvt_job_is_released(0) && hvt_job_is_released(1));
+    expect_untouched(0, COUNT * sizeof(float));
+    expect_untouched(1, COUNT * sizeof(float));
+    batch = allreduce(2, COUNT); /* which is not */
+    open_gates();
+    hvt_batch_expect(worker, batch);
+    hvt_job_expect_sum(0, 2, COUNT, 1);
+}
+END_TEST
+
 START_TEST(a_batch_that_waits_is_not_told_to_have_begun)
 {
     uint64_t batch = allreduce(2, COUNT);
@@ -220,6 +250,7 @@ START_TEST(the_end_of_an_engine_releases_all_and_leaves_memory_to_the_next)
     uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
     while (!hvt_job_is_released(0) || !hvt_job_is_released(1))
         ck_assert(!hvi_deadline_passed(end));
+    expect_untouched(0, COUNT * sizeof(float)); /* no stream had come */
     hvt_engine_open(worker);
     hvt_job_attach(0, 0);
     hvt_job_attach(1, 0);
@@ -348,6 +379,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, hvt_job_end);
     tcase_add_checked_fixture(faulty, NULL, hvt_job_end);
     tcase_add_test(tcase, ranks_of_one_gpu_are_summed_once_all_of_their_streams_have_come);
+    tcase_add_test(tcase, a_cancelled_batch_runs_through_and_writes_nothing);
     tcase_add_test(tcase, a_batch_that_waits_is_not_told_to_have_begun);
     tcase_add_test(tcase, many_batches_follow_each_other);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);

@@ -356,6 +356,8 @@ START_TEST(an_allreduce_is_one_kernel)
     ck_assert_uint_eq(args->divisor, 2);
     ck_assert_double_eq(args->prescale, 3);
     ck_assert_double_eq(args->postscale, 4);
+    ck_assert_uint_eq(args->guard.skip, PAGE + sizeof(struct hvi_fence) + 16); /* of cell 1 */
+    ck_assert_uint_eq(args->guard.turn, 7);
 }
 END_TEST
 
@@ -441,6 +443,8 @@ START_TEST(small_works_are_packed_and_large_ones_are_not)
     ck_assert_uint_eq(steps[1].nccl.count, (32 + 20) / 4);
     ck_assert_uint_eq(steps[2].pack.piece[1].piece, 3 * BASE + BASE / 2);
     ck_assert_uint_eq(steps[3].nccl.in, 2 * BASE);
+    ck_assert_uint_eq(steps[0].pack.guard.skip, 0); /* it writes no output */
+    ck_assert_uint_eq(steps[2].pack.guard.turn, 7);
 }
 END_TEST
 
@@ -496,6 +500,16 @@ END_TEST
 static double memory[IMPORTS + 1][2][ADASUM_COUNT]; /* inputs and outputs */
 static double staging[16 * ADASUM_COUNT];
 
+/* Kernels look at them. */
+static bool find_cells(void *user, uint32_t number, uint64_t *address_p)
+{
+    static struct hvi_fence cells[IMPORTS + 1];
+
+    (void)user;
+    *address_p = (uintptr_t)cells;
+    return number == 1;
+}
+
 static bool find_memory(void *user, uint32_t number, uint64_t *address_p, uint64_t *bytes_p)
 {
     (void)user;
@@ -522,7 +536,7 @@ static bool run_step(void *user, const struct gpu_step *step)
 /* The operands of so many members lie in `memory`, in place or not. Returns what the plan says. */
 static int run_adasum(uint16_t kind, uint16_t members, uint32_t dtype, bool in_place)
 {
-    const struct gpu_batch_names real = {NULL, find_memory, find_page, find_comm};
+    const struct gpu_batch_names real = {NULL, find_memory, find_cells, find_comm};
     const struct gpu_plan_means means = {(uintptr_t)staging, staging_bytes, NULL, run_step};
     const uint32_t element = hvi_dtype_bytes(dtype);
     const char *text;

@@ -94,6 +94,19 @@ START_TEST(poison_reaches_every_cell_and_can_leave_done_alone)
 }
 END_TEST
 
+START_TEST(what_is_to_be_skipped_is_said_apart_from_what_is_ready)
+{
+    hvi_fence_store_skip(&page, 3, 4);
+    hvi_fence_store_skip(&view, 3, 2);
+    ck_assert_uint_eq(atomic_load(&view.cells[3].skip), 4);
+    hvi_fence_poison(&page, false);
+    ck_assert_uint_eq(atomic_load(&view.cells[2].skip), 0);
+    hvi_fence_skip_all(&page);
+    for (uint32_t i = 1; i < HVI_FENCE_CELLS; i++)
+        ck_assert_uint_eq(atomic_load(&view.cells[i].skip), HVI_FENCE_POISON);
+}
+END_TEST
+
 static void expect_refused(size_t offset, unsigned char byte)
 {
     struct hvi_fence_page refused;
@@ -186,6 +199,7 @@ int main(void)
     tcase_add_test(tcase, a_page_is_the_same_for_both_and_begins_with_zeros);
     tcase_add_test(tcase, a_store_never_takes_a_word_back);
     tcase_add_test(tcase, a_fence_is_ready_as_a_stream_sees_it);
+    tcase_add_test(tcase, what_is_to_be_skipped_is_said_apart_from_what_is_ready);
     tcase_add_test(tcase, poison_reaches_every_cell_and_can_leave_done_alone);
     tcase_add_test(tcase, a_page_of_another_kind_is_refused);
     tcase_add_test(tcase, words_only_grow_while_all_store);
