@@ -174,7 +174,11 @@ static void destroy(struct hvd_session *session)
 /* Streams that wait for this session's ops go on, whoever else is dead. */
 static void end_session(struct client_complete *complete)
 {
-    client_fence_poison(complete->ops->memory->device);
+    struct client_device *device = complete->ops->memory->device;
+    if (complete->link->end_status == HVD_ERR_ENGINE_LOST)
+        client_fence_lost(device);
+    else
+        client_fence_poison(device);
     client_complete_fail_all(complete);
 }
 

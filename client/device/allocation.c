@@ -32,7 +32,7 @@ static int make_page(struct client_device *device, const char *what)
         return client_error(rc, "%s: %u bytes of shared memory for the session's fences: %s", what,
                             HVI_FENCE_BYTES, hvi_status_text(rc));
     madvise(device->page.map.base, device->page.map.bytes, MADV_DONTFORK);
-    if (device->poisoned) /* the session is over: whatever comes fails soon */
+    if (device->poisoned || device->lost_ns != 0) /* whatever comes fails soon */
         hvi_fence_poison(&device->page, false);
     return HVD_OK;
 }

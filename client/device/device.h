@@ -110,7 +110,8 @@ struct client_device {
     hvi_cu_ptr address; /* of the page for streams; 0: not registered yet */
     bool imported;      /* an allocation was: a worker is there */
     bool poisoned;
-    uint32_t fresh;                  /* cells never used start here */
+    uint64_t lost_ns; /* the engine is lost: then .done is stored here; 0: it is not */
+    uint32_t fresh;   /* cells never used start here */
     uint32_t free_first, free_count; /* ring of cells that may be used again, the oldest first */
     uint32_t retired;                /* cells that are not used any more */
     uint16_t free_cells[HVI_FENCE_CELLS];
@@ -144,6 +145,10 @@ int client_fence_wait(struct client_device *device, const struct client_fence *f
                       void *stream, const char *what);
 /* The session is over: releases every stream that waits for its ops. Needs the lock; calls no driver. NULL is fine. */
 void client_fence_poison(struct client_device *device);
+/* The engine is lost: the worker or hvdd releases them, or client_fence_look, 10 s later, also of sessions
+ * that were closed. As above. */
+void client_fence_lost(struct client_device *device);
+void client_fence_look(struct client_device *device);
 
 /* Copies between a device and the host; they wait for the copy. HVD_OK, or HVD_ERR_UNSUPPORTED with the last error set. */
 int client_device_copy_in(int ordinal, const char *what, void *host, const void *from,

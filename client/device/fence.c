@@ -8,10 +8,15 @@
  * the next op. So a cell waits in the ring of free ones until the CPU sees its turn, and one that a worker
  * may still write to is not used again.
  *
+ * When the engine is lost its worker may still write outputs, and only the worker or hvdd sees when not. They
+ * store .done then, and the client does so later than that: for the case that they are dead too. It leaves
+ * .ready alone: a gate is opened by whoever has told the kernels behind it to write nothing (shm/fence.h).
+ *
  * The page is registered with the driver when a stream needs it first; without streams CPUs alone write. */
 #include "client/device/device.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "client/error.h"
 #include "hvd/hvd.h"
@@ -19,7 +24,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#define CELLS_LOOKED_AT 64u /* of free ones, for one whose stream has come */
+#define CELLS_LOOKED_AT 64u               /* of free ones, for one whose stream has come */
+#define LOST_NS         (10 * HVI_NS_SEC) /* hvdd's own bound: hvd.h */
 
 struct client_device *client_device_new(struct client_link *link)
 {
@@ -38,15 +44,28 @@ struct client_device *client_device_new(struct client_link *link)
 static struct hvi_fence_page *left;
 static size_t left_count;
 static pthread_mutex_t leaving = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint64_t left_ns =
+    HVI_NEVER; /* when all of them are to be poisoned; HVI_NEVER: they are */
 
-static void leave_behind(const struct hvi_fence_page *page)
+static void leave_behind(const struct client_device *device)
 {
     pthread_mutex_lock(&leaving);
     struct hvi_fence_page *more = realloc(left, (left_count + 1) * sizeof(left[0]));
     if (more) {
         left = more;
-        left[left_count++] = *page;
+        left[left_count++] = device->page;
+        if (!device->poisoned)
+            atomic_store(&left_ns, device->lost_ns);
     }
+    pthread_mutex_unlock(&leaving);
+}
+
+static void poison_left(void)
+{
+    pthread_mutex_lock(&leaving);
+    atomic_store(&left_ns, HVI_NEVER);
+    for (size_t i = 0; i < left_count; i++)
+        hvi_fence_poison(&left[i], false);
     pthread_mutex_unlock(&leaving);
 }
 
@@ -54,9 +73,10 @@ void client_device_free(struct client_device *device)
 {
     if (!device)
         return;
-    client_fence_poison(device);
+    if (device->lost_ns == 0)
+        client_fence_poison(device);
     if (device->address != 0)
-        leave_behind(&device->page);
+        leave_behind(device);
     else
         hvi_fence_fini(&device->page);
     pthread_mutex_destroy(&device->making);
@@ -70,6 +90,20 @@ void client_fence_poison(struct client_device *device)
     device->poisoned = true;
     if (device->page.cells)
         hvi_fence_poison(&device->page, false);
+}
+
+void client_fence_lost(struct client_device *device)
+{
+    if (device && device->lost_ns == 0)
+        device->lost_ns = hvi_deadline_after((int64_t)LOST_NS);
+}
+
+void client_fence_look(struct client_device *device)
+{
+    if (device && device->lost_ns != 0 && hvi_deadline_passed(device->lost_ns))
+        client_fence_poison(device);
+    if (hvi_deadline_passed(atomic_load_explicit(&left_ns, memory_order_relaxed)))
+        poison_left();
 }
 
 /* ---- cells ---- */

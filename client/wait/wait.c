@@ -48,6 +48,7 @@ void client_wait_progress(struct hvd_session *session, bool look)
         session->link.looked_ns = hvi_clock_ns();
         session->link.look_due = false;
         client_control_look(&session->link);
+        client_fence_look(session->memory.device);
     }
     if (session->ops.sized_first)
         client_output_feed(&session->ops, &session->ring);

@@ -329,8 +329,9 @@ struct hvd_op_options {
      * stream has come to it. Of ops between GPUs what NCCL has cannot be stopped: it may write there, with
      * anything, and what the stream itself does there until then may be lost. Once hvd_wait or hvd_test says
      * that the op is over nothing writes there any more, but after
-     * HVD_ERR_ENGINE_LOST, and where hvdd is dead: then for 10 s more at most, as the GPU's worker may
-     * outlive both. Do not reload weights into such outputs before. */
+     * HVD_ERR_ENGINE_LOST: then for 10 s more at most, as the GPU's worker may outlive the engine. A stream that
+     * waits for the op (hvd_op_stream_wait) goes on when that is over. Do not reload weights into such
+     * outputs before. */
     void *stream;
 };
 HVD_API void hvd_op_options_init(struct hvd_op_options *options);
@@ -542,8 +543,8 @@ HVD_API int hvd_op_culprit(const struct hvd_op *op);
 /* Of an op on tensors of a CUDA device: what is enqueued in `stream` (CUstream or cudaStream_t) from now on
  * begins when the op is over; the call waits for nothing. That is no success: a stream goes on also
  * after a failure, with undefined outputs, and hvd_test or hvd_wait tells. It goes on too when the engine or
- * the GPU's worker dies; when hvdd is dead as well, with the next call of this session: a
- * thread that waits for its stream alone then waits for ever.
+ * the GPU's worker dies; when hvdd is dead as well, with a call of this session, or a later one, 10 s
+ * after that: a thread that waits for its stream alone then waits for ever.
  * HVD_ERR_UNSUPPORTED for an op of memory of the host (call hvd_wait) and while the stream is captured
  * into a graph; HVD_ERR_INVALID for a stream of another device. */
 HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);

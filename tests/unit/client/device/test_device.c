@@ -292,19 +292,43 @@ START_TEST(memory_is_forgotten_but_not_while_an_op_uses_it)
 }
 END_TEST
 
-START_TEST(a_dead_engine_releases_the_streams)
+/* An op for which the stream waits, of an engine that dies. */
+static void lose_engine(void)
 {
     float *memory = alloc(BYTES);
     struct hvd_op *op;
     submit(memory, memory, stream, &op);
     ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
     hvt_fake_die(engine);
-    nap(25);
-    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
-    ck_assert_int_eq(hvd_session_status(session), HVD_ERR_ENGINE_LOST);
-    ck_assert(stream_ends());
     ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_ERR_ENGINE_LOST);
     hvd_op_free(op);
+}
+
+/* The engine's worker may still write the op's output. */
+START_TEST(after_a_dead_engine_a_stream_waits_for_the_worker_or_hvdd)
+{
+    lose_engine();
+    ck_assert_int_eq(hvd_session_status(session), HVD_ERR_ENGINE_LOST);
+    nap(25);
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    hvi_fence_poison(hvt_fake_fences(engine), false);
+    ck_assert(stream_ends());
+}
+END_TEST
+
+/* 0: a later call of the session does it; 1: of the next one, as this one is closed. */
+START_TEST(after_a_dead_engine_a_later_call_releases_the_streams_if_none_else_has)
+{
+    lose_engine();
+    session->memory.device->lost_ns = hvi_deadline_after(20 * HVI_NS_MS);
+    if (_i == 1) {
+        hvd_close(session);
+        session = hvt_fake_open(fake);
+    }
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    nap(25);
+    hvd_session_status(session);
+    ck_assert(stream_ends());
 }
 END_TEST
 
@@ -559,7 +583,9 @@ int main(void)
     tcase_add_test(tcase, a_cell_is_used_again_when_its_stream_has_come_and_never_after_a_failure);
     tcase_add_test(tcase, memory_that_was_freed_is_announced_anew);
     tcase_add_test(tcase, memory_is_forgotten_but_not_while_an_op_uses_it);
-    tcase_add_test(tcase, a_dead_engine_releases_the_streams);
+    tcase_add_test(tcase, after_a_dead_engine_a_stream_waits_for_the_worker_or_hvdd);
+    tcase_add_loop_test(
+        tcase, after_a_dead_engine_a_later_call_releases_the_streams_if_none_else_has, 0, 2);
     tcase_add_test(tcase, closing_releases_the_streams);
     tcase_add_test(tcase, a_captured_stream_is_refused);
     tcase_add_test(tcase, a_stream_of_another_device_is_refused);
