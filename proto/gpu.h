@@ -54,6 +54,7 @@ struct hvi_gpu_hello {
     char uuid[HVI_WIRE_GPU_UUID];
     uint32_t nccl_version;
     char nccl_text[HVI_TEXT_MAX + 1];
+    uint64_t comm_ns; /* the longest join */
 };
 struct hvi_gpu_welcome {
     uint64_t generation;

@@ -59,6 +59,7 @@ static const struct wire_field hello_fields[] = {
     U32(1, hvi_gpu_hello, abi_version),  U64(2, hvi_gpu_hello, instance),
     TEXT(3, hvi_gpu_hello, name, ANY),   TEXT(4, hvi_gpu_hello, uuid, FILLED),
     U32(5, hvi_gpu_hello, nccl_version), TEXT(6, hvi_gpu_hello, nccl_text, ANY),
+    U64(7, hvi_gpu_hello, comm_ns),
 };
 static const struct wire_table hello = TABLE(gpu_hello, hello_fields, 0);
 

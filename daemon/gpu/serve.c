@@ -213,6 +213,7 @@ static int say_hello(struct gpu_engine *engine)
     snprintf(msg.hello.name, sizeof(msg.hello.name), "%.*s", (int)sizeof(msg.hello.name) - 1,
              worker->device.name);
     hvi_uuid_format(worker->start.uuid, msg.hello.uuid);
+    msg.hello.comm_ns = worker->launch.comms.join_ns;
     msg.hello.nccl_version = (uint32_t)atomic_load(&worker->launch.comms.version);
     return send_msg(engine, &msg, fds, 2);
 }

@@ -97,8 +97,8 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
         struct engine_device_worker *worker = &device->workers[comm->workers[i]];
         struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id.check = i > 0};
-        status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number,
-                                      ENGINE_DEVICE_COMM_NS, &msg.comm_id.request);
+        status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number, worker->comm_ns,
+                                      &msg.comm_id.request);
         if (status == HVI_OK)
             status = engine_device_send(worker, &msg, NULL, 0);
         comm->waiting += status == HVI_OK;
@@ -171,7 +171,7 @@ static int send_join(struct engine_device *device, const struct engine_device_co
     msg.comm_join.instances = instances;
     msg.comm_join.instance_count = comm->count;
     int status = engine_device_expect(worker, ENGINE_DEVICE_COMM_JOIN, comm->number,
-                                      ENGINE_DEVICE_COMM_NS, &msg.comm_join.request);
+                                      worker->comm_ns, &msg.comm_join.request);
     return status == HVI_OK ? engine_device_send(worker, &msg, NULL, 0) : status;
 }
 

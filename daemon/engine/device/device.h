@@ -86,6 +86,8 @@ struct engine_device_worker {
     struct hvi_device_channel channel; /* linked, leaving */
     int event_fd;                      /* of its launch thread */
     uint32_t nccl_version;
+    uint64_t
+        comm_ns; /* the longest join: its own time, gpu-comm-timeout, and some more: it ends itself first, and says why */
     int refused_status,
         page_status;             /* page: a fence page that it could not register; else HVI_OK */
     char text[HVI_TEXT_MAX + 1]; /* refused, leaving, lost: why; else of .page_status */

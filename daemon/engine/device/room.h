@@ -10,7 +10,6 @@
 #define ENGINE_DEVICE_START_NS  (25 * HVI_NS_SEC) /* GpuWorker, GpuHello */
 #define ENGINE_DEVICE_REFUSE_NS (1 * HVI_NS_SEC)  /* before a refused worker is asked for again */
 #define ENGINE_DEVICE_ANSWER_NS (10 * HVI_NS_SEC) /* imports, releases, pages */
-#define ENGINE_DEVICE_COMM_NS   (60 * HVI_NS_SEC)
 
 /* What waits for an answer of a worker. */
 enum engine_device_wait {

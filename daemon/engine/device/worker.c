@@ -26,8 +26,9 @@
 #include <unistd.h>
 
 #define MESSAGES_AT_ONCE 16
-#define LEAVING_NS       (1 * HVI_NS_SEC) /* from the end of its socket to hvdd's word */
-#define ENDED_NS         (5 * HVI_NS_SEC) /* the same from GpuEnd on */
+#define LEAVING_NS       (1 * HVI_NS_SEC)    /* from the end of its socket to hvdd's word */
+#define ENDED_NS         (5 * HVI_NS_SEC)    /* the same from GpuEnd on */
+#define COMM_NS_MAX      (3600 * HVI_NS_SEC) /* of gpu-comm-timeout (node/config.def) */
 #define TICK_US          20000u
 #define UNSENT_MAX       4096u /* messages that a worker has not read */
 
@@ -376,6 +377,8 @@ static void greet(struct engine_device_worker *worker, const struct hvi_gpu_hell
     }
     worker->event_fd = hvi_packet_take_fd(packet, 1);
     worker->nccl_version = hello->nccl_version;
+    worker->comm_ns = hello->comm_ns < COMM_NS_MAX ? hello->comm_ns : COMM_NS_MAX;
+    worker->comm_ns += worker->comm_ns / 8;
     snprintf(worker->name, sizeof worker->name, "%s", hello->name);
     link_up(worker);
 }

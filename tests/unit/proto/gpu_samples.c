@@ -65,7 +65,7 @@ static void sample_of_hvdd(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
 static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
 {
     if (kind == HVI_GPU_HELLO)
-        msg->hello = (struct hvi_gpu_hello){8, UINT64_MAX, "NVIDIA H200", "GPU-0", 22809, ""};
+        msg->hello = (struct hvi_gpu_hello){8, UINT64_MAX, "NVIDIA H200", "GPU-0", 22809, "", 60};
     else if (kind == HVI_GPU_WELCOME)
         msg->welcome.generation = UINT64_MAX;
     else if (kind == HVI_GPU_IMPORT)

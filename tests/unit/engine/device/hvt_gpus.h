@@ -37,6 +37,7 @@ struct hvt_gpus {
     struct hvi_fence_page pages[HVT_BENCH_RANKS];
     uint32_t page_numbers[HVT_BENCH_RANKS]; /* as the last worker was told */
     struct hvi_packet packet;
+    uint64_t comm_ns; /* of workers that say hello from now on */
 };
 
 /* A job of `size` ranks, all attached, on a node that starts workers. */

@@ -15,11 +15,17 @@ static struct hvt_gpus gpus;
 #define GPU0      "GPU-00000000-0000-0000-0000-000000000000"
 
 /* np ranks, rank n on GPU n % `count`. */
-static void open_gpus(int32_t size, uint32_t count)
+static void open_gpus_within(int32_t size, uint32_t count, uint64_t comm_ns)
 {
     hvt_gpus_init(&gpus, size);
+    gpus.comm_ns = comm_ns;
     for (int32_t rank = 0; rank < size; rank++)
         hvt_rank_use(&gpus, rank, (uint32_t)rank % count);
+}
+
+static void open_gpus(int32_t size, uint32_t count)
+{
+    open_gpus_within(size, count, 60 * HVI_NS_SEC);
 }
 
 static void expect_done(int32_t rank, int status, const char *sentence)
@@ -278,6 +284,30 @@ START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
         ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, 1, false), 1);
     }
     ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* gpu-comm-timeout is the worker's; the engine has no other time. 0: it is over; 1: it is longer than the test. */
+START_TEST(a_communicator_has_as_long_as_its_workers_say)
+{
+    const uint64_t deadline_ns =
+        hvi_deadline_after(_i == 0 ? HVT_DEADLINE_NS : HVT_DEADLINE_NS / 30);
+    struct hvi_gpu_msg msg;
+
+    open_gpus_within(2, 2, _i == 0 ? 50 * HVI_NS_MS : 3600 * HVI_NS_SEC);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
+    hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg)); /* which has no answer */
+    while (!hvi_deadline_passed(deadline_ns) && hvt_gpu_word(&gpus, 0, 1, false) == 0) {
+        usleep(2000);
+        hvt_gpus_turn(&gpus);
+    }
+    if (_i == 0)
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_TIMEOUT, NULL);
+    else
+        hvt_op_expect_nothing(&gpus.bench, 0, 1);
     hvt_gpus_fini(&gpus);
 }
 END_TEST
@@ -781,6 +811,7 @@ int main(void)
     tcase_add_test(tcase, ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part);
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
     add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 2);
+    add(tcase, a_communicator_has_as_long_as_its_workers_say, 0, 2);
     tcase_add_test(tcase, ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on);
     tcase_add_test(tcase, what_was_agreed_on_of_the_host_is_not_repeated_by_a_gpu);
     add(tcase, a_lie_about_a_fence_ends_the_session, 0, LIES);
