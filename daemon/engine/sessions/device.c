@@ -17,6 +17,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 struct engine_wish {
     struct engine_wish *next;
@@ -353,16 +354,43 @@ static int open_page(struct engine_session *session, uint64_t request, const cha
         free(fences);
         return status;
     }
+    fences->ticket = ticket;
     session->fences = fences;
     sessions->fenced++;
     sessions->calls->fences(sessions->user, session->seat);
     return status;
 }
 
+static bool is_same_file(int one, int other)
+{
+    struct stat a, b;
+
+    return fstat(one, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+/* The rank has given up the FenceAdd of this page before its Ack, which is now that of the new one. */
+static int take_again(struct engine_session *session, uint64_t request, const char **text_p)
+{
+    struct engine_sessions *sessions = session->sessions;
+    const struct engine_fences *fences = session->fences;
+    struct engine_wish *wish = *find(sessions, fences->ticket);
+
+    if (!is_same_file(fences->page.map.fd, sessions->packet.fds[0])) {
+        *text_p = "the session has another fence page already";
+        return HVI_ERR_EXISTS;
+    }
+    *text_p = "";
+    if (!wish)
+        return HVI_OK;
+    wish->request = request;
+    return HVI_INPROGRESS;
+}
+
 void engine_device_take_page(struct engine_session *session, uint64_t request)
 {
-    const char *text = "the session has a fence page already";
-    int status = HVI_ERR_EXISTS;
+    const char *text;
+    int status;
 
     if (session->sessions->packet.fd_count != 1) {
         engine_session_violation(session, "a FenceAdd without its descriptor");
@@ -373,6 +401,8 @@ void engine_device_take_page(struct engine_session *session, uint64_t request)
         text = "hvdd starts no GPU workers on this node";
     } else if (!session->fences) {
         status = open_page(session, request, &text);
+    } else {
+        status = take_again(session, request, &text);
     }
     if (status != HVI_INPROGRESS)
         engine_control_ack(session, request, status, text);

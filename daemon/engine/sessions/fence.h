@@ -16,6 +16,7 @@ struct engine_op;
 struct engine_fences {
     struct hvi_fence_page page;
     uint32_t number;                                   /* device/'s */
+    uint64_t ticket;                                   /* of its FenceAdd */
     struct engine_request *unstarted, *unstarted_last; /* ops that have not started, by .seq */
     struct engine_request *held, *held_last;           /* by request->next */
     uint64_t group_after; /* of the members so far of the group that comes in */

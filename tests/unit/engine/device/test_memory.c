@@ -260,6 +260,26 @@ START_TEST(a_worker_that_registers_a_page_late_takes_memory_then)
 }
 END_TEST
 
+/* The rank has given the first FenceAdd up, and sends the page again: before the worker has answered, and after that. */
+START_TEST(a_page_that_is_sent_again_is_acknowledged_once_it_is_registered)
+{
+    struct hvi_gpu_msg page;
+
+    hvt_gpus_init(&gpus, 2);
+    hvt_rank_use(&gpus, 0, 0);
+    hvt_rank_send_fences(&gpus, 1);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_PAGE, &page));
+    hvt_rank_send_fences(&gpus, 1);
+    hvt_gpu_expect_nothing(&gpus, 0);
+    hvt_gpu_ack(&gpus, 0, page.page.request, HVI_OK, "");
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 1).status, HVI_OK); /* of the second */
+    hvt_rank_send_fences(&gpus, 1);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 1).status, HVI_OK);
+    hvt_gpu_expect_nothing(&gpus, 0);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_second_page_and_one_that_is_none_are_refused)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_FENCE_ADD};
@@ -269,9 +289,11 @@ START_TEST(a_second_page_and_one_that_is_none_are_refused)
     hvt_gpus_init(&gpus, 2);
     hvt_rank_send_fences(&gpus, 0);
     ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
-    hvt_rank_send_fences(&gpus, 0);
-    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_EXISTS);
     ck_assert_int_eq(hvi_region_create("hvt", HVI_FENCE_BYTES, &other), HVI_OK);
+    msg.fence_add.request = ++gpus.bench.peers[0].request;
+    hvt_peer_send(&gpus.bench.peers[0], &msg, other.fd);
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_EXISTS);
     msg.fence_add.request = ++peer->request;
     hvt_peer_send(peer, &msg, other.fd);
     hvt_gpus_turn(&gpus);
@@ -413,6 +435,7 @@ int main(void)
     tcase_add_test(tcase,
                    an_import_without_an_answer_is_given_up_and_released_when_it_comes_after_all);
     tcase_add_test(tcase, a_worker_that_cannot_register_a_page_takes_no_memory);
+    tcase_add_test(tcase, a_page_that_is_sent_again_is_acknowledged_once_it_is_registered);
     tcase_add_test(tcase, a_second_page_and_one_that_is_none_are_refused);
     tcase_add_test(tcase,
                    a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
