@@ -34,7 +34,8 @@
 #define HVI_WIRE_LANES_MAX     8 /* connections for data between two engines */
 #define HVI_WIRE_EPOCH_KEY     32
 #define HVI_WIRE_CHUNKS_MAX    HVI_PACKET_FDS_MAX
-#define HVI_WIRE_GPU_UUID      41 /* "GPU-…" with NUL */
+#define HVI_DEVICE_CHUNKS_MAX  4096u /* of one DeviceMemory, in all its pieces */
+#define HVI_WIRE_GPU_UUID      41    /* "GPU-…" with NUL */
 #define HVI_WIRE_GPU_HANDLE    64
 
 struct hvi_setting {

@@ -5,8 +5,8 @@
  * differs), the old mapping is closed before the new handle is opened, which may have the same bytes: an open mapping
  * of equal bytes would be given out again.
  *
- * Untrusted: an engine passes on what a trainer says of its memory. The driver says how large the allocation is that a handle
- * opens, and less than what was said is refused. */
+ * That is so of handles. Chunks of VMM come by descriptors, which are of one memory each, so ranges that share chunks may be
+ * open side by side: a trainer whose segment has grown says the larger range, and lets the smaller one go. */
 #include "daemon/gpu/import.h"
 
 #include "base/assert.h"
@@ -38,9 +38,9 @@ struct gpu_import {
     struct gpu_import *prev, *next;
     struct gpu_exporter *exporter;
     uint64_t address, bytes, buffer_id;
-    struct hvi_cu_ipc handle;
+    uint32_t kind;
     enum import_state state;
-    hvi_cu_ptr base; /* OPEN, CLOSING */
+    struct gpu_exported exported; /* the thread's while it is OPENING or CLOSING */
     struct holder *holders;
     void *releaser; /* hears when it is closed; NULL: nobody */
     uint64_t release;
@@ -51,6 +51,7 @@ struct gpu_parked {
     struct gpu_parked *prev, *next;
     void *owner;
     struct hvi_gpu_import said; /* without chunks */
+    struct gpu_exported exported;
 };
 
 /* A process that has memory open here. */
@@ -65,103 +66,29 @@ struct gpu_exporter {
     sd_event_source *exit;
 };
 
-/* One call for the thread; the import is not touched by it. */
+/* One call for the thread, which touches nothing of the import but .exported. */
 struct gpu_call {
     struct gpu_call *prev, *next;
     struct gpu_import *import;
     struct gpu_pin *pin; /* it is of a pin, and of no import */
     bool closes;         /* or takes the registration back */
-    struct hvi_cu_ipc handle;
-    uint64_t bytes;
-    hvi_cu_ptr base; /* in, to close; out */
-    int status;
-    char text[160];
+    hvi_cu_ptr address;  /* of a pin */
+    struct gpu_outcome outcome;
 };
 
 /* ---- the thread ---- */
 
-/* Every later call of this process gives the same (driver API: "the process must be terminated"). */
-static bool is_sticky(int error)
-{
-    static const int errors[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
-
-    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
-        if (errors[i] == error)
-            return true;
-    }
-    return false;
-}
-
-static int status_of(int error)
-{
-    return error == HVI_CU_OUT_OF_MEMORY ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
-}
-
-static bool is_good(struct gpu_imports *imports, struct gpu_call *call, const char *what, int error)
-{
-    char name[80];
-
-    gpu_calls_end(&imports->calls);
-    if (error == HVI_CU_OK)
-        return true;
-    hvi_cuda_describe(imports->cuda, error, name, sizeof(name));
-    call->status = status_of(error);
-    snprintf(call->text, sizeof(call->text), "%s: %s", what, name);
-    if (is_sticky(error))
-        gpu_calls_fail(&imports->calls, what, name);
-    return false;
-}
-
-#define CALL(imports, call, name, expression)                                                      \
-    (gpu_calls_begin(&(imports)->calls, (name), (imports)->calls.usual_ns),                        \
-     is_good((imports), (call), (name), (expression)))
-
-/* After a failure, which is what is told. */
-#define UNDO(imports, name, expression)                                                            \
-    do {                                                                                           \
-        gpu_calls_begin(&(imports)->calls, (name), (imports)->calls.usual_ns);                     \
-        (void)(expression);                                                                        \
-        gpu_calls_end(&(imports)->calls);                                                          \
-    } while (0)
-
 static void register_pin(struct gpu_imports *imports, struct gpu_call *call)
 {
+    struct gpu_calls *calls = &imports->calls;
     const struct gpu_pin *pin = call->pin;
 
-    if (CALL(imports, call, "cuMemHostRegister",
-             imports->cuda->host_register(pin->base, pin->bytes,
-                                          HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) &&
-        !CALL(imports, call, "cuMemHostGetDevicePointer",
-              imports->cuda->host_pointer(&call->base, pin->base, 0)))
-        UNDO(imports, "cuMemHostUnregister", imports->cuda->host_unregister(pin->base));
-}
-
-/* A small allocation may lie within a block, of which the driver speaks then (P2). */
-static bool is_within(const struct gpu_call *call, hvi_cu_ptr base, size_t bytes)
-{
-    return base <= call->base && call->base - base <= bytes &&
-           call->bytes <= bytes - (call->base - base);
-}
-
-static void open_handle(struct gpu_imports *imports, struct gpu_call *call)
-{
-    const struct hvi_cuda *cuda = imports->cuda;
-    hvi_cu_ptr base = 0;
-    size_t bytes = 0;
-
-    if (!CALL(imports, call, "cuIpcOpenMemHandle",
-              cuda->ipc_open(&call->base, call->handle, HVI_CU_IPC_LAZY_PEER)))
-        return;
-    if (CALL(imports, call, "cuMemGetAddressRange",
-             cuda->address_range(&base, &bytes, call->base)) &&
-        is_within(call, base, bytes))
-        return;
-    if (call->status == HVI_OK) {
-        call->status = HVI_ERR_INVALID;
-        snprintf(call->text, sizeof(call->text),
-                 "the allocation has %zu bytes, and %" PRIu64 " were said", bytes, call->bytes);
-    }
-    UNDO(imports, "cuIpcCloseMemHandle", cuda->ipc_close(call->base));
+    if (GPU_TRY(calls, &call->outcome, "cuMemHostRegister",
+                calls->cuda->host_register(pin->base, pin->bytes,
+                                           HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) &&
+        !GPU_TRY(calls, &call->outcome, "cuMemHostGetDevicePointer",
+                 calls->cuda->host_pointer(&call->address, pin->base, 0)))
+        GPU_UNDO(calls, "cuMemHostUnregister", calls->cuda->host_unregister(pin->base));
 }
 
 static struct gpu_call *take_call(struct gpu_imports *imports)
@@ -191,22 +118,31 @@ static void give_call(struct gpu_imports *imports, struct gpu_call *call)
     while (written < 0 && errno == EINTR);
 }
 
+static void make_call(struct gpu_imports *imports, int ordinal, struct gpu_call *call)
+{
+    struct gpu_calls *calls = &imports->calls;
+
+    if (call->pin != NULL && call->closes)
+        (void)GPU_TRY(calls, &call->outcome, "cuMemHostUnregister",
+                      calls->cuda->host_unregister(call->pin->base));
+    else if (call->pin != NULL)
+        register_pin(imports, call);
+    else if (call->closes)
+        gpu_exported_close(calls, &call->import->exported, &call->outcome);
+    else
+        gpu_exported_open(calls, ordinal, &call->import->exported, &call->outcome);
+}
+
 /* Until it is told to stop and nothing waits. */
 static void work(struct gpu_imports *imports)
 {
     struct gpu_call *call;
+    hvi_cu_device ordinal = -1;
 
     imports->cuda->context_set(imports->context);
+    imports->cuda->context_device(&ordinal);
     while ((call = take_call(imports)) != NULL) {
-        if (call->pin != NULL && call->closes)
-            CALL(imports, call, "cuMemHostUnregister",
-                 imports->cuda->host_unregister(call->pin->base));
-        else if (call->pin != NULL)
-            register_pin(imports, call);
-        else if (call->closes)
-            CALL(imports, call, "cuIpcCloseMemHandle", imports->cuda->ipc_close(call->base));
-        else
-            open_handle(imports, call);
+        make_call(imports, ordinal, call);
         give_call(imports, call);
     }
 }
@@ -246,6 +182,7 @@ static void import_free(struct gpu_imports *imports, struct gpu_import *import)
     DL_DELETE(imports->imports, import);
     imports->bytes -= import->bytes;
     imports->count--;
+    gpu_exported_fini(&import->exported);
     exporter_put(import->exporter);
     free(import);
 }
@@ -267,9 +204,6 @@ static int push(struct gpu_imports *imports, struct gpu_import *import, bool clo
         return HVI_ERR_NO_MEMORY;
     call->import = import;
     call->closes = closes;
-    call->handle = import->handle;
-    call->bytes = import->bytes;
-    call->base = import->base;
     queue(imports, call);
     return HVI_OK;
 }
@@ -334,13 +268,11 @@ static void opened(struct gpu_imports *imports, const struct gpu_call *call)
     struct gpu_import *import = call->import;
     struct holder *holder;
 
-    if (call->status == HVI_OK) {
+    if (call->outcome.status == HVI_OK)
         import->state = OPEN;
-        import->base = call->base;
-    }
     DL_FOREACH(import->holders, holder)
-    imports->answer(holder->owner, holder->request, call->status, call->text);
-    if (call->status != HVI_OK) {
+    imports->answer(holder->owner, holder->request, call->outcome.status, call->outcome.text);
+    if (call->outcome.status != HVI_OK) {
         if (import->releaser != NULL)
             imports->answer(import->releaser, import->release, HVI_OK, "");
         import_free(imports, import);
@@ -356,11 +288,14 @@ static void opened(struct gpu_imports *imports, const struct gpu_call *call)
 
 static void closed(struct gpu_imports *imports, const struct gpu_call *call)
 {
-    if (call->status != HVI_OK)
-        HVI_LOG(HVI_LOG_ERROR, "import", "not-closed", call->text, "bytes=%" PRIu64,
+    const struct gpu_outcome *outcome = &call->outcome;
+
+    if (outcome->status != HVI_OK)
+        HVI_LOG(HVI_LOG_ERROR, "import", "not-closed", outcome->text, "bytes=%" PRIu64,
                 call->import->bytes);
     if (call->import->releaser != NULL)
-        imports->answer(call->import->releaser, call->import->release, call->status, call->text);
+        imports->answer(call->import->releaser, call->import->release, outcome->status,
+                        outcome->text);
     import_free(imports, call->import);
 }
 
@@ -368,13 +303,15 @@ static void closed(struct gpu_imports *imports, const struct gpu_call *call)
 static void pinned(struct gpu_call *call)
 {
     struct gpu_pin *pin = call->pin;
-    const bool is_over = call->closes || call->status != HVI_OK;
+    const struct gpu_outcome *outcome = &call->outcome;
+    const bool is_over = call->closes || outcome->status != HVI_OK;
 
-    if (call->closes && call->status != HVI_OK)
-        HVI_LOG(HVI_LOG_ERROR, "import", "not-unregistered", call->text, "bytes=%zu", pin->bytes);
-    pin->address = call->base;
-    pin->status = call->status;
-    snprintf(pin->text, sizeof(pin->text), "%s", call->text);
+    if (call->closes && outcome->status != HVI_OK)
+        HVI_LOG(HVI_LOG_ERROR, "import", "not-unregistered", outcome->text, "bytes=%zu",
+                pin->bytes);
+    pin->address = call->address;
+    pin->status = outcome->status;
+    snprintf(pin->text, sizeof(pin->text), "%s", outcome->text);
     if (is_over) {
         free(call);
         pin->call = NULL;
@@ -444,6 +381,12 @@ static bool overlaps(const struct gpu_import *import, const struct hvi_device_me
            memory->address - import->address < import->bytes;
 }
 
+/* Whether opening the one could give the mapping of the other out again. */
+static bool may_be_mistaken(const struct gpu_import *import, const struct hvi_device_memory *memory)
+{
+    return import->kind != HVI_DEVICE_VMM && memory->kind != HVI_DEVICE_VMM;
+}
+
 /* The open or opening import of this memory. What lies in its way, of an allocation that was freed, is closed if no one holds
  * it; else *busy_p. */
 static struct gpu_import *find_memory(struct gpu_imports *imports,
@@ -458,11 +401,11 @@ static struct gpu_import *find_memory(struct gpu_imports *imports,
         if (import->exporter != exporter || import->state == CLOSING || !overlaps(import, memory))
             continue;
         if (import->address == memory->address && import->bytes == memory->bytes &&
-            import->buffer_id == memory->buffer_id)
+            import->buffer_id == memory->buffer_id && import->kind == memory->kind)
             return import;
         if (import->state == OPEN && import->holders == NULL)
             begin_close(imports, import);
-        *busy_p = *busy_p || import->state != CLOSING;
+        *busy_p = *busy_p || (import->state != CLOSING && may_be_mistaken(import, memory));
     }
     return NULL;
 }
@@ -476,11 +419,6 @@ static int check(const struct gpu_imports *imports, const struct hvi_device_memo
         snprintf(text_p, text_size, "the memory lies on another GPU");
         return HVI_ERR_INVALID;
     }
-    if (memory->kind != HVI_DEVICE_LEGACY) {
-        snprintf(text_p, text_size,
-                 "memory of kind %u cannot be imported yet, but that of cudaMalloc", memory->kind);
-        return HVI_ERR_UNSUPPORTED;
-    }
     if (imports->bytes_max > 0 && (imports->bytes > imports->bytes_max ||
                                    memory->bytes > imports->bytes_max - imports->bytes)) {
         snprintf(text_p, text_size,
@@ -492,9 +430,10 @@ static int check(const struct gpu_imports *imports, const struct hvi_device_memo
     return HVI_OK;
 }
 
-/* HVI_OK, with an import that is being opened. `exporter` is held by it then. */
+/* HVI_OK, with an import that is being opened, and that has taken `exported`. `exporter` is held by it then. */
 static int begin_open(struct gpu_imports *imports, struct gpu_exporter *exporter,
-                      const struct hvi_device_memory *memory, struct gpu_import **import_p)
+                      const struct hvi_device_memory *memory, struct gpu_exported *exported,
+                      struct gpu_import **import_p)
 {
     struct gpu_import *import = calloc(1, sizeof(*import));
 
@@ -504,7 +443,9 @@ static int begin_open(struct gpu_imports *imports, struct gpu_exporter *exporter
     import->address = memory->address;
     import->bytes = memory->bytes;
     import->buffer_id = memory->buffer_id;
-    memcpy(import->handle.bytes, memory->handle, sizeof(import->handle.bytes));
+    import->kind = memory->kind;
+    import->exported = *exported;
+    *exported = (struct gpu_exported){0};
     exporter->users++;
     DL_APPEND(imports->imports, import);
     imports->bytes += import->bytes;
@@ -519,7 +460,8 @@ static int begin_open(struct gpu_imports *imports, struct gpu_exporter *exporter
 
 /* The import of this memory, which may be opening. */
 static int get_import(struct gpu_imports *imports, const struct hvi_gpu_import *said,
-                      struct gpu_import **import_p, char *text_p, size_t text_size)
+                      struct gpu_exported *exported, struct gpu_import **import_p, char *text_p,
+                      size_t text_size)
 {
     struct gpu_exporter *exporter = exporter_get(imports, (pid_t)said->pid, said->process_start);
     int status = HVI_OK;
@@ -535,14 +477,15 @@ static int get_import(struct gpu_imports *imports, const struct hvi_gpu_import *
     } else if (*import_p == NULL) {
         status = check(imports, &said->memory, text_p, text_size);
         if (status == HVI_OK)
-            status = begin_open(imports, exporter, &said->memory, import_p);
+            status = begin_open(imports, exporter, &said->memory, exported, import_p);
     }
     exporter_put(exporter);
     return status;
 }
 
-/* HVI_OK or HVI_ERR_NO_MEMORY. */
-static int park(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said)
+/* HVI_OK, and it has taken `exported`; or HVI_ERR_NO_MEMORY. */
+static int park(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said,
+                struct gpu_exported *exported)
 {
     struct gpu_parked *parked = calloc(1, sizeof(*parked));
 
@@ -552,30 +495,35 @@ static int park(struct gpu_imports *imports, void *owner, const struct hvi_gpu_i
     parked->said = *said;
     parked->said.memory.chunks = NULL;
     parked->said.memory.chunk_count = 0;
+    parked->exported = *exported;
+    *exported = (struct gpu_exported){0};
     DL_APPEND(imports->parked, parked);
     return HVI_OK;
 }
 
-static void add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said)
+/* Takes `exported`. */
+static void add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said,
+                struct gpu_exported *exported)
 {
     struct gpu_import *import = NULL;
     struct holder *holder = calloc(1, sizeof(*holder));
     char text[300] = "";
-    int status =
-        holder == NULL ? HVI_ERR_NO_MEMORY : get_import(imports, said, &import, text, sizeof(text));
+    int status = holder == NULL ? HVI_ERR_NO_MEMORY
+                                : get_import(imports, said, exported, &import, text, sizeof(text));
 
     if (status == HVI_OK) {
         *holder = (struct holder){.owner = owner, .number = said->import, .request = said->request};
         DL_APPEND(import->holders, holder);
         if (import->state == OPEN)
             imports->answer(owner, said->request, HVI_OK, "");
-        return;
+    } else {
+        free(holder);
+        if (status == HVI_ERR_BUSY)
+            status = park(imports, owner, said, exported);
+        if (status != HVI_OK)
+            imports->answer(owner, said->request, status, text);
     }
-    free(holder);
-    if (status == HVI_ERR_BUSY)
-        status = park(imports, owner, said);
-    if (status != HVI_OK)
-        imports->answer(owner, said->request, status, text);
+    gpu_exported_fini(exported); /* what it has found open needs none */
 }
 
 /* Something was given back. Those that still wait are parked again, in their order. */
@@ -586,7 +534,7 @@ static void unpark(struct gpu_imports *imports)
     imports->parked = NULL;
     while ((parked = waiting) != NULL) {
         DL_DELETE(waiting, parked);
-        add(imports, parked->owner, &parked->said);
+        add(imports, parked->owner, &parked->said, &parked->exported);
         free(parked);
     }
 }
@@ -613,20 +561,22 @@ static void forget_parked(struct gpu_imports *imports, const void *owner, uint32
         if (parked->owner != owner || (number != 0 && parked->said.import != number))
             continue;
         DL_DELETE(imports->parked, parked);
+        gpu_exported_fini(&parked->exported);
         free(parked);
     }
 }
 
-bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said)
+bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said,
+                    struct gpu_exported *exported)
 {
     struct gpu_import *import = NULL;
 
-    if (said->more)
-        return said->memory.kind != HVI_DEVICE_LEGACY; /* the last piece is answered: UNSUPPORTED */
     if (is_parked(imports, owner, said->import) ||
-        find_holder(imports, owner, said->import, &import) != NULL)
+        find_holder(imports, owner, said->import, &import) != NULL) {
+        gpu_exported_fini(exported);
         return false;
-    add(imports, owner, said);
+    }
+    add(imports, owner, said, exported);
     return true;
 }
 
@@ -683,7 +633,7 @@ void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint
     const struct holder *holder = find_holder(imports, owner, number, &import);
 
     HVI_ASSERT(holder != NULL && import->state == OPEN);
-    *base_p = import->base;
+    *base_p = import->exported.base;
     *bytes_p = import->bytes;
 }
 

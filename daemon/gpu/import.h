@@ -12,6 +12,7 @@
 #define HVD_GPU_IMPORT_H
 
 #include "daemon/gpu/calls.h"
+#include "daemon/gpu/exported.h"
 #include "proto/gpu.h"
 
 #include <pthread.h>
@@ -69,9 +70,10 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
 /* Closes everything that is open. Owners are gone by now. Blocks as long as the driver does. */
 void gpu_imports_close(struct gpu_imports *imports);
 
-/* GpuImport of `owner`. It waits while somebody holds an earlier allocation at its address. Of memory in several pieces, which is
- * of no kind that is read yet, the last one is answered. False: its number is taken, or it cannot have pieces. */
-bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said);
+/* GpuImport of `owner`, whose pieces are all in `exported`, which is taken in any case. It waits while somebody holds an earlier
+ * allocation at its address, unless it is of VMM. False: its number is taken. */
+bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said,
+                    struct gpu_exported *exported);
 /* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it. */
 void gpu_import_release(struct gpu_imports *imports, void *owner,
                         const struct hvi_gpu_release *said);

@@ -3,7 +3,7 @@
  * that it is there, and is given back only when the launch thread says that no batch uses it.
  *
  *   page     registering ──► known ──session ends──► forgotten ──► unregistering ──► gone
- *   import   opening ──────► known ──GpuRelease────► forgotten ──► the cache's again (import.c)
+ *   import   gathering ──last piece──► opening ──────► known ──GpuRelease────► forgotten ──► the cache's again (import.c)
  *
  * With the end of its engine, which drains the launch thread first, each goes on from where it is. */
 #include "daemon/gpu/engine.h"
@@ -15,7 +15,7 @@
 
 #include <utlist.h>
 
-enum state { COMING, KNOWN, FORGOTTEN, GOING };
+enum state { GATHERING, COMING, KNOWN, FORGOTTEN, GOING };
 
 struct gpu_page {
     struct gpu_page *prev, *next;
@@ -33,6 +33,8 @@ struct gpu_held {
     struct gpu_engine *engine;
     enum state state;
     uint64_t request;
+    struct gpu_exported exported; /* GATHERING: what was said so far */
+    int status;                   /* of that */
     struct hvi_gpu_release release;
     struct gpu_thing thing;
 };
@@ -209,6 +211,7 @@ static struct gpu_held *find_held(struct gpu_engine *engine, uint32_t number)
 static void free_held(struct gpu_held *held)
 {
     DL_DELETE(held->engine->held, held);
+    gpu_exported_fini(&held->exported);
     free(held);
 }
 
@@ -248,26 +251,69 @@ void gpu_serve_answer(void *owner, uint64_t request, int status, const char *tex
     (void)gpu_engine_ack(engine, request, status, text);
 }
 
-bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *said)
+static uint32_t fds_of(const struct hvi_device_memory *memory)
 {
-    struct gpu_held *held;
+    if (memory->kind == HVI_DEVICE_VMM)
+        return (uint32_t)memory->chunk_count;
+    return memory->kind == HVI_DEVICE_POOL ? 1 : 0;
+}
 
-    if (said->import == 0 || find_held(engine, said->import) != NULL)
-        return false;
-    if (said->more)
-        return gpu_import_add(&engine->worker->imports, engine, said);
-    held = calloc(1, sizeof(*held));
-    if (held == NULL)
-        return gpu_engine_ack(engine, said->request, HVI_ERR_NO_MEMORY,
-                              "no memory for an import") == HVI_OK;
-    held->engine = engine;
+/* One more piece, whose descriptors it takes. An error is told at the last one. */
+static void gather(struct gpu_held *held, const struct hvi_gpu_import *said)
+{
+    struct hvi_packet *packet = &held->engine->worker->packet;
+
     held->request = said->request;
-    held->thing.number = said->import;
-    DL_APPEND(engine->held, held);
-    if (gpu_import_add(&engine->worker->imports, engine, said))
+    if (held->status == HVI_OK)
+        held->status =
+            gpu_exported_add(&held->exported, &said->memory, packet->fds, packet->fd_count);
+    for (uint32_t i = 0; held->status == HVI_OK && i < packet->fd_count; i++)
+        (void)hvi_packet_take_fd(packet, i);
+    if (held->status == HVI_OK && !said->more && !gpu_exported_is_whole(&held->exported))
+        held->status = HVI_ERR_INVALID;
+}
+
+static const char *text_of(int status)
+{
+    if (status == HVI_ERR_LIMIT)
+        return "the memory has more chunks than one import may have";
+    return status == HVI_ERR_INVALID ? "its chunks are not the memory that was said"
+                                     : "no memory for an import";
+}
+
+/* All of it was said. */
+static bool begin_import(struct gpu_held *held, const struct hvi_gpu_import *said)
+{
+    struct gpu_engine *engine = held->engine;
+    const int status = held->status;
+
+    held->state = COMING;
+    if (status == HVI_OK && gpu_import_add(&engine->worker->imports, engine, said, &held->exported))
         return true;
     free_held(held);
-    return false;
+    return status != HVI_OK &&
+           gpu_engine_ack(engine, said->request, status, text_of(status)) == HVI_OK;
+}
+
+bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *said)
+{
+    struct gpu_held *held = find_held(engine, said->import);
+
+    if (said->import == 0 || (held != NULL && held->state != GATHERING) ||
+        (said->more && said->memory.kind != HVI_DEVICE_VMM) ||
+        engine->worker->packet.fd_count != fds_of(&said->memory))
+        return false;
+    if (held == NULL) {
+        held = calloc(1, sizeof(*held));
+        if (held == NULL) /* of a piece that is not the last the engine would hear nothing */
+            return !said->more && gpu_engine_ack(engine, said->request, HVI_ERR_NO_MEMORY,
+                                                 "no memory for an import") == HVI_OK;
+        held->engine = engine;
+        held->thing.number = said->import;
+        DL_APPEND(engine->held, held);
+    }
+    gather(held, said);
+    return said->more || begin_import(held, said);
 }
 
 bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release *said)
@@ -280,6 +326,10 @@ bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release 
         return true;
     }
     held->release = *said;
+    if (held->state == GATHERING) { /* the trainer has given it up */
+        free_held(held);
+        return gpu_engine_ack(engine, said->request, HVI_OK, "") == HVI_OK;
+    }
     if (held->state == COMING) {
         release(held);
         return true;

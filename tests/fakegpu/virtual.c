@@ -2,8 +2,11 @@
  * Virtual memory management: physical memory, reservations, mappings, descriptors.
  *
  * Rules. Sizes are multiples of 2 MiB (cuda.h). A mapping keeps the physical memory, its handle need not (section 1.2). A mapping is
- * not accessible before cuMemSetAccess for this device (cuda.h). What was not made exportable is not exported; a descriptor that
- * is none of the driver's is refused (cuda.h; P7). A reservation with mappings is not freed (cuda.h). */
+ * not accessible before cuMemSetAccess for this device (cuda.h), and not for a device that has no peer access to that of the memory
+ * (cuda.h). What was not made exportable is not exported; a descriptor that is none of the driver's is refused (cuda.h; P7). A
+ * mapping is all of its memory, and is unmapped as a whole (cuda.h). A reservation with mappings is not freed (cuda.h). The address
+ * range and BUFFER_ID of an address are those of its mapping, not of the reservation (NCCL 2.28.9 alloc.h; UCX PR 11283; P7). An
+ * exporter may unmap what others have mapped: the memory stays until the last has unmapped it (cuda.h, cuMemRelease). */
 #include "tests/fakegpu/table.h"
 
 #include <fcntl.h>
@@ -240,6 +243,19 @@ static struct range *mapping(hvi_cu_ptr address, hvi_cu_ptr end)
                : NULL;
 }
 
+/* Whether this device may use the memory of each mapping there. */
+static bool is_reachable(hvi_cu_ptr address, hvi_cu_ptr end)
+{
+    const int here = fake_context()->physical;
+
+    for (struct range *range; address < end; address += range->bytes) {
+        range = mapping(address, end);
+        if (range->device != here && !fake_linked(here, range->device))
+            return false;
+    }
+    return true;
+}
+
 /* Whether mappings fill these addresses, from the first to the last. */
 static bool is_mapped(hvi_cu_ptr address, hvi_cu_ptr end)
 {
@@ -262,6 +278,8 @@ int cu_set_access(hvi_cu_ptr address, size_t bytes, const struct hvi_cu_access *
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
     if (!has_access(access, count))
         return HVI_CU_OK; /* another device's */
+    if (!is_reachable(address, end))
+        return FAKE_PEERS_UNSUPPORTED;
     if (mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) != 0)
         return HVI_CU_INVALID_VALUE;
     for (hvi_cu_ptr at = address; at < end;) {

@@ -5,11 +5,17 @@
 #include "base/status.h"
 #include "daemon/gpu/device.h"
 #include "daemon/gpu/import.h"
+#include "proto/packet.h"
+#include "tests/fakegpu/cuda_abi.h"
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -17,11 +23,12 @@
 
 #define PATIENCE_NS (20 * HVI_NS_SEC)
 #define BYTES       (2u << 20)
+#define CHUNKS      3u
 
-/* What the exporter says of an allocation. */
+/* What the exporter says of an allocation; descriptors go with it. */
 struct exported {
     uint64_t address, buffer_id;
-    struct hvi_cu_ipc handle;
+    struct hvi_cu_ipc handle; /* or a pool's pointer */
 };
 
 static pid_t exporter;
@@ -38,7 +45,92 @@ static struct {
 } answers[16];
 static int answer_count;
 
-/* ---- the exporter: 'a' allocates and exports, 'f' frees the oldest ---- */
+/* ---- the exporter: 'a' allocates and exports, 'f' frees the oldest; 'v' maps three chunks in a row, the last of them on the
+ * second device with 'w', and unmaps them with 'u'; 'p' takes a pointer out of a pool ---- */
+
+static void say(const struct exported *exported, const int *fds, uint32_t count)
+{
+    if (hvi_packet_send(line, exported, sizeof(*exported), fds, count, 0) != HVI_OK)
+        _exit(93);
+}
+
+/* A function that gpu/cuda.def has not. */
+static void *symbol(const struct hvi_cuda *cuda, const char *name)
+{
+    void *found = dlsym(cuda->library, name);
+
+    if (found == NULL)
+        _exit(94);
+    return found;
+}
+
+static void must(int error)
+{
+    if (error != HVI_CU_OK)
+        _exit(95);
+}
+
+static void export_chunks(const struct hvi_cuda *cuda, struct exported *exported_p, int last_device)
+{
+    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
+    void *found = symbol(cuda, "cuMemCreate");
+    struct hvi_cu_access access = {{1, 0}, 3};
+    int fds[CHUNKS];
+
+    memcpy(&create, &found, sizeof(create));
+    *exported_p = (struct exported){.buffer_id = 1};
+    must(cuda->reserve(&exported_p->address, CHUNKS * BYTES, 0, 0, 0));
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        const struct fake_allocation_properties properties = {
+            .type = 1,
+            .handle_types = HVI_CU_HANDLE_FD,
+            .location = {1, i == CHUNKS - 1 ? last_device : 0}};
+        hvi_cu_ptr at = exported_p->address + i * BYTES;
+        hvi_cu_allocation chunk;
+        must(create(&chunk, BYTES, &properties, 0));
+        must(cuda->map(at, BYTES, 0, chunk, 0));
+        must(cuda->set_access(at, BYTES, &access, 1));
+        *(unsigned *)(uintptr_t)at = i + 1;
+        must(cuda->export_fd(&fds[i], chunk, HVI_CU_HANDLE_FD, 0));
+        must(cuda->allocation_release(chunk));
+    }
+    say(exported_p, fds, CHUNKS);
+    for (unsigned i = 0; i < CHUNKS; i++)
+        close(fds[i]);
+}
+
+static void unmap_chunks(const struct hvi_cuda *cuda, const struct exported *exported)
+{
+    must(cuda->unmap(exported->address, CHUNKS * BYTES));
+    must(cuda->unreserve(exported->address, CHUNKS * BYTES));
+    if (write(line, "u", 1) != 1)
+        _exit(92);
+}
+
+static void export_pointer(const struct hvi_cuda *cuda, struct exported *exported_p)
+{
+    int (*create)(void **, const struct fake_pool_properties *);
+    int (*take)(hvi_cu_ptr *, size_t, void *, hvi_cu_stream);
+    void *found = symbol(cuda, "cuMemPoolCreate"), *pool;
+    const struct fake_pool_properties properties = {
+        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, 0}};
+    struct hvi_cu_pool_pointer pointer;
+    int fd;
+
+    memcpy(&create, &found, sizeof(create));
+    found = symbol(cuda, "cuMemAllocFromPoolAsync");
+    memcpy(&take, &found, sizeof(take));
+    must(create(&pool, &properties));
+    must(take(&exported_p->address, BYTES, pool, NULL));
+    must(cuda->stream_synchronize(NULL));
+    *(unsigned *)(uintptr_t)exported_p->address = 77;
+    exported_p->buffer_id = 1;
+    must(cuda->pool_export(&fd, pool, HVI_CU_HANDLE_FD, 0));
+    must(cuda->pool_export_pointer(&pointer, exported_p->address));
+    memcpy(exported_p->handle.bytes, pointer.bytes, sizeof(pointer.bytes));
+    say(exported_p, &fd, 1);
+    close(fd);
+}
 
 static void export_memory(const struct hvi_cuda *cuda, struct exported *exported_p)
 {
@@ -47,9 +139,9 @@ static void export_memory(const struct hvi_cuda *cuda, struct exported *exported
 
     if (cuda->alloc(&exported_p->address, BYTES) != HVI_CU_OK ||
         cuda->ipc_get(&exported_p->handle, exported_p->address) != HVI_CU_OK ||
-        cuda->pointer_attributes(1, &attribute, &value, exported_p->address) != HVI_CU_OK ||
-        write(line, exported_p, sizeof(*exported_p)) != sizeof(*exported_p))
+        cuda->pointer_attributes(1, &attribute, &value, exported_p->address) != HVI_CU_OK)
         _exit(91);
+    say(exported_p, NULL, 0);
 }
 
 static void run_exporter(void)
@@ -69,19 +161,33 @@ static void run_exporter(void)
     while (read(line, &command, 1) == 1) {
         if (command == 'a')
             export_memory(&cuda, &exported[count++]);
+        else if (command == 'v' || command == 'w')
+            export_chunks(&cuda, &exported[count++], command == 'w');
+        else if (command == 'p')
+            export_pointer(&cuda, &exported[count++]);
+        else if (command == 'u')
+            unmap_chunks(&cuda, &exported[freed++]);
         else if (cuda.free(exported[freed++].address) != HVI_CU_OK || write(line, "f", 1) != 1)
             _exit(92);
     }
     _exit(0);
 }
 
-static struct exported allocate(void)
+static struct exported order(const char *command, struct hvi_packet *packet_p)
 {
     struct exported exported;
 
-    ck_assert_int_eq(write(line, "a", 1), 1);
-    ck_assert_int_eq(read(line, &exported, sizeof(exported)), sizeof(exported));
+    ck_assert_int_eq(write(line, command, 1), 1);
+    ck_assert_int_eq(hvi_packet_receive(line, packet_p, hvi_deadline_after(PATIENCE_NS)), HVI_OK);
+    ck_assert_uint_eq(packet_p->length, sizeof(exported));
+    memcpy(&exported, packet_p->bytes, sizeof(exported));
     return exported;
+}
+
+static struct exported allocate(void)
+{
+    static struct hvi_packet packet;
+    return order("a", &packet);
 }
 
 static void free_oldest(void)
@@ -109,7 +215,7 @@ static void start_exporter(void)
 {
     int ends[2];
 
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     exporter = fork();
     ck_assert_int_ge(exporter, 0);
     if (exporter == 0) {
@@ -137,6 +243,12 @@ static void setup(void)
     imports.answer = on_answer;
     ck_assert_int_eq(
         gpu_imports_open(&imports, event, &device.cuda, device.context, uuid, 8 * BYTES), HVI_OK);
+}
+
+static void setup_two(void)
+{
+    setenv("FAKEGPU", "devices=2", 1);
+    setup();
 }
 
 static void setup_blocks(void)
@@ -184,10 +296,24 @@ static struct hvi_gpu_import ask(uint64_t request, uint32_t number, const struct
     return said;
 }
 
+/* With descriptors and chunks of BYTES, if there are any. */
+static bool import(int owner, const struct hvi_gpu_import *said, const int *fds, uint32_t count)
+{
+    struct gpu_exported exported = {0};
+    uint64_t chunks[CHUNKS] = {BYTES, BYTES, BYTES};
+    struct hvi_device_memory memory = said->memory;
+
+    memory.chunks = chunks;
+    memory.chunk_count = said->memory.kind == HVI_DEVICE_VMM ? count : 0;
+    ck_assert_int_eq(gpu_exported_add(&exported, &memory, fds, count), HVI_OK);
+    ck_assert(gpu_exported_is_whole(&exported) || count != said->memory.bytes / BYTES);
+    return gpu_import_add(&imports, &owners[owner], said, &exported);
+}
+
 static void add(int owner, uint64_t request, uint32_t number, const struct exported *exported)
 {
     struct hvi_gpu_import said = ask(request, number, exported);
-    ck_assert(gpu_import_add(&imports, &owners[owner], &said));
+    ck_assert(import(owner, &said, NULL, 0));
 }
 
 static void give_back(int owner, uint64_t request, uint32_t number)
@@ -314,49 +440,236 @@ START_TEST(what_cannot_be_imported_is_an_answer)
     struct hvi_gpu_import said = ask(1, 1, &memory);
 
     said.memory.uuid[0]++;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(import(0, &said, NULL, 0));
     expect(0, 0, 1, HVI_ERR_INVALID);
     said = ask(2, 1, &memory);
     said.memory.kind = HVI_DEVICE_POOL;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    int none = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ck_assert(import(0, &said, &none, 1));
     expect(1, 0, 2, HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(answers[1].text, "cuMemPoolImportFromShareableHandle: CUDA"));
     said = ask(3, 1, &memory);
     said.memory.bytes = 2 * BYTES;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(import(0, &said, NULL, 0));
     expect(2, 0, 3, HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(answers[2].text, "4194304 were said"));
     said = ask(4, 1, &memory);
     said.memory.bytes = 9 * BYTES;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(import(0, &said, NULL, 0));
     expect(3, 0, 4, HVI_ERR_LIMIT);
     said = ask(5, 1, &memory);
     said.memory.handle[3] ^= 0x40; /* of a process that is not there: the first bytes are its pid */
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(import(0, &said, NULL, 0));
     expect(4, 0, 5, HVI_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(answers[4].text, "cuIpcOpenMemHandle: CUDA_ERROR"));
     said = ask(6, 1, &memory);
     said.pid = INT32_MAX;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(import(0, &said, NULL, 0));
     expect(5, 0, 6, HVI_ERR_NOT_FOUND);
     ck_assert_uint_eq(imports.count, 0);
 }
 END_TEST
 
-/* Chunks of VMM are said in pieces. */
-START_TEST(memory_in_pieces_is_answered_at_the_last_one)
+/* ---- by descriptors ---- */
+
+static struct hvi_gpu_import ask_chunks(uint64_t request, uint32_t number, uint64_t buffer_id,
+                                        const struct exported *exported, uint32_t chunks)
 {
-    struct exported memory = allocate();
+    struct hvi_gpu_import said = ask(request, number, exported);
+
+    said.memory.kind = HVI_DEVICE_VMM;
+    said.memory.bytes = chunks * BYTES;
+    said.memory.buffer_id = buffer_id;
+    return said;
+}
+
+static void expect_words(int owner, uint32_t number, unsigned first, unsigned count)
+{
+    hvi_cu_ptr base;
+    uint64_t bytes;
+
+    gpu_import_where(&imports, &owners[owner], number, &base, &bytes);
+    ck_assert_uint_eq(bytes, count * BYTES);
+    for (unsigned i = 0; i < count; i++)
+        ck_assert_uint_eq(*(unsigned *)(uintptr_t)(base + i * BYTES), first + i);
+}
+
+static void unmap_oldest(void)
+{
+    char answer = 0;
+
+    ck_assert_int_eq(write(line, "u", 1), 1);
+    ck_assert_int_eq(read(line, &answer, 1), 1);
+}
+
+static unsigned count_descriptors(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    unsigned count = 0;
+
+    ck_assert_ptr_nonnull(folder);
+    while (readdir(folder) != NULL)
+        count++;
+    closedir(folder);
+    return count;
+}
+
+START_TEST(chunks_are_one_range_which_outlives_the_exporter_s_mapping)
+{
+    static struct hvi_packet packet;
+    unsigned before = count_descriptors();
+    struct exported memory = order("v", &packet);
+    struct hvi_gpu_import said = ask_chunks(1, 1, 5, &memory, CHUNKS);
+
+    ck_assert_uint_eq(packet.fd_count, CHUNKS);
+    ck_assert(import(0, &said, packet.fds, CHUNKS));
+    expect(0, 0, 1, HVI_OK);
+    expect_words(0, 1, 1, CHUNKS);
+    ck_assert_uint_eq(imports.bytes, CHUNKS * BYTES);
+    unmap_oldest(); /* which ends nothing here */
+    expect_words(0, 1, 1, CHUNKS);
+    give_back(0, 2, 1);
+    expect(1, 0, 2, HVI_OK);
+    ck_assert_uint_eq(imports.count, 0);
+    ck_assert_uint_eq(count_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_range_that_has_grown_is_opened_beside_the_smaller_one)
+{
+    static struct hvi_packet packet;
+    struct exported memory = order("v", &packet);
+    int fds[CHUNKS + 2];
+    struct hvi_gpu_import smaller = ask_chunks(1, 1, 5, &memory, 2);
+    struct hvi_gpu_import larger = ask_chunks(2, 2, 6, &memory, CHUNKS);
+
+    for (unsigned i = 0; i < CHUNKS; i++)
+        fds[i] = dup(packet.fds[i]);
+    ck_assert(import(0, &smaller, packet.fds, 2));
+    ck_assert(import(0, &larger, fds, CHUNKS));
+    close(packet.fds[2]);
+    expect(0, 0, 1, HVI_OK);
+    expect(1, 0, 2, HVI_OK); /* while the other one is held */
+    expect_words(0, 1, 1, 2);
+    expect_words(0, 2, 1, CHUNKS);
+    give_back(0, 3, 1);
+    expect(2, 0, 3, HVI_OK);
+    ck_assert_uint_eq(imports.count, 1);
+    fds[0] = open("/dev/null",
+                  O_RDONLY | O_CLOEXEC); /* of what is open already no descriptor is looked at */
+    fds[1] = dup(fds[0]);
+    fds[2] = dup(fds[0]);
+    larger.request = 4;
+    ck_assert(import(1, &larger, fds, CHUNKS));
+    expect(3, 1, 4, HVI_OK);
+}
+END_TEST
+
+START_TEST(chunks_that_are_not_what_was_said_are_refused_and_leave_nothing)
+{
+    static struct hvi_packet packet;
+    unsigned before = count_descriptors();
+    struct exported memory = order("v", &packet);
+    struct hvi_gpu_import said = ask_chunks(1, 1, 5, &memory, CHUNKS);
+    int one;
+
+    close(packet.fds[2]);
+    packet.fds[2] =
+        open("/dev/null", O_RDONLY | O_CLOEXEC); /* the third is no memory of the driver's */
+    ck_assert(import(0, &said, packet.fds, CHUNKS));
+    expect(0, 0, 1, HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "cuMemImportFromShareableHandle: CUDA_ERROR"));
+    memory = order("v", &packet);
+    said = ask(2, 1, &memory); /* one chunk of half its size */
+    said.memory.kind = HVI_DEVICE_VMM;
+    said.memory.bytes = BYTES / 2;
+    struct gpu_exported exported = {0};
+    uint64_t half = BYTES / 2;
+    struct hvi_device_memory part = said.memory;
+    part.chunks = &half;
+    part.chunk_count = 1;
+    one = dup(packet.fds[0]);
+    ck_assert_int_eq(gpu_exported_add(&exported, &part, &one, 1), HVI_OK);
+    ck_assert(gpu_import_add(&imports, &owners[0], &said, &exported));
+    expect(1, 0, 2, HVI_ERR_UNSUPPORTED);
+    hvi_packet_close_fds(&packet);
+    ck_assert_uint_eq(imports.count, 0);
+    ck_assert_uint_eq(count_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_chunk_on_another_gpu_is_refused)
+{
+    static struct hvi_packet packet;
+    struct exported memory = order("w", &packet);
+    struct hvi_gpu_import said = ask_chunks(1, 1, 5, &memory, CHUNKS);
+
+    ck_assert(import(0, &said, packet.fds, CHUNKS));
+    expect(0, 0, 1, HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "another GPU"));
+    ck_assert_uint_eq(imports.count, 0);
+}
+END_TEST
+
+START_TEST(the_end_of_a_process_unmaps_its_chunks)
+{
+    static struct hvi_packet packet;
+    struct exported memory = order("v", &packet);
+    struct hvi_gpu_import said = ask_chunks(1, 1, 5, &memory, CHUNKS);
+
+    ck_assert(import(0, &said, packet.fds, CHUNKS));
+    expect(0, 0, 1, HVI_OK);
+    end_exporter();
+    expect_words(0, 1, 1, CHUNKS);
+    gpu_import_owner_gone(&imports, &owners[0]);
+    expect_count(0);
+}
+END_TEST
+
+START_TEST(a_pointer_of_a_pool_is_opened_and_freed)
+{
+    static struct hvi_packet packet;
+    unsigned before = count_descriptors();
+    struct exported memory = order("p", &packet);
     struct hvi_gpu_import said = ask(1, 1, &memory);
 
-    said.more = true;
-    ck_assert(!gpu_import_add(&imports, &owners[0], &said)); /* it has none */
-    said.memory.kind = HVI_DEVICE_VMM;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
-    ck_assert_int_eq(answer_count, 0);
-    said.more = false;
-    ck_assert(gpu_import_add(&imports, &owners[0], &said));
-    expect(0, 0, 1, HVI_ERR_UNSUPPORTED);
+    said.memory.kind = HVI_DEVICE_POOL;
+    ck_assert(import(0, &said, packet.fds, 1));
+    expect(0, 0, 1, HVI_OK);
+    expect_words(0, 1, 77, 1);
+    give_back(0, 2, 1);
+    expect(1, 0, 2, HVI_OK);
+    ck_assert_uint_eq(count_descriptors(), before);
+    memory = order("p", &packet);
+    said = ask(3, 1, &memory);
+    said.memory.kind = HVI_DEVICE_POOL;
+    said.memory.bytes = 2 * BYTES;
+    ck_assert(import(0, &said, packet.fds, 1));
+    expect(2, 0, 3, HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(answers[2].text, "4194304 were said"));
+}
+END_TEST
+
+START_TEST(what_was_said_of_chunks_adds_up)
+{
+    uint64_t chunks[2] = {BYTES, BYTES};
+    const int fds[2] = {-1, -1};
+    struct hvi_device_memory memory = {.kind = HVI_DEVICE_VMM,
+                                       .bytes = (HVI_DEVICE_CHUNKS_MAX + 1) * (uint64_t)BYTES,
+                                       .chunks = chunks,
+                                       .chunk_count = 2};
+    struct gpu_exported exported = {0};
+
+    for (uint32_t i = 0; i < HVI_DEVICE_CHUNKS_MAX; i += 2) {
+        ck_assert_int_eq(gpu_exported_add(&exported, &memory, fds, 2), HVI_OK);
+        ck_assert(!gpu_exported_is_whole(&exported));
+    }
+    ck_assert_int_eq(gpu_exported_add(&exported, &memory, fds, 1), HVI_ERR_LIMIT);
+    exported.bytes -= BYTES;
+    ck_assert(gpu_exported_is_whole(&exported));
+    exported.chunks[0] = UINT64_MAX;
+    ck_assert(!gpu_exported_is_whole(&exported));
+    gpu_exported_fini(&exported);
 }
 END_TEST
 
@@ -375,7 +688,7 @@ START_TEST(a_number_that_is_taken_breaks_the_protocol)
     struct hvi_gpu_import said = ask(2, 1, &memory);
 
     add(0, 1, 1, &memory);
-    ck_assert(!gpu_import_add(&imports, &owners[0], &said));
+    ck_assert(!import(0, &said, NULL, 0));
     expect(0, 0, 1, HVI_OK);
 }
 END_TEST
@@ -384,6 +697,7 @@ int main(void)
 {
     Suite *suite = suite_create("gpu_import");
     TCase *tcase = tcase_create("imports"), *blocks = tcase_create("blocks");
+    TCase *two = tcase_create("two devices");
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, memory_is_opened_once_and_closed_with_its_last_holder);
@@ -393,8 +707,16 @@ int main(void)
     tcase_add_test(tcase, an_address_that_was_freed_and_allocated_again_is_opened_again);
     tcase_add_test(tcase, what_cannot_be_imported_is_an_answer);
     tcase_add_test(tcase, a_number_that_is_taken_breaks_the_protocol);
-    tcase_add_test(tcase, memory_in_pieces_is_answered_at_the_last_one);
+    tcase_add_test(tcase, chunks_are_one_range_which_outlives_the_exporter_s_mapping);
+    tcase_add_test(tcase, a_range_that_has_grown_is_opened_beside_the_smaller_one);
+    tcase_add_test(tcase, chunks_that_are_not_what_was_said_are_refused_and_leave_nothing);
+    tcase_add_test(tcase, the_end_of_a_process_unmaps_its_chunks);
+    tcase_add_test(tcase, a_pointer_of_a_pool_is_opened_and_freed);
+    tcase_add_test(tcase, what_was_said_of_chunks_adds_up);
     suite_add_tcase(suite, tcase);
+    tcase_add_checked_fixture(two, setup_two, teardown);
+    tcase_add_test(two, a_chunk_on_another_gpu_is_refused);
+    suite_add_tcase(suite, two);
     tcase_add_checked_fixture(blocks, setup_blocks, teardown);
     tcase_add_test(blocks, a_small_allocation_may_lie_within_a_block);
     suite_add_tcase(suite, blocks);

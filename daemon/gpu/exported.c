@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Untrusted: an engine passes on what a trainer says of its memory. The driver says how large the allocation is that a handle
+ * opens, and less than what was said is refused; a chunk is mapped with the size that was said, which the driver refuses for
+ * another; and a descriptor may be of memory on another GPU, which is asked of the mapping.
+ *
+ * A chunk's handle is released as soon as it is mapped: the mapping keeps the memory (cuda.h). So nothing of a chunk stays but its
+ * mapping, and the trainer's own cuMemUnmap is never a fault. Its memory is free when it is unmapped here too. */
+#include "daemon/gpu/exported.h"
+
+#include "base/status.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- what was said ---- */
+
+/* HVI_OK, or HVI_ERR_NO_MEMORY. */
+static int make_room(struct gpu_exported *exported, uint32_t count)
+{
+    int *fds = realloc(exported->fds, count * sizeof(fds[0]));
+    uint64_t *chunks;
+
+    if (fds == NULL)
+        return HVI_ERR_NO_MEMORY;
+    exported->fds = fds;
+    chunks = realloc(exported->chunks, count * sizeof(chunks[0]));
+    if (chunks == NULL)
+        return HVI_ERR_NO_MEMORY;
+    exported->chunks = chunks;
+    return HVI_OK;
+}
+
+int gpu_exported_add(struct gpu_exported *exported, const struct hvi_device_memory *memory,
+                     const int *fds, uint32_t fd_count)
+{
+    const uint32_t count = exported->count + fd_count;
+
+    exported->kind = memory->kind;
+    exported->bytes = memory->bytes;
+    memcpy(exported->handle, memory->handle, sizeof(exported->handle));
+    if (count > HVI_DEVICE_CHUNKS_MAX)
+        return HVI_ERR_LIMIT;
+    if (fd_count == 0)
+        return HVI_OK;
+    if (make_room(exported, count) != HVI_OK)
+        return HVI_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < fd_count; i++) {
+        exported->fds[exported->count] = fds[i];
+        exported->chunks[exported->count++] = i < memory->chunk_count ? memory->chunks[i] : 0;
+    }
+    return HVI_OK;
+}
+
+bool gpu_exported_is_whole(const struct gpu_exported *exported)
+{
+    uint64_t left = exported->bytes;
+
+    if (exported->kind != HVI_DEVICE_VMM)
+        return exported->count == (exported->kind == HVI_DEVICE_POOL);
+    for (uint32_t i = 0; i < exported->count; i++) {
+        if (exported->chunks[i] == 0 || exported->chunks[i] > left)
+            return false;
+        left -= exported->chunks[i];
+    }
+    return left == 0;
+}
+
+static void close_fd(struct gpu_exported *exported, uint32_t i)
+{
+    if (exported->fds[i] >= 0)
+        close(exported->fds[i]);
+    exported->fds[i] = -1;
+}
+
+static void close_fds(struct gpu_exported *exported)
+{
+    for (uint32_t i = 0; i < exported->count; i++)
+        close_fd(exported, i);
+}
+
+void gpu_exported_fini(struct gpu_exported *exported)
+{
+    close_fds(exported);
+    free(exported->fds);
+    free(exported->chunks);
+    *exported = (struct gpu_exported){0};
+}
+
+/* ---- errors ---- */
+
+/* Every later call of this process gives the same (driver API: "the process must be terminated"). */
+static bool is_sticky(int error)
+{
+    static const int errors[] = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719};
+
+    for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+        if (errors[i] == error)
+            return true;
+    }
+    return false;
+}
+
+static int status_of(int error)
+{
+    return error == HVI_CU_OUT_OF_MEMORY ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
+}
+
+bool gpu_outcome_good(struct gpu_calls *calls, struct gpu_outcome *outcome, const char *name,
+                      int error)
+{
+    char text[80];
+
+    gpu_calls_end(calls);
+    if (error == HVI_CU_OK)
+        return true;
+    hvi_cuda_describe(calls->cuda, error, text, sizeof(text));
+    outcome->status = status_of(error);
+    snprintf(outcome->text, sizeof(outcome->text), "%s: %s", name, text);
+    if (is_sticky(error))
+        gpu_calls_fail(calls, name, text);
+    return false;
+}
+
+/* ---- legacy handles, and pools' pointers ---- */
+
+/* Whether the driver says that as much as was said lies at .base. A small allocation may lie within a block, of which it speaks
+ * then (P2). */
+static bool is_there(struct gpu_calls *calls, const struct gpu_exported *exported,
+                     struct gpu_outcome *outcome)
+{
+    hvi_cu_ptr base = 0;
+    size_t bytes = 0;
+
+    if (!GPU_TRY(calls, outcome, "cuMemGetAddressRange",
+                 calls->cuda->address_range(&base, &bytes, exported->base)))
+        return false;
+    if (base <= exported->base && exported->base - base <= bytes &&
+        exported->bytes <= bytes - (exported->base - base))
+        return true;
+    outcome->status = HVI_ERR_INVALID;
+    snprintf(outcome->text, sizeof(outcome->text),
+             "the allocation has %zu bytes, and %" PRIu64 " were said", bytes, exported->bytes);
+    return false;
+}
+
+static void open_legacy(struct gpu_calls *calls, struct gpu_exported *exported,
+                        struct gpu_outcome *outcome)
+{
+    struct hvi_cu_ipc handle;
+
+    memcpy(handle.bytes, exported->handle, sizeof(handle.bytes));
+    if (GPU_TRY(calls, outcome, "cuIpcOpenMemHandle",
+                calls->cuda->ipc_open(&exported->base, handle, HVI_CU_IPC_LAZY_PEER)) &&
+        !is_there(calls, exported, outcome))
+        GPU_UNDO(calls, "cuIpcCloseMemHandle", calls->cuda->ipc_close(exported->base));
+}
+
+static struct hvi_cu_access access_of(int ordinal)
+{
+    return (struct hvi_cu_access){{1, ordinal}, 3};
+}
+
+/* The pool is open. */
+static bool open_pointer(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+                         struct gpu_outcome *outcome)
+{
+    const struct hvi_cuda *cuda = calls->cuda;
+    const struct hvi_cu_access access = access_of(ordinal);
+    struct hvi_cu_pool_pointer pointer;
+
+    memcpy(pointer.bytes, exported->handle, sizeof(pointer.bytes));
+    if (!GPU_TRY(calls, outcome, "cuMemPoolSetAccess",
+                 cuda->pool_access_set(exported->pool, &access, 1)) ||
+        !GPU_TRY(calls, outcome, "cuMemPoolImportPointer",
+                 cuda->pool_import_pointer(&exported->base, exported->pool, &pointer)))
+        return false;
+    if (is_there(calls, exported, outcome))
+        return true;
+    GPU_UNDO(calls, "cuMemFree", cuda->free(exported->base));
+    return false;
+}
+
+static void open_pool(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+                      struct gpu_outcome *outcome)
+{
+    const struct hvi_cuda *cuda = calls->cuda;
+    void *fd = (void *)(intptr_t)exported->fds[0]; /* cuda.h: the descriptor, as a pointer */
+
+    if (GPU_TRY(calls, outcome, "cuMemPoolImportFromShareableHandle",
+                cuda->pool_import(&exported->pool, fd, HVI_CU_HANDLE_FD, 0)) &&
+        !open_pointer(calls, ordinal, exported, outcome))
+        GPU_UNDO(calls, "cuMemPoolDestroy", cuda->pool_destroy(exported->pool));
+}
+
+/* ---- VMM ---- */
+
+static bool map_chunk(struct gpu_calls *calls, struct gpu_exported *exported, uint32_t i,
+                      hvi_cu_ptr at, struct gpu_outcome *outcome)
+{
+    const struct hvi_cuda *cuda = calls->cuda;
+    void *fd = (void *)(intptr_t)exported->fds[i];
+    hvi_cu_allocation chunk;
+
+    if (!GPU_TRY(calls, outcome, "cuMemImportFromShareableHandle",
+                 cuda->import_fd(&chunk, fd, HVI_CU_HANDLE_FD)))
+        return false;
+    const bool is_mapped =
+        GPU_TRY(calls, outcome, "cuMemMap", cuda->map(at, exported->chunks[i], 0, chunk, 0));
+    GPU_UNDO(calls, "cuMemRelease", cuda->allocation_release(chunk));
+    exported->mapped += is_mapped;
+    close_fd(exported, i);
+    return is_mapped;
+}
+
+static bool is_ours(struct gpu_calls *calls, int ordinal, hvi_cu_ptr at,
+                    struct gpu_outcome *outcome)
+{
+    int what = HVI_CU_POINTER_DEVICE, device = -1;
+    void *place = &device;
+
+    if (!GPU_TRY(calls, outcome, "cuPointerGetAttributes",
+                 calls->cuda->pointer_attributes(1, &what, &place, at)))
+        return false;
+    if (device == ordinal)
+        return true;
+    outcome->status = HVI_ERR_INVALID;
+    snprintf(outcome->text, sizeof(outcome->text), "a chunk of the memory lies on another GPU");
+    return false;
+}
+
+/* Each with access, and of this GPU. */
+static bool map_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+                       struct gpu_outcome *outcome)
+{
+    const struct hvi_cu_access access = access_of(ordinal);
+    hvi_cu_ptr at = exported->base;
+
+    for (uint32_t i = 0; i < exported->count; at += exported->chunks[i++]) {
+        if (!map_chunk(calls, exported, i, at, outcome) ||
+            !GPU_TRY(calls, outcome, "cuMemSetAccess",
+                     calls->cuda->set_access(at, exported->chunks[i], &access, 1)) ||
+            !is_ours(calls, ordinal, at, outcome))
+            return false;
+    }
+    return true;
+}
+
+/* Each mapping by itself, as it was made (cuda.h: no part of one). */
+static void unmap(struct gpu_calls *calls, struct gpu_exported *exported,
+                  struct gpu_outcome *outcome)
+{
+    hvi_cu_ptr at = exported->base;
+
+    for (uint32_t i = 0; i < exported->mapped; at += exported->chunks[i++]) {
+        if (!GPU_TRY(calls, outcome, "cuMemUnmap", calls->cuda->unmap(at, exported->chunks[i])))
+            return;
+    }
+    (void)GPU_TRY(calls, outcome, "cuMemAddressFree",
+                  calls->cuda->unreserve(exported->base, exported->bytes));
+}
+
+static void open_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+                        struct gpu_outcome *outcome)
+{
+    struct gpu_outcome undone = {0};
+
+    if (GPU_TRY(calls, outcome, "cuMemAddressReserve",
+                calls->cuda->reserve(&exported->base, exported->bytes, 0, 0, 0)) &&
+        !map_chunks(calls, ordinal, exported, outcome))
+        unmap(calls, exported, &undone);
+}
+
+/* ---- all ---- */
+
+/* NULL, or what the driver is too old for. */
+static const char *missing(const struct hvi_cuda *cuda, uint32_t kind)
+{
+    if (kind == HVI_DEVICE_VMM &&
+        (!cuda->import_fd || !cuda->reserve || !cuda->unreserve || !cuda->map || !cuda->unmap ||
+         !cuda->set_access || !cuda->allocation_release))
+        return "memory by descriptor (cuMemImportFromShareableHandle, cuMemMap)";
+    if (kind == HVI_DEVICE_POOL && (!cuda->pool_import || !cuda->pool_import_pointer ||
+                                    !cuda->pool_access_set || !cuda->pool_destroy))
+        return "memory pools of other processes (cuMemPoolImportFromShareableHandle)";
+    return NULL;
+}
+
+void gpu_exported_open(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+                       struct gpu_outcome *outcome)
+{
+    const char *lacks = missing(calls->cuda, exported->kind);
+
+    *outcome = (struct gpu_outcome){.status = HVI_OK};
+    if (lacks != NULL) {
+        outcome->status = HVI_ERR_UNSUPPORTED;
+        snprintf(outcome->text, sizeof(outcome->text), "the worker's driver has no %s", lacks);
+    } else if (exported->kind == HVI_DEVICE_LEGACY) {
+        open_legacy(calls, exported, outcome);
+    } else if (exported->kind == HVI_DEVICE_VMM) {
+        open_chunks(calls, ordinal, exported, outcome);
+    } else {
+        open_pool(calls, ordinal, exported, outcome);
+    }
+    close_fds(exported);
+}
+
+void gpu_exported_close(struct gpu_calls *calls, struct gpu_exported *exported,
+                        struct gpu_outcome *outcome)
+{
+    const struct hvi_cuda *cuda = calls->cuda;
+
+    *outcome = (struct gpu_outcome){.status = HVI_OK};
+    if (exported->kind == HVI_DEVICE_LEGACY) {
+        (void)GPU_TRY(calls, outcome, "cuIpcCloseMemHandle", cuda->ipc_close(exported->base));
+    } else if (exported->kind == HVI_DEVICE_VMM) {
+        unmap(calls, exported, outcome);
+    } else if (GPU_TRY(calls, outcome, "cuMemFree", cuda->free(exported->base))) {
+        (void)GPU_TRY(calls, outcome, "cuMemPoolDestroy", cuda->pool_destroy(exported->pool));
+    }
+}
