@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * An allocation becomes known to the engine, which has its worker open it.
  *
- * The whole allocation is told, never a tensor: a handle opens all of it. Handles are made anew for each
+ * The whole allocation is told, never a tensor: a handle opens all of it. Of a reservation its chunks are, with a descriptor each,
+ * a few in each message. Handles are made anew for each
  * registration; whether an allocation is another one than before is told by BUFFER_ID alone. Descriptors
  * are closed here when they have been sent. */
+#include "client/device/chunks.h"
 #include "client/device/device.h"
 
 #include "base/clock.h"
@@ -13,14 +15,12 @@
 #include "hvd/hvd.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define FIRST_NS   (30 * HVI_NS_SEC) /* a worker starts */
-#define LATER_NS   (5 * HVI_NS_SEC)
-#define CHUNKS_MAX 4096u /* of a reservation, in one registration */
+#define FIRST_NS (30 * HVI_NS_SEC) /* a worker starts */
+#define LATER_NS (5 * HVI_NS_SEC)
 
 /* ---- the page ---- */
 
@@ -55,100 +55,54 @@ static int announce_page(struct client_device *device, const char *what)
 
 /* ---- handles ---- */
 
-/* What is sent of an allocation. */
-struct handle {
+/* What one message says of an allocation. */
+struct piece {
     struct hvi_device_memory memory;
-    int *fds; /* one for each chunk, or a pool's */
+    uint64_t chunks[HVI_WIRE_CHUNKS_MAX];
+    int fds[HVI_WIRE_CHUNKS_MAX]; /* one for each chunk, or a pool's */
     uint32_t fd_count;
 };
 
-static void close_handle(struct handle *handle)
+static void close_piece(struct piece *piece)
 {
-    for (uint32_t i = 0; i < handle->fd_count; i++)
-        close(handle->fds[i]);
-    free(handle->fds);
-    free(handle->memory.chunks);
+    for (uint32_t i = 0; i < piece->fd_count; i++)
+        close(piece->fds[i]);
+    piece->fd_count = 0;
 }
 
-static bool add_chunk(struct handle *handle, int fd, uint64_t bytes)
+/* Chunks from `first` on, as many as one message has. */
+static int export_chunks(const struct hvi_cuda *cuda, const struct client_device_chunks *chunks,
+                         uint32_t first, struct piece *piece)
 {
-    uint32_t room = handle->fd_count + 1;
-    int *fds = realloc(handle->fds, room * sizeof(fds[0]));
-    if (fds)
-        handle->fds = fds;
-    uint64_t *chunks = realloc(handle->memory.chunks, room * sizeof(chunks[0]));
-    if (chunks)
-        handle->memory.chunks = chunks;
-    if (!fds || !chunks)
-        return false;
-    handle->fds[handle->fd_count++] = fd;
-    handle->memory.chunks[handle->memory.chunk_count++] = bytes;
-    return true;
-}
-
-/* One physical chunk of a reservation: from `at` to the end of its mapping. */
-static int export_chunk(const struct hvi_cuda *cuda, uint64_t at, struct handle *handle,
-                        uint64_t *end_p)
-{
-    hvi_cu_allocation allocation;
-    hvi_cu_ptr base = 0;
-    size_t bytes = 0;
-    int fd = -1;
-    int error = cuda->address_range(&base, &bytes, at);
-    if (error == HVI_CU_OK && (base != at || bytes == 0))
-        error =
-            HVI_CU_NOT_SUPPORTED; /* mapped from its middle on: an importer cannot do the same */
-    if (error == HVI_CU_OK)
-        error = cuda->retain(&allocation, (void *)(uintptr_t)at);
-    if (error != HVI_CU_OK)
-        return error;
-    error = cuda->export_fd(&fd, allocation, HVI_CU_HANDLE_FD, 0);
-    cuda->allocation_release(allocation);
-    if (error != HVI_CU_OK)
-        return error;
-    *end_p = base + bytes;
-    if (add_chunk(handle, fd, bytes))
-        return HVI_CU_OK;
-    close(fd);
-    return HVI_CU_OUT_OF_MEMORY;
-}
-
-static int export_chunks(const struct hvi_cuda *cuda, const struct client_device_memory *memory,
-                         struct handle *handle)
-{
-    uint64_t at = memory->base, end = memory->base + memory->bytes;
     int error = HVI_CU_OK;
-    while (error == HVI_CU_OK && at < end) {
-        if (handle->fd_count == CHUNKS_MAX)
-            return HVI_CU_NOT_SUPPORTED;
-        error = export_chunk(cuda, at, handle, &at);
+    while (piece->fd_count < HVI_WIRE_CHUNKS_MAX && first + piece->fd_count < chunks->count) {
+        const struct client_device_chunk *chunk = &chunks->list[first + piece->fd_count];
+        error = client_chunks_export(cuda, chunk, &piece->fds[piece->fd_count]);
+        if (error != HVI_CU_OK)
+            break;
+        piece->chunks[piece->fd_count++] = chunk->bytes;
     }
+    piece->memory.chunks = piece->chunks;
+    piece->memory.chunk_count = piece->fd_count;
     return error;
 }
 
 static int export_pool(const struct hvi_cuda *cuda, const struct client_device_memory *memory,
-                       struct handle *handle)
+                       struct piece *piece)
 {
     struct hvi_cu_pool_pointer pointer;
-    int fd = -1;
     int error = cuda->pool_export_pointer(&pointer, memory->base);
     if (error == HVI_CU_OK)
-        error = cuda->pool_export(&fd, memory->pool, HVI_CU_HANDLE_FD, 0);
+        error = cuda->pool_export(&piece->fds[0], memory->pool, HVI_CU_HANDLE_FD, 0);
     if (error != HVI_CU_OK)
         return error;
-    memcpy(handle->memory.handle, pointer.bytes, sizeof(pointer.bytes));
-    handle->fds = malloc(sizeof(handle->fds[0]));
-    if (!handle->fds) {
-        close(fd);
-        return HVI_CU_OUT_OF_MEMORY;
-    }
-    handle->fds[0] = fd;
-    handle->fd_count = 1;
+    memcpy(piece->memory.handle, pointer.bytes, sizeof(pointer.bytes));
+    piece->fd_count = 1;
     return error;
 }
 
 static int export(const struct hvi_cuda *cuda, const struct client_device_memory *memory,
-                  struct handle *handle)
+                  uint32_t first, struct piece *piece)
 {
     struct hvi_cu_ipc legacy;
     int error;
@@ -156,33 +110,34 @@ static int export(const struct hvi_cuda *cuda, const struct client_device_memory
     case HVI_DEVICE_LEGACY:
         error = cuda->ipc_get(&legacy, memory->base);
         if (error == HVI_CU_OK)
-            memcpy(handle->memory.handle, legacy.bytes, sizeof(legacy.bytes));
+            memcpy(piece->memory.handle, legacy.bytes, sizeof(legacy.bytes));
         return error;
     case HVI_DEVICE_VMM:
-        return export_chunks(cuda, memory, handle);
+        return export_chunks(cuda, memory->chunks, first, piece);
     default:
-        return export_pool(cuda, memory, handle);
+        return export_pool(cuda, memory, piece);
     }
 }
 
-static int make_handle(struct client_device_memory *memory, const char *what,
-                       struct handle *handle_p)
+/* The piece that begins with the chunk `first`. */
+static int make_piece(struct client_device_memory *memory, uint32_t first, const char *what,
+                      struct piece *piece_p)
 {
     struct client_driver_scope scope;
     char text[64] = "libcuda is not there";
-    *handle_p = (struct handle){.memory = {.address = memory->base,
-                                           .bytes = memory->bytes,
-                                           .buffer_id = memory->buffer_id,
-                                           .kind = memory->handle}};
-    memcpy(handle_p->memory.uuid, memory->uuid, sizeof(memory->uuid));
+    *piece_p = (struct piece){.memory = {.address = memory->base,
+                                         .bytes = memory->bytes,
+                                         .buffer_id = memory->buffer_id,
+                                         .kind = memory->handle}};
+    memcpy(piece_p->memory.uuid, memory->uuid, sizeof(memory->uuid));
     int error = client_driver_enter(memory->device, &scope);
     if (error == HVI_CU_OK) {
-        error = export(scope.cuda, memory, handle_p);
+        error = export(scope.cuda, memory, first, piece_p);
         client_driver_leave(&scope);
     }
     if (error == HVI_CU_OK)
         return HVD_OK;
-    close_handle(handle_p);
+    close_piece(piece_p);
     memory->kind = CLIENT_DEVICE_UNSHARED;
     if (scope.cuda)
         hvi_cuda_describe(scope.cuda, error, text, sizeof(text));
@@ -204,18 +159,17 @@ static int check_engine(const struct client_device *device,
     return client_control_check_devices(device->link, what, gpu);
 }
 
-static int announce(struct client_device *device, const struct handle *handle, const char *what,
-                    uint32_t *region_p)
+/* A worker maps so many at a time. */
+static int check_chunks(struct client_device_memory *memory, const char *what)
 {
-    struct client_link *link = device->link;
-    client_control_lock(link);
-    int rc = announce_page(device, what);
-    if (rc == HVD_OK)
-        rc = client_control_device_add(link, &handle->memory, handle->fds, handle->fd_count,
-                                       device->imported ? LATER_NS : FIRST_NS, what, region_p);
-    device->imported |= rc == HVD_OK;
-    client_control_unlock(link);
-    return rc;
+    if (!memory->chunks || memory->chunks->count <= HVI_DEVICE_CHUNKS_MAX)
+        return HVD_OK;
+    memory->kind = CLIENT_DEVICE_UNSHARED;
+    return client_error(HVD_ERR_UNSUPPORTED,
+                        "%s: a tensor at %#" PRIx64 " lies in more than %u chunks of device memory "
+                        "(PyTorch: expandable_segments), and no worker maps more for one tensor; "
+                        "submit it without a stream, so that it is copied",
+                        what, memory->base, HVI_DEVICE_CHUNKS_MAX);
 }
 
 int client_device_announce(struct client_device *device, const char *what)
@@ -228,19 +182,67 @@ int client_device_announce(struct client_device *device, const char *what)
     return rc;
 }
 
+static int send_piece(struct client_device *device, const struct piece *piece, bool more,
+                      const char *what, uint32_t region)
+{
+    struct client_link *link = device->link;
+    client_control_lock(link);
+    int rc = client_control_device_add(link, region, &piece->memory, piece->fds, piece->fd_count,
+                                       more, device->imported ? LATER_NS : FIRST_NS, what);
+    device->imported |= rc == HVD_OK && !more;
+    client_control_unlock(link);
+    return rc;
+}
+
+/* Further pieces cannot be made. */
+static void give_up(struct client_device *device, uint32_t region)
+{
+    client_control_lock(device->link);
+    client_control_region_forget(device->link, region);
+    client_control_unlock(device->link);
+}
+
+/* All pieces; `piece` is the first one. Descriptors are there for one at a time. */
+static int send_pieces(struct client_device *device, struct client_device_memory *memory,
+                       struct piece *piece, const char *what, uint32_t region)
+{
+    uint32_t sent = 0, count = memory->chunks ? memory->chunks->count : 0;
+    for (;;) {
+        sent += (uint32_t)piece->memory.chunk_count;
+        int rc = send_piece(device, piece, sent < count, what, region);
+        close_piece(piece);
+        if (rc != HVD_OK || sent >= count)
+            return rc;
+        rc = make_piece(memory, sent, what, piece);
+        if (rc != HVD_OK) {
+            give_up(device, region);
+            return rc;
+        }
+    }
+}
+
 int client_device_register(struct client_device *device, struct client_device_memory *memory,
                            const char *what, uint32_t *region_p)
 {
-    struct handle handle;
+    struct piece piece;
     int rc = check_engine(device, memory, what);
     if (rc == HVD_OK)
-        rc = make_handle(memory, what, &handle);
+        rc = check_chunks(memory, what);
+    if (rc == HVD_OK)
+        rc = make_piece(memory, 0, what, &piece);
     if (rc != HVD_OK)
         return rc;
-    pthread_mutex_lock(&device->making);
-    rc = announce(device, &handle, what, region_p);
-    pthread_mutex_unlock(&device->making);
-    close_handle(&handle);
+    rc = client_device_announce(device, what);
+    if (rc != HVD_OK) {
+        close_piece(&piece);
+        return rc;
+    }
+    client_control_lock(device->link);
+    uint32_t region = client_control_new_region(device->link);
+    client_control_unlock(device->link);
+    rc = send_pieces(device, memory, &piece, what, region);
+    if (rc == HVD_OK)
+        *region_p = region;
     return rc;
 }
 

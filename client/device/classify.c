@@ -3,7 +3,9 @@
  * UCX (cuda_ipc_md.c): a legacy handle, a descriptor for each physical chunk, a pool's.
  *
  * BUFFER_ID tells an allocation from a later one at the same address, whose handle may have the very
- * same bytes. */
+ * same bytes. In a reservation (PyTorch's expandable segments) each mapped chunk has an address range and a BUFFER_ID of its own, so
+ * what a tensor needs is a list of chunks (chunks.c). */
+#include "client/device/chunks.h"
 #include "client/device/device.h"
 
 #include "base/status.h"
@@ -92,8 +94,7 @@ static void choose_handle(const struct hvi_cuda *cuda, const uint64_t answers[AS
         memory->handle = HVI_DEVICE_POOL;
         if (!cuda->pool_export || !cuda->pool_export_pointer)
             memory->kind = CLIENT_DEVICE_UNSHARED;
-    } else if ((answers[ASKED_HANDLES] & HVI_CU_HANDLE_FD) && cuda->retain && cuda->export_fd &&
-               cuda->allocation_release) {
+    } else if (client_chunks_can(cuda) && (answers[ASKED_HANDLES] & HVI_CU_HANDLE_FD)) {
         memory->handle = HVI_DEVICE_VMM;
     } else {
         memory->kind = CLIENT_DEVICE_UNSHARED;
@@ -112,7 +113,7 @@ static int identify(const struct hvi_cuda *cuda, struct client_device_memory *me
     return error;
 }
 
-int client_device_classify(const void *data, const char *what, const char *which,
+int client_device_classify(const void *data, uint64_t bytes, const char *what, const char *which,
                            struct client_device_memory *memory_p)
 {
     const char *why;
@@ -137,26 +138,47 @@ int client_device_classify(const void *data, const char *what, const char *which
     memory.buffer_id = answers[ASKED_BUFFER];
     if (error == HVI_CU_OK)
         error = identify(cuda, &memory);
+    if (error == HVI_CU_OK) {
+        client_driver_note(memory.device);
+        choose_handle(cuda, answers, &memory);
+    }
+    if (error == HVI_CU_OK && memory.handle == HVI_DEVICE_VMM)
+        error = client_chunks_find(&memory, (uintptr_t)data, bytes);
     if (error != HVI_CU_OK) {
         hvi_cuda_describe(cuda, error, error_text, sizeof(error_text));
         return client_error(HVD_ERR_UNSUPPORTED,
                             "%s: the driver does not say what memory %s (%p) is: %s", what, which,
                             data, error_text);
     }
-    client_driver_note(memory.device);
-    choose_handle(cuda, answers, &memory);
     *memory_p = memory;
     return HVD_OK;
 }
 
-uint64_t client_device_buffer_id(const void *data)
+/* BUFFER_ID of the address now; 0: none. */
+static uint64_t buffer_id_of(uint64_t address)
 {
     const char *why;
     int attribute = HVI_CU_POINTER_BUFFER_ID;
     uint64_t buffer_id = 0;
     void *place = &buffer_id;
     const struct hvi_cuda *cuda = client_driver_get(&why);
-    if (!cuda || attributes_of(cuda, 1, &attribute, &place, data) != HVI_CU_OK)
+    if (!cuda ||
+        attributes_of(cuda, 1, &attribute, &place, (void *)(uintptr_t)address) != HVI_CU_OK)
         return 0;
     return buffer_id;
+}
+
+bool client_device_is_current(const void *data, uint64_t bytes, uint64_t buffer_id,
+                              const struct client_device_chunks *chunks)
+{
+    uint64_t address = (uintptr_t)data;
+    if (!chunks)
+        return buffer_id_of(address) == buffer_id;
+    for (uint32_t i = 0; i < chunks->count; i++) {
+        const struct client_device_chunk *chunk = &chunks->list[i];
+        if (chunk->base < address + bytes && address < chunk->base + chunk->bytes &&
+            buffer_id_of(chunk->base) != chunk->buffer_id)
+            return false;
+    }
+    return true;
 }

@@ -76,22 +76,41 @@ enum client_device_kind {
     CLIENT_DEVICE_UNSHARED /* no kind of handle */
 };
 
-struct client_device_memory {
-    enum client_device_kind kind;
-    uint64_t base, bytes; /* of the allocation */
-    uint64_t buffer_id;   /* never used again by another allocation of this process */
-    uint32_t handle;      /* enum hvi_device_kind, of CLIENT_DEVICE_SHARED */
-    void *pool;           /* of HVI_DEVICE_POOL */
-    int device;           /* ordinal in this process */
-    unsigned char uuid[16];
+/* A mapping of physical memory into a reservation. */
+struct client_device_chunk {
+    uint64_t base, bytes;
+    uint64_t buffer_id; /* as an allocation's */
+};
+/* Chunks that follow one another without a hole. Never changed. */
+struct client_device_chunks {
+    uint32_t count; /* HVI_DEVICE_CHUNKS_MAX + 1: there are more */
+    struct client_device_chunk list[];
 };
 
-/* What the driver says of a pointer. HVD_OK, or HVD_ERR_UNSUPPORTED with the last error set. `what` is the call, for sentences;
- * `which` is "in" or "out". */
-int client_device_classify(const void *data, const char *what, const char *which,
+struct client_device_memory {
+    enum client_device_kind kind;
+    uint64_t base, bytes; /* of the allocation, or of all chunks */
+    uint64_t
+        buffer_id; /* never used again by another allocation of this process; of chunks: made of theirs */
+    uint32_t handle; /* enum hvi_device_kind, of CLIENT_DEVICE_SHARED */
+    void *pool;      /* of HVI_DEVICE_POOL */
+    int device;      /* ordinal in this process */
+    unsigned char uuid[16];
+    struct client_device_chunks *chunks; /* of HVI_DEVICE_VMM: freed by whoever has the struct */
+};
+
+/* What the driver says of a tensor's memory. HVD_OK, or HVD_ERR_UNSUPPORTED, HVD_ERR_NO_MEMORY with the last error set. `what` is
+ * the call, for sentences; `which` is "in" or "out". */
+int client_device_classify(const void *data, uint64_t bytes, const char *what, const char *which,
                            struct client_device_memory *memory_p);
-/* BUFFER_ID of the address now; 0: none. */
-uint64_t client_device_buffer_id(const void *data);
+/* Memory in chunks becomes that of [first, end), where all of that is of its kind and not too much; else it stays as it is. */
+void client_device_widen(struct client_device_memory *memory, uint64_t first, uint64_t end);
+/* Whether what lies there now is what was known: by BUFFER_ID, of each chunk if `chunks` is not NULL. */
+bool client_device_is_current(const void *data, uint64_t bytes, uint64_t buffer_id,
+                              const struct client_device_chunks *chunks);
+/* Whether all of `part` is in `whole`, chunk for chunk. No driver is asked. */
+bool client_device_holds(const struct client_device_chunks *whole,
+                         const struct client_device_chunks *part);
 
 /* ---- of a session ---- */
 
@@ -124,8 +143,8 @@ struct client_device *client_device_new(struct client_link *link);
 void client_device_free(struct client_device *device);
 
 /* Makes the fence page known to the engine, and the allocation: *region_p. Waits for Acks, 35 seconds at most. HVD_ERR_UNSUPPORTED:
- * the engine, hvdd or the worker has said why, or the driver makes no handle: .kind is CLIENT_DEVICE_UNSHARED then; or others,
- * with the last error set. */
+ * the engine, hvdd or the worker has said why, or the driver makes no handle, or there are too many chunks: .kind is
+ * CLIENT_DEVICE_UNSHARED then; or others, with the last error set. */
 int client_device_register(struct client_device *device, struct client_device_memory *memory,
                            const char *what, uint32_t *region_p);
 

@@ -132,6 +132,7 @@ struct request {
     uint32_t fd_count;
 };
 
+/* The kernel lets a user have so many descriptors on their way (RLIMIT_NOFILE): those of many chunks may have to wait for the engine. */
 static int send_request(struct client_link *link, const struct request *request,
                         struct client_patience *patience)
 {
@@ -141,9 +142,10 @@ static int send_request(struct client_link *link, const struct request *request,
     HVI_ASSERT(rc == HVD_OK);
     for (;;) {
         rc = hvi_packet_send(link->socket_fd, bytes, length, request->fds, request->fd_count, 0);
-        if (rc != HVD_ERR_TIMEOUT || client_patience_is_over(patience))
+        bool crowded = rc == HVD_ERR_LIMIT && request->msg->kind == HVI_PACKET_DEVICE_ADD;
+        if ((rc != HVD_ERR_TIMEOUT && !crowded) || client_patience_is_over(patience))
             return rc;
-        pause_for(link, POLLOUT | POLLIN);
+        pause_for(link, crowded ? POLLIN : POLLOUT | POLLIN);
         if (link->end_status != HVD_OK)
             return HVD_ERR_CLOSED;
     }
@@ -226,58 +228,41 @@ int client_control_region_add(struct client_link *link, const struct hvi_region 
     return rc;
 }
 
-/* All chunks but the last ones, which are acknowledged for all; none are left out where there are none. */
-static int send_chunks(struct client_link *link, struct hvi_packet_msg *msg, const int *fds,
-                       struct client_patience *patience, uint32_t *sent_p)
+uint32_t client_control_new_region(struct client_link *link)
 {
-    const struct hvi_device_memory all = msg->device_add.memory;
-    struct hvi_device_memory *part = &msg->device_add.memory;
-    int rc = HVD_OK;
-    uint32_t sent = 0;
-    while (rc == HVD_OK && all.chunk_count - sent > HVI_WIRE_CHUNKS_MAX) {
-        struct request request = {msg, fds + sent, HVI_WIRE_CHUNKS_MAX};
-        msg->device_add.more = true;
-        part->chunks = all.chunks + sent;
-        part->chunk_count = HVI_WIRE_CHUNKS_MAX;
-        rc = send_request(link, &request, patience);
-        sent += HVI_WIRE_CHUNKS_MAX;
-    }
-    msg->device_add.more = false;
-    if (all.chunk_count > 0) {
-        part->chunks = all.chunks + sent;
-        part->chunk_count = all.chunk_count - sent;
-    }
-    *sent_p = sent;
+    return ++link->last_region;
+}
+
+/* What the engine does not answer. */
+static int send_more(struct client_link *link, const struct request *request, const char *what)
+{
+    struct client_patience patience = client_patience_of(CLIENT_ACK_NS);
+    int rc = client_link_usable(link, what);
+    if (rc == HVD_OK && (rc = send_request(link, request, &patience)) != HVD_OK)
+        rc = client_error(rc, "%s: the engine (pid %d) takes no messages: %s", what,
+                          link->engine_pid, hvi_status_text(rc));
     return rc;
 }
 
-int client_control_device_add(struct client_link *link, const struct hvi_device_memory *memory,
-                              const int *fds, uint32_t fd_count, uint64_t timeout_ns,
-                              const char *what, uint32_t *region_id_p)
+int client_control_device_add(struct client_link *link, uint32_t region_id,
+                              const struct hvi_device_memory *memory, const int *fds,
+                              uint32_t fd_count, bool more, uint64_t timeout_ns, const char *what)
 {
     struct client_pending pending = {.request = ++link->last_request};
-    struct client_patience patience = client_patience_of(CLIENT_ACK_NS);
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DEVICE_ADD};
-    uint32_t region_id = ++link->last_region, sent = 0;
+    struct request request = {&msg, fds, fd_count};
     char told[96], refused[112];
-    msg.device_add =
-        (struct hvi_device_add){.request = pending.request, .region = region_id, .memory = *memory};
+    msg.device_add = (struct hvi_device_add){
+        .request = pending.request, .region = region_id, .memory = *memory, .more = more};
     snprintf(told, sizeof(told),
              "was told of %" PRIu64 " bytes of device memory at %#" PRIx64 " and ", memory->bytes,
              memory->address);
     snprintf(refused, sizeof(refused),
              "the engine refused %" PRIu64 " bytes of device memory at %#" PRIx64 ": ",
              memory->bytes, memory->address);
-    int rc = client_link_usable(link, what);
-    if (rc == HVD_OK && send_chunks(link, &msg, fds, &patience, &sent) != HVD_OK)
-        rc = client_error(HVD_ERR_TIMEOUT, "%s: the engine (pid %d) takes no messages", what,
-                          link->engine_pid);
-    struct request request = {&msg, fds + sent, fd_count - sent};
-    if (rc == HVD_OK)
-        rc = ask_for(link, &request, timeout_ns, what, told, refused, &pending);
-    if (rc == HVD_OK)
-        *region_id_p = region_id;
-    else if (!pending.done)
+    int rc = more ? send_more(link, &request, what)
+                  : ask_for(link, &request, timeout_ns, what, told, refused, &pending);
+    if (rc != HVD_OK && !pending.done)
         client_control_region_forget(link, region_id);
     return rc;
 }

@@ -28,11 +28,14 @@ void client_control_look(struct client_link *link);
  * others as the engine says, HVD_ERR_TIMEOUT, or the session's end. */
 int client_control_region_add(struct client_link *link, const struct hvi_region *region,
                               bool process_memory, const char *what, uint32_t *region_id_p);
-/* Announces an allocation of device memory under a new id, with its handle's descriptors, which stay the caller's, and waits until a
- * worker has opened it. Errors as above; HVD_ERR_UNSUPPORTED: it cannot be opened, or there is no worker. */
-int client_control_device_add(struct client_link *link, const struct hvi_device_memory *memory,
-                              const int *fds, uint32_t fd_count, uint64_t timeout_ns,
-                              const char *what, uint32_t *region_id_p);
+/* An id for client_control_device_add. */
+uint32_t client_control_new_region(struct client_link *link);
+/* Announces device memory under this id, with its descriptors, which stay the caller's, and waits until a worker has opened it. With
+ * `more` it waits for nothing: more of it follows. After an error the engine is told to forget the id. Errors as above;
+ * HVD_ERR_UNSUPPORTED: it cannot be opened, or there is no worker. */
+int client_control_device_add(struct client_link *link, uint32_t region_id,
+                              const struct hvi_device_memory *memory, const int *fds,
+                              uint32_t fd_count, bool more, uint64_t timeout_ns, const char *what);
 /* Hands the engine the session's fence page; `fd` stays the caller's. Waits as client_control_region_add does. */
 int client_control_fence_add(struct client_link *link, int fd, const char *what);
 /* Takes a region back and waits until the engine has. Failure is harmless and not told. */

@@ -8,6 +8,10 @@
  *      a device's ──► the allocation is made known to the engine ──► a row, DEVICE
  *                      └─ cannot be, or HVD_GPU=staged ──► STAGED, or an error
  *
+ * Of a reservation (cuMemCreate; PyTorch's expandable segments) a row has the chunks that tensors were seen in. A tensor that lies
+ * partly in them, because its segment has grown or is cut in another way now, makes a larger row, of the old one's chunks and its
+ * own; the old one goes. Where that cannot be, because some of the old ones are gone, the row has the tensor's chunks alone.
+ *
  * Rows are held while the lock is given up, so that hvd_device_forget finds them in use. */
 #include "client/error.h"
 #include "client/link/control.h"
@@ -53,9 +57,10 @@ void client_operands_check(struct client_memory *memory, struct client_operand *
         if (!row || row->kind != CLIENT_MEMORY_DEVICE)
             continue;
         operand->device = row->device;
-        if (row != checked) {
+        if (row != checked || row->chunks) {
             client_control_unlock(memory->link);
-            current = client_device_buffer_id(operand->data) == row->buffer_id;
+            current = client_device_is_current(operand->data, operand->bytes, row->buffer_id,
+                                               row->chunks);
             client_control_lock(memory->link);
         }
         checked = row;
@@ -80,8 +85,9 @@ static int clear_way(struct client_memory *memory, const struct client_device_me
     return HVD_OK;
 }
 
-static int enter(struct client_memory *memory, const struct client_device_memory *known,
-                 uint32_t region, const char *what, struct client_operand *operand)
+/* Takes .chunks. */
+static int enter(struct client_memory *memory, struct client_device_memory *known, uint32_t region,
+                 const char *what, struct client_operand *operand)
 {
     struct client_memory_row *row = calloc(1, sizeof(*row));
     if (row)
@@ -92,8 +98,10 @@ static int enter(struct client_memory *memory, const struct client_device_memory
                                           .region_id = region,
                                           .region = HVI_REGION_INIT,
                                           .buffer_id = known->buffer_id,
+                                          .chunks = known->chunks,
                                           .device = known->device};
     if (row && client_table_enter(&memory->table, row)) {
+        known->chunks = NULL;
         hold(operand, row);
         return HVD_OK;
     }
@@ -102,14 +110,38 @@ static int enter(struct client_memory *memory, const struct client_device_memory
     return client_error(HVD_ERR_NO_MEMORY, "%s: no memory for the session's table", what);
 }
 
-/* The row of the allocation, if there is one. */
+/* The row of the allocation, or of all chunks, if there is one. */
 static struct client_memory_row *row_of(struct client_memory *memory,
                                         const struct client_device_memory *known)
 {
     struct client_memory_row *row =
         client_table_find(&memory->table, (void *)(uintptr_t)known->base, known->bytes);
-    return row && row->kind == CLIENT_MEMORY_DEVICE && row->buffer_id == known->buffer_id ? row
-                                                                                          : NULL;
+    if (!row || row->kind != CLIENT_MEMORY_DEVICE || !row->chunks != !known->chunks)
+        return NULL;
+    bool is_same = row->chunks ? client_device_holds(row->chunks, known->chunks)
+                               : row->buffer_id == known->buffer_id;
+    return is_same ? row : NULL;
+}
+
+/* The chunks of rows that share some with the tensor are told with its own. Gives the lock up. */
+static void widen(struct client_memory *memory, struct client_device_memory *known)
+{
+    uint64_t first = known->base, end = known->base + known->bytes;
+    struct client_memory_row *row;
+    for (uint64_t at = first; at < end; at = row->base + row->bytes) {
+        row = client_table_overlapping(&memory->table, (uintptr_t)at, end - at);
+        if (!row)
+            break;
+        if (row->kind == CLIENT_MEMORY_DEVICE && row->chunks && row->base < first)
+            first = row->base;
+        if (row->kind == CLIENT_MEMORY_DEVICE && row->chunks && row->base + row->bytes > end)
+            end = row->base + row->bytes;
+    }
+    if (first == known->base && end == known->base + known->bytes)
+        return;
+    client_control_unlock(memory->link);
+    client_device_widen(known, first, end);
+    client_control_lock(memory->link);
 }
 
 /* Gives the lock up. Another thread may do the same at the same time: then the first row stays. */
@@ -121,6 +153,8 @@ static int make_known(struct client_memory *memory, struct client_device_memory 
         memory->device = client_device_new(memory->link);
     if (!memory->device)
         return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
+    if (known->chunks)
+        widen(memory, known);
     int rc = clear_way(memory, known, what); /* a worker closes before it opens */
     if (rc != HVD_OK)
         return rc;
@@ -195,12 +229,15 @@ int client_operand_ask(struct client_memory *memory, const char *what, const cha
     if (operand->bytes == 0 || operand->row)
         return HVD_OK;
     client_control_unlock(memory->link);
-    int rc = client_device_classify(operand->data, what, which, &known);
+    int rc = client_device_classify(operand->data, operand->bytes, what, which, &known);
     client_control_lock(memory->link);
     if (rc != HVD_OK)
         return rc;
-    if (known.kind != CLIENT_DEVICE_HOST)
-        return use(memory, &known, what, which, may_stage, operand);
+    if (known.kind != CLIENT_DEVICE_HOST) {
+        rc = use(memory, &known, what, which, may_stage, operand);
+        free(known.chunks);
+        return rc;
+    }
     client_hosts_note(&memory->hosts, operand->data);
     return HVD_OK;
 }

@@ -107,6 +107,12 @@ void client_table_remove(struct client_table *table, struct client_memory_row *r
     table->last[0] = table->last[1] = NULL;
 }
 
+static void free_row(struct client_memory_row *row)
+{
+    free(row->chunks);
+    free(row);
+}
+
 /* Rows of which no op has an operand any more. */
 void client_table_sweep(struct client_table *table)
 {
@@ -119,7 +125,7 @@ void client_table_sweep(struct client_table *table)
         }
         *at = row->next_gone;
         client_control_region_forget(table->link, row->region_id);
-        free(row);
+        free_row(row);
     }
 }
 
@@ -140,7 +146,7 @@ bool client_table_release(struct client_memory_row *row)
         client_process_memory_put(row->process_memory);
     else
         hvi_region_fini(&row->region);
-    free(row);
+    free_row(row);
     return done;
 }
 
@@ -200,7 +206,7 @@ void client_table_fini(struct client_table *table)
     while (table->gone) {
         struct client_memory_row *row = table->gone;
         table->gone = row->next_gone;
-        free(row);
+        free_row(row);
     }
     free(table->rows);
     memset(table, 0, sizeof(*table));

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct client_device_chunks;
 struct client_forked;
 struct client_process_memory;
 struct client_link;
@@ -29,7 +30,8 @@ struct client_memory_row {
     struct client_process_memory *process_memory; /* that the region is, or NULL */
     /* Of a device's memory, whose region is with the worker alone. */
     uint64_t buffer_id;
-    int device; /* ordinal */
+    struct client_device_chunks *chunks; /* or NULL: it is no reservation's */
+    int device;                          /* ordinal */
     struct client_memory_row *next_gone;
 };
 

@@ -305,8 +305,9 @@ HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
 /* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
  * lets go of it. Without this call a free is noticed at the next use of that address, and until then
- * the GPU's memory is not free. Blocks, 5 s at most. HVD_ERR_BUSY while an op in flight uses it,
- * HVD_ERR_NOT_FOUND. */
+ * the GPU's memory is not free. Of a reservation that is mapped in chunks (cuMemMap) the engine lets go of
+ * the chunks that it knows together with that of `ptr`; those that stay are made known again by their next
+ * use. Blocks, 5 s at most. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_device_forget(struct hvd_session *session, void *ptr);
 
 /* ---- ops ------------------------------------------------------------------------------------- */

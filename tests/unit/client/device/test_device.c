@@ -3,6 +3,7 @@
 #include "base/types.h"
 #include "client/session/session.h"
 #include "gpu/cuda.h"
+#include "tests/fakegpu/cuda_abi.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
 
@@ -139,6 +140,189 @@ static bool stream_ends(void)
     }
     return false;
 }
+
+/* ---- reservations ---- */
+
+#define CHUNK    (2u << 20)
+#define CHUNK_OF ((ptrdiff_t)(CHUNK / sizeof(float)))
+
+static hvi_cu_ptr reserve(unsigned chunks)
+{
+    hvi_cu_ptr base = 0;
+    ck_assert_int_eq(cuda.reserve(&base, chunks * (size_t)CHUNK, 0, 0, 0), 0);
+    return base;
+}
+
+/* Maps a new chunk there. */
+static void map_chunk(hvi_cu_ptr base, unsigned number, int handle_types)
+{
+    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
+    const struct fake_allocation_properties properties = {
+        .type = 1, .handle_types = handle_types, .location = {1, 0}};
+    const struct hvi_cu_access access = {{1, 0}, 3};
+    hvi_cu_ptr at = base + number * (hvi_cu_ptr)CHUNK;
+    hvi_cu_allocation chunk;
+    void *symbol = dlsym(cuda.library, "cuMemCreate");
+    memcpy(&create, &symbol, sizeof(create));
+    ck_assert_int_eq(create(&chunk, CHUNK, &properties, 0), 0);
+    ck_assert_int_eq(cuda.map(at, CHUNK, 0, chunk, 0), 0);
+    ck_assert_int_eq(cuda.allocation_release(chunk), 0);
+    ck_assert_int_eq(cuda.set_access(at, CHUNK, &access, 1), 0);
+}
+
+static void unmap_chunk(hvi_cu_ptr base, unsigned number)
+{
+    ck_assert_int_eq(cuda.unmap(base + number * (hvi_cu_ptr)CHUNK, CHUNK), 0);
+}
+
+static float *floats(hvi_cu_ptr base, unsigned chunk, ptrdiff_t offset)
+{
+    return (float *)(uintptr_t)base + chunk * CHUNK_OF + offset;
+}
+
+/* The engine was told of so many ranges and chunks in all, the last one these chunks of the reservation. */
+static void expect_told(uint32_t ranges, uint32_t chunks, hvi_cu_ptr base, unsigned first,
+                        unsigned count)
+{
+    uint32_t told_ranges, told_chunks;
+    struct hvi_device_memory told = hvt_fake_device(engine, &told_ranges, &told_chunks);
+    ck_assert_uint_eq(told_ranges, ranges);
+    ck_assert_uint_eq(told_chunks, chunks);
+    ck_assert_uint_eq(told.kind, HVI_DEVICE_VMM);
+    ck_assert_uint_eq(told.address, base + first * (hvi_cu_ptr)CHUNK);
+    ck_assert_uint_eq(told.bytes, count * (uint64_t)CHUNK);
+}
+
+START_TEST(of_a_reservation_the_chunks_of_the_tensor_become_known)
+{
+    hvi_cu_ptr base = reserve(8);
+    struct hvd_op *op;
+    for (unsigned i = 0; i < 4; i++)
+        map_chunk(base, i, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 2, -10); /* over the end of the second one */
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    expect_told(1, 2, base, 1, 2);
+    ck_assert_uint_eq(slot.in_offset, CHUNK - 10 * sizeof(float));
+    finish(op, &slot, HVD_OK);
+    slot = submit(floats(base, 1, 5), memory, NULL, &op); /* both known */
+    expect_told(1, 2, base, 1, 2);
+    finish(op, &slot, HVD_OK);
+    slot = submit(floats(base, 3, 0), memory, NULL, &op); /* beside what is known */
+    expect_told(2, 3, base, 3, 1);
+    ck_assert_uint_ne(slot.in_region, slot.out_region);
+    finish(op, &slot, HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2);
+}
+END_TEST
+
+START_TEST(a_segment_that_grows_is_told_again_as_a_whole)
+{
+    hvi_cu_ptr base = reserve(8);
+    struct hvd_op *op, *other;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    struct hvi_submission first = submit(floats(base, 0, 7), floats(base, 0, 7), NULL, &op);
+    expect_told(1, 1, base, 0, 1);
+    map_chunk(base, 1, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 1, -10);
+    struct hvi_submission second = submit(memory, memory, NULL, &other);
+    expect_told(2, 3, base, 0, 2);
+    ck_assert_uint_ne(second.in_region, first.in_region);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2); /* the first op has the smaller one */
+    finish(op, &first, HVD_OK);
+    finish(other, &second, HVD_OK);
+    first = submit(floats(base, 0, 7), floats(base, 0, 7), NULL, &op);
+    ck_assert_uint_eq(first.in_region, second.in_region);
+    expect_told(2, 3, base, 0, 2);
+    finish(op, &first, HVD_OK);
+    map_chunk(base, 2, HVI_CU_HANDLE_FD);
+    memory = floats(base, 2, -10); /* and now that one goes */
+    first = submit(memory, memory, NULL, &op);
+    expect_told(3, 6, base, 0, 3);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+    finish(op, &first, HVD_OK);
+}
+END_TEST
+
+START_TEST(a_chunk_that_was_mapped_anew_is_told_anew_and_its_neighbour_is_not)
+{
+    hvi_cu_ptr base = reserve(3);
+    struct hvd_op *op;
+    for (unsigned i = 0; i < 3; i++)
+        map_chunk(base, i, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 0, 0), *over = floats(base, 1, -10);
+    struct hvi_submission slot = submit(over, over, NULL, &op);
+    expect_told(1, 2, base, 0, 2);
+    finish(op, &slot, HVD_OK);
+    unmap_chunk(base, 1);
+    map_chunk(base, 1, HVI_CU_HANDLE_FD);
+    slot = submit(memory, memory, NULL, &op); /* its own chunk is what it was */
+    expect_told(1, 2, base, 0, 2);
+    finish(op, &slot, HVD_OK);
+    uint32_t region = slot.in_region;
+    slot = submit(over, over, NULL, &op);
+    expect_told(2, 4, base, 0, 2);
+    ck_assert_uint_ne(slot.in_region, region);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+    finish(op, &slot, HVD_OK);
+    unmap_chunk(base,
+                0); /* the range cannot grow to the whole any more: it is the tensor's chunks */
+    over = floats(base, 2, -10);
+    slot = submit(over, over, NULL, &op);
+    expect_told(3, 6, base, 1, 2);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(many_chunks_come_in_pieces)
+{
+    hvi_cu_ptr base = reserve(21);
+    struct hvd_op *op;
+    for (unsigned i = 0; i < 21; i++)
+        map_chunk(base, i, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 0, 3);
+    ck_assert_msg(submit_on(memory, memory, 20 * CHUNK_OF, NULL, &op) == HVD_OK, "%s",
+                  hvd_last_error());
+    struct hvi_submission slot = hvt_fake_take(engine);
+    expect_told(1, 21, base, 0, 21);
+    finish(op, &slot, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, floats(base, 17, 0)), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 0);
+    slot = submit(memory, memory, NULL, &op);
+    expect_told(2, 22, base, 0, 1);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(chunks_without_descriptors_are_copied_or_refused)
+{
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    map_chunk(base, 1, 0);
+    float *memory = floats(base, 1, -10);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no other process can open"));
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    ck_assert_uint_eq(announced(), 0);
+    ck_assert_uint_eq(slot.fence_turn, 0); /* it works on a copy */
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(a_tensor_that_lies_partly_nowhere_is_an_error)
+{
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 1, -10);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, NULL, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "does not say what memory"));
+    ck_assert_uint_eq(announced(), 0);
+}
+END_TEST
+
+/* ---- allocations ---- */
 
 START_TEST(an_allocation_becomes_known_once_and_tensors_in_it_are_offsets)
 {
@@ -576,6 +760,12 @@ int main(void)
     TCase *tcase = tcase_create("with a worker");
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, an_allocation_becomes_known_once_and_tensors_in_it_are_offsets);
+    tcase_add_test(tcase, of_a_reservation_the_chunks_of_the_tensor_become_known);
+    tcase_add_test(tcase, a_segment_that_grows_is_told_again_as_a_whole);
+    tcase_add_test(tcase, a_chunk_that_was_mapped_anew_is_told_anew_and_its_neighbour_is_not);
+    tcase_add_test(tcase, many_chunks_come_in_pieces);
+    tcase_add_test(tcase, chunks_without_descriptors_are_copied_or_refused);
+    tcase_add_test(tcase, a_tensor_that_lies_partly_nowhere_is_an_error);
     tcase_add_test(tcase, an_op_of_a_stream_is_ready_when_the_stream_has_come_to_it);
     tcase_add_test(tcase, a_stream_waits_for_the_op_and_later_ops_say_after_which);
     tcase_add_test(tcase, tensors_without_bytes_take_part_in_streams);
