@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "hvd/hvd.h"
+#include "tests/fakegpu/cuda_abi.h"
 #include "tests/fakegpu/hvt_fakegpu.h"
 #include "tests/unit/engine/hvt_reference.h"
 
@@ -24,6 +25,7 @@
 #define RANKS_MOST  8
 #define GPUS        4
 #define ARENA_BYTES (12u << 20)
+#define CHUNK       (2u << 20)
 #define GUARD       64u
 #define GUARD_BYTE  0xa5
 #define DEADLINE_NS (HVT_SANITIZED ? 100000000000 : 20000000000)
@@ -234,6 +236,28 @@ static int do_op(struct rank *rank)
 
 /* ---- ranks ---- */
 
+/* In chunks, as PyTorch's expandable segments: each second rank has such an arena. */
+static hvi_cu_ptr map_arena(int gpu)
+{
+    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
+    const struct fake_allocation_properties properties = {
+        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, gpu}};
+    const struct hvi_cu_access access = {{1, gpu}, 3};
+    void *symbol = hvt_cu_symbol("cuMemCreate");
+    hvi_cu_ptr base = 0;
+
+    memcpy(&create, &symbol, sizeof create);
+    HVT_CU(hvt_cu.reserve(&base, ARENA_BYTES, 0, 0, 0));
+    for (hvi_cu_ptr at = base; at < base + ARENA_BYTES; at += CHUNK) {
+        hvi_cu_allocation chunk;
+        HVT_CU(create(&chunk, CHUNK, &properties, 0));
+        HVT_CU(hvt_cu.map(at, CHUNK, 0, chunk, 0));
+        HVT_CU(hvt_cu.allocation_release(chunk));
+    }
+    HVT_CU(hvt_cu.set_access(base, ARENA_BYTES, &access, 1));
+    return base;
+}
+
 static void begin(struct rank *rank)
 {
     struct hvd_options options;
@@ -244,7 +268,8 @@ static void begin(struct rank *rank)
     HVT_CU(hvt_cu.context_retain(&rank->context, device));
     HVT_CU(hvt_cu.context_set(rank->context));
     rank->stream = hvt_cu_stream();
-    rank->arena = (unsigned char *)(uintptr_t)hvt_cu_alloc(ARENA_BYTES);
+    rank->arena = (unsigned char *)(uintptr_t)(rank->number % 2 ? map_arena(rank->gpu)
+                                                                : hvt_cu_alloc(ARENA_BYTES));
     hvd_options_init(&options);
     snprintf(job, sizeof job, "job%d-%d", (int)getpid(), jobs);
     options.job = job;

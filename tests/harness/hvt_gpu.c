@@ -4,14 +4,19 @@
 #include "tests/harness/hvt_gpu.h"
 
 #include "gpu/cuda.h"
+#include "tests/fakegpu/cuda_abi.h"
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define GPUS        16
 #define ARENA_BYTES (48u << 20)
+#define CHUNK       (2u << 20)
+#define CHUNKS      64u /* of a segment, at most */
 #define ALIGNMENT   256u
 #define OWN_MAX     256
 
@@ -22,6 +27,11 @@ static struct gpu {
     hvi_cu_stream copies;
     hvi_cu_ptr arena;
     size_t used, users;
+    struct {
+        hvi_cu_ptr base;
+        size_t chunks, used, users;
+    } segment;
+    void *pool;
 } gpus[GPUS];
 
 static struct {
@@ -33,7 +43,10 @@ static struct {
 } streams[HVT_GPU_STREAMS];
 
 static int stream_count;
-static hvi_cu_ptr own[OWN_MAX];
+static struct {
+    hvi_cu_ptr address;
+    bool is_pooled;
+} own[OWN_MAX];
 
 static void check(int error, const char *what)
 {
@@ -76,25 +89,125 @@ static struct gpu *enter(int number)
 
 /* ---- memory ---- */
 
-static void *alloc_own(size_t bytes)
+/* A function that gpu/cuda.def has not. */
+static void *symbol(const char *name)
+{
+    void *found = dlsym(cuda.library, name);
+
+    if (found)
+        return found;
+    fprintf(stderr, "hvt-rank: there is no %s\n", name);
+    exit(3);
+}
+
+static hvi_cu_ptr alloc_pooled(struct gpu *gpu, int number, size_t bytes)
+{
+    int (*create)(void **, const struct fake_pool_properties *);
+    int (*take)(hvi_cu_ptr *, size_t, void *, hvi_cu_stream);
+    const struct fake_pool_properties properties = {
+        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, number}};
+    void *found = symbol("cuMemPoolCreate");
+    hvi_cu_ptr address = 0;
+
+    memcpy(&create, &found, sizeof create);
+    found = symbol("cuMemAllocFromPoolAsync");
+    memcpy(&take, &found, sizeof take);
+    if (!gpu->pool)
+        check(create(&gpu->pool, &properties), "cuMemPoolCreate");
+    check(take(&address, bytes, gpu->pool, gpu->copies), "cuMemAllocFromPoolAsync");
+    check(cuda.stream_synchronize(gpu->copies), "cuStreamSynchronize");
+    return address;
+}
+
+static void free_pooled(hvi_cu_ptr address)
+{
+    int (*give)(hvi_cu_ptr, hvi_cu_stream);
+    void *found = symbol("cuMemFreeAsync");
+
+    memcpy(&give, &found, sizeof give);
+    check(give(address, NULL), "cuMemFreeAsync");
+}
+
+static void *alloc_own(struct gpu *gpu, int number, size_t bytes, bool is_pooled)
 {
     for (int i = 0; i < OWN_MAX; i++) {
-        if (own[i])
+        if (own[i].address)
             continue;
-        check(cuda.alloc(&own[i], bytes), "cuMemAlloc");
-        return (void *)(uintptr_t)own[i];
+        own[i].is_pooled = is_pooled;
+        if (is_pooled)
+            own[i].address = alloc_pooled(gpu, number, bytes);
+        else
+            check(cuda.alloc(&own[i].address, bytes), "cuMemAlloc");
+        return (void *)(uintptr_t)own[i].address;
     }
     fputs("hvt-rank: too many allocations\n", stderr);
     exit(3);
 }
 
-void *hvt_gpu_alloc(int number, size_t bytes, bool is_own)
+/* ---- a segment that grows ---- */
+
+static void map_chunk(int number, hvi_cu_ptr at)
+{
+    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
+    const struct fake_allocation_properties properties = {
+        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, number}};
+    const struct hvi_cu_access access = {{1, number}, 3};
+    void *found = symbol("cuMemCreate");
+    hvi_cu_allocation chunk;
+
+    memcpy(&create, &found, sizeof create);
+    check(create(&chunk, CHUNK, &properties, 0), "cuMemCreate");
+    check(cuda.map(at, CHUNK, 0, chunk, 0), "cuMemMap");
+    check(cuda.allocation_release(chunk), "cuMemRelease");
+    check(cuda.set_access(at, CHUNK, &access, 1), "cuMemSetAccess");
+}
+
+/* Nothing in it is used. */
+static void shrink(struct gpu *gpu)
+{
+    for (size_t i = 0; i < gpu->segment.chunks; i++)
+        check(cuda.unmap(gpu->segment.base + i * CHUNK, CHUNK), "cuMemUnmap");
+    gpu->segment.chunks = gpu->segment.used = 0;
+}
+
+static void *alloc_in_segment(struct gpu *gpu, int number, size_t bytes)
+{
+    if (!gpu->segment.base)
+        check(cuda.reserve(&gpu->segment.base, CHUNKS * (size_t)CHUNK, 0, 0, 0),
+              "cuMemAddressReserve");
+    if (bytes > CHUNKS * (size_t)CHUNK - gpu->segment.used) {
+        fputs("hvt-rank: the segment is full\n", stderr);
+        exit(3);
+    }
+    gpu->segment.users++;
+    gpu->segment.used += bytes;
+    while (gpu->segment.chunks * CHUNK < gpu->segment.used)
+        map_chunk(number, gpu->segment.base + gpu->segment.chunks++ * CHUNK);
+    return (void *)(uintptr_t)(gpu->segment.base + gpu->segment.used - bytes);
+}
+
+static bool free_in_segment(const void *data)
+{
+    for (int i = 0; i < GPUS; i++) {
+        struct gpu *gpu = &gpus[i];
+        if (!gpu->segment.base || (uintptr_t)data - gpu->segment.base >= CHUNKS * (size_t)CHUNK)
+            continue;
+        if (--gpu->segment.users == 0)
+            shrink(enter(i));
+        return true;
+    }
+    return false;
+}
+
+void *hvt_gpu_alloc(int number, size_t bytes, enum hvt_gpu_kind kind)
 {
     struct gpu *gpu = enter(number);
 
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
-    if (is_own || bytes > ARENA_BYTES)
-        return alloc_own(bytes);
+    if (kind == HVT_GPU_SEGMENT)
+        return alloc_in_segment(gpu, number, bytes);
+    if (kind != HVT_GPU_ARENA || bytes > ARENA_BYTES)
+        return alloc_own(gpu, number, bytes, kind == HVT_GPU_POOL);
     if (!gpu->arena)
         check(cuda.alloc(&gpu->arena, ARENA_BYTES), "cuMemAlloc");
     if (gpu->users++ == 0)
@@ -124,13 +237,18 @@ void hvt_gpu_free(void *data, void (*forget)(void *user, void *data), void *user
         gpu->users--;
         return;
     }
+    if (free_in_segment(data))
+        return;
     for (int i = 0; i < OWN_MAX; i++) {
-        if (own[i] != (uintptr_t)data)
+        if (own[i].address != (uintptr_t)data)
             continue;
         if (forget)
             forget(user, data);
-        check(cuda.free(own[i]), "cuMemFree");
-        own[i] = 0;
+        if (own[i].is_pooled)
+            free_pooled(own[i].address);
+        else
+            check(cuda.free(own[i].address), "cuMemFree");
+        own[i].address = 0;
     }
 }
 

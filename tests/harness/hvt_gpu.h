@@ -10,9 +10,15 @@
 
 #define HVT_GPU_STREAMS 16
 
-/* Memory of this GPU: a part of its arena, or with `own` an allocation of its own. */
-void *hvt_gpu_alloc(int gpu, size_t bytes, bool own);
-/* `forget` tells the library before an own allocation goes. */
+enum hvt_gpu_kind {
+    HVT_GPU_ARENA,   /* a part of the GPU's arena */
+    HVT_GPU_OWN,     /* an allocation of its own */
+    HVT_GPU_SEGMENT, /* a part of a segment that grows by chunks, as PyTorch's; unmapped when nothing in it is used any more */
+    HVT_GPU_POOL     /* out of a pool of this process whose memory can be shared */
+};
+/* Memory of this GPU. */
+void *hvt_gpu_alloc(int gpu, size_t bytes, enum hvt_gpu_kind kind);
+/* `forget` tells the library before an own allocation goes, or one of a pool. */
 void hvt_gpu_free(void *data, void (*forget)(void *user, void *data), void *user);
 
 /* A new stream of this GPU: its number. */

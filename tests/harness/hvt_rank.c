@@ -13,7 +13,7 @@
  * "set_open" | "set_close", "name": S, "tag": N,
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
  * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting" | "device" (of a GPU, hvt_gpu.h) | "own" (the same, an
- * allocation of its own), "gpu": N, "stream": N (of "stream"), "out_memory", "out_gpu": as "memory" and "gpu", which stand for
+ * allocation of its own) | "segment" (in chunks) | "pool", "gpu": N, "stream": N (of "stream"), "out_memory", "out_gpu": as "memory" and "gpu", which stand for
  * them otherwise, "silent": "in" | "out" (the second half of that memory does not answer), "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
  * "pattern": N (instead of data: byte i is N * (i mod 251)), "ranks": [..], "set": N}                                                       -> "op": N
@@ -86,8 +86,10 @@ enum hvt_memory {
     HVT_REGISTERED,
     HVT_ADOPTED,
     HVT_LASTING,
-    HVT_DEVICE,
-    HVT_OWN
+    HVT_DEVICE, /* and those that follow: of a GPU */
+    HVT_OWN,
+    HVT_SEGMENT,
+    HVT_POOL
 };
 
 struct hvt_buffer {
@@ -319,7 +321,14 @@ static void do_answer(const cJSON *command, cJSON *reply)
 
 static bool is_on_gpu(const struct hvt_buffer *buffer)
 {
-    return buffer->memory == HVT_DEVICE || buffer->memory == HVT_OWN;
+    return buffer->memory >= HVT_DEVICE;
+}
+
+static enum hvt_gpu_kind kind_of(enum hvt_memory memory)
+{
+    static const enum hvt_gpu_kind kinds[] = {HVT_GPU_ARENA, HVT_GPU_OWN, HVT_GPU_SEGMENT,
+                                              HVT_GPU_POOL};
+    return kinds[memory - HVT_DEVICE];
 }
 
 static void forget(void *session, void *data)
@@ -457,8 +466,8 @@ static int get_buffer(struct hvd_session *session, enum hvt_memory memory, int g
     void *data = NULL;
     int status = HVD_OK;
     size_t some = bytes ? bytes : 1;
-    if (memory == HVT_DEVICE || memory == HVT_OWN)
-        data = hvt_gpu_alloc(gpu, bytes, memory == HVT_OWN);
+    if (memory >= HVT_DEVICE)
+        data = hvt_gpu_alloc(gpu, bytes, kind_of(memory));
     else if (memory == HVT_SHARED)
         status = hvd_alloc(session, some, &data);
     else if (memory == HVT_ADOPTED)
@@ -509,6 +518,10 @@ static enum hvt_memory get_memory(const cJSON *command, const char *name)
         return HVT_DEVICE;
     if (text && strcmp(text, "own") == 0)
         return HVT_OWN;
+    if (text && strcmp(text, "segment") == 0)
+        return HVT_SEGMENT;
+    if (text && strcmp(text, "pool") == 0)
+        return HVT_POOL;
     return text && strcmp(text, "registered") == 0 ? HVT_REGISTERED : HVT_MALLOC;
 }
 

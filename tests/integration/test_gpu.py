@@ -149,6 +149,51 @@ def test_memory_that_is_freed_without_a_word_is_not_taken_for_its_successor(daem
     job.close()
 
 
+# ---- memory by descriptors ----
+
+
+@pytest.mark.parametrize("gpu_of", PAIRS, ids=str)
+def test_a_segment_grows_under_ops_and_is_unmapped_after_them(daemon, gpu_of):
+    job = Job(daemon, 2)
+    for turn in range(2):  # when all is freed it is unmapped; then other memory is mapped there
+        waiting = []
+        for elements in (10, 200_000, 100_001):  # with results, more than a chunk's 524288
+            inputs = inputs_of(2, elements + turn)
+            ops = [rank.submit("allreduce", dtype="int32", dims=[elements + turn], data=inputs[number], reduce_op="sum", memory="segment",
+                               gpu=gpu_of[number]) for number, rank in enumerate(job.ranks)]
+            waiting.append((inputs, ops))
+        for inputs, ops in waiting:
+            for rank, op in zip(job.ranks, ops):
+                outcome = rank.outcome(op)
+                assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+    job.close()
+
+
+def test_memory_in_chunks_takes_part_in_streams(daemon):
+    job = Job(daemon, 2)
+    inputs = inputs_of(2, 270_000)
+    streams = [rank.ask("stream", gpu=number)["stream"] for number, rank in enumerate(job.ranks)]
+    ops = [rank.submit("allreduce", dtype="int32", dims=[270_000], data=inputs[number], reduce_op="sum", memory="segment", gpu=number,
+                       stream=streams[number]) for number, rank in enumerate(job.ranks)]
+    for number, (rank, op) in enumerate(zip(job.ranks, ops)):
+        assert rank.ask("stream_wait", op=op, stream=streams[number])["status"] == Status.OK
+        reply = rank.ask("read", op=op, stream=streams[number])
+        assert reply["ended"] and bytes.fromhex(reply["data"]) == arith.allreduce(INT32, "sum", inputs)
+        assert rank.outcome(op).ok
+    job.close()
+
+
+def test_memory_of_a_pool_that_can_be_shared():
+    with gpus("devices=2;free=strict") as daemon:  # where the fake ends a rank that frees what a worker has open
+        job = Job(daemon, 2)
+        for turn in range(2):
+            inputs = inputs_of(2, 100 + turn)
+            for outcome in job.run("allreduce", dtype="int32", dims=[100 + turn], data=inputs, reduce_op="sum", memory="pool",
+                                   each={"gpu": [0, 1]}):
+                assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+        job.close()
+
+
 # ---- streams ----
 
 

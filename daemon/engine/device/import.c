@@ -2,8 +2,9 @@
  * Imports: memory of a trainer that a worker has opened.
  *
  *   asked --linked--> sent --GpuAck--> ready --release--> closing --GpuAck--> gone
- *     |                |  |                                  ^
- *     |                |  +--released, or late: abandoned----+
+ *     |  |             |  |                                  ^
+ *     |  |             |  +--released, or late: abandoned----+
+ *     |  +--released between its pieces----------------------+
  *     +--worker lost or refused, error--> gone
  *
  * One setter: set_state. An import that nobody wants any more while its GpuImport is under way is abandoned: it is
@@ -39,6 +40,7 @@ struct engine_device_import {
     uint32_t number;
     enum state state;
     bool abandoned;
+    bool begun;                      /* the worker has heard of it */
     uint64_t ticket, release_ticket; /* 0: nobody waits */
     pid_t pid;
     uint64_t process_start;
@@ -151,6 +153,7 @@ static int send_pieces(struct engine_device_import *import)
         struct piece *piece = import->pieces;
         import->pieces = piece->next;
         status = send_piece(import, piece);
+        import->begun = true;
         if (status == HVI_OK && !piece->more)
             set_state(import, SENT, "GpuImport");
         piece_free(piece);
@@ -268,7 +271,7 @@ int engine_device_release(struct engine_device *device, uint64_t ticket, uint32_
     import->abandoned = true;
     if (import->state == SENT)
         return HVI_OK;
-    if (import->state == READY && send_release(import))
+    if (import->begun && send_release(import))
         return HVI_OK;
     forget(import);
     return HVI_ERR_NOT_FOUND;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory of GPUs.
  *
- * A worker answers later, so what a rank waits for is kept as a wish with a ticket. A region is in the
+ * A worker answers later, so what a rank waits for is kept as a wish with a ticket. Memory of many chunks comes in several
+ * messages, of which the last one is answered: a wish that fails before stays until then. A region is in the
  * session's table from the worker's word on; the rank may use it when it has the Ack. It is out of the
  * table when the rank asks for that, and the Ack follows when the worker has let go: the rank may free its memory then.
  *
@@ -25,7 +26,11 @@ struct engine_wish {
     struct engine_session *session;
     uint32_t region, worker, import; /* 0: of no import */
     uint64_t bytes;
-    bool whole; /* its DeviceAdd has come to the end */
+    uint64_t chunk_bytes; /* of the chunks that have come */
+    uint32_t chunks;
+    bool whole;     /* its DeviceAdd has come to the end */
+    int status;     /* it has failed before that; else HVI_OK */
+    char text[160]; /* why */
 };
 
 /* ---- wishes ---- */
@@ -132,7 +137,7 @@ static int check(const struct engine_session *session, const struct hvi_device_a
         snprintf(text_p, text_size, "there is no memory of that size");
         return HVI_ERR_INVALID;
     }
-    if (session->regions.count + count_wishes(session) >= start->regions_max) {
+    if (session->regions.count + count_wishes(session) > start->regions_max) { /* this wish too */
         snprintf(text_p, text_size,
                  "this session has %u regions, the limit is %u (regions-per-session)",
                  session->regions.count, start->regions_max);
@@ -155,59 +160,77 @@ static void refuse(struct engine_session *session, uint64_t request, int status,
     engine_control_ack(session, request, status, text);
 }
 
-/* Workers import what cudaMalloc gives, and nothing else yet: no message of such memory goes to one. The Ack answers its last
- * piece. */
-static void refuse_kind(struct engine_session *session, const struct hvi_device_add *add)
-{
-    char text[HVI_TEXT_MAX + 1];
-
-    if (add->more)
-        return;
-    snprintf(
-        text, sizeof text,
-        "memory of %s cannot be imported yet, but that of cudaMalloc; HVD_GPU=staged copies it "
-        "through the host, for ops without a stream",
-        add->memory.kind == HVI_DEVICE_VMM ? "cuMemCreate (PyTorch: expandable_segments)"
-                                           : "a pool (cudaMallocAsync)");
-    refuse(session, add->request, HVI_ERR_UNSUPPORTED, text);
-}
-
-static void take_first(struct engine_session *session, const struct hvi_device_add *add,
-                       const struct engine_device_add *said)
-{
-    struct engine_sessions *sessions = session->sessions;
-    char text[HVI_TEXT_MAX + 1];
-
-    int status = check(session, add, text, sizeof text);
-    if (status != HVI_OK) {
-        refuse(session, add->request, status, text);
-        return;
-    }
-    struct engine_wish *wish = wish_new(session, add->request, add->region);
-    if (!wish) {
-        refuse(session, add->request, HVI_ERR_NO_MEMORY, "the engine is out of memory");
-        return;
-    }
-    wish->bytes = add->memory.bytes;
-    wish->whole = !add->more;
-    status = engine_device_import(sessions->device, wish->ticket, said, &wish->worker,
-                                  &wish->import, text, sizeof text);
-    if (status != HVI_OK)
-        answer(sessions, wish, status, text);
-}
-
-static void take_more(struct engine_wish *wish, const struct hvi_device_add *add,
-                      const struct engine_device_add *said)
+/* It has failed. The rank hears so at its last message, and the worker now. */
+static void fail(struct engine_wish *wish, int status, const char *text)
 {
     struct engine_sessions *sessions = wish->session->sessions;
 
+    if (wish->import != 0)
+        engine_device_release(sessions->device, 0, wish->import);
+    wish->import = 0;
+    wish->status = status;
+    snprintf(wish->text, sizeof wish->text, "%.*s", (int)sizeof wish->text - 1, text);
+}
+
+/* What all its messages say together. HVI_OK, or an error with a sentence. */
+static int check_chunks(struct engine_wish *wish, const struct hvi_device_memory *memory,
+                        char *text_p, size_t text_size)
+{
+    bool fits = true;
+
+    wish->chunks += (uint32_t)memory->chunk_count;
+    for (size_t i = 0; i < memory->chunk_count; i++) {
+        fits =
+            fits && memory->chunks[i] > 0 && memory->chunks[i] <= wish->bytes - wish->chunk_bytes;
+        wish->chunk_bytes += fits ? memory->chunks[i] : 0;
+    }
+    if (wish->chunks > HVI_DEVICE_CHUNKS_MAX) {
+        snprintf(text_p, text_size,
+                 "it has more than the %u chunks that one import may have; HVD_GPU=staged copies "
+                 "it through the host, for ops without a stream",
+                 HVI_DEVICE_CHUNKS_MAX);
+        return HVI_ERR_LIMIT;
+    }
+    if (fits && (!wish->whole || wish->chunk_bytes == wish->bytes))
+        return HVI_OK;
+    snprintf(text_p, text_size, "its chunks are not the memory that was said");
+    return HVI_ERR_INVALID;
+}
+
+static int begin(struct engine_wish *wish, const struct hvi_device_add *add,
+                 const struct engine_device_add *said, char *text_p, size_t text_size)
+{
+    struct engine_session *session = wish->session;
+
+    if (wish->import != 0) {
+        int status = engine_device_import_more(session->sessions->device, wish->import, said);
+        if (status != HVI_OK)
+            snprintf(text_p, text_size, "%s", hvi_status_text(status));
+        return status;
+    }
+    int status = check(session, add, text_p, text_size);
+    if (status != HVI_OK)
+        return status;
+    return engine_device_import(session->sessions->device, wish->ticket, said, &wish->worker,
+                                &wish->import, text_p, text_size);
+}
+
+static void take(struct engine_wish *wish, const struct hvi_device_add *add,
+                 const struct engine_device_add *said)
+{
+    char text[HVI_TEXT_MAX + 1];
+    int status = HVI_OK;
+
     wish->request = add->request;
     wish->whole = !add->more;
-    int status = engine_device_import_more(sessions->device, wish->import, said);
-    if (status == HVI_OK)
-        return;
-    engine_device_release(sessions->device, 0, wish->import);
-    answer(sessions, wish, status, hvi_status_text(status));
+    if (wish->status == HVI_OK && add->memory.kind == HVI_DEVICE_VMM)
+        status = check_chunks(wish, &add->memory, text, sizeof text);
+    if (wish->status == HVI_OK && status == HVI_OK)
+        status = begin(wish, add, said, text, sizeof text);
+    if (status != HVI_OK)
+        fail(wish, status, text);
+    if (wish->whole && wish->status != HVI_OK)
+        answer(wish->session->sessions, wish, wish->status, wish->text);
 }
 
 void engine_device_take(struct engine_session *session, const struct hvi_device_add *add)
@@ -220,18 +243,21 @@ void engine_device_take(struct engine_session *session, const struct hvi_device_
                                            .fd_count = sessions->packet.fd_count,
                                            .more = add->more};
 
-    if (sessions->packet.fd_count != fds_of(&add->memory)) {
+    if (sessions->packet.fd_count != fds_of(&add->memory) ||
+        (add->more && add->memory.kind != HVI_DEVICE_VMM)) {
         engine_session_violation(session, "a DeviceAdd without its descriptors");
         return;
     }
-    if (wish && wish->whole)
+    if (wish && wish->whole) {
         engine_session_violation(session, "a DeviceAdd of a region that is being added");
-    else if (wish)
-        take_more(wish, add, &said);
-    else if (add->memory.kind != HVI_DEVICE_LEGACY)
-        refuse_kind(session, add);
+        return;
+    }
+    if (!wish && (wish = wish_new(session, add->request, add->region)))
+        wish->bytes = add->memory.bytes;
+    if (wish)
+        take(wish, add, &said);
     else
-        take_first(session, add, &said);
+        refuse(session, add->request, HVI_ERR_NO_MEMORY, "the engine is out of memory");
 }
 
 void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, int status,
@@ -241,6 +267,11 @@ void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, i
 
     if (!wish)
         return;
+    if (!wish->whole) { /* its worker has gone meanwhile */
+        wish->import = 0;
+        fail(wish, status, text);
+        return;
+    }
     if (status == HVI_OK)
         status = engine_regions_add_device(&wish->session->regions, wish->region, wish->bytes,
                                            (uint16_t)wish->worker, wish->import);
@@ -260,13 +291,31 @@ void engine_device_paged(struct engine_sessions *sessions, uint64_t ticket, int 
 
 /* ---- the end of a region ---- */
 
+/* The rank has given up a region before it was told that it has it. */
+static bool remove_unfinished(struct engine_session *session,
+                              const struct hvi_region_remove *remove)
+{
+    struct engine_wish *wish =
+        remove->region != 0 ? find_unfinished(session, remove->region) : NULL;
+
+    if (!wish)
+        return false;
+    if (wish->import != 0)
+        engine_device_release(session->sessions->device, 0, wish->import);
+    wish_drop(session->sessions, wish->ticket);
+    engine_control_ack(session, remove->request, HVI_OK, "");
+    return true;
+}
+
 bool engine_device_remove(struct engine_session *session, const struct hvi_region_remove *remove)
 {
     struct engine_sessions *sessions = session->sessions;
     const struct engine_region *region = engine_regions_find(&session->regions, remove->region);
     char text[96];
 
-    if (!region || region->kind != ENGINE_REGION_DEVICE)
+    if (!region)
+        return remove_unfinished(session, remove);
+    if (region->kind != ENGINE_REGION_DEVICE)
         return false;
     uint32_t import = region->import;
     int status = engine_intake_waits(session)

@@ -353,44 +353,145 @@ START_TEST(a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behin
 }
 END_TEST
 
-START_TEST(memory_that_is_not_cudamalloc_s_is_refused_once_and_never_sent)
+/* A DeviceAdd of rank 0 with one chunk and its descriptor. `bytes` are all of the region's. */
+static void send_chunk(uint32_t region, uint64_t bytes, uint64_t chunk, bool more)
 {
     struct hvt_peer *peer = &gpus.bench.peers[0];
     struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
-    uint64_t chunk = HVT_GPU_BYTES / 2;
     char uuid[HVI_WIRE_GPU_UUID];
-    struct hvi_ack ack;
+
+    add.device_add.region = region;
+    add.device_add.request = more ? peer->request + 1 : ++peer->request;
+    hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
+    add.device_add.memory.address = 0x7f0000000000;
+    add.device_add.memory.bytes = bytes;
+    add.device_add.memory.kind = HVI_DEVICE_VMM;
+    add.device_add.memory.chunks = &chunk;
+    add.device_add.memory.chunk_count = 1;
+    add.device_add.more = more;
+    hvt_peer_send(peer, &add, gpus.pages[0].map.fd);
+    hvt_gpus_turn(&gpus);
+}
+
+/* The worker hears of one chunk; the request, 0: more follow. */
+static uint64_t hear_chunk(uint64_t chunk)
+{
+    struct hvi_gpu_msg msg;
+
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    ck_assert_uint_eq(gpus.packet.fd_count, 1);
+    ck_assert_uint_eq(msg.import.memory.kind, HVI_DEVICE_VMM);
+    ck_assert_uint_eq(msg.import.memory.chunk_count, 1);
+    ck_assert_uint_eq(msg.import.memory.chunks[0], chunk);
+    uint64_t request = msg.import.more ? 0 : msg.import.request;
+    hvi_gpu_msg_free(&msg);
+    return request;
+}
+
+START_TEST(memory_of_many_chunks_goes_on_in_pieces_and_the_last_is_answered)
+{
+    const uint64_t half = HVT_GPU_BYTES / 2;
 
     hvt_gpus_init(&gpus, 1);
     hvt_rank_use(&gpus, 0, 0);
-    add.device_add.region = 9;
-    add.device_add.request = ++peer->request;
-    hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
-    add.device_add.memory.address = 0x7f0000000000;
-    add.device_add.memory.bytes = HVT_GPU_BYTES;
-    add.device_add.memory.kind = _i == 0 ? HVI_DEVICE_VMM : HVI_DEVICE_POOL;
-    add.device_add.memory.chunks = &chunk;
-    add.device_add.memory.chunk_count = _i == 0;
-    for (int i = _i; i < 2; i++) { /* a reservation of several chunks comes in several messages */
-        add.device_add.more = i == 0;
-        hvt_peer_send(peer, &add, gpus.pages[0].map.fd);
-        hvt_gpus_turn(&gpus);
-    }
-    ack = hvt_rank_ack(&gpus, 0);
-    ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(ack.text, "cannot be imported yet, but that of cudaMalloc"));
-    hvt_gpu_expect_nothing(&gpus, 0);
-    hvt_rank_send_memory(&gpus, 0, 0, 9); /* the id is free, and this is the only Ack */
+    send_chunk(9, HVT_GPU_BYTES, half, true);
+    ck_assert_uint_eq(hear_chunk(half), 0);
+    send_chunk(9, HVT_GPU_BYTES, half, false);
+    hvt_gpu_ack(&gpus, 0, hear_chunk(half), HVI_OK, "");
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_free)
+{
+    const uint64_t half = HVT_GPU_BYTES / 2;
     struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    send_chunk(9, HVT_GPU_BYTES, half, true);
+    ck_assert_uint_eq(hear_chunk(half), 0);
+    send_chunk(9, HVT_GPU_BYTES, half + 1, true); /* too much: the worker hears so at once */
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    hvt_gpu_ack(&gpus, 0, msg.release.request, HVI_OK, "");
+    send_chunk(9, HVT_GPU_BYTES, half, true); /* what comes then goes nowhere */
+    hvt_gpu_expect_nothing(&gpus, 0);
+    send_chunk(9, HVT_GPU_BYTES, half, false);
+    struct hvi_ack ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(ack.text, "not the memory that was said"));
+    send_chunk(9, HVT_GPU_BYTES, half, false); /* too little */
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_INVALID);
+    hvt_gpu_expect_nothing(&gpus, 0);
+    hvt_rank_send_memory(&gpus, 0, 0, 9);
     ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
     hvt_gpu_ack(&gpus, 0, msg.import.request, HVI_OK, "");
     ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
     hvi_gpu_msg_free(&msg);
-    add.device_add.memory.kind = HVI_DEVICE_VMM;
-    add.device_add.memory.chunk_count = 1;
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_rank_may_give_memory_up_between_its_pieces)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_packet_msg remove = {.kind = HVI_PACKET_REGION_REMOVE};
+    struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    send_chunk(9, HVT_GPU_BYTES, 4096, true);
+    ck_assert_uint_eq(hear_chunk(4096), 0);
+    peer->request += 2;
+    remove.region_remove.request = peer->request;
+    remove.region_remove.region = 9;
+    hvt_peer_send(peer, &remove, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    hvt_gpu_ack(&gpus, 0, msg.release.request, HVI_OK, "");
+    hvt_gpus_turn(&gpus);
+    ck_assert_ptr_null(gpus.bench.engine->sessions.wishes);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(more_chunks_than_one_import_may_have_are_refused)
+{
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    for (uint32_t i = 0; i < HVI_DEVICE_CHUNKS_MAX; i++) {
+        send_chunk(9, HVT_GPU_BYTES, 1, true);
+        hear_chunk(1);
+    }
+    send_chunk(9, HVT_GPU_BYTES, 1, true);
+    send_chunk(9, HVT_GPU_BYTES, 1, false);
+    struct hvi_ack ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_LIMIT);
+    ck_assert_ptr_nonnull(strstr(ack.text, "more than the 4096 chunks"));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_chunk_without_its_descriptor_is_a_lie)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
+    uint64_t chunk = HVT_GPU_BYTES;
+    char uuid[HVI_WIRE_GPU_UUID];
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
     add.device_add.region = 10;
     add.device_add.request = ++peer->request;
-    hvt_peer_send(peer, &add, -1); /* its chunk has no descriptor: a lie */
+    hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
+    add.device_add.memory.bytes = chunk;
+    add.device_add.memory.kind = _i == 0 ? HVI_DEVICE_VMM : HVI_DEVICE_LEGACY;
+    add.device_add.memory.chunks = &chunk;
+    add.device_add.memory.chunk_count = _i == 0;
+    add.device_add.more = _i == 1; /* what cannot have pieces */
+    hvt_peer_send(peer, &add, -1);
     hvt_gpus_turn(&gpus);
     ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
     hvt_gpus_fini(&gpus);
@@ -440,8 +541,12 @@ int main(void)
     tcase_add_test(tcase,
                    a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
     tcase_add_test(tcase, a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind);
-    tcase_add_loop_test(tcase, memory_that_is_not_cudamalloc_s_is_refused_once_and_never_sent, 0,
-                        2);
+    tcase_add_test(tcase, memory_of_many_chunks_goes_on_in_pieces_and_the_last_is_answered);
+    tcase_add_test(tcase,
+                   chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_free);
+    tcase_add_test(tcase, a_rank_may_give_memory_up_between_its_pieces);
+    tcase_add_test(tcase, more_chunks_than_one_import_may_have_are_refused);
+    tcase_add_loop_test(tcase, a_chunk_without_its_descriptor_is_a_lie, 0, 2);
     tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
     tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
     suite_add_tcase(suite, tcase);
