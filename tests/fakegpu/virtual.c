@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Virtual memory management: physical memory, reservations, mappings, descriptors.
  *
- * Rules. Sizes are multiples of 2 MiB (cuda.h). A mapping keeps the physical memory, its handle need not (section 1.2). A mapping is
- * not accessible before cuMemSetAccess for this device (cuda.h), and not for a device that has no peer access to that of the memory
+ * Rules. Sizes and addresses are multiples of 2 MiB (cuda.h). A mapping keeps the physical memory, its handle need not (section
+ * 1.2). It is not accessible before cuMemSetAccess for this device, and not for a device without peer access to that of the memory
  * (cuda.h). What was not made exportable is not exported; a descriptor that is none of the driver's is refused (cuda.h; P7). A
  * mapping is all of its memory, and is unmapped as a whole (cuda.h). A reservation with mappings is not freed (cuda.h). The address
  * range and BUFFER_ID of an address are those of its mapping, not of the reservation (NCCL 2.28.9 alloc.h; UCX PR 11283; P7). An
@@ -162,15 +162,30 @@ int cu_retain(hvi_cu_allocation *handle_p, void *address)
 
 /* --- addresses --- */
 
+/* Addresses at a multiple of UNIT, or MAP_FAILED. */
+static char *reserve(size_t bytes)
+{
+    char *found =
+        mmap(NULL, bytes + UNIT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (found == MAP_FAILED)
+        return found;
+    const size_t skipped = -(uintptr_t)found % UNIT;
+    if (skipped > 0)
+        munmap(found, skipped);
+    munmap(found + skipped + bytes, UNIT - skipped);
+    return found + skipped;
+}
+
 int cu_reserve(hvi_cu_ptr *address_p, size_t bytes, size_t alignment, hvi_cu_ptr at, uint64_t flags)
 {
     const int error = fake_ready();
-    void *base = MAP_FAILED;
+    char *base;
 
     (void)at; /* a wish (cuda.h) */
     if (error != HVI_CU_OK || flags != 0 || bytes == 0 || bytes % UNIT != 0 || alignment > UNIT)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    base = reserve(bytes);
     if (base == MAP_FAILED)
         return HVI_CU_OUT_OF_MEMORY;
     fake_range_add(RANGE_RESERVED, base, bytes, -1, fake_context()->physical);
@@ -209,7 +224,7 @@ int cu_map(hvi_cu_ptr address, size_t bytes, size_t offset, hvi_cu_allocation ha
 
     if (error != HVI_CU_OK || physical == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    if (offset == 0 && flags == 0 && bytes == physical->bytes && address % UNIT % 4096 == 0 &&
+    if (offset == 0 && flags == 0 && bytes == physical->bytes && address % UNIT == 0 &&
         is_free(address, bytes))
         base = mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
                     physical->fd, 0);

@@ -23,6 +23,7 @@ from hvd import _streams
 from hvd.torch import _autograd, _cuda, _framework
 
 _NON_BLOCKING = 1
+_CHUNK, _SEGMENT = 2 << 20, 512 << 20  # as torch has them for small tensors; the addresses of a segment
 
 
 def fake(build: pathlib.Path, **more: str) -> dict[str, str]:
@@ -88,11 +89,54 @@ class Driver:
         assert result == 0, f"{name}: {result}"
 
 
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class _Properties(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", _Location),
+                ("windows", ctypes.c_void_p), ("flags", ctypes.c_uint64)]
+
+
+class _Access(ctypes.Structure):
+    _fields_ = [("location", _Location), ("flags", ctypes.c_int)]
+
+
+class Segment:
+    """An expandable segment of torch's allocator: addresses, and memory by chunks as it is needed."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver = driver
+        self._device = device
+        self._begin = ctypes.c_uint64()
+        self._mapped = self._used = 0
+        driver.call("cuMemAddressReserve", ctypes.byref(self._begin), ctypes.c_size_t(_SEGMENT), ctypes.c_size_t(0), ctypes.c_uint64(0),
+                    ctypes.c_uint64(0))
+
+    def take(self, size: int) -> int:
+        """The address of so many bytes more."""
+        place = self._begin.value + self._used
+        self._used += -(-size // 512) * 512
+        while self._mapped < self._used:
+            self._map(ctypes.c_uint64(self._begin.value + self._mapped))
+            self._mapped += _CHUNK
+        return place
+
+    def _map(self, at: ctypes.c_uint64) -> None:
+        size, chunk, here = ctypes.c_size_t(_CHUNK), ctypes.c_uint64(), _Location(1, self._device)
+        self._driver.call("cuMemCreate", ctypes.byref(chunk), size, ctypes.byref(_Properties(1, 1, here)), ctypes.c_uint64(0))
+        self._driver.call("cuMemMap", at, size, ctypes.c_size_t(0), chunk, ctypes.c_uint64(0))
+        self._driver.call("cuMemRelease", chunk)
+        self._driver.call("cuMemSetAccess", at, size, ctypes.byref(_Access(here, 3)), ctypes.c_size_t(1))
+
+
 class Double(_cuda.Cuda):
     """hvd/torch/_cuda.py's calls on the fake driver."""
 
     def __init__(self, device: int) -> None:
         self.driver = Driver(device)
+        self.device = device
+        self.segment: Segment | None = None
         self.places: dict[int, int] = {}
         self.first = Stream(self.driver)
         self.threads = threading.local()
@@ -100,13 +144,23 @@ class Double(_cuda.Cuda):
         self.eager = True
         self.idle: list[tuple[int, int]] = []
 
+    def expand(self) -> None:
+        """From now on tensors lie in an expandable segment."""
+        self.segment = Segment(self.driver, self.device)
+
+    def _take(self, size: int) -> int:
+        if self.segment is not None:
+            return self.segment.take(size)
+        place = ctypes.c_uint64()
+        self.driver.call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(size))
+        return place.value
+
     def make(self, shape: Any, dtype: Any, fill: Any = None) -> Any:
         """A tensor in memory of the fake device."""
-        place = ctypes.c_uint64()
         size = max(1, math.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
-        self.driver.call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(size))
-        self.places[place.value] = place.value + size
-        memory = (ctypes.c_char * size).from_address(place.value)
+        place = self._take(size)
+        self.places[place] = place + size
+        memory = (ctypes.c_char * size).from_address(place)
         tensor = torch.frombuffer(memory, dtype=dtype)[:math.prod(shape)].view(shape)
         return tensor if fill is None else tensor.copy_(torch.as_tensor(fill))
 

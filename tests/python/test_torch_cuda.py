@@ -51,14 +51,14 @@ def test_ops(ranks):
 
 
 def check_expandable():
-    """Workers import no expandable segments yet: the numbers are right all the same."""
+    """Tensors lie in chunks of 2 and of 20 MiB, which the worker maps."""
     hvd, cuda = begin()
     for check in (over_double.check_known_shapes, over_double.check_sizes_of_others):
         check(hvd, cuda)
 
 
 def test_expandable_segments(ranks):
-    ranks(2, check_expandable, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, timeout=300)
+    ranks(2, check_expandable, env={"HVD_GPU": "required", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, timeout=300)
 
 
 def check_streams():

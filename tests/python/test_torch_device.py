@@ -276,6 +276,18 @@ def test_ops_and_optimizers_work_where_tensors_lie(ranks):
     assert min(ranks(2, check_everything, env=fake(BUILD, HVT_ADDRESS=str(ranks.folder)), timeout=90)) > 50
 
 
+def check_expandable():
+    hvd, cuda = begin()
+    cuda.expand()
+    for check in (check_known_shapes, check_sizes_of_others, check_memory_that_is_given_back):
+        check(hvd, cuda)
+    hvd.shutdown()
+
+
+def test_tensors_in_expandable_segments_are_reached_where_they_lie(ranks):
+    ranks(2, check_expandable, env=fake(BUILD, HVD_GPU="required"), timeout=90)
+
+
 # ---- without the engine ----
 
 

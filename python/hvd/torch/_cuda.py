@@ -55,9 +55,10 @@ class Cuda:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def idle_segments(self) -> list[tuple[int, int]]:
-        """Address and bytes of the allocator's segments that hold no tensor, so that it may give them back."""
+        """Address and bytes of the allocator's segments of which it may give memory back: those that hold no tensor, and of the
+        expandable ones, which it unmaps by pieces, those that are not full."""
         return [(segment["address"], segment["total_size"]) for segment in torch.cuda.memory_snapshot()
-                if segment["active_size"] == 0]
+                if segment["active_size"] == 0 or (segment.get("is_expandable") and segment["active_size"] < segment["total_size"])]
 
 
 cuda = Cuda()

@@ -306,14 +306,15 @@ class _Ready:
 
 # ---- memory that goes back to the driver ----
 
-#: Memory of which an op may have told the engine, in pieces of 2 MiB (the smallest segment of torch's allocator).
+#: Where tensors of ops begin, in pieces of 2 MiB (the smallest segment of torch's allocator, and the smallest part of an expandable
+#: one). What the library tells the engine has the beginning of a tensor in it.
 _known: set[int] = set()
 _PIECE_BITS = 21
 
 
 def forget_idle() -> None:
-    """Lets the engine forget the segments that hold no tensor any more: what it has mapped is not free for others, even when the
-    allocator has given it back. What is still used by an op stays known."""
+    """Lets the engine forget the segments of which the allocator may give memory back: what it has mapped is not free for others,
+    even when the allocator has given it back. What is still used by an op stays known."""
     if not _known or not _session.is_open():
         return
     session = _session.current()
@@ -321,15 +322,14 @@ def forget_idle() -> None:
     _streams.look()
     for address, size in _cuda.cuda.idle_segments():
         pieces = range(address >> _PIECE_BITS, (address + size - 1 >> _PIECE_BITS) + 1)
-        if _known.isdisjoint(pieces):
-            continue
-        pointer = session.enter()
-        try:
-            status = lib.hvd_device_forget(pointer, address)
-        finally:
-            session.leave()
-        if status != _native.ERR_BUSY:
-            _known.difference_update(pieces)
+        for piece in _known.intersection(pieces):
+            pointer = session.enter()
+            try:
+                status = lib.hvd_device_forget(pointer, max(address, piece << _PIECE_BITS))
+            finally:
+                session.leave()
+            if status != _native.ERR_BUSY:
+                _known.discard(piece)
 
 
 # ---- whether the engine reaches a device ----

@@ -152,15 +152,20 @@ END_TEST
 
 /* --- VMM, within one process --- */
 
-static int create(hvi_cu_allocation *handle_p, size_t bytes, int handle_types)
+static int create_on(int device, hvi_cu_allocation *handle_p, size_t bytes, int handle_types)
 {
     int (*make)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
     void *symbol = hvt_cu_symbol("cuMemCreate");
     const struct fake_allocation_properties properties = {
-        .type = 1, .handle_types = handle_types, .location = {1, 0}};
+        .type = 1, .handle_types = handle_types, .location = {1, device}};
 
     memcpy(&make, &symbol, sizeof(make));
     return make(handle_p, bytes, &properties, 0);
+}
+
+static int create(hvi_cu_allocation *handle_p, size_t bytes, int handle_types)
+{
+    return create_on(0, handle_p, bytes, handle_types);
 }
 
 static const struct hvi_cu_access mine = {{1, 0}, 3}, anothers = {{1, 1}, 3};
@@ -190,6 +195,8 @@ START_TEST(virtual_memory_is_there_when_it_is_mapped_and_has_access)
     struct seen seen = look(address);
     ck_assert(!seen.is_legacy && seen.handles == HVI_CU_HANDLE_FD && seen.size == 2 * MIB);
     ck_assert_uint_eq(look(address + 2 * MIB).handles, 0);
+    ck_assert_uint_ne(look(address + 2 * MIB).id, seen.id); /* each mapping has its own */
+    ck_assert_int_eq(hvt_cu.unmap(address, MIB), HVI_CU_INVALID_VALUE);
     HVT_CU(hvt_cu.retain(&again, (void *)(uintptr_t)(address + 5)));
     HVT_CU(hvt_cu.export_fd(&fd, again, HVI_CU_HANDLE_FD, 0));
     ck_assert_int_eq(hvt_cu.export_fd(&fd, other, HVI_CU_HANDLE_FD, 0), HVI_CU_INVALID_VALUE);
@@ -200,6 +207,22 @@ START_TEST(virtual_memory_is_there_when_it_is_mapped_and_has_access)
     HVT_CU(hvt_cu.unmap(address, 6 * MIB));
     HVT_CU(hvt_cu.unreserve(address, 6 * MIB));
     ck_assert_int_eq(hvt_cu.allocation_release(one), HVI_CU_INVALID_VALUE);
+}
+END_TEST
+
+START_TEST(virtual_memory_of_another_device_needs_peer_access)
+{
+    const bool has = _i == 1;
+    hvi_cu_allocation chunk;
+    hvi_cu_ptr address;
+
+    hvt_cu_begin(has ? "devices=2" : "devices=2;nvlink=none", "", 0);
+    HVT_CU(create_on(1, &chunk, 2 * MIB, HVI_CU_HANDLE_FD));
+    HVT_CU(hvt_cu.reserve(&address, 2 * MIB, 0, 0, 0));
+    ck_assert_uint_eq(address % (2 * MIB), 0);
+    HVT_CU(hvt_cu.map(address, 2 * MIB, 0, chunk, 0));
+    ck_assert_int_eq(hvt_cu.set_access(address, 2 * MIB, &mine, 1),
+                     has ? HVI_CU_OK : FAKE_PEERS_UNSUPPORTED);
 }
 END_TEST
 
@@ -216,6 +239,7 @@ int main(void)
     tcase_add_test(tcase, copies_go_in_the_order_of_their_stream);
     tcase_add_test(tcase, memory_that_is_gone_and_memory_that_is_in_use_are_blamed);
     tcase_add_test(tcase, virtual_memory_is_there_when_it_is_mapped_and_has_access);
+    tcase_add_loop_test(tcase, virtual_memory_of_another_device_needs_peer_access, 0, 2);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
