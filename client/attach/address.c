@@ -2,10 +2,12 @@
  * A directory that is named is used as it is, and nothing is started in it. Otherwise this
  * user's own directory is tried, then the system's, then a private hvdd is started in the user's
  * own. A directory under /tmp is believed only when it belongs to this user and nobody else can
- * write to it, because anybody can make names there. */
+ * write to it, because anybody can make names there. Wherever a socket lies, nothing is said to a
+ * listener of another user that is not the service's: the first message has the job's key. */
 #include "client/attach/address.h"
 
 #include "base/clock.h"
+#include "base/listener.h"
 #include "client/attach/autostart.h"
 #include "client/error.h"
 #include "hvd/hvd.h"
@@ -20,9 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SYSTEM_DIRECTORY "/run/hvdd"
-#define SOCKET_NAME      "attach.sock"
-#define BUSY_NAP_NS      1000000 /* the daemon's queue of connections is full */
+#define SOCKET_NAME "attach.sock"
+#define BUSY_NAP_NS 1000000 /* the daemon's queue of connections is full */
 
 static int path_of(const char *directory, struct sockaddr_un *path_p)
 {
@@ -70,11 +71,21 @@ static int connect_error(const char *path, int error)
     }
 }
 
+static int listener_error(const char *path, uid_t uid)
+{
+    return client_error(HVD_ERR_REFUSED,
+                        "hvd_open: the process that listens at %s has uid %u, which is neither "
+                        "yours nor root's nor the service's, so it was told nothing; if it is your "
+                        "site's hvdd, set HVD_SERVICE_UID=%u",
+                        path, (unsigned)uid, (unsigned)uid);
+}
+
 /* Connects to the daemon in `directory`. */
 static int try_directory(const char *directory, uint64_t deadline_ns,
                          struct client_address *address)
 {
     struct sockaddr_un path;
+    uid_t uid;
     int rc = path_of(directory, &path);
     if (rc != HVD_OK)
         return rc;
@@ -82,9 +93,13 @@ static int try_directory(const char *directory, uint64_t deadline_ns,
     if (fd < 0)
         return client_error(HVD_ERR_LIMIT, "hvd_open: no socket for hvdd: %s", strerror(errno));
     int error = connect_until(fd, &path, deadline_ns);
-    if (error) {
+    if (error)
+        rc = connect_error(path.sun_path, error);
+    else if (!hvi_listener_may_serve(fd, &uid))
+        rc = listener_error(path.sun_path, uid);
+    if (rc != HVD_OK) {
         close(fd);
-        return connect_error(path.sun_path, error);
+        return rc;
     }
     snprintf(address->directory, sizeof(address->directory), "%s", directory);
     address->socket_fd = fd;
@@ -140,7 +155,7 @@ static int connect_default(uint64_t deadline_ns, struct client_address *address)
         return client_error(HVD_ERR_INVALID, "hvd_open: XDG_RUNTIME_DIR is too long");
     if ((!in_tmp || is_ours(directory)) && try_directory(directory, deadline_ns, address) == HVD_OK)
         return HVD_OK;
-    if (try_directory(SYSTEM_DIRECTORY, deadline_ns, address) == HVD_OK)
+    if (try_directory(HVI_SERVICE_DIR, deadline_ns, address) == HVD_OK)
         return HVD_OK;
     return start_private(directory, deadline_ns, address);
 }

@@ -17,8 +17,8 @@ struct client_address {
     bool started;    /* by this call */
 };
 
-/* `wanted` NULL: not given by the caller. HVD_ERR_NO_DAEMON, HVD_ERR_REFUSED (no permission),
- * HVD_ERR_ATTACH_TIMEOUT, HVD_ERR_LIMIT (descriptors), HVD_ERR_INVALID (path too long), with the
+/* `wanted` NULL: not given by the caller. HVD_ERR_NO_DAEMON, HVD_ERR_REFUSED (no permission, or
+ * another user listens there), HVD_ERR_ATTACH_TIMEOUT, HVD_ERR_LIMIT (descriptors), HVD_ERR_INVALID (path too long), with the
  * last error set. */
 int client_address_connect(const char *wanted, uint64_t deadline_ns,
                            struct client_address *address_p);

@@ -5,6 +5,7 @@
  * introduces itself with EngineHello, until a restarted hvdd takes it. With nobody attached there
  * is nothing to go on with, and it exits. */
 #include "base/clock.h"
+#include "base/listener.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
@@ -323,12 +324,14 @@ static int connect_hvdd(const struct engine *engine)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(engine->start.attach_path);
+    uid_t uid;
 
     if (length == 0 || length >= sizeof address.sun_path)
         return -1;
     memcpy(address.sun_path, engine->start.attach_path, length);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+    if (fd >= 0 && (connect(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+                    !hvi_listener_is_ours(fd, &uid))) {
         close(fd);
         return -1;
     }

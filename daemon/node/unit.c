@@ -7,6 +7,7 @@
 #include "daemon/node/unit.h"
 
 #include "base/fate.h"
+#include "base/listener.h"
 #include "proto/started.h"
 
 #include <errno.h>
@@ -21,11 +22,9 @@
 /* The one that listens gets trainers' sockets: root's service manager, or this user's. */
 static bool listener_is_trusted(int fd)
 {
-    struct ucred listener;
-    socklen_t size = sizeof(listener);
+    uid_t uid;
 
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) == 0 &&
-        (listener.uid == 0 || listener.uid == geteuid()))
+    if (hvi_listener_is_ours(fd, &uid))
         return true;
     errno = EPERM;
     return false;

@@ -161,7 +161,7 @@ def stop(process: subprocess.Popen) -> int:
 
 def attach(folder: pathlib.Path) -> None:
     """A real trainer attaches, reduces and leaves."""
-    rank = Rank(dict(clean_environment(), HVD_ADDRESS=str(folder)))
+    rank = Rank(dict(clean_environment(), HVD_ADDRESS=str(folder), HVD_SERVICE_UID=str(SERVICE)))
     try:
         rank.open(job="activated", rank=0, size=1)
         rank.submit("barrier", "b")
@@ -190,7 +190,7 @@ def test_hvdd_is_started_by_the_first_trainer(folder):
         attach(folder)
         attach(folder)
         assert (folder / "attach.sock").stat().st_ino == inode, "hvdd replaced the socket it was given"
-        assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
+        assert Ctl(folder, dict(os.environ, HVD_SERVICE_UID=str(SERVICE))).json("status")["daemon"]["pid"] == process.pid
         assert stop(process) == 0
     finally:
         stop(process)
@@ -201,8 +201,8 @@ def test_hvdd_is_started_by_the_first_trainer(folder):
 def test_hvdd_is_started_by_the_first_question(folder):
     process = activate(folder, "admin")
     try:
-        assert Ctl(folder).json("status")["daemon"]["pid"] == process.pid
-        assert Ctl(folder).json("jobs")["jobs"] == []
+        assert Ctl(folder, dict(os.environ, HVD_SERVICE_UID=str(SERVICE))).json("status")["daemon"]["pid"] == process.pid
+        assert Ctl(folder, dict(os.environ, HVD_SERVICE_UID=str(SERVICE))).json("jobs")["jobs"] == []
         assert stop(process) == 0
     finally:
         stop(process)
@@ -320,7 +320,7 @@ def test_a_trainer_that_connects_while_hvdd_restarts_is_served_by_the_next_one(f
     finally:
         first.kill()
         first.wait(scaled(5))
-    rank = Rank(dict(clean_environment(), HVD_ADDRESS=str(folder / "run")))
+    rank = Rank(dict(clean_environment(), HVD_ADDRESS=str(folder / "run"), HVD_SERVICE_UID=str(SERVICE)))
     second = None
     try:
         rank.post("open", job="waiting", rank=0, size=1)

@@ -224,7 +224,7 @@ def perf(daemons: tuple[Daemon, Daemon], job: str) -> None:
     """hvd-perf, which checks its results, with a rank on each."""
     command = [program("hvd-perf"), "-c", "-b", "4", "-e", "256K", "-f", "256", "-w", "1", "-i", "2"]
     running = [subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env=dict(os.environ, HVD_ADDRESS=str(daemon.address), **settings(job, number))) for number, daemon in enumerate(daemons)]
+                                env=dict(os.environ, HVD_ADDRESS=str(daemon.address), HVD_SERVICE_UID=str(SERVICE), **settings(job, number))) for number, daemon in enumerate(daemons)]
     for process in running:
         out, err = process.communicate(timeout=scaled(30))
         assert process.returncode == 0 and not err, (out, err)

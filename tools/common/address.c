@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A directory of the list is believed only if nobody else could have put it there:
- * $XDG_RUNTIME_DIR/hvdd and /tmp/hvdd-<uid> must be owned by us and closed to others. Liveness is a
+ * $XDG_RUNTIME_DIR/hvdd and /tmp/hvdd-<uid> must be owned by us and closed to others, and the
+ * listener must be ours, root's or the service's (base/listener.h). Liveness is a
  * plain connect(2) to admin.sock, because a ZeroMQ socket would silently retry for ever on a stale
  * file. */
 #include "tools/common/address.h"
 
+#include "base/listener.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -25,7 +27,10 @@ int address_probe(const char *dir)
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return errno;
-    const int error = connect(fd, (const struct sockaddr *)&name, sizeof name) == 0 ? 0 : errno;
+    int error = connect(fd, (const struct sockaddr *)&name, sizeof name) == 0 ? 0 : errno;
+    uid_t uid;
+    if (error == 0 && !hvi_listener_may_serve(fd, &uid))
+        error = EPERM;
     close(fd);
     return error == EAGAIN ? 0 : error; /* a full backlog is somebody alive */
 }
@@ -49,7 +54,7 @@ static const char *explain(int error)
     case ECONNREFUSED:
         return "nobody listens on the socket any more";
     case EPERM:
-        return "not ours alone, so not trusted";
+        return "another user's, so not trusted";
     default:
         return strerror(error);
     }
@@ -122,7 +127,7 @@ int address_find(const char *chosen, struct address *address_p)
     snprintf(personal, sizeof personal, "/tmp/hvdd-%u", (unsigned)geteuid());
     const bool has_runtime = runtime_place(runtime, sizeof runtime);
     if (try_place(address_p, has_runtime ? runtime : personal, true) == HVI_OK ||
-        try_place(address_p, "/run/hvdd", false) == HVI_OK)
+        try_place(address_p, HVI_SERVICE_DIR, false) == HVI_OK)
         return HVI_OK;
     if (!has_runtime)
         return HVI_ERR_NO_DAEMON;

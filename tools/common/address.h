@@ -24,7 +24,8 @@ int address_find(const char *chosen, struct address *address_p);
 /* True when an address is configured, that is when hvdrun must not start a daemon of its own. */
 bool address_is_configured(const char *chosen);
 
-/* 0 when something accepts connections on <dir>/admin.sock, else an errno. */
+/* 0 when something accepts connections on <dir>/admin.sock, else an errno; EPERM also where that is another user's
+ * (base/listener.h). */
 int address_probe(const char *dir);
 
 #endif

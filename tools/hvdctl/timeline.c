@@ -2,6 +2,7 @@
  * `hvdctl timeline`: opens the file with the rights of who asks and hands it to the job's engine.
  * The admin socket carries no descriptors, so this one request goes over hvdd's attach socket. */
 #include "base/clock.h"
+#include "base/listener.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "proto/packet.h"
@@ -24,8 +25,14 @@ static int connect_hvdd(const char *dir)
     if ((size_t)snprintf(address.sun_path, room, "%s/attach.sock", dir) >= room)
         return -1;
     const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
+    uid_t uid;
+    int error =
+        fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0 ? errno : 0;
+    if (fd >= 0 && error == 0 && !hvi_listener_may_serve(fd, &uid))
+        error = EPERM;
+    if (error != 0) {
         close(fd);
+        errno = error;
         return -1;
     }
     return fd;
@@ -83,7 +90,8 @@ static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int
     const int socket_fd = connect_hvdd(address.dir);
     if (socket_fd < 0) {
         ctl_complain(ctl, HVI_ERR_NO_DAEMON, "no hvdd answers in %s: %s", address.dir,
-                     strerror(errno));
+                     errno == EPERM ? "what listens there is another user's, so not trusted"
+                                    : strerror(errno));
         return CTL_NO_DAEMON;
     }
     const int status = exchange(ctl, socket_fd, msg, fd, &verdict, text, sizeof text);

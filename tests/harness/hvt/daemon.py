@@ -76,6 +76,7 @@ class Daemon:
         if self.user:
             os.chown(self.folder, self.user["user"], self.user["group"])
             self._program, self.options["engine"], self.environment = service_programs(self.environment)
+            self.environment["HVD_SERVICE_UID"] = str(self.user["user"])  # else trainers of others say nothing to it
         self.log_path = self.folder / "log"
         self.ctl = Ctl(self.address, self.environment, node)
         self.process: subprocess.Popen[bytes] | None = None

@@ -313,12 +313,16 @@ void rig_wait_log(const struct rig *rig, const char *needle, int times)
 
 void rig_become(struct rig *rig, uid_t uid)
 {
+    char text[16];
+
     if (geteuid() != 0)
         return;
     ck_assert_int_eq(chown(rig->base, uid, (gid_t)-1), 0);
     close(creat(rig->log, 0666));
     ck_assert_int_eq(chown(rig->log, uid, (gid_t)-1), 0);
     rig->uid = uid;
+    snprintf(text, sizeof(text), "%u", (unsigned)uid);
+    setenv("HVD_SERVICE_UID", text, 1); /* else tools of others say nothing to it */
 }
 
 bool rig_exists(const struct rig *rig, const char *name)

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Credentials of a listener. A socket's file may lie where another user can make names, so its path proves nothing;
+ * SO_PEERCRED does. */
+#include "base/listener.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p)
+{
+    struct ucred listener;
+    socklen_t size = sizeof(listener);
+
+    *uid_p = (uid_t)-1;
+    if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) != 0)
+        return false;
+    *uid_p = listener.uid;
+    return listener.uid == 0 || listener.uid == geteuid();
+}
+
+static bool is_named(uid_t uid)
+{
+    const char *text = getenv("HVD_SERVICE_UID");
+    char *end;
+
+    if (text == NULL || text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    unsigned long number = strtoul(text, &end, 10);
+    return errno == 0 && *end == '\0' && number == uid;
+}
+
+bool hvi_listener_may_serve(int socket_fd, uid_t *uid_p)
+{
+    struct stat place;
+
+    if (hvi_listener_is_ours(socket_fd, uid_p))
+        return true;
+    if (*uid_p == (uid_t)-1)
+        return false;
+    return is_named(*uid_p) || (lstat(HVI_SERVICE_DIR, &place) == 0 && place.st_uid == *uid_p);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which user listens at the other end of a connected UNIX socket. The kernel notes it when that process begins to
+ * listen, and a service manager that listens for a daemon is root. Any thread that may read the environment. */
+#ifndef HVI_BASE_LISTENER_H
+#define HVI_BASE_LISTENER_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* The service's sockets are here. Only root makes names in /run. */
+#define HVI_SERVICE_DIR "/run/hvdd"
+
+/* The listener's uid is this process' effective uid or root's. *uid_p is the listener's uid; (uid_t)-1 where the
+ * kernel does not tell it, and the result is false then. */
+bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p);
+/* The same, or the listener's uid is the service's: the owner of HVI_SERVICE_DIR, or the number in HVD_SERVICE_UID. */
+bool hvi_listener_may_serve(int socket_fd, uid_t *uid_p);
+
+#endif

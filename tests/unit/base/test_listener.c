@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Whom a process believes that listens, by real sockets of two users. */
+#include "base/listener.h"
+
+#include "tests/unit/hvt_main.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define NOBODY 65534u
+
+/* A connection to a socket that `uid` listens at: in the abstract namespace, where every user may make names. */
+static int connect_to(uid_t uid)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int client = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "hvt-listener-%d", (int)getpid());
+    ck_assert_int_eq(bind(server, (struct sockaddr *)&name, sizeof name), 0);
+    ck_assert_int_eq(seteuid(uid), 0);
+    ck_assert_int_eq(listen(server, 1), 0);
+    ck_assert_int_eq(seteuid(getuid()), 0);
+    ck_assert_int_eq(connect(client, (struct sockaddr *)&name, sizeof name), 0);
+    close(server);
+    return client;
+}
+
+START_TEST(ones_own_process_is_believed)
+{
+    uid_t uid;
+    int fd = connect_to(geteuid());
+
+    ck_assert(hvi_listener_is_ours(fd, &uid));
+    ck_assert_uint_eq(uid, geteuid());
+    ck_assert(hvi_listener_may_serve(fd, &uid));
+    close(fd);
+}
+END_TEST
+
+START_TEST(what_is_no_socket_is_not_believed)
+{
+    uid_t uid;
+    int pair[2];
+
+    ck_assert_int_eq(pipe(pair), 0);
+    setenv("HVD_SERVICE_UID", "4294967295", 1);
+    ck_assert(!hvi_listener_is_ours(pair[0], &uid));
+    ck_assert(!hvi_listener_may_serve(pair[0], &uid));
+    close(pair[0]);
+    close(pair[1]);
+}
+END_TEST
+
+START_TEST(the_process_of_another_user_is_believed_only_where_it_is_named)
+{
+    static const char *const others[] = {
+        "",       "6553",   "655340", "65534 ", " 65534",
+        "+65534", "65534x", "-1",     "nobody", "18446744073709617150"};
+    uid_t uid;
+
+    if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
+        return;
+    int fd = connect_to(NOBODY);
+    unsetenv("HVD_SERVICE_UID");
+    ck_assert(!hvi_listener_is_ours(fd, &uid));
+    ck_assert_uint_eq(uid, NOBODY);
+    ck_assert(!hvi_listener_may_serve(fd, &uid));
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        setenv("HVD_SERVICE_UID", others[i], 1);
+        ck_assert_msg(!hvi_listener_may_serve(fd, &uid), "'%s'", others[i]);
+    }
+    setenv("HVD_SERVICE_UID", "65534", 1);
+    ck_assert(hvi_listener_may_serve(fd, &uid));
+    ck_assert(!hvi_listener_is_ours(fd, &uid));
+    close(fd);
+}
+END_TEST
+
+START_TEST(the_process_of_root_is_believed)
+{
+    uid_t uid;
+
+    if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
+        return;
+    int fd = connect_to(0);
+    ck_assert_int_eq(seteuid(NOBODY), 0);
+    ck_assert(hvi_listener_is_ours(fd, &uid));
+    ck_assert_uint_eq(uid, 0);
+    close(fd);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("listener");
+    TCase *tcase = tcase_create("listener");
+
+    tcase_add_test(tcase, ones_own_process_is_believed);
+    tcase_add_test(tcase, what_is_no_socket_is_not_believed);
+    tcase_add_test(tcase, the_process_of_another_user_is_believed_only_where_it_is_named);
+    tcase_add_test(tcase, the_process_of_root_is_believed);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
