@@ -169,6 +169,7 @@ struct hvi_job_row {
     int32_t engine_pid;
     uint64_t age_ns, ops, bytes;
     uint32_t nodes; /* 0: one */
+    bool withheld;  /* nodes, ops and bytes are not told */
 };
 
 enum hvi_link_purpose { HVI_LINK_CONTROL = 1, HVI_LINK_DATA = 2 };

@@ -122,6 +122,7 @@ static const struct wire_field job_row_fields[] = {
     U64(9, hvi_job_row, ops),
     U64(10, hvi_job_row, bytes),
     NUMBER(31, hvi_job_row, nodes, 0, HVI_WIRE_NODES_MAX),
+    FLAG(32, hvi_job_row, withheld),
 };
 static const struct wire_table job_row = TABLE(job_row, job_row_fields, 0);
 

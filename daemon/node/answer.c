@@ -185,6 +185,13 @@ static void fill_job_row(const struct node_generation *generation, struct hvi_jo
     row->age_ns = hvi_clock_ns() - generation->started_ns;
 }
 
+/* Its owner, root and hvdd's own user may ask about a job, and change it. */
+static bool is_theirs(const struct node *node, const struct node_asker *asker,
+                      const struct node_job *job)
+{
+    return asker->uid == 0 || asker->uid == node->uid || asker->uid == job->uid;
+}
+
 /* A job has done what its busiest rank has done. */
 static void sum_ranks(struct hvi_job_row *row, const struct hvi_engine_report *report)
 {
@@ -335,6 +342,7 @@ static void answer_jobs(struct node *node, const struct node_asker *asker)
 {
     struct node_answer *answer = answer_new(node, asker, HVI_ADMIN_JOBS);
     struct node_engine *engine;
+    struct hvi_job_row *row;
 
     if (answer == NULL)
         return;
@@ -345,8 +353,11 @@ static void answer_jobs(struct node *node, const struct node_asker *asker)
             answer->reply.rows_left_out++;
             continue;
         }
-        fill_job_row(engine->generation, &answer->reply.jobs[answer->reply.job_count]);
-        ask(answer, engine, HVI_QUERY_RANKS, 0, answer->reply.job_count++);
+        row = &answer->reply.jobs[answer->reply.job_count++];
+        fill_job_row(engine->generation, row);
+        row->withheld = !is_theirs(node, asker, engine->generation->job);
+        if (!row->withheld)
+            ask(answer, engine, HVI_QUERY_RANKS, 0, answer->reply.job_count - 1);
     }
     if (answer->open_count == 0)
         answer_finish(answer);
@@ -359,25 +370,18 @@ static struct node_job *find_job(struct node *node, const struct node_asker *ask
     struct node_job *job = node_job_find(&node->jobs, request->job);
     char text[HVI_JOB_ID_MAX + 32];
 
-    if (job == NULL) {
+    if (job != NULL && is_theirs(node, asker, job))
+        return job;
+    if (job != NULL) {
+        HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused",
+                "a user asked about a job of another user, or asked to change it", "job=%s uid=%u",
+                job->id, (unsigned)asker->uid);
+        node_answer_text(node, asker, HVI_ERR_REFUSED,
+                         "this job belongs to another user; its owner and root may ask about it");
+    } else {
         snprintf(text, sizeof(text), "no job '%s' runs here", request->job);
         node_answer_text(node, asker, HVI_ERR_NOT_FOUND, text);
     }
-    return job;
-}
-
-/* The same, for its owner, root or the daemon's own user. */
-static struct node_job *find_own_job(struct node *node, const struct node_asker *asker,
-                                     const struct hvi_admin_request *request)
-{
-    struct node_job *job = find_job(node, asker, request);
-
-    if (job == NULL || asker->uid == 0 || asker->uid == node->uid || asker->uid == job->uid)
-        return job;
-    HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused",
-            "somebody asked to change a job of another user", "job=%s uid=%u", job->id,
-            (unsigned)asker->uid);
-    node_answer_text(node, asker, HVI_ERR_REFUSED, "this job belongs to another user");
     return NULL;
 }
 
@@ -421,7 +425,9 @@ static void answer_stalls(struct node *node, const struct node_asker *asker,
     answer->min_age_ns = request->min_age_ns;
     DL_FOREACH(node->engines, engine)
     {
-        if (request->job[0] == '\0' || strcmp(request->job, engine->generation->job->id) == 0)
+        bool wanted =
+            request->job[0] == '\0' || strcmp(request->job, engine->generation->job->id) == 0;
+        if (wanted && is_theirs(node, asker, engine->generation->job))
             ask(answer, engine, HVI_QUERY_STALLS, request->min_age_ns, 0);
     }
     if (answer->open_count == 0)
@@ -431,7 +437,7 @@ static void answer_stalls(struct node *node, const struct node_asker *asker,
 static void answer_job_stop(struct node *node, const struct node_asker *asker,
                             const struct hvi_admin_request *request)
 {
-    struct node_job *job = find_own_job(node, asker, request);
+    struct node_job *job = find_job(node, asker, request);
     struct node_generation *generation;
     char text[HVI_TEXT_MAX + 1];
     bool spans = false;
@@ -459,7 +465,7 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
                                   const struct hvi_admin_request *request)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_FATE};
-    struct node_job *job = find_own_job(node, asker, request);
+    struct node_job *job = find_job(node, asker, request);
     struct node_generation *generation;
 
     if (job == NULL)

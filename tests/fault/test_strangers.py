@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import SERVICE, Daemon, Status, as_service, check_prompt, program, wait_until, wire
+from hvt import SERVICE, Daemon, Status, as_service, check_prompt, program, stopped, wait_until, wire
 from hvt.job import Job
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -59,18 +59,53 @@ def test_in_system_mode_two_users_have_jobs_and_cannot_join_each_others(nobody):
         mine.check_usable()
 
 
-def test_another_user_may_look_but_not_stop_my_job(nobody):
+QUESTIONS = [["ranks", "mine"], ["top", "mine", "--once"], ["trace", "mine"], ["stalls", "mine"],
+             ["timeline", "mine", "stop"], ["job", "stop", "mine"]]
+
+
+def test_another_user_may_see_that_my_job_runs_and_neither_look_into_it_nor_stop_it(nobody):
     with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
-        daemon.allow("job-stop-refused", "admin-refused", "stop-refused")
+        daemon.allow("admin-refused")
         mine = Job(daemon, 2, name="mine")
-        done = daemon.ctl.run("job", "stop", "mine", user=nobody)
-        assert done.returncode == 1, done
+        waiting = mine.ranks[0].submit("barrier", "private name")
+        for question in QUESTIONS:
+            done = daemon.ctl.run(*question, user=nobody)
+            assert done.returncode == 1 and "belongs to another user" in done.stderr, (question, done)
+            assert "private name" not in done.stdout + done.stderr
+        wait_until(lambda: daemon.ctl.json("stalls")["stalls"], "the op to be seen waiting")
+        assert daemon.ctl.json("stalls", user=nobody)["stalls"] == []
+        row, = daemon.ctl.json("jobs", user=nobody)["jobs"]
+        assert row["job"] == "mine" and row["uid"] == 0 and row["withheld"] and not row.keys() & {"ops", "bytes", "nodes"}
+        row, = daemon.jobs()
+        assert not row["withheld"] and row.keys() >= {"ops", "bytes", "nodes"}
+        assert mine.ranks[1].outcome(mine.ranks[1].submit("barrier", "private name")).ok
+        assert mine.ranks[0].outcome(waiting).ok
         mine.check_usable()
+
+
+def test_what_another_user_asks_does_not_reach_the_engine_of_my_job(nobody):
+    """So no flood of his can hold it up: while it stands still he is answered as always."""
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("admin-refused")
+        mine = Job(daemon, 2, name="mine")
+        with stopped(daemon.engines()[0]):
+            began_ns = time.monotonic_ns()
+            assert daemon.ctl.json("jobs", user=nobody)["jobs"]
+            assert daemon.ctl.run("stalls", user=nobody).returncode == 0
+            assert daemon.ctl.run("ranks", "mine", user=nobody).returncode == 1
+            check_prompt("the other user was answered", time.monotonic_ns() - began_ns, 900_000_000)
+        mine.check_usable()
+
+
+def test_another_user_stops_his_own_job_and_not_mine(nobody):
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
+        mine = Job(daemon, 2, name="mine")
         theirs = daemon.rank(user=nobody)
         theirs.open("theirs", 0, 1)
         assert daemon.ctl.run("job", "stop", "theirs", user=nobody).returncode == 0
         wait_until(lambda: theirs.state().status == Status.ERR_JOB_STOPPED, "the owner's stop to work")
         daemon.allow("job-stopped", "session-ended", "rank-ended")
+        mine.check_usable()
 
 
 def test_an_engine_hello_from_another_user_is_refused(nobody):

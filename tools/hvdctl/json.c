@@ -177,9 +177,13 @@ void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         cJSON_AddStringToObject(object, "state", row->state);
         add_i64(object, "size", row->size);
         add_i64(object, "attached", row->attached);
-        add_u64(object, "nodes", row->nodes > 0 ? row->nodes : 1);
+        if (!row->withheld)
+            add_u64(object, "nodes", row->nodes > 0 ? row->nodes : 1);
         add_i64(object, "engine_pid", row->engine_pid);
         add_u64(object, "age_ns", row->age_ns);
+        cJSON_AddBoolToObject(object, "withheld", row->withheld);
+        if (row->withheld)
+            continue;
         add_u64(object, "ops", row->ops);
         add_u64(object, "bytes", row->bytes);
     }

@@ -165,9 +165,17 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_user(table, row->uid);
         ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
         ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
-        ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->nodes > 0 ? row->nodes : 1);
+        if (row->withheld)
+            ctl_table_add(table, CTL_PLAIN, "-");
+        else
+            ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->nodes > 0 ? row->nodes : 1);
         add_duration(table, row->age_ns);
         add_pid(table, row->engine_pid);
+        if (row->withheld) {
+            ctl_table_add(table, CTL_PLAIN, "-");
+            ctl_table_add(table, CTL_PLAIN, "-");
+            continue;
+        }
         add_count(table, row->ops);
         add_bytes(table, row->bytes);
     }

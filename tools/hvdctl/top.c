@@ -47,7 +47,7 @@ static int look_at_job(const struct ctl *ctl, const char *job, struct look *look
     return CTL_OK;
 }
 
-/* Every job; one that ends while we look is not worth more than its sentence on stderr. */
+/* Every job that may be looked at; one that ends meanwhile is not worth more than its sentence on stderr. */
 static int look_at_all(const struct ctl *ctl, struct look *look)
 {
     struct hvi_admin_request request = {.kind = HVI_ADMIN_JOBS};
@@ -56,7 +56,7 @@ static int look_at_all(const struct ctl *ctl, struct look *look)
     if (code != CTL_OK)
         return code;
     for (size_t i = 0; i < reply.job_count; i++) {
-        bool seen = false;
+        bool seen = reply.jobs[i].withheld;
         for (size_t j = 0; j < i; j++)
             seen = seen || strcmp(reply.jobs[i].job, reply.jobs[j].job) == 0;
         if (!seen)

@@ -230,9 +230,11 @@ START_TEST(how_a_process_ended_reaches_the_engine_that_had_it)
 }
 END_TEST
 
-START_TEST(another_user_may_look_but_not_stop)
+START_TEST(another_user_may_see_that_a_job_runs_and_no_more)
 {
     static const char *const shared[] = {"--private=no", "--admin-mode=0666", NULL};
+    static const enum hvi_admin_kind kinds[] = {HVI_ADMIN_RANKS, HVI_ADMIN_STALLS, HVI_ADMIN_TRACE,
+                                                HVI_ADMIN_JOB_STOP};
     int a, status;
     pid_t child;
 
@@ -245,16 +247,21 @@ START_TEST(another_user_may_look_but_not_stop)
     if (child == 0) {
         if (setuid(12345) != 0)
             _exit(3);
-        rig_ask(&rig, request_of(HVI_ADMIN_RANKS, "a"), &reply);
-        if (reply.status != HVI_OK || reply.rank_count != 2)
+        rig_ask(&rig, request_of(HVI_ADMIN_JOBS, ""), &reply);
+        if (reply.job_count != 1 || reply.jobs[0].engine_pid == 0 || !reply.jobs[0].withheld)
             _exit(1);
-        rig_ask(&rig, request_of(HVI_ADMIN_JOB_STOP, "a"), &reply);
-        _exit(reply.status == HVI_ERR_REFUSED ? 0 : 2);
+        for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+            rig_ask(&rig, request_of(kinds[i], "a"), &reply);
+            if (reply.status != HVI_ERR_REFUSED)
+                _exit(2);
+        }
+        rig_ask(&rig, request_of(HVI_ADMIN_STALLS, ""), &reply);
+        _exit(reply.status == HVI_OK && reply.stall_count == 0 ? 0 : 4);
     }
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(status, 0);
     ck_assert_int_eq(rig_engines(&rig), 1);
-    ck_assert_int_eq(rig_log_count(&rig, "admin-refused"), 1);
+    ck_assert_int_eq(rig_log_count(&rig, "admin-refused"), 4);
     close(a);
     stop();
 }
@@ -534,7 +541,7 @@ int main(void)
     tcase_add_test(tcase, an_unknown_job_is_not_found);
     tcase_add_test(tcase, job_stop_ends_the_engine_and_the_next_attach_starts_anew);
     tcase_add_test(tcase, how_a_process_ended_reaches_the_engine_that_had_it);
-    tcase_add_test(tcase, another_user_may_look_but_not_stop);
+    tcase_add_test(tcase, another_user_may_see_that_a_job_runs_and_no_more);
     tcase_add_test(tcase, a_gate_that_is_killed_is_started_again_and_jobs_do_not_notice);
     tcase_add_test(tcase, a_gate_that_stands_still_is_killed_and_attaches_go_on);
     tcase_add_test(tcase, a_gate_ends_with_hvdd_even_where_it_stands_still);

@@ -551,6 +551,7 @@ static struct hvi_job_row *job_rows(size_t count)
         rows[i].uid = UINT32_MAX;
         rows[i].size = rows[i].attached = 1048576;
         rows[i].nodes = HVI_WIRE_NODES_MAX;
+        rows[i].withheld = true;
         rows[i].engine_pid = INT32_MAX;
         FILL(rows[i].state, true);
     }

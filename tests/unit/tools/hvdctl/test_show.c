@@ -55,6 +55,18 @@ START_TEST(jobs_are_a_table)
 }
 END_TEST
 
+START_TEST(of_another_users_job_the_table_tells_no_figures)
+{
+    struct ctl ctl = hvt_ctl();
+    struct hvi_job_row theirs = hvt_jobs[0];
+    struct hvi_admin_reply reply = {.jobs = &theirs, .job_count = 1};
+    theirs.withheld = true;
+    ctl_show_jobs(&ctl, &reply);
+    EXPECT(ctl, "JOB     GEN  USER  STATE    RANKS  NODES        AGE  ENGINE  OPS  BYTES\n"
+                "digits    1  root  running    4/4      -  1 min 5 s    4712    -      -\n");
+}
+END_TEST
+
 START_TEST(nodes_are_a_table_and_a_missing_mesh_a_sentence)
 {
     struct hvi_mesh_row rows[] = {
@@ -245,6 +257,7 @@ int main(void)
     tcase_add_test(tests, status_is_a_short_list);
     tcase_add_test(tests, lost_log_lines_are_mentioned_only_when_there_are_any);
     tcase_add_test(tests, jobs_are_a_table);
+    tcase_add_test(tests, of_another_users_job_the_table_tells_no_figures);
     tcase_add_test(tests, workers_of_gpus_are_a_table);
     tcase_add_test(tests, ranks_say_what_became_of_each);
     tcase_add_test(tests, a_rank_of_several_nodes_has_the_address_of_its_own);

@@ -71,16 +71,17 @@ START_TEST(once_is_one_table)
 }
 END_TEST
 
-/* Two generations of a job are asked for once. A job that ends between the questions does not end top. */
+/* Two generations of a job are asked for once, and another user's job is not. A job that ends between the questions does not end top. */
 START_TEST(without_a_job_every_job_is_looked_at)
 {
     struct hvi_job_row jobs[] = {
         {.job = "digits", .size = 2, .generation = 1, .state = "failed"},
         {.job = "gone", .size = 2, .generation = 1, .state = "running"},
+        {.job = "theirs", .size = 2, .generation = 1, .state = "running", .withheld = true},
         {.job = "digits", .size = 2, .generation = 2, .state = "running"},
     };
     const struct hvt_line lines[] = {
-        {.kind = HVI_ADMIN_JOBS, .reply = {.jobs = jobs, .job_count = 3}},
+        {.kind = HVI_ADMIN_JOBS, .reply = {.jobs = jobs, .job_count = 4}},
         {.kind = HVI_ADMIN_RANKS, .reply = {.ranks = before, .rank_count = 2}},
         {.kind = HVI_ADMIN_RANKS, .reply = {.status = HVI_ERR_NOT_FOUND, .text = "gone has ended"}},
         {.kind = HVI_ADMIN_JOBS, .reply = {.jobs = jobs, .job_count = 1}},
