@@ -114,16 +114,9 @@ static void put(struct line *line, const char *text, size_t bytes)
 /* Bytes at `at` that may be shown as they are; 0: escape one byte. */
 static size_t printable(const char *at, size_t left)
 {
-    unsigned char lead = (unsigned char)*at;
-    if (lead < 0x80)
-        return lead >= 0x20 && lead != 0x7f && lead != '\\';
-    if (lead == 0xc2 && left > 1 && (unsigned char)at[1] < 0xa0)
-        return 0; /* U+0080 .. U+009F: control characters too */
-    for (size_t bytes = 2; bytes <= 4 && bytes <= left; bytes++) {
-        if (hvi_utf8_valid(at, bytes))
-            return bytes;
-    }
-    return 0;
+    uint32_t code;
+    size_t bytes = hvi_utf8_character(at, left, &code);
+    return bytes > 0 && code != '\\' && hvi_utf8_is_plain(code) ? bytes : 0;
 }
 
 static void put_escaped(struct line *line, const char *text)

@@ -40,6 +40,37 @@ bool hvi_utf8_valid(const char *text, size_t bytes)
     return true;
 }
 
+size_t hvi_utf8_character(const char *text, size_t bytes, uint32_t *code_p)
+{
+    static const unsigned char lead_bits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
+    const unsigned char *at = (const unsigned char *)text;
+    size_t length = sequence(at, bytes);
+    uint32_t code = at[0] & lead_bits[length];
+
+    for (size_t i = 1; i < length; i++)
+        code = code << 6 | (at[i] & 0x3fu);
+    *code_p = code;
+    return length;
+}
+
+bool hvi_utf8_is_plain(uint32_t code)
+{
+    static const struct {
+        uint32_t first, last;
+    } others[] = {
+        {0, 0x1f},        {0x7f, 0x9f}, {0x61c, 0x61c}, /* Arabic letter mark */
+        {0x200e, 0x200f},                               /* left-to-right and right-to-left mark */
+        {0x2028, 0x202e}, /* line and paragraph separator; embeddings and overrides */
+        {0x2066, 0x2069}, /* isolates */
+    };
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (code >= others[i].first && code <= others[i].last)
+            return false;
+    }
+    return true;
+}
+
 size_t hvi_utf8_cut(const char *text, size_t bytes, size_t limit)
 {
     if (bytes <= limit)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of another user: refused and logged, in a private daemon and at another user's job."""
+import json
 import os
 import pwd
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from hvt import SERVICE, Daemon, Status, as_service, check_prompt, program, stopped, wait_until, wire
 from hvt.job import Job
+from hvt.rank import open_job
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 
@@ -106,6 +108,31 @@ def test_another_user_stops_his_own_job_and_not_mine(nobody):
         wait_until(lambda: theirs.state().status == Status.ERR_JOB_STOPPED, "the owner's stop to work")
         daemon.allow("job-stopped", "session-ended", "rank-ended")
         mine.check_usable()
+
+
+COMMANDS = "\x7f\u009b2J\u202e\u2066"  # to a terminal: DEL, CSI in one character, text from right to left, and isolated
+
+
+def test_no_name_of_another_user_commands_the_terminal_of_root(nobody, tmp_path):
+    """In tables, JSON, the log and a timeline; JSON has the very name all the same."""
+    options = {"private": "no", "stall-warn": "100ms"}
+    with Daemon(options=options, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("op-stalled", "stall")
+        theirs = [daemon.rank(user=nobody) for _ in range(2)]
+        open_job(theirs, "theirs")
+        assert daemon.ctl.run("timeline", "theirs", "start", str(tmp_path / "t.json")).returncode == 0
+        waiting = theirs[0].submit("barrier", f"a{COMMANDS}b")
+        wait_until(lambda: "2J" in daemon.log_text(), "the log to name the op")
+        shown = [daemon.ctl.run(*words).stdout for words in (["stalls"], ["stalls", "--json"], ["trace", "theirs"],
+                                                             ["trace", "theirs", "--json"])]
+        assert json.loads(shown[1])["stalls"][0]["tensor"] == f"a{COMMANDS}b"
+        assert theirs[1].outcome(theirs[1].submit("barrier", f"a{COMMANDS}b")).ok
+        assert theirs[0].outcome(waiting).ok
+        assert daemon.ctl.run("timeline", "theirs", "stop").returncode == 0
+        shown += [daemon.log_text(), (tmp_path / "t.json").read_text(encoding="utf-8")]
+        assert f"a{COMMANDS}b" in {row.get("args", {}).get("name") for row in json.loads(shown[-1])}
+        for text in shown:
+            assert "2J" in text and not set(text) & set(COMMANDS) - {"2", "J"}, text
 
 
 def test_an_engine_hello_from_another_user_is_refused(nobody):

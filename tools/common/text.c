@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/common/text.h"
 
-#include "base/fate.h"
-
 #include "base/clock.h"
+#include "base/fate.h"
+#include "base/utf8.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -74,27 +74,29 @@ void text_process(const char *process, char *text_p, size_t size)
     text_safe(process, text_p, size);
 }
 
-/* C0, DEL, and C1 in UTF-8 (0xc2 0x80 .. 0xc2 0x9f). */
-static int is_control(const unsigned char *at)
-{
-    return at[0] < 0x20 || at[0] == 0x7f || (at[0] == 0xc2 && at[1] >= 0x80 && at[1] <= 0x9f);
-}
-
 void text_safe(const char *text, char *text_p, size_t size)
 {
-    const unsigned char *at = (const unsigned char *)text;
-    size_t used = 0;
-    while (*at != '\0' && used + 5 <= size) {
-        if (!is_control(at)) {
-            text_p[used++] = (char)*at++;
-            continue;
-        }
-        if (at[0] == 0xc2)
-            at++;
-        used += (size_t)snprintf(text_p + used, size - used, "\\x%02x", *at++);
+    size_t left = strlen(text), used = 0;
+    while (left > 0) {
+        char part[8];
+        uint32_t code;
+        size_t bytes = hvi_utf8_character(text, left, &code), length = bytes;
+        if (bytes == 0)
+            length = (size_t)snprintf(part, sizeof part, "\\x%02x", (unsigned char)*text);
+        else if (hvi_utf8_is_plain(code))
+            memcpy(part, text, bytes);
+        else
+            length =
+                (size_t)snprintf(part, sizeof part, code < 0x100 ? "\\x%02x" : "\\u%04x", code);
+        if (used + length >= size)
+            break;
+        memcpy(text_p + used, part, length);
+        used += length;
+        text += bytes > 0 ? bytes : 1;
+        left -= bytes > 0 ? bytes : 1;
     }
     if (size > 0)
-        text_p[used < size ? used : size - 1] = '\0';
+        text_p[used] = '\0';
 }
 
 size_t text_width(const char *text)

@@ -16,8 +16,8 @@ void text_count(uint64_t count, char *text_p, size_t size);
 /* The state letter of /proc/PID/stat with its meaning, "stopped (T)"; longer words ("absent") stay
  * as they are. */
 void text_process(const char *process, char *text_p, size_t size);
-/* Copies text of foreign origin so that a terminal cannot be fooled: control characters become
- * \xNN. */
+/* Copies text of foreign origin so that a terminal cannot be fooled: control characters and bytes that are not
+ * UTF-8 become \xNN, characters that change the direction of text \uNNNN. */
 void text_safe(const char *text, char *text_p, size_t size);
 /* Columns that UTF-8 text takes, one per character. */
 size_t text_width(const char *text);

@@ -3,11 +3,13 @@
  * {"gpus": [...]}, {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
  * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
+#include "base/utf8.h"
 #include "tools/hvdctl/ctl.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void add_u64(cJSON *object, const char *name, uint64_t number)
 {
@@ -38,6 +40,23 @@ static void add_note(cJSON *document, const struct hvi_admin_reply *reply)
         cJSON_AddStringToObject(document, "note", reply->text);
 }
 
+/* cJSON escapes what JSON demands (below U+0020). What else a terminal could be fooled by stands in strings alone, so
+ * it may be written as \uNNNN wherever it is. */
+static void put_plain(const char *text, FILE *out)
+{
+    size_t left = strlen(text);
+    while (left > 0) {
+        uint32_t code;
+        size_t bytes = hvi_utf8_character(text, left, &code);
+        if (bytes == 0 || code < 0x20 || hvi_utf8_is_plain(code))
+            fwrite(text, 1, bytes > 0 ? bytes : 1, out);
+        else
+            fprintf(out, "\\u%04x", code);
+        text += bytes > 0 ? bytes : 1;
+        left -= bytes > 0 ? bytes : 1;
+    }
+}
+
 static void print(const struct ctl *ctl, cJSON *document)
 {
     char *text = cJSON_Print(document);
@@ -46,7 +65,8 @@ static void print(const struct ctl *ctl, cJSON *document)
         fputs("hvdctl: out of memory\n", stderr);
         exit(CTL_REFUSED);
     }
-    fprintf(ctl->out, "%s\n", text);
+    put_plain(text, ctl->out);
+    fputc('\n', ctl->out);
     free(text);
 }
 

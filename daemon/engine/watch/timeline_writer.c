@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "base/utf8.h"
 #include "daemon/engine/watch/timeline.h"
 
 #include <ctype.h>
@@ -182,16 +183,27 @@ say(struct output *output, const char *format, ...)
     output->length += length > 0 ? (size_t)length : 0;
 }
 
+static void say_plain(struct output *output, const char *text, size_t bytes)
+{
+    memcpy(output->event + output->length, text, bytes);
+    output->length += bytes;
+}
+
 static void say_text(struct output *output, const char *text, size_t bytes)
 {
-    for (size_t i = 0; i < bytes; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\')
-            say(output, "\\%c", c);
-        else if (c < 0x20 || c == 0x7f)
-            say(output, "\\u%04x", c);
+    while (bytes > 0) {
+        uint32_t code;
+        size_t length = hvi_utf8_character(text, bytes, &code);
+        if (length == 0) /* cannot be: names are checked when they come */
+            return;
+        if (code == '"' || code == '\\')
+            say(output, "\\%c", (int)code);
+        else if (!hvi_utf8_is_plain(code))
+            say(output, "\\u%04x", code);
         else
-            output->event[output->length++] = (char)c;
+            say_plain(output, text, length);
+        text += length;
+        bytes -= length;
     }
 }
 

@@ -92,11 +92,12 @@ START_TEST(arguments_cannot_forge_a_line)
     char text[8192];
     int fd = capture();
     HVI_LOG(HVI_LOG_WARN, "t", "i", "first\nsecond", "name=%s",
-            "a\r\n\x1b[2J\x7f\\\t\xc2\x9b\xff\xe2\x82z ä€😀");
+            "a\r\n\x1b[2J\x7f\\\t\xc2\x9b\xff\xe2\x82z\xe2\x80\xae ä€😀");
     captured(fd, text, sizeof(text));
     ck_assert_str_eq(after_prefix(text),
                      "warning t i: first\\nsecond "
-                     "name=a\\x0d\\n\\x1b[2J\\x7f\\\\\\x09\\xc2\\x9b\\xff\\xe2\\x82z ä€😀\n");
+                     "name=a\\x0d\\n\\x1b[2J\\x7f\\\\\\x09\\xc2\\x9b\\xff\\xe2\\x82z"
+                     "\\xe2\\x80\\xae ä€😀\n");
 }
 END_TEST
 

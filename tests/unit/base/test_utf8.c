@@ -82,6 +82,40 @@ START_TEST(a_nul_or_a_cut_character_is_not_valid)
 }
 END_TEST
 
+START_TEST(a_character_has_its_length_and_its_code)
+{
+    static const struct {
+        const char *text;
+        size_t bytes;
+        uint32_t code;
+    } rows[] = {{"a", 1, 'a'}, {"ä", 2, 0xe4}, {"€x", 3, 0x20ac}, {"😀", 4, 0x1f600}};
+    uint32_t code;
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        ck_assert_uint_eq(hvi_utf8_character(rows[i].text, strlen(rows[i].text), &code),
+                          rows[i].bytes);
+        ck_assert_uint_eq(code, rows[i].code);
+        ck_assert(hvi_utf8_is_plain(code));
+        ck_assert_uint_eq(hvi_utf8_character(rows[i].text, rows[i].bytes - 1 + (i == 0), &code),
+                          i == 0 ? 1 : 0);
+    }
+    ck_assert_uint_eq(hvi_utf8_character("\x80", 1, &code), 0);
+}
+END_TEST
+
+START_TEST(what_commands_a_terminal_or_turns_text_around_is_not_plain)
+{
+    static const uint32_t others[] = {0,      0x1b,   '\n',   0x7f,   0x9b,   0x9f,   0x61c,
+                                      0x200e, 0x200f, 0x2028, 0x202a, 0x202e, 0x2066, 0x2069};
+    static const uint32_t plain[] = {' ', '~', 0xa0, 0x200d, 0x2027, 0x202f, 0x2065, 0x206a};
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        ck_assert_msg(!hvi_utf8_is_plain(others[i]), "U+%04X", others[i]);
+    for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]); i++)
+        ck_assert_msg(hvi_utf8_is_plain(plain[i]), "U+%04X", plain[i]);
+}
+END_TEST
+
 START_TEST(a_cut_keeps_whole_characters_and_as_many_as_fit)
 {
     const char *text = "aä€😀z";
@@ -107,6 +141,8 @@ int main(void)
     tcase_add_test(tcase, every_sequence_of_up_to_three_bytes_is_judged_right);
     tcase_add_test(tcase, four_byte_sequences_are_judged_right);
     tcase_add_test(tcase, a_nul_or_a_cut_character_is_not_valid);
+    tcase_add_test(tcase, a_character_has_its_length_and_its_code);
+    tcase_add_test(tcase, what_commands_a_terminal_or_turns_text_around_is_not_plain);
     tcase_add_test(tcase, a_cut_keeps_whole_characters_and_as_many_as_fit);
     tcase_add_test(tcase, a_cut_of_broken_text_stays_inside_the_limit);
     suite_add_tcase(suite, tcase);

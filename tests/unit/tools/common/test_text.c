@@ -67,6 +67,9 @@ START_TEST(control_characters_are_shown_not_sent)
            "2J",
            "\\x9b2J"); /* CSI in one character */
     EXPECT(text_safe, "µ → ü", "µ → ü");
+    EXPECT(text_safe, "a\xe2\x80\xae-\xe2\x81\xa9",
+           "a\\u202e-\\u2069"); /* right to left, and its end */
+    EXPECT(text_safe, "\xff\xe2\x80", "\\xff\\xe2\\x80");
 }
 END_TEST
 
@@ -74,7 +77,9 @@ START_TEST(safe_text_is_cut_to_its_room)
 {
     char text[8];
     text_safe("abcdefghijkl", text, sizeof text);
-    ck_assert_str_eq(text, "abcd");
+    ck_assert_str_eq(text, "abcdefg");
+    text_safe("abcde\xe2\x82\xac", text, sizeof text);
+    ck_assert_str_eq(text, "abcde");
     text_safe("\1\1\1\1", text, sizeof text);
     ck_assert_str_eq(text, "\\x01");
 }

@@ -63,7 +63,7 @@ static struct hvi_missing_rank hvt_missing[] = {
     {.rank = 4, .pid = 0, .process = "absent"},
 };
 static struct hvi_stall_row hvt_stalls[] = {
-    {.tensor = "w1\033[2J",
+    {.tensor = "w1\033[2J\x7f\xc2\x9b\xe2\x80\xae",
      .op = "allreduce",
      .job = "digits",
      .age_ns = 61000000000ull,

@@ -146,9 +146,9 @@ START_TEST(stalls_name_the_missing_ranks_and_their_state)
 {
     struct ctl ctl = hvt_ctl();
     ctl_show_stalls(&ctl, &hvt_reply);
-    EXPECT(ctl, "JOB     TENSOR     OP         SET        AGE  READY      MISSING\n"
-                "digits  w1\\x1b[2J  allreduce    0  1 min 1 s  0-2,5,7,8  3 (pid 4714, stopped "
-                "(T) in barrier 'b'), 4 (not attached)\n");
+    EXPECT(ctl, "JOB     TENSOR                   OP         SET        AGE  READY      MISSING\n"
+                "digits  w1\\x1b[2J\\x7f\\x9b\\u202e  allreduce    0  1 min 1 s  0-2,5,7,8  "
+                "3 (pid 4714, stopped (T) in barrier 'b'), 4 (not attached)\n");
 }
 END_TEST
 
