@@ -150,6 +150,7 @@ struct hvi_stall_row {
     struct hvi_missing_rank *missing; /* allocated */
     size_t missing_count;
     uint32_t process_set;
+    uint32_t uid; /* of the job, from hvdd */
 };
 struct hvi_trace_row {
     int32_t rank, status;
@@ -179,6 +180,7 @@ struct hvi_link_row {
 };
 struct hvi_span_row {
     char job[HVI_JOB_ID_MAX + 1];
+    uint32_t uid; /* of the job, from hvdd */
     uint32_t node;
     char name[HVI_WIRE_NODE_NAME];
     char address[HVI_WIRE_NODE_ADDRESS];
@@ -313,6 +315,8 @@ struct hvi_engine_roster {
 struct hvi_timeline_request {
     uint32_t protocol_version;
     char job[HVI_JOB_ID_MAX + 1];
+    bool of_owner; /* as in hvi_admin_request */
+    uint32_t owner;
     bool start, mark_cycles;
     char path[HVI_WIRE_PATH];
 };
@@ -468,6 +472,8 @@ struct hvi_admin_request {
     uint64_t request;
     enum hvi_admin_kind kind;
     char job[HVI_JOB_ID_MAX + 1]; /* "" when absent (stalls of every job) */
+    bool of_owner;                /* the job of this user: several may have one of that id */
+    uint32_t owner;
     uint64_t min_age_ns;
     char reason[HVI_TEXT_MAX + 1];
     int32_t rank, pid, code; /* process_exited; trace: rank, -1 for every rank */

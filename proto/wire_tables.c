@@ -60,6 +60,7 @@ static const struct wire_field stall_row_fields[] = {
     LIST(5, hvi_stall_row, missing, missing_count, WIRE_ROWS, HVI_RANKS_MAX, &missing_rank),
     TEXT(6, hvi_stall_row, job, JOB_OR_EMPTY),
     U32(7, hvi_stall_row, process_set),
+    U32(8, hvi_stall_row, uid),
 };
 static const struct wire_table stall_row = TABLE(stall_row, stall_row_fields, 0);
 
@@ -99,6 +100,7 @@ static const struct wire_field span_row_fields[] = {
     U64(10, hvi_span_row, ahead_error_ns),
     TEXT(11, hvi_span_row, job, JOB_OR_EMPTY),
     FLAG(12, hvi_span_row, here),
+    U32(13, hvi_span_row, uid),
 };
 static const struct wire_table span_row = TABLE(span_row, span_row_fields, 0);
 
@@ -393,9 +395,13 @@ static const struct wire_field engine_roster_fields[] = {
 static const struct wire_table engine_roster = TABLE(engine_roster, engine_roster_fields, 0);
 
 static const struct wire_field timeline_request_fields[] = {
-    U32(1, hvi_timeline_request, protocol_version), TEXT(2, hvi_timeline_request, job, JOB),
-    FLAG(3, hvi_timeline_request, start),           FLAG(4, hvi_timeline_request, mark_cycles),
+    U32(1, hvi_timeline_request, protocol_version),
+    TEXT(2, hvi_timeline_request, job, JOB),
+    FLAG(3, hvi_timeline_request, start),
+    FLAG(4, hvi_timeline_request, mark_cycles),
     TEXT(5, hvi_timeline_request, path, ANY),
+    FLAG(6, hvi_timeline_request, of_owner),
+    U32(7, hvi_timeline_request, owner),
 };
 static const struct wire_table timeline_request =
     TABLE(timeline_request, timeline_request_fields, 1);
@@ -485,20 +491,26 @@ static const struct wire_table jobs_request = {.descriptor = &hvd__jobs_request_
 static const struct wire_table nodes_request = {.descriptor = &hvd__nodes_request__descriptor};
 static const struct wire_table gpus_request = {.descriptor = &hvd__gpus_request__descriptor};
 
+/* Whose job of that id is meant. */
+#define OWNER FLAG(30, hvi_admin_request, of_owner), U32(31, hvi_admin_request, owner)
+
 static const struct wire_field ranks_request_fields[] = {
     TEXT(1, hvi_admin_request, job, JOB),
+    OWNER,
 };
 static const struct wire_table ranks_request = TABLE(ranks_request, ranks_request_fields, 0);
 
 static const struct wire_field stalls_request_fields[] = {
     TEXT(1, hvi_admin_request, job, JOB_OR_EMPTY),
     U64(2, hvi_admin_request, min_age_ns),
+    OWNER,
 };
 static const struct wire_table stalls_request = TABLE(stalls_request, stalls_request_fields, 0);
 
 static const struct wire_field job_stop_fields[] = {
     TEXT(1, hvi_admin_request, job, JOB),
     TEXT(2, hvi_admin_request, reason, ANY),
+    OWNER,
 };
 static const struct wire_table job_stop = TABLE(job_stop_request, job_stop_fields, 0);
 
@@ -516,6 +528,7 @@ static const struct wire_field trace_request_fields[] = {
     NUMBER_OR(2, hvi_admin_request, rank, -1, INT32_MAX, -1),
     U32(3, hvi_admin_request, limit),
     U64(4, hvi_admin_request, before),
+    OWNER,
 };
 static const struct wire_table trace_request = TABLE(trace_request, trace_request_fields, 0);
 

@@ -89,8 +89,8 @@ static void tell_silent(struct node_answer *answer)
     if (first == NULL)
         return;
     snprintf(answer->reply.text, sizeof(answer->reply.text),
-             "the engine of job '%s' (pid %d) did not answer within %s", first->generation->job->id,
-             (int)first->pid, answer->spans ? "2 s" : "a second");
+             "the engine of job '%s' (pid %d) did not answer within %s",
+             first->generation->job->name.id, (int)first->pid, answer->spans ? "2 s" : "a second");
     if (others > 0) {
         size_t used = strlen(answer->reply.text);
         snprintf(answer->reply.text + used, sizeof(answer->reply.text) - used,
@@ -172,24 +172,17 @@ static void ask(struct node_answer *answer, struct node_engine *engine, uint32_t
 
 static void fill_job_row(const struct node_generation *generation, struct hvi_job_row *row)
 {
-    snprintf(row->job, sizeof(row->job), "%s", generation->job->id);
+    snprintf(row->job, sizeof(row->job), "%s", generation->job->name.id);
     snprintf(row->state, sizeof(row->state), "%s",
              generation->engine->silent_ns >= NODE_SILENT_NS
                  ? "silent"
                  : node_job_state_text(generation->state));
     row->generation = generation->number;
-    row->uid = generation->job->uid;
+    row->uid = generation->job->name.uid;
     row->size = generation->size;
     row->attached = generation->counts[NODE_SLOT_ATTACHED];
     row->engine_pid = (int32_t)generation->engine->pid;
     row->age_ns = hvi_clock_ns() - generation->started_ns;
-}
-
-/* Its owner, root and hvdd's own user may ask about a job, and change it. */
-static bool is_theirs(const struct node *node, const struct node_asker *asker,
-                      const struct node_job *job)
-{
-    return asker->uid == 0 || asker->uid == node->uid || asker->uid == job->uid;
 }
 
 /* A job has done what its busiest rank has done. */
@@ -221,7 +214,7 @@ static void take_job(struct question *question, const struct hvi_engine_report *
 static void take_report(struct node_answer *answer, struct question *question,
                         struct hvi_engine_report *report)
 {
-    const char *job = question->engine->generation->job->id;
+    const struct node_job_name *job = &question->engine->generation->job->name;
     struct hvi_admin_reply *reply = &answer->reply;
 
     reply->rows_left_out += report->rows_left_out;
@@ -232,9 +225,9 @@ static void take_report(struct node_answer *answer, struct question *question,
     else if (answer->kind == HVI_ADMIN_TRACE)
         node_merge_traces(reply, report);
     else
-        node_merge_stalls(reply, report, job);
+        node_merge_stalls(reply, report, job->id, job->uid);
     if (report->has_span)
-        node_merge_span(reply, report, job);
+        node_merge_span(reply, report, job->id, job->uid);
 }
 
 static void close_question(struct node_answer *answer, struct question *question)
@@ -287,7 +280,7 @@ void node_answer_engine_gone(struct node *node, const struct node_engine *engine
         if (answer->kind == HVI_ADMIN_RANKS || answer->kind == HVI_ADMIN_TRACE) {
             answer->reply.status = HVI_ERR_NOT_FOUND;
             snprintf(answer->reply.text, sizeof(answer->reply.text), "job '%s' has just ended",
-                     engine->generation->job->id);
+                     engine->generation->job->name.id);
         }
         close_question(answer, &answer->questions[index]);
     }
@@ -355,7 +348,7 @@ static void answer_jobs(struct node *node, const struct node_asker *asker)
         }
         row = &answer->reply.jobs[answer->reply.job_count++];
         fill_job_row(engine->generation, row);
-        row->withheld = !is_theirs(node, asker, engine->generation->job);
+        row->withheld = !node_decide_may_ask(node, asker->uid, row->uid);
         if (!row->withheld)
             ask(answer, engine, HVI_QUERY_RANKS, 0, answer->reply.job_count - 1);
     }
@@ -367,21 +360,18 @@ static void answer_jobs(struct node *node, const struct node_asker *asker)
 static struct node_job *find_job(struct node *node, const struct node_asker *asker,
                                  const struct hvi_admin_request *request)
 {
-    struct node_job *job = node_job_find(&node->jobs, request->job);
-    char text[HVI_JOB_ID_MAX + 32];
+    const uint32_t *owner = request->of_owner ? &request->owner : NULL;
+    struct node_job *job = NULL;
+    char text[HVI_JOB_ID_MAX + 128];
+    int status = node_decide_job(node, asker->uid, owner, request->job, &job, text, sizeof(text));
 
-    if (job != NULL && is_theirs(node, asker, job))
+    if (status == HVI_OK)
         return job;
-    if (job != NULL) {
+    if (status == HVI_ERR_REFUSED)
         HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused",
                 "a user asked about a job of another user, or asked to change it", "job=%s uid=%u",
-                job->id, (unsigned)asker->uid);
-        node_answer_text(node, asker, HVI_ERR_REFUSED,
-                         "this job belongs to another user; its owner and root may ask about it");
-    } else {
-        snprintf(text, sizeof(text), "no job '%s' runs here", request->job);
-        node_answer_text(node, asker, HVI_ERR_NOT_FOUND, text);
-    }
+                request->job, (unsigned)asker->uid);
+    node_answer_text(node, asker, status, text);
     return NULL;
 }
 
@@ -414,10 +404,11 @@ static void answer_trace(struct node *node, const struct node_asker *asker,
 static void answer_stalls(struct node *node, const struct node_asker *asker,
                           const struct hvi_admin_request *request)
 {
+    const struct node_job *job = NULL;
     struct node_answer *answer;
     struct node_engine *engine;
 
-    if (request->job[0] != '\0' && find_job(node, asker, request) == NULL)
+    if (request->job[0] != '\0' && (job = find_job(node, asker, request)) == NULL)
         return;
     answer = answer_new(node, asker, HVI_ADMIN_STALLS);
     if (answer == NULL)
@@ -425,9 +416,8 @@ static void answer_stalls(struct node *node, const struct node_asker *asker,
     answer->min_age_ns = request->min_age_ns;
     DL_FOREACH(node->engines, engine)
     {
-        bool wanted =
-            request->job[0] == '\0' || strcmp(request->job, engine->generation->job->id) == 0;
-        if (wanted && is_theirs(node, asker, engine->generation->job))
+        const struct node_job *its = engine->generation->job;
+        if (job == NULL ? node_decide_may_ask(node, asker->uid, its->name.uid) : job == its)
             ask(answer, engine, HVI_QUERY_STALLS, request->min_age_ns, 0);
     }
     if (answer->open_count == 0)
@@ -446,9 +436,9 @@ static void answer_job_stop(struct node *node, const struct node_asker *asker,
 
     if (job == NULL)
         return;
-    snprintf(text, sizeof(text), "job '%s' was stopped by uid %u%s%.*s", job->id,
+    snprintf(text, sizeof(text), "job '%s' was stopped by uid %u%s%.*s", job->name.id,
              (unsigned)asker->uid, kept > 0 ? ": " : "", kept, request->reason);
-    HVI_LOG(HVI_LOG_INFO, "admin", "job-stop", text, "job=%s uid=%u", job->id,
+    HVI_LOG(HVI_LOG_INFO, "admin", "job-stop", text, "job=%s uid=%u", job->name.id,
             (unsigned)asker->uid);
     DL_FOREACH(job->generations, generation)
     {
@@ -456,7 +446,7 @@ static void answer_job_stop(struct node *node, const struct node_asker *asker,
         spans = spans || node_generation_spans(generation);
         stopped++;
     }
-    snprintf(text, sizeof(text), "job '%s' is being stopped (%d engine%s%s)", job->id, stopped,
+    snprintf(text, sizeof(text), "job '%s' is being stopped (%d engine%s%s)", job->name.id, stopped,
              stopped == 1 ? "" : "s", spans ? ", which tells those of the other nodes" : "");
     node_answer_text(node, asker, HVI_OK, text);
 }

@@ -171,9 +171,9 @@ static int make_generation(struct node *node, const struct node_peer *peer,
     return status;
 }
 
-static void poll_engines(struct node *node, const char *id)
+static void poll_engines(struct node *node, uid_t uid, const char *id)
 {
-    const struct node_job *job = node_job_find(&node->jobs, id);
+    const struct node_job *job = node_job_find(&node->jobs, uid, id);
     struct node_generation *generation;
 
     if (job == NULL)
@@ -214,7 +214,7 @@ static void handle_attach(struct node_pending *pending, const struct hvi_attach_
     struct node *node = pending->node;
     struct node_decision decision;
 
-    poll_engines(node, request->job);
+    poll_engines(node, pending->peer.uid, request->job);
     node_attach_decide(node, &pending->peer, request, &decision);
     if (hold(pending, &decision))
         return;
@@ -266,12 +266,10 @@ static void timeline_answer(struct node_pending *pending, int status, const char
 }
 
 /* HVI_OK, or why not with a sentence. */
-static int timeline_check(const struct node_pending *pending, const struct node_job *job,
-                          const struct hvi_timeline_request *request, char *text_p, size_t size)
+static int timeline_check(const struct node_pending *pending,
+                          const struct hvi_timeline_request *request, struct node_job **job_p,
+                          char *text_p, size_t size)
 {
-    const struct node *node = pending->node;
-    uid_t uid = pending->peer.uid;
-
     if (request->protocol_version != HVI_PROTOCOL_VERSION) {
         snprintf(text_p, size, "this hvdctl speaks protocol %u, hvdd %s speaks protocol %u",
                  request->protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
@@ -281,25 +279,19 @@ static int timeline_check(const struct node_pending *pending, const struct node_
         snprintf(text_p, size, "a TimelineRequest with the wrong descriptors");
         return HVI_ERR_PROTOCOL;
     }
-    if (job == NULL) {
-        snprintf(text_p, size, "no job '%s' runs here", request->job);
-        return HVI_ERR_NOT_FOUND;
-    }
-    if (uid != 0 && uid != node->uid && uid != job->uid) {
-        snprintf(text_p, size, "this job belongs to another user");
-        return HVI_ERR_REFUSED;
-    }
-    return HVI_OK;
+    return node_decide_job(pending->node, pending->peer.uid,
+                           request->of_owner ? &request->owner : NULL, request->job, job_p, text_p,
+                           size);
 }
 
 static void handle_timeline(struct node_pending *pending,
                             const struct hvi_timeline_request *request)
 {
     struct node *node = pending->node;
-    const struct node_job *job = node_job_find(&node->jobs, request->job);
+    struct node_job *job;
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_TIMELINE};
     char text[HVI_TEXT_MAX + 1];
-    int status = timeline_check(pending, job, request, text, sizeof(text));
+    int status = timeline_check(pending, request, &job, text, sizeof(text));
 
     if (status == HVI_OK) {
         struct node_engine *engine = node_job_newest(job)->engine;
@@ -437,7 +429,7 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
                   "the engine did not take the rank over in time");
     node_link_presence(generation->engine);
     snprintf(text, sizeof(text), "the engine of job '%s' (pid %d) did not answer in time",
-             generation->job->id, (int)generation->engine->pid);
+             generation->job->name.id, (int)generation->engine->pid);
     pending_refuse(pending, HVI_ERR_DAEMON, text);
     return 0;
 }

@@ -37,7 +37,7 @@ static bool judge(struct node_engine *engine)
     engine->silent_ns += BEAT_NS;
     if (engine->silent_ns == NODE_SILENT_NS)
         HVI_LOG(HVI_LOG_WARN, "beat", "engine-silent", "an engine does not answer",
-                "job=%s generation=%llu pid=%d silent_ms=%llu", engine->generation->job->id,
+                "job=%s generation=%llu pid=%d silent_ms=%llu", engine->generation->job->name.id,
                 (unsigned long long)engine->generation->number, (int)engine->pid,
                 (unsigned long long)(engine->silent_ns / HVI_NS_MS));
     if (engine->silent_ns < limit_ns)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which generation an attach goes to, or why it is refused: the rules of docs/design/spine.md, as a
- * pure function over the job table. Cheap and general checks come first, so that a peer learns
- * nothing about a job it may not join. */
+ * pure function over the job table. Cheap and general checks come first. Jobs of other users are not
+ * looked at: two users may each have a job of the same id. And which job an admin request is about. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -109,21 +109,17 @@ static bool check_request(const struct node *node, const struct hvi_attach_reque
     return nodes_of(request) == 1 || check_nodes(node, request, decision);
 }
 
-static bool check_owner(const struct node_job *job, const struct node_peer *peer,
-                        const struct hvi_attach_request *request, struct node_decision *decision)
+/* The job is the peer's own. Its key, if it has one, keeps this user's other processes out. */
+static bool check_key(const struct node_job *job, const struct hvi_attach_request *request,
+                      struct node_decision *decision)
 {
     char digest[HVI_DIGEST_TEXT];
 
-    if (job->uid != peer->uid)
-        return refuse(decision, HVI_ERR_REFUSED,
-                      "job '%s' belongs to another user and refuses uid %u; choose another job id "
-                      "(HVD_JOB_ID)",
-                      job->id, (unsigned)peer->uid);
     hvi_digest_text(request->job_key, digest);
     if (strcmp(digest, job->key_digest) != 0)
         return refuse(decision, HVI_ERR_REFUSED,
                       "the job key (HVD_JOB_KEY) is not the one that job '%s' was started with",
-                      job->id);
+                      job->name.id);
     return true;
 }
 
@@ -151,7 +147,7 @@ static bool is_present(const struct node_slot *slot)
 static bool refuse_sizes(const struct node_generation *generation,
                          const struct hvi_attach_request *request, struct node_decision *decision)
 {
-    const char *job = generation->job->id;
+    const char *job = generation->job->name.id;
 
     if (generation->size != request->size)
         return refuse(decision, HVI_ERR_BAD_SIZE,
@@ -207,13 +203,13 @@ static bool check_duplicate(const struct node_job *job, const struct hvi_attach_
     if (mine != NULL && is_present(mine))
         return refuse(decision, HVI_ERR_DUPLICATE_RANK,
                       "rank %d of job '%s' is already attached: pid %d holds it", request->rank,
-                      job->id, (int)mine->pid);
+                      job->name.id, (int)mine->pid);
     seat = &newest->slots[node_attach_seat(request)];
     if (is_present(seat))
         return refuse(decision, HVI_ERR_DUPLICATE_RANK,
                       "local rank %d of job '%s' is already attached: pid %d holds it as rank %d, "
                       "and this process says that it is rank %d",
-                      node_attach_seat(request), job->id, (int)seat->pid, seat->rank,
+                      node_attach_seat(request), job->name.id, (int)seat->pid, seat->rank,
                       request->rank);
     return true;
 }
@@ -228,8 +224,8 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
     decision_p->generation = NULL;
     if (!check_peer(node, peer, decision_p) || !check_request(node, request, decision_p))
         return;
-    job = node_job_find(&node->jobs, request->job);
-    if (job != NULL && !check_owner(job, peer, request, decision_p))
+    job = node_job_find(&node->jobs, peer->uid, request->job);
+    if (job != NULL && !check_key(job, request, decision_p))
         return;
     if (job != NULL && !find_place(job, request, decision_p))
         return;
@@ -243,4 +239,48 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
     if (jobs >= node->config.max_jobs)
         refuse(decision_p, HVI_ERR_DAEMON_LIMIT, "%u jobs run already (max-jobs = %lld)", jobs,
                (long long)node->config.max_jobs);
+}
+
+static int refuse_job(int status, char *text_p, size_t size, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static int refuse_job(int status, char *text_p, size_t size, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(text_p, size, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+bool node_decide_may_ask(const struct node *node, uid_t uid, uid_t owner)
+{
+    return uid == 0 || uid == node->uid || uid == owner;
+}
+
+int node_decide_job(const struct node *node, uid_t uid, const uint32_t *owner, const char *id,
+                    struct node_job **job_p, char *text_p, size_t size)
+{
+    struct node_job *job = node_job_find(&node->jobs, owner != NULL ? *owner : uid, id);
+    uint32_t users = 0;
+
+    if (job == NULL && owner == NULL)
+        job = node_job_find_only(&node->jobs, id, &users);
+    if (job != NULL && node_decide_may_ask(node, uid, job->name.uid)) {
+        *job_p = job;
+        return HVI_OK;
+    }
+    if (job != NULL || (users > 1 && !node_decide_may_ask(node, uid, (uid_t)-1)))
+        return refuse_job(HVI_ERR_REFUSED, text_p, size,
+                          "job '%s' belongs to another user; its owner and root may ask about it",
+                          id);
+    if (users > 1)
+        return refuse_job(HVI_ERR_INVALID, text_p, size,
+                          "%u users have a job '%s'; say whose is meant (hvdctl --user)", users,
+                          id);
+    if (owner != NULL)
+        return refuse_job(HVI_ERR_NOT_FOUND, text_p, size, "no job '%s' of uid %u runs here", id,
+                          *owner);
+    return refuse_job(HVI_ERR_NOT_FOUND, text_p, size, "no job '%s' runs here", id);
 }

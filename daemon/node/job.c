@@ -78,7 +78,7 @@ void node_jobs_fini(struct node_jobs *jobs)
     struct node_job *job, *spare;
     struct node_generation *generation, *other;
 
-    HASH_ITER(hh, jobs->by_id, job, spare)
+    HASH_ITER(hh, jobs->by_name, job, spare)
     {
         /* The last round frees the job as well. */
         DL_FOREACH_SAFE(job->generations, generation, other)
@@ -88,11 +88,35 @@ void node_jobs_fini(struct node_jobs *jobs)
     }
 }
 
-struct node_job *node_job_find(const struct node_jobs *jobs, const char *id)
+static void fill_name(struct node_job_name *name_p, uid_t uid, const char *id)
 {
+    memset(name_p, 0, sizeof(*name_p));
+    name_p->uid = uid;
+    snprintf(name_p->id, sizeof(name_p->id), "%s", id);
+}
+
+struct node_job *node_job_find(const struct node_jobs *jobs, uid_t uid, const char *id)
+{
+    struct node_job_name name;
     struct node_job *job;
-    HASH_FIND_STR(jobs->by_id, id, job);
+
+    fill_name(&name, uid, id);
+    HASH_FIND(hh, jobs->by_name, &name, sizeof(name), job);
     return job;
+}
+
+struct node_job *node_job_find_only(const struct node_jobs *jobs, const char *id, uint32_t *users_p)
+{
+    struct node_job *found = NULL;
+
+    *users_p = 0;
+    for (struct node_job *job = jobs->by_name; job != NULL; job = job->hh.next) {
+        if (strcmp(job->name.id, id) != 0)
+            continue;
+        found = job;
+        ++*users_p;
+    }
+    return *users_p == 1 ? found : NULL;
 }
 
 struct node_generation *node_job_newest(const struct node_job *job)
@@ -120,8 +144,8 @@ uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid)
     uint32_t sessions = 0;
     const struct node_generation *generation;
 
-    for (const struct node_job *job = jobs->by_id; job != NULL; job = job->hh.next) {
-        if (job->uid != uid)
+    for (const struct node_job *job = jobs->by_name; job != NULL; job = job->hh.next) {
+        if (job->name.uid != uid)
             continue;
         DL_FOREACH(job->generations, generation)
         {
@@ -136,7 +160,7 @@ uint32_t node_jobs_under_way(const struct node_jobs *jobs)
     uint32_t under_way = 0;
     const struct node_generation *generation;
 
-    for (const struct node_job *job = jobs->by_id; job != NULL; job = job->hh.next) {
+    for (const struct node_job *job = jobs->by_name; job != NULL; job = job->hh.next) {
         DL_FOREACH(job->generations, generation)
         {
             under_way +=
@@ -153,17 +177,16 @@ static struct node_job *job_new(struct node_jobs *jobs, const char *id, uid_t ui
 
     if (job == NULL)
         return NULL;
-    snprintf(job->id, sizeof(job->id), "%s", id);
+    fill_name(&job->name, uid, id);
     snprintf(job->key_digest, sizeof(job->key_digest), "%s", key_digest);
-    job->uid = uid;
-    HASH_ADD_STR(jobs->by_id, id, job);
+    HASH_ADD(hh, jobs->by_name, name, sizeof(job->name), job);
     jobs->job_count++;
     return job;
 }
 
 static void job_free(struct node_jobs *jobs, struct node_job *job)
 {
-    HASH_DEL(jobs->by_id, job);
+    HASH_DEL(jobs->by_name, job);
     jobs->job_count--;
     free(job);
 }
@@ -188,7 +211,7 @@ int node_generation_new(struct node_jobs *jobs, const char *id, uid_t uid, const
                         int32_t size, int32_t seats, uint64_t number,
                         struct node_generation **generation_p)
 {
-    struct node_job *job = node_job_find(jobs, id);
+    struct node_job *job = node_job_find(jobs, uid, id);
     struct node_generation *generation;
 
     HVI_ASSERT(seats > 0 && seats <= size && seats <= HVI_RANKS_MAX);
@@ -282,7 +305,7 @@ bool node_slot_set(struct node_jobs *jobs, struct node_generation *generation, i
     generation->counts[slot->state]--;
     generation->counts[state]++;
     HVI_LOG(HVI_LOG_DEBUG, "job", "slot-state", cause,
-            "job=%s generation=%llu rank=%d pid=%d %s -> %s", generation->job->id,
+            "job=%s generation=%llu rank=%d pid=%d %s -> %s", generation->job->name.id,
             (unsigned long long)generation->number, rank, (int)pid, slot_texts[slot->state],
             slot_texts[state]);
     slot->state = state;
@@ -304,8 +327,8 @@ void node_job_set_state(struct node_generation *generation, enum node_job_state 
 {
     HVI_ASSERT(node_job_edge(generation->state, state));
     HVI_LOG(HVI_LOG_INFO, "job", "job-state", cause,
-            "job=%s generation=%llu uid=%u size=%d seats=%d %s -> %s", generation->job->id,
-            (unsigned long long)generation->number, (unsigned)generation->job->uid,
+            "job=%s generation=%llu uid=%u size=%d seats=%d %s -> %s", generation->job->name.id,
+            (unsigned long long)generation->number, (unsigned)generation->job->name.uid,
             generation->size, generation->seats, job_texts[generation->state], job_texts[state]);
     generation->state = state;
 }

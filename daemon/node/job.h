@@ -55,9 +55,14 @@ struct node_generation {
     struct node_engine *engine; /* not owned */
 };
 
-struct node_job {
-    char id[HVI_JOB_ID_MAX + 1];
+/* What a job is known by: an id of one user's says nothing about the same id of another's. Unused bytes are zero. */
+struct node_job_name {
     uid_t uid;
+    char id[HVI_JOB_ID_MAX + 1];
+};
+
+struct node_job {
+    struct node_job_name name;
     char key_digest[HVI_DIGEST_TEXT]; /* "": no key */
     uint64_t last_number;
     struct node_generation
@@ -66,7 +71,7 @@ struct node_job {
 };
 
 struct node_jobs {
-    struct node_job *by_id;
+    struct node_job *by_name;
     uint32_t job_count, generation_count;
     uint32_t session_count; /* attaching and attached slots */
 };
@@ -75,7 +80,10 @@ void node_jobs_init(struct node_jobs *jobs);
 /* Frees whatever is left. */
 void node_jobs_fini(struct node_jobs *jobs);
 
-struct node_job *node_job_find(const struct node_jobs *jobs, const char *id);
+struct node_job *node_job_find(const struct node_jobs *jobs, uid_t uid, const char *id);
+/* The job of whichever user has this id, and how many users have one in *users_p; NULL: none or several. */
+struct node_job *node_job_find_only(const struct node_jobs *jobs, const char *id,
+                                    uint32_t *users_p);
 /* The one that attaches go to now. */
 struct node_generation *node_job_newest(const struct node_job *job);
 /* Attaching and attached slots of all jobs of a user. */

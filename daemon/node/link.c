@@ -254,15 +254,15 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
     if (!node_slot_set(&node->jobs, generation, session->rank, state, (pid_t)session->pid,
                        slot->session, cause)) {
         HVI_LOG(HVI_LOG_DEBUG, "link", "late-session", "the engine told what is over already",
-                "job=%s rank=%d", generation->job->id, session->rank);
+                "job=%s rank=%d", generation->job->name.id, session->rank);
         return true;
     }
     count_session(node, state);
     if (state == NODE_SLOT_ATTACHED)
         HVI_LOG(HVI_LOG_DEBUG, "link", "rank-attached", "a rank was attached",
-                "job=%s generation=%llu rank=%d pid=%d uid=%u", generation->job->id,
+                "job=%s generation=%llu rank=%d pid=%d uid=%u", generation->job->name.id,
                 (unsigned long long)generation->number, session->rank, (int)session->pid,
-                (unsigned)generation->job->uid);
+                (unsigned)generation->job->name.uid);
     else
         node_attach_wake_held(node);
     if (state == NODE_SLOT_LOST && engine->lost == NULL)
@@ -308,8 +308,8 @@ static bool handle_gpu(struct node_engine *engine, struct hvi_packet *packet,
 {
     const struct node_generation *generation = engine->generation;
     const struct node_gpu_asker asker = {.engine = engine,
-                                         .job = generation->job->id,
-                                         .uid = generation->job->uid,
+                                         .job = generation->job->name.id,
+                                         .uid = generation->job->name.uid,
                                          .generation = generation->number,
                                          .pid = engine->pid};
     struct node_gpu *gpu = &engine->node->gpu;
@@ -334,7 +334,8 @@ static bool handle_packet(struct node_engine *engine, struct hvi_packet *packet)
 
     if (hvi_packet_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text)) != HVI_OK) {
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine", "an engine sent what cannot be read",
-                "job=%s pid=%d error=\"%s\"", engine->generation->job->id, (int)engine->pid, text);
+                "job=%s pid=%d error=\"%s\"", engine->generation->job->name.id, (int)engine->pid,
+                text);
         return false;
     }
     node_beat_heard(engine);
@@ -352,7 +353,7 @@ static bool handle_packet(struct node_engine *engine, struct hvi_packet *packet)
         good = handle_gpu(engine, packet, &msg);
     if (!good)
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine", "an engine sent what it may not send",
-                "job=%s pid=%d kind=%d", engine->generation->job->id, (int)engine->pid,
+                "job=%s pid=%d kind=%d", engine->generation->job->name.id, (int)engine->pid,
                 (int)msg.kind);
     hvi_packet_msg_free(&msg);
     return good;
@@ -372,7 +373,7 @@ static bool meet(struct node_engine *engine, const struct hvi_packet *packet)
     }
     if (engine->pidfd < 0) {
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-engine-unit", text, "job=%s socket=%s",
-                engine->generation->job->id, engine->node->config.engine_socket);
+                engine->generation->job->name.id, engine->node->config.engine_socket);
         return false;
     }
     engine->beats = true;
@@ -493,7 +494,7 @@ static void log_end(const struct node_generation *generation, const struct node_
 
     snprintf(sentence, sizeof(sentence), "the engine %s", fate);
     HVI_LOG(clean ? HVI_LOG_INFO : HVI_LOG_ERROR, "link", "engine-ended", sentence,
-            "job=%s generation=%llu pid=%d attached=%d", generation->job->id,
+            "job=%s generation=%llu pid=%d attached=%d", generation->job->name.id,
             (unsigned long long)generation->number, (int)engine->pid, present);
 }
 
@@ -537,8 +538,6 @@ static int32_t seats_of(const struct hvi_engine_hello *hello)
 static bool hello_matches(const struct node *node, const struct node_peer *peer,
                           const struct hvi_engine_hello *hello, const char **why_p)
 {
-    const struct node_job *job = node_job_find(&node->jobs, hello->job);
-
     *why_p = NULL;
     if (hello->protocol_version != HVI_PROTOCOL_VERSION)
         *why_p = "it speaks another protocol version";
@@ -548,8 +547,6 @@ static bool hello_matches(const struct node *node, const struct node_peer *peer,
         *why_p = "hvdd is stopping";
     else if (hello->size < 1 || seats_of(hello) > HVI_RANKS_MAX || seats_of(hello) > hello->size)
         *why_p = "the size of its job is impossible";
-    else if (job != NULL && job->uid != hello->uid)
-        *why_p = "its job id belongs to another user by now";
     return *why_p == NULL;
 }
 

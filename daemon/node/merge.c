@@ -53,7 +53,7 @@ void node_merge_traces(struct hvi_admin_reply *reply, const struct hvi_engine_re
 }
 
 void node_merge_span(struct hvi_admin_reply *reply, struct hvi_engine_report *report,
-                     const char *job)
+                     const char *job, uint32_t uid)
 {
     size_t more = 1;
     struct hvi_span_row *rows = grow(reply->spans, sizeof(*rows), reply->span_count,
@@ -64,6 +64,7 @@ void node_merge_span(struct hvi_admin_reply *reply, struct hvi_engine_report *re
     reply->spans = rows;
     rows[reply->span_count] = report->span;
     snprintf(rows[reply->span_count].job, sizeof(rows->job), "%s", job);
+    rows[reply->span_count].uid = uid;
     reply->span_count++;
     report->span = (struct hvi_span_row){.node = 0};
     report->has_span = false;
@@ -73,15 +74,15 @@ void node_merge_span(struct hvi_admin_reply *reply, struct hvi_engine_report *re
 
 static bool is_same_op(const struct hvi_stall_row *a, const struct hvi_stall_row *b)
 {
-    return a->process_set == b->process_set && strcmp(a->op, b->op) == 0 &&
-           strcmp(a->tensor, b->tensor) == 0;
+    return a->uid == b->uid && strcmp(a->job, b->job) == 0 && a->process_set == b->process_set &&
+           strcmp(a->op, b->op) == 0 && strcmp(a->tensor, b->tensor) == 0;
 }
 
-static struct hvi_stall_row *find_row(const struct hvi_admin_reply *reply, const char *job,
+static struct hvi_stall_row *find_row(const struct hvi_admin_reply *reply,
                                       const struct hvi_stall_row *row)
 {
     for (size_t i = 0; i < reply->stall_count; i++) {
-        if (strcmp(reply->stalls[i].job, job) == 0 && is_same_op(&reply->stalls[i], row))
+        if (is_same_op(&reply->stalls[i], row))
             return &reply->stalls[i];
     }
     return NULL;
@@ -112,7 +113,7 @@ static void join_rows(struct hvi_stall_row *row, const struct hvi_stall_row *oth
 }
 
 /* The row's lists are moved. */
-static void add_row(struct hvi_admin_reply *reply, struct hvi_stall_row *row, const char *job)
+static void add_row(struct hvi_admin_reply *reply, struct hvi_stall_row *row)
 {
     size_t more = 1;
     struct hvi_stall_row *rows = grow(reply->stalls, sizeof(*rows), reply->stall_count,
@@ -123,7 +124,6 @@ static void add_row(struct hvi_admin_reply *reply, struct hvi_stall_row *row, co
     reply->stalls = rows;
     rows += reply->stall_count++;
     *rows = *row;
-    snprintf(rows->job, sizeof(rows->job), "%s", job);
     row->ready = NULL;
     row->ready_count = 0;
     row->missing = NULL;
@@ -131,15 +131,17 @@ static void add_row(struct hvi_admin_reply *reply, struct hvi_stall_row *row, co
 }
 
 void node_merge_stalls(struct hvi_admin_reply *reply, struct hvi_engine_report *report,
-                       const char *job)
+                       const char *job, uint32_t uid)
 {
     for (size_t i = 0; i < report->stall_count; i++) {
-        struct hvi_stall_row *row =
-            report->has_span ? find_row(reply, job, &report->stalls[i]) : NULL;
+        struct hvi_stall_row *part = &report->stalls[i];
+        snprintf(part->job, sizeof(part->job), "%s", job);
+        part->uid = uid;
+        struct hvi_stall_row *row = report->has_span ? find_row(reply, part) : NULL;
         if (row != NULL)
-            join_rows(row, &report->stalls[i], &reply->rows_left_out);
+            join_rows(row, part, &reply->rows_left_out);
         else
-            add_row(reply, &report->stalls[i], job);
+            add_row(reply, part);
     }
 }
 
@@ -172,22 +174,23 @@ static bool is_listed(const struct hvi_stall_row *row, size_t kept, size_t at)
     return has_rank(row->ready, row->ready_count, rank);
 }
 
-static const struct hvi_span_row *span_of(const struct hvi_admin_reply *reply, const char *job,
-                                          int32_t rank)
+static const struct hvi_span_row *span_of(const struct hvi_admin_reply *reply,
+                                          const struct hvi_stall_row *row, int32_t rank)
 {
     for (size_t i = 0; i < reply->span_count; i++) {
         const struct hvi_span_row *span = &reply->spans[i];
-        if (strcmp(span->job, job) == 0 && has_rank(span->ranks, span->rank_count, rank))
+        if (span->uid == row->uid && strcmp(span->job, row->job) == 0 &&
+            has_rank(span->ranks, span->rank_count, rank))
             return span;
     }
     return NULL;
 }
 
 /* What its own node says of a rank that another one misses. False: it is not missing. */
-static bool look_up(const struct hvi_admin_reply *reply, const char *job,
+static bool look_up(const struct hvi_admin_reply *reply, const struct hvi_stall_row *row,
                     struct hvi_missing_rank *rank)
 {
-    const struct hvi_span_row *span = span_of(reply, job, rank->rank);
+    const struct hvi_span_row *span = span_of(reply, row, rank->rank);
 
     if (span == NULL)
         return true;
@@ -208,7 +211,7 @@ static void settle_row(const struct hvi_admin_reply *reply, struct hvi_stall_row
 
     for (size_t i = 0; i < row->missing_count; i++) {
         struct hvi_missing_rank rank = row->missing[i];
-        if (is_elsewhere(&rank) && (is_listed(row, kept, i) || !look_up(reply, row->job, &rank)))
+        if (is_elsewhere(&rank) && (is_listed(row, kept, i) || !look_up(reply, row, &rank)))
             continue;
         row->missing[kept++] = rank;
     }

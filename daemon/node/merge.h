@@ -13,11 +13,11 @@
 
 void node_merge_ranks(struct hvi_admin_reply *reply, const struct hvi_engine_report *report);
 void node_merge_traces(struct hvi_admin_reply *reply, const struct hvi_engine_report *report);
-/* These take lists out of the report. Stalls before the span. */
+/* These take lists out of the report, of that user's job. Stalls before the span. */
 void node_merge_stalls(struct hvi_admin_reply *reply, struct hvi_engine_report *report,
-                       const char *job);
+                       const char *job, uint32_t uid);
 void node_merge_span(struct hvi_admin_reply *reply, struct hvi_engine_report *report,
-                     const char *job);
+                     const char *job, uint32_t uid);
 /* Every part has come, or will not: sorts, and says which ranks of other nodes an op waits for. Stalls younger
  * than `min_age_ns` go: a node may have had an op later than others. */
 void node_merge_finish(struct hvi_admin_reply *reply, uint64_t min_age_ns);

@@ -214,10 +214,10 @@ static void fill_register(const struct node_engine *engine, struct hvi_gate_msg 
     struct hvi_node_register *registered = &msg_p->node_register;
 
     msg_p->kind = HVI_GATE_NODE_REGISTER;
-    snprintf(registered->job, sizeof(registered->job), "%s", generation->job->id);
+    snprintf(registered->job, sizeof(registered->job), "%s", generation->job->name.id);
     snprintf(registered->key_digest, sizeof(registered->key_digest), "%s",
              generation->job->key_digest);
-    registered->uid = generation->job->uid;
+    registered->uid = generation->job->name.uid;
     registered->registration = engine->registration;
     registered->node = engine->node_packet;
     registered->node_bytes = engine->node_packet_bytes;
@@ -249,7 +249,7 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
         snprintf(text, sizeof(text),
                  "hvdd cannot bring job '%s' together, for it has no mesh to other nodes; start "
                  "the job with hvdrun -H, or hvdd with --mesh-listen or --mesh-join",
-                 engine->generation->job->id);
+                 engine->generation->job->name.id);
         refuse(engine, HVI_ERR_UNSUPPORTED, text);
         return;
     }
@@ -267,7 +267,7 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
         engine->registration = ++engine->node->mesh.registrations;
     HVI_LOG(HVI_LOG_INFO, "mesh", "node-complete",
             "all ranks of a job on this node are there; the other nodes are waited for",
-            "job=%s generation=%llu", engine->generation->job->id,
+            "job=%s generation=%llu", engine->generation->job->name.id,
             (unsigned long long)engine->generation->number);
     send_register(engine);
 }
@@ -281,8 +281,8 @@ void node_mesh_engine_gone(struct node_engine *engine)
     memset(&msg, 0, sizeof(msg));
     msg.kind = HVI_GATE_NODE_WITHDRAW;
     snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s",
-             engine->generation->job->id);
-    msg.node_withdraw.uid = engine->generation->job->uid;
+             engine->generation->job->name.id);
+    msg.node_withdraw.uid = engine->generation->job->name.uid;
     msg.node_withdraw.registration = engine->registration;
     if (engine->lost != NULL) {
         msg.node_withdraw.status = HVI_ERR_RANK_LOST;
@@ -310,7 +310,7 @@ static struct node_engine *engine_of(struct node *node, const struct hvi_node_ro
     {
         const struct node_generation *generation = engine->generation;
         if (engine->registration == roster->registration &&
-            strcmp(generation->job->id, roster->job) == 0)
+            strcmp(generation->job->name.id, roster->job) == 0)
             return engine;
     }
     return NULL;
@@ -321,12 +321,12 @@ static void log_roster(const struct node_engine *engine, const struct hvi_engine
     if (roster->status == HVI_OK)
         HVI_LOG(HVI_LOG_INFO, "mesh", "job-met", "the nodes of a job have met",
                 "job=%s generation=%llu epoch=%llu node=%u nodes=%zu address=%s",
-                engine->generation->job->id, (unsigned long long)engine->generation->number,
+                engine->generation->job->name.id, (unsigned long long)engine->generation->number,
                 (unsigned long long)roster->epoch, roster->node, roster->node_count,
                 roster->node < roster->node_count ? roster->nodes[roster->node].address : "");
     else
         HVI_LOG(HVI_LOG_INFO, "mesh", "job-not-met", roster->text, /* its engine warns */
-                "job=%s generation=%llu status=%s", engine->generation->job->id,
+                "job=%s generation=%llu status=%s", engine->generation->job->name.id,
                 (unsigned long long)engine->generation->number, hvi_status_name(roster->status));
 }
 

@@ -207,6 +207,13 @@ struct node_decision {
 void node_attach_decide(const struct node *node, const struct node_peer *peer,
                         const struct hvi_attach_request *request, struct node_decision *decision_p);
 
+/* Whether `uid` may ask about the jobs of `owner`, and change them: its own, and root and hvdd's user those of all. */
+bool node_decide_may_ask(const struct node *node, uid_t uid, uid_t owner);
+/* The job `id` that `uid` asks about: that of `owner`, where it names one, else its own, else the only one. HVI_OK; with a
+ * sentence HVI_ERR_NOT_FOUND, HVI_ERR_REFUSED (another user's), HVI_ERR_INVALID (several users have one). Pure. */
+int node_decide_job(const struct node *node, uid_t uid, const uint32_t *owner, const char *id,
+                    struct node_job **job_p, char *text_p, size_t size);
+
 /* How many ranks of its job are on this node, and which of these it is. The second only of an attach that was
  * not refused. */
 int32_t node_attach_seats(const struct hvi_attach_request *request);

@@ -189,10 +189,10 @@ static int send_start(struct node *node, struct node_engine *engine)
     struct hvi_engine_start *start = &msg.engine_start;
     uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGE_SIZE);
 
-    snprintf(start->job, sizeof(start->job), "%s", generation->job->id);
+    snprintf(start->job, sizeof(start->job), "%s", generation->job->name.id);
     start->generation = generation->number;
     start->size = generation->size;
-    start->uid = generation->job->uid;
+    start->uid = generation->job->name.uid;
     start->threads = (uint32_t)node->config.threads;
     start->regions_max = (uint32_t)node->config.regions_per_session;
     start->region_bytes_max =
@@ -260,16 +260,16 @@ static int fail_spawn(const struct node_generation *generation, const char *step
 {
     snprintf(text_p, text_size,
              "hvdd could not start the engine of job '%s' (%s: %s); see hvdd's log",
-             generation->job->id, step, strerror(error));
+             generation->job->name.id, step, strerror(error));
     HVI_LOG(HVI_LOG_ERROR, "spawn", "no-engine", "cannot start the job's engine",
-            "job=%s step=%s error=\"%s\"", generation->job->id, step, strerror(error));
+            "job=%s step=%s error=\"%s\"", generation->job->name.id, step, strerror(error));
     return HVI_ERR_DAEMON;
 }
 
 void node_spawn_log_started(const struct node_engine *engine)
 {
     HVI_LOG(HVI_LOG_INFO, "spawn", "engine-started", "an engine was started",
-            "job=%s generation=%llu pid=%d", engine->generation->job->id,
+            "job=%s generation=%llu pid=%d", engine->generation->job->name.id,
             (unsigned long long)engine->generation->number, (int)engine->pid);
 }
 
@@ -326,7 +326,7 @@ void node_spawn_kill(struct node_engine *engine, const char *why)
 {
     engine->generation->stopping = true;
     HVI_LOG(HVI_LOG_ERROR, "spawn", "engine-killed", why, "job=%s generation=%llu pid=%d",
-            engine->generation->job->id, (unsigned long long)engine->generation->number,
+            engine->generation->job->name.id, (unsigned long long)engine->generation->number,
             (int)engine->pid);
     if (engine->pidfd < 0) {
         if (engine->link_fd >= 0)

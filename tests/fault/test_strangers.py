@@ -45,19 +45,37 @@ def test_the_private_directory_keeps_others_out_before_any_message(nobody):
         assert not daemon.jobs()
 
 
-def test_in_system_mode_two_users_have_jobs_and_cannot_join_each_others(nobody):
+def test_a_job_that_another_user_has_opened_first_under_the_same_id_is_his_alone(nobody):
+    """Ids such as a launcher's "slurm-4711.0" can be guessed: whoever comes first with one has nothing of the other's."""
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("admin-refused", "attach-refused", "rank-lost", "job-stopped", "session-ended", "rank-ended")
+        stranger = daemon.rank(user=nobody)
+        outcome = stranger.try_open("slurm-4711.0", 1, 7, key="guessed")
+        assert outcome.ok, outcome
+        mine = Job(daemon, 2, name="slurm-4711.0", key="secret")
+        assert stranger.try_open("slurm-4711.0", 0, 2, key="secret", session=1).status == Status.ERR_REFUSED, "his has a key of its own"
+        assert sorted((row["job"], row["uid"], row["size"]) for row in daemon.jobs()) == [
+            ("slurm-4711.0", 0, 2), ("slurm-4711.0", nobody, 7)]
+        mine.check_usable()
+        assert len(daemon.ctl.json("ranks", "slurm-4711.0", user=nobody)["ranks"]) == 7
+        assert len(daemon.ctl.json("ranks", "slurm-4711.0")["ranks"]) == 2, "root's own"
+        assert len(daemon.ctl.json("ranks", "slurm-4711.0", "--user", "nobody")["ranks"]) == 7
+        refused = daemon.ctl.run("job", "stop", "slurm-4711.0", "--user", "root", user=nobody)
+        assert refused.returncode == 1 and "belongs to another user" in refused.stderr
+        assert daemon.ctl.run("job", "stop", "slurm-4711.0", user=nobody).returncode == 0
+        wait_until(lambda: stranger.state().status == Status.ERR_JOB_STOPPED, "his own job to stop")
+        mine.check_usable()
+
+
+def test_a_key_lets_no_other_user_in(nobody):
+    """Not even the right one: a job is one user's, and its key keeps that user's other processes out."""
     with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service()) as daemon:
         daemon.allow("attach-refused")
-        mine = Job(daemon, 2, name="mine")
+        mine = Job(daemon, 2, name="mine", key="secret")
         stranger = daemon.rank(user=nobody)
-        outcome = stranger.try_open("mine", 1, 2)
-        assert outcome.status == Status.ERR_REFUSED and "mine" in outcome.text
-        assert daemon.lines("attach-refused")[0].pairs["uid"] == str(nobody)
-        assert stranger.open("theirs", 0, 1)["job"] == "theirs"
-        rows = {row["job"]: row["uid"] for row in daemon.jobs()}
-        assert rows == {"mine": 0, "theirs": nobody}
-        op = stranger.submit("barrier", "b")
-        assert stranger.outcome(op).ok
+        stranger.open("mine", 1, 2, key="secret")
+        assert sorted((row["uid"], row["attached"]) for row in daemon.jobs()) == [(0, 2), (nobody, 1)]
+        assert daemon.rank().try_open("mine", 1, 2, key="wrong").status == Status.ERR_REFUSED
         mine.check_usable()
 
 

@@ -13,6 +13,8 @@ enum ctl_exit { CTL_OK = 0, CTL_REFUSED = 1, CTL_USAGE = 2, CTL_NO_DAEMON = 3 };
 
 struct ctl {
     const char *address; /* --address or NULL */
+    bool of_owner;       /* --user */
+    uint32_t owner;
     bool json, colours;
     uint64_t timeout_ns;
     uint64_t min_age_ns;

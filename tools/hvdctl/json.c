@@ -113,6 +113,7 @@ static void add_spans(cJSON *document, const struct hvi_span_row *spans, size_t 
         const struct hvi_span_row *span = &spans[i];
         cJSON *object = add_object(array);
         cJSON_AddStringToObject(object, "job", span->job);
+        add_u64(object, "uid", span->uid);
         add_u64(object, "node", span->node);
         cJSON_AddStringToObject(object, "name", span->name);
         cJSON_AddStringToObject(object, "address", span->address);
@@ -251,6 +252,7 @@ static void add_stall(cJSON *array, const struct hvi_stall_row *row)
 {
     cJSON *object = add_object(array);
     cJSON_AddStringToObject(object, "job", row->job);
+    add_u64(object, "uid", row->uid);
     cJSON_AddStringToObject(object, "tensor", row->tensor);
     cJSON_AddStringToObject(object, "op", row->op);
     add_u64(object, "process_set", row->process_set);

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <pwd.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -159,6 +160,8 @@ int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_reques
         return CTL_USAGE;
     }
     snprintf(request_p->job, sizeof request_p->job, "%s", job);
+    request_p->of_owner = ctl->of_owner;
+    request_p->owner = ctl->owner;
     return CTL_OK;
 }
 
@@ -340,6 +343,7 @@ static const char options_text[] =
     "                  /run/hvdd, /tmp/hvdd-UID\n"
     "  --json          one JSON document with raw numbers (ns, bytes)\n"
     "  --timeout S     how long to wait for the daemon (5)\n"
+    "  --user USER     whose JOB: several users may have one of that name\n"
     "  --min-age S     stalls: only ops that have waited at least this long\n"
     "  --reason TEXT   job stop: what its ranks are told\n"
     "  --rank R        trace: only this rank\n"
@@ -379,19 +383,13 @@ static int run_help(const struct ctl *ctl, char **args, int count)
 /* ---- command line ---- */
 
 static const struct option long_options[] = {
-    {"address", required_argument, NULL, 'a'},
-    {"json", no_argument, NULL, 'j'},
-    {"timeout", required_argument, NULL, 't'},
-    {"min-age", required_argument, NULL, 'm'},
-    {"reason", required_argument, NULL, 'r'},
-    {"rank", required_argument, NULL, 'R'},
-    {"last", required_argument, NULL, 'l'},
-    {"interval", required_argument, NULL, 'i'},
-    {"once", no_argument, NULL, 'o'},
-    {"mark-cycles", no_argument, NULL, 'c'},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},
-    {NULL, 0, NULL, 0},
+    {"address", required_argument, NULL, 'a'},  {"json", no_argument, NULL, 'j'},
+    {"timeout", required_argument, NULL, 't'},  {"user", required_argument, NULL, 'u'},
+    {"min-age", required_argument, NULL, 'm'},  {"reason", required_argument, NULL, 'r'},
+    {"rank", required_argument, NULL, 'R'},     {"last", required_argument, NULL, 'l'},
+    {"interval", required_argument, NULL, 'i'}, {"once", no_argument, NULL, 'o'},
+    {"mark-cycles", no_argument, NULL, 'c'},    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},        {NULL, 0, NULL, 0},
 };
 
 static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_p)
@@ -410,6 +408,23 @@ static int number_option(const struct ctl *ctl, const char *name, long min, long
     ctl_complain(ctl, HVI_ERR_INVALID, "%s takes a number from %ld to %ld, not '%s'", name, min,
                  max, optarg);
     return CTL_USAGE;
+}
+
+/* A name or a number. */
+static int user_option(struct ctl *ctl)
+{
+    const struct passwd *user = getpwnam(optarg);
+    long number = 0;
+    if (user != NULL)
+        number = user->pw_uid;
+    else if (text_parse_int(optarg, 0, UINT32_MAX - 1, &number) != 0) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "--user takes a user's name or number, not '%s'",
+                     optarg);
+        return CTL_USAGE;
+    }
+    ctl->of_owner = true;
+    ctl->owner = (uint32_t)number;
+    return CTL_OK;
 }
 
 /* Options of one command only. */
@@ -454,6 +469,8 @@ static int take_option(struct ctl *ctl, int letter, const char **instead_p)
         return CTL_OK;
     case 't':
         return seconds_option(ctl, "--timeout", &ctl->timeout_ns);
+    case 'u':
+        return user_option(ctl);
     case 'm':
         return seconds_option(ctl, "--min-age", &ctl->min_age_ns);
     case 'r':

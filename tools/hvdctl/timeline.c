@@ -155,6 +155,8 @@ int ctl_timeline(const struct ctl *ctl, char **args, int count)
         return code;
     msg.timeline_request.protocol_version = HVI_PROTOCOL_VERSION;
     snprintf(msg.timeline_request.job, sizeof msg.timeline_request.job, "%s", args[0]);
+    msg.timeline_request.of_owner = ctl->of_owner;
+    msg.timeline_request.owner = ctl->owner;
     code = starts ? start(ctl, &msg, args[2]) : ask_hvdd(ctl, &msg, -1);
     if (code != CTL_OK)
         return code;

@@ -34,9 +34,13 @@ static void take_rows(struct look *look, const char *job, const struct hvi_admin
     }
 }
 
-static int look_at_job(const struct ctl *ctl, const char *job, struct look *look)
+/* `uid` NULL: of the user whom --user names, if any. */
+static int look_at_job(const struct ctl *ctl, const char *job, const uint32_t *uid,
+                       struct look *look)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS};
+    struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS,
+                                        .of_owner = uid != NULL || ctl->of_owner,
+                                        .owner = uid != NULL ? *uid : ctl->owner};
     struct hvi_admin_reply reply;
     snprintf(request.job, sizeof request.job, "%s", job);
     const int code = ctl_ask(ctl, &request, &reply);
@@ -58,9 +62,10 @@ static int look_at_all(const struct ctl *ctl, struct look *look)
     for (size_t i = 0; i < reply.job_count; i++) {
         bool seen = reply.jobs[i].withheld;
         for (size_t j = 0; j < i; j++)
-            seen = seen || strcmp(reply.jobs[i].job, reply.jobs[j].job) == 0;
+            seen = seen || (reply.jobs[i].uid == reply.jobs[j].uid &&
+                            strcmp(reply.jobs[i].job, reply.jobs[j].job) == 0);
         if (!seen)
-            look_at_job(ctl, reply.jobs[i].job, look);
+            look_at_job(ctl, reply.jobs[i].job, &reply.jobs[i].uid, look);
     }
     hvi_admin_reply_free(&reply);
     return CTL_OK;
@@ -70,7 +75,7 @@ static int take_look(const struct ctl *ctl, const char *job, struct look *look)
 {
     free(look->rows);
     *look = (struct look){.at_ns = hvi_clock_ns()};
-    return job != NULL ? look_at_job(ctl, job, look) : look_at_all(ctl, look);
+    return job != NULL ? look_at_job(ctl, job, NULL, look) : look_at_all(ctl, look);
 }
 
 static const struct hvi_rank_row *find(const struct look *look, const struct ctl_top_row *wanted)

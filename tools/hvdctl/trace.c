@@ -94,6 +94,8 @@ static int fetch(const struct ctl *ctl, struct hvi_admin_request *request, struc
     if (ctl->rank >= 0)
         return fetch_rank(ctl, request, ctl->rank, rows);
     snprintf(ranks.job, sizeof ranks.job, "%s", request->job);
+    ranks.of_owner = request->of_owner;
+    ranks.owner = request->owner;
     int code = ctl_ask(ctl, &ranks, &reply);
     if (code != CTL_OK)
         return code;

@@ -284,15 +284,56 @@ START_TEST(another_size_than_the_job_has_is_refused_naming_both)
 }
 END_TEST
 
-START_TEST(another_users_job_is_refused)
+START_TEST(another_user_gets_a_job_of_his_own_whatever_it_is_called)
 {
-    join(0);
+    const struct node_generation *mine = join(0), *theirs;
+
     peer.uid = 1001;
-    ASSERT_REFUSED(1, HVI_ERR_REFUSED,
-                   "job 'train' belongs to another user and refuses uid 1001; choose another job "
-                   "id (HVD_JOB_ID)");
+    theirs = join(1);
+    ck_assert_ptr_ne(theirs->job, mine->job);
+    ck_assert_int_eq(decide(1), HVI_ERR_DUPLICATE_RANK);
     peer.uid = 0;
-    ck_assert_int_eq(decide(1), HVI_ERR_REFUSED);
+    ck_assert_int_eq(decide(1), HVI_OK);
+    ck_assert_ptr_null(decision.generation);
+    peer.uid = 1000;
+    ck_assert_int_eq(decide(1), HVI_OK);
+    ck_assert_ptr_eq(decision.generation, mine);
+}
+END_TEST
+
+/* What node_decide_job says to `uid`: the owner of the job, or minus the status. */
+static int asks(uid_t uid, const uint32_t *owner, const char *id)
+{
+    struct node_job *job = NULL;
+    int status = node_decide_job(&node, uid, owner, id, &job, decision.text, sizeof(decision.text));
+
+    return status == HVI_OK ? (int)job->name.uid : status;
+}
+
+START_TEST(a_job_that_is_asked_about_is_the_askers_own_or_the_only_one_or_the_named_owners)
+{
+    const uint32_t first = 1000, second = 1001, third = 1002;
+
+    node.uid = 77;
+    join(0);
+    ck_assert_int_eq(asks(1000, NULL, "train"), 1000);
+    ck_assert_int_eq(asks(0, NULL, "train"), 1000);
+    ck_assert_int_eq(asks(77, NULL, "train"), 1000);
+    ck_assert_int_eq(asks(1001, NULL, "train"), HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(decision.text, "job 'train' belongs to another user"));
+    ck_assert_int_eq(asks(1001, &first, "train"), HVI_ERR_REFUSED);
+    ck_assert_int_eq(asks(1001, NULL, "none"), HVI_ERR_NOT_FOUND);
+    peer.uid = 1001;
+    join(0);
+    ck_assert_int_eq(asks(1000, NULL, "train"), 1000);
+    ck_assert_int_eq(asks(1001, NULL, "train"), 1001);
+    ck_assert_int_eq(asks(1002, NULL, "train"), HVI_ERR_REFUSED);
+    ck_assert_int_eq(asks(0, NULL, "train"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(decision.text, "2 users have a job 'train'"));
+    ck_assert_int_eq(asks(0, &first, "train"), 1000);
+    ck_assert_int_eq(asks(77, &second, "train"), 1001);
+    ck_assert_int_eq(asks(0, &third, "train"), HVI_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(decision.text, "of uid 1002"));
 }
 END_TEST
 
@@ -470,7 +511,9 @@ int main(void)
     tcase_add_test(tcase, a_seat_that_was_promised_in_vain_is_anybodys);
     tcase_add_test(tcase, ranks_that_come_again_meet_in_the_next_generation_with_other_seats);
     tcase_add_test(tcase, another_size_than_the_job_has_is_refused_naming_both);
-    tcase_add_test(tcase, another_users_job_is_refused);
+    tcase_add_test(tcase, another_user_gets_a_job_of_his_own_whatever_it_is_called);
+    tcase_add_test(tcase,
+                   a_job_that_is_asked_about_is_the_askers_own_or_the_only_one_or_the_named_owners);
     tcase_add_test(tcase, another_job_key_is_refused_and_so_is_none);
     tcase_add_test(tcase, a_rank_that_is_attached_is_refused_naming_its_holder);
     tcase_add_test(tcase, a_rank_that_is_being_attached_is_a_duplicate_too);

@@ -130,14 +130,36 @@ START_TEST(the_table_counts_and_forgets_what_has_ended)
     ck_assert_uint_eq(node_jobs_sessions_of(&jobs, 1000), 3);
     ck_assert_uint_eq(node_jobs_sessions_of(&jobs, 1001), 0);
     node_generation_end(&jobs, second, "test");
-    ck_assert_ptr_eq(node_job_newest(node_job_find(&jobs, "a")), first);
+    ck_assert_ptr_eq(node_job_newest(node_job_find(&jobs, 1000, "a")), first);
     node_generation_end(&jobs, first, "test");
-    ck_assert_ptr_null(node_job_find(&jobs, "a"));
+    ck_assert_ptr_null(node_job_find(&jobs, 1000, "a"));
     ck_assert_uint_eq(jobs.session_count, 1);
     node_jobs_fini(&jobs);
     ck_assert_uint_eq(jobs.job_count, 0);
     ck_assert_uint_eq(jobs.generation_count, 0);
     ck_assert_uint_eq(jobs.session_count, 0);
+}
+END_TEST
+
+START_TEST(users_have_jobs_of_the_same_id_and_nothing_in_common)
+{
+    struct node_generation *mine, *theirs;
+    uint32_t users;
+
+    ck_assert_int_eq(node_generation_new(&jobs, "a", 1, "mine", 2, 2, 0, &mine), HVI_OK);
+    ck_assert_ptr_null(node_job_find(&jobs, 2, "a"));
+    ck_assert_ptr_eq(node_job_find_only(&jobs, "a", &users), mine->job);
+    ck_assert_int_eq(node_generation_new(&jobs, "a", 2, "theirs", 3, 3, 0, &theirs), HVI_OK);
+    ck_assert_ptr_ne(mine->job, theirs->job);
+    ck_assert_uint_eq(theirs->number, 1);
+    ck_assert_str_eq(theirs->job->key_digest, "theirs");
+    ck_assert_ptr_eq(node_job_find(&jobs, 1, "a"), mine->job);
+    ck_assert_ptr_eq(node_job_find(&jobs, 2, "a"), theirs->job);
+    ck_assert_ptr_null(node_job_find_only(&jobs, "a", &users));
+    ck_assert_uint_eq(users, 2);
+    ck_assert_ptr_null(node_job_find_only(&jobs, "b", &users));
+    ck_assert_uint_eq(users, 0);
+    node_jobs_fini(&jobs);
 }
 END_TEST
 
@@ -186,6 +208,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_breaks_the_protocol_fails_the_job);
     tcase_add_test(tcase, a_failed_adoption_leaves_the_slot_free);
     tcase_add_test(tcase, the_table_counts_and_forgets_what_has_ended);
+    tcase_add_test(tcase, users_have_jobs_of_the_same_id_and_nothing_in_common);
     tcase_add_test(tcase, generations_keep_their_order_whatever_order_they_come_back_in);
     tcase_add_test(tcase, slot_names_can_be_read_back);
     suite_add_tcase(suite, tcase);

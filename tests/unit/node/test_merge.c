@@ -71,8 +71,8 @@ static void free_report(struct hvi_engine_report *report)
 
 static void take(struct hvi_engine_report report)
 {
-    node_merge_stalls(&reply, &report, "train");
-    node_merge_span(&reply, &report, "train");
+    node_merge_stalls(&reply, &report, "train", 1000);
+    node_merge_span(&reply, &report, "train", 1000);
     free_report(&report);
 }
 
@@ -170,8 +170,8 @@ START_TEST(other_sets_and_other_jobs_have_rows_of_their_own)
     b.stalls[0].process_set = 1;
     take(a);
     take(b);
-    node_merge_stalls(&reply, &c, "other");
-    node_merge_span(&reply, &c, "other");
+    node_merge_stalls(&reply, &c, "other", 1000);
+    node_merge_span(&reply, &c, "other", 1000);
     free_report(&c);
     node_merge_finish(&reply, 0);
     ck_assert_uint_eq(reply.stall_count, 3);

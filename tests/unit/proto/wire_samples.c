@@ -70,7 +70,7 @@ static void fill_stall_row(struct hvi_stall_row *row, size_t ranks)
     }
     if (ranks) {
         row->ready[0] = INT32_MAX;
-        row->process_set = UINT32_MAX;
+        row->process_set = row->uid = UINT32_MAX;
         FILL(row->missing[0].waits_in, true);
     }
 }
@@ -112,6 +112,7 @@ static void fill_span(struct hvi_span_row *span, bool full)
     *span = (struct hvi_span_row){.node = HVI_WIRE_NODES_MAX - 1,
                                   .port = UINT16_MAX,
                                   .here = true,
+                                  .uid = UINT32_MAX,
                                   .rank_count = 3,
                                   .link_count = 2,
                                   .standing_count = 2,
@@ -465,7 +466,12 @@ static void fill_timeline_packet(struct hvi_packet_msg *msg, bool full)
         msg->timeline_stop.request = UINT64_MAX;
     } else if (msg->kind == HVI_PACKET_TIMELINE_REQUEST) {
         msg->timeline_request =
-            (struct hvi_timeline_request){HVI_PROTOCOL_VERSION, "j", full, full, ""};
+            (struct hvi_timeline_request){.protocol_version = HVI_PROTOCOL_VERSION,
+                                          .job = "j",
+                                          .of_owner = full,
+                                          .owner = full ? UINT32_MAX : 0,
+                                          .start = full,
+                                          .mark_cycles = full};
         FILL(msg->timeline_request.path, full);
     } else if (msg->kind == HVI_PACKET_ENGINE_TIMELINE && full) {
         msg->engine_timeline = (struct hvi_engine_timeline){UINT64_MAX, true, true, ""};
@@ -505,6 +511,10 @@ void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
     request_p->request = UINT64_MAX;
     if (about_job)
         FILL(request_p->job, false);
+    if (about_job && request_p->kind != HVI_ADMIN_PROCESS_EXITED) {
+        request_p->of_owner = true;
+        request_p->owner = UINT32_MAX;
+    }
     if (request_p->kind == HVI_ADMIN_STALLS)
         request_p->min_age_ns = UINT64_MAX;
     if (request_p->kind == HVI_ADMIN_TRACE) {

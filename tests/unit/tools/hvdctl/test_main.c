@@ -29,6 +29,8 @@ static const struct {
     {"timeline x", "usage: hvdctl timeline JOB start FILE"},
     {"help dance", "no such command: dance. See hvdctl help."},
     {"status --timeout soon", "--timeout takes a number of seconds, not 'soon'"},
+    {"ranks x --user no:user", "--user takes a user's name or number, not 'no:user'"},
+    {"ranks x --user 4294967295", "--user takes a user's name or number, not '4294967295'"},
     {"stalls --min-age -1", "--min-age takes a number of seconds, not '-1'"},
     {"top --interval 1x", "--interval takes a number of seconds, not '1x'"},
     {"trace x --rank -1", "--rank takes a number from 0 to "},
@@ -304,6 +306,30 @@ START_TEST(a_refusal_of_any_command_ends_with_1)
 }
 END_TEST
 
+START_TEST(whose_job_is_meant_is_asked_for_by_name_or_number)
+{
+    static const struct {
+        const char *words;
+        uint32_t owner;
+    } rows[] = {{"ranks x --user root", 0},
+                {"trace x --user 4294967294 --rank 0", UINT32_MAX - 1},
+                {"stalls x --user 7", 7},
+                {"job stop x --user 7", 7},
+                {"top x --user 7", 7}};
+    static const enum hvi_admin_kind kinds[] = {HVI_ADMIN_RANKS, HVI_ADMIN_TRACE, HVI_ADMIN_STALLS,
+                                                HVI_ADMIN_JOB_STOP, HVI_ADMIN_RANKS};
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct hvt_line line = {.kind = kinds[i],
+                                      .reply = {.status = HVI_ERR_REFUSED, .text = "not you"}};
+        hvt_run_played(&line, 1, rows[i].words);
+        hvt_expect_end(1, "hvdctl: not you\n");
+        ck_assert(hvt_asked[0].of_owner);
+        ck_assert_uint_eq(hvt_asked[0].owner, rows[i].owner);
+    }
+}
+END_TEST
+
 START_TEST(an_answer_that_is_cut_off_makes_no_sense)
 {
     const struct hvt_line lines[] = {
@@ -378,6 +404,7 @@ int main(void)
     tcase_add_test(tests, an_engine_that_is_silent_is_told_beside_the_table);
     tcase_add_test(tests, a_refusal_is_told_in_hvdds_words_or_in_the_words_of_its_status);
     tcase_add_test(tests, a_refusal_of_any_command_ends_with_1);
+    tcase_add_test(tests, whose_job_is_meant_is_asked_for_by_name_or_number);
     tcase_add_test(tests, an_answer_that_is_cut_off_makes_no_sense);
     tcase_add_test(tests, silence_ends_after_the_timeout);
     tcase_add_test(tests, a_hvdd_that_goes_is_no_daemon);
