@@ -65,6 +65,7 @@ struct hvi_node_withdraw {
     uint64_t registration;
     int32_t status; /* HVI_OK: it ended in order */
     char text[HVI_TEXT_MAX + 1];
+    int32_t rank; /* whose process has ended, without a registration; -1: it is about an engine */
 };
 struct hvi_node_roster {
     char job[HVI_JOB_ID_MAX + 1];

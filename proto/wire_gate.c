@@ -65,9 +65,12 @@ static const struct wire_field node_register_fields[] = {
 static const struct wire_table node_register = TABLE(node_register, node_register_fields, 0);
 
 static const struct wire_field node_withdraw_fields[] = {
-    TEXT(1, hvi_node_withdraw, job, JOB),    U32(2, hvi_node_withdraw, uid),
-    U64(3, hvi_node_withdraw, registration), STATUS(4, hvi_node_withdraw, status),
+    TEXT(1, hvi_node_withdraw, job, JOB),
+    U32(2, hvi_node_withdraw, uid),
+    U64(3, hvi_node_withdraw, registration),
+    STATUS(4, hvi_node_withdraw, status),
     TEXT(5, hvi_node_withdraw, text, ANY),
+    NUMBER_OR(6, hvi_node_withdraw, rank, -1, INT32_MAX, -1),
 };
 static const struct wire_table node_withdraw = TABLE(node_withdraw, node_withdraw_fields, 0);
 

@@ -100,6 +100,8 @@ static void say_everything(struct gate_mesh *mesh)
         say_withdrawn(mesh, &own->withdrawn);
         own_free(mesh, own);
     }
+    if (mesh->ended != NULL)
+        say_withdrawn(mesh, mesh->ended);
 }
 
 /* ---- what hvdd's engines register ---- */
@@ -143,10 +145,20 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
     flush(mesh);
 }
 
+static void keep_ended(struct gate_mesh *mesh, const struct hvi_node_withdraw *ended)
+{
+    if (mesh->ended == NULL)
+        mesh->ended = malloc(sizeof(*mesh->ended));
+    if (mesh->ended != NULL)
+        *mesh->ended = *ended;
+}
+
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
     struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->registration);
 
+    if (withdrawn->rank >= 0)
+        keep_ended(mesh, withdrawn);
     if (own != NULL && withdrawn->status != HVI_OK && !has_said_hello(mesh)) {
         own->gone = true;
         own->withdrawn = *withdrawn;
@@ -363,4 +375,5 @@ void mesh_join_close(struct gate_mesh *mesh)
     gate_talk_fini(&mesh->talk);
     while (mesh->own != NULL)
         own_free(mesh, mesh->own);
+    free(mesh->ended);
 }

@@ -188,8 +188,11 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
                                                .uid = owner(mesh, withdrawn->uid),
                                                .registration = withdrawn->registration};
 
-    gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text,
-                             hvi_clock_ns());
+    if (withdrawn->rank >= 0)
+        gate_rendezvous_ended(&mesh->rendezvous, &registrant, withdrawn->rank, withdrawn->text);
+    else
+        gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text,
+                                 hvi_clock_ns());
 }
 
 static void flush_all(struct gate_mesh *mesh)

@@ -41,6 +41,7 @@ struct gate_mesh {
     uint64_t heard_ns;                   /* when it last said something; 0: never */
     char failure[HVI_TEXT_MAX + 1];      /* why it does not */
     uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
+    struct hvi_node_withdraw *ended;     /* of a rank, for each new rendezvous; NULL: none */
 };
 
 /* ---- mesh.c ---- */

@@ -12,6 +12,9 @@
  * nodes come in any order. So for LOSS_NS the first registration of a node that has heard nothing of it is answered
  * with that reason, too. A later engine of the node that has gone ends that: it begins a new attempt.
  *
+ * When the process of a rank has ended, a job that has not met never will: that is kept for good, and whoever waits without
+ * a node that has the rank is told. hvdd says it only where hvdrun has started it for this one job.
+ *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
  * from a random one. */
@@ -49,6 +52,12 @@ struct loss {
     uint64_t heard[HVI_WIRE_NODES_MAX]; /* nodes that know it */
 };
 
+/* The first rank whose process has ended: the nodes cannot meet any more. */
+struct ended {
+    int32_t rank;
+    char text[HVI_TEXT_MAX + 1];
+};
+
 struct gate_rendezvous_job {
     struct gate_rendezvous_job *prev, *next;
     char id[HVI_JOB_ID_MAX + 1];
@@ -56,6 +65,7 @@ struct gate_rendezvous_job {
     struct member *waiting; /* by lowest rank */
     struct member *met;
     struct loss *loss;               /* NULL: none, or long ago */
+    struct ended *ended;             /* NULL: no rank that is known */
     struct hvi_engine_roster roster; /* of those that have met; the rows' ranks are theirs */
 };
 
@@ -150,6 +160,7 @@ static void job_free(struct gate_rendezvous *rendezvous, struct gate_rendezvous_
         member_free(&job->waiting, job->waiting);
     forget_met(job);
     forget_loss(job);
+    free(job->ended);
     DL_DELETE(rendezvous->jobs, job);
     rendezvous->job_count--;
     free(job);
@@ -157,7 +168,7 @@ static void job_free(struct gate_rendezvous *rendezvous, struct gate_rendezvous_
 
 static void free_unused(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
 {
-    if (job->waiting == NULL && job->met == NULL && job->loss == NULL)
+    if (job->waiting == NULL && job->met == NULL && job->loss == NULL && job->ended == NULL)
         job_free(rendezvous, job);
 }
 
@@ -674,6 +685,23 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
     free_unused(rendezvous, job);
 }
 
+void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
+                           const struct gate_registrant *registrant, int32_t rank, const char *text)
+{
+    struct gate_rendezvous_job *job = job_find(rendezvous, registrant->job, registrant->uid);
+
+    if (job == NULL)
+        job = job_new(rendezvous, registrant->job, registrant->uid);
+    if (job == NULL || job->ended != NULL)
+        return;
+    job->ended = calloc(1, sizeof(*job->ended));
+    if (job->ended != NULL) {
+        job->ended->rank = rank;
+        snprintf(job->ended->text, sizeof(job->ended->text), "%s", text);
+    }
+    free_unused(rendezvous, job);
+}
+
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
 {
     struct gate_rendezvous_job *job, *spare;
@@ -688,6 +716,21 @@ void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
 }
 
 /* ---- time ---- */
+
+/* A node that has that rank waits: its engine will say more. */
+static bool is_waiting(const struct gate_rendezvous_job *job, int32_t rank)
+{
+    const struct member *member;
+
+    DL_FOREACH(job->waiting, member)
+    {
+        for (size_t i = 0; i < member->said.engine.rank_count; i++) {
+            if (member->said.engine.ranks[i] == rank)
+                return true;
+        }
+    }
+    return false;
+}
 
 static uint64_t waits_since(const struct gate_rendezvous_job *job)
 {
@@ -746,6 +789,8 @@ void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
     DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
     {
         uint64_t since_ns = waits_since(job);
+        if (job->ended != NULL && !is_waiting(job, job->ended->rank))
+            refuse_all(rendezvous, job, HVI_ERR_RANK_LOST, job->ended->text);
         if (job->loss != NULL && now_ns >= job->loss->until_ns)
             forget_loss(job);
         if (rendezvous->timeout_ns != 0 && since_ns <= now_ns &&

@@ -65,6 +65,11 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
                               const struct gate_registrant *registrant, int status,
                               const char *text, uint64_t now_ns);
+/* The process of that rank has ended, and none takes its place: from the next tick on those that wait for the rank get this
+ * text, now and later. `registrant->registration` means nothing. */
+void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
+                           const struct gate_registrant *registrant, int32_t rank,
+                           const char *text);
 /* That node does not answer: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long. */

@@ -458,6 +458,7 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     struct node_job *job = find_job(node, asker, request);
     struct node_generation *generation;
 
+    node_mesh_process_exited(node, request, asker->uid);
     if (job == NULL)
         return;
     msg.engine_fate.rank = request->rank;

@@ -5,6 +5,7 @@
  * gone before the engines are connected. */
 #include "daemon/node/node.h"
 
+#include "base/fate.h"
 #include "base/status.h"
 #include "proto/gate.h"
 
@@ -98,12 +99,18 @@ static void fill_key(const struct node *node, char *key_p, size_t size)
         snprintf(key_p, size, "%.200s/" KEY_FILE, node->rundir.path);
 }
 
+/* Of this node, for people. */
+static void fill_name(char *name_p, size_t size)
+{
+    if (gethostname(name_p, size) != 0 || name_p[0] == '\0')
+        snprintf(name_p, size, "node");
+    name_p[size - 1] = '\0';
+}
+
 void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p)
 {
     start_p->node = node->mesh.node;
-    if (gethostname(start_p->name, sizeof(start_p->name)) != 0 || start_p->name[0] == '\0')
-        snprintf(start_p->name, sizeof(start_p->name), "node");
-    start_p->name[sizeof(start_p->name) - 1] = '\0';
+    fill_name(start_p->name, sizeof(start_p->name));
     if (!node_mesh_wanted(node))
         return;
     fill_listen(node, start_p->mesh_listen, sizeof(start_p->mesh_listen));
@@ -200,6 +207,8 @@ void node_mesh_close(struct node *node)
 {
     char path[PATH_MAX];
 
+    free(node->mesh.ended);
+    node->mesh.ended = NULL;
     if (node->mesh.port == 0)
         return;
     port_path(node, "", path);
@@ -284,11 +293,40 @@ void node_mesh_engine_gone(struct node_engine *engine)
              engine->generation->job->name.id);
     msg.node_withdraw.uid = engine->generation->job->name.uid;
     msg.node_withdraw.registration = engine->registration;
+    msg.node_withdraw.rank = -1;
     if (engine->lost != NULL) {
         msg.node_withdraw.status = HVI_ERR_RANK_LOST;
         snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", engine->lost);
     }
     node_gate_send(engine->node, &msg);
+}
+
+/* The job's nodes can never meet without that rank, and only the rendezvous knows whether they have. */
+void node_mesh_process_exited(struct node *node, const struct hvi_admin_request *request, uid_t uid)
+{
+    const struct hvi_fate fate = {.kind = request->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED,
+                                  .code = request->code};
+    char how[128], name[HVI_WIRE_NODE_NAME];
+
+    if (!node_mesh_wanted(node) || node->config.parent_fd < 0 || node->mesh.ended != NULL)
+        return;
+    node->mesh.ended = calloc(1, sizeof(*node->mesh.ended));
+    if (node->mesh.ended == NULL)
+        return; /* the others' time runs out */
+    struct hvi_node_withdraw *ended = &node->mesh.ended->node_withdraw;
+    node->mesh.ended->kind = HVI_GATE_NODE_WITHDRAW;
+    snprintf(ended->job, sizeof(ended->job), "%s", request->job);
+    ended->uid = uid;
+    ended->rank = request->rank;
+    ended->status = HVI_ERR_RANK_LOST;
+    hvi_fate_describe(fate, how, sizeof(how));
+    fill_name(name, sizeof(name));
+    snprintf(
+        ended->text, sizeof(ended->text),
+        "rank %d (pid %d) on %s %s before all ranks of job '%s' had called hvd.init (hvd_open): "
+        "the job cannot start without it",
+        request->rank, request->pid, name, how, request->job);
+    node_gate_send(node, node->mesh.ended);
 }
 
 void node_mesh_tell_all(struct node *node)
@@ -300,6 +338,8 @@ void node_mesh_tell_all(struct node *node)
         if (engine->node_packet != NULL && !engine->met)
             send_register(engine);
     }
+    if (node->mesh.ended != NULL)
+        node_gate_send(node, node->mesh.ended);
 }
 
 static struct node_engine *engine_of(struct node *node, const struct hvi_node_roster *roster)

@@ -103,6 +103,7 @@ struct node_counters {
     uint64_t attaches, refused, ranks_lost;
 };
 
+struct hvi_gate_msg;
 struct node_answer; /* answer.c: a question that engines are working on */
 
 /* hvdd-gate, the process that strangers talk to (gate.c). */
@@ -128,6 +129,8 @@ struct node_mesh {
     uint32_t net_lanes; /* where the option says none */
     uint64_t start_timeout_ns;
     uint64_t registrations; /* given out: a job's generations begin anew when it is forgotten */
+    struct hvi_gate_msg
+        *ended; /* tells of the first rank whose process has ended; NULL: none has */
 };
 
 struct node {
@@ -325,7 +328,6 @@ void node_answer_engine_gone(struct node *node, const struct node_engine *engine
 /* Drops all unanswered questions. */
 void node_answer_close(struct node *node);
 
-struct hvi_gate_msg;
 struct hvi_gate_start;
 struct hvi_gate_state;
 struct hvi_node_roster;
@@ -346,6 +348,9 @@ void node_mesh_state(struct node *node, const struct hvi_gate_state *state);
 /* An engine's EngineNode, a Packet of `length` bytes. */
 void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length);
 void node_mesh_engine_gone(struct node_engine *engine);
+/* hvdrun tells how a process ended, of the job for which it has started this hvdd. */
+void node_mesh_process_exited(struct node *node, const struct hvi_admin_request *request,
+                              uid_t uid);
 /* A new gate: it is told what all engines wait for. */
 void node_mesh_tell_all(struct node *node);
 /* The rendezvous' answer goes to its engine. False: it is none. */

@@ -135,6 +135,22 @@ def test_a_rank_that_is_killed_while_its_node_waits_for_another_one_is_named(mak
     check_over(job)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_exits_with_zero_before_it_opens_is_named_on_the_other_node(make_nodes, rank):
+    """Nobody on its own node knows the job."""
+    nodes = make_nodes(2, ssh=True)
+    script = f'[ $HVD_RANK = {rank} ] && exit 0; sleep 0.3; date +%s%N; "$PERF" -o barrier -i 1; code=$?; date +%s%N; exit $code'
+    done = nodes[0].run([program("hvdrun"), "-H", "n1:1,n2:1", "--no-prefix", "-x", f"PERF={program('hvd-perf')}", "sh", "-c", script],
+                        timeout=60)
+    said = rf"rank {rank} \(pid \d+\) on n{rank + 1} exited with code 0 before all ranks of job '[^']+' had called hvd\.init"
+    assert re.search(said, done.stderr), done.stderr
+    assert f"Process name: {1 - rank}" in done.stderr, done.stderr
+    began_ns, ended_ns = (int(line) for line in done.stdout.split("\n") if line.isdigit())
+    check_prompt("the rank that waited was told", ended_ns - began_ns, LOST_NS)
+    for node in nodes:
+        node.check_clean(10)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, victim):
     lost, other = job.nodes[victim], job.nodes[1 - victim]

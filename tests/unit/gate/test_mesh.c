@@ -194,6 +194,7 @@ static void withdraw_at(struct side *side, const char *job, uint64_t number)
     snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s", job);
     msg.node_withdraw.uid = 1000;
     msg.node_withdraw.registration = number;
+    msg.node_withdraw.rank = -1;
     tell(side, &msg);
 }
 
@@ -206,6 +207,7 @@ static void lose_at(struct side *side, const char *job, uint64_t number, const c
     snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", text);
     msg.node_withdraw.uid = 1000;
     msg.node_withdraw.registration = number;
+    msg.node_withdraw.rank = -1;
     msg.node_withdraw.status = HVI_ERR_RANK_LOST;
     tell(side, &msg);
 }

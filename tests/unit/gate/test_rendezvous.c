@@ -299,6 +299,48 @@ START_TEST(who_registers_a_moment_later_hears_the_reason_once)
 }
 END_TEST
 
+START_TEST(who_waits_for_a_rank_whose_process_has_ended_is_told_now_and_later)
+{
+    const struct gate_registrant job = {.node = 2, .job = "job", .uid = 1000};
+
+    bring(node_with(1, 3, RANKS(0)));
+    gate_rendezvous_ended(&meeting, &job, 1, "rank 1 exited");
+    gate_rendezvous_ended(&meeting, &job, 2, "rank 2 exited"); /* the first will do */
+    gate_rendezvous_tick(&meeting, 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 1);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_RANK_LOST);
+    ck_assert_str_eq(answers[0].text, "rank 1 exited");
+    gate_rendezvous_tick(&meeting, 1000 * SECOND);
+    bring(node_with(3, 3, RANKS(2)));
+    gate_rendezvous_tick(&meeting, 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_str_eq(answers[1].text, "rank 1 exited");
+}
+END_TEST
+
+START_TEST(a_rank_that_ends_after_it_has_come_is_its_engines_to_tell)
+{
+    const struct gate_registrant job = {.node = 2, .job = "job", .uid = 1000};
+
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_ended(&meeting, &job, 1, "rank 1 exited");
+    gate_rendezvous_tick(&meeting, 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 0);
+    withdraw(2, 1); /* it had left in order */
+    gate_rendezvous_tick(&meeting, 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 1);
+    ck_assert_uint_eq(answers[0].node, 1);
+    setup_again();
+    bring(node_with(1, 2, RANKS(0)));
+    bring(node_with(2, 2, RANKS(1)));
+    gate_rendezvous_ended(&meeting, &job, 1, "rank 1 exited"); /* they have met */
+    gate_rendezvous_tick(&meeting, 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[1].status, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node)
 {
     const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
@@ -525,6 +567,8 @@ int main(void)
     tcase_add_test(tcase, a_job_is_forgotten_when_all_that_met_have_gone);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_wait_with_it);
     tcase_add_test(tcase, who_registers_a_moment_later_hears_the_reason_once);
+    tcase_add_test(tcase, who_waits_for_a_rank_whose_process_has_ended_is_told_now_and_later);
+    tcase_add_test(tcase, a_rank_that_ends_after_it_has_come_is_its_engines_to_tell);
     tcase_add_test(tcase, a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
     tcase_add_test(tcase, a_rank_on_two_nodes_fails_on_both);

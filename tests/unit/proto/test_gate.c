@@ -23,7 +23,7 @@ static const struct hvi_node_register registration = {.job = "job-1",
                                                       .node = data,
                                                       .node_bytes = 300};
 static const struct hvi_node_withdraw withdrawal = {
-    .job = "job-1", .uid = UINT32_MAX, .registration = 7};
+    .job = "job-1", .uid = UINT32_MAX, .registration = 7, .rank = INT32_MAX};
 static const struct hvi_node_roster roster = {
     .job = "job-1", .uid = 1000, .registration = 7, .roster = data, .roster_bytes = 1};
 
