@@ -266,6 +266,7 @@ struct hvi_engine_query {
     int32_t rank; /* -1: every rank */
     uint32_t limit;
     uint64_t before;
+    uint64_t silence_ns; /* ALIVE: how long the engine may stand still from now on; 0: for ever */
 };
 struct hvi_engine_report {
     uint64_t request;

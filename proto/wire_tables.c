@@ -312,6 +312,7 @@ static const struct wire_field engine_query_fields[] = {
     NUMBER_OR(4, hvi_engine_query, rank, -1, INT32_MAX, -1),
     U32(5, hvi_engine_query, limit),
     U64(6, hvi_engine_query, before),
+    U64(7, hvi_engine_query, silence_ns),
 };
 static const struct wire_table engine_query = TABLE(engine_query, engine_query_fields, 0);
 

@@ -200,7 +200,8 @@ struct hvi_bell_page {
     /* engine: moves with each turn of its loop, at most once a millisecond, and soon after the bell
      * rings; relaxed, only that it moves is read. */
     _Alignas(64) _Atomic uint64_t beat;
-    uint64_t silence_ns; /* how long .beat may stand still before the engine is lost; 0: for ever */
+    /* engine: how long .beat may stand still before the engine is lost; 0: for ever; relaxed, hvdd may change it */
+    _Atomic uint64_t silence_ns;
     uint8_t pad2[48];
     _Alignas(64) _Atomic uint64_t active[16]; /* client: bit channel_index set after a submission */
     uint8_t reserved1[3776];

@@ -26,11 +26,16 @@
 #define GRACE_NS  (2 * HVI_NS_SEC)   /* hvdd's verdict comes first: its ticks are a second apart */
 #define SILENT_NS (1500 * HVI_NS_MS) /* longer than between two questions of a living hvdd */
 
+static uint64_t limit_ns(const struct hvi_bell_page *bell)
+{
+    /* Relaxed, pairs with the store in daemon/engine/link.c: a reload of hvdd's has changed it. */
+    uint64_t silence_ns = atomic_load_explicit(&bell->silence_ns, memory_order_relaxed);
+    return silence_ns == 0 || silence_ns > HVI_NEVER - GRACE_NS ? HVI_NEVER : silence_ns + GRACE_NS;
+}
+
 struct client_patience client_liveness_patience(const struct hvi_bell_page *bell)
 {
-    uint64_t silence_ns = bell->silence_ns;
-    return client_patience_of(
-        silence_ns == 0 || silence_ns > HVI_NEVER - GRACE_NS ? HVI_NEVER : silence_ns + GRACE_NS);
+    return client_patience_of(limit_ns(bell));
 }
 
 /* What the engine finished before it died is still in the ring. How it died is rarely to be seen from
@@ -119,6 +124,8 @@ void client_liveness_look(struct client_link *link)
     if (now_ns - link->engine_looked_ns < CLIENT_LOOK_NS)
         return;
     link->engine_looked_ns = now_ns;
+    if (!link->engine_killed)
+        link->silence.limit_ns = limit_ns(link->bell);
     if (has_ended(link, &fate))
         end(link, fate);
     else if (link->silence.limit_ns != HVI_NEVER)

@@ -166,7 +166,7 @@ static int open_all(struct engine *engine)
     if (status == HVI_OK)
         status = hvi_bell_create(&engine->bell_region, &engine->bell);
     if (status == HVI_OK)
-        engine->bell->silence_ns = engine->start.silence_ns;
+        atomic_init(&engine->bell->silence_ns, engine->start.silence_ns);
     if (status == HVI_OK)
         start_slots(engine);
     if (status == HVI_OK)

@@ -149,6 +149,8 @@ static void answer(struct engine *engine, const struct hvi_engine_query *query)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REPORT};
 
+    if (query->what == HVI_QUERY_ALIVE) /* relaxed, pairs with the load in client/link/liveness.c */
+        atomic_store_explicit(&engine->bell->silence_ns, query->silence_ns, memory_order_relaxed);
     if (query->what != HVI_QUERY_ALIVE && engine->nodes.linked && !engine->sessions.held) {
         engine_gather_start(&engine->gathers, query);
         return;

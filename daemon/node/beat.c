@@ -6,7 +6,9 @@
  *
  * Silence is counted in ticks of our own timer: where hvdd, or the whole machine, stood still, that
  * counts as one. What the engine has said already is read before it is judged, and whatever it says is
- * a sign of life. */
+ * a sign of life.
+ *
+ * Where hvdd is gone, its ranks judge an engine, by the engine-silence that the last question brought. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -26,6 +28,7 @@ static void ask(struct node_engine *engine)
     msg.engine_query.what = HVI_QUERY_ALIVE;
     msg.engine_query.rank = -1;
     msg.engine_query.request = engine->beat;
+    msg.engine_query.silence_ns = (uint64_t)engine->node->config.engine_silence;
     node_link_send(engine, &msg, NULL, 0);
 }
 
@@ -96,6 +99,17 @@ void node_beat_heard(struct node_engine *engine)
 {
     engine->silent_ns = 0;
     engine->beat = 0;
+}
+
+void node_beat_reload(struct node *node)
+{
+    struct node_engine *engine;
+
+    DL_FOREACH(node->engines, engine)
+    {
+        if (engine->beats && engine->link_fd >= 0)
+            ask(engine);
+    }
 }
 
 void node_beat_close(struct node *node)

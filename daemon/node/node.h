@@ -293,6 +293,8 @@ void node_link_forget_all(struct node *node);
 int node_beat_start(struct node_engine *engine);
 /* It has said something. */
 void node_beat_heard(struct node_engine *engine);
+/* Tells every engine what engine-silence is now. */
+void node_beat_reload(struct node *node);
 void node_beat_close(struct node *node);
 
 /* ---- gate.c: the process that strangers talk to; answer.c: what admin requests get

@@ -139,6 +139,7 @@ static void reload(struct node *node)
         HVI_LOG(HVI_LOG_INFO, "config", "reload", "the configuration is read again", "");
         for (size_t i = 0; i < node_config_row_count; i++)
             apply_row(node, &node_config_rows[i], &fresh);
+        node_beat_reload(node);
         hvi_log_set_level((enum hvi_log_level)node->config.log_level);
         node->idle = sd_event_source_disable_unref(node->idle); /* its time may have changed */
         check_idle(node);

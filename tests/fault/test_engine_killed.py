@@ -198,6 +198,21 @@ def test_an_engine_that_stands_still_without_a_daemon_is_killed_by_its_ranks(dae
     job.check_usable()
 
 
+def test_a_reloaded_engine_silence_counts_for_ranks_that_wait(daemon):
+    job = Job(daemon, 3)
+    pid = engine_of(job)
+    start_to_wait(job, "ring")
+    daemon.config_path.write_text("engine-silence = 1s\n", encoding="utf-8")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.expect_line("option-changed", "engine-silence: 5s -> 1s")
+    assert engine_of(job) == pid  # and it has read what hvdd said before it asked for this
+    daemon.kill()
+    with stopped(pid):
+        outcome = job.ranks[0].collect_outcome()
+        assert outcome.status == Status.ERR_ENGINE_LOST and "had not moved for 3 s" in outcome.text, outcome
+    daemon.start()
+
+
 def check_nothing_is_lost(job: Job) -> None:
     """The two that wait go on to wait, and get what they wait for."""
     time.sleep(scaled(0.5))  # not a wait: they look

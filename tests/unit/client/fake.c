@@ -590,7 +590,7 @@ struct hvt_fake *hvt_fake_start_at(const struct hvt_fake_script *script, const c
     HVI_ASSERT(hvi_bell_create(&fake->bell_region, &fake->bell) == HVD_OK);
     if (script->attach == HVT_BAD_BELL)
         fake->bell->magic = 1;
-    fake->bell->silence_ns = script->silence_ns;
+    atomic_init(&fake->bell->silence_ns, script->silence_ns);
     atomic_store(&fake->bell->engine_sleeping, 1); /* we always sleep in poll */
     init_mutex(&fake->mutex);
     HVI_ASSERT(pthread_create(&fake->thread, NULL, run, fake) == 0);

@@ -159,14 +159,14 @@ START_TEST(a_reload_applies_what_it_can_and_names_what_needs_a_restart)
     rig_start(&rig, arguments);
     holder = rig_join(&rig, "a", 0, 1);
     close(rig_attach(&rig, rig_request("b", 0, 1), HVI_ERR_DAEMON_LIMIT, &reply));
-    write_conf("max-jobs = 2\nengine-silence = 3s\nthreads = 2\nadmin-mode = 0600\n");
+    write_conf("max-jobs = 2\nengine-linger = 3s\nthreads = 2\nadmin-mode = 0600\n");
     rig_kill(&rig, SIGHUP);
     rig_wait_log(&rig, "admin-mode: 0660 -> 0600", 1);
     ck_assert_int_eq(rig_log_count(&rig, "option-needs-restart"), 1);
     ck_assert_int_eq(rig_log_count(&rig, "max-jobs: 1 -> 2"), 1);
     ck_assert_int_eq(rig_log_count(&rig, "for engines that start from now on threads: 0 -> 2"), 1);
     ck_assert_int_eq(rig_log_count(&rig, "engines that run keep what they were started with "
-                                         "engine-silence: 5s -> 3s"),
+                                         "engine-linger: 2s -> 3s"),
                      1);
     close(rig_join(&rig, "b", 0, 1));
     rig_wait_log(&rig, "job=b", 1);

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+static struct hvi_bell_page bell; /* silence is no failure */
 static struct client_link to_engine;
 static int drained, ended;
 
@@ -63,11 +64,8 @@ static void start_engine(bool loses_first_thread)
             end_first_thread();
         live(NULL);
     }
-    to_engine = (struct client_link){.calls = &calls,
-                                     .socket_fd = fds[0],
-                                     .engine_pid = pid,
-                                     .engine_here = pid,
-                                     .silence = {.limit_ns = HVI_NEVER}};
+    to_engine = (struct client_link){
+        .calls = &calls, .socket_fd = fds[0], .engine_pid = pid, .engine_here = pid, .bell = &bell};
     close(fds[1]);
 }
 
