@@ -8,6 +8,8 @@
 #include "python/native/done.h"
 #include "python/native/tensorflow_c.h"
 
+#include <stdatomic.h>
+
 #define FLIGHT_TEXT_MAX 4096
 
 enum flight_kind {
@@ -19,7 +21,7 @@ enum flight_kind {
     FLIGHT_JOIN
 };
 
-/* A kernel's attributes; lives as long as the kernel, which TensorFlow keeps while it is in flight. */
+/* A kernel's attributes, and what it has learnt; lives as long as the kernel, which TensorFlow keeps while it is in flight. */
 struct flight_plan {
     enum flight_kind kind;
     bool grouped;
@@ -28,6 +30,8 @@ struct flight_plan {
     struct hvd_op_options options;
     char *name;  /* the op's name for the ranks; NULL: unnamed */
     char *title; /* for errors: "HorovodAllreduce 'grads/dense_1'" */
+    /* Results lie in the pool: when the kernel ran before, an input had other users. */
+    atomic_bool uses_pool;
 };
 
 /* One tensor. */

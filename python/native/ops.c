@@ -136,9 +136,23 @@ static TF_Tensor *shared_output(TF_OpKernelContext *context, int i, TF_DataType 
     return out;
 }
 
-/* Output `i` has the shape of input `i`. A small one, and one that is shared already, has its memory too where nobody
- * else uses that. The shape is read first: as long as we refer to the input, somebody else uses it. */
-static void take_pair(TF_OpKernelContext *context, enum flight_kind kind, int i,
+/* Whether the result of input `in` goes to the pool at once, without a try to put it in the input's place.
+ *
+ * In memory that is shared already the engine writes as it does in the pool, so that is always tried. In memory of the
+ * rank's own an allreduce tries it: the kernel copies the sum there, but TensorFlow then owns the memory of the sum and an
+ * optimizer overwrites it, where for one in the pool it takes a third piece of memory. If the input has other users the
+ * copy would be for nothing, and they are a matter of the graph: a kernel that has met them does not try again. */
+static bool goes_to_pool(const struct flight_plan *plan, const TF_Tensor *in)
+{
+    if (slab_is_shared_heap(TF_TensorData(in)))
+        return false;
+    return plan->kind != FLIGHT_ALLREDUCE ||
+           atomic_load_explicit(&plan->uses_pool, memory_order_relaxed);
+}
+
+/* Output `i` has the shape of input `i`, and its memory where TensorFlow says that nobody else uses that. The shape is
+ * read first: as long as we refer to the input, somebody else uses it. */
+static void take_pair(TF_OpKernelContext *context, struct flight_plan *plan, int i,
                       struct flight_part *part, TF_Status *status)
 {
     int64_t dims[TENSORFLOW_DIMS_MAX];
@@ -147,16 +161,19 @@ static void take_pair(TF_OpKernelContext *context, enum flight_kind kind, int i,
     if (TF_GetCode(status) != TF_OK)
         return;
     int ndim = read_dims(in, dims);
-    if (kind == FLIGHT_ALLREDUCE)
-        heap_note_gradient(TF_TensorData(in), TF_TensorByteSize(in));
-    if (!slab_is_shared_heap(TF_TensorData(in)))
-        part->out =
-            shared_output(context, i, TF_TensorType(in), dims, ndim, TF_TensorByteSize(in), status);
+    size_t bytes = TF_TensorByteSize(in);
+    if (plan->kind == FLIGHT_ALLREDUCE)
+        heap_note_gradient(TF_TensorData(in), bytes);
+    if (goes_to_pool(plan, in))
+        part->out = shared_output(context, i, TF_TensorType(in), dims, ndim, bytes, status);
     TF_DeleteTensor(in);
-    int forwarded = -1;
-    if (!part->out)
+    if (!part->out) {
+        int forwarded = -1;
         part->out =
             TF_ForwardInputOrAllocateOutput(context, &i, 1, i, dims, ndim, &forwarded, status);
+        if (forwarded < 0 && bytes >= POOL_BYTES_MIN)
+            atomic_store_explicit(&plan->uses_pool, true, memory_order_relaxed);
+    }
     if (TF_GetCode(status) == TF_OK)
         TF_GetInput(context, i, &part->in, status);
 }
@@ -207,14 +224,14 @@ static void take_splits(TF_OpKernelContext *context, const struct flight_plan *p
     TF_DeleteTensor(tensor);
 }
 
-static void take_tensors(TF_OpKernelContext *context, const struct flight_plan *plan,
+static void take_tensors(TF_OpKernelContext *context, struct flight_plan *plan,
                          struct flight *flight, int count, TF_Status *status)
 {
     bool keeps_shape = plan->kind == FLIGHT_ALLREDUCE || plan->kind == FLIGHT_BROADCAST;
     struct flight_part *parts = flight->parts;
     for (int i = 0; i < count && TF_GetCode(status) == TF_OK; i++) {
         if (keeps_shape)
-            take_pair(context, plan->kind, i, &parts[i], status);
+            take_pair(context, plan, i, &parts[i], status);
         else
             take_input(context, i, &parts[i], status);
     }
@@ -222,7 +239,7 @@ static void take_tensors(TF_OpKernelContext *context, const struct flight_plan *
 
 static void compute(void *kernel, TF_OpKernelContext *context, TF_AsyncOpKernelDoneCallback *done)
 {
-    const struct flight_plan *plan = kernel;
+    struct flight_plan *plan = kernel;
     TF_Status *status = TF_NewStatus();
     int count = plan->kind == FLIGHT_JOIN ? 0 : plan->grouped ? TF_NumInputs(context) : 1;
     struct flight *flight = flight_new(plan, context, done, count);

@@ -397,16 +397,101 @@ START_TEST(a_sum_takes_the_place_of_an_input_that_nobody_else_has)
         ck_assert(place_of_sum(hvt_tensor_ref(input), false) != data); /* the test has it */
         ck_assert(place_of_sum(input, false) == data);
     }
-    input = filled(512, 1024, 1, HVT_HEAP);
-    data = TF_TensorData(input);
-    ck_assert(place_of_sum(input, true) != data);
-    input = filled(4, 4, 1, HVT_ORDINARY); /* small */
-    data = TF_TensorData(input);
-    ck_assert(place_of_sum(input, false) == data);
-    input = filled(512, 1024, 1, HVT_ORDINARY); /* the engine could not write there: the pool's */
-    data = TF_TensorData(input);
-    ck_assert(place_of_sum(input, false) != data);
+    for (int64_t rows = 4; rows <= 512; rows *= 128) {
+        for (enum hvt_home home = HVT_ORDINARY; home <= HVT_HEAP; home++) {
+            input = filled(rows, 1024, 1, home);
+            data = TF_TensorData(input);
+            ck_assert(place_of_sum(input, true) != data);
+            input = filled(rows, 1024, 1, home);
+            data = TF_TensorData(input);
+            ck_assert(place_of_sum(input, false) == data);
+        }
+    }
     hvt_job_close(&job);
+    ck_assert_int_eq(hvt_tf_tensors(), 0);
+    ck_assert_uint_eq(hvt_tf_spoiled(), 0);
+    hvt_job_stop(&job);
+}
+END_TEST
+
+#define SUM_CALLS 6
+
+/* Sums of all ranks, and what rank 1 has. Rank r brings r + 1. */
+static void peer_sums(struct hvd_session *session, int number)
+{
+    static float data[2][512 * 1024];
+    struct hvd_tensor tensors[2];
+    struct hvd_op *ops[2];
+    (void)number;
+
+    for (int i = 0; i < SUM_CALLS; i++) {
+        for (int t = 0; t < 2; t++) {
+            tensors[t] = (struct hvd_tensor){.data = data[t], .dtype = HVD_FLOAT32, .ndim = 2};
+            tensors[t].dims[0] = 512, tensors[t].dims[1] = 1024;
+            for (int64_t k = 0; k < 512 * 1024; k++)
+                data[t][k] = (float)(hvd_rank(session) + 1);
+        }
+        if (i == SUM_CALLS - 1)
+            hvd_broadcast_async(session, "one", tensors, tensors, 1, NULL, ops);
+        else
+            hvd_grouped_allreduce_async(session, "sums", tensors, tensors, 2, HVD_SUM, NULL, ops);
+        for (int t = 0; t < (i == SUM_CALLS - 1 ? 1 : 2); t++) {
+            hvd_wait(ops[t], FOR_S);
+            hvd_op_free(ops[t]);
+        }
+    }
+}
+
+/* Calls a kernel with two inputs; whether each sum has its input's place. `kept` stays the test's. */
+static void sum_two(struct hvt_kernel *kernel, TF_Tensor *kept, bool in_place_p[2])
+{
+    static const float six[512] = {[0 ... 511] = 6};
+    TF_Tensor *inputs[2] = {filled(512, 1024, 1, HVT_ORDINARY),
+                            kept ? hvt_tensor_ref(kept) : filled(512, 1024, 1, HVT_ORDINARY)};
+    const void *data[2] = {TF_TensorData(inputs[0]), TF_TensorData(inputs[1])};
+    struct hvt_call *call = hvt_call_new(kernel, inputs, 2);
+
+    hvt_call_run(call);
+    ck_assert(hvt_call_wait(call));
+    for (int i = 0; i < 2; i++) {
+        expect(call, i, 512, 1024, six);
+        in_place_p[i] = TF_TensorData(hvt_call_output(call, i)) == data[i];
+    }
+    hvt_call_free(call);
+}
+
+/* In memory of the rank's own. A kernel that has met such an input does not ask TensorFlow again. */
+START_TEST(an_input_that_is_wanted_elsewhere_stays_as_it_is)
+{
+    TF_Tensor *kept = filled(512, 1024, 1, HVT_ORDINARY), *input;
+    bool in_place[2];
+
+    hvt_job_start(&job);
+    hvt_job_open(&job, RANKS, "sums", 8);
+    struct hvt_kernel *kernel = kernel_of("HvdGroupedAllreduce", "sums", 0);
+    for (int i = 0; i < 2; i++) {
+        sum_two(kernel, NULL, in_place);
+        ck_assert(in_place[0] && in_place[1]);
+    }
+    sum_two(kernel, kept, in_place);
+    ck_assert(in_place[0] && !in_place[1]);
+    for (int i = 0; i < 2; i++) {
+        sum_two(kernel, i ? kept : NULL, in_place);
+        ck_assert(!in_place[0] && !in_place[1]);
+    }
+    for (int64_t k = 0; k < 512 * 1024; k++)
+        ck_assert(((float *)TF_TensorData(kept))[k] == 1);
+    TF_DeleteTensor(kept);
+    hvt_kernel_free(kernel);
+    input =
+        filled(512, 1024, 1, HVT_ORDINARY); /* a broadcast of ordinary memory is never in place */
+    const void *data = TF_TensorData(input);
+    struct hvt_call *call = call_of("HvdBroadcast", "one", &input, 1);
+    ck_assert_msg(hvt_call_code(call) == TF_OK, "%s", hvt_call_text(call));
+    ck_assert(TF_TensorData(hvt_call_output(call, 0)) != data);
+    hvt_call_free(call);
+    hvt_job_close(&job);
+    hvt_job_join(&job);
     ck_assert_int_eq(hvt_tf_tensors(), 0);
     ck_assert_uint_eq(hvt_tf_spoiled(), 0);
     hvt_job_stop(&job);
@@ -502,10 +587,12 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    static const struct hvt_script scripts[] = {
-        {"values", peer_values}, {"mismatch", peer_mismatch}, {"types", peer_types}};
+    static const struct hvt_script scripts[] = {{"values", peer_values},
+                                                {"mismatch", peer_mismatch},
+                                                {"types", peer_types},
+                                                {"sums", peer_sums}};
 
-    hvt_job_peer(argc, argv, scripts, 3);
+    hvt_job_peer(argc, argv, scripts, 4);
     Suite *suite = suite_create("native/ops");
     TCase *tcase = tcase_create("ops");
     tcase_set_timeout(tcase, 120);
@@ -516,6 +603,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, a_kernel_without_its_attributes_is_refused);
     tcase_add_test(tcase, ranks_that_disagree_fail_and_the_sentence_may_be_rephrased);
     tcase_add_test(tcase, a_sum_takes_the_place_of_an_input_that_nobody_else_has);
+    tcase_add_test(tcase, an_input_that_is_wanted_elsewhere_stays_as_it_is);
     tcase_add_test(tcase, large_gradients_in_ordinary_memory_are_told_of_once);
     tcase_add_test(tcase, a_kernel_waits_where_its_callback_cannot_be_kept);
     tcase_add_test(tcase, shapes_are_those_of_the_ops);
