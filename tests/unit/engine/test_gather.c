@@ -392,8 +392,8 @@ START_TEST(a_report_loses_stalls_first_and_has_an_end)
     report->trace_count = 2;
     report->rank_count = 1;
     for (int i = 0; i < 3; i++) {
-        report->stalls[i].ready = malloc(4);
-        report->stalls[i].missing = malloc(4);
+        report->stalls[i].ready = malloc(sizeof *report->stalls[i].ready);
+        report->stalls[i].missing = malloc(sizeof *report->stalls[i].missing);
     }
     ck_assert(engine_gather_halve(report));
     ck_assert_uint_eq(report->stall_count, 1);
