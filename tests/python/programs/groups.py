@@ -162,6 +162,13 @@ class Case:
         room = torch.zeros(self.size, dtype=torch.int64)
         dist.all_to_all_single(room, torch.arange(self.size) + 10 * self.rank, group=self.group)
         same(room, torch.arange(self.size) * 10 + self.rank, "equal parts")
+        refused: list[tuple[int, Any]] = [(self.size, [1] * (self.size + 1)), (self.size, [2] * self.size)]
+        for count, parts in refused + [(self.size + 1, None)] * (self.size > 1):
+            try:
+                dist.all_to_all_single(torch.zeros(count), torch.zeros(count), parts, parts, group=self.group)
+            except (ValueError, RuntimeError):
+                continue
+            raise AssertionError(f"{count} rows in parts of {parts} were not refused")
 
     def coalesced(self) -> None:
         """Many at once, more than a group takes."""
@@ -174,6 +181,11 @@ class Case:
         self.group.allgather_into_tensor_coalesced(outputs, inputs).wait()
         for count, room in zip((1, 3), outputs):
             same(room, torch.arange(self.size).float().repeat_interleave(count), "all_gather coalesced")
+        lists = [[torch.zeros(1), torch.zeros(3)] for _ in range(self.size)]
+        self.group.allgather_coalesced(lists, inputs).wait()
+        for member, targets in enumerate(lists):
+            for count, room in zip((1, 3), targets):
+                same(room, torch.full((count,), float(member)), "all_gather_coalesced")
         parts = [torch.ones(self.size * count) for count in (2, 4)]
         rooms = [torch.zeros(count) for count in (2, 4)]
         self.group.reduce_scatter_tensor_coalesced(rooms, parts).wait()
