@@ -409,3 +409,15 @@ def test_figures_of_a_dirty_tree_and_of_other_programs_say_so(report):
                           timeout=scaled(60), check=True)
     for text in (done.stdout, (report / "table.md").read_text(encoding="utf-8")):
         assert "**The tree had changes that no commit has" in text and "**Programs of whom?**" in text
+
+
+@pytest.mark.skipif(bool(sanitized()), reason="links a program of its own to the libraries")
+def test_the_cpu_time_of_an_op_on_a_gpu_is_told_by_thread():
+    build = pathlib.Path(program("hvdd")).parents[1]
+    done = subprocess.run([sys.executable, BENCH / "gpu_op.py", "--build", build, "--rounds", "1", "--seconds", "0.05", "--only", "many",
+                           "--json"], capture_output=True, text=True, check=True, timeout=scaled(60))
+    (row,) = json.loads(done.stdout)["many"]
+    assert row["ops"] >= 64 and row["time_us"] > 0
+    ours = {"gpu_op/gpu_op", "hvdd-engine/hvdd-engine", "hvdd-gpu/hvd-launch"}
+    assert all(row["cpu_us"][key] > 0 for key in ours | {"hvdd-gpu/fakegpu"})
+    assert sum(row["cpu_us"][key] for key in ours) <= row["cpu_sum_us"] + 0.01 <= sum(row["cpu_us"].values())
