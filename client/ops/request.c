@@ -5,13 +5,21 @@
 #include "client/ops/kind.h"
 #include "client/ops/op.h"
 
-#include <stdio.h>
+#include <string.h>
 
+/* Each op on device memory has it made, for sentences that are hardly ever needed: hence no printf. */
 void client_request_label(const struct client_request *request, char *text_p, size_t text_size)
 {
-    const char *quote = request->name ? "'" : "";
-    snprintf(text_p, text_size, "%s(%s%.*s%s)", request->what, quote, HVI_NAME_MAX,
-             request->name ? request->name : "unnamed", quote);
+    const char *quote = request->name ? "'" : "", *name = request->name ? request->name : "unnamed";
+    const char *const parts[] = {request->what, "(", quote, name, quote, ")"};
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        size_t length = strnlen(parts[i], HVI_NAME_MAX), room = text_size - 1 - at;
+        length = length < room ? length : room;
+        memcpy(text_p + at, parts[i], length);
+        at += length;
+    }
+    text_p[at] = '\0';
 }
 
 void client_request_remember(struct client_request *request)

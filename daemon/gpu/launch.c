@@ -4,7 +4,7 @@
  *   orders ──► take_orders ─┐
  *   rings  ──► drain ───────┼─► launch_batch: read, checked (batch.c), planned (plan.c), put into a stream (streams.c, comm.c)
  *   words  ──► land ────────┘
- *              nothing of these: look for 50 us, nap while batches are under way, else sleep
+ *              nothing of these: look for 20 us, nap while batches are under way, else sleep
  *
  * An order that was given before an engine was answered is done before the batch that relies on it: orders are taken after the
  * ring's index was read. So memory, pages and communicators need no lock.
@@ -37,7 +37,7 @@
 
 #define CALL_NS     (5 * HVI_NS_SEC)
 #define COMM_NS     (60 * HVI_NS_SEC)
-#define LOOK_NS     UINT64_C(50000)
+#define LOOK_NS     UINT64_C(20000) /* about what a sleep and a wake-up cost */
 #define NAP_MIN_NS  UINT64_C(20000)
 #define NAP_MAX_NS  HVI_NS_MS
 #define OLD_NS      (100 * HVI_NS_MS) /* of a batch: the engine is told that it has begun */
