@@ -36,9 +36,9 @@ struct gpu_comms {
     const char *path; /* where libnccl is looked for, besides the loader's places */
     uint64_t join_ns; /* the longest join */
     struct gpu_nccl nccl;
-    _Atomic int version; /* 0: it is not open. Any thread may read it */
-    char why[400];       /* it cannot be opened */
-    uint32_t count;
+    _Atomic int version;    /* 0: it is not open. Any thread may read it */
+    char why[400];          /* it cannot be opened */
+    _Atomic uint32_t count; /* relaxed: any thread may read it, for a figure */
     struct gpu_comm *comms;
     struct gpu_comm_name *names;
 };

@@ -30,21 +30,47 @@ void gpu_link_send(struct gpu_worker *worker, const struct hvi_gpu_msg *msg)
                 "kind=%d", (int)msg->kind);
 }
 
+/* For hvdctl. All bytes are zero that say nothing, so that rows can be compared. */
+static void fill_row(struct gpu_worker *worker, struct hvi_gpu_row *row_p)
+{
+    const struct gpu_comms *comms = &worker->launch.comms;
+
+    memset(row_p, 0, sizeof(*row_p));
+    hvi_uuid_format(worker->start.uuid, row_p->uuid);
+    snprintf(row_p->name, sizeof(row_p->name), "%.*s", (int)sizeof(row_p->name) - 1,
+             worker->device.name);
+    snprintf(row_p->state, sizeof(row_p->state), "up");
+    row_p->driver_version = (uint32_t)worker->device.cuda.version;
+    row_p->nccl_version = (uint32_t)atomic_load(&comms->version);
+    row_p->import_bytes = worker->imports.bytes;
+    row_p->imports = worker->imports.count;
+    row_p->staging_bytes = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH;
+    row_p->comms = atomic_load_explicit(&comms->count, memory_order_relaxed);
+}
+
 void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, const char *text)
 {
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_STATE, .state = {.state = state}};
-    struct hvi_gpu_row *row = &msg.state.row;
 
     snprintf(msg.state.text, sizeof(msg.state.text), "%s", text);
     if (state == HVI_GPU_UP) {
         msg.state.has_row = true;
-        hvi_uuid_format(worker->start.uuid, row->uuid);
-        snprintf(row->name, sizeof(row->name), "%.*s", (int)sizeof(row->name) - 1,
-                 worker->device.name);
-        snprintf(row->state, sizeof(row->state), "up");
-        row->driver_version = (uint32_t)worker->device.cuda.version;
+        fill_row(worker, &msg.state.row);
+        memcpy(&worker->said, &msg.state.row, sizeof(worker->said));
     }
     gpu_link_send(worker, &msg);
+}
+
+/* With each beat: what has changed. */
+static void say_figures(struct gpu_worker *worker)
+{
+    struct hvi_gpu_row row;
+
+    if (!worker->up)
+        return;
+    fill_row(worker, &row);
+    if (memcmp(&row, &worker->said, sizeof(row)) != 0)
+        gpu_link_state(worker, HVI_GPU_UP, "");
 }
 
 /* ---- receiving ---- */
@@ -70,6 +96,7 @@ static void read_message(struct gpu_worker *worker)
         fail(worker, "hvdd sent a message with the wrong descriptors");
     } else if (msg.kind == HVI_GPU_BEAT) {
         gpu_link_send(worker, &msg);
+        say_figures(worker);
     } else if (msg.kind == HVI_GPU_ENGINE) {
         gpu_serve_engine(worker, &msg.engine, fd);
         fd = -1;

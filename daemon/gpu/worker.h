@@ -32,6 +32,7 @@ struct gpu_worker {
     bool is_ending; /* the event loop ends when all that has to is over */
     int exit_code;
     uint64_t end_ns;
+    struct hvi_gpu_row said;  /* to hvdd, at last */
     uint64_t excused_ns;      /* when the call for memory last had a batch to wait for */
     struct hvi_packet packet; /* scratch for one message in, one out */
     unsigned char encoded[HVI_PACKET_BYTES_MAX];

@@ -10,6 +10,7 @@
  * | node=N | 0 | goes into the UUIDs, so that devices of two fake nodes differ |
  * | memory=MIB | 600 | of each device, for each process |
  * | used=MIB | 0 | of each device, as NVML says |
+ * | process=PID:MIB | none | a process that NVML sees on each device, and what it has there |
  * | cc=MAJOR.MINOR | 9.0 | compute capability |
  * | version=N, nccl=N | 13000, 22809 | of the driver, of NCCL |
  * | nvlink=all, none, A-B+C-D | all | which devices have NVLink between them, and so peer access |

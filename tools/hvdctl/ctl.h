@@ -46,7 +46,8 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* `jobs`: the reply to a jobs request, for the links. */
 void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
                     const struct hvi_admin_reply *jobs);
-/* Workers of GPUs. */
+/* Workers of GPUs. What hvdd does not know of them NVML is asked, on this machine. */
+void ctl_gpus_ask(struct hvi_admin_reply *reply);
 void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply);
 /* The connections between the nodes of jobs; nothing where there are none. */

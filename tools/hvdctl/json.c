@@ -178,8 +178,15 @@ void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_u64(object, "uid", row->uid);
         add_i64(object, "pid", row->pid);
         cJSON_AddStringToObject(object, "state", row->state);
+        add_u64(object, "imports", row->imports);
+        add_u64(object, "import_bytes", row->import_bytes);
+        add_u64(object, "staging_bytes", row->staging_bytes);
+        add_u64(object, "own_bytes", row->own_bytes);
+        add_u64(object, "free_bytes", row->free_bytes);
+        add_u64(object, "communicators", row->comms);
         add_u64(object, "driver_version", row->driver_version);
         add_u64(object, "nccl_version", row->nccl_version);
+        cJSON_AddStringToObject(object, "nvlink", row->links);
     }
     add_note(document, reply);
     print(ctl, document);

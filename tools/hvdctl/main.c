@@ -257,6 +257,7 @@ static int run_gpus(const struct ctl *ctl, char **args, int count)
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
+    ctl_gpus_ask(&reply);
     (ctl->json ? ctl_json_gpus : ctl_show_gpus)(ctl, &reply);
     hvi_admin_reply_free(&reply);
     return CTL_OK;
@@ -327,7 +328,7 @@ static const struct command commands[] = {
     {"job", "stop", "JOB", 1, 1, run_job_stop,
      "end a job with an error on its ranks (--reason TEXT)"},
     {"nodes", NULL, "", 0, 0, run_nodes, "the other nodes that this one knows, and their jobs"},
-    {"gpus", NULL, "", 0, 0, run_gpus, "the workers that have GPUs for jobs"},
+    {"gpus", NULL, "", 0, 0, run_gpus, "the workers that have GPUs for jobs, and their memory"},
     {"key", "new", "PREFIX", 1, 1, ctl_key_new,
      "make PREFIX.server and PREFIX.client, keys for jobs on several nodes"},
     {"doctor", NULL, "", 0, 0, run_doctor,

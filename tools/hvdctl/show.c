@@ -191,10 +191,34 @@ static const struct hvi_span_row *span_of(const struct hvi_admin_reply *reply, u
     return NULL;
 }
 
+/* 0 is not known. */
+static void add_known_bytes(struct ctl_table *table, uint64_t bytes)
+{
+    if (bytes > 0)
+        add_bytes(table, bytes);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
+}
+
+static void add_gpu_memory(struct ctl_table *table, const struct hvi_gpu_row *row)
+{
+    if (row->staging_bytes > 0) /* it is up, or was */
+        add_bytes(table, row->import_bytes);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
+    add_known_bytes(table, row->staging_bytes);
+    add_known_bytes(table, row->own_bytes);
+    add_known_bytes(table, row->free_bytes);
+    ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->comms);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->links[0] != '\0' ? row->links : "-");
+}
+
 void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 {
-    static const struct ctl_column columns[] = {{"GPU", false},  {"NAME", false}, {"JOB", false},
-                                                {"USER", false}, {"PID", true},   {"STATE", false}};
+    static const struct ctl_column columns[] = {
+        {"GPU", false}, {"NAME", false},  {"JOB", false},     {"USER", false},
+        {"PID", true},  {"STATE", false}, {"IMPORTED", true}, {"STAGING", true},
+        {"OWN", true},  {"FREE", true},   {"COMMS", true},    {"NVLINK", false}};
     if (reply->gpu_count == 0) {
         line(ctl, "gpus", "no worker runs; one is started for each GPU of a job that uses it");
         return;
@@ -208,6 +232,7 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_user(table, row->uid);
         add_pid(table, row->pid);
         ctl_table_add(table, CTL_PLAIN, "%s", row->state);
+        add_gpu_memory(table, row);
     }
     finish(ctl, table, reply->rows_left_out);
 }

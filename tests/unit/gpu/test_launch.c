@@ -324,6 +324,33 @@ START_TEST(a_broken_context_ends_the_worker_with_the_reason)
 }
 END_TEST
 
+static void beat(uint64_t number)
+{
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_BEAT, .beat = {number}};
+
+    hvt_worker_send(worker->link_fd, &msg, NULL, 0);
+    hvt_worker_hear(worker, worker->link_fd);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_BEAT);
+    ck_assert_uint_eq(worker->msg.beat.number, number);
+}
+
+START_TEST(what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed)
+{
+    const struct hvt_worker_wish wish = {0};
+
+    start_pair("", &wish);
+    beat(1);
+    hvt_worker_hear(worker, worker->link_fd);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_STATE);
+    ck_assert(worker->msg.state.has_row);
+    ck_assert_uint_eq(worker->msg.state.row.imports, 2);
+    ck_assert_uint_eq(worker->msg.state.row.import_bytes, 2 * HVT_BYTES);
+    ck_assert_uint_eq(worker->msg.state.row.staging_bytes, 80u << 20);
+    beat(2);
+    beat(3); /* and nothing between them */
+}
+END_TEST
+
 /* Of memory that is not looked at. */
 static void import_anything(void)
 {
@@ -391,6 +418,7 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_session_lets_its_batches_run_through);
     tcase_add_test(tcase, memory_is_given_back_when_its_batches_are_over);
     tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
+    tcase_add_test(faulty, what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed);
     tcase_add_test(faulty, an_open_that_does_not_end_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, an_open_that_finds_the_context_broken_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, streams_that_do_not_run_dry_end_the_worker);

@@ -7,9 +7,12 @@
 #include "tests/unit/gpu/hvt_worker.h"
 #include "tests/unit/hvt_main.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define CHUNK (UINT64_C(2) << 20)
 
 static struct hvt_worker worker;
 static struct hvi_fence_page page;
@@ -60,6 +63,43 @@ START_TEST(it_answers_beats)
     hvt_worker_hear(&worker, worker.link_fd);
     ck_assert_int_eq(worker.msg.kind, HVI_GPU_BEAT);
     ck_assert_uint_eq(worker.msg.beat.number, 5);
+}
+END_TEST
+
+/* GpuImport 7 of two chunks, of which this message has one; with a descriptor that is no memory of the driver's, or none. */
+static uint64_t send_chunk(uint64_t bytes, bool more, bool has_fd)
+{
+    struct hvi_gpu_msg told = {.kind = HVI_GPU_IMPORT};
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    told.import.request = ++worker.requests;
+    told.import.import = 7;
+    told.import.memory.kind = HVI_DEVICE_VMM;
+    told.import.memory.address = 4096;
+    told.import.memory.bytes = 2 * CHUNK;
+    told.import.memory.chunks = &bytes;
+    told.import.memory.chunk_count = 1;
+    told.import.more = more;
+    told.import.pid = getpid();
+    ck_assert(hvi_uuid_parse(HVT_GPU_0, told.import.memory.uuid));
+    hvt_worker_send(worker.engine_fd, &told, &fd, has_fd);
+    close(fd);
+    return worker.requests;
+}
+
+START_TEST(memory_in_pieces_is_answered_at_the_last_one)
+{
+    link_engine();
+    send_chunk(CHUNK, true, true);
+    hvt_engine_expect_ack(&worker, send_chunk(CHUNK, false, true), HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "cuMemImportFromShareableHandle"));
+    send_chunk(CHUNK, true, true);
+    hvt_engine_expect_ack(&worker, send_chunk(CHUNK - 1, false, true), HVI_ERR_INVALID);
+    send_chunk(CHUNK, true, true);
+    hvt_engine_expect_ack(&worker, hvt_engine_release(&worker, 7), HVI_OK); /* it is given up */
+    hvt_engine_expect_ack(&worker, hvt_engine_release(&worker, 7), HVI_ERR_NOT_FOUND);
+    send_chunk(CHUNK, true, false);
+    hvt_worker_expect_closed(&worker, worker.engine_fd);
 }
 END_TEST
 
@@ -180,6 +220,7 @@ int main(void)
     tcase_add_test(tcase, it_finds_its_gpu_and_says_what_it_is);
     tcase_add_test(tcase, it_answers_beats);
     tcase_add_test(tcase, an_engine_gets_a_device_channel);
+    tcase_add_test(tcase, memory_in_pieces_is_answered_at_the_last_one);
     tcase_add_test(tcase, the_end_of_an_engine_poisons_its_pages);
     tcase_add_test(tcase, the_end_of_a_session_releases_the_workers_streams_alone);
     tcase_add_test(tcase, what_no_engine_says_ends_its_socket_and_poisons_its_pages);

@@ -189,6 +189,45 @@ START_TEST(gpus_are_asked_for)
 }
 END_TEST
 
+static double number_of(const cJSON *object, const char *name)
+{
+    const cJSON *number = cJSON_GetObjectItem(object, name);
+    ck_assert_msg(cJSON_IsNumber(number), "%s", name);
+    return number->valuedouble;
+}
+
+/* The second device of the fake NVML, on which a process has 600 MiB. */
+START_TEST(nvml_is_asked_for_what_a_worker_does_not_know)
+{
+    struct hvi_gpu_row row = {.uuid = "GPU-66616b65-2067-7075-206f-66206e6f0001",
+                              .job = "x",
+                              .pid = 4711,
+                              .state = "idle",
+                              .imports = 1,
+                              .import_bytes = 4096,
+                              .staging_bytes = 80u << 20,
+                              .comms = 3};
+    const struct hvt_line line = {.kind = HVI_ADMIN_GPUS, .reply = {.gpus = &row, .gpu_count = 1}};
+    setenv("FAKEGPU", "devices=3;memory=1000;used=700;process=4711:600", 1);
+    hvt_run_played(&line, 1, "gpus --json");
+    cJSON *document = hvt_document();
+    const cJSON *gpu = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "gpus"), 0);
+    ck_assert_double_eq(number_of(gpu, "own_bytes"), 520 << 20);
+    ck_assert_double_eq(number_of(gpu, "free_bytes"), 300 << 20);
+    ck_assert_double_eq(number_of(gpu, "import_bytes"), 4096);
+    ck_assert_double_eq(number_of(gpu, "communicators"), 3);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(gpu, "nvlink")), "NV2");
+    cJSON_Delete(document);
+    hvt_run_played(&line, 1, "gpus");
+    expect_out("520.0 MiB");
+    expect_out("NV2");
+    setenv("FAKEGPU", "devices=3;nvml-holes=1", 1);
+    hvt_run_played(&line, 1, "gpus");
+    hvt_expect_end(0, "");
+    expect_out("80.0 MiB");
+}
+END_TEST
+
 START_TEST(a_job_is_stopped_with_a_reason)
 {
     const struct hvt_line says[] = {
@@ -398,6 +437,7 @@ int main(void)
     tcase_add_test(tests, stalls_are_asked_for_with_an_age_and_without_a_job);
     tcase_add_test(tests, nodes_take_two_questions);
     tcase_add_test(tests, gpus_are_asked_for);
+    tcase_add_test(tests, nvml_is_asked_for_what_a_worker_does_not_know);
     tcase_add_test(tests, a_job_is_stopped_with_a_reason);
     tcase_add_test(tests, version_is_told_with_and_without_a_hvdd);
     tcase_add_test(tests, a_node_that_is_silent_is_told_beside_the_table);

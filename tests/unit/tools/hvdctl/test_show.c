@@ -91,15 +91,27 @@ END_TEST
 START_TEST(workers_of_gpus_are_a_table)
 {
     struct hvi_gpu_row rows[] = {
-        {.uuid = "GPU-1", .name = "Fake", .job = "x", .pid = 7, .state = "up"},
+        {.uuid = "GPU-1",
+         .name = "Fake",
+         .job = "x",
+         .pid = 7,
+         .state = "idle",
+         .import_bytes = 3u << 20,
+         .staging_bytes = 80u << 20,
+         .own_bytes = 500u << 20,
+         .comms = 2,
+         .links = "NV18"},
         {.uuid = "GPU-2", .job = "long", .state = "starting"},
     };
     struct ctl ctl = hvt_ctl();
     struct hvi_admin_reply reply = {.gpus = rows, .gpu_count = 2};
     ctl_show_gpus(&ctl, &reply);
-    EXPECT(ctl, "GPU    NAME  JOB   USER  PID  STATE\n"
-                "GPU-1  Fake  x     root    7  up\n"
-                "GPU-2  -     long  root    -  starting\n");
+    EXPECT(ctl, "GPU    NAME  JOB   USER  PID  STATE     IMPORTED   STAGING        OWN  FREE  "
+                "COMMS  NVLINK\n"
+                "GPU-1  Fake  x     root    7  idle       3.0 MiB  80.0 MiB  500.0 MiB     -  "
+                "    2  NV18\n"
+                "GPU-2  -     long  root    -  starting         -         -          -     -  "
+                "    0  -\n");
     ctl = hvt_ctl();
     reply.gpu_count = 0;
     ctl_show_gpus(&ctl, &reply);
