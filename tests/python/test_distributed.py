@@ -135,6 +135,40 @@ def test_backends_are_given_by_device(ranks, tmp_path):
     ranks(2, check_devices, str(tmp_path))
 
 
+def check_split_groups() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    rank = dist.get_rank()
+
+    def summed(group: object) -> float:
+        room = torch.full((3,), float(rank))
+        dist.all_reduce(room, group=group)
+        return float(room[0])
+    pair = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+    assert dist.get_process_group_ranks(pair) == [rank % 2, rank % 2 + 2] and dist.get_rank(pair) == rank // 2
+    assert summed(pair) == (2.0, 4.0)[rank % 2] and dist.get_backend(pair) == "hvd"
+    one = dist.split_group(pair, [[1]])  # of each pair
+    assert (one is dist.GroupMember.NON_GROUP_MEMBER) == (rank < 2)
+    assert rank < 2 or summed(one) == rank
+    three = dist.split_group(split_ranks=[[0, 1, 3]], backend="hvd", group_desc="three of four")
+    if rank != 2:
+        assert summed(three) == 4.0 and three.group_desc == "three of four"
+        everything: list = [None] * 3
+        dist.all_gather_object(everything, rank, group=three)
+        assert everything == [0, 1, 3]
+        dist.destroy_process_group(three)
+    with pytest.raises(ValueError, match=r"ascending order, not \[.*\]"):
+        dist.split_group(split_ranks=[[2, 0], [3, 1]])
+    assert summed(dist.new_group([0, 1, 2, 3])) == summed(None) == 6.0
+    dist.destroy_process_group()
+
+
+def test_a_group_is_split(ranks):
+    ranks(4, check_split_groups)
+
+
 def check_death(kind: str) -> str:
     import os
     import signal

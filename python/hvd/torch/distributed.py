@@ -164,7 +164,7 @@ class _Reduction:
 class ProcessGroupHvd(dist.ProcessGroup):
     """A process group over hvd; made by torch.distributed. `ranks`: the members' global ranks."""
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
 
     def __init__(self, rank: int, size: int, ranks: Sequence[int], timeout: timedelta,
@@ -178,6 +178,7 @@ class ProcessGroupHvd(dist.ProcessGroup):
         self._opening = opening
         self._owns_session = owns_session
         self._set: int | None = 0 if opening is None else None
+        self._store: Any = None  # of a split
         self._collected: list[Work] | None = None
         self._kept: collections.deque[Work] = collections.deque()
         self._names = {"name": "", "desc": "undefined"}
@@ -287,9 +288,43 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        # While torch makes the group it takes one with a device for its own kind, and asks C++ for what is not there.
+        # While torch makes the group it takes one with a device for its own kind, and asks C++ for what is not there. Of a
+        # split it must know the devices before; there its recorder of ops alone asks C++.
         is_made = self in dist.distributed_c10d._world.pg_map  # pylint: disable=protected-access
-        return self._rest.devices() if is_made else []
+        asks = sys._getframe(1).f_code.co_name  # pylint: disable=protected-access
+        is_split = self._store is not None and asks != "_maybe_attach_flight_recorder"
+        return self._rest.devices() if is_made or is_split else []
+
+    def split_group(self, new_ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None,
+                    group_name: str | None = None, group_desc: str | None = None,
+                    device_types: Sequence[Any] | None = None) -> ProcessGroupHvd | None:
+        """A group of the members with these group ranks, in ascending order; None for other members, who have no part in it."""
+        del opts
+        if self._rest.others:
+            raise ValueError("split_group: a process group of which other backends have devices cannot be split; "
+                             "use new_group")
+        if self._rank not in new_ranks:
+            return None
+        ranks = [self._ranks[place] for place in new_ranks]
+        name = group_name or f"{self.getGroupName()}:{','.join(map(str, ranks))}"
+        rest = _Rest(None, [device.type for device in device_types or self._rest.devices()])
+        group = ProcessGroupHvd(list(new_ranks).index(self._rank), len(ranks), ranks,
+                                timeout or timedelta(seconds=self._seconds), _open_set("split_group", ranks, name), rest=rest)
+        group._store = dist.PrefixStore(f"{name}/", dist.distributed_c10d._get_process_group_store(self))
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or "undefined")
+        return group
+
+    def get_group_store(self) -> Any:
+        """Of a group that split_group has made; torch has those of others."""
+        return self._store
+
+    # What torch asks of backends that split, for a group with a device of its own: here nothing has to be done before.
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Nothing."""
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Nothing: other ranks make a group without this one."""
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For the waits that begin from now on."""
@@ -855,6 +890,15 @@ def _rest_of(options: Any, backend_options: Any) -> _Rest | None:
     return _Rest(group, [device for device, name in wanted.items() if name == "hvd"], list(others))
 
 
+def _open_set(what: str, ranks: list[int], name: str) -> _ops.Op:
+    """Begins to open the process set of a group. Its members wait for each other in the group's first op."""
+    if ranks != sorted(ranks):
+        raise ValueError(f"{what}: the ranks of a process group of hvd are in ascending order, not {ranks}")
+    wanted = (ctypes.c_int * len(ranks))(*ranks)
+    tag = zlib.crc32(name.encode()) & 0x7fffffff
+    return _ops.submit(lib.hvd_process_set_open_async, None, wanted, len(ranks), tag, owns_result=True)
+
+
 def _create(options: Any, backend_options: Any) -> ProcessGroupHvd:
     """Called by torch on the members of a new group."""
     rest = _rest_of(options, backend_options)
@@ -863,11 +907,7 @@ def _create(options: Any, backend_options: Any) -> ProcessGroupHvd:
         opened = _session_for(options.store, options.group_rank, options.group_size)
         return ProcessGroupHvd(options.group_rank, options.group_size, range(options.group_size), options.timeout, None,
                                opened, rest)
-    if ranks != sorted(ranks):
-        raise ValueError(f"new_group: the ranks of a process group of hvd are in ascending order, not {ranks}")
-    wanted = (ctypes.c_int * len(ranks))(*ranks)
-    tag = zlib.crc32(str(options.group_id).encode()) & 0x7fffffff
-    opening = _ops.submit(lib.hvd_process_set_open_async, None, wanted, len(ranks), tag, owns_result=True)
+    opening = _open_set("new_group", ranks, str(options.group_id))
     return ProcessGroupHvd(options.group_rank, options.group_size, ranks, options.timeout, opening, rest=rest)
 
 
