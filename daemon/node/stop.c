@@ -188,6 +188,7 @@ int node_stop_watch(struct node *node)
     sigset_t set;
 
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); /* ignored: the kernel would drop how an engine has ended */
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
     for (size_t i = 0; i < 3; i++)

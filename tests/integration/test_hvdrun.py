@@ -147,6 +147,16 @@ def test_signals_are_as_a_shell_would_leave_them(launcher):
     assert not int(masks["SigIgn"], 16) & ~int(mine["SigIgn"], 16)
 
 
+def test_a_parent_that_ignores_ends_of_children_hurts_nobody(launcher):
+    """An ignored SIGCHLD is inherited: the kernel would reap every child, and its exit status would be lost."""
+    def ignore():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    for command, code in ((("sh", "-c", "exit 3"), 3), ((program("hvd-perf"), "-b", "4", "-e", "4", "-i", "5"), 0)):
+        done = launcher.run("-np", "2", *command, preexec_fn=ignore)  # pylint: disable=subprocess-popen-preexec-fn
+        assert done.returncode == code, done.stderr
+
+
 def test_ranks_are_bound_to_one_core_each_when_asked(launcher):
     usable = sorted(os.sched_getaffinity(0))
     ranks = len(usable) + 1

@@ -23,6 +23,7 @@ static void restore_heritage(const struct run_heritage *heritage)
 {
     struct rlimit limit;
     sigaction(SIGPIPE, &heritage->pipe_action, NULL);
+    sigaction(SIGCHLD, &heritage->child_action, NULL);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != heritage->nofile_soft) {
         limit.rlim_cur = (rlim_t)heritage->nofile_soft;
         setrlimit(RLIMIT_NOFILE, &limit);

@@ -14,10 +14,11 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What a child must get back before exec: hvdrun blocks signals and ignores SIGPIPE for itself. */
+/* What a child must get back before exec: hvdrun blocks signals, ignores SIGPIPE and does not ignore
+ * SIGCHLD. */
 struct run_heritage {
     sigset_t mask;
-    struct sigaction pipe_action;
+    struct sigaction pipe_action, child_action;
     uint64_t nofile_soft; /* RLIMIT_NOFILE before hvdrun raised it */
 };
 

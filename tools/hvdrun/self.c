@@ -35,6 +35,8 @@ int run_self_open_signals(struct run_heritage *heritage_p)
     memset(&action, 0, sizeof action);
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, &heritage_p->pipe_action);
+    action.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &action, &heritage_p->child_action);
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 

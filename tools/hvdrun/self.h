@@ -8,7 +8,8 @@
 /* 0, 1 and 2 must be taken, or a pipe of ours would become a child's stdin. */
 void run_self_fill_fds(void);
 /* Signals come through this descriptor, and SIGPIPE is ignored; those that were ignored at our start
- * (nohup) stay so. What a child must get back is in *heritage_p. -1 and errno. */
+ * (nohup) stay so, but for SIGCHLD: the kernel would drop how a child has ended. What a child must get
+ * back is in *heritage_p. -1 and errno. */
 int run_self_open_signals(struct run_heritage *heritage_p);
 /* Room for the descriptors of `ranks` ranks, as far as the hard limit goes. */
 void run_self_raise_fds(struct run_heritage *heritage, int ranks);
