@@ -213,7 +213,8 @@ char **run_env_make(char **base, char *const *settings)
             goto out_of_memory;
     for (; *settings != NULL; settings++) {
         const bool unset = (*settings)[strcspn(*settings, "=")] == '\0'; /* "NAME": remove it */
-        if (!unset && (env[used++] = strdup(*settings)) == NULL)
+        if (!unset && !is_replaced(*settings, settings + 1) &&
+            (env[used++] = strdup(*settings)) == NULL)
             goto out_of_memory;
     }
     return env;

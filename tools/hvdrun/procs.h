@@ -56,7 +56,7 @@ bool run_proc_look(struct run_proc *proc);
 void run_proc_reap(struct run_proc *proc);
 
 /* A copy of `base` with `settings` (NULL-terminated) applied: "NAME=value" replaces or adds, "NAME"
- * removes. NULL without memory. Free with run_env_free. */
+ * removes; of several for one name the last counts. NULL without memory. Free with run_env_free. */
 char **run_env_make(char **base, char *const *settings);
 void run_env_free(char **env);
 

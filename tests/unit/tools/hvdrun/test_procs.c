@@ -126,6 +126,19 @@ START_TEST(settings_replace_add_and_remove)
 }
 END_TEST
 
+/* getenv takes the first of two, a shell the last. */
+START_TEST(of_several_settings_of_one_name_the_last_counts)
+{
+    char *base[] = {(char *)(uintptr_t) "A=1", NULL};
+    char *settings[] = {(char *)(uintptr_t) "A=2", (char *)(uintptr_t) "B=1",
+                        (char *)(uintptr_t) "A=3", (char *)(uintptr_t) "B", NULL};
+    char **env = run_env_make(base, settings);
+    ck_assert_str_eq(env[0], "A=3");
+    ck_assert_ptr_null(env[1]);
+    run_env_free(env);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/procs");
@@ -136,6 +149,7 @@ int main(void)
     tcase_add_test(tests, a_program_that_does_not_run_leaves_its_errno_and_no_process);
     tcase_add_test(tests, a_child_gets_signals_back_as_they_were);
     tcase_add_test(tests, settings_replace_add_and_remove);
+    tcase_add_test(tests, of_several_settings_of_one_name_the_last_counts);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
