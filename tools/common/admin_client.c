@@ -13,12 +13,16 @@
 #include "tools/common/address.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #define REPLY_BYTES_MAX (64 * 1024 * 1024)
+#define DESCRIPTORS     16 /* that libzmq takes for our sockets, and some more */
 
 struct admin_client {
     void *context;
@@ -62,10 +66,22 @@ static int open_socket(struct admin_client *client, const char *dir)
     return HVI_OK;
 }
 
+/* libzmq ends the process where it gets no descriptor for its threads. */
+static bool has_descriptors(void)
+{
+    int fds[DESCRIPTORS];
+    int count = 0;
+    while (count < DESCRIPTORS && (fds[count] = epoll_create1(EPOLL_CLOEXEC)) >= 0)
+        count++;
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+    return count == DESCRIPTORS;
+}
+
 int admin_client_open(const char *dir, struct admin_client **client_p)
 {
     const int error = address_probe(dir);
-    if (error == EMFILE || error == ENFILE)
+    if (error == EMFILE || error == ENFILE || (error == 0 && !has_descriptors()))
         return HVI_ERR_LIMIT;
     if (error != 0)
         return error == ENAMETOOLONG ? HVI_ERR_INVALID : HVI_ERR_NO_DAEMON;

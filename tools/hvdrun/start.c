@@ -193,8 +193,9 @@ static int start_rank(struct run_node *node, int index, int input_fd, char *text
         error = start_process(node, index, input_fd, ends);
     close_all(ends);
     if (error != 0) {
-        snprintf(text_p, size, "cannot start rank %d: %s: %s", rank, command,
-                 error == ENOENT ? "command not found" : strerror(error));
+        snprintf(text_p, size, "cannot start rank %d: %s: %s%s", rank, command,
+                 error == ENOENT ? "command not found" : strerror(error),
+                 error == EMFILE ? "; raise their limit (ulimit -n)" : "");
         return error == ENOENT ? 127 : error == EACCES || error == ENOEXEC ? 126 : 1;
     }
     node->alive++;

@@ -301,6 +301,25 @@ START_TEST(a_lack_of_descriptors_is_not_taken_for_a_lack_of_hvdd)
 }
 END_TEST
 
+/* libzmq would end the process. */
+START_TEST(with_a_few_descriptors_there_is_no_client_but_still_a_process)
+{
+    const struct rlimit old = hvt_forbid_fds();
+    struct rlimit limit = old;
+    int status = HVI_ERR_LIMIT, room = 0;
+
+    getrlimit(RLIMIT_NOFILE, &limit);
+    for (; status == HVI_ERR_LIMIT; room++) {
+        limit.rlim_cur++;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        status = admin_client_open(root, &client);
+    }
+    ck_assert_int_eq(status, HVI_OK);
+    ck_assert_int_gt(room, 1);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+}
+END_TEST
+
 START_TEST(a_question_is_asked_again_when_the_gate_is_restarted)
 {
     struct player player;
@@ -332,6 +351,7 @@ int main(void)
     tcase_add_test(tests, an_answer_that_makes_no_sense_is_told_with_a_sentence);
     tcase_add_test(tests, silence_ends_at_the_deadline_and_the_next_question_is_answered);
     tcase_add_test(tests, a_hvdd_that_goes_is_told_long_before_the_deadline);
+    tcase_add_test(tests, with_a_few_descriptors_there_is_no_client_but_still_a_process);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_is_restarted);
     tcase_add_test(tests, a_question_that_does_not_encode_is_not_sent);
     tcase_add_test(tests, nothing_that_listens_is_no_daemon_and_a_long_path_invalid);
