@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdrun: ranks of /bin/sh (and of hvt-rank and hvd-perf where ops matter) start, talk and end together."""
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -217,6 +218,21 @@ def test_a_slow_reader_tears_no_line(launcher):
     lines = process.communicate(timeout=scaled(60))[0].decode().splitlines()
     assert len(lines) == 3_000_000
     assert {line[3:] for line in lines} == {"<stdout>:0123456789abcdef"}
+
+
+def test_the_last_words_wait_for_their_reader(launcher):
+    """The pipe has room for what the rank prints, and for no more of hvdrun's own words than how the rank has ended."""
+    out, into = os.pipe()
+    fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 4096)
+    script = "head -c 4000 /dev/zero | tr '\\0' x; echo; exit 3"
+    process = launcher.start("-np", "1", "--no-prefix", "sh", "-c", script, stdout=into, stderr=into)
+    os.close(into)
+    with open(out, "rb") as stream:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits now, or is about to
+            process.wait(scaled(1.5))
+        text = stream.read().decode()
+    assert process.wait(scaled(20)) == 3
+    assert text.startswith("x" * 4000 + "\nhvdrun: rank 0") and text.endswith("Exit code: 3\n"), text[4000:]
 
 
 def test_any_bytes_pass(launcher):

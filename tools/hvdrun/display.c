@@ -2,14 +2,17 @@
 #include "tools/hvdrun/display.h"
 
 #include "base/clock.h"
+#include "tools/hvdrun/self.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -194,6 +197,35 @@ bool run_display_report(struct run_display *display)
                         stream_names[i % 2], i / 2, strerror(stream->file_error));
     }
     return complete && (display->out->error == 0 || display->out->gone);
+}
+
+/* True: hvdrun is to end. */
+static bool read_signals(int signal_fd)
+{
+    struct signalfd_siginfo info;
+    while (read(signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (run_self_asks_to_end((int)info.ssi_signo))
+            return true;
+        if (info.ssi_signo == SIGTSTP)
+            raise(SIGSTOP);
+    }
+    return false;
+}
+
+void run_display_drain(struct run_display *display, int signal_fd)
+{
+    struct run_polls polls = {.count = 0};
+    bool asked = false;
+    while (!asked && (display->out->pending.used > 0 || display->err->pending.used > 0)) {
+        run_polls_clear(&polls);
+        run_polls_add(&polls, signal_fd, POLLIN, do_nothing, display, 0);
+        run_display_poll(display, &polls);
+        if (!run_polls_wait(&polls, HVI_NEVER))
+            break;
+        run_display_flush(display);
+        asked = read_signals(signal_fd);
+    }
+    run_polls_fini(&polls);
 }
 
 void run_display_close(struct run_display *display)

@@ -36,7 +36,9 @@ uint64_t run_display_next_ns(const struct run_display *display);
 unsigned run_display_flush(struct run_display *display);
 /* What went to files or was dropped deserves a word. False if there was such. */
 bool run_display_report(struct run_display *display);
-/* Shows and writes the rest. */
+/* Waits until the reader has taken what is left, or a signal that asks to end comes through `signal_fd`. */
+void run_display_drain(struct run_display *display, int signal_fd);
+/* Writes what can be written now, and drops the rest. */
 void run_display_close(struct run_display *display);
 
 #endif

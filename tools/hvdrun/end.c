@@ -8,6 +8,7 @@
 #include "tools/hvdrun/end.h"
 
 #include "base/clock.h"
+#include "tools/hvdrun/self.h"
 
 #include <signal.h>
 #include <stdarg.h>
@@ -330,25 +331,19 @@ void run_end_not_started(struct run_end *end, int ranks)
     check_over(end);
 }
 
-static bool asks_to_end(int signal_number)
-{
-    return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGHUP ||
-           signal_number == SIGQUIT;
-}
-
 void run_end_signal(struct run_end *end, int signal_number)
 {
-    if (end->options->verbose || (asks_to_end(signal_number) && end->stop_signal == 0))
+    if (end->options->verbose || (run_self_asks_to_end(signal_number) && end->stop_signal == 0))
         say(end, "received signal %d (SIG%s); passed on to every rank", signal_number,
             sigabbrev_np(signal_number));
-    if (asks_to_end(signal_number) && end->stop_signal != 0 && signal_number != SIGHUP) {
+    if (run_self_asks_to_end(signal_number) && end->stop_signal != 0 && signal_number != SIGHUP) {
         say(end, "received signal %d (SIG%s) again; killing", signal_number,
             sigabbrev_np(signal_number));
         end->impatient = true;
         kill_all(end);
         return;
     }
-    if (asks_to_end(signal_number)) {
+    if (run_self_asks_to_end(signal_number)) {
         end->stop_signal = signal_number;
         end->hands.mute(end->hands.context);
     }

@@ -222,6 +222,8 @@ static void finish(struct plain *plain)
         run_node_close(&plain->node);
     run_stream_fini(&plain->log);
     run_stdin_fini(&plain->input);
+    if (!plain->end.impatient)
+        run_display_drain(&plain->display, plain->signal_fd);
     run_display_close(&plain->display);
     run_polls_fini(&plain->polls);
     run_end_fini(&plain->end);

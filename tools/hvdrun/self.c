@@ -40,6 +40,12 @@ int run_self_open_signals(struct run_heritage *heritage_p)
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+bool run_self_asks_to_end(int signal_number)
+{
+    return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGHUP ||
+           signal_number == SIGQUIT;
+}
+
 void run_self_raise_fds(struct run_heritage *heritage, int ranks)
 {
     struct rlimit limit;

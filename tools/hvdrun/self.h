@@ -11,6 +11,8 @@ void run_self_fill_fds(void);
  * (nohup) stay so, but for SIGCHLD: the kernel would drop how a child has ended. What a child must get
  * back is in *heritage_p. -1 and errno. */
 int run_self_open_signals(struct run_heritage *heritage_p);
+/* The user, or a service manager, wants hvdrun to end. */
+bool run_self_asks_to_end(int signal_number);
 /* Room for the descriptors of `ranks` ranks, as far as the hard limit goes. */
 void run_self_raise_fds(struct run_heritage *heritage, int ranks);
 /* Hexadecimal digits from the kernel's random source, at most 64, and a zero. */

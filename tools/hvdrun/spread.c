@@ -830,6 +830,8 @@ static void finish(struct spread *spread)
     }
     run_stdin_fini(&spread->input);
     run_call_close(&spread->call);
+    if (!spread->end.impatient)
+        run_display_drain(&spread->display, spread->signal_fd);
     run_display_close(&spread->display);
     run_polls_fini(&spread->polls);
     run_end_fini(&spread->end);
