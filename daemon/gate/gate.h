@@ -15,6 +15,8 @@
 
 #include <systemd/sd-event.h>
 
+#define GATE_DESCRIPTORS_MAX 2048u /* a node is one, and strangers have room beside a whole job's */
+
 struct gate_outgoing; /* link.c */
 struct gate_admin;    /* admin.c */
 struct gate_mesh;     /* mesh.c */

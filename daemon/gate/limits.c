@@ -14,8 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define DESCRIPTORS_MAX 1024u
-#define MEMORY_MAX      (256u * 1024u * 1024u) /* bytes of heap and other private memory */
+#define MEMORY_MAX (256u * 1024u * 1024u) /* bytes of heap and other private memory */
 
 static void log_failed(const char *what)
 {
@@ -37,11 +36,11 @@ static bool drop_capabilities(void)
 
 static uint64_t limit_descriptors(void)
 {
-    struct rlimit limit = {DESCRIPTORS_MAX, DESCRIPTORS_MAX};
+    struct rlimit limit = {GATE_DESCRIPTORS_MAX, GATE_DESCRIPTORS_MAX};
 
     getrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_max > DESCRIPTORS_MAX)
-        limit.rlim_max = DESCRIPTORS_MAX;
+    if (limit.rlim_max > GATE_DESCRIPTORS_MAX)
+        limit.rlim_max = GATE_DESCRIPTORS_MAX;
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
     return limit.rlim_cur;

@@ -8,8 +8,9 @@
  *   monitor  connections that come, go and fail
  *
  * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are:
- * their descriptors are counted here, and with too many the socket stops listening until half of them
- * have gone. A peer whose key is refused never tries again by itself; the one that joins starts anew. */
+ * their descriptors are counted here. A connection is a stranger until a message comes from it. With too many
+ * strangers the socket stops listening until half of them have gone or spoken: nodes, which stay for the time of
+ * their jobs, take no room from those that are still to come. A peer whose key is refused never tries again by itself; the one that joins starts anew. */
 #include "daemon/gate/socket.h"
 
 #include "base/status.h"
@@ -34,10 +35,12 @@
 #define ZAP_ENDPOINT     "inproc://zeromq.zap.01"
 #define MESSAGES_AT_ONCE 256
 #define QUEUE_MESSAGES   256
-#define CONNECTIONS_MAX  512u
-#define DESCRIPTORS_MAX  1024u
+#define STRANGERS_MAX    512u
+#define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
 #define ENDPOINT_ROOM    (HVI_WIRE_PATH + 16)
+
+enum connection { NO_CONNECTION, STRANGER, NODE };
 
 struct gate_socket {
     sd_event *event;
@@ -49,10 +52,10 @@ struct gate_socket {
     sd_event_source *sources[3], *again;
     char endpoint[ENDPOINT_ROOM]; /* tcp://... */
     char route[GATE_ROUTE_TEXT];
-    bool connections[DESCRIPTORS_MAX]; /* by descriptor */
-    uint32_t connection_count;
-    bool deaf;           /* unbound: too many connections */
-    unsigned rounds;     /* how often the sockets were opened */
+    unsigned char connections[GATE_DESCRIPTORS_MAX]; /* enum connection, by descriptor */
+    uint32_t counts[NODE + 1];                       /* of each kind of connection */
+    bool deaf;                                       /* unbound: too many connections */
+    unsigned rounds;                                 /* how often the sockets were opened */
     uint64_t rejoin_ns;  /* not 0: the key was refused; when to try again */
     uint64_t logged_ns;  /* of refusals */
     uint32_t not_logged; /* since then */
@@ -184,6 +187,29 @@ static bool zap_serve(struct gate_socket *socket)
     return true;
 }
 
+/* ---- how many there are ---- */
+
+static void count_connection(struct gate_socket *socket, int fd, enum connection is)
+{
+    if (fd < 0 || fd >= (int)GATE_DESCRIPTORS_MAX)
+        return;
+    socket->counts[socket->connections[fd]]--;
+    socket->counts[is]++;
+    socket->connections[fd] = (unsigned char)is;
+}
+
+static bool is_stranger(const struct gate_socket *socket, int fd)
+{
+    return fd >= 0 && fd < (int)GATE_DESCRIPTORS_MAX && socket->connections[fd] == STRANGER;
+}
+
+/* For so many more strangers. */
+static bool has_room(const struct gate_socket *socket, uint32_t more)
+{
+    return socket->counts[STRANGER] + more <= STRANGERS_MAX &&
+           socket->counts[STRANGER] + socket->counts[NODE] + more <= CONNECTIONS_MAX;
+}
+
 /* ---- messages ---- */
 
 /* The last frame, with the number of frames before it; the first of these in `route_p`. */
@@ -234,6 +260,8 @@ static bool message_receive(struct gate_socket *socket)
                                      .key = gets_or_none(&body, "User-Id"),
                                      .address = unmapped(gets_or_none(&body, "Peer-Address")),
                                      .connection = zmq_msg_get(&body, ZMQ_SRCFD)};
+    if (is_stranger(socket, from.connection))
+        count_connection(socket, from.connection, NODE);
     if (before == (socket->listens ? 1 : 0) && (!socket->listens || route[0] != '\0'))
         socket->calls->received(socket->user, socket->listens ? &from : NULL, zmq_msg_data(&body),
                                 zmq_msg_size(&body));
@@ -258,16 +286,10 @@ void gate_socket_send(struct gate_socket *socket, const char *route, const unsig
 
 /* ---- connections ---- */
 
-static void count_connection(struct gate_socket *socket, uint16_t event, int32_t fd)
+static void accept_or_end(struct gate_socket *socket, uint16_t event, int32_t fd)
 {
-    if (fd < 0 || fd >= (int32_t)DESCRIPTORS_MAX)
-        return;
-    bool is = event == ZMQ_EVENT_ACCEPTED;
-    if (socket->connections[fd] != is)
-        socket->connection_count += is ? 1u : UINT32_MAX;
-    socket->connections[fd] = is;
-    if (!socket->deaf && socket->connection_count >= CONNECTIONS_MAX &&
-        zmq_unbind(socket->main, socket->endpoint) == 0) {
+    count_connection(socket, fd, event == ZMQ_EVENT_ACCEPTED ? STRANGER : NO_CONNECTION);
+    if (!socket->deaf && !has_room(socket, 1) && zmq_unbind(socket->main, socket->endpoint) == 0) {
         socket->deaf = true;
         log_refused(socket, "the mesh does not listen for now: it has too many connections", "");
     }
@@ -289,7 +311,7 @@ static void tell_connected(struct gate_socket *socket, int fd)
 static void handle_event(struct gate_socket *socket, uint16_t event, int32_t value)
 {
     if (event == ZMQ_EVENT_ACCEPTED || event == ZMQ_EVENT_DISCONNECTED)
-        count_connection(socket, event, value);
+        accept_or_end(socket, event, value);
     if (socket->listens) {
         if (event == ZMQ_EVENT_DISCONNECTED)
             socket->calls->disconnected(socket->user, value);
@@ -596,7 +618,7 @@ int gate_socket_join(sd_event *event, const struct gate_keys *keys, const char *
 
 void gate_socket_tick(struct gate_socket *socket, uint64_t now_ns)
 {
-    if (socket->deaf && socket->connection_count <= CONNECTIONS_MAX / 2 &&
+    if (socket->deaf && has_room(socket, STRANGERS_MAX / 2) &&
         zmq_bind(socket->main, socket->endpoint) == 0)
         socket->deaf = false;
     if (socket->rejoin_ns != 0 && now_ns >= socket->rejoin_ns) {
