@@ -5,12 +5,11 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "daemon/gate/gate.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
 #include <arpa/inet.h>
-#include <systemd/sd-event.h>
-
 #include <zmq.h>
 
 #define NODES     300 /* more than half of what strangers may have */
