@@ -3,7 +3,6 @@
  * its descriptors are not ours. */
 #include "daemon/gate/socket.h"
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "daemon/gate/gate.h"
 #include "tests/unit/hvt_main.h"
