@@ -191,6 +191,36 @@ int hvi_packet_receive(int socket_fd, struct hvi_packet *packet_p, uint64_t dead
     }
 }
 
+int hvi_packet_peek(int socket_fd, struct hvi_packet *packet_p, bool *has_fds_p)
+{
+    packet_p->length = 0;
+    packet_p->fd_count = 0;
+    packet_p->sender_pid = 0;
+    *has_fds_p = false;
+    for (bool reset = false;;) {
+        struct iovec iov = {.iov_base = packet_p->bytes, .iov_len = sizeof packet_p->bytes};
+        struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1};
+        ssize_t length = recvmsg(socket_fd, &header, MSG_PEEK | MSG_DONTWAIT);
+        if (length < 0 && (errno == EINTR || (errno == ECONNRESET && !reset))) {
+            reset = errno == ECONNRESET;
+            continue;
+        }
+        if (length < 0)
+            return would_block(errno) ? HVI_ERR_TIMEOUT : status_from_errno(errno);
+        *has_fds_p = (header.msg_flags & MSG_CTRUNC) != 0; /* there was no room for any */
+        packet_p->length = (size_t)length;
+        if (length == 0)
+            return *has_fds_p ? HVI_ERR_PROTOCOL : HVI_ERR_CLOSED;
+        return (header.msg_flags & MSG_TRUNC) != 0 ? HVI_ERR_PROTOCOL : HVI_OK;
+    }
+}
+
+void hvi_packet_drop(int socket_fd)
+{
+    char byte;
+    (void)recv(socket_fd, &byte, 1, MSG_DONTWAIT | MSG_TRUNC);
+}
+
 void hvi_packet_close_fds(struct hvi_packet *packet)
 {
     for (uint32_t i = 0; i < packet->fd_count; i++) {

@@ -7,6 +7,7 @@
 
 #include "proto/wire.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,6 +29,12 @@ int hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *
  * (truncated, too many descriptors), HVI_ERR_LIMIT (descriptors could not be installed: out of
  * fds). The caller owns the descriptors. */
 int hvi_packet_receive(int socket_fd, struct hvi_packet *packet_p, uint64_t deadline_ns);
+/* As hvi_packet_receive without waiting, but the message stays where it is, with its descriptors: none is installed, and
+ * *has_fds_p says whether there are any. HVI_ERR_CLOSED also for an empty message without any. */
+int hvi_packet_peek(int socket_fd, struct hvi_packet *packet_p, bool *has_fds_p);
+/* Takes out the message that hvi_packet_peek has shown. Not one with descriptors: they would be let go of, and what does
+ * not close makes its last holder wait. */
+void hvi_packet_drop(int socket_fd);
 /* Closes the descriptors that are still in the packet. */
 void hvi_packet_close_fds(struct hvi_packet *packet);
 /* Takes descriptor `index` out of the packet: the caller owns it now. -1 if there is none. */

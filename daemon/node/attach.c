@@ -47,11 +47,9 @@ static void pending_free(struct node_pending *pending)
     sd_event_source_disable_unref(pending->io);
     sd_event_source_disable_unref(pending->timer);
     if (pending->fd >= 0)
-        close(pending->fd);
+        node_discard(node, pending->fd, pending->generation != NULL);
     if (pending->pidfd >= 0)
         close(pending->pidfd);
-    if (pending->file_fd >= 0)
-        close(pending->file_fd);
     free(pending->bytes);
     free(pending);
     node_stop_check(node);
@@ -76,11 +74,12 @@ static bool has_hung_up(int fd)
 static void send_refusal(struct node *node, int fd, int status, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY};
+    bool has_fds;
     size_t length;
 
     shutdown(fd, SHUT_RD);
-    if (hvi_packet_receive(fd, &node->packet, 0) == HVI_OK)
-        hvi_packet_close_fds(&node->packet);
+    if (hvi_packet_peek(fd, &node->packet, &has_fds) == HVI_OK && !has_fds)
+        hvi_packet_drop(fd);
     msg.attach_reply.status = status;
     msg.attach_reply.protocol_version = HVI_PROTOCOL_VERSION;
     msg.attach_reply.abi_version = HVI_ABI_VERSION;
@@ -275,13 +274,47 @@ static int timeline_check(const struct node_pending *pending,
                  request->protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
         return HVI_ERR_VERSION;
     }
-    if (request->start != (pending->file_fd >= 0)) {
+    if (request->start != pending->has_file) {
         snprintf(text_p, size, "a TimelineRequest with the wrong descriptors");
         return HVI_ERR_PROTOCOL;
     }
     return node_decide_job(pending->node, pending->peer.uid,
                            request->of_owner ? &request->owner : NULL, request->job, job_p, text_p,
                            size);
+}
+
+static void timeline_failed(struct node *node, uint64_t number)
+{
+    struct node_pending *pending;
+
+    DL_SEARCH_SCALAR(node->pendings, pending, timeline, number);
+    if (pending != NULL)
+        timeline_answer(pending, HVI_ERR_PROTOCOL,
+                        "the TimelineRequest with its file could not be passed on to the engine");
+}
+
+/* A helper takes the file and passes it on, because it has to be closed after that. */
+static int timeline_pass_on(struct node_pending *pending, struct node_engine *engine,
+                            const struct hvi_packet_msg *msg)
+{
+    struct node *node = pending->node;
+    int kept[] = {pending->fd, engine->link_fd}, file_fd;
+    size_t length;
+    pid_t pid;
+
+    if (engine->link_fd < 0 ||
+        hvi_packet_msg_encode(msg, node->encoded, sizeof(node->encoded), &length) != HVI_OK)
+        return HVI_ERR_ENGINE_LOST;
+    pid = node_discard_fork(node, kept, 2, timeline_failed, pending->timeline);
+    if (pid != 0)
+        return pid > 0 ? HVI_OK : HVI_ERR_DAEMON;
+    if (hvi_packet_receive(pending->fd, &node->packet, 0) != HVI_OK || node->packet.fd_count != 1)
+        _exit(1);
+    file_fd = node->packet.fds[0];
+    _exit(hvi_packet_send(engine->link_fd, node->encoded, length, &file_fd, 1,
+                          hvi_deadline_after(HVI_NS_SEC)) == HVI_OK
+              ? 0
+              : 1);
 }
 
 static void handle_timeline(struct node_pending *pending,
@@ -300,8 +333,12 @@ static void handle_timeline(struct node_pending *pending,
         msg.engine_timeline.start = request->start;
         msg.engine_timeline.mark_cycles = request->mark_cycles;
         memcpy(msg.engine_timeline.path, request->path, sizeof(msg.engine_timeline.path));
-        status = node_link_send(engine, &msg, &pending->file_fd, request->start ? 1 : 0);
-        snprintf(text, sizeof(text), "job '%s' has just ended", request->job);
+        status = request->start ? timeline_pass_on(pending, engine, &msg)
+                                : node_link_send(engine, &msg, NULL, 0);
+        if (status == HVI_ERR_DAEMON)
+            snprintf(text, sizeof(text), "hvdd cannot fork a helper that passes the file on");
+        else
+            snprintf(text, sizeof(text), "job '%s' has just ended", request->job);
     }
     if (status != HVI_OK) {
         timeline_answer(pending, status, text);
@@ -346,7 +383,7 @@ static void handle_message(struct node_pending *pending)
     }
     if (msg.kind == HVI_PACKET_TIMELINE_REQUEST)
         handle_timeline(pending, &msg.timeline_request);
-    else if (pending->file_fd >= 0)
+    else if (pending->has_file)
         pending_refuse(pending, HVI_ERR_PROTOCOL, "the first message has a descriptor");
     else if (msg.kind == HVI_PACKET_ATTACH_REQUEST)
         handle_attach(pending, &msg.attach_request);
@@ -360,7 +397,7 @@ static void handle_message(struct node_pending *pending)
 static void read_message(struct node_pending *pending)
 {
     struct hvi_packet *packet = &pending->node->packet;
-    int status = hvi_packet_receive(pending->fd, packet, 0);
+    int status = hvi_packet_peek(pending->fd, packet, &pending->has_file);
 
     if (status == HVI_ERR_TIMEOUT)
         return;
@@ -371,12 +408,9 @@ static void read_message(struct node_pending *pending)
         pending_free(pending);
         return;
     }
-    if (status == HVI_ERR_LIMIT) {
-        pending_refuse(pending, HVI_ERR_DAEMON_LIMIT, "hvdd is out of descriptors");
-        return;
-    }
-    if (status != HVI_OK || packet->fd_count > 1) {
-        hvi_packet_close_fds(packet);
+    if (!pending->has_file)
+        hvi_packet_drop(pending->fd);
+    if (status != HVI_OK) {
         pending_refuse(
             pending, HVI_ERR_PROTOCOL,
             "the first message must be an AttachRequest of at most 128 KiB without descriptors");
@@ -384,13 +418,11 @@ static void read_message(struct node_pending *pending)
     }
     pending->bytes = malloc(packet->length);
     if (pending->bytes == NULL) {
-        hvi_packet_close_fds(packet);
         pending_refuse(pending, HVI_ERR_DAEMON, "hvdd is out of memory");
         return;
     }
     memcpy(pending->bytes, packet->bytes, packet->length);
     pending->length = packet->length;
-    pending->file_fd = hvi_packet_take_fd(packet, 0);
     handle_message(pending);
 }
 
@@ -477,7 +509,7 @@ static void refuse_at_once(struct node *node, int fd, const struct node_peer *pe
     node->counters.refused++;
     log_refusal(peer, HVI_ERR_DAEMON_LIMIT, text);
     send_refusal(node, fd, HVI_ERR_DAEMON_LIMIT, text);
-    close(fd);
+    node_discard(node, fd, false);
 }
 
 static int64_t least(int64_t a, uint64_t b)
@@ -531,7 +563,7 @@ void node_attach_accept(struct node *node, int fd)
     int error;
 
     if (!node_listen_peer(fd, &peer)) {
-        close(fd);
+        node_discard(node, fd, false);
         return;
     }
     if (!has_room(node, &peer, text, sizeof(text))) {
@@ -545,7 +577,6 @@ void node_attach_accept(struct node *node, int fd)
     }
     pending->node = node;
     pending->fd = fd;
-    pending->file_fd = -1;
     pending->peer = peer;
     pending->pidfd = peer_pidfd(fd, peer.pid);
     error = errno;

@@ -51,9 +51,8 @@ struct node_pending {
     int32_t rank;
     bool retried;           /* an engine ended under it once */
     uint64_t held_until_ns; /* not 0: its rank seemed taken; decided again until then */
-    /* A TimelineRequest: its file, and the question that its engine is answering. */
-    int file_fd;       /* -1: none */
-    uint64_t timeline; /* EngineTimeline.request; 0: none */
+    bool has_file;          /* the first message has a descriptor, and is still in the socket */
+    uint64_t timeline;      /* EngineTimeline.request, which its engine is answering; 0: none */
     const struct node_engine *timeline_engine;
 };
 
@@ -97,6 +96,19 @@ struct node_acceptor {
     void (*take)(struct node *node, int fd); /* owns the connection */
     sd_event_source *io, *again;
     uint64_t logged_ns;
+};
+
+#define NODE_DISCARDS_MAX 256u
+
+struct node_helper;
+
+/* Connections of strangers that hvdd must not close itself (discard.c). */
+struct node_discard {
+    int fds[NODE_DISCARDS_MAX];
+    uint32_t count, helper_count;
+    struct node_helper *helpers; /* that have not ended yet */
+    sd_event_source *batch;
+    uint64_t released_ns;
 };
 
 struct node_counters {
@@ -169,6 +181,7 @@ struct node {
 
     struct node_pending *pendings;
     uint32_t pending_count;
+    struct node_discard discard;
     struct node_jobs jobs;
     struct node_engine *engines;
     sd_event_source *beat;
@@ -237,6 +250,17 @@ void node_attach_engine_gone(struct node *node, struct node_generation *generati
                              const char *fate);
 /* Answers everybody that is left with `status` and closes. */
 void node_attach_close_all(struct node *node, int status, const char *text);
+
+/* ---- discard.c: the end of connections to strangers
+ * ------------------------------------------------------------------- */
+
+/* Closes a connection of attach.sock, or has it closed where that could wait. `handed_over`: an engine has it too. */
+void node_discard(struct node *node, int fd, bool handed_over);
+/* Forks a helper that keeps `fds`, which are sorted in it, and standard output: 0 in the helper, which ends by _exit; its
+ * pid here; -1. Unless it exits with 0, `failed` (NULL: nobody) is told `number`. */
+pid_t node_discard_fork(struct node *node, int *fds, uint32_t count,
+                        void (*failed)(struct node *node, uint64_t number), uint64_t number);
+void node_discard_close(struct node *node);
 
 /* ---- spawn.c: engine processes
  * ------------------------------------------------------------------------------------ */

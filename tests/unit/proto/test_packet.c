@@ -364,6 +364,36 @@ START_TEST(descriptors_cut_by_the_kernel)
 }
 END_TEST
 
+/* A look takes nothing out, installs nothing, and tells an empty message with descriptors from the end. */
+START_TEST(a_look_leaves_the_message_and_its_descriptors)
+{
+    struct msghdr empty = {.msg_iovlen = 0};
+    bool has_fds;
+
+    ck_assert_int_eq(hvi_packet_peek(pair[1], &packet, &has_fds), HVI_ERR_TIMEOUT);
+    ck_assert_int_eq(hvi_packet_send(pair[0], "ab", 2, NULL, 0, soon()), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(pair[0], "c", 1, &pair[0], 1, soon()), HVI_OK);
+    ck_assert_int_eq(hvi_packet_peek(pair[1], &packet, &has_fds), HVI_OK);
+    ck_assert_uint_eq(packet.length, 2);
+    ck_assert(!has_fds);
+    ck_assert_int_eq(hvi_packet_peek(pair[1], &packet, &has_fds), HVI_OK);
+    ck_assert_uint_eq(packet.length, 2);
+    hvi_packet_drop(pair[1]);
+    ck_assert_int_eq(hvi_packet_peek(pair[1], &packet, &has_fds), HVI_OK);
+    ck_assert_uint_eq(packet.length, 1);
+    ck_assert_uint_eq(packet.fd_count, 0);
+    ck_assert(has_fds);
+    ck_assert_int_eq(hvi_packet_receive(pair[1], &packet, soon()), HVI_OK);
+    ck_assert_uint_eq(packet.fd_count, 1);
+    hvi_packet_close_fds(&packet);
+    ck_assert_int_eq(sendmsg(pair[0], &empty, 0), 0);
+    ck_assert_int_eq(hvi_packet_peek(pair[1], &packet, &has_fds), HVI_ERR_CLOSED);
+    ck_assert(!has_fds);
+    hvi_packet_drop(pair[1]);
+    ck_assert_int_eq(hvi_packet_peek(pair[1], &packet, &has_fds), HVI_ERR_TIMEOUT);
+}
+END_TEST
+
 static void add_plain(TCase *tcase)
 {
     tcase_add_test(tcase, bytes_arrive);
@@ -375,6 +405,7 @@ static void add_plain(TCase *tcase)
     tcase_add_test(tcase, closed_peer_is_seen);
     tcase_add_test(tcase, last_words_are_read);
     tcase_add_test(tcase, last_words_of_a_peer_that_has_not_read_ours_are_read);
+    tcase_add_test(tcase, a_look_leaves_the_message_and_its_descriptors);
     tcase_add_test(tcase, not_a_socket);
     tcase_add_test(tcase, receive_has_a_deadline);
     tcase_add_test(tcase, full_socket_times_out);

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The end of connections to strangers. A stranger may have sent a descriptor that does not close: a socket with
+ * SO_LINGER whose peer takes nothing, a file of a FUSE mount that does not answer. The process that gives up the last
+ * reference waits, wherever it does that: in close(), in a receive without room for descriptors, or in the close of the
+ * connection in which the message still lies. hvdd has one thread and must not wait. So
+ *
+ *   - a message with descriptors is looked at and left in its connection (attach.c);
+ *   - a connection in which anything is left is inherited by a forked helper, closed here, and ends with the helper:
+ *
+ *       hvdd    fork ───── closes its own ──── closes the pipe
+ *       helper    └─ closes all the rest ── reads the pipe ─┴─ exits
+ *
+ *     An exiting process does not linger. What waits all the same (FUSE) is the helper's exit.
+ *
+ * One helper takes all connections of BATCH_NS, so a flood costs few forks. A helper keeps no descriptor of hvdd's but those it
+ * is for: engines and trainers would miss the end of hvdd while it waits. */
+#include "daemon/node/node.h"
+
+#include "base/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#define BATCH_NS    (50 * HVI_NS_MS)
+#define HELPERS_MAX 64u /* that have not ended yet */
+
+struct node_helper {
+    struct node *node;
+    struct node_helper *prev, *next;
+    sd_event_source *exit;
+    void (*failed)(struct node *node, uint64_t number);
+    uint64_t number;
+};
+
+/* ---- helpers ---- */
+
+static void helper_free(struct node_helper *helper)
+{
+    struct node_discard *discard = &helper->node->discard;
+
+    DL_DELETE(discard->helpers, helper);
+    discard->helper_count--;
+    sd_event_source_disable_unref(helper->exit);
+    free(helper);
+}
+
+static int on_end(sd_event_source *source, const siginfo_t *info, void *user)
+{
+    struct node_helper *helper = user;
+    struct node *node = helper->node;
+    bool failed = info->si_code != CLD_EXITED || info->si_status != 0;
+    void (*tell)(struct node *, uint64_t) = failed ? helper->failed : NULL;
+    uint64_t number = helper->number;
+
+    (void)source;
+    helper_free(helper);
+    if (tell != NULL)
+        tell(node, number);
+    return 0;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    int one = *(const int *)a, two = *(const int *)b;
+
+    return (one > two) - (one < two);
+}
+
+/* Standard error stays, for sanitizers. */
+static void close_others(int *fds, uint32_t count)
+{
+    int next = 3;
+
+    qsort(fds, count, sizeof(*fds), by_number);
+    for (uint32_t i = 0; i < count; i++) {
+        if (fds[i] > next)
+            close_range((unsigned)next, (unsigned)fds[i] - 1, 0);
+        next = fds[i] + 1;
+    }
+    close_range((unsigned)next, ~0u, 0);
+}
+
+pid_t node_discard_fork(struct node *node, int *fds, uint32_t count,
+                        void (*failed)(struct node *node, uint64_t number), uint64_t number)
+{
+    struct node_discard *discard = &node->discard;
+    struct node_helper *helper =
+        discard->helper_count < HELPERS_MAX ? calloc(1, sizeof(*helper)) : NULL;
+    pid_t pid = helper == NULL ? -1 : fork();
+
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close_others(fds, count);
+        return 0;
+    }
+    if (pid < 0) {
+        free(helper);
+        return -1;
+    }
+    *helper = (struct node_helper){.node = node, .failed = failed, .number = number};
+    DL_APPEND(discard->helpers, helper);
+    discard->helper_count++;
+    /* Where it cannot be watched, it stays a zombie until hvdd ends, and counts. */
+    sd_event_add_child(node->event, &helper->exit, pid, WEXITED, on_end, helper);
+    return pid;
+}
+
+/* ---- connections ---- */
+
+static void release_all(struct node *node)
+{
+    struct node_discard *discard = &node->discard;
+    int pipe_fds[2], kept[NODE_DISCARDS_MAX + 1];
+    char byte;
+    pid_t pid;
+
+    if (discard->count == 0 || pipe2(pipe_fds, O_CLOEXEC) != 0)
+        return;
+    memcpy(kept, discard->fds, discard->count * sizeof(kept[0]));
+    kept[discard->count] = pipe_fds[0];
+    pid = node_discard_fork(node, kept, discard->count + 1, NULL, 0);
+    if (pid == 0) {
+        while (read(pipe_fds[0], &byte, 1) < 0 && errno == EINTR) {
+        }
+        _exit(0);
+    }
+    for (uint32_t i = 0; pid > 0 && i < discard->count; i++)
+        close(discard->fds[i]);
+    if (pid > 0)
+        discard->count = 0;
+    close(pipe_fds[0]);
+    close(pipe_fds[1]);
+    discard->released_ns = hvi_clock_ns();
+}
+
+static int on_batch(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node *node = user;
+
+    (void)usec;
+    release_all(node);
+    sd_event_source_set_time_relative(source, BATCH_NS / 1000);
+    sd_event_source_set_enabled(source, node->discard.count > 0 ? SD_EVENT_ONESHOT : SD_EVENT_OFF);
+    return 0;
+}
+
+static void release_soon(struct node *node)
+{
+    struct node_discard *discard = &node->discard;
+
+    if (hvi_clock_ns() - discard->released_ns >= BATCH_NS || discard->count == NODE_DISCARDS_MAX)
+        release_all(node);
+    if (discard->count == 0)
+        return;
+    if (discard->batch == NULL)
+        sd_event_add_time_relative(node->event, &discard->batch, CLOCK_MONOTONIC, BATCH_NS / 1000,
+                                   1000, on_batch, node);
+    else
+        sd_event_source_set_enabled(discard->batch, SD_EVENT_ONESHOT);
+}
+
+/* No message lies in it. An empty message has credentials where they are asked for, which an end of file has not. */
+static bool is_empty(int fd)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
+    } control;
+    const int on = 1;
+    bool reset = false;
+
+    if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) != 0)
+        return false;
+    for (;;) {
+        struct msghdr header = {.msg_control = &control, .msg_controllen = sizeof(control)};
+        ssize_t length = recvmsg(fd, &header, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (length < 0 && errno == ECONNRESET && !reset) {
+            reset = true;
+            continue;
+        }
+        return length < 0 ? errno == EAGAIN : length == 0 && header.msg_controllen == 0;
+    }
+}
+
+void node_discard(struct node *node, int fd, bool handed_over)
+{
+    struct node_discard *discard = &node->discard;
+    char byte;
+
+    if (!handed_over)
+        shutdown(fd, SHUT_RD); /* nothing more can come */
+    if (handed_over ? recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN
+                    : is_empty(fd)) {
+        close(fd);
+        return;
+    }
+    if (discard->count == NODE_DISCARDS_MAX)
+        release_soon(node);
+    if (discard->count == NODE_DISCARDS_MAX) {
+        HVI_LOG(HVI_LOG_ERROR, "discard", "no-helper",
+                "no helper can be forked to close connections of strangers; hvdd may have to wait",
+                "helpers=%u", discard->helper_count);
+        close(fd);
+        return;
+    }
+    discard->fds[discard->count++] = fd;
+    release_soon(node);
+}
+
+void node_discard_close(struct node *node)
+{
+    release_all(node);
+    node->discard.batch = sd_event_source_disable_unref(node->discard.batch);
+    while (node->discard.helpers != NULL)
+        helper_free(node->discard.helpers);
+}

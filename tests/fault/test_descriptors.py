@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptors that do not close: sockets with SO_LINGER whose peer takes nothing. The last process that has one waits, in close()
+or where the message that holds it is thrown away. That process must not be hvdd."""
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hvt import Daemon, as_service, check_prompt, procs, wait_until, wire
+from hvt.job import Job
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+
+NOBODY = 65534
+# Sends each message of argv with such a socket, keeps nothing of it, and hangs up, as often as it is told to.
+LINGER = """
+import array, socket, struct, sys
+server = socket.create_server(("127.0.0.1", 0))
+keep = []
+def lingering():
+    one = socket.create_connection(server.getsockname())
+    keep.append(server.accept()[0])  # which never reads
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    one.setblocking(False)
+    try:
+        while True:
+            one.send(bytes(1 << 16))
+    except BlockingIOError:
+        return one
+path, plain, hostile, count = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]), int(sys.argv[4])
+for _ in range(count):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to, lingering() as one:
+        to.connect(path)
+        if plain:
+            to.send(plain)
+        try:
+            to.sendmsg([hostile], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))])
+        except BrokenPipeError:  # it has been hung up on already
+            pass
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+ATTACH = wire.attach_request("theirs")
+TIMELINE = wire.field(wire.TIMELINE_REQUEST, wire.message((1, wire.PROTOCOL_VERSION), (2, "mine"), (3, True)))
+# What comes first without a descriptor, and what comes with one.
+SENT = {"with an attach": (b"", ATTACH), "without a byte": (b"", b""), "with garbage": (b"", b"\xff" * 20),
+        "behind garbage": (b"\xff" * 20, b"more"), "behind an attach": (ATTACH, b"more"),
+        "to another user's timeline": (b"", TIMELINE)}
+
+
+@contextlib.contextmanager
+def stranger(daemon: Daemon, plain: bytes, hostile: bytes) -> Iterator[None]:
+    """A process of another user that has sent these, with such a descriptor, five times."""
+    with subprocess.Popen([sys.executable, "-c", LINGER, str(daemon.attach_path), plain.hex(), hostile.hex(), "5"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", user=NOBODY, group=NOBODY,
+                          extra_groups=[]) as process:
+        try:
+            assert process.stdout.readline() == "sent\n"
+            yield
+        finally:
+            process.kill()
+
+
+def test_a_descriptor_that_does_not_close_holds_up_no_other_user():
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("attach-refused", "rank-lost", "rank-ended", "engine-killed", "engine-ended", "engine-silent")
+        job = Job(daemon, 2, name="mine")
+        rank = daemon.rank()
+        before = len(procs.fds(daemon.pid))
+        for kind, (plain, hostile) in SENT.items():
+            with stranger(daemon, plain, hostile):
+                began_ns = time.monotonic_ns()
+                outcome = rank.try_open("meanwhile", 0, 1, timeout_ms=5000)
+                assert outcome.ok, (kind, outcome)
+                check_prompt(f"root attached after a descriptor {kind}", time.monotonic_ns() - began_ns, 100_000_000)
+                rank.close()
+                wait_until(lambda: len(procs.fds(daemon.pid)) <= before, f"hvdd to keep nothing of a descriptor {kind}")
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+        job.check_usable()
