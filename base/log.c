@@ -6,8 +6,8 @@
  * result goes into the first buffer and is escaped into the second, so that nothing an argument
  * holds can look like a second line or move a terminal's cursor.
  *
- * A sink that does not take the line costs that line, counted, and nothing else: a pipe that nobody
- * reads is waited for only briefly, and the SIGPIPE of a closed one is taken back. */
+ * A sink that does not take the line costs that line, counted, and nothing else: the journal is never waited for, a pipe that
+ * nobody reads only briefly, and the SIGPIPE of a closed one is taken back. */
 #include "base/log.h"
 
 #include "base/utf8.h"
@@ -22,13 +22,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
-
-#define SD_JOURNAL_SUPPRESS_LOCATION
-#include <systemd/sd-journal.h>
 
 #define LINE_BYTES    4096u
 #define PATIENCE_MS   20 /* for a pipe that is full */
@@ -37,9 +36,12 @@
 /* Written once by hvi_log_init before other threads start. */
 static char program_name[PROGRAM_BYTES] = "hvd";
 static bool to_journal;
+static int journal_fd = -1;
 /* Independent words; relaxed because no other data is published through them. */
 static _Atomic int current_level = HVI_LOG_INFO;
 static _Atomic uint64_t lost_lines;
+
+enum sent { SENT, SENT_LOST, SENT_NOT /* there is no such sink */ };
 
 struct line {
     size_t bytes;
@@ -66,6 +68,8 @@ void hvi_log_init(const char *program, enum hvi_log_level level)
 {
     snprintf(program_name, sizeof(program_name), "%s", program);
     to_journal = stderr_is_journal();
+    if (to_journal && journal_fd < 0)
+        journal_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     hvi_log_set_level(level);
 }
 
@@ -178,12 +182,29 @@ static bool write_stderr(const char *text, size_t bytes)
     return written == (ssize_t)bytes;
 }
 
-static bool send_journal(enum hvi_log_level level, const char *topic, const char *id,
-                         const struct line *message)
+/* One datagram in the journal's own protocol, never waited for: sd_journal_send() stands still while journald does. A line has no
+ * newline, so each field is one line of text. */
+static enum sent send_journal(enum hvi_log_level level, const char *topic, const char *id,
+                              const struct line *message)
 {
-    return sd_journal_send("MESSAGE=%.*s", (int)message->bytes, message->text, "PRIORITY=%d",
-                           level_priorities[level], "SYSLOG_IDENTIFIER=%s", program_name,
-                           "HVD_TOPIC=%s", topic, "HVD_ID=%s", id, NULL) == 0;
+    static const struct sockaddr_un journal = {.sun_family = AF_UNIX,
+                                               .sun_path = "/run/systemd/journal/socket"};
+    char fields[256];
+    int bytes = snprintf(fields, sizeof(fields),
+                         "\nPRIORITY=%d\nSYSLOG_IDENTIFIER=%s\nHVD_TOPIC=%s\nHVD_ID=%s\n",
+                         level_priorities[level], program_name, topic, id);
+    struct iovec parts[] = {{.iov_base = (char[]){"MESSAGE="}, .iov_len = sizeof("MESSAGE=") - 1},
+                            {.iov_len = message->bytes},
+                            {.iov_base = fields, .iov_len = (size_t)bytes}};
+    struct msghdr datagram = {.msg_namelen = sizeof(journal), .msg_iov = parts, .msg_iovlen = 3};
+
+    memcpy(&datagram.msg_name, &(const void *){&journal}, sizeof(datagram.msg_name));
+    memcpy(&parts[1].iov_base, &(const void *){message->text}, sizeof(parts[1].iov_base));
+    if (bytes < 0 || (size_t)bytes >= sizeof(fields) || journal_fd < 0)
+        return SENT_NOT;
+    if (sendmsg(journal_fd, &datagram, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
+        return SENT;
+    return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? SENT_LOST : SENT_NOT;
 }
 
 static void put_body(struct line *line, const char *topic, const char *id, const char *sentence,
@@ -214,12 +235,12 @@ void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,
     if (!to_journal)
         put_prefix(&line, level);
     put_body(&line, topic, id, sentence, raw);
-    bool sent = to_journal && send_journal(level, topic, id, &line);
-    if (!sent) {
+    enum sent sent = to_journal ? send_journal(level, topic, id, &line) : SENT_NOT;
+    if (sent == SENT_NOT) {
         line.text[line.bytes++] = '\n';
-        sent = write_stderr(line.text, line.bytes);
+        sent = write_stderr(line.text, line.bytes) ? SENT : SENT_LOST;
     }
-    if (!sent)
+    if (sent == SENT_LOST)
         atomic_fetch_add_explicit(&lost_lines, 1, memory_order_relaxed);
     errno = saved_errno;
 }

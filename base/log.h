@@ -8,7 +8,7 @@
  *
  * Sinks: the journal (native protocol, with HVD_TOPIC= and HVD_ID= fields) when stderr is connected
  * to it (JOURNAL_STREAM), else one write(2) per line to stderr. A failed write (full disk, closed
- * pipe) is counted and never stops the caller. libhvdclient does not use this file: it is silent
+ * pipe, a journal that stands still) is counted and never stops the caller. libhvdclient does not use this file: it is silent
  * and calls the user's callback. Thread-safe. Never blocks on a lock held across a write. */
 #ifndef HVI_BASE_LOG_H
 #define HVI_BASE_LOG_H

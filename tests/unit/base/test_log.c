@@ -307,6 +307,31 @@ START_TEST(the_journal_gets_fields_when_stderr_leads_to_it)
 }
 END_TEST
 
+START_TEST(a_journal_that_stands_still_costs_lines_and_no_time)
+{
+    int journal = fake_journal();
+    if (hvt_skip_if(journal < 0, "nothing can be mounted here"))
+        return;
+    char text[8192];
+    int fd = capture();
+    set_journal_stream(fd, 0);
+    hvi_log_init("prog", HVI_LOG_INFO);
+    uint64_t begin_ns = hvi_clock_ns();
+    for (int i = 0; i < 2000; i++)
+        HVI_LOG(HVI_LOG_WARN, "t", "i", "nobody reads this", "");
+    ck_assert_uint_lt(hvi_clock_ns() - begin_ns, hvt_patience(500 * HVI_NS_MS));
+    ck_assert_uint_eq(captured(fd, text, sizeof(text)), 0);
+    uint64_t lost = hvi_log_lost(), read = 0;
+    while (recv(journal, text, sizeof(text), 0) > 0)
+        read++;
+    ck_assert_uint_gt(lost, 0);
+    ck_assert_uint_eq(lost + read, 2000);
+    HVI_LOG(HVI_LOG_WARN, "t", "i", "it reads again", "");
+    ck_assert_int_gt(recv(journal, text, sizeof(text), 0), 0);
+    close(journal);
+}
+END_TEST
+
 START_TEST(a_redirected_stderr_is_not_the_journal)
 {
     char text[8192];
@@ -337,6 +362,7 @@ int main(void)
     tcase_add_test(tcase, a_closed_pipe_does_not_kill);
     tcase_add_test(tcase, a_pipe_that_nobody_reads_does_not_stop_the_caller);
     tcase_add_test(tcase, the_journal_gets_fields_when_stderr_leads_to_it);
+    tcase_add_test(tcase, a_journal_that_stands_still_costs_lines_and_no_time);
     tcase_add_test(tcase, a_redirected_stderr_is_not_the_journal);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
