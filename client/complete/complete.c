@@ -110,7 +110,6 @@ static void complete_sized(struct client_complete *complete, struct hvd_op *op,
                            const struct hvi_completion *completion)
 {
     op->out_bytes = completion->bytes;
-    op->wants_output = false;
     client_op_set_state(complete->ops, op, CLIENT_OP_SIZED);
     client_ops_queue(complete->ops, op);
 }
@@ -123,7 +122,8 @@ static bool take(struct client_complete *complete, const struct hvi_completion *
         return false;
     complete->seq++;
     if (completion->kind == HVI_COMPLETE_SIZED) {
-        if (!op->wants_output || !rows_fit(op, completion))
+        /* On several nodes once more, where the result turned out to have another size: see submit/output.c. */
+        if (!op->owns_output || op->state != CLIENT_OP_IN_FLIGHT || !rows_fit(op, completion))
             return false;
         complete_sized(complete, op, completion);
         return true;

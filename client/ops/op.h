@@ -57,7 +57,6 @@ struct hvd_op {
     struct hvd_tensor result;      /* final once FINISHED */
     uint64_t out_bytes;            /* of the result; the capacity before DONE */
     uint64_t row_bytes;            /* allgather, alltoall, reducescatter: one row of the result */
-    bool wants_output;             /* no memory for the result yet */
     bool owns_output;              /* no output was given: a good result stays until hvd_op_free */
     int members;                   /* alltoall: of the set */
     int removed_set;               /* process_set_remove, _close */

@@ -47,7 +47,7 @@ static int locate_output(struct client_memory *memory, const struct client_reque
 static int locate_apart(struct client_memory *memory, struct client_request *request,
                         struct hvd_op *op)
 {
-    op->owns_output = op->wants_output = !request->out;
+    op->owns_output = !request->out;
     int rc = locate_input(memory, request, op);
     return rc == HVD_OK && request->out ? locate_output(memory, request, op) : rc;
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The second half of an op whose result the library provides. All queued ops are fed by
  * whichever call comes first, not only the one that is waited for: a peer may wait for this op
- * while our caller waits for another one. */
+ * while our caller waits for another one.
+ *
+ * Where a step repeats on several nodes, the engine asks for memory of the size that the result had last. If a rank
+ * elsewhere brings something else then, it asks again: nothing has been written to what it was given before. */
 #include "client/submit/output.h"
 
 #include "client/memory/memory.h"
@@ -37,6 +40,7 @@ static bool feed(struct client_ops *ops, struct client_ring *ring, struct hvd_op
     }
     if (operand.region == HVI_REGION_NONE)
         op->out_bytes = 0;
+    client_memory_put(ops->memory, &op->out);
     op->out = operand;
     op->result.data = operand.shared;
     client_op_set_state(ops, op, CLIENT_OP_IN_FLIGHT);

@@ -186,12 +186,34 @@ def run_step(job, number):
         assert outcome.ok and outcome.data == inputs[1], outcome.text
 
 
-def run_until_replayed(job):
+def run_gather(job, number, more=0):
+    """Rank r brings r + 1 rows, the last one so many `more`; the library has the memory for the result."""
+    counts = [rank + 1 for rank in range(job.size)]
+    counts[-1] += more
+    inputs = [arith.pack(INT32, [number + rank] * count) for rank, count in enumerate(counts)]
+    for outcome in job.run("allgather", name="gathered", dtype="int32", dims=[[count] for count in counts], data=inputs):
+        assert outcome.ok and outcome.data == b"".join(inputs), outcome.text
+
+
+def run_rows(job, number):
+    """What has its size by the others: every kind of op whose result has another size than the input."""
+    run_gather(job, number)
+    values = range(2 * job.size + 1)
+    inputs = [arith.pack(INT32, [number * at + rank for at in values]) for rank in range(job.size)]
+    parts = [outcome.data for outcome in job.run("reducescatter", name="scattered", dtype="int32", dims=[len(values)], data=inputs,
+                                                 reduce_op="sum")]
+    assert b"".join(parts) == arith.allreduce(INT32, "sum", inputs) and len(parts[0]) == 12, parts
+    inputs = [arith.pack(INT32, [number + 10 * rank + to for to in range(job.size)]) for rank in range(job.size)]
+    for to, outcome in enumerate(job.run("alltoall", name="exchanged", dtype="int32", dims=[job.size], data=inputs)):
+        assert outcome.ok and outcome.data == b"".join(data[4 * to:4 * to + 4] for data in inputs), outcome.text
+
+
+def run_until_replayed(job, run=run_step, steps=5):
     """A busy machine may stop a rank for so long that the others negotiate."""
     before = replayed(job)
     for turn in range(12):
-        for number in range(8):
-            run_step(job, 10 * turn + number)
+        for number in range(steps):
+            run(job, 5 * turn + number)
         after = replayed(job)
         if all(after[rank] >= before[rank] + 12 for rank in after):
             return
@@ -207,6 +229,9 @@ def test_steps_that_repeat_are_replayed_until_one_differs(make_nodes):
     assert {(outcome.status, outcome.text) for outcome in outcomes} == {
         (Status.ERR_MISMATCH, "allreduce 'large': ranks disagree on shape: ranks 0,1 said [20000]; rank 2 said [7]")}, outcomes
     run_until_replayed(job)
+    run_until_replayed(job, run_rows, 8)
+    run_gather(job, 1, more=1000)
+    run_until_replayed(job, run_rows, 8)
     job.close()
     assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)

@@ -504,14 +504,27 @@ bool engine_agree_repeats(const struct engine_part *part)
     return engine_agree_repeats_as(part, part->tensor);
 }
 
-bool engine_agree_repeats_as(const struct engine_part *part, const struct engine_tensor *tensor)
+static bool repeats(const struct engine_part *part, const struct engine_agreed *agreed,
+                    const struct hvi_submission *copy)
 {
-    const struct engine_agreed *agreed = &tensor->agreed;
-    const struct hvi_submission *copy = &part->copy;
-
-    return agreed->valid && agreed->leader == part->leader && agreed->memory == part->memory &&
+    return agreed->valid && agreed->leader == part->leader &&
            agreed->group_size == copy->group_size && agreed->group_index == copy->group_index &&
            hvi_agreement_repeats(&agreed->said, copy);
+}
+
+bool engine_agree_repeats_as(const struct engine_part *part, const struct engine_tensor *tensor)
+{
+    return tensor->agreed.memory == part->memory && repeats(part, &tensor->agreed, &part->copy);
+}
+
+bool engine_agree_repeats_but_rows(const struct engine_part *part,
+                                   const struct engine_tensor *tensor)
+{
+    struct hvi_submission copy = part->copy;
+
+    copy.dims[0] = tensor->agreed.said.dims[0];
+    return (part->memory == ENGINE_MEMORY_ANY || part->memory == tensor->agreed.memory) &&
+           repeats(part, &tensor->agreed, &copy);
 }
 
 void engine_agree_remember(const struct engine_op *op)
@@ -519,16 +532,27 @@ void engine_agree_remember(const struct engine_op *op)
     engine_agree_remember_as(op, op->tensor);
 }
 
+/* That of the first part that has bytes. */
+static uint8_t memory_of(const struct engine_op *op)
+{
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (op->parts[i] && op->parts[i]->memory != ENGINE_MEMORY_ANY)
+            return op->parts[i]->memory;
+    }
+    return ENGINE_MEMORY_ANY;
+}
+
 void engine_agree_remember_as(const struct engine_op *op, struct engine_tensor *tensor)
 {
     const struct engine_part *first = engine_op_first_part(op);
     struct engine_agreed *agreed = &tensor->agreed;
-    uint32_t kinds = (TENSORS | KIND(BARRIER)) & ~KIND(ALLTOALL);
+    /* What an alltoall says is not all that has to be checked; on several nodes sizes.c keeps the rest. */
+    uint32_t kinds = (TENSORS | KIND(BARRIER)) & ~(op->set->span ? 0 : KIND(ALLTOALL));
 
     if (!is_kind(first->copy.kind, kinds) || op->parts_present < op->set->places)
         return;
     agreed->valid = true;
-    agreed->memory = first->memory;
+    agreed->memory = memory_of(op);
     agreed->leader = first->leader;
     agreed->group_size = first->copy.group_size;
     agreed->group_index = first->copy.group_index;

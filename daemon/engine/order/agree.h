@@ -22,6 +22,9 @@ void engine_agree_describe_group(const struct engine_op *leader, char *text_p, s
 bool engine_agree_repeats(const struct engine_part *part);
 /* The same of another tensor, which stands for the part's. */
 bool engine_agree_repeats_as(const struct engine_part *part, const struct engine_tensor *tensor);
+/* The same but for the number of rows. */
+bool engine_agree_repeats_but_rows(const struct engine_part *part,
+                                   const struct engine_tensor *tensor);
 /* Remembers what a complete op agreed on, if it may be repeated without a check. */
 void engine_agree_remember(const struct engine_op *op);
 /* The same under another tensor. */

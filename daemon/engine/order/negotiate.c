@@ -87,7 +87,7 @@ static void unlist_waiting(struct engine_order *order, struct engine_op *op)
     struct engine_op **first = op->partial ? &set->partial_first : &set->first;
     struct engine_op **last = op->partial ? &set->partial_last : &set->last;
 
-    if (op->state == ENGINE_OP_SCHEDULED)
+    if (op->scheduled)
         engine_schedule_leave(order, op);
     if (op->prev)
         op->prev->next = op->next;
@@ -137,7 +137,7 @@ static struct engine_op *op_make(struct engine_order *order, struct engine_set *
     op->missing = set->places - (op->kind == HVI_KIND_JOIN ? 0 : set->joined);
     op->outputs_missing = 0;
     op->repeating = 0;
-    op->replayed = false;
+    op->replayed = op->scheduled = false;
     op->first_ns = order->now_ns;
     op->warn_ns = 0;
     op->ready_ns = 0;
@@ -476,8 +476,12 @@ static void outputs_known(struct engine_order *order, struct engine_op *op)
 {
     if (op->reported)
         engine_span_sized(order, op);
+    else if (op->scheduled)
+        engine_schedule_sized(order, op);
     else if (op->group)
         engine_group_sized(order, op);
+    else if (op->set->span) /* the step does not repeat any more */
+        engine_span_report(order, op, false);
     else
         engine_op_ready(order, op);
 }
@@ -495,11 +499,14 @@ static bool output_fits(struct engine_order *order, struct engine_op *op,
     return status == HVI_OK;
 }
 
-/* Ranks that gave no output are asked for one, now that the size is known. */
+/* Ranks that gave no output are asked for one, now that the size is known; again, if it was another when they were asked
+ * before. */
 bool engine_op_ask_for_outputs(struct engine_order *order, struct engine_op *op)
 {
     for (uint32_t i = 0; i < op->set->places; i++) {
-        const struct engine_part *part = op->parts[i];
+        struct engine_part *part = op->parts[i];
+        if (part && part->output_made && part->copy.out_capacity != part->out_bytes)
+            part->copy.out_region = HVI_REGION_NONE;
         if (part && part->copy.out_region != HVI_REGION_NONE && !output_fits(order, op, part))
             return false;
     }
@@ -509,7 +516,7 @@ bool engine_op_ask_for_outputs(struct engine_order *order, struct engine_op *op)
         if (!part || part->copy.out_region != HVI_REGION_NONE)
             continue;
         op->outputs_missing++;
-        part->output_asked = true;
+        part->output_asked = part->output_made = true;
         order->sink->ask_output(part);
     }
     if (op->outputs_missing == 0)

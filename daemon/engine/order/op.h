@@ -38,6 +38,7 @@ struct engine_part {
     bool repeats;        /* says what was agreed on last */
     bool withdrawn;      /* its op is reported, and the root is asked to give it back */
     bool output_asked;   /* the sink has been asked for an output, and none has come */
+    bool output_made;    /* the output was asked for once: another size needs another */
     uint64_t arrived_ns; /* when the rank says it submitted, as far as that is credible */
     struct hvi_submission copy;
 };
@@ -64,9 +65,11 @@ struct engine_part {
  *
  * Where steps are replayed (schedule.c), an op may pass by that:
  *
- *   WAITING --> SCHEDULED --its turn--> READY --> EXECUTING --> over
- *      ^          |    |                             |
- *      +--a part--+    +----> REPORTED <--withdrawn--+
+ *      +--an output is missing--> SIZING
+ *      |                            |
+ *   WAITING --> SCHEDULED <---------+  --its turn--> READY --> EXECUTING --> over
+ *      ^          |    |            |                             |
+ *      +--a part--+    +---------> REPORTED <-----withdrawn-------+
  *         is taken back
  *
  * One setter: engine_op_set_state in negotiate.c. */
@@ -97,6 +100,7 @@ struct engine_op {
     uint32_t outputs_missing;
     uint32_t repeating; /* parts that say what was agreed on last */
     bool replayed;      /* all did: nothing was checked */
+    bool scheduled;     /* SCHEDULED, or SIZING before that */
     uint64_t first_ns;  /* when the first rank's submission was taken in */
     uint64_t ready_ns;  /* when the last rank had come; 0 before */
     /* Complete: what has to be moved, as struct engine_work says. */

@@ -561,6 +561,18 @@ static void send_to_all(struct engine_root *root)
         send(root, node);
 }
 
+/* Every node keeps the sizes. */
+static bool are_kept(const struct engine_op *op)
+{
+    const struct engine_places *span = op->set->span;
+
+    for (uint32_t i = 0; i < span->nodes; i++) {
+        if (engine_sizes_kept(op->kind, op->set->size, span->places[i]) > ENGINE_SIZES_KEPT_MAX)
+            return false;
+    }
+    return true;
+}
+
 /* Of every node and rank of its set. */
 static bool may_repeat(const struct engine_root *root, const struct engine_op *op)
 {
@@ -568,7 +580,23 @@ static bool may_repeat(const struct engine_root *root, const struct engine_op *o
         !op->set->join && op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
 
     return root->replay && *root->replay && engine_schedule_may_repeat(op) && of_all &&
-           !(op->tensor->anon && engine_op_first_part(op)->leader);
+           !((op->tensor->anon || engine_sizes_asks(op->kind)) &&
+             engine_op_first_part(op)->leader) &&
+           are_kept(op);
+}
+
+/* Stands for the rows of all ranks, where each has its own. The op has been assembled. */
+static uint64_t sizes_of(const struct engine_op *op)
+{
+    uint64_t hash = 14695981039346656037ull;
+
+    for (uint32_t i = 0; i < op->set->size && engine_sizes_asks(op->kind); i++) {
+        const struct engine_part *part = op->parts[i];
+        hash = (hash ^ (uint64_t)(part ? part->copy.dims[0] : -1)) * 1099511628211ull;
+        for (uint32_t k = 0; part && k < part->integer_count; k++)
+            hash = (hash ^ (uint64_t)part->integers[k]) * 1099511628211ull;
+    }
+    return hash;
 }
 
 /* By what a work is known again: an unnamed one by what its ranks say. The caller holds one reference. NULL: no
@@ -636,6 +664,10 @@ static int watch_steps(struct engine_root *root, const struct engine_op *op, boo
     struct engine_tensor *name = step_name(root, op);
     if (!name)
         return HVI_ERR_NO_MEMORY;
+    const uint64_t sizes = sizes_of(op);
+    if (name->sizes != 0 && name->sizes != sizes)
+        engine_steps_forget(&root->steps, &root->tensors);
+    name->sizes = sizes;
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
     if (has_more(op) || !may_announce(root, op, count > 0))

@@ -50,7 +50,7 @@ struct engine_schedule_report {
 bool engine_schedule_may_repeat(const struct engine_op *op)
 {
     return op->kind == HVI_KIND_BARRIER || op->kind == HVI_KIND_ALLREDUCE ||
-           op->kind == HVI_KIND_BROADCAST;
+           op->kind == HVI_KIND_BROADCAST || engine_sizes_asks(op->kind);
 }
 
 /* ---- unnamed ops ---- */
@@ -169,6 +169,7 @@ void engine_schedule_note(struct engine_order *order, const struct engine_op *op
     if (!schedule->past) /* then the root's word that it repeats is refused */
         return;
     engine_agree_remember(op);
+    engine_sizes_keep(op, op->tensor);
     op->tensor->refs++;
     if (schedule->past_count == ENGINE_STEP_MAX)
         engine_tensor_put(&order->tensors, schedule->past[schedule->past_at]);
@@ -215,8 +216,10 @@ static void start(struct engine_order *order, struct engine_op *op)
     op->tentative = op->replayed = true;
     op->ready_ns = order->now_ns;
     order->observer->op_complete(order->user, op);
-    int status = engine_sizes_spread(op, NULL, 0);
-    HVI_ASSERT(status == HVI_OK); /* of kinds that have all one size */
+    if (!engine_sizes_asks(op->kind)) {
+        int status = engine_sizes_spread(op, NULL, 0);
+        HVI_ASSERT(status == HVI_OK); /* of kinds that have all one size */
+    }
     engine_op_ready(order, op);
     link_tentative(schedule, op);
 }
@@ -234,24 +237,27 @@ static void start_all(struct engine_order *order)
     }
 }
 
-/* It is the next one of its entry, and every rank here says what all said of that. */
-static bool repeats_unnamed(const struct engine_op *op, const struct engine_tensor *entry,
-                            uint32_t count)
+/* Every rank here says what all said of the entry. */
+static bool all_repeat(const struct engine_op *op, const struct engine_tensor *entry)
 {
-    if (entry->waiting || op->tensor->anon_seq != entry->last + count)
-        return false;
+    bool rows_are_own = op->kind == HVI_KIND_ALLGATHER || op->kind == HVI_KIND_ALLTOALL;
+
     for (uint32_t i = 0; i < op->set->places; i++) {
-        if (!engine_agree_repeats_as(op->parts[i], entry))
+        if (rows_are_own ? !engine_agree_repeats_but_rows(op->parts[i], entry)
+                         : !engine_agree_repeats_as(op->parts[i], entry))
             return false;
     }
-    return true;
+    return engine_sizes_repeat(op, entry);
 }
 
+/* The op is the next one of its entry. */
 static bool repeats(const struct engine_op *op, const struct engine_tensor *entry, uint32_t count)
 {
     if (entry->entry == 0 || op->parts_present < op->set->places)
         return false;
-    return entry->anon ? repeats_unnamed(op, entry, count) : op->repeating == op->set->places;
+    if (entry->anon && (entry->waiting || op->tensor->anon_seq != entry->last + count))
+        return false;
+    return all_repeat(op, entry);
 }
 
 bool engine_schedule_take(struct engine_order *order, struct engine_op *op)
@@ -262,18 +268,27 @@ bool engine_schedule_take(struct engine_order *order, struct engine_op *op)
     if (!schedule->live || schedule->asked || !engine_schedule_may_repeat(op))
         return false;
     struct engine_tensor *entry = entry_of(order, op->tensor, &count);
-    bool takes = entry && repeats(op, entry, count);
+    bool takes = entry && repeats(op, entry, count) &&
+                 (!engine_sizes_asks(op->kind) || engine_sizes_spread_kept(op, entry));
     if (takes) {
-        engine_op_set_state(op, ENGINE_OP_SCHEDULED,
-                            "every rank of this node repeats what it said");
+        op->scheduled = true;
         entry->waiting = op;
         schedule->waiting++;
     }
     if (entry)
         engine_tensor_put(&order->tensors, entry);
-    if (takes)
-        start_all(order);
+    if (takes && engine_sizes_asks(op->kind))
+        engine_op_ask_for_outputs(order, op);
+    else if (takes)
+        engine_schedule_sized(order, op);
     return takes;
+}
+
+void engine_schedule_sized(struct engine_order *order, struct engine_op *op)
+{
+    engine_op_set_state(op, ENGINE_OP_SCHEDULED, "every rank of this node repeats what it said");
+    if (order->schedule.live && !order->schedule.asked)
+        start_all(order);
 }
 
 /* The entry of each follows that of the one before it. */
@@ -284,8 +299,8 @@ static bool is_in_list(const struct engine_schedule *schedule, const struct engi
 
     do {
         const struct engine_op *op = part->op;
-        if (!engine_schedule_may_repeat(op) || op->tensor->anon || !repeats(op, op->tensor, 0) ||
-            op->tensor->entry != due)
+        if (!engine_schedule_may_repeat(op) || engine_sizes_asks(op->kind) || op->tensor->anon ||
+            !repeats(op, op->tensor, 0) || op->tensor->entry != due)
             return false;
         due = due % schedule->count + 1;
         part = part->sibling;
@@ -303,6 +318,7 @@ bool engine_schedule_take_group(struct engine_order *order, struct engine_op *le
     do {
         engine_op_set_state(part->op, ENGINE_OP_SCHEDULED,
                             "every rank of this node repeats its group");
+        part->op->scheduled = true;
         schedule->waiting++;
         part = part->sibling;
     } while (part != first);
@@ -310,10 +326,11 @@ bool engine_schedule_take_group(struct engine_order *order, struct engine_op *le
     return true;
 }
 
-void engine_schedule_leave(struct engine_order *order, const struct engine_op *op)
+void engine_schedule_leave(struct engine_order *order, struct engine_op *op)
 {
     uint32_t count;
 
+    op->scheduled = false;
     order->schedule.waiting--;
     struct engine_tensor *entry = entry_of(order, op->tensor, &count);
     if (!entry)
@@ -526,14 +543,15 @@ static void report_waiting(struct engine_order *order)
     struct engine_op *op = order->waiting_first;
 
     for (; op && order->schedule.waiting > 0; op = op->next) {
-        if (op->state != ENGINE_OP_SCHEDULED)
+        if (!op->scheduled)
             continue;
         if (op->group) {
             report_group(order, op->group);
             continue;
         }
         engine_schedule_leave(order, op);
-        engine_span_report(order, op, false);
+        if (op->state == ENGINE_OP_SCHEDULED) /* else its outputs are to come first */
+            engine_span_report(order, op, false);
     }
 }
 

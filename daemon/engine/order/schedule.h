@@ -24,10 +24,12 @@ void engine_schedule_close(struct engine_order *order);
 void engine_schedule_note(struct engine_order *order, const struct engine_op *op);
 /* Every rank of this node has come to the op. False: it is to be reported. */
 bool engine_schedule_take(struct engine_order *order, struct engine_op *op);
+/* Then, if it is of a kind that is sized late: its outputs are there. */
+void engine_schedule_sized(struct engine_order *order, struct engine_op *op);
 /* The same of a group, all members of which are held. */
 bool engine_schedule_take_group(struct engine_order *order, struct engine_op *leader);
 /* A SCHEDULED op waits for its turn no more. */
-void engine_schedule_leave(struct engine_order *order, const struct engine_op *op);
+void engine_schedule_leave(struct engine_order *order, struct engine_op *op);
 /* A tentative op is over. */
 void engine_schedule_over(struct engine_order *order, struct engine_op *op);
 /* True: the report is not to be sent now. */

@@ -330,6 +330,8 @@ int engine_sizes_spread(struct engine_op *op, const int64_t *rows, size_t count)
 
     if (count != due)
         return HVI_ERR_PROTOCOL;
+    free(op->matrix); /* of a work that was withdrawn */
+    op->matrix = NULL;
     op->bytes = engine_op_first_part(op)->in_bytes;
     if (op->kind == HVI_KIND_ALLGATHER)
         status = spread_gather(op, rows);
@@ -392,4 +394,113 @@ int engine_sizes_check_output(const struct engine_op *op, const struct engine_pa
                                                      : "rank %d's output lies inside its input",
                       rank);
     return HVI_OK;
+}
+
+/* ---- sizes that repeat ---- */
+
+size_t engine_sizes_kept(uint16_t kind, uint32_t members, uint32_t places)
+{
+    if (kind == HVI_KIND_ALLGATHER)
+        return members;
+    return kind == HVI_KIND_ALLTOALL ? 2 * (size_t)places * members : 0;
+}
+
+/* Each member's rows. False: they do not follow from the bytes. */
+static bool keep_gather(const struct engine_op *op, int64_t *rows)
+{
+    uint64_t row = bytes_of_row(engine_op_first_part(op));
+
+    for (uint32_t i = 0; i < op->set->size && row > 0; i++)
+        rows[i] = (int64_t)(op->matrix[i] / row);
+    return row > 0;
+}
+
+static int64_t rows_sent(const struct engine_op *op, uint32_t place, uint32_t member)
+{
+    const struct engine_part *part = op->parts[place];
+
+    return part->integers ? part->integers[member] : part->copy.dims[0] / op->set->size;
+}
+
+/* What each of ours gets from each member, then what it sends to each. */
+static void keep_alltoall(const struct engine_op *op, int64_t *rows)
+{
+    uint32_t size = op->set->size, plane = op->set->places * size;
+
+    for (uint32_t i = 0; i < plane; i++) {
+        rows[i] = engine_sizes_received(op, i / size, i % size);
+        rows[plane + i] = rows_sent(op, i / size, i % size);
+    }
+}
+
+void engine_sizes_keep(const struct engine_op *op, struct engine_tensor *tensor)
+{
+    size_t count = engine_sizes_kept(op->kind, op->set->size, op->set->places);
+    bool good =
+        !op->joined && op->parts_present == op->set->places && count <= ENGINE_SIZES_KEPT_MAX;
+
+    if (count == 0)
+        return;
+    if (tensor->kept && tensor->kept->count != count) {
+        free(tensor->kept);
+        tensor->kept = NULL;
+    }
+    if (!tensor->kept && good)
+        tensor->kept = malloc(sizeof *tensor->kept + count * sizeof *tensor->kept->rows);
+    if (!tensor->kept)
+        return;
+    tensor->kept->count = (uint32_t)count;
+    if (good && op->kind == HVI_KIND_ALLGATHER)
+        good = keep_gather(op, tensor->kept->rows);
+    else if (good)
+        keep_alltoall(op, tensor->kept->rows);
+    if (good)
+        return;
+    free(tensor->kept);
+    tensor->kept = NULL;
+}
+
+static bool place_repeats(const struct engine_op *op, uint32_t place, const int64_t *rows)
+{
+    uint32_t size = op->set->size;
+    const int64_t *sent = rows + (size_t)(op->set->places + place) * size;
+
+    if (op->kind == HVI_KIND_ALLGATHER)
+        return rows[op->set->numbers[place]] == op->parts[place]->copy.dims[0];
+    for (uint32_t i = 0; i < size; i++) {
+        if (sent[i] != rows_sent(op, place, i))
+            return false;
+    }
+    return true;
+}
+
+bool engine_sizes_repeat(const struct engine_op *op, const struct engine_tensor *tensor)
+{
+    size_t count = engine_sizes_kept(op->kind, op->set->size, op->set->places);
+
+    if (count == 0 || !tensor->kept || tensor->kept->count != count)
+        return count == 0;
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (!place_repeats(op, i, tensor->kept->rows))
+            return false;
+    }
+    return true;
+}
+
+bool engine_sizes_spread_kept(struct engine_op *op, const struct engine_tensor *tensor)
+{
+    bool sends_too = op->kind == HVI_KIND_ALLTOALL;
+    size_t count = engine_sizes_kept(op->kind, op->set->size, op->set->places);
+    char text[HVI_TEXT_MAX + 1];
+
+    if (engine_sizes_spread(op, count > 0 ? tensor->kept->rows : NULL,
+                            sends_too ? count / 2 : count) != HVI_OK)
+        return false;
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        const struct engine_part *part = op->parts[i];
+        if (part->copy.out_region != HVI_REGION_NONE &&
+            engine_sizes_check_output(op, part, text, sizeof text) != HVI_OK)
+            return false;
+    }
+    return true;
 }

@@ -25,4 +25,16 @@ int engine_sizes_check_output(const struct engine_op *op, const struct engine_pa
 /* alltoall: rows that `from` sends to `to`, places. */
 int64_t engine_sizes_split(const struct engine_op *op, uint32_t from, uint32_t to);
 
+#define ENGINE_SIZES_KEPT_MAX 16384u /* numbers for a tensor */
+
+/* How many numbers say what sizes such an op has, on a node with so many places. */
+size_t engine_sizes_kept(uint16_t kind, uint32_t members, uint32_t places);
+/* Of a work that starts on several nodes: keeps its sizes. If that cannot be, the tensor has none. */
+void engine_sizes_keep(const struct engine_op *op, struct engine_tensor *tensor);
+/* Whether what the ranks here bring is of the sizes that `tensor`, which stands for the op's, has kept. */
+bool engine_sizes_repeat(const struct engine_op *op, const struct engine_tensor *tensor);
+/* Then: as engine_sizes_spread, with these. False: they cannot be, or an output that was given does not take the
+ * result. */
+bool engine_sizes_spread_kept(struct engine_op *op, const struct engine_tensor *tensor);
+
 #endif

@@ -244,7 +244,7 @@ static uint64_t room_of(const struct engine_op *op)
         const struct engine_part *part = op->parts[i];
         if (!part)
             continue;
-        if (part->copy.out_region == HVI_REGION_NONE ||
+        if (part->copy.out_region == HVI_REGION_NONE || part->output_made ||
             part->copy.out_region == part->copy.in_region)
             return 0;
         if (room > part->copy.out_capacity)

@@ -98,7 +98,7 @@ static struct engine_tensor *get_unnamed(struct engine_tensors *tensors, uint64_
     tensor->agreed.valid = false;
     tensor->failing = 0;
     tensor->entry = 0;
-    tensor->last = tensor->work = 0;
+    tensor->last = tensor->work = tensor->sizes = 0;
     insert(tensors, tensor, hash);
     return tensor;
 }
@@ -147,6 +147,8 @@ void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *ten
         link = &(*link)->next;
     *link = tensor->next;
     tensors->count--;
+    free(tensor->kept);
+    tensor->kept = NULL;
     if (tensor->anon) {
         tensor->timeline_epoch = 0;
         tensor->next = tensors->free;

@@ -24,20 +24,28 @@ struct engine_agreed {
     struct hvi_agreement said;
 };
 
+/* The sizes that an op of several nodes had when it started last: sizes.c. */
+struct engine_kept_sizes {
+    uint32_t count;
+    int64_t rows[];
+};
+
 /* A tensor name in one process set, and what waits under it. */
 struct engine_tensor {
     struct engine_tensor *next; /* in the bucket, or in the list of free ones */
     struct engine_op *waiting;  /* the op that is not ready yet, or has failed early; NULL */
     struct engine_agreed agreed;
-    uint64_t set; /* serial of the set */
+    struct engine_kept_sizes *kept; /* NULL: none */
+    uint64_t set;                   /* serial of the set */
     uint64_t hash;
     uint64_t anon_seq;       /* unnamed: matched by (anon_kind, anon_seq, pair) */
     struct engine_pair pair; /* of a SEND and its RECV, whose .anon_seq is the tag; else 0 */
     uint32_t failing;        /* ops of it here that failed before the root says that they do */
     uint32_t entry;          /* of the step that is replayed: 1 + its place; 0: none */
-    uint64_t last; /* the root's: round (steps.h) of its last work; others: see schedule.c */
-    uint64_t work; /* the root's: number of its last work (steps.h) */
-    uint32_t refs; /* session tables, parts in flight, ops */
+    uint64_t last;  /* the root's: round (steps.h) of its last work; others: see schedule.c */
+    uint64_t work;  /* the root's: number of its last work (steps.h) */
+    uint64_t sizes; /* the root's: stands for the sizes of its last work in a step; 0: none */
+    uint32_t refs;  /* session tables, parts in flight, ops */
     uint16_t anon_kind;
     bool anon;
     uint32_t timeline_epoch,

@@ -460,7 +460,7 @@ static void fill_part(struct engine_part *part, const struct engine_session *ses
     part->rows = 0;
     part->repeats = false;
     part->withdrawn = false;
-    part->output_asked = false;
+    part->output_asked = part->output_made = false;
     part->arrived_ns = copy->submit_ns >= session->attached_ns && copy->submit_ns <= now_ns
                            ? copy->submit_ns
                            : now_ns;

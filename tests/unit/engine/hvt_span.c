@@ -53,6 +53,7 @@ static void answer(struct engine_part *part, int status, const char *text, int32
     struct hvt_part *my = mine(part);
 
     REQUIRE(my->used && !my->over && !my->dropped);
+    REQUIRE(status != HVI_OK || !part->output_made || part->copy.out_capacity == part->out_bytes);
     my->over = true;
     my->status = status;
     my->culprit = culprit;
@@ -405,7 +406,8 @@ static bool give_outputs(struct hvt_job *job)
                 continue;
             my->asked = false;
             my->part.copy.out_region = 2;
-            my->part.copy.out_capacity = my->room;
+            my->part.copy.out_capacity =
+                my->room < my->part.out_bytes ? my->room : my->part.out_bytes;
             engine_negotiate_output(&my->node->order, &my->part);
             given = true;
         }

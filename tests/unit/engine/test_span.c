@@ -1395,6 +1395,127 @@ START_TEST(what_differs_in_a_step_that_repeats_fails_as_ever)
 }
 END_TEST
 
+/* A step of ops whose sizes are known late: 0 and 1 gather, 2 scatters, 3 is all to all, 4 adds up. */
+#define SIZED_STEP 5u
+
+static void bring_sized(int32_t rank, uint32_t op, int64_t more)
+{
+    static const uint16_t kinds[SIZED_STEP] = {HVI_KIND_ALLGATHER, HVI_KIND_ALLGATHER,
+                                               HVI_KIND_REDUCESCATTER, HVI_KIND_ALLTOALL,
+                                               HVI_KIND_ALLREDUCE};
+    int64_t splits[HVT_RANKS], rows = 0;
+    struct hvt_bring what = allreduce(names[op], rank % 3 + more);
+
+    what.kind = kinds[op];
+    what.given = op == 1;
+    what.room = 1 << 16;
+    for (int32_t to = 0; op == 3 && to < one.size; to++)
+        rows += splits[to] = (rank + to) % 4 + (to == 0 ? more : 0);
+    if (op == 3) {
+        what.dims[0] = rows;
+        what.integers = splits;
+        what.integer_count = (uint32_t)one.size;
+    } else if (op != 0 && op != 1) {
+        what.dims[0] = 2 * one.size + 1 + more;
+    }
+    bring(rank, op, &what);
+}
+
+static void play_sized(int32_t odd_rank, uint32_t odd_op)
+{
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t op = 0; op < SIZED_STEP; op++) {
+            bring_sized(rank, op, rank == odd_rank && op == odd_op);
+            if (below(3) == 0)
+                hvt_job_run_some(&job, below(6));
+        }
+    }
+}
+
+static void play_sized_until_live(void)
+{
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        play_sized(-1, 0);
+        step();
+    }
+    ck_assert(is_live());
+}
+
+START_TEST(sizes_that_repeat_cost_no_message)
+{
+    chance = 17 + (uint64_t)_i;
+    begin(&layouts[_i], 1 + (uint64_t)_i);
+    play_sized_until_live();
+    uint64_t messages = job.messages, replayed = job.node[1].replayed;
+    for (uint32_t turn = 0; turn < 10; turn++) {
+        play_sized(-1, 0);
+        step();
+    }
+    ck_assert_uint_eq(job.messages, messages);
+    ck_assert_uint_eq(job.node[1].replayed, replayed + 10ull * SIZED_STEP);
+    end();
+}
+END_TEST
+
+/* Ranks that had given memory for the old size are asked again. */
+START_TEST(other_sizes_in_a_step_that_repeats_are_negotiated)
+{
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        uint32_t odd_op = seed % 2 == 0 ? 0 : seed % 4 == 1 ? 1 : 3;
+        chance = seed * 31 + (uint64_t)_i;
+        begin(&layouts[_i], seed);
+        play_sized_until_live();
+        play_sized((int32_t)below((uint32_t)one.size), odd_op);
+        step();
+        ck_assert(!is_live());
+        check_order();
+        for (uint32_t turn = 0; turn < 4; turn++) {
+            play_sized(-1, 0);
+            step();
+        }
+        end();
+    }
+}
+END_TEST
+
+/* A job whose sizes differ each time is never halted. */
+START_TEST(sizes_that_change_are_no_step)
+{
+    chance = 5;
+    begin(&layouts[_i], 3);
+    for (uint32_t turn = 0; turn < 8; turn++) {
+        for (int32_t rank = 0; rank < one.size; rank++)
+            bring_sized(rank, 0, (int64_t)turn);
+        step();
+        ck_assert(!is_live());
+    }
+    ck_assert_uint_eq(job.node[0].replayed + job.node[0].withdrawn, 0);
+    end();
+}
+END_TEST
+
+/* One output has not been given when the step is halted: the op is reported when it is there. */
+START_TEST(outputs_that_come_after_a_halt_are_not_lost)
+{
+    chance = 9 + (uint64_t)_i;
+    begin(&layouts[_i], 2);
+    play_sized_until_live();
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring_sized(rank, 0, 0);
+    ck_assert(job.parts[0][0].asked);
+    engine_schedule_halt(&job.node[0].order);
+    for (uint32_t i = 0; i < job.nodes; i++)
+        engine_mesh_run(&job.node[i].mesh);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        for (uint32_t op = 1; op < SIZED_STEP; op++)
+            bring_sized(rank, op, 0);
+    }
+    step();
+    check_order();
+    end();
+}
+END_TEST
+
 static void bring_from(uint32_t node, bool there, uint32_t which, const struct hvt_bring *what)
 {
     for (int32_t rank = 0; rank < one.size; rank++) {
@@ -1848,6 +1969,8 @@ static bool may_bring(int32_t rank, uint32_t op, bool waits)
     return !is_in_flight(rank, names[op], 0) && free_part(rank, 0) < HVT_EACH;
 }
 
+static bool gathers; /* unnamed ops do, others add up */
+
 /* How many ops of the step: "c" and "d" may be a group. number not 0: it is unnamed. */
 static uint32_t bring_next(int32_t rank, uint32_t op, uint32_t trouble, bool waits, bool grouped,
                            uint64_t number)
@@ -1856,6 +1979,14 @@ static uint32_t bring_next(int32_t rank, uint32_t op, uint32_t trouble, bool wai
         allreduce(number > 0 ? NULL : names[op], trouble > 0 && below(2 * trouble) == 0 ? 2 : 1);
 
     what.tag = number;
+    if (number > 0 ? gathers : op == 1) {
+        what.kind = HVI_KIND_ALLGATHER;
+        what.dims[0] += rank % 2;
+    } else if (op == 4 && number == 0) {
+        what.kind = HVI_KIND_ALLTOALL;
+        what.dims[0] *= one.size;
+    }
+    what.room = 1 << 16;
     if (!may_bring(rank, op, waits))
         return 0;
     if (!grouped || op != 2) {
@@ -1883,6 +2014,7 @@ START_TEST(whatever_happens_while_steps_repeat_every_part_is_answered)
         uint32_t at[HVT_RANKS] = {0};
         uint32_t trouble = seed % 4 == 0 ? 0 : 300 * (uint32_t)(seed % 4);
         chance = seed * 7 + (uint64_t)_i;
+        gathers = seed % 2 == 0;
         begin(&layouts[_i], seed);
         for (uint32_t turn = 0; turn < (one.size > 10 ? 150 : 400) * (uint32_t)one.size; turn++) {
             int32_t rank = (int32_t)below((uint32_t)one.size);
@@ -1957,6 +2089,10 @@ int main(void)
     tcase_add_loop_test(tcase, whatever_fails_every_part_is_answered_and_the_order_is_one, 0,
                         LAYOUTS);
     tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, sizes_that_repeat_cost_no_message, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, other_sizes_in_a_step_that_repeats_are_negotiated, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, sizes_that_change_are_no_step, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, outputs_that_come_after_a_halt_are_not_lost, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_step_is_replayed_where_a_node_is_an_op_ahead, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_step_is_replayed_again_after_a_halt_in_its_middle, 0, LAYOUTS);

@@ -244,6 +244,30 @@ START_TEST(impossible_sizes_end_the_session)
 }
 END_TEST
 
+/* As on several nodes, where a step that repeats has stopped. */
+START_TEST(an_engine_may_ask_again_for_memory_of_another_size)
+{
+    static const int64_t rows[] = {5, 100000, 2};
+    struct hvi_submission output;
+    struct hvd_tensor result;
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_OK);
+    uint64_t cookie = hvt_fake_take(engine).cookie;
+    for (int i = 0; i < 3; i++) {
+        size_up(cookie, rows[i]);
+        ck_assert_int_eq(hvd_wait(op, 0), HVD_ERR_TIMEOUT);
+        output = hvt_fake_take(engine);
+        ck_assert_uint_eq(output.kind, HVI_SUBMIT_OUTPUT);
+        ck_assert_uint_eq(output.out_capacity, (uint64_t)rows[i] * 12);
+    }
+    done(cookie, 2);
+    ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_OK);
+    ck_assert_int_eq(hvd_op_result(op, &result), HVD_OK);
+    ck_assert_int_eq(result.dims[0], 2);
+    hvd_op_free(op);
+}
+END_TEST
+
 START_TEST(a_result_without_memory_ends_the_session)
 {
     struct hvd_tensor result;
@@ -285,6 +309,7 @@ int main(void)
     tcase_add_test(tcase, close_with_a_sized_op_is_clean);
     tcase_add_loop_test(tcase, impossible_sizes_end_the_session, 0,
                         (int)(sizeof lies / sizeof lies[0]));
+    tcase_add_test(tcase, an_engine_may_ask_again_for_memory_of_another_size);
     tcase_add_test(tcase, a_result_without_memory_ends_the_session);
     tcase_add_test(tcase, more_than_was_given_ends_the_session);
     suite_add_tcase(suite, tcase);
