@@ -10,7 +10,12 @@
  * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are:
  * their descriptors are counted here. A connection is a stranger until a message comes from it. With too many
  * strangers the socket stops listening until half of them have gone or spoken: nodes, which stay for the time of
- * their jobs, take no room from those that are still to come. A peer whose key is refused never tries again by itself; the one that joins starts anew. */
+ * their jobs, take no room from those that are still to come. A peer whose key is refused never tries again by itself; the one that joins starts anew.
+ *
+ * A node that connects again, because its gate was killed or its connection cut, takes its routing id along
+ * (ZMQ_ROUTER_HANDOVER). libzmq gives the older connection another id, a zero and four bytes of a counter, until it has closed
+ * it. What that connection had sent before comes under this id. It is no fault, and is dropped: the node says everything again.
+ * A message also tells the id that its peer has chosen: one that has chosen none gets such an id as well. */
 #include "daemon/gate/socket.h"
 
 #include "base/status.h"
@@ -245,6 +250,19 @@ static const char *gets_or_none(zmq_msg_t *msg, const char *name)
     return text == NULL ? "" : text;
 }
 
+static bool is_well_formed(const struct gate_socket *socket, const char *route, int before)
+{
+    return before == (socket->listens ? 1 : 0) && (!socket->listens || route[0] != '\0');
+}
+
+/* Of a connection whose routing id a newer one has. */
+static bool is_replaced(const struct gate_socket *socket, const char *route, const char *chosen,
+                        int before)
+{
+    return socket->listens && before == 1 && route[0] == '\0' &&
+           strlen(chosen) == GATE_ROUTE_TEXT - 1;
+}
+
 static bool message_receive(struct gate_socket *socket)
 {
     char route[GATE_ROUTE_TEXT];
@@ -262,10 +280,10 @@ static bool message_receive(struct gate_socket *socket)
                                      .connection = zmq_msg_get(&body, ZMQ_SRCFD)};
     if (is_stranger(socket, from.connection))
         count_connection(socket, from.connection, NODE);
-    if (before == (socket->listens ? 1 : 0) && (!socket->listens || route[0] != '\0'))
+    if (is_well_formed(socket, route, before))
         socket->calls->received(socket->user, socket->listens ? &from : NULL, zmq_msg_data(&body),
                                 zmq_msg_size(&body));
-    else
+    else if (!is_replaced(socket, route, gets_or_none(&body, "Routing-Id"), before))
         log_refused(socket, "a message of the mesh has the wrong form", from.address);
     zmq_msg_close(&body);
     return true;

@@ -334,7 +334,8 @@ static void *stranger_join(uint32_t port, const struct pair *key, const char *ro
     set_text(zmq, ZMQ_CURVE_SERVERKEY, server.public);
     set_text(zmq, ZMQ_CURVE_PUBLICKEY, key->public);
     set_text(zmq, ZMQ_CURVE_SECRETKEY, key->secret);
-    set_text(zmq, ZMQ_ROUTING_ID, route);
+    if (route[0] != '\0')
+        set_text(zmq, ZMQ_ROUTING_ID, route);
     snprintf(endpoint, sizeof(endpoint), "tcp://127.0.0.1:%u", port);
     ck_assert_int_eq(zmq_connect(zmq, endpoint), 0);
     return zmq;
@@ -884,6 +885,41 @@ START_TEST(bytes_of_a_node_that_are_no_message_change_nothing)
 }
 END_TEST
 
+/* So many that some are unread when the next connection is there. */
+#define MESSAGES 900
+
+START_TEST(messages_of_a_connection_that_was_replaced_are_no_fault)
+{
+    uint32_t port = listen_at(&sides[0]);
+    struct hvi_mesh_msg sign = message(HVI_MESH_NONE, 0xee, 0);
+    void *older;
+
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_hello(stranger, 0xee, "older");
+    wait_row(&sides[0], 1, "joined");
+    older = stranger;
+    for (int i = 0; i < MESSAGES; i++)
+        send_msg(older, &sign);
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_hello(stranger, 0xee, "newer");
+    for (int i = 0; i < 200; i++)
+        turn();
+    ck_assert_int_eq(hvt_log_count("a message of the mesh has the wrong form"), 0);
+    ck_assert_int_eq(zmq_close(older), 0);
+}
+END_TEST
+
+START_TEST(a_peer_without_a_name_is_refused)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    stranger = stranger_join(port, &stranger_key, "");
+    send_bytes(stranger, "nonsense", 8, 0);
+    wait_log("a message of the mesh has the wrong form", 1);
+    ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
+}
+END_TEST
+
 START_TEST(a_node_cannot_speak_for_another_one)
 {
     uint32_t port = listen_at(&sides[0]);
@@ -1064,6 +1100,8 @@ static void add_liars(Suite *suite)
     tcase_set_timeout(tcase, 30);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, bytes_of_a_node_that_are_no_message_change_nothing);
+    tcase_add_test(tcase, messages_of_a_connection_that_was_replaced_are_no_fault);
+    tcase_add_test(tcase, a_peer_without_a_name_is_refused);
     tcase_add_test(tcase, a_node_cannot_speak_for_another_one);
     tcase_add_test(tcase, a_node_may_not_say_what_a_rendezvous_says);
     tcase_add_test(tcase, a_node_of_another_version_is_refused_with_both_versions);
