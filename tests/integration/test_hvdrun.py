@@ -574,6 +574,29 @@ def test_a_daemon_that_never_gets_ready_is_given_up(launcher):
     assert time.monotonic() - started < scaled(15)
 
 
+def test_only_a_signal_that_asks_to_end_interrupts_the_start(launcher, tmp_path):
+    """hvdd is starting: a batch system's warning is no end, and is left for the ranks."""
+    slow = tmp_path / "hvdd"
+    slow.write_text("#!/bin/sh\nuntil test -e ready; do sleep 0.01; done\nexec " + program("hvdd") + ' "$@"\n')
+    slow.chmod(0o755)
+    ranks = ["-np", "1", "--hvdd", str(slow), "sh", "-c", "trap 'exit 5' USR1; echo on; while :; do sleep 0.02; done"]
+    process = launcher.start(*ranks)
+    wait_until(lambda: any(str(slow) in line for line in launcher.processes().values()), "hvdd to start")
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGUSR2)
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=scaled(20))[1]
+    assert process.returncode == 128 + signal.SIGINT and b"interrupted while hvdd was starting" in err
+    process = launcher.start(*ranks)
+    wait_until(lambda: any(str(slow) in line for line in launcher.processes().values()), "hvdd to start")
+    process.send_signal(signal.SIGCONT)
+    (launcher.folder / "ready").touch()
+    line_of(process.stdout, b"on")
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=scaled(20))
+    assert process.returncode == 5
+
+
 def test_jobs_go_on_when_the_private_daemon_dies(launcher):
     process = launcher.start("-np", "2", "sh", "-c", "echo ready; sleep 0.7; echo done")
     ready(process, 2)

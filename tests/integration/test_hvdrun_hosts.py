@@ -397,7 +397,7 @@ def test_an_interrupt_at_the_start_ends_it(hosts):
     wait_until(lambda: len(hosts.words()) == 2, "both hosts to be called")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=scaled(20))
-    assert process.returncode == 1 and b"interrupted while the hosts were starting" in err
+    assert process.returncode == 128 + signal.SIGINT and b"interrupted while the hosts were starting" in err
 
 
 def test_a_command_that_is_nowhere_is_127(hosts):

@@ -128,7 +128,9 @@ void run_flags_help(FILE *out, const char *program)
         "returns the first failing exit code (128 + signal for a signal). SIGINT, SIGTERM,\n"
         "SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every process and what it has\n"
         "started; a second SIGINT or SIGTERM kills. Rank 0 has hvdrun's standard input.\n"
-        "Exit status of hvdrun itself: 2 usage, 126 and 127 as in a shell, 1 otherwise.\n",
+        "Exit status of hvdrun itself: 2 usage, 126 and 127 as in a shell, 128 + signal for one "
+        "that\n"
+        "interrupted the start, 1 otherwise.\n",
         out);
 }
 

@@ -19,7 +19,7 @@
 struct plain {
     const struct run_options *options;
     struct run_heritage heritage;
-    int signal_fd;
+    int signal_fd, ends_fd;
     struct run_display display;
     struct run_stream log;
     struct run_stdin input;
@@ -81,10 +81,11 @@ static bool prepare(struct plain *plain)
         .context = plain, .say = say, .signal = send_signal, .mute = mute, .over = all_ended};
     run_self_raise_fds(&plain->heritage, plain->options->ranks);
     plain->signal_fd = run_self_open_signals(&plain->heritage);
+    plain->ends_fd = run_self_open_ends();
     run_self_random_hex(plain->key, 32);
     memcpy(plain->job, "hvdrun-", 7);
     run_self_random_hex(plain->job + 7, 16);
-    int error = plain->signal_fd < 0 ? errno : run_stdin_init(&plain->input);
+    int error = plain->signal_fd < 0 || plain->ends_fd < 0 ? errno : run_stdin_init(&plain->input);
     if (error == 0 && !(run_end_init(&plain->end, plain->options, plain->options->ranks, &hands) &&
                         make_places(plain)))
         error = ENOMEM;
@@ -105,7 +106,7 @@ static bool open_node(struct plain *plain)
         .key = plain->key,
         .master_address = "127.0.0.1",
         .master_port = run_start_free_port(),
-        .interrupt_fd = plain->signal_fd,
+        .interrupt_fd = plain->ends_fd,
         .streams = plain->display.streams,
         .call_fd = -1,
         .log = &plain->log,
@@ -114,6 +115,9 @@ static bool open_node(struct plain *plain)
     if (run_node_open(&plain->node, &plain->plan, text, sizeof text) == 0)
         return true;
     run_display_say(&plain->display, "%s", text);
+    const int signal_number = run_self_take_end(plain->ends_fd);
+    if (signal_number != 0)
+        plain->exit_code = 128 + signal_number;
     return false;
 }
 

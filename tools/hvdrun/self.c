@@ -40,10 +40,29 @@ int run_self_open_signals(struct run_heritage *heritage_p)
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+
 bool run_self_asks_to_end(int signal_number)
 {
-    return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGHUP ||
-           signal_number == SIGQUIT;
+    bool asks = false;
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        asks |= signal_number == ends[i];
+    return asks;
+}
+
+int run_self_open_ends(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        sigaddset(&set, ends[i]);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int run_self_take_end(int ends_fd)
+{
+    struct signalfd_siginfo info;
+    return read(ends_fd, &info, sizeof info) == (ssize_t)sizeof info ? (int)info.ssi_signo : 0;
 }
 
 void run_self_raise_fds(struct run_heritage *heritage, int ranks)

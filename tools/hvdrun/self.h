@@ -13,6 +13,10 @@ void run_self_fill_fds(void);
 int run_self_open_signals(struct run_heritage *heritage_p);
 /* The user, or a service manager, wants hvdrun to end. */
 bool run_self_asks_to_end(int signal_number);
+/* Readable while a signal that asks to end has come. -1 and errno. */
+int run_self_open_ends(void);
+/* Takes one; 0: none has come. */
+int run_self_take_end(int ends_fd);
 /* Room for the descriptors of `ranks` ranks, as far as the hard limit goes. */
 void run_self_raise_fds(struct run_heritage *heritage, int ranks);
 /* Hexadecimal digits from the kernel's random source, at most 64, and a zero. */

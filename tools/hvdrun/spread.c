@@ -617,6 +617,18 @@ static void poll_input(struct spread *spread)
 
 /* ---- the loop ---- */
 
+/* Agents get the time to end what they have started; a second signal takes it from them. */
+static void interrupt_start(struct spread *spread, int signal_number)
+{
+    for (size_t i = 0; i < spread->hosts->count && spread->stage == STAGE_ABORT; i++)
+        spread->places[i].link.kill_at_ns = hvi_clock_ns();
+    if (spread->stage == STAGE_ABORT)
+        return;
+    run_display_say(&spread->display, "interrupted while the hosts were starting");
+    spread->exit_code = 128 + signal_number;
+    abort_start(spread);
+}
+
 static void read_signals(void *context, int index)
 {
     struct spread *spread = context;
@@ -624,15 +636,12 @@ static void read_signals(void *context, int index)
     (void)index;
     while (read(spread->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         const int number = (int)info.ssi_signo;
-        if (spread->stage >= STAGE_RUN && spread->stage != STAGE_ABORT) {
+        if (spread->stage >= STAGE_RUN && spread->stage != STAGE_ABORT)
             run_end_signal(&spread->end, number);
-        } else if (number == SIGTSTP) {
+        else if (number == SIGTSTP)
             raise(SIGSTOP);
-        } else if (number != SIGCONT && number != SIGUSR1 && number != SIGUSR2) {
-            if (spread->stage != STAGE_ABORT)
-                run_display_say(&spread->display, "interrupted while the hosts were starting");
-            abort_start(spread);
-        }
+        else if (run_self_asks_to_end(number))
+            interrupt_start(spread, number);
     }
 }
 

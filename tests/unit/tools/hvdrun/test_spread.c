@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A job of several hosts: names of this machine, and others to which a script takes the place of ssh. */
+#include "base/clock.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdrun/hvt_job.h"
 
@@ -203,8 +204,26 @@ START_TEST(an_interrupt_ends_the_start)
     hvt_job_await(&job, "is pid");
     kill(job.pid, SIGINT);
     hvt_job_end(&job);
-    expect_end(1);
+    expect_end(128 + SIGINT);
     EXPECT_ERR("hvdrun: interrupted while the hosts were starting\n");
+}
+END_TEST
+
+START_TEST(a_second_interrupt_waits_for_no_agent)
+{
+    hvt_job_write(&job, "lasts",
+                  "#!/bin/sh\ntest $1 = h1 || exec sleep 100\nsh -c \"$2\"\nexec sleep 100\n");
+    hvt_job_start(&job, "-np 2 -H h1:1,h2:1 --address @ --ssh-command @/lasts --verbose",
+                  "echo never");
+    hvt_job_await(&job, "h2: ");
+    usleep(300 * 1000); /* not a wait for something: h1's agent greets as a rule */
+    const uint64_t start_ns = hvi_clock_ns();
+    kill(job.pid, SIGINT);
+    hvt_job_await(&job, "hvdrun: interrupted while the hosts were starting\n");
+    kill(job.pid, SIGTERM);
+    hvt_job_end(&job);
+    expect_end(128 + SIGINT);
+    ck_assert_uint_lt(hvi_clock_ns() - start_ns, 8 * HVI_NS_SEC);
 }
 END_TEST
 
@@ -283,6 +302,7 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, hosts_that_cannot_be_reached_are_all_told);
     tcase_add_test(tests, a_host_that_does_not_answer_in_time_is_told);
     tcase_add_test(tests, an_interrupt_ends_the_start);
+    tcase_add_test(tests, a_second_interrupt_waits_for_no_agent);
     tcase_add_test(tests, an_interrupt_reaches_the_ranks);
     tcase_add_test(tests, an_agent_that_is_killed_takes_its_ranks_along);
     tcase_add_test(tests, an_agent_that_stands_still_is_given_up);
