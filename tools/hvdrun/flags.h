@@ -21,6 +21,7 @@ enum run_flag_kind {
     RUN_FLAG_LEVEL,
     RUN_FLAG_BINDING,
     RUN_FLAG_VARIABLE,
+    RUN_FLAG_LIST,
 };
 
 enum run_flag_effect { RUN_FLAG_WORKS, RUN_FLAG_SPREAD, RUN_FLAG_IDLE, RUN_FLAG_REFUSED };
@@ -34,7 +35,7 @@ struct run_flag {
     enum run_flag_kind kind;
     enum run_flag_effect effect;
     size_t member;        /* offset in struct run_options: bool of ON and OFF, uint64_t in ns of
-                             SECONDS, const char * otherwise; or RUN_FLAG_NO_MEMBER */
+                             SECONDS, char * on the heap of LIST, const char * otherwise; or RUN_FLAG_NO_MEMBER */
     const char *variable; /* without HOROVOD_; NULL: none */
     const char *key;      /* in a configuration file; "" for none */
     const char *text;

@@ -133,6 +133,17 @@ static int set_level(const struct taking *taking)
     return 0;
 }
 
+static int add_to_list(const struct taking *taking, char **list)
+{
+    char *longer;
+    if (*list == NULL ? (longer = strdup(taking->value)) == NULL
+                      : asprintf(&longer, "%s,%s", *list, taking->value) < 0)
+        return complain(taking, "out of memory");
+    free(*list);
+    *list = longer;
+    return 0;
+}
+
 /* Checks the value and sets the member, if there is one. *export_p is what the ranks are told;
  * `room` is for a value that is not handed on as it is. */
 static int set_member(const struct taking *taking, char room[32], const char **export_p)
@@ -180,6 +191,8 @@ static int set_member(const struct taking *taking, char room[32], const char **e
         return set_binding(taking);
     case RUN_FLAG_VARIABLE:
         return add_variable(taking);
+    case RUN_FLAG_LIST:
+        return has_member ? add_to_list(taking, member) : 0;
     }
     return -1;
 }
@@ -453,6 +466,8 @@ void run_options_fini(struct run_options *options)
         free(options->variables[i]);
     options->export_count = 0;
     options->variable_count = 0;
+    free(options->interfaces);
+    options->interfaces = NULL;
     run_hosts_fini(&options->places);
 }
 

@@ -25,8 +25,8 @@ struct run_options {
     const char *fan_out;                    /* hosts that this one reaches itself, "0": all */
     const char *remote_hvdrun, *remote_dir; /* where hvdrun and the ranks are there */
     const char
-        *call_dir; /* hvd.run's: has the file `call`, gets a file `result.R` of each rank R */
-    const char *interfaces; /* which of this host's addresses the others are told */
+        *call_dir;    /* hvd.run's: has the file `call`, gets a file `result.R` of each rank R */
+    char *interfaces; /* on the heap: which of this host's addresses the others are told */
     const char *address;
     const char *hvdd;
     const char *output_dir;

@@ -239,7 +239,8 @@ END_TEST
 START_TEST(other_hosts_are_reached_as_asked_for)
 {
     ck_assert_int_eq(parse("-H h1:2,h2:1500 -np 4 -p 2222 -i key --ssh-command rsh --remote-hvdrun "
-                           "/r --remote-dir /d --network-interfaces eth0 true"),
+                           "/r --remote-dir /d --network-interface ib0 --network-interfaces "
+                           "ib1,eth0 true"),
                      0);
     ck_assert(run_hosts_are_spread(&options.places));
     ck_assert_uint_eq(options.places.count, 2);
@@ -250,7 +251,7 @@ START_TEST(other_hosts_are_reached_as_asked_for)
     ck_assert_str_eq(options.ssh_command, "rsh");
     ck_assert_str_eq(options.remote_hvdrun, "/r");
     ck_assert_str_eq(options.remote_dir, "/d");
-    ck_assert_str_eq(options.interfaces, "eth0");
+    ck_assert_str_eq(options.interfaces, "ib0,ib1,eth0");
     EXPECT_ERROR("-H h1:2 -p ssh true", "--ssh-port takes a whole number");
 }
 END_TEST
