@@ -70,6 +70,7 @@ void run_link_init(struct run_link *link_p, const struct run_options *options,
     link_p->channel.fd = -1;
     link_p->channel.out.error = EPIPE;
     run_stream_init(&link_p->errors, -1, err);
+    link_p->errors.apart = true;
     link_p->errors.take = keep_words;
     link_p->errors.take_context = link_p;
 }

@@ -259,7 +259,7 @@ static void sink_put(struct run_sink *sink, struct run_stream *stream, const cha
         sink->dropped += length;
         return;
     }
-    if (stream->prefix.text[0] != '\0')
+    if (stream->prefix.text[0] != '\0' || stream->apart)
         close_open_line(sink, stream);
     if (run_prefix_feed(&stream->prefix, bytes, length, &sink->pending) != HVI_OK)
         sink_failed(sink, ENOMEM);

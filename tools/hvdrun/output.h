@@ -69,6 +69,7 @@ struct run_stream {
     int file_fd;    /* copy without prefixes, -1 for none */
     int file_error; /* errno of the write that ended the copy */
     bool muted;     /* what comes is not shown */
+    bool apart;     /* no rank's: begins a line of its own, prefix or not */
     struct run_prefix prefix;
     struct run_buffer held; /* the unfinished line */
     uint64_t held_until_ns; /* when the unfinished line is shown; 0: nothing held */

@@ -240,6 +240,7 @@ int run_plain(const struct run_options *options)
     plain = (struct plain){.options = options, .exit_code = 1, .input = {.pipe_fd = -1}};
     run_display_open(&plain.display, options);
     run_stream_init(&plain.log, -1, plain.display.err);
+    plain.log.apart = true;
     if (prepare(&plain) && open_node(&plain)) {
         plain.exit_code = 0;
         start(&plain);

@@ -779,6 +779,7 @@ static bool make_links(struct spread *spread, struct take_context *contexts)
         place->link.take = take;
         place->link.context = &contexts[i];
         run_stream_init(&place->log, -1, spread->display.err);
+        place->log.apart = true;
     }
     spread->tree = (struct run_tree){
         .options = spread->options, .hosts = spread->hosts, .say = say, .context = spread};

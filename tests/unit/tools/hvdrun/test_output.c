@@ -282,6 +282,18 @@ START_TEST(hvdruns_own_words_get_a_line_of_their_own)
 }
 END_TEST
 
+START_TEST(hvdds_words_get_a_line_of_their_own)
+{
+    run_prefix_init(&streams[1].prefix, 1, "stderr", false, false);
+    streams[1].apart = true;
+    print(0, "dots ...");
+    run_stream_tick(&streams[0], UINT64_MAX);
+    print(1, "hvdd warns\n");
+    print(0, "\n");
+    expect_sink("[0]<stdout>:dots ...\nhvdd warns\n[0]<stdout>:\n");
+}
+END_TEST
+
 START_TEST(a_file_gets_the_bytes_without_prefixes)
 {
     char bytes[64] = "";
@@ -424,6 +436,7 @@ int main(void)
     tcase_add_test(tests, a_line_whose_rest_waits_unread_is_not_torn);
     tcase_add_test(tests, an_open_line_is_closed_before_another_stream_speaks);
     tcase_add_test(tests, hvdruns_own_words_get_a_line_of_their_own);
+    tcase_add_test(tests, hvdds_words_get_a_line_of_their_own);
     tcase_add_test(tests, a_file_gets_the_bytes_without_prefixes);
     tcase_add_test(tests, a_muted_stream_is_read_and_not_shown);
     tcase_add_test(tests, a_full_disk_ends_the_copy_and_not_the_show);
