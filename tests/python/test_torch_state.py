@@ -222,10 +222,27 @@ def check_elastic(hvd):
         state.nothing
 
 
+def check_what_is_saved_outlives_restores(hvd):
+    import torch
+    model = torch.nn.Linear(2, 1)
+    state = hvd.elastic.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    def step():
+        model.weight.grad, model.bias.grad = torch.ones(1, 2), torch.ones(1)
+        state.optimizer.step()
+    step()
+    state.commit()
+    for _ in range(3):
+        step()
+        state.restore()
+        assert all(bool((kept["momentum_buffer"] == 1).all()) for kept in state.optimizer.state.values())
+
+
 def check_state():
     import hvd.torch as hvd
     hvd.init()
-    for check in (check_parameters, check_optimizers, check_sync_batch_norm, check_batch_norms_at_once, check_elastic):
+    for check in (check_parameters, check_optimizers, check_sync_batch_norm, check_batch_norms_at_once, check_elastic,
+                  check_what_is_saved_outlives_restores):
         check(hvd)
 
 

@@ -62,6 +62,10 @@ class ModelStateHandler(_StateDictHandler):
 class OptimizerStateHandler(_StateDictHandler):
     """For torch.optim.Optimizer."""
 
+    def restore(self) -> None:
+        # PyTorch's load_state_dict() takes tensors that fit as they are, and the next step would write to what is saved.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
     def sync(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
