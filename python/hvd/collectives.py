@@ -260,12 +260,15 @@ class Collectives:
             return self._fetch(op, tensor), make_splits(received)
         return (op,), finish
 
-    # ---- groups: all of the ops or none, and they finish together; results are tuples ----
+    # ---- groups: up to GROUP_MAX ops run all or none, and finish together; results are tuples ----
 
     def start_grouped_allreduce(self, tensors: Sequence[Any], outputs: Sequence[Any], op: int, name: str | None,
                                 prescale: float = 1.0, postscale: float = 1.0,
                                 process_set: ProcessSet = global_process_set) -> Started:
         """outputs[i] (may be tensors[i]) = reduction over the set."""
+        if len(tensors) > _native.GROUP_MAX:
+            return _together([self.start_grouped_allreduce(tensors[part], outputs[part], op, part_name, prescale, postscale,
+                                                           process_set) for part, part_name in _parts(tensors, name)])
         if tensors and not self.framework.on_host(tensors[0]):
             return self.framework.elsewhere(tensors[0]).start_grouped_allreduce(tensors, outputs, op, name, prescale,
                                                                                 postscale, process_set)
@@ -278,6 +281,9 @@ class Collectives:
     def start_grouped_allgather(self, tensors: Sequence[Any], name: str | None,
                                 process_set: ProcessSet = global_process_set) -> Started:
         """Rows of all members for each tensor."""
+        if len(tensors) > _native.GROUP_MAX:
+            return _together([self.start_grouped_allgather(tensors[part], part_name, process_set)
+                              for part, part_name in _parts(tensors, name)])
         if tensors and not self.framework.on_host(tensors[0]):
             return self.framework.elsewhere(tensors[0]).start_grouped_allgather(tensors, name, process_set)
         options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
@@ -288,6 +294,9 @@ class Collectives:
     def start_grouped_reducescatter(self, tensors: Sequence[Any], op: int, name: str | None, prescale: float = 1.0,
                                     postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """This rank's rows of each reduction."""
+        if len(tensors) > _native.GROUP_MAX:
+            return _together([self.start_grouped_reducescatter(tensors[part], op, part_name, prescale, postscale, process_set)
+                              for part, part_name in _parts(tensors, name)])
         if tensors and not self.framework.on_host(tensors[0]):
             return self.framework.elsewhere(tensors[0]).start_grouped_reducescatter(tensors, op, name, prescale,
                                                                                     postscale, process_set)
@@ -303,6 +312,17 @@ class Collectives:
 
     def _fetch_all(self, ops: Sequence[_ops.Op], tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self._fetch(op, tensor) for op, tensor in zip(ops, tensors))
+
+
+def _parts(tensors: Sequence[Any], name: str | None) -> list[tuple[slice, str | None]]:
+    """A group of more tensors than the library takes at once, as several: which tensors, and the part's name."""
+    begins = range(0, len(tensors), _native.GROUP_MAX)
+    return [(slice(begin, begin + _native.GROUP_MAX), None if name is None else f"{name}.{begin}") for begin in begins]
+
+
+def _together(parts: Sequence[Started]) -> Started:
+    """The parts of a group as one."""
+    return ([op for ops, _ in parts for op in ops], lambda: tuple(result for _, finish in parts for result in finish()))
 
 
 # ---- what a call must be ----

@@ -394,6 +394,20 @@ def check_staging(hvd):
     assert share.far and share.shape == (1, 2)
 
 
+def check_groups_of_more_than_the_library_takes_at_once(hvd):
+    import torch
+    many = [torch.full((1 + place % 3,), float(place)) for place in range(2050)]
+    for place, total in enumerate(hvd.grouped_allreduce(many, op=hvd.Sum, name="many")):
+        assert total.tolist() == [float(place * hvd.size())] * (1 + place % 3)
+    gathered = hvd.grouped_allgather(many)
+    assert [int(rows.numel()) for rows in gathered] == [hvd.size() * (1 + place % 3) for place in range(2050)]
+    wide = [torch.ones(hvd.size(), requires_grad=True) for _ in range(1025)]
+    parts = hvd.grouped_reducescatter(wide, op=hvd.Sum)
+    assert len(parts) == 1025 and all(part.tolist() == [float(hvd.size())] for part in parts)
+    sum(part.sum() for part in parts).backward()
+    assert all(bool((tensor.grad == hvd.size()).all()) for tensor in wide)
+
+
 def check_everything():
     import hvd.torch as hvd
     hvd.init(process_sets="dynamic")
@@ -403,7 +417,7 @@ def check_everything():
                           check_alltoalls, check_reducescatters, check_compression, check_sparse, check_gradients):
                 check(hvd, members, process_set)
     hvd.barrier()
-    for check in (check_handles, check_threads, check_staging):
+    for check in (check_handles, check_threads, check_staging, check_groups_of_more_than_the_library_takes_at_once):
         check(hvd)
 
 

@@ -114,8 +114,8 @@ def grouped_allreduce_async(tensors: Sequence[Any], average: bool | None = None,
 def grouped_allreduce(tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
                       compression: Any = _NONE, op: int | None = None, prescale_factor: float = 1.0,
                       postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """A new tensor for each input; all ops run together or none. Types and shapes may differ within the group.
-    Differentiable."""
+    """A new tensor for each input; all ops run together or none (of more than 1024: each 1024). Types and shapes may differ
+    within the group. Differentiable."""
     op = reduce_op_of(op, average)
     small, contexts = _compressed(_group(tensors), compression)
     reduced = _autograd.grouped_allreduce(small, op, name, prescale_factor, postscale_factor, process_set)
