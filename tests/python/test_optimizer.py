@@ -393,6 +393,26 @@ def check_parameters_frozen_thawed_and_added():
             assert model[2].bias.grad is None
 
 
+def check_parameters_that_are_replaced():
+    """As a growing set of points is trained, or a model gets another head: by another tensor in a group's list."""
+    hvd = _hvd()
+    x, y = _data()
+    for named in (True, False):
+        alone, model = _model(), _model()
+        plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+        ours = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters() if named else None)
+        for width in (200, 150, 170, 170):
+            for which, optimizer in ((alone, plain), (model, ours)):
+                torch.manual_seed(width)
+                which[0], which[2] = torch.nn.Linear(6, width), torch.nn.Linear(width, 300)
+                optimizer.param_groups[0]["params"][:4] = [*which[0].parameters(), *which[2].parameters()]
+            _train(alone, plain, x, y, steps=2)
+            _train(model, ours, _mine(x), _mine(y), steps=2)
+            _same(model, alone)
+        assert ours._hvd_reducer._slots.keys() == set(model.parameters())
+        assert len(ours._parameter_names) == len(alone.state_dict()) + 4 * named
+
+
 def check_shared_and_strangely_laid_out_parameters():
     class Net(torch.nn.Module):
         def __init__(self):

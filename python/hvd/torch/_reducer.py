@@ -55,7 +55,7 @@ def _item_size(dtype: Any) -> int:
 class Slot:
     """A parameter and where its gradient goes."""
     __slots__ = ("parameter", "name", "group", "delay", "arrived", "place", "offset", "address", "wire", "like",
-                 "direct", "segment", "sparse_dim", "sparse", "pending")
+                 "direct", "segment", "sparse_dim", "sparse", "pending", "hook")
 
     def __init__(self, parameter: Any, name: str, group: Any, passes: int) -> None:
         self.parameter = parameter
@@ -74,7 +74,7 @@ class Slot:
         self.sparse: Any = None      # the sparse gradient of this step, where it travels as such
         #: gives the result of ops of its own (sparse, custom compression)
         self.pending: Callable[[], Any] | None = None
-
+        self.hook: Any = None        # what autograd calls, and what keeps that alive
 
     def settle_in(self) -> None:
         """A new tensor at the slot's place in its bucket."""
@@ -151,8 +151,7 @@ class Reducer:
         self._how = (prescale, postscale, 0)
         #: Segments of pinned memory whose copies have been started, and the event of each copy.
         self._copying: collections.deque[tuple[Segment, Any]] = collections.deque()
-        self._nodes: list[Any] = []
-        self._hooks: list[Any] = []
+        self._leaving: set[Any] = set()  # parameters that this step is the last one for
 
     # ---- parameters ----
 
@@ -170,20 +169,31 @@ class Reducer:
             if alive is not None:
                 alive.ready(slot)
         if hasattr(parameter, "register_post_accumulate_grad_hook"):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(fire))
+            slot.hook = parameter.register_post_accumulate_grad_hook(fire), None
         else:  # before torch 2.1
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-            self._nodes.append(node)
-            self._hooks.append(node.register_hook(fire))
+            slot.hook = node.register_hook(fire), node
+
+    def leave_out_all_but(self, wanted: set[Any]) -> set[Any]:
+        """Watches these parameters only, once the step that is under way is finished: until then ranks expect the ops of the
+        others. Every rank does the same. Those that go."""
+        self._leaving = {parameter for parameter in self._slots if parameter not in wanted}
+        return self._leaving
+
+    def _leave_out(self) -> None:
+        for parameter in self._leaving:
+            self._slots.pop(parameter).hook[0].remove()
+        self._leaving = set()
+        self._forget_plan()  # segments have other members now
 
     def hooks(self) -> list[Callable[[], None]]:
         """What autograd calls for each parameter, in the order in which they were added."""
         return [functools.partial(self.ready, slot) for slot in self._slots.values()]
 
     def __del__(self) -> None:
-        if hasattr(self, "_hooks"):
-            for hook in self._hooks:
-                hook.remove()
+        if hasattr(self, "_leaving"):
+            for slot in self._slots.values():
+                slot.hook[0].remove()
             self._forget_plan()  # slots and segments refer to each other: memory goes now, not at the next collection
 
     # ---- who is where ----
@@ -468,6 +478,8 @@ class Reducer:
             self.abandon()
             raise
         self._begin_step()
+        if self._leaving:
+            self._leave_out()
 
     def set_passes(self, passes: int) -> None:
         """How many backward passes make a gradient, from now on."""

@@ -10,6 +10,7 @@ and shares that one's parameter groups and state. `_reducer.py` does the work du
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import warnings
@@ -34,10 +35,14 @@ _STEP_AFTER_SYNCHRONIZE = ("optimizer.step() called without optimizer.skip_synch
                            "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.")
 
 
+#: What names begin with that the user has not given.
+_NONAME = "allreduce.noname."
+
+
 def _names(param_groups: list[dict[str, Any]], named_parameters: Any) -> dict[Any, str]:
     """Parameter -> name, of all parameters in the groups. ValueError as Horovod's users know them."""
     if named_parameters is None:
-        return {parameter: f"allreduce.noname.{i}.{j}"
+        return {parameter: f"{_NONAME}{i}.{j}"
                 for i, group in enumerate(param_groups) for j, parameter in enumerate(group["params"])}
     named = list(named_parameters)
     if any(not isinstance(pair, tuple) for pair in named):
@@ -101,13 +106,25 @@ class _Common:
                 reducer.add(parameter, names[parameter], numbers.get(parameter))
 
     def _hvd_find_new(self) -> None:
-        """Takes in parameters that were added, or require gradients, only now."""
+        """Takes in parameters that were added, or require gradients, only now; those that are in no group any more are
+        left out after the step."""
         reducer = self._hvd_reducer
         for i, group in enumerate(self.param_groups):
             for j, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in reducer:
-                    name = self._parameter_names.setdefault(parameter, f"allreduce.noname.{i}.{j}")
-                    reducer.add(parameter, name)
+                    if parameter not in self._parameter_names:
+                        self._parameter_names[parameter] = self._hvd_free_name(f"{_NONAME}{i}.{j}")
+                    reducer.add(parameter, self._parameter_names[parameter])
+        for parameter in reducer.leave_out_all_but(
+                {parameter for group in self.param_groups for parameter in group["params"]}):
+            if self._parameter_names.get(parameter, "").startswith(_NONAME):
+                del self._parameter_names[parameter]
+
+    def _hvd_free_name(self, wanted: str) -> str:
+        """The name, or one like it, that no parameter has; also not one that this one replaces. The same on all ranks."""
+        taken = set(self._parameter_names.values())
+        numbered = (f"{wanted}.{number}" for number in itertools.count(1))
+        return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the optimizer's own; the gradients of the new parameters are reduced too. Every rank adds the same."""
