@@ -47,7 +47,7 @@ static void pending_free(struct node_pending *pending)
     sd_event_source_disable_unref(pending->io);
     sd_event_source_disable_unref(pending->timer);
     if (pending->fd >= 0)
-        node_discard(node, pending->fd, pending->generation != NULL);
+        node_discard(&node->discard, pending->fd, pending->generation != NULL);
     if (pending->pidfd >= 0)
         close(pending->pidfd);
     free(pending->bytes);
@@ -283,8 +283,9 @@ static int timeline_check(const struct node_pending *pending,
                            size);
 }
 
-static void timeline_failed(struct node *node, uint64_t number)
+static void timeline_failed(void *user, uint64_t number)
 {
+    struct node *node = user;
     struct node_pending *pending;
 
     DL_SEARCH_SCALAR(node->pendings, pending, timeline, number);
@@ -305,7 +306,7 @@ static int timeline_pass_on(struct node_pending *pending, struct node_engine *en
     if (engine->link_fd < 0 ||
         hvi_packet_msg_encode(msg, node->encoded, sizeof(node->encoded), &length) != HVI_OK)
         return HVI_ERR_ENGINE_LOST;
-    pid = node_discard_fork(node, kept, 2, timeline_failed, pending->timeline);
+    pid = node_discard_fork(&node->discard, kept, 2, timeline_failed, node, pending->timeline);
     if (pid != 0)
         return pid > 0 ? HVI_OK : HVI_ERR_DAEMON;
     if (hvi_packet_receive(pending->fd, &node->packet, 0) != HVI_OK || node->packet.fd_count != 1)
@@ -509,7 +510,7 @@ static void refuse_at_once(struct node *node, int fd, const struct node_peer *pe
     node->counters.refused++;
     log_refusal(peer, HVI_ERR_DAEMON_LIMIT, text);
     send_refusal(node, fd, HVI_ERR_DAEMON_LIMIT, text);
-    node_discard(node, fd, false);
+    node_discard(&node->discard, fd, false);
 }
 
 static int64_t least(int64_t a, uint64_t b)
@@ -563,7 +564,7 @@ void node_attach_accept(struct node *node, int fd)
     int error;
 
     if (!node_listen_peer(fd, &peer)) {
-        node_discard(node, fd, false);
+        node_discard(&node->discard, fd, false);
         return;
     }
     if (!has_room(node, &peer, text, sizeof(text))) {

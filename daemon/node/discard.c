@@ -1,27 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0
- * The end of connections to strangers. A stranger may have sent a descriptor that does not close: a socket with
- * SO_LINGER whose peer takes nothing, a file of a FUSE mount that does not answer. The process that gives up the last
- * reference waits, wherever it does that: in close(), in a receive without room for descriptors, or in the close of the
- * connection in which the message still lies. hvdd has one thread and must not wait. So
- *
- *   - a message with descriptors is looked at and left in its connection (attach.c);
- *   - a connection in which anything is left is inherited by a forked helper, closed here, and ends with the helper:
- *
- *       hvdd    fork ───── closes its own ──── closes the pipe
- *       helper    └─ closes all the rest ── reads the pipe ─┴─ exits
- *
- *     An exiting process does not linger. What waits all the same (FUSE) is the helper's exit.
- *
- * One helper takes all connections of BATCH_NS, so a flood costs few forks. A helper keeps no descriptor of hvdd's but those it
- * is for: engines and trainers would miss the end of hvdd while it waits. */
-#include "daemon/node/node.h"
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/node/discard.h"
 
-#include "base/status.h"
+#include "base/clock.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -32,10 +19,11 @@
 #define HELPERS_MAX 64u /* that have not ended yet */
 
 struct node_helper {
-    struct node *node;
+    struct node_discard *discard;
     struct node_helper *prev, *next;
     sd_event_source *exit;
-    void (*failed)(struct node *node, uint64_t number);
+    void (*failed)(void *user, uint64_t number);
+    void *user;
     uint64_t number;
 };
 
@@ -43,7 +31,7 @@ struct node_helper {
 
 static void helper_free(struct node_helper *helper)
 {
-    struct node_discard *discard = &helper->node->discard;
+    struct node_discard *discard = helper->discard;
 
     DL_DELETE(discard->helpers, helper);
     discard->helper_count--;
@@ -53,16 +41,12 @@ static void helper_free(struct node_helper *helper)
 
 static int on_end(sd_event_source *source, const siginfo_t *info, void *user)
 {
-    struct node_helper *helper = user;
-    struct node *node = helper->node;
-    bool failed = info->si_code != CLD_EXITED || info->si_status != 0;
-    void (*tell)(struct node *, uint64_t) = failed ? helper->failed : NULL;
-    uint64_t number = helper->number;
+    const struct node_helper helper = *(struct node_helper *)user;
 
     (void)source;
-    helper_free(helper);
-    if (tell != NULL)
-        tell(node, number);
+    helper_free(user);
+    if (helper.failed != NULL && (info->si_code != CLD_EXITED || info->si_status != 0))
+        helper.failed(helper.user, helper.number);
     return 0;
 }
 
@@ -87,10 +71,9 @@ static void close_others(int *fds, uint32_t count)
     close_range((unsigned)next, ~0u, 0);
 }
 
-pid_t node_discard_fork(struct node *node, int *fds, uint32_t count,
-                        void (*failed)(struct node *node, uint64_t number), uint64_t number)
+pid_t node_discard_fork(struct node_discard *discard, int *fds, uint32_t count,
+                        void (*failed)(void *user, uint64_t number), void *user, uint64_t number)
 {
-    struct node_discard *discard = &node->discard;
     struct node_helper *helper =
         discard->helper_count < HELPERS_MAX ? calloc(1, sizeof(*helper)) : NULL;
     pid_t pid = helper == NULL ? -1 : fork();
@@ -104,19 +87,19 @@ pid_t node_discard_fork(struct node *node, int *fds, uint32_t count,
         free(helper);
         return -1;
     }
-    *helper = (struct node_helper){.node = node, .failed = failed, .number = number};
+    *helper =
+        (struct node_helper){.discard = discard, .failed = failed, .user = user, .number = number};
     DL_APPEND(discard->helpers, helper);
     discard->helper_count++;
     /* Where it cannot be watched, it stays a zombie until hvdd ends, and counts. */
-    sd_event_add_child(node->event, &helper->exit, pid, WEXITED, on_end, helper);
+    sd_event_add_child(discard->event, &helper->exit, pid, WEXITED, on_end, helper);
     return pid;
 }
 
 /* ---- connections ---- */
 
-static void release_all(struct node *node)
+static void release_all(struct node_discard *discard)
 {
-    struct node_discard *discard = &node->discard;
     int pipe_fds[2], kept[NODE_DISCARDS_MAX + 1];
     char byte;
     pid_t pid;
@@ -125,7 +108,7 @@ static void release_all(struct node *node)
         return;
     memcpy(kept, discard->fds, discard->count * sizeof(kept[0]));
     kept[discard->count] = pipe_fds[0];
-    pid = node_discard_fork(node, kept, discard->count + 1, NULL, 0);
+    pid = node_discard_fork(discard, kept, discard->count + 1, NULL, NULL, 0);
     if (pid == 0) {
         while (read(pipe_fds[0], &byte, 1) < 0 && errno == EINTR) {
         }
@@ -142,26 +125,24 @@ static void release_all(struct node *node)
 
 static int on_batch(sd_event_source *source, uint64_t usec, void *user)
 {
-    struct node *node = user;
+    struct node_discard *discard = user;
 
     (void)usec;
-    release_all(node);
+    release_all(discard);
     sd_event_source_set_time_relative(source, BATCH_NS / 1000);
-    sd_event_source_set_enabled(source, node->discard.count > 0 ? SD_EVENT_ONESHOT : SD_EVENT_OFF);
+    sd_event_source_set_enabled(source, discard->count > 0 ? SD_EVENT_ONESHOT : SD_EVENT_OFF);
     return 0;
 }
 
-static void release_soon(struct node *node)
+static void release_soon(struct node_discard *discard)
 {
-    struct node_discard *discard = &node->discard;
-
     if (hvi_clock_ns() - discard->released_ns >= BATCH_NS || discard->count == NODE_DISCARDS_MAX)
-        release_all(node);
+        release_all(discard);
     if (discard->count == 0)
         return;
     if (discard->batch == NULL)
-        sd_event_add_time_relative(node->event, &discard->batch, CLOCK_MONOTONIC, BATCH_NS / 1000,
-                                   1000, on_batch, node);
+        sd_event_add_time_relative(discard->event, &discard->batch, CLOCK_MONOTONIC,
+                                   BATCH_NS / 1000, 1000, on_batch, discard);
     else
         sd_event_source_set_enabled(discard->batch, SD_EVENT_ONESHOT);
 }
@@ -189,9 +170,8 @@ static bool is_empty(int fd)
     }
 }
 
-void node_discard(struct node *node, int fd, bool handed_over)
+void node_discard(struct node_discard *discard, int fd, bool handed_over)
 {
-    struct node_discard *discard = &node->discard;
     char byte;
 
     if (!handed_over)
@@ -202,7 +182,7 @@ void node_discard(struct node *node, int fd, bool handed_over)
         return;
     }
     if (discard->count == NODE_DISCARDS_MAX)
-        release_soon(node);
+        release_soon(discard);
     if (discard->count == NODE_DISCARDS_MAX) {
         HVI_LOG(HVI_LOG_ERROR, "discard", "no-helper",
                 "no helper can be forked to close connections of strangers; hvdd may have to wait",
@@ -211,13 +191,13 @@ void node_discard(struct node *node, int fd, bool handed_over)
         return;
     }
     discard->fds[discard->count++] = fd;
-    release_soon(node);
+    release_soon(discard);
 }
 
-void node_discard_close(struct node *node)
+void node_discard_close(struct node_discard *discard)
 {
-    release_all(node);
-    node->discard.batch = sd_event_source_disable_unref(node->discard.batch);
-    while (node->discard.helpers != NULL)
-        helper_free(node->discard.helpers);
+    release_all(discard);
+    discard->batch = sd_event_source_disable_unref(discard->batch);
+    while (discard->helpers != NULL)
+        helper_free(discard->helpers);
 }

@@ -104,6 +104,7 @@ static int start(struct node *node)
 
     if (sd_event_default(&node->event) < 0)
         return HVI_ERR_DAEMON;
+    node->discard.event = node->event;
     status = node_stop_watch(node);
     if (status == HVI_OK)
         status = node_spawn_find(node);
@@ -130,7 +131,7 @@ static void finish(struct node *node)
                           "hvdd is shutting down and takes no new sessions");
     node_gate_close(node);
     node_gpu_close(&node->gpu);
-    node_discard_close(node);
+    node_discard_close(&node->discard);
     node_link_forget_all(node);
     node_jobs_fini(&node->jobs);
     node_rundir_close(&node->rundir);

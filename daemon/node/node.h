@@ -6,6 +6,7 @@
 #define HVD_NODE_NODE_H
 
 #include "daemon/node/config.h"
+#include "daemon/node/discard.h"
 #include "daemon/node/gpu.h"
 #include "daemon/node/job.h"
 #include "daemon/node/rundir.h"
@@ -96,19 +97,6 @@ struct node_acceptor {
     void (*take)(struct node *node, int fd); /* owns the connection */
     sd_event_source *io, *again;
     uint64_t logged_ns;
-};
-
-#define NODE_DISCARDS_MAX 256u
-
-struct node_helper;
-
-/* Connections of strangers that hvdd must not close itself (discard.c). */
-struct node_discard {
-    int fds[NODE_DISCARDS_MAX];
-    uint32_t count, helper_count;
-    struct node_helper *helpers; /* that have not ended yet */
-    sd_event_source *batch;
-    uint64_t released_ns;
 };
 
 struct node_counters {
@@ -250,17 +238,6 @@ void node_attach_engine_gone(struct node *node, struct node_generation *generati
                              const char *fate);
 /* Answers everybody that is left with `status` and closes. */
 void node_attach_close_all(struct node *node, int status, const char *text);
-
-/* ---- discard.c: the end of connections to strangers
- * ------------------------------------------------------------------- */
-
-/* Closes a connection of attach.sock, or has it closed where that could wait. `handed_over`: an engine has it too. */
-void node_discard(struct node *node, int fd, bool handed_over);
-/* Forks a helper that keeps `fds`, which are sorted in it, and standard output: 0 in the helper, which ends by _exit; its
- * pid here; -1. Unless it exits with 0, `failed` (NULL: nobody) is told `number`. */
-pid_t node_discard_fork(struct node *node, int *fds, uint32_t count,
-                        void (*failed)(struct node *node, uint64_t number), uint64_t number);
-void node_discard_close(struct node *node);
 
 /* ---- spawn.c: engine processes
  * ------------------------------------------------------------------------------------ */

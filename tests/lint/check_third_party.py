@@ -24,7 +24,7 @@ QUARANTINE = [
     ("hwloc.h", ["tools/hvdctl/checks.c"]),
     ("sodium.h", ["daemon/engine/net/handshake.c"]),
     ("systemd/sd-daemon.h", ["daemon/node/notify.c"]),
-    ("systemd/sd-event.h", ["daemon/node/node.h", "daemon/node/gpu.h", "daemon/gpu/worker.h", "daemon/gpu/import.h", "daemon/gate/gate.h", "daemon/engine/event/event.h"]),
+    ("systemd/sd-event.h", ["daemon/node/node.h", "daemon/node/discard.h", "daemon/node/gpu.h", "daemon/gpu/worker.h", "daemon/gpu/import.h", "daemon/gate/gate.h", "daemon/engine/event/event.h"]),
     ("uthash.h", ["client/ops/names.c", "daemon/node/job.h", "daemon/engine/order/tensor.c"]),
     ("ut*.h", ["client/*/*.[ch]", "daemon/*/*.[ch]", "tools/hvdrun/relay.c"]),
     ("mpi.h", ["bench/peers/mpi_bench.c"]),
