@@ -13,9 +13,9 @@
  * their jobs, take no room from those that are still to come. A peer whose key is refused never tries again by itself; the one that joins starts anew.
  *
  * A node that connects again, because its gate was killed or its connection cut, takes its routing id along
- * (ZMQ_ROUTER_HANDOVER). libzmq gives the older connection another id, a zero and four bytes of a counter, until it has closed
- * it. What that connection had sent before comes under this id. It is no fault, and is dropped: the node says everything again.
- * A message also tells the id that its peer has chosen: one that has chosen none gets such an id as well. */
+ * (ZMQ_ROUTER_HANDOVER). If something of the older connection, which has ended, is still unread, libzmq gives that another
+ * id, a zero and four bytes of a counter, and it comes under this one. It is no fault, and is dropped: the node says everything
+ * again. A peer that has chosen no id has one of that form as well. A message tells which one its peer has chosen. */
 #include "daemon/gate/socket.h"
 
 #include "base/status.h"
@@ -283,7 +283,7 @@ static bool message_receive(struct gate_socket *socket)
     if (is_well_formed(socket, route, before))
         socket->calls->received(socket->user, socket->listens ? &from : NULL, zmq_msg_data(&body),
                                 zmq_msg_size(&body));
-    else if (!is_replaced(socket, route, gets_or_none(&body, "Routing-Id"), before))
+    else if (!is_replaced(socket, route, gets_or_none(&body, "Identity"), before))
         log_refused(socket, "a message of the mesh has the wrong form", from.address);
     zmq_msg_close(&body);
     return true;
