@@ -151,7 +151,7 @@ class Reducer:
         self._how = (prescale, postscale, 0)
         #: Segments of pinned memory whose copies have been started, and the event of each copy.
         self._copying: collections.deque[tuple[Segment, Any]] = collections.deque()
-        self._leaving: set[Any] = set()  # parameters that this step is the last one for
+        self._leaving: set[Any] = set()  # parameters that are left out after this step
 
     # ---- parameters ----
 
@@ -175,8 +175,8 @@ class Reducer:
             slot.hook = node.register_hook(fire), node
 
     def leave_out_all_but(self, wanted: set[Any]) -> set[Any]:
-        """Watches these parameters only, once the step that is under way is finished: until then ranks expect the ops of the
-        others. Every rank does the same. Those that go."""
+        """Watches only these parameters after the current step; until its end the ranks expect the ops of the others. Every
+        rank calls it alike. Returns the parameters that will be left out."""
         self._leaving = {parameter for parameter in self._slots if parameter not in wanted}
         return self._leaving
 

@@ -35,7 +35,7 @@ _STEP_AFTER_SYNCHRONIZE = ("optimizer.step() called without optimizer.skip_synch
                            "optimizer.skip_synchronize() context if you use optimizer.synchronize() in your code.")
 
 
-#: What names begin with that the user has not given.
+#: The beginning of names that the user has not given.
 _NONAME = "allreduce.noname."
 
 
@@ -106,7 +106,7 @@ class _Common:
                 reducer.add(parameter, names[parameter], numbers.get(parameter))
 
     def _hvd_find_new(self) -> None:
-        """Takes in parameters that were added, or require gradients, only now; those that are in no group any more are
+        """Takes in parameters that were added, or require gradients, only now. Parameters that are in no group any more are
         left out after the step."""
         reducer = self._hvd_reducer
         for i, group in enumerate(self.param_groups):
@@ -121,7 +121,8 @@ class _Common:
                 del self._parameter_names[parameter]
 
     def _hvd_free_name(self, wanted: str) -> str:
-        """The name, or one like it, that no parameter has; also not one that this one replaces. The same on all ranks."""
+        """The name `wanted`, or one like it, that no parameter has; a parameter that was replaced in this step still has its
+        own. The same on all ranks."""
         taken = set(self._parameter_names.values())
         numbered = (f"{wanted}.{number}" for number in itertools.count(1))
         return wanted if wanted not in taken else next(name for name in numbered if name not in taken)
