@@ -55,6 +55,8 @@ bool gpu_memory_page(struct gpu_engine *engine, const struct hvi_gpu_page *said)
 bool gpu_memory_session_end(struct gpu_engine *engine, const struct hvi_gpu_session_end *end);
 bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *said);
 bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release *said);
+/* It is over, and with it all its batches: their kernels write nothing from now on. Before its gates are opened. */
+void gpu_memory_skip(struct gpu_engine *engine);
 /* The .ready words of its pages that are over, or of all if it leaves; all words once it is drained. True: there are some. */
 bool gpu_memory_poison(struct gpu_engine *engine);
 /* Its batches are over: imports and pages are given back. */

@@ -26,6 +26,7 @@ void gpu_guard_fail(struct gpu_worker *worker, const char *text)
     DL_FOREACH(worker->engines, engine)
     {
         engine->is_leaving = engine->is_drained = true; /* its batches end with this process */
+        gpu_memory_skip(engine);
         (void)gpu_memory_poison(engine);
     }
     gpu_link_state(worker, HVI_GPU_FAILED, text);

@@ -174,16 +174,19 @@ bool gpu_memory_session_end(struct gpu_engine *engine, const struct hvi_gpu_sess
     return true;
 }
 
+void gpu_memory_skip(struct gpu_engine *engine)
+{
+    struct gpu_page *page;
+
+    DL_FOREACH(engine->pages, page)
+    hvi_fence_skip_all(&page->fences);
+}
+
 bool gpu_memory_poison(struct gpu_engine *engine)
 {
     struct gpu_page *page;
     bool found = false;
 
-    DL_FOREACH(engine->pages, page)
-    {
-        if (engine->is_leaving)
-            hvi_fence_skip_all(&page->fences);
-    }
     DL_FOREACH(engine->pages, page)
     {
         if ((!page->is_over && !engine->is_leaving) || page->state == GOING)

@@ -161,6 +161,7 @@ static void engine_end(struct gpu_engine *engine)
     engine->late = engine->joins > 0
                        ? "a join of an engine that has ended is not over after 5 s"
                        : "the batches of an engine that has ended are not over after 2 s";
+    gpu_memory_skip(engine);
     (void)gpu_memory_poison(engine);
     engine->io = sd_event_source_disable_unref(engine->io);
     close(engine->fd);
