@@ -132,12 +132,13 @@ def test_7_all_four_kinds_of_memory_arrive():
         assert values[kind + "_wrong"] == 0
         assert values[kind + "_nccl_register"] == "accepted"
     assert values["pool_outcome"] == values["legacy_outcome"] == "measured"
+    assert values["vmm_buffer_id_differs"] == "yes"
     if b"libasan" in (FAKE / "libcuda.so.1").read_bytes():  # which Python cannot load
         assert values["torch_outcome"] == "refused: the Python process ended without a word"
         return
     assert values["torch_wrong"] == 0
     assert (values["torch_outcome"], values["torch_nccl_register"]) == ("measured", "accepted")
-    assert (values["torch_chunks"], values["torch_mapped"]) == (4, 80)
+    assert (values["torch_chunks"], values["torch_buffer_ids"], values["torch_mapped"]) == (4, 4, 80)
 
 
 def test_7_without_pytorch_or_nccl_the_rest_is_answered(tmp_path):

@@ -34,6 +34,26 @@ static void send_filled(const char *verb, CUdeviceptr p, struct probe_msg *m, in
     CU(cuStreamDestroy, s);
 }
 
+static uint64_t buffer_id(CUdeviceptr p)
+{
+    unsigned long long id = 0;
+    CU(cuPointerGetAttribute, &id, CU_POINTER_ATTRIBUTE_BUFFER_ID, p);
+    return id;
+}
+
+/* BUFFER_ID of other memory that was mapped at that address, and is unmapped again. */
+static uint64_t earlier_id(CUdeviceptr p, const CUmemAllocationProp *prop)
+{
+    CUmemGenericAllocationHandle handle;
+    uint64_t id;
+    CU(cuMemCreate, &handle, PROBE7_BYTES, prop, 0);
+    probe7_map(p, PROBE7_BYTES, handle);
+    id = buffer_id(p);
+    CU(cuMemUnmap, p, PROBE7_BYTES);
+    CU(cuMemRelease, handle);
+    return id;
+}
+
 static void offer_vmm(void)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -49,7 +69,9 @@ static void offer_vmm(void)
         probe_fail("a granularity of %zu", unit);
     CU(cuMemCreate, &handle, PROBE7_BYTES, &prop, 0);
     CU(cuMemAddressReserve, &p, PROBE7_BYTES, 0, 0, 0);
+    uint64_t earlier = earlier_id(p, &prop);
     probe7_map(p, PROBE7_BYTES, handle);
+    m.a[1] = buffer_id(p) != earlier;
     CU(cuMemExportToShareableHandle, &fd, handle, PROBE7_BY_FD, 0);
     send_filled("vmm", p, &m, fd);
     CU(cuMemUnmap, p, PROBE7_BYTES);

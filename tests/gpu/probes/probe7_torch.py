@@ -10,6 +10,7 @@ import struct
 import sys
 
 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
+CU_POINTER_ATTRIBUTE_BUFFER_ID = 7
 TENSOR_BYTES = 64 << 20
 
 
@@ -54,7 +55,10 @@ def offer(link, device):
         check(cuda.cuMemRetainAllocationHandle(ctypes.byref(handle), ctypes.c_void_p(base)), "cuMemRetainAllocationHandle")
         check(cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                                 ctypes.c_uint64(0)), "cuMemExportToShareableHandle")
-        say(link, "chunk", [size], descriptor=descriptor.value)
+        number = ctypes.c_uint64()
+        check(cuda.cuPointerGetAttribute(ctypes.byref(number), CU_POINTER_ATTRIBUTE_BUFFER_ID, ctypes.c_uint64(base)),
+              "cuPointerGetAttribute")
+        say(link, "chunk", [size, number.value], descriptor=descriptor.value)
         os.close(descriptor.value)
         check(cuda.cuMemRelease(handle), "cuMemRelease")
     say(link, "tensor", [begin - first, TENSOR_BYTES])

@@ -8,7 +8,9 @@
  * ($HVD_PYTHON or python3): a 64 MiB tensor with expandable segments, whose chunks are imported one after the other into one
  * reservation.
  *
- * Predicted. All four import and hold the right data; import 0.1 to 2 ms; the tensor arrives in 4 chunks of 20 MiB;
+ * And what the client's cache rests on: whether BUFFER_ID differs when other memory is mapped at an address, and from chunk to chunk.
+ *
+ * Predicted. All four import and hold the right data; import 0.1 to 2 ms; the tensor arrives in 4 chunks of 20 MiB, with 4 ids;
  * ncclCommRegister accepts vmm and torch, and legacy without effect. One device cannot show whether a registered buffer is
  * used without a copy: that takes two. Sources: cuda.h, Virtual Memory Management and Stream Ordered Memory Allocator; PyTorch
  * PR 130890; NCCL 2.28.9 src/transport/p2p.cc (legacy needs NCCL_LEGACY_CUDA_REGISTER). */
@@ -64,6 +66,7 @@ static void take_vmm(struct probe_peer *peer)
     probe7_map(p, m.a[0], handle);
     CU(cuMemRelease, handle); /* the mapping keeps it */
     probe_figure(probe_now_us() - began, "us", "import");
+    probe_answer(m.a[1] ? "yes" : "no", "buffer_id_differs");
     compare(p);
     use(p, m.a[0]);
     began = probe_now_us();
@@ -117,19 +120,22 @@ static void take_legacy(struct probe_peer *peer)
     probe_say_verb(peer->fd, "released");
 }
 
-/* "chunk" {its bytes} with a descriptor each, then "tensor" {offset of the tensor, its bytes}; every word is 0x40e80000. */
+/* "chunk" {its bytes, its BUFFER_ID} with a descriptor each, then "tensor" {offset of the tensor, its bytes}; every word is 0x40e80000. */
 static void take_tensor(struct probe_peer *peer)
 {
     struct probe_msg m = {0};
     CUmemGenericAllocationHandle handles[CHUNKS];
     size_t bytes[CHUNKS], total = 0;
     CUdeviceptr base;
-    int count = 0, fd, got;
+    uint64_t last_id = 0;
+    int count = 0, fd, got, ids = 0;
     probe_step("a PyTorch tensor with expandable segments");
     while ((got = probe_listen(peer->fd, 60, &m, &fd)) == 1 && strcmp(m.verb, "chunk") == 0 &&
            count < CHUNKS) {
         bytes[count] = m.a[0];
         total += m.a[0];
+        ids += m.a[1] != last_id;
+        last_id = m.a[1];
         handles[count++] = import(fd);
     }
     if (got != 1)
@@ -153,6 +159,7 @@ static void take_tensor(struct probe_peer *peer)
         wrong += words[i] != 0x40e80000u; /* 7.25f */
     free(words);
     probe_figure(count, "chunks", "chunks");
+    probe_figure(ids, "ids", "buffer_ids");
     probe_figure((double)(total >> 20), "MiB", "mapped");
     probe_figure((double)wrong, "words", "wrong");
     use(base + m.a[0], m.a[1]);
