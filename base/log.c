@@ -10,10 +10,12 @@
  * nobody reads only briefly, and the SIGPIPE of a closed one is taken back. */
 #include "base/log.h"
 
+#include "base/clock.h"
 #include "base/utf8.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -105,6 +107,61 @@ uint64_t hvi_log_lost(void)
 {
     return atomic_load_explicit(&lost_lines, memory_order_relaxed);
 }
+
+/* ---- how often ---- */
+
+#define BUCKETS   64u
+#define REFILL_NS (HVI_NS_SEC / HVI_LOG_PER_SECOND)
+
+/* Lines of one user and id. The one that was used longest ago makes room for another. */
+struct bucket {
+    uint32_t uid, left;
+    char id[32];
+    uint64_t filled_ns, suppressed;
+};
+static struct bucket buckets[BUCKETS];
+static pthread_mutex_t buckets_lock = PTHREAD_MUTEX_INITIALIZER; /* held for no write */
+static _Thread_local uint64_t suppressed_before;
+
+static struct bucket *find_bucket(uint32_t uid, const char *id, uint64_t now_ns)
+{
+    struct bucket *oldest = &buckets[0];
+
+    for (size_t i = 0; i < BUCKETS; i++) {
+        struct bucket *bucket = &buckets[i];
+        if (bucket->uid == uid && strcmp(bucket->id, id) == 0)
+            return bucket;
+        if (bucket->filled_ns < oldest->filled_ns)
+            oldest = bucket;
+    }
+    *oldest = (struct bucket){.uid = uid, .left = HVI_LOG_BURST, .filled_ns = now_ns};
+    snprintf(oldest->id, sizeof(oldest->id), "%s", id);
+    return oldest;
+}
+
+bool hvi_log_admit(uint32_t uid, const char *id)
+{
+    uint64_t now_ns = hvi_clock_ns();
+
+    pthread_mutex_lock(&buckets_lock);
+    struct bucket *bucket = find_bucket(uid, id, now_ns);
+    uint64_t more = (now_ns - bucket->filled_ns) / REFILL_NS;
+    bucket->filled_ns += more * REFILL_NS;
+    bucket->left +=
+        more < HVI_LOG_BURST - bucket->left ? (uint32_t)more : HVI_LOG_BURST - bucket->left;
+    bool admitted = bucket->left > 0;
+    if (admitted) {
+        bucket->left--;
+        suppressed_before = bucket->suppressed;
+        bucket->suppressed = 0;
+    } else {
+        bucket->suppressed++;
+    }
+    pthread_mutex_unlock(&buckets_lock);
+    return admitted;
+}
+
+/* ---- lines ---- */
 
 static void put(struct line *line, const char *text, size_t bytes)
 {
@@ -218,6 +275,13 @@ static void put_body(struct line *line, const char *topic, const char *id, const
     if (pairs[0] != '\0')
         put(line, " ", 1);
     put_escaped(line, pairs);
+    if (suppressed_before > 0) {
+        char text[48];
+        put(line, text,
+            (size_t)snprintf(text, sizeof(text), " suppressed=%llu",
+                             (unsigned long long)suppressed_before));
+        suppressed_before = 0;
+    }
 }
 
 void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,

@@ -13,6 +13,7 @@
 #ifndef HVI_BASE_LOG_H
 #define HVI_BASE_LOG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum hvi_log_level {
@@ -40,6 +41,18 @@ uint64_t hvi_log_lost(void);
 void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,
                    const char *sentence, const char *pairs, ...)
     __attribute__((format(printf, 5, 6)));
+
+/* For a line that user `uid` has caused: HVI_LOG_BURST of one id at once, then HVI_LOG_PER_SECOND. False: one too many, which is
+ * counted. The next line of this thread says suppressed=N where it follows some of the same user and id. */
+#define HVI_LOG_BURST      100u
+#define HVI_LOG_PER_SECOND 10u
+bool hvi_log_admit(uint32_t uid, const char *id);
+
+#define HVI_LOG_OF(uid, level, topic, id, ...)                                                     \
+    do {                                                                                           \
+        if ((level) <= hvi_log_level() && hvi_log_admit((uid), (id)))                              \
+            hvi_log_write((level), (topic), (id), __VA_ARGS__);                                    \
+    } while (0)
 
 #define HVI_LOG(level, ...)                                                                        \
     do {                                                                                           \

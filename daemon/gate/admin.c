@@ -227,8 +227,9 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
 
     if (!message->whole || hvi_admin_request_decode(message->body, message->length, &request, text,
                                                     sizeof(text)) != HVI_OK) {
-        HVI_LOG(HVI_LOG_WARN, "admin", "bad-request", "an admin request cannot be read",
-                "uid=%u error=\"%s\"", (unsigned)connection->peer.uid, text);
+        HVI_LOG_OF(connection->peer.uid, HVI_LOG_WARN, "admin", "bad-request",
+                   "an admin request cannot be read", "uid=%u error=\"%s\"",
+                   (unsigned)connection->peer.uid, text);
         snprintf(sentence, sizeof(sentence), "hvdd cannot read this request: %s", text);
         answer_text(connection, 0, HVI_ERR_PROTOCOL, sentence);
     } else if (request.protocol_version != HVI_PROTOCOL_VERSION) {
@@ -237,8 +238,8 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
                  request.protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
         answer_text(connection, request.request, HVI_ERR_VERSION, sentence);
     } else if (start->private_mode && connection->peer.uid != start->uid) {
-        HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused", "another user asked a private hvdd",
-                "uid=%u", (unsigned)connection->peer.uid);
+        HVI_LOG_OF(connection->peer.uid, HVI_LOG_WARN, "admin", "admin-refused",
+                   "another user asked a private hvdd", "uid=%u", (unsigned)connection->peer.uid);
         answer_text(connection, request.request, HVI_ERR_REFUSED,
                     "this hvdd is private to another user");
     } else if (request.kind == HVI_ADMIN_NODES) {

@@ -368,9 +368,9 @@ static struct node_job *find_job(struct node *node, const struct node_asker *ask
     if (status == HVI_OK)
         return job;
     if (status == HVI_ERR_REFUSED)
-        HVI_LOG(HVI_LOG_WARN, "admin", "admin-refused",
-                "a user asked about a job of another user, or asked to change it", "job=%s uid=%u",
-                request->job, (unsigned)asker->uid);
+        HVI_LOG_OF(asker->uid, HVI_LOG_WARN, "admin", "admin-refused",
+                   "a user asked about a job of another user, or asked to change it",
+                   "job=%s uid=%u", request->job, (unsigned)asker->uid);
     node_answer_text(node, asker, status, text);
     return NULL;
 }
@@ -438,8 +438,8 @@ static void answer_job_stop(struct node *node, const struct node_asker *asker,
         return;
     snprintf(text, sizeof(text), "job '%s' was stopped by uid %u%s%.*s", job->name.id,
              (unsigned)asker->uid, kept > 0 ? ": " : "", kept, request->reason);
-    HVI_LOG(HVI_LOG_INFO, "admin", "job-stop", text, "job=%s uid=%u", job->name.id,
-            (unsigned)asker->uid);
+    HVI_LOG_OF(asker->uid, HVI_LOG_INFO, "admin", "job-stop", text, "job=%s uid=%u", job->name.id,
+               (unsigned)asker->uid);
     DL_FOREACH(job->generations, generation)
     {
         node_link_stop(generation->engine, text);

@@ -93,9 +93,9 @@ static void log_refusal(const struct node_peer *peer, int status, const char *te
     bool hostile =
         status == HVI_ERR_REFUSED || status == HVI_ERR_PROTOCOL || status == HVI_ERR_DAEMON_LIMIT;
 
-    HVI_LOG(hostile ? HVI_LOG_WARN : HVI_LOG_INFO, "attach", "attach-refused", text,
-            "pid=%d uid=%u status=%s", (int)peer->pid, (unsigned)peer->uid,
-            hvi_status_name(status));
+    HVI_LOG_OF(peer->uid, hostile ? HVI_LOG_WARN : HVI_LOG_INFO, "attach", "attach-refused", text,
+               "pid=%d uid=%u status=%s", (int)peer->pid, (unsigned)peer->uid,
+               hvi_status_name(status));
 }
 
 /* The one way out for a connection that will not be attached. */

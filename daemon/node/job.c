@@ -326,9 +326,9 @@ void node_job_set_state(struct node_generation *generation, enum node_job_state 
                         const char *cause)
 {
     HVI_ASSERT(node_job_edge(generation->state, state));
-    HVI_LOG(HVI_LOG_INFO, "job", "job-state", cause,
-            "job=%s generation=%llu uid=%u size=%d seats=%d %s -> %s", generation->job->name.id,
-            (unsigned long long)generation->number, (unsigned)generation->job->name.uid,
-            generation->size, generation->seats, job_texts[generation->state], job_texts[state]);
+    HVI_LOG_OF(generation->job->name.uid, HVI_LOG_INFO, "job", "job-state", cause,
+               "job=%s generation=%llu uid=%u size=%d seats=%d %s -> %s", generation->job->name.id,
+               (unsigned long long)generation->number, (unsigned)generation->job->name.uid,
+               generation->size, generation->seats, job_texts[generation->state], job_texts[state]);
     generation->state = state;
 }

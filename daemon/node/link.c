@@ -493,9 +493,10 @@ static void log_end(const struct node_generation *generation, const struct node_
     int32_t present = node_generation_present(generation);
 
     snprintf(sentence, sizeof(sentence), "the engine %s", fate);
-    HVI_LOG(clean ? HVI_LOG_INFO : HVI_LOG_ERROR, "link", "engine-ended", sentence,
-            "job=%s generation=%llu pid=%d attached=%d", generation->job->name.id,
-            (unsigned long long)generation->number, (int)engine->pid, present);
+    HVI_LOG_OF(generation->job->name.uid, clean ? HVI_LOG_INFO : HVI_LOG_ERROR, "link",
+               "engine-ended", sentence, "job=%s generation=%llu pid=%d attached=%d",
+               generation->job->name.id, (unsigned long long)generation->number, (int)engine->pid,
+               present);
 }
 
 void node_link_end(struct node_engine *engine, bool clean, const char *fate)

@@ -268,9 +268,10 @@ static int fail_spawn(const struct node_generation *generation, const char *step
 
 void node_spawn_log_started(const struct node_engine *engine)
 {
-    HVI_LOG(HVI_LOG_INFO, "spawn", "engine-started", "an engine was started",
-            "job=%s generation=%llu pid=%d", engine->generation->job->name.id,
-            (unsigned long long)engine->generation->number, (int)engine->pid);
+    HVI_LOG_OF(engine->generation->job->name.uid, HVI_LOG_INFO, "spawn", "engine-started",
+               "an engine was started", "job=%s generation=%llu pid=%d",
+               engine->generation->job->name.id, (unsigned long long)engine->generation->number,
+               (int)engine->pid);
 }
 
 static int ask_unit(struct node *node, struct node_generation *generation, char *text_p,

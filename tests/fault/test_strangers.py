@@ -4,6 +4,7 @@ import json
 import os
 import pwd
 import subprocess
+import sys
 import time
 
 import pytest
@@ -126,6 +127,33 @@ def test_another_user_stops_his_own_job_and_not_mine(nobody):
         wait_until(lambda: theirs.state().status == Status.ERR_JOB_STOPPED, "the owner's stop to work")
         daemon.allow("job-stopped", "session-ended", "rank-ended")
         mine.check_usable()
+
+
+SHOUT = """
+import socket, sys
+for _ in range(2000):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to:
+        to.connect(sys.argv[1])
+        to.send(b"garbage")
+"""
+
+
+def test_what_another_user_shouts_does_not_fill_the_log(nobody):
+    """And what others do wrong is logged all the same."""
+    with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("attach-refused")
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", SHOUT, str(daemon.attach_path)], user=nobody, check=True, timeout=60, cwd="/")
+        with wire.Raw(daemon.attach_path) as raw:
+            raw.send(b"garbage")
+            raw.wait_closed()
+        daemon.expect_line("attach-refused", "uid=0 ")
+        theirs = [line for line in daemon.lines("attach-refused") if line.pairs["uid"] == str(nobody)]
+        assert 100 <= len(theirs) <= 101 + 10 * (time.monotonic() - began)
+        time.sleep(0.2)
+        assert daemon.rank(user=nobody).try_open("x", 1, 1).status == Status.ERR_BAD_RANK
+        line = daemon.expect_line("attach-refused", "suppressed=")
+        assert line.pairs["uid"] == str(nobody) and int(line.pairs["suppressed"]) > 0
 
 
 COMMANDS = "\x7f\u009b2J\u202e\u2066"  # to a terminal: DEL, CSI in one character, text from right to left, and isolated

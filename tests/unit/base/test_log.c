@@ -101,6 +101,46 @@ START_TEST(arguments_cannot_forge_a_line)
 }
 END_TEST
 
+static int count_of(const char *text, const char *part)
+{
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at++)
+        count++;
+    return count;
+}
+
+START_TEST(lines_that_a_user_causes_have_a_measure)
+{
+    static char text[100000];
+    int fd = capture();
+    uint64_t begin_ns = hvi_clock_ns();
+    for (int i = 0; i < 500; i++)
+        HVI_LOG_OF(7, HVI_LOG_WARN, "t", "first", "too many", "");
+    for (int i = 0; i < 10; i++) {
+        HVI_LOG_OF(7, HVI_LOG_WARN, "t", "second", "of another id", "");
+        HVI_LOG_OF(8, HVI_LOG_WARN, "t", "first", "of another user", "");
+    }
+    uint64_t took_ns = hvi_clock_ns() - begin_ns;
+    captured(fd, text, sizeof(text));
+    ck_assert_int_ge(count_of(text, "too many"), 100);
+    ck_assert_uint_le((uint64_t)count_of(text, "too many"), 100 + took_ns / (100 * HVI_NS_MS));
+    ck_assert_int_eq(count_of(text, "of another"), 20);
+    ck_assert_int_eq(count_of(text, "of another id suppressed"), 0);
+
+    int written = count_of(text, "too many"), again = 0;
+    char wanted[64];
+    fd = capture();
+    usleep(150000);
+    HVI_LOG_OF(7, HVI_LOG_WARN, "t", "first", "too many", "");
+    HVI_LOG_OF(8, HVI_LOG_WARN, "t", "first", "of another user", "");
+    captured(fd, text, sizeof(text));
+    again = count_of(text, "suppressed=");
+    snprintf(wanted, sizeof(wanted), "too many suppressed=%d\n", 500 - written);
+    ck_assert_msg(written > 100 || strstr(text, wanted) != NULL, "%s", text);
+    ck_assert_int_eq(again, 1);
+}
+END_TEST
+
 START_TEST(a_long_line_is_cut_and_stays_a_line)
 {
     static char name[9000];
@@ -350,6 +390,7 @@ int main(void)
     TCase *tcase = tcase_create("lines");
     tcase_add_test(tcase, a_line_has_the_promised_form);
     tcase_add_test(tcase, arguments_cannot_forge_a_line);
+    tcase_add_test(tcase, lines_that_a_user_causes_have_a_measure);
     tcase_add_test(tcase, a_long_line_is_cut_and_stays_a_line);
     tcase_add_test(tcase, a_cut_does_not_split_a_character);
     tcase_add_test(tcase, a_level_below_costs_nothing_and_says_nothing);
