@@ -138,6 +138,23 @@ static bool check_sessions(const struct node *node, const struct node_peer *peer
     return true;
 }
 
+/* A further generation. */
+static bool check_jobs(const struct node *node, const struct node_peer *peer,
+                       struct node_decision *decision)
+{
+    uint32_t all = node_jobs_under_way(&node->jobs, NULL);
+
+    if (all >= node->config.max_jobs)
+        return refuse(decision, HVI_ERR_DAEMON_LIMIT, "%u jobs run already (max-jobs = %lld)", all,
+                      (long long)node->config.max_jobs);
+    if (!node->private_mode &&
+        node_jobs_under_way(&node->jobs, &peer->uid) >= node->config.max_jobs_per_user)
+        return refuse(decision, HVI_ERR_DAEMON_LIMIT,
+                      "uid %u has as many jobs as one user may (max-jobs-per-user = %lld)",
+                      (unsigned)peer->uid, (long long)node->config.max_jobs_per_user);
+    return true;
+}
+
 static bool is_present(const struct node_slot *slot)
 {
     return slot->state == NODE_SLOT_ATTACHING || slot->state == NODE_SLOT_ATTACHED;
@@ -235,10 +252,7 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
         return;
     if (decision_p->generation != NULL)
         return;
-    uint32_t jobs = node_jobs_under_way(&node->jobs);
-    if (jobs >= node->config.max_jobs)
-        refuse(decision_p, HVI_ERR_DAEMON_LIMIT, "%u jobs run already (max-jobs = %lld)", jobs,
-               (long long)node->config.max_jobs);
+    check_jobs(node, peer, decision_p);
 }
 
 static int refuse_job(int status, char *text_p, size_t size, const char *format, ...)

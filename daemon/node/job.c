@@ -155,12 +155,14 @@ uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid)
     return sessions;
 }
 
-uint32_t node_jobs_under_way(const struct node_jobs *jobs)
+uint32_t node_jobs_under_way(const struct node_jobs *jobs, const uid_t *uid)
 {
     uint32_t under_way = 0;
     const struct node_generation *generation;
 
     for (const struct node_job *job = jobs->by_name; job != NULL; job = job->hh.next) {
+        if (uid != NULL && job->name.uid != *uid)
+            continue;
         DL_FOREACH(job->generations, generation)
         {
             under_way +=

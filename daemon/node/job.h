@@ -88,9 +88,9 @@ struct node_job *node_job_find_only(const struct node_jobs *jobs, const char *id
 struct node_generation *node_job_newest(const struct node_job *job);
 /* Attaching and attached slots of all jobs of a user. */
 uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid);
-/* Generations that somebody is in or may still come to: without those whose ranks have all gone and whose engine is
+/* Generations (of `uid`, NULL: of all users) that somebody is in or may still come to: without those whose ranks have all gone and whose engine is
  * about to end. */
-uint32_t node_jobs_under_way(const struct node_jobs *jobs);
+uint32_t node_jobs_under_way(const struct node_jobs *jobs, const uid_t *uid);
 
 /* Adds a generation, and its job if there is none. `seats` are at most `size`, and HVI_RANKS_MAX. `number` 0:
  * the next. HVI_OK, HVI_ERR_NO_MEMORY,

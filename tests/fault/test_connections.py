@@ -135,6 +135,17 @@ def test_silent_connections_of_one_user_lock_nobody_else_out():
 
 
 @needs_two_users
+def test_jobs_of_one_user_leave_room_for_those_of_others():
+    with Daemon(options={"private": "no", "max-jobs": 4, "max-jobs-per-user": 2}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("attach-refused")
+        greedy = daemon.rank(user=NOBODY)
+        outcomes = [greedy.try_open(f"job{number}", 0, 2, session=number) for number in range(3)]
+        assert [outcome.ok for outcome in outcomes] == [True, True, False]
+        assert outcomes[2].status == Status.ERR_DAEMON_LIMIT and "max-jobs-per-user = 2" in outcomes[2].text
+        Job(daemon, 2).check_usable()
+
+
+@needs_two_users
 def test_silent_connections_take_no_more_than_their_share_of_few_descriptors():
     with service(files=64) as daemon:
         daemon.allow("attach-refused")

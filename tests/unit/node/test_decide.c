@@ -386,6 +386,21 @@ START_TEST(limits_are_named)
 }
 END_TEST
 
+START_TEST(one_users_jobs_leave_room_for_those_of_others)
+{
+    node.config.max_jobs_per_user = 1;
+    join(0);
+    strcpy(request.job, "second");
+    ASSERT_REFUSED(0, HVI_ERR_DAEMON_LIMIT,
+                   "uid 1000 has as many jobs as one user may (max-jobs-per-user = 1)");
+    node.private_mode = true;
+    ck_assert_int_eq(decide(0), HVI_OK);
+    node.private_mode = false;
+    peer.uid = 1001;
+    ck_assert_int_eq(decide(0), HVI_OK);
+}
+END_TEST
+
 START_TEST(a_job_whose_ranks_have_all_gone_takes_nobodys_place)
 {
     struct node_generation *generation;
@@ -518,6 +533,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_is_attached_is_refused_naming_its_holder);
     tcase_add_test(tcase, a_rank_that_is_being_attached_is_a_duplicate_too);
     tcase_add_test(tcase, limits_are_named);
+    tcase_add_test(tcase, one_users_jobs_leave_room_for_those_of_others);
     tcase_add_test(tcase, a_job_whose_ranks_have_all_gone_takes_nobodys_place);
     tcase_add_test(tcase, reopening_in_lockstep_meets_in_the_next_generation);
     tcase_add_test(tcase, a_rank_that_comes_late_still_joins_the_generation_that_waits_for_it);
