@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -390,6 +391,19 @@ def test_a_host_that_does_not_answer_is_given_up(hosts):
     assert done.returncode == 1 and 0.7 <= time.monotonic() - started < scaled(12)
     assert "hvdrun: deaf: did not answer within 0.7 s (--start-timeout)\n" in done.stderr and "hvdrun: dead: " in done.stderr
     assert "h2" not in done.stderr
+
+
+def test_ranks_that_have_started_finish_their_words_where_another_cannot_start(hosts):
+    """The host of rank 0 has no descriptors for all of its ranks."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+    done = hosts.run("-H", "localhost:20,127.0.0.1:1", "sh", "-c", "trap '' TERM; echo on; sleep 1; echo end",
+                     preexec_fn=limit)  # pylint: disable=subprocess-popen-preexec-fn
+    assert done.returncode == 1 and "Too many open files; raise their limit (ulimit -n)" in done.stderr
+    assert "makes no sense" not in done.stderr
+    on, end = (set(re.findall(rf"^\[(\d+)\]<stdout>:{word}$", done.stdout, re.MULTILINE)) for word in ("on", "end"))
+    assert on == end and "0" in on and "19" not in on, done.stdout
 
 
 def test_an_interrupt_at_the_start_ends_it(hosts):

@@ -500,6 +500,8 @@ static bool take_running(struct agent *agent, const struct hvi_launch_msg *msg)
         look(agent);
         return true;
     case HVI_LAUNCH_END:
+        if (agent->failed) /* what could be started is being ended already */
+            return true;
         if (agent->node.alive > 0)
             return false;
         run_node_end(&agent->node, msg->end.linger);

@@ -390,18 +390,24 @@ static bool take_exited(struct spread *spread, const struct place *place,
                         const struct hvi_launch_exited *exited)
 {
     static struct run_exit exits[HVI_RANKS_MAX + 1];
+    size_t count = 0;
     for (size_t i = 0; i < exited->exit_count; i++) {
         const struct hvi_launch_exit *row = &exited->exits[i];
-        if (!has_rank(place->link.host, row->rank) || spread->end.ranks[row->rank].pid != row->pid)
+        if (!has_rank(place->link.host, row->rank))
             return false;
-        exits[i] = (struct run_exit){
+        const pid_t pid = spread->end.ranks[row->rank].pid;
+        if (pid == 0 && place->lost) /* not all of this host's ranks could be started */
+            continue;
+        if (pid != row->pid)
+            return false;
+        exits[count++] = (struct run_exit){
             .index = row->rank,
             .pid = row->pid,
             .fate = {row->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED, row->code},
             .dying = row->dying,
         };
     }
-    run_end_exited(&spread->end, exits, exited->exit_count);
+    run_end_exited(&spread->end, exits, count);
     return true;
 }
 
