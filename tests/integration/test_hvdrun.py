@@ -7,6 +7,7 @@ import os
 import pathlib
 import pty
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -595,6 +596,17 @@ def test_only_a_signal_that_asks_to_end_interrupts_the_start(launcher, tmp_path)
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=scaled(20))
     assert process.returncode == 5
+
+
+def test_a_limited_file_size_is_named(launcher):
+    """It holds for shared memory too."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    done = launcher.run("-np", "1", program("hvd-perf"), "-b", "4", "-e", "4", "-i", "5",
+                        preexec_fn=limit)  # pylint: disable=subprocess-popen-preexec-fn
+    assert done.returncode == 1 and "cannot take rank 0: out of file descriptors" in done.stderr, done.stderr
+    assert "the size of a file is limited (LimitFSIZE=, ulimit -f)" in done.stderr
 
 
 def test_jobs_go_on_when_the_private_daemon_dies(launcher):

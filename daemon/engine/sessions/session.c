@@ -442,7 +442,8 @@ static void refuse_promised(struct engine_sessions *sessions, engine_seat seat, 
     char why[160], text[512];
 
     snprintf(why, sizeof why, "%s",
-             status == HVI_ERR_LIMIT ? "out of file descriptors: raise LimitNOFILE"
+             status == HVI_ERR_LIMIT ? "out of file descriptors (LimitNOFILE=, ulimit -n), or the "
+                                       "size of a file is limited (LimitFSIZE=, ulimit -f)"
                                      : hvi_status_text(status));
     snprintf(text, sizeof text, "the engine of job '%s' (pid %d) cannot take rank %d: %s",
              sessions->start->job, (int)getpid(), slot->rank, why);
