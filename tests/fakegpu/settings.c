@@ -19,20 +19,21 @@ struct row {
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct row settings[ROWS + 1], faults[ROWS + 1];
+static struct row settings[2 * ROWS + 1], faults[ROWS + 1];
 
-/* Splits "a=b;c" into rows; an empty value is "". */
-static void split(const char *variable, const char *between, struct row *rows)
+/* Splits "a=b;c" into rows; an empty value is "". Returns the end of them. */
+static struct row *split(const char *variable, const char *between, struct row *rows)
 {
     const char *text = getenv(variable);
     char *next = text == NULL || *text == '\0' ? NULL : strdup(text);
 
-    for (int i = 0; i < ROWS && next != NULL && *next != '\0'; i++) {
-        rows[i].name = strsep(&next, ";");
-        rows[i].value = rows[i].name + strcspn(rows[i].name, between);
-        if (*rows[i].value != '\0')
-            *rows[i].value++ = '\0';
+    for (int i = 0; i < ROWS && next != NULL && *next != '\0'; i++, rows++) {
+        rows->name = strsep(&next, ";");
+        rows->value = rows->name + strcspn(rows->name, between);
+        if (*rows->value != '\0')
+            *rows->value++ = '\0';
     }
+    return rows;
 }
 
 /* "PROGRAM/what": "what" in that program, else nothing. */
@@ -48,7 +49,7 @@ static void choose_program(struct row *row)
 
 static void read_environment(void)
 {
-    split("FAKEGPU", "=", settings);
+    split("FAKEGPU", "=", split("FAKEGPU_NODE", "=", settings)); /* the first of two counts */
     split("FAKEGPU_FAULT", "@", faults);
     for (struct row *row = faults; row->name != NULL; row++)
         choose_program(row);

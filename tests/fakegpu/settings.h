@@ -4,6 +4,8 @@
  *   FAKEGPU="devices=4;nvlink=all"       what there is: name=value, with ';' between
  *   FAKEGPU_FAULT="hvdd-gpu/sticky@3"    what goes wrong: [PROGRAM/]what[@n], with ';' between. Only in programs of that name.
  *
+ *   FAKEGPU_NODE="node=2"                before FAKEGPU, where a launcher carries that variable to another node
+ *
  * | FAKEGPU | otherwise | |
  * |---|---|---|
  * | devices=N | 1 | devices of the machine, 16 at most. CUDA_VISIBLE_DEVICES is heeded, numbers and UUIDs |
@@ -39,7 +41,7 @@
  * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the
  *   last ncclCommGetAsyncError tells of an error |
  *
- * Both are read once in a process. Any thread. */
+ * All are read once in a process. Any thread. */
 #ifndef FAKEGPU_SETTINGS_H
 #define FAKEGPU_SETTINGS_H
 
