@@ -183,7 +183,7 @@ class Node:
         """What a process inside gets if nothing else is said; what names a rank, a job or a daemon of this machine is not in it."""
         kept = {name: value for name, value in clean_environment().items() if name != "TMPDIR"}
         return kept | {"HOME": str(self.home), "XDG_RUNTIME_DIR": self.runtime, procs.TOKEN: self.token,
-                       "HOSTNAME": self.host_name}
+                       "HOSTNAME": self.host_name} | self._nodes.environment(self)
 
     def call(self, function: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """The function's result; sockets that it opens are inside for good, also when others use them."""
@@ -340,6 +340,10 @@ class Node:
         config = self.folder / "sshd_config"
         config.write_text(f"Port {self._nodes.ssh_port}\nHostKey {self.folder / 'host_key'}\nPidFile none\nUsePAM no\n"
                           "PasswordAuthentication no\nPermitRootLogin prohibit-password\nPrintMotd no\n", encoding="utf-8")
+        given = " ".join(f'"{name}={value}"' for name, value in self._nodes.environment(self).items())
+        if given:
+            with config.open("a", encoding="utf-8") as more:
+                more.write(f"SetEnv {given}\n")
         with open(self.folder / "sshd.log", "ab") as log:
             sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
             assert sshd, "there is no sshd here; Debian's package is openssh-server"
@@ -365,9 +369,11 @@ class Nodes(Sequence[Node]):
     without an error asserts that no process is left in any of them."""
 
     def __init__(self, count: int = 2, *, ssh: bool = False, ssh_port: int = SSH_PORT, bridge: bool | None = None,
-                 families: Sequence[int] = (4, 6), host_names: Sequence[str] = (), share: Sequence[str | os.PathLike] = ()):
+                 families: Sequence[int] = (4, 6), host_names: Sequence[str] = (), share: Sequence[str | os.PathLike] = (),
+                 environment: Callable[["Node"], dict[str, str]] = lambda node: {}):
         """`families`: of addresses; `host_names`: what hostname(1) says, n1, n2, ... if not given; `share`: directories below
-        /tmp, /run or /dev/shm that all nodes see too, as they see the build, the sources and this Python."""
+        /tmp, /run or /dev/shm that all nodes see too, as they see the build, the sources and this Python; `environment`: what every
+        process of a node gets beside the rest, also those that ssh starts."""
         self.count = count
         self.token = secrets.token_hex(8)
         self.ssh, self.ssh_port = ssh, ssh_port
@@ -375,6 +381,7 @@ class Nodes(Sequence[Node]):
         self.families = families
         self._host_names = list(host_names) or [f"n{number}" for number in range(1, count + 1)]
         self._share = [pathlib.Path(path) for path in share]
+        self.environment = environment
         self._nodes: list[Node] = []
         self._switch: Inside | None = None
         self._lock = -1
