@@ -97,6 +97,7 @@ struct hvi_gpu_comm_join {
     uint32_t rank;
     uint64_t *instances; /* allocated by decode; by rank */
     size_t instance_count;
+    bool fresh;
 };
 struct hvi_gpu_comm_drop {
     uint32_t comm;

@@ -117,6 +117,7 @@ static const struct wire_field comm_join_fields[] = {
     FIXED(3, hvi_gpu_comm_join, id),
     NUMBER(4, hvi_gpu_comm_join, rank, 0, HVI_GPU_COMM_RANKS_MAX - 1),
     LIST(5, hvi_gpu_comm_join, instances, instance_count, WIRE_LONGS, HVI_GPU_COMM_RANKS_MAX, NULL),
+    FLAG(6, hvi_gpu_comm_join, fresh),
 };
 static const struct wire_table comm_join = TABLE(gpu_comm_join, comm_join_fields, 0);
 

@@ -143,7 +143,8 @@ static struct gpu_comm *find_same(const struct gpu_comms *comms, const struct gp
 
     DL_FOREACH(comms->comms, comm)
     {
-        if (comm->rank == join->rank && comm->count == join->count &&
+        if (!comm->fresh && !join->fresh && comm->rank == join->rank &&
+            comm->count == join->count &&
             memcmp(comm->instances, join->instances, join->count * sizeof(uint64_t)) == 0)
             return comm;
     }
@@ -172,7 +173,7 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
     *status_p = HVI_ERR_NO_MEMORY;
     if (comm == NULL)
         return NULL;
-    *comm = (struct gpu_comm){.rank = join->rank, .count = join->count};
+    *comm = (struct gpu_comm){.rank = join->rank, .count = join->count, .fresh = join->fresh};
     memcpy(comm->instances, join->instances, join->count * sizeof(uint64_t));
     memcpy(id.bytes, join->id, sizeof(id.bytes));
     gpu_calls_begin(comms->calls, "ncclCommInitRank", comms->join_ns);
@@ -263,7 +264,8 @@ void gpu_comms_alive(struct gpu_comms *comms, const uint64_t *instances, uint32_
 
     DL_FOREACH_SAFE(comms->comms, comm, next)
     {
-        if (count > 0 && !is_named(comms, comm) && !are_alive(comm, instances, count))
+        if (count > 0 && !is_named(comms, comm) &&
+            (comm->fresh || !are_alive(comm, instances, count)))
             (void)abort_comm(comms, comm);
     }
 }

@@ -3,7 +3,8 @@
  *
  * A communicator is of processes, by their instances, and outlives the engine that wanted it: the next generation's names it
  * again, and no one joins. It ends by an abort, which goes to all its workers, or with this process; so either all of its
- * workers have it, or none. */
+ * workers have it, or none. That holds on one node. One with workers of several nodes is made anew for each engine, as the
+ * abort may have reached some nodes and not others. */
 #ifndef HVD_GPU_COMM_H
 #define HVD_GPU_COMM_H
 
@@ -18,6 +19,7 @@ struct gpu_comm {
     struct gpu_comm *prev, *next;
     gpu_nccl_comm handle;
     uint32_t rank, count;
+    bool fresh;        /* workers of other nodes are in it: no later engine names it */
     uint64_t used;     /* number of the last batch in the stream of NCCL */
     uint64_t error_ns; /* since when NCCL tells of an error; 0: it does not */
     uint64_t instances[];
@@ -49,6 +51,7 @@ struct gpu_join {
     uint32_t number; /* the owner's */
     unsigned char id[HVI_NCCL_ID_BYTES];
     uint32_t rank, count;
+    bool fresh;                /* one of its own */
     const uint64_t *instances; /* [count], by rank */
 };
 
@@ -65,8 +68,8 @@ const struct gpu_comm_name *gpu_comms_find(const struct gpu_comms *comms, const 
                                            uint32_t number);
 /* The owner uses it no more; with `abort` it ends, whoever else names it. False: .calls->failed. */
 bool gpu_comms_drop(struct gpu_comms *comms, const void *owner, uint32_t number, bool abort);
-/* Of the job's workers these live, or it is not known (`count` 0). Communicators that no engine names, and that another worker is
- * in, are aborted: their like will not come again. */
+/* Of the node's workers of the job these live, or it is not known (`count` 0). Communicators that no engine names, and that another
+ * worker is in, or that were made fresh, are aborted: their like will not come again. */
 void gpu_comms_alive(struct gpu_comms *comms, const uint64_t *instances, uint32_t count);
 void gpu_comms_owner_gone(struct gpu_comms *comms, const void *owner);
 /* Asks those that are in use. `finished`: number of the last batch that is done in the stream. False: one is broken, and no

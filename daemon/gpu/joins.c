@@ -82,6 +82,7 @@ bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said)
         return false;
     memcpy(ask->order.join.id, said->id, sizeof(ask->order.join.id));
     ask->order.join.rank = said->rank;
+    ask->order.join.fresh = said->fresh;
     ask->order.join.count = (uint32_t)said->instance_count;
     ask->order.join.instances = ask->instances = said->instances; /* taken from the message */
     said->instances = NULL;
