@@ -10,11 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HVI_MESH_NODES_MAX 1048576u
-#define HVI_MESH_RANKS_MAX 1048576u
-#define HVI_MESH_BYTES_MAX (1024u * 1024u) /* one message of a control connection */
-#define HVI_MESH_PART_MAX  (128u * 1024u)  /* a Packet in it */
-#define HVI_MESH_GPUS_MAX  65536u          /* workers of one communicator */
+#define HVI_MESH_NODES_MAX  1048576u
+#define HVI_MESH_RANKS_MAX  1048576u
+#define HVI_MESH_BYTES_MAX  (1024u * 1024u) /* one message of a control connection */
+#define HVI_MESH_PART_MAX   (128u * 1024u)  /* a Packet in it */
+#define HVI_MESH_GPUS_MAX   8192u           /* workers of one communicator */
+#define HVI_MESH_MEMORY_ANY 255u            /* no bytes: host or GPU */
 
 enum hvi_mesh_what {
     HVI_MESH_BROUGHT = 1, /* report: every rank of the node has come, or has joined */
@@ -54,9 +55,9 @@ struct hvi_mesh_said {
     size_t integer_count;
     int32_t *places;
     size_t place_count;  /* 0: all members of the node */
-    uint64_t *instances; /* GPU workers, by place; 0: memory of the host */
+    uint64_t *instances; /* memory of GPUs: the workers, one for each of these members */
     size_t instance_count;
-    uint32_t nccl_version;
+    uint32_t memory; /* enum hvi_memory, or HVI_MESH_MEMORY_ANY */
 };
 /* A send between nodes. The tensor's name has its tag. */
 struct hvi_mesh_pair {
@@ -105,6 +106,8 @@ struct hvi_mesh_verdict {
     bool has_said;
     uint32_t new_set;
     uint64_t new_serial;
+    uint64_t *instances; /* memory of GPUs: the workers, by set rank; 0: it has none there */
+    size_t instance_count;
     uint64_t least;
     uint32_t count;
 };
@@ -123,13 +126,24 @@ struct hvi_mesh_answer {
     unsigned char *report;      /* a Packet, or records */
     size_t report_bytes;
 };
+/* Of a communicator with workers on several nodes. The first node is the one with its rank 0. */
+enum hvi_mesh_gpu_what {
+    HVI_MESH_GPU_READY = 1, /* to the first node: the workers here can join */
+    HVI_MESH_GPU_JOIN = 2,  /* from the first node: all can, and this is the id */
+    HVI_MESH_GPU_FAILED =
+        3, /* to the first node, and from it to all: there is no such communicator */
+    HVI_MESH_GPU_BEGUN = 4, /* to all: works up to this one have begun on all workers here */
+    HVI_MESH_GPU_OVER = 5,  /* to all: they are over, and this one has ended so */
+};
 struct hvi_mesh_gpu {
-    uint32_t set;
-    uint64_t serial;
+    uint32_t what;
     uint64_t *instances; /* by rank of the communicator */
     size_t instance_count;
-    unsigned char id[HVI_NCCL_ID_BYTES]; /* zeros: there is none, and .text says why */
+    unsigned char id[HVI_NCCL_ID_BYTES];
+    uint32_t nccl_version;
+    int32_t status;
     char text[HVI_TEXT_MAX + 1];
+    uint64_t sequence;
 };
 struct hvi_mesh_packet {
     uint32_t from, to;

@@ -39,7 +39,7 @@ static const struct wire_field said_fields[] = {
     LIST(11, hvi_mesh_said, integers, integer_count, WIRE_LONGS, HVI_MESH_RANKS_MAX, NULL),
     LIST(12, hvi_mesh_said, places, place_count, WIRE_INTS, HVI_RANKS_MAX, NULL),
     LIST(13, hvi_mesh_said, instances, instance_count, WIRE_LONGS, HVI_RANKS_MAX, NULL),
-    U32(14, hvi_mesh_said, nccl_version),
+    U32(15, hvi_mesh_said, memory),
 };
 static const struct wire_table said_table = TABLE(mesh_said, said_fields, 0);
 
@@ -89,6 +89,7 @@ static const struct wire_field verdict_fields[] = {
     PART(50, hvi_mesh_verdict, said, has_said, &said_table),
     U32(51, hvi_mesh_verdict, new_set),
     U64(52, hvi_mesh_verdict, new_serial),
+    LIST(53, hvi_mesh_verdict, instances, instance_count, WIRE_LONGS, HVI_MESH_RANKS_MAX, NULL),
     U64(32, hvi_mesh_verdict, least),
     U32(33, hvi_mesh_verdict, count),
 };
@@ -116,11 +117,13 @@ static const struct wire_field answer_fields[] = {
 static const struct wire_table answer_table = TABLE(mesh_answer, answer_fields, 0);
 
 static const struct wire_field gpu_fields[] = {
-    U32(1, hvi_mesh_gpu, set),
-    U64(2, hvi_mesh_gpu, serial),
-    LIST(3, hvi_mesh_gpu, instances, instance_count, WIRE_LONGS, HVI_MESH_GPUS_MAX, NULL),
-    FIXED(4, hvi_mesh_gpu, id),
-    TEXT(5, hvi_mesh_gpu, text, ANY),
+    NUMBER(1, hvi_mesh_gpu, what, HVI_MESH_GPU_READY, HVI_MESH_GPU_OVER),
+    LIST(2, hvi_mesh_gpu, instances, instance_count, WIRE_LONGS, HVI_MESH_GPUS_MAX, NULL),
+    FIXED(3, hvi_mesh_gpu, id),
+    U32(4, hvi_mesh_gpu, nccl_version),
+    OUTCOME(5, hvi_mesh_gpu, status),
+    TEXT(6, hvi_mesh_gpu, text, ANY),
+    U64(7, hvi_mesh_gpu, sequence),
 };
 static const struct wire_table gpu_table = TABLE(mesh_gpu, gpu_fields, 0);
 

@@ -134,7 +134,7 @@ int engine_regions_add(struct engine_regions *regions, const struct hvi_region_a
 }
 
 int engine_regions_add_device(struct engine_regions *regions, uint32_t id, uint64_t bytes,
-                              uint16_t worker, uint32_t import)
+                              uint16_t worker, uint64_t instance, uint32_t import)
 {
     struct engine_region *region = calloc(1, sizeof *region);
 
@@ -144,6 +144,7 @@ int engine_regions_add_device(struct engine_regions *regions, uint32_t id, uint6
     region->map = (struct hvi_region){.bytes = bytes, .fd = -1};
     region->id = id;
     region->worker = worker;
+    region->instance = instance;
     region->import = import;
     insert(regions, region);
     return HVI_OK;

@@ -25,6 +25,7 @@ struct engine_region {
     uint32_t shown;               /* a bit, by channel index, for each session that was given .fd */
     uint32_t id;
     uint16_t worker;
+    uint64_t instance; /* of the worker */
     uint32_t import;
     bool process_memory; /* the process's own memory, not the session's */
     bool kept; /* a transfer that was given up may still write there: it stays mapped for ever */
@@ -65,9 +66,10 @@ struct engine_region *engine_regions_find_operand(const struct engine_regions *r
 /* Maps `fd`, which it owns on success, as `add` says. The id must be free. HVI_OK, HVI_ERR_PROTOCOL (not a sealed
  * memfd of this size), HVI_ERR_NO_MEMORY. */
 int engine_regions_add(struct engine_regions *regions, const struct hvi_region_add *add, int fd);
-/* Memory of a GPU, which that worker has imported. The id must be free. HVI_OK, HVI_ERR_NO_MEMORY. */
+/* Memory of a GPU, which that worker has imported; `instance`: the worker to other nodes. The id must be free. HVI_OK,
+ * HVI_ERR_NO_MEMORY. */
 int engine_regions_add_device(struct engine_regions *regions, uint32_t id, uint64_t bytes,
-                              uint16_t worker, uint32_t import);
+                              uint16_t worker, uint64_t instance, uint32_t import);
 /* The next one of memory of a GPU, from `after` (NULL: the first) on. NULL: no more. */
 struct engine_region *engine_regions_next_device(const struct engine_regions *regions,
                                                  const struct engine_region *after);

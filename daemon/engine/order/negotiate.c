@@ -179,6 +179,8 @@ static void op_free(struct engine_order *order, struct engine_op *op)
     if (op->reported) {
         free(op->joined);
         free(op->without);
+        free(op->instances);
+        op->instances = NULL;
         op->joined = NULL;
         op->without = NULL;
     }
@@ -641,12 +643,35 @@ int engine_negotiate_submit(struct engine_order *order, struct engine_part *part
     return status;
 }
 
+/* The other nodes know of a GPU what the part's input has said of it. */
+static int check_nodes(const struct engine_op *op, const struct engine_part *part, char *text_p,
+                       size_t text_size)
+{
+    const bool here = part->memory == HVI_MEMORY_DEVICE;
+    char label[ENGINE_LABEL];
+
+    if (!op->set->span || part->memory == ENGINE_MEMORY_ANY ||
+        (here ? op->instances && op->instances[op->set->numbers[part->place]] == part->instance
+              : !op->instances))
+        return HVI_OK;
+    engine_tensor_label(op->tensor, label);
+    snprintf(
+        text_p, text_size,
+        "%s '%s': rank %d has no input, and its output is memory of a %s, which the other nodes "
+        "were not told: where a job has several nodes, give an output together with the op",
+        hvi_kind_text(op->kind), label, part->rank, hvi_memory_text(part->memory));
+    return HVI_ERR_UNSUPPORTED;
+}
+
 /* A part without an input has said nothing of its memory before. */
-static bool memory_fits(struct engine_order *order, struct engine_op *op)
+static bool memory_fits(struct engine_order *order, struct engine_op *op,
+                        const struct engine_part *part)
 {
     char text[HVI_TEXT_MAX + 1];
     int status = engine_agree_memory(op, text, sizeof text);
 
+    if (status == HVI_OK)
+        status = check_nodes(op, part, text, sizeof text);
     if (status != HVI_OK)
         engine_op_fail(order, op, status, text, -1);
     return status == HVI_OK;
@@ -659,7 +684,7 @@ void engine_negotiate_output(struct engine_order *order, struct engine_part *par
     if (op->state == ENGINE_OP_REPORTED) /* another output did not fit */
         return;
     HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
-    if (part->in_bytes == 0 && !memory_fits(order, op))
+    if (part->in_bytes == 0 && !memory_fits(order, op, part))
         return;
     if (output_fits(order, op, part) && --op->outputs_missing == 0)
         outputs_known(order, op);

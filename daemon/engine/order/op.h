@@ -5,6 +5,7 @@
 
 #include "daemon/engine/order/set.h"
 #include "daemon/engine/order/tensor.h"
+#include "proto/mesh.h"
 #include "shm/abi.h"
 
 #include <stdbool.h>
@@ -14,7 +15,7 @@
 struct engine_order;
 
 #define ENGINE_MEMORY_ANY                                                                          \
-    255u /* .memory of a part without bytes: it agrees with each enum hvi_memory */
+    HVI_MESH_MEMORY_ANY /* .memory of a part without bytes: it agrees with each enum hvi_memory */
 
 /* One rank's share of an op: what the rank submitted, from its submission until its answer. The
  * caller makes it, and may have made it the beginning of something larger. */
@@ -25,7 +26,8 @@ struct engine_part {
     struct engine_set *set;
     uint16_t place; /* in the set */
     engine_seat seat;
-    uint8_t memory; /* where its operands lie: enum hvi_memory, or ENGINE_MEMORY_ANY */
+    uint8_t memory;    /* where its operands lie: enum hvi_memory, or ENGINE_MEMORY_ANY */
+    uint64_t instance; /* DEVICE: of the GPU's worker, which is the same for the other nodes */
     int32_t rank;
     /* Grouped: the first member's tensor, and a ring over this rank's parts in their order. */
     struct engine_tensor *leader;
@@ -119,6 +121,8 @@ struct engine_op {
     uint64_t new_serial;
     uint32_t joined_count;
     uint8_t *joined; /* [members], once it is sized; NULL: nobody has */
+    /* [members] likewise: the workers that have their memory, 0: it has none; NULL: memory of the host. SEND: [2]. */
+    uint64_t *instances;
     /* .set->span without nodes that take no part; NULL: all do. SEND between nodes: the members are the
      * sender and the receiver. */
     struct engine_places *without;

@@ -25,6 +25,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct engine_offer {
     struct engine_offer *next;
@@ -78,10 +79,17 @@ static void tell_failure(struct engine_order *order, struct hvi_mesh_report *rep
 
 void engine_pair_offer(struct engine_order *order, struct engine_op *op)
 {
-    const struct hvi_submission *copy = &engine_op_first_part(op)->copy;
+    struct engine_part *part = engine_op_first_part(op);
+    const struct hvi_submission *copy = &part->copy;
     int64_t count = (int64_t)copy->count;
-    struct hvi_mesh_said said = {
-        .kind = HVI_KIND_SEND, .dtype = copy->dtype, .root = copy->root, .dims = &count, .ndim = 1};
+    struct hvi_mesh_said said = {.kind = HVI_KIND_SEND,
+                                 .dtype = copy->dtype,
+                                 .root = copy->root,
+                                 .dims = &count,
+                                 .ndim = 1,
+                                 .memory = part->memory,
+                                 .instances = &part->instance,
+                                 .instance_count = part->memory == HVI_MEMORY_DEVICE};
 
     op->number = ++order->partials;
     op->reported = true;
@@ -185,10 +193,25 @@ static void name_sender(struct engine_order *order, struct engine_op *op, int32_
     op->tensor = tensor;
 }
 
+/* It starts when the root says so, to both nodes. Of memory of GPUs that says where both members have it. */
+static void tell_met(struct engine_order *order, struct engine_op *op, uint64_t sender)
+{
+    uint64_t instances[2] = {sender, engine_op_first_part(op)->instance};
+    struct hvi_mesh_said said = {.kind = HVI_KIND_SEND,
+                                 .instances = instances,
+                                 .instance_count = instances[0] != 0 || instances[1] != 0 ? 2 : 0};
+    struct hvi_mesh_report *report = begin_op(order, op, HVI_MESH_SIZED);
+
+    report->said = &said;
+    report->said_count = 1;
+    engine_span_tell(order, report);
+}
+
 /* They meet. The offer is in no list, and goes. */
 static void meet(struct engine_order *order, struct engine_op *op, struct engine_offer *offer)
 {
     struct engine_part *recv = engine_op_first_part(op);
+    const uint64_t sender = offer->part.instance;
     char text[HVI_TEXT_MAX + 1];
 
     name_sender(order, op, offer->part.rank);
@@ -206,7 +229,7 @@ static void meet(struct engine_order *order, struct engine_op *op, struct engine
     recv->rows = op->from;
     recv->out_bytes = recv->in_bytes;
     engine_op_set_state(op, ENGINE_OP_REPORTED, "it has met a send of another node");
-    engine_span_tell(order, begin_op(order, op, HVI_MESH_SIZED));
+    tell_met(order, op, sender);
 }
 
 void engine_pair_take(struct engine_order *order, struct engine_op *op, struct engine_offer *offer)
@@ -226,8 +249,12 @@ static int take_said(const struct hearing *hearing, struct engine_part *part)
 
     if (!verdict->has_said || element == 0 || said->ndim != 1 || said->dims[0] < 0 ||
         !hvi_mul_checked((uint64_t)said->dims[0], element, &part->in_bytes) ||
-        verdict->tensor.number > INT32_MAX)
+        verdict->tensor.number > INT32_MAX ||
+        (said->memory > HVI_MEMORY_DEVICE && said->memory != ENGINE_MEMORY_ANY) ||
+        said->instance_count != (said->memory == HVI_MEMORY_DEVICE))
         return disbelieve(hearing, "rank %d cannot send that", verdict->pair.from);
+    part->memory = (uint8_t)said->memory;
+    part->instance = said->instance_count > 0 ? said->instances[0] : 0;
     part->rank = verdict->pair.from;
     part->copy.kind = HVI_KIND_SEND;
     part->copy.root = verdict->pair.to;
@@ -312,6 +339,27 @@ static struct engine_places *two_nodes(const struct engine_op *op)
     return two;
 }
 
+/* Of the sender and the receiver. */
+static int take_instances(const struct hearing *hearing, struct engine_op *op)
+{
+    const struct hvi_mesh_verdict *verdict = hearing->verdict;
+    const uint64_t mine = engine_op_first_part(op)->instance;
+    const bool sends = engine_set_find(op->set, op->from) >= 0;
+
+    if (verdict->instance_count != 0 && verdict->instance_count != 2)
+        return disbelieve(hearing, "%zu GPU workers of two ranks", verdict->instance_count);
+    if (mine != (verdict->instance_count > 0 ? verdict->instances[sends ? 0 : 1] : 0))
+        return disbelieve(hearing, "it is wrong about the GPU of rank %d",
+                          sends ? op->from : op->to);
+    if (verdict->instance_count == 0)
+        return HVI_OK;
+    op->instances = malloc(2 * sizeof *op->instances);
+    if (!op->instances)
+        return HVI_ERR_NO_MEMORY;
+    memcpy(op->instances, verdict->instances, 2 * sizeof *op->instances);
+    return HVI_OK;
+}
+
 static int start(const struct hearing *hearing, struct engine_op *op)
 {
     struct engine_order *order = hearing->order;
@@ -324,6 +372,9 @@ static int start(const struct hearing *hearing, struct engine_op *op)
     op->without = two_nodes(op);
     if (!op->without)
         return HVI_ERR_NO_MEMORY;
+    int status = take_instances(hearing, op);
+    if (status != HVI_OK)
+        return status;
     op->sequence = order->sequence;
     op->kind = HVI_KIND_SEND;
     op->sized = true;

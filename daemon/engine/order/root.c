@@ -53,6 +53,7 @@ struct share {
     bool came;
     struct engine_part *one;   /* all its members say this; NULL: see .each */
     struct engine_part **each; /* by place there; NULL: joined */
+    uint64_t *instances;       /* likewise: workers of GPUs; NULL: memory of the host */
 };
 
 struct meeting {
@@ -123,7 +124,8 @@ int engine_root_init(struct engine_root *root, const struct engine_roster *roste
     root->parts = calloc((size_t)roster->size, sizeof *root->parts);
     root->sizes = calloc((size_t)roster->size, sizeof *root->sizes);
     root->joined = calloc((size_t)roster->size, sizeof *root->joined);
-    if (!root->nodes || !root->parts || !root->sizes || !root->joined ||
+    root->instances = calloc((size_t)roster->size, sizeof *root->instances);
+    if (!root->nodes || !root->parts || !root->sizes || !root->joined || !root->instances ||
         engine_sets_init(&root->sets, roster) != HVI_OK ||
         engine_steps_init(&root->steps) != HVI_OK) {
         engine_root_fini(root);
@@ -192,8 +194,10 @@ static void meeting_free(struct engine_root *root, struct meeting *meeting)
 {
     struct voice *next;
 
-    for (uint32_t i = 0; i < meeting->op.set->span->nodes; i++)
+    for (uint32_t i = 0; i < meeting->op.set->span->nodes; i++) {
         free(meeting->shares[i].each);
+        free(meeting->shares[i].instances);
+    }
     for (struct voice *voice = meeting->voices; voice; voice = next) {
         next = voice->next;
         if (voice->part.leader)
@@ -317,6 +321,7 @@ void engine_root_fini(struct engine_root *root)
     free(root->parts);
     free(root->sizes);
     free(root->joined);
+    free(root->instances);
     *root = (struct engine_root){0};
 }
 
@@ -430,6 +435,15 @@ static struct engine_part *part_of(const struct meeting *meeting, uint32_t set_r
     return share->one ? share->one : share->each ? share->each[span->place[set_rank]] : NULL;
 }
 
+/* The worker that has its memory; 0: none has. */
+static uint64_t instance_of(const struct meeting *meeting, uint32_t set_rank)
+{
+    const struct engine_places *span = meeting->op.set->span;
+    const struct share *share = &meeting->shares[span->home[set_rank]];
+
+    return share->instances ? share->instances[span->place[set_rank]] : 0;
+}
+
 /* What is judged from here on. */
 static void assemble(struct engine_root *root, struct engine_op *op)
 {
@@ -437,8 +451,11 @@ static void assemble(struct engine_root *root, struct engine_op *op)
     op->own_sizes = root->sizes;
     op->parts_present = 0;
     root->joined_count = 0;
+    root->on_gpus = false;
     for (uint32_t i = 0; i < op->set->size; i++) {
         op->parts[i] = part_of(meeting_of(op), i);
+        root->instances[i] = instance_of(meeting_of(op), i);
+        root->on_gpus = root->on_gpus || root->instances[i] != 0;
         if (op->parts[i])
             op->parts_present++;
         else
@@ -491,6 +508,8 @@ static int announce(struct engine_root *root, const struct engine_op *op, enum h
     if (op->kind != HVI_KIND_JOIN && sizes) {
         verdict->joined = root->joined;
         verdict->joined_count = root->joined_count;
+        verdict->instances = root->instances;
+        verdict->instance_count = root->on_gpus ? op->set->size : 0;
     }
     verdict->last = meeting_of(op)->last;
     verdict->new_set = op->new_set;
@@ -573,11 +592,11 @@ static bool are_kept(const struct engine_op *op)
     return true;
 }
 
-/* Of every node and rank of its set. */
+/* Of every node and rank of its set. On memory of GPUs a node needs the verdict: it says where the others' is. */
 static bool may_repeat(const struct engine_root *root, const struct engine_op *op)
 {
-    const bool of_all =
-        !op->set->join && op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
+    const bool of_all = !op->set->join && op->set->span->nodes == root->roster->nodes &&
+                        root->joined_count == 0 && !root->on_gpus;
 
     return root->replay && *root->replay && engine_schedule_may_repeat(op) && of_all &&
            !((op->tensor->anon || engine_sizes_asks(op->kind)) &&
@@ -1026,6 +1045,9 @@ static int take_part(const struct hearing *hearing, const struct hvi_mesh_said *
     if (said->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)said->kind) ||
         engine_partial_is((uint16_t)said->kind) || said->kind == HVI_KIND_JOIN)
         return disbelieve(hearing, "an op of kind %u", said->kind);
+    if (said->memory > HVI_MEMORY_DEVICE && said->memory != ENGINE_MEMORY_ANY)
+        return disbelieve(hearing, "memory %u", said->memory);
+    part->memory = (uint8_t)said->memory;
     part->copy.kind = (uint16_t)said->kind;
     part->copy.root = said->root;
     part->copy.process_set = hearing->set->id;
@@ -1043,7 +1065,7 @@ static int take_part(const struct hearing *hearing, const struct hvi_mesh_said *
 static bool says_same(const struct engine_part *a, const struct engine_part *b)
 {
     return memcmp(&a->copy, &b->copy, sizeof a->copy) == 0 && a->leader == b->leader &&
-           a->integer_count == b->integer_count &&
+           a->memory == b->memory && a->integer_count == b->integer_count &&
            (a->integer_count == 0 ||
             memcmp(a->integers, b->integers, a->integer_count * sizeof *a->integers) == 0);
 }
@@ -1089,6 +1111,28 @@ static int spread(const struct hearing *hearing, struct share *share,
     return said->place_count > 0 ? HVI_OK : disbelieve(hearing, "something that no rank said");
 }
 
+/* Of members with memory of GPUs; no places: of all there. */
+static int take_instances(const struct hearing *hearing, struct share *share,
+                          const struct hvi_mesh_said *said)
+{
+    const uint32_t places = hearing->set->span->places[hearing->index];
+    const size_t speakers = said->place_count > 0 ? said->place_count : places;
+    const size_t due = said->memory == HVI_MEMORY_DEVICE && moves(said->kind) ? speakers : 0;
+
+    if (said->instance_count != due)
+        return disbelieve(hearing, "%zu GPU workers of %zu ranks", said->instance_count, due);
+    if (due > 0 && !share->instances)
+        share->instances = calloc(places, sizeof *share->instances);
+    if (due > 0 && !share->instances)
+        return HVI_ERR_NO_MEMORY;
+    for (size_t i = 0; i < due; i++) {
+        if (said->instances[i] == 0)
+            return disbelieve(hearing, "memory of a GPU that no worker has");
+        share->instances[said->place_count > 0 ? (size_t)said->places[i] : i] = said->instances[i];
+    }
+    return HVI_OK;
+}
+
 /* What the node's ranks say. */
 static int take_said(const struct hearing *hearing, struct meeting *meeting)
 {
@@ -1101,7 +1145,7 @@ static int take_said(const struct hearing *hearing, struct meeting *meeting)
         return disbelieve(hearing, "%zu opinions of %u ranks", report->said_count, places);
     if (report->said_count == 1 && report->said[0].place_count == 0) {
         share->one = listen(hearing, meeting, &report->said[0], &status);
-        return status;
+        return status == HVI_OK ? take_instances(hearing, share, &report->said[0]) : status;
     }
     share->each = calloc(places, sizeof *share->each);
     if (!share->each)
@@ -1110,6 +1154,8 @@ static int take_said(const struct hearing *hearing, struct meeting *meeting)
         struct engine_part *part = listen(hearing, meeting, &report->said[i], &status);
         if (part)
             status = spread(hearing, share, &report->said[i], part);
+        if (status == HVI_OK)
+            status = take_instances(hearing, share, &report->said[i]);
     }
     return status;
 }
@@ -1316,6 +1362,7 @@ static int retracts(const struct hearing *hearing)
     if (!op || !share->came || op->state != ENGINE_OP_WAITING || op->kind == HVI_KIND_JOIN)
         return HVI_OK;
     free(share->each);
+    free(share->instances);
     *share = (struct share){0};
     op->missing++;
     begin(root, op, HVI_MESH_RETRACT);

@@ -50,6 +50,8 @@ struct engine_root {
     uint64_t *sizes;
     int32_t *joined;
     uint32_t joined_count;
+    uint64_t *instances; /* workers of GPUs */
+    bool on_gpus;        /* there are some */
     struct hvi_mesh_verdict verdict;
 };
 

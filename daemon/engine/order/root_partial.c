@@ -106,6 +106,10 @@ static int start_pair(const struct hearing *hearing, uint32_t sender, uint32_t r
     verdict->pair = hearing->report->pair;
     verdict->has_pair = true;
     verdict->sequence = ++hearing->root->sequence;
+    if (hearing->report->said_count > 0) {
+        verdict->instances = hearing->report->said[0].instances;
+        verdict->instance_count = hearing->report->said[0].instance_count;
+    }
     engine_root_send(hearing->root, sender);
     engine_root_send(hearing->root, receiver);
     return HVI_OK;

@@ -35,6 +35,7 @@ struct engine_span_scratch {
     const struct engine_part **speakers; /* who said it first */
     uint32_t *says;                      /* by place: which .said */
     int32_t *places;
+    uint64_t *instances;
 };
 
 int engine_span_open(struct engine_order *order, const struct engine_order_span *span, void *user)
@@ -49,9 +50,11 @@ int engine_span_open(struct engine_order *order, const struct engine_order_span 
     scratch->speakers = calloc(seats, sizeof *scratch->speakers);
     scratch->says = calloc(seats, sizeof *scratch->says);
     scratch->places = calloc(seats, sizeof *scratch->places);
+    scratch->instances = calloc(seats, sizeof *scratch->instances);
     order->span = span;
     order->span_user = user;
-    if (!scratch->said || !scratch->speakers || !scratch->says || !scratch->places)
+    if (!scratch->said || !scratch->speakers || !scratch->says || !scratch->places ||
+        !scratch->instances)
         return HVI_ERR_NO_MEMORY;
     return engine_sets_span(&order->sets);
 }
@@ -84,6 +87,7 @@ void engine_span_close(struct engine_order *order)
     free(scratch->speakers);
     free(scratch->says);
     free(scratch->places);
+    free(scratch->instances);
     free(scratch);
     order->scratch = NULL;
 }
@@ -151,7 +155,7 @@ static bool says_same(const struct engine_part *a, const struct engine_part *b)
 {
     const struct hvi_submission *left = &a->copy, *right = &b->copy;
 
-    return left->kind == right->kind && a->leader == b->leader &&
+    return left->kind == right->kind && a->leader == b->leader && a->memory == b->memory &&
            left->group_size == right->group_size && left->group_index == right->group_index &&
            memcmp(&left->reduce_op, &right->reduce_op, HVI_AGREEMENT_TYPE) == 0 &&
            memcmp(&left->prescale, &right->prescale, HVI_AGREEMENT_SHAPE) == 0 &&
@@ -180,6 +184,7 @@ static void say(const struct engine_part *part, struct hvi_mesh_said *said_p)
     };
     if (is_bare(copy->kind))
         return;
+    said_p->memory = part->memory;
     said_p->dtype = copy->dtype;
     said_p->reduce_op = copy->reduce_op;
     said_p->prescale = bits_of(copy->prescale);
@@ -210,6 +215,19 @@ static uint32_t listen(struct engine_span_scratch *scratch, size_t *count,
     return which;
 }
 
+/* Of those that said it, with memory of GPUs. Returns where the next ones go. */
+static uint64_t *name_workers(const struct engine_op *op, const uint32_t *says, uint32_t which,
+                              struct hvi_mesh_said *said, uint64_t *at)
+{
+    said->instances = at;
+    for (uint32_t i = 0; said->memory == HVI_MEMORY_DEVICE && i < op->set->places; i++) {
+        if (says[i] == which)
+            *at++ = op->parts[i]->instance;
+    }
+    said->instance_count = (size_t)(at - said->instances);
+    return at;
+}
+
 /* What the ranks here say, and which of them: none are listed if all say the same. */
 static void quote(struct engine_order *order, const struct engine_op *op,
                   struct hvi_mesh_report *report)
@@ -217,11 +235,14 @@ static void quote(struct engine_order *order, const struct engine_op *op,
     struct engine_span_scratch *scratch = order->scratch;
     uint32_t places = op->set->places;
     int32_t *at = scratch->places;
+    uint64_t *instance = scratch->instances;
 
     report->said = scratch->said;
     for (uint32_t i = 0; i < places; i++)
         scratch->says[i] =
             op->parts[i] ? listen(scratch, &report->said_count, op->parts[i]) : UINT32_MAX;
+    for (uint32_t which = 0; which < report->said_count; which++)
+        instance = name_workers(op, scratch->says, which, &scratch->said[which], instance);
     if (report->said_count == 1 && op->parts_present == places)
         return;
     for (uint32_t which = 0; which < report->said_count; which++) {

@@ -24,6 +24,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct hearing {
     struct engine_order *order;
@@ -65,6 +66,32 @@ static int take_joined(struct hearing *hearing)
     return HVI_OK;
 }
 
+/* By set rank. Those of this node's are what it has said. */
+static int take_instances(struct hearing *hearing)
+{
+    const struct hvi_mesh_verdict *verdict = hearing->verdict;
+    struct engine_op *op = hearing->op;
+    const struct engine_set *set = op->set;
+
+    if (verdict->instance_count != 0 && verdict->instance_count != set->size)
+        return disbelieve(hearing, "%zu GPU workers of %u ranks", verdict->instance_count,
+                          set->size);
+    for (uint32_t i = 0; i < set->places; i++) {
+        const struct engine_part *part = op->parts[i];
+        uint64_t mine = part && part->memory == HVI_MEMORY_DEVICE ? part->instance : 0;
+        uint64_t said = verdict->instance_count > 0 ? verdict->instances[set->numbers[i]] : 0;
+        if (mine != said)
+            return disbelieve(hearing, "it is wrong about the GPU of rank %d", set->ranks[i]);
+    }
+    if (verdict->instance_count == 0)
+        return HVI_OK;
+    op->instances = malloc(set->size * sizeof *op->instances);
+    if (!op->instances)
+        return HVI_ERR_NO_MEMORY;
+    memcpy(op->instances, verdict->instances, set->size * sizeof *op->instances);
+    return HVI_OK;
+}
+
 /* The set's places without the nodes of which all members have joined. */
 static int leave_out(struct engine_op *op)
 {
@@ -103,6 +130,8 @@ static int size_up(struct hearing *hearing)
     struct engine_op *op = hearing->op;
     int status = op->sized ? HVI_OK : take_joined(hearing);
 
+    if (status == HVI_OK && !op->sized)
+        status = take_instances(hearing);
     if (status != HVI_OK || op->sized)
         return status;
     op->sized = true;

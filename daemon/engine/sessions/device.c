@@ -273,8 +273,9 @@ void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, i
         return;
     }
     if (status == HVI_OK)
-        status = engine_regions_add_device(&wish->session->regions, wish->region, wish->bytes,
-                                           (uint16_t)wish->worker, wish->import);
+        status = engine_regions_add_device(
+            &wish->session->regions, wish->region, wish->bytes, (uint16_t)wish->worker,
+            sessions->device->workers[wish->worker].instance, wish->import);
     if (status == HVI_ERR_NO_MEMORY)
         engine_device_release(sessions->device, 0, wish->import);
     answer(sessions, wish, status, text);

@@ -501,6 +501,14 @@ static uint8_t memory_of(const struct engine_operands *operands, uint64_t capaci
     return HVI_MEMORY_HOST;
 }
 
+/* The worker that has both operands, as other nodes know it; 0: memory of the host. */
+static uint64_t instance_of(const struct engine_operands *operands)
+{
+    const struct engine_region *region = is_device(operands->in) ? operands->in : operands->out;
+
+    return is_device(region) ? region->instance : 0;
+}
+
 static struct engine_request *request_new(struct engine_session *session,
                                           const struct hvi_submission *copy,
                                           const struct engine_operands *operands)
@@ -512,6 +520,7 @@ static struct engine_request *request_new(struct engine_session *session,
     request->slots.share.in = place(session, operands->in, copy->in_offset);
     request->slots.share.out = place(session, operands->out, copy->out_offset);
     request->slots.share.part.memory = memory_of(operands, copy->out_capacity);
+    request->slots.share.part.instance = instance_of(operands);
     request->slots.share.fence.page = NULL;
     request->session = session;
     request->aux = operands->aux;
@@ -638,8 +647,10 @@ static void take_output(struct engine_request *request, const struct hvi_submiss
     }
     part->output_asked = false;
     request->slots.share.out = place(request->session, operands->out, copy->out_offset);
-    if (part->in_bytes == 0)
+    if (part->in_bytes == 0) {
         part->memory = memory_of(operands, copy->out_capacity);
+        part->instance = instance_of(operands);
+    }
     part->copy.out_region = copy->out_region;
     part->copy.out_offset = copy->out_offset;
     part->copy.out_capacity = copy->out_capacity;

@@ -72,10 +72,10 @@ START_TEST(regions_in_one_chain_are_told_apart)
 
     ck_assert_int_eq(hvi_region_create("hvt", BYTES, &region), HVI_OK);
     engine_regions_init(&regions, inline_area);
-    ck_assert_int_eq(engine_regions_add_device(&regions, first, 4096, 2, 9), HVI_OK);
+    ck_assert_int_eq(engine_regions_add_device(&regions, first, 4096, 2, 102, 9), HVI_OK);
     ck_assert_int_eq(engine_regions_add(&regions, &add, fcntl(region.fd, F_DUPFD_CLOEXEC, 0)),
                      HVI_OK);
-    ck_assert_int_eq(engine_regions_add_device(&regions, last, 8192, 5, 1), HVI_OK);
+    ck_assert_int_eq(engine_regions_add_device(&regions, last, 8192, 5, 105, 1), HVI_OK);
     ck_assert_uint_eq(engine_regions_find(&regions, first)->worker, 2);
     ck_assert_uint_eq(engine_regions_find(&regions, last)->worker, 5);
     while ((device = engine_regions_next_device(&regions, device)) != NULL) {

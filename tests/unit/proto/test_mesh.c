@@ -193,6 +193,54 @@ START_TEST(a_question_and_its_answer_arrive_as_they_were)
 }
 END_TEST
 
+START_TEST(what_is_said_of_gpus_arrives_as_it_was)
+{
+    uint64_t instances[3] = {1, 0, UINT64_MAX};
+    struct hvi_mesh_said said = {.kind = HVI_KIND_ALLREDUCE,
+                                 .memory = HVI_MESH_MEMORY_ANY,
+                                 .instances = instances,
+                                 .instance_count = 3};
+
+    setup();
+    packet.has_gpu = true;
+    packet.gpu = (struct hvi_mesh_gpu){.what = HVI_MESH_GPU_OVER,
+                                       .instances = instances,
+                                       .instance_count = 3,
+                                       .id = {7},
+                                       .nccl_version = 22809,
+                                       .status = HVI_ERR_LIMIT,
+                                       .text = "too many",
+                                       .sequence = UINT64_MAX};
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert(again.has_gpu);
+    ck_assert_uint_eq(again.gpu.what, HVI_MESH_GPU_OVER);
+    ck_assert_mem_eq(again.gpu.instances, instances, sizeof instances);
+    ck_assert_mem_eq(again.gpu.id, packet.gpu.id, sizeof packet.gpu.id);
+    ck_assert_uint_eq(again.gpu.nccl_version, 22809);
+    ck_assert_int_eq(again.gpu.status, HVI_ERR_LIMIT);
+    ck_assert_str_eq(again.gpu.text, "too many");
+    ck_assert_uint_eq(again.gpu.sequence, UINT64_MAX);
+    hvi_mesh_free(&again);
+    packet.gpu.what = HVI_MESH_GPU_OVER + 1;
+    ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
+    packet.has_gpu = false;
+    packet.has_verdict = true;
+    packet.verdict = (struct hvi_mesh_verdict){.what = HVI_MESH_STARTS,
+                                               .has_tensor = true,
+                                               .last = -1,
+                                               .culprit = -1,
+                                               .said = said,
+                                               .has_said = true,
+                                               .instances = instances,
+                                               .instance_count = 3};
+    ck_assert_int_eq(travel(), HVI_OK);
+    ck_assert_mem_eq(again.verdict.instances, instances, sizeof instances);
+    ck_assert_uint_eq(again.verdict.said.memory, HVI_MESH_MEMORY_ANY);
+    ck_assert_mem_eq(again.verdict.said.instances, instances, sizeof instances);
+    hvi_mesh_free(&again);
+}
+END_TEST
+
 START_TEST(a_packet_has_one_body)
 {
     setup();
@@ -255,6 +303,7 @@ int main(void)
     tcase_add_test(tcase, a_verdict_arrives_as_it_was);
     tcase_add_test(tcase, what_is_said_of_a_send_arrives_as_it_was);
     tcase_add_test(tcase, a_question_and_its_answer_arrive_as_they_were);
+    tcase_add_test(tcase, what_is_said_of_gpus_arrives_as_it_was);
     tcase_add_test(tcase, a_packet_has_one_body);
     tcase_add_test(tcase, a_message_that_is_cut_short_is_refused);
     tcase_add_test(tcase, a_message_has_a_bound);
