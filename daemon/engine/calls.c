@@ -159,13 +159,53 @@ static void unexplained(void *user)
     engine_nodes_puzzled(user);
 }
 
-static void comm_wanted(void *user, uint32_t comm, uint32_t count, const uint16_t *workers)
+static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
 {
     struct engine *engine = user;
-    int status = engine_device_join(&engine->device, comm, count, workers);
+    const struct engine_device_join join = {
+        .comm = comm->number,
+        .count = comm->count,
+        .workers = comm->workers,
+        .rank = comm->rank,
+        .ranks = comm->ranks,
+        .instances = comm->instances,
+        .nodes = comm->nodes,
+        .here = engine->roster.here,
+    };
+    int status = engine_device_join(&engine->device, &join);
 
     if (status != HVI_OK)
-        engine_dispatch_comm(&engine->exec, comm, status, hvi_status_text(status));
+        engine_dispatch_comm(&engine->exec, comm->number, status, hvi_status_text(status));
+}
+
+/* To each other node of the communicator once. */
+static void tell_gpus(void *user, const struct engine_gpu_comm *comm,
+                      const struct engine_gpu_news *news)
+{
+    struct engine *engine = user;
+    struct hvi_mesh_gpu gpu = {
+        .what = news->over ? HVI_MESH_GPU_OVER : HVI_MESH_GPU_BEGUN,
+        .instances = (uint64_t *)(uintptr_t)comm->instances,
+        .instance_count = comm->ranks,
+        .sequence = news->sequence,
+        .status = news->status,
+    };
+
+    snprintf(gpu.text, sizeof gpu.text, "%s", news->text);
+    for (uint32_t i = 0; i < comm->ranks; i++) {
+        uint32_t before = 0;
+        while (before < i && comm->nodes[before] != comm->nodes[i])
+            before++;
+        if (before == i && comm->nodes[i] != engine->roster.here)
+            engine_nodes_tell_gpus(engine, comm->nodes[i], &gpu);
+    }
+}
+
+static void comm_over(void *user, uint32_t comm, int status, const char *text)
+{
+    struct engine *engine = user;
+
+    engine_device_leave(&engine->device, comm, status, text);
 }
 
 static void worker_stuck(void *user, uint32_t worker, const char *text)
@@ -182,6 +222,8 @@ const struct engine_exec_calls engine_calls_exec = {
     .lane_wanted = lane_wanted,
     .unexplained = unexplained,
     .comm_wanted = comm_wanted,
+    .tell_gpus = tell_gpus,
+    .comm_over = comm_over,
     .worker_stuck = worker_stuck,
 };
 
@@ -361,8 +403,10 @@ static void worker_lost(void *user, uint32_t worker, const char *text)
     HVI_LOG(HVI_LOG_WARN, "device", "worker-lost", text, "job=%s generation=%llu",
             engine->start.job, (unsigned long long)engine->start.generation);
     engine_dispatch_worker_lost(&engine->exec, worker, text);
-    if (engine->order.broken_status == HVI_OK)
-        engine_sessions_break(&engine->sessions, HVI_ERR_WORKER_LOST, -1, text);
+    if (engine->order.broken_status != HVI_OK)
+        return;
+    engine_sessions_break(&engine->sessions, HVI_ERR_WORKER_LOST, -1, text);
+    engine_nodes_break(engine, HVI_ERR_WORKER_LOST, -1, text);
 }
 
 static void imported(void *user, uint64_t ticket, int status, const char *text)
@@ -393,6 +437,19 @@ static void joined(void *user, uint32_t comm, int status, const char *text)
     engine_dispatch_comm(&engine->exec, comm, status, text);
 }
 
+static void tell_node(void *user, uint32_t node, const struct hvi_mesh_gpu *gpu)
+{
+    engine_nodes_tell_gpus(user, node, gpu);
+}
+
+static void name_of_node(void *user, uint32_t node, char text_p[ENGINE_DEVICE_NODE])
+{
+    struct engine *engine = user;
+
+    snprintf(text_p, ENGINE_DEVICE_NODE, "node %u (%.*s)", node, (int)HVI_WIRE_NODE_NAME,
+             engine->nodes.rows[node].name);
+}
+
 const struct engine_device_calls engine_calls_device = {
     .want = worker_wanted,
     .end = worker_end,
@@ -402,4 +459,6 @@ const struct engine_device_calls engine_calls_device = {
     .released = released,
     .paged = paged,
     .joined = joined,
+    .tell = tell_node,
+    .name = name_of_node,
 };

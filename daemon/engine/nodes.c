@@ -41,12 +41,16 @@ _Static_assert(ENGINE_WIRE_LANES_MAX == HVI_WIRE_LANES_MAX, "a roster's lanes");
 
 /* ---- the job is broken ---- */
 
+static void cancel_spans(struct engine *engine)
+{
+    engine_device_leave_nodes(&engine->device, engine->order.broken_text);
+    engine_dispatch_cancel_spans(&engine->exec);
+}
+
 static int on_grace(sd_event_source *source, uint64_t usec, void *user)
 {
-    struct engine *engine = user;
-
     (void)source, (void)usec;
-    engine_dispatch_cancel_spans(&engine->exec);
+    cancel_spans(user);
     return 0;
 }
 
@@ -71,7 +75,7 @@ static void begin_grace(struct engine *engine, int status)
         return;
     if (sd_event_add_time_relative(engine->event, &engine->nodes.grace, CLOCK_MONOTONIC,
                                    GRACE_NS / 1000, 1000, on_grace, engine) < 0)
-        engine_dispatch_cancel_spans(&engine->exec);
+        cancel_spans(engine);
 }
 
 static int on_patience(sd_event_source *source, uint64_t usec, void *user)
@@ -139,8 +143,37 @@ static void answered(void *user, uint32_t from, const struct hvi_mesh_answer *an
         engine_gather_answered(&engine->gathers, from, answer);
 }
 
-static const struct engine_mesh_calls mesh_calls = {
-    .broken = broken, .withdraw = withdraw, .asked = asked, .answered = answered};
+static void heard_of_gpus(void *user, uint32_t from, const struct hvi_mesh_gpu *gpu)
+{
+    struct engine *engine = user;
+
+    const struct engine_gpu_news news = {.over = gpu->what == HVI_MESH_GPU_OVER,
+                                         .sequence = gpu->sequence,
+                                         .status = gpu->status,
+                                         .text = gpu->text};
+
+    if (gpu->what == HVI_MESH_GPU_BEGUN || news.over)
+        engine_dispatch_gpus_heard(&engine->exec, gpu->instances, (uint32_t)gpu->instance_count,
+                                   from, &news);
+    else
+        engine_device_heard(&engine->device, from, gpu);
+}
+
+static const struct engine_mesh_calls mesh_calls = {.broken = broken,
+                                                    .withdraw = withdraw,
+                                                    .asked = asked,
+                                                    .answered = answered,
+                                                    .gpu = heard_of_gpus};
+
+void engine_nodes_tell_gpus(struct engine *engine, uint32_t node, const struct hvi_mesh_gpu *gpu)
+{
+    if (!engine->nodes.linked)
+        return;
+    int status = engine_mesh_gpu(&engine->nodes.mesh, node, gpu);
+    if (status != HVI_OK && status != HVI_ERR_NODE_LOST) /* then the communicator is late */
+        HVI_LOG(HVI_LOG_WARN, "nodes", "gpus-not-told", hvi_status_text(status),
+                "job=%s node=%u what=%u", engine->start.job, node, gpu->what);
+}
 
 /* ---- a step is replayed ---- */
 

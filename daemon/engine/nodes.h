@@ -54,6 +54,8 @@ void engine_nodes_break(struct engine *engine, int status, int32_t culprit, cons
 void engine_nodes_puzzled(struct engine *engine);
 /* Backends need this connection. */
 void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane);
+/* A message about GPUs, to another node. */
+void engine_nodes_tell_gpus(struct engine *engine, uint32_t node, const struct hvi_mesh_gpu *gpu);
 /* Says goodbye. order/ may still say something, which nobody hears. Harmless on one that was never open. */
 void engine_nodes_hang_up(struct engine_nodes *nodes);
 /* Before order/ ends. Harmless likewise. */

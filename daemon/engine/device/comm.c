@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Communicators: all say that they have NCCL, then all join.
  *
- *   wanted --its turn--> ids --all GpuCommIds--> joining --all GpuAcks--> ready --a worker lost--> aborted
- *                         |                         |
- *                         +--error, late, a worker lost--> failed
+ *   wanted --its turn--> ids --all GpuCommIds, all nodes--> joining --all GpuAcks--> ready --a worker lost, job broken--> aborted
+ *                         |                                    |                       |
+ *                         +------error, late, a worker lost----+--another node fails---+--> failed
  *
  * The first worker is asked for an id. The others are asked whether they have NCCL. A worker cannot leave ncclCommInitRank, so a
  * worker without NCCL must say so before any worker joins.
@@ -11,7 +11,15 @@
  * One at a time, in the order in which they were asked for: a worker's launch thread joins, and two
  * workers that joined two communicators in different orders would wait for each other.
  *
- * A worker may have one of these very processes already, from an earlier generation: then it only gives it our number. */
+ * A worker may have one of these very processes already, from an earlier generation: then it only gives it our number.
+ *
+ * Over several nodes, by MeshGpu. The first node is the one with rank 0:
+ *
+ *   each other node: its workers have NCCL --READY, version--> first node: all have, versions agree --JOIN, id--> all others
+ *   any node: it has failed ----------------FAILED-----------> first node ------------------------FAILED-------> all others
+ *
+ * All nodes want the same communicators in the same order (exec/gpu.c), but not at the same time, so what is heard too early is
+ * kept. Such a communicator lasts for this engine alone: when a job is broken, some nodes may have it and others not. */
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/device/room.h"
@@ -20,21 +28,51 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LETTERS_MAX 1024u
+
 struct engine_device_comm {
     struct engine_device_comm *next;
     uint32_t number, count, waiting; /* waiting: GpuCommIds, or GpuAcks, that are due */
     bool joining, started;
     unsigned char id[HVI_NCCL_ID_BYTES];
-    uint16_t workers[];
+    uint64_t deadline_ns; /* other nodes are waited for until then; 0: they are not */
+    uint32_t ranks, here;
+    uint64_t *instances; /* [ranks] */
+    uint32_t *nodes;     /* [ranks]; NULL: all workers are here */
+    bool *can;           /* [ranks] with .nodes: its node has said so */
+    struct {
+        uint16_t worker, rank;
+    } own[]; /* [count] */
 };
 
-static void unlist(struct engine_device *device, const struct engine_device_comm *comm)
-{
-    struct engine_device_comm **link = &device->comms;
+/* What was heard of a communicator that is not wanted here yet. */
+struct engine_device_letter {
+    struct engine_device_letter *next;
+    uint32_t from;
+    struct hvi_mesh_gpu gpu; /* .instances is the letter's */
+};
 
-    while (*link != comm)
-        link = &(*link)->next;
-    *link = comm->next;
+static void start_next(struct engine_device *device);
+
+static void free_comm(struct engine_device_comm *comm)
+{
+    free(comm->instances);
+    free(comm->nodes);
+    free(comm->can);
+    free(comm);
+}
+
+static void unlist(struct engine_device_comm **list, const struct engine_device_comm *comm)
+{
+    while (*list != comm)
+        list = &(*list)->next;
+    *list = comm->next;
+}
+
+static struct engine_device_worker *worker_at(struct engine_device *device,
+                                              const struct engine_device_comm *comm, uint32_t index)
+{
+    return &device->workers[comm->own[index].worker];
 }
 
 static void drop(struct engine_device *device, const struct engine_device_comm *comm)
@@ -44,44 +82,104 @@ static void drop(struct engine_device *device, const struct engine_device_comm *
     msg.comm_drop.comm = comm->number;
     msg.comm_drop.abort = true;
     for (uint32_t i = 0; i < comm->count; i++)
-        engine_device_send(&device->workers[comm->workers[i]], &msg, NULL, 0);
+        engine_device_send(worker_at(device, comm, i), &msg, NULL, 0);
 }
 
-static void start_next(struct engine_device *device);
+/* ---- other nodes ---- */
 
-static void finish(struct engine_device *device, struct engine_device_comm *comm, int status,
-                   const char *text)
+static struct hvi_mesh_gpu message_of(const struct engine_device_comm *comm,
+                                      enum hvi_mesh_gpu_what what)
+{
+    return (struct hvi_mesh_gpu){
+        .what = what, .instances = comm->instances, .instance_count = comm->ranks};
+}
+
+static bool is_first_node(const struct engine_device_comm *comm)
+{
+    return comm->nodes[0] == comm->here;
+}
+
+/* To each node but this one and `except`, once. */
+static void tell_all(struct engine_device *device, const struct engine_device_comm *comm,
+                     const struct hvi_mesh_gpu *gpu, uint32_t except)
+{
+    for (uint32_t i = 0; i < comm->ranks; i++) {
+        uint32_t before = 0;
+        while (before < i && comm->nodes[before] != comm->nodes[i])
+            before++;
+        if (before == i && comm->nodes[i] != comm->here && comm->nodes[i] != except)
+            device->calls->tell(device->user, comm->nodes[i], gpu);
+    }
+}
+
+/* `from`: the node that it was heard of; UINT32_MAX: it is news of this one. */
+static void tell_failure(struct engine_device *device, const struct engine_device_comm *comm,
+                         uint32_t from, int status, const char *text)
+{
+    struct hvi_mesh_gpu gpu;
+
+    if (!comm->nodes)
+        return;
+    gpu = message_of(comm, HVI_MESH_GPU_FAILED);
+    gpu.status = status;
+    snprintf(gpu.text, sizeof gpu.text, "%s", text);
+    if (is_first_node(comm))
+        tell_all(device, comm, &gpu, from);
+    else if (from == UINT32_MAX)
+        device->calls->tell(device->user, comm->nodes[0], &gpu);
+}
+
+/* ---- the end of one that is being made ---- */
+
+static void finish_heard(struct engine_device *device, struct engine_device_comm *comm,
+                         uint32_t from, int status, const char *text)
 {
     uint32_t number = comm->number;
 
     HVI_LOG(status == HVI_OK ? HVI_LOG_DEBUG : HVI_LOG_WARN, "device",
             status == HVI_OK ? "comm-ready" : "comm-failed", text, "comm=%u workers=%u", number,
-            comm->count);
-    unlist(device, comm);
+            comm->ranks);
+    unlist(&device->comms, comm);
     if (status == HVI_OK) {
         comm->next = device->ready_comms;
         device->ready_comms = comm;
     } else {
         drop(device, comm);
-        free(comm);
+        tell_failure(device, comm, from, status, text);
+        free_comm(comm);
     }
     device->calls->joined(device->user, number, status, text);
     start_next(device);
 }
 
-/* Versions of NCCL that differ cannot talk to each other. 0: not opened yet. */
-static bool versions_agree(const struct engine_device *device,
-                           const struct engine_device_comm *comm, char *text_p, size_t text_size)
+static void finish(struct engine_device *device, struct engine_device_comm *comm, int status,
+                   const char *text)
 {
-    const struct engine_device_worker *first = NULL;
+    finish_heard(device, comm, UINT32_MAX, status, text);
+}
 
+/* ---- ids ---- */
+
+/* The first version that is known of the workers here; 0: NCCL is not opened yet. */
+static const struct engine_device_worker *versed(struct engine_device *device,
+                                                 const struct engine_device_comm *comm)
+{
     for (uint32_t i = 0; i < comm->count; i++) {
-        const struct engine_device_worker *worker = &device->workers[comm->workers[i]];
-        if (worker->nccl_version == 0)
-            continue;
-        if (!first)
-            first = worker;
-        if (worker->nccl_version == first->nccl_version)
+        if (worker_at(device, comm, i)->nccl_version != 0)
+            return worker_at(device, comm, i);
+    }
+    return NULL;
+}
+
+/* Versions of NCCL that differ cannot talk to each other. */
+static bool versions_agree(struct engine_device *device, const struct engine_device_comm *comm,
+                           char *text_p, size_t text_size)
+{
+    const struct engine_device_worker *first = versed(device, comm);
+
+    for (uint32_t i = 0; first && i < comm->count; i++) {
+        const struct engine_device_worker *worker = worker_at(device, comm, i);
+        if (worker->nccl_version == 0 || worker->nccl_version == first->nccl_version)
             continue;
         snprintf(text_p, text_size, "%s has NCCL %u, and %s has NCCL %u", first->uuid_text,
                  first->nccl_version, worker->uuid_text, worker->nccl_version);
@@ -95,8 +193,8 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
     int status = HVI_OK;
 
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
-        struct engine_device_worker *worker = &device->workers[comm->workers[i]];
-        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id.check = i > 0};
+        struct engine_device_worker *worker = worker_at(device, comm, i);
+        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id.check = comm->own[i].rank > 0};
         status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number, worker->comm_ns,
                                       &msg.comm_id.request);
         if (status == HVI_OK)
@@ -105,6 +203,8 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
     }
     return status;
 }
+
+static void hear_letters(struct engine_device *device, struct engine_device_comm *comm);
 
 static void start_next(struct engine_device *device)
 {
@@ -118,9 +218,15 @@ static void start_next(struct engine_device *device)
         finish(device, comm, HVI_ERR_UNSUPPORTED, text);
         return;
     }
+    if (comm->nodes) {
+        comm->deadline_ns = hvi_clock_ns() + ENGINE_DEVICE_COMM_NS;
+        engine_device_watch(device);
+    }
     int status = ask_ids(device, comm);
     if (status != HVI_OK)
         finish(device, comm, status, "a worker cannot be asked for a communicator's id");
+    else if (comm->nodes)
+        hear_letters(device, comm);
 }
 
 /* Not before the event loop comes round: `joined` is no answer inside of the question. */
@@ -131,17 +237,54 @@ static int on_start(sd_event_source *source, void *user)
     return 0;
 }
 
-int engine_device_join(struct engine_device *device, uint32_t number, uint32_t count,
-                       const uint16_t *workers)
+/* ---- wanted ---- */
+
+static bool take_ranks(struct engine_device *device, struct engine_device_comm *comm,
+                       const struct engine_device_join *join)
 {
-    struct engine_device_comm *comm = calloc(1, sizeof *comm + count * sizeof *workers);
+    comm->instances = calloc(join->ranks, sizeof *comm->instances);
+    if (!comm->instances)
+        return false;
+    for (uint32_t i = 0; i < join->count; i++) {
+        comm->own[i].worker = join->workers[i];
+        comm->own[i].rank = join->rank[i];
+        comm->instances[join->rank[i]] = device->workers[join->workers[i]].instance;
+    }
+    if (!join->instances)
+        return true;
+    comm->nodes = calloc(join->ranks, sizeof *comm->nodes);
+    comm->can = calloc(join->ranks, sizeof *comm->can);
+    if (!comm->nodes || !comm->can)
+        return false;
+    memcpy(comm->instances, join->instances, join->ranks * sizeof *comm->instances);
+    memcpy(comm->nodes, join->nodes, join->ranks * sizeof *comm->nodes);
+    return true;
+}
+
+static struct engine_device_comm *comm_new(struct engine_device *device,
+                                           const struct engine_device_join *join)
+{
+    struct engine_device_comm *comm = calloc(1, sizeof *comm + join->count * sizeof comm->own[0]);
+
+    if (!comm)
+        return NULL;
+    comm->number = join->comm;
+    comm->count = join->count;
+    comm->ranks = join->ranks;
+    comm->here = join->here;
+    if (take_ranks(device, comm, join))
+        return comm;
+    free_comm(comm);
+    return NULL;
+}
+
+int engine_device_join(struct engine_device *device, const struct engine_device_join *join)
+{
+    struct engine_device_comm *comm = comm_new(device, join);
     struct engine_device_comm **link = &device->comms;
 
     if (!comm)
         return HVI_ERR_NO_MEMORY;
-    comm->number = number;
-    comm->count = count;
-    memcpy(comm->workers, workers, count * sizeof *workers);
     while (*link)
         link = &(*link)->next;
     *link = comm;
@@ -151,25 +294,28 @@ int engine_device_join(struct engine_device *device, uint32_t number, uint32_t c
     if (sd_event_add_defer(device->event, &once, on_start, device) < 0 ||
         sd_event_source_set_floating(once, 1) < 0) {
         sd_event_source_unref(once);
-        unlist(device, comm);
-        free(comm);
+        unlist(&device->comms, comm);
+        free_comm(comm);
         return HVI_ERR_NO_MEMORY;
     }
     sd_event_source_unref(once);
     return HVI_OK;
 }
 
+/* ---- joining ---- */
+
 static int send_join(struct engine_device *device, const struct engine_device_comm *comm,
-                     uint32_t rank, uint64_t *instances)
+                     uint32_t index)
 {
-    struct engine_device_worker *worker = &device->workers[comm->workers[rank]];
+    struct engine_device_worker *worker = worker_at(device, comm, index);
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_JOIN};
 
     msg.comm_join.comm = comm->number;
     memcpy(msg.comm_join.id, comm->id, HVI_NCCL_ID_BYTES);
-    msg.comm_join.rank = rank;
-    msg.comm_join.instances = instances;
-    msg.comm_join.instance_count = comm->count;
+    msg.comm_join.rank = comm->own[index].rank;
+    msg.comm_join.instances = comm->instances;
+    msg.comm_join.instance_count = comm->ranks;
+    msg.comm_join.fresh = comm->nodes != NULL;
     int status = engine_device_expect(worker, ENGINE_DEVICE_COMM_JOIN, comm->number,
                                       worker->comm_ns, &msg.comm_join.request);
     return status == HVI_OK ? engine_device_send(worker, &msg, NULL, 0) : status;
@@ -177,18 +323,55 @@ static int send_join(struct engine_device *device, const struct engine_device_co
 
 static void send_joins(struct engine_device *device, struct engine_device_comm *comm)
 {
-    uint64_t instances[ENGINE_DEVICE_WORKERS];
     int status = HVI_OK;
 
-    for (uint32_t i = 0; i < comm->count; i++)
-        instances[i] = device->workers[comm->workers[i]].instance;
     comm->joining = true;
+    comm->deadline_ns = 0;
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
-        status = send_join(device, comm, i, instances);
+        status = send_join(device, comm, i);
         comm->waiting += status == HVI_OK;
     }
     if (status != HVI_OK)
         finish(device, comm, status, "a worker cannot be told to join a communicator");
+}
+
+/* The first node: whether all workers of all nodes can join. If so, they do. */
+static void look_at_all(struct engine_device *device, struct engine_device_comm *comm)
+{
+    struct hvi_mesh_gpu gpu = message_of(comm, HVI_MESH_GPU_JOIN);
+
+    for (uint32_t i = 0; i < comm->ranks; i++) {
+        if (!comm->can[i])
+            return;
+    }
+    memcpy(gpu.id, comm->id, sizeof gpu.id);
+    tell_all(device, comm, &gpu, UINT32_MAX);
+    send_joins(device, comm);
+}
+
+/* All workers of a node can join. */
+static void note_node(struct engine_device_comm *comm, uint32_t node)
+{
+    for (uint32_t i = 0; i < comm->ranks; i++)
+        comm->can[i] = comm->can[i] || comm->nodes[i] == node;
+}
+
+static void workers_can(struct engine_device *device, struct engine_device_comm *comm)
+{
+    const struct engine_device_worker *first = versed(device, comm);
+
+    if (!comm->nodes) {
+        send_joins(device, comm);
+        return;
+    }
+    note_node(comm, comm->here);
+    if (is_first_node(comm)) {
+        look_at_all(device, comm);
+        return;
+    }
+    struct hvi_mesh_gpu gpu = message_of(comm, HVI_MESH_GPU_READY);
+    gpu.nccl_version = first ? first->nccl_version : 0;
+    device->calls->tell(device->user, comm->nodes[0], &gpu);
 }
 
 void engine_device_comm_answered(struct engine_device_worker *worker, enum engine_device_wait wait,
@@ -202,22 +385,222 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
         return;
     if (answer->status != HVI_OK) {
         snprintf(text, sizeof text, "%s could not join a communicator of %u GPUs: %.800s",
-                 worker->uuid_text, comm->count, answer->text);
+                 worker->uuid_text, comm->ranks, answer->text);
         finish(device, comm, answer->status, text);
     } else if (wait == ENGINE_DEVICE_COMM_ID && !comm->joining) {
-        if (worker->number == comm->workers[0])
+        if (worker == worker_at(device, comm, 0) && comm->own[0].rank == 0)
             memcpy(comm->id, answer->id, sizeof comm->id);
         if (--comm->waiting == 0)
-            send_joins(device, comm);
+            workers_can(device, comm);
     } else if (wait == ENGINE_DEVICE_COMM_JOIN && --comm->waiting == 0) {
         finish(device, comm, HVI_OK, "");
     }
 }
 
+/* ---- what other nodes say ---- */
+
+static bool is_meant(const struct engine_device_comm *comm, const struct hvi_mesh_gpu *gpu)
+{
+    return comm->nodes && comm->ranks == gpu->instance_count &&
+           memcmp(comm->instances, gpu->instances, comm->ranks * sizeof *comm->instances) == 0;
+}
+
+static struct engine_device_comm *find(struct engine_device_comm *comm,
+                                       const struct hvi_mesh_gpu *gpu)
+{
+    while (comm && !is_meant(comm, gpu))
+        comm = comm->next;
+    return comm;
+}
+
+static void hear_ready(struct engine_device *device, struct engine_device_comm *comm, uint32_t from,
+                       uint32_t version)
+{
+    const struct engine_device_worker *first = versed(device, comm);
+    char here[ENGINE_DEVICE_NODE], there[ENGINE_DEVICE_NODE], text[3 * ENGINE_DEVICE_NODE];
+
+    if (!first || version == 0 || version == first->nccl_version) {
+        note_node(comm, from);
+        look_at_all(device, comm);
+        return;
+    }
+    device->calls->name(device->user, comm->here, here);
+    device->calls->name(device->user, from, there);
+    snprintf(text, sizeof text,
+             "the GPUs of %s have NCCL %u, and those of %s have NCCL %u: install one version on "
+             "both",
+             here, first->nccl_version, there, version);
+    finish(device, comm, HVI_ERR_UNSUPPORTED, text);
+}
+
+/* Of another node: what it says of itself, but never that the job is over, which it says in another way. */
+static int status_of(const struct hvi_mesh_gpu *gpu)
+{
+    const bool is_own = gpu->status < HVI_OK && gpu->status > HVI_ERR_CLOSED &&
+                        gpu->status != HVI_ERR_CANCELLED && hvi_status_is_known(gpu->status);
+
+    return is_own ? gpu->status : HVI_ERR_NODE_LOST;
+}
+
+/* Of one that has its turn. What does not belong to its state was overtaken by a failure, or is a lie that harms its job alone. */
+static void hear(struct engine_device *device, struct engine_device_comm *comm, uint32_t from,
+                 const struct hvi_mesh_gpu *gpu)
+{
+    const bool is_first = is_first_node(comm);
+
+    if (gpu->what == HVI_MESH_GPU_FAILED) {
+        finish_heard(device, comm, from, status_of(gpu), gpu->text);
+    } else if (gpu->what == HVI_MESH_GPU_READY && is_first && !comm->joining) {
+        hear_ready(device, comm, from, gpu->nccl_version);
+    } else if (gpu->what == HVI_MESH_GPU_JOIN && from == comm->nodes[0] && !comm->joining &&
+               comm->waiting == 0) {
+        memcpy(comm->id, gpu->id, sizeof comm->id);
+        send_joins(device, comm);
+    }
+}
+
+static void free_letter(struct engine_device_letter *letter)
+{
+    free(letter->gpu.instances);
+    free(letter);
+}
+
+/* Those that came before its turn. The communicator may be over before the last of them. */
+static void hear_letters(struct engine_device *device, struct engine_device_comm *comm)
+{
+    struct engine_device_letter **link = &device->letters;
+
+    while (*link) {
+        struct engine_device_letter *letter = *link;
+        if (device->comms != comm || !is_meant(comm, &letter->gpu)) {
+            link = &letter->next;
+            continue;
+        }
+        *link = letter->next;
+        device->letter_count--;
+        hear(device, comm, letter->from, &letter->gpu);
+        free_letter(letter);
+        if (device->comms != comm)
+            return;
+    }
+}
+
+static void keep(struct engine_device *device, uint32_t from, const struct hvi_mesh_gpu *gpu)
+{
+    struct engine_device_letter *letter = NULL, **link = &device->letters;
+    uint64_t *instances = NULL;
+
+    if (device->letter_count < LETTERS_MAX) {
+        letter = malloc(sizeof *letter);
+        instances = malloc(gpu->instance_count * sizeof *instances);
+    }
+    if (!letter || !instances) { /* then the communicator is late */
+        HVI_LOG(HVI_LOG_WARN, "device", "comm-unheard", "too much is said of communicators",
+                "node=%u letters=%u", from, device->letter_count);
+        free(letter);
+        free(instances);
+        return;
+    }
+    *letter = (struct engine_device_letter){.from = from, .gpu = *gpu};
+    memcpy(instances, gpu->instances, gpu->instance_count * sizeof *instances);
+    letter->gpu.instances = instances;
+    while (*link)
+        link = &(*link)->next;
+    *link = letter;
+    device->letter_count++;
+}
+
+/* A node has left it: what is enqueued here waits for that node. */
+static void fail_ready(struct engine_device *device, struct engine_device_comm *comm, uint32_t from,
+                       int status, const char *text)
+{
+    const uint32_t number = comm->number;
+
+    unlist(&device->ready_comms, comm);
+    drop(device, comm);
+    tell_failure(device, comm, from, status, text);
+    free_comm(comm);
+    device->calls->joined(device->user, number, status, text);
+}
+
+void engine_device_heard(struct engine_device *device, uint32_t from,
+                         const struct hvi_mesh_gpu *gpu)
+{
+    struct engine_device_comm *comm = find(device->comms, gpu);
+    struct engine_device_comm *ready = find(device->ready_comms, gpu);
+
+    if (gpu->instance_count == 0)
+        return;
+    if (comm && comm->started)
+        hear(device, comm, from, gpu);
+    else if (ready && gpu->what == HVI_MESH_GPU_FAILED)
+        fail_ready(device, ready, from, status_of(gpu), gpu->text);
+    else if (!ready)
+        keep(device, from, gpu);
+}
+
+/* ---- what ends them ---- */
+
+void engine_device_leave(struct engine_device *device, uint32_t number, int status,
+                         const char *text)
+{
+    struct engine_device_comm *comm = device->comms, *ready = device->ready_comms;
+
+    while (comm && comm->number != number)
+        comm = comm->next;
+    while (ready && ready->number != number)
+        ready = ready->next;
+    if (comm)
+        finish(device, comm, status, text);
+    else if (ready)
+        fail_ready(device, ready, UINT32_MAX, status, text);
+}
+
+void engine_device_leave_nodes(struct engine_device *device, const char *text)
+{
+    struct engine_device_comm *comm, **link = &device->ready_comms;
+
+    while ((comm = *link)) {
+        if (!comm->nodes) {
+            link = &comm->next;
+            continue;
+        }
+        *link = comm->next;
+        drop(device, comm);
+        free_comm(comm);
+    }
+    comm = device->comms;
+    while (comm && !comm->nodes)
+        comm = comm->next;
+    if (!comm)
+        return;
+    finish(device, comm, HVI_ERR_CANCELLED, text);
+    engine_device_leave_nodes(device, text);
+}
+
+bool engine_device_comm_look(struct engine_device *device, uint64_t now_ns)
+{
+    struct engine_device_comm *comm = device->comms;
+    char node[ENGINE_DEVICE_NODE], text[256];
+    uint32_t missing = 0;
+
+    if (!comm || comm->deadline_ns == 0)
+        return false;
+    if (now_ns < comm->deadline_ns)
+        return true;
+    while (is_first_node(comm) && missing + 1 < comm->ranks && comm->can[missing])
+        missing++;
+    device->calls->name(device->user, comm->nodes[missing], node);
+    snprintf(text, sizeof text, "%s has not answered in time: a communicator of %u GPUs", node,
+             comm->ranks);
+    finish(device, comm, HVI_ERR_TIMEOUT, text);
+    return false;
+}
+
 static bool has(const struct engine_device_comm *comm, const struct engine_device_worker *worker)
 {
     for (uint32_t i = 0; i < comm->count; i++) {
-        if (comm->workers[i] == worker->number)
+        if (comm->own[i].worker == worker->number)
             return true;
     }
     return false;
@@ -236,7 +619,7 @@ static void abort_ready(struct engine_device *device, const struct engine_device
         }
         *link = comm->next;
         drop(device, comm);
-        free(comm);
+        free_comm(comm);
     }
 }
 
@@ -259,7 +642,7 @@ static void free_all(struct engine_device_comm **list)
     while (*list) {
         struct engine_device_comm *comm = *list;
         *list = comm->next;
-        free(comm);
+        free_comm(comm);
     }
 }
 
@@ -267,4 +650,9 @@ void engine_device_comm_close(struct engine_device *device)
 {
     free_all(&device->comms);
     free_all(&device->ready_comms);
+    while (device->letters) {
+        struct engine_device_letter *letter = device->letters;
+        device->letters = letter->next;
+        free_letter(letter);
+    }
 }

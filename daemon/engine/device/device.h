@@ -15,6 +15,7 @@
 #define ENGINE_DEVICE_DEVICE_H
 
 #include "daemon/engine/event/event.h"
+#include "proto/mesh.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
 #include "shm/device.h"
@@ -28,10 +29,13 @@
 #define ENGINE_DEVICE_LABEL   (HVI_WIRE_GPU_UUID + HVI_WIRE_NODE_NAME + 64)
 #define ENGINE_DEVICE_BUCKETS 256u
 
+#define ENGINE_DEVICE_NODE (HVI_WIRE_NODE_NAME + 32)
+
 struct engine_device;
 struct engine_device_import;
 struct engine_device_page;
 struct engine_device_comm;
+struct engine_device_letter;
 struct engine_device_pending;
 struct engine_device_packet;
 
@@ -48,6 +52,10 @@ struct engine_device_calls {
     void (*released)(void *user, uint64_t ticket, int status, const char *text);
     void (*paged)(void *user, uint64_t ticket, int status, const char *text);
     void (*joined)(void *user, uint32_t comm, int status, const char *text);
+    /* To the engine of another node, whose engine_device_heard gets it; and the node in sentences. NULL: there are no
+     * other nodes. */
+    void (*tell)(void *user, uint32_t node, const struct hvi_mesh_gpu *gpu);
+    void (*name)(void *user, uint32_t node, char text_p[ENGINE_DEVICE_NODE]);
 };
 
 /*   none --DeviceAdd--> wanted --GpuWorker + socket--> greeting --GpuHello--> linked --gone, lie, stuck--> leaving
@@ -112,6 +120,9 @@ struct engine_device {
     struct engine_device_page *pages;
     struct engine_device_comm *comms; /* that are not ready yet; the first one is being made */
     struct engine_device_comm *ready_comms;
+    struct engine_device_letter
+        *letters; /* of other nodes, about communicators that are not wanted here yet */
+    uint32_t letter_count;
     struct hvi_packet packet;                  /* scratch for receiving */
     unsigned char bytes[HVI_PACKET_BYTES_MAX]; /* scratch for sending */
 };
@@ -160,8 +171,24 @@ void engine_device_session_over(struct engine_device *device, uint32_t page, boo
 
 /* ---- communicators ---- */
 
-/* Of these workers, by rank. `joined` follows. HVI_OK, HVI_ERR_NO_MEMORY. */
-int engine_device_join(struct engine_device *device, uint32_t comm, uint32_t count,
-                       const uint16_t *workers);
+struct engine_device_join {
+    uint32_t comm, count;      /* workers of this node */
+    const uint16_t *workers;   /* [count] */
+    const uint16_t *rank;      /* [count] theirs */
+    uint32_t ranks;            /* on all nodes */
+    const uint64_t *instances; /* [ranks]; NULL: all workers are here */
+    const uint32_t *nodes;     /* [ranks], likewise */
+    uint32_t here;             /* this node */
+};
+
+/* `joined` follows; and once more with an error if it is over before its workers are. HVI_OK, HVI_ERR_NO_MEMORY. */
+int engine_device_join(struct engine_device *device, const struct engine_device_join *join);
+/* What another node says of one. */
+void engine_device_heard(struct engine_device *device, uint32_t from,
+                         const struct hvi_mesh_gpu *gpu);
+/* This node leaves it, and all others with it: `joined` follows there as well. */
+void engine_device_leave(struct engine_device *device, uint32_t comm, int status, const char *text);
+/* The job is broken: communicators with workers on other nodes are over, as these may wait for what never comes. */
+void engine_device_leave_nodes(struct engine_device *device, const char *text);
 
 #endif

@@ -75,6 +75,8 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
                                  uint32_t comm, const struct engine_device_answer *answer);
 /* Communicators that have it fail, and the others abort them. */
 void engine_device_comm_lost(struct engine_device_worker *worker, const char *text);
+/* Deadlines of other nodes. False: there are none. */
+bool engine_device_comm_look(struct engine_device *device, uint64_t now_ns);
 void engine_device_comm_close(struct engine_device *device);
 
 #endif

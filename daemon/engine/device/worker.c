@@ -620,6 +620,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     (void)source, (void)usec;
     for (uint32_t i = 0; i < device->count; i++)
         more = look_at(&device->workers[i], now_ns) || more;
+    more = engine_device_comm_look(device, now_ns) || more;
     if (more)
         engine_device_watch(device);
     return 0;

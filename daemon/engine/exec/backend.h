@@ -32,6 +32,9 @@ struct engine_span {
      * Members of one node have ascending places in the order of their set ranks. */
     const uint32_t *home, *place;
     const uint8_t *joined; /* [members]; NULL: no member has */
+    /* [members] by set rank: the workers that have their memory, by instance; 0: it has none, or no bytes. NULL: memory of the
+     * host. */
+    const uint64_t *instances;
     /* Not all nodes may start the work. Until it is known that they all have, which makes it committed, no
      * output is touched and no failure is posted but HVI_ERR_NODE_LOST, HVI_ERR_STALLED and
      * HVI_ERR_CANCELLED; and it may be withdrawn (engine_wire_backend_withdraw). */
@@ -79,7 +82,8 @@ struct engine_span {
  *
  * Memory of GPUs. A work has operands of kind DEVICE and no others, or none of that kind. Both operands of a member
  * are of one worker. The worker's stream waits for the .ready word of each member's fence, and stores its .done word
- * when the member's output is written; the engine stores what no worker stores. */
+ * when the member's output is written; the engine stores what no worker stores. With a span, all nodes have such a
+ * work, also one whose members bring no bytes. */
 struct engine_work {
     uint32_t kind; /* enum hvi_kind */
     uint32_t dtype;
@@ -165,6 +169,24 @@ struct engine_batch {
     bool over;             /* posted, or about to be */
 };
 
+/* A communicator that is wanted. */
+struct engine_gpu_comm {
+    uint32_t number, count;    /* workers of this node */
+    const uint16_t *workers;   /* [count] */
+    const uint16_t *rank;      /* [count] theirs */
+    uint32_t ranks;            /* on all nodes */
+    const uint64_t *instances; /* [ranks]; NULL: all workers are here */
+    const uint32_t *nodes;     /* [ranks], likewise */
+};
+
+/* What a node tells the others of a communicator's works, which begin and end in their order. */
+struct engine_gpu_news {
+    bool over; /* works up to this one are over; else they have begun on all workers there */
+    uint64_t sequence; /* the span's */
+    int status;        /* over: of this one */
+    const char *text;
+};
+
 struct engine_backend_config {
     uint32_t threads; /* that may work at once, the caller of help() included; at least 1 */
     /* Called exactly once per started batch, from the thread that did the last piece, under no
@@ -178,8 +200,14 @@ struct engine_backend_config {
     /* Main thread. Inside start(): these workers need a communicator; engine_gpu_backend_comm follows. Inside
      * watch() or help(): a worker does not move or lies; engine_gpu_backend_lost follows when it is dead, perhaps at
      * once. NULL: there are no workers. */
-    void (*comm_wanted)(void *user, uint32_t comm, uint32_t count, const uint16_t *workers);
+    void (*comm_wanted)(void *user, const struct engine_gpu_comm *comm);
     void (*worker_stuck)(void *user, uint32_t worker, const char *text);
+    /* News of a communicator's works for the rows of its other nodes: engine_gpu_backend_heard. Inside anything but open() and
+     * close(). NULL: there are no other nodes. */
+    void (*tell_nodes)(void *user, const struct engine_gpu_comm *comm,
+                       const struct engine_gpu_news *news);
+    /* A work of it will not start here, and others wait for it: engine_gpu_backend_comm follows, here and on all nodes. */
+    void (*comm_over)(void *user, uint32_t comm, int status, const char *text);
     /* Main thread, of a row with .says_started, once for a batch that begins: from here on nothing that is not under
      * way already can keep it from its end. Inside start(), help() and engine_gpu_backend_*. */
     void (*started)(void *user, struct engine_batch *batch);

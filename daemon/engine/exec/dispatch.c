@@ -72,11 +72,26 @@ static void ask_for_lane(void *user, uint32_t node, uint32_t lane)
     exec->calls->lane_wanted(exec->user, node, lane);
 }
 
-static void ask_for_comm(void *user, uint32_t comm, uint32_t count, const uint16_t *workers)
+static void ask_for_comm(void *user, const struct engine_gpu_comm *comm)
 {
     struct engine_exec *exec = user;
 
-    exec->calls->comm_wanted(exec->user, comm, count, workers);
+    exec->calls->comm_wanted(exec->user, comm);
+}
+
+static void tell_gpus(void *user, const struct engine_gpu_comm *comm,
+                      const struct engine_gpu_news *news)
+{
+    struct engine_exec *exec = user;
+
+    exec->calls->tell_gpus(exec->user, comm, news);
+}
+
+static void end_comm(void *user, uint32_t comm, int status, const char *text)
+{
+    struct engine_exec *exec = user;
+
+    exec->calls->comm_over(exec->user, comm, status, text);
 }
 
 static void end_worker(void *user, uint32_t worker, const char *text)
@@ -103,6 +118,8 @@ int engine_dispatch_open(struct engine_exec *exec)
         .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
         .comm_wanted = exec->calls->comm_wanted ? ask_for_comm : NULL,
         .worker_stuck = exec->calls->worker_stuck ? end_worker : NULL,
+        .tell_nodes = exec->calls->tell_gpus ? tell_gpus : NULL,
+        .comm_over = exec->calls->comm_over ? end_comm : NULL,
         .started = show_start,
     };
 
@@ -508,6 +525,12 @@ void engine_dispatch_worker_lost(struct engine_exec *exec, uint32_t worker, cons
 void engine_dispatch_comm(struct engine_exec *exec, uint32_t comm, int status, const char *text)
 {
     engine_gpu_backend_comm(context_of(exec, &engine_backend_gpu), comm, status, text);
+}
+
+void engine_dispatch_gpus_heard(struct engine_exec *exec, const uint64_t *instances, uint32_t count,
+                                uint32_t node, const struct engine_gpu_news *news)
+{
+    engine_gpu_backend_heard(context_of(exec, &engine_backend_gpu), instances, count, node, news);
 }
 
 void engine_dispatch_fences_over(struct engine_exec *exec, uint32_t page)

@@ -35,7 +35,11 @@ struct engine_exec_calls {
      * engine_dispatch_explain: to be called when the job breaks, or a little later. NULL: it does not wait. */
     void (*unexplained)(void *user);
     /* These workers of GPUs need a communicator: engine_dispatch_comm follows. NULL: there are no workers. */
-    void (*comm_wanted)(void *user, uint32_t comm, uint32_t count, const uint16_t *workers);
+    void (*comm_wanted)(void *user, const struct engine_gpu_comm *comm);
+    /* As engine_backend_config's. NULL where there are no other nodes. */
+    void (*tell_gpus)(void *user, const struct engine_gpu_comm *comm,
+                      const struct engine_gpu_news *news);
+    void (*comm_over)(void *user, uint32_t comm, int status, const char *text);
     /* This worker does not move, or lies: engine_dispatch_worker_lost follows when it is dead, perhaps at once. */
     void (*worker_stuck)(void *user, uint32_t worker, const char *text);
 };
@@ -112,11 +116,13 @@ void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);
 bool engine_dispatch_lane_row(struct engine_exec *exec, size_t index,
                               struct engine_lane_row *row_p);
-/* As engine_gpu_backend_worker, _lost, _comm, _session_over and _set_timeout. */
+/* As engine_gpu_backend_worker, _lost, _comm, _heard, _session_over and _set_timeout. */
 void engine_dispatch_worker(struct engine_exec *exec, uint32_t worker,
                             struct hvi_device_channel *channel, int event_fd, const char *name);
 void engine_dispatch_worker_lost(struct engine_exec *exec, uint32_t worker, const char *text);
 void engine_dispatch_comm(struct engine_exec *exec, uint32_t comm, int status, const char *text);
+void engine_dispatch_gpus_heard(struct engine_exec *exec, const uint64_t *instances, uint32_t count,
+                                uint32_t node, const struct engine_gpu_news *news);
 void engine_dispatch_fences_over(struct engine_exec *exec, uint32_t page);
 void engine_dispatch_set_gpu_timeout(struct engine_exec *exec, uint64_t timeout_ns);
 /* A work on GPUs that waits for the stream of the rank at this place: the next one from cursor {0} on. NULL: no more. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The row "gpu": which batch goes to which workers, and when; and what becomes of it.
  *
- *   queued --room, communicator ready--> under way --each worker's answer--> posted
+ *   queued --room, communicator ready--> under way --each worker's answer, and of other nodes' rows--> posted
  *     |                                      |
  *     +--cancelled, session over, no comm----+--worker lost--> posted at once
  *
@@ -9,12 +9,18 @@
  * their sets: two nodes, or two workers, that launched them in different orders would wait for each
  * other for ever. Works of one GPU alone are in no one's way.
  *
+ * With a span, the nodes start the same works with communicators in the same order, so communicators are wanted in the
+ * same order, too. A node that has no memory of a work has nothing to do. A work is not over before it is over on every
+ * node: where gates are opened because a rank or its engine has ended, NCCL brings the others bytes that are no result,
+ * and that node alone knows it.
+ *
  * A batch that a worker has is never taken back. Its fences are opened instead, with .skip before: it runs through, its
  * kernels write nothing, it is answered, and fails here.
  *
  * A batch may wait for a rank's stream for ever: that is the rank's own work. From the moment at which it has begun on all
  * workers it may take .timeout_ns. It has begun when its worker says so (of batches older than 100 ms), or
- * when the worker has no older one and the engine sees that all its fences there are open.
+ * when the worker has no older one and the engine sees that all its fences there are open. With a span the other nodes'
+ * workers count as well: TELL_NS after it has begun on all workers here, they are told.
  *
  * Untrusted: what a worker answers. A number that is not under way there, or an impossible index, ends that worker. */
 #include "daemon/engine/exec/gpu.h"
@@ -31,6 +37,7 @@
 #include <utlist.h>
 
 #define NAME_BYTES 96u
+#define TELL_NS    HVI_NS_SEC
 
 /* A batch that is not posted. */
 struct job {
@@ -38,10 +45,20 @@ struct job {
     struct engine_batch *batch;
     struct engine_gpu_route route;
     struct gpu_comm *comm; /* NULL: one worker */
-    bool queued;
+    bool queued, told,
+        said;             /* told, said: to other nodes, that it has begun, and that it is over */
     uint64_t left, begun; /* a bit for each worker of the route, by index */
-    uint64_t begun_ns;    /* on all; 0: not yet */
+    uint64_t here_ns;     /* begun on all of these; 0: not yet */
+    uint64_t begun_ns;    /* on all, those of other nodes included */
     uint64_t numbers[ENGINE_GPU_WORKERS];
+};
+
+/* A work has failed on another node. */
+struct gpu_failure {
+    struct gpu_failure *next;
+    uint64_t sequence;
+    int status;
+    char text[ENGINE_TEXT_BYTES];
 };
 
 struct gpu_comm {
@@ -50,6 +67,12 @@ struct gpu_comm {
     int status; /* HVI_INPROGRESS: it is being made */
     struct engine_gpu_route route;
     char text[ENGINE_TEXT_BYTES];
+    /* With a span: [route.ranks], by rank. */
+    uint64_t *instances;
+    uint32_t *nodes;
+    uint64_t *begun, *over; /* the last work of which the node has said so; UINT64_MAX: this node */
+    struct gpu_failure *failures;
+    bool abandoned; /* a work of it will not start here: the nodes are to leave it */
 };
 
 struct gpu_worker {
@@ -76,8 +99,9 @@ struct gpu {
     uint32_t queued;
     struct gpu_comm *comms;
     uint32_t last_comm;
-    struct gpu_worker *workers; /* [ENGINE_GPU_WORKERS], once there is one */
-    uint32_t worker_count;      /* their numbers are below it */
+    struct gpu_worker *workers;           /* [ENGINE_GPU_WORKERS], once there is one */
+    uint32_t worker_count;                /* their numbers are below it */
+    uint64_t instances[ENGINE_GPU_RANKS]; /* scratch: of the work that is being started */
 };
 
 /* ---- opening and closing ---- */
@@ -137,6 +161,20 @@ static void fail_job(struct gpu *gpu, struct job *job, int status, const char *t
     post(gpu, job);
 }
 
+static void free_comm(struct gpu_comm *comm)
+{
+    free(comm->instances);
+    free(comm->nodes);
+    free(comm->begun);
+    free(comm->over);
+    while (comm->failures) {
+        struct gpu_failure *failure = comm->failures;
+        comm->failures = failure->next;
+        free(failure);
+    }
+    free(comm);
+}
+
 static bool gpu_close(void *context)
 {
     struct gpu *gpu = context;
@@ -153,7 +191,7 @@ static bool gpu_close(void *context)
     while (gpu->comms) {
         struct gpu_comm *comm = gpu->comms;
         gpu->comms = comm->next;
-        free(comm);
+        free_comm(comm);
     }
     free(gpu->workers);
     free(gpu);
@@ -293,11 +331,47 @@ static void push(struct gpu *gpu)
 
 static bool is_same(const struct engine_gpu_route *a, const struct engine_gpu_route *b)
 {
-    return a->count == b->count &&
-           memcmp(a->workers, b->workers, a->count * sizeof a->workers[0]) == 0;
+    if (a->ranks != b->ranks || !a->instances != !b->instances)
+        return false;
+    return a->instances ? memcmp(a->instances, b->instances, a->ranks * sizeof a->instances[0]) == 0
+                        : memcmp(a->workers, b->workers, a->count * sizeof a->workers[0]) == 0;
 }
 
-static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route *route)
+/* False: out of memory. */
+static bool take_nodes(struct gpu_comm *comm, const struct engine_work *work)
+{
+    struct engine_gpu_route *route = &comm->route;
+    const uint32_t here = work->span->node[work->span->here];
+
+    comm->instances = malloc(route->ranks * sizeof *comm->instances);
+    comm->nodes = calloc(route->ranks, sizeof *comm->nodes);
+    comm->begun = calloc(route->ranks, sizeof *comm->begun);
+    comm->over = calloc(route->ranks, sizeof *comm->over);
+    if (!comm->instances || !comm->nodes || !comm->begun || !comm->over)
+        return false;
+    memcpy(comm->instances, route->instances, route->ranks * sizeof *comm->instances);
+    route->instances = comm->instances;
+    engine_gpu_nodes(work, route, comm->nodes);
+    for (uint32_t i = 0; i < route->ranks; i++)
+        comm->begun[i] = comm->over[i] = comm->nodes[i] == here ? UINT64_MAX : 0;
+    return true;
+}
+
+static struct engine_gpu_comm describe_comm(const struct gpu_comm *comm)
+{
+    return (struct engine_gpu_comm){
+        .number = comm->number,
+        .count = comm->route.count,
+        .workers = comm->route.workers,
+        .rank = comm->route.rank,
+        .ranks = comm->route.ranks,
+        .instances = comm->instances,
+        .nodes = comm->nodes,
+    };
+}
+
+static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route *route,
+                                 const struct engine_work *work)
 {
     struct gpu_comm *comm = gpu->comms;
 
@@ -311,9 +385,14 @@ static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route 
     comm->number = ++gpu->last_comm;
     comm->status = HVI_INPROGRESS;
     comm->route = *route;
+    if (work->span && !take_nodes(comm, work)) {
+        free_comm(comm);
+        return NULL;
+    }
     comm->next = gpu->comms;
     gpu->comms = comm;
-    gpu->config.comm_wanted(gpu->config.user, comm->number, route->count, route->workers);
+    const struct engine_gpu_comm wanted = describe_comm(comm);
+    gpu->config.comm_wanted(gpu->config.user, &wanted);
     return comm;
 }
 
@@ -338,8 +417,13 @@ static bool check_route(struct gpu *gpu, struct job *job)
 {
     struct engine_batch *batch = job->batch;
 
-    if (!gpu->workers || !engine_gpu_route(batch, &job->route)) {
+    if (!engine_gpu_route(batch, gpu->instances, &job->route) ||
+        (job->route.count > 0 && !gpu->workers)) {
         fail(batch, HVI_ERR_UNSUPPORTED, "the GPUs of these operands cannot work together");
+        return false;
+    }
+    if (batch->works[0]->span && !engine_gpu_fits(batch->works[0], &job->route)) {
+        fail(batch, HVI_ERR_LIMIT, "the op has too many ranks for the workers of its GPUs");
         return false;
     }
     for (uint32_t i = 0; i < job->route.count; i++) {
@@ -358,9 +442,11 @@ static bool check_route(struct gpu *gpu, struct job *job)
 
 static bool check_comm(struct gpu *gpu, struct job *job)
 {
-    if (job->route.count == 1)
+    if (job->route.ranks == 1)
         return true;
-    job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route) : NULL;
+    job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route, job->batch->works[0]) : NULL;
+    if (job->comm)
+        job->route.instances = job->comm->instances;
     if (!job->comm)
         fail(job->batch, HVI_ERR_NO_MEMORY, "the engine is out of memory");
     else if (job->comm->status < 0)
@@ -376,7 +462,9 @@ static void gpu_start(void *context, struct engine_batch *batch)
     batch->fault = (struct engine_fault){.rank = -1};
     batch->over = false;
     struct job *job = make_job(gpu, batch);
-    if (!job || !check_route(gpu, job) || !check_comm(gpu, job)) {
+    if (job && check_route(gpu, job) && job->route.count == 0)
+        gpu->config.started(gpu->config.user, batch);
+    if (!job || batch->status != HVI_OK || job->route.count == 0 || !check_comm(gpu, job)) {
         if (job) {
             job->next = gpu->free_jobs;
             gpu->free_jobs = job;
@@ -398,10 +486,125 @@ static bool gpu_accepts(const struct engine_batch *batch)
         const struct engine_work *work = batch->works[i];
         if (work->kinds & ~(1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_DEVICE))
             return false;
-        if (!engine_work_has(work, ENGINE_OPERAND_DEVICE) || work->span)
+        if (!engine_work_has(work, ENGINE_OPERAND_DEVICE) || (work->span && batch->count > 1))
             return false;
     }
     return true;
+}
+
+/* ---- other nodes ---- */
+
+/* Workers of other nodes take part. */
+static bool has_nodes(const struct job *job)
+{
+    return job->comm && job->comm->nodes;
+}
+
+static bool is_past(const struct job *job, const uint64_t *said)
+{
+    const uint64_t sequence = job->batch->works[0]->span->sequence;
+
+    for (uint32_t i = 0; i < job->comm->route.ranks; i++) {
+        if (said[i] < sequence)
+            return false;
+    }
+    return true;
+}
+
+static void tell_nodes(struct gpu *gpu, const struct job *job, bool over)
+{
+    const struct engine_batch *batch = job->batch;
+    const struct engine_gpu_comm comm = describe_comm(job->comm);
+    const struct engine_gpu_news news = {.over = over,
+                                         .sequence = batch->works[0]->span->sequence,
+                                         .status = over ? batch->status : HVI_OK,
+                                         .text = over ? batch->text : ""};
+
+    if (gpu->config.tell_nodes)
+        gpu->config.tell_nodes(gpu->config.user, &comm, &news);
+}
+
+/* What another node has said of it. */
+static void take_failures(struct job *job)
+{
+    struct gpu_failure **link = &job->comm->failures;
+
+    while (*link) {
+        struct gpu_failure *failure = *link;
+        if (failure->sequence != job->batch->works[0]->span->sequence) {
+            link = &failure->next;
+            continue;
+        }
+        fail(job->batch, failure->status, failure->text);
+        *link = failure->next;
+        free(failure);
+    }
+}
+
+/* All workers here have answered. */
+static void settle(struct gpu *gpu, struct job *job)
+{
+    if (has_nodes(job)) {
+        if (!job->said)
+            tell_nodes(gpu, job, true);
+        job->said = true;
+        take_failures(job);
+        if (job->batch->status == HVI_OK && !is_past(job, job->comm->over))
+            return;
+    }
+    post(gpu, job);
+}
+
+/* A node that gives a work up knows why its job is broken, and others will hear of it, too. */
+static void note_failure(struct gpu_comm *comm, const struct engine_gpu_news *news)
+{
+    struct gpu_failure *failure = calloc(1, sizeof *failure);
+    const bool is_own = news->status <= HVI_ERR_INVALID && news->status > HVI_ERR_CLOSED &&
+                        news->status != HVI_ERR_CANCELLED && hvi_status_is_known(news->status);
+
+    if (!failure)
+        return;
+    failure->sequence = news->sequence;
+    failure->status = is_own ? news->status : HVI_ERR_NODE_LOST;
+    snprintf(failure->text, sizeof failure->text, "%.*s",
+             (int)hvi_utf8_cut(news->text, strlen(news->text), sizeof failure->text - 1),
+             news->text[0] ? news->text : "another node has given the op up");
+    failure->next = comm->failures;
+    comm->failures = failure;
+}
+
+static void hear(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
+                 const struct engine_gpu_news *news)
+{
+    uint64_t *said = news->over ? comm->over : comm->begun;
+    struct job *job, *next;
+
+    for (uint32_t i = 0; i < comm->route.ranks; i++) {
+        if (comm->nodes[i] == node && said[i] < news->sequence)
+            said[i] = news->sequence;
+    }
+    if (!news->over)
+        return;
+    if (news->status != HVI_OK)
+        note_failure(comm, news);
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        if (job->comm == comm && !job->queued && job->left == 0)
+            settle(gpu, job);
+    }
+}
+
+void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t count,
+                              uint32_t node, const struct engine_gpu_news *news)
+{
+    struct gpu *gpu = context;
+    const struct engine_gpu_route route = {.ranks = count, .instances = instances};
+    struct gpu_comm *comm = gpu ? gpu->comms : NULL;
+
+    while (comm && !(comm->nodes && is_same(&comm->route, &route)))
+        comm = comm->next;
+    if (comm)
+        hear(gpu, comm, node, news);
 }
 
 /* ---- answers ---- */
@@ -438,7 +641,7 @@ static void take_end(struct gpu *gpu, struct gpu_worker *worker, const struct hv
             job->left &= ~(UINT64_C(1) << i);
     }
     if (job->left == 0)
-        post(gpu, job);
+        settle(gpu, job);
 }
 
 static void take_begun(struct gpu *gpu, const struct gpu_worker *worker,
@@ -554,11 +757,26 @@ static bool gpu_help(void *context)
 
 static void cancel(struct gpu *gpu, struct job *job)
 {
+    if (job->queued && has_nodes(job))
+        job->comm->abandoned = true;
     fail(job->batch, HVI_ERR_CANCELLED, "");
-    if (job->queued)
+    if (job->queued || job->left == 0)
         post(gpu, job);
     else
         open_all(job);
+}
+
+/* The list of jobs is not walked: this posts some. */
+static void leave_abandoned(struct gpu *gpu)
+{
+    for (struct gpu_comm *comm = gpu->comms; comm; comm = comm->next) {
+        if (!comm->abandoned)
+            continue;
+        comm->abandoned = false;
+        if (gpu->config.comm_over)
+            gpu->config.comm_over(gpu->config.user, comm->number, HVI_ERR_CANCELLED,
+                                  "a rank has ended before the op was started on its GPU");
+    }
 }
 
 static void gpu_cancel(void *context, struct engine_batch *batch)
@@ -568,6 +786,7 @@ static void gpu_cancel(void *context, struct engine_batch *batch)
     if (batch->over || !batch->state)
         return;
     cancel(gpu, batch->state);
+    leave_abandoned(gpu);
     push(gpu);
 }
 
@@ -581,6 +800,7 @@ void engine_gpu_backend_session_over(void *context, uint32_t page)
         if (waits_for_page(job, page))
             cancel(gpu, job);
     }
+    leave_abandoned(gpu);
     push(gpu);
 }
 
@@ -610,16 +830,27 @@ static void look_whether_begun(struct gpu *gpu, struct job *job, uint64_t now_ns
              is_open(job, i, &place)))
             job->begun |= bit;
     }
-    if (job->begun == all)
+    if (job->begun == all && job->here_ns == 0)
+        job->here_ns = now_ns;
+    if (job->here_ns != 0 && (!has_nodes(job) || is_past(job, job->comm->begun)))
         job->begun_ns = now_ns;
+}
+
+static void tell_begun(struct gpu *gpu, struct job *job, uint64_t now_ns)
+{
+    if (!has_nodes(job) || job->told || job->here_ns == 0 || now_ns - job->here_ns < TELL_NS)
+        return;
+    job->told = true;
+    tell_nodes(gpu, job, false);
 }
 
 static bool is_late(struct gpu *gpu, struct job *job, uint64_t now_ns)
 {
-    if (job->queued)
+    if (job->queued || job->left == 0)
         return false;
     if (job->begun_ns == 0)
         look_whether_begun(gpu, job, now_ns);
+    tell_begun(gpu, job, now_ns);
     return job->begun_ns != 0 && now_ns - job->begun_ns > gpu->timeout_ns;
 }
 
@@ -742,6 +973,7 @@ void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
     push(gpu);
 }
 
+/* What a worker has is answered by it, whatever has become of the communicator. */
 void engine_gpu_backend_comm(void *context, uint32_t number, int status, const char *text)
 {
     struct gpu *gpu = context;
@@ -757,8 +989,13 @@ void engine_gpu_backend_comm(void *context, uint32_t number, int status, const c
              (int)hvi_utf8_cut(text, strlen(text), sizeof comm->text - 1), text);
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (status != HVI_OK && job->comm == comm)
-            fail_job(gpu, job, status, comm->text);
+        if (status == HVI_OK || job->comm != comm)
+            continue;
+        fail(job->batch, status, comm->text);
+        if (job->queued || job->left == 0)
+            post(gpu, job);
+        else
+            open_all(job);
     }
     push(gpu);
 }

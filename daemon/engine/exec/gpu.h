@@ -10,6 +10,7 @@
 #include "shm/device.h"
 
 #define ENGINE_GPU_WORKERS 64u
+#define ENGINE_GPU_RANKS   512u /* workers of a work, on all nodes */
 #define ENGINE_GPU_TIMEOUT_NS                                                                      \
     UINT64_C(30000000000) /* from begun to the end, if the job has set nothing else */
 
@@ -21,6 +22,9 @@ void engine_gpu_backend_worker(void *context, uint32_t worker, struct hvi_device
 /* Its batches fail with HVI_ERR_WORKER_LOST and the text, now and later; those that other workers have as well, when
  * these have answered. */
 void engine_gpu_backend_lost(void *context, uint32_t worker, const char *text);
+/* What another node tells of the communicator of these workers. */
+void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t count,
+                              uint32_t node, const struct engine_gpu_news *news);
 /* HVI_OK, or batches that want it fail with this status. */
 void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);
 /* The session of that page is over, and its .ready words are about to be poisoned: batches that wait for one of them are
@@ -35,17 +39,27 @@ void engine_gpu_backend_set_timeout(void *context, uint64_t timeout_ns);
 
 /* ---- gpu_batch.c: pure ---- */
 
-/* The workers of a batch, by the lowest place that has memory there: a communicator's ranks. */
+/* The workers of a batch, by the lowest member that has memory there: a communicator's ranks. */
 struct engine_gpu_route {
-    uint32_t count;
-    uint16_t workers[ENGINE_GPU_WORKERS];
+    uint32_t count;                       /* of this node; with a span there may be none */
+    uint16_t workers[ENGINE_GPU_WORKERS]; /* numbers of the engine's */
+    uint16_t rank[ENGINE_GPU_WORKERS];    /* of each, in the communicator */
+    uint32_t ranks;                       /* of the communicator, on all nodes; 1: there is none */
+    const uint64_t *instances; /* [ranks] with a span; NULL: a rank is an index into .workers */
 };
 
-/* False: works of a batch do not have their operands on the same workers, or on too many. */
-bool engine_gpu_route(const struct engine_batch *batch, struct engine_gpu_route *route_p);
+/* `instances` is filled with a span, and the route points to it. False: works of a batch do not have their operands on the
+ * same workers, or on too many. */
+bool engine_gpu_route(const struct engine_batch *batch, uint64_t instances[ENGINE_GPU_RANKS],
+                      struct engine_gpu_route *route_p);
+/* Of a work with a span: the node of each rank of the communicator. */
+void engine_gpu_nodes(const struct engine_work *work, const struct engine_gpu_route *route,
+                      uint32_t *nodes_p);
 /* Slots that the batch takes in the ring of the route's worker `index`. 0: it is too large. */
 uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_gpu_route *route,
                           uint32_t index);
+/* Of a work with a span: whether no worker's share of it, on any node, is too large. All nodes come to the same end. */
+bool engine_gpu_fits(const struct engine_work *work, const struct engine_gpu_route *route);
 /* Fills them in. `comm` 0: the route has one worker. */
 void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_route *route,
                       uint32_t index, uint32_t comm, uint64_t number, struct hvi_ring *ring);

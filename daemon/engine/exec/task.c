@@ -62,6 +62,7 @@ static const struct engine_span *span_of(struct engine_task *task)
         .home = places->home,
         .place = places->place,
         .joined = op->joined,
+        .instances = op->instances,
         .tentative = op->tentative,
     };
     return &task->span;
@@ -114,6 +115,6 @@ void engine_task_prepare(struct engine_op *op)
         task->out[i] = part ? engine_share_of(part)->out : (struct engine_operand){0};
         work->kinds |= 1u << task->in[i].kind | 1u << task->out[i].kind;
     }
-    if (engine_work_has(work, ENGINE_OPERAND_DEVICE))
+    if (engine_work_has(work, ENGINE_OPERAND_DEVICE) || op->instances)
         prepare_device(task);
 }

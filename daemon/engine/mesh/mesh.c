@@ -13,7 +13,8 @@
  * On node 0 order/ and the root are both here. They may not be called while one of them calls, so what
  * they say waits in a list until engine_mesh_run.
  *
- * What hvdctl asks on one node is asked of the others, and answered, the same way (gather.c).
+ * What hvdctl asks on one node is asked of the others, and answered, the same way (gather.c). So do nodes talk about
+ * communicators of their GPUs (device/comm.c).
  *
  * A job that cannot go on says so once: up to the root, and from there to all nodes. */
 #include "daemon/engine/mesh/mesh.h"
@@ -130,6 +131,12 @@ int engine_mesh_ask(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh
 int engine_mesh_answer(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_answer *answer)
 {
     mesh->packet = (struct hvi_mesh_packet){.has_answer = true, .answer = *answer};
+    return send(mesh, to);
+}
+
+int engine_mesh_gpu(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_gpu *gpu)
+{
+    mesh->packet = (struct hvi_mesh_packet){.has_gpu = true, .gpu = *gpu};
     return send(mesh, to);
 }
 
@@ -296,7 +303,9 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         mesh->calls->asked(mesh->user, packet->from, &packet->ask);
     if (packet->has_answer && mesh->calls->answered)
         mesh->calls->answered(mesh->user, packet->from, &packet->answer);
-    if (packet->has_ask || packet->has_answer)
+    if (packet->has_gpu && mesh->calls->gpu)
+        mesh->calls->gpu(mesh->user, packet->from, &packet->gpu);
+    if (packet->has_ask || packet->has_answer || packet->has_gpu)
         return;
     if (mesh->broken_status != HVI_OK || mesh->order->broken_status != HVI_OK)
         return;

@@ -24,6 +24,8 @@ struct engine_mesh_calls {
      * engine_mesh_answer. A job that is broken is asked all the same. */
     void (*asked)(void *user, uint32_t from, const struct hvi_mesh_ask *ask);
     void (*answered)(void *user, uint32_t from, const struct hvi_mesh_answer *answer);
+    /* Of a communicator of GPUs, also of a job that is broken: its works may end. NULL where there are none. */
+    void (*gpu)(void *user, uint32_t from, const struct hvi_mesh_gpu *gpu);
 };
 
 struct engine_mesh_letter;
@@ -66,6 +68,7 @@ void engine_mesh_break(struct engine_mesh *mesh, int status, int32_t culprit, co
  * between. Else it is not: HVI_ERR_NODE_LOST, HVI_ERR_NO_MEMORY. */
 int engine_mesh_ask(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_ask *ask);
 int engine_mesh_answer(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_answer *answer);
+int engine_mesh_gpu(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh_gpu *gpu);
 /* A neighbour is gone: likewise, and calls->broken. */
 void engine_mesh_node_lost(struct engine_mesh *mesh, uint32_t node, const char *text);
 

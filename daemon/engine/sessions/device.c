@@ -4,9 +4,7 @@
  * A worker answers later, so what a rank waits for is kept as a wish with a ticket. Memory of many chunks comes in several
  * messages, of which the last one is answered: a wish that fails before stays until then. A region is in the
  * session's table from the worker's word on; the rank may use it when it has the Ack. It is out of the
- * table when the rank asks for that, and the Ack follows when the worker has let go: the rank may free its memory then.
- *
- * No engine of a job on several nodes takes memory of GPUs yet. */
+ * table when the rank asks for that, and the Ack follows when the worker has let go: the rank may free its memory then. */
 #include "daemon/engine/sessions/device.h"
 
 #include "base/log.h"
@@ -96,7 +94,7 @@ void engine_device_offer(struct engine_session *session)
 {
     const struct engine_sessions *sessions = session->sessions;
 
-    if (sessions->device->enabled && !engine_sessions_span(sessions))
+    if (sessions->device->enabled)
         hvi_channel_offer(&session->channel, session->channel.features | HVI_FEATURE_DEVICE);
 }
 
@@ -123,11 +121,6 @@ static int check(const struct engine_session *session, const struct hvi_device_a
 {
     const struct hvi_engine_start *start = session->sessions->start;
 
-    if (engine_sessions_span(session->sessions)) {
-        snprintf(text_p, text_size,
-                 "a job with ranks on several nodes has no ops on memory of GPUs yet");
-        return HVI_ERR_UNSUPPORTED;
-    }
     if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
         add->region == HVI_REGION_PROCESS || engine_regions_find(&session->regions, add->region)) {
         snprintf(text_p, text_size, "region id %u is taken", add->region);

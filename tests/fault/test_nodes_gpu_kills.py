@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job on GPUs of two nodes loses a process of the second node, or the node, while the first one's GPU waits for the second's in NCCL: the
+rank of the first node is told why, its stream goes on, and the ranks that are left go on in the next generation."""
+import os
+import signal
+import time
+
+import pytest
+
+from hvt import Status, arith, check_prompt, scaled
+from hvt.gpu import FAKE
+from hvt.spread import SpreadJob
+
+INT32 = arith.DTYPES["int32"]
+TOLD_NS = 1_200_000_000  # half a second of grace, and what the worker takes to abort
+SILENT_NS = 3_500_000_000  # the same after a cable was cut
+
+
+class Case:
+    """A rank on each node. Rank 0 waits on the host and in its stream for rank 1, whose stream has not come."""
+
+    def __init__(self, make_nodes):
+        def environment(node):
+            return {"FAKEGPU": f"devices=1;free=keeps;meet={node.folder.parent / 'shared'}", "LD_LIBRARY_PATH": str(FAKE)}
+        self.nodes = make_nodes(2, ssh=True, environment=environment)
+        self.job = SpreadJob(self.nodes, (1, 1))
+        self.warm()
+        self.streams = [rank.ask("stream", gpu=0)["stream"] for rank in self.job.ranks]
+        self.job.ranks[1].ask("gate", stream=self.streams[1])
+        ops = [rank.submit("allreduce", "gated", dtype="int32", dims=[2], data=bytes(8), reduce_op="sum", memory="device", gpu=0,
+                           stream=self.streams[number]) for number, rank in enumerate(self.job.ranks)]
+        self.first = self.job.ranks[0]
+        self.op = ops[0]
+        self.first.ask("stream_wait", op=self.op, stream=self.streams[0])
+        assert self.first.wait(self.op, 0.3).status == Status.ERR_TIMEOUT
+
+    def warm(self):
+        """An op that works."""
+        inputs = [arith.pack(INT32, [rank + 1, 7]) for rank in range(2)]
+        for outcome in self.job.run("allreduce", dtype="int32", dims=[2], data=inputs, reduce_op="sum", memory="device", gpu=0):
+            assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+
+    def hear(self, at_ns, within_ns, *statuses):
+        """What rank 0 is told, in time; its stream goes on."""
+        outcome = self.first.wait(self.op, 20)
+        assert outcome.status in statuses, outcome
+        check_prompt("rank 0 was told", time.monotonic_ns() - at_ns, within_ns)
+        assert self.first.ask("drain", stream=self.streams[0], timeout_ms=int(scaled(5) * 1000))["ended"], "the stream waits for ever"
+        return outcome.text
+
+    def end(self):
+        """Nothing is left."""
+        for rank in self.job.ranks:
+            rank.stop(20)
+        self.job.await_end()
+        for node in self.nodes:
+            node.check_clean(10)
+
+
+@pytest.fixture(name="case")
+def make_case(make_nodes):
+    return Case(make_nodes)
+
+
+def kill(pid):
+    at_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    return at_ns
+
+
+def test_a_worker_is_killed(case):
+    at_ns = kill(case.job.process_of(case.nodes[1], "hvdd-gpu"))
+    text = case.hear(at_ns, TOLD_NS, Status.ERR_WORKER_LOST)
+    assert "GPU-" in text and "signal 9" in text, text
+    case.job.ranks[1].ask("gate", stream=case.streams[1], open=True)
+    case.job.reopen()
+    case.warm()
+    case.end()
+
+
+def test_a_trainer_is_killed(case):
+    at_ns = kill(case.job.pid_of(1))
+    assert "rank 1" in case.hear(at_ns, TOLD_NS, Status.ERR_RANK_LOST)
+    case.end()
+
+
+def test_an_engine_is_killed(case):
+    at_ns = kill(case.job.process_of(case.nodes[1], "hvdd-engine"))
+    assert "node 1" in case.hear(at_ns, TOLD_NS, Status.ERR_NODE_LOST)
+    case.job.ranks[1].ask("gate", stream=case.streams[1], open=True)
+    case.job.reopen()
+    case.warm()
+    case.end()
+
+
+def test_the_cable_is_cut(case):
+    at_ns = time.monotonic_ns()
+    case.nodes[1].cut()
+    assert "node 1" in case.hear(at_ns, SILENT_NS, Status.ERR_NODE_LOST)
+    case.nodes[1].heal()
+    case.end()

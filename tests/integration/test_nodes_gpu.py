@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in memory of GPUs of several nodes, on the fake driver: NCCL moves them, the nodes' engines agree on the order and the id."""
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hvt import Status, arith
+from hvt.gpu import FAKE
+from hvt.job import outcomes_of
+from hvt.nodes import Node, Nodes
+from hvt.spread import SpreadJob
+
+INT32 = arith.DTYPES["int32"]
+
+
+@pytest.fixture(name="gpu_nodes")
+def make_gpu_nodes(make_nodes) -> Callable[..., Nodes]:
+    """Makes nodes with two fake GPUs each; `more`: further words of FAKEGPU for those that are not the first."""
+    def make(count: int = 2, more: str = "") -> Nodes:
+        def environment(node: Node) -> dict[str, str]:
+            own = {} if node.number == 1 else {"FAKEGPU_NODE": f"node={node.number}{more}"}  # hvdrun carries what the first has to all
+            return own | {"FAKEGPU": f"devices=2;free=keeps;node=1;meet={node.folder.parent / 'shared'}", "LD_LIBRARY_PATH": str(FAKE)}
+        return make_nodes(count, ssh=True, environment=environment)
+    return make
+
+
+def reduce_on(job: SpreadJob, gpu_of: Sequence[int], elements: int = 64, *, ranks: Sequence[int] | None = None, **more) -> None:
+    """An allreduce of tensors on these GPUs."""
+    inputs = [arith.pack(INT32, [rank * 1000 + i % 97 for i in range(elements)]) for rank in range(len(gpu_of))]
+    expected = arith.pack(INT32, [sum(rank * 1000 + i % 97 for rank in range(len(gpu_of))) for i in range(elements)])
+    for outcome in job.run("allreduce", dtype="int32", dims=[elements], data=inputs, reduce_op="sum", memory="device", ranks=ranks,
+                           each={"gpu": list(gpu_of)}, **more):
+        assert outcome.ok, outcome
+        assert outcome.data == expected
+
+
+def check_allreduces(job: SpreadJob, gpu_of: Sequence[int]) -> None:
+    """Small ones, large ones, ones without bytes; averages of floats."""
+    for elements in (0, 1, 20_001):
+        reduce_on(job, gpu_of, elements)
+        reduce_on(job, gpu_of, elements, in_place=True)
+    row = arith.DTYPES["float32"]
+    inputs = [arith.pack(row, [rank + 1.0, 8.0]) for rank in range(job.size)]
+    for outcome in job.run("allreduce", dtype="float32", dims=[2], data=inputs, reduce_op="average", memory="device", each={"gpu": gpu_of}):
+        assert outcome.ok and outcome.data == arith.pack(row, [(job.size + 1) / 2, 8.0]), outcome
+    small = [arith.pack(arith.DTYPES["int16"], [rank, 5 - rank]) for rank in range(job.size)]  # which NCCL has not
+    for outcome in job.run("allreduce", dtype="int16", dims=[2], data=small, reduce_op="max", memory="device", each={"gpu": gpu_of}):
+        assert outcome.ok and outcome.data == arith.allreduce(arith.DTYPES["int16"], "max", small), outcome
+
+
+def check_moves(job: SpreadJob, gpu_of: Sequence[int]) -> None:
+    """Kinds that move bytes as they are."""
+    each, size = {"gpu": list(gpu_of)}, job.size
+    rows = [3 * rank + 1 for rank in range(size)]
+    gathered = [arith.pack(INT32, [rank * 100 + i for i in range(2 * rows[rank])]) for rank in range(size)]
+    for outcome in job.run("allgather", dtype="int32", dims=[[count, 2] for count in rows], data=gathered, memory="device", each=each,
+                           out_dims=[sum(rows), 2]):
+        assert outcome.ok and outcome.data == b"".join(gathered), outcome
+    for root in range(size):
+        cast = [arith.pack(INT32, [rank * 7 + i for i in range(500)]) for rank in range(size)]
+        for outcome in job.run("broadcast", dtype="int32", dims=[500], data=cast, root=root, memory="device", each=each):
+            assert outcome.ok and outcome.data == cast[root], outcome
+    blocks = [[bytes([16 * a + b]) * (a + 2 * b) for b in range(size)] for a in range(size)]
+    sent = [b"".join(row) for row in blocks]
+    outcomes = job.run("alltoall", dtype="uint8", dims=[[len(data)] for data in sent], data=sent, memory="device", out_dims=[100],
+                       each=each | {"splits": [[len(block) for block in row] for row in blocks]})
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.ok and outcome.data == b"".join(row[rank] for row in blocks), outcome
+        assert outcome.splits == [len(row[rank]) for row in blocks]
+    inputs = [arith.pack(INT32, [rank + i for i in range(2 * size + 1)]) for rank in range(size)]
+    counts = [3] + [2] * (size - 1)
+    outcomes = job.run("reducescatter", dtype="int32", dims=[2 * size + 1], data=inputs, reduce_op="sum", memory="device",
+                       each=each | {"out_dims": [[count] for count in counts]})
+    assert b"".join(outcome.data for outcome in outcomes) == arith.allreduce(INT32, "sum", inputs)
+
+
+def check_sends(job: SpreadJob, gpu_of: Sequence[int]) -> None:
+    """Each rank to its successor, so within nodes and between them; with bytes and without."""
+    for count in (0, 1000):
+        ops = []
+        for rank in range(job.size):
+            following = (rank + 1) % job.size
+            one, other = job.ranks[rank], job.ranks[following]
+            ops += [(one, one.submit("send", root=following, dtype="uint8", dims=[count], data=bytes([rank]) * count, memory="device",
+                                     gpu=gpu_of[rank])),
+                    (other, other.submit("recv", root=rank, dtype="uint8", dims=[count], memory="device", gpu=gpu_of[following]))]
+        outcomes = outcomes_of(ops)
+        assert all(outcome.ok for outcome in outcomes), outcomes
+        assert [outcome.data for outcome in outcomes[1::2]] == [bytes([rank]) * count for rank in range(job.size)]
+
+
+def check_groups_and_sets(job: SpreadJob, gpu_of: Sequence[int]) -> None:
+    """Groups; sets of one node and of both; a join."""
+    inputs = [arith.pack(INT32, [rank, 3]) for rank in range(job.size)]
+    ops = [(rank, op) for number, rank in enumerate(job.ranks)
+           for op in rank.group("allreduce", "g", [{"dtype": "int32", "dims": [2], "data": inputs[number], "memory": "device",
+                                                    "gpu": gpu_of[number]}] * 5, reduce_op="sum")]
+    assert all(outcome.data == arith.allreduce(INT32, "sum", inputs) for outcome in outcomes_of(ops))
+    for members in ([0, 1], [0, job.size - 1]) if job.size > 2 else ():
+        number = job.add_set(members)
+        reduce_on(job, [gpu_of[rank] for rank in members], ranks=members, process_set=number)
+        job.remove_set(number)
+    joined = job.ranks[1].submit("join")
+    others = [rank for rank in range(job.size) if rank != 1]
+    reduce_on(job, [gpu_of[rank] for rank in others], ranks=others)
+    joins = [(job.ranks[rank], job.ranks[rank].submit("join")) for rank in others]
+    assert all(rank.outcome(op).ok for rank, op in joins + [(job.ranks[1], joined)])
+
+
+LAYOUTS = [((1, 1), [[1, 0]]), ((2, 2), [[0, 1, 0, 1], [0, 0, 1, 1]]), ((3, 1), [[0, 1, 0, 1]])]
+
+
+@pytest.mark.parametrize("slots, layouts", LAYOUTS, ids=str)
+def test_every_op_is_right_between_gpus_of_two_nodes(gpu_nodes, slots, layouts):
+    job = SpreadJob(gpu_nodes(), slots)
+    for gpu_of in layouts:
+        check_allreduces(job, gpu_of)
+        check_moves(job, gpu_of)
+        check_sends(job, gpu_of)
+    check_groups_and_sets(job, layouts[0])
+    job.check_usable()  # tensors of the host beside them
+    job.close()
+    assert job.await_end() == 0 and "warning" not in job.said(), job.said()
+
+
+def test_gpus_of_three_nodes_in_two_generations(gpu_nodes):
+    job = SpreadJob(gpu_nodes(3), (1, 1, 2))
+    check_allreduces(job, [0, 1, 0, 1])
+    job.reopen()
+    check_allreduces(job, [0, 1, 0, 1])
+    check_moves(job, [0, 0, 0, 0])
+    job.close()
+
+
+def test_ranks_that_disagree_on_memory_hear_who_said_what(gpu_nodes):
+    job = SpreadJob(gpu_nodes(), (1, 1))
+    where = ({"memory": "device", "gpu": 0}, {})
+    ops = [rank.submit("allreduce", "m", dtype="int32", dims=[2], data=bytes(8), reduce_op="sum", **more)
+           for rank, more in zip(job.ranks, where)]
+    for rank, op in zip(job.ranks, ops):
+        outcome = rank.outcome(op)
+        assert outcome.status == Status.ERR_MISMATCH and "rank 0 said GPU; rank 1 said host" in outcome.text, outcome
+    reduce_on(job, [0, 0])
+    job.close()
+
+
+def test_nodes_with_different_nccl_are_told_both_versions(gpu_nodes):
+    job = SpreadJob(gpu_nodes(more=";nccl=22703"), (1, 1))
+    for turn in range(2):
+        outcomes = job.run("allreduce", dtype="int32", dims=[2], data=[bytes(8)] * 2, reduce_op="sum", memory="device", gpu=0)
+        for outcome in outcomes:
+            assert outcome.status == Status.ERR_UNSUPPORTED, (turn, outcome)
+            assert all(word in outcome.text for word in ("n1", "n2", "22809", "22703")), outcome.text
+    job.check_usable()
+    job.close()
+
+
+def test_an_op_waits_for_a_stream_of_another_node_and_its_result_is_in_order(gpu_nodes):
+    job = SpreadJob(gpu_nodes(), (1, 1))
+    streams = [rank.ask("stream", gpu=0)["stream"] for rank in job.ranks]
+    inputs = [arith.pack(INT32, [rank + i for i in range(3000)]) for rank in range(2)]
+    job.ranks[1].ask("gate", stream=streams[1])
+    ops = [rank.submit("allreduce", dtype="int32", dims=[3000], data=inputs[number], reduce_op="sum", memory="device", gpu=0,
+                       stream=streams[number]) for number, rank in enumerate(job.ranks)]
+    assert job.ranks[0].ask("stream_wait", op=ops[0], stream=streams[0])["status"] == Status.OK
+    assert not job.ranks[0].ask("drain", stream=streams[0], timeout_ms=100)["ended"], "the stream did not wait"
+    job.ranks[1].ask("gate", stream=streams[1], open=True)
+    assert job.ranks[0].ask("drain", stream=streams[0], timeout_ms=10000)["ended"]
+    for rank, op in zip(job.ranks, ops):
+        outcome = rank.outcome(op)
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+    job.close()

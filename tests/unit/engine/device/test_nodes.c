@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The row "gpu" with a span: what a worker is told of a work over several nodes, and when such a work is over. The test is dispatch,
+ * the worker and the other nodes. */
+#include "base/status.h"
+#include "base/types.h"
+#include "daemon/engine/exec/gpu.h"
+#include "tests/unit/hvt_main.h"
+
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define MEMBERS 4u /* ranks 0 and 2 are here, on node 5; 1 and 3 on node 7 */
+
+static struct {
+    void *row;
+    struct hvi_device_channel channel, engine; /* the worker's end; the row's */
+    int event_fd;
+    uint32_t posted, started, wanted, left;
+    struct engine_gpu_comm comm;
+    uint64_t instances[ENGINE_GPU_RANKS];
+    uint32_t nodes[ENGINE_GPU_RANKS];
+    uint32_t told;
+    struct engine_gpu_news news;
+} rig;
+
+static struct {
+    struct engine_batch batch;
+    struct engine_work work;
+    struct engine_span span;
+    struct engine_operand in[2], out[2];
+    struct engine_fence fence[2];
+} op;
+
+static uint32_t node_numbers[] = {5, 7}, places[] = {2, 2};
+static uint32_t home[MEMBERS] = {0, 1, 0, 1}, place[MEMBERS] = {0, 0, 1, 1};
+static uint64_t instances[MEMBERS] = {100, 200, 100, 201};
+
+static void post(void *user, struct engine_batch *batch)
+{
+    (void)user, (void)batch;
+    rig.posted++;
+}
+
+static void started(void *user, struct engine_batch *batch)
+{
+    (void)user, (void)batch;
+    rig.started++;
+}
+
+static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
+{
+    (void)user;
+    rig.wanted++;
+    rig.comm = *comm;
+    memcpy(rig.instances, comm->instances, comm->ranks * sizeof rig.instances[0]);
+    memcpy(rig.nodes, comm->nodes, comm->ranks * sizeof rig.nodes[0]);
+}
+
+static void tell_nodes(void *user, const struct engine_gpu_comm *comm,
+                       const struct engine_gpu_news *news)
+{
+    (void)user, (void)comm;
+    rig.told++;
+    rig.news = *news;
+}
+
+static void comm_over(void *user, uint32_t comm, int status, const char *text)
+{
+    (void)user, (void)comm, (void)status, (void)text;
+    rig.left++;
+}
+
+static void setup(void)
+{
+    const struct engine_backend_config config = {.post = post,
+                                                 .started = started,
+                                                 .comm_wanted = comm_wanted,
+                                                 .tell_nodes = tell_nodes,
+                                                 .comm_over = comm_over};
+
+    memset(&rig, 0, sizeof rig);
+    ck_assert_int_eq(engine_backend_gpu.open(&config, &rig.row), HVI_OK);
+    ck_assert_int_eq(hvi_device_create(100, 1, &rig.channel), HVI_OK);
+    rig.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    ck_assert_int_eq(hvi_device_map(dup(rig.channel.map.fd), &rig.engine), HVI_OK);
+    engine_gpu_backend_worker(rig.row, 3, &rig.engine, rig.event_fd, "GPU 3");
+    op.span = (struct engine_span){.sequence = 9,
+                                   .nodes = 2,
+                                   .node = node_numbers,
+                                   .places = places,
+                                   .members = MEMBERS,
+                                   .home = home,
+                                   .place = place,
+                                   .instances = instances};
+    op.work =
+        (struct engine_work){.kind = HVI_KIND_ALLREDUCE,
+                             .dtype = HVI_DTYPE_INT32,
+                             .reduce_op = HVI_REDUCE_AVERAGE,
+                             .ranks = 2,
+                             .root = -1,
+                             .prescale = 1,
+                             .postscale = 1,
+                             .count = 4,
+                             .bytes = 16,
+                             .span = &op.span,
+                             .in = op.in,
+                             .out = op.out,
+                             .fence = op.fence,
+                             .kinds = 1u << ENGINE_OPERAND_NONE | 1u << ENGINE_OPERAND_DEVICE};
+    for (uint32_t i = 0; i < 2; i++) {
+        op.in[i] = op.out[i] =
+            (struct engine_operand){.kind = ENGINE_OPERAND_DEVICE, .worker = 3, .import = 1 + i};
+        op.fence[i] = (struct engine_fence){0};
+    }
+    op.batch = (struct engine_batch){.works = {&op.work}, .count = 1};
+}
+
+static void teardown(void)
+{
+    engine_backend_gpu.close(rig.row);
+    hvi_device_fini(&rig.engine);
+    hvi_device_fini(&rig.channel);
+    close(rig.event_fd);
+}
+
+static void start(void)
+{
+    ck_assert(engine_backend_gpu.accepts(&op.batch));
+    engine_backend_gpu.start(rig.row, &op.batch);
+}
+
+static void start_joined(void)
+{
+    start();
+    engine_gpu_backend_comm(rig.row, rig.comm.number, HVI_OK, "");
+    ck_assert_uint_eq(rig.started, 1);
+}
+
+/* What the worker is told: the batch's slots from `at` on. */
+static const void *slot(uint32_t at)
+{
+    return hvi_ring_slot(&rig.channel.commands, at);
+}
+
+static void answer(int status)
+{
+    struct hvi_device_done *done = hvi_ring_slot(&rig.channel.dones, 0);
+
+    *done = (struct hvi_device_done){.seq = 1, .number = 1, .status = status, .member = -1};
+    hvi_ring_publish(&rig.channel.dones, 1);
+    engine_gpu_backend_look(rig.row);
+}
+
+static void hear(uint64_t sequence, int status, const char *text)
+{
+    const struct engine_gpu_news news = {
+        .over = true, .sequence = sequence, .status = status, .text = text};
+
+    engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, 7, &news);
+}
+
+START_TEST(the_communicator_has_the_workers_of_all_nodes_by_the_lowest_rank)
+{
+    start();
+    ck_assert_uint_eq(rig.wanted, 1);
+    ck_assert_uint_eq(rig.comm.count, 1);
+    ck_assert_uint_eq(rig.comm.ranks, 3);
+    const uint64_t due[] = {100, 200, 201};
+    ck_assert_mem_eq(rig.instances, due, sizeof due);
+    const uint32_t nodes[] = {5, 7, 7};
+    ck_assert_mem_eq(rig.nodes, nodes, sizeof nodes);
+    ck_assert_uint_eq(rig.started, 0);
+}
+END_TEST
+
+START_TEST(a_worker_hears_of_set_ranks_and_of_all_members)
+{
+    start_joined();
+    const struct hvi_device_batch *batch = slot(0);
+    const struct hvi_device_work *work = slot(1);
+    const struct hvi_device_member *members[] = {slot(2), slot(3)};
+    ck_assert_uint_eq(batch->slots, 4);
+    ck_assert_uint_eq(batch->comm_ranks, 3);
+    ck_assert_uint_eq(batch->comm_rank, 0);
+    ck_assert_uint_eq(work->ranks, MEMBERS);
+    ck_assert_uint_eq(work->divisor, MEMBERS);
+    ck_assert_uint_eq(work->members, 2);
+    ck_assert_uint_eq(members[0]->place, 0);
+    ck_assert_uint_eq(members[1]->place, 2);
+    ck_assert_uint_eq(members[1]->in_import, 2);
+}
+END_TEST
+
+START_TEST(a_root_elsewhere_is_the_communicators_rank_of_its_worker)
+{
+    op.work.kind = HVI_KIND_BROADCAST;
+    op.work.reduce_op = 0;
+    op.work.root = 3;
+    start_joined();
+    const struct hvi_device_work *work = slot(1);
+    ck_assert_int_eq(work->root, 2);
+    ck_assert_int_eq(work->root_member, -1);
+}
+END_TEST
+
+START_TEST(an_alltoall_has_the_rows_and_columns_of_members_here_and_the_homes_of_all)
+{
+    uint64_t sizes[2 * 2 * MEMBERS];
+
+    for (uint32_t i = 0; i < 2 * 2 * MEMBERS; i++)
+        sizes[i] = 4 * (i + 1);
+    op.work.kind = HVI_KIND_ALLTOALL;
+    op.work.sizes = sizes;
+    start_joined();
+    const uint64_t due[MEMBERS][MEMBERS] = {
+        {4, 8, 12, 16}, {4 * 10, 0, 4 * 14, 0}, {20, 24, 28, 32}, {4 * 12, 0, 4 * 16, 0}};
+    ck_assert_mem_eq(slot(4), due, sizeof due);
+    const uint64_t homes[MEMBERS] = {0, 1, 0, 2};
+    ck_assert_mem_eq(slot(6), homes, sizeof homes);
+}
+END_TEST
+
+START_TEST(a_work_is_over_when_it_is_over_on_every_node)
+{
+    start_joined();
+    answer(HVI_OK);
+    ck_assert_uint_eq(rig.posted, 0);
+    ck_assert_uint_eq(rig.told, 1);
+    ck_assert(rig.news.over && rig.news.sequence == 9 && rig.news.status == HVI_OK);
+    hear(8, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 0);
+    hear(9, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_OK);
+}
+END_TEST
+
+START_TEST(another_node_may_be_done_before)
+{
+    start_joined();
+    hear(9, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 0);
+    answer(HVI_OK);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_OK);
+}
+END_TEST
+
+START_TEST(what_fails_on_another_node_fails_here_before_or_after_its_own_end)
+{
+    start_joined();
+    if (_i == 0)
+        hear(9, HVI_ERR_LIMIT, "too many ranks");
+    answer(HVI_OK);
+    if (_i == 1)
+        hear(9, HVI_ERR_LIMIT, "too many ranks");
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_LIMIT);
+    ck_assert_str_eq(op.batch.text, "too many ranks");
+}
+END_TEST
+
+START_TEST(a_work_that_another_node_has_cancelled_is_lost_with_it)
+{
+    start_joined();
+    answer(HVI_OK);
+    hear(9, HVI_ERR_CANCELLED, "");
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_NODE_LOST);
+}
+END_TEST
+
+START_TEST(a_work_that_is_cancelled_while_it_waits_for_other_nodes_ends_at_once)
+{
+    start_joined();
+    answer(HVI_OK);
+    engine_backend_gpu.cancel(rig.row, &op.batch);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_CANCELLED);
+    ck_assert_uint_eq(rig.left, 0);
+}
+END_TEST
+
+START_TEST(a_work_that_is_cancelled_before_it_starts_ends_its_communicator)
+{
+    start();
+    engine_backend_gpu.cancel(rig.row, &op.batch);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_uint_eq(rig.left, 1);
+}
+END_TEST
+
+START_TEST(a_node_without_memory_of_a_work_has_nothing_to_do)
+{
+    for (uint32_t i = 0; i < 2; i++)
+        op.in[i].kind = op.out[i].kind = ENGINE_OPERAND_NONE;
+    const uint64_t elsewhere[MEMBERS] = {0, 200, 0, 201};
+    op.span.instances = elsewhere;
+    start();
+    ck_assert_uint_eq(rig.wanted, 0);
+    ck_assert_uint_eq(rig.started, 1);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_OK);
+}
+END_TEST
+
+START_TEST(too_many_ranks_on_a_gpu_of_any_node_are_refused_on_all)
+{
+    static uint32_t homes[200], their_places[200];
+    static uint64_t theirs[200];
+
+    for (uint32_t i = 0; i < 200; i++) {
+        homes[i] = i > 1;
+        their_places[i] = i > 1 ? i - 2 : i;
+        theirs[i] = i > 1 ? 200 : 100;
+    }
+    op.span.members = 200;
+    op.span.home = homes;
+    op.span.place = their_places;
+    op.span.instances = theirs;
+    start();
+    ck_assert_uint_eq(rig.wanted, 0);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_LIMIT);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/device/nodes");
+    TCase *tcase = tcase_create("nodes");
+
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, the_communicator_has_the_workers_of_all_nodes_by_the_lowest_rank);
+    tcase_add_test(tcase, a_worker_hears_of_set_ranks_and_of_all_members);
+    tcase_add_test(tcase, a_root_elsewhere_is_the_communicators_rank_of_its_worker);
+    tcase_add_test(tcase,
+                   an_alltoall_has_the_rows_and_columns_of_members_here_and_the_homes_of_all);
+    tcase_add_test(tcase, a_work_is_over_when_it_is_over_on_every_node);
+    tcase_add_test(tcase, another_node_may_be_done_before);
+    tcase_add_loop_test(tcase, what_fails_on_another_node_fails_here_before_or_after_its_own_end, 0,
+                        2);
+    tcase_add_test(tcase, a_work_that_another_node_has_cancelled_is_lost_with_it);
+    tcase_add_test(tcase, a_work_that_is_cancelled_while_it_waits_for_other_nodes_ends_at_once);
+    tcase_add_test(tcase, a_work_that_is_cancelled_before_it_starts_ends_its_communicator);
+    tcase_add_test(tcase, a_node_without_memory_of_a_work_has_nothing_to_do);
+    tcase_add_test(tcase, too_many_ranks_on_a_gpu_of_any_node_are_refused_on_all);
+    suite_add_tcase(suite, tcase);
+    return hvt_run_suite(suite);
+}
