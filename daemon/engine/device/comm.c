@@ -206,6 +206,18 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
 
 static void hear_letters(struct engine_device *device, struct engine_device_comm *comm);
 
+/* What the slowest worker here gives a join. */
+static uint64_t patience(struct engine_device *device, const struct engine_device_comm *comm)
+{
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < comm->count; i++) {
+        const struct engine_device_worker *worker = worker_at(device, comm, i);
+        most = worker->comm_ns > most ? worker->comm_ns : most;
+    }
+    return most;
+}
+
 static void start_next(struct engine_device *device)
 {
     struct engine_device_comm *comm = device->comms;
@@ -219,7 +231,7 @@ static void start_next(struct engine_device *device)
         return;
     }
     if (comm->nodes) {
-        comm->deadline_ns = hvi_clock_ns() + ENGINE_DEVICE_COMM_NS;
+        comm->deadline_ns = hvi_clock_ns() + patience(device, comm);
         engine_device_watch(device);
     }
     int status = ask_ids(device, comm);
