@@ -47,7 +47,7 @@ def test_a_gate_has_no_capability_and_limits_of_its_own(daemon):
     limits = pathlib.Path(f"/proc/{gate}/limits").read_text(encoding="ascii")
     found = {name: int(re.search(rf"^{name} +(\d+)", limits, re.MULTILINE).group(1)) for name in
              ["Max open files"] + ([] if sanitized() else ["Max data size", "Max core file size"])}
-    assert found.pop("Max open files") <= 1024
+    assert found.pop("Max open files") <= 2048
     assert sanitized() or found == {"Max data size": 256 << 20, "Max core file size": 0}
 
 
