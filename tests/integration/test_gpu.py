@@ -23,10 +23,10 @@ def inputs_of(count: int, elements: int) -> list[bytes]:
     return [arith.pack(INT32, [rank * 1000 + i % 97 for i in range(elements)]) for rank in range(count)]
 
 
-def reduce_on(job: Job, gpu_of: list[int], elements: int = 64, **more) -> None:
+def reduce_on(job: Job, gpu_of: list[int], elements: int = 64, memory: str = "device", **more) -> None:
     """An allreduce of tensors on these GPUs."""
     inputs = inputs_of(len(gpu_of), elements)
-    for outcome in job.run("allreduce", dtype="int32", dims=[elements], data=inputs, reduce_op="sum", memory="device",
+    for outcome in job.run("allreduce", dtype="int32", dims=[elements], data=inputs, reduce_op="sum", memory=memory,
                            each={"gpu": gpu_of}, **more):
         assert outcome.ok, outcome
         assert outcome.data == arith.allreduce(INT32, "sum", inputs)
@@ -384,10 +384,11 @@ def test_hvdctl_shows_the_workers(daemon):
     wait_until(lambda: all(row["state"] != "up" for row in daemon.ctl.json("gpus")["gpus"]), "the workers to be idle")
 
 
-def test_a_worker_serves_the_next_generation_of_its_job(daemon):
+@pytest.mark.parametrize("memory", ["device", "segment"])
+def test_a_worker_serves_the_next_generation_of_its_job(daemon, memory):
     daemon.allow("rank-lost", "job-failed", "engine-ended")
     job = Job(daemon, 2)
-    reduce_on(job, [0, 1])
+    reduce_on(job, [0, 1], memory=memory)
     before = sorted(row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name)
     job.ranks[1].kill()
     wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "the loss to be known")
@@ -397,6 +398,6 @@ def test_a_worker_serves_the_next_generation_of_its_job(daemon):
         rank.post("open", job=job.name, rank=number, size=2)
     for rank in job.ranks:
         assert rank.collect_outcome().ok
-    reduce_on(job, [0, 1])
+    reduce_on(job, [0, 1], memory=memory)
     assert sorted(row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name) == before
     job.close()
