@@ -88,11 +88,14 @@ static int on_patience(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+/* An engine that stood still meanwhile has the reason in a socket, or finds out by another timer: all that comes first. */
 void engine_nodes_puzzled(struct engine *engine)
 {
-    if (!engine->nodes.patience &&
-        sd_event_add_time_relative(engine->event, &engine->nodes.patience, CLOCK_MONOTONIC,
-                                   REASON_NS / 1000, 1000, on_patience, engine) < 0)
+    if (engine->nodes.patience)
+        return;
+    if (sd_event_add_time_relative(engine->event, &engine->nodes.patience, CLOCK_MONOTONIC,
+                                   REASON_NS / 1000, 1000, on_patience, engine) < 0 ||
+        sd_event_source_set_priority(engine->nodes.patience, SD_EVENT_PRIORITY_IDLE) < 0)
         engine_dispatch_explain(&engine->exec);
 }
 

@@ -166,6 +166,35 @@ START_TEST(a_connection_that_ends_waits_for_its_reason)
 }
 END_TEST
 
+static bool is_puzzled(void)
+{
+    return engine_of(0)->nodes.patience != NULL;
+}
+
+/* The reason has come, among other things, when the engine goes on after its patience is over. */
+START_TEST(an_engine_that_stood_still_hears_the_reason_first)
+{
+    const uint64_t one = 1;
+
+    hvt_nodes_step("a");
+    engine_dispatch_lost(&engine_of(0)->exec, 1, "node 1 (h1) has hung up");
+    for (uint32_t n = 0; n < HVT_NODES; n++) {
+        for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+            hvt_nodes_bring(n, seat, "a");
+    }
+    hvt_nodes_until(is_puzzled);
+    const uint64_t start_ns = hvi_clock_ns();
+    ck_assert_int_eq(write(engine_of(0)->engine_fd, &one, sizeof one), sizeof one);
+    ck_assert_int_eq(write(engine_of(0)->worker_fd, &one, sizeof one), sizeof one);
+    close(hvt_nodes[1].peers[1].socket);
+    hvt_nodes[1].peers[1].socket = -1;
+    while (ms_since(start_ns) < 520)
+        hvt_bench_turn(&hvt_nodes[1]);
+    for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+        hvt_nodes_expect(0, seat, HVI_ERR_RANK_LOST, "rank 3 on h1");
+}
+END_TEST
+
 START_TEST(a_node_whose_control_connection_ends_is_lost)
 {
     hvt_op_run(&hvt_nodes[0], 0, HVI_KIND_ALLREDUCE, 1, "w", 0);
@@ -340,6 +369,7 @@ int main(void)
     tcase_add_loop_test(
         tcase, a_work_that_repeats_ends_with_the_reason_when_a_rank_of_another_node_goes, 0, 2);
     tcase_add_loop_test(tcase, a_connection_that_ends_waits_for_its_reason, 0, 2);
+    tcase_add_test(tcase, an_engine_that_stood_still_hears_the_reason_first);
     tcase_add_test(tcase, a_node_whose_control_connection_ends_is_lost);
     tcase_add_test(tcase, a_node_whose_ranks_have_all_left_ends_in_order);
     tcase_add_test(tcase, a_job_that_is_stopped_on_one_node_ends_on_all);
