@@ -250,10 +250,47 @@ def check_a_gradient_that_was_kept_stays_as_it_was():
     _train(model, ours, _mine(x), _mine(y), steps=2)
     assert all(torch.equal(one, other) for one, other in zip(kept, copies))
     assert addresses == [parameter.grad.data_ptr() for parameter in model.parameters()]
+    kept = [parameter.grad for parameter in model.parameters()]  # of a step that does not reach all parameters, too
+    copies = [gradient.clone() for gradient in kept]
+    ours.zero_grad()
+    model[0](_mine(x)).mean().backward()
+    ours.step()
+    assert all(torch.equal(one, other) for one, other in zip(kept, copies))
     del kept
+    _train(model, ours, _mine(x), _mine(y), steps=2)
+    assert addresses == [parameter.grad.data_ptr() for parameter in model.parameters()]  # nobody keeps these
     before = [id(parameter.grad) for parameter in model.parameters()]
     _train(model, ours, _mine(x), _mine(y), steps=2)
-    assert before == [id(parameter.grad) for parameter in model.parameters()]  # nobody keeps these: nothing was made
+    if hasattr(torch._C, "_storage_Use_Count"):
+        assert before == [id(parameter.grad) for parameter in model.parameters()]  # nothing was made
+
+
+def check_views_of_a_gradient_stay_as_they_were():
+    x, y = _data()
+    views = (lambda g: g.data, lambda g: g.detach(), lambda g: g.view(-1), lambda g: g[:1], lambda g: g.numpy())
+    _hvd()
+    reducer = sys.modules["hvd.torch._reducer"]
+    known = reducer._uses_of
+    for reached, uses_of in ((slice(0, 5), known), (slice(0, 1), known), (slice(0, 5), None)):  # of the step that follows
+        reducer._uses_of = uses_of  # None: as in a build without CUDA
+        alone, model = _model(), _model()
+        plain, ours = _sgd(alone.parameters()), _wrapped(model, _sgd)
+        _train(alone, plain, x, y, steps=1)
+        _train(model, ours, _mine(x), _mine(y), steps=1)
+        kept = [view(parameter.grad) for view, parameter in zip(views, model.parameters())]
+        copies = [torch.as_tensor(value).clone() for value in kept]
+        for which, optimizer, a in ((alone, plain, x), (model, ours, _mine(x))):
+            optimizer.zero_grad()
+            which[reached](a).pow(2).mean().backward()
+            if which is alone:  # as Horovod gives them to parameters that no rank has reached
+                for parameter in alone.parameters():
+                    parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            optimizer.step()
+        _train(alone, plain, x, y, steps=2)
+        _train(model, ours, _mine(x), _mine(y), steps=2)
+        assert all(torch.equal(torch.as_tensor(value), copy) for value, copy in zip(kept, copies))
+        _same(model, alone)
+    reducer._uses_of = known
 
 
 def check_grad_scaler():
@@ -400,7 +437,8 @@ def check_parameters_that_are_replaced():
     for named in (True, False):
         alone, model = _model(), _model()
         plain = torch.optim.SGD(alone.parameters(), lr=0.1)
-        ours = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters() if named else None)
+        ours = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1),
+                                        model.named_parameters() if named else None)
         for width in (200, 150, 170, 170):
             for which, optimizer in ((alone, plain), (model, ours)):
                 torch.manual_seed(width)

@@ -10,6 +10,7 @@ import logging
 import mmap
 import os
 import re
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -69,11 +70,13 @@ class Bucket:
         finally:
             session.leave()
 
-    def tensor(self, offset: int, like: Any, dtype: Any) -> Any:
-        """A tensor `offset` bytes from the beginning, shaped and laid out in memory as the dense `like`."""
-        flat = torch.frombuffer(self._memory, dtype=dtype, count=like.numel(), offset=self._skew + offset)
+    def tensor(self, offset: int, like: Any, dtype: Any) -> tuple[Any, Any]:
+        """A tensor `offset` bytes from the beginning, shaped and laid out in memory as the dense `like`; and a reference that
+        is dead when neither the tensor nor a view of it (detach() and numpy() too) is left. None: the bucket cannot tell."""
+        memory = memoryview(self._memory)[self._skew + offset:]
+        flat = torch.frombuffer(memory, dtype=dtype, count=like.numel())
         placed = torch.empty(0, dtype=dtype)  # not a view of `flat`: nothing autograd might remember
-        return placed.set_(flat.untyped_storage(), 0, like.shape, dense_strides(like))
+        return placed.set_(flat.untyped_storage(), 0, like.shape, dense_strides(like)), weakref.ref(memory)
 
     def holds_gradients_of(self, parameter: Any) -> bool:
         """Whether p.grad itself can lie here."""

@@ -28,11 +28,11 @@ class _OfTensor(_buckets.Bucket):
     def share(self, session: Session) -> None:
         """Nothing: the engine learns of it at its first op."""
 
-    def tensor(self, offset: int, like: Any, dtype: Any) -> Any:
+    def tensor(self, offset: int, like: Any, dtype: Any) -> tuple[Any, Any]:
         placed = torch.empty(0, dtype=dtype, device=self._bytes.device)
         begin = self._bytes.storage_offset() + offset
         return placed.set_(self._bytes.untyped_storage(), begin // placed.element_size(), like.shape,
-                           _buckets.dense_strides(like))
+                           _buckets.dense_strides(like)), None
 
 
 class OnDevice(_OfTensor):

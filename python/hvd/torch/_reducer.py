@@ -55,7 +55,7 @@ def _item_size(dtype: Any) -> int:
 class Slot:
     """A parameter and where its gradient goes."""
     __slots__ = ("parameter", "name", "group", "delay", "arrived", "place", "offset", "address", "wire", "like",
-                 "direct", "segment", "sparse_dim", "sparse", "pending", "hook")
+                 "direct", "segment", "sparse_dim", "sparse", "pending", "hook", "users")
 
     def __init__(self, parameter: Any, name: str, group: Any, passes: int) -> None:
         self.parameter = parameter
@@ -64,6 +64,7 @@ class Slot:
         self.delay = passes          # backward passes until the gradient is complete
         self.arrived = False
         self.place: Any = None       # the tensor in the bucket, of type `wire`, `offset` bytes from its beginning
+        self.users: Any = None       # a reference that is dead when no tensor uses its memory; None: the bucket cannot tell
         self.wire: Any = None
         self.offset = 0
         self.address = 0
@@ -79,7 +80,7 @@ class Slot:
     def settle_in(self) -> None:
         """A new tensor at the slot's place in its bucket."""
         assert self.segment is not None
-        self.place = self.segment.bucket.tensor(self.offset, self.parameter, self.wire)
+        self.place, self.users = self.segment.bucket.tensor(self.offset, self.parameter, self.wire)
         self.address = self.place.data_ptr()
 
     def home(self) -> Any:
@@ -127,6 +128,15 @@ def _own_references() -> int:
 
 
 _OWN_REFERENCES = _own_references()
+#: The number of tensors and the like that use a storage, by its address. Builds of PyTorch without CUDA have no such function.
+_uses_of = getattr(torch._C, "_storage_Use_Count", None)  # pylint: disable=protected-access
+
+
+def _uses(place: Any) -> int:
+    return _uses_of(place.untyped_storage()._cdata)  # pylint: disable=protected-access
+
+
+_OWN_USES = 0 if _uses_of is None else _uses(torch.empty(0))
 
 
 class Reducer:
@@ -318,18 +328,40 @@ class Reducer:
             return True
         if gradient.layout is not torch.strided or gradient.requires_grad or not self._fits(slot, gradient):
             return False
-        if _references(slot) > _OWN_REFERENCES:
-            self._leave_to_its_holder(slot)
+        self._vacate(slot)
         slot.place.copy_(gradient)
-        slot.parameter.grad = slot.place
+        if slot.direct:
+            slot.parameter.grad = slot.place
         return True
 
-    @staticmethod
-    def _leave_to_its_holder(slot: Slot) -> None:
-        """Somebody has kept the last step's gradient: it becomes a tensor of its own; a new one lies in the bucket."""
-        kept = slot.place
-        slot.settle_in()
-        kept.data = kept.clone()
+    def _vacate(self, slot: Slot) -> None:
+        """Makes room for another gradient at the slot's place. A user that kept the last one keeps its numbers: the tensor
+        itself gets memory of its own. A view of it has no other memory, so the segment moves and leaves it the place."""
+        if _references(slot) > _OWN_REFERENCES:
+            slot.place.data = slot.place.clone()
+        elif slot.users is None or (_uses_of is not None and _uses(slot.place) <= _OWN_USES):
+            return
+        slot.place = None
+        if slot.users is not None and slot.users() is not None:
+            assert slot.segment is not None
+            self._move(slot.segment)
+        else:
+            slot.settle_in()
+
+    def _move(self, segment: Segment) -> None:
+        """Moves the segment, and the gradients of this step in it, to a bucket of its own. From now on its gradients are
+        tensors of their own: a user that keeps views of one step keeps those of the next too."""
+        begin = segment.slots[0].offset
+        extent = sum(_buckets.padded(slot.parameter.numel() * _item_size(slot.wire)) for slot in segment.slots)
+        former, segment.bucket = segment.bucket, _buckets.Bucket(extent)
+        assert self._session is not None
+        segment.bucket.share(self._session)
+        _native.copy_bytes(segment.bucket.address, former.address + begin, extent)
+        for slot in segment.slots:
+            slot.offset -= begin
+            slot.direct = False
+            slot.settle_in()
+        segment.tensor = self._describe(segment, segment.bucket.address, extent)
 
     def _take(self, slot: Slot) -> None:
         """Brings the complete gradient to where the op finds it."""
@@ -358,6 +390,8 @@ class Reducer:
             slot.sparse = _empty_sparse(slot.parameter, slot.sparse_dim)
         else:
             assert slot.segment is not None
+            if slot.direct:
+                self._vacate(slot)
             slot.segment.bucket.clear(slot.home())
 
     def _travels_sparse(self, slot: Slot) -> bool:
