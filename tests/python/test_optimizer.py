@@ -577,6 +577,8 @@ def check_the_class_and_what_it_shares():
     ours.load_state_dict(saved)
     assert len(ours.state) == len(saved["state"])
     ours.zero_grad()
+    torch.optim.lr_scheduler.LambdaLR(inner, lambda _: 0.25)  # which sets lr at once
+    assert ours.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
 def check_one_gradient_is_reduced_by_itself():

@@ -138,7 +138,10 @@ class _Common:
         self._synchronized = False
         self._should_synchronize = True
         self._hvd_reducer.abandon()
+        groups = self.param_groups
         super(type(self), self).load_state_dict(*args, **kwargs)
+        groups[:] = self.param_groups  # the list is that of the optimizer it was made of, which a scheduler may have
+        self.param_groups = groups
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Gradients are reduced after `passes` backward passes, and are the sum over them."""
