@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become 
 NOBODY = 65534
 # Sends each message of argv with such a socket, keeps nothing of it, and hangs up, as often as it is told to.
 LINGER = """
-import array, socket, struct, sys
+import array, socket, struct, sys, threading
 server = socket.create_server(("127.0.0.1", 0))
 keep = []
 def lingering():
@@ -33,7 +33,8 @@ def lingering():
         return one
 path, plain, hostile, count = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]), int(sys.argv[4])
 for _ in range(count):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to, lingering() as one:
+    one = lingering()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to:
         to.connect(path)
         if plain:
             to.send(plain)
@@ -41,16 +42,16 @@ for _ in range(count):
             to.sendmsg([hostile], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))])
         except BrokenPipeError:  # it has been hung up on already
             pass
+        threading.Thread(target=one.close, daemon=True).start()  # which waits itself where it comes last
 print("sent", flush=True)
 sys.stdin.read()
 """
 
 ATTACH = wire.attach_request("theirs")
 TIMELINE = wire.field(wire.TIMELINE_REQUEST, wire.message((1, wire.PROTOCOL_VERSION), (2, "mine"), (3, True)))
-# What comes first without a descriptor, and what comes with one.
+# What comes first without a descriptor, and what comes with one. Behind an attach it would come to the stranger's own engine.
 SENT = {"with an attach": (b"", ATTACH), "without a byte": (b"", b""), "with garbage": (b"", b"\xff" * 20),
-        "behind garbage": (b"\xff" * 20, b"more"), "behind an attach": (ATTACH, b"more"),
-        "to another user's timeline": (b"", TIMELINE)}
+        "behind garbage": (b"\xff" * 20, b"more"), "to another user's timeline": (b"", TIMELINE)}
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def stranger(daemon: Daemon, plain: bytes, hostile: bytes) -> Iterator[None]:
 
 def test_a_descriptor_that_does_not_close_holds_up_no_other_user():
     with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
-        daemon.allow("attach-refused", "rank-lost", "rank-ended", "engine-killed", "engine-ended", "engine-silent")
+        daemon.allow("attach-refused")
         job = Job(daemon, 2, name="mine")
         rank = daemon.rank()
         before = len(procs.fds(daemon.pid))
