@@ -112,7 +112,7 @@ static void flush(struct node_engine *engine)
         struct node_outgoing *first = engine->outbox;
         int status = hvi_packet_send(engine->link_fd, first->bytes, first->length, first->fds,
                                      first->fd_count, 0);
-        if (status == HVI_ERR_TIMEOUT)
+        if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_LIMIT)
             return;
         outgoing_free(engine, first); /* sent, or the link is broken, which reading will tell */
         arm(engine, &engine->stuck, NODE_ENGINE_GRACE_NS, on_stuck);

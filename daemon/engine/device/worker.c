@@ -252,7 +252,7 @@ static void send_unsent(struct engine_device_worker *worker)
         struct engine_device_packet *packet = worker->unsent;
         int status = hvi_packet_send(worker->fd, packet->bytes, packet->length, packet->fds,
                                      packet->fd_count, 0);
-        if (status == HVI_ERR_TIMEOUT)
+        if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_LIMIT)
             return;
         worker->unsent = packet->next;
         for (uint32_t i = 0; i < packet->fd_count; i++)
