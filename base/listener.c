@@ -33,13 +33,19 @@ static bool is_named(uid_t uid)
     return errno == 0 && *end == '\0' && number == uid;
 }
 
-bool hvi_listener_may_serve(int socket_fd, uid_t *uid_p)
+static bool owns(uid_t uid, const char *directory)
 {
     struct stat place;
 
+    return lstat(directory, &place) == 0 && place.st_uid == uid;
+}
+
+bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p)
+{
     if (hvi_listener_is_ours(socket_fd, uid_p))
         return true;
     if (*uid_p == (uid_t)-1)
         return false;
-    return is_named(*uid_p) || (lstat(HVI_SERVICE_DIR, &place) == 0 && place.st_uid == *uid_p);
+    return is_named(*uid_p) || owns(*uid_p, HVI_SERVICE_DIR) ||
+           (directory != NULL && owns(*uid_p, directory));
 }

@@ -13,7 +13,8 @@
 /* The listener's uid is this process' effective uid or root's. *uid_p is the listener's uid; (uid_t)-1 where the
  * kernel does not tell it, and the result is false then. */
 bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p);
-/* The same, or the listener's uid is the service's: the owner of HVI_SERVICE_DIR, or the number in HVD_SERVICE_UID. */
-bool hvi_listener_may_serve(int socket_fd, uid_t *uid_p);
+/* The same, or the listener's uid is the service's: the owner of HVI_SERVICE_DIR, the number in HVD_SERVICE_UID, or the owner of
+ * `directory`, which is where the user has said that hvdd is. NULL: the user has said nothing. */
+bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p);
 
 #endif

@@ -75,13 +75,13 @@ static int listener_error(const char *path, uid_t uid)
 {
     return client_error(HVD_ERR_REFUSED,
                         "hvd_open: the process that listens at %s has uid %u, which is neither "
-                        "yours nor root's nor the service's, so it was told nothing; if it is your "
-                        "site's hvdd, set HVD_SERVICE_UID=%u",
+                        "yours nor root's nor the service's nor the directory's owner's, so it was "
+                        "told nothing; if it is your site's hvdd, set HVD_SERVICE_UID=%u",
                         path, (unsigned)uid, (unsigned)uid);
 }
 
-/* Connects to the daemon in `directory`. */
-static int try_directory(const char *directory, uint64_t deadline_ns,
+/* Connects to the daemon in `directory`, which the user has `named`, or which is only where one may be. */
+static int try_directory(const char *directory, bool named, uint64_t deadline_ns,
                          struct client_address *address)
 {
     struct sockaddr_un path;
@@ -95,7 +95,7 @@ static int try_directory(const char *directory, uint64_t deadline_ns,
     int error = connect_until(fd, &path, deadline_ns);
     if (error)
         rc = connect_error(path.sun_path, error);
-    else if (!hvi_listener_may_serve(fd, &uid))
+    else if (!hvi_listener_may_serve(fd, named ? directory : NULL, &uid))
         rc = listener_error(path.sun_path, uid);
     if (rc != HVD_OK) {
         close(fd);
@@ -142,7 +142,7 @@ static int start_private(const char *directory, uint64_t deadline_ns,
                                 : "it is no directory or others may write to it");
     int rc = client_autostart(directory, deadline_ns, &address->started);
     if (rc == HVD_OK)
-        return try_directory(directory, deadline_ns, address);
+        return try_directory(directory, false, deadline_ns, address);
     rmdir(directory); /* unless somebody uses it */
     return rc;
 }
@@ -153,9 +153,10 @@ static int connect_default(uint64_t deadline_ns, struct client_address *address)
     bool in_tmp;
     if (!own_directory(directory, sizeof(directory), &in_tmp))
         return client_error(HVD_ERR_INVALID, "hvd_open: XDG_RUNTIME_DIR is too long");
-    if ((!in_tmp || is_ours(directory)) && try_directory(directory, deadline_ns, address) == HVD_OK)
+    if ((!in_tmp || is_ours(directory)) &&
+        try_directory(directory, false, deadline_ns, address) == HVD_OK)
         return HVD_OK;
-    if (try_directory(HVI_SERVICE_DIR, deadline_ns, address) == HVD_OK)
+    if (try_directory(HVI_SERVICE_DIR, false, deadline_ns, address) == HVD_OK)
         return HVD_OK;
     return start_private(directory, deadline_ns, address);
 }
@@ -168,7 +169,7 @@ int client_address_connect(const char *wanted, uint64_t deadline_ns,
     if (!wanted && variable && variable[0])
         wanted = variable;
     address.is_default = !wanted;
-    int rc = wanted ? try_directory(wanted, deadline_ns, &address)
+    int rc = wanted ? try_directory(wanted, true, deadline_ns, &address)
                     : connect_default(deadline_ns, &address);
     if (rc == HVD_OK)
         *address_p = address;

@@ -67,12 +67,12 @@ def impostor(folder: pathlib.Path) -> Iterator[Impostor]:
 
 @pytest.fixture(name="theirs")
 def _theirs() -> Iterator[Impostor]:
-    """A directory of the other user, named hvdd in a directory that everybody may enter, as in another's $XDG_RUNTIME_DIR."""
+    """A directory where the other user may make names, called hvdd as in another's $XDG_RUNTIME_DIR, and everybody may enter."""
     with tempfile.TemporaryDirectory(prefix="hvt-theirs-") as above:
         os.chmod(above, 0o755)
         folder = pathlib.Path(above) / "hvdd"
-        folder.mkdir(mode=0o755)
-        os.chown(folder, NOBODY, NOBODY)
+        folder.mkdir()
+        os.chmod(folder, 0o1777)
         with impostor(folder) as running:
             yield running
 
@@ -90,7 +90,19 @@ def test_a_trainer_does_not_send_its_key_to_another_users_process(theirs, place)
     if place == "HVD_ADDRESS":
         assert f"has uid {NOBODY}" in outcome.text and f"HVD_SERVICE_UID={NOBODY}" in outcome.text
     else:
-        assert "belongs to another user" in outcome.text
+        assert "belongs to another user" in outcome.text or "others may write to it" in outcome.text
+
+
+def test_the_owner_of_a_directory_is_believed_only_where_the_user_names_it(theirs):
+    """HVD_ADDRESS says where hvdd is; XDG_RUNTIME_DIR does not."""
+    os.chown(theirs.folder, NOBODY, NOBODY)
+    for name, value, is_told in (("XDG_RUNTIME_DIR", theirs.folder.parent, False), ("HVD_ADDRESS", theirs.folder, True)):
+        rank = Rank(clean_environment() | {"XDG_RUNTIME_DIR": "/nonexistent", name: str(value)})
+        try:
+            assert not rank.try_open("mine", 0, 1, key="secret", timeout_ms=1000).ok
+            assert (b"secret" in theirs.heard()[0]) == is_told
+        finally:
+            rank.stop()
 
 
 def test_a_site_may_name_the_user_of_its_service(theirs):

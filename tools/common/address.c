@@ -29,7 +29,7 @@ int address_probe(const char *dir)
         return errno;
     int error = connect(fd, (const struct sockaddr *)&name, sizeof name) == 0 ? 0 : errno;
     uid_t uid;
-    if (error == 0 && !hvi_listener_may_serve(fd, &uid))
+    if (error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;
     close(fd);
     return error == EAGAIN ? 0 : error; /* a full backlog is somebody alive */

@@ -28,7 +28,7 @@ static int connect_hvdd(const char *dir)
     uid_t uid;
     int error =
         fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0 ? errno : 0;
-    if (fd >= 0 && error == 0 && !hvi_listener_may_serve(fd, &uid))
+    if (fd >= 0 && error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;
     if (error != 0) {
         close(fd);

@@ -33,7 +33,7 @@ START_TEST(ones_own_process_is_believed)
 
     ck_assert(hvi_listener_is_ours(fd, &uid));
     ck_assert_uint_eq(uid, geteuid());
-    ck_assert(hvi_listener_may_serve(fd, &uid));
+    ck_assert(hvi_listener_may_serve(fd, NULL, &uid));
     close(fd);
 }
 END_TEST
@@ -46,7 +46,7 @@ START_TEST(what_is_no_socket_is_not_believed)
     ck_assert_int_eq(pipe(pair), 0);
     setenv("HVD_SERVICE_UID", "4294967295", 1);
     ck_assert(!hvi_listener_is_ours(pair[0], &uid));
-    ck_assert(!hvi_listener_may_serve(pair[0], &uid));
+    ck_assert(!hvi_listener_may_serve(pair[0], NULL, &uid));
     close(pair[0]);
     close(pair[1]);
 }
@@ -65,14 +65,34 @@ START_TEST(the_process_of_another_user_is_believed_only_where_it_is_named)
     unsetenv("HVD_SERVICE_UID");
     ck_assert(!hvi_listener_is_ours(fd, &uid));
     ck_assert_uint_eq(uid, NOBODY);
-    ck_assert(!hvi_listener_may_serve(fd, &uid));
+    ck_assert(!hvi_listener_may_serve(fd, NULL, &uid));
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         setenv("HVD_SERVICE_UID", others[i], 1);
-        ck_assert_msg(!hvi_listener_may_serve(fd, &uid), "'%s'", others[i]);
+        ck_assert_msg(!hvi_listener_may_serve(fd, NULL, &uid), "'%s'", others[i]);
     }
     setenv("HVD_SERVICE_UID", "65534", 1);
-    ck_assert(hvi_listener_may_serve(fd, &uid));
+    ck_assert(hvi_listener_may_serve(fd, NULL, &uid));
     ck_assert(!hvi_listener_is_ours(fd, &uid));
+    close(fd);
+}
+END_TEST
+
+START_TEST(the_process_of_the_owner_of_a_named_directory_is_believed)
+{
+    char place[] = "/tmp/hvt-listener-XXXXXX";
+    uid_t uid;
+
+    if (hvt_skip_if(geteuid() != 0, "only root can be two users"))
+        return;
+    int fd = connect_to(NOBODY);
+    unsetenv("HVD_SERVICE_UID");
+    ck_assert_ptr_nonnull(mkdtemp(place));
+    ck_assert(!hvi_listener_may_serve(fd, place, &uid));
+    ck_assert_int_eq(chown(place, NOBODY, NOBODY), 0);
+    ck_assert(hvi_listener_may_serve(fd, place, &uid));
+    ck_assert(!hvi_listener_may_serve(fd, NULL, &uid));
+    ck_assert_int_eq(rmdir(place), 0);
+    ck_assert(!hvi_listener_may_serve(fd, place, &uid));
     close(fd);
 }
 END_TEST
@@ -101,6 +121,7 @@ int main(void)
     tcase_add_test(tcase, ones_own_process_is_believed);
     tcase_add_test(tcase, what_is_no_socket_is_not_believed);
     tcase_add_test(tcase, the_process_of_another_user_is_believed_only_where_it_is_named);
+    tcase_add_test(tcase, the_process_of_the_owner_of_a_named_directory_is_believed);
     tcase_add_test(tcase, the_process_of_root_is_believed);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
