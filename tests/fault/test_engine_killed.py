@@ -2,6 +2,7 @@
 """SIGKILL of an engine: its clients hear ENGINE_LOST within 100 ms, the other job hears nothing."""
 import contextlib
 import os
+import re
 import signal
 import time
 
@@ -209,7 +210,9 @@ def test_a_reloaded_engine_silence_counts_for_ranks_that_wait(daemon):
     daemon.kill()
     with stopped(pid):
         outcome = job.ranks[0].collect_outcome()
-        assert outcome.status == Status.ERR_ENGINE_LOST and "had not moved for 3 s" in outcome.text, outcome
+        # After 3 s, by the clock of the rank that looks first; as it was before the reload, after 7.
+        found = re.search(r"had not moved for (\d+) s", outcome.text)
+        assert outcome.status == Status.ERR_ENGINE_LOST and found and int(found[1]) in (2, 3, 4), outcome
     daemon.start()
 
 
