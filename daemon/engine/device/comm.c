@@ -477,14 +477,16 @@ static void free_letter(struct engine_device_letter *letter)
     free(letter);
 }
 
-/* Those that came before its turn. The communicator may be over before the last of them. */
+/* Those that came before its turn. The communicator may be over before the last of them, and the next one, which has
+ * heard its own by then, may lie where it was. */
 static void hear_letters(struct engine_device *device, struct engine_device_comm *comm)
 {
+    const uint32_t number = comm->number;
     struct engine_device_letter **link = &device->letters;
 
     while (*link) {
         struct engine_device_letter *letter = *link;
-        if (device->comms != comm || !is_meant(comm, &letter->gpu)) {
+        if (!is_meant(comm, &letter->gpu)) {
             link = &letter->next;
             continue;
         }
@@ -492,7 +494,7 @@ static void hear_letters(struct engine_device *device, struct engine_device_comm
         device->letter_count--;
         hear(device, comm, letter->from, &letter->gpu);
         free_letter(letter);
-        if (device->comms != comm)
+        if (!device->comms || device->comms->number != number)
             return;
     }
 }
