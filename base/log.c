@@ -242,21 +242,21 @@ static bool write_stderr(const char *text, size_t bytes)
 /* One datagram in the journal's own protocol, never waited for: sd_journal_send() stands still while journald does. A line has no
  * newline, so each field is one line of text. */
 static enum sent send_journal(enum hvi_log_level level, const char *topic, const char *id,
-                              const struct line *message)
+                              struct line *message)
 {
-    static const struct sockaddr_un journal = {.sun_family = AF_UNIX,
-                                               .sun_path = "/run/systemd/journal/socket"};
+    static struct sockaddr_un journal = {.sun_family = AF_UNIX,
+                                         .sun_path = "/run/systemd/journal/socket"};
+    static char head[] = "MESSAGE=";
     char fields[256];
     int bytes = snprintf(fields, sizeof(fields),
                          "\nPRIORITY=%d\nSYSLOG_IDENTIFIER=%s\nHVD_TOPIC=%s\nHVD_ID=%s\n",
                          level_priorities[level], program_name, topic, id);
-    struct iovec parts[] = {{.iov_base = (char[]){"MESSAGE="}, .iov_len = sizeof("MESSAGE=") - 1},
-                            {.iov_len = message->bytes},
+    struct iovec parts[] = {{.iov_base = head, .iov_len = sizeof(head) - 1},
+                            {.iov_base = message->text, .iov_len = message->bytes},
                             {.iov_base = fields, .iov_len = (size_t)bytes}};
-    struct msghdr datagram = {.msg_namelen = sizeof(journal), .msg_iov = parts, .msg_iovlen = 3};
+    struct msghdr datagram = {
+        .msg_name = &journal, .msg_namelen = sizeof(journal), .msg_iov = parts, .msg_iovlen = 3};
 
-    memcpy(&datagram.msg_name, &(const void *){&journal}, sizeof(datagram.msg_name));
-    memcpy(&parts[1].iov_base, &(const void *){message->text}, sizeof(parts[1].iov_base));
     if (bytes < 0 || (size_t)bytes >= sizeof(fields) || journal_fd < 0)
         return SENT_NOT;
     if (sendmsg(journal_fd, &datagram, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)

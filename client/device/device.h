@@ -90,8 +90,8 @@ struct client_device_chunks {
 struct client_device_memory {
     enum client_device_kind kind;
     uint64_t base, bytes; /* of the allocation, or of all chunks */
-    uint64_t
-        buffer_id; /* never used again by another allocation of this process; of chunks: made of theirs */
+    /* Never used again by another allocation of this process; of chunks: made of theirs. */
+    uint64_t buffer_id;
     uint32_t handle; /* enum hvi_device_kind, of CLIENT_DEVICE_SHARED */
     void *pool;      /* of HVI_DEVICE_POOL */
     int device;      /* ordinal in this process */

@@ -44,8 +44,8 @@ struct client_device *client_device_new(struct client_link *link)
 static struct hvi_fence_page *left;
 static size_t left_count;
 static pthread_mutex_t leaving = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic uint64_t left_ns =
-    HVI_NEVER; /* when all of them are to be poisoned; HVI_NEVER: they are */
+/* When all of them are to be poisoned; HVI_NEVER: they are. */
+static _Atomic uint64_t left_ns = HVI_NEVER;
 
 static void leave_behind(const struct client_device *device)
 {

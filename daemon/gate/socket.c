@@ -7,10 +7,11 @@
  *   main     messages
  *   monitor  connections that come, go and fail
  *
- * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are:
- * their descriptors are counted here. A connection is a stranger until a message comes from it. With too many
- * strangers the socket stops listening until half of them have gone or spoken: nodes, which stay for the time of
- * their jobs, take no room from those that are still to come. A peer whose key is refused never tries again by itself; the one that joins starts anew.
+ * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are: their
+ * descriptors are counted here. A connection is a stranger until a message comes from it. With too many
+ * strangers the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
+ * jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
+ * itself; the one that joins starts anew.
  *
  * A node that connects again, because its gate was killed or its connection cut, takes its routing id along
  * (ZMQ_ROUTER_HANDOVER). If something of the older connection, which has ended, is still unread, libzmq gives that another

@@ -108,8 +108,8 @@ START_TEST(the_process_of_root_is_believed)
     ck_assert(hvi_listener_is_ours(fd, &uid));
     ck_assert_uint_eq(uid, 0);
     close(fd);
-    ck_assert_int_eq(seteuid(0),
-                     0); /* for LeakSanitizer, which looks at the process when it ends */
+    /* For LeakSanitizer, which looks at the process when it ends. */
+    ck_assert_int_eq(seteuid(0), 0);
 }
 END_TEST
 
