@@ -41,3 +41,8 @@ bool hvi_status_is_known(int status)
 {
     return find_row(status) != NULL;
 }
+
+bool hvi_status_is_of_op(int status)
+{
+    return status <= HVI_ERR_INVALID && status > HVI_ERR_CLOSED && hvi_status_is_known(status);
+}

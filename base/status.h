@@ -19,5 +19,7 @@ const char *hvi_status_text(int status);
 
 /* True for every number that stands in status.def. */
 bool hvi_status_is_known(int status);
+/* True for the rows whose error is of one call or op (-1xx). */
+bool hvi_status_is_of_op(int status);
 
 #endif

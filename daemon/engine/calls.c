@@ -193,10 +193,7 @@ static void tell_gpus(void *user, const struct engine_gpu_comm *comm,
 
     snprintf(gpu.text, sizeof gpu.text, "%s", news->text);
     for (uint32_t i = 0; i < comm->ranks; i++) {
-        uint32_t before = 0;
-        while (before < i && comm->nodes[before] != comm->nodes[i])
-            before++;
-        if (before == i && comm->nodes[i] != engine->roster.here)
+        if (comm->nodes[i] != engine->roster.here && engine_device_is_first_of_node(comm->nodes, i))
             engine_nodes_tell_gpus(engine, comm->nodes[i], &gpu);
     }
 }

@@ -94,6 +94,15 @@ static struct hvi_mesh_gpu message_of(const struct engine_device_comm *comm,
         .what = what, .instances = comm->instances, .instance_count = comm->ranks};
 }
 
+bool engine_device_is_first_of_node(const uint32_t *nodes, uint32_t rank)
+{
+    uint32_t before = 0;
+
+    while (before < rank && nodes[before] != nodes[rank])
+        before++;
+    return before == rank;
+}
+
 static bool is_first_node(const struct engine_device_comm *comm)
 {
     return comm->nodes[0] == comm->here;
@@ -104,10 +113,8 @@ static void tell_all(struct engine_device *device, const struct engine_device_co
                      const struct hvi_mesh_gpu *gpu, uint32_t except)
 {
     for (uint32_t i = 0; i < comm->ranks; i++) {
-        uint32_t before = 0;
-        while (before < i && comm->nodes[before] != comm->nodes[i])
-            before++;
-        if (before == i && comm->nodes[i] != comm->here && comm->nodes[i] != except)
+        if (comm->nodes[i] != comm->here && comm->nodes[i] != except &&
+            engine_device_is_first_of_node(comm->nodes, i))
             device->calls->tell(device->user, comm->nodes[i], gpu);
     }
 }
@@ -448,8 +455,7 @@ static void hear_ready(struct engine_device *device, struct engine_device_comm *
 /* Of another node: what it says of itself, but never that the job is over, which it says in another way. */
 static int status_of(const struct hvi_mesh_gpu *gpu)
 {
-    const bool is_own = gpu->status < HVI_OK && gpu->status > HVI_ERR_CLOSED &&
-                        gpu->status != HVI_ERR_CANCELLED && hvi_status_is_known(gpu->status);
+    const bool is_own = hvi_status_is_of_op(gpu->status) && gpu->status != HVI_ERR_CANCELLED;
 
     return is_own ? gpu->status : HVI_ERR_NODE_LOST;
 }

@@ -94,8 +94,8 @@ struct engine_device_worker {
     struct hvi_device_channel channel; /* linked, leaving */
     int event_fd;                      /* of its launch thread */
     uint32_t nccl_version;
-    uint64_t
-        comm_ns; /* the longest join: its own time, gpu-comm-timeout, and some more: it ends itself first, and says why */
+    /* The longest join: gpu-comm-timeout, in which it ends itself and says why, and some more. */
+    uint64_t comm_ns;
     int refused_status,
         page_status;             /* page: a fence page that it could not register; else HVI_OK */
     char text[HVI_TEXT_MAX + 1]; /* refused, leaving, lost: why; else of .page_status */
@@ -186,6 +186,8 @@ int engine_device_join(struct engine_device *device, const struct engine_device_
 /* What another node says of one. */
 void engine_device_heard(struct engine_device *device, uint32_t from,
                          const struct hvi_mesh_gpu *gpu);
+/* Whether no rank before this one has its node: nodes[] are those of the ranks. */
+bool engine_device_is_first_of_node(const uint32_t *nodes, uint32_t rank);
 /* This node leaves it, and all others with it: `joined` follows there as well. */
 void engine_device_leave(struct engine_device *device, uint32_t comm, int status, const char *text);
 /* The job is broken: communicators with workers on other nodes are over, as these may wait for what never comes. */

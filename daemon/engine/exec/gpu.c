@@ -45,8 +45,8 @@ struct job {
     struct engine_batch *batch;
     struct engine_gpu_route route;
     struct gpu_comm *comm; /* NULL: one worker */
-    bool queued, told,
-        said;             /* told, said: to other nodes, that it has begun, and that it is over */
+    bool queued;
+    bool told, said;      /* to other nodes: that it has begun, that it is over */
     uint64_t left, begun; /* a bit for each worker of the route, by index */
     uint64_t here_ns;     /* begun on all of these; 0: not yet */
     uint64_t begun_ns;    /* on all, those of other nodes included */
@@ -155,12 +155,6 @@ static void fail(struct engine_batch *batch, int status, const char *text)
              (int)hvi_utf8_cut(text, strlen(text), sizeof batch->text - 1), text);
 }
 
-static void fail_job(struct gpu *gpu, struct job *job, int status, const char *text)
-{
-    fail(job->batch, status, text);
-    post(gpu, job);
-}
-
 static void free_comm(struct gpu_comm *comm)
 {
     free(comm->instances);
@@ -181,8 +175,10 @@ static bool gpu_close(void *context)
 
     if (!gpu)
         return true;
-    while (gpu->jobs)
-        fail_job(gpu, gpu->jobs, HVI_ERR_CANCELLED, "the engine ends");
+    while (gpu->jobs) {
+        fail(gpu->jobs->batch, HVI_ERR_CANCELLED, "the engine ends");
+        post(gpu, gpu->jobs);
+    }
     while (gpu->free_jobs) {
         struct job *job = gpu->free_jobs;
         gpu->free_jobs = job->next;
@@ -559,8 +555,7 @@ static void settle(struct gpu *gpu, struct job *job)
 static void note_failure(struct gpu_comm *comm, const struct engine_gpu_news *news)
 {
     struct gpu_failure *failure = calloc(1, sizeof *failure);
-    const bool is_own = news->status <= HVI_ERR_INVALID && news->status > HVI_ERR_CLOSED &&
-                        news->status != HVI_ERR_CANCELLED && hvi_status_is_known(news->status);
+    const bool is_own = hvi_status_is_of_op(news->status) && news->status != HVI_ERR_CANCELLED;
 
     if (!failure)
         return;
@@ -658,8 +653,7 @@ static void take_begun(struct gpu *gpu, const struct gpu_worker *worker,
 /* An op's own failure, and nothing else that a worker may claim. */
 static bool is_credible(int32_t status)
 {
-    return status == HVI_OK ||
-           (status <= HVI_ERR_INVALID && status > HVI_ERR_CLOSED && hvi_status_is_known(status));
+    return status == HVI_OK || hvi_status_is_of_op(status);
 }
 
 static void take_answer(struct gpu *gpu, struct gpu_worker *worker,
@@ -755,15 +749,21 @@ static bool gpu_help(void *context)
 
 /* ---- cancelling ---- */
 
-static void cancel(struct gpu *gpu, struct job *job)
+/* What a worker has is answered by it. */
+static void fail_job(struct gpu *gpu, struct job *job, int status, const char *text)
 {
-    if (job->queued && has_nodes(job))
-        job->comm->abandoned = true;
-    fail(job->batch, HVI_ERR_CANCELLED, "");
+    fail(job->batch, status, text);
     if (job->queued || job->left == 0)
         post(gpu, job);
     else
         open_all(job);
+}
+
+static void cancel(struct gpu *gpu, struct job *job)
+{
+    if (job->queued && has_nodes(job))
+        job->comm->abandoned = true;
+    fail_job(gpu, job, HVI_ERR_CANCELLED, "");
 }
 
 /* The list of jobs is not walked: this posts some. */
@@ -973,7 +973,6 @@ void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
     push(gpu);
 }
 
-/* What a worker has is answered by it, whatever has become of the communicator. */
 void engine_gpu_backend_comm(void *context, uint32_t number, int status, const char *text)
 {
     struct gpu *gpu = context;
@@ -989,13 +988,8 @@ void engine_gpu_backend_comm(void *context, uint32_t number, int status, const c
              (int)hvi_utf8_cut(text, strlen(text), sizeof comm->text - 1), text);
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (status == HVI_OK || job->comm != comm)
-            continue;
-        fail(job->batch, status, comm->text);
-        if (job->queued || job->left == 0)
-            post(gpu, job);
-        else
-            open_all(job);
+        if (status != HVI_OK && job->comm == comm)
+            fail_job(gpu, job, status, comm->text);
     }
     push(gpu);
 }

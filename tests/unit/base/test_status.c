@@ -39,6 +39,13 @@ START_TEST(in_progress_is_neither_ok_nor_an_error)
 }
 END_TEST
 
+START_TEST(an_error_of_an_op_destroys_nothing_else)
+{
+    for (size_t i = 0; i < ROWS; i++)
+        ck_assert_int_eq(hvi_status_is_of_op(numbers[i]), numbers[i] <= -100 && numbers[i] > -200);
+}
+END_TEST
+
 START_TEST(frozen_numbers_have_not_moved)
 {
     ck_assert_int_eq(HVI_OK, 0);
@@ -60,6 +67,7 @@ START_TEST(an_unknown_number_has_a_name_too)
     const int strangers[] = {2, -1, -99, -150, -500, INT_MAX, INT_MIN};
     for (size_t i = 0; i < sizeof(strangers) / sizeof(strangers[0]); i++) {
         ck_assert(!hvi_status_is_known(strangers[i]));
+        ck_assert(!hvi_status_is_of_op(strangers[i]));
         ck_assert_str_eq(hvi_status_name(strangers[i]), "unknown status");
         ck_assert_str_eq(hvi_status_text(strangers[i]), "unknown status");
     }
@@ -72,6 +80,7 @@ int main(void)
     TCase *tcase = tcase_create("table");
     tcase_add_test(tcase, every_row_has_its_own_number_name_and_sentence);
     tcase_add_test(tcase, in_progress_is_neither_ok_nor_an_error);
+    tcase_add_test(tcase, an_error_of_an_op_destroys_nothing_else);
     tcase_add_test(tcase, frozen_numbers_have_not_moved);
     tcase_add_test(tcase, an_unknown_number_has_a_name_too);
     suite_add_tcase(suite, tcase);
