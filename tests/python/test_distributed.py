@@ -74,6 +74,7 @@ def check_repeated_groups(folder: str) -> None:
     assert float(hvd.allreduce(torch.ones(1), op=hvd.Sum)) == 2
 
 
+@pytest.mark.whole
 def test_groups_are_made_and_destroyed_again_and_again(ranks, tmp_path):
     ranks(2, check_repeated_groups, str(tmp_path))
 
@@ -95,6 +96,7 @@ for number in range(2):
 """
 
 
+@pytest.mark.whole
 def test_torchruns_store_outlives_a_job_and_serves_the_next(ranks):
     done = ranks.start([*TORCHRUN, "--nproc-per-node", "2", "--no-python", sys.executable, "-c", ONE_STORE_FOR_TWO_JOBS])
     assert done.returncode == 0, done.stdout + done.stderr

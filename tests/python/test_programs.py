@@ -20,7 +20,7 @@ def lines_of(ranks, *command):
 
 
 @pytest.mark.parametrize("name, arguments", [
-    ("tour", []), ("uneven", []),
+    ("tour", []), pytest.param("uneven", [], marks=pytest.mark.whole),
     pytest.param("synthetic_benchmark", ["--fp16-allreduce", "--no-cuda"], marks=pytest.mark.whole)])
 def test_a_script_for_horovod_prints_what_horovod_prints(ranks, name, arguments):
     lines = lines_of(ranks, str(PROGRAMS / f"{name}.py"), *arguments)
@@ -47,6 +47,7 @@ def test_an_example_learns_the_digits(ranks, name, epochs, least):
     assert float(re.search(r"accuracy ([0-9.]+) %", lines[-1]).group(1)) >= least
 
 
+@pytest.mark.whole
 def test_training_goes_on_from_a_checkpoint_of_rank_0(ranks, tmp_path):
     def train(epochs):
         return lines_of(ranks, str(EXAMPLES / "digits.py"), "--epochs", str(epochs), "--clip", "1", "--checkpoint",

@@ -139,7 +139,7 @@ def check_wrong():
         check_join(hvd)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.whole) for count in (1, 3))])
 def test_what_is_wrong_is_said_and_training_goes_on(ranks, count):
     ranks(count, check_wrong, timeout=300)
 
