@@ -15,6 +15,9 @@
  * ended. So an attach is first preceded by a look at what the job's engines have said, and one that seems to be a
  * duplicate is held for up to 500 ms and decided again whenever a rank goes.
  *
+ * A hvdd that was killed has left engines, which say hello to the next one within 250 ms. Until they had their time, a rank
+ * that finds no engine is held as well: it would get an engine beside the one at which its peers are.
+ *
  * A refusal is sent only after the client's message was read: closing a UNIX socket with unread
  * data resets it, and the reset would overtake our reply. */
 #include "daemon/node/node.h"
@@ -32,7 +35,8 @@
 
 #include <utlist.h>
 
-#define HOLD_NS (500 * (int64_t)HVI_NS_MS)
+#define HOLD_NS   (500 * (int64_t)HVI_NS_MS)
+#define HELLOS_NS (500 * (int64_t)HVI_NS_MS) /* twice RETRY_NS of daemon/engine/link.c */
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -183,18 +187,29 @@ static void poll_engines(struct node *node, uid_t uid, const char *id)
     }
 }
 
-/* True: it seems to be a duplicate, and there is still time to find out. */
+/* True: it seems to be a duplicate, or its engine may not have said hello yet, and there is still time to find out. */
 static bool hold(struct node_pending *pending, const struct node_decision *decision)
 {
-    if (decision->status != HVI_ERR_DUPLICATE_RANK)
+    uint64_t until_ns = pending->node->hellos_until_ns;
+
+    if (decision->status == HVI_ERR_DUPLICATE_RANK) {
+        if (pending->duplicate_until_ns == 0)
+            pending->duplicate_until_ns = hvi_deadline_after(HOLD_NS);
+        until_ns = pending->duplicate_until_ns;
+    } else if (decision->status != HVI_OK || decision->generation != NULL) {
         return false;
-    if (pending->held_until_ns == 0)
-        pending->held_until_ns = hvi_deadline_after(HOLD_NS);
-    if (hvi_deadline_passed(pending->held_until_ns))
+    }
+    if (hvi_deadline_passed(until_ns))
         return false;
+    pending->held = true;
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
-    return sd_event_source_set_time_relative(
-               pending->timer, hvi_deadline_left(pending->held_until_ns) / 1000 + 1) >= 0;
+    return sd_event_source_set_time_relative(pending->timer,
+                                             hvi_deadline_left(until_ns) / 1000 + 1) >= 0;
+}
+
+void node_attach_await_hellos(struct node *node)
+{
+    node->hellos_until_ns = hvi_deadline_after(HELLOS_NS);
 }
 
 void node_attach_wake_held(struct node *node)
@@ -203,7 +218,7 @@ void node_attach_wake_held(struct node *node)
 
     DL_FOREACH(node->pendings, pending)
     {
-        if (pending->held_until_ns != 0 && pending->generation == NULL && pending->timeline == 0)
+        if (pending->held && pending->generation == NULL && pending->timeline == 0)
             sd_event_source_set_time_relative(pending->timer, 0);
     }
 }

@@ -581,18 +581,56 @@ static int refuse_hello(struct node *node, const struct node_peer *peer,
     return HVI_ERR_REFUSED;
 }
 
+static struct node_engine *engine_of(const struct node *node, const struct hvi_engine_hello *hello)
+{
+    struct node_engine *engine;
+
+    DL_FOREACH(node->engines, engine)
+    {
+        const struct node_job_name *job = &engine->generation->job->name;
+        if (engine->generation->number == hello->generation && job->uid == hello->uid &&
+            strcmp(job->id, hello->job) == 0)
+            return engine;
+    }
+    return NULL;
+}
+
+/* Two engines of one generation: this one was held up and came when ranks had got another. Its ranks are told and may
+ * come again, the other one's wait for them. Not where it is the same engine, whose broken link is not read yet. */
+static int refuse_twin(struct node *node, const struct node_peer *peer,
+                       const struct hvi_engine_hello *hello, int fd)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_STOP};
+    const struct node_engine *other = engine_of(node, hello);
+    size_t length;
+
+    if (other != NULL && other->pid != peer->pid) {
+        snprintf(msg.engine_stop.reason, sizeof(msg.engine_stop.reason),
+                 "hvdd was killed, and its successor has started another engine (pid %d) for other "
+                 "ranks of the job; open the session again",
+                 (int)other->pid);
+        if (hvi_packet_msg_encode(&msg, node->encoded, sizeof(node->encoded), &length) == HVI_OK)
+            hvi_packet_send(fd, node->encoded, length, NULL, 0, 0);
+    }
+    return refuse_hello(node, peer, hello, "this generation of its job runs already");
+}
+
 int node_link_hello(struct node *node, const struct node_peer *peer,
                     const struct hvi_engine_hello *hello, int fd, int pidfd)
 {
     struct node_generation *generation;
     struct node_engine *engine;
     const char *why;
+    int status;
 
     if (!hello_matches(node, peer, hello, &why))
         return refuse_hello(node, peer, hello, why);
-    if (node_generation_new(&node->jobs, hello->job, hello->uid, hello->job_key_digest, hello->size,
-                            seats_of(hello), hello->generation, &generation) != HVI_OK)
-        return refuse_hello(node, peer, hello, "this generation of its job runs already");
+    status = node_generation_new(&node->jobs, hello->job, hello->uid, hello->job_key_digest,
+                                 hello->size, seats_of(hello), hello->generation, &generation);
+    if (status == HVI_ERR_INVALID)
+        return refuse_twin(node, peer, hello, fd);
+    if (status != HVI_OK)
+        return refuse_hello(node, peer, hello, "hvdd is out of memory or descriptors");
     engine = node_link_new(node, generation, fd, peer->pid, pidfd, false);
     if (engine == NULL) {
         node_generation_end(&node->jobs, generation, "hvdd cannot watch its engine");
@@ -606,5 +644,6 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
             (int)peer->pid);
     restore_slots(node, generation, hello);
     node_link_presence(engine);
+    node_attach_wake_held(node);
     return HVI_OK;
 }

@@ -149,6 +149,8 @@ int node_listen_open(struct node *node)
         if (node->attach_fd < 0)
             return HVI_ERR_DAEMON;
     }
+    if (node->rundir.left)
+        node_attach_await_hellos(node);
     return node_acceptor_open(&node->attach_acceptor, node, node->attach_fd, node_attach_accept);
 }
 

@@ -50,10 +50,11 @@ struct node_pending {
     size_t length;
     struct node_generation *generation; /* set: handed to its engine, which has not answered */
     int32_t rank;
-    bool retried;           /* an engine ended under it once */
-    uint64_t held_until_ns; /* not 0: its rank seemed taken; decided again until then */
-    bool has_file;          /* the first message has a descriptor, and is still in the socket */
-    uint64_t timeline;      /* EngineTimeline.request, which its engine is answering; 0: none */
+    bool retried; /* an engine ended under it once */
+    bool held;    /* decided again, when a rank goes, an engine comes or the time is over */
+    uint64_t duplicate_until_ns; /* not 0: its rank seemed taken; may do so until then */
+    bool has_file;     /* the first message has a descriptor, and is still in the socket */
+    uint64_t timeline; /* EngineTimeline.request, which its engine is answering; 0: none */
     const struct node_engine *timeline_engine;
 };
 
@@ -172,6 +173,7 @@ struct node {
     struct node_jobs jobs;
     struct node_engine *engines;
     sd_event_source *beat;
+    uint64_t hellos_until_ns; /* engines of a killed hvdd may still say hello; 0: there was none */
     uint64_t next_session, next_query;
     pid_t hello_refused_pid; /* so that its retries are logged once */
     struct node_counters counters;
@@ -231,6 +233,8 @@ void node_attach_timeline_done(struct node *node, const struct node_engine *engi
                                const struct hvi_ack *ack);
 /* A rank has gone: attaches that are held because of it are decided again. */
 void node_attach_wake_held(struct node *node);
+/* The hvdd before us was killed: ranks that find no engine are held until its engines had time to say hello. */
+void node_attach_await_hellos(struct node *node);
 /* The engine is gone: connections it had not answered are tried again once (`clean`) or get an
  * error. */
 void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,

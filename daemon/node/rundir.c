@@ -24,6 +24,7 @@
 
 #define LOCK_NAME   "hvdd.lock"
 #define STORED_MARK "stored\n"
+#define NOBODY      "unknown" /* has had the lock */
 #define LEFT_NAP_NS                                                                                \
     1000000 /* between two tries to take a lock that a dead hvdd has left to another process */
 #define LEFT_ROUNDS 1000
@@ -125,7 +126,7 @@ static void read_lock(int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
     text[length > 0 ? length : 0] = '\0';
     *stored_p = strstr(text, STORED_MARK) != NULL;
     text[strcspn(text, "\n")] = '\0';
-    snprintf(pid_p, pid_size, "%.15s", text[0] != '\0' ? text : "unknown");
+    snprintf(pid_p, pid_size, "%.15s", text[0] != '\0' ? text : NOBODY);
 }
 
 /* Only a courtesy for those who read it; the lock itself holds without. The file is never empty in
@@ -164,7 +165,8 @@ static bool take_lock(int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
     return true;
 }
 
-static int lock_dir(int dir_fd, const char *path, bool *stored_p, char *text_p, size_t text_size)
+static int lock_dir(int dir_fd, const char *path, bool *left_p, bool *stored_p, char *text_p,
+                    size_t text_size)
 {
     char pid[16];
     int lock_fd;
@@ -181,6 +183,7 @@ static int lock_dir(int dir_fd, const char *path, bool *stored_p, char *text_p, 
             return -1;
         }
         if (still_there(dir_fd, lock_fd)) {
+            *left_p = strcmp(pid, NOBODY) != 0;
             write_lock(lock_fd, "");
             return lock_fd;
         }
@@ -206,7 +209,7 @@ int node_rundir_open(const char *path, bool private_mode, struct node_rundir *ru
     dir_fd = open_dir(path, private_mode, &rundir.created, text_p, text_size);
     if (dir_fd < 0)
         return HVI_ERR_REFUSED;
-    rundir.lock_fd = lock_dir(dir_fd, path, &rundir.stored, text_p, text_size);
+    rundir.lock_fd = lock_dir(dir_fd, path, &rundir.left, &rundir.stored, text_p, text_size);
     close(dir_fd);
     if (rundir.lock_fd < 0)
         return HVI_ERR_REFUSED; /* a directory we just made is left to the hvdd that was faster */

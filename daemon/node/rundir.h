@@ -14,6 +14,7 @@ struct node_rundir {
     char path[HVI_WIRE_PATH];
     int lock_fd;  /* -1: not locked */
     bool created; /* by us: removed again at the end */
+    bool left;    /* by a hvdd that was killed: one that ends removes its lock file */
     bool stored;  /* the hvdd before us had given attach.sock to systemd's fd store */
 };
 #define NODE_RUNDIR_INIT                                                                           \

@@ -389,6 +389,67 @@ START_TEST(
 }
 END_TEST
 
+/* One generation would have two engines, each of which waits for ranks that are at the other. */
+START_TEST(a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_same)
+{
+    int first, second, engine;
+
+    rig_start(&rig, plain);
+    first = rig_attach(&rig, rig_request("a", 0, 2), HVI_OK, &reply);
+    engine = reply.engine_pid;
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    crash();
+    rig_start(&rig, plain);
+    second = rig_connect(&rig);
+    rig_send_attach(second, rig_request("a", 1, 2));
+    ck_assert_int_eq(poll(&(struct pollfd){.fd = second, .events = POLLIN}, 1, 100), 0);
+    ck_assert_int_eq(kill(engine, SIGCONT), 0);
+    ck_assert(rig_read_reply(second, &reply));
+    ck_assert_int_eq(reply.status, HVI_OK);
+    ck_assert_int_eq(reply.engine_pid, engine);
+    close(first);
+    close(second);
+    rig_wait_engines(&rig, 0);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+/* The test is the engine that comes too late. */
+START_TEST(of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sessions)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_HELLO,
+                                 .engine_hello = {.protocol_version = HVI_PROTOCOL_VERSION,
+                                                  .job = "a",
+                                                  .generation = 1,
+                                                  .size = 2,
+                                                  .uid = (uint32_t)getuid(),
+                                                  .pid = (int32_t)getpid()}};
+    static struct hvi_packet packet;
+    int fd, first, second, engine;
+
+    rig_start(&rig, plain);
+    first = rig_attach(&rig, rig_request("a", 0, 2), HVI_OK, &reply);
+    engine = reply.engine_pid;
+    fd = rig_connect(&rig);
+    rig_send(fd, &msg);
+    ck_assert_int_eq(
+        hvi_packet_receive(fd, &packet, hvi_deadline_after(RIG_MS * (int64_t)HVI_NS_MS)), HVI_OK);
+    ck_assert_int_eq(hvi_packet_msg_decode(packet.bytes, packet.length, &msg, NULL, 0), HVI_OK);
+    ck_assert_int_eq(msg.kind, HVI_PACKET_ENGINE_STOP);
+    ck_assert_ptr_nonnull(strstr(msg.engine_stop.reason, "has started another engine"));
+    hvi_packet_msg_free(&msg);
+    close(fd);
+    second = rig_attach(&rig, rig_request("a", 1, 2), HVI_OK, &reply);
+    ck_assert_int_eq(reply.engine_pid, engine);
+    close(first);
+    close(second);
+    rig_wait_engines(&rig, 0);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
 START_TEST(an_engine_without_clients_ends_with_a_crashed_hvdd)
 {
     rig_start(&rig, plain);
@@ -528,6 +589,9 @@ int main(void)
     tcase_add_test(
         tcase,
         an_engine_of_a_job_on_several_nodes_comes_back_with_its_seats_and_hears_that_there_is_no_mesh);
+    tcase_add_test(tcase, a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_same);
+    tcase_add_test(tcase,
+                   of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sessions);
     tcase_add_test(tcase, an_engine_without_clients_ends_with_a_crashed_hvdd);
     tcase_add_test(tcase, systemd_hears_ready_status_watchdog_reload_and_stop);
     tcase_add_test(tcase, a_connection_made_while_hvdd_was_dead_is_served_from_the_fd_store);
