@@ -20,7 +20,8 @@ def test_every_operation_and_type_gives_what_it_should(ranks, np):
     assert done.stdout.count("all is well") == np
 
 
-@pytest.mark.parametrize("program", ["nodes.py", pytest.param("groups.py", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("program", ["nodes.py", "groups.py"])
 def test_two_nodes_have_groups_sends_and_a_mesh(ranks, program):
     hvdrun = str(BUILD / "bin" / "hvdrun")
     done = ranks.start([hvdrun, "-H", "localhost:2,127.0.0.1:2", sys.executable, str(PROGRAMS / program)])

@@ -37,8 +37,8 @@ def test_the_script_that_two_nodes_train_learns_on_one(ranks):
     assert [match[1] for match in said] == ["0", "1"] and said[0][2] == said[1][2] and float(said[0][3]) >= 80
 
 
-@pytest.mark.parametrize("name, epochs, least", [("digits", "5", 88),
-                                                 pytest.param("resnet", "3", 80, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("name, epochs, least", [("digits", "5", 88), ("resnet", "3", 80)])
 def test_an_example_learns_the_digits(ranks, name, epochs, least):
     """After their default number of epochs both are above 93 %."""
     lines = lines_of(ranks, str(EXAMPLES / f"{name}.py"), "--epochs", epochs)
