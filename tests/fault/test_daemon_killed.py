@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGKILL of hvdd: running jobs go on, and a new hvdd in the same directory takes them over."""
+import os
+import signal
 import time
 
 from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until
@@ -39,6 +41,27 @@ def test_a_running_job_goes_on_without_the_daemon_and_is_found_again_by_a_new_on
         assert reply["status"] == Status.OK and reply["done"] > 0
         rank.collect()
     job.check_usable()
+
+
+def test_a_rank_that_comes_before_the_engine_has_said_hello_meets_its_peers(daemon):
+    first, second, alone = (daemon.rank() for _ in range(3))
+    first.open("half", 0, 2)
+    engine = daemon.jobs()[0]["engine_pid"]
+    os.kill(engine, signal.SIGSTOP)
+    daemon.kill()
+    restart(daemon)
+    second.post("open", job="half", rank=1, size=2)
+    alone.post("open", job="other", rank=0, size=1)
+    asked_ns = time.monotonic_ns()
+    time.sleep(0.1)
+    os.kill(engine, signal.SIGCONT)
+    assert second.collect()["status"] == Status.OK
+    assert alone.collect()["status"] == Status.OK
+    check_prompt("a job whose engine is no earlier hvdd's began", time.monotonic_ns() - asked_ns, 500_000_000)
+    assert [job["engine_pid"] for job in daemon.jobs() if job["job"] == "half"] == [engine]
+    ops = [rank.submit("barrier", "met") for rank in (first, second)]
+    for rank, op in zip((first, second), ops):
+        assert rank.outcome(op).ok
 
 
 def test_the_rules_of_attach_hold_for_a_recovered_job(daemon):
