@@ -313,7 +313,10 @@ static void fill(struct hvt_part *my, const struct hvt_bring *bring)
     }
     part->copy.count = count;
     part->in_bytes = count * hvi_dtype_bytes(bring->dtype);
+    part->memory = bring->memory;
+    part->instance = bring->instance;
     my->room = bring->room;
+    my->out_memory = bring->out_memory;
     if (bring->given || !engine_sizes_asks(bring->kind)) {
         part->copy.out_region = 2;
         part->copy.out_capacity = engine_sizes_asks(bring->kind) ? bring->room : part->in_bytes;
@@ -405,6 +408,8 @@ static bool give_outputs(struct hvt_job *job)
             if (!my->used || my->over || !my->asked)
                 continue;
             my->asked = false;
+            if (my->part.memory == ENGINE_MEMORY_ANY)
+                my->part.memory = my->out_memory;
             my->part.copy.out_region = 2;
             my->part.copy.out_capacity =
                 my->room < my->part.out_bytes ? my->room : my->part.out_bytes;
@@ -494,6 +499,13 @@ static void note_started(struct hvt_node *node, const struct engine_op *op)
         node->started[node->started_count++] = op->sequence << 16 | (op->tensor->hash & 0xffff);
 }
 
+static void note_workers(struct hvt_node *node, const struct engine_op *op)
+{
+    node->worker_count = !op->instances ? 0 : op->partial ? 2 : op->set->size;
+    if (op->instances)
+        memcpy(node->workers, op->instances, node->worker_count * sizeof node->workers[0]);
+}
+
 /* As the backend: a tentative work ends when all nodes have started it, or when it is withdrawn. */
 static bool end_tentative(struct hvt_node *node)
 {
@@ -554,6 +566,7 @@ static bool execute(struct hvt_node *node)
             else
                 check_places(node, op);
             check_sizes(op);
+            note_workers(node, op);
             node->sequence = op->sequence;
         }
         done = true;

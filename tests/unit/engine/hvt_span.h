@@ -41,6 +41,9 @@ struct hvt_node {
     struct engine_op *tentative[HVT_TENTATIVE]; /* what executes and may be withdrawn */
     uint32_t tentative_count;
     uint64_t replayed, withdrawn; /* works */
+    uint64_t workers
+        [HVT_RANKS]; /* of the last work: as it was told of GPUs, by set rank or sender and receiver */
+    uint32_t worker_count; /* 0: memory of the host */
 };
 
 struct hvt_part {
@@ -49,7 +52,8 @@ struct hvt_part {
     bool used, over, dropped, asked;
     int status;
     int32_t culprit;
-    uint64_t room; /* of the output that is given when it is asked for */
+    uint64_t room;      /* of the output that is given when it is asked for */
+    uint8_t out_memory; /* likewise, where no input has said it */
     int64_t integers[HVT_RANKS];
     char text[HVI_TEXT_MAX + 1];
 };
@@ -85,6 +89,8 @@ struct hvt_bring {
     uint64_t tag;  /* SEND, RECV, SET_OPEN */
     bool given;    /* the output comes at once */
     uint64_t room; /* of the output */
+    uint8_t memory, out_memory;
+    uint64_t instance; /* DEVICE: the GPU's worker */
 };
 
 /* Ranks are dealt to nodes in turn, or at random. nodes 1: the reference. */

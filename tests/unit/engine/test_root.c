@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What nodes and the root do not believe of each other, each with its sentence; and the root alone. */
 #include "base/status.h"
+#include "base/types.h"
+#include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/span.h"
 #include "daemon/engine/order/verdict.h"
 #include "tests/unit/engine/hvt_span.h"
@@ -16,6 +18,7 @@ static char text[512];
 static unsigned char name[] = "w", other[] = "v", latin[] = "\xe9";
 static int64_t dims[] = {4, 1}, splits[] = {1, 1, 1, 1};
 static int32_t places[] = {0, 1}, twice[] = {1, 1}, beyond[] = {2};
+static uint64_t workers[] = {5, 0, 0, 0};
 static struct hvi_mesh_said said[3];
 static struct hvi_mesh_report report;
 
@@ -164,6 +167,67 @@ static void an_opening_that_starts(void)
     report.what = HVI_MESH_STARTS;
 }
 
+static void no_such_memory(void)
+{
+    said[0].memory = 9;
+}
+
+static void a_gpu_of_the_host(void)
+{
+    said[0].instances = workers;
+    said[0].instance_count = 1;
+}
+
+static void a_gpu_of_one_of_two(void)
+{
+    said[0].memory = HVI_MEMORY_DEVICE;
+    said[0].instances = workers;
+    said[0].instance_count = 1;
+}
+
+static void a_gpu_without_a_worker(void)
+{
+    a_gpu_of_one_of_two();
+    said[0].instance_count = 2;
+}
+
+static void a_second_one_without_a_worker(void)
+{
+    a_gpu_of_one_of_two();
+    said[0].places = places;
+    said[0].place_count = 1;
+    said[1] = said[0];
+    said[1].reduce_op = HVI_REDUCE_MAX;
+    said[1].places = places + 1;
+    said[1].instances = workers + 1;
+    report.said_count = 2;
+}
+
+static void a_second_group_without_a_name(void)
+{
+    group(2, 0);
+    said[0].places = places;
+    said[0].place_count = 1;
+    said[1] = said[0];
+    said[1].leader.name = latin;
+    said[1].places = places + 1;
+    report.said_count = 2;
+}
+
+static void too_many_dimensions(void)
+{
+    static int64_t many[HVI_DIMS_MAX + 1] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+    said[0].dims = many;
+    said[0].ndim = HVI_DIMS_MAX + 1;
+}
+
+static void a_halt_where_nothing_repeats(void)
+{
+    report.what = HVI_MESH_HALTED;
+    report.sequence = 1;
+}
+
 static void no_such_reduce(void)
 {
     said[0].reduce_op = 77;
@@ -255,6 +319,14 @@ static const struct {
     {an_opening_of_nobody, "a process set without ranks"},
     {an_opening_with_a_rank_twice, "a process set with rank 1"},
     {an_opening_that_starts, "what it says of a process set that is being opened"},
+    {no_such_memory, "memory 9"},
+    {a_gpu_of_the_host, "1 GPU workers of 0 ranks"},
+    {a_gpu_of_one_of_two, "1 GPU workers of 2 ranks"},
+    {a_gpu_without_a_worker, "memory of a GPU that no worker has"},
+    {a_second_one_without_a_worker, "memory of a GPU that no worker has"},
+    {a_second_group_without_a_name, "a group without a name"},
+    {too_many_dimensions, "dtype 7, reduce op 1, 9 dimensions"},
+    {a_halt_where_nothing_repeats, "it cannot have halted before work 1"},
     {no_such_reduce, "reduce op 77"},
     {a_place_twice, "it has no member 1 to speak for"},
     {a_place_beyond, "it has no member 2 to speak for"},
@@ -334,9 +406,11 @@ START_TEST(a_node_opens_and_closes_what_is_its_own)
     ck_assert_int_eq(tell(1), HVI_OK);
     ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
     ck_assert_str_eq(text, "node 1: report: it had reported this op already");
-    report.kind = HVI_KIND_SET_CLOSE;
     report.set = 1;
     report.serial = 1;
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 1: report: a process set is opened in process set 1");
+    report.kind = HVI_KIND_SET_CLOSE;
     ck_assert_int_eq(tell(0), HVI_ERR_PROTOCOL);
     ck_assert_str_eq(text, "node 0: report: process set 1 is not its own to close");
     ck_assert_int_eq(tell(1), HVI_OK);
@@ -388,9 +462,86 @@ START_TEST(what_comes_too_late_is_ignored)
 }
 END_TEST
 
+START_TEST(so_many_ops_wait_for_nodes_and_no_more)
+{
+    char names[16];
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    report.tensor.name = (unsigned char *)names;
+    for (uint32_t i = 0; i <= ENGINE_ROOT_WAITING_MAX; i++) {
+        report.tensor.name_bytes = (size_t)snprintf(names, sizeof names, "w%u", i);
+        ck_assert_int_eq(tell(1), i < ENGINE_ROOT_WAITING_MAX ? HVI_OK : HVI_ERR_LIMIT);
+    }
+    stop();
+}
+END_TEST
+
+/* ---- works that repeat ---- */
+
+/* All ranks bring 'w', until it repeats without a word between nodes. */
+static void repeat(void)
+{
+    struct hvt_bring what = {.name = "w",
+                             .kind = HVI_KIND_ALLREDUCE,
+                             .dtype = HVI_DTYPE_FLOAT32,
+                             .reduce_op = HVI_REDUCE_SUM,
+                             .ndim = 1,
+                             .dims = {4},
+                             .prescale = 1};
+
+    for (int turn = 0; turn < 8; turn++) {
+        for (int32_t rank = 0; rank < job.size; rank++)
+            hvt_job_bring(&job, rank, 0, &what);
+        hvt_job_run(&job);
+        hvt_job_step(&job);
+    }
+}
+
+START_TEST(a_node_halts_when_it_is_asked_and_not_before_what_has_started)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    repeat();
+    const struct engine_root *root = &job.node[0].mesh.root;
+    ck_assert(root->live && job.node[1].order.schedule.live);
+    fill();
+    report.what = HVI_MESH_HALTED;
+    report.seen = job.node[1].order.seen;
+    report.sequence = root->sequence + 1;
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL); /* nobody was asked */
+    report.what = HVI_MESH_HALT;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    ck_assert(root->halting);
+    report.what = HVI_MESH_HALTED;
+    report.sequence = root->sequence;
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_ptr_nonnull(strstr(text, "node 1: report: it cannot have halted before work "));
+    hvt_job_run(&job);
+    ck_assert(!root->live && !root->halting);
+    repeat();
+    ck_assert(root->live);
+    stop();
+}
+END_TEST
+
 /* ---- verdicts ---- */
 
 static struct hvi_mesh_verdict verdict;
+
+/* The first one, that 'w' starts. */
+static void fill_verdict(void)
+{
+    verdict = (struct hvi_mesh_verdict){
+        .what = HVI_MESH_STARTS,
+        .number = 1,
+        .sequence = 1,
+        .kind = HVI_KIND_ALLREDUCE,
+        .tensor = {.name = name, .name_bytes = 1},
+        .has_tensor = true,
+        .last = -1,
+        .culprit = -1,
+    };
+}
 
 /* Node 1 has reported an allreduce 'w' and, as 'v', an allgather; the sends of ranks 1 and 3, to rank 0;
  * two openings; and 's', a new set. */
@@ -424,16 +575,7 @@ static void report_two(void)
         hvt_job_bring(&job, rank, 4, &what);
         what.integer_count = 0;
     }
-    verdict = (struct hvi_mesh_verdict){
-        .what = HVI_MESH_STARTS,
-        .number = 1,
-        .sequence = 1,
-        .kind = HVI_KIND_ALLREDUCE,
-        .tensor = {.name = name, .name_bytes = 1},
-        .has_tensor = true,
-        .last = -1,
-        .culprit = -1,
-    };
+    fill_verdict();
 }
 
 static void out_of_turn(void)
@@ -497,6 +639,40 @@ static void with_the_rows_of_others(void)
     verdict.row_count = 4;
 }
 
+static void with_the_gpus_of_some(void)
+{
+    verdict.instances = workers;
+    verdict.instance_count = 3;
+}
+
+static void with_a_gpu_of_ours(void)
+{
+    verdict.instances = workers;
+    verdict.instance_count = 4;
+    workers[1] = 7;
+}
+
+static void of_a_step(void)
+{
+    verdict.what = HVI_MESH_REPEATS;
+    verdict.count = 1;
+}
+
+static void of_the_end_of_no_step(void)
+{
+    verdict.what = HVI_MESH_HALT;
+}
+
+static void of_a_report(void)
+{
+    verdict.what = HVI_MESH_HALTED;
+}
+
+static void of_a_step_that_was_not_halted(void)
+{
+    verdict.what = HVI_MESH_RESUMES;
+}
+
 static void unasked(void)
 {
     verdict.what = HVI_MESH_RETRACT;
@@ -550,6 +726,20 @@ static void of_a_send_with_sizes(void)
     verdict.what = HVI_MESH_SIZED;
 }
 
+static void of_a_send_with_one_gpu(void)
+{
+    of_a_send();
+    verdict.instances = workers;
+    verdict.instance_count = 1;
+}
+
+static void of_a_send_with_a_gpu_of_ours(void)
+{
+    of_a_send();
+    verdict.instances = workers;
+    verdict.instance_count = 2;
+}
+
 static void of_an_offer(void)
 {
     of_a_send();
@@ -561,6 +751,28 @@ static void of_an_offer_with_a_success(void)
 {
     of_an_offer();
     verdict.what = HVI_MESH_GIVE_UP;
+}
+
+/* Of four elements, which its ranks might send. */
+static void of_a_good_offer(void)
+{
+    of_an_offer();
+    verdict.has_said = true;
+    verdict.said = (struct hvi_mesh_said){
+        .kind = HVI_KIND_SEND, .dtype = HVI_DTYPE_FLOAT32, .root = 1, .dims = dims, .ndim = 1};
+    dims[0] = 4;
+}
+
+static void of_an_offer_of_no_memory(void)
+{
+    of_a_good_offer();
+    verdict.said.memory = 9;
+}
+
+static void of_an_offer_without_its_gpu(void)
+{
+    of_a_good_offer();
+    verdict.said.memory = HVI_MEMORY_DEVICE;
 }
 
 static void of_no_opening(void)
@@ -599,6 +811,12 @@ static const struct {
     {with_a_join_of_ours, "verdict 1: it is wrong about rank 1"},
     {with_rows, "verdict 1: its sizes cannot be"},
     {with_the_rows_of_others, "verdict 1: its sizes cannot be"},
+    {with_the_gpus_of_some, "verdict 1: 3 GPU workers of 4 ranks"},
+    {with_a_gpu_of_ours, "verdict 1: it is wrong about the GPU of rank 1"},
+    {of_a_step, "verdict 1: the last 1 works cannot repeat as 1"},
+    {of_the_end_of_no_step, "verdict 1: nothing repeats"},
+    {of_a_report, "verdict 1: it is no verdict"},
+    {of_a_step_that_was_not_halted, "verdict 1: works 0 to 1 cannot be, as 1 was next"},
     {unasked, "verdict 1: it was not asked for"},
     {with_a_success, "verdict 1: a failure of kind 0 with status 0"},
     {of_nobodys_send, "verdict 1: rank 0 sends nothing to rank 0 between this node and others"},
@@ -607,7 +825,11 @@ static const struct {
     {of_a_send_unasked, "verdict 1: it was not asked for"},
     {of_a_send_with_a_success, "verdict 1: a failure with status 0"},
     {of_a_send_with_sizes, "verdict 1: there is no verdict of kind 2 for a send"},
+    {of_a_send_with_one_gpu, "verdict 1: 1 GPU workers of two ranks"},
+    {of_a_send_with_a_gpu_of_ours, "verdict 1: it is wrong about the GPU of rank 1"},
     {of_an_offer, "verdict 1: rank 0 cannot send that"},
+    {of_an_offer_of_no_memory, "verdict 1: rank 0 cannot send that"},
+    {of_an_offer_without_its_gpu, "verdict 1: rank 0 cannot send that"},
     {of_an_offer_with_a_success, "verdict 1: a failure with status 0"},
     {of_no_opening, "verdict 1: of kind 3, about opening 9 of process set 1 as it cannot be"},
     {of_a_set_beyond, "verdict 1: of kind 3, about opening 2 of process set 1024 as it cannot be"},
@@ -622,6 +844,69 @@ START_TEST(the_root_is_not_believed_a_verdict)
     ck_assert_int_eq(engine_verdict_hear(&job.node[1].order, &verdict, text, sizeof text),
                      HVI_ERR_PROTOCOL);
     ck_assert_str_eq(text, false_verdicts[_i].sentence);
+    stop();
+}
+END_TEST
+
+static int hear(void)
+{
+    return engine_verdict_hear(&job.node[1].order, &verdict, text, sizeof text);
+}
+
+START_TEST(sends_of_other_nodes_wait_as_many_as_ranks_can_have_in_flight)
+{
+    const uint64_t most = 4 * HVI_CQ_SLOTS;
+
+    report_two();
+    of_a_good_offer();
+    for (uint64_t i = 1; i <= most; i++) {
+        verdict.number = verdict.pair.id = i;
+        ck_assert_int_eq(hear(), HVI_OK);
+    }
+    ck_assert_uint_eq(job.node[1].order.offers, most);
+    verdict.number++;
+    ck_assert_int_eq(hear(), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "verdict 16385: more sends than ranks can have in flight");
+    stop();
+}
+END_TEST
+
+START_TEST(sets_do_not_change_without_a_rank_that_has_joined)
+{
+    const struct hvt_bring join = {.name = "join", .kind = HVI_KIND_JOIN, .root = -1};
+    const struct hvt_bring add = {.name = "s",
+                                  .kind = HVI_KIND_SET_ADD,
+                                  .root = -1,
+                                  .integers = (const int64_t[]){0, 1},
+                                  .integer_count = 2};
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill_verdict();
+    hvt_job_bring(&job, 1, 0, &join);
+    hvt_job_bring(&job, 3, 0, &add);
+    verdict.kind = HVI_KIND_SET_ADD;
+    verdict.tensor.name = (unsigned char *)(uintptr_t) "s";
+    verdict.new_set = 1;
+    ck_assert_int_eq(hear(), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "verdict 1: sets change without a rank that has joined");
+    stop();
+}
+END_TEST
+
+START_TEST(a_step_has_each_tensor_once)
+{
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill_verdict();
+    repeat();
+    engine_schedule_halt(&job.node[0].order);
+    hvt_job_run(&job);
+    ck_assert(!job.node[1].order.schedule.live && job.node[1].order.schedule.past_count >= 2);
+    verdict.what = HVI_MESH_REPEATS;
+    verdict.count = 2;
+    verdict.number = job.node[1].order.seen + 1;
+    verdict.sequence = job.node[1].order.sequence + 1;
+    ck_assert_int_eq(hear(), HVI_ERR_PROTOCOL);
+    ck_assert_ptr_nonnull(strstr(text, ": a tensor comes twice in a step"));
     stop();
 }
 END_TEST
@@ -761,7 +1046,12 @@ int main(void)
     tcase_add_test(tcase, groups_come_one_after_the_other);
     tcase_add_test(tcase, a_group_without_its_first_member_fails);
     tcase_add_test(tcase, what_comes_too_late_is_ignored);
+    tcase_add_test(tcase, so_many_ops_wait_for_nodes_and_no_more);
+    tcase_add_test(tcase, a_node_halts_when_it_is_asked_and_not_before_what_has_started);
     tcase_add_loop_test(tcase, the_root_is_not_believed_a_verdict, 0, FALSE_VERDICTS);
+    tcase_add_test(tcase, sends_of_other_nodes_wait_as_many_as_ranks_can_have_in_flight);
+    tcase_add_test(tcase, sets_do_not_change_without_a_rank_that_has_joined);
+    tcase_add_test(tcase, a_step_has_each_tensor_once);
     tcase_add_test(tcase, a_neighbour_speaks_for_what_is_behind_it_only);
     tcase_add_test(tcase, a_message_goes_on_and_not_back);
     tcase_add_test(tcase, a_message_is_of_a_node_of_the_job);

@@ -897,6 +897,192 @@ START_TEST(a_send_in_a_set_that_is_closed_fails)
 }
 END_TEST
 
+/* ---- memory of GPUs ---- */
+
+/* The rank's operands lie on a GPU, whose worker has this number. */
+static struct hvt_bring on_gpu(struct hvt_bring what, int32_t rank)
+{
+    what.memory = HVI_MEMORY_DEVICE;
+    what.instance = 100 + (uint64_t)rank;
+    return what;
+}
+
+/* Every node was told of the last work which worker has each rank's memory, and that `none` (-1: all have some) has none. */
+static void expect_workers(int32_t none)
+{
+    for (uint32_t i = 0; i < job.nodes; i++) {
+        ck_assert_uint_eq(job.node[i].worker_count, (uint32_t)job.size);
+        for (int32_t rank = 0; rank < job.size; rank++)
+            ck_assert_uint_eq(job.node[i].workers[rank], rank == none ? 0 : 100 + (uint64_t)rank);
+    }
+}
+
+static void bring_all_on_gpus(uint32_t which, const struct hvt_bring *what)
+{
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        struct hvt_bring mine = on_gpu(*what, rank);
+        bring(rank, which, &mine);
+    }
+}
+
+START_TEST(every_node_is_told_which_worker_has_each_ranks_memory)
+{
+    struct hvt_bring sum = allreduce("w1", 4), gather = allreduce("g", 2);
+    int64_t splits[HVT_RANKS];
+
+    begin(&layouts[_i], 10);
+    bring_all_on_gpus(0, &sum);
+    step();
+    expect_workers(-1);
+    gather.kind = HVI_KIND_ALLGATHER; /* its outputs are asked for before it starts */
+    gather.room = 1 << 16;
+    bring_all_on_gpus(0, &gather);
+    step();
+    expect_workers(-1);
+    for (int32_t rank = 0; rank < one.size; rank++) { /* each rank says something else */
+        struct hvt_bring to = on_gpu(allreduce("a", one.size + rank), rank);
+        for (int32_t i = 0; i < one.size; i++)
+            splits[i] = 1 + (i == 0 ? rank : 0);
+        to.kind = HVI_KIND_ALLTOALL;
+        to.room = 1 << 16;
+        to.integers = splits;
+        to.integer_count = (uint32_t)one.size;
+        bring(rank, 0, &to);
+    }
+    step();
+    expect_workers(-1);
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring(rank, 0, &sum);
+    step();
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_uint_eq(job.node[i].worker_count, 0);
+    end();
+}
+END_TEST
+
+START_TEST(a_rank_without_bytes_and_one_that_has_joined_have_no_worker)
+{
+    struct hvt_bring gather = allreduce("g", 2), joined = join_of(0);
+
+    begin(&layouts[_i], 10);
+    gather.kind = HVI_KIND_ALLGATHER;
+    gather.room = 1 << 16;
+    gather.given = true;
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        struct hvt_bring mine = on_gpu(gather, rank);
+        if (rank == 1) {
+            mine.dims[0] = 0;
+            mine.memory = ENGINE_MEMORY_ANY;
+            mine.instance = 0;
+        }
+        bring(rank, 0, &mine);
+    }
+    step();
+    expect_workers(1);
+    bring(0, 1, &joined);
+    for (int32_t rank = 1; rank < one.size; rank++) {
+        struct hvt_bring mine = on_gpu(gather, rank);
+        bring(rank, 0, &mine);
+    }
+    run();
+    expect_workers(0);
+    compare();
+    for (int32_t rank = 1; rank < one.size; rank++) {
+        bring(rank, 1, &joined);
+        run();
+    }
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(ranks_that_disagree_on_memory_stand_in_the_sentence)
+{
+    struct hvt_bring sum = allreduce("w1", 4);
+
+    begin(&layouts[0], 10);
+    for (int32_t rank = 0; rank < 4; rank++) {
+        struct hvt_bring mine = rank == 2 ? sum : on_gpu(sum, rank);
+        bring(rank, 0, &mine);
+    }
+    run();
+    expect(0, 0, HVI_ERR_MISMATCH,
+           "allreduce 'w1': ranks disagree on memory: ranks 0,1,3 said GPU; rank 2 said host");
+    step();
+    end();
+}
+END_TEST
+
+/* What the other nodes know of its memory they have from its input. */
+START_TEST(a_rank_without_an_input_gives_no_output_on_a_gpu_afterwards)
+{
+    struct hvt_bring gather = allreduce("g", 2);
+
+    begin(&layouts[0], 10);
+    gather.kind = HVI_KIND_ALLGATHER;
+    gather.room = 1 << 16;
+    for (int32_t rank = 0; rank < 4; rank++) {
+        struct hvt_bring mine = on_gpu(gather, rank);
+        if (rank == 1) {
+            mine.dims[0] = 0;
+            mine.memory = ENGINE_MEMORY_ANY;
+            mine.out_memory = HVI_MEMORY_DEVICE;
+        }
+        hvt_job_bring(&job, rank, 0, &mine);
+    }
+    hvt_job_run(&job);
+    for (int32_t rank = 0; rank < 4; rank++)
+        expect(rank, 0, HVI_ERR_UNSUPPORTED,
+               "allgather 'g': rank 1 has no input, and its output is memory of a GPU, which the "
+               "other nodes were not told: where a job has several nodes, give an output together "
+               "with the op");
+    hvt_job_step(&job);
+    end();
+}
+END_TEST
+
+START_TEST(both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory)
+{
+    for (int32_t from = 0; from < 2; from++) { /* ranks 0 and 2 are on node 0 */
+        struct hvt_bring send = on_gpu(pair_of(HVI_KIND_SEND, 1 - from, 4), from);
+        struct hvt_bring recv = on_gpu(pair_of(HVI_KIND_RECV, from, 4), 1 - from);
+        begin(&layouts[0], 10);
+        bring(from, 0, &send);
+        bring(1 - from, 0, &recv);
+        step();
+        for (uint32_t i = 0; i < 2; i++) {
+            ck_assert_uint_eq(job.node[i].worker_count, 2);
+            ck_assert_uint_eq(job.node[i].workers[0], 100 + (uint64_t)from);
+            ck_assert_uint_eq(job.node[i].workers[1], 101 - (uint64_t)from);
+        }
+        recv = pair_of(HVI_KIND_RECV, from, 4);
+        bring(from, 0, &send);
+        bring(1 - from, 0, &recv);
+        run();
+        ck_assert_int_eq(job.parts[from][0].status, HVI_ERR_MISMATCH);
+        step();
+        end();
+    }
+}
+END_TEST
+
+/* Which worker has what is in the root's word. */
+START_TEST(a_step_on_gpus_is_negotiated_each_time)
+{
+    struct hvt_bring sum = allreduce("w1", 4);
+
+    begin(&layouts[_i], 10);
+    for (uint32_t turn = 0; turn < 8; turn++) {
+        bring_all_on_gpus(0, &sum);
+        step();
+        expect_workers(-1);
+        for (uint32_t i = 0; i < job.nodes; i++)
+            ck_assert(!job.node[i].order.schedule.live);
+    }
+    end();
+}
+END_TEST
+
 /* ---- programs of chance ---- */
 
 struct plan {
@@ -2053,7 +2239,7 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("engine/span");
-    TCase *tcase = tcase_create("span");
+    TCase *tcase = tcase_create("span"), *gpus = tcase_create("gpus");
 
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, the_last_node_makes_it_start_everywhere, 0, LAYOUTS);
@@ -2110,5 +2296,13 @@ int main(void)
     tcase_add_loop_test(tcase, whatever_happens_while_steps_repeat_every_part_is_answered, 0,
                         LAYOUTS);
     suite_add_tcase(suite, tcase);
+    tcase_add_loop_test(gpus, every_node_is_told_which_worker_has_each_ranks_memory, 0, LAYOUTS);
+    tcase_add_loop_test(gpus, a_rank_without_bytes_and_one_that_has_joined_have_no_worker, 0,
+                        LAYOUTS);
+    tcase_add_test(gpus, ranks_that_disagree_on_memory_stand_in_the_sentence);
+    tcase_add_test(gpus, a_rank_without_an_input_gives_no_output_on_a_gpu_afterwards);
+    tcase_add_test(gpus, both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory);
+    tcase_add_loop_test(gpus, a_step_on_gpus_is_negotiated_each_time, 0, LAYOUTS);
+    suite_add_tcase(suite, gpus);
     return hvt_run_suite(suite);
 }
