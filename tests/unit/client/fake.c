@@ -48,6 +48,7 @@ struct hvt_fake_session {
     struct hvi_fence_page fences;
     struct hvi_device_memory device; /* the last that was announced; without .chunks */
     uint32_t devices, chunks;        /* announced; .chunks of the last one */
+    struct hvt_fake_timeline timeline;
 };
 
 struct hvt_fake {
@@ -148,6 +149,7 @@ static void serve_attach(struct hvt_fake *fake, int fd)
     memset(session, 0, sizeof *session);
     session->fake = fake;
     session->socket_fd = fd;
+    session->timeline.fd = -1;
     session->engine_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     session->client_event = eventfd(0, EFD_CLOEXEC);
     HVI_ASSERT(hvi_channel_create(fake->session_count, 7, &session->channel) == HVD_OK);
@@ -293,6 +295,26 @@ static void remove_region(struct hvt_fake_session *session, const struct hvi_reg
     send_ack(session, remove->request, region ? HVD_OK : HVD_ERR_NOT_FOUND, NULL);
 }
 
+static void close_timeline(struct hvt_fake_session *session)
+{
+    if (session->timeline.fd >= 0)
+        close(session->timeline.fd);
+    session->timeline.fd = -1;
+}
+
+static void start_timeline(struct hvt_fake_session *session, const struct hvi_timeline_start *start,
+                           int fd)
+{
+    const struct hvt_fake_script *script = &session->fake->script;
+    HVI_ASSERT(fd >= 0);
+    close_timeline(session);
+    session->timeline.fd = fd;
+    session->timeline.starts++;
+    session->timeline.mark_cycles = start->mark_cycles;
+    memcpy(session->timeline.path, start->path, sizeof start->path);
+    send_ack(session, start->request, script->timeline_status, script->timeline_text);
+}
+
 static void hang_up(struct hvt_fake_session *session)
 {
     if (session->socket_fd < 0)
@@ -320,6 +342,11 @@ static void control(struct hvt_fake_session *session)
         add_device(session, &msg.device_add, packet);
     } else if (msg.kind == HVI_PACKET_FENCE_ADD) {
         add_fences(session, &msg.fence_add, hvi_packet_take_fd(packet, 0));
+    } else if (msg.kind == HVI_PACKET_TIMELINE_START) {
+        start_timeline(session, &msg.timeline_start, hvi_packet_take_fd(packet, 0));
+    } else if (msg.kind == HVI_PACKET_TIMELINE_STOP) {
+        session->timeline.stops++;
+        send_ack(session, msg.timeline_stop.request, HVD_OK, NULL);
     } else {
         HVI_ASSERT(msg.kind == HVI_PACKET_DETACH);
         session->detached = true;
@@ -619,6 +646,7 @@ static void free_session(struct hvt_fake_session *session)
         hvi_fence_fini(&session->fences);
     close(session->engine_event);
     close(session->client_event);
+    close_timeline(session);
 }
 
 void hvt_fake_stop(struct hvt_fake *fake)
@@ -754,6 +782,14 @@ struct hvi_device_memory hvt_fake_device(struct hvt_fake_session *session, uint3
     *chunks_p = session->chunks;
     pthread_mutex_unlock(&session->fake->mutex);
     return device;
+}
+
+struct hvt_fake_timeline hvt_fake_timeline(struct hvt_fake_session *session)
+{
+    pthread_mutex_lock(&session->fake->mutex);
+    struct hvt_fake_timeline timeline = session->timeline;
+    pthread_mutex_unlock(&session->fake->mutex);
+    return timeline;
 }
 
 bool hvt_fake_detached(struct hvt_fake_session *session)

@@ -43,6 +43,8 @@ struct hvt_fake_script {
     const char *region_text;
     int device_status; /* Ack of DeviceAdd */
     const char *device_text;
+    int timeline_status; /* Ack of TimelineStart */
+    const char *timeline_text;
     bool mute;           /* no Ack at all */
     uint64_t features;   /* of the channel: HVI_FEATURE_* */
     uint64_t silence_ns; /* of the bell page, whose beat is the test's */
@@ -108,6 +110,15 @@ struct hvi_device_memory hvt_fake_device(struct hvt_fake_session *session, uint3
                                          uint32_t *chunks_p);
 /* Later DeviceAdd are answered with this. */
 void hvt_fake_refuse_devices(struct hvt_fake *fake, int status, const char *text);
+/* How many timelines were to start and to stop. The last one's path as it is shown, its mark and its file, which is the
+ * fake's. */
+struct hvt_fake_timeline {
+    uint32_t starts, stops;
+    char path[HVI_WIRE_PATH];
+    bool mark_cycles;
+    int fd; /* -1: none has come */
+};
+struct hvt_fake_timeline hvt_fake_timeline(struct hvt_fake_session *session);
 /* Whether a Detach has come. */
 bool hvt_fake_detached(struct hvt_fake_session *session);
 /* Later RegionAdd are answered with this. */

@@ -260,6 +260,92 @@ START_TEST(several_additions_may_be_in_flight)
 }
 END_TEST
 
+static void open_set(const int *ranks, int count, int id)
+{
+    struct hvd_op *op;
+    ck_assert_msg(hvd_process_set_open_async(session, ranks, count, 9, &op) == HVD_OK, "%s",
+                  hvd_last_error());
+    hvt_fake_done_rows(engine, hvt_fake_take(engine).cookie, id, 0);
+    ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_OK);
+    ck_assert_int_eq(hvd_op_process_set(op), id);
+    hvd_op_free(op);
+}
+
+START_TEST(an_opening_sends_its_ranks_in_order_and_its_tag)
+{
+    struct hvd_op *op;
+    ck_assert_int_eq(hvd_process_set_open_async(session, (const int[]){3, 1}, 2, 9, &op), HVD_OK);
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ck_assert_uint_eq(slot.kind, HVI_KIND_SET_OPEN);
+    ck_assert_uint_eq(slot.process_set, 0);
+    ck_assert_uint_eq(slot.anon_seq, 9);
+    ck_assert_uint_eq(slot.aux_count, 2);
+    const int64_t *sent = hvt_fake_memory(engine, slot.aux_region, slot.aux_offset);
+    ck_assert(sent[0] == 1 && sent[1] == 3);
+    hvt_fake_done_rows(engine, slot.cookie, 5, 0);
+    ck_assert_int_eq(hvd_wait(op, 1000000000), HVD_OK);
+    ck_assert_int_eq(hvd_process_set_rank(session, 5), 0);
+    hvd_op_free(op);
+}
+END_TEST
+
+START_TEST(sets_with_the_same_ranks_may_be_open_together)
+{
+    struct hvd_op *op;
+    const int all[] = {0, 1, 2, 3};
+    open_set(all, SIZE, 1); /* also of all ranks */
+    open_set(all, SIZE, 2);
+    ck_assert_int_eq(hvd_process_set_size(session, 2), SIZE);
+    ck_assert_int_eq(allreduce("x", 1, &op), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_take(engine).process_set, 1);
+    ck_assert_int_eq(allreduce("x", 2, &op), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_take(engine).process_set, 2);
+}
+END_TEST
+
+START_TEST(an_opening_without_this_rank_or_with_a_negative_tag_is_refused_at_once)
+{
+    struct hvd_op *op;
+    expect(hvd_process_set_open_async(session, (const int[]){0, 3}, 2, 9, &op), HVD_ERR_INVALID,
+           "rank 1, this one, is not among the ranks");
+    expect(hvd_process_set_open_async(session, (const int[]){0, 1}, 2, -1, &op), HVD_ERR_INVALID,
+           "tag -1 is negative");
+    expect(hvd_process_set_open_async(session, (const int[]){1, 1}, 2, 9, &op), HVD_ERR_INVALID,
+           "rank 1 is given twice");
+    ck_assert(hvt_fake_is_idle(engine));
+}
+END_TEST
+
+START_TEST(a_set_is_ended_in_the_way_in_which_it_was_made)
+{
+    struct hvd_op *op;
+    add((const int[]){1, 2}, 2, 1);
+    open_set((const int[]){1, 3}, 2, 5);
+    expect(hvd_process_set_close_async(session, 1, &op), HVD_ERR_INVALID,
+           "process set 1 was not opened by its members alone");
+    expect(hvd_process_set_remove_async(session, 5, &op), HVD_ERR_INVALID,
+           "process set 5 was opened by its members");
+    ck_assert(hvt_fake_is_idle(engine));
+}
+END_TEST
+
+START_TEST(a_set_takes_no_ops_from_its_closing_on)
+{
+    struct hvd_op *closing, *op;
+    open_set((const int[]){1, 3}, 2, 5);
+    ck_assert_int_eq(hvd_process_set_close_async(session, 5, &closing), HVD_OK);
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ck_assert_uint_eq(slot.kind, HVI_KIND_SET_CLOSE);
+    ck_assert_uint_eq(slot.process_set, 5);
+    expect(allreduce("x", 5, &op), HVD_ERR_NOT_FOUND, "is being removed");
+    hvt_fake_done_rows(engine, slot.cookie, 5, 0);
+    ck_assert_int_eq(hvd_wait(closing, 1000000000), HVD_OK);
+    hvd_op_free(closing);
+    expect(hvd_process_set_rank(session, 5), HVD_ERR_NOT_FOUND, "no process set 5");
+    expect(hvd_process_set_close_async(session, 5, &op), HVD_ERR_NOT_FOUND, "no process set 5");
+}
+END_TEST
+
 START_TEST(an_addition_that_nobody_waits_for_counts)
 {
     struct hvd_op *op;
@@ -381,6 +467,11 @@ int main(void)
     tcase_add_test(tcase, a_set_that_is_being_removed_takes_no_ops_but_stays_if_that_fails);
     tcase_add_test(tcase, a_failed_addition_leaves_nothing);
     tcase_add_test(tcase, several_additions_may_be_in_flight);
+    tcase_add_test(tcase, an_opening_sends_its_ranks_in_order_and_its_tag);
+    tcase_add_test(tcase, sets_with_the_same_ranks_may_be_open_together);
+    tcase_add_test(tcase, an_opening_without_this_rank_or_with_a_negative_tag_is_refused_at_once);
+    tcase_add_test(tcase, a_set_is_ended_in_the_way_in_which_it_was_made);
+    tcase_add_test(tcase, a_set_takes_no_ops_from_its_closing_on);
     tcase_add_test(tcase, an_addition_that_nobody_waits_for_counts);
     tcase_add_test(tcase, an_engine_that_gives_an_id_twice_ends_the_session);
     tcase_add_test(tcase, a_joined_rank_submits_nothing_until_all_have);
