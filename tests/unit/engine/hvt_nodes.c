@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 struct hvt_bench hvt_nodes[HVT_NODES];
 
@@ -36,7 +37,7 @@ void hvt_nodes_attach(const struct hvi_setting *settings, size_t count)
     }
 }
 
-void hvt_nodes_introduce(void)
+void hvt_nodes_introduce_benches(struct hvt_bench *const benches[HVT_NODES], int32_t seats)
 {
     static unsigned char key[HVI_WIRE_EPOCH_KEY];
     int32_t ranks[HVT_NODES][HVT_SEATS];
@@ -51,18 +52,27 @@ void hvt_nodes_introduce(void)
 
     memset(rows, 0, sizeof rows);
     for (uint32_t n = 0; n < HVT_NODES; n++) {
-        for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+        for (int32_t seat = 0; seat < seats; seat++)
             ranks[n][seat] = rank_of(n, seat);
         snprintf(rows[n].name, sizeof rows[n].name, "h%u", n);
         snprintf(rows[n].address, sizeof rows[n].address, "127.0.0.1");
-        rows[n].port = hvt_nodes[n].engine->rendezvous.port;
+        rows[n].port = benches[n]->engine->rendezvous.port;
         rows[n].ranks = ranks[n];
-        rows[n].rank_count = HVT_SEATS;
+        rows[n].rank_count = (size_t)seats;
     }
     for (uint32_t n = 0; n < HVT_NODES; n++) {
         roster.node = n;
-        engine_rendezvous_roster(hvt_nodes[n].engine, &roster);
+        engine_rendezvous_roster(benches[n]->engine, &roster);
     }
+}
+
+void hvt_nodes_introduce(void)
+{
+    struct hvt_bench *benches[HVT_NODES];
+
+    for (uint32_t n = 0; n < HVT_NODES; n++)
+        benches[n] = &hvt_nodes[n];
+    hvt_nodes_introduce_benches(benches, HVT_SEATS);
 }
 
 static bool have_met(void)
@@ -173,6 +183,34 @@ void hvt_nodes_step(const char *name)
             hvt_nodes_bring(n, seat, name);
     }
     hvt_nodes_expect_sums();
+}
+
+bool hvt_nodes_are_replaying(void)
+{
+    bool live = true;
+
+    for (uint32_t n = 0; n < HVT_NODES; n++)
+        live = live && hvt_nodes[n].engine->order.schedule.live;
+    return live;
+}
+
+void hvt_nodes_replay(const char *name)
+{
+    const int enough = 8; /* steps, for one to be known as one that repeats */
+
+    for (int i = 0; i < enough || !hvt_nodes_are_replaying(); i++) {
+        ck_assert_int_lt(i, 1000);
+        hvt_nodes_step(name);
+    }
+}
+
+void hvt_nodes_lose(uint32_t node, int32_t seat)
+{
+    struct hvt_peer *peer = &hvt_nodes[node].peers[seat];
+
+    close(peer->socket);
+    peer->socket = -1;
+    hvt_nodes_turn();
 }
 
 void hvt_nodes_detach(uint32_t node, int32_t seat)

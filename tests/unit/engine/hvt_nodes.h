@@ -23,6 +23,8 @@ void hvt_nodes_start(void);
 void hvt_nodes_attach(const struct hvi_setting *settings, size_t count);
 /* Each engine gets the list of nodes. They meet when they are turned. */
 void hvt_nodes_introduce(void);
+/* The same of other benches, with so many ranks on each, which are dealt likewise. */
+void hvt_nodes_introduce_benches(struct hvt_bench *const benches[HVT_NODES], int32_t seats);
 /* The engine of one node ends; the others are turned as before. */
 void hvt_nodes_end(uint32_t node);
 void hvt_nodes_close(void);
@@ -41,8 +43,14 @@ void hvt_nodes_bring(uint32_t node, int32_t seat, const char *name);
 void hvt_nodes_expect_sums(void);
 /* Every rank brings this one, and has its answer. */
 void hvt_nodes_step(const char *name);
+/* Whether the works of this step start without a word between nodes. */
+bool hvt_nodes_are_replaying(void);
+/* hvt_nodes_step, until they do. */
+void hvt_nodes_replay(const char *name);
 /* Its session ends in good order. */
 void hvt_nodes_detach(uint32_t node, int32_t seat);
+/* Its socket ends. */
+void hvt_nodes_lose(uint32_t node, int32_t seat);
 /* hvdd asks this node, and gets a report of every node: by its number, to be freed by hvi_packet_msg_free. */
 void hvt_nodes_ask(uint32_t node, const struct hvi_engine_query *query,
                    struct hvi_packet_msg msgs_p[HVT_NODES]);

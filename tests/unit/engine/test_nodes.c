@@ -14,8 +14,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define STEPS 8 /* enough for a step to be known as one that repeats */
-
 static void set_up(void)
 {
     hvt_nodes_open(NULL, 0);
@@ -24,20 +22,6 @@ static void set_up(void)
 static struct engine *engine_of(uint32_t node)
 {
     return hvt_nodes[node].engine;
-}
-
-/* Until the works of this step start without a word between nodes. */
-static bool is_replayed(void)
-{
-    return engine_of(0)->order.schedule.live && engine_of(1)->order.schedule.live;
-}
-
-static void replay(void)
-{
-    for (int i = 0; i < STEPS || !is_replayed(); i++) {
-        ck_assert_int_lt(i, 1000);
-        hvt_nodes_step("w");
-    }
 }
 
 static uint64_t ms_since(uint64_t ns)
@@ -50,9 +34,9 @@ static uint64_t ms_since(uint64_t ns)
 START_TEST(an_op_of_all_nodes_gives_every_rank_the_same)
 {
     hvt_nodes_step("a");
-    replay();
+    hvt_nodes_replay("w");
     hvt_nodes_step("b"); /* ends the replay */
-    ck_assert(!is_replayed());
+    ck_assert(!hvt_nodes_are_replaying());
     hvt_nodes_step("w");
 }
 END_TEST
@@ -66,14 +50,14 @@ static bool is_taken_back(void)
 
 START_TEST(a_work_to_which_a_rank_does_not_come_is_asked_back_and_done_when_it_does)
 {
-    replay();
+    hvt_nodes_replay("w");
     hvt_nodes_bring(0, 0, "w");
     hvt_nodes_bring(0, 1, "w");
     hvt_nodes_bring(1, 0, "w");
     ck_assert_ptr_nonnull(engine_of(0)->order.schedule.first); /* it has been started */
     ck_assert_ptr_null(engine_of(0)->order.waiting_first);
     hvt_nodes_until(is_taken_back);
-    ck_assert(!is_replayed());
+    ck_assert(!hvt_nodes_are_replaying());
     ck_assert_ptr_nonnull(engine_of(0)->order.waiting_first);
     ck_assert_float_eq(hvt_op_memory(&hvt_nodes[0], 1)[0], 2); /* nothing of it was done */
     hvt_nodes_bring(1, 1, "w");
@@ -88,7 +72,7 @@ START_TEST(a_step_that_moves_is_not_asked_back)
     const uint64_t start_ns = hvi_clock_ns();
     uint64_t longest_ms = 0;
 
-    replay();
+    hvt_nodes_replay("w");
     while (ms_since(start_ns) < 250) {
         const uint64_t step_ns = hvi_clock_ns();
         hvt_nodes_bring(0, 0, "w");
@@ -101,30 +85,23 @@ START_TEST(a_step_that_moves_is_not_asked_back)
         if (ms_since(step_ns) > longest_ms)
             longest_ms = ms_since(step_ns);
     }
-    ck_assert(is_replayed() || longest_ms >= 100); /* this machine has stood still */
+    ck_assert(hvt_nodes_are_replaying() || longest_ms >= 100); /* this machine has stood still */
 }
 END_TEST
 
 /* ---- ranks and nodes that go ---- */
 
-static void lose(uint32_t node, int32_t seat)
-{
-    close(hvt_nodes[node].peers[seat].socket);
-    hvt_nodes[node].peers[seat].socket = -1;
-    hvt_nodes_turn();
-}
-
 /* Node 0 has begun it tentatively, and node 1 never will. */
 START_TEST(a_work_that_repeats_ends_with_the_reason_when_a_rank_of_another_node_goes)
 {
-    replay();
+    hvt_nodes_replay("w");
     hvt_nodes_bring(0, 0, "w");
     hvt_nodes_bring(0, 1, "w");
     ck_assert_ptr_nonnull(engine_of(0)->order.schedule.first);
     if (_i == 0)
         hvt_nodes_detach(1, 1);
     else
-        lose(1, 1);
+        hvt_nodes_lose(1, 1);
     for (int32_t seat = 0; seat < HVT_SEATS; seat++) {
         const int due = _i == 0 ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST;
         ck_assert_int_eq(hvt_nodes_expect(0, seat, due, "rank 3").culprit, 3);
@@ -153,7 +130,7 @@ START_TEST(a_connection_that_ends_waits_for_its_reason)
     bool answered = hvt_peer_has_completion(&hvt_nodes[0].peers[0]);
     ck_assert(!answered || ms_since(start_ns) >= EARLY_MS);
     if (_i > 0)
-        lose(1, 1);
+        hvt_nodes_lose(1, 1);
     for (int32_t seat = 0; seat < HVT_SEATS; seat++) {
         struct hvi_completion done = hvt_nodes_take(0, seat, text, sizeof text);
         bool early = ms_since(start_ns) < EARLY_MS;

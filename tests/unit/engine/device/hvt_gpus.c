@@ -11,18 +11,25 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-void hvt_gpus_init(struct hvt_gpus *gpus, int32_t size)
+void hvt_gpus_init_start(struct hvt_gpus *gpus, const struct hvi_engine_start *start)
 {
-    struct hvi_engine_start start = hvt_node_defaults(size);
+    struct hvi_engine_start with_gpus = *start;
 
     memset(gpus, 0, sizeof *gpus);
     for (uint32_t i = 0; i < HVT_GPUS; i++)
         gpus->workers[i] = (struct hvt_worker){.socket = -1, .event_fd = -1, .engine_fd = -1};
-    start.gpu = true;
-    hvt_bench_init_start(&gpus->bench, &start);
+    with_gpus.gpu = true;
+    hvt_bench_init_start(&gpus->bench, &with_gpus);
+    gpus->node.link = gpus->bench.link;
+}
+
+void hvt_gpus_init(struct hvt_gpus *gpus, int32_t size)
+{
+    const struct hvi_engine_start start = hvt_node_defaults(size);
+
+    hvt_gpus_init_start(gpus, &start);
     for (int32_t rank = 0; rank < size; rank++)
         ck_assert_int_eq(hvt_bench_attach(&gpus->bench, rank), HVI_OK);
-    gpus->node.link = gpus->bench.link;
 }
 
 void hvt_gpus_fini(struct hvt_gpus *gpus)
@@ -302,7 +309,7 @@ uint32_t hvt_rank_use(struct hvt_gpus *gpus, int32_t rank, uint32_t gpu)
 
     hvt_rank_send_fences(gpus, rank);
     ck_assert(hvt_node_expect(&gpus->node, HVI_PACKET_ENGINE_FENCES, &fences));
-    ck_assert_int_eq(fences.engine_fences.rank, rank);
+    ck_assert_int_eq(fences.engine_fences.rank, gpus->bench.peers[rank].rank);
     for (uint32_t i = 0; i < HVT_GPUS; i++) {
         if (gpus->workers[i].socket >= 0)
             take_pages(gpus, i, rank);

@@ -42,6 +42,8 @@ struct hvt_gpus {
 
 /* A job of `size` ranks, all attached, on a node that starts workers. */
 void hvt_gpus_init(struct hvt_gpus *gpus, int32_t size);
+/* The engine of any job on such a node, with nobody attached. Ranks are by seat. */
+void hvt_gpus_init_start(struct hvt_gpus *gpus, const struct hvi_engine_start *start);
 void hvt_gpus_fini(struct hvt_gpus *gpus);
 void hvt_gpus_turn(struct hvt_gpus *gpus);
 
