@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Engines of two nodes without memory: of all pieces that node 0 asks for when it starts an op, one is refused, each in
  * its turn. Whatever that is, every rank has an answer: the right one, or an error with a sentence. Where the nodes are
- * connected (warm), those of the other node have theirs at once. */
+ * connected (warm), those of the other node have theirs at once. And without timers: what would be done later is done
+ * at once. */
 #include "base/clock.h"
 #include "base/status.h"
 #include "tests/unit/engine/hvt_nodes.h"
+#include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -160,13 +163,98 @@ START_TEST(an_op_that_cannot_be_started_for_lack_of_memory_is_answered_on_all_no
 }
 END_TEST
 
+/* ---- without timers ---- */
+
+static bool no_timers;
+
+int __real_sd_event_add_time_relative(sd_event *event, sd_event_source **source_p, clockid_t clock,
+                                      uint64_t usec, uint64_t accuracy,
+                                      sd_event_time_handler_t callback, void *user);
+int __wrap_sd_event_add_time_relative(sd_event *event, sd_event_source **source_p, clockid_t clock,
+                                      uint64_t usec, uint64_t accuracy,
+                                      sd_event_time_handler_t callback, void *user);
+
+int __wrap_sd_event_add_time_relative(sd_event *event, sd_event_source **source_p, clockid_t clock,
+                                      uint64_t usec, uint64_t accuracy,
+                                      sd_event_time_handler_t callback, void *user)
+{
+    return no_timers ? -ENOMEM
+                     : __real_sd_event_add_time_relative(event, source_p, clock, usec, accuracy,
+                                                         callback, user);
+}
+
+static void open_nodes(void)
+{
+    no_timers = false;
+    hvt_nodes_open(NULL, 0);
+}
+
+static const struct engine_nodes *timers(void)
+{
+    return &hvt_nodes[0].engine->nodes;
+}
+
+START_TEST(a_failure_that_cannot_wait_for_its_reason_is_told_as_it_is)
+{
+    hvt_nodes_step("a");
+    no_timers = true;
+    engine_dispatch_lost(&hvt_nodes[0].engine->exec, 1, "node 1 (h1) has hung up");
+    for (int32_t seat = 0; seat < HVT_SEATS; seat++) {
+        for (uint32_t n = 0; n < HVT_NODES; n++)
+            hvt_nodes_bring(n, seat, "a");
+    }
+    for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+        hvt_nodes_expect(0, seat, HVI_ERR_NODE_LOST, "(h1) has hung up");
+    ck_assert_ptr_null(timers()->patience);
+}
+END_TEST
+
+/* Node 0 has begun it tentatively, and node 1 never will. */
+START_TEST(a_work_of_a_job_that_breaks_is_cancelled_where_it_cannot_be_given_time)
+{
+    const int due = _i == 0 ? HVI_ERR_RANK_LEFT : HVI_ERR_RANK_LOST;
+
+    hvt_nodes_replay("w");
+    no_timers = true;
+    hvt_nodes_bring(0, 0, "w");
+    hvt_nodes_bring(0, 1, "w");
+    ck_assert_ptr_nonnull(hvt_nodes[0].engine->order.schedule.first);
+    if (_i == 0)
+        hvt_nodes_detach(1, 1);
+    else
+        hvt_nodes_lose(1, 1);
+    for (int32_t seat = 0; seat < HVT_SEATS; seat++)
+        ck_assert_int_eq(hvt_nodes_expect(0, seat, due, "rank 3").culprit, 3);
+    ck_assert(!timers()->left && !timers()->grace);
+}
+END_TEST
+
+START_TEST(a_step_is_not_replayed_where_nothing_can_be_waited_for)
+{
+    hvt_log_open();
+    hvt_nodes_step("first"); /* connects the nodes */
+    no_timers = true;
+    for (int i = 0; i < 40; i++)
+        hvt_nodes_step("w");
+    ck_assert_int_gt(hvt_log_count("its works start without the root"), 0);
+    ck_assert_int_gt(hvt_log_count("works start by the root's word again"), 0);
+    ck_assert_ptr_null(timers()->still);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/no_memory");
-    TCase *tcase = tcase_create("no_memory");
+    TCase *tcase = tcase_create("no_memory"), *timeless = tcase_create("no_timers");
 
     tcase_add_loop_test(
         tcase, an_op_that_cannot_be_started_for_lack_of_memory_is_answered_on_all_nodes, 0, 2);
     suite_add_tcase(suite, tcase);
+    tcase_add_checked_fixture(timeless, open_nodes, hvt_nodes_close);
+    tcase_add_test(timeless, a_failure_that_cannot_wait_for_its_reason_is_told_as_it_is);
+    tcase_add_loop_test(
+        timeless, a_work_of_a_job_that_breaks_is_cancelled_where_it_cannot_be_given_time, 0, 2);
+    tcase_add_test(timeless, a_step_is_not_replayed_where_nothing_can_be_waited_for);
+    suite_add_tcase(suite, timeless);
     return hvt_run_suite(suite);
 }
