@@ -4,7 +4,9 @@
 
 #include "base/status.h"
 #include "tests/unit/engine/hvt_bench.h"
+#include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -100,6 +102,61 @@ START_TEST(what_hvdd_cannot_have_meant_changes_nothing)
 }
 END_TEST
 
+START_TEST(a_message_that_is_too_long_is_passed_over)
+{
+    static unsigned char bytes[HVI_PACKET_BYTES_MAX + 1];
+
+    hvt_log_open();
+    ck_assert_int_eq(send(bench.link, bytes, sizeof bytes, 0), sizeof bytes);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(hvt_log_count("message-lost"), 1);
+    expect_alive();
+}
+END_TEST
+
+START_TEST(a_client_for_whom_there_is_no_descriptor_sees_its_socket_close)
+{
+    const struct hvi_packet_msg msg = {
+        .kind = HVI_PACKET_ENGINE_ADOPT,
+        .engine_adopt = {
+            .session = 9, .attach = (unsigned char[]){0}, .attach_bytes = 1, .pid = 1}};
+    int pair[2];
+
+    hvt_log_open();
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    hvt_node_send(&node, &msg, &pair[1], 1);
+    close(pair[1]);
+    const struct rlimit before = hvt_forbid_fds();
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+    ck_assert_int_eq(hvt_log_count("message-lost"), 1);
+    struct pollfd client = {.fd = pair[0], .events = POLLIN};
+    ck_assert_int_eq(poll(&client, 1, 1000), 1);
+    ck_assert(client.revents & POLLHUP);
+    close(pair[0]);
+    expect_alive();
+}
+END_TEST
+
+/* hvdd says after its time that the engine has not answered. */
+START_TEST(an_answer_that_the_link_cannot_take_is_lost_and_the_next_one_is_not)
+{
+    static unsigned char bytes[1024];
+    const struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_QUERY,
+                                       .engine_query = {.request = 6, .what = HVI_QUERY_ALIVE}};
+
+    hvt_log_open();
+    while (send(bench.engine->link_fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    hvt_node_send(&node, &msg, NULL, 0);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(hvt_log_count("report-lost"), 1);
+    while (recv(bench.link, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    expect_alive();
+}
+END_TEST
+
 /* hvdd has a copy of the client's socket, and asks the next engine when this one has ended. */
 START_TEST(an_engine_that_is_ending_takes_nobody_over_and_says_nothing)
 {
@@ -135,6 +192,9 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up, tear_down);
     tcase_add_test(tcase, hvdd_is_told_of_ranks_of_what_waits_and_of_what_was_done);
     tcase_add_test(tcase, what_hvdd_cannot_have_meant_changes_nothing);
+    tcase_add_test(tcase, a_message_that_is_too_long_is_passed_over);
+    tcase_add_test(tcase, a_client_for_whom_there_is_no_descriptor_sees_its_socket_close);
+    tcase_add_test(tcase, an_answer_that_the_link_cannot_take_is_lost_and_the_next_one_is_not);
     tcase_add_test(tcase, an_engine_that_is_ending_takes_nobody_over_and_says_nothing);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

@@ -395,6 +395,24 @@ START_TEST(the_rendezvous_hears_of_the_node_when_its_last_rank_has_come)
 }
 END_TEST
 
+START_TEST(a_hvdd_that_does_not_read_hears_of_the_node_when_it_does)
+{
+    static unsigned char bytes[1024];
+
+    for (int32_t seat = 0; seat < SEATS - 1; seat++)
+        ck_assert_int_eq(attach(seat), HVI_OK);
+    while (send(bench.engine->link_fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    ck_assert_int_eq(attach(SEATS - 1), HVI_OK);
+    ck_assert(bench.engine->rendezvous.untold);
+    while (recv(bench.link, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    hvt_bench_turn(&bench);
+    ck_assert(!bench.engine->rendezvous.untold);
+    expect_node();
+}
+END_TEST
+
 START_TEST(what_ranks_submit_is_held_until_all_nodes_are_there)
 {
     attach_all();
@@ -933,6 +951,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_has_not_come_has_no_row);
     tcase_add_loop_test(tcase, a_seat_that_cannot_be_is_refused, 0, sizeof wrong / sizeof wrong[0]);
     tcase_add_test(tcase, the_rendezvous_hears_of_the_node_when_its_last_rank_has_come);
+    tcase_add_test(tcase, a_hvdd_that_does_not_read_hears_of_the_node_when_it_does);
     tcase_add_test(tcase, what_ranks_submit_is_held_until_all_nodes_are_there);
     tcase_add_test(tcase, the_settings_of_ranks_that_came_before_order_hold);
     tcase_add_test(tcase, a_region_that_a_held_op_may_name_stays);

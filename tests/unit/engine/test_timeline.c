@@ -4,6 +4,7 @@
 #include "daemon/engine/watch/timeline.h"
 #include "tests/unit/engine/hvt_bench.h"
 #include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
 
 #include <cjson/cJSON.h>
 #include <fcntl.h>
@@ -216,6 +217,25 @@ START_TEST(what_is_no_file_is_refused)
 }
 END_TEST
 
+START_TEST(a_timeline_for_which_there_is_no_descriptor_is_refused_and_a_later_one_is_not)
+{
+    const struct engine_asker asker = {.rank = 0, .session = 1, .request = 5};
+
+    open_bench(1);
+    const int before = hvt_count_fds(), fd = dup(file_fd);
+    const struct rlimit limit = hvt_forbid_fds();
+    engine_timeline_start(&bench.engine->watch, &asker, fd, path, false);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const struct hvi_ack ack = answer(0);
+    ck_assert_int_eq(ack.status, HVI_ERR_LIMIT);
+    ck_assert_str_eq(ack.text, "the engine is out of memory, threads or descriptors");
+    ck_assert_int_eq(hvt_count_fds(), before);
+    ck_assert_int_eq(start(0, file_fd), HVI_OK);
+    ck_assert_int_eq(stop(0), HVI_OK);
+    close_bench();
+}
+END_TEST
+
 START_TEST(a_start_without_a_descriptor_breaks_the_protocol)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_START};
@@ -254,6 +274,8 @@ int main(void)
     tcase_add_test(tcase, what_does_not_fit_is_counted_and_the_count_is_an_event);
     tcase_add_test(tcase, a_full_disk_leaves_a_valid_file_and_a_working_job);
     tcase_add_test(tcase, what_is_no_file_is_refused);
+    tcase_add_test(tcase,
+                   a_timeline_for_which_there_is_no_descriptor_is_refused_and_a_later_one_is_not);
     tcase_add_test(tcase, a_start_without_a_descriptor_breaks_the_protocol);
     tcase_add_test(tcase, an_engine_that_ends_completes_its_file);
     suite_add_tcase(suite, tcase);

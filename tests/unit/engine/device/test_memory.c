@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 static struct hvt_gpus gpus;
 
@@ -280,6 +281,28 @@ START_TEST(a_page_that_is_sent_again_is_acknowledged_once_it_is_registered)
 }
 END_TEST
 
+/* It is hvdd that opens the fences if the engine and the worker die. */
+START_TEST(a_hvdd_that_does_not_read_gets_the_page_when_it_does)
+{
+    static unsigned char bytes[1024];
+    struct hvi_packet_msg msg;
+
+    hvt_gpus_init(&gpus, 2);
+    while (send(gpus.bench.engine->link_fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    hvt_rank_send_fences(&gpus, 1);
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 1).status, HVI_OK);
+    ck_assert(gpus.bench.engine->sessions.ranks[1].fences_untold);
+    while (recv(gpus.bench.link, bytes, sizeof bytes, MSG_DONTWAIT) > 0)
+        continue;
+    hvt_gpus_turn(&gpus);
+    ck_assert(!gpus.bench.engine->sessions.ranks[1].fences_untold);
+    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_ENGINE_FENCES, &msg));
+    ck_assert_int_eq(msg.engine_fences.rank, 1);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_second_page_and_one_that_is_none_are_refused)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_FENCE_ADD};
@@ -537,6 +560,7 @@ int main(void)
                    an_import_without_an_answer_is_given_up_and_released_when_it_comes_after_all);
     tcase_add_test(tcase, a_worker_that_cannot_register_a_page_takes_no_memory);
     tcase_add_test(tcase, a_page_that_is_sent_again_is_acknowledged_once_it_is_registered);
+    tcase_add_test(tcase, a_hvdd_that_does_not_read_gets_the_page_when_it_does);
     tcase_add_test(tcase, a_second_page_and_one_that_is_none_are_refused);
     tcase_add_test(tcase,
                    a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
