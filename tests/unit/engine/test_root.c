@@ -369,6 +369,28 @@ START_TEST(a_node_is_not_believed_that)
 }
 END_TEST
 
+START_TEST(a_node_speaks_of_sets_in_which_it_has_members)
+{
+    const struct hvt_bring add = {.name = "s",
+                                  .kind = HVI_KIND_SET_ADD,
+                                  .root = -1,
+                                  .integers = (const int64_t[]){0, 1},
+                                  .integer_count = 2};
+
+    hvt_job_begin(&job, 3, 6, 2, false);
+    for (int32_t rank = 0; rank < job.size; rank++)
+        hvt_job_bring(&job, rank, 0, &add);
+    hvt_job_run(&job);
+    fill();
+    report.set = 1;
+    report.serial = 1;
+    ck_assert_int_eq(tell(2), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 2: report: it has no members in process set 1");
+    ck_assert_int_eq(tell(1), HVI_OK);
+    stop();
+}
+END_TEST
+
 START_TEST(a_node_says_each_thing_once)
 {
     hvt_job_begin(&job, 2, 4, 2, false);
@@ -639,6 +661,15 @@ static void with_the_rows_of_others(void)
     verdict.row_count = 4;
 }
 
+static void with_less_than_no_rows(void)
+{
+    static int64_t rows[] = {1, -1, 1, 1};
+
+    verdict.tensor.name = other;
+    verdict.rows = rows;
+    verdict.row_count = 4;
+}
+
 static void with_the_gpus_of_some(void)
 {
     verdict.instances = workers;
@@ -782,6 +813,13 @@ static void of_no_opening(void)
     verdict.id = 9;
 }
 
+static void of_an_opening_with_a_success(void)
+{
+    verdict.kind = HVI_KIND_SET_OPEN;
+    verdict.what = HVI_MESH_FAILED;
+    verdict.id = 2;
+}
+
 static void of_a_set_beyond(void)
 {
     verdict.kind = HVI_KIND_SET_OPEN;
@@ -811,6 +849,7 @@ static const struct {
     {with_a_join_of_ours, "verdict 1: it is wrong about rank 1"},
     {with_rows, "verdict 1: its sizes cannot be"},
     {with_the_rows_of_others, "verdict 1: its sizes cannot be"},
+    {with_less_than_no_rows, "verdict 1: its sizes cannot be"},
     {with_the_gpus_of_some, "verdict 1: 3 GPU workers of 4 ranks"},
     {with_a_gpu_of_ours, "verdict 1: it is wrong about the GPU of rank 1"},
     {of_a_step, "verdict 1: the last 1 works cannot repeat as 1"},
@@ -832,6 +871,8 @@ static const struct {
     {of_an_offer_without_its_gpu, "verdict 1: rank 0 cannot send that"},
     {of_an_offer_with_a_success, "verdict 1: a failure with status 0"},
     {of_no_opening, "verdict 1: of kind 3, about opening 9 of process set 1 as it cannot be"},
+    {of_an_opening_with_a_success,
+     "verdict 1: of kind 4, about opening 2 of process set 0 as it cannot be"},
     {of_a_set_beyond, "verdict 1: of kind 3, about opening 2 of process set 1024 as it cannot be"},
     {of_an_added_set_beyond, "verdict 1: process set 1024 cannot be new"},
 };
@@ -1041,6 +1082,7 @@ int main(void)
 
     tcase_set_timeout(tcase, 30);
     tcase_add_loop_test(tcase, a_node_is_not_believed_that, 0, LIES);
+    tcase_add_test(tcase, a_node_speaks_of_sets_in_which_it_has_members);
     tcase_add_test(tcase, a_node_says_each_thing_once);
     tcase_add_test(tcase, a_node_opens_and_closes_what_is_its_own);
     tcase_add_test(tcase, groups_come_one_after_the_other);

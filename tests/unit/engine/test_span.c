@@ -250,6 +250,123 @@ START_TEST(groups_start_together_or_fail_together)
 }
 END_TEST
 
+/* Until then some rank has not come to either of them. By which nodes the others are on, and which ranks join. */
+START_TEST(groups_that_differ_come_to_light_when_the_last_ranks_join)
+{
+    static const char *const who[] = {"rank 1 said 'b'; rank 2 said 'c'",
+                                      "rank 0 said 'b'; rank 2 said 'c'",
+                                      "rank 0 said 'b'; rank 1 said 'c'"};
+    const uint32_t joins = (uint32_t)_i, differs = joins == 2 ? 1 : 2;
+    char sentence[128];
+    struct hvt_bring joined = join_of(0);
+
+    begin(&layouts[2], 10); /* ranks are dealt to three nodes in turn */
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        struct hvt_bring a = allreduce("a", 1);
+        struct hvt_bring b = allreduce(job.home[rank] == differs ? "c" : "b", 2);
+        a.group_size = b.group_size = 2;
+        b.group_index = 1;
+        if (job.home[rank] == joins)
+            continue;
+        bring(rank, 0, &a);
+        bring(rank, 1, &b);
+    }
+    run();
+    ck_assert(!job.parts[differs][0].over && !one.parts[differs][0].over);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] == joins)
+            bring(rank, 2, &joined);
+    }
+    run();
+    snprintf(sentence, sizeof sentence,
+             "allreduce 'a': ranks disagree on member 2 of 2 of its group: %s", who[joins]);
+    expect((int32_t)differs, 0, HVI_ERR_MISMATCH, sentence);
+    compare();
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] != joins)
+            bring(rank, 2, &joined);
+    }
+    run();
+    hvt_job_step(&job);
+    hvt_job_step(&one);
+    end();
+}
+END_TEST
+
+START_TEST(a_group_whose_last_member_comes_after_the_jobs_end_ends_with_it)
+{
+    struct hvt_bring a = allreduce("a", 1), b = allreduce("b", 2);
+
+    begin(&layouts[0], 10);
+    a.group_size = b.group_size = 2;
+    b.group_index = 1;
+    bring(0, 0, &a);
+    hvt_job_break(&job, 0, HVI_ERR_RANK_LOST, 3, "rank 3 was killed");
+    hvt_job_break(&one, 0, HVI_ERR_RANK_LOST, 3, "rank 3 was killed");
+    bring(0, 1, &b);
+    for (uint32_t i = 0; i < 2; i++)
+        expect(0, i, HVI_ERR_RANK_LOST, "rank 3 was killed");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(a_join_is_not_taken_back_where_other_nodes_count_on_it)
+{
+    struct hvt_bring joined = join_of(0);
+
+    begin(&layouts[0], 10);
+    hvt_job_bring(&job, 0, 0, &joined);
+    ck_assert(!engine_negotiate_withdraw(&job.node[0].order, &job.parts[0][0].part,
+                                         HVI_ERR_CANCELLED, "taken back"));
+    for (int32_t rank = 1; rank < 4; rank++)
+        hvt_job_bring(&job, rank, 0, &joined);
+    hvt_job_run(&job);
+    ck_assert_int_eq(job.parts[0][0].status, HVI_OK);
+    hvt_job_step(&job);
+    end();
+}
+END_TEST
+
+/* Rows that no tensor could have, and each input is smaller than memory. */
+START_TEST(results_whose_size_overflows_are_refused_on_every_rank)
+{
+    struct hvt_bring what = allreduce("g", INT64_C(1) << 61);
+    int64_t splits[HVT_RANKS] = {INT64_C(1) << 61}; /* all to rank 0 */
+
+    begin(&layouts[_i], 10);
+    what.dtype = HVI_DTYPE_UINT8;
+    for (uint32_t i = 0; i < 2; i++) {
+        what.kind = i == 0 ? HVI_KIND_ALLGATHER : HVI_KIND_ALLTOALL;
+        what.integers = i == 0 ? NULL : splits;
+        what.integer_count = i == 0 ? 0 : (uint32_t)one.size;
+        for (int32_t rank = 0; rank < one.size; rank++)
+            bring(rank, 0, &what);
+        run();
+        expect(1, 0, HVI_ERR_INVALID,
+               i == 0 ? "allgather 'g': the size of the result overflows"
+                      : "alltoall 'g': the size of rank 0's result overflows");
+        step();
+    }
+    end();
+}
+END_TEST
+
+/* Its verdict is still under way when all is over. */
+START_TEST(a_failure_of_which_the_root_has_not_heard_leaves_nothing_behind)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+
+    begin(&layouts[0], 10);
+    hvt_job_bring(&job, 0, 0, &what);
+    engine_op_fail(&job.node[0].order, hvt_job_op(&job, 0, 0), HVI_ERR_STALLED, "late", -1);
+    expect(0, 0, HVI_ERR_STALLED, "late");
+    for (uint32_t i = 0; i < job.nodes; i++)
+        hvt_job_break(&job, i, HVI_ERR_JOB_STOPPED, -1, "over");
+    end();
+}
+END_TEST
+
 static struct hvt_bring set_add(const char *name, const int64_t *ranks, uint32_t count)
 {
     return (struct hvt_bring){.name = name,
@@ -296,20 +413,26 @@ START_TEST(what_waits_in_a_set_that_is_removed_fails)
     static const int64_t some[] = {0, 1, 2};
     struct hvt_bring add = set_add("x", some, 3), w = allreduce("w1", 4);
     struct hvt_bring gone = {.name = "gone", .kind = HVI_KIND_SET_REMOVE, .root = 1};
+    struct hvt_bring early = allreduce("w2", 4);
 
     begin(&layouts[_i], 7);
     for (int32_t rank = 0; rank < one.size; rank++)
         bring(rank, 0, &add);
     step();
-    w.set = 1;
+    w.set = early.set = 1;
     for (int32_t rank = 0; rank < 2; rank++)
         bring(rank, 0, &w);
+    bring(0, 2, &early); /* of which nothing is left for the ranks that never come to it */
+    engine_op_fail(&job.node[0].order, hvt_job_op(&job, 0, 2), HVI_ERR_STALLED, "late", -1);
+    engine_op_fail(&one.node[0].order, hvt_job_op(&one, 0, 2), HVI_ERR_STALLED, "late", -1);
     for (int32_t rank = 0; rank < one.size; rank++)
         bring(rank, 1, &gone);
     run();
     expect(0, 0, HVI_ERR_NOT_FOUND,
            "allreduce 'w1': process set 1 was removed while the op waited");
     step();
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_ptr_null(job.node[i].order.failed_first);
     end();
 }
 END_TEST
@@ -368,6 +491,7 @@ START_TEST(a_reported_op_waits_and_the_root_knows_for_whom)
     ck_assert_int_eq(op->state, ENGINE_OP_WAITING);
     hvt_job_bring(&job, 2, 0, &what);
     ck_assert_int_eq(op->state, ENGINE_OP_REPORTED);
+    ck_assert_uint_eq(engine_root_missing(job.node[0].order.root, 0, op, ranks, 1), 0);
     hvt_job_run(&job);
     ck_assert_ptr_eq(job.node[0].order.waiting_first, op);
     ck_assert_uint_eq(engine_root_missing(job.node[0].order.root, 0, op, ranks, 1), 2);
@@ -724,6 +848,22 @@ START_TEST(what_waits_for_other_nodes_ranks_knows_for_which)
     ck_assert_int_eq(ranks[0], 1);
     hvt_job_break(&job, 0, HVI_ERR_JOB_STOPPED, -1, "over");
     hvt_job_break(&one, 0, HVI_ERR_JOB_STOPPED, -1, "over");
+    step();
+    end();
+}
+END_TEST
+
+START_TEST(an_opening_awaits_the_ranks_of_its_set_alone)
+{
+    struct hvt_bring open = opening(three, 3);
+
+    begin(&layouts[0], 10);
+    bring(0, 0, &open);
+    const struct engine_op *op = hvt_job_op(&one, 0, 0);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        ck_assert_int_eq(engine_partial_awaits(op, rank), rank == 1 || rank == 2);
+    for (int32_t rank = 1; rank < 3; rank++)
+        bring(rank, 0, &open);
     step();
     end();
 }
@@ -1888,6 +2028,38 @@ START_TEST(a_rank_joins_or_takes_back_while_a_step_repeats)
 }
 END_TEST
 
+/* "b" comes after "a" in the step, and "a" has not come. */
+START_TEST(what_waits_for_its_turn_in_a_step_is_taken_back)
+{
+    struct hvt_bring first = allreduce("a", 3), second = allreduce("b", 4);
+
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 1);
+    for (uint32_t turn = 0; turn < 6; turn++) {
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            bring(rank, 0, &first);
+            bring(rank, 1, &second);
+        }
+        step();
+    }
+    ck_assert(is_live());
+    bring_from(0, true, 1, &second);
+    struct engine_op *op = hvt_job_op(&job, 0, 1);
+    ck_assert_int_eq(op->state, ENGINE_OP_SCHEDULED);
+    ck_assert(withdraw(0, 1));
+    expect(0, 1, HVI_ERR_CANCELLED, "allreduce 'b' was cancelled on rank 0");
+    ck_assert(is_live()); /* nobody has to hear of it */
+    bring(0, 2, &second);
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring(rank, 0, &first);
+    bring_from(0, false, 1, &second);
+    run();
+    ck_assert_int_eq(job.parts[0][2].status, HVI_OK);
+    step();
+    end();
+}
+END_TEST
+
 /* ---- groups in a step that repeats ---- */
 
 /* "c" and "d". */
@@ -2256,6 +2428,7 @@ int main(void)
     tcase_add_test(tcase, a_send_is_taken_back_and_the_next_one_meets_the_recv);
     tcase_add_test(tcase, a_send_that_is_taken_back_too_late_goes_on);
     tcase_add_test(tcase, what_waits_for_other_nodes_ranks_knows_for_which);
+    tcase_add_test(tcase, an_opening_awaits_the_ranks_of_its_set_alone);
     tcase_add_test(tcase, its_members_alone_open_and_close_a_set);
     tcase_add_test(tcase, ids_stay_one_for_all_whoever_opens_and_closes);
     tcase_add_test(tcase, there_are_as_many_sets_as_on_one_node);
@@ -2265,6 +2438,11 @@ int main(void)
     tcase_add_loop_test(tcase, a_failure_crosses_with_reports, 0, LAYOUTS);
     tcase_add_loop_test(tcase, ranks_that_have_joined_are_not_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, groups_start_together_or_fail_together, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, groups_that_differ_come_to_light_when_the_last_ranks_join, 0, 3);
+    tcase_add_test(tcase, a_group_whose_last_member_comes_after_the_jobs_end_ends_with_it);
+    tcase_add_test(tcase, a_join_is_not_taken_back_where_other_nodes_count_on_it);
+    tcase_add_loop_test(tcase, results_whose_size_overflows_are_refused_on_every_rank, 0, LAYOUTS);
+    tcase_add_test(tcase, a_failure_of_which_the_root_has_not_heard_leaves_nothing_behind);
     tcase_add_loop_test(tcase, sets_have_the_same_ids_everywhere, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_waits_in_a_set_that_is_removed_fails, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_that_is_lost_ends_what_waits_on_every_node, 0, LAYOUTS);
@@ -2285,6 +2463,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_step_is_replayed_although_something_else_waits, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, what_waits_for_its_turn_in_a_step_is_taken_back, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_group_that_repeats_costs_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_group_is_withdrawn_as_a_whole_and_reported_again, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_group_that_differs_while_it_repeats_fails_as_a_whole, 0, LAYOUTS);
