@@ -10,8 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -169,6 +172,51 @@ START_TEST(a_lying_engine_is_told_from_a_good_one)
     /* The bell and the engine's own mapping of the channel are gone with it. */
     ck_assert_int_lt(hvt_count_mappings(), mappings);
     ck_assert_int_eq(hvt_count_mappings(), 0);
+}
+END_TEST
+
+START_TEST(slots_that_are_none_are_refused)
+{
+    struct hvt_fake_script script = {.slots_fd = memfd_create("no-slots", MFD_CLOEXEC)};
+    ck_assert_int_eq(ftruncate(script.slots_fd, 1 << 20),
+                     0); /* without seals, among other things */
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    struct hvd_session *session;
+    options.address = hvt_fake_dir(fake);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_PROTOCOL);
+    ck_assert_msg(strstr(hvd_last_error(), "the express slots that the engine (pid ") != NULL,
+                  "'%s'", hvd_last_error());
+    hvt_fake_stop(fake);
+    close(script.slots_fd);
+    ck_assert_int_eq(hvt_count_mappings(), 0);
+}
+END_TEST
+
+START_TEST(a_daemon_with_too_many_connections_waiting_costs_the_timeout_and_no_more)
+{
+    char dir[] = "/tmp/hvt-client-XXXXXX";
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fillers[8], filled = 0;
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(name.sun_path, sizeof name.sun_path, "%s/attach.sock", dir);
+    ck_assert_int_eq(bind(listening, (struct sockaddr *)&name, sizeof name), 0);
+    ck_assert_int_eq(listen(listening, 0), 0);
+    do {
+        ck_assert_int_lt(filled, 8);
+        fillers[filled] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    } while (connect(fillers[filled++], (struct sockaddr *)&name, sizeof name) == 0);
+    options.address = dir;
+    options.timeout_ns = 100 * HVI_NS_MS;
+    uint64_t start_ns = hvi_clock_ns();
+    expect(HVD_ERR_ATTACH_TIMEOUT, WORDS(dir, "has too many connections waiting"));
+    uint64_t took_ns = hvi_clock_ns() - start_ns;
+    ck_assert_uint_ge(took_ns, 100 * HVI_NS_MS);
+    ck_assert_uint_lt(took_ns, hvt_patience(1000 * HVI_NS_MS));
+    while (filled > 0)
+        close(fillers[--filled]);
+    close(listening);
+    unlink(name.sun_path);
+    rmdir(dir);
 }
 END_TEST
 
@@ -542,6 +590,8 @@ int main(void)
                         (int)(sizeof refusals / sizeof refusals[0]));
     tcase_add_loop_test(tcase, a_lying_engine_is_told_from_a_good_one, 0,
                         (int)(sizeof lies / sizeof lies[0]));
+    tcase_add_test(tcase, slots_that_are_none_are_refused);
+    tcase_add_test(tcase, a_daemon_with_too_many_connections_waiting_costs_the_timeout_and_no_more);
     tcase_add_test(tcase, a_silent_daemon_costs_the_timeout_and_no_more);
     tcase_add_test(tcase, a_daemon_that_ends_is_looked_for_again_only_where_none_was_named);
     tcase_add_test(tcase, the_request_says_who_we_are);
