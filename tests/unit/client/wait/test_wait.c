@@ -8,8 +8,13 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static struct hvt_fake *fake;
@@ -465,6 +470,75 @@ START_TEST(an_engine_that_moves_when_it_is_rung_is_not_lost)
 }
 END_TEST
 
+/* ---- a result that another thread copies ---- */
+
+#define COUNT 65536 /* a result that is copied without the lock */
+
+static char *last_page; /* of an output: the copy stands still there until `go` */
+static atomic_bool stands, go;
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    const char *at = info->si_addr;
+    (void)number, (void)context;
+    if (at < last_page || at >= last_page + HVI_PAGE)
+        abort();
+    atomic_store(&stands, true);
+    while (!atomic_load(&go))
+        sched_yield();
+    mprotect(last_page, HVI_PAGE, PROT_READ | PROT_WRITE);
+}
+
+static float *slow_output(void)
+{
+    const size_t bytes = COUNT * sizeof(float);
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
+    char *output = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(output, MAP_FAILED);
+    last_page = output + bytes - HVI_PAGE;
+    ck_assert_int_eq(mprotect(last_page, HVI_PAGE, PROT_NONE), 0);
+    ck_assert_int_eq(sigaction(SIGSEGV, &action, NULL), 0);
+    return (float *)(void *)output;
+}
+
+static void *wait_for_it(void *op)
+{
+    return (void *)(intptr_t)hvd_wait(op, -1);
+}
+
+/* 0: the others wait for it; 1: one of them releases it. */
+START_TEST(a_result_that_one_thread_copies_is_not_finished_for_the_others)
+{
+    static float in[COUNT];
+    float *out = slow_output();
+    struct hvd_tensor from = hvd_tensor_1d(in, HVD_FLOAT32, COUNT);
+    struct hvd_tensor to = hvd_tensor_1d(out, HVD_FLOAT32, COUNT);
+    struct hvd_op *op = NULL;
+    pthread_t thread;
+    void *rc;
+    int index;
+    ck_assert_int_eq(hvd_allreduce_async(session, "w", &from, &to, HVD_SUM, NULL, &op), HVD_OK);
+    struct hvi_submission slot = hvt_fake_take(engine);
+    ((float *)hvt_fake_memory(engine, slot.out_region, slot.out_offset))[COUNT - 1] = 7;
+    hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
+    ck_assert_int_eq(pthread_create(&thread, NULL, wait_for_it, op), 0);
+    while (!atomic_load(&stands))
+        sched_yield();
+    ck_assert_int_eq(hvd_test(op), HVD_INPROGRESS);
+    ck_assert_int_eq(hvd_wait(op, 5 * (int64_t)HVI_NS_MS), HVD_ERR_TIMEOUT);
+    ck_assert_int_eq(hvd_wait_any(&op, 1, 5 * (int64_t)HVI_NS_MS, &index), HVD_ERR_TIMEOUT);
+    if (_i == 1)
+        hvd_op_free(op);
+    atomic_store(&go, true);
+    pthread_join(thread, &rc);
+    ck_assert_int_eq((int)(intptr_t)rc, HVD_OK);
+    ck_assert_float_eq(out[COUNT - 1], 7);
+    ck_assert_int_eq(hvd_wait(op, 0), _i == 1 ? HVD_ERR_INVALID : HVD_OK);
+    hvd_op_free(op);
+    munmap(out, COUNT * sizeof(float));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client wait");
@@ -474,6 +548,8 @@ int main(void)
     tcase_add_test(tcase, a_timeout_is_kept_and_the_op_goes_on);
     tcase_add_loop_test(
         tcase, hvdds_word_that_the_engine_was_lost_may_follow_the_engines_own_answer, 0, 2);
+    tcase_add_loop_test(tcase, a_result_that_one_thread_copies_is_not_finished_for_the_others, 0,
+                        2);
     tcase_add_test(tcase, a_dead_engine_is_noticed_within_100_ms);
     tcase_add_test(tcase, the_reason_given_before_the_end_wins);
     tcase_add_test(tcase, what_was_completed_before_the_end_stays_complete);
