@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The collectives on memory of GPUs, through all there is: ranks with sessions, a real hvdd, its engine, and a worker for each GPU on
  * the fake driver. Ranks are threads of this process; kind x dtype x reduce op x ranks x GPUs, in place and apart, with and without a
- * stream, odd sizes and offsets.
+ * stream, odd sizes and offsets. Two hvdds, which meet over the mesh on the loopback, are two nodes, each with its share of the
+ * four GPUs.
  *
  * On one GPU the bits are those of docs/design/reduction.md. Between GPUs the order of additions is NCCL's, so the numbers there
  * have sums and products that are exact in any order.
  *
  * The test plays the main thread: it fills the ranks' memory, which the fake has for CPUs as well, lets all ranks do the op, and looks
- * at what they have. Seeds are fixed. HVT_WHOLE in the environment: all layouts of ranks and GPUs; else the corners. */
+ * at what they have. Seeds are fixed. HVT_WHOLE in the environment: all layouts of ranks and GPUs on one node, or with "nodes" on two;
+ * else the corners of both. */
 #include "base/status.h"
 #include "base/types.h"
 #include "hvd/hvd.h"
@@ -23,6 +25,9 @@
 #include <sys/prctl.h>
 
 #define RANKS_MOST  8
+#define NODES       2
+#define PATH        4096
+#define PORTS       "9832-9895" /* of no other test */
 #define GPUS        4
 #define ARENA_BYTES (12u << 20)
 #define CHUNK       (2u << 20)
@@ -32,47 +37,66 @@
 
 /* ---- hvdd ---- */
 
-static struct {
-    char folder[64], address[80], log[80];
+static char folder[64];
+static struct node {
+    char address[80], log[80];
     pid_t pid;
-} node;
+} nodes[NODES];
 
-static void run_hvdd(int ready)
+/* Of this build. */
+static void path_of(const char *program, char path_p[PATH])
 {
-    char path[4096] = "", program[4200], runtime[128], fd[32];
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    char *slash = length > 0 ? strrchr(path, '/') : NULL;
-    int log = open(node.log, O_CREAT | O_WRONLY | O_APPEND, 0600);
+    char self[PATH / 2] = "";
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash = length > 0 ? strrchr(self, '/') : NULL;
 
     if (slash != NULL)
         *slash = '\0';
-    snprintf(program, sizeof program, "%s/../bin/hvdd", path);
-    snprintf(runtime, sizeof runtime, "--runtime-dir=%s", node.address);
+    snprintf(path_p, PATH, "%s/../bin/%s", self, program);
+}
+
+static bool run_shell(const char *command, const char *path)
+{
+    char line[PATH + 128];
+
+    snprintf(line, sizeof line, "%s %s >/dev/null", command, path);
+    return system(line) == 0;
+}
+
+/* The first one listens; `port`: where the second finds it. */
+static void run_hvdd(const struct node *node, int ready, int port)
+{
+    const char *mesh_option = port == 0 ? "mesh-listen" : "mesh-join";
+    char program[PATH], runtime[128], mesh[64], key[128], fd[32];
+    int log = open(node->log, O_CREAT | O_WRONLY | O_APPEND, 0600);
+
+    path_of("hvdd", program);
+    snprintf(runtime, sizeof runtime, "--runtime-dir=%s", node->address);
+    snprintf(mesh, sizeof mesh, "--%s=127.0.0.1:%d", mesh_option, port);
+    snprintf(key, sizeof key, "--mesh-key=%s/key", folder);
     snprintf(fd, sizeof fd, "--ready-fd=%d", ready);
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execl(program, "hvdd", runtime, "--private=yes", "--log-level=warning", "--config=/dev/null",
-          "--gpu-idle=100ms", fd, (char *)NULL);
+    execl(program, "hvdd", runtime, mesh, key, "--port-range=" PORTS, "--private=yes",
+          "--log-level=warning", "--config=/dev/null", "--gpu-idle=100ms", fd, (char *)NULL);
     _exit(127);
 }
 
-static bool start_hvdd(void)
+static bool start_hvdd(uint32_t number, int port)
 {
+    struct node *node = &nodes[number];
     int ends[2];
     char byte;
 
-    snprintf(node.folder, sizeof node.folder, "/tmp/hvt-device-XXXXXX");
-    if (mkdtemp(node.folder) == NULL || pipe(ends) != 0)
+    snprintf(node->address, sizeof node->address, "%s/run%u", folder, number);
+    snprintf(node->log, sizeof node->log, "%s/log%u", folder, number);
+    if (pipe(ends) != 0)
         return false;
-    snprintf(node.address, sizeof node.address, "%s/run", node.folder);
-    snprintf(node.log, sizeof node.log, "%s/log", node.folder);
-    setenv("HVD_ADDRESS", node.address, 1);
-    setenv("FAKEGPU", "devices=4;free=keeps", 1);
-    node.pid = fork();
-    if (node.pid == 0) {
+    node->pid = fork();
+    if (node->pid == 0) {
         close(ends[0]);
-        run_hvdd(ends[1]);
+        run_hvdd(node, ends[1], port);
     }
     close(ends[1]);
     struct pollfd ready = {.fd = ends[0], .events = POLLIN};
@@ -81,21 +105,60 @@ static bool start_hvdd(void)
     return is_ready;
 }
 
-/* Whether it has logged nothing, which is printed else. */
-static bool stop_hvdd(void)
+/* Where the first one listens; -1: it does not say. */
+static int mesh_port(void)
 {
-    char text[4096], command[100];
+    char path[128];
+    int port = -1;
+
+    snprintf(path, sizeof path, "%s/mesh.port", nodes[0].address);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return -1;
+    if (fscanf(file, "%d", &port) != 1)
+        port = -1;
+    fclose(file);
+    return port;
+}
+
+static bool start_hvdds(void)
+{
+    char make_key[PATH], key[128];
+
+    snprintf(folder, sizeof folder, "/tmp/hvt-device-XXXXXX");
+    if (mkdtemp(folder) == NULL)
+        return false;
+    snprintf(key, sizeof key, "%s/key", folder);
+    path_of("hvdctl key new", make_key);
+    setenv("FAKEGPU", "devices=4;free=keeps", 1);
+    return run_shell(make_key, key) && start_hvdd(0, 0) && mesh_port() > 0 &&
+           start_hvdd(1, mesh_port());
+}
+
+/* Whether it has logged nothing, which is printed else. */
+static bool stop_hvdd(const struct node *node)
+{
+    char text[4096];
     int status = -1, fd;
     ssize_t length;
 
-    kill(node.pid, SIGTERM);
-    waitpid(node.pid, &status, 0);
-    fd = open(node.log, O_RDONLY);
+    kill(node->pid, SIGTERM);
+    waitpid(node->pid, &status, 0);
+    fd = open(node->log, O_RDONLY);
     length = fd < 0 ? 0 : read(fd, text, sizeof text);
     if (length > 0)
-        printf("hvdd's log:\n%.*s", (int)length, text);
-    snprintf(command, sizeof command, "rm -r %s", node.folder);
-    return system(command) == 0 && status == 0 && length == 0;
+        printf("the log of %s:\n%.*s", node->address, (int)length, text);
+    return status == 0 && length == 0;
+}
+
+/* The second one first: to it the end of the other would be a loss. */
+static bool stop_hvdds(void)
+{
+    bool is_quiet = true;
+
+    for (uint32_t i = NODES; i-- > 0;)
+        is_quiet = stop_hvdd(&nodes[i]) && is_quiet;
+    return run_shell("rm -r", folder) && is_quiet;
 }
 
 /* ---- an op ---- */
@@ -112,7 +175,7 @@ static struct {
 } op;
 
 struct rank {
-    int number, gpu;
+    int number, gpu, node;
     uint32_t place; /* among the members */
     bool takes_part;
     pthread_t thread;
@@ -129,7 +192,7 @@ struct rank {
 };
 
 static struct rank ranks[RANKS_MOST];
-static int rank_count, gpu_count, jobs;
+static int rank_count, gpu_count, node_count, jobs;
 static pthread_barrier_t gate;
 static int (*task)(struct rank *rank); /* what ranks do when the gate opens; NULL: they end */
 
@@ -258,6 +321,18 @@ static hvi_cu_ptr map_arena(int gpu)
     return base;
 }
 
+/* Which of its node's ranks it is, and how many these are. */
+static void place_on_node(const struct rank *rank, struct hvd_options *options)
+{
+    options->local_rank = options->local_size = 0;
+    for (int i = 0; i < rank_count; i++) {
+        options->local_rank += ranks[i].node == rank->node && i < rank->number;
+        options->local_size += ranks[i].node == rank->node;
+    }
+    options->cross_rank = rank->node;
+    options->cross_size = node_count;
+}
+
 static void begin(struct rank *rank)
 {
     struct hvd_options options;
@@ -272,9 +347,11 @@ static void begin(struct rank *rank)
                                                                 : hvt_cu_alloc(ARENA_BYTES));
     hvd_options_init(&options);
     snprintf(job, sizeof job, "job%d-%d", (int)getpid(), jobs);
+    options.address = nodes[rank->node].address;
     options.job = job;
     options.rank = rank->number;
     options.size = rank_count;
+    place_on_node(rank, &options);
     ck_assert_msg(hvd_open(&options, &rank->session) == HVD_OK, "%s", hvd_last_error());
 }
 
@@ -295,23 +372,46 @@ static void *run(void *user)
     return NULL;
 }
 
-/* `alternating`: neighbouring ranks have different GPUs; else GPUs have blocks of ranks. */
-static void open_ranks(int count, int gpus, bool alternating)
+static const struct layout {
+    int ranks, gpus;
+    bool alternating; /* neighbours have different GPUs, and nodes; else these have blocks */
+    bool spread;      /* each node has a half of the GPUs; else the first has all */
+} corners[] = {{2, 1, false, false}, {2, 2, false, false}, {3, 2, true, false},
+               {4, 2, false, false}, {3, 2, false, true},  {4, 4, true, true}},
+  all[] = {{1, 1, false, false}, {2, 1, false, false}, {2, 2, false, false}, {3, 1, false, false},
+           {3, 2, true, false},  {3, 3, false, false}, {4, 1, false, false}, {4, 2, false, false},
+           {4, 2, true, false},  {4, 4, false, false}, {5, 2, false, false}, {5, 3, true, false},
+           {6, 4, false, false}, {7, 1, false, false}, {8, 1, false, false}, {8, 2, false, false},
+           {8, 3, true, false},  {8, 4, false, false}, {8, 4, true, false}},
+  all_spread[] = {{2, 2, false, true}, {3, 2, false, true}, {3, 2, true, true},
+                  {3, 3, false, true}, {4, 2, false, true}, {4, 3, true, true},
+                  {4, 4, false, true}, {5, 2, false, true}, {5, 3, true, true},
+                  {6, 4, true, true},  {7, 2, true, true},  {8, 2, false, true},
+                  {8, 3, true, true},  {8, 4, false, true}, {8, 4, true, true}};
+
+static const struct layout *layouts = corners;
+static int layout_count = sizeof corners / sizeof corners[0];
+
+static void open_ranks(const struct layout *layout)
 {
-    rank_count = count;
-    gpu_count = gpus;
+    rank_count = layout->ranks;
+    gpu_count = layout->gpus;
+    node_count = layout->spread ? NODES : 1;
     jobs++;
     memset(ranks, 0, sizeof ranks);
-    ck_assert_int_eq(pthread_barrier_init(&gate, NULL, (unsigned)count + 1), 0);
-    for (int i = 0; i < count; i++) {
+    ck_assert_int_eq(pthread_barrier_init(&gate, NULL, (unsigned)rank_count + 1), 0);
+    for (int i = 0; i < rank_count; i++) {
         ranks[i].number = i;
-        ranks[i].gpu = alternating ? i % gpus : i * gpus / count;
+        ranks[i].gpu = layout->alternating ? i % gpu_count : i * gpu_count / rank_count;
+        ranks[i].node =
+            layout->alternating ? ranks[i].gpu % node_count : ranks[i].gpu * node_count / gpu_count;
         ranks[i].place = (uint32_t)i;
         ranks[i].takes_part = true;
-        ck_assert_int_eq(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
     }
+    for (int i = 0; i < rank_count; i++)
+        ck_assert_int_eq(pthread_create(&ranks[i].thread, NULL, run, &ranks[i]), 0);
     pthread_barrier_wait(&gate);
-    op.members = (uint32_t)count;
+    op.members = (uint32_t)rank_count;
     op.set = 0;
 }
 
@@ -323,8 +423,8 @@ static void all_do(int (*what)(struct rank *rank))
         return;
     pthread_barrier_wait(&gate);
     for (int i = 0; i < rank_count; i++)
-        ck_assert_msg(ranks[i].wrong[0] == '\0', "%s: rank %d of %d on GPU %d of %d: %s", op.text,
-                      i, rank_count, ranks[i].gpu, gpu_count, ranks[i].wrong);
+        ck_assert_msg(ranks[i].wrong[0] == '\0', "%s: rank %d of %d on GPU %d of %d, %d nodes: %s",
+                      op.text, i, rank_count, ranks[i].gpu, gpu_count, node_count, ranks[i].wrong);
 }
 
 static void close_ranks(void)
@@ -592,18 +692,6 @@ static void run_type(uint32_t dtype)
 
 /* ---- layouts ---- */
 
-static const struct layout {
-    int ranks, gpus;
-    bool alternating;
-} corners[] = {{2, 1, false}, {2, 2, false}, {3, 2, true}, {4, 2, false}},
-  all[] = {{1, 1, false}, {2, 1, false}, {2, 2, false}, {3, 1, false}, {3, 2, true},
-           {3, 3, false}, {4, 1, false}, {4, 2, false}, {4, 2, true},  {4, 4, false},
-           {5, 2, false}, {5, 3, true},  {6, 4, false}, {7, 1, false}, {8, 1, false},
-           {8, 2, false}, {8, 3, true},  {8, 4, false}, {8, 4, true}};
-
-static const struct layout *layouts = corners;
-static int layout_count = sizeof corners / sizeof corners[0];
-
 static void set_up(void)
 {
     hvt_cu_begin("devices=4;free=keeps", "", 0);
@@ -613,7 +701,7 @@ START_TEST(every_kind_type_and_operation)
 {
     const struct layout *layout = &layouts[_i];
 
-    open_ranks(layout->ranks, layout->gpus, layout->alternating);
+    open_ranks(layout);
     for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++)
         run_type(dtype);
     close_ranks();
@@ -627,7 +715,7 @@ START_TEST(large_ops_have_no_seams)
                                      HVI_KIND_ALLTOALL};
     const struct layout *layout = &layouts[_i];
 
-    open_ranks(layout->ranks, layout->gpus, layout->alternating);
+    open_ranks(layout);
     for (uint32_t i = 0; i < 4; i++) {
         run_op(kinds[i], HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 300007);
         run_op(kinds[i], HVI_DTYPE_BFLOAT16, HVI_REDUCE_AVERAGE, 65537);
@@ -698,7 +786,7 @@ START_TEST(process_sets_are_on_their_own_gpus)
     const struct layout *layout = &layouts[_i];
     bool (*const chosen[])(int number) = {is_even, is_last, is_any};
 
-    open_ranks(layout->ranks, layout->gpus, layout->alternating);
+    open_ranks(layout);
     for (uint32_t i = 0; i < 3; i++) {
         choose_members(chosen[i]);
         if (i < 2 && set_size < rank_count) {
@@ -754,7 +842,7 @@ START_TEST(a_rank_that_has_joined_is_absent)
 
     if (layout->ranks < 2)
         return;
-    open_ranks(layout->ranks, layout->gpus, layout->alternating);
+    open_ranks(layout);
     all_do(last_joins);
     choose_members(is_not_last);
     run_op(HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 100);
@@ -773,12 +861,16 @@ int main(void)
 {
     Suite *suite = suite_create("contract/device");
     TCase *tcase = tcase_create("gpus");
+    const char *whole = getenv("HVT_WHOLE");
 
-    if (getenv("HVT_WHOLE") != NULL) {
+    if (whole != NULL && strcmp(whole, "nodes") == 0) {
+        layouts = all_spread;
+        layout_count = sizeof all_spread / sizeof all_spread[0];
+    } else if (whole != NULL) {
         layouts = all;
         layout_count = sizeof all / sizeof all[0];
     }
-    if (!start_hvdd()) {
+    if (!start_hvdds()) {
         fputs("hvdd does not start\n", stderr);
         return EXIT_FAILURE;
     }
@@ -790,5 +882,5 @@ int main(void)
     tcase_add_loop_test(tcase, a_rank_that_has_joined_is_absent, 0, layout_count);
     suite_add_tcase(suite, tcase);
     int result = hvt_run_suite(suite);
-    return stop_hvdd() ? result : EXIT_FAILURE;
+    return stop_hvdds() ? result : EXIT_FAILURE;
 }
