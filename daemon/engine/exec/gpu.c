@@ -568,16 +568,25 @@ static void note_failure(struct gpu_comm *comm, const struct engine_gpu_news *ne
     comm->failures = failure;
 }
 
+/* What is over has begun, and a node that is soon done says nothing of its begin. */
+static void take_news(struct gpu_comm *comm, uint32_t node, const struct engine_gpu_news *news)
+{
+    for (uint32_t i = 0; i < comm->route.ranks; i++) {
+        if (comm->nodes[i] != node)
+            continue;
+        if (comm->begun[i] < news->sequence)
+            comm->begun[i] = news->sequence;
+        if (news->over && comm->over[i] < news->sequence)
+            comm->over[i] = news->sequence;
+    }
+}
+
 static void hear(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
                  const struct engine_gpu_news *news)
 {
-    uint64_t *said = news->over ? comm->over : comm->begun;
     struct job *job, *next;
 
-    for (uint32_t i = 0; i < comm->route.ranks; i++) {
-        if (comm->nodes[i] == node && said[i] < news->sequence)
-            said[i] = news->sequence;
-    }
+    take_news(comm, node, news);
     if (!news->over)
         return;
     if (news->status != HVI_OK)

@@ -16,7 +16,7 @@ static struct {
     void *row;
     struct hvi_device_channel channel, engine; /* the worker's end; the row's */
     int event_fd;
-    uint32_t posted, started, wanted, left;
+    uint32_t posted, started, wanted, left, stuck;
     struct engine_gpu_comm comm;
     uint64_t instances[ENGINE_GPU_RANKS];
     uint32_t nodes[ENGINE_GPU_RANKS];
@@ -71,11 +71,18 @@ static void comm_over(void *user, uint32_t comm, int status, const char *text)
     rig.left++;
 }
 
+static void worker_stuck(void *user, uint32_t worker, const char *text)
+{
+    (void)user, (void)worker, (void)text;
+    rig.stuck++;
+}
+
 static void setup(void)
 {
     const struct engine_backend_config config = {.post = post,
                                                  .started = started,
                                                  .comm_wanted = comm_wanted,
+                                                 .worker_stuck = worker_stuck,
                                                  .tell_nodes = tell_nodes,
                                                  .comm_over = comm_over};
 
@@ -261,6 +268,25 @@ START_TEST(what_fails_on_another_node_fails_here_before_or_after_its_own_end)
 }
 END_TEST
 
+/* Its time begins when the work has begun everywhere: where it is over, it has. */
+START_TEST(a_worker_is_late_also_if_the_other_node_has_said_nothing_but_that_it_is_over)
+{
+    engine_gpu_backend_set_timeout(rig.row, 1);
+    start_joined();
+    for (int i = 0; i < 2; i++) {
+        engine_backend_gpu.watch(rig.row);
+        usleep(1000);
+    }
+    ck_assert_uint_eq(rig.stuck, 0);
+    hear(9, HVI_OK, "");
+    for (int i = 0; i < 2; i++) {
+        engine_backend_gpu.watch(rig.row);
+        usleep(1000);
+    }
+    ck_assert_uint_eq(rig.stuck, 1);
+}
+END_TEST
+
 START_TEST(a_work_that_another_node_has_cancelled_is_lost_with_it)
 {
     start_joined();
@@ -341,6 +367,8 @@ int main(void)
     tcase_add_test(tcase, another_node_may_be_done_before);
     tcase_add_loop_test(tcase, what_fails_on_another_node_fails_here_before_or_after_its_own_end, 0,
                         2);
+    tcase_add_test(tcase,
+                   a_worker_is_late_also_if_the_other_node_has_said_nothing_but_that_it_is_over);
     tcase_add_test(tcase, a_work_that_another_node_has_cancelled_is_lost_with_it);
     tcase_add_test(tcase, a_work_that_is_cancelled_while_it_waits_for_other_nodes_ends_at_once);
     tcase_add_test(tcase, a_work_that_is_cancelled_before_it_starts_ends_its_communicator);
