@@ -132,8 +132,10 @@ enum hvi_mesh_gpu_what {
     HVI_MESH_GPU_JOIN = 2,  /* from the first node: all can, and this is the id */
     HVI_MESH_GPU_FAILED =
         3, /* to the first node, and from it to all: there is no such communicator */
-    HVI_MESH_GPU_BEGUN = 4, /* to all: works up to this one have begun on all workers here */
-    HVI_MESH_GPU_OVER = 5,  /* to all: they are over, and this one has ended so */
+    /* To the first node: works up to this one have begun on all workers here, or are over. From the first node: on all nodes
+     * but the receiver. An OVER with a status: this one has failed. */
+    HVI_MESH_GPU_BEGUN = 4,
+    HVI_MESH_GPU_OVER = 5,
 };
 struct hvi_mesh_gpu {
     uint32_t what;

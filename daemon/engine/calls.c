@@ -178,11 +178,9 @@ static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
         engine_dispatch_comm(&engine->exec, comm->number, status, hvi_status_text(status));
 }
 
-/* To each other node of the communicator once. */
-static void tell_gpus(void *user, const struct engine_gpu_comm *comm,
+static void tell_gpus(void *user, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news)
 {
-    struct engine *engine = user;
     struct hvi_mesh_gpu gpu = {
         .what = news->over ? HVI_MESH_GPU_OVER : HVI_MESH_GPU_BEGUN,
         .instances = (uint64_t *)(uintptr_t)comm->instances,
@@ -192,10 +190,7 @@ static void tell_gpus(void *user, const struct engine_gpu_comm *comm,
     };
 
     snprintf(gpu.text, sizeof gpu.text, "%s", news->text);
-    for (uint32_t i = 0; i < comm->ranks; i++) {
-        if (comm->nodes[i] != engine->roster.here && engine_device_is_first_of_node(comm->nodes, i))
-            engine_nodes_tell_gpus(engine, comm->nodes[i], &gpu);
-    }
+    engine_nodes_tell_gpus(user, node, &gpu);
 }
 
 static void comm_over(void *user, uint32_t comm, int status, const char *text)

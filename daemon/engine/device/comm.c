@@ -94,7 +94,7 @@ static struct hvi_mesh_gpu message_of(const struct engine_device_comm *comm,
         .what = what, .instances = comm->instances, .instance_count = comm->ranks};
 }
 
-bool engine_device_is_first_of_node(const uint32_t *nodes, uint32_t rank)
+static bool is_first_of_node(const uint32_t *nodes, uint32_t rank)
 {
     uint32_t before = 0;
 
@@ -114,7 +114,7 @@ static void tell_all(struct engine_device *device, const struct engine_device_co
 {
     for (uint32_t i = 0; i < comm->ranks; i++) {
         if (comm->nodes[i] != comm->here && comm->nodes[i] != except &&
-            engine_device_is_first_of_node(comm->nodes, i))
+            is_first_of_node(comm->nodes, i))
             device->calls->tell(device->user, comm->nodes[i], gpu);
     }
 }

@@ -186,8 +186,6 @@ int engine_device_join(struct engine_device *device, const struct engine_device_
 /* What another node says of one. */
 void engine_device_heard(struct engine_device *device, uint32_t from,
                          const struct hvi_mesh_gpu *gpu);
-/* Whether no rank before this one has its node: nodes[] are those of the ranks. */
-bool engine_device_is_first_of_node(const uint32_t *nodes, uint32_t rank);
 /* This node leaves it, and all others with it: `joined` follows there as well. */
 void engine_device_leave(struct engine_device *device, uint32_t comm, int status, const char *text);
 /* The job is broken: communicators with workers on other nodes are over, as these may wait for what never comes. */

@@ -179,11 +179,12 @@ struct engine_gpu_comm {
     const uint32_t *nodes;     /* [ranks], likewise */
 };
 
-/* What a node tells the others of a communicator's works, which begin and end in their order. */
+/* What a node tells another of a communicator's works, which begin and end in their order. The first node tells what holds of
+ * all nodes but the receiver, each other one tells the first what holds of itself. */
 struct engine_gpu_news {
     bool over; /* works up to this one are over; else they have begun on all workers there */
     uint64_t sequence; /* the span's */
-    int status;        /* over: of this one */
+    int status; /* over, and not HVI_OK: this one has failed; nothing is said of those before */
     const char *text;
 };
 
@@ -202,10 +203,10 @@ struct engine_backend_config {
      * once. NULL: there are no workers. */
     void (*comm_wanted)(void *user, const struct engine_gpu_comm *comm);
     void (*worker_stuck)(void *user, uint32_t worker, const char *text);
-    /* News of a communicator's works for the rows of its other nodes: engine_gpu_backend_heard. Inside anything but open() and
-     * close(). NULL: there are no other nodes. */
-    void (*tell_nodes)(void *user, const struct engine_gpu_comm *comm,
-                       const struct engine_gpu_news *news);
+    /* News of a communicator's works for the row of one of its other nodes: engine_gpu_backend_heard. Inside anything but
+     * open() and close(). NULL: there are no other nodes. */
+    void (*tell_node)(void *user, const struct engine_gpu_comm *comm, uint32_t node,
+                      const struct engine_gpu_news *news);
     /* A work of it will not start here, and others wait for it: engine_gpu_backend_comm follows, here and on all nodes. */
     void (*comm_over)(void *user, uint32_t comm, int status, const char *text);
     /* Main thread, of a row with .says_started, once for a batch that begins: from here on nothing that is not under

@@ -79,12 +79,12 @@ static void ask_for_comm(void *user, const struct engine_gpu_comm *comm)
     exec->calls->comm_wanted(exec->user, comm);
 }
 
-static void tell_gpus(void *user, const struct engine_gpu_comm *comm,
+static void tell_gpus(void *user, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news)
 {
     struct engine_exec *exec = user;
 
-    exec->calls->tell_gpus(exec->user, comm, news);
+    exec->calls->tell_gpus(exec->user, comm, node, news);
 }
 
 static void end_comm(void *user, uint32_t comm, int status, const char *text)
@@ -118,7 +118,7 @@ int engine_dispatch_open(struct engine_exec *exec)
         .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
         .comm_wanted = exec->calls->comm_wanted ? ask_for_comm : NULL,
         .worker_stuck = exec->calls->worker_stuck ? end_worker : NULL,
-        .tell_nodes = exec->calls->tell_gpus ? tell_gpus : NULL,
+        .tell_node = exec->calls->tell_gpus ? tell_gpus : NULL,
         .comm_over = exec->calls->comm_over ? end_comm : NULL,
         .started = show_start,
     };

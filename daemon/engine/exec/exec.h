@@ -37,7 +37,7 @@ struct engine_exec_calls {
     /* These workers of GPUs need a communicator: engine_dispatch_comm follows. NULL: there are no workers. */
     void (*comm_wanted)(void *user, const struct engine_gpu_comm *comm);
     /* As engine_backend_config's. NULL where there are no other nodes. */
-    void (*tell_gpus)(void *user, const struct engine_gpu_comm *comm,
+    void (*tell_gpus)(void *user, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news);
     void (*comm_over)(void *user, uint32_t comm, int status, const char *text);
     /* This worker does not move, or lies: engine_dispatch_worker_lost follows when it is dead, perhaps at once. */

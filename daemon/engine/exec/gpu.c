@@ -14,13 +14,19 @@
  * node: where gates are opened because a rank or its engine has ended, NCCL brings the others bytes that are no result,
  * and that node alone knows it.
  *
+ *   each other node --its workers have answered--> first node --all nodes but this one have--> each other node
+ *   any node -------------------failed-----------> first node ----------failed---------------> each other node
+ *
+ * The first node has the communicator's rank 0. So a work costs two messages for each other node. The node that is last
+ * has been told before: it waits for no answer.
+ *
  * A batch that a worker has is never taken back. Its fences are opened instead, with .skip before: it runs through, its
  * kernels write nothing, it is answered, and fails here.
  *
  * A batch may wait for a rank's stream for ever: that is the rank's own work. From the moment at which it has begun on all
  * workers it may take .timeout_ns. It has begun when its worker says so (of batches older than 100 ms), or
  * when the worker has no older one and the engine sees that all its fences there are open. With a span the other nodes'
- * workers count as well: TELL_NS after it has begun on all workers here, they are told.
+ * workers count as well: TELL_NS after it has begun on all workers here, the nodes tell each other in the same way.
  *
  * Untrusted: what a worker answers. A number that is not under way there, or an impossible index, ends that worker. */
 #include "daemon/engine/exec/gpu.h"
@@ -46,7 +52,6 @@ struct job {
     struct engine_gpu_route route;
     struct gpu_comm *comm; /* NULL: one worker */
     bool queued;
-    bool told, said;      /* to other nodes: that it has begun, that it is over */
     uint64_t left, begun; /* a bit for each worker of the route, by index */
     uint64_t here_ns;     /* begun on all of these; 0: not yet */
     uint64_t begun_ns;    /* on all, those of other nodes included */
@@ -61,6 +66,14 @@ struct gpu_failure {
     char text[ENGINE_TEXT_BYTES];
 };
 
+/* A node that this one speaks with: the first node with each other one, any other with the first alone, which speaks for all. */
+struct gpu_peer {
+    uint32_t node;
+    struct gpu_marks { /* sequences of the newest works that have begun, and that are over */
+        uint64_t begun, over;
+    } said, told; /* by that node, and to it */
+};
+
 struct gpu_comm {
     struct gpu_comm *next;
     uint32_t number;
@@ -70,7 +83,9 @@ struct gpu_comm {
     /* With a span: [route.ranks], by rank. */
     uint64_t *instances;
     uint32_t *nodes;
-    uint64_t *begun, *over; /* the last work of which the node has said so; UINT64_MAX: this node */
+    struct gpu_peer *peers;
+    uint32_t peer_count;
+    uint64_t last; /* its newest work that was started here */
     struct gpu_failure *failures;
     bool abandoned; /* a work of it will not start here: the nodes are to leave it */
 };
@@ -159,8 +174,7 @@ static void free_comm(struct gpu_comm *comm)
 {
     free(comm->instances);
     free(comm->nodes);
-    free(comm->begun);
-    free(comm->over);
+    free(comm->peers);
     while (comm->failures) {
         struct gpu_failure *failure = comm->failures;
         comm->failures = failure->next;
@@ -333,23 +347,40 @@ static bool is_same(const struct engine_gpu_route *a, const struct engine_gpu_ro
                         : memcmp(a->workers, b->workers, a->count * sizeof a->workers[0]) == 0;
 }
 
+static struct gpu_peer *peer_at(const struct gpu_comm *comm, uint32_t node)
+{
+    for (uint32_t i = 0; i < comm->peer_count; i++) {
+        if (comm->peers[i].node == node)
+            return &comm->peers[i];
+    }
+    return NULL;
+}
+
+static void list_peers(struct gpu_comm *comm, uint32_t here)
+{
+    const uint32_t first = comm->nodes[0];
+
+    for (uint32_t i = 0; i < comm->route.ranks; i++) {
+        const uint32_t node = comm->nodes[i];
+        if (node != here && (here == first || node == first) && !peer_at(comm, node))
+            comm->peers[comm->peer_count++].node = node;
+    }
+}
+
 /* False: out of memory. */
 static bool take_nodes(struct gpu_comm *comm, const struct engine_work *work)
 {
     struct engine_gpu_route *route = &comm->route;
-    const uint32_t here = work->span->node[work->span->here];
 
     comm->instances = malloc(route->ranks * sizeof *comm->instances);
     comm->nodes = calloc(route->ranks, sizeof *comm->nodes);
-    comm->begun = calloc(route->ranks, sizeof *comm->begun);
-    comm->over = calloc(route->ranks, sizeof *comm->over);
-    if (!comm->instances || !comm->nodes || !comm->begun || !comm->over)
+    comm->peers = calloc(route->ranks, sizeof *comm->peers);
+    if (!comm->instances || !comm->nodes || !comm->peers)
         return false;
     memcpy(comm->instances, route->instances, route->ranks * sizeof *comm->instances);
     route->instances = comm->instances;
     engine_gpu_nodes(work, route, comm->nodes);
-    for (uint32_t i = 0; i < route->ranks; i++)
-        comm->begun[i] = comm->over[i] = comm->nodes[i] == here ? UINT64_MAX : 0;
+    list_peers(comm, work->span->node[work->span->here]);
     return true;
 }
 
@@ -436,6 +467,11 @@ static bool check_route(struct gpu *gpu, struct job *job)
     return true;
 }
 
+static uint64_t sequence_of(const struct job *job)
+{
+    return job->batch->works[0]->span->sequence;
+}
+
 static bool check_comm(struct gpu *gpu, struct job *job)
 {
     if (job->route.ranks == 1)
@@ -443,6 +479,8 @@ static bool check_comm(struct gpu *gpu, struct job *job)
     job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route, job->batch->works[0]) : NULL;
     if (job->comm)
         job->route.instances = job->comm->instances;
+    if (job->comm && job->comm->nodes)
+        job->comm->last = sequence_of(job);
     if (!job->comm)
         fail(job->batch, HVI_ERR_NO_MEMORY, "the engine is out of memory");
     else if (job->comm->status < 0)
@@ -496,28 +534,65 @@ static bool has_nodes(const struct job *job)
     return job->comm && job->comm->nodes;
 }
 
-static bool is_past(const struct job *job, const uint64_t *said)
+static uint64_t *mark_of(struct gpu_marks *marks, bool over)
 {
-    const uint64_t sequence = job->batch->works[0]->span->sequence;
-
-    for (uint32_t i = 0; i < job->comm->route.ranks; i++) {
-        if (said[i] < sequence)
-            return false;
-    }
-    return true;
+    return over ? &marks->over : &marks->begun;
 }
 
-static void tell_nodes(struct gpu *gpu, const struct job *job, bool over)
+/* The nodes that have not said so of this work: how many, and the last of them. */
+static uint32_t count_missing(const struct job *job, bool over, const struct gpu_peer **last_p)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < job->comm->peer_count; i++) {
+        struct gpu_peer *peer = &job->comm->peers[i];
+        if (*mark_of(&peer->said, over) >= sequence_of(job))
+            continue;
+        *last_p = peer;
+        count++;
+    }
+    return count;
+}
+
+static bool is_past(const struct job *job, bool over)
+{
+    const struct gpu_peer *last;
+
+    return count_missing(job, over, &last) == 0;
+}
+
+static void tell(struct gpu *gpu, const struct gpu_comm *comm, uint32_t node,
+                 const struct engine_gpu_news *news)
+{
+    const struct engine_gpu_comm described = describe_comm(comm);
+
+    if (gpu->config.tell_node)
+        gpu->config.tell_node(gpu->config.user, &described, node, news);
+}
+
+/* To a node when it is so here and on all others that this one speaks for; a failure at once. Works may fail out of their order, so a
+ * failure says nothing of those before. */
+static void say(struct gpu *gpu, struct job *job, bool over)
 {
     const struct engine_batch *batch = job->batch;
-    const struct engine_gpu_comm comm = describe_comm(job->comm);
+    const bool failed = over && batch->status != HVI_OK;
     const struct engine_gpu_news news = {.over = over,
-                                         .sequence = batch->works[0]->span->sequence,
-                                         .status = over ? batch->status : HVI_OK,
-                                         .text = over ? batch->text : ""};
+                                         .sequence = sequence_of(job),
+                                         .status = failed ? batch->status : HVI_OK,
+                                         .text = failed ? batch->text : ""};
+    const struct gpu_peer *last = NULL;
+    const uint32_t missing = count_missing(job, over, &last);
 
-    if (gpu->config.tell_nodes)
-        gpu->config.tell_nodes(gpu->config.user, &comm, &news);
+    for (uint32_t i = 0; i < job->comm->peer_count; i++) {
+        struct gpu_peer *peer = &job->comm->peers[i];
+        uint64_t *told = mark_of(&peer->told, over);
+        const bool may = failed || missing == 0 || (missing == 1 && peer == last);
+        if (!may || *told >= news.sequence)
+            continue;
+        if (!failed)
+            *told = news.sequence;
+        tell(gpu, job->comm, peer->node, &news);
+    }
 }
 
 /* What another node has said of it. */
@@ -527,7 +602,7 @@ static void take_failures(struct job *job)
 
     while (*link) {
         struct gpu_failure *failure = *link;
-        if (failure->sequence != job->batch->works[0]->span->sequence) {
+        if (failure->sequence != sequence_of(job)) {
             link = &failure->next;
             continue;
         }
@@ -541,14 +616,25 @@ static void take_failures(struct job *job)
 static void settle(struct gpu *gpu, struct job *job)
 {
     if (has_nodes(job)) {
-        if (!job->said)
-            tell_nodes(gpu, job, true);
-        job->said = true;
+        say(gpu, job, true);
         take_failures(job);
-        if (job->batch->status == HVI_OK && !is_past(job, job->comm->over))
+        if (job->batch->status == HVI_OK && !is_past(job, true))
             return;
     }
     post(gpu, job);
+}
+
+/* Whether the work is still to come here, or is not posted. */
+static bool is_awaited(const struct gpu *gpu, const struct gpu_comm *comm, uint64_t sequence)
+{
+    const struct job *job;
+
+    DL_FOREACH(gpu->jobs, job)
+    {
+        if (job->comm == comm && sequence_of(job) == sequence)
+            return true;
+    }
+    return sequence > comm->last;
 }
 
 /* A node that gives a work up knows why its job is broken, and others will hear of it, too. */
@@ -568,32 +654,42 @@ static void note_failure(struct gpu_comm *comm, const struct engine_gpu_news *ne
     comm->failures = failure;
 }
 
-/* What is over has begun, and a node that is soon done says nothing of its begin. */
-static void take_news(struct gpu_comm *comm, uint32_t node, const struct engine_gpu_news *news)
+/* A work has failed there. */
+static void hear_failure(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
+                         const struct engine_gpu_news *news)
 {
-    for (uint32_t i = 0; i < comm->route.ranks; i++) {
-        if (comm->nodes[i] != node)
-            continue;
-        if (comm->begun[i] < news->sequence)
-            comm->begun[i] = news->sequence;
-        if (news->over && comm->over[i] < news->sequence)
-            comm->over[i] = news->sequence;
+    for (uint32_t i = 0; i < comm->peer_count; i++) {
+        if (comm->peers[i].node != node)
+            tell(gpu, comm, comm->peers[i].node, news);
     }
+    if (is_awaited(gpu, comm, news->sequence))
+        note_failure(comm, news);
+}
+
+/* What is over has begun, and a node that is soon done says nothing of its begin. */
+static void raise_marks(struct gpu_marks *said, const struct engine_gpu_news *news)
+{
+    if (said->begun < news->sequence)
+        said->begun = news->sequence;
+    if (news->over && said->over < news->sequence)
+        said->over = news->sequence;
 }
 
 static void hear(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
                  const struct engine_gpu_news *news)
 {
+    struct gpu_peer *peer = peer_at(comm, node);
     struct job *job, *next;
 
-    take_news(comm, node, news);
-    if (!news->over)
+    if (!peer) /* it speaks to the first node */
         return;
-    if (news->status != HVI_OK)
-        note_failure(comm, news);
+    if (news->status == HVI_OK)
+        raise_marks(&peer->said, news);
+    else
+        hear_failure(gpu, comm, node, news);
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (job->comm == comm && !job->queued && job->left == 0)
+        if (news->over && job->comm == comm && !job->queued && job->left == 0)
             settle(gpu, job);
     }
 }
@@ -824,6 +920,16 @@ static bool is_oldest(const struct gpu_worker *worker, uint64_t number)
     return true;
 }
 
+/* On another node, whose workers may not come to it any more. */
+static bool has_failed(const struct job *job)
+{
+    const struct gpu_failure *failure = job->comm->failures;
+
+    while (failure && failure->sequence != sequence_of(job))
+        failure = failure->next;
+    return failure != NULL;
+}
+
 static void look_whether_begun(struct gpu *gpu, struct job *job, uint64_t now_ns)
 {
     const uint64_t all =
@@ -841,26 +947,20 @@ static void look_whether_begun(struct gpu *gpu, struct job *job, uint64_t now_ns
     }
     if (job->begun == all && job->here_ns == 0)
         job->here_ns = now_ns;
-    if (job->here_ns != 0 && (!has_nodes(job) || is_past(job, job->comm->begun)))
+    if (job->here_ns != 0 && (!has_nodes(job) || is_past(job, false) || has_failed(job)))
         job->begun_ns = now_ns;
 }
 
-static void tell_begun(struct gpu *gpu, struct job *job, uint64_t now_ns)
-{
-    if (!has_nodes(job) || job->told || job->here_ns == 0 || now_ns - job->here_ns < TELL_NS)
-        return;
-    job->told = true;
-    tell_nodes(gpu, job, false);
-}
-
+/* Also of a work that is over here: others may wait for the news of a third node. */
 static bool is_late(struct gpu *gpu, struct job *job, uint64_t now_ns)
 {
-    if (job->queued || job->left == 0)
+    if (job->queued)
         return false;
     if (job->begun_ns == 0)
         look_whether_begun(gpu, job, now_ns);
-    tell_begun(gpu, job, now_ns);
-    return job->begun_ns != 0 && now_ns - job->begun_ns > gpu->timeout_ns;
+    if (has_nodes(job) && job->here_ns != 0 && now_ns - job->here_ns >= TELL_NS)
+        say(gpu, job, false);
+    return job->left != 0 && job->begun_ns != 0 && now_ns - job->begun_ns > gpu->timeout_ns;
 }
 
 /* Its workers are ended, but for those that have answered, and those that are being ended. */

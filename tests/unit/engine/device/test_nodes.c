@@ -20,8 +20,8 @@ static struct {
     struct engine_gpu_comm comm;
     uint64_t instances[ENGINE_GPU_RANKS];
     uint32_t nodes[ENGINE_GPU_RANKS];
-    uint32_t told;
-    struct engine_gpu_news news;
+    uint32_t told, told_node;
+    struct engine_gpu_news news; /* the last */
 } rig;
 
 static struct {
@@ -57,11 +57,12 @@ static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
     memcpy(rig.nodes, comm->nodes, comm->ranks * sizeof rig.nodes[0]);
 }
 
-static void tell_nodes(void *user, const struct engine_gpu_comm *comm,
-                       const struct engine_gpu_news *news)
+static void tell_node(void *user, const struct engine_gpu_comm *comm, uint32_t node,
+                      const struct engine_gpu_news *news)
 {
     (void)user, (void)comm;
     rig.told++;
+    rig.told_node = node;
     rig.news = *news;
 }
 
@@ -83,7 +84,7 @@ static void setup(void)
                                                  .started = started,
                                                  .comm_wanted = comm_wanted,
                                                  .worker_stuck = worker_stuck,
-                                                 .tell_nodes = tell_nodes,
+                                                 .tell_node = tell_node,
                                                  .comm_over = comm_over};
 
     memset(&rig, 0, sizeof rig);
@@ -159,12 +160,32 @@ static void answer(int status)
     engine_gpu_backend_look(rig.row);
 }
 
-static void hear(uint64_t sequence, int status, const char *text)
+static void hear_of(uint32_t node, uint64_t sequence, int status, const char *text)
 {
     const struct engine_gpu_news news = {
         .over = true, .sequence = sequence, .status = status, .text = text};
 
-    engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, 7, &news);
+    engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, node, &news);
+}
+
+static void hear(uint64_t sequence, int status, const char *text)
+{
+    hear_of(7, sequence, status, text);
+}
+
+/* Of three nodes this is the first, with ranks 0 and 2; or the last, with rank 3. */
+static void be_one_of_three(bool first)
+{
+    static const uint32_t nodes[] = {5, 7, 8}, their_places[] = {2, 1, 1};
+    static const uint32_t homes[MEMBERS] = {0, 1, 0, 2}, in_place[MEMBERS] = {0, 0, 1, 0};
+
+    op.span.nodes = 3;
+    op.span.here = first ? 0 : 2;
+    op.span.node = nodes;
+    op.span.places = their_places;
+    op.span.home = homes;
+    op.span.place = in_place;
+    op.work.ranks = first ? 2 : 1;
 }
 
 START_TEST(the_communicator_has_the_workers_of_all_nodes_by_the_lowest_rank)
@@ -287,6 +308,78 @@ START_TEST(a_worker_is_late_also_if_the_other_node_has_said_nothing_but_that_it_
 }
 END_TEST
 
+START_TEST(the_first_node_tells_each_when_a_work_is_over_on_all_but_that_one)
+{
+    be_one_of_three(true);
+    start_joined();
+    answer(HVI_OK);
+    ck_assert_uint_eq(rig.told, 0);
+    hear_of(7, 9, HVI_OK, "");
+    ck_assert_uint_eq(rig.told, 1);
+    ck_assert_uint_eq(rig.told_node, 8);
+    ck_assert_uint_eq(rig.posted, 0);
+    hear_of(8, 9, HVI_OK, "");
+    ck_assert_uint_eq(rig.told, 2);
+    ck_assert_uint_eq(rig.told_node, 7);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_OK);
+}
+END_TEST
+
+START_TEST(another_node_than_the_first_speaks_with_that_one_alone)
+{
+    be_one_of_three(false);
+    start_joined();
+    answer(HVI_OK);
+    ck_assert_uint_eq(rig.told, 1);
+    ck_assert_uint_eq(rig.told_node, 5);
+    ck_assert(rig.news.over && rig.news.sequence == 9 && rig.news.status == HVI_OK);
+    hear_of(7, 9, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 0);
+    hear_of(5, 9, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_uint_eq(rig.told, 1);
+}
+END_TEST
+
+START_TEST(the_first_node_passes_a_failure_on_at_once_and_once)
+{
+    be_one_of_three(true);
+    start_joined();
+    hear_of(7, 9, HVI_ERR_LIMIT, "too many ranks");
+    ck_assert_uint_eq(rig.told, 1);
+    ck_assert_uint_eq(rig.told_node, 8);
+    ck_assert(rig.news.over && rig.news.sequence == 9 && rig.news.status == HVI_ERR_LIMIT);
+    answer(HVI_OK);
+    ck_assert_uint_eq(rig.told, 1);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_LIMIT);
+}
+END_TEST
+
+START_TEST(a_failure_here_is_told_to_all_nodes)
+{
+    be_one_of_three(true);
+    start_joined();
+    answer(HVI_ERR_NO_MEMORY);
+    ck_assert_uint_eq(rig.told, 2);
+    ck_assert_int_eq(rig.news.status, HVI_ERR_NO_MEMORY);
+    ck_assert_uint_eq(rig.posted, 1);
+}
+END_TEST
+
+START_TEST(a_later_work_that_has_failed_says_nothing_of_this_one)
+{
+    start_joined();
+    answer(HVI_OK);
+    hear(10, HVI_ERR_LIMIT, "too many ranks");
+    ck_assert_uint_eq(rig.posted, 0);
+    hear(9, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_work_that_another_node_has_cancelled_is_lost_with_it)
 {
     start_joined();
@@ -369,6 +462,11 @@ int main(void)
                         2);
     tcase_add_test(tcase,
                    a_worker_is_late_also_if_the_other_node_has_said_nothing_but_that_it_is_over);
+    tcase_add_test(tcase, the_first_node_tells_each_when_a_work_is_over_on_all_but_that_one);
+    tcase_add_test(tcase, another_node_than_the_first_speaks_with_that_one_alone);
+    tcase_add_test(tcase, the_first_node_passes_a_failure_on_at_once_and_once);
+    tcase_add_test(tcase, a_failure_here_is_told_to_all_nodes);
+    tcase_add_test(tcase, a_later_work_that_has_failed_says_nothing_of_this_one);
     tcase_add_test(tcase, a_work_that_another_node_has_cancelled_is_lost_with_it);
     tcase_add_test(tcase, a_work_that_is_cancelled_while_it_waits_for_other_nodes_ends_at_once);
     tcase_add_test(tcase, a_work_that_is_cancelled_before_it_starts_ends_its_communicator);
