@@ -89,6 +89,10 @@ struct hvi_gpu_comm_id {
     unsigned char id[HVI_NCCL_ID_BYTES]; /* zeros: the question, or there is none */
     char text[HVI_TEXT_MAX + 1];
     bool check;
+    uint64_t *instances; /* allocated by decode; by rank */
+    size_t instance_count;
+    bool fresh;
+    int32_t status;
 };
 struct hvi_gpu_comm_join {
     uint64_t request;

@@ -108,6 +108,9 @@ static const struct wire_field comm_id_fields[] = {
     FIXED(2, hvi_gpu_comm_id, id),
     TEXT(3, hvi_gpu_comm_id, text, ANY),
     FLAG(4, hvi_gpu_comm_id, check),
+    LIST(5, hvi_gpu_comm_id, instances, instance_count, WIRE_LONGS, HVI_GPU_COMM_RANKS_MAX, NULL),
+    FLAG(6, hvi_gpu_comm_id, fresh),
+    STATUS(7, hvi_gpu_comm_id, status),
 };
 static const struct wire_table comm_id = TABLE(gpu_comm_id, comm_id_fields, 0);
 

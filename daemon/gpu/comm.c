@@ -71,10 +71,7 @@ int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES],
                  size_t text_size)
 {
     struct gpu_nccl_id id;
-    int status = open_library(comms, text_p, text_size);
 
-    if (status != HVI_OK || id_p == NULL)
-        return status;
     gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->join_ns);
     const int result = comms->nccl.unique_id(&id);
     gpu_calls_end(comms->calls);
@@ -190,18 +187,25 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
     return NULL;
 }
 
+int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
+                  size_t text_size)
+{
+    if (find_same(comms, join) != NULL)
+        return HVI_OK;
+    if (comms->count < GPU_COMMS_MAX)
+        return open_library(comms, text_p, text_size);
+    snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
+    return HVI_ERR_LIMIT;
+}
+
 int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
                    size_t text_size)
 {
     struct gpu_comm *comm = find_same(comms, join);
-    int status = comm != NULL ? HVI_OK : open_library(comms, text_p, text_size);
+    int status = gpu_comms_can(comms, join, text_p, text_size);
 
     if (status != HVI_OK)
         return status;
-    if (comm == NULL && comms->count >= GPU_COMMS_MAX) {
-        snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
-        return HVI_ERR_LIMIT;
-    }
     if (comm == NULL)
         comm = make(comms, join, &status, text_p, text_size);
     return comm == NULL ? status : add_name(comms, join, comm);

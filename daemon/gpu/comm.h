@@ -57,7 +57,11 @@ struct gpu_join {
 
 /* Opens the library, whose version engines compare. Without it the worker serves sets of one GPU, and a later call says why. */
 void gpu_comms_open(struct gpu_comms *comms);
-/* HVI_OK, or an error with a sentence. `id_p` NULL: only whether NCCL is there. */
+/* Whether this join could be done: NCCL and a place for it are there. The other workers cannot leave one that this one does not
+ * come to. HVI_OK, or an error with a sentence. */
+int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
+                  size_t text_size);
+/* Once it can. HVI_OK, or an error with a sentence. */
 int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
                  size_t text_size);
 /* Blocks until all have joined. HVI_OK, or an error with a sentence. */

@@ -64,7 +64,7 @@ void gpu_memory_drop(struct gpu_engine *engine);
 
 /* ---- joins.c: messages. False: there is no memory for an order ---- */
 
-bool gpu_joins_id(struct gpu_engine *engine, const struct hvi_gpu_comm_id *said);
+bool gpu_joins_id(struct gpu_engine *engine, struct hvi_gpu_comm_id *said);
 bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said);
 bool gpu_joins_drop(struct gpu_engine *engine, const struct hvi_gpu_comm_drop *said);
 

@@ -26,6 +26,7 @@ static void done(struct gpu_order *order)
         memcpy(msg.comm_id.id, order->join.id, sizeof(msg.comm_id.id));
         snprintf(msg.comm_id.text, sizeof(msg.comm_id.text), "%s", order->text);
         msg.comm_id.check = order->check;
+        msg.comm_id.status = order->status;
         (void)gpu_engine_send(engine, &msg);
     } else if (order->kind == GPU_ORDER_JOIN) {
         (void)gpu_engine_ack(engine, order->request, order->status, order->text);
@@ -59,13 +60,31 @@ static struct ask *make_ask(struct gpu_engine *engine, enum gpu_order_kind kind,
     return ask;
 }
 
-bool gpu_joins_id(struct gpu_engine *engine, const struct hvi_gpu_comm_id *said)
+/* They are taken from the message. */
+static void take_instances(struct ask *ask, uint64_t **instances, size_t *count)
 {
-    struct ask *ask = make_ask(engine, GPU_ORDER_ID, 0, said->request);
+    ask->order.join.count = (uint32_t)*count;
+    ask->order.join.instances = ask->instances = *instances;
+    *instances = NULL;
+    *count = 0;
+}
 
+bool gpu_joins_id(struct gpu_engine *engine, struct hvi_gpu_comm_id *said)
+{
+    uint32_t rank = 0;
+    struct ask *ask;
+
+    while (rank < said->instance_count && said->instances[rank] != engine->worker->start.instance)
+        rank++;
+    if (rank == said->instance_count)
+        return false;
+    ask = make_ask(engine, GPU_ORDER_ID, 0, said->request);
     if (ask == NULL)
         return false;
     ask->order.check = said->check;
+    ask->order.join.rank = rank;
+    ask->order.join.fresh = said->fresh;
+    take_instances(ask, &said->instances, &said->instance_count);
     gpu_launch_order(&engine->worker->launch, &ask->order);
     return true;
 }
@@ -83,10 +102,7 @@ bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said)
     memcpy(ask->order.join.id, said->id, sizeof(ask->order.join.id));
     ask->order.join.rank = said->rank;
     ask->order.join.fresh = said->fresh;
-    ask->order.join.count = (uint32_t)said->instance_count;
-    ask->order.join.instances = ask->instances = said->instances; /* taken from the message */
-    said->instances = NULL;
-    said->instance_count = 0;
+    take_instances(ask, &said->instances, &said->instance_count);
     engine->joins++;
     gpu_launch_order(&engine->worker->launch, &ask->order);
     return true;

@@ -542,8 +542,11 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
         forget(launch, order);
         return false;
     case GPU_ORDER_ID:
-        order->status = gpu_comms_id(&launch->comms, order->check ? NULL : order->join.id,
-                                     order->text, sizeof(order->text));
+        order->status =
+            gpu_comms_can(&launch->comms, &order->join, order->text, sizeof(order->text));
+        if (order->status == HVI_OK && !order->check)
+            order->status =
+                gpu_comms_id(&launch->comms, order->join.id, order->text, sizeof(order->text));
         return true;
     case GPU_ORDER_JOIN:
         order->status =

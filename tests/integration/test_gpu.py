@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in memory of GPUs, through real hvdd, engines, workers and trainers, on the fake driver. What contract.device does with every
 type and kind is done here once, and what only processes have: streams, refusals, generations."""
+import itertools
+
 import pytest
 
 from hvt import Status, arith, sanitized, wait_until
@@ -110,6 +112,21 @@ def test_groups_sets_joins_and_barriers(daemon, gpu_of):
     joins = [rank.submit("join") for rank in (job.ranks[0], job.ranks[2])]
     assert all(rank.outcome(op).ok for rank, op in zip((job.ranks[0], job.ranks[2], job.ranks[1]), joins + [joined]))
     job.close()
+
+
+def test_an_op_that_needs_one_communicator_more_than_a_worker_has_fails_and_the_job_goes_on():
+    sets = [[0, *chosen] for count in (1, 2, 3) for chosen in itertools.combinations(range(1, 6), count)][:17]
+    with gpus("devices=6", "op-failed", "comm-failed") as daemon:
+        job = Job(daemon, 6)
+        numbers = [job.add_set(members) for members in sets]
+        for members, number in zip(sets[:16], numbers):
+            reduce_on(job, members, 4, ranks=members, process_set=number)
+        for outcome in job.run("allreduce", dtype="int32", dims=[2], data=[bytes(8)] * len(sets[16]), reduce_op="sum", memory="device",
+                               each={"gpu": sets[16]}, ranks=sets[16], process_set=numbers[16]):
+            assert outcome.status == Status.ERR_LIMIT and "16 communicators already" in outcome.text, outcome
+        reduce_on(job, sets[15], 4, ranks=sets[15], process_set=numbers[15])
+        job.check_usable()
+        job.close()
 
 
 def test_many_ops_in_flight_are_done_in_few_batches(daemon):

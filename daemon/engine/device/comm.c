@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Communicators: all say that they have NCCL, then all join.
+ * Communicators: all say that they can, then all join.
  *
  *   wanted --its turn--> ids --all GpuCommIds, all nodes--> joining --all GpuAcks--> ready --a worker lost, job broken--> aborted
  *                         |                                    |                       |
  *                         +------error, late, a worker lost----+--another node fails---+--> failed
  *
- * The first worker is asked for an id. The others are asked whether they have NCCL. A worker cannot leave ncclCommInitRank, so a
- * worker without NCCL must say so before any worker joins.
+ * The first worker is asked for an id, the others whether they can join. A worker cannot leave ncclCommInitRank, so a worker
+ * without NCCL, or with too many communicators, must say so before any worker joins.
  *
  * One at a time, in the order in which they were asked for: a worker's launch thread joins, and two
  * workers that joined two communicators in different orders would wait for each other.
@@ -15,8 +15,8 @@
  *
  * Over several nodes, by MeshGpu. The first node is the one with rank 0:
  *
- *   each other node: its workers have NCCL --READY, version--> first node: all have, versions agree --JOIN, id--> all others
- *   any node: it has failed ----------------FAILED-----------> first node ------------------------FAILED-------> all others
+ *   each other node: its workers can --READY, version--> first node: all can, versions agree --JOIN, id--> all others
+ *   any node: it has failed ----------FAILED-----------> first node -----------------------FAILED-------> all others
  *
  * All nodes want the same communicators in the same order (exec/gpu.c), but not at the same time, so what is heard too early is
  * kept. Such a communicator lasts for this engine alone: when a job is broken, some nodes may have it and others not. */
@@ -201,7 +201,11 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
 
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
         struct engine_device_worker *worker = worker_at(device, comm, i);
-        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID, .comm_id.check = comm->own[i].rank > 0};
+        struct hvi_gpu_msg msg = {.kind = HVI_GPU_COMM_ID,
+                                  .comm_id = {.check = comm->own[i].rank > 0,
+                                              .instances = comm->instances,
+                                              .instance_count = comm->ranks,
+                                              .fresh = comm->nodes != NULL}};
         status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number, worker->comm_ns,
                                       &msg.comm_id.request);
         if (status == HVI_OK)

@@ -385,10 +385,21 @@ static void greet(struct engine_device_worker *worker, const struct hvi_gpu_hell
 
 /* ---- receiving ---- */
 
+static void take_id(struct engine_device_worker *worker, const struct hvi_gpu_comm_id *said)
+{
+    static const unsigned char none[HVI_NCCL_ID_BYTES];
+    const bool there =
+        said->check ? said->text[0] == '\0' : memcmp(said->id, none, sizeof none) != 0;
+    const int why = hvi_status_is_of_op(said->status) ? said->status : HVI_ERR_UNSUPPORTED;
+    const struct engine_device_answer answer = {there ? HVI_OK : why, said->text,
+                                                there ? said->id : NULL};
+
+    answered(worker, said->request, &answer);
+}
+
 static void serve(struct engine_device_worker *worker, const struct hvi_gpu_msg *msg)
 {
     const bool linked = worker->state == ENGINE_DEVICE_LINKED;
-    static const unsigned char none[HVI_NCCL_ID_BYTES];
 
     if (msg->kind == HVI_GPU_HELLO && worker->state == ENGINE_DEVICE_GREETING) {
         greet(worker, &msg->hello);
@@ -398,12 +409,7 @@ static void serve(struct engine_device_worker *worker, const struct hvi_gpu_msg 
         const struct engine_device_answer answer = {msg->ack.status, msg->ack.text, NULL};
         answered(worker, msg->ack.request, &answer);
     } else if (msg->kind == HVI_GPU_COMM_ID) {
-        bool there = msg->comm_id.check ? msg->comm_id.text[0] == '\0'
-                                        : memcmp(msg->comm_id.id, none, sizeof none) != 0;
-        const struct engine_device_answer answer = {there ? HVI_OK : HVI_ERR_UNSUPPORTED,
-                                                    msg->comm_id.text,
-                                                    there ? msg->comm_id.id : NULL};
-        answered(worker, msg->comm_id.request, &answer);
+        take_id(worker, &msg->comm_id);
     } else {
         lied(worker, "a message that is no worker's");
     }

@@ -242,7 +242,9 @@ static void send_join(struct hvt_worker *worker, uint32_t comm, uint32_t rank,
 /* The id from a worker. */
 static void ask_id(struct hvt_worker *worker, unsigned char id_p[HVI_NCCL_ID_BYTES])
 {
-    struct hvi_gpu_msg ask = {.kind = HVI_GPU_COMM_ID, .comm_id = {.request = 900}};
+    struct hvi_gpu_msg ask = {
+        .kind = HVI_GPU_COMM_ID,
+        .comm_id = {.request = 900, .instances = &worker->instance, .instance_count = 1}};
 
     hvt_worker_send(worker->engine_fd, &ask, NULL, 0);
     hvt_worker_hear(worker, worker->engine_fd);

@@ -136,6 +136,27 @@ START_TEST(communicators_of_workers_that_have_gone_are_let_go_unless_they_are_na
 }
 END_TEST
 
+START_TEST(a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins)
+{
+    const uint64_t known[] = {7, 100}, other[] = {7, 99};
+    struct gpu_calls calls = {.usual_ns = 1};
+    struct gpu_comms comms = {.calls = &calls, .nccl = {.library = &comms, .abort = note_abort}};
+    struct gpu_join join = {.owner = &comms, .count = 2, .instances = other};
+
+    for (uint32_t i = 0; i + 1 < GPU_COMMS_MAX; i++)
+        add_comm(&comms, i, 100 + i);
+    ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_OK);
+    add_comm(&comms, GPU_COMMS_MAX, 98);
+    ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_ERR_LIMIT);
+    expect_clause("16 communicators already");
+    join.instances = known; /* which it has already */
+    ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_OK);
+    join.fresh = true;
+    ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_ERR_LIMIT);
+    gpu_comms_close(&comms);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu nccl");
@@ -147,6 +168,7 @@ int main(void)
     tcase_add_test(tcase, the_library_that_the_user_names_is_taken_or_none);
     tcase_add_test(tcase, a_sentence_that_does_not_fit_ends);
     tcase_add_test(tcase, communicators_of_workers_that_have_gone_are_let_go_unless_they_are_named);
+    tcase_add_test(tcase, a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -79,7 +79,13 @@ static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
     else if (kind == HVI_GPU_ACK)
         msg->ack = (struct hvi_gpu_ack){UINT64_MAX, HVI_ERR_NO_MEMORY, "no"};
     else if (kind == HVI_GPU_COMM_ID)
-        msg->comm_id = (struct hvi_gpu_comm_id){.request = 1, .id = {0, 0, 9}, .check = true};
+        msg->comm_id = (struct hvi_gpu_comm_id){.request = 1,
+                                                .id = {0, 0, 9},
+                                                .check = true,
+                                                .instances = longs,
+                                                .instance_count = HVI_GPU_COMM_RANKS_MAX,
+                                                .fresh = true,
+                                                .status = HVI_ERR_LIMIT};
     else if (kind == HVI_GPU_COMM_JOIN)
         msg->comm_join = (struct hvi_gpu_comm_join){.request = 1,
                                                     .comm = 1,

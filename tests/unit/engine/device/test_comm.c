@@ -93,13 +93,16 @@ static void start(uint32_t number, const struct group *group)
 
 /* ---- its workers ---- */
 
-/* The worker is asked for an id, or whether it has NCCL. */
+/* The worker is asked for an id, or whether it can join. */
 static uint64_t asked(uint32_t worker, bool check)
 {
     struct hvi_gpu_msg msg = hvt_room_hear(worker, HVI_GPU_COMM_ID);
+    const uint64_t request = msg.comm_id.request;
 
     ck_assert_int_eq(msg.comm_id.check, check);
-    return msg.comm_id.request;
+    ck_assert_uint_gt(msg.comm_id.instance_count, 0);
+    hvi_gpu_msg_free(&msg);
+    return request;
 }
 
 /* `text`: why it has no NCCL; "": it has. */

@@ -197,6 +197,9 @@ static void make_comm(uint32_t count)
         ck_assert_int_eq(msg.comm_id.check, gpu > 0); /* an id that nobody joins by is not made */
         id.comm_id.check = msg.comm_id.check;
         memset(id.comm_id.id, gpu > 0 ? 0 : 7, sizeof id.comm_id.id);
+        ck_assert_uint_eq(msg.comm_id.instance_count, count);
+        ck_assert_uint_eq(msg.comm_id.instances[gpu], 100 + gpu);
+        hvi_gpu_msg_free(&msg);
         hvt_gpu_say(&gpus, gpu, &id, NULL, 0);
     }
     for (uint32_t gpu = 0; gpu < count; gpu++) {
@@ -256,10 +259,11 @@ START_TEST(the_root_of_a_broadcast_is_a_rank_of_the_communicator)
 }
 END_TEST
 
-/* Nobody joins one that another cannot join: it would sit in NCCL. By who cannot. */
+/* No worker joins one that another cannot join: it would sit in NCCL. By the worker that cannot, and the reason. */
 START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
 {
-    const uint32_t who = (uint32_t)_i, other = 1 - who;
+    const uint32_t who = (uint32_t)_i % 2, other = 1 - who;
+    const int status = _i < 2 ? HVI_ERR_UNSUPPORTED : HVI_ERR_LIMIT;
     struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
     const char *text = "the communicator needs NCCL, and libnccl.so.2 is not there";
 
@@ -271,16 +275,18 @@ START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
     id.comm_id.request = msg.comm_id.request;
     id.comm_id.check = msg.comm_id.check;
     memset(id.comm_id.id, other == 0 ? 7 : 0, sizeof id.comm_id.id);
+    hvi_gpu_msg_free(&msg);
     hvt_gpu_say(&gpus, other, &id, NULL, 0);
     ck_assert(hvt_gpu_hear(&gpus, who, HVI_GPU_COMM_ID, &msg));
-    id.comm_id =
-        (struct hvi_gpu_comm_id){.request = msg.comm_id.request, .check = msg.comm_id.check};
+    id.comm_id = (struct hvi_gpu_comm_id){
+        .request = msg.comm_id.request, .check = msg.comm_id.check, .status = status};
+    hvi_gpu_msg_free(&msg);
     snprintf(id.comm_id.text, sizeof id.comm_id.text, "%s", text);
     hvt_gpu_say(&gpus, who, &id, NULL, 0);
     hvt_gpus_turn(&gpus);
     ck_assert(hvt_gpu_hear(&gpus, other, HVI_GPU_COMM_DROP, &msg)); /* and no GpuCommJoin */
     for (int32_t rank = 0; rank < 2; rank++) {
-        hvt_op_expect(&gpus.bench, rank, HVI_ERR_UNSUPPORTED, NULL);
+        hvt_op_expect(&gpus.bench, rank, status, NULL);
         ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, 1, false), 1);
     }
     ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
@@ -300,6 +306,7 @@ START_TEST(a_communicator_has_as_long_as_its_workers_say)
         hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
     hvt_gpus_turn(&gpus);
     ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg)); /* which has no answer */
+    hvi_gpu_msg_free(&msg);
     while (!hvi_deadline_passed(deadline_ns) && hvt_gpu_word(&gpus, 0, 1, false) == 0) {
         usleep(2000);
         hvt_gpus_turn(&gpus);
@@ -810,7 +817,7 @@ int main(void)
     tcase_add_test(tcase, an_output_of_late_size_is_asked_for_and_the_worker_gets_all_sizes);
     tcase_add_test(tcase, ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part);
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
-    add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 2);
+    add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 4);
     add(tcase, a_communicator_has_as_long_as_its_workers_say, 0, 2);
     tcase_add_test(tcase, ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on);
     tcase_add_test(tcase, what_was_agreed_on_of_the_host_is_not_repeated_by_a_gpu);
