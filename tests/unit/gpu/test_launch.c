@@ -373,6 +373,47 @@ START_TEST(an_open_that_does_not_end_ends_the_worker_with_the_reason)
 }
 END_TEST
 
+/* A rank with a fence, and without memory: its ops have no bytes. */
+static void attach_fence(void)
+{
+    ck_assert_int_eq(hvi_fence_create(&hvt_ranks[0].fences), HVI_OK);
+    hvt_ranks[0].page = 1;
+    hvt_engine_page(worker, 1, &hvt_ranks[0].fences);
+}
+
+START_TEST(a_batch_that_is_younger_than_an_open_excuses_nothing)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 200 * HVI_NS_MS};
+
+    hvt_job_start(1, "hvdd-gpu/slow-open@20000", &wish);
+    attach_fence();
+    import_anything();
+    nap(20);
+    expect_launched(allreduce(1, 0));
+    expect_failure("cuIpcOpenMemHandle");
+    hvi_fence_fini(&hvt_ranks[0].fences);
+}
+END_TEST
+
+/* It may wait for what was in streams when it began (P2). */
+START_TEST(an_open_has_its_time_from_the_end_of_the_batches_that_are_older)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 200 * HVI_NS_MS};
+
+    hvt_job_start(1, "hvdd-gpu/slow-open@20000", &wish);
+    attach_fence();
+    uint64_t batch = allreduce(1, 0);
+    expect_launched(batch);
+    import_anything();
+    nap(500);
+    ck_assert_int_eq(hvi_packet_receive(worker->link_fd, &worker->packet, 0), HVI_ERR_TIMEOUT);
+    hvt_job_open_gate(0);
+    hvt_batch_expect(worker, batch);
+    expect_failure("cuIpcOpenMemHandle");
+    hvi_fence_fini(&hvt_ranks[0].fences);
+}
+END_TEST
+
 START_TEST(an_open_that_finds_the_context_broken_ends_the_worker_with_the_reason)
 {
     const struct hvt_worker_wish wish = {0};
@@ -420,6 +461,8 @@ int main(void)
     tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed);
     tcase_add_test(faulty, an_open_that_does_not_end_ends_the_worker_with_the_reason);
+    tcase_add_test(faulty, a_batch_that_is_younger_than_an_open_excuses_nothing);
+    tcase_add_test(faulty, an_open_has_its_time_from_the_end_of_the_batches_that_are_older);
     tcase_add_test(faulty, an_open_that_finds_the_context_broken_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, streams_that_do_not_run_dry_end_the_worker);
     suite_add_tcase(suite, tcase);
