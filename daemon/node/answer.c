@@ -468,7 +468,7 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     DL_FOREACH(job->generations, generation)
     {
         const struct node_slot *slot = node_generation_slot(generation, request->rank);
-        if (slot != NULL && slot->pid == (pid_t)request->pid)
+        if (slot == NULL || slot->state == NODE_SLOT_ABSENT || slot->pid == (pid_t)request->pid)
             node_link_send(generation->engine, &msg, NULL, 0);
     }
     node_answer_text(node, asker, HVI_OK, "");

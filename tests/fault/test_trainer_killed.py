@@ -7,10 +7,12 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, arith, check_prompt, procs, sanitized, scaled, wait_until
+from hvt import Daemon, Status, arith, check_prompt, procs, program, sanitized, scaled, wait_until
 from hvt.job import Job
+from hvt.launcher import Launcher
 
 DEADLINE_NS = 100_000_000
+NEVER_NS = 1_000_000_000  # for the end of a process that never opened
 INT32 = arith.DTYPES["int32"]
 
 
@@ -188,6 +190,31 @@ def test_a_trainer_that_exits_without_closing_is_named_with_its_exit_code(daemon
     assert str(job.ranks[1].pid) in outcome.text and "exited with code 7" in outcome.text, outcome.text
     job.ranks[1].kill_now()
     daemon.expect_line("rank-lost", "exited")
+
+
+def check_named_before_it_opens(ends: str, opens: str, *arguments: str) -> None:
+    """Rank 1 says `ends` and exits with 0, rank 0 says `opens` and waits for it."""
+    launcher = Launcher()
+    perf = f'"{program("hvd-perf")}" -o barrier -i 1; code=$?; date +%s%N; exit $code'
+    try:
+        done = launcher.run("-np", "2", "--no-prefix", *arguments, "sh", "-c", f"[ $HVD_RANK = 1 ] && {{ {ends}; exit 0; }}; {opens}; {perf}")
+        launcher.check_gone()
+    finally:
+        launcher.sweep()
+    assert re.search(r"rank 1 \(pid \d+\) exited with code 0 before it had called hvd\.init", done.stderr), done.stderr
+    assert "Process name: 0" in done.stderr, done.stderr
+    began_ns, told_ns = (int(line) for line in done.stdout.split("\n") if line.isdigit())
+    check_prompt("the rank that waited was told", told_ns - began_ns, NEVER_NS)
+
+
+def test_a_rank_that_exits_with_zero_before_it_opens_is_named_to_those_that_wait():
+    check_named_before_it_opens("sleep 0.5; date +%s%N", ":")
+
+
+def test_a_rank_that_exits_with_zero_before_any_other_opens_is_named_to_those_that_come(daemon):
+    """Of a hvdd that hvdrun has not started, and that does not know the job yet."""
+    check_named_before_it_opens(":", "sleep 0.5; date +%s%N", "--address", str(daemon.address))
+    daemon.expect_line("rank-lost", "exited with code 0")
 
 
 def test_a_child_that_keeps_the_socket_open_does_not_hide_the_death(daemon):

@@ -29,6 +29,7 @@
 #define UNKILLABLE_NS                                                                              \
     (5 * HVI_NS_SEC) /* a process that SIGKILL does not end (stuck in the kernel) */
 #define GROUP_POLL_NS (10 * HVI_NS_MS)
+#define RETELL_NS     (300 * HVI_NS_MS) /* ranks that come later hear within a second */
 #define DRAIN_READS   64
 
 static int count_of(const struct run_node *node)
@@ -130,7 +131,8 @@ static void drain_output(struct run_node *node, int index)
 
 static void tell_daemon(struct run_node *node, int index)
 {
-    const struct run_proc *proc = &node->ranks[index].proc;
+    struct run_node_rank *rank = &node->ranks[index];
+    const struct run_proc *proc = &rank->proc;
     struct hvi_admin_request request = {
         .kind = HVI_ADMIN_PROCESS_EXITED,
         .rank = node->plan->places[index].rank,
@@ -139,15 +141,31 @@ static void tell_daemon(struct run_node *node, int index)
         .code = proc->fate.code,
     };
     struct hvi_admin_reply reply;
+    rank->untold = false;
     if (node->admin == NULL || node->daemon_silent || node->daemon_gone)
         return;
     snprintf(request.job, sizeof request.job, "%s", node->plan->job);
     const int status = admin_client_call(node->admin, &request,
                                          hvi_deadline_after((int64_t)ADMIN_NS), &reply, NULL, 0);
-    if (status == HVI_OK)
-        hvi_admin_reply_free(&reply);
-    else
+    if (status != HVI_OK) {
         node->daemon_silent = true; /* once is enough: the next rank must not wait too */
+        return;
+    }
+    rank->untold = reply.status == HVI_ERR_NOT_FOUND;
+    if (rank->untold)
+        node->retell_ns = hvi_deadline_after((int64_t)RETELL_NS);
+    hvi_admin_reply_free(&reply);
+}
+
+/* No rank had come when these ended. One that has come since waits for them. */
+static void tell_again(struct run_node *node)
+{
+    node->retell_ns = 0;
+    if (node->stage != RUN_RUNNING || node->alive == 0)
+        return;
+    for (int i = 0; i < count_of(node) && node->retell_ns == 0; i++)
+        if (node->ranks[i].untold)
+            tell_daemon(node, i);
 }
 
 /* A rank that was killed but is no zombie yet, because the kernel takes its memory apart first: its
@@ -392,6 +410,8 @@ void run_node_poll(struct run_node *node, struct run_polls *polls)
 void run_node_tick(struct run_node *node, uint64_t now_ns)
 {
     collect(node);
+    if (node->retell_ns != 0 && now_ns >= node->retell_ns)
+        tell_again(node);
     run_stream_tick(node->plan->log, now_ns);
     stage_tick(node, now_ns);
 }
@@ -401,6 +421,8 @@ uint64_t run_node_next_ns(const struct run_node *node)
     uint64_t next_ns = HVI_NEVER;
     if (node->plan->log->held_until_ns != 0)
         next_ns = node->plan->log->held_until_ns;
+    if (node->retell_ns != 0 && node->retell_ns < next_ns)
+        next_ns = node->retell_ns;
     if (node->stage == RUN_LEFTOVER || node->stage == RUN_DRAIN)
         return hvi_deadline_after((int64_t)GROUP_POLL_NS);
     if (node->stage == RUN_LINGER && node->stage_ends_ns < next_ns)

@@ -63,6 +63,7 @@ struct run_node_rank {
     struct run_proc proc;
     bool signalled; /* its pidfd was ready */
     bool ended;
+    bool untold; /* hvdd did not know the job yet when it was told of the end */
     bool group_gone;
 };
 
@@ -75,6 +76,7 @@ struct run_node {
     struct admin_client *admin;
     struct run_node_rank *ranks;
     int alive;
+    uint64_t retell_ns; /* when hvdd is told again; 0: it knows all that it has to */
     enum run_stage stage;
     uint64_t stage_ends_ns; /* LINGER, LEFTOVER, DRAIN */
     bool killed;

@@ -160,12 +160,18 @@ void engine_liveness_watch(struct engine_sessions *sessions)
 
 void engine_liveness_told(struct engine_sessions *sessions, const struct hvi_engine_fate *told)
 {
+    const struct hvi_fate fate = {.kind = told->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED,
+                                  .code = told->code};
     struct engine_rank *slot = engine_rank_find(sessions, told->rank);
-    if (!slot || slot->pid != told->pid)
+
+    if (!slot || slot->state == ENGINE_RANK_ABSENT) {
+        engine_sessions_miss(sessions, told->rank, (pid_t)told->pid, fate);
+        return;
+    }
+    if (slot->pid != told->pid)
         return;
     slot->fate_told = true;
-    slot->fate.kind = told->signaled ? HVI_FATE_SIGNALED : HVI_FATE_EXITED;
-    slot->fate.code = told->code;
+    slot->fate = fate;
     if (slot->state == ENGINE_RANK_DYING)
         engine_liveness_ask(slot->session);
 }

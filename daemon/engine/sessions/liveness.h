@@ -16,7 +16,7 @@ void engine_liveness_close(struct engine_session *session);
 void engine_liveness_ask(struct engine_session *session);
 /* Loses ranks whose process is ending, some at a time; for a timer while ops wait. */
 void engine_liveness_watch(struct engine_sessions *sessions);
-/* hvdd knows how the process ended. */
+/* hvdd knows how the process ended. A rank that has not come is lost by that. */
 void engine_liveness_told(struct engine_sessions *sessions, const struct hvi_engine_fate *fate);
 /* Exits now or later if nobody is attached; takes the exit back if somebody is. */
 void engine_liveness_check_empty(struct engine_sessions *sessions);

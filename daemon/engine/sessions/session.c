@@ -537,6 +537,39 @@ void engine_session_adopt(struct engine_sessions *sessions, const struct hvi_eng
 
 /* ---- going ---- */
 
+/* Of a job on several nodes no seat is the rank's before it has come. */
+static void lose_unseated(struct engine_sessions *sessions, const char *text)
+{
+    if (!sessions->held || sessions->come == sessions->seats)
+        return;
+    HVI_LOG(HVI_LOG_WARN, "session", "rank-lost", text, "job=%s generation=%llu",
+            sessions->start->job, (unsigned long long)sessions->start->generation);
+    engine_sessions_fail(sessions, HVI_ERR_RANK_LOST, text);
+}
+
+void engine_sessions_miss(struct engine_sessions *sessions, int32_t rank, pid_t pid,
+                          struct hvi_fate fate)
+{
+    struct engine_rank *slot = engine_rank_find(sessions, rank);
+    char how[128], text[HVI_TEXT_MAX + 1];
+
+    if (sessions->stopping)
+        return;
+    hvi_fate_describe(fate, how, sizeof how);
+    snprintf(text, sizeof text,
+             "rank %d (pid %d) %s before it had called hvd.init (hvd_open): job '%s' cannot go on "
+             "without it",
+             rank, (int)pid, how, sessions->start->job);
+    if (!slot) {
+        lose_unseated(sessions, text);
+        return;
+    }
+    const engine_seat seat = {(uint16_t)(slot - sessions->ranks)};
+    slot->pid = pid;
+    engine_slots_leave(sessions->slots, seat);
+    lose(sessions, seat, ENGINE_RANK_LOST, text);
+}
+
 void engine_session_dying(struct engine_session *session)
 {
     struct engine_sessions *sessions = session->sessions;

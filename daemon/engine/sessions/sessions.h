@@ -61,6 +61,7 @@ struct engine_sessions_calls {
  *                         |------EOF, pidfd--> dying --fate----> lost
  *                         |                      |-----Detach--> left
  *                         |      protocol, job stopped---------> ended
+ *      |---its process has ended------------------------------> lost
  *
  * One setter: set_state in session.c. */
 enum engine_rank_state {
@@ -223,6 +224,9 @@ int engine_sessions_send(struct engine_sessions *sessions, int socket_fd,
  * become the engine's. On any refusal the client is told, and nothing of it remains. */
 void engine_session_adopt(struct engine_sessions *sessions, const struct hvi_engine_adopt *adopt,
                           int socket_fd, int pid_fd);
+/* The process of a rank that has not come has ended: the rank is lost. Nothing else is asked of `rank`. */
+void engine_sessions_miss(struct engine_sessions *sessions, int32_t rank, pid_t pid,
+                          struct hvi_fate fate);
 /* The rank's socket or process is gone: takes in what it still submitted, then finds out how it
  * ended and loses it. Idempotent. */
 void engine_session_dying(struct engine_session *session);

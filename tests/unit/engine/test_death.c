@@ -32,7 +32,8 @@ static pid_t sleeper(void)
     return pid;
 }
 
-static void start(void)
+/* The first `count` ranks come. */
+static void start_some(int32_t count)
 {
     struct hvi_engine_start engine_start = hvt_node_defaults(3);
 
@@ -40,8 +41,14 @@ static void start(void)
     for (int32_t rank = 0; rank < 3; rank++) {
         hvt_peer_init(&peers[rank], rank, 3, sleeper());
         ck_assert_int_ge(peers[rank].pid_fd, 0);
-        ck_assert_int_eq(hvt_node_adopt(&node, &peers[rank], NULL, 0), HVI_OK);
+        if (rank < count)
+            ck_assert_int_eq(hvt_node_adopt(&node, &peers[rank], NULL, 0), HVI_OK);
     }
+}
+
+static void start(void)
+{
+    start_some(3);
 }
 
 static void fini(void)
@@ -65,7 +72,7 @@ static void submit(int32_t rank, const char *name)
 
 static void expect_lost(int32_t rank, uint64_t since_ns, const char *how)
 {
-    char text[HVI_TEXT_MAX + 1], expected[128];
+    char text[HVI_TEXT_MAX + 1], expected[256];
     struct hvi_completion done = hvt_peer_complete(&peers[rank], text, sizeof text);
 
     ck_assert_uint_lt(hvi_clock_ns() - since_ns, hvt_patience(LIMIT_NS));
@@ -77,7 +84,7 @@ static void expect_lost(int32_t rank, uint64_t since_ns, const char *how)
 
 static void expect_told(const char *how)
 {
-    char expected[128];
+    char expected[256];
     struct hvi_packet_msg msg;
 
     snprintf(expected, sizeof expected, "rank 2 (pid %d) %s", (int)peers[2].pid, how);
@@ -182,6 +189,24 @@ START_TEST(what_hvdrun_saw_is_believed_when_nobody_else_knows)
 }
 END_TEST
 
+START_TEST(a_rank_whose_process_ends_before_it_comes_is_lost)
+{
+    static const char how[] = "exited with code 0 before it had called hvd.init (hvd_open): job "
+                              "'" HVT_JOB "' cannot go on without it";
+
+    start_some(2);
+    submit(0, "w");
+    uint64_t now_ns = hvi_clock_ns();
+    tell_fate(0);
+    expect_lost(0, now_ns, how);
+    expect_told(how);
+    tell_fate(0); /* once more changes nothing */
+    submit(1, "x");
+    expect_lost(1, hvi_clock_ns(), how);
+    fini();
+}
+END_TEST
+
 START_TEST(a_stopped_rank_is_only_waited_for)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_QUERY};
@@ -260,6 +285,7 @@ int main(void)
     tcase_add_test(tcase, the_last_submission_of_a_dead_rank_still_counts);
     tcase_add_test(tcase, a_closed_socket_with_a_living_process_is_said_to_be_that);
     tcase_add_test(tcase, what_hvdrun_saw_is_believed_when_nobody_else_knows);
+    tcase_add_test(tcase, a_rank_whose_process_ends_before_it_comes_is_lost);
     tcase_add_test(tcase, a_stopped_rank_is_only_waited_for);
     tcase_add_test(tcase, an_op_that_executes_survives_the_death_of_a_rank);
     tcase_add_test(tcase, the_engine_ends_when_everybody_has_died);

@@ -805,6 +805,30 @@ START_TEST(a_rank_that_dies_before_all_have_met_ends_the_others)
 }
 END_TEST
 
+START_TEST(a_rank_whose_process_ends_before_it_comes_ends_the_others)
+{
+    const struct hvi_packet_msg fate = {.kind = HVI_PACKET_ENGINE_FATE,
+                                        .engine_fate = {.rank = ours[3], .pid = 4711}};
+
+    for (int32_t seat = 0; seat < 3; seat++)
+        ck_assert_int_eq(attach(seat), HVI_OK);
+    hvt_node_send(&node, &fate, NULL, 0);
+    expect_end(-1, HVI_ERR_RANK_LOST, "rank 7 (pid 4711) exited with code 0 before it had called");
+}
+END_TEST
+
+START_TEST(the_end_of_a_process_that_is_not_waited_for_ends_nobody)
+{
+    const struct hvi_packet_msg fate = {.kind = HVI_PACKET_ENGINE_FATE,
+                                        .engine_fate = {.rank = 8, .pid = 4711}};
+
+    attach_all();
+    hvt_node_send(&node, &fate, NULL, 0);
+    hvt_bench_turn(&bench);
+    ck_assert(!bench.engine->sessions.stopping);
+}
+END_TEST
+
 START_TEST(a_job_that_is_stopped_while_it_waits_ends)
 {
     const struct hvi_packet_msg stop = {.kind = HVI_PACKET_ENGINE_STOP,
@@ -971,6 +995,8 @@ int main(void)
     tcase_add_test(tcase, a_second_detach_is_refused);
     tcase_add_loop_test(tcase, a_rank_of_a_faster_node_that_leaves_ends_nobody_here, 0, 2);
     tcase_add_test(tcase, a_rank_that_dies_before_all_have_met_ends_the_others);
+    tcase_add_test(tcase, a_rank_whose_process_ends_before_it_comes_ends_the_others);
+    tcase_add_test(tcase, the_end_of_a_process_that_is_not_waited_for_ends_nobody);
     tcase_add_test(tcase, a_job_that_is_stopped_while_it_waits_ends);
     tcase_add_test(tcase, a_rank_that_is_lost_later_is_named_with_its_node);
     tcase_add_test(tcase, engines_that_do_not_connect_end_every_session);

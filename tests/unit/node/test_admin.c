@@ -209,7 +209,7 @@ START_TEST(job_stop_ends_the_engine_and_the_next_attach_starts_anew)
 }
 END_TEST
 
-START_TEST(how_a_process_ended_reaches_the_engine_that_had_it)
+START_TEST(how_a_process_ended_reaches_the_engine_that_had_it_or_waits_for_it)
 {
     struct hvi_admin_request *request;
     int a;
@@ -224,6 +224,14 @@ START_TEST(how_a_process_ended_reaches_the_engine_that_had_it)
     ck_assert_int_eq(reply.status, HVI_OK);
     ask(HVI_ADMIN_RANKS, "a", HVI_OK);
     ck_assert_str_eq(reply.ranks[0].text, "fate 1 9");
+    hvi_admin_reply_free(&reply);
+    request = request_of(HVI_ADMIN_PROCESS_EXITED, "a");
+    request->rank = 1;
+    request->pid = 4711;
+    rig_ask(&rig, request, &reply);
+    ck_assert_int_eq(reply.status, HVI_OK);
+    ask(HVI_ADMIN_RANKS, "a", HVI_OK);
+    ck_assert_str_eq(reply.ranks[1].text, "fate 0 0");
     hvi_admin_reply_free(&reply);
     close(a);
     stop();
@@ -540,7 +548,7 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_answers_nothing_is_killed_after_its_silence);
     tcase_add_test(tcase, an_unknown_job_is_not_found);
     tcase_add_test(tcase, job_stop_ends_the_engine_and_the_next_attach_starts_anew);
-    tcase_add_test(tcase, how_a_process_ended_reaches_the_engine_that_had_it);
+    tcase_add_test(tcase, how_a_process_ended_reaches_the_engine_that_had_it_or_waits_for_it);
     tcase_add_test(tcase, another_user_may_see_that_a_job_runs_and_no_more);
     tcase_add_test(tcase, a_gate_that_is_killed_is_started_again_and_jobs_do_not_notice);
     tcase_add_test(tcase, a_gate_that_stands_still_is_killed_and_attaches_go_on);
