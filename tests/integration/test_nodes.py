@@ -195,9 +195,24 @@ def run_gather(job, number, more=0):
         assert outcome.ok and outcome.data == b"".join(inputs), outcome.text
 
 
+def run_gathers(job, number):
+    """Two that start together, and get their memory before that."""
+    ops = [rank.group("allgather", "both", [{"dtype": "int32", "dims": [rows], "data": arith.pack(INT32, [at + number] * rows)}
+                                            for rows in (at, 2)]) for at, rank in enumerate(job.ranks)]
+    for rank, mine in zip(job.ranks, ops):
+        rank.post("wait_all", ops=mine, timeout_ms=20000)
+    for rank in job.ranks:
+        rank.collect_outcome()
+    for rank, mine in zip(job.ranks, ops):
+        for member, outcome in enumerate(map(rank.outcome, mine)):
+            expected = [at + number for at in range(job.size) for _ in range((at, 2)[member])]
+            assert outcome.ok and outcome.data == arith.pack(INT32, expected), outcome.text
+
+
 def run_rows(job, number):
     """What has its size by the others: every kind of op whose result has another size than the input."""
     run_gather(job, number)
+    run_gathers(job, number)
     values = range(2 * job.size + 1)
     inputs = [arith.pack(INT32, [number * at + rank for at in values]) for rank in range(job.size)]
     parts = [outcome.data for outcome in job.run("reducescatter", name="scattered", dtype="int32", dims=[len(values)], data=inputs,

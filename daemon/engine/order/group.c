@@ -241,6 +241,14 @@ void engine_group_sized(struct engine_order *order, struct engine_op *op)
         engine_op_set_state(op, ENGINE_OP_HELD, "its outputs are known; its group's are not");
     if (--leader->group_sizing > 0)
         return;
+    if (leader->scheduled) {
+        engine_schedule_group_sized(order, leader);
+        return;
+    }
+    if (leader->set->span) { /* the step does not repeat any more */
+        engine_span_report_group(order, leader);
+        return;
+    }
     do {
         engine_op_ready(order, part->op);
         part = part->sibling;

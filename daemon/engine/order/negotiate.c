@@ -478,10 +478,10 @@ static void outputs_known(struct engine_order *order, struct engine_op *op)
 {
     if (op->reported)
         engine_span_sized(order, op);
-    else if (op->scheduled)
-        engine_schedule_sized(order, op);
     else if (op->group)
         engine_group_sized(order, op);
+    else if (op->scheduled)
+        engine_schedule_sized(order, op);
     else if (op->set->span) /* the step does not repeat any more */
         engine_span_report(order, op, false);
     else

@@ -599,9 +599,7 @@ static bool may_repeat(const struct engine_root *root, const struct engine_op *o
                         root->joined_count == 0 && !root->on_gpus;
 
     return root->replay && *root->replay && engine_schedule_may_repeat(op) && of_all &&
-           !((op->tensor->anon || engine_sizes_asks(op->kind)) &&
-             engine_op_first_part(op)->leader) &&
-           are_kept(op);
+           !(op->tensor->anon && engine_op_first_part(op)->leader) && are_kept(op);
 }
 
 /* Stands for the rows of all ranks, where each has its own. The op has been assembled. */
@@ -616,6 +614,15 @@ static uint64_t sizes_of(const struct engine_op *op)
             hash = (hash ^ (uint64_t)part->integers[k]) * 1099511628211ull;
     }
     return hash;
+}
+
+/* True: other ones than the last time. */
+static bool take_sizes(struct engine_tensor *name, uint64_t sizes)
+{
+    const bool others = name->sizes != 0 && name->sizes != sizes;
+
+    name->sizes = sizes;
+    return others;
 }
 
 /* By what a work is known again: an unnamed one by what its ranks say. The caller holds one reference. NULL: no
@@ -683,10 +690,8 @@ static int watch_steps(struct engine_root *root, const struct engine_op *op, boo
     struct engine_tensor *name = step_name(root, op);
     if (!name)
         return HVI_ERR_NO_MEMORY;
-    const uint64_t sizes = sizes_of(op);
-    if (name->sizes != 0 && name->sizes != sizes)
+    if (take_sizes(name, sizes_of(op)))
         engine_steps_forget(&root->steps, &root->tensors);
-    name->sizes = sizes;
     uint32_t count = engine_steps_note(&root->steps, &root->tensors, name);
     engine_tensor_put(&root->tensors, name);
     if (has_more(op) || !may_announce(root, op, count > 0))
@@ -757,14 +762,17 @@ static int start_group(struct engine_root *root, struct engine_op *leader)
 {
     struct engine_op **members = meeting_of(leader)->members;
     uint32_t count = leader->group_held;
-    bool repeats = true;
+    bool repeats = true, others = false;
     int status = HVI_OK;
 
     meeting_of(leader)->members = NULL; /* the leader goes first */
     for (uint32_t i = 0; i < count; i++) {
         assemble(root, members[i]);
         repeats = repeats && may_repeat(root, members[i]);
+        others = (repeats && take_sizes(members[i]->tensor, sizes_of(members[i]))) || others;
     }
+    if (others) /* a step begins before the group, not within it */
+        engine_steps_forget(&root->steps, &root->tensors);
     for (uint32_t i = 0; i < count && status == HVI_OK; i++) {
         assemble(root, members[i]);
         status = start_as(root, members[i], repeats);

@@ -298,9 +298,11 @@ static bool is_in_list(const struct engine_schedule *schedule, const struct engi
     uint32_t due = first->op->tensor->entry;
 
     do {
-        const struct engine_op *op = part->op;
-        if (!engine_schedule_may_repeat(op) || engine_sizes_asks(op->kind) || op->tensor->anon ||
-            !repeats(op, op->tensor, 0) || op->tensor->entry != due)
+        struct engine_op *op = part->op;
+        if (!engine_schedule_may_repeat(op) || op->tensor->anon || !repeats(op, op->tensor, 0) ||
+            op->tensor->entry != due)
+            return false;
+        if (engine_sizes_asks(op->kind) && !engine_sizes_spread_kept(op, op->tensor))
             return false;
         due = due % schedule->count + 1;
         part = part->sibling;
@@ -316,14 +318,32 @@ bool engine_schedule_take_group(struct engine_order *order, struct engine_op *le
     if (!schedule->live || schedule->asked || !is_in_list(schedule, first))
         return false;
     do {
-        engine_op_set_state(part->op, ENGINE_OP_SCHEDULED,
-                            "every rank of this node repeats its group");
         part->op->scheduled = true;
         schedule->waiting++;
         part = part->sibling;
     } while (part != first);
-    start_all(order);
+    do {
+        struct engine_op *op = part->op;
+        part = part->sibling;
+        if (!engine_sizes_asks(op->kind))
+            engine_group_sized(order, op);
+        else if (!engine_op_ask_for_outputs(order, op)) /* it has failed, with its group */
+            return true;
+    } while (part != first);
     return true;
+}
+
+void engine_schedule_group_sized(struct engine_order *order, struct engine_op *leader)
+{
+    struct engine_part *first = engine_op_first_part(leader), *part = first;
+
+    do {
+        engine_op_set_state(part->op, ENGINE_OP_SCHEDULED,
+                            "every rank of this node repeats its group");
+        part = part->sibling;
+    } while (part != first);
+    if (order->schedule.live && !order->schedule.asked)
+        start_all(order);
 }
 
 void engine_schedule_leave(struct engine_order *order, struct engine_op *op)
@@ -534,7 +554,8 @@ static void report_group(struct engine_order *order, struct engine_op *leader)
         engine_schedule_leave(order, part->op);
         part = part->sibling;
     } while (part != first);
-    engine_span_report_group(order, leader);
+    if (leader->group_sizing == 0) /* else its outputs are to come first */
+        engine_span_report_group(order, leader);
 }
 
 /* Those whose turn has not come. */

@@ -28,6 +28,8 @@ bool engine_schedule_take(struct engine_order *order, struct engine_op *op);
 void engine_schedule_sized(struct engine_order *order, struct engine_op *op);
 /* The same of a group, all members of which are held. */
 bool engine_schedule_take_group(struct engine_order *order, struct engine_op *leader);
+/* Then: all its outputs are there. */
+void engine_schedule_group_sized(struct engine_order *order, struct engine_op *leader);
 /* A SCHEDULED op waits for its turn no more. */
 void engine_schedule_leave(struct engine_order *order, struct engine_op *op);
 /* A tentative op is over. */

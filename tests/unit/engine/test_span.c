@@ -2062,16 +2062,34 @@ END_TEST
 
 /* ---- groups in a step that repeats ---- */
 
-/* "c" and "d". */
-static void bring_pair(int32_t rank, uint32_t which,
-                       void (*bring_one)(int32_t, uint32_t, const struct hvt_bring *))
+static bool gathered; /* "d" gathers, and its output is asked for; else it adds up */
+
+/* Each layout twice. */
+static const struct layout *grouped_layout(int turn)
+{
+    gathered = turn >= LAYOUTS;
+    return &layouts[turn % LAYOUTS];
+}
+
+/* "c" and "d"; `more` rows of "d". */
+static void bring_pair_of(int32_t rank, uint32_t which, int64_t more)
 {
     for (uint32_t i = 0; i < 2; i++) {
         struct hvt_bring what = allreduce(names[2 + i], 3 + i);
         what.group_size = 2;
         what.group_index = i;
-        bring_one(rank, which + i, &what);
+        if (gathered && i == 1) {
+            what.kind = HVI_KIND_ALLGATHER;
+            what.dims[0] = rank % 3 + more;
+            what.room = 1 << 16;
+        }
+        bring(rank, which + i, &what);
     }
+}
+
+static void bring_pair(int32_t rank, uint32_t which)
+{
+    bring_pair_of(rank, which, 0);
 }
 
 /* "a", the group of "c" and "d", "e"; each node in an order of its own. */
@@ -2085,7 +2103,7 @@ static void play_grouped(uint32_t turn, uint32_t without)
             if ((first + i) % 3 == 0)
                 bring(rank, 0, &a);
             else if ((first + i) % 3 == 1)
-                bring_pair(rank, 2, bring);
+                bring_pair(rank, 2);
             else
                 bring(rank, 4, &e);
         }
@@ -2104,7 +2122,7 @@ static void play_grouped_until_live(void)
 START_TEST(a_group_that_repeats_costs_no_message)
 {
     chance = 3 + (uint64_t)_i;
-    begin(&layouts[_i], 1 + (uint64_t)_i);
+    begin(grouped_layout(_i), 1 + (uint64_t)_i);
     play_grouped_until_live();
     uint64_t messages = job.messages;
     for (uint32_t turn = 0; turn < 5; turn++) {
@@ -2121,7 +2139,7 @@ END_TEST
 START_TEST(a_group_is_withdrawn_as_a_whole_and_reported_again)
 {
     chance = 7 + (uint64_t)_i;
-    begin(&layouts[_i], 2 + (uint64_t)_i);
+    begin(grouped_layout(_i), 2 + (uint64_t)_i);
     play_grouped_until_live();
     play_grouped(0, 1);
     run(); /* the clock has run, too */
@@ -2134,7 +2152,7 @@ START_TEST(a_group_is_withdrawn_as_a_whole_and_reported_again)
         if (job.home[rank] != 1)
             continue;
         bring(rank, 4, &e);
-        bring_pair(rank, 2, bring);
+        bring_pair(rank, 2);
         bring(rank, 0, &a);
     }
     step();
@@ -2150,11 +2168,11 @@ START_TEST(a_group_that_differs_while_it_repeats_fails_as_a_whole)
     c.group_size = d.group_size = 2;
     d.group_index = 1;
     chance = 11 + (uint64_t)_i;
-    begin(&layouts[_i], 1 + (uint64_t)_i);
+    begin(grouped_layout(_i), 1 + (uint64_t)_i);
     play_grouped_until_live();
     for (int32_t rank = 0; rank < one.size; rank++) {
         if (job.home[rank] != 1)
-            bring_pair(rank, 2, bring);
+            bring_pair(rank, 2);
     }
     bring_from(1, true, 2, &c); /* a node compares the groups of its own ranks itself */
     bring_from(1, true, 3, &d);
@@ -2173,11 +2191,11 @@ START_TEST(a_group_that_is_being_withdrawn_ends_once_with_the_job)
 {
     for (uint64_t seed = 1; seed <= 40; seed++) {
         chance = seed * 13 + (uint64_t)_i;
-        begin(&layouts[_i], seed);
+        begin(grouped_layout(_i), seed);
         play_grouped_until_live();
         for (int32_t rank = 0; rank < one.size; rank++) {
             if (job.home[rank] != 1)
-                bring_pair(rank, 2, bring);
+                bring_pair(rank, 2);
         }
         for (uint32_t i = 0; i < 3; i++)
             hvt_job_run_some(&job, below(6));
@@ -2189,6 +2207,59 @@ START_TEST(a_group_that_is_being_withdrawn_ends_once_with_the_job)
         step();
         end();
     }
+}
+END_TEST
+
+/* The rest of such a step. */
+static void bring_a_and_e(void)
+{
+    struct hvt_bring a = allreduce("a", 3), e = allreduce("e", 5);
+
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        bring(rank, 0, &a);
+        bring(rank, 4, &e);
+    }
+}
+
+/* Only the second member's rows differ. */
+START_TEST(other_sizes_in_a_group_that_repeats_are_negotiated)
+{
+    chance = 5 + (uint64_t)_i;
+    begin(grouped_layout(LAYOUTS + _i), 3 + (uint64_t)_i);
+    play_grouped_until_live();
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring_pair_of(rank, 2, rank == 1);
+    bring_a_and_e();
+    step();
+    ck_assert(!is_live());
+    check_order();
+    for (uint32_t turn = 0; turn < 40 && !is_live(); turn++) {
+        play_grouped(0, UINT32_MAX);
+        step();
+    }
+    ck_assert(is_live());
+    end();
+}
+END_TEST
+
+/* One output has not been given when the step is halted: the group is reported when it is there. */
+START_TEST(outputs_of_a_group_that_come_after_a_halt_are_not_lost)
+{
+    chance = 9 + (uint64_t)_i;
+    begin(grouped_layout(LAYOUTS + _i), 2);
+    play_grouped_until_live();
+    for (int32_t rank = 0; rank < one.size; rank++)
+        bring_pair(rank, 2);
+    ck_assert(job.parts[0][3].asked);
+    ck_assert_int_eq(hvt_job_op(&job, 0, 2)->state, ENGINE_OP_HELD);
+    engine_schedule_halt(&job.node[0].order);
+    for (uint32_t i = 0; i < job.nodes; i++)
+        engine_mesh_run(&job.node[i].mesh);
+    bring_a_and_e();
+    step();
+    check_order();
+    play_grouped_until_live();
+    end();
 }
 END_TEST
 
@@ -2327,7 +2398,7 @@ static bool may_bring(int32_t rank, uint32_t op, bool waits)
     return !is_in_flight(rank, names[op], 0) && free_part(rank, 0) < HVT_EACH;
 }
 
-static bool gathers; /* unnamed ops do, others add up */
+static bool gathers; /* unnamed ops, and one of a group */
 
 /* How many ops of the step: "c" and "d" may be a group. number not 0: it is unnamed. */
 static uint32_t bring_next(int32_t rank, uint32_t op, uint32_t trouble, bool waits, bool grouped,
@@ -2357,6 +2428,11 @@ static uint32_t bring_next(int32_t rank, uint32_t op, uint32_t trouble, bool wai
     what.group_size = 2;
     bring_again(rank, first, &what);
     what = allreduce(names[3], 1);
+    if (gathers) {
+        what.kind = HVI_KIND_ALLGATHER;
+        what.dims[0] += rank % 2;
+        what.room = 1 << 16;
+    }
     what.group_size = 2;
     what.group_index = 1;
     bring_again(rank, second, &what);
@@ -2464,10 +2540,14 @@ int main(void)
     tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_waits_for_its_turn_in_a_step_is_taken_back, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, a_group_that_repeats_costs_no_message, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, a_group_is_withdrawn_as_a_whole_and_reported_again, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, a_group_that_differs_while_it_repeats_fails_as_a_whole, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, a_group_that_is_being_withdrawn_ends_once_with_the_job, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_that_repeats_costs_no_message, 0, 2 * LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_is_withdrawn_as_a_whole_and_reported_again, 0, 2 * LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_that_differs_while_it_repeats_fails_as_a_whole, 0,
+                        2 * LAYOUTS);
+    tcase_add_loop_test(tcase, a_group_that_is_being_withdrawn_ends_once_with_the_job, 0,
+                        2 * LAYOUTS);
+    tcase_add_loop_test(tcase, other_sizes_in_a_group_that_repeats_are_negotiated, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, outputs_of_a_group_that_come_after_a_halt_are_not_lost, 0, LAYOUTS);
     tcase_add_loop_test(tcase, an_unnamed_op_of_a_step_costs_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, several_unnamed_ops_of_a_step_cost_no_message, 0, 4 * LAYOUTS);
     tcase_add_loop_test(tcase, an_unnamed_op_that_says_something_else_each_time_is_negotiated, 0,
