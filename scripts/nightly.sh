@@ -52,8 +52,9 @@ step_soak() {
     build-release/tests/hvt-property --seed clock --seconds 1800 --verbose >"$folder/property.log" 2>&1 &
     property=$!
     HVD_BUILD_DIR=$PWD/build-release tests/harness/run-pytest -s -rs --soak tests/fault/test_liar.py \
-        tests/fault/test_random_kills.py tests/fault/test_node_kills.py \
-        -k 'thousand_seeds or many_more or half_an_hour or three_hundred' || status=$?
+        tests/fault/test_random_kills.py tests/fault/test_node_kills.py tests/fault/test_nodes_faults.py \
+        -k 'thousand_seeds or many_more or half_an_hour or three_hundred or when_the_fault_is_over or firewall_between_engines' ||
+        status=$?
     wait "$property" || status=$?
     tail -n 20 "$folder/property.log"
     return "$status"

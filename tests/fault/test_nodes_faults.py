@@ -161,6 +161,19 @@ def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, v
     check_told(job, job.ranks_of(other), at_ns, Status.ERR_NODE_LOST, [lost.name])
 
 
+def test_an_engine_that_stands_still_is_missed_by_the_others_and_told_so_when_it_goes_on(job):
+    """Its own ranks wait meanwhile: hvdd gives it longer than the other nodes do."""
+    first, second = job.nodes
+    begin(job)
+    engine = job.process_of(second, "hvdd-engine")
+    at_ns = time.monotonic_ns()
+    os.kill(engine, signal.SIGSTOP)
+    check_told_of_silence(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name])
+    at_ns = time.monotonic_ns()
+    os.kill(engine, signal.SIGCONT)
+    check_told(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
+
+
 def test_a_killed_agent_ends_its_ranks_and_its_node_is_named_on_the_others(job):
     """Its hvdd sees that its parent is gone, and stops the job; or the first of its ranks is missed before that."""
     first, second = job.nodes
@@ -239,6 +252,16 @@ def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):
     check_told_of_silence(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name])
     check_told_of_silence(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, [first.name])
     second.heal()
+
+
+def test_a_cable_that_is_cut_for_a_moment_costs_time_alone(job):
+    """Less than what counts as a loss: TCP says again what was lost."""
+    begin(job)
+    job.nodes[1].cut()
+    time.sleep(0.2)
+    job.nodes[1].heal()
+    check_undisturbed(job, 0.5)
+    end(job)
 
 
 def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes):
@@ -339,6 +362,68 @@ def test_everything_in_flight_ends_when_a_node_is_lost_and_the_ranks_can_open_ag
     job.reopen()
     job.check_usable()
 
+
+# ---- while nodes wait for each other ----
+
+FAULTS_S = 8  # longer than any of the times after which a gate or a node is taken for gone
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """It stands still meanwhile; it may be killed for that."""
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def fault_of(job, what):
+    """The cable, or a process of the first or the second node."""
+    if what == "cable":
+        job.nodes[1].cut()
+        yield
+        job.nodes[1].heal()
+        return
+    number, name = what.split(" ")
+    with stopped(job.process_of(job.nodes[int(number)], name)):
+        yield
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["cable", "0 hvdd-gate", "1 hvdd-gate", "0 hvdd", "1 hvdd"])
+def test_nodes_that_wait_meet_when_the_fault_is_over(make_nodes, what):
+    """The ranks of the first node wait in a barrier, those of the second one come when all is well again."""
+    job = SpreadJob(make_nodes(2, ssh=True), (1, 1), late=[1])
+    barrier = job.ranks[0].submit("barrier", "first")
+    wait_until(lambda: [row["name"] for row in job.ctl_of(0).json("nodes")["nodes"] if row["jobs"]] == ["n1"], "the first node to wait")
+    with fault_of(job, what):
+        time.sleep(FAULTS_S)
+    job.ranks[1].post("open")
+    assert job.ranks[1].collect_outcome().ok, job.said()
+    assert job.ranks[1].outcome(job.ranks[1].submit("barrier", "first")).ok and job.ranks[0].outcome(barrier).ok, job.said()
+    job.check_usable()
+    check_over(job)
+
+
+@pytest.mark.soak
+def test_a_firewall_between_engines_is_named_with_both_addresses(make_nodes):
+    """The daemons have met."""
+    nodes = make_nodes(2, ssh=True, families=(4,))
+    nodes[1].drop_port(ENGINE_PORT)
+    job = SpreadJob(nodes, (1, 1))
+    for rank in job.ranks:
+        rank.post_wait(rank.submit("barrier"), 30)
+    here, there = nodes[0].address, f"{nodes[1].address}:{ENGINE_PORT}"
+    said = (f"node 1 (n2) at {there} cannot be reached from {here}: ", f"node 0 (n1) at {here} has not connected to {there} in time")
+    for rank, text in zip(job.ranks, said):
+        reply = rank.collect(60)
+        assert reply["status"] == Status.ERR_NODE_LOST and reply["text"].startswith(text), reply
+    nodes[1].heal()
+    check_over(job)
+
+
+# ---- strangers ----
 
 def listening(node):
     """Where its daemons and engines listen, as others reach it."""
