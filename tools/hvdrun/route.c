@@ -66,5 +66,7 @@ int run_route_own(const char *peer, const char *interfaces, char *address_p, siz
     const int family = strchr(peer, ':') != NULL ? AF_INET6 : AF_INET;
     if (interfaces == NULL || !hvi_interface_is_wish(interfaces))
         return towards(peer, address_p, address_size, text_p, text_size);
-    return chosen(family, interfaces, address_p, address_size, text_p, text_size);
+    if (chosen(family, interfaces, address_p, address_size, text_p, text_size) == 0)
+        return 0;
+    return chosen(AF_UNSPEC, interfaces, address_p, address_size, text_p, text_size);
 }

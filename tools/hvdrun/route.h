@@ -7,7 +7,8 @@
 #include <stddef.h>
 
 /* `peer` is a numeric address. `interfaces` is a wish as in base/interface.h, for an address of the same
- * family; NULL or "": the address towards the peer. 0 and the address as text, or -1 with a sentence. */
+ * family where it has one; NULL or "": the address towards the peer. 0 and the address as text, or -1 with
+ * a sentence. */
 int run_route_own(const char *peer, const char *interfaces, char *address_p, size_t address_size,
                   char *text_p, size_t text_size);
 

@@ -42,6 +42,13 @@ START_TEST(an_interface_or_a_network_can_be_named)
 }
 END_TEST
 
+START_TEST(a_wish_is_met_by_an_address_of_another_family_than_the_peers)
+{
+    ck_assert_msg(own("2001:db8::1", "127.0.0.0/8") == 0, "%s", text);
+    ck_assert_str_eq(address, "127.0.0.1");
+}
+END_TEST
+
 START_TEST(a_wish_that_nothing_meets_is_named)
 {
     static const char *const wishes[] = {"nonexistent0", "127.0.0.1/33", "2001:db8::/32"};
@@ -59,6 +66,7 @@ int main(void)
     tcase_add_test(tests, the_way_to_the_peer_decides);
     tcase_add_test(tests, a_name_is_not_looked_up);
     tcase_add_test(tests, an_interface_or_a_network_can_be_named);
+    tcase_add_test(tests, a_wish_is_met_by_an_address_of_another_family_than_the_peers);
     tcase_add_test(tests, a_wish_that_nothing_meets_is_named);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
