@@ -235,9 +235,10 @@ static int find_port(struct engine_net *net, const char *address, uint16_t port_
             return HVI_OK;
         error = errno;
     }
-    if (error == EADDRINUSE && port_first != port_last)
+    if (error == EADDRINUSE)
         snprintf(text_p, ENGINE_NET_TEXT,
-                 "none of the ports %u to %u is free at %s: give engines a wider range",
+                 "none of the ports %u to %u is free at %s: give HVD_PORT_RANGE (port-range of "
+                 "hvdd.conf) a wider range",
                  (unsigned)port_first, (unsigned)port_last, address ? address : "this node");
     else
         snprintf(text_p, ENGINE_NET_TEXT, "cannot listen for other engines at %s, port %u: %s",

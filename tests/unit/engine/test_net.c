@@ -473,9 +473,13 @@ START_TEST(a_full_range_of_ports_is_said_and_a_free_port_in_it_is_found)
         engine_net_listen(&third, event, "127.0.0.1", first, (uint16_t)(first + 1), &port, text);
     ck_assert_int_eq(status, HVI_ERR_LIMIT);
     snprintf(expected, sizeof expected,
-             "none of the ports %u to %u is free at 127.0.0.1: give engines a wider range",
+             "none of the ports %u to %u is free at 127.0.0.1: give HVD_PORT_RANGE (port-range of "
+             "hvdd.conf) a wider range",
              (unsigned)first, (unsigned)first + 1);
     ck_assert_str_eq(text, expected);
+    status = engine_net_listen(&third, event, "127.0.0.1", first, first, &port, text); /* of one */
+    ck_assert_int_eq(status, HVI_ERR_LIMIT);
+    ck_assert_msg(strstr(text, "give HVD_PORT_RANGE") != NULL, "%s", text);
     engine_net_close(&third);
     engine_net_close(&net);
     close_side(0);
