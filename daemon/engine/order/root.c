@@ -1208,10 +1208,20 @@ static int join(const struct hearing *hearing, struct meeting *meeting)
             !meeting_of(op)->shares[hearing->index].came)
             op->missing--;
     }
-    int status = sweep(hearing->root, set);
-    if (status == HVI_OK && meeting->op.missing == 0)
-        status = complete(hearing->root, &meeting->op);
-    return status;
+    return sweep(hearing->root, set);
+}
+
+/* All have joined. Works that have gone on without some of them start first: ranks that have joined may bring an op of
+ * the same name once the join is over. */
+static int end_join(struct engine_root *root, const struct engine_set *set)
+{
+    struct engine_op *join = set->join;
+
+    for (const struct engine_op *op = root->first; op; op = op->next) {
+        if (op->set == set && op->state == ENGINE_OP_SIZING)
+            return HVI_OK;
+    }
+    return complete(root, join);
 }
 
 /* A member of the node's group had failed before: the others do, too. */
@@ -1427,6 +1437,8 @@ static int judge(struct engine_root *root, uint32_t node, const struct hvi_mesh_
         return disbelieve(&hearing, "an op without a name");
     engine_set_get(hearing.set);
     int status = hear(&hearing);
+    if (status == HVI_OK && hearing.set->join && hearing.set->join->missing == 0)
+        status = end_join(root, hearing.set);
     engine_tensor_put(&root->tensors, hearing.tensor);
     engine_set_put(hearing.set);
     return status;

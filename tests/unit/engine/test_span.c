@@ -595,6 +595,33 @@ START_TEST(what_is_taken_back_too_late_goes_on)
 }
 END_TEST
 
+START_TEST(a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it)
+{
+    struct hvt_bring gather = allreduce("g", 2), join = {.kind = HVI_KIND_JOIN, .tag = 1};
+
+    gather.kind = HVI_KIND_ALLGATHER;
+    gather.room = 4096;
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        const struct hvt_part *first = &job.parts[0][1], *second = &job.parts[1][2];
+        hvt_job_begin(&job, 2, 2, seed, false);
+        hvt_job_bring(&job, 1, 0, &gather);
+        hvt_job_bring(&job, 0, 0, &join);
+        hvt_job_bring(&job, 1, 1, &join);
+        do {
+            if (job.parts[0][0].over && !first->used)
+                hvt_job_bring(&job, 0, 1, &gather);
+            if (job.parts[1][0].over && job.parts[1][1].over && !second->used)
+                hvt_job_bring(&job, 1, 2, &gather);
+        } while (hvt_job_run_some(&job, 1) || !second->used);
+        ck_assert_int_eq(job.parts[1][0].status, HVI_OK);
+        ck_assert(first->over && first->status == HVI_OK);
+        ck_assert(second->over && second->status == HVI_OK);
+        hvt_job_step(&job);
+        hvt_job_end(&job);
+    }
+}
+END_TEST
+
 START_TEST(outputs_are_asked_for_before_a_work_has_its_place_in_the_order)
 {
     struct hvt_bring gather = allreduce("g", 2), sum = allreduce("w1", 4);
@@ -2496,6 +2523,7 @@ int main(void)
     tcase_add_test(tcase, the_root_knows_of_ops_that_no_rank_of_its_node_has_brought);
     tcase_add_test(tcase, a_rank_takes_back_what_its_node_has_reported);
     tcase_add_test(tcase, what_is_taken_back_too_late_goes_on);
+    tcase_add_test(tcase, a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it);
     tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
     tcase_add_test(tcase, a_send_meets_a_recv_on_another_node);
     tcase_add_test(tcase, what_they_disagree_on_stands_in_both_ranks_sentence);
