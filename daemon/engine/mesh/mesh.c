@@ -16,7 +16,9 @@
  * What hvdctl asks on one node is asked of the others, and answered, the same way (gather.c). So do nodes talk about
  * communicators of their GPUs (device/comm.c).
  *
- * A job that cannot go on says so once: up to the root, and from there to all nodes. */
+ * A job that cannot go on says so once: up to the root, and from there down the tree. Each node tells those right
+ * below it, behind the verdicts that the root had sent before. A node that loses a neighbour tells those below it at
+ * once: its own way to the root may be what is lost. */
 #include "daemon/engine/mesh/mesh.h"
 
 #include "base/log.h"
@@ -195,15 +197,22 @@ static void tell(struct engine_mesh *mesh, uint32_t to, int status, int32_t culp
                 mesh->order->job, to);
 }
 
-/* The root tells every node, the one that said so included: it knows already and ignores it. */
+/* Those right below this node, the one that said so included: it knows already and ignores it. */
+static void tell_below(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
+{
+    const uint32_t first = mesh->roster->here * ENGINE_MESH_RADIX + 1;
+
+    for (uint32_t node = first; node < first + ENGINE_MESH_RADIX && node < mesh->roster->nodes;
+         node++)
+        tell(mesh, node, status, culprit, text);
+}
+
 static void spread(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
 {
-    if (mesh->roster->here != 0) {
+    if (mesh->roster->here == 0)
+        tell_below(mesh, status, culprit, text);
+    else
         tell(mesh, 0, status, culprit, text);
-        return;
-    }
-    for (uint32_t node = 1; node < mesh->roster->nodes; node++)
-        tell(mesh, node, status, culprit, text);
 }
 
 /* The first reason stays, but for a stop. */
@@ -236,7 +245,9 @@ static void fall(struct engine_mesh *mesh, int status, int32_t culprit, const ch
         return;
     HVI_LOG(HVI_LOG_WARN, "mesh", "job-broken", text, "job=%s node=%u status=%s", mesh->order->job,
             mesh->roster->here, hvi_status_name(status));
-    spread(mesh, status, culprit, text);
+    if (mesh->roster->here != 0)
+        tell(mesh, 0, status, culprit, text);
+    tell_below(mesh, status, culprit, text);
     break_here(mesh, culprit, text);
 }
 
@@ -247,16 +258,16 @@ void engine_mesh_node_lost(struct engine_mesh *mesh, uint32_t node, const char *
     engine_mesh_run(mesh);
 }
 
-/* From another node. The root passes it on; the others have it from the root. */
+/* At the root from another node; else from the one above, whatever is known here already. */
 static void hear_of_break(struct engine_mesh *mesh, const struct hvi_mesh_broken *broken)
 {
     int status = broken->status < HVI_OK ? broken->status : HVI_ERR_NODE_LOST;
 
-    if (!is_news(mesh, status))
-        return;
-    if (mesh->roster->here == 0)
-        spread(mesh, status, broken->culprit, broken->text);
-    break_here(mesh, broken->culprit, broken->text);
+    bool news = is_news(mesh, status);
+    if (news || mesh->roster->here != 0)
+        tell_below(mesh, status, broken->culprit, broken->text);
+    if (news)
+        break_here(mesh, broken->culprit, broken->text);
 }
 
 /* ---- receiving ---- */
@@ -322,6 +333,11 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         give_up(mesh, packet->has_report ? "a report" : "a verdict", status);
 }
 
+static bool is_above(uint32_t here, uint32_t node)
+{
+    return here != 0 && engine_mesh_parent(here) == node;
+}
+
 /* Who may say what to whom. NULL: it is in order. */
 static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
                            const struct hvi_mesh_packet *packet)
@@ -338,7 +354,7 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
         return "a report that is not for the root";
     if (packet->has_verdict && packet->from != 0)
         return "a verdict that is not the root's";
-    if (packet->has_broken && packet->to != 0 && packet->from != 0)
+    if (packet->has_broken && packet->to != 0 && (packet->to != here || !is_above(here, node)))
         return "news that pass the root by";
     return NULL;
 }

@@ -1049,6 +1049,44 @@ START_TEST(news_of_the_end_come_by_the_root)
 }
 END_TEST
 
+START_TEST(nodes_behind_one_that_has_broken_the_job_hear_of_it)
+{
+    begin_tree();
+    hvt_job_break(&job, 1, HVI_ERR_RANK_LEFT, 1, "rank 1 has left");
+    hvt_job_run(&job);
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_str_eq(job.node[i].order.broken_text, "rank 1 has left");
+    stop();
+}
+END_TEST
+
+static void lose_what_waits(struct hvt_queue *queue)
+{
+    while (queue->first) {
+        struct hvt_message *message = queue->first;
+        queue->first = message->next;
+        free(message);
+    }
+    queue->last = &queue->first;
+}
+
+START_TEST(nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it)
+{
+    begin_tree();
+    engine_mesh_node_lost(&job.node[1].mesh, 0, "node 0 (a) is lost");
+    lose_what_waits(&job.node[1].up);
+    hvt_job_run(&job);
+    for (uint32_t i = 17; i < 20; i++)
+        ck_assert_str_eq(job.node[i].order.broken_text, "node 0 (a) is lost");
+    ck_assert_int_eq(job.node[0].order.broken_status, HVI_OK);
+    engine_mesh_node_lost(&job.node[0].mesh, 1, "node 1 (b) is lost");
+    hvt_job_run(&job);
+    for (uint32_t i = 2; i < 17; i++)
+        ck_assert_str_eq(job.node[i].order.broken_text, "node 1 (b) is lost");
+    stop();
+}
+END_TEST
+
 START_TEST(what_is_no_message_ends_the_job)
 {
     begin_tree();
@@ -1099,6 +1137,8 @@ int main(void)
     tcase_add_test(tcase, a_message_is_of_a_node_of_the_job);
     tcase_add_test(tcase, reports_are_for_the_root_and_verdicts_from_it);
     tcase_add_test(tcase, news_of_the_end_come_by_the_root);
+    tcase_add_test(tcase, nodes_behind_one_that_has_broken_the_job_hear_of_it);
+    tcase_add_test(tcase, nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it);
     tcase_add_test(tcase, what_is_no_message_ends_the_job);
     tcase_add_test(tcase, a_false_report_ends_the_job);
     suite_add_tcase(suite, tcase);
