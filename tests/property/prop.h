@@ -25,7 +25,9 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#define HVT_RANKS   8
+#ifndef HVT_RANKS
+#define HVT_RANKS 8
+#endif
 #define HVT_SETS    4 /* 0 is all ranks, the others come and go */
 #define HVT_GROUP   4
 #define HVT_OPS     24 /* of a phase */
