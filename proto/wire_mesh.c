@@ -130,6 +130,7 @@ static const struct wire_table gpu_table = TABLE(mesh_gpu, gpu_fields, 0);
 static const struct wire_field packet_fields[] = {
     NODE(1, hvi_mesh_packet, from),
     NODE(2, hvi_mesh_packet, to),
+    FLAG(6, hvi_mesh_packet, all),
     PART(3, hvi_mesh_packet, report, has_report, &report_table),
     PART(4, hvi_mesh_packet, verdict, has_verdict, &verdict_table),
     PART(5, hvi_mesh_packet, broken, has_broken, &broken_table),

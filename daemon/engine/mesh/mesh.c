@@ -5,6 +5,8 @@
  *        ^                                                      |
  *        +------verdict------ [..., node] <---------------------+
  *
+ * A verdict for every node is sent once to each of those below the root, and each passes it on to those below it.
+ *
  * A message has the numbers of the nodes that it comes from and goes to. A neighbour is believed only
  * about nodes behind it in the tree. What a message says of ops is checked where it is used: by
  * root.c and span.c, which know the sets; a peer that sends what cannot be breaks the job, with a
@@ -77,6 +79,21 @@ static int post(struct engine_mesh *mesh, uint32_t to, const unsigned char *byte
     return mesh->way->send(mesh->way_user, engine_mesh_next_hop(here, to), bytes, length);
 }
 
+/* To those right below this node. The worst of what came of it. */
+static int post_below(struct engine_mesh *mesh, const unsigned char *bytes, size_t length)
+{
+    const uint32_t first = mesh->roster->here * ENGINE_MESH_RADIX + 1;
+    int worst = HVI_OK;
+
+    for (uint32_t node = first; node < first + ENGINE_MESH_RADIX && node < mesh->roster->nodes;
+         node++) {
+        int status = mesh->way->send(mesh->way_user, node, bytes, length);
+        if (status != HVI_OK && status != HVI_ERR_NODE_LOST)
+            worst = status;
+    }
+    return worst;
+}
+
 /* mesh->packet. */
 static int send(struct engine_mesh *mesh, uint32_t to)
 {
@@ -117,6 +134,26 @@ static void verdict(void *user, uint32_t node, const struct hvi_mesh_verdict *ve
         give_up(mesh, "a verdict", status);
 }
 
+static void verdict_for_all(void *user, const struct hvi_mesh_verdict *verdict)
+{
+    struct engine_mesh *mesh = user;
+    unsigned char *bytes;
+    size_t length;
+
+    if (mesh->broken_status != HVI_OK)
+        return;
+    mesh->packet = (struct hvi_mesh_packet){.all = true, .has_verdict = true, .verdict = *verdict};
+    int status = hvi_mesh_encode(&mesh->packet, &bytes, &length);
+    if (status == HVI_OK) {
+        status = keep(&mesh->first, &mesh->last, bytes, length);
+        if (status == HVI_OK)
+            status = post_below(mesh, bytes, length);
+        free(bytes);
+    }
+    if (status != HVI_OK)
+        give_up(mesh, "a verdict", status);
+}
+
 static void withdraw(void *user, uint64_t least, uint64_t top)
 {
     const struct engine_mesh *mesh = user;
@@ -143,7 +180,7 @@ int engine_mesh_gpu(struct engine_mesh *mesh, uint32_t to, const struct hvi_mesh
 }
 
 static const struct engine_order_span span_calls = {report, withdraw};
-static const struct engine_root_calls root_calls = {verdict};
+static const struct engine_root_calls root_calls = {verdict, verdict_for_all};
 
 int engine_mesh_open(struct engine_mesh *mesh)
 {
@@ -301,7 +338,7 @@ static int keep_late(struct engine_mesh *mesh, const struct hvi_mesh_packet *pac
 }
 
 /* It is for this node. */
-static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *packet)
+static void carry_out(struct engine_mesh *mesh, struct hvi_mesh_packet *packet)
 {
     char text[HVI_TEXT_MAX + 1] = "";
     int status = HVI_OK;
@@ -325,8 +362,11 @@ static void carry_out(struct engine_mesh *mesh, const struct hvi_mesh_packet *pa
         status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);
     else if (is_late(mesh))
         status = keep_late(mesh, packet);
-    else
+    else {
+        if (packet->all)
+            packet->verdict.number = mesh->order->seen + 1;
         status = engine_verdict_hear(mesh->order, &packet->verdict, text, sizeof text);
+    }
     if (status == HVI_ERR_PROTOCOL)
         disbelieve(mesh, packet->from, text);
     else if (status != HVI_OK)
@@ -348,6 +388,10 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
         return "a message of a node that there is not";
     if (packet->from == here || engine_mesh_next_hop(here, packet->from) != node)
         return "a message of a node that is not behind it";
+    if (packet->all)
+        return packet->has_verdict && packet->from == 0 && here != 0
+                   ? NULL
+                   : "what is for all, and is no verdict of the root's";
     if (packet->to != here && engine_mesh_next_hop(here, packet->to) == node)
         return "a message that should not have come here";
     if (packet->has_report && packet->to != 0)
@@ -357,6 +401,22 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
     if (packet->has_broken && packet->to != 0 && (packet->to != here || !is_above(here, node)))
         return "news that pass the root by";
     return NULL;
+}
+
+static void take_or_pass(struct engine_mesh *mesh, struct hvi_mesh_packet *packet,
+                         const unsigned char *bytes, size_t length)
+{
+    const bool is_ours = packet->all || packet->to == mesh->roster->here;
+    int status = HVI_OK;
+
+    if (packet->all)
+        status = post_below(mesh, bytes, length);
+    else if (!is_ours)
+        status = post(mesh, packet->to, bytes, length);
+    if (status == HVI_ERR_NO_MEMORY)
+        give_up(mesh, "a message to be passed on", status);
+    if (is_ours)
+        carry_out(mesh, packet);
 }
 
 void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned char *bytes,
@@ -379,10 +439,8 @@ void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned
     const char *why = refusal(mesh, node, &packet);
     if (why)
         disbelieve(mesh, node, why);
-    else if (packet.to == mesh->roster->here)
-        carry_out(mesh, &packet);
-    else if (post(mesh, packet.to, bytes, length) == HVI_ERR_NO_MEMORY)
-        give_up(mesh, "a message to be passed on", HVI_ERR_NO_MEMORY);
+    else
+        take_or_pass(mesh, &packet, bytes, length);
     hvi_mesh_free(&packet);
     engine_mesh_run(mesh);
 }

@@ -354,6 +354,14 @@ void engine_root_send(struct engine_root *root, uint32_t node)
     send(root, node);
 }
 
+static void send_to_all(struct engine_root *root)
+{
+    root->verdict.number = 0;
+    for (uint32_t node = 0; node < root->roster->nodes; node++)
+        root->nodes[node].number++;
+    root->calls->verdict_for_all(root->user, &root->verdict);
+}
+
 static bool has_leader(const struct engine_op *op, const struct engine_tensor *leader)
 {
     for (const struct voice *voice = meeting_of(op)->voices; voice; voice = voice->next) {
@@ -496,10 +504,40 @@ static bool make_rows(struct engine_root *root, const struct engine_op *op, uint
     return true;
 }
 
+/* Every node of the job takes part, and hears the same. */
+static bool is_for_all(const struct engine_root *root, const struct engine_op *op)
+{
+    const struct engine_places *span = op->set->span;
+
+    if (span->nodes < root->roster->nodes || op->kind == HVI_KIND_ALLTOALL)
+        return false;
+    for (uint32_t i = 0; i < span->nodes; i++) {
+        if (!meeting_of(op)->shares[i].came)
+            return false;
+    }
+    return true;
+}
+
+/* The verdict. False: out of memory. */
+static bool send_to_each(struct engine_root *root, const struct engine_op *op, bool sizes)
+{
+    const struct engine_places *span = op->set->span;
+    bool made = true;
+
+    for (uint32_t i = 0; i < span->nodes && made; i++) {
+        if (!meeting_of(op)->shares[i].came)
+            continue;
+        if (sizes && (i == 0 || op->kind == HVI_KIND_ALLTOALL || !root->verdict.rows))
+            made = make_rows(root, op, i);
+        if (made)
+            send(root, span->node[i]);
+    }
+    return made;
+}
+
 /* To every node that takes part. The op has been assembled. */
 static int announce(struct engine_root *root, const struct engine_op *op, enum hvi_mesh_what what)
 {
-    const struct engine_places *span = op->set->span;
     struct hvi_mesh_verdict *verdict = begin(root, op, what);
     bool sizes = what == HVI_MESH_SIZED || op->state != ENGINE_OP_SIZING, made = true;
 
@@ -514,14 +552,10 @@ static int announce(struct engine_root *root, const struct engine_op *op, enum h
     verdict->last = meeting_of(op)->last;
     verdict->new_set = op->new_set;
     verdict->new_serial = op->new_serial;
-    for (uint32_t i = 0; i < span->nodes && made; i++) {
-        if (!meeting_of(op)->shares[i].came)
-            continue;
-        if (sizes && (i == 0 || op->kind == HVI_KIND_ALLTOALL || !verdict->rows))
-            made = make_rows(root, op, i);
-        if (made)
-            send(root, span->node[i]);
-    }
+    if (!is_for_all(root, op))
+        made = send_to_each(root, op, sizes);
+    else if (!sizes || (made = make_rows(root, op, 0)))
+        send_to_all(root);
     free(verdict->rows);
     verdict->rows = NULL;
     return made ? HVI_OK : HVI_ERR_NO_MEMORY;
@@ -572,12 +606,6 @@ static struct hvi_mesh_verdict *begin_for_all(struct engine_root *root, enum hvi
         .culprit = -1,
     };
     return &root->verdict;
-}
-
-static void send_to_all(struct engine_root *root)
-{
-    for (uint32_t node = 0; node < root->roster->nodes; node++)
-        send(root, node);
 }
 
 /* Every node keeps the sizes. */

@@ -16,6 +16,8 @@ struct engine_root_calls {
     /* The verdict is for a node of the job. It and what it points at are gone afterwards. Nothing may
      * come back into the root meanwhile. */
     void (*verdict)(void *user, uint32_t node, const struct hvi_mesh_verdict *verdict);
+    /* The same for every node of the job. Its number is 0: the next one of each. */
+    void (*verdict_for_all)(void *user, const struct hvi_mesh_verdict *verdict);
 };
 
 struct engine_root_node;

@@ -1049,6 +1049,17 @@ START_TEST(news_of_the_end_come_by_the_root)
 }
 END_TEST
 
+START_TEST(what_is_for_all_is_a_verdict_of_the_root)
+{
+    begin_tree();
+    packet.all = true;
+    packet.from = 1;
+    deliver(0, 1);
+    expect(0, "node 1 of the job sent node 0 what cannot be: what is for all, and is no verdict of "
+              "the root's");
+}
+END_TEST
+
 START_TEST(nodes_behind_one_that_has_broken_the_job_hear_of_it)
 {
     begin_tree();
@@ -1137,6 +1148,7 @@ int main(void)
     tcase_add_test(tcase, a_message_is_of_a_node_of_the_job);
     tcase_add_test(tcase, reports_are_for_the_root_and_verdicts_from_it);
     tcase_add_test(tcase, news_of_the_end_come_by_the_root);
+    tcase_add_test(tcase, what_is_for_all_is_a_verdict_of_the_root);
     tcase_add_test(tcase, nodes_behind_one_that_has_broken_the_job_hear_of_it);
     tcase_add_test(tcase, nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it);
     tcase_add_test(tcase, what_is_no_message_ends_the_job);
