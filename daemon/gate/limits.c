@@ -3,16 +3,14 @@
  * privilege, and has bounds on memory and descriptors that are its own and not hvdd's. */
 #include "daemon/gate/gate.h"
 
+#include "base/rights.h"
 #include "base/status.h"
 
 #include <errno.h>
-#include <linux/capability.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define MEMORY_MAX (256u * 1024u * 1024u) /* bytes of heap and other private memory */
 
@@ -20,18 +18,6 @@ static void log_failed(const char *what)
 {
     HVI_LOG(HVI_LOG_ERROR, "limits", "no-limits", "the gate cannot limit itself",
             "step=%s error=\"%s\"", what, strerror(errno));
-}
-
-/* Where there are none to give up, a service may not even ask: capset is not in its system calls. */
-static bool drop_capabilities(void)
-{
-    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-    struct __user_cap_data_struct has[_LINUX_CAPABILITY_U32S_3] = {{0}};
-    const struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};
-
-    if (syscall(SYS_capget, &header, has) == 0 && memcmp(has, none, sizeof(none)) == 0)
-        return true;
-    return syscall(SYS_capset, &header, none) == 0;
 }
 
 static uint64_t limit_descriptors(void)
@@ -65,7 +51,7 @@ int gate_limits_apply(struct gate *gate)
         log_failed("setrlimit");
     else if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
         log_failed("no_new_privs");
-    else if (!drop_capabilities())
+    else if (!hvi_rights_keep(0))
         log_failed("capset");
     else if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0)
         log_failed("pdeathsig");
